@@ -334,7 +334,7 @@ typedef struct dt_compilation {
     int32_t mode;          /* dt_compile */
     const char *passes;    /* "fuse,cse": only these; "-fuse": the usual ones but this; NULL: the usual ones */
     const char *graph;     /* file for the segments' graphs before and after, for Graphviz's dot; NULL: none */
-    int32_t verify;        /* refuse to train unless each compiled segment gives the bits of the recorded one */
+    int32_t verify;        /* refuse to train unless the first batch has the same bits compiled and op by op */
     int32_t report;        /* print what compiling did: dt_trainer_compilation */
 } dt_compilation;
 /* Start from dt_layout_default(): later versions add fields. */
@@ -1055,8 +1055,9 @@ typedef struct dt_memory {
 } dt_memory;
 DT_API dt_memory dt_trainer_memory(const dt_trainer *t);
 DT_API int64_t dt_trainer_weights(const dt_trainer *t); /* number of weights */
-/* What compiling did (layout.compile.report, .verify or mode AUTO) to this rank's segments. Bytes and seconds are those
- * of a unit of work, forward and backward, through all of them, the least of three times before step 1. */
+/* What compiling did (layout.compile.report, .verify or mode AUTO) to this rank's segments. Bytes are those of a unit
+ * of work, forward and backward, through all of them; seconds those of the first batch's step without its update, on
+ * the slowest rank, the lesser of two. */
 typedef struct dt_compilation_report {
     int64_t recorded, ops;       /* ops before, and after, when a group counts once */
     int64_t groups, grouped;     /* and the ops in groups */
@@ -1064,7 +1065,7 @@ typedef struct dt_compilation_report {
     int64_t memory_before, memory; /* kept from forward to backward, and temporary */
     double before, seconds;      /* op by op, and compiled */
     double compiling;            /* seconds that it took */
-    double break_even;           /* units until that is won back; 0: never */
+    double break_even;           /* steps until that is won back; 0: never */
     int32_t compiled;            /* 0: AUTO goes on op by op */
 } dt_compilation_report;
 /* DT_E_USAGE: nothing was compiled, or nothing measured. */
@@ -5450,6 +5451,7 @@ typedef struct dt__env {
     float unit_share; /* 1 / units of work of the step: the weight of a unit's auxiliary losses */
     float loss_scale; /* the factor of all seeds of backward */
     int dot;          /* R19: the dt__dot_kind of products of bf16 */
+    double *by_op;    /* NULL, or gets the seconds of each kind of op; groups are the last kind */
     dt__tp tp;        /* used when this rank does not own all tensor shards */
     dt__ep ep;        /* used when this rank does not own all experts */
     dt__cp cp;        /* called when a graph has not all context leaves; work is needed for slices in any case */
@@ -9905,13 +9907,14 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
                          int fresh)
 {
     for (int32_t k = begin; k < begin + count; k++) {
-        dt__call c;
-        if (p->g->nodes[p->order[k]].group) {
-            p->fused->run(p, p->order[k], b, env);
-            continue;
+        const dt__node *n = &p->g->nodes[p->order[k]];
+        double start = env->by_op ? dt__now() : 0.0;
+        if (n->group) p->fused->run(p, p->order[k], b, env);
+        else {
+            dt__call c = dt__call_of(p, p->order[k], b, env, fresh);
+            dt__op_of(n->op)->run(&c);
         }
-        c = dt__call_of(p, p->order[k], b, env, fresh);
-        dt__op_of(c.n->op)->run(&c);
+        if (env->by_op) env->by_op[n->group ? DT__OP_COUNT : n->op] += dt__now() - start;
     }
 }
 
@@ -11347,7 +11350,7 @@ typedef struct dt__compiling {
     dt__compiler base;
     const dt__kernels *k;
     unsigned passes;
-    int tries, may_undo; /* keep the recorded plans; which may run */
+    int draws, tries; /* keep the recorded plans; and run them */
     double seconds;  /* that compiling took */
 } dt__compiling;
 
@@ -11412,7 +11415,7 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
     *plan = NULL;
     w.g = g, w.k = c->k, w.output = &output, w.grad_in = &grad_in, w.how = how, w.passes = c->passes;
     r = dt__rewrite_open(&w, g) ? DT_OK : DT_E_MEMORY;
-    if (!r && c->tries) {
+    if (!r && (c->tries || c->draws)) {
         dt_graph *copy = dt__graph_copy(g);
         r = copy ? dt__plan_open(&plain, copy, output, grad_in, how) : DT_E_MEMORY;
     }
@@ -11428,7 +11431,7 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
     else {
         dt__fusion *f = dt__fusion_of(*plan);
         f->plain = plain, f->saved = (*plan)->saved, f->temp = (*plan)->temp;
-        if (c->may_undo) {
+        if (c->tries) {
             (*plan)->saved = dt__max(f->saved, plain->saved);
             (*plan)->temp = dt__max(f->temp, plain->temp);
         }
@@ -11440,133 +11443,9 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
 static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how, const dt__kernels *k)
 {
     c->base.open = dt__compiled_open, c->k = k;
-    c->tries = how->verify || how->report || how->graph || how->mode == DT_COMPILE_AUTO;
-    c->may_undo = how->mode == DT_COMPILE_AUTO;
+    c->draws = how->graph != NULL;
+    c->tries = how->verify || how->report || how->mode == DT_COMPILE_AUTO;
     return dt__passes_of(how->passes, &c->passes);
-}
-
-/* ---- trial: a segment op by op and compiled, on the same numbers ------------------------------------------------ */
-
-enum { DT__TRIALS = 3 }; /* of which the fastest counts */
-
-/* A network's compiled plans against the recorded ones. seconds: of a unit of work, op by op and compiled, both of
- * forward and backward; by_op: of these the compiled, by kind of op, groups last. */
-typedef struct dt__trial {
-    const dt__net *net;
-    const dt__built *seg;
-    dt__env env;
-    dt__bind bind;
-    float *memory;
-    int64_t given, made, room; /* floats: what both read, what they make and is compared, temporary */
-    double seconds[2], by_op[DT__OP_COUNT + 1];
-} dt__trial;
-
-/* Takes `floats` of the memory; without memory only counts them. */
-static float *dt__trial_take(dt__trial *t, int64_t *used, int64_t floats)
-{
-    float *at = t->memory ? t->memory + *used : NULL;
-    *used += dt__round_up(floats, DT__BLOCK);
-    return at;
-}
-/* Where everything is. offset: two lists of slot_count * 3 and param_count numbers. */
-static void dt__trial_bind(dt__trial *t, int64_t *offset)
-{
-    const dt_graph *g = t->seg->plan->g;
-    const dt__plan *plain = dt__fusion_of(t->seg->plan)->plain;
-    int64_t used = 0, params = 0, slots = 0, slices = 0, *slot = offset + g->param_count;
-    for (int32_t i = 0; i < g->param_count; i++) {
-        offset[i] = params;
-        params += dt__round_up(dt__param_local(&g->params[i], t->net->tensor_shards, dt__own(g)), DT__BLOCK);
-    }
-    for (int32_t i = 0; i < g->slot_count; i++) {
-        const dt__param *p = &g->params[g->slots[i].param];
-        int64_t width = dt__round_up(dt__param_local(p, t->net->tensor_shards, dt__own(g)), DT__BLOCK);
-        int64_t more = dt__row_slices(g, p) - 1, copies = dt__param_copies(p);
-        slot[i] = slots, slot[g->slot_count + i] = more ? slices : -1;
-        slot[2 * g->slot_count + i] = copies > 1 ? width : 0;
-        slots += width * copies, slices += width * copies * more;
-    }
-    t->bind.param = offset, t->bind.slot = slot;
-    t->bind.params = dt__trial_take(t, &used, params);
-    t->bind.at[DT__AT_INPUT] = dt__trial_take(t, &used, dt__floats(dt__at(g, g->input)));
-    t->bind.at[DT__AT_TARGETS] = dt__trial_take(t, &used, dt__floats(dt__at(g, g->targets)));
-    t->bind.at[DT__AT_GRAD_OUT] = dt__trial_take(t, &used, t->seg->output);
-    t->given = used;
-    t->bind.slots = dt__trial_take(t, &used, slots), t->bind.slices = dt__trial_take(t, &used, slices);
-    t->bind.at[DT__AT_OUTPUT] = dt__trial_take(t, &used, t->seg->output);
-    t->bind.at[DT__AT_GRAD_IN] = dt__trial_take(t, &used, t->seg->input);
-    t->made = used - t->given;
-    t->bind.at[DT__AT_SAVED] = dt__trial_take(t, &used, dt__max(plain->saved, t->seg->plan->saved));
-    t->bind.at[DT__AT_TEMP] = dt__trial_take(t, &used, dt__max(plain->temp, t->seg->plan->temp));
-    t->room = used - t->given - t->made;
-}
-
-/* Numbers below `bound` for a place of ids; else fp32 in [-1/2, 1/2). */
-static void dt__trial_fill(float *x, int64_t n, int ids, int64_t bound, uint32_t seed)
-{
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t word = seed = seed * 1664525u + 1013904223u;
-        int32_t id = (int32_t)((word >> 8) % (uint32_t)dt__min(bound, 1 << 24));
-        if (ids) memcpy(x + i, &id, 4);
-        else x[i] = (float)(word >> 8) * 0x1p-24f - 0.5f;
-    }
-}
-
-static double dt__trial_run(dt__trial *t, const dt__plan *p, double *by_op)
-{
-    double start, now, last;
-    unsigned saved = dt__fp_enter();
-    memset(t->memory + t->given, 0, 4 * (size_t)(t->made + t->room));
-    start = last = dt__now();
-    for (int32_t i = 0; i < p->forward_count + p->backward_count + p->weights_count; i++) {
-        const dt__node *n = &p->g->nodes[p->order[i]];
-        dt__plan_run(p, i, 1, &t->bind, &t->env, 1);
-        now = dt__now();
-        if (by_op) by_op[n->group ? DT__OP_COUNT : n->op] += now - last;
-        last = now;
-    }
-    dt__fp_leave(saved);
-    return last - start;
-}
-
-/* One plan against the one it was compiled from. */
-static dt_result dt__trial_segment(dt__trial *t, const char *name, int verify)
-{
-    const dt_graph *g = t->seg->plan->g;
-    const dt__fusion *f = dt__fusion_of(t->seg->plan);
-    int64_t *offset = (int64_t *)dt__alloc(8 * (g->param_count + 3 * g->slot_count + 1), "a trial"), at = 0;
-    float *want = NULL;
-    dt_result r = DT_E_MEMORY;
-    t->memory = NULL;
-    if (offset) dt__trial_bind(t, offset);
-    if (offset) t->memory = (float *)dt__alloc(4 * (t->given + t->made + t->room), "a trial");
-    want = t->memory ? (float *)dt__alloc(4 * t->made, "a trial") : NULL;
-    if (want) {
-        const dt__node *x = dt__at(g, g->input), *y = dt__at(g, g->targets);
-        dt__trial_bind(t, offset);
-        dt__trial_fill(t->memory, t->given, 0, 2, 1);
-        dt__trial_fill(t->bind.at[DT__AT_INPUT], dt__count(x), x->dtype == DT_I32, t->net->ids[0], 2);
-        dt__trial_fill(t->bind.at[DT__AT_TARGETS], dt__count(y), y->dtype == DT_I32, t->net->ids[1], 3);
-        for (int plan = 0; plan < 2; plan++) {
-            double best = 0.0;
-            for (int i = 0; i < DT__TRIALS; i++) {
-                double now = dt__trial_run(t, plan ? t->seg->plan : f->plain, plan && !i ? t->by_op : NULL);
-                best = i && best < now ? best : now;
-            }
-            t->seconds[plan] += best;
-            if (!plan) memcpy(want, t->memory + t->given, 4 * (size_t)t->made);
-        }
-        while (at < t->made && !memcmp(want + at, t->memory + t->given + at, 4)) at++;
-        r = DT_OK;
-        if (verify && at < t->made)
-            r = dt__error(DT_E_SELFCHECK, "--verify-compiler: segment %s: number %lld of its results is %.9g compiled, "
-                          "%.9g op by op: a fault of the compiler. Train with --compile off, and report it.",
-                          name, (long long)at, (double)t->memory[t->given + at], (double)want[at]);
-    }
-    dt__free(want);
-    dt__free(t->memory);
-    dt__free(offset);
-    return r;
 }
 
 /* A plan as a cluster of Graphviz's dot: `number` and `kind` name it; groups are boxes within. */
@@ -11688,7 +11567,8 @@ static const dt__option dt__options[] = {
                "fuse ops and keep fewer values; auto: if that is faster"),
     DT__LAYOUT("compile-passes", "PASS,..", TEXT, compile.passes, 0, NULL, "only these passes; with -PASS all but it"),
     DT__LAYOUT("compile-report", NULL, FLAG, compile.report, 0, NULL, "print what compiling gained and cost"),
-    DT__LAYOUT("verify-compiler", NULL, FLAG, compile.verify, 0, NULL, "compare the bits of every segment at start"),
+    DT__LAYOUT("verify-compiler", NULL, FLAG, compile.verify, 0, NULL,
+               "compare the first batch's bits, compiled and op by op"),
     DT__LAYOUT("show-graph", "FILE", TEXT, compile.graph, 0, NULL, "graphs before and after compiling, for dot"),
     DT__LAYOUT("no-memory-check", NULL, FLAG, no_memory_check, 0, NULL, "start although memory looks too small"),
     DT__LAYOUT("bucket", "BYTES", WHOLE, bucket, 25000000, "[1,inf)", "gradient bytes per reduction"),
@@ -24113,6 +23993,7 @@ struct dt_trainer {
     int live; /* a line of progress that the next one replaces */
     double peak_gflops, opened, started, printed, waited;
     double distance[2];                        /* of fast numerics to exact ones: loss, gradients, relative */
+    int ahead;                                 /* the first batch is loaded */
     double agreeing; /* seconds in exchanges of counts and losses, where ranks wait for a late rank */
     double own_gflops;                         /* this rank's part of peak_gflops */
     double pulse[DT__PULSES][DT__PULSE_KINDS]; /* a ring of the last steps: where their time went */
@@ -26152,91 +26033,6 @@ static void dt__compilation_count(const dt_trainer *t, dt_compilation_report *r)
     r->memory_before += temp[0], r->memory += temp[1];
 }
 
-/* Op by op from here on: compiled and recorded plan change places. */
-static void dt__compilation_undo(dt_trainer *t)
-{
-    for (int64_t q = 0; q < t->e.net.count; q++) {
-        dt__plan *p = t->e.net.segments[q].plan, *plain = dt__fusion_of(p)->plain, swap = *p;
-        if (!dt__trainer_plan(t, q)) continue;
-        *p = *plain, *plain = swap;
-        p->fused = plain->fused, plain->fused = NULL;
-    }
-}
-
-/* The ops that take longest; a group is one kind. */
-static void dt__compilation_profile(const dt__trial *trial)
-{
-    double all = 0.0, top[6];
-    int kind[6], found = 0;
-    for (int i = 0; i <= DT__OP_COUNT; i++) all += trial->by_op[i];
-    for (int n = 0; n < 6; n++) {
-        top[n] = 0.0;
-        for (int i = 0; i <= DT__OP_COUNT; i++) {
-            int taken = 0;
-            for (int k = 0; k < found; k++) taken |= kind[k] == i;
-            if (!taken && trial->by_op[i] > top[n]) top[n] = trial->by_op[i], kind[n] = i;
-        }
-        if (top[n] <= 0.0) break;
-        found++;
-        printf("%s%s %.1f %%", n ? ", " : "         its time: ",
-               kind[n] == DT__OP_COUNT ? "groups" : dt__op_of(kind[n])->name, 100.0 * top[n] / all);
-    }
-    printf("\n");
-}
-static void dt__compilation_print(const dt_trainer *t, const dt__trial *trial)
-{
-    const dt_compilation_report *r = &t->compilation;
-    double gain = r->before / r->seconds;
-    printf("compiler %lld ops became %lld, of which %lld are groups of %lld ops; compiled in %.3f s%s\n",
-           (long long)r->recorded, (long long)r->ops, (long long)r->groups, (long long)r->grouped, r->compiling,
-           t->layout.compile.verify ? "; every bit is the same" : "");
-    printf("         memory of a unit %.1f MB before, %.1f MB compiled; %.1f MB less go through memory\n",
-           (double)r->memory_before / 1e6, (double)r->memory / 1e6, (double)r->traffic / 1e6);
-    printf("         time of a unit %.2f ms before, %.2f ms compiled: %.3fx; ", 1e3 * r->before, 1e3 * r->seconds,
-           gain);
-    if (r->break_even > 0.0)
-        printf("pays from T* = c s/(s-1) = %.3g s on, %.0f units\n", r->compiling * gain / (gain - 1.0), r->break_even);
-    else printf("%s\n", r->compiled ? "it saves no time" : "it saves no time, and ops run one by one");
-    dt__compilation_profile(trial);
-}
-
-/* Runs each plan op by op and compiled before step 1: compares bits, measures, and in mode AUTO keeps the faster. */
-static dt_result dt__trainer_try(dt_trainer *t)
-{
-    dt__engine *e = &t->e;
-    dt_compilation_report *report = &t->compilation;
-    int64_t samples = dt__at(e->net.segments[0].plan->g, e->net.segments[0].plan->g->targets)->shape.n[0];
-    dt_result r = DT_OK;
-    dt__trial trial;
-    memset(&trial, 0, sizeof trial);
-    trial.net = &e->net, trial.env = e->env;
-    trial.env.rng = (dt__rng *)dt__alloc((int64_t)sizeof *trial.env.rng * samples, "random streams");
-    if (!trial.env.rng) return DT_E_MEMORY;
-    for (int64_t i = 0; i < samples; i++) trial.env.rng[i] = dt__rng_make(1, DT__RNG_DROPOUT, (uint32_t)i, 0, 0);
-    for (int64_t q = 0; q < e->net.count && !r; q++) {
-        double before[2];
-        int64_t uses = 0;
-        if (!dt__trainer_plan(t, q)) continue;
-        for (int64_t o = q; o < e->net.count; o++)
-            uses += e->net.segments[o].plan == e->net.segments[q].plan && e->net.segments[o].stage == e->shape.stage;
-        trial.seg = &e->net.segments[q], trial.env.segment = (uint32_t)q;
-        before[0] = trial.seconds[0], before[1] = trial.seconds[1];
-        r = dt__trial_segment(&trial, t->recipe.model.segments ? t->recipe.model.segments[q].name : e->net.own[q].name,
-                              t->layout.compile.verify);
-        for (int i = 0; i < 2; i++) trial.seconds[i] = before[i] + (trial.seconds[i] - before[i]) * (double)uses;
-    }
-    dt__free(trial.env.rng);
-    if (!r) r = e->exchanged;
-    if (r) return r;
-    dt__compilation_count(t, report);
-    report->before = trial.seconds[0], report->seconds = trial.seconds[1], report->compiling = e->compiling.seconds;
-    if (report->seconds < report->before) report->break_even = report->compiling / (report->before - report->seconds);
-    report->compiled = t->layout.compile.mode != DT_COMPILE_AUTO || report->break_even > 0.0;
-    if (!report->compiled) dt__compilation_undo(t);
-    if (t->layout.compile.report && dt_trainer_is_root(t)) dt__compilation_print(t, &trial);
-    return DT_OK;
-}
-
 static dt_result dt__trainer_graph(const dt_trainer *t)
 {
     FILE *file;
@@ -26262,6 +26058,7 @@ DT_API dt_result dt_trainer_compilation(const dt_trainer *t, dt_compilation_repo
     return dt__error(DT_E_USAGE, "dt_trainer_compilation: nothing was measured. Set layout.compile.mode and .report.");
 }
 
+static dt_result dt__trainer_first(dt_trainer *t);
 /* Opens a trainer; from: one that only serves what is there. */
 static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, const dt_layout *layout,
                                   const char *from)
@@ -26297,8 +26094,8 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && dt_trainer_is_root(t) && !t->layout.output.quiet) dt__trainer_banner(t);
 #ifdef DT_COMPILER
     if (!r && t->e.net.compiler && t->layout.compile.graph && dt_trainer_is_root(t)) r = dt__trainer_graph(t);
-    if (!r && t->e.net.compiler && t->e.compiling.tries) r = dt__trainer_try(t);
 #endif
+    if (!r && !from) r = dt__trainer_first(t);
     t->started = t->printed = dt__now();
     if (r) dt_trainer_close(&t);
     *handle = t;
@@ -27743,47 +27540,178 @@ static dt_result dt__trainer_doctor(dt_trainer *t)
 
 static void dt__trainer_tick(void *trainer) { dt__comm_tick(((dt_trainer *)trainer)->comm); }
 
-/* The losses and gradients of this batch in exact and in fast numerics: how far they are apart, relative to the loss
- * and to the largest gradient. */
-static dt_result dt__fast_distance(dt_trainer *t)
+/* ---- the first batch in two ways ------------------------------------------------------------------------------- */
+
+/* What two ways of computing the same step make of it, on this rank. */
+typedef struct dt__two_ways {
+    float *kept;         /* the gradients of the first way */
+    float loss[2];
+    double seconds[2];   /* the shorter of two steps */
+    float far[2];        /* largest difference of the gradients, largest gradient */
+    const char *differs; /* the first parameter whose gradient has other bits, or NULL */
+} dt__two_ways;
+
+/* Steps without an update in the way `way`, 0 or 1; the second way is compared with the first. */
+static dt_result dt__dry_steps(dt_trainer *t, dt__two_ways *w, int way)
+{
+    dt__engine *e = &t->e;
+    dt_result r = DT_OK;
+    float *to = w->kept;
+    e->dry = 1;
+    for (int i = 0; i < 2 && !r; i++) {
+        double start = dt__now(), took;
+        r = dt__engine_step(e, dt__trainer_load, t);
+        took = dt__now() - start;
+        w->seconds[way] = i && w->seconds[way] < took ? w->seconds[way] : took;
+    }
+    e->dry = 0;
+    if (!r) r = dt__tree_loss(t, e->shard_loss, dt__engine_leaves(e), 1,
+                              dt__engine_last(e) && !e->mesh.at[DT_AXIS_TENSOR], &w->loss[way]);
+    for (int32_t p = 0; p < e->net.param_count && !r; p++) {
+        dt__piece_of x = dt__engine_piece(e, &e->net.params[p]);
+        const float *now = dt__download(x.gradient, x.count);
+        for (int64_t j = 0; j < x.count && way; j++) {
+            float apart = __builtin_fabsf(now[j] - to[j]), size = __builtin_fabsf(to[j]);
+            if (apart > w->far[0]) w->far[0] = apart;
+            if (size > w->far[1]) w->far[1] = size;
+        }
+        if (way && !w->differs && memcmp(to, now, 4 * (size_t)x.count)) w->differs = e->net.params[p].is.name;
+        if (!way) memcpy(to, now, 4 * (size_t)x.count);
+        to += x.count;
+    }
+    return r;
+}
+
+/* Exact and fast numerics: how far they are apart, relative to the loss and to the largest gradient. */
+static dt_result dt__fast_distance(dt_trainer *t, dt__two_ways *w)
 {
     dt__engine *e = &t->e;
     const int dot = e->env.dot, native = e->native;
-    int64_t leaves = dt__engine_leaves(e);
-    float *kept, far[2] = {0.0f, 0.0f}, loss[2];
     dt_result r;
-    if (!dot && !native) return DT_OK;
-    kept = (float *)dt__alloc(4 * e->store.param_floats, "exact gradients");
-    r = kept ? DT_OK : DT_E_MEMORY;
-    e->dry = 1;
-    for (int fast = 0; fast < 2 && !r; fast++) {
-        float *to = kept;
-        e->env.dot = fast ? dot : DT__DOT_NONE, e->native = fast && native;
-        r = dt__engine_step(e, dt__trainer_load, t);
-        if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT_AXIS_TENSOR],
-                                  &loss[fast]);
-        for (int32_t i = 0; i < e->net.param_count && !r; i++) {
-            dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
-            const float *now = dt__download(x.gradient, x.count);
-            for (int64_t j = 0; j < x.count && fast; j++) {
-                float apart = __builtin_fabsf(now[j] - to[j]), size = __builtin_fabsf(to[j]);
-                if (apart > far[0]) far[0] = apart;
-                if (size > far[1]) far[1] = size;
-            }
-            if (!fast) memcpy(to, now, 4 * (size_t)x.count);
-            to += x.count;
-        }
-    }
-    e->dry = 0;
-    dt__free(kept);
-    if (!r) r = dt_all_reduce(t->comm, far, 2, DT_MAX);
+    e->env.dot = DT__DOT_NONE, e->native = 0;
+    r = dt__dry_steps(t, w, 0);
+    e->env.dot = dot, e->native = native;
+    if (!r) r = dt__dry_steps(t, w, 1);
+    if (!r) r = dt_all_reduce(t->comm, w->far, 2, DT_MAX);
     if (r) return r;
-    t->distance[0] = (double)__builtin_fabsf(loss[1] - loss[0]) / (double)loss[0];
-    t->distance[1] = (double)(far[0] / far[1]);
+    t->distance[0] = (double)__builtin_fabsf(w->loss[1] - w->loss[0]) / (double)w->loss[0];
+    t->distance[1] = (double)(w->far[0] / w->far[1]);
     if (dt_trainer_is_root(t) && !t->layout.output.quiet)
         printf("fast     the first batch is %.1e of its loss and %.1e of its largest gradient from exact numerics\n",
                t->distance[0], t->distance[1]);
     return DT_OK;
+}
+
+#ifdef DT_COMPILER
+/* Recorded and compiled plans change places. */
+static void dt__compilation_swap(dt_trainer *t)
+{
+    for (int64_t q = 0; q < t->e.net.count; q++) {
+        dt__plan *p = t->e.net.segments[q].plan, *plain = dt__fusion_of(p)->plain, swap = *p;
+        if (!dt__trainer_plan(t, q)) continue;
+        *p = *plain, *plain = swap;
+        p->fused = plain->fused, plain->fused = NULL;
+    }
+}
+
+/* The ops that take longest; a group is one kind. */
+static void dt__compilation_profile(const double *by_op)
+{
+    double all = 0.0, top[6];
+    int kind[6], found = 0;
+    for (int i = 0; i <= DT__OP_COUNT; i++) all += by_op[i];
+    for (int n = 0; n < 6; n++) {
+        top[n] = 0.0;
+        for (int i = 0; i <= DT__OP_COUNT; i++) {
+            int taken = 0;
+            for (int k = 0; k < found; k++) taken |= kind[k] == i;
+            if (!taken && by_op[i] > top[n]) top[n] = by_op[i], kind[n] = i;
+        }
+        if (top[n] <= 0.0) break;
+        found++;
+        printf("%s%s %.1f %%", n ? ", " : "         its time: ",
+               kind[n] == DT__OP_COUNT ? "groups" : dt__op_of(kind[n])->name, 100.0 * top[n] / all);
+    }
+    printf("\n");
+}
+static void dt__compilation_print(const dt_trainer *t, const double *by_op)
+{
+    const dt_compilation_report *r = &t->compilation;
+    double gain = r->before / r->seconds;
+    printf("compiler %lld ops became %lld, of which %lld are groups of %lld ops; compiled in %.3f s%s\n",
+           (long long)r->recorded, (long long)r->ops, (long long)r->groups, (long long)r->grouped, r->compiling,
+           t->layout.compile.verify ? "; every bit is the same" : "");
+    printf("         memory of a unit %.1f MB before, %.1f MB compiled; %.1f MB less go through memory\n",
+           (double)r->memory_before / 1e6, (double)r->memory / 1e6, (double)r->traffic / 1e6);
+    printf("         time of a step %.2f ms before, %.2f ms compiled: %.3fx; ", 1e3 * r->before, 1e3 * r->seconds,
+           gain);
+    if (r->break_even > 0.0)
+        printf("pays from T* = c s/(s-1) = %.3g s on, %.0f steps\n", r->compiling * gain / (gain - 1.0), r->break_even);
+    else printf("%s\n", r->compiled ? "it saves no time" : "it saves no time, and ops run one by one");
+    dt__compilation_profile(by_op);
+}
+
+/* Op by op, then compiled: compares bits, measures, and in mode AUTO keeps the faster. */
+static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
+{
+    dt__engine *e = &t->e;
+    dt_compilation_report *report = &t->compilation;
+    double by_op[DT__OP_COUNT + 1];
+    float slowest[2];
+    dt_result r;
+    memset(by_op, 0, sizeof by_op);
+    dt__compilation_count(t, report);
+    dt__compilation_swap(t);
+    r = dt__dry_steps(t, w, 0);
+    dt__compilation_swap(t);
+    e->env.by_op = by_op;
+    if (!r) r = dt__dry_steps(t, w, 1);
+    e->env.by_op = NULL;
+    if (!w->differs && memcmp(&w->loss[0], &w->loss[1], 4)) w->differs = "the loss itself";
+    if (!r && t->layout.compile.verify && w->differs)
+        r = dt__error(DT_E_SELFCHECK, "--verify-compiler: of the first batch, the gradient of %s has other bits "
+                      "compiled than op by op: a fault of the compiler. Train with --compile off, and report it.",
+                      w->differs);
+    r = dt__trainer_agree(t, r);
+    for (int i = 0; i < 2; i++) slowest[i] = (float)w->seconds[i];
+    if (!r) r = dt_all_reduce(t->comm, slowest, 2, DT_MAX);
+    if (r) return r;
+    report->before = (double)slowest[0], report->seconds = (double)slowest[1], report->compiling = e->compiling.seconds;
+    if (report->seconds < report->before) report->break_even = report->compiling / (report->before - report->seconds);
+    report->compiled = t->layout.compile.mode != DT_COMPILE_AUTO || report->break_even > 0.0;
+    if (!report->compiled) dt__compilation_swap(t);
+    if (t->layout.compile.report && dt_trainer_is_root(t)) dt__compilation_print(t, by_op);
+    return DT_OK;
+}
+#endif
+
+/* Loads the first batch; runs it, if that is asked for, before and after compiling, and in exact and fast numerics. */
+static dt_result dt__trainer_first(dt_trainer *t)
+{
+    dt__engine *e = &t->e;
+    int64_t valid = 0, targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets;
+    uint32_t said = 0;
+    dt__two_ways compile, fast;
+    dt_result r = DT_OK;
+    int tries = 0, apart = e->env.dot || e->native;
+#ifdef DT_COMPILER
+    tries = e->net.compiler && e->compiling.tries;
+#endif
+    if ((!tries && !apart) || t->first == t->recipe.steps) return DT_OK;
+    memset(&compile, 0, sizeof compile);
+    compile.kept = (float *)dt__alloc(4 * e->store.param_floats, "gradients");
+    fast = compile;
+    if (!compile.kept) return DT_E_MEMORY;
+    t->ahead = 1;
+    r = dt__loader_next(t->loader, &t->batch, dt__trainer_tick, t);
+    if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid, &said);
+    e->inv_valid = 1.0f / (float)dt__max(1, valid);
+#ifdef DT_COMPILER
+    if (!r && valid && tries) r = dt__compilation_try(t, &compile);
+#endif
+    if (!r && valid && apart) r = dt__fast_distance(t, &fast);
+    dt__free(compile.kept);
+    return r;
 }
 
 /* The samples, gradients and update of a step, and its mean loss. */
@@ -27794,12 +27722,13 @@ static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, f
     int64_t valid = 0;
     float sum = 0.0f, other = 0.0f;
     dt_result r;
-    r = dt__loader_next(t->loader, &t->batch, dt__trainer_tick, t); /* a rank that waits for data is alive */
+    r = t->ahead ? DT_OK /* the first batch is there, and a rank that waits for data is alive */
+                 : dt__loader_next(t->loader, &t->batch, dt__trainer_tick, t);
+    t->ahead = 0;
     if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid, said);
     if (!r && t->save.writing && !(*said & DT__SAID_WRITING)) r = dt__save_end(t);
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
     memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * leaves * (1 + e->net.count))); /* without valid targets */
-    if (!r && valid && t->recipe.numerics == DT_FAST && e->step == t->first) r = dt__fast_distance(t);
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
     if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT_AXIS_TENSOR], &sum);
     if (!r && e->net.watched)

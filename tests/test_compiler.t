@@ -54,7 +54,7 @@ my ($recorded, $ops, $groups, $grouped) = $said =~ /^compiler (\d+) ops became (
 ok($recorded && $ops < $recorded && $groups > 0 && $grouped > $groups, 'the report counts ops and groups') or diag($said);
 my ($before, $after) = $said =~ /memory of a unit ([0-9.]+) MB before, ([0-9.]+) MB compiled/;
 ok($before && $after < $before, 'a unit needs less memory');
-like($said, qr/time of a unit [0-9.]+ ms before, [0-9.]+ ms compiled: [0-9.]+x; (pays from|it saves no time)/, 'the times of both');
+like($said, qr/time of a step [0-9.]+ ms before, [0-9.]+ ms compiled: [0-9.]+x; (pays from|it saves no time)/, 'the times of both');
 my $dot = slurp("$tmp/graph.dot");
 is(($dot =~ tr/{//), ($dot =~ tr/}//), 'the graph is closed');
 like($dot, qr/"op by op"|, op by op"/, 'it shows the graph before');
@@ -64,6 +64,18 @@ is(join(' ', grep { !$node{$_} } map { /^("[^"]+") -> ("[^"]+");/ ? ($1, $2) : (
 SKIP: {
     skip 'dot is not installed (apt-get install graphviz)', 1 unless have('dot');
     is((run(120, "dot -Tsvg $tmp/graph.dot -o $tmp/graph.svg"))[0], 0, 'dot draws it');
+}
+
+# ---- a compiler with a fault ----
+SKIP: {
+    skip 'the fault is compiled once, without sanitizers', 2 if sanitized();
+    mkdir "$tmp/fault";
+    my $header = slurp("$root/dtrain.h");
+    ok($header =~ s/case DT__OP_SCALE: return n->f == 1\.0f \? a : 0;/case DT__OP_SCALE: return a;/, 'a rule that drops every factor');
+    spew("$tmp/fault/dtrain.h", $header);
+    my ($status, undef, $err) = run(300, ($ENV{CC} || 'cc') . " -O1 -I$tmp/fault $root/examples/06_train.c -o $tmp/fault/train -lm -lpthread");
+    ($status, undef, $err) = run(60, "$tmp/fault/train $small --dropout 0.1 --experts 4 --compile on --verify-compiler") if !$status;
+    ok($status && $err =~ /--verify-compiler: of the first batch, the gradient of \S+ has other bits compiled than op by op/, '--verify-compiler names a gradient that differs') or diag("status $status: $err");
 }
 
 # ---- what is refused ----
