@@ -454,6 +454,17 @@ DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indice
 /* Sums of x up to and including each place of an axis: one chain from +0 in index order. */
 DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis);
 
+/* An op of the program's own, of up to 7 fp32 tensors, which makes an fp32 tensor of `shape`. in and shape: data and
+ * shapes of the inputs, for backward with dy behind them. forward writes y; backward, for input i, its gradient dx, or
+ * is NULL: no gradient flows. Passes of the compiler leave the op alone. Every layout has the same bits if a sample's
+ * part of the result depends on that sample alone. The struct must outlive the graph (examples/17_custom_op.c). */
+typedef struct dt_custom_op {
+    void (*forward)(void *user, const float *const *in, const dt_shape *shape, float *y);
+    void (*backward)(void *user, const float *const *in, const dt_shape *shape, int i, float *dx);
+    void *user;
+} dt_custom_op;
+DT_API dt_tensor dt_custom(dt_graph *g, const dt_custom_op *op, const dt_tensor *in, int64_t count, dt_shape shape);
+
 /* Elementwise, (..) -> (..). Ops of several tensors broadcast: shapes are aligned at the last axis, sizes equal or 1.
  * Every function is right for zeros of both signs, subnormals, inf and NaN. Errors against the real value, over all
  * floats (tests/ulp.md): exp, log, tanh below 2 ulp; sqrt and reciprocal rounded once; rsqrt 1.5 ulp; log1p, softplus,
@@ -2551,6 +2562,8 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     OP(ONE_HOT, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_one_hot, NULL, ) \
     OP(TOP_K, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_top_k, NULL, ) \
     OP(CUMSUM, SPECIAL, "f", 0, SAME, REFUSE, NONE, NULL, dt__run_cumsum, NULL, RULE(CUMSUM, 0, CUMSUM, D, BACK)) \
+    OP(CUSTOM, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_custom, dt__grad_custom, ) \
+    OP(CUSTOM_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_custom, NULL, ) \
     OP(COMBINE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_combine, dt__grad_combine, ) \
     OP(ALL_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_all_rows, NULL, RULE(ALL_ROWS, 0, NONE, D, FLOW)) \
     OP(OWN_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_own_rows, NULL, \
@@ -7705,6 +7718,30 @@ static void dt__run_one_hot(const dt__call *c)
 }
 
 /* An op finds the indices; a gather takes the elements and carries the gradient. */
+/* i[0]: the op's address; of a gradient i[1]: the input. */
+DT_API dt_tensor dt_custom(dt_graph *g, const dt_custom_op *op, const dt_tensor *in, int64_t count, dt_shape shape)
+{
+    if (dt__refuses(g, "op in", op, in)) return dt__none();
+    dt__node n = dt__node_make(DT__OP_CUSTOM, shape, dt__none(), dt__none(), dt__none());
+    if (count < 1 || count >= DT__MAX_IN || !op->forward || !dt__shape_ok(&shape))
+        return dt__poison(g, DT_E_USAGE, "dt_custom: it takes 1 to %d tensors, a forward, and a shape of sizes above 0",
+                          DT__MAX_IN - 1);
+    for (; n.inputs < count; n.inputs++) {
+        if (dt__refuses(g, "in#", in[n.inputs])) return dt__none();
+        n.in[n.inputs] = in[n.inputs].id;
+    }
+    n.i[0] = (int64_t)(intptr_t)op;
+    return dt__push(g, &n, NULL);
+}
+static void dt__run_custom(const dt__call *c)
+{
+    const dt_custom_op *op = (const dt_custom_op *)(intptr_t)c->n->i[0];
+    dt_shape shape[DT__MAX_IN];
+    for (int i = 0; i < c->n->inputs; i++) shape[i] = dt__in(c, i)->shape;
+    if (c->n->op == DT__OP_CUSTOM) op->forward(op->user, c->in, shape, c->out);
+    else op->backward(op->user, c->in, shape, (int)c->n->i[1], c->out);
+}
+
 DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indices)
 {
     if (dt__refuses(g, "x#", x)) return dt__none();
@@ -9249,6 +9286,17 @@ static void dt__grad_combine(dt_graph *g, int32_t id, dt_tensor dy)
     one.n[0] = 1;
     dy = dt_reshape(g, g->nodes[id].i[1] ? dt__all_rows(g, dy, 0) : dy, one);
     dt__flow(g, id, 0, parts.n[0] == 1 || op == DT__OP_MATMUL || op == DT__OP_MOE_SUM ? dy : dt_expand(g, dy, parts));
+}
+static void dt__grad_custom(dt_graph *g, int32_t id, dt_tensor dy)
+{
+    const dt__node of = g->nodes[id];
+    for (int i = 0; i < of.inputs && ((const dt_custom_op *)(intptr_t)of.i[0])->backward; i++) {
+        dt__node n = dt__node_make(DT__OP_CUSTOM_GRAD, g->nodes[of.in[i]].shape, dt__none(), dt__none(), dt__none());
+        if (!dt__wants(g, id, i)) continue;
+        memcpy(n.in, of.in, sizeof n.in);
+        n.in[of.inputs] = dy.id, n.inputs = of.inputs + 1, n.i[0] = of.i[0], n.i[1] = i;
+        dt__flow(g, id, i, dt__push(g, &n, NULL));
+    }
 }
 static void dt__grad_same_rows(dt_graph *g, int32_t id, dt_tensor dy) { dt__flow(g, id, 0, dt__own_rows(g, dy)); }
 
@@ -24598,7 +24646,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     printf("layout   %s x %d thread%s%s, %s kernels, %s%s; GEMM peak %.1f GFLOP/s together\n",
            dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s",
            t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
-           t->e.wire.on || r->numerics == DT_FAST ? "fast numerics," : "exact",
+           t->e.wire.on || r->numerics == DT_FAST ? "fast numerics" : "exact",
            t->e.net.precision == DT_BF16 ? " fp32 sums of bf16" : t->e.net.precision ? " fp32 sums of fp16" : "",
            t->peak_gflops);
     if (threads > cores)

@@ -791,7 +791,7 @@ static const struct exempt {
     int op;
     const char *why;
 } exempts[] = {
-    { DT__OP_NONE, "the poison" }, { DT__OP_INPUT, "a leaf: given" }, { DT__OP_PARAM, "a leaf: given" }, { DT__OP_AUX, "the second output of its node" },
+    { DT__OP_NONE, "the poison" }, { DT__OP_CUSTOM, "the program's own" }, { DT__OP_CUSTOM_GRAD, "the program's own" }, { DT__OP_INPUT, "a leaf: given" }, { DT__OP_PARAM, "a leaf: given" }, { DT__OP_AUX, "the second output of its node" },
     /* on several ranks alone: test_shards.c compares their results with those of one rank */
     { DT__OP_ALL_ROWS, "split rows" }, { DT__OP_OWN_ROWS, "split rows" }, { DT__OP_SAME_ROWS, "split rows" },
     /* in decode graphs alone: test_generate.c compares their logits with those of whole sequences */

@@ -348,6 +348,70 @@ static dt_result beside(dt_comm *c, float sums[2])
     return r;
 }
 
+/* ---- ops of the program's own ---- */
+
+static void product(void *user, const float *const *in, const dt_shape *shape, float *y)
+{
+    (void)user;
+    for (int64_t i = 0; i < dt_shape_count(shape[0]); i++) y[i] = in[0][i] * in[1][i];
+}
+static void product_slope(void *user, const float *const *in, const dt_shape *shape, int i, float *dx)
+{
+    ++*(int *)user;
+    for (int64_t k = 0; k < dt_shape_count(shape[2]); k++) dx[k] = in[2][k] * in[1 - i][k];
+}
+
+/* sum((x w) v), by dt_mul or by the program's product: the gradients of both parameters. */
+static int custom_gradients(const dt_custom_op *op, int eager, float loss[1], float slope[2][6])
+{
+    dt_graph *g = NULL;
+    dt_parameter list[2];
+    dt_result r = eager ? dt_graph_open(&g, 7) : dt_graph_record(&g, 7, 1);
+    dt_tensor w = dt_param(g, "w", dt_shape2(2, 3), DT_INIT_NORMAL, 1.0f), v = dt_param(g, "v", dt_shape2(2, 3), DT_INIT_NORMAL, 1.0f), in[2], y;
+    in[0] = dt_scale(g, w, 1.5f), in[1] = v;
+    y = op ? dt_custom(g, op, in, 2, dt_shape2(2, 3)) : dt_mul(g, in[0], in[1]);
+    y = dt_sum(g, y, 3);
+    if (!r) r = dt_backward(g, y);
+    if (!r && !eager) r = dt_graph_run(g);
+    if (!r) *loss = *dt_value(g, y);
+    if (!r && dt_graph_parameters(g, list, 2) != 2) r = DT_E_USAGE;
+    for (int i = 0; i < 2 && !r; i++) {
+        if (list[i].gradient) memcpy(slope[i], list[i].gradient, 24);
+        else memset(slope[i], 0, 24);
+    }
+    dt_graph_close(&g);
+    return r == DT_OK;
+}
+static void test_custom(void)
+{
+    int calls = 0;
+    dt_custom_op op = { product, product_slope, &calls }, blind = { product, NULL, NULL }, none = { NULL, NULL, NULL };
+    for (int eager = 0; eager < 2; eager++) {
+        float loss[2], slope[2][2][6];
+        int fine = custom_gradients(NULL, eager, &loss[0], slope[0]) && custom_gradients(&op, eager, &loss[1], slope[1]);
+        tap_ok(fine && loss[0] == loss[1] && !memcmp(slope[0], slope[1], sizeof slope[0]) && slope[0][0][0] != 0.0f,
+               "a product of the program's own has the value and the gradients of dt_mul, %s", eager ? "eager" : "recorded");
+    }
+    tap_ok(calls == 4, "backward is called once for each of two inputs");
+    dt_graph *g = NULL;
+    if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
+    dt_tensor x = dt_full(g, dt_shape1(3), 2.0f), many[8], y;
+    for (int i = 0; i < 8; i++) many[i] = x;
+    y = dt_custom(g, &blind, many, 2, dt_shape1(3));
+    tap_ok(y.id && dt_value(g, y)[2] == 4.0f, "an op without backward has a value");
+    tap_ok(!dt_custom(g, &none, many, 2, dt_shape1(3)).id && strstr(dt_last_error(), "1 to 7 tensors, a forward"), "no forward: %s", dt_last_error());
+    dt_graph_close(&g);
+    if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
+    x = dt_full(g, dt_shape1(3), 2.0f);
+    for (int i = 0; i < 8; i++) many[i] = x;
+    tap_ok(!dt_custom(g, &op, many, 8, dt_shape1(3)).id, "eight tensors are refused");
+    dt_graph_close(&g);
+    if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
+    many[0] = dt_cast(g, dt_full(g, dt_shape1(3), 2.0f), DT_BF16);
+    tap_ok(!dt_custom(g, &op, many, 1, dt_shape1(3)).id && strstr(dt_last_error(), "must hold fp32"), "16-bit tensors are refused: %s", dt_last_error());
+    dt_graph_close(&g);
+}
+
 static void test_launch(void)
 {
     char *list[] = {(char *)"program", (char *)"--ranks", (char *)"2", NULL}, **argv = list;
@@ -377,6 +441,7 @@ int main(int argc, char **argv)
     test_refusals();
     test_files();
     test_halves();
+    test_custom();
     test_launch();
     test_trainer();
     snprintf(command, sizeof command, "'%s' beside --ranks 4", argv[0]);

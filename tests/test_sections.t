@@ -35,7 +35,7 @@ my ($first) = grep { $line[$_] =~ /^#define DT_VERSION/ } 0 .. $#line;
 my @public = map { /^DT_API [^(]*?\b(dt_\w+)\(/ ? $1 : () } @line[0 .. $declared];
 cmp_ok(scalar @line, '<=', 26170 + 1300 + 500, 'the header keeps its budget: ' . @line . ' lines');
 cmp_ok(-s "$root/dtrain.h", '<=', 1_257_000 + 65_000 + 25_000, '  of ' . (-s "$root/dtrain.h") . ' bytes');
-cmp_ok(scalar @public, '<=', 185, '  with ' . @public . ' public functions');
+cmp_ok(scalar @public, '<=', 186, '  with ' . @public . ' public functions');
 cmp_ok($declared - $first, '<=', 1150, '  declared in ' . ($declared - $first) . ' lines with their documentation');
 my $used = join '', map { slurp($_) } "$root/README.md", glob "$root/examples/{reference,running,parallel}.md $root/examples/*.[ch]";
 is(join(' ', grep { $used !~ /\b$_\b/ } @public), '', 'each public function is used by an example or named in the README or a page beside the examples');
