@@ -40,8 +40,9 @@ Usage: ./build.sh [COMMAND]
   notebooks [open | run [FILE ...]]
                 install what the C notebooks need; open them in JupyterLab; run them with the solutions and store outputs
   bench [NAME]  benchmarks, or the one named: attention, comm (collectives by size, beside Open MPI's), compile (seconds
-                to compile, beside an older header), gemm, load (training beside two busy loops), modes, ..: ratios
-                against OpenBLAS and Open MPI where they are installed
+                to compile, beside an older header), compile-passes (what passes and 16 bits do to a step), gemm, load
+                (training beside two busy loops), modes, ..: ratios against OpenBLAS, Open MPI and PyTorch where they
+                are installed
   doctor        what was found, what is missing, and the line that installs it
   lines         lines and bytes of dtrain.h per section, its public functions, and seconds to compile it
   clean         remove build/
@@ -156,7 +157,7 @@ bench_calls() {
         [ -e "$source" ] || continue
         name=$build/bench/$(basename "$source" .c)
         case $source in
-        *mpi*) have mpicc && say "$source $name $(mpi_flags)" ;;
+        *bench_mpi*) have mpicc && say "$source $name $(mpi_flags)" ;;
         *comm*)
             say "$source $name"
             have mpicc && has_libfabric && say "$source ${name}_nodes -DDT_MPI -DDT_OFI -lfabric $(mpi_flags)" ;;
@@ -385,7 +386,7 @@ has_hosts() { have ip && have tc && [ "$(id -u)" = 0 ]; }
 bench_one() {
     local nodes engine bind
     case $1 in
-    *mpi*) mpirun --allow-run-as-root --oversubscribe -np 2 "$1" ;;
+    *bench_mpi) mpirun --allow-run-as-root --oversubscribe -np 2 "$1" ;;
     *comm*)
         "$1" --ranks 2
         [ -x "$1_nodes" ] || return 0
