@@ -3758,7 +3758,7 @@ static void DT__K(dt__round)(float *x, int64_t n, int to)
 #define DT__MC (4 * DT__MR)              /* rows of a transposed A that are packed together */
 #define DT__NC (336 / DT__NR * DT__NR)   /* widest task: DT__KC * DT__NC floats of packed B fit the second level */
 
-/* acc + a b; or, with dot, of 16-bit pairs: acc + a0 b0 + a1 b1, rounded as the processor likes (R19) */
+/* acc + a b; or, with dot, of 16-bit pairs: acc + a0 b0 + a1 b1, in the processor's own rounding (R19) */
 DT__INLINE dt__vf DT__K(dt__v_mad)(const int dot, dt__vf a, dt__vf b, dt__vf acc)
 {
 #if DT__ISA == 2
@@ -24656,7 +24656,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     dt__wire_banner(t);
     if (r->numerics == DT_FAST)
         printf("fast     products %s; gradients of ranks are summed by %s\n", dt__dot_names[t->e.env.dot],
-               t->e.native ? "MPI, which promises no bits" : "the exact tree");
+               t->e.native ? "MPI, whose bits may differ from run to run" : "the exact tree");
     if (dt__mesh_crosses(&t->e.mesh, t->comm))
         printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
                "network. Keep --tp within a node (--order cluster), and use --pp or data parallelism across nodes.\n");
@@ -27618,6 +27618,7 @@ static dt_result dt__dry_steps(dt_trainer *t, dt__two_ways *w, int way)
     for (int32_t p = 0; p < e->net.param_count && !r; p++) {
         dt__piece_of x = dt__engine_piece(e, &e->net.params[p]);
         const float *now = dt__download(x.gradient, x.count);
+        if (!x.count) continue; /* of another stage or owner */
         for (int64_t j = 0; j < x.count && way; j++) {
             float apart = __builtin_fabsf(now[j] - to[j]), size = __builtin_fabsf(to[j]);
             if (apart > w->far[0]) w->far[0] = apart;
@@ -27645,8 +27646,8 @@ static dt_result dt__fast_distance(dt_trainer *t, dt__two_ways *w)
     t->distance[0] = (double)__builtin_fabsf(w->loss[1] - w->loss[0]) / (double)w->loss[0];
     t->distance[1] = (double)(w->far[0] / w->far[1]);
     if (dt_trainer_is_root(t) && !t->layout.output.quiet)
-        printf("fast     the first batch is %.1e of its loss and %.1e of its largest gradient from exact numerics\n",
-               t->distance[0], t->distance[1]);
+        printf("fast     the first batch differs from exact numerics by %.1e of the loss, %.1e of the largest "
+               "gradient\n", t->distance[0], t->distance[1]);
     return DT_OK;
 }
 

@@ -50,6 +50,9 @@ for my $order (['off', 'on'], ['on', 'off']) {
 # ---- what is said ----
 my $small = '--data ' . corpus(20000) . ' --model nano --batch 8 --sequence 32 --steps 2 --validation 0 --sample-length 0';
 my (undef, $said) = run(120, "$program $small --compile on --compile-report --verify-compiler --show-graph $tmp/graph.dot");
+my (undef, $plain) = run(120, "$program $small");
+my ($measured) = $said =~ /^(sha256 \w+)/m;
+ok($measured && index($plain, "$measured\n") >= 0, 'measuring takes no batch from training');
 my ($recorded, $ops, $groups, $grouped) = $said =~ /^compiler (\d+) ops became (\d+), of which (\d+) are groups of (\d+) ops; compiled in [0-9.]+ s; every bit is the same$/m;
 ok($recorded && $ops < $recorded && $groups > 0 && $grouped > $groups, 'the report counts ops and groups') or diag($said);
 my ($before, $after) = $said =~ /memory of a unit ([0-9.]+) MB before, ([0-9.]+) MB compiled/;
