@@ -14526,13 +14526,49 @@ static int dt__message_remove(dt__message **list, const dt__message *m)
     *list = m->next;
     return 1;
 }
-static dt_result dt__message_check(const dt__link *f, const dt__message *m)
+/* Takes from a list the oldest message that belongs to another: the receive of one that came, or one for a receive. */
+static dt__message *dt__message_take(dt__message **list, const dt__message *other)
 {
-    if (m->bytes >= 0 && m->peer < f->size && m->peer >= (m->sends ? 0 : DT__FROM_ANY)) return DT_OK;
-    return dt__error(DT_E_USAGE, "a message of %lld bytes %s rank %d: the ranks are 0..%d", (long long)m->bytes,
-                     m->sends ? "to" : "from", m->peer, f->size - 1);
+    dt__message *m = *list;
+    while (m && (m->tag != other->tag ||
+                 (m->peer != other->peer && m->peer != DT__FROM_ANY && other->peer != DT__FROM_ANY)))
+        m = m->next;
+    if (m) (void)dt__message_remove(list, m);
+    return m;
+}
+/* A copy of a message that is not taken yet, with room for its data behind it. */
+static dt__message *dt__message_keep(const dt__message *in, int64_t room)
+{
+    dt__message *m = (dt__message *)dt__alloc((int64_t)sizeof *m + room, "a message that nobody waits for yet");
+    if (m) *m = *in, m->data = (char *)(m + 1);
+    return m;
+}
+static dt_result dt__message_begin(const dt__link *f, dt__message *m)
+{
+    if (m->bytes < 0 || m->peer >= f->size || m->peer < (m->sends ? 0 : DT__FROM_ANY))
+        return dt__error(DT_E_USAGE, "a message of %lld bytes %s rank %d: the ranks are 0..%d", (long long)m->bytes,
+                         m->sends ? "to" : "from", m->peer, f->size - 1);
+    m->moved = 0, m->own = NULL;
+    __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
+    return DT_OK;
 }
 static void dt__message_finish(dt__message *m, int how) { __atomic_store_n(&m->done, how, __ATOMIC_RELEASE); }
+/* Gives a receive the message that came for it. */
+static void dt__message_deliver(dt__message *m, const dt__message *in)
+{
+    int fits = in->bytes <= m->bytes;
+    if (fits && in->bytes > 0) memcpy(m->data, in->data, (size_t)in->bytes);
+    m->peer = in->peer, m->moved = in->bytes;
+    dt__message_finish(m, fits ? 1 : DT__TOO_LONG);
+}
+static void dt__messages_free(dt__message *list)
+{
+    while (list) {
+        dt__message *m = list;
+        list = m->next;
+        dt__free(m);
+    }
+}
 
 /* Where a rank of a communicator is. */
 typedef struct dt__rank_place {
@@ -16373,181 +16409,82 @@ DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank)
     return NULL;
 }
 
-/* ---- messages in packets ----
- * The emulated network moves packets, those of one peer in order. A message is cut into packets. Its data goes to its
- * receive; the link keeps a message that no receive waits for yet, or that is too long for its receive. */
-
-typedef struct dt__unexpected {
-    struct dt__unexpected *next;
-    dt__message *taker; /* its receive */
-    int64_t bytes;
-    int peer;
-    uint32_t tag;
-} dt__unexpected; /* char data[bytes] follows */
-
-/* Between this rank and one peer. */
-typedef struct dt__traffic {
-    dt__message *out;              /* oldest first */
-    dt__message *into;             /* receives the message that is arriving; NULL: kept does */
-    dt__unexpected *kept;
-    int64_t sent, received, total; /* bytes of the oldest message to the peer; of the one that is arriving */
-    int arriving;
-    int lost;                      /* nothing moves any more */
-} dt__traffic;
-
-typedef struct dt__packet_link {
-    dt__link link;
-    dt__message *in;            /* receives without a message, oldest first */
-    dt__unexpected *unexpected; /* oldest first */
-    dt__traffic *flow;             /* (size) */
-} dt__packet_link;
-
-/* Copies the next packet of the oldest message to a peer. Returns the packet's bytes. */
-static int64_t dt__packet_fill(dt__traffic *flow, char *data, int64_t room)
-{
-    dt__message *m = flow->out;
-    int64_t bytes = dt__min(room, m->bytes - flow->sent);
-    if (bytes > 0) memcpy(data, m->data + flow->sent, (size_t)bytes);
-    flow->sent += bytes;
-    if (flow->sent < m->bytes) return bytes;
-    flow->sent = 0, flow->out = m->next;
-    m->moved = m->bytes;
-    dt__message_finish(m, 1);
-    return bytes;
-}
-
-/* Gives a complete message to its receive. */
-static void dt__packet_deliver(dt__packet_link *f, dt__unexpected *u)
-{
-    dt__message *m = u->taker;
-    dt__unexpected **at = &f->unexpected;
-    int fits = u->bytes <= m->bytes;
-    while (*at != u) at = &(*at)->next;
-    *at = u->next;
-    if (fits && u->bytes > 0) memcpy(m->data, u + 1, (size_t)u->bytes);
-    if (m->peer == DT__FROM_ANY) m->peer = u->peer;
-    m->moved = u->bytes;
-    dt__free(u);
-    dt__message_finish(m, fits ? 1 : DT__TOO_LONG);
-}
-
-static int dt__packet_matches(const dt__message *m, int peer, uint32_t tag)
-{
-    return m->tag == tag && (m->peer == peer || m->peer == DT__FROM_ANY);
-}
-
-/* The first packet of a message has arrived: where its data goes. */
-static dt_result dt__packet_match(dt__packet_link *f, int peer, uint32_t tag, int64_t total)
-{
-    dt__traffic *flow = &f->flow[peer];
-    dt__message *m = f->in;
-    dt__unexpected *u, **end = &f->unexpected;
-    while (m && !dt__packet_matches(m, peer, tag)) m = m->next;
-    if (m && dt__message_remove(&f->in, m) && m->peer == DT__FROM_ANY) m->peer = peer;
-    flow->into = m && total <= m->bytes ? m : NULL;
-    if (!flow->into) {
-        u = (dt__unexpected *)dt__alloc((int64_t)sizeof *u + total, "a message that nobody waits for yet");
-        if (!u) return DT_E_MEMORY;
-        u->taker = m, u->bytes = total, u->peer = peer, u->tag = tag;
-        while (*end) end = &(*end)->next;
-        *end = flow->kept = u;
-    }
-    flow->received = 0, flow->total = total, flow->arriving = 1;
-    return DT_OK;
-}
-
-/* A packet of a message of `total` bytes has arrived. */
-static dt_result dt__packet_take(dt__packet_link *f, int peer, uint32_t tag, int64_t total, const void *data,
-                                 int64_t bytes)
-{
-    dt__traffic *flow = &f->flow[peer];
-    dt__unexpected *whole;
-    dt_result r = flow->arriving ? DT_OK : dt__packet_match(f, peer, tag, total);
-    if (r) return r;
-    if (bytes > 0)
-        memcpy((flow->into ? flow->into->data : (char *)(flow->kept + 1)) + flow->received, data, (size_t)bytes);
-    flow->received += bytes;
-    if (flow->received < total) return DT_OK;
-    if (flow->into) flow->into->moved = total, dt__message_finish(flow->into, 1);
-    whole = flow->kept;
-    flow->arriving = 0, flow->into = NULL, flow->kept = NULL;
-    if (whole && whole->taker) dt__packet_deliver(f, whole);
-    return DT_OK;
-}
-
-static void dt__packet_start(dt__packet_link *f, dt__message *m)
-{
-    dt__unexpected *u = m->sends ? NULL : f->unexpected;
-    m->moved = 0;
-    __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
-    while (u && (u->taker || !dt__packet_matches(m, u->peer, u->tag))) u = u->next;
-    if (!u) dt__message_append(m->sends ? &f->flow[m->peer].out : &f->in, m);
-    else if (u->taker = m, u != f->flow[u->peer].kept) dt__packet_deliver(f, u);
-}
-
-/* Returns whether a part of the message has moved. Then nothing more can move between this rank and m->peer. */
-static int dt__packet_cancel(dt__packet_link *f, dt__message *m)
-{
-    dt__traffic *flow = m->peer < 0 ? NULL : &f->flow[m->peer];
-    int cut = flow && (flow->into == m || (flow->out == m && flow->sent));
-    if (!dt__message_remove(&f->in, m) && flow) (void)dt__message_remove(&flow->out, m);
-    for (dt__unexpected *u = f->unexpected; u; u = u->next)
-        if (u->taker == m) u->taker = NULL;
-    if (cut) flow->lost = 1, flow->into = NULL;
-    return cut;
-}
-
-static void dt__packet_close(dt__packet_link *f)
-{
-    while (f->unexpected) {
-        dt__unexpected *u = f->unexpected;
-        f->unexpected = u->next;
-        dt__free(u);
-    }
-}
-
 /* ---- several nodes on one machine ----
- * DT_NODES=N emulates N nodes on this machine. Their ranks exchange packets through the channels of a communicator over
- * all ranks; the data lies in the sender's symmetric memory. */
+ * DT_NODES=N emulates N nodes on this machine. Their ranks exchange packets, into which messages are cut, through the
+ * channels of a communicator over all ranks; the data lies in the sender's symmetric memory. */
 
 enum { DT__PACKET_BYTES = 1 << 13 }; /* for up to 16 ranks */
 
+/* Between this rank and one peer. `moved` of a message counts the bytes whose packets are on the way or have come. */
+typedef struct dt__traffic {
+    dt__message *out;      /* oldest first */
+    dt__message *arriving; /* the message whose packets come; NULL: none */
+    int lost;              /* nothing moves any more */
+} dt__traffic;
+
 typedef struct dt__emulated {
-    dt__packet_link base;
-    char *packets;  /* (size, DT__PACKETS, bytes) to each rank, in symmetric memory */
+    dt__link link;
+    dt__message *in;    /* receives without a message, oldest first */
+    dt__message *early; /* messages without a receive, oldest first */
+    dt__traffic *flow;  /* (size) */
+    char *packets;      /* (size, DT__PACKETS, bytes) to each rank, in symmetric memory */
     int64_t bytes;
-    uint32_t delay; /* microseconds from the start of a message to its arrival */
+    uint32_t delay;     /* microseconds from the start of a message to its arrival */
 } dt__emulated;
 
 static uint32_t dt__clock_us(void) { return (uint32_t)(int64_t)(dt__now() * 1e6); }
 
 static void dt__emulated_send(dt__emulated *f, int peer)
 {
-    dt_comm *base = f->base.link.base;
-    dt__traffic *flow = &f->base.flow[peer];
+    dt_comm *base = f->link.base;
+    dt__traffic *flow = &f->flow[peer];
     dt__channel *channel = dt__comm_channel(base, base->rank, peer);
     while (flow->out && dt__event_reached(&channel->taken, channel->posted.value + 1 - DT__PACKETS)) {
         uint32_t next = channel->posted.value + 1;
         char *data = f->packets + (peer * DT__PACKETS + (int)(next % DT__PACKETS)) * f->bytes;
         dt__packet *packet = &channel->packet[next % DT__PACKETS];
+        dt__message *m = flow->out;
         packet->where = dt__locate(base, data, f->bytes);
-        packet->total = flow->out->bytes, packet->tag = flow->out->tag, packet->sent = dt__clock_us();
-        packet->bytes = dt__packet_fill(flow, data, f->bytes);
+        packet->total = m->bytes, packet->tag = m->tag, packet->sent = dt__clock_us();
+        packet->bytes = dt__min(f->bytes, m->bytes - m->moved);
+        if (packet->bytes > 0) memcpy(data, m->data + m->moved, (size_t)packet->bytes);
+        m->moved += packet->bytes;
         dt__event_raise(&channel->posted, next);
+        if (m->moved < m->bytes) continue;
+        flow->out = m->next;
+        dt__message_finish(m, 1);
     }
+}
+
+/* A packet has come. A message that is complete goes to its receive, or waits for one. */
+static dt_result dt__emulated_take(dt__emulated *f, int peer, const dt__packet *packet)
+{
+    dt__traffic *flow = &f->flow[peer];
+    dt__message in, *m = flow->arriving, *taker;
+    memset(&in, 0, sizeof in);
+    in.peer = peer, in.tag = packet->tag, in.bytes = packet->total;
+    if (!m && !(m = flow->arriving = dt__message_keep(&in, in.bytes))) return DT_E_MEMORY;
+    if (packet->bytes > 0) memcpy(m->data + m->moved, dt__resolve(f->link.base, packet->where), (size_t)packet->bytes);
+    m->moved += packet->bytes;
+    if (m->moved < m->bytes) return DT_OK;
+    flow->arriving = NULL;
+    if (!(taker = dt__message_take(&f->in, m))) return dt__message_append(&f->early, m), DT_OK;
+    dt__message_deliver(taker, m);
+    dt__free(m);
+    return DT_OK;
 }
 
 static dt_result dt__emulated_recv(dt__emulated *f, int peer)
 {
-    dt_comm *base = f->base.link.base;
+    dt_comm *base = f->link.base;
     dt__channel *channel = dt__comm_channel(base, peer, base->rank);
     dt_result r = DT_OK;
     while (!r && dt__event_reached(&channel->posted, channel->taken.value + 1)) {
         uint32_t next = channel->taken.value + 1;
         const dt__packet packet = channel->packet[next % DT__PACKETS];
         int delayed = f->delay && (int32_t)(dt__clock_us() - packet.sent - f->delay) < 0;
-        if (delayed && !f->base.flow[peer].arriving) return DT_OK;
-        r = dt__packet_take(&f->base, peer, packet.tag, packet.total, dt__resolve(base, packet.where), packet.bytes);
+        if (delayed && !f->flow[peer].arriving) return DT_OK;
+        r = dt__emulated_take(f, peer, &packet);
         if (!r) dt__event_raise(&channel->taken, next);
     }
     return r;
@@ -16559,7 +16496,7 @@ static dt_result dt__emulated_poll(dt__link *link)
     dt_result r = DT_OK;
     if (!dt__link_try(link)) return DT_OK;
     for (int p = 0; p < link->size && !r; p++) {
-        if (p == link->rank || f->base.flow[p].lost) continue;
+        if (p == link->rank || f->flow[p].lost) continue;
         dt__emulated_send(f, p);
         r = dt__emulated_recv(f, p);
     }
@@ -16569,24 +16506,35 @@ static dt_result dt__emulated_poll(dt__link *link)
 
 static dt_result dt__emulated_start(dt__link *link, dt__message *m)
 {
+    dt__emulated *f = (dt__emulated *)link;
+    dt__message *in;
+    dt_result r = dt__message_begin(link, m);
+    if (r) return r;
     dt__link_enter(link);
-    dt__packet_start((dt__packet_link *)link, m);
+    if ((in = m->sends ? NULL : dt__message_take(&f->early, m)) != NULL) dt__message_deliver(m, in);
+    else dt__message_append(m->sends ? &f->flow[m->peer].out : &f->in, m);
+    dt__free(in);
     dt__link_leave(link);
     return DT_OK;
 }
 
+/* Nothing can move to a peer after a part of a message. */
 static void dt__emulated_cancel(dt__link *link, dt__message *m)
 {
+    dt__emulated *f = (dt__emulated *)link;
     dt__link_enter(link);
-    (void)dt__packet_cancel((dt__packet_link *)link, m);
+    if (!m->sends) (void)dt__message_remove(&f->in, m);
+    else if (dt__message_remove(&f->flow[m->peer].out, m) && m->moved) f->flow[m->peer].lost = 1;
     dt__link_leave(link);
 }
 
 static void dt__emulated_close(dt__link *link)
 {
+    dt__emulated *f = (dt__emulated *)link;
     dt_comm *base = link->base;
-    dt__packet_close((dt__packet_link *)link);
-    dt__free(link);
+    dt__messages_free(f->early);
+    for (int p = 0; p < link->size; p++) dt__messages_free(f->flow[p].arriving);
+    dt__free(f);
     dt_comm_close(&base);
 }
 
@@ -16617,12 +16565,12 @@ static dt_result dt__emulated_open(dt__link **handle, dt_comm *base)
     }
     if (r) return dt__free(f), r;
     f->delay = (uint32_t)(delay * 1e6), f->packets = (char *)packets;
-    f->base.flow = (dt__traffic *)(void *)(f + 1);
-    f->base.link.base = base, f->base.link.rank = base->rank, f->base.link.size = base->size;
-    f->base.link.start = dt__emulated_start, f->base.link.poll = dt__emulated_poll;
-    f->base.link.cancel = dt__emulated_cancel, f->base.link.close = dt__emulated_close;
-    snprintf(f->base.link.name, sizeof f->base.link.name, "an emulated network");
-    *handle = &f->base.link;
+    f->flow = (dt__traffic *)(void *)(f + 1);
+    f->link.base = base, f->link.rank = base->rank, f->link.size = base->size;
+    f->link.start = dt__emulated_start, f->link.poll = dt__emulated_poll;
+    f->link.cancel = dt__emulated_cancel, f->link.close = dt__emulated_close;
+    snprintf(f->link.name, sizeof f->link.name, "an emulated network");
+    *handle = &f->link;
     return DT_OK;
 }
 
@@ -17076,7 +17024,7 @@ static dt_result dt__mpi_start(dt__link *link, dt__message *m)
     dt__mpi *f = (dt__mpi *)link;
     MPI_Request request = MPI_REQUEST_NULL;
     int code = MPI_SUCCESS;
-    dt_result r = dt__message_check(link, m);
+    dt_result r = dt__message_begin(link, m);
     if (!r && m->tag >= (uint32_t)f->top)
         r = dt__error(DT_E_USAGE, "tag %u of a message: %s takes tags up to %d", m->tag, link->name, f->top - 1);
     if (!r && m->bytes > INT_MAX && (m->bytes % 4 || m->bytes / 4 > INT_MAX))
@@ -17084,8 +17032,6 @@ static dt_result dt__mpi_start(dt__link *link, dt__message *m)
                       (long long)m->bytes, link->name, INT_MAX);
     if (!r) r = dt__mpi_admit(f);
     if (r) return r;
-    m->moved = 0;
-    __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
     dt__link_enter(link);
     if (!m->sends) dt__message_append(&f->waiting, m);
     else if ((code = dt__mpi_request(f, m, NULL, NULL, &request)) == MPI_SUCCESS) dt__mpi_activate(f, m, request);
@@ -17122,7 +17068,7 @@ static int dt__mpi_drain(dt__mpi *f, dt__message *m, MPI_Message *found)
 /* Probes for a message for m. The oldest receive that matches the message gets it. */
 static int dt__mpi_claim(dt__mpi *f, const dt__message *m)
 {
-    dt__message *first = f->waiting;
+    dt__message in = *m, *first;
     MPI_Request request = MPI_REQUEST_NULL;
     MPI_Message found;
     MPI_Status status;
@@ -17130,11 +17076,10 @@ static int dt__mpi_claim(dt__mpi *f, const dt__message *m)
     int come = 0, peer = m->peer == DT__FROM_ANY ? MPI_ANY_SOURCE : m->peer;
     int code = MPI_Improbe(peer, (int)m->tag, f->comm, &come, &found, &status);
     if (code || !come) return code;
-    while (first->tag != m->tag || (first->peer != status.MPI_SOURCE && first->peer != DT__FROM_ANY))
-        first = first->next;
     MPI_Get_elements_x(&status, MPI_BYTE, &bytes);
-    dt__message_remove(&f->waiting, first);
-    first->peer = status.MPI_SOURCE, first->moved = (int64_t)bytes;
+    in.peer = status.MPI_SOURCE;
+    first = dt__message_take(&f->waiting, &in);
+    first->peer = in.peer, first->moved = (int64_t)bytes;
     if (first->moved > first->bytes) return dt__mpi_drain(f, first, &found);
     if ((code = dt__mpi_request(f, first, &found, first->data, &request)) == MPI_SUCCESS)
         dt__mpi_activate(f, first, request);
@@ -18011,7 +17956,7 @@ typedef struct dt__ofi_header {
 /* An operation of libfabric: a buffer that is sent or posted, or the data of a long message. */
 typedef struct dt__ofi_item {
     struct fi_context2 context; /* first: libfabric returns its address */
-    struct dt__ofi_item *next, *older; /* in the list of pending or idle ones; in that of long messages or buffers */
+    struct dt__ofi_item *next, *older; /* in the list of pending or idle ones; in that of all */
     dt__message *m; /* whose end this operation is, or NULL */
     int buffer;     /* data is the engine's own buffer */
     int sends, peer, issued;
@@ -18021,12 +17966,6 @@ typedef struct dt__ofi_item {
     int64_t bytes;
     struct fid_mr *region;
 } dt__ofi_item;
-
-/* A header, and its data, that came before the receive. */
-typedef struct dt__ofi_early {
-    struct dt__ofi_early *next;
-    dt__ofi_header header; /* the data follows */
-} dt__ofi_early;
 
 typedef struct dt__ofi_peer {
     fi_addr_t address;
@@ -18045,10 +17984,10 @@ typedef struct dt__ofi {
     struct fid_ep *end;    /* NULL: closed, all messages are lost */
     dt__ofi_peer *peers;   /* (size) */
     dt__message *wanted;   /* receives without a message, oldest first */
-    dt__ofi_early *early;  /* messages without a receive, oldest first */
-    dt__ofi_item *moving;  /* long messages under way, by `older` */
+    dt__message *early;    /* messages without a receive, oldest first; `moved` as in dt__ofi_match */
+    dt__ofi_item *items;   /* long messages under way and all buffers, by `older` */
     dt__ofi_item *pending; /* operations that libfabric could not take yet, oldest first */
-    dt__ofi_item *idle, *buffers; /* free buffers; all buffers, by `older` */
+    dt__ofi_item *idle;    /* free buffers */
     int registers;         /* the provider wants memory registered */
     int sending;           /* buffers being sent */
     uint32_t job, numbers, looks;
@@ -18057,58 +17996,57 @@ typedef struct dt__ofi {
 
 /* ---- operations ---- */
 
-static int dt__ofi_register(dt__ofi *f, dt__ofi_item *i)
+/* Memory of `bytes` that the provider knows: a long message's data, or with m NULL a buffer. */
+static dt__ofi_item *dt__ofi_item_open(dt__ofi *f, dt__message *m, int64_t bytes)
 {
-    uint64_t access = i->buffer ? FI_SEND | FI_RECV : i->sends ? FI_SEND : FI_RECV;
-    int bad = 0;
-    if (f->registers && i->bytes)
-        bad = fi_mr_reg(f->domain, i->data, (size_t)i->bytes, access, 0, ++f->keys, 0, &i->region, NULL);
-    if (bad) i->region = NULL;
-    return bad;
+    dt__ofi_item *i = (dt__ofi_item *)dt__alloc((int64_t)sizeof *i + (m ? 0 : bytes), "a message");
+    uint64_t access = !m ? FI_SEND | FI_RECV : m->sends ? FI_SEND : FI_RECV;
+    if (!i) return NULL;
+    i->buffer = !m, i->data = m ? m->data : (char *)(i + 1), i->bytes = bytes;
+    if (f->registers && fi_mr_reg(f->domain, i->data, (size_t)bytes, access, 0, ++f->keys, 0, &i->region, NULL))
+        return dt__free(i), (dt__ofi_item *)NULL;
+    i->older = f->items;
+    return f->items = i;
+}
+
+static void dt__ofi_item_close(dt__ofi *f, dt__ofi_item *i)
+{
+    dt__ofi_item **p = &f->items;
+    while (*p != i) p = &(*p)->older;
+    *p = i->older;
+    if (i->region) fi_close(&i->region->fid);
+    dt__free(i);
 }
 
 static dt__ofi_item *dt__ofi_buffer(dt__ofi *f)
 {
     dt__ofi_item *i = f->idle;
     if (i) return f->idle = i->next, i;
-    if (!(i = (dt__ofi_item *)dt__alloc((int64_t)sizeof *i + DT__OFI_BUFFER, "a message"))) return NULL;
-    i->buffer = 1, i->data = (char *)(i + 1), i->bytes = DT__OFI_BUFFER;
-    if (dt__ofi_register(f, i)) return dt__free(i), (dt__ofi_item *)NULL;
-    i->older = f->buffers;
-    return f->buffers = i;
+    return dt__ofi_item_open(f, NULL, DT__OFI_BUFFER);
 }
 
-/* A long message of which `bytes` are sent or received. */
+/* A long message, which has more than no bytes: `bytes` of it are sent or received. */
 static dt__ofi_item *dt__ofi_data(dt__ofi *f, dt__message *m, int64_t bytes)
 {
-    dt__ofi_item *i = (dt__ofi_item *)dt__alloc((int64_t)sizeof *i, "a message");
+    dt__ofi_item *i = dt__ofi_item_open(f, m, bytes);
     if (!i) return NULL;
     i->m = m, i->sends = m->sends, i->peer = m->peer;
-    i->number = ++f->numbers, i->tag = i->number, i->data = m->data;
-    i->bytes = bytes;
-    if (dt__ofi_register(f, i)) return dt__free(i), (dt__ofi_item *)NULL;
+    i->number = ++f->numbers, i->tag = i->number;
     m->own = i;
-    i->older = f->moving;
-    return f->moving = i;
+    return i;
 }
-
-static void dt__ofi_issue(dt__ofi *f, dt__ofi_item *i);
 
 /* The operation is over. */
 static void dt__ofi_over(dt__ofi *f, dt__ofi_item *i, int good)
 {
     dt__message *m = i->m;
-    dt__ofi_item **p = &f->moving;
     i->m = NULL;
     if (i->buffer) {
         f->sending -= i->sends;
         i->next = f->idle;
         f->idle = i;
     } else {
-        while (*p != i) p = &(*p)->older;
-        *p = i->older;
-        if (i->region) fi_close(&i->region->fid);
-        dt__free(i);
+        dt__ofi_item_close(f, i);
     }
     if (!m) return;
     if (m->sends) m->moved = good ? m->bytes : 0;
@@ -18185,53 +18123,42 @@ static dt__ofi_header dt__ofi_make(int kind, uint32_t tag, int64_t bytes, uint32
 
 /* ---- matching ---- */
 
-static int dt__ofi_fits(const dt__message *m, const dt__ofi_header *h)
+/* A receive has met its message. in->moved: the sender's number of a long message, -1: the data is here. */
+static dt_result dt__ofi_match(dt__ofi *f, dt__message *m, const dt__message *in)
 {
-    return m->tag == h->tag && (m->peer == h->from || m->peer == DT__FROM_ANY);
-}
-
-/* A receive has met its message. */
-static dt_result dt__ofi_match(dt__ofi *f, dt__message *m, const dt__ofi_header *h, const void *data)
-{
-    dt__ofi_header take = dt__ofi_make(DT__OFI_TAKE, h->tag, h->bytes, h->number, 0);
+    dt__ofi_header take = dt__ofi_make(DT__OFI_TAKE, in->tag, in->bytes, (uint32_t)in->moved, 0);
     dt__ofi_item *i;
-    m->peer = h->from, m->moved = h->bytes;
-    if (h->bytes > m->bytes) {
-        dt__message_finish(m, DT__TOO_LONG);
+    if (in->moved < 0 || in->bytes > m->bytes) {
+        dt__message_deliver(m, in);
         take.bytes = -1;
-        return h->kind == DT__OFI_ASK ? dt__ofi_say(f, h->from, &take, NULL) : DT_OK;
+        return in->moved < 0 ? DT_OK : dt__ofi_say(f, in->peer, &take, NULL);
     }
-    if (h->kind == DT__OFI_SHORT) {
-        if (h->bytes) memcpy(m->data, data, (size_t)h->bytes);
-        dt__message_finish(m, 1);
-        return DT_OK;
-    }
-    if (!(i = dt__ofi_data(f, m, h->bytes))) return dt__message_finish(m, DT__LOST), DT_E_MEMORY;
+    m->peer = in->peer, m->moved = in->bytes;
+    if (!(i = dt__ofi_data(f, m, in->bytes))) return dt__message_finish(m, DT__LOST), DT_E_MEMORY;
     take.data_tag = i->number;
     dt__ofi_issue(f, i);
-    return dt__ofi_say(f, h->from, &take, NULL);
+    return dt__ofi_say(f, in->peer, &take, NULL);
 }
 
 /* A message has arrived: it goes to its receive, or waits for one. */
-static dt_result dt__ofi_came(dt__ofi *f, const dt__ofi_header *h, const void *data, int64_t bytes)
+static dt_result dt__ofi_came(dt__ofi *f, const dt__ofi_header *h, char *data)
 {
-    dt__message *m = f->wanted;
-    dt__ofi_early *e, **end = &f->early;
-    while (m && !dt__ofi_fits(m, h)) m = m->next;
-    if (m) return dt__message_remove(&f->wanted, m), dt__ofi_match(f, m, h, data);
-    if (!(e = (dt__ofi_early *)dt__alloc((int64_t)sizeof *e + bytes, "a message"))) return DT_E_MEMORY;
-    e->header = *h;
-    if (bytes) memcpy(e + 1, data, (size_t)bytes);
-    while (*end) end = &(*end)->next;
-    *end = e;
+    dt__message in, *m;
+    memset(&in, 0, sizeof in);
+    in.peer = h->from, in.tag = h->tag, in.bytes = h->bytes, in.data = data;
+    in.moved = h->kind == DT__OFI_ASK ? (int64_t)h->number : -1;
+    if ((m = dt__message_take(&f->wanted, &in)) != NULL) return dt__ofi_match(f, m, &in);
+    if (!(m = dt__message_keep(&in, in.moved < 0 ? in.bytes : 0))) return DT_E_MEMORY;
+    if (in.moved < 0 && in.bytes) memcpy(m->data, data, (size_t)in.bytes);
+    dt__message_append(&f->early, m);
     return DT_OK;
 }
 
 /* The receiver of a long message is ready, or refuses it. */
 static void dt__ofi_taken(dt__ofi *f, const dt__ofi_header *h)
 {
-    dt__ofi_item *i = f->moving;
-    while (i && (!i->sends || i->number != h->number || i->peer != h->from || i->issued)) i = i->older;
+    dt__ofi_item *i = f->items;
+    while (i && (i->buffer || !i->sends || i->number != h->number || i->peer != h->from || i->issued)) i = i->older;
     if (!i) return;
     i->tag = h->data_tag;
     if (h->bytes < 0) dt__ofi_over(f, i, 1);
@@ -18239,14 +18166,14 @@ static void dt__ofi_taken(dt__ofi *f, const dt__ofi_header *h)
 }
 
 /* A datagram. One of another job, or a malformed one, is dropped. */
-static dt_result dt__ofi_heard(dt__ofi *f, const char *data, int64_t bytes)
+static dt_result dt__ofi_heard(dt__ofi *f, char *data, int64_t bytes)
 {
     dt__ofi_header h;
     if ((bytes -= (int64_t)sizeof h) < 0) return DT_OK;
     memcpy(&h, data, sizeof h);
     if (h.job != f->job || h.from < 0 || h.from >= f->link.size) return DT_OK;
     if ((h.kind == DT__OFI_SHORT && bytes == h.bytes) || (h.kind == DT__OFI_ASK && !bytes && h.bytes > 0))
-        return dt__ofi_came(f, &h, data + sizeof h, bytes);
+        return dt__ofi_came(f, &h, data + sizeof h);
     if (h.kind == DT__OFI_TAKE) dt__ofi_taken(f, &h);
     return DT_OK;
 }
@@ -18312,47 +18239,43 @@ static dt_result dt__ofi_send(dt__ofi *f, dt__message *m)
 
 static dt_result dt__ofi_receive(dt__ofi *f, dt__message *m)
 {
-    dt__ofi_early **p = &f->early, *e;
+    dt__message *in = dt__message_take(&f->early, m);
     dt_result r;
-    while (*p && !dt__ofi_fits(m, &(*p)->header)) p = &(*p)->next;
-    if (!(e = *p)) return dt__message_append(&f->wanted, m), DT_OK;
-    *p = e->next;
-    r = dt__ofi_match(f, m, &e->header, e + 1);
-    dt__free(e);
+    if (!in) return dt__message_append(&f->wanted, m), DT_OK;
+    r = dt__ofi_match(f, m, in);
+    dt__free(in);
     return r;
 }
 
 static dt_result dt__ofi_start(dt__link *link, dt__message *m)
 {
     dt__ofi *f = (dt__ofi *)link;
-    dt_result r = dt__message_check(link, m);
+    dt_result r = dt__message_begin(link, m);
     if (r) return r;
     if ((uint64_t)m->bytes > f->info->ep_attr->max_msg_size)
         return dt__error(DT_E_USAGE, "a message of %lld bytes: %s takes up to %lld. Send it in parts.",
                          (long long)m->bytes, link->name, (long long)f->info->ep_attr->max_msg_size);
     dt__link_enter(link);
-    m->moved = 0, m->own = NULL;
-    __atomic_store_n(&m->done, f->end ? 0 : DT__LOST, __ATOMIC_RELAXED);
-    if (f->end) r = m->sends ? dt__ofi_send(f, m) : dt__ofi_receive(f, m);
+    if (!f->end) dt__message_finish(m, DT__LOST);
+    else r = m->sends ? dt__ofi_send(f, m) : dt__ofi_receive(f, m);
     dt__link_leave(link);
     return r;
 }
 
-/* All messages are over, without the endpoint. */
+/* All messages are over, without the endpoint, which nothing uses any more. */
 static void dt__ofi_forget(dt__ofi *f)
 {
     dt__message *m;
     f->end = NULL;
-    while (f->moving) dt__ofi_over(f, f->moving, 0);
-    for (dt__ofi_item *i = f->buffers; i; i = i->older) {
-        if ((m = i->m) != NULL) dt__message_finish(m, DT__LOST);
-        i->m = NULL;
+    for (dt__ofi_item *i = f->items, *next; i; i = next) {
+        next = i->older;
+        dt__ofi_over(f, i, 0);
     }
     while ((m = f->wanted) != NULL) {
         f->wanted = m->next;
         dt__message_finish(m, DT__LOST);
     }
-    f->pending = NULL, f->sending = 0;
+    f->pending = f->idle = NULL, f->sending = 0;
 }
 
 /* Abandons the endpoint. Closing the endpoint is the only way to make a provider with a thread of its own forget memory
@@ -18400,17 +18323,8 @@ static void dt__ofi_close(dt__link *link)
     double end = dt__now() + 2;
     while (f->end && f->sending && dt__now() < end && !dt__ofi_move(f)) sched_yield();
     if (f->end) fi_close(&f->end->fid), dt__ofi_forget(f);
-    while (f->early) {
-        dt__ofi_early *e = f->early;
-        f->early = e->next;
-        dt__free(e);
-    }
-    while (f->buffers) {
-        dt__ofi_item *i = f->buffers;
-        f->buffers = i->older;
-        if (i->region) fi_close(&i->region->fid);
-        dt__free(i);
-    }
+    dt__messages_free(f->early);
+    while (f->items) dt__ofi_item_close(f, f->items);
     if (f->names) fi_close(&f->names->fid);
     if (f->events) fi_close(&f->events->fid);
     if (f->domain) fi_close(&f->domain->fid);
