@@ -14465,7 +14465,7 @@ typedef struct dt__message {
 } dt__message;
 
 /* What ranks of different nodes tell each other, beside the data. */
-enum { DT__ASK = 1, DT__ALIVE, DT__TELL, DT__REPLIES = 8 };
+enum { DT__ASK = 1, DT__ALIVE, DT__TELL };
 typedef struct dt__notice {
     int32_t kind;
     uint32_t fault; /* DT__TELL: why the job of a node failed */
@@ -14476,11 +14476,10 @@ typedef struct dt__notice {
 typedef struct dt__hearing {
     struct dt__job *job; /* of this node */
     int busy, told;
-    dt__message inbox, reply[DT__REPLIES];
+    dt__message inbox;
     dt__notice in, alive, ask, fault;
-    int replies;
-    uint32_t *heard;         /* (size) when, in milliseconds */
-    dt__message *asked, *tell; /* (size) */
+    uint32_t *heard;                   /* (size) when, in milliseconds */
+    dt__message *asked, *reply, *tell; /* (size), one behind the other */
 } dt__hearing;
 
 /* Two threads of a process may use a link at once. */
@@ -14649,12 +14648,12 @@ struct dt_comm {
     int under_way;
     dt__message *outbox;        /* (size, DT__PACKETS) sends in the background */
     uint32_t *posted;           /* (size) how many */
-    float *work, *inputs;       /* of the current round; of a small sum */
+    float *work;                /* of the current round, or the inputs of a small sum */
     dt__subtree *subtree;       /* of the current sum, in the order of leaves */
     const float **source;       /* twice as many: leaves, then subtrees */
     dt__part *top;              /* as many: as the owner of a range adds them */
     int *subtrees_of;           /* (nodes) how many each node has */
-    int64_t work_room, inputs_room, subtree_room, source_room, top_room;
+    int64_t work_room, subtree_room, source_room, top_room;
     int subtrees, widest;       /* how many; the most that one node has */
 };
 
@@ -15007,13 +15006,10 @@ static void dt__hear_tell(dt__link *f)
 static void dt__hear_notice(dt__link *f, int from, const dt__notice *notice)
 {
     dt__hearing *h = f->hearing;
-    dt__message *m = &h->reply[h->replies % DT__REPLIES];
     uint32_t now = dt__clock_ms();
     __atomic_store_n(&h->heard[from], now ? now : 1, __ATOMIC_RELAXED);
-    if (notice->kind == DT__ASK && dt__hear_free(m)) {
-        h->replies++;
-        dt__hear_start(f, m, 1, from, &h->alive);
-    }
+    if (notice->kind == DT__ASK && dt__hear_free(&h->reply[from]))
+        dt__hear_start(f, &h->reply[from], 1, from, &h->alive);
     if (notice->kind != DT__TELL || h->told) return;
     h->told = 1;
     if (!__atomic_exchange_n(&h->job->because, 1u, __ATOMIC_SEQ_CST))
@@ -15079,9 +15075,9 @@ static int dt__hear_silent(dt__link *f, int peer, dt__watch *w)
 static dt_result dt__hearing_open(dt__link *f, struct dt__job *job)
 {
     int64_t n = f->size, message = (int64_t)sizeof(dt__message);
-    dt__hearing *h = (dt__hearing *)dt__alloc((int64_t)sizeof *h + n * (2 * message + 4), "heartbeats");
+    dt__hearing *h = (dt__hearing *)dt__alloc((int64_t)sizeof *h + n * (3 * message + 4), "heartbeats");
     if (!h) return DT_E_MEMORY;
-    h->job = job, h->asked = (dt__message *)(void *)(h + 1), h->tell = h->asked + n;
+    h->job = job, h->asked = (dt__message *)(void *)(h + 1), h->reply = h->asked + n, h->tell = h->reply + n;
     h->heard = (uint32_t *)(void *)(h->tell + n), h->alive.kind = DT__ALIVE, h->ask.kind = DT__ASK;
     f->hearing = h;
     dt__hear_start(f, &h->inbox, 0, DT__FROM_ANY, &h->in);
@@ -15097,8 +15093,7 @@ static void dt__hearing_close(dt__link *f)
     dt__hearing *h = f->hearing;
     if (!h) return;
     dt__message_cancel(f, &h->inbox);
-    for (int k = 0; k < DT__REPLIES; k++) dt__message_cancel(f, &h->reply[k]);
-    for (int p = 0; p < f->size; p++) dt__message_cancel(f, &h->asked[p]), dt__message_cancel(f, &h->tell[p]);
+    for (int k = 0; k < 3 * f->size; k++) dt__message_cancel(f, &h->asked[k]);
     dt__free(h);
     f->hearing = NULL;
 }
@@ -15555,12 +15550,6 @@ typedef struct dt__sum {
     int outputs;
 } dt__sum;
 
-/* to = op(a, b); to may be a or b. */
-static void dt__combine(const dt__kernels *k, dt_op op, float *to, const float *a, const float *b, int64_t n)
-{
-    k->binary(op == DT_SUM ? DT__OP_ADD : op == DT_MAX ? DT__OP_MAXIMUM : DT__OP_MINIMUM, to, a, 1, b, 1, n);
-}
-
 /* One block of the sum, n <= DT__BLOCK. A stack of subtrees: a node is combined with its left neighbour as soon as both
  * are complete; at the end the remaining subtrees are folded from the right. The last combination writes the outputs.
  * An output may be the first source of its rank, because this block of the source has been read by then. */
@@ -15569,6 +15558,7 @@ static void dt__sum_block(const dt__kernels *k, const dt__sum *s, int64_t at, in
     float temp[DT__TREE_DEPTH][DT__BLOCK];
     const float *value[DT__TREE_DEPTH];
     int level[DT__TREE_DEPTH], depth = 0;
+    int op = s->op == DT_SUM ? DT__OP_ADD : s->op == DT_MAX ? DT__OP_MAXIMUM : DT__OP_MINIMUM;
     const dt__part *part = s->parts;
     for (int r = 0; r < s->size; r++)
         for (int j = 0, count = s->counts ? s->counts[r] : 1; j < count; j++) {
@@ -15579,7 +15569,7 @@ static void dt__sum_block(const dt__kernels *k, const dt__sum *s, int64_t at, in
             if (part) part++;
             while (depth > 1 && (last || (level[depth - 2] == level[depth - 1] && (index & 1)))) {
                 float *to = last && depth == 2 ? s->to[0] + at : temp[depth - 2];
-                dt__combine(k, s->op, to, value[depth - 2], value[depth - 1], n);
+                k->binary(op, to, value[depth - 2], 1, value[depth - 1], 1, n);
                 value[--depth - 1] = to;
                 level[depth - 1]++;
                 index >>= 1;
@@ -15589,12 +15579,12 @@ static void dt__sum_block(const dt__kernels *k, const dt__sum *s, int64_t at, in
     for (int i = 1; i < s->outputs; i++) memcpy(s->to[i] + at, s->to[0] + at, (size_t)n * sizeof(float));
 }
 
-static void dt__sum_range(dt_comm *c, const dt__sum *s, int64_t begin, int64_t end)
+static void dt__sum_range(dt_comm *c, const dt__sum *s, int64_t count)
 {
     unsigned saved = dt__fp_enter();
-    for (int64_t at = begin; at < end; at += DT__BLOCK) {
-        dt__sum_block(c->k, s, at, dt__min(DT__BLOCK, end - at));
-        if ((at - begin) % (1024 * DT__BLOCK) == 0) dt__comm_tick(c);
+    for (int64_t at = 0; at < count; at += DT__BLOCK) {
+        dt__sum_block(c->k, s, at, dt__min(DT__BLOCK, count - at));
+        if (at % (1024 * DT__BLOCK) == 0) dt__comm_tick(c);
     }
     dt__fp_leave(saved);
 }
@@ -15617,7 +15607,7 @@ static void dt__sum_into(dt_comm *c, dt_op op, const float *const *from, const d
     dt__sum s;
     memset(&s, 0, sizeof s);
     s.op = op, s.size = size, s.from = from, s.parts = parts, s.to = &to, s.outputs = 1;
-    dt__sum_range(c, &s, 0, n);
+    dt__sum_range(c, &s, n);
 }
 
 /* ---- gathering ----
@@ -15871,7 +15861,7 @@ static void dt__reduce_own(dt_comm *c, const dt__reduction *x, int64_t at, int64
         addend[i] = t->node == c->node ? dt__subtree_sum(c, x, t, c->rank, at, n, box) : box;
     }
     if (c->nodes > 1) s.from = addend, s.size = c->subtrees, s.parts = c->top, s.counts = NULL;
-    dt__sum_range(c, &s, 0, n);
+    dt__sum_range(c, &s, n);
 }
 
 /* All ranks share memory and read and write each other's data in place. */
@@ -15968,26 +15958,6 @@ static dt_result dt__reduce(dt_comm *c, dt__reduction *x)
 
 /* ---- each collective ---- */
 
-/* One call. in is (sections, count). */
-typedef struct dt__move {
-    int op;
-    const float *in;
-    float *out;
-    int64_t count, sections;
-    dt_op reduce;
-    int root;
-} dt__move;
-
-/* extra: the dt_op of a sum, or the root. */
-static dt__move dt__move_of(int op, const float *in, float *out, int64_t count, int sections, int extra)
-{
-    dt__move m;
-    m.op = op, m.in = in, m.out = out, m.count = count, m.sections = sections;
-    m.reduce = extra == DT_MAX ? DT_MAX : extra == DT_MIN ? DT_MIN : DT_SUM;
-    m.root = extra;
-    return m;
-}
-
 /* Extents of equal length for all ranks: from `from`, to p * count. */
 static dt__extent *dt__equal_extents(dt_comm *c, dt__extent *e, int64_t from, int64_t count)
 {
@@ -15996,60 +15966,60 @@ static dt__extent *dt__equal_extents(dt_comm *c, dt__extent *e, int64_t from, in
 }
 
 /* A sum of few numbers: every rank receives every rank's data and adds it. On one node that takes the first step. */
-static dt_result dt__reduce_small(dt_comm *c, const dt__move *m)
+static dt_result dt__reduce_small(dt_comm *c, const float *in, float *out, int64_t count, int sections, dt_op op)
 {
-    int64_t total = m->count * m->sections, mine = m->sections > 1 ? c->rank * m->count : 0;
+    int64_t total = count * sections, mine = sections > 1 ? c->rank * count : 0;
     dt_result r;
     if (c->nodes > 1) {
-        if (!dt__reserve((void **)&c->inputs, 0, &c->inputs_room, c->size * total, 4, "a collective"))
+        if (!dt__reserve((void **)&c->work, 0, &c->work_room, c->size * total, 4, "a collective"))
             return dt__conclude(c, 1, DT_E_MEMORY);
-        r = dt__gather(c, m->in, total, dt__equal_extents(c, c->give, 0, total), c->size, c->inputs);
-        for (int p = 0; p < c->size; p++) c->from[p] = c->inputs + p * total + mine;
+        r = dt__gather(c, in, total, dt__equal_extents(c, c->give, 0, total), c->size, c->work);
+        for (int p = 0; p < c->size; p++) c->from[p] = c->work + p * total + mine;
     } else {
         int64_t round = c->round++;
-        dt__copy(dt__stage(c, c->rank, round), m->in, total);
+        dt__copy(dt__stage(c, c->rank, round), in, total);
         r = dt__meet(c);
         for (int p = 0; p < c->size; p++) c->from[p] = dt__stage(c, p, round) + mine;
         for (int p = 0; p < c->size && !r; p++)
-            if (p != c->rank) dt__count_sent(c, p, m->count);
+            if (p != c->rank) dt__count_sent(c, p, count);
     }
-    if (!r) dt__sum_into(c, m->reduce, c->from, NULL, c->size, m->out, m->count);
+    if (!r) dt__sum_into(c, op, c->from, NULL, c->size, out, count);
     return r;
 }
 
-static dt_result dt__exchange(dt_comm *c, const dt__move *m)
+/* in is (sections, count); extra: the dt_op of a sum, or the root. */
+static dt_result dt__exchange(dt_comm *c, int op, const float *in, float *out, int64_t count, int sections, int extra)
 {
-    int64_t total = m->count * m->sections;
+    int64_t total = count * sections;
     int staged;
     dt__reduction x;
     dt_result r;
-    if (m->op == DT__CALL_BROADCAST) {
-        c->give->rank = m->root, c->give->from = c->give->to = 0, c->give->count = m->count;
-        return dt__gather(c, m->in, total, c->give, 1, m->out);
+    if (op == DT__CALL_BROADCAST) {
+        c->give->rank = extra, c->give->from = c->give->to = 0, c->give->count = count;
+        return dt__gather(c, in, total, c->give, 1, out);
     }
-    if (m->op == DT__CALL_ALL_GATHER)
-        return dt__gather(c, m->in, total, dt__equal_extents(c, c->give, 0, m->count), c->size, m->out);
-    if (m->op == DT__CALL_ALL_TO_ALL) {
-        r = dt__meet_data(c, m->in, total, &staged);
-        for (int p = 0; p < c->size; p++) c->length[p] = c->rank * m->count;
+    if (op == DT__CALL_ALL_GATHER)
+        return dt__gather(c, in, total, dt__equal_extents(c, c->give, 0, count), c->size, out);
+    if (op == DT__CALL_ALL_TO_ALL) {
+        r = dt__meet_data(c, in, total, &staged);
+        for (int p = 0; p < c->size; p++) c->length[p] = c->rank * count;
         if (r) return r;
-        dt__equal_extents(c, c->give, m->count, m->count);
-        return dt__swap(c, m->in, c->give, m->out, c->give, c->length, staged);
+        dt__equal_extents(c, c->give, count, count);
+        return dt__swap(c, in, c->give, out, c->give, c->length, staged);
     }
-    if (c->job && total <= DT__EAGER) return dt__reduce_small(c, m);
+    if (c->job && total <= DT__EAGER) return dt__reduce_small(c, in, out, count, sections, (dt_op)extra);
     memset(&x, 0, sizeof x);
-    x.op = m->reduce, x.data = m->in, x.reach = total, x.cut = c->cut;
-    for (int p = 0; p <= c->size; p++) c->cut[p] = m->sections > 1 ? p * m->count : dt__piece(m->count, c->size, p);
-    if (m->op == DT__CALL_ALL_REDUCE) x.all = m->out;
-    else x.out = m->out;
+    x.op = (dt_op)extra, x.data = in, x.reach = total, x.cut = c->cut;
+    for (int p = 0; p <= c->size; p++) c->cut[p] = sections > 1 ? p * count : dt__piece(count, c->size, p);
+    if (op == DT__CALL_ALL_REDUCE) x.all = out;
+    else x.out = out;
     return dt__reduce(c, &x);
 }
 
 static dt_result dt__collective(dt_comm *c, int op, const float *in, float *out, int64_t count, int sections, int extra)
 {
-    dt__move m = dt__move_of(op, in, out, count, sections, extra);
     dt_result r = dt__begin(c, op, count, extra);
-    return r ? r : dt__exchange(c, &m);
+    return r ? r : dt__exchange(c, op, in, out, count, sections, extra);
 }
 
 static dt_result dt__check_rank(const dt_comm *c, const char *what, int rank)
@@ -16189,13 +16159,14 @@ static dt_result dt__all_to_all_rows(dt_comm *c, float *stage, float *to, const 
 
 /* Posts data that the local rank can read; it must stay as it is until the packet is taken. Waits when DT__PACKETS are
  * posted. */
-static dt_result dt__post(dt_comm *c, int to, const dt__packet *packet, uint32_t *ticket)
+static dt_result dt__post(dt_comm *c, int to, int64_t where, int64_t bytes, int64_t total, uint32_t *ticket)
 {
     dt__channel *channel = dt__comm_channel(c, c->local_rank, c->place[to].local);
     uint32_t next = channel->posted.value + 1;
+    dt__packet *packet = &channel->packet[next % DT__PACKETS];
     dt_result r = dt__wait(c, to, &channel->taken, next - DT__PACKETS);
     if (r) return r;
-    channel->packet[next % DT__PACKETS] = *packet;
+    packet->where = where, packet->bytes = bytes, packet->total = total;
     dt__event_raise(&channel->posted, *ticket = next);
     return DT_OK;
 }
@@ -16225,21 +16196,17 @@ static dt_result dt__send_finish(dt_comm *c, int to, uint32_t ticket)
 /* A message to another node, or from symmetric memory. */
 static dt_result dt__send_post(dt_comm *c, const float *data, int64_t count, int to, uint32_t *ticket)
 {
-    const int64_t bytes = count * (int64_t)sizeof(float);
-    dt__packet packet;
-    dt_result r = DT_OK;
-    memset(&packet, 0, sizeof packet);
-    packet.where = dt__locate(c, data, bytes);
-    packet.bytes = packet.total = bytes;
-    if (!dt__is_far(c, to) && packet.where < 0)
-        return dt__error(DT_E_USAGE, "a send in the background needs memory of dt_comm_alloc");
+    const int64_t bytes = 4 * count, where = dt__is_far(c, to) ? 0 : dt__locate(c, data, bytes);
+    dt__message *m;
+    dt_result r;
+    if (where < 0) return dt__error(DT_E_USAGE, "a send in the background needs memory of dt_comm_alloc");
     dt__count_sent(c, to, count);
-    if (!dt__is_far(c, to)) return dt__post(c, to, &packet, ticket);
+    if (!dt__is_far(c, to)) return dt__post(c, to, where, bytes, bytes, ticket);
     *ticket = c->posted[to] + 1;
-    if (dt__outbox_message(c, to, *ticket)->data) r = dt__wait_message(c, dt__outbox_message(c, to, *ticket), to);
-    if (r) return r;
+    m = dt__outbox_message(c, to, *ticket);
+    if (m->data && (r = dt__wait_message(c, m, to)) != DT_OK) return r;
     c->posted[to]++;
-    return dt__message_start(c, dt__outbox_message(c, to, *ticket), 1, to, 1, (void *)(intptr_t)data, bytes);
+    return dt__message_start(c, m, 1, to, 1, (void *)(intptr_t)data, bytes);
 }
 
 /* A send that does not wait: data (count) in symmetric memory must not change before dt__send_finish(ticket). */
@@ -16252,24 +16219,18 @@ static dt_result dt__send_start(dt_comm *c, const float *data, int64_t count, in
 /* Private memory to a local rank: two stage buffers in turn. */
 static dt_result dt__send_staged(dt_comm *c, const float *data, int64_t count, int to)
 {
-    dt__packet packet;
-    uint32_t ticket[2], k = 0;
+    uint32_t ticket[2] = {0, 0}, k = 0;
     dt_result r = DT_OK;
     int64_t at = 0;
-    memset(ticket, 0, sizeof ticket);
-    memset(&packet, 0, sizeof packet);
-    packet.total = 4 * count;
     dt__count_sent(c, to, count);
     do {
         float *stage = dt__area_stage(c, c->local_rank, DT__STAGES + (k & 1u));
         int64_t n = dt__min(c->chunk, count - at);
         if (k >= 2) r = dt__send_finish(c, to, ticket[k & 1u]);
         if (r) return r;
-        packet.bytes = 4 * n;
-        packet.where = dt__locate(c, stage, 1);
         dt__copy(stage, data + at, n);
         dt__comm_tick(c);
-        r = dt__post(c, to, &packet, &ticket[k++ & 1u]);
+        r = dt__post(c, to, dt__locate(c, stage, 1), 4 * n, 4 * count, &ticket[k++ & 1u]);
         at += n;
     } while (at < count && !r);
     return r ? r : dt__send_finish(c, to, ticket[(k - 1) & 1u]);
@@ -16342,10 +16303,9 @@ static int64_t dt__comm_here(const dt_comm *c) { return c->nodes > 1 && c->link-
 static dt_result dt__agree(dt_comm *c, int ok, int *all)
 {
     float failed = !ok;
-    dt__move m = dt__move_of(DT__CALL_ALL_REDUCE, &failed, &failed, 1, 1, DT_MAX);
     dt_result r;
     c->call.where = -1;
-    r = dt__reduce_small(c, &m);
+    r = dt__reduce_small(c, &failed, &failed, 1, 1, DT_MAX);
     *all = !(failed > 0);
     return r;
 }
@@ -16802,10 +16762,8 @@ static dt_result dt__split_colors(dt_comm *c, int color, float *all)
 {
     int32_t words[2] = {color, c->link ? (int32_t)c->link->ids : 0};
     float input[2];
-    dt__move m;
     memcpy(input, words, sizeof input);
-    m = dt__move_of(DT__CALL_ALL_GATHER, input, all, 2, 1, 0);
-    return dt__exchange(c, &m);
+    return dt__exchange(c, DT__CALL_ALL_GATHER, input, all, 2, 1, 0);
 }
 
 /* The ranks of this rank's color, before they share memory. up, node (size): scratch. */
@@ -16880,7 +16838,6 @@ DT_API void dt_comm_close(dt_comm **handle)
     if (c->job && c->fd >= 0 && c->root) munmap(c->job, (size_t)dt__job_bytes(c->job->size));
     if (c->root > 1) close(c->fd);
     dt__free(c->work);
-    dt__free(c->inputs);
     dt__free(c->subtree);
     dt__free(c->top);
     dt__free((void *)(intptr_t)c->source);
