@@ -14499,7 +14499,6 @@ struct dt__link {
     void (*ungroup)(dt__link *f, void *group);
     dt_comm *base;                                     /* emulated nodes: all ranks; else NULL */
     dt__hearing *hearing;
-    int64_t sent;                                      /* bytes of messages to other ranks */
     int64_t memory;                                    /* bytes of this process's for collectives over nodes */
     uint32_t ids;                                      /* communicators over nodes have had numbers below */
     uint32_t polled;                                   /* milliseconds: when compute code last polled */
@@ -14622,8 +14621,6 @@ struct dt_comm {
     float **to;                 /* (size) as well */
     int64_t *cut, *length;      /* (size + 1) scratch of one collective: where ranges begin; how long they are */
     dt__extent *give, *take;    /* (size) scratch of one collective */
-    int64_t collectives;
-    double waited;              /* seconds */
     double rate, met;           /* of an emulated link, bytes per second, 0: none; when the collective began to send */
     int64_t owed;               /* bytes of the collective, over the emulated link */
     dt__area *area;
@@ -14859,11 +14856,10 @@ static uint32_t dt__comm_fault(const dt_comm *c)
     return fault ? fault : __atomic_load_n(&c->job->fault, __ATOMIC_SEQ_CST);
 }
 
-static dt_result dt__comm_explain(dt_comm *c)
+static dt_result dt__comm_explain_in(dt_comm *c, const char *call)
 {
     uint32_t fault = dt__comm_fault(c);
-    char text[700], call[64];
-    snprintf(call, sizeof call, "%s #%lld", dt__call_name(c->call.op), (long long)c->call.sequence);
+    char text[700];
     if (!fault) {
         snprintf(c->message, sizeof c->message, "interrupted in %s", call);
         return dt__comm_fail(c, DT_E_INTERRUPTED);
@@ -14872,15 +14868,18 @@ static dt_result dt__comm_explain(dt_comm *c)
     snprintf(c->message, sizeof c->message, "%s while this rank (%d) was in %s", text, c->place[c->rank].world, call);
     return dt__comm_fail(c, DT_E_PEER);
 }
+static dt_result dt__comm_explain(dt_comm *c)
+{
+    char call[64];
+    snprintf(call, sizeof call, "%s #%lld", dt__call_name(c->call.op), (long long)c->call.sequence);
+    return dt__comm_explain_in(c, call);
+}
 
-/* The loads are acquire, so a peer that arrived before the fault is seen to have arrived (dt__give_up). */
+/* The loads acquire, so a peer that arrived before the fault is seen to have arrived (dt__give_up). */
 static int dt__comm_troubled(const dt_comm *c)
 {
-    const dt__area *area = c->area, *base = c->link && c->link->base ? c->link->base->area : NULL;
-    return __atomic_load_n(&c->job->fault, __ATOMIC_ACQUIRE) || __atomic_load_n(&c->job->stop, __ATOMIC_ACQUIRE) == 2 ||
-           (area && __atomic_load_n(&area->outs, __ATOMIC_SEQ_CST)) ||
-           (area && __atomic_load_n(&area->fault, __ATOMIC_ACQUIRE)) ||
-           (base && __atomic_load_n(&base->fault, __ATOMIC_ACQUIRE));
+    return dt__comm_fault(c) || __atomic_load_n(&c->job->stop, __ATOMIC_ACQUIRE) == 2 ||
+           (c->area && __atomic_load_n(&c->area->outs, __ATOMIC_SEQ_CST));
 }
 
 /* ---- failure detection ---- */
@@ -15182,9 +15181,7 @@ static dt_result dt__wait_for(dt_comm *c, const dt__awaited *a)
         if (i >= c->spins || (a->message && i % 16 == 15)) sched_yield(); /* the kernel's network thread needs a core */
         if (i + 1 == c->spins && dt__now() - start < spin) i = -1;
     }
-    if (!r && !dt__arrived(a)) r = dt__wait_asleep(c, a);
-    c->waited += dt__now() - start;
-    return r;
+    return r || dt__arrived(a) ? r : dt__wait_asleep(c, a);
 }
 
 /* Waits until the event, which a rank of this node raises, has the target value. */
@@ -15410,10 +15407,7 @@ static dt_result dt__begin(dt_comm *c, int op, int64_t count, int extra)
     if (c->failed) return dt__error(c->failed, "%s", c->message);
     c->call.op = op, c->call.count = count, c->call.extra = extra;
     c->call.where = -1, c->call.detail = 0;
-    if (op < DT__CALL_SEND) {
-        c->call.sequence++;
-        c->collectives++;
-    }
+    if (op < DT__CALL_SEND) c->call.sequence++;
     if (count < 0)
         return dt__error(DT_E_USAGE, "%s of %lld floats: the count is negative", dt__call_name(op), (long long)count);
     if (!c->job) return DT_OK;
@@ -15429,7 +15423,6 @@ static dt_result dt__message_start(dt_comm *c, dt__message *m, int sends, int pe
     m->sends = sends, m->peer = c->place[peer].world;
     m->tag = 2 * (c->id + (uint32_t)DT__IDS) + (uint32_t)kind;
     m->data = (char *)data, m->bytes = bytes;
-    if (sends) __atomic_fetch_add(&c->link->sent, bytes, __ATOMIC_RELAXED);
     return c->link->start(c->link, m);
 }
 
@@ -16664,7 +16657,7 @@ static dt_result dt__stage_open(dt_comm *c)
     c->part = DT__FAR_STAGE;
     c->link->memory += 4 * (DT__STAGES * DT__FAR_STAGE + DT_WORK_FLOATS);
     memset(c->sent, 0, (size_t)c->size * sizeof *c->sent);
-    c->call.sequence = c->collectives = 0;
+    c->call.sequence = 0;
     return DT_OK;
 }
 
@@ -18496,8 +18489,6 @@ struct dt_nccl {
     int gpu;      /* CUDA's number of the device; -1: no context is held */
     int64_t calls;
     char doing[64]; /* the last call, for error messages */
-    dt_result failed;
-    char message[800];
 };
 
 /* The shared library that the environment variable names, or else `name`. It stays loaded. */
@@ -18535,16 +18526,11 @@ static dt_result dt__nccl_load(dt__nccl_calls *f)
 static dt_result dt__nccl_fail(dt_nccl *n, dt_result code)
 {
     dt_comm *c = n->comm;
-    snprintf(n->message, sizeof n->message, "%s", dt_last_error());
-    n->failed = code;
+    snprintf(c->message, sizeof c->message, "%s", dt_last_error());
     if (n->handle) n->f.ncclCommAbort(n->handle);
     n->handle = NULL;
-    if (c->job && !c->failed) {
-        snprintf(c->message, sizeof c->message, "%s", n->message);
-        dt__comm_tell(c);
-        dt__comm_fail(c, code);
-    }
-    return dt__error(code, "%s", n->message);
+    if (c->job) dt__comm_tell(c);
+    return dt__comm_fail(c, code);
 }
 
 static dt_result dt__cuda_error(const dt_nccl *n, int code)
@@ -18568,7 +18554,6 @@ static dt_result dt__nccl_broke(dt_nccl *n, int code)
 static dt_result dt__nccl_watch(dt_nccl *n, double began)
 {
     dt_comm *c = n->comm;
-    char text[600];
     int troubled = dt__comm_troubled(c);
     for (int p = 0; c->area && p < c->local_size && !troubled; p++)
         if (__atomic_load_n(&dt__comm_slot(c, p)->left, __ATOMIC_ACQUIRE)) {
@@ -18580,11 +18565,7 @@ static dt_result dt__nccl_watch(dt_nccl *n, double began)
         return dt__nccl_fail(n, dt__error(DT_E_PEER, "%s has not ended after %g s: a rank does not take part, or a GPU "
                                           "is stuck. If the work that was queued before takes longer, raise --timeout.",
                                           n->doing, c->job->timeout_ms * 1e-3));
-    if (!dt__comm_fault(c)) return dt__nccl_fail(n, dt__error(DT_E_INTERRUPTED, "interrupted in %s", n->doing));
-    dt__hear_last(c->link);
-    dt__format_fault(text, sizeof text, c->job, dt__comm_fault(c));
-    return dt__nccl_fail(n, dt__error(DT_E_PEER, "%s while this rank (%d) was in %s", text, c->place[c->rank].world,
-                                      n->doing));
+    return dt__nccl_fail(n, dt__comm_explain_in(c, n->doing));
 }
 
 /* Returns when NCCL has queued its last call; with `queued`, when the stream has completed all of its work. */
@@ -18694,7 +18675,7 @@ DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, floa
 {
     if (dt__refused("n call<3 in/ out/ op<3", n, call, in, count, out, count, op)) return DT_E_USAGE;
     static const char *const names[] = {"all-reduce", "reduce-scatter", "all-gather"};
-    dt_result r = n->failed ? dt__error(n->failed, "%s", n->message) : DT_OK;
+    dt_result r = n->comm->failed ? dt__error(n->comm->failed, "%s", n->comm->message) : DT_OK;
     int code, how = op == DT_SUM ? DT__NCCL_SUM : op == DT_MAX ? DT__NCCL_MAX : DT__NCCL_MIN;
     size_t floats = (size_t)count;
     if (!r && count < 0) r = dt__error(DT_E_USAGE, "dt_nccl_collect: count is %lld: pass 0 or more", (long long)count);
@@ -18710,7 +18691,7 @@ DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, floa
 DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream)
 {
     if (dt__refused("n", n)) return DT_E_USAGE;
-    return n->failed ? dt__error(n->failed, "%s", n->message) : dt__nccl_await(n, 1, stream);
+    return n->comm->failed ? dt__error(n->comm->failed, "%s", n->comm->message) : dt__nccl_await(n, 1, stream);
 }
 
 #else
