@@ -14611,7 +14611,6 @@ struct dt_comm {
     int spins;                  /* polls before sleeping */
     const dt__kernels *k;
     dt__job *job;               /* NULL when this rank is alone */
-    char *tables;               /* the tables above and below */
     int root;                   /* the job's mapping is its own, 2: its fd, too */
     dt_comm *parent;            /* communicator that this one was split from */
     dt__link *link;         /* between the nodes of the job; NULL: there is one node */
@@ -14625,7 +14624,6 @@ struct dt_comm {
     int64_t owed;               /* bytes of the collective, over the emulated link */
     dt__area *area;
     dt__region *regions;        /* newest first; the area is the last */
-    int64_t chunk;              /* floats in one stage buffer of the area */
     char *stage;                /* local rank 0's stage */
     int64_t part, stride;       /* floats of a part; bytes from one rank's stage to the next one's */
     uint32_t step, meets;
@@ -14671,11 +14669,13 @@ static dt__channel *dt__comm_channel(const dt_comm *c, int from, int to)
 {
     return (dt__channel *)(void *)dt__comm_slot(c, c->local_size) + (int64_t)from * c->local_size + to;
 }
-/* Buffers 0 to 2: a communicator's first stage; 3, 4: messages of private memory. */
+/* Floats in one stage buffer of the area. Buffers 0 to 2: a communicator's first stage; 3, 4: messages of private
+ * memory. */
+static int64_t dt__chunk_floats(int size) { return size <= 16 ? 32768 : 4096; }
 static float *dt__area_stage(const dt_comm *c, int local, uint32_t buffer)
 {
     float *stages = (float *)(void *)dt__comm_channel(c, c->local_size, 0);
-    return stages + ((DT__STAGES + 2) * (int64_t)local + buffer) * c->chunk;
+    return stages + ((DT__STAGES + 2) * (int64_t)local + buffer) * dt__chunk_floats(c->local_size);
 }
 /* The part of a local rank's stage that belongs to a round. */
 static float *dt__stage(const dt_comm *c, int local, int64_t round)
@@ -14690,7 +14690,6 @@ static int64_t dt__job_bytes(int size)
 {
     return dt__pages((int64_t)sizeof(dt__job) + (int64_t)size * (int64_t)sizeof(dt__rank_state));
 }
-static int64_t dt__chunk_floats(int size) { return size <= 16 ? 32768 : 4096; }
 static int64_t dt__area_bytes(int size)
 {
     int64_t n = size;
@@ -15293,21 +15292,15 @@ static void dt__region_drop(dt_comm *c, dt__region *region, int last)
     dt__free(region);
 }
 
-/* New anonymous memory, shared with threads only; NULL when refused. */
-static char *dt__map_private(int64_t bytes)
-{
-    void *p = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    return p == MAP_FAILED ? NULL : (char *)p;
-}
-
-/* Makes the name of new shared memory: run by one rank, which tells the others. -1 when memory is short. */
+/* Makes the name of new shared memory: run by one rank, which tells the others. -1 when memory is short. For threads,
+ * or a rank alone (job NULL), it is anonymous memory, and its address the name. */
 static int64_t dt__region_create(dt__job *job, int64_t bytes)
 {
-    char *base;
+    void *base;
     if (bytes > dt__memory_available()) return -1;
-    if (!job->threads) return __atomic_fetch_add(&job->end, bytes, __ATOMIC_RELAXED);
-    base = dt__map_private(bytes);
-    return base ? (int64_t)(intptr_t)base : -1;
+    if (job && !job->threads) return __atomic_fetch_add(&job->end, bytes, __ATOMIC_RELAXED);
+    base = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return base == MAP_FAILED ? -1 : (int64_t)(intptr_t)base;
 }
 
 /* Maps shared memory that dt__region_create named and puts it on the list. NULL when that fails. */
@@ -16218,7 +16211,7 @@ static dt_result dt__send_staged(dt_comm *c, const float *data, int64_t count, i
     dt__count_sent(c, to, count);
     do {
         float *stage = dt__area_stage(c, c->local_rank, DT__STAGES + (k & 1u));
-        int64_t n = dt__min(c->chunk, count - at);
+        int64_t n = dt__min(dt__chunk_floats(c->local_size), count - at);
         if (k >= 2) r = dt__send_finish(c, to, ticket[k & 1u]);
         if (r) return r;
         dt__copy(stage, data + at, n);
@@ -16331,10 +16324,9 @@ static dt_result dt__comm_alloc_shared(dt_comm *c, int64_t bytes, dt__region **r
 /* One rank alone: the same region without peers. */
 static dt_result dt__comm_alloc_alone(dt_comm *c, int64_t bytes, dt__region **region)
 {
-    int64_t stride = dt__pages(dt__max(bytes, 1)), available = dt__memory_available();
-    char *base = stride > available ? NULL : dt__map_private(stride);
-    if (!base) return dt__alloc_refused(1, bytes, available);
-    *region = dt__region_join(c, (int64_t)(intptr_t)base, stride, stride);
+    int64_t stride = dt__pages(dt__max(bytes, 1)), where = dt__region_create(NULL, stride);
+    if (where < 0) return dt__alloc_refused(1, bytes, dt__memory_available());
+    *region = dt__region_join(c, where, stride, stride);
     return *region ? DT_OK : DT_E_MEMORY;
 }
 
@@ -16501,32 +16493,6 @@ static dt_result dt__environment_number(const char *name, double low, double hig
     return dt__error(DT_E_USAGE, "%s=%s: it is %s", name, text, what);
 }
 
-/* Takes `base`, a communicator over all ranks, for its own. Collective over it. */
-static dt_result dt__emulated_open(dt__link **handle, dt_comm *base)
-{
-    int64_t n = base->size;
-    double delay = 0.0;
-    int64_t bytes = (int64_t)sizeof(dt__emulated) + n * (int64_t)sizeof(dt__traffic);
-    dt__emulated *f = (dt__emulated *)dt__alloc(bytes, "emulated nodes");
-    void *packets = NULL;
-    dt_result r = f ? DT_OK : DT_E_MEMORY;
-    if (f) {
-        f->bytes = n <= 16 ? DT__PACKET_BYTES : DT__PACKET_BYTES / 8;
-        r = dt__environment_number("DT_LINK_DELAY", 0.0, 10.0, "the seconds that a message needs between nodes, up to "
-                                   "10, e.g. 2e-4", &delay);
-        if (!r) r = dt_comm_alloc(base, n * DT__PACKETS * f->bytes, &packets);
-    }
-    if (r) return dt__free(f), r;
-    f->delay = (uint32_t)(delay * 1e6), f->packets = (char *)packets;
-    f->flow = (dt__traffic *)(void *)(f + 1);
-    f->link.base = base, f->link.rank = base->rank, f->link.size = base->size;
-    f->link.start = dt__emulated_start, f->link.poll = dt__emulated_poll;
-    f->link.cancel = dt__emulated_cancel, f->link.close = dt__emulated_close;
-    snprintf(f->link.name, sizeof f->link.name, "an emulated network");
-    *handle = &f->link;
-    return DT_OK;
-}
-
 /* ---- opening and closing ---- */
 
 DT_API int dt_comm_rank(const dt_comm *c) { return dt__refused("c", c) ? 0 : c->rank; }
@@ -16593,14 +16559,14 @@ static int64_t dt__comm_tables(dt_comm *c, char *block)
 /* The handle and its tables, without shared memory. All ranks are on this node until dt__comm_place. */
 static dt_comm *dt__comm_new(int rank, int size, int nodes, dt__job *job, int fd)
 {
-    dt_comm *c = (dt_comm *)dt__alloc((int64_t)sizeof *c, "a communicator");
+    dt_comm *c, sizes;
+    sizes.size = size, sizes.nodes = nodes;
+    c = (dt_comm *)dt__alloc((int64_t)sizeof *c + dt__comm_tables(&sizes, NULL), "a communicator");
     if (!c) return NULL;
     c->rank = c->local_rank = rank;
     c->size = c->local_size = size;
     c->nodes = nodes;
-    c->tables = (char *)dt__alloc(dt__comm_tables(c, NULL), "a communicator");
-    if (!c->tables) return dt__free(c), (dt_comm *)NULL;
-    (void)dt__comm_tables(c, c->tables);
+    (void)dt__comm_tables(c, (char *)(c + 1));
     c->job = job, c->fd = fd;
     c->spins = dt__spins(job, 1);
     if (dt__choose_kernels(&c->k)) c->k = dt__isa_table(0); /* the trainer refuses an unknown DT_ISA */
@@ -16669,9 +16635,9 @@ static dt_result dt__comm_join(dt_comm *c, int64_t where)
     if (where < 0 || (region = dt__region_join(c, where, bytes, bytes)) == NULL)
         return dt__alloc_refused(1, bytes, dt__memory_available());
     c->area = (dt__area *)(void *)region->base;
-    c->chunk = c->part = dt__chunk_floats(c->local_size);
+    c->part = dt__chunk_floats(c->local_size);
     c->stage = (char *)dt__area_stage(c, 0, 0);
-    c->stride = (DT__STAGES + 2) * c->chunk * (int64_t)sizeof(float);
+    c->stride = (DT__STAGES + 2) * c->part * (int64_t)sizeof(float);
     __atomic_fetch_add(&c->area->inside, 1, __ATOMIC_SEQ_CST);
     return c->nodes > 1 ? dt__stage_open(c) : dt__meet(c);
 }
@@ -16694,29 +16660,40 @@ static dt_result dt__comm_span(dt_comm **handle, dt__link *f, dt_comm *near, con
     for (int q = 0; q < c->local_size; q++) c->place[dt__local(c, q)].job = near->place[q].job;
     c->link = f, c->root = near->root, c->rate = near->rate;
     c->area = near->area, c->regions = near->regions;
-    c->chunk = near->chunk, c->part = near->part, c->stage = near->stage, c->stride = near->stride;
+    c->part = near->part, c->stage = near->stage, c->stride = near->stride;
     c->step = near->step, c->meets = near->meets, c->round = near->round;
-    dt__free(near->tables);
     dt__free(near);
     f->ids = 1;
     return dt__stage_open(c);
 }
 
-/* Emulates DT_NODES nodes on contiguous runs of the ranks of `base`. */
+/* Emulates DT_NODES nodes on contiguous runs of the ranks of `base`, which belongs to the link from then on. */
 static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
 {
-    int *node = (int *)dt__alloc(base->size * (int64_t)sizeof *node, "emulated nodes");
-    dt__link *f = NULL;
+    int64_t n = base->size, each = (int64_t)(sizeof(dt__traffic) + sizeof(int));
+    dt__emulated *f = (dt__emulated *)dt__alloc((int64_t)sizeof *f + n * each, "emulated nodes");
+    double delay = 0.0;
     dt_comm *near = NULL;
-    dt_result r = node ? dt__emulated_open(&f, base) : DT_E_MEMORY;
+    void *packets = NULL;
+    int *node;
+    dt_result r;
     *handle = NULL;
-    for (int p = 0; p < base->size && !r; p++) node[p] = (int)((int64_t)p * nodes / base->size);
+    if (!f) return dt_comm_close(&base), DT_E_MEMORY;
+    f->flow = (dt__traffic *)(void *)(f + 1), node = (int *)(void *)(f->flow + n);
+    f->bytes = n <= 16 ? DT__PACKET_BYTES : DT__PACKET_BYTES / 8;
+    f->link.base = base, f->link.rank = base->rank, f->link.size = base->size;
+    f->link.start = dt__emulated_start, f->link.poll = dt__emulated_poll;
+    f->link.cancel = dt__emulated_cancel, f->link.close = dt__emulated_close;
+    snprintf(f->link.name, sizeof f->link.name, "an emulated network");
+    for (int p = 0; p < n; p++) node[p] = (int)((int64_t)p * nodes / n);
+    r = dt__environment_number("DT_LINK_DELAY", 0.0, 10.0, "the seconds that a message needs between nodes, up to 10, "
+                               "e.g. 2e-4", &delay);
+    if (!r) r = dt_comm_alloc(base, n * DT__PACKETS * f->bytes, &packets);
+    f->delay = (uint32_t)(delay * 1e6), f->packets = (char *)packets;
     if (!r) r = dt_comm_split(base, node[base->rank], &near);
-    if (!r) r = dt__comm_span(handle, f, near, node);
+    if (!r) r = dt__comm_span(handle, &f->link, near, node);
     if (r && *handle) dt_comm_close(handle);
-    else if (r && f) f->close(f);
-    else if (r) dt_comm_close(&base);
-    dt__free(node);
+    else if (r) f->link.close(&f->link);
     return r;
 }
 
@@ -16834,7 +16811,6 @@ DT_API void dt_comm_close(dt_comm **handle)
     dt__free(c->subtree);
     dt__free(c->top);
     dt__free((void *)(intptr_t)c->source);
-    dt__free(c->tables);
     dt__free(c);
     *handle = NULL;
 }
@@ -17946,7 +17922,7 @@ typedef struct dt__ofi {
 
 /* ---- operations ---- */
 
-/* Memory of `bytes` that the provider knows: a long message's data, or with m NULL a buffer. */
+/* Memory of `bytes` that the provider knows: what a long message sends or receives, or with m NULL a buffer. */
 static dt__ofi_item *dt__ofi_item_open(dt__ofi *f, dt__message *m, int64_t bytes)
 {
     dt__ofi_item *i = (dt__ofi_item *)dt__alloc((int64_t)sizeof *i + (m ? 0 : bytes), "a message");
@@ -17955,6 +17931,11 @@ static dt__ofi_item *dt__ofi_item_open(dt__ofi *f, dt__message *m, int64_t bytes
     i->buffer = !m, i->data = m ? m->data : (char *)(i + 1), i->bytes = bytes;
     if (f->registers && fi_mr_reg(f->domain, i->data, (size_t)bytes, access, 0, ++f->keys, 0, &i->region, NULL))
         return dt__free(i), (dt__ofi_item *)NULL;
+    if (m) {
+        i->m = m, i->sends = m->sends, i->peer = m->peer;
+        i->tag = i->number = ++f->numbers;
+        m->own = i;
+    }
     i->older = f->items;
     return f->items = i;
 }
@@ -17973,17 +17954,6 @@ static dt__ofi_item *dt__ofi_buffer(dt__ofi *f)
     dt__ofi_item *i = f->idle;
     if (i) return f->idle = i->next, i;
     return dt__ofi_item_open(f, NULL, DT__OFI_BUFFER);
-}
-
-/* A long message, which has more than no bytes: `bytes` of it are sent or received. */
-static dt__ofi_item *dt__ofi_data(dt__ofi *f, dt__message *m, int64_t bytes)
-{
-    dt__ofi_item *i = dt__ofi_item_open(f, m, bytes);
-    if (!i) return NULL;
-    i->m = m, i->sends = m->sends, i->peer = m->peer;
-    i->number = ++f->numbers, i->tag = i->number;
-    m->own = i;
-    return i;
 }
 
 /* The operation is over. */
@@ -18084,7 +18054,7 @@ static dt_result dt__ofi_match(dt__ofi *f, dt__message *m, const dt__message *in
         return in->moved < 0 ? DT_OK : dt__ofi_say(f, in->peer, &take, NULL);
     }
     m->peer = in->peer, m->moved = in->bytes;
-    if (!(i = dt__ofi_data(f, m, in->bytes))) return dt__message_finish(m, DT__LOST), DT_E_MEMORY;
+    if (!(i = dt__ofi_item_open(f, m, in->bytes))) return dt__message_finish(m, DT__LOST), DT_E_MEMORY;
     take.data_tag = i->number;
     dt__ofi_issue(f, i);
     return dt__ofi_say(f, in->peer, &take, NULL);
@@ -18182,7 +18152,7 @@ static dt_result dt__ofi_send(dt__ofi *f, dt__message *m)
     dt__ofi_header h = dt__ofi_make(DT__OFI_SHORT, m->tag, m->bytes, 0, 0);
     dt__ofi_item *i;
     if (m->bytes <= DT__OFI_BUFFER - (int64_t)sizeof h) return dt__ofi_say(f, m->peer, &h, m);
-    if (!(i = dt__ofi_data(f, m, m->bytes))) return DT_E_MEMORY;
+    if (!(i = dt__ofi_item_open(f, m, m->bytes))) return DT_E_MEMORY;
     h.kind = DT__OFI_ASK, h.number = i->number;
     return dt__ofi_say(f, m->peer, &h, NULL);
 }

@@ -149,7 +149,6 @@ static void check_culprits(void)
         if (!tap_ok(found == s->culprit, "held up by: %s", s->what)) tap_note("found %d, not %d", found, s->culprit);
     }
     check_spins(c);
-    dt__free(c->tables);
     dt__free(c);
     free(job);
 }
