@@ -14991,12 +14991,8 @@ static void dt__hear_tell(dt__link *f)
     dt__hearing *h = f->hearing;
     h->told = 1, h->fault.kind = DT__TELL;
     h->fault.fault = __atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST);
-    if (!(h->fault.fault & DT__FAR)) {
-        dt__format_fault(h->fault.why, sizeof h->fault.why, h->job, h->fault.fault);
-        h->fault.fault = (uint32_t)DT__FAULT_TOLD << 16 | DT__FAR | (uint32_t)f->rank;
-    } else {
-        memcpy(h->fault.why, h->job->why, sizeof h->fault.why);
-    }
+    dt__format_fault(h->fault.why, sizeof h->fault.why, h->job, h->fault.fault);
+    if (!(h->fault.fault & DT__FAR)) h->fault.fault = (uint32_t)DT__FAULT_TOLD << 16 | DT__FAR | (uint32_t)f->rank;
     for (int p = 0; p < f->size; p++)
         if (p != f->rank) dt__hear_start(f, &h->tell[p], 1, p, &h->fault);
 }
@@ -15150,10 +15146,8 @@ static dt_result dt__wait_asleep(dt_comm *c, const dt__awaited *a)
 {
     dt__stream *me = &dt__own_state(c)->stream[c->stream];
     int same_job = !dt__is_far(c, a->peer) || c->link->base, up = 0;
-    dt__watch watch;
+    dt__watch watch = {0, 0, 0.0, dt__now(), 0.0};
     dt_result r = DT_OK;
-    memset(&watch, 0, sizeof watch);
-    watch.looked = dt__now();
     __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
     if (same_job) __atomic_store_n(&me->waiting, 1 + c->place[a->peer].job, __ATOMIC_RELAXED);
     while (!dt__arrived(a) && !r && !up) {
@@ -15186,19 +15180,15 @@ static dt_result dt__wait_for(dt_comm *c, const dt__awaited *a)
 /* Waits until the event, which a rank of this node raises, has the target value. */
 static dt_result dt__wait(dt_comm *c, int peer, dt__event *e, uint32_t target)
 {
-    dt__awaited a;
-    if (dt__event_reached(e, target)) return DT_OK;
-    a.peer = peer, a.event = e, a.target = target, a.message = NULL;
-    return dt__wait_for(c, &a);
+    dt__awaited a = {peer, e, target, NULL};
+    return dt__arrived(&a) ? DT_OK : dt__wait_for(c, &a);
 }
 
 /* Waits for a message to or from a peer. */
 static dt_result dt__wait_message(dt_comm *c, const dt__message *m, int peer)
 {
-    dt__awaited a;
-    dt_result r;
-    a.peer = peer, a.event = NULL, a.target = 0, a.message = m;
-    r = dt__arrived(&a) ? DT_OK : dt__wait_for(c, &a);
+    dt__awaited a = {peer, NULL, 0, m};
+    dt_result r = dt__arrived(&a) ? DT_OK : dt__wait_for(c, &a);
     if (r || m->done == 1) return r;
     if (m->done == DT__LOST) {
         dt__blame(dt__fault_of(c), DT__FAULT_LOST, DT__FAR | c->place[peer].world);
@@ -15590,9 +15580,7 @@ static void dt__copy(float *to, const float *from, int64_t n)
 static void dt__sum_into(dt_comm *c, dt_op op, const float *const *from, const dt__part *parts, int size, float *to,
                          int64_t n)
 {
-    dt__sum s;
-    memset(&s, 0, sizeof s);
-    s.op = op, s.size = size, s.from = from, s.parts = parts, s.to = &to, s.outputs = 1;
+    dt__sum s = {op, size, from, parts, NULL, &to, 1};
     dt__sum_range(c, &s, n);
 }
 
@@ -15836,10 +15824,7 @@ static dt_result dt__reduce_nodes(dt_comm *c, const dt__reduction *x, int64_t at
 static void dt__reduce_own(dt_comm *c, const dt__reduction *x, int64_t at, int64_t n, float *const *to, int outputs)
 {
     const float **addend = c->source + (c->source_room - c->subtrees);
-    dt__sum s;
-    memset(&s, 0, sizeof s);
-    s.op = x->op, s.to = to, s.outputs = outputs;
-    s.from = c->from, s.size = c->size, s.parts = x->parts, s.counts = x->counts;
+    dt__sum s = {x->op, c->size, c->from, x->parts, x->counts, to, outputs};
     for (int p = 0; p < c->size && c->nodes == 1; p++) c->from[p] = dt__range_source(c, x, p, c->rank, at);
     for (int i = 0; i < c->subtrees && c->nodes > 1; i++) {
         const dt__subtree *t = &c->subtree[i];
@@ -16205,21 +16190,20 @@ static dt_result dt__send_start(dt_comm *c, const float *data, int64_t count, in
 /* Private memory to a local rank: two stage buffers in turn. */
 static dt_result dt__send_staged(dt_comm *c, const float *data, int64_t count, int to)
 {
-    uint32_t ticket[2] = {0, 0}, k = 0;
+    uint32_t ticket = 0, k = 0; /* tickets of one peer follow each other */
     dt_result r = DT_OK;
     int64_t at = 0;
     dt__count_sent(c, to, count);
     do {
         float *stage = dt__area_stage(c, c->local_rank, DT__STAGES + (k & 1u));
         int64_t n = dt__min(dt__chunk_floats(c->local_size), count - at);
-        if (k >= 2) r = dt__send_finish(c, to, ticket[k & 1u]);
-        if (r) return r;
+        if (k++ >= 2 && (r = dt__send_finish(c, to, ticket - 1)) != DT_OK) return r;
         dt__copy(stage, data + at, n);
         dt__comm_tick(c);
-        r = dt__post(c, to, dt__locate(c, stage, 1), 4 * n, 4 * count, &ticket[k++ & 1u]);
+        r = dt__post(c, to, dt__locate(c, stage, 1), 4 * n, 4 * count, &ticket);
         at += n;
     } while (at < count && !r);
-    return r ? r : dt__send_finish(c, to, ticket[(k - 1) & 1u]);
+    return r ? r : dt__send_finish(c, to, ticket);
 }
 
 DT_API dt_result dt_send(dt_comm *c, const float *data, int64_t count, int to)
@@ -16726,17 +16710,8 @@ static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd,
     return r;
 }
 
-/* What each rank contributes to a split, (size, 2): its color, and how many communicators between nodes it has been
- * in. */
-static dt_result dt__split_colors(dt_comm *c, int color, float *all)
-{
-    int32_t words[2] = {color, c->link ? (int32_t)c->link->ids : 0};
-    float input[2];
-    memcpy(input, words, sizeof input);
-    return dt__exchange(c, DT__CALL_ALL_GATHER, input, all, 2, 1, 0);
-}
-
-/* The ranks of this rank's color, before they share memory. up, node (size): scratch. */
+/* The ranks of this rank's color, before they share memory. all (size, 2): the colors of all ranks, and how many
+ * communicators between nodes they have been in. up, node (size): scratch. */
 static dt_comm *dt__split_new(dt_comm *c, int color, const float *all, int *up, int *node)
 {
     int32_t words[2], id = 0;
@@ -16765,7 +16740,8 @@ static dt_comm *dt__split_new(dt_comm *c, int color, const float *all, int *up, 
 DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
 {
     if (dt__refused("sub! c", sub, c)) return DT_E_USAGE;
-    float *all;
+    int32_t words[2] = {color, c->link ? (int32_t)c->link->ids : 0};
+    float input[2], *all;
     int *up;
     dt_comm *s = NULL;
     dt_result r = dt__begin(c, DT__CALL_SPLIT, 0, 0);
@@ -16773,7 +16749,8 @@ DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
     if (r) return r;
     if (!(all = (float *)dt__alloc(4 * c->size * (int64_t)sizeof *all, "a split"))) return DT_E_MEMORY;
     up = (int *)(void *)(all + 2 * c->size);
-    r = dt__split_colors(c, color, all);
+    memcpy(input, words, sizeof input);
+    r = dt__exchange(c, DT__CALL_ALL_GATHER, input, all, 2, 1, 0);
     if (!r && !(s = dt__split_new(c, color, all, up, up + c->size))) r = DT_E_MEMORY;
     if (!r && c->job) { /* the first local rank of each color names the area that it made */
         c->call.where = s->local_rank == 0 ? dt__area_create(c->job, c->fd, s->local_size) : -1;
@@ -17546,9 +17523,8 @@ static struct addrinfo *dt__host_addresses(const char *address, int port, int pa
 /* Waits until fd is ready, at most until `end`; 0: it is not. */
 static int dt__ready(int fd, short events, double end)
 {
-    struct pollfd p;
+    struct pollfd p = {fd, events, 0};
     double seconds = end - dt__now();
-    p.fd = fd, p.events = events, p.revents = 0;
     return poll(&p, 1, (int)(seconds > 0 ? seconds * 1e3 + 1 : 0)) > 0;
 }
 
@@ -17695,13 +17671,8 @@ static dt_result dt__meet_gather(dt__meeting *m)
 
 static dt_result dt__meet_host(dt__world *w, const void *mine, int bytes, void *all)
 {
-    dt__meeting m;
+    dt__meeting m = {w, bytes, -1, 1, dt__now() + w->patience, NULL, (char *)all};
     dt_result r;
-    memset(&m, 0, sizeof m);
-    m.w = w, m.bytes = bytes, m.listener = -1;
-    m.present = 1;
-    m.end = dt__now() + w->patience;
-    m.blobs = (char *)all;
     m.caller = (int *)dt__alloc(w->size * (int64_t)sizeof *m.caller, "the rendezvous");
     if (!m.caller) return DT_E_MEMORY;
     memcpy(all, mine, (size_t)bytes);
@@ -17872,11 +17843,12 @@ enum { DT__OFI_BUFFER = 8192, DT__OFI_POSTED = 64, DT__OFI_BATCH = 16 };
 #define DT__OFI_PATIENCE 0.25              /* seconds that a cancelled operation may take to end */
 
 typedef struct dt__ofi_header {
-    uint32_t job; /* digest of the job's name */
-    int32_t kind, from;
+    int32_t kind;
     uint32_t tag;              /* of the message */
     uint32_t number, data_tag; /* of a long message: the sender's number for it; where the data goes */
     int64_t bytes;
+    uint32_t job; /* digest of the job's name */
+    int32_t from;
 } dt__ofi_header;
 
 /* An operation of libfabric: a buffer that is sent or posted, or the data of a long message. */
@@ -18021,7 +17993,6 @@ static dt_result dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_header *h, dt__
     if (!i) return DT_E_MEMORY;
     header = (dt__ofi_header *)(void *)i->data;
     *header = *h;
-    header->job = f->job, header->from = f->link.rank;
     if (m && m->bytes) memcpy(header + 1, m->data, (size_t)m->bytes);
     if (m) m->own = i;
     i->m = m, i->sends = 1, i->peer = peer;
@@ -18032,21 +18003,12 @@ static dt_result dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_header *h, dt__
     return DT_OK;
 }
 
-static dt__ofi_header dt__ofi_make(int kind, uint32_t tag, int64_t bytes, uint32_t number, uint32_t data_tag)
-{
-    dt__ofi_header h;
-    memset(&h, 0, sizeof h);
-    h.kind = kind, h.tag = tag, h.bytes = bytes;
-    h.number = number, h.data_tag = data_tag;
-    return h;
-}
-
 /* ---- matching ---- */
 
 /* A receive has met its message. in->moved: the sender's number of a long message, -1: the data is here. */
 static dt_result dt__ofi_match(dt__ofi *f, dt__message *m, const dt__message *in)
 {
-    dt__ofi_header take = dt__ofi_make(DT__OFI_TAKE, in->tag, in->bytes, (uint32_t)in->moved, 0);
+    dt__ofi_header take = {DT__OFI_TAKE, in->tag, (uint32_t)in->moved, 0, in->bytes, f->job, f->link.rank};
     dt__ofi_item *i;
     if (in->moved < 0 || in->bytes > m->bytes) {
         dt__message_deliver(m, in);
@@ -18149,7 +18111,7 @@ static dt_result dt__ofi_poll(dt__link *link)
 
 static dt_result dt__ofi_send(dt__ofi *f, dt__message *m)
 {
-    dt__ofi_header h = dt__ofi_make(DT__OFI_SHORT, m->tag, m->bytes, 0, 0);
+    dt__ofi_header h = {DT__OFI_SHORT, m->tag, 0, 0, m->bytes, f->job, f->link.rank};
     dt__ofi_item *i;
     if (m->bytes <= DT__OFI_BUFFER - (int64_t)sizeof h) return dt__ofi_say(f, m->peer, &h, m);
     if (!(i = dt__ofi_item_open(f, m, m->bytes))) return DT_E_MEMORY;
@@ -18593,13 +18555,11 @@ static dt_result dt__nccl_agree(dt_comm *c, dt_result r)
 static dt_result dt__nccl_join(dt_nccl *n)
 {
     dt_comm *c = n->comm;
-    dt__nccl_config config;
+    dt__nccl_config config = {sizeof config, DT__NCCL_MAGIC, DT__NCCL_VERSION, 0};
     dt__nccl_id id;
     int code = 0;
     dt_result r;
     memset(&id, 0, sizeof id);
-    memset(&config, 0, sizeof config);
-    config.size = sizeof config, config.magic = DT__NCCL_MAGIC, config.version = DT__NCCL_VERSION;
     if (c->rank == 0) code = n->f.ncclGetUniqueId(&id);
     r = dt__nccl_agree(c, code ? dt__error(DT_E_SYSTEM, "ncclGetUniqueId failed: %.400s", n->f.ncclGetLastError(NULL))
                                : DT_OK);
