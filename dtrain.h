@@ -14401,8 +14401,8 @@ typedef struct dt__job {
 
 typedef struct dt__published {
     int64_t sequence, count;
-    int64_t where, detail; /* address of the data for peers or -1; the call's own */
-    int32_t op, extra;     /* DT__CALL_*; dt_op or root */
+    int64_t where;     /* address of the data for peers or -1 */
+    int32_t op, extra; /* DT__CALL_*; dt_op or root */
 } dt__published;
 
 /* One local rank of a communicator. */
@@ -14412,7 +14412,6 @@ typedef struct dt__member {
     uint32_t out;  /* this rank's calls fail from now on */
     char pad[48];
     dt__published call[2];
-    char pad2[48];
 } dt__member;
 
 /* A part of a message inside a node: the receiver copies `bytes` from `where`. */
@@ -15389,7 +15388,7 @@ static dt_result dt__begin(dt_comm *c, int op, int64_t count, int extra)
 {
     if (c->failed) return dt__error(c->failed, "%s", c->message);
     c->call.op = op, c->call.count = count, c->call.extra = extra;
-    c->call.where = -1, c->call.detail = 0;
+    c->call.where = -1;
     if (op < DT__CALL_SEND) c->call.sequence++;
     if (count < 0)
         return dt__error(DT_E_USAGE, "%s of %lld floats: the count is negative", dt__call_name(op), (long long)count);
@@ -16283,18 +16282,15 @@ static dt_result dt__agree(dt_comm *c, int ok, int *all)
 /* Either every node gets the memory, or none does. */
 static dt_result dt__comm_alloc_shared(dt_comm *c, int64_t bytes, dt__region **region)
 {
-    int64_t stride = dt__pages(dt__max(bytes, 1)), total = stride * c->local_size, where, available;
+    int64_t stride = dt__pages(dt__max(bytes, 1)), total = stride * c->local_size, where;
+    int64_t available = dt__memory_available();
     int all = 1, ok;
     dt_result r;
-    if (c->local_rank == 0) {
-        c->call.detail = dt__memory_available();
-        if (stride <= c->call.detail / dt__comm_here(c)) c->call.where = dt__region_create(c->job, total);
-    }
+    if (c->local_rank == 0 && stride <= available / dt__comm_here(c)) c->call.where = dt__region_create(c->job, total);
     r = dt__meet(c);
     c->sharing = 0;
     if (r) return r;
     where = dt__peer_call(c, 0)->where;
-    available = dt__peer_call(c, 0)->detail;
     ok = where >= 0 && (c->fd < 0 || !dt__file_reserve(c->fd, where + c->local_rank * stride, stride));
     *region = ok ? dt__region_join(c, where, total, stride) : NULL;
     if ((r = dt__agree(c, *region != NULL, &all)) != DT_OK || all) return r;
@@ -17409,8 +17405,7 @@ static const char *dt__sagemaker_checkpoints(void)
  * runs inside a step numbers its own ranks. */
 static dt_result dt__world_detect(dt__world *w)
 {
-    const char *config = dt__sagemaker_config(), *fabric = dt__environment("DT_FABRIC");
-    const char *network = dt__environment("DT_INTERFACE");
+    const char *config = dt__sagemaker_config(), *network = dt__environment("DT_INTERFACE");
     dt_result r;
     int mpi = dt__environment("OMPI_COMM_WORLD_SIZE") != NULL;
 #ifdef DT_MPI
@@ -17431,7 +17426,7 @@ static dt_result dt__world_detect(dt__world *w)
         r = dt__world_torchrun(w);
     else if (config) r = dt__world_sagemaker(w, config);
     if (!r && w->kind != DT__WORLD_ALONE) r = dt__world_place(w);
-    if (fabric) dt__world_copy(w->fabric, sizeof w->fabric, fabric);
+    dt__world_copy(w->fabric, sizeof w->fabric, dt__environment("DT_FABRIC"));
     if (network) dt__world_copy(w->network, sizeof w->network, network);
     if (!r && w->local_size && (!w->hosts || w->local_size == w->size))
         w->hosts = (w->size + w->local_size - 1) / w->local_size;
