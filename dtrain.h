@@ -15188,7 +15188,7 @@ static dt_result dt__wait_message(dt_comm *c, const dt__message *m, int peer)
 {
     dt__awaited a = {peer, NULL, 0, m};
     dt_result r = dt__arrived(&a) ? DT_OK : dt__wait_for(c, &a);
-    if (r || m->done == 1) return r;
+    if (r || (m->done == 1 && (m->sends || m->moved == m->bytes))) return r;
     if (m->done == DT__LOST) {
         dt__blame(dt__fault_of(c), DT__FAULT_LOST, DT__FAR | c->place[peer].world);
         return dt__comm_explain(c);
@@ -16225,9 +16225,7 @@ static dt_result dt__recv_far(dt_comm *c, float *data, int64_t count, int from)
     r = dt__message_start(c, &m, 0, from, 1, data, 4 * count);
     if (!r) r = dt__wait_message(c, &m, from);
     if (r) dt__message_cancel(c->link, &m);
-    if (r || m.moved == m.bytes) return r;
-    m.done = DT__TOO_LONG;
-    return dt__wait_message(c, &m, from);
+    return r;
 }
 
 DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from)
@@ -17612,7 +17610,6 @@ static int dt__meet_serve(dt__meeting *m, int fd)
 {
     double end = dt__now() + (double)DT__MEET_SECONDS;
     uint8_t theirs[32], right[32];
-    char blob[DT__BLOB];
     dt__hello h;
     dt__welcome yes;
     memset(&yes, 0, sizeof yes);
@@ -17626,9 +17623,9 @@ static int dt__meet_serve(dt__meeting *m, int fd)
     dt__side_proof(right, 'c', &h, yes.nonce);
     dt__judge_hello(m, &h, yes.text, sizeof yes.text);
     if (dt__transfer(fd, &yes, sizeof yes, 1, end) || yes.text[0] || dt__transfer(fd, theirs, sizeof theirs, 0, end) ||
-        memcmp(theirs, right, sizeof right) || dt__transfer(fd, blob, m->bytes, 0, end))
+        memcmp(theirs, right, sizeof right) ||
+        dt__transfer(fd, m->blobs + (int64_t)h.rank * m->bytes, m->bytes, 0, end))
         return 0;
-    memcpy(m->blobs + (int64_t)h.rank * m->bytes, blob, (size_t)m->bytes);
     m->caller[h.rank] = fd;
     m->present++;
     return 1;
