@@ -14701,16 +14701,6 @@ static int64_t dt__area_bytes(int size)
 
 static uint32_t dt__clock_ms(void) { return (uint32_t)(int64_t)(dt__now() * 1e3); }
 
-static void dt__link_poll(dt__link *f);
-
-/* Compute code calls this often, so that a rank in a long computation does not look frozen. */
-static void dt__comm_tick(dt_comm *c)
-{
-    if (!c || !c->job) return;
-    __atomic_fetch_add(&dt__own_state(c)->tick, 1u, __ATOMIC_RELAXED);
-    if (c->link) dt__link_poll(c->link);
-}
-
 /* The signal that asked this process to stop, 0: none. It belongs to the process because a signal handler gets no
  * handle. Only a rank without a supervisor needs it. */
 static int dt__stop_signal;
@@ -14761,21 +14751,16 @@ static void dt__blame(uint32_t *fault, int kind, int rank)
     __atomic_compare_exchange_n(fault, &none, word, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
 }
 
-static void dt__format_end(char *text, size_t size, uint32_t gone)
-{
-    int status = (int)(gone & ~DT__GONE), sig = WTERMSIG(status);
-    if (WIFSIGNALED(status)) snprintf(text, size, "was killed by signal %d (%s)", sig, strsignal(sig));
-    else snprintf(text, size, "ended with status %d", WEXITSTATUS(status));
-}
-
 static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fault)
 {
     int number = (int)(fault & 0x7fffu), rank = fault & DT__FAR ? number : dt__job_rank(job, number)->world;
-    char end[128];
+    int status;
     switch (fault >> 16) {
     case DT__FAULT_DIED:
-        dt__format_end(end, sizeof end, __atomic_load_n(&dt__job_rank(job, number)->gone, __ATOMIC_ACQUIRE));
-        snprintf(text, size, "rank %d %s", rank, end);
+        status = (int)(__atomic_load_n(&dt__job_rank(job, number)->gone, __ATOMIC_ACQUIRE) & ~DT__GONE);
+        if (!WIFSIGNALED(status)) snprintf(text, size, "rank %d ended with status %d", rank, WEXITSTATUS(status));
+        else snprintf(text, size, "rank %d was killed by signal %d (%s)", rank, WTERMSIG(status),
+                      strsignal(WTERMSIG(status)));
         break;
     case DT__FAULT_FROZEN:
         snprintf(text, size, "rank %d has not moved for %g s (frozen or cut off? if it computes for so long, raise "
@@ -14795,89 +14780,6 @@ static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fau
         break;
     default: snprintf(text, size, "%s", job->why); break;
     }
-}
-
-/* Thread ranks read each other's private buffers. A failing rank must not give its buffer back to the caller while a
- * peer that arrived at the same step still reads it. A peer that arrives later sees `outs` and does not read. */
-static void dt__comm_drain(dt_comm *c)
-{
-    double start = dt__now();
-    for (int p = 0; p < c->local_size; p++) {
-        dt__member *slot = dt__comm_slot(c, p);
-        while (p != c->local_rank && __atomic_load_n(&slot->arrived.value, __ATOMIC_SEQ_CST) == c->shared_step &&
-               !__atomic_load_n(&slot->out, __ATOMIC_SEQ_CST) && !__atomic_load_n(&slot->left, __ATOMIC_SEQ_CST) &&
-               (dt__now() - start) * 1e3 < c->job->timeout_ms)
-            dt__nap();
-    }
-}
-
-/* Where a fault of one communicator is noted, so that all its ranks see it. */
-static uint32_t *dt__fault_of(dt_comm *c)
-{
-    if (c->nodes > 1) return c->link->base ? &c->link->base->area->fault : &c->job->fault;
-    return c->area ? &c->area->fault : &c->job->fault;
-}
-
-/* Tells all ranks what failed here: c->message. */
-static void dt__comm_tell(dt_comm *c)
-{
-    if (__atomic_exchange_n(&c->job->because, 1u, __ATOMIC_SEQ_CST)) return;
-    snprintf(c->job->why, sizeof c->job->why, "rank %d failed: %.460s", c->place[c->rank].world, c->message);
-    dt__blame(dt__fault_of(c), DT__FAULT_TOLD, DT__FAR | c->place[c->rank].world);
-}
-
-static void dt__hear_last(dt__link *f);
-
-/* The communicator fails for good, here and (through `outs`) at every peer. The sentence is c->message; the ranks of
- * other nodes are told. */
-static dt_result dt__comm_fail(dt_comm *c, dt_result code)
-{
-    int again = c->failed != DT_OK;
-    c->failed = code;
-    if (c->nodes > 1) dt__comm_tell(c);
-    dt__hear_last(c->link);
-    if (c->area && !again) {
-        __atomic_store_n(&dt__comm_slot(c, c->local_rank)->out, 1u, __ATOMIC_SEQ_CST);
-        __atomic_fetch_add(&c->area->outs, 1u, __ATOMIC_SEQ_CST);
-        if (c->sharing) dt__comm_drain(c);
-    }
-    return dt__error(code, "%s", c->message);
-}
-
-/* Returns the first fault. A rank that leaves or ends because of a fault does so later and must not be blamed for
- * it. */
-static uint32_t dt__comm_fault(const dt_comm *c)
-{
-    const dt_comm *base = c->link ? c->link->base : NULL;
-    uint32_t fault = c->area ? __atomic_load_n(&c->area->fault, __ATOMIC_SEQ_CST) : 0;
-    if (!fault && base) fault = __atomic_load_n(&base->area->fault, __ATOMIC_SEQ_CST);
-    return fault ? fault : __atomic_load_n(&c->job->fault, __ATOMIC_SEQ_CST);
-}
-
-static dt_result dt__comm_explain_in(dt_comm *c, const char *call)
-{
-    uint32_t fault = dt__comm_fault(c);
-    char text[700];
-    if (!fault) {
-        snprintf(c->message, sizeof c->message, "interrupted in %s", call);
-        return dt__comm_fail(c, DT_E_INTERRUPTED);
-    }
-    dt__format_fault(text, sizeof text, c->job, fault);
-    snprintf(c->message, sizeof c->message, "%s while this rank (%d) was in %s", text, c->place[c->rank].world, call);
-    return dt__comm_fail(c, DT_E_PEER);
-}
-static dt_result dt__comm_explain(dt_comm *c)
-{
-    char call[64];
-    snprintf(call, sizeof call, "%s #%lld", dt__call_name(c->call.op), (long long)c->call.sequence);
-    return dt__comm_explain_in(c, call);
-}
-
-/* The loads acquire, so a peer that arrived before the fault is seen to have arrived (dt__give_up). */
-static int dt__comm_troubled(const dt_comm *c)
-{
-    return dt__comm_fault(c) || __atomic_load_n(&c->job->stop, __ATOMIC_ACQUIRE) == 2 ||
-           (c->area && __atomic_load_n(&c->area->outs, __ATOMIC_SEQ_CST));
 }
 
 /* ---- failure detection ---- */
@@ -15036,6 +14938,14 @@ static void dt__link_poll(dt__link *f)
     dt__hear(f);
 }
 
+/* Compute code calls this often, so that a rank in a long computation does not look frozen. */
+static void dt__comm_tick(dt_comm *c)
+{
+    if (!c || !c->job) return;
+    __atomic_fetch_add(&dt__own_state(c)->tick, 1u, __ATOMIC_RELAXED);
+    if (c->link) dt__link_poll(c->link);
+}
+
 /* Waits until the other nodes have been told, at most half a second. Runs before a failing call returns. */
 static void dt__hear_last(dt__link *f)
 {
@@ -15089,6 +14999,89 @@ static void dt__hearing_close(dt__link *f)
     for (int k = 0; k < 3 * f->size; k++) dt__message_cancel(f, &h->asked[k]);
     dt__free(h);
     f->hearing = NULL;
+}
+
+/* ---- how a communicator fails ---- */
+
+/* Thread ranks read each other's private buffers. A failing rank must not give its buffer back to the caller while a
+ * peer that arrived at the same step still reads it. A peer that arrives later sees `outs` and does not read. */
+static void dt__comm_drain(dt_comm *c)
+{
+    double start = dt__now();
+    for (int p = 0; p < c->local_size; p++) {
+        dt__member *slot = dt__comm_slot(c, p);
+        while (p != c->local_rank && __atomic_load_n(&slot->arrived.value, __ATOMIC_SEQ_CST) == c->shared_step &&
+               !__atomic_load_n(&slot->out, __ATOMIC_SEQ_CST) && !__atomic_load_n(&slot->left, __ATOMIC_SEQ_CST) &&
+               (dt__now() - start) * 1e3 < c->job->timeout_ms)
+            dt__nap();
+    }
+}
+
+/* Where a fault of one communicator is noted, so that all its ranks see it. */
+static uint32_t *dt__fault_of(dt_comm *c)
+{
+    if (c->nodes > 1) return c->link->base ? &c->link->base->area->fault : &c->job->fault;
+    return c->area ? &c->area->fault : &c->job->fault;
+}
+
+/* Tells all ranks what failed here: c->message. */
+static void dt__comm_tell(dt_comm *c)
+{
+    if (__atomic_exchange_n(&c->job->because, 1u, __ATOMIC_SEQ_CST)) return;
+    snprintf(c->job->why, sizeof c->job->why, "rank %d failed: %.460s", c->place[c->rank].world, c->message);
+    dt__blame(dt__fault_of(c), DT__FAULT_TOLD, DT__FAR | c->place[c->rank].world);
+}
+
+/* The communicator fails for good, here and (through `outs`) at every peer. The sentence is c->message; the ranks of
+ * other nodes are told. */
+static dt_result dt__comm_fail(dt_comm *c, dt_result code)
+{
+    int again = c->failed != DT_OK;
+    c->failed = code;
+    if (c->nodes > 1) dt__comm_tell(c);
+    dt__hear_last(c->link);
+    if (c->area && !again) {
+        __atomic_store_n(&dt__comm_slot(c, c->local_rank)->out, 1u, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&c->area->outs, 1u, __ATOMIC_SEQ_CST);
+        if (c->sharing) dt__comm_drain(c);
+    }
+    return dt__error(code, "%s", c->message);
+}
+
+/* Returns the first fault. A rank that leaves or ends because of a fault does so later and must not be blamed for
+ * it. */
+static uint32_t dt__comm_fault(const dt_comm *c)
+{
+    const dt_comm *base = c->link ? c->link->base : NULL;
+    uint32_t fault = c->area ? __atomic_load_n(&c->area->fault, __ATOMIC_SEQ_CST) : 0;
+    if (!fault && base) fault = __atomic_load_n(&base->area->fault, __ATOMIC_SEQ_CST);
+    return fault ? fault : __atomic_load_n(&c->job->fault, __ATOMIC_SEQ_CST);
+}
+
+static dt_result dt__comm_explain_in(dt_comm *c, const char *call)
+{
+    uint32_t fault = dt__comm_fault(c);
+    char text[700];
+    if (!fault) {
+        snprintf(c->message, sizeof c->message, "interrupted in %s", call);
+        return dt__comm_fail(c, DT_E_INTERRUPTED);
+    }
+    dt__format_fault(text, sizeof text, c->job, fault);
+    snprintf(c->message, sizeof c->message, "%s while this rank (%d) was in %s", text, c->place[c->rank].world, call);
+    return dt__comm_fail(c, DT_E_PEER);
+}
+static dt_result dt__comm_explain(dt_comm *c)
+{
+    char call[64];
+    snprintf(call, sizeof call, "%s #%lld", dt__call_name(c->call.op), (long long)c->call.sequence);
+    return dt__comm_explain_in(c, call);
+}
+
+/* The loads acquire, so a peer that arrived before the fault is seen to have arrived (dt__give_up). */
+static int dt__comm_troubled(const dt_comm *c)
+{
+    return dt__comm_fault(c) || __atomic_load_n(&c->job->stop, __ATOMIC_ACQUIRE) == 2 ||
+           (c->area && __atomic_load_n(&c->area->outs, __ATOMIC_SEQ_CST));
 }
 
 /* ---- waiting ----
