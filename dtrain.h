@@ -22583,23 +22583,16 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
  * Restarts have new shared memory. */
 
 typedef struct dt__launch_plan {
-    int ranks, threads;
-    int nodes;               /* to emulate on this machine; 0: not said */
-    int unbound;             /* --bind none */
-    int restarts;            /* in a row without a new checkpoint */
-    int fewest, most;        /* ranks; 0: always the same number */
-    double timeout, backoff; /* seconds */
+    int64_t ranks, restarts; /* restarts: in a row without a new checkpoint */
+    int64_t nodes;           /* to emulate on this machine; 0: not said */
+    const char *elastic;
+    float timeout;           /* seconds */
+    int32_t threads, unbound; /* unbound: --bind none */
+    int fewest, most;        /* ranks, of elastic; 0: always the same number */
+    double backoff;          /* seconds */
 } dt__launch_plan;
 
-/* What the options say; 0 and NULL: nothing. */
-typedef struct dt__launch_asked {
-    int64_t ranks, nodes, restarts;
-    const char *elastic;
-    float timeout;
-    int32_t threads, unbound;
-} dt__launch_asked;
-
-typedef dt__launch_asked dt__group_LAUNCH;
+typedef dt__launch_plan dt__group_LAUNCH;
 #define DT__LAUNCH(...) DT__OPTION(LAUNCH, __VA_ARGS__)
 static const dt__option dt__launch_options[] = {
     DT__LAUNCH("ranks", "N", WHOLE, ranks, 0, "[1,1024]", "run on N local ranks; without it on 1"),
@@ -22624,27 +22617,29 @@ static dt_result dt__launch_seconds(const char *name, double lowest, double *sec
 }
 
 /* Checks the options against each other. */
-static dt_result dt__launch_settle(dt__launch_plan *plan, const dt__launch_asked *asked)
+static dt_result dt__launch_settle(dt__launch_plan *plan)
 {
     char end;
-    plan->threads |= asked->threads, plan->unbound = asked->unbound;
-    plan->nodes = (int)asked->nodes, plan->restarts = (int)asked->restarts, plan->timeout = (double)asked->timeout;
-    if (asked->elastic && (sscanf(asked->elastic, "%d:%d%c", &plan->fewest, &plan->most, &end) != 2 ||
-                           plan->fewest < 1 || plan->most < plan->fewest || plan->most > DT__RANKS_MAX))
+    int ranks, nodes = (int)plan->nodes;
+#ifndef __linux__
+    plan->threads = 1;
+#endif
+    if (plan->elastic && (sscanf(plan->elastic, "%d:%d%c", &plan->fewest, &plan->most, &end) != 2 ||
+                          plan->fewest < 1 || plan->most < plan->fewest || plan->most > DT__RANKS_MAX))
         return dt__error(DT_E_USAGE, "--elastic %s: it is MIN:MAX, the fewest and the most ranks, e.g. 2:4",
-                         asked->elastic);
-    plan->ranks = asked->ranks ? (int)asked->ranks : plan->most ? plan->most : 1;
+                         plan->elastic);
+    if (!plan->ranks) plan->ranks = plan->most ? plan->most : 1;
+    ranks = (int)plan->ranks;
     if (plan->most && !plan->restarts)
         return dt__error(DT_E_USAGE, "--elastic %d:%d: ranks are left out when all start again; set --max-restarts",
                          plan->fewest, plan->most);
-    if (plan->most && (plan->ranks < plan->fewest || plan->ranks > plan->most))
-        return dt__error(DT_E_USAGE, "--ranks %d is not within --elastic %d:%d", plan->ranks, plan->fewest, plan->most);
-    if (plan->nodes > plan->ranks)
-        return dt__error(DT_E_USAGE, "--nodes %d: there are %d ranks, and a node has one or more", plan->nodes,
-                         plan->ranks);
+    if (plan->most && (ranks < plan->fewest || ranks > plan->most))
+        return dt__error(DT_E_USAGE, "--ranks %d is not within --elastic %d:%d", ranks, plan->fewest, plan->most);
+    if (nodes > ranks)
+        return dt__error(DT_E_USAGE, "--nodes %d: there are %d ranks, and a node has one or more", nodes, ranks);
     if (plan->restarts && plan->threads)
         return dt__error(DT_E_USAGE, "--max-restarts %d: threads cannot be started again; use --launch processes",
-                         plan->restarts);
+                         (int)plan->restarts);
     return DT_OK;
 }
 
@@ -22652,25 +22647,22 @@ static dt_result dt__launch_settle(dt__launch_plan *plan, const dt__launch_asked
 static dt_result dt__launch_parse(dt__launch_plan *plan, int *argc, char **argv)
 {
     int kept = 1, i = 1, help = 0;
-    dt__launch_asked asked;
     dt_result r = DT_OK;
-    memset(&asked, 0, sizeof asked);
-    asked.timeout = (float)plan->timeout;
     for (; i < *argc && strcmp(argv[i], "--") && !r; i++) {
         const dt__option *o = NULL;
         if (!strncmp(argv[i], "--", 2))
             o = dt__option_find(DT__ROWS(dt__launch_options), argv[i] + 2, strcspn(argv[i] + 2, "="));
         help = help || !strncmp(argv[i], "--help", 6);
         if (!o) argv[kept++] = argv[i];
-        else if (strchr(argv[i], '=')) r = dt__option_set(o, strchr(argv[i], '=') + 1, &asked);
-        else r = dt__option_set(o, i + 1 < *argc ? argv[++i] : NULL, &asked);
+        else if (strchr(argv[i], '=')) r = dt__option_set(o, strchr(argv[i], '=') + 1, plan);
+        else r = dt__option_set(o, i + 1 < *argc ? argv[++i] : NULL, plan);
     }
     if (r) return r;
     while (i < *argc) argv[kept++] = argv[i++];
     *argc = kept;
     argv[kept] = NULL;
-    if (help) asked.ranks = 1, asked.nodes = asked.restarts = 0, asked.elastic = NULL;
-    return dt__launch_settle(plan, &asked);
+    if (help) plan->ranks = 1, plan->nodes = plan->restarts = 0, plan->elastic = NULL;
+    return dt__launch_settle(plan);
 }
 
 static void dt__setenv_number(const char *name, double value)
@@ -22690,11 +22682,11 @@ static int dt__environment_int(const char *name, int otherwise)
 
 static void dt__job_init(dt__job *job, const dt__launch_plan *plan)
 {
-    job->magic = DT__JOB_MAGIC, job->size = plan->ranks, job->threads = plan->threads;
-    job->timeout_ms = (int32_t)dt__min((int64_t)(plan->timeout * 1e3), INT32_MAX / 2);
-    job->end = dt__job_bytes(plan->ranks);
+    job->magic = DT__JOB_MAGIC, job->size = (int)plan->ranks, job->threads = plan->threads;
+    job->timeout_ms = (int32_t)dt__min((int64_t)((double)plan->timeout * 1e3), INT32_MAX / 2);
+    job->end = dt__job_bytes(job->size);
     job->progress = -1;
-    for (int r = 0; r < plan->ranks; r++) {
+    for (int r = 0; r < job->size; r++) {
         dt__job_rank(job, r)->stream[1].waiting = DT__OTHER_STREAM; /* has no work yet */
         dt__job_rank(job, r)->world = r;
     }
@@ -22704,7 +22696,7 @@ static void dt__job_init(dt__job *job, const dt__launch_plan *plan)
 /* Maps new shared memory for a job at *job. Returns its file descriptor; -1: there is none. */
 static int dt__job_memory(const dt__launch_plan *plan, dt__job **job)
 {
-    int64_t bytes = dt__job_bytes(plan->ranks);
+    int64_t bytes = dt__job_bytes((int)plan->ranks);
     int fd = (int)syscall(SYS_memfd_create, "dtrain", 0u);
     void *memory = MAP_FAILED;
     if (fd >= 0 && !dt__file_reserve(fd, 0, bytes))
@@ -22973,7 +22965,7 @@ static dt_result dt__supervise_start(dt__supervisor *s, char **argv, const sigse
     int failed;
     s->fd = dt__job_memory(&s->plan, &s->job);
     if (s->fd < 0)
-        return dt__error(DT_E_SYSTEM, "no shared memory for %d ranks (%s): try --launch threads", s->plan.ranks,
+        return dt__error(DT_E_SYSTEM, "no shared memory for %d ranks (%s): try --launch threads", (int)s->plan.ranks,
                          strerror(errno));
     s->announced = s->lost = s->status = s->escalation = 0;
     s->deadline = s->looked = s->still = 0, s->pressing = 2;
@@ -22981,7 +22973,7 @@ static dt_result dt__supervise_start(dt__supervisor *s, char **argv, const sigse
     if (failed) {
         dt__supervise_kill(s, SIGKILL);
         while (s->alive) dt__supervise_reap(s), dt__nap();
-        return dt__error(DT_E_SYSTEM, "cannot start %d ranks (%s): use fewer", s->plan.ranks, strerror(failed));
+        return dt__error(DT_E_SYSTEM, "cannot start %d ranks (%s): use fewer", s->job->size, strerror(failed));
     }
     while (s->alive) {
         dt__supervise_listen(s, set);
@@ -22997,15 +22989,15 @@ static dt_result dt__supervise_start(dt__supervisor *s, char **argv, const sigse
 /* Leaves out lost ranks if the options allow it. Are enough ranks left? */
 static int dt__supervise_shrink(dt__supervisor *s)
 {
-    int left = s->plan.ranks - s->lost, use = left;
+    int ranks = (int)s->plan.ranks, left = ranks - s->lost, use = left;
     char whole[64] = "", others[64] = "";
     if (!s->plan.most || !s->lost) return 1;
     while (use && dt__job_rank(s->job, use - 1)->unfit) use--;
     if (use < left) snprintf(whole, sizeof whole, ", of which the layout can use %d", use);
     if (use < left) snprintf(others, sizeof others, ": the layout cannot use all %d that are left", left);
-    if (use >= s->plan.fewest) fprintf(stderr, "dtrain: going on with %d of %d ranks%s\n", use, s->plan.ranks, others);
+    if (use >= s->plan.fewest) fprintf(stderr, "dtrain: going on with %d of %d ranks%s\n", use, ranks, others);
     else
-        fprintf(stderr, "dtrain: %d of %d ranks are left%s: too few for --elastic %d:%d\n", left, s->plan.ranks, whole,
+        fprintf(stderr, "dtrain: %d of %d ranks are left%s: too few for --elastic %d:%d\n", left, ranks, whole,
                 s->plan.fewest, s->plan.most);
     s->plan.ranks = use;
     return use >= s->plan.fewest;
@@ -23020,7 +23012,7 @@ static int dt__supervise_wait(dt__supervisor *s, const sigset_t *set)
     if (s->progress >= 0) snprintf(from, sizeof from, ", to go on from step %lld", (long long)s->progress);
     s->restarts++;
     s->idle++;
-    fprintf(stderr, "dtrain: %s: restart %d of %d in %g s%s\n", why, s->idle, s->plan.restarts, wait, from);
+    fprintf(stderr, "dtrain: %s: restart %d of %d in %g s%s\n", why, s->idle, (int)s->plan.restarts, wait, from);
     while (!s->signal && dt__now() < until) dt__supervise_listen(s, set);
     return !s->signal;
 }
@@ -23032,9 +23024,7 @@ static int dt__supervise_again(dt__supervisor *s, const sigset_t *set)
     if (!s->plan.restarts || !status || status == dt_exit_code(DT_E_USAGE) || status == dt_exit_code(DT_E_STOPPED) ||
         s->signal || s->job->lasts)
         return 0;
-    if (s->job->progress > s->progress) {
-        s->progress = s->job->progress, s->idle = 0;
-    }
+    if (s->job->progress > s->progress) s->progress = s->job->progress, s->idle = 0;
     if (s->idle == s->plan.restarts) {
         fprintf(stderr, "dtrain: %d restarts without a new checkpoint: giving up; mend the cause, or save more "
                 "often\n", s->idle);
@@ -23171,7 +23161,7 @@ static dt_result dt__exchange_addresses(dt__link *f, dt__address *address)
 }
 
 /* The shared memory of a node, for `ranks` of them; -1 when there is none. */
-static int dt__node_memory(int ranks, double timeout)
+static int dt__node_memory(int ranks, float timeout)
 {
     dt__launch_plan plan;
     dt__job *job = NULL;
@@ -23200,7 +23190,7 @@ static int dt__node_place(const dt__address *address, int rank, int size, int *f
 }
 
 /* Opens the memory of this rank's node; if one of its ranks cannot, each of them is a node of its own. */
-static dt_result dt__node_join(dt__link *f, dt__address *address, double timeout, int *fd, int *place)
+static dt_result dt__node_join(dt__link *f, dt__address *address, float timeout, int *fd, int *place)
 {
     int first, ranks = dt__node_place(address, f->rank, f->size, &first, place);
     char path[64];
@@ -23227,7 +23217,7 @@ static dt_result dt__node_join(dt__link *f, dt__address *address, double timeout
 /* A communicator over all ranks of a link, which it owns from then on. On one node shared memory replaces the link. */
 static dt_result dt__join(dt_comm **c, dt__link *f)
 {
-    double timeout = getenv("DT_TIMEOUT") ? atof(getenv("DT_TIMEOUT")) : 10.0;
+    float timeout = getenv("DT_TIMEOUT") ? (float)atof(getenv("DT_TIMEOUT")) : 10.0f;
     const int64_t each = (int64_t)(sizeof(dt__address) + sizeof(int));
     dt__address *address = (dt__address *)dt__alloc(f->size * each, "the addresses of ranks");
     int *node = (int *)(void *)(address + f->size), fd = -1, place = 0, nodes;
@@ -23336,12 +23326,12 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
 {
     dt__supervisor s;
     dt__rank_thread *threads;
-    int status;
+    int status, ranks = (int)plan->ranks;
     dt_result r = DT_OK;
     memset(&s, 0, sizeof s);
     if (!dt__user_main) return dt__error(DT_E_USAGE, "--launch threads: no main function to call; use processes");
-    s.job = (dt__job *)dt__alloc(dt__job_bytes(plan->ranks), "the ranks' shared state");
-    threads = (dt__rank_thread *)dt__alloc(plan->ranks * (int64_t)sizeof *threads, "the rank threads");
+    s.job = (dt__job *)dt__alloc(dt__job_bytes(ranks), "the ranks' shared state");
+    threads = (dt__rank_thread *)dt__alloc(ranks * (int64_t)sizeof *threads, "the rank threads");
     if (!s.job || !threads) return dt__free(s.job), dt__free(threads), DT_E_MEMORY;
     dt__job_init(s.job, plan);
 #ifdef __linux__
@@ -23349,7 +23339,7 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
     dt__supervise_signals(&set);
     pthread_sigmask(SIG_BLOCK, &set, NULL);
 #endif
-    for (int i = 0; i < plan->ranks && !r; i++) {
+    for (int i = 0; i < ranks && !r; i++) {
         r = dt__start_thread(&threads[i], s.job, i, argc, argv);
         s.alive += !r;
     }
@@ -23360,7 +23350,7 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
         s.announced = 1;
         s.deadline = dt__now() + 2;
     }
-    dt__supervise_threads(&s, threads, plan->ranks);
+    dt__supervise_threads(&s, threads, ranks);
     dt__supervise_announce(&s);
     status = dt__supervise_status(&s);
     if (s.alive) {
@@ -23375,17 +23365,6 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
 #endif
 
 /* ---- dt_launch ---- */
-
-/* Another launcher started this rank: of our options only the time limit remains. */
-static dt_result dt__launch_foreign(dt__launch_plan *plan, int *argc, char **argv, const char *launcher)
-{
-    dt_result r = dt__launch_seconds("DT_TIMEOUT", 0.05, &plan->timeout);
-    if (!r) r = dt__launch_parse(plan, argc, argv);
-    if (!r && (plan->ranks > 1 || plan->restarts))
-        r = dt__error(DT_E_USAGE, "%s has started the ranks: leave --ranks and --max-restarts to it", launcher);
-    if (!r) dt__setenv_number("DT_TIMEOUT", plan->timeout);
-    return r;
-}
 
 /* Does MPI connect this process to others? */
 static int dt__by_mpi(void)
@@ -23420,31 +23399,30 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
     if (dt__refused("argc argv", argc, argv)) return DT_E_USAGE;
     dt__launch_plan plan;
     dt__world world;
+    double timeout = 10;
     dt_result r;
     memset(&plan, 0, sizeof plan);
-    plan.timeout = 10, plan.backoff = 1;
     if (dt__thread.rank) return DT_OK;
 #ifdef __linux__
-    {
-        int fd = dt__environment_int("DT_MEMFD", -1);
-        dt__job *job = dt__attach(fd);
-        if (job) {
-            munmap(job, (size_t)dt__job_bytes(job->size));
-            dt__become_rank(fd);
-            return DT_OK;
-        }
+    int fd = dt__environment_int("DT_MEMFD", -1);
+    dt__job *job = dt__attach(fd);
+    if (job) {
+        munmap(job, (size_t)dt__job_bytes(job->size));
+        dt__become_rank(fd);
+        return DT_OK;
     }
-#else
-    plan.threads = 1;
 #endif
-    if (dt__by_mpi()) return dt__launch_foreign(&plan, argc, *argv, "mpirun");
-    r = dt__launch_seconds("DT_TIMEOUT", 0.05, &plan.timeout);
-    if (!r) r = dt__launch_seconds("DT_BACKOFF", 0, &plan.backoff);
+    plan.backoff = 1;
+    r = dt__launch_seconds("DT_TIMEOUT", 0.05, &timeout);
+    plan.timeout = (float)timeout;
+    if (!r && !dt__by_mpi()) r = dt__launch_seconds("DT_BACKOFF", 0, &plan.backoff);
     if (!r) r = dt__launch_parse(&plan, argc, *argv);
+    if (!r && dt__by_mpi() && (plan.ranks > 1 || plan.restarts))
+        r = dt__error(DT_E_USAGE, "mpirun has started the ranks: leave --ranks and --max-restarts to it");
     if (r) return r;
-    if (plan.nodes) dt__setenv_number("DT_NODES", plan.nodes);
-    if (plan.ranks == 1 && !plan.restarts) {
-        dt__setenv_number("DT_TIMEOUT", plan.timeout);
+    if (plan.nodes) dt__setenv_number("DT_NODES", (double)plan.nodes);
+    if (plan.ranks == 1 && !plan.restarts) { /* so do ranks that another launcher started */
+        dt__setenv_number("DT_TIMEOUT", (double)plan.timeout);
         return dt__check_foreign(&world);
     }
 #ifndef DT_NO_THREADS
@@ -23453,7 +23431,7 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
 #ifdef __linux__
     if (!plan.threads) return dt__launch_processes(&plan, *argv);
 #endif
-    return dt__error(DT_E_USAGE, "--ranks %d: this build cannot run several ranks that way", plan.ranks);
+    return dt__error(DT_E_USAGE, "--ranks %d: this build cannot run several ranks that way", (int)plan.ranks);
 }
 
 /* *w: what the environment says of other launchers. */
@@ -23659,7 +23637,7 @@ static void dt__help_group(dt__text *t, int all, const char *title, const dt__op
 /* Which: NULL, or "all". */
 static dt_result dt__help(const char *program, const char *which, const dt_recipe *recipe, const dt_layout *layout)
 {
-    dt__launch_asked asked;
+    dt__launch_plan asked;
     dt__text t;
     if (which && strcmp(which, "all"))
         return dt__error(DT_E_USAGE, "--help %s: only the word all may follow. Use --help, or --help all", which);
