@@ -22725,6 +22725,7 @@ typedef struct dt__supervisor {
     int idle;             /* and those since there was a new checkpoint */
     int64_t progress;     /* step of the newest checkpoint, -1: none */
     int signal;           /* first SIGINT, SIGTERM or SIGHUP, else 0 */
+    sigset_t signals;     /* that it waits for */
     /* of one start */
     dt__job *job;
     int fd; /* its memory */
@@ -22810,7 +22811,6 @@ static int dt__supervise_status(const dt__supervisor *s)
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-#ifdef __linux__
 /* The signals that the supervisor takes with sigtimedwait; they are blocked in it and not in its ranks. */
 static void dt__supervise_signals(sigset_t *set)
 {
@@ -22819,18 +22819,23 @@ static void dt__supervise_signals(sigset_t *set)
     sigaddset(set, SIGTERM);
     sigaddset(set, SIGHUP);
     sigaddset(set, SIGCHLD);
+#ifdef __linux__
+    sigprocmask(SIG_BLOCK, set, NULL);
+#endif
 }
 
 /* Waits at most 20 ms for a signal. */
-static void dt__supervise_listen(dt__supervisor *s, const sigset_t *set)
+static void dt__supervise_listen(dt__supervisor *s)
 {
-    struct timespec slice;
-    int sig;
-    slice.tv_sec = 0, slice.tv_nsec = 20000000;
-    sig = sigtimedwait(set, NULL, &slice);
+#ifdef __linux__
+    const struct timespec slice = {0, 20000000};
+    int sig = sigtimedwait(&s->signals, NULL, &slice);
     if (sig == SIGINT || sig == SIGTERM || sig == SIGHUP) dt__supervise_signal(s, sig);
-}
+#else
+    (void)s;
+    dt__nap();
 #endif
+}
 
 /* ---- ranks as processes ---- */
 
@@ -22960,7 +22965,7 @@ static int dt__spawn_ranks(dt__supervisor *s, char **argv)
 }
 
 /* Starts the ranks and watches them until all have ended. */
-static dt_result dt__supervise_start(dt__supervisor *s, char **argv, const sigset_t *set)
+static dt_result dt__supervise_start(dt__supervisor *s, char **argv)
 {
     int failed;
     s->fd = dt__job_memory(&s->plan, &s->job);
@@ -22976,7 +22981,7 @@ static dt_result dt__supervise_start(dt__supervisor *s, char **argv, const sigse
         return dt__error(DT_E_SYSTEM, "cannot start %d ranks (%s): use fewer", s->job->size, strerror(failed));
     }
     while (s->alive) {
-        dt__supervise_listen(s, set);
+        dt__supervise_listen(s);
         dt__supervise_reap(s);
         dt__supervise_stopped(s);
         dt__supervise_announce(s);
@@ -23004,7 +23009,7 @@ static int dt__supervise_shrink(dt__supervisor *s)
 }
 
 /* Announces a restart and waits 1, 2, 4 .. 30 times the backoff. Returns 0 if somebody asked to stop. */
-static int dt__supervise_wait(dt__supervisor *s, const sigset_t *set)
+static int dt__supervise_wait(dt__supervisor *s)
 {
     double wait = s->plan.backoff * (double)dt__min((int64_t)1 << dt__min(s->idle, 5), 30), until = dt__now() + wait;
     char why[700], from[64] = "";
@@ -23013,12 +23018,12 @@ static int dt__supervise_wait(dt__supervisor *s, const sigset_t *set)
     s->restarts++;
     s->idle++;
     fprintf(stderr, "dtrain: %s: restart %d of %d in %g s%s\n", why, s->idle, (int)s->plan.restarts, wait, from);
-    while (!s->signal && dt__now() < until) dt__supervise_listen(s, set);
+    while (!s->signal && dt__now() < until) dt__supervise_listen(s);
     return !s->signal;
 }
 
 /* Should the ranks start again? They must have failed in a way that a restart may mend, and restarts must be left. */
-static int dt__supervise_again(dt__supervisor *s, const sigset_t *set)
+static int dt__supervise_again(dt__supervisor *s)
 {
     int status = dt__supervise_status(s);
     if (!s->plan.restarts || !status || status == dt_exit_code(DT_E_USAGE) || status == dt_exit_code(DT_E_STOPPED) ||
@@ -23030,7 +23035,7 @@ static int dt__supervise_again(dt__supervisor *s, const sigset_t *set)
                 "often\n", s->idle);
         return 0;
     }
-    if (!dt__supervise_shrink(s) || !dt__supervise_wait(s, set)) return 0;
+    if (!dt__supervise_shrink(s) || !dt__supervise_wait(s)) return 0;
     munmap(s->job, (size_t)dt__job_bytes(s->job->size));
     close(s->fd);
     return 1;
@@ -23040,19 +23045,17 @@ static int dt__supervise_again(dt__supervisor *s, const sigset_t *set)
 static dt_result dt__launch_processes(const dt__launch_plan *plan, char **argv)
 {
     dt__supervisor s;
-    sigset_t set;
     dt_result r;
     memset(&s, 0, sizeof s);
     s.plan = *plan, s.progress = -1;
     if (!plan->unbound) dt__claim_cores(&s);
-    dt__supervise_signals(&set);
-    sigprocmask(SIG_BLOCK, &set, NULL);
+    dt__supervise_signals(&s.signals);
     signal(SIGCHLD, SIG_DFL); /* where it is ignored, waitpid cannot tell how a rank ended */
     fflush(NULL);
-    do r = dt__supervise_start(&s, argv, &set);
-    while (!r && dt__supervise_again(&s, &set));
+    do r = dt__supervise_start(&s, argv);
+    while (!r && dt__supervise_again(&s));
     if (!r) exit(dt__supervise_status(&s));
-    sigprocmask(SIG_UNBLOCK, &set, NULL);
+    sigprocmask(SIG_UNBLOCK, &s.signals, NULL);
     return r;
 }
 
@@ -23263,9 +23266,8 @@ int dt__user_main(int argc, char **argv) __asm__(DT__MAIN_SYMBOL) __attribute__(
 typedef struct dt__rank_thread {
     pthread_t thread;
     struct dt__local_rank self;
-    int argc, done, seen; /* done: atomic */
-    int status;
-    char **argv;
+    int argc, status, done; /* done: atomic */
+    char **argv;            /* NULL: it was joined */
 } dt__rank_thread;
 
 static void *dt__rank_main(void *argument)
@@ -23299,22 +23301,14 @@ static dt_result dt__start_thread(dt__rank_thread *t, dt__job *job, int rank, in
 /* Threads cannot be killed: a thread that does not end in time is left to exit(). */
 static void dt__supervise_threads(dt__supervisor *s, dt__rank_thread *threads, int ranks)
 {
-#ifdef __linux__
-    sigset_t set;
-    dt__supervise_signals(&set);
-#endif
     while (s->alive && (s->deadline <= 0 || dt__now() < s->deadline + 2)) {
-#ifdef __linux__
-        dt__supervise_listen(s, &set);
-#else
-        dt__nap();
-#endif
+        dt__supervise_listen(s);
         for (int r = 0; r < ranks; r++) {
             dt__rank_thread *t = &threads[r];
-            if (t->seen || !__atomic_load_n(&t->done, __ATOMIC_ACQUIRE)) continue;
-            t->seen = 1;
+            if (!t->argv || !__atomic_load_n(&t->done, __ATOMIC_ACQUIRE)) continue;
             pthread_join(t->thread, NULL);
             dt__free(t->argv);
+            t->argv = NULL;
             dt__supervise_count(s, t->status);
         }
         dt__supervise_announce(s);
@@ -23334,11 +23328,7 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
     threads = (dt__rank_thread *)dt__alloc(ranks * (int64_t)sizeof *threads, "the rank threads");
     if (!s.job || !threads) return dt__free(s.job), dt__free(threads), DT_E_MEMORY;
     dt__job_init(s.job, plan);
-#ifdef __linux__
-    sigset_t set;
-    dt__supervise_signals(&set);
-    pthread_sigmask(SIG_BLOCK, &set, NULL);
-#endif
+    dt__supervise_signals(&s.signals);
     for (int i = 0; i < ranks && !r; i++) {
         r = dt__start_thread(&threads[i], s.job, i, argc, argv);
         s.alive += !r;
