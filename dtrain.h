@@ -26027,30 +26027,21 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     return r;
 }
 
-/* Rows of logits (rows,V) from the columns that the ranks of a tensor group have: -0 + x is x. */
-static dt_result dt__whole_logits(dt__engine *e, const float *columns, int64_t rows, float *whole)
-{
-    int64_t vocabulary = e->recipe->model.vocabulary, first, count = dt__logits_columns(&e->net, vocabulary, &first);
-    for (int64_t i = 0; i < rows * vocabulary; i++) whole[i] = -0.0f;
-    for (int64_t i = 0; i < rows; i++) dt__copy(whole + i * vocabulary + first, columns + i * count, count);
-    return dt_all_reduce(e->tensor, whole, rows * vocabulary, DT_SUM);
-}
-
-/* Logits (samples,T,V) of a unit's first samples in the order of positions, from the rows and columns that the ranks of
- * a context group, and in it of a tensor group, have. */
+/* Logits (samples,V) from the columns that the ranks of a tensor group have: -0 + x is x. With the graph of a context
+ * group, (samples,T,V) of a unit's first samples in the order of positions, from the rows that its ranks have, too. */
 static dt_result dt__whole_rows(dt__engine *e, const dt_graph *g, const float *columns, int64_t samples, float *whole)
 {
     int64_t vocabulary = e->recipe->model.vocabulary, first, count = dt__logits_columns(&e->net, vocabulary, &first);
-    int64_t length = e->recipe->sequence;
+    int64_t length = g ? e->recipe->sequence : 1, rows = g ? g->samples * g->positions : samples;
     dt_result r = DT_OK;
     for (int64_t i = 0; i < samples * length * vocabulary; i++) whole[i] = -0.0f;
-    for (int64_t i = 0; i < g->samples * g->positions; i++) {
-        int64_t sample = i / g->positions % e->rows;
-        float *to = whole + (sample * length + dt__row_position(g, i)) * vocabulary + first;
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t sample = g ? i / g->positions % e->rows : i, position = g ? dt__row_position(g, i) : 0;
+        float *to = whole + (sample * length + position) * vocabulary + first;
         if (sample < samples) dt__copy(to, columns + i * count, count);
     }
     if (e->tensor) r = dt_all_reduce(e->tensor, whole, samples * length * vocabulary, DT_SUM);
-    if (e->context && !r) r = dt_all_reduce(e->context, whole, samples * length * vocabulary, DT_SUM);
+    if (e->context && g && !r) r = dt_all_reduce(e->context, whole, samples * length * vocabulary, DT_SUM);
     return r;
 }
 
@@ -26108,7 +26099,7 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
             if (e->net.context_shards)
                 r = dt__whole_rows(e, segment->plan->g, values, n / each, predictions + first * each);
             else if (cut)
-                r = dt__whole_logits(e, values, n / t->recipe.model.vocabulary, predictions + first * each);
+                r = dt__whole_rows(e, NULL, values, n / t->recipe.model.vocabulary, predictions + first * each);
             else memcpy(predictions + first * each, values, 4 * (size_t)n);
         }
     }
@@ -26187,7 +26178,7 @@ static dt_result dt__next_logits(dt_trainer *t, const int32_t *tokens, int64_t u
     if (!*logits || r) return r;
     if (t->e.tensor) {
         int64_t first, columns = dt__logits_columns(&t->e.net, vocabulary, &first);
-        r = dt__whole_logits(&t->e, *logits + (n - 1) * columns, 1, d->row);
+        r = dt__whole_rows(&t->e, NULL, *logits + (n - 1) * columns, 1, d->row);
         *logits = d->row;
     } else *logits += (n - 1) * vocabulary;
     return r;
@@ -26289,20 +26280,45 @@ static const char *dt__token_text(const dt_trainer *t, int32_t token, char *byte
     return byte;
 }
 
-/* Takes the bytes of a token. Returns whether the text has ended. */
-typedef int dt__put_fn(void *user, const char *text, int64_t bytes);
+/* A text of `most` bytes: how much of it was passed on, and the number of bytes held back because a stop string may
+ * begin in them. */
+typedef struct dt__drawn {
+    char *text;
+    int64_t bytes, most, given, held, tokens;
+    const dt_generation *how;
+} dt__drawn;
 
-/* Draws tokens until the text ends; *drawn: how many. */
-static dt_result dt__sample(dt_trainer *t, const char *prompt, const dt_sampling *how, dt__put_fn *put, void *user,
-                            int64_t *drawn)
+/* Appends the bytes of a token, and passes text on. Returns whether the text has ended. */
+static int dt__drawn_put(dt__drawn *d, const char *text, int64_t bytes)
 {
+    int64_t end;
+    int ended;
+    bytes = dt__min(bytes, d->most - d->bytes);
+    memcpy(d->text + d->bytes, text, (size_t)bytes);
+    d->bytes += bytes;
+    d->text[d->bytes] = 0;
+    ended = d->bytes == d->most;
+    end = ended ? d->bytes : dt__max(d->given, d->bytes - d->held);
+    for (const char *const *stop = d->how->stop; stop && *stop; stop++) {
+        int64_t length = (int64_t)strlen(*stop), at = d->given;
+        while (at + length <= d->bytes && memcmp(d->text + at, *stop, (size_t)length)) at++;
+        if (at + length <= d->bytes) d->bytes = end = at, ended = 1;
+    }
+    if (d->how->put && end > d->given) d->how->put(d->how->user, d->text + d->given, end - d->given);
+    d->given = end;
+    return ended;
+}
+
+/* Draws tokens until the text ends. */
+static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
+{
+    const dt_sampling *how = &d->how->sampling;
     int64_t length = t->recipe.sequence, used = 0, bytes = 0;
     int32_t *tokens = (int32_t *)(void *)t->unit, *targets = tokens + length, token = 0;
     uint64_t seed;
     char byte;
     dt__rng rng;
     dt_result r;
-    *drawn = 0;
     if (!t->generator.memory)
         return dt__error(DT_E_USAGE,
                          "text samples are off: --sample-length is 0, or the model has no logits of next tokens");
@@ -26318,59 +26334,24 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, const dt_sampling
     for (int64_t i = 0; i < length; i++) targets[i] = -1;
     t->e.target = dt__upload(targets, length);
     t->generator.cached = 0; /* of other weights */
-    for (int ended = put(user, "", 0); !ended && !r; ++*drawn) {
-        r = dt__next_token(t, tokens, &used, how, dt__uniform(&rng, (uint64_t)*drawn), &token);
+    for (int ended = dt__drawn_put(d, "", 0); !ended && !r; d->tokens++) {
+        r = dt__next_token(t, tokens, &used, how, dt__uniform(&rng, (uint64_t)d->tokens), &token);
         if (!r) {
             const char *text = dt__token_text(t, token, &byte, &bytes);
-            ended = put(user, text, bytes);
+            ended = dt__drawn_put(d, text, bytes);
         }
         dt__comm_tick(t->comm);
     }
     return r;
 }
 
-/* A text of `most` bytes; for dt_generation: what of the text was passed on, and the number of bytes held back because
- * a stop string may begin in them. */
-typedef struct dt__drawn {
-    char *text;
-    int64_t bytes, most, given, held;
-    const dt_generation *how;
-} dt__drawn;
-
-/* A dt__put_fn. */
-static int dt__drawn_put(void *user, const char *text, int64_t bytes)
-{
-    dt__drawn *d = (dt__drawn *)user;
-    bytes = dt__min(bytes, d->most - d->bytes);
-    memcpy(d->text + d->bytes, text, (size_t)bytes);
-    d->bytes += bytes;
-    d->text[d->bytes] = 0;
-    return d->bytes == d->most;
-}
-
-/* A dt__put_fn that passes the text on. */
-static int dt__drawn_give(void *user, const char *text, int64_t bytes)
-{
-    dt__drawn *d = (dt__drawn *)user;
-    int ended = dt__drawn_put(user, text, bytes);
-    int64_t end = ended ? d->bytes : dt__max(d->given, d->bytes - d->held);
-    for (const char *const *stop = d->how->stop; stop && *stop; stop++) {
-        int64_t length = (int64_t)strlen(*stop), at = d->given;
-        while (at + length <= d->bytes && memcmp(d->text + at, *stop, (size_t)length)) at++;
-        if (at + length <= d->bytes) d->bytes = end = at, ended = 1;
-    }
-    if (d->how->put && end > d->given) d->how->put(d->how->user, d->text + d->given, end - d->given);
-    d->given = end;
-    return ended;
-}
-
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how, char *text)
 {
     if (dt__refused("t prompt text", t, prompt, text)) return DT_E_USAGE;
-    dt__drawn d = {text, 0, count, 0, 0, NULL};
-    dt_sampling usual = dt_sampling_default();
-    int64_t drawn;
-    return dt__sample(t, prompt, how ? how : &usual, dt__drawn_put, &d, &drawn);
+    dt_generation usual = dt_generation_default();
+    dt__drawn d = {text, 0, count, 0, 0, 0, &usual};
+    if (how) usual.sampling = *how;
+    return dt__sample(t, prompt, &d);
 }
 
 /* Ends a line of progress that is still being updated on a terminal. */
@@ -26744,8 +26725,7 @@ DT_API dt_generation dt_generation_default(void)
 DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_generation *how, int64_t *tokens)
 {
     if (dt__refused("g prompt how", g, prompt, how)) return DT_E_USAGE;
-    int64_t drawn = 0;
-    dt__drawn d = {NULL, 0, how->bytes, 0, 0, how};
+    dt__drawn d = {NULL, 0, how->bytes, 0, 0, 0, how};
     dt_result r;
     if (how->bytes < 0 || how->bytes > DT__FILE_LIMIT)
         return dt__error(DT_E_USAGE, "%lld bytes of text: choose 0 to %d", (long long)how->bytes, (int)DT__FILE_LIMIT);
@@ -26754,8 +26734,8 @@ DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_gener
         d.held = dt__max(d.held, (int64_t)strlen(*stop) - 1);
     }
     d.text = (char *)dt__alloc(how->bytes + 1, "a text");
-    r = d.text ? dt__sample(g->t, prompt, &how->sampling, dt__drawn_give, &d, &drawn) : DT_E_MEMORY;
-    if (tokens) *tokens = drawn;
+    r = d.text ? dt__sample(g->t, prompt, &d) : DT_E_MEMORY;
+    if (tokens) *tokens = d.tokens;
     dt__free(d.text);
     return r;
 }
