@@ -23932,19 +23932,12 @@ static dt_result dt__check_optimizer(const dt_recipe *r)
     return DT_OK;
 }
 
-static void dt__wire_name(int wire, char *text, size_t size)
-{
-    size_t length = 0;
-    const char *name = dt__option_word(DT__WIRE_NAMES, wire, &length);
-    snprintf(text, size, "%.*s", (int)length, name);
-}
-
 /* dp: data-parallel ranks. */
 static dt_result dt__check_wire(const dt_recipe *r, const dt_layout *l, int dp)
 {
     char name[16];
     if (r->wire == DT_WIRE_FP32 || dp == 1) return DT_OK;
-    dt__wire_name(r->wire, name, sizeof name);
+    dt__option_text(dt__option_find(DT__ROWS(dt__options), "wire", 4), r, name, sizeof name);
     if (r->numerics == DT_FAST)
         return dt__error(DT_E_USAGE, "--wire %s and --numerics fast both replace the exact sum: leave one of them out",
                          name);
@@ -24086,18 +24079,11 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
     return m;
 }
 
-/* One line of the plan: its bytes in a unit of 1e3 or 1e6, and the formula behind them. */
-static void dt__memory_line(const char *what, int64_t bytes, double unit, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
-static void dt__memory_line(const char *what, int64_t bytes, double unit, const char *format, ...)
+/* Begins a line of the plan with its bytes in a unit of 1e3 or 1e6; returns whether it has some. */
+static int dt__memory_line(const char *what, int64_t bytes, double unit)
 {
-    char formula[160];
-    va_list list;
-    if (!bytes) return;
-    va_start(list, format);
-    vsnprintf(formula, sizeof formula, format, list);
-    va_end(list);
-    printf("         %-11s %8.1f %s  %s\n", what, (double)bytes / unit, unit < 1e6 ? "kB" : "MB", formula);
+    if (bytes) printf("         %-11s %8.1f %s  ", what, (double)bytes / unit, unit < 1e6 ? "kB" : "MB");
+    return bytes != 0;
 }
 
 /* The memory of rank 0 beside its formulas: P weights, here those of its stage. */
@@ -24118,34 +24104,39 @@ static void dt__memory_print(const dt_trainer *t)
         snprintf(share, sizeof share, " / %d (experts / %lld)", e->store.shards,
                  (long long)dt__max(1, e->store.shards / ep));
     printf("memory   %.1f %s per rank\n", (double)m->total / unit, unit < 1e6 ? "kB" : "MB");
-    dt__memory_line("weights", m->weights, unit, "4 P%s, P = %lld%s%s", e->shape.zero > 2 ? share : "",
-                    (long long)(part ? e->store.param_floats : e->net.weights),
-                    e->shape.pipe.stages > 1 ? " on this stage" : "", experts);
+    if (dt__memory_line("weights", m->weights, unit))
+        printf("4 P%s, P = %lld%s%s\n", e->shape.zero > 2 ? share : "",
+               (long long)(part ? e->store.param_floats : e->net.weights),
+               e->shape.pipe.stages > 1 ? " on this stage" : "", experts);
     if (ep > 1) snprintf(experts, sizeof experts, " (experts x %lld)", (long long)ep);
-    if (e->shape.buffered)
-        dt__memory_line("gradients", m->gradients, unit, "4 P%s, and %s of %lld floats%s",
-                        e->shape.zero > 1 ? share : "", e->shape.buffered > 1 ? "two buckets together" : "a bucket",
-                        (long long)e->store.buffer_floats, leaves);
-    else
-        dt__memory_line("gradients", m->gradients, unit, "4 P%s x %d set%s (data shards %lld..%lld)%s%s%s", experts,
-                        e->sets_count, e->sets_count == 1 ? "" : "s", (long long)e->lo, (long long)e->hi - 1,
-                        e->shape.total ? " and the total, 4 P" : "",
-                        e->shape.total && e->shape.zero > 1 ? share : "", leaves);
-    dt__memory_line("optimizer", m->optimizer, unit, "%g P%s (%s%s)", dt__optimizer_bytes(&t->recipe), share,
-                    optimizers[t->recipe.optimizer], t->recipe.ema > 0.0f ? ", average of the weights" : "");
-    dt__memory_line("activations", m->activations, unit, "up to %d unit%s of %lld x %lld %s%s", e->chunks[0].slots,
-                    e->chunks[0].slots == 1 ? "" : "s", (long long)e->rows,
-                    (long long)t->feed.is.inputs / e->mesh.size[DT_AXIS_CONTEXT], t->feed.own ? "inputs" : "tokens",
-                    e->shape.horizon ? ", of one segment" : e->shape.recompute == DT_RECOMPUTE_FULL
-                        ? ", inputs of segments and one segment's values" : "");
-    dt__memory_line("offloaded", m->offloaded, unit, "inputs of segments, in the second memory, not counted above");
-    dt__memory_line("buffers", m->buffers, unit, "%skernel scratch, messages, prefetched %s, %s%ssampling",
-                    e->wire.on ? "what the wire loses, 4 P, " : "", t->feed.own ? "samples" : "tokens",
-                    e->net.tables ? "rotary angles, " : "",
-                    dt__engine_windows(e) > 1 ? "weights of two segments, "
-                    : dt__engine_gathers(e, 1) ? "weights of a segment, " : "");
-    dt__memory_line("cache", m->cache, unit, "keys and values of %lld positions, for samples",
-                    (long long)t->recipe.sequence);
+    if (dt__memory_line("gradients", m->gradients, unit)) {
+        if (e->shape.buffered)
+            printf("4 P%s, and %s of %lld floats%s\n", e->shape.zero > 1 ? share : "",
+                   e->shape.buffered > 1 ? "two buckets together" : "a bucket", (long long)e->store.buffer_floats,
+                   leaves);
+        else
+            printf("4 P%s x %d set%s (data shards %lld..%lld)%s%s%s\n", experts, e->sets_count,
+                   e->sets_count == 1 ? "" : "s", (long long)e->lo, (long long)e->hi - 1,
+                   e->shape.total ? " and the total, 4 P" : "", e->shape.total && e->shape.zero > 1 ? share : "",
+                   leaves);
+    }
+    if (dt__memory_line("optimizer", m->optimizer, unit))
+        printf("%g P%s (%s%s)\n", dt__optimizer_bytes(&t->recipe), share, optimizers[t->recipe.optimizer],
+               t->recipe.ema > 0.0f ? ", average of the weights" : "");
+    if (dt__memory_line("activations", m->activations, unit))
+        printf("up to %d unit%s of %lld x %lld %s%s\n", e->chunks[0].slots, e->chunks[0].slots == 1 ? "" : "s",
+               (long long)e->rows, (long long)t->feed.is.inputs / e->mesh.size[DT_AXIS_CONTEXT],
+               t->feed.own ? "inputs" : "tokens", e->shape.horizon ? ", of one segment"
+               : e->shape.recompute == DT_RECOMPUTE_FULL ? ", inputs of segments and one segment's values" : "");
+    if (dt__memory_line("offloaded", m->offloaded, unit))
+        printf("inputs of segments, in the second memory, not counted above\n");
+    if (dt__memory_line("buffers", m->buffers, unit))
+        printf("%skernel scratch, messages, prefetched %s, %s%ssampling\n",
+               e->wire.on ? "what the wire loses, 4 P, " : "", t->feed.own ? "samples" : "tokens",
+               e->net.tables ? "rotary angles, " : "", dt__engine_windows(e) > 1 ? "weights of two segments, "
+               : dt__engine_gathers(e, 1) ? "weights of a segment, " : "");
+    if (dt__memory_line("cache", m->cache, unit))
+        printf("keys and values of %lld positions, for samples\n", (long long)t->recipe.sequence);
 }
 
 static dt_memory dt__no_memory;
@@ -24334,7 +24325,7 @@ static void dt__wire_banner(const dt_trainer *t)
     const dt_recipe *r = &t->recipe;
     char name[16];
     if (r->wire == DT_WIRE_FP32) return;
-    dt__wire_name(r->wire, name, sizeof name);
+    dt__option_text(dt__option_find(DT__ROWS(dt__options), "wire", 4), r, name, sizeof name);
     printf("wire     %s", name);
     if (!w->on) printf(": one data-parallel rank sends no gradients, these are the bits of fp32\n");
     else
@@ -26416,34 +26407,22 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     return r;
 }
 
-/* A piece of the line of progress; `rank`: what is more important comes first. */
-typedef struct dt__piece_text {
-    int rank;
-    char text[48];
-} dt__piece_text;
-static void dt__line_piece(dt__piece_text *line, int *count, int rank, const char *format, ...)
-    __attribute__((format(printf, 4, 5)));
-static void dt__line_piece(dt__piece_text *line, int *count, int rank, const char *format, ...)
-{
-    va_list list;
-    va_start(list, format);
-    vsnprintf(line[*count].text, sizeof line->text, format, list);
-    va_end(list);
-    line[(*count)++].rank = rank;
-}
+enum { DT__PIECES = 10 };
+typedef char dt__piece_text[48];
 
-/* Prints the pieces that fit into `columns`, the more important ones first. */
-static void dt__line_print(const dt__piece_text *line, int count, int columns)
+/* Prints the pieces of a line of progress that fit into `columns`, those of a smaller rank first; "": left out. */
+static void dt__line_print(dt__piece_text *line, int columns)
 {
+    static const char ranks[DT__PIECES] = {0, 1, 7, 4, 2, 6, 5, 2, 2, 3};
     int used = -2, shown = 0;
-    for (int rank = 0; rank < 10; rank++)
-        for (int i = 0; i < count; i++) {
-            int length = 2 + (int)strlen(line[i].text);
-            if (line[i].rank != rank || (rank > 1 && used + length > columns)) continue;
+    for (int rank = 0; rank < 8; rank++)
+        for (int i = 0; i < DT__PIECES; i++) {
+            int length = 2 + (int)strlen(line[i]);
+            if (ranks[i] != rank || length == 2 || (rank > 1 && used + length > columns)) continue;
             used += length, shown |= 1 << i;
         }
-    for (int i = 0, first = 1; i < count; i++)
-        if (shown >> i & 1) printf("%s%s", first ? "" : "  ", line[i].text), first = 0;
+    for (int i = 0; i < DT__PIECES; i++)
+        if (shown >> i & 1) printf("%s%s", i ? "  " : "", line[i]);
 }
 
 /* On a terminal one line that changes, of its width; else a line of at most 100 columns every 2 seconds. */
@@ -26451,26 +26430,27 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
 {
     double now = dt__now(), each = (now - t->started) / (double)(i->step - t->first);
     double left = each * (double)(t->recipe.steps - i->step);
-    int last = i->step == t->recipe.steps, terminal = isatty(STDOUT_FILENO), count = 0, columns = 100;
-    dt__piece_text line[11];
+    int last = i->step == t->recipe.steps, terminal = isatty(STDOUT_FILENO), columns = 100;
+    dt__piece_text line[DT__PIECES];
     struct winsize w;
+    memset(line, 0, sizeof line);
     if (i->step > t->first + 1 && !last && now - t->printed < (terminal ? 0.2 : 2.0)) return;
     if (terminal && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) && w.ws_col) columns = (int)dt__min(100, w.ws_col - 1);
-    dt__line_piece(line, &count, 0, "step %lld/%lld", (long long)i->step, (long long)t->recipe.steps);
-    dt__line_piece(line, &count, 1, dt__loss_in_nats(t) ? "loss %.4f" : "loss %.5g", (double)i->loss);
-    dt__line_piece(line, &count, 7, "lr %.2e", (double)i->learning_rate);
-    dt__line_piece(line, &count, 4, "norm %.3f", (double)i->norm);
-    dt__line_piece(line, &count, 2, "%.0f %s/s", (double)i->tokens / i->seconds, t->feed.own ? "samples" : "tokens");
-    dt__line_piece(line, &count, 6, "%.1f GFLOP/s (%.0f %% of peak)", i->gflops, 100.0 * i->peak_share);
+    snprintf(line[0], sizeof *line, "step %lld/%lld", (long long)i->step, (long long)t->recipe.steps);
+    snprintf(line[1], sizeof *line, dt__loss_in_nats(t) ? "loss %.4f" : "loss %.5g", (double)i->loss);
+    snprintf(line[2], sizeof *line, "lr %.2e", (double)i->learning_rate);
+    snprintf(line[3], sizeof *line, "norm %.3f", (double)i->norm);
+    snprintf(line[4], sizeof *line, "%.0f %s/s", (double)i->tokens / i->seconds, t->feed.own ? "samples" : "tokens");
+    snprintf(line[5], sizeof *line, "%.1f GFLOP/s (%.0f %% of peak)", i->gflops, 100.0 * i->peak_share);
     if (dt_comm_size(t->comm) > 1)
-        dt__line_piece(line, &count, 5, "comm %.0f %%, %.0f %% exposed", 100.0 * i->comm_seconds / i->seconds,
-                       100.0 * i->exposed_seconds / i->seconds);
+        snprintf(line[6], sizeof *line, "comm %.0f %%, %.0f %% exposed", 100.0 * i->comm_seconds / i->seconds,
+                 100.0 * i->exposed_seconds / i->seconds);
     if (i->wire_plain)
-        dt__line_piece(line, &count, 2, "wire %.3f of fp32", (double)i->wire_bytes / (double)i->wire_plain);
-    if (i->skipped) dt__line_piece(line, &count, 2, "%lld skipped", (long long)i->skipped);
-    if (!last) dt__line_piece(line, &count, 3, "eta %dm%02ds", (int)(left / 60.0), (int)left % 60);
+        snprintf(line[7], sizeof *line, "wire %.3f of fp32", (double)i->wire_bytes / (double)i->wire_plain);
+    if (i->skipped) snprintf(line[8], sizeof *line, "%lld skipped", (long long)i->skipped);
+    if (!last) snprintf(line[9], sizeof *line, "eta %dm%02ds", (int)(left / 60.0), (int)left % 60);
     if (terminal) printf("\r\033[K");
-    dt__line_print(line, count, columns);
+    dt__line_print(line, columns);
     t->live = terminal;
     if (!terminal || last) putchar('\n'), t->live = 0;
     fflush(stdout);
