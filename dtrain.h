@@ -26673,7 +26673,6 @@ DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, cons
         recipe.optimizer = DT_SGD, recipe.momentum = 0.0f, recipe.nesterov = 0; /* keep nothing */
         if (!recipe.evaluate_ema) recipe.ema = 0.0f;
         recipe.wire = DT_WIRE_FP32, recipe.numerics = DT_EXACT;
-        memset(&l.checkpoint, 0, sizeof l.checkpoint);
         l.checkpoint = dt_layout_default().checkpoint;
         l.output = dt_layout_default().output;
         l.output.quiet = 1, l.output.no_cache = layout ? layout->output.no_cache : 0;
@@ -26921,27 +26920,22 @@ static double dt__middle(double *x, int n)
     return x[(n - 1) / 2];
 }
 
-enum { DT__OF_LEAST, DT__OF_MIDDLE, DT__OF_MOST, DT__OF_ALL };
+enum { DT__OF_LEAST = -4, DT__OF_MIDDLE, DT__OF_MOST, DT__OF_ALL };
 
-/* The median over steps of one statistic over the ranks: least, median, most or sum. */
+/* The median over steps of a rank, or of one statistic over the ranks: least, median, most or sum. */
 static double dt__case_pulse(const dt__case *x, int kind, int of)
 {
     double step[DT__PULSES];
     for (int s = 0; s < x->steps; s++) {
         double sum = 0.0;
+        if (of >= 0) step[s] = x->rank[of].pulse[s][kind];
+        if (of >= 0) continue;
         for (int q = 0; q < x->ranks; q++) sum += x->scratch[q] = x->rank[q].pulse[s][kind];
         step[s] = dt__middle(x->scratch, x->ranks);
         if (of == DT__OF_LEAST) step[s] = x->scratch[0];
         if (of == DT__OF_MOST) step[s] = x->scratch[x->ranks - 1];
         if (of == DT__OF_ALL) step[s] = sum;
     }
-    return dt__middle(step, x->steps);
-}
-
-static double dt__rank_pulse(const dt__case *x, int rank, int kind)
-{
-    double step[DT__PULSES];
-    for (int s = 0; s < x->steps; s++) step[s] = x->rank[rank].pulse[s][kind];
     return dt__middle(step, x->steps);
 }
 
@@ -26952,7 +26946,7 @@ static double dt__case_far(const dt__case *x)
     for (int q = 0; q < x->ranks; q++) {
         double bytes = 0.0;
         for (int p = x->emulated ? q : 0; p < (x->emulated ? q + 1 : x->ranks); p++)
-            if (x->rank[p].node == x->rank[q].node) bytes += dt__rank_pulse(x, p, DT__PULSE_FAR);
+            if (x->rank[p].node == x->rank[q].node) bytes += dt__case_pulse(x, DT__PULSE_FAR, p);
         most = bytes > most ? bytes : most;
     }
     return most;
@@ -26962,7 +26956,7 @@ static void dt__case_times(dt__case *x)
 {
     dt_diagnosis *d = x->d;
     double sent = dt__case_pulse(x, DT__PULSE_SENT, DT__OF_MOST), far = dt__case_far(x);
-    double near = dt__case_pulse(x, DT__PULSE_SENT, DT__OF_MOST) - dt__case_pulse(x, DT__PULSE_FAR, DT__OF_MOST);
+    double near = sent - dt__case_pulse(x, DT__PULSE_FAR, DT__OF_MOST);
     double rounds = 1.0 + (double)(int64_t)(sent / 25e6), each = 0.0;
     d->seconds = dt__case_pulse(x, DT__PULSE_STEP, DT__OF_MOST);
     d->work = dt__case_pulse(x, DT__PULSE_WORK, DT__OF_MIDDLE);
@@ -27042,7 +27036,7 @@ static void dt__judge_data(dt__case *x)
     int who = 0;
     dt_finding *f;
     for (int q = 0; q < x->ranks; q++) {
-        double waits = dt__rank_pulse(x, q, DT__PULSE_DATA);
+        double waits = dt__case_pulse(x, DT__PULSE_DATA, q);
         if (waits > most) most = waits, who = q;
     }
     f = dt__find(x, DT_BRANCH_DATA, share > 0.2 && d->data > 1e-3, who, share, 0.2);
@@ -27133,11 +27127,11 @@ static double dt__case_slowest(const dt__case *x, int *who)
     double most = 1.0;
     *who = 0;
     for (int q = 0; q < x->ranks; q++) {
-        double work = dt__rank_pulse(x, q, DT__PULSE_WORK) / x->rank[q].units, product = 1.0 / x->rank[q].gflops;
+        double work = dt__case_pulse(x, DT__PULSE_WORK, q) / x->rank[q].units, product = 1.0 / x->rank[q].gflops;
         int peers = 0;
         for (int p = 0; p < x->ranks; p++)
             if (x->rank[p].stage == x->rank[q].stage)
-                x->scratch[peers++] = dt__rank_pulse(x, p, DT__PULSE_WORK) / x->rank[p].units;
+                x->scratch[peers++] = dt__case_pulse(x, DT__PULSE_WORK, p) / x->rank[p].units;
         work /= dt__middle(x->scratch, peers);
         for (int p = 0; p < x->ranks; p++) x->scratch[p] = 1.0 / x->rank[p].gflops;
         product /= dt__middle(x->scratch, x->ranks);
@@ -27192,18 +27186,13 @@ static void dt__judge(dt__case *x)
 }
 
 #define DT__BRANCH_NAME(code, name) name,
-static const char *const dt__branch_names[] = {DT_BRANCHES(DT__BRANCH_NAME) "none"};
+static const char *const dt__branch_names[] = {"none", DT_BRANCHES(DT__BRANCH_NAME)}; /* from -1 on */
 #undef DT__BRANCH_NAME
-static const char *dt__branch_name(int32_t branch)
-{
-    return dt__branch_names[branch >= 0 && branch < DT_BRANCH_COUNT ? branch : DT_BRANCH_COUNT];
-}
 
 static dt_result dt__diagnosis_text(const dt_diagnosis *d, char *text)
 {
     enum { INDENT = 22 };
     dt__text all;
-    dt_result r;
     memset(&all, 0, sizeof all);
     dt__text_add(&all,
                  "doctor   %d rank%s on %d node%s, %d steps of %.2f ms: %.2f of work, %.2f of exchange exposed, %.2f "
@@ -27212,27 +27201,22 @@ static dt_result dt__diagnosis_text(const dt_diagnosis *d, char *text)
                  1e3 * d->work, 1e3 * d->exposed, 1e3 * d->data, d->speedup);
     for (int i = 0; i < DT_BRANCH_COUNT; i++) {
         const dt_finding *f = &d->finding[i];
-        dt__text_add(&all, "  %d %-9s  %-5s   ", i + 1, dt__branch_name(i), f->fires ? "FIRES" : "ok");
+        dt__text_add(&all, "  %d %-9s  %-5s   ", i + 1, dt__branch_names[1 + i], f->fires ? "FIRES" : "ok");
         dt__text_wrap(&all, INDENT, INDENT, f->text);
         if (!f->fires) continue;
         dt__text_add(&all, "%*sdo: ", INDENT, "");
         dt__text_wrap(&all, INDENT + 4, INDENT + 4, f->advice);
     }
-    dt__text_add(&all, "finding  %s\n", dt__branch_name(d->first));
-    r = all.failed ? DT_E_MEMORY : DT_OK;
-    if (!r) snprintf(text, DT_DIAGNOSIS_TEXT, "%s", all.at);
-    dt__free(all.at);
-    return r;
+    dt__text_add(&all, "finding  %s\n", dt__branch_names[1 + d->first]);
+    return dt__text_give(&all, text, DT_DIAGNOSIS_TEXT);
 }
 
 DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text)
 {
     if (dt__refused("t d", t, d)) return DT_E_USAGE;
     const dt__engine *e = &t->e;
-    enum { WORDS = (int)(sizeof(dt__vitals) / 4) };
     int ranks = dt_comm_size(t->comm);
     dt__vitals own, *all;
-    float *words;
     dt__case x;
     dt__pipe pipe;
     dt_result r;
@@ -27242,11 +27226,10 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text)
         return dt__error(DT_E_USAGE, "dt_doctor: %lld steps were made: make 4 or more, it looks at all but the first",
                          (long long)t->pulses);
     if ((r = dt__engine_wait(&t->e)) != DT_OK) return r;
-    all = (dt__vitals *)dt__alloc(ranks * (int64_t)(2 * sizeof own + sizeof *x.scratch), "the diagnosis");
+    all = (dt__vitals *)dt__alloc(ranks * (int64_t)(sizeof own + sizeof *x.scratch), "the diagnosis");
     if (!all) return DT_E_MEMORY;
-    words = (float *)(void *)(all + ranks); /* as they travel */
     x.d = d, x.rank = all;
-    x.scratch = (double *)(void *)(all + 2 * ranks);
+    x.scratch = (double *)(void *)(all + ranks);
     d->ranks = x.ranks = ranks;
     d->nodes = dt_comm_nodes(t->comm);
     d->steps = x.steps = (int)dt__min(t->pulses - 1, DT__PULSES);
@@ -27258,9 +27241,7 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text)
     x.idle = dt__pipe_idle(&pipe);
     r = dt__links_measure(t->comm, d);
     if (!r && dt_trainer_is_root(t)) r = dt__gemm_rate(e->k, t->pool, &own.alone); /* the others wait */
-    memcpy(words + (int64_t)WORDS * dt_comm_rank(t->comm), &own, sizeof own);
-    if (!r) r = dt_all_gather(t->comm, words + (int64_t)WORDS * dt_comm_rank(t->comm), words, WORDS);
-    memcpy(all, words, (size_t)ranks * sizeof own);
+    if (!r) r = dt_all_gather(t->comm, (float *)(void *)&own, (float *)(void *)all, (int64_t)sizeof own / 4);
     if (!r) dt__judge(&x);
     dt__free(all);
     return r || !text ? r : dt__diagnosis_text(d, text);

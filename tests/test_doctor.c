@@ -86,7 +86,7 @@ static dt_result lab(fault *f, dt_diagnosis *d, int rank)
     if (!r) {
         uint64_t sum = 0xcbf29ce484222325u;
         for (size_t i = 0; d && i < sizeof *d; i++) sum = (sum ^ ((const unsigned char *)d)[i]) * 0x100000001b3u;
-        printf("rank %d %s first %s sum %llx hash %s\n", rank, f->name, d ? dt__branch_name(d->first) : "-",
+        printf("rank %d %s first %s sum %llx hash %s\n", rank, f->name, d ? dt__branch_names[1 + d->first] : "-",
                (unsigned long long)sum, dt_trainer_hash(t));
     }
     if (!r && d && !rank) {
