@@ -23429,7 +23429,6 @@ static dt_result dt__comm_connect(dt_comm **c, int *argc, char ***argv, dt__worl
 {
     dt_result r = argc && argv ? dt_launch(argc, argv) : DT_OK;
     dt__link *link = NULL;
-    dt__job *job = NULL;
     *c = NULL;
     if (!r) r = dt__check_foreign(w);
     if (r) return r;
@@ -23442,12 +23441,11 @@ static dt_result dt__comm_connect(dt_comm **c, int *argc, char ***argv, dt__worl
     if (r || link) return r ? r : dt__join(c, link);
     if (dt__thread.rank) return dt__comm_open(c, dt__thread.rank->job, dt__thread.rank->rank, -1, 1);
 #ifdef __linux__
-    {
-        int fd = dt__environment_int("DT_MEMFD", -1);
-        if ((job = dt__attach(fd)) != NULL) return dt__comm_open(c, job, dt__environment_int("RANK", 0), fd, 1);
-    }
+    int fd = dt__environment_int("DT_MEMFD", -1);
+    dt__job *job = dt__attach(fd);
+    if (job) return dt__comm_open(c, job, dt__environment_int("RANK", 0), fd, 1);
 #endif
-    return dt__comm_open(c, job, 0, -1, 1);
+    return dt__comm_open(c, NULL, 0, -1, 1);
 }
 
 DT_API dt_result dt_comm_open(dt_comm **c, int *argc, char ***argv)
@@ -24568,8 +24566,7 @@ static void dt__state_add(dt_trainer *t, int kind, int32_t param, int use)
 static dt_result dt__state_open(dt_trainer *t)
 {
     const dt__net *n = &t->e.net;
-    int64_t most = n->param_count;
-    for (int i = 0; i < DT__STATE_COUNT; i++) most += dt__state_kept(&t->recipe, i) ? n->param_count : 0;
+    int64_t most = n->param_count * DT__PARTS;
     for (int32_t i = 0; i < n->param_count && t->e.wire.on; i++) most += n->params[i].uses;
     t->state.tensor = (dt__state_tensor *)dt__alloc(most * (int64_t)sizeof *t->state.tensor, "the state");
     if (!t->state.tensor) return DT_E_MEMORY;
@@ -25055,7 +25052,7 @@ static dt_result dt__mirror_job(void *owner, int64_t job)
 
 /* ---- a save: begin and end (both collective) ---- */
 
-/* Gives a queue its next job and waits for the job; heartbeats continue. */
+/* Waits for a job of a queue; heartbeats continue. */
 static dt_result dt__save_wait(dt_trainer *t, dt__queue *q, int64_t ticket)
 {
     while (dt__queue_pending(q, ticket)) dt__comm_tick(t->comm), dt__nap();
@@ -25214,9 +25211,8 @@ static dt_result dt__save_probe(dt_trainer *t)
     double bytes = (4.0 + dt__optimizer_bytes(&t->recipe)) * (double)t->e.net.weights;
     char name[32], path[PATH_MAX];
     struct statvfs is;
-    dt_result r;
+    dt_result r = dt__dir_make(place);
     snprintf(name, sizeof name, "probe-%03d.tmp", dt_comm_rank(t->comm));
-    r = dt__dir_make(place);
     if (!r) r = dt__path_join(path, place, name);
     if (!r) r = dt__file_put(path, "", 0);
     if (!r) unlink(path);
@@ -25319,14 +25315,10 @@ static dt_result dt__resume_one(dt_trainer *t, const char *folder)
 /* The newest step before *step that has a checkpoint, on all ranks; -1: there is none (collective). */
 static dt_result dt__resume_next(dt_trainer *t, int64_t *step)
 {
-    float words[2];
     dt_result r = DT_OK;
     if (dt_trainer_is_root(t)) r = dt__step_newest(t->layout.checkpoint.place, *step, step);
     r = dt__trainer_agree(t, r);
-    memcpy(words, step, 8);
-    if (!r) r = dt_broadcast(t->comm, words, 2, 0);
-    memcpy(step, words, 8);
-    return r;
+    return r ? r : dt_broadcast(t->comm, (float *)(void *)step, 2, 0);
 }
 
 /* Resumes from the newest complete checkpoint, if there is one (collective). */
@@ -25639,7 +25631,7 @@ static dt_result dt__timeline_close(dt_trainer *t, int whole)
 }
 
 /* The bars of this rank; room for one per instruction, then those of the exchanges inside segments. */
-static int32_t dt__timeline_bars(const dt__engine *e, dt__bar *bar)
+static void dt__timeline_bars(const dt__engine *e, dt__bar *bar)
 {
     int32_t count = 0;
     for (int32_t k = 0; k < e->program.count; k++) {
@@ -25657,7 +25649,6 @@ static int32_t dt__timeline_bars(const dt__engine *e, dt__bar *bar)
         bar[count].begin = e->inner[k][0], bar[count].end = e->inner[k][1];
         bar[count].op = -1, bar[count].shard = bar[count].first = -1;
     }
-    return count;
 }
 
 /* "FORWARD of shard 2, micro-batch 0, segments 1 to 4". */
@@ -25943,15 +25934,13 @@ enum { DT__SAID_STOP = 1, DT__SAID_WRITING = 2, DT__SAID_DUE = 4 };
 static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total, uint32_t *said)
 {
     enum { TOP = 56 };
-    float words[2];
     double start;
     dt_result r;
     const int *at = t->e.mesh.at; /* of the ranks that share samples one counts them */
     if (at[DT_AXIS_PIPELINE] || at[DT_AXIS_TENSOR] || at[DT_AXIS_CONTEXT]) own = 0;
     if (said) own |= (int64_t)*said << TOP;
-    memcpy(words, &own, 8);
     start = dt__now();
-    r = dt_all_gather(t->comm, words, t->counts, 2);
+    r = dt_all_gather(t->comm, (const float *)(const void *)&own, t->counts, 2);
     t->agreeing += dt__now() - start;
     *total = 0;
     for (int i = 0; i < dt_comm_size(t->comm) && !r; i++) {
@@ -26102,24 +26091,6 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
 
 /* ---- text ---------------------------------------------------------------------------------------------------- */
 
-/* One unit through segment q of a net that draws text, bound to `memory` and to the cache, which it extends. */
-static void dt__generator_segment(dt_trainer *t, const dt__net *net, int64_t q, float *input, float **memory,
-                                  float **cache, const dt__env *env, dt__bind *b)
-{
-    dt__engine *e = &t->e;
-    const dt__built *seg = &net->segments[q];
-    memset(b, 0, sizeof *b);
-    b->params = dt__engine_gathers(e, 1) ? e->window : dt__engine_weights(e, 1);
-    b->param = seg->param;
-    b->at[DT__AT_TEMP] = t->generator.memory + net->widest;
-    b->at[DT__AT_CACHE] = *cache, b->at[DT__AT_INPUT] = input, b->at[DT__AT_OUTPUT] = *memory;
-    b->at[DT__AT_SAVED] = *memory + dt__round_up(seg->output, 16);
-    *memory += dt__round_up(seg->output, 16) + seg->plan->saved;
-    if (*cache) *cache += seg->plan->cache;
-    b->at[DT__AT_TARGETS] = e->target;
-    dt__plan_run(seg->plan, 0, seg->plan->forward_count, b, env, 0);
-}
-
 /* *logits: (T,V) of the T tokens that `net` takes, the first of them at `position`, on the stage that has them, else
  * NULL; they live until the next call. The stages of a pipeline call it together. */
 static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *tokens, int64_t position,
@@ -26139,11 +26110,20 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
         input = chunk->first ? dt__upload(tokens, count) : t->generator.memory;
         if (!chunk->first) r = dt_recv(stages, dt__host(input), count, (stage + pp - 1) % pp);
         for (int64_t q = chunk->begin; q < chunk->end && !r; q++) {
-            const dt__plan *p = net->segments[q].plan;
+            const dt__built *seg = &net->segments[q];
+            const dt__plan *p = seg->plan;
             dt__bind b;
             if (dt__engine_gathers(e, 1)) r = dt__engine_gather(e, q);
             if (r) break;
-            dt__generator_segment(t, net, q, input, &memory, &cache, &env, &b);
+            memset(&b, 0, sizeof b);
+            b.params = dt__engine_gathers(e, 1) ? e->window : dt__engine_weights(e, 1);
+            b.param = seg->param;
+            b.at[DT__AT_TEMP] = t->generator.memory + net->widest, b.at[DT__AT_CACHE] = cache;
+            b.at[DT__AT_TARGETS] = e->target, b.at[DT__AT_INPUT] = input, b.at[DT__AT_OUTPUT] = memory;
+            b.at[DT__AT_SAVED] = memory + dt__round_up(seg->output, 16);
+            memory += dt__round_up(seg->output, 16) + p->saved;
+            if (cache) cache += p->cache;
+            dt__plan_run(p, 0, p->forward_count, &b, &env, 0);
             r = e->exchanged;
             if (p->g->logits.id)
                 *logits = dt__download(dt__where(p, &b, p->g->logits.id), dt__floats(dt__at(p->g, p->g->logits)));
@@ -26230,13 +26210,10 @@ static dt_result dt__next_token(dt_trainer *t, int32_t *tokens, int64_t *used, c
     dt_comm *stages = t->e.out[0].comm;
     unsigned saved = dt__fp_enter();
     const float *logits = NULL;
-    float word;
     dt_result r = dt__next_logits(t, tokens, *used, &logits);
     if (logits && !r) *token = dt__draw(&t->generator, t->e.k, how, logits, vocabulary, uniform);
     dt__fp_leave(saved);
-    memcpy(&word, token, sizeof word);
-    if (stages && !r) r = dt_broadcast(stages, &word, 1, dt__logits_stage(&t->e));
-    memcpy(token, &word, sizeof word);
+    if (stages && !r) r = dt_broadcast(stages, (float *)(void *)token, 1, dt__logits_stage(&t->e));
     if (*used == length) {
         memmove(tokens, tokens + length / 2, sizeof *tokens * (size_t)(length - length / 2));
         *used = length - length / 2;
@@ -26377,7 +26354,7 @@ static int dt__trainer_draws(const dt_trainer *t)
 {
     const dt_layout *l = &t->layout;
     if (!l->output.sample_length || (!t->tokenizer && t->recipe.model.vocabulary > 256)) return 0;
-    return dt__trainer_whole(t) ? dt_trainer_is_root(t) && !l->output.quiet : !l->output.quiet;
+    return !l->output.quiet && (dt_trainer_is_root(t) || !dt__trainer_whole(t));
 }
 
 /* The validation that is due after this step, a text sample, and the hash while all ranks are here. */
@@ -26859,18 +26836,17 @@ typedef struct dt__vitals {
 /* Is there an Elastic Fabric Adapter among the devices of this folder? Amazon's number as a vendor is 0x1d0f. */
 static int dt__has_efa(const char *folder)
 {
-    DIR *all = opendir(folder);
-    struct dirent *one;
+    char path[PATH_MAX], vendor[16] = "";
+    glob_t all;
     int found = 0;
-    while (all && !found && (one = readdir(all)) != NULL) {
-        char path[PATH_MAX], vendor[16] = "";
-        FILE *f;
-        snprintf(path, sizeof path, "%.3000s/%.255s/device/vendor", folder, one->d_name);
-        f = one->d_name[0] == '.' ? NULL : fopen(path, "r");
+    snprintf(path, sizeof path, "%.3000s/*/device/vendor", folder);
+    if (glob(path, 0, NULL, &all)) return 0;
+    for (size_t i = 0; i < all.gl_pathc && !found; i++) {
+        FILE *f = fopen(all.gl_pathv[i], "r");
         found = f && fgets(vendor, (int)sizeof vendor, f) && !strncmp(vendor, "0x1d0f", 6);
         if (f) fclose(f);
     }
-    if (all) closedir(all);
+    globfree(&all);
     return found;
 }
 
