@@ -23858,9 +23858,8 @@ static dt_result dt__check_llama(const dt_model *m)
         return dt__error(DT_E_USAGE, "%lld heads of the keys do not divide %lld heads: --kv-heads one of %s",
                          (long long)m->kv_heads, (long long)m->heads, dt__divisors(m->heads, 64, list, sizeof list));
     if (m->width / m->heads % 2)
-        return dt__error(DT_E_USAGE,
-                         "a head of width %lld (width %lld / %lld heads) cannot be rotated in pairs: make it even",
-                         (long long)(m->width / m->heads), (long long)m->width, (long long)m->heads);
+        return dt__error(DT_E_USAGE, "a head of width %lld (width %lld / %lld heads) cannot be rotated in pairs: make "
+                         "it even", (long long)(m->width / m->heads), (long long)m->width, (long long)m->heads);
     if (m->rope_base > 0.0f && m->rope_base < 1.0f)
         return dt__error(DT_E_USAGE, "--rope-base %g: choose a number not below 1, or 0 for 10000",
                          (double)m->rope_base);
@@ -23874,10 +23873,9 @@ static dt_result dt__check_model(const dt_model *m)
     if (m->segments)
         return m->segment_count >= 1 ? DT_OK : dt__error(DT_E_USAGE, "the model has no segments: give one or more");
     if (m->layers < 1 || m->heads < 1 || m->width < 1)
-        return dt__error(DT_E_USAGE,
-                         "the model has %lld layers, %lld heads, width %lld: choose a --model (" DT__MODEL_NAMES
-                         ") or set --layers, --heads, --width to 1 or more",
-                         (long long)m->layers, (long long)m->heads, (long long)m->width);
+        return dt__error(DT_E_USAGE, "the model has %lld layers, %lld heads, width %lld: choose a --model ("
+                         DT__MODEL_NAMES ") or set --layers, --heads, --width to 1 or more", (long long)m->layers,
+                         (long long)m->heads, (long long)m->width);
     if (m->width % m->heads)
         return dt__error(DT_E_USAGE, "%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads,
                          (long long)m->width, dt__divisors(m->width, 64, list, sizeof list));
@@ -23888,9 +23886,8 @@ static dt_result dt__check_model(const dt_model *m)
     if (m->family != DT_GPT2)
         return dt__error(DT_E_USAGE, "%d is no family of models: DT_GPT2 or DT_LLAMA", (int)m->family);
     if (m->kv_heads || m->hidden || m->rope_base != 0.0f || m->norm_eps != 0.0f || m->tied)
-        return dt__error(DT_E_USAGE,
-                         "--kv-heads, --hidden, --rope-base, --norm-eps and --tied are for the Llama family: "
-                         "--model llama-nano, or leave them out");
+        return dt__error(DT_E_USAGE, "--kv-heads, --hidden, --rope-base, --norm-eps and --tied are for the Llama "
+                         "family: --model llama-nano, or leave them out");
     return DT_OK;
 }
 
@@ -23903,15 +23900,13 @@ static dt_result dt__check_batch(const dt_recipe *r, int dp)
                          (long long)r->micro_batch, (long long)r->batch,
                          dt__divisors(r->batch, r->batch, list, sizeof list));
     if (r->micro_batch % r->data_shards)
-        return dt__error(DT_E_USAGE,
-                         "micro-batch %lld does not divide into %lld data shards: make it a multiple, or lower "
-                         "--data-shards (a recipe choice: other bits)",
-                         (long long)r->micro_batch, (long long)r->data_shards);
+        return dt__error(DT_E_USAGE, "micro-batch %lld does not divide into %lld data shards: make it a multiple, or "
+                         "lower --data-shards (a recipe choice: other bits)", (long long)r->micro_batch,
+                         (long long)r->data_shards);
     if (dp > r->data_shards)
-        return dt__error(DT_E_USAGE,
-                         "%d data-parallel ranks cannot share %lld data shards: use up to %lld, or raise --data-shards "
-                         "(a recipe choice: other bits)",
-                         dp, (long long)r->data_shards, (long long)r->data_shards);
+        return dt__error(DT_E_USAGE, "%d data-parallel ranks cannot share %lld data shards: use up to %lld, or raise "
+                         "--data-shards (a recipe choice: other bits)", dp, (long long)r->data_shards,
+                         (long long)r->data_shards);
     return DT_OK;
 }
 
@@ -24183,9 +24178,8 @@ static dt_result dt__check_memory(dt_trainer *t, int allocated)
                          "micro-batch", who, (double)most / 1e6, (double)(most - limit) / 1e6,
                          (double)largest[which] / 1e6, names[which]);
     if (allocated || t->layout.no_memory_check || free_bytes < 0 || all <= free_bytes) return DT_OK;
-    return dt__error(DT_E_MEMORY,
-                     "the plan needs up to %.2f GB on each of %d ranks and %.2f GB are free: use a smaller model, "
-                     "sequence or micro-batch, or fewer ranks (--no-memory-check starts all the same)",
+    return dt__error(DT_E_MEMORY, "the plan needs up to %.2f GB on each of %d ranks and %.2f GB are free: use a "
+                     "smaller model, sequence or micro-batch, or fewer ranks (--no-memory-check starts all the same)",
                      (double)most / 1e9, ranks, (double)free_bytes / 1e9);
 }
 
@@ -25167,8 +25161,7 @@ static dt_result dt__save_failed(dt_trainer *t)
     if (dt_trainer_is_root(t) && !dt__step_path(draft, place, t->save.now.step, ".tmp"))
         (void)dt__dir_remove(draft);
     if (newest > 0) snprintf(left, sizeof left, "steps up to %lld are saved", (long long)newest);
-    return dt__error(DT_E_FILE, "%s. Step %lld is not saved; %s in %s", said, (long long)t->save.now.step, left,
-                     place);
+    return dt__error(DT_E_FILE, "%s. Step %lld is not saved; %s in %s", said, (long long)t->save.now.step, left, place);
 }
 
 /* Saves unless the checkpoint of this step exists; `behind`: the files are written while training goes on. */
@@ -27000,9 +26993,8 @@ static void dt__judge_transport(dt__case *x)
                  "the link is far slower than a machine's: look for %sa slow interface (DT_INTERFACE), and a limit "
                  "of the instance or the container", x->rank[0].limited ? "DT_LINK_RATE, which is set, " : "");
     else if (one >= 0)
-        snprintf(f->advice, sizeof f->advice,
-                 "ranks 0 and %d are on one machine, but on two nodes: start them in one container, without DT_NODES, "
-                 "so that they share memory", one);
+        snprintf(f->advice, sizeof f->advice, "ranks 0 and %d are on one machine, but on two nodes: start them in one "
+                 "container, without DT_NODES, so that they share memory", one);
 }
 
 static void dt__judge_data(dt__case *x)
@@ -27016,13 +27008,11 @@ static void dt__judge_data(dt__case *x)
         if (waits > most) most = waits, who = q;
     }
     f = dt__find(x, DT_BRANCH_DATA, share > 0.2 && d->data > 1e-3, who, share, 0.2);
-    snprintf(f->text, sizeof f->text,
-             "rank %d waits longest for samples: %.2f ms of a step of %.2f, %.0f %% (bound 20 %%)", who, 1e3 * d->data,
-             1e3 * d->seconds, 100.0 * share);
+    snprintf(f->text, sizeof f->text, "rank %d waits longest for samples: %.2f ms of a step of %.2f, %.0f %% (bound 20 "
+             "%%)", who, 1e3 * d->data, 1e3 * d->seconds, 100.0 * share);
     if (f->fires)
-        snprintf(f->advice, sizeof f->advice,
-                 "load samples faster: token shards (dt_data_tokenize) in place of text, a local disk or a streaming "
-                 "file system, less work in the source's fetch");
+        snprintf(f->advice, sizeof f->advice, "load samples faster: token shards (dt_data_tokenize) in place of text, "
+                 "a local disk or a streaming file system, less work in the source's fetch");
 }
 
 static void dt__judge_batch(dt__case *x)
@@ -27034,15 +27024,13 @@ static void dt__judge_batch(dt__case *x)
     if (x->data == 1)
         snprintf(f->text, sizeof f->text, "no ranks are data parallel: nothing is exchanged once per step");
     else
-        snprintf(f->text, sizeof f->text,
-                 "%.2f ms of work per rank and step, %.2f of exchange by alpha and beta: with the best overlap work is "
-                 "%.0f %% (bound 50 %%). %d ranks beat one above %.1f samples a step, and work 80 %% of their time "
-                 "above %.1f; now %g",
-                 1e3 * d->work, 1e3 * d->exchange, 100.0 * share, x->data, d->break_even, d->worthwhile, x->batch);
+        snprintf(f->text, sizeof f->text, "%.2f ms of work per rank and step, %.2f of exchange by alpha and beta: with "
+                 "the best overlap work is %.0f %% (bound 50 %%). %d ranks beat one above %.1f samples a step, and "
+                 "work 80 %% of their time above %.1f; now %g", 1e3 * d->work, 1e3 * d->exchange, 100.0 * share,
+                 x->data, d->break_even, d->worthwhile, x->batch);
     if (idle)
-        snprintf(f->advice, sizeof f->advice,
-                 "the pipeline is idle for (p-1)/(m+p-1) = %.0f %% of the time: use more units m, by a larger --batch "
-                 "in micro-batches of the same size", 100.0 * x->idle);
+        snprintf(f->advice, sizeof f->advice, "the pipeline is idle for (p-1)/(m+p-1) = %.0f %% of the time: use more "
+                 "units m, by a larger --batch in micro-batches of the same size", 100.0 * x->idle);
     else if (fires)
         snprintf(f->advice, sizeof f->advice,
                  "do more work per exchange: --batch %.0f, or %.0f micro-batches of %g (a recipe choice: other bits); "
@@ -27128,23 +27116,19 @@ static void dt__judge_placement(dt__case *x)
     if (crossed > 0.0) f = dt__find(x, DT_BRANCH_PLACEMENT, 1, -1, crossed, 0.0);
     else if (crowd > 1.0) f = dt__find(x, DT_BRANCH_PLACEMENT, 1, -1, crowd, 1.0);
     else f = dt__find(x, DT_BRANCH_PLACEMENT, slowest > 3.0, who, slowest, 3.0);
-    snprintf(f->text, sizeof f->text,
-             "tensor groups send %.3g MB a step to other nodes (bound 0), exchanges inside layers take %.0f %% of it; "
-             "%d threads on %d cores (bound 1 each); rank %d takes %.1f times as long as the median rank (bound 3); "
-             "rank 0 computes %.3g GFLOP/s alone, %.3g with all others",
-             1e-6 * crossed, 100.0 * within, threads, cores, who, slowest, d->alone, d->together);
+    snprintf(f->text, sizeof f->text, "tensor groups send %.3g MB a step to other nodes (bound 0), exchanges inside "
+             "layers take %.0f %% of it; %d threads on %d cores (bound 1 each); rank %d takes %.1f times as long as "
+             "the median rank (bound 3); rank 0 computes %.3g GFLOP/s alone, %.3g with all others", 1e-6 * crossed,
+             100.0 * within, threads, cores, who, slowest, d->alone, d->together);
     if (crossed > 0.0)
-        snprintf(f->advice, sizeof f->advice,
-                 "keep tensor groups inside nodes: --order DPT, and a --tp that divides the ranks of a node; put "
-                 "pipeline stages or data-parallel ranks between nodes");
+        snprintf(f->advice, sizeof f->advice, "keep tensor groups inside nodes: --order DPT, and a --tp that divides "
+                 "the ranks of a node; put pipeline stages or data-parallel ranks between nodes");
     else if (crowd > 1.0)
-        snprintf(f->advice, sizeof f->advice,
-                 "ranks share cores: use fewer ranks or --threads, or bind them (mpirun --bind-to core, srun "
-                 "--cpu-bind)");
+        snprintf(f->advice, sizeof f->advice, "ranks share cores: use fewer ranks or --threads, or bind them (mpirun "
+                 "--bind-to core, srun --cpu-bind)");
     else if (f->fires)
-        snprintf(f->advice, sizeof f->advice,
-                 "all wait for rank %d: look for another program on its cores, a slow or hot processor, DT_ISA; or "
-                 "leave that machine out", who);
+        snprintf(f->advice, sizeof f->advice, "all wait for rank %d: look for another program on its cores, a slow or "
+                 "hot processor, DT_ISA; or leave that machine out", who);
 }
 
 static void dt__judge(dt__case *x)
