@@ -22582,6 +22582,12 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
  * rank dies with its supervisor; when a rank fails, the others get a grace time to report it and are then ended.
  * Restarts have new shared memory. */
 
+#ifdef __cplusplus
+#define DT__ZERO {}
+#else
+#define DT__ZERO {0}
+#endif
+
 typedef struct dt__launch_plan {
     int64_t ranks, restarts; /* restarts: in a row without a new checkpoint */
     int64_t nodes;           /* to emulate on this machine; 0: not said */
@@ -22907,8 +22913,7 @@ static void dt__supervise_press(dt__supervisor *s)
 static void dt__claim_cores(dt__supervisor *s)
 {
     long bytes = syscall(SYS_sched_getaffinity, 0, sizeof s->may, s->may);
-    struct sockaddr_un name;
-    memset(&name, 0, sizeof name);
+    struct sockaddr_un name = DT__ZERO;
     name.sun_family = AF_UNIX;
     for (int i = 0; i < 8 * bytes; i++) {
         int fd = s->may[i / 8] >> i % 8 & 1 ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
@@ -23044,9 +23049,8 @@ static int dt__supervise_again(dt__supervisor *s)
 /* Starts and watches the ranks. Returns only when they cannot be started. */
 static dt_result dt__launch_processes(const dt__launch_plan *plan, char **argv)
 {
-    dt__supervisor s;
+    dt__supervisor s = DT__ZERO;
     dt_result r;
-    memset(&s, 0, sizeof s);
     s.plan = *plan, s.progress = -1;
     if (!plan->unbound) dt__claim_cores(&s);
     dt__supervise_signals(&s.signals);
@@ -23087,11 +23091,10 @@ static dt__job *dt__attach(int fd)
 /* A rank must not outlive its supervisor: set the death signal, then check whether the supervisor died before. */
 static void dt__become_rank(int fd)
 {
-    struct sigaction action;
+    struct sigaction action = DT__ZERO;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if ((int)getppid() != dt__environment_int("DT_SUPERVISOR", 0)) raise(SIGKILL);
     fcntl(fd, F_SETFD, FD_CLOEXEC);
-    memset(&action, 0, sizeof action);
     action.sa_sigaction = dt__rank_signal, action.sa_flags = SA_SIGINFO | SA_RESTART;
     sigemptyset(&action.sa_mask);
     sigaction(SIGINT, &action, NULL);
@@ -23134,9 +23137,8 @@ static uint64_t dt__node_key(const dt__link *f)
 static dt_result dt__start_message(dt__link *f, int sends, int peer, void *data, int64_t bytes, double until)
 {
     int done;
-    dt__message m;
+    dt__message m = DT__ZERO;
     dt_result r;
-    memset(&m, 0, sizeof m);
     m.sends = sends, m.peer = peer, m.tag = DT__TAG_START, m.data = (char *)data, m.bytes = bytes;
     if ((r = f->start(f, &m)) != DT_OK) return r;
     while (!(done = __atomic_load_n(&m.done, __ATOMIC_ACQUIRE)) && !r && dt__now() < until) {
@@ -23166,10 +23168,9 @@ static dt_result dt__exchange_addresses(dt__link *f, dt__address *address)
 /* The shared memory of a node, for `ranks` of them; -1 when there is none. */
 static int dt__node_memory(int ranks, float timeout)
 {
-    dt__launch_plan plan;
+    dt__launch_plan plan = DT__ZERO;
     dt__job *job = NULL;
     int fd;
-    memset(&plan, 0, sizeof plan);
     plan.ranks = ranks, plan.timeout = timeout;
     fd = dt__job_memory(&plan, &job);
     if (fd < 0) return fd;
@@ -23318,11 +23319,10 @@ static void dt__supervise_threads(dt__supervisor *s, dt__rank_thread *threads, i
 
 static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char **argv)
 {
-    dt__supervisor s;
+    dt__supervisor s = DT__ZERO;
     dt__rank_thread *threads;
     int status, ranks = (int)plan->ranks;
     dt_result r = DT_OK;
-    memset(&s, 0, sizeof s);
     if (!dt__user_main) return dt__error(DT_E_USAGE, "--launch threads: no main function to call; use processes");
     s.job = (dt__job *)dt__alloc(dt__job_bytes(ranks), "the ranks' shared state");
     threads = (dt__rank_thread *)dt__alloc(ranks * (int64_t)sizeof *threads, "the rank threads");
@@ -23387,11 +23387,10 @@ static dt_result dt__check_foreign(dt__world *w)
 DT_API dt_result dt_launch(int *argc, char ***argv)
 {
     if (dt__refused("argc argv", argc, argv)) return DT_E_USAGE;
-    dt__launch_plan plan;
+    dt__launch_plan plan = DT__ZERO;
     dt__world world;
     double timeout = 10;
     dt_result r;
-    memset(&plan, 0, sizeof plan);
     if (dt__thread.rank) return DT_OK;
 #ifdef __linux__
     int fd = dt__environment_int("DT_MEMFD", -1);
@@ -23625,11 +23624,10 @@ static void dt__help_group(dt__text *t, int all, const char *title, const dt__op
 /* Which: NULL, or "all". */
 static dt_result dt__help(const char *program, const char *which, const dt_recipe *recipe, const dt_layout *layout)
 {
-    dt__launch_plan asked;
-    dt__text t;
+    dt__launch_plan asked = DT__ZERO;
+    dt__text t = DT__ZERO;
     if (which && strcmp(which, "all"))
         return dt__error(DT_E_USAGE, "--help %s: only the word all may follow. Use --help, or --help all", which);
-    memset(&asked, 0, sizeof asked), memset(&t, 0, sizeof t);
     dt__options_preset(DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked);
     dt__text_add(&t, "Usage: %s [OPTION]...\nTrains a GPT-2 or a Llama. The recipe decides the bits, the layout where "
                  "and when.\nThe default is in brackets.%s\n", program,
@@ -23785,8 +23783,7 @@ struct dt_trainer {
 
 DT_API dt_step_info dt_step_info_zero(void)
 {
-    dt_step_info s;
-    memset(&s, 0, sizeof s);
+    dt_step_info s = DT__ZERO;
     s.validation = __builtin_nanf("");
     return s;
 }
@@ -24699,9 +24696,8 @@ DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, 
     if (dt__refused("t name values held", t, name, values, held)) return DT_E_USAGE;
     int32_t i = dt__net_find(&t->e.net, name);
     dt__state_walk w = {t, i, i + 1, 0, NULL, NULL};
-    dt__gatherer g;
+    dt__gatherer g = DT__ZERO;
     dt_result r = dt__engine_wait(&t->e);
-    memset(&g, 0, sizeof g);
     g.block = values;
     if (i < 0) return dt__error(DT_E_USAGE, "the model has no parameter %s. dt_trainer_parameter_at lists them.", name);
     if (!r) r = dt__state_each(&w, dt__own_visit, &g);
@@ -24751,8 +24747,7 @@ static dt_result dt__model_identity(const dt_trainer *t, char hash[65])
 {
     const dt_rope_scaling *s = &t->recipe.model.rope_scaling;
     char shape[96];
-    dt__text text;
-    memset(&text, 0, sizeof text);
+    dt__text text = DT__ZERO;
     dt__text_add(&text, "%d %.9g %.9g %.9g %lld\n", (int)t->recipe.model.family, s->factor, s->low_freq_factor,
                  s->high_freq_factor, (long long)s->original_context);
     for (const dt__net_param *p = t->e.net.params; p < t->e.net.params + t->e.net.param_count; p++)
@@ -24818,13 +24813,11 @@ static dt_result dt__net_read(dt__net *net, const dt__manifest *m, const char *p
 {
     int64_t n[4 + DT_MAX_DIMS], count = 0;
     int32_t index;
-    dt__json j;
-    memset(&j, 0, sizeof j);
+    dt__json j = DT__ZERO;
     j.path = path, j.text = m->text, j.bytes = m->bytes, j.at = m->shapes;
     if (dt__json_enter(&j, '{'))
         while (dt__json_more(&j, '}', &count) && dt__json_key(&j)) {
-            dt__param p;
-            memset(&p, 0, sizeof p);
+            dt__param p = DT__ZERO;
             snprintf(p.name, sizeof p.name, "%.*s", (int)dt__min(j.length, 95), j.string);
             if (!dt__param_read(&p, n, dt__stored_numbers(&j, j.at, n, 4 + DT_MAX_DIMS), net->tensor_shards) ||
                 dt__net_find(net, p.name) >= 0)
@@ -24855,8 +24848,7 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
 /* Reads the options of the recipe that a manifest holds. */
 static dt_result dt__manifest_recipe(const dt__manifest *m, const char *path, dt_recipe *recipe)
 {
-    dt__json j;
-    memset(&j, 0, sizeof j);
+    dt__json j = DT__ZERO;
     j.path = path, j.text = m->text, j.bytes = m->bytes, j.at = m->recipe;
     (void)dt__json_options(&j, DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe);
     dt__free(j.string);
@@ -24993,10 +24985,9 @@ static dt_result dt__mirror_command(const dt_checkpoints *l, int back)
 {
     char place[PATH_MAX];
     const char *command = dt__mirror_line(l), *from = back ? place : l->place, *to = back ? l->place : place;
-    dt__text line;
+    dt__text line = DT__ZERO;
     int status;
     snprintf(place, sizeof place, "%.*s", (int)(command - l->mirror), l->mirror);
-    memset(&line, 0, sizeof line);
     dt__text_add(&line, "DT_FROM='%s' DT_TO='%s'; export DT_FROM DT_TO; %s", from, to, command);
     status = line.failed ? -1 : system(line.at);
     dt__free(line.at);
@@ -25284,10 +25275,8 @@ static dt_result dt__resume_one(dt_trainer *t, const char *folder)
 {
     dt__state_walk w = {t, 0, 0, 0, NULL, NULL};
     dt__manifest m;
-    dt__reader from;
-    dt_result r;
-    memset(&m, 0, sizeof m), memset(&from, 0, sizeof from);
-    r = dt__manifest_read(&m, folder);
+    dt__reader from = DT__ZERO;
+    dt_result r = dt__manifest_read(&m, folder);
     if (!r && !t->from) r = dt__trainer_agrees(t, &m, folder);
     r = dt__trainer_agree(t, r);
     for (int64_t i = dt_comm_rank(t->comm); i < m.files && !r; i += dt_comm_size(t->comm))
@@ -25482,7 +25471,7 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     dt__state_walk all = {&c->t, 0, c->is.arrays, 0, c->stored, NULL};
     char draft[PATH_MAX], to[PATH_MAX];
     int full = kind == DT_FULL, files = 1 + full;
-    dt__text text;
+    dt__text text = DT__ZERO;
     dt_result r = dt__checkpoint_known(c, 0);
     if (!r && !full && c->t.recipe.wire != DT_WIRE_FP32 && c->m.data_ranks > 1)
         return dt__error(DT_E_USAGE, "%s has the compression error of each rank, which belongs to that number of "
@@ -25500,7 +25489,6 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
         r = dt__part_copy(draft, c->path, c->m.file[i].name);
         part[files++] = c->m.file[i];
     }
-    memset(&text, 0, sizeof text);
     dt__text_add(&text, "%.*s", (int)c->m.kind, c->m.text); /* the kind and the list of files end a manifest */
     dt__manifest_end(&text, full, part, files);
     if (!r) r = text.failed ? DT_E_MEMORY : dt__part_put(draft, "manifest.json", text.at, text.length, &part[7]);
@@ -25746,9 +25734,8 @@ static dt_result dt__watch_param(dt_trainer *t, const dt__net_param *p, int64_t 
 /* Opens the file of metrics, whose first line describes the run; a resumed run appends. */
 static dt_result dt__metrics_open(dt_trainer *t)
 {
-    dt__text text;
+    dt__text text = DT__ZERO;
     dt_result r = dt__output_open(t->layout.output.metrics, t->first ? "a" : "w", &t->metrics);
-    memset(&text, 0, sizeof text);
     dt__text_add(&text, "{\"version\": \"%s\", \"ranks\": %d, \"recipe\": {", dt_version(), dt_comm_size(t->comm));
     dt__options_json(&text, DT__ROWS(dt__options), DT__GROUP_RECIPE, &t->recipe);
     dt__text_add(&text, "}, \"layout\": {");
@@ -26105,10 +26092,9 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
         for (int64_t q = chunk->begin; q < chunk->end && !r; q++) {
             const dt__built *seg = &net->segments[q];
             const dt__plan *p = seg->plan;
-            dt__bind b;
+            dt__bind b = DT__ZERO;
             if (dt__engine_gathers(e, 1)) r = dt__engine_gather(e, q);
             if (r) break;
-            memset(&b, 0, sizeof b);
             b.params = dt__engine_gathers(e, 1) ? e->window : dt__engine_weights(e, 1);
             b.param = seg->param;
             b.at[DT__AT_TEMP] = t->generator.memory + net->widest, b.at[DT__AT_CACHE] = cache;
@@ -26465,22 +26451,18 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
 static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, double agreeing, uint32_t *said)
 {
     float own[5];
-    FILE *f = fopen("/proc/self/statm", "r");
-    double pages = 0.0;
-    dt_rank_step s;
+    dt_rank_step s = DT__ZERO;
     int validated = info->validation == info->validation;
     int watched = dt__trainer_whole(t) && info->norm - info->norm == 0.0f; /* else the step was skipped */
     dt_result r = DT_OK;
-    memset(&s, 0, sizeof s);
     t->losses[0] += (double)info->loss, t->losses[1] += 1.0;
     if (t->losses[1] >= 10.0 || validated) {
         r = dt_rules_loss(t->rules, info->step, t->losses[0] / t->losses[1]);
         t->losses[0] = t->losses[1] = 0.0;
     }
-    if (f) (void)!fscanf(f, "%*s %lf", &pages);
-    if (f) fclose(f);
     own[0] = (float)info->seconds, own[1] = (float)(info->exposed_seconds + agreeing);
-    own[2] = (float)info->data_seconds, own[3] = (float)pages, own[4] = (float)(dt__now() - t->opened);
+    own[2] = (float)info->data_seconds, own[4] = (float)(dt__now() - t->opened);
+    own[3] = (float)dt__max(0, dt__read_number("/proc/self/status", "VmRSS:"));
     if (!r && validated) r = dt_rules_validation(t->rules, info->step, (double)info->validation);
     if (!r) r = dt_all_gather(t->comm, own, t->counts, 5);
     for (s.step = info->step; s.rank < dt_comm_size(t->comm) && !r; s.rank++) {
@@ -26664,8 +26646,7 @@ DT_API void dt_generator_close(dt_generator **handle)
 
 DT_API dt_generation dt_generation_default(void)
 {
-    dt_generation how;
-    memset(&how, 0, sizeof how);
+    dt_generation how = DT__ZERO;
     how.sampling = dt_sampling_default();
     how.bytes = 400;
     return how;
@@ -27152,8 +27133,7 @@ static const char *const dt__branch_names[] = {"none", DT_BRANCHES(DT__BRANCH_NA
 static dt_result dt__diagnosis_text(const dt_diagnosis *d, char *text)
 {
     enum { INDENT = 22 };
-    dt__text all;
-    memset(&all, 0, sizeof all);
+    dt__text all = DT__ZERO;
     dt__text_add(&all,
                  "doctor   %d rank%s on %d node%s, %d steps of %.2f ms: %.2f of work, %.2f of exchange exposed, %.2f "
                  "waiting for data;\n         the work of %.2f ranks\n",
@@ -27177,11 +27157,10 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text)
     const dt__engine *e = &t->e;
     int ranks = dt_comm_size(t->comm);
     dt__vitals own, *all;
-    dt__case x;
+    dt__case x = DT__ZERO;
     dt__pipe pipe;
     dt_result r;
     memset(d, 0, sizeof *d);
-    memset(&x, 0, sizeof x);
     if (t->pulses < 4)
         return dt__error(DT_E_USAGE, "dt_doctor: %lld steps were made: make 4 or more, it looks at all but the first",
                          (long long)t->pulses);
