@@ -23117,12 +23117,12 @@ typedef struct dt__address {
 static uint64_t dt__node_key(const dt__link *f)
 {
     static const char *const links[] = { "/proc/self/ns/net", "/proc/self/ns/pid", "/proc/self/ns/uts" };
-    const char *nodes = getenv("DT_NODES");
+    int nodes = dt__environment_int("DT_NODES", 0);
     char text[1024] = "";
     size_t used = 0;
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
     uint64_t key = 1469598103934665603u; /* FNV-1a */
-    if (nodes && atoi(nodes) > 1) return (uint64_t)((int64_t)f->rank * atoi(nodes) / f->size);
+    if (nodes > 1) return (uint64_t)((int64_t)f->rank * nodes / f->size);
     if (file) {
         used = fread(text, 1, 64, file);
         fclose(file);
@@ -23698,6 +23698,7 @@ typedef struct dt__generator {
     dt__net whole, several, one;
     float *memory, *cache;         /* memory: what the largest of the nets needs */
     int64_t memory_floats, cache_floats;
+    int64_t logits;                /* segment that computes them */
     int64_t cached;                /* positions whose keys and values are in the cache */
     float *weight;                 /* (vocabulary): exp of the logits */
     float *row;                    /* (vocabulary): logits of which this rank has the columns of its tensor shards */
@@ -23788,6 +23789,8 @@ DT_API dt_step_info dt_step_info_zero(void)
     return s;
 }
 DT_API int dt_trainer_is_root(const dt_trainer *t) { return dt__refused("t", t) ? 0 : dt_comm_rank(t->comm) == 0; }
+/* Does this rank print? */
+static int dt__trainer_speaks(const dt_trainer *t) { return dt_trainer_is_root(t) && !t->layout.output.quiet; }
 DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer)
 {
     return dt__refused("t", t) ? 0 : dt_comm_sent(t->comm, peer);
@@ -24403,19 +24406,19 @@ static int64_t dt__logits_columns(const dt__net *net, int64_t vocabulary, int64_
     return dt__min(net->own_shards * width, vocabulary - *first);
 }
 
-/* Has the model a row of logits for each of a unit's `words` tokens, so that text can be drawn from it? */
-static int dt__predicts_text(const dt__net *net, int64_t words, int64_t vocabulary)
+/* The segment with a row of logits for each of a unit's `words` tokens, so that text can be drawn from it; -1: none. */
+static int64_t dt__logits_segment(const dt__net *net, int64_t words, int64_t vocabulary)
 {
-    int64_t first;
+    int64_t first, found = -1;
     if (net->source && (net->source->input_type != DT_I32 || net->source->target_type != DT_I32 ||
                         net->source->inputs != net->source->targets))
-        return 0;
+        return -1;
     for (int64_t s = 0; s < net->count; s++) {
         const dt_graph *g = net->segments[s].plan->g;
         int64_t columns = dt__at(g, g->logits)->cut ? dt__logits_columns(net, vocabulary, &first) : vocabulary;
-        if (g->logits.id && dt__count(dt__at(g, g->logits)) == words * columns) return 1;
+        if (g->logits.id && dt__count(dt__at(g, g->logits)) == words * columns) found = s;
     }
-    return 0;
+    return found;
 }
 
 /* The initial weights of this rank's shards: no rank ever holds more (delayed initialisation). */
@@ -24462,7 +24465,8 @@ static dt_result dt__trainer_engine(dt_trainer *t)
                            "work: leave --tp out, or build products by dt_linear_with, DT_COLUMNS and DT_ROWS",
                            (long long)t->layout.tp);
     if (!result) result = dt__trainer_ids(t);
-    if (!result && !dt__predicts_text(&e->net, words, r->model.vocabulary)) t->layout.output.sample_length = 0;
+    t->generator.logits = result ? -1 : dt__logits_segment(&e->net, words, r->model.vocabulary);
+    if (t->generator.logits < 0) t->layout.output.sample_length = 0;
     if (!result) result = dt__engine_open(e);
     if (!result && t->layout.output.sample_length) result = dt__generator_open(&t->generator, e, r->sequence);
     if (result) return result;
@@ -25308,9 +25312,8 @@ static dt_result dt__trainer_resume(dt_trainer *t)
 {
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__queue *mirror = &t->save.mirror;
-    const char *restarts = getenv("DT_RESTARTS");
     char folder[PATH_MAX];
-    int64_t given = restarts && atoi(restarts) ? 0 : l->step, step = given ? given + 1 : INT64_MAX;
+    int64_t given = dt__environment_int("DT_RESTARTS", 0) ? 0 : l->step, step = given ? given + 1 : INT64_MAX;
     int damaged = 0;
     dt_result r = dt__trainer_agree(t, mirror->running ? dt__save_wait(t, mirror, dt__queue_ask(mirror)) : DT_OK);
     for (; !r && !(r = dt__resume_next(t, &step)) && step >= 0; damaged++) {
@@ -25836,7 +25839,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && !from)
         r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows,
                             t->e.step, 3, dt__trainer_row, t);
-    if (!r && dt_trainer_is_root(t) && !t->layout.output.quiet) dt__trainer_banner(t);
+    if (!r && dt__trainer_speaks(t)) dt__trainer_banner(t);
 #ifdef DT_COMPILER
     if (!r && t->e.net.compiler && t->layout.compile.graph && dt_trainer_is_root(t)) r = dt__trainer_graph(t);
 #endif
@@ -26172,15 +26175,6 @@ static int32_t dt__draw(dt__generator *d, const dt__kernels *k, const dt_samplin
     return (int32_t)dt__first_max(logits, top, n);
 }
 
-/* The pipeline stage that computes the logits. */
-static int dt__logits_stage(const dt__engine *e)
-{
-    int stage = e->net.segments[e->net.count - 1].stage;
-    for (int64_t q = 0; q < e->net.count; q++)
-        if (e->net.segments[q].plan->g->logits.id) stage = e->net.segments[q].stage;
-    return stage;
-}
-
 /* Draws the token after the first *used ones and appends it; a full sequence keeps its later half. */
 static dt_result dt__next_token(dt_trainer *t, int32_t *tokens, int64_t *used, const dt_sampling *how, double uniform,
                                 int32_t *token)
@@ -26192,7 +26186,7 @@ static dt_result dt__next_token(dt_trainer *t, int32_t *tokens, int64_t *used, c
     dt_result r = dt__next_logits(t, tokens, *used, &logits);
     if (logits && !r) *token = dt__draw(&t->generator, t->e.k, how, logits, vocabulary, uniform);
     dt__fp_leave(saved);
-    if (stages && !r) r = dt_broadcast(stages, (float *)(void *)token, 1, dt__logits_stage(&t->e));
+    if (stages && !r) r = dt_broadcast(stages, (float *)(void *)token, 1, t->e.net.segments[t->generator.logits].stage);
     if (*used == length) {
         memmove(tokens, tokens + length / 2, sizeof *tokens * (size_t)(length - length / 2));
         *used = length - length / 2;
@@ -26340,7 +26334,7 @@ static int dt__trainer_draws(const dt_trainer *t)
 static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
 {
     const dt_layout *l = &t->layout;
-    int last = info->step == t->recipe.steps, speaks = dt_trainer_is_root(t) && !l->output.quiet;
+    int last = info->step == t->recipe.steps, speaks = dt__trainer_speaks(t);
     dt_result r = DT_OK;
     info->validation = __builtin_nanf("");
     if (t->feed.is.samples[DT_VALIDATION] && (last || (l->output.eval_every && info->step % l->output.eval_every == 0)))
@@ -26517,7 +26511,7 @@ static void dt__save_learn(dt_trainer *t)
     const dt_layout *l = &t->layout;
     double before = s->interval, most = s->seconds > s->cost ? s->seconds : s->cost;
     double best = __builtin_sqrt(2.0 * s->cost * (double)l->checkpoint.mtbf);
-    int speaks = dt_trainer_is_root(t) && !l->output.quiet;
+    int speaks = dt__trainer_speaks(t);
     s->interval = best < 1800.0 ? best : 1800.0;
     if (l->checkpoint.interval == DT_AUTO && speaks && (before <= 0.0 || s->interval > 1.5 * before))
         printf("checkpoint every %.1f s: sqrt(2 x %.3f s that a save costs x %.0f s between failures) is %.1f s (Young "
@@ -26539,7 +26533,7 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
     dt_result r;
     if (!l->checkpoint.place || !due) return DT_OK;
     r = dt__trainer_save(t, behind);
-    if (!r && !behind && dt_trainer_is_root(t) && !l->output.quiet) {
+    if (!r && !behind && dt__trainer_speaks(t)) {
         dt__line_end(t);
         printf("step %lld/%lld  checkpoint %s/step-%09lld, %.1f MB in %.2f s\n", (long long)info->step,
                (long long)t->recipe.steps, l->checkpoint.place, (long long)info->step, (double)t->save.bytes / 1e6,
@@ -26560,7 +26554,7 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
         return dt__error(DT_E_USAGE, "all %lld steps are done: raise --steps to go on", (long long)t->recipe.steps);
     t->first = -1;
     info->step = t->e.step, info->loss = (float)t->save.now.loss;
-    if (dt_trainer_is_root(t) && !t->layout.output.quiet)
+    if (dt__trainer_speaks(t))
         printf("complete: all %lld steps are done, the last with loss %.5g\n", (long long)info->step,
                (double)info->loss);
     if (dt__trainer_draws(t)) r = dt__trainer_print_sample(t, info->step);
@@ -27448,7 +27442,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->wire_seconds = e->wire.seconds - wire.seconds;
     t->waited = t->loader->waited;
     dt__pulse_keep(t, pulse);
-    if (dt_trainer_is_root(t) && !t->layout.output.quiet) dt__trainer_progress(t, info);
+    if (dt__trainer_speaks(t)) dt__trainer_progress(t, info);
     r = t->layout.output.doctor ? dt__trainer_doctor(t) : DT_OK;
     if (!r) r = dt__trainer_due(t, info);
     if (!r && t->rules) r = dt__watch_step(t, info, agreeing, &said);
