@@ -22926,9 +22926,8 @@ static void dt__claim_cores(dt__supervisor *s)
 /* Binds this process, and what it starts, to a rank's share of them; rank -1: to all that it may use. */
 static void dt__give_cores(const dt__supervisor *s, int rank)
 {
-    unsigned char mask[DT__CORES / 8];
+    unsigned char mask[DT__CORES / 8] = DT__ZERO;
     int each = s->cores / s->job->size;
-    memset(mask, 0, sizeof mask);
     for (const int *i = s->core + dt__max(0, rank) * each, *end = i + each; i < end; i++)
         mask[*i / 8] = (unsigned char)(mask[*i / 8] | 1u << *i % 8);
     if (each) (void)syscall(SYS_sched_setaffinity, 0, sizeof mask, rank < 0 ? s->may : mask);
@@ -24929,9 +24928,8 @@ static dt_result dt__trainer_agree(dt_trainer *t, dt_result r)
 static dt_result dt__save_extras(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
-    dt__text text[2];
+    dt__text text[2] = DT__ZERO;
     dt_result r = DT_OK;
-    memset(text, 0, sizeof text);
     if (dt__config_knows(&t->recipe.model)) dt__config_text(&text[0], &t->recipe.model, t->recipe.sequence);
     if (t->tokenizer) dt__write_json(&text[1], t->tokenizer);
     if (text[0].failed || text[1].failed) r = DT_E_MEMORY;
@@ -26381,9 +26379,8 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
     double now = dt__now(), each = (now - t->started) / (double)(i->step - t->first);
     double left = each * (double)(t->recipe.steps - i->step);
     int last = i->step == t->recipe.steps, terminal = isatty(STDOUT_FILENO), columns = 100;
-    dt__piece_text line[DT__PIECES];
+    dt__piece_text line[DT__PIECES] = DT__ZERO;
     struct winsize w;
-    memset(line, 0, sizeof line);
     if (i->step > t->first + 1 && !last && now - t->printed < (terminal ? 0.2 : 2.0)) return;
     if (terminal && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) && w.ws_col) columns = (int)dt__min(100, w.ws_col - 1);
     snprintf(line[0], sizeof *line, "step %lld/%lld", (long long)i->step, (long long)t->recipe.steps);
@@ -26766,10 +26763,9 @@ static dt_result dt__link_measure(dt_comm *c, dt_link *link)
 /* The link inside nodes, then the one between the first ranks of nodes; the slowest of several links. */
 static dt_result dt__links_measure(dt_comm *c, dt_diagnosis *d)
 {
-    float link[4]; /* alpha, beta inside nodes; alpha, beta between them */
+    float link[4] = DT__ZERO; /* alpha, beta inside nodes; alpha, beta between them */
     int rank = dt_comm_rank(c), first = 1;
     dt_result r = DT_OK;
-    memset(link, 0, sizeof link);
     for (int q = 0; q < rank; q++) first = first && dt_comm_node(c, q) != dt_comm_node(c, rank);
     for (int far = 0; far < 2 && !r; far++) {
         dt_comm *some = NULL;
@@ -27018,9 +27014,8 @@ static double dt__case_crowd(const dt__case *x, int *threads, int *cores)
     double most = 0.0;
     *threads = *cores = 0;
     for (int q = 0; q < x->ranks; q++) {
-        uint64_t set[16];
+        uint64_t set[16] = DT__ZERO;
         int works = 0, has = 0;
-        memset(set, 0, sizeof set);
         for (int p = 0; p < x->ranks; p++) {
             if (memcmp(x->rank[p].machine, x->rank[q].machine, sizeof x->rank->machine)) continue;
             works += x->rank[p].threads;
