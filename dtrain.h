@@ -22582,7 +22582,7 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
  * rank dies with its supervisor; when a rank fails, the others get a grace time to report it and are then ended.
  * Restarts have new shared memory. */
 
-#ifdef __cplusplus
+#ifdef __cplusplus /* every member, or element, is 0 */
 #define DT__ZERO {}
 #else
 #define DT__ZERO {0}
@@ -23685,14 +23685,14 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
 
 /* ---- trainer ----------------------------------------------------------------------------------------- */
 
-enum { DT__PREFILL = 32 };
-
-/* Draws text: from the whole sequence at once, or in the decode form, DT__PREFILL positions at a time or one, with a
- * cache of keys and values. The two decode nets share the cache. */
 typedef struct dt__candidate {
     float logit;
     int32_t token;
 } dt__candidate;
+
+/* Draws text: from the whole sequence at once, or in the decode form, DT__PREFILL positions at a time or one, with a
+ * cache of keys and values. The two decode nets share the cache. */
+enum { DT__PREFILL = 32 };
 typedef struct dt__generator {
     dt__net whole, several, one;
     float *memory, *cache;         /* memory: what the largest of the nets needs */
@@ -26437,8 +26437,8 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     return fflush(t->metrics) || ferror(t->metrics) ? dt__output_error(t->layout.output.metrics) : DT_OK;
 }
 
-/* Runs after a step; ranks spent `agreed` seconds of it in agreeing. All ranks give their rules the same numbers, and
- * so agree on when to stop. */
+/* Runs after a step, `agreeing` seconds of which were exchanges of counts and losses. All ranks give their rules the
+ * same numbers, and so agree on when to stop. */
 static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, double agreeing, uint32_t *said)
 {
     float own[5];
