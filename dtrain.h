@@ -68,6 +68,7 @@
  *     DT_OFI                  libfabric as the engine between machines; add -lfabric
  *     DT_NCCL                 collectives on buffers of NVIDIA GPUs; NCCL is looked for when it is asked for
  *     DT_COMPILER             the compiler of segments (layout.compile); without it they run op by op
+ *     DT_SOURCE_PATH          file with this text, which DT_COMPILER embeds, default __FILE__
  *     DT_COMM_ONLY            the communicator and the launcher alone, for programs with a loop of their own
  *     DT_HEADER               the name under which this file includes itself, default "dtrain.h"
  *
@@ -332,6 +333,7 @@ typedef struct dt_checkpoints {
 /* How the compiler (DT_COMPILER) changes the plans of segments: fewer passes over memory, fewer values kept. */
 typedef struct dt_compilation {
     int32_t mode;          /* dt_compile */
+    int32_t backend;       /* dt_backend */
     const char *passes;    /* "fuse,cse": only these; "-fuse": the usual ones but this; NULL: the usual ones */
     const char *graph;     /* file for the segments' graphs before and after, for Graphviz's dot; NULL: none */
     int32_t verify;        /* refuse to train unless the first batch has the same bits compiled and op by op */
@@ -954,6 +956,10 @@ typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMP
 typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_overlap;
 /* Whether segments are compiled before step 1: no, yes, or if they are then faster on this machine. */
 typedef enum dt_compile { DT_COMPILE_OFF, DT_COMPILE_ON, DT_COMPILE_AUTO } dt_compile;
+/* What runs the groups: the library's kernels, tile by tile; or C that is printed for their chains of elementwise ops,
+ * compiled by CC or cc at start, and cached in XDG_CACHE_HOME or ~/.cache. Without a compiler tiles run, and the banner
+ * says so. The program carries the header's text (file DT_SOURCE_PATH, default __FILE__). */
+typedef enum dt_backend { DT_BACKEND_TILES, DT_BACKEND_CC } dt_backend;
 /* Both kinds resume in any layout (with a lossy dt_wire: of as many data-parallel ranks, and only sharded ones).
  * Sharded: every rank writes what it owns, in parallel. Full: rank 0 writes whole tensors under the names of Hugging
  * Face, with config.json for the families, in blocks of 256 KB or a row. */
@@ -1072,6 +1078,7 @@ DT_API int64_t dt_trainer_weights(const dt_trainer *t); /* number of weights */
 typedef struct dt_compilation_report {
     int64_t recorded, ops;       /* ops before, and after, when a group counts once */
     int64_t groups, grouped;     /* and the ops in groups */
+    int64_t plans, built;        /* graphs compiled, one for segments of equal shapes; those whose C was not cached */
     int64_t traffic;             /* bytes that are no longer written and read */
     int64_t memory_before, memory; /* kept from forward to backward, and temporary */
     double before, seconds;      /* op by op, and compiled */
@@ -1275,8 +1282,9 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <sys/syscall.h>
 #include <sys/un.h>
 #endif
-#ifdef DT_NCCL
+#if defined(DT_NCCL) || defined(DT_COMPILER)
 #include <dlfcn.h>
+#include <sys/file.h>
 #endif
 #ifdef DT_MPI
 #ifndef OMPI_SKIP_MPICXX
@@ -1351,6 +1359,12 @@ const int DT__LINK_VERSION = 1;
 /* ============================================================================================
  * H1  base: results, memory, threads
  * ========================================================================================= */
+
+#ifdef __cplusplus /* every member, or element, is 0 */
+#define DT__ZERO {}
+#else
+#define DT__ZERO {0}
+#endif
 
 typedef struct dt__tls {
     char error[1024];
@@ -2022,6 +2036,32 @@ static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
 #ifndef DT_NO_THREADS
     if (q->running) pthread_mutex_unlock(&q->lock);
 #endif
+}
+
+/* ---- texts, written ---- */
+
+typedef struct dt__text {
+    char *at; /* ends with a NUL; NULL while the text is empty; dt__free() frees it */
+    int64_t length, room;
+    int failed; /* memory ran out: the text is incomplete */
+} dt__text;
+
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+static void dt__text_add(dt__text *t, const char *format, ...)
+{
+    va_list args;
+    int n;
+    va_start(args, format);
+    n = vsnprintf(NULL, 0, format, args);
+    va_end(args);
+    t->failed |= n < 0 || !dt__reserve((void **)&t->at, t->length, &t->room, t->length + n + 1, 1, "a text");
+    if (t->failed) return;
+    va_start(args, format);
+    vsnprintf(t->at + t->length, (size_t)n + 1, format, args);
+    va_end(args);
+    t->length += n;
 }
 
 /* ============================================================================================
@@ -10158,6 +10198,7 @@ DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int
 typedef struct dt__built {
     dt__plan *plan;
     int owner; /* of the plan; segments that differ only in their parameters share one */
+    int32_t recorded; /* nodes of its graph before it was compiled */
     int32_t *param_of, *use; /* its parameters in the net's list; 4 x parameter + use of its gradient slots */
     int64_t *param, *slot, *window; /* offsets (H15) in floats, as in dt__bind; window: of gathered parameters */
     int64_t input, output; /* floats of its input and output */
@@ -10248,13 +10289,12 @@ static dt_tensor dt__computed(dt_graph *g, dt_tensor t)
 }
 
 /* Records segment s over an input of `shape`: forward, then its gradient; with a context forward alone, and the output
- * of the last segment is its logits. The plan owns the graph. */
+ * of the last segment is its logits. *output; *grad_in: the gradient of the input, or poison. */
 static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape shape, dt_shape targets,
-                                    int64_t context, int first, int last, const dt_source *source, int how,
-                                    dt__compiler *compiler, dt__plan **plan)
+                                    int64_t context, int first, int last, const dt_source *source, dt_tensor *output,
+                                    dt_tensor *grad_in)
 {
     dt_tensor y, dx = dt__none();
-    dt_result r;
     snprintf(g->prefix, sizeof g->prefix, "%s", s->name);
     g->context = context;
     g->input = dt__leaf(g, DT__OP_INPUT, shape, !first ? (int)DT_F32 : source ? (int)source->input_type : (int)DT_I32);
@@ -10275,9 +10315,8 @@ static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape s
         if (!g->result && !first && !dx.id)
             dt__poison(g, DT_E_SHAPE, "the segment's output does not depend on its input");
     }
-    r = dt_graph_result(g);
-    if (r) return dt_graph_close(&g), r;
-    return compiler ? compiler->open(compiler, plan, g, y, dx, how) : dt__plan_open(plan, g, y, dx, how);
+    *output = y, *grad_in = dx;
+    return dt_graph_result(g);
 }
 
 /* A graph for this rank's tensor shards of a unit of (B,T). */
@@ -10308,22 +10347,10 @@ static void dt__net_ids(dt__net *net, const dt_graph *g, int first)
     }
 }
 
-/* Builds segment `at`; shares the plan of an earlier segment that differs only in its parameters. */
-static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t at, dt_shape *shape, dt_shape targets,
-                                 int64_t context)
+/* The parameters of a segment's graph and their uses, in the network's list. */
+static dt_result dt__net_uses(dt__net *net, dt__built *b, const dt_graph *g)
 {
-    dt__built *b = &net->segments[at];
-    dt_graph *g = dt__net_graph(net, &targets);
-    dt_result r = !g ? DT_E_MEMORY
-                     : dt__segment_record(g, &list[at], *shape, targets, context, at == 0, at == net->count - 1,
-                                          net->source, net->how, net->compiler, &b->plan);
-    if (r) return r;
-    b->owner = 1;
-    g = b->plan->g;
-    dt__net_ids(net, g, at == 0);
-    b->input = dt_shape_count(*shape);
-    *shape = dt__at(g, b->plan->output)->shape;
-    b->output = dt_shape_count(*shape);
+    dt_result r;
     b->param = (int64_t *)dt__alloc(16 * g->param_count, "a segment");
     b->slot = (int64_t *)dt__alloc(24 * g->slot_count, "a segment");
     b->param_of = (int32_t *)dt__alloc(4 * (g->param_count + g->slot_count), "a segment");
@@ -10341,16 +10368,40 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
         net->params[index].slices = dt__row_slices(g, &net->params[index].is);
         b->use[i] = index * 4 + net->params[index].uses++;
     }
-    for (int64_t e = at - 1; e >= 0; e--) {
-        dt__built *o = &net->segments[e];
+    return DT_OK;
+}
+
+/* Builds segment `at`; shares the plan of an earlier segment that differs only in its parameters. */
+static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t at, dt_shape *shape, dt_shape targets,
+                                 int64_t context)
+{
+    dt__built *b = &net->segments[at], *o = b;
+    dt_graph *g = dt__net_graph(net, &targets);
+    dt_tensor y, dx;
+    dt_result r = !g ? DT_E_MEMORY
+                     : dt__segment_record(g, &list[at], *shape, targets, context, at == 0, at == net->count - 1,
+                                          net->source, &y, &dx);
+    if (!r) r = dt__net_uses(net, b, g);
+    if (r) return dt_graph_close(&g), r;
+    dt__net_ids(net, g, at == 0);
+    b->input = dt_shape_count(*shape);
+    b->recorded = g->count;
+    while (o > net->segments && at < net->count - 1) {
+        int64_t e = --o - net->segments;
         if (!o->owner || list[e].build != list[at].build || list[e].user != list[at].user ||
-            o->plan->g->count != g->count || e == 0 || at == net->count - 1 ||
-            !dt__same_shape(&dt__at(o->plan->g, o->plan->g->input)->shape, &dt__at(g, g->input)->shape))
+            o->recorded != g->count || e == 0 ||
+            !dt__same_shape(&dt__at(o->plan->g, o->plan->g->input)->shape, shape))
             continue;
-        dt__plan_close(&b->plan);
-        b->plan = o->plan, b->owner = 0;
+        b->plan = o->plan;
         break;
     }
+    b->owner = !b->plan;
+    if (b->plan) dt_graph_close(&g);
+    else if (net->compiler) r = net->compiler->open(net->compiler, &b->plan, g, y, dx, net->how);
+    else r = dt__plan_open(&b->plan, g, y, dx, net->how);
+    if (r) return r;
+    *shape = dt__at(b->plan->g, b->plan->output)->shape;
+    b->output = dt_shape_count(*shape);
     return DT_OK;
 }
 
@@ -11119,11 +11170,17 @@ static dt_result dt__pass_order(dt__rewrite *w, int32_t recorded)
  * Every op of a group goes over a tile before the next tile begins. What only the group reads stays in the first-level
  * cache. */
 
+/* n elements of a chain of map ops. at: its inputs and results in order, which step by 1 or 0. */
+typedef void (*dt__chain_code)(float *const *at, const int64_t *step, int64_t n);
+
 /* An op of a group. Its value is in memory or, from float `tile` on, in the worker's tiles (tile -1: memory). */
 typedef struct dt__fused_op {
     int32_t id, tile, from[3]; /* from: likewise, of its inputs */
     int64_t per;               /* elements per row */
     dt__strided walk;          /* of a map op */
+    int32_t chain, load[3];    /* ops of the chain that begins here, or 0; load: the member whose register input i is */
+    int store;                 /* in a chain: other ops read the value as well */
+    dt__chain_code code;       /* of the chain, or NULL: op by op */
 } dt__fused_op;
 
 /* A group, that which ends with op `last`: members [begin, begin + count), in tiles of (tall, wide). */
@@ -11141,6 +11198,7 @@ typedef struct dt__fusion {
     int64_t traffic; /* bytes that forward and backward of a unit no longer write and read */
     dt__plan *plain; /* of the recorded graph, for comparison, or NULL */
     int64_t saved, temp; /* the compiled plan's; mode AUTO plans memory for either */
+    void *library;   /* with the chains' code, or NULL */
 } dt__fusion;
 static dt__fusion *dt__fusion_of(const dt__plan *p) { return (dt__fusion *)(void *)p->fused; }
 
@@ -11210,12 +11268,44 @@ static void dt__member_rows(const dt__group_run *r, const dt__fused_op *m, const
     dt__row_op_rows(&c, 0, t->rows);
 }
 
+/* A chain on a tile, as dt__member_map. */
+static void dt__chain_run(const dt__group_run *r, int32_t i, const dt__tile *t)
+{
+    const dt__fused_op *first = &r->f->members[r->group->begin + i];
+    int whole = first->per == 1 || t->cols == first->per;
+    for (int64_t row = t->row; row < t->row + t->rows; row += whole ? t->rows : 1) {
+        int64_t begin = row * first->per + (first->per == 1 ? 0 : t->col), n;
+        int64_t end = begin + (whole ? t->rows * first->per : t->cols);
+        int64_t start = first->per == 1 ? begin : begin - (row - t->row) * t->cols; /* the tile's first element */
+        for (; begin < end; begin += n) {
+            float *at[4 * DT__MOST_MEMBERS];
+            int64_t step[4 * DT__MOST_MEMBERS], where[DT__MAX_IN];
+            int count = 0;
+            n = end - begin;
+            for (const dt__fused_op *m = first; m < first + first->chain; m++) {
+                const dt__call *c = &r->call[i + (m - first)];
+                n = dt__min(n, dt__strided_at(&m->walk, begin, end, where));
+                for (int k = 0; k < m->walk.arrays; k++) {
+                    if (m->load[k] >= 0) continue;
+                    at[count] = m->from[k] < 0 ? (float *)c->in[k] + where[k] : t->values + m->from[k] + begin - start;
+                    step[count++] = m->walk.step[k];
+                }
+                if (!m->store) continue;
+                at[count] = m->tile < 0 ? c->out + begin : t->values + m->tile + begin - start;
+                step[count++] = 1;
+            }
+            first->code(at, step, n);
+        }
+    }
+}
+
 static void dt__tile_run(const dt__group_run *r, const dt__tile *t)
 {
     for (int32_t i = 0; i < r->group->count; i++) {
         const dt__fused_op *m = &r->f->members[r->group->begin + i];
         if (m->id == r->group->product) continue;
-        if (dt__is_map(r->call[i].g, m->id)) dt__member_map(r, m, &r->call[i], t);
+        if (m->code) dt__chain_run(r, i, t), i += m->chain - 1;
+        else if (dt__is_map(r->call[i].g, m->id)) dt__member_map(r, m, &r->call[i], t);
         else if (r->call[i].n->op == DT__OP_CAST) dt__member_cast(r, m, &r->call[i], t);
         else dt__member_rows(r, m, &r->call[i], t);
     }
@@ -11286,6 +11376,9 @@ static void dt__fusion_close(dt__fused *fused)
 {
     dt__fusion *f = (dt__fusion *)(void *)fused;
     dt__plan_close(&f->plain);
+#ifdef __ELF__
+    if (f->library) dlclose(f->library);
+#endif
     dt__free(f->groups);
     dt__free(f->members);
     dt__free(f);
@@ -11363,6 +11456,202 @@ static dt_result dt__fusion_open(dt__plan *p, const dt__kernels *k)
     return DT_OK;
 }
 
+/* ---- chains: the back end that calls the system's compiler -----------------------------------------------------
+ * Consecutive map ops of a group, over the same elements, become one C function, printed from their expressions: what
+ * only they read stays in registers. The sizes are arguments, so that a new shape finds its code in the cache. The
+ * vector functions are the text of this file, which the program carries. */
+#ifdef __ELF__
+
+#ifndef DT_SOURCE_PATH
+#define DT_SOURCE_PATH __FILE__
+#endif
+__asm__(".pushsection .rodata\n.weak dt__source\n.hidden dt__source\ndt__source: .incbin \"" DT_SOURCE_PATH "\"\n"
+        ".byte 0\n.popsection\n");
+extern const char dt__source[];
+
+/* Finds the chains of a group: which inputs are in registers, and which results are read elsewhere. */
+static void dt__chains_find(dt__fusion *f, const dt_graph *g, const dt__group *group)
+{
+    dt__fused_op *list = &f->members[group->begin];
+    for (int32_t i = 0, count; i < group->count; i += count ? count : 1) {
+        for (count = 0; i + count < group->count; count++)
+            if (!dt__is_map(g, list[i + count].id) || list[i + count].per != list[i].per) break;
+        list[i].chain = count;
+        for (int32_t m = i; m < i + count; m++) {
+            const dt__node *n = &g->nodes[list[m].id];
+            list[m].store = list[m].tile < 0;
+            for (int k = 0; k < 3; k++) list[m].load[k] = -1;
+            for (int32_t x = i; x < m; x++)
+                for (int k = 0; k < n->inputs; k++)
+                    if (dt__root(g, n->in[k]) == list[x].id) list[m].load[k] = x - i;
+            for (int32_t r = i + count; r < group->count; r++)
+                for (int k = 0; k < g->nodes[list[r].id].inputs; k++)
+                    list[m].store |= dt__root(g, g->nodes[list[r].id].in[k]) == list[m].id;
+        }
+    }
+}
+
+/* Prints function dt_chain_<number>: elements [i, i + w) in vectors, w a constant but for the last ones. */
+static void dt__chain_print(dt__text *text, const dt_graph *g, const dt__fused_op *list, int32_t number)
+{
+    int array = 0;
+    dt__text_add(text, "DT__INLINE void body_%d(float *const *p, const int64_t *t, int64_t i, const int64_t w)\n{\n"
+                 "    const dt__vf zero = dt__v_set(0.0f), one = dt__v_set(1.0f);\n", (int)number);
+    for (int32_t m = 0; m < list->chain; m++) {
+        const dt__node *n = &g->nodes[list[m].id];
+        const dt__op *op = dt__op_of(n->op);
+        dt__text_add(text, "    dt__vf v%d;\n    {\n        const dt__vf s = dt__v_set(dt__float_of_bits(0x%08xu));\n",
+                     (int)m, (unsigned)dt__bits_of_float(n->f));
+        for (int k = 0; k < n->inputs; k++) {
+            int d = op->inputs[k] == 'D';
+            dt__text_add(text, "        const dt__vf %s%c = ", d ? "d" : "", d ? 'y' : op->inputs[k] - 'A' + 'a');
+            if (list[m].load[k] >= 0) dt__text_add(text, "v%d;\n", (int)list[m].load[k]);
+            else dt__text_add(text, "read(p[%d], t[%d], i, w);\n", array, array), array++;
+        }
+        dt__text_add(text, "        v%d = %s; /* %s */\n    }\n", (int)m, op->expression, op->name);
+        if (list[m].store) dt__text_add(text, "    dt__v_storen(p[%d] + i, v%d, w);\n", array++, (int)m);
+    }
+    dt__text_add(text, "}\nvoid dt_chain_%d(float *const *p, const int64_t *t, int64_t n)\n{\n    int64_t i = 0;\n"
+                 "    for (; i + DT__W <= n; i += DT__W) body_%d(p, t, i, DT__W);\n"
+                 "    if (i < n) body_%d(p, t, i, n - i);\n}\n", (int)number, (int)number, (int)number);
+}
+
+/* Appends the part of this file from `begin` up to `end`. */
+static void dt__source_add(dt__text *text, const char *begin, const char *end)
+{
+    const char *from = strstr(dt__source, begin), *to = from ? strstr(from, end) : NULL;
+    dt__text_add(text, "%.*s", to ? (int)(to - from) : 0, to ? from : "");
+}
+/* The program of all chains of a plan. The names of the parts are cut in two, lest they are found here. */
+static int32_t dt__chains_print(dt__text *text, const dt__fusion *f, const dt_graph *g, const dt__kernels *k)
+{
+    int32_t count = 0, isa = 0;
+    while (dt__isa_table(isa) != k) isa++;
+    dt__text_add(text, "#include <stdint.h>\n#include <string.h>\n#if defined(__x86_64__)\n#include <immintrin.h>\n"
+                 "#elif defined(__ARM_NEON)\n#include <arm_neon.h>\n#endif\n");
+    dt__source_add(text, "/* a * b + c rounded " "once.", "/* ---- Philox" "4x32-10");
+    dt__text_add(text, "#define DT__ISA %s\n", !strcmp(k->name, "avx512") ? "2" : !strcmp(k->name, "avx2") ? "1" :
+                 !strcmp(k->name, "neon") ? "3" : "0");
+    dt__source_add(text, "/* ---- vectors: the same " "text", "/* ---- row and column " "sums");
+    dt__text_add(text, "DT__INLINE dt__vf read(const float *p, int64_t step, int64_t i, const int64_t w)\n{\n"
+                 "    return step ? dt__v_loadn(p + i, w) : dt__v_set(*p);\n}\n");
+    for (int32_t m = 0; m < f->member_count; m++)
+        if (f->members[m].chain > 1) dt__chain_print(text, g, &f->members[m], count++);
+    return count;
+}
+
+/* The folder of compiled code, in XDG_CACHE_HOME or ~/.cache, made if it is missing; 0: none of this user alone. */
+static int dt__cache_folder(char *folder, size_t size)
+{
+    const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
+    struct stat s;
+    int n = base && *base ? snprintf(folder, size, "%s", base) : snprintf(folder, size, "%s/.cache", home ? home : "");
+    if (n < 0 || n + 8 >= (int)size || (!(base && *base) && !home)) return 0;
+    mkdir(folder, 0777);
+    snprintf(folder + n, size - (size_t)n, "/dtrain");
+    mkdir(folder, 0700);
+    return !stat(folder, &s) && S_ISDIR(s.st_mode) && s.st_uid == geteuid() && !(s.st_mode & 022) &&
+           !access(folder, W_OK);
+}
+/* The last line of compiled code is a hash of its key and the rest. */
+static int dt__seal(const char *path, const char *key, int check)
+{
+    char hex[65], found[65] = "", buffer[4096];
+    FILE *file = fopen(path, check ? "rb" : "r+b");
+    dt__sha256 h;
+    long left = 0;
+    int good;
+    if (!file) return 0;
+    if (!fseek(file, 0, SEEK_END)) left = ftell(file) - (check ? 64 : 0);
+    rewind(file);
+    dt__sha256_begin(&h);
+    dt__sha256_add(&h, key, 64);
+    for (size_t n = 1; left > 0 && n; left -= (long)n) {
+        n = fread(buffer, 1, (size_t)dt__min((int64_t)sizeof buffer, left), file);
+        dt__sha256_add(&h, buffer, (int64_t)n);
+    }
+    dt__sha256_end(&h, hex);
+    if (check) good = fread(found, 1, 64, file) == 64 && !memcmp(found, hex, 64);
+    else good = !fseek(file, 0, SEEK_END) && fwrite(hex, 1, 64, file) == 64;
+    return !fclose(file) && good && !left;
+}
+
+/* Compiles `text` for `key` to the file `path` by way of a draft, so that a file is complete or absent. */
+static int dt__chains_build(const char *path, const char *key, const char *text, const char *flags)
+{
+    char draft[PATH_MAX], line[3 * PATH_MAX];
+    const char *cc = getenv("CC");
+    int done = 0, n = snprintf(draft, sizeof draft, "%s.XXXXXX.c", path), fd = mkstemps(draft, 2);
+    FILE *file = fd >= 0 && n < (int)sizeof draft ? fdopen(fd, "w") : NULL;
+    if (file) done = fputs(text, file) >= 0;
+    if (file) done &= !fclose(file);
+    if (!done) return 0;
+    snprintf(line, sizeof line, "%s -std=gnu11 -O2 -fPIC -shared -w -ffp-contract=off -fno-fast-math %s -o '%s.so' "
+             "'%s' 2>/dev/null", cc && *cc ? cc : "cc", flags, draft, draft);
+    done = !system(line);
+    unlink(draft);
+    strcat(draft, ".so");
+    done = done && dt__seal(draft, key, 0) && !rename(draft, path);
+    if (!done) unlink(draft);
+    return done;
+}
+
+/* The library with this text's code: from the cache, or compiled into it, by one rank at a time; where there is no
+ * cache, from a folder that is removed. *built: it was compiled. NULL: *why says what failed. */
+static void *dt__chains_load(const char *text, const char *flags, const char **why, int *built)
+{
+    char folder[PATH_MAX - 128], path[PATH_MAX], key[65];
+    int keep = dt__cache_folder(folder, sizeof folder), lock = -1, there;
+    const char *temporary = getenv("TMPDIR");
+    void *library = NULL;
+    dt__sha256 h;
+    dt__sha256_begin(&h);
+    dt__sha256_add(&h, text, (int64_t)strlen(text));
+    dt__sha256_add(&h, flags, (int64_t)strlen(flags));
+    dt__sha256_end(&h, key);
+    if (!keep) snprintf(folder, sizeof folder, "%s/dtrain-XXXXXX", temporary ? temporary : "/tmp");
+    *why = "no folder can be written, neither ~/.cache nor a temporary one";
+    if (!keep && !mkdtemp(folder)) return NULL;
+    snprintf(path, sizeof path, "%s/%s.so", folder, key);
+    if (keep) lock = open(folder, O_RDONLY | O_CLOEXEC);
+    if (lock >= 0) flock(lock, LOCK_EX);
+    there = dt__seal(path, key, 1);
+    *built = !there;
+    *why = "the compiler (CC, or cc) is missing or failed";
+    if (!there) there = dt__chains_build(path, key, text, flags);
+    if (there) library = dlopen(path, RTLD_NOW | RTLD_LOCAL), *why = "its code cannot be loaded";
+    if (lock >= 0) close(lock);
+    if (!keep) unlink(path), rmdir(folder);
+    return library;
+}
+
+/* Gives the chains of a plan their code. */
+static void dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels *k, const char **why, int *built)
+{
+    dt__text text = DT__ZERO;
+    char name[32];
+    const char *flags = !strcmp(k->name, "avx512") ? "-mavx2 -mfma -mavx512f -mavx512vl -mavx512dq -mavx512bw" :
+                        !strcmp(k->name, "avx2") ? "-mavx2 -mfma" : "";
+    int32_t count = 0;
+    for (int32_t i = 0; i < f->group_count; i++) dt__chains_find(f, g, &f->groups[i]);
+    if (dt__chains_print(&text, f, g, k) && !text.failed) f->library = dt__chains_load(text.at, flags, why, built);
+    for (int32_t m = 0; f->library && m < f->member_count; m++) {
+        void *code;
+        if (f->members[m].chain < 2) continue;
+        snprintf(name, sizeof name, "dt_chain_%d", (int)count++);
+        code = dlsym(f->library, name);
+        memcpy(&f->members[m].code, &code, sizeof code);
+    }
+    dt__free(text.at);
+}
+#else
+static void dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels *k, const char **why, int *built)
+{
+    (void)f, (void)g, (void)k, (void)built;
+    *why = "this system's programs cannot carry its text";
+}
+#endif
+
 /* ---- which passes run ------------------------------------------------------------------------------------ */
 
 #define DT__PASS_NAME(name, text) text,
@@ -11399,7 +11688,10 @@ typedef struct dt__compiling {
     const dt__kernels *k;
     unsigned passes;
     int draws, tries; /* keep the recorded plans; and run them */
-    double seconds;  /* that compiling took */
+    int backend;      /* dt_backend */
+    int64_t plans, built; /* graphs compiled; of them, with chains that were not in the cache */
+    const char *why;  /* groups run by tiles although the system's compiler was chosen, or NULL */
+    double seconds;   /* that compiling took */
 } dt__compiling;
 
 static int dt__rewrite_open(dt__rewrite *w, dt_graph *g)
@@ -11478,6 +11770,11 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
         dt__plan_close(&plain), dt__plan_close(plan);
     else {
         dt__fusion *f = dt__fusion_of(*plan);
+        const char *why = NULL;
+        int built = 0;
+        if (c->backend == DT_BACKEND_CC) dt__chains_open(f, (*plan)->g, c->k, &why, &built);
+        if (c->backend == DT_BACKEND_CC && !f->library && why) c->why = why;
+        c->plans++, c->built += built;
         f->plain = plain, f->saved = (*plan)->saved, f->temp = (*plan)->temp;
         if (c->tries) {
             (*plan)->saved = dt__max(f->saved, plain->saved);
@@ -11491,7 +11788,7 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
 static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how, const dt__kernels *k)
 {
     c->base.open = dt__compiled_open, c->k = k;
-    c->draws = how->graph != NULL;
+    c->draws = how->graph != NULL, c->backend = how->backend;
     c->tries = how->verify || how->report || how->mode == DT_COMPILE_AUTO;
     return dt__passes_of(how->passes, &c->passes);
 }
@@ -11613,6 +11910,8 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("offload-rate", "X", REAL, offload_rate, 0, "[0,inf)", "offload: bytes per second; 0: no limit"),
     DT__LAYOUT("compile", "KIND", WORD, compile.mode, DT_COMPILE_OFF, "off,on,auto",
                "fuse ops and keep fewer values; auto: if that is faster"),
+    DT__LAYOUT("compile-backend", "KIND", WORD, compile.backend, DT_BACKEND_TILES, "tiles,cc",
+               "runs groups: tiles through the kernels, or C compiled at start"),
     DT__LAYOUT("compile-passes", "PASS,..", TEXT, compile.passes, 0, NULL, "only these passes; with -PASS all but it"),
     DT__LAYOUT("compile-report", NULL, FLAG, compile.report, 0, NULL, "print what compiling gained and cost"),
     DT__LAYOUT("verify-compiler", NULL, FLAG, compile.verify, 0, NULL,
@@ -12000,31 +12299,7 @@ static dt_result dt__names_list(glob_t *names, const char *path)
                 : dt__error(DT_E_SYSTEM, "cannot look for %s: name the files one by one", path);
 }
 
-/* ---- texts and JSON, written ---------------------------------------------------------------- */
-
-typedef struct dt__text {
-    char *at; /* ends with a NUL; NULL while the text is empty; dt__free() frees it */
-    int64_t length, room;
-    int failed; /* memory ran out: the text is incomplete */
-} dt__text;
-
-#if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
-#endif
-static void dt__text_add(dt__text *t, const char *format, ...)
-{
-    va_list args;
-    int n;
-    va_start(args, format);
-    n = vsnprintf(NULL, 0, format, args);
-    va_end(args);
-    t->failed |= n < 0 || !dt__reserve((void **)&t->at, t->length, &t->room, t->length + n + 1, 1, "a text");
-    if (t->failed) return;
-    va_start(args, format);
-    vsnprintf(t->at + t->length, (size_t)n + 1, format, args);
-    va_end(args);
-    t->length += n;
-}
+/* ---- JSON, written ------------------------------------------------------------------------- */
 
 /* Appends n bytes as they stand in a JSON string. Bytes that are not ASCII are copied. */
 static void dt__text_escape(dt__text *t, const char *s, int64_t n)
@@ -22582,12 +22857,6 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
  * rank dies with its supervisor; when a rank fails, the others get a grace time to report it and are then ended.
  * Restarts have new shared memory. */
 
-#ifdef __cplusplus /* every member, or element, is 0 */
-#define DT__ZERO {}
-#else
-#define DT__ZERO {0}
-#endif
-
 typedef struct dt__launch_plan {
     int64_t ranks, restarts; /* restarts: in a row without a new checkpoint */
     int64_t nodes;           /* to emulate on this machine; 0: not said */
@@ -25777,6 +26046,7 @@ static void dt__compilation_count(const dt_trainer *t, dt_compilation_report *r)
         temp[0] = dt__max(temp[0], 4 * plain->temp), temp[1] = dt__max(temp[1], 4 * dt__fusion_of(p)->temp);
     }
     r->memory_before += temp[0], r->memory += temp[1];
+    r->plans = t->e.compiling.plans, r->built = t->e.compiling.built;
 }
 
 static dt_result dt__trainer_graph(const dt_trainer *t)
@@ -25839,6 +26109,8 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
                             t->e.step, 3, dt__trainer_row, t);
     if (!r && dt__trainer_speaks(t)) dt__trainer_banner(t);
 #ifdef DT_COMPILER
+    if (!r && t->e.compiling.why && dt__trainer_speaks(t))
+        printf("compiler groups run tile by tile: %s\n", t->e.compiling.why);
     if (!r && t->e.net.compiler && t->layout.compile.graph && dt_trainer_is_root(t)) r = dt__trainer_graph(t);
 #endif
     if (!r && !from) r = dt__trainer_first(t);
@@ -27294,6 +27566,9 @@ static void dt__compilation_print(const dt_trainer *t, const double *by_op)
     printf("compiler %lld ops became %lld, of which %lld are groups of %lld ops; compiled in %.3f s%s\n",
            (long long)r->recorded, (long long)r->ops, (long long)r->groups, (long long)r->grouped, r->compiling,
            t->layout.compile.verify ? "; every bit is the same" : "");
+    printf("         %lld graphs for %lld segments; chains of elementwise ops run %s\n", (long long)r->plans,
+           (long long)t->e.net.count, t->layout.compile.backend != DT_BACKEND_CC ? "tile by tile" : t->e.compiling.why
+           ? "tile by tile, for want of a compiler" : r->built ? "as C, compiled now" : "as C from the cache");
     printf("         memory of a unit %.1f MB before, %.1f MB compiled; %.1f MB less go through memory\n",
            (double)r->memory_before / 1e6, (double)r->memory / 1e6, (double)r->traffic / 1e6);
     printf("         time of a step %.2f ms before, %.2f ms compiled: %.3fx; ", 1e3 * r->before, 1e3 * r->seconds,

@@ -10,19 +10,21 @@
 #include "bench.h"
 
 enum { STEPS = 3, MOST = 9 };
-static const struct row { const char *name, *passes; int precision, numerics; } row[] = {
-    {"op by op", NULL, DT_PRECISION_FP32, DT_EXACT},
-    {"the usual passes", "", DT_PRECISION_FP32, DT_EXACT},
-    {"and epilogue", "fold,simplify,cse,layout,bias,recompute,fuse,epilogue", DT_PRECISION_FP32, DT_EXACT},
-    {"fuse alone", "fuse", DT_PRECISION_FP32, DT_EXACT},
-    {"recompute alone", "recompute", DT_PRECISION_FP32, DT_EXACT},
-    {"all but recompute", "-recompute", DT_PRECISION_FP32, DT_EXACT},
-    {"all but layout", "-layout", DT_PRECISION_FP32, DT_EXACT},
-    {"all but bias", "-bias", DT_PRECISION_FP32, DT_EXACT},
-    {"bf16, op by op", NULL, DT_PRECISION_BF16, DT_EXACT},
-    {"bf16, the usual passes", "", DT_PRECISION_BF16, DT_EXACT},
-    {"bf16 fast, op by op", NULL, DT_PRECISION_BF16, DT_FAST},
-    {"bf16 fast, the usual passes", "", DT_PRECISION_BF16, DT_FAST}};
+static const struct row { const char *name, *passes; int precision, numerics, backend; } row[] = {
+    {"op by op", NULL, DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
+    {"the usual passes", "", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
+    {"the usual passes, by cc", "", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_CC},
+    {"and epilogue", "fold,simplify,cse,layout,bias,recompute,fuse,epilogue", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
+    {"fuse alone", "fuse", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
+    {"recompute alone", "recompute", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
+    {"all but recompute", "-recompute", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
+    {"all but layout", "-layout", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
+    {"all but bias", "-bias", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
+    {"bf16, op by op", NULL, DT_PRECISION_BF16, DT_EXACT, DT_BACKEND_TILES},
+    {"bf16, the usual passes", "", DT_PRECISION_BF16, DT_EXACT, DT_BACKEND_TILES},
+    {"bf16, by cc", "", DT_PRECISION_BF16, DT_EXACT, DT_BACKEND_CC},
+    {"bf16 fast, op by op", NULL, DT_PRECISION_BF16, DT_FAST, DT_BACKEND_TILES},
+    {"bf16 fast, the usual passes", "", DT_PRECISION_BF16, DT_FAST, DT_BACKEND_TILES}};
 enum { COUNT = sizeof row / sizeof *row };
 
 /* What a child prints of a run. */
@@ -42,7 +44,7 @@ static int train(const struct row *k, const char *data, int64_t threads, int64_t
     recipe.steps = STEPS, recipe.validation = 0.0f, recipe.precision = k->precision, recipe.numerics = k->numerics;
     layout.threads = threads, layout.output.quiet = 1, layout.output.sample_length = 0;
     layout.compile.mode = DT_COMPILE_ON, layout.compile.report = 1; /* measured in any case, for what op by op needs */
-    layout.compile.passes = k->passes && *k->passes ? k->passes : NULL;
+    layout.compile.passes = k->passes && *k->passes ? k->passes : NULL, layout.compile.backend = k->backend;
     if (!k->passes) layout.compile.mode = DT_COMPILE_OFF;
     r = dt_trainer_open(&t, &recipe, &layout);
     if (!r && k->passes) r = dt_trainer_compilation(t, &c);

@@ -14,6 +14,9 @@ my $program = trainer();
 my %want = golden();
 my @passes = qw(fold simplify cse layout bias recompute fuse epilogue);
 my $every = '--compile on --compile-passes ' . join ',', @passes;
+my $by_cc = '--compile on --compile-backend cc';
+$ENV{XDG_CACHE_HOME} = "$tmp/cache"; # of compiled code
+mkdir $ENV{XDG_CACHE_HOME};
 
 # ---- hashes ----
 for my $name (qw(base llama experts tensor tensor_experts context dropout)) {
@@ -23,6 +26,8 @@ for my $name (qw(base llama experts tensor tensor_experts context dropout)) {
 is(hash_of('llama', "--compile on --compile-passes $_"), $want{llama}, "llama: $_ alone") for @passes;
 is(hash_of('base', "--compile on --compile-passes -$_"), $want{base}, "base: all but $_") for @passes;
 is(hash_of('base', $every, "DT_ISA=$_"), $want{base}, "base: $_") for @{(isas())[0]};
+is(hash_of('base', "$by_cc --ranks 2", "DT_ISA=$_"), $want{base}, "base: $_, chains as C") for @{(isas())[0]};
+is(hash_of($_, "$by_cc --verify-compiler --ranks 2"), $want{$_}, "$_: chains as C, 2 ranks") for qw(llama experts tensor context dropout);
 is(hash_of('experts', "--compile auto --ranks 4 --ep 2"), $want{experts}, 'experts: auto, 4 ranks');
 
 # ---- models of a program's own ----
@@ -81,10 +86,36 @@ SKIP: {
     ok($status && $err =~ /--verify-compiler: of the first batch, the gradient of \S+ has other bits compiled than op by op/, '--verify-compiler names a gradient that differs') or diag("status $status: $err");
 }
 
+# ---- compiled code that is cached, spoilt, or cannot be had ----
+my $report = "$small $by_cc --compile-report";
+$ENV{XDG_CACHE_HOME} = "$tmp/fresh";
+mkdir $ENV{XDG_CACHE_HOME};
+my ($chains) = (run(120, "$program $report --ranks 4"))[1] =~ /chains of elementwise ops run (.*)$/m;
+like($chains, qr/^as C, compiled now$|^as C from the cache$/, 'one of four ranks compiles the chains');
+my @cached = glob "$tmp/fresh/dtrain/*";
+ok(@cached > 0 && !(grep { !/\/[0-9a-f]{64}\.so$/ } @cached), 'and leave complete files alone: ' . @cached);
+($chains) = (run(120, "$program $report --sequence 16"))[1] =~ /chains of elementwise ops run (.*)$/m;
+is($chains, 'as C from the cache', 'another shape finds its code in the cache');
+for my $spoil (sub { substr($_[0], 0, length($_[0]) / 2) }, sub { my $t = $_[0]; substr($t, 5000, 1) ^= 'x'; $t }, sub { '' }) {
+    my %good = map { $_ => slurp($_) } @cached;
+    spew($_, $spoil->($good{$_})) for @cached;
+    my (undef, $out) = run(120, "$program $report");
+    like($out, qr/as C, compiled now.*^\Q$measured\E$/ms, 'a spoilt file is compiled again');
+}
+for ([ "XDG_CACHE_HOME=$tmp/text/none", qr/as C, compiled now/, 'without a cache' ],
+     [ "CC=$tmp/none XDG_CACHE_HOME=$tmp/other", qr/^compiler groups run tile by tile: the compiler \(CC, or cc\) is missing or failed$/m, 'without a compiler' ],
+     [ "CC=false XDG_CACHE_HOME=$tmp/other", qr/tile by tile, for want of a compiler/, 'with one that fails' ]) {
+    spew("$tmp/text", ''), mkdir "$tmp/other";
+    my ($status, $out, $err) = run(120, "$_->[0] $program $report");
+    ok(!$status && $out =~ $_->[1] && $out =~ /^\Q$measured\E$/m, "$_->[2] it trains, and the hash is the same") or diag("status $status: $out$err");
+}
+is(join(' ', glob("$tmp/other/dtrain/* /tmp/dtrain-??????")), '', 'and no draft stays');
+
 # ---- what is refused ----
 for ([ '--compile on --compile-passes fuze', qr/'fuze' is no pass\. A list names .*fold, simplify, .*epilogue/ ],
      [ '--compile on --compile-passes fuse,-cse', qr/'-cse' does not fit the rest/ ],
      [ '--compile maybe', qr/off,on,auto|'maybe'/ ],
+     [ '--compile on --compile-backend gcc', qr/tiles,cc|'gcc'/ ],
      [ '--compile on --show-graph /nowhere/graph.dot', qr{/nowhere/graph\.dot} ]) {
     my ($status, undef, $err) = run(60, "$program $small $_->[0]");
     ok($status && $err =~ $_->[1], "$_->[0] is refused with a sentence") or diag("status $status: $err");

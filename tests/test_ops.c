@@ -7,6 +7,7 @@
  * A new op gets a row in the list of cases: what it builds, and the same in double. */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
+#include "segment.h"
 #include "maps.h"
 #include "tap.h"
 
@@ -1326,7 +1327,7 @@ static void planned_open(planned *s, const dt_segment *segment, dt_shape shape, 
 {
     int64_t n = 0;
     memset(s, 0, sizeof *s);
-    if (dt__segment_record(dt__graph_new(0, 0), segment, shape, tokens, 0, first, last, NULL, 0, NULL, &s->plan)) tap_bail("%s", dt_last_error());
+    if (segment_plan(dt__graph_new(0, 0), segment, shape, tokens, first, last, NULL, &s->plan)) tap_bail("%s", dt_last_error());
     for (int32_t i = 0; i < s->plan->g->param_count; i++) s->param[i] = n, n += dt_shape_count(s->plan->g->params[i].shape);
     s->params = room(n);
     for (int32_t i = 0; i < s->plan->g->param_count; i++) draw_param(&s->plan->g->params[i], s->params + s->param[i]);
@@ -1492,11 +1493,11 @@ static void test_refused_segments(void)
     dt_segment s;
     dt__plan *plan = NULL;
     s.name = "flat", s.build = flat_dropout, s.user = NULL;
-    tap_ok(dt__segment_record(dt__graph_new(0, 0), &s, dt_shape3(2, 4, 6), dt_shape2(2, 4), 0, 0, 0, NULL, 0, NULL, &plan) == DT_E_SHAPE && strstr(dt_last_error(), "dropout"),
+    tap_ok(segment_plan(dt__graph_new(0, 0), &s, dt_shape3(2, 4, 6), dt_shape2(2, 4), 0, 0, NULL, &plan) == DT_E_SHAPE && strstr(dt_last_error(), "dropout"),
            "R16 dropout in a segment: axis 0 must be the samples");
     dt__plan_close(&plan);
     s.build = flat_attention;
-    tap_ok(dt__segment_record(dt__graph_new(0, 0), &s, dt_shape3(2, 4, 6), dt_shape2(2, 4), 0, 0, 0, NULL, 0, NULL, &plan) == DT_E_SHAPE && strstr(dt_last_error(), "attention"),
+    tap_ok(segment_plan(dt__graph_new(0, 0), &s, dt_shape3(2, 4, 6), dt_shape2(2, 4), 0, 0, NULL, &plan) == DT_E_SHAPE && strstr(dt_last_error(), "attention"),
            "R16 attention with dropout in a segment: axis 0 must be the samples");
     dt__plan_close(&plan);
 }

@@ -781,7 +781,7 @@ static void test_segment_errors(void)
         dt__plan *plan = NULL;
         dt_segment s;
         s.name = "bad", s.build = bad[i].build, s.user = NULL;
-        tap_ok(dt__segment_record(dt__graph_new(0, 0), &s, dt_shape3(2, 4, 6), dt_shape2(2, 4), 0, 0, 0, NULL, 0, NULL, &plan) == DT_E_SHAPE && strstr(dt_last_error(), bad[i].says), "a segment's error: %s", bad[i].says);
+        tap_ok(segment_plan(dt__graph_new(0, 0), &s, dt_shape3(2, 4, 6), dt_shape2(2, 4), 0, 0, NULL, &plan) == DT_E_SHAPE && strstr(dt_last_error(), bad[i].says), "a segment's error: %s", bad[i].says);
         dt__plan_close(&plan);
     }
 }

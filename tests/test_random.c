@@ -15,6 +15,7 @@
 #define DTRAIN_IMPLEMENTATION
 #define DT_COMPILER
 #include "../dtrain.h"
+#include "segment.h"
 #include "interpreter.h"
 #include "maps.h"
 #include "tap.h"
@@ -156,7 +157,7 @@ static dt_result record(const recipe *c, dt__compiler *compiler, dt__plan **plan
     if (!g) tap_bail("%s", dt_last_error());
     g->precision = c->precision;
     segment.name = "s", segment.build = build_recipe, segment.user = c;
-    return dt__segment_record(g, &segment, c->x, dt_shape2(c->x.n[0], c->targets), 0, c->first, c->last, NULL, 0, compiler, plan);
+    return segment_plan(g, &segment, c->x, dt_shape2(c->x.n[0], c->targets), c->first, c->last, compiler, plan);
 }
 
 static int rig_open(rig *r, const recipe *c)
@@ -309,7 +310,8 @@ static int planned_units(planned *p, const char *how)
 }
 
 static dt_pool *pools[2]; /* of 1 and 2 workers */
-static int64_t grouped;   /* groups that the compiler made */
+static int64_t grouped, by_cc; /* groups that the compiler made; graphs whose chains were compiled as C */
+enum { BY_CC = 1 << 16 };
 
 /* passes: of the compiler; 0: the plan of the recorded graph. */
 static int check_planned(rig *r, int isa, int workers, unsigned passes, failure *f)
@@ -320,11 +322,17 @@ static int check_planned(rig *r, int isa, int workers, unsigned passes, failure 
     planned p;
     char how[80];
     int ok;
-    memset(&all, 0, sizeof all);
+    memset(&all, 0, sizeof all), memset(&compiling, 0, sizeof compiling);
     if (dt__compiling_open(&compiling, &all, k)) tap_bail("%s", dt_last_error());
-    compiling.passes = passes;
+    compiling.passes = passes & (BY_CC - 1u);
+    compiling.backend = passes & BY_CC ? DT_BACKEND_CC : DT_BACKEND_TILES;
     r->run = r->plan;
     if (passes && record(r->recipe, &compiling.base, &r->run)) tap_bail("%s", dt_last_error());
+    if (compiling.why) {
+        snprintf(f->what, sizeof f->what, "cc: %s", compiling.why);
+        return 0;
+    }
+    by_cc += passes & BY_CC && dt__fusion_of(r->run)->library;
     snprintf(how, sizeof how, "%s, %d thread%s, passes 0x%x", k->name, workers, workers > 1 ? "s" : "", passes);
     planned_open(&p, r, k, pools[workers - 1], f, 0);
     ok = planned_units(&p, how);
@@ -552,6 +560,7 @@ static int run_case(const recipe *c, failure *f)
         if (!check_planned(&r, isas[i / 2], workers, 0, f) || !check_planned(&r, isas[i / 2], workers, all, f)) result = FAILED;
         else if ((int)(c->seed % (uint64_t)count) == i / 2 && (!check_planned(&r, isas[i / 2], workers, 1u << c->seed / 7 % DT__PASS_COUNT, f) ||
                                                                !check_planned(&r, isas[i / 2], workers, 1u + (unsigned)(c->seed >> 20) % all, f))) result = FAILED;
+        else if (c->seed % 64 == 0 && (int)(c->seed / 64 % (uint64_t)count) == i / 2 && !check_planned(&r, isas[i / 2], workers, all | BY_CC, f)) result = FAILED;
         /* on one instruction set; an eager LOSS knows no ignored samples */
         else if ((int)(c->seed % (uint64_t)count) == i / 2 && !c->precision && !(c->ignored && uses_op(r.plan->g, DT__OP_LOSS)) && !check_eager(&r, isas[i / 2], workers, f)) result = FAILED;
     }
@@ -1403,6 +1412,7 @@ static void test_coverage(void)
     for (int op = 0; op < DT__OP_COUNT; op++)
         if (reference_of(op) && !seen_ops[op] && strlen(missing) < 300) snprintf(missing + strlen(missing), 100, " %s", dt__op_of(op)->name);
     if (!tap_ok(!missing[0], "every op was in one of the graphs")) tap_note("missing:%s", missing);
+    tap_ok(by_cc > 5, "chains of %lld graphs ran as compiled C", (long long)by_cc);
     for (int op = 0; op < DT__OP_COUNT && getenv("DT_VERBOSE"); op++) tap_note("%8lld %s", (long long)seen_ops[op], dt__op_of(op)->name);
 }
 static uint64_t recipe_seed(uint64_t seed, int64_t number)
@@ -1452,10 +1462,14 @@ int main(void)
 #else
     enum { POOLS = 2 };
 #endif
+    char folder[] = "/tmp/dtrain-random-XXXXXX", remove[64];
+    if (!mkdtemp(folder) || setenv("XDG_CACHE_HOME", folder, 1)) tap_bail("no folder for compiled code");
     for (int i = 0; i < POOLS; i++)
         if (dt__pool_open(&pools[i], i + 1)) tap_bail("%s", dt_last_error());
     test_table();
     if (test_graphs((uint64_t)number_of("DT_SEED", 1), wanted) && wanted >= 2000) test_coverage();
     for (int i = 0; i < 2; i++) dt__pool_close(&pools[i]);
+    snprintf(remove, sizeof remove, "rm -r %s", folder);
+    if (system(remove)) tap_bail("%s stays", folder);
     return tap_done();
 }
