@@ -962,8 +962,9 @@ typedef enum dt_compile { DT_COMPILE_OFF, DT_COMPILE_ON, DT_COMPILE_AUTO } dt_co
 typedef enum dt_backend { DT_BACKEND_TILES, DT_BACKEND_CC } dt_backend;
 /* Both kinds resume in any layout (with a lossy dt_wire: of as many data-parallel ranks, and only sharded ones).
  * Sharded: every rank writes what it owns, in parallel. Full: rank 0 writes whole tensors under the names of Hugging
- * Face, with config.json for the families, in blocks of 256 KB or a row. */
-typedef enum dt_checkpoint_kind { DT_SHARDED, DT_FULL } dt_checkpoint_kind;
+ * Face, with config.json for the families, in blocks of 256 KB or a row. EXPORT_BF16, of dt_checkpoint_convert() alone:
+ * the weights of a full one in bf16, for other programs and --weights, without what a run resumes from. */
+typedef enum dt_checkpoint_kind { DT_SHARDED, DT_FULL, DT_EXPORT_BF16 } dt_checkpoint_kind;
 /* A directory with checkpoints at the start: resume from the newest complete one; an error; an error without one. */
 typedef enum dt_resume { DT_RESUME_AUTO, DT_RESUME_NEVER, DT_RESUME_ONLY } dt_resume;
 /* The mesh of a layout's ranks. Along an axis, the group of a rank has the ranks first + k stride[axis], k below
@@ -19193,7 +19194,7 @@ typedef struct dt__tensor_file {
     int fd;
     dt__text header;     /* of the tensors announced so far */
     int64_t bytes;       /* of their numbers */
-    int whole;           /* for H16: whole tensors; else slices */
+    int whole, type;     /* for H16: whole tensors, else slices; stored so */
     dt__part_file part;
     dt__sha256 sha;
     dt_result result;
@@ -19547,7 +19548,14 @@ static dt_result dt__export_visit(void *user, const dt__state_tensor *of, dt__st
 /* A dt__sink: writes numbers. Rank 0 receives to the end after an error of the file, since others send. */
 static dt_result dt__tensor_file_sink(void *user, const float *data, int64_t count)
 {
-    dt__tensor_file_put((dt__tensor_file *)user, data, 4 * count);
+    dt__tensor_file *w = (dt__tensor_file *)user;
+    uint16_t half[1024];
+    if (w->type == DT__STORED_F32) dt__tensor_file_put(w, data, 4 * count);
+    for (int64_t i = 0, n; w->type != DT__STORED_F32 && i < count; i += n) {
+        n = dt__min(1024, count - i);
+        dt__isa_table(0)->convert(dt__stored_types[w->type].dtype, half, DT_F32, data + i, n);
+        dt__tensor_file_put(w, half, 2 * n);
+    }
     return DT_OK;
 }
 
@@ -19558,7 +19566,7 @@ static dt_result dt__tensor_file_visit(void *user, const dt__state_tensor *of, d
     char name[160];
     dt_shape shape;
     dt__state_tensor_name(of, name, sizeof name, &shape);
-    if (w->whole) dt__tensor_file_name(w, name, DT__STORED_F32, &shape);
+    if (w->whole) dt__tensor_file_name(w, name, w->type, &shape);
     for (int64_t i = 0; i < slices && !w->whole; i++) {
         shape = dt_shape1(slice[i].count);
         dt__slice_name(&slice[i], slice[i].from, name, sizeof name);
@@ -24987,13 +24995,13 @@ DT_API const char *dt_trainer_hash(dt_trainer *t)
 /* Writes the tensors of a walk as folder/name: whole tensors with a gather, else slices. With a gather that is not
  * alone all ranks take part, and rank 0 writes. `from`: the numbers are read from there first. */
 static dt_result dt__state_write(const dt__state_walk *walk, dt__gatherer *gather, dt__reader *from,
-                                 const char *folder, const char *name, dt__part_file *part)
+                                 const char *folder, const char *name, int type, dt__part_file *part)
 {
     dt__tensor_file w;
     dt__export out = {from, gather, 1, dt__tensor_file_sink, &w};
     dt_result r;
     dt__tensor_file_begin(&w, folder, name);
-    w.whole = gather != NULL;
+    w.whole = gather != NULL, w.type = type;
     r = dt__state_each(walk, dt__tensor_file_visit, &w);
     if (!gather || dt__gather_root(gather)) dt__tensor_file_open(&w);
     if (!r) r = dt__state_each(walk, dt__export_visit, &out);
@@ -25007,8 +25015,8 @@ static dt_result dt__state_write_full(dt_trainer *t, int writes, float *memory, 
     int64_t weights = t->e.net.param_count;
     dt__state_walk model = {t, 0, weights, writes, memory, NULL};
     dt__state_walk rest = {t, weights, t->state.whole, writes, memory, NULL};
-    dt_result r = dt__state_write(&model, gather, from, folder, "model.safetensors", &part[0]);
-    dt_result other = dt__state_write(&rest, gather, from, folder, "optimizer.safetensors", &part[1]);
+    dt_result r = dt__state_write(&model, gather, from, folder, "model.safetensors", 0, &part[0]);
+    dt_result other = dt__state_write(&rest, gather, from, folder, "optimizer.safetensors", 0, &part[1]);
     return r ? r : other;
 }
 
@@ -25218,7 +25226,7 @@ static dt_result dt__save_write(dt_trainer *t, const char *folder)
     char name[64];
     dt_result r = DT_OK;
     snprintf(name, sizeof name, "shard-%03d.safetensors", dt_comm_rank(t->comm));
-    if (!s->now.full) r = dt__state_write(&w, NULL, NULL, folder, name, &s->part[s->parts++]);
+    if (!s->now.full) r = dt__state_write(&w, NULL, NULL, folder, name, 0, &s->part[s->parts++]);
     for (int64_t i = 0; i < s->parts && !r; i++) r = dt__part_flush(folder, s->part[i].name);
     return r || !dt_trainer_is_root(t) ? r : dt__save_extras(t, folder);
 }
@@ -25735,15 +25743,16 @@ DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, fl
 
 DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *directory, dt_checkpoint_kind kind)
 {
-    if (dt__refused("c directory kind<2", checkpoint, directory, kind)) return DT_E_USAGE;
+    if (dt__refused("c directory kind<3", checkpoint, directory, kind)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
     dt__part_file part[8];
     dt__state_walk all = {&c->t, 0, c->is.arrays, 0, c->stored, NULL};
+    dt__state_walk model = {&c->t, 0, c->t.e.net.param_count, 0, c->stored, NULL};
     char draft[PATH_MAX], to[PATH_MAX];
-    int full = kind == DT_FULL, files = 1 + full;
+    int full = kind == DT_FULL, sharded = kind == DT_SHARDED, files = 1 + full;
     dt__text text = DT__ZERO;
     dt_result r = dt__checkpoint_known(c, 0);
-    if (!r && !full && c->t.recipe.wire != DT_WIRE_FP32 && c->m.data_ranks > 1)
+    if (!r && sharded && c->t.recipe.wire != DT_WIRE_FP32 && c->m.data_ranks > 1)
         return dt__error(DT_E_USAGE, "%s has the compression error of each rank, which belongs to that number of "
                          "ranks: resume from it as it is, or convert to a full one, for other programs", c->path);
     if (!r) r = dt__step_path(to, directory, c->m.step, "");
@@ -25752,7 +25761,9 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     if (!r) r = dt_checkpoint_verify(checkpoint); /* damaged data must not get a new hash */
     if (!r) r = dt__step_begin(directory, c->m.step, draft);
     if (!r && full) r = dt__state_write_full(&c->t, 0, c->stored, &c->reader.gather, &c->reader, draft, part);
-    if (!r && !full) r = dt__state_write(&all, NULL, &c->reader, draft, "shard-000.safetensors", part);
+    if (!r && sharded) r = dt__state_write(&all, NULL, &c->reader, draft, "shard-000.safetensors", 0, part);
+    if (!r && !sharded && !full)
+        r = dt__state_write(&model, &c->reader.gather, &c->reader, draft, "model.safetensors", DT__STORED_BF16, part);
     for (int i = 0; i < files && !r; i++) r = dt__part_flush(draft, part[i].name);
     for (int64_t i = 0; i < c->m.files && files < 7 && !r; i++) {
         if (dt__part_has_tensors(&c->m.file[i])) continue;
@@ -25761,7 +25772,8 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     }
     dt__text_add(&text, "%.*s", (int)c->m.kind, c->m.text); /* the kind and the list of files end a manifest */
     dt__manifest_end(&text, full, part, files);
-    if (!r) r = text.failed ? DT_E_MEMORY : dt__part_put(draft, "manifest.json", text.at, text.length, &part[7]);
+    if (text.failed) r = DT_E_MEMORY;
+    if (!r && (full || sharded)) r = dt__part_put(draft, "manifest.json", text.at, text.length, &part[7]);
     dt__free(text.at);
     return r ? r : dt__step_publish(directory, c->m.step);
 }

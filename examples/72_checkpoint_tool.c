@@ -15,7 +15,8 @@
  *     ./72_checkpoint_tool show tool.sharded
  *     ./72_checkpoint_tool verify tool.full
  *     ./72_checkpoint_tool diff tool.sharded tool.full
- *     Also: convert DIR TO KIND (sharded or full). A directory of checkpoints stands for its newest one.
+ *     Also: convert DIR TO KIND (sharded, full, or bf16: an export of the weights, for other programs and --weights,
+ *     from which no run resumes). A directory of checkpoints stands for its newest one.
  *
  * What it prints
  *     tool.sharded/step-000000003: sharded, step 3 of 6
@@ -42,7 +43,8 @@
 
 enum { STEPS = 6, STOP = 3 };
 
-static const char *kind_name(int32_t kind) { return kind == DT_FULL ? "full" : "sharded"; }
+static const char *const kinds[] = {"sharded", "full", "bf16"};
+static const char *kind_name(int32_t kind) { return kinds[kind]; }
 
 static const char *shape_text(const dt_shape *s, char text[96])
 {
@@ -200,20 +202,22 @@ int main(int argc, char **argv)
 {
     int64_t differ;
     const char *verb;
+    int kind = 2;
     if (dt_launch(&argc, &argv)) return dt_fail("start");
     verb = argc > 1 ? argv[1] : "";
     if (argc == 1) return demonstrate();
+    while (kind >= 0 && (argc < 5 || strcmp(argv[4], kinds[kind]))) kind--;
     if (argc == 3 && !strcmp(verb, "show")) {
         if (show(argv[2], 1 << 30)) return dt_fail("show");
     } else if (argc == 3 && !strcmp(verb, "verify")) {
         if (verify(argv[2])) return dt_fail("verify");
-    } else if (argc == 5 && !strcmp(verb, "convert") && (!strcmp(argv[4], "full") || !strcmp(argv[4], "sharded"))) {
-        if (convert(argv[2], argv[3], strcmp(argv[4], "full") ? DT_SHARDED : DT_FULL)) return dt_fail("convert");
+    } else if (argc == 5 && !strcmp(verb, "convert") && kind >= 0) {
+        if (convert(argv[2], argv[3], (dt_checkpoint_kind)kind)) return dt_fail("convert");
     } else if (argc == 4 && !strcmp(verb, "diff")) {
         if (diff(argv[2], argv[3], &differ)) return dt_fail("diff");
         if (differ) return 1;
     } else {
-        fprintf(stderr, "72_checkpoint_tool [show DIR | verify DIR | convert DIR TO sharded|full | diff DIR DIR]\n");
+        fprintf(stderr, "72_checkpoint_tool [show DIR | verify DIR | convert DIR TO sharded|full|bf16 | diff DIR DIR]\n");
         return dt_exit_code(DT_E_USAGE);
     }
     printf("ok\n");

@@ -218,6 +218,47 @@ static void flip(const char *path, long at)
 }
 
 /* The arrays of a model of its own have the names, shapes and numbers of the trainer's parameters. */
+/* The weights of a full checkpoint in bf16: each number is rounded, others load them, and no run resumes from them. */
+static void exported(void)
+{
+    dt_recipe recipe = recipe_of(2);
+    dt_layout layout = dt_layout_default();
+    dt_parameter list = DT__ZERO;
+    dt_checkpoint *c = NULL;
+    dt_trainer *t = NULL;
+    char path[300];
+    uint16_t half;
+    int64_t wrong = 0;
+    float *both, back;
+    train(2, in("own"), DT_SHARDED, STOP);
+    okay(!convert(in("own"), in("whole"), DT_FULL) && !convert(in("own"), in("half"), DT_EXPORT_BF16), "bf16", "an export");
+    if (dt_checkpoint_open(&c, in("own"))) tap_bail("%s", dt_last_error());
+    list.name = "model.embed_tokens.weight", list.shape = c->array[0].shape;
+    both = (float *)malloc(2 * (size_t)c->array[0].bytes);
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%s/step-000000002/model.safetensors", in(i ? "half" : "whole"));
+        list.values = both + i * dt_shape_count(list.shape);
+        if (dt_parameters_load(path, &list, 1)) tap_bail("%s", dt_last_error());
+    }
+    for (int64_t i = 0, n = dt_shape_count(list.shape); i < n; i++) {
+        dt__isa_table(0)->convert(DT_BF16, &half, DT_F32, both + i, 1);
+        dt__isa_table(0)->convert(DT_F32, &back, DT_BF16, &half, 1);
+        wrong += memcmp(&back, both + n + i, 4) != 0;
+    }
+    okay(!wrong, "bf16", "every number is the weight, rounded to nearest even");
+    okay(access(in("half/step-000000002/config.json"), F_OK) == 0 && access(in("half/step-000000002/optimizer.safetensors"), F_OK) != 0,
+         "bf16", "with config.json, and without the optimizer's state");
+    layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
+    recipe.weights = in("half/step-000000002");
+    okay(!dt_trainer_open(&t, &recipe, &layout), "bf16", "weights to begin with");
+    dt_trainer_close(&t);
+    recipe.weights = NULL, layout.checkpoint.place = in("half"), layout.checkpoint.resume = DT_RESUME_ONLY;
+    refused(dt_trainer_open(&t, &recipe, &layout), DT_E_DATA, "holds no checkpoint that is whole", "no run resumes from it");
+    dt_trainer_close(&t);
+    dt_checkpoint_close(&c);
+    free(both);
+}
+
 static void own_arrays(void)
 {
     dt_recipe recipe = recipe_of(3);
@@ -360,6 +401,7 @@ int main(int argc, char **argv)
     source_of_numbers();
     for (int i = 0; i < 4; i++) round_trip(i);
     own_arrays();
+    exported();
     trouble();
     bounds(argv[0]);
     slow_disk(argv[0]);
