@@ -8602,7 +8602,7 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
 }
 /* Parts of the second output, each (rows): the maxima; then what is summed over tensor shards: the sum of exp(x - max),
  * the target's logit, -0 where another rank has it, and the sum of x - max. */
-static float *dt__entropy_part(const dt__call *c, int part) { return c->aux + (3 + part) * dt__rows(dt__in(c, 0)); }
+static float *dt__entropy_part(const dt__call *c, int part) { return c->aux + (3 + part) * dt__count(dt__in(c, 1)); }
 
 /* Sums over the columns of the logits that this rank has, TREE over its tensor shards. */
 static void dt__entropy_sums(const dt__call *c, int64_t r)
@@ -8625,7 +8625,7 @@ static void dt__entropy_sums(const dt__call *c, int64_t r)
 /* Statistics and loss, with smoothing e: (1 - e) (log sum - (x_target - max)) + e (log sum - mean(x - max)). */
 static void dt__entropy_loss(const dt__call *c, int64_t r)
 {
-    int64_t rows = dt__rows(dt__in(c, 0)), classes = c->n->i[0];
+    int64_t rows = dt__count(dt__in(c, 1)), classes = c->n->i[0];
     int32_t target = ((const int32_t *)(const void *)c->in[1])[r];
     float max = dt__entropy_part(c, 0)[r], sum = dt__entropy_part(c, 1)[r], log_sum, loss, even;
     c->aux[2 * r] = max, c->aux[2 * r + 1] = sum;
@@ -8650,7 +8650,7 @@ static void dt__entropy_rows(const dt__call *c, int64_t begin, int64_t end)
  * maxima and sums in between. */
 static void dt__run_cross_entropy(const dt__call *c)
 {
-    int64_t rows = dt__rows(dt__in(c, 0));
+    int64_t rows = dt__count(dt__in(c, 1));
     float *max = dt__entropy_part(c, 0), *sums = dt__entropy_part(c, 1);
     const dt__tp *tp = &c->env->tp;
     dt__call pass = *c;
@@ -9691,7 +9691,7 @@ typedef struct dt__bind {
 
 /* What the compiler (H9) adds to a plan: it runs the group that ends with op `id`; and bytes of scratch per worker. */
 typedef struct dt__fused {
-    void (*run)(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env);
+    void (*run)(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh);
     void (*close)(struct dt__fused *f);
     int64_t scratch;
 } dt__fused;
@@ -9998,7 +9998,7 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
     for (int32_t k = begin; k < begin + count; k++) {
         const dt__node *n = &p->g->nodes[p->order[k]];
         double start = env->by_op ? dt__now() : 0.0;
-        if (n->group) p->fused->run(p, p->order[k], b, env);
+        if (n->group) p->fused->run(p, p->order[k], b, env, fresh);
         else {
             dt__call c = dt__call_of(p, p->order[k], b, env, fresh);
             dt__op_of(n->op)->run(&c);
@@ -10200,6 +10200,8 @@ typedef struct dt__built {
     dt__plan *plan;
     int owner; /* of the plan; segments that differ only in their parameters share one */
     int32_t recorded; /* nodes of its graph before it was compiled */
+    int64_t logits;   /* numbers of its logits; 0: it has none */
+    int logits_cut;   /* by tensor shards */
     int32_t *param_of, *use; /* its parameters in the net's list; 4 x parameter + use of its gradient slots */
     int64_t *param, *slot, *window; /* offsets (H15) in floats, as in dt__bind; window: of gathered parameters */
     int64_t input, output; /* floats of its input and output */
@@ -10387,6 +10389,7 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     dt__net_ids(net, g, at == 0);
     b->input = dt_shape_count(*shape);
     b->recorded = g->count;
+    b->logits = g->logits.id ? dt__count(dt__at(g, g->logits)) : 0, b->logits_cut = dt__at(g, g->logits)->cut;
     while (o > net->segments && at < net->count - 1) {
         int64_t e = --o - net->segments;
         if (!o->owner || list[e].build != list[at].build || list[e].user != list[at].user ||
@@ -10605,7 +10608,7 @@ static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
 /* X(name, text): the passes in the order in which they run. */
 #define DT__PASSES(X) \
     X(FOLD, "fold") X(SIMPLIFY, "simplify") X(CSE, "cse") X(LAYOUT, "layout") X(BIAS, "bias") \
-    X(RECOMPUTE, "recompute") X(FUSE, "fuse") X(EPILOGUE, "epilogue")
+    X(RECOMPUTE, "recompute") X(LOGITS, "logits") X(FUSE, "fuse") X(EPILOGUE, "epilogue")
 #define DT__PASS_ENUM(name, text) DT__PASS_##name,
 enum { DT__PASSES(DT__PASS_ENUM) DT__PASS_COUNT };
 enum { DT__MOST_MEMBERS = 24, DT__TILE = 1024 }; /* ops of a group; elements of a tile, unless a row has more */
@@ -10972,6 +10975,69 @@ static void dt__pass_recompute(dt__rewrite *w)
     dt__rewrite_live(w);
 }
 
+/* The only two readers of root `id`; 0: there are others. */
+static int dt__two_readers(const dt__rewrite *w, int32_t id, int32_t reader[2])
+{
+    int count = 0;
+    if (dt__is_result(w, id)) return 0;
+    for (int32_t r = 1; r < w->g->count; r++)
+        for (int i = 0; w->live[r] && !dt__is_alias(w->g->nodes[r].op) && i < w->g->nodes[r].inputs; i++)
+            if (dt__root(w->g, w->g->nodes[r].in[i]) == id && count++ < 2) reader[count - 1] = r;
+    return count == 2 && reader[0] != reader[1];
+}
+static int dt__is_product(const dt__node *n)
+{
+    return n->op == DT__OP_MATMUL && n->inputs == 2 && n->i[2] <= 1 && n->dtype == DT_F32;
+}
+/* Logits (rows,V) are made, read and dropped some rows at a time, in forward for the cross-entropy and again in
+ * backward, where their gradient is at once multiplied for both operands: neither is ever whole. Both operands' chains
+ * go on in the order of rows (R3). Logits that shards cut, or of 16 bits, stay. The first member of such a group makes
+ * the logits, whose node has the shape of a block. */
+static void dt__pass_logits(dt__rewrite *w)
+{
+    dt_graph *g = w->g;
+    for (int32_t id = 1; id < g->forward_count; id++) {
+        int32_t x = dt__root(g, g->nodes[id].in[0]), use[2], by[2], count = g->count;
+        const dt__node *n = &g->nodes[id], *m = &g->nodes[x];
+        int64_t rows = dt__rows(m), block = dt__min(128, rows / 4);
+        dt__node copy = *m;
+        dt_tensor t;
+        if (n->op != DT__OP_CROSS_ENTROPY || !w->live[id] || g->tensor_shards > 1 || g->context_shards ||
+            g->precision || w->how & DT__PLAN_SPLIT || block < 1 || m->slot >= 0 || m->i[0] || !dt__is_product(m) ||
+            dt__root(g, g->prediction.id) == x || g->nodes[m->in[1]].shape.dims != 2)
+            continue;
+        if (dt__root(g, g->logits.id) == x) g->logits.id = 0;
+        if (!dt__two_readers(w, x, use) || use[0] != id || g->nodes[use[1]].op != DT__OP_CROSS_ENTROPY_GRAD ||
+            !dt__two_readers(w, use[1], by))
+            continue;
+        for (int i = 0; i < 2 && block; i++) { /* dX reads rows of the gradient, dW columns */
+            const dt__node *p = &g->nodes[by[i]];
+            if (!dt__is_product(p) || dt__root(g, p->in[0]) != use[1] || (p->slot >= 0) != (p->i[0] == 1) ||
+                g->nodes[p->in[1]].shape.dims != 2 || (p->slot >= 0 && p->i[1]))
+                block = 0;
+        }
+        if (!block || g->count + 2 >= w->room) continue;
+        while (rows % block) block--;
+        copy.aux = 0;
+        t = dt__append(g, &copy);
+        if (!t.id) return;
+        w->to[t.id] = t.id, w->phase[t.id] = 1;
+        g->nodes[use[1]].in[0] = t.id;
+        for (int32_t i = 1; i <= count; i++) { /* and all their other names */
+            int32_t root = dt__root(g, i);
+            if (root == x || root == t.id || root == use[1]) g->nodes[i].shape = dt_shape2(block, dt__cols(&copy));
+        }
+    }
+    dt__rewrite_live(w);
+}
+/* Is it a cross-entropy, or the gradient of one, over blocks of logits? */
+static int dt__is_blocked(const dt_graph *g, const dt__node *n)
+{
+    int grad = n->op == DT__OP_CROSS_ENTROPY_GRAD;
+    return (grad || n->op == DT__OP_CROSS_ENTROPY) &&
+           dt__rows(&g->nodes[n->in[0]]) != dt__count(&g->nodes[n->in[1 + grad]]);
+}
+
 /* ---- fusion -------------------------------------------------------------------------------------------
  * A group walks over (rows, cols) in tiles. Its ops are map ops over all elements, map ops and reductions with one
  * element per row, row ops, and at its begin perhaps a matrix product, whose finished pieces are the tiles. */
@@ -11036,10 +11102,19 @@ static int dt__may_join(dt__rewrite *w, int32_t a, int32_t b)
     return members <= DT__MOST_MEMBERS;
 }
 
+/* Two units become one. */
+static void dt__join_rings(dt__rewrite *w, int32_t a, int32_t b)
+{
+    int32_t swap = w->next[a], m;
+    w->next[a] = w->next[b], w->next[b] = swap;
+    m = swap = a < b ? a : b;
+    do w->unit[m] = swap, m = w->next[m];
+    while (m != swap);
+}
 /* Joins the unit of op `id` and that of the op which makes its input i, where that is allowed. */
 static void dt__join_units(dt__rewrite *w, int32_t id, int i)
 {
-    int32_t a = w->unit[dt__maker(w->g, w->g->nodes[id].in[i])], b = w->unit[id], m, swap;
+    int32_t a = w->unit[dt__maker(w->g, w->g->nodes[id].in[i])], b = w->unit[id];
     int64_t rows, cols;
     if (a == b || !w->rows[a] || !w->rows[b] || w->phase[a] != w->phase[b]) return;
     if (!dt__fits(w, a, b, &rows, &cols) || !dt__may_join(w, a, b)) return;
@@ -11047,10 +11122,7 @@ static void dt__join_units(dt__rewrite *w, int32_t id, int i)
                                     rows * cols != w->rows[b] * w->cols[b];
     w->product[a] = w->product[b] = w->product[a] + w->product[b];
     w->rows[a] = w->rows[b] = rows, w->cols[a] = w->cols[b] = cols;
-    swap = w->next[a], w->next[a] = w->next[b], w->next[b] = swap; /* two rings become one */
-    m = swap = a < b ? a : b;
-    do w->unit[m] = swap, m = w->next[m];
-    while (m != swap);
+    dt__join_rings(w, a, b);
 }
 
 static void dt__pass_fuse(dt__rewrite *w)
@@ -11066,6 +11138,14 @@ static void dt__pass_fuse(dt__rewrite *w)
         if (n->op == DT__OP_MATMUL && !(w->passes >> DT__PASS_EPILOGUE & 1u)) w->rows[id] = 0;
         if (n->op == DT__OP_MATMUL) w->product[id] = id;
         w->by_rows[id] = dt__op_of(n->op)->class_of == DT__CLASS_ROW;
+    }
+    for (int32_t id = 1; id < g->count; id++) {
+        if (!w->live[id] || !dt__is_blocked(g, &g->nodes[id])) continue;
+        dt__join_rings(w, w->unit[dt__root(g, g->nodes[id].in[0])], w->unit[id]);
+        for (int32_t r = 1; r < g->count && g->nodes[id].op == DT__OP_CROSS_ENTROPY_GRAD; r++)
+            if (w->live[r] && g->nodes[r].op == DT__OP_MATMUL && dt__root(g, g->nodes[r].in[0]) == id)
+                w->rows[r] = 0, dt__join_rings(w, w->unit[id], w->unit[r]);
+        w->rows[dt__root(g, g->nodes[id].in[0])] = w->product[w->unit[id]] = 0;
     }
     for (int32_t id = 1; id < g->count && w->passes >> DT__PASS_FUSE & 1u; id++)
         for (int i = 0; w->rows[id] && i < g->nodes[id].inputs; i++) dt__join_units(w, id, i);
@@ -11186,7 +11266,7 @@ typedef struct dt__fused_op {
 
 /* A group, that which ends with op `last`: members [begin, begin + count), in tiles of (tall, wide). */
 typedef struct dt__group {
-    int32_t last, product, begin, count;
+    int32_t last, product, begin, count, blocked; /* blocked: by blocks of logits */
     int64_t rows, cols, tall, wide, floats;
 } dt__group;
 
@@ -11218,25 +11298,40 @@ typedef struct dt__tile {
     float *values;
 } dt__tile;
 
-/* A map op on a tile: one run of elements where the tile has whole rows, else one for each row. */
-static void dt__member_map(const dt__group_run *r, const dt__fused_op *m, const dt__call *c, const dt__tile *t)
+/* A map op, or a chain of them that has code, on a tile: one run of elements where the tile has whole rows, else one
+ * for each row. */
+static void dt__member_maps(const dt__group_run *r, int32_t i, const dt__tile *t)
 {
-    int whole = m->per == 1 || t->cols == m->per;
+    const dt__fused_op *first = &r->f->members[r->group->begin + i];
+    int whole = first->per == 1 || t->cols == first->per, ops = first->code ? first->chain : 1;
     for (int64_t row = t->row; row < t->row + t->rows; row += whole ? t->rows : 1) {
-        int64_t begin = row * m->per + (m->per == 1 ? 0 : t->col), at[DT__MAX_IN], n;
-        int64_t end = begin + (whole ? t->rows * m->per : t->cols);
-        int64_t first = m->per == 1 ? begin : begin - (row - t->row) * t->cols; /* the element at the tile's begin */
+        int64_t begin = row * first->per + (first->per == 1 ? 0 : t->col), n;
+        int64_t end = begin + (whole ? t->rows * first->per : t->cols);
+        int64_t start = first->per == 1 ? begin : begin - (row - t->row) * t->cols; /* the tile's first element */
         for (; begin < end; begin += n) {
+            float *at[4 * DT__MOST_MEMBERS];
             const float *in[3];
-            int step[3];
-            n = dt__strided_at(&m->walk, begin, end, at);
-            for (int i = 0; i < 3; i++) {
-                in[i] = i >= m->walk.arrays ? NULL
-                        : m->from[i] < 0    ? c->in[i] + at[i] : t->values + m->from[i] + (begin - first);
-                step[i] = i < m->walk.arrays ? (int)m->walk.step[i] : 0;
+            int64_t step[4 * DT__MOST_MEMBERS], where[DT__MAX_IN];
+            int count = 0, by[3];
+            n = end - begin;
+            for (const dt__fused_op *m = first; m < first + ops; m++) {
+                const dt__call *c = &r->call[i + (m - first)];
+                n = dt__min(n, dt__strided_at(&m->walk, begin, end, where));
+                for (int k = 0; k < m->walk.arrays; k++) {
+                    if (first->code && m->load[k] >= 0) continue;
+                    at[count] = m->from[k] < 0 ? (float *)c->in[k] + where[k] : t->values + m->from[k] + begin - start;
+                    step[count++] = m->walk.step[k];
+                }
+                if (first->code && !m->store) continue;
+                at[count] = m->tile < 0 ? c->out + begin : t->values + m->tile + begin - start;
+                step[count++] = 1;
             }
-            r->env->k->map(c->n->op, m->tile < 0 ? c->out + begin : t->values + m->tile + (begin - first), in, step, n,
-                           c->n->f);
+            if (first->code) {
+                first->code(at, step, n);
+                continue;
+            }
+            for (int k = 0; k < 3; k++) in[k] = k < count - 1 ? at[k] : NULL, by[k] = k < count - 1 ? (int)step[k] : 0;
+            r->env->k->map(r->call[i].n->op, at[count - 1], in, by, n, r->call[i].n->f);
         }
     }
 }
@@ -11269,44 +11364,12 @@ static void dt__member_rows(const dt__group_run *r, const dt__fused_op *m, const
     dt__row_op_rows(&c, 0, t->rows);
 }
 
-/* A chain on a tile, as dt__member_map. */
-static void dt__chain_run(const dt__group_run *r, int32_t i, const dt__tile *t)
-{
-    const dt__fused_op *first = &r->f->members[r->group->begin + i];
-    int whole = first->per == 1 || t->cols == first->per;
-    for (int64_t row = t->row; row < t->row + t->rows; row += whole ? t->rows : 1) {
-        int64_t begin = row * first->per + (first->per == 1 ? 0 : t->col), n;
-        int64_t end = begin + (whole ? t->rows * first->per : t->cols);
-        int64_t start = first->per == 1 ? begin : begin - (row - t->row) * t->cols; /* the tile's first element */
-        for (; begin < end; begin += n) {
-            float *at[4 * DT__MOST_MEMBERS];
-            int64_t step[4 * DT__MOST_MEMBERS], where[DT__MAX_IN];
-            int count = 0;
-            n = end - begin;
-            for (const dt__fused_op *m = first; m < first + first->chain; m++) {
-                const dt__call *c = &r->call[i + (m - first)];
-                n = dt__min(n, dt__strided_at(&m->walk, begin, end, where));
-                for (int k = 0; k < m->walk.arrays; k++) {
-                    if (m->load[k] >= 0) continue;
-                    at[count] = m->from[k] < 0 ? (float *)c->in[k] + where[k] : t->values + m->from[k] + begin - start;
-                    step[count++] = m->walk.step[k];
-                }
-                if (!m->store) continue;
-                at[count] = m->tile < 0 ? c->out + begin : t->values + m->tile + begin - start;
-                step[count++] = 1;
-            }
-            first->code(at, step, n);
-        }
-    }
-}
-
 static void dt__tile_run(const dt__group_run *r, const dt__tile *t)
 {
     for (int32_t i = 0; i < r->group->count; i++) {
         const dt__fused_op *m = &r->f->members[r->group->begin + i];
         if (m->id == r->group->product) continue;
-        if (m->code) dt__chain_run(r, i, t), i += m->chain - 1;
-        else if (dt__is_map(r->call[i].g, m->id)) dt__member_map(r, m, &r->call[i], t);
+        if (dt__is_map(r->call[i].g, m->id)) dt__member_maps(r, i, t), i += m->code ? m->chain - 1 : 0;
         else if (r->call[i].n->op == DT__OP_CAST) dt__member_cast(r, m, &r->call[i], t);
         else dt__member_rows(r, m, &r->call[i], t);
     }
@@ -11345,7 +11408,53 @@ static void dt__group_task(void *user, int64_t task, int worker)
     }
 }
 
-static void dt__group_go(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env)
+/* Rows of a block of logits: their losses, or their gradients. */
+typedef struct dt__logits_job {
+    dt__call c;
+    int64_t row, end;
+} dt__logits_job;
+static void dt__logits_task(void *user, int64_t task, int worker)
+{
+    const dt__logits_job *job = (const dt__logits_job *)user;
+    int64_t begin = job->row + 16 * task, end = dt__min(begin + 16, job->end);
+    (void)worker;
+    if (job->c.n->op == DT__OP_CROSS_ENTROPY) dt__entropy_rows(&job->c, begin, end);
+    else dt__cross_entropy_grad_rows(&job->c, begin, end);
+}
+/* Op i of a group over logits, for rows [row, row + block). */
+static void dt__logits_block(const dt__group_run *r, int32_t i, int64_t row, int64_t block)
+{
+    dt__logits_job job;
+    dt__call *c = &job.c;
+    dt__node n;
+    *c = r->call[i], n = *c->n, job.row = row, job.end = row + block;
+    if (n.op != DT__OP_MATMUL) {
+        c->part = 7;
+        c->in[0] -= row * dt__cols(dt__in(c, 0));
+        if (n.op == DT__OP_CROSS_ENTROPY_GRAD) c->out -= row * dt__cols(&n);
+        dt__parallel(r->env->pool, dt__ceil_div(block, 16), dt__logits_task, &job);
+        return;
+    }
+    if (n.slot >= 0) c->in[1] += row * dt__cols(dt__in(c, 1)), c->fresh = c->fresh && !row;
+    else if (!i) c->in[0] += row * dt__cols(dt__in(c, 0));
+    else c->out += row * dt__cols(&n), n.shape = dt_shape2(block, dt__cols(&n)), c->n = &n;
+    dt__run_matmul(c);
+}
+static void dt__logits_go(const dt__group_run *r)
+{
+    int64_t block = dt__rows(r->call[0].n), rows = 0;
+    for (int32_t i = 0; i < r->group->count; i++) {
+        const dt__node *n = r->call[i].n;
+        if (n->op != DT__OP_MATMUL) rows = dt__count(dt__in(&r->call[i], n->op == DT__OP_CROSS_ENTROPY ? 1 : 2));
+    }
+    for (int64_t row = 0; row < rows; row += block)
+        for (int32_t i = 0; i < r->group->count; i++) dt__logits_block(r, i, row, block);
+    for (int32_t i = 0; i < r->group->count; i++)
+        if (r->call[i].n->op == DT__OP_CROSS_ENTROPY)
+            r->call[i].out[0] = r->env->k->row_sum(r->call[i].aux + 2 * rows, rows);
+}
+
+static void dt__group_go(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
 {
     const dt__fusion *f = dt__fusion_of(p);
     dt__group_run r;
@@ -11354,11 +11463,15 @@ static void dt__group_go(const dt__plan *p, int32_t id, const dt__bind *b, const
     r.f = f, r.group = f->groups, r.env = env;
     while (r.group->last != id) r.group++;
     for (int32_t i = 0; i < r.group->count; i++) {
-        r.call[i] = dt__call_of(p, f->members[r.group->begin + i].id, b, env, 1);
+        r.call[i] = dt__call_of(p, f->members[r.group->begin + i].id, b, env, fresh);
         for (int k = 0; k < r.call[i].n->inputs; k++) {
             const dt__node *x = &p->g->nodes[r.call[i].n->in[k]];
             if (x->op == DT__OP_FULL && x->tile) r.call[i].in[k] = &x->f;
         }
+    }
+    if (r.group->blocked) {
+        dt__logits_go(&r);
+        return;
     }
     if (r.group->product) {
         memset(&then, 0, sizeof then);
@@ -11440,9 +11553,13 @@ static dt_result dt__fusion_open(dt__plan *p, const dt__kernels *k)
         f->members[f->member_count++].id = id;
         group->count++, group->last = n->group;
         if (n->op == DT__OP_MATMUL) group->product = id;
+        group->blocked |= dt__is_blocked(g, n);
         dt__walks(g, n, &rows, &cols);
         if (rows * cols + !dt__is_each(g, id) > group->rows * group->cols) group->rows = rows, group->cols = cols;
         if (id != n->group) continue;
+        f->group_count++;
+        if (f->group_count < g->count) f->groups[f->group_count].count = 0;
+        if (group->blocked) continue;
         group->wide = dt__min(group->cols, DT__TILE);
         for (int32_t i = 0; i < group->count; i++) /* per row: whole rows */
             if (!dt__is_each(g, f->members[group->begin + i].id) ||
@@ -11451,8 +11568,6 @@ static dt_result dt__fusion_open(dt__plan *p, const dt__kernels *k)
         group->tall = dt__max(1, DT__TILE / group->wide);
         dt__group_lay_out(f, p, group);
         f->base.scratch = dt__max(f->base.scratch, f->apart + 4 * group->floats);
-        f->group_count++;
-        if (f->group_count < g->count) f->groups[f->group_count].count = 0;
     }
     return DT_OK;
 }
@@ -11662,7 +11777,7 @@ static const char *const dt__pass_names[] = {DT__PASSES(DT__PASS_NAME)};
 /* "a,b": these; "-a,-b": all but these. */
 static dt_result dt__passes_of(const char *list, unsigned *passes)
 {
-    unsigned usual = (1u << DT__PASS_EPILOGUE) - 1u, given = 0; /* an epilogue rarely pays where caches are large */
+    unsigned usual = (1u << DT__PASS_EPILOGUE) - 1u - (1u << DT__PASS_LOGITS), given = 0; /* these two cost time */
     int drops = list && *list == '-';
     for (const char *at = list; at && *at;) {
         int minus = *at == '-', length = (int)strcspn(at += minus, ","), pass = 0;
@@ -11671,8 +11786,8 @@ static dt_result dt__passes_of(const char *list, unsigned *passes)
             pass++;
         if (pass == DT__PASS_COUNT || minus != drops)
             return dt__error(DT_E_USAGE, "--compile-passes: '%s%.*s' %s. A list names the passes to run, or with - "
-                             "before each the passes to leave out: " DT__PASSES(DT__PASS_TEXT) "all but epilogue by "
-                             "default.", minus ? "-" : "", length, at,
+                             "before each the passes to leave out: " DT__PASSES(DT__PASS_TEXT) "all but logits and "
+                             "epilogue by default.", minus ? "-" : "", length, at,
                              pass < DT__PASS_COUNT ? "does not fit the rest" : "is no pass");
         given |= 1u << pass;
         at += length + (at[length] == ',');
@@ -11745,10 +11860,10 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
                                    dt_tensor grad_in, int how)
 {
     static void (*const pass[])(dt__rewrite *) = {dt__pass_fold, dt__pass_simplify, dt__pass_cse, dt__pass_layout,
-                                                  dt__pass_bias, dt__pass_recompute};
+                                                  dt__pass_bias, dt__pass_recompute, dt__pass_logits};
     dt__compiling *c = (dt__compiling *)(void *)compiler;
     dt__plan *plain = NULL;
-    double start = dt__now();
+    double start = dt__now(), flops[2] = {0.0, 0.0}; /* of the model: what is computed again does not count */
     int32_t recorded = g->count;
     dt__rewrite w;
     dt_result r;
@@ -11756,11 +11871,15 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
     *plan = NULL;
     w.g = g, w.k = c->k, w.output = &output, w.grad_in = &grad_in, w.how = how, w.passes = c->passes;
     r = dt__rewrite_open(&w, g) ? DT_OK : DT_E_MEMORY;
+    for (int32_t id = 1; !r && id < g->count; id++)
+        if (w.live[id] && dt__root(g, id) == id && dt__op_of(g->nodes[id].op)->flops)
+            flops[id >= g->forward_count] +=
+                dt__op_of(g->nodes[id].op)->flops(g, &g->nodes[id]) * dt__node_ranks(g, &g->nodes[id]);
     if (!r && (c->tries || c->draws)) {
         dt_graph *copy = dt__graph_copy(g);
         r = copy ? dt__plan_open(&plain, copy, output, grad_in, how) : DT_E_MEMORY;
     }
-    for (int i = 0; !r && i <= DT__PASS_RECOMPUTE; i++) {
+    for (int i = 0; !r && i <= DT__PASS_LOGITS; i++) {
         if (c->passes >> i & 1u) pass[i](&w), dt__rewrite_apply(&w);
         r = dt_graph_result(g);
     }
@@ -11776,6 +11895,7 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
         if (c->backend == DT_BACKEND_CC) dt__chains_open(f, (*plan)->g, c->k, &why, &built);
         if (c->backend == DT_BACKEND_CC && !f->library && why) c->why = why;
         c->plans++, c->built += built;
+        (*plan)->forward_flops = flops[0], (*plan)->backward_flops = flops[1];
         f->plain = plain, f->saved = (*plan)->saved, f->temp = (*plan)->temp;
         if (c->tries) {
             (*plan)->saved = dt__max(f->saved, plain->saved);
@@ -24690,9 +24810,9 @@ static int64_t dt__logits_segment(const dt__net *net, int64_t words, int64_t voc
                         net->source->inputs != net->source->targets))
         return -1;
     for (int64_t s = 0; s < net->count; s++) {
-        const dt_graph *g = net->segments[s].plan->g;
-        int64_t columns = dt__at(g, g->logits)->cut ? dt__logits_columns(net, vocabulary, &first) : vocabulary;
-        if (g->logits.id && dt__count(dt__at(g, g->logits)) == words * columns) found = s;
+        const dt__built *b = &net->segments[s];
+        int64_t columns = b->logits_cut ? dt__logits_columns(net, vocabulary, &first) : vocabulary;
+        if (b->logits == words * columns) found = s;
     }
     return found;
 }
@@ -26319,7 +26439,8 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->rows * e->mesh.size[DT_AXIS_CONTEXT] : 0;
     cut = segment && e->tensor && segment->plan->g->nodes[id].cut;
     if (cut) has = has / dt__cols(&segment->plan->g->nodes[id]) * t->recipe.model.vocabulary;
-    if (!segment) r = dt__error(DT_E_USAGE, "the model predicts nothing: mark it with dt_prediction in a segment");
+    if (!segment) r = dt__error(DT_E_USAGE, "the model predicts nothing: mark it with dt_prediction in a segment, or "
+                               "compile without the pass logits");
     else if (count < 0 || each != has)
         r = dt__error(DT_E_USAGE, "the model predicts %lld numbers for each sample: %lld x %lld cannot be asked for",
                       (long long)has, (long long)count, (long long)each);

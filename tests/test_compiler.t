@@ -12,7 +12,7 @@ use Test::More;
 
 my $program = trainer();
 my %want = golden();
-my @passes = qw(fold simplify cse layout bias recompute fuse epilogue);
+my @passes = qw(fold simplify cse layout bias recompute logits fuse epilogue);
 my $every = '--compile on --compile-passes ' . join ',', @passes;
 my $by_cc = '--compile on --compile-backend cc';
 $ENV{XDG_CACHE_HOME} = "$tmp/cache"; # of compiled code
@@ -53,7 +53,7 @@ for my $order (['off', 'on'], ['on', 'off']) {
 }
 
 # ---- what is said ----
-my $small = '--data ' . corpus(20000) . ' --model nano --batch 8 --sequence 32 --steps 2 --validation 0 --sample-length 0';
+my $small = '--data ' . corpus(20000) . ' --model nano --batch 8 --sequence 64 --steps 2 --validation 0 --sample-length 0';
 my (undef, $said) = run(120, "$program $small --compile on --compile-report --verify-compiler --show-graph $tmp/graph.dot");
 my (undef, $plain) = run(120, "$program $small");
 my ($measured) = $said =~ /^(sha256 \w+)/m;
@@ -63,6 +63,9 @@ ok($recorded && $ops < $recorded && $groups > 0 && $grouped > $groups, 'the repo
 my ($before, $after) = $said =~ /memory of a unit ([0-9.]+) MB before, ([0-9.]+) MB compiled/;
 ok($before && $after < $before, 'a unit needs less memory');
 like($said, qr/time of a step [0-9.]+ ms before, [0-9.]+ ms compiled: [0-9.]+x; (pays from|it saves no time)/, 'the times of both');
+my (undef, $blocks) = run(120, "$program $small --compile on --compile-passes logits --compile-report --verify-compiler --threads 2");
+my ($was, $is) = $blocks =~ /memory of a unit ([0-9.]+) MB before, ([0-9.]+) MB compiled/;
+ok($blocks =~ /^\Q$measured\E$/m && $blocks =~ /every bit is the same$/m && $is < $was, 'logits by blocks of rows: the same bits, less memory') or diag($blocks);
 my $dot = slurp("$tmp/graph.dot");
 is(($dot =~ tr/{//), ($dot =~ tr/}//), 'the graph is closed');
 like($dot, qr/"op by op"|, op by op"/, 'it shows the graph before');
@@ -94,7 +97,7 @@ my ($chains) = (run(120, "$program $report --ranks 4"))[1] =~ /chains of element
 like($chains, qr/^as C, compiled now$|^as C from the cache$/, 'one of four ranks compiles the chains');
 my @cached = glob "$tmp/fresh/dtrain/*";
 ok(@cached > 0 && !(grep { !/\/[0-9a-f]{64}\.so$/ } @cached), 'and leave complete files alone: ' . @cached);
-($chains) = (run(120, "$program $report --sequence 16"))[1] =~ /chains of elementwise ops run (.*)$/m;
+($chains) = (run(120, "$program $report --sequence 32"))[1] =~ /chains of elementwise ops run (.*)$/m;
 is($chains, 'as C from the cache', 'another shape finds its code in the cache');
 for my $spoil (sub { substr($_[0], 0, length($_[0]) / 2) }, sub { my $t = $_[0]; substr($t, 5000, 1) ^= 'x'; $t }, sub { '' }) {
     my %good = map { $_ => slurp($_) } @cached;
