@@ -23921,29 +23921,6 @@ static int dt__distance(const char *a, const char *b)
     return row[n];
 }
 
-/* What earlier versions had. */
-#define DT__LOSSY "the trainer has no top-k or PowerSGD. Use --wire int8, or your own loop: examples/36_compression.c."
-#define DT__NOISE "it is a loop of its own: see examples/37_growing_batch.c."
-static const char *const dt__removed[][2] = {
-    {"wire topk", DT__LOSSY}, {"wire powersgd", DT__LOSSY}, {"wire-keep", DT__LOSSY}, {"wire-rank", DT__LOSSY},
-    {"growth", DT__NOISE}, {"noise-scale", DT__NOISE},
-    {"wire-forget", "errors are fed back; examples/36_compression.c shows what happens without."},
-    {"mirror-rate", "--mirror 'PLACE COMMAND' takes a COMMAND with a limit, as rsync --bwlimit."},
-    {"show-program", "--timeline FILE writes what each rank did in the last step."},
-    {"mirror-command", "--mirror takes both, 'PLACE COMMAND', where COMMAND copies $DT_FROM to $DT_TO."},
-};
-
-/* Was "option" or "option value" removed? Then this says what to use. */
-static dt_result dt__option_removed(const char *name, int length, const char *value)
-{
-    char text[96];
-    snprintf(text, sizeof text, "%.*s%s%s", length, name, value ? " " : "", value ? value : "");
-    for (size_t i = 0; i < sizeof dt__removed / sizeof *dt__removed; i++)
-        if (!strcmp(text, dt__removed[i][0]))
-            return dt__error(DT_E_USAGE, "--%s: %s", text, dt__removed[i][1]);
-    return DT_OK;
-}
-
 static void dt__option_nearest(const dt__option *list, int count, const char *name, const char **nearest, int *best)
 {
     for (int i = 0; i < count; i++) {
@@ -23957,7 +23934,6 @@ static dt_result dt__option_unknown(const char *text, int length)
     char name[48];
     const char *nearest = "help";
     int best;
-    if (dt__option_removed(text, length, NULL)) return DT_E_USAGE;
     snprintf(name, sizeof name, "%.*s", length, text);
     if (dt__option_find(DT__ROWS(dt__launch_options), text, (size_t)length))
         return dt__error(DT_E_USAGE, "--%s starts ranks, but the program has not called dt_launch: call it first in "
@@ -24071,7 +24047,6 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
         else if (o->argument && i + 1 < *argc) value = arg[++i];
         if (o->kind == DT__KIND_MODEL && value) r = dt__model_named(value, &recipe->model);
         else r = dt__option_set(o, value, o->group == DT__GROUP_RECIPE ? (void *)recipe : (void *)layout);
-        if (r && value) (void)dt__option_removed(name, length, value);
         if (r) return r;
     }
     *argc = kept;
