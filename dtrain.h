@@ -21590,6 +21590,86 @@ typedef struct dt__engine {
 
 static int dt__engine_last(const dt__engine *e) { return e->chunks[e->shape.pipe.chunks - 1].last; }
 
+/* ---- inside segments: what operations call ---- */
+
+/* Counts the time since `start` as communication inside a segment's work. */
+static void dt__engine_within(dt__engine *e, double start)
+{
+    double seconds = dt__now() - start;
+    e->seconds_sending += seconds;
+    e->seconds_within += seconds;
+    e->seconds_working -= seconds;
+    if (!e->when || !dt__reserve((void **)&e->inner, e->inners, &e->inner_room, e->inners + 1, 16, "the timeline"))
+        return;
+    e->inner[e->inners][0] = start, e->inner[e->inners++][1] = start + seconds;
+}
+
+/* dt__tp.combine over the tensor group. */
+static void dt__engine_combine(void *user, int kind, float *to, const float *from, int64_t count)
+{
+    dt__engine *e = (dt__engine *)user;
+    dt_result *r = &e->exchanged;
+    double start = dt__now();
+    if (*r) return;
+    if (kind == DT__TP_GATHER) *r = dt_all_gather(e->tensor, dt__host(from), dt__host(to), count);
+    else if (kind == DT__TP_SCATTER)
+        *r = dt_reduce_scatter(e->tensor, dt__host(from), dt__host(to), count / dt_comm_size(e->tensor), DT_SUM);
+    else {
+        dt__mem_copy(NULL, to, from, count);
+        *r = dt_all_reduce(e->tensor, dt__host(to), count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
+    }
+    dt__engine_within(e, start);
+}
+
+/* The exchange of rows in the expert group. */
+static void dt__engine_exchange(void *user, float *to, const int32_t *take, const float *from, const int32_t *give,
+                             int64_t bins, int64_t width)
+{
+    dt__engine *e = (dt__engine *)user;
+    dt_result *r = &e->exchanged;
+    double start = dt__now();
+    if (!*r)
+        *r = dt__all_to_all_rows(e->expert, dt__host(e->stage), dt__host(to), take, dt__host(from), give, bins, width);
+    if (*r) dt__mem_fill(e->pool, to, 0.0f, take[dt_comm_size(e->expert) * bins] * width);
+    dt__engine_within(e, start);
+}
+
+/* Starts to send, and waits until the receiver has the message. */
+static dt_result dt__posted_send(dt_comm *c, const float *data, int64_t count, int to, dt__posted *p)
+{
+    p->to = to + 1;
+    return dt__send_start(c, dt__host(data), count, to, &p->ticket);
+}
+static dt_result dt__posted_wait(dt_comm *c, dt__posted *p)
+{
+    dt_result r = p->to ? dt__send_finish(c, p->to - 1, p->ticket) : DT_OK;
+    p->to = 0;
+    return r;
+}
+
+/* dt__cp over the context group. */
+static void dt__engine_post(void *user, int place, const float *data, int64_t count, int to)
+{
+    dt__engine *e = (dt__engine *)user;
+    double start = dt__now();
+    if (!e->exchanged) e->exchanged = dt__posted_send(e->context, data, count, to, &e->posted[place]);
+    dt__engine_within(e, start);
+}
+static void dt__engine_posted(void *user, int place)
+{
+    dt__engine *e = (dt__engine *)user;
+    double start = dt__now();
+    if (!e->exchanged) e->exchanged = dt__posted_wait(e->context, &e->posted[place]);
+    dt__engine_within(e, start);
+}
+static void dt__engine_take(void *user, float *to, int64_t count, int from)
+{
+    dt__engine *e = (dt__engine *)user;
+    double start = dt__now();
+    if (!e->exchanged) e->exchanged = dt_recv(e->context, dt__host(to), count, from);
+    dt__engine_within(e, start);
+}
+
 /* ---- opening: mesh, partition, communicators, memory ---- */
 
 /* The shard groups of ZeRO: `group` data-parallel ranks share one copy of the state. Groups exchange whole subtrees of
@@ -22117,13 +22197,6 @@ static int64_t dt__engine_blocks(const dt__engine *e, const dt__param *p)
     return dt__param_arrays(p, vt) * dt__shard_step(p, vt) / DT__BLOCK;
 }
 
-static void dt__engine_combine(void *user, int kind, float *to, const float *from, int64_t count);
-static void dt__engine_exchange(void *user, float *to, const int32_t *take, const float *from, const int32_t *give,
-                             int64_t bins, int64_t width);
-static void dt__engine_post(void *user, int place, const float *data, int64_t count, int to);
-static void dt__engine_posted(void *user, int place);
-static void dt__engine_take(void *user, float *to, int64_t count, int from);
-
 /* Everything but memory, for the network that was built. */
 static dt_result dt__engine_open(dt__engine *e)
 {
@@ -22200,84 +22273,6 @@ static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, d
     b->at[DT__AT_GRAD_OUT] = zero_bubble ? memory + seg->gradient_at : e->gradient[(chunk->end - q) & 1];
     b->at[DT__AT_GRAD_IN] = zero_bubble && q > chunk->begin ? memory + e->net.segments[q - 1].gradient_at
                                                             : e->gradient[(chunk->end - q + 1) & 1];
-}
-
-/* Counts the time since `start` as communication inside a segment's work. */
-static void dt__engine_within(dt__engine *e, double start)
-{
-    double seconds = dt__now() - start;
-    e->seconds_sending += seconds;
-    e->seconds_within += seconds;
-    e->seconds_working -= seconds;
-    if (!e->when || !dt__reserve((void **)&e->inner, e->inners, &e->inner_room, e->inners + 1, 16, "the timeline"))
-        return;
-    e->inner[e->inners][0] = start, e->inner[e->inners++][1] = start + seconds;
-}
-
-/* dt__tp.combine over the tensor group. */
-static void dt__engine_combine(void *user, int kind, float *to, const float *from, int64_t count)
-{
-    dt__engine *e = (dt__engine *)user;
-    dt_result *r = &e->exchanged;
-    double start = dt__now();
-    if (*r) return;
-    if (kind == DT__TP_GATHER) *r = dt_all_gather(e->tensor, dt__host(from), dt__host(to), count);
-    else if (kind == DT__TP_SCATTER)
-        *r = dt_reduce_scatter(e->tensor, dt__host(from), dt__host(to), count / dt_comm_size(e->tensor), DT_SUM);
-    else {
-        dt__mem_copy(NULL, to, from, count);
-        *r = dt_all_reduce(e->tensor, dt__host(to), count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
-    }
-    dt__engine_within(e, start);
-}
-
-/* The exchange of rows in the expert group. */
-static void dt__engine_exchange(void *user, float *to, const int32_t *take, const float *from, const int32_t *give,
-                             int64_t bins, int64_t width)
-{
-    dt__engine *e = (dt__engine *)user;
-    dt_result *r = &e->exchanged;
-    double start = dt__now();
-    if (!*r)
-        *r = dt__all_to_all_rows(e->expert, dt__host(e->stage), dt__host(to), take, dt__host(from), give, bins, width);
-    if (*r) dt__mem_fill(e->pool, to, 0.0f, take[dt_comm_size(e->expert) * bins] * width);
-    dt__engine_within(e, start);
-}
-
-/* Starts to send, and waits until the receiver has the message. */
-static dt_result dt__posted_send(dt_comm *c, const float *data, int64_t count, int to, dt__posted *p)
-{
-    p->to = to + 1;
-    return dt__send_start(c, dt__host(data), count, to, &p->ticket);
-}
-static dt_result dt__posted_wait(dt_comm *c, dt__posted *p)
-{
-    dt_result r = p->to ? dt__send_finish(c, p->to - 1, p->ticket) : DT_OK;
-    p->to = 0;
-    return r;
-}
-
-/* dt__cp over the context group. */
-static void dt__engine_post(void *user, int place, const float *data, int64_t count, int to)
-{
-    dt__engine *e = (dt__engine *)user;
-    double start = dt__now();
-    if (!e->exchanged) e->exchanged = dt__posted_send(e->context, data, count, to, &e->posted[place]);
-    dt__engine_within(e, start);
-}
-static void dt__engine_posted(void *user, int place)
-{
-    dt__engine *e = (dt__engine *)user;
-    double start = dt__now();
-    if (!e->exchanged) e->exchanged = dt__posted_wait(e->context, &e->posted[place]);
-    dt__engine_within(e, start);
-}
-static void dt__engine_take(void *user, float *to, int64_t count, int from)
-{
-    dt__engine *e = (dt__engine *)user;
-    double start = dt__now();
-    if (!e->exchanged) e->exchanged = dt_recv(e->context, dt__host(to), count, from);
-    dt__engine_within(e, start);
 }
 
 static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
