@@ -21483,13 +21483,6 @@ static void dt__memory_close(dt__memory *m)
     }
 }
 
-static int64_t dt__memory_bytes(const dt__memory *m, int category)
-{
-    int64_t bytes = 0;
-    for (int i = 0; i < m->rows; i++) bytes += m->row[i].category == category ? m->row[i].count * m->row[i].size : 0;
-    return bytes;
-}
-
 /* ---- the executor ---------------------------------------------------------------------------------- */
 
 enum { DT__OUTBOX = 4 }; /* messages to a neighbour in flight, at most */
@@ -22075,13 +22068,13 @@ static void dt__engine_work_rows(dt__engine *e)
 static dt_memory dt__engine_plan(const dt__engine *e)
 {
     dt_memory m;
+    int64_t bytes[DT__CATEGORIES] = {0};
     memset(&m, 0, sizeof m);
-    m.weights = dt__memory_bytes(&e->memory, DT__FOR_WEIGHTS);
-    m.gradients = dt__memory_bytes(&e->memory, DT__FOR_GRADIENTS);
-    m.optimizer = dt__memory_bytes(&e->memory, DT__FOR_OPTIMIZER);
-    m.activations = dt__memory_bytes(&e->memory, DT__FOR_ACTIVATIONS);
-    m.buffers = dt__memory_bytes(&e->memory, DT__FOR_BUFFERS);
-    m.offloaded = dt__memory_bytes(&e->memory, DT__FOR_OFFLOADED);
+    for (const dt__allocation *a = e->memory.row; a < e->memory.row + e->memory.rows; a++)
+        bytes[a->category] += a->count * a->size;
+    m.weights = bytes[DT__FOR_WEIGHTS], m.gradients = bytes[DT__FOR_GRADIENTS];
+    m.optimizer = bytes[DT__FOR_OPTIMIZER], m.activations = bytes[DT__FOR_ACTIVATIONS];
+    m.buffers = bytes[DT__FOR_BUFFERS], m.offloaded = bytes[DT__FOR_OFFLOADED];
     return m;
 }
 
