@@ -6092,13 +6092,14 @@ static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, flo
     dt__init_shards(p, 1, 0, 1, seed, pool, data, 0, dt_shape_count(p->shape));
 }
 
-/* "1, 2, 4": the powers of two that divide n, for error sentences. */
-static const char *dt__shards_text(int64_t n, char *text, size_t size)
+/* "1, 2, 3, 6": the divisors of n up to `most`, for error messages. The powers of two that divide n
+ * are the divisors of n & -n. */
+static const char *dt__divisors(int64_t n, int64_t most, char *text, size_t size)
 {
     size_t used = 0;
     text[0] = 0;
-    for (int64_t v = 1; v <= n && n % v == 0 && used + 24 < size; v *= 2)
-        used += (size_t)snprintf(text + used, size - used, "%s%lld", used ? ", " : "", (long long)v);
+    for (int64_t d = 1; d <= n && d <= most && used + 24 < size; d++)
+        if (n % d == 0) used += (size_t)snprintf(text + used, size - used, "%s%lld", used ? ", " : "", (long long)d);
     return text;
 }
 
@@ -6108,7 +6109,7 @@ static int dt__cuts(dt_graph *g, const char *what, int64_t n)
     char list[128];
     if (n % g->tensor_shards == 0) return 1;
     dt__poison(g, DT_E_USAGE, "%lld %s do not divide into %lld tensor shards: --tensor-shards one of %s", (long long)n,
-               what, (long long)g->tensor_shards, dt__shards_text(n, list, sizeof list));
+               what, (long long)g->tensor_shards, dt__divisors(n & -n, n, list, sizeof list));
     return 0;
 }
 
@@ -9135,7 +9136,8 @@ static int dt__moe_ok(dt_graph *g, dt_tensor x, const dt_moe_options *o)
     if (s->dims < 2) dt__poison(g, DT_E_SHAPE, "moe: x %s must be (..,C): tokens, then channels", dt__show(g, s));
     if (o->experts % dt__expert_ranks(g))
         dt__poison(g, DT_E_USAGE, "moe: %lld experts cannot be shared by %lld ranks: --ep one of %s",
-                   (long long)o->experts, (long long)g->expert_ranks, dt__shards_text(o->experts, text, sizeof text));
+                   (long long)o->experts, (long long)g->expert_ranks,
+                   dt__divisors(o->experts & -o->experts, o->experts, text, sizeof text));
     return !g->result && dt__bounded(g, "moe: experts", (double)o->experts, 1.0, 65536.0) &&
            dt__bounded(g, "moe: active", (double)o->active, 1.0, (double)o->experts) &&
            dt__bounded(g, "moe: width", (double)o->width, 0.0, (double)INT32_MAX) &&
@@ -10498,6 +10500,7 @@ static dt_result dt__family_list(dt__net *net, const dt_model *m)
 static dt_result dt__net_shards(dt__net *net, const dt_model *m, int64_t sequence)
 {
     char list[128];
+    int64_t slices = dt__max(1, sequence / 2);
     if (!net->tensor_shards) net->tensor_shards = 1;
     if (!net->own_shards) net->own_shards = net->tensor_shards;
     if (!dt__is_pow2(net->tensor_shards) || net->tensor_shards > DT__TENSOR_SHARDS)
@@ -10509,7 +10512,7 @@ static dt_result dt__net_shards(dt__net *net, const dt_model *m, int64_t sequenc
     if (!net->context_shards || sequence % (2 * net->context_shards) == 0) return DT_OK;
     return dt__error(DT_E_USAGE, "%lld tokens do not divide into two slices for each of %lld context shards: "
                      "--context-shards one of %s, or another --sequence", (long long)sequence,
-                     (long long)net->context_shards, dt__shards_text(dt__max(1, sequence / 2), list, sizeof list));
+                     (long long)net->context_shards, dt__divisors(slices & -slices, slices, list, sizeof list));
 }
 
 /* Builds and plans a model for units of `rows` samples of T tokens, or of net->source. With a context (families alone)
@@ -20437,16 +20440,6 @@ DT_API dt_sampling dt_sampling_default(void)
     memset(&s, 0, sizeof s);
     s.temperature = 0.7f;
     return s;
-}
-
-/* "1, 2, 3, 6": the divisors of n up to `most`, for error messages. */
-static const char *dt__divisors(int64_t n, int64_t most, char *text, size_t size)
-{
-    size_t used = 0;
-    text[0] = 0;
-    for (int64_t d = 1; d <= n && d <= most && used + 24 < size; d++)
-        if (n % d == 0) used += (size_t)snprintf(text + used, size - used, "%s%lld", used ? ", " : "", (long long)d);
-    return text;
 }
 
 /* DT_E_USAGE unless the degree that an option sets divides n of something ("rank", without the plural's s). */
