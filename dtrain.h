@@ -20715,17 +20715,12 @@ static const int64_t *dt__store_cut(const dt__store *s, int32_t bucket)
     return s->cut + (int64_t)bucket * (s->shards + 1);
 }
 
-/* Pieces into which ranks that share state cut a bucket (only ranks with the same experts share those), the piece of a
- * rank of the group, and the rank that owns piece j. */
+/* Pieces into which ranks that share state cut a bucket (only ranks with the same experts share those), and the piece
+ * of a rank of the group. */
 static int dt__bucket_shards(const dt__store *s, int32_t b) { return (int)dt__max(1, s->shards / s->bucket[b].copies); }
 static int dt__bucket_piece(const dt__store *s, int32_t b, int rank)
 {
     return dt__bucket_shards(s, b) > 1 ? rank / (int)s->bucket[b].copies : 0;
-}
-static int dt__bucket_owner(const dt__store *s, int32_t b, int j)
-{
-    int copies = (int)s->bucket[b].copies;
-    return dt__bucket_shards(s, b) > 1 ? j * copies + s->piece % copies : s->piece;
 }
 
 /* Opens a bucket at the end of the slots. */
@@ -21706,18 +21701,8 @@ static dt_result dt__engine_experts(const dt__engine *e, int dp)
     return DT_OK;
 }
 
-/* A communicator of `size` ranks of the same color: NULL for one rank, `from` itself when it has no others and `own` is
- * 0. Collective over `from`. */
-static dt_result dt__engine_split(dt__engine *e, dt_comm *from, int size, int color, int own, dt_comm **sub)
-{
-    dt_result r;
-    *sub = size == 1 ? NULL : from;
-    if (size == 1 || (size == dt_comm_size(from) && !own)) return DT_OK;
-    r = dt_comm_split(from, color, sub);
-    if (!r) e->owned[e->owned_count++] = *sub;
-    return r;
-}
-
+/* The communicators of `size` ranks of the same color: NULL for one rank, `from` itself when it has no others and `own`
+ * is 0. Collective over `from`. */
 static dt_result dt__engine_comms(dt__engine *e, int group)
 {
     const dt_mesh *m = &e->mesh;
@@ -21744,8 +21729,12 @@ static dt_result dt__engine_comms(dt__engine *e, int group)
                 {&e->comm, pp, (d * cp + c) * tp + t, 1, &e->out[0].comm},
                 {&e->comm, pp, (d * cp + c) * tp + t, 1, &e->out[1].comm}};
     dt_result r = DT_OK;
-    for (size_t i = 0; i < sizeof list / sizeof *list && !r; i++)
-        r = dt__engine_split(e, *list[i].from, list[i].size, list[i].color, list[i].own, list[i].sub);
+    for (const struct split *s = list; s < list + sizeof list / sizeof *list && !r; s++) {
+        *s->sub = s->size == 1 ? NULL : *s->from;
+        if (s->size == 1 || (s->size == dt_comm_size(*s->from) && !s->own)) continue;
+        r = dt_comm_split(*s->from, s->color, s->sub);
+        if (!r) e->owned[e->owned_count++] = *s->sub;
+    }
     return r;
 }
 
@@ -21943,15 +21932,6 @@ static int dt__engine_gathers(const dt__engine *e, int inference)
 }
 static int dt__engine_windows(const dt__engine *e) { return e->shape.overlap && e->shape.zero > 2 ? 2 : 1; }
 
-/* Floats of the largest tied parameter. */
-static int64_t dt__engine_tied(const dt__engine *e)
-{
-    int64_t floats = 0;
-    for (int32_t b = 0; b < e->store.buckets; b++)
-        if (e->store.bucket[b].tied >= 0) floats = dt__max(floats, e->store.bucket[b].floats);
-    return floats;
-}
-
 /* Floats of the largest exchange of rows in the expert group, and its table. A text sample may exchange the tokens of a
  * whole sequence, more than this rank has of a unit. */
 static int64_t dt__engine_staged(const dt__engine *e)
@@ -22009,9 +21989,11 @@ static void dt__engine_rows(dt__engine *e)
 {
     dt__memory *m = &e->memory;
     const dt__store *s = &e->store;
-    int64_t tied = dt__engine_tied(e), weights = e->shape.zero > 2 ? s->own_params : s->param_floats;
+    int64_t tied = 0, weights = e->shape.zero > 2 ? s->own_params : s->param_floats; /* tied: of the largest one */
     int64_t total = !e->shape.total ? 0 : e->shape.zero > 1 ? s->own_slots : s->total_floats;
     int64_t window = dt__engine_gathers(e, 1) ? s->window * dt__engine_windows(e) : 0;
+    for (int32_t b = 0; b < s->buckets; b++)
+        if (s->bucket[b].tied >= 0) tied = dt__max(tied, s->bucket[b].floats);
     dt__memory_add(m, DT__FOR_WEIGHTS, DT__DEVICE, e->same, &e->params, weights, 4);
     if (e->shape.zero > 2) m->row[0].most = s->most_params;
     dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, e->same, &e->sets, e->set_floats * e->sets_count, 4);
@@ -22440,13 +22422,6 @@ static float *dt__bucket_sum(const dt__engine *e, int32_t bucket, int64_t *from,
     return e->total + s->bucket[bucket].total + *from;
 }
 
-static void dt__engine_fold(dt__engine *e, const dt__instr *i)
-{
-    const dt__bucket *b = &e->store.bucket[i->bucket];
-    int64_t begin = dt__bucket_at(e, i->bucket);
-    dt__mem_add(e->k, e->pool, dt__set(e, i->set) + begin, dt__set(e, i->from) + begin, b->floats * b->copies);
-}
-
 static void dt__engine_total(dt__engine *e, const dt__instr *i)
 {
     dt_pool *pool = i->stream ? NULL : e->pool;
@@ -22463,16 +22438,6 @@ static const dt__sharing *dt__engine_sharing(const dt__engine *e, const dt__buck
     return b->copies > 1 ? &e->expert_ranks : &e->ranks;
 }
 
-/* Shared experts have one sum for the tokens of each rank that shares them. Adds these sums, which form a subtree over
- * shards, in place of the first. */
-static void dt__engine_sources(const dt__engine *e, const dt__bucket *b, dt_pool *pool, float *first)
-{
-    dt__terms t;
-    t.first = first, t.more = first + b->floats;
-    t.stride = t.n = b->floats, t.count = b->copies;
-    dt__mem_tree(e->k, pool, &t, 1, b->copies);
-}
-
 /* Sums floats [begin, begin + floats) of the parts of c's ranks into the first part of each: by the tree, or by the
  * all-reduce of the engine between nodes. */
 static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts, const int *counts, int64_t begin,
@@ -22487,7 +22452,9 @@ static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts
     return dt_all_reduce_native(c, dt__host(first + parts->offset), floats, DT_SUM);
 }
 
-/* REDUCE: the tree over the partial sums of all ranks, to all; or each piece to its owner, and then between groups. */
+/* REDUCE: the tree over the partial sums of all ranks, to all; or each piece to its owner, and then between groups.
+ * Before that, shared experts have one sum for the tokens of each rank that shares them: these sums, which form a
+ * subtree over shards, are added in place of the first. */
 static dt_result dt__engine_reduce(dt__engine *e, const dt__instr *i)
 {
     const dt__bucket *b = &e->store.bucket[i->bucket];
@@ -22497,8 +22464,11 @@ static dt_result dt__engine_reduce(dt__engine *e, const dt__instr *i)
     int64_t begin = dt__bucket_at(e, i->bucket);
     const int64_t *cuts = dt__store_cut(&e->store, i->bucket);
     int piece = dt__bucket_piece(&e->store, i->bucket, e->store.piece);
+    dt__terms t;
     dt_result r;
-    dt__engine_sources(e, b, i->stream ? NULL : e->pool, dt__set(e, i->set) + begin);
+    t.first = dt__set(e, i->set) + begin, t.more = t.first + b->floats;
+    t.stride = t.n = b->floats, t.count = b->copies;
+    dt__mem_tree(e->k, i->stream ? NULL : e->pool, &t, 1, b->copies);
     if (!w->data) return DT_OK;
     if (!w->group) return dt__engine_sum(e, w->data, parts, counts, begin, b->floats, NULL);
     r = dt__engine_sum(e, w->group, parts, counts, begin, b->floats, cuts);
@@ -22513,11 +22483,11 @@ static int dt__bucket_spans(const dt__store *s, int32_t bucket, int64_t at, int6
                             dt__extent *span)
 {
     const int64_t *cut = dt__store_cut(s, bucket);
-    int n = 0;
-    for (int j = 0; j < dt__bucket_shards(s, bucket); j++) {
-        int64_t lo = cut[j], hi = cut[j + 1], base;
-        base = whole ? s->bucket[bucket].param
-                     : s->own[(int64_t)bucket * s->shards + dt__bucket_owner(s, bucket, j)] - lo;
+    int n = 0, pieces = dt__bucket_shards(s, bucket), copies = (int)s->bucket[bucket].copies;
+    for (int j = 0; j < pieces; j++) {
+        int owner = pieces > 1 ? j * copies + s->piece % copies : s->piece;
+        int64_t lo = cut[j], hi = cut[j + 1];
+        int64_t base = whole ? s->bucket[bucket].param : s->own[(int64_t)bucket * s->shards + owner] - lo;
         lo = dt__max(lo, at), hi = dt__min(hi, at + count);
         if (lo >= hi) continue;
         span[n].rank = j;
@@ -22753,18 +22723,7 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
     return r;
 }
 
-/* Clipping, optimizer and average of this rank's piece of a parameter. */
-static void dt__engine_step_param(const dt__engine *e, const dt__net_param *p, const dt__update *u)
-{
-    dt__piece_of x = dt__engine_piece(e, p);
-    dt__stepping s;
-    s.k = e->k, s.optimizer = e->recipe->optimizer, s.n = x.count, s.u = u;
-    s.weight = x.weight, s.gradient = x.gradient;
-    for (int i = 0; i < DT__STATE_COUNT; i++) s.state[i] = e->state[i] ? e->state[i] + x.state : NULL;
-    dt__mem_update(e->pool, &s);
-}
-
-/* The norm, then one pass over this rank's pieces. */
+/* The norm, then one pass over this rank's pieces of the parameters: clipping, optimizer and average. */
 static dt_result dt__engine_update(dt__engine *e)
 {
     float squares = 0.0f;
@@ -22776,8 +22735,15 @@ static dt_result dt__engine_update(dt__engine *e)
     if (!result) result = dt__update_check(&e->powers, e->recipe, squares, e->step, &skip);
     if (result || skip) return result;
     e->rate = dt__update_begin(&e->powers, e->recipe, e->step, e->norm, u);
-    for (int32_t i = 0; i < e->net.param_count; i++)
-        dt__engine_step_param(e, &e->net.params[i], &u[e->net.params[i].is.shape.dims >= 2]);
+    for (int32_t i = 0; i < e->net.param_count; i++) {
+        dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
+        dt__stepping s;
+        s.k = e->k, s.optimizer = e->recipe->optimizer, s.n = x.count;
+        s.u = &u[e->net.params[i].is.shape.dims >= 2];
+        s.weight = x.weight, s.gradient = x.gradient;
+        for (int k = 0; k < DT__STATE_COUNT; k++) s.state[k] = e->state[k] ? e->state[k] + x.state : NULL;
+        dt__mem_update(e->pool, &s);
+    }
     return DT_OK;
 }
 
@@ -22789,6 +22755,8 @@ typedef void (*dt__load_fn)(void *owner, int64_t shard, int64_t micro);
 static dt_result dt__engine_run(dt__engine *e, const dt__instr *i, dt__load_fn load, void *owner)
 {
     int64_t shard = i->shard - e->lo, leaves = dt__engine_leaves(e);
+    const dt__bucket *b = i->bucket < 0 ? NULL : &e->store.bucket[i->bucket];
+    int64_t begin = b ? dt__bucket_at(e, i->bucket) : 0, floats = b ? b->floats * b->copies : 0;
     switch (i->op) {
     case DT_LOAD: load(owner, i->shard, i->micro); return DT_OK;
     case DT_FORWARD:
@@ -22808,9 +22776,10 @@ static dt_result dt__engine_run(dt__engine *e, const dt__instr *i, dt__load_fn l
     case DT_SEND: return dt__engine_send(e, i);
     case DT_RECV: return dt__engine_recv(e, i);
     case DT_CONTEXT:
-        return dt_all_reduce(e->context, dt__host(dt__set(e, i->set) + dt__bucket_at(e, i->bucket)),
-                             e->store.bucket[i->bucket].floats * e->store.bucket[i->bucket].copies, DT_SUM);
-    case DT_FOLD: dt__engine_fold(e, i); return DT_OK;
+        return dt_all_reduce(e->context, dt__host(dt__set(e, i->set) + begin), floats, DT_SUM);
+    case DT_FOLD:
+        dt__mem_add(e->k, e->pool, dt__set(e, i->set) + begin, dt__set(e, i->from) + begin, floats);
+        return DT_OK;
     case DT_TOTAL: dt__engine_total(e, i); return DT_OK;
     case DT_REDUCE:
         __atomic_fetch_add(&e->reductions, 1, __ATOMIC_RELAXED);
