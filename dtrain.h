@@ -20436,10 +20436,7 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
 
 DT_API dt_sampling dt_sampling_default(void)
 {
-    dt_sampling s;
-    memset(&s, 0, sizeof s);
-    s.temperature = 0.7f;
-    return s;
+    return dt_layout_default().output.sampling;
 }
 
 /* DT_E_USAGE unless the degree that an option sets divides n of something ("rank", without the plural's s). */
