@@ -5751,12 +5751,8 @@ static int64_t dt__param_index(const dt__param *p, int64_t vt, int64_t array, in
 static int64_t dt__param_run(const dt__param *p, int64_t vt, int64_t i)
 {
     int64_t run = dt__shard_floats(p, vt);
-    if (dt__param_is_cut(p, vt))
-        run = dt__param_width(p, vt) / p->groups * dt__span(&p->shape, p->cut + 1, p->shape.dims);
-    if (dt__param_is_cut(p, vt) && p->pad) { /* the padding is a run of its own */
-        int64_t inner = dt__span(&p->shape, p->cut + 1, p->shape.dims);
-        return inner - i % inner;
-    }
+    if (dt__param_is_cut(p, vt)) /* a row at a time where there is padding, which is a run of its own */
+        run = dt__span(&p->shape, p->cut + 1, p->shape.dims) * (p->pad ? 1 : dt__param_width(p, vt) / p->groups);
     return run - i % run;
 }
 
@@ -6288,7 +6284,6 @@ static int64_t dt__node_scratch(const dt__kernels *k, const dt_graph *g, int32_t
 
 static int dt__is_alias(int op) { return dt__op_of(op)->class_of == DT__CLASS_ALIAS; }
 
-/* Eager evaluation: memory for the node and its second output, then the op. Aliases copy. */
 /* In a graph of a program's own, every index of an op that looks it up is in range. */
 static int dt__indices_ok(dt_graph *g, const dt__node *n)
 {
@@ -6306,7 +6301,7 @@ static int dt__indices_ok(dt_graph *g, const dt__node *n)
     return 1;
 }
 
-/* Memory for the value of node `id`. */
+/* Memory for the value of node `id` and its second output. */
 static int dt__hold(dt_graph *g, int32_t id)
 {
     dt__node *n = &g->nodes[id];
@@ -6316,7 +6311,7 @@ static int dt__hold(dt_graph *g, int32_t id)
     return 1;
 }
 
-/* Computes node `id` from the present values of its inputs. */
+/* Computes node `id` from the present values of its inputs. Aliases copy. */
 static void dt__compute(dt_graph *g, int32_t id)
 {
     dt__node *n = &g->nodes[id];
@@ -7759,7 +7754,6 @@ static void dt__run_one_hot(const dt__call *c)
         if (index[r] >= 0 && index[r] < cols) c->out[r * cols + index[r]] = 1.0f;
 }
 
-/* An op finds the indices; a gather takes the elements and carries the gradient. */
 /* i[0]: the op's address; of a gradient i[1]: the input. */
 DT_API dt_tensor dt_custom(dt_graph *g, const dt_custom_op *op, const dt_tensor *in, int64_t count, dt_shape shape)
 {
@@ -7784,6 +7778,7 @@ static void dt__run_custom(const dt__call *c)
     else op->backward(op->user, c->in, shape, (int)c->n->i[1], c->out);
 }
 
+/* An op finds the indices; a gather takes the elements and carries the gradient. */
 DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indices)
 {
     if (dt__refuses(g, "x#", x)) return dt__none();
