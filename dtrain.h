@@ -5573,8 +5573,7 @@ static int dt__has_gradient(int op)
 
 static dt_shape dt__shape(int dims, int64_t a, int64_t b, int64_t c, int64_t d)
 {
-    dt_shape s;
-    memset(&s, 0, sizeof s);
+    dt_shape s = DT__ZERO;
     s.dims = dims;
     s.n[0] = a, s.n[1] = b, s.n[2] = c, s.n[3] = d;
     return s;
@@ -5863,8 +5862,7 @@ static dt_shape dt__window_aux(const dt_graph *g, const dt__node *n);
 
 static dt__node dt__node_make(int op, dt_shape shape, dt_tensor a, dt_tensor b, dt_tensor c)
 {
-    dt__node n;
-    memset(&n, 0, sizeof n);
+    dt__node n = DT__ZERO;
     n.op = op, n.shape = shape, n.slot = -1;
     n.in[0] = a.id, n.in[1] = b.id, n.in[2] = c.id;
     n.inputs = c.id ? 3 : b.id ? 2 : a.id ? 1 : 0;
@@ -6315,12 +6313,10 @@ static int dt__hold(dt_graph *g, int32_t id)
 static void dt__compute(dt_graph *g, int32_t id)
 {
     dt__node *n = &g->nodes[id];
-    dt__env env;
-    dt__call c;
+    dt__env env = DT__ZERO;
+    dt__call c = DT__ZERO;
     unsigned saved;
     if (!dt__indices_ok(g, n)) return;
-    memset(&env, 0, sizeof env);
-    memset(&c, 0, sizeof c);
     env.k = g->kernels, env.pool = g->pool, env.unit_share = env.loss_scale = 1.0f;
     c.g = g, c.n = n, c.env = &env;
     c.out = n->data;
@@ -6564,8 +6560,7 @@ static dt__strided dt__move_strided(const dt__call *c, int input, int64_t at)
 {
     const dt__node *n = c->n, *x = dt__in(c, input);
     int64_t own[DT_MAX_DIMS];
-    dt__strided w;
-    memset(&w, 0, sizeof w);
+    dt__strided w = DT__ZERO;
     w.arrays = 2;
     w.shape = n->op == DT__OP_PAD || n->op == DT__OP_CONCAT || n->op == DT__OP_CACHE ? x->shape : n->shape;
     dt__strides(&n->shape, &n->shape, w.stride[0]);
@@ -6913,12 +6908,11 @@ static void dt__shard_columns(const dt__call *c, int64_t begin, int64_t end)
 static void dt__run_map(const dt__call *c)
 {
     dt__call whole = *c;
-    dt__strided w;
+    dt__strided w = DT__ZERO;
     if (c->n->inputs == 2 && dt__cut_param(c->g, dt__in(c, 1)) && dt__own(c->g) > 1) {
         dt__split(c, dt__rows(c->n), 8, dt__shard_columns);
         return;
     }
-    memset(&w, 0, sizeof w);
     w.shape = c->n->shape, w.arrays = c->n->inputs;
     for (int i = 0; i < w.arrays; i++) dt__strides(&dt__in(c, i)->shape, &w.shape, w.stride[i]);
     dt__strided_begin(&w);
@@ -7345,8 +7339,7 @@ static int dt__makes_windows(int op) { return op == DT__OP_CONV || op == DT__OP_
 static dt__window dt__window_of(const dt_graph *g, const dt__node *n)
 {
     const dt_shape *first = &g->nodes[n->in[0]].shape, *second = &g->nodes[n->in[1]].shape, *x, *y, *weight;
-    dt__window w;
-    memset(&w, 0, sizeof w);
+    dt__window w = DT__ZERO;
     y = dt__makes_windows(n->op) ? &n->shape : first;
     x = dt__makes_windows(n->op) ? first : n->op == DT__OP_CONV_DW ? second : &n->shape;
     weight = !dt__is_conv(n->op) ? NULL : n->op == DT__OP_CONV_DW ? &n->shape : second;
@@ -7422,8 +7415,7 @@ static void dt__conv_tile(const dt__unfold *u, int64_t group, int more)
     const dt__call *c = u->c;
     const dt__window *w = &u->w;
     int64_t n = u->end - u->begin, plane = w->positions[0] * w->positions[1];
-    dt__gemm job;
-    memset(&job, 0, sizeof job);
+    dt__gemm job = DT__ZERO;
     job.m = w->to, job.n = job.brs = n, job.k = job.ars = w->rows, job.ldc = plane;
     job.acs = job.bcs = 1;
     job.a = c->in[1] + group * w->to * w->rows, job.b = u->matrix, job.c = u->y;
@@ -7476,8 +7468,7 @@ static void dt__run_window(const dt__call *c)
     int op = c->n->op, makes_y = dt__makes_windows(op), makes_x = !makes_y && op != DT__OP_CONV_DW;
     int reads_x = makes_y || op == DT__OP_CONV_DW || op == DT__OP_MAX_POOL_GRAD;
     int64_t count, plane;
-    dt__unfold u;
-    memset(&u, 0, sizeof u);
+    dt__unfold u = DT__ZERO;
     u.c = c, u.w = dt__window_of(c->g, c->n), u.matrix = c->aux;
     u.outside = dt__is_conv(op) || op == DT__OP_AVG_POOL ? 0.0f : -__builtin_inff();
     count = u.w.positions[0] * u.w.positions[1], plane = u.w.size[0] * u.w.size[1];
@@ -8980,8 +8971,7 @@ typedef struct dt__moe_cut {
 static dt__moe_cut dt__moe_cut_of(const dt__call *c, const dt__node *weight, int transpose)
 {
     const dt__param *p = dt__cut_param(c->g, weight), *stored = dt__node_param(c->g, weight);
-    dt__moe_cut cut;
-    memset(&cut, 0, sizeof cut);
+    dt__moe_cut cut = DT__ZERO;
     memcpy(&cut.begin, &c->in[1], sizeof cut.begin);
     cut.bins = dt__table_bins(dt__in(c, 1));
     cut.experts = dt__in(c, 1)->i[0] / dt__expert_ranks(c->g);
@@ -9025,8 +9015,7 @@ static void dt__run_moe_linear(const dt__call *c)
     int transpose = (int)c->n->i[0], biased = c->n->inputs > 3;
     dt__moe_cut w = dt__moe_cut_of(c, dt__in(c, 2), transpose), of_bias = w;
     int64_t used = w.begin[w.bins], rows = c->n->shape.n[c->n->shape.dims - 2], cols = dt__cols(c->n);
-    dt__gemm job;
-    memset(&job, 0, sizeof job);
+    dt__gemm job = DT__ZERO;
     if (biased) of_bias = dt__moe_cut_of(c, dt__in(c, 3), 0);
     if (dt__in_format(c->g, c->n->in[0])) job.dot = c->env->dot;
     job.ldc = cols, job.ars = dt__cols(dt__in(c, 0)), job.acs = 1;
@@ -9054,8 +9043,7 @@ static void dt__run_moe_dw(const dt__call *c)
     dt__moe_cut cut = dt__moe_cut_of(c, c->n, 0);
     int sums = c->n->op == DT__OP_MOE_DB;
     float one = 1.0f;
-    dt__gemm job;
-    memset(&job, 0, sizeof job);
+    dt__gemm job = DT__ZERO;
     job.ars = !sums, job.acs = sums ? 0 : dt__cols(dt__in(c, 0));
     job.brs = dt__cols(dt__in(c, sums ? 0 : 2)), job.bcs = 1;
     job.m = sums ? 1 : job.acs / (cut.along_m ? cut.shards : 1);
@@ -10026,8 +10014,7 @@ DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x)
 /* A family's mixture. */
 static dt_moe_options dt__model_moe(const dt_model *m)
 {
-    dt_moe_options o;
-    memset(&o, 0, sizeof o);
+    dt_moe_options o = DT__ZERO;
     o.experts = m->experts;
     o.active = m->active ? m->active : 2;
     o.raw_weights = o.active == 1;
@@ -10059,8 +10046,7 @@ static const dt__size dt__sizes[] = {
 
 static dt_model dt__model_of(int family, const char *size)
 {
-    dt_model m;
-    memset(&m, 0, sizeof m);
+    dt_model m = DT__ZERO;
     m.family = family;
     if (family == DT_LLAMA) m.balance = 0.01f;
     for (const dt__size *s = dt__sizes; s < dt__sizes + sizeof dt__sizes / sizeof *dt__sizes; s++) {
@@ -10115,8 +10101,7 @@ static dt_tensor dt__family_embed(dt_graph *g, dt_tensor tokens, const void *use
 
 static dt_tensor dt__gpt2_attention(dt_graph *g, dt_tensor h, const dt_model *m, float residual) /* (B,T,C) -> same */
 {
-    dt_attention_options o;
-    memset(&o, 0, sizeof o);
+    dt_attention_options o = DT__ZERO;
     o.heads = m->heads, o.causal = 1, o.dropout = m->dropout;
     h = dt_linear_with(g, h, "attn.c_attn", 3 * m->width, 0.02f, DT_COLUMNS | DT_QKV); /* (B,T,3C) */
     h = dt_attend(g, h, dt__none(), dt__none(), dt__none(), &o);
@@ -10133,9 +10118,8 @@ static dt_tensor dt__llama_attention(dt_graph *g, dt_tensor h, const dt_model *m
 {
     static const char *const names[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};
     int64_t widths[3];
-    dt_attention_options o;
+    dt_attention_options o = DT__ZERO;
     dt_tensor y[3];
-    memset(&o, 0, sizeof o);
     o.heads = m->heads, o.kv_heads = m->kv_heads, o.causal = 1;
     widths[0] = m->width, widths[1] = widths[2] = m->kv_heads * (m->width / m->heads);
     if (!dt__cuts(g, "heads of the keys", m->kv_heads)) return dt__none();
@@ -10185,8 +10169,7 @@ static dt_tensor dt__family_head(dt_graph *g, dt_tensor x, const void *user) /* 
 
 DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int64_t vocabulary)
 {
-    dt_model m;
-    memset(&m, 0, sizeof m);
+    dt_model m = DT__ZERO;
     m.segments = segments, m.segment_count = count, m.vocabulary = vocabulary;
     return m;
 }
@@ -12074,8 +12057,7 @@ static const dt__option dt__options[] = {
 
 DT_API dt_recipe dt_recipe_default(void)
 {
-    dt_recipe r;
-    memset(&r, 0, sizeof r);
+    dt_recipe r = DT__ZERO;
     dt__options_preset(DT__ROWS(dt__options), DT__GROUP_RECIPE, &r);
     r.model = dt_model_gpt2("tiny");
     return r;
@@ -12083,8 +12065,7 @@ DT_API dt_recipe dt_recipe_default(void)
 
 DT_API dt_layout dt_layout_default(void)
 {
-    dt_layout l;
-    memset(&l, 0, sizeof l);
+    dt_layout l = DT__ZERO;
     dt__options_preset(DT__ROWS(dt__options), DT__GROUP_LAYOUT, &l);
     return l;
 }
@@ -12145,8 +12126,7 @@ static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float l
 {
     int coupled = r->optimizer == DT_ADAM || r->optimizer == DT_SGD;
     int corrected = r->optimizer != DT_SGD && r->optimizer != DT_LION;
-    dt__update u;
-    memset(&u, 0, sizeof u);
+    dt__update u = DT__ZERO;
     u.beta1 = r->beta1;
     u.one_minus_beta1 = (float)(1.0 - (double)r->beta1);
     u.beta2 = r->beta2;
@@ -21054,9 +21034,8 @@ static void dt__program_units(const dt__shape_of_work *s, dt__work_unit *unit)
 {
     int64_t shards = s->hi - s->lo + s->ghosts, count = shards * s->micros;
     int each = s->accumulation == DT_EACH;
-    dt__stack stack;
+    dt__stack stack = DT__ZERO;
     int32_t set, from;
-    memset(&stack, 0, sizeof stack);
     for (int64_t i = 0; i < count; i++) {
         dt__work_unit *u = &unit[i];
         u->shard = (int32_t)(s->lo - s->ghosts + (each ? i % shards : i / s->micros));
@@ -21331,13 +21310,12 @@ static uint32_t dt__wire_size(float x) /* orders magnitudes; NaN is above all */
 /* A block of up to 256 numbers in 8 bits: the scale, then integers. A scale of 0 stands for zeros. */
 static void dt__wire_pack8(const float *x, int64_t n, float *to)
 {
-    int8_t code[DT__WIRE_BLOCK];
+    int8_t code[DT__WIRE_BLOCK] = DT__ZERO;
     uint32_t most = 0;
     float scale;
     for (int64_t i = 0; i < n; i++) most = dt__wire_size(x[i]) > most ? dt__wire_size(x[i]) : most;
     memcpy(&scale, &most, 4);
     scale = scale / 127.0f;
-    memset(code, 0, sizeof code);
     for (int64_t i = 0; i < n && most < 0x7f800000u && scale > 0.0f; i++) {
         float q = x[i] / scale + 12582912.0f - 12582912.0f; /* 1.5 2^23: to nearest even */
         code[i] = (int8_t)(q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q);
@@ -21349,13 +21327,12 @@ static void dt__wire_pack8(const float *x, int64_t n, float *to)
 /* The same in 16 bits. */
 static void dt__wire_pack16(const dt__kernels *k, int type, const float *x, int64_t n, float *to)
 {
-    uint16_t code[DT__WIRE_BLOCK];
+    uint16_t code[DT__WIRE_BLOCK] = DT__ZERO;
     float v[DT__WIRE_BLOCK];
     for (int64_t i = 0; i < n; i++) {
         int clamps = type == DT_F16 && dt__wire_size(x[i]) < 0x7f800000u; /* infinity stays infinity */
         v[i] = clamps && x[i] > 65504.0f ? 65504.0f : clamps && x[i] < -65504.0f ? -65504.0f : x[i];
     }
-    memset(code, 0, sizeof code);
     k->convert(type, code, DT_F32, v, n);
     memcpy(to, code, 4 * (size_t)dt__ceil_div(n, 2));
 }
@@ -22034,9 +22011,8 @@ static void dt__engine_work_rows(dt__engine *e)
 /* What the engine will allocate. */
 static dt_memory dt__engine_plan(const dt__engine *e)
 {
-    dt_memory m;
+    dt_memory m = DT__ZERO;
     int64_t bytes[DT__CATEGORIES] = {0};
-    memset(&m, 0, sizeof m);
     for (const dt__allocation *a = e->memory.row; a < e->memory.row + e->memory.rows; a++)
         bytes[a->category] += a->count * a->size;
     m.weights = bytes[DT__FOR_WEIGHTS], m.gradients = bytes[DT__FOR_GRADIENTS];
@@ -22610,10 +22586,10 @@ static dt_result dt__wire_reduce(dt__engine *e, const dt__instr *i)
 static dt_result dt__tie_param(dt__engine *e, int32_t i)
 {
     const dt__net_param *p = &e->net.params[i];
-    float *own[4], *first = NULL, *sum = e->tie[0], *room = e->tie[1]; /* own: this stage's uses, cut alike */
+    float *own[4] = DT__ZERO; /* this stage's uses, cut alike */
+    float *first = NULL, *sum = e->tie[0], *room = e->tie[1];
     int64_t from, count = 0;
     dt_result r = DT_OK;
-    memset(own, 0, sizeof own);
     for (int32_t b = 0; b < e->store.buckets; b++) {
         const dt__bucket *k = &e->store.bucket[b];
         if (k->tied != i) continue;
@@ -22650,9 +22626,8 @@ typedef struct dt__piece_of {
 } dt__piece_of;
 static dt__piece_of dt__engine_piece(const dt__engine *e, const dt__net_param *p)
 {
-    dt__piece_of x;
+    dt__piece_of x = DT__ZERO;
     const dt__store *s = &e->store;
-    memset(&x, 0, sizeof x);
     if (p->offset >= 0) {
         int32_t b = dt__bucket_of(s, p->offset);
         int64_t at = p->offset - s->bucket[b].param, lo, count, skip;
@@ -22899,8 +22874,7 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
     dt_result r = DT_OK;
     for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
         const dt__chunk *chunk = &e->chunks[c];
-        dt__instr i;
-        memset(&i, 0, sizeof i);
+        dt__instr i = DT__ZERO;
         i.op = DT_RECV, i.segment = chunk->begin;
         if (!chunk->first && chunk->begin < end) r = dt__engine_recv(e, &i);
         for (int64_t q = chunk->begin; q < chunk->end && q < end && !r; q++) {
