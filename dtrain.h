@@ -6241,11 +6241,11 @@ static int64_t dt__row_position(const dt_graph *g, int64_t row)
 /* Number of row slices by which the gradient of this call's slot is summed (R2, R7), and the sum of one slice. */
 static int64_t dt__slices(const dt__call *c)
 {
-    return c->slices ? dt__row_slices(c->g, &c->g->params[c->g->slots[c->n->slot].param]) : 1;
+    return c->slices ? dt__row_slices(c->g, dt__node_param(c->g, c->n)) : 1;
 }
 static float *dt__slice(const dt__call *c, int64_t slice)
 {
-    const dt__param *p = slice ? &c->g->params[c->g->slots[c->n->slot].param] : NULL;
+    const dt__param *p = dt__node_param(c->g, c->n);
     if (!slice) return c->out;
     return c->slices + (slice - 1) * dt__round_up(dt__param_local(p, c->g->tensor_shards, dt__own(c->g)), DT__BLOCK);
 }
@@ -20552,8 +20552,7 @@ static dt_work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
     int64_t inside = k % ((int64_t)p->stages * p->chunks);
     w.kind = kind, w.chunk = (int32_t)(inside / p->stages);
     if (kind != DT_WORK_FORWARD) w.chunk = p->chunks - 1 - w.chunk;
-    w.unit = (int32_t)(p->chunks == 1 ? k : k / ((int64_t)p->stages * p->chunks) * p->stages + k % p->stages);
-    if (p->chunks == 1) w.chunk = 0;
+    w.unit = (int32_t)(k / ((int64_t)p->stages * p->chunks) * p->stages + k % p->stages);
     w.slot = -1;
     return w;
 }
@@ -21300,12 +21299,8 @@ static int64_t dt__wire_words(int wire, int64_t n)
     return n / DT__WIRE_BLOCK * (1 + DT__WIRE_BLOCK / 4) + (rest ? 1 + dt__ceil_div(rest, 4) : 0);
 }
 
-static uint32_t dt__wire_size(float x) /* orders magnitudes; NaN is above all */
-{
-    uint32_t bits;
-    memcpy(&bits, &x, 4);
-    return bits & 0x7fffffffu;
-}
+/* Orders magnitudes; NaN is above all. */
+static uint32_t dt__wire_size(float x) { return dt__bits_of_float(x) & 0x7fffffffu; }
 
 /* A block of up to 256 numbers in 8 bits: the scale, then integers. A scale of 0 stands for zeros. */
 static void dt__wire_pack8(const float *x, int64_t n, float *to)
@@ -21314,8 +21309,7 @@ static void dt__wire_pack8(const float *x, int64_t n, float *to)
     uint32_t most = 0;
     float scale;
     for (int64_t i = 0; i < n; i++) most = dt__wire_size(x[i]) > most ? dt__wire_size(x[i]) : most;
-    memcpy(&scale, &most, 4);
-    scale = scale / 127.0f;
+    scale = dt__float_of_bits(most) / 127.0f;
     for (int64_t i = 0; i < n && most < 0x7f800000u && scale > 0.0f; i++) {
         float q = x[i] / scale + 12582912.0f - 12582912.0f; /* 1.5 2^23: to nearest even */
         code[i] = (int8_t)(q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q);
