@@ -20995,6 +20995,7 @@ typedef struct dt__shape_of_work {
 typedef struct dt__program {
     dt__instr *list;
     int32_t count, capacity;
+    int32_t gathered, worked; /* 1 + segment of the last gather; index of the last FORWARD or RECOMPUTE, before any 0 */
     dt_work *work;
     int64_t works;
     dt__stack parts; /* this rank's partial sums at the end of the run */
@@ -21025,7 +21026,14 @@ static dt__instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__wo
     i->slot = w ? w->slot : -1;
     i->chunk = w ? w->chunk : -1;
     i->after[0] = -1;
+    if (op == DT_FORWARD || op == DT_RECOMPUTE) p->worked = p->count;
     p->count++;
+    return i;
+}
+static dt__instr *dt__emit_bucket(dt__program *p, int op, int32_t bucket, int32_t set, int32_t from)
+{
+    dt__instr *i = dt__emit(p, op, -1, NULL, NULL);
+    i->bucket = bucket, i->set = set, i->from = from;
     return i;
 }
 
@@ -21057,36 +21065,21 @@ static void dt__program_buckets(dt__program *p, const dt__shape_of_work *s, cons
     for (int32_t b = 0; b < store->buckets; b++) {
         dt__stack joined = u->stack;
         int32_t into, from;
-        dt__instr *i;
         if (store->bucket[b].last != segment || !u->done) continue;
-        if (s->context) {
-            i = dt__emit(p, DT_CONTEXT, -1, NULL, NULL);
-            i->bucket = b, i->set = u->set;
-        }
-        while (dt__stack_join(&joined, &into, &from)) {
-            i = dt__emit(p, DT_FOLD, -1, NULL, NULL);
-            i->bucket = b, i->set = into, i->from = from;
-        }
+        if (s->context) dt__emit_bucket(p, DT_CONTEXT, b, u->set, -1);
+        while (dt__stack_join(&joined, &into, &from)) dt__emit_bucket(p, DT_FOLD, b, into, from);
         if (!u->reduce) continue;
-        if (s->reduce) {
-            i = dt__emit(p, DT_REDUCE, -1, NULL, NULL);
-            i->bucket = b, i->set = joined.node[0].set, i->micro = u->micro;
-        }
-        if (!s->total) continue;
-        i = dt__emit(p, DT_TOTAL, -1, NULL, NULL);
-        i->bucket = b, i->from = joined.node[0].set, i->fresh = s->accumulation == DT_SHARD || u->micro == 0;
+        from = joined.node[0].set;
+        if (s->reduce) dt__emit_bucket(p, DT_REDUCE, b, from, -1)->micro = u->micro;
+        if (s->total) dt__emit_bucket(p, DT_TOTAL, b, -1, from)->fresh = s->accumulation == DT_SHARD || !u->micro;
     }
 }
 
 /* Gathers the parameters of a segment, unless the last gather did. */
 static void dt__program_gather(dt__program *p, const dt__shape_of_work *s, int32_t segment)
 {
-    if (s->zero < 3) return;
-    for (int32_t i = p->count - 1; i >= 0; i--) {
-        if (p->list[i].op != DT_GATHER) continue;
-        if (p->list[i].segment == segment) return;
-        break;
-    }
+    if (s->zero < 3 || p->gathered == segment + 1) return;
+    p->gathered = segment + 1;
     dt__emit(p, DT_GATHER, segment, NULL, NULL);
 }
 
@@ -21108,13 +21101,9 @@ static void dt__program_forward(dt__program *p, const dt__shape_of_work *s, cons
 static void dt__program_recompute(dt__program *p, const dt__shape_of_work *s, int32_t segment, const dt__work_unit *u,
                               const dt_work *w)
 {
+    const dt__instr *f = &p->list[p->worked];
     if (s->recompute != DT_RECOMPUTE_FULL) return;
-    for (int32_t i = p->count - 1; i >= 0 && !s->horizon; i--) {
-        const dt__instr *f = &p->list[i];
-        if (f->op != DT_FORWARD && f->op != DT_RECOMPUTE) continue;
-        if (f->segment == segment && f->shard == u->shard && f->micro == u->micro) return;
-        break;
-    }
+    if (!s->horizon && f->segment == segment && f->shard == u->shard && f->micro == u->micro) return;
     dt__emit(p, DT_RECOMPUTE, segment, u, w);
 }
 
