@@ -20791,22 +20791,11 @@ static int dt__store_writes(const dt__store *s, int buffered, int32_t segment, i
     return 0;
 }
 
-/* Moves a segment's gradients from the set to the buffer, and notes the distance between copies of shared experts. */
-static void dt__store_places(const dt__store *s, dt__built *seg, int buffered)
-{
-    int32_t slots = seg->plan->g->slot_count;
-    for (int32_t k = 0; k < slots; k++) {
-        const dt__bucket *b = s->bucket;
-        while (seg->slot[k] < b->slot || seg->slot[k] >= b->slot + b->floats) b++;
-        if (buffered) seg->slot[k] += b->buffer - b->slot;
-        seg->slot[2 * slots + k] = b->copies > 1 ? b->floats : 0;
-    }
-}
-
 /* Offsets of a segment's parameters, in this rank's weights and in the window that they are gathered into (ZeRO 3), and
  * of its row slices; the slot itself is the first slice. `shared`: a leaf is complete after one unit of work, so that
- * all segments use the same slices. */
-static void dt__store_segment(dt__store *s, const dt__net *net, int32_t q, int shared)
+ * all segments use the same slices. Moves gradients from the set to the buffer that replaces it, and notes the distance
+ * between copies of shared experts. */
+static void dt__store_segment(dt__store *s, const dt__net *net, int32_t q, int buffered, int shared)
 {
     dt__built *seg = &net->segments[q];
     int32_t slots = seg->plan->g->slot_count;
@@ -20818,7 +20807,11 @@ static void dt__store_segment(dt__store *s, const dt__net *net, int32_t q, int s
     }
     for (int32_t k = 0; k < slots; k++) {
         const dt__net_param *p = &net->params[seg->use[k] / 4];
+        const dt__bucket *b = s->bucket;
+        while (seg->slot[k] < b->slot || seg->slot[k] >= b->slot + b->floats) b++;
+        if (buffered) seg->slot[k] += b->buffer - b->slot;
         seg->slot[slots + k] = p->slices > 1 ? at : -1;
+        seg->slot[2 * slots + k] = b->copies > 1 ? b->floats : 0;
         at += (p->slices - 1) * dt__param_copies(&p->is) * dt__round_up(p->count, DT__BLOCK);
     }
     s->window = dt__max(s->window, window);
@@ -20910,10 +20903,7 @@ static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chu
     }
     dt__store_buffer(s, buffered);
     for (int c = 0; c < count; c++)
-        for (int32_t q = chunks[c].begin; q < chunks[c].end; q++) {
-            dt__store_segment(s, net, q, shared);
-            dt__store_places(s, &net->segments[q], buffered);
-        }
+        for (int32_t q = chunks[c].begin; q < chunks[c].end; q++) dt__store_segment(s, net, q, buffered, shared);
     if (dt__store_readers(s, net, chunks, count)) return DT_E_MEMORY;
     return dt__store_cuts(s);
 }
