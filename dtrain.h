@@ -10216,8 +10216,7 @@ typedef struct dt__net {
     int64_t weights;                            /* of the whole model */
     int how;                                    /* to plan (dt__plan_open) */
     dt__compiler *compiler;                     /* makes the plans (H9), or NULL */
-    int64_t saved, most_saved, temp, boundary,
-        widest;                                 /* floats: sum and most of segments, largest temp, outputs, largest */
+    int64_t saved, most_saved, temp, widest;    /* floats: sum and most of segments, largest temp, largest output */
     int64_t cache;                              /* floats that decode graphs keep from run to run, sum over segments */
     int64_t tables;                             /* floats of the ops' constants */
     int64_t sliced;                             /* floats that attention over context slices works in */
@@ -10533,7 +10532,6 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
         net->cache += b->plan->cache;
         if (b->owner) net->tables += b->plan->g->table_floats;
         net->temp = dt__max(net->temp, b->plan->temp);
-        net->boundary += dt__round_up(b->output, 16);
         net->widest = dt__max(net->widest, dt__round_up(b->output, 16));
         net->forward_flops += b->plan->forward_flops;
         net->backward_flops += b->plan->backward_flops;

@@ -164,7 +164,7 @@ static void open_rank(rank *r, meeting *m, int number, const dt_model *model, in
     r->env.pool = r->pool, r->env.unit_share = 0.25f, r->env.loss_scale = 1.0f;
     r->env.tp.combine = combine, r->env.tp.user = r;
     r->env.ep.exchange = trade, r->env.ep.user = r;
-    r->outputs = r->net.boundary;
+    for (int64_t s = 0; s < r->net.count; s++) r->outputs += dt__round_up(r->net.segments[s].output, 16);
     memory = r->net.temp + r->net.saved + 2 * r->net.widest;
     memset(&all, 0, sizeof all);
     all.end = (int32_t)r->net.count;
