@@ -21798,23 +21798,22 @@ static int dt__engine_fits(const dt__engine *e, int ranks)
 }
 
 /* Partial sums of `ranks` data-parallel ranks, the first of them `from`, relative to their first leaf. */
-static dt_result dt__engine_parts(dt__engine *e, int from, int ranks, dt__part **parts, int **counts)
+static dt_result dt__engine_parts(dt__engine *e, int from, int ranks)
 {
-    int64_t shards = e->recipe->data_shards, base = 0, hi, count = 0;
+    int64_t base = 0, lo, hi;
+    dt__part *part = e->parts = (dt__part *)dt__alloc((int64_t)sizeof *part * 64 * ranks, "the reduction plan");
     dt__stack s;
-    *parts = (dt__part *)dt__alloc((int64_t)sizeof **parts * 64 * ranks, "the reduction plan");
-    *counts = (int *)dt__alloc((int64_t)sizeof **counts * ranks, "the reduction plan");
-    if (!*parts || !*counts) return DT_E_MEMORY;
+    e->part_count = (int *)dt__alloc((int64_t)sizeof(int) * ranks, "the reduction plan");
+    if (!e->parts || !e->part_count) return DT_E_MEMORY;
     for (int rank = 0; rank < ranks; rank++) {
-        int64_t lo;
-        dt__run_of(shards, e->mesh.size[DT_AXIS_DATA], from + rank, &lo, &hi);
+        dt__run_of(e->recipe->data_shards, e->mesh.size[DT_AXIS_DATA], from + rank, &lo, &hi);
         if (!rank) base = lo;
         dt__run_parts(lo, hi, &s);
-        (*counts)[rank] = s.count;
-        for (int i = 0; i < s.count; i++, count++) {
-            (*parts)[count].level = s.node[i].level;
-            (*parts)[count].index = s.node[i].index - (base >> s.node[i].level);
-            (*parts)[count].offset = s.node[i].set * e->set_floats;
+        e->part_count[rank] = s.count;
+        for (int i = 0; i < s.count; i++, part++) {
+            part->level = s.node[i].level;
+            part->index = s.node[i].index - (base >> s.node[i].level);
+            part->offset = s.node[i].set * e->set_floats;
         }
         if (s.sets > e->sets_count) e->sets_count = s.sets; /* symmetric memory */
     }
@@ -21827,10 +21826,10 @@ static dt_result dt__engine_reduction(dt__engine *e, int group)
     int d = e->mesh.at[DT_AXIS_DATA], dp = e->mesh.size[DT_AXIS_DATA], ranks = group > 1 ? group : dp;
     int uneven = e->recipe->data_shards % dp != 0; /* then only experts have replicas: subtrees of ep ranks */
     int64_t ep = uneven ? e->layout->ep : 1, lo, hi;
-    dt_result r = DT_OK;
+    dt_result r;
     e->set_floats = e->shape.buffered ? e->store.buffer_floats : e->store.slot_floats;
     e->sets_count = 1;
-    r = dt__engine_parts(e, group > 1 ? d / group * group : 0, ranks, &e->parts, &e->part_count);
+    r = dt__engine_parts(e, group > 1 ? d / group * group : 0, ranks);
     if (r || (!e->ranks.replicas && !e->expert_ranks.data)) return r;
     e->replica_parts = (dt__part *)dt__alloc((int64_t)sizeof *e->parts * dp, "the reduction plan");
     e->replica_count = (int *)dt__alloc((int64_t)sizeof(int) * dp, "the reduction plan");
