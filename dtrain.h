@@ -12491,6 +12491,12 @@ static int dt__json_more(dt__json *j, char close, int64_t *count)
     return !(*count)++ || dt__json_take(j, ',');
 }
 
+/* The same for a whole list or object: takes the bracket that opens it, too. */
+static int dt__json_each(dt__json *j, char open, int64_t *count)
+{
+    return (*count || dt__json_enter(j, open)) && dt__json_more(j, open == '[' ? ']' : '}', count);
+}
+
 /* The length of the well-formed UTF-8 sequence at p[0..n-1] and its code point (Unicode 14.0, table 3-7), or 0. */
 static int dt__utf8(const unsigned char *p, int64_t n, uint32_t *code)
 {
@@ -12615,8 +12621,7 @@ static int dt__json_skip(dt__json *j)
     int c = dt__json_peek(j);
     if (c == '"') return dt__json_string(j);
     if (c == '{' || c == '[') {
-        if (!dt__json_enter(j, (char)c)) return 0;
-        while (dt__json_more(j, c == '{' ? '}' : ']', &count))
+        while (dt__json_each(j, (char)c, &count))
             if ((c == '{' && !dt__json_key(j)) || !dt__json_skip(j)) return 0;
         return !j->result;
     }
@@ -12633,10 +12638,8 @@ static int dt__json_is(const dt__json *j, const char *text)
 /* Walks an object and notes where the values of some keys begin, a list that ends with NULL; -1: there is none. */
 static int dt__json_members(dt__json *j, const char *const *key, int64_t *place)
 {
-    int64_t count = 0;
     for (int i = 0; key[i]; i++) place[i] = -1;
-    if (!dt__json_enter(j, '{')) return 0;
-    while (dt__json_more(j, '}', &count)) {
+    for (int64_t count = 0; dt__json_each(j, '{', &count);) {
         int64_t *known = NULL;
         if (!dt__json_key(j)) return 0;
         for (int i = 0; key[i]; i++)
@@ -12735,17 +12738,14 @@ static void dt__classes_unpack(uint8_t *map, const char *runs, int kind)
     }
 }
 
-/* The class of every code point; NULL without memory. */
-static uint8_t *dt__classes(void)
+/* Writes the class of every code point: the zeros of map[DT__CODES] stay where there is none. */
+static void dt__classes(uint8_t *map)
 {
     static const uint16_t space[][2] = {{9, 5},       {32, 1},     {0x85, 1},   {0xa0, 1},   {0x1680, 1},
                                         {0x2000, 11}, {0x2028, 2}, {0x202f, 1}, {0x205f, 1}, {0x3000, 1}};
-    uint8_t *map = (uint8_t *)dt__alloc(DT__CODES, "the classes of characters");
-    if (!map) return NULL;
     dt__classes_unpack(map, dt__letters, DT__LETTER);
     dt__classes_unpack(map, dt__numbers, DT__NUMBER);
     for (size_t i = 0; i < sizeof space / sizeof *space; i++) memset(map + space[i][0], DT__SPACE, space[i][1]);
-    return map;
 }
 
 /* The class of the character at p[0..n-1], n at least 1, and its length. */
@@ -12925,7 +12925,7 @@ enum {
 struct dt_tokenizer {
     dt_pretokens rule;
     int whole_words;  /* a pre-token that is a token is not built by merges ("ignore_merges") */
-    uint8_t *classes; /* of code points */
+    uint8_t classes[DT__CODES];
     dt__table token;  /* by id; values: DT__TOKEN_* */
     dt__table merge;  /* pairs of ids (int32_t[2]) by rank; value: the id that the pair becomes */
     int32_t byte_id[256];
@@ -12974,7 +12974,6 @@ DT_API void dt_tokenizer_close(dt_tokenizer **handle)
     if (dt__refused("t", handle)) return;
     dt_tokenizer *t = *handle;
     if (!t) return;
-    dt__free(t->classes);
     dt__table_free(&t->token);
     dt__table_free(&t->merge);
     dt__free(t->added);
@@ -12985,9 +12984,7 @@ DT_API void dt_tokenizer_close(dt_tokenizer **handle)
 static dt_tokenizer *dt__tokenizer_new(void)
 {
     dt_tokenizer *t = (dt_tokenizer *)dt__alloc((int64_t)sizeof *t, "a tokenizer");
-    if (!t) return NULL;
-    t->classes = dt__classes();
-    if (!t->classes) dt_tokenizer_close(&t);
+    if (t) dt__classes(t->classes);
     return t;
 }
 
@@ -13227,9 +13224,7 @@ static int dt__read_id(dt__json *j, int32_t *id)
 /* {"token": id, ..} */
 static int dt__read_vocabulary(dt_tokenizer *t, dt__json *j)
 {
-    int64_t count = 0;
-    if (!dt__json_enter(j, '{')) return 0;
-    while (dt__json_more(j, '}', &count)) {
+    for (int64_t count = 0; dt__json_each(j, '{', &count);) {
         int32_t id = 0;
         if (!dt__json_key(j) || !dt__read_id(j, &id)) return 0;
         j->length = dt__unspell(j->string, j->length);
@@ -13264,14 +13259,11 @@ static int dt__read_merge(dt_tokenizer *t, dt__json *j, int64_t left)
 /* ["left right", ..] or [["left", "right"], ..] */
 static int dt__read_merges(dt_tokenizer *t, dt__json *j)
 {
-    int64_t count = 0;
-    if (!dt__json_enter(j, '[')) return 0;
-    while (dt__json_more(j, ']', &count)) {
+    for (int64_t count = 0; dt__json_each(j, '[', &count);) {
         int64_t sides = 0, left = 0;
         j->length = 0;
         if (dt__json_peek(j) == '[') {
-            (void)dt__json_enter(j, '[');
-            while (dt__json_more(j, ']', &sides) && dt__json_append(j))
+            while (dt__json_each(j, '[', &sides) && dt__json_append(j))
                 if (sides == 1) left = j->length, j->string[j->length++] = ' ';
         } else if (dt__json_append(j)) {
             const char *space = (const char *)memchr(j->string, ' ', (size_t)j->length);
@@ -13334,7 +13326,7 @@ static int dt__read_pretokenizer(dt_tokenizer *t, dt__json *j, unsigned *found)
     static const char *const fit[3][7] = {{known, " false ", " absent true false ", NULL, NULL, NULL, NULL},
                                           {known, NULL, NULL, " \"Isolated\" ", " absent false ", NULL, NULL},
                                           {known, NULL, NULL, NULL, NULL, NULL, NULL}};
-    int64_t place[7], end, count = 0;
+    int64_t place[7], end;
     const char *type;
     int kind;
     if (!dt__json_members(j, key, place)) return 0;
@@ -13344,11 +13336,9 @@ static int dt__read_pretokenizer(dt_tokenizer *t, dt__json *j, unsigned *found)
     if (j->result || !dt__read_fit(j, key, fit[kind], place)) return 0;
     if (kind < 2) *found = *found << 2 | (kind ? 3u : dt__read_flag(j, place[2], 1) ? 1u : 2u);
     if (kind == 1 && !dt__read_rule(t, j, place[5])) return 0;
-    if (kind == 2) {
-        if (!dt__json_find(j, place[6], key[6]) || !dt__json_enter(j, '[')) return 0;
-        while (dt__json_more(j, ']', &count))
-            if (!dt__read_pretokenizer(t, j, found)) return 0;
-    }
+    if (kind == 2 && !dt__json_find(j, place[6], key[6])) return 0;
+    for (int64_t count = 0; kind == 2 && dt__json_each(j, '[', &count);)
+        if (!dt__read_pretokenizer(t, j, found)) return 0;
     j->at = end;
     return !j->result;
 }
@@ -13376,7 +13366,7 @@ static int dt__read_json(dt_tokenizer *t, dt__json *j)
 {
     static const char *const key[] = {"model", "normalizer", "pre_tokenizer", "added_tokens", NULL};
     static const char *const fit[] = {NULL, " absent null ", NULL, NULL};
-    int64_t place[4], count = 0;
+    int64_t place[4];
     unsigned found = 0;
     if (!dt__json_members(j, key, place)) return 0;
     if (dt__json_peek(j)) return dt__json_fail(j, "something follows the last bracket: remove it");
@@ -13389,8 +13379,7 @@ static int dt__read_json(dt_tokenizer *t, dt__json *j)
                              "ByteLevel without: use a tokenizer of GPT-2 or Llama 3");
     if (!dt__json_find(j, place[0], key[0]) || !dt__read_model(t, j)) return 0;
     if (dt__json_absent(j, place[3])) return 1;
-    if (!dt__json_enter(j, '[')) return 0;
-    while (dt__json_more(j, ']', &count))
+    for (int64_t count = 0; dt__json_each(j, '[', &count);)
         if (!dt__read_added_token(t, j)) return 0;
     return !j->result;
 }
@@ -19113,15 +19102,14 @@ static void dt__tensors_close(dt__tensors *t)
 /* Reads [1, 2, ..] and returns its length; the first `most` numbers are kept. */
 static int64_t dt__stored_numbers(dt__json *j, int64_t place, int64_t *list, int64_t most)
 {
-    int64_t count = 0, n = 0, value = -1;
+    int64_t count = 0, value = -1;
     j->at = dt__max(0, place);
-    if (!dt__json_enter(j, '[')) return 0;
-    for (; dt__json_more(j, ']', &count); n++) {
+    while (dt__json_each(j, '[', &count)) {
         if (!dt__json_number(j, &value) || value < 0)
             return dt__json_fail(j, "whole numbers stand here: the file is damaged, copy it again");
-        if (n < most) list[n] = value;
+        if (count <= most) list[count - 1] = value;
     }
-    return n;
+    return j->result ? 0 : count;
 }
 
 /* What a header says of a tensor. */
@@ -19191,9 +19179,8 @@ static int dt__stored_add(dt__tensors *t, dt__json *j, int64_t data, int64_t byt
 /* Reads a header and appends its tensors to the list. Every byte of the numbers must belong to exactly one tensor. */
 static int dt__tensors_header(dt__tensors *t, dt__json *j, int64_t data, int64_t bytes)
 {
-    int64_t count = 0, first = t->count, end = data;
-    if (!dt__json_enter(j, '{')) return 0;
-    while (dt__json_more(j, '}', &count))
+    int64_t first = t->count, end = data;
+    for (int64_t count = 0; dt__json_each(j, '{', &count);)
         if (!dt__stored_add(t, j, data, bytes)) return 0;
     if (!j->result && dt__json_peek(j)) return dt__json_fail(j, "the header ends before its last byte: copy the file");
     if (t->count > first) qsort(t->list + first, (size_t)(t->count - first), sizeof *t->list, dt__stored_by_place);
@@ -19946,10 +19933,8 @@ static void dt__manifest_end(dt__text *t, int full, const dt__part_file *file, i
 /* [{"name": .., "bytes": .., "sha256": ..}, ..] */
 static int dt__manifest_files(dt__manifest *m, dt__json *j)
 {
-    int64_t count = 0;
     j->at = dt__max(0, m->list);
-    if (!dt__json_enter(j, '[')) return 0;
-    while (dt__json_more(j, ']', &count)) {
+    for (int64_t count = 0; dt__json_each(j, '[', &count);) {
         dt__part_file *p;
         if (!dt__reserve((void **)&m->file, m->files, &m->room, m->files + 1, sizeof *m->file, "a list of files"))
             return j->result = DT_E_MEMORY, 0;
@@ -20160,24 +20145,19 @@ static dt_result dt__weights_index(dt__tensors *t, const char *folder, const cha
     char path[PATH_MAX];
     int64_t place, count = 0;
     dt__json j;
-    dt_result r = dt__json_open(&j, index);
-    if (!r && dt__json_members(&j, keys, &place)) {
-        if (place < 0) dt__json_fail(&j, "there is no weight_map: the file is of another kind, or cut");
-        j.at = place;
-        if (!j.result) (void)dt__json_enter(&j, '{');
-        while (!j.result && dt__json_more(&j, '}', &count)) {
-            int64_t known = 0;
-            if (!dt__json_key(&j) || !dt__json_peek(&j) || !dt__json_string(&j)) break;
-            j.string[j.length] = 0;
-            if (strchr(j.string, '/')) dt__json_fail(&j, "%.80s lies elsewhere: put it beside the index", j.string);
-            if (!j.result) j.result = dt__path_join(path, folder, j.string);
-            while (known < t->files && strcmp(t->file[known].path, path)) known++;
-            if (!j.result && known == t->files) j.result = dt__tensors_add(t, path);
-        }
+    (void)dt__json_open(&j, index);
+    if (!j.result && dt__json_members(&j, keys, &place)) (void)dt__json_find(&j, place, keys[0]);
+    while (!j.result && dt__json_each(&j, '{', &count)) {
+        int64_t known = 0;
+        if (!dt__json_key(&j) || !dt__json_string(&j)) break;
+        j.string[j.length] = 0;
+        if (strchr(j.string, '/')) dt__json_fail(&j, "%.80s lies elsewhere: put it beside the index", j.string);
+        if (!j.result) j.result = dt__path_join(path, folder, j.string);
+        while (known < t->files && strcmp(t->file[known].path, path)) known++;
+        if (!j.result && known == t->files) j.result = dt__tensors_add(t, path);
     }
-    if (!r) r = j.result;
     dt__json_close(&j);
-    return r;
+    return j.result;
 }
 
 /* Opens the tensors of a directory or a file. dt__tensors_close() frees them, after an error as well. */
