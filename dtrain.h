@@ -12353,9 +12353,8 @@ static dt_result dt__file_replace(const char *path, const char *text, int64_t by
 static dt_result dt__file_map(const char *path, void **map, int64_t *bytes)
 {
     int fd;
-    dt_result r;
+    dt_result r = dt__file_open(path, &fd, bytes);
     *map = NULL;
-    r = dt__file_open(path, &fd, bytes);
     if (r) return r;
     if (*bytes) *map = mmap(NULL, (size_t)*bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (*map == MAP_FAILED) *map = NULL, r = dt__file_error("map", path);
@@ -12652,7 +12651,7 @@ static int dt__json_members(dt__json *j, const char *const *key, int64_t *place)
     return !j->result;
 }
 
-/* Is the value at a place that dt__json_members() found absent or null? */
+/* Moves to a place that dt__json_members() found. Is the value there absent or null? */
 static int dt__json_absent(dt__json *j, int64_t place)
 {
     if (place < 0) return 1;
@@ -13099,10 +13098,8 @@ static dt_result dt__walk_files(const dt__walk *w, const char *path)
 /* The rank of the merge of two ids, or INT64_MAX. */
 static int64_t dt__merge_rank(const dt_tokenizer *t, int32_t left, int32_t right)
 {
-    int32_t pair[2];
-    int64_t rank;
-    pair[0] = left, pair[1] = right;
-    rank = dt__table_find(&t->merge, pair, sizeof pair);
+    const int32_t pair[2] = {left, right};
+    int64_t rank = dt__table_find(&t->merge, pair, sizeof pair);
     return rank < 0 ? INT64_MAX : rank;
 }
 
@@ -13243,8 +13240,7 @@ static int dt__read_merge(dt_tokenizer *t, dt__json *j, int64_t left)
     char *a = j->string, *b = a + left + 1;
     int64_t of_a = dt__unspell(a, left), of_b = dt__unspell(b, j->length - left - 1);
     int64_t x = dt__table_find(&t->token, a, of_a), y = dt__table_find(&t->token, b, of_b), made;
-    int32_t pair[2];
-    pair[0] = (int32_t)x, pair[1] = (int32_t)y;
+    const int32_t pair[2] = {(int32_t)x, (int32_t)y};
     memmove(a + of_a, b, (size_t)of_b);
     made = dt__table_find(&t->token, a, of_a + of_b);
     if (x < 0 || y < 0 || made < 0)
@@ -13493,9 +13489,8 @@ DT_API dt_result dt_tokenizer_save(const dt_tokenizer *t, const char *folder)
 {
     if (dt__refused("t folder", t, folder)) return DT_E_USAGE;
     char path[PATH_MAX];
-    dt__text text;
+    dt__text text = DT__ZERO;
     dt_result r = dt__path_join(path, folder, "tokenizer.json");
-    memset(&text, 0, sizeof text);
     if (!r) r = dt__dir_make(folder);
     if (!r) dt__write_json(&text, t);
     if (!r) r = text.failed ? DT_E_MEMORY : dt__file_replace(path, text.at, text.length);
@@ -13522,8 +13517,7 @@ static dt_result dt__learner_word(void *context, const unsigned char *p, int64_t
 
 static int dt__learner_pair(dt__learner *l, int32_t left, int32_t right, int64_t by)
 {
-    int32_t pair[2];
-    pair[0] = left, pair[1] = right;
+    const int32_t pair[2] = {left, right};
     return dt__table_count(&l->pair, pair, sizeof pair, by);
 }
 
@@ -13632,10 +13626,9 @@ static dt_result dt__learner_begin(dt_tokenizer *t, const char *const *special)
 
 static dt_result dt__tokenizer_learn(dt_tokenizer *t, const char *path, int64_t vocabulary, const char *const *special)
 {
-    dt__learner l;
+    dt__learner l = DT__ZERO;
     dt__walk w = {t, 1, dt__learner_word, &l};
     dt_result r = dt__learner_begin(t, special);
-    memset(&l, 0, sizeof l);
     l.t = t;
     if (!r && (vocabulary < t->token.count || vocabulary > DT__TOKEN_LIMIT))
         r = dt__error(DT_E_USAGE, "a vocabulary of %lld ids: use %lld (bytes and special tokens) to %d",
@@ -13653,11 +13646,9 @@ DT_API dt_result dt_tokenizer_train(dt_tokenizer **handle, const char *path, int
                                     const char *const *special)
 {
     if (dt__refused("t! path rule<2", handle, path, rule)) return DT_E_USAGE;
-    dt_tokenizer *t;
-    dt_result r;
-    t = dt__tokenizer_new();
-    if (t) t->rule = rule;
-    r = t ? dt__tokenizer_learn(t, path, vocabulary, special) : DT_E_MEMORY;
+    dt_tokenizer *t = dt__tokenizer_new();
+    dt_result r = DT_E_MEMORY;
+    if (t) t->rule = rule, r = dt__tokenizer_learn(t, path, vocabulary, special);
     if (r) dt_tokenizer_close(&t);
     *handle = t;
     return r;
@@ -13696,7 +13687,7 @@ static int dt__ends_with(const char *name, const char *tail)
 /* Checks the header of a .bin file, whose magic is right. */
 static dt_result dt__shard_ids(dt__shard *s, const char *path)
 {
-    int32_t header[3] = {0, 0, 0};
+    int32_t header[3] = DT__ZERO;
     memcpy(header, s->map, (size_t)dt__min(s->bytes, (int64_t)sizeof header));
     if (s->bytes >= DT__BIN_HEADER && header[1] != 1 && header[1] != 2)
         return dt__error(DT_E_DATA, "%s is a token file of version %d. Write version 1 (uint16 ids) or 2 (uint32 ids)",
@@ -14104,9 +14095,8 @@ static dt_result dt__shard_begin(dt__shard_writer *w)
 /* Completes the open file, if there is one. After an earlier error `r` it is only closed, and r is returned. */
 static dt_result dt__shard_end(dt__shard_writer *w, dt_result r)
 {
-    int32_t header[3];
+    const int32_t header[3] = {DT__BIN_MAGIC, w->width / 2, (int32_t)w->tokens};
     int fd = w->fd;
-    header[0] = DT__BIN_MAGIC, header[1] = w->width / 2, header[2] = (int32_t)w->tokens;
     w->total += w->tokens;
     w->fd = -1;
     if (!r && fd >= 0 && lseek(fd, 0, SEEK_SET)) r = dt__file_error("write", w->output);
@@ -14153,11 +14143,10 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
                                   int special, int64_t *tokens)
 {
     if (dt__refused("path t output", path, t, output)) return DT_E_USAGE;
-    dt__shard_writer w;
+    dt__shard_writer w = DT__ZERO;
     dt__walk walk = {t, special, dt__token_piece, &w};
     char draft[PATH_MAX], name[PATH_MAX];
     dt_result r;
-    memset(&w, 0, sizeof w);
     w.output = output, w.encoded.t = t, w.limit = shard_tokens;
     w.width = dt_tokenizer_size(t) > 65536 ? 4 : 2;
     w.fd = -1;
@@ -14189,10 +14178,9 @@ static dt_result dt__gemm_rate(const dt__kernels *k, dt_pool *pool, double *gflo
 {
     enum { SIDE = 384 };
     float *x = (float *)dt__alloc(3 * 4 * SIDE * SIDE, "the speed test");
-    dt__gemm g;
+    dt__gemm g = DT__ZERO;
     double best = 1e9, begin = dt__now();
     if (!x) return DT_E_MEMORY;
-    memset(&g, 0, sizeof g);
     g.m = g.n = g.k = SIDE;
     g.a = x, g.b = x + SIDE * SIDE, g.c = x + 2 * SIDE * SIDE;
     g.ars = g.brs = g.ldc = SIDE;
@@ -14652,8 +14640,7 @@ static dt_result dt__text_give(dt__text *t, char *to, int64_t size)
 DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
 {
     if (dt__refused("rules text", r, text)) return DT_E_USAGE;
-    dt__text all;
-    memset(&all, 0, sizeof all);
+    dt__text all = DT__ZERO;
     dt__text_add(&all, "rules    %d of %d fired\n", (int)dt__rules_count(r), DT_RULE_COUNT);
     for (int32_t i = 0; i < DT_RULE_COUNT; i++) {
         const dt_firing *f = &r->fired[i];
@@ -19042,7 +19029,6 @@ static int dt__json_options(dt__json *j, const dt__option *list, int count, int 
     for (int i = 0; i < n && !j->result; i++) {
         if (row[i]->kind == DT__KIND_PLACE) *(int64_t *)(void *)((char *)group + row[i]->offset) = place[i];
         else if (!dt__json_absent(j, place[i])) {
-            j->at = place[i];
             if (dt__json_peek(j) == '"') snprintf(value, sizeof value, "%.120s", dt__json_text(j, place[i], key[i]));
             else if (dt__json_skip(j))
                 snprintf(value, sizeof value, "%.*s", (int)dt__min(120, j->at - place[i]), j->text + place[i]);
@@ -19198,12 +19184,11 @@ static int dt__tensors_header(dt__tensors *t, dt__json *j, int64_t data, int64_t
 static dt_result dt__tensors_add(dt__tensors *t, const char *path)
 {
     dt__stored_file *file;
-    dt__json j;
+    dt__json j = DT__ZERO;
     unsigned char eight[8];
     int64_t bytes = 0, length = 0;
     char *header = NULL;
     dt_result r;
-    memset(&j, 0, sizeof j);
     if (!dt__reserve((void **)&t->file, t->files, &t->file_room, t->files + 1, sizeof *t->file, "a list of files"))
         return DT_E_MEMORY;
     file = &t->file[t->files++];
@@ -19949,8 +19934,7 @@ static int dt__manifest_files(dt__manifest *m, dt__json *j)
 /* Reads the text after its seal was checked. */
 static dt_result dt__manifest_parse(dt__manifest *m, const char *name)
 {
-    dt__json j;
-    memset(&j, 0, sizeof j);
+    dt__json j = DT__ZERO;
     j.path = name, j.text = m->text, j.bytes = m->bytes;
     if (dt__json_options(&j, DT__ROWS(dt__manifest_members), 0, m)) {
         if (m->recipe < 0 || m->kind < 0) dt__json_fail(&j, "recipe or kind is missing: the file is of another kind");
@@ -19965,9 +19949,8 @@ static dt_result dt__manifest_parse(dt__manifest *m, const char *name)
 static dt_result dt__manifest_read(dt__manifest *m, const char *folder)
 {
     char name[PATH_MAX];
-    dt_result r;
+    dt_result r = dt__path_join(name, folder, "manifest.json");
     memset(m, 0, sizeof *m);
-    r = dt__path_join(name, folder, "manifest.json");
     if (!r) r = dt__file_get(name, DT__MANIFEST_MOST, &m->text, &m->bytes);
     if (!r) r = dt__manifest_check(name, m->text, m->bytes);
     return r ? r : dt__manifest_parse(m, name);
@@ -20056,8 +20039,7 @@ static int dt__config_knows(const dt_model *m) { return !m->segments && !m->expe
 static void dt__config_text(dt__text *t, const dt_model *model, int64_t sequence)
 {
     int llama = model->family == DT_LLAMA;
-    dt__config c;
-    memset(&c, 0, sizeof c);
+    dt__config c = DT__ZERO;
     dt__options_preset(DT__ROWS(dt__config_members), model->family, &c);
     c.m = dt__model_settled(*model);
     c.sequence = sequence, c.inner = 4 * c.m.width, c.head = c.m.width / c.m.heads;
@@ -20080,7 +20062,6 @@ static void dt__config_rope(dt__json *j, int64_t place, dt__config *c)
 {
     dt_rope_scaling *s = &c->m.rope_scaling;
     if (j->result || dt__json_absent(j, place)) return;
-    j->at = place;
     if (!dt__json_options(j, DT__ROWS(dt__config_members), DT__GROUP_ROPE, c)) return;
     if (!*c->rope_type || !strcmp(c->rope_type, "default")) memset(s, 0, sizeof *s);
     else if (strcmp(c->rope_type, "llama3"))
@@ -20114,11 +20095,10 @@ static dt_result dt__config_open(const char *path, dt_model *m, int64_t *sequenc
     struct stat is;
     char name[PATH_MAX];
     dt__json j;
-    dt__config c;
+    dt__config c = DT__ZERO;
     int folder = !stat(path, &is) && S_ISDIR(is.st_mode);
     dt_result r = folder ? dt__path_join(name, path, "config.json") : DT_OK;
     memset(m, 0, sizeof *m);
-    memset(&c, 0, sizeof c);
     if (r || dt__json_open(&j, folder ? name : path)) return r ? r : dt__thread.code;
     dt__config_read(&j, &c);
     r = j.result;
@@ -20232,10 +20212,9 @@ DT_API dt_result dt_parameters_load(const char *path, const dt_parameter *list, 
 {
     if (dt__refused("path list/", path, list, count)) return DT_E_USAGE;
     const dt__kernels *k;
-    dt__tensors t;
+    dt__tensors t = DT__ZERO;
     char a[96], b[96];
     dt_result r = dt__choose_kernels(&k);
-    memset(&t, 0, sizeof t);
     if (!r) r = dt__tensors_add(&t, path);
     if (!r) r = dt__tensors_sort(&t);
     for (int64_t i = 0; i < 2 * count && !r; i++) {
@@ -20370,8 +20349,7 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
     if (r) return dt__fp_leave(saved), r;
     rate = dt__update_begin(&o->powers, &o->recipe, o->step, dt__sqrtf(squares), u);
     for (int64_t i = 0; i < o->count; i++) {
-        dt__stepping s;
-        memset(&s, 0, sizeof s);
+        dt__stepping s = DT__ZERO;
         s.k = o->kernels, s.optimizer = o->recipe.optimizer, s.n = dt_shape_count(o->list[i].shape);
         s.u = &u[o->list[i].shape.dims >= 2], s.weight = o->list[i].values, s.gradient = o->list[i].gradient;
         for (int k = 0; k < o->kept; k++) s.state[k] = o->list[(k + 1) * o->count + i].values;
