@@ -19098,28 +19098,20 @@ static int64_t dt__stored_numbers(dt__json *j, int64_t place, int64_t *list, int
     return j->result ? 0 : count;
 }
 
-/* What a header says of a tensor. */
-typedef struct dt__stored_entry {
-    char type[65];
-    int64_t shape, offsets; /* where these values begin */
-} dt__stored_entry;
-static const dt__option dt__stored_members[] = {
-    DT__MEMBER(0, CHARS, "dtype", dt__stored_entry, type, -1, NULL),
-    DT__MEMBER(0, PLACE, "shape", dt__stored_entry, shape, 0, NULL),
-    DT__MEMBER(0, PLACE, "data_offsets", dt__stored_entry, offsets, 0, NULL)};
-
 /* Reads the description of one tensor. The numbers of the file begin at `data` and have `bytes` bytes. */
 static int dt__stored_read(dt__json *j, dt__stored *s, int64_t data, int64_t bytes)
 {
-    dt__stored_entry e;
-    int64_t span[2], count = 1, dims, end;
-    if (!dt__json_options(j, DT__ROWS(dt__stored_members), 0, &e)) return 0;
+    static const char *const key[] = {"dtype", "shape", "data_offsets", NULL};
+    int64_t place[3], span[2], count = 1, dims, end;
+    const char *type;
+    if (!dt__json_members(j, key, place)) return 0;
     end = j->at;
-    dims = dt__stored_numbers(j, e.shape, s->shape.n, DT_MAX_DIMS);
-    if (dt__stored_numbers(j, e.offsets, span, 2) != 2 || j->result)
+    type = dt__json_text(j, place[0], key[0]);
+    dims = dt__stored_numbers(j, place[1], s->shape.n, DT_MAX_DIMS);
+    if (dt__stored_numbers(j, place[2], span, 2) != 2 || j->result)
         return dt__json_fail(j, "data_offsets are two numbers: the file is damaged, copy it again");
-    for (s->type = 0; s->type < DT__STORED_TYPES && strcmp(e.type, dt__stored_types[s->type].name);) s->type++;
-    if (s->type == DT__STORED_TYPES) return dt__json_fail(j, "numbers of type %s are not known: convert them", e.type);
+    for (s->type = 0; s->type < DT__STORED_TYPES && strcmp(type, dt__stored_types[s->type].name);) s->type++;
+    if (s->type == DT__STORED_TYPES) return dt__json_fail(j, "numbers of type %s are not known: convert them", type);
     s->shape.dims = dims <= DT_MAX_DIMS ? (int)dims : -1;
     for (int i = 0; i < s->shape.dims; i++) {
         int64_t n = s->shape.n[i];
