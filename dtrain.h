@@ -12770,13 +12770,11 @@ static int64_t dt__class_end(const uint8_t *map, const unsigned char *p, int64_t
  * to s. */
 static int64_t dt__contraction(const unsigned char *p, int64_t n, int any_case)
 {
-    unsigned char a, b;
+    int a, b, fold = any_case ? 'a' - 'A' : 0; /* turns capitals, and nothing else, into these letters */
     if (n < 2 || p[0] != '\'') return 0;
     if (any_case && n >= 3 && p[1] == 0xc5 && p[2] == 0xbf) return 3;
-    a = p[1];
-    b = n >= 3 ? p[2] : 0;
-    if (any_case && a >= 'A' && a <= 'Z') a = (unsigned char)(a + 32);
-    if (any_case && b >= 'A' && b <= 'Z') b = (unsigned char)(b + 32);
+    a = p[1] | fold;
+    b = n >= 3 ? p[2] | fold : 0;
     if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
     return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
 }
