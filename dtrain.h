@@ -13668,7 +13668,7 @@ typedef struct dt__shard {
 
 struct dt_data {
     dt__shard *shard;
-    int shards, width;
+    int shards;
     int64_t vocabulary; /* of the tokenizer, when it encoded something */
     int64_t sequence;
     int64_t first[2], tokens[2]; /* of each dt_split: a run of tokens */
@@ -13738,7 +13738,6 @@ static dt_result dt__data_open_shards(dt_data *d, char *const *path, const dt_to
             return dt__error(DT_E_DATA, "%s and %s are a text and token ids: give files of one kind", path[0], path[i]);
         s->first = i ? s[-1].first + s[-1].tokens : 0;
     }
-    d->width = d->shard->width;
     return DT_OK;
 }
 
@@ -13827,7 +13826,7 @@ static int64_t dt__data_ids(const dt_data *d)
     return ids;
 }
 /* The smallest vocabulary that holds every token: 256 for bytes. */
-static int64_t dt__data_vocabulary(const dt_data *d) { return d->width == 1 ? 256 : dt__data_ids(d); }
+static int64_t dt__data_vocabulary(const dt_data *d) { return d->shard->width == 1 ? 256 : dt__data_ids(d); }
 
 /* Tokens [at, at + n) of all, across the ends of shards. */
 static void dt__data_read(const dt_data *d, int64_t at, int64_t n, int32_t *out)
