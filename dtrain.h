@@ -12993,20 +12993,6 @@ static int dt__merge_add(dt_tokenizer *t, const int32_t pair[2], int64_t made)
     return 1;
 }
 
-/* Lists the added tokens. */
-static dt_result dt__tokenizer_added(dt_tokenizer *t)
-{
-    for (int64_t id = 0; id < t->token.count; id++) {
-        const dt__entry *e = &t->token.entry[id];
-        if (!(e->value & DT__TOKEN_ADDED)) continue;
-        if (!dt__reserve((void **)&t->added, t->addeds, &t->room, t->addeds + 1, sizeof *t->added, "added tokens"))
-            return DT_E_MEMORY;
-        t->added[t->addeds++] = (int32_t)id;
-        t->begins[(unsigned char)t->token.bytes[e->at]] = 1;
-    }
-    return DT_OK;
-}
-
 DT_API int64_t dt_tokenizer_size(const dt_tokenizer *t) { return dt__refused("t", t) ? 0 : t->token.count; }
 
 DT_API int dt_tokenizer_merge(const dt_tokenizer *t, int64_t rank, int32_t *left, int32_t *right)
@@ -13388,7 +13374,15 @@ static dt_result dt__tokenizer_finish(dt_tokenizer *t, const char *path)
             return dt__error(DT_E_DATA, "%s has no token for the byte 0x%02x, so not every text can be encoded: use a "
                              "byte-level tokenizer, trained with the alphabet of all bytes", path, (unsigned)i);
     }
-    return dt__tokenizer_added(t);
+    for (int64_t id = 0; id < t->token.count; id++) {
+        const dt__entry *e = &t->token.entry[id];
+        if (!(e->value & DT__TOKEN_ADDED)) continue;
+        if (!dt__reserve((void **)&t->added, t->addeds, &t->room, t->addeds + 1, sizeof *t->added, "added tokens"))
+            return DT_E_MEMORY;
+        t->added[t->addeds++] = (int32_t)id;
+        t->begins[(unsigned char)t->token.bytes[e->at]] = 1;
+    }
+    return DT_OK;
 }
 
 DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
@@ -13604,8 +13598,7 @@ static dt_result dt__learner_begin(dt_tokenizer *t, const char *const *special)
 {
     for (int i = 0; i < 256; i++) {
         char byte = (char)(unsigned char)i;
-        t->byte_id[i] = dt__byte_order(i);
-        if (!dt__table_put(&t->token, t->byte_id[i], &byte, 1)) return DT_E_MEMORY;
+        if (!dt__table_put(&t->token, dt__byte_order(i), &byte, 1)) return DT_E_MEMORY;
     }
     for (; special && *special; special++) {
         int64_t length = 0, id = t->token.count;
@@ -13619,7 +13612,7 @@ static dt_result dt__learner_begin(dt_tokenizer *t, const char *const *special)
         if (!dt__table_set(&t->token, id, *special, length)) return DT_E_MEMORY;
         t->token.entry[id].value = DT__TOKEN_ADDED | DT__TOKEN_SPECIAL;
     }
-    return dt__tokenizer_added(t);
+    return dt__tokenizer_finish(t, "the vocabulary");
 }
 
 static dt_result dt__tokenizer_learn(dt_tokenizer *t, const char *path, int64_t vocabulary, const char *const *special)
