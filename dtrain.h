@@ -12364,17 +12364,9 @@ static dt_result dt__file_map(const char *path, void **map, int64_t *bytes)
 
 static int dt__name_order(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-/* Appends the files that a name or pattern stands for. A pattern without a match stays as it is: opening it then says
- * that it is missing. glob() would sort by the locale, and the order of shards decides bits. */
-static int dt__names_add(glob_t *names, const char *pattern)
-{
-    size_t old = names->gl_pathc;
-    if (glob(pattern, GLOB_NOSORT | GLOB_NOCHECK | (old ? GLOB_APPEND : 0), NULL, names)) return 0;
-    qsort(names->gl_pathv + old, names->gl_pathc - old, sizeof *names->gl_pathv, dt__name_order);
-    return 1;
-}
-
-/* The files of a list. On success the caller frees them with globfree(). */
+/* The files of a list of names and patterns. A pattern without a match stays as it is: opening it then says that it is
+ * missing. glob() would sort by the locale, and the order of shards decides bits. On success the caller frees the list
+ * with globfree(). */
 static dt_result dt__names_list(glob_t *names, const char *path)
 {
     int64_t size = (int64_t)strlen(path) + 1;
@@ -12384,9 +12376,12 @@ static dt_result dt__names_list(glob_t *names, const char *path)
     memset(names, 0, sizeof *names);
     memcpy(list, path, (size_t)size);
     for (name = list; name && fine; name = comma) {
+        size_t old = names->gl_pathc;
         comma = access(path, F_OK) ? strchr(name, ',') : NULL; /* a file may have a comma in its name */
         if (comma) *comma++ = 0;
-        if (*name) fine = dt__names_add(names, name);
+        if (!*name) continue;
+        fine = !glob(name, GLOB_NOSORT | GLOB_NOCHECK | (old ? GLOB_APPEND : 0), NULL, names);
+        if (fine) qsort(names->gl_pathv + old, names->gl_pathc - old, sizeof *names->gl_pathv, dt__name_order);
     }
     dt__free(list);
     if (fine && names->gl_pathc) return DT_OK;
