@@ -6624,13 +6624,17 @@ static void dt__run_full(const dt__call *c)
     for (int64_t i = 0; i < dt__count(c->n); i++) c->out[i] = c->n->f;
 }
 
+/* i[0]: rounds a value of forward to the format of the graph (R18, below). */
+static dt_tensor dt__cast_node(dt_graph *g, dt_tensor x, int dtype, int recorded)
+{
+    dt__node n = dt__node_one(DT__OP_CAST, dt__at(g, x)->shape, x);
+    n.dtype = dtype, n.i[0] = recorded;
+    return dt__push(g, &n, NULL);
+}
 DT_API dt_tensor dt_cast(dt_graph *g, dt_tensor x, dt_dtype dtype)
 {
     if (dt__refuses(g, "x# dtype<6", x, dtype)) return dt__none();
-    dt__node n = dt__node_one(DT__OP_CAST, dt__at(g, x)->shape, x);
-    if ((int)dtype == dt__at(g, x)->dtype) return x;
-    n.dtype = (int32_t)dtype;
-    return dt__push(g, &n, NULL);
+    return (int)dtype == dt__at(g, x)->dtype ? x : dt__cast_node(g, x, (int)dtype, 0);
 }
 static void dt__cast_part(const dt__call *c, int64_t begin, int64_t end)
 {
@@ -6652,12 +6656,6 @@ static int dt__in_format(const dt_graph *g, int32_t id)
            (dt__op_of(n->op)->class_of == DT__CLASS_MOVE || dt__is_alias(n->op)))
         n = &g->nodes[n->in[0]];
     return n->op == DT__OP_CAST && n->dtype == DT_F32 && g->nodes[n->in[0]].dtype == g->precision;
-}
-static dt_tensor dt__cast_node(dt_graph *g, dt_tensor x, int dtype, int recorded)
-{
-    dt__node n = dt__node_one(DT__OP_CAST, dt__at(g, x)->shape, x);
-    n.dtype = dtype, n.i[0] = recorded;
-    return dt__push(g, &n, NULL);
 }
 /* x rounded to the graph's format, by one cast for all its readers. Products round the weights that they read. */
 static dt_tensor dt__narrow(dt_graph *g, dt_tensor x)
