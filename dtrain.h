@@ -21926,21 +21926,14 @@ static dt_memory dt__engine_plan(const dt__engine *e)
 
 static dt_result dt__engine_job(void *owner, int64_t job);
 
-/* The communicators between data-parallel ranks. */
-static void dt__engine_others(const dt__engine *e, dt_comm *comms[6])
-{
-    comms[0] = e->ranks.data, comms[1] = e->ranks.group, comms[2] = e->ranks.replicas;
-    comms[3] = e->expert_ranks.data, comms[4] = e->expert_ranks.group, comms[5] = e->expert_ranks.replicas;
-}
-
-/* Starts the thread of stream 1, which alone uses these communicators from now on. */
+/* Starts the thread of stream 1, which alone uses the communicators between data-parallel ranks from now on. */
 static dt_result dt__engine_overlap(dt__engine *e)
 {
-    dt_comm *comms[6];
+    dt_comm *comms[] = {e->ranks.data,        e->ranks.group,        e->ranks.replicas,
+                        e->expert_ranks.data, e->expert_ranks.group, e->expert_ranks.replicas};
     dt_result r = dt__queue_open(&e->queue, dt__engine_job, e, e->program.count, "overlap communication with");
     if (r) return r;
     for (int i = 0; i < 2; i++) e->queue.waits[i] = &dt__own_state(e->ranks.data)->stream[i].waiting;
-    dt__engine_others(e, comms);
     for (int i = 0; i < 6; i++)
         if (comms[i]) comms[i]->stream = 1, comms[i]->spins = dt__spins(comms[i]->job, DT__STREAMS);
     return DT_OK;
@@ -22693,16 +22686,14 @@ static dt_result dt__engine_wait(dt__engine *e)
  * message. */
 static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
 {
-    dt_comm *comms[6];
     char error[sizeof dt__thread.error];
     dt__job *job = e->comm->job;
     if (!e->queue.running) return r;
     memcpy(error, dt__thread.error, sizeof error);
-    dt__engine_others(e, comms);
-    for (int i = 0; i < 6 && dt__queue_pending(&e->queue, e->queue.asked) && job; i++)
-        if (comms[i] && !__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) &&
+    for (int i = 0; i < e->owned_count && dt__queue_pending(&e->queue, e->queue.asked) && job; i++)
+        if (e->owned[i]->stream && !__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) &&
             __atomic_load_n(&job->stop, __ATOMIC_SEQ_CST) != 2)
-            dt__blame(dt__fault_of(comms[i]), DT__FAULT_LEFT, DT__FAR | dt_comm_rank(e->comm));
+            dt__blame(dt__fault_of(e->owned[i]), DT__FAULT_LEFT, DT__FAR | dt_comm_rank(e->comm));
     (void)dt__engine_wait(e);
     return dt__error(r, "%s", error);
 }
