@@ -21993,11 +21993,10 @@ static dt_result dt__engine_cuts(const char *option, int64_t degree, const char 
 static dt_result dt__engine_layout(dt__engine *e)
 {
     const dt_layout *l = e->layout;
-    int group;
     dt_result r = dt_mesh_of(l, dt_comm_size(e->comm), dt_comm_rank(e->comm), &e->mesh);
     e->micros = e->recipe->batch / e->recipe->micro_batch;
     e->rows = e->recipe->micro_batch / e->recipe->data_shards;
-    if (!r) r = dt__engine_groups(e, e->mesh.size[DT_AXIS_DATA], &group);
+    if (!r) r = dt__engine_groups(e, e->mesh.size[DT_AXIS_DATA], &e->store.shards);
     if (!r) r = dt__engine_experts(e, e->mesh.size[DT_AXIS_DATA]);
     if (!r) r = dt__engine_cuts("tp", l->tp, "tensor", e->recipe->tensor_shards);
     if (!r) r = dt__engine_cuts("cp", l->cp, "context", e->recipe->context_shards);
@@ -22032,11 +22031,9 @@ static int64_t dt__engine_blocks(const dt__engine *e, const dt__param *p)
 /* Everything but memory, for the network that was built. */
 static dt_result dt__engine_open(dt__engine *e)
 {
-    int group = 1;
-    dt_result r = dt__engine_groups(e, e->mesh.size[DT_AXIS_DATA], &group);
-    if (!r) r = dt__engine_partition(e);
+    int group = e->store.shards;
+    dt_result r = dt__engine_partition(e);
     if (r) return r;
-    e->store.shards = group;
     e->store.piece = e->mesh.at[DT_AXIS_DATA] % group;
     r = dt__store_open(&e->store, &e->net, e->chunks, e->shape.pipe.chunks, e->shape.zero > 2 ? 1 : e->layout->bucket,
                        e->shape.buffered, e->shape.accumulation == DT_EACH || e->micros == 1);
