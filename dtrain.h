@@ -20695,7 +20695,6 @@ static void dt__store_buffer(dt__store *s, int buffers)
     int64_t most = 0;
     int turn = 0;
     for (int32_t b = 0; b < s->buckets; b++) {
-        s->bucket[b].buffer = 0;
         for (int32_t o = 0; o < b; o++)
             if (s->bucket[o].group == s->bucket[b].group)
                 s->bucket[b].buffer += s->bucket[o].floats * s->bucket[o].copies;
@@ -20941,12 +20940,11 @@ static dt__instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__wo
     i = &p->list[p->count];
     memset(i, 0, sizeof *i);
     i->op = op, i->segment = segment;
-    i->bucket = i->set = i->from = i->after[1] = -1;
+    i->bucket = i->set = i->from = i->after[0] = i->after[1] = -1;
     i->shard = u ? u->shard : -1;
     i->micro = u ? u->micro : -1;
     i->slot = w ? w->slot : -1;
     i->chunk = w ? w->chunk : -1;
-    i->after[0] = -1;
     if (op == DT_FORWARD || op == DT_RECOMPUTE) p->worked = p->count;
     p->count++;
     return i;
