@@ -957,8 +957,7 @@ typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_ov
 /* Whether segments are compiled before step 1: no, yes, or if they are then faster on this machine. */
 typedef enum dt_compile { DT_COMPILE_OFF, DT_COMPILE_ON, DT_COMPILE_AUTO } dt_compile;
 /* What runs the groups: the library's kernels, tile by tile; or C that is printed for their chains of elementwise ops,
- * compiled by CC or cc at start, and cached in XDG_CACHE_HOME or ~/.cache. Without a compiler tiles run, and the banner
- * says so. The program carries the header's text (file DT_SOURCE_PATH, default __FILE__). */
+ * compiled by CC or cc at start, and cached in XDG_CACHE_HOME or ~/.cache. Without a compiler tiles run; a line says so. */
 typedef enum dt_backend { DT_BACKEND_TILES, DT_BACKEND_CC } dt_backend;
 /* Both kinds resume in any layout (with a lossy dt_wire: of as many data-parallel ranks, and only sharded ones).
  * Sharded: every rank writes what it owns, in parallel. Full: rank 0 writes whole tensors under the names of Hugging
@@ -11419,16 +11418,13 @@ static void dt__logits_block(const dt__group_run *r, int32_t i, int64_t row, int
 }
 static void dt__logits_go(const dt__group_run *r)
 {
-    int64_t block = dt__rows(r->call[0].n), rows = 0;
-    for (int32_t i = 0; i < r->group->count; i++) {
-        const dt__node *n = r->call[i].n;
-        if (n->op != DT__OP_MATMUL) rows = dt__count(dt__in(&r->call[i], n->op == DT__OP_CROSS_ENTROPY ? 1 : 2));
-    }
+    const dt__call *loss = r->call;
+    int64_t block = dt__rows(r->call[0].n), rows;
+    while (loss->n->op == DT__OP_MATMUL) loss++;
+    rows = dt__count(dt__in(loss, loss->n->op == DT__OP_CROSS_ENTROPY ? 1 : 2));
     for (int64_t row = 0; row < rows; row += block)
         for (int32_t i = 0; i < r->group->count; i++) dt__logits_block(r, i, row, block);
-    for (int32_t i = 0; i < r->group->count; i++)
-        if (r->call[i].n->op == DT__OP_CROSS_ENTROPY)
-            r->call[i].out[0] = r->env->k->row_sum(r->call[i].aux + 2 * rows, rows);
+    if (loss->n->op == DT__OP_CROSS_ENTROPY) loss->out[0] = r->env->k->row_sum(loss->aux + 2 * rows, rows);
 }
 
 static void dt__group_go(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
