@@ -957,7 +957,7 @@ typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_ov
 /* Whether segments are compiled before step 1: no, yes, or if they are then faster on this machine. */
 typedef enum dt_compile { DT_COMPILE_OFF, DT_COMPILE_ON, DT_COMPILE_AUTO } dt_compile;
 /* What runs the groups: the library's kernels, tile by tile; or C that is printed for their chains of elementwise ops,
- * compiled by CC or cc at start, and cached in XDG_CACHE_HOME or ~/.cache. Without a compiler tiles run; a line says so. */
+ * compiled by CC or cc at start, and cached in XDG_CACHE_HOME or ~/.cache. Without a compiler, tiles run. */
 typedef enum dt_backend { DT_BACKEND_TILES, DT_BACKEND_CC } dt_backend;
 /* Both kinds resume in any layout (with a lossy dt_wire: of as many data-parallel ranks, and only sharded ones).
  * Sharded: every rank writes what it owns, in parallel. Full: rank 0 writes whole tensors under the names of Hugging
@@ -11006,7 +11006,7 @@ static void dt__pass_logits(dt__rewrite *w)
     }
     dt__rewrite_live(w);
 }
-/* Is it a cross-entropy, or the gradient of one, over blocks of logits? */
+/* Is it a cross-entropy, or its gradient, over blocks of logits? */
 static int dt__is_blocked(const dt_graph *g, const dt__node *n)
 {
     int grad = n->op == DT__OP_CROSS_ENTROPY_GRAD;
@@ -11384,7 +11384,7 @@ static void dt__group_task(void *user, int64_t task, int worker)
     }
 }
 
-/* Rows of a block of logits: their losses, or their gradients. */
+/* Losses or gradients of rows of a block. */
 typedef struct dt__logits_job {
     dt__call c;
     int64_t row, end;
@@ -11558,7 +11558,7 @@ __asm__(".pushsection .rodata\n.weak dt__source\n.hidden dt__source\ndt__source:
         ".byte 0\n.popsection\n");
 extern const char dt__source[];
 
-/* Finds the chains of a group: which inputs are in registers, and which results are read elsewhere. */
+/* Finds a group's chains: inputs that are in registers, results that others read. */
 static void dt__chains_find(dt__fusion *f, const dt_graph *g, const dt__group *group)
 {
     dt__fused_op *list = &f->members[group->begin];
