@@ -145,7 +145,7 @@ int main(int argc, char **argv)
     printf("PyTorch: %s\n", python ? "in the same run" : "not installed");
     for (int i = 0; i < 4 && python; i++) {
         double m = torch(python, hows[i]);
-        if (m > 0.0) printf("PyTorch %-20s %8.0f: ours takes %.2f (fp32, compiled), %.2f (bf16 fast, compiled) of it\n", hows[i], m, median(ms[1], rounds) / m, median(ms[11], rounds) / m);
+        if (m > 0.0) printf("PyTorch %-20s %8.0f: ours takes %.2f (fp32, compiled), %.2f (bf16 fast, compiled) of it\n", hows[i], m, median(ms[1], rounds) / m, median(ms[COUNT - 1], rounds) / m);
         else printf("PyTorch %-20s does not run here\n", hows[i]);
     }
     snprintf(command, sizeof command, "%s.other", data);
