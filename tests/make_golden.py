@@ -34,8 +34,8 @@ that found no room, of each block (I64). llama_moe_tiny.safetensors, the same fo
 capacity 0, so nothing is dropped. llama_moe_context.safetensors, the same with a capacity and config.context: each of so
 many context shards routes, drops and balances its own part of the sequences.
 
-gpt2_bf16.safetensors: the logits and the losses of 50 steps, at a constant rate, of the model of gpt2_tiny in float32 under
-torch.autocast(bfloat16); scores are upcast explicitly before they are scaled and masked. And a linear layer and a GELU by
+gpt2_bf16.safetensors, and gpt2_fp16.safetensors with the loss scaled by 1024: the logits and the losses of 50 steps, at a constant rate, of the model of gpt2_tiny in float32 under
+torch.autocast(bfloat16 or float16); scores are upcast explicitly before they are scaled and masked. And a linear layer and a GELU by
 themselves, as in ops.safetensors, without gradients.
 
 ops.safetensors, reduce.safetensors, nn.safetensors and elementwise.safetensors, for a case named N: N.<input>, N.out, a
@@ -268,7 +268,7 @@ def mixed_gpt2(p, tokens):
 MIXED_STEPS, MIXED_RATE = 50, 1e-3
 
 
-def make_mixed():
+def make_mixed(dtype=torch.bfloat16, scale=1.0):
     start = make_gpt2()
     tokens, targets = start["tokens"], start["targets"]
     p = {name: tensor.float().requires_grad_() for name, tensor in start.items() if name.startswith("transformer.")}
@@ -278,10 +278,12 @@ def make_mixed():
     out, losses = {}, []
     for step in range(MIXED_STEPS):
         optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.autocast("cpu", dtype=dtype):
             logits = mixed_gpt2(p, tokens)
         loss = cross_entropy(logits.float(), targets)
-        loss.backward()
+        (loss * scale).backward()
+        for tensor in p.values():
+            tensor.grad /= scale
         torch.nn.utils.clip_grad_norm_(list(p.values()), CLIP)
         optimizer.step()
         losses.append(float(loss))
@@ -289,10 +291,10 @@ def make_mixed():
             out["logits"] = logits.float()
     source = Source(31)
     x, w, b = source.uniform((33, 70), 2.0).float(), source.uniform((70, 45), 0.5).float(), source.uniform((45,), 0.5).float()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=dtype):
         y = F.linear(x, w.T, b)
     t = y.double()  # x (1 + tanh u) / 2 is x sigmoid(2u), which does not cancel where x is negative
-    h = (t * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (t + 0.044715 * t ** 3))).bfloat16()
+    h = (t * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (t + 0.044715 * t ** 3))).to(dtype)
     out.update({"losses": torch.tensor(losses, dtype=torch.float64), "linear.x": x, "linear.w": w, "linear.b": b,
                 "linear.out": y.float(), "gelu.x": y.float(), "gelu.out": h.float()})
     return out
@@ -842,7 +844,8 @@ def make_llama_moe_context():
 
 # ---- the program -------------------------------------------------------------------------------
 
-FILES = {"gpt2_tiny.safetensors": make_gpt2, "gpt2_bf16.safetensors": make_mixed, "llama_tiny.safetensors": make_llama, "cnn_tiny.safetensors": make_cnn,
+FILES = {"gpt2_tiny.safetensors": make_gpt2, "gpt2_bf16.safetensors": make_mixed,
+         "gpt2_fp16.safetensors": lambda: make_mixed(torch.float16, 1024.0), "llama_tiny.safetensors": make_llama, "cnn_tiny.safetensors": make_cnn,
          "ops.safetensors": lambda: make_cases(op_cases, 7),
          "reduce.safetensors": lambda: make_cases(reduce_cases, 8), "nn.safetensors": make_nn,
          "elementwise.safetensors": lambda: make_cases(elementwise_cases, 11),

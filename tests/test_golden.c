@@ -1,9 +1,9 @@
 /* A tiny GPT-2, Llama and convolutional network against PyTorch (golden/gpt2_tiny.safetensors, llama_tiny.safetensors and
  * cnn_tiny.safetensors, made by make_golden.py): logits, loss, every gradient, and three steps of AdamW with clipping; in
  * one tensor shard and in several, on whole sequences and in slices of context shards.
- * Largest difference / largest value per tensor: at most 1e-5. Then the GPT-2 with operands in bf16 against torch.autocast
- * (golden/gpt2_bf16.safetensors): a linear layer and a GELU within one unit in the last place of bf16, logits to 2 % of the
- * largest, and the losses of 50 steps to 0.02 nats (R18). */
+ * Largest difference / largest value per tensor: at most 1e-5. Then the GPT-2 with operands in bf16 and fp16 against
+ * torch.autocast (golden/gpt2_bf16.safetensors, gpt2_fp16.safetensors): a linear layer and a GELU within one unit in the
+ * last place of the type, logits to 2 % of the largest, and the losses of 50 steps to 0.02 nats (R18). */
 #define DTRAIN_IMPLEMENTATION
 #include "../dtrain.h"
 #include "tap.h"
@@ -119,7 +119,7 @@ static float forward_backward(void)
     dt__instr back;
     unsigned saved = dt__fp_enter();
     for (int i = 0; i < targets; i++) valid += ((const int32_t *)e.target)[i] >= 0;
-    e.inv_valid = 1.0f / (float)valid, e.powers.scale = e.env.loss_scale = 1.0;
+    e.inv_valid = 1.0f / (float)valid, e.powers.scale = e.env.loss_scale = precision == DT_PRECISION_FP16 ? 1024.0f : 1.0f;
     memset(&back, 0, sizeof back);
     back.op = DT_BACKWARD, back.fresh = back.completes = 1; /* slot 0, set 0 */
     for (int64_t s = 0; s < e.net.count; s++) dt__engine_forward(&e, s, 0);
@@ -230,50 +230,52 @@ static void check_model(const char *file, int family, int64_t shards, int64_t le
     tap_golden_close(golden);
 }
 
-/* The largest distance in units in the last place of bf16, of which `more` may come from elsewhere. */
-static double ulps(const float *got, const float *want, int64_t n, double more)
+/* The largest distance in units in the last place of a type of so many bits, of which `more` may come from elsewhere. */
+static double ulps(const float *got, const float *want, int64_t n, int bits, double more)
 {
     double most = 0.0;
     for (int64_t i = 0; i < n; i++) {
         int exponent;
         frexp((double)want[i], &exponent);
-        most = fmax(most, (fabs((double)got[i] - (double)want[i]) - more) / ldexp(1.0, exponent - 8));
+        most = fmax(most, (fabs((double)got[i] - (double)want[i]) - more) / ldexp(1.0, exponent - bits));
     }
     return most;
 }
-static void check_mixed_ops(void)
+static void check_mixed_ops(int half)
 {
     enum { M = 33, K = 70, N = 45 };
     dt_graph *g;
     dt_tensor x, w, b, y, h;
+    const char *name = half ? "fp16" : "bf16";
+    int bits = half ? 11 : 8;
     double far;
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
-    g->precision = DT_BF16;
+    g->precision = half ? DT_F16 : DT_BF16;
     x = dt_tensor_of(g, DT_F32, dt_shape2(M, K), tap_golden_f32(golden, "linear.x", M * K));
     w = dt_tensor_of(g, DT_F32, dt_shape2(K, N), tap_golden_f32(golden, "linear.w", K * N));
     b = dt_tensor_of(g, DT_F32, dt_shape1(N), tap_golden_f32(golden, "linear.b", N));
     y = dt__narrow(g, dt_add(g, dt__matmul(g, dt__narrow(g, x), dt__narrow(g, w), 0, 0, 0, 0), b));
     h = dt_gelu(g, dt__narrow(g, dt_tensor_of(g, DT_F32, dt_shape2(M, N), tap_golden_f32(golden, "gelu.x", M * N))));
     if (dt_graph_result(g)) tap_bail("%s", dt_last_error());
-    far = ulps(dt_value(g, y), tap_golden_f32(golden, "linear.out", M * N), M * N, 0.5 / 512); /* torch rounds the bias */
-    tap_ok(far <= 1.0, "R18 a linear layer is within 1 ulp of bf16 (%.3f)", far);
-    far = ulps(dt_value(g, h), tap_golden_f32(golden, "gelu.out", M * N), M * N, 0.0);
-    tap_ok(far <= 1.0, "R18 a GELU is within 1 ulp of bf16 (%.3f)", far);
+    far = ulps(dt_value(g, y), tap_golden_f32(golden, "linear.out", M * N), M * N, bits, ldexp(0.5, -bits - 1)); /* torch rounds the bias */
+    tap_ok(far <= 1.0, "R18 a linear layer is within 1 ulp of %s (%.3f)", name, far);
+    far = ulps(dt_value(g, h), tap_golden_f32(golden, "gelu.out", M * N), M * N, bits, 0.0);
+    tap_ok(far <= 1.0, "R18 a GELU is within 1 ulp of %s (%.3f)", name, far);
     dt_graph_close(&g);
 }
-static void check_mixed(void)
+static void check_mixed(int half)
 {
     enum { STEPS = 50 };
-    tap_golden *start = tap_golden_open("gpt2_tiny.safetensors"), *mixed = tap_golden_open("gpt2_bf16.safetensors");
+    tap_golden *start = tap_golden_open("gpt2_tiny.safetensors"), *mixed = tap_golden_open(half ? "gpt2_fp16.safetensors" : "gpt2_bf16.safetensors");
     const float *losses = mixed ? tap_golden_f32(mixed, "losses", STEPS) : NULL;
     double far = 0.0;
     if (!start || !losses) tap_bail("no golden file");
-    precision = DT_PRECISION_BF16;
+    precision = half ? DT_PRECISION_FP16 : DT_PRECISION_BF16;
     golden = start;
     open_engine(DT_GPT2, 1, 1);
     start_there();
     golden = mixed;
-    check_mixed_ops();
+    check_mixed_ops(half);
     check_logits(0.02);
     recipe.learning_rate = 1e-3f;
     for (int step = 0; step < STEPS; step++) {
@@ -281,7 +283,7 @@ static void check_mixed(void)
         if (dt__engine_tie(&e) || dt__engine_update(&e)) tap_bail("%s", dt_last_error());
         e.step++;
     }
-    tap_ok(far < 0.02, "R18 the losses of %d steps are those of torch's autocast to 0.02 nats (%.5f)", STEPS, far);
+    tap_ok(far < 0.02, "R18 the losses of %d steps in %s are those of torch's autocast to 0.02 nats (%.5f)", STEPS, half ? "fp16" : "bf16", far);
     close_engine();
     tap_golden_close(start);
     tap_golden_close(mixed);
@@ -295,6 +297,7 @@ int main(void)
             check_model("llama_tiny.safetensors", DT_LLAMA, shards, leaves);
         }
     for (int64_t shards = 1; shards <= 4; shards *= 2) check_model("cnn_tiny.safetensors", CNN, shards, 1);
-    check_mixed();
+    check_mixed(0);
+    check_mixed(1);
     return tap_done();
 }
