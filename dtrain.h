@@ -15500,7 +15500,7 @@ static dt_result dt__wait_for(dt_comm *c, const dt__awaited *a)
 static dt_result dt__wait(dt_comm *c, int peer, dt__event *e, uint32_t target)
 {
     dt__awaited a = {peer, e, target, NULL};
-    return dt__arrived(&a) ? DT_OK : dt__wait_for(c, &a);
+    return dt__event_reached(e, target) ? DT_OK : dt__wait_for(c, &a);
 }
 
 /* Waits for a message to or from a peer. */

@@ -15,8 +15,7 @@
  *     ./72_checkpoint_tool show tool.sharded
  *     ./72_checkpoint_tool verify tool.full
  *     ./72_checkpoint_tool diff tool.sharded tool.full
- *     Also: convert DIR TO KIND (sharded, full, or bf16: an export of the weights, for other programs and --weights,
- *     from which no run resumes). A directory of checkpoints stands for its newest one.
+ *     Also: convert DIR TO KIND (sharded, full, or bf16: weights to export). DIR may hold several: the newest counts.
  *
  * What it prints
  *     tool.sharded/step-000000003: sharded, step 3 of 6
@@ -42,9 +41,7 @@
 #include <string.h>
 
 enum { STEPS = 6, STOP = 3 };
-
 static const char *const kinds[] = {"sharded", "full", "bf16"};
-static const char *kind_name(int32_t kind) { return kinds[kind]; }
 
 static const char *shape_text(const dt_shape *s, char text[96])
 {
@@ -63,7 +60,7 @@ static dt_result show(const char *path, int64_t most)
     char text[96];
     dt_result r = dt_checkpoint_open(&c, path);
     if (r) return r;
-    printf("%s: %s, step %lld of %lld\n", c->path, kind_name(c->kind), (long long)c->step, (long long)c->recipe.steps);
+    printf("%s: %s, step %lld of %lld\n", c->path, kinds[c->kind], (long long)c->step, (long long)c->recipe.steps);
     printf("  --layers %lld --width %lld --batch %lld --sequence %lld --seed %lld --learning-rate %g\n",
            (long long)c->recipe.model.layers, (long long)c->recipe.model.width, (long long)c->recipe.batch,
            (long long)c->recipe.sequence, (long long)c->recipe.seed, (double)c->recipe.learning_rate);
@@ -93,7 +90,7 @@ static dt_result convert(const char *path, const char *to, dt_checkpoint_kind ki
     dt_checkpoint *c = NULL;
     dt_result r = dt_checkpoint_open(&c, path);
     if (!r) r = dt_checkpoint_convert(c, to, kind);
-    if (!r) printf("%s (%s) -> %s (%s)\n", path, kind_name(c->kind), to, kind_name((int32_t)kind));
+    if (!r) printf("%s (%s) -> %s (%s)\n", path, kinds[c->kind], to, kinds[kind]);
     dt_checkpoint_close(&c);
     return r;
 }
@@ -200,9 +197,8 @@ static int demonstrate(void)
 
 int main(int argc, char **argv)
 {
-    int64_t differ;
+    int64_t differ, kind = 2;
     const char *verb;
-    int kind = 2;
     if (dt_launch(&argc, &argv)) return dt_fail("start");
     verb = argc > 1 ? argv[1] : "";
     if (argc == 1) return demonstrate();
