@@ -7,7 +7,6 @@
  *     - A compiler finds such chains in a model's graph, forward and gradient (dt_layout.compile). Other passes remove
  *       common subexpressions, put a bias into its matrix product, read a slice where it lies, and compute cheap
  *       values again in backward instead of keeping them, or make the logits some rows at a time, never all of them.
- *     - Groups run tile by tile through the library's kernels, or as C that is printed and compiled at start.
  *     - Operations without a rule, such as attention, run as their plain kernels. They are most of the time here, so
  *       the step becomes little faster. What falls is memory.
  *     - Memory can also rise: another order of operations keeps other values. Plan it, do not assume it.
@@ -26,7 +25,6 @@
  *     recompute      92        0           497.9 kB                0.0 kB
  *     fuse           73       10           661.8 kB              262.1 kB
  *     logits         82        2           596.2 kB                0.0 kB
- *     fuse, as C     73       10           661.8 kB              262.1 kB
  *     without a rule, so run as plain kernels: matrix products, attention, embedding, cross-entropy
  *     ok: fewer bytes, the same bits, one hash
  *
