@@ -22786,6 +22786,9 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
  * rank dies with its supervisor; when a rank fails, the others get a grace time to report it and are then ended.
  * Restarts have new shared memory. */
 
+/* Prints into an array of characters. */
+#define DT__PRINT(text, ...) snprintf(text, sizeof(text), __VA_ARGS__)
+
 typedef struct dt__launch_plan {
     int64_t ranks, restarts; /* restarts: in a row without a new checkpoint */
     int64_t nodes;           /* to emulate on this machine; 0: not said */
@@ -27021,11 +27024,14 @@ static void dt__vitals_take(dt_trainer *t, dt__vitals *v)
 typedef struct dt__case {
     const dt__vitals *rank; /* (ranks) */
     int ranks, steps;
-    int data;           /* parallel ranks */
-    int emulated;       /* are the nodes emulated on one machine? */
+    int data;             /* parallel ranks */
+    int emulated;         /* are the nodes emulated on one machine? */
     double batch, bucket; /* samples per step, bytes */
     double idle;          /* share of a pipeline's time, by formula */
-    double *scratch;      /* (ranks) */
+    double left;          /* seconds of an exchange that the backward pass, two thirds of the work, cannot hide */
+    double crowd;         /* threads per core on the machine with the most of them, which has so many */
+    int threads, cores;
+    double *scratch; /* (ranks) */
     dt_diagnosis *d;
 } dt__case;
 
@@ -27078,122 +27084,26 @@ static void dt__case_times(dt__case *x)
     dt_diagnosis *d = x->d;
     double sent = dt__case_pulse(x, DT__PULSE_SENT, DT__OF_MOST), far = dt__case_far(x);
     double near = sent - dt__case_pulse(x, DT__PULSE_FAR, DT__OF_MOST);
-    double rounds = 1.0 + (double)(int64_t)(sent / 25e6), each = 0.0;
+    double rounds = 1.0 + (double)(int64_t)(sent / 25e6);
     d->seconds = dt__case_pulse(x, DT__PULSE_STEP, DT__OF_MOST);
     d->work = dt__case_pulse(x, DT__PULSE_WORK, DT__OF_MIDDLE);
     d->data = dt__case_pulse(x, DT__PULSE_DATA, DT__OF_MOST);
     d->exposed = dt__case_pulse(x, DT__PULSE_EXPOSED, DT__OF_LEAST);
     d->speedup = dt__case_pulse(x, DT__PULSE_WORK, DT__OF_ALL) / d->seconds;
     d->together = x->rank[0].gflops, d->alone = x->rank[0].alone;
+    x->left = 0.0;
     if (x->data == 1) return;
-    each = 2.0 * (x->data - 1) * d->alpha[far > 0.0];
-    d->exchange = rounds * each;
+    d->exchange = rounds * (2.0 * (x->data - 1) * d->alpha[far > 0.0]);
     if (near > 0.0 && d->rate[0] > 0.0) d->exchange += near / d->rate[0];
     if (far > 0.0 && d->rate[1] > 0.0) d->exchange += far / d->rate[1];
     d->break_even = x->batch * d->exchange / ((x->data - 1) * d->work);
     d->worthwhile = x->batch * 4.0 * d->exchange / d->work;
+    if (d->exchange > 2.0 / 3.0 * d->work) x->left = d->exchange - 2.0 / 3.0 * d->work;
 }
 
-/* The part of an exchange that the backward pass, two thirds of the work, cannot hide. */
-static double dt__case_left(const dt_diagnosis *d)
+static void dt__case_crowd(dt__case *x)
 {
-    double left = d->exchange - 2.0 / 3.0 * d->work;
-    return left > 0.0 ? left : 0.0;
-}
-
-static dt_finding *dt__find(dt__case *x, int branch, int fires, int rank, double measured, double bound)
-{
-    dt_finding *f = &x->d->finding[branch];
-    f->fires = fires, f->rank = rank, f->measured = measured;
-    f->bound = bound;
-    return f;
-}
-
-static void dt__judge_transport(dt__case *x)
-{
-    static const double bounds[2] = {2e7, 1.25e7};
-    const dt_diagnosis *d = x->d;
-    const char *engine = x->rank[0].engine;
-    int worst = d->rate[1] > 0.0 && !(d->rate[0] > 0.0 && d->rate[0] / bounds[0] < d->rate[1] / bounds[1]);
-    int slow = d->rate[worst] > 0.0 && d->rate[worst] < bounds[worst], efa = 1, one = -1;
-    char link[2][96];
-    dt_finding *f;
-    for (int q = 0; q < x->ranks; q++) {
-        efa = efa && x->rank[q].efa;
-        if (!x->emulated && x->rank[q].node != x->rank[0].node &&
-            !memcmp(x->rank[q].machine, x->rank[0].machine, sizeof x->rank->machine))
-            one = q;
-    }
-    efa = efa && strstr(engine, "libfabric") && !strstr(engine, "efa");
-    for (int i = 0; i < 2; i++) {
-        link[i][0] = 0;
-        if (d->rate[i] > 0.0)
-            snprintf(link[i], sizeof link[i], "; %s %.1f us, %.4g MB/s (bound %g MB/s)",
-                     i ? "between nodes" : "inside a node", 1e6 * d->alpha[i], 1e-6 * d->rate[i], 1e-6 * bounds[i]);
-    }
-    f = dt__find(x, DT_BRANCH_TRANSPORT, slow || efa || one >= 0, slow || efa ? -1 : one, d->rate[worst],
-                 bounds[worst]);
-    snprintf(f->text, sizeof f->text, "selected provider is %s%s%s%s",
-             *engine ? engine : x->ranks > 1 ? "shared memory" : "none, there is one rank",
-             *engine ? ", shared memory inside nodes" : "", link[0], link[1]);
-    if (efa)
-        snprintf(f->advice, sizeof f->advice,
-                 "an Elastic Fabric Adapter is present but not used: set DT_FABRIC=efa, and run `fi_info -p efa` (the "
-                 "container needs its software, and the security group must admit itself)");
-    else if (slow)
-        snprintf(f->advice, sizeof f->advice,
-                 "the link is far slower than a machine's: look for %sa slow interface (DT_INTERFACE), and a limit "
-                 "of the instance or the container", x->rank[0].limited ? "DT_LINK_RATE, which is set, " : "");
-    else if (one >= 0)
-        snprintf(f->advice, sizeof f->advice, "ranks 0 and %d are on one machine, but on two nodes: start them in one "
-                 "container, without DT_NODES, so that they share memory", one);
-}
-
-static void dt__judge_data(dt__case *x)
-{
-    const dt_diagnosis *d = x->d;
-    double share = d->data / d->seconds, most = -1.0;
-    int who = 0;
-    dt_finding *f;
-    for (int q = 0; q < x->ranks; q++) {
-        double waits = dt__case_pulse(x, DT__PULSE_DATA, q);
-        if (waits > most) most = waits, who = q;
-    }
-    f = dt__find(x, DT_BRANCH_DATA, share > 0.2 && d->data > 1e-3, who, share, 0.2);
-    snprintf(f->text, sizeof f->text, "rank %d waits longest for samples: %.2f ms of a step of %.2f, %.0f %% (bound 20 "
-             "%%)", who, 1e3 * d->data, 1e3 * d->seconds, 100.0 * share);
-    if (f->fires)
-        snprintf(f->advice, sizeof f->advice, "load samples faster: token shards (dt_data_tokenize) in place of text, "
-                 "a local disk or a streaming file system, less work in the source's fetch");
-}
-
-static void dt__judge_batch(dt__case *x)
-{
-    const dt_diagnosis *d = x->d;
-    double left = dt__case_left(d), share = d->work / (d->work + left);
-    int idle = x->idle > 0.5, fires = idle || share < 0.5;
-    dt_finding *f = dt__find(x, DT_BRANCH_BATCH, fires, -1, idle ? 1.0 - x->idle : share, 0.5);
-    if (x->data == 1)
-        snprintf(f->text, sizeof f->text, "no ranks are data parallel: nothing is exchanged once per step");
-    else
-        snprintf(f->text, sizeof f->text, "%.2f ms of work per rank and step, %.2f of exchange by alpha and beta: with "
-                 "the best overlap work is %.0f %% (bound 50 %%). %d ranks beat one above %.1f samples a step, and "
-                 "work 80 %% of their time above %.1f; now %g", 1e3 * d->work, 1e3 * d->exchange, 100.0 * share,
-                 x->data, d->break_even, d->worthwhile, x->batch);
-    if (idle)
-        snprintf(f->advice, sizeof f->advice, "the pipeline is idle for (p-1)/(m+p-1) = %.0f %% of the time: use more "
-                 "units m, by a larger --batch in micro-batches of the same size", 100.0 * x->idle);
-    else if (fires)
-        snprintf(f->advice, sizeof f->advice,
-                 "do more work per exchange: --batch %.0f, or %.0f micro-batches of %g (a recipe choice: other bits); "
-                 "or use fewer ranks", d->worthwhile, (double)(int64_t)(d->worthwhile / x->batch) + 1.0, x->batch);
-}
-
-/* Threads per core on the machine with the most of them. */
-static double dt__case_crowd(const dt__case *x, int *threads, int *cores)
-{
-    double most = 0.0;
-    *threads = *cores = 0;
+    x->crowd = 0.0, x->threads = x->cores = 0;
     for (int q = 0; q < x->ranks; q++) {
         uint64_t set[16] = DT__ZERO;
         int works = 0, has = 0;
@@ -27203,37 +27113,113 @@ static double dt__case_crowd(const dt__case *x, int *threads, int *cores)
             for (int i = 0; i < 16; i++) set[i] |= x->rank[p].cores[i];
         }
         for (int i = 0; i < 16; i++) has += __builtin_popcountll((unsigned long long)set[i]);
-        if (has && (double)works / has > most) most = (double)works / has, *threads = works, *cores = has;
+        if (has && (double)works / has > x->crowd) x->crowd = (double)works / has, x->threads = works, x->cores = has;
     }
-    return most;
+}
+
+static dt_finding *dt__find(dt__case *x, int branch, int fires, int rank, double measured, double bound)
+{
+    dt_finding *f = &x->d->finding[branch];
+    f->fires = fires, f->rank = rank, f->measured = measured, f->bound = bound;
+    return f;
+}
+
+static void dt__judge_transport(dt__case *x)
+{
+    static const double bounds[2] = {2e7, 1.25e7};
+    const dt_diagnosis *d = x->d;
+    const dt__vitals *first = x->rank;
+    const char *engine = first->engine;
+    int worst = d->rate[1] > 0.0 && !(d->rate[0] > 0.0 && d->rate[0] / bounds[0] < d->rate[1] / bounds[1]);
+    int slow = d->rate[worst] > 0.0 && d->rate[worst] < bounds[worst], one = -1;
+    int efa = strstr(engine, "libfabric") && !strstr(engine, "efa");
+    char link[2][96] = {"", ""};
+    dt_finding *f;
+    for (const dt__vitals *v = first; v < first + x->ranks; v++) {
+        efa = efa && v->efa;
+        if (!x->emulated && v->node != first->node && !memcmp(v->machine, first->machine, sizeof v->machine))
+            one = (int)(v - first);
+    }
+    for (int i = 0; i < 2; i++)
+        if (d->rate[i] > 0.0)
+            DT__PRINT(link[i], "; %s %.1f us, %.4g MB/s (bound %g MB/s)", i ? "between nodes" : "inside a node",
+                      1e6 * d->alpha[i], 1e-6 * d->rate[i], 1e-6 * bounds[i]);
+    f = dt__find(x, DT_BRANCH_TRANSPORT, slow || efa || one >= 0, slow || efa ? -1 : one, d->rate[worst],
+                 bounds[worst]);
+    DT__PRINT(f->text, "selected provider is %s%s%s%s",
+              *engine ? engine : x->ranks > 1 ? "shared memory" : "none, there is one rank",
+              *engine ? ", shared memory inside nodes" : "", link[0], link[1]);
+    if (efa)
+        DT__PRINT(f->advice, "an Elastic Fabric Adapter is present but not used: set DT_FABRIC=efa, and run `fi_info "
+                  "-p efa` (the container needs its software, and the security group must admit itself)");
+    else if (slow)
+        DT__PRINT(f->advice, "the link is far slower than a machine's: look for %sa slow interface (DT_INTERFACE), and "
+                  "a limit of the instance or the container", first->limited ? "DT_LINK_RATE, which is set, " : "");
+    else if (one >= 0)
+        DT__PRINT(f->advice, "ranks 0 and %d are on one machine, but on two nodes: start them in one container, "
+                  "without DT_NODES, so that they share memory", one);
+}
+
+static void dt__judge_data(dt__case *x)
+{
+    const dt_diagnosis *d = x->d;
+    double share = d->data / d->seconds;
+    int who = 0;
+    dt_finding *f;
+    for (int q = 1; q < x->ranks; q++)
+        if (dt__case_pulse(x, DT__PULSE_DATA, q) > dt__case_pulse(x, DT__PULSE_DATA, who)) who = q;
+    f = dt__find(x, DT_BRANCH_DATA, share > 0.2 && d->data > 1e-3, who, share, 0.2);
+    DT__PRINT(f->text, "rank %d waits longest for samples: %.2f ms of a step of %.2f, %.0f %% (bound 20 %%)", who,
+              1e3 * d->data, 1e3 * d->seconds, 100.0 * share);
+    if (f->fires)
+        DT__PRINT(f->advice, "load samples faster: token shards (dt_data_tokenize) in place of text, a local disk or a "
+                  "streaming file system, less work in the source's fetch");
+}
+
+static void dt__judge_batch(dt__case *x)
+{
+    const dt_diagnosis *d = x->d;
+    double share = d->work / (d->work + x->left);
+    int idle = x->idle > 0.5;
+    dt_finding *f = dt__find(x, DT_BRANCH_BATCH, idle || share < 0.5, -1, idle ? 1.0 - x->idle : share, 0.5);
+    if (x->data == 1) DT__PRINT(f->text, "no ranks are data parallel: nothing is exchanged once per step");
+    else
+        DT__PRINT(f->text, "%.2f ms of work per rank and step, %.2f of exchange by alpha and beta: with the best "
+                  "overlap work is %.0f %% (bound 50 %%). %d ranks beat one above %.1f samples a step, and work 80 %% "
+                  "of their time above %.1f; now %g", 1e3 * d->work, 1e3 * d->exchange, 100.0 * share, x->data,
+                  d->break_even, d->worthwhile, x->batch);
+    if (idle)
+        DT__PRINT(f->advice, "the pipeline is idle for (p-1)/(m+p-1) = %.0f %% of the time: use more units m, by a "
+                  "larger --batch in micro-batches of the same size", 100.0 * x->idle);
+    else if (f->fires)
+        DT__PRINT(f->advice, "do more work per exchange: --batch %.0f, or %.0f micro-batches of %g (a recipe choice: "
+                  "other bits); or use fewer ranks", d->worthwhile,
+                  (double)(int64_t)(d->worthwhile / x->batch) + 1.0, x->batch);
 }
 
 static void dt__judge_overlap(dt__case *x)
 {
     const dt_diagnosis *d = x->d;
-    double left = dt__case_left(d), extra = d->exposed > left ? d->exposed - left : 0.0;
-    double share = extra / d->seconds, each;
-    int buckets = 0, threads, cores, crowded = dt__case_crowd(x, &threads, &cores) > 1.0;
-    dt_finding *f;
-    for (int q = 0; q < x->ranks; q++) buckets = x->rank[q].buckets > buckets ? x->rank[q].buckets : buckets;
-    f = dt__find(x, DT_BRANCH_OVERLAP, x->data > 1 && share > 0.2 && extra > 1e-3 && !crowded, -1, share, 0.2);
+    double extra = d->exposed > x->left ? d->exposed - x->left : 0.0, share = extra / d->seconds, each;
+    int buckets = 0, crowded = x->crowd > 1.0, on = x->rank[0].overlap;
+    dt_finding *f = dt__find(x, DT_BRANCH_OVERLAP, x->data > 1 && share > 0.2 && extra > 1e-3 && !crowded, -1, share,
+                             0.2);
     if (x->data == 1) {
-        snprintf(f->text, sizeof f->text, "nothing to overlap");
+        DT__PRINT(f->text, "nothing to overlap");
         return;
     }
+    for (int q = 0; q < x->ranks; q++) buckets = x->rank[q].buckets > buckets ? x->rank[q].buckets : buckets;
     each = 2.0 * (x->data - 1) * d->alpha[d->rate[1] > 0.0];
-    snprintf(f->text, sizeof f->text,
-             "%.2f ms of exchange exposed, %.2f by max(0, %.2f - 2/3 x %.2f): %.0f %% of the step too much (bound 20 %%"
-             "%s). Overlap is %s; %d buckets of up to %.0f bytes, %.2f ms each for alpha",
-             1e3 * d->exposed, 1e3 * left, 1e3 * d->exchange, 1e3 * d->work, 100.0 * share,
-             crowded ? ", which says nothing while ranks wait for cores" : "", x->rank[0].overlap ? "on" : "off",
-             buckets, x->bucket, 1e3 * each);
+    DT__PRINT(f->text, "%.2f ms of exchange exposed, %.2f by max(0, %.2f - 2/3 x %.2f): %.0f %% of the step too much "
+              "(bound 20 %%%s). Overlap is %s; %d buckets of up to %.0f bytes, %.2f ms each for alpha",
+              1e3 * d->exposed, 1e3 * x->left, 1e3 * d->exchange, 1e3 * d->work, 100.0 * share,
+              crowded ? ", which says nothing while ranks wait for cores" : "", on ? "on" : "off", buckets, x->bucket,
+              1e3 * each);
     if (f->fires)
-        snprintf(f->advice, sizeof f->advice, "%s%s%s",
-                 x->rank[0].overlap ? "smaller buckets let sums begin earlier (--bucket)"
-                            : "hide it: --overlap on, with a core for it on each rank",
-                 buckets * each > 0.3 * d->exposed ? "; messages are too small for alpha: --bucket 25000000" : "",
-                 d->exposed > 3.0 * d->exchange ? "; it takes over 3 times what the links need: ranks are late" : "");
+        DT__PRINT(f->advice, "%s%s%s", on ? "smaller buckets let sums begin earlier (--bucket)"
+                  : "hide it: --overlap on, with a core for it on each rank",
+                  buckets * each > 0.3 * d->exposed ? "; messages are too small for alpha: --bucket 25000000" : "",
+                  d->exposed > 3.0 * d->exchange ? "; it takes over 3 times what the links need: ranks are late" : "");
 }
 
 /* Slowdown of the slowest rank: its time over the median time, of the work within its stage or of a matrix product. */
@@ -27261,31 +27247,32 @@ static void dt__judge_placement(dt__case *x)
     const dt_diagnosis *d = x->d;
     double crossed = dt__case_pulse(x, DT__PULSE_CROSSED, DT__OF_MOST);
     double within = dt__case_pulse(x, DT__PULSE_WITHIN, DT__OF_LEAST) / d->seconds;
-    int who, threads, cores;
-    double slowest = dt__case_slowest(x, &who), crowd = dt__case_crowd(x, &threads, &cores);
+    int who;
+    double slowest = dt__case_slowest(x, &who);
     dt_finding *f;
     if (crossed > 0.0) f = dt__find(x, DT_BRANCH_PLACEMENT, 1, -1, crossed, 0.0);
-    else if (crowd > 1.0) f = dt__find(x, DT_BRANCH_PLACEMENT, 1, -1, crowd, 1.0);
+    else if (x->crowd > 1.0) f = dt__find(x, DT_BRANCH_PLACEMENT, 1, -1, x->crowd, 1.0);
     else f = dt__find(x, DT_BRANCH_PLACEMENT, slowest > 3.0, who, slowest, 3.0);
-    snprintf(f->text, sizeof f->text, "tensor groups send %.3g MB a step to other nodes (bound 0), exchanges inside "
-             "layers take %.0f %% of it; %d threads on %d cores (bound 1 each); rank %d takes %.1f times as long as "
-             "the median rank (bound 3); rank 0 computes %.3g GFLOP/s alone, %.3g with all others", 1e-6 * crossed,
-             100.0 * within, threads, cores, who, slowest, d->alone, d->together);
+    DT__PRINT(f->text, "tensor groups send %.3g MB a step to other nodes (bound 0), exchanges inside layers take %.0f "
+              "%% of it; %d threads on %d cores (bound 1 each); rank %d takes %.1f times as long as the median rank "
+              "(bound 3); rank 0 computes %.3g GFLOP/s alone, %.3g with all others", 1e-6 * crossed, 100.0 * within,
+              x->threads, x->cores, who, slowest, d->alone, d->together);
     if (crossed > 0.0)
-        snprintf(f->advice, sizeof f->advice, "keep tensor groups inside nodes: --order DPT, and a --tp that divides "
-                 "the ranks of a node; put pipeline stages or data-parallel ranks between nodes");
-    else if (crowd > 1.0)
-        snprintf(f->advice, sizeof f->advice, "ranks share cores: use fewer ranks or --threads, or bind them (mpirun "
-                 "--bind-to core, srun --cpu-bind)");
+        DT__PRINT(f->advice, "keep tensor groups inside nodes: --order DPT, and a --tp that divides the ranks of a "
+                  "node; put pipeline stages or data-parallel ranks between nodes");
+    else if (x->crowd > 1.0)
+        DT__PRINT(f->advice, "ranks share cores: use fewer ranks or --threads, or bind them (mpirun --bind-to core, "
+                  "srun --cpu-bind)");
     else if (f->fires)
-        snprintf(f->advice, sizeof f->advice, "all wait for rank %d: look for another program on its cores, a slow or "
-                 "hot processor, DT_ISA; or leave that machine out", who);
+        DT__PRINT(f->advice, "all wait for rank %d: look for another program on its cores, a slow or hot processor, "
+                  "DT_ISA; or leave that machine out", who);
 }
 
 static void dt__judge(dt__case *x)
 {
     dt_diagnosis *d = x->d;
     dt__case_times(x);
+    dt__case_crowd(x);
     dt__judge_transport(x);
     dt__judge_data(x);
     dt__judge_batch(x);
