@@ -22875,7 +22875,7 @@ static dt_result dt__launch_parse(dt__launch_plan *plan, int *argc, char **argv)
 static void dt__setenv_number(const char *name, double value)
 {
     char text[32];
-    snprintf(text, sizeof text, "%.10g", value);
+    DT__PRINT(text, "%.10g", value);
     setenv(name, text, 1);
 }
 
@@ -22962,8 +22962,8 @@ static void dt__supervise_announce(dt__supervisor *s)
     if (s->announced || !fault || s->signal) return;
     pid = fault & DT__FAR ? 0 : dt__job_rank(s->job, rank)->pid;
     dt__format_fault(text, sizeof text, s->job, fault);
-    if (pid) snprintf(who, sizeof who, "rank %d (pid %d)", rank, pid), what = strchr(text + 5, ' ');
-    if (s->alive) snprintf(rest, sizeof rest, "; stopping the rest (%d)", s->alive);
+    if (pid) DT__PRINT(who, "rank %d (pid %d)", rank, pid), what = strchr(text + 5, ' ');
+    if (s->alive) DT__PRINT(rest, "; stopping the rest (%d)", s->alive);
     usage = !(fault & DT__FAR) && dt__job_rank(s->job, rank)->gone == (DT__GONE | 2u << 8); /* it said why */
     if (!usage) fprintf(stderr, "dtrain: %s%s%s\n", who, what, rest); /* one write: ranks print, too */
     s->announced = 1;
@@ -22984,7 +22984,7 @@ static void dt__supervise_signal(dt__supervisor *s, int sig)
     __atomic_store_n(&s->job->stop, grace > 0 ? 1 : 2, __ATOMIC_SEQ_CST);
     s->pressing = patience < 8 ? patience / 4 : 2;
     patience -= 2 * s->pressing;
-    snprintf(rest, sizeof rest, "; waiting up to %.0f s for %d ranks", patience, s->alive);
+    DT__PRINT(rest, "; waiting up to %.0f s for %d ranks", patience, s->alive);
     fprintf(stderr, "dtrain: stopped by signal %d%s\n", sig, s->alive ? rest : "");
     s->deadline = dt__now() + patience;
 }
@@ -23000,7 +23000,7 @@ static void dt__supervise_late(dt__supervisor *s)
     rank = dt__find_culprit(s->job, 0, rank, &life);
     for (int r = 0; r < s->job->size; r++) /* it may have been waiting, too */
         if (dt__job_rank(s->job, r)->stopped && !dt__job_rank(s->job, r)->gone) rank = r;
-    if (step >= 0) snprintf(left, sizeof left, "the newest checkpoint is of step %lld", (long long)step);
+    if (step >= 0) DT__PRINT(left, "the newest checkpoint is of step %lld", (long long)step);
     if (rank == DT__RANKS_MAX) fprintf(stderr, "dtrain: %d ranks have not stopped; %s\n", s->alive, left);
     else fprintf(stderr, "dtrain: rank %d (pid %d) has not stopped, %d in all; %s\n", rank,
                  dt__job_rank(s->job, rank)->pid, s->alive, left);
@@ -23203,8 +23203,8 @@ static int dt__supervise_shrink(dt__supervisor *s)
     char whole[64] = "", others[64] = "";
     if (!s->plan.most || !s->lost) return 1;
     while (use && dt__job_rank(s->job, use - 1)->unfit) use--;
-    if (use < left) snprintf(whole, sizeof whole, ", of which the layout can use %d", use);
-    if (use < left) snprintf(others, sizeof others, ": the layout cannot use all %d that are left", left);
+    if (use < left) DT__PRINT(whole, ", of which the layout can use %d", use);
+    if (use < left) DT__PRINT(others, ": the layout cannot use all %d that are left", left);
     if (use >= s->plan.fewest) fprintf(stderr, "dtrain: going on with %d of %d ranks%s\n", use, ranks, others);
     else
         fprintf(stderr, "dtrain: %d of %d ranks are left%s: too few for --elastic %d:%d\n", left, ranks, whole,
@@ -23219,7 +23219,7 @@ static int dt__supervise_wait(dt__supervisor *s)
     double wait = s->plan.backoff * (double)dt__min((int64_t)1 << dt__min(s->idle, 5), 30), until = dt__now() + wait;
     char why[700], from[64] = "";
     dt__format_fault(why, sizeof why, s->job, s->job->fault);
-    if (s->progress >= 0) snprintf(from, sizeof from, ", to go on from step %lld", (long long)s->progress);
+    if (s->progress >= 0) DT__PRINT(from, ", to go on from step %lld", (long long)s->progress);
     s->restarts++;
     s->idle++;
     fprintf(stderr, "dtrain: %s: restart %d of %d in %g s%s\n", why, s->idle, (int)s->plan.restarts, wait, from);
@@ -23402,7 +23402,7 @@ static dt_result dt__node_join(dt__link *f, dt__address *address, float timeout,
     *fd = address[f->rank].fd = first == f->rank ? dt__node_memory(ranks, timeout) : -1;
     address[f->rank].pid = (int64_t)getpid();
     if ((r = dt__exchange_addresses(f, address)) != DT_OK) return r;
-    snprintf(path, sizeof path, "/proc/%lld/fd/%d", (long long)address[first].pid, (int)address[first].fd);
+    DT__PRINT(path, "/proc/%lld/fd/%d", (long long)address[first].pid, (int)address[first].fd);
     if (first != f->rank) *fd = open(path, O_RDWR | O_CLOEXEC);
     address[f->rank].ok = *fd >= 0;
     if ((r = dt__exchange_addresses(f, address)) != DT_OK) return r;
@@ -23738,7 +23738,7 @@ static dt_result dt__option_unknown(const char *text, int length)
     char name[48];
     const char *nearest = "help";
     int best;
-    snprintf(name, sizeof name, "%.*s", length, text);
+    DT__PRINT(name, "%.*s", length, text);
     if (dt__option_find(DT__ROWS(dt__launch_options), text, (size_t)length))
         return dt__error(DT_E_USAGE, "--%s starts ranks, but the program has not called dt_launch: call it first in "
                          "main", name);
@@ -23782,17 +23782,17 @@ static void dt__help_group(dt__text *t, int all, const char *title, const dt__op
     if (!all) dt__text_add(t, "\n%s\n", title);
     for (const dt__option *o = list; o < list + count; o++) {
         int word = o->kind == DT__KIND_WORD;
-        snprintf(text, sizeof text, " %s ", o->name);
+        DT__PRINT(text, " %s ", o->name);
         if (o->group != of || (!all && !strstr(dt__help_common, text))) continue;
         for (size_t i = 0; all && i < sizeof dt__help_headings / sizeof *dt__help_headings; i++)
             if (!strcmp(o->name, dt__help_headings[i][0]))
                 dt__text_add(t, "\n%s: %s\n", title, dt__help_headings[i][1]);
-        snprintf(text, sizeof text, "--%s %s", o->name, o->argument ? o->argument : "");
+        DT__PRINT(text, "--%s %s", o->name, o->argument ? o->argument : "");
         dt__text_add(t, "  %-24s ", text);
         dt__option_text(o, group, value, sizeof value);
         if (o->kind == DT__KIND_FLAG || !dt__option_fits(o, (const char *)group + o->offset)) *value = 0;
-        snprintf(text, sizeof text, "%s%s%s%s%s%s", word ? o->range : "", word ? ": " : "", o->help,
-                 *value ? " [" : "", value, *value ? "]" : "");
+        DT__PRINT(text, "%s%s%s%s%s%s", word ? o->range : "", word ? ": " : "", o->help, *value ? " [" : "", value,
+                  *value ? "]" : "");
         dt__text_wrap(t, 27, 27, text);
     }
 }
@@ -24265,18 +24265,17 @@ static void dt__memory_print(const dt_trainer *t)
     char share[48], experts[48], leaves[48];
     share[0] = experts[0] = leaves[0] = 0;
     if (e->net.own_leaves > 1)
-        snprintf(leaves, sizeof leaves, ", and sums of %d context leaves", (int)e->net.own_leaves);
-    if (e->shape.zero) snprintf(share, sizeof share, " / %d", e->store.shards);
-    if (ep > 1) snprintf(experts, sizeof experts, ", experts / %lld", (long long)ep);
+        DT__PRINT(leaves, ", and sums of %d context leaves", (int)e->net.own_leaves);
+    if (e->shape.zero) DT__PRINT(share, " / %d", e->store.shards);
+    if (ep > 1) DT__PRINT(experts, ", experts / %lld", (long long)ep);
     if (ep > 1 && e->shape.zero)
-        snprintf(share, sizeof share, " / %d (experts / %lld)", e->store.shards,
-                 (long long)dt__max(1, e->store.shards / ep));
+        DT__PRINT(share, " / %d (experts / %lld)", e->store.shards, (long long)dt__max(1, e->store.shards / ep));
     printf("memory   %.1f %s per rank\n", (double)m->total / unit, unit < 1e6 ? "kB" : "MB");
     if (dt__memory_line("weights", m->weights, unit))
         printf("4 P%s, P = %lld%s%s\n", e->shape.zero > 2 ? share : "",
                (long long)(part ? e->store.param_floats : e->net.weights),
                e->shape.pipe.stages > 1 ? " on this stage" : "", experts);
-    if (ep > 1) snprintf(experts, sizeof experts, " (experts x %lld)", (long long)ep);
+    if (ep > 1) DT__PRINT(experts, " (experts x %lld)", (long long)ep);
     if (dt__memory_line("gradients", m->gradients, unit)) {
         if (e->shape.buffered)
             printf("4 P%s, and %s of %lld floats%s\n", e->shape.zero > 1 ? share : "",
@@ -24726,8 +24725,8 @@ static void dt__state_add(dt_trainer *t, int kind, int32_t param, int use)
 {
     dt__state_tensor *x = &t->state.tensor[t->state.count++];
     x->is = t->e.net.params[param].is;
-    if (kind < DT__PARTS) snprintf(x->part, sizeof x->part, "%s", dt__part_names[kind]);
-    else snprintf(x->part, sizeof x->part, "lost.%d.%d", t->e.mesh.at[DT_AXIS_DATA], use);
+    if (kind < DT__PARTS) DT__PRINT(x->part, "%s", dt__part_names[kind]);
+    else DT__PRINT(x->part, "lost.%d.%d", t->e.mesh.at[DT_AXIS_DATA], use);
     x->kind = kind, x->use = use, x->param = param, x->shards = t->e.net.tensor_shards;
     x->transposed = !kind && dt__param_transposed(&t->recipe, &x->is);
 }
@@ -24997,7 +24996,7 @@ static dt_result dt__net_read(dt__net *net, const dt__manifest *m, const char *p
     if (dt__json_enter(&j, '{'))
         while (dt__json_more(&j, '}', &count) && dt__json_key(&j)) {
             dt__param p = DT__ZERO;
-            snprintf(p.name, sizeof p.name, "%.*s", (int)dt__min(j.length, 95), j.string);
+            DT__PRINT(p.name, "%.*s", (int)dt__min(j.length, 95), j.string);
             if (!dt__param_read(&p, n, dt__stored_numbers(&j, j.at, n, 4 + DT_MAX_DIMS), net->tensor_shards) ||
                 dt__net_find(net, p.name) >= 0)
                 dt__json_fail(&j, "parameter %s stands here twice, or cannot have this shape", p.name);
@@ -25047,8 +25046,8 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, c
     r = dt__manifest_recipe(m, path, &old);
     longer.steps = old.steps;
     while (same <= m->step && dt__learning_rate(&t->recipe, same) == dt__learning_rate(&longer, same)) same++;
-    if (same > 1) snprintf(last, sizeof last, "; steps up to %lld can be extended", (long long)same - 1);
-    else snprintf(last, sizeof last, "; runs with --schedule constant or wsd can be extended");
+    if (same > 1) DT__PRINT(last, "; steps up to %lld can be extended", (long long)same - 1);
+    else DT__PRINT(last, "; runs with --schedule constant or wsd can be extended");
     for (const dt__option *o = dt__options; o < dt__options + sizeof dt__options / sizeof *o && !r; o++) {
         char was[64], is[64];
         if (o->group != DT__GROUP_RECIPE || o->kind >= DT__KIND_TEXT) continue;
@@ -25124,7 +25123,7 @@ static dt_result dt__save_write(dt_trainer *t, const char *folder)
     dt__state_walk w = {t, 0, t->state.count, 1, NULL, s->snapshot};
     char name[64];
     dt_result r = DT_OK;
-    snprintf(name, sizeof name, "shard-%03d.safetensors", dt_comm_rank(t->comm));
+    DT__PRINT(name, "shard-%03d.safetensors", dt_comm_rank(t->comm));
     if (!s->now.full) r = dt__state_write(&w, NULL, NULL, folder, name, 0, &s->part[s->parts++]);
     for (int64_t i = 0; i < s->parts && !r; i++) r = dt__part_flush(folder, s->part[i].name);
     return r || !dt_trainer_is_root(t) ? r : dt__save_extras(t, folder);
@@ -25165,7 +25164,7 @@ static dt_result dt__mirror_command(const dt_checkpoints *l, int back)
     const char *command = dt__mirror_line(l), *from = back ? place : l->place, *to = back ? l->place : place;
     dt__text line = DT__ZERO;
     int status;
-    snprintf(place, sizeof place, "%.*s", (int)(command - l->mirror), l->mirror);
+    DT__PRINT(place, "%.*s", (int)(command - l->mirror), l->mirror);
     dt__text_add(&line, "DT_FROM='%s' DT_TO='%s'; export DT_FROM DT_TO; %s", from, to, command);
     status = line.failed ? -1 : system(line.at);
     dt__free(line.at);
@@ -25275,8 +25274,7 @@ static dt_result dt__save_begin(dt_trainer *t)
     s->now.step = t->e.step;
     s->now.data_ranks = t->e.mesh.size[DT_AXIS_DATA];
     s->now.powers = t->e.powers;
-    if (t->recipe.numerics == DT_FAST)
-        snprintf(s->now.products, sizeof s->now.products, "%s", dt__dot_names[t->e.env.dot]);
+    if (t->recipe.numerics == DT_FAST) DT__PRINT(s->now.products, "%s", dt__dot_names[t->e.env.dot]);
     s->last = dt__now();
     s->parts = 0;
     memset(s->part, 0, sizeof s->part);
@@ -25326,10 +25324,10 @@ static dt_result dt__save_failed(dt_trainer *t)
     const char *place = t->layout.checkpoint.place;
     int64_t newest = t->save.saved < 0 ? t->first : t->save.saved;
     char draft[PATH_MAX], said[512], left[64] = "no checkpoint is left";
-    snprintf(said, sizeof said, "%.500s", dt_last_error());
+    DT__PRINT(said, "%.500s", dt_last_error());
     if (dt_trainer_is_root(t) && !dt__step_path(draft, place, t->save.now.step, ".tmp"))
         (void)dt__dir_remove(draft);
-    if (newest > 0) snprintf(left, sizeof left, "steps up to %lld are saved", (long long)newest);
+    if (newest > 0) DT__PRINT(left, "steps up to %lld are saved", (long long)newest);
     return dt__error(DT_E_FILE, "%s. Step %lld is not saved; %s in %s", said, (long long)t->save.now.step, left, place);
 }
 
@@ -25374,7 +25372,7 @@ static dt_result dt__save_probe(dt_trainer *t)
     char name[32], path[PATH_MAX];
     struct statvfs is;
     dt_result r = dt__dir_make(place);
-    snprintf(name, sizeof name, "probe-%03d.tmp", dt_comm_rank(t->comm));
+    DT__PRINT(name, "probe-%03d.tmp", dt_comm_rank(t->comm));
     if (!r) r = dt__path_join(path, place, name);
     if (!r) r = dt__file_put(path, "", 0);
     if (!r) unlink(path);
@@ -25564,7 +25562,7 @@ static dt_result dt__checkpoint_list(dt__checkpoint *c)
                                                                 "the contents of a checkpoint");
     if (!e) return DT_E_MEMORY;
     for (const dt__part_file *p = c->m.file; p < c->m.file + is->files; p++, e++) {
-        snprintf(e->name, sizeof e->name, "%s", p->name);
+        DT__PRINT(e->name, "%s", p->name);
         e->sha256 = p->hash, e->bytes = p->bytes, is->bytes += p->bytes;
     }
     is->array = e;
@@ -25597,7 +25595,7 @@ DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
     int64_t step = -1;
     dt_result r = c ? dt__path_join(c->path, path, "manifest.json") : DT_E_MEMORY;
     *handle = c ? &c->is : NULL;
-    if (!r && !access(c->path, F_OK)) snprintf(c->path, sizeof c->path, "%s", path);
+    if (!r && !access(c->path, F_OK)) DT__PRINT(c->path, "%s", path);
     else if (!r) {
         r = dt__step_newest(path, INT64_MAX, &step);
         if (!r && step < 0)
@@ -25877,7 +25875,7 @@ static dt_result dt__watch_open(dt_trainer *t)
         char name[64];
         int32_t rule = 0;
         n = strcspn(at, ",");
-        snprintf(name, sizeof name, "%.*s", (int)dt__min((int64_t)n, 63), at);
+        DT__PRINT(name, "%.*s", (int)dt__min((int64_t)n, 63), at);
         for (int32_t i = 1; i < DT_RULE_COUNT; i++)
             if (dt__distance(name, dt_rule_name(i)) < dt__distance(name, dt_rule_name(rule))) rule = i;
         if (strcmp(name, dt_rule_name(rule)))
@@ -25902,8 +25900,8 @@ static dt_result dt__watch_param(dt_trainer *t, const dt__net_param *p, int64_t 
     dt_result r = DT_OK;
     for (int64_t v = 0; v < arrays && !r && (arrays == 1 || strlen(p->is.name) < 86); v++) {
         char name[96];
-        if (arrays > 1) snprintf(name, sizeof name, "%.85s/%d", p->is.name, (int)v);
-        else snprintf(name, sizeof name, "%.95s", p->is.name);
+        if (arrays > 1) DT__PRINT(name, "%.85s/%d", p->is.name, (int)v);
+        else DT__PRINT(name, "%.95s", p->is.name);
         if (scale > 1.0f) dt__mem_scale(t->e.k, NULL, x.gradient + v * each, 1.0f / scale, n);
         r = dt_rules_tensor(t->rules, step, name, DT_KIND_GRADIENT, dt__download(x.gradient + v * each, n), n, units);
         if (r) return r;
@@ -26567,19 +26565,18 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
     struct winsize w;
     if (i->step > t->first + 1 && !last && now - t->printed < (terminal ? 0.2 : 2.0)) return;
     if (terminal && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) && w.ws_col) columns = (int)dt__min(100, w.ws_col - 1);
-    snprintf(line[0], sizeof *line, "step %lld/%lld", (long long)i->step, (long long)t->recipe.steps);
-    snprintf(line[1], sizeof *line, dt__loss_in_nats(t) ? "loss %.4f" : "loss %.5g", (double)i->loss);
-    snprintf(line[2], sizeof *line, "lr %.2e", (double)i->learning_rate);
-    snprintf(line[3], sizeof *line, "norm %.3f", (double)i->norm);
-    snprintf(line[4], sizeof *line, "%.0f %s/s", (double)i->tokens / i->seconds, t->feed.own ? "samples" : "tokens");
-    snprintf(line[5], sizeof *line, "%.1f GFLOP/s (%.0f %% of peak)", i->gflops, 100.0 * i->peak_share);
+    DT__PRINT(line[0], "step %lld/%lld", (long long)i->step, (long long)t->recipe.steps);
+    DT__PRINT(line[1], dt__loss_in_nats(t) ? "loss %.4f" : "loss %.5g", (double)i->loss);
+    DT__PRINT(line[2], "lr %.2e", (double)i->learning_rate);
+    DT__PRINT(line[3], "norm %.3f", (double)i->norm);
+    DT__PRINT(line[4], "%.0f %s/s", (double)i->tokens / i->seconds, t->feed.own ? "samples" : "tokens");
+    DT__PRINT(line[5], "%.1f GFLOP/s (%.0f %% of peak)", i->gflops, 100.0 * i->peak_share);
     if (dt_comm_size(t->comm) > 1)
-        snprintf(line[6], sizeof *line, "comm %.0f %%, %.0f %% exposed", 100.0 * i->comm_seconds / i->seconds,
-                 100.0 * i->exposed_seconds / i->seconds);
-    if (i->wire_plain)
-        snprintf(line[7], sizeof *line, "wire %.3f of fp32", (double)i->wire_bytes / (double)i->wire_plain);
-    if (i->skipped) snprintf(line[8], sizeof *line, "%lld skipped", (long long)i->skipped);
-    if (!last) snprintf(line[9], sizeof *line, "eta %dm%02ds", (int)(left / 60.0), (int)left % 60);
+        DT__PRINT(line[6], "comm %.0f %%, %.0f %% exposed", 100.0 * i->comm_seconds / i->seconds,
+                  100.0 * i->exposed_seconds / i->seconds);
+    if (i->wire_plain) DT__PRINT(line[7], "wire %.3f of fp32", (double)i->wire_bytes / (double)i->wire_plain);
+    if (i->skipped) DT__PRINT(line[8], "%lld skipped", (long long)i->skipped);
+    if (!last) DT__PRINT(line[9], "eta %dm%02ds", (int)(left / 60.0), (int)left % 60);
     if (terminal) printf("\r\033[K");
     dt__line_print(line, columns);
     t->live = terminal;
@@ -26987,7 +26984,7 @@ static int dt__has_efa(const char *folder)
     char path[PATH_MAX], vendor[16] = "";
     glob_t all;
     int found = 0;
-    snprintf(path, sizeof path, "%.3000s/*/device/vendor", folder);
+    DT__PRINT(path, "%.3000s/*/device/vendor", folder);
     if (glob(path, 0, NULL, &all)) return 0;
     for (size_t i = 0; i < all.gl_pathc && !found; i++) {
         FILE *f = fopen(all.gl_pathv[i], "r");
@@ -27012,7 +27009,7 @@ static void dt__vitals_take(dt_trainer *t, dt__vitals *v)
     v->units = (int32_t)((e->hi - e->lo) * e->micros);
     v->efa = dt__has_efa("/sys/class/infiniband");
     if (!f || fread(v->machine, 1, sizeof v->machine, f) != sizeof v->machine)
-        snprintf(v->machine, sizeof v->machine, "%d", v->node);
+        DT__PRINT(v->machine, "%d", v->node);
     if (f) fclose(f);
 #ifdef __linux__
     (void)!syscall(SYS_sched_getaffinity, 0, sizeof v->cores, v->cores); /* remains empty with more than 1024 cores */
