@@ -22879,6 +22879,15 @@ static void dt__setenv_number(const char *name, double value)
     setenv(name, text, 1);
 }
 
+/* Reads at most `room` bytes of a file of the system. Returns their number. */
+static size_t dt__system_read(const char *path, char *text, size_t room)
+{
+    FILE *f = fopen(path, "r");
+    size_t bytes = f ? fread(text, 1, room, f) : 0;
+    if (f) fclose(f);
+    return bytes;
+}
+
 static int dt__environment_int(const char *name, int otherwise)
 {
     const char *text = getenv(name);
@@ -23319,14 +23328,9 @@ static uint64_t dt__node_key(const dt__link *f)
     static const char *const links[] = { "/proc/self/ns/net", "/proc/self/ns/pid", "/proc/self/ns/uts" };
     int nodes = dt__environment_int("DT_NODES", 0);
     char text[1024] = "";
-    size_t used = 0;
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r");
+    size_t used = dt__system_read("/proc/sys/kernel/random/boot_id", text, 64);
     uint64_t key = 1469598103934665603u; /* FNV-1a */
     if (nodes > 1) return (uint64_t)((int64_t)f->rank * nodes / f->size);
-    if (file) {
-        used = fread(text, 1, 64, file);
-        fclose(file);
-    }
     if (!gethostname(text + used, 256)) used += strlen(text + used);
     for (int i = 0; i < 3; i++) used += (size_t)dt__max(readlink(links[i], text + used, 128), 0);
     for (size_t i = 0; i < used; i++) key = (key ^ (unsigned char)text[i]) * 1099511628211u;
@@ -26981,16 +26985,13 @@ typedef struct dt__vitals {
 /* Is there an Elastic Fabric Adapter among the devices of this folder? Amazon's number as a vendor is 0x1d0f. */
 static int dt__has_efa(const char *folder)
 {
-    char path[PATH_MAX], vendor[16] = "";
+    char path[PATH_MAX], vendor[6];
     glob_t all;
     int found = 0;
     DT__PRINT(path, "%.3000s/*/device/vendor", folder);
     if (glob(path, 0, NULL, &all)) return 0;
-    for (size_t i = 0; i < all.gl_pathc && !found; i++) {
-        FILE *f = fopen(all.gl_pathv[i], "r");
-        found = f && fgets(vendor, (int)sizeof vendor, f) && !strncmp(vendor, "0x1d0f", 6);
-        if (f) fclose(f);
-    }
+    for (size_t i = 0; i < all.gl_pathc && !found; i++)
+        found = dt__system_read(all.gl_pathv[i], vendor, 6) == 6 && !memcmp(vendor, "0x1d0f", 6);
     globfree(&all);
     return found;
 }
@@ -26998,7 +26999,6 @@ static int dt__has_efa(const char *folder)
 static void dt__vitals_take(dt_trainer *t, dt__vitals *v)
 {
     const dt__engine *e = &t->e;
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
     memset(v, 0, sizeof *v);
     memcpy(v->pulse, t->pulse, sizeof v->pulse);
     v->gflops = t->own_gflops;
@@ -27008,9 +27008,8 @@ static void dt__vitals_take(dt_trainer *t, dt__vitals *v)
     if (t->comm->nodes > 1) memcpy(v->engine, t->comm->link->name, sizeof v->engine);
     v->units = (int32_t)((e->hi - e->lo) * e->micros);
     v->efa = dt__has_efa("/sys/class/infiniband");
-    if (!f || fread(v->machine, 1, sizeof v->machine, f) != sizeof v->machine)
+    if (dt__system_read("/proc/sys/kernel/random/boot_id", v->machine, sizeof v->machine) < sizeof v->machine)
         DT__PRINT(v->machine, "%d", v->node);
-    if (f) fclose(f);
 #ifdef __linux__
     (void)!syscall(SYS_sched_getaffinity, 0, sizeof v->cores, v->cores); /* remains empty with more than 1024 cores */
 #endif
