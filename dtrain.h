@@ -23383,26 +23383,17 @@ static int dt__node_memory(int ranks, float timeout)
     return fd;
 }
 
-/* This rank's place among those of its node, whose number is returned. */
-static int dt__node_place(const dt__address *address, int rank, int size, int *first, int *place)
-{
-    int ranks = 0;
-    *first = *place = -1;
-    for (int p = 0; p < size; p++) {
-        if (address[p].node != address[rank].node) continue;
-        if (p == rank) *place = ranks;
-        if (*first < 0) *first = p;
-        ranks++;
-    }
-    return ranks;
-}
-
-/* Opens the memory of this rank's node; if one of its ranks cannot, each of them is a node of its own. */
+/* Opens the memory of this rank's node, and its place there; if one of its ranks cannot, each is a node of its own. */
 static dt_result dt__node_join(dt__link *f, dt__address *address, float timeout, int *fd, int *place)
 {
-    int first, ranks = dt__node_place(address, f->rank, f->size, &first, place);
+    int first = -1, ranks = 0;
     char path[64];
     dt_result r;
+    for (int p = 0; p < f->size; p++) {
+        if (address[p].node != address[f->rank].node) continue;
+        if (p == f->rank) *place = ranks;
+        if (!ranks++) first = p;
+    }
     *fd = address[f->rank].fd = first == f->rank ? dt__node_memory(ranks, timeout) : -1;
     address[f->rank].pid = (int64_t)getpid();
     if ((r = dt__exchange_addresses(f, address)) != DT_OK) return r;
