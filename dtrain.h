@@ -23746,17 +23746,11 @@ static dt_result dt__option_unknown(const char *text, int length)
 /* Adds words, in lines of up to 118 columns, the later ones indented. `column` is where the first begins. */
 static void dt__text_wrap(dt__text *t, int column, int indent, const char *words)
 {
-    while (*words) {
-        int n = (int)strcspn(words, " ");
-        if (column + 1 + n > 118) {
-            dt__text_add(t, "\n%*s%.*s", indent, "", n, words);
-            column = indent + n;
-        } else {
-            dt__text_add(t, "%s%.*s", column > indent ? " " : "", n, words);
-            column += (column > indent) + n;
-        }
-        words += n;
-        words += strspn(words, " ");
+    for (int n; *words; words += n, words += strspn(words, " ")) {
+        n = (int)strcspn(words, " ");
+        if (column + 1 + n > 118) dt__text_add(t, "\n%*s", indent, ""), column = indent;
+        dt__text_add(t, "%s%.*s", column > indent ? " " : "", n, words);
+        column += (column > indent) + n;
     }
     dt__text_add(t, "\n");
 }
