@@ -24491,26 +24491,24 @@ static void dt__wire_banner(const dt_trainer *t)
 static void dt__trainer_banner(const dt_trainer *t)
 {
     const dt_recipe *r = &t->recipe;
+    const dt_model *m = &t->e.net.model;
     int64_t threads = dt__comm_here(t->comm) * t->pool->workers; /* on this machine, those that compute */
     int64_t cores = dt__own_cores() * (t->comm->job && t->comm->job->bound ? dt__comm_here(t->comm) : 1);
     char text[160];
-    if (!r->model.segments && r->model.family == DT_LLAMA) {
-        const dt_model *m = &t->e.net.model;
-        printf(
-            "model    Llama, %lld layers, %lld heads (%lld of the keys), width %lld, hidden %lld, vocabulary %lld%s: "
-            "%lld parameters\n",
-            (long long)m->layers, (long long)m->heads, (long long)m->kv_heads, (long long)m->width,
-            (long long)m->hidden, (long long)m->vocabulary, m->tied ? ", tied" : "", (long long)t->e.net.weights);
-    } else if (!r->model.segments)
-        printf("model    GPT-2, %lld layers, %lld heads, width %lld, vocabulary %lld: %lld parameters\n",
-               (long long)r->model.layers, (long long)r->model.heads, (long long)r->model.width,
-               (long long)r->model.vocabulary, (long long)t->e.net.weights);
-    else
-        printf("model    %lld segments of the program's own: %lld parameters\n", (long long)r->model.segment_count,
-               (long long)t->e.net.weights);
-    if (!r->model.segments && r->model.experts)
-        printf("         %lld experts in each block, %lld per token, whose FLOPs alone count\n",
-               (long long)r->model.experts, (long long)dt__model_moe(&r->model).active);
+    if (m->segments) printf("model    %lld segments of the program's own", (long long)m->segment_count);
+    else {
+        int llama = m->family == DT_LLAMA;
+        printf("model    %s, %lld layers, %lld heads", llama ? "Llama" : "GPT-2", (long long)m->layers,
+               (long long)m->heads);
+        if (llama) printf(" (%lld of the keys)", (long long)m->kv_heads);
+        printf(", width %lld", (long long)m->width);
+        if (llama) printf(", hidden %lld", (long long)m->hidden);
+        printf(", vocabulary %lld%s", (long long)m->vocabulary, m->tied ? ", tied" : "");
+    }
+    printf(": %lld parameters\n", (long long)t->e.net.weights);
+    if (!m->segments && m->experts)
+        printf("         %lld experts in each block, %lld per token, whose FLOPs alone count\n", (long long)m->experts,
+               (long long)dt__model_moe(&r->model).active);
     if (t->feed.own)
         printf("data     of the program's own: %lld training samples of %lld inputs and %lld targets, ",
                (long long)t->feed.is.samples[DT_TRAIN], (long long)t->feed.is.inputs, (long long)t->feed.is.targets);
