@@ -24015,22 +24015,6 @@ DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
 
 /* ---- checks: one sentence each, before anything is opened ---------------------------------------------- */
 
-static dt_result dt__check_llama(const dt_model *m)
-{
-    char list[256];
-    if (m->kv_heads < 0 || (m->kv_heads && m->heads % m->kv_heads))
-        return dt__error(DT_E_USAGE, "%lld heads of the keys do not divide %lld heads: --kv-heads one of %s",
-                         (long long)m->kv_heads, (long long)m->heads, dt__divisors(m->heads, 64, list, sizeof list));
-    if (m->width / m->heads % 2)
-        return dt__error(DT_E_USAGE, "a head of width %lld (width %lld / %lld heads) cannot be rotated in pairs: make "
-                         "it even", (long long)(m->width / m->heads), (long long)m->width, (long long)m->heads);
-    if (m->rope_base > 0.0f && m->rope_base < 1.0f)
-        return dt__error(DT_E_USAGE, "--rope-base %g: choose a number not below 1, or 0 for 10000",
-                         (double)m->rope_base);
-    if (m->dropout > 0.0f) return dt__error(DT_E_USAGE, "--dropout: the Llama family has none, set it to 0");
-    return DT_OK;
-}
-
 static dt_result dt__check_model(const dt_model *m)
 {
     char list[256];
@@ -24046,12 +24030,23 @@ static dt_result dt__check_model(const dt_model *m)
     if (m->experts && (m->active ? m->active : 2) > m->experts)
         return dt__error(DT_E_USAGE, "--active %lld of --experts %lld: a token has 1 to --experts of them, 0 means 2",
                          (long long)m->active, (long long)m->experts);
-    if (m->family == DT_LLAMA) return dt__check_llama(m);
-    if (m->family != DT_GPT2)
+    if (m->family != DT_GPT2 && m->family != DT_LLAMA)
         return dt__error(DT_E_USAGE, "%d is no family of models: DT_GPT2 or DT_LLAMA", (int)m->family);
-    if (m->kv_heads || m->hidden || m->rope_base != 0.0f || m->norm_eps != 0.0f || m->tied)
+    if (m->family == DT_GPT2) {
+        if (!m->kv_heads && !m->hidden && m->rope_base == 0.0f && m->norm_eps == 0.0f && !m->tied) return DT_OK;
         return dt__error(DT_E_USAGE, "--kv-heads, --hidden, --rope-base, --norm-eps and --tied are for the Llama "
                          "family: --model llama-nano, or leave them out");
+    }
+    if (m->kv_heads < 0 || (m->kv_heads && m->heads % m->kv_heads))
+        return dt__error(DT_E_USAGE, "%lld heads of the keys do not divide %lld heads: --kv-heads one of %s",
+                         (long long)m->kv_heads, (long long)m->heads, dt__divisors(m->heads, 64, list, sizeof list));
+    if (m->width / m->heads % 2)
+        return dt__error(DT_E_USAGE, "a head of width %lld (width %lld / %lld heads) cannot be rotated in pairs: make "
+                         "it even", (long long)(m->width / m->heads), (long long)m->width, (long long)m->heads);
+    if (m->rope_base > 0.0f && m->rope_base < 1.0f)
+        return dt__error(DT_E_USAGE, "--rope-base %g: choose a number not below 1, or 0 for 10000",
+                         (double)m->rope_base);
+    if (m->dropout > 0.0f) return dt__error(DT_E_USAGE, "--dropout: the Llama family has none, set it to 0");
     return DT_OK;
 }
 
@@ -24071,21 +24066,6 @@ static dt_result dt__check_batch(const dt_recipe *r, int dp)
         return dt__error(DT_E_USAGE, "%d data-parallel ranks cannot share %lld data shards: use up to %lld, or raise "
                          "--data-shards (a recipe choice: other bits)", dp, (long long)r->data_shards,
                          (long long)r->data_shards);
-    return DT_OK;
-}
-
-static dt_result dt__check_optimizer(const dt_recipe *r)
-{
-    if (r->optimizer != DT_SGD && (r->momentum > 0.0f || r->nesterov))
-        return dt__error(DT_E_USAGE, "--momentum and --nesterov belong to --optimizer sgd: the others have --beta1");
-    if (r->nesterov && !(r->momentum > 0.0f))
-        return dt__error(DT_E_USAGE, "--nesterov looks ahead by the momentum: set --momentum, e.g. 0.9");
-    if (r->loss_scale > 0.0f && (r->precision != DT_PRECISION_FP16 || r->loss_scale < 1.0f ||
-                                 dt__bits_of_float(r->loss_scale) & 0x7fffffu))
-        return dt__error(DT_E_USAGE, "--loss-scale %g: it is for --precision fp16, and a power of two, 1 to 16777216",
-                         (double)r->loss_scale);
-    if (r->evaluate_ema && !(r->ema > 0.0f))
-        return dt__error(DT_E_USAGE, "--evaluate-ema: there is no average of the weights: set --ema, e.g. 0.999");
     return DT_OK;
 }
 
@@ -24172,6 +24152,16 @@ static dt_result dt__check_checkpoint(const dt_checkpoints *c)
 
 static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 {
+    if (r->optimizer != DT_SGD && (r->momentum > 0.0f || r->nesterov))
+        return dt__error(DT_E_USAGE, "--momentum and --nesterov belong to --optimizer sgd: the others have --beta1");
+    if (r->nesterov && !(r->momentum > 0.0f))
+        return dt__error(DT_E_USAGE, "--nesterov looks ahead by the momentum: set --momentum, e.g. 0.9");
+    if (r->loss_scale > 0.0f && (r->precision != DT_PRECISION_FP16 || r->loss_scale < 1.0f ||
+                                 dt__bits_of_float(r->loss_scale) & 0x7fffffu))
+        return dt__error(DT_E_USAGE, "--loss-scale %g: it is for --precision fp16, and a power of two, 1 to 16777216",
+                         (double)r->loss_scale);
+    if (r->evaluate_ema && !(r->ema > 0.0f))
+        return dt__error(DT_E_USAGE, "--evaluate-ema: there is no average of the weights: set --ema, e.g. 0.999");
     if (!r->source && (!r->data || !r->data[0]))
         return dt__error(DT_E_USAGE, "no data: --data FILE names a text or .bin token shards");
     if (l->output.doctor && r->steps < 4)
@@ -24686,7 +24676,6 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!result) result = dt_mesh_of(&t->layout, dt_comm_size(t->comm), dt_comm_rank(t->comm), &t->e.mesh);
     if (!result) result = dt__check_batch(r, t->e.mesh.size[DT_AXIS_DATA]);
     if (!result) result = dt__engine_layout(&t->e);
-    if (!result) result = dt__check_optimizer(r);
     if (!result) result = dt__check_wire(r, &t->layout, t->e.mesh.size[DT_AXIS_DATA]);
     if (!result) result = dt__check_rest(r, &t->layout);
     if (!result) result = dt__trainer_feed(t);
