@@ -23967,12 +23967,10 @@ static const float *dt__trainer_part(const dt_trainer *t, const float *array, co
     const dt__net *net = &t->e.net;
     int32_t i = array ? dt__net_find(net, name) : -1;
     const dt__net_param *p = i < 0 || net->params[i].offset < 0 ? NULL : &net->params[i];
-    int cut = p && dt__param_arrays(&p->is, net->tensor_shards) > 1;
-    if (cut &&
-        dt__param_shards(&p->is, net->tensor_shards, net->own_shards) < dt__param_arrays(&p->is, net->tensor_shards))
-        p = NULL;
+    int64_t arrays = p ? dt__param_arrays(&p->is, net->tensor_shards) : 0;
+    if (arrays > 1 && dt__param_shards(&p->is, net->tensor_shards, net->own_shards) < arrays) p = NULL;
     if (count) *count = p ? dt_shape_count(p->is.shape) : 0;
-    if (!p || !cut) return p ? array + p->offset : NULL;
+    if (!p || arrays == 1) return p ? array + p->offset : NULL;
     dt__net_whole(net, p, array + p->offset, 4, t->whole);
     return t->whole;
 }
@@ -24211,17 +24209,16 @@ static int64_t dt__trainer_longest(const dt_trainer *t)
 static dt_memory dt__memory_plan(const dt_trainer *t)
 {
     const dt__engine *e = &t->e;
+    const dt__generator *d = &t->generator;
     int64_t sample = t->feed.is.inputs + t->feed.is.targets;
     dt_memory m = dt__engine_plan(e);
-    m.buffers +=
-        dt__net_scratch(&e->net, e->k) * e->pool->workers + 12 * e->rows * (e->hi - e->lo) * e->micros * sample;
-    m.buffers += 4 * e->rows * sample + 4 * dt__trainer_longest(t);
+    m.buffers += dt__net_scratch(&e->net, e->k) * e->pool->workers + 4 * dt__trainer_longest(t);
+    m.buffers += 4 * e->rows * sample * (1 + 3 * (e->hi - e->lo) * e->micros);
     for (int i = 0; t->data && i < t->data->shards; i++) m.buffers += 4 * t->data->shard[i].encoded.room;
-    m.buffers +=
-        4 * (e->net.tables + t->generator.whole.tables + t->generator.several.tables + t->generator.one.tables);
-    if (t->layout.output.sample_length) m.buffers += 4 * t->generator.memory_floats + 12 * t->recipe.model.vocabulary;
+    m.buffers += 4 * (e->net.tables + d->whole.tables + d->several.tables + d->one.tables);
+    if (t->layout.output.sample_length) m.buffers += 4 * d->memory_floats + 12 * t->recipe.model.vocabulary;
     if (t->comm->link) m.buffers += t->comm->link->memory;
-    m.cache = 4 * t->generator.cache_floats;
+    m.cache = 4 * d->cache_floats;
     m.total = m.weights + m.gradients + m.optimizer + m.activations + m.buffers + m.cache;
     return m;
 }
@@ -24241,14 +24238,12 @@ static void dt__memory_print(const dt_trainer *t)
     const dt_memory *m = &t->planned;
     int64_t ep = t->layout.ep, part = e->shape.pipe.stages > 1 || ep > 1;
     double unit = m->total < 10000000 ? 1e3 : 1e6;
-    char share[48], experts[48], leaves[48];
-    share[0] = experts[0] = leaves[0] = 0;
-    if (e->net.own_leaves > 1)
-        DT__PRINT(leaves, ", and sums of %d context leaves", (int)e->net.own_leaves);
-    if (e->shape.zero) DT__PRINT(share, " / %d", e->store.shards);
-    if (ep > 1) DT__PRINT(experts, ", experts / %lld", (long long)ep);
-    if (ep > 1 && e->shape.zero)
+    char share[48] = "", experts[48] = "", leaves[48] = "";
+    if (e->net.own_leaves > 1) DT__PRINT(leaves, ", and sums of %d context leaves", (int)e->net.own_leaves);
+    if (e->shape.zero && ep > 1)
         DT__PRINT(share, " / %d (experts / %lld)", e->store.shards, (long long)dt__max(1, e->store.shards / ep));
+    else if (e->shape.zero) DT__PRINT(share, " / %d", e->store.shards);
+    if (ep > 1) DT__PRINT(experts, ", experts / %lld", (long long)ep);
     printf("memory   %.1f %s per rank\n", (double)m->total / unit, unit < 1e6 ? "kB" : "MB");
     if (dt__memory_line("weights", m->weights, unit))
         printf("4 P%s, P = %lld%s%s\n", e->shape.zero > 2 ? share : "",
@@ -26507,8 +26502,7 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     if (dt__trainer_draws(t) && (last || (l->output.sample_every && info->step % l->output.sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
     if (!r && last && !dt__trainer_whole(t)) r = dt__trainer_hash(t);
-    if (!r && last && l->output.timeline) r = dt__engine_wait(&t->e);
-    if (!r && last && l->output.timeline) r = dt__timeline_write(t);
+    if (!r && last && l->output.timeline && !(r = dt__engine_wait(&t->e))) r = dt__timeline_write(t);
     if (speaks) fflush(stdout);
     return r;
 }
