@@ -22788,6 +22788,8 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
 
 /* Prints into an array of characters. */
 #define DT__PRINT(text, ...) snprintf(text, sizeof(text), __VA_ARGS__)
+/* The error of a wrong option or argument. */
+#define dt__misuse(...) dt__error(DT_E_USAGE, __VA_ARGS__)
 
 typedef struct dt__launch_plan {
     int64_t ranks, restarts; /* restarts: in a row without a new checkpoint */
@@ -22820,7 +22822,7 @@ static dt_result dt__launch_seconds(const char *name, double lowest, double *sec
     if (!value) return DT_OK;
     *seconds = strtod(value, &end);
     if (end != value && !*end && *seconds >= lowest && *seconds <= 1e6) return DT_OK;
-    return dt__error(DT_E_USAGE, "%s %s: it is a number of seconds from %g to 1e6", name, value, lowest);
+    return dt__misuse("%s %s: it is a number of seconds from %g to 1e6", name, value, lowest);
 }
 
 /* Checks the options against each other. */
@@ -22833,20 +22835,18 @@ static dt_result dt__launch_settle(dt__launch_plan *plan)
 #endif
     if (plan->elastic && (sscanf(plan->elastic, "%d:%d%c", &plan->fewest, &plan->most, &end) != 2 ||
                           plan->fewest < 1 || plan->most < plan->fewest || plan->most > DT__RANKS_MAX))
-        return dt__error(DT_E_USAGE, "--elastic %s: it is MIN:MAX, the fewest and the most ranks, e.g. 2:4",
-                         plan->elastic);
+        return dt__misuse("--elastic %s: it is MIN:MAX, the fewest and the most ranks, e.g. 2:4", plan->elastic);
     if (!plan->ranks) plan->ranks = plan->most ? plan->most : 1;
     ranks = (int)plan->ranks;
     if (plan->most && !plan->restarts)
-        return dt__error(DT_E_USAGE, "--elastic %d:%d: ranks are left out when all start again; set --max-restarts",
-                         plan->fewest, plan->most);
+        return dt__misuse("--elastic %d:%d: ranks are left out when all start again; set --max-restarts", plan->fewest,
+                          plan->most);
     if (plan->most && (ranks < plan->fewest || ranks > plan->most))
-        return dt__error(DT_E_USAGE, "--ranks %d is not within --elastic %d:%d", ranks, plan->fewest, plan->most);
-    if (nodes > ranks)
-        return dt__error(DT_E_USAGE, "--nodes %d: there are %d ranks, and a node has one or more", nodes, ranks);
+        return dt__misuse("--ranks %d is not within --elastic %d:%d", ranks, plan->fewest, plan->most);
+    if (nodes > ranks) return dt__misuse("--nodes %d: there are %d ranks, and a node has one or more", nodes, ranks);
     if (plan->restarts && plan->threads)
-        return dt__error(DT_E_USAGE, "--max-restarts %d: threads cannot be started again; use --launch processes",
-                         (int)plan->restarts);
+        return dt__misuse("--max-restarts %d: threads cannot be started again; use --launch processes",
+                          (int)plan->restarts);
     return DT_OK;
 }
 
@@ -23518,7 +23518,7 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
     dt__rank_thread *threads;
     int status, ranks = (int)plan->ranks;
     dt_result r = DT_OK;
-    if (!dt__user_main) return dt__error(DT_E_USAGE, "--launch threads: no main function to call; use processes");
+    if (!dt__user_main) return dt__misuse("--launch threads: no main function to call; use processes");
     s.job = (dt__job *)dt__alloc(dt__job_bytes(ranks), "the ranks' shared state");
     threads = (dt__rank_thread *)dt__alloc(ranks * (int64_t)sizeof *threads, "the rank threads");
     if (!s.job || !threads) return dt__free(s.job), dt__free(threads), DT_E_MEMORY;
@@ -23574,9 +23574,9 @@ static dt_result dt__check_foreign(dt__world *w)
 #if defined(DT_OFI) && defined(__linux__)
     if (w->kind != DT__WORLD_MPI) return DT_OK;
 #endif
-    return dt__error(DT_E_USAGE, "the environment makes this rank %d of %d (%s), but this program is built without an "
-                     "engine for that: rebuild with %s, or start it once with --ranks %d", w->rank, w->size, w->line,
-                     w->kind == DT__WORLD_MPI ? "DT_MPI" : "DT_OFI or DT_MPI", w->size);
+    return dt__misuse("the environment makes this rank %d of %d (%s), but this program is built without an engine for "
+                      "that: rebuild with %s, or start it once with --ranks %d", w->rank, w->size, w->line,
+                      w->kind == DT__WORLD_MPI ? "DT_MPI" : "DT_OFI or DT_MPI", w->size);
 }
 
 DT_API dt_result dt_launch(int *argc, char ***argv)
@@ -23602,7 +23602,7 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
     if (!r && !dt__by_mpi()) r = dt__launch_seconds("DT_BACKOFF", 0, &plan.backoff);
     if (!r) r = dt__launch_parse(&plan, argc, *argv);
     if (!r && dt__by_mpi() && (plan.ranks > 1 || plan.restarts))
-        r = dt__error(DT_E_USAGE, "mpirun has started the ranks: leave --ranks and --max-restarts to it");
+        r = dt__misuse("mpirun has started the ranks: leave --ranks and --max-restarts to it");
     if (r) return r;
     if (plan.nodes) dt__setenv_number("DT_NODES", (double)plan.nodes);
     if (plan.ranks == 1 && !plan.restarts) { /* so do ranks that another launcher started */
@@ -23615,7 +23615,7 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
 #ifdef __linux__
     if (!plan.threads) return dt__launch_processes(&plan, *argv);
 #endif
-    return dt__error(DT_E_USAGE, "--ranks %d: this build cannot run several ranks that way", (int)plan.ranks);
+    return dt__misuse("--ranks %d: this build cannot run several ranks that way", (int)plan.ranks);
 }
 
 /* *w: what the environment says of other launchers. */
@@ -23735,12 +23735,11 @@ static dt_result dt__option_unknown(const char *text, int length)
     int best;
     DT__PRINT(name, "%.*s", length, text);
     if (dt__option_find(DT__ROWS(dt__launch_options), text, (size_t)length))
-        return dt__error(DT_E_USAGE, "--%s starts ranks, but the program has not called dt_launch: call it first in "
-                         "main", name);
+        return dt__misuse("--%s starts ranks, but the program has not called dt_launch: call it first in main", name);
     best = dt__distance(name, nearest);
     dt__option_nearest(DT__ROWS(dt__options), name, &nearest, &best);
     dt__option_nearest(DT__ROWS(dt__launch_options), name, &nearest, &best);
-    return dt__error(DT_E_USAGE, "unknown option --%s: did you mean --%s? --help all lists all", name, nearest);
+    return dt__misuse("unknown option --%s: did you mean --%s? --help all lists all", name, nearest);
 }
 
 /* Adds words, in lines of up to 118 columns, the later ones indented. `column` is where the first begins. */
@@ -23792,7 +23791,7 @@ static dt_result dt__help(const char *program, const char *which, const dt_recip
     dt__launch_plan asked = DT__ZERO;
     dt__text t = DT__ZERO;
     if (which && strcmp(which, "all"))
-        return dt__error(DT_E_USAGE, "--help %s: only the word all may follow. Use --help, or --help all", which);
+        return dt__misuse("--help %s: only the word all may follow. Use --help, or --help all", which);
     dt__options_preset(DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked);
     dt__text_add(&t, "Usage: %s [OPTION]...\nTrains a GPT-2 or a Llama. The recipe decides the bits, the layout where "
                  "and when.\nThe default is in brackets.%s\n", program,
@@ -23811,7 +23810,7 @@ static dt_result dt__model_named(const char *name, dt_model *model)
     dt_model m = dt_model_gpt2(name);
     if (!m.layers) m = dt_model_llama(name);
     if (!m.layers && !access(name, F_OK)) return dt_model_read(model, name);
-    if (!m.layers) return dt__error(DT_E_USAGE, "option --model: there is no size '%s': " DT__MODEL_NAMES, name);
+    if (!m.layers) return dt__misuse("option --model: there is no size '%s': " DT__MODEL_NAMES, name);
     *model = m;
     return DT_OK;
 }
@@ -24007,8 +24006,7 @@ DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
             }
             asked += n->i[0];
         }
-    return dt__error(DT_E_USAGE, "dt_trainer_experts: there is no mixture %lld in the model: count from 0",
-                     (long long)index);
+    return dt__misuse("dt_trainer_experts: there is no mixture %lld in the model: count from 0", (long long)index);
 }
 
 /* ---- checks: one sentence each, before anything is opened ---------------------------------------------- */
@@ -24016,35 +24014,33 @@ DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
 static dt_result dt__check_model(const dt_model *m)
 {
     char list[256];
-    if (m->segments)
-        return m->segment_count >= 1 ? DT_OK : dt__error(DT_E_USAGE, "the model has no segments: give one or more");
+    if (m->segments) return m->segment_count >= 1 ? DT_OK : dt__misuse("the model has no segments: give one or more");
     if (m->layers < 1 || m->heads < 1 || m->width < 1)
-        return dt__error(DT_E_USAGE, "the model has %lld layers, %lld heads, width %lld: choose a --model ("
-                         DT__MODEL_NAMES ") or set --layers, --heads, --width to 1 or more", (long long)m->layers,
-                         (long long)m->heads, (long long)m->width);
+        return dt__misuse("the model has %lld layers, %lld heads, width %lld: choose a --model ("
+                          DT__MODEL_NAMES ") or set --layers, --heads, --width to 1 or more", (long long)m->layers,
+                          (long long)m->heads, (long long)m->width);
     if (m->width % m->heads)
-        return dt__error(DT_E_USAGE, "%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads,
-                         (long long)m->width, dt__divisors(m->width, 64, list, sizeof list));
+        return dt__misuse("%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads,
+                          (long long)m->width, dt__divisors(m->width, 64, list, sizeof list));
     if (m->experts && (m->active ? m->active : 2) > m->experts)
-        return dt__error(DT_E_USAGE, "--active %lld of --experts %lld: a token has 1 to --experts of them, 0 means 2",
-                         (long long)m->active, (long long)m->experts);
+        return dt__misuse("--active %lld of --experts %lld: a token has 1 to --experts of them, 0 means 2",
+                          (long long)m->active, (long long)m->experts);
     if (m->family != DT_GPT2 && m->family != DT_LLAMA)
-        return dt__error(DT_E_USAGE, "%d is no family of models: DT_GPT2 or DT_LLAMA", (int)m->family);
+        return dt__misuse("%d is no family of models: DT_GPT2 or DT_LLAMA", (int)m->family);
     if (m->family == DT_GPT2) {
         if (!m->kv_heads && !m->hidden && m->rope_base == 0.0f && m->norm_eps == 0.0f && !m->tied) return DT_OK;
-        return dt__error(DT_E_USAGE, "--kv-heads, --hidden, --rope-base, --norm-eps and --tied are for the Llama "
-                         "family: --model llama-nano, or leave them out");
+        return dt__misuse("--kv-heads, --hidden, --rope-base, --norm-eps and --tied are for the Llama family: --model "
+                          "llama-nano, or leave them out");
     }
     if (m->kv_heads < 0 || (m->kv_heads && m->heads % m->kv_heads))
-        return dt__error(DT_E_USAGE, "%lld heads of the keys do not divide %lld heads: --kv-heads one of %s",
-                         (long long)m->kv_heads, (long long)m->heads, dt__divisors(m->heads, 64, list, sizeof list));
+        return dt__misuse("%lld heads of the keys do not divide %lld heads: --kv-heads one of %s",
+                          (long long)m->kv_heads, (long long)m->heads, dt__divisors(m->heads, 64, list, sizeof list));
     if (m->width / m->heads % 2)
-        return dt__error(DT_E_USAGE, "a head of width %lld (width %lld / %lld heads) cannot be rotated in pairs: make "
-                         "it even", (long long)(m->width / m->heads), (long long)m->width, (long long)m->heads);
+        return dt__misuse("a head of width %lld (width %lld / %lld heads) cannot be rotated in pairs: make it even",
+                          (long long)(m->width / m->heads), (long long)m->width, (long long)m->heads);
     if (m->rope_base > 0.0f && m->rope_base < 1.0f)
-        return dt__error(DT_E_USAGE, "--rope-base %g: choose a number not below 1, or 0 for 10000",
-                         (double)m->rope_base);
-    if (m->dropout > 0.0f) return dt__error(DT_E_USAGE, "--dropout: the Llama family has none, set it to 0");
+        return dt__misuse("--rope-base %g: choose a number not below 1, or 0 for 10000", (double)m->rope_base);
+    if (m->dropout > 0.0f) return dt__misuse("--dropout: the Llama family has none, set it to 0");
     return DT_OK;
 }
 
@@ -24053,17 +24049,17 @@ static dt_result dt__check_batch(const dt_recipe *r, int dp)
 {
     char list[256];
     if (r->micro_batch < 1 || r->batch % r->micro_batch)
-        return dt__error(DT_E_USAGE, "micro-batch %lld does not divide batch %lld: --micro-batch one of %s",
-                         (long long)r->micro_batch, (long long)r->batch,
-                         dt__divisors(r->batch, r->batch, list, sizeof list));
+        return dt__misuse("micro-batch %lld does not divide batch %lld: --micro-batch one of %s",
+                          (long long)r->micro_batch, (long long)r->batch,
+                          dt__divisors(r->batch, r->batch, list, sizeof list));
     if (r->micro_batch % r->data_shards)
-        return dt__error(DT_E_USAGE, "micro-batch %lld does not divide into %lld data shards: make it a multiple, or "
-                         "lower --data-shards (a recipe choice: other bits)", (long long)r->micro_batch,
-                         (long long)r->data_shards);
+        return dt__misuse("micro-batch %lld does not divide into %lld data shards: make it a multiple, or lower "
+                          "--data-shards (a recipe choice: other bits)", (long long)r->micro_batch,
+                          (long long)r->data_shards);
     if (dp > r->data_shards)
-        return dt__error(DT_E_USAGE, "%d data-parallel ranks cannot share %lld data shards: use up to %lld, or raise "
-                         "--data-shards (a recipe choice: other bits)", dp, (long long)r->data_shards,
-                         (long long)r->data_shards);
+        return dt__misuse("%d data-parallel ranks cannot share %lld data shards: use up to %lld, or raise "
+                          "--data-shards (a recipe choice: other bits)", dp, (long long)r->data_shards,
+                          (long long)r->data_shards);
     return DT_OK;
 }
 
@@ -24074,23 +24070,22 @@ static dt_result dt__check_wire(const dt_recipe *r, const dt_layout *l, int dp)
     if (r->wire == DT_WIRE_FP32 || dp == 1) return DT_OK;
     dt__option_text(dt__option_find(DT__ROWS(dt__options), "wire", 4), r, name, sizeof name);
     if (r->numerics == DT_FAST)
-        return dt__error(DT_E_USAGE, "--wire %s and --numerics fast both replace the exact sum: leave one of them out",
-                         name);
+        return dt__misuse("--wire %s and --numerics fast both replace the exact sum: leave one of them out", name);
     if (r->precision == DT_PRECISION_FP16)
-        return dt__error(DT_E_USAGE, "--wire %s: what it loses of one step would enter the next, whose loss scale may "
-                         "differ: use --precision bf16 or fp32, or leave --wire out", name);
+        return dt__misuse("--wire %s: what it loses of one step would enter the next, whose loss scale may differ: use "
+                          "--precision bf16 or fp32, or leave --wire out", name);
     if (r->data_shards % dp)
-        return dt__error(DT_E_USAGE, "--wire %s: %d data-parallel ranks have %lld data shards in uneven runs: let "
-                         "their number be a power of two, or leave --wire out", name, dp, (long long)r->data_shards);
+        return dt__misuse("--wire %s: %d data-parallel ranks have %lld data shards in uneven runs: let their number be "
+                          "a power of two, or leave --wire out", name, dp, (long long)r->data_shards);
     if (l->zero > 1)
-        return dt__error(DT_E_USAGE, "--wire %s: every rank keeps what it lost of all gradients, which is the memory "
-                         "that --zero %lld saves: use --zero 0 or 1, or leave --wire out", name, (long long)l->zero);
+        return dt__misuse("--wire %s: every rank keeps what it lost of all gradients, which is the memory that --zero "
+                          "%lld saves: use --zero 0 or 1, or leave --wire out", name, (long long)l->zero);
     if (l->ep > 1)
-        return dt__error(DT_E_USAGE, "--wire %s does not go with --ep %lld, whose ranks sum experts among fewer: leave "
-                         "one of them out", name, (long long)l->ep);
+        return dt__misuse("--wire %s does not go with --ep %lld, whose ranks sum experts among fewer: leave one of "
+                          "them out", name, (long long)l->ep);
     if (l->checkpoint.place && l->checkpoint.kind == DT_FULL)
-        return dt__error(DT_E_USAGE, "--wire %s: a full checkpoint has no place for what each rank has lost: use "
-                         "--checkpoint-kind sharded, and convert afterwards", name);
+        return dt__misuse("--wire %s: a full checkpoint has no place for what each rank has lost: use "
+                          "--checkpoint-kind sharded, and convert afterwards", name);
     return DT_OK;
 }
 
@@ -24098,22 +24093,20 @@ static dt_result dt__check_source(const dt_recipe *r)
 {
     const dt_source *s = r->source;
     const int64_t most = (int64_t)1 << 60, widest = (int64_t)1 << 30;
-    if (r->data && r->data[0])
-        return dt__error(DT_E_USAGE, "the recipe has files (%s) and a source: give one of them", r->data);
-    if (r->tokenizer)
-        return dt__error(DT_E_USAGE, "a source gives token ids itself: leave --tokenizer %s out", r->tokenizer);
-    if (!s->fetch) return dt__error(DT_E_USAGE, "the source has no fetch: set the function that writes a sample");
+    if (r->data && r->data[0]) return dt__misuse("the recipe has files (%s) and a source: give one of them", r->data);
+    if (r->tokenizer) return dt__misuse("a source gives token ids itself: leave --tokenizer %s out", r->tokenizer);
+    if (!s->fetch) return dt__misuse("the source has no fetch: set the function that writes a sample");
     if (s->samples[DT_TRAIN] < 1 || s->samples[DT_VALIDATION] < 0 || s->samples[DT_TRAIN] > most ||
         s->samples[DT_VALIDATION] > most)
-        return dt__error(DT_E_USAGE, "the source has %lld training and %lld validation samples: it needs 1 or more, "
-                         "and 0 or more", (long long)s->samples[DT_TRAIN], (long long)s->samples[DT_VALIDATION]);
+        return dt__misuse("the source has %lld training and %lld validation samples: it needs 1 or more, and 0 or more",
+                          (long long)s->samples[DT_TRAIN], (long long)s->samples[DT_VALIDATION]);
     if (s->inputs < 1 || s->targets < 1 || s->inputs > widest || s->targets > widest)
-        return dt__error(DT_E_USAGE, "a sample of the source has %lld inputs and %lld targets: each must be 1 to 2^30",
-                         (long long)s->inputs, (long long)s->targets);
+        return dt__misuse("a sample of the source has %lld inputs and %lld targets: each must be 1 to 2^30",
+                          (long long)s->inputs, (long long)s->targets);
     if ((s->input_type != DT_F32 && s->input_type != DT_I32) || (s->target_type != DT_F32 && s->target_type != DT_I32))
-        return dt__error(DT_E_USAGE, "the source's types are DT_F32 or DT_I32: dt_cast in a segment makes others");
+        return dt__misuse("the source's types are DT_F32 or DT_I32: dt_cast in a segment makes others");
     if (!r->model.segments && r->model.vocabulary < 1)
-        return dt__error(DT_E_USAGE, "a source does not say how many token ids there are: set model.vocabulary");
+        return dt__misuse("a source does not say how many token ids there are: set model.vocabulary");
     return DT_OK;
 }
 
@@ -24121,8 +24114,8 @@ static dt_result dt__check_sampling(const dt_sampling *s)
 {
     if (s->temperature >= 0.0f && s->temperature <= 1e30f && s->top_k >= 0 && s->top_p >= 0.0f && s->top_p <= 1.0f)
         return DT_OK;
-    return dt__error(DT_E_USAGE, "--temperature %g and --top-k %lld must be 0 or more, --top-p %g 0 to 1",
-                     (double)s->temperature, (long long)s->top_k, (double)s->top_p);
+    return dt__misuse("--temperature %g and --top-k %lld must be 0 or more, --top-p %g 0 to 1", (double)s->temperature,
+                      (long long)s->top_k, (double)s->top_p);
 }
 
 /* The command of a mirror, after the name of the place; NULL: the mirror is a directory. */
@@ -24134,37 +24127,35 @@ static const char *dt__mirror_line(const dt_checkpoints *c)
 static dt_result dt__check_checkpoint(const dt_checkpoints *c)
 {
     if (!c->place && (c->interval || c->async || c->mirror || c->step || c->resume == DT_RESUME_ONLY))
-        return dt__error(DT_E_USAGE, "there is no place for checkpoints: --checkpoint DIR names one");
+        return dt__misuse("there is no place for checkpoints: --checkpoint DIR names one");
     if (c->place && (!*c->place || strlen(c->place) > PATH_MAX - 128))
-        return dt__error(DT_E_USAGE, "--checkpoint needs the name of a directory, of up to %d bytes", PATH_MAX - 128);
+        return dt__misuse("--checkpoint needs the name of a directory, of up to %d bytes", PATH_MAX - 128);
     if (c->mirror && (!*c->mirror || strlen(c->mirror) > PATH_MAX - 128))
-        return dt__error(DT_E_USAGE, "--mirror needs the name of a place, of up to %d bytes", PATH_MAX - 128);
+        return dt__misuse("--mirror needs the name of a place, of up to %d bytes", PATH_MAX - 128);
     if (dt__mirror_line(c) && (memchr(c->mirror, '\'', strcspn(c->mirror, " ")) || strchr(c->place, '\'')))
-        return dt__error(DT_E_USAGE, "--mirror %s: the names of the two places contain ': choose other names",
-                         c->mirror);
+        return dt__misuse("--mirror %s: the names of the two places contain ': choose other names", c->mirror);
     if (c->async && c->kind == DT_FULL)
-        return dt__error(DT_E_USAGE, "--checkpoint-async is for --checkpoint-kind sharded: in a full one ranks wait "
-                         "for rank 0; save sharded, and convert afterwards");
+        return dt__misuse("--checkpoint-async is for --checkpoint-kind sharded: in a full one ranks wait for rank 0; "
+                          "save sharded, and convert afterwards");
     return DT_OK;
 }
 
 static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 {
     if (r->optimizer != DT_SGD && (r->momentum > 0.0f || r->nesterov))
-        return dt__error(DT_E_USAGE, "--momentum and --nesterov belong to --optimizer sgd: the others have --beta1");
+        return dt__misuse("--momentum and --nesterov belong to --optimizer sgd: the others have --beta1");
     if (r->nesterov && !(r->momentum > 0.0f))
-        return dt__error(DT_E_USAGE, "--nesterov looks ahead by the momentum: set --momentum, e.g. 0.9");
+        return dt__misuse("--nesterov looks ahead by the momentum: set --momentum, e.g. 0.9");
     if (r->loss_scale > 0.0f && (r->precision != DT_PRECISION_FP16 || r->loss_scale < 1.0f ||
                                  dt__bits_of_float(r->loss_scale) & 0x7fffffu))
-        return dt__error(DT_E_USAGE, "--loss-scale %g: it is for --precision fp16, and a power of two, 1 to 16777216",
-                         (double)r->loss_scale);
+        return dt__misuse("--loss-scale %g: it is for --precision fp16, and a power of two, 1 to 16777216",
+                          (double)r->loss_scale);
     if (r->evaluate_ema && !(r->ema > 0.0f))
-        return dt__error(DT_E_USAGE, "--evaluate-ema: there is no average of the weights: set --ema, e.g. 0.999");
+        return dt__misuse("--evaluate-ema: there is no average of the weights: set --ema, e.g. 0.999");
     if (!r->source && (!r->data || !r->data[0]))
-        return dt__error(DT_E_USAGE, "no data: --data FILE names a text or .bin token shards");
+        return dt__misuse("no data: --data FILE names a text or .bin token shards");
     if (l->output.doctor && r->steps < 4)
-        return dt__error(DT_E_USAGE, "--doctor looks at 3 steps after the first: --steps %lld is below 4",
-                         (long long)r->steps);
+        return dt__misuse("--doctor looks at 3 steps after the first: --steps %lld is below 4", (long long)r->steps);
     return dt__check_checkpoint(&l->checkpoint);
 }
 
@@ -24295,8 +24286,8 @@ static dt_result dt__memory_limit(int64_t *limit)
     else if (*end == 'M') unit = 1e6, end++;
     else if (*end == 'G') unit = 1e9, end++;
     if (end == text || *end || !(value * unit >= 1.0 && value * unit < 9e18))
-        return dt__error(DT_E_USAGE, "DT_MEM_LIMIT=%s: it is a number of bytes, or of k, M or G of 1000, 1e6 or 1e9 of "
-                         "them, e.g. 200M", text);
+        return dt__misuse("DT_MEM_LIMIT=%s: it is a number of bytes, or of k, M or G of 1000, 1e6 or 1e9 of them, e.g. "
+                          "200M", text);
     *limit = (int64_t)(value * unit);
     return DT_OK;
 }
@@ -24540,8 +24531,8 @@ static dt_result dt__trainer_ids(dt_trainer *t)
     int64_t least = dt__min(below[0], below[1]), ids;
     memcpy(t->feed.ids, below, sizeof t->feed.ids);
     if (!t->data || least >= t->recipe.model.vocabulary || least >= (ids = dt__data_ids(t->data))) return DT_OK;
-    return dt__error(DT_E_USAGE, "the data has token ids up to %lld, but the model's %s has %lld: make it larger",
-                     (long long)ids - 1, below[0] < ids ? "table" : "loss", (long long)least);
+    return dt__misuse("the data has token ids up to %lld, but the model's %s has %lld: make it larger",
+                      (long long)ids - 1, below[0] < ids ? "table" : "loss", (long long)least);
 }
 
 /* Columns of the logits that this rank has, from the first of its tensor shards on. */
@@ -24603,13 +24594,13 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     dt__engine_shards(e, &t->generator.one, 0);
     result = dt__net_open(&e->net, &r->model, e->rows, r->sequence);
     if (!result && t->layout.ep > 1 && !e->net.routed)
-        result = dt__error(DT_E_USAGE, "--ep %lld: the model has no experts to share: set --experts, or leave --ep out",
-                           (long long)t->layout.ep);
+        result = dt__misuse("--ep %lld: the model has no experts to share: set --experts, or leave --ep out",
+                            (long long)t->layout.ep);
     for (int32_t i = 0; i < e->net.param_count; i++) cut |= e->net.params[i].is.cut >= 0;
     if (!result && t->layout.tp > 1 && !cut)
-        result = dt__error(DT_E_USAGE, "--tp %lld: no product of this model can be cut, and ranks would repeat its "
-                           "work: leave --tp out, or build products by dt_linear_with, DT_COLUMNS and DT_ROWS",
-                           (long long)t->layout.tp);
+        result = dt__misuse("--tp %lld: no product of this model can be cut, and ranks would repeat its work: leave "
+                            "--tp out, or build products by dt_linear_with, DT_COLUMNS and DT_ROWS",
+                            (long long)t->layout.tp);
     if (!result) result = dt__trainer_ids(t);
     t->generator.logits = result ? -1 : dt__logits_segment(&e->net, words, r->model.vocabulary);
     if (t->generator.logits < 0) t->layout.output.sample_length = 0;
@@ -24647,14 +24638,13 @@ static dt_result dt__trainer_feed(dt_trainer *t)
     dt__feed_files(&t->feed, t->data);
     tokens = dt__data_vocabulary(t->data);
     if (t->tokenizer && tokens > dt_tokenizer_size(t->tokenizer))
-        return dt__error(DT_E_USAGE,
-                         "the data has token ids up to %lld, the tokenizer %s up to %lld: name the one that made them",
-                         (long long)tokens - 1, r->tokenizer, (long long)dt_tokenizer_size(t->tokenizer) - 1);
+        return dt__misuse("the data has token ids up to %lld, the tokenizer %s up to %lld: name the one that made them",
+                          (long long)tokens - 1, r->tokenizer, (long long)dt_tokenizer_size(t->tokenizer) - 1);
     if (t->tokenizer) tokens = dt_tokenizer_size(t->tokenizer); /* a sample may use any */
     if (!r->model.vocabulary) r->model.vocabulary = tokens;
     if (r->model.vocabulary >= tokens) return DT_OK;
-    return dt__error(DT_E_USAGE, "the data has token ids up to %lld, the vocabulary holds %lld: raise --vocabulary",
-                     (long long)tokens - 1, (long long)r->model.vocabulary);
+    return dt__misuse("the data has token ids up to %lld, the vocabulary holds %lld: raise --vocabulary",
+                      (long long)tokens - 1, (long long)r->model.vocabulary);
 }
 
 /* Defaults that depend on the data and the machine. */
@@ -24848,7 +24838,7 @@ DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, 
     dt__gatherer g = DT__ZERO;
     dt_result r = dt__engine_wait(&t->e);
     g.block = values;
-    if (i < 0) return dt__error(DT_E_USAGE, "the model has no parameter %s. dt_trainer_parameter_at lists them.", name);
+    if (i < 0) return dt__misuse("the model has no parameter %s. dt_trainer_parameter_at lists them.", name);
     if (!r) r = dt__state_each(&w, dt__own_visit, &g);
     *held = g.held;
     return r;
@@ -25024,8 +25014,8 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, c
         if (o->group != DT__GROUP_RECIPE || o->kind >= DT__KIND_TEXT) continue;
         dt__option_text(o, &old, was, sizeof was), dt__option_text(o, &t->recipe, is, sizeof is);
         if (!strcmp(is, was) || (!strcmp(o->name, "steps") && same > m->step)) continue;
-        r = dt__error(DT_E_USAGE, "%s was made with --%s %s, this run has %s: the recipe decides the bits, give the "
-                      "same or another --checkpoint%s", path, o->name, was, is, strcmp(o->name, "steps") ? "" : last);
+        r = dt__misuse("%s was made with --%s %s, this run has %s: the recipe decides the bits, give the same or "
+                       "another --checkpoint%s", path, o->name, was, is, strcmp(o->name, "steps") ? "" : last);
     }
     return r;
 }
@@ -25040,17 +25030,17 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
                        : strcmp(m->weights, now->weights) ? "of a run with other initial weights"
                                                           : NULL;
     if (r) return r;
-    if (what) return dt__error(DT_E_USAGE, "%s is %s: give the same, or another --checkpoint", path, what);
+    if (what) return dt__misuse("%s is %s: give the same, or another --checkpoint", path, what);
     if (m->step > t->recipe.steps)
-        return dt__error(DT_E_USAGE, "%s is of step %lld, this run ends after %lld: raise --steps, or give another "
-                         "--checkpoint", path, (long long)m->step, (long long)t->recipe.steps);
+        return dt__misuse("%s is of step %lld, this run ends after %lld: raise --steps, or give another --checkpoint",
+                          path, (long long)m->step, (long long)t->recipe.steps);
     if (t->recipe.wire != DT_WIRE_FP32 && m->data_ranks != t->e.mesh.size[DT_AXIS_DATA])
-        return dt__error(DT_E_USAGE, "%s is of %lld data-parallel ranks, each with its own compression error, this run "
-                         "has %d: use as many, or another --checkpoint", path, (long long)m->data_ranks,
-                         t->e.mesh.size[DT_AXIS_DATA]);
+        return dt__misuse("%s is of %lld data-parallel ranks, each with its own compression error, this run has %d: "
+                          "use as many, or another --checkpoint", path, (long long)m->data_ranks,
+                          t->e.mesh.size[DT_AXIS_DATA]);
     if (!t->e.wire.on || !m->full) return DT_OK;
-    return dt__error(DT_E_USAGE, "%s is a full checkpoint, without the compression error of each rank: resume from the "
-                     "sharded checkpoint that it was made of", path);
+    return dt__misuse("%s is a full checkpoint, without the compression error of each rank: resume from the sharded "
+                      "checkpoint that it was made of", path);
 }
 
 /* ---- saving ---- */
@@ -25319,7 +25309,7 @@ DT_API dt_result dt_trainer_save(dt_trainer *t)
 {
     if (dt__refused("t", t)) return DT_E_USAGE;
     if (!t->layout.checkpoint.place)
-        return dt__error(DT_E_USAGE, "dt_trainer_save: there is no place for it: set layout.checkpoint.place");
+        return dt__misuse("dt_trainer_save: there is no place for it: set layout.checkpoint.place");
     return dt__trainer_save(t, 0);
 }
 
@@ -25462,8 +25452,8 @@ static dt_result dt__trainer_resume(dt_trainer *t)
     for (; !r && !(r = dt__resume_next(t, &step)) && step >= 0; damaged++) {
         if (given && step != given) break;
         if (l->resume == DT_RESUME_NEVER)
-            return dt__error(DT_E_USAGE, "%s holds checkpoints, and --resume is never: name another directory, or "
-                             "resume", l->place);
+            return dt__misuse("%s holds checkpoints, and --resume is never: name another directory, or resume",
+                              l->place);
         r = dt__step_path(folder, l->place, step, "");
         if (!r) r = dt__resume_one(t, folder);
         if (!r) {
@@ -25475,14 +25465,13 @@ static dt_result dt__trainer_resume(dt_trainer *t)
         r = DT_OK;
     }
     if (!r && given)
-        r = dt__error(DT_E_USAGE, "%s holds no checkpoint of step %lld that is whole: choose another --resume-step, or "
-                      "leave it out", l->place, (long long)given);
+        r = dt__misuse("%s holds no checkpoint of step %lld that is whole: choose another --resume-step, or leave it "
+                       "out", l->place, (long long)given);
     if (!r && damaged)
         r = dt__error(DT_E_DATA, "%s holds no checkpoint that is whole (%d are not): name another directory",
                       l->place, damaged);
     if (!r && l->resume == DT_RESUME_ONLY)
-        r = dt__error(DT_E_USAGE, "%s holds no checkpoint to resume from: check --checkpoint, or leave --resume out",
-                      l->place);
+        r = dt__misuse("%s holds no checkpoint to resume from: check --checkpoint, or leave --resume out", l->place);
     return r;
 }
 
@@ -25594,8 +25583,8 @@ DT_API dt_result dt_checkpoint_verify(dt_checkpoint *checkpoint)
 static dt_result dt__checkpoint_known(const dt__checkpoint *c, int64_t index)
 {
     if (index >= 0 && index < c->is.arrays) return DT_OK;
-    return dt__error(DT_E_USAGE, "there is no array %lld in %s, which has %lld: count from 0", (long long)index,
-                     c->path, (long long)c->is.arrays);
+    return dt__misuse("there is no array %lld in %s, which has %lld: count from 0", (long long)index, c->path,
+                      (long long)c->is.arrays);
 }
 
 DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, float *values)
@@ -25621,11 +25610,10 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     dt__text text = DT__ZERO;
     dt_result r = dt__checkpoint_known(c, 0);
     if (!r && sharded && c->t.recipe.wire != DT_WIRE_FP32 && c->m.data_ranks > 1)
-        return dt__error(DT_E_USAGE, "%s has the compression error of each rank, which belongs to that number of "
-                         "ranks: resume from it as it is, or convert to a full one, for other programs", c->path);
+        return dt__misuse("%s has the compression error of each rank, which belongs to that number of ranks: resume "
+                          "from it as it is, or convert to a full one, for other programs", c->path);
     if (!r) r = dt__step_path(to, directory, c->m.step, "");
-    if (!r && !access(to, F_OK))
-        r = dt__error(DT_E_USAGE, "%s is there already: convert into another directory", to);
+    if (!r && !access(to, F_OK)) r = dt__misuse("%s is there already: convert into another directory", to);
     if (!r) r = dt_checkpoint_verify(checkpoint); /* damaged data must not get a new hash */
     if (!r) r = dt__step_begin(directory, c->m.step, draft);
     if (!r && full) r = dt__state_write_full(&c->t, 0, c->stored, &c->reader.gather, &c->reader, draft, part);
@@ -25662,8 +25650,8 @@ static dt_result dt__weights_config(const dt_trainer *t)
         if (o->offset >= sizeof m || (o->group < DT__GROUP_ROPE && o->group != m.family)) continue;
         dt__option_text(o, &m, there, sizeof there), dt__option_text(o, here, value, sizeof value);
         if (strcmp(there, value))
-            r = dt__error(DT_E_USAGE, "%s says %s %s, the recipe %s: --model %s takes all from it", name, o->name,
-                          there, value, t->recipe.weights);
+            r = dt__misuse("%s says %s %s, the recipe %s: --model %s takes all from it", name, o->name, there, value,
+                           t->recipe.weights);
     }
     return r;
 }
@@ -25698,8 +25686,8 @@ static dt_result dt__weights_check(dt_trainer *t)
             continue; /* the library computes masks and angles itself */
         if (!strcmp(s->name, "lm_head.weight")) r = dt__weights_digest(from, s, hash);
         if (r || (!strcmp(s->name, "lm_head.weight") && !strcmp(hash, table))) continue;
-        r = dt__error(DT_E_USAGE, "%s holds %s, for which the model has no place: it is of another model%s",
-                      from->file[s->file].path, s->name, *table ? ", or leave --tied out" : "");
+        r = dt__misuse("%s holds %s, for which the model has no place: it is of another model%s",
+                       from->file[s->file].path, s->name, *table ? ", or leave --tied out" : "");
     }
     return r;
 }
@@ -25841,7 +25829,7 @@ static dt_result dt__watch_open(dt_trainer *t)
     const uint32_t never = 1u << DT_RULE_DEAD_RELU | 1u << DT_RULE_SATURATED_ACTIVATION | 1u << DT_RULE_VARIANCE |
                            1u << DT_RULE_CLASS_IMBALANCE; /* activations, bounds and labels come from programs */
     if (*at && !t->layout.checkpoint.place)
-        return dt__error(DT_E_USAGE, "--stop-on saves before it stops: --checkpoint DIR names a place");
+        return dt__misuse("--stop-on saves before it stops: --checkpoint DIR names a place");
     for (size_t n; *at; at += n + (at[n] == ',')) {
         char name[64];
         int32_t rule = 0;
@@ -25850,11 +25838,10 @@ static dt_result dt__watch_open(dt_trainer *t)
         for (int32_t i = 1; i < DT_RULE_COUNT; i++)
             if (dt__distance(name, dt_rule_name(i)) < dt__distance(name, dt_rule_name(rule))) rule = i;
         if (strcmp(name, dt_rule_name(rule)))
-            return dt__error(DT_E_USAGE, "--stop-on %s: no rule has this name. Did you mean %s?", name,
-                             dt_rule_name(rule));
+            return dt__misuse("--stop-on %s: no rule has this name. Did you mean %s?", name, dt_rule_name(rule));
         if (never >> rule & 1u)
-            return dt__error(DT_E_USAGE, "--stop-on %s: a trainer has no numbers for that rule. Give them to dt_rules "
-                             "in a loop of your own (examples/82_rules.c)", name);
+            return dt__misuse("--stop-on %s: a trainer has no numbers for that rule. Give them to dt_rules in a loop "
+                              "of your own (examples/82_rules.c)", name);
         t->stops |= 1u << rule;
     }
     if (dt_rules_open(&t->rules, dt_comm_size(t->comm))) return DT_E_MEMORY;
@@ -25951,7 +25938,7 @@ DT_API dt_result dt_trainer_compilation(const dt_trainer *t, dt_compilation_repo
     if (dt__refused("t report", t, report)) return DT_E_USAGE;
     *report = t->compilation;
     if (report->recorded) return DT_OK;
-    return dt__error(DT_E_USAGE, "dt_trainer_compilation: nothing was measured. Set layout.compile.mode and .report.");
+    return dt__misuse("dt_trainer_compilation: nothing was measured. Set layout.compile.mode and .report.");
 }
 
 static dt_result dt__trainer_first(dt_trainer *t);
@@ -26117,8 +26104,8 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     unsigned saved;
     if (batches) samples = dt__min(samples, batches * t->recipe.batch);
     if (!samples)
-        return dt__error(DT_E_USAGE, "there is no validation data: %s",
-                         t->feed.own ? "the source's samples[DT_VALIDATION] is 0" : "--validation is 0");
+        return dt__misuse("there is no validation data: %s",
+                          t->feed.own ? "the source's samples[DT_VALIDATION] is 0" : "--validation is 0");
     if ((r = dt__engine_wait(e)) != DT_OK) return r;
     units = dt__ceil_div(samples, e->rows);
     saved = dt__fp_enter();
@@ -26187,11 +26174,11 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->rows * e->mesh.size[DT_AXIS_CONTEXT] : 0;
     cut = segment && e->tensor && segment->plan->g->nodes[id].cut;
     if (cut) has = has / dt__cols(&segment->plan->g->nodes[id]) * t->recipe.model.vocabulary;
-    if (!segment) r = dt__error(DT_E_USAGE, "the model predicts nothing: mark it with dt_prediction in a segment, or "
-                               "compile without the pass logits");
+    if (!segment) r = dt__misuse("the model predicts nothing: mark it with dt_prediction in a segment, or compile "
+                                 "without the pass logits");
     else if (count < 0 || each != has)
-        r = dt__error(DT_E_USAGE, "the model predicts %lld numbers for each sample: %lld x %lld cannot be asked for",
-                      (long long)has, (long long)count, (long long)each);
+        r = dt__misuse("the model predicts %lld numbers for each sample: %lld x %lld cannot be asked for",
+                       (long long)has, (long long)count, (long long)each);
     for (int64_t i = 0; i < count && !r; i++)
         r = dt__feed_check(&t->feed, 0, (const uint32_t *)inputs + i * s->inputs, "predict:", i);
     if (!r) r = dt__engine_wait(e);
@@ -26412,14 +26399,13 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
     dt__rng rng;
     dt_result r;
     if (!t->generator.memory)
-        return dt__error(DT_E_USAGE,
-                         "text samples are off: --sample-length is 0, or the model has no logits of next tokens");
+        return dt__misuse("text samples are off: --sample-length is 0, or the model has no logits of next tokens");
     r = dt__sample_prompt(t, prompt, tokens, &used);
     if (!r) r = dt__check_sampling(how);
     if (!r) r = dt__engine_wait(&t->e);
     if (r) return r;
     if ((t->recipe.model.vocabulary > 256 && !t->tokenizer) || used < 1)
-        return dt__error(DT_E_USAGE, "a text sample needs a byte vocabulary or a tokenizer, and a prompt");
+        return dt__misuse("a text sample needs a byte vocabulary or a tokenizer, and a prompt");
     memcpy(&seed, &how->seed, sizeof seed);
     rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, (uint32_t)seed,
                        (uint32_t)(seed >> 32));
@@ -26698,8 +26684,7 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
 static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
 {
     dt_result r = DT_OK;
-    if (t->first < 0)
-        return dt__error(DT_E_USAGE, "all %lld steps are done: raise --steps to go on", (long long)t->recipe.steps);
+    if (t->first < 0) return dt__misuse("all %lld steps are done: raise --steps to go on", (long long)t->recipe.steps);
     t->first = -1;
     info->step = t->e.step, info->loss = (float)t->save.now.loss;
     if (dt__trainer_speaks(t))
@@ -26757,8 +26742,8 @@ DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, cons
     dt_result r = g ? dt__recipe_find(&recipe, path, g->path) : DT_E_MEMORY;
     *handle = g;
     if (!r && recipe.model.segment_count)
-        r = dt__error(DT_E_USAGE, "%s is of a model of a program's own segments: open a trainer with them, and call "
-                      "dt_trainer_predict or dt_trainer_sample", path);
+        r = dt__misuse("%s is of a model of a program's own segments: open a trainer with them, and call "
+                       "dt_trainer_predict or dt_trainer_sample", path);
     if (!r) r = dt__path_join(name, g->path, "tokenizer.json");
     if (!r) {
         recipe.data = g->path; /* the checks need a name; no file is opened */
@@ -26800,9 +26785,9 @@ DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_gener
     dt__drawn d = {NULL, 0, how->bytes, 0, 0, 0, how};
     dt_result r;
     if (how->bytes < 0 || how->bytes > DT__FILE_LIMIT)
-        return dt__error(DT_E_USAGE, "%lld bytes of text: choose 0 to %d", (long long)how->bytes, (int)DT__FILE_LIMIT);
+        return dt__misuse("%lld bytes of text: choose 0 to %d", (long long)how->bytes, (int)DT__FILE_LIMIT);
     for (const char *const *stop = how->stop; stop && *stop; stop++) {
-        if (!**stop) return dt__error(DT_E_USAGE, "a stop string is empty: give it a text, or leave it out");
+        if (!**stop) return dt__misuse("a stop string is empty: give it a text, or leave it out");
         d.held = dt__max(d.held, (int64_t)strlen(*stop) - 1);
     }
     d.text = (char *)dt__alloc(how->bytes + 1, "a text");
@@ -26829,8 +26814,8 @@ DT_API dt_result dt_generator_evaluate(dt_generator *g, const char *data, float 
     if (r) return r;
     ids = dt__data_vocabulary(t->data);
     if (!t->tokenizer && ids > t->recipe.model.vocabulary)
-        r = dt__error(DT_E_USAGE, "%s has token ids up to %lld, the vocabulary of the model holds %lld: evaluate on "
-                      "data of its tokenizer", data, (long long)ids - 1, (long long)t->recipe.model.vocabulary);
+        r = dt__misuse("%s has token ids up to %lld, the vocabulary of the model holds %lld: evaluate on data of its "
+                       "tokenizer", data, (long long)ids - 1, (long long)t->recipe.model.vocabulary);
     feed->user = t->data, feed->fetch = dt__whole_fetch;
     feed->samples[DT_VALIDATION] = dt_data_samples(t->data, DT_TRAIN);
     if (!r) r = dt_trainer_evaluate(t, 0, loss);
@@ -27253,11 +27238,10 @@ static dt_result dt__diagnosis_text(const dt_diagnosis *d, char *text)
 {
     enum { INDENT = 22 };
     dt__text all = DT__ZERO;
-    dt__text_add(&all,
-                 "doctor   %d rank%s on %d node%s, %d steps of %.2f ms: %.2f of work, %.2f of exchange exposed, %.2f "
-                 "waiting for data;\n         the work of %.2f ranks\n",
-                 d->ranks, d->ranks == 1 ? "" : "s", d->nodes, d->nodes == 1 ? "" : "s", d->steps, 1e3 * d->seconds,
-                 1e3 * d->work, 1e3 * d->exposed, 1e3 * d->data, d->speedup);
+    dt__text_add(&all, "doctor   %d rank%s on %d node%s, %d steps of %.2f ms: %.2f of work, %.2f of exchange exposed, "
+                 "%.2f waiting for data;\n         the work of %.2f ranks\n", d->ranks, d->ranks == 1 ? "" : "s",
+                 d->nodes, d->nodes == 1 ? "" : "s", d->steps, 1e3 * d->seconds, 1e3 * d->work, 1e3 * d->exposed,
+                 1e3 * d->data, d->speedup);
     for (int i = 0; i < DT_BRANCH_COUNT; i++) {
         const dt_finding *f = &d->finding[i];
         dt__text_add(&all, "  %d %-9s  %-5s   ", i + 1, dt__branch_names[1 + i], f->fires ? "FIRES" : "ok");
@@ -27281,8 +27265,8 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text)
     dt_result r;
     memset(d, 0, sizeof *d);
     if (t->pulses < 4)
-        return dt__error(DT_E_USAGE, "dt_doctor: %lld steps were made: make 4 or more, it looks at all but the first",
-                         (long long)t->pulses);
+        return dt__misuse("dt_doctor: %lld steps were made: make 4 or more, it looks at all but the first",
+                          (long long)t->pulses);
     if ((r = dt__engine_wait(&t->e)) != DT_OK) return r;
     all = (dt__vitals *)dt__alloc(ranks * (int64_t)(sizeof own + sizeof *x.scratch), "the diagnosis");
     if (!all) return DT_E_MEMORY;
