@@ -24437,18 +24437,6 @@ static dt_result dt__measure_peak(dt_trainer *t)
     return r;
 }
 
-/* Ranks and how they communicate. */
-static const char *dt__ranks_text(const dt_comm *c, char *text, size_t size)
-{
-    if (dt_comm_size(c) == 1) snprintf(text, size, "1 rank");
-    else if (c->nodes > 1)
-        snprintf(text, size, "%d ranks on %d nodes (shared memory inside, %s between)", dt_comm_size(c),
-                 dt_comm_nodes(c), c->link->name);
-    else snprintf(text, size, "%d local ranks (%s, shared memory)", dt_comm_size(c),
-                  dt__thread.rank ? "threads" : "processes");
-    return text;
-}
-
 /* The wire format of gradients, unless it is exact. */
 static void dt__wire_banner(const dt_trainer *t)
 {
@@ -24470,7 +24458,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     const dt_model *m = &t->e.net.model;
     int64_t threads = dt__comm_here(t->comm) * t->pool->workers; /* on this machine, those that compute */
     int64_t cores = dt__own_cores() * (t->comm->job && t->comm->job->bound ? dt__comm_here(t->comm) : 1);
-    char text[160];
+    int ranks = dt_comm_size(t->comm), nodes = dt_comm_nodes(t->comm);
     if (m->segments) printf("model    %lld segments of the program's own", (long long)m->segment_count);
     else {
         int llama = m->family == DT_LLAMA;
@@ -24498,9 +24486,11 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (r->tensor_shards > 1) printf("%lld tensor shards, ", (long long)r->tensor_shards);
     if (r->context_shards > 1) printf("%lld context shards, ", (long long)r->context_shards);
     printf("seed %lld\n", (long long)r->seed);
-    printf("layout   %s x %d thread%s%s, %s kernels, %s%s; GEMM peak %.1f GFLOP/s together\n",
-           dt__ranks_text(t->comm, text, sizeof text), t->pool->workers, t->pool->workers == 1 ? "" : "s",
-           t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
+    printf("layout   %d %srank%s", ranks, nodes == 1 && ranks > 1 ? "local " : "", ranks == 1 ? "" : "s");
+    if (nodes > 1) printf(" on %d nodes (shared memory inside, %s between)", nodes, t->comm->link->name);
+    else if (ranks > 1) printf(" (%s, shared memory)", dt__thread.rank ? "threads" : "processes");
+    printf(" x %d thread%s%s, %s kernels, %s%s; GEMM peak %.1f GFLOP/s together\n", t->pool->workers,
+           t->pool->workers == 1 ? "" : "s", t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
            t->e.wire.on || r->numerics == DT_FAST ? "fast numerics" : "exact",
            t->e.net.precision == DT_BF16 ? " fp32 sums of bf16" : t->e.net.precision ? " fp32 sums of fp16" : "",
            t->peak_gflops);
