@@ -25760,30 +25760,20 @@ static void dt__timeline_bars(const dt__engine *e, dt__bar *bar)
     }
 }
 
-/* "FORWARD of shard 2, micro-batch 0, segments 1 to 4". */
-static const char *dt__bar_text(const dt__bar *b, char *text, size_t size)
-{
-    int used = snprintf(text, size, "%s%s", b->op < 0 ? "exchange" : dt__instr_names[b->op],
-                        b->back ? " gradient" : "");
-    if (b->shard >= 0)
-        used += snprintf(text + used, size - (size_t)used, " of shard %d, micro-batch %d", b->shard, b->micro);
-    if (b->first >= 0)
-        snprintf(text + used, size - (size_t)used, b->first == b->last ? ", segment %d" : ", segments %d to %d",
-                 b->first, b->last);
-    return text;
-}
-
-/* Chrome's trace event format: complete events, times in microseconds. The communicating threads of all ranks come
- * last. */
+/* Chrome's trace event format: complete events, times in microseconds, with names like "FORWARD of shard 2, micro-batch
+ * 0, segments 1 to 4". The communicating threads of all ranks come last. */
 static void dt__timeline_trace(FILE *f, const dt__bar *bars, int64_t most, int ranks, double from)
 {
     const char *comma = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
-    char text[96];
     for (int rank = 0; rank < ranks; rank++)
         for (const dt__bar *b = bars + rank * most, *end = b + most; b < end && b->end > 0; b++) {
-            fprintf(f, "%s{\"name\":\"%s\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}",
-                    comma, dt__bar_text(b, text, sizeof text), b->op < 0 ? "EXCHANGE" : dt__instr_names[b->op],
-                    rank + b->line * ranks, 1e6 * (b->begin - from), 1e6 * (b->end - b->begin));
+            const char *op = b->op < 0 ? NULL : dt__instr_names[b->op];
+            fprintf(f, "%s{\"name\":\"%s%s", comma, op ? op : "exchange", b->back ? " gradient" : "");
+            if (b->shard >= 0) fprintf(f, " of shard %d, micro-batch %d", b->shard, b->micro);
+            if (b->first >= 0 && b->first == b->last) fprintf(f, ", segment %d", b->first);
+            else if (b->first >= 0) fprintf(f, ", segments %d to %d", b->first, b->last);
+            fprintf(f, "\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}",
+                    op ? op : "EXCHANGE", rank + b->line * ranks, 1e6 * (b->begin - from), 1e6 * (b->end - b->begin));
             comma = ",\n";
         }
     fprintf(f, "\n]}\n");
