@@ -23100,8 +23100,7 @@ static void dt__supervise_kill(dt__supervisor *s, int sig)
     }
 }
 
-/* Waits, sends SIGTERM, then SIGKILL. A frozen rank that is the only one left is killed at once, and
- * a second Ctrl-C ends the wait. */
+/* Waits, sends SIGTERM, then SIGKILL. The last rank, if frozen, is killed at once; a second Ctrl-C ends the wait. */
 static void dt__supervise_press(dt__supervisor *s)
 {
     uint32_t fault = __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST);
@@ -23684,8 +23683,7 @@ static int dt__fail_speaks(void)
     if (code != DT_OK && code != DT_E_PEER && code != DT_E_SYSTEM &&
         (code != DT_E_FILE || __atomic_load_n(&job->progress, __ATOMIC_RELAXED) < 0))
         __atomic_store_n(&job->lasts, 1u, __ATOMIC_RELAXED);
-    /* The sentence and exit status of the first failure are the job's: wait until the supervisor has noted that
-     * failure. */
+    /* The first failure gives the job its sentence and exit status: wait until the supervisor has noted it. */
     while (code == DT_E_PEER && !__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) && dt__now() < until) dt__nap();
     if (code == DT_E_PEER && __atomic_load_n(&job->fault, __ATOMIC_SEQ_CST)) speaks = 0;
     else speaks = !__atomic_exchange_n(&job->told, 1u, __ATOMIC_SEQ_CST);
@@ -24108,14 +24106,6 @@ static dt_result dt__check_source(const dt_recipe *r)
     if (!r->model.segments && r->model.vocabulary < 1)
         return dt__misuse("a source does not say how many token ids there are: set model.vocabulary");
     return DT_OK;
-}
-
-static dt_result dt__check_sampling(const dt_sampling *s)
-{
-    if (s->temperature >= 0.0f && s->temperature <= 1e30f && s->top_k >= 0 && s->top_p >= 0.0f && s->top_p <= 1.0f)
-        return DT_OK;
-    return dt__misuse("--temperature %g and --top-k %lld must be 0 or more, --top-p %g 0 to 1", (double)s->temperature,
-                      (long long)s->top_k, (double)s->top_p);
 }
 
 /* The command of a mirror, after the name of the place; NULL: the mirror is a directory. */
@@ -26381,7 +26371,10 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
     if (!t->generator.memory)
         return dt__misuse("text samples are off: --sample-length is 0, or the model has no logits of next tokens");
     r = dt__sample_prompt(t, prompt, tokens, &used);
-    if (!r) r = dt__check_sampling(how);
+    if (!r && !(how->temperature >= 0.0f && how->temperature <= 1e30f && how->top_k >= 0 && how->top_p >= 0.0f &&
+                how->top_p <= 1.0f))
+        r = dt__misuse("--temperature %g and --top-k %lld must be 0 or more, --top-p %g 0 to 1",
+                       (double)how->temperature, (long long)how->top_k, (double)how->top_p);
     if (!r) r = dt__engine_wait(&t->e);
     if (r) return r;
     if ((t->recipe.model.vocabulary > 256 && !t->tokenizer) || used < 1)
@@ -26554,8 +26547,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     return fflush(t->metrics) || ferror(t->metrics) ? dt__output_error(t->layout.output.metrics) : DT_OK;
 }
 
-/* Runs after a step, `agreeing` seconds of which were exchanges of counts and losses. All ranks give their rules the
- * same numbers, and so agree on when to stop. */
+/* After a step, with `agreeing` seconds in exchanges of counts and losses. All ranks' rules get the same numbers. */
 static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, double agreeing, uint32_t *said)
 {
     float own[5];
