@@ -23855,8 +23855,9 @@ typedef struct dt__candidate {
 /* Draws text: from the whole sequence at once, or in the decode form, DT__PREFILL positions at a time or one, with a
  * cache of keys and values. The two decode nets share the cache. */
 enum { DT__PREFILL = 32 };
+enum { DT__WHOLE, DT__SEVERAL, DT__ONE, DT__GENERATOR_NETS };
 typedef struct dt__generator {
-    dt__net whole, several, one;
+    dt__net net[DT__GENERATOR_NETS];
     float *memory, *cache;         /* memory: what the largest of the nets needs */
     int64_t memory_floats, cache_floats;
     int64_t logits;                /* segment that computes them */
@@ -24196,7 +24197,7 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
     m.buffers += dt__net_scratch(&e->net, e->k) * e->pool->workers + 4 * dt__trainer_longest(t);
     m.buffers += 4 * e->rows * sample * (1 + 3 * (e->hi - e->lo) * e->micros);
     for (int i = 0; t->data && i < t->data->shards; i++) m.buffers += 4 * t->data->shard[i].encoded.room;
-    m.buffers += 4 * (e->net.tables + d->whole.tables + d->several.tables + d->one.tables);
+    m.buffers += 4 * (e->net.tables + d->net[DT__WHOLE].tables + d->net[DT__SEVERAL].tables + d->net[DT__ONE].tables);
     if (t->layout.output.sample_length) m.buffers += 4 * d->memory_floats + 12 * t->recipe.model.vocabulary;
     if (t->comm->link) m.buffers += t->comm->link->memory;
     m.cache = 4 * d->cache_floats;
@@ -24343,21 +24344,18 @@ static void dt__generator_adopt(const dt__engine *e, dt__net *net)
 static dt_result dt__generator_open(dt__generator *d, const dt__engine *e, int64_t length)
 {
     const dt_model *m = &e->recipe->model;
-    dt__net *nets[3];
     dt_result r = DT_OK;
-    nets[0] = &d->whole, nets[1] = &d->several, nets[2] = &d->one;
     /* Which tokens a capacity drops depends on all tokens. */
     if (m->segments || e->layout->output.no_cache || (m->experts && m->capacity > 0.0f))
-        r = dt__net_open(&d->whole, m, 1, length);
+        r = dt__net_open(&d->net[DT__WHOLE], m, 1, length);
     else {
-        r = dt__net_open_at(&d->one, m, 1, 1, length);
-        if (!r && length >= DT__PREFILL) r = dt__net_open_at(&d->several, m, 1, DT__PREFILL, length);
+        r = dt__net_open_at(&d->net[DT__ONE], m, 1, 1, length);
+        if (!r && length >= DT__PREFILL) r = dt__net_open_at(&d->net[DT__SEVERAL], m, 1, DT__PREFILL, length);
     }
-    for (int i = 0; i < 3 && !r; i++) {
-        if (!nets[i]->count) continue;
-        dt__generator_adopt(e, nets[i]);
-        d->memory_floats = dt__max(d->memory_floats,
-                                   dt__round_up(dt__generator_floats(e, nets[i], &d->cache_floats), 16));
+    for (dt__net *net = d->net; net < d->net + DT__GENERATOR_NETS && !r; net++) {
+        if (!net->count) continue;
+        dt__generator_adopt(e, net);
+        d->memory_floats = dt__max(d->memory_floats, dt__round_up(dt__generator_floats(e, net, &d->cache_floats), 16));
     }
     return r;
 }
@@ -24368,7 +24366,7 @@ static dt_result dt__generator_allocate(dt__generator *d, int64_t vocabulary)
     int64_t floats = d->memory_floats + d->cache_floats;
     d->memory = (float *)dt__alloc(4 * (floats + 4 * vocabulary), "sampling");
     if (!d->memory) return DT_E_MEMORY;
-    if (d->one.count) d->cache = d->memory + d->memory_floats;
+    if (d->net[DT__ONE].count) d->cache = d->memory + d->memory_floats;
     d->weight = d->memory + floats, d->row = d->weight + vocabulary;
     d->order = (dt__candidate *)(void *)(d->row + vocabulary);
     return DT_OK;
@@ -24376,9 +24374,7 @@ static dt_result dt__generator_allocate(dt__generator *d, int64_t vocabulary)
 
 static void dt__generator_close(dt__generator *d)
 {
-    dt__net_close(&d->whole);
-    dt__net_close(&d->several);
-    dt__net_close(&d->one);
+    for (int i = 0; i < DT__GENERATOR_NETS; i++) dt__net_close(&d->net[i]);
     dt__free(d->memory);
 }
 
@@ -24397,7 +24393,8 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     if (!t->unit || !t->text || !t->gathered) return DT_E_MEMORY;
     if (t->layout.output.sample_length && dt__generator_allocate(&t->generator, t->recipe.model.vocabulary))
         return DT_E_MEMORY;
-    return dt__pool_reserve(t->pool, dt__max(dt__net_scratch(&e->net, e->k), dt__net_scratch(&t->generator.one, e->k)));
+    return dt__pool_reserve(t->pool, dt__max(dt__net_scratch(&e->net, e->k),
+                                             dt__net_scratch(&t->generator.net[DT__ONE], e->k)));
 }
 
 /* Chooses what fast numerics use (R19): of 16-bit products what all ranks have. */
@@ -24568,10 +24565,8 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     e->pool = e->env.pool = t->pool;
     e->env.k = e->k;
     e->env.unit_share = 1.0f / (float)(e->micros * r->data_shards * r->context_shards);
-    if (t->feed.own) e->net.source = t->generator.whole.source = &t->feed.is;
-    dt__engine_shards(e, &t->generator.whole, 0);
-    dt__engine_shards(e, &t->generator.several, 0);
-    dt__engine_shards(e, &t->generator.one, 0);
+    if (t->feed.own) e->net.source = t->generator.net[DT__WHOLE].source = &t->feed.is;
+    for (int i = 0; i < DT__GENERATOR_NETS; i++) dt__engine_shards(e, &t->generator.net[i], 0);
     result = dt__net_open(&e->net, &r->model, e->rows, r->sequence);
     if (!result && t->layout.ep > 1 && !e->net.routed)
         result = dt__misuse("--ep %lld: the model has no experts to share: set --experts, or leave --ep out",
@@ -26231,10 +26226,10 @@ static dt_result dt__next_logits(dt_trainer *t, const int32_t *tokens, int64_t u
     dt__generator *d = &t->generator;
     int64_t vocabulary = t->recipe.model.vocabulary, n = used;
     dt_result r = DT_OK;
-    if (!d->cache) r = dt__logits(t, &d->whole, tokens, 0, logits);
+    if (!d->cache) r = dt__logits(t, &d->net[DT__WHOLE], tokens, 0, logits);
     for (; d->cache && d->cached < used && !r; d->cached += n) {
-        n = d->several.count && used - d->cached >= DT__PREFILL ? DT__PREFILL : 1;
-        r = dt__logits(t, n > 1 ? &d->several : &d->one, tokens + d->cached, d->cached, logits);
+        n = d->net[DT__SEVERAL].count && used - d->cached >= DT__PREFILL ? DT__PREFILL : 1;
+        r = dt__logits(t, &d->net[n > 1 ? DT__SEVERAL : DT__ONE], tokens + d->cached, d->cached, logits);
     }
     if (!*logits || r) return r;
     if (t->e.tensor) {

@@ -50,7 +50,7 @@ static void check_logits(const char *what, dt_model model, int64_t length, int64
     for (int64_t i = 0; i < length; i++) tokens[i] = (int32_t)(i * 7919 % 251), targets[i] = -1;
     enlarge(whole), enlarge(cached);
     whole->e.target = dt__upload(targets, 0);
-    if (dt__logits(whole, &whole->generator.whole, tokens, 0, &want)) tap_bail("%s", dt_last_error());
+    if (dt__logits(whole, &whole->generator.net[DT__WHOLE], tokens, 0, &want)) tap_bail("%s", dt_last_error());
     tap_ok(cached->generator.cache && !whole->generator.cache, "%s: one of the two has a cache", what);
     for (int p = 0; p < 6; p++) {
         cached->generator.cached = 0;
@@ -243,9 +243,10 @@ static void check_plan(dt_model model, const char *name, int64_t tables)
 {
     dt_trainer *t = open_trainer(model, LENGTH, 1, 0, 1);
     int64_t with = dt__memory_plan(t).buffers, without, floats = tables * LENGTH * (model.width / model.heads);
-    t->e.net.tables -= floats, t->generator.several.tables -= floats, t->generator.one.tables -= floats;
+    dt__net *one = &t->generator.net[DT__ONE], *several = &t->generator.net[DT__SEVERAL];
+    t->e.net.tables -= floats, several->tables -= floats, one->tables -= floats;
     without = dt__memory_plan(t).buffers;
-    tap_ok(with - without == 3 * 4 * floats && !t->e.net.tables && !t->generator.one.tables && !t->generator.several.tables,
+    tap_ok(with - without == 3 * 4 * floats && !t->e.net.tables && !one->tables && !several->tables,
            "%s: %lld bytes of rotary angles in the memory plan", name, (long long)(with - without));
     dt_trainer_close(&t);
 }
