@@ -26131,13 +26131,12 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     uint32_t *input = t->unit, *target = input + e->rows * s->inputs;
     int64_t at, has;
     int32_t id;
-    int cut;
     const dt__built *segment = dt__net_prediction(&e->net, &at, &id);
+    int cut = segment && e->tensor && segment->plan->g->nodes[id].cut;
     const float *values;
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
     has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->rows * e->mesh.size[DT_AXIS_CONTEXT] : 0;
-    cut = segment && e->tensor && segment->plan->g->nodes[id].cut;
     if (cut) has = has / dt__cols(&segment->plan->g->nodes[id]) * t->recipe.model.vocabulary;
     if (!segment) r = dt__misuse("the model predicts nothing: mark it with dt_prediction in a segment, or compile "
                                  "without the pass logits");
@@ -26151,23 +26150,19 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     memset(target, 0xff, 4 * (size_t)(e->rows * s->targets));
     for (int64_t first = 0; first < count && !r; first += e->rows) {
         dt__bind b;
-        int64_t n;
+        int64_t n = dt__min(e->rows, count - first);
+        float *to = predictions + first * each;
         for (int64_t i = 0; i < e->rows; i++)
             memcpy(input + i * s->inputs, (const uint32_t *)inputs + dt__min(first + i, count - 1) * s->inputs,
                    4 * (size_t)s->inputs);
         dt__engine_samples(e, input, target);
         r = dt__engine_pass(e, at + 1);
-        if (r) break;
-        if (segment->stage == e->shape.stage) {
-            dt__engine_bind(e, at, 0, -1, &b);
-            n = dt__min(e->rows, count - first) * each;
-            values = dt__download(dt__where(segment->plan, &b, id), dt__floats(&segment->plan->g->nodes[id]));
-            if (e->net.context_shards)
-                r = dt__whole_rows(e, segment->plan->g, values, n / each, predictions + first * each);
-            else if (cut)
-                r = dt__whole_rows(e, NULL, values, n / t->recipe.model.vocabulary, predictions + first * each);
-            else memcpy(predictions + first * each, values, 4 * (size_t)n);
-        }
+        if (r || segment->stage != e->shape.stage) continue;
+        dt__engine_bind(e, at, 0, -1, &b);
+        values = dt__download(dt__where(segment->plan, &b, id), dt__floats(&segment->plan->g->nodes[id]));
+        if (e->net.context_shards) r = dt__whole_rows(e, segment->plan->g, values, n, to);
+        else if (cut) r = dt__whole_rows(e, NULL, values, n * each / t->recipe.model.vocabulary, to);
+        else memcpy(to, values, 4 * (size_t)(n * each));
     }
     e->env.inference = 0;
     dt__fp_leave(saved);
