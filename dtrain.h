@@ -26425,20 +26425,19 @@ static int dt__loss_in_nats(const dt_trainer *t)
 /* Does this rank sample text? Rank 0 alone if it has the whole model, else all ranks together. */
 static int dt__trainer_draws(const dt_trainer *t)
 {
-    const dt_layout *l = &t->layout;
-    if (!l->output.sample_length || (!t->tokenizer && t->recipe.model.vocabulary > 256)) return 0;
-    return !l->output.quiet && (dt_trainer_is_root(t) || !dt__trainer_whole(t));
+    if (!t->layout.output.sample_length || (!t->tokenizer && t->recipe.model.vocabulary > 256)) return 0;
+    return !t->layout.output.quiet && (dt_trainer_is_root(t) || !dt__trainer_whole(t));
 }
 
 /* The validation that is due after this step, a text sample, and the hash while all ranks are here. */
 static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
 {
-    const dt_layout *l = &t->layout;
+    const dt_output *o = &t->layout.output;
     int last = info->step == t->recipe.steps, speaks = dt__trainer_speaks(t);
     dt_result r = DT_OK;
     info->validation = __builtin_nanf("");
-    if (t->feed.is.samples[DT_VALIDATION] && (last || (l->output.eval_every && info->step % l->output.eval_every == 0)))
-        r = dt_trainer_evaluate(t, l->output.eval_batches, &info->validation);
+    if (t->feed.is.samples[DT_VALIDATION] && (last || (o->eval_every && info->step % o->eval_every == 0)))
+        r = dt_trainer_evaluate(t, o->eval_batches, &info->validation);
     if (r) return r;
     if (speaks && info->validation == info->validation) {
         dt__line_end(t);
@@ -26448,10 +26447,10 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
                    (double)info->validation * 1.4426950408889634, t->feed.own ? "target" : "token");
         else printf("%.5g\n", (double)info->validation);
     }
-    if (dt__trainer_draws(t) && (last || (l->output.sample_every && info->step % l->output.sample_every == 0)))
+    if (dt__trainer_draws(t) && (last || (o->sample_every && info->step % o->sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
     if (!r && last && !dt__trainer_whole(t)) r = dt__trainer_hash(t);
-    if (!r && last && l->output.timeline && !(r = dt__engine_wait(&t->e))) r = dt__timeline_write(t);
+    if (!r && last && o->timeline && !(r = dt__engine_wait(&t->e))) r = dt__timeline_write(t);
     if (speaks) fflush(stdout);
     return r;
 }
@@ -26604,42 +26603,41 @@ static uint32_t dt__save_says(dt_trainer *t)
 static void dt__save_learn(dt_trainer *t)
 {
     dt__saver *s = &t->save;
-    const dt_layout *l = &t->layout;
+    const dt_checkpoints *l = &t->layout.checkpoint;
     double before = s->interval, most = s->seconds > s->cost ? s->seconds : s->cost;
-    double best = __builtin_sqrt(2.0 * s->cost * (double)l->checkpoint.mtbf);
+    double best = __builtin_sqrt(2.0 * s->cost * (double)l->mtbf);
     int speaks = dt__trainer_speaks(t);
     s->interval = best < 1800.0 ? best : 1800.0;
-    if (l->checkpoint.interval == DT_AUTO && speaks && (before <= 0.0 || s->interval > 1.5 * before))
+    if (l->interval == DT_AUTO && speaks && (before <= 0.0 || s->interval > 1.5 * before))
         printf("checkpoint every %.1f s: sqrt(2 x %.3f s that a save costs x %.0f s between failures) is %.1f s (Young "
-               "1974), at most 30 minutes are lost\n", s->interval, s->cost, (double)l->checkpoint.mtbf, best);
-    if (speaks && most > (double)l->checkpoint.deadline && !s->warned)
+               "1974), at most 30 minutes are lost\n", s->interval, s->cost, (double)l->mtbf, best);
+    if (speaks && most > (double)l->deadline && !s->warned)
         printf("a save takes %.1f s, but between a request to stop and the end are %.1f s (--deadline): it will not "
-               "fit, and the checkpoint before is what a restart finds\n", most, (double)l->checkpoint.deadline);
-    s->warned |= most > (double)l->checkpoint.deadline;
+               "fit, and the checkpoint before is what a restart finds\n", most, (double)l->deadline);
+    s->warned |= most > (double)l->deadline;
 }
 
 /* Saves when a save is due, and ends the run if that was asked for. */
 static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint32_t said)
 {
-    const dt_layout *l = &t->layout;
+    const dt_checkpoints *l = &t->layout.checkpoint;
     int last = info->step == t->recipe.steps, stop = (said & DT__SAID_STOP) && !last;
-    int due = last || stop || (said & DT__SAID_DUE) ||
-              (l->checkpoint.interval > 0 && info->step % l->checkpoint.interval == 0);
-    int behind = l->checkpoint.async && !last && !stop;
+    int due = last || stop || (said & DT__SAID_DUE) || (l->interval > 0 && info->step % l->interval == 0);
+    int behind = l->async && !last && !stop;
     dt_result r;
-    if (!l->checkpoint.place || !due) return DT_OK;
+    if (!l->place || !due) return DT_OK;
     r = dt__trainer_save(t, behind);
     if (!r && !behind && dt__trainer_speaks(t)) {
         dt__line_end(t);
         printf("step %lld/%lld  checkpoint %s/step-%09lld, %.1f MB in %.2f s\n", (long long)info->step,
-               (long long)t->recipe.steps, l->checkpoint.place, (long long)info->step, (double)t->save.bytes / 1e6,
+               (long long)t->recipe.steps, l->place, (long long)info->step, (double)t->save.bytes / 1e6,
                t->save.seconds);
     }
     if (!r) dt__save_learn(t);
     if (r || !stop) return r;
     return dt__error(DT_E_STOPPED, "stopped %s%s after step %lld of %lld; its checkpoint is in %s: run again to go on",
                      t->stopper ? "by rule " : "on request", t->stopper ? dt_rule_name(t->stopper - 1) : "",
-                     (long long)info->step, (long long)t->recipe.steps, l->checkpoint.place);
+                     (long long)info->step, (long long)t->recipe.steps, l->place);
 }
 
 /* The only step of a run that was complete when it was resumed: returns the last step's figures and a sample. */
