@@ -23461,17 +23461,15 @@ int dt__user_main(int argc, char **argv) __asm__(DT__MAIN_SYMBOL) __attribute__(
 typedef struct dt__rank_thread {
     pthread_t thread;
     struct dt__local_rank self;
-    int argc, status, done; /* done: atomic */
-    char **argv;            /* NULL: it was joined */
+    int argc;
+    char **argv; /* NULL: it was joined */
 } dt__rank_thread;
 
 static void *dt__rank_main(void *argument)
 {
     dt__rank_thread *t = (dt__rank_thread *)argument;
     dt__thread.rank = &t->self;
-    t->status = (dt__user_main(t->argc, t->argv) & 255) << 8; /* as waitpid tells it */
-    dt__job_ended(t->self.job, t->self.rank, t->status);
-    __atomic_store_n(&t->done, 1, __ATOMIC_RELEASE);
+    dt__job_ended(t->self.job, t->self.rank, (dt__user_main(t->argc, t->argv) & 255) << 8); /* as waitpid tells it */
     return NULL;
 }
 
@@ -23500,11 +23498,12 @@ static void dt__supervise_threads(dt__supervisor *s, dt__rank_thread *threads, i
         dt__supervise_listen(s);
         for (int r = 0; r < ranks; r++) {
             dt__rank_thread *t = &threads[r];
-            if (!t->argv || !__atomic_load_n(&t->done, __ATOMIC_ACQUIRE)) continue;
+            uint32_t gone = __atomic_load_n(&dt__job_rank(s->job, r)->gone, __ATOMIC_ACQUIRE);
+            if (!t->argv || !gone) continue;
             pthread_join(t->thread, NULL);
             dt__free(t->argv);
             t->argv = NULL;
-            dt__supervise_count(s, t->status);
+            dt__supervise_count(s, (int)(gone & ~DT__GONE));
         }
         dt__supervise_announce(s);
         if (s->deadline > 0 && dt__now() > s->deadline) __atomic_store_n(&s->job->stop, 2, __ATOMIC_SEQ_CST);
