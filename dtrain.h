@@ -23385,28 +23385,28 @@ static int dt__node_memory(int ranks, float timeout)
 /* Opens the memory of this rank's node, and its place there; if one of its ranks cannot, each is a node of its own. */
 static dt_result dt__node_join(dt__link *f, dt__address *address, float timeout, int *fd, int *place)
 {
-    int first = -1, ranks = 0;
+    dt__address *own = &address[f->rank];
+    const uint64_t node = own->node;
+    int first = -1, ranks = 0, fits = 1;
     char path[64];
     dt_result r;
     for (int p = 0; p < f->size; p++) {
-        if (address[p].node != address[f->rank].node) continue;
+        if (address[p].node != node) continue;
         if (p == f->rank) *place = ranks;
         if (!ranks++) first = p;
     }
-    *fd = address[f->rank].fd = first == f->rank ? dt__node_memory(ranks, timeout) : -1;
-    address[f->rank].pid = (int64_t)getpid();
+    *fd = own->fd = first == f->rank ? dt__node_memory(ranks, timeout) : -1;
+    own->pid = (int64_t)getpid();
     if ((r = dt__exchange_addresses(f, address)) != DT_OK) return r;
     DT__PRINT(path, "/proc/%lld/fd/%d", (long long)address[first].pid, (int)address[first].fd);
     if (first != f->rank) *fd = open(path, O_RDWR | O_CLOEXEC);
-    address[f->rank].ok = *fd >= 0;
+    own->ok = *fd >= 0;
     if ((r = dt__exchange_addresses(f, address)) != DT_OK) return r;
-    for (int p = 0, ok = 1; p < f->size; p++) {
-        ok = ok && (address[p].node != address[f->rank].node || address[p].ok);
-        if (p < f->size - 1 || ok) continue;
+    for (int p = 0; p < f->size; p++) fits = fits && (address[p].node != node || address[p].ok);
+    if (!fits) {
         if (*fd >= 0) close(*fd);
-        *fd = dt__node_memory(1, timeout);
-        *place = 0;
-        address[f->rank].node = (uint64_t)f->rank;
+        *fd = dt__node_memory(1, timeout), *place = 0;
+        own->node = (uint64_t)f->rank;
     }
     if (*fd < 0) return dt__error(DT_E_SYSTEM, "no shared memory for rank %d (%s)", f->rank, strerror(errno));
     return dt__exchange_addresses(f, address);
