@@ -12974,14 +12974,6 @@ static dt_tokenizer *dt__tokenizer_new(void)
     return t;
 }
 
-/* Adds the merge of the next rank; 0 without memory. */
-static int dt__merge_add(dt_tokenizer *t, const int32_t pair[2], int64_t made)
-{
-    if (!dt__table_put(&t->merge, t->merge.count, pair, sizeof(int32_t[2]))) return 0;
-    t->merge.entry[t->merge.count - 1].value = made;
-    return 1;
-}
-
 DT_API int64_t dt_tokenizer_size(const dt_tokenizer *t) { return dt__refused("t", t) ? 0 : t->token.count; }
 
 DT_API int dt_tokenizer_merge(const dt_tokenizer *t, int64_t rank, int32_t *left, int32_t *right)
@@ -13221,7 +13213,7 @@ static int dt__read_merge(dt_tokenizer *t, dt__json *j, int64_t left)
                              "tokenizer", (long long)t->merge.count);
     if (dt__table_find(&t->merge, pair, sizeof pair) >= 0)
         return dt__json_fail(j, "merge %lld stands here a second time: keep the first", (long long)t->merge.count);
-    if (!dt__merge_add(t, pair, made)) return j->result = DT_E_MEMORY, 0;
+    if (!dt__table_count(&t->merge, pair, sizeof pair, made)) return j->result = DT_E_MEMORY, 0;
     return 1;
 }
 
@@ -13564,7 +13556,8 @@ static int dt__learner_made(dt_tokenizer *t, const int32_t pair[2])
     (void)dt_tokenizer_decode(t, pair, 2, NULL, &bytes);
     if (!(text = (char *)dt__alloc(bytes, "a token"))) return 0;
     (void)dt_tokenizer_decode(t, pair, 2, text, &bytes);
-    fine = dt__table_put(&t->token, t->token.count, text, bytes) && dt__merge_add(t, pair, t->token.count - 1);
+    fine = dt__table_put(&t->token, t->token.count, text, bytes) &&
+           dt__table_count(&t->merge, pair, sizeof(int32_t[2]), t->token.count - 1);
     dt__free(text);
     return fine;
 }
