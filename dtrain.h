@@ -13597,12 +13597,15 @@ static dt_result dt__learner_begin(dt_tokenizer *t, const char *const *special)
     return dt__tokenizer_finish(t, "the vocabulary");
 }
 
-static dt_result dt__tokenizer_learn(dt_tokenizer *t, const char *path, int64_t vocabulary, const char *const *special)
+DT_API dt_result dt_tokenizer_train(dt_tokenizer **handle, const char *path, int64_t vocabulary, dt_pretokens rule,
+                                    const char *const *special)
 {
+    if (dt__refused("t! path rule<2", handle, path, rule)) return DT_E_USAGE;
     dt__learner l = DT__ZERO;
+    dt_tokenizer *t = l.t = dt__tokenizer_new();
     dt__walk w = {t, 1, dt__learner_word, &l};
-    dt_result r = dt__learner_begin(t, special);
-    l.t = t;
+    dt_result r = t ? dt__learner_begin(t, special) : DT_E_MEMORY;
+    if (t) t->rule = rule;
     if (!r && (vocabulary < t->token.count || vocabulary > DT__TOKEN_LIMIT))
         r = dt__error(DT_E_USAGE, "a vocabulary of %lld ids: use %lld (bytes and special tokens) to %d",
                       (long long)vocabulary, (long long)t->token.count, (int)DT__TOKEN_LIMIT);
@@ -13612,16 +13615,6 @@ static dt_result dt__tokenizer_learn(dt_tokenizer *t, const char *path, int64_t 
     dt__table_free(&l.word);
     dt__free(l.symbol);
     dt__table_free(&l.pair);
-    return r;
-}
-
-DT_API dt_result dt_tokenizer_train(dt_tokenizer **handle, const char *path, int64_t vocabulary, dt_pretokens rule,
-                                    const char *const *special)
-{
-    if (dt__refused("t! path rule<2", handle, path, rule)) return DT_E_USAGE;
-    dt_tokenizer *t = dt__tokenizer_new();
-    dt_result r = DT_E_MEMORY;
-    if (t) t->rule = rule, r = dt__tokenizer_learn(t, path, vocabulary, special);
     if (r) dt_tokenizer_close(&t);
     *handle = t;
     return r;
