@@ -12435,13 +12435,6 @@ static int dt__json_fail(dt__json *j, const char *format, ...)
     return 0;
 }
 
-static int dt__json_room(dt__json *j, int64_t more)
-{
-    if (dt__reserve((void **)&j->string, j->length, &j->room, j->length + more + 1, 1, "a string")) return 1;
-    j->result = DT_E_MEMORY;
-    return 0;
-}
-
 /* Moves to the next character that is no white space and returns it; 0 at the end. */
 static int dt__json_peek(dt__json *j)
 {
@@ -12542,11 +12535,13 @@ static int dt__json_escape(dt__json *j)
 static int dt__json_append(dt__json *j)
 {
     if (!dt__json_take(j, '"')) return 0;
-    while (j->text[j->at] != '"') {
+    for (;;) {
         const unsigned char *p = (const unsigned char *)j->text + j->at;
         uint32_t code;
         int length = dt__utf8(p, j->bytes - j->at, &code);
-        if (!dt__json_room(j, 4)) return 0;
+        if (!dt__reserve((void **)&j->string, j->length, &j->room, j->length + 5, 1, "a string"))
+            return j->result = DT_E_MEMORY, 0;
+        if (*p == '"') return j->at++, 1;
         if (j->at == j->bytes) return dt__json_fail(j, "a string without an end: the file is cut, copy it again");
         if (!length || *p < 0x20)
             return dt__json_fail(j, "a byte 0x%02x, a control character or no UTF-8: write \\u%04x, or save the file "
@@ -12559,8 +12554,6 @@ static int dt__json_append(dt__json *j)
         j->length += length;
         j->at += length;
     }
-    j->at++;
-    return dt__json_room(j, 0);
 }
 static int dt__json_string(dt__json *j)
 {
