@@ -12818,7 +12818,7 @@ typedef struct dt__table {
     dt__entry *entry;
     char *bytes;
     int64_t *slot; /* the number of a string plus 1; 0: free */
-    int64_t count, entries, used, room, slots, taken;
+    int64_t count, entries, used, room, slots;
 } dt__table;
 
 /* The slot of a string, or the free slot where it belongs. The hash is FNV-1a (Fowler, Noll, Vo). */
@@ -12858,7 +12858,7 @@ static int dt__table_set(dt__table *s, int64_t number, const void *bytes, int64_
 /* Adds string `number`, which can be found from now on; 0 without memory. */
 static int dt__table_put(dt__table *s, int64_t number, const void *bytes, int64_t n)
 {
-    if (2 * s->taken >= s->slots) {
+    if (2 * s->count >= s->slots) { /* there are at most as many strings as numbers */
         dt__table bigger = *s;
         bigger.slots = dt__max(64, 2 * s->slots);
         bigger.slot = (int64_t *)dt__alloc(bigger.slots * (int64_t)sizeof *s->slot, "a table of tokens");
@@ -12872,7 +12872,6 @@ static int dt__table_put(dt__table *s, int64_t number, const void *bytes, int64_
     }
     if (!dt__table_set(s, number, bytes, n)) return 0;
     *dt__table_slot(s, bytes, n) = number + 1;
-    s->taken++;
     return 1;
 }
 
