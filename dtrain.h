@@ -19134,7 +19134,6 @@ static dt_result dt__tensors_add(dt__tensors *t, const char *path)
 {
     dt__stored_file *file;
     dt__json j = DT__ZERO;
-    unsigned char eight[8];
     int64_t bytes = 0, length = 0;
     char *header = NULL;
     dt_result r;
@@ -19144,9 +19143,8 @@ static dt_result dt__tensors_add(dt__tensors *t, const char *path)
     snprintf(file->path, sizeof file->path, "%s", path);
     r = dt__file_open(path, &file->fd, &bytes);
     if (!r && bytes < 8) r = dt__error(DT_E_DATA, "%s has %lld bytes: it is cut", path, (long long)bytes);
-    if (!r) r = dt__file_read(file->fd, path, eight, 8, 0);
-    for (int i = 8; i-- > 0 && !r;) length = length > DT__HEADER_MOST ? length : length << 8 | eight[i];
-    if (!r && (length > DT__HEADER_MOST || length > bytes - 8))
+    if (!r) r = dt__file_read(file->fd, path, &length, sizeof length, 0);
+    if (!r && (length < 0 || length > DT__HEADER_MOST || length > bytes - 8))
         r = dt__error(DT_E_DATA, "%s does not begin with the length of a header: it is no safetensors file, or damaged",
                       path);
     if (!r && !(header = (char *)dt__alloc(length + 1, "a header"))) r = DT_E_MEMORY;
@@ -19250,13 +19248,11 @@ static void dt__tensor_file_put(dt__tensor_file *w, const void *data, int64_t by
 /* Creates the file once all tensors are announced. Spaces after the header align the numbers. */
 static void dt__tensor_file_open(dt__tensor_file *w)
 {
-    unsigned char eight[8];
     dt__text_add(&w->header, "}");
     while (!w->header.failed && (w->header.length + 8) % 64) dt__text_add(&w->header, " ");
-    for (int i = 0; i < 8; i++) eight[i] = (unsigned char)((uint64_t)w->header.length >> 8 * i);
     if (w->header.failed) w->result = DT_E_MEMORY;
     if (!w->result) w->result = dt__file_create(w->path, &w->fd);
-    dt__tensor_file_put(w, eight, 8);
+    dt__tensor_file_put(w, &w->header.length, sizeof w->header.length);
     dt__tensor_file_put(w, w->header.at, w->header.length);
 }
 
