@@ -18991,7 +18991,7 @@ static int dt__json_options(dt__json *j, const dt__option *list, int count, int 
                 snprintf(value, sizeof value, "%.*s", (int)dt__min(120, j->at - place[i]), j->text + place[i]);
             if (!j->result && dt__option_set(row[i], value, group)) dt__json_fail(j, "%s", dt__thread.error + 2);
         } else if (row[i]->preset < 0)
-            dt__json_fail(j, "there is no %s: the file is of another kind, or cut", key[i]);
+            (void)dt__json_find(j, -1, key[i]);
     }
     j->at = end;
     return !j->result;
@@ -20125,7 +20125,6 @@ DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, 
 {
     if (dt__refused("path list/", path, list, count)) return DT_E_USAGE;
     dt__tensor_file w;
-    dt__part_file part;
     dt_result r = DT_OK;
     dt__tensor_file_begin(&w, "", "");
     if (snprintf(w.path, sizeof w.path, "%s.%ld.tmp", path, (long)getpid()) >= (int)sizeof w.path)
@@ -20134,8 +20133,8 @@ DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, 
     if (!r) dt__tensor_file_open(&w);
     for (int64_t i = 0; i < count && !r; i++)
         dt__tensor_file_put(&w, list[i].values, 4 * dt_shape_count(list[i].shape));
-    if (!r && !w.result && fsync(w.fd)) w.result = dt__file_error("write", w.path);
-    r = dt__tensor_file_close(&w, r, &part);
+    r = dt__file_finish(w.fd, w.path, r ? r : w.result);
+    dt__free(w.header.at);
     if (!r) r = dt__file_rename(w.path, path);
     if (r) unlink(w.path);
     return r;
