@@ -12676,28 +12676,26 @@ static void dt__json_close(dt__json *j)
 #ifndef DT_COMM_ONLY
 /* ---- classes of characters ------------------------------------------------------------------
  * Runs of code points of Unicode 14.0 that are not letters, are, are not .. (general categories L* and N*), from 0 on.
- * A length is a number to the base 30, the leading digits as a to ~ (0 to 29), the last one as 0 to 9, A to T. */
+ * A length is 57 lead + last: # to [ is last, 0 to 56, and ends it; ] to ~ before it are lead's digits, base 34. */
 static const char dt__letters[] =
-    "c5Q6QbH1A1415N1b11p84CE57111e951224116113111K1cN1eJ8fG1b8216bBcBR44bFbDb521d911F272A321G11b0TcTB1Ob392415M419131"
-    "NP7B5O16HbCbSbO31I17AFG48222M17113431G1D213E2A186422M17121212b1411J3G9131M17121531I1F2N1B8222M17121531b0213F1H11"
-    "6331432111232333CM1bM8131N1G31Q32122b0148131N1A1531b1212F2H9131bB21G15383O65I3O191127bSbI12C7bS211151O111A129125"
-    "11L4b21c381b6R5dPbDK1G6443132734DC1Hb811512bD1l3142711142bB142b3142711142F1bR142c7b7GGcQ263uK2H1Q5cF687IDJEIED13"
-    "FbMb5141c7cT752b4115cAAb1bJb025BbE4QbON9bNcM1d3bHH8bOb0D2AbEQb6bB3Ab6297bD23bB41612315gCc4j8262b826281111111b12b"
-    "N1711331734264D5317dQ1D1GDdB1412A1135611111141B245541bM2c~DhJ6432Cb811512bQ71GN9717171717171717cK1pJ2bC5524cQ631"
-    "d0145bD1d4Hb2bIGr2hjMc4ysHc7bG2iT3GA2KbHGb12cAbJ92dD2c4521115OG13141NTbMEbKc263112BSANPT7bHS1G51AA51bBN318KN313b"
-    "K1132252111O32B73C6262697171bD1E6dPTmmCCN4bJjlMm62dGb87C5511A1D151112121dIb3m3Ic42bObACdQ51eFb6Q6QBcT36262623b5C"
-    "1Q1J121F2Eb4e3mTT3bJbHb2DK186b8Ab02b648bIf8Ib64b64bA8bMCB1F17121B1F1712c7kB9MA8O61bC19c96211bE12312NAN9b1c5J12AM"
-    "AQcAbQ62c41F4131TbCT3Tb581SRbOAMAJDIdKcDbPbLDbLDb6lIbC62cITA18MbCIbGLRNCbNbR221DbFb2PQb6T1218b531CbIE4L111b5I1Pc"
-    "O711141F1A7bHb88222M17121531I1C5f8bNI4K3b0bIK211g4bHbB4b6bIK1bTbDD1cBRb77g5bEdQc4b182128121OF111d482b9G111S1AbA7"
-    "1L1BbGJ1IcDiN91b7H1bJb0dM7121b8L1P6121b2E1kRJg91cJbaMhKgGc|Qd7FbfLeoTtDjrNsT7b1HcJHb0IbIG4b1L5JwSc4e8cF51c6Dc421"
-    "1SgyG8bl8bC9j|P417121jLbF3H48n6cqSdH5D397AgtKcP1cB122122241C11171c51428171S141511371lA2P1P1b11P1b11P1b11P1b11P18"
-    "cbEb1q1bFA7G1kLb0IbEbm8714121F1gHbTc871bk441R1211211A141111614111111312112111111111121124171414111A1H53151He|Abr"
-    "o0b2esD7hC2gm2Eij3dnDs2bu6foJ";
+    "^+=)=R$-$'$(:$B$e%'/1(*$$$_2($%%'$$)$$&$$$7$^=$_<+_W$I%$)L^1>''PNF%$^M$$2%*%-&%$3$$A@^C.$;D,%'$(9'$,$&$:<*.(;$)4M^"
+    "$Y&$5$*-23'+%%%9$*$$&'&$3$0%$&1%-$+)'%%9$*$%$%$%B'$$6&3,$&$9$*$%$(&$5$2%:$.+%%%9$*$%$(&$A%$&2$4$$)&&$'&%$$$%&%&&&/"
+    "9$W+$&$:$3&$=&%$%%A$'+$&$:$-$(&$B%$%2%4,$&$L%$3$(&+&;)(5&;$,$$%*^$S$%/*^$%$$$($;$$$-$%,$%($$8'C$^)+$G>(_$N7$3)''&$"
+    "&%*&'0/$4I$$($%N$bS$'%*$$$'%L$'%D$'%*$$$'%2$^#$'%^-H33^@%)&gU%4$=(^5)+*5061510$&2WF$'$^-^C*(%E$$(^0-BTA%(.O'=Y:,X^"
+    "<$^GR4+YA0%-O=GL&-G%,*N%&L'$)$%&$(`8^*aU%)%I%)%+$$$$$$$B%X$*$$&&$*&'%)'0(&$*_%$0$30^O$'$%-$$&()$$$$$$'$.%'(('$W%^j"
+    "'a$)'&%/I$$($%[*$3:,*$*$*$*$*$*$*$*^:$e0%M((%'^@)&$^D$'(N$^H4CS3e[`jH^*hkL^-Q%aL&3-%7R3B%^0T,%^Q%^*(%$$$(;3$&$'$:@"
+    "W1U^()&$$%.?-:<@*R?$3($--($L:&$+7:&$&U$$&%%(%$$$;&%.*&/)%)%),*$*$N$1)_$@bw#/:'Tai3c;%^TI*/(($$-$0$($$$%$%$^VDc85^*"
+    "%YK/_%($_8G=)=.^C&)%)%)%&F/$=$6$%$2%1E_,cR@&TRC07$+)I-A%G'+S_O5G'G'K+W/.$2$*$%$.$2$*$%^-b=,9-+;)$M$,^/)%$$O$%&$%:-"
+    ":,B^+6$%-9-=^0[)%^*$2'$&$@M@&@F+$?>Y-9-605^X^3ZV0V0Gc)M)%^8@-$+9M5Q8>:/X^#%%$0PC<=G@$%$+F&$/S1'8$$$F5$<^>*$$$'$2$-"
+    "*RI+%%%9$*$%$(&$5$/(_OX5'7&AS7%$$`0RL'GS7$^%N0$^1>H*`1O_%^*B+%$%+$%$;2$$$^H+%J3$$$?$-K*$8$.Q6$5^3aF,$H4$TA^Z*$%$I8"
+    "$<)$%$C1$bM6`5$^9m-a%`<^i1^K2oP_`%g0al=f[*B4^94A5S3'B8(6i'^*_1^5($^,0^*%$$?`bH+rLM,aqN'$*$%$b)P&4'+cY^c?^U(0&,*-``"
+    "(^?$^1$%%$%%%'$/$$$*$^+$'%+$*$?$'$($$&*$bZ%<$<$B$<$B$<$B$<$B$<$+}7Be<P-*3$bGA5Os1*$'$%$2$`=^%^.*$r*'$>$%$$%$$-$'$$"
+    "$$)$'$$$$$$&$%$$%$$$$$$$$$$%$$%'$*$'$'$$$-$4(&$($4_fBs^>C_aT*`V%_~(1`z)^q<f@w;_oH";
 static const char dt__numbers[] =
-    "bIAe025123bs1AeEAgIAnMAdSA46dIAdSAdSA26dKDdPA87dDAdE77JdJAd6AdSAcAKiSAcAAxTK~B3hTA6AMAk0Ae8BfFA6Ag2AcQAeEA6AbeQ1"
-    "366AgIbL25y6c0cIMv0b0bq51zR1P9E3lD4eIAb081Fb2Ab9FbcyGAg8AkK6f4Ab8AgIAMAcQAnGAxt0AqDbFCbRH2lBRb64T181eE5gMAbbC8P7"
-    "b99cF5M6fA22G2bGc49bM2b03cF5dE8O8bB7l06bIAjOb1f8AbC4dM7eEb0e8Ac0AeOA7KiBAlCAdSAmEAdCAdCCo0Jd3Az8ThHAcAArOLbfHdLt"
-    "{PAcQAeEA17{IN}pNKdIPbgTbKcsSAo2AbtF9e8A{BbT1314cGbF1Fbc2DdcRA";
+    "S-_)%($%&v3-_7-`>-d0-_'-')^V-_'-_'-%)^X0_$-+*^Q-^R**6^W-^J-_'-^07aK-^0-iF7l=&a.-)-9-b2-_1._V-)-`.-^@-_7-)-o7$&))-`"
+    ">V%(iM^&^89h&Au4$jG$<,1&c$'_;-A+$2C-J2le--`4-bF)_K-I-`>-9-^@-d*-g~,-eHP/^#4%b[>G'@$+$_7(`B-mA+<*J,^5(9)_Q%%3%Q^*,W"
+    "%A&^5(^R+;+L*bP)S-b,B_O-M'^Z*_7A_1-^&-_A-*7a:-c#-_'-cC-^P-^P/d86^G-j4@`[-^0-f88oL^Yfe*-^@-_7-$*k#:je:7^V<p=U^dB-d:"
+    "-w&,_1-jU^%$&$'^6P$2mU0^kV-";
 
 enum { DT__OTHER, DT__LETTER, DT__NUMBER, DT__SPACE };
 enum { DT__CODES = 0x110000 };
@@ -12707,11 +12705,11 @@ static void dt__classes_unpack(uint8_t *map, const char *runs, int kind)
     uint32_t at = 0, length = 0;
     int inside = 0;
     for (; *runs; runs++) {
-        if (*runs >= 'a') {
-            length = 30 * (length + (uint32_t)(*runs - 'a'));
+        if (*runs >= ']') {
+            length = 34 * length + (uint32_t)(*runs - ']');
             continue;
         }
-        length += (uint32_t)(*runs >= 'A' ? *runs - 'A' + 10 : *runs - '0');
+        length = 57 * length + (uint32_t)(*runs - '#');
         if (inside) memset(map + at, kind, length);
         at += length;
         length = 0;
