@@ -20183,7 +20183,7 @@ struct dt_optimizer {
     float steps;               /* as a program sees and loads it */
     dt_parameter *list;        /* (count), then what is kept of each, then the steps */
     char *names;
-    float *state, *sums; /* sums of squares of the blocks of the largest parameter */
+    float *state, *sums; /* sums: behind the state, sums of squares of the blocks of a parameter */
 };
 
 /* Lists what the optimizer keeps, and gives it memory. */
@@ -20192,11 +20192,11 @@ static dt_result dt__optimizer_state(dt_optimizer *o, const dt_parameter *list, 
     static const char *const part[] = {"first", "second"};
     dt_parameter *p;
     float *at;
-    int64_t size = 0;
+    int64_t size = 0, kept = floats * o->kept;
     for (int64_t i = 0; i < o->count; i++) size = dt__max(size, (int64_t)strlen(list[i].name) + 8);
     o->list = p = (dt_parameter *)dt__alloc((o->count * (1 + o->kept) + 1) * (int64_t)sizeof *p, "an optimizer");
     o->names = (char *)dt__alloc(size * o->count * o->kept, "an optimizer");
-    o->state = at = (float *)dt__alloc(4 * floats * o->kept, "an optimizer's state");
+    o->state = at = (float *)dt__alloc(4 * (kept + dt__ceil_div(floats, DT__BLOCK)), "an optimizer's state");
     if (!p || !o->names || !at) return DT_E_MEMORY;
     if (o->count) memcpy(p, list, sizeof *p * (size_t)o->count);
     p += o->count;
@@ -20207,6 +20207,7 @@ static dt_result dt__optimizer_state(dt_optimizer *o, const dt_parameter *list, 
         p->gradient = NULL, p->values = at;
         at += dt__round_up(dt_shape_count(p->shape), 16);
     }
+    o->sums = o->state + kept;
     p->name = "optimizer.step", p->values = &o->steps;
     return DT_OK;
 }
@@ -20216,15 +20217,14 @@ DT_API dt_result dt_optimizer_open(dt_optimizer **optimizer, const dt_recipe *re
 {
     if (dt__refused("o! recipe list/", optimizer, recipe, list, count)) return DT_E_USAGE;
     dt_optimizer *o = *optimizer = (dt_optimizer *)dt__alloc((int64_t)sizeof *o, "an optimizer");
-    int64_t floats = 0, largest = 0;
+    int64_t floats = 0;
     dt_result r = o ? dt__options_check(DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe) : DT_E_MEMORY;
     for (int64_t i = 0; i < count && !r; i++) {
-        int64_t n = dt_shape_count(list[i].shape);
         if (!list[i].name || !list[i].values || !list[i].gradient || !dt__shape_ok(&list[i].shape))
             r = dt__error(DT_E_USAGE, "dt_optimizer_open: parameter %lld, %s, lacks a name, values, a gradient or a "
                           "shape: call dt_backward before dt_graph_parameters", (long long)i,
                           list[i].name ? list[i].name : "NULL");
-        floats += dt__round_up(n, 16), largest = dt__max(largest, n);
+        floats += dt__round_up(dt_shape_count(list[i].shape), 16);
     }
     if (!r) {
         o->recipe = *recipe, o->count = count, o->recipe.precision = DT_PRECISION_FP32;
@@ -20234,7 +20234,6 @@ DT_API dt_result dt_optimizer_open(dt_optimizer **optimizer, const dt_recipe *re
     }
     if (!r) r = dt__pool_open(&o->pool, 1);
     if (!r) r = dt__optimizer_state(o, list, floats);
-    if (!r && !(o->sums = (float *)dt__alloc(4 * dt__ceil_div(largest, DT__BLOCK), "an optimizer"))) r = DT_E_MEMORY;
     if (r) dt_optimizer_close(optimizer);
     return r;
 }
@@ -20248,7 +20247,6 @@ DT_API void dt_optimizer_close(dt_optimizer **optimizer)
     dt__free(o->list);
     dt__free(o->names);
     dt__free(o->state);
-    dt__free(o->sums);
     dt__free(o);
     *optimizer = NULL;
 }
