@@ -12358,9 +12358,8 @@ static dt_result dt__file_map(const char *path, void **map, int64_t *bytes)
 
 static int dt__name_order(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-/* The files of a list of names and patterns. A pattern without a match stays as it is: opening it then says that it is
- * missing. glob() would sort by the locale, and the order of shards decides bits. On success the caller frees the list
- * with globfree(). */
+/* The files of a list of names and patterns; globfree() frees it. A pattern without a match stays: opening it says that
+ * it is missing. glob() would sort by the locale, and the order of shards decides bits. */
 static dt_result dt__names_list(glob_t *names, const char *path)
 {
     int64_t size = (int64_t)strlen(path) + 1;
@@ -12404,9 +12403,7 @@ static void dt__text_string(dt__text *t, const char *s)
  * A cursor over a text that ends with a NUL. Functions return 0 after an error, whose sentence has line and byte; the
  * first error stays, and later calls do nothing. Decoded strings are UTF-8 and may hold zero bytes. */
 
-enum { DT__FILE_LIMIT = 1 << 30 }; /* bytes of a JSON file */
-
-enum { DT__JSON_DEPTH = 64 };
+enum { DT__FILE_LIMIT = 1 << 30, DT__JSON_DEPTH = 64 }; /* bytes of a JSON file; open brackets */
 
 typedef struct dt__json {
     const char *path, *text;
@@ -12746,8 +12743,7 @@ static int64_t dt__class_end(const uint8_t *map, const unsigned char *p, int64_t
 
 /* ---- pre-tokens ------------------------------------------------------------------------------ */
 
-/* The length of 's 't 're 've 'm 'll 'd, or 0. In any case: also in capitals, and with the long s (U+017F), which folds
- * to s. */
+/* The length of 's 't 're 've 'm 'll 'd, or 0; in any case: also in capitals, and with the long s (U+017F) as s. */
 static int64_t dt__contraction(const unsigned char *p, int64_t n, int any_case)
 {
     int a, b, fold = any_case ? 'a' - 'A' : 0; /* turns capitals, and nothing else, into these letters */
@@ -12929,8 +12925,7 @@ static int dt__code_byte(uint32_t code)
     return code < 289 ? (int)code - 256 : code < 323 ? (int)code - 289 + 127 : code == 323 ? 173 : -1;
 }
 
-/* Replaces UTF-8 text by the bytes that it spells and returns their number. A text with a character that spells no byte
- * stays as it is. */
+/* Replaces UTF-8 text by the bytes it spells and returns their number. A text with another character stays as it is. */
 static int64_t dt__unspell(char *text, int64_t n)
 {
     const unsigned char *p = (const unsigned char *)text;
@@ -13993,8 +13988,7 @@ static dt_result dt__loader_open(dt__loader **handle, const dt__feed *feed, dt_s
     return r;
 }
 
-/* The batch of the next step, valid until the next call or the close. While it is being prepared, tick(user) is called
- * every 0.1 ms or so. */
+/* The batch of the next step, valid until the next call or the close. The wait for it calls tick(user) every 0.1 ms. */
 static dt_result dt__loader_next(dt__loader *l, dt__batch *batch, void (*tick)(void *user), void *user)
 {
     double start = dt__now();
@@ -14400,10 +14394,9 @@ static void dt__rules_update(dt_rules *r, dt__rule_tensor *t, const float *x)
 
 static dt_result dt__rules_weight(dt_rules *r, dt__rule_tensor *t, const float *x)
 {
-    int first = !t->before;
-    if (first && !(t->before = (float *)dt__alloc(4 * t->count, "weights of the step before"))) return DT_E_MEMORY;
-    if (first) dt__rules_first(r, t->before, x, t->count);
-    else dt__rules_update(r, t, x);
+    if (t->before) dt__rules_update(r, t, x);
+    else if (!(t->before = (float *)dt__alloc(4 * t->count, "weights of the step before"))) return DT_E_MEMORY;
+    else dt__rules_first(r, t->before, x, t->count);
     memcpy(t->before, x, 4 * (size_t)t->count);
     return DT_OK;
 }
@@ -19442,8 +19435,7 @@ static dt_result dt__gather_emit(dt__gatherer *g, const dt__state_tensor *of, co
     return r;
 }
 
-/* Reads slices from a whole tensor in a file; 2-byte numbers become floats. Blocks without numbers of the slices are
- * not read; padding becomes +0. */
+/* Reads slices from the blocks of a whole tensor in a file that they need. 2-byte numbers become floats, padding +0. */
 static dt_result dt__gather_read(dt__gatherer *g, const dt__tensors *from, const dt__stored *s,
                                  const dt__state_tensor *of, const dt__state_slice *slice, int64_t slices)
 {
