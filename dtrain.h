@@ -13636,10 +13636,8 @@ static int dt__ends_with(const char *name, const char *tail)
 }
 
 /* Checks the header of a .bin file, whose magic is right. */
-static dt_result dt__shard_ids(dt__shard *s, const char *path)
+static dt_result dt__shard_ids(dt__shard *s, const char *path, const int32_t header[3])
 {
-    int32_t header[3] = DT__ZERO;
-    memcpy(header, s->map, (size_t)dt__min(s->bytes, (int64_t)sizeof header));
     if (s->bytes >= DT__BIN_HEADER && header[1] != 1 && header[1] != 2)
         return dt__error(DT_E_DATA, "%s is a token file of version %d. Write version 1 (uint16 ids) or 2 (uint32 ids)",
                          path, (int)header[1]);
@@ -13668,11 +13666,11 @@ static dt_result dt__shard_encode(dt__shard *s, const dt_tokenizer *t)
 /* Maps a file. Its first bytes decide whether it holds ids or text. */
 static dt_result dt__shard_open(dt__shard *s, const char *path, const dt_tokenizer *t)
 {
-    int32_t magic = 0;
+    int32_t header[3] = DT__ZERO;
     dt_result r = dt__file_map(path, &s->map, &s->bytes);
     if (r) return r;
-    if (s->bytes >= (int64_t)sizeof magic) memcpy(&magic, s->map, sizeof magic);
-    if (magic == DT__BIN_MAGIC) return dt__shard_ids(s, path);
+    memcpy(header, s->map, (size_t)dt__min(s->bytes, (int64_t)sizeof header));
+    if (header[0] == DT__BIN_MAGIC) return dt__shard_ids(s, path, header);
     if (dt__ends_with(path, ".bin"))
         return dt__error(DT_E_DATA, "%s does not begin like a token file (%d): make it with llm.c's scripts, "
                          "or rename it if its bytes are the text", path, (int)DT__BIN_MAGIC);
