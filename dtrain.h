@@ -19467,22 +19467,17 @@ static dt_result dt__tensors_fit(const dt__tensors *t, const char *name, const d
                      dt__stored_types[s->type].name, dt__shape_text(&s->shape, a), dt__shape_text(shape, b));
 }
 
-/* The tensor of a parameter, whose name some files shorten by a prefix; NULL: there is none. */
-static dt__stored *dt__weights_find(const dt__tensors *t, const char *name)
+/* A dt__find_fn for published weights. Some files shorten the names of parameters by a prefix. A longer table of
+ * positions is accepted; its first rows are used. */
+static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found)
 {
     static const char *const prefix[] = {"transformer.", "model."};
     dt__stored *s = dt__tensors_find(t, name);
-    for (int i = 0; i < 2 && !s; i++)
-        if (!strncmp(name, prefix[i], strlen(prefix[i]))) s = dt__tensors_find(t, name + strlen(prefix[i]));
-    return s;
-}
-
-/* A dt__find_fn for published weights. A longer table of positions is accepted; its first rows are used. */
-static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found)
-{
-    dt__stored *s = *found = dt__weights_find(t, name);
     char a[96], b[96];
     dt_shape first;
+    for (int i = 0; i < 2 && !s; i++)
+        if (!strncmp(name, prefix[i], strlen(prefix[i]))) s = dt__tensors_find(t, name + strlen(prefix[i]));
+    *found = s;
     if (!s)
         return dt__error(DT_E_USAGE, "%s has no %s, of shape %s here: it is of another model, give its --model or "
                          "options", t->file[0].path, name, dt__shape_text(shape, a));
