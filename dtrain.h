@@ -13389,18 +13389,6 @@ static void dt__write_token(dt__text *text, const dt_tokenizer *t, int64_t id, i
     }
 }
 
-static void dt__write_added(dt__text *text, const dt_tokenizer *t)
-{
-    for (int64_t i = 0; i < t->addeds; i++) {
-        int64_t id = t->added[i], kind = t->token.entry[id].value;
-        dt__text_add(text, "%s\n{\"id\":%lld,\"content\":\"", i ? "," : "", (long long)id);
-        dt__write_token(text, t, id, 1);
-        dt__text_add(text, "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":%s,"
-                     "\"special\":%s}", kind & DT__TOKEN_LATE ? "true" : "false",
-                     kind & DT__TOKEN_SPECIAL ? "true" : "false");
-    }
-}
-
 static void dt__write_vocabulary(dt__text *text, const dt_tokenizer *t)
 {
     const char *comma = "";
@@ -13426,7 +13414,14 @@ static void dt__write_json(dt__text *text, const dt_tokenizer *t)
 {
     int split = t->rule == DT_PRETOKENS_LLAMA3;
     dt__text_add(text, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\n\"added_tokens\":[");
-    dt__write_added(text, t);
+    for (int64_t i = 0; i < t->addeds; i++) {
+        int64_t id = t->added[i], kind = t->token.entry[id].value;
+        dt__text_add(text, "%s\n{\"id\":%lld,\"content\":\"", i ? "," : "", (long long)id);
+        dt__write_token(text, t, id, 1);
+        dt__text_add(text, "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":%s,"
+                     "\"special\":%s}", kind & DT__TOKEN_LATE ? "true" : "false",
+                     kind & DT__TOKEN_SPECIAL ? "true" : "false");
+    }
     dt__text_add(text, "],\n\"normalizer\":null,\n\"pre_tokenizer\":");
     if (split) {
         dt__text_add(text, "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":");
@@ -19106,16 +19101,16 @@ static int dt__tensors_header(dt__tensors *t, dt__json *j, int64_t data, int64_t
     int64_t first = t->count, end = data;
     for (int64_t count = 0; dt__json_each(j, '{', &count);)
         if (!dt__stored_add(t, j, data, bytes)) return 0;
-    if (!j->result && dt__json_peek(j)) return dt__json_fail(j, "the header ends before its last byte: copy the file");
+    if (j->result) return 0;
+    if (dt__json_peek(j)) return dt__json_fail(j, "the header ends before its last byte: copy the file");
     if (t->count > first) qsort(t->list + first, (size_t)(t->count - first), sizeof *t->list, dt__stored_by_place);
-    for (int64_t i = first; i < t->count && !j->result; end += t->list[i++].bytes)
+    for (int64_t i = first; i < t->count; end += t->list[i++].bytes)
         if (t->list[i].at != end)
             return dt__json_fail(j, "%.100s does not begin where the tensor before it ends: the file is damaged, copy "
                                  "it again", t->list[i].name);
-    if (!j->result && end != data + bytes)
-        return dt__json_fail(j, "%lld bytes belong to no tensor: the file is damaged, copy it again",
-                             (long long)(data + bytes - end));
-    return !j->result;
+    if (end == data + bytes) return 1;
+    return dt__json_fail(j, "%lld bytes belong to no tensor: the file is damaged, copy it again",
+                         (long long)(data + bytes - end));
 }
 
 /* Adds the tensors of a file. dt__tensors_close() frees them, after an error as well. */
