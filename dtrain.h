@@ -13028,7 +13028,6 @@ static dt_result dt__walk_text(const dt__walk *w, const unsigned char *p, int64_
     return r || pass == 2 ? r : dt__walk_text(w, p + from, n - from, pass + 1);
 }
 
-/* Walks the texts of a list of files. */
 static dt_result dt__walk_files(const dt__walk *w, const char *path)
 {
     glob_t names;
@@ -13158,7 +13157,6 @@ static int dt__read_flag(const dt__json *j, int64_t place, int absent)
     return place < 0 ? absent : j->text[place] == 't';
 }
 
-/* The number of a token at the cursor. */
 static int dt__read_id(dt__json *j, int32_t *id)
 {
     int64_t whole = -1;
@@ -13307,7 +13305,6 @@ static int dt__read_model(dt_tokenizer *t, dt__json *j)
     "convert a vocab.json and merges.txt by AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR) of " \
     "Hugging Face's transformers"
 
-/* A tokenizer.json. */
 static int dt__read_json(dt_tokenizer *t, dt__json *j)
 {
     static const char *const key[] = {"model", "normalizer", "pre_tokenizer", "added_tokens", NULL};
@@ -19701,7 +19698,6 @@ static dt_result dt__part_copy(void *user, const char *folder, const char *name)
     return dt__file_finish(out, to, r);
 }
 
-/* Writes a text as a file of a checkpoint. */
 static dt_result dt__part_put(const char *folder, const char *name, const char *text, int64_t bytes, dt__part_file *p)
 {
     char path[PATH_MAX];
@@ -19712,7 +19708,6 @@ static dt_result dt__part_put(const char *folder, const char *name, const char *
     return r ? r : dt__file_put(path, text, bytes);
 }
 
-/* Flushes a file to the disk. */
 static dt_result dt__part_flush(const char *folder, const char *name)
 {
     char path[PATH_MAX];
@@ -19723,7 +19718,6 @@ static dt_result dt__part_flush(const char *folder, const char *name)
     return dt__file_finish(fd, path, r);
 }
 
-/* Compares a file with the manifest's size and hash. */
 static dt_result dt__part_check(const char *folder, const dt__part_file *p, dt_comm *comm)
 {
     dt__part_file is;
@@ -19736,7 +19730,6 @@ static dt_result dt__part_check(const char *folder, const dt__part_file *p, dt_c
     return r;
 }
 
-/* Copies the checkpoint of a step to another directory of checkpoints. */
 static dt_result dt__step_copy(const char *from, const char *to, int64_t step)
 {
     char source[PATH_MAX], draft[PATH_MAX];
@@ -19993,7 +19986,6 @@ static void dt__config_rope(dt__json *j, int64_t place, dt__config *c)
         dt__json_fail(j, "factor is 1 or more, high_freq_factor above low_freq_factor: the file is damaged");
 }
 
-/* Reads the family, then its members. */
 static void dt__config_read(dt__json *j, dt__config *c)
 {
     dt_model *m = &c->m;
@@ -20085,7 +20077,6 @@ static dt_result dt__weights_open(dt__tensors *t, const char *path)
     return r ? r : dt__tensors_sort(t);
 }
 
-/* Hashes type, shape and three blocks of a tensor. */
 static dt_result dt__weights_digest(const dt__tensors *t, const dt__stored *s, char hex[65])
 {
     char text[192 + 3 * 4096], shape[96];
