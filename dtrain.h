@@ -20011,14 +20011,13 @@ static dt_result dt__config_open(const char *path, dt_model *m, int64_t *sequenc
     char name[PATH_MAX];
     dt__json j;
     dt__config c = DT__ZERO;
-    int folder = !stat(path, &is) && S_ISDIR(is.st_mode);
-    dt_result r = folder ? dt__path_join(name, path, "config.json") : DT_OK;
+    dt_result r = DT_OK;
     memset(m, 0, sizeof *m);
-    if (r || dt__json_open(&j, folder ? name : path)) return r ? r : dt__thread.code;
+    if (!stat(path, &is) && S_ISDIR(is.st_mode)) r = dt__path_join(name, path, "config.json"), path = name;
+    if (r || (r = dt__json_open(&j, path)) != DT_OK) return r;
     dt__config_read(&j, &c);
-    r = j.result;
     dt__json_close(&j);
-    if (r) return r;
+    if (j.result) return j.result;
     *m = c.m;
     m->balance = 0.01f;
     *sequence = c.sequence;
