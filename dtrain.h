@@ -13616,7 +13616,7 @@ struct dt_data {
     int shards;
     int64_t vocabulary; /* of the tokenizer, when it encoded something */
     int64_t sequence;
-    int64_t first[2], tokens[2]; /* of each dt_split: a run of tokens */
+    int64_t tokens[2]; /* of each dt_split; those of DT_VALIDATION come last */
 };
 
 /* ---- opening ------------------------------------------------------------------------------ */
@@ -13694,7 +13694,7 @@ static dt_result dt__data_cut(dt_data *d, const char *path, double fraction)
                          "sequence needs %lld: use a longer text, a shorter sequence or another fraction", path,
                          fraction, (long long)all, (long long)(all - validation), (long long)validation,
                          (long long)need);
-    d->tokens[DT_TRAIN] = d->first[DT_VALIDATION] = all - validation;
+    d->tokens[DT_TRAIN] = all - validation;
     d->tokens[DT_VALIDATION] = validation;
     return DT_OK;
 }
@@ -13790,7 +13790,7 @@ DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample,
     if (sample < 0 || sample >= samples)
         return dt__error(DT_E_USAGE, "there is no %s sample %lld: there are %lld, counted from 0",
                          dt__split_name(split), (long long)sample, (long long)samples);
-    at = d->first[split] + sample * n;
+    at = (split == DT_VALIDATION ? d->tokens[DT_TRAIN] : 0) + sample * n;
     dt__data_read(d, at, n, tokens);
     dt__data_read(d, at + 1, n, targets);
     return DT_OK;
@@ -13932,6 +13932,8 @@ static dt_result dt__loader_fill(void *owner, int64_t n)
     const dt_source *s = &l->feed->is;
     dt_result r = DT_OK;
     b->step = l->first + n;
+    b->input = l->memory + n % l->slots * l->rows * (s->inputs + s->targets);
+    b->target = b->input + l->rows * s->inputs;
     for (int64_t row = 0; row < l->rows && !r && !__atomic_load_n(&l->closing, __ATOMIC_RELAXED); row++)
         r = dt__feed_fetch(l->feed, l->split, l->sample(l->context, b->step, row), b->input + row * s->inputs,
                            b->target + row * s->targets);
@@ -13956,7 +13958,6 @@ static dt_result dt__loader_open(dt__loader **handle, const dt__feed *feed, dt_s
                                  int64_t first, int slots, dt__sample_fn sample, const void *context)
 {
     dt__loader *l = (dt__loader *)dt__alloc((int64_t)sizeof *l, "the data loader");
-    int64_t words = rows * (feed->is.inputs + feed->is.targets);
     dt_result r = DT_E_MEMORY;
     *handle = NULL;
     if (!l) return r;
@@ -13966,11 +13967,7 @@ static dt_result dt__loader_open(dt__loader **handle, const dt__feed *feed, dt_s
 #ifdef DT_NO_THREADS
     l->slots = 1;
 #endif
-    l->memory = (uint32_t *)dt__alloc(l->slots * words * (int64_t)sizeof *l->memory, "batches of samples");
-    for (int64_t i = 0; i < l->slots && l->memory; i++) {
-        l->slot[i].input = l->memory + i * words;
-        l->slot[i].target = l->slot[i].input + rows * feed->is.inputs;
-    }
+    l->memory = (uint32_t *)dt__alloc(4 * l->slots * rows * (feed->is.inputs + feed->is.targets), "batches of samples");
     if (l->memory) r = dt__queue_open(&l->queue, dt__loader_fill, l, l->slots, "read data");
     for (int64_t i = 1; i < l->slots && !r; i++) (void)dt__queue_ask(&l->queue);
     if (r) dt__loader_close(&l);
