@@ -13474,14 +13474,13 @@ static int dt__learner_pair(dt__learner *l, int32_t left, int32_t right, int64_t
 /* Replaces the bytes of words by symbols and counts the pairs. */
 static dt_result dt__learner_start(dt__learner *l)
 {
-    int fine = 1;
     l->symbol = (int32_t *)dt__alloc(l->word.used * (int64_t)sizeof *l->symbol, "the symbols of all words");
     if (!l->symbol) return DT_E_MEMORY;
     for (int64_t i = 0; i < l->word.used; i++) l->symbol[i] = l->t->byte_id[(unsigned char)l->word.bytes[i]];
     for (const dt__entry *e = l->word.entry; e < l->word.entry + l->word.count; e++)
-        for (int64_t i = e->at + 1; i < e->at + e->length && fine; i++)
-            fine = dt__learner_pair(l, l->symbol[i - 1], l->symbol[i], e->value);
-    return fine ? DT_OK : DT_E_MEMORY;
+        for (int64_t i = e->at + 1; i < e->at + e->length; i++)
+            if (!dt__learner_pair(l, l->symbol[i - 1], l->symbol[i], e->value)) return DT_E_MEMORY;
+    return DT_OK;
 }
 
 /* The pair with the highest count; of equal counts the smallest left id, then right id. 0: no pair occurs twice. */
@@ -13499,28 +13498,27 @@ static int dt__learner_best(const dt__learner *l, int32_t best[2])
     return most > 1;
 }
 
-/* Merges a pair wherever it stands in a word, from left to right. */
+/* Merges a pair wherever it stands in a word, from left to right; 0 without memory. */
 static int dt__learner_merge(dt__learner *l, dt__entry *word, const int32_t pair[2], int32_t made)
 {
     int32_t *symbol = l->symbol + word->at;
     int64_t n = word->length, times = word->value, kept = 0;
-    int fine = 1;
     for (int64_t i = 0; i < n; i++) {
         if (symbol[i] != pair[0] || i + 1 == n || symbol[i + 1] != pair[1]) {
             symbol[kept++] = symbol[i];
             continue;
         }
-        if (kept)
-            fine = fine && dt__learner_pair(l, symbol[kept - 1], pair[0], -times) &&
-                   dt__learner_pair(l, symbol[kept - 1], made, times);
-        if (i + 2 < n)
-            fine = fine && dt__learner_pair(l, pair[1], symbol[i + 2], -times) &&
-                   dt__learner_pair(l, made, symbol[i + 2], times);
+        if (kept && (!dt__learner_pair(l, symbol[kept - 1], pair[0], -times) ||
+                     !dt__learner_pair(l, symbol[kept - 1], made, times)))
+            return 0;
+        if (i + 2 < n && (!dt__learner_pair(l, pair[1], symbol[i + 2], -times) ||
+                          !dt__learner_pair(l, made, symbol[i + 2], times)))
+            return 0;
         symbol[kept++] = made;
         i++;
     }
     word->length = kept;
-    return fine;
+    return 1;
 }
 
 /* Adds the token of a pair; 0 without memory. No other token has these bytes: a string whose ends no merge crosses is
@@ -13749,8 +13747,7 @@ DT_API int64_t dt_data_tokens(const dt_data *d, dt_split split)
 
 DT_API int64_t dt_data_samples(const dt_data *d, dt_split split)
 {
-    if (dt__refused("d split<2", d, split)) return 0;
-    return d->tokens[split] > 0 ? (d->tokens[split] - 1) / d->sequence : 0;
+    return dt__refused("d split<2", d, split) ? 0 : dt__max(0, d->tokens[split] - 1) / d->sequence;
 }
 
 static int64_t dt__shard_token(const dt__shard *s, int64_t at)
