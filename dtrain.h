@@ -6890,28 +6890,19 @@ static void dt__map_part(const dt__call *c, int64_t begin, int64_t end)
         c->env->k->map(c->n->op, c->out + begin, in, step, n, c->n->f);
     }
 }
-/* Input 1 is a vector that is stored in shards: columns of input 0. */
-static void dt__shard_columns(const dt__call *c, int64_t begin, int64_t end)
-{
-    const dt__param *p = dt__cut_param(c->g, dt__in(c, 1));
-    int64_t cols = dt__cols(c->n), width = dt__param_width(p, c->g->tensor_shards);
-    int64_t step = dt__shard_step(p, c->g->tensor_shards);
-    for (int64_t r = begin; r < end; r++)
-        for (int64_t at = 0; at < cols; at += width)
-            c->env->k->binary(c->n->op, c->out + r * cols + at, c->in[0] + r * cols + at, 1,
-                              c->in[1] + at / width * step, 1, width);
-}
 
 static void dt__run_map(const dt__call *c)
 {
+    const dt__param *p = c->n->inputs == 2 ? dt__cut_param(c->g, dt__in(c, 1)) : NULL;
     dt__call whole = *c;
     dt__strided w = DT__ZERO;
-    if (c->n->inputs == 2 && dt__cut_param(c->g, dt__in(c, 1)) && dt__own(c->g) > 1) {
-        dt__split(c, dt__rows(c->n), 8, dt__shard_columns);
-        return;
-    }
     w.shape = c->n->shape, w.arrays = c->n->inputs;
     for (int i = 0; i < w.arrays; i++) dt__strides(&dt__in(c, i)->shape, &w.shape, w.stride[i]);
+    if (p) { /* a vector that is stored in shards: columns of input 0 */
+        w.shape = dt_shape3(dt__rows(c->n), dt__own(c->g), dt__param_width(p, c->g->tensor_shards));
+        dt__strides(&w.shape, &w.shape, w.stride[0]);
+        w.stride[1][0] = 0, w.stride[1][1] = dt__shard_step(p, c->g->tensor_shards), w.stride[1][2] = 1;
+    }
     dt__strided_begin(&w);
     whole.strided = &w;
     dt__split(&whole, dt__count(c->n), 4096, dt__map_part);
