@@ -6937,7 +6937,7 @@ static void dt__run_rows(const dt__call *c)
     dt__split(c, whole ? dt__rows(c->n) : dt__count(c->n), 16, dt__row_op_rows);
 }
 
-/* ---- reductions -------------------------------------------------------------------------------- */
+/* ---- reductions and softmax -------------------------------------------------------------------- */
 
 /* A whole-tensor sum: blocks of 1024 elements, then TREE (R5). */
 static float dt__whole_sum(const dt__kernels *k, const float *x, int64_t n)
@@ -7017,94 +7017,66 @@ static unsigned dt__axes(dt_graph *g, dt_tensor x, unsigned mask, const char *na
                dims);
     return 0;
 }
-/* Orders axes: those outside the mask, then its own; returns how many are outside. *moved: is an axis elsewhere? */
-static int dt__axes_last(int dims, unsigned mask, int *order, int *moved)
+/* Applies a row op over axes: they are permuted to the end (R5), and become one axis for an op whose result is rows. A
+ * sum over leading axes is a column sum in row order. */
+static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, unsigned axes, const char *name)
 {
-    int count = 0, at = 0;
-    for (int i = 0; i < dims; i++) count += !(mask >> i & 1u);
-    for (int last = 0; last < 2; last++)
-        for (int i = 0; i < dims; i++)
-            if ((int)(mask >> i & 1u) == last) order[at++] = i;
-    *moved = 0;
-    for (int i = 0; i < dims; i++) *moved |= order[i] != i;
-    return count;
-}
-
-/* A reduction of leading axes is a column sum in row order. Other axes are permuted to the end for an op over rows
- * (R5). */
-static dt_tensor dt__reduce_rows(dt_graph *g, int op, dt_tensor x, unsigned mask)
-{
-    dt_shape s = dt__at(g, x)->shape, out = dt_shape0();
-    int order[DT_MAX_DIMS], moved;
-    dt__node n;
-    out.dims = dt__axes_last(s.dims, mask, order, &moved);
-    for (int i = 0; i < out.dims; i++) out.n[i] = s.n[order[i]];
-    if (op == DT__OP_ROW_SUM && out.dims && mask == (1u << (s.dims - out.dims)) - 1u)
-        return dt__push_one(g, DT__OP_COL_SUM, out, x);
-    if (moved) x = dt_permute(g, x, order);
-    n = dt__node_one(op, out, x);
-    if (op == DT__OP_ARGMAX) n.dtype = DT_I32;
-    return dt__push(g, &n, NULL);
-}
-
-static dt_tensor dt__reduce_axes(dt_graph *g, int op, dt_tensor x, unsigned axes, const char *name)
-{
-    dt_shape s = dt__at(g, x)->shape;
     unsigned mask = dt__axes(g, x, axes, name);
-    if (!mask && op == DT__OP_ARGMAX) return dt__poison(g, DT_E_SHAPE, "%s: the axis mask names no axis", name);
+    int whole = dt__op_of(op)->shape == DT__SHAPE_SAME;
+    int order[DT_MAX_DIMS], back[DT_MAX_DIMS], count = 0, outer = 0, moved = 0;
+    dt_shape s = dt__at(g, x)->shape, ordered = s, rows;
+    dt__node n;
+    if (!mask && (whole || op == DT__OP_ARGMAX))
+        return dt__poison(g, DT_E_SHAPE, "%s: the axis mask names no axis", name);
     if (!mask) return g->result ? dt__none() : x;
-    x = dt__reduce_rows(g, op, x, mask);
+    for (int last = 0; last < 2; last++)
+        for (int i = 0; i < s.dims; i++) {
+            if ((int)(mask >> i & 1u) != last) continue;
+            outer += !last, moved |= i != count;
+            ordered.n[count] = s.n[i], back[i] = count, order[count++] = i;
+        }
+    rows = ordered, rows.dims = outer;
+    if (whole) rows.n[rows.dims++] = dt__span(&ordered, outer, s.dims);
+    if (op == DT__OP_ROW_SUM && outer && mask == (1u << (s.dims - outer)) - 1u) op = DT__OP_COL_SUM;
+    else if (moved) x = dt_permute(g, x, order);
+    if (whole && s.dims > rows.dims) x = dt_reshape(g, x, rows);
+    n = dt__node_one(op, rows, x);
+    if (op == DT__OP_ARGMAX) n.dtype = DT_I32;
+    x = dt__push(g, &n, NULL);
+    if (whole && s.dims > rows.dims) x = dt_reshape(g, x, ordered);
+    if (whole) return moved ? dt_permute(g, x, back) : x;
     for (int i = 0; i < s.dims; i++)
         if (mask >> i & 1u) s.n[i] = 1;
     return axes & DT_KEEP ? dt_reshape(g, x, s) : x;
 }
 DT_API dt_tensor dt_sum(dt_graph *g, dt_tensor x, unsigned axes)
 {
-    return dt__refuses(g, "x#", x) ? dt__none() : dt__reduce_axes(g, DT__OP_ROW_SUM, x, axes, "sum");
+    return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_ROW_SUM, x, axes, "sum");
 }
 DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes)
 {
-    return dt__refuses(g, "x#", x) ? dt__none() : dt__reduce_axes(g, DT__OP_ROW_MAX, x, axes, "max");
+    return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_ROW_MAX, x, axes, "max");
 }
 DT_API dt_tensor dt_argmax(dt_graph *g, dt_tensor x, unsigned axes)
 {
-    return dt__refuses(g, "x#", x) ? dt__none() : dt__reduce_axes(g, DT__OP_ARGMAX, x, axes, "argmax");
+    return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_ARGMAX, x, axes, "argmax");
 }
 
 DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes)
 {
     if (dt__refuses(g, "x#", x)) return dt__none();
-    dt_tensor sum = dt__reduce_axes(g, DT__OP_ROW_SUM, x, axes, "mean");
+    dt_tensor sum = dt__along(g, DT__OP_ROW_SUM, x, axes, "mean");
     return sum.id ? dt_scale(g, sum, 1.0f / (float)(dt__count(dt__at(g, x)) / dt__count(dt__at(g, sum)))) : sum;
 }
 
 /* max + log sum exp(x - max). The maximum is a constant to the gradient, which is exp(x - max) / sum. */
 static dt_tensor dt__logsumexp(dt_graph *g, dt_tensor x, unsigned axes)
 {
-    dt_tensor max = dt_detach(g, dt__reduce_axes(g, DT__OP_ROW_MAX, x, axes | DT_KEEP, "logsumexp"));
+    dt_tensor max = dt_detach(g, dt__along(g, DT__OP_ROW_MAX, x, axes | DT_KEEP, "logsumexp"));
     dt_tensor sum = dt_map(g, DT_LOG, dt_sum(g, dt_map(g, DT_EXP, dt_sub(g, x, max)), axes));
     return sum.id ? dt_add(g, sum, dt_reshape(g, max, dt_shape_of(g, sum))) : sum;
 }
 
-/* ---- softmax ------------------------------------------------------------------------------------- */
-
-/* Applies a row op over axes, which are moved to the end and become one for it. */
-static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, unsigned axes, const char *name)
-{
-    unsigned mask = dt__axes(g, x, axes, name);
-    int order[DT_MAX_DIMS], back[DT_MAX_DIMS], moved, outer;
-    dt_shape s = dt__at(g, x)->shape, rows;
-    if (!mask) return dt__poison(g, DT_E_SHAPE, "%s: the axis mask names no axis", name);
-    rows.dims = outer = dt__axes_last(s.dims, mask, order, &moved);
-    for (int i = 0; i < s.dims; i++) back[order[i]] = i;
-    if (moved) x = dt_permute(g, x, order), s = dt_shape_of(g, x);
-    for (int i = 0; i < outer; i++) rows.n[i] = s.n[i];
-    rows.n[rows.dims++] = dt__span(&s, outer, s.dims);
-    if (s.dims > rows.dims) x = dt_reshape(g, x, rows);
-    x = dt__push_one(g, op, rows, x);
-    if (s.dims > rows.dims) x = dt_reshape(g, x, s);
-    return moved ? dt_permute(g, x, back) : x;
-}
 DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, unsigned axes)
 {
     return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_SOFTMAX, x, axes, "softmax");
