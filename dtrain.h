@@ -10361,25 +10361,9 @@ static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot, dt_
     }
 }
 
-/* Folds the row slices of a complete gradient (R2, R7) in slot i of a graph: TREE over this rank's slices of each leaf,
- * over those of all ranks when rows are split, then over its leaves. The first is at `first`, the others at `more`. */
-static void dt__slot_fold(const dt__net *net, const dt_graph *g, int32_t i, float *first, float *more,
-                          const dt__env *env)
-{
-    const dt__param *p = &g->params[g->slots[i].param];
-    int64_t leaf = dt__leaf_slices(g, p);
-    dt__terms t;
-    t.first = first, t.more = more;
-    t.n = dt__param_local(p, net->tensor_shards, net->own_shards);
-    t.stride = dt__round_up(t.n, DT__BLOCK);
-    t.count = dt__row_slices(g, p);
-    dt__mem_tree(env->k, env->pool, &t, 1, leaf);
-    for (int64_t v = 0; p->rows == 1 && dt__splits_rows(g) && v < t.count; v += leaf)
-        env->tp.combine(env->tp.user, DT__TP_SUM, dt__term(&t, v), dt__term(&t, v), t.n);
-    dt__mem_tree(env->k, env->pool, &t, leaf, t.count);
-}
-
-/* Folds the row slices of segments [begin, end) in a gradient set, before the leaf is added to others. */
+/* Folds the row slices (R2, R7) of the gradients of segments [begin, end) in a set, before the leaf is added to others:
+ * TREE over this rank's slices of each leaf, over those of all ranks when rows are split, then over its leaves. The
+ * first slice is in the set, the others are in `slices`. */
 static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *set, float *slices, const dt__env *env)
 {
     for (int64_t s = begin; s < end; s++) {
@@ -10387,12 +10371,18 @@ static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *
         const dt_graph *g = b->plan->g;
         for (int32_t i = 0; i < g->slot_count; i++) {
             const dt__param *p = &g->params[g->slots[i].param];
-            int64_t width = dt__round_up(dt__param_local(p, net->tensor_shards, net->own_shards), DT__BLOCK);
-            int64_t more = (dt__row_slices(g, p) - 1) * width;
+            int64_t leaf = dt__leaf_slices(g, p);
+            dt__terms t;
+            t.n = dt__param_local(p, net->tensor_shards, net->own_shards);
+            t.stride = dt__round_up(t.n, DT__BLOCK), t.count = dt__row_slices(g, p);
             for (int64_t r = 0; r < dt__param_copies(p); r++) {
-                float *to = set + b->slot[i] + r * b->slot[2 * g->slot_count + i];
-                dt__slot_fold(net, g, i, to, slices + b->slot[g->slot_count + i] + r * more, env);
-                dt__net_pad(net, p, to, env->pool);
+                t.first = set + b->slot[i] + r * b->slot[2 * g->slot_count + i];
+                t.more = slices + b->slot[g->slot_count + i] + r * (t.count - 1) * t.stride;
+                dt__mem_tree(env->k, env->pool, &t, 1, leaf);
+                for (int64_t v = 0; p->rows == 1 && dt__splits_rows(g) && v < t.count; v += leaf)
+                    env->tp.combine(env->tp.user, DT__TP_SUM, dt__term(&t, v), dt__term(&t, v), t.n);
+                dt__mem_tree(env->k, env->pool, &t, leaf, t.count);
+                dt__net_pad(net, p, t.first, env->pool);
             }
         }
     }
