@@ -6573,22 +6573,19 @@ static dt__strided dt__move_strided(const dt__call *c, int input, int64_t at)
     return w;
 }
 
-/* Copies n elements of `width` bytes, `to_step` and `from_step` elements apart. */
-static void dt__copy_elements(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t n, int64_t width)
-{
-    if (to_step == 1 && from_step == 1) memcpy(to, from, (size_t)(n * width));
-    else if (width == 4)
-        for (int64_t i = 0; i < n; i++) memcpy(to + 4 * i * to_step, from + 4 * i * from_step, 4);
-    else
-        for (int64_t i = 0; i < n; i++) memcpy(to + i * to_step * width, from + i * from_step * width, (size_t)width);
-}
 static void dt__move_part(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t width = dt__width(c->n), at[DT__MAX_IN];
     for (int64_t n; begin < end; begin += n) {
+    int64_t to_step = c->strided->step[0] * width, from_step = c->strided->step[1] * width;
         n = dt__strided_at(c->strided, begin, end, at);
-        dt__copy_elements((char *)c->out + at[0] * width, c->strided->step[0],
-                          (const char *)c->in[c->part] + at[1] * width, c->strided->step[1], n, width);
+        char *to = (char *)c->out + at[0] * width;
+        const char *from = (const char *)c->in[c->part] + at[1] * width;
+        if (to_step == width && from_step == width) memcpy(to, from, (size_t)(n * width));
+        else
+            for (int64_t i = 0; i < n; i++, to += to_step, from += from_step)
+                if (width == 4) memcpy(to, from, 4);
+                else memcpy(to, from, (size_t)width);
     }
 }
 static void dt__run_move(const dt__call *c)
