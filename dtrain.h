@@ -6226,6 +6226,7 @@ static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body 
 }
 
 static const dt__node *dt__in(const dt__call *c, int i) { return &c->g->nodes[c->n->in[i]]; }
+static const int32_t *dt__ids(const dt__call *c, int i) { return (const int32_t *)(const void *)c->in[i]; }
 
 /* Position in its sequence of row `row` of a unit (samples, positions). Context leaf c owns slices c and S-1-c of the
  * S = 2 Vc slices of a sequence. */
@@ -7548,7 +7549,7 @@ static int64_t dt__table_at(const dt_graph *g, const dt__param *p, int64_t vocab
  * the vocabulary gives +0, from the first shard. */
 static void dt__run_embed(const dt__call *c)
 {
-    const int32_t *tokens = (const int32_t *)c->in[1];
+    const int32_t *tokens = dt__ids(c, 1);
     const dt__param *p = dt__cut_param(c->g, dt__in(c, 0));
     int64_t rows = dt__rows(c->n), cols = dt__cols(c->n), width = dt__width(c->n);
     int64_t vocabulary = dt__in(c, 0)->shape.n[0];
@@ -7565,7 +7566,7 @@ static void dt__run_embed(const dt__call *c)
 /* in: tokens, dy (..,C). Scatter-add in token order, into the sum of each leaf; threads split the columns. */
 static void dt__embed_grad_cols(const dt__call *c, int64_t begin, int64_t end)
 {
-    const int32_t *tokens = (const int32_t *)c->in[0];
+    const int32_t *tokens = dt__ids(c, 0);
     const dt__param *p = dt__cut_param(c->g, c->n);
     int64_t vocabulary = c->n->shape.n[0], cols = dt__cols(c->n), rows = dt__rows(dt__in(c, 1)), n = end - begin;
     int64_t first = p ? c->g->first_shard * dt__param_width(p, c->g->tensor_shards) : 0, slices = dt__slices(c);
@@ -7610,7 +7611,7 @@ DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index)
 static void dt__gather_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt_shape *s = &c->n->shape;
-    const int32_t *index = (const int32_t *)(const void *)c->in[1];
+    const int32_t *index = dt__ids(c, 1);
     int axis = (int)c->n->i[0];
     int64_t inner = dt__span(s, axis + 1, s->dims), from = dt__in(c, 0)->shape.n[axis], width = dt__width(c->n);
     for (int64_t r = begin; r < end; r++)
@@ -7646,7 +7647,7 @@ DT_API dt_tensor dt_scatter_add(dt_graph *g, dt_tensor base, int axis, dt_tensor
 static void dt__scatter_lanes(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt_shape *s = &c->n->shape;
-    const int32_t *index = (const int32_t *)(const void *)c->in[0];
+    const int32_t *index = dt__ids(c, 0);
     int axis = (int)c->n->i[0];
     int64_t inner = dt__span(s, axis + 1, s->dims), n = s->n[axis], terms = dt__in(c, 0)->shape.n[axis];
     for (; begin < end; begin++) {
@@ -7695,7 +7696,7 @@ DT_API dt_tensor dt_one_hot(dt_graph *g, dt_tensor index, int64_t classes)
 }
 static void dt__run_one_hot(const dt__call *c)
 {
-    const int32_t *index = (const int32_t *)(const void *)c->in[0];
+    const int32_t *index = dt__ids(c, 0);
     int64_t rows = dt__rows(c->n), cols = dt__cols(c->n);
     memset(c->out, 0, 4 * (size_t)(rows * cols));
     for (int64_t r = 0; r < rows; r++)
@@ -8552,7 +8553,7 @@ static float *dt__entropy_part(const dt__call *c, int part) { return c->aux + (3
 static void dt__entropy_sums(const dt__call *c, int64_t r)
 {
     int64_t cols = dt__cols(dt__in(c, 0)), width = c->n->i[1], shards = c->n->i[3];
-    int64_t at = ((const int32_t *)(const void *)c->in[1])[r] - c->n->i[2];
+    int64_t at = dt__ids(c, 1)[r] - c->n->i[2];
     const float *x = c->in[0] + r * cols, *in[3];
     float sum[DT__TENSOR_SHARDS][4], total[4];
     in[1] = in[2] = NULL;
@@ -8570,7 +8571,7 @@ static void dt__entropy_sums(const dt__call *c, int64_t r)
 static void dt__entropy_loss(const dt__call *c, int64_t r)
 {
     int64_t rows = dt__count(dt__in(c, 1)), classes = c->n->i[0];
-    int32_t target = ((const int32_t *)(const void *)c->in[1])[r];
+    int32_t target = dt__ids(c, 1)[r];
     float max = dt__entropy_part(c, 0)[r], sum = dt__entropy_part(c, 1)[r], log_sum, loss, even;
     c->aux[2 * r] = max, c->aux[2 * r + 1] = sum;
     c->env->k->unary(DT__OP_LOG, &log_sum, &sum, 1, 0.0f);
@@ -8613,7 +8614,7 @@ static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_
     int64_t cols = dt__cols(c->n), classes = c->n->i[0];
     float spread = c->n->f / (float)classes;
     for (int64_t r = begin; r < end; r++) {
-        int64_t target = ((const int32_t *)(const void *)c->in[2])[r], at = target - c->n->i[2];
+        int64_t target = dt__ids(c, 2)[r], at = target - c->n->i[2];
         int here = at >= 0 && at < cols;
         float *out = c->out + r * cols, s[4], logit;
         const float *in[3];
@@ -8769,7 +8770,7 @@ static int64_t dt__route_bin(const dt__route *r, int64_t own, int64_t leaf, int6
 static void dt__run_moe_route(const dt__call *c)
 {
     dt__route r = dt__route_at(c->n, c->out);
-    const int32_t *ids = (const int32_t *)(const void *)c->in[0];
+    const int32_t *ids = dt__ids(c, 0);
     int64_t choices = r.tokens * r.active, of_leaf = choices / r.leaves, own = r.experts / dt__expert_ranks(c->g);
     memset(r.begin, 0, 4 * (size_t)(2 * r.bins + 1));
     for (int64_t i = 0; i < choices; i++) {
@@ -8862,10 +8863,8 @@ static void dt__run_moe_exchange(const dt__call *c)
     const dt__node *x = dt__in(c, 0);
     int64_t cols = dt__cols(x), from = x->shape.n[x->shape.dims - 2], to = c->n->shape.n[x->shape.dims - 2];
     int64_t bins = dt__table_bins(dt__in(c, 2));
-    const int32_t *here, *there, *give, *take;
-    memcpy(&here, &c->in[1], sizeof here);
-    memcpy(&there, &c->in[2], sizeof there);
-    give = c->n->i[0] ? there : here, take = c->n->i[0] ? here : there;
+    int back = (int)c->n->i[0];
+    const int32_t *give = dt__ids(c, back ? 2 : 1), *take = dt__ids(c, back ? 1 : 2);
     for (int64_t p = 0; p < dt__count(x) / (from * cols); p++) {
         float *out = c->out + p * to * cols;
         int64_t used = take[bins];
@@ -8929,7 +8928,7 @@ static dt__moe_cut dt__moe_cut_of(const dt__call *c, const dt__node *weight, int
 {
     const dt__param *p = dt__cut_param(c->g, weight), *stored = dt__node_param(c->g, weight);
     dt__moe_cut cut = DT__ZERO;
-    memcpy(&cut.begin, &c->in[1], sizeof cut.begin);
+    cut.begin = dt__ids(c, 1);
     cut.bins = dt__table_bins(dt__in(c, 1));
     cut.experts = dt__in(c, 1)->i[0] / dt__expert_ranks(c->g);
     cut.shards = p ? c->g->own_shards : 1;
