@@ -6497,7 +6497,7 @@ DT_API dt_tensor dt_pad(dt_graph *g, dt_tensor x, int axis, int64_t before, int6
     return dt__push(g, &n, NULL);
 }
 
-/* Can b be concatenated to a along `axis`? */
+/* Are a and b of one type, and all sizes equal but those of `axis`? */
 static int dt__joins(const dt__node *a, const dt__node *b, int axis)
 {
     dt_shape s = b->shape;
@@ -6577,8 +6577,8 @@ static dt__strided dt__move_strided(const dt__call *c, int input, int64_t at)
 static void dt__move_part(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t width = dt__width(c->n), at[DT__MAX_IN];
-    for (int64_t n; begin < end; begin += n) {
     int64_t to_step = c->strided->step[0] * width, from_step = c->strided->step[1] * width;
+    for (int64_t n; begin < end; begin += n) {
         n = dt__strided_at(c->strided, begin, end, at);
         char *to = (char *)c->out + at[0] * width;
         const char *from = (const char *)c->in[c->part] + at[1] * width;
@@ -7585,26 +7585,23 @@ static void dt__run_embed_grad(const dt__call *c) { dt__split(c, dt__cols(c->n),
 
 /* ---- picking by index ------------------------------------------------------------------------------ */
 
-/* Checks an index along `axis` of x: all other sizes are equal. */
-static int dt__index_ok(dt_graph *g, const char *op, dt_tensor x, int axis, dt_tensor index)
+/* The axis of x, from 0, along which an index picks; all other sizes are equal. Poisons the graph if they are not. */
+static int dt__index_axis(dt_graph *g, const char *op, dt_tensor x, int axis, dt_tensor index)
 {
-    dt_shape sx = dt__at(g, x)->shape, si = dt__at(g, index)->shape, same = si;
-    if (axis < 0) return 0;
-    if (same.dims == sx.dims) same.n[axis] = sx.n[axis];
-    if (dt__at(g, index)->dtype != DT_I32 || !dt__same_shape(&same, &sx))
-        return dt__poison(g, DT_E_SHAPE, "%s: index, %s %s, must be int32 and fit %s in all axes but %d", op,
-                          dt__format_of[dt__at(g, index)->dtype].name, dt__show(g, &si), dt__show(g, &sx), axis),
-               0;
-    return 1;
+    dt__node like = *dt__at(g, x), n = *dt__at(g, index);
+    axis = dt__axis(g, op, x, axis);
+    like.dtype = DT_I32;
+    if (axis >= 0 && !dt__joins(&like, &n, axis))
+        dt__poison(g, DT_E_SHAPE, "%s: index, %s %s, must be int32 and fit %s in all axes but %d", op,
+                   dt__format_of[n.dtype].name, dt__show(g, &n.shape), dt__show(g, &like.shape), axis);
+    return axis;
 }
 
 DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index)
 {
     if (dt__refuses(g, "x# index#", x, index)) return dt__none();
     dt__node n = dt__node_make(DT__OP_GATHER, dt__at(g, index)->shape, x, index, dt__none());
-    axis = dt__axis(g, "gather", x, axis);
-    if (!dt__index_ok(g, "gather", x, axis, index)) return dt__none();
-    n.i[0] = axis;
+    n.i[0] = dt__index_axis(g, "gather", x, axis, index);
     return dt__push(g, &n, NULL);
 }
 /* Rows of the result: (outer, index along the axis), each of `inner` elements. */
@@ -7633,12 +7630,10 @@ DT_API dt_tensor dt_scatter_add(dt_graph *g, dt_tensor base, int axis, dt_tensor
     if (dt__refuses(g, "base# index# x#", base, index, x)) return dt__none();
     dt_shape sx = dt__at(g, x)->shape, si = dt__at(g, index)->shape;
     dt__node n = dt__node_make(DT__OP_SCATTER_ADD, dt__at(g, base)->shape, index, x, base);
-    axis = dt__axis(g, "scatter_add", base, axis);
-    if (!dt__index_ok(g, "scatter_add", base, axis, index)) return dt__none();
+    n.i[0] = dt__index_axis(g, "scatter_add", base, axis, index);
     if (!dt__same_shape(&sx, &si))
         return dt__poison(g, DT_E_SHAPE, "scatter_add: x %s and index %s must have the same shape",
                           dt__show(g, &sx), dt__show(g, &si));
-    n.i[0] = axis;
     return dt__push(g, &n, NULL);
 }
 
@@ -7665,9 +7660,7 @@ DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis)
 {
     if (dt__refuses(g, "x#", x)) return dt__none();
     dt__node n = dt__node_one(DT__OP_CUMSUM, dt__at(g, x)->shape, x);
-    axis = dt__axis(g, "cumsum", x, axis);
-    if (axis < 0) return dt__none();
-    n.i[0] = axis;
+    n.i[0] = dt__axis(g, "cumsum", x, axis);
     return dt__push(g, &n, NULL);
 }
 /* i[1]: the chains start at the end of the axis. */
