@@ -5520,7 +5520,6 @@ typedef struct dt__call {
     int64_t of_rank; /* of experts that ranks share: floats from the sum over one rank's tokens to the next one's */
     const float *in[DT__MAX_IN];
     int fresh;
-    int worker; /* whose scratch memory a body may use */
     const struct dt__strided *strided; /* of a map or move */
     int part;                    /* of the op: the input of a move, the passes of a cross-entropy */
     const struct dt__gemm *epilogue; /* NULL, or its `then` follows a product of a matrix */
@@ -6208,9 +6207,8 @@ typedef struct dt__split_job {
 static void dt__split_task(void *context, int64_t task, int worker)
 {
     const dt__split_job *job = (const dt__split_job *)context;
-    dt__call c = *job->c;
-    c.worker = worker;
-    job->body(&c, task * job->piece, dt__min(job->total, (task + 1) * job->piece));
+    (void)worker;
+    job->body(job->c, task * job->piece, dt__min(job->total, (task + 1) * job->piece));
 }
 
 /* Runs body over [0, total) in chunks of at least `grain`. Chunks write disjoint outputs, so any split gives the same
