@@ -5424,7 +5424,7 @@ typedef struct dt__param {
 
 /* One use of a parameter: each use has its own gradient, which is reduced separately (R8). */
 typedef struct dt__slot {
-    int32_t param, use;
+    int32_t param;
 } dt__slot;
 
 struct dt_graph {
@@ -5882,11 +5882,8 @@ static dt_tensor dt__append(dt_graph *g, const dt__node *node)
 /* A new gradient slot for a use of parameter `p`. */
 static int32_t dt__new_slot(dt_graph *g, int32_t p)
 {
-    int32_t uses = 0;
     if (!dt__grow((void **)&g->slots, g->slot_count, &g->slot_capacity, sizeof *g->slots)) return -1;
-    for (int32_t i = 0; i < g->slot_count; i++) uses += g->slots[i].param == p;
     g->slots[g->slot_count].param = p;
-    g->slots[g->slot_count].use = uses;
     return g->slot_count++;
 }
 

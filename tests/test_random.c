@@ -303,7 +303,7 @@ static int planned_units(planned *p, const char *how)
             const dt__param *param = &r->run->g->params[r->run->g->slots[i].param];
             if (r->written[i])
                 ok = same(p->slots + r->slot[i], r->unit[u].slots + r->slot[i], dt_shape_count(param->shape), f,
-                          "planned (%s) is not the reference: gradient of %s, use %d, after unit %d", how, param->name, (int)r->run->g->slots[i].use, u);
+                          "planned (%s) is not the reference: gradient of %s, slot %d, after unit %d", how, param->name, (int)i, u);
         }
     }
     return ok;
