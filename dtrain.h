@@ -5847,7 +5847,6 @@ static dt_graph *dt__graph_new(int eager, uint64_t seed)
     if (!g) return NULL;
     g->number = __atomic_add_fetch(&dt__graphs, 1, __ATOMIC_RELAXED);
     g->eager = eager, g->seed = seed, g->tensor_shards = 1;
-    g->nodes = NULL;
     if (!dt__grow((void **)&g->nodes, 0, &g->capacity, sizeof *g->nodes)) return dt__free(g), (dt_graph *)NULL;
     g->nodes[0].shape = dt_shape1(1); /* builders read sizes before they push a node */
     g->count = 1;
@@ -5989,8 +5988,7 @@ DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t)
 }
 DT_API const void *dt_elements(const dt_graph *g, dt_tensor t)
 {
-    if (dt__refuses(g, "t#", t)) return NULL;
-    return t.id ? dt__at(g, t)->data : NULL;
+    return dt__refuses(g, "t#", t) ? NULL : dt__at(g, t)->data;
 }
 DT_API const float *dt_value(const dt_graph *g, dt_tensor t)
 {
@@ -6342,14 +6340,9 @@ static void dt__compute(dt_graph *g, int32_t id)
 
 static dt_result dt__graph_open(dt_graph **graph, uint64_t seed, int threads)
 {
-    const dt__kernels *k;
-    dt_graph *g;
-    dt_result r = dt__choose_kernels(&k);
-    if (r) return r;
-    g = dt__graph_new(1, seed);
-    if (!g) return DT_E_MEMORY;
-    g->kernels = k;
-    r = dt__pool_open(&g->pool, threads);
+    dt_graph *g = dt__graph_new(1, seed);
+    dt_result r = g ? dt__choose_kernels(&g->kernels) : DT_E_MEMORY;
+    if (!r) r = dt__pool_open(&g->pool, threads);
     if (r) dt_graph_close(&g);
     *graph = g;
     return r;
@@ -6380,7 +6373,7 @@ DT_API dt_result dt_graph_set(dt_graph *g, dt_tensor t, const void *data)
 {
     if (dt__refuses(g, "t# data", t, data)) return g ? dt_graph_result(g) : DT_E_USAGE;
     dt__node *n = dt__at(g, t);
-    if (!g->eager || !t.id || !dt__is_leaf(n->op)) {
+    if (!g->eager || !dt__is_leaf(n->op)) {
         dt__poison(g, DT_E_USAGE, "dt_graph_set: only a parameter or what dt_tensor_of made can be set");
         return dt_graph_result(g);
     }
