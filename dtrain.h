@@ -7762,13 +7762,11 @@ static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name
 }
 DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name, float eps)
 {
-    if (dt__refuses(g, "x# name eps~", x, name, eps)) return dt__none();
-    return dt__row_norm(g, DT__OP_LAYERNORM, x, name, eps);
+    return dt__refuses(g, "x# name eps~", x, name, eps) ? dt__none() : dt__row_norm(g, DT__OP_LAYERNORM, x, name, eps);
 }
 DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name, float eps)
 {
-    if (dt__refuses(g, "x# name eps~", x, name, eps)) return dt__none();
-    return dt__row_norm(g, DT__OP_RMSNORM, x, name, eps);
+    return dt__refuses(g, "x# name eps~", x, name, eps) ? dt__none() : dt__row_norm(g, DT__OP_RMSNORM, x, name, eps);
 }
 
 /* Moves the channels of (B,C,..) to the end, or back; a tensor of two axes stays as it is. */
