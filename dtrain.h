@@ -5789,10 +5789,7 @@ static const char *dt__show(dt_graph *g, const dt_shape *s) { return dt__shape_t
 static int dt__is_leaf(int op) { return op == DT__OP_INPUT || op == DT__OP_PARAM; }
 
 /* Keeps the first error and returns the poison: `return dt__poison(g, DT_E_SHAPE, "...", ...)`. */
-#if defined(__GNUC__)
-__attribute__((format(printf, 3, 4)))
-#endif
-static dt_tensor dt__poison(dt_graph *g, dt_result code, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static dt_tensor dt__poison(dt_graph *g, dt_result code, const char *format, ...)
 {
     va_list args;
     if (g->result) return dt__none();
@@ -10236,20 +10233,6 @@ static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape s
     return dt_graph_result(g);
 }
 
-/* A graph for this rank's tensor shards of a unit of (B,T). */
-static dt_graph *dt__net_graph(const dt__net *net, const dt_shape *unit)
-{
-    dt_graph *g = dt__graph_new(0, 0);
-    if (!g) return g;
-    g->tensor_shards = net->tensor_shards;
-    g->first_shard = net->first_shard, g->own_shards = net->own_shards;
-    g->sequence_parallel = net->sequence_parallel, g->precision = net->precision;
-    g->expert_ranks = net->expert_ranks, g->expert_rank = net->expert_rank;
-    g->context_shards = net->context_shards, g->first_leaf = net->first_leaf, g->own_leaves = net->own_leaves;
-    g->samples = unit->n[0], g->positions = unit->n[1];
-    return g;
-}
-
 /* Notes the bounds of inputs and targets that a segment uses as ids: rows of a table, or classes. Moves keep ids. */
 static void dt__net_ids(dt__net *net, const dt_graph *g, int first)
 {
@@ -10293,11 +10276,17 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
                                  int64_t context)
 {
     dt__built *b = &net->segments[at], *o = b;
-    dt_graph *g = dt__net_graph(net, &targets);
+    dt_graph *g = dt__graph_new(0, 0);
     dt_tensor y, dx;
-    dt_result r = !g ? DT_E_MEMORY
-                     : dt__segment_record(g, &list[at], *shape, targets, context, at == 0, at == net->count - 1,
-                                          net->source, &y, &dx);
+    dt_result r;
+    if (!g) return DT_E_MEMORY;
+    g->tensor_shards = net->tensor_shards;
+    g->first_shard = net->first_shard, g->own_shards = net->own_shards;
+    g->sequence_parallel = net->sequence_parallel, g->precision = net->precision;
+    g->expert_ranks = net->expert_ranks, g->expert_rank = net->expert_rank;
+    g->context_shards = net->context_shards, g->first_leaf = net->first_leaf, g->own_leaves = net->own_leaves;
+    g->samples = targets.n[0], g->positions = targets.n[1];
+    r = dt__segment_record(g, &list[at], *shape, targets, context, at == 0, at == net->count - 1, net->source, &y, &dx);
     if (!r) r = dt__net_uses(net, b, g);
     if (r) return dt_graph_close(&g), r;
     dt__net_ids(net, g, at == 0);
