@@ -10250,19 +10250,17 @@ static void dt__net_ids(dt__net *net, const dt_graph *g, int first)
 /* The parameters of a segment's graph and their uses, in the network's list. */
 static dt_result dt__net_uses(dt__net *net, dt__built *b, const dt_graph *g)
 {
-    dt_result r;
     b->param = (int64_t *)dt__alloc(16 * g->param_count, "a segment");
     b->slot = (int64_t *)dt__alloc(24 * g->slot_count, "a segment");
     b->param_of = (int32_t *)dt__alloc(4 * (g->param_count + g->slot_count), "a segment");
     if (!b->param || !b->slot || !b->param_of) return DT_E_MEMORY;
     b->window = b->param + g->param_count, b->use = b->param_of + g->param_count;
     for (int32_t i = 0; i < g->param_count; i++) {
-        int32_t index;
-        if ((r = dt__net_param_add(net, &g->params[i], &index)) != DT_OK) return r;
-        b->param_of[i] = index;
+        dt_result r = dt__net_param_add(net, &g->params[i], &b->param_of[i]);
+        if (r) return r;
     }
     for (int32_t i = 0; i < g->slot_count; i++) {
-        int32_t index = dt__net_find(net, g->params[g->slots[i].param].name);
+        int32_t index = b->param_of[g->slots[i].param];
         if (net->params[index].uses == 4)
             return dt__error(DT_E_SHAPE, "parameter %s is used more than four times", net->params[index].is.name);
         net->params[index].slices = dt__row_slices(g, &net->params[index].is);
