@@ -5571,9 +5571,7 @@ static int dt__has_gradient(int op)
 
 static dt_shape dt__shape(int dims, int64_t a, int64_t b, int64_t c, int64_t d)
 {
-    dt_shape s = DT__ZERO;
-    s.dims = dims;
-    s.n[0] = a, s.n[1] = b, s.n[2] = c, s.n[3] = d;
+    const dt_shape s = {dims, {a, b, c, d}};
     return s;
 }
 DT_API dt_shape dt_shape0(void) { return dt__shape(0, 0, 0, 0, 0); }
@@ -5778,8 +5776,7 @@ static const dt__param *dt__cut_param(const dt_graph *g, const dt__node *n)
 
 static dt_tensor dt__tensor(const dt_graph *g, int32_t id)
 {
-    dt_tensor t;
-    t.id = id, t.graph = g ? g->number : 0;
+    const dt_tensor t = {id, g ? g->number : 0};
     return t;
 }
 static dt_tensor dt__none(void) { return dt__tensor(NULL, 0); }
@@ -5925,7 +5922,6 @@ static int dt__cut_of(const dt_graph *g, const dt__node *n)
 static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
 {
     dt_shape tile;
-    dt_tensor t;
     if (g->result) return dt__none();
     if (dt__op_of(n->op)->shape == DT__SHAPE_SAME) n->shape = g->nodes[n->in[0]].shape;
     for (int i = 0; i < n->inputs; i++) {
@@ -5949,7 +5945,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
     }
     if (dt__op_of(n->op)->scratch == DT__SCRATCH_WINDOW) tile = dt__window_aux(g, n), aux = &tile;
     if (aux) n->aux = g->count + 1;
-    t = dt__append(g, n);
+    dt_tensor t = dt__append(g, n);
     if (aux && t.id) {
         dt__node second = dt__node_one(DT__OP_AUX, *aux, t);
         dt__append(g, &second);
@@ -6175,15 +6171,15 @@ static dt_tensor dt__table_param(dt_graph *g, const char *name, int64_t vocabula
 /* Declares that parameter t acts on `rows` rows of this rank (R7); kind as in dt__param.rows. */
 static dt_tensor dt__param_rows(dt_graph *g, dt_tensor t, int64_t rows, int kind)
 {
-    int64_t slices;
     if (!t.id || !dt__in_shards(g)) return t;
-    g->params[dt__at(g, t)->param].rows = kind;
-    slices = dt__row_slices(g, &g->params[dt__at(g, t)->param]);
+    dt__param *p = &g->params[dt__at(g, t)->param];
+    p->rows = kind;
+    int64_t slices = dt__row_slices(g, p);
     if (rows % slices && !g->context) /* decode graphs have no gradient */
         return dt__poison(g, DT_E_USAGE,
                           "%s acts on %lld rows of a unit of work, which do not divide into %lld slices, one for each "
                           "tensor shard: change the micro-batch, --sequence or --tensor-shards",
-                          g->params[dt__at(g, t)->param].name, (long long)rows, (long long)slices);
+                          p->name, (long long)rows, (long long)slices);
     return t;
 }
 
@@ -6246,8 +6242,7 @@ static float *dt__slice(const dt__call *c, int64_t slice)
 static dt__attention dt__attention_sizes(const dt_graph *g, const dt__node *n)
 {
     const dt__node *q = &g->nodes[n->in[0]], *k = n->i[3] ? &g->nodes[n->in[1]] : q;
-    dt__attention a;
-    memset(&a, 0, sizeof a);
+    dt__attention a = DT__ZERO;
     a.b = q->shape.n[0], a.t = q->shape.n[1], a.s = a.room = k->shape.n[1];
     a.h = n->i[0], a.hk = n->i[3] ? n->i[3] : a.h;
     a.ld = dt__cols(q), a.ldk = dt__cols(k);
@@ -6305,7 +6300,6 @@ static void dt__compute(dt_graph *g, int32_t id)
     dt__node *n = &g->nodes[id];
     dt__env env = DT__ZERO;
     dt__call c = DT__ZERO;
-    unsigned saved;
     if (!dt__indices_ok(g, n)) return;
     env.k = g->kernels, env.pool = g->pool, env.unit_share = env.loss_scale = 1.0f;
     c.g = g, c.n = n, c.env = &env;
@@ -6329,7 +6323,7 @@ static void dt__compute(dt_graph *g, int32_t id)
         for (int64_t b = 0; b < samples; b++)
             env.rng[b] = dt__rng_make(g->seed, DT__RNG_DROPOUT, (uint32_t)b, g->runs, 0);
     }
-    saved = dt__fp_enter();
+    unsigned saved = dt__fp_enter();
     dt__op_of(n->op)->run(&c);
     dt__fp_leave(saved);
     dt__free(env.rng);
@@ -6497,12 +6491,11 @@ DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count,
     for (int64_t i = 0; i < count; i++)
         if (dt__refuses(g, "tensors#", tensors[i])) return dt__none();
     int64_t parts = dt__min(count, DT__MAX_IN);
-    dt__node n;
     if (count < 1)
         return dt__poison(g, DT_E_SHAPE, "concat: there must be a tensor at least, not %lld", (long long)count);
     axis = dt__axis(g, "concat", tensors[0], axis);
     if (axis < 0 || count == 1) return axis < 0 ? dt__none() : tensors[0];
-    n = dt__node_one(DT__OP_CONCAT, dt__at(g, tensors[0])->shape, dt__none());
+    dt__node n = dt__node_one(DT__OP_CONCAT, dt__at(g, tensors[0])->shape, dt__none());
     n.i[0] = axis, n.shape.n[axis] = 0;
     for (int64_t i = 0; i < count; i++) {
         const dt__node *first = dt__at(g, tensors[0]), *other = dt__at(g, tensors[i]);
@@ -6700,14 +6693,13 @@ static void dt__combine_rows(const dt__call *c, int kind, float *to, int64_t to_
  * only its own rows of the sums. i: over ranks, scatter. A second output holds this rank's sums before the scatter. */
 static dt_tensor dt__combine_shards(dt_graph *g, dt_tensor x, int scatter)
 {
-    dt_shape s = dt__at(g, x)->shape, all;
-    dt__node n;
+    dt_shape s = dt__at(g, x)->shape;
     scatter = scatter && dt__splits_rows(g);
     memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(--s.dims));
-    all = s;
+    const dt_shape all = s;
     if (scatter && !dt__rows_divide(g, &s)) return dt__none();
     if (scatter) s = dt__rows_shape(g, &s);
-    n = dt__node_one(DT__OP_COMBINE, s, x);
+    dt__node n = dt__node_one(DT__OP_COMBINE, s, x);
     n.i[0] = dt__own(g) < g->tensor_shards, n.i[1] = scatter;
     return dt__push(g, &n, scatter && dt__own(g) > 1 ? &all : NULL);
 }
@@ -6901,11 +6893,9 @@ static void dt__row_op_rows(const dt__call *c, int64_t begin, int64_t end)
     int whole = op->shape == DT__SHAPE_SAME;
     int64_t cols = whole ? dt__cols(c->n) : dt__count(dt__in(c, 0)) / dt__count(c->n);
     for (int64_t r = begin; r < end; r++) {
-        const float *in[3];
-        float s[4];
+        const float *in[3] = {NULL, NULL, NULL};
+        float s[4] = {0.0f, 0.0f, c->n->f, 0.0f};
         int count = 0;
-        in[1] = in[2] = NULL;
-        s[0] = s[1] = s[3] = 0.0f, s[2] = c->n->f;
         for (int i = 0; i < c->n->inputs; i++)
             if (op->inputs[i] == 's') memcpy(s, c->in[i] + 2 * r, 8);
             else in[count++] = op->inputs[i] == 'r' ? c->in[i] + r * cols : c->in[i];
@@ -7008,7 +6998,6 @@ static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, unsigned axes, cons
     int whole = dt__op_of(op)->shape == DT__SHAPE_SAME;
     int order[DT_MAX_DIMS], back[DT_MAX_DIMS], count = 0, outer = 0, moved = 0;
     dt_shape s = dt__at(g, x)->shape, ordered = s, rows;
-    dt__node n;
     if (!mask && (whole || op == DT__OP_ARGMAX))
         return dt__poison(g, DT_E_SHAPE, "%s: the axis mask names no axis", name);
     if (!mask) return g->result ? dt__none() : x;
@@ -7023,7 +7012,7 @@ static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, unsigned axes, cons
     if (op == DT__OP_ROW_SUM && outer && mask == (1u << (s.dims - outer)) - 1u) op = DT__OP_COL_SUM;
     else if (moved) x = dt_permute(g, x, order);
     if (whole && s.dims > rows.dims) x = dt_reshape(g, x, rows);
-    n = dt__node_one(op, rows, x);
+    dt__node n = dt__node_one(op, rows, x);
     if (op == DT__OP_ARGMAX) n.dtype = DT_I32;
     x = dt__push(g, &n, NULL);
     if (whole && s.dims > rows.dims) x = dt_reshape(g, x, ordered);
@@ -7090,13 +7079,12 @@ static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int t
 {
     dt_shape sa = dt__at(g, a)->shape, sb = dt__at(g, b)->shape;
     dt__node n = dt__node_make(DT__OP_MATMUL, sa, a, b, dt__none());
-    int64_t k;
     if (!dt__matmul_shape(&sa, &sb, ta, tb, &n.shape))
         return dt__poison(
             g, DT_E_SHAPE,
             "matmul: %s%s and %s%s do not fit: inner sizes must be equal, leading axes equal, 1 or absent",
             dt__show(g, &sa), ta ? "^T" : "", dt__show(g, &sb), tb ? "^T" : "");
-    k = sa.n[sa.dims - 1 - ta];
+    int64_t k = sa.n[sa.dims - 1 - ta];
     if (parts && sa.dims == DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "matmul: a row-parallel product has at most %d axes", DT_MAX_DIMS - 1);
     if (parts && k % parts && !dt__cut_param(g, dt__at(g, b)))
@@ -7125,8 +7113,8 @@ DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_
     dt_tensor y = dt__matmul(g, dt__vector_as_matrix(g, dt__narrow(g, a), 0),
                              dt__vector_as_matrix(g, dt__narrow(g, b), 1), !row && transpose_a,
                              !column && transpose_b, 0, 0);
-    dt_shape s;
-    y = dt__narrow(g, y), s = dt__at(g, y)->shape;
+    y = dt__narrow(g, y);
+    dt_shape s = dt__at(g, y)->shape;
     if (!y.id || (!row && !column)) return y;
     if (row && !column) s.n[s.dims - 2] = s.n[s.dims - 1];
     s.dims -= row + column;
@@ -7478,7 +7466,6 @@ DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t cha
 {
     if (dt__refuses(g, "x# name window", x, name, window)) return dt__none();
     dt_shape w = dt__at(g, x)->shape;
-    dt_tensor weight, bias;
     int64_t groups = dt__or(window->groups, 1);
     if (w.dims < 3 || w.dims > 4 || groups < 1 || w.n[1] % groups || channels % groups)
         return dt__poison(g, DT_E_SHAPE,
@@ -7487,8 +7474,9 @@ DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t cha
     w.n[0] = channels;
     w.n[1] /= groups;
     for (int k = 0; k < w.dims - 2; k++) w.n[2 + k] = window->size[k];
-    weight = dt__param_whole(g, name, ".weight", w, DT_INIT_NORMAL, dt__sqrtf(2.0f / (float)dt__span(&w, 1, w.dims)));
-    bias = dt__param_whole(g, name, ".bias", dt_shape1(channels), DT_INIT_ZEROS, 0.0f);
+    float std = dt__sqrtf(2.0f / (float)dt__span(&w, 1, w.dims));
+    dt_tensor weight = dt__param_whole(g, name, ".weight", w, DT_INIT_NORMAL, std);
+    dt_tensor bias = dt__param_whole(g, name, ".bias", dt_shape1(channels), DT_INIT_ZEROS, 0.0f);
     return dt__convolve(g, x, weight, bias, window);
 }
 
@@ -7522,10 +7510,9 @@ DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
 /* First element of row `token` of a table, which p says is stored in shards; -1: on another rank, -2: on none. */
 static int64_t dt__table_at(const dt_graph *g, const dt__param *p, int64_t vocabulary, int64_t cols, int64_t token)
 {
-    int64_t width;
     if (token < 0 || token >= (p ? p->shape.n[0] : vocabulary)) return -2;
     if (!p) return token * cols;
-    width = dt__param_width(p, g->tensor_shards);
+    int64_t width = dt__param_width(p, g->tensor_shards);
     token -= g->first_shard * width;
     if (token < 0 || token >= g->own_shards * width) return -1;
     return token / width * dt__shard_step(p, g->tensor_shards) + token % width * cols;
@@ -7744,16 +7731,13 @@ static void dt__run_top_k(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, 
 
 static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name, float eps)
 {
-    dt_shape stats, width = dt_shape1(dt_dim(g, x, -1));
+    dt_shape stats = dt_shape2(dt__rows(dt__at(g, x)), 2), width = dt_shape1(dt_dim(g, x, -1));
     dt_tensor weight, bias = dt__none();
-    dt__node n;
-    if (!dt__bounded(g, op == DT__OP_RMSNORM ? "rmsnorm: eps" : "layernorm: eps", eps, 0.0, 1.0))
-        return dt__none();
-    stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
+    if (!dt__bounded(g, op == DT__OP_RMSNORM ? "rmsnorm: eps" : "layernorm: eps", eps, 0.0, 1.0)) return dt__none();
     weight = dt__param_rows(g, dt__param_whole(g, name, ".weight", width, DT_INIT_ONES, 0.0f), stats.n[0], 1);
     if (op == DT__OP_LAYERNORM)
         bias = dt__param_rows(g, dt__param_whole(g, name, ".bias", width, DT_INIT_ZEROS, 0.0f), stats.n[0], 1);
-    n = dt__node_make(op, dt_shape_of(g, x), x, weight, bias);
+    dt__node n = dt__node_make(op, dt_shape_of(g, x), x, weight, bias);
     n.f = eps;
     return dt__push(g, &n, &stats);
 }
@@ -7825,10 +7809,9 @@ static void dt__stack_push(dt__stack *s, int level, int64_t index)
  * one; returns whether it did, and which sets to add. */
 static int dt__stack_join(dt__stack *s, int32_t *set, int32_t *from)
 {
-    dt__partial last;
     int at = 0;
     if (!s->count) return 0;
-    last = s->node[s->count - 1];
+    dt__partial last = s->node[s->count - 1];
     while (s->node[at].level != last.level || s->node[at].index != (last.index ^ 1))
         if (++at >= s->count) return 0;
     *set = last.index & 1 ? s->node[at].set : last.set;
@@ -7954,9 +7937,8 @@ static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask
  * of the shards follow each other. */
 static dt__attention dt__attention_shard(dt__attention a, int64_t v, int64_t shards)
 {
-    int64_t row, stats;
     a.h /= shards, a.hk /= shards;
-    row = a.h * a.d, stats = a.b * a.h * a.t;
+    int64_t row = a.h * a.d, stats = a.b * a.h * a.t;
     a.q += v * 3 * row, a.k = a.q + row, a.v = a.k + row, a.o += v * row;
     if (a.dout) a.dout += v * row, a.dq += v * 3 * row, a.dk = a.dq + row, a.dv = a.dk + row;
     a.row_max += v * 2 * stats, a.row_sum = a.row_max + stats;
@@ -8024,8 +8006,7 @@ static int dt__sliced_alive(const dt__sliced *s, int over_queries)
     int most = 0;
     int32_t to, from;
     for (int at = 0; at < s->ranks; at++) {
-        dt__stack tree;
-        memset(&tree, 0, sizeof tree);
+        dt__stack tree = DT__ZERO;
         for (int64_t i = 0; i < s->ranks * 2 * s->leaves; i++) {
             int step = (int)(i / (2 * s->leaves)), rank = (at + (over_queries ? step : s->ranks - step)) % s->ranks;
             int64_t number = dt__slice_number(s, rank, i % (2 * s->leaves));
@@ -8083,10 +8064,9 @@ static int64_t dt__sliced_row(const dt__sliced *s, int64_t i)
 /* Lays out the buffers and packs this rank's block. */
 static void dt__sliced_begin(dt__sliced *s, const dt__call *c, const dt__attention *a)
 {
-    int64_t half;
     (void)dt__sliced_of(s, c->g, a, c->env->cp.work, a->dout != NULL);
     s->c = c;
-    half = s->pair / 2;
+    int64_t half = s->pair / 2;
     for (int64_t i = 0; i < a->b * a->t; i++) {
         int64_t row = dt__sliced_row(s, i);
         memcpy(s->block[0] + i * s->pair, a->k + row * a->ldk, 4 * (size_t)half);
@@ -8194,9 +8174,8 @@ static void dt__sliced_half(const dt__sliced *s, const float *block, int owner, 
                             float *out)
 {
     int64_t key = dt__slice_number(s, owner, k);
-    dt__stack own;
+    dt__stack own = DT__ZERO;
     int32_t to, from;
-    memset(&own, 0, sizeof own);
     for (int64_t q = half * s->leaves; q < (half + 1) * s->leaves; q++) {
         dt__attention j = dt__sliced_pair(s, q, block, owner, k, node);
         if (j.dout) {
@@ -8274,14 +8253,11 @@ static void dt__sliced_run(const dt__call *c, const dt__attention *a)
 {
     const dt__cp *cp = &c->env->cp;
     int backward = a->dout != NULL;
-    int64_t count;
     dt__sliced s;
-    dt__stack tree, keys;
+    dt__stack tree = DT__ZERO, keys = DT__ZERO;
     dt__slice_job end;
-    memset(&tree, 0, sizeof tree);
-    memset(&keys, 0, sizeof keys);
     dt__sliced_begin(&s, c, a);
-    count = 2 * s.leaves * s.keys;
+    int64_t count = 2 * s.leaves * s.keys;
     for (int step = 0; step < s.ranks; step++) {
         int owner = dt__sliced_owner(&s, step), rank = (s.at + step) % s.ranks, place = 2 + (step & 1);
         int here = step & 1, there = !here, more = step + 1 < s.ranks;
@@ -8378,7 +8354,6 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
     if (dt__refuses(g, "x# base~", x, base)) return dt__none();
     dt_shape s = dt__at(g, x)->shape;
     dt__node n = dt__node_one(DT__OP_ROPE, s, x);
-    unsigned saved;
     heads = dt__heads_of(g, x, "heads", heads);
     if (s.dims != 3 || heads < 1 || s.n[2] % (2 * heads))
         return dt__poison(g, DT_E_SHAPE, "rope: %s must be (B,T,H*d) with %lld heads of an even width d",
@@ -8392,7 +8367,7 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
         return dt__poison(g, DT_E_USAGE,
                           "rope: scaling needs factor >= 1, 0 < low_freq_factor < high_freq_factor, original_context");
     n.i[0] = heads;
-    saved = dt__fp_enter();
+    unsigned saved = dt__fp_enter();
     n.table = dt__rope_table(g, g->context ? g->context : s.n[1] * dt__max(1, g->context_shards), s.n[2] / heads, base,
                              offset, scaling);
     dt__fp_leave(saved);
@@ -8465,12 +8440,11 @@ static void dt__dropout_samples(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_dropout(const dt__call *c)
 {
-    int64_t samples;
     if (c->env->inference) {
         if (c->out != c->in[0]) memcpy(c->out, c->in[0], 4 * (size_t)dt__count(c->n));
         return;
     }
-    samples = c->n->i[1] ? c->g->samples : c->n->shape.n[0];
+    int64_t samples = c->n->i[1] ? c->g->samples : c->n->shape.n[0];
     dt__site(c, samples, c->n->i[0]);
     dt__split(c, samples, 1, dt__dropout_samples);
 }
@@ -8530,11 +8504,10 @@ static void dt__entropy_sums(const dt__call *c, int64_t r)
 {
     int64_t cols = dt__cols(dt__in(c, 0)), width = c->n->i[1], shards = c->n->i[3];
     int64_t at = dt__ids(c, 1)[r] - c->n->i[2];
-    const float *x = c->in[0] + r * cols, *in[3];
+    const float *x = c->in[0] + r * cols;
     float sum[DT__TENSOR_SHARDS][4], total[4];
-    in[1] = in[2] = NULL;
     for (int64_t v = 0; v < shards; v++) {
-        in[0] = x + v * width;
+        const float *in[3] = {x + v * width, NULL, NULL};
         sum[v][0] = dt__entropy_part(c, 0)[r], sum[v][1] = sum[v][2] = sum[v][3] = 0.0f;
         c->env->k->row(DT__OP_CROSS_ENTROPY, NULL, in, sum[v], dt__min(width, cols - v * width));
     }
@@ -8592,11 +8565,9 @@ static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_
     for (int64_t r = begin; r < end; r++) {
         int64_t target = dt__ids(c, 2)[r], at = target - c->n->i[2];
         int here = at >= 0 && at < cols;
-        float *out = c->out + r * cols, s[4], logit;
-        const float *in[3];
-        in[0] = c->in[0] + r * cols, in[1] = in[2] = NULL;
-        logit = here ? in[0][at] : 0.0f;
-        s[0] = c->in[1][2 * r], s[1] = c->in[1][2 * r + 1], s[2] = spread, s[3] = c->in[3][0];
+        const float *in[3] = {c->in[0] + r * cols, NULL, NULL};
+        float *out = c->out + r * cols, logit = here ? in[0][at] : 0.0f;
+        float s[4] = {c->in[1][2 * r], c->in[1][2 * r + 1], spread, c->in[3][0]};
         if (target < 0 || target >= classes) {
             memset(out, 0, 4 * (size_t)cols);
             continue;
@@ -8637,9 +8608,8 @@ static int64_t dt__valid_targets(const void *targets, dt_dtype type, int64_t n)
 /* Does sample b have a target? Without targets (in an eager graph) each has. */
 static int dt__has_target(const dt__call *c, int64_t b, int64_t samples)
 {
-    int64_t each;
     if (c->n->inputs < 2) return 1;
-    each = dt__count(dt__in(c, 1)) / samples;
+    int64_t each = dt__count(dt__in(c, 1)) / samples;
     return dt__valid_targets(c->in[1] + b * each, (dt_dtype)dt__in(c, 1)->dtype, each) > 0;
 }
 static void dt__loss_samples(const dt__call *c, int64_t begin, int64_t end)
@@ -8716,10 +8686,9 @@ static int64_t dt__route_size(int64_t bins, int64_t choices) { return 2 * bins +
 static dt__route dt__route_at(const dt__node *n, const float *data)
 {
     dt__route r;
-    int64_t choices;
     memcpy(&r.begin, &data, sizeof data); /* words seen as int32 */
     r.experts = n->i[0], r.leaves = n->i[3], r.bins = r.leaves * r.experts;
-    choices = (dt__count(n) - dt__route_size(r.bins, 0)) / 3;
+    int64_t choices = (dt__count(n) - dt__route_size(r.bins, 0)) / 3;
     r.active = n->i[1], r.tokens = choices / r.active;
     r.asked = r.begin + r.bins + 1, r.chosen = r.asked + r.bins, r.row = r.chosen + choices;
     r.from = r.row + choices;
@@ -8826,10 +8795,9 @@ static void dt__run_moe_bins(const dt__call *c)
 static dt_tensor dt__moe_exchange(dt_graph *g, dt_tensor rows, dt_tensor route, dt_tensor bins, int back)
 {
     dt_shape s = dt_shape_of(g, rows);
-    dt__node n;
     if (!rows.id || !bins.id) return dt__none();
     s.n[s.dims - 2] = dt__at(g, bins)->i[back ? 1 : 2];
-    n = dt__node_make(DT__OP_MOE_EXCHANGE, s, rows, route, bins);
+    dt__node n = dt__node_make(DT__OP_MOE_EXCHANGE, s, rows, route, bins);
     n.i[0] = back;
     return dt__push(g, &n, NULL);
 }
@@ -8934,9 +8902,8 @@ static dt_tensor dt__moe_linear(dt_graph *g, dt_tensor x, dt_tensor route, dt_te
 {
     const dt__param *p = dt__cut_param(g, dt__at(g, w));
     dt_shape s = dt_shape2(dt_dim(g, x, 0), dt_dim(g, w, transpose ? 1 : 2));
-    dt__node n;
     if (p && (p->cut == 2) == transpose) s = dt_shape3(g->own_shards, s.n[0], s.n[1]);
-    n = dt__node_make(DT__OP_MOE_LINEAR, s, x, route, w);
+    dt__node n = dt__node_make(DT__OP_MOE_LINEAR, s, x, route, w);
     if (bias.id) n.in[n.inputs++] = bias.id;
     n.i[0] = transpose;
     return dt__push(g, &n, NULL);
@@ -10049,11 +10016,10 @@ static dt_tensor dt__gpt2_mlp(dt_graph *g, dt_tensor h, const dt_model *m, float
 static dt_tensor dt__llama_attention(dt_graph *g, dt_tensor h, const dt_model *m, float residual) /* (B,T,C) -> same */
 {
     static const char *const names[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};
-    int64_t widths[3];
+    const int64_t kv_width = m->kv_heads * (m->width / m->heads), widths[] = {m->width, kv_width, kv_width};
     dt_attention_options o = DT__ZERO;
     dt_tensor y[3];
     o.heads = m->heads, o.kv_heads = m->kv_heads, o.causal = 1;
-    widths[0] = m->width, widths[1] = widths[2] = m->kv_heads * (m->width / m->heads);
     if (!dt__cuts(g, "heads of the keys", m->kv_heads)) return dt__none();
     dt__columns(g, h, names, widths, 3, 0.02f, y);
     y[0] = dt_rope(g, y[0], m->heads, (double)m->rope_base, 0, &m->rope_scaling);
@@ -10064,9 +10030,8 @@ static dt_tensor dt__llama_attention(dt_graph *g, dt_tensor h, const dt_model *m
 static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor h, const dt_model *m, float residual) /* (B,T,C) -> same */
 {
     static const char *const names[] = {"mlp.gate_proj", "mlp.up_proj"};
-    int64_t widths[2];
+    const int64_t widths[] = {m->hidden, m->hidden};
     dt_tensor y[2]; /* (B,T,hidden) */
-    widths[0] = widths[1] = m->hidden;
     if (!dt__cuts(g, "hidden units", m->hidden)) return dt__none();
     dt__columns(g, h, names, widths, 2, 0.02f, y);
     h = dt__gated(g, y[0], y[1]);
@@ -10081,9 +10046,8 @@ static dt_tensor dt__family_block(dt_graph *g, dt_tensor x, const void *user) /*
     int llama = m->family == DT_LLAMA;
     float residual = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
     dt_moe_options moe = dt__model_moe(m);
-    dt_tensor h;
     if (!dt__cuts(g, "heads", m->heads)) return dt__none();
-    h = dt__family_norm(g, x, m, "ln_1", "input_layernorm");
+    dt_tensor h = dt__family_norm(g, x, m, "ln_1", "input_layernorm");
     x = dt_add(g, x, llama ? dt__llama_attention(g, h, m, residual) : dt__gpt2_attention(g, h, m, residual));
     h = dt__family_norm(g, x, m, "ln_2", "post_attention_layernorm");
     if (m->experts) h = dt_moe(g, h, "mlp", &moe);
