@@ -5803,10 +5803,9 @@ static int dt__refuses_by(const dt_graph *g, const char *function, const char *s
 {
     char text[200];
     va_list args;
-    int wrong;
     if (!g) return dt__refused_by(function, "g", g);
     va_start(args, spec);
-    wrong = dt__argument_wrong(text, sizeof text, function, g->number, spec, &args);
+    int wrong = dt__argument_wrong(text, sizeof text, function, g->number, spec, &args);
     va_end(args);
     if (wrong) dt__poison((dt_graph *)(uintptr_t)g, DT_E_USAGE, "%s", text);
     return wrong;
@@ -6010,11 +6009,10 @@ static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int dtype)
 DT_API dt_tensor dt_tensor_of(dt_graph *g, dt_dtype dtype, dt_shape shape, const void *data)
 {
     if (dt__refuses(g, "dtype<6 data", dtype, data)) return dt__none();
-    dt_tensor t;
     if (!g->eager)
         return dt__poison(g, DT_E_USAGE,
                           "values are given to eager graphs only; a segment's values are its input and parameters");
-    t = dt__leaf(g, DT__OP_INPUT, shape, (int)dtype);
+    dt_tensor t = dt__leaf(g, DT__OP_INPUT, shape, (int)dtype);
     if (t.id) memcpy(dt__at(g, t)->data, data, (size_t)(dt__count(dt__at(g, t)) * dt__width(dt__at(g, t))));
     return t;
 }
@@ -6114,7 +6112,6 @@ static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, const char 
     dt__param *p;
     dt_shape local = shape;
     char full[sizeof p->name];
-    dt_tensor t;
     if (name[0] == '/') snprintf(full, sizeof full, "%s%s", name + 1, part);
     else snprintf(full, sizeof full, "%s%s%s%s", g->prefix, g->prefix[0] ? "." : "", name, part);
     if (cut >= 0 && dt__in_shards(g)) {
@@ -6123,7 +6120,7 @@ static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, const char 
         local.n[cut] = dt__min(shape.n[cut], first + g->own_shards * width) - first;
     }
     if (experts) local.n[0] /= dt__expert_ranks(g);
-    t = dt__param_known(g, full, name[0] == '/', shape);
+    dt_tensor t = dt__param_known(g, full, name[0] == '/', shape);
     if (t.id || g->result) return t;
     t = dt__leaf(g, DT__OP_PARAM, local, DT_F32);
     if (!t.id) return t;
@@ -6258,10 +6255,9 @@ static dt__attention dt__attention_sizes(const dt_graph *g, const dt__node *n)
 static int64_t dt__node_scratch(const dt__kernels *k, const dt_graph *g, int32_t id)
 {
     const dt__node *n = &g->nodes[id];
-    dt__attention a;
     if (dt__op_of(n->op)->scratch == DT__SCRATCH_NONE) return 0;
     if (dt__op_of(n->op)->scratch != DT__SCRATCH_ATTENTION) return k->gemm_scratch();
-    a = dt__attention_sizes(g, n);
+    dt__attention a = dt__attention_sizes(g, n);
     return k->attention_scratch(a.s, a.d);
 }
 
@@ -6272,9 +6268,8 @@ static int dt__indices_ok(dt_graph *g, const dt__node *n)
 {
     int targets = n->op == DT__OP_CROSS_ENTROPY, axis = targets ? -1 : (int)n->i[0], of = n->op == DT__OP_SCATTER_ADD;
     const dt__node *x = of ? n : &g->nodes[n->in[0]], *index = &g->nodes[n->in[!of]];
-    int64_t range;
     if (!targets && !of && n->op != DT__OP_EMBED && n->op != DT__OP_GATHER) return 1;
-    range = targets ? dt__cols(x) : x->shape.n[axis];
+    int64_t range = targets ? dt__cols(x) : x->shape.n[axis];
     for (int64_t i = 0; i < dt__count(index); i++) {
         int32_t at = ((const int32_t *)(const void *)index->data)[i];
         if (at < range && (at >= 0 || targets)) continue;
@@ -6785,14 +6780,12 @@ static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor
 #define DT__BUILD_UNARY(name, builder) \
     DT_API dt_tensor builder(dt_graph *g, dt_tensor x) \
     { \
-        if (dt__refuses(g, "x#", x)) return dt__none(); \
-        return dt__map_op(g, DT__OP_##name, 0.0f, x, dt__none(), dt__none()); \
+        return dt__refuses(g, "x#", x) ? dt__none() : dt__map_op(g, DT__OP_##name, 0.0f, x, dt__none(), dt__none()); \
     }
 #define DT__BUILD_BINARY(name, builder) \
     DT_API dt_tensor builder(dt_graph *g, dt_tensor a, dt_tensor b) \
     { \
-        if (dt__refuses(g, "a# b#", a, b)) return dt__none(); \
-        return dt__map_op(g, DT__OP_##name, 0.0f, a, b, dt__none()); \
+        return dt__refuses(g, "a# b#", a, b) ? dt__none() : dt__map_op(g, DT__OP_##name, 0.0f, a, b, dt__none()); \
     }
 #define DT__BUILD_OWN(name, builder)
 #define DT__BUILD_CODE(name, code)
@@ -6831,8 +6824,7 @@ DT_API dt_tensor dt_map2(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b)
 
 DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s)
 {
-    if (dt__refuses(g, "x# s~", x, s)) return dt__none();
-    return dt__map_op(g, DT__OP_SCALE, s, x, dt__none(), dt__none());
+    return dt__refuses(g, "x# s~", x, s) ? dt__none() : dt__map_op(g, DT__OP_SCALE, s, x, dt__none(), dt__none());
 }
 DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b)
 {
@@ -7398,11 +7390,10 @@ static void dt__run_window(const dt__call *c)
 {
     int op = c->n->op, makes_y = dt__makes_windows(op), makes_x = !makes_y && op != DT__OP_CONV_DW;
     int reads_x = makes_y || op == DT__OP_CONV_DW || op == DT__OP_MAX_POOL_GRAD;
-    int64_t count, plane;
     dt__unfold u = DT__ZERO;
     u.c = c, u.w = dt__window_of(c->g, c->n), u.matrix = c->aux;
     u.outside = dt__is_conv(op) || op == DT__OP_AVG_POOL ? 0.0f : -__builtin_inff();
-    count = u.w.positions[0] * u.w.positions[1], plane = u.w.size[0] * u.w.size[1];
+    int64_t count = u.w.positions[0] * u.w.positions[1], plane = u.w.size[0] * u.w.size[1];
     if (makes_x) memset(c->out, 0, 4 * (size_t)dt__count(c->n));
     for (int64_t part = 0; part < u.w.samples * u.w.groups; part++) /* groups of one sample, then of the next one */
         for (u.begin = 0; u.begin < count; u.begin = u.end) {
@@ -7698,14 +7689,13 @@ DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indice
     if (dt__refuses(g, "x#", x)) return dt__none();
     dt__node n = dt__node_one(DT__OP_TOP_K, dt__at(g, x)->shape, x);
     int last = dt__axis(g, "top_k", x, -1);
-    dt_tensor places;
     if (indices) *indices = dt__none();
     if (last < 0) return dt__none();
     if (k < 1 || k > n.shape.n[last])
         return dt__poison(g, DT_E_SHAPE, "top_k: k = %lld is outside 1..%lld, the size of the last axis", (long long)k,
                           (long long)n.shape.n[last]);
     n.shape.n[last] = k, n.dtype = DT_I32;
-    places = dt__push(g, &n, NULL);
+    dt_tensor places = dt__push(g, &n, NULL);
     if (indices) *indices = places;
     return places.id ? dt_gather(g, x, last, places) : places;
 }
@@ -7766,13 +7756,12 @@ DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float 
     if (dt__refuses(g, "x# name eps~", x, name, eps)) return dt__none();
     dt_shape s = dt_shape_of(g, x);
     unsigned others = (1u << (s.dims - 1)) - 1u;
-    dt_tensor y, var;
     if (!dt__bounded(g, "batchnorm: eps", eps, 0.0, 1.0)) return dt__none();
     if (s.dims < 2)
         return dt__poison(g, DT_E_SHAPE, "batchnorm: x %s must have channels in axis 1: (B,C,..)", dt__show(g, &s));
-    y = dt__channels(g, x, 1);
+    dt_tensor y = dt__channels(g, x, 1);
     y = dt_sub(g, y, dt_mean(g, y, others));
-    var = dt_mean(g, dt_mul(g, y, y), others);
+    dt_tensor var = dt_mean(g, dt_mul(g, y, y), others);
     y = dt_mul(g, y, dt_map(g, DT_RSQRT, dt_add(g, var, dt_full(g, dt_shape1(s.n[1]), eps))));
     y = dt_mul(g, y, dt__param_whole(g, name, ".weight", dt_shape1(s.n[1]), DT_INIT_ONES, 0.0f));
     y = dt_add(g, y, dt__param_whole(g, name, ".bias", dt_shape1(s.n[1]), DT_INIT_ZEROS, 0.0f));
@@ -8300,10 +8289,9 @@ static void dt__run_attention_grad(const dt__call *c)
 {
     int fused = !c->n->i[3], first = fused ? 1 : 3;
     float *stats, *o;
-    dt__attention a;
     memcpy(&stats, &c->in[first], sizeof stats); /* read only: the struct serves both directions */
     memcpy(&o, &c->in[first + 1], sizeof o);
-    a = dt__attention_job(c, stats, first + 3);
+    dt__attention a = dt__attention_job(c, stats, first + 3);
     a.o = o, a.dout = c->in[first + 2], a.dq = c->out;
     a.dk = a.dq + (fused ? a.ldo : a.b * a.t * a.ldo);
     a.dv = a.dk + (fused ? a.ldo : a.b * a.s * a.ldk);
@@ -8477,7 +8465,6 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
     dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY, dt_shape0(), logits, targets, dt__none());
     int64_t rows = dt__rows(dt__at(g, logits));
     dt_shape stats = dt_shape2(7, rows); /* max and sum interleaved (rows,2), losses (rows), and dt__entropy_part */
-    dt_tensor sum, counted;
     if (!dt__bounded(g, "cross_entropy: smoothing", smoothing, 0.0, 1.0)) return dt__none();
     if (dt__at(g, targets)->dtype != DT_I32 || dt__count(dt__at(g, targets)) != rows)
         return dt__poison(g, DT_E_SHAPE, "cross_entropy: needs one int32 target per row of logits (%lld rows)",
@@ -8488,11 +8475,11 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
         n.i[2] = g->first_shard * n.i[1], n.i[3] = dt__own(g);
     }
     n.f = smoothing;
-    sum = dt__push(g, &n, &stats);
+    dt_tensor sum = dt__push(g, &n, &stats);
     g->logits = logits;
     if (!g->eager) return dt__loss_mean(g, sum, rows);
-    counted = dt_map2(g, DT_GREATER_EQUAL, dt_cast(g, targets, DT_F32), dt_full(g, dt_shape0(), 0.0f));
-    counted = dt_map2(g, DT_MAXIMUM, dt_sum(g, counted, DT_ALL), dt_full(g, dt_shape0(), 1.0f));
+    dt_tensor counted = dt_map2(g, DT_GREATER_EQUAL, dt_cast(g, targets, DT_F32), dt__constant(g, 0.0f));
+    counted = dt_map2(g, DT_MAXIMUM, dt_sum(g, counted, DT_ALL), dt__constant(g, 1.0f));
     return dt_mul(g, sum, dt_map(g, DT_RECIPROCAL, counted));
 }
 /* Parts of the second output, each (rows): the maxima; then what is summed over tensor shards: the sum of exp(x - max),
@@ -8974,20 +8961,20 @@ static dt_tensor dt__moe_router(dt_graph *g, dt_tensor logits, const dt_moe_opti
     int64_t bins = leaves * o->experts, capacity = tokens;
     unsigned over = g->context_shards ? 2 : 1; /* the axis behind that of leaves */
     double even = (double)o->capacity * (double)choices / (double)o->experts;
-    dt_tensor ids, route, share, z;
+    dt_tensor ids;
     *p = dt_softmax(g, logits, DT_LAST);
     dt_top_k(g, *p, o->active, &ids);
     if (o->capacity > 0.0f && even < (double)tokens) {
         capacity = (int64_t)even;
         capacity += (double)capacity < even;
     }
-    route = dt__moe_route(g, ids, o->experts, capacity);
-    share = dt_slice(g, route, 0, bins + 1, 2 * bins + 1);
+    dt_tensor route = dt__moe_route(g, ids, o->experts, capacity);
+    dt_tensor share = dt_slice(g, route, 0, bins + 1, 2 * bins + 1);
     share = dt_scale(g, dt_cast(g, share, DT_F32), 1.0f / (float)choices); /* f (E) of each leaf */
     share = dt_sum(g, dt_mul(g, dt__moe_leaves(g, share), dt_mean(g, dt__moe_leaves(g, *p), over)), over);
     *p = dt_auxiliary_loss(g, *p, dt_scale(g, share, (float)o->experts), o->balance);
     if (o->z_loss > 0.0f) {
-        z = dt__logsumexp(g, logits, 2);
+        dt_tensor z = dt__logsumexp(g, logits, 2);
         *p = dt_auxiliary_loss(g, *p, dt_mean(g, dt__moe_leaves(g, dt_mul(g, z, z)), over), o->z_loss);
     }
     return route;
@@ -9050,26 +9037,24 @@ static dt_tensor dt__moe_experts(dt_graph *g, dt_tensor x, dt_tensor route, cons
 DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe_options *o)
 {
     if (dt__refuses(g, "x# name options", x, name, o)) return dt__none();
-    dt_tensor tokens, alike, gate, route, bins, p, w, h;
-    int64_t width, choices, at;
-    int shared = dt__expert_ranks(g) > 1;
     if (!dt__moe_ok(g, x, o)) return dt__none();
-    tokens = dt__all_rows(g, x, 1); /* (N,C) */
-    alike = tokens; /* for work that every rank repeats: it has the whole gradient and takes its own rows */
+    int shared = dt__expert_ranks(g) > 1;
+    dt_tensor tokens = dt__all_rows(g, x, 1), p; /* (N,C) */
+    dt_tensor alike = tokens; /* for work that every rank repeats: it has the whole gradient and takes its own rows */
     if (dt__at(g, tokens)->op == DT__OP_ALL_ROWS)
         alike = dt__push_one(g, DT__OP_SAME_ROWS, dt__at(g, tokens)->shape, tokens);
-    choices = dt_dim(g, tokens, 0) * o->active;
-    width = o->width ? o->width : 4 * dt_dim(g, x, -1);
+    int64_t choices = dt_dim(g, tokens, 0) * o->active, width = dt__or(o->width, 4 * dt_dim(g, x, -1));
     if (dt__in_shards(g) && !dt__cuts(g, "hidden units of an expert", width)) return dt__none();
-    gate = dt__param_whole(g, name, ".gate.weight", dt_shape2(dt_dim(g, x, -1), o->experts), DT_INIT_NORMAL, 0.02f);
+    dt_shape experts = dt_shape2(dt_dim(g, x, -1), o->experts);
+    dt_tensor gate = dt__param_whole(g, name, ".gate.weight", experts, DT_INIT_NORMAL, 0.02f);
     gate = dt__param_rows(g, gate, dt_dim(g, tokens, 0), 2);
-    route = dt__moe_router(g, dt_matmul(g, alike, gate, 0, 0), o, &p);
-    at = 2 * dt__leaves(g) * o->experts + 1; /* the chosen experts of the table */
-    w = dt_reshape(g, dt_slice(g, route, 0, at, at + choices), dt_shape2(choices / o->active, o->active));
+    dt_tensor route = dt__moe_router(g, dt_matmul(g, alike, gate, 0, 0), o, &p);
+    int64_t at = 2 * dt__leaves(g) * o->experts + 1; /* the chosen experts of the table */
+    dt_tensor w = dt_reshape(g, dt_slice(g, route, 0, at, at + choices), dt_shape2(choices / o->active, o->active));
     w = dt_gather(g, p, 1, w);
     if (!o->raw_weights) w = dt_div(g, w, dt_sum(g, w, 2 | DT_KEEP));
-    bins = shared ? dt__moe_bins(g, route) : route;
-    h = dt__moe_rows(g, tokens, route, dt__none()); /* (R,C) */
+    dt_tensor bins = shared ? dt__moe_bins(g, route) : route;
+    dt_tensor h = dt__moe_rows(g, tokens, route, dt__none()); /* (R,C) */
     if (shared) h = dt__moe_exchange(g, h, route, bins, 0);
     h = dt__moe_experts(g, h, bins, name, o, width);
     if (shared) h = dt__moe_exchange(g, h, route, bins, 1);
@@ -10151,8 +10136,7 @@ static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *in
     }
     if (!dt__grow((void **)&net->params, net->param_count, &net->param_capacity, sizeof *added)) return DT_E_MEMORY;
     *index = net->param_count++;
-    added = &net->params[*index];
-    memset(added, 0, sizeof *added);
+    added = &net->params[*index]; /* zero */
     added->is = *p;
     added->count = dt__param_local(p, net->tensor_shards, net->own_shards);
     added->offset = -1;
@@ -10240,7 +10224,6 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     dt__built *b = &net->segments[at], *o = b;
     dt_graph *g = dt__graph_new(0, 0);
     dt_tensor y, dx;
-    dt_result r;
     if (!g) return DT_E_MEMORY;
     g->tensor_shards = net->tensor_shards;
     g->first_shard = net->first_shard, g->own_shards = net->own_shards;
@@ -10248,7 +10231,8 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     g->expert_ranks = net->expert_ranks, g->expert_rank = net->expert_rank;
     g->context_shards = net->context_shards, g->first_leaf = net->first_leaf, g->own_leaves = net->own_leaves;
     g->samples = targets.n[0], g->positions = targets.n[1];
-    r = dt__segment_record(g, &list[at], *shape, targets, context, at == 0, at == net->count - 1, net->source, &y, &dx);
+    dt_result r = dt__segment_record(g, &list[at], *shape, targets, context, at == 0, at == net->count - 1, net->source,
+                                     &y, &dx);
     if (!r) r = dt__net_uses(net, b, g);
     if (r) return dt_graph_close(&g), r;
     dt__net_ids(net, g, at == 0);
