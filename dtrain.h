@@ -7091,21 +7091,15 @@ static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int t
     return dt__push(g, &n, NULL);
 }
 
-/* A vector as a matrix of one row, or one column. */
-static dt_tensor dt__vector_as_matrix(dt_graph *g, dt_tensor x, int column)
-{
-    int64_t n = dt_dim(g, x, 0);
-    return dt__at(g, x)->shape.dims == 1 ? dt_reshape(g, x, column ? dt_shape2(n, 1) : dt_shape2(1, n)) : x;
-}
-
+/* A vector a is a row, a vector b a column. */
 DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_a, int transpose_b)
 {
     if (dt__refuses(g, "a# b#", a, b)) return dt__none();
     int row = dt__at(g, a)->shape.dims == 1, column = dt__at(g, b)->shape.dims == 1;
-    dt_tensor y = dt__matmul(g, dt__vector_as_matrix(g, dt__narrow(g, a), 0),
-                             dt__vector_as_matrix(g, dt__narrow(g, b), 1), !row && transpose_a,
-                             !column && transpose_b, 0, 0);
-    y = dt__narrow(g, y);
+    a = dt__narrow(g, a), b = dt__narrow(g, b);
+    if (row) a = dt_reshape(g, a, dt_shape2(1, dt_dim(g, a, 0)));
+    if (column) b = dt_reshape(g, b, dt_shape2(dt_dim(g, b, 0), 1));
+    dt_tensor y = dt__narrow(g, dt__matmul(g, a, b, !row && transpose_a, !column && transpose_b, 0, 0));
     dt_shape s = dt__at(g, y)->shape;
     if (!y.id || (!row && !column)) return y;
     if (row && !column) s.n[s.dims - 2] = s.n[s.dims - 1];
