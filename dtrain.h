@@ -5655,7 +5655,6 @@ typedef struct dt__strided {
     int64_t run, start[DT__MAX_IN], step[DT__MAX_IN], stride[DT__MAX_IN][DT_MAX_DIMS];
 } dt__strided;
 
-/* Finds the longest run. */
 static void dt__strided_begin(dt__strided *w)
 {
     w->run = 1;
@@ -5759,8 +5758,7 @@ static int64_t dt__leaf_slices(const dt_graph *g, const dt__param *p)
 }
 static int64_t dt__row_slices(const dt_graph *g, const dt__param *p) { return dt__leaves(g) * dt__leaf_slices(g, p); }
 
-/* The parameter that a node is, or whose gradient it accumulates; NULL: neither. dt__cut_param: only if stored in
- * shards. */
+/* The parameter that a node is, or whose gradient it accumulates, or NULL; dt__cut_param: if stored in shards. */
 static const dt__param *dt__node_param(const dt_graph *g, const dt__node *n)
 {
     if (n->op == DT__OP_PARAM) return &g->params[n->param];
@@ -5811,7 +5809,6 @@ static int dt__refuses_by(const dt_graph *g, const char *function, const char *s
     return wrong;
 }
 
-/* Poisons the graph unless low <= value <= high. */
 static int dt__bounded(dt_graph *g, const char *what, double value, double low, double high)
 {
     if (value >= low && value <= high) return 1;
@@ -5871,7 +5868,6 @@ static dt_tensor dt__append(dt_graph *g, const dt__node *node)
     return dt__tensor(g, g->count++);
 }
 
-/* A new gradient slot for a use of parameter `p`. */
 static int32_t dt__new_slot(dt_graph *g, int32_t p)
 {
     if (!dt__grow((void **)&g->slots, g->slot_count, &g->slot_capacity, sizeof *g->slots)) return -1;
@@ -6070,8 +6066,7 @@ static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, flo
     dt__init_shards(p, 1, 0, 1, seed, pool, data, 0, dt_shape_count(p->shape));
 }
 
-/* "1, 2, 3, 6": the divisors of n up to `most`, for error messages. The powers of two that divide n
- * are the divisors of n & -n. */
+/* "1, 2, 3, 6": the divisors of n up to `most`. The powers of two that divide n are the divisors of n & -n. */
 static const char *dt__divisors(int64_t n, int64_t most, char *text, size_t size)
 {
     size_t used = 0;
@@ -6196,8 +6191,7 @@ static void dt__split_task(void *context, int64_t task, int worker)
     job->body(job->c, task * job->piece, dt__min(job->total, (task + 1) * job->piece));
 }
 
-/* Runs body over [0, total) in chunks of at least `grain`. Chunks write disjoint outputs, so any split gives the same
- * bits. */
+/* Runs body over [0, total) in chunks of at least `grain`, which write disjoint outputs: any split gives these bits. */
 static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body body)
 {
     dt__split_job job;
@@ -6279,7 +6273,6 @@ static int dt__indices_ok(dt_graph *g, const dt__node *n)
     return 1;
 }
 
-/* Memory for the value of node `id` and its second output. */
 static int dt__hold(dt_graph *g, int32_t id)
 {
     dt__node *n = &g->nodes[id];
@@ -6400,8 +6393,7 @@ DT_API void dt_graph_close(dt_graph **graph)
 
 /* ---- shape ops ------------------------------------------------------------------------------- */
 
-/* `axis` of x counted from 0; a negative axis counts from the end. Returns -1 and poisons the graph if x lacks the
- * axis. */
+/* `axis` of x from 0, where a negative one counts from the end; -1 with the graph poisoned if x lacks it. */
 static int dt__axis(dt_graph *g, const char *op, dt_tensor x, int axis)
 {
     int dims = dt__at(g, x)->shape.dims;
@@ -6446,8 +6438,7 @@ DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int
 {
     if (dt__refuses(g, "x#", x)) return dt__none();
     dt__node n = dt__node_one(DT__OP_SLICE, dt__at(g, x)->shape, x);
-    axis = dt__axis(g, "slice", x, axis);
-    if (axis < 0) return dt__none();
+    if ((axis = dt__axis(g, "slice", x, axis)) < 0) return dt__none();
     if (begin < 0 || begin >= end || end > n.shape.n[axis])
         return dt__poison(g, DT_E_SHAPE, "slice: [%lld, %lld) of axis %d is outside %s", (long long)begin,
                           (long long)end, axis, dt__show(g, &n.shape));
@@ -6461,8 +6452,7 @@ DT_API dt_tensor dt_pad(dt_graph *g, dt_tensor x, int axis, int64_t before, int6
 {
     if (dt__refuses(g, "x#", x)) return dt__none();
     dt__node n = dt__node_one(DT__OP_PAD, dt__at(g, x)->shape, x);
-    axis = dt__axis(g, "pad", x, axis);
-    if (axis < 0) return dt__none();
+    if ((axis = dt__axis(g, "pad", x, axis)) < 0) return dt__none();
     if (before < 0 || after < 0)
         return dt__poison(g, DT_E_SHAPE, "pad: %lld before and %lld after: they must be 0 or more (dt_slice cuts)",
                           (long long)before, (long long)after);
@@ -6726,7 +6716,7 @@ static void dt__run_own_rows(const dt__call *c)
     for (int64_t l = 0; l < leaves; l++) memcpy(c->out + l * own, from + l * all, 4 * (size_t)own);
 }
 
-/* out = TREE over `parts` blocks of n floats that lie `stride` apart: pairs by index, then pairs of pairs. */
+/* TREE over axis 0. */
 static void dt__combine_part(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__node *in = dt__in(c, 0);
@@ -6748,7 +6738,6 @@ static void dt__run_combine(const dt__call *c)
 
 /* ---- elementwise ops --------------------------------------------------------------------------- */
 
-/* A scalar, which broadcasts. */
 static dt_tensor dt__constant(dt_graph *g, float value) { return dt_full(g, dt_shape0(), value); }
 
 /* A node of a map op. b and c are poison where the op has fewer inputs. */
@@ -6940,7 +6929,6 @@ static void dt__column_op_cols(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_columns(const dt__call *c) { dt__split(c, dt__count(c->n), 64, dt__column_op_cols); }
 
-/* Index of the first maximum of a row. */
 static int64_t dt__first_max(const float *x, float max, int64_t cols)
 {
     int64_t i = 0;
@@ -8653,8 +8641,7 @@ static void dt__run_aux_loss_grad(const dt__call *c)
  * (LE+1), the first row of each bin; asked (L,E), how many tokens of the leaf chose the expert; chosen (N,k), the
  * experts of each token in index order; row (N,k), the row of each choice, or -1 when the bin was full; from (N*k), the
  * choice n*k+j that each row holds. Rows are sorted by the rank that has the expert, then by leaf, expert and token. R
- * is the largest possible number of rows, so that memory can be planned; unused rows are +0 and enter no product (R5).
- * */
+ * is the largest number of rows that is possible, for the planner; unused rows are +0 and enter no product (R5). */
 
 typedef struct dt__route {
     int64_t experts, active, tokens, leaves, bins;
@@ -9889,7 +9876,6 @@ DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x)
     return g->prediction = x;
 }
 
-/* A family's mixture. */
 static dt_moe_options dt__model_moe(const dt_model *m)
 {
     dt_moe_options o = DT__ZERO;
@@ -9941,7 +9927,6 @@ static dt_model dt__model_of(int family, const char *size)
 DT_API dt_model dt_model_gpt2(const char *size) { return dt__model_of(DT_GPT2, size); }
 DT_API dt_model dt_model_llama(const char *size) { return dt__model_of(DT_LLAMA, size); }
 
-/* The model with the defaults of the fields that are 0. */
 static dt_model dt__model_settled(dt_model m)
 {
     if (m.family != DT_LLAMA) return m;
@@ -10307,7 +10292,6 @@ static void dt__net_close(dt__net *net)
     memset(net, 0, sizeof *net);
 }
 
-/* A family as a list of segments: embedding, blocks, head. */
 static dt_result dt__family_list(dt__net *net, const dt_model *m)
 {
     const char *model = m->family == DT_LLAMA ? "model" : "transformer";
@@ -11964,7 +11948,6 @@ static dt__powers dt__powers_first(const dt_recipe *r)
     if (r->precision == DT_PRECISION_FP16) p.scale = r->loss_scale > 0.0f ? (double)r->loss_scale : 65536.0;
     return p;
 }
-/* Does the loss scale change by itself? */
 static int dt__scale_adapts(const dt_recipe *r)
 {
     return r->precision == DT_PRECISION_FP16 && !(r->loss_scale > 0.0f);
