@@ -6041,16 +6041,13 @@ static void dt__init_shards(const dt__param *p, int64_t vt, int64_t first, int64
 {
     dt__sha256 h;
     dt__init_job j;
-    char hex[65];
-    unsigned key[3] = {0, 0, 0}, saved;
+    uint8_t hash[32];
     dt__sha256_begin(&h);
     dt__sha256_add(&h, p->name, (int64_t)strlen(p->name));
-    dt__sha256_end(&h, hex);
-    sscanf(hex, "%8x%8x%8x", &key[0], &key[1], &key[2]);
-    j.p = p;
-    j.rng = dt__rng_make(seed, DT__RNG_INIT, key[0], key[1], key[2]);
-    j.vt = vt;
-    saved = dt__fp_enter();
+    dt__sha256_bytes(&h, hash);
+    j.p = p, j.vt = vt;
+    j.rng = dt__rng_make(seed, DT__RNG_INIT, h.state[0], h.state[1], h.state[2]);
+    unsigned saved = dt__fp_enter();
     for (int64_t v = 0; v < dt__param_shards(p, vt, own); v++) {
         int64_t at = v * dt__shard_step(p, vt), low = dt__max(from, at);
         j.array = dt__param_array(p, vt, first, own, v);
