@@ -6778,23 +6778,20 @@ static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor
 #define DT__BUILD(name, operands, kind, builder, ...) DT__BUILD_##kind(name, builder)
 DT__OPS(DT__SKIP, DT__BUILD, DT__SKIP, DT__SKIP, DT__SKIP, DT__SKIP)
 
-/* The op of a function that has a code. */
+/* A node of the op of a function that has a code. */
 #define DT__CODE_UNARY(name, builder)
 #define DT__CODE_BINARY(name, builder)
 #define DT__CODE_OWN(name, builder)
 #define DT__CODE_CODE(name, code) \
-    case code: return DT__OP_##name;
+    case code: op = DT__OP_##name; break;
 #define DT__CODE(name, operands, kind, builder, ...) DT__CODE_##kind(name, builder)
-static int dt__function_op(int f)
-{
-    switch (f) {
-        DT__OPS(DT__SKIP, DT__CODE, DT__SKIP, DT__SKIP, DT__SKIP, DT__SKIP)
-    default: return DT__OP_NONE;
-    }
-}
 static dt_tensor dt__map_code(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b, size_t tensors)
 {
-    int op = dt__function_op((int)f);
+    int op = DT__OP_NONE;
+    switch ((int)f) {
+        DT__OPS(DT__SKIP, DT__CODE, DT__SKIP, DT__SKIP, DT__SKIP, DT__SKIP)
+    default: break;
+    }
     if (op != DT__OP_NONE && strlen(dt__op_of(op)->inputs) == tensors)
         return dt__map_op(g, op, 0.0f, a, b, dt__none());
     return dt__poison(g, DT_E_USAGE, "map: %d is no function of %d tensors. See dt_function.", (int)f, (int)tensors);
