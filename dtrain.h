@@ -8423,17 +8423,6 @@ static dt_tensor dt__loss_mean(dt_graph *g, dt_tensor sum, int64_t terms)
     return dt_scale(g, sum, g->eager ? 1.0f / (float)terms : (float)targets / (float)terms);
 }
 
-/* All classes of logits that are cut, and the columns of a shard: those of the table whose product they come from. */
-static int64_t dt__logit_classes(const dt_graph *g, dt_tensor logits, int64_t *width)
-{
-    int32_t id = logits.id;
-    const dt__param *p = NULL;
-    for (; id && !p; id = g->nodes[id].in[0])
-        if (g->nodes[id].op == DT__OP_MATMUL) p = dt__cut_param(g, &g->nodes[g->nodes[id].in[1]]);
-    *width = p ? dt__param_width(p, g->tensor_shards) : 0;
-    return p ? p->shape.n[p->cut] : 0;
-}
-
 /* i: classes, columns of a tensor shard, first column and shards of this rank. */
 DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing)
 {
@@ -8446,8 +8435,11 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
         return dt__poison(g, DT_E_SHAPE, "cross_entropy: needs one int32 target per row of logits (%lld rows)",
                           (long long)rows);
     n.i[0] = n.i[1] = dt_dim(g, logits, -1), n.i[3] = 1;
-    if (dt__at(g, logits)->cut) {
-        n.i[0] = dt__logit_classes(g, logits, &n.i[1]);
+    if (dt__at(g, logits)->cut) { /* the columns of a shard are those of the table whose product the logits are */
+        const dt__param *p = NULL;
+        for (int32_t id = logits.id; id && !p; id = g->nodes[id].in[0])
+            if (g->nodes[id].op == DT__OP_MATMUL) p = dt__cut_param(g, &g->nodes[g->nodes[id].in[1]]);
+        n.i[0] = p ? p->shape.n[p->cut] : 0, n.i[1] = p ? dt__param_width(p, g->tensor_shards) : 0;
         n.i[2] = g->first_shard * n.i[1], n.i[3] = dt__own(g);
     }
     n.f = smoothing;
