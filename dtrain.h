@@ -10035,6 +10035,7 @@ typedef struct dt__built {
     int32_t stage, chunk;  /* that have it (H15) */
     int64_t routed;        /* experts of the mixtures before this segment */
     int watched;           /* has it mixtures or auxiliary losses? */
+    char name[32];         /* of a family's segment */
 } dt__built;
 
 typedef struct dt__net_param {
@@ -10073,7 +10074,6 @@ typedef struct dt__net {
     int watched;                                /* are there mixtures or auxiliary losses? */
     dt_model model;  /* dt__model_settled */
     dt_segment *own; /* a family's list */
-    char *names;
 } dt__net;
 
 static int32_t dt__net_find(const dt__net *net, const char *name)
@@ -10274,20 +10274,17 @@ static void dt__net_close(dt__net *net)
     dt__free(net->segments);
     dt__free(net->params);
     dt__free(net->own);
-    dt__free(net->names);
     memset(net, 0, sizeof *net);
 }
 
 static dt_result dt__family_list(dt__net *net, const dt_model *m)
 {
     const char *model = m->family == DT_LLAMA ? "model" : "transformer";
-    net->count = m->layers + 2;
     net->own = (dt_segment *)dt__alloc((int64_t)sizeof *net->own * net->count, "the model");
-    net->names = (char *)dt__alloc(32 * net->count, "the model");
-    if (!net->own || !net->names) return DT_E_MEMORY;
+    if (!net->own) return DT_E_MEMORY;
     for (int64_t s = 0; s < net->count; s++) {
         int block = s > 0 && s <= m->layers;
-        char *name = net->names + 32 * s;
+        char *name = net->segments[s].name;
         if (block) snprintf(name, 32, "%s.%s.%d", model, m->family == DT_LLAMA ? "layers" : "h", (int)s - 1);
         else snprintf(name, 32, "%s", model);
         net->own[s].name = name;
@@ -10324,18 +10321,16 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
     int64_t leaves = dt__max(1, net->own_leaves), cut = dt__max(1, net->context_shards);
     dt_shape shape = dt_shape2(rows * leaves, (net->source ? net->source->inputs : sequence) / cut);
     dt_shape targets = dt_shape2(rows * leaves, (net->source ? net->source->targets : sequence) / cut);
-    const dt_segment *list = m->segments;
     dt_result r = dt__net_shards(net, m, net->source ? net->source->inputs : sequence);
     if (r) return r;
     net->ids[0] = net->ids[1] = INT64_MAX;
-    net->count = m->segment_count;
+    net->count = m->segments ? m->segment_count : m->layers + 2;
     net->model = dt__model_settled(*m);
-    if (!list) r = dt__family_list(net, m);
-    if (r) return r;
-    if (!list) list = net->own;
     net->segments = (dt__built *)dt__alloc((int64_t)sizeof *net->segments * net->count, "the model");
     if (!net->segments) return DT_E_MEMORY;
-    for (int64_t s = 0; s < net->count && !r; s++) r = dt__net_segment(net, list, s, &shape, targets, context);
+    if (!m->segments) r = dt__family_list(net, m);
+    for (int64_t s = 0; s < net->count && !r; s++)
+        r = dt__net_segment(net, m->segments ? m->segments : net->own, s, &shape, targets, context);
     if (r) return r;
     for (int32_t i = 0; i < net->param_count && !context; i++)
         if (!net->params[i].uses)
