@@ -6165,9 +6165,8 @@ static dt_tensor dt__param_rows(dt_graph *g, dt_tensor t, int64_t rows, int kind
     p->rows = kind;
     int64_t slices = dt__row_slices(g, p);
     if (rows % slices && !g->context) /* decode graphs have no gradient */
-        return dt__poison(g, DT_E_USAGE,
-                          "%s acts on %lld rows of a unit of work, which do not divide into %lld slices, one for each "
-                          "tensor shard: change the micro-batch, --sequence or --tensor-shards",
+        return dt__poison(g, DT_E_USAGE, "%s acts on %lld rows of a unit of work, which do not divide into %lld "
+                          "slices, one for each tensor shard: change the micro-batch, --sequence or --tensor-shards",
                           p->name, (long long)rows, (long long)slices);
     return t;
 }
@@ -6411,8 +6410,8 @@ DT_API dt_tensor dt_reshape(dt_graph *g, dt_tensor x, dt_shape shape)
 /* (..,K) as (rows,K). */
 static dt_tensor dt__as_matrix(dt_graph *g, dt_tensor x)
 {
-    return dt__at(g, x)->shape.dims == 2 ? x
-                                         : dt_reshape(g, x, dt_shape2(dt__rows(dt__at(g, x)), dt__cols(dt__at(g, x))));
+    const dt__node *n = dt__at(g, x);
+    return n->shape.dims == 2 ? x : dt_reshape(g, x, dt_shape2(dt__rows(n), dt__cols(n)));
 }
 
 DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes)
@@ -7054,10 +7053,8 @@ static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int t
     dt_shape sa = dt__at(g, a)->shape, sb = dt__at(g, b)->shape;
     dt__node n = dt__node_make(DT__OP_MATMUL, sa, a, b, dt__none());
     if (!dt__matmul_shape(&sa, &sb, ta, tb, &n.shape))
-        return dt__poison(
-            g, DT_E_SHAPE,
-            "matmul: %s%s and %s%s do not fit: inner sizes must be equal, leading axes equal, 1 or absent",
-            dt__show(g, &sa), ta ? "^T" : "", dt__show(g, &sb), tb ? "^T" : "");
+        return dt__poison(g, DT_E_SHAPE, "matmul: %s%s and %s%s do not fit: inner sizes must be equal, leading axes "
+                          "equal, 1 or absent", dt__show(g, &sa), ta ? "^T" : "", dt__show(g, &sb), tb ? "^T" : "");
     int64_t k = sa.n[sa.dims - 1 - ta];
     if (parts && sa.dims == DT_MAX_DIMS)
         return dt__poison(g, DT_E_SHAPE, "matmul: a row-parallel product has at most %d axes", DT_MAX_DIMS - 1);
@@ -8026,19 +8023,6 @@ static int64_t dt__sliced_row(const dt__sliced *s, int64_t i)
     return dt__slice_row(s, place) + sample * 2 * s->rows + i % s->rows;
 }
 
-/* Lays out the buffers and packs this rank's block. */
-static void dt__sliced_begin(dt__sliced *s, const dt__call *c, const dt__attention *a)
-{
-    (void)dt__sliced_of(s, c->g, a, c->env->cp.work, a->dout != NULL);
-    s->c = c;
-    int64_t half = s->pair / 2;
-    for (int64_t i = 0; i < a->b * a->t; i++) {
-        int64_t row = dt__sliced_row(s, i);
-        memcpy(s->block[0] + i * s->pair, a->k + row * a->ldk, 4 * (size_t)half);
-        memcpy(s->block[0] + i * s->pair + half, a->v + row * a->ldk, 4 * (size_t)half);
-    }
-}
-
 /* Step i of the ring works on the block of the i-th rank before this one. */
 static int dt__sliced_owner(const dt__sliced *s, int step) { return (s->at + s->ranks - step) % s->ranks; }
 /* This rank's q-th slice of queries against the k-th slice of keys of the block of `owner`: o and its statistics, or
@@ -8221,8 +8205,14 @@ static void dt__sliced_run(const dt__call *c, const dt__attention *a)
     dt__sliced s;
     dt__stack tree = DT__ZERO, keys = DT__ZERO;
     dt__slice_job end;
-    dt__sliced_begin(&s, c, a);
-    int64_t count = 2 * s.leaves * s.keys;
+    (void)dt__sliced_of(&s, c->g, a, cp->work, backward);
+    s.c = c;
+    int64_t count = 2 * s.leaves * s.keys, half = s.pair / 2;
+    for (int64_t i = 0; i < a->b * a->t; i++) { /* this rank's block */
+        int64_t row = dt__sliced_row(&s, i);
+        memcpy(s.block[0] + i * s.pair, a->k + row * a->ldk, 4 * (size_t)half);
+        memcpy(s.block[0] + i * s.pair + half, a->v + row * a->ldk, 4 * (size_t)half);
+    }
     for (int step = 0; step < s.ranks; step++) {
         int owner = dt__sliced_owner(&s, step), rank = (s.at + step) % s.ranks, place = 2 + (step & 1);
         int here = step & 1, there = !here, more = step + 1 < s.ranks;
@@ -8561,17 +8551,17 @@ static int64_t dt__valid_targets(const void *targets, dt_dtype type, int64_t n)
 }
 
 /* Does sample b have a target? Without targets (in an eager graph) each has. */
-static int dt__has_target(const dt__call *c, int64_t b, int64_t samples)
+static int dt__has_target(const dt__call *c, int64_t b)
 {
     if (c->n->inputs < 2) return 1;
-    int64_t each = dt__count(dt__in(c, 1)) / samples;
+    int64_t each = dt__count(dt__in(c, 1)) / c->n->i[0];
     return dt__valid_targets(c->in[1] + b * each, (dt_dtype)dt__in(c, 1)->dtype, each) > 0;
 }
 static void dt__loss_samples(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t each = dt__count(dt__in(c, 0)) / c->n->i[0];
     for (int64_t b = begin; b < end; b++)
-        c->aux[b] = dt__has_target(c, b, c->n->i[0]) ? dt__whole_sum(c->env->k, c->in[0] + b * each, each) : 0.0f;
+        c->aux[b] = dt__has_target(c, b) ? dt__whole_sum(c->env->k, c->in[0] + b * each, each) : 0.0f;
 }
 static void dt__run_loss(const dt__call *c)
 {
@@ -8583,7 +8573,7 @@ static void dt__loss_grad_samples(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t each = dt__count(c->n) / c->n->i[0];
     for (int64_t b = begin; b < end; b++) {
-        float d = dt__has_target(c, b, c->n->i[0]) ? c->in[0][0] : 0.0f;
+        float d = dt__has_target(c, b) ? c->in[0][0] : 0.0f;
         for (int64_t i = b * each; i < (b + 1) * each; i++) c->out[i] = d;
     }
 }
@@ -8732,11 +8722,9 @@ static void dt__run_moe_bins(const dt__call *c)
 {
     const dt__ep *ep = &c->env->ep;
     int64_t bins = dt__table_bins(c->n);
-    int32_t *begin, *here, *there, next = 0;
+    int32_t *begin = (int32_t *)(void *)c->out, *here = begin + bins + 1, *there = here + bins, next = 0;
     dt__route r = dt__route_at(dt__in(c, 0), c->in[0]);
     float *of_here = c->out + bins + 1, *of_there = of_here + bins;
-    memcpy(&begin, &c->out, sizeof begin); /* words seen as int32 */
-    here = begin + bins + 1, there = here + bins;
     for (int64_t b = 0; b < bins; b++) here[b] = r.begin[b + 1] - r.begin[b];
     for (int64_t b = 0; b <= bins; b++) begin[b] = (int32_t)b;
     ep->exchange(ep->user, of_there, begin, of_here, begin, bins / dt__expert_ranks(c->g), 1);
