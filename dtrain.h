@@ -5601,11 +5601,7 @@ static int dt__same_shape(const dt_shape *a, const dt_shape *b)
 }
 /* The last axis and all before it, as (rows, cols). */
 static int64_t dt__cols(const dt__node *n) { return n->shape.dims ? n->shape.n[n->shape.dims - 1] : 1; }
-static int64_t dt__rows(const dt__node *n)
-{
-    int64_t cols = dt__cols(n);
-    return cols ? dt__count(n) / cols : 0;
-}
+static int64_t dt__rows(const dt__node *n) { return dt__count(n) / dt__cols(n); }
 
 /* "(4,16,32)" for error sentences; `text` has 96 bytes. */
 static const char *dt__shape_text(const dt_shape *s, char *text)
@@ -5658,7 +5654,6 @@ typedef struct dt__strided {
 static void dt__strided_begin(dt__strided *w)
 {
     w->run = 1;
-    for (int i = 0; i < w->arrays; i++) w->step[i] = 0;
     for (w->axes = w->shape.dims; w->axes > 0; w->axes--) {
         int64_t n = w->shape.n[w->axes - 1];
         int fits = 1;
@@ -7728,10 +7723,10 @@ DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float 
 {
     if (dt__refuses(g, "x# name eps~", x, name, eps)) return dt__none();
     dt_shape s = dt_shape_of(g, x);
-    unsigned others = (1u << (s.dims - 1)) - 1u;
     if (!dt__bounded(g, "batchnorm: eps", eps, 0.0, 1.0)) return dt__none();
     if (s.dims < 2)
         return dt__poison(g, DT_E_SHAPE, "batchnorm: x %s must have channels in axis 1: (B,C,..)", dt__show(g, &s));
+    unsigned others = (1u << (s.dims - 1)) - 1u;
     dt_tensor y = dt__channels(g, x, 1);
     y = dt_sub(g, y, dt_mean(g, y, others));
     dt_tensor var = dt_mean(g, dt_mul(g, y, y), others);
@@ -8409,8 +8404,7 @@ static void dt__run_dropout(const dt__call *c)
 static dt_tensor dt__loss_mean(dt_graph *g, dt_tensor sum, int64_t terms)
 {
     int64_t targets = g->eager ? 1 : dt__count(dt__at(g, g->targets));
-    if (targets == terms) return sum;
-    return dt_scale(g, sum, g->eager ? 1.0f / (float)terms : (float)targets / (float)terms);
+    return targets == terms ? sum : dt_scale(g, sum, (float)targets / (float)terms);
 }
 
 /* i: classes, columns of a tensor shard, first column and shards of this rank. */
