@@ -8910,7 +8910,7 @@ static dt_tensor dt__moe_router(dt_graph *g, dt_tensor logits, const dt_moe_opti
     int64_t bins = leaves * o->experts, capacity = tokens;
     unsigned over = g->context_shards ? 2 : 1; /* the axis behind that of leaves */
     double even = (double)o->capacity * (double)choices / (double)o->experts;
-    dt_tensor ids;
+    dt_tensor ids = dt__none();
     *p = dt_softmax(g, logits, DT_LAST);
     dt_top_k(g, *p, o->active, &ids);
     if (o->capacity > 0.0f && even < (double)tokens) {
@@ -8998,6 +8998,7 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     dt_tensor gate = dt__param_whole(g, name, ".gate.weight", experts, DT_INIT_NORMAL, 0.02f);
     gate = dt__param_rows(g, gate, dt_dim(g, tokens, 0), 2);
     dt_tensor route = dt__moe_router(g, dt_matmul(g, alike, gate, 0, 0), o, &p);
+    if (!route.id) return route;
     int64_t at = 2 * dt__leaves(g) * o->experts + 1; /* the chosen experts of the table */
     dt_tensor w = dt_reshape(g, dt_slice(g, route, 0, at, at + choices), dt_shape2(choices / o->active, o->active));
     w = dt_gather(g, p, 1, w);
