@@ -12,7 +12,7 @@ use Test::More;
 
 my $program = trainer();
 my %want = golden();
-my @passes = qw(fold simplify cse layout bias recompute logits fuse epilogue);
+my @passes = qw(fold simplify cse layout bias recompute logits fuse epilogue order);
 my $every = '--compile on --compile-passes ' . join ',', @passes;
 my $by_cc = '--compile on --compile-backend cc';
 $ENV{XDG_CACHE_HOME} = "$tmp/cache"; # of compiled code
@@ -106,13 +106,37 @@ for my $spoil (sub { substr($_[0], 0, length($_[0]) / 2) }, sub { my $t = $_[0];
     like($out, qr/as C, compiled now.*^\Q$measured\E$/ms, 'a spoilt file is compiled again');
 }
 for ([ "XDG_CACHE_HOME=$tmp/text/none", qr/as C, compiled now/, 'without a cache' ],
-     [ "CC=$tmp/none XDG_CACHE_HOME=$tmp/other", qr/^compiler groups run tile by tile: the compiler \(CC, or cc\) is missing or failed$/m, 'without a compiler' ],
+     [ "CC=$tmp/none XDG_CACHE_HOME=$tmp/other", qr/^compiler groups run tile by tile: the compiler '.*none' failed: .*not found. Set CC to one that compiles C$/m, 'without a compiler' ],
      [ "CC=false XDG_CACHE_HOME=$tmp/other", qr/tile by tile, for want of a compiler/, 'with one that fails' ]) {
     spew("$tmp/text", ''), mkdir "$tmp/other";
     my ($status, $out, $err) = run(120, "$_->[0] $program $report");
     ok(!$status && $out =~ $_->[1] && $out =~ /^\Q$measured\E$/m, "$_->[2] it trains, and the hash is the same") or diag("status $status: $out$err");
 }
 is(join(' ', glob("$tmp/other/dtrain/* /tmp/dtrain-??????")), '', 'and no draft stays');
+spew("$tmp/cc", "#!/bin/sh\necho \$\$ >>$tmp/calls\nsleep 0.3\nexec @{[$ENV{CC} || 'cc']} \"\$@\"\n"), chmod 0755, "$tmp/cc";
+mkdir "$tmp/$_" for 'shared', 'open', 'open/dtrain', "it's";
+run(120, "CC=$tmp/cc XDG_CACHE_HOME=$tmp/shared $program $report --model llama-nano --ranks 4");
+my @made = glob("$tmp/shared/dtrain/*");
+ok(@made && @made == (my @calls = split /\n/, slurp("$tmp/calls")), 'of 4 ranks one compiles a program, the others wait: ' . @made);
+chmod 0777, "$tmp/open/dtrain";
+for (["$tmp/open", 'a cache that others may write'], ["$tmp/it's", 'a cache with a quote in its name']) {
+    my (undef, $out) = run(120, qq{XDG_CACHE_HOME="$_->[0]" $program $report});
+    ok($out =~ /as C, compiled now/ && $out =~ /^\Q$measured\E$/m && !glob("$tmp/open/dtrain/*"), "$_->[1] is not used");
+}
+
+# ---- memory ----
+my (%memory, $tight);
+for my $goal (0, 10_000_000, 600_000, 300_000) {
+    my ($status, $out, $err) = run(120, "$program $small --compile on --compile-report --verify-compiler --compile-memory $goal");
+    ($memory{before}, $memory{$goal}) = $out =~ /memory of a unit (\S+) MB before, (\S+) MB compiled/ or diag($err);
+    like($out, qr/^\Q$measured\E$/m, "with a goal of $goal bytes, the hash is the same");
+    $tight = $out if $goal == 300_000;
+}
+is($memory{10_000_000}, $memory{before}, 'a goal that is met in any case: nothing is computed again');
+cmp_ok($memory{600_000}, '<=', 0.6, "a goal of 600 kB: $memory{600_000} MB");
+cmp_ok($memory{0}, '<', $memory{600_000}, "no goal: $memory{0} MB");
+is($memory{300_000}, $memory{0}, 'a goal out of reach: all that is cheap is computed again,');
+like($tight, qr/^compiler a unit needs \S+ MB: no more can be computed again cheaply for the goal of 0\.3 MB\. Choose/m, 'and it is said');
 
 # ---- what is refused ----
 for ([ '--compile on --compile-passes fuze', qr/'fuze' is no pass\. A list names .*fold, simplify, .*epilogue/ ],

@@ -454,6 +454,11 @@ static void test_errors(void)
     dt_auxiliary_loss(g, t, dt_sum(g, t, DT_ALL), -0.5f);
     tap_ok(dt_graph_result(g) == DT_E_USAGE && strstr(dt_last_error(), "coefficient -0.5"), "refused: %s", dt_last_error());
     dt_graph_close(&g);
+    g = machine(0), o = options(4, 2, 8);
+    t = dt_tensor_of(g, DT_F32, dt_shape2(1, 4), x);
+    for (int i = 0; i < 2; i++) dt_moe(g, t, "moe", &o);
+    tap_ok(dt_graph_result(g) != DT_OK && strstr(dt_last_error(), "moe."), "a second mixture of one name is refused: %s", dt_last_error());
+    dt_graph_close(&g);
 }
 
 /* ---- trained ------------------------------------------------------------------------------------------------ */
