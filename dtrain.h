@@ -10847,11 +10847,11 @@ static int dt__is_blocked(const dt_graph *g, const dt__node *n)
 static int dt__reads_along(const dt_graph *g, int32_t id, int i)
 {
     const dt__node *n = &g->nodes[id], *x = &g->nodes[n->in[i]];
+    const char *kinds = dt__op_of(n->op)->inputs;
     dt_shape one = n->shape;
-    char kind = dt__op_of(n->op)->inputs[i];
     if (n->op == DT__OP_CAST) return !x->tile && dt__same_shape(&x->shape, &n->shape);
     if (n->op == DT__OP_MATMUL || x->tile || x->dtype != DT_F32) return 0;
-    if (!dt__is_map(g, id)) return kind == 'r' || kind == 's';
+    if (!dt__is_map(g, id)) return kinds[i] == 'r' || kinds[i] == 's';
     if (one.dims) one.n[one.dims - 1] = 1;
     return x->op != DT__OP_AUX && (dt__same_shape(&x->shape, &n->shape) || dt__same_shape(&x->shape, &one));
 }
