@@ -330,15 +330,15 @@ typedef struct dt_checkpoints {
                            * or a name, a space and a shell command with $DT_FROM and $DT_TO */
     float deadline;       /* seconds from a request to stop to the forced end: a save must fit */
 } dt_checkpoints;
-/* How the compiler (DT_COMPILER) changes the plans of segments: fewer passes over memory, fewer values kept. */
+/* How the compiler (DT_COMPILER) changes the plans of segments: less memory traffic, fewer values kept. */
 typedef struct dt_compilation {
     int32_t mode;          /* dt_compile */
     int32_t backend;       /* dt_backend */
     const char *passes;    /* "fuse,cse": only these; "-fuse": the usual ones but this; NULL: the usual ones */
-    int64_t memory;        /* bytes that a unit may need (dt_compilation_report.memory): what is cheap is computed again
-                            * in backward as far as it takes; 0: all of it */
-    const char *graph;     /* file for the segments' graphs before and after, for Graphviz's dot; NULL: none */
-    int32_t verify;        /* refuse to train unless the first batch has the same bits compiled and op by op */
+    int64_t memory;        /* goal in bytes for a unit (dt_compilation_report.memory): backward recomputes only as many
+                            * cheap values as the goal takes; 0: all of them */
+    const char *graph;     /* Graphviz file of the segments' graphs before and after; NULL: none */
+    int32_t verify;        /* refuse to train unless the first batch gives the same bits compiled and op by op */
     int32_t report;        /* print what compiling did: dt_trainer_compilation */
 } dt_compilation;
 /* Start from dt_layout_default(): later versions add fields. */
@@ -1075,18 +1075,18 @@ typedef struct dt_memory {
 DT_API dt_memory dt_trainer_memory(const dt_trainer *t);
 DT_API int64_t dt_trainer_weights(const dt_trainer *t); /* number of weights */
 /* What compiling did (layout.compile.report, .verify or mode AUTO) to this rank's segments. Bytes are those of a unit
- * of work, forward and backward, through all of them; seconds those of the first batch's step without its update, on
- * the slowest rank, the lesser of two. */
+ * of work, forward and backward, through all these segments. A step is the first batch's, without its update, on the
+ * slowest rank: the faster of two runs. */
 typedef struct dt_compilation_report {
-    int64_t recorded, ops;       /* ops before, and after, when a group counts once */
-    int64_t groups, grouped;     /* and the ops in groups */
+    int64_t recorded, ops;       /* ops before, and after, where a group counts as one */
+    int64_t groups, grouped;     /* groups, and ops in groups */
     int64_t plans, built;        /* graphs compiled, one for segments of equal shapes; those whose C was not cached */
-    int64_t traffic;             /* bytes that are no longer written and read */
-    int64_t memory_before, memory; /* kept from forward to backward, and temporary */
-    double before, seconds;      /* op by op, and compiled */
-    double compiling;            /* seconds that it took */
-    double break_even;           /* steps until that is won back; 0: never */
-    int32_t compiled;            /* 0: AUTO goes on op by op */
+    int64_t traffic;             /* bytes no longer written and read */
+    int64_t memory_before, memory; /* bytes kept for backward plus temporary ones */
+    double before, seconds;      /* seconds of a step: op by op, and compiled */
+    double compiling;            /* seconds spent compiling */
+    double break_even;           /* steps until compiling pays; 0: never */
+    int32_t compiled;            /* 0: mode AUTO runs op by op */
 } dt_compilation_report;
 /* DT_E_USAGE: nothing was compiled, or nothing measured. */
 DT_API dt_result dt_trainer_compilation(const dt_trainer *t, dt_compilation_report *report);
@@ -10383,49 +10383,49 @@ static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
 /* ============================================================================================
  * H9  compiler: passes, fusion
  * ============================================================================================
- * Between recording and planning (H7), passes rewrite a segment's graph, forward and gradient together, by rewrites
- * that keep every bit (R13). The last two, fusion and order, decide which ops run together and when. The planner then
- * gives places to what is left: a value that only its own group reads has none. */
+ * Between recording and planning (H7), passes rewrite a segment's graph, forward and gradient together, and keep every
+ * bit (R13). The last two, fusion and order, decide which ops run together and when. The planner then places the
+ * values that are left; a value that only its own group reads needs no memory. */
 #ifdef DT_COMPILER
 
-/* X(name, text): the passes in the order in which they run. */
+/* X(name, text): the passes, in execution order. */
 #define DT__PASSES(X) \
     X(FOLD, "fold") X(SIMPLIFY, "simplify") X(CSE, "cse") X(LAYOUT, "layout") X(BIAS, "bias") \
     X(RECOMPUTE, "recompute") X(LOGITS, "logits") X(FUSE, "fuse") X(EPILOGUE, "epilogue") X(ORDER, "order")
 #define DT__PASS_ENUM(name, text) DT__PASS_##name,
 enum { DT__PASSES(DT__PASS_ENUM) DT__PASS_COUNT };
-enum { DT__MOST_MEMBERS = 24, DT__TILE = 1024 }; /* ops of a group; elements of a tile, unless a row has more */
+enum { DT__MOST_MEMBERS = 24, DT__TILE = 1024 }; /* ops per group; elements per tile, unless a row has more */
 
-/* A graph while it is rewritten. Every op begins as a unit of its own; fusion joins units. The number of a unit is the
- * least id in it, `next` a ring through its ops. */
+/* A graph being rewritten. Each op starts as its own unit; fusion joins units. A unit's number is its least id; `next`
+ * links its ops in a ring. */
 typedef struct dt__rewrite {
     dt_graph *g;
     const dt__kernels *k;
     dt_tensor *output, *grad_in;
     int how;                        /* dt__plan_open's */
-    unsigned passes;                /* bits: which ones run */
+    unsigned passes;                /* bit i: pass i runs */
     int32_t room;                   /* of the lists, in nodes */
-    int32_t *to;                    /* the node that takes a node's place */
+    int32_t *to;                    /* what replaces a node, or the node */
     int32_t *readers;               /* live uses of a root */
-    int32_t *unit, *next, *product; /* product: of the unit, the matrix product that it begins with, or 0 */
-    int32_t *before;                /* a collective follows that one: all ranks call them in one order */
-    int32_t *order, ordered;        /* ids in their new order */
-    int64_t *rows, *cols;           /* of a unit: what its ops walk over; 0: none that may join others */
-    int64_t *floats;                /* of a root: temporary memory, while it has readers */
-    int64_t held, peak;             /* of temporary memory, in the order of ops so far */
+    int32_t *unit, *next, *product; /* product: the matrix product that a unit begins with, or 0 */
+    int32_t *before;                /* the collective before this one: all ranks keep one order */
+    int32_t *order, ordered;        /* ids in execution order */
+    int64_t *rows, *cols;           /* what a unit's ops walk over; rows 0: the unit joins no other */
+    int64_t *floats;                /* temporary memory of a root while it has readers */
+    int64_t held, peak;             /* temporary floats after the ops ordered so far, and at most */
     double keep;                    /* dt__compiling's */
     uint8_t *live, *seen;
-    uint8_t *phase;                 /* 0 forward, 1 backward, 2 the weights' gradients, if split off */
-    uint8_t *by_rows;               /* the unit has row ops, or numbers of rows */
+    uint8_t *phase;                 /* 0 forward, 1 backward, 2 weight gradients, if split off */
+    uint8_t *by_rows;               /* the unit has row ops or one value per row */
 } dt__rewrite;
 
-/* The op that makes a value: that of its root, and of a second output the op itself. */
+/* The op that makes a value: its root, or, for a second output, the op that has it. */
 static int32_t dt__maker(const dt_graph *g, int32_t id)
 {
     id = dt__root(g, id);
     return g->nodes[id].op == DT__OP_AUX ? g->nodes[id].in[0] : id;
 }
-/* Is the value read behind the run, so that its node must stay, or the one whose memory it shares? */
+/* Is the value read after the run, or does such a value share its memory? Its node must stay. */
 static int dt__is_result(const dt__rewrite *w, int32_t id)
 {
     const dt_graph *g = w->g;
@@ -10441,7 +10441,7 @@ static int dt__is_collective(int op)
            op == DT__OP_MOE_BINS || op == DT__OP_ATTENTION || op == DT__OP_ATTENTION_GRAD || op == DT__OP_CROSS_ENTROPY;
 }
 
-/* Which nodes are needed, in which phase, and how often each root is read. */
+/* Finds which nodes are needed, in which phase, and the reads of each root. */
 static void dt__rewrite_live(dt__rewrite *w)
 {
     dt_graph *g = w->g;
@@ -10460,7 +10460,7 @@ static void dt__rewrite_live(dt__rewrite *w)
         for (int i = 0; w->live[id] && i < g->nodes[id].inputs; i++) w->readers[dt__root(g, g->nodes[id].in[i])]++;
 }
 
-/* After a pass: readers read what took the place of their inputs. */
+/* After a pass: readers read what replaces their inputs. */
 static void dt__rewrite_apply(dt__rewrite *w)
 {
     for (int32_t id = 1; id < w->g->count; id++) {
@@ -10470,7 +10470,7 @@ static void dt__rewrite_apply(dt__rewrite *w)
     }
     dt__rewrite_live(w);
 }
-/* `id` gives way to `other`, which has the same value, type and shape; 0 if it may not. */
+/* Replaces `id` with `other`, of equal value; 0: type or shape differs, or `id` must stay. */
 static int dt__replace(dt__rewrite *w, int32_t id, int32_t other)
 {
     const dt__node *n = &w->g->nodes[id], *o = &w->g->nodes[other];
@@ -10481,7 +10481,7 @@ static int dt__replace(dt__rewrite *w, int32_t id, int32_t other)
 
 /* ---- passes that rewrite --------------------------------------------------------------------------- */
 
-/* Is the value one number everywhere? */
+/* Are all elements one fp32 constant? */
 static int dt__constant_of(const dt_graph *g, int32_t id, float *value)
 {
     const dt__node *n = &g->nodes[dt__root(g, id)];
@@ -10489,8 +10489,8 @@ static int dt__constant_of(const dt_graph *g, int32_t id, float *value)
     return n->op == DT__OP_FULL && n->dtype == DT_F32;
 }
 
-/* Map ops of constants become constants, by the kernels' own functions; so do moves that only repeat or drop elements
- * of one. */
+/* Map ops of constants become constants, by the kernels' own functions; so do moves that repeat, permute or drop
+ * their elements. */
 static void dt__pass_fold(dt__rewrite *w)
 {
     for (int32_t id = 1; id < w->g->count; id++) {
@@ -10510,8 +10510,8 @@ static void dt__pass_fold(dt__rewrite *w)
     }
 }
 
-/* The value that is bit for bit the one of map op or move `id`, by algebra; 0: none. x + 0 is not x where x is -0, and
- * x - x is not 0 where x is not finite: such rules are missing for a reason. */
+/* A value that algebra proves equal, bit for bit, to map op or move `id`; 0: none. Rules such as x + 0 = x (false for
+ * -0) and x - x = 0 (false unless x is finite) are left out. */
 static int32_t dt__simpler(const dt__rewrite *w, int32_t id)
 {
     const dt_graph *g = w->g;
@@ -10558,7 +10558,7 @@ static void dt__pass_simplify(dt__rewrite *w)
     }
 }
 
-/* Ops of one phase that compute the same become one. Random ops, routing and losses stay, whose nodes are looked at. */
+/* Merges ops of one phase that compute the same. Random ops, routing and losses stay: other code reads their nodes. */
 static void dt__pass_cse(dt__rewrite *w)
 {
     dt_graph *g = w->g;
@@ -10580,7 +10580,7 @@ static void dt__pass_cse(dt__rewrite *w)
     }
 }
 
-/* May readers walk over the source of this move instead? A run of its last axis must be consecutive, or one element. */
+/* May readers walk over this move's source instead? Runs of the last axis must be contiguous, or one element. */
 static int dt__is_strided(const dt_graph *g, const dt__node *n)
 {
     const dt__node *x = &g->nodes[n->in[0]];
@@ -10591,7 +10591,7 @@ static int dt__is_strided(const dt_graph *g, const dt__node *n)
     return n->op == DT__OP_EXPAND || n->op == DT__OP_SLICE ||
            (n->op == DT__OP_PERMUTE && last >= 0 && (n->i[last] == last || n->shape.n[last] == 1));
 }
-/* The walk of a map op: an input that is a view is walked over where its source is. */
+/* The walk of a map op; for an input that is a view, over the view's source. */
 static dt__strided dt__member_walk(const dt_graph *g, const dt__node *n)
 {
     dt__strided w;
@@ -10615,7 +10615,7 @@ static dt__strided dt__member_walk(const dt_graph *g, const dt__node *n)
     return w;
 }
 
-/* Is op `id` a map op that can read this view: a number, or of its own shape; and no input stored in shards? */
+/* Is `id` a map op, no input stored in shards, that can read this view: a constant, or of the op's shape? */
 static int dt__takes_view(const dt_graph *g, int32_t id, const dt__node *view)
 {
     const dt__node *n = &g->nodes[id];
@@ -10631,9 +10631,9 @@ static int dt__can_walk(const dt_graph *g, int32_t id)
         if (w.step[i] != 0 && w.step[i] != 1) return 0;
     return 1;
 }
-/* Moves become strides of their readers: a transposed matrix a flag of its product, a move that only map ops read a
- * view. Views have tile set; they are no ops any more, and their root is the source (dt__root). Weights are packed by
- * every product that reads them: 1.5 % of its time at 1,024 rows. */
+/* Turns moves into strides of their readers: a transpose becomes a flag of its product, a move that only map ops read a
+ * view. A view has tile set and no longer runs; its root is the source (dt__root). Every product still packs the
+ * weights that it reads: 1.5 % of its time at 1,024 rows. */
 static void dt__pass_layout(dt__rewrite *w)
 {
     dt_graph *g = w->g;
@@ -10659,7 +10659,7 @@ static void dt__pass_layout(dt__rewrite *w)
     dt__rewrite_live(w);
 }
 
-/* Sizes that the op walks over; 0: it runs alone. */
+/* The (rows, cols) an op walks over; 0: it runs alone. */
 static int dt__walks(const dt_graph *g, const dt__node *n, int64_t *rows, int64_t *cols)
 {
     const dt__op *op = dt__op_of(n->op);
@@ -10679,7 +10679,7 @@ static int dt__walks(const dt_graph *g, const dt__node *n, int64_t *rows, int64_
 static int dt__is_map(const dt_graph *g, int32_t id) { return dt__op_of(g->nodes[id].op)->class_of == DT__CLASS_MAP; }
 static int dt__is_each(const dt_graph *g, int32_t id) { return dt__is_map(g, id) || g->nodes[id].op == DT__OP_CAST; }
 
-/* A product of matrices whose only reader adds a vector to its rows takes it as its bias. */
+/* A matrix product whose only reader adds a vector to each row takes the vector as bias. */
 static void dt__pass_bias(dt__rewrite *w)
 {
     dt_graph *g = w->g;
@@ -10699,15 +10699,15 @@ static void dt__pass_bias(dt__rewrite *w)
     }
 }
 
-/* Map ops, casts and norms: what backward may compute again. */
+/* What backward may recompute: map ops, casts and norms. */
 static int dt__is_cheap(const dt__node *n)
 {
     int kind = dt__op_of(n->op)->class_of;
     return kind == DT__CLASS_MAP || n->op == DT__OP_CAST ||
            (kind == DT__CLASS_ROW && n->aux && n->op != DT__OP_CROSS_ENTROPY);
 }
-/* Is the value there in backward without being saved for this: an input, a parameter, or read there anyway; or is it
- * made of such values by a few cheap ops? */
+/* Does backward have the value anyway (an input, a parameter, a value it reads in any case), or can a few cheap ops
+ * make it from such values? */
 static int dt__at_hand(const dt__rewrite *w, const uint8_t *kept, int32_t id, int depth)
 {
     const dt__node *n = &w->g->nodes[id = dt__root(w->g, id)];
@@ -10718,7 +10718,7 @@ static int dt__at_hand(const dt__rewrite *w, const uint8_t *kept, int32_t id, in
     return 1;
 }
 
-/* Input i of node `r`, another name of a value or the value, becomes the same of its copy. */
+/* Redirects input i of node `r`, a value or its alias, to `copy` or an alias of `copy`. */
 static void dt__read_copy(dt__rewrite *w, int32_t r, int i, int32_t copy)
 {
     dt__node name = w->g->nodes[w->g->nodes[r].in[i]];
@@ -10738,20 +10738,19 @@ static int64_t dt__kept_floats(const dt__rewrite *w, const uint8_t *kept)
         if (kept[id] && !dt__is_leaf(w->g->nodes[id].op)) floats += dt__floats(&w->g->nodes[id]);
     return floats;
 }
-/* Cheap values of forward that backward reads are not saved but computed again from what is saved anyway, until only a
- * share of w->keep is left: map ops and norms. The copies stand at the end of the graph; the order puts each right
- * before its first reader. */
+/* Recomputes cheap values of forward in backward, from what is saved anyway, until at most the share w->keep of the
+ * saved floats is left. The copies are appended to the graph; the order puts each right before its first reader. */
 static void dt__pass_recompute(dt__rewrite *w)
 {
     dt_graph *g = w->g;
     int32_t count = g->count;
-    uint8_t *kept = w->seen; /* roots that an op of backward reads and that are not computed again */
+    uint8_t *kept = w->seen; /* roots that backward reads and does not recompute */
     double goal;
     memset(kept, 0, (size_t)w->room);
     for (int32_t r = g->forward_count; r < count; r++)
         for (int i = 0; w->live[r] && i < g->nodes[r].inputs; i++) kept[dt__root(g, g->nodes[r].in[i])] = 1;
     goal = w->keep * (double)dt__kept_floats(w, kept);
-    for (int32_t id = g->forward_count - 1; id > 0; id--) { /* readers first: an input may be computed again later */
+    for (int32_t id = g->forward_count - 1; id > 0; id--) { /* readers first: their inputs may follow */
         dt__node copy = g->nodes[id];
         int cheap = kept[id] && w->live[id] && (double)dt__kept_floats(w, kept) > goal && dt__at_hand(w, kept, id, 0);
         dt_tensor t;
@@ -10773,7 +10772,7 @@ static void dt__pass_recompute(dt__rewrite *w)
     dt__rewrite_live(w);
 }
 
-/* The only two readers of root `id`; 0: there are others. */
+/* The readers of root `id` if it has exactly two, else 0. */
 static int dt__two_readers(const dt__rewrite *w, int32_t id, int32_t reader[2])
 {
     int count = 0;
@@ -10787,10 +10786,10 @@ static int dt__is_product(const dt__node *n)
 {
     return n->op == DT__OP_MATMUL && n->inputs == 2 && n->i[2] <= 1 && n->dtype == DT_F32;
 }
-/* Logits (rows,V) are made, read and dropped some rows at a time, in forward for the cross-entropy and again in
- * backward, where their gradient is at once multiplied for both operands: neither is ever whole. Both operands' chains
- * go on in the order of rows (R3). Logits that shards cut, or of 16 bits, stay. The first member of such a group makes
- * the logits, whose node has the shape of a block. */
+/* Makes, reads and drops logits (rows,V) a block of rows at a time: in forward for the cross-entropy, and again in
+ * backward, where the products for both operands read the block's gradient at once. Neither logits nor gradient is ever
+ * whole. Both operands' chains continue in row order (R3). Sharded and 16-bit logits stay. The first member of such a
+ * group makes the logits; their node has a block's shape. */
 static void dt__pass_logits(dt__rewrite *w)
 {
     dt_graph *g = w->g;
@@ -10804,7 +10803,7 @@ static void dt__pass_logits(dt__rewrite *w)
             g->precision || w->how & DT__PLAN_SPLIT || block < 1 || m->slot >= 0 || m->i[0] || !dt__is_product(m) ||
             dt__root(g, g->prediction.id) == x || g->nodes[m->in[1]].shape.dims != 2)
             continue;
-        if (dt__root(g, logits) == x) g->logits.id = 0; /* nobody will see them */
+        if (dt__root(g, logits) == x) g->logits.id = 0; /* no one reads them */
         if (!dt__two_readers(w, x, use) || use[0] != id || g->nodes[use[1]].op != DT__OP_CROSS_ENTROPY_GRAD ||
             !dt__two_readers(w, use[1], by))
             block = 0;
@@ -10814,7 +10813,7 @@ static void dt__pass_logits(dt__rewrite *w)
                 g->nodes[p->in[1]].shape.dims != 2 || (p->slot >= 0 && p->i[1]))
                 block = 0;
         }
-        while (block && rows % block) block--; /* a last block may not be shorter */
+        while (block && rows % block) block--; /* blocks are of equal size */
         if (block < least || !block || g->count + 2 >= w->room) {
             g->logits.id = logits;
             continue;
@@ -10824,7 +10823,7 @@ static void dt__pass_logits(dt__rewrite *w)
         if (!t.id) return;
         w->to[t.id] = t.id, w->phase[t.id] = 1;
         g->nodes[use[1]].in[0] = t.id;
-        for (int32_t i = 1; i <= count; i++) { /* and all their other names */
+        for (int32_t i = 1; i <= count; i++) { /* and all aliases */
             int32_t root = dt__root(g, i);
             if (root == x || root == t.id || root == use[1]) g->nodes[i].shape = dt_shape2(block, dt__cols(&copy));
         }
@@ -10840,10 +10839,10 @@ static int dt__is_blocked(const dt_graph *g, const dt__node *n)
 }
 
 /* ---- fusion -------------------------------------------------------------------------------------------
- * A group walks over (rows, cols) in tiles. Its ops are map ops over all elements, map ops and reductions with one
- * element per row, row ops, and at its begin perhaps a matrix product, whose finished pieces are the tiles. */
+ * A group walks over (rows, cols) in tiles. It may begin with a matrix product, whose finished pieces are the tiles.
+ * Its other ops are map ops over all elements, map ops and reductions with one element per row, and row ops. */
 
-/* Does op `id` make its elements of input i's same elements, or rows of its rows, or elements of its row's one? */
+/* Does op `id` read input i along its own walk: the same elements, the same rows, or the row's one element? */
 static int dt__reads_along(const dt_graph *g, int32_t id, int i)
 {
     const dt__node *n = &g->nodes[id], *x = &g->nodes[n->in[i]];
@@ -10856,7 +10855,7 @@ static int dt__reads_along(const dt_graph *g, int32_t id, int i)
     return x->op != DT__OP_AUX && (dt__same_shape(&x->shape, &n->shape) || dt__same_shape(&x->shape, &one));
 }
 
-/* Does the value depend on an op of units a or b? seen: the units that were asked. */
+/* Does the value depend on an op of units a or b? seen: visited units. */
 static int dt__depends(dt__rewrite *w, int32_t id, int32_t a, int32_t b)
 {
     const dt_graph *g = w->g;
@@ -10873,7 +10872,7 @@ static int dt__depends(dt__rewrite *w, int32_t id, int32_t a, int32_t b)
     return 0;
 }
 
-/* What units a and b walk over together; 0: they do not fit. The elements of one may be the rows of the other. */
+/* What units a and b can walk over together; 0: nothing. One unit's elements may be the other's rows. */
 static int dt__fits(const dt__rewrite *w, int32_t a, int32_t b, int64_t *rows, int64_t *cols)
 {
     int product = w->product[a] || w->product[b], by_rows = w->by_rows[a] || w->by_rows[b];
@@ -10884,7 +10883,7 @@ static int dt__fits(const dt__rewrite *w, int32_t a, int32_t b, int64_t *rows, i
     return !product && !w->by_rows[part] && *rows == w->rows[part] * w->cols[part];
 }
 
-/* May units a and b be one? All reads between their ops must be along the rows, and no op outside may stand between. */
+/* May units a and b be one? Reads between their ops must be along the walk; no outside op may lie between them. */
 static int dt__may_join(dt__rewrite *w, int32_t a, int32_t b)
 {
     const dt_graph *g = w->g;
@@ -10903,7 +10902,6 @@ static int dt__may_join(dt__rewrite *w, int32_t a, int32_t b)
     return members <= DT__MOST_MEMBERS;
 }
 
-/* Two units become one. */
 static void dt__join_rings(dt__rewrite *w, int32_t a, int32_t b)
 {
     int32_t swap = w->next[a], m;
@@ -10912,7 +10910,7 @@ static void dt__join_rings(dt__rewrite *w, int32_t a, int32_t b)
     do w->unit[m] = swap, m = w->next[m];
     while (m != swap);
 }
-/* Joins the unit of op `id` and that of the op which makes its input i, where that is allowed. */
+/* Joins the unit of op `id` with the unit that makes its input i, if they may join. */
 static void dt__join_units(dt__rewrite *w, int32_t id, int i)
 {
     int32_t a = w->unit[dt__maker(w->g, w->g->nodes[id].in[i])], b = w->unit[id];
@@ -10952,11 +10950,11 @@ static void dt__pass_fuse(dt__rewrite *w)
         for (int i = 0; w->rows[id] && i < g->nodes[id].inputs; i++) dt__join_units(w, id, i);
 }
 
-/* ---- order: the graph with its nodes in the order in which they run --------------------------------------------
- * An op stands where it was recorded, a group where its last op was; copies right before their first reader. Pass ORDER
- * moves units of a phase, collectives aside, where that makes the most memory held at a time smaller. */
+/* ---- order: the nodes in execution order -----------------------------------------------------------------------
+ * An op runs where it was recorded, a group where its last op was, a copy right before its first reader. Pass ORDER
+ * reorders the units of a phase where that lowers peak memory; collectives keep their order. */
 
-/* Roots that need temporary memory: what another unit of the same phase reads, and none later; and readers of each. */
+/* Counts each root's readers; a root that other units read, in its own phase and in no other, is temporary. */
 static void dt__account_begin(dt__rewrite *w)
 {
     const dt_graph *g = w->g;
@@ -10972,7 +10970,7 @@ static void dt__account_begin(dt__rewrite *w)
             }
     w->held = w->peak = 0;
 }
-/* The memory held when the unit has run. undo: only asks. */
+/* The floats held once the unit has run. undo: only asks. */
 static int64_t dt__account(dt__rewrite *w, int32_t unit, int undo)
 {
     const dt_graph *g = w->g;
@@ -10995,7 +10993,7 @@ static int64_t dt__account(dt__rewrite *w, int32_t unit, int undo)
     return held;
 }
 
-/* One op of a unit, behind those of its inputs that the unit makes. seen: 2 when it stands. */
+/* Emits an op of a unit after the inputs that the unit makes. seen: 2 once emitted. */
 static void dt__emit_op(dt__rewrite *w, int32_t id)
 {
     const dt__node *n = &w->g->nodes[id];
@@ -11012,7 +11010,7 @@ static void dt__emit_unit(dt__rewrite *w, int32_t id)
 {
     const dt_graph *g = w->g;
     int32_t m, first;
-    if (g->nodes[id].op == DT__OP_AUX) id = g->nodes[id].in[0]; /* stands behind its op */
+    if (g->nodes[id].op == DT__OP_AUX) id = g->nodes[id].in[0]; /* follows its op */
     if (!id || w->seen[id]) return;
     m = id;
     do w->seen[m] = 1, m = w->next[m];
@@ -11029,7 +11027,7 @@ static void dt__emit_unit(dt__rewrite *w, int32_t id)
     dt__account(w, id, 0);
 }
 
-/* May the unit run now: does everything stand that it reads, but for copies, which come with it? */
+/* May the unit run now? Its inputs must be emitted, except copies, which are emitted with it. */
 static int dt__is_ready(const dt__rewrite *w, int32_t unit, int32_t recorded)
 {
     const dt_graph *g = w->g;
@@ -11045,7 +11043,7 @@ static int dt__is_ready(const dt__rewrite *w, int32_t unit, int32_t recorded)
     } while (m != unit);
     return 1;
 }
-/* Is `id` the last op of a unit of this phase that was recorded and does not stand yet? */
+/* Is `id` the last recorded op of a unit of this phase that is not yet emitted? */
 static int dt__ends_unit(const dt__rewrite *w, int32_t id, int phase, int32_t recorded)
 {
     const dt__node *n = &w->g->nodes[id];
@@ -11055,7 +11053,7 @@ static int dt__ends_unit(const dt__rewrite *w, int32_t id, int phase, int32_t re
         if (m > id && m < recorded) return 0;
     return 1;
 }
-/* The units of a phase from place `begin` on: as recorded, or always one after which the least memory is held. */
+/* Emits a phase from place `begin` on: as recorded or, with `least`, always the unit that leaves least memory held. */
 static void dt__emit_phase(dt__rewrite *w, int phase, int32_t begin, int32_t recorded, int least)
 {
     while (w->ordered > begin) w->seen[w->order[--w->ordered]] = 0;
@@ -11074,7 +11072,7 @@ static void dt__emit_phase(dt__rewrite *w, int phase, int32_t begin, int32_t rec
         if (dt__ends_unit(w, id, phase, recorded)) dt__emit_unit(w, id);
 }
 
-/* Does the unit run as a group? One op alone does where it reads a view. */
+/* Does the unit run as a group? A map op alone does if it reads a view. */
 static int dt__is_group(const dt__rewrite *w, int32_t unit)
 {
     int views = 0;
@@ -11082,13 +11080,13 @@ static int dt__is_group(const dt__rewrite *w, int32_t unit)
     return w->next[unit] != unit || (views && dt__is_map(w->g, unit));
 }
 
-/* The nodes in their new order; all that refers to them. */
+/* Reorders the nodes and updates what refers to them. */
 static dt_result dt__renumber(dt__rewrite *w)
 {
     dt_graph *g = w->g;
     dt_tensor *named[7];
     dt__node *nodes = (dt__node *)dt__alloc((int64_t)sizeof *nodes * (w->ordered + 1), "a graph");
-    int32_t *at = w->to, *last = w->readers; /* of a unit that is a group: its last op */
+    int32_t *at = w->to, *last = w->readers; /* of a group's unit: its last op */
     if (!nodes) return DT_E_MEMORY;
     named[0] = &g->input, named[1] = &g->targets, named[2] = &g->logits, named[3] = &g->prediction;
     named[4] = &g->loss_seed, named[5] = w->output, named[6] = w->grad_in;
@@ -11135,25 +11133,24 @@ static dt_result dt__pass_order(dt__rewrite *w, int32_t recorded)
 }
 
 /* ---- tiles: the back end that needs no compiler ---------------------------------------------------------------
- * Every op of a group goes over a tile before the next tile begins. What only the group reads stays in the first-level
- * cache. */
+ * Every op of a group runs on a tile before the next tile begins: what only the group reads stays in the L1 cache. */
 
-/* n elements of a chain of map ops and casts. at: its inputs and results in order, which step by 1 or 0. */
+/* Runs n elements of a chain of map ops and casts. at: its inputs and results, in order; step: 1 or 0 for each. */
 typedef void (*dt__chain_code)(char *const *at, const int64_t *step, int64_t n);
 
-/* An op of a group. Its value is in memory or, from float `tile` on, in the worker's tiles (tile -1: memory). */
+/* An op of a group. Its value is in the worker's tiles, from float `tile` on, or in memory (tile -1). */
 typedef struct dt__fused_op {
-    int32_t id, tile, from[3]; /* from: likewise, of its inputs */
+    int32_t id, tile, from[3]; /* from: the same for inputs */
     int64_t per;               /* elements per row */
     dt__strided walk;          /* of a map op or cast */
-    int32_t chain, load[3];    /* ops of the chain that begins here, or 0; load: the member whose register input i is */
-    int store;                 /* in a chain: other ops read the value as well */
+    int32_t chain, load[3];    /* length of the chain from here, or 0; load: its member with input i, or -1 */
+    int store;                 /* in a chain: an op outside it reads the value */
     dt__chain_code code;       /* of the chain, or NULL: op by op */
 } dt__fused_op;
 
-/* A group, that which ends with op `last`: members [begin, begin + count), in tiles of (tall, wide). */
+/* The group that ends with op `last`: members [begin, begin + count), in tiles of (tall, wide). */
 typedef struct dt__group {
-    int32_t last, product, begin, count, blocked; /* blocked: by blocks of logits */
+    int32_t last, product, begin, count, blocked; /* blocked: over blocks of logits */
     int64_t rows, cols, tall, wide, floats;
 } dt__group;
 
@@ -11162,16 +11159,16 @@ typedef struct dt__fusion {
     dt__group *groups;
     dt__fused_op *members;
     int32_t group_count, member_count;
-    int64_t apart;   /* bytes of scratch before the tiles: a product uses them */
-    int64_t traffic; /* bytes that forward and backward of a unit no longer write and read */
+    int64_t apart;   /* bytes of scratch before the tiles, for a product */
+    int64_t traffic; /* bytes no longer written and read per unit of work, forward and backward */
     dt__plan *plain; /* of the recorded graph, for comparison, or NULL */
-    int64_t saved, temp; /* the compiled plan's; mode AUTO plans memory for either */
-    void *library;   /* code of the chains and row ops, or NULL; then */
-    dt__kernels own; /* are the kernels with these row ops */
+    int64_t saved, temp; /* the compiled graph's; the plan's fit `plain`, too, if both run */
+    void *library;   /* code of chains and row ops, or NULL */
+    dt__kernels own; /* kernels with the library's row ops */
 } dt__fusion;
 static dt__fusion *dt__fusion_of(const dt__plan *p) { return (dt__fusion *)(void *)p->fused; }
 
-/* A group while it runs. */
+/* A running group. */
 typedef struct dt__group_run {
     const dt__fusion *f;
     const dt__group *group;
@@ -11186,8 +11183,8 @@ typedef struct dt__tile {
     float *values;
 } dt__tile;
 
-/* A map op or cast, or a chain of them that has code, on a tile: one run of elements where the tile has whole rows,
- * else one for each row. */
+/* Runs a map op, a cast or a compiled chain of them on a tile: one run of elements if the tile has whole rows, else one
+ * per row. */
 static void dt__member_each(const dt__group_run *r, int32_t i, const dt__tile *t)
 {
     const dt__fused_op *first = &r->f->members[r->group->begin + i];
@@ -11274,7 +11271,7 @@ static void dt__group_piece(void *user, int64_t i, int64_t rows, int64_t j, int6
         dt__tile_run(r, &t);
     }
 }
-/* Task by task of a group without a product: so many tiles each. */
+/* A task of a group without a product: r->tiles tiles. */
 static void dt__group_task(void *user, int64_t task, int worker)
 {
     const dt__group_run *r = (const dt__group_run *)user;
@@ -11288,7 +11285,7 @@ static void dt__group_task(void *user, int64_t task, int worker)
     }
 }
 
-/* Losses or gradients of rows of a block. */
+/* Losses or gradients of a block's rows. */
 typedef struct dt__logits_job {
     dt__call c;
     int64_t row, end;
@@ -11377,7 +11374,7 @@ static void dt__fusion_close(dt__fused *fused)
     dt__free(f);
 }
 
-/* Lays out a group's members; values that the planner gave no memory get tiles, freed with their last reader. */
+/* Lays out a group's members. Values without planned memory get tiles, which are free after their last reader. */
 static void dt__group_lay_out(dt__fusion *f, const dt__plan *p, dt__group *group)
 {
     const dt_graph *g = p->g;
@@ -11440,7 +11437,7 @@ static dt_result dt__fusion_open(dt__plan *p, const dt__kernels *k)
         if (f->group_count < g->count) f->groups[f->group_count].count = 0;
         if (group->blocked) continue;
         group->wide = dt__min(group->cols, DT__TILE);
-        for (int32_t i = 0; i < group->count; i++) /* per row: whole rows */
+        for (int32_t i = 0; i < group->count; i++) /* what is per row needs whole rows */
             if (!dt__is_each(g, f->members[group->begin + i].id) ||
                 dt__count(&g->nodes[f->members[group->begin + i].id]) != group->rows * group->cols)
                 if (!group->product) group->wide = group->cols;
@@ -11452,9 +11449,9 @@ static dt_result dt__fusion_open(dt__plan *p, const dt__kernels *k)
 }
 
 /* ---- chains: the back end that calls the system's compiler -----------------------------------------------------
- * Consecutive map ops and casts of a group, over the same elements, become one C function, printed from their
- * expressions: what only they read stays in registers. Row ops are printed from theirs. Sizes are arguments, so that a
- * new shape finds its code in the cache. The vector functions are the text of this file, which the program carries. */
+ * Consecutive map ops and casts of a group over the same elements become one C function, printed from their
+ * expressions: what only they read stays in registers. Row ops are printed from theirs. Sizes are arguments, so a new
+ * shape finds its code in the cache. The vector functions come from this file's text, which the program embeds. */
 #ifdef __ELF__
 
 #ifndef DT_SOURCE_PATH
@@ -11464,7 +11461,7 @@ __asm__(".pushsection .rodata\n.weak dt__source\n.hidden dt__source\ndt__source:
         ".byte 0\n.popsection\n");
 extern const char dt__source[];
 
-/* Finds a group's chains: inputs that are in registers, results that others read. */
+/* Finds a group's chains, their inputs in registers and the results others read. */
 static void dt__chains_find(dt__fusion *f, const dt_graph *g, const dt__group *group)
 {
     dt__fused_op *list = &f->members[group->begin];
@@ -11486,8 +11483,8 @@ static void dt__chains_find(dt__fusion *f, const dt_graph *g, const dt__group *g
     }
 }
 
-/* Prints function dt_chain_<number>: elements [i, i + w) in vectors, w a constant but for the last ones. A value of 16
- * bits is held as the fp32 numbers that it stands for. */
+/* Prints function dt_chain_<number>; its body computes elements [i, i + w), w constant except in the last call. A
+ * 16-bit value is held as the fp32 number it stands for. */
 static void dt__chain_print(dt__text *text, const dt_graph *g, const dt__fused_op *list, int32_t number)
 {
     int array = 0;
@@ -11523,7 +11520,7 @@ static void dt__source_add(dt__text *text, const char *begin, const char *end)
     const char *from = strstr(dt__source, begin), *to = from ? strstr(from, end) : NULL;
     dt__text_add(text, "%.*s", to ? (int)(to - from) : 0, to ? from : "");
 }
-/* The program of the chains and row ops of a plan; returns how many there are. */
+/* Prints the C of a plan's chains and row ops; returns their number. */
 static int32_t dt__chains_print(dt__text *text, const dt__fusion *f, const dt_graph *g, const dt__kernels *k)
 {
     int32_t count = 0, rows = 0;
@@ -11561,7 +11558,7 @@ static int32_t dt__chains_print(dt__text *text, const dt__fusion *f, const dt_gr
     return count + rows;
 }
 
-/* The folder of compiled code, in XDG_CACHE_HOME or ~/.cache, made if it is missing; 0: none of this user alone. */
+/* The folder of compiled code, in XDG_CACHE_HOME or ~/.cache, made if missing; 0: none that only this user writes. */
 static int dt__cache_folder(char *folder, size_t size)
 {
     const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
@@ -11574,7 +11571,7 @@ static int dt__cache_folder(char *folder, size_t size)
     return !stat(folder, &s) && S_ISDIR(s.st_mode) && s.st_uid == geteuid() && !(s.st_mode & 022) &&
            !access(folder, W_OK) && !strchr(folder, '\'');
 }
-/* The last line of compiled code is a hash of its key and the rest. */
+/* The last 64 bytes of compiled code: a hash of its key and the rest. */
 static int dt__seal(const char *path, const char *key, int check)
 {
     char hex[65], found[65] = "", buffer[4096];
@@ -11597,8 +11594,8 @@ static int dt__seal(const char *path, const char *key, int check)
     return !fclose(file) && good && !left;
 }
 
-/* Compiles `text` for `key` to the file `path` by way of a draft, so that a file is complete or absent. why (size):
- * what the compiler said first. */
+/* Compiles `text` for `key` to the file `path` through a draft, so that the file is complete or absent. why (size):
+ * what failed. */
 static int dt__chains_build(const char *path, const char *key, const char *text, const char *flags, char *why,
                             int size)
 {
@@ -11628,8 +11625,8 @@ static int dt__chains_build(const char *path, const char *key, const char *text,
     return done;
 }
 
-/* The library with this text's code: from the cache, or compiled into it, by one rank at a time; where there is no
- * cache, from a folder that is removed. *built: it was compiled. NULL: why (size) says what failed. */
+/* Loads the library for `text` from the cache, or compiles it there, one rank at a time; without a cache, in a folder
+ * that is then removed. *built: it was compiled. NULL: why (size) says what failed. */
 static void *dt__chains_load(const char *text, const char *flags, char *why, int size, int *built)
 {
     char folder[PATH_MAX - 128], path[PATH_MAX], key[65];
@@ -11642,7 +11639,7 @@ static void *dt__chains_load(const char *text, const char *flags, char *why, int
     dt__sha256_add(&h, flags, (int64_t)strlen(flags));
     dt__sha256_end(&h, key);
     if (!keep) snprintf(folder, sizeof folder, "%s/dtrain-XXXXXX", temporary ? temporary : "/tmp");
-    snprintf(why, (size_t)size, "no folder for compiled code can be written. Set XDG_CACHE_HOME or TMPDIR to one, "
+    snprintf(why, (size_t)size, "no folder for compiled code is writable. Set XDG_CACHE_HOME or TMPDIR to one "
              "without ' in its name");
     if (!keep && (strchr(folder, '\'') || !mkdtemp(folder))) return NULL;
     snprintf(path, sizeof path, "%s/%s.so", folder, key);
@@ -11652,13 +11649,13 @@ static void *dt__chains_load(const char *text, const char *flags, char *why, int
     *built = !there;
     if (!there) there = dt__chains_build(path, key, text, flags, why, size);
     if (there && !(library = dlopen(path, RTLD_NOW | RTLD_LOCAL)))
-        snprintf(why, (size_t)size, "its code cannot be loaded: %s", dlerror());
+        snprintf(why, (size_t)size, "the code cannot be loaded: %s", dlerror());
     if (lock >= 0) close(lock);
     if (!keep) unlink(path), rmdir(folder);
     return library;
 }
 
-/* Gives the chains and row ops of a plan their code. */
+/* Gives a plan's chains and row ops their code. */
 static void dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels *k, char *why, int size, int *built)
 {
     dt__text text = DT__ZERO;
@@ -11684,7 +11681,7 @@ static void dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels 
 static void dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels *k, char *why, int size, int *built)
 {
     (void)f, (void)g, (void)k, (void)built;
-    snprintf(why, (size_t)size, "programs of this system cannot carry the text of dtrain.h");
+    snprintf(why, (size_t)size, "programs on this system cannot embed the text of dtrain.h");
 }
 #endif
 
@@ -11694,7 +11691,7 @@ static void dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels 
 #define DT__PASS_TEXT(name, text) text ", "
 static const char *const dt__pass_names[] = {DT__PASSES(DT__PASS_NAME)};
 
-/* "a,b": these; "-a,-b": all but these. */
+/* "a,b": these; "-a,-b": the usual ones but these. */
 static dt_result dt__passes_of(const char *list, unsigned *passes)
 {
     const unsigned slow = 1u << DT__PASS_LOGITS | 1u << DT__PASS_EPILOGUE, usual = (1u << DT__PASS_COUNT) - 1u - slow;
@@ -11706,10 +11703,10 @@ static dt_result dt__passes_of(const char *list, unsigned *passes)
                                          strncmp(dt__pass_names[pass], at, (size_t)length)))
             pass++;
         if (pass == DT__PASS_COUNT || minus != drops)
-            return dt__error(DT_E_USAGE, "--compile-passes: '%s%.*s' %s. A list names the passes to run, or with - "
-                             "before each the passes to leave out: " DT__PASSES(DT__PASS_TEXT) "all but logits and "
+            return dt__error(DT_E_USAGE, "--compile-passes: '%s%.*s' %s. A list names the passes to run or, with - "
+                             "before each, those to leave out: " DT__PASSES(DT__PASS_TEXT) "all but logits and "
                              "epilogue by default.", minus ? "-" : "", length, at,
-                             pass < DT__PASS_COUNT ? "does not fit the rest" : "is no pass");
+                             pass < DT__PASS_COUNT ? "does not fit the rest" : "is not a pass");
         given |= 1u << pass;
         at += length + (at[length] == ',');
     }
@@ -11724,12 +11721,12 @@ typedef struct dt__compiling {
     dt__compiler base;
     const dt__kernels *k;
     unsigned passes;
-    int draws, tries; /* keep the recorded plans; and run them */
+    int draws, tries; /* keep the recorded plans; also run them */
     int backend;      /* dt_backend */
-    int64_t plans, built; /* graphs compiled; of them, with chains that were not in the cache */
-    char why[256];    /* groups run by tiles although the system's compiler was chosen; empty: they do not */
-    double keep;      /* share of what a segment saves for backward that may stay; the rest is recomputed if cheap */
-    double seconds;   /* that compiling took */
+    int64_t plans, built; /* graphs compiled; those whose C was not cached */
+    char why[256];    /* groups run by tiles, not as C; empty: they run as chosen */
+    double keep;      /* share of a segment's saved floats that may stay; the rest is recomputed if cheap */
+    double seconds;   /* spent compiling */
 } dt__compiling;
 
 static int dt__rewrite_open(dt__rewrite *w, dt_graph *g)
@@ -11755,7 +11752,7 @@ static void dt__rewrite_close(dt__rewrite *w)
     dt__free(w->live);
 }
 
-/* The recorded graph, for a plan beside the compiled one, which keeps the tables of constants. */
+/* A copy of the recorded graph, for a plan beside the compiled one; the original keeps the tables. */
 static dt_graph *dt__graph_copy(const dt_graph *g)
 {
     dt_graph *copy = dt__graph_new(0, g->seed);
@@ -11785,7 +11782,7 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
                                                   dt__pass_bias, dt__pass_recompute, dt__pass_logits};
     dt__compiling *c = (dt__compiling *)(void *)compiler;
     dt__plan *plain = NULL;
-    double start = dt__now(), flops[2] = {0.0, 0.0}; /* of the model: what is computed again does not count */
+    double start = dt__now(), flops[2] = {0.0, 0.0}; /* of the model, without recomputation */
     int32_t recorded = g->count;
     dt__rewrite w;
     dt_result r;
@@ -11836,7 +11833,7 @@ static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how,
     return dt__passes_of(how->passes, &c->passes);
 }
 
-/* A plan as a cluster of Graphviz's dot: `number` and `kind` name it; groups are boxes within. */
+/* Draws a plan as a Graphviz cluster named by `number` and `kind`; groups are boxes within. */
 static void dt__graph_draw(FILE *file, const dt__plan *p, int number, const char *kind)
 {
     const dt_graph *g = p->g;

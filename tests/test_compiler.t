@@ -139,7 +139,7 @@ is($memory{300_000}, $memory{0}, 'a goal out of reach: all that is cheap is comp
 like($tight, qr/^compiler a unit needs \S+ MB: no more can be computed again cheaply for the goal of 0\.3 MB\. Choose/m, 'and it is said');
 
 # ---- what is refused ----
-for ([ '--compile on --compile-passes fuze', qr/'fuze' is no pass\. A list names .*fold, simplify, .*epilogue/ ],
+for ([ '--compile on --compile-passes fuze', qr/'fuze' is not a pass\. A list names .*fold, simplify, .*epilogue/ ],
      [ '--compile on --compile-passes fuse,-cse', qr/'-cse' does not fit the rest/ ],
      [ '--compile maybe', qr/off,on,auto|'maybe'/ ],
      [ '--compile on --compile-backend gcc', qr/tiles,cc|'gcc'/ ],
