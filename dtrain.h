@@ -5266,8 +5266,7 @@ static void dt__self_sums(const dt__kernels *k, const float *x, const float *y, 
 static void dt__self_update(const dt__kernels *k, const float *x, const float *y, float *w, float *state, dt__sha256 *h)
 {
     float *at[DT__STATE_COUNT];
-    dt__update u;
-    memset(&u, 0, sizeof u);
+    dt__update u = DT__ZERO;
     u.beta1 = 0.9f, u.one_minus_beta1 = 0.1f, u.beta2 = 0.95f, u.one_minus_beta2 = 0.05f, u.eps = 1e-8f;
     u.clip = 0.5f, u.limit = 0.9f, u.decay = 0.01f, u.keep = 0.999f, u.step = 0.01f, u.root_scale = 1.5f;
     u.momentum = 0.8f, u.nesterov = 1, u.average = 0.75f, u.one_minus_average = 0.25f;
@@ -5286,8 +5285,7 @@ static void dt__self_update(const dt__kernels *k, const float *x, const float *y
 static void dt__self_masked(const dt__kernels *k, dt_pool *pool, const float *x, const float *y, float *out,
                             dt__sha256 *h)
 {
-    dt__attention a;
-    memset(&a, 0, sizeof a);
+    dt__attention a = DT__ZERO;
     a.b = 1, a.t = 29, a.s = a.room = 35, a.h = 4, a.hk = 2, a.d = 7;
     a.q = x, a.k = x + 1024, a.v = x + 2048, a.ld = a.ldo = a.lddo = a.lddq = 28, a.ldk = a.lddk = 14;
     a.row_max = out, a.row_sum = out + 128, a.o = out + 256;
@@ -5318,10 +5316,9 @@ static void dt__self_join(const dt__kernels *k, const float *x, const float *y, 
 static void dt__self_matrix(const dt__kernels *k, dt_pool *pool, const float *x, const float *y, float *out,
                             dt__sha256 *h)
 {
-    dt__gemm g;
+    dt__gemm g = DT__ZERO;
     dt__attention a;
     float *stats = out + 2048;
-    memset(&g, 0, sizeof g);
     g.m = 37, g.n = 41, g.k = 53;
     g.a = x, g.ars = 53, g.acs = 1;
     g.b = y, g.brs = 1, g.bcs = 53;
@@ -7119,8 +7116,7 @@ static void dt__run_product(const dt__call *c, int first)
     int64_t parts = dt__max(1, c->n->i[2]), batch = tall ? 1 : dt__span(&lead, 0, lead.dims - 2);
     int64_t stride_a[DT_MAX_DIMS], stride_b[DT_MAX_DIMS];
     const dt__param *b = dt__cut_param(c->g, dt__in(c, first + 1)), *of_c = dt__cut_param(c->g, c->n);
-    dt__gemm job;
-    memset(&job, 0, sizeof job);
+    dt__gemm job = DT__ZERO;
     job.n = dt__cols(c->n);
     job.k = sa.n[sa.dims - 1 - ta];
     job.m = dt__count(c->n) / parts / batch / job.n;
@@ -9443,8 +9439,7 @@ static dt_tensor dt__add_shares(dt_graph *g, int32_t target)
 /* Appends the gradient graph below `output`, whose own gradient is `seed`. */
 static dt_result dt__differentiate(dt_graph *g, dt_tensor output, dt_tensor seed)
 {
-    dt__shares shares;
-    memset(&shares, 0, sizeof shares);
+    dt__shares shares = DT__ZERO;
     g->shares = &shares, g->nodes[output.id].grad = seed.id;
     for (int32_t id = output.id; id > 0 && !g->result; id--) {
         dt_tensor dy = id == output.id ? seed : dt__add_shares(g, id);
@@ -9745,8 +9740,7 @@ enum { DT__PLAN_SPLIT = 1, DT__PLAN_RECOMPUTE = 2 };
 static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, dt_tensor grad_in, int how)
 {
     dt__plan *p = (dt__plan *)dt__alloc((int64_t)sizeof *p, "a plan");
-    dt__planner w;
-    memset(&w, 0, sizeof w);
+    dt__planner w = DT__ZERO;
     *plan = p;
     if (!p) return dt_graph_close(&g), DT_E_MEMORY;
     w.p = p;
@@ -9797,8 +9791,7 @@ static float *dt__where(const dt__plan *p, const dt__bind *b, int32_t id)
 static dt__call dt__call_of(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
 {
     const dt__node *n = &p->g->nodes[id];
-    dt__call c;
-    memset(&c, 0, sizeof c);
+    dt__call c = DT__ZERO;
     c.g = p->g, c.n = n, c.env = env;
     c.fresh = n->slot < 0 || fresh;
     if (n->slot >= 0 && (dt__in_shards(p->g) || p->g->expert_ranks > 1 || p->g->context_shards)) {
@@ -16182,7 +16175,7 @@ static dt_result dt__exchange(dt_comm *c, int op, const float *in, float *out, i
 {
     int64_t total = count * sections;
     int staged;
-    dt__reduction x;
+    dt__reduction x = DT__ZERO;
     dt_result r;
     if (op == DT__CALL_BROADCAST) {
         c->give->rank = extra, c->give->from = c->give->to = 0, c->give->count = count;
@@ -16198,7 +16191,6 @@ static dt_result dt__exchange(dt_comm *c, int op, const float *in, float *out, i
         return dt__swap(c, in, c->give, out, c->give, c->length, staged);
     }
     if (c->job && total <= DT__EAGER) return dt__reduce_small(c, in, out, count, sections, (dt_op)extra);
-    memset(&x, 0, sizeof x);
     x.op = (dt_op)extra, x.data = in, x.reach = total, x.cut = c->cut;
     for (int p = 0; p <= c->size; p++) c->cut[p] = sections > 1 ? p * count : dt__piece(count, c->size, p);
     if (op == DT__CALL_ALL_REDUCE) x.all = out;
@@ -16282,13 +16274,12 @@ static dt_result dt__check_parts(const dt_comm *c, const dt__part *parts, const 
 static dt_result dt__reduce_parts(dt_comm *c, float *mine, const dt__part *parts, const int *counts, int64_t begin,
                                   int64_t count, const int64_t *cuts)
 {
-    dt__reduction x;
+    dt__reduction x = DT__ZERO;
     const dt__part *first = parts;
     float *sum;
     dt_result r = dt__begin(c, DT__CALL_REDUCE_PARTS, count, cuts ? 1 : 0);
     if (!r) r = dt__check_parts(c, parts, counts);
     if (r) return r;
-    memset(&x, 0, sizeof x);
     for (int p = 0; p < c->rank; p++) first += counts[p];
     for (int j = 0; j < counts[c->rank]; j++) x.reach = dt__max(x.reach, first[j].offset + begin + count);
     if (c->job && dt__locate(c, mine, x.reach * (int64_t)sizeof(float)) < 0)
@@ -17544,8 +17535,7 @@ static dt_result dt__world_sagemaker(dt__world *w, const char *config)
     const char *network = dt__environment("SM_NETWORK_INTERFACE_NAME"), *name = getenv("TRAINING_JOB_NAME");
     int64_t place[3] = {-1, -1, -1};
     char host[256];
-    dt__json j;
-    memset(&j, 0, sizeof j);
+    dt__json j = DT__ZERO;
     w->kind = DT__WORLD_SAGEMAKER;
     if (hosts && !here)
         return dt__error(DT_E_USAGE, "SM_CURRENT_HOST is not set, but SM_HOSTS is: set it, or unset SM_HOSTS");
@@ -17612,8 +17602,7 @@ static const char *dt__sagemaker_config(void)
 static const char *dt__sagemaker_checkpoints(void)
 {
     const char *place = dt__environment("DT_SAGEMAKER_CHECKPOINTS"), *config = dt__sagemaker_config();
-    dt__world w;
-    memset(&w, 0, sizeof w);
+    dt__world w = DT__ZERO;
     if (!place) place = "/opt/ml/checkpoints";
     return config && !dt__world_sagemaker(&w, config) && w.size == 1 && !access(place, W_OK) ? place : NULL;
 }
@@ -18293,8 +18282,7 @@ static dt_result dt__ofi_move(dt__ofi *f)
     for (int rounds = 0; rounds < 64 && n == DT__OFI_BATCH && !r; rounds++) {
         n = fi_cq_read(f->events, entry, DT__OFI_BATCH);
         if (n == -FI_EAVAIL) {
-            struct fi_cq_err_entry e;
-            memset(&e, 0, sizeof e);
+            struct fi_cq_err_entry e = DT__ZERO;
             if (fi_cq_readerr(f->events, &e, 0) == 1 && e.op_context)
                 r = dt__ofi_ended(f, (dt__ofi_item *)e.op_context, 0, 0);
             n = DT__OFI_BATCH;
@@ -18493,12 +18481,10 @@ static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
 /* Opens what was found. The failing call is named. */
 static dt_result dt__ofi_build(dt__ofi *f)
 {
-    struct fi_av_attr names;
-    struct fi_cq_attr events;
+    struct fi_av_attr names = DT__ZERO;
+    struct fi_cq_attr events = DT__ZERO;
     const char *what = "fi_fabric";
     int bad = fi_fabric(f->info->fabric_attr, &f->net, NULL);
-    memset(&names, 0, sizeof names);
-    memset(&events, 0, sizeof events);
     names.count = (size_t)f->link.size;
     events.format = FI_CQ_FORMAT_TAGGED;
     events.size = f->info->tx_attr->size + f->info->rx_attr->size;
@@ -18768,10 +18754,9 @@ static dt_result dt__nccl_join(dt_nccl *n)
 {
     dt_comm *c = n->comm;
     dt__nccl_config config = {sizeof config, DT__NCCL_MAGIC, DT__NCCL_VERSION, 0};
-    dt__nccl_id id;
+    dt__nccl_id id = DT__ZERO;
     int code = 0;
     dt_result r;
-    memset(&id, 0, sizeof id);
     if (c->rank == 0) code = n->f.ncclGetUniqueId(&id);
     r = dt__nccl_agree(c, code ? dt__error(DT_E_SYSTEM, "ncclGetUniqueId failed: %.400s", n->f.ncclGetLastError(NULL))
                                : DT_OK);
