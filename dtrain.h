@@ -1362,6 +1362,8 @@ const int DT__LINK_VERSION = 1;
  * H1  base: results, memory, threads
  * ========================================================================================= */
 
+/* Prints into an array of characters. */
+#define DT__PRINT(text, ...) snprintf(text, sizeof(text), __VA_ARGS__)
 #ifdef __cplusplus /* every member, or element, is 0 */
 #define DT__ZERO {}
 #else
@@ -1388,6 +1390,8 @@ static dt_result dt__error(dt_result code, const char *format, ...)
     dt__thread.code = code;
     return code;
 }
+/* The error of a wrong option or argument. */
+#define dt__misuse(...) dt__error(DT_E_USAGE, __VA_ARGS__)
 
 /* Checks the arguments of a public function. `spec` has a word for each value that follows: "data" is a pointer, which
  * must not be NULL; "c!" the address of a handle, which becomes NULL; "data/" a pointer that may be NULL where the
@@ -1404,13 +1408,13 @@ static int dt__argument_wrong(char *text, size_t size, const char *function, int
         char is[32] = "NULL";
         if (w[name] == '~') {
             double x = va_arg(*args, double);
-            if (!(x - x == 0.0)) wrong = "pass a finite number", snprintf(is, sizeof is, "%g", x);
+            if (!(x - x == 0.0)) wrong = "pass a finite number", DT__PRINT(is, "%g", x);
         } else if (w[name] == '<') {
             int x = va_arg(*args, int);
-            if (x < 0 || x >= w[name + 1] - '0') wrong = "no such value", snprintf(is, sizeof is, "%d", x);
+            if (x < 0 || x >= w[name + 1] - '0') wrong = "no such value", DT__PRINT(is, "%d", x);
         } else if (w[name] == '#' || w[name] == '?') {
             dt_tensor x = va_arg(*args, dt_tensor);
-            if (x.graph != graph) snprintf(is, sizeof is, x.id ? "of another graph" : "no tensor");
+            if (x.graph != graph) DT__PRINT(is, x.id ? "of another graph" : "no tensor");
             if (!x.id) wrong = w[name] == '?' ? NULL : "it was never made, or its op failed";
             else if (x.graph != graph) wrong = "a graph uses its own tensors, until it is closed";
         } else {
@@ -1432,7 +1436,7 @@ static int dt__refused_by(const char *function, const char *spec, ...)
     va_start(args, spec);
     wrong = dt__argument_wrong(text, sizeof text, function, 0, spec, &args);
     va_end(args);
-    if (wrong) dt__error(DT_E_USAGE, "%s", text);
+    if (wrong) dt__misuse("%s", text);
     return wrong;
 }
 
@@ -1611,12 +1615,12 @@ static dt_result dt__option_refuse(const dt__option *o, const char *value)
     int kind = o->kind == DT__KIND_DOUBLE ? DT__KIND_REAL : o->kind;
     const char *inf = o->range ? strstr(o->range, ",inf") : NULL;
     if (o->kind == DT__KIND_WORD)
-        return dt__error(DT_E_USAGE, "--%s %s: choose one of %s", o->name, value, o->range);
-    if (!o->range) return dt__error(DT_E_USAGE, "--%s %s: choose %s", o->name, value, what[kind]);
+        return dt__misuse("--%s %s: choose one of %s", o->name, value, o->range);
+    if (!o->range) return dt__misuse("--%s %s: choose %s", o->name, value, what[kind]);
     if (inf)
-        return dt__error(DT_E_USAGE, "--%s %s: choose %s %s %.*s", o->name, value, what[kind],
-                         o->range[0] == '(' ? "above" : "not below", (int)(inf - o->range) - 1, o->range + 1);
-    return dt__error(DT_E_USAGE, "--%s %s: choose %s in %s", o->name, value, what[kind], o->range);
+        return dt__misuse("--%s %s: choose %s %s %.*s", o->name, value, what[kind],
+                          o->range[0] == '(' ? "above" : "not below", (int)(inf - o->range) - 1, o->range + 1);
+    return dt__misuse("--%s %s: choose %s in %s", o->name, value, what[kind], o->range);
 }
 
 static int dt__option_fits(const dt__option *o, const void *place)
@@ -1640,7 +1644,7 @@ static dt_result dt__option_set(const dt__option *o, const char *value, void *gr
     char *end = NULL;
     size_t length;
     if (o->kind == DT__KIND_FLAG) return *(int32_t *)place = !value || strcmp(value, "0"), DT_OK;
-    if (!value) return dt__error(DT_E_USAGE, "option --%s needs a value: --%s %s", o->name, o->name, o->argument);
+    if (!value) return dt__misuse("option --%s needs a value: --%s %s", o->name, o->name, o->argument);
     if (o->kind == DT__KIND_TEXT) return *(const char **)place = value, DT_OK;
     if (o->kind == DT__KIND_CHARS) return snprintf((char *)place, 65, "%s", value), DT_OK;
     if (o->kind == DT__KIND_WORD) {
@@ -5007,12 +5011,11 @@ static dt_result dt__choose_kernels(const dt__kernels **out)
         if (!k || (wanted && wanted[0] && strcmp(wanted, k->name))) continue;
         if (dt__isa_runs(i)) return *out = k, DT_OK;
         if (wanted && wanted[0])
-            return dt__error(DT_E_USAGE,
-                             "DT_ISA=%s: this processor does not have it; leave DT_ISA unset for the best it has",
-                             wanted);
+            return dt__misuse("DT_ISA=%s: this processor does not have it; leave DT_ISA unset for the best it has",
+                              wanted);
     }
-    return dt__error(DT_E_USAGE, "DT_ISA=%s is not an instruction set of this build: %sportable", wanted ? wanted : "",
-                     dt__isa_table(3) ? "neon, " : dt__isa_table(2) ? "avx512, avx2, " : "");
+    return dt__misuse("DT_ISA=%s is not an instruction set of this build: %sportable", wanted ? wanted : "",
+                      dt__isa_table(3) ? "neon, " : dt__isa_table(2) ? "avx512, avx2, " : "");
 }
 
 DT_API const char *dt_isa(void)
@@ -6098,8 +6101,8 @@ static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, const char 
     dt__param *p;
     dt_shape local = shape;
     char full[sizeof p->name];
-    if (name[0] == '/') snprintf(full, sizeof full, "%s%s", name + 1, part);
-    else snprintf(full, sizeof full, "%s%s%s%s", g->prefix, g->prefix[0] ? "." : "", name, part);
+    if (name[0] == '/') DT__PRINT(full, "%s%s", name + 1, part);
+    else DT__PRINT(full, "%s%s%s%s", g->prefix, g->prefix[0] ? "." : "", name, part);
     if (cut >= 0 && dt__in_shards(g)) {
         int64_t width = (shape.n[cut] + pad) / g->tensor_shards, first = g->first_shard * width;
         if (!pad && !dt__cuts(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__none();
@@ -8935,7 +8938,7 @@ static dt_tensor dt__moe_layer(dt_graph *g, dt_tensor x, dt_tensor route, const 
     char full[96];
     dt_tensor w, b = dt__none();
     if (!x.id || !route.id) return dt__none();
-    snprintf(full, sizeof full, "%s.experts.%s", name, part);
+    DT__PRINT(full, "%s.experts.%s", name, part);
     w = dt__param_of_experts(g, full, "", shape, DT_INIT_NORMAL, std, cut, groups, 0, o->experts);
     if (o->bias)
         b = dt__param_of_experts(g, full, "_bias", dt_shape1(shape.n[0] * shape.n[2]), DT_INIT_ZEROS, 0.0f,
@@ -10100,7 +10103,7 @@ static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape s
                                     dt_tensor *grad_in)
 {
     dt_tensor y, dx = dt__none();
-    snprintf(g->prefix, sizeof g->prefix, "%s", s->name);
+    DT__PRINT(g->prefix, "%s", s->name);
     g->context = context;
     g->input = dt__leaf(g, DT__OP_INPUT, shape, !first ? (int)DT_F32 : source ? (int)source->input_type : (int)DT_I32);
     g->targets = dt__leaf(g, DT__OP_INPUT, targets, source ? (int)source->target_type : (int)DT_I32);
@@ -10280,15 +10283,15 @@ static dt_result dt__net_shards(dt__net *net, const dt_model *m, int64_t sequenc
     if (!net->tensor_shards) net->tensor_shards = 1;
     if (!net->own_shards) net->own_shards = net->tensor_shards;
     if (!dt__is_pow2(net->tensor_shards) || net->tensor_shards > DT__TENSOR_SHARDS)
-        return dt__error(DT_E_USAGE, "%lld tensor shards: it is a power of two up to %d",
-                         (long long)net->tensor_shards, (int)DT__TENSOR_SHARDS);
+        return dt__misuse("%lld tensor shards: it is a power of two up to %d",
+                          (long long)net->tensor_shards, (int)DT__TENSOR_SHARDS);
     if (m->segments && (net->sequence_parallel || net->context_shards))
-        return dt__error(DT_E_USAGE, "sequence parallelism and context shards cut the sequences of the model families: "
-                         "give a model of your own --context-shards 1 and no --sequence-parallel");
+        return dt__misuse("sequence parallelism and context shards cut the sequences of the model families: "
+                          "give a model of your own --context-shards 1 and no --sequence-parallel");
     if (!net->context_shards || sequence % (2 * net->context_shards) == 0) return DT_OK;
-    return dt__error(DT_E_USAGE, "%lld tokens do not divide into two slices for each of %lld context shards: "
-                     "--context-shards one of %s, or another --sequence", (long long)sequence,
-                     (long long)net->context_shards, dt__divisors(slices & -slices, slices, list, sizeof list));
+    return dt__misuse("%lld tokens do not divide into two slices for each of %lld context shards: "
+                      "--context-shards one of %s, or another --sequence", (long long)sequence,
+                      (long long)net->context_shards, dt__divisors(slices & -slices, slices, list, sizeof list));
 }
 
 /* Builds and plans a model for units of `rows` samples of T tokens, or of net->source. With a context (families alone)
@@ -11594,16 +11597,16 @@ static int dt__chains_build(const char *path, const char *key, const char *text,
 {
     char draft[PATH_MAX], line[4 * PATH_MAX], said[PATH_MAX + 8], first[160] = "it cannot be started";
     const char *cc = getenv("CC");
-    int done = 0, n = snprintf(draft, sizeof draft, "%s.XXXXXX.c", path), fd = mkstemps(draft, 2);
+    int done = 0, n = DT__PRINT(draft, "%s.XXXXXX.c", path), fd = mkstemps(draft, 2);
     FILE *file = fd >= 0 && n < (int)sizeof draft ? fdopen(fd, "w") : NULL;
     if (file) done = fputs(text, file) >= 0;
     if (file) done &= !fclose(file);
     snprintf(why, (size_t)size, "%.200s cannot be written", draft);
     if (!done) return 0;
     if (!cc || !*cc) cc = "cc";
-    snprintf(said, sizeof said, "%s.txt", draft);
-    snprintf(line, sizeof line, "%s -std=gnu11 -O2 -fPIC -shared -w -ffp-contract=off -fno-fast-math %s -o '%s.so' "
-             "'%s' 2>'%s'", cc, flags, draft, draft, said);
+    DT__PRINT(said, "%s.txt", draft);
+    DT__PRINT(line, "%s -std=gnu11 -O2 -fPIC -shared -w -ffp-contract=off -fno-fast-math %s -o '%s.so' "
+              "'%s' 2>'%s'", cc, flags, draft, draft, said);
     done = !system(line);
     if ((file = fopen(said, "r")) != NULL) {
         if (fgets(first, sizeof first, file)) first[strcspn(first, "\n")] = 0;
@@ -11631,11 +11634,11 @@ static void *dt__chains_load(const char *text, const char *flags, char *why, int
     dt__sha256_add(&h, text, (int64_t)strlen(text));
     dt__sha256_add(&h, flags, (int64_t)strlen(flags));
     dt__sha256_end(&h, key);
-    if (!keep) snprintf(folder, sizeof folder, "%s/dtrain-XXXXXX", temporary ? temporary : "/tmp");
+    if (!keep) DT__PRINT(folder, "%s/dtrain-XXXXXX", temporary ? temporary : "/tmp");
     snprintf(why, (size_t)size, "no folder for compiled code is writable. Set XDG_CACHE_HOME or TMPDIR to one "
              "without ' in its name");
     if (!keep && (strchr(folder, '\'') || !mkdtemp(folder))) return NULL;
-    snprintf(path, sizeof path, "%s/%s.so", folder, key);
+    DT__PRINT(path, "%s/%s.so", folder, key);
     if (keep) lock = open(folder, O_RDONLY | O_CLOEXEC);
     if (lock >= 0) flock(lock, LOCK_EX);
     there = dt__seal(path, key, 1);
@@ -11662,7 +11665,7 @@ static void dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels 
         f->library = dt__chains_load(text.at, flags, why, size, built);
     for (int32_t m = 0; f->library && m < f->member_count; m++) {
         if (f->members[m].chain < 2) continue;
-        snprintf(name, sizeof name, "dt_chain_%d", (int)count++);
+        DT__PRINT(name, "dt_chain_%d", (int)count++);
         code = dlsym(f->library, name);
         memcpy(&f->members[m].code, &code, sizeof code);
     }
@@ -11696,10 +11699,10 @@ static dt_result dt__passes_of(const char *list, unsigned *passes)
                                          strncmp(dt__pass_names[pass], at, (size_t)length)))
             pass++;
         if (pass == DT__PASS_COUNT || minus != drops)
-            return dt__error(DT_E_USAGE, "--compile-passes: '%s%.*s' %s. A list names the passes to run or, with - "
-                             "before each, those to leave out: " DT__PASSES(DT__PASS_TEXT) "all but logits and "
-                             "epilogue by default.", minus ? "-" : "", length, at,
-                             pass < DT__PASS_COUNT ? "does not fit the rest" : "is not a pass");
+            return dt__misuse("--compile-passes: '%s%.*s' %s. A list names the passes to run or, with - "
+                              "before each, those to leave out: " DT__PASSES(DT__PASS_TEXT) "all but logits and "
+                              "epilogue by default.", minus ? "-" : "", length, at,
+                              pass < DT__PASS_COUNT ? "does not fit the rest" : "is not a pass");
         given |= 1u << pass;
         at += length + (at[length] == ',');
     }
@@ -12218,7 +12221,7 @@ static dt_result dt__file_rename(const char *from, const char *to)
 static dt_result dt__dir_make(const char *path)
 {
     char part[PATH_MAX];
-    snprintf(part, sizeof part, "%s", path);
+    DT__PRINT(part, "%s", path);
     for (char *p = part + 1; *p; p++) {
         if (*p != '/') continue;
         *p = 0;
@@ -12275,7 +12278,7 @@ static dt_result dt__file_replace(const char *path, const char *text, int64_t by
 {
     char draft[PATH_MAX];
     dt_result r = DT_OK;
-    if (snprintf(draft, sizeof draft, "%s.%ld.tmp", path, (long)getpid()) >= PATH_MAX)
+    if (DT__PRINT(draft, "%s.%ld.tmp", path, (long)getpid()) >= PATH_MAX)
         return dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", path);
     r = dt__file_put(draft, text, bytes);
     if (!r) r = dt__file_rename(draft, path);
@@ -12319,7 +12322,7 @@ static dt_result dt__names_list(glob_t *names, const char *path)
     dt__free(list);
     if (fine && names->gl_pathc) return DT_OK;
     globfree(names);
-    return fine ? dt__error(DT_E_USAGE, "no file is named in \"%s\": give the name of a text", path)
+    return fine ? dt__misuse("no file is named in \"%s\": give the name of a text", path)
                 : dt__error(DT_E_SYSTEM, "cannot look for %s: name the files one by one", path);
 }
 
@@ -12443,7 +12446,7 @@ static int dt__json_hex(dt__json *j, uint32_t *code)
 {
     char digits[5];
     if (strncmp(j->text + j->at, "\\u", 2)) return 0;
-    snprintf(digits, sizeof digits, "%.4s", j->text + j->at + 2);
+    DT__PRINT(digits, "%.4s", j->text + j->at + 2);
     if (strspn(digits, "0123456789abcdefABCDEF") != 4) return 0;
     *code = (uint32_t)strtoul(digits, NULL, 16);
     j->at += 6;
@@ -13082,7 +13085,7 @@ static int dt__read_fit(dt__json *j, const char *const *key, const char *const *
         if (place[i] >= 0) {
             j->at = place[i];
             (void)dt__json_skip(j);
-            snprintf(value, sizeof value, " %.*s ", (int)dt__min(60, j->at - place[i]), j->text + place[i]);
+            DT__PRINT(value, " %.*s ", (int)dt__min(60, j->at - place[i]), j->text + place[i]);
         }
         if (!strstr(fit[i], value))
             return dt__json_fail(j, "the %s is%sbut only%sis supported: use another tokenizer", key[i], value, fit[i]);
@@ -13295,7 +13298,7 @@ DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
     dt__json j;
     dt_tokenizer *t;
     dt_result r;
-    if (!*path) return dt__error(DT_E_USAGE, "no tokenizer is named: give a directory or a .json file");
+    if (!*path) return dt__misuse("no tokenizer is named: give a directory or a .json file");
     r = dt__path_join(file, path, "");
     if (!r && !access(file, F_OK)) { /* a directory */
         r = dt__path_join(file, path, "tokenizer.json");
@@ -13501,11 +13504,11 @@ static dt_result dt__learner_begin(dt_tokenizer *t, const char *const *special)
         int64_t length = 0, id = t->token.count;
         while ((*special)[length] > ' ' && (*special)[length] < 127) length++;
         if (length < 2 || (*special)[length])
-            return dt__error(DT_E_USAGE, "the special token \"%.60s\": use 2 or more printable ASCII characters, such "
-                             "as <|endoftext|>", *special);
+            return dt__misuse("the special token \"%.60s\": use 2 or more printable ASCII characters, such "
+                              "as <|endoftext|>", *special);
         for (const char *const *other = special + 1; *other; other++)
             if (!strcmp(*special, *other))
-                return dt__error(DT_E_USAGE, "the special token %.60s is named twice: name it once", *special);
+                return dt__misuse("the special token %.60s is named twice: name it once", *special);
         if (!dt__table_set(&t->token, id, *special, length)) return DT_E_MEMORY;
         t->token.entry[id].value = DT__TOKEN_ADDED | DT__TOKEN_SPECIAL;
     }
@@ -13522,8 +13525,8 @@ DT_API dt_result dt_tokenizer_train(dt_tokenizer **handle, const char *path, int
     dt_result r = t ? dt__learner_begin(t, special) : DT_E_MEMORY;
     if (t) t->rule = rule;
     if (!r && (vocabulary < t->token.count || vocabulary > DT__TOKEN_LIMIT))
-        r = dt__error(DT_E_USAGE, "a vocabulary of %lld ids: use %lld (bytes and special tokens) to %d",
-                      (long long)vocabulary, (long long)t->token.count, (int)DT__TOKEN_LIMIT);
+        r = dt__misuse("a vocabulary of %lld ids: use %lld (bytes and special tokens) to %d",
+                       (long long)vocabulary, (long long)t->token.count, (int)DT__TOKEN_LIMIT);
     if (!r) r = dt__walk_files(&w, path);
     if (!r) r = dt__learner_start(&l);
     if (!r) r = dt__learner_run(&l, vocabulary);
@@ -13645,9 +13648,9 @@ DT_API dt_result dt_data_open(dt_data **handle, const char *path, const dt_token
     dt_result r;
     dt_data *d;
     if (sequence < 1 || sequence > INT32_MAX)
-        return dt__error(DT_E_USAGE, "a sequence of %lld tokens: use 1 or more", (long long)sequence);
+        return dt__misuse("a sequence of %lld tokens: use 1 or more", (long long)sequence);
     if (!(validation_fraction >= 0.0 && validation_fraction < 1.0))
-        return dt__error(DT_E_USAGE, "a validation fraction of %g: use 0 to below 1, such as 0.1", validation_fraction);
+        return dt__misuse("a validation fraction of %g: use 0 to below 1, such as 0.1", validation_fraction);
     r = dt__names_list(&names, path);
     if (r) return r;
     d = (dt_data *)dt__alloc((int64_t)sizeof *d, "the data");
@@ -13725,8 +13728,8 @@ DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample,
     if (dt__refused("d split<2 tokens targets", d, split, tokens, targets)) return DT_E_USAGE;
     int64_t n = d->sequence, at, samples = dt_data_samples(d, split);
     if (sample < 0 || sample >= samples)
-        return dt__error(DT_E_USAGE, "there is no %s sample %lld: there are %lld, counted from 0",
-                         dt__split_name(split), (long long)sample, (long long)samples);
+        return dt__misuse("there is no %s sample %lld: there are %lld, counted from 0",
+                          dt__split_name(split), (long long)sample, (long long)samples);
     at = (split == DT_VALIDATION ? d->tokens[DT_TRAIN] : 0) + sample * n;
     dt__data_read(d, at, n, tokens);
     dt__data_read(d, at + 1, n, targets);
@@ -14023,11 +14026,11 @@ DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const
     w.output = output, w.encoded.t = t, w.limit = shard_tokens;
     w.width = dt_tokenizer_size(t) > 65536 ? 4 : 2;
     w.fd = -1;
-    snprintf(w.draft, sizeof w.draft, ".%ld.tmp", (long)getpid());
+    DT__PRINT(w.draft, ".%ld.tmp", (long)getpid());
     if (tokens) *tokens = 0;
     if (shard_tokens < 0 || shard_tokens > INT32_MAX)
-        return dt__error(DT_E_USAGE, "shards of %lld tokens: use 1 to %d, or 0 for one file", (long long)shard_tokens,
-                         INT32_MAX);
+        return dt__misuse("shards of %lld tokens: use 1 to %d, or 0 for one file", (long long)shard_tokens,
+                          INT32_MAX);
     r = dt__walk_files(&walk, path);
     if (!r) r = dt__shard_write(&w);
     r = dt__shard_end(&w, r);
@@ -14157,7 +14160,7 @@ DT_API dt_result dt_rules_open(dt_rules **rules, int32_t ranks)
 {
     if (dt__refused("rules!", rules)) return DT_E_USAGE;
     dt_rules *r;
-    if (ranks < 1) return dt__error(DT_E_USAGE, "dt_rules_open: %d ranks. Give 1 or more.", (int)ranks);
+    if (ranks < 1) return dt__misuse("dt_rules_open: %d ranks. Give 1 or more.", (int)ranks);
     r = (dt_rules *)dt__alloc((int64_t)sizeof *r, "rules");
     if (r) r->rank = (dt__rule_rank *)dt__alloc(ranks * (int64_t)sizeof *r->rank, "rules");
     if (!r || !r->rank) return dt__free(r), DT_E_MEMORY;
@@ -14190,7 +14193,7 @@ DT_API dt_result dt_rules_set(dt_rules *r, int32_t rule, int32_t index, double v
 {
     if (dt__refused("rules", r)) return DT_E_USAGE;
     if (rule < 0 || rule >= DT_RULE_COUNT || index < 0 || index >= DT__RULE_BOUNDS)
-        return dt__error(DT_E_USAGE, "dt_rules_set: there is no rule %d with a bound %d", (int)rule, (int)index);
+        return dt__misuse("dt_rules_set: there is no rule %d with a bound %d", (int)rule, (int)index);
     r->bound[rule][index] = value;
     return DT_OK;
 }
@@ -14206,11 +14209,11 @@ static dt_result dt__rules_begin(dt_rules *r, const char *call, int64_t last, in
                                  const char *name)
 {
     if (step < 0 || step <= last)
-        return dt__error(DT_E_USAGE, "%s: step %lld after step %lld. Steps count from 0 and must rise.", call,
-                         (long long)step, (long long)last);
+        return dt__misuse("%s: step %lld after step %lld. Steps count from 0 and must rise.", call,
+                          (long long)step, (long long)last);
     r->answer = DT_OK;
     r->now.step = step, r->now.rank = rank;
-    snprintf(r->now.name, sizeof r->now.name, "%s", name);
+    DT__PRINT(r->now.name, "%s", name);
     return DT_OK;
 }
 
@@ -14338,7 +14341,7 @@ static dt__rule_tensor *dt__rules_find(dt_rules *r, const char *name, int32_t ki
     }
     if (!dt__reserve((void **)&r->tensor, r->tensors, &r->room, r->tensors + 1, sizeof *t, "rules")) return NULL;
     t = &r->tensor[r->tensors++];
-    snprintf(t->name, sizeof t->name, "%s", name);
+    DT__PRINT(t->name, "%s", name);
     t->kind = kind;
     t->step = t->count = -1;
     return t;
@@ -14347,10 +14350,10 @@ static dt__rule_tensor *dt__rules_find(dt_rules *r, const char *name, int32_t ki
 static dt_result dt__rules_check(const char *name, int32_t kind, const float *x, int64_t count, int64_t units)
 {
     if (!name || !*name || strlen(name) > 95 || kind < 0 || kind >= DT_KIND_COUNT)
-        return dt__error(DT_E_USAGE, "dt_rules_tensor: a tensor needs a name of 1 to 95 bytes, and a dt_tensor_kind");
+        return dt__misuse("dt_rules_tensor: a tensor needs a name of 1 to 95 bytes, and a dt_tensor_kind");
     if (count >= 0 && units >= 0 && !(units && count % units) && (x || !count)) return DT_OK;
-    return dt__error(DT_E_USAGE, "dt_rules_tensor: %s has %lld elements%s in rows of %lld. Give 0 or more whole rows.",
-                     name, (long long)count, x ? "" : " at NULL", (long long)units);
+    return dt__misuse("dt_rules_tensor: %s has %lld elements%s in rows of %lld. Give 0 or more whole rows.",
+                      name, (long long)count, x ? "" : " at NULL", (long long)units);
 }
 
 DT_API dt_result dt_rules_tensor(dt_rules *r, int64_t step, const char *name, dt_tensor_kind kind, const float *values,
@@ -14364,8 +14367,8 @@ DT_API dt_result dt_rules_tensor(dt_rules *r, int64_t step, const char *name, dt
     if (!(t = dt__rules_find(r, name, (int32_t)kind))) return DT_E_MEMORY;
     if ((e = dt__rules_begin(r, "dt_rules_tensor", t->step, step, -1, name)) != DT_OK) return e;
     if (t->count >= 0 && t->count != count)
-        return dt__error(DT_E_USAGE, "dt_rules_tensor: %s had %lld elements and now has %lld. Give it another name.",
-                         name, (long long)t->count, (long long)count);
+        return dt__misuse("dt_rules_tensor: %s had %lld elements and now has %lld. Give it another name.",
+                          name, (long long)t->count, (long long)count);
     t->step = step, t->count = count;
     for (int64_t i = 0; i < count; i++) {
         double v = (double)values[i], d = v - (double)values[0];
@@ -14393,12 +14396,12 @@ DT_API dt_result dt_rules_labels(dt_rules *r, int64_t step, const int32_t *label
     dt_result e = dt__rules_begin(r, "dt_rules_labels", -1, step, -1, "labels");
     if (e) return e;
     if (count < 0 || classes < 1 || (r->class_count && r->class_count != classes))
-        return dt__error(DT_E_USAGE, "dt_rules_labels: %lld labels of %d classes. Give a list of 0 or more labels, and "
-                         "always the same number of classes.", (long long)count, (int)classes);
+        return dt__misuse("dt_rules_labels: %lld labels of %d classes. Give a list of 0 or more labels, and "
+                          "always the same number of classes.", (long long)count, (int)classes);
     for (int64_t i = 0; i < count; i++)
         if (labels[i] >= classes)
-            return dt__error(DT_E_USAGE, "dt_rules_labels: label %d is not below %d classes", (int)labels[i],
-                             (int)classes);
+            return dt__misuse("dt_rules_labels: label %d is not below %d classes", (int)labels[i],
+                              (int)classes);
     if (!r->classes) r->classes = (int64_t *)dt__alloc(8 * (int64_t)classes, "rules");
     if (!r->classes) return DT_E_MEMORY;
     r->class_count = classes;
@@ -14456,13 +14459,13 @@ DT_API dt_result dt_rules_step(dt_rules *r, const dt_rank_step *s)
     double work = s->seconds - s->waiting - s->data;
     dt_result e;
     if (s->rank < 0 || s->rank >= r->ranks)
-        return dt__error(DT_E_USAGE, "dt_rules_step: rank %d of %d. Give dt_rules_open() the number of ranks.",
-                         (int)s->rank, (int)r->ranks);
+        return dt__misuse("dt_rules_step: rank %d of %d. Give dt_rules_open() the number of ranks.",
+                          (int)s->rank, (int)r->ranks);
     k = &r->rank[s->rank];
     if ((e = dt__rules_begin(r, "dt_rules_step", k->step, s->step, s->rank, "")) != DT_OK) return e;
     if (!(s->seconds >= 0.0 && s->waiting >= 0.0 && s->data >= 0.0 && s->seconds < 1e300))
-        return dt__error(DT_E_USAGE, "dt_rules_step: rank %d, step %lld: %g seconds, %g waiting, %g for data: give "
-                         "times of 0 or more", (int)s->rank, (long long)s->step, s->seconds, s->waiting, s->data);
+        return dt__misuse("dt_rules_step: rank %d, step %lld: %g seconds, %g waiting, %g for data: give "
+                          "times of 0 or more", (int)s->rank, (long long)s->step, s->seconds, s->waiting, s->data);
     k->step = s->step;
     if (!r->began) dt__rule_if(r, DT_RULE_INITIALIZATION_TIME, s->at - s->seconds, '>', 0);
     r->began = 1;
@@ -14502,8 +14505,8 @@ static dt_result dt__text_give(dt__text *t, char *to, int64_t size)
 {
     dt_result r = t->failed ? DT_E_MEMORY : DT_OK;
     if (!r && t->length >= size)
-        r = dt__error(DT_E_USAGE, "a text of %lld bytes does not fit into %lld. Give it room for %lld.",
-                      (long long)t->length, (long long)size, (long long)t->length + 1);
+        r = dt__misuse("a text of %lld bytes does not fit into %lld. Give it room for %lld.",
+                       (long long)t->length, (long long)size, (long long)t->length + 1);
     if (!r) memcpy(to, t->at, (size_t)t->length + 1);
     dt__free(t->at);
     return r;
@@ -14763,8 +14766,8 @@ static dt__message *dt__message_keep(const dt__message *in, int64_t room)
 static dt_result dt__message_begin(const dt__link *f, dt__message *m)
 {
     if (m->bytes < 0 || m->peer >= f->size || m->peer < (m->sends ? 0 : DT__FROM_ANY))
-        return dt__error(DT_E_USAGE, "a message of %lld bytes %s rank %d: the ranks are 0..%d", (long long)m->bytes,
-                         m->sends ? "to" : "from", m->peer, f->size - 1);
+        return dt__misuse("a message of %lld bytes %s rank %d: the ranks are 0..%d", (long long)m->bytes,
+                          m->sends ? "to" : "from", m->peer, f->size - 1);
     m->moved = 0, m->own = NULL;
     __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
     return DT_OK;
@@ -15248,7 +15251,7 @@ static uint32_t *dt__fault_of(dt_comm *c)
 static void dt__comm_tell(dt_comm *c)
 {
     if (__atomic_exchange_n(&c->job->because, 1u, __ATOMIC_SEQ_CST)) return;
-    snprintf(c->job->why, sizeof c->job->why, "rank %d failed: %.460s", c->place[c->rank].world, c->message);
+    DT__PRINT(c->job->why, "rank %d failed: %.460s", c->place[c->rank].world, c->message);
     dt__blame(dt__fault_of(c), DT__FAULT_TOLD, DT__FAR | c->place[c->rank].world);
 }
 
@@ -15283,17 +15286,17 @@ static dt_result dt__comm_explain_in(dt_comm *c, const char *call)
     uint32_t fault = dt__comm_fault(c);
     char text[700];
     if (!fault) {
-        snprintf(c->message, sizeof c->message, "interrupted in %s", call);
+        DT__PRINT(c->message, "interrupted in %s", call);
         return dt__comm_fail(c, DT_E_INTERRUPTED);
     }
     dt__format_fault(text, sizeof text, c->job, fault);
-    snprintf(c->message, sizeof c->message, "%s while this rank (%d) was in %s", text, c->place[c->rank].world, call);
+    DT__PRINT(c->message, "%s while this rank (%d) was in %s", text, c->place[c->rank].world, call);
     return dt__comm_fail(c, DT_E_PEER);
 }
 static dt_result dt__comm_explain(dt_comm *c)
 {
     char call[64];
-    snprintf(call, sizeof call, "%s #%lld", dt__call_name(c->call.op), (long long)c->call.sequence);
+    DT__PRINT(call, "%s #%lld", dt__call_name(c->call.op), (long long)c->call.sequence);
     return dt__comm_explain_in(c, call);
 }
 
@@ -15406,10 +15409,10 @@ static dt_result dt__wait_message(dt_comm *c, const dt__message *m, int peer)
         dt__blame(dt__fault_of(c), DT__FAULT_LOST, DT__FAR | c->place[peer].world);
         return dt__comm_explain(c);
     }
-    snprintf(c->message, sizeof c->message, "a message of another length: rank %d sends %s%lld floats where rank %d "
-             "receives %lld in %s", c->place[peer].world, m->moved ? "" : "more than ",
-             (long long)((m->moved ? m->moved : m->bytes) / 4), c->place[c->rank].world, (long long)(m->bytes / 4),
-             dt__call_name(c->call.op));
+    DT__PRINT(c->message, "a message of another length: rank %d sends %s%lld floats where rank %d "
+              "receives %lld in %s", c->place[peer].world, m->moved ? "" : "more than ",
+              (long long)((m->moved ? m->moved : m->bytes) / 4), c->place[c->rank].world, (long long)(m->bytes / 4),
+              dt__call_name(c->call.op));
     return dt__comm_fail(c, DT_E_PEER);
 }
 
@@ -15576,10 +15579,10 @@ static void dt__format_call(char *text, size_t size, const dt__published *call)
 {
     static const char *const ops[] = {"sum", "max", "min"};
     char how[40] = "";
-    if (call->op == DT__CALL_BROADCAST) snprintf(how, sizeof how, ", root %d", call->extra);
+    if (call->op == DT__CALL_BROADCAST) DT__PRINT(how, ", root %d", call->extra);
     else if (call->op == DT__CALL_ALL_REDUCE || call->op == DT__CALL_REDUCE_SCATTER)
-        snprintf(how, sizeof how, ", %s", call->extra < 3 ? ops[call->extra] : "?");
-    else if (call->extra) snprintf(how, sizeof how, ", kind %d", call->extra);
+        DT__PRINT(how, ", %s", call->extra < 3 ? ops[call->extra] : "?");
+    else if (call->extra) DT__PRINT(how, ", kind %d", call->extra);
     snprintf(text, size, "%s #%lld (%lld %s%s)", dt__call_name(call->op), (long long)call->sequence,
              (long long)call->count, call->op == DT__CALL_ALLOC ? "bytes" : "floats", how);
 }
@@ -15591,8 +15594,8 @@ static dt_result dt__check_same(dt_comm *c, int p, const dt__published *a, int q
     if (a->op == b->op && a->sequence == b->sequence && a->count == b->count && a->extra == b->extra) return DT_OK;
     dt__format_call(first, sizeof first, a);
     dt__format_call(other, sizeof other, b);
-    snprintf(c->message, sizeof c->message, "ranks disagree: rank %d is in %s, rank %d in %s; all ranks must make the "
-             "same calls in the same order", c->place[p].world, first, c->place[q].world, other);
+    DT__PRINT(c->message, "ranks disagree: rank %d is in %s, rank %d in %s; all ranks must make the "
+              "same calls in the same order", c->place[p].world, first, c->place[q].world, other);
     return dt__comm_fail(c, DT_E_PEER);
 }
 
@@ -15604,7 +15607,7 @@ static dt_result dt__begin(dt_comm *c, int op, int64_t count, int extra)
     c->call.where = -1;
     if (op < DT__CALL_SEND) c->call.sequence++;
     if (count < 0)
-        return dt__error(DT_E_USAGE, "%s of %lld floats: the count is negative", dt__call_name(op), (long long)count);
+        return dt__misuse("%s of %lld floats: the count is negative", dt__call_name(op), (long long)count);
     if (!c->job) return DT_OK;
     dt__comm_tick(c);
     return dt__comm_troubled(c) ? dt__comm_explain(c) : DT_OK;
@@ -15722,7 +15725,7 @@ static dt_result dt__conclude(dt_comm *c, int staged, dt_result r)
     c->sharing = 0;
     dt__comm_tick(c);
     if (!r || c->failed || c->nodes == 1) return r;
-    snprintf(c->message, sizeof c->message, "%.890s", dt_last_error());
+    DT__PRINT(c->message, "%.890s", dt_last_error());
     return dt__comm_fail(c, r);
 }
 
@@ -16207,7 +16210,7 @@ static dt_result dt__collective(dt_comm *c, int op, const float *in, float *out,
 static dt_result dt__check_rank(const dt_comm *c, const char *what, int rank)
 {
     if (rank >= 0 && rank < c->size) return DT_OK;
-    return dt__error(DT_E_USAGE, "%s %d: the ranks are 0..%d", what, rank, c->size - 1);
+    return dt__misuse("%s %d: the ranks are 0..%d", what, rank, c->size - 1);
 }
 
 DT_API dt_result dt_barrier(dt_comm *c)
@@ -16253,16 +16256,16 @@ static dt_result dt__check_parts(const dt_comm *c, const dt__part *parts, const 
 {
     int64_t leaf = 0;
     for (int r = 0; r < c->size; r++) {
-        if (counts[r] < 1) return dt__error(DT_E_USAGE, "rank %d owns no part of the sum", c->place[r].world);
+        if (counts[r] < 1) return dt__misuse("rank %d owns no part of the sum", c->place[r].world);
         for (int j = 0; j < counts[r]; j++, parts++) {
             if (parts->level < 0 || parts->level >= DT__TREE_DEPTH - 2 || parts->index << parts->level != leaf)
-                return dt__error(DT_E_USAGE, "part %d of rank %d does not begin at leaf %lld", j, c->place[r].world,
-                                 (long long)leaf);
+                return dt__misuse("part %d of rank %d does not begin at leaf %lld", j, c->place[r].world,
+                                  (long long)leaf);
             leaf += (int64_t)1 << parts->level;
         }
     }
     if (!dt__is_pow2(leaf))
-        return dt__error(DT_E_USAGE, "the parts cover %lld leaves, not a power of two", (long long)leaf);
+        return dt__misuse("the parts cover %lld leaves, not a power of two", (long long)leaf);
     return DT_OK;
 }
 
@@ -16283,7 +16286,7 @@ static dt_result dt__reduce_parts(dt_comm *c, float *mine, const dt__part *parts
     for (int p = 0; p < c->rank; p++) first += counts[p];
     for (int j = 0; j < counts[c->rank]; j++) x.reach = dt__max(x.reach, first[j].offset + begin + count);
     if (c->job && dt__locate(c, mine, x.reach * (int64_t)sizeof(float)) < 0)
-        return dt__error(DT_E_USAGE, "reduce-parts needs memory of dt_comm_alloc");
+        return dt__misuse("reduce-parts needs memory of dt_comm_alloc");
     for (int p = 0; p <= c->size; p++) c->cut[p] = cuts ? cuts[p] : dt__piece(count, c->size, p);
     sum = mine + begin + first->offset;
     x.op = DT_SUM, x.data = mine, x.begin = begin;
@@ -16303,7 +16306,7 @@ static dt_result dt__gather_extents(dt_comm *c, float *mine, int64_t reach, cons
     r = dt__begin(c, DT__CALL_ALL_GATHER, floats, 1);
     if (r) return r;
     if (c->job && dt__locate(c, mine, reach * (int64_t)sizeof(float)) < 0)
-        return dt__error(DT_E_USAGE, "a gather of extents needs memory of dt_comm_alloc");
+        return dt__misuse("a gather of extents needs memory of dt_comm_alloc");
     return dt__gather(c, mine, reach, e, count, out);
 }
 
@@ -16318,7 +16321,7 @@ static dt_result dt__all_to_all_rows(dt_comm *c, float *stage, float *to, const 
     dt_result r = dt__begin(c, DT__CALL_ALL_TO_ALL, width, 1);
     if (r) return r;
     if (dt__locate(c, stage, (head + floats) * (int64_t)sizeof(float)) < 0)
-        return dt__error(DT_E_USAGE, "an exchange of rows needs memory of dt_comm_alloc");
+        return dt__misuse("an exchange of rows needs memory of dt_comm_alloc");
     for (int p = 0; p <= c->size; p++) memcpy(stage + p, give + p * bins, sizeof *give);
     dt__copy(stage + head, from, floats);
     for (int p = 0; p < c->size; p++) {
@@ -16356,7 +16359,7 @@ static dt_result dt__begin_pair(dt_comm *c, int op, int64_t count, int peer)
 {
     dt_result r = dt__check_rank(c, op == DT__CALL_SEND ? "send to rank" : "receive from rank", peer);
     if (r) return r;
-    if (peer == c->rank) return dt__error(DT_E_USAGE, "rank %d in a %s with itself", peer, dt__call_name(op));
+    if (peer == c->rank) return dt__misuse("rank %d in a %s with itself", peer, dt__call_name(op));
     return dt__begin(c, op, count, peer);
 }
 
@@ -16380,7 +16383,7 @@ static dt_result dt__send_post(dt_comm *c, const float *data, int64_t count, int
     const int64_t bytes = 4 * count, where = dt__is_far(c, to) ? 0 : dt__locate(c, data, bytes);
     dt__message *m;
     dt_result r;
-    if (where < 0) return dt__error(DT_E_USAGE, "a send in the background needs memory of dt_comm_alloc");
+    if (where < 0) return dt__misuse("a send in the background needs memory of dt_comm_alloc");
     dt__count_sent(c, to, count);
     if (!dt__is_far(c, to)) return dt__post(c, to, where, bytes, bytes, ticket);
     *ticket = c->posted[to] + 1;
@@ -16454,8 +16457,8 @@ DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from)
         if ((r = dt__wait(c, from, &channel->posted, next)) != DT_OK) return r;
         if (packet->total != 4 * count) {
             dt__blame(&c->area->fault, DT__FAULT_LENGTH, c->place[c->rank].job);
-            snprintf(c->message, sizeof c->message, "rank %d sends %lld floats where rank %d receives %lld",
-                     c->place[from].world, (long long)(packet->total / 4), c->place[c->rank].world, (long long)count);
+            DT__PRINT(c->message, "rank %d sends %lld floats where rank %d receives %lld",
+                      c->place[from].world, (long long)(packet->total / 4), c->place[c->rank].world, (long long)count);
             return dt__comm_fail(c, DT_E_PEER);
         }
         dt__copy(data + at, dt__resolve(c, packet->where), packet->bytes / 4);
@@ -16679,7 +16682,7 @@ static dt_result dt__environment_number(const char *name, double low, double hig
     char *end = NULL;
     *value = text && *text ? strtod(text, &end) : 0.0;
     if (!end || (!*end && *value >= low && *value <= high)) return DT_OK;
-    return dt__error(DT_E_USAGE, "%s=%s: it is %s", name, text, what);
+    return dt__misuse("%s=%s: it is %s", name, text, what);
 }
 
 /* ---- opening and closing ---- */
@@ -16873,7 +16876,7 @@ static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
     f->link.base = base, f->link.rank = base->rank, f->link.size = base->size;
     f->link.start = dt__emulated_start, f->link.poll = dt__emulated_poll;
     f->link.cancel = dt__emulated_cancel, f->link.close = dt__emulated_close;
-    snprintf(f->link.name, sizeof f->link.name, "an emulated network");
+    DT__PRINT(f->link.name, "an emulated network");
     for (int p = 0; p < n; p++) node[p] = (int)((int64_t)p * nodes / n);
     r = dt__environment_number("DT_LINK_DELAY", 0.0, 10.0, "the seconds that a message needs between nodes, up to 10, "
                                "e.g. 2e-4", &delay);
@@ -16950,7 +16953,7 @@ DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
     int *up;
     dt_comm *s = NULL;
     dt_result r = dt__begin(c, DT__CALL_SPLIT, 0, 0);
-    if (!r && color < 0) r = dt__error(DT_E_USAGE, "color %d: it must not be negative", color);
+    if (!r && color < 0) r = dt__misuse("color %d: it must not be negative", color);
     if (r) return r;
     if (!(all = (float *)dt__alloc(4 * c->size * (int64_t)sizeof *all, "a split"))) return DT_E_MEMORY;
     up = (int *)(void *)(all + 2 * c->size);
@@ -17031,8 +17034,8 @@ static dt_result dt__native_open(dt_comm *c)
     int *world;
     dt_result r = DT_OK;
     if (!c->link || !c->link->all_reduce)
-        return dt__error(DT_E_USAGE, "native all-reduce: %s has none. Build with DT_MPI and start several nodes with "
-                         "mpirun, or call dt_all_reduce.", c->link ? c->link->name : "shared memory");
+        return dt__misuse("native all-reduce: %s has none. Build with DT_MPI and start several nodes with "
+                          "mpirun, or call dt_all_reduce.", c->link ? c->link->name : "shared memory");
     if (c->native_group || c->size == c->link->size) return DT_OK;
     if (!(world = (int *)dt__alloc(c->size * (int64_t)sizeof *world, "a group of ranks"))) return DT_E_MEMORY;
     for (int p = 0; p < c->size; p++) world[p] = c->place[p].world;
@@ -17094,7 +17097,7 @@ static dt_result dt__mpi_error(const char *call, int code)
     char text[MPI_MAX_ERROR_STRING];
     int length = 0;
     __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
-    if (MPI_Error_string(code, text, &length)) snprintf(text, sizeof text, "error %d", code);
+    if (MPI_Error_string(code, text, &length)) DT__PRINT(text, "error %d", code);
     return dt__error(DT_E_PEER, "%s failed: %s", call, text);
 }
 
@@ -17103,8 +17106,8 @@ static dt_result dt__mpi_admit(const dt__mpi *f)
 {
     int main_thread = 1;
     if (!f->lonely || (!MPI_Is_thread_main(&main_thread) && main_thread)) return DT_OK;
-    return dt__error(DT_E_USAGE, "MPI was initialised for one thread and is called by another: call MPI_Init_thread "
-                     "with MPI_THREAD_MULTIPLE, or leave the initialisation to dt_comm_open");
+    return dt__misuse("MPI was initialised for one thread and is called by another: call MPI_Init_thread "
+                      "with MPI_THREAD_MULTIPLE, or leave the initialisation to dt_comm_open");
 }
 
 /* ---- messages ---- */
@@ -17134,10 +17137,10 @@ static dt_result dt__mpi_start(dt__link *link, dt__message *m)
     int code = MPI_SUCCESS;
     dt_result r = dt__message_begin(link, m);
     if (!r && m->tag >= (uint32_t)f->top)
-        r = dt__error(DT_E_USAGE, "tag %u of a message: %s takes tags up to %d", m->tag, link->name, f->top - 1);
+        r = dt__misuse("tag %u of a message: %s takes tags up to %d", m->tag, link->name, f->top - 1);
     if (!r && m->bytes > INT_MAX && (m->bytes % 4 || m->bytes / 4 > INT_MAX))
-        r = dt__error(DT_E_USAGE, "a message of %lld bytes: %s takes up to %d floats. Send it in parts.",
-                      (long long)m->bytes, link->name, INT_MAX);
+        r = dt__misuse("a message of %lld bytes: %s takes up to %d floats. Send it in parts.",
+                       (long long)m->bytes, link->name, INT_MAX);
     if (!r) r = dt__mpi_admit(f);
     if (r) return r;
     dt__link_enter(link);
@@ -17260,8 +17263,8 @@ static dt_result dt__mpi_all_reduce(dt__link *link, dt__message *m, void *group,
     int code;
     dt_result r = dt__mpi_admit(f);
     if (!r && count > INT_MAX)
-        r = dt__error(DT_E_USAGE, "native all-reduce of %lld floats: MPI takes up to %d. Reduce them in parts, or call "
-                      "dt_all_reduce.", (long long)count, INT_MAX);
+        r = dt__misuse("native all-reduce of %lld floats: MPI takes up to %d. Reduce them in parts, or call "
+                       "dt_all_reduce.", (long long)count, INT_MAX);
     if (r) return r;
     m->sends = 1;
     __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
@@ -17318,7 +17321,7 @@ static dt_result dt__mpi_init(dt__mpi *f, int *argc, char ***argv)
 {
     int begun = 0, over = 0, level = MPI_THREAD_SINGLE, code = MPI_SUCCESS;
     if (MPI_Finalized(&over) || over)
-        return dt__error(DT_E_USAGE, "MPI was finalised and cannot be opened again in this process");
+        return dt__misuse("MPI was finalised and cannot be opened again in this process");
     MPI_Initialized(&begun);
     if (!begun) {
         code = MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &level);
@@ -17345,10 +17348,10 @@ static dt_result dt__mpi_learn(dt__mpi *f)
     f->top = found ? *top : 32767;
     MPI_Get_library_version(text, &length);
     text[strcspn(text, ",\n")] = 0; /* the rest is how it was built */
-    snprintf(f->link.name, sizeof f->link.name, "%.40s%s", text, f->lonely ? ", one thread" : "");
+    DT__PRINT(f->link.name, "%.40s%s", text, f->lonely ? ", one thread" : "");
     if (f->link.size == 1 && expected > 1)
-        return dt__error(DT_E_USAGE, "%d processes were started, but MPI sees one: %s cannot talk to this launcher; "
-                         "use its own mpirun, or srun --mpi=pmix", expected, f->link.name);
+        return dt__misuse("%d processes were started, but MPI sees one: %s cannot talk to this launcher; "
+                          "use its own mpirun, or srun --mpi=pmix", expected, f->link.name);
     return DT_OK;
 }
 
@@ -17415,9 +17418,9 @@ static int dt__world_number(dt_result *r, const char *name, int lowest, int high
     if (*r) return lowest;
     if (text && end != text && !*end && n >= lowest && n <= highest) return (int)n;
     if (!text && otherwise != DT__MUST) return otherwise;
-    *r = text ? dt__error(DT_E_USAGE, "%s=%s: it is a whole number from %d to %d; let the launcher set it, or unset "
+    *r = text ? dt__misuse("%s=%s: it is a whole number from %d to %d; let the launcher set it, or unset "
                                       "its variables to run alone", name, text, lowest, highest)
-              : dt__error(DT_E_USAGE, "%s is not set, but other variables of its launcher are: set it, or unset them "
+              : dt__misuse("%s is not set, but other variables of its launcher are: set it, or unset them "
                                       "to run alone", name);
     return lowest;
 }
@@ -17471,11 +17474,11 @@ static dt_result dt__world_slurm(dt__world *w)
     w->hosts = dt__world_number(&r, "SLURM_STEP_NUM_NODES", 1, 65536, 0);
     if (r) return r;
     if (list && !dt__host_first(list, w->address, sizeof w->address))
-        return dt__error(DT_E_USAGE, "the first host in Slurm's list cannot be read: \"%s\". Set MASTER_ADDR to the "
-                         "host of rank 0", list);
+        return dt__misuse("the first host in Slurm's list cannot be read: \"%s\". Set MASTER_ADDR to the "
+                          "host of rank 0", list);
     w->local_size = dt__host_tasks(dt__environment("SLURM_STEP_TASKS_PER_NODE"), w->host);
     w->port = 20000 + (int)((strtoul(id ? id : "0", NULL, 10) * 8 + strtoul(step, NULL, 10)) % 10000);
-    snprintf(w->job, sizeof w->job, "slurm %.40s.%.20s", id ? id : "", step);
+    DT__PRINT(w->job, "slurm %.40s.%.20s", id ? id : "", step);
     return DT_OK;
 }
 
@@ -17492,7 +17495,7 @@ static dt_result dt__world_mpi(dt__world *w)
     w->local_size = dt__world_number(&r, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, DT__WORLD_RANKS, 0);
     w->local_rank = dt__world_number(&r, "OMPI_COMM_WORLD_LOCAL_RANK", 0, DT__WORLD_RANKS - 1, 0);
     w->hosts = 0;
-    snprintf(w->job, sizeof w->job, "mpi %.80s", dt__environment("PMIX_NAMESPACE") ? getenv("PMIX_NAMESPACE") : "");
+    DT__PRINT(w->job, "mpi %.80s", dt__environment("PMIX_NAMESPACE") ? getenv("PMIX_NAMESPACE") : "");
     return r;
 }
 
@@ -17507,8 +17510,8 @@ static dt_result dt__world_torchrun(dt__world *w)
     w->local_rank = dt__world_number(&r, "LOCAL_RANK", 0, (w->local_size ? w->local_size : w->size) - 1, 0);
     w->hosts = dt__world_number(&r, "GROUP_WORLD_SIZE", 1, w->size, 0);
     w->host = dt__world_number(&r, "GROUP_RANK", 0, DT__WORLD_RANKS - 1, 0);
-    snprintf(w->job, sizeof w->job, "torchrun %.60s %d", id ? id : "",
-             dt__world_number(&r, "TORCHELASTIC_RESTART_COUNT", 0, INT_MAX, 0));
+    DT__PRINT(w->job, "torchrun %.60s %d", id ? id : "",
+              dt__world_number(&r, "TORCHELASTIC_RESTART_COUNT", 0, INT_MAX, 0));
     return r;
 }
 
@@ -17538,7 +17541,7 @@ static dt_result dt__world_sagemaker(dt__world *w, const char *config)
     dt__json j = DT__ZERO;
     w->kind = DT__WORLD_SAGEMAKER;
     if (hosts && !here)
-        return dt__error(DT_E_USAGE, "SM_CURRENT_HOST is not set, but SM_HOSTS is: set it, or unset SM_HOSTS");
+        return dt__misuse("SM_CURRENT_HOST is not set, but SM_HOSTS is: set it, or unset SM_HOSTS");
     dt__world_copy(host, sizeof host, here);
     dt__world_copy(w->network, sizeof w->network, network);
     if (hosts) {
@@ -17553,12 +17556,12 @@ static dt_result dt__world_sagemaker(dt__world *w, const char *config)
     }
     if (!j.result) dt__world_hosts(w, &j, host);
     if (!j.result && (w->rank < 0 || w->size > DT__WORLD_RANKS))
-        j.result = dt__error(DT_E_USAGE, "%s: this host, \"%s\", is not among the %d hosts (1 to %d): correct the list "
-                             "or SM_CURRENT_HOST", j.path, host, w->size, (int)DT__WORLD_RANKS);
+        j.result = dt__misuse("%s: this host, \"%s\", is not among the %d hosts (1 to %d): correct the list "
+                              "or SM_CURRENT_HOST", j.path, host, w->size, (int)DT__WORLD_RANKS);
     if (hosts) j.text = NULL; /* not memory of the cursor */
     dt__json_close(&j);
     w->host = w->rank, w->hosts = w->size, w->local_size = 1;
-    snprintf(w->job, sizeof w->job, "sagemaker %.80s", name ? name : "");
+    DT__PRINT(w->job, "sagemaker %.80s", name ? name : "");
     return j.result;
 }
 
@@ -17571,8 +17574,8 @@ static dt_result dt__world_place(dt__world *w)
     w->port = dt__world_number(&r, "MASTER_PORT", 1, 65535, w->kind == DT__WORLD_SLURM ? w->port : DT__WORLD_PORT);
     if (agent && !strcmp(agent, "True")) w->port += w->port < 65535 ? 1 : -1; /* torchrun listens at MASTER_PORT */
     if (!r && !w->address[0] && w->size > 1 && w->kind != DT__WORLD_MPI)
-        r = dt__error(DT_E_USAGE, "this is rank %d of %d, but nothing says where they meet: set MASTER_ADDR (and "
-                      "MASTER_PORT) to an address of the host of rank 0", w->rank, w->size);
+        r = dt__misuse("this is rank %d of %d, but nothing says where they meet: set MASTER_ADDR (and "
+                       "MASTER_PORT) to an address of the host of rank 0", w->rank, w->size);
     return r;
 }
 
@@ -17581,12 +17584,12 @@ static void dt__world_describe(dt__world *w)
 {
     static const char *const name[] = {"the program itself", "Open MPI", "Slurm", "torchrun", "SageMaker"};
     char local[64] = "", hosts[64] = "", place[160] = "";
-    if (w->local_size) snprintf(local, sizeof local, " (%d of %d here)", w->local_rank, w->local_size);
-    if (w->hosts) snprintf(hosts, sizeof hosts, " on %d host%s", w->hosts, w->hosts > 1 ? "s" : "");
-    if (w->address[0]) snprintf(place, sizeof place, ", meeting at %.120s, port %d", w->address, w->port);
-    if (w->kind == DT__WORLD_ALONE && w->size == 1) snprintf(w->line, sizeof w->line, "alone");
-    else snprintf(w->line, sizeof w->line, "%s: rank %d of %d%s%s%s", name[w->kind], w->rank, w->size, local, hosts,
-                  place);
+    if (w->local_size) DT__PRINT(local, " (%d of %d here)", w->local_rank, w->local_size);
+    if (w->hosts) DT__PRINT(hosts, " on %d host%s", w->hosts, w->hosts > 1 ? "s" : "");
+    if (w->address[0]) DT__PRINT(place, ", meeting at %.120s, port %d", w->address, w->port);
+    if (w->kind == DT__WORLD_ALONE && w->size == 1) DT__PRINT(w->line, "alone");
+    else DT__PRINT(w->line, "%s: rank %d of %d%s%s%s", name[w->kind], w->rank, w->size, local, hosts,
+                   place);
 }
 
 /* The file in which SageMaker describes the job; NULL: SageMaker did not start this process. */
@@ -17716,7 +17719,7 @@ static struct addrinfo *dt__host_addresses(const char *address, int port, int pa
     memset(&hints, 0, sizeof hints);
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags = passive ? AI_PASSIVE : 0;
-    snprintf(service, sizeof service, "%d", port);
+    DT__PRINT(service, "%d", port);
     error = getaddrinfo(passive ? NULL : address, service, &hints, &list);
     *why = error ? gai_strerror(error) : "";
     return error ? NULL : list;
@@ -17859,8 +17862,8 @@ static dt_result dt__meet_gather(dt__meeting *m)
         if (m->caller[r] < 0)
             used += (size_t)snprintf(missing + used, sizeof missing - used, used ? ", %d" : "%d", r);
     if (used)
-        snprintf(answer.text, sizeof answer.text, "after %g s, %d of %d ranks were missing (%s%s)", w->patience,
-                 w->size - m->present, w->size, missing, used < 100 ? "" : " and others");
+        DT__PRINT(answer.text, "after %g s, %d of %d ranks were missing (%s%s)", w->patience,
+                  w->size - m->present, w->size, missing, used < 100 ? "" : " and others");
     end = dt__now() + 10;
     for (int r = 1; r < w->size; r++)
         if (m->caller[r] >= 0 && !dt__transfer(m->caller[r], &answer, sizeof answer, 1, end) && !*missing)
@@ -18013,8 +18016,8 @@ static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
         dt__world_copy(text, room, w->network);
         if (inet_pton(AF_INET, text, digits) == 1 || inet_pton(AF_INET6, text, digits) == 1) return DT_OK;
         if (dt__interface_address(w->network, text, room)) return DT_OK;
-        return dt__error(DT_E_USAGE, "this host has no interface \"%s\" that is up and has an address: see ip address, "
-                         "and set DT_INTERFACE to a name or an address", w->network);
+        return dt__misuse("this host has no interface \"%s\" that is up and has an address: see ip address, "
+                          "and set DT_INTERFACE to a name or an address", w->network);
     }
     if (w->size == 1) return dt__world_copy(text, room, "127.0.0.1"), DT_OK;
     if (w->address[0] && dt__route_address(w, text, room)) return DT_OK;
@@ -18335,8 +18338,8 @@ static dt_result dt__ofi_start(dt__link *link, dt__message *m)
     dt_result r = dt__message_begin(link, m);
     if (r) return r;
     if ((uint64_t)m->bytes > f->info->ep_attr->max_msg_size)
-        return dt__error(DT_E_USAGE, "a message of %lld bytes: %s takes up to %lld. Send it in parts.",
-                         (long long)m->bytes, link->name, (long long)f->info->ep_attr->max_msg_size);
+        return dt__misuse("a message of %lld bytes: %s takes up to %lld. Send it in parts.",
+                          (long long)m->bytes, link->name, (long long)f->info->ep_attr->max_msg_size);
     dt__link_enter(link);
     if (!f->end) dt__message_finish(m, DT__LOST);
     else r = m->sends ? dt__ofi_send(f, m) : dt__ofi_receive(f, m);
@@ -18429,10 +18432,10 @@ static dt_result dt__ofi_provider(const dt__world *w, const char **name)
     for (int i = 0; i < 4; i++)
         if (!strcmp(asked, known[i])) *name = known[i];
     if (!*name)
-        return dt__error(DT_E_USAGE, "DT_FABRIC=%s: it is net (the default), tcp;ofi_rxm, shm or efa", asked);
+        return dt__misuse("DT_FABRIC=%s: it is net (the default), tcp;ofi_rxm, shm or efa", asked);
     if (*name == known[2] && w->hosts > 1)
-        return dt__error(DT_E_USAGE, "DT_FABRIC=shm: the ranks are on %d hosts, which share no memory; use net, "
-                         "tcp;ofi_rxm or efa", w->hosts);
+        return dt__misuse("DT_FABRIC=shm: the ranks are on %d hosts, which share no memory; use net, "
+                          "tcp;ofi_rxm or efa", w->hosts);
     return DT_OK;
 }
 
@@ -18472,8 +18475,8 @@ static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
                          "says; %s", FI_MAJOR(fi_version()), FI_MINOR(fi_version()), name, node ? " at " : "", address,
                          fi_strerror(-bad), name, name[0] == 'e' ? "it needs an Elastic Fabric Adapter and its driver"
                                                                  : "DT_FABRIC chooses another one");
-    snprintf(f->link.name, sizeof f->link.name, "libfabric %u.%u %.30s", FI_MAJOR(fi_version()),
-             FI_MINOR(fi_version()), f->info->fabric_attr->prov_name);
+    DT__PRINT(f->link.name, "libfabric %u.%u %.30s", FI_MAJOR(fi_version()),
+              FI_MINOR(fi_version()), f->info->fabric_attr->prov_name);
     f->registers = (f->info->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
     return DT_OK;
 }
@@ -18656,7 +18659,7 @@ static dt_result dt__nccl_load(dt__nccl_calls *f)
 static dt_result dt__nccl_fail(dt_nccl *n, dt_result code)
 {
     dt_comm *c = n->comm;
-    snprintf(c->message, sizeof c->message, "%s", dt_last_error());
+    DT__PRINT(c->message, "%s", dt_last_error());
     if (n->handle) n->f.ncclCommAbort(n->handle);
     n->handle = NULL;
     if (c->job) dt__comm_tell(c);
@@ -18728,7 +18731,7 @@ static dt_result dt__nccl_prepare(dt_nccl *n, int gpu)
     if (!code && !count)
         return dt__error(DT_E_SYSTEM, "NCCL and a driver are here, but no GPU. Look at CUDA_VISIBLE_DEVICES.");
     if (!code && (gpu < -1 || gpu >= count))
-        return dt__error(DT_E_USAGE, "GPU %d: the GPUs here are 0..%d. Choose one of them, or -1.", gpu, count - 1);
+        return dt__misuse("GPU %d: the GPUs here are 0..%d. Choose one of them, or -1.", gpu, count - 1);
     if (!code) code = n->f.cuDeviceGet(&gpu, gpu < 0 ? n->comm->local_rank % count : gpu);
     if (!code) code = n->f.cuDevicePrimaryCtxRetain(&context, gpu);
     if (!code) n->gpu = gpu;
@@ -18742,7 +18745,7 @@ static dt_result dt__nccl_agree(dt_comm *c, dt_result r)
     char why[512];
     float worst = r ? (float)(c->size - c->rank) : 0.0f; /* of the first rank that failed */
     dt_result agreed;
-    snprintf(why, sizeof why, "%s", r ? dt_last_error() : "");
+    DT__PRINT(why, "%s", r ? dt_last_error() : "");
     if ((agreed = dt_all_reduce(c, &worst, 1, DT_MAX)) != DT_OK) return agreed;
     if (r) return dt__error(r, "%s", why);
     if (worst == 0.0f) return DT_OK;
@@ -18790,7 +18793,7 @@ DT_API dt_result dt_nccl_open(dt_nccl **handle, dt_comm *c, int gpu)
     if (dt__refused("n! c", handle, c)) return DT_E_USAGE;
     dt_nccl *n = *handle = (dt_nccl *)dt__alloc((int64_t)sizeof *n, "NCCL's communicator");
     dt_result r;
-    if (n) n->comm = c, n->gpu = -1, snprintf(n->doing, sizeof n->doing, "NCCL's opening");
+    if (n) n->comm = c, n->gpu = -1, DT__PRINT(n->doing, "NCCL's opening");
     r = dt__nccl_agree(c, n ? dt__nccl_prepare(n, gpu) : DT_E_MEMORY);
     if (!r) r = dt__nccl_join(n);
     if (r) dt_nccl_close(handle);
@@ -18805,9 +18808,9 @@ DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, floa
     dt_result r = n->comm->failed ? dt__error(n->comm->failed, "%s", n->comm->message) : DT_OK;
     int code, how = op == DT_SUM ? DT__NCCL_SUM : op == DT_MAX ? DT__NCCL_MAX : DT__NCCL_MIN;
     size_t floats = (size_t)count;
-    if (!r && count < 0) r = dt__error(DT_E_USAGE, "dt_nccl_collect: count is %lld: pass 0 or more", (long long)count);
+    if (!r && count < 0) r = dt__misuse("dt_nccl_collect: count is %lld: pass 0 or more", (long long)count);
     if (r || !count) return r;
-    snprintf(n->doing, sizeof n->doing, "NCCL's %s #%lld", names[call], (long long)++n->calls);
+    DT__PRINT(n->doing, "NCCL's %s #%lld", names[call], (long long)++n->calls);
     if (call == DT_ALL_REDUCE) code = n->f.ncclAllReduce(in, out, floats, DT__NCCL_F32, how, n->handle, stream);
     else if (call == DT_ALL_GATHER) code = n->f.ncclAllGather(in, out, floats, DT__NCCL_F32, n->handle, stream);
     else code = n->f.ncclReduceScatter(in, out, floats, DT__NCCL_F32, how, n->handle, stream);
@@ -18822,7 +18825,7 @@ DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream)
 }
 
 #else
-static dt_result dt__nccl_missing(void) { return dt__error(DT_E_USAGE, "NCCL is not compiled in: build with DT_NCCL"); }
+static dt_result dt__nccl_missing(void) { return dt__misuse("NCCL is not compiled in: build with DT_NCCL"); }
 DT_API dt_result dt_nccl_open(dt_nccl **n, dt_comm *c, int gpu)
 {
     return (void)c, (void)gpu, *n = NULL, dt__nccl_missing();
@@ -18893,9 +18896,9 @@ static int dt__json_options(dt__json *j, const dt__option *list, int count, int 
     for (int i = 0; i < n && !j->result; i++) {
         if (row[i]->kind == DT__KIND_PLACE) *(int64_t *)(void *)((char *)group + row[i]->offset) = place[i];
         else if (!dt__json_absent(j, place[i])) {
-            if (dt__json_peek(j) == '"') snprintf(value, sizeof value, "%.120s", dt__json_text(j, place[i], key[i]));
+            if (dt__json_peek(j) == '"') DT__PRINT(value, "%.120s", dt__json_text(j, place[i], key[i]));
             else if (dt__json_skip(j))
-                snprintf(value, sizeof value, "%.*s", (int)dt__min(120, j->at - place[i]), j->text + place[i]);
+                DT__PRINT(value, "%.*s", (int)dt__min(120, j->at - place[i]), j->text + place[i]);
             if (!j->result && dt__option_set(row[i], value, group)) dt__json_fail(j, "%s", dt__thread.error + 2);
         } else if (row[i]->preset < 0)
             (void)dt__json_find(j, -1, key[i]);
@@ -19047,7 +19050,7 @@ static dt_result dt__tensors_add(dt__tensors *t, const char *path)
     if (!dt__reserve((void **)&t->file, t->files, &t->file_room, t->files + 1, sizeof *t->file, "a list of files"))
         return DT_E_MEMORY;
     file = &t->file[t->files++];
-    snprintf(file->path, sizeof file->path, "%s", path);
+    DT__PRINT(file->path, "%s", path);
     r = dt__file_open(path, &file->fd, &bytes);
     if (!r && bytes < 8) r = dt__error(DT_E_DATA, "%s has %lld bytes: it is cut", path, (long long)bytes);
     if (!r) r = dt__file_read(file->fd, path, &length, sizeof length, 0);
@@ -19126,7 +19129,7 @@ static void dt__tensor_file_begin(dt__tensor_file *w, const char *folder, const 
 {
     memset(w, 0, sizeof *w);
     w->fd = -1;
-    snprintf(w->part.name, sizeof w->part.name, "%s", name);
+    DT__PRINT(w->part.name, "%s", name);
     dt__sha256_begin(&w->sha);
     dt__text_add(&w->header, "{\"__metadata__\":{\"format\":\"pt\"}");
     w->result = dt__path_join(w->path, folder, name);
@@ -19397,17 +19400,17 @@ static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const d
         if (!strncmp(name, prefix[i], strlen(prefix[i]))) s = dt__tensors_find(t, name + strlen(prefix[i]));
     *found = s;
     if (!s)
-        return dt__error(DT_E_USAGE, "%s has no %s, of shape %s here: it is of another model, give its --model or "
-                         "options", t->file[0].path, name, dt__shape_text(shape, a));
+        return dt__misuse("%s has no %s, of shape %s here: it is of another model, give its --model or "
+                          "options", t->file[0].path, name, dt__shape_text(shape, a));
     if (s->type > DT__STORED_F16)
         return dt__error(DT_E_DATA, "%s holds %s as %s: convert it to F32, F16 or BF16", t->file[s->file].path,
                          s->name, dt__stored_types[s->type].name);
     first = s->shape;
     if (dt__ends_with(name, "wpe.weight") && first.dims == 2) first.n[0] = dt__min(first.n[0], shape->n[0]);
     if (dt__same_shape(&first, shape)) return DT_OK;
-    return dt__error(DT_E_USAGE, "%s holds %s of shape %s, it has %s here: give the model and --vocabulary as there, "
-                     "and no longer --sequence", t->file[s->file].path, s->name,
-                     s->shape.dims < 0 ? "of too many axes" : dt__shape_text(&s->shape, a), dt__shape_text(shape, b));
+    return dt__misuse("%s holds %s of shape %s, it has %s here: give the model and --vocabulary as there, "
+                      "and no longer --sequence", t->file[s->file].path, s->name,
+                      s->shape.dims < 0 ? "of too many axes" : dt__shape_text(&s->shape, a), dt__shape_text(shape, b));
 }
 
 /* A state in the files of a checkpoint, or published weights. */
@@ -19495,7 +19498,7 @@ static dt_result dt__tensor_file_visit(void *user, const dt__state_tensor *of, d
 static dt_result dt__step_path(char path[PATH_MAX], const char *folder, int64_t step, const char *tail)
 {
     char name[48];
-    snprintf(name, sizeof name, "step-%09lld%s", (long long)step, tail);
+    DT__PRINT(name, "step-%09lld%s", (long long)step, tail);
     return dt__path_join(path, folder, name);
 }
 
@@ -19507,7 +19510,7 @@ static dt_result dt__step_visit(void *found, const char *folder, const char *nam
     long long n = -1;
     (void)folder;
     if (sscanf(name, "step-%lld", &n) != 1 || n <= step[1] || n >= step[0]) return DT_OK;
-    snprintf(same, sizeof same, "step-%09lld", n);
+    DT__PRINT(same, "step-%09lld", n);
     if (!strcmp(same, name)) step[1] = n;
     return DT_OK;
 }
@@ -19553,7 +19556,7 @@ static dt_result dt__step_remove(const char *folder, int64_t step)
 static dt_result dt__latest_put(const char *folder, int64_t step)
 {
     char name[32], draft[PATH_MAX], latest[PATH_MAX];
-    int n = snprintf(name, sizeof name, "step-%09lld\n", (long long)step);
+    int n = DT__PRINT(name, "step-%09lld\n", (long long)step);
     dt_result r = dt__path_join(draft, folder, "latest.tmp");
     if (!r) r = dt__path_join(latest, folder, "latest");
     if (!r) r = dt__file_put(draft, name, n);
@@ -19596,7 +19599,7 @@ static dt_result dt__part_scan(const char *folder, const char *name, dt__part_fi
     dt__sha256 h;
     dt_result r = block ? dt__path_join(path, folder, name) : DT_E_MEMORY;
     memset(p, 0, sizeof *p);
-    snprintf(p->name, sizeof p->name, "%s", name);
+    DT__PRINT(p->name, "%s", name);
     dt__sha256_begin(&h);
     if (!r) r = dt__file_open(path, &fd, &p->bytes);
     for (int64_t at = 0, n; !r && at < p->bytes; at += n) {
@@ -19628,7 +19631,7 @@ static dt_result dt__part_put(const char *folder, const char *name, const char *
 {
     char path[PATH_MAX];
     dt_result r = dt__path_join(path, folder, name);
-    snprintf(p->name, sizeof p->name, "%s", name);
+    DT__PRINT(p->name, "%s", name);
     p->bytes = bytes;
     dt__sha256_of(text, bytes, p->hash);
     return r ? r : dt__file_put(path, text, bytes);
@@ -19885,7 +19888,7 @@ static void dt__config_text(dt__text *t, const dt_model *model, int64_t sequence
     dt__options_preset(DT__ROWS(dt__config_members), model->family, &c);
     c.m = dt__model_settled(*model);
     c.sequence = sequence, c.inner = 4 * c.m.width, c.head = c.m.width / c.m.heads;
-    snprintf(c.rope_type, sizeof c.rope_type, "llama3");
+    DT__PRINT(c.rope_type, "llama3");
     dt__text_add(t, "{\n  \"architectures\": [\"%s\"]", llama ? "LlamaForCausalLM" : "GPT2LMHeadModel");
     dt__options_json(t, DT__ROWS(dt__config_members), DT__GROUP_FAMILY, &c);
     dt__options_json(t, DT__ROWS(dt__config_members), c.m.family, &c);
@@ -19992,7 +19995,7 @@ static dt_result dt__weights_open(dt__tensors *t, const char *path)
     if (stat(path, &is)) return dt__file_error("read", path);
     folder = S_ISDIR(is.st_mode);
     if (!folder && !dt__ends_with(path, ".safetensors"))
-        return dt__error(DT_E_USAGE, "--weights %s is neither a directory nor a file NAME.safetensors: name one", path);
+        return dt__misuse("--weights %s is neither a directory nor a file NAME.safetensors: name one", path);
     if (folder) r = dt__path_join(name, path, one);
     if (!r && folder && (index = access(name, F_OK)) != 0) r = dt__path_join(name, path, several);
     if (!r && index && access(name, F_OK))
@@ -20021,7 +20024,7 @@ DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, 
     dt__tensor_file w;
     dt_result r = DT_OK;
     dt__tensor_file_begin(&w, "", "");
-    if (snprintf(w.path, sizeof w.path, "%s.%ld.tmp", path, (long)getpid()) >= (int)sizeof w.path)
+    if (DT__PRINT(w.path, "%s.%ld.tmp", path, (long)getpid()) >= (int)sizeof w.path)
         r = dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", path);
     for (int64_t i = 0; i < count; i++) dt__tensor_file_name(&w, list[i].name, DT__STORED_F32, &list[i].shape);
     if (!r) dt__tensor_file_open(&w);
@@ -20117,9 +20120,9 @@ DT_API dt_result dt_optimizer_open(dt_optimizer **optimizer, const dt_recipe *re
     dt_result r = o ? dt__options_check(DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe) : DT_E_MEMORY;
     for (int64_t i = 0; i < count && !r; i++) {
         if (!list[i].name || !list[i].values || !list[i].gradient || !dt__shape_ok(&list[i].shape))
-            r = dt__error(DT_E_USAGE, "dt_optimizer_open: parameter %lld, %s, lacks a name, values, a gradient or a "
-                          "shape: call dt_backward before dt_graph_parameters", (long long)i,
-                          list[i].name ? list[i].name : "NULL");
+            r = dt__misuse("dt_optimizer_open: parameter %lld, %s, lacks a name, values, a gradient or a "
+                           "shape: call dt_backward before dt_graph_parameters", (long long)i,
+                           list[i].name ? list[i].name : "NULL");
         floats += dt__round_up(dt_shape_count(list[i].shape), 16);
     }
     if (!r) {
@@ -20212,10 +20215,10 @@ static dt_result dt__check_divides(const char *option, int64_t degree, int64_t n
     char list[256];
     if (degree > 0 && n % degree == 0) return DT_OK;
     if (n == 1)
-        return dt__error(DT_E_USAGE, "--%s %lld does not divide 1 %s. Set --%s to 1, or raise --ranks.", option,
-                         (long long)degree, of, option);
-    return dt__error(DT_E_USAGE, "--%s %lld does not divide %lld %ss. Set --%s to one of %s.", option,
-                     (long long)degree, (long long)n, of, option, dt__divisors(n, n, list, sizeof list));
+        return dt__misuse("--%s %lld does not divide 1 %s. Set --%s to 1, or raise --ranks.", option,
+                          (long long)degree, of, option);
+    return dt__misuse("--%s %lld does not divide %lld %ss. Set --%s to one of %s.", option,
+                      (long long)degree, (long long)n, of, option, dt__divisors(n, n, list, sizeof list));
 }
 
 /* ---- mesh: ranks as points (data, pipeline, tensor, context) -------------------------------------------- */
@@ -20247,9 +20250,9 @@ DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m)
     if (!r) r = dt__check_divides("cp", l->cp, ranks / l->tp / l->pp, "pipeline");
     if (r) return r;
     if (!dt__mesh_order(l->order, axis))
-        return dt__error(DT_E_USAGE, "--order %s is no order of the mesh. Set it to cluster (DPT), to spread (TPD), or "
-                         "to the letters D, P, T and optionally C (context) in another order, slowest first.",
-                         l->order);
+        return dt__misuse("--order %s is no order of the mesh. Set it to cluster (DPT), to spread (TPD), or "
+                          "to the letters D, P, T and optionally C (context) in another order, slowest first.",
+                          l->order);
     m->size[DT_AXIS_TENSOR] = (int)l->tp, m->size[DT_AXIS_PIPELINE] = (int)l->pp;
     m->size[DT_AXIS_CONTEXT] = (int)l->cp;
     m->size[DT_AXIS_DATA] = ranks / (int)(l->tp * l->pp * l->cp);
@@ -20300,8 +20303,8 @@ DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int
     double *best, *sum, low = 0.0, high = 0.0;
     int32_t *cut;
     if (parts < 1 || n < parts || n > 100000)
-        return dt__error(DT_E_USAGE, "%lld segments cannot be cut into %lld parts: use at most %lld", (long long)n,
-                         (long long)parts, (long long)n);
+        return dt__misuse("%lld segments cannot be cut into %lld parts: use at most %lld", (long long)n,
+                          (long long)parts, (long long)n);
     best = (double *)dt__alloc(8 * ((parts + 2) * (n + 1)), "the partition");
     cut = (int32_t *)dt__alloc(4 * (parts + 1) * (n + 1), "the partition");
     if (!best || !cut) return dt__free(best), dt__free(cut), DT_E_MEMORY;
@@ -20395,13 +20398,12 @@ static void dt__pipe_slots(const dt__pipe *p, dt_work *list, int32_t *slots, int
 static dt_result dt__pipe_check(const dt__pipe *p)
 {
     if (p->kind < DT_1F1B || p->kind > DT_ZERO_BUBBLE)
-        return dt__error(DT_E_USAGE, "%d is no pipeline schedule: DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE",
-                         p->kind);
+        return dt__misuse("%d is no pipeline schedule: DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE",
+                          p->kind);
     if (p->chunks > 1 && p->units % p->stages)
-        return dt__error(DT_E_USAGE,
-                         "the interleaved schedule takes micro-batches in groups of %d, one per stage, and a rank has "
-                         "%d: change --batch, --micro-batch or --data-shards so that its number is a multiple, or use "
-                         "--pipeline 1f1b", p->stages, p->units);
+        return dt__misuse("the interleaved schedule takes micro-batches in groups of %d, one per stage, and a rank has "
+                          "%d: change --batch, --micro-batch or --data-shards so that its number is a multiple, or use "
+                          "--pipeline 1f1b", p->stages, p->units);
     return DT_OK;
 }
 
@@ -20412,9 +20414,9 @@ DT_API dt_result dt_pipeline_order(const dt_layout *l, int64_t units, int64_t st
     dt_result r;
     if (l->pp < 1 || l->pp > 1000 || l->chunks < 1 || l->chunks > 1000 || units < 1 || units > 100000 || stage < 0 ||
         stage >= l->pp)
-        return dt__error(DT_E_USAGE, "stage %lld of %lld, %lld chunks, %lld units: out of range. Use 1 to 1000 stages "
-                         "and chunks, and 1 to 100000 units.", (long long)stage, (long long)l->pp,
-                         (long long)l->chunks, (long long)units);
+        return dt__misuse("stage %lld of %lld, %lld chunks, %lld units: out of range. Use 1 to 1000 stages "
+                          "and chunks, and 1 to 100000 units.", (long long)stage, (long long)l->pp,
+                          (long long)l->chunks, (long long)units);
     p.kind = l->pipeline, p.stages = (int)l->pp, p.units = (int)units;
     p.chunks = l->pipeline == DT_INTERLEAVED ? (int)l->chunks : 1;
     r = dt__pipe_check(&p);
@@ -21394,13 +21396,13 @@ static dt_result dt__engine_groups(const dt__engine *e, int dp, int *group)
     dt_result r = dt__check_divides("zero-group", l->zero_group ? l->zero_group : 1, dp, "data-parallel rank");
     *group = !l->zero ? 1 : l->zero_group ? (int)l->zero_group : dp;
     if (l->zero_group && !l->zero)
-        return dt__error(DT_E_USAGE, "--zero-group %lld has no effect without ZeRO. Set --zero to 1, 2 or 3.",
-                         (long long)l->zero_group);
+        return dt__misuse("--zero-group %lld has no effect without ZeRO. Set --zero to 1, 2 or 3.",
+                          (long long)l->zero_group);
     if (r) return r;
     if (*group < dp && *group > 1 && (shards % dp || !dt__is_pow2(dp / *group)))
-        return dt__error(DT_E_USAGE, "--zero-group %d: groups of %d of %d ranks with %lld data shards are no whole "
-                         "subtrees of the sum. Use a power of two of data-parallel ranks, or leave --zero-group out.",
-                         *group, *group, dp, (long long)shards);
+        return dt__misuse("--zero-group %d: groups of %d of %d ranks with %lld data shards are no whole "
+                          "subtrees of the sum. Use a power of two of data-parallel ranks, or leave --zero-group out.",
+                          *group, *group, dp, (long long)shards);
     return DT_OK;
 }
 
@@ -21478,12 +21480,12 @@ static dt_result dt__engine_partition(dt__engine *e)
     double bytes = 16.0 * (double)e->net.weights + 4.0 * (double)e->net.saved;
     dt_result r;
     if (runs > n && e->shape.pipe.chunks > 1 && e->shape.pipe.stages <= n)
-        return dt__error(DT_E_USAGE, "%lld segments cannot fill %d stages of %d chunks: --chunks up to %lld, or more "
-                         "--layers", (long long)n, e->shape.pipe.stages, e->shape.pipe.chunks,
-                         (long long)(n / e->shape.pipe.stages));
+        return dt__misuse("%lld segments cannot fill %d stages of %d chunks: --chunks up to %lld, or more "
+                          "--layers", (long long)n, e->shape.pipe.stages, e->shape.pipe.chunks,
+                          (long long)(n / e->shape.pipe.stages));
     if (runs > n)
-        return dt__error(DT_E_USAGE, "%lld segments cannot fill %d stages: --pp up to %lld, or more --layers",
-                         (long long)n, e->shape.pipe.stages, (long long)n);
+        return dt__misuse("%lld segments cannot fill %d stages: --pp up to %lld, or more --layers",
+                          (long long)n, e->shape.pipe.stages, (long long)n);
     cost = (double *)dt__alloc(8 * n + 8 * (runs + 1), "the partition");
     e->chunks = (dt__chunk *)dt__alloc((int64_t)sizeof *e->chunks * e->shape.pipe.chunks, "the partition");
     if (!cost || !e->chunks) return dt__free(cost), DT_E_MEMORY;
@@ -21564,13 +21566,13 @@ static dt_result dt__engine_shape(dt__engine *e)
 static dt_result dt__engine_choices(const dt_layout *l)
 {
     if (!DT__THREADS && l->overlap == DT_OVERLAP_ON)
-        return dt__error(DT_E_USAGE, "--overlap on needs threads, and this program was built with DT_NO_THREADS. Leave "
-                         "the option out, or build without the switch.");
+        return dt__misuse("--overlap on needs threads, and this program was built with DT_NO_THREADS. Leave "
+                          "the option out, or build without the switch.");
     if (l->offload && l->recompute != DT_RECOMPUTE_FULL)
-        return dt__error(DT_E_USAGE, "--offload moves the segment inputs that only --recompute full keeps. Set both.");
+        return dt__misuse("--offload moves the segment inputs that only --recompute full keeps. Set both.");
     if (l->pipeline == DT_ZERO_BUBBLE && l->recompute == DT_RECOMPUTE_FULL)
-        return dt__error(DT_E_USAGE, "--pipeline zero-bubble keeps activations until the gradients of weights, and "
-                         "--recompute full drops them. Set --recompute none, or another --pipeline.");
+        return dt__misuse("--pipeline zero-bubble keeps activations until the gradients of weights, and "
+                          "--recompute full drops them. Set --recompute none, or another --pipeline.");
     return DT_OK;
 }
 
@@ -21843,9 +21845,9 @@ static void dt__engine_shards(const dt__engine *e, dt__net *net, int split_rows)
 static dt_result dt__engine_cuts(const char *option, int64_t degree, const char *kind, int64_t shards)
 {
     if (dt__is_pow2(degree) && shards % degree == 0) return DT_OK;
-    return dt__error(DT_E_USAGE, "--%s %lld does not divide %lld %s shard%s. Set --%s to a power of two up to %lld, "
-                     "or raise --%s-shards, which changes the bits of the recipe.", option, (long long)degree,
-                     (long long)shards, kind, shards == 1 ? "" : "s", option, (long long)shards, kind);
+    return dt__misuse("--%s %lld does not divide %lld %s shard%s. Set --%s to a power of two up to %lld, "
+                      "or raise --%s-shards, which changes the bits of the recipe.", option, (long long)degree,
+                      (long long)shards, kind, shards == 1 ? "" : "s", option, (long long)shards, kind);
 }
 
 /* Mesh and shape of the work; before the network is built. recipe, layout and comm are set. */
@@ -21860,8 +21862,8 @@ static dt_result dt__engine_layout(dt__engine *e)
     if (!r) r = dt__engine_cuts("tp", l->tp, "tensor", e->recipe->tensor_shards);
     if (!r) r = dt__engine_cuts("cp", l->cp, "context", e->recipe->context_shards);
     if (!r && l->sequence_parallel && l->tp < 2)
-        r = dt__error(DT_E_USAGE, "--sequence-parallel splits rows over the ranks of a tensor group, and --tp is 1. "
-                      "Set --tp to 2 or more.");
+        r = dt__misuse("--sequence-parallel splits rows over the ranks of a tensor group, and --tp is 1. "
+                       "Set --tp to 2 or more.");
     if (!r) r = dt__engine_choices(l);
     if (!r) r = dt__engine_shape(e);
     if (!r) dt__engine_shards(e, &e->net, l->sequence_parallel);
@@ -21873,8 +21875,8 @@ static dt_result dt__engine_layout(dt__engine *e)
         r = dt__compiling_open(&e->compiling, &l->compile, e->k);
         e->net.compiler = &e->compiling.base;
 #else
-        r = dt__error(DT_E_USAGE, "--compile needs the compiler, and this program was built without DT_COMPILER. Leave "
-                      "the option out, or build with the switch.");
+        r = dt__misuse("--compile needs the compiler, and this program was built without DT_COMPILER. Leave "
+                       "the option out, or build with the switch.");
 #endif
     }
     return r;
@@ -22650,11 +22652,6 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
  * them and for signals, and exits. Ranks learn who they are from the environment (as threads, from dt__thread.rank). A
  * rank dies with its supervisor; when a rank fails, the others get a grace time to report it and are then ended.
  * Restarts have new shared memory. */
-
-/* Prints into an array of characters. */
-#define DT__PRINT(text, ...) snprintf(text, sizeof(text), __VA_ARGS__)
-/* The error of a wrong option or argument. */
-#define dt__misuse(...) dt__error(DT_E_USAGE, __VA_ARGS__)
 
 typedef struct dt__launch_plan {
     int64_t ranks, restarts; /* restarts: in a row without a new checkpoint */
