@@ -11554,18 +11554,22 @@ static int32_t dt__chains_print(dt__text *text, const dt__fusion *f, const dt_gr
     return count + rows;
 }
 
-/* The folder of compiled code, in XDG_CACHE_HOME or ~/.cache, made if missing; 0: none that only this user writes. */
+/* The folder of compiled code, made if missing: the first of three that only this user writes; 0: none. */
 static int dt__cache_folder(char *folder, size_t size)
 {
-    const char *base = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    struct stat s;
-    int n = base && *base ? snprintf(folder, size, "%s", base) : snprintf(folder, size, "%s/.cache", home ? home : "");
-    if (n < 0 || n + 8 >= (int)size || (!(base && *base) && !home)) return 0;
-    mkdir(folder, 0777);
-    snprintf(folder + n, size - (size_t)n, "/dtrain");
-    mkdir(folder, 0700);
-    return !stat(folder, &s) && S_ISDIR(s.st_mode) && s.st_uid == geteuid() && !(s.st_mode & 022) &&
-           !access(folder, W_OK) && !strchr(folder, '\'');
+    const char *temporary = getenv("TMPDIR"), *base[3] = {getenv("XDG_CACHE_HOME"), getenv("HOME"), "/tmp"};
+    if (temporary && *temporary) base[2] = temporary;
+    for (int i = 0; i < 3; i++) {
+        struct stat s;
+        int n = base[i] && *base[i] ? snprintf(folder, size, "%s%s", base[i], i == 1 ? "/.cache" : "") : -1;
+        if (n < 0 || n + 20 >= (int)size || strchr(folder, '\'')) continue; /* a shell gets the name */
+        mkdir(folder, 0777);
+        snprintf(folder + n, size - (size_t)n, i < 2 ? "/dtrain" : "/dtrain-%u", (unsigned)geteuid());
+        mkdir(folder, 0700);
+        if (!lstat(folder, &s) && S_ISDIR(s.st_mode) && s.st_uid == geteuid() && !(s.st_mode & 022) &&
+            !access(folder, W_OK)) return 1;
+    }
+    return 0;
 }
 /* The last 64 bytes of compiled code: a hash of its key and the rest. */
 static int dt__seal(const char *path, const char *key, int check)
@@ -11621,25 +11625,23 @@ static int dt__chains_build(const char *path, const char *key, const char *text,
     return done;
 }
 
-/* Loads the library for `text` from the cache, or compiles it there, one rank at a time; without a cache, in a folder
- * that is then removed. *built: it was compiled. NULL: why (size) says what failed. */
+/* Loads the library for `text` from the cache, or compiles it there, one rank at a time. *built: it was compiled. NULL:
+ * why (size) says what failed. */
 static void *dt__chains_load(const char *text, const char *flags, char *why, int size, int *built)
 {
     char folder[PATH_MAX - 128], path[PATH_MAX], key[65];
-    int keep = dt__cache_folder(folder, sizeof folder), lock = -1, there;
-    const char *temporary = getenv("TMPDIR");
+    int lock, there;
     void *library = NULL;
     dt__sha256 h;
+    snprintf(why, (size_t)size, "no folder for compiled code is writable. Set XDG_CACHE_HOME to one of your own, "
+             "without ' in its name");
+    if (!dt__cache_folder(folder, sizeof folder)) return NULL;
     dt__sha256_begin(&h);
     dt__sha256_add(&h, text, (int64_t)strlen(text));
     dt__sha256_add(&h, flags, (int64_t)strlen(flags));
     dt__sha256_end(&h, key);
-    if (!keep) DT__PRINT(folder, "%s/dtrain-XXXXXX", temporary ? temporary : "/tmp");
-    snprintf(why, (size_t)size, "no folder for compiled code is writable. Set XDG_CACHE_HOME or TMPDIR to one "
-             "without ' in its name");
-    if (!keep && (strchr(folder, '\'') || !mkdtemp(folder))) return NULL;
     DT__PRINT(path, "%s/%s.so", folder, key);
-    if (keep) lock = open(folder, O_RDONLY | O_CLOEXEC);
+    lock = open(folder, O_RDONLY | O_CLOEXEC);
     if (lock >= 0) flock(lock, LOCK_EX);
     there = dt__seal(path, key, 1);
     *built = !there;
@@ -11647,7 +11649,6 @@ static void *dt__chains_load(const char *text, const char *flags, char *why, int
     if (there && !(library = dlopen(path, RTLD_NOW | RTLD_LOCAL)))
         snprintf(why, (size_t)size, "the code cannot be loaded: %s", dlerror());
     if (lock >= 0) close(lock);
-    if (!keep) unlink(path), rmdir(folder);
     return library;
 }
 
