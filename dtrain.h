@@ -10404,7 +10404,7 @@ typedef struct dt__rewrite {
     int32_t *to;                    /* what replaces a node, or the node */
     int32_t *readers;               /* live uses of a root */
     int32_t *unit, *next, *product; /* product: the matrix product that a unit begins with, or 0 */
-    int32_t *before;                /* the collective before this one: all ranks keep one order */
+    int32_t *before;                /* the collective, or routing, before this one: all ranks keep one order */
     int32_t *order, ordered;        /* ids in execution order */
     int64_t *rows, *cols;           /* what a unit's ops walk over; rows 0: the unit joins no other */
     int64_t *floats;                /* temporary memory of a root while it has readers */
@@ -10753,7 +10753,8 @@ static void dt__pass_recompute(dt__rewrite *w)
         if (!cheap || dt__root(g, id) != id || dt__is_leaf(copy.op) || copy.op == DT__OP_FULL) continue;
         for (int32_t r = g->forward_count; r < g->count; r++)
             for (int i = 0; i < g->nodes[r].inputs; i++)
-                if (dt__root(g, g->nodes[r].in[i]) == id) cheap = cheap && !dt__is_view(&g->nodes[g->nodes[r].in[i]]);
+                if (dt__root(g, g->nodes[r].in[i]) == id) /* an auxiliary loss is read behind forward */
+                    cheap &= !dt__is_view(&g->nodes[g->nodes[r].in[i]]) && g->nodes[r].op != DT__OP_AUX_LOSS_GRAD;
         if (!cheap || g->count + 2 * w->readers[id] + 1 >= w->room) continue;
         for (int i = 0; i < copy.inputs; i++) kept[dt__root(g, copy.in[i])] = 1;
         copy.aux = 0, copy.slot = -1;
@@ -10928,7 +10929,7 @@ static void dt__pass_fuse(dt__rewrite *w)
         const dt__node *n = &g->nodes[id];
         w->unit[id] = w->next[id] = id, w->before[id] = w->product[id] = 0, w->rows[id] = 0;
         if (!w->live[id] || dt__root(g, id) != id) continue;
-        if (dt__is_collective(n->op)) w->before[id] = collective, collective = id;
+        if (dt__is_collective(n->op) || n->op == DT__OP_MOE_ROUTE) w->before[id] = collective, collective = id;
         if (!dt__walks(g, n, &w->rows[id], &w->cols[id])) w->rows[id] = 0;
         if (n->op == DT__OP_MATMUL && !(w->passes >> DT__PASS_EPILOGUE & 1u)) w->rows[id] = 0;
         if (n->op == DT__OP_MATMUL) w->product[id] = id;
@@ -11006,6 +11007,7 @@ static void dt__emit_unit(dt__rewrite *w, int32_t id)
 {
     const dt_graph *g = w->g;
     int32_t m, first;
+    while (g->nodes[id].op == DT__OP_AUX_LOSS) id = g->nodes[id].in[0]; /* follows forward */
     if (g->nodes[id].op == DT__OP_AUX) id = g->nodes[id].in[0]; /* follows its op */
     if (!id || w->seen[id]) return;
     m = id;
@@ -11023,8 +11025,9 @@ static void dt__emit_unit(dt__rewrite *w, int32_t id)
     dt__account(w, id, 0);
 }
 
-/* May the unit run now? Its inputs must be emitted, except copies, which are emitted with it. */
-static int dt__is_ready(const dt__rewrite *w, int32_t unit, int32_t recorded)
+/* May the unit run now? Its inputs must be emitted, except copies, which are emitted with it. live: 2 when a copy may;
+ * copies of copies are many. */
+static int dt__is_ready(dt__rewrite *w, int32_t unit, int32_t recorded)
 {
     const dt_graph *g = w->g;
     int32_t m = unit;
@@ -11033,7 +11036,8 @@ static int dt__is_ready(const dt__rewrite *w, int32_t unit, int32_t recorded)
         for (int i = 0; i < g->nodes[m].inputs; i++) {
             int32_t from = dt__maker(g, g->nodes[m].in[i]);
             if (dt__is_leaf(g->nodes[from].op) || w->unit[from] == w->unit[unit] || w->seen[from]) continue;
-            if (from < recorded || !dt__is_ready(w, from, recorded)) return 0;
+            if (from < recorded || (w->live[from] != 2 && !dt__is_ready(w, from, recorded))) return 0;
+            w->live[from] = 2;
         }
         m = w->next[m];
     } while (m != unit);
@@ -11043,7 +11047,7 @@ static int dt__is_ready(const dt__rewrite *w, int32_t unit, int32_t recorded)
 static int dt__ends_unit(const dt__rewrite *w, int32_t id, int phase, int32_t recorded)
 {
     const dt__node *n = &w->g->nodes[id];
-    if (w->phase[id] != phase || w->seen[id] || n->op == DT__OP_AUX) return 0;
+    if (w->phase[id] != phase || w->seen[id] || n->op == DT__OP_AUX || n->op == DT__OP_AUX_LOSS) return 0;
     if (!w->live[id] && n->op != DT__OP_INPUT) return 0;
     for (int32_t m = w->next[id]; m != id; m = w->next[m])
         if (m > id && m < recorded) return 0;
@@ -11122,6 +11126,8 @@ static dt_result dt__pass_order(dt__rewrite *w, int32_t recorded)
         peak = w->peak;
         if (w->passes >> DT__PASS_ORDER & 1u) dt__emit_phase(w, phase, begin, recorded, 1);
         if (w->peak >= peak) dt__emit_phase(w, phase, begin, recorded, 0);
+        for (int32_t id = 1; id < g->forward_count && !phase; id++) /* what is read behind forward, as recorded */
+            if (w->live[id] && g->nodes[id].op == DT__OP_AUX_LOSS) w->order[w->ordered++] = id;
         if (!phase) forward = w->ordered + 1;
     }
     g->forward_count = g->forward_count == g->count ? w->ordered + 1 : forward;
@@ -11532,7 +11538,8 @@ static int32_t dt__chains_print(dt__text *text, const dt__fusion *f, const dt_gr
     dt__source_add(text, "typedef uint16_t DT__K(dt__vs)", "/* out (n) of type `to`");
     dt__text_add(text, "DT__INLINE dt__vf from(int type, const char *p, int64_t step, int64_t i, const int64_t w)\n{\n"
                  "    const char *at = p + i * dt__format_of[type].bytes;\n"
-                 "    return step ? DT__K(dt__v_from)(type, at, w) : dt__v_set(*(const float *)(const void *)p);\n}\n"
+                 "    if (step || type != DT_F32) return DT__K(dt__v_from)(type, at, w);\n"
+                 "    return dt__v_set(*(const float *)(const void *)p);\n}\n"
                  "DT__INLINE void to(int type, char *p, int64_t i, dt__vf x, const int64_t w)\n{\n"
                  "    DT__K(dt__v_to)(type, p + i * dt__format_of[type].bytes, x, w);\n}\n"
                  "DT__INLINE dt__vf as(int type, dt__vf x)\n{\n    const dt__format *f = &dt__format_of[type];\n"

@@ -42,6 +42,23 @@ for my $model (qw(11_mlp 12_cnn 13_forecaster)) {
     like($out, qr/^compiler \d+ ops became \d+, .*; every bit is the same$/m, "$model: the bits were compared");
 }
 
+# ---- what the trainer reads beside outputs: auxiliary losses, counts of experts ----
+{
+    my ($cc, $flags) = ($ENV{CC} || 'cc', $ENV{DT_TEST_CFLAGS} || '');
+    my ($status, undef, $err) = run(600, "$cc -std=gnu11 -O2 $flags -I$root $root/tests/watched.c -o $tmp/watched -lm -lpthread");
+    ok(!$status, 'watched.c compiles') or diag($err);
+}
+for my $kind (0 .. 3) {
+    my $watched = "$tmp/watched $kind --quiet --data " . corpus(20000);
+    my (undef, $plain) = run(120, $watched);
+    my $lines = () = $plain =~ /^(?:step|mixture|[0-9a-f]{64}$)/mg;
+    is($lines, $kind == 2 ? 7 : 3, "watched $kind: losses, counts and a hash");
+    for ('--compile on', $by_cc, '--compile on --compile-passes recompute', $every) {
+        my ($status, $out, $err) = run(120, "$watched $_");
+        is($out, $plain, "watched $kind: $_: the same") or diag("status $status: $err");
+    }
+}
+
 # ---- a checkpoint into the other setting ----
 for my $order (['off', 'on'], ['on', 'off']) {
     my $common = "--checkpoint $tmp/at-$order->[0] --checkpoint-every 2 --keep 0";
