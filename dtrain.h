@@ -335,8 +335,8 @@ typedef struct dt_compilation {
     int32_t mode;          /* dt_compile */
     int32_t backend;       /* dt_backend */
     const char *passes;    /* "fuse,cse": only these; "-fuse": the usual ones but this; NULL: the usual ones */
-    int64_t memory;        /* goal in bytes for a unit (dt_compilation_report.memory): backward recomputes only as many
-                            * cheap values as the goal takes; 0: all of them */
+    int64_t memory;        /* goal in bytes for a unit (dt_compilation_report.memory, but of all stages): backward
+                            * recomputes only as many cheap values as the goal takes; 0: all of them */
     const char *graph;     /* Graphviz file of the segments' graphs before and after; NULL: none */
     int32_t verify;        /* refuse to train unless the first batch gives the same bits compiled and op by op */
     int32_t report;        /* print what compiling did: dt_trainer_compilation */
@@ -10652,7 +10652,6 @@ static void dt__pass_layout(dt__rewrite *w)
                 if (g->nodes[r].in[i] == id) fits = fits && dt__takes_view(g, r, n) && dt__can_walk(g, r);
         n->tile = fits;
     }
-    dt__rewrite_live(w);
 }
 
 /* The (rows, cols) an op walks over; 0: it runs alone. */
@@ -10766,7 +10765,6 @@ static void dt__pass_recompute(dt__rewrite *w)
                 if (dt__root(g, g->nodes[r].in[i]) == id) dt__read_copy(w, r, i, t.id);
         kept[id] = 0;
     }
-    dt__rewrite_live(w);
 }
 
 /* The readers of root `id` if it has exactly two, else 0. */
@@ -10825,7 +10823,6 @@ static void dt__pass_logits(dt__rewrite *w)
             if (root == x || root == t.id || root == use[1]) g->nodes[i].shape = dt_shape2(block, dt__cols(&copy));
         }
     }
-    dt__rewrite_live(w);
 }
 /* Is it a cross-entropy, or its gradient, over blocks of logits? */
 static int dt__is_blocked(const dt_graph *g, const dt__node *n)
@@ -11124,8 +11121,10 @@ static dt_result dt__pass_order(dt__rewrite *w, int32_t recorded)
         int64_t peak;
         dt__emit_phase(w, phase, begin, recorded, 0);
         peak = w->peak;
-        if (w->passes >> DT__PASS_ORDER & 1u) dt__emit_phase(w, phase, begin, recorded, 1);
-        if (w->peak >= peak) dt__emit_phase(w, phase, begin, recorded, 0);
+        if (w->passes >> DT__PASS_ORDER & 1u) {
+            dt__emit_phase(w, phase, begin, recorded, 1);
+            if (w->peak >= peak) dt__emit_phase(w, phase, begin, recorded, 0);
+        }
         for (int32_t id = 1; id < g->forward_count && !phase; id++) /* what is read behind forward, as recorded */
             if (w->live[id] && g->nodes[id].op == DT__OP_AUX_LOSS) w->order[w->ordered++] = id;
         if (!phase) forward = w->ordered + 1;
@@ -11603,18 +11602,17 @@ static int dt__seal(const char *path, const char *key, int check)
 
 /* Compiles `text` for `key` to the file `path` through a draft, so that the file is complete or absent. why (size):
  * what failed. */
-static int dt__chains_build(const char *path, const char *key, const char *text, const char *flags, char *why,
-                            int size)
+static int dt__chains_build(const char *path, const char *key, const char *text, const char *cc, const char *flags,
+                            char *why, int size)
 {
     char draft[PATH_MAX], line[4 * PATH_MAX], said[PATH_MAX + 8], first[160] = "it cannot be started";
-    const char *cc = getenv("CC");
     int done = 0, n = DT__PRINT(draft, "%s.XXXXXX.c", path), fd = mkstemps(draft, 2);
     FILE *file = fd >= 0 && n < (int)sizeof draft ? fdopen(fd, "w") : NULL;
     if (file) done = fputs(text, file) >= 0;
     if (file) done &= !fclose(file);
     snprintf(why, (size_t)size, "%.200s cannot be written", draft);
+    if (!done && fd >= 0) unlink(draft);
     if (!done) return 0;
-    if (!cc || !*cc) cc = "cc";
     DT__PRINT(said, "%s.txt", draft);
     DT__PRINT(line, "%s -std=gnu11 -O2 -fPIC -shared -w -ffp-contract=off -fno-fast-math %s -o '%s.so' "
               "'%s' 2>'%s'", cc, flags, draft, draft, said);
@@ -11637,22 +11635,25 @@ static int dt__chains_build(const char *path, const char *key, const char *text,
 static void *dt__chains_load(const char *text, const char *flags, char *why, int size, int *built)
 {
     char folder[PATH_MAX - 128], path[PATH_MAX], key[65];
+    const char *cc = getenv("CC");
     int lock, there;
     void *library = NULL;
     dt__sha256 h;
     snprintf(why, (size_t)size, "no folder for compiled code is writable. Set XDG_CACHE_HOME to one of your own, "
              "without ' in its name");
     if (!dt__cache_folder(folder, sizeof folder)) return NULL;
+    if (!cc || !*cc) cc = "cc";
     dt__sha256_begin(&h);
     dt__sha256_add(&h, text, (int64_t)strlen(text));
     dt__sha256_add(&h, flags, (int64_t)strlen(flags));
+    dt__sha256_add(&h, cc, (int64_t)strlen(cc));
     dt__sha256_end(&h, key);
     DT__PRINT(path, "%s/%s.so", folder, key);
     lock = open(folder, O_RDONLY | O_CLOEXEC);
     if (lock >= 0) flock(lock, LOCK_EX);
     there = dt__seal(path, key, 1);
     *built = !there;
-    if (!there) there = dt__chains_build(path, key, text, flags, why, size);
+    if (!there) there = dt__chains_build(path, key, text, cc, flags, why, size);
     if (there && !(library = dlopen(path, RTLD_NOW | RTLD_LOCAL)))
         snprintf(why, (size_t)size, "the code cannot be loaded: %s", dlerror());
     if (lock >= 0) close(lock);
@@ -24441,17 +24442,18 @@ static dt_result dt__trainer_net(dt_trainer *t)
     dt__engine *e = &t->e;
 #ifdef DT_COMPILER
     const dt__net settings = e->net;
-    double goal = e->net.compiler ? (double)t->layout.compile.memory / 4.0 : 0.0;
+    double goal = e->net.compiler ? (double)t->layout.compile.memory / 4.0 : 0.0, floats = 2.0 * goal;
+    e->compiling.backend = DT_BACKEND_TILES; /* of what is tried */
     e->compiling.keep = goal > 0.0;
-    for (int tries = 0; goal > 0.0; tries++) {
+    for (int tries = 0; floats > goal && (!tries || e->compiling.keep > 0.0); tries++) {
         dt_result r = dt__net_open(&e->net, &t->recipe.model, e->rows, t->recipe.sequence);
-        double floats = r ? 0.0 : dt__compiled_floats(&e->net);
-        if (floats <= goal || e->compiling.keep <= 0.0) return r;
-        e->compiling.keep *= tries < 4 ? 0.97 * goal / floats : 0.0;
-        e->compiling.plans = e->compiling.built = 0;
+        if (r) return r;
+        floats = dt__compiled_floats(&e->net);
+        if (floats > goal) e->compiling.keep *= tries < 4 ? 0.97 * goal / floats : 0.0;
         dt__net_close(&e->net);
         e->net = settings;
     }
+    e->compiling.backend = t->layout.compile.backend, e->compiling.plans = 0;
 #endif
     return dt__net_open(&e->net, &t->recipe.model, e->rows, t->recipe.sequence);
 }
@@ -25848,7 +25850,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && t->e.net.compiler && t->layout.compile.memory && dt__trainer_speaks(t) &&
         4.0 * dt__compiled_floats(&t->e.net) > (double)t->layout.compile.memory)
         printf("compiler a unit needs %.1f MB: no more can be computed again cheaply for the goal of %.1f MB. Choose "
-               "--recompute selective or full, or a smaller micro-batch\n", 4e-6 * dt__compiled_floats(&t->e.net),
+               "another --recompute, or a smaller micro-batch\n", 4e-6 * dt__compiled_floats(&t->e.net),
                1e-6 * (double)t->layout.compile.memory);
     if (!r && t->e.net.compiler && t->layout.compile.graph && dt_trainer_is_root(t)) r = dt__trainer_graph(t);
 #endif
