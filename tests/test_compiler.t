@@ -48,11 +48,11 @@ for my $model (qw(11_mlp 12_cnn 13_forecaster)) {
     my ($status, undef, $err) = run(600, "$cc -std=gnu11 -O2 $flags -I$root $root/tests/watched.c -o $tmp/watched -lm -lpthread");
     ok(!$status, 'watched.c compiles') or diag($err);
 }
-for my $kind (0 .. 3) {
+for my $kind (0 .. 4) {
     my $watched = "$tmp/watched $kind --quiet --data " . corpus(20000);
     my (undef, $plain) = run(120, $watched);
-    my $lines = () = $plain =~ /^(?:step|mixture|[0-9a-f]{64}$)/mg;
-    is($lines, $kind == 2 ? 7 : 3, "watched $kind: losses, counts and a hash");
+    my $lines = () = $plain =~ /^(?:step|mixture|logit|[0-9a-f]{64}$)/mg;
+    is($lines, (3, 3, 7, 3, 12)[$kind], "watched $kind: losses, counts and a hash");
     for ('--compile on', $by_cc, '--compile on --compile-passes recompute', $every) {
         my ($status, $out, $err) = run(120, "$watched $_");
         is($out, $plain, "watched $kind: $_: the same") or diag("status $status: $err");
