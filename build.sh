@@ -283,7 +283,7 @@ test_flags() {
 
 # The test programs. Those that compute little are compiled without optimisation, in a third of the time.
 test_calls() {
-    local source name light=" data environment faults golden_ops kept llama modes moe ops optim restarts shards tokenizer wire "
+    local source name light=" data environment faults golden_ops kept llama modes moe ops optim restarts shards tokenizer "
     [ -z "${DT_FULL:-}${DT_SANITIZE:-}" ] || light=
     for source in tests/test_*.c; do
         name=$(basename "$source" .c)

@@ -85,8 +85,8 @@
  * THE ONE IDEA. A recipe says what is computed and decides every bit of the result. A layout says where and when; it
  * never changes a bit. Work is done per logical shard of data, tensors and sequences; a layout says which rank owns
  * which shard, and sums over shards follow one fixed tree. So the SHA-256 of the final weights is the same on 1 rank
- * and on 8, in every layout, with any number of threads, with AVX-512, AVX2, NEON or plain C. (One choice of the recipe
- * gives that up: gradients that travel in fewer bytes, dt_wire.)
+ * and on 8, in every layout, with any number of threads, with AVX-512, AVX2, NEON or plain C. (Recipes
+ * with DT_FAST give that up for speed.)
  *
  * GLOSSARY. Segment: a part of a model (embedding, block, head). Unit: the work of one data shard in one micro-batch.
  * Leaf: a gradient at the bottom of a tree sum. Set: the buffers of one leaf's gradients. R1 to R19: rules of numerics.
@@ -284,7 +284,6 @@ typedef struct dt_recipe {
     int32_t precision;      /* dt_precision */
     float loss_scale;       /* fp16: factor of the loss, a power of two; 0: adapts, from 65536 */
     int32_t numerics;       /* dt_numerics: are the bits the same in every layout? */
-    int32_t wire;           /* dt_wire */
 } dt_recipe;
 DT_API dt_recipe dt_recipe_default(void);
 
@@ -645,7 +644,7 @@ DT_API dt_model dt_model_llama(const char *size);
  * biases of attention, sliding windows, quantized weights ..) is DT_E_DATA, with the line. Weights: recipe.weights. */
 DT_API dt_result dt_model_read(dt_model *m, const char *path);
 
-/* ---- H10  recipe: schedules, optimizers, gradients on the wire ---------------------------------- */
+/* ---- H10  recipe: schedules, optimizers, precision ------------------------------------------- */
 typedef enum dt_schedule { DT_CONSTANT, DT_COSINE, DT_LINEAR, DT_WSD } dt_schedule; /* WSD: warm-up, stable, decay */
 /* How micro-batches add up (R3, R4). SHARD: one chain per data shard through all micro-batches, reduced once per step.
  * EACH: every micro-batch is reduced, and the totals are added. The bits differ. */
@@ -664,13 +663,6 @@ typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
  * LION (4): w = w (1 - lr d) - lr sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g; sign(0) is 0 (Chen et al.
  *     2023). */
 typedef enum dt_optimizer_kind { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION } dt_optimizer_kind;
-/* The format of gradients between data-parallel ranks. FP32 is exact in every layout. The others lose something: their
- * bits depend on the number of data-parallel ranks and on nothing else of the layout; one such rank has the bits of
- * FP32. What a format loses is added to the next gradient (error feedback: Seide et al. 2014; Karimireddy et al.
- * 2019): 4 more bytes per weight. FP16, BF16 (2 bytes per number): nearest even; FP16 saturates at 65504. INT8
- * (1.016): one scale per block of 256, the largest magnitude / 127. A rank sends its bytes to each of the N-1 others,
- * where the exact sum sends 2 (N-1)/N 4 per number. Top-k and PowerSGD: examples/36_compression.c. */
-typedef enum dt_wire { DT_WIRE_FP32, DT_WIRE_FP16, DT_WIRE_BF16, DT_WIRE_INT8 } dt_wire;
 /* Mixed precision (Micikevicius et al. 2018): operands of products and attention, and activations kept for backward,
  * in 16 bits; weights, optimizer state, residual stream, norms, softmax, losses and all sums in fp32. A product is the
  * fp32 chain over rounded operands, so that its bits are the same in every layout. FP16 has no small numbers, so that
@@ -961,10 +953,10 @@ typedef enum dt_compile { DT_COMPILE_OFF, DT_COMPILE_ON, DT_COMPILE_AUTO } dt_co
 /* What runs the groups: the library's kernels, tile by tile; or C that is printed for their chains of elementwise ops,
  * compiled by CC or cc at start, and cached in XDG_CACHE_HOME or ~/.cache. Without a compiler, tiles run. */
 typedef enum dt_backend { DT_BACKEND_TILES, DT_BACKEND_CC } dt_backend;
-/* Both kinds resume in any layout (with a lossy dt_wire: of as many data-parallel ranks, and only sharded ones).
- * Sharded: every rank writes what it owns, in parallel. Full: rank 0 writes whole tensors under the names of Hugging
- * Face, with config.json for the families, in blocks of 256 KB or a row. EXPORT_BF16, of dt_checkpoint_convert() alone:
- * the weights of a full one in bf16, for other programs and --weights, without what a run resumes from. */
+/* Both kinds resume in any layout. Sharded: every rank writes what it owns, in parallel. Full: rank 0 writes whole
+ * tensors under the names of Hugging Face, with config.json for the families, in blocks of 256 KB or a row.
+ * EXPORT_BF16, of dt_checkpoint_convert() alone: the weights of a full one in bf16, for other programs and --weights,
+ * without what a run resumes from. */
 typedef enum dt_checkpoint_kind { DT_SHARDED, DT_FULL, DT_EXPORT_BF16 } dt_checkpoint_kind;
 /* A directory with checkpoints at the start: resume from the newest complete one; an error; an error without one. */
 typedef enum dt_resume { DT_RESUME_AUTO, DT_RESUME_NEVER, DT_RESUME_ONLY } dt_resume;
@@ -1013,9 +1005,6 @@ struct dt_step_info {
     int64_t sent_bytes;     /* by this rank to all peers, of any kind */
     int64_t far_bytes;      /* of these, to ranks on other nodes */
     int64_t reductions;     /* of gradients between ranks: fewer with a larger layout.bucket, of the same bytes */
-    int64_t wire_bytes;     /* of sent_bytes, gradients in recipe.wire's format; 0 for FP32 */
-    int64_t wire_plain;     /* what they are in FP32 */
-    double wire_seconds;    /* of comm_seconds, encoding and decoding them */
 };
 DT_API dt_step_info dt_step_info_zero(void);
 DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer); /* bytes to `peer` since the trainer was opened */
@@ -1200,7 +1189,7 @@ DT_API dt_result dt_checkpoint_verify(dt_checkpoint *c);
 /* The numbers of an array, row by row. DT_E_USAGE: there is no such array. */
 DT_API dt_result dt_checkpoint_read(dt_checkpoint *c, int64_t index, float *values);
 /* Writes the same state as a checkpoint of this kind into another directory, as a trainer would. DT_E_USAGE: the
- * directory has the step already; or kind is DT_SHARDED and a lossy dt_wire left state that a full one lacks. */
+ * directory has the step already. */
 DT_API dt_result dt_checkpoint_convert(dt_checkpoint *c, const char *directory, dt_checkpoint_kind kind);
 
 /* Using the library with an implementation of another version is a link error that names the version. */
@@ -5042,7 +5031,7 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
 
 /* ---- tensor memory --------------------------------------------------------------------------------
  * Kernels and the verbs below are all that touches weights, gradients, optimizer state and activations; a device brings
- * its own verbs. Host code (files, hashes, wire codecs, collectives, sampling) finds tensor memory at dt__host(mem): it
+ * its own verbs. Host code (files, hashes, collectives, sampling) finds tensor memory at dt__host(mem): it
  * reads there after dt__download(), and calls dt__upload() when it wrote there. On the CPU both memories are one. */
 
 /* The address at which host code sees tensor memory. */
@@ -10204,8 +10193,8 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     return DT_OK;
 }
 
-/* Zeroes the padding of a parameter's gradient, where other segments may have left numbers: the norm (R11) and the wire
- * read whole blocks. */
+/* Zeroes the padding of a parameter's gradient, where other segments may have left numbers: the norm (R11) reads whole
+ * blocks. */
 static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot, dt_pool *pool)
 {
     int64_t vt = net->tensor_shards, floats = dt__shard_floats(p, vt), step = dt__shard_step(p, vt);
@@ -11878,7 +11867,6 @@ typedef dt_recipe dt__group_RECIPE;
 typedef dt_layout dt__group_LAYOUT;
 #define DT__RECIPE(...) DT__OPTION(RECIPE, __VA_ARGS__) /* name, argument, kind, member, default, range, help */
 #define DT__LAYOUT(...) DT__OPTION(LAYOUT, __VA_ARGS__)
-#define DT__WIRE_NAMES "fp32,fp16,bf16,int8"
 static const dt__option dt__options[] = {
     DT__RECIPE("data", "FILE", TEXT, data, 0, NULL, "text or .bin token shards; a comma list or a pattern"),
     DT__RECIPE("tokenizer", "PATH", TEXT, tokenizer, 0, NULL, "directory or .json file of a tokenizer; none: bytes"),
@@ -11932,8 +11920,6 @@ static const dt__option dt__options[] = {
                "of operands and kept activations; sums, norms and weights stay fp32"),
     DT__RECIPE("loss-scale", "X", REAL, loss_scale, 0, "[0,16777216]",
                "fp16: factor of the loss in backward, a power of two; 0: adapts to what overflows"),
-    DT__RECIPE("wire", "KIND", WORD, wire, DT_WIRE_FP32, DT__WIRE_NAMES,
-               "gradients between ranks; all but fp32 make the bits depend on dp"),
     DT__RECIPE("numerics", "KIND", WORD, numerics, DT_EXACT, "exact,fast",
                "fast: 16-bit products of the processor, sums of MPI; bits depend on the layout"),
     DT__LAYOUT("threads", "N", WHOLE, threads, 0, "[0,1024]", "threads per rank; 0: cores / ranks"),
@@ -19197,7 +19183,7 @@ typedef struct dt__state_tensor {
     dt__param is;      /* name, shape and cut */
     int64_t shards;    /* tensor shards (Vt) of the recipe */
     int transposed;    /* full checkpoints hold the transpose of this matrix */
-    int kind, use;     /* for H16: which part; which use of the parameter, for what compression lost */
+    int kind;          /* for H16: which part */
     int32_t param;
 } dt__state_tensor;
 
@@ -19686,7 +19672,6 @@ typedef struct dt__manifest {
     int full;
     int64_t step;
     dt__powers powers;          /* of the optimizer (R13, R18) */
-    int64_t data_ranks;         /* data-parallel ranks, each of which keeps its own compression error (dt_wire) */
     char model[65], data[65];   /* hashes that identify them */
     char weights[65];           /* of the initial weights; empty: they are random */
     char products[65];          /* how fast numerics multiply */
@@ -19717,7 +19702,6 @@ static const dt__option dt__manifest_members[] = {
     DT__MANIFEST(CHARS, "data_sha256", data, -1),
     DT__MANIFEST(CHARS, "weights_sha256", weights, -1),
     DT__MANIFEST(CHARS, "products", products, 0),
-    DT__MANIFEST(WHOLE, "data_parallel", data_ranks, -1),
     DT__MANIFEST(DOUBLE, "loss", loss, 0),
     DT__MANIFEST(WHOLE, "segments", segments, 0),
     DT__MANIFEST(PLACE, "recipe", recipe, 0),
@@ -21064,99 +21048,6 @@ static int dt__ring_take(dt__ring *r)
     return place;
 }
 
-/* ---- wire formats of gradients ---------------------------------------------------------------------------
- * A payload consists of words of 4 bytes. NaN and infinity stay NaN or infinity, so that the norm of gradients detects
- * them. */
-
-enum { DT__WIRE_BLOCK = 256, DT__WIRE_RUN = 65536 }; /* numbers that share a scale; that a task encodes */
-enum { DT__WIRE_SET, DT__WIRE_ADD, DT__WIRE_TAKE };  /* out = x, out + x, out - x */
-
-/* Words of a payload of n numbers. */
-static int64_t dt__wire_words(int wire, int64_t n)
-{
-    int64_t rest = n % DT__WIRE_BLOCK;
-    if (wire != DT_WIRE_INT8) return dt__ceil_div(n, 2);
-    return n / DT__WIRE_BLOCK * (1 + DT__WIRE_BLOCK / 4) + (rest ? 1 + dt__ceil_div(rest, 4) : 0);
-}
-
-/* Orders magnitudes; NaN is above all. */
-static uint32_t dt__wire_size(float x) { return dt__bits_of_float(x) & 0x7fffffffu; }
-
-/* A block of up to 256 numbers in 8 bits: the scale, then integers. A scale of 0 stands for zeros. */
-static void dt__wire_pack8(const float *x, int64_t n, float *to)
-{
-    int8_t code[DT__WIRE_BLOCK] = DT__ZERO;
-    uint32_t most = 0;
-    float scale;
-    for (int64_t i = 0; i < n; i++) most = dt__wire_size(x[i]) > most ? dt__wire_size(x[i]) : most;
-    scale = dt__float_of_bits(most) / 127.0f;
-    for (int64_t i = 0; i < n && most < 0x7f800000u && scale > 0.0f; i++) {
-        float q = x[i] / scale + 12582912.0f - 12582912.0f; /* 1.5 2^23: to nearest even */
-        code[i] = (int8_t)(q > 127.0f ? 127.0f : q < -127.0f ? -127.0f : q);
-    }
-    to[0] = most < 0x7f800000u ? scale : __builtin_nanf("");
-    memcpy(to + 1, code, 4 * (size_t)dt__ceil_div(n, 4));
-}
-
-/* The same in 16 bits. */
-static void dt__wire_pack16(const dt__kernels *k, int type, const float *x, int64_t n, float *to)
-{
-    uint16_t code[DT__WIRE_BLOCK] = DT__ZERO;
-    float v[DT__WIRE_BLOCK];
-    for (int64_t i = 0; i < n; i++) {
-        int clamps = type == DT_F16 && dt__wire_size(x[i]) < 0x7f800000u; /* infinity stays infinity */
-        v[i] = clamps && x[i] > 65504.0f ? 65504.0f : clamps && x[i] < -65504.0f ? -65504.0f : x[i];
-    }
-    k->convert(type, code, DT_F32, v, n);
-    memcpy(to, code, 4 * (size_t)dt__ceil_div(n, 2));
-}
-
-/* The numbers of a block. */
-static void dt__wire_unpack(const dt__kernels *k, int wire, const float *from, int64_t n, float *x)
-{
-    int8_t small[DT__WIRE_BLOCK];
-    uint16_t code[DT__WIRE_BLOCK];
-    if (wire == DT_WIRE_INT8) {
-        memcpy(small, from + 1, (size_t)n);
-        for (int64_t i = 0; i < n; i++) x[i] = (float)small[i] * from[0];
-        return;
-    }
-    memcpy(code, from, 2 * (size_t)n);
-    k->convert(DT_F32, x, wire == DT_WIRE_FP16 ? DT_F16 : DT_BF16, code, n);
-}
-
-/* n numbers x into their payload; and back to `out`, set, added to what is there, or subtracted from it. */
-static void dt__wire_encode(const dt__kernels *k, int wire, int64_t n, const float *x, float *to)
-{
-    for (int64_t at = 0, block; at < n; at += block, to += dt__wire_words(wire, block)) {
-        block = dt__min(DT__WIRE_BLOCK, n - at);
-        if (wire == DT_WIRE_INT8) dt__wire_pack8(x + at, block, to);
-        else dt__wire_pack16(k, wire == DT_WIRE_FP16 ? DT_F16 : DT_BF16, x + at, block, to);
-    }
-}
-static void dt__wire_decode(const dt__kernels *k, int wire, int64_t n, const float *from, float *out, int how)
-{
-    float x[DT__WIRE_BLOCK];
-    for (int64_t at = 0, block; at < n; at += block, from += dt__wire_words(wire, block)) {
-        block = dt__min(DT__WIRE_BLOCK, n - at);
-        dt__wire_unpack(k, wire, from, block, x);
-        if (how == DT__WIRE_SET) memcpy(out + at, x, 4 * (size_t)block);
-        else k->binary(how == DT__WIRE_ADD ? DT__OP_ADD : DT__OP_SUB, out + at, out + at, 1, x, 1, block);
-    }
-}
-
-/* Compression of this rank's gradients. */
-typedef struct dt__wire {
-    int on;              /* there is something to send, and not in fp32 */
-    int64_t most;        /* words of the largest bucket's payload */
-    float *mine, *all;   /* (most), which peers read; (ranks, most) */
-    float *error;        /* (slot_floats): what this rank has lost so far */
-    dt__extent *span;    /* (ranks) */
-    dt_pool *pool;       /* of the thread that communicates, when there is one */
-    double seconds;      /* in coding and decoding */
-    int64_t sent, plain; /* bytes so far, and what they would be in fp32 */
-} dt__wire;
-
 /* ---- the allocation table ---------------------------------------------------------------------------- */
 
 /* The purpose of memory: a category of dt_memory, or bookkeeping of the host, which is not in the printed plan. */
@@ -21286,7 +21177,6 @@ typedef struct dt__engine {
     int64_t blocks;
     dt__part *parts, *replica_parts; /* partial sums of each rank of ranks.data or .group; of each of its .replicas */
     int *part_count, *replica_count;
-    dt__wire wire;
     dt__env env;
     dt__powers powers;
     float *shard_loss;            /* (shards of this rank, leaves of this rank) */
@@ -21585,7 +21475,7 @@ static dt_result dt__engine_choices(const dt_layout *l)
     return DT_OK;
 }
 
-/* Can this layout go on with fewer ranks? What a wire format lost belongs to a rank, so that its recipes cannot. */
+/* Can this layout go on with fewer ranks? */
 static int dt__engine_fits(const dt__engine *e, int ranks)
 {
     const dt_mesh *m = &e->mesh;
@@ -21593,7 +21483,7 @@ static int dt__engine_fits(const dt__engine *e, int ranks)
     int dp = ranks / others, group, fits;
     dt__tls before = dt__thread; /* a layout that does not fit is no error */
     dt__pipe pipe = e->shape.pipe;
-    if (ranks % others || e->wire.on) return 0;
+    if (ranks % others) return 0;
     pipe.units = (int)(dt__ceil_div(e->recipe->data_shards, dp) * e->micros);
     fits = !dt__engine_groups(e, dp, &group) && !dt__engine_experts(e, dp) && !dt__pipe_check(&pipe);
     dt__thread = before;
@@ -21695,22 +21585,6 @@ static int64_t dt__engine_leaves(const dt__engine *e) { return dt__max(1, e->net
 static int64_t dt__engine_own_tokens(const dt__engine *e)
 {
     return e->net.context_shards ? 2 * e->rows * e->recipe->sequence / e->mesh.size[DT_AXIS_CONTEXT] : 0;
-}
-
-/* The rows of a wire format. */
-static void dt__wire_rows(dt__engine *e)
-{
-    dt__wire *w = &e->wire;
-    dt__memory *m = &e->memory;
-    int64_t ranks = e->mesh.size[DT_AXIS_DATA];
-    w->on = e->recipe->wire != DT_WIRE_FP32 && ranks > 1;
-    for (int32_t b = 0; b < e->store.buckets; b++)
-        w->most = dt__max(w->most, dt__wire_words(e->recipe->wire, e->store.bucket[b].floats));
-    if (!w->on) return;
-    dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, e->ranks.data, &w->mine, w->most, 4);
-    dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, NULL, &w->all, ranks * w->most, 4);
-    dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, NULL, &w->error, e->store.slot_floats, 4);
-    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &w->span, ranks, sizeof *w->span);
 }
 
 /* Rows of the optimizer's state. The average starts as the weights, which are drawn later. */
@@ -21827,7 +21701,6 @@ static dt_result dt__engine_allocate(dt__engine *e)
         e->ring.rate = (double)e->layout->offload_rate;
         r = dt__queue_open(&e->ring.queue, dt__ring_copy, &e->ring, DT__MOVES, "move activations");
     }
-    if (!r && e->wire.on && e->shape.overlap) r = dt__pool_open(&e->wire.pool, 1);
     return !r && e->shape.overlap ? dt__engine_overlap(e) : r;
 }
 
@@ -21918,7 +21791,6 @@ static dt_result dt__engine_open(dt__engine *e)
     dt__engine_slots(e);
     dt__engine_rows(e);
     dt__engine_work_rows(e);
-    dt__wire_rows(e);
     return r;
 }
 
@@ -21927,7 +21799,6 @@ static void dt__engine_close(dt__engine *e)
     dt__queue_close(&e->queue);
     dt__queue_close(&e->ring.queue);
     dt__memory_close(&e->memory);
-    dt__pool_close(&e->wire.pool);
     dt__free(e->chunks);
     dt__store_close(&e->store);
     dt__program_close(&e->program);
@@ -22277,71 +22148,6 @@ static dt_result dt__engine_gather_bucket(dt__engine *e, int32_t bucket)
     return dt__engine_collect(e, dt__engine_sharing(e, b)->group, e->params, e->store.param_floats, n, e->params);
 }
 
-/* ---- between data-parallel ranks, in a wire format ---- */
-
-/* A reduction under way. */
-typedef struct dt__wire_job {
-    const dt__engine *e;
-    float *sum, *error;    /* the bucket's gradients, and later their sum; what is lost of them */
-    int64_t floats, words; /* of a bucket, of its payload */
-} dt__wire_job;
-
-/* The gradient plus what was lost before becomes the payload; the rest is lost now. */
-static void dt__wire_give(void *context, int64_t task, int worker)
-{
-    const dt__wire_job *j = (const dt__wire_job *)context;
-    const dt__kernels *k = j->e->k;
-    int wire = j->e->recipe->wire;
-    int64_t at = task * DT__WIRE_RUN, n = dt__min(DT__WIRE_RUN, j->floats - at);
-    float *error = j->error + at, *to = j->e->wire.mine + dt__wire_words(wire, at);
-    (void)worker;
-    k->binary(DT__OP_ADD, error, error, 1, j->sum + at, 1, n);
-    dt__wire_encode(k, wire, n, error, to);
-    dt__wire_decode(k, wire, n, to, error, DT__WIRE_TAKE);
-}
-
-/* The payloads of all ranks, added in the order of ranks. */
-static void dt__wire_take(void *context, int64_t task, int worker)
-{
-    const dt__wire_job *j = (const dt__wire_job *)context;
-    int wire = j->e->recipe->wire;
-    int64_t at = task * DT__WIRE_RUN, n = dt__min(DT__WIRE_RUN, j->floats - at), to = dt__wire_words(wire, at);
-    (void)worker;
-    for (int p = 0; p < j->e->mesh.size[DT_AXIS_DATA]; p++)
-        dt__wire_decode(j->e->k, wire, n, j->e->wire.all + p * j->words + to, j->sum + at,
-                        p ? DT__WIRE_ADD : DT__WIRE_SET);
-}
-
-/* REDUCE of a bucket in the recipe's format: every rank gets every payload, and the sum takes the gradients' place. */
-static dt_result dt__wire_reduce(dt__engine *e, const dt__instr *i)
-{
-    dt__wire *w = &e->wire;
-    const dt__bucket *b = &e->store.bucket[i->bucket];
-    dt_comm *c = e->ranks.data;
-    int ranks = dt_comm_size(c), rank = dt_comm_rank(c);
-    int64_t tasks = dt__ceil_div(b->floats, DT__WIRE_RUN), sent = dt__comm_sent(c), own;
-    dt_pool *pool = i->stream ? w->pool : e->pool;
-    double start = dt__now();
-    dt__wire_job j;
-    dt_result r;
-    j.e = e;
-    j.sum = dt__host(dt__set(e, i->set) + dt__bucket_at(e, i->bucket));
-    j.error = w->error + b->slot;
-    j.floats = b->floats, j.words = dt__wire_words(e->recipe->wire, b->floats);
-    dt__parallel(pool, tasks, dt__wire_give, &j);
-    w->seconds += dt__now() - start;
-    for (int p = 0; p < ranks; p++) w->span[p].rank = p, w->span[p].to = p * j.words, w->span[p].count = j.words;
-    dt__engine_count(c, j.words);
-    r = dt__gather_extents(c, w->mine, w->most, w->span, ranks, w->all);
-    start = dt__now();
-    if (!r) dt__parallel(pool, tasks, dt__wire_take, &j);
-    w->seconds += dt__now() - start;
-    w->sent += dt__comm_sent(c) - sent;
-    own = dt__piece(b->floats, ranks, rank + 1) - dt__piece(b->floats, ranks, rank);
-    w->plain += 4 * (b->floats + (ranks - 2) * own);
-    return r;
-}
-
 /* ---- update ---- */
 
 /* R8: adds the uses of a tied parameter, each summed over leaves, in the order of use, in place of its first use here.
@@ -22513,7 +22319,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt__instr *i, dt__load_fn l
     case DT_TOTAL: dt__engine_total(e, i); return DT_OK;
     case DT_REDUCE:
         __atomic_fetch_add(&e->reductions, 1, __ATOMIC_RELAXED);
-        return e->wire.on ? dt__wire_reduce(e, i) : dt__engine_reduce(e, i);
+        return dt__engine_reduce(e, i);
     case DT_GATHER:
         return i->bucket < 0 ? dt__engine_gather_segment(e, i->segment, e->params, i->window)
                              : dt__engine_gather_bucket(e, i->bucket);
@@ -23628,8 +23434,9 @@ static const char dt__help_common[] =
     "zero recompute eval-every sample-every metrics doctor quiet checkpoint checkpoint-every ranks max-restarts ";
 static const char *const dt__help_headings[][2] = {
     {"data", "data"}, {"model", "model"}, {"steps", "steps and batch"}, {"schedule", "learning rate"},
-    {"optimizer", "optimizer"}, {"wire", "network"}, {"threads", "threads and axes of ranks"}, {"zero", "memory"},
-    {"bucket", "network"}, {"eval-every", "observation"}, {"checkpoint", "checkpoints"}, {"ranks", "processes"}};
+    {"optimizer", "optimizer"}, {"precision", "precision"}, {"threads", "threads and axes of ranks"},
+    {"zero", "memory"}, {"bucket", "network"}, {"eval-every", "observation"}, {"checkpoint", "checkpoints"},
+    {"ranks", "processes"}};
 
 static void dt__help_group(dt__text *t, int all, const char *title, const dt__option *list, int count, int of,
                            const void *group)
@@ -23740,7 +23547,7 @@ typedef struct dt__generator {
 /* The tensors of the state, in the order of files. */
 typedef struct dt__state {
     dt__state_tensor *tensor;
-    int64_t count, whole; /* all; those that the hash and full checkpoints hold */
+    int64_t count;
 } dt__state;
 
 enum { DT__SAVE_PARTS = 4 };
@@ -23932,32 +23739,6 @@ static dt_result dt__check_batch(const dt_recipe *r, int dp)
     return DT_OK;
 }
 
-/* dp: data-parallel ranks. */
-static dt_result dt__check_wire(const dt_recipe *r, const dt_layout *l, int dp)
-{
-    char name[16];
-    if (r->wire == DT_WIRE_FP32 || dp == 1) return DT_OK;
-    dt__option_text(dt__option_find(DT__ROWS(dt__options), "wire", 4), r, name, sizeof name);
-    if (r->numerics == DT_FAST)
-        return dt__misuse("--wire %s and --numerics fast both replace the exact sum: leave one of them out", name);
-    if (r->precision == DT_PRECISION_FP16)
-        return dt__misuse("--wire %s: what it loses of one step would enter the next, whose loss scale may differ: use "
-                          "--precision bf16 or fp32, or leave --wire out", name);
-    if (r->data_shards % dp)
-        return dt__misuse("--wire %s: %d data-parallel ranks have %lld data shards in uneven runs: let their number be "
-                          "a power of two, or leave --wire out", name, dp, (long long)r->data_shards);
-    if (l->zero > 1)
-        return dt__misuse("--wire %s: every rank keeps what it lost of all gradients, which is the memory that --zero "
-                          "%lld saves: use --zero 0 or 1, or leave --wire out", name, (long long)l->zero);
-    if (l->ep > 1)
-        return dt__misuse("--wire %s does not go with --ep %lld, whose ranks sum experts among fewer: leave one of "
-                          "them out", name, (long long)l->ep);
-    if (l->checkpoint.place && l->checkpoint.kind == DT_FULL)
-        return dt__misuse("--wire %s: a full checkpoint has no place for what each rank has lost: use "
-                          "--checkpoint-kind sharded, and convert afterwards", name);
-    return DT_OK;
-}
-
 static dt_result dt__check_source(const dt_recipe *r)
 {
     const dt_source *s = r->source;
@@ -24124,8 +23905,7 @@ static void dt__memory_print(const dt_trainer *t)
     if (dt__memory_line("offloaded", m->offloaded, unit))
         printf("inputs of segments, in the second memory, not counted above\n");
     if (dt__memory_line("buffers", m->buffers, unit))
-        printf("%skernel scratch, messages, prefetched %s, %s%ssampling\n",
-               e->wire.on ? "what the wire loses, 4 P, " : "", t->feed.own ? "samples" : "tokens",
+        printf("kernel scratch, messages, prefetched %s, %s%ssampling\n", t->feed.own ? "samples" : "tokens",
                e->net.tables ? "rotary angles, " : "", dt__engine_windows(e) > 1 ? "weights of two segments, "
                : dt__engine_gathers(e, 1) ? "weights of a segment, " : "");
     if (dt__memory_line("cache", m->cache, unit))
@@ -24294,21 +24074,6 @@ static dt_result dt__measure_peak(dt_trainer *t)
     return r;
 }
 
-/* The wire format of gradients, unless it is exact. */
-static void dt__wire_banner(const dt_trainer *t)
-{
-    const dt__wire *w = &t->e.wire;
-    const dt_recipe *r = &t->recipe;
-    char name[16];
-    if (r->wire == DT_WIRE_FP32) return;
-    dt__option_text(dt__option_find(DT__ROWS(dt__options), "wire", 4), r, name, sizeof name);
-    printf("wire     %s", name);
-    if (!w->on) printf(": one data-parallel rank sends no gradients, these are the bits of fp32\n");
-    else
-        printf(", with error feedback: the bits depend on there being %d data-parallel ranks, and on nothing else of "
-               "the layout\n", t->e.mesh.size[DT_AXIS_DATA]);
-}
-
 static void dt__trainer_banner(const dt_trainer *t)
 {
     const dt_recipe *r = &t->recipe;
@@ -24348,14 +24113,13 @@ static void dt__trainer_banner(const dt_trainer *t)
     else if (ranks > 1) printf(" (%s, shared memory)", dt__thread.rank ? "threads" : "processes");
     printf(" x %d thread%s%s, %s kernels, %s%s; GEMM peak %.1f GFLOP/s together\n", t->pool->workers,
            t->pool->workers == 1 ? "" : "s", t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
-           t->e.wire.on || r->numerics == DT_FAST ? "fast numerics" : "exact",
+           r->numerics == DT_FAST ? "fast numerics" : "exact",
            t->e.net.precision == DT_BF16 ? " fp32 sums of bf16" : t->e.net.precision ? " fp32 sums of fp16" : "",
            t->peak_gflops);
     if (threads > cores)
         printf("         %lld threads share %lld cores: lower --threads or --ranks\n", (long long)threads,
                (long long)cores);
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
-    dt__wire_banner(t);
     if (r->numerics == DT_FAST)
         printf("fast     products %s; gradients of ranks are summed by %s\n", dt__dot_names[t->e.env.dot],
                t->e.native ? "MPI, whose bits may differ from run to run" : "the exact tree");
@@ -24540,7 +24304,6 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!result) result = dt_mesh_of(&t->layout, dt_comm_size(t->comm), dt_comm_rank(t->comm), &t->e.mesh);
     if (!result) result = dt__check_batch(r, t->e.mesh.size[DT_AXIS_DATA]);
     if (!result) result = dt__engine_layout(&t->e);
-    if (!result) result = dt__check_wire(r, &t->layout, t->e.mesh.size[DT_AXIS_DATA]);
     if (!result) result = dt__check_rest(r, &t->layout);
     if (!result) result = dt__trainer_feed(t);
     if (result) return result;
@@ -24549,9 +24312,8 @@ static dt_result dt__trainer_settle(dt_trainer *t)
 
 /* ---- the state as slices: one walk serves hashes, saves, loads and conversions --------------------------- */
 
-/* The parts of the state: weights, what the optimizer keeps, and what compression of gradients lost on each
- * data-parallel rank. The last part belongs neither to the hash nor to full checkpoints. */
-enum { DT__PARTS = 1 + DT__STATE_COUNT, DT__PART_LOST = DT__PARTS };
+/* The parts of the state: weights, and what the optimizer keeps. */
+enum { DT__PARTS = 1 + DT__STATE_COUNT };
 static const char *const dt__part_names[DT__PARTS] = {"", "first", "second", "average"};
 
 /* Llama's linear weights are (in,out) here and (out,in) in files. */
@@ -24561,30 +24323,21 @@ static int dt__param_transposed(const dt_recipe *r, const dt__param *p)
            !strstr(p->name, "embed_tokens") && !strstr(p->name, "lm_head");
 }
 
-static void dt__state_add(dt_trainer *t, int kind, int32_t param, int use)
-{
-    dt__state_tensor *x = &t->state.tensor[t->state.count++];
-    x->is = t->e.net.params[param].is;
-    if (kind < DT__PARTS) DT__PRINT(x->part, "%s", dt__part_names[kind]);
-    else DT__PRINT(x->part, "lost.%d.%d", t->e.mesh.at[DT_AXIS_DATA], use);
-    x->kind = kind, x->use = use, x->param = param, x->shards = t->e.net.tensor_shards;
-    x->transposed = !kind && dt__param_transposed(&t->recipe, &x->is);
-}
-
 /* Lists the tensors of the state, part by part in definition order. */
 static dt_result dt__state_open(dt_trainer *t)
 {
     const dt__net *n = &t->e.net;
-    int64_t most = n->param_count * DT__PARTS;
-    for (int32_t i = 0; i < n->param_count && t->e.wire.on; i++) most += n->params[i].uses;
-    t->state.tensor = (dt__state_tensor *)dt__alloc(most * (int64_t)sizeof *t->state.tensor, "the state");
+    t->state.tensor = (dt__state_tensor *)dt__alloc(n->param_count * DT__PARTS * (int64_t)sizeof *t->state.tensor,
+                                                    "the state");
     if (!t->state.tensor) return DT_E_MEMORY;
-    for (int kind = 0; kind <= DT__PART_LOST; kind++) {
-        int exists = kind == DT__PART_LOST ? t->e.wire.on : !kind || dt__state_kept(&t->recipe, kind - 1);
-        if (kind == DT__PART_LOST) t->state.whole = t->state.count;
-        for (int32_t i = 0; i < n->param_count && exists; i++) {
-            int uses = kind == DT__PART_LOST ? n->params[i].uses : 1;
-            for (int use = 0; use < uses; use++) dt__state_add(t, kind, i, use);
+    for (int kind = 0; kind < DT__PARTS; kind++) {
+        if (kind && !dt__state_kept(&t->recipe, kind - 1)) continue;
+        for (int32_t i = 0; i < n->param_count; i++) {
+            dt__state_tensor *x = &t->state.tensor[t->state.count++];
+            x->is = n->params[i].is;
+            DT__PRINT(x->part, "%s", dt__part_names[kind]);
+            x->kind = kind, x->param = i, x->shards = n->tensor_shards;
+            x->transposed = !kind && dt__param_transposed(&t->recipe, &x->is);
         }
     }
     return DT_OK;
@@ -24626,12 +24379,6 @@ static float *dt__state_range(const dt__state_walk *w, const dt__state_tensor *x
     int64_t begin;
     *from = 0, *count = p->count;
     if (w->memory) return w->memory;
-    if (x->kind == DT__PART_LOST) {
-        int cut = dt__param_is_cut(&p->is, x->shards);
-        if (p->slot[x->use] < 0 || (w->writes && (e->mesh.at[DT_AXIS_CONTEXT] || (!cut && e->mesh.at[DT_AXIS_TENSOR]))))
-            *count = 0;
-        return *count ? dt__host(e->wire.error + p->slot[x->use]) : NULL;
-    }
     if (p->offset < 0) return *count = 0, (float *)NULL;
     if (!x->kind && !w->writes && e->shape.zero < 3) return dt__host(e->params + p->offset);
     piece = dt__engine_piece(e, p);
@@ -24684,10 +24431,10 @@ static dt_result dt__trainer_hash(dt_trainer *t)
     dt__sha256 sha;
     dt__gatherer g;
     int whole = dt__trainer_whole(t);
-    dt__state_walk w = {t, 0, t->state.whole, !whole, NULL, NULL};
+    dt__state_walk w = {t, 0, t->state.count, !whole, NULL, NULL};
     dt__export out = {NULL, &g, 0, dt__hash_put, &sha};
     const float scale[2] = {(float)t->e.powers.scale, (float)t->e.powers.good};
-    dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.whole);
+    dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.count);
     dt__sha256_begin(&sha);
     if (!r) r = dt__engine_wait(&t->e);
     if (!r) r = dt__state_each(&w, dt__export_visit, &out);
@@ -24752,7 +24499,7 @@ static dt_result dt__state_write_full(dt_trainer *t, int writes, float *memory, 
 {
     int64_t weights = t->e.net.param_count;
     dt__state_walk model = {t, 0, weights, writes, memory, NULL};
-    dt__state_walk rest = {t, weights, t->state.whole, writes, memory, NULL};
+    dt__state_walk rest = {t, weights, t->state.count, writes, memory, NULL};
     dt_result r = dt__state_write(&model, gather, from, folder, "model.safetensors", 0, &part[0]);
     dt_result other = dt__state_write(&rest, gather, from, folder, "optimizer.safetensors", 0, &part[1]);
     return r ? r : other;
@@ -24878,12 +24625,20 @@ static dt_result dt__manifest_recipe(const dt__manifest *m, const char *path, dt
  * constant always, with wsd before the decay begins. */
 static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
 {
+    static const char *const gone[] = {"wire", NULL};
     dt_recipe old = dt_recipe_default(), longer = t->recipe;
-    int64_t same = 0;
+    dt__json j = DT__ZERO;
+    int64_t same = 0, place;
     char last[80];
     dt_result r;
     old.model.family = t->recipe.model.family; /* early checkpoints lack it; their models differ in names */
     r = dt__manifest_recipe(m, path, &old);
+    j.path = path, j.text = m->text, j.bytes = m->bytes, j.at = m->recipe;
+    if (!r && dt__json_members(&j, gone, &place) && !dt__json_absent(&j, place) &&
+        strcmp(dt__json_text(&j, place, "wire"), "fp32"))
+        r = dt__misuse("%s was made with --wire %s, gradients in fewer bytes, which are no option any more: begin in "
+                       "another --checkpoint", path, j.string);
+    dt__free(j.string);
     longer.steps = old.steps;
     while (same <= m->step && dt__learning_rate(&t->recipe, same) == dt__learning_rate(&longer, same)) same++;
     if (same > 1) DT__PRINT(last, "; steps up to %lld can be extended", (long long)same - 1);
@@ -24913,13 +24668,7 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
     if (m->step > t->recipe.steps)
         return dt__misuse("%s is of step %lld, this run ends after %lld: raise --steps, or give another --checkpoint",
                           path, (long long)m->step, (long long)t->recipe.steps);
-    if (t->recipe.wire != DT_WIRE_FP32 && m->data_ranks != t->e.mesh.size[DT_AXIS_DATA])
-        return dt__misuse("%s is of %lld data-parallel ranks, each with its own compression error, this run has %d: "
-                          "use as many, or another --checkpoint", path, (long long)m->data_ranks,
-                          t->e.mesh.size[DT_AXIS_DATA]);
-    if (!t->e.wire.on || !m->full) return DT_OK;
-    return dt__misuse("%s is a full checkpoint, without the compression error of each rank: resume from the sharded "
-                      "checkpoint that it was made of", path);
+    return DT_OK;
 }
 
 /* ---- saving ---- */
@@ -25092,7 +24841,7 @@ static dt_result dt__save_full(dt_trainer *t, const char *folder)
     dt__part_file none[2];
     dt__gatherer g;
     int whole = dt__trainer_whole(t), root = dt_trainer_is_root(t);
-    dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.whole);
+    dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.count);
     if (!r) r = dt__engine_wait(&t->e);
     r = dt__trainer_agree(t, r);
     if (!r && (root || !whole))
@@ -25112,7 +24861,6 @@ static dt_result dt__save_begin(dt_trainer *t)
     dt_result r;
     s->now.full = l->kind == DT_FULL;
     s->now.step = t->e.step;
-    s->now.data_ranks = t->e.mesh.size[DT_AXIS_DATA];
     s->now.powers = t->e.powers;
     if (t->recipe.numerics == DT_FAST) DT__PRINT(s->now.products, "%s", dt__dot_names[t->e.env.dot]);
     s->last = dt__now();
@@ -25298,9 +25046,9 @@ static dt_result dt__resume_one(dt_trainer *t, const char *folder)
     for (int64_t i = dt_comm_rank(t->comm); i < m.files && !r; i += dt_comm_size(t->comm))
         r = dt__part_check(folder, &m.file[i], t->comm);
     r = dt__trainer_agree(t, r); /* before a rank stumbles over a file that another one has found to be cut */
-    w.end = m.full ? t->state.whole : t->state.count;
+    w.end = t->state.count;
     if (!r) r = dt__reader_open(&from, folder, &m);
-    if (!r) r = dt__gather_open(&from.gather, t->comm, 1, NULL, t->state.tensor, t->state.whole);
+    if (!r) r = dt__gather_open(&from.gather, t->comm, 1, NULL, t->state.tensor, t->state.count);
     if (!r) r = dt__state_each(&w, dt__reader_visit, &from);
     dt__reader_close(&from);
     r = dt__trainer_agree(t, r);
@@ -25488,9 +25236,6 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     int full = kind == DT_FULL, sharded = kind == DT_SHARDED, files = 1 + full;
     dt__text text = DT__ZERO;
     dt_result r = dt__checkpoint_known(c, 0);
-    if (!r && sharded && c->t.recipe.wire != DT_WIRE_FP32 && c->m.data_ranks > 1)
-        return dt__misuse("%s has the compression error of each rank, which belongs to that number of ranks: resume "
-                          "from it as it is, or convert to a full one, for other programs", c->path);
     if (!r) r = dt__step_path(to, directory, c->m.step, "");
     if (!r && !access(to, F_OK)) r = dt__misuse("%s is there already: convert into another directory", to);
     if (!r) r = dt_checkpoint_verify(checkpoint); /* damaged data must not get a new hash */
@@ -26364,13 +26109,13 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     return r;
 }
 
-enum { DT__PIECES = 10 };
+enum { DT__PIECES = 9 };
 typedef char dt__piece_text[48];
 
 /* Prints the pieces of a line of progress that fit into `columns`, those of a smaller rank first; "": left out. */
 static void dt__line_print(dt__piece_text *line, int columns)
 {
-    static const char ranks[DT__PIECES] = {0, 1, 7, 4, 2, 6, 5, 2, 2, 3};
+    static const char ranks[DT__PIECES] = {0, 1, 7, 4, 2, 6, 5, 2, 3};
     int used = -2, shown = 0;
     for (int rank = 0; rank < 8; rank++)
         for (int i = 0; i < DT__PIECES; i++) {
@@ -26401,9 +26146,8 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
     if (dt_comm_size(t->comm) > 1)
         DT__PRINT(line[6], "comm %.0f %%, %.0f %% exposed", 100.0 * i->comm_seconds / i->seconds,
                   100.0 * i->exposed_seconds / i->seconds);
-    if (i->wire_plain) DT__PRINT(line[7], "wire %.3f of fp32", (double)i->wire_bytes / (double)i->wire_plain);
-    if (i->skipped) DT__PRINT(line[8], "%lld skipped", (long long)i->skipped);
-    if (!last) DT__PRINT(line[9], "eta %dm%02ds", (int)(left / 60.0), (int)left % 60);
+    if (i->skipped) DT__PRINT(line[7], "%lld skipped", (long long)i->skipped);
+    if (!last) DT__PRINT(line[8], "eta %dm%02ds", (int)(left / 60.0), (int)left % 60);
     if (terminal) printf("\r\033[K");
     dt__line_print(line, columns);
     t->live = terminal;
@@ -26415,7 +26159,7 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
 static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
 {
     const char *comma = "{";
-    int wire = t->e.wire.on, saves = t->layout.checkpoint.place != NULL;
+    int saves = t->layout.checkpoint.place != NULL;
     int scaled = t->recipe.precision == DT_PRECISION_FP16;
     int fast = t->recipe.numerics == DT_FAST && i->step == t->first + 1;
     const struct dt__metric { int on; const char *name; double value; } list[] = {
@@ -26430,9 +26174,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
         {1, "data_seconds", i->data_seconds}, {saves, "save_seconds", i->save_seconds},
         {1, "sent_bytes", (double)i->sent_bytes}, {1, "far_bytes", (double)i->far_bytes},
         {1, "reductions", (double)i->reductions},
-        {t->rules != NULL, "rules", t->rules ? (double)dt__rules_count(t->rules) : 0.0},
-        {wire, "wire_bytes", (double)i->wire_bytes}, {wire, "wire_plain", (double)i->wire_plain},
-        {wire, "wire_seconds", i->wire_seconds}};
+        {t->rules != NULL, "rules", t->rules ? (double)dt__rules_count(t->rules) : 0.0}};
     if (!t->metrics) return DT_OK;
     for (size_t k = 0; k < sizeof list / sizeof *list; k++) {
         if (!list[k].on) continue;
@@ -26620,7 +26362,7 @@ DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, cons
         if (!access(name, F_OK)) recipe.tokenizer = g->path;
         recipe.optimizer = DT_SGD, recipe.momentum = 0.0f, recipe.nesterov = 0; /* keep nothing */
         if (!recipe.evaluate_ema) recipe.ema = 0.0f;
-        recipe.wire = DT_WIRE_FP32, recipe.numerics = DT_EXACT;
+        recipe.numerics = DT_EXACT;
         l.checkpoint = dt_layout_default().checkpoint;
         l.output = dt_layout_default().output;
         l.output.quiet = 1, l.output.no_cache = layout ? layout->output.no_cache : 0;
@@ -27385,7 +27127,6 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     int64_t sent = dt__comm_sent(t->comm), far = dt__comm_sent_far(t->comm);
     int64_t reductions = e->reductions;
     double agreeing = t->agreeing;
-    const dt__wire wire = e->wire; /* its counters before the step */
     float loss = 0.0f, auxiliary = 0.0f;
     uint32_t said = dt__save_says(t);
     dt_result r, logged;
@@ -27418,9 +27159,6 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->sent_bytes = dt__comm_sent(t->comm) - sent;
     info->far_bytes = dt__comm_sent_far(t->comm) - far;
     info->reductions = e->reductions - reductions;
-    info->wire_bytes = e->wire.sent - wire.sent;
-    info->wire_plain = e->wire.plain - wire.plain;
-    info->wire_seconds = e->wire.seconds - wire.seconds;
     t->waited = t->loader->waited;
     dt__pulse_keep(t, pulse);
     if (dt__trainer_speaks(t)) dt__trainer_progress(t, info);

@@ -109,7 +109,7 @@ my @cases = (
     ['Nesterov without momentum', "$data --optimizer sgd --nesterov", 2, qr/--nesterov looks ahead.*set --momentum/],
     ['average that never moves', "$data --ema 1", 2, qr/--ema 1: choose a number in \[0,1\)/],
     ['evaluating an average that is not there', "$data --evaluate-ema", 2, qr/--evaluate-ema: there is no average.*set --ema/],
-    ['an option that is gone', "$data --wire-forget", 2, qr/unknown option --wire-forget: did you mean --\S+\? --help all lists all/],
+    ['an option that is gone', "$data --wire int8", 2, qr/unknown option --wire: did you mean --\S+\? --help all lists all/],
     ['another', "$data --mirror-rate 5", 2, qr/unknown option --mirror-rate: did you mean --\S+\? --help all lists all/],
     ['an option of one letter', "$data -n 5", 2, qr/what is '-n'\? .* options begin with --/],
     ['a letter as an option', "$data -n", 2, qr/what is '-n'\? .* options begin with --/],

@@ -202,15 +202,6 @@ sub shaped {
     }
     cmp_ok($bytes{'tp=2'}, '>', 3 * $bytes{'pp=2'}, 'tensor parallel over the link sends a multiple of what a pipeline does');
     cmp_ok(abs($bytes{'2 x dp=2'} - $bytes{'dp=2'} / 2), '<', 0.02 * $bytes{'dp=2'}, 'two ranks of a node send half each of what one would: its sum crosses once');
-    for my $way ('', map { "--wire $_" } qw(fp16 int8)) {
-        my (undef, $bytes, $seconds) = step_over($engine, 2, "$recipe{shard} $way");
-        note(sprintf "20 Mbit/s, dp=2 %s: %.2f MB, %.3f s", $way, $bytes / 1e6, $seconds);
-        $bytes{$way} = $bytes;
-    }
-    for (['fp16', 0.5], ['int8', 0.26]) {
-        my ($wire, $least) = @$_;
-        cmp_ok($bytes{"--wire $wire"}, '<', $bytes{''} * ($least + 0.05), "--wire $wire sends at most " . ($least + 0.05) . ' of the bytes');
-    }
     for my $samples (8, 32) { # in one and in four micro-batches, whose sum is sent once
         my (undef, $bytes, $seconds) = step_over($engine, 2, "--batch $samples --micro-batch 8 --sequence 16 --steps 3");
         note(sprintf '20 Mbit/s, dp=2, a batch of %d: %.2f MB, %.3f s, %.1f samples/s', $samples, $bytes / 1e6, $seconds, $samples / ($seconds || 1));
