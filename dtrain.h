@@ -246,6 +246,7 @@ typedef struct dt_model {
     dt_rope_scaling rope_scaling; /* Llama */
     int64_t experts, active;      /* a mixture of experts (dt_moe) replaces each MLP; experts per token, 0: 2 */
     float capacity, balance;      /* as in dt_moe_options */
+    const char *config;           /* NULL, or a config.json or its directory, whose other members checkpoints keep */
 } dt_model;
 /* A size of the GPT-2 family: "nano", "micro", "tiny", "small", "124M", "355M", "774M", "1558M"; layers is 0 when the
  * name is unknown. Any other size: set the fields. */
@@ -651,8 +652,9 @@ typedef enum dt_schedule { DT_CONSTANT, DT_COSINE, DT_LINEAR, DT_WSD } dt_schedu
 typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
 /* recipe.weights: a directory with model.safetensors, or with the index of several files, or a .safetensors file. Names
  * and shapes are Hugging Face's, numbers fp32, fp16 or bf16. Each tensor must have the model's shape and each must have
- * its place in the model; of a longer table of positions the first rows are taken, copies of a tied table and buffers
- * are left out. A vocabulary of another size is refused. config.json beside them must agree. */
+ * its place in the model; copies of a tied table and buffers are left out. A vocabulary of another size is refused. Of a
+ * longer table of positions the first rows are trained, the others go into checkpoints as they are. config.json beside
+ * the files must agree, and goes into checkpoints with all its members. */
 /* g is the gradient after both clips, lr the learning rate, t the step from 1, d the weight decay, 0 for parameters of
  * fewer than two dimensions; b1, b2 are beta1, beta2. In brackets: bytes of state per weight.
  * ADAMW (8): m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2,
@@ -11892,7 +11894,8 @@ static const dt__option dt__options[] = {
     DT__RECIPE("steps", "N", WHOLE, steps, 200, "[1,inf)", "optimizer steps"),
     DT__RECIPE("batch", "N", WHOLE, batch, 16, "[1,1000000]", "sequences per step"),
     DT__RECIPE("micro-batch", "N", WHOLE, micro_batch, 0, "[0,1000000]", "sequences per micro-batch; 0: the batch"),
-    DT__RECIPE("sequence", "T", WHOLE, sequence, 128, "[1,1000000]", "tokens per sequence"),
+    DT__RECIPE("sequence", "T", WHOLE, sequence, 128, "[1,1000000]",
+               "tokens per sequence; with --weights the model's own, of rotary positions up to 1024"),
     DT__RECIPE("seed", "N", WHOLE, seed, 1, NULL, "of weights, order and dropout"),
     DT__RECIPE("data-shards", "N", POWER, data_shards, 8, "[1,1024]", "shards of the batch: most data-parallel ranks"),
     DT__RECIPE("tensor-shards", "N", POWER, tensor_shards, 1, "[1,1024]", "shards of heads and hidden units"),
@@ -19185,6 +19188,8 @@ typedef struct dt__state_tensor {
     int transposed;    /* full checkpoints hold the transpose of this matrix */
     int kind;          /* for H16: which part */
     int32_t param;
+    int64_t more;      /* rows that files hold behind those of the model, which training leaves as they are */
+    float *kept;       /* their numbers, on the rank that writes them */
 } dt__state_tensor;
 
 /* Numbers [from, from + count) of an array of a tensor. */
@@ -19372,25 +19377,31 @@ static dt_result dt__gather_read(dt__gatherer *g, const dt__tensors *from, const
 /* Finds a tensor by the name and shape that a parameter has in files. */
 typedef dt_result dt__find_fn(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found);
 
+/* Is a stored tensor of this shape? A table of positions may have more rows, behind those of the model. */
+static int dt__stored_fits(const dt__stored *s, const dt_shape *shape)
+{
+    dt_shape first = s->shape;
+    if (dt__ends_with(s->name, "wpe.weight") && first.dims == 2) first.n[0] = dt__min(first.n[0], shape->n[0]);
+    return dt__same_shape(&first, shape);
+}
+
 /* A dt__find_fn for full checkpoints. */
 static dt_result dt__tensors_fit(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found)
 {
     dt__stored *s = *found = dt__tensors_find(t, name);
     char a[96], b[96];
     if (!s) return dt__error(DT_E_DATA, "the checkpoint does not hold %s: it is of another model", name);
-    if (s->type == DT__STORED_F32 && dt__same_shape(&s->shape, shape)) return DT_OK;
+    if (s->type == DT__STORED_F32 && dt__stored_fits(s, shape)) return DT_OK;
     return dt__error(DT_E_DATA, "%s is %s %s in the checkpoint, the model has %s: it is of another model", name,
                      dt__stored_types[s->type].name, dt__shape_text(&s->shape, a), dt__shape_text(shape, b));
 }
 
-/* A dt__find_fn for published weights. Some files shorten the names of parameters by a prefix. A longer table of
- * positions is accepted; its first rows are used. */
+/* A dt__find_fn for published weights. Some files shorten the names of parameters by a prefix. */
 static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found)
 {
     static const char *const prefix[] = {"transformer.", "model."};
     dt__stored *s = dt__tensors_find(t, name);
     char a[96], b[96];
-    dt_shape first;
     for (int i = 0; i < 2 && !s; i++)
         if (!strncmp(name, prefix[i], strlen(prefix[i]))) s = dt__tensors_find(t, name + strlen(prefix[i]));
     *found = s;
@@ -19400,9 +19411,7 @@ static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const d
     if (s->type > DT__STORED_F16)
         return dt__error(DT_E_DATA, "%s holds %s as %s: convert it to F32, F16 or BF16", t->file[s->file].path,
                          s->name, dt__stored_types[s->type].name);
-    first = s->shape;
-    if (dt__ends_with(name, "wpe.weight") && first.dims == 2) first.n[0] = dt__min(first.n[0], shape->n[0]);
-    if (dt__same_shape(&first, shape)) return DT_OK;
+    if (dt__stored_fits(s, shape)) return DT_OK;
     return dt__misuse("%s holds %s of shape %s, it has %s here: give the model and --vocabulary as there, "
                       "and no longer --sequence", t->file[s->file].path, s->name,
                       s->shape.dims < 0 ? "of too many axes" : dt__shape_text(&s->shape, a), dt__shape_text(shape, b));
@@ -19441,7 +19450,7 @@ static dt_result dt__reader_visit(void *user, const dt__state_tensor *of, dt__st
 typedef struct dt__export {
     dt__reader *from;     /* where the numbers are read from first; NULL: they are in memory */
     dt__gatherer *gather; /* whole tensors, in their order; NULL: slices, as they are stored */
-    int transposed;       /* as files hold some matrices */
+    int file;             /* as files hold them: some matrices transposed, and the rows behind a table */
     dt__sink *sink;
     void *user;
 } dt__export;
@@ -19452,9 +19461,9 @@ static dt_result dt__export_visit(void *user, const dt__state_tensor *of, dt__st
     const dt__export *x = (const dt__export *)user;
     dt_result r = x->from ? dt__reader_visit(x->from, of, slice, slices) : DT_OK;
     if (!r && x->gather)
-        return dt__gather_emit(x->gather, of, slice, slices, x->transposed && of->transposed, x->sink, x->user);
-    for (int64_t i = 0; i < slices && !r; i++) r = x->sink(x->user, slice[i].data, slice[i].count);
-    return r;
+        r = dt__gather_emit(x->gather, of, slice, slices, x->file && of->transposed, x->sink, x->user);
+    for (int64_t i = 0; i < slices && !x->gather && !r; i++) r = x->sink(x->user, slice[i].data, slice[i].count);
+    return r || !x->file || !of->kept ? r : x->sink(x->user, of->kept, of->more * of->is.shape.n[1]);
 }
 
 /* A dt__sink: writes numbers. Rank 0 receives to the end after an error of the file, since others send. */
@@ -19475,15 +19484,17 @@ static dt_result dt__tensor_file_sink(void *user, const float *data, int64_t cou
 static dt_result dt__tensor_file_visit(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
 {
     dt__tensor_file *w = (dt__tensor_file *)user;
-    char name[160];
+    char name[160], part[160];
     dt_shape shape;
     dt__state_tensor_name(of, name, sizeof name, &shape);
+    if (of->more) shape.n[0] = of->more + (w->whole ? shape.n[0] : 0);
     if (w->whole) dt__tensor_file_name(w, name, w->type, &shape);
     for (int64_t i = 0; i < slices && !w->whole; i++) {
-        shape = dt_shape1(slice[i].count);
-        dt__slice_name(&slice[i], slice[i].from, name, sizeof name);
-        dt__tensor_file_name(w, name, DT__STORED_F32, &shape);
+        dt_shape count = dt_shape1(slice[i].count);
+        dt__slice_name(&slice[i], slice[i].from, part, sizeof part);
+        dt__tensor_file_name(w, part, DT__STORED_F32, &count);
     }
+    if (of->kept && !w->whole) dt__tensor_file_name(w, name, DT__STORED_F32, &shape);
     return DT_OK;
 }
 
@@ -19827,7 +19838,7 @@ enum { DT__GROUP_ROPE = 2, DT__GROUP_FAMILY }; /* rope: rope_scaling, or rope_pa
     DT__MEMBER(group, kind, name, dt__config, member, preset, range)
 static const dt__option dt__config_members[] = {
     DT__CONFIG(DT__GROUP_FAMILY, WORD, "model_type", m.family, -1, "gpt2,llama"),
-    DT__CONFIG(DT_GPT2, WHOLE, "n_positions", sequence, 0, NULL),
+    DT__CONFIG(DT_GPT2, WHOLE, "n_positions", sequence, 0, "[1,1e9]"),
     DT__CONFIG(DT_GPT2, WHOLE, "n_layer", m.layers, -1, "[1,1e9]"),
     DT__CONFIG(DT_GPT2, WHOLE, "n_head", m.heads, -1, "[1,1e9]"),
     DT__CONFIG(DT_GPT2, WHOLE, "n_embd", m.width, -1, "[1,1e9]"),
@@ -19840,7 +19851,7 @@ static const dt__option dt__config_members[] = {
     DT__CONFIG(DT_GPT2, WORD, "tie_word_embeddings", word, 0, "true"),
     DT__CONFIG(DT_GPT2, WORD, "add_cross_attention", word, 0, "false"),
     DT__CONFIG(DT_GPT2, WORD, "quantization_config", word, 0, "null"),
-    DT__CONFIG(DT_LLAMA, WHOLE, "max_position_embeddings", sequence, 0, NULL),
+    DT__CONFIG(DT_LLAMA, WHOLE, "max_position_embeddings", sequence, 0, "[1,1e9]"),
     DT__CONFIG(DT_LLAMA, WHOLE, "num_hidden_layers", m.layers, -1, "[1,1e9]"),
     DT__CONFIG(DT_LLAMA, WHOLE, "num_attention_heads", m.heads, -1, "[1,1e9]"),
     DT__CONFIG(DT_LLAMA, WHOLE, "hidden_size", m.width, -1, "[1,1e9]"),
@@ -19872,6 +19883,30 @@ enum { DT__CONFIG_COUNT = (int)(sizeof dt__config_members / sizeof *dt__config_m
 
 /* Can config.json describe the model? */
 static int dt__config_knows(const dt_model *m) { return !m->segments && !m->experts; }
+
+/* A config.json as it was read, with what training or a conversion changes: how many positions there are (0: as many as
+ * before), and the type of the numbers. */
+static void dt__config_copy(dt__text *t, const char *text, int64_t bytes, int64_t positions, const char *type)
+{
+    static const char *const keys[] = {"dtype", "torch_dtype", "n_positions", "n_ctx", "max_position_embeddings"};
+    const int most = positions ? 5 : 2;
+    dt__json j = DT__ZERO;
+    int64_t count = 0, from = 0;
+    j.path = "config.json", j.text = text, j.bytes = bytes;
+    while (dt__json_each(&j, '{', &count) && dt__json_key(&j)) {
+        int key = 0;
+        while (key < most && !dt__json_is(&j, keys[key])) key++;
+        (void)dt__json_peek(&j);
+        if (key < most) dt__text_add(t, "%.*s", (int)(j.at - from), text + from);
+        (void)dt__json_skip(&j);
+        if (key >= most) continue;
+        from = j.at;
+        if (key < 2) dt__text_string(t, type);
+        else dt__text_add(t, "%lld", (long long)positions);
+    }
+    dt__text_add(t, "%s", text + from);
+    dt__free(j.string);
+}
 
 /* config.json of a model. The begin and end tokens of a text are the tokenizer's matter. */
 static void dt__config_text(dt__text *t, const dt_model *model, int64_t sequence)
@@ -19926,17 +19961,26 @@ static void dt__config_read(dt__json *j, dt__config *c)
                       "model");
 }
 
+/* The config.json in a directory, or beside published weights; any other path is the file's own. */
+static dt_result dt__config_path(char name[PATH_MAX], const char *path)
+{
+    int64_t bytes = (int64_t)strlen(path);
+    struct stat is;
+    if (!stat(path, &is) && S_ISDIR(is.st_mode)) return dt__path_join(name, path, "config.json");
+    while (dt__ends_with(path, ".safetensors") && bytes && path[bytes - 1] != '/') bytes--;
+    if (bytes < (int64_t)strlen(path)) return snprintf(name, PATH_MAX, "%.*sconfig.json", (int)bytes, path), DT_OK;
+    return snprintf(name, PATH_MAX, "%s", path), DT_OK;
+}
+
 /* *sequence: the positions of the model, 0 if the file does not say. */
 static dt_result dt__config_open(const char *path, dt_model *m, int64_t *sequence)
 {
-    struct stat is;
     char name[PATH_MAX];
     dt__json j;
     dt__config c = DT__ZERO;
-    dt_result r = DT_OK;
+    dt_result r = dt__config_path(name, path);
     memset(m, 0, sizeof *m);
-    if (!stat(path, &is) && S_ISDIR(is.st_mode)) r = dt__path_join(name, path, "config.json"), path = name;
-    if (r || (r = dt__json_open(&j, path)) != DT_OK) return r;
+    if (r || (r = dt__json_open(&j, name)) != DT_OK) return r;
     dt__config_read(&j, &c);
     dt__json_close(&j);
     if (j.result) return j.result;
@@ -19944,6 +19988,12 @@ static dt_result dt__config_open(const char *path, dt_model *m, int64_t *sequenc
     m->balance = 0.01f;
     *sequence = c.sequence;
     return DT_OK;
+}
+/* The tokens per sequence that a model is used with unless others are given: all positions of a table, at most 1024
+ * rotary ones, whose memory could be out of reach. */
+static int64_t dt__config_sequence(const dt_model *m, int64_t positions)
+{
+    return m->family == DT_GPT2 && positions > 0 ? positions : positions > 0 ? dt__min(positions, 1024) : 1024;
 }
 DT_API dt_result dt_model_read(dt_model *m, const char *path)
 {
@@ -23484,7 +23534,10 @@ static dt_result dt__model_named(const char *name, dt_model *model)
 {
     dt_model m = dt_model_gpt2(name);
     if (!m.layers) m = dt_model_llama(name);
-    if (!m.layers && !access(name, F_OK)) return dt_model_read(model, name);
+    if (!m.layers && !access(name, F_OK)) {
+        dt_result r = dt_model_read(model, name);
+        return model->config = r ? NULL : name, r;
+    }
     if (!m.layers) return dt__misuse("option --model: there is no size '%s': " DT__MODEL_NAMES, name);
     *model = m;
     return DT_OK;
@@ -23494,7 +23547,9 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
 {
     if (dt__refused("argc argv recipe layout", argc, argv, recipe, layout)) return DT_E_USAGE;
     char **arg = *argv;
-    int kept = 1;
+    int kept = 1, given = recipe->sequence != dt_recipe_default().sequence;
+    int64_t positions;
+    dt_model model;
     for (int i = 1; i < *argc; i++) {
         const char *name = arg[i] + 2, *value = strchr(arg[i], '=');
         int length = (int)(value ? value - name : (int64_t)strlen(arg[i]) - 2);
@@ -23515,9 +23570,12 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
         if (o->kind == DT__KIND_MODEL && value) r = dt__model_named(value, &recipe->model);
         else r = dt__option_set(o, value, o->group == DT__GROUP_RECIPE ? (void *)recipe : (void *)layout);
         if (r) return r;
+        given |= !strcmp(o->name, "sequence");
     }
     *argc = kept;
     arg[kept] = NULL;
+    if (recipe->weights && !given && !dt__config_open(recipe->weights, &model, &positions))
+        recipe->sequence = dt__config_sequence(&model, positions);
     if (!layout->checkpoint.place) layout->checkpoint.place = dt__sagemaker_checkpoints();
     return DT_OK;
 }
@@ -23607,6 +23665,10 @@ struct dt_trainer {
     dt__state state;
     dt__saver save;
     int64_t first;       /* step of the checkpoint that training resumed from; 0: none */
+    char *config;        /* rank 0: the config.json that checkpoints keep; NULL: they get a new one */
+    int64_t config_bytes, positions; /* positions that it counts; 0: it does not say */
+    float *kept;         /* rank 0: a table in the files of the initial weights */
+    int64_t more;        /* its rows behind those of the model */
     char hash[68];
     int64_t hashed; /* step of the hash; -1: none */
     int live; /* a line of progress that the next one replaces */
@@ -24127,7 +24189,11 @@ static void dt__trainer_banner(const dt_trainer *t)
         printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
                "network. Keep --tp within a node (--order cluster), and use --pp or data parallelism across nodes.\n");
     dt__memory_print(t);
-    if (t->recipe.weights && !t->first) printf("weights  first ones from %s\n", t->recipe.weights);
+    if (t->recipe.weights && !t->first) printf("weights  initial ones from %s\n", t->recipe.weights);
+    if (dt__max(t->positions, r->sequence + t->more) > r->sequence)
+        printf("sequence %lld tokens of the model's %lld positions%s\n", (long long)r->sequence,
+               (long long)dt__max(t->positions, r->sequence + t->more),
+               t->more ? "; the other rows of its table stay as they are" : "");
     if (t->first)
         printf("resumed  after step %lld of %lld, from %s\n", (long long)t->first, (long long)r->steps,
                t->layout.checkpoint.place);
@@ -24692,9 +24758,13 @@ static dt_result dt__trainer_agree(dt_trainer *t, dt_result r)
 static dt_result dt__save_extras(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
+    int64_t rows = t->recipe.sequence + t->more;
     dt__text text[2] = DT__ZERO;
     dt_result r = DT_OK;
-    if (dt__config_knows(&t->recipe.model)) dt__config_text(&text[0], &t->recipe.model, t->recipe.sequence);
+    if (t->config) /* a table has as many positions as rows, angles have more than one knows of */
+        dt__config_copy(&text[0], t->config, t->config_bytes, t->recipe.model.family == DT_GPT2 ? rows :
+                        dt__max(t->positions, t->recipe.sequence), "float32");
+    else if (dt__config_knows(&t->recipe.model)) dt__config_text(&text[0], &t->recipe.model, rows);
     if (t->tokenizer) dt__write_json(&text[1], t->tokenizer);
     if (text[0].failed || text[1].failed) r = DT_E_MEMORY;
     for (int i = 0; i < 2; i++) {
@@ -25034,6 +25104,30 @@ static void dt__save_close(dt__saver *s)
 
 /* ---- resuming ---- */
 
+/* Takes the config.json that checkpoints keep from a directory or a file, unless it describes another model, which may
+ * be an error. */
+static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
+{
+    char name[PATH_MAX], there[64], value[64];
+    const dt__option *o = dt__config_members;
+    dt_model m;
+    dt_result r = dt__config_path(name, path);
+    if (r || !dt__config_knows(&t->recipe.model) || access(name, F_OK)) return r;
+    r = dt__config_open(name, &m, &t->positions);
+    for (; !r && o < dt__config_members + DT__CONFIG_COUNT; o++) {
+        if (o->offset >= sizeof m || (o->group < DT__GROUP_ROPE && o->group != m.family)) continue;
+        dt__option_text(o, &m, there, sizeof there), dt__option_text(o, &t->e.net.model, value, sizeof value);
+        if (!strcmp(there, value)) continue;
+        if (!agrees) return t->positions = 0, DT_OK;
+        return dt__misuse("%s says %s %s, the recipe %s: --model %s takes all from it", name, o->name, there, value,
+                          path);
+    }
+    if (r || !dt_trainer_is_root(t) || (m.family == DT_GPT2 && !t->positions)) return r;
+    dt__free(t->config);
+    t->config = NULL;
+    return dt__file_get(name, DT__FILE_LIMIT, &t->config, &t->config_bytes);
+}
+
 /* Resumes from one checkpoint (collective): one rank checks each file, then every rank reads its slices. */
 static dt_result dt__resume_one(dt_trainer *t, const char *folder)
 {
@@ -25051,6 +25145,7 @@ static dt_result dt__resume_one(dt_trainer *t, const char *folder)
     if (!r) r = dt__gather_open(&from.gather, t->comm, 1, NULL, t->state.tensor, t->state.count);
     if (!r) r = dt__state_each(&w, dt__reader_visit, &from);
     dt__reader_close(&from);
+    if (!r) r = dt__config_take(t, folder, 0);
     r = dt__trainer_agree(t, r);
     if (!r) t->e.step = m.step, t->e.powers = m.powers;
     if (!r) t->save.now.loss = m.loss;
@@ -25102,6 +25197,17 @@ static dt_result dt__trainer_resume(dt_trainer *t)
     return r;
 }
 
+/* Keeps the rows of a table in files that training leaves as they are, from `first` on. */
+static dt_result dt__rows_keep(dt_trainer *t, dt__state_tensor *x, const dt__tensors *from, const dt__stored *s,
+                               int64_t first)
+{
+    x->more = t->more = dt__max(0, s->shape.n[0] - first);
+    if (!x->more || (t->comm && !dt_trainer_is_root(t))) return DT_OK;
+    if (!(t->kept = (float *)dt__alloc(4 * dt_shape_count(s->shape), "a table of positions"))) return DT_E_MEMORY;
+    x->kept = t->kept + first * s->shape.n[1];
+    return dt__parameter_read(from, s, t->e.k, t->kept);
+}
+
 /* ---- a checkpoint without a trainer ---- */
 
 /* `t` is never opened: it holds the recipe, the parameters and the state. */
@@ -25135,6 +25241,12 @@ static dt_result dt__checkpoint_model(dt__checkpoint *c)
     for (int32_t i = 0; i < t->e.net.param_count; i++) longest = dt__max(longest, t->e.net.params[i].count);
     if (!r && !(c->stored = (float *)dt__alloc(4 * longest, "a checkpoint"))) r = DT_E_MEMORY;
     if (!r) r = dt__state_open(t);
+    for (dt__state_tensor *x = t->state.tensor; !r && x < t->state.tensor + t->e.net.param_count; x++) {
+        const dt__stored *s = dt__tensors_find(&c->reader.tensors, x->is.name);
+        if (s && dt__ends_with(s->name, "wpe.weight") && s->type == DT__STORED_F32 && s->shape.dims == 2 &&
+            s->shape.n[1] == x->is.shape.n[1])
+            r = dt__rows_keep(t, x, &c->reader.tensors, s, c->m.full ? x->is.shape.n[0] : 0);
+    }
     return r ? r : dt__gather_open(&c->reader.gather, NULL, 1, NULL, t->state.tensor, t->state.count);
 }
 
@@ -25168,6 +25280,7 @@ DT_API void dt_checkpoint_close(dt_checkpoint **handle)
     dt__manifest_close(&c->m);
     dt__reader_close(&c->reader);
     dt__free(c->t.state.tensor);
+    dt__free(c->t.kept);
     dt__net_close(&c->t.e.net);
     dt__free(c->stored);
     dt__free((void *)(uintptr_t)c->is.file);
@@ -25225,6 +25338,23 @@ DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, fl
     return r ? r : dt__state_each(&w, dt__export_visit, &out);
 }
 
+/* Copies config.json for weights of another type. */
+static dt_result dt__config_type(const char *from, const char *to, const char *type)
+{
+    char name[PATH_MAX], *was = NULL;
+    int64_t bytes;
+    dt__text text = DT__ZERO;
+    dt__part_file part;
+    dt_result r = dt__path_join(name, from, "config.json");
+    if (!r) r = dt__file_get(name, DT__FILE_LIMIT, &was, &bytes);
+    if (!r) dt__config_copy(&text, was, bytes, 0, type);
+    if (!r && text.failed) r = DT_E_MEMORY;
+    if (!r) r = dt__part_put(to, "config.json", text.at, text.length, &part);
+    dt__free(was);
+    dt__free(text.at);
+    return r;
+}
+
 DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *directory, dt_checkpoint_kind kind)
 {
     if (dt__refused("c directory kind<3", checkpoint, directory, kind)) return DT_E_USAGE;
@@ -25247,7 +25377,9 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     for (int i = 0; i < files && !r; i++) r = dt__part_flush(draft, part[i].name);
     for (int64_t i = 0; i < c->m.files && files < 7 && !r; i++) {
         if (dt__part_has_tensors(&c->m.file[i])) continue;
-        r = dt__part_copy(draft, c->path, c->m.file[i].name);
+        if (full || sharded || strcmp(c->m.file[i].name, "config.json"))
+            r = dt__part_copy(draft, c->path, c->m.file[i].name);
+        else r = dt__config_type(c->path, draft, "bfloat16");
         part[files++] = c->m.file[i];
     }
     dt__text_add(&text, "%.*s", (int)c->m.kind, c->m.text); /* the kind and the list of files end a manifest */
@@ -25260,32 +25392,12 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
 
 /* ---- initial weights from published files ---- */
 
-/* Compares config.json with the recipe. */
-static dt_result dt__weights_config(const dt_trainer *t)
-{
-    const dt_model *here = &t->e.net.model;
-    char name[PATH_MAX], there[64], value[64];
-    const dt__option *o = dt__config_members;
-    dt_model m;
-    dt_result r = dt__path_join(name, t->recipe.weights, "config.json");
-    if (r || !dt__config_knows(&t->recipe.model) || access(name, F_OK)) return r;
-    r = dt_model_read(&m, name);
-    for (; !r && o < dt__config_members + DT__CONFIG_COUNT; o++) {
-        if (o->offset >= sizeof m || (o->group < DT__GROUP_ROPE && o->group != m.family)) continue;
-        dt__option_text(o, &m, there, sizeof there), dt__option_text(o, here, value, sizeof value);
-        if (strcmp(there, value))
-            r = dt__misuse("%s says %s %s, the recipe %s: --model %s takes all from it", name, o->name, there, value,
-                           t->recipe.weights);
-    }
-    return r;
-}
-
 /* Finds every parameter in the files, and a parameter for every tensor; computes the hash that identifies the files. A
  * model whose head is its table accepts a head with the same numbers. */
 static dt_result dt__weights_check(dt_trainer *t)
 {
     const dt__tensors *from = &t->published.tensors;
-    const dt__state_tensor *x = t->state.tensor;
+    dt__state_tensor *x = t->state.tensor;
     char name[160], hash[65], table[65] = "";
     dt__sha256 h;
     dt_result r = DT_OK;
@@ -25296,6 +25408,7 @@ static dt_result dt__weights_check(dt_trainer *t)
         dt__state_tensor_name(x, name, sizeof name, &shape);
         r = dt__weights_fit(from, name, &shape, &s);
         if (!r) r = dt__weights_digest(from, s, hash);
+        if (!r && s->shape.n[0] > shape.n[0]) r = dt__rows_keep(t, x, from, s, shape.n[0]);
         if (r) break;
         s->used = 1;
         dt__sha256_add(&h, name, (int64_t)strlen(name));
@@ -25321,7 +25434,7 @@ static dt_result dt__weights_begin(dt_trainer *t)
 {
     dt_result r = dt__weights_open(&t->published.tensors, t->recipe.weights);
     if (!r) r = dt__weights_check(t);
-    if (!r) r = dt__weights_config(t);
+    if (!r) r = dt__config_take(t, t->recipe.weights, 1);
     return dt__trainer_agree(t, r);
 }
 
@@ -25574,6 +25687,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r) r = dt__self_check(t->e.k, t->pool);
     if (!r) r = dt__trainer_engine(t);
     if (!r) r = dt__state_open(t);
+    if (!r && t->recipe.model.config && !t->recipe.weights) r = dt__config_take(t, t->recipe.model.config, 0);
     if (!r) r = dt__fast_open(t);
     if (!r && !from) r = dt__measure_peak(t);
     if (!r && t->layout.output.timeline && dt_trainer_is_root(t))
@@ -25619,6 +25733,8 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__loader_close(&t->loader);
     dt__save_close(&t->save);
     dt__free(t->state.tensor);
+    dt__free(t->kept);
+    dt__free(t->config);
     if (t->metrics) fclose(t->metrics);
     dt_rules_close(&t->rules);
     if (t->timeline) dt__timeline_close(t, 0);
@@ -26325,7 +26441,7 @@ static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, char found
         *recipe = dt_recipe_default();
         r = dt__config_open(path, &recipe->model, &positions);
         recipe->weights = path;
-        recipe->sequence = positions > 0 ? dt__min(positions, 1024) : 1024;
+        recipe->sequence = dt__config_sequence(&recipe->model, positions);
         return r;
     }
     if (!r) r = dt_checkpoint_open(&c, path);

@@ -7,6 +7,7 @@ use warnings;
 use FindBin;
 use lib $FindBin::Bin;
 use Dt;
+use JSON::PP;
 use Test::More;
 
 my $data = corpus(20000);
@@ -64,6 +65,60 @@ like($out, qr/\b$_ .*sha256/, "$_ goes with it") for qw(tokenizer.json);
 is(hash("$small --model $tmp/words.full/step-000000002 --weights $tmp/words.full/step-000000002 --tokenizer $tmp/words.full/step-000000002"),
    hash("$small --model $tmp/words.full/step-000000002 --weights $tmp/words.full/step-000000002 --tokenizer $root/tests/golden/tokens/gpt2.json"),
    'and is the same');
+
+# ---- what training does not change ----
+
+# The bytes of a tensor in a directory's model.safetensors, from row $from on.
+sub rows {
+    my ($folder, $name, $from) = @_;
+    my $bytes = slurp("$folder/model.safetensors");
+    my $header = decode_json(substr($bytes, 8, my $length = unpack('Q<', $bytes)));
+    my ($begin, $end) = @{$header->{$name}{data_offsets}};
+    return substr($bytes, 8 + $length + $begin + ($end - $begin) / $header->{$name}{shape}[0] * $from,
+                  ($end - $begin) / $header->{$name}{shape}[0] * ($header->{$name}{shape}[0] - $from));
+}
+sub converted {
+    my ($from, $to, $kind) = @_;
+    my ($status, $out, $error) = run(60, "$program convert $from $to $kind");
+    is($status, 0, "a checkpoint becomes $kind") or diag($error);
+}
+my $wpe = 'transformer.wpe.weight';
+for my $name (qw(gpt2 tied)) {
+    my ($base, $two) = ("$tmp/base_$name", 'step-000000002');
+    is((run(120, trainer() . " $small $model{$name} --sequence 48 --checkpoint $tmp/long_$name --checkpoint-kind full; mkdir $base; " .
+                 "cp $tmp/long_$name/$two/model.safetensors $base"))[0], 0, "$name: a model of 48 positions");
+    my $config = slurp("$tmp/long_$name/$two/config.json");
+    like($config, qr/"(n_positions|max_position_embeddings)": 48,/, "$name: says so");
+    $config =~ s/null,\n  "eos_token_id": null/7,\n  "eos_token_id" :\t[1, 2],  "task": {"a": ["\\u00e4", null]}/;
+    $config =~ s/"torch_dtype": "float32"/"dtype":"bfloat16"/ if $name eq 'tied';
+    spew("$base/config.json", $config);
+    $config =~ s/bfloat16/float32/;
+    my $tune = "$small --schedule constant --model $base --weights $base --ema 0.5";
+    like((run(120, trainer() . ' ' . ($tune =~ s/--quiet|--sequence \d+//gr)))[1], qr/sequences of 48 tokens/,
+         "$name: 48 tokens unless another number is given");
+    like((run(120, trainer() . ' ' . ($tune =~ s/--quiet//gr) . " --checkpoint $tmp/tuned_$name --checkpoint-kind full"))[1],
+         qr/^sequence 32 tokens of the model's 48 positions/m, "$name: fewer are shown");
+    my $parts = "$tune --checkpoint $tmp/parts_$name --checkpoint-async --ranks 2";
+    is(hash("$parts --zero 1"), hash($tune), "$name: sharded");
+    converted("$tmp/parts_$name", "$tmp/whole_$name", 'full');
+    converted("$tmp/whole_$name", "$tmp/again_$name", 'sharded');
+    converted("$tmp/again_$name", "$tmp/third_$name", 'full');
+    converted("$tmp/tuned_$name", "$tmp/half_$name", 'bf16');
+    is(hash("$parts --pp 2 --steps 4"), hash("$tune --steps 4"), "$name: resumed in another layout");
+    converted("$tmp/parts_$name", "$tmp/later_$name", 'full');
+    like(hash("$small --sequence 16 --model $tmp/third_$name/$two --weights $tmp/third_$name/$two --checkpoint $tmp/child_$name --checkpoint-kind full"),
+         qr/^\w{64}$/, "$name: and trained again");
+    for my $of (qw(tuned/2 whole/2 third/2 later/4 child/2)) {
+        my ($run, $step) = split m{/}, $of;
+        my $folder = sprintf "$tmp/${run}_$name/step-%09d", $step;
+        is(slurp("$folder/config.json"), $config, "$name, $run: config.json as it was");
+        next if $name eq 'tied';
+        ok(rows($folder, $wpe, 32) eq rows($base, $wpe, 32), "$run: the table's other rows as they were");
+        ok(rows($folder, $wpe, 0) ne rows($base, $wpe, 0), "$run: trained rows are others");
+    }
+    ok(rows("$tmp/whole_$name/$two", $wpe, 0) eq rows("$tmp/tuned_$name/$two", $wpe, 0), 'the same in both kinds') if $name eq 'gpt2';
+    like(slurp("$tmp/half_$name/$two/config.json"), qr/dtype": ?"bfloat16"/, "$name: in bf16 the type is another");
+}
 
 # ---- with transformers ----
 
