@@ -1231,6 +1231,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <fcntl.h>
 #include <glob.h>
 #include <limits.h>
+#include <locale.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -1353,8 +1354,55 @@ const int DT__LINK_VERSION = 1;
  * H1  base: results, memory, threads
  * ========================================================================================= */
 
+/* Numbers look the same in every locale: the functions that print or parse numbers with a fraction do so in the C
+ * locale, which a thread enters here and leaves with what it was in before. */
+static locale_t dt__locale_enter(void)
+{
+    locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
+    return c ? uselocale(c) : (locale_t)0;
+}
+static void dt__locale_leave(locale_t before)
+{
+    if (before) freelocale(uselocale(before));
+}
+static int dt__vprint(char *text, size_t size, const char *format, va_list args)
+{
+    locale_t before = dt__locale_enter();
+    int n = vsnprintf(text, size, format, args);
+    dt__locale_leave(before);
+    return n;
+}
+__attribute__((format(printf, 3, 4))) static int dt__print(char *text, size_t size, const char *format, ...)
+{
+    va_list args;
+    int n;
+    va_start(args, format);
+    n = dt__vprint(text, size, format, args);
+    va_end(args);
+    return n;
+}
 /* Prints into an array of characters. */
-#define DT__PRINT(text, ...) snprintf(text, sizeof(text), __VA_ARGS__)
+#define DT__PRINT(text, ...) dt__print(text, sizeof(text), __VA_ARGS__)
+__attribute__((format(printf, 2, 3))) static int dt__say(FILE *file, const char *format, ...)
+{
+    locale_t before = dt__locale_enter();
+    va_list args;
+    int n;
+    va_start(args, format);
+    n = vfprintf(file, format, args);
+    va_end(args);
+    dt__locale_leave(before);
+    return n;
+}
+#define dt__tell(...) dt__say(stdout, __VA_ARGS__)
+/* strtod, or strtof where `single`. */
+static double dt__number(const char *text, char **end, int single)
+{
+    locale_t before = dt__locale_enter();
+    double x = single ? (double)strtof(text, end) : strtod(text, end);
+    dt__locale_leave(before);
+    return x;
+}
 #ifdef __cplusplus /* every member, or element, is 0 */
 #define DT__ZERO {}
 #else
@@ -1376,7 +1424,7 @@ static dt_result dt__error(dt_result code, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
-    vsnprintf(dt__thread.error, sizeof dt__thread.error, format, args);
+    dt__vprint(dt__thread.error, sizeof dt__thread.error, format, args);
     va_end(args);
     dt__thread.code = code;
     return code;
@@ -1557,8 +1605,8 @@ typedef struct dt__option {
 static void dt__float_text(float x, char *text, size_t size)
 {
     for (int digits = 6; digits <= 9; digits++) {
-        snprintf(text, size, "%.*g", digits, (double)x);
-        if (strtof(text, NULL) == x) break;
+        dt__print(text, size, "%.*g", digits, (double)x);
+        if ((float)dt__number(text, NULL, 1) == x) break;
     }
 }
 
@@ -1594,7 +1642,7 @@ static const char *dt__option_text(const dt__option *o, const void *group, char 
         else snprintf(text, size, "%d", (int)*(const int32_t *)place);
     } else if (o->kind == DT__KIND_TEXT && *(const char *const *)place)
         snprintf(text, size, "%s", *(const char *const *)place);
-    else if (o->kind == DT__KIND_DOUBLE) snprintf(text, size, "%.17g", *(const double *)place);
+    else if (o->kind == DT__KIND_DOUBLE) dt__print(text, size, "%.17g", *(const double *)place);
     else if (o->kind == DT__KIND_CHARS) snprintf(text, size, "%s", (const char *)place);
     return text;
 }
@@ -1616,16 +1664,16 @@ static dt_result dt__option_refuse(const dt__option *o, const char *value)
 
 static int dt__option_fits(const dt__option *o, const void *place)
 {
-    double low = 0.0, high = 0.0, x;
-    char open = 0, close = 0;
+    double low, high, x;
+    char *end;
     size_t length;
     if (!o->range) return 1;
     if (o->kind == DT__KIND_WORD) return dt__option_word(o->range, *(const int32_t *)place, &length) != NULL;
     x = o->kind == DT__KIND_REAL ? (double)*(const float *)place : (double)*(const int64_t *)place;
     if (o->kind == DT__KIND_POWER && !dt__is_pow2(*(const int64_t *)place)) return 0;
     if (o->kind == DT__KIND_AUTO && *(const int64_t *)place == DT_AUTO) return 1;
-    (void)sscanf(o->range, "%c%lf,%lf%c", &open, &low, &high, &close);
-    return (x > low || (x >= low && open == '[')) && (x < high || (x <= high && close == ']'));
+    low = dt__number(o->range + 1, &end, 0), high = dt__number(end + 1, &end, 0);
+    return (x > low || (x >= low && *o->range == '[')) && (x < high || (x <= high && *end == ']'));
 }
 
 /* Parses the value into its place in the struct of the group, and checks its range. */
@@ -1646,8 +1694,8 @@ static dt_result dt__option_set(const dt__option *o, const char *value, void *gr
     }
     if (o->kind == DT__KIND_AUTO && !strcmp(value, "auto")) return *(int64_t *)place = DT_AUTO, DT_OK;
     errno = 0;
-    if (o->kind == DT__KIND_REAL) *(float *)place = strtof(value, &end);
-    else if (o->kind == DT__KIND_DOUBLE) *(double *)place = strtod(value, &end);
+    if (o->kind == DT__KIND_REAL) *(float *)place = (float)dt__number(value, &end, 1);
+    else if (o->kind == DT__KIND_DOUBLE) *(double *)place = dt__number(value, &end, 0);
     else *(int64_t *)place = (int64_t)strtoll(value, &end, 10);
     if (end == value || *end || (errno && o->kind <= DT__KIND_AUTO) || !dt__option_fits(o, place))
         return dt__option_refuse(o, value);
@@ -1675,6 +1723,15 @@ static void dt__options_preset(const dt__option *list, int count, int of, void *
         else if (list[i].kind == DT__KIND_REAL) *(float *)place = (float)list[i].preset;
         else if (list[i].kind <= DT__KIND_WORD) *(int32_t *)place = (int32_t)list[i].preset;
     }
+}
+
+/* Opens /dev/null where descriptor 0, 1 or 2 is closed, so that no file, socket or memory of ours gets a number that
+ * the program or a library reads or prints to. Called before the first descriptor is opened. */
+static void dt__descriptors_fill(void)
+{
+    int fd = open("/dev/null", O_RDWR);
+    while (fd >= 0 && fd < 3) fd = open("/dev/null", O_RDWR);
+    if (fd >= 0) close(fd);
 }
 
 /* ---- threads of one rank -------------------------------------------------------------------
@@ -2051,12 +2108,12 @@ static void dt__text_add(dt__text *t, const char *format, ...)
     va_list args;
     int n;
     va_start(args, format);
-    n = vsnprintf(NULL, 0, format, args);
+    n = dt__vprint(NULL, 0, format, args);
     va_end(args);
     t->failed |= n < 0 || !dt__reserve((void **)&t->at, t->length, &t->room, t->length + n + 1, 1, "a text");
     if (t->failed) return;
     va_start(args, format);
-    vsnprintf(t->at + t->length, (size_t)n + 1, format, args);
+    dt__vprint(t->at + t->length, (size_t)n + 1, format, args);
     va_end(args);
     t->length += n;
 }
@@ -5777,7 +5834,7 @@ __attribute__((format(printf, 3, 4))) static dt_tensor dt__poison(dt_graph *g, d
     va_list args;
     if (g->result) return dt__none();
     va_start(args, format);
-    vsnprintf(g->sentence, sizeof g->sentence, format, args);
+    dt__vprint(g->sentence, sizeof g->sentence, format, args);
     va_end(args);
     g->result = dt__error(code, "%s%s%s", g->prefix, g->prefix[0] ? ": " : "", g->sentence);
     return dt__none();
@@ -12133,6 +12190,7 @@ static dt_result dt__path_join(char joined[PATH_MAX], const char *folder, const 
 
 static dt_result dt__file_create(const char *path, int *fd)
 {
+    dt__descriptors_fill();
     *fd = DT__FILE_ALLOWS() ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
     return *fd < 0 ? dt__file_error("create", path) : DT_OK;
 }
@@ -12164,6 +12222,7 @@ static dt_result dt__file_finish(int fd, const char *path, dt_result r)
 static dt_result dt__file_open(const char *path, int *fd, int64_t *bytes)
 {
     struct stat is;
+    dt__descriptors_fill();
     *fd = DT__FILE_ALLOWS() ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1; /* a FIFO must not block */
     if (*fd < 0) return dt__file_error("read", path);
     if (!fstat(*fd, &is) && S_ISREG(is.st_mode)) return *bytes = is.st_size, DT_OK;
@@ -12365,7 +12424,7 @@ static int dt__json_fail(dt__json *j, const char *format, ...)
     va_list args;
     if (j->result) return 0;
     va_start(args, format);
-    vsnprintf(what, sizeof what, format, args);
+    dt__vprint(what, sizeof what, format, args);
     va_end(args);
     for (int64_t i = 0; i < j->at; i++) line += j->text[i] == '\n';
     j->result = dt__error(DT_E_DATA, "%s, line %lld, byte %lld of the file: %s", j->path, (long long)line,
@@ -14984,8 +15043,8 @@ static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fau
                       strsignal(WTERMSIG(status)));
         break;
     case DT__FAULT_FROZEN:
-        snprintf(text, size, "rank %d has not moved for %g s (frozen or cut off? if it computes for so long, raise "
-                 "--timeout)", rank, job->timeout_ms * 1e-3);
+        dt__print(text, size, "rank %d has not moved for %g s (frozen or cut off? if it computes for so long, raise "
+                  "--timeout)", rank, job->timeout_ms * 1e-3);
         break;
     case DT__FAULT_DEADLOCK:
         snprintf(text, size, "rank %d waits for a rank that waits for it (a send without its receive, or ranks that "
@@ -16678,7 +16737,7 @@ static dt_result dt__environment_number(const char *name, double low, double hig
 {
     const char *text = getenv(name);
     char *end = NULL;
-    *value = text && *text ? strtod(text, &end) : 0.0;
+    *value = text && *text ? dt__number(text, &end, 0) : 0.0;
     if (!end || (!*end && *value >= low && *value <= high)) return DT_OK;
     return dt__misuse("%s=%s: it is %s", name, text, what);
 }
@@ -22547,7 +22606,7 @@ static dt_result dt__launch_seconds(const char *name, double lowest, double *sec
     const char *value = getenv(name);
     char *end = NULL;
     if (!value) return DT_OK;
-    *seconds = strtod(value, &end);
+    *seconds = dt__number(value, &end, 0);
     if (end != value && !*end && *seconds >= lowest && *seconds <= 1e6) return DT_OK;
     return dt__misuse("%s %s: it is a number of seconds from %g to 1e6", name, value, lowest);
 }
@@ -22957,7 +23016,7 @@ static int dt__supervise_wait(dt__supervisor *s)
     if (s->progress >= 0) DT__PRINT(from, ", to go on from step %lld", (long long)s->progress);
     s->restarts++;
     s->idle++;
-    fprintf(stderr, "dtrain: %s: restart %d of %d in %g s%s\n", why, s->idle, (int)s->plan.restarts, wait, from);
+    dt__say(stderr, "dtrain: %s: restart %d of %d in %g s%s\n", why, s->idle, (int)s->plan.restarts, wait, from);
     while (!s->signal && dt__now() < until) dt__supervise_listen(s);
     return !s->signal;
 }
@@ -23142,17 +23201,17 @@ static dt_result dt__node_join(dt__link *f, dt__address *address, float timeout,
 /* A communicator over all ranks of a link, which it owns from then on. On one node shared memory replaces the link. */
 static dt_result dt__join(dt_comm **c, dt__link *f)
 {
-    float timeout = getenv("DT_TIMEOUT") ? (float)atof(getenv("DT_TIMEOUT")) : 10.0f;
+    double timeout = 10;
     const int64_t each = (int64_t)(sizeof(dt__address) + sizeof(int));
     dt__address *address = (dt__address *)dt__alloc(f->size * each, "the addresses of ranks");
     int *node = (int *)(void *)(address + f->size), fd = -1, place = 0, nodes;
     dt_comm *near = NULL;
     dt__job *job = NULL;
-    dt_result r = address ? DT_OK : DT_E_MEMORY;
+    dt_result r = address ? dt__launch_seconds("DT_TIMEOUT", 0.05, &timeout) : DT_E_MEMORY;
     *c = NULL;
     if (!r) address[f->rank].node = dt__node_key(f);
     if (!r) r = dt__exchange_addresses(f, address);
-    if (!r) r = dt__node_join(f, address, timeout, &fd, &place);
+    if (!r) r = dt__node_join(f, address, (float)timeout, &fd, &place);
     if (!r && (job = dt__attach(fd)) == NULL) r = dt__error(DT_E_SYSTEM, "the node's memory cannot be mapped");
     if (!r) dt__job_rank(job, place)->world = f->rank;
     if (!r) r = dt__comm_open(&near, job, place, fd, 0);
@@ -23921,7 +23980,7 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
 /* Begins a line of the plan with its bytes in a unit of 1e3 or 1e6; returns whether it has some. */
 static int dt__memory_line(const char *what, int64_t bytes, double unit)
 {
-    if (bytes) printf("         %-11s %8.1f %s  ", what, (double)bytes / unit, unit < 1e6 ? "kB" : "MB");
+    if (bytes) dt__tell("         %-11s %8.1f %s  ", what, (double)bytes / unit, unit < 1e6 ? "kB" : "MB");
     return bytes != 0;
 }
 
@@ -23939,7 +23998,7 @@ static void dt__memory_print(const dt_trainer *t)
         DT__PRINT(share, " / %d (experts / %lld)", e->store.shards, (long long)dt__max(1, e->store.shards / ep));
     else if (e->shape.zero) DT__PRINT(share, " / %d", e->store.shards);
     if (ep > 1) DT__PRINT(experts, ", experts / %lld", (long long)ep);
-    printf("memory   %.1f %s per rank\n", (double)m->total / unit, unit < 1e6 ? "kB" : "MB");
+    dt__tell("memory   %.1f %s per rank\n", (double)m->total / unit, unit < 1e6 ? "kB" : "MB");
     if (dt__memory_line("weights", m->weights, unit))
         printf("4 P%s, P = %lld%s%s\n", e->shape.zero > 2 ? share : "",
                (long long)(part ? e->store.param_floats : e->net.weights),
@@ -23957,8 +24016,8 @@ static void dt__memory_print(const dt_trainer *t)
                    leaves);
     }
     if (dt__memory_line("optimizer", m->optimizer, unit))
-        printf("%g P%s (%s%s)\n", dt__optimizer_bytes(&t->recipe), share, optimizers[t->recipe.optimizer],
-               t->recipe.ema > 0.0f ? ", average of the weights" : "");
+        dt__tell("%g P%s (%s%s)\n", dt__optimizer_bytes(&t->recipe), share, optimizers[t->recipe.optimizer],
+                 t->recipe.ema > 0.0f ? ", average of the weights" : "");
     if (dt__memory_line("activations", m->activations, unit))
         printf("up to %d unit%s of %lld x %lld %s%s\n", e->chunks[0].slots, e->chunks[0].slots == 1 ? "" : "s",
                (long long)e->rows, (long long)t->feed.is.inputs / e->mesh.size[DT_AXIS_CONTEXT],
@@ -23982,7 +24041,7 @@ static dt_result dt__memory_limit(int64_t *limit)
 {
     const char *text = getenv("DT_MEM_LIMIT");
     char *end = NULL;
-    double value = text && *text ? strtod(text, &end) : -1.0, unit = 1.0;
+    double value = text && *text ? dt__number(text, &end, 0) : -1.0, unit = 1.0;
     *limit = -1;
     if (value < 0.0 && !end) return DT_OK;
     if (*end == 'k' || *end == 'K') unit = 1e3, end++;
@@ -24173,11 +24232,11 @@ static void dt__trainer_banner(const dt_trainer *t)
     printf("layout   %d %srank%s", ranks, nodes == 1 && ranks > 1 ? "local " : "", ranks == 1 ? "" : "s");
     if (nodes > 1) printf(" on %d nodes (shared memory inside, %s between)", nodes, t->comm->link->name);
     else if (ranks > 1) printf(" (%s, shared memory)", dt__thread.rank ? "threads" : "processes");
-    printf(" x %d thread%s%s, %s kernels, %s%s; GEMM peak %.1f GFLOP/s together\n", t->pool->workers,
-           t->pool->workers == 1 ? "" : "s", t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
-           r->numerics == DT_FAST ? "fast numerics" : "exact",
-           t->e.net.precision == DT_BF16 ? " fp32 sums of bf16" : t->e.net.precision ? " fp32 sums of fp16" : "",
-           t->peak_gflops);
+    dt__tell(" x %d thread%s%s, %s kernels, %s%s; GEMM peak %.1f GFLOP/s together\n", t->pool->workers,
+             t->pool->workers == 1 ? "" : "s", t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
+             r->numerics == DT_FAST ? "fast numerics" : "exact",
+             t->e.net.precision == DT_BF16 ? " fp32 sums of bf16" : t->e.net.precision ? " fp32 sums of fp16" : "",
+             t->peak_gflops);
     if (threads > cores)
         printf("         %lld threads share %lld cores: lower --threads or --ranks\n", (long long)threads,
                (long long)cores);
@@ -25519,7 +25578,7 @@ static void dt__timeline_trace(FILE *f, const dt__bar *bars, int64_t most, int r
             if (b->shard >= 0) fprintf(f, " of shard %d, micro-batch %d", b->shard, b->micro);
             if (b->first >= 0 && b->first == b->last) fprintf(f, ", segment %d", b->first);
             else if (b->first >= 0) fprintf(f, ", segments %d to %d", b->first, b->last);
-            fprintf(f, "\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}",
+            dt__say(f, "\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}",
                     op ? op : "EXCHANGE", rank + b->line * ranks, 1e6 * (b->begin - from), 1e6 * (b->end - b->begin));
             comma = ",\n";
         }
@@ -25708,9 +25767,9 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
         printf("compiler groups run tile by tile: %s\n", t->e.compiling.why);
     if (!r && t->e.net.compiler && t->layout.compile.memory && dt__trainer_speaks(t) &&
         4.0 * dt__compiled_floats(&t->e.net) > (double)t->layout.compile.memory)
-        printf("compiler a unit needs %.1f MB: no more can be computed again cheaply for the goal of %.1f MB. Choose "
-               "another --recompute, or a smaller micro-batch\n", 4e-6 * dt__compiled_floats(&t->e.net),
-               1e-6 * (double)t->layout.compile.memory);
+        dt__tell("compiler a unit needs %.1f MB: no more can be computed again cheaply for the goal of %.1f MB. Choose "
+                 "another --recompute, or a smaller micro-batch\n", 4e-6 * dt__compiled_floats(&t->e.net),
+                 1e-6 * (double)t->layout.compile.memory);
     if (!r && t->e.net.compiler && t->layout.compile.graph && dt_trainer_is_root(t)) r = dt__trainer_graph(t);
 #endif
     if (!r && !from) r = dt__trainer_first(t);
@@ -26213,9 +26272,9 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
         dt__line_end(t);
         printf("step %lld/%lld  validation loss ", (long long)info->step, (long long)t->recipe.steps);
         if (dt__loss_in_nats(t))
-            printf("%.4f nats, %.3f bits per %s\n", (double)info->validation,
-                   (double)info->validation * 1.4426950408889634, t->feed.own ? "target" : "token");
-        else printf("%.5g\n", (double)info->validation);
+            dt__tell("%.4f nats, %.3f bits per %s\n", (double)info->validation,
+                     (double)info->validation * 1.4426950408889634, t->feed.own ? "target" : "token");
+        else dt__tell("%.5g\n", (double)info->validation);
     }
     if (dt__trainer_draws(t) && (last || (o->sample_every && info->step % o->sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
@@ -26295,7 +26354,9 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     for (size_t k = 0; k < sizeof list / sizeof *list; k++) {
         if (!list[k].on) continue;
         fprintf(t->metrics, "%s\"%s\":", comma, list[k].name);
-        if (list[k].value - list[k].value == 0.0) fprintf(t->metrics, "%.9g", list[k].value);
+        double x = list[k].value;
+        int whole = x > -9e15 && x < 9e15 && x == (double)(int64_t)x; /* a count keeps all of its digits */
+        if (x - x == 0.0) dt__say(t->metrics, "%.*g", whole ? 16 : 9, x);
         else fputs("null", t->metrics);
         comma = ",";
     }
@@ -26376,11 +26437,11 @@ static void dt__save_learn(dt_trainer *t)
     int speaks = dt__trainer_speaks(t);
     s->interval = best < 1800.0 ? best : 1800.0;
     if (l->interval == DT_AUTO && speaks && (before <= 0.0 || s->interval > 1.5 * before))
-        printf("checkpoint every %.1f s: sqrt(2 x %.3f s that a save costs x %.0f s between failures) is %.1f s (Young "
-               "1974), at most 30 minutes are lost\n", s->interval, s->cost, (double)l->mtbf, best);
+        dt__tell("checkpoint every %.1f s: sqrt(2 x %.3f s that a save costs x %.0f s between failures) is %.1f s "
+                 "(Young 1974), at most 30 minutes are lost\n", s->interval, s->cost, (double)l->mtbf, best);
     if (speaks && most > (double)l->deadline && !s->warned)
-        printf("a save takes %.1f s, but between a request to stop and the end are %.1f s (--deadline): it will not "
-               "fit, and the checkpoint before is what a restart finds\n", most, (double)l->deadline);
+        dt__tell("a save takes %.1f s, but between a request to stop and the end are %.1f s (--deadline): it will not "
+                 "fit, and the checkpoint before is what a restart finds\n", most, (double)l->deadline);
     s->warned |= most > (double)l->deadline;
 }
 
@@ -26396,9 +26457,9 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
     r = dt__trainer_save(t, behind);
     if (!r && !behind && dt__trainer_speaks(t)) {
         dt__line_end(t);
-        printf("step %lld/%lld  checkpoint %s/step-%09lld, %.1f MB in %.2f s\n", (long long)info->step,
-               (long long)t->recipe.steps, l->place, (long long)info->step, (double)t->save.bytes / 1e6,
-               t->save.seconds);
+        dt__tell("step %lld/%lld  checkpoint %s/step-%09lld, %.1f MB in %.2f s\n", (long long)info->step,
+                 (long long)t->recipe.steps, l->place, (long long)info->step, (double)t->save.bytes / 1e6,
+                 t->save.seconds);
     }
     if (!r) dt__save_learn(t);
     if (r || !stop) return r;
@@ -26415,8 +26476,8 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
     t->first = -1;
     info->step = t->e.step, info->loss = (float)t->save.now.loss;
     if (dt__trainer_speaks(t))
-        printf("complete: all %lld steps are done, the last with loss %.5g\n", (long long)info->step,
-               (double)info->loss);
+        dt__tell("complete: all %lld steps are done, the last with loss %.5g\n", (long long)info->step,
+                 (double)info->loss);
     if (dt__trainer_draws(t)) r = dt__trainer_print_sample(t, info->step);
     return r || dt__trainer_whole(t) ? r : dt__trainer_hash(t);
 }
@@ -27091,8 +27152,8 @@ static dt_result dt__fast_distance(dt_trainer *t, dt__two_ways *w)
     t->distance[0] = (double)__builtin_fabsf(w->loss[1] - w->loss[0]) / (double)w->loss[0];
     t->distance[1] = (double)(w->far[0] / w->far[1]);
     if (dt_trainer_is_root(t) && !t->layout.output.quiet)
-        printf("fast     the first batch differs from exact numerics by %.1e of the loss, %.1e of the largest "
-               "gradient\n", t->distance[0], t->distance[1]);
+        dt__tell("fast     the first batch differs from exact numerics by %.1e of the loss, %.1e of the largest "
+                 "gradient\n", t->distance[0], t->distance[1]);
     return DT_OK;
 }
 
@@ -27123,8 +27184,8 @@ static void dt__compilation_profile(const double *by_op)
         }
         if (top[n] <= 0.0) break;
         found++;
-        printf("%s%s %.1f %%", n ? ", " : "         its time: ",
-               kind[n] == DT__OP_COUNT ? "groups" : dt__op_of(kind[n])->name, 100.0 * top[n] / all);
+        dt__tell("%s%s %.1f %%", n ? ", " : "         its time: ",
+                 kind[n] == DT__OP_COUNT ? "groups" : dt__op_of(kind[n])->name, 100.0 * top[n] / all);
     }
     printf("\n");
 }
@@ -27132,18 +27193,19 @@ static void dt__compilation_print(const dt_trainer *t, const double *by_op)
 {
     const dt_compilation_report *r = &t->compilation;
     double gain = r->before / r->seconds;
-    printf("compiler %lld ops became %lld, of which %lld are groups of %lld ops; compiled in %.3f s%s\n",
-           (long long)r->recorded, (long long)r->ops, (long long)r->groups, (long long)r->grouped, r->compiling,
-           t->layout.compile.verify ? "; every bit is the same" : "");
+    dt__tell("compiler %lld ops became %lld, of which %lld are groups of %lld ops; compiled in %.3f s%s\n",
+             (long long)r->recorded, (long long)r->ops, (long long)r->groups, (long long)r->grouped, r->compiling,
+             t->layout.compile.verify ? "; every bit is the same" : "");
     printf("         %lld graphs for %lld segments; chains of elementwise ops run %s\n", (long long)r->plans,
            (long long)t->e.net.count, t->layout.compile.backend != DT_BACKEND_CC ? "tile by tile" : *t->e.compiling.why
            ? "tile by tile, for want of a compiler" : r->built ? "as C, compiled now" : "as C from the cache");
-    printf("         memory of a unit %.1f MB before, %.1f MB compiled; %.1f MB less go through memory\n",
-           (double)r->memory_before / 1e6, (double)r->memory / 1e6, (double)r->traffic / 1e6);
-    printf("         time of a step %.2f ms before, %.2f ms compiled: %.3fx; ", 1e3 * r->before, 1e3 * r->seconds,
-           gain);
+    dt__tell("         memory of a unit %.1f MB before, %.1f MB compiled; %.1f MB less go through memory\n",
+             (double)r->memory_before / 1e6, (double)r->memory / 1e6, (double)r->traffic / 1e6);
+    dt__tell("         time of a step %.2f ms before, %.2f ms compiled: %.3fx; ", 1e3 * r->before, 1e3 * r->seconds,
+             gain);
     if (r->break_even > 0.0)
-        printf("pays from T* = c s/(s-1) = %.3g s on, %.0f steps\n", r->compiling * gain / (gain - 1.0), r->break_even);
+        dt__tell("pays from T* = c s/(s-1) = %.3g s on, %.0f steps\n", r->compiling * gain / (gain - 1.0),
+                 r->break_even);
     else printf("%s\n", r->compiled ? "it saves no time" : "it saves no time, and ops run one by one");
     dt__compilation_profile(by_op);
 }
