@@ -1234,6 +1234,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <locale.h>
 #include <sched.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -1270,7 +1271,6 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #ifdef __linux__
 #include <linux/falloc.h>
 #include <linux/futex.h>
-#include <spawn.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -1732,6 +1732,39 @@ static void dt__descriptors_fill(void)
     int fd = open("/dev/null", O_RDWR);
     while (fd >= 0 && fd < 3) fd = open("/dev/null", O_RDWR);
     if (fd >= 0) close(fd);
+}
+
+extern char **environ; /* unistd.h hides it from programs that did not ask for GNU extensions */
+
+/* Starts a program, by its path or a name in PATH, that blocks no signal; with `said` its messages become that file.
+ * Returns errno. */
+static int dt__spawn(pid_t *pid, char *const *argv, const char *program, const char *said)
+{
+    posix_spawn_file_actions_t files;
+    posix_spawnattr_t how;
+    sigset_t none;
+    int failed = 0;
+    sigemptyset(&none);
+    posix_spawn_file_actions_init(&files);
+    posix_spawnattr_init(&how);
+    posix_spawnattr_setflags(&how, POSIX_SPAWN_SETSIGMASK);
+    posix_spawnattr_setsigmask(&how, &none);
+    if (said) failed = posix_spawn_file_actions_addopen(&files, 2, said, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (!failed) failed = posix_spawnp(pid, program, &files, &how, argv, environ);
+    posix_spawnattr_destroy(&how);
+    posix_spawn_file_actions_destroy(&files);
+    return failed;
+}
+
+/* Runs a program and returns its wait status; -1 with errno: it cannot be started. This process keeps its signals,
+ * unlike in system(), which would lose a Ctrl-C. */
+static int dt__run_program(char *const *argv, const char *said)
+{
+    int status = -1;
+    pid_t pid;
+    if ((errno = dt__spawn(&pid, argv, argv[0], said)) != 0) return -1;
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
+    return status;
 }
 
 /* ---- threads of one rank -------------------------------------------------------------------
@@ -11616,7 +11649,7 @@ static int dt__cache_folder(char *folder, size_t size)
     for (int i = 0; i < 3; i++) {
         struct stat s;
         int n = base[i] && *base[i] ? snprintf(folder, size, "%s%s", base[i], i == 1 ? "/.cache" : "") : -1;
-        if (n < 0 || n + 20 >= (int)size || strchr(folder, '\'')) continue; /* a shell gets the name */
+        if (n < 0 || n + 20 >= (int)size) continue;
         mkdir(folder, 0777);
         snprintf(folder + n, size - (size_t)n, i < 2 ? "/dtrain" : "/dtrain-%u", (unsigned)geteuid());
         mkdir(folder, 0700);
@@ -11653,8 +11686,10 @@ static int dt__seal(const char *path, const char *key, int check)
 static int dt__chains_build(const char *path, const char *key, const char *text, const char *cc, const char *flags,
                             char *why, int size)
 {
-    char draft[PATH_MAX], line[4 * PATH_MAX], said[PATH_MAX + 8], first[160] = "it cannot be started";
-    int done = 0, n = DT__PRINT(draft, "%s.XXXXXX.c", path), fd = mkstemps(draft, 2);
+    enum { WORDS = 64 };
+    char draft[PATH_MAX], line[PATH_MAX], said[PATH_MAX + 8], out[PATH_MAX + 8], first[160] = "it cannot be started";
+    char *argv[WORDS + 4], *rest = NULL;
+    int done = 0, words = 0, n = DT__PRINT(draft, "%s.XXXXXX.c", path), fd = mkstemps(draft, 2);
     FILE *file = fd >= 0 && n < (int)sizeof draft ? fdopen(fd, "w") : NULL;
     if (file) done = fputs(text, file) >= 0;
     if (file) done &= !fclose(file);
@@ -11662,9 +11697,13 @@ static int dt__chains_build(const char *path, const char *key, const char *text,
     if (!done && fd >= 0) unlink(draft);
     if (!done) return 0;
     DT__PRINT(said, "%s.txt", draft);
-    DT__PRINT(line, "%s -std=gnu11 -O2 -fPIC -shared -w -ffp-contract=off -fno-fast-math %s -o '%s.so' "
-              "'%s' 2>'%s'", cc, flags, draft, draft, said);
-    done = !system(line);
+    DT__PRINT(out, "%s.so", draft);
+    DT__PRINT(line, "%s -std=gnu11 -O2 -fPIC -shared -w -ffp-contract=off -fno-fast-math %s -o", cc, flags);
+    for (char *w = strtok_r(line, " ", &rest); w && words < WORDS; w = strtok_r(NULL, " ", &rest)) argv[words++] = w;
+    argv[words] = out, argv[words + 1] = draft, argv[words + 2] = NULL;
+    done = dt__run_program(argv, said);
+    if (done < 0) DT__PRINT(first, "%s", strerror(errno));
+    done = !done;
     if ((file = fopen(said, "r")) != NULL) {
         if (fgets(first, sizeof first, file)) first[strcspn(first, "\n")] = 0;
         fclose(file);
@@ -11672,9 +11711,8 @@ static int dt__chains_build(const char *path, const char *key, const char *text,
     snprintf(why, (size_t)size, "the compiler '%s' failed: %s. Set CC to one that compiles C", cc, first);
     unlink(said);
     unlink(draft);
-    strcat(draft, ".so");
-    done = done && dt__seal(draft, key, 0) && !rename(draft, path);
-    if (!done) unlink(draft);
+    done = done && dt__seal(out, key, 0) && !rename(out, path);
+    if (!done) unlink(out);
     return done;
 }
 
@@ -11687,8 +11725,7 @@ static void *dt__chains_load(const char *text, const char *flags, char *why, int
     int lock, there;
     void *library = NULL;
     dt__sha256 h;
-    snprintf(why, (size_t)size, "no folder for compiled code is writable. Set XDG_CACHE_HOME to one of your own, "
-             "without ' in its name");
+    snprintf(why, (size_t)size, "no folder for compiled code is writable. Set XDG_CACHE_HOME to one of your own");
     if (!dt__cache_folder(folder, sizeof folder)) return NULL;
     if (!cc || !*cc) cc = "cc";
     dt__sha256_begin(&h);
@@ -14987,19 +15024,62 @@ static int dt__stop_signal;
 
 static void dt__note_stop(int sig) { __atomic_store_n(&dt__stop_signal, sig, __ATOMIC_RELAXED); }
 
-/* Lets a rank without a supervisor see Ctrl-C and SIGTERM as a stop request, unless the program handles them. A second
+enum { DT__STOPS = 3 };
+static const int dt__stops[DT__STOPS] = {SIGINT, SIGTERM, SIGHUP};
+
+/* The mapped file that this code is in; "" where /proc does not tell. */
+static void dt__code_file(uintptr_t at, char file[PATH_MAX])
+{
+    char line[PATH_MAX + 128];
+    unsigned long from, to;
+    FILE *f = fopen("/proc/self/maps", "r");
+    file[0] = 0;
+    while (f && fgets(line, sizeof line, f))
+        if (sscanf(line, "%lx-%lx", &from, &to) == 2 && at >= from && at < to && strchr(line, '/'))
+            dt__print(file, PATH_MAX, "%.*s", (int)strcspn(strchr(line, '/'), "\n"), strchr(line, '/'));
+    if (f) fclose(f);
+}
+
+/* Is a signal as the system or a library set it? A handler counts as the program's if its code is in the executable,
+ * in the file that this code is in, or in no file; libraries that libfabric loads install some, too. */
+static int dt__signal_is_free(int sig)
+{
+    char file[PATH_MAX], own[PATH_MAX], main_file[PATH_MAX] = "";
+    struct sigaction old;
+    if (sigaction(sig, NULL, &old) || old.sa_handler == SIG_IGN) return 0;
+    if (old.sa_handler == SIG_DFL) return 1;
+    dt__code_file((uintptr_t)old.sa_handler, file);
+    dt__code_file((uintptr_t)dt__note_stop, own);
+    (void)!readlink("/proc/self/exe", main_file, sizeof main_file - 1);
+    return *file && strcmp(file, own) && strcmp(file, main_file);
+}
+
+/* At the start of a program: signals that ask it to stop arrive and do so, unless they were ignored; and it learns how
+ * the programs that it starts have ended. */
+static void dt__signals_reset(void)
+{
+    struct sigaction old;
+    sigset_t set;
+    sigemptyset(&set);
+    for (int i = 0; i < DT__STOPS; i++) {
+        sigaddset(&set, dt__stops[i]);
+        if (dt__signal_is_free(dt__stops[i])) signal(dt__stops[i], SIG_DFL);
+    }
+    sigprocmask(SIG_UNBLOCK, &set, NULL);
+    if (!sigaction(SIGCHLD, NULL, &old) && old.sa_handler == SIG_IGN) signal(SIGCHLD, SIG_DFL);
+}
+
+/* Lets a rank without a supervisor see these signals as a stop request, unless the program handles them. A second
  * Ctrl-C ends it at once. */
 static void dt__comm_catch_stop(const dt_comm *c)
 {
-    static const int signals[] = {SIGINT, SIGTERM};
-    struct sigaction action, old;
+    struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_handler = dt__note_stop;
     sigemptyset(&action.sa_mask);
-    for (int i = 0; i < 2 && (!c->job || c->job->loose); i++) {
-        action.sa_flags = signals[i] == SIGINT ? SA_RESTART | (int)SA_RESETHAND : SA_RESTART;
-        if (!sigaction(signals[i], NULL, &old) && !(old.sa_flags & SA_SIGINFO) && old.sa_handler == SIG_DFL)
-            sigaction(signals[i], &action, NULL);
+    for (int i = 0; i < DT__STOPS && (!c->job || c->job->loose); i++) {
+        action.sa_flags = dt__stops[i] == SIGINT ? SA_RESTART | (int)SA_RESETHAND : SA_RESTART;
+        if (dt__signal_is_free(dt__stops[i])) sigaction(dt__stops[i], &action, NULL);
     }
 }
 
@@ -22813,14 +22893,15 @@ static int dt__supervise_status(const dt__supervisor *s)
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-/* The signals that the supervisor takes with sigtimedwait; they are blocked in it and not in its ranks. */
+/* The signals that the supervisor takes with sigtimedwait; they are blocked in it and not in its ranks. What nohup or a
+ * shell's & let it ignore it ignores. */
 static void dt__supervise_signals(sigset_t *set)
 {
+    struct sigaction old;
     sigemptyset(set);
-    sigaddset(set, SIGINT);
-    sigaddset(set, SIGTERM);
-    sigaddset(set, SIGHUP);
     sigaddset(set, SIGCHLD);
+    for (int i = 0; i < DT__STOPS; i++)
+        if (!sigaction(dt__stops[i], NULL, &old) && old.sa_handler != SIG_IGN) sigaddset(set, dt__stops[i]);
 #ifdef __linux__
     sigprocmask(SIG_BLOCK, set, NULL);
 #endif
@@ -22928,13 +23009,9 @@ static void dt__give_cores(const dt__supervisor *s, int rank)
     if (each) (void)syscall(SYS_sched_setaffinity, 0, sizeof mask, rank < 0 ? s->may : mask);
 }
 
-extern char **environ; /* unistd.h hides it from programs that did not ask for GNU extensions */
-
 /* Starts the ranks: copies of this program, without the launcher's options. Returns errno of the one that failed. */
 static int dt__spawn_ranks(dt__supervisor *s, char **argv)
 {
-    posix_spawnattr_t attributes;
-    sigset_t none;
     int failed = 0;
     dt__setenv_number("WORLD_SIZE", s->job->size);
     dt__setenv_number("LOCAL_WORLD_SIZE", s->job->size);
@@ -22943,23 +23020,18 @@ static int dt__spawn_ranks(dt__supervisor *s, char **argv)
     dt__setenv_number("DT_MEMFD", s->fd);
     dt__setenv_number("DT_RESTARTS", s->restarts);
     dt__setenv_number("DT_SUPERVISOR", (double)getpid());
-    sigemptyset(&none);
-    posix_spawnattr_init(&attributes);
-    posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
-    posix_spawnattr_setsigmask(&attributes, &none);
     s->job->bound = s->cores >= s->job->size;
     for (int r = 0; r < s->job->size; r++) {
         pid_t pid = 0;
         dt__setenv_number("RANK", r);
         dt__setenv_number("LOCAL_RANK", r);
         dt__give_cores(s, r);
-        failed = posix_spawn(&pid, "/proc/self/exe", NULL, &attributes, argv, environ);
+        failed = dt__spawn(&pid, argv, "/proc/self/exe", NULL);
         if (failed) break;
         dt__job_rank(s->job, r)->pid = (int32_t)pid;
         s->alive++;
     }
     dt__give_cores(s, -1);
-    posix_spawnattr_destroy(&attributes);
     return failed;
 }
 
@@ -23048,7 +23120,6 @@ static dt_result dt__launch_processes(const dt__launch_plan *plan, char **argv)
     s.plan = *plan, s.progress = -1;
     if (!plan->unbound) dt__claim_cores(&s);
     dt__supervise_signals(&s.signals);
-    signal(SIGCHLD, SIG_DFL); /* where it is ignored, waitpid cannot tell how a rank ended */
     fflush(NULL);
     do r = dt__supervise_start(&s, argv);
     while (!r && dt__supervise_again(&s));
@@ -23091,9 +23162,8 @@ static void dt__become_rank(int fd)
     fcntl(fd, F_SETFD, FD_CLOEXEC);
     action.sa_sigaction = dt__rank_signal, action.sa_flags = SA_SIGINFO | SA_RESTART;
     sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGHUP, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
+    for (int i = 0; i < DT__STOPS; i++)
+        if (dt__stops[i] == SIGTERM || dt__signal_is_free(dt__stops[i])) sigaction(dt__stops[i], &action, NULL);
 }
 
 /* ---- ranks that another launcher started ----
@@ -23371,6 +23441,7 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
     double timeout = 10;
     dt_result r;
     if (dt__thread.rank) return DT_OK;
+    dt__descriptors_fill();
 #ifdef __linux__
     int fd = dt__environment_int("DT_MEMFD", -1);
     dt__job *job = dt__attach(fd);
@@ -23380,6 +23451,7 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
         return DT_OK;
     }
 #endif
+    dt__signals_reset();
     plan.backoff = 1;
     r = dt__launch_seconds("DT_TIMEOUT", 0.05, &timeout);
     plan.timeout = (float)timeout;
@@ -23895,8 +23967,6 @@ static dt_result dt__check_checkpoint(const dt_checkpoints *c)
         return dt__misuse("--checkpoint needs the name of a directory, of up to %d bytes", PATH_MAX - 128);
     if (c->mirror && (!*c->mirror || strlen(c->mirror) > PATH_MAX - 128))
         return dt__misuse("--mirror needs the name of a place, of up to %d bytes", PATH_MAX - 128);
-    if (dt__mirror_line(c) && (memchr(c->mirror, '\'', strcspn(c->mirror, " ")) || strchr(c->place, '\'')))
-        return dt__misuse("--mirror %s: the names of the two places contain ': choose other names", c->mirror);
     if (c->async && c->kind == DT_FULL)
         return dt__misuse("--checkpoint-async is for --checkpoint-kind sharded: in a full one ranks wait for rank 0; "
                           "save sharded, and convert afterwards");
@@ -24880,13 +24950,10 @@ static dt_result dt__mirror_command(const dt_checkpoints *l, int back)
 {
     char place[PATH_MAX];
     const char *command = dt__mirror_line(l), *from = back ? place : l->place, *to = back ? l->place : place;
-    dt__text line = DT__ZERO;
+    const char *argv[] = {"sh", "-c", "export DT_FROM=\"$1\" DT_TO=\"$2\"; exec sh -c \"$0\"", command, from, to, NULL};
     int status;
     DT__PRINT(place, "%.*s", (int)(command - l->mirror), l->mirror);
-    dt__text_add(&line, "DT_FROM='%s' DT_TO='%s'; export DT_FROM DT_TO; %s", from, to, command);
-    status = line.failed ? -1 : system(line.at);
-    dt__free(line.at);
-    if (!status) return DT_OK;
+    if (!(status = dt__run_program((char *const *)(uintptr_t)argv, NULL))) return DT_OK;
     return dt__error(DT_E_FILE, "the mirror's command ended with status %d: run it by hand with DT_FROM=%s DT_TO=%s to "
                      "see why", WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), from, to);
 }

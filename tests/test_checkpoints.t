@@ -488,7 +488,6 @@ refused($_->[0], "$_->[0] --ranks 1", 2, $_->[1]) for (
     ["--checkpoint $tmp/x --keep -1", qr/--keep/],
     ["--checkpoint $tmp/x --deadline 0", qr/--deadline/],
     ["--checkpoint $tmp/x --mtbf 0", qr/--mtbf/],
-    ["--checkpoint $tmp/x --mirror \"$tmp/it's cp \\\$DT_FROM \\\$DT_TO\"", qr/the names of the two places contain '/],
     ["--checkpoint $tmp/x --mirror $tmp/y --mirror-command cp", qr/unknown option --mirror-command: did you mean --mirror/],
     ["--mirror $tmp/y", qr/there is no place for checkpoints/],
     ['--checkpoint-async', qr/there is no place for checkpoints/],

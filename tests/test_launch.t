@@ -1,0 +1,178 @@
+# Where and how a program starts: the locale, closed descriptors, signals that are blocked, ignored or handled, launchers
+# around it, files that are inputs and outputs. Each in the builds that this machine can make.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Dt;
+use JSON::PP;
+use Test::More;
+use Time::HiRes qw(sleep time);
+use POSIX qw(:sys_wait_h setpgid);
+
+my $cc = $ENV{CC} || 'cc';
+my $flags = $ENV{DT_TEST_CFLAGS} || '-O0 -DDT_DEBUG';
+mkdir $_ for "$root/build", $build;
+
+# tests/launched.c with these switches.
+sub launched {
+    my ($name, $switches) = @_;
+    my ($program, $source) = ("$build/launched_$name", "$root/tests/launched.c");
+    return $program if -x $program && -M $program < -M "$root/dtrain.h" && -M $program < -M $source;
+    my ($status, undef, $err) = run(900, "$cc -std=gnu11 $flags $source -o $program $switches -lm -lpthread");
+    return $status ? (diag($err), undef)[1] : $program;
+}
+my $plain = launched('plain', '-DDT_COMPILER') or BAIL_OUT('launched.c does not compile');
+my $comm = launched('comm', '-DDT_COMM_ONLY') or BAIL_OUT('launched.c does not compile with DT_COMM_ONLY');
+my $mpi = mpi_missing() ? '' : mpi_flags('compile') . mpi_flags('link');
+my $fabric = run(60, "echo '#include <rdma/fabric.h>' | $cc -E - >/dev/null") ? '' : '-DDT_OFI -lfabric';
+my $engines = $mpi || $fabric ? launched('engines', "-DDT_NCCL $fabric " . ($mpi ? "-DDT_MPI $mpi" : '')) : undef;
+
+spew("$tmp/text", join ' ', map { ($_ * 7919) % 1000 } 1 .. 4000);
+my $train = "--data $tmp/text --batch 8 --sequence 16";
+my $places = 0;
+sub place { return "$tmp/place" . $places++ }
+sub steps_in { my $dir = shift; my @steps = sort { $a <=> $b } map { /step-(\d{9})$/ ? $1 + 0 : () } glob "$dir/step-*"; return @steps }
+
+# Starts a shell command in a process group of its own; `prepare` runs in the child first.
+sub start {
+    my ($command, $prepare) = @_;
+    my $out = "$tmp/started." . $places++;
+    my $pid = fork();
+    if (!$pid) {
+        setpgrp;
+        open STDIN, '<', '/dev/null';
+        open STDOUT, '>', $out;
+        open STDERR, '>&', \*STDOUT;
+        $prepare->() if $prepare;
+        exec '/bin/sh', '-c', $command;
+    }
+    return {pid => $pid, out => $out};
+}
+sub until_true {
+    my ($seconds, $test) = @_;
+    my $end = time + $seconds;
+    while (time < $end) { return 1 if $test->(); sleep 0.02 }
+    return 0;
+}
+# The exit status as a shell gives it; "late" after so many seconds.
+sub ended {
+    my ($job, $seconds) = @_;
+    my $status = 'late';
+    until_true($seconds, sub { waitpid($job->{pid}, WNOHANG) == $job->{pid} && ($status = WIFSIGNALED($?) ? 128 + WTERMSIG($?) : WEXITSTATUS($?), 1)[1] });
+    if ($status eq 'late') { kill 'KILL', -$job->{pid}; waitpid $job->{pid}, 0 }
+    return $status;
+}
+
+# ---- the locale ---------------------------------------------------------------------------------
+my $localedef = !have('localedef') || run(120, "mkdir -p $tmp/locale && localedef -i de_DE -f UTF-8 $tmp/locale/de_DE.UTF-8") ? 0 : 1;
+SKIP: {
+    skip 'localedef makes no de_DE.UTF-8 here: apt-get install locales', 1 if !-d "$tmp/locale/de_DE.UTF-8";
+    local $ENV{LOCPATH} = "$tmp/locale";
+    local $ENV{LC_ALL} = 'de_DE.UTF-8';
+    my %seen;
+    for my $when ('never', 'before', 'after') {
+        local $ENV{SETLOCALE} = $when;
+        my $dir = place();
+        my @run = run(120, "DT_TIMEOUT=60.5 XDG_CACHE_HOME=$dir.cache $plain $train --steps 3 --ranks 2 --learning-rate 2.5e-3 --warmup 1 --validation 0.25 --eval-every 2 " .
+                      "--compile on --compile-backend cc --checkpoint $dir --checkpoint-every 1 --metrics $dir.m --timeline $dir.t");
+        is($run[0], 0, "a trainer, setlocale $when") or diag($run[2]);
+        unlike($run[1], qr/\d,\d/, '  prints no decimal comma');
+        my @lines = split /\n/, slurp("$dir.m");
+        my @values = map { my $m = eval { decode_json($_) } || {}; join ' ', map { $m->{$_} // '' } qw(step loss norm learning_rate validation) } @lines[1 .. $#lines];
+        my $files = join "\n", map { my $name = $_; $name =~ s{.*/}{}; "$name " . Digest::SHA::sha256_hex(slurp($_)) } sort glob "$dir/step-*/*.safetensors";
+        my $manifest = eval { decode_json(slurp((glob "$dir/step-*/manifest.json")[-1])) } || {};
+        my $code = join ' ', map { s{.*/}{}r } sort glob "$dir.cache/dtrain/*.so";
+        ok(eval { decode_json(slurp("$dir.t")) }, '  its timeline is JSON');
+        $seen{$when} = join "\n", @values, $files, JSON::PP->new->canonical->encode($manifest->{recipe} || {}), $code, $run[1] =~ /^(sha256 .*)$/m;
+        my @again = run(60, "$plain $train --steps 3 --ranks 1 --learning-rate 2.5e-3 --warmup 1 --validation 0.25 --checkpoint $dir --resume only");
+        is($again[0], 0, '  and its checkpoint resumes') or diag($again[2]);
+        my @help = run(60, "$plain --help all");
+        $seen{"help $when"} = $help[1];
+    }
+    is($seen{$_}, $seen{never}, "  metrics, checkpoints, code and hash, setlocale $_, are those of the C locale") for qw(before after);
+    is($seen{"help $_"}, $seen{'help never'}, "  --help, setlocale $_") for qw(before);
+    local $ENV{SETLOCALE} = 'before';
+    my @run = run(60, "$plain $train --steps 3 --learning-rate 2,5");
+    like($run[2], qr/--learning-rate 2,5: choose a number/, '  a decimal comma is no number');
+}
+
+# ---- descriptors --------------------------------------------------------------------------------
+for my $closed ('>&-', '<&-', '2>&-', '<&- >&-', '>&- 2>&-', '<&- >&- 2>&-') {
+    is((run(60, "$comm --ranks 2 200 $closed"))[0], 0, "all-reduces with $closed");
+    my $dir = place();
+    my @run = run(60, "$plain $train --steps 2 --ranks 2 --checkpoint $dir --metrics $dir.m --timeline $dir.t $closed");
+    is($run[0], 0, "a trainer with $closed") or diag($run[2]);
+    is(join(' ', steps_in($dir)), '2', '  keeps its checkpoint');
+    is((run(60, "$plain $train --steps 2 --ranks 1 --checkpoint $dir --resume only"))[0], 0, '  whole') if !$run[0];
+}
+
+# ---- signals ------------------------------------------------------------------------------------
+# Starts a trainer, waits for a checkpoint, sends the signal, and returns its status and whether it resumes.
+sub stopped {
+    my ($command, $sig, $prepare, $to) = @_;
+    my $dir = place();
+    my $job = start("exec $command $train --steps 100000 --eval-every 0 --checkpoint $dir --checkpoint-every 2 --keep 1", $prepare);
+    until_true(60, sub { scalar(my @there = steps_in($dir)) }) or diag(substr slurp($job->{out}), -2000);
+    kill $_, ($to ? $to->($job) : $job->{pid}) for split / /, $sig;
+    my $status = ended($job, 60);
+    $job->{text} = slurp($job->{out});
+    my ($step) = reverse steps_in($dir);
+    return ($status, $step, $job, $dir);
+}
+my %builds = ('plain' => $plain, 'plain --ranks 2' => "$plain --ranks 2");
+if ($engines) {
+    $builds{'with engines'} = $engines;
+    $builds{'with engines --ranks 2'} = "$engines --ranks 2";
+}
+for my $build (sort keys %builds) {
+    for my $sig (qw(TERM INT HUP)) {
+        my ($status, $step, $job) = stopped($builds{$build}, $sig);
+        is($status, 75, "SIG$sig, $build: ends with 75") or diag(substr $job->{text}, -2000);
+    }
+    my ($status) = stopped($builds{$build}, 'TERM', sub { POSIX::sigprocmask(POSIX::SIG_BLOCK(), POSIX::SigSet->new(1, 2, 15)) });
+    is($status, 75, "  SIGTERM where signals were blocked at the start");
+    my ($late, $step, $job) = stopped($builds{$build}, 'INT HUP TERM', sub { $SIG{INT} = $SIG{HUP} = 'IGNORE' });
+    is($late, 75, '  SIGINT and SIGHUP that were ignored at the start (nohup, &) do not count');
+    unlike($job->{text}, qr/stopped by signal [12]\b/, '  and are not named') if $build =~ /ranks/;
+    ($status) = stopped($builds{$build}, 'TERM', sub { $SIG{CHLD} = 'IGNORE' });
+    is($status, 75, '  SIGTERM where SIGCHLD is ignored');
+    local $ENV{HANDLER} = 'own';
+    ($status) = stopped($builds{$build}, 'TERM');
+    is($status, $build =~ /ranks/ ? 75 : 55, "  a handler of the program's own stays") if $build !~ /ranks/;
+}
+{
+    my @run = run(60, "sh -c 'kill -TERM \$\$' ; $comm --ranks 2 1000");
+    my $job = start("exec $comm --ranks 2 1000000000");
+    until_true(20, sub { -s $job->{out} });
+    kill 'TERM', $job->{pid};
+    is(ended($job, 30), 143, 'SIGTERM to a communicator without checkpoints: 143');
+    if ($engines) {
+        $job = start("exec $engines $train --steps 1000000 --eval-every 0");
+        until_true(20, sub { slurp($job->{out}) =~ /^step/m });
+        kill 'TERM', $job->{pid};
+        is(ended($job, 30), 143, 'SIGTERM to a trainer without checkpoints that is linked with libfabric: 143');
+        unlike(slurp($job->{out}), qr/backtrace|infinipath/i, '  no library says so');
+    }
+}
+
+{
+    my $dir = place();
+    my $busy = start("exec $plain $train --steps 100000 --eval-every 0 --quiet --checkpoint $dir --checkpoint-every 2 " .
+                     "--mirror '$dir.mirror touch $dir.begun; sleep 2; : \$DT_TO'");
+    ok(until_true(60, sub { -e "$dir.begun" }), "a mirror's command runs");
+    kill 'INT', $busy->{pid};
+    is(ended($busy, 60), 75, '  Ctrl-C meanwhile ends the job');
+    spew("$tmp/slow", "#!/bin/sh\ntouch $tmp/compiles\nsleep 2\nexec $cc \"\$\@\"\n");
+    chmod 0755, "$tmp/slow";
+    $busy = start("XDG_CACHE_HOME='$tmp/it is' CC='$tmp/slow -g0' exec $plain $train --steps 100000 --eval-every 0 --compile on --compile-backend cc --quiet");
+    ok(until_true(60, sub { -e "$tmp/compiles" }), 'a C compiler runs');
+    kill 'INT', $busy->{pid};
+    is(ended($busy, 60), 130, '  Ctrl-C meanwhile ends the job');
+    mkdir "$tmp/it's_a_mirror";
+    my @odd = run(60, "$plain $train --steps 2 --quiet --checkpoint \"$tmp/it's\" --mirror \"$tmp/it's_a_mirror mkdir -p \\\"\\\$DT_FROM\\\"; cp -r \\\"\\\$DT_FROM\\\"/. \\\"\\\$DT_TO\\\"\"");
+    is($odd[2], '', "places whose names have a '");
+    is(join(' ', steps_in("$tmp/it's_a_mirror")), '2', '  are mirrored');
+}
+
+done_testing();
