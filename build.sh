@@ -34,6 +34,9 @@ Usage: ./build.sh [COMMAND]
                 examples/08_generate.c)
   eval CHECKPOINT --data FILE
                 its loss, perplexity and bits per byte on a text
+  tokenizer TEXT ... -o DIR
+                learn a vocabulary from texts and keep DIR/tokenizer.json, for run --tokenizer DIR; --help lists the
+                options, among them token files of a large text
   test [--full] install what is missing (as root) and pass every test that this machine can run
   lab N [FILE]  compile your solution of a lab (default: the lab's stub), test it, print a score; without N: list the
                 labs, which are in examples/labs
@@ -267,6 +270,13 @@ command_generate() {
 }
 command_eval() { command_generate eval "$@"; }
 
+command_tokenizer() {
+    install_missing compiler
+    choose_compiler
+    compile examples/tools/tokenizer.c $build/examples/tokenizer
+    (cd "$started_in" && "$root/$build/examples/tokenizer" "$@")
+}
+
 # Folder and flags of the tests: the usual, or with sanitizers. Each test compiles the whole library, in half the time
 # without the optimisation that the trainer has, which most tests run; with --full they have it, too.
 test_flags() {
@@ -495,12 +505,12 @@ main() {
     local command=${1:-build}
     [ $# -eq 0 ] || shift
     case $command in
-    build | run | generate | eval | test | lab | notebooks | bench | doctor | lines) "command_$command" "$@" ;;
+    build | run | generate | eval | tokenizer | test | lab | notebooks | bench | doctor | lines) "command_$command" "$@" ;;
     compile) # shellcheck disable=SC2086
         compile $1 ;; # for compile_all
     clean) rm -rf $build ;;
     help | --help | -h) usage ;;
-    *) die_usage "unknown command '$command': build, run, generate, eval, test, lab, notebooks, bench, doctor, lines, clean or help" ;;
+    *) die_usage "unknown command '$command': build, run, generate, eval, tokenizer, test, lab, notebooks, bench, doctor, lines, clean or help" ;;
     esac
 }
 

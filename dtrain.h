@@ -691,15 +691,7 @@ typedef enum dt_pretokens { DT_PRETOKENS_GPT2, DT_PRETOKENS_LLAMA3 } dt_pretoken
  * pre-tokenizer ByteLevel (GPT2) or Split by one of the rules and ByteLevel; at most 1048576 ids. Encoding adds no
  * tokens. DT_E_DATA: damaged, with line and byte, or of a kind that is not supported. */
 DT_API dt_result dt_tokenizer_open(dt_tokenizer **t, const char *path);
-/* Learns up to `vocabulary` ids from texts, named as in dt_data_open(): 0..255 are the bytes in the order of GPT-2,
- * then the special tokens (a list that ends with NULL, or NULL; 2 or more printable ASCII characters each), then one
- * id per merge: the pair with the highest count; of equal counts the smallest left id, then right id. Pairs that occur
- * once are not merged: a short text gives fewer ids. */
-DT_API dt_result dt_tokenizer_train(dt_tokenizer **t, const char *path, int64_t vocabulary, dt_pretokens rule,
-                                    const char *const *special);
 DT_API void dt_tokenizer_close(dt_tokenizer **t);
-/* Writes tokenizer.json into a directory, which is created if needed. The file appears when it is complete. */
-DT_API dt_result dt_tokenizer_save(const dt_tokenizer *t, const char *folder);
 DT_API int64_t dt_tokenizer_size(const dt_tokenizer *t); /* the largest id + 1 */
 /* The bytes of a token, not ended by a NUL, and how many; NULL when there is no such id. */
 DT_API const char *dt_tokenizer_token(const dt_tokenizer *t, int64_t id, int64_t *bytes);
@@ -709,6 +701,11 @@ DT_API int dt_tokenizer_merge(const dt_tokenizer *t, int64_t rank, int32_t *left
  * become their ids; 0: they are text. (Added tokens that are not special always become ids.) */
 DT_API dt_result dt_tokenizer_encode(const dt_tokenizer *t, const void *text, int64_t bytes, int special, int32_t *ids,
                                      int64_t *count);
+/* Hands the pre-tokens and added tokens of a text, in turn, to piece(), with the ids of each. It returns the error of a
+ * piece(), and then calls no other. examples/tools/tokenizer.h learns a vocabulary and writes token files by it. */
+DT_API dt_result dt_tokenizer_walk(const dt_tokenizer *t, const void *text, int64_t bytes, int special,
+                                   dt_result (*piece)(void *user, const char *text, int64_t bytes, const int32_t *ids,
+                                                      int64_t count), void *user);
 /* The text of `count` ids; *bytes becomes its length. text NULL only counts. DT_E_DATA: no such id. */
 DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, int64_t count, char *text,
                                      int64_t *bytes);
@@ -717,12 +714,12 @@ DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, 
 typedef struct dt_data dt_data;
 typedef enum dt_split { DT_TRAIN, DT_VALIDATION } dt_split;
 /* Opens a file, a comma-separated list, or a pattern with * or ? (matches in byte order of their names); files follow
- * each other. Each holds either token ids in llm.c's .bin form (256 int32: 20240520, version, number of tokens, 0..;
- * then the ids, uint16 in version 1 and uint32 in version 2), or anything else: every byte is a token. A file *.bin
- * must be of the first kind, and kinds do not mix. `sequence` is T, the tokens of a sample. The last
- * `validation_fraction` (0 to below 1) of the tokens is set apart. With a tokenizer (t may be NULL) a text is encoded
- * when it is opened, with its special tokens. That takes seconds per 10 MB and rank: turn a large text into shards by
- * dt_data_tokenize(). DT_E_DATA: too short or damaged. */
+ * each other. Each holds either token ids in llm.c's .bin form (256 int32: magic, version, number of tokens, 0..; then
+ * the ids: magic 20240520 with uint16 in version 1 and uint32 in version 2; 20240801, for Llama 3, with uint32 in
+ * version 7), or anything else: every byte is a token. A file *.bin must be of the first kind, and kinds do not mix.
+ * `sequence` is T, the tokens of a sample. The last `validation_fraction` (0 to below 1) of the tokens is set apart.
+ * With a tokenizer (t may be NULL) a text is encoded when it is opened, with its special tokens. That takes seconds per
+ * 10 MB and rank: examples/tools/tokenizer.c turns a large text into shards. DT_E_DATA: too short or damaged. */
 DT_API dt_result dt_data_open(dt_data **d, const char *path, const dt_tokenizer *t, int64_t sequence,
                               double validation_fraction);
 DT_API void dt_data_close(dt_data **d);
@@ -747,12 +744,6 @@ typedef struct dt_source {
     dt_dtype input_type, target_type; /* DT_F32 or DT_I32 */
     dt_result (*fetch)(void *user, dt_split split, int64_t sample, void *input, void *target);
 } dt_source;
-/* Encodes texts, named as in dt_data_open(), into .bin files of `shard_tokens` ids each: "NAME_000000.bin" .. for an
- * output NAME.bin; 0: all into `output`. special as in dt_tokenizer_encode(); nothing is added between texts. The files
- * appear when all are complete; *tokens, if not NULL, becomes the number of ids. */
-DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const char *output, int64_t shard_tokens,
-                                  int special, int64_t *tokens);
-
 /* ---- H12  rules: the usual faults of a training run, by its numbers ----------------------------- */
 /* A program passes losses, tensors, labels and the times of its ranks, step by step; rules compare them with bounds and
  * record which rules fired (examples/82_rules.c).
@@ -12367,19 +12358,6 @@ static dt_result dt__dir_remove(const char *path)
     return r;
 }
 
-/* Writes a file under a temporary name and renames the complete file. */
-static dt_result dt__file_replace(const char *path, const char *text, int64_t bytes)
-{
-    char draft[PATH_MAX];
-    dt_result r = DT_OK;
-    if (DT__PRINT(draft, "%s.%ld.tmp", path, (long)getpid()) >= PATH_MAX)
-        return dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", path);
-    r = dt__file_put(draft, text, bytes);
-    if (!r) r = dt__file_rename(draft, path);
-    if (r) unlink(draft);
-    return r;
-}
-
 /* Maps a plain file read-only. After an error *map is NULL; munmap() unmaps it. */
 static dt_result dt__file_map(const char *path, void **map, int64_t *bytes)
 {
@@ -12941,21 +12919,12 @@ struct dt_tokenizer {
     int32_t *added; /* ids of the added tokens */
     int64_t addeds, room;
     uint8_t begins[256]; /* does an added token begin with this byte? */
+    char *file;     /* the bytes of the file, which a checkpoint saves */
+    int64_t bytes;
 };
 
 /* GPT-2 spells bytes as visible characters: a printable byte of Latin-1 as itself, the others as U+0100 and up. */
 static int dt__byte_visible(int byte) { return (byte > 32 && byte < 127) || (byte > 160 && byte != 173); }
-/* The id of a byte in GPT-2's vocabulary, where bytes are in the order of these characters. */
-static int dt__byte_order(int byte)
-{
-    int below = 0;
-    for (int b = 0; b < byte; b++) below += dt__byte_visible(b) == dt__byte_visible(byte);
-    return dt__byte_visible(byte) ? below : 188 + below;
-}
-static uint32_t dt__byte_code(int byte)
-{
-    return dt__byte_visible(byte) ? (uint32_t)byte : 256 + (uint32_t)dt__byte_order(byte) - 188;
-}
 static int dt__code_byte(uint32_t code)
 {
     if (code < 256) return dt__byte_visible((int)code) ? (int)code : -1;
@@ -12985,6 +12954,7 @@ DT_API void dt_tokenizer_close(dt_tokenizer **handle)
     dt__table_free(&t->token);
     dt__table_free(&t->merge);
     dt__free(t->added);
+    dt__free(t->file);
     dt__free(t);
     *handle = NULL;
 }
@@ -13020,67 +12990,6 @@ DT_API const char *dt_tokenizer_token(const dt_tokenizer *t, int64_t id, int64_t
 
 /* ---- text to ids and back ---------------------------------------------------------------------- */
 
-/* A walk over a text hands each added token, with its id, and each pre-token, with id -1, to piece(). */
-typedef struct dt__walk {
-    const dt_tokenizer *t;
-    int special; /* are special tokens wanted? */
-    dt_result (*piece)(void *context, const unsigned char *p, int64_t n, int32_t id);
-    void *context;
-} dt__walk;
-
-/* The longest added token at the beginning of p[0..n-1] that this pass looks for, or -1. */
-static int32_t dt__added_at(const dt__walk *w, const unsigned char *p, int64_t n, int late)
-{
-    const dt__table *token = &w->t->token;
-    int32_t found = -1;
-    for (int64_t i = 0; w->t->begins[*p] && i < w->t->addeds; i++) {
-        const dt__entry *e = &token->entry[w->t->added[i]];
-        if (e->length > n || ((e->value & DT__TOKEN_LATE) != 0) != late) continue;
-        if ((e->value & DT__TOKEN_SPECIAL) && !w->special) continue;
-        if (found >= 0 && e->length <= token->entry[found].length) continue;
-        if (!memcmp(token->bytes + e->at, p, (size_t)e->length)) found = w->t->added[i];
-    }
-    return found;
-}
-
-/* Pass 0 cuts at the added tokens, pass 1 at the late ones, pass 2 into pre-tokens. */
-static dt_result dt__walk_text(const dt__walk *w, const unsigned char *p, int64_t n, int pass)
-{
-    int64_t from = 0, at = 0;
-    dt_result r = DT_OK;
-    for (; pass == 2 && at < n && !r; at += from) {
-        from = w->t->rule == DT_PRETOKENS_GPT2 ? dt__pretoken_gpt2(w->t->classes, p + at, n - at)
-                                               : dt__pretoken_llama3(w->t->classes, p + at, n - at);
-        r = w->piece(w->context, p + at, from, -1);
-    }
-    while (at < n && !r) {
-        int32_t id = dt__added_at(w, p + at, n - at, pass);
-        int64_t length = id < 0 ? 1 : w->t->token.entry[id].length;
-        at += length;
-        if (id < 0) continue;
-        r = dt__walk_text(w, p + from, at - length - from, pass + 1);
-        if (!r) r = w->piece(w->context, p + at - length, length, id);
-        from = at;
-    }
-    return r || pass == 2 ? r : dt__walk_text(w, p + from, n - from, pass + 1);
-}
-
-static dt_result dt__walk_files(const dt__walk *w, const char *path)
-{
-    glob_t names;
-    dt_result r = dt__names_list(&names, path);
-    if (r) return r;
-    for (size_t i = 0; i < names.gl_pathc && !r; i++) {
-        void *map;
-        int64_t bytes;
-        r = dt__file_map(names.gl_pathv[i], &map, &bytes);
-        if (!r) r = dt__walk_text(w, (const unsigned char *)map, bytes, 0);
-        if (map) munmap(map, (size_t)bytes);
-    }
-    globfree(&names);
-    return r;
-}
-
 /* The rank of the merge of two ids, or INT64_MAX. */
 static int64_t dt__merge_rank(const dt_tokenizer *t, int32_t left, int32_t right)
 {
@@ -13110,34 +13019,87 @@ static int64_t dt__merge_word(const dt_tokenizer *t, int32_t *id, int64_t n)
     }
 }
 
+/* Cuts a text into pieces, which are pre-tokens and added tokens, and appends their ids. */
 typedef struct dt__encoder {
     const dt_tokenizer *t;
     int32_t *id;
     int64_t count, room;
+    int special; /* are special tokens wanted? */
+    dt_result (*piece)(void *user, const char *text, int64_t bytes, const int32_t *ids, int64_t count);
+    void *user; /* gets each piece, whose ids are then forgotten; piece NULL: they are kept */
 } dt__encoder;
 
-/* For dt__walk: appends the ids of a piece. */
-static dt_result dt__encode(void *context, const unsigned char *p, int64_t n, int32_t id)
+/* A piece: an added token, or a pre-token, whose `id` is -1. */
+static dt_result dt__encode(dt__encoder *e, const unsigned char *p, int64_t n, int32_t id)
 {
-    dt__encoder *e = (dt__encoder *)context;
-    int64_t whole = id < 0 && e->t->whole_words ? dt__table_find(&e->t->token, p, n) : id;
+    int64_t whole = id < 0 && e->t->whole_words ? dt__table_find(&e->t->token, p, n) : id, count;
     int32_t *to;
     if (!dt__reserve((void **)&e->id, e->count, &e->room, e->count + n, sizeof *e->id, "the ids of a text"))
         return DT_E_MEMORY;
     to = e->id + e->count;
     for (int64_t i = 0; i < n; i++) to[i] = e->t->byte_id[p[i]];
     if (whole >= 0) *to = (int32_t)whole;
-    e->count += whole >= 0 ? 1 : dt__merge_word(e->t, to, n);
+    count = whole >= 0 ? 1 : dt__merge_word(e->t, to, n);
+    if (e->piece) return e->piece(e->user, (const char *)p, n, to, count);
+    e->count += count;
     return DT_OK;
+}
+
+/* The longest added token at the beginning of p[0..n-1] that this pass looks for, or -1. */
+static int32_t dt__added_at(const dt__encoder *w, const unsigned char *p, int64_t n, int late)
+{
+    const dt__table *token = &w->t->token;
+    int32_t found = -1;
+    for (int64_t i = 0; w->t->begins[*p] && i < w->t->addeds; i++) {
+        const dt__entry *e = &token->entry[w->t->added[i]];
+        if (e->length > n || ((e->value & DT__TOKEN_LATE) != 0) != late) continue;
+        if ((e->value & DT__TOKEN_SPECIAL) && !w->special) continue;
+        if (found >= 0 && e->length <= token->entry[found].length) continue;
+        if (!memcmp(token->bytes + e->at, p, (size_t)e->length)) found = w->t->added[i];
+    }
+    return found;
+}
+
+/* Pass 0 cuts at the added tokens, pass 1 at the late ones, pass 2 into pre-tokens. */
+static dt_result dt__walk_text(dt__encoder *w, const unsigned char *p, int64_t n, int pass)
+{
+    int64_t from = 0, at = 0;
+    dt_result r = DT_OK;
+    for (; pass == 2 && at < n && !r; at += from) {
+        from = w->t->rule == DT_PRETOKENS_GPT2 ? dt__pretoken_gpt2(w->t->classes, p + at, n - at)
+                                               : dt__pretoken_llama3(w->t->classes, p + at, n - at);
+        r = dt__encode(w, p + at, from, -1);
+    }
+    while (at < n && !r) {
+        int32_t id = dt__added_at(w, p + at, n - at, pass);
+        int64_t length = id < 0 ? 1 : w->t->token.entry[id].length;
+        at += length;
+        if (id < 0) continue;
+        r = dt__walk_text(w, p + from, at - length - from, pass + 1);
+        if (!r) r = dt__encode(w, p + at - length, length, id);
+        from = at;
+    }
+    return r || pass == 2 ? r : dt__walk_text(w, p + from, n - from, pass + 1);
+}
+
+DT_API dt_result dt_tokenizer_walk(const dt_tokenizer *t, const void *text, int64_t bytes, int special,
+                                   dt_result (*piece)(void *user, const char *text, int64_t bytes, const int32_t *ids,
+                                                      int64_t count), void *user)
+{
+    if (dt__refused("t text/", t, text, bytes)) return DT_E_USAGE;
+    dt__encoder e = {t, NULL, 0, 0, special, piece, user};
+    dt_result r = piece ? dt__walk_text(&e, (const unsigned char *)text, bytes, 0)
+                        : dt__misuse("dt_tokenizer_walk: piece is NULL: give the function that gets the pieces");
+    dt__free(e.id);
+    return r;
 }
 
 DT_API dt_result dt_tokenizer_encode(const dt_tokenizer *t, const void *text, int64_t bytes, int special, int32_t *ids,
                                      int64_t *count)
 {
     if (dt__refused("t text/ ids/ count", t, text, bytes, ids, bytes, count)) return DT_E_USAGE;
-    dt__encoder e = {t, ids, 0, bytes}; /* which never grows: a piece has at most as many ids as bytes */
-    dt__walk w = {t, special, dt__encode, &e};
-    dt_result r = dt__walk_text(&w, (const unsigned char *)text, bytes, 0);
+    dt__encoder e = {t, ids, 0, bytes, special, NULL, NULL}; /* never grows: a piece has no more ids than bytes */
+    dt_result r = dt__walk_text(&e, (const unsigned char *)text, bytes, 0);
     *count = e.count;
     return r;
 }
@@ -13403,230 +13365,8 @@ DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
     t = dt__tokenizer_new();
     r = t ? dt__json_open(&j, path) : DT_E_MEMORY;
     if (!r && !dt__read_json(t, &j)) r = j.result;
-    if (t) dt__json_close(&j);
+    if (t) t->file = (char *)(uintptr_t)j.text, t->bytes = j.bytes, dt__free(j.string);
     if (!r) r = dt__tokenizer_finish(t, path);
-    if (r) dt_tokenizer_close(&t);
-    *handle = t;
-    return r;
-}
-
-/* ---- tokenizer files: writing ------------------------------------------------------------------ */
-
-/* A token as JSON: its bytes as GPT-2 spells them, the text of an added token as it is. */
-static void dt__write_token(dt__text *text, const dt_tokenizer *t, int64_t id, int added)
-{
-    const dt__entry *e = &t->token.entry[id];
-    for (int64_t i = 0; i < e->length; i++) {
-        char spelled[4];
-        int n = added ? 1 : dt__utf8_put(dt__byte_code((unsigned char)t->token.bytes[e->at + i]), spelled);
-        dt__text_escape(text, added ? t->token.bytes + e->at + i : spelled, n);
-    }
-}
-
-static void dt__write_vocabulary(dt__text *text, const dt_tokenizer *t)
-{
-    const char *comma = "";
-    int32_t left, right;
-    for (int64_t id = 0; id < t->token.count; id++) {
-        if (!t->token.entry[id].length) continue;
-        dt__text_add(text, "%s\n\"", comma);
-        dt__write_token(text, t, id, (t->token.entry[id].value & DT__TOKEN_ADDED) != 0);
-        dt__text_add(text, "\":%lld", (long long)id);
-        comma = ",";
-    }
-    dt__text_add(text, "},\n\"merges\":[");
-    for (int64_t i = 0; dt_tokenizer_merge(t, i, &left, &right); i++) {
-        dt__text_add(text, "%s\n\"", i ? "," : "");
-        dt__write_token(text, t, left, 0);
-        dt__text_add(text, " ");
-        dt__write_token(text, t, right, 0);
-        dt__text_add(text, "\"");
-    }
-}
-
-static void dt__write_json(dt__text *text, const dt_tokenizer *t)
-{
-    int split = t->rule == DT_PRETOKENS_LLAMA3;
-    dt__text_add(text, "{\"version\":\"1.0\",\"truncation\":null,\"padding\":null,\n\"added_tokens\":[");
-    for (int64_t i = 0; i < t->addeds; i++) {
-        int64_t id = t->added[i], kind = t->token.entry[id].value;
-        dt__text_add(text, "%s\n{\"id\":%lld,\"content\":\"", i ? "," : "", (long long)id);
-        dt__write_token(text, t, id, 1);
-        dt__text_add(text, "\",\"single_word\":false,\"lstrip\":false,\"rstrip\":false,\"normalized\":%s,"
-                     "\"special\":%s}", kind & DT__TOKEN_LATE ? "true" : "false",
-                     kind & DT__TOKEN_SPECIAL ? "true" : "false");
-    }
-    dt__text_add(text, "],\n\"normalizer\":null,\n\"pre_tokenizer\":");
-    if (split) {
-        dt__text_add(text, "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":");
-        dt__text_string(text, dt__split_rules[t->rule]);
-        dt__text_add(text, "},\"behavior\":\"Isolated\",\"invert\":false},\n");
-    }
-    dt__text_add(text, "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true,\"use_regex\":%s}%s,\n"
-                 "\"post_processor\":null,\n\"decoder\":{\"type\":\"ByteLevel\",\"add_prefix_space\":true,"
-                 "\"trim_offsets\":true,\"use_regex\":true},\n\"model\":{\"type\":\"BPE\",\"dropout\":null,"
-                 "\"unk_token\":null,\"continuing_subword_prefix\":null,\"end_of_word_suffix\":null,\"fuse_unk\":false,"
-                 "\"byte_fallback\":false,\"ignore_merges\":%s,\n\"vocab\":{", split ? "false" : "true",
-                 split ? "]}" : "", t->whole_words ? "true" : "false");
-    dt__write_vocabulary(text, t);
-    dt__text_add(text, "]}}\n");
-}
-
-DT_API dt_result dt_tokenizer_save(const dt_tokenizer *t, const char *folder)
-{
-    if (dt__refused("t folder", t, folder)) return DT_E_USAGE;
-    char path[PATH_MAX];
-    dt__text text = DT__ZERO;
-    dt_result r = dt__path_join(path, folder, "tokenizer.json");
-    if (!r) r = dt__dir_make(folder);
-    if (!r) dt__write_json(&text, t);
-    if (!r) r = text.failed ? DT_E_MEMORY : dt__file_replace(path, text.at, text.length);
-    dt__free(text.at);
-    return r;
-}
-
-/* ---- learning a vocabulary ---------------------------------------------------------------------
- * The different pre-tokens of the texts become words of symbols, and each pair of neighbours has a count over all
- * texts. A merge walks all words and corrects the counts of the pairs beside each place that it changes. */
-
-typedef struct dt__learner {
-    dt_tokenizer *t;
-    dt__table word;  /* value: how often the texts have the word; length: first its bytes, then its symbols */
-    int32_t *symbol; /* ids; those of a word begin at the word's place among the bytes */
-    dt__table pair;  /* int32_t[2]; value: how often the texts have the pair */
-} dt__learner;
-
-/* For dt__walk: counts a pre-token. */
-static dt_result dt__learner_word(void *context, const unsigned char *p, int64_t n, int32_t id)
-{
-    return id >= 0 || dt__table_count(&((dt__learner *)context)->word, p, n, 1) ? DT_OK : DT_E_MEMORY;
-}
-
-static int dt__learner_pair(dt__learner *l, int32_t left, int32_t right, int64_t by)
-{
-    const int32_t pair[2] = {left, right};
-    return dt__table_count(&l->pair, pair, sizeof pair, by);
-}
-
-/* Replaces the bytes of words by symbols and counts the pairs. */
-static dt_result dt__learner_start(dt__learner *l)
-{
-    l->symbol = (int32_t *)dt__alloc(l->word.used * (int64_t)sizeof *l->symbol, "the symbols of all words");
-    if (!l->symbol) return DT_E_MEMORY;
-    for (int64_t i = 0; i < l->word.used; i++) l->symbol[i] = l->t->byte_id[(unsigned char)l->word.bytes[i]];
-    for (const dt__entry *e = l->word.entry; e < l->word.entry + l->word.count; e++)
-        for (int64_t i = e->at + 1; i < e->at + e->length; i++)
-            if (!dt__learner_pair(l, l->symbol[i - 1], l->symbol[i], e->value)) return DT_E_MEMORY;
-    return DT_OK;
-}
-
-/* The pair with the highest count; of equal counts the smallest left id, then right id. 0: no pair occurs twice. */
-static int dt__learner_best(const dt__learner *l, int32_t best[2])
-{
-    int64_t most = 1;
-    for (const dt__entry *e = l->pair.entry; e < l->pair.entry + l->pair.count; e++) {
-        int32_t pair[2];
-        if (e->value < most || e->value < 2) continue;
-        memcpy(pair, l->pair.bytes + e->at, sizeof pair);
-        if (e->value == most && (pair[0] != best[0] ? pair[0] > best[0] : pair[1] > best[1])) continue;
-        most = e->value;
-        memcpy(best, pair, sizeof pair);
-    }
-    return most > 1;
-}
-
-/* Merges a pair wherever it stands in a word, from left to right; 0 without memory. */
-static int dt__learner_merge(dt__learner *l, dt__entry *word, const int32_t pair[2], int32_t made)
-{
-    int32_t *symbol = l->symbol + word->at;
-    int64_t n = word->length, times = word->value, kept = 0;
-    for (int64_t i = 0; i < n; i++) {
-        if (symbol[i] != pair[0] || i + 1 == n || symbol[i + 1] != pair[1]) {
-            symbol[kept++] = symbol[i];
-            continue;
-        }
-        if (kept && (!dt__learner_pair(l, symbol[kept - 1], pair[0], -times) ||
-                     !dt__learner_pair(l, symbol[kept - 1], made, times)))
-            return 0;
-        if (i + 2 < n && (!dt__learner_pair(l, pair[1], symbol[i + 2], -times) ||
-                          !dt__learner_pair(l, made, symbol[i + 2], times)))
-            return 0;
-        symbol[kept++] = made;
-        i++;
-    }
-    word->length = kept;
-    return 1;
-}
-
-/* Adds the token of a pair; 0 without memory. No other token has these bytes: a string whose ends no merge crosses is
- * merged in the same way wherever it stands, so no second pair can form it. */
-static int dt__learner_made(dt_tokenizer *t, const int32_t pair[2])
-{
-    int64_t bytes;
-    int fine;
-    char *text;
-    (void)dt_tokenizer_decode(t, pair, 2, NULL, &bytes);
-    if (!(text = (char *)dt__alloc(bytes, "a token"))) return 0;
-    (void)dt_tokenizer_decode(t, pair, 2, text, &bytes);
-    fine = dt__table_put(&t->token, t->token.count, text, bytes) &&
-           dt__table_count(&t->merge, pair, sizeof(int32_t[2]), t->token.count - 1);
-    dt__free(text);
-    return fine;
-}
-
-static dt_result dt__learner_run(dt__learner *l, int64_t vocabulary)
-{
-    dt_tokenizer *t = l->t;
-    int32_t pair[2];
-    while (t->token.count < vocabulary && dt__learner_best(l, pair)) {
-        if (!dt__learner_made(t, pair)) return DT_E_MEMORY;
-        for (dt__entry *e = l->word.entry; e < l->word.entry + l->word.count; e++)
-            if (!dt__learner_merge(l, e, pair, (int32_t)t->token.count - 1)) return DT_E_MEMORY;
-        l->pair.entry[dt__table_find(&l->pair, pair, sizeof pair)].value = 0;
-    }
-    return DT_OK;
-}
-
-/* Adds the bytes and the special tokens. */
-static dt_result dt__learner_begin(dt_tokenizer *t, const char *const *special)
-{
-    for (int i = 0; i < 256; i++) {
-        char byte = (char)(unsigned char)i;
-        if (!dt__table_put(&t->token, dt__byte_order(i), &byte, 1)) return DT_E_MEMORY;
-    }
-    for (; special && *special; special++) {
-        int64_t length = 0, id = t->token.count;
-        while ((*special)[length] > ' ' && (*special)[length] < 127) length++;
-        if (length < 2 || (*special)[length])
-            return dt__misuse("the special token \"%.60s\": use 2 or more printable ASCII characters, such "
-                              "as <|endoftext|>", *special);
-        for (const char *const *other = special + 1; *other; other++)
-            if (!strcmp(*special, *other))
-                return dt__misuse("the special token %.60s is named twice: name it once", *special);
-        if (!dt__table_set(&t->token, id, *special, length)) return DT_E_MEMORY;
-        t->token.entry[id].value = DT__TOKEN_ADDED | DT__TOKEN_SPECIAL;
-    }
-    return dt__tokenizer_finish(t, "the vocabulary");
-}
-
-DT_API dt_result dt_tokenizer_train(dt_tokenizer **handle, const char *path, int64_t vocabulary, dt_pretokens rule,
-                                    const char *const *special)
-{
-    if (dt__refused("t! path rule<2", handle, path, rule)) return DT_E_USAGE;
-    dt__learner l = DT__ZERO;
-    dt_tokenizer *t = l.t = dt__tokenizer_new();
-    dt__walk w = {t, 1, dt__learner_word, &l};
-    dt_result r = t ? dt__learner_begin(t, special) : DT_E_MEMORY;
-    if (t) t->rule = rule;
-    if (!r && (vocabulary < t->token.count || vocabulary > DT__TOKEN_LIMIT))
-        r = dt__misuse("a vocabulary of %lld ids: use %lld (bytes and special tokens) to %d",
-                       (long long)vocabulary, (long long)t->token.count, (int)DT__TOKEN_LIMIT);
-    if (!r) r = dt__walk_files(&w, path);
-    if (!r) r = dt__learner_start(&l);
-    if (!r) r = dt__learner_run(&l, vocabulary);
-    dt__table_free(&l.word);
-    dt__free(l.symbol);
-    dt__table_free(&l.pair);
     if (r) dt_tokenizer_close(&t);
     *handle = t;
     return r;
@@ -13634,8 +13374,10 @@ DT_API dt_result dt_tokenizer_train(dt_tokenizer **handle, const char *path, int
 
 /* ---- data ------------------------------------------------------------------------------------ */
 
-/* Token files: 256 int32 (magic, version, number of tokens), then the ids: uint16 in version 1, uint32 in version 2. */
-enum { DT__BIN_MAGIC = 20240520, DT__BIN_HEADER = 1024 /* bytes */ };
+/* Token files: 256 int32 (magic, version, number of tokens), then the ids. */
+enum { DT__BIN_HEADER = 1024 /* bytes */ };
+static const struct { int32_t magic, version, width; } dt__bins[] = {
+    {20240520, 1, 2}, {20240520, 2, 4}, {20240801, 7, 4}}; /* llm.c's for GPT-2; the same, wider; llm.c's for Llama 3 */
 
 typedef struct dt__shard {
     void *map;
@@ -13662,17 +13404,19 @@ static int dt__ends_with(const char *name, const char *tail)
     return n >= m && !strcmp(name + n - m, tail);
 }
 
-/* Checks the header of a .bin file, whose magic is right. */
+/* Checks the header of a token file. */
 static dt_result dt__shard_ids(dt__shard *s, const char *path, const int32_t header[3])
 {
-    if (s->bytes >= DT__BIN_HEADER && header[1] != 1 && header[1] != 2)
-        return dt__error(DT_E_DATA, "%s is a token file of version %d. Write version 1 (uint16 ids) or 2 (uint32 ids)",
-                         path, (int)header[1]);
-    s->width = 2 * header[1], s->tokens = header[2];
+    for (int i = 0; i < 3; i++)
+        if (header[0] == dt__bins[i].magic && header[1] == dt__bins[i].version) s->width = dt__bins[i].width;
+    if (s->bytes >= DT__BIN_HEADER && !s->width)
+        return dt__error(DT_E_DATA, "%s is a token file of version %d (magic %d). Write magic 20240520 with version 1 "
+                         "(uint16 ids), or 20240801 with version 7 (uint32 ids)", path, (int)header[1], (int)header[0]);
+    s->tokens = header[2];
     if (s->tokens < 1 || s->bytes != DT__BIN_HEADER + s->width * s->tokens)
         return dt__error(DT_E_DATA, "%s has %lld bytes, but %lld tokens (1 or more) need %lld: it is cut or damaged, "
                          "copy it again", path, (long long)s->bytes, (long long)s->tokens,
-                         (long long)(DT__BIN_HEADER + s->width * s->tokens));
+                         (long long)(DT__BIN_HEADER + s->width * dt__max(1, s->tokens)));
     s->data = (const unsigned char *)s->map + DT__BIN_HEADER;
     return DT_OK;
 }
@@ -13680,10 +13424,9 @@ static dt_result dt__shard_ids(dt__shard *s, const char *path, const int32_t hea
 /* Encodes a text and unmaps it. */
 static dt_result dt__shard_encode(dt__shard *s, const dt_tokenizer *t)
 {
-    dt__walk w = {t, 1, dt__encode, &s->encoded};
     dt_result r;
-    s->encoded.t = t;
-    r = dt__walk_text(&w, (const unsigned char *)s->map, s->bytes, 0);
+    s->encoded.t = t, s->encoded.special = 1;
+    r = dt__walk_text(&s->encoded, (const unsigned char *)s->map, s->bytes, 0);
     munmap(s->map, (size_t)s->bytes);
     s->map = NULL, s->width = sizeof *s->encoded.id, s->tokens = s->encoded.count;
     s->data = (const unsigned char *)s->encoded.id;
@@ -13697,10 +13440,12 @@ static dt_result dt__shard_open(dt__shard *s, const char *path, const dt_tokeniz
     dt_result r = dt__file_map(path, &s->map, &s->bytes);
     if (r) return r;
     memcpy(header, s->map, (size_t)dt__min(s->bytes, (int64_t)sizeof header));
-    if (header[0] == DT__BIN_MAGIC) return dt__shard_ids(s, path, header);
+    for (int i = 0; i < 3; i++)
+        if (header[0] == dt__bins[i].magic) return dt__shard_ids(s, path, header);
     if (dt__ends_with(path, ".bin"))
-        return dt__error(DT_E_DATA, "%s does not begin like a token file (%d): make it with llm.c's scripts, "
-                         "or rename it if its bytes are the text", path, (int)DT__BIN_MAGIC);
+        return dt__error(DT_E_DATA, "%s has no header of a token file (nanoGPT's train.bin has none): put 256 int32 "
+                         "before its uint16 ids, 20240520, 1, their number and zeros, or rename it if it is a text",
+                         path);
     s->data = (const unsigned char *)s->map, s->tokens = s->bytes, s->width = 1;
     return t ? dt__shard_encode(s, t) : DT_OK;
 }
@@ -14022,121 +13767,6 @@ static dt_result dt__loader_next(dt__loader *l, dt__batch *batch, void (*tick)(v
     if (__atomic_load_n(&l->filled, __ATOMIC_RELAXED) <= n) return r;
     *batch = l->slot[n % l->slots];
     return DT_OK;
-}
-
-/* ---- token files ------------------------------------------------------------------------------ */
-
-enum { DT__FLUSH = 4096 }; /* ids that are encoded before they are written */
-
-typedef struct dt__shard_writer {
-    const char *output;
-    dt__encoder encoded; /* ids that are not written yet */
-    int64_t limit;       /* ids per file; 0: one file */
-    int64_t shards;      /* files, complete but for the open one */
-    int64_t tokens;      /* in the open file */
-    int64_t total;
-    int width;           /* bytes of an id: 2, or 4 for a vocabulary above 65536 */
-    int fd;              /* -1: no file is open */
-    char draft[32];      /* suffix of the names until all files are complete */
-} dt__shard_writer;
-
-static dt_result dt__shard_path(const dt__shard_writer *w, int64_t index, const char *tail, char path[PATH_MAX])
-{
-    int stem = (int)strlen(w->output) - (dt__ends_with(w->output, ".bin") ? 4 : 0);
-    int n = w->limit ? snprintf(path, PATH_MAX, "%.*s_%06lld.bin%s", stem, w->output, (long long)index, tail)
-                     : snprintf(path, PATH_MAX, "%s%s", w->output, tail);
-    if (n < PATH_MAX) return DT_OK;
-    return dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", w->output);
-}
-
-/* Creates the next file, with a header that is right when the file ends. */
-static dt_result dt__shard_begin(dt__shard_writer *w)
-{
-    static const char header[DT__BIN_HEADER] = {0};
-    char path[PATH_MAX];
-    dt_result r = dt__shard_path(w, w->shards, w->draft, path);
-    if (!r) r = dt__file_create(path, &w->fd);
-    if (r) return r;
-    w->shards++;
-    w->tokens = 0;
-    return dt__file_write(w->fd, path, header, sizeof header);
-}
-
-/* Completes the open file, if there is one. After an earlier error `r` it is only closed, and r is returned. */
-static dt_result dt__shard_end(dt__shard_writer *w, dt_result r)
-{
-    const int32_t header[3] = {DT__BIN_MAGIC, w->width / 2, (int32_t)w->tokens};
-    int fd = w->fd;
-    w->total += w->tokens;
-    w->fd = -1;
-    if (!r && fd >= 0 && lseek(fd, 0, SEEK_SET)) r = dt__file_error("write", w->output);
-    if (!r && fd >= 0) r = dt__file_write(fd, w->output, header, sizeof header);
-    return dt__file_finish(fd, w->output, r);
-}
-
-/* Writes the encoded ids, into as many files as they need. */
-static dt_result dt__shard_write(dt__shard_writer *w)
-{
-    int64_t limit = w->limit ? w->limit : INT32_MAX, n = w->encoded.count;
-    char *from = (char *)w->encoded.id;
-    dt_result r = DT_OK;
-    for (int64_t i = 0; i < n && w->width == 2; i++) {
-        uint16_t narrow = (uint16_t)w->encoded.id[i];
-        memcpy(from + 2 * i, &narrow, 2);
-    }
-    while (n && !r) {
-        int64_t run = dt__min(n, limit - w->tokens);
-        if (w->fd < 0) r = dt__shard_begin(w);
-        else if (run) {
-            r = dt__file_write(w->fd, w->output, from, run * w->width);
-            from += run * w->width;
-            w->tokens += run;
-            n -= run;
-        } else if (w->limit) r = dt__shard_end(w, DT_OK);
-        else
-            r = dt__error(DT_E_DATA, "%s gets more than %d tokens, which its header cannot count: give a number of "
-                          "tokens per shard", w->output, INT32_MAX);
-    }
-    w->encoded.count = 0;
-    return r;
-}
-
-/* For dt__walk: encodes a piece. */
-static dt_result dt__token_piece(void *context, const unsigned char *p, int64_t n, int32_t id)
-{
-    dt__shard_writer *w = (dt__shard_writer *)context;
-    dt_result r = dt__encode(&w->encoded, p, n, id);
-    return r || w->encoded.count < DT__FLUSH ? r : dt__shard_write(w);
-}
-
-DT_API dt_result dt_data_tokenize(const char *path, const dt_tokenizer *t, const char *output, int64_t shard_tokens,
-                                  int special, int64_t *tokens)
-{
-    if (dt__refused("path t output", path, t, output)) return DT_E_USAGE;
-    dt__shard_writer w = DT__ZERO;
-    dt__walk walk = {t, special, dt__token_piece, &w};
-    char draft[PATH_MAX], name[PATH_MAX];
-    dt_result r;
-    w.output = output, w.encoded.t = t, w.limit = shard_tokens;
-    w.width = dt_tokenizer_size(t) > 65536 ? 4 : 2;
-    w.fd = -1;
-    DT__PRINT(w.draft, ".%ld.tmp", (long)getpid());
-    if (tokens) *tokens = 0;
-    if (shard_tokens < 0 || shard_tokens > INT32_MAX)
-        return dt__misuse("shards of %lld tokens: use 1 to %d, or 0 for one file", (long long)shard_tokens,
-                          INT32_MAX);
-    r = dt__walk_files(&walk, path);
-    if (!r) r = dt__shard_write(&w);
-    r = dt__shard_end(&w, r);
-    for (int64_t i = 0; i < w.shards; i++) {
-        (void)dt__shard_path(&w, i, w.draft, draft);
-        (void)dt__shard_path(&w, i, "", name);
-        if (!r) r = dt__file_rename(draft, name);
-        if (r) unlink(draft);
-    }
-    dt__free(w.encoded.id);
-    if (tokens && !r) *tokens = w.total;
-    return r;
 }
 
 /* ============================================================================================
@@ -19823,6 +19453,7 @@ typedef struct dt__manifest {
     int64_t step;
     dt__powers powers;          /* of the optimizer (R13, R18) */
     char model[65], data[65];   /* hashes that identify them */
+    char tokenizer[65];         /* of its file; empty: there is none, or an older version wrote the manifest */
     char weights[65];           /* of the initial weights; empty: they are random */
     char products[65];          /* how fast numerics multiply */
     double loss;                /* of the last step */
@@ -19851,6 +19482,7 @@ static const dt__option dt__manifest_members[] = {
     DT__MANIFEST(CHARS, "model_sha256", model, -1),
     DT__MANIFEST(CHARS, "data_sha256", data, -1),
     DT__MANIFEST(CHARS, "weights_sha256", weights, -1),
+    DT__MANIFEST(CHARS, "tokenizer_sha256", tokenizer, 0),
     DT__MANIFEST(CHARS, "products", products, 0),
     DT__MANIFEST(DOUBLE, "loss", loss, 0),
     DT__MANIFEST(WHOLE, "segments", segments, 0),
@@ -23739,13 +23371,18 @@ typedef struct dt__state {
     int64_t count;
 } dt__state;
 
-enum { DT__SAVE_PARTS = 4 };
+/* Files beside published weights or a tokenizer that training does not change: checkpoints get them as they are. */
+static const char *const dt__companions[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+                                             "chat_template.jinja", "vocab.json", "merges.txt",
+                                             "generation_config.json"};
+enum { DT__OF_TOKENIZER = 6, DT__COMPANIONS = 7, DT__SAVE_PARTS = DT__COMPANIONS + 4 };
 typedef struct dt__saver {
     dt__queue queue;        /* two jobs per save: write, publish */
     float *snapshot;        /* of what this rank writes, for asynchronous saves */
     dt__part_file part[DT__SAVE_PARTS]; /* the files that this rank has written */
     int64_t parts;
     dt__part_file *all;     /* (ranks): the files of all ranks */
+    dt__text companion[DT__COMPANIONS]; /* length 0: there is no such file */
     dt__text manifest;
     dt__manifest now;       /* the save under way or the last one: identity of the run, step, scalars of the state */
     int writing, warned;    /* writing: a save is under way */
@@ -23937,7 +23574,6 @@ static dt_result dt__check_source(const dt_recipe *r)
     const dt_source *s = r->source;
     const int64_t most = (int64_t)1 << 60, widest = (int64_t)1 << 30;
     if (r->data && r->data[0]) return dt__misuse("the recipe has files (%s) and a source: give one of them", r->data);
-    if (r->tokenizer) return dt__misuse("a source gives token ids itself: leave --tokenizer %s out", r->tokenizer);
     if (!s->fetch) return dt__misuse("the source has no fetch: set the function that writes a sample");
     if (s->samples[DT_TRAIN] < 1 || s->samples[DT_VALIDATION] < 0 || s->samples[DT_TRAIN] > most ||
         s->samples[DT_VALIDATION] > most)
@@ -23948,8 +23584,11 @@ static dt_result dt__check_source(const dt_recipe *r)
                           (long long)s->inputs, (long long)s->targets);
     if ((s->input_type != DT_F32 && s->input_type != DT_I32) || (s->target_type != DT_F32 && s->target_type != DT_I32))
         return dt__misuse("the source's types are DT_F32 or DT_I32: dt_cast in a segment makes others");
-    if (!r->model.segments && r->model.vocabulary < 1)
-        return dt__misuse("a source does not say how many token ids there are: set model.vocabulary");
+    if (r->tokenizer && (s->input_type != DT_I32 || s->target_type != DT_I32))
+        return dt__misuse("a source of numbers has no text: leave --tokenizer %s out", r->tokenizer);
+    if (!r->model.segments && r->model.vocabulary < 1 && !r->tokenizer)
+        return dt__misuse("a source does not say how many token ids there are: set model.vocabulary, or name its "
+                          "tokenizer");
     return DT_OK;
 }
 
@@ -24452,37 +24091,65 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     return result ? result : dt__trainer_draw(t);
 }
 
+/* Reads those of the companions first to end - 1 that a folder has. */
+static dt_result dt__companions_read(dt__saver *s, const char *folder, int first, int end)
+{
+    char path[PATH_MAX];
+    dt_result r = DT_OK;
+    for (int i = first; i < end && !r; i++) {
+        r = dt__path_join(path, folder, dt__companions[i]);
+        if (r || access(path, F_OK)) continue;
+        dt__free(s->companion[i].at);
+        r = dt__file_get(path, DT__FILE_LIMIT, &s->companion[i].at, &s->companion[i].length);
+    }
+    return r;
+}
+
+/* Opens the tokenizer and keeps what a checkpoint gets with it. */
+static dt_result dt__trainer_tokenizer(dt_trainer *t)
+{
+    static const char file[] = "/tokenizer.json";
+    char folder[PATH_MAX];
+    dt_result r = DT_OK;
+    if (t->recipe.tokenizer) r = dt_tokenizer_open(&t->tokenizer, t->recipe.tokenizer);
+    if (r || !t->tokenizer) return r;
+    dt__sha256_of(t->tokenizer->file, t->tokenizer->bytes, t->save.now.tokenizer);
+    if (t->from || !t->layout.checkpoint.place) return DT_OK;
+    DT__PRINT(folder, "%s", t->recipe.tokenizer);
+    if (dt__ends_with(folder, file)) folder[strlen(folder) - (sizeof file - 1)] = 0;
+    return dt__companions_read(&t->save, folder, 0, DT__OF_TOKENIZER);
+}
+
 /* Opens the files, or takes the source. */
 static dt_result dt__trainer_feed(dt_trainer *t)
 {
     dt_recipe *r = &t->recipe;
-    dt_result result;
-    int64_t tokens;
+    int64_t tokens = 0, known;
+    dt_result result = r->source ? dt__check_source(r) : DT_OK;
+    if (!result) result = dt__trainer_tokenizer(t);
+    if (result) return result;
+    known = t->tokenizer ? dt_tokenizer_size(t->tokenizer) : INT64_MAX;
     if (r->source) {
-        result = dt__check_source(r);
-        if (result) return result;
         t->feed.is = *r->source, t->feed.own = 1;
         r->sequence = r->source->inputs;
-        return DT_OK;
-    }
-    result = r->tokenizer ? dt_tokenizer_open(&t->tokenizer, r->tokenizer) : DT_OK;
-    if (t->from) {
+    } else if (t->from) {
         t->feed.is.inputs = t->feed.is.targets = r->sequence;
         t->feed.is.input_type = t->feed.is.target_type = DT_I32;
-        return result;
+        return DT_OK;
+    } else {
+        result = dt_data_open(&t->data, r->data, t->tokenizer, r->sequence, (double)r->validation);
+        if (result) return result;
+        dt__feed_files(&t->feed, t->data);
+        tokens = dt__data_vocabulary(t->data);
     }
-    if (!result) result = dt_data_open(&t->data, r->data, t->tokenizer, r->sequence, (double)r->validation);
-    if (result) return result;
-    dt__feed_files(&t->feed, t->data);
-    tokens = dt__data_vocabulary(t->data);
-    if (t->tokenizer && tokens > dt_tokenizer_size(t->tokenizer))
+    if (tokens > known)
         return dt__misuse("the data has token ids up to %lld, the tokenizer %s up to %lld: name the one that made them",
-                          (long long)tokens - 1, r->tokenizer, (long long)dt_tokenizer_size(t->tokenizer) - 1);
-    if (t->tokenizer) tokens = dt_tokenizer_size(t->tokenizer); /* a sample may use any */
+                          (long long)tokens - 1, r->tokenizer, (long long)known - 1);
+    if (t->tokenizer) tokens = known; /* a sample may use any */
     if (!r->model.vocabulary) r->model.vocabulary = tokens;
     if (r->model.vocabulary >= tokens) return DT_OK;
-    return dt__misuse("the data has token ids up to %lld, the vocabulary holds %lld: raise --vocabulary",
-                      (long long)tokens - 1, (long long)r->model.vocabulary);
+    return dt__misuse("the %s has token ids up to %lld, the vocabulary holds %lld: raise --vocabulary",
+                      r->source ? "tokenizer" : "data", (long long)tokens - 1, (long long)r->model.vocabulary);
 }
 
 /* Defaults that depend on the data and the machine. */
@@ -24857,6 +24524,7 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
     const char *what = strcmp(m->model, now->model) ? "of another model"
                        : strcmp(m->data, now->data) ? "of a run with other data"
                        : strcmp(m->weights, now->weights) ? "of a run with other initial weights"
+                       : *m->tokenizer && strcmp(m->tokenizer, now->tokenizer) ? "of a run with another tokenizer"
                                                           : NULL;
     if (r) return r;
     if (what) return dt__misuse("%s is %s: give the same, or another --checkpoint", path, what);
@@ -24883,24 +24551,26 @@ static dt_result dt__trainer_agree(dt_trainer *t, dt_result r)
     return sent ? sent : dt__error(r, "%.1000s", (const char *)sentence);
 }
 
-/* Writes what other programs need to use the weights (rank 0): config.json and tokenizer.json. */
+/* Writes what other programs need to use the weights (rank 0): config.json, and the files of the tokenizer. */
 static dt_result dt__save_extras(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
     int64_t rows = t->recipe.sequence + t->more;
-    dt__text text[2] = DT__ZERO;
+    dt__text config = DT__ZERO;
     dt_result r = DT_OK;
     if (t->config) /* a table has as many positions as rows, angles have more than one knows of */
-        dt__config_copy(&text[0], t->config, t->config_bytes, t->recipe.model.family == DT_GPT2 ? rows :
+        dt__config_copy(&config, t->config, t->config_bytes, t->recipe.model.family == DT_GPT2 ? rows :
                         dt__max(t->positions, t->recipe.sequence), "float32");
-    else if (dt__config_knows(&t->recipe.model)) dt__config_text(&text[0], &t->recipe.model, rows);
-    if (t->tokenizer) dt__write_json(&text[1], t->tokenizer);
-    if (text[0].failed || text[1].failed) r = DT_E_MEMORY;
-    for (int i = 0; i < 2; i++) {
-        const char *name = i ? "tokenizer.json" : "config.json", *at = text[i].at;
-        if (!r && at) r = dt__part_put(folder, name, at, text[i].length, &s->part[s->parts++]);
-        dt__free(text[i].at);
-    }
+    else if (dt__config_knows(&t->recipe.model)) dt__config_text(&config, &t->recipe.model, rows);
+    if (config.failed) r = DT_E_MEMORY;
+    if (!r && config.at) r = dt__part_put(folder, "config.json", config.at, config.length, &s->part[s->parts++]);
+    dt__free(config.at);
+    if (!r && t->tokenizer)
+        r = dt__part_put(folder, "tokenizer.json", t->tokenizer->file, t->tokenizer->bytes, &s->part[s->parts++]);
+    for (int i = 0; i < DT__COMPANIONS && !r; i++)
+        if (s->companion[i].length)
+            r = dt__part_put(folder, dt__companions[i], s->companion[i].at, s->companion[i].length,
+                             &s->part[s->parts++]);
     return r;
 }
 
@@ -25226,6 +24896,7 @@ static void dt__save_close(dt__saver *s)
     dt__free(s->all);
     dt__free(s->snapshot);
     dt__free(s->manifest.at);
+    for (int i = 0; i < DT__COMPANIONS; i++) dt__free(s->companion[i].at);
 }
 
 /* ---- resuming ---- */
@@ -25251,7 +24922,10 @@ static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
     if (r || !dt_trainer_is_root(t) || (m.family == DT_GPT2 && !t->positions)) return r;
     dt__free(t->config);
     t->config = NULL;
-    return dt__file_get(name, DT__FILE_LIMIT, &t->config, &t->config_bytes);
+    r = dt__file_get(name, DT__FILE_LIMIT, &t->config, &t->config_bytes);
+    if (r || !dt__ends_with(name, "/config.json")) return r;
+    name[strlen(name) - strlen("/config.json")] = 0;
+    return dt__companions_read(&t->save, name, DT__OF_TOKENIZER, DT__COMPANIONS);
 }
 
 /* Resumes from one checkpoint (collective): one rank checks each file, then every rank reads its slices. */
@@ -25485,13 +25159,13 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
 {
     if (dt__refused("c directory kind<3", checkpoint, directory, kind)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
-    dt__part_file part[8];
+    dt__part_file *part = (dt__part_file *)dt__alloc((c->m.files + 3) * (int64_t)sizeof *part, "a list of files");
     dt__state_walk all = {&c->t, 0, c->is.arrays, 0, c->stored, NULL};
     dt__state_walk model = {&c->t, 0, c->t.e.net.param_count, 0, c->stored, NULL};
     char draft[PATH_MAX], to[PATH_MAX];
     int full = kind == DT_FULL, sharded = kind == DT_SHARDED, files = 1 + full;
     dt__text text = DT__ZERO;
-    dt_result r = dt__checkpoint_known(c, 0);
+    dt_result r = part ? dt__checkpoint_known(c, 0) : DT_E_MEMORY;
     if (!r) r = dt__step_path(to, directory, c->m.step, "");
     if (!r && !access(to, F_OK)) r = dt__misuse("%s is there already: convert into another directory", to);
     if (!r) r = dt_checkpoint_verify(checkpoint); /* damaged data must not get a new hash */
@@ -25501,7 +25175,7 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     if (!r && !sharded && !full)
         r = dt__state_write(&model, &c->reader.gather, &c->reader, draft, "model.safetensors", DT__STORED_BF16, part);
     for (int i = 0; i < files && !r; i++) r = dt__part_flush(draft, part[i].name);
-    for (int64_t i = 0; i < c->m.files && files < 7 && !r; i++) {
+    for (int64_t i = 0; i < c->m.files && !r; i++) {
         if (dt__part_has_tensors(&c->m.file[i])) continue;
         if (full || sharded || strcmp(c->m.file[i].name, "config.json"))
             r = dt__part_copy(draft, c->path, c->m.file[i].name);
@@ -25509,10 +25183,11 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
         part[files++] = c->m.file[i];
     }
     dt__text_add(&text, "%.*s", (int)c->m.kind, c->m.text); /* the kind and the list of files end a manifest */
-    dt__manifest_end(&text, full, part, files);
+    if (!r) dt__manifest_end(&text, full, part, files);
     if (text.failed) r = DT_E_MEMORY;
-    if (!r && (full || sharded)) r = dt__part_put(draft, "manifest.json", text.at, text.length, &part[7]);
+    if (!r && (full || sharded)) r = dt__part_put(draft, "manifest.json", text.at, text.length, &part[files]);
     dt__free(text.at);
+    dt__free(part);
     return r ? r : dt__step_publish(directory, c->m.step);
 }
 
@@ -26974,7 +26649,7 @@ static void dt__judge_data(dt__case *x)
     DT__PRINT(f->text, "rank %d waits longest for samples: %.2f ms of a step of %.2f, %.0f %% (bound 20 %%)", who,
               1e3 * d->data, 1e3 * d->seconds, 100.0 * share);
     if (f->fires)
-        DT__PRINT(f->advice, "load samples faster: token shards (dt_data_tokenize) in place of text, a local disk or a "
+        DT__PRINT(f->advice, "load samples faster: token shards (./build.sh tokenizer) in place of text, a local disk or a "
                   "streaming file system, less work in the source's fetch");
 }
 

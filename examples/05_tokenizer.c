@@ -24,16 +24,18 @@
  *       merge  254  "et" + "ter"
  *     44 bytes, 9 tokens: "The" " clock" " la" "y" " under" " the" " bridge" "." "<|endoftext|>"
  *     500000 bytes are 151649 tokens: 3.30 bytes per token
- *     ok: every text came back, and the saved files give the same ids
+ *     ok: every text came back, and the file of ids is the text's
  *
  * Predict first: is "the" or " the" the more frequent token of a book?
  * Exercise: learn 512 and 8192 ids from one text. By how much do the bytes per token grow with each doubling?
  *
- * Read on: 06_train.c, which trains on tokens: --data tokens.bin --tokenizer FOLDER, or --data book.txt --tokenizer
+ * Read on: tools/tokenizer.h, which learns; tools/tokenizer.c, which keeps what it learned: ./build.sh tokenizer book.txt
+ *     -o FOLDER; 06_train.c, which trains on tokens: --data tokens.bin --tokenizer FOLDER, or --data book.txt --tokenizer
  *     FOLDER. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"
+#include "tools/tokenizer.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -48,14 +50,6 @@ static void print_token(const dt_tokenizer *t, int64_t id)
     for (int64_t i = 0; i < bytes; i++)
         printf(p[i] >= 32 && p[i] < 127 ? "%c" : "\\x%02x", p[i] >= 32 && p[i] < 127 ? p[i] : (unsigned char)p[i]);
     putchar('"');
-}
-
-static int64_t count_merges(const dt_tokenizer *t)
-{
-    int64_t count = 0;
-    int32_t left, right;
-    while (dt_tokenizer_merge(t, count, &left, &right)) count++;
-    return count;
 }
 
 static void print_merges(const dt_tokenizer *t, int64_t from, int64_t to)
@@ -86,21 +80,18 @@ static int show(const dt_tokenizer *t, const char *text)
     return !dt_tokenizer_decode(t, ids, count, back, &length) && length == bytes && !memcmp(text, back, (size_t)bytes);
 }
 
-/* Saves the tokenizer, opens it again, writes the text's ids by it, and compares them with those of the first. */
-static dt_result write_and_compare(const dt_tokenizer *t, const char *folder, const char *text, int64_t *tokens,
-                                   int *same)
+/* Writes the text's ids into a file, and compares them with those that a text gets when it is opened. */
+static int write_and_compare(const dt_tokenizer *t, const char *folder, const char *text, int64_t *tokens, int *same)
 {
     int32_t a[2][64], b[2][64]; /* inputs and targets of a sample */
     char bin[64];
-    dt_tokenizer *saved = NULL;
+    int64_t files;
     dt_data *encoded = NULL, *file = NULL;
-    dt_result r = dt_tokenizer_save(t, folder);
+    int failed;
     snprintf(bin, sizeof bin, "%s/tokens.bin", folder);
-    if (!r) r = dt_tokenizer_open(&saved, folder);
-    if (!r) r = dt_data_tokenize(text, saved, bin, 0, 1, tokens);
-    if (!r) r = dt_data_open(&file, bin, NULL, 64, 0.0);
-    if (!r) r = dt_data_open(&encoded, text, t, 64, 0.0);
-    *same = !r && dt_data_samples(file, DT_TRAIN) == dt_data_samples(encoded, DT_TRAIN);
+    if (tokenizer_encode(&text, 1, t, bin, 0, tokens, &files)) return 1;
+    failed = dt_data_open(&file, bin, NULL, 64, 0.0) || dt_data_open(&encoded, text, t, 64, 0.0);
+    *same = !failed && dt_data_samples(file, DT_TRAIN) == dt_data_samples(encoded, DT_TRAIN);
     for (int64_t i = 0; *same && i < dt_data_samples(file, DT_TRAIN); i++) {
         dt_data_fetch(file, DT_TRAIN, i, a[0], a[1]);
         dt_data_fetch(encoded, DT_TRAIN, i, b[0], b[1]);
@@ -108,43 +99,43 @@ static dt_result write_and_compare(const dt_tokenizer *t, const char *folder, co
     }
     dt_data_close(&file);
     dt_data_close(&encoded);
-    dt_tokenizer_close(&saved);
-    return r;
+    return failed && dt_fail("05_tokenizer");
 }
 
 int main(int argc, char **argv)
 {
     static const char *const special[] = {"<|endoftext|>", NULL};
     static const char *const made[] = {"text.txt", "tokens.bin", "tokenizer.json"};
-    char folder[] = "/tmp/dtrain_XXXXXX", text[64], path[64];
+    char folder[] = "/tmp/dtrain_XXXXXX", own[64], path[64];
+    const char *text = argc > 1 ? argv[1] : own;
     long long size = argc > 2 ? atoll(argv[2]) : 512;
+    tokenizer_learned learned;
     int64_t tokens = 0, bytes = 0;
-    int fine = 1, same = 0;
+    int failed, fine = 1, same = 0;
     dt_tokenizer *t = NULL;
     dt_data *d = NULL;
-    dt_result r = mkdtemp(folder) ? DT_OK : DT_E_SYSTEM;
-    if (r) return perror("05_tokenizer: no directory in /tmp"), 1;
-    snprintf(text, sizeof text, "%s/text.txt", folder);
-    if (argc < 2) r = prose_generate(text, 500000, 1);
-    if (!r) r = dt_data_open(&d, argc < 2 ? text : argv[1], NULL, 1, 0.0);
-    if (!r) bytes = dt_data_tokens(d, DT_TRAIN);
+    if (!mkdtemp(folder)) return perror("05_tokenizer: no directory in /tmp"), 1;
+    snprintf(own, sizeof own, "%s/text.txt", folder);
+    failed = (argc < 2 && prose_generate(own, 500000, 1)) || dt_data_open(&d, text, NULL, 1, 0.0);
+    if (!failed) bytes = dt_data_tokens(d, DT_TRAIN);
     dt_data_close(&d);
-    if (!r) r = dt_tokenizer_train(&t, argc < 2 ? text : argv[1], size, DT_PRETOKENS_GPT2, special);
-    if (!r) {
-        printf("%lld ids: 256 bytes, <|endoftext|> and %lld merges\n", (long long)dt_tokenizer_size(t),
-               (long long)count_merges(t));
+    if (failed) dt_fail("05_tokenizer");
+    if (!failed) failed = tokenizer_learn(&text, 1, size, DT_PRETOKENS_GPT2, special, folder, 1, &learned);
+    if (!failed && dt_tokenizer_open(&t, folder)) failed = dt_fail("05_tokenizer");
+    if (!failed) {
+        printf("%lld ids: 256 bytes, <|endoftext|> and %lld merges\n", (long long)learned.ids, (long long)learned.merges);
         print_merges(t, 0, 6);
-        print_merges(t, count_merges(t) - 3, count_merges(t));
+        print_merges(t, learned.merges - 3, learned.merges);
         fine = show(t, "The clock lay under the bridge.<|endoftext|>") && fine;
         fine = show(t, "caf\xc3\xa9 \xf0\x9f\x98\x80 12345 \xff\xfe") && fine; /* and two bytes that are no text */
-        r = write_and_compare(t, folder, argc < 2 ? text : argv[1], &tokens, &same);
+        failed = write_and_compare(t, folder, text, &tokens, &same);
     }
-    if (!r) printf("%lld bytes are %lld tokens: %.2f bytes per token\n", (long long)bytes, (long long)tokens,
-                   (double)bytes / (double)tokens);
+    if (!failed) printf("%lld bytes are %lld tokens: %.2f bytes per token\n", (long long)bytes, (long long)tokens,
+                        (double)bytes / (double)tokens);
     dt_tokenizer_close(&t);
     for (int i = 0; i < 3; i++) snprintf(path, sizeof path, "%s/%s", folder, made[i]), remove(path);
     rmdir(folder);
-    if (r) return dt_fail("05_tokenizer");
-    if (fine && same) return puts("ok: every text came back, and the saved files give the same ids"), 0;
-    return fprintf(stderr, "FAILED: %s\n", fine ? "the saved files give other ids" : "a text did not come back"), 1;
+    if (failed) return 1;
+    if (fine && same) return puts("ok: every text came back, and the file of ids is the text's"), 0;
+    return fprintf(stderr, "FAILED: %s\n", fine ? "the file has other ids" : "a text did not come back"), 1;
 }

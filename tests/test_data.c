@@ -42,6 +42,15 @@ static void put_ids(const char *name, int magic, int version, int promised, int 
     put(name, bytes, (size_t)(1024 + 2 * n));
 }
 
+static void put_wide(const char *name, int magic, int version, int n) /* 32-bit ids from 128000 on */
+{
+    static int32_t file[256 + 1000];
+    memset(file, 0, sizeof file);
+    file[0] = magic, file[1] = version, file[2] = n;
+    for (int i = 0; i < n; i++) file[256 + i] = 128000 + i;
+    put(name, file, 4 * (256 + (size_t)n));
+}
+
 static void put_counting(const char *name, int n) /* bytes 0, 1, ..., 250, 0, 1, ... */
 {
     static unsigned char bytes[8192];
@@ -71,6 +80,8 @@ static void test_refusals(void)
     put_ids("short.bin", 20240520, 1, 50, 40, 0);
     put_ids("long.bin", 20240520, 1, 30, 40, 0);
     put_ids("version.bin", 20240520, 3, 40, 40, 0);
+    put_ids("minus.bin", 20240520, -1, 40, 40, 0);
+    put_ids("mixed.bin", 20240801, 1, 40, 40, 0);
     put_ids("magic.bin", 20240521, 1, 40, 40, 0);
     put_ids("none.bin", 20240520, 1, 0, 0, 0);
     put_ids("negative.bin", 20240520, 1, -5, 0, 0);
@@ -90,9 +101,11 @@ static void test_refusals(void)
     if (!mkfifo(in("fifo"), 0600)) refuses(in("fifo"), 8, 0, DT_E_DATA, "is not a plain file");
     refuses(in("empty.txt"), 8, 0, DT_E_DATA, "is empty");
     refuses(in("a.txt"), 100, 0, DT_E_DATA, "cuts 100 tokens into 100 and 0, but one sequence needs 101");
-    refuses(in("text.bin"), 8, 0, DT_E_DATA, "does not begin like a token file");
-    refuses(in("magic.bin"), 8, 0, DT_E_DATA, "does not begin like a token file (20240520)");
-    refuses(in("version.bin"), 8, 0, DT_E_DATA, "of version 3. Write version 1");
+    refuses(in("text.bin"), 8, 0, DT_E_DATA, "has no header of a token file (nanoGPT's train.bin has none): put 256 int32");
+    refuses(in("magic.bin"), 8, 0, DT_E_DATA, "has no header of a token file");
+    refuses(in("version.bin"), 8, 0, DT_E_DATA, "of version 3 (magic 20240520). Write magic 20240520 with version 1");
+    refuses(in("minus.bin"), 8, 0, DT_E_DATA, "of version -1 (magic 20240520)");
+    refuses(in("mixed.bin"), 8, 0, DT_E_DATA, "of version 1 (magic 20240801)");
     refuses(in("short.bin"), 8, 0, DT_E_DATA, "has 1104 bytes, but 50 tokens (1 or more) need 1124");
     refuses(in("long.bin"), 8, 0, DT_E_DATA, "has 1104 bytes, but 30 tokens (1 or more) need 1084");
     refuses(in("none.bin"), 8, 0, DT_E_DATA, "but 0 tokens (1 or more) need 1024");
@@ -182,6 +195,12 @@ static void test_shards(void)
     put_ids("ids.dat", 20240520, 1, 4000, 4000, 61536);
     tap_ok(!dt_data_open(&d, in("ids.dat"), NULL, 9, 0), "ids are known by the magic, not the name");
     tap_ok(dt__data_vocabulary(d) == 65536, "ids go to 65535");
+    dt_data_close(&d);
+    put_wide("llama3.bin", 20240801, 7, 100);
+    tap_ok(!dt_data_open(&d, in("llama3.bin"), NULL, 9, 0) && dt__data_vocabulary(d) == 128100, "llm.c's file for Llama 3");
+    dt_data_close(&d);
+    put_wide("wide.bin", 20240520, 2, 100);
+    tap_ok(!dt_data_open(&d, in("wide.bin"), NULL, 9, 0) && dt__data_vocabulary(d) == 128100, "version 2: 32-bit ids");
     dt_data_close(&d);
     put_counting("with,comma.txt", 100);
     tap_ok(!dt_data_open(&d, in("with,comma.txt"), NULL, 9, 0), "a file may have a comma in its name");
