@@ -23,6 +23,7 @@ is((run_in($root, 60, "$maker $tmp/made"))[0], 0, 'two tokenizers are learned an
 
 # ---- the trainer ----
 
+my ($status, $err);
 my $small = '--model nano --batch 8 --sequence 32 --steps 4 --validation 0.1 --threads 1';
 sub trained {
     my ($status, $out, $err) = run(120, "$program $small @_");
@@ -53,10 +54,65 @@ refused('a directory without one', "--data $golden/train.txt --tokenizer $tmp", 
 spew("$tmp/high.bin", pack('l<256', 20240520, 1, 3000, (0) x 253) . pack('S<*', map { $_ % 600 } 1 .. 3000));
 refused('ids of another tokenizer', "--data $tmp/high.bin $with", 2, qr/ids up to 599, the tokenizer .* up to 499: name the one/);
 
+# ---- a tokenizer goes through training and comes out as it was ----
+
+# Added tokens that GPT-2's spelling of bytes cannot carry, or that a plain writer would change.
+sub circle {
+    my ($name, $from, @added) = @_;
+    my $folder = "$tmp/$name";
+    mkdir $folder;
+    my $json = slurp("$golden/$from");
+    my $list = join ",", map { sprintf '{"id":%d,"content":"%s","special":%s}', 900 + $_, $added[$_], $_ % 2 ? 'true' : 'false' } 0 .. $#added;
+    $json =~ s/"added_tokens":\s*\[/'"added_tokens":[' . $list . ($json =~ m{"added_tokens":\s*\[\s*\]} || !@added ? '' : ',')/e or die;
+    spew("$folder/tokenizer.json", $json . (" \n" x ($name eq 'large' ? 200_000 : 1)));
+    spew("$folder/$_", "$_ of $name\n\xff\0x") for qw(tokenizer_config.json special_tokens_map.json added_tokens.json chat_template.jinja vocab.json merges.txt);
+    my $text = join '', map { my $a = $_; $a =~ s/\\n/\n/g; $a =~ s/\\"/"/g; "the $a lamp${a}x\n" } grep { !/\\u/ } @added;
+    spew("$folder/text", $text x 40 . slurp("$golden/train.txt"));
+    my ($first) = trained("--data $folder/text --tokenizer $folder --quiet --checkpoint $folder/runs --checkpoint-kind full --steps 2");
+    my ($step) = glob("$folder/runs/step-*");
+    is(join(' ', grep { slurp("$folder/$_") ne slurp("$step/$_") } qw(tokenizer.json tokenizer_config.json special_tokens_map.json
+        added_tokens.json chat_template.jinja vocab.json merges.txt)), '', "$name: all files of the tokenizer are saved as they were");
+    is((trained("--data $folder/text --tokenizer $step/tokenizer.json --quiet --steps 2"))[0], $first, "$name: what was saved gives the same ids");
+    return $folder;
+}
+circle('plain', 'gpt2.json');
+circle('spaces', 'gpt2.json', '    ', '  ', '\\n\\n', '\\n', '\\t\\t');
+circle('words', 'llama3.json', 'lamp', 'am', '\\"q\\"', '\\u00e9\\u0301', '\\ud83d\\ude00 x', '\\u0000');
+my $circle = circle('large', 'gpt2.json', '<|im_start|>', ' the');
+my $again = "--data $golden/train.txt --checkpoint $circle/more --validation 0 --schedule constant";
+trained("$again --tokenizer $circle --quiet --steps 2");
+spew("$tmp/renamed.json", slurp("$circle/tokenizer.json") =~ s/im_start/im_begin/r);
+refused('another tokenizer with the same ids', "$again --tokenizer $tmp/renamed.json --steps 3", 2, qr/step-0+2 is of a run with another tokenizer/);
+like((trained("$again --tokenizer $circle/tokenizer.json --quiet --steps 3"))[0], qr/^\w{64}$/, 'the same file elsewhere: resumed');
+
+# ---- the program that learns ----
+
+my $tool = "$tmp/tokenizer";
+die "cannot build it" if (run(600, "$cc -std=gnu11 -O0 -DDT_DEBUG -I$root $root/examples/tools/tokenizer.c -o $tool -lm -lpthread"))[0];
+my ($text) = ("$golden/train.txt");
+($status, $out, $err) = run(60, "$tool $text -o $tmp/own/deep --vocabulary 500 --special '<|endoftext|>,<|x|>' --shards $tmp/own/t.bin --shard-tokens=5000");
+is($status, 0, 'learns and encodes') or diag($err);
+is(slurp("$tmp/own/deep/tokenizer.json"), slurp("$tmp/made/gpt2/tokenizer.json"), 'the same file as by the functions');
+my ($next) = $out =~ /^next: .*run (--data .* --tokenizer .*)$/m;
+is((trained("$next --quiet"))[0], $hash, 'the line that it ends with trains') or diag($out);
+is_deeply([map { s/.*own.//r } glob("$tmp/own/t*")], [map { "t_00000$_.bin" } 0 .. 3], 'four files of ids');
+for (['a tokenizer that is there', "$text -o $tmp/own/deep", 1, qr/is there already/],
+     ['ids that are there', "$text --tokenizer $tmp/own/deep --shards $tmp/own/t.bin --shard-tokens 5000", 1, qr/is there already/],
+     ['no text', "-o $tmp/x", 2, qr/name a text/], ['no such text', "$tmp/none -o $tmp/x", 1, qr/cannot read/],
+     ['a directory', "$tmp -o $tmp/x", 1, qr/not a plain file/], ['an option with a typing error', "$text -o $tmp/x --vocabulry 3", 2, qr/no option --vocabulry/],
+     ['255 ids', "$text -o $tmp/x --vocabulary 255", 2, qr/--vocabulary is a whole number of 256 or more, not 255/],
+     ['too many ids', "$text -o $tmp/x --vocabulary 1048577", 1, qr/use 257 .* to 1048576/], ['a rule', "$text -o $tmp/x --rule gpt5", 2, qr/--rule is/],
+     ['neither', $text, 2, qr/give one of -o DIR/], ['a special token', "$text -o $tmp/x --special x", 1, qr/2 or more printable/],
+     ['one twice', "$text -o $tmp/x --special aa,aa", 1, qr/named twice/]) {
+    my ($name, $options, $want, $pattern) = @$_;
+    my ($rc, undef, $said) = run(60, "$tool $options");
+    ok($rc == $want && $said =~ $pattern, "refused: $name") or diag("status $rc\n$said");
+}
+
 # ---- fuzzing ----
 
 my $flags = '-fsanitize=address,undefined -fno-sanitize-recover=all';
-my ($status, undef, $err) = run(600, "$cc -std=gnu11 -g -O1 -DDT_DEBUG $flags -I$root $root/tests/fuzz_tokenizer.c -o fuzz -lm -lpthread");
+($status, undef, $err) = run(600, "$cc -std=gnu11 -g -O1 -DDT_DEBUG $flags -I$root $root/tests/fuzz_tokenizer.c -o fuzz -lm -lpthread");
 SKIP: {
     skip "no sanitizers here: $err", 1 if $status;
     my $seconds = full() ? 600 : 4;
