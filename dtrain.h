@@ -380,7 +380,9 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
  * output.quiet; nothing else in the library prints. */
 typedef struct dt_trainer dt_trainer;
 /* Collective over the ranks that dt_launch started. Checks recipe and layout, opens the data, plans and allocates all
- * memory, draws the parameters. The structs are copied; strings and segments must outlive the trainer. */
+ * memory, draws the parameters. Recipe, data, model and layout must be the same on all ranks (threads, quiet, metrics
+ * and graph need not): else all return DT_E_USAGE with what differs. The structs are copied; strings and segments must
+ * outlive the trainer. */
 DT_API dt_result dt_trainer_open(dt_trainer **t, const dt_recipe *recipe, const dt_layout *layout);
 DT_API void dt_trainer_close(dt_trainer **t);
 /* One optimizer step, with validation, sample and checkpoint when they are due (collective). DT_E_NUMERIC: loss or norm
@@ -24056,12 +24058,11 @@ static dt_result dt__trainer_net(dt_trainer *t)
     return dt__net_open(&e->net, &t->recipe.model, e->rows, t->recipe.sequence);
 }
 
-/* Model, plan, program and their memory. */
-static dt_result dt__trainer_engine(dt_trainer *t)
+/* The model, recorded. */
+static dt_result dt__trainer_model(dt_trainer *t)
 {
     dt__engine *e = &t->e;
     const dt_recipe *r = &t->recipe;
-    int64_t words = e->rows * r->sequence / e->mesh.size[DT_AXIS_CONTEXT];
     int cut = 0;
     dt_result result;
     e->pool = e->env.pool = t->pool;
@@ -24078,17 +24079,24 @@ static dt_result dt__trainer_engine(dt_trainer *t)
         result = dt__misuse("--tp %lld: no product of this model can be cut, and ranks would repeat its work: leave "
                             "--tp out, or build products by dt_linear_with, DT_COLUMNS and DT_ROWS",
                             (long long)t->layout.tp);
-    if (!result) result = dt__trainer_ids(t);
-    t->generator.logits = result ? -1 : dt__logits_segment(&e->net, words, r->model.vocabulary);
+    return result ? result : dt__trainer_ids(t);
+}
+
+/* Plan, program and their memory. */
+static dt_result dt__trainer_engine(dt_trainer *t)
+{
+    dt__engine *e = &t->e;
+    int64_t words = e->rows * t->recipe.sequence / e->mesh.size[DT_AXIS_CONTEXT];
+    dt_result r;
+    t->generator.logits = dt__logits_segment(&e->net, words, t->recipe.model.vocabulary);
     if (t->generator.logits < 0) t->layout.output.sample_length = 0;
-    if (!result) result = dt__engine_open(e);
-    if (!result && t->layout.output.sample_length) result = dt__generator_open(&t->generator, e, r->sequence);
-    if (result) return result;
+    r = dt__engine_open(e);
+    if (!r && t->layout.output.sample_length) r = dt__generator_open(&t->generator, e, t->recipe.sequence);
+    if (r) return r;
     t->planned = dt__memory_plan(t);
-    t->counts = (float *)dt__alloc((int64_t)sizeof(dt_memory) * dt_comm_size(t->comm), "counts");
-    result = t->counts ? dt__check_memory(t, 0) : DT_E_MEMORY;
-    if (!result) result = dt__trainer_allocate(t);
-    return result ? result : dt__trainer_draw(t);
+    r = dt__check_memory(t, 0);
+    if (!r) r = dt__trainer_allocate(t);
+    return r ? r : dt__trainer_draw(t);
 }
 
 /* Reads those of the companions first to end - 1 that a folder has. */
@@ -24402,6 +24410,114 @@ static dt_result dt__trainer_identity(dt_trainer *t)
     return r;
 }
 
+/* Every rank passes its result; every rank returns the result of the lowest rank that failed. */
+static dt_result dt__trainer_agree(dt_trainer *t, dt_result r)
+{
+    float code = (float)r, sentence[256];
+    int size = dt_comm_size(t->comm), first = -1;
+    dt_result sent = dt_all_gather(t->comm, &code, t->counts, 1);
+    for (int i = size; i-- > 0 && !sent;)
+        if (t->counts[i] != 0.0f) first = i;
+    if (sent || first < 0) return sent;
+    r = (dt_result)(int)t->counts[first];
+    memcpy(sentence, dt__thread.error, sizeof sentence);
+    sent = dt_broadcast(t->comm, sentence, 256, first);
+    return sent ? sent : dt__error(r, "%.1000s", (const char *)sentence);
+}
+
+/* Which "what<TAB>value" of rank 0's lines is another one in those of rank `rank`? */
+static dt_result dt__lines_differ(const char *at, const char *own, int rank)
+{
+    for (int n, m, name; *at > '\n' && *own > '\n'; at += n + 1, own += m + 1) {
+        n = (int)strcspn(at, "\n"), m = (int)strcspn(own, "\n"), name = (int)strcspn(own, "\t") + 1;
+        if (n == m && !memcmp(at, own, (size_t)n)) continue;
+        return dt__misuse("%.*s is %.*s on rank 0, but %.*s on rank %d: ranks must agree, give all the same", name - 1,
+                          own, (int)dt__max(0, dt__min(300, n - name)), at + name, (int)dt__min(300, m - name),
+                          own + name, rank);
+    }
+    return DT_OK;
+}
+
+/* Every rank passes its result, and lines that must be the same on all ranks; every rank returns which line is not, or
+ * the result of the lowest rank that failed. One collective of 72 bytes when all is well. Frees the lines. */
+static dt_result dt__trainer_alike(dt_trainer *t, dt_result r, dt__text *own)
+{
+    enum { BYTES = 72 }; /* the hash of the lines, and at last whether the rank failed */
+    char mine[BYTES] = "", *all = (char *)dt__alloc(BYTES * dt_comm_size(t->comm), "what ranks agree on"), *at = NULL;
+    int failed = 0, rank = 0;
+    dt_result sent = all ? DT_OK : DT_E_MEMORY;
+    dt__text_add(own, "\n\n\n"); /* floats are sent */
+    if (!own->failed) dt__sha256_of(own->at, own->length, mine);
+    else if (!r) r = DT_E_MEMORY;
+    mine[BYTES - 1] = r != DT_OK;
+    if (!sent) sent = dt_all_gather(t->comm, (float *)(void *)mine, (float *)(void *)all, BYTES / 4);
+    for (int p = dt_comm_size(t->comm); p-- > 0 && !sent;) {
+        failed |= all[p * BYTES + BYTES - 1];
+        if (memcmp(all, all + p * BYTES, 64)) rank = p;
+    }
+    if (!sent && rank) {
+        float length = (float)own->length;
+        sent = dt_broadcast(t->comm, &length, 1, 0);
+        at = (char *)dt__alloc((int64_t)length + 1, "what ranks agree on");
+        if (!sent && !at) sent = DT_E_MEMORY;
+        if (!sent && dt_trainer_is_root(t)) memcpy(at, own->at, (size_t)own->length);
+        if (!sent) sent = dt_broadcast(t->comm, (float *)(void *)at, (int64_t)length / 4, 0);
+        if (!sent && rank == dt_comm_rank(t->comm) && dt__lines_differ(at, own->at, rank)) r = DT_E_USAGE;
+    }
+    dt__free(all);
+    dt__free(at);
+    dt__free(own->at);
+    return sent || (!failed && !rank) ? sent : dt__trainer_agree(t, r);
+}
+
+/* The options of this rank that all ranks must have. Paths may differ: contents have a hash. */
+static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layout *l)
+{
+    const dt_rope_scaling *s = &r->model.rope_scaling;
+    char name[48], value[PATH_MAX];
+    for (const dt__option *o = dt__options; o < dt__options + sizeof dt__options / sizeof *o; o++) {
+        DT__PRINT(name, " %s ", o->name);
+        if (strstr(" threads quiet metrics show-graph ", name)) continue; /* of one rank */
+        dt__option_text(o, o->group == DT__GROUP_RECIPE ? (const void *)r : (const void *)l, value, sizeof value);
+        if (*value && o->kind == DT__KIND_TEXT && strstr("FILE PATH", o->argument)) DT__PRINT(value, "given");
+        dt__text_add(text, "--%s\t%s\n", o->name, *value ? value : "not given");
+    }
+    dt__text_add(text, "recipe.source\t%s\nrecipe.rate\t%s\nlayout.output.after_step\t%s\nmodel.segment_count\t%lld\n"
+                 "model.dropout\t%.9g\nlayout.output.sampling.seed\t%lld\nmodel.rope_scaling\t%.17g %.17g %.17g %lld\n",
+                 r->source ? "set" : "NULL", r->rate ? "set" : "NULL", l->output.after_step ? "set" : "NULL",
+                 (long long)r->model.segment_count, (double)r->model.dropout, (long long)l->output.sampling.seed,
+                 s->factor, s->low_freq_factor, s->high_freq_factor, (long long)s->original_context);
+}
+
+/* Data, and the graphs of a program's own segments. */
+static dt_result dt__alike_contents(dt__text *text, dt_trainer *t)
+{
+    const dt_source *d = &t->feed.is;
+    const dt__built *b = t->e.net.segments;
+    int identified = t->layout.checkpoint.place || (!t->from && dt_comm_size(t->comm) > 1);
+    dt_result r = identified ? dt__trainer_identity(t) : DT_OK;
+    if (!r) dt__text_add(text, "the number of samples\t%lld, %lld for validation, of %lld inputs and %lld targets\n"
+                 "the number of token ids\t%lld\nthe SHA-256 of samples of the data\t%s\n"
+                 "the SHA-256 of --tokenizer\t%s\n",
+                 (long long)d->samples[DT_TRAIN], (long long)d->samples[DT_VALIDATION], (long long)d->inputs,
+                 (long long)d->targets, (long long)t->recipe.model.vocabulary, t->save.now.data,
+                 t->save.now.tokenizer);
+    for (int64_t q = 0; q < t->e.net.count && t->recipe.model.segments; q++, b++)
+        for (int32_t id = 1; id < b->plan->g->forward_count; id++) {
+            const dt__node *n = &b->plan->g->nodes[id];
+            const char *name = n->op == DT__OP_PARAM ? b->plan->g->params[n->param].name : dt__op_of(n->op)->name;
+            char shape[96];
+            dt__text_add(text, "op %d of segment %s\t%s of %s", (int)id, b->plan->g->prefix, name,
+                         dt__shape_text(&n->shape, shape));
+            for (int i = 0; i < n->inputs; i++) dt__text_add(text, " %d", (int)n->in[i]);
+            dt__text_add(text, ", %.9g", (double)n->f);
+            for (int i = 0; i < DT_MAX_DIMS && n->op != DT__OP_CUSTOM; i++)
+                dt__text_add(text, " %lld", (long long)n->i[i]);
+            dt__text_add(text, "\n");
+        }
+    return r;
+}
+
 /* Lists the parameters of a manifest: "NAME": [axis that shards cut, from 1, or 0; groups, pad, experts; the shape]. */
 static void dt__net_text(dt__text *text, const dt__net *net)
 {
@@ -24535,21 +24651,6 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
 }
 
 /* ---- saving ---- */
-
-/* Every rank passes its result; every rank returns the result of the lowest rank that failed. */
-static dt_result dt__trainer_agree(dt_trainer *t, dt_result r)
-{
-    float code = (float)r, sentence[256];
-    int size = dt_comm_size(t->comm), first = -1;
-    dt_result sent = dt_all_gather(t->comm, &code, t->counts, 1);
-    for (int i = size; i-- > 0 && !sent;)
-        if (t->counts[i] != 0.0f) first = i;
-    if (sent || first < 0) return sent;
-    r = (dt_result)(int)t->counts[first];
-    memcpy(sentence, dt__thread.error, sizeof sentence);
-    sent = dt_broadcast(t->comm, sentence, 256, first);
-    return sent ? sent : dt__error(r, "%.1000s", (const char *)sentence);
-}
 
 /* Writes what other programs need to use the weights (rank 0): config.json, and the files of the tokenizer. */
 static dt_result dt__save_extras(dt_trainer *t, const char *folder)
@@ -24869,8 +24970,7 @@ static dt_result dt__save_open(dt_trainer *t)
     dt__job *job = t->comm->job;
     dt_result r;
     s->all = (dt__part_file *)dt__alloc((int64_t)sizeof s->part * dt_comm_size(t->comm), "a checkpoint");
-    r = s->all ? dt__trainer_identity(t) : DT_E_MEMORY;
-    if (!r) r = dt__save_probe(t);
+    r = s->all ? dt__save_probe(t) : DT_E_MEMORY;
     if (!r && dt_trainer_is_root(t)) r = dt__save_lock(t);
     r = dt__trainer_agree(t, r);
     if (!r && l->async) r = dt__save_snapshot(t);
@@ -24932,11 +25032,13 @@ static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
 static dt_result dt__resume_one(dt_trainer *t, const char *folder)
 {
     dt__state_walk w = {t, 0, 0, 0, NULL, NULL};
+    dt__text lines = DT__ZERO;
     dt__manifest m;
     dt__reader from = DT__ZERO;
     dt_result r = dt__manifest_read(&m, folder);
     if (!r && !t->from) r = dt__trainer_agrees(t, &m, folder);
-    r = dt__trainer_agree(t, r);
+    if (!r) dt__text_add(&lines, "the SHA-256 of %s\t%.64s\n", folder, m.text + m.bytes - 68);
+    r = dt__trainer_alike(t, r, &lines);
     for (int64_t i = dt_comm_rank(t->comm); i < m.files && !r; i += dt_comm_size(t->comm))
         r = dt__part_check(folder, &m.file[i], t->comm);
     r = dt__trainer_agree(t, r); /* before a rank stumbles over a file that another one has found to be cut */
@@ -25233,10 +25335,12 @@ static dt_result dt__weights_check(dt_trainer *t)
 /* Opens and checks the files (collective). */
 static dt_result dt__weights_begin(dt_trainer *t)
 {
+    dt__text lines = DT__ZERO;
     dt_result r = dt__weights_open(&t->published.tensors, t->recipe.weights);
     if (!r) r = dt__weights_check(t);
     if (!r) r = dt__config_take(t, t->recipe.weights, 1);
-    return dt__trainer_agree(t, r);
+    if (!r) dt__text_add(&lines, "the SHA-256 of --weights\t%s\n", t->save.now.weights);
+    return dt__trainer_alike(t, r, &lines);
 }
 
 /* Reads the initial weights; the average begins with a copy of them. */
@@ -25475,6 +25579,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
                                   const char *from)
 {
     dt_trainer *t = (dt_trainer *)dt__alloc((int64_t)sizeof *t, "the trainer");
+    dt__text lines = DT__ZERO;
     dt_result r;
     *handle = NULL;
     if (!t) return DT_E_MEMORY;
@@ -25482,10 +25587,17 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     t->hashed = -1;
     t->opened = dt__now();
     r = dt_comm_open(&t->comm, NULL, NULL);
-    if (!r) r = dt__choose_kernels(&t->e.k);
-    if (!r) r = dt__trainer_settle(t);
-    if (!r && (t->layout.output.rules || t->layout.output.stop_on)) r = dt__watch_open(t);
-    if (!r) r = dt__self_check(t->e.k, t->pool);
+    if (!r) {
+        t->counts = (float *)dt__alloc((int64_t)sizeof(dt_memory) * dt_comm_size(t->comm), "counts");
+        r = t->counts ? dt__choose_kernels(&t->e.k) : DT_E_MEMORY;
+        dt__alike_options(&lines, recipe, layout);
+        if (!r) r = dt__trainer_settle(t);
+        if (!r && (t->layout.output.rules || t->layout.output.stop_on)) r = dt__watch_open(t);
+        if (!r) r = dt__self_check(t->e.k, t->pool);
+        if (!r) r = dt__trainer_model(t);
+        if (!r) r = dt__alike_contents(&lines, t);
+        r = dt__trainer_alike(t, r, &lines);
+    }
     if (!r) r = dt__trainer_engine(t);
     if (!r) r = dt__state_open(t);
     if (!r && t->recipe.model.config && !t->recipe.weights) r = dt__config_take(t, t->recipe.model.config, 0);
