@@ -401,7 +401,7 @@ DT_API const char *dt_trainer_hash(dt_trainer *t);
  * and root. Counts are floats and may be 0. Results have the same bits on every transport. More below. */
 typedef struct dt_comm dt_comm;
 /* SUM adds in the fixed tree of rank numbers: neighbours (0,1) (2,3), then pairs of pairs, left operand first; a last
- * rank without a partner moves up. MAX is a > b ? a : b, MIN a < b ? a : b, in the same tree. */
+ * rank without a partner moves up. MAX is a > b ? a : b, MIN a < b ? a : b, in the same tree; a NaN wins. */
 typedef enum dt_op { DT_SUM, DT_MAX, DT_MIN } dt_op;
 /* dt_launch, then a communicator over all ranks (collective). argc and argv may be NULL after dt_launch. */
 DT_API dt_result dt_comm_open(dt_comm **c, int *argc, char ***argv);
@@ -497,7 +497,7 @@ typedef enum dt_function {
     DT_SIGN, DT_FLOOR, DT_CEIL, DT_ROUND,                 /* zeros and NaN stay; ROUND: nearest, ties to even */
     DT_POW,                                               /* a^b as C's pow; gradient of a +0 where b is 0, of b +0
                                                              where a is 0 and NaN where a is negative */
-    DT_MAXIMUM, DT_MINIMUM,                               /* a > b ? a : b, a < b ? a : b (R14) */
+    DT_MAXIMUM, DT_MINIMUM,                               /* a > b ? a : b, a < b ? a : b; a NaN wins (R14) */
     DT_EQUAL, DT_NOT_EQUAL, DT_LESS, DT_LESS_EQUAL, DT_GREATER, DT_GREATER_EQUAL /* 1 or +0, no gradient */
 } dt_function;
 DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x);
@@ -507,7 +507,7 @@ DT_API dt_tensor dt_map2(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b);
 /* Reductions over the axes whose bits are set (bit i: axis i); the axes vanish. DT_ALL: every axis, gives a scalar;
  * DT_LAST: the last one. With | DT_KEEP the axes stay with size 1, so that the result broadcasts against x. mean is sum
- * * (1/n). The gradient of max goes to the first one. */
+ * * (1/n). The gradient of max goes to the first one; a NaN is larger than any number, here and in the next functions. */
 #define DT_ALL 0x7fffffffu
 #define DT_LAST 0x40000000u
 #define DT_KEEP 0x80000000u
@@ -1427,10 +1427,10 @@ static dt_result dt__error(dt_result code, const char *format, ...)
 
 /* Checks the arguments of a public function. `spec` has a word for each value that follows: "data" is a pointer, which
  * must not be NULL; "c!" the address of a handle, which becomes NULL; "data/" a pointer that may be NULL where the
- * int64_t behind it, a count, is 0; "p~" a finite double; "op<3" an int from 0 to 2; "x#" a tensor of graph number
- * `graph`, "x?" one or none. Writes what is wrong. 0: nothing is. The test of all arguments is made from the calls. */
-static int dt__argument_wrong(char *text, size_t size, const char *function, int32_t graph, const char *spec,
-                              va_list *args)
+ * int64_t behind it, a count of 0 or more, is 0; "p~" a finite double; "op<3" an int from 0 to 2; "x#" a tensor of
+ * graph number `graph`, which has ids below `ids`, "x?" one or none. Writes what is wrong. 0: nothing is. The test of all arguments is made from the calls. */
+static int dt__argument_wrong(char *text, size_t size, const char *function, int32_t graph, int32_t ids,
+                              const char *spec, va_list *args)
 {
     for (const char *at = spec, *w = at; *at; at += *at == ' ', w = at) {
         const char *wrong = NULL;
@@ -1446,14 +1446,16 @@ static int dt__argument_wrong(char *text, size_t size, const char *function, int
             if (x < 0 || x >= w[name + 1] - '0') wrong = "no such value", DT__PRINT(is, "%d", x);
         } else if (w[name] == '#' || w[name] == '?') {
             dt_tensor x = va_arg(*args, dt_tensor);
-            if (x.graph != graph) DT__PRINT(is, x.id ? "of another graph" : "no tensor");
+            int own = x.graph == graph && x.id > 0 && x.id < ids;
+            if (!own) DT__PRINT(is, x.id ? "of another graph" : "no tensor");
             if (!x.id) wrong = w[name] == '?' ? NULL : "it was never made, or its op failed";
-            else if (x.graph != graph) wrong = "a graph uses its own tensors, until it is closed";
+            else if (!own) wrong = "a graph uses its own tensors, until it is closed";
         } else {
             void *x = va_arg(*args, void *);
             int64_t count = w[name] == '/' ? va_arg(*args, int64_t) : 1;
             if (x && w[name] == '!') memset(x, 0, sizeof(void *));
-            if (!x && count) wrong = "pass what it points to";
+            if (count < 0) DT__PRINT(is, "a list of %lld", (long long)count), wrong = "a count is 0 or more";
+            else if (!x && count) wrong = "pass what it points to";
         }
         if (wrong) return snprintf(text, size, "%s: %.*s is %s: %s", function, name, w, is, wrong);
     }
@@ -1466,7 +1468,7 @@ static int dt__refused_by(const char *function, const char *spec, ...)
     va_list args;
     int wrong;
     va_start(args, spec);
-    wrong = dt__argument_wrong(text, sizeof text, function, 0, spec, &args);
+    wrong = dt__argument_wrong(text, sizeof text, function, 0, 0, spec, &args);
     va_end(args);
     if (wrong) dt__misuse("%s", text);
     return wrong;
@@ -1542,6 +1544,34 @@ static int dt__reserve(void **list, int64_t used, int64_t *room, int64_t wanted,
     *room = bigger;
     return 1;
 }
+
+/* The length of the well-formed UTF-8 sequence at p[0..n-1] and its code point (Unicode 14.0, table 3-7), or 0. */
+static int dt__utf8(const unsigned char *p, int64_t n, uint32_t *code)
+{
+    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
+    int length = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf8 ? 4 : 0;
+    if (!length || length > n) return 0;
+    *code = length == 1 ? p[0] : (uint32_t)p[0] & (0x7fu >> length);
+    for (int i = 1; i < length; i++) {
+        if ((p[i] & 0xc0) != 0x80) return 0;
+        *code = *code << 6 | (p[i] & 0x3fu);
+    }
+    return *code < least[length] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000) ? 0 : length;
+}
+
+/* Why a name cannot stand in files, whose reader takes JSON strings of 1 to `most` bytes, or NULL. */
+static const char *dt__name_wrong(const char *name, int most)
+{
+    const char *p = name;
+    uint32_t code;
+    if (!name || !*name) return "is missing";
+    if (strlen(name) > (size_t)most) return "is too long";
+    if (!strcmp(name, "__metadata__")) return "is reserved";
+    for (int n; *p; p += n)
+        if (!(n = dt__utf8((const unsigned char *)p, (int64_t)strlen(p), &code))) return "is not UTF-8";
+    return NULL;
+}
+#define DT__NAME_WRONG "the name \"%.80s\" of a %s %s: choose 1 to %d bytes of UTF-8"
 
 /* Flush-to-zero and rounding mode belong to the process (linking one -ffast-math object sets FTZ for all of it), so
  * every thread that computes brackets its work with enter and leave (R15). */
@@ -1906,8 +1936,9 @@ static void dt__pool_close(dt_pool **handle)
 
 static dt_result dt__pool_open(dt_pool **handle, int workers)
 {
-    dt_pool *pool = (dt_pool *)dt__alloc((int64_t)sizeof *pool, "a thread pool");
-    *handle = pool;
+    *handle = NULL;
+    if (workers > 1024) return dt__misuse("%d threads: use at most 1024", workers);
+    dt_pool *pool = *handle = (dt_pool *)dt__alloc((int64_t)sizeof *pool, "a thread pool");
     if (!pool) return DT_E_MEMORY;
     pool->workers = 1;
 #ifndef DT_NO_THREADS
@@ -2720,10 +2751,12 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     MAP(POW, AB, CODE, DT_POW, dt__v_pow(a, b), /* +0 where the product would be 0 times inf */ \
         GRAD(POW, 0, ABD, dt__v_where(b != zero, dy * (b * dt__v_pow(a, b - 1.0f)), zero)) \
         GRAD(POW, 1, AYD, dt__v_where(a != zero, dy * (y * dt__v_log(a)), zero))) \
-    MAP(MAXIMUM, AB, CODE, DT_MAXIMUM, dt__v_max(a, b), \
-        GRAD(MAXIMUM, 0, ABD, dt__v_where(a > b, dy, zero)) GRAD(MAXIMUM, 1, ABD, dt__v_where(a > b, zero, dy))) \
-    MAP(MINIMUM, AB, CODE, DT_MINIMUM, dt__v_min(a, b), \
-        GRAD(MINIMUM, 0, ABD, dt__v_where(a < b, dy, zero)) GRAD(MINIMUM, 1, ABD, dt__v_where(a < b, zero, dy))) \
+    MAP(MAXIMUM, AB, CODE, DT_MAXIMUM, dt__v_where(dt__v_above(a, b), a, b), \
+        GRAD(MAXIMUM, 0, ABD, dt__v_where(dt__v_above(a, b), dy, zero)) \
+        GRAD(MAXIMUM, 1, ABD, dt__v_where(dt__v_above(a, b), zero, dy))) \
+    MAP(MINIMUM, AB, CODE, DT_MINIMUM, dt__v_where(dt__v_below(a, b), a, b), \
+        GRAD(MINIMUM, 0, ABD, dt__v_where(dt__v_below(a, b), dy, zero)) \
+        GRAD(MINIMUM, 1, ABD, dt__v_where(dt__v_below(a, b), zero, dy))) \
     MAP(EQUAL, AB, CODE, DT_EQUAL, dt__v_where(a == b, one, zero), ) \
     MAP(NOT_EQUAL, AB, CODE, DT_NOT_EQUAL, dt__v_where(a != b, one, zero), ) \
     MAP(LESS, AB, CODE, DT_LESS, dt__v_where(a < b, one, zero), ) \
@@ -3002,7 +3035,7 @@ typedef struct dt__kernels {
 static void dt__plain_binary(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n)
 {
     for (int64_t i = 0; i < n; i++, a += astep, b += bstep)
-        out[i] = op == DT__OP_ADD ? *a + *b : (op == DT__OP_MAXIMUM ? *a > *b : *a < *b) ? *a : *b;
+        out[i] = op == DT__OP_ADD ? *a + *b : (op == DT__OP_MAXIMUM ? *a > *b : *a < *b) || *a != *a ? *a : *b;
 }
 static const dt__kernels dt__plain_kernels = {dt__plain_binary};
 static const dt__kernels *dt__isa_table(int i) { return i ? NULL : &dt__plain_kernels; }
@@ -3170,8 +3203,8 @@ DT__INLINE dt__vf dt__v_select(dt__vi mask, dt__vf a, dt__vf b)
     return (dt__vf)(((dt__vi)a & mask) | ((dt__vi)b & ~mask));
 }
 #define dt__v_where(condition, a, b) dt__v_select((dt__vi)(condition), a, b)
-/* R14: a > b ? a : b, and a < b ? a : b. The x86 instructions are defined so, zeros and NaN included; NEON's fmax and
- * fmin are not. */
+/* a > b ? a : b, and a < b ? a : b. The x86 instructions are defined so, zeros and NaN included; NEON's fmax and fmin
+ * are not. */
 #if DT__ISA == 2
 DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b)
 {
@@ -3188,6 +3221,10 @@ DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return (dt__vf)_mm256_min_ps((
 DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b) { return dt__v_select((dt__vi)(a > b), a, b); }
 DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return dt__v_select((dt__vi)(a < b), a, b); }
 #endif
+
+/* R14: does a win against b, for a maximum and for a minimum? A NaN wins at either place. */
+#define dt__v_above(a, b) (((a) > (b)) | ((a) != (a)))
+#define dt__v_below(a, b) (((a) < (b)) | ((a) != (a)))
 
 /* ---- exp on vectors: dt__expf, operation for operation ------------------------------------- */
 DT__INLINE dt__vf dt__v_exp(dt__vf x)
@@ -3603,7 +3640,7 @@ DT__INLINE float DT__K(dt__fold_sum)(const float lane[32])
 DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
 {
     float most = lane[0];
-    for (int l = 1; l < 32; l++) most = most > lane[l] ? most : lane[l];
+    for (int l = 1; l < 32; l++) most = lane[l] > most || lane[l] != lane[l] ? lane[l] : most;
     return most + 0.0f; /* a zero is +0, whichever came first */
 }
 
@@ -3641,7 +3678,7 @@ DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
 #define DT__SUM(target, term, result) DT__REDUCE(target, 0.0f, r + (term), dt__fold_sum, result)
 #define DT__DOT(target, left, right, result) DT__REDUCE(target, 0.0f, dt__v_fma(left, right, r), dt__fold_sum, result)
 #define DT__MAX(target, term, result) \
-    DT__REDUCE(target, -__builtin_inff(), dt__v_max(r, term), dt__fold_max, result)
+    DT__REDUCE(target, -__builtin_inff(), dt__v_where(dt__v_above(term, r), term, r), dt__fold_max, result)
 #define DT__SUM_OUT(target, term, result) \
     DT__REDUCE(target, 0.0f, (y = (term), dt__v_storen(out + i, y, k), r + y), dt__fold_sum, result)
 #define DT__OUT(expression) \
@@ -5461,6 +5498,7 @@ static dt_result dt__self_check(const dt__kernels *k, dt_pool *pool)
  * ========================================================================================= */
 
 #define DT__MAX_IN 8
+#define DT__ELEMENTS ((int64_t)1 << 40) /* of a tensor, at most */
 enum { DT__TENSOR_SHARDS = 1024 }; /* upper bound */
 
 /* One op and its value. Ids are positions in the graph's list, so inputs always come first. */
@@ -5663,7 +5701,19 @@ static int64_t dt__span(const dt_shape *s, int begin, int end)
     for (int i = begin; i < end; i++) n *= s->n[i];
     return n;
 }
-DT_API int64_t dt_shape_count(dt_shape s) { return dt__span(&s, 0, s.dims); }
+/* Sizes of 1 or more, for whose product no machine lacks bits: what ops compute from it does not overflow either. */
+static int dt__shape_ok(const dt_shape *s)
+{
+    int64_t left = DT__ELEMENTS;
+    for (int i = 0; i < s->dims && i < DT_MAX_DIMS && left; i++) left = s->n[i] < 1 ? 0 : left / s->n[i];
+    return left && s->dims >= 0 && s->dims <= DT_MAX_DIMS;
+}
+DT_API int64_t dt_shape_count(dt_shape s)
+{
+    if (dt__shape_ok(&s)) return dt__span(&s, 0, s.dims);
+    dt__misuse("dt_shape_count: a shape has up to %d sizes of 1 or more, whose product is at most 2^40", DT_MAX_DIMS);
+    return 0;
+}
 static int64_t dt__count(const dt__node *n) { return dt__span(&n->shape, 0, n->shape.dims); }
 /* Bytes of an element, and the floats of memory that hold the value. */
 static int64_t dt__width(const dt__node *n) { return dt__format_of[n->dtype].bytes; }
@@ -5683,7 +5733,7 @@ static int64_t dt__rows(const dt__node *n) { return dt__count(n) / dt__cols(n); 
 static const char *dt__shape_text(const dt_shape *s, char *text)
 {
     int used = snprintf(text, 96, "(");
-    for (int i = 0; i < s->dims && used < 70; i++)
+    for (int i = 0; i < s->dims && i < DT_MAX_DIMS && used < 70; i++)
         used += snprintf(text + used, 96 - (size_t)used, i ? ",%lld" : "%lld", (long long)s->n[i]);
     snprintf(text + used, 96 - (size_t)used, ")");
     return text;
@@ -5874,7 +5924,7 @@ static int dt__refuses_by(const dt_graph *g, const char *function, const char *s
     va_list args;
     if (!g) return dt__refused_by(function, "g", g);
     va_start(args, spec);
-    int wrong = dt__argument_wrong(text, sizeof text, function, g->number, spec, &args);
+    int wrong = dt__argument_wrong(text, sizeof text, function, g->number, g->count, spec, &args);
     va_end(args);
     if (wrong) dt__poison((dt_graph *)(uintptr_t)g, DT_E_USAGE, "%s", text);
     return wrong;
@@ -5909,7 +5959,7 @@ static dt_graph *dt__graph_new(int eager, uint64_t seed)
     g->number = __atomic_add_fetch(&dt__graphs, 1, __ATOMIC_RELAXED);
     g->eager = eager, g->seed = seed, g->tensor_shards = 1;
     if (!dt__grow((void **)&g->nodes, 0, &g->capacity, sizeof *g->nodes)) return dt__free(g), (dt_graph *)NULL;
-    g->nodes[0].shape = dt_shape1(1); /* builders read sizes before they push a node */
+    g->nodes[0].shape = dt_shape1(1), g->nodes[0].slot = -1; /* builders read a node before they push one */
     g->count = 1;
     return g;
 }
@@ -5988,8 +6038,12 @@ static int dt__cut_of(const dt_graph *g, const dt__node *n)
 static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
 {
     dt_shape tile;
+    int32_t id = g->count;
     if (g->result) return dt__none();
     if (dt__op_of(n->op)->shape == DT__SHAPE_SAME) n->shape = g->nodes[n->in[0]].shape;
+    if (!dt__shape_ok(&n->shape))
+        return dt__poison(g, DT_E_SHAPE, "%s: shape %s has an axis below 1, more than %d axes, or more than 2^40 "
+                          "elements", dt__op_of(n->op)->name, dt__show(g, &n->shape), DT_MAX_DIMS);
     for (int i = 0; i < n->inputs; i++) {
         const dt__node *in = &g->nodes[n->in[i]];
         int wanted = dt__takes(n->op, i);
@@ -6000,7 +6054,9 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
                               wanted == DT_I32 ? "DT_I32" : "DT_F32");
         if (wanted == DT__ANY && i == 0 && n->op != DT__OP_CAST) n->dtype = in->dtype;
         if (dt__has_gradient(n->op) && n->dtype != DT_I32) n->needs_grad |= in->needs_grad;
-        n->use[i] = !g->eager && in->op == DT__OP_PARAM && !g->forward_count ? dt__new_slot(g, in->param) : -1;
+        n->use[i] = -1;
+        if (!g->eager && in->op == DT__OP_PARAM && !g->forward_count && (n->use[i] = dt__new_slot(g, in->param)) < 0)
+            return dt__poison(g, DT_E_MEMORY, "no memory for the graph");
     }
     if (dt__in_shards(g) && !g->forward_count && n->inputs) {
         n->cut = dt__cut_of(g, n);
@@ -6010,13 +6066,14 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
                               "may stand between linears with DT_COLUMNS and DT_ROWS", dt__op_of(n->op)->name);
     }
     if (dt__op_of(n->op)->scratch == DT__SCRATCH_WINDOW) tile = dt__window_aux(g, n), aux = &tile;
-    if (aux) n->aux = g->count + 1;
+    if (aux) n->aux = id + 1;
     dt_tensor t = dt__append(g, n);
     if (aux && t.id) {
         dt__node second = dt__node_one(DT__OP_AUX, *aux, t);
         dt__append(g, &second);
     }
-    if (g->eager && !g->result && dt__hold(g, t.id) && !g->recorded) dt__compute(g, t.id);
+    if (g->eager && !g->result && dt__hold(g, id) && !g->recorded) dt__compute(g, id);
+    while (g->result && g->count > id) dt__free(g->nodes[--g->count].data); /* a node is there as a whole */
     return g->result ? dt__none() : t;
 }
 
@@ -6055,19 +6112,9 @@ DT_API const float *dt_value(const dt_graph *g, dt_tensor t)
     return dt__at(g, t)->dtype == DT_F32 ? (const float *)dt_elements(g, t) : NULL;
 }
 
-static int dt__shape_ok(const dt_shape *s)
-{
-    if (s->dims < 0 || s->dims > DT_MAX_DIMS) return 0;
-    for (int i = 0; i < s->dims; i++)
-        if (s->n[i] < 1) return 0;
-    return 1;
-}
-
 static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int dtype)
 {
     dt__node n = dt__node_one(op, shape, dt__none());
-    if (!dt__shape_ok(&shape))
-        return dt__poison(g, DT_E_SHAPE, "shape %s has an axis below 1 or too many axes", dt__show(g, &shape));
     n.dtype = dtype;
     n.needs_grad = dtype != DT_I32;
     return dt__push(g, &n, NULL);
@@ -6174,9 +6221,14 @@ static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, const char 
 {
     dt__param *p;
     dt_shape local = shape;
-    char full[sizeof p->name];
+    char full[sizeof p->name + 1]; /* has room to be too long */
+    const int most = (int)sizeof p->name - 1;
+    const char *wrong;
+    if (g->result) return dt__none();
     if (name[0] == '/') DT__PRINT(full, "%s%s", name + 1, part);
     else DT__PRINT(full, "%s%s%s%s", g->prefix, g->prefix[0] ? "." : "", name, part);
+    if ((wrong = dt__name_wrong(full, most)) != NULL)
+        return dt__poison(g, DT_E_USAGE, DT__NAME_WRONG, full, "parameter", wrong, most);
     if (cut >= 0 && dt__in_shards(g)) {
         int64_t width = (shape.n[cut] + pad) / g->tensor_shards, first = g->first_shard * width;
         if (!pad && !dt__cuts(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__none();
@@ -6185,13 +6237,13 @@ static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, const char 
     if (experts) local.n[0] /= dt__expert_ranks(g);
     dt_tensor t = dt__param_known(g, full, name[0] == '/', shape);
     if (t.id || g->result) return t;
+    if (!dt__grow((void **)&g->params, g->param_count, &g->param_capacity, sizeof *p))
+        return dt__poison(g, DT_E_MEMORY, "no memory for parameter %s", full);
     t = dt__leaf(g, DT__OP_PARAM, local, DT_F32);
     if (!t.id) return t;
     dt__at(g, t)->cut = cut == shape.dims - 1 && dt__in_shards(g);
-    if (!dt__grow((void **)&g->params, g->param_count, &g->param_capacity, sizeof *p))
-        return dt__poison(g, DT_E_MEMORY, "no memory for parameter %s", full);
     p = &g->params[g->param_count];
-    memcpy(p->name, full, sizeof full);
+    memcpy(p->name, full, sizeof p->name);
     p->shape = shape, p->init = init, p->std = std;
     p->cut = cut, p->rows = 0, p->groups = groups, p->pad = pad;
     p->experts = g->own_shards ? experts : 0;
@@ -6429,7 +6481,7 @@ DT_API dt_result dt_graph_set(dt_graph *g, dt_tensor t, const void *data)
 
 DT_API int64_t dt_graph_parameters(const dt_graph *g, dt_parameter *list, int64_t room)
 {
-    if (dt__refuses(g, "")) return 0;
+    if (dt__refuses(g, "list/", list, dt__max(0, room))) return 0;
     int64_t count = 0;
     for (int32_t id = 1; id < g->count; id++) {
         const dt__node *n = &g->nodes[id];
@@ -6523,6 +6575,7 @@ DT_API dt_tensor dt_pad(dt_graph *g, dt_tensor x, int axis, int64_t before, int6
     if (before < 0 || after < 0)
         return dt__poison(g, DT_E_SHAPE, "pad: %lld before and %lld after: they must be 0 or more (dt_slice cuts)",
                           (long long)before, (long long)after);
+    before = dt__min(before, DT__ELEMENTS), after = dt__min(after, DT__ELEMENTS); /* more is refused by dt__push */
     n.shape.n[axis] += before + after;
     n.i[0] = axis, n.i[1] = before;
     return dt__push(g, &n, NULL);
@@ -6641,8 +6694,6 @@ DT_API dt_tensor dt_full(dt_graph *g, dt_shape shape, float value)
 {
     if (dt__refuses(g, "")) return dt__none();
     dt__node n = dt__node_one(DT__OP_FULL, shape, dt__none());
-    if (!dt__shape_ok(&shape))
-        return dt__poison(g, DT_E_SHAPE, "full: shape %s has an axis below 1 or too many axes", dt__show(g, &shape));
     n.f = value;
     return dt__push(g, &n, NULL);
 }
@@ -6993,10 +7044,12 @@ static void dt__column_op_cols(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_columns(const dt__call *c) { dt__split(c, dt__count(c->n), 64, dt__column_op_cols); }
 
+/* R14: of two elements a NaN is the larger one. */
+static int dt__larger(float a, float b) { return a > b || (a != a && b == b); }
 static int64_t dt__first_max(const float *x, float max, int64_t cols)
 {
     int64_t i = 0;
-    while (i < cols - 1 && x[i] < max) i++;
+    while (i < cols - 1 && dt__larger(max, x[i])) i++;
     return i;
 }
 
@@ -7042,9 +7095,13 @@ static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, unsigned axes, cons
     int whole = dt__op_of(op)->shape == DT__SHAPE_SAME;
     int order[DT_MAX_DIMS], back[DT_MAX_DIMS], count = 0, outer = 0, moved = 0;
     dt_shape s = dt__at(g, x)->shape, ordered = s, rows;
+    int64_t reduced = 1;
     if (!mask && (whole || op == DT__OP_ARGMAX))
         return dt__poison(g, DT_E_SHAPE, "%s: the axis mask names no axis", name);
     if (!mask) return g->result ? dt__none() : x;
+    for (int i = 0; i < s.dims; i++) reduced *= mask >> i & 1u ? s.n[i] : 1;
+    if (op == DT__OP_ARGMAX && reduced > INT32_MAX)
+        return dt__poison(g, DT_E_SHAPE, "%s: %lld places are more than an int32 counts", name, (long long)reduced);
     for (int last = 0; last < 2; last++)
         for (int i = 0; i < s.dims; i++) {
             if ((int)(mask >> i & 1u) != last) continue;
@@ -7241,6 +7298,13 @@ static dt_tensor dt__linear_weight(dt_graph *g, dt_tensor x, const char *name, i
 DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std, unsigned how)
 {
     if (dt__refuses(g, "x# name std~", x, name, std)) return dt__none();
+    if (how > 15 || (how & DT_COLUMNS && how & DT_ROWS) || (how & DT_QKV && (!(how & DT_COLUMNS) || width % 3)))
+        return dt__poison(g, DT_E_USAGE, "linear: how %u for a width of %lld: DT_COLUMNS or DT_ROWS, and DT_QKV with "
+                          "DT_COLUMNS for three equal parts", how, (long long)width);
+    if (dt__at(g, x)->shape.dims == 1) {
+        x = dt_linear_with(g, dt_reshape(g, x, dt_shape2(1, dt_dim(g, x, 0))), name, width, std, how);
+        return x.id ? dt_reshape(g, x, dt_shape1(dt_dim(g, x, -1))) : x;
+    }
     dt_tensor w = dt__linear_weight(g, x, name, width, std, how), b;
     x = dt__narrow(g, x);
     if (how & DT_COLUMNS) x = dt__matmul(g, dt__all_rows(g, x, 0), w, 0, 0, 0, dt__own(g));
@@ -7422,7 +7486,7 @@ static void dt__pool_task(void *context, int64_t channel, int worker)
     }
     for (int64_t i = 0; op == DT__OP_MAX_POOL_GRAD && i < n; i++) { /* to the first maximum */
         int64_t best = 0;
-        for (int64_t t = 1; t < taps; t++) best = matrix[t * n + i] > matrix[best * n + i] ? t : best;
+        for (int64_t t = 1; t < taps; t++) if (dt__larger(matrix[t * n + i], matrix[best * n + i])) best = t;
         for (int64_t t = 0; t < taps; t++) matrix[t * n + i] = t == best ? u->dy[row + i] : 0.0f;
     }
 }
@@ -7734,7 +7798,7 @@ DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indice
     int last = dt__axis(g, "top_k", x, -1);
     if (indices) *indices = dt__none();
     if (last < 0) return dt__none();
-    if (k < 1 || k > n.shape.n[last])
+    if (k < 1 || k > dt__min(n.shape.n[last], INT32_MAX))
         return dt__poison(g, DT_E_SHAPE, "top_k: k = %lld is outside 1..%lld, the size of the last axis", (long long)k,
                           (long long)n.shape.n[last]);
     n.shape.n[last] = k, n.dtype = DT_I32;
@@ -7751,9 +7815,9 @@ static void dt__top_k_rows(const dt__call *c, int64_t begin, int64_t end)
         int32_t *best = (int32_t *)(void *)c->out + r * k;
         for (int64_t i = 0; i < cols; i++) {
             int64_t at = dt__min(i, k);
-            if (at == k && !(x[i] > x[best[k - 1]])) continue;
+            if (at == k && !dt__larger(x[i], x[best[k - 1]])) continue;
             if (at == k) at--;
-            for (; at > 0 && x[i] > x[best[at - 1]]; at--) best[at] = best[at - 1];
+            for (; at > 0 && dt__larger(x[i], x[best[at - 1]]); at--) best[at] = best[at - 1];
             best[at] = (int32_t)i;
         }
     }
@@ -7860,6 +7924,13 @@ static int dt__stack_join(dt__stack *s, int32_t *set, int32_t *from)
 
 static uint32_t dt__drop_threshold(float p) { return (uint32_t)((double)p * 4294967296.0); }
 
+/* The number of a new random site, of which a segment has as many as dt__site tells apart. */
+static int64_t dt__new_site(dt_graph *g)
+{
+    if (!g->eager && g->sites >= 256)
+        dt__poison(g, DT_E_SHAPE, "a segment has at most 256 ops with dropout: cut it into several segments");
+    return g->sites++;
+}
 /* Sets the unit's random streams to this site of this segment. */
 static dt__rng *dt__site(const dt__call *c, int64_t samples, int64_t site)
 {
@@ -7900,7 +7971,7 @@ static dt_tensor dt__shard_piece(dt_graph *g, dt_tensor x, int64_t pieces, int64
     return x;
 }
 
-/* One fused input q has rows [q | k | v]; a decode graph takes them apart, because its keys and values are cached. */
+/* One fused input q has rows [q | k | v]; a mask takes them apart, and a decode graph, whose keys and values are cached. */
 DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
                            const dt_attention_options *o)
 {
@@ -7912,7 +7983,7 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
     int64_t heads = dt__heads_of(g, q, "heads", o->heads), pieces = fused ? 3 : 1, d;
     int64_t kv_heads = fused ? 0 : dt__heads_of(g, k, "heads of the keys", dt__or(o->kv_heads, o->heads));
     dt_tensor part[3];
-    if (sq.dims != 3 || heads < 1 || sq.n[2] % (pieces * heads))
+    if (sq.dims != 3 || heads < 1 || heads > sq.n[2] || sq.n[2] % (pieces * heads))
         return dt__poison(g, DT_E_SHAPE, "attend: q %s must be (B,T,C), or [q | k | v] (B,T,3C), with C divisible by "
                           "%lld heads", dt__show(g, &sq), (long long)heads);
     d = sq.n[2] / pieces / heads;
@@ -7927,8 +7998,9 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
         return dt__poison(g, DT_E_SHAPE, "attend: the mask, %s %s, must hold int32 or float, (T,S) or (B,T,S), for q "
                           "%s and k %s", dt__format_of[dt__at(g, mask)->dtype].name, dt__show(g, &sm), dt__show(g, &sq),
                           dt__show(g, &sk));
-    for (int64_t i = 0; fused && g->context && i < 3; i++) part[i] = dt__shard_piece(g, q, 3, i);
-    if (fused && g->context) return dt_attend(g, part[0], part[1], part[2], mask, o);
+    for (int64_t i = 0; fused && (g->context || mask.id) && i < 3; i++) part[i] = dt__shard_piece(g, q, 3, i);
+    if (fused && (g->context || mask.id))
+        return g->result ? dt__none() : dt_attend(g, part[0], part[1], part[2], mask, o);
     n.f = o->scale == 0.0f ? 1.0f / dt__sqrtf((float)d) : o->scale;
     if (!dt__bounded(g, "attention: dropout", o->dropout, 0.0, 0.999) ||
         !dt__bounded(g, "attention: scale", n.f, 1e-30, 1e30) ||
@@ -7937,7 +8009,7 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
     DT_ASSERT(!mask.id || (!g->context_shards && !g->context)); /* the families have no mask */
     if (mask.id) n.in[n.inputs++] = mask.id;
     if (g->context) n.in[1] = dt__cache(g, k).id, n.in[2] = dt__cache(g, v).id;
-    n.i[0] = heads, n.i[1] = o->causal != 0, n.i[2] = o->dropout > 0.0f ? g->sites++ : 0, n.i[3] = kv_heads;
+    n.i[0] = heads, n.i[1] = o->causal != 0, n.i[2] = o->dropout > 0.0f ? dt__new_site(g) : 0, n.i[3] = kv_heads;
     n.i[4] = (int64_t)dt__bits_of_float(n.f), n.i[5] = dt__at(g, q)->cut ? g->own_shards : 0;
     n.f = o->dropout, n.shape.n[2] = heads * d;
     stats = dt_shape4(2, sq.n[0], heads, sq.n[1]);
@@ -8379,7 +8451,7 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
     dt_shape s = dt__at(g, x)->shape;
     dt__node n = dt__node_one(DT__OP_ROPE, s, x);
     heads = dt__heads_of(g, x, "heads", heads);
-    if (s.dims != 3 || heads < 1 || s.n[2] % (2 * heads))
+    if (s.dims != 3 || heads < 1 || heads > s.n[2] || s.n[2] % (2 * heads))
         return dt__poison(g, DT_E_SHAPE, "rope: %s must be (B,T,H*d) with %lld heads of an even width d",
                           dt__show(g, &s), (long long)heads);
     if (!dt__bounded(g, "rope: base", base, 1.0, 1e300) ||
@@ -8433,7 +8505,7 @@ DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
     n.i[1] = dt__splits_rows(g) && n.shape.dims == 3 && n.shape.n[0] == 1 && /* own rows alone */
              n.shape.n[1] == dt__part_of(g, g->samples * g->positions);
     if (!n.i[1] && !dt__counts_samples(g, "dropout", &n.shape)) return dt__none();
-    n.f = p, n.i[0] = g->sites++;
+    n.f = p, n.i[0] = dt__new_site(g);
     return dt__narrow_as(g, dt__push(g, &n, NULL), x);
 }
 /* Elements [begin, end) of this rank's part of sample b; out and x point to its element 0, which may be absent. */
@@ -9009,7 +9081,7 @@ static dt_tensor dt__moe_router(dt_graph *g, dt_tensor logits, const dt_moe_opti
 static dt_tensor dt__moe_layer(dt_graph *g, dt_tensor x, dt_tensor route, const char *name, const char *part,
                                const dt_moe_options *o, dt_shape shape, int cut, int64_t groups, float std)
 {
-    char full[96];
+    char full[192]; /* twice what a parameter's name may have */
     dt_tensor w, b = dt__none();
     if (!x.id || !route.id) return dt__none();
     DT__PRINT(full, "%s.experts.%s", name, part);
@@ -10182,6 +10254,10 @@ static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape s
     g->input = dt__leaf(g, DT__OP_INPUT, shape, !first ? (int)DT_F32 : source ? (int)source->input_type : (int)DT_I32);
     g->targets = dt__leaf(g, DT__OP_INPUT, targets, source ? (int)source->target_type : (int)DT_I32);
     y = s->build(g, g->input, s->user);
+    if (!g->result && (y.graph != g->number || y.id < 1 || y.id >= g->count))
+        y = dt__poison(g, DT_E_USAGE, "the segment returned %s: return a tensor that it made in the graph g",
+                       y.id ? "a tensor of another graph" : "no tensor");
+    if (g->result) y = dt__none();
     if (dt__at(g, y)->dtype != DT_F32)
         y = dt__poison(g, DT_E_SHAPE, "a segment returns fp32 numbers, this one %s: dt_cast it to DT_F32",
                        dt__format_of[dt__at(g, y)->dtype].name);
@@ -10368,6 +10444,22 @@ static dt_result dt__net_shards(dt__net *net, const dt_model *m, int64_t sequenc
                       (long long)net->context_shards, dt__divisors(slices & -slices, slices, list, sizeof list));
 }
 
+static dt_result dt__segments_check(const dt_segment *list, int64_t count)
+{
+    const int most = (int)sizeof ((dt_graph *)0)->prefix - 1;
+    for (int64_t i = 0; i < count; i++) {
+        const char *wrong = dt__name_wrong(list[i].name, most);
+        if (wrong && !(list[i].name && !*list[i].name)) /* "" is no prefix */
+            return dt__misuse(DT__NAME_WRONG, list[i].name ? list[i].name : "", "segment", wrong, most);
+        if (!list[i].build) return dt__misuse("segment %s has no function that builds it: set build", list[i].name);
+        for (int64_t k = 0; k < i; k++)
+            if (!strcmp(list[k].name, list[i].name))
+                return dt__misuse("segments %lld and %lld are both called %s: their parameters would be one. Give each "
+                                  "a name of its own", (long long)k, (long long)i, list[i].name);
+    }
+    return DT_OK;
+}
+
 /* Builds and plans a model for units of `rows` samples of T tokens, or of net->source. With a context (families alone)
  * in the decode form: T positions against the keys and values of up to `context`. net is zero but for the fields that
  * may be set before, and must not move afterwards. */
@@ -10377,6 +10469,7 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
     dt_shape shape = dt_shape2(rows * leaves, (net->source ? net->source->inputs : sequence) / cut);
     dt_shape targets = dt_shape2(rows * leaves, (net->source ? net->source->targets : sequence) / cut);
     dt_result r = dt__net_shards(net, m, net->source ? net->source->inputs : sequence);
+    if (!r && m->segments) r = dt__segments_check(m->segments, m->segment_count);
     if (r) return r;
     net->ids[0] = net->ids[1] = INT64_MAX;
     net->count = m->segments ? m->segment_count : m->layers + 2;
@@ -12490,20 +12583,6 @@ static int dt__json_more(dt__json *j, char close, int64_t *count)
 static int dt__json_each(dt__json *j, char open, int64_t *count)
 {
     return (*count || dt__json_enter(j, open)) && dt__json_more(j, open == '[' ? ']' : '}', count);
-}
-
-/* The length of the well-formed UTF-8 sequence at p[0..n-1] and its code point (Unicode 14.0, table 3-7), or 0. */
-static int dt__utf8(const unsigned char *p, int64_t n, uint32_t *code)
-{
-    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
-    int length = p[0] < 0x80 ? 1 : p[0] < 0xc0 ? 0 : p[0] < 0xe0 ? 2 : p[0] < 0xf0 ? 3 : p[0] < 0xf8 ? 4 : 0;
-    if (!length || length > n) return 0;
-    *code = length == 1 ? p[0] : (uint32_t)p[0] & (0x7fu >> length);
-    for (int i = 1; i < length; i++) {
-        if ((p[i] & 0xc0) != 0x80) return 0;
-        *code = *code << 6 | (p[i] & 0x3fu);
-    }
-    return *code < least[length] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000) ? 0 : length;
 }
 
 /* Writes 1 to 4 bytes and returns how many. */
@@ -16773,9 +16852,12 @@ DT_API void dt_comm_close(dt_comm **handle)
 
 DT_API dt_link dt_link_fit(const double *bytes, const double *seconds, int n)
 {
-    dt_link link;
+    dt_link link = DT__ZERO;
     double w = 0, ws = 0, wss = 0, v = 0, vs = 0, all = 0, left = 0, det;
-    if (dt__refused("bytes/ seconds/", bytes, (int64_t)n, seconds, (int64_t)n)) n = 0;
+    if (dt__refused("bytes/ seconds/", bytes, (int64_t)n, seconds, (int64_t)n)) return link;
+    for (int i = 0; i < n; i++)
+        if (!(seconds[i] >= 1e-12 && seconds[i] <= 1e12 && bytes[i] >= 0 && bytes[i] <= 1e18)) n = 0;
+    if (!n) return dt__misuse("dt_link_fit: no messages, or one without bytes and seconds above 0"), link;
     for (int i = 0; i < n; i++) {
         double u = 1 / seconds[i], s = bytes[i];
         w += u * u, ws += u * u * s, wss += u * u * s * s, v += u, vs += u * s;
@@ -18597,7 +18679,7 @@ DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream)
 static dt_result dt__nccl_missing(void) { return dt__misuse("NCCL is not compiled in: build with DT_NCCL"); }
 DT_API dt_result dt_nccl_open(dt_nccl **n, dt_comm *c, int gpu)
 {
-    return (void)c, (void)gpu, *n = NULL, dt__nccl_missing();
+    return dt__refused("n! c", n, c) ? DT_E_USAGE : ((void)gpu, dt__nccl_missing());
 }
 DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, float *out, int64_t count, dt_op op,
                                  void *stream)
@@ -18605,7 +18687,7 @@ DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, floa
     return (void)n, (void)call, (void)in, (void)out, (void)count, (void)op, (void)stream, dt__nccl_missing();
 }
 DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream) { return (void)n, (void)stream, dt__nccl_missing(); }
-DT_API void dt_nccl_close(dt_nccl **n) { *n = NULL; }
+DT_API void dt_nccl_close(dt_nccl **n) { (void)dt__refused("n!", n); }
 #endif /* DT_NCCL */
 
 #ifndef DT_COMM_ONLY
@@ -18930,6 +19012,9 @@ static void dt__tensor_file_open(dt__tensor_file *w)
     dt__text_add(&w->header, "}");
     while (!w->header.failed && (w->header.length + 8) % 64) dt__text_add(&w->header, " ");
     if (w->header.failed) w->result = DT_E_MEMORY;
+    else if (w->header.length > DT__HEADER_MOST)
+        w->result = dt__error(DT_E_FILE, "%s: its tensors' names and shapes take %lld bytes: %d can be read", w->path,
+                              (long long)w->header.length, (int)DT__HEADER_MOST);
     if (!w->result) w->result = dt__file_create(w->path, &w->fd);
     dt__tensor_file_put(w, &w->header.length, sizeof w->header.length);
     dt__tensor_file_put(w, w->header.at, w->header.length);
@@ -19834,11 +19919,34 @@ static dt_result dt__weights_digest(const dt__tensors *t, const dt__stored *s, c
 
 /* ---- a program's own loop ---- */
 
+/* A list that a file can hold, and that its reader takes: names differ; trained: each has a gradient. */
+static dt_result dt__parameters_check(const char *function, const dt_parameter *list, int64_t count, int trained)
+{
+    const int most = (int)sizeof ((dt__stored *)0)->name - (trained ? 8 : 1); /* the optimizer's: "second.NAME" */
+    for (int64_t i = 0; i < count; i++) {
+        const dt_parameter *p = &list[i];
+        const char *wrong = dt__name_wrong(p->name, most);
+        if (wrong)
+            return dt__misuse("%s: list[%lld]: " DT__NAME_WRONG, function, (long long)i, p->name ? p->name : "",
+                              "parameter", wrong, most);
+        if (!p->values || (trained && !p->gradient) || !dt__shape_ok(&p->shape))
+            return dt__misuse("%s: parameter %lld, %s, lacks %s", function, (long long)i, p->name,
+                              !p->values ? "values" : !dt__shape_ok(&p->shape) ? "a shape: sizes of 1 or more"
+                              : "a gradient: call dt_backward before dt_graph_parameters");
+        for (int64_t k = 0; k < i; k++)
+            if (!strcmp(list[k].name, p->name))
+                return dt__misuse("%s: parameters %lld and %lld are both called %s: give each a name of its own",
+                                  function, (long long)k, (long long)i, p->name);
+    }
+    return DT_OK;
+}
+
 DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, int64_t count)
 {
     if (dt__refused("path list/", path, list, count)) return DT_E_USAGE;
     dt__tensor_file w;
-    dt_result r = DT_OK;
+    dt_result r = dt__parameters_check(__func__, list, count, 0);
+    if (r) return r;
     dt__tensor_file_begin(&w, "", "");
     if (DT__PRINT(w.path, "%s.%ld.tmp", path, (long)getpid()) >= (int)sizeof w.path)
         r = dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", path);
@@ -19871,7 +19979,8 @@ DT_API dt_result dt_parameters_load(const char *path, const dt_parameter *list, 
     const dt__kernels *k;
     dt__tensors t = DT__ZERO;
     char a[96], b[96];
-    dt_result r = dt__choose_kernels(&k);
+    dt_result r = dt__parameters_check(__func__, list, count, 0);
+    if (!r) r = dt__choose_kernels(&k);
     if (!r) r = dt__tensors_add(&t, path);
     if (!r) r = dt__tensors_sort(&t);
     for (int64_t i = 0; i < 2 * count && !r; i++) {
@@ -19934,13 +20043,8 @@ DT_API dt_result dt_optimizer_open(dt_optimizer **optimizer, const dt_recipe *re
     dt_optimizer *o = *optimizer = (dt_optimizer *)dt__alloc((int64_t)sizeof *o, "an optimizer");
     int64_t floats = 0;
     dt_result r = o ? dt__options_check(DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe) : DT_E_MEMORY;
-    for (int64_t i = 0; i < count && !r; i++) {
-        if (!list[i].name || !list[i].values || !list[i].gradient || !dt__shape_ok(&list[i].shape))
-            r = dt__misuse("dt_optimizer_open: parameter %lld, %s, lacks a name, values, a gradient or a "
-                           "shape: call dt_backward before dt_graph_parameters", (long long)i,
-                           list[i].name ? list[i].name : "NULL");
-        floats += dt__round_up(dt_shape_count(list[i].shape), 16);
-    }
+    if (!r) r = dt__parameters_check(__func__, list, count, 1);
+    for (int64_t i = 0; i < count && !r; i++) floats += dt__round_up(dt_shape_count(list[i].shape), 16);
     if (!r) {
         o->recipe = *recipe, o->count = count, o->recipe.precision = DT_PRECISION_FP32;
         o->powers = dt__powers_first(&o->recipe);
@@ -19968,7 +20072,7 @@ DT_API void dt_optimizer_close(dt_optimizer **optimizer)
 
 DT_API int64_t dt_optimizer_parameters(const dt_optimizer *o, dt_parameter *list, int64_t room)
 {
-    if (dt__refused("o", o)) return 0;
+    if (dt__refused("o list/", o, list, dt__max(0, room))) return 0;
     int64_t n = o->count * o->kept + 1;
     if (room > 0) memcpy(list, o->list + o->count, sizeof *list * (size_t)dt__min(n, room));
     return n;
@@ -20059,6 +20163,7 @@ static int dt__mesh_order(const char *order, int axis[DT_AXES])
 DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m)
 {
     if (dt__refused("l m", l, m)) return DT_E_USAGE;
+    if (rank < 0 || rank >= ranks) return dt__misuse("rank %d of %d ranks: count ranks from 0", rank, ranks);
     int axis[DT_AXES], stride = 1;
     dt_result r = dt__check_divides("tp", l->tp, ranks, "rank");
     memset(m, 0, sizeof *m);
@@ -20126,10 +20231,12 @@ DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int
     if (!best || !cut) return dt__free(best), dt__free(cut), DT_E_MEMORY;
     sum = best + (parts + 1) * (n + 1);
     for (int64_t i = 0; i < n; i++) {
-        sum[i + 1] = sum[i] + (costs[i] > 0.0 ? costs[i] : 0.0);
+        sum[i + 1] = sum[i] + (costs[i] < 0.0 ? 0.0 : costs[i]);
         low = costs[i] > low ? costs[i] : low;
     }
     high = sum[n];
+    if (!(high <= 1e150)) /* squares are finite, too */
+        return dt__free(best), dt__free(cut), dt__misuse("dt_partition: the costs sum to %g: pass finite ones", high);
     for (int k = 0; k < 60 && dt__partition_under(sum, n, parts, low, best, cut) < 0.0; k++) {
         double middle = low + (high - low) / 2;
         if (dt__partition_under(sum, n, parts, middle, best, cut) < 0.0) low = middle;
@@ -20189,25 +20296,24 @@ static void dt__pipe_order(const dt__pipe *p, int stage, dt_work *list)
     while (split && w < total) *list++ = dt__pipe_nth(p, DT_WORK_WEIGHTS, w++);
 }
 
-/* Gives every unit in flight a slot of its chunk; slots[c] becomes the number that chunk c needs. slot_of (chunks,
- * units) is scratch. */
-static void dt__pipe_slots(const dt__pipe *p, dt_work *list, int32_t *slots, int32_t *slot_of)
+/* Gives every unit in flight the lowest free slot of its chunk; slots[c] becomes the number that chunk c needs. Scratch
+ * of a chunk (2 units + 1): the slot of each unit, which slots are taken, and a slot below which none is free. */
+static void dt__pipe_slots(const dt__pipe *p, dt_work *list, int32_t *slots, int32_t *scratch)
 {
     int last = p->kind == DT_ZERO_BUBBLE ? DT_WORK_WEIGHTS : DT_WORK_BACKWARD;
-    for (int c = 0; c < p->chunks; c++) slots[c] = 0;
-    for (int64_t i = 0; i < (int64_t)p->chunks * p->units; i++) slot_of[i] = -1;
+    const int64_t each = 2 * (int64_t)p->units + 1;
+    memset(slots, 0, 4 * (size_t)p->chunks);
+    memset(scratch, 0, 4 * (size_t)(p->chunks * each));
     for (int64_t i = 0; i < dt__pipe_length(p); i++) {
         dt_work *w = &list[i];
-        int32_t *of = slot_of + (int64_t)w->chunk * p->units;
+        int32_t *of = scratch + w->chunk * each, *taken = of + p->units, *low = taken + p->units;
         if (w->kind == DT_WORK_FORWARD) {
-            int32_t slot = 0;
-            for (int32_t u = 0; u < p->units; u++)
-                if (of[u] == slot) slot++, u = -1;
-            of[w->unit] = slot;
-            if (slot + 1 > slots[w->chunk]) slots[w->chunk] = slot + 1;
+            while (taken[*low]) ++*low;
+            of[w->unit] = *low, taken[*low] = 1;
+            slots[w->chunk] = (int32_t)dt__max(slots[w->chunk], *low + 1);
         }
         w->slot = of[w->unit];
-        if (w->kind == last) of[w->unit] = -1;
+        if (w->kind == last) taken[w->slot] = 0, *low = (int32_t)dt__min(*low, w->slot);
     }
 }
 
@@ -20235,10 +20341,15 @@ DT_API dt_result dt_pipeline_order(const dt_layout *l, int64_t units, int64_t st
                           (long long)l->chunks, (long long)units);
     p.kind = l->pipeline, p.stages = (int)l->pp, p.units = (int)units;
     p.chunks = l->pipeline == DT_INTERLEAVED ? (int)l->chunks : 1;
-    r = dt__pipe_check(&p);
-    if (!r) dt__pipe_order(&p, (int)stage, list);
-    *count = r ? 0 : dt__pipe_length(&p);
-    return r;
+    *count = 0;
+    if ((r = dt__pipe_check(&p)) != DT_OK) return r;
+    int32_t *slots = (int32_t *)dt__alloc(8 * (int64_t)p.chunks * (p.units + 1), "a schedule");
+    if (!slots) return DT_E_MEMORY;
+    dt__pipe_order(&p, (int)stage, list);
+    dt__pipe_slots(&p, list, slots, slots + p.chunks);
+    dt__free(slots);
+    *count = dt__pipe_length(&p);
+    return DT_OK;
 }
 
 /* The share of time that stages wait when messages are free and a backward takes twice a forward. Zero-bubble: for at
@@ -20802,7 +20913,7 @@ static void dt__program_close(dt__program *p)
 static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, const dt__store *store, dt__chunk *chunks)
 {
     dt__work_unit *unit = (dt__work_unit *)dt__alloc((int64_t)sizeof *unit * s->pipe.units, "the step program");
-    int32_t *slot = (int32_t *)dt__alloc(4 * ((int64_t)s->pipe.chunks * (s->pipe.units + 1)), "the step program");
+    int32_t *slot = (int32_t *)dt__alloc(8 * (int64_t)s->pipe.chunks * (s->pipe.units + 1), "the step program");
     p->works = dt__pipe_length(&s->pipe);
     p->work = (dt_work *)dt__alloc((int64_t)sizeof *p->work * p->works, "the step program");
     if (!unit || !slot || !p->work) return dt__free(unit), dt__free(slot), DT_E_MEMORY;
@@ -26041,6 +26152,7 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
     char byte;
     dt__rng rng;
     dt_result r;
+    if (d->most < 0) return dt__misuse("a text of %lld bytes: ask for 0 or more", (long long)d->most);
     if (!t->generator.memory)
         return dt__misuse("text samples are off: --sample-length is 0, or the model has no logits of next tokens");
     r = dt__sample_prompt(t, prompt, tokens, &used);

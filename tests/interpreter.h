@@ -174,7 +174,7 @@ static void ref_op_top_k(const ref_call *c)
             for (int64_t i = 0; i < n; i++) {
                 int taken = 0;
                 for (int64_t l = 0; l < j; l++) taken |= best[l] == i;
-                if (!taken && (top < 0 || x[i] > x[top])) top = i;
+                if (!taken && (top < 0 || ref_above(x[i], x[top]))) top = i;
             }
             best[j] = (int32_t)top;
         }
@@ -319,7 +319,7 @@ static void ref_op_col_sum(const ref_call *c)
 static int64_t first_of_largest(const float *x, int64_t n)
 {
     int64_t top = 0;
-    for (int64_t i = 1; i < n; i++) top = x[i] > x[top] ? i : top;
+    for (int64_t i = 1; i < n; i++) top = ref_above(x[i], x[top]) ? i : top;
     return top;
 }
 static void ref_op_row_max(const ref_call *c)
@@ -533,7 +533,7 @@ static int64_t window_places(const ref_window *w, int64_t at, int64_t *place)
 static int64_t largest_place(const float *x, const int64_t *place, int64_t n)
 {
     int64_t top = place[0];
-    for (int64_t i = 1; i < n; i++) top = x[place[i]] > x[top] ? place[i] : top;
+    for (int64_t i = 1; i < n; i++) top = ref_above(x[place[i]], x[top]) ? place[i] : top;
     return top;
 }
 static void ref_op_pool(const ref_call *c)

@@ -38,11 +38,13 @@ REF_FN float ref_row_dot(const float *a, const float *b, int64_t n)
     for (int64_t i = 0; i < n; i++) lane[i % 32] = fmaf(a[i], b[i], lane[i % 32]);
     return ref_fold(lane);
 }
+/* R14: a NaN is above all numbers. */
+REF_FN int ref_above(float a, float b) { return a > b || (isnan(a) && !isnan(b)); }
 /* A maximum of zero is +0: otherwise its sign would tell in which order the elements were looked at. */
 REF_FN float ref_row_max(const float *x, int64_t n)
 {
     float m = -INFINITY;
-    for (int64_t i = 0; i < n; i++) m = m > x[i] ? m : x[i];
+    for (int64_t i = 0; i < n; i++) m = m > x[i] || isnan(m) ? m : x[i];
     return m + 0.0f;
 }
 REF_FN float ref_tree(const float *x, int64_t n) /* n a power of two */
@@ -281,8 +283,8 @@ REF_FN float ref_binary(int op, float a, float b)
     case DT__OP_MUL: return a * b;
     case DT__OP_DIV: return a / b;
     case DT__OP_POW: return ref_pow((double)a, (double)b);
-    case DT__OP_MAXIMUM: return a > b ? a : b;
-    case DT__OP_MINIMUM: return a < b ? a : b;
+    case DT__OP_MAXIMUM: return a > b || isnan(a) ? a : b;
+    case DT__OP_MINIMUM: return a < b || isnan(a) ? a : b;
     case DT__OP_EQUAL: return a == b ? 1.0f : 0.0f;
     case DT__OP_NOT_EQUAL: return a != b ? 1.0f : 0.0f;
     case DT__OP_LESS: return a < b ? 1.0f : 0.0f;

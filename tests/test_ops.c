@@ -318,7 +318,7 @@ static void taken(const char *name, dt_graph *g, dt_tensor y, dt_tensor t, const
 static void test_taken(void)
 {
     static const float a[6] = { 1, 2, 0.0f, NAN, -INFINITY, 4 }, b[6] = { 1, 3, -0.0f, 1, INFINITY, -4 }, wild[6] = { INFINITY, NAN, 1, -1, 0, 3e38f };
-    static const float to_a[6] = { 0, 0, 0, 0, 0, -13 }, to_b[6] = { 2, -3, 5, -7, 11, 0 }, min_a[6] = { 0, -3, 0, 0, 11, 0 }, min_b[6] = { 2, 0, 5, -7, 0, -13 };
+    static const float to_a[6] = { 0, 0, 0, -7, 0, -13 }, to_b[6] = { 2, -3, 5, 0, 11, 0 }, min_a[6] = { 0, -3, 0, -7, 11, 0 }, min_b[6] = { 2, 0, 5, 0, 0, -13 };
     static const float mask[6] = { 1, 0, -0.0f, -2, NAN, 0.0f }, by_mask[6] = { 2, 0, 0, -7, 11, 0 }, not_mask[6] = { 0, -3, 5, 0, 0, -13 };
     static const float x[6] = { -2, -1, 0.5f, 1, 2, -0.0f }, in_range[6] = { 0, -3, 5, -7, 0, -13 };
     static const float zeros[6] = { 0.0f, -0.0f, -1, 1, 1e-45f, -1e-45f }, relu[6] = { 0, 0, 0, -7, 11, 0 }, sign[6] = { 0, 0, -5, -7, 11, 13 };
@@ -327,9 +327,9 @@ static void test_taken(void)
         dt_tensor s, t;
         if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
         s = dt_tensor_of(g, DT_F32, dt_shape1(6), which < 4 ? a : wild), t = dt_tensor_of(g, DT_F32, dt_shape1(6), b);
-        if (which == 0) taken("R14 maximum: a gets it where a > b", g, map_maximum(g, s, t), s, to_a, 6);
+        if (which == 0) taken("R14 maximum: a gets it where a > b, or is NaN", g, map_maximum(g, s, t), s, to_a, 6);
         if (which == 1) taken("R14 maximum: else b", g, map_maximum(g, s, t), t, to_b, 6);
-        if (which == 2) taken("R14 minimum: a gets it where a < b", g, map_minimum(g, s, t), s, min_a, 6);
+        if (which == 2) taken("R14 minimum: a gets it where a < b, or is NaN", g, map_minimum(g, s, t), s, min_a, 6);
         if (which == 3) taken("R14 minimum: else b", g, map_minimum(g, s, t), t, min_b, 6);
         if (which == 4) taken("select: a gets it where mask is not 0", g, dt_select(g, dt_tensor_of(g, DT_F32, dt_shape1(6), mask), s, t), s, by_mask, 6);
         if (which == 5) taken("select: else b", g, dt_select(g, dt_tensor_of(g, DT_F32, dt_shape1(6), mask), s, t), t, not_mask, 6);

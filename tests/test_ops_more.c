@@ -762,7 +762,7 @@ static void test_more_errors(void)
         "SCATTER_ADD: input 2 holds bf16", "ONE_HOT: input 0 holds fp32 and must hold int32: dt_cast it to DT_I32", "one_hot: needs a class", "top_k: k = 4 is outside 1..3",
         "TOP_K: input 0 holds int32", "cumsum: there is no axis", "CUMSUM: input 0 holds int32", "concat: tensor 1, fp32 (4)", "concat: tensor 1, bf16 (4,3)", "concat: there is no axis 5",
         "concat: there must be a tensor", "is no function of 1 tensors", "map: 99 is no function of 2 tensors", "pad: -1 before", "pad: there is no axis 2", "dt_cast: dtype is 6",
-        "dt_tensor_of: dtype is -1", "full: shape (0)", "ADD: input 1 holds bf16", "embed: needs a table (V,C) and int32 tokens", "MATMUL: input 0 holds bf16",
+        "dt_tensor_of: dtype is -1", "FULL: shape (0)", "ADD: input 1 holds bf16", "embed: needs a table (V,C) and int32 tokens", "MATMUL: input 0 holds bf16",
         "top_k: there is no axis -1", "LAYERNORM: input 0 holds bf16",
     };
     for (int i = 0; i < (int)(sizeof want / sizeof *want); i++) {
