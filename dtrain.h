@@ -1232,6 +1232,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>
@@ -1271,7 +1272,6 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #endif
 #if defined(DT_NCCL) || defined(DT_COMPILER)
 #include <dlfcn.h>
-#include <sys/file.h>
 #endif
 #ifdef DT_MPI
 #ifndef OMPI_SKIP_MPICXX
@@ -12493,6 +12493,19 @@ static dt_result dt__names_list(glob_t *names, const char *path)
                 : dt__error(DT_E_SYSTEM, "cannot look for %s: name the files one by one", path);
 }
 
+/* Is this file, by any name or link, one of a list of input files? */
+static int dt__is_input(const char *path, const char *list)
+{
+    struct stat is, in;
+    glob_t names;
+    int found = 0;
+    if (stat(path, &is) || !list || dt__names_list(&names, list)) return 0;
+    for (size_t i = 0; i < names.gl_pathc; i++)
+        found |= !stat(names.gl_pathv[i], &in) && in.st_dev == is.st_dev && in.st_ino == is.st_ino;
+    globfree(&names);
+    return found;
+}
+
 /* ---- JSON, written ------------------------------------------------------------------------- */
 
 /* Appends n bytes as they stand in a JSON string. Bytes that are not ASCII are copied. */
@@ -23537,7 +23550,7 @@ struct dt_trainer {
     float *whole;         /* a parameter put together from its tensor shards; NULL when there is one shard */
     float *gathered;      /* (shards, 1 or segments): losses of all ranks */
     float *counts;        /* (ranks, 16): words of each */
-    FILE *metrics, *timeline; /* rank 0, with output.metrics, output.timeline; else NULL */
+    FILE *metrics;           /* rank 0, with output.metrics; else NULL */
     dt_rules *rules;     /* the same on all ranks, which give them the same numbers; NULL: not asked for */
     uint32_t stops;      /* bit: rule that stops the run */
     int32_t stopper;     /* 1 + the rule that stopped it; 0: none */
@@ -23719,14 +23732,41 @@ static dt_result dt__check_checkpoint(const dt_checkpoints *c)
         return dt__misuse("--checkpoint needs the name of a directory, of up to %d bytes", PATH_MAX - 128);
     if (c->mirror && (!*c->mirror || strlen(c->mirror) > PATH_MAX - 128))
         return dt__misuse("--mirror needs the name of a place, of up to %d bytes", PATH_MAX - 128);
+    if (c->mirror && (!strcmp(c->mirror, c->place) || dt__is_input(c->mirror, c->place)))
+        return dt__misuse("--mirror %s is the place of --checkpoint: name a second one", c->mirror);
     if (c->async && c->kind == DT_FULL)
         return dt__misuse("--checkpoint-async is for --checkpoint-kind sharded: in a full one ranks wait for rank 0; "
                           "save sharded, and convert afterwards");
     return DT_OK;
 }
 
+enum { DT__OUTPUTS = 3 };
+static const char *const dt__output_names[DT__OUTPUTS] = {"metrics", "show-graph", "timeline"};
+static const char *dt__output_path(const dt_layout *l, int i)
+{
+    return i == 0 ? l->output.metrics : i == 1 ? l->compile.graph : l->output.timeline;
+}
+
+/* Refuses to write over a file of the data, over another output, or over a file that does not begin like output i. */
+static dt_result dt__check_output(const dt_recipe *r, const dt_layout *l, int i)
+{
+    static const char *const first[DT__OUTPUTS] = {"{\"version\"", "digraph ", "{\"displayTimeUnit\""};
+    const char *path = dt__output_path(l, i), *name = dt__output_names[i];
+    char text[24] = "";
+    struct stat is;
+    if (!path) return DT_OK;
+    for (int k = 0; k < i; k++)
+        if (dt__output_path(l, k) && !strcmp(path, dt__output_path(l, k)) && strncmp(path, "/dev/", 5))
+            return dt__misuse("--%s %s is the file of --%s as well: name another", name, path, dt__output_names[k]);
+    if (stat(path, &is) || !S_ISREG(is.st_mode)) return DT_OK;
+    if (dt__is_input(path, r->data)) return dt__misuse("--%s %s is a file of --data: name another", name, path);
+    if (!dt__system_read(path, text, sizeof text - 1) || !strncmp(text, first[i], strlen(first[i]))) return DT_OK;
+    return dt__misuse("--%s %s is there and is no file that --%s wrote: name another, or remove it", name, path, name);
+}
+
 static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 {
+    dt_result bad = DT_OK;
     if (r->optimizer != DT_SGD && (r->momentum > 0.0f || r->nesterov))
         return dt__misuse("--momentum and --nesterov belong to --optimizer sgd: the others have --beta1");
     if (r->nesterov && !(r->momentum > 0.0f))
@@ -23741,7 +23781,8 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
         return dt__misuse("no data: --data FILE names a text or .bin token shards");
     if (l->output.doctor && r->steps < 4)
         return dt__misuse("--doctor looks at 3 steps after the first: --steps %lld is below 4", (long long)r->steps);
-    return dt__check_checkpoint(&l->checkpoint);
+    for (int i = 0; i < DT__OUTPUTS && !bad; i++) bad = dt__check_output(r, l, i);
+    return bad ? bad : dt__check_checkpoint(&l->checkpoint);
 }
 
 /* ---- opening -------------------------------------------------------------------------------------------- */
@@ -25485,21 +25526,12 @@ static dt_result dt__output_error(const char *path)
 {
     return dt__error(DT_E_FILE, "cannot write %s: %s", path, strerror(errno));
 }
-static dt_result dt__output_open(const char *path, const char *mode, FILE **file)
+/* Opens output i, which is not what an earlier output of this run has become. */
+static dt_result dt__output_open(const dt_trainer *t, int i, const char *mode, FILE **file)
 {
-    return (*file = fopen(path, mode)) ? DT_OK : dt__output_error(path);
-}
-
-/* An incomplete file is removed, unless it is a device. */
-static dt_result dt__timeline_close(dt_trainer *t, int whole)
-{
-    struct stat is;
-    int regular = !fstat(fileno(t->timeline), &is) && S_ISREG(is.st_mode);
-    int bad = ferror(t->timeline) | fclose(t->timeline);
-    dt_result r = bad ? dt__output_error(t->layout.output.timeline) : DT_OK;
-    t->timeline = NULL;
-    if ((bad || !whole) && regular) remove(t->layout.output.timeline);
-    return r;
+    const char *path = dt__output_path(&t->layout, i);
+    dt_result r = dt__check_output(&t->recipe, &t->layout, i);
+    return r || (*file = fopen(path, mode)) ? r : dt__output_error(path);
 }
 
 /* The bars of this rank; room for one per instruction, then those of the exchanges inside segments. */
@@ -25523,23 +25555,54 @@ static void dt__timeline_bars(const dt__engine *e, dt__bar *bar)
     }
 }
 
-/* Chrome's trace event format: complete events, times in microseconds, with names like "FORWARD of shard 2, micro-batch
- * 0, segments 1 to 4". The communicating threads of all ranks come last. */
-static void dt__timeline_trace(FILE *f, const dt__bar *bars, int64_t most, int ranks, double from)
+/* Chrome's trace event format: names of ranks and threads, then complete events, times in microseconds, with names like
+ * "FORWARD of shard 2, micro-batch 0, segments 1 to 4". The communicating threads of all ranks come last. */
+static void dt__timeline_trace(dt__text *f, const dt_trainer *t, const dt__bar *bars, int64_t most, double from)
 {
     const char *comma = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
-    for (int rank = 0; rank < ranks; rank++)
+    int ranks = dt_comm_size(t->comm);
+    for (int rank = 0; rank < ranks; rank++) {
+        dt__text_add(f, "%s{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d on node "
+                     "%d\"}}", comma, rank, rank, dt_comm_node(t->comm, rank));
+        comma = ",\n";
+        for (int line = 0; line <= t->e.shape.overlap; line++)
+            dt__text_add(f, "%s{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":"
+                         "\"rank %d %s\"}}", comma, rank, rank + line * ranks, rank,
+                         line ? "communicates" : "computes");
         for (const dt__bar *b = bars + rank * most, *end = b + most; b < end && b->end > 0; b++) {
             const char *op = b->op < 0 ? NULL : dt__instr_names[b->op];
-            fprintf(f, "%s{\"name\":\"%s%s", comma, op ? op : "exchange", b->back ? " gradient" : "");
-            if (b->shard >= 0) fprintf(f, " of shard %d, micro-batch %d", b->shard, b->micro);
-            if (b->first >= 0 && b->first == b->last) fprintf(f, ", segment %d", b->first);
-            else if (b->first >= 0) fprintf(f, ", segments %d to %d", b->first, b->last);
-            dt__say(f, "\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":0,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}",
-                    op ? op : "EXCHANGE", rank + b->line * ranks, 1e6 * (b->begin - from), 1e6 * (b->end - b->begin));
-            comma = ",\n";
+            dt__text_add(f, "%s{\"name\":\"%s%s", comma, op ? op : "exchange", b->back ? " gradient" : "");
+            if (b->shard >= 0) dt__text_add(f, " of shard %d, micro-batch %d", b->shard, b->micro);
+            if (b->first >= 0 && b->first == b->last) dt__text_add(f, ", segment %d", b->first);
+            else if (b->first >= 0) dt__text_add(f, ", segments %d to %d", b->first, b->last);
+            dt__text_add(f, "\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}",
+                         op ? op : "EXCHANGE", rank, rank + b->line * ranks, 1e6 * (b->begin - from),
+                         1e6 * (b->end - b->begin));
         }
-    fprintf(f, "\n]}\n");
+    }
+    dt__text_add(f, "\n]}\n");
+}
+
+/* Writes the timeline at once, to a file through a draft. Without a text: tries whether a file can be made. */
+static dt_result dt__timeline_put(const dt_trainer *t, const dt__text *text)
+{
+    const char *path = t->layout.output.timeline;
+    char full[PATH_MAX], draft[PATH_MAX];
+    struct stat is;
+    FILE *file;
+    dt_result r = dt__check_output(&t->recipe, &t->layout, 2);
+    if (realpath(path, full)) path = full;
+    if (!r && !stat(path, &is) && !S_ISREG(is.st_mode)) {
+        if (!text || (r = dt__output_open(t, 2, "w", &file)) != DT_OK) return r;
+        fwrite(text->at, 1, (size_t)text->length, file);
+        return ferror(file) | fclose(file) ? dt__output_error(path) : DT_OK;
+    }
+    if (r) return r;
+    DT__PRINT(draft, "%s.%ld.tmp", path, (long)getpid());
+    r = dt__file_put(draft, text ? text->at : "", text ? text->length : 0);
+    if (!r && text) r = dt__file_rename(draft, path);
+    if (r || !text) (void)unlink(draft);
+    return r;
 }
 
 /* Rank 0 gathers the bars of all ranks and writes them. Collective. */
@@ -25559,8 +25622,10 @@ static dt_result dt__timeline_write(dt_trainer *t)
     for (int64_t i = most; i < (ranks + 1) * most; i++)
         if (bars[i].end > 0 && bars[i].begin < from) from = bars[i].begin;
     if (!r && dt_trainer_is_root(t)) {
-        dt__timeline_trace(t->timeline, bars + most, most, ranks, from);
-        r = dt__timeline_close(t, 1);
+        dt__text text = DT__ZERO;
+        dt__timeline_trace(&text, t, bars + most, most, from);
+        r = text.failed ? DT_E_MEMORY : dt__timeline_put(t, &text);
+        dt__free(text.at);
     }
     dt__free(bars);
     return r;
@@ -25615,7 +25680,15 @@ static dt_result dt__watch_param(dt_trainer *t, const dt__net_param *p, int64_t 
 static dt_result dt__metrics_open(dt_trainer *t)
 {
     dt__text text = DT__ZERO;
-    dt_result r = dt__output_open(t->layout.output.metrics, t->first ? "a" : "w", &t->metrics);
+    struct stat is;
+    dt_result r = dt__output_open(t, 0, "a", &t->metrics);
+    if (!r && flock(fileno(t->metrics), LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+        r = dt__misuse("another job writes --metrics %s: name another file", t->layout.output.metrics);
+    if (!r && !t->first && !fstat(fileno(t->metrics), &is) && S_ISREG(is.st_mode) && is.st_size) {
+        if (ftruncate(fileno(t->metrics), 0)) r = dt__output_error(t->layout.output.metrics);
+        else if (!t->layout.output.quiet)
+            printf("metrics  %s of an earlier run is replaced\n", t->layout.output.metrics);
+    }
     dt__text_add(&text, "{\"version\": \"%s\", \"ranks\": %d, \"recipe\": {", dt_version(), dt_comm_size(t->comm));
     dt__options_json(&text, DT__ROWS(dt__options), DT__GROUP_RECIPE, &t->recipe);
     dt__text_add(&text, "}, \"layout\": {");
@@ -25663,7 +25736,7 @@ static dt_result dt__trainer_graph(const dt_trainer *t)
 {
     FILE *file;
     int bad;
-    dt_result r = dt__output_open(t->layout.compile.graph, "w", &file);
+    dt_result r = dt__output_open(t, 1, "w", &file);
     if (r) return r;
     fprintf(file, "digraph segments {\nrankdir=TB; node [shape=box, fontname=\"sans-serif\"];\n");
     for (int64_t q = 0; q < t->e.net.count; q++) {
@@ -25714,8 +25787,6 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && t->recipe.model.config && !t->recipe.weights) r = dt__config_take(t, t->recipe.model.config, 0);
     if (!r) r = dt__fast_open(t);
     if (!r && !from) r = dt__measure_peak(t);
-    if (!r && t->layout.output.timeline && dt_trainer_is_root(t))
-        r = dt__output_open(t->layout.output.timeline, "w", &t->timeline);
     if (!r && t->layout.checkpoint.place) r = dt__save_open(t);
     if (!r && t->recipe.weights) r = dt__weights_begin(t);
     if (!r && t->layout.checkpoint.place) r = dt__trainer_resume(t);
@@ -25723,6 +25794,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && t->recipe.weights && !t->first) r = dt__trainer_agree(t, dt__weights_load(t));
     dt__reader_close(&t->published);
     if (!r && t->layout.output.metrics && dt_trainer_is_root(t)) r = dt__metrics_open(t);
+    if (!r && t->layout.output.timeline && dt_trainer_is_root(t)) r = dt__timeline_put(t, NULL);
     if (!r && !from)
         r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows,
                             t->e.step, 3, dt__trainer_row, t);
@@ -25761,7 +25833,6 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__free(t->config);
     if (t->metrics) fclose(t->metrics);
     dt_rules_close(&t->rules);
-    if (t->timeline) dt__timeline_close(t, 0);
     dt__generator_close(&t->generator);
     dt__free(t->unit);
     dt__free(t->whole);

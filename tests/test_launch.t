@@ -175,4 +175,41 @@ for my $build (sort keys %builds) {
     is(join(' ', steps_in("$tmp/it's_a_mirror")), '2', '  are mirrored');
 }
 
+# ---- files that are inputs and outputs ------------------------------------------------------------
+{
+    my $dir = place();
+    mkdir $dir;
+    spew("$dir/$_", join ' ', map { $_ * 31 % 977 } 1 .. 3000) for qw(book more);
+    spew("$dir/notes", "what I must not forget\n");
+    symlink "$dir/book", "$dir/link";
+    link "$dir/more", "$dir/hard";
+    my $kept = join '', map { slurp("$dir/$_") } qw(book more notes);
+    my $here = "--data $dir/book,$dir/more --batch 8 --sequence 16 --steps 2 --quiet";
+    for (["--metrics $dir/book", "--metrics $dir/book is a file of --data"], ["--timeline $dir/link", "--timeline $dir/link is a file of --data"],
+         ["--metrics $dir/hard --ranks 2", "--metrics $dir/hard is a file of --data"], ["--compile on --show-graph $dir/../@{[$dir =~ m{([^/]+)$}]}/more", 'is a file of --data'],
+         ["--metrics $dir/notes", "$dir/notes is there and is no file that --metrics wrote"], ["--timeline $dir/notes", "$dir/notes is there and is no file that --timeline wrote"],
+         ["--metrics $dir/m --timeline $dir/m", "--timeline $dir/m is the file of --metrics as well"], ["--metrics $dir/m --timeline $dir/./m", "$dir/./m is there"],
+         ["--checkpoint $dir/c --mirror $dir/c", "--mirror $dir/c is the place of --checkpoint"]) {
+        my @run = run(60, "$plain $here $_->[0]");
+        ok($run[0] == 2 && index($run[2], $_->[1]) >= 0, $_->[1]) or diag("$run[0] $run[2]");
+    }
+    is(join('', map { slurp("$dir/$_") } qw(book more notes)), $kept, 'and every file is as it was');
+    my @run = run(60, "$plain $here --steps 3 --metrics $dir/own --timeline $dir/trace --checkpoint $dir/c --checkpoint-every 2");
+    my $lines = () = slurp("$dir/own") =~ /^/mg;
+    @run = run(60, "$plain $here --steps 3 --metrics $dir/own --timeline $dir/trace --checkpoint $dir/c --resume-step 2");
+    is(() = slurp("$dir/own") =~ /^/mg, $lines + 2, 'a resumed run appends to its metrics') or diag($run[2]);
+    @run = run(60, "$plain $here --metrics $dir/own --timeline $dir/trace" =~ s/ --quiet//r);
+    like($run[1], qr{^metrics  \Q$dir\E/own of an earlier run is replaced$}m, 'a new run replaces those of another, and says so');
+    is(() = slurp("$dir/own") =~ /^/mg, 3, '  its steps alone are there');
+    is(join(' ', grep { /tmp/ } map { s{.*/}{}r } glob "$dir/*"), '', '  no draft stays');
+    my $job = start("exec $plain $here --steps 100000 --metrics $dir/both");
+    until_true(30, sub { slurp("$dir/both") =~ /"step":1,/ });
+    @run = run(60, "$plain $here --metrics $dir/both");
+    kill 'KILL', $job->{pid};
+    ended($job, 10);
+    like($run[2], qr/another job writes --metrics/, 'two jobs do not share a file of metrics');
+    my @bad = grep { !eval { decode_json($_) } } split /\n/, slurp("$dir/both");
+    is(scalar @bad, 0, '  whose lines are whole');
+}
+
 done_testing();

@@ -98,7 +98,11 @@ for my $layout ('--ranks 1', '--ranks 2 --nodes 2 --zero 1 --overlap on', '--ran
 for my $case ((map { [$_, 'off'] } @kinds), [$kinds[0], 'on']) {
     my $layout = "--ranks 4 --pp 2 --bucket 5000 --launch $case->[0] --overlap $case->[1]";
     result_of("--data $data --quiet $layout --timeline $tmp/t.json");
-    my $event = decode_json(slurp("$tmp/t.json"))->{traceEvents};
+    my $all = decode_json(slurp("$tmp/t.json"))->{traceEvents};
+    my $event = [grep { $_->{ph} eq 'X' } @$all];
+    my %named = map { ("$_->{pid} $_->{tid}" => $_->{args}{name}) } grep { $_->{name} eq 'thread_name' } @$all;
+    is_deeply([map { $named{"$_->{pid} $_->{tid}"} // 'none' } @$event],
+        [map { "rank $_->{pid} " . ($_->{tid} > 3 ? 'communicates' : 'computes') } @$event], "timeline, $layout: threads have names");
     my (%stages, %end, $late);
     for my $e (@$event) {
         $stages{"$1.$2"}{$e->{tid}} = 1 if $e->{name} =~ /^FORWARD of shard (\d+), micro-batch (\d+), segment/;
@@ -114,7 +118,7 @@ for my $case ((map { [$_, 'off'] } @kinds), [$kinds[0], 'on']) {
 }
 { # exchanges of tensor, context and expert groups lie inside the segment that waits for them
     result_of("--data $data --quiet --ranks 2 --tp 2 --eval-batches 1 --timeline $tmp/t.json", '--tensor-shards 2');
-    my @event = @{decode_json(slurp("$tmp/t.json"))->{traceEvents}};
+    my @event = grep { $_->{ph} eq 'X' } @{decode_json(slurp("$tmp/t.json"))->{traceEvents}};
     my @inside = grep { $_->{cat} eq 'EXCHANGE' } @event;
     my @lost = grep { my $x = $_; !grep { $_->{cat} =~ /WARD/ && $_->{tid} == $x->{tid} && $_->{ts} <= $x->{ts} + 0.002 && $_->{ts} + $_->{dur} >= $x->{ts} + $x->{dur} - 0.002 } @event } @inside;
     cmp_ok(scalar @inside, '>', 8, 'timeline: ' . @inside . ' exchanges of the tensor group');
