@@ -1019,11 +1019,16 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
  * with the same bits. A text that fills the sequence continues from its second half. */
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how,
                                    char *text);
-/* What was trained, for use: the model of a checkpoint of either kind, or of a directory of Hugging Face with
- * config.json and model.safetensors, and its tokenizer.json. No training data is needed, and nothing of the recipe is
- * given again. Collective over the ranks that dt_launch started, in any layout that the recipe allows (NULL:
- * dt_layout_default()). A model of the program's own segments is DT_E_USAGE: open a trainer with them. */
-typedef struct dt_generator dt_generator;
+/* What was trained, for use in any program: a trainer that only predicts, draws text and measures. `path` is a
+ * checkpoint of either kind and of any layout (a step, or the folder of steps: the newest), or a directory of Hugging
+ * Face with config.json and model.safetensors; its tokenizer.json is used, too. No training data is needed, and nothing
+ * of the recipe is given again. model: NULL, or the program's own segments, which a checkpoint does not hold: their
+ * parameters must have the names and shapes of the checkpoint's. Collective over the ranks that dt_launch started, in
+ * any layout that the recipe allows (NULL: dt_layout_default()). dt_trainer_predict takes any number of samples and has
+ * the bits of the program that trained (examples/74_use.c). */
+DT_API dt_result dt_predictor_open(dt_trainer **t, const char *path, const dt_model *model, const dt_layout *layout);
+/* The same for text. */
+typedef struct dt_trainer dt_generator;
 DT_API dt_result dt_generator_open(dt_generator **g, const char *path, const dt_layout *layout);
 DT_API void dt_generator_close(dt_generator **g);
 /* What to draw; start from dt_generation_default(): 400 bytes, no stop, sampling as dt_sampling_default(). */
@@ -1041,11 +1046,12 @@ DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_gener
  * NULL: of how many targets, and of how many bytes of text. Collective. */
 DT_API dt_result dt_generator_evaluate(dt_generator *g, const char *data, float *loss, int64_t *tokens, int64_t *bytes);
 /* The recipe of a checkpoint, or of a directory of Hugging Face, whose optimizer and data are the default ones. Names
- * of files are NULL, but for weights in the latter case: `path`, which must outlive the recipe. */
+ * of files are NULL, but for weights: `path`, which must outlive the recipe. So a trainer starts from these weights, or
+ * resumes, where `path` is in its checkpoint.place. Set model again if it was of the program's own segments. */
 DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path);
-/* What the model predicts (dt_prediction) for `count` samples: inputs (count, elements of a sample) of the data's
- * input type, predictions (count, each). No dropout, no targets. Ranks call it as dt_trainer_sample, but together also
- * with cp above 1. */
+/* What the model predicts (dt_prediction, or its logits) for `count` samples: inputs (count, elements of a sample) of
+ * the data's input type, predictions (count, each). No dropout, no targets. Ranks call it as dt_trainer_sample, but
+ * together also with cp above 1. */
 DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t count, float *predictions, int64_t each);
 /* How often tokens chose each expert in the last step, drops included, over all ranks (collective): counts (E), exact
  * below 2^24, of mixture `index` of the model, from 0. DT_E_USAGE: there is no such mixture. */
@@ -19558,6 +19564,7 @@ typedef struct dt__manifest {
     char products[65];          /* how fast numerics multiply */
     double loss;                /* of the last step */
     int64_t segments;           /* of a program's own; 0: a family */
+    dt_source sample;           /* sizes and types; inputs 0: an older version did not say */
     int64_t recipe, shapes, kind, list; /* where these values begin in the text */
     int64_t version;
     int32_t format;
@@ -19586,6 +19593,10 @@ static const dt__option dt__manifest_members[] = {
     DT__MANIFEST(CHARS, "products", products, 0),
     DT__MANIFEST(DOUBLE, "loss", loss, 0),
     DT__MANIFEST(WHOLE, "segments", segments, 0),
+    DT__MANIFEST(WHOLE, "inputs", sample.inputs, 0),
+    DT__MANIFEST(WHOLE, "targets", sample.targets, 0),
+    DT__MEMBER(0, WORD, "input_type", dt__manifest, sample.input_type, DT_I32, "f32,i32"),
+    DT__MEMBER(0, WORD, "target_type", dt__manifest, sample.target_type, DT_I32, "f32,i32"),
     DT__MANIFEST(PLACE, "recipe", recipe, 0),
     DT__MANIFEST(PLACE, "shapes", shapes, 0),
     DT__MANIFEST(PLACE, "kind", kind, 0),
@@ -19832,12 +19843,46 @@ static void dt__config_read(dt__json *j, dt__config *c)
                       "model");
 }
 
-/* The config.json in a directory, or beside published weights; any other path is the file's own. */
+/* Does a directory hold a file? */
+static int dt__holds(const char *folder, const char *name)
+{
+    char path[PATH_MAX];
+    return !dt__path_join(path, folder, name) && !access(path, F_OK);
+}
+
+/* The directory with the weights of `path`: `path` itself, or its newest step. *published: no checkpoint, but a directory
+ * of Hugging Face, or a file. */
+static dt_result dt__weights_find(const char *path, char found[PATH_MAX], int *published)
+{
+    struct stat is;
+    int64_t step;
+    dt_result r;
+    snprintf(found, PATH_MAX, "%s", path);
+    *published = 0;
+    if (stat(path, &is)) return dt__file_error("read", path);
+    if (dt__holds(path, "manifest.json")) return DT_OK;
+    *published = 1;
+    if (!S_ISDIR(is.st_mode) && dt__ends_with(path, ".safetensors")) return DT_OK;
+    if (!S_ISDIR(is.st_mode))
+        return dt__misuse("%s is neither a directory nor a file NAME.safetensors: name one", path);
+    if (dt__holds(path, "model.safetensors") || dt__holds(path, "model.safetensors.index.json")) return DT_OK;
+    *published = 0;
+    if ((r = dt__step_newest(path, INT64_MAX, &step)) != DT_OK) return r;
+    if (step >= 0) return dt__step_path(found, path, step, "");
+    return dt__error(DT_E_DATA, "%s holds neither model.safetensors nor model.safetensors.index.json nor a checkpoint: "
+                     "name a directory of Hugging Face, a folder of checkpoints, or a step in it", path);
+}
+
+/* The config.json in a directory, of a checkpoint or beside published weights; any other path is the file's own. */
 static dt_result dt__config_path(char name[PATH_MAX], const char *path)
 {
     int64_t bytes = (int64_t)strlen(path);
+    char found[PATH_MAX];
     struct stat is;
-    if (!stat(path, &is) && S_ISDIR(is.st_mode)) return dt__path_join(name, path, "config.json");
+    int published;
+    if (!stat(path, &is) && S_ISDIR(is.st_mode))
+        return dt__path_join(name, dt__holds(path, "config.json") || dt__weights_find(path, found, &published) ? path
+                                   : found, "config.json");
     while (dt__ends_with(path, ".safetensors") && bytes && path[bytes - 1] != '/') bytes--;
     if (bytes < (int64_t)strlen(path)) return snprintf(name, PATH_MAX, "%.*sconfig.json", (int)bytes, path), DT_OK;
     return snprintf(name, PATH_MAX, "%s", path), DT_OK;
@@ -19869,8 +19914,14 @@ static int64_t dt__config_sequence(const dt_model *m, int64_t positions)
 DT_API dt_result dt_model_read(dt_model *m, const char *path)
 {
     if (dt__refused("m path", m, path)) return DT_E_USAGE;
+    char name[PATH_MAX];
+    dt_recipe recipe;
     int64_t sequence;
-    return dt__config_open(path, m, &sequence);
+    dt_result r = dt__config_path(name, path);
+    if (r || strcmp(name, path) == 0 || !access(name, F_OK) || dt_recipe_from(&recipe, path))
+        return r ? r : dt__config_open(path, m, &sequence);
+    *m = recipe.model; /* of a checkpoint without config.json */
+    return DT_OK;
 }
 
 /* ---- published weights ---- */
@@ -19900,22 +19951,13 @@ static dt_result dt__weights_index(dt__tensors *t, const char *folder, const cha
 /* Opens the tensors of a directory or a file. dt__tensors_close() frees them, after an error as well. */
 static dt_result dt__weights_open(dt__tensors *t, const char *path)
 {
-    static const char one[] = "model.safetensors", several[] = "model.safetensors.index.json";
-    struct stat is;
     char name[PATH_MAX];
     dt_result r = DT_OK;
-    int folder, index = 0;
     memset(t, 0, sizeof *t);
-    if (stat(path, &is)) return dt__file_error("read", path);
-    folder = S_ISDIR(is.st_mode);
-    if (!folder && !dt__ends_with(path, ".safetensors"))
-        return dt__misuse("--weights %s is neither a directory nor a file NAME.safetensors: name one", path);
-    if (folder) r = dt__path_join(name, path, one);
-    if (!r && folder && (index = access(name, F_OK)) != 0) r = dt__path_join(name, path, several);
-    if (!r && index && access(name, F_OK))
-        r = dt__error(DT_E_DATA, "%s holds neither %s nor %s: name a directory of safetensors files, or a checkpoint "
-                      "of kind full", path, one, several);
-    if (!r) r = index ? dt__weights_index(t, path, name) : dt__tensors_add(t, folder ? name : path);
+    if (dt__ends_with(path, ".safetensors")) r = dt__tensors_add(t, path);
+    else if (!(r = dt__path_join(name, path, "model.safetensors")) && !access(name, F_OK)) r = dt__tensors_add(t, name);
+    else if (!r && !(r = dt__path_join(name, path, "model.safetensors.index.json")))
+        r = dt__weights_index(t, path, name);
     return r ? r : dt__tensors_sort(t);
 }
 
@@ -23535,7 +23577,7 @@ enum { DT__PULSES = 8 };
 struct dt_trainer {
     dt_recipe recipe;
     dt_layout layout;
-    const char *from; /* what it serves: a step of a checkpoint, or published weights; NULL: it trains */
+    char serves[PATH_MAX]; /* a step of a checkpoint, or published weights: for use; "": it trains */
     dt_comm *comm;
     dt_pool *pool;
     dt_tokenizer *tokenizer; /* NULL: bytes */
@@ -23556,6 +23598,8 @@ struct dt_trainer {
     int32_t stopper;     /* 1 + the rule that stopped it; 0: none */
     double losses[2];    /* sum and number of losses since the rules got their last mean */
     dt__reader published; /* the initial weights, until they are read */
+    dt_checkpoint *initial; /* where they are slices */
+    int inherits;           /* they are those of the place to resume from */
     dt__state state;
     dt__saver save;
     int64_t first;       /* step of the checkpoint that training resumed from; 0: none */
@@ -23647,6 +23691,9 @@ static dt_result dt__check_model(const dt_model *m)
 {
     char list[256];
     if (m->segments) return m->segment_count >= 1 ? DT_OK : dt__misuse("the model has no segments: give one or more");
+    if (m->segment_count)
+        return dt__misuse("the model is of %lld segments of a program's own, which a checkpoint does not hold: give "
+                          "them (dt_model_segments)", (long long)m->segment_count);
     if (m->layers < 1 || m->heads < 1 || m->width < 1)
         return dt__misuse("the model has %lld layers, %lld heads, width %lld: choose a --model ("
                           DT__MODEL_NAMES ") or set --layers, --heads, --width to 1 or more", (long long)m->layers,
@@ -24111,7 +24158,7 @@ static void dt__trainer_banner(const dt_trainer *t)
         printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
                "network. Keep --tp within a node (--order cluster), and use --pp or data parallelism across nodes.\n");
     dt__memory_print(t);
-    if (t->recipe.weights && !t->first) printf("weights  initial ones from %s\n", t->recipe.weights);
+    if (t->recipe.weights && !t->first) printf("weights  initialized from %s\n", t->recipe.weights);
     if (dt__max(t->positions, r->sequence + t->more) > r->sequence)
         printf("sequence %lld tokens of the model's %lld positions%s\n", (long long)r->sequence,
                (long long)dt__max(t->positions, r->sequence + t->more),
@@ -24220,6 +24267,9 @@ static dt_result dt__trainer_model(dt_trainer *t)
     e->pool = e->env.pool = t->pool;
     e->env.k = e->k;
     e->env.unit_share = 1.0f / (float)(e->micros * r->data_shards * r->context_shards);
+#ifdef DT_COMPILER
+    if (*t->serves) e->compiling.passes &= ~(1u << DT__PASS_LOGITS); /* predictions may be logits */
+#endif
     if (t->feed.own) e->net.source = t->generator.net[DT__WHOLE].source = &t->feed.is;
     for (int i = 0; i < DT__GENERATOR_NETS; i++) dt__engine_shards(e, &t->generator.net[i], 0);
     result = dt__trainer_net(t);
@@ -24274,7 +24324,7 @@ static dt_result dt__trainer_tokenizer(dt_trainer *t)
     if (t->recipe.tokenizer) r = dt_tokenizer_open(&t->tokenizer, t->recipe.tokenizer);
     if (r || !t->tokenizer) return r;
     dt__sha256_of(t->tokenizer->file, t->tokenizer->bytes, t->save.now.tokenizer);
-    if (t->from || !t->layout.checkpoint.place) return DT_OK;
+    if (*t->serves || !t->layout.checkpoint.place) return DT_OK;
     DT__PRINT(folder, "%s", t->recipe.tokenizer);
     if (dt__ends_with(folder, file)) folder[strlen(folder) - (sizeof file - 1)] = 0;
     return dt__companions_read(&t->save, folder, 0, DT__OF_TOKENIZER);
@@ -24285,14 +24335,14 @@ static dt_result dt__trainer_feed(dt_trainer *t)
 {
     dt_recipe *r = &t->recipe;
     int64_t tokens = 0, known;
-    dt_result result = r->source ? dt__check_source(r) : DT_OK;
+    dt_result result = r->source && !*t->serves ? dt__check_source(r) : DT_OK;
     if (!result) result = dt__trainer_tokenizer(t);
     if (result) return result;
     known = t->tokenizer ? dt_tokenizer_size(t->tokenizer) : INT64_MAX;
     if (r->source) {
         t->feed.is = *r->source, t->feed.own = 1;
         r->sequence = r->source->inputs;
-    } else if (t->from) {
+    } else if (*t->serves) {
         t->feed.is.inputs = t->feed.is.targets = r->sequence;
         t->feed.is.input_type = t->feed.is.target_type = DT_I32;
         return DT_OK;
@@ -24468,13 +24518,17 @@ static dt_result dt__trainer_hash(dt_trainer *t)
     return r;
 }
 
-/* A dt__visit_slices: puts numbers to their places in the whole tensor. */
-static dt_result dt__own_visit(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
+/* A dt__visit_slices: copies numbers to or from their places in the whole tensor, a block. */
+typedef struct dt__whole_of {
+    dt__gatherer is;
+    int way;
+} dt__whole_of;
+static dt_result dt__whole_visit(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
 {
-    dt__gatherer *g = (dt__gatherer *)user;
-    dt__gather_begin(g, of, 0);
-    g->hi = g->cols;
-    dt__gather_copy(g, slice, slices, DT__GATHER_IN);
+    dt__whole_of *w = (dt__whole_of *)user;
+    dt__gather_begin(&w->is, of, 0);
+    w->is.hi = w->is.cols;
+    dt__gather_copy(&w->is, slice, slices, w->way);
     return DT_OK;
 }
 
@@ -24483,12 +24537,12 @@ DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, 
     if (dt__refused("t name values held", t, name, values, held)) return DT_E_USAGE;
     int32_t i = dt__net_find(&t->e.net, name);
     dt__state_walk w = {t, i, i + 1, 0, NULL, NULL};
-    dt__gatherer g = DT__ZERO;
+    dt__whole_of whole = DT__ZERO;
     dt_result r = dt__engine_wait(&t->e);
-    g.block = values;
+    whole.is.block = values, whole.way = DT__GATHER_IN;
     if (i < 0) return dt__misuse("the model has no parameter %s. dt_trainer_parameter_at lists them.", name);
-    if (!r) r = dt__state_each(&w, dt__own_visit, &g);
-    *held = g.held;
+    if (!r) r = dt__state_each(&w, dt__whole_visit, &whole);
+    *held = whole.is.held;
     return r;
 }
 
@@ -24646,7 +24700,7 @@ static dt_result dt__alike_contents(dt__text *text, dt_trainer *t)
 {
     const dt_source *d = &t->feed.is;
     const dt__built *b = t->e.net.segments;
-    int identified = t->layout.checkpoint.place || (!t->from && dt_comm_size(t->comm) > 1);
+    int identified = t->layout.checkpoint.place || (!*t->serves && dt_comm_size(t->comm) > 1);
     dt_result r = identified ? dt__trainer_identity(t) : DT_OK;
     if (!r) dt__text_add(text, "the number of samples\t%lld, %lld for validation, of %lld inputs and %lld targets\n"
                  "the number of token ids\t%lld\nthe SHA-256 of samples of the data\t%s\n"
@@ -24784,6 +24838,32 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, c
     return r;
 }
 
+/* Compares the parameters that a manifest lists with those of the model. */
+static dt_result dt__model_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
+{
+    const dt__net *here = &t->e.net;
+    dt__net there = DT__ZERO;
+    dt_recipe old = dt_recipe_default();
+    char a[96], b[96];
+    dt_result r = m->shapes < 0 ? DT_OK : dt__manifest_recipe(m, path, &old);
+    there.tensor_shards = there.own_shards = old.tensor_shards;
+    if (!r && m->shapes >= 0) r = dt__net_read(&there, m, path);
+    for (int32_t i = 0; i < there.param_count && !r; i++)
+        if (dt__net_find(here, there.params[i].is.name) < 0)
+            r = dt__misuse("%s is of another model: it has %s, which this model lacks. Give the model that it was "
+                           "trained with", path, there.params[i].is.name);
+    for (int32_t i = 0; i < here->param_count && there.param_count && !r; i++) {
+        const dt__param *p = &here->params[i].is;
+        int32_t k = dt__net_find(&there, p->name);
+        if (k < 0 || !dt__same_shape(&there.params[k].is.shape, &p->shape))
+            r = dt__misuse("%s is of another model: %s has shape %s here, and there %s. Give the model that it was "
+                           "trained with", path, p->name, dt__shape_text(&p->shape, a),
+                           k < 0 ? "no place" : dt__shape_text(&there.params[k].is.shape, b));
+    }
+    dt__net_close(&there);
+    return r;
+}
+
 /* Does a checkpoint belong to this run? */
 static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
 {
@@ -24791,9 +24871,10 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
     dt_result r = dt__recipe_agrees(t, m, path);
     const char *what = strcmp(m->model, now->model) ? "of another model"
                        : strcmp(m->data, now->data) ? "of a run with other data"
-                       : strcmp(m->weights, now->weights) ? "of a run with other initial weights"
+                       : strcmp(m->weights, now->weights) && !t->inherits ? "of a run with other initial weights"
                        : *m->tokenizer && strcmp(m->tokenizer, now->tokenizer) ? "of a run with another tokenizer"
-                                                          : NULL;
+                                                                               : NULL;
+    if (!r) r = dt__model_agrees(t, m, path);
     if (r) return r;
     if (what) return dt__misuse("%s is %s: give the same, or another --checkpoint", path, what);
     if (m->step > t->recipe.steps)
@@ -25129,7 +25210,7 @@ static dt_result dt__save_open(dt_trainer *t)
     if (!r) r = dt__queue_open(&s->queue, dt__save_job, t, 2, "write checkpoints");
     s->newest = s->mirroring = s->mirrored = s->saved = -1;
     dt__options_preset(DT__ROWS(dt__manifest_members), 0, &s->now);
-    s->now.segments = t->recipe.model.segment_count;
+    s->now.segments = t->recipe.model.segment_count, s->now.sample = t->feed.is;
     if (!r && l->mirror && dt_trainer_is_root(t))
         r = dt__queue_open(&s->mirror, dt__mirror_job, t, 2, "mirror checkpoints");
     if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
@@ -25180,6 +25261,15 @@ static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
     return dt__companions_read(&t->save, name, DT__OF_TOKENIZER, DT__COMPANIONS);
 }
 
+/* One rank checks each file of a checkpoint (collective). */
+static dt_result dt__parts_check(dt_trainer *t, const char *folder, const dt__manifest *m)
+{
+    dt_result r = DT_OK;
+    for (int64_t i = dt_comm_rank(t->comm); i < m->files && !r; i += dt_comm_size(t->comm))
+        r = dt__part_check(folder, &m->file[i], t->comm);
+    return dt__trainer_agree(t, r); /* before a rank reads a file that another rank has found to be cut */
+}
+
 /* Resumes from one checkpoint (collective): one rank checks each file, then every rank reads its slices. */
 static dt_result dt__resume_one(dt_trainer *t, const char *folder)
 {
@@ -25188,12 +25278,10 @@ static dt_result dt__resume_one(dt_trainer *t, const char *folder)
     dt__manifest m;
     dt__reader from = DT__ZERO;
     dt_result r = dt__manifest_read(&m, folder);
-    if (!r && !t->from) r = dt__trainer_agrees(t, &m, folder);
+    if (!r) r = *t->serves ? dt__model_agrees(t, &m, folder) : dt__trainer_agrees(t, &m, folder);
     if (!r) dt__text_add(&lines, "the SHA-256 of %s\t%.64s\n", folder, m.text + m.bytes - 68);
     r = dt__trainer_alike(t, r, &lines);
-    for (int64_t i = dt_comm_rank(t->comm); i < m.files && !r; i += dt_comm_size(t->comm))
-        r = dt__part_check(folder, &m.file[i], t->comm);
-    r = dt__trainer_agree(t, r); /* before a rank stumbles over a file that another one has found to be cut */
+    if (!r) r = dt__parts_check(t, folder, &m);
     w.end = t->state.count;
     if (!r) r = dt__reader_open(&from, folder, &m);
     if (!r) r = dt__gather_open(&from.gather, t->comm, 1, NULL, t->state.tensor, t->state.count);
@@ -25203,6 +25291,7 @@ static dt_result dt__resume_one(dt_trainer *t, const char *folder)
     r = dt__trainer_agree(t, r);
     if (!r) t->e.step = m.step, t->e.powers = m.powers;
     if (!r) t->save.now.loss = m.loss;
+    if (!r && t->inherits) memcpy(t->save.now.weights, m.weights, sizeof m.weights);
     dt__manifest_close(&m);
     return r;
 }
@@ -25346,17 +25435,11 @@ DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
 {
     if (dt__refused("c! path", handle, path)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)dt__alloc((int64_t)sizeof *c, "a checkpoint");
-    int64_t step = -1;
-    dt_result r = c ? dt__path_join(c->path, path, "manifest.json") : DT_E_MEMORY;
+    int published = 0;
+    dt_result r = c ? dt__weights_find(path, c->path, &published) : DT_E_MEMORY;
     *handle = c ? &c->is : NULL;
-    if (!r && !access(c->path, F_OK)) DT__PRINT(c->path, "%s", path);
-    else if (!r) {
-        r = dt__step_newest(path, INT64_MAX, &step);
-        if (!r && step < 0)
-            r = dt__error(DT_E_FILE, "%s holds no checkpoint: name a directory with manifest.json, or one with steps",
-                          path);
-        if (!r) r = dt__step_path(c->path, path, step, "");
-    }
+    if (published || r == DT_E_DATA)
+        r = dt__error(DT_E_FILE, "%s holds no checkpoint: name a directory with manifest.json, or one with steps", path);
     if (!r) r = dt__manifest_read(&c->m, c->path);
     if (!r) r = dt__reader_open(&c->reader, c->path, &c->m);
     if (!r) r = dt__checkpoint_model(c);
@@ -25484,29 +25567,60 @@ static dt_result dt__weights_check(dt_trainer *t)
     return r;
 }
 
-/* Opens and checks the files (collective). */
+/* Opens and checks the files (collective). Where they are those of the place to resume from, there are no others. */
 static dt_result dt__weights_begin(dt_trainer *t)
 {
+    const char *path = t->recipe.weights, *place = t->layout.checkpoint.place;
+    char found[PATH_MAX], above[PATH_MAX];
+    struct stat a, b;
+    int published = 0;
     dt__text lines = DT__ZERO;
-    dt_result r = dt__weights_open(&t->published.tensors, t->recipe.weights);
-    if (!r) r = dt__weights_check(t);
-    if (!r) r = dt__config_take(t, t->recipe.weights, 1);
+    dt__checkpoint *c = NULL;
+    dt_result r = dt__weights_find(path, found, &published);
+    if (!r && !published && place) r = dt__path_join(above, found, "..");
+    t->inherits = !r && !published && place && !stat(above, &a) && !stat(place, &b) && a.st_dev == b.st_dev &&
+                  a.st_ino == b.st_ino;
+    if (t->inherits) t->recipe.weights = NULL;
+    else if (!r && (published || dt__holds(found, "model.safetensors"))) {
+        r = dt__weights_open(&t->published.tensors, found);
+        if (!r) r = dt__weights_check(t);
+    } else if (!r) {
+        r = dt_checkpoint_open(&t->initial, found);
+        c = (dt__checkpoint *)t->initial;
+        if (!r && c->t.more)
+            r = dt__misuse("--weights %s: its table of positions has rows that were not trained. Convert it to a full "
+                           "checkpoint first (dt_checkpoint_convert, examples/72_checkpoint_tool.c)", path);
+        if (!r) r = dt__model_agrees(t, &c->m, found);
+        if (!r) dt__sha256_of(c->m.text, c->m.bytes, t->save.now.weights);
+    }
+    if (!r && t->recipe.weights) r = dt__config_take(t, found, 1);
     if (!r) dt__text_add(&lines, "the SHA-256 of --weights\t%s\n", t->save.now.weights);
-    return dt__trainer_alike(t, r, &lines);
+    r = dt__trainer_alike(t, r, &lines);
+    return r || !c ? r : dt__parts_check(t, found, &c->m);
 }
 
-/* Reads the initial weights; the average begins with a copy of them. */
+/* Reads the initial weights; the average begins with a copy of them. Slices of any layout are put together first, one
+ * parameter at a time. */
 static dt_result dt__weights_load(dt_trainer *t)
 {
     dt__engine *e = &t->e;
     dt__state_walk w = {t, 0, e->net.param_count, 0, NULL, NULL};
     dt__reader *from = &t->published;
+    dt__checkpoint *c = (dt__checkpoint *)t->initial;
     dt_result r = dt__gather_open(&from->gather, t->comm, 1, e->k, t->state.tensor, e->net.param_count);
     from->find = dt__weights_fit;
-    if (!r) r = dt__state_each(&w, dt__reader_visit, from);
+    if (!r && !c) r = dt__state_each(&w, dt__reader_visit, from);
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
-        dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
-        if (t->recipe.ema > 0.0f && e->net.params[i].offset >= 0)
+        const dt__net_param *p = &e->net.params[i];
+        dt__piece_of x = dt__engine_piece(e, p);
+        dt__whole_of whole = DT__ZERO;
+        w.first = i, w.end = i + 1;
+        if (c && !(whole.is.block = (float *)dt__alloc(4 * dt_shape_count(p->is.shape), "a parameter"))) r = DT_E_MEMORY;
+        if (c && !r) r = dt_checkpoint_read(t->initial, dt__net_find(&c->t.e.net, p->is.name), whole.is.block);
+        whole.way = DT__GATHER_OUT;
+        if (c && !r) r = dt__state_each(&w, dt__whole_visit, &whole);
+        dt__free(whole.is.block);
+        if (!r && t->recipe.ema > 0.0f && p->offset >= 0)
             dt__mem_copy(t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
     }
     return r;
@@ -25767,7 +25881,8 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     dt_result r;
     *handle = NULL;
     if (!t) return DT_E_MEMORY;
-    t->recipe = *recipe, t->layout = *layout, t->from = from;
+    t->recipe = *recipe, t->layout = *layout;
+    if (from) DT__PRINT(t->serves, "%s", from);
     t->hashed = -1;
     t->opened = dt__now();
     r = dt_comm_open(&t->comm, NULL, NULL);
@@ -25793,6 +25908,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && from && !t->recipe.weights) r = dt__resume_one(t, from);
     if (!r && t->recipe.weights && !t->first) r = dt__trainer_agree(t, dt__weights_load(t));
     dt__reader_close(&t->published);
+    dt_checkpoint_close(&t->initial);
     if (!r && t->layout.output.metrics && dt_trainer_is_root(t)) r = dt__metrics_open(t);
     if (!r && t->layout.output.timeline && dt_trainer_is_root(t)) r = dt__timeline_put(t, NULL);
     if (!r && !from)
@@ -26003,8 +26119,8 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     unsigned saved = dt__fp_enter();
     has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->rows * e->mesh.size[DT_AXIS_CONTEXT] : 0;
     if (cut) has = has / dt__cols(&segment->plan->g->nodes[id]) * t->recipe.model.vocabulary;
-    if (!segment) r = dt__misuse("the model predicts nothing: mark it with dt_prediction in a segment, or compile "
-                                 "without the pass logits");
+    if (!segment) r = dt__misuse("the model predicts nothing: mark what it predicts with dt_prediction in a segment%s",
+                                 e->net.compiler ? ", or compile without the pass logits" : "");
     else if (count < 0 || each != has)
         r = dt__misuse("the model predicts %lld numbers for each sample: %lld x %lld cannot be asked for",
                        (long long)has, (long long)count, (long long)each);
@@ -26521,31 +26637,24 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
 
 /* ---- use of what was trained ---- */
 
-struct dt_generator {
-    dt_trainer *t;
-    char path[PATH_MAX]; /* with weights and tokenizer */
-};
-
-/* Finds the recipe at `path`, and the directory that has the weights. */
-static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, char found[PATH_MAX])
+/* Finds the recipe at `path`, what a sample is, and the directory that has the weights. */
+static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, char found[PATH_MAX], dt_source *sample)
 {
     dt_checkpoint *c = NULL;
     int64_t positions = 0;
-    char config[PATH_MAX];
-    dt_result r = dt__path_join(config, path, "model.safetensors");
-    snprintf(found, PATH_MAX, "%s", path);
-    if (!r && access(config, F_OK)) r = dt__path_join(config, path, "model.safetensors.index.json");
-    if (!r && !access(config, F_OK) && !dt__path_join(config, path, "manifest.json") && access(config, F_OK)) {
-        *recipe = dt_recipe_default();
-        r = dt__config_open(path, &recipe->model, &positions);
+    int published = 0;
+    dt_result r = dt__weights_find(path, found, &published);
+    memset(sample, 0, sizeof *sample);
+    *recipe = dt_recipe_default();
+    if (!r && published) {
+        r = dt__config_open(found, &recipe->model, &positions);
         recipe->weights = path;
         recipe->sequence = dt__config_sequence(&recipe->model, positions);
         return r;
     }
-    if (!r) r = dt_checkpoint_open(&c, path);
+    if (!r) r = dt_checkpoint_open(&c, found);
     if (r) return r;
-    *recipe = c->recipe;
-    snprintf(found, PATH_MAX, "%s", c->path);
+    *recipe = c->recipe, *sample = ((dt__checkpoint *)c)->m.sample;
     dt_checkpoint_close(&c);
     return DT_OK;
 }
@@ -26554,47 +26663,62 @@ DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path)
 {
     if (dt__refused("recipe path", recipe, path)) return DT_E_USAGE;
     char found[PATH_MAX];
-    return dt__recipe_find(recipe, path, found);
+    dt_source sample;
+    dt_result r = dt__recipe_find(recipe, path, found, &sample);
+    recipe->weights = path;
+    return r;
+}
+
+/* Joins the segments of the program and the recipe of a checkpoint. */
+static dt_result dt__predictor_model(dt_recipe *recipe, const char *path, const dt_model *model, dt_source *sample)
+{
+    int64_t vocabulary = recipe->model.vocabulary;
+    if (!model != !recipe->model.segment_count)
+        return dt__misuse(model ? "%s is of a model of a family, which it describes: give no segments"
+                                : "%s is of a model of a program's own segments, which it does not hold: call "
+                                  "dt_predictor_open with them", path);
+    if (!model) return DT_OK;
+    if (!sample->inputs)
+        return dt__misuse("%s is of an earlier version, which did not note what a sample is: resume its run with this "
+                          "version and save it again (dt_trainer_save), or set recipe.weights", path);
+    if (model->vocabulary && model->vocabulary != vocabulary)
+        return dt__misuse("%s is of a model with a vocabulary of %lld, the segments come with %lld: give the same, or "
+                          "0", path, (long long)vocabulary, (long long)model->vocabulary);
+    recipe->model = *model, recipe->model.vocabulary = vocabulary;
+    if (sample->input_type != DT_I32 || sample->target_type != DT_I32 || sample->inputs != sample->targets)
+        recipe->source = sample; /* else as tokens */
+    return DT_OK;
+}
+
+DT_API dt_result dt_predictor_open(dt_trainer **handle, const char *path, const dt_model *model,
+                                   const dt_layout *layout)
+{
+    if (dt__refused("t! path", handle, path)) return DT_E_USAGE;
+    dt_layout l = layout ? *layout : dt_layout_default();
+    dt_recipe recipe;
+    dt_source sample;
+    char found[PATH_MAX];
+    dt_result r = dt__recipe_find(&recipe, path, found, &sample);
+    *handle = NULL;
+    if (!r) r = dt__predictor_model(&recipe, path, model, &sample);
+    if (r) return r;
+    recipe.data = found; /* the checks need a name; no file is opened */
+    if (recipe.weights) recipe.weights = found;
+    if (dt__holds(found, "tokenizer.json")) recipe.tokenizer = found;
+    recipe.optimizer = DT_SGD, recipe.momentum = 0.0f, recipe.nesterov = 0; /* keep nothing */
+    if (!recipe.evaluate_ema) recipe.ema = 0.0f;
+    recipe.numerics = DT_EXACT;
+    l.checkpoint = dt_layout_default().checkpoint;
+    l.output = dt_layout_default().output;
+    l.output.quiet = 1, l.output.no_cache = layout ? layout->output.no_cache : 0;
+    return dt__trainer_open(handle, &recipe, &l, found);
 }
 
 DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, const dt_layout *layout)
 {
-    if (dt__refused("g! path", handle, path)) return DT_E_USAGE;
-    dt_generator *g = (dt_generator *)dt__alloc((int64_t)sizeof *g, "a generator");
-    dt_layout l = layout ? *layout : dt_layout_default();
-    dt_recipe recipe;
-    char name[PATH_MAX];
-    dt_result r = g ? dt__recipe_find(&recipe, path, g->path) : DT_E_MEMORY;
-    *handle = g;
-    if (!r && recipe.model.segment_count)
-        r = dt__misuse("%s is of a model of a program's own segments: open a trainer with them, and call "
-                       "dt_trainer_predict or dt_trainer_sample", path);
-    if (!r) r = dt__path_join(name, g->path, "tokenizer.json");
-    if (!r) {
-        recipe.data = g->path; /* the checks need a name; no file is opened */
-        if (recipe.weights) recipe.weights = g->path;
-        if (!access(name, F_OK)) recipe.tokenizer = g->path;
-        recipe.optimizer = DT_SGD, recipe.momentum = 0.0f, recipe.nesterov = 0; /* keep nothing */
-        if (!recipe.evaluate_ema) recipe.ema = 0.0f;
-        recipe.numerics = DT_EXACT;
-        l.checkpoint = dt_layout_default().checkpoint;
-        l.output = dt_layout_default().output;
-        l.output.quiet = 1, l.output.no_cache = layout ? layout->output.no_cache : 0;
-        r = dt__trainer_open(&g->t, &recipe, &l, g->path);
-    }
-    if (r) dt_generator_close(handle);
-    return r;
+    return dt_predictor_open(handle, path, NULL, layout);
 }
-
-DT_API void dt_generator_close(dt_generator **handle)
-{
-    if (dt__refused("g", handle)) return;
-    dt_generator *g = *handle;
-    if (!g) return;
-    dt_trainer_close(&g->t);
-    dt__free(g);
-    *handle = NULL;
-}
+DT_API void dt_generator_close(dt_generator **handle) { dt_trainer_close(handle); }
 
 DT_API dt_generation dt_generation_default(void)
 {
@@ -26616,7 +26740,7 @@ DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_gener
         d.held = dt__max(d.held, (int64_t)strlen(*stop) - 1);
     }
     d.text = (char *)dt__alloc(how->bytes + 1, "a text");
-    r = d.text ? dt__sample(g->t, prompt, &d) : DT_E_MEMORY;
+    r = d.text ? dt__sample(g, prompt, &d) : DT_E_MEMORY;
     if (tokens) *tokens = d.tokens;
     dt__free(d.text);
     return r;
@@ -26629,10 +26753,9 @@ static dt_result dt__whole_fetch(void *user, dt_split split, int64_t sample, voi
     return dt_data_fetch((const dt_data *)user, DT_TRAIN, sample, (int32_t *)input, (int32_t *)target);
 }
 
-DT_API dt_result dt_generator_evaluate(dt_generator *g, const char *data, float *loss, int64_t *tokens, int64_t *bytes)
+DT_API dt_result dt_generator_evaluate(dt_generator *t, const char *data, float *loss, int64_t *tokens, int64_t *bytes)
 {
-    if (dt__refused("g data loss", g, data, loss)) return DT_E_USAGE;
-    dt_trainer *t = g->t;
+    if (dt__refused("g data loss", t, data, loss)) return DT_E_USAGE;
     dt_source *feed = &t->feed.is;
     int64_t ids;
     dt_result r = dt_data_open(&t->data, data, t->tokenizer, t->recipe.sequence, 0.0);
@@ -27345,6 +27468,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     float loss = 0.0f, auxiliary = 0.0f;
     uint32_t said = dt__save_says(t);
     dt_result r, logged;
+    if (*t->serves) return dt__misuse("%s is open for use: open a trainer to train (dt_trainer_open)", t->serves);
     if (t->first && e->step == t->recipe.steps) return dt__trainer_done(t, info);
     dt__engine_times(e, &before[0], &before[1]);
     dt__pulse_read(t, pulse);
@@ -27400,7 +27524,7 @@ DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info)
 DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info)
 {
     if (dt__refused("t info", t, info)) return DT_E_USAGE;
-    dt_result r = t->first == t->recipe.steps ? dt__trainer_done(t, info) : DT_OK;
+    dt_result r = *t->serves || t->first == t->recipe.steps ? dt_trainer_step(t, info) : DT_OK;
     while (!r && t->e.step < t->recipe.steps) {
         r = dt_trainer_step(t, info);
         if (!r && t->layout.output.after_step) r = t->layout.output.after_step(t->layout.output.user, t, info);

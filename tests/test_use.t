@@ -1,6 +1,8 @@
 #!/usr/bin/env perl
 # A checkpoint in use, by examples/08_generate: of either kind, in several layouts, without the training text, it draws the
 # text that the trainer drew, and its loss is the trainer's; a directory of Hugging Face; stop strings; wrong command lines.
+# By tests/predicts.c: what a program trained, another one predicts with the same bits, in any layout, and a third one
+# begins with.
 use strict;
 use warnings;
 use FindBin;
@@ -73,7 +75,7 @@ spew("$tmp/long", 'x' x 500 . 'The end of ');
 spew("$tmp/tail", substr 'x' x 500 . 'The end of ', -1023);
 is(drawn("$hub --prompt-file $tmp/long --bytes 10 --temperature 0") =~ s/.* of//sr, drawn("$hub --prompt-file $tmp/tail --bytes 10 --temperature 0") =~ s/.* of//sr, 'of a long prompt its end counts');
 
-for (["$tmp/none --prompt x", 1, qr/holds no checkpoint/], [$hub, 2, qr/give one of --prompt/], ["$hub --prompt ''", 2, qr/a prompt/],
+for (["$tmp/none --prompt x", 1, qr/cannot read .*none/], ["$tmp --prompt x", 1, qr/holds neither model.safetensors nor .* nor a checkpoint/], [$hub, 2, qr/give one of --prompt/], ["$hub --prompt ''", 2, qr/a prompt/],
     ["$hub y --prompt x", 2, qr/what is 'y'/], ["eval $hub", 2, qr/eval needs --data/], ["eval $hub --data $tmp/none", 1, qr/cannot (read|find) .*none/],
     ["$hub --prompt x --bytes -1", 2, qr/--bytes -1: choose a whole number/], ["$hub --prompt x --stop ''", 2, qr/stop string is empty/],
     ["$hub --prompt x --tp 3", 2, qr/--tp 3/], ["$hub --prompt x --top-k -1", 2, qr/--top-k/], ["$hub --prompt x --width 3 --bogus", 2, qr/--bogus/]) {
@@ -81,4 +83,37 @@ for (["$tmp/none --prompt x", 1, qr/holds no checkpoint/], [$hub, 2, qr/give one
     my ($status, $out, $err) = run(60, "$program $command");
     ok($status == $want && $err =~ $says, "refused: $command") or diag("status $status: $err");
 }
+
+# ---- trained in one program, used in another ----
+
+my $predicts = "$tmp/predicts";
+spew("$tmp/library.c", "#define DTRAIN_IMPLEMENTATION\n#include \"dtrain.h\"\n");
+($status, undef, $err) = run(600, "$cc -std=gnu11 -O0 -DDT_DEBUG $flags -I$root $root/tests/predicts.c $tmp/library.c -o $predicts -lm -lpthread");
+die "cannot build predicts: $err" if $status;
+for (['own', '--ranks 2 --zero 3', '--ranks 2 --pp 2', '--ranks 3 --checkpoint-kind full'], ['own', '--checkpoint-kind full --precision bf16', '--ranks 2'],
+     ['tokens', '--ranks 2 --pp 2', '--ranks 2'], ['gpt2', '--tensor-shards 2 --ranks 4 --tp 2 --pp 2', '', '--ranks 2 --tp 2'],
+     ['gpt2', '--context-shards 2 --ranks 2 --cp 2', '--ranks 2 --cp 2'], ['llama', '--tensor-shards 2 --ranks 2 --zero 3 --precision bf16', '', '--ranks 2 --tp 2'],
+     ['experts', '--ranks 2 --ep 2', '', '--ranks 2 --ep 2'], ['gpt2', '--ema 0.9 --evaluate-ema --checkpoint-kind full', '--ranks 2']) {
+    my ($model, $trained, @used) = @$_;
+    my $there = "$tmp/of_$model" . ($trained =~ s/\W+/-/gr);
+    my ($status, $want, $err) = run(120, "$predicts $model train $there --data $text --threads 1 $trained $threads");
+    like($want, qr/^1: \w{16}\n7: \w{16}\n1000: \w{16}\n\z/, "$model, trained with $trained") or diag($err);
+    for (@used) {
+        my ($status, $out, $err) = run(120, "$predicts $model use $there --threads 1 $_ $threads");
+        is($out, $want, "  used" . ($_ && " with $_") . ': the same predictions') or diag($err);
+    }
+    next if $trained =~ /ema/; # training begins with the weights, not with their average
+    my (undef, $first, $said) = run(120, "$predicts $model from $there/step-000000005 --data $text --threads 1");
+    is($first, $want, '  a trainer of its recipe begins with its weights') or diag($said);
+}
+my $owned = "$tmp/of_own-ranks-2-zero-3";
+for (['wide', qr/of another model: hidden.one.weight has shape \(5,32\) here, and there \(5,24\)/], ['renamed', qr/it has out.two.weight, which this model lacks/],
+     ['more', qr/out.more.weight has shape \(24,24\) here, and there no place/], ['tokens', qr/words: embed: needs a table/],
+     ['gpt2', qr/of a program's own segments, which it does not hold: call dt_predictor_open with them/]) {
+    my ($model, $says) = @$_;
+    my ($status, $out, $err) = run(60, "$predicts $model use $owned");
+    ok($status == 2 - ($model eq 'tokens') && $err =~ $says, "segments of another model, $model: refused") or diag("status $status: $out$err");
+}
+my ($refused, undef, $why) = run(60, "$predicts own use $tmp/of_gpt2-context-shards-2-ranks-2-cp-2");
+ok($refused == 2 && $why =~ /of a model of a family, which it describes: give no segments/, 'segments for a family: refused') or diag($why);
 done_testing();
