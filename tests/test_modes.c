@@ -278,7 +278,7 @@ static int in_flight_formula(const dt__pipe *p, int stage)
 
 static int check_slots(const dt__pipe *p, dt_work *list, int stage)
 {
-    int32_t slots[CHUNKS], scratch[CHUNKS * UNITS];
+    int32_t slots[CHUNKS], scratch[CHUNKS * (2 * UNITS + 1)];
     int most, sum = 0;
     dt__pipe_slots(p, list, slots, scratch);
     most = most_in_flight(p, list, slots);
