@@ -343,7 +343,7 @@ typedef struct dt_compilation {
 } dt_compilation;
 /* Start from dt_layout_default(): later versions add fields. */
 typedef struct dt_layout {
-    int64_t threads;           /* per rank; 0: cores / ranks */
+    int64_t threads;           /* per rank; 0: as many as its part of the cores */
     int64_t tp, pp, cp;        /* degrees of tensor, pipeline and context parallelism; dp = ranks / (tp pp cp) */
     int32_t sequence_parallel; /* tensor groups also split rows between products (Korthikanti et al. 2022) */
     int32_t pipeline;          /* dt_pipeline */
@@ -1794,6 +1794,15 @@ static int dt__run_program(char *const *argv, const char *said)
     if ((errno = dt__spawn(&pid, argv, argv[0], said)) != 0) return -1;
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
     return status;
+}
+
+/* Reads at most `room` bytes of a file of the system. Returns their number. */
+static size_t dt__system_read(const char *path, char *text, size_t room)
+{
+    FILE *f = fopen(path, "r");
+    size_t bytes = f ? fread(text, 1, room, f) : 0;
+    if (f) fclose(f);
+    return bytes;
 }
 
 /* ---- threads of one rank -------------------------------------------------------------------
@@ -12111,7 +12120,7 @@ static const dt__option dt__options[] = {
                "fp16: factor of the loss in backward, a power of two; 0: adapts to what overflows"),
     DT__RECIPE("numerics", "KIND", WORD, numerics, DT_EXACT, "exact,fast",
                "fast: 16-bit products of the processor, sums of MPI; bits depend on the layout"),
-    DT__LAYOUT("threads", "N", WHOLE, threads, 0, "[0,1024]", "threads per rank; 0: cores / ranks"),
+    DT__LAYOUT("threads", "N", WHOLE, threads, 0, "[0,1024]", "threads per rank; 0: its part of the cores"),
     DT__LAYOUT("tp", "N", WHOLE, tp, 1, NULL, "tensor parallel degree"),
     DT__LAYOUT("sequence-parallel", NULL, FLAG, sequence_parallel, 0, NULL, "--tp ranks split rows between products"),
     DT__LAYOUT("pp", "N", WHOLE, pp, 1, NULL, "stages of the pipeline"),
@@ -15285,23 +15294,52 @@ static dt_result dt__wait_message(dt_comm *c, const dt__message *m, int peer)
 
 enum { DT__CORES = 1024 }; /* that a machine may have */
 
-/* The cores that this process may run on. */
-static int dt__own_cores(void)
+/* Adds 1 to users[i] for every core i on which a process may run; 0: this one. */
+static int dt__count_cores(int pid, int users[DT__CORES])
 {
     int cores = 0;
 #ifdef __linux__
     unsigned char may[DT__CORES / 8];
-    long bytes = syscall(SYS_sched_getaffinity, 0, sizeof may, may);
-    for (long i = 0; i < bytes; i++) cores += __builtin_popcount(may[i]);
+    long bytes = syscall(SYS_sched_getaffinity, pid, sizeof may, may);
+    for (int i = 0; i < 8 * bytes; i++)
+        if (may[i / 8] >> i % 8 & 1) users[i]++, cores++;
 #endif
     return cores > 0 ? cores : (int)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
+/* The cores that the quota of this process's control group, or of one above, amounts to; 1e9: there is none. */
+static double dt__core_quota(void)
+{
+    char groups[4096] = "", path[PATH_MAX + 64], text[64], *rest = NULL;
+    double least = 1e9;
+    (void)dt__system_read("/proc/self/cgroup", groups, sizeof groups - 1);
+    for (char *g = strtok_r(groups, "\n", &rest); g; g = strtok_r(NULL, "\n", &rest)) { /* "4:cpu,cpuacct:/a", "0::/a" */
+        char *name = strchr(g, ':') ? strchr(strchr(g, ':') + 1, ':') : NULL;
+        int one = name && !strstr(g, "::"); /* version 1 */
+        if (!name || (one && !strstr(g, ":cpu,") && !strstr(g, ":cpu:") && !strstr(g, ",cpu:"))) continue;
+        for (size_t n = strlen(++name) + 1; n--;) { /* from the group to the root */
+            double quota, period;
+            char *end = text;
+            if (n && name[n] && name[n] != '/') continue;
+            memset(text, 0, sizeof text);
+            DT__PRINT(path, "/sys/fs/cgroup%s%.*s/%s", one ? "/cpu" : "", (int)n, name,
+                      one ? "cpu.cfs_quota_us" : "cpu.max");
+            (void)dt__system_read(path, text, sizeof text / 2);
+            DT__PRINT(path, "/sys/fs/cgroup/cpu%.*s/cpu.cfs_period_us", (int)n, name);
+            if (one) (void)dt__system_read(path, text + strlen(text), sizeof text / 2 - 1);
+            quota = dt__number(text, &end, 0), period = dt__number(end, NULL, 0);
+            if (quota > 0.0 && period > 0.0 && quota / period < least) least = quota / period;
+        }
+    }
+    return least;
 }
 
 /* Number of polls before sleeping: many if the machine has a core for every stream of the job, and a rank may use as
  * many. */
 static int dt__spins(const dt__job *job, int streams)
 {
-    int fits = job && streams <= dt__own_cores() && job->size * streams <= sysconf(_SC_NPROCESSORS_ONLN);
+    int users[DT__CORES] = DT__ZERO;
+    int fits = job && streams <= dt__count_cores(0, users) && job->size * streams <= sysconf(_SC_NPROCESSORS_ONLN);
     return fits ? DT__SPINS : streams > 1 ? 4 : 20;
 }
 
@@ -16346,6 +16384,20 @@ static dt_result dt__alloc_refused(int size, int64_t bytes, int64_t available)
 
 /* The ranks that share this machine's cores and memory. */
 static int64_t dt__comm_here(const dt_comm *c) { return c->nodes > 1 && c->link->base ? c->size : c->local_size; }
+
+/* The cores for this rank's threads: of each one that it may use its part among the ranks here that may, and no more
+ * than its part of the quota. */
+static double dt__comm_cores(const dt_comm *c)
+{
+    int own[DT__CORES] = DT__ZERO, users[DT__CORES] = DT__ZERO, bound = c->job && c->job->bound;
+    double cores = 0.0, here = (double)dt__comm_here(c), quota = dt__core_quota() / here;
+    int all = dt__count_cores(0, own), loose = c->job && c->job->loose;
+    for (int r = 0; loose && r < c->job->size; r++) dt__count_cores(dt__job_rank(c->job, r)->pid, users);
+    for (int i = 0; loose && i < DT__CORES; i++)
+        if (own[i] && users[i]) cores += 1.0 / users[i];
+    if (cores <= 0.0) cores = bound ? all : all / here;
+    return cores < quota ? cores : quota;
+}
 
 /* All ranks learn whether all succeeded. */
 static dt_result dt__agree(dt_comm *c, int ok, int *all)
@@ -21409,18 +21461,16 @@ enum { DT__THREADS = 0 };
 #else
 enum { DT__THREADS = 1 };
 #endif
-/* Threads of a rank: as the layout says, or its share of the machine's cores. */
-static int64_t dt__engine_threads(const dt_layout *l, int64_t ranks)
+/* Threads of a rank: as the layout says, or as many as it has cores. */
+static int64_t dt__engine_threads(const dt_layout *l, const dt_comm *c)
 {
-    return l->threads ? l->threads : dt__max(1, (int64_t)sysconf(_SC_NPROCESSORS_ONLN) / ranks);
+    return l->threads ? l->threads : dt__max(1, (int64_t)(dt__comm_cores(c) + 1e-6));
 }
 static int dt__engine_overlaps(const dt__engine *e)
 {
-    int64_t ranks;
     if (!DT__THREADS || e->layout->overlap == DT_OVERLAP_OFF) return 0;
     if (e->layout->overlap == DT_OVERLAP_ON) return 1;
-    ranks = dt__comm_here(e->comm);
-    return ranks * dt__engine_threads(e->layout, ranks) < (int64_t)sysconf(_SC_NPROCESSORS_ONLN);
+    return (double)dt__engine_threads(e->layout, e->comm) + 1e-6 < dt__comm_cores(e->comm);
 }
 
 /* The shape of this rank's work under the layout. */
@@ -22545,15 +22595,6 @@ static void dt__setenv_number(const char *name, double value)
     setenv(name, text, 1);
 }
 
-/* Reads at most `room` bytes of a file of the system. Returns their number. */
-static size_t dt__system_read(const char *path, char *text, size_t room)
-{
-    FILE *f = fopen(path, "r");
-    size_t bytes = f ? fread(text, 1, room, f) : 0;
-    if (f) fclose(f);
-    return bytes;
-}
-
 static int dt__environment_int(const char *name, int otherwise)
 {
     const char *text = getenv(name);
@@ -23083,7 +23124,8 @@ static dt_result dt__join(dt_comm **c, dt__link *f)
     if (!r) r = dt__exchange_addresses(f, address);
     if (!r) r = dt__node_join(f, address, (float)timeout, &fd, &place);
     if (!r && (job = dt__attach(fd)) == NULL) r = dt__error(DT_E_SYSTEM, "the node's memory cannot be mapped");
-    if (!r) dt__job_rank(job, place)->world = f->rank;
+    if (!r) dt__job_rank(job, place)->world = f->rank, dt__job_rank(job, place)->pid = (int32_t)getpid();
+    if (!r) r = dt__exchange_addresses(f, address); /* then all know the processes of a node */
     if (!r) r = dt__comm_open(&near, job, place, fd, 0);
     for (int p = 0; p < f->size && !r; p++)
         for (node[p] = 0; address[node[p]].node != address[p].node;) node[p]++;
@@ -24092,8 +24134,7 @@ static dt_result dt__fast_open(dt_trainer *t)
 /* GEMM rate of all ranks together, measured at the same time. */
 static dt_result dt__measure_peak(dt_trainer *t)
 {
-    double rate = 0.0, workers = (double)t->pool->workers * (double)dt__comm_here(t->comm);
-    double cores = (double)sysconf(_SC_NPROCESSORS_ONLN);
+    double rate = 0.0, workers = (double)t->pool->workers, cores = dt__comm_cores(t->comm);
     float own;
     dt_result r = dt_barrier(t->comm);
     if (!r) r = dt__gemm_rate(t->e.k, t->pool, &rate);
@@ -24110,7 +24151,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     const dt_recipe *r = &t->recipe;
     const dt_model *m = &t->e.net.model;
     int64_t threads = dt__comm_here(t->comm) * t->pool->workers; /* on this machine, those that compute */
-    int64_t cores = dt__own_cores() * (t->comm->job && t->comm->job->bound ? dt__comm_here(t->comm) : 1);
+    double cores = dt__comm_cores(t->comm) * (double)dt__comm_here(t->comm);
     int ranks = dt_comm_size(t->comm), nodes = dt_comm_nodes(t->comm);
     if (m->segments) printf("model    %lld segments of the program's own", (long long)m->segment_count);
     else {
@@ -24147,9 +24188,9 @@ static void dt__trainer_banner(const dt_trainer *t)
              r->numerics == DT_FAST ? "fast numerics" : "exact",
              t->e.net.precision == DT_BF16 ? " fp32 sums of bf16" : t->e.net.precision ? " fp32 sums of fp16" : "",
              t->peak_gflops);
-    if (threads > cores)
-        printf("         %lld threads share %lld cores: lower --threads or --ranks\n", (long long)threads,
-               (long long)cores);
+    if ((double)threads > cores + 0.99)
+        dt__tell("         %lld threads share %.3g cores: %s\n", (long long)threads, cores,
+                 t->layout.threads > 1 ? "lower --threads" : "use fewer ranks");
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     if (r->numerics == DT_FAST)
         printf("fast     products %s; gradients of ranks are summed by %s\n", dt__dot_names[t->e.env.dot],
@@ -24379,7 +24420,7 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!result) result = dt__check_rest(r, &t->layout);
     if (!result) result = dt__trainer_feed(t);
     if (result) return result;
-    return dt__pool_open(&t->pool, (int)dt__engine_threads(&t->layout, dt__comm_here(t->comm)));
+    return dt__pool_open(&t->pool, (int)dt__engine_threads(&t->layout, t->comm));
 }
 
 /* ---- the state as slices: one walk serves hashes, saves, loads and conversions --------------------------- */

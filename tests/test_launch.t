@@ -175,6 +175,35 @@ for my $build (sort keys %builds) {
     is(join(' ', steps_in("$tmp/it's_a_mirror")), '2', '  are mirrored');
 }
 
+# ---- cores --------------------------------------------------------------------------------------
+{
+    my $few = "$plain $train --steps 1 --eval-batches 0 --sample-length 0";
+    my $threads = sub { my @run = run(60, $_[0]); return join ' ', $run[1] =~ /^layout .* x (\d+) thread/m, $run[1] =~ /^ +(\d+ threads share .*)/m, $run[2] =~ /(.+)/ };
+    my $cores = (run(10, 'nproc'))[1] + 0;
+    is($threads->("$few --ranks 1"), $cores, "a rank alone uses the $cores cores");
+    is($threads->("$few --threads @{[$cores + 1]}"), $cores + 1 . " @{[$cores + 1]} threads share $cores cores: lower --threads", 'more threads than cores: says which option');
+    is($threads->("$few --ranks @{[2 * $cores]} --batch @{[8 * $cores]}"), "1 @{[2 * $cores]} threads share $cores cores: use fewer ranks", 'more ranks than cores');
+    SKIP: {
+        skip 'no taskset', 2 if !have('taskset') || $cores < 2;
+        is($threads->("taskset -c 0 $few"), 1, 'one core of the affinity mask');
+        is($threads->("taskset -c 0,1 $few --ranks 2 --bind none"), 1, 'two ranks share two cores');
+    }
+    for (['2', 'echo "150000 100000" >/sys/fs/cgroup/cpu.max', 1], ['2, no limit', 'echo "max 100000" >/sys/fs/cgroup/cpu.max', $cores],
+         ['1', 'mkdir /sys/fs/cgroup/cpu; echo 100000 >/sys/fs/cgroup/cpu/cpu.cfs_quota_us; echo 100000 >/sys/fs/cgroup/cpu/cpu.cfs_period_us', 1]) {
+        my $space = "unshare -m sh -c 'mount -t tmpfs none /sys/fs/cgroup && $_->[1] && exec";
+        SKIP: {
+            skip 'no mount namespace here', 1 if (run(10, "$space true'"))[0];
+            is($threads->("$space $few'"), $_->[2], "the quota of a control group, version $_->[0]");
+        }
+    }
+    SKIP: {
+        skip mpi_missing() || 'no cores', 2 if !$mpi || !$engines || $cores < 2;
+        my $under = sub { my @run = mpirun(100, "2 $_[0]", "$engines $train --steps 1 --eval-batches 0 --sample-length 0"); return join ' ', $run[1] =~ /^layout .* x (\d+) thread/m, $run[1] =~ /(\d+ threads share .*)/ };
+        is($under->('--bind-to core'), 1, 'mpirun --bind-to core: a thread each');
+        is($under->('--bind-to none'), $cores / 2, 'mpirun --bind-to none: a part of the cores each');
+    }
+}
+
 # ---- files that are inputs and outputs ------------------------------------------------------------
 {
     my $dir = place();
