@@ -1038,6 +1038,7 @@ typedef struct dt_generation {
     const char *const *stop; /* it ends before the first of these strings; the list ends with NULL. NULL: none */
     void (*put)(void *user, const char *text, int64_t bytes); /* takes the text as it comes, on each rank that draws */
     void *user;
+    int past_end; /* 0: an eos_token_id of generation_config.json or config.json ends the text, too; 1: it does not */
 } dt_generation;
 DT_API dt_generation dt_generation_default(void);
 /* Continues a prompt, as dt_trainer_sample. *tokens, if not NULL: how many were drawn. */
@@ -7996,7 +7997,7 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
     dt_shape sq = dt__at(g, q)->shape, sk = fused ? sq : dt__at(g, k)->shape, sm = dt__at(g, mask)->shape, stats;
     dt__node n = dt__node_make(DT__OP_ATTENTION, sq, q, k, v);
     int64_t heads = dt__heads_of(g, q, "heads", o->heads), pieces = fused ? 3 : 1, d;
-    int64_t kv_heads = fused ? 0 : dt__heads_of(g, k, "heads of the keys", dt__or(o->kv_heads, o->heads));
+    int64_t kv_heads = fused ? 0 : dt__heads_of(g, k, "KV heads", dt__or(o->kv_heads, o->heads));
     dt_tensor part[3];
     if (sq.dims != 3 || heads < 1 || heads > sq.n[2] || sq.n[2] % (pieces * heads))
         return dt__poison(g, DT_E_SHAPE, "attend: q %s must be (B,T,C), or [q | k | v] (B,T,3C), with C divisible by "
@@ -10112,7 +10113,7 @@ static dt_tensor dt__llama_attention(dt_graph *g, dt_tensor h, const dt_model *m
     dt_attention_options o = DT__ZERO;
     dt_tensor y[3];
     o.heads = m->heads, o.kv_heads = m->kv_heads, o.causal = 1;
-    if (!dt__cuts(g, "heads of the keys", m->kv_heads)) return dt__none();
+    if (!dt__cuts(g, "KV heads", m->kv_heads)) return dt__none();
     dt__columns(g, h, names, widths, 3, 0.02f, y);
     y[0] = dt_rope(g, y[0], m->heads, (double)m->rope_base, 0, &m->rope_scaling);
     y[1] = dt_rope(g, y[1], m->kv_heads, (double)m->rope_base, 0, &m->rope_scaling);
@@ -12084,7 +12085,7 @@ static const dt__option dt__options[] = {
     DT__RECIPE("capacity", "X", REAL, model.capacity, 0, "[0,1e6]",
                "tokens per expert, as a multiple of the even share; 0: all"),
     DT__RECIPE("balance", "X", REAL, model.balance, 0, "[0,1e6]", "coefficient of the load-balance loss"),
-    DT__RECIPE("vocabulary", "N", WHOLE, model.vocabulary, 0, "[0,inf)", "token ids; 0: those of the data"),
+    DT__RECIPE("vocabulary", "N", WHOLE, model.vocabulary, 0, "[0,2147483647]", "token ids; 0: those of the data"),
     DT__RECIPE("dropout", "P", REAL, dropout, 0, "[0,1)", "probability"),
     DT__RECIPE("steps", "N", WHOLE, steps, 200, "[1,inf)", "optimizer steps"),
     DT__RECIPE("batch", "N", WHOLE, batch, 16, "[1,1000000]", "sequences per step"),
@@ -12483,29 +12484,36 @@ static dt_result dt__file_map(const char *path, void **map, int64_t *bytes)
 
 static int dt__name_order(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
 
-/* The files of a list of names and patterns; globfree() frees it. A pattern without a match stays: opening it says that
- * it is missing. glob() would sort by the locale, and the order of shards decides bits. */
+/* The files of a list of names and patterns; globfree() frees it. A name of a file that exists is that file, whatever
+ * characters are in it. glob() would sort by the locale, and the order of shards decides bits. */
 static dt_result dt__names_list(glob_t *names, const char *path)
 {
-    int64_t size = (int64_t)strlen(path) + 1;
-    char *list = (char *)dt__alloc(size, "a list of file names"), *name, *comma;
-    int fine = 1;
-    if (!list) return DT_E_MEMORY;
+    size_t length, most = strlen(path);
+    char *name = (char *)dt__alloc(4 * (int64_t)most + 2, "a list of file names"), *pattern, *comma, *to;
+    int bad = 0, literal;
+    dt_result r = name ? DT_OK : DT_E_MEMORY;
     memset(names, 0, sizeof *names);
-    memcpy(list, path, (size_t)size);
-    for (name = list; name && fine; name = comma) {
+    for (const char *at = path; *at && !r; at += length + (at[length] == ',')) {
         size_t old = names->gl_pathc;
-        comma = access(path, F_OK) ? strchr(name, ',') : NULL; /* a file may have a comma in its name */
-        if (comma) *comma++ = 0;
-        if (!*name) continue;
-        fine = !glob(name, GLOB_NOSORT | GLOB_NOCHECK | (old ? GLOB_APPEND : 0), NULL, names);
-        if (fine) qsort(names->gl_pathv + old, names->gl_pathc - old, sizeof *names->gl_pathv, dt__name_order);
+        memcpy(name, at, strlen(at) + 1);
+        while (access(name, F_OK) && (comma = strrchr(name, ',')) != NULL) *comma = 0; /* a file may have commas */
+        literal = !access(name, F_OK), length = strlen(name), pattern = to = name + most + 1;
+        for (const char *c = name; *c; c++) { /* [c] stands for the character c itself */
+            int special = *c == '[' || (literal && (*c == '*' || *c == '?'));
+            if (special) *to++ = '[';
+            *to++ = *c;
+            if (special) *to++ = ']';
+        }
+        *to = 0;
+        if (length) bad = glob(pattern, GLOB_NOSORT | GLOB_NOESCAPE | (old ? GLOB_APPEND : 0), NULL, names);
+        if (bad && !access(name, F_OK)) errno = ENOMEM;
+        if (bad) r = dt__file_error("read", name);
+        else qsort(names->gl_pathv + old, names->gl_pathc - old, sizeof *names->gl_pathv, dt__name_order);
     }
-    dt__free(list);
-    if (fine && names->gl_pathc) return DT_OK;
-    globfree(names);
-    return fine ? dt__misuse("no file is named in \"%s\": give the name of a text", path)
-                : dt__error(DT_E_SYSTEM, "cannot look for %s: name the files one by one", path);
+    if (!r && !names->gl_pathc) r = dt__misuse("no file is named in \"%s\": give the name of a text", path);
+    if (r) globfree(names);
+    dt__free(name);
+    return r;
 }
 
 /* Is this file, by any name or link, one of a list of input files? */
@@ -12545,7 +12553,7 @@ enum { DT__FILE_LIMIT = 1 << 30, DT__JSON_DEPTH = 64 }; /* bytes of a JSON file;
 
 typedef struct dt__json {
     const char *path, *text;
-    int64_t bytes, at;
+    int64_t bytes, at, base; /* base: bytes of the file before the text */
     char *string; /* the last string, decoded, with at least one spare byte behind it */
     int64_t length, room;
     int depth;
@@ -12566,7 +12574,7 @@ static int dt__json_fail(dt__json *j, const char *format, ...)
     va_end(args);
     for (int64_t i = 0; i < j->at; i++) line += j->text[i] == '\n';
     j->result = dt__error(DT_E_DATA, "%s, line %lld, byte %lld of the file: %s", j->path, (long long)line,
-                          (long long)j->at, what);
+                          (long long)(j->base + j->at), what);
     return 0;
 }
 
@@ -13088,11 +13096,17 @@ DT_API int dt_tokenizer_merge(const dt_tokenizer *t, int64_t rank, int32_t *left
     return 1;
 }
 
+/* The entry of an id; NULL: no token has it. */
+static const dt__entry *dt__token_at(const dt_tokenizer *t, int64_t id)
+{
+    return id >= 0 && id < t->token.count && t->token.entry[id].length ? &t->token.entry[id] : NULL;
+}
+
 DT_API const char *dt_tokenizer_token(const dt_tokenizer *t, int64_t id, int64_t *bytes)
 {
     if (dt__refused("t bytes", t, bytes)) return NULL;
-    const dt__entry *e = id >= 0 && id < t->token.count ? &t->token.entry[id] : NULL;
-    if (!e || !e->length) return NULL;
+    const dt__entry *e = dt__token_at(t, id);
+    if (!e) return NULL;
     *bytes = e->length;
     return t->token.bytes + e->at;
 }
@@ -13525,7 +13539,7 @@ static dt_result dt__shard_ids(dt__shard *s, const char *path, const int32_t hea
     if (s->tokens < 1 || s->bytes != DT__BIN_HEADER + s->width * s->tokens)
         return dt__error(DT_E_DATA, "%s has %lld bytes, but %lld tokens (1 or more) need %lld: it is cut or damaged, "
                          "copy it again", path, (long long)s->bytes, (long long)s->tokens,
-                         (long long)(DT__BIN_HEADER + s->width * dt__max(1, s->tokens)));
+                         (long long)(DT__BIN_HEADER + s->width * s->tokens));
     s->data = (const unsigned char *)s->map + DT__BIN_HEADER;
     return DT_OK;
 }
@@ -13756,9 +13770,9 @@ static dt_result dt__feed_check(const dt__feed *f, int part, const void *values,
     }
     while (i < n && id[i] < below && (id[i] >= 0 || part || below == INT64_MAX)) i++;
     if (i == n) return DT_OK;
-    return dt__error(DT_E_DATA, "%s sample %lld: %s %lld is %d, but the model has %lld %s: mend the data or make the "
-                     "model larger", whose, (long long)sample, what, (long long)i, (int)id[i], (long long)below,
-                     part ? "classes" : "rows to look it up in");
+    return dt__error(DT_E_DATA, "%s sample %lld: %s %lld is %d, but the model has %lld %s: fix the data or enlarge "
+                     "the model", whose, (long long)sample, what, (long long)i, (int)id[i], (long long)below,
+                     part ? "classes" : "table rows");
 }
 
 /* Writes a sample, like dt_source.fetch; with the library's rounding mode, whichever thread asks (R15). */
@@ -18981,7 +18995,7 @@ static dt_result dt__tensors_add(dt__tensors *t, const char *path)
                       path);
     if (!r && !(header = (char *)dt__alloc(length + 1, "a header"))) r = DT_E_MEMORY;
     if (!r) r = dt__file_read(file->fd, path, header, length, 8);
-    j.path = path, j.text = header, j.bytes = length;
+    j.path = path, j.text = header, j.bytes = length, j.base = 8;
     if (!r && !dt__tensors_header(t, &j, 8 + length, bytes - 8 - length)) r = j.result;
     dt__free(j.string);
     dt__free(header);
@@ -23623,6 +23637,8 @@ struct dt_trainer {
     dt_comm *comm;
     dt_pool *pool;
     dt_tokenizer *tokenizer; /* NULL: bytes */
+    int32_t end[8];          /* in a generator: ids that end a text */
+    int ends;
     dt_data *data;           /* NULL with a source, and in a generator */
     dt__feed feed;
     dt__loader *loader;
@@ -23747,14 +23763,14 @@ static dt_result dt__check_model(const dt_model *m)
         return dt__misuse("--active %lld of --experts %lld: a token has 1 to --experts of them, 0 means 2",
                           (long long)m->active, (long long)m->experts);
     if (m->family != DT_GPT2 && m->family != DT_LLAMA)
-        return dt__misuse("%d is no family of models: DT_GPT2 or DT_LLAMA", (int)m->family);
+        return dt__misuse("unknown model family %d: use DT_GPT2 or DT_LLAMA", (int)m->family);
     if (m->family == DT_GPT2) {
         if (!m->kv_heads && !m->hidden && m->rope_base == 0.0f && m->norm_eps == 0.0f && !m->tied) return DT_OK;
         return dt__misuse("--kv-heads, --hidden, --rope-base, --norm-eps and --tied are for the Llama family: --model "
                           "llama-nano, or leave them out");
     }
     if (m->kv_heads < 0 || (m->kv_heads && m->heads % m->kv_heads))
-        return dt__misuse("%lld heads of the keys do not divide %lld heads: --kv-heads one of %s",
+        return dt__misuse("%lld KV heads do not divide %lld heads: --kv-heads one of %s",
                           (long long)m->kv_heads, (long long)m->heads, dt__divisors(m->heads, 64, list, sizeof list));
     if (m->width / m->heads % 2)
         return dt__misuse("a head of width %lld (width %lld / %lld heads) cannot be rotated in pairs: make it even",
@@ -24158,7 +24174,7 @@ static void dt__trainer_banner(const dt_trainer *t)
         int llama = m->family == DT_LLAMA;
         printf("model    %s, %lld layers, %lld heads", llama ? "Llama" : "GPT-2", (long long)m->layers,
                (long long)m->heads);
-        if (llama) printf(" (%lld of the keys)", (long long)m->kv_heads);
+        if (llama) printf(" (%lld KV heads)", (long long)m->kv_heads);
         printf(", width %lld", (long long)m->width);
         if (llama) printf(", hidden %lld", (long long)m->hidden);
         printf(", vocabulary %lld%s", (long long)m->vocabulary, m->tied ? ", tied" : "");
@@ -24356,6 +24372,30 @@ static dt_result dt__companions_read(dt__saver *s, const char *folder, int first
     return r;
 }
 
+/* Reads the ids that end a text beside weights: a number, or a list whose first 8 count. */
+static dt_result dt__ends_read(dt_trainer *t, const char *folder)
+{
+    static const char *const file[] = {"generation_config.json", "config.json"}, *const key[] = {"eos_token_id", NULL};
+    dt_result r = DT_OK;
+    for (int i = 0; i < 2 && !t->ends && !r; i++) {
+        char path[PATH_MAX];
+        int64_t place, id, count = 0;
+        dt__json j;
+        r = dt__path_join(path, folder, file[i]);
+        if (r || access(path, F_OK)) continue;
+        (void)dt__json_open(&j, path);
+        if (!j.result && dt__json_members(&j, key, &place) && !dt__json_absent(&j, place)) {
+            int list = dt__json_peek(&j) == '[';
+            while (list ? dt__json_each(&j, '[', &count) : !count++)
+                if (dt__json_number(&j, &id) && id >= 0 && id <= INT32_MAX && t->ends < 8)
+                    t->end[t->ends++] = (int32_t)id;
+        }
+        dt__json_close(&j);
+        r = j.result;
+    }
+    return r;
+}
+
 /* Opens the tokenizer and keeps what a checkpoint gets with it. */
 static dt_result dt__trainer_tokenizer(dt_trainer *t)
 {
@@ -24363,6 +24403,7 @@ static dt_result dt__trainer_tokenizer(dt_trainer *t)
     char folder[PATH_MAX];
     dt_result r = DT_OK;
     if (t->recipe.tokenizer) r = dt_tokenizer_open(&t->tokenizer, t->recipe.tokenizer);
+    if (!r && *t->serves) r = dt__ends_read(t, t->serves);
     if (r || !t->tokenizer) return r;
     dt__sha256_of(t->tokenizer->file, t->tokenizer->bytes, t->save.now.tokenizer);
     if (*t->serves || !t->layout.checkpoint.place) return DT_OK;
@@ -26304,7 +26345,9 @@ static dt_result dt__next_token(dt_trainer *t, int32_t *tokens, int64_t *used, c
     unsigned saved = dt__fp_enter();
     const float *logits = NULL;
     dt_result r = dt__next_logits(t, tokens, *used, &logits);
-    if (logits && !r) *token = dt__draw(&t->generator, t->e.k, how, logits, vocabulary, uniform);
+    for (int64_t i = 0; i < vocabulary && logits && !r; i++) /* a padded vocabulary has ids without a token */
+        t->generator.row[i] = !t->tokenizer || dt__token_at(t->tokenizer, i) ? logits[i] : -__builtin_inff();
+    if (logits && !r) *token = dt__draw(&t->generator, t->e.k, how, t->generator.row, vocabulary, uniform);
     dt__fp_leave(saved);
     if (stages && !r) r = dt_broadcast(stages, (float *)(void *)token, 1, t->e.net.segments[t->generator.logits].stage);
     if (*used == length) {
@@ -26370,6 +26413,13 @@ static int dt__drawn_put(dt__drawn *d, const char *text, int64_t bytes)
     return ended;
 }
 
+/* Passes on what was held back. */
+static int dt__drawn_end(dt__drawn *d)
+{
+    if (d->how->put && d->bytes > d->given) d->how->put(d->how->user, d->text + d->given, d->bytes - d->given);
+    return 1;
+}
+
 /* Draws tokens until the text ends. */
 static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
 {
@@ -26390,8 +26440,11 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
                        (double)how->temperature, (long long)how->top_k, (double)how->top_p);
     if (!r) r = dt__engine_wait(&t->e);
     if (r) return r;
-    if ((t->recipe.model.vocabulary > 256 && !t->tokenizer) || used < 1)
-        return dt__misuse("a text sample needs a byte vocabulary or a tokenizer, and a prompt");
+    if (t->recipe.model.vocabulary > 256 && !t->tokenizer)
+        return dt__misuse("the model has %lld token ids and no tokenizer that says what they mean: name it when the "
+                          "model is trained (--tokenizer, recipe.tokenizer), or put its tokenizer.json beside the "
+                          "weights", (long long)t->recipe.model.vocabulary);
+    if (used < 1) return dt__misuse("the prompt is empty, or the sequence has no room for it: give a character or more");
     memcpy(&seed, &how->seed, sizeof seed);
     rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, (uint32_t)seed,
                        (uint32_t)(seed >> 32));
@@ -26402,7 +26455,9 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
         r = dt__next_token(t, tokens, &used, how, dt__uniform(&rng, (uint64_t)d->tokens), &token);
         if (!r) {
             const char *text = dt__token_text(t, token, &byte, &bytes);
-            ended = dt__drawn_put(d, text, bytes);
+            int end = 0;
+            while (end < t->ends && t->end[end] != token) end++;
+            ended = end < t->ends && !d->how->past_end ? dt__drawn_end(d) : dt__drawn_put(d, text, bytes);
         }
         dt__comm_tick(t->comm);
     }
@@ -26414,6 +26469,7 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
     if (dt__refused("t prompt text", t, prompt, text)) return DT_E_USAGE;
     dt_generation usual = dt_generation_default();
     dt__drawn d = {text, 0, count, 0, 0, 0, &usual};
+    usual.past_end = 1;
     if (how) usual.sampling = *how;
     return dt__sample(t, prompt, &d);
 }
@@ -27108,7 +27164,7 @@ static void dt__judge_data(dt__case *x)
     DT__PRINT(f->text, "rank %d waits longest for samples: %.2f ms of a step of %.2f, %.0f %% (bound 20 %%)", who,
               1e3 * d->data, 1e3 * d->seconds, 100.0 * share);
     if (f->fires)
-        DT__PRINT(f->advice, "load samples faster: token shards (./build.sh tokenizer) in place of text, a local disk or a "
+        DT__PRINT(f->advice, "load samples faster: token shards (./build.sh tokenizer) for text, a local disk or a "
                   "streaming file system, less work in the source's fetch");
 }
 

@@ -22,6 +22,8 @@ sub tokens { my ($magic, $promised, @ids) = @_; return pack('l<256', $magic, 1, 
 spew("$tmp/empty.txt", '');
 spew("$tmp/short.txt", 'nine byte');
 spew("$tmp/binary.dat", $bytes);
+spew("$tmp/binary.bin", $bytes);
+spew("$tmp/bad.safetensors", pack('q<', 8) . '{x     }');
 spew("$tmp/good.bin", tokens(20240520, 3000, map { $_ * 7 % 50 } 1 .. 3000));
 spew("$tmp/torn.bin", tokens(20240520, 3000, 1 .. 100));
 spew("$tmp/magic.bin", tokens(12345, 3000, map { $_ * 7 % 50 } 1 .. 3000));
@@ -66,6 +68,9 @@ my @cases = (
     ['binary file is data like any other', "--data $tmp/binary.dat --quiet", 0, qr//],
     ['token shard', "--data $tmp/good.bin --quiet", 0, qr//],
     ['truncated token shard', "--data $tmp/torn.bin", 1, qr/torn\.bin/],
+    ["nanoGPT's ids without a header", "--data $tmp/binary.bin", 1, qr/nanoGPT's train\.bin has none\): put 256 int32 before its uint16 ids/],
+    ['a header of safetensors that is no JSON', "$data --model nano --weights $tmp/bad.safetensors", 1, qr/bad\.safetensors, line 1, byte 9 of the file/],
+    ['a vocabulary without bound', "$data --model nano --vocabulary 4611686018427387904", 2, qr/--vocabulary .*choose a whole number in/],
     ['token shard cut inside its header', "--data $tmp/head.bin", 1, qr/head\.bin/],
     ['wrong magic number', "--data $tmp/magic.bin", 1, qr/magic\.bin/],
     ['vocabulary too small', "--data $tmp/good.bin --vocabulary 20", 2, qr/ids up to 49.*raise --vocabulary/],
@@ -75,7 +80,7 @@ my @cases = (
     ['negative experts', "$data --experts -1", 2, qr/--experts -1: choose a whole number in \[0,65536\]/],
     ['a negative capacity', "$data --experts 4 --capacity -1", 2, qr/--capacity -1: choose a number in \[0,1e6\]/],
     ['heads do not divide width', "$data --heads 5", 2, qr/5 heads do not divide width 64: --heads one of 1, 2, 4/],
-    ['key heads do not divide heads', "$data --model llama-nano --kv-heads 3", 2, qr/3 heads of the keys do not divide 4 heads: --kv-heads one of 1, 2, 4/],
+    ['key heads do not divide heads', "$data --model llama-nano --kv-heads 3", 2, qr/3 KV heads do not divide 4 heads: --kv-heads one of 1, 2, 4/],
     ['odd head width', "$data --model llama-nano --width 36", 2, qr/a head of width 9 .width 36 . 4 heads. cannot be rotated in pairs: make it even/],
     ['negative hidden', "$data --model llama-nano --hidden -1", 2, qr/--hidden -1: choose a whole number in \[0,1000000\]/],
     ['rotary base below 1', "$data --model llama-nano --rope-base 0.5", 2, qr/--rope-base 0\.5: choose a number not below 1/],

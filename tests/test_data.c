@@ -196,6 +196,11 @@ static void test_shards(void)
     tap_ok(!dt_data_open(&d, in("ids.dat"), NULL, 9, 0), "ids are known by the magic, not the name");
     tap_ok(dt__data_vocabulary(d) == 65536, "ids go to 65535");
     dt_data_close(&d);
+    put_counting("x[1].txt", 100), put("x1.txt", "wrong", 5), put_counting("y*?.txt", 90), put("y1?.txt", "wrong", 5);
+    put_counting("a,b", 80), put_counting("[a].txt", 70);
+    snprintf(list, sizeof list, "%s,%s,%s,%s", in("x[1].txt"), in("y*?.txt"), in("a,b"), in("[*.txt"));
+    tap_ok(!dt_data_open(&d, list, NULL, 9, 0) && dt_data_tokens(d, DT_TRAIN) == 340, "the name of a file is no pattern");
+    dt_data_close(&d);
     put_wide("llama3.bin", 20240801, 7, 100);
     tap_ok(!dt_data_open(&d, in("llama3.bin"), NULL, 9, 0) && dt__data_vocabulary(d) == 128100, "llm.c's file for Llama 3");
     dt_data_close(&d);

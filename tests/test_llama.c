@@ -196,7 +196,7 @@ static void check_refused(void)
     dt_graph *g;
     dt_tensor x;
     block(&g, &m, 4, &x);
-    tap_ok(dt_graph_result(g) && strstr(dt_last_error(), "2 heads of the keys do not divide into 4 tensor shards"), "refused: %s", dt_last_error());
+    tap_ok(dt_graph_result(g) && strstr(dt_last_error(), "2 KV heads do not divide into 4 tensor shards"), "refused: %s", dt_last_error());
     dt_graph_close(&g);
     m.hidden = 99;
     block(&g, &m, 2, &x);

@@ -609,7 +609,7 @@ static void check_refused(void)
     m.vocabulary = 5;
     refused(&m, 4, 0, 8, "5 token ids are too few for 4 tensor shards");
     m = a_model(DT_LLAMA), m.kv_heads = 2;
-    refused(&m, 4, 0, 8, "2 heads of the keys do not divide into 4 tensor shards: --tensor-shards one of 1, 2");
+    refused(&m, 4, 0, 8, "2 KV heads do not divide into 4 tensor shards: --tensor-shards one of 1, 2");
     m.kv_heads = 4, m.hidden = 38;
     refused(&m, 4, 0, 8, "38 hidden units do not divide into 4 tensor shards");
     m.experts = 2;

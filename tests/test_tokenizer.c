@@ -757,6 +757,77 @@ static void test_blocks(void)
     dt_tokenizer_close(&t);
 }
 
+/* ---- a source of ids with a tokenizer, a vocabulary with rows that no token has, the end of a text ------------------ */
+
+static void keep_text(void *user, const char *text, int64_t bytes) { strncat((char *)user, text, (size_t)bytes); }
+static dt_result some_ids(void *user, dt_split split, int64_t sample, void *input, void *target)
+{
+    (void)user, (void)split;
+    for (int i = 0; i < 16; i++) {
+        ((int32_t *)input)[i] = (int32_t)(sample * 7 + i * i) % 257;
+        ((int32_t *)target)[i] = i < 8 ? -1 : (int32_t)(sample + i) % 257;
+    }
+    return DT_OK;
+}
+
+static void test_use(void)
+{
+    dt_recipe r = dt_recipe_default();
+    dt_layout l = dt_layout_default();
+    dt_source source = {NULL, {16, 0}, 16, 16, DT_I32, DT_I32, some_ids};
+    dt_generation how = dt_generation_default();
+    dt_step_info step;
+    dt_trainer *t = NULL;
+    dt_generator *g = NULL;
+    char file[500], text[256], other[20000];
+    int64_t tokens = 0, odd = 0, bytes;
+    int first;
+    mkdir(in("bpe"), 0700);
+    put_text("bpe/tokenizer.json", json(NULL, NULL, NULL, NULL));
+    put_text("bpe/merges.txt", "#version: 0.2");
+    r.model = dt_model_gpt2("nano"), r.source = &source, r.tokenizer = in("bpe"), r.steps = 1, r.batch = r.data_shards = 8;
+    r.model.vocabulary = 1500; /* 257 of them are tokens */
+    l.output.quiet = 1, l.checkpoint.place = in("runs"), l.checkpoint.kind = DT_FULL;
+    tap_ok(!dt_trainer_open(&t, &r, &l) && !dt_trainer_run(t, &step), "a source and its tokenizer: %s", dt_last_error());
+    dt_trainer_close(&t);
+    snprintf(other, sizeof other, "%s", json(NULL, NULL, NULL, NULL));
+    tap_ok(!strcmp(slurp(in("runs/step-000000001/tokenizer.json"), &bytes), other) &&
+           !strcmp(slurp(in("runs/step-000000001/merges.txt"), &bytes), "#version: 0.2"), "both are in the checkpoint");
+    tap_ok(!dt_generator_open(&g, in("runs"), NULL), "which opens");
+    how.bytes = 100, how.sampling.temperature = 1e6f;
+    how.put = keep_text, how.user = text;
+    text[0] = 0;
+    tap_ok(!dt_generate(g, "ab", &how, &tokens) && tokens > 50, "and writes text: %s", dt_last_error());
+    for (int i = 0; i < 100; i++) odd += text[i] == '?'; /* which stands for ids without a token */
+    tap_ok(odd < 10, "ids without a token are never drawn: %d of 100", (int)odd);
+    how.sampling.temperature = 0.0f, text[0] = 0;
+    tap_ok(!dt_generate(g, "ab", &how, NULL), "greedy");
+    tap_ok(dt_generate(g, "", &how, NULL) == DT_E_USAGE && strstr(dt_last_error(), "the prompt is empty"), "%s", dt_last_error());
+    dt_generator_close(&g);
+    first = strncmp(text, "ab", 2) ? (unsigned char)text[0] : 256;
+    for (int list = 0; list < 2; list++) { /* the first token of that text ends the next one */
+        snprintf(file, sizeof file, "{\"eos_token_id\": %s%d%s}", list ? "[1499, " : "", first, list ? "]" : "");
+        put_text("runs/step-000000001/generation_config.json", file);
+        tap_ok(!dt_generator_open(&g, in("runs"), NULL) && !dt_generate(g, "ab", &how, &tokens) && tokens == 1,
+               "the end token ends the text: %lld", (long long)tokens);
+        how.past_end = 1;
+        tap_ok(!dt_generate(g, "ab", &how, &tokens) && tokens >= 50, "unless it goes on behind it");
+        how.past_end = 0;
+        dt_generator_close(&g);
+    }
+    r.tokenizer = NULL, l.checkpoint.place = in("mute");
+    tap_ok(!dt_trainer_open(&t, &r, &l) && !dt_trainer_run(t, &step), "the source alone");
+    dt_trainer_close(&t);
+    r.tokenizer = in("bpe");
+    tap_ok(!dt_generator_open(&g, in("mute"), NULL) && dt_generate(g, "ab", &how, NULL) == DT_E_USAGE &&
+           strstr(dt_last_error(), "1500 token ids and no tokenizer"), "%s", dt_last_error());
+    dt_generator_close(&g);
+    r.model.vocabulary = 256;
+    tap_ok(dt_trainer_open(&t, &r, &l) == DT_E_USAGE, "%s", dt_last_error());
+    source.input_type = DT_F32;
+    tap_ok(dt_trainer_open(&t, &r, &l) == DT_E_USAGE, "%s", dt_last_error());
+}
+
 /* ---- memory that runs out -------------------------------------------------------------------------------- */
 
 static dt_result everything(void)
@@ -872,6 +943,7 @@ int main(int argc, char **argv)
     test_refusals();
     test_shards();
     test_blocks();
+    test_use();
     test_memory();
     tap_ok(alive == 0, "all memory was given back");
     remove_folder(folder);
