@@ -224,11 +224,16 @@ typedef struct dt_segment {
 /* The next tokens (B,T) that the model should predict, or the targets of a dt_source; in the last segment. */
 DT_API dt_tensor dt_targets(dt_graph *g);
 
-/* Llama 3's scaling of rotary frequencies f: with w = f original_context / (2 pi), f / factor where w <
- * low_freq_factor, f where w > high_freq_factor, in proportion to w between them. factor 0: none. */
+/* Scaling of rotary frequencies f, with w = f original_context / (2 pi) turns. LLAMA3: f / factor where w <
+ * low_freq_factor, f where w > high_freq_factor, in proportion to w between them. LINEAR: f / factor. YARN (Peng et al.
+ * 2023): as LLAMA3, with beta_slow and beta_fast for the two, in proportion to the number of the pair, whose bounds are
+ * whole unless `untruncated`; cosines and sines are multiplied by `attention`, 0: 0.1 ln(factor)+1. factor 0: none */
+typedef enum dt_rope_kind { DT_ROPE_LLAMA3, DT_ROPE_LINEAR, DT_ROPE_YARN } dt_rope_kind;
 typedef struct dt_rope_scaling {
     double factor, low_freq_factor, high_freq_factor;
     int64_t original_context;
+    int32_t kind, untruncated; /* kind: dt_rope_kind */
+    double attention;
 } dt_rope_scaling;
 typedef enum dt_family { DT_GPT2, DT_LLAMA } dt_family;
 /* What is trained. Copied by value; what the pointers name must outlive it. */
@@ -247,6 +252,10 @@ typedef struct dt_model {
     int64_t experts, active;      /* a mixture of experts (dt_moe) replaces each MLP; experts per token, 0: 2 */
     float capacity, balance;      /* as in dt_moe_options */
     const char *config;           /* NULL, or a config.json or its directory, whose other members checkpoints keep */
+    int64_t head;                 /* Llama: width of a head; 0: C / heads */
+    int64_t window;               /* Llama: tokens that attention sees, the most of a sequence; 0: no limit */
+    int32_t qkv_bias, o_bias, mlp_bias; /* Llama: biases of q, k and v, of attention's output, of the MLP */
+    int32_t qk_norm;              /* Llama: RMSNorm of each head of q and k, before the rotation */
 } dt_model;
 /* A size of the GPT-2 family: "nano", "micro", "tiny", "small", "124M", "355M", "774M", "1558M"; layers is 0 when the
  * name is unknown. Any other size: set the fields. */
@@ -642,9 +651,10 @@ DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x);
  * rmsnorm(x) (SwiGLU, Shazeer 2020); no biases. Parameters have Hugging Face's names; linear weights are (in,out)
  * here, and a file for Hugging Face transposes them. */
 DT_API dt_model dt_model_llama(const char *size);
-/* The model of a config.json, or of the directory that holds it: GPT-2 or Llama as Hugging Face publishes them. dropout
- * stays 0, and the length of sequences is the recipe's. What these families do not compute here (another activation,
- * biases of attention, sliding windows, quantized weights ..) is DT_E_DATA, with the line. Weights: recipe.weights. */
+/* The model of a config.json, or of the directory that holds it: GPT-2, Llama, or the members of its family Mistral,
+ * Qwen2 and Qwen3, as Hugging Face publishes them. dropout stays 0, the length of sequences is the recipe's. What is
+ * not computed here (another activation or scaling, quantized weights ..) is DT_E_DATA, with the line. Weights:
+ * recipe.weights. */
 DT_API dt_result dt_model_read(dt_model *m, const char *path);
 
 /* ---- H10  recipe: schedules, optimizers, precision ------------------------------------------- */
@@ -654,8 +664,8 @@ typedef enum dt_schedule { DT_CONSTANT, DT_COSINE, DT_LINEAR, DT_WSD } dt_schedu
 typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
 /* recipe.weights: a directory with model.safetensors, or with the index of several files, or a .safetensors file. Names
  * and shapes are Hugging Face's, numbers fp32, fp16 or bf16. Each tensor must have the model's shape and each must have
- * its place in the model; copies of a tied table and buffers are left out. A vocabulary of another size is refused. Of a
- * longer table of positions the first rows are trained, the others go into checkpoints as they are. config.json beside
+ * its place in the model; copies of a tied table and buffers are left out. A vocabulary of another size is refused. Of
+ * a longer table of positions the first rows are trained, the others go into checkpoints as they are. config.json beside
  * the files must agree, and goes into checkpoints with all its members. */
 /* g is the gradient after both clips, lr the learning rate, t the step from 1, d the weight decay, 0 for parameters of
  * fewer than two dimensions; b1, b2 are beta1, beta2. In brackets: bytes of state per weight.
@@ -5545,7 +5555,8 @@ typedef struct dt__param {
     dt_init init;
     float std;
     int32_t cut;    /* the axis that shards cut; -1: every rank stores the whole parameter */
-    int32_t rows;   /* R7: the gradient is Vt sums over row slices; 1: ranks may split the rows, 2: each has all */
+    int32_t rows;   /* R7: the gradient is Vt sums over row slices; 1: ranks may split the rows, 2: each has all, 3: a
+                     * slice is the heads of a shard in all rows */
     int64_t groups; /* equal pieces of the cut axis, each of which is cut: 3 for c_attn's q, k and v; else 1 */
     int64_t pad;    /* elements added to the cut axis of a vocabulary so that Vt divides it */
     int64_t experts; /* equal pieces of axis 0, each stored as an array; 0: the parameter belongs to no experts */
@@ -5891,7 +5902,7 @@ static int64_t dt__param_run(const dt__param *p, int64_t vt, int64_t i)
 static int64_t dt__leaf_slices(const dt_graph *g, const dt__param *p)
 {
     if (!p->rows || !dt__in_shards(g)) return 1;
-    return p->rows == 1 && dt__splits_rows(g) ? g->own_shards : g->tensor_shards;
+    return p->rows == 3 || (p->rows == 1 && dt__splits_rows(g)) ? g->own_shards : g->tensor_shards;
 }
 static int64_t dt__row_slices(const dt_graph *g, const dt__param *p) { return dt__leaves(g) * dt__leaf_slices(g, p); }
 
@@ -7040,21 +7051,26 @@ static void dt__run_row_sum(const dt__call *c)
 }
 
 /* Column ops: a second input of rows and row statistics are optional. The result, a gradient, may be stored in shards
- * of columns or summed by row slices. */
+ * of columns or summed by row slices; a slice of a shard's heads has some of every row's. */
 static void dt__column_op_cols(const dt__call *c, int64_t begin, int64_t end)
 {
-    const dt__param *p = dt__cut_param(c->g, c->n);
+    const dt__param *p = dt__cut_param(c->g, c->n), *whole = dt__node_param(c->g, c->n);
     int64_t cols = dt__count(c->n), slices = dt__slices(c), rows = dt__count(dt__in(c, 0)) / cols / slices;
+    int64_t own = c->slices && whole && whole->rows == 3 ? dt__own(c->g) : 1, heads = rows;
+    if (own > 1) heads = rows * slices / own / (c->g->samples * c->g->positions);
     int64_t width = p ? dt__param_width(p, c->g->tensor_shards) : cols;
     int64_t step = p ? dt__shard_step(p, c->g->tensor_shards) : 0;
     for (int64_t n; begin < end; begin += n) {
         n = dt__min(end, (begin / width + 1) * width) - begin;
         for (int64_t v = 0; v < slices; v++) {
             float *out = dt__slice(c, v) + begin / width * step + begin % width;
-            int64_t at = v * rows * cols + begin;
             if (c->fresh) memset(out, 0, 4 * (size_t)n);
-            c->env->k->column(c->n->op, out, c->in[0] + at, c->in[1] ? c->in[1] + at : NULL,
-                              c->in[2] ? c->in[2] + 2 * v * rows : NULL, rows, n, cols);
+            for (int64_t i = 0; i < rows; i += heads) {
+                int64_t row = own > 1 ? (v / own * rows + i) * own + v % own * heads : v * rows;
+                int64_t at = row * cols + begin;
+                c->env->k->column(c->n->op, out, c->in[0] + at, c->in[1] ? c->in[1] + at : NULL,
+                                  c->in[2] ? c->in[2] + 2 * row : NULL, heads, n, cols);
+            }
         }
     }
 }
@@ -7336,21 +7352,26 @@ DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t w
     return dt__refuses(g, "x# name", x, name) ? dt__none() : dt_linear_with(g, x, name, width, 0.02f, 0);
 }
 
-/* Column-parallel products of one x with weights (K,widths[i]) "<names[i]>.weight", without biases: out[i] is
+/* Column-parallel products of one x with weights (K,widths[i]) "<names[i]>.weight", perhaps biases: out[i] is
  * (..,widths[i]). They share x's gradient: one chain per slice through all of them in this order, then one COMBINE
  * (R6). An out[i] that is not used adds nothing. */
-static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, const int64_t *widths, int count, float std,
-                        dt_tensor *out)
+static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, const int64_t *widths, int count,
+                        int biases, dt_tensor *out)
 {
     dt_tensor w[DT__MAX_IN / 2];
     DT_ASSERT(count <= DT__MAX_IN / 2);
-    for (int i = 0; i < count; i++) w[i] = dt__linear_weight(g, x, names[i], widths[i], std, DT_COLUMNS);
+    for (int i = 0; i < count; i++) w[i] = dt__linear_weight(g, x, names[i], widths[i], 0.02f, DT_COLUMNS);
     x = dt__all_rows(g, dt__narrow(g, x), 0);
     for (int i = 0; i < count; i++) { /* nodes in a row: dt__grad_matmul finds the others by their place */
         out[i] = dt__matmul(g, x, w[i], 0, 0, 0, dt__own(g));
         if (out[i].id) dt__at(g, out[i])->i[4] = i, dt__at(g, out[i])->i[5] = count;
     }
-    for (int i = 0; i < count; i++) out[i] = dt__narrow(g, out[i]);
+    for (int i = 0; i < count; i++) {
+        if (biases)
+            out[i] = dt_add(g, out[i], dt__param_cut(g, names[i], ".bias", dt_shape1(widths[i]), DT_INIT_ZEROS, 0.0f,
+                                                     0, 1));
+        out[i] = dt__narrow(g, out[i]);
+    }
 }
 
 /* ---- convolution and pooling --------------------------------------------------------------------------
@@ -7842,12 +7863,12 @@ static void dt__run_top_k(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, 
 
 /* ---- normalisation --------------------------------------------------------------------------------- */
 
-static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name, float eps)
+static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name, float eps, int split)
 {
     dt_shape stats = dt_shape2(dt__rows(dt__at(g, x)), 2), width = dt_shape1(dt_dim(g, x, -1));
     dt_tensor weight, bias = dt__none();
     if (!dt__bounded(g, op == DT__OP_RMSNORM ? "rmsnorm: eps" : "layernorm: eps", eps, 0.0, 1.0)) return dt__none();
-    weight = dt__param_rows(g, dt__param_whole(g, name, ".weight", width, DT_INIT_ONES, 0.0f), stats.n[0], 1);
+    weight = dt__param_rows(g, dt__param_whole(g, name, ".weight", width, DT_INIT_ONES, 0.0f), stats.n[0], split);
     if (op == DT__OP_LAYERNORM)
         bias = dt__param_rows(g, dt__param_whole(g, name, ".bias", width, DT_INIT_ZEROS, 0.0f), stats.n[0], 1);
     dt__node n = dt__node_make(op, dt_shape_of(g, x), x, weight, bias);
@@ -7856,11 +7877,25 @@ static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name
 }
 DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name, float eps)
 {
-    return dt__refuses(g, "x# name eps~", x, name, eps) ? dt__none() : dt__row_norm(g, DT__OP_LAYERNORM, x, name, eps);
+    return dt__refuses(g, "x# name eps~", x, name, eps) ? dt__none()
+                                                    : dt__row_norm(g, DT__OP_LAYERNORM, x, name, eps, 1);
 }
 DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name, float eps)
 {
-    return dt__refuses(g, "x# name eps~", x, name, eps) ? dt__none() : dt__row_norm(g, DT__OP_RMSNORM, x, name, eps);
+    return dt__refuses(g, "x# name eps~", x, name, eps) ? dt__none()
+                                                    : dt__row_norm(g, DT__OP_RMSNORM, x, name, eps, 1);
+}
+/* The norm of each head, of width d, of x (B,T,H*d), which may be cut. */
+static dt_tensor dt__head_norm(dt_graph *g, dt_tensor x, const char *name, int64_t d, float eps)
+{
+    dt_shape s = dt_shape_of(g, x);
+    int32_t id = x.id, cut = dt__at(g, x)->cut;
+    dt__at(g, x)->cut = 0; /* here shards are not mixed */
+    x = dt__row_norm(g, DT__OP_RMSNORM, dt_reshape(g, x, dt_shape2(dt_shape_count(s) / d, d)), name, eps, 3);
+    x = dt__narrow(g, dt_reshape(g, x, s));
+    g->nodes[id].cut = cut;
+    dt__at(g, x)->cut = x.id ? cut : 0;
+    return x;
 }
 
 /* Moves the channels of (B,C,..) to the end, or back; a tensor of two axes stays as it is. */
@@ -8423,19 +8458,48 @@ static void dt__run_attention_grad(const dt__call *c)
     dt__attention_run(c, a);
 }
 
-/* Half turns per position of pair c: base^(-2c/d) / pi. Llama 3 scales it: wavelengths above original context /
- * low_freq_factor are divided by `factor`, those below original context / high_freq_factor are kept, and those between
- * are interpolated. */
+/* The pair whose frequency makes `turns` turns in the original context. */
+static double dt__rope_pair(double turns, int64_t d, double base, const dt_rope_scaling *s)
+{
+    return (double)d * dt__log_double((double)s->original_context / (turns * 6.28318530717958647692)) /
+           (2.0 * dt__log_double(base));
+}
+/* The share of the frequency f of pair c that scaling keeps; the rest is divided by the factor. */
+static double dt__rope_kept(int64_t c, int64_t d, double base, double f, const dt_rope_scaling *s)
+{
+    double x = (double)s->original_context * f / 6.28318530717958647692, low = s->low_freq_factor, high, keep;
+    if (s->kind == DT_ROPE_LINEAR) return 0.0;
+    high = s->high_freq_factor;
+    if (s->kind == DT_ROPE_YARN) { /* from the last pair that is divided down to the first one that is kept */
+        double from = dt__rope_pair(low, d, base, s), to = dt__rope_pair(high, d, base, s), most = (double)(d - 1);
+        low = !(from < most) ? most : from > -1.0 ? from : -1.0, high = !(to > 0.0) ? 0.0 : to < 1e9 ? to : 1e9;
+        if (!s->untruncated) from = (double)(int64_t)low, low = from + (from < low), high = (double)(int64_t)high;
+        x = (double)c, low = low == high ? high + 0.001 : low;
+    }
+    keep = (x - low) / (high - low);
+    return keep < 0.0 ? 0.0 : keep > 1.0 ? 1.0 : keep;
+}
+/* Half turns per position of pair c: base^(-2c/d) / pi, scaled. */
 static double dt__rope_frequency(int64_t c, int64_t d, double base, const dt_rope_scaling *scaling)
 {
-    double f = dt__exp_double(-dt__log_double(base) * (double)(2 * c) / (double)d), waves, keep;
+    double f = dt__exp_double(-dt__log_double(base) * (double)(2 * c) / (double)d), keep;
     if (scaling && scaling->factor > 0.0) {
-        waves = (double)scaling->original_context * f / 6.28318530717958647692; /* in the original context */
-        keep = (waves - scaling->low_freq_factor) / (scaling->high_freq_factor - scaling->low_freq_factor);
-        keep = keep < 0.0 ? 0.0 : keep > 1.0 ? 1.0 : keep;
+        keep = dt__rope_kept(c, d, base, f, scaling);
         f = (1.0 - keep) * (f / scaling->factor) + keep * f;
     }
     return f * 0.31830988618379067154;
+}
+/* What cosines and sines are multiplied by. */
+static double dt__rope_attention(const dt_rope_scaling *s)
+{
+    if (!s || s->kind != DT_ROPE_YARN || s->factor <= 0.0) return 1.0;
+    return s->attention > 0.0 ? s->attention : 0.1 * dt__log_double(s->factor) + 1.0;
+}
+static int dt__rope_scales(const dt_rope_scaling *s)
+{
+    return s->factor >= 1.0 && s->factor < 1e300 && s->kind >= 0 && s->kind <= DT_ROPE_YARN && s->attention >= 0.0 &&
+           s->attention < 1e300 && (s->kind == DT_ROPE_LINEAR || (s->low_freq_factor > 0.0 && s->original_context > 0 &&
+                                                                 s->high_freq_factor > s->low_freq_factor));
 }
 
 /* Cosines and sines (t,2,d/2) of the positions from offset on; NULL with the graph poisoned. */
@@ -8449,11 +8513,11 @@ static const float *dt__rope_table(dt_graph *g, int64_t t, int64_t d, double bas
     g->tables[g->table_count++] = table;
     g->table_floats += t * d;
     for (int64_t c = 0; c < d / 2; c++) {
-        double f = dt__rope_frequency(c, d, base, scaling), cosine, sine;
+        double f = dt__rope_frequency(c, d, base, scaling), by = dt__rope_attention(scaling), cosine, sine;
         for (int64_t i = 0; i < t; i++) {
             dt__cos_sin_pi((double)(offset + i) * f, &cosine, &sine);
-            table[i * d + c] = (float)cosine;
-            table[i * d + d / 2 + c] = (float)sine;
+            table[i * d + c] = (float)(by * cosine);
+            table[i * d + d / 2 + c] = (float)(by * sine);
         }
     }
     return table;
@@ -8473,11 +8537,9 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
     if (!dt__bounded(g, "rope: base", base, 1.0, 1e300) ||
         !dt__bounded(g, "rope: offset", (double)offset, 0.0, (double)INT32_MAX))
         return dt__none();
-    if (scaling && scaling->factor != 0.0 &&
-        !(scaling->factor >= 1.0 && scaling->low_freq_factor > 0.0 &&
-          scaling->high_freq_factor > scaling->low_freq_factor && scaling->original_context > 0))
-        return dt__poison(g, DT_E_USAGE,
-                          "rope: scaling needs factor >= 1, 0 < low_freq_factor < high_freq_factor, original_context");
+    if (scaling && scaling->factor != 0.0 && !dt__rope_scales(scaling))
+        return dt__poison(g, DT_E_USAGE, "rope: scaling needs a dt_rope_kind, factor >= 1, attention >= 0, and unless "
+                          "linear 0 < low_freq_factor < high_freq_factor, original_context");
     n.i[0] = heads;
     unsigned saved = dt__fp_enter();
     n.table = dt__rope_table(g, g->context ? g->context : s.n[1] * dt__max(1, g->context_shards), s.n[2] / heads, base,
@@ -10060,14 +10122,17 @@ static dt_model dt__model_settled(dt_model m)
 {
     if (m.family != DT_LLAMA) return m;
     if (!m.kv_heads) m.kv_heads = m.heads;
+    if (m.head * m.heads == m.width) m.head = 0;
     if (!m.hidden) m.hidden = dt__round_up(8 * m.width / 3, m.width < 1024 ? 32 : 256);
     if (m.rope_base == 0.0f) m.rope_base = 10000.0f;
     if (m.norm_eps == 0.0f) m.norm_eps = 1e-5f;
     return m;
 }
 
+static int64_t dt__head_width(const dt_model *m) { return m->head ? m->head : m->width / m->heads; }
+
 /* ---- the families: GPT-2 (Radford et al. 2019) with LayerNorm, learned positions and a tied head; Llama (Touvron et
- * al. 2023) with RMSNorm, rotary positions, grouped queries, SwiGLU, and without biases ---- */
+ * al. 2023) with RMSNorm, rotary positions, grouped queries, SwiGLU, perhaps biases and norms of heads ---- */
 
 static dt_tensor dt__family_table(dt_graph *g, const dt_model *m, int head)
 {
@@ -10109,16 +10174,18 @@ static dt_tensor dt__gpt2_mlp(dt_graph *g, dt_tensor h, const dt_model *m, float
 static dt_tensor dt__llama_attention(dt_graph *g, dt_tensor h, const dt_model *m, float residual) /* (B,T,C) -> same */
 {
     static const char *const names[] = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"};
-    const int64_t kv_width = m->kv_heads * (m->width / m->heads), widths[] = {m->width, kv_width, kv_width};
+    const int64_t d = dt__head_width(m), widths[] = {m->heads * d, m->kv_heads * d, m->kv_heads * d};
     dt_attention_options o = DT__ZERO;
     dt_tensor y[3];
     o.heads = m->heads, o.kv_heads = m->kv_heads, o.causal = 1;
     if (!dt__cuts(g, "KV heads", m->kv_heads)) return dt__none();
-    dt__columns(g, h, names, widths, 3, 0.02f, y);
+    dt__columns(g, h, names, widths, 3, m->qkv_bias, y);
+    for (int i = 0; i < 2 && m->qk_norm; i++)
+        y[i] = dt__head_norm(g, y[i], i ? "self_attn.k_norm" : "self_attn.q_norm", d, m->norm_eps);
     y[0] = dt_rope(g, y[0], m->heads, (double)m->rope_base, 0, &m->rope_scaling);
     y[1] = dt_rope(g, y[1], m->kv_heads, (double)m->rope_base, 0, &m->rope_scaling);
     h = dt_attend(g, y[0], y[1], y[2], dt__none(), &o);
-    return dt_linear_with(g, h, "self_attn.o_proj", m->width, residual, DT_ROWS | DT_NO_BIAS);
+    return dt_linear_with(g, h, "self_attn.o_proj", m->width, residual, DT_ROWS | (m->o_bias ? 0 : DT_NO_BIAS));
 }
 static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor h, const dt_model *m, float residual) /* (B,T,C) -> same */
 {
@@ -10126,9 +10193,9 @@ static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor h, const dt_model *m, floa
     const int64_t widths[] = {m->hidden, m->hidden};
     dt_tensor y[2]; /* (B,T,hidden) */
     if (!dt__cuts(g, "hidden units", m->hidden)) return dt__none();
-    dt__columns(g, h, names, widths, 2, 0.02f, y);
+    dt__columns(g, h, names, widths, 2, m->mlp_bias, y);
     h = dt__gated(g, y[0], y[1]);
-    return dt_linear_with(g, h, "mlp.down_proj", m->width, residual, DT_ROWS | DT_NO_BIAS);
+    return dt_linear_with(g, h, "mlp.down_proj", m->width, residual, DT_ROWS | (m->mlp_bias ? 0 : DT_NO_BIAS));
 }
 
 /* x + attention(norm(x)), then x + mlp(norm(x)). The residual projections start smaller, by 1/sqrt(2 layers), so that
@@ -10401,7 +10468,7 @@ static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *
                 t.first = set + b->slot[i] + r * b->slot[2 * g->slot_count + i];
                 t.more = slices + b->slot[g->slot_count + i] + r * (t.count - 1) * t.stride;
                 dt__mem_tree(env->k, env->pool, &t, 1, leaf);
-                for (int64_t v = 0; p->rows == 1 && dt__splits_rows(g) && v < t.count; v += leaf)
+                for (int64_t v = 0; leaf < g->tensor_shards && p->rows && dt__in_shards(g) && v < t.count; v += leaf)
                     env->tp.combine(env->tp.user, DT__TP_SUM, dt__term(&t, v), dt__term(&t, v), t.n);
                 dt__mem_tree(env->k, env->pool, &t, leaf, t.count);
                 dt__net_pad(net, p, t.first, env->pool);
@@ -12079,6 +12146,24 @@ static const dt__option dt__options[] = {
     DT__RECIPE("hidden", "N", WHOLE, model.hidden, 0, "[0,1000000]", "Llama: MLP width; 0: 8/3 of --width, rounded up"),
     DT__RECIPE("rope-base", "X", REAL, model.rope_base, 0, "[0,1e30]", "Llama: base of rotary frequencies; 0: 10000"),
     DT__RECIPE("norm-eps", "X", REAL, model.norm_eps, 0, "[0,1]", "Llama: epsilon of the normalisations; 0: 1e-5"),
+    DT__RECIPE("head-width", "N", WHOLE, model.head, 0, "[0,65536]", "Llama: width of a head; 0: --width / --heads"),
+    DT__RECIPE("qkv-bias", NULL, FLAG, model.qkv_bias, 0, NULL, "Llama: biases of queries, keys and values"),
+    DT__RECIPE("o-bias", NULL, FLAG, model.o_bias, 0, NULL, "Llama: a bias of attention's output"),
+    DT__RECIPE("mlp-bias", NULL, FLAG, model.mlp_bias, 0, NULL, "Llama: biases of the MLP"),
+    DT__RECIPE("qk-norm", NULL, FLAG, model.qk_norm, 0, NULL, "Llama: norms of the heads of queries and keys"),
+    DT__RECIPE("window", "N", WHOLE, model.window, 0, "[0,1e9]", "Llama: most tokens of a sequence; 0: no limit"),
+    DT__RECIPE("rope-scaling", "KIND", WORD, model.rope_scaling.kind, 0, "llama3,linear,yarn",
+               "Llama: which rotary frequencies --rope-factor divides"),
+    DT__RECIPE("rope-factor", "X", DOUBLE, model.rope_scaling.factor, 0, NULL, "Llama: 1 or more; 0: none"),
+    DT__RECIPE("rope-context", "N", WHOLE, model.rope_scaling.original_context, 0, "[0,1e9]",
+               "Llama: positions before the scaling"),
+    DT__RECIPE("rope-low", "X", DOUBLE, model.rope_scaling.low_freq_factor, 0, NULL,
+               "Llama: turns below which frequencies are divided (YaRN: beta_slow)"),
+    DT__RECIPE("rope-high", "X", DOUBLE, model.rope_scaling.high_freq_factor, 0, NULL,
+               "Llama: turns above which they are kept (YaRN: beta_fast)"),
+    DT__RECIPE("rope-attention", "X", DOUBLE, model.rope_scaling.attention, 0, NULL,
+               "YaRN: factor of the scores' square roots; 0: from the factor"),
+    DT__RECIPE("rope-untruncated", NULL, FLAG, model.rope_scaling.untruncated, 0, NULL, "YaRN: bounds are not whole"),
     DT__RECIPE("tied", NULL, FLAG, model.tied, 0, NULL, "Llama: one table for embedding and head"),
     DT__RECIPE("experts", "N", WHOLE, model.experts, 0, "[0,65536]", "experts that replace each MLP; 0: the MLP"),
     DT__RECIPE("active", "N", WHOLE, model.active, 0, "[0,65536]", "experts per token; 0: 2"),
@@ -18818,13 +18903,13 @@ static void dt__options_json(dt__text *t, const dt__option *list, int count, int
  * or null, the struct keeps its value. */
 static int dt__json_options(dt__json *j, const dt__option *list, int count, int of, void *group)
 {
-    const dt__option *row[64];
-    const char *key[65];
-    int64_t place[64], end;
+    const dt__option *row[96];
+    const char *key[97];
+    int64_t place[96], end;
     char value[128];
     int n = 0;
     for (const dt__option *o = list; o < list + count; o++)
-        if (o->group == of && o->kind != DT__KIND_TEXT && o->kind != DT__KIND_MODEL && n < 64)
+        if (o->group == of && o->kind != DT__KIND_TEXT && o->kind != DT__KIND_MODEL && n < 96)
             row[n] = o, key[n++] = o->name;
     key[n] = NULL;
     if (!dt__json_members(j, key, place)) return 0;
@@ -19772,20 +19857,25 @@ static dt_result dt__reader_open(dt__reader *x, const char *folder, const dt__ma
 
 /* ---- config.json of Hugging Face's transformers ---- */
 
+static const char *const dt__rope_kinds[] = {"llama3", "linear", "yarn"};
+enum { DT__TYPE_GPT2, DT__TYPE_LLAMA, DT__TYPE_MISTRAL, DT__TYPE_QWEN2, DT__TYPE_QWEN3 };
+static const char *const dt__config_classes[] = {"GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM",
+                                                 "Qwen2ForCausalLM", "Qwen3ForCausalLM"};
 typedef struct dt__config {
     dt_model m;
     int64_t sequence, inner, head; /* inner, head: 0: the file does not say */
-    int64_t scaling, rope;         /* where these values begin */
+    int64_t scaling, rope, window, kinds, original; /* where these values begin */
+    int32_t type, attention_bias, mlp_bias, windowed;
     int32_t word;                  /* values of which one is supported */
     float number;
     char rope_type[65];
 } dt__config;
 
-enum { DT__GROUP_ROPE = 2, DT__GROUP_FAMILY }; /* rope: rope_scaling, or rope_parameters in newer files */
+enum { DT__GROUP_ROPE = 2, DT__GROUP_FAMILY, DT__GROUP_LLAMA3, DT__GROUP_LINEAR, DT__GROUP_YARN };
 #define DT__CONFIG(group, kind, name, member, preset, range) \
     DT__MEMBER(group, kind, name, dt__config, member, preset, range)
 static const dt__option dt__config_members[] = {
-    DT__CONFIG(DT__GROUP_FAMILY, WORD, "model_type", m.family, -1, "gpt2,llama"),
+    DT__CONFIG(DT__GROUP_FAMILY, WORD, "model_type", type, -1, "gpt2,llama,mistral,qwen2,qwen3"),
     DT__CONFIG(DT_GPT2, WHOLE, "n_positions", sequence, 0, "[1,1e9]"),
     DT__CONFIG(DT_GPT2, WHOLE, "n_layer", m.layers, -1, "[1,1e9]"),
     DT__CONFIG(DT_GPT2, WHOLE, "n_head", m.heads, -1, "[1,1e9]"),
@@ -19811,26 +19901,45 @@ static const dt__option dt__config_members[] = {
     DT__CONFIG(DT_LLAMA, REAL, "rope_theta", m.rope_base, 1e4, NULL),
     DT__CONFIG(DT_LLAMA, WORD, "tie_word_embeddings", m.tied, 0, "false,true"),
     DT__CONFIG(DT_LLAMA, WORD, "hidden_act", word, 0, "silu,swish"),
-    DT__CONFIG(DT_LLAMA, WORD, "attention_bias", word, 0, "false"),
-    DT__CONFIG(DT_LLAMA, WORD, "mlp_bias", word, 0, "false"),
+    DT__CONFIG(DT_LLAMA, WORD, "attention_bias", attention_bias, 0, "false,true"),
+    DT__CONFIG(DT_LLAMA, WORD, "mlp_bias", mlp_bias, 0, "false,true"),
+    DT__CONFIG(DT_LLAMA, WORD, "use_sliding_window", windowed, 0, "false,true"),
     DT__CONFIG(DT_LLAMA, REAL, "partial_rotary_factor", number, 1, "[1,1]"),
-    DT__CONFIG(DT_LLAMA, WORD, "sliding_window", word, 0, "null"),
     DT__CONFIG(DT_LLAMA, WORD, "quantization_config", word, 0, "null"),
+    DT__CONFIG(DT_LLAMA, PLACE, "sliding_window", window, 0, NULL),
+    DT__CONFIG(DT_LLAMA, PLACE, "layer_types", kinds, 0, NULL),
+    DT__CONFIG(DT_LLAMA, PLACE, "original_max_position_embeddings", original, 0, NULL),
     DT__CONFIG(DT_LLAMA, PLACE, "rope_scaling", scaling, 0, NULL),
-    DT__CONFIG(DT_LLAMA, PLACE, "rope_parameters", rope, 0, NULL),
+    DT__CONFIG(DT_LLAMA, PLACE, "rope_parameters", rope, 0, NULL), /* of newer files */
     DT__CONFIG(DT__GROUP_ROPE, CHARS, "type", rope_type, 0, NULL), /* of older files */
     DT__CONFIG(DT__GROUP_ROPE, CHARS, "rope_type", rope_type, 0, NULL),
     DT__CONFIG(DT__GROUP_ROPE, REAL, "rope_theta", m.rope_base, 0, NULL),
     DT__CONFIG(DT__GROUP_ROPE, REAL, "partial_rotary_factor", number, 0, "[1,1]"),
     DT__CONFIG(DT__GROUP_ROPE, DOUBLE, "factor", m.rope_scaling.factor, 0, NULL),
-    DT__CONFIG(DT__GROUP_ROPE, DOUBLE, "low_freq_factor", m.rope_scaling.low_freq_factor, 0, NULL),
-    DT__CONFIG(DT__GROUP_ROPE, DOUBLE, "high_freq_factor", m.rope_scaling.high_freq_factor, 0, NULL),
-    DT__CONFIG(DT__GROUP_ROPE, WHOLE, "original_max_position_embeddings", m.rope_scaling.original_context, 0, NULL)};
+    DT__CONFIG(DT__GROUP_LLAMA3, WHOLE, "original_max_position_embeddings", m.rope_scaling.original_context, 0, NULL),
+    DT__CONFIG(DT__GROUP_LLAMA3, DOUBLE, "low_freq_factor", m.rope_scaling.low_freq_factor, 0, NULL),
+    DT__CONFIG(DT__GROUP_LLAMA3, DOUBLE, "high_freq_factor", m.rope_scaling.high_freq_factor, 0, NULL),
+    DT__CONFIG(DT__GROUP_YARN, WHOLE, "original_max_position_embeddings", m.rope_scaling.original_context, 0, NULL),
+    DT__CONFIG(DT__GROUP_YARN, DOUBLE, "beta_slow", m.rope_scaling.low_freq_factor, 0, NULL),
+    DT__CONFIG(DT__GROUP_YARN, DOUBLE, "beta_fast", m.rope_scaling.high_freq_factor, 0, NULL),
+    DT__CONFIG(DT__GROUP_YARN, DOUBLE, "attention_factor", m.rope_scaling.attention, 0, NULL),
+    DT__CONFIG(DT__GROUP_YARN, WORD, "truncate", m.rope_scaling.untruncated, 0, "true,false"),
+    DT__CONFIG(DT__GROUP_YARN, WORD, "mscale", word, 0, "null"),
+    DT__CONFIG(DT__GROUP_YARN, WORD, "mscale_all_dim", word, 0, "null")};
 
 enum { DT__CONFIG_COUNT = (int)(sizeof dt__config_members / sizeof *dt__config_members) };
 
+/* The model_type that has the biases and norms of the model; -1: none. */
+static int dt__config_kind(const dt_model *m)
+{
+    int type = m->qk_norm ? DT__TYPE_QWEN3 : m->window ? DT__TYPE_MISTRAL
+               : m->qkv_bias && !m->o_bias ? DT__TYPE_QWEN2 : DT__TYPE_LLAMA;
+    int bias = type == DT__TYPE_MISTRAL ? m->qkv_bias || m->o_bias : type != DT__TYPE_QWEN2 && m->qkv_bias != m->o_bias;
+    if (m->family == DT_GPT2) return DT__TYPE_GPT2;
+    return bias || (type != DT__TYPE_LLAMA && m->mlp_bias) || (type == DT__TYPE_QWEN3 && m->window) ? -1 : type;
+}
 /* Can config.json describe the model? */
-static int dt__config_knows(const dt_model *m) { return !m->segments && !m->experts; }
+static int dt__config_knows(const dt_model *m) { return !m->segments && !m->experts && dt__config_kind(m) >= 0; }
 
 /* A config.json as it was read, with what training or a conversion changes: how many positions there are (0: as many as
  * before), and the type of the numbers. */
@@ -19861,18 +19970,22 @@ static void dt__config_text(dt__text *t, const dt_model *model, int64_t sequence
 {
     int llama = model->family == DT_LLAMA;
     dt__config c = DT__ZERO;
+    dt_rope_scaling *s = &c.m.rope_scaling;
     dt__options_preset(DT__ROWS(dt__config_members), model->family, &c);
-    c.m = dt__model_settled(*model);
-    c.sequence = sequence, c.inner = 4 * c.m.width, c.head = c.m.width / c.m.heads;
-    DT__PRINT(c.rope_type, "llama3");
-    dt__text_add(t, "{\n  \"architectures\": [\"%s\"]", llama ? "LlamaForCausalLM" : "GPT2LMHeadModel");
+    c.m = dt__model_settled(*model), c.type = dt__config_kind(model);
+    c.sequence = sequence, c.inner = 4 * c.m.width, c.head = dt__head_width(&c.m);
+    c.attention_bias = c.m.o_bias, c.mlp_bias = c.m.mlp_bias, s->attention = dt__rope_attention(s);
+    dt__text_add(t, "{\n  \"architectures\": [\"%s\"]", dt__config_classes[c.type]);
     dt__options_json(t, DT__ROWS(dt__config_members), DT__GROUP_FAMILY, &c);
     dt__options_json(t, DT__ROWS(dt__config_members), c.m.family, &c);
     for (int i = 0; i < 3 && !llama; i++)
         dt__text_add(t, ",\n  \"%s_pdrop\": %.9g", i == 0 ? "embd" : i == 1 ? "attn" : "resid", (double)c.m.dropout);
-    if (c.m.rope_scaling.factor > 0.0) {
+    if (c.m.window) dt__text_add(t, ",\n  \"sliding_window\": %lld", (long long)c.m.window);
+    if (s->factor > 0.0) {
+        DT__PRINT(c.rope_type, "%s", dt__rope_kinds[s->kind]);
         dt__text_add(t, ",\n  \"rope_scaling\": {");
         dt__options_json(t, DT__ROWS(dt__config_members), DT__GROUP_ROPE, &c);
+        dt__options_json(t, DT__ROWS(dt__config_members), DT__GROUP_LLAMA3 + s->kind, &c);
         dt__text_add(t, "}");
     }
     dt__text_add(t, ",\n  \"bos_token_id\": null,\n  \"eos_token_id\": null,\n  \"torch_dtype\": \"float32\"\n}\n");
@@ -19882,31 +19995,65 @@ static void dt__config_text(dt__text *t, const dt_model *model, int64_t sequence
 static void dt__config_rope(dt__json *j, int64_t place, dt__config *c)
 {
     dt_rope_scaling *s = &c->m.rope_scaling;
+    int kind = 0;
     if (j->result || dt__json_absent(j, place)) return;
     if (!dt__json_options(j, DT__ROWS(dt__config_members), DT__GROUP_ROPE, c)) return;
-    if (!*c->rope_type || !strcmp(c->rope_type, "default")) memset(s, 0, sizeof *s);
-    else if (strcmp(c->rope_type, "llama3"))
-        dt__json_fail(j, "rotary scaling is of type %s, llama3 is supported: choose another model", c->rope_type);
-    else if (!(s->factor >= 1.0 && s->original_context > 0 && s->high_freq_factor > s->low_freq_factor))
-        dt__json_fail(j, "factor is 1 or more, high_freq_factor above low_freq_factor: the file is damaged");
+    while (kind < 3 && strcmp(c->rope_type, dt__rope_kinds[kind])) kind++;
+    if (kind == 3) {
+        memset(s, 0, sizeof *s);
+        if (*c->rope_type && strcmp(c->rope_type, "default"))
+            dt__json_fail(j, "rotary scaling is of type %s; llama3, linear and yarn are supported: choose another "
+                          "model", c->rope_type);
+        return;
+    }
+    s->kind = kind;
+    if (kind == DT_ROPE_YARN) s->low_freq_factor = 1.0, s->high_freq_factor = 32.0;
+    s->original_context = kind == DT_ROPE_LINEAR ? 0 : c->sequence;
+    j->at = place;
+    if (!dt__json_options(j, DT__ROWS(dt__config_members), DT__GROUP_LLAMA3 + kind, c)) return;
+    if (kind != DT_ROPE_LINEAR && !dt__json_absent(j, c->original)) (void)dt__json_number(j, &s->original_context);
+    if (!dt__rope_scales(s))
+        dt__json_fail(j, "factor is 1 or more, the frequency to divide below that to keep, and there are original "
+                      "positions: the file is damaged");
+}
+
+/* Tokens that attention sees; 0: all. No layer may slide where there is no window. */
+static int64_t dt__config_window(dt__json *j, const dt__config *c)
+{
+    int64_t window = c->window < 0 && c->type == DT__TYPE_MISTRAL ? 4096 : 0, count = 0;
+    if (!dt__json_absent(j, c->window) && dt__json_number(j, &window) && window < 1)
+        dt__json_fail(j, "sliding_window is a whole number of tokens, or null: the file is damaged");
+    if (c->type >= DT__TYPE_QWEN2 && !c->windowed) window = 0;
+    if (j->result || dt__json_absent(j, c->kinds)) return window;
+    while (dt__json_each(j, '[', &count) && dt__json_string(j))
+        if (!dt__json_is(j, "full_attention") && !(window && dt__json_is(j, "sliding_attention")))
+            dt__json_fail(j, "layer_types: layers of %.40s are not supported: choose another model", j->string);
+    return window;
 }
 
 static void dt__config_read(dt__json *j, dt__config *c)
 {
     dt_model *m = &c->m;
     if (!dt__json_options(j, DT__ROWS(dt__config_members), DT__GROUP_FAMILY, c)) return;
+    m->family = c->type != DT__TYPE_GPT2;
     dt__options_preset(DT__ROWS(dt__config_members), m->family, c);
     j->at = 0;
     if (!dt__json_options(j, DT__ROWS(dt__config_members), m->family, c)) return;
     if (m->family == DT_GPT2 && c->inner && c->inner != 4 * m->width)
         dt__json_fail(j, "n_inner is not 4 n_embd: such models are not supported, choose another model");
     if (m->family == DT_GPT2) return;
+    if (!m->kv_heads && c->type != DT__TYPE_LLAMA) dt__json_fail(j, "num_key_value_heads is missing: write it down");
     if (!m->kv_heads) m->kv_heads = m->heads;
     dt__config_rope(j, c->scaling, c);
     dt__config_rope(j, c->rope, c);
-    if (m->width % m->heads || (c->head && c->head != m->width / m->heads))
-        dt__json_fail(j, "the heads are not hidden_size wide together: such models are not supported, choose another "
-                      "model");
+    m->head = c->head ? c->head : c->type == DT__TYPE_QWEN3 ? 128 : 0;
+    if (!m->head && m->width % m->heads)
+        dt__json_fail(j, "num_attention_heads does not divide hidden_size: add head_dim");
+    if (m->head * m->heads == m->width) m->head = 0;
+    m->o_bias = c->attention_bias && (c->type == DT__TYPE_LLAMA || c->type == DT__TYPE_QWEN3);
+    m->qkv_bias = m->o_bias || c->type == DT__TYPE_QWEN2, m->qk_norm = c->type == DT__TYPE_QWEN3;
+    m->mlp_bias = c->mlp_bias && c->type == DT__TYPE_LLAMA;
+    m->window = dt__config_window(j, c);
 }
 
 /* Does a directory hold a file? */
@@ -19975,7 +20122,8 @@ static dt_result dt__config_open(const char *path, dt_model *m, int64_t *sequenc
  * rotary ones, whose memory could be out of reach. */
 static int64_t dt__config_sequence(const dt_model *m, int64_t positions)
 {
-    return m->family == DT_GPT2 && positions > 0 ? positions : positions > 0 ? dt__min(positions, 1024) : 1024;
+    if (m->family == DT_GPT2 && positions > 0) return positions;
+    return dt__min(positions > 0 ? positions : 1024, m->window ? dt__min(m->window, 1024) : 1024);
 }
 DT_API dt_result dt_model_read(dt_model *m, const char *path)
 {
@@ -23756,7 +23904,7 @@ static dt_result dt__check_model(const dt_model *m)
         return dt__misuse("the model has %lld layers, %lld heads, width %lld: choose a --model ("
                           DT__MODEL_NAMES ") or set --layers, --heads, --width to 1 or more", (long long)m->layers,
                           (long long)m->heads, (long long)m->width);
-    if (m->width % m->heads)
+    if (!m->head && m->width % m->heads)
         return dt__misuse("%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads,
                           (long long)m->width, dt__divisors(m->width, 64, list, sizeof list));
     if (m->experts && (m->active ? m->active : 2) > m->experts)
@@ -23765,16 +23913,20 @@ static dt_result dt__check_model(const dt_model *m)
     if (m->family != DT_GPT2 && m->family != DT_LLAMA)
         return dt__misuse("unknown model family %d: use DT_GPT2 or DT_LLAMA", (int)m->family);
     if (m->family == DT_GPT2) {
-        if (!m->kv_heads && !m->hidden && m->rope_base == 0.0f && m->norm_eps == 0.0f && !m->tied) return DT_OK;
-        return dt__misuse("--kv-heads, --hidden, --rope-base, --norm-eps and --tied are for the Llama family: --model "
-                          "llama-nano, or leave them out");
+        if (!m->kv_heads && !m->hidden && m->rope_base == 0.0f && m->norm_eps == 0.0f && !m->tied && !m->head &&
+            !m->window && !m->qkv_bias && !m->o_bias && !m->mlp_bias && !m->qk_norm && m->rope_scaling.factor == 0.0)
+            return DT_OK;
+        return dt__misuse("--kv-heads, --hidden, --norm-eps, --tied, --head-width, --window, --rope-.., biases and "
+                          "--qk-norm are for the Llama family: --model llama-nano, or leave them out");
     }
     if (m->kv_heads < 0 || (m->kv_heads && m->heads % m->kv_heads))
         return dt__misuse("%lld KV heads do not divide %lld heads: --kv-heads one of %s",
                           (long long)m->kv_heads, (long long)m->heads, dt__divisors(m->heads, 64, list, sizeof list));
-    if (m->width / m->heads % 2)
-        return dt__misuse("a head of width %lld (width %lld / %lld heads) cannot be rotated in pairs: make it even",
-                          (long long)(m->width / m->heads), (long long)m->width, (long long)m->heads);
+    if (m->head < 0 || dt__head_width(m) % 2)
+        return dt__misuse("a head of width %lld (width %lld, %lld heads) cannot be rotated in pairs: make it even",
+                          (long long)dt__head_width(m), (long long)m->width, (long long)m->heads);
+    if (m->experts && m->mlp_bias)
+        return dt__misuse("--mlp-bias: the experts of the Llama family have no biases. Leave it out");
     if (m->rope_base > 0.0f && m->rope_base < 1.0f)
         return dt__misuse("--rope-base %g: choose a number not below 1, or 0 for 10000", (double)m->rope_base);
     if (m->dropout > 0.0f) return dt__misuse("--dropout: the Llama family has none, set it to 0");
@@ -24176,6 +24328,7 @@ static void dt__trainer_banner(const dt_trainer *t)
                (long long)m->heads);
         if (llama) printf(" (%lld KV heads)", (long long)m->kv_heads);
         printf(", width %lld", (long long)m->width);
+        if (m->head) printf(", heads of width %lld", (long long)m->head);
         if (llama) printf(", hidden %lld", (long long)m->hidden);
         printf(", vocabulary %lld%s", (long long)m->vocabulary, m->tied ? ", tied" : "");
     }
@@ -24460,6 +24613,9 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!result) result = dt__engine_layout(&t->e);
     if (!result) result = dt__check_rest(r, &t->layout);
     if (!result) result = dt__trainer_feed(t);
+    if (!result && r->model.window && r->sequence > r->model.window)
+        return dt__misuse("sequences of %lld tokens are longer than the window of %lld that the model's attention "
+                          "sees: --sequence up to that", (long long)r->sequence, (long long)r->model.window);
     if (result) return result;
     return dt__pool_open(&t->pool, (int)dt__engine_threads(&t->layout, t->comm));
 }
@@ -24673,6 +24829,7 @@ static dt_result dt__model_identity(const dt_trainer *t, char hash[65])
     dt__text text = DT__ZERO;
     dt__text_add(&text, "%d %.9g %.9g %.9g %lld\n", (int)t->recipe.model.family, s->factor, s->low_freq_factor,
                  s->high_freq_factor, (long long)s->original_context);
+    if (s->kind) dt__text_add(&text, "%d %d %.9g\n", (int)s->kind, (int)s->untruncated, s->attention);
     for (const dt__net_param *p = t->e.net.params; p < t->e.net.params + t->e.net.param_count; p++)
         dt__text_add(&text, "%s %s\n", p->is.name, dt__shape_text(&p->is.shape, shape));
     if (!text.failed) dt__sha256_of(text.at, text.length, hash);
@@ -24898,6 +25055,7 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, c
     char last[80];
     dt_result r;
     old.model.family = t->recipe.model.family; /* early checkpoints lack it; their models differ in names */
+    old.model.rope_scaling = t->recipe.model.rope_scaling; /* likewise; the model's identity has it */
     r = dt__manifest_recipe(m, path, &old);
     j.path = path, j.text = m->text, j.bytes = m->bytes, j.at = m->recipe;
     if (!r && dt__json_members(&j, gone, &place) && !dt__json_absent(&j, place) &&
@@ -25327,12 +25485,17 @@ static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
     if (r || !dt__config_knows(&t->recipe.model) || access(name, F_OK)) return r;
     r = dt__config_open(name, &m, &t->positions);
     for (; !r && o < dt__config_members + DT__CONFIG_COUNT; o++) {
-        if (o->offset >= sizeof m || (o->group < DT__GROUP_ROPE && o->group != m.family)) continue;
+        if (o->offset >= sizeof m || (o->group < DT__GROUP_ROPE && o->group != (int)m.family)) continue;
         dt__option_text(o, &m, there, sizeof there), dt__option_text(o, &t->e.net.model, value, sizeof value);
         if (!strcmp(there, value)) continue;
         if (!agrees) return t->positions = 0, DT_OK;
         return dt__misuse("%s says %s %s, the recipe %s: --model %s takes all from it", name, o->name, there, value,
                           path);
+    }
+    if (!r && (m.window != t->e.net.model.window || m.rope_scaling.kind != t->e.net.model.rope_scaling.kind)) {
+        if (!agrees) return t->positions = 0, DT_OK;
+        return dt__misuse("%s has another sliding_window or rope_type than the recipe: --model %s takes all from it",
+                          name, path);
     }
     if (r || !dt_trainer_is_root(t) || (m.family == DT_GPT2 && !t->positions)) return r;
     dt__free(t->config);
@@ -25558,7 +25721,7 @@ DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, fl
 }
 
 /* Copies config.json for weights of another type. */
-static dt_result dt__config_type(const char *from, const char *to, const char *type)
+static dt_result dt__config_retype(const char *from, const char *to, const char *type)
 {
     char name[PATH_MAX], *was = NULL;
     int64_t bytes;
@@ -25598,7 +25761,7 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
         if (dt__part_has_tensors(&c->m.file[i])) continue;
         if (full || sharded || strcmp(c->m.file[i].name, "config.json"))
             r = dt__part_copy(draft, c->path, c->m.file[i].name);
-        else r = dt__config_type(c->path, draft, "bfloat16");
+        else r = dt__config_retype(c->path, draft, "bfloat16");
         part[files++] = c->m.file[i];
     }
     dt__text_add(&text, "%.*s", (int)c->m.kind, c->m.text); /* the kind and the list of files end a manifest */
@@ -25644,7 +25807,9 @@ static dt_result dt__weights_check(dt_trainer *t)
         if (!strcmp(s->name, "lm_head.weight")) r = dt__weights_digest(from, s, hash);
         if (r || (!strcmp(s->name, "lm_head.weight") && !strcmp(hash, table))) continue;
         r = dt__misuse("%s holds %s, for which the model has no place: it is of another model%s",
-                       from->file[s->file].path, s->name, *table ? ", or leave --tied out" : "");
+                       from->file[s->file].path, s->name, strcmp(s->name, "lm_head.weight") ? "" :
+                       t->recipe.model.family == DT_GPT2 ? " than GPT-2, whose head is its table: choose one with a "
+                       "tied head" : ", or leave --tied out");
     }
     return r;
 }

@@ -273,13 +273,13 @@ static void check_refused(void)
 int main(void)
 {
     static const char *const isas[] = {"portable", "avx2", "avx512"};
-    dt_model gpt2 = dt_model_gpt2("nano"), llama = dt_model_llama("llama-nano");
+    dt_model gpt2 = dt_model_gpt2("nano"), llama = dt_model_llama("llama-nano"), rich;
     int file = mkstemp(data);
     if (file < 0 || prose_generate(data, 20000, 1)) tap_bail("no file: %s", dt_last_error());
     close(file);
     gpt2.heads = 4, gpt2.width = 32, llama.width = 32, gpt2.dropout = 0.1f; /* dropout is off when text is drawn */
     llama.rope_scaling.factor = 4.0, llama.rope_scaling.original_context = 16;
-    llama.rope_scaling.low_freq_factor = 1.0, llama.rope_scaling.high_freq_factor = 4.0;
+    llama.rope_scaling.low_freq_factor = 1.0, llama.rope_scaling.high_freq_factor = 4.0, rich = llama;
     for (int i = 0; i < 3; i++) {
         setenv("DT_ISA", isas[i], 1);
         const dt__kernels *k;
@@ -296,6 +296,9 @@ int main(void)
     unsetenv("DT_ISA");
     check_logits("GPT-2, a short sequence in 4 tensor shards", gpt2, 20, 1, 4);
     check_logits("Llama, a sequence of one step", llama, DT__PREFILL, 1, 2);
+    rich.head = 12, rich.qkv_bias = rich.o_bias = rich.mlp_bias = rich.qk_norm = 1, rich.rope_scaling.kind = DT_ROPE_YARN;
+    check_logits("Llama with biases, norms of heads and YaRN", rich, LENGTH, 2, 1);
+    check_logits("the same in 2 tensor shards", rich, LENGTH, 1, 2);
     check_draws();
     check_texts(gpt2, "GPT-2");
     check_texts(llama, "Llama");

@@ -115,15 +115,29 @@ static void configs(void)
 {
     dt_model m;
     config("\"hidden_act\": \"gelu\"", "hidden_act gelu: choose one of silu,swish");
-    config("\"attention_bias\": true", "attention_bias true: choose one of false");
-    config("\"mlp_bias\": true", "mlp_bias true");
-    config("\"sliding_window\": 4096", "sliding_window");
+    config("\"attention_bias\": true, \"mlp_bias\": true", NULL);
+    config("\"attention_bias\": 1", "attention_bias 1: choose one of false,true");
+    config("\"sliding_window\": 4096", NULL);
     config("\"sliding_window\": null", NULL);
-    config("\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}", "of type linear");
+    config("\"sliding_window\": 0", "sliding_window is a whole number");
+    config("\"layer_types\": [\"full_attention\", \"full_attention\"]", NULL);
+    config("\"layer_types\": [\"sliding_attention\"]", "layer_types: layers of sliding_attention");
+    config("\"layer_types\": [\"sliding_attention\"], \"sliding_window\": 8", NULL);
+    config("\"layer_types\": [\"linear_attention\"]", "layer_types: layers of linear_attention");
+    config("\"rope_scaling\": {\"type\": \"linear\", \"factor\": 2.0}", NULL);
+    config("\"rope_scaling\": {\"type\": \"linear\", \"factor\": 0.5}", "factor is 1 or more");
+    config("\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.0}", "there are original positions");
+    config("\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.0}, \"max_position_embeddings\": 64", NULL);
+    config("\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.0}, \"original_max_position_embeddings\": 64", NULL);
+    config("\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.0, \"mscale\": 1.0}", "mscale 1.0");
+    config("\"rope_scaling\": {\"type\": \"yarn\", \"factor\": 2.0, \"beta_fast\": 0.5}", "factor is 1 or more");
+    config("\"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 2.0}", "factor is 1 or more");
+    config("\"rope_scaling\": {\"type\": \"dynamic\", \"factor\": 2.0}", "of type dynamic; llama3, linear and yarn");
+    config("\"rope_scaling\": {\"type\": \"longrope\"}", "of type longrope");
     config("\"rope_scaling\": {\"type\": \"default\"}", NULL);
     config("\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 500000.0}", NULL);
     config("\"partial_rotary_factor\": 0.5", "partial_rotary_factor 0.5");
-    config("\"head_dim\": 8", "not hidden_size wide");
+    config("\"head_dim\": 8", NULL);
     config("\"quantization_config\": {}", "quantization_config");
     config("\"num_hidden_layers\": 3", "a second time");
     config("\"num_key_value_heads\": -1", "num_key_value_heads -1: choose a whole number");
@@ -133,8 +147,24 @@ static void configs(void)
     config("gpt2 \"layer_norm_epsilon\": 1e-6", "layer_norm_epsilon");
     config("gpt2 \"scale_attn_by_inverse_layer_idx\": true", "scale_attn_by_inverse_layer_idx");
     config("gpt2 \"tie_word_embeddings\": false", "tie_word_embeddings");
-    spew("config.json", "{\"model_type\": \"mistral\"}");
-    refused(dt_model_read(&m, scratch), DT_E_DATA, "model_type mistral: choose one of gpt2,llama", "another family");
+    config("gpt2 \"scale_attn_weights\": false", "scale_attn_weights false");
+    config("gpt2 \"add_cross_attention\": true", "add_cross_attention true");
+    config("gpt2 \"reorder_and_upcast_attn\": true", NULL); /* fp32 already */
+    spew("config.json", "{\"model_type\": \"mamba\"}");
+    refused(dt_model_read(&m, scratch), DT_E_DATA, "model_type mamba: choose one of gpt2,llama,mistral,qwen2,qwen3", "another family");
+    for (int i = 0; i < 3; i++) {
+        static const char *const type[] = { "mistral", "qwen2", "qwen3" };
+        char text[512];
+        for (int heads = 0; heads < 2; heads++) {
+            snprintf(text, sizeof text, "{\"model_type\": \"%s\", \"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"hidden_size\": 8, "
+                     "\"intermediate_size\": 12, \"vocab_size\": 9, \"sliding_window\": 16%s}", type[i], heads ? ", \"num_key_value_heads\": 1" : "");
+            spew("config.json", text);
+            if (!heads) refused(dt_model_read(&m, scratch), DT_E_DATA, "num_key_value_heads is missing", type[i]);
+            else
+                tap_ok(!dt_model_read(&m, scratch) && m.window == (i ? 0 : 16) && m.qkv_bias == (i == 1) && m.qk_norm == (i == 2) &&
+                           m.head == (i == 2 ? 128 : 0) && !m.o_bias && !m.mlp_bias, "%s: its own defaults", type[i]);
+        }
+    }
     spew("config.json", "{\"model_type\": \"gpt2\", \"n_layer\": 2");
     refused(dt_model_read(&m, scratch), DT_E_DATA, "cut or no JSON", "a config.json that is cut");
     refused(dt_model_read(&m, "/no/such"), DT_E_FILE, "/no/such", "no such place");
@@ -178,16 +208,34 @@ static void weights(void)
     prepare(folder, 8);
     recipe.model.rope_base = 20000.0f;
     refuse(DT_E_USAGE, "rope_theta", "another rotary base");
+    snprintf(folder, sizeof folder, "%s/mistral", hub);
+    prepare(folder, 10);
+    refuse(DT_E_USAGE, "sequences of 10 tokens are longer than the window of 8", "sequences longer than the window");
+    prepare(folder, 8);
+    recipe.model.window = 0;
+    refuse(DT_E_USAGE, "another sliding_window", "without its window");
+    snprintf(folder, sizeof folder, "%s/llama_yarn", hub);
+    prepare(folder, 8);
+    recipe.model.rope_scaling.kind = DT_ROPE_LLAMA3;
+    refuse(DT_E_USAGE, "or rope_type than the recipe", "another scaling");
+    snprintf(folder, sizeof folder, "%s/qwen2", hub);
+    prepare(folder, 8);
+    recipe.model.qkv_bias = 0;
+    refuse(DT_E_USAGE, "self_attn.k_proj.bias, for which the model has no place: it is of another model", "without its biases");
+    snprintf(folder, sizeof folder, "%s/qwen3", hub);
+    prepare(folder, 8);
+    recipe.model.head = 0;
+    refuse(DT_E_USAGE, "it has (16,16) here", "another width of heads");
 }
 
 int main(int argc, char **argv)
 {
-    static const char *const names[] = { "gpt2", "llama_grouped", "llama_tied" };
+    static const char *const names[] = { "gpt2", "llama_grouped", "llama_tied", "llama_biases", "llama_yarn", "mistral", "qwen2", "qwen3" };
     char folder[PATH_MAX + 32];
     for (int i = 1; i < argc; i++) compare(argv[i], argv[i], strrchr(argv[i], '/') ? strrchr(argv[i], '/') + 1 : argv[i]);
     if (argc > 1) return tap_done();
     if (!realpath(access("tests/golden", F_OK) ? "golden/hub" : "tests/golden/hub", hub)) tap_bail("no golden/hub");
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 8; i++) {
         snprintf(folder, sizeof folder, "%s/%s", hub, names[i]);
         compare(folder, folder, names[i]);
     }
