@@ -24,7 +24,7 @@ usage() {
     cat <<'TEXT'
 Usage: ./build.sh [COMMAND]
 
-  (none)        detect the compiler and build the examples and benchmarks
+  (none)        detect the compiler and build the examples
   run [OPTION]  the main job: train a byte-level GPT on the Jargon File with 2 local ranks, print samples and the
                 SHA-256, and show that 1 rank gives the same. --data FILE trains on your text; every option of the
                 trainer passes through: run --data FILE --steps 50 --ranks 1; run --help lists the common ones,
@@ -125,23 +125,80 @@ choose_compiler() {
 
 # compile SOURCE OUTPUT [FLAGS]: unless OUTPUT is newer than all it is made of and was made by the same command.
 compile() {
-    local source=$1 output=$2
+    local source=$1 output=$2 libraries="-lm -lpthread"
     shift 2
-    local command="$CC -std=gnu11 -O2 ${CFLAGS:-} -I. -Itests $source -o $output $* -lm -lpthread"
-    if [ -x "$output" ] && [ "$(cat "$output.command" 2>/dev/null)" = "$command" ] &&
+    case " $* " in *" -c "*) libraries= ;; esac
+    local command="$CC -std=gnu11 -O2 ${CFLAGS:-} $source -o $output $* -I. -Itests $libraries"
+    if [ -e "$output" ] && [ "$(cat "$output.command" 2>/dev/null)" = "$command" ] &&
         ! [ "$source" -nt "$output" ] && ! [ dtrain.h -nt "$output" ] && ! [ tests/tap.h -nt "$output" ]; then
         return 0
     fi
     mkdir -p "$(dirname "$output")"
-    say "cc $source"
+    case $source in $build/*) say "cc dtrain.h, once" ;; *) say "${compile_count:-cc} $source" ;; esac
     $command || { say "build.sh: this failed: $command" >&2; return 1; }
     say "$command" >"$output.command"
 }
 
-# Runs its arguments, each a call of compile as one string, ${JOBS} at a time. Fails when one of them does.
+# Runs its arguments, each a call of compile as one string, ${JOBS} at a time, and counts them. Fails when one of them does.
 compile_all() {
-    [ $# -gt 0 ] || return 0
-    printf '%s\0' "$@" | xargs -0 -n 1 -P "${JOBS:-$(nproc 2>/dev/null || echo 2)}" "$root/build.sh" compile
+    local call n=0
+    for call in "$@"; do printf '%s\0' "$((++n)) of $#" "$call"; done |
+        xargs -0 -r -n 2 -P "${JOBS:-$(nproc 2>/dev/null || echo 2)}" "$root/build.sh" compile
+}
+
+# ---- one implementation for many programs ----
+# The header takes seconds to compile, its declarations none: an implementation is compiled once, and programs are linked
+# to it. implementation NAME prints the call of compile that makes it; uses NAME, what the compiler needs to use it:
+#   build     as a user compiles it with all that examples switch on
+#   library   the same for tests: files fail where DT_FAULT says
+#   open      its private functions are declared to tests, which can replace its allocator
+#   engines   open, with the engines for MPI and libfabric that can be had here
+#   checked   open, under the sanitizers that fuzz targets need
+implementation() {
+    case $1 in
+    build) say "$build/dtrain.c $build/dtrain.o -c -DDT_NCCL -DDT_COMPILER" ;;
+    library) say "$build/dtrain.c $test_build/library.o -c $train_cflags -DDT_NCCL -DDT_COMPILER -include tests/disk.h" ;;
+    open) say "$build/open/dtrain.c $test_build/open.o -c $test_cflags -DDT_NCCL -DDT_COMPILER -include tests/memory.h" ;;
+    engines) say "$build/open/dtrain.c $test_build/engines.o -c $test_cflags $(engine_flags) -include tests/disk.h" ;;
+    checked) say "$build/open/dtrain.c $test_build/checked.o -c -g $checked_cflags -include tests/memory.h" ;;
+    esac
+}
+uses() {
+    case $1 in
+    build) say "-DDTRAIN_IMPLEMENTED $root/$build/dtrain.o -ldl" ;;
+    library) say "-DDTRAIN_IMPLEMENTED $root/$test_build/library.o $train_cflags -ldl" ;;
+    open) say "-I$root/$build/open -DDT_NCCL -DDT_COMPILER $root/$test_build/open.o $test_cflags -ldl" ;;
+    engines) say "-I$root/$build/open $root/$test_build/engines.o $test_cflags $(engine_flags)" ;;
+    checked) say "-I$root/$build/open -g $checked_cflags $root/$test_build/checked.o" ;;
+    esac
+}
+engine_flags() {
+    ! have mpicc || say "-DDT_MPI $(mpi_flags)"
+    ! has_libfabric || say "-DDT_OFI -lfabric"
+}
+implementation_source() {
+    mkdir -p $build
+    [ -e $build/dtrain.c ] || printf '#define DTRAIN_IMPLEMENTATION\n#include "dtrain.h"\n' >$build/dtrain.c
+    [ -z "${test_build:-}" ] || newer $build/open/dtrain.h dtrain.h tests/open.pl || perl tests/open.pl $build/open
+}
+
+# For tests/Dt.pm: makes an implementation, and prints what the compiler needs to use it.
+command_object() {
+    choose_compiler
+    test_flags
+    implementation_source
+    # shellcheck disable=SC2046
+    compile $(implementation "$1") >&2
+    uses "$1"
+}
+
+# Compiles one example; the header before it, unless that is done.
+compile_example() {
+    implementation_source
+    # shellcheck disable=SC2046
+    compile $(implementation build)
+    # shellcheck disable=SC2046
+    compile "$1" "$build/examples/$(basename "$1" .c)" $(uses build)
 }
 
 # The calls of compile for sources that match a pattern: "SOURCE build/.../NAME FLAGS".
@@ -175,6 +232,7 @@ bench_calls() {
     return 0
 }
 
+has_sanitizers() { printf 'int main(void) { return 0; }\n' | $CC -x c - -o /dev/null $checked_cflags >/dev/null 2>&1; }
 has_openblas() { # its header and its library
     printf '#include <cblas.h>\nint main(void) { return cblas_ddot(0, 0, 1, 0, 1) > 0; }\n' |
         ${CC:-cc} -x c - -o /dev/null -lopenblas >/dev/null 2>&1
@@ -187,9 +245,12 @@ mpi_flags() { { mpicc --showme:compile; mpicc --showme:link; } 2>/dev/null | tr 
 command_build() {
     choose_compiler
     local calls
-    mapfile -t calls < <(calls_for $build/examples "" examples/[0-9]*.c; bench_calls)
+    implementation_source
+    # shellcheck disable=SC2046
+    compile $(implementation build)
+    mapfile -t calls < <(calls_for $build/examples "$(uses build)" examples/[0-9]*.c)
     compile_all "${calls[@]}"
-    say "built $(calls_for "" "" examples/[0-9]*.c | wc -l) examples in $build/examples and $(bench_calls | wc -l) benchmarks in $build/bench"
+    say "built ${#calls[@]} examples in $build/examples in $SECONDS s"
     say_next
 }
 
@@ -251,7 +312,7 @@ command_run() {
     if given --data "$@" || given --help "$@"; then needs=(compiler); fi
     install_missing "${needs[@]}"
     choose_compiler
-    compile examples/06_train.c $build/examples/06_train
+    compile_example examples/06_train.c
     [ -z "${DT_README_QUICK:-}" ] || quick=(--steps 20 --eval-every 0 --sample-every 0 --sample-length 40 --eval-batches 1)
     if given --data "$@" || given --help "$@"; then
         run_from_caller "${recipe[@]}" "${layout[@]}" "$@" ${quick[@]+"${quick[@]}"}
@@ -265,7 +326,7 @@ command_run() {
 command_generate() {
     install_missing compiler
     choose_compiler
-    compile examples/08_generate.c $build/examples/08_generate
+    compile_example examples/08_generate.c
     (cd "$started_in" && "$root/$build/examples/08_generate" "$@")
 }
 command_eval() { command_generate eval "$@"; }
@@ -273,17 +334,18 @@ command_eval() { command_generate eval "$@"; }
 command_tokenizer() {
     install_missing compiler
     choose_compiler
-    compile examples/tools/tokenizer.c $build/examples/tokenizer
+    compile_example examples/tools/tokenizer.c
     (cd "$started_in" && "$root/$build/examples/tokenizer" "$@")
 }
 
-# Folder and flags of the tests: the usual, or with sanitizers. Each test compiles the whole library, in half the time
-# without the optimisation that the trainer has, which most tests run; with --full they have it, too.
+# Folder and flags of the tests: the usual, or with sanitizers. The implementation that tests look into is compiled with
+# less optimisation than the trainer's; with --full it has the same.
 test_flags() {
     test_build=$build/tests
     test_cflags="$warnings -O1 -DDT_DEBUG"
     [ -z "${DT_FULL:-}" ] || test_cflags="$warnings"
     train_cflags="$warnings"
+    checked_cflags="-O1 -DDT_DEBUG -fsanitize=address,undefined -fno-sanitize-recover=all"
     [ -n "${DT_SANITIZE:-}" ] || return 0
     test_build=$build/tests-$(say "$DT_SANITIZE" | tr , -)
     test_cflags="$warnings -g -O1 -DDT_DEBUG -fno-omit-frame-pointer -fno-sanitize-recover=all -fsanitize=$DT_SANITIZE"
@@ -291,21 +353,19 @@ test_flags() {
     export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 }
 
-# The test programs. Those that compute little are compiled without optimisation, in a third of the time.
+# The test programs. Some compile the implementation themselves: with macros of their own, or to reach into kernels.
 test_calls() {
-    local source name light=" data environment faults golden_ops kept llama modes moe ops optim restarts shards tokenizer "
-    [ -z "${DT_FULL:-}${DT_SANITIZE:-}" ] || light=
+    local source
     for source in tests/test_*.c; do
-        name=$(basename "$source" .c)
-        case $light in
-        *" ${name#test_} "*) calls_for "$test_build" "$test_cflags -O0" "$source" ;;
-        *) calls_for "$test_build" "$test_cflags" "$source" ;;
+        case $source in
+        *_environment.c | *_fast.c | *_kernels.c) calls_for "$test_build" "$test_cflags" "$source" ;;
+        *) calls_for "$test_build" "$(uses open)" "$source" ;;
         esac
     done
 }
 
 command_test() {
-    local calls test files=()
+    local calls test files=() objects=(open library)
     [ -z "${DT_README_QUICK:-}" ] || { say "not again: this is the test of the README"; return 0; }
     case "${1:-}" in
     --full) export DT_FULL=1 ;;
@@ -318,9 +378,14 @@ command_test() {
     have prove || die "no prove: install perl (apt-get install perl)"
     test_flags
     export DT_TEST_BUILD=$test_build DT_TEST_CFLAGS="$test_cflags"
-    mapfile -t calls < <(calls_for "$test_build" "$train_cflags -include tests/disk.h" examples/06_train.c
+    implementation_source
+    [ -z "$(engine_flags)" ] || objects+=(engines)
+    [ -n "${DT_SANITIZE:-}" ] || ! has_sanitizers || objects+=(checked)
+    mapfile -t calls < <(for test in "${objects[@]}"; do implementation "$test"; done)
+    compile_all "${calls[@]}"
+    mapfile -t calls < <(calls_for "$test_build" "$(uses library)" examples/06_train.c
                          test_calls
-                         ! have mpicc || calls_for "$test_build" "$test_cflags $(mpi_flags)" tests/mpi_*.c)
+                         ! have mpicc || calls_for "$test_build" "$(uses engines)" tests/mpi_*.c)
     compile_all "${calls[@]}"
     for test in tests/test_*.t; do files+=("$test"); done
     for test in tests/test_*.c; do [ -e "$test" ] && files+=("$test_build/$(basename "$test" .c)"); done
@@ -506,8 +571,12 @@ main() {
     [ $# -eq 0 ] || shift
     case $command in
     build | run | generate | eval | tokenizer | test | lab | notebooks | bench | doctor | lines) "command_$command" "$@" ;;
-    compile) # shellcheck disable=SC2086
-        compile $1 ;; # for compile_all
+    compile) # for compile_all: [COUNT] CALL
+        [ -n "${CC:-}" ] || choose_compiler
+        [ $# -eq 1 ] || { compile_count=$1; shift; }
+        # shellcheck disable=SC2086
+        compile $1 ;;
+    object) command_object "$1" ;;
     clean) rm -rf $build ;;
     help | --help | -h) usage ;;
     *) die_usage "unknown command '$command': build, run, generate, eval, tokenizer, test, lab, notebooks, bench, doctor, lines, clean or help" ;;

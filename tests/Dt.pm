@@ -11,7 +11,7 @@ use POSIX qw(:sys_wait_h);
 use Test::More ();
 use Time::HiRes qw(sleep time);
 use Exporter qw(import);
-our @EXPORT = qw($root $tmp $build run run_in slurp spew have seeded sanitized full isas trainer corpus %recipe golden hash_of kill_one
+our @EXPORT = qw($root $tmp $build run run_in slurp spew have seeded sanitized full isas linked_with built fuzz trainer corpus %recipe golden hash_of kill_one
                  mpi_missing mpi_flags mpi_program mpirun);
 
 our $root = abs_path(dirname(__FILE__) . '/..');
@@ -79,22 +79,44 @@ sub isas {
     return ([grep { $has{$_} } qw(portable avx2 avx512)], [grep { !$has{$_} } qw(portable avx2 avx512)]);
 }
 
-# The trainer program of examples/06_train.c, as `./build.sh test` built it; built here when a test runs alone.
-sub trainer {
-    my $program = "$build/06_train";
-    return $program if -x $program && -M $program < -M "$root/dtrain.h" && -M $program < -M "$root/examples/06_train.c";
-    my $cc = $ENV{CC} || 'cc';
-    my $flags = $ENV{DT_TEST_CFLAGS} || '';
-    mkdir $_ for "$root/build", $build;
-    my ($status, undef, $err) = run(600, "$cc -std=gnu11 -O2 $flags -include $root/tests/disk.h -I$root $root/examples/06_train.c -o $program -lm -lpthread");
-    die "cannot build the trainer: $err" if $status;
+# Builds a program from a source with an implementation that `./build.sh test` compiled (its names: build.sh); it is
+# compiled here when a test runs alone.
+sub linked_with {
+    my ($implementation, $source, $program, $flags) = @_;
+    my $uses = `'$root/build.sh' object $implementation`;
+    Test::More::BAIL_OUT("the implementation '$implementation' does not compile") if $?;
+    chomp $uses;
+    my ($status, undef, $err) = run(600, ($ENV{CC} || 'cc') . " -std=gnu11 -O1 " . ($flags || '') . " $source -o $program $uses -I$root -I$root/tests -I$root/examples -lm -lpthread");
+    Test::More::BAIL_OUT("$source does not compile: $err") if $status;
     return $program;
 }
+
+# A program of `./build.sh test`; built here when a test runs alone.
+sub built {
+    my ($implementation, $source, $program) = ($_[0], "$root/$_[1]", "$build/$_[2]");
+    return $program if -x $program && -M $program < -M "$root/dtrain.h" && -M $program < -M $source;
+    return linked_with($implementation, $source, $program);
+}
+sub trainer { return built('library', 'examples/06_train.c', '06_train') }
 
 # Why nothing can run under MPI here, or nothing.
 sub mpi_missing {
     my ($tool) = grep { !have($_) } qw(mpicc mpirun);
     return $tool ? "$tool is not installed (apt-get install openmpi-bin libopenmpi-dev)" : '';
+}
+
+# Runs tests/fuzz_NAME.c for so many seconds under the sanitizers that find what it looks for. A sanitized build, which
+# would be another one, leaves it out.
+sub fuzz {
+    my ($name, $seconds) = @_;
+  SKIP: {
+        Test::More::skip("fuzzing: the usual build does it", 1) if sanitized();
+        my ($no, undef, $err) = run(60, "echo 'int main(void) { return 0; }' | " . ($ENV{CC} || 'cc') . ' -x c - -o none -fsanitize=address,undefined');
+        Test::More::skip("no sanitizers here: $err", 1) if $no;
+        my $program = linked_with('checked', "$root/tests/fuzz_$name.c", "$tmp/fuzz_$name");
+        my ($bad, $said, $error) = run($seconds + 120, "$program $seconds");
+        Test::More::ok($bad == 0 && $said =~ /nothing found/, "fuzzing: $said") or Test::More::diag($error);
+    }
 }
 
 # What mpicc adds, with mpi.h as a system header, whose warnings are not ours: to `compile`, or to `link`.
@@ -105,18 +127,7 @@ sub mpi_flags {
     return $flags =~ s/\s+/ /gr;
 }
 
-# tests/mpi_NAME.c, as `./build.sh test` built it; built here when a test runs alone.
-sub mpi_program {
-    my ($program, $source) = ("$build/mpi_$_[0]", "$root/tests/mpi_$_[0].c");
-    return $program if -x $program && -M $program < -M "$root/dtrain.h" && -M $program < -M $source;
-    my ($cc, $flags) = ($ENV{CC} || 'cc', $ENV{DT_TEST_CFLAGS} || '-O1 -DDT_DEBUG');
-    $flags .= ' ' . mpi_flags('compile') . mpi_flags('link');
-    mkdir $_ for "$root/build", $build;
-    my ($status, undef, $err) =
-        run(900, "$cc -std=gnu11 -O2 -I$root -I$root/tests $source -o $program $flags -lm -lpthread");
-    die "cannot build $program: $err" if $status;
-    return $program;
-}
+sub mpi_program { return built('engines', "tests/mpi_$_[0].c", "mpi_$_[0]") }
 
 # Runs a command on so many ranks as run() does; 0: without mpirun. What sanitizers find in Open MPI does not count; what
 # it keeps till the end is told from leaks of ours by the whole stack, which takes a slow walk.

@@ -1,6 +1,6 @@
 /* exact attention: GFLOP/s (matrix work of existing terms only) against this machine's sgemm at 512^3, interleaved. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include <cblas.h>
 #include <math.h>
 extern void openblas_set_num_threads(int n);

@@ -4,7 +4,7 @@
  * Hashing is part of it: the rate of one core's SHA-256 is printed, since it may be the bound.
  * Usage: bench_checkpoint [ROUNDS [DIRECTORY]]; needs dd. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "../examples/prose.h"
 #include "bench.h"
 

@@ -8,7 +8,7 @@
  *     tests/hosts.sh mpi - ./bench_comm_nodes        two hosts, over Open MPI; over libfabric, beside MPI's own:
  *     BENCH_FABRIC=net MASTER_ADDR=10.77.7.1 tests/hosts.sh mpi - ./bench_comm_nodes */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "bench.h"
 
 enum { MOST = 1 << 26, ROUNDS = 15 };

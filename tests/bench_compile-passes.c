@@ -5,7 +5,7 @@
  * installed its step stands beside, eager and by torch.compile. Usage: bench_compile-passes [ROUNDS [T]]. */
 #define DTRAIN_IMPLEMENTATION
 #define DT_COMPILER
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "../examples/prose.h"
 #include "bench.h"
 

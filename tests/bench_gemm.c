@@ -1,7 +1,7 @@
 /* exact matrix product against OpenBLAS: median of ratios over interleaved rounds. cc -O2 bench_gemm.c -o bench_gemm
  * -lopenblas -lpthread -lm && OPENBLAS_NUM_THREADS=1 ./bench_gemm [threads] [rounds] [filter] */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include <cblas.h>
 extern void openblas_set_num_threads(int n);
 

@@ -3,7 +3,7 @@
  *     tests/hosts.sh mpi 1gbit build/bench/bench_link 1e9
  *     tests/hosts.sh 'tcp;ofi_rxm' 1gbit build/bench/bench_link 1e9         the number: the link's bits per second */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "bench.h"
 
 enum { COUNT = 8 << 20, ROUNDS = 9 };

@@ -2,7 +2,7 @@
  * they do alone, in turns. Two loops on two cores leave half of the machine: 0.45 of the speed alone or more is the
  * goal, since a rank that waits for a rank without a core must not spin its own time away. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "bench.h"
 
 enum { TURNS = 5, STEPS = 60, LOOPS = 2 };

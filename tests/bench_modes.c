@@ -4,7 +4,7 @@
  * Medians, and tokens per second against data parallel. Then one rank, recipes of 1, 2 and 4 tensor shards.
  * Usage: bench_modes [STEPS]; needs no other file. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "../examples/prose.h"
 #include "bench.h"
 

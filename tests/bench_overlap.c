@@ -3,7 +3,7 @@
  * B8 T256, AdamW; 138.9 GFLOP) on 2 ranks, overlap off and on in turn in one run, over memory and over an emulated link:
  * medians, and the ratio of the two. Usage: bench_overlap [STEPS]; needs no other file. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "../examples/prose.h"
 #include "bench.h"
 

@@ -2,7 +2,7 @@
  * share of the GEMM rate, exact numerics, on 1 and 2 threads and on 2 ranks. Where PyTorch is installed the same step runs
  * there in turn, in rounds, and the ratio of the medians is printed. Usage: bench_step [ROUNDS]; needs no other file. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "../examples/prose.h"
 #include "bench.h"
 

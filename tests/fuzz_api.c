@@ -13,7 +13,7 @@ static void unlimited(void *p);
 #define DT_MALLOC(size) limited(size)
 #define DT_FREE(p) unlimited(p)
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include <math.h>
 #include <sys/resource.h>
 

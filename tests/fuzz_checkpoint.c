@@ -9,7 +9,7 @@
  *     gcc -g -O1 -DDT_DEBUG -fsanitize=address,undefined -I. tests/fuzz_checkpoint.c -o fuzz -lm -lpthread
  *     ./fuzz 600 */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 
 int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size);
 

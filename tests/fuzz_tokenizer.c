@@ -8,7 +8,7 @@
  *     gcc -g -O1 -DDT_DEBUG -fsanitize=address,undefined -I. tests/fuzz_tokenizer.c -o fuzz -lm -lpthread
  *     ./fuzz 600 */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "../examples/tools/tokenizer.h"
 
 int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size);

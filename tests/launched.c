@@ -1,7 +1,7 @@
 /* The program of test_launch.t: README's, with a locale, a mask of signals or handlers of its own where the environment
  * asks for them. With DT_COMM_ONLY it only reduces, until it is stopped. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include <locale.h>
 #include <signal.h>
 #include <stdio.h>

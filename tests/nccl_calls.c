@@ -1,5 +1,7 @@
 /* Calls of NCCL, for test_nccl.t: nccl_calls SCENARIO [--ranks N --launch threads ..]. Each rank prints what it saw. */
+#ifndef DT_NCCL
 #define DT_NCCL
+#endif
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <dlfcn.h>

@@ -1,7 +1,6 @@
 /* One rank of a test of the engine for libfabric: ofi_messages SCENARIO .., started with a launcher's variables by
  * test_ofi.t. Says on standard error what is wrong, and ends with 1 then. */
 #define DTRAIN_IMPLEMENTATION
-#define DT_STATIC
 #include "dtrain.h"
 
 static dt__link *fabric;

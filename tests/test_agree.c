@@ -2,7 +2,7 @@
  * returns a sentence with what differs, both values and both ranks. Each option that --help all lists is tried, and what
  * only structs can say, this on threads as well. A rank that fails alone makes the others return. TAP. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "tap.h"
 
 enum { RANKS = 3, ODD = 2 };

@@ -101,9 +101,7 @@ int main(void)
 {
 C
 spew("$tmp/arguments.c", join '', @calls, "    return failed != 0;\n}\n");
-my ($cc, $flags) = ($ENV{CC} || 'cc', $ENV{DT_TEST_CFLAGS} || '');
-my ($status, undef, $err) = run(600, "$cc -std=gnu11 -O0 -DDT_NCCL $flags -I$root arguments.c -o arguments -lm -lpthread -ldl");
-is($status, 0, 'the calls compile') or diag($err);
+linked_with('open', 'arguments.c', 'arguments');
 my ($failed, $out, $said) = run(120, './arguments');
 is($failed, 0, 'each is refused, and the sentence names function and argument') or diag($out . $said);
 is($out, '', 'nothing else was said');

@@ -691,13 +691,5 @@ SKIP: {
 
 # ---- fuzzing the readers ----
 
-my $flags = (full() ? '-O1' : '-O0') . ' -fsanitize=address,undefined -fno-sanitize-recover=all';
-my $cc = $ENV{CC} || 'cc';
-my ($status, undef, $err) = run(600, "$cc -std=gnu11 -g -DDT_DEBUG $flags -I$root $root/tests/fuzz_checkpoint.c -o fuzz -lm -lpthread");
-SKIP: {
-    skip "no sanitizers here: $err", 1 if $status;
-    my $seconds = full() ? 600 : 4;
-    my ($bad, $said, $error) = run($seconds + 120, "$tmp/fuzz $seconds");
-    ok($bad == 0 && $said =~ /nothing found/, "fuzzing: $said") or diag($error);
-}
+fuzz('checkpoint', full() ? 600 : 4);
 done_testing();

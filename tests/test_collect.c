@@ -2,7 +2,7 @@
  * the engine's own all-reduce, ranks that disagree, a slow link; the fit of alpha and beta. test_comm.c has the rest.
  * Without arguments this program starts itself with --ranks for every case and prints TAP. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "tap.h"
 
 #define CHECK(condition, ...)                                                                                          \

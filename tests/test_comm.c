@@ -1,7 +1,7 @@
 /* Collectives against a plain reference, bit for bit: processes and threads, private and symmetric memory, 1 to 8
  * ranks. Without arguments this program starts itself with --ranks for every case and prints TAP. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 
 #define CHECK(condition)                                                                                     \
     do {                                                                                                     \

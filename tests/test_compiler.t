@@ -36,18 +36,13 @@ for my $model (qw(11_mlp 12_cnn 13_forecaster)) {
     my ($expected) = $source =~ /sha256\s+([0-9a-f]{64})/;
     my $set = 'layout.compile.mode = DT_COMPILE_ON, layout.compile.verify = layout.compile.report = 1, layout.compile.passes = "' . join(',', @passes) . '";';
     spew("$tmp/$model.c", $source =~ s/(dt_layout layout = dt_layout_default\(\);)/$1 $set/r);
-    my ($cc, $flags) = ($ENV{CC} || 'cc', $ENV{DT_TEST_CFLAGS} || '');
-    my ($status, $out, $err) = run(600, "$cc -std=gnu11 -O2 $flags -DDT_COMPILER -I$root -I$root/examples $tmp/$model.c -o $tmp/$model -lm -lpthread && $tmp/$model");
+    my ($status, $out, $err) = run(120, linked_with('library', "$tmp/$model.c", "$tmp/$model"));
     like($out, qr/^sha256\s+$expected$/m, "$model: compiled, it has its hash") or diag("status $status\n$err");
     like($out, qr/^compiler \d+ ops became \d+, .*; every bit is the same$/m, "$model: the bits were compared");
 }
 
 # ---- what the trainer reads beside outputs: auxiliary losses, counts of experts ----
-{
-    my ($cc, $flags) = ($ENV{CC} || 'cc', $ENV{DT_TEST_CFLAGS} || '');
-    my ($status, undef, $err) = run(600, "$cc -std=gnu11 -O2 $flags -I$root $root/tests/watched.c -o $tmp/watched -lm -lpthread");
-    ok(!$status, 'watched.c compiles') or diag($err);
-}
+linked_with('library', "$root/tests/watched.c", "$tmp/watched");
 for my $kind (0 .. 4) {
     my $watched = "$tmp/watched $kind --quiet --data " . corpus(20000);
     my (undef, $plain) = run(120, $watched);
@@ -101,7 +96,7 @@ SKIP: {
     my $header = slurp("$root/dtrain.h");
     ok($header =~ s/case DT__OP_SCALE: return n->f == 1\.0f \? a : 0;/case DT__OP_SCALE: return a;/, 'a rule that drops every factor');
     spew("$tmp/fault/dtrain.h", $header);
-    my ($status, undef, $err) = run(300, ($ENV{CC} || 'cc') . " -O1 -I$tmp/fault $root/examples/06_train.c -o $tmp/fault/train -lm -lpthread");
+    my ($status, undef, $err) = run(300, ($ENV{CC} || 'cc') . " -O0 -DDT_DEBUG -I$tmp/fault $root/examples/06_train.c -o $tmp/fault/train -lm -lpthread");
     ($status, undef, $err) = run(60, "$tmp/fault/train $small --dropout 0.1 --experts 4 --compile on --verify-compiler") if !$status;
     ok($status && $err =~ /--verify-compiler: of the first batch, the gradient of \S+ has other bits compiled than op by op/, '--verify-compiler names a gradient that differs') or diag("status $status: $err");
 }
@@ -170,6 +165,6 @@ for ([ '--compile on --compile-passes fuze', qr/'fuze' is not a pass\. A list na
     ok($status && $err =~ $_->[1], "$_->[0] is refused with a sentence") or diag("status $status: $err");
 }
 spew("$tmp/plain.c", slurp("$root/examples/06_train.c") =~ s/^#define DT_COMPILER\n//mr);
-my ($status, undef, $err) = run(600, ($ENV{CC} || 'cc') . " -std=gnu11 -O1 -I$root -I$root/examples $tmp/plain.c -o $tmp/plain -lm -lpthread && $tmp/plain $small --compile on");
+my ($status, undef, $err) = run(600, ($ENV{CC} || 'cc') . " -std=gnu11 -O0 -DDT_DEBUG -I$root -I$root/examples $tmp/plain.c -o $tmp/plain -lm -lpthread && $tmp/plain $small --compile on");
 ok($status && $err =~ /built without DT_COMPILER/, 'a program without the compiler says so') or diag($err);
 done_testing();

@@ -7,7 +7,7 @@
 /* Bytes that are allocated now, and at most since the last look. */
 enum { COUNTED_HEAD = 64 };
 static int64_t alive_bytes, peak_bytes;
-static void *counted_malloc(size_t size)
+void *test_malloc(size_t size)
 {
     char *p = (char *)malloc(size + COUNTED_HEAD);
     int64_t now;
@@ -17,16 +17,16 @@ static void *counted_malloc(size_t size)
     if (now > __atomic_load_n(&peak_bytes, __ATOMIC_RELAXED)) __atomic_store_n(&peak_bytes, now, __ATOMIC_RELAXED);
     return p + COUNTED_HEAD;
 }
-static void counted_free(void *p)
+void test_free(void *p)
 {
     if (!p) return;
     __atomic_sub_fetch(&alive_bytes, (int64_t) * (size_t *)(void *)((char *)p - COUNTED_HEAD), __ATOMIC_RELAXED);
     free((char *)p - COUNTED_HEAD);
 }
-#define DT_MALLOC(size) counted_malloc(size)
-#define DT_FREE(p)      counted_free(p)
+#define DT_MALLOC(size) test_malloc(size)
+#define DT_FREE(p)      test_free(p)
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "tap.h"
 #include <sys/syscall.h>
 

@@ -1,6 +1,6 @@
 /* H11 data: bad input of every kind, splits and shards, the order of samples (R16), the loader, the generator. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "../examples/prose.h"
 #include <dirent.h>
 #include <glob.h>

@@ -39,7 +39,7 @@ static void tile_dot(int c, int a, int b)
 }
 
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "tap.h"
 
 enum { MOST = 1 << 20 };

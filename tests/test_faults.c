@@ -2,7 +2,7 @@
  * survivor names the right rank, the exit status tells, and no process is left. Without arguments (or with --full)
  * prints TAP. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "job.h"
 
 /* ---- the ranks ---- */

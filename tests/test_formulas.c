@@ -10,7 +10,7 @@
 /* Allocations that are alive, in bytes without what dt__alloc adds to each for its alignment. */
 enum { COUNTED = 16, ALIGNMENT = 64 + (int)sizeof(void *) };
 static int64_t alive;
-static void *counted_malloc(size_t size)
+void *test_malloc(size_t size)
 {
     char *p = (char *)malloc(size + COUNTED);
     if (!p) return NULL;
@@ -18,14 +18,14 @@ static void *counted_malloc(size_t size)
     __atomic_add_fetch(&alive, (int64_t)size - ALIGNMENT, __ATOMIC_RELAXED);
     return p + COUNTED;
 }
-static void counted_free(void *p)
+void test_free(void *p)
 {
     if (!p) return;
     __atomic_sub_fetch(&alive, (int64_t) * (size_t *)(void *)((char *)p - COUNTED) - ALIGNMENT, __ATOMIC_RELAXED);
     free((char *)p - COUNTED);
 }
-#define DT_MALLOC(size) counted_malloc(size)
-#define DT_FREE(p)      counted_free(p)
+#define DT_MALLOC(size) test_malloc(size)
+#define DT_FREE(p)      test_free(p)
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "tap.h"

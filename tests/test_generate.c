@@ -1,7 +1,7 @@
 /* Drawing text: logits against the cache of keys and values have the bits of the recomputed sequence, at every position;
  * a draw is what the doc of dt_sampling says, written down plainly here; texts are decided by their seeds. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "../examples/prose.h"
 #include "tap.h"
 

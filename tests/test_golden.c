@@ -5,7 +5,7 @@
  * torch.autocast (golden/gpt2_bf16.safetensors, gpt2_fp16.safetensors): a linear layer and a GELU within one unit in the
  * last place of the type, logits to 2 % of the largest, and the losses of 50 steps to 0.02 nats (R18). */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "tap.h"
 
 enum { B = 4, T = 12, LARGEST = 8192 };

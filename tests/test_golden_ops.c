@@ -1,7 +1,7 @@
 /* Values and gradients of the ops against PyTorch (golden/ops.safetensors and golden/elementwise.safetensors, made by
  * make_golden.py). Largest difference / largest value per tensor: at most 1e-5. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "maps.h"
 #include "tap.h"
 

@@ -2,7 +2,7 @@
  * becomes a model, model.safetensors its weights, in one file or several, in fp32, fp16 and bf16; the same logits within
  * 1e-5 of the largest, in several forms of the recipe. With arguments: those directories instead of golden/hub. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "tap.h"
 
 #define LIMIT 1e-5

@@ -53,10 +53,7 @@ for my $from (grep { m{/(gpt2|llama|qwen3)/} } @written) {
 
 # ---- a tokenizer goes with the weights ----
 
-my $cc = $ENV{CC} || 'cc';
-my $program = "$tmp/checkpoint_tool";
-is((run(600, "$cc -std=gnu11 -O1 -DDT_DEBUG -I$root $root/examples/72_checkpoint_tool.c -o $program -lm -lpthread"))[0], 0,
-   'the tool is built');
+my $program = linked_with('library', "$root/examples/72_checkpoint_tool.c", "$tmp/checkpoint_tool");
 my ($status, $out, $error);
 like(hash("$small --model nano --tokenizer $root/tests/golden/tokens/gpt2.json --checkpoint $tmp/words"), qr/^\w{64}$/,
      'a checkpoint with a tokenizer');
@@ -133,13 +130,7 @@ my $tool = "'" . ($python // '') . "' '$root/tests/make_interop.py'";
 
 # tests/test_interop.c with directories as arguments compares logits.
 sub compare {
-    my $program = "$build/test_interop";
-    if (!-x $program || -M $program > -M "$root/dtrain.h" || -M $program > -M "$root/tests/test_interop.c") {
-        my $cc = $ENV{CC} || 'cc';
-        $program = "$tmp/test_interop";
-        -x $program or is((run(600, "$cc -std=gnu11 -O1 -DDT_DEBUG -I$root $root/tests/test_interop.c -o $program -lm -lpthread"))[0],
-                          0, 'the program that computes logits here');
-    }
+    my $program = built('open', 'tests/test_interop.c', 'test_interop');
     my ($status, $out, $error) = run(300, "$program @_");
     is($status, 0, "the same logits: @{[map { m{([^/]+/[^/]+)$} } @_]}");
     diag("$out$error") if $status;

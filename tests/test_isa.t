@@ -84,7 +84,7 @@ int main(int argc, char **argv)
     return 127;
 }
 C
-    build('the supervisor of emulated ranks', "$cc -std=gnu11 -O0 -DDT_DEBUG -I$root start.c -o start -lm -lpthread") or skip 'no program', 1;
+    linked_with('open', 'start.c', 'start');
     same('aarch64, NEON, 2 ranks as processes', 'base', './start ./arm -', '--ranks 2 --threads 1') if full();
     same('one job of 3 ranks as processes: native, aarch64, native', 'base', './start ./arm ' . trainer(), '--ranks 3 --threads 1');
     symlink "$root/tests/golden", "$tmp/golden";

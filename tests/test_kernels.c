@@ -1,7 +1,7 @@
 /* R5, R9, R14, R16: the exact matrix product and attention against plain scalar text, bit for bit, on every instruction
  * set of this processor and on 1 and 2 workers. TAP. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "reference.h" /* and fp-contract=off for the references below: aarch64 would fuse a * b + c */
 #include <math.h>
 

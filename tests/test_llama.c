@@ -2,7 +2,7 @@
  * tensor shards, and what is refused. Values against PyTorch are in test_golden.c, one hash in test_hash.t, text in
  * test_generate.c. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "tap.h"
 
 /* ---- sizes ----------------------------------------------------------------------------------------------- */

@@ -1,7 +1,7 @@
 /* test_loop.c: what a program's own training loop stands on: recorded graphs, their parameters, the optimizers on arrays,
  * and tensors saved and loaded. References are eager graphs, the trainer, and formulas in double. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "tap.h"
 
 #include <sys/stat.h>

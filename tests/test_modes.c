@@ -1,7 +1,7 @@
 /* The parts that parallel modes are made of: meshes, partitions of segments, the schedules of pipelines, their
  * pictures, and who owns which piece of the state. One hash over all of them together is in test_layouts.t. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "../examples/timetable.h"
 #include "tap.h"
 

@@ -2,7 +2,7 @@
  * and with 1 and 2 threads (R3, R5, R10); values and gradients of dt_moe are those of a plain text in double and its
  * central differences; a leaf's gradients are chains over micro-batches (R3); drops, degenerate routings, errors. TAP. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "../examples/prose.h"
 #include "tap.h"
 #include <unistd.h>

@@ -14,9 +14,10 @@ my $flags = $ENV{DT_TEST_CFLAGS} || '-O1 -DDT_DEBUG';
 my ($program, $stand_in) = ("$build/nccl_calls", "$build/nccl_stand_in.so");
 mkdir $_ for "$root/build", $build;
 delete @ENV{qw(DT_NCCL_LIBRARY DT_CUDA_LIBRARY STAND_IN_GPUS STAND_IN_NO_DEVICE)};
-for my $call ("$FindBin::Bin/nccl_calls.c -o $program -lm -lpthread", "$FindBin::Bin/nccl_stand_in.c -o $stand_in -fPIC -shared -lpthread") {
-    my ($bad, undef, $err) = run(600, "$cc -std=gnu11 $flags -I$root $call -ldl");
-    BAIL_OUT("$call does not compile: $err") if $bad;
+linked_with('open', "$root/tests/nccl_calls.c", $program);
+{
+    my ($bad, undef, $err) = run(600, "$cc -std=gnu11 $flags -I$root $root/tests/nccl_stand_in.c -o $stand_in -fPIC -shared -lpthread -ldl");
+    BAIL_OUT("nccl_stand_in.c does not compile: $err") if $bad;
 }
 sub calls {
     my ($scenario, $options, $environment) = @_;

@@ -3,7 +3,7 @@
  * by make_golden.py). Finite differences of these ops are in test_ops.c, the attention kernel's reference in
  * test_kernels.c. TAP. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "tap.h"
 #include "maps.h"
 

@@ -22,20 +22,9 @@ spew("$tmp/leaks", slurp("$root/tests/mpi.supp") . "leak:libfabric\nleak:libnl\n
 $ENV{LSAN_OPTIONS} = "suppressions=$tmp/leaks:print_suppressions=0";
 $ENV{ASAN_OPTIONS} = join ':', grep { $_ } $ENV{ASAN_OPTIONS}, 'fast_unwind_on_malloc=0' if sanitized();
 
-# One program with all engines that are here: the launcher decides which it uses.
-sub build_with_engines {
-    my ($source, $name) = @_;
-    my $program = "$build/$name";
-    my $flags = ($ENV{DT_TEST_CFLAGS} || '-O1 -DDT_DEBUG') . ($mpi ? ' -DDT_MPI ' . mpi_flags('compile') . mpi_flags('link') : '')
-        . ($ofi ? ' -DDT_OFI -lfabric' : '');
-    mkdir $_ for "$root/build", $build;
-    my ($status, undef, $err) = run(900, ($ENV{CC} || 'cc') . " -std=gnu11 -include $root/tests/disk.h -I$root -I$root/tests $root/$source -o $program $flags -lm -lpthread");
-    BAIL_OUT("$source does not compile: $err") if $status;
-    return $program;
-}
-my $train = build_with_engines('examples/06_train.c', 'engines_train');
-my $comm = build_with_engines('tests/test_comm.c', 'engines_comm');
-my $collect = build_with_engines('tests/test_collect.c', 'engines_collect');
+# Programs with all engines that are here: the launcher decides which they use.
+my ($train, $comm, $collect) = map { linked_with('engines', "$root/$_->[0]", "$build/$_->[1]") }
+    ['examples/06_train.c', 'engines_train'], ['tests/test_comm.c', 'engines_comm'], ['tests/test_collect.c', 'engines_collect'];
 
 # The command that starts so many ranks of a program over an engine: Open MPI, or a provider of libfabric.
 sub ranks {

@@ -7,17 +7,17 @@
  * With DT_FULL=1 in the environment the math functions are measured on all floats, which takes some minutes of all cores. */
 #include <stddef.h>
 
-static void *counted_malloc(size_t size); /* so that the test of R15 and memory can count */
-#define DT_MALLOC(size) counted_malloc(size)
+void *test_malloc(size_t size); /* so that the test of R15 and memory can count */
+#define DT_MALLOC(size) test_malloc(size)
 #define DT_FREE(pointer) free(pointer)
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "../examples/prose.h"
 #include "reference.h"
 #include "tap.h"
 
 static long allocations;
-static void *counted_malloc(size_t size)
+void *test_malloc(size_t size)
 {
     __atomic_fetch_add(&allocations, 1, __ATOMIC_RELAXED);
     return malloc(size);

@@ -10,13 +10,9 @@ use IO::Socket::INET;
 use Test::More;
 
 my $cc = $ENV{CC} || 'cc';
-my $flags = $ENV{DT_TEST_CFLAGS} || '-O1 -DDT_DEBUG';
-my $program = "$build/ofi_messages";
 plan skip_all => 'libfabric is not installed (apt-get install libfabric-dev libfabric-bin)'
     if (run(60, "printf '#include <rdma/fabric.h>\\nint main(void) { return 0; }\\n' | $cc -x c - -o probe -lfabric"))[0];
-mkdir $_ for "$root/build", $build;
-my ($bad, undef, $err) = run(600, "$cc -std=gnu11 $flags -DDT_OFI -I$root $FindBin::Bin/ofi_messages.c -o $program -lfabric -lm -lpthread");
-BAIL_OUT("ofi_messages.c does not compile: $err") if $bad;
+my $program = linked_with('engines', "$root/tests/ofi_messages.c", "$build/ofi_messages");
 # What libfabric itself keeps to the end of a process is not ours.
 spew("$tmp/leaks", "leak:libfabric\nleak:libnl\nleak:libibverbs\nleak:librdmacm\nleak:libpsm\n");
 $ENV{LSAN_OPTIONS} = "suppressions=$tmp/leaks:print_suppressions=0";

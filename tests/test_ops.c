@@ -6,7 +6,7 @@
  *
  * A new op gets a row in the list of cases: what it builds, and the same in double. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "segment.h"
 #include "maps.h"
 #include "tap.h"

@@ -3,11 +3,11 @@
  * step, the memory that is planned and taken, the hash, the average of the weights, and what is refused. */
 #include <stddef.h>
 
-static void *counted_malloc(size_t size);
-#define DT_MALLOC(size) counted_malloc(size)
+void *test_malloc(size_t size);
+#define DT_MALLOC(size) test_malloc(size)
 #define DT_FREE(pointer) free(pointer)
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "../examples/prose.h"
 #include "tap.h"
 
@@ -22,7 +22,7 @@ enum { MOST = 3000, OPTIMIZERS = 4 };
 static const char *const names[] = { "AdamW", "Adam", "SGD", "Lion" };
 
 static int64_t allocated; /* bytes */
-static void *counted_malloc(size_t size)
+void *test_malloc(size_t size)
 {
     __atomic_fetch_add(&allocated, (int64_t)size, __ATOMIC_RELAXED);
     return malloc(size);

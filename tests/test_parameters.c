@@ -2,7 +2,7 @@
  * every layout the ranks' own elements together are the parameters that one rank alone has, and no rank holds more than
  * its layout says. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "../examples/prose.h"
 #include "tap.h"
 

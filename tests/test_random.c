@@ -13,8 +13,10 @@
  * A new op gets a row in `references` of interpreter.h (what a node of it computes) and, unless it
  * is a map op, one in `kinds` (how a graph comes to have it). */
 #define DTRAIN_IMPLEMENTATION
+#ifndef DT_COMPILER
 #define DT_COMPILER
-#include "../dtrain.h"
+#endif
+#include "dtrain.h"
 #include "segment.h"
 #include "interpreter.h"
 #include "maps.h"

@@ -2,7 +2,7 @@
  * say; failures that would come again do not; a stop request ends the job in order, with its own status, when all have
  * saved. Counts and states are compared, never seconds. Without arguments prints TAP. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "job.h"
 #include "tap.h"
 

@@ -1,7 +1,7 @@
 /* test_rules.c: the rules of H12. For each a series that fires at a known step, and one just short of its bound that
  * does not; then sizes 0 and 1, NaN, bad input, actions, bounds of one's own, and the rules of a trainer. TAP. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "../examples/prose.h"
 #include "tap.h"
 

@@ -4,7 +4,7 @@
  * (R5, R7, R11). Ranks that share experts compute the bits of one that has all, and keep a gradient for the tokens of each
  * (R3, R10). Values against PyTorch are in test_golden.c. TAP. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "tap.h"
 
 #if defined(__clang__)

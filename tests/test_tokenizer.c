@@ -2,12 +2,12 @@
  * merging and the tool's learning against plain references, files of every bad kind, token shards, memory that runs out.
  * With an argument: writes tokenizers and cases into that folder, for test_tokenizer.t. */
 #include <stddef.h>
-static void *failing_malloc(size_t bytes);
-static void failing_free(void *p);
-#define DT_MALLOC(bytes) failing_malloc(bytes)
-#define DT_FREE(p) failing_free(p)
+void *test_malloc(size_t bytes);
+void test_free(void *p);
+#define DT_MALLOC(bytes) test_malloc(bytes)
+#define DT_FREE(p) test_free(p)
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include <dirent.h>
 #include "../examples/tools/tokenizer.h"
 #include "tap.h"
@@ -24,13 +24,13 @@ static int token_is(const dt_tokenizer *t, int64_t id, const char *bytes, int64_
 
 static int64_t requests, fail_at = -1, alive; /* fail_at: -1 never */
 
-static void *failing_malloc(size_t bytes)
+void *test_malloc(size_t bytes)
 {
     if (requests++ == fail_at) return NULL;
     alive++;
     return malloc(bytes);
 }
-static void failing_free(void *p)
+void test_free(void *p)
 {
     alive -= p != NULL;
     free(p);

@@ -9,15 +9,9 @@ use lib $FindBin::Bin;
 use Dt;
 use Test::More;
 
-my $cc = $ENV{CC} || 'cc';
 my $golden = "$root/tests/golden/tokens";
 my $program = trainer();
-my $maker = "$build/test_tokenizer";
-if (!-x $maker || -M $maker > -M "$root/dtrain.h") {
-    $maker = "$tmp/test_tokenizer";
-    my ($status, undef, $err) = run(600, "$cc -std=gnu11 -O0 -DDT_DEBUG -I$root -I$root/tests $root/tests/test_tokenizer.c -o $maker -lm -lpthread");
-    die "cannot build test_tokenizer: $err" if $status;
-}
+my $maker = built('open', 'tests/test_tokenizer.c', 'test_tokenizer');
 mkdir "$tmp/made";
 is((run_in($root, 60, "$maker $tmp/made"))[0], 0, 'two tokenizers are learned and saved');
 
@@ -87,8 +81,7 @@ like((trained("$again --tokenizer $circle/tokenizer.json --quiet --steps 3"))[0]
 
 # ---- the program that learns ----
 
-my $tool = "$tmp/tokenizer";
-die "cannot build it" if (run(600, "$cc -std=gnu11 -O0 -DDT_DEBUG -I$root $root/examples/tools/tokenizer.c -o $tool -lm -lpthread"))[0];
+my $tool = linked_with('library', "$root/examples/tools/tokenizer.c", "$tmp/tokenizer");
 my ($text) = ("$golden/train.txt");
 ($status, $out, $err) = run(60, "$tool $text -o $tmp/own/deep --vocabulary 500 --special '<|endoftext|>,<|x|>' --shards $tmp/own/t.bin --shard-tokens=5000");
 is($status, 0, 'learns and encodes') or diag($err);
@@ -111,14 +104,7 @@ for (['a tokenizer that is there', "$text -o $tmp/own/deep", 1, qr/is there alre
 
 # ---- fuzzing ----
 
-my $flags = '-fsanitize=address,undefined -fno-sanitize-recover=all';
-($status, undef, $err) = run(600, "$cc -std=gnu11 -g -O1 -DDT_DEBUG $flags -I$root $root/tests/fuzz_tokenizer.c -o fuzz -lm -lpthread");
-SKIP: {
-    skip "no sanitizers here: $err", 1 if $status;
-    my $seconds = full() ? 600 : 4;
-    my ($bad, $said, $error) = run($seconds + 120, "$tmp/fuzz $seconds");
-    ok($bad == 0 && $said =~ /nothing found/, "fuzzing: $said") or diag($error);
-}
+fuzz('tokenizer', full() ? 600 : 4);
 
 # ---- the reference ----
 

@@ -10,12 +10,8 @@ use lib $FindBin::Bin;
 use Dt;
 use Test::More;
 
-my $cc = $ENV{CC} || 'cc';
-my $flags = $ENV{DT_TEST_CFLAGS} || '';
 my $train = trainer();
-my $program = "$tmp/08_generate";
-my ($status, undef, $err) = run(600, "$cc -std=gnu11 -O1 $flags -I$root $root/examples/08_generate.c -o $program -lm -lpthread");
-die "cannot build 08_generate: $err" if $status;
+my $program = linked_with('library', "$root/examples/08_generate.c", "$tmp/08_generate");
 my $text = "$root/tests/golden/tokens/train.txt";
 my $threads = ($ENV{DT_SANITIZE} || '') =~ /thread/ ? '--launch threads' : '';
 my $recipe = "--data $text --steps 12 --batch 8 --sequence 32 --learning-rate 5e-3 --validation 0.5 --eval-batches 0 --sample-length 60 --threads 1";
