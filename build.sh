@@ -159,7 +159,7 @@ implementation() {
     build) say "$build/dtrain.c $build/dtrain.o -c -DDT_NCCL -DDT_COMPILER" ;;
     library) say "$build/dtrain.c $test_build/library.o -c $train_cflags -DDT_NCCL -DDT_COMPILER -include tests/disk.h" ;;
     open) say "$build/open/dtrain.c $test_build/open.o -c $test_cflags -DDT_NCCL -DDT_COMPILER -include tests/memory.h" ;;
-    engines) say "$build/open/dtrain.c $test_build/engines.o -c $test_cflags $(engine_flags) -include tests/disk.h" ;;
+    engines) say "$build/open/dtrain.c $test_build/engines.o -c $test_cflags -DDT_NCCL $(engine_flags | xargs) -include tests/disk.h" ;;
     checked) say "$build/open/dtrain.c $test_build/checked.o -c -g $checked_cflags -include tests/memory.h" ;;
     esac
 }
@@ -168,13 +168,13 @@ uses() {
     build) say "-DDTRAIN_IMPLEMENTED $root/$build/dtrain.o -ldl" ;;
     library) say "-DDTRAIN_IMPLEMENTED $root/$test_build/library.o $train_cflags -ldl" ;;
     open) say "-I$root/$build/open -DDT_NCCL -DDT_COMPILER $root/$test_build/open.o $test_cflags -ldl" ;;
-    engines) say "-I$root/$build/open $root/$test_build/engines.o $test_cflags $(engine_flags)" ;;
+    engines) say "-I$root/$build/open $root/$test_build/engines.o $test_cflags -DDT_NCCL $(engine_flags | xargs) -ldl" ;;
     checked) say "-I$root/$build/open -g $checked_cflags $root/$test_build/checked.o" ;;
     esac
 }
 engine_flags() {
     ! have mpicc || say "-DDT_MPI $(mpi_flags)"
-    ! has_libfabric || say "-DDT_OFI -lfabric"
+    ! [ -e /usr/include/rdma/fabric.h ] || say "-DDT_OFI -lfabric"
 }
 implementation_source() {
     mkdir -p $build

@@ -17,7 +17,7 @@ for (my $i = 0; $i < @line; $i++) {
     $text .= $line[++$i] while $text =~ /\\$/; # a macro
     if (!$private || $kernels || $text !~ /^(static(?! inline)|DT_API|DT__[A-Z_]+\(|const int DT__LINK)/ || $text =~ /^static (?:const|union|struct|enum)?[^(]*(?:=|\{)/) {
         $code .= $text;
-        $declarations .= $text unless $kernels || $text =~ /^#include DT_HEADER/;
+        $declarations .= $text unless $kernels && $text !~ /^#define dt__v_\w+\(/ || $text =~ /^#include DT_HEADER/;
         $kernels = 0 if $text =~ /^#endif .* end of the kernel text/;
         next;
     }

@@ -22,11 +22,11 @@ sub launched {
     my ($status, undef, $err) = run(900, "$cc -std=gnu11 $flags $source -o $program $switches -lm -lpthread");
     return $status ? (diag($err), undef)[1] : $program;
 }
-my $plain = launched('plain', '-DDT_COMPILER') or BAIL_OUT('launched.c does not compile');
+my $plain = built('library', 'tests/launched.c', 'launched_plain');
 my $comm = launched('comm', '-DDT_COMM_ONLY') or BAIL_OUT('launched.c does not compile with DT_COMM_ONLY');
 my $mpi = mpi_missing() ? '' : mpi_flags('compile') . mpi_flags('link');
 my $fabric = run(60, "echo '#include <rdma/fabric.h>' | $cc -E - >/dev/null") ? '' : '-DDT_OFI -lfabric';
-my $engines = $mpi || $fabric ? launched('engines', "-DDT_NCCL $fabric " . ($mpi ? "-DDT_MPI $mpi" : '')) : undef;
+my $engines = $mpi || $fabric ? built('engines', 'tests/launched.c', 'launched_engines') : undef;
 
 spew("$tmp/text", join ' ', map { ($_ * 7919) % 1000 } 1 .. 4000);
 my $train = "--data $tmp/text --batch 8 --sequence 16";

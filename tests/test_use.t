@@ -82,10 +82,7 @@ for (["$tmp/none --prompt x", 1, qr/cannot read .*none/], ["$tmp --prompt x", 1,
 
 # ---- trained in one program, used in another ----
 
-my $predicts = "$tmp/predicts";
-spew("$tmp/library.c", "#define DTRAIN_IMPLEMENTATION\n#include \"dtrain.h\"\n");
-($status, undef, $err) = run(600, "$cc -std=gnu11 -O0 -DDT_DEBUG $flags -I$root $root/tests/predicts.c $tmp/library.c -o $predicts -lm -lpthread");
-die "cannot build predicts: $err" if $status;
+my $predicts = linked_with('library', "$root/tests/predicts.c", "$tmp/predicts");
 for (['own', '--ranks 2 --zero 3', '--ranks 2 --pp 2', '--ranks 3 --checkpoint-kind full'], ['own', '--checkpoint-kind full --precision bf16', '--ranks 2'],
      ['tokens', '--ranks 2 --pp 2', '--ranks 2'], ['gpt2', '--tensor-shards 2 --ranks 4 --tp 2 --pp 2', '', '--ranks 2 --tp 2'],
      ['gpt2', '--context-shards 2 --ranks 2 --cp 2', '--ranks 2 --cp 2'], ['llama', '--tensor-shards 2 --ranks 2 --zero 3 --precision bf16', '', '--ranks 2 --tp 2'],
