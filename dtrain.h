@@ -279,7 +279,7 @@ typedef struct dt_recipe {
     int64_t context_shards; /* Vc, a power of two; above 1, shard c has the slices c and 2 Vc - 1 - c of 2 Vc */
     int64_t warmup, decay;  /* steps of linear warm-up from 0, and of WSD's final decay; 0: a tenth of steps */
     int32_t schedule, accumulation;  /* dt_schedule, dt_accumulation */
-    float (*rate)(void *user, int64_t step); /* NULL, or the rate of step 1, 2, ..: one for all ranks and restarts */
+    float (*rate)(void *user, int64_t step); /* NULL, or the rate of step 1, 2, ..: 0 or more, of all ranks */
     void *rate_user;
     float learning_rate, final_rate; /* peak; share of the peak at the end of cosine, linear and WSD */
     float beta1, beta2, epsilon;     /* AdamW, Adam; Lion's betas */
@@ -396,7 +396,8 @@ DT_API dt_result dt_trainer_open(dt_trainer **t, const dt_recipe *recipe, const 
 DT_API void dt_trainer_close(dt_trainer **t);
 /* One optimizer step, with validation, sample and checkpoint when they are due (collective). DT_E_NUMERIC: loss or norm
  * is not finite, and the weights are those of the step before; DT_E_STOPPED: a request to stop (SIGTERM, Ctrl-C), after
- * a checkpoint of this step; DT_E_INTERRUPTED: the same without one. A resumed run that is complete does nothing. */
+ * a checkpoint of this step; DT_E_INTERRUPTED: the same without one; DT_E_USAGE: all steps are done. In a run that was
+ * complete when it was resumed the first call does nothing. */
 DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info);
 DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info); /* all steps that are left */
 DT_API int dt_trainer_is_root(const dt_trainer *t); /* is this rank 0, the one that prints? */
@@ -12356,24 +12357,28 @@ static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float l
     return u;
 }
 
-/* Begins step `step` (0 first) with gradients of this norm, without the loss scale: scalars for parameters without [0]
- * and with weight decay, and the learning rate. Clipping and the scale are one factor. */
-static float dt__update_begin(dt__powers *p, const dt_recipe *r, int64_t step, float norm, dt__update u[2])
+/* Begins a step with gradients of this norm, without the loss scale: scalars for parameters without [0] and with weight
+ * decay. Clipping and the scale are one factor. */
+static void dt__update_begin(dt__powers *p, const dt_recipe *r, float rate, float norm, dt__update u[2])
 {
-    float rate = dt__learning_rate(r, step), clip = r->clip > 0.0f && norm > r->clip ? r->clip / (norm + 1e-6f) : 1.0f;
+    float clip = r->clip > 0.0f && norm > r->clip ? r->clip / (norm + 1e-6f) : 1.0f;
     p->power1 *= (double)r->beta1;
     p->power2 *= (double)r->beta2;
     clip /= (float)p->scale;
     for (int decays = 0; decays < 2; decays++) u[decays] = dt__update_of(p, r, rate, clip, decays);
     if (dt__scale_adapts(r) && ++p->good == 2000) p->good = 0, p->scale *= p->scale < 16777216.0 ? 2.0 : 1.0;
-    return rate;
 }
 
-/* For a norm that is not finite, from the square of the scaled gradients': skips the step, and with a scale of 1 is an
- * error. */
-static dt_result dt__update_check(dt__powers *p, const dt_recipe *r, float squares, int64_t step, int *skip)
+/* The learning rate of step `step` (0 first). For a norm that is not finite, from the square of the scaled gradients':
+ * skips the step, and with a scale of 1 is an error. */
+static dt_result dt__update_check(dt__powers *p, const dt_recipe *r, float squares, int64_t step, float *rate,
+                                 int *skip)
 {
-    *skip = !(squares <= 3.402823466e38f); /* NaN fails */
+    *rate = dt__learning_rate(r, step);
+    if (!(*rate >= 0.0f && *rate <= 3.402823466e38f)) /* NaN fails */
+        return dt__error(DT_E_NUMERIC, "recipe.rate gives %g for step %lld: return a finite number not below 0",
+                         (double)*rate, (long long)step + 1);
+    *skip = !(squares <= 3.402823466e38f);
     if (*skip && p->scale <= 1.0)
         return dt__error(DT_E_NUMERIC,
                          "the gradient norm of step %lld is not finite: lower --learning-rate, or raise --warmup",
@@ -20348,12 +20353,16 @@ DT_API int64_t dt_optimizer_parameters(const dt_optimizer *o, dt_parameter *list
 }
 
 /* Powers and number of the step, which a program may have loaded. */
-static void dt__optimizer_seek(dt_optimizer *o)
+static dt_result dt__optimizer_seek(dt_optimizer *o)
 {
     dt__update u[2];
-    if ((float)o->step == o->steps) return;
+    if ((float)o->step == o->steps) return DT_OK;
+    if (!(o->steps >= 0.0f && o->steps <= 16777216.0f) || o->steps != (float)(int64_t)o->steps)
+        return dt__error(DT_E_DATA, "the optimizer's step is %g: load a whole number from 0 to 2^24",
+                         (double)o->steps);
     o->powers = dt__powers_first(&o->recipe);
-    for (o->step = 0; (float)o->step < o->steps; o->step++) dt__update_begin(&o->powers, &o->recipe, 0, 0.0f, u);
+    for (o->step = 0; (float)o->step < o->steps; o->step++) dt__update_begin(&o->powers, &o->recipe, 0.0f, 0.0f, u);
+    return DT_OK;
 }
 
 DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *info)
@@ -20372,10 +20381,10 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
         dt__mem_squares(o->kernels, o->pool, g, n, o->sums);
         squares = squares + dt__tree(o->sums, dt__ceil_div(n, DT__BLOCK));
     }
-    dt__optimizer_seek(o);
-    if (!r) r = dt__update_check(&o->powers, &o->recipe, squares, o->step, &skip);
+    if (!r) r = dt__optimizer_seek(o);
+    if (!r) r = dt__update_check(&o->powers, &o->recipe, squares, o->step, &rate, &skip);
     if (r) return dt__fp_leave(saved), r;
-    rate = dt__update_begin(&o->powers, &o->recipe, o->step, dt__sqrtf(squares), u);
+    dt__update_begin(&o->powers, &o->recipe, rate, dt__sqrtf(squares), u);
     for (int64_t i = 0; i < o->count; i++) {
         dt__stepping s = DT__ZERO;
         s.k = o->kernels, s.optimizer = o->recipe.optimizer, s.n = dt_shape_count(o->list[i].shape);
@@ -22468,10 +22477,9 @@ static dt_result dt__engine_update(dt__engine *e)
     dt__update u[2];
     dt_result result = dt__engine_squares(e, &squares);
     e->norm = dt__sqrtf(squares) / (float)e->powers.scale;
-    e->rate = dt__learning_rate(e->recipe, e->step);
-    if (!result) result = dt__update_check(&e->powers, e->recipe, squares, e->step, &skip);
+    if (!result) result = dt__update_check(&e->powers, e->recipe, squares, e->step, &e->rate, &skip);
     if (result || skip) return result;
-    e->rate = dt__update_begin(&e->powers, e->recipe, e->step, e->norm, u);
+    dt__update_begin(&e->powers, e->recipe, e->rate, e->norm, u);
     for (int32_t i = 0; i < e->net.param_count; i++) {
         dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
         dt__stepping s;
@@ -26295,7 +26303,8 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     int64_t shards = t->recipe.data_shards, dp = e->mesh.size[DT_AXIS_DATA], leaves = dt__engine_leaves(e);
     dt_result r = DT_OK;
     unsigned saved;
-    if (batches) samples = dt__min(samples, batches * t->recipe.batch);
+    if (batches < 0) return dt__misuse("dt_trainer_evaluate: %lld batches: pass 0 (all) or more", (long long)batches);
+    if (batches) samples = dt__min(samples, dt__min(batches, samples) * t->recipe.batch);
     if (!samples)
         return dt__misuse("there is no validation data: %s",
                           t->feed.own ? "the source's samples[DT_VALIDATION] is 0" : "--validation is 0");
@@ -26632,6 +26641,7 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how, char *text)
 {
     if (dt__refused("t prompt text", t, prompt, text)) return DT_E_USAGE;
+    if (count < 0) return dt__misuse("dt_trainer_sample: %lld bytes: pass 0 or more", (long long)count);
     dt_generation usual = dt_generation_default();
     dt__drawn d = {text, 0, count, 0, 0, 0, &usual};
     usual.past_end = 1;
@@ -26887,7 +26897,8 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
 static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
 {
     dt_result r = DT_OK;
-    if (t->first < 0) return dt__misuse("all %lld steps are done: raise --steps to go on", (long long)t->recipe.steps);
+    if (t->first != t->e.step) /* done here */
+        return dt__misuse("all %lld steps are done: raise --steps to go on", (long long)t->recipe.steps);
     t->first = -1;
     info->step = t->e.step, info->loss = (float)t->save.now.loss;
     if (dt__trainer_speaks(t))
@@ -27731,7 +27742,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     uint32_t said = dt__save_says(t);
     dt_result r, logged;
     if (*t->serves) return dt__misuse("%s is open for use: open a trainer to train (dt_trainer_open)", t->serves);
-    if (t->first && e->step == t->recipe.steps) return dt__trainer_done(t, info);
+    if (e->step == t->recipe.steps) return dt__trainer_done(t, info);
     dt__engine_times(e, &before[0], &before[1]);
     dt__pulse_read(t, pulse);
     r = dt__trainer_batch(t, &said, &loss, &auxiliary);

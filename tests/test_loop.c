@@ -299,6 +299,72 @@ static dt_result run_plane(dt_recipe recipe, dt_layout layout, char hash[65])
     dt_trainer_close(&t);
     return r;
 }
+/* Numbers of a program's own functions are checked where they enter, and calls that make no sense are refused. */
+static float given(void *user, int64_t step)
+{
+    return step == 2 ? *(float *)user : 0.1f;
+}
+static int test_rate(float bad)
+{
+    float w[2] = {1, 2}, g[2] = {1, 1}, kept;
+    dt_parameter p = {"w", dt_shape1(2), w, g};
+    dt_recipe recipe = dt_recipe_default();
+    dt_optimizer *o = NULL;
+    dt_result r;
+    recipe.optimizer = DT_SGD, recipe.rate = given, recipe.rate_user = &bad;
+    r = dt_optimizer_open(&o, &recipe, &p, 1);
+    if (!r) r = dt_optimizer_step(o, NULL, NULL);
+    kept = w[0];
+    if (!r && dt_optimizer_step(o, NULL, NULL) == DT_E_NUMERIC && w[0] == kept && strstr(dt_last_error(), "recipe.rate gives")) bad = 0.2f;
+    if (!r) r = dt_optimizer_step(o, NULL, NULL); /* and goes on */
+    dt_optimizer_close(&o);
+    return !r && bad == 0.2f && w[0] < kept;
+}
+static int test_seek(float steps)
+{
+    float w[2] = {1, 2}, g[2] = {1, 1};
+    dt_parameter p = {"w", dt_shape1(2), w, g}, state[4];
+    dt_recipe recipe = dt_recipe_default();
+    dt_optimizer *o = NULL;
+    dt_result r = dt_optimizer_open(&o, &recipe, &p, 1);
+    int64_t n = r ? 0 : dt_optimizer_parameters(o, state, 4);
+    if (n) state[n - 1].values[0] = steps;
+    if (n) r = dt_optimizer_step(o, NULL, NULL);
+    dt_optimizer_close(&o);
+    return n && r == DT_E_DATA && w[0] == 1.0f && strstr(dt_last_error(), "the optimizer's step is");
+}
+static void test_callbacks(dt_recipe recipe, dt_layout layout)
+{
+    static const dt_segment one = {"", height, NULL};
+    static const float bad[] = {NAN, INFINITY, -INFINITY, -1.0f}, steps[] = {INFINITY, NAN, -1.0f, 0.5f, 1e30f};
+    dt_source source = {NULL, {64, 16}, 2, 1, DT_F32, DT_F32, plane};
+    dt_step_info info = dt_step_info_zero();
+    char before[65], text[8];
+    float loss = 7.0f, nan = NAN;
+    dt_trainer *t = NULL;
+    int good = 1;
+    for (int i = 0; i < 4; i++) good &= test_rate(bad[i]);
+    tap_ok(good, "a rate that is NaN, infinite or negative is refused, and the weights stay");
+    good = 1;
+    for (int i = 0; i < 5; i++) good &= test_seek(steps[i]);
+    tap_ok(good, "an optimizer's step that is no whole number is refused, not counted up to");
+    recipe.source = &source, recipe.model = dt_model_segments(&one, 1, 0), recipe.steps = 2;
+    layout.output.quiet = 1, layout.output.sample_length = 0, layout.output.after_step = NULL, layout.threads = 1;
+    good = !dt_trainer_open(&t, &recipe, &layout) && !dt_trainer_run(t, &info);
+    snprintf(before, 65, "%s", t ? dt_trainer_hash(t) : "");
+    tap_ok(good && dt_trainer_step(t, &info) == DT_E_USAGE && strstr(dt_last_error(), "all 2 steps are done") && info.step == 2 &&
+           !strcmp(before, dt_trainer_hash(t)), "a step after the last one is refused");
+    tap_ok(dt_trainer_evaluate(t, -1, &loss) == DT_E_USAGE && loss == 7.0f && !dt_trainer_evaluate(t, INT64_MAX, &loss), "so is an evaluation of -1 batches; of very many it takes all");
+    tap_ok(dt_trainer_sample(t, "x", -1, NULL, text) == DT_E_USAGE, "and a text of -1 bytes");
+    dt_trainer_close(&t);
+    recipe.rate = given, recipe.rate_user = &nan;
+    good = !dt_trainer_open(&t, &recipe, &layout) && !dt_trainer_step(t, &info);
+    snprintf(before, 65, "%s", t ? dt_trainer_hash(t) : "");
+    tap_ok(good && dt_trainer_step(t, &info) == DT_E_NUMERIC && !strcmp(before, dt_trainer_hash(t)) && strstr(dt_last_error(), "gives nan for step 2"),
+           "a trainer keeps its weights, too, when the rate is NaN");
+    dt_trainer_close(&t);
+}
+
 static void test_trainer(void)
 {
     dt_recipe recipe = dt_recipe_default(), hooked;
@@ -312,6 +378,7 @@ static void test_trainer(void)
     layout.output.after_step = look, layout.output.user = &s;
     tap_ok(!run_plane(hooked, layout, other) && !strcmp(plain, other), "a rate of the program's own has the bits of the schedule that it computes");
     tap_ok(s.steps == 12 && s.last == 12 && s.rate > 0.0f && s.rate < recipe.learning_rate, "a program's function is called after each step");
+    test_callbacks(recipe, layout);
     s.stop = 5;
     tap_ok(run_plane(recipe, layout, other) == DT_E_STOPPED && s.last == 5 && strcmp(plain, other), "  and ends the run by what it returns");
 }
