@@ -419,6 +419,9 @@ DT_API void dt_comm_close(dt_comm **c); /* leaves: peers that still wait for thi
 DT_API int dt_comm_rank(const dt_comm *c);
 DT_API int dt_comm_size(const dt_comm *c);
 DT_API dt_result dt_barrier(dt_comm *c); /* returns when all ranks have called it */
+/* Others call a rank frozen that is silent for --timeout seconds. Call this in longer work of the program's own; the
+ * trainer does it while it saves, opens, compiles, generates or calls after_step. */
+DT_API void dt_comm_alive(dt_comm *c);
 /* data (count) of root to all ranks; data replaced by the op over all ranks; in (count) of rank r to row r of out
  * (size,count), where in may be out + rank * count. */
 DT_API dt_result dt_broadcast(dt_comm *c, float *data, int64_t count, int root);
@@ -15149,6 +15152,11 @@ static void dt__comm_tick(dt_comm *c)
     if (c->link) dt__link_poll(c->link);
 }
 
+DT_API void dt_comm_alive(dt_comm *c)
+{
+    if (!dt__refused("c", c)) dt__comm_tick(c);
+}
+
 /* Waits until the other nodes have been told, at most half a second. Runs before a failing call returns. */
 static void dt__hear_last(dt__link *f)
 {
@@ -23791,6 +23799,8 @@ struct dt_trainer {
     dt_layout layout;
     char serves[PATH_MAX]; /* a step of a checkpoint, or published weights: for use; "": it trains */
     dt_comm *comm;
+    dt__queue alive; /* shows that this rank lives */
+    int64_t busy;    /* the job of it that goes on; 0: none */
     dt_pool *pool;
     dt_tokenizer *tokenizer; /* NULL: bytes */
     int32_t end[8];          /* in a generator: ids that end a text */
@@ -25367,15 +25377,38 @@ static dt_result dt__save_failed(dt_trainer *t)
     return dt__error(DT_E_FILE, "%s. Step %lld is not saved; %s in %s", said, (long long)t->save.now.step, left, place);
 }
 
+/* In code that is not ours, and while files are slow, a rank is busy, not frozen: a thread shows that it lives. */
+static dt_result dt__alive_job(void *trainer, int64_t job)
+{
+    dt_trainer *t = (dt_trainer *)trainer;
+    for (; __atomic_load_n(&t->busy, __ATOMIC_ACQUIRE) == job + 1; usleep(2000)) dt__comm_tick(t->comm);
+    return DT_OK;
+}
+
+/* Returns whether dt__busy_end() is to be called: not by what is called meanwhile. */
+static int dt__busy_begin(dt_trainer *t)
+{
+    int begins = t->alive.running && !t->busy;
+    if (begins) __atomic_store_n(&t->busy, t->alive.asked + 1, __ATOMIC_RELEASE), (void)dt__queue_ask(&t->alive);
+    return begins;
+}
+static void dt__busy_end(dt_trainer *t, int begun)
+{
+    if (begun) __atomic_store_n(&t->busy, 0, __ATOMIC_RELEASE);
+}
+
 /* Saves unless the checkpoint of this step exists; `behind`: the files are written while training goes on. */
 static dt_result dt__trainer_save(dt_trainer *t, int behind)
 {
     dt__saver *s = &t->save;
     double before = s->blocked;
+    int busy = dt__busy_begin(t), saved;
     dt_result r = dt__save_end(t);
-    if (r || s->saved == t->e.step) return r;
-    r = dt__save_begin(t);
-    if (!r && !behind) r = dt__save_end(t);
+    saved = r || s->saved == t->e.step;
+    if (!saved) r = dt__save_begin(t);
+    if (!saved && !r && !behind) r = dt__save_end(t);
+    dt__busy_end(t, busy);
+    if (saved) return r;
     s->cost = s->blocked - before;
     return r == DT_E_FILE ? dt__save_failed(t) : r;
 }
@@ -26134,6 +26167,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     dt_trainer *t = (dt_trainer *)dt__alloc((int64_t)sizeof *t, "the trainer");
     dt__text lines = DT__ZERO;
     dt_result r;
+    int busy;
     *handle = NULL;
     if (!t) return DT_E_MEMORY;
     t->recipe = *recipe, t->layout = *layout;
@@ -26141,9 +26175,14 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     t->hashed = -1;
     t->opened = dt__now();
     r = dt_comm_open(&t->comm, NULL, NULL);
-    if (!r) {
+#ifndef DT_NO_THREADS
+    if (!r && dt_comm_size(t->comm) > 1)
+        r = dt__queue_open(&t->alive, dt__alive_job, t, INT64_MAX, "show that this rank lives");
+#endif
+    busy = dt__busy_begin(t);
+    if (t->comm) {
         t->counts = (float *)dt__alloc((int64_t)sizeof(dt_memory) * dt_comm_size(t->comm), "counts");
-        r = t->counts ? dt__choose_kernels(&t->e.k) : DT_E_MEMORY;
+        if (!r) r = t->counts ? dt__choose_kernels(&t->e.k) : DT_E_MEMORY;
         dt__alike_options(&lines, recipe, layout);
         if (!r) r = dt__trainer_settle(t);
         if (!r && (t->layout.output.rules || t->layout.output.stop_on)) r = dt__watch_open(t);
@@ -26180,6 +26219,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
                  1e-6 * (double)t->layout.compile.memory);
     if (!r && t->e.net.compiler && t->layout.compile.graph && dt_trainer_is_root(t)) r = dt__trainer_graph(t);
 #endif
+    dt__busy_end(t, busy);
     if (!r && !from) r = dt__trainer_first(t);
     t->started = t->printed = dt__now();
     if (r) dt_trainer_close(&t);
@@ -26197,6 +26237,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     if (dt__refused("t", handle)) return;
     dt_trainer *t = *handle;
     if (!t) return;
+    dt__busy_end(t, 1);
     dt__loader_close(&t->loader);
     dt__save_close(&t->save);
     dt__free(t->state.tensor);
@@ -26214,6 +26255,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt_data_close(&t->data);
     dt_tokenizer_close(&t->tokenizer);
     dt__pool_close(&t->pool);
+    dt__queue_close(&t->alive);
     dt_comm_close(&t->comm);
     dt__free(t);
     *handle = NULL;
@@ -27006,6 +27048,7 @@ DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_gener
     if (dt__refused("g prompt how", g, prompt, how)) return DT_E_USAGE;
     dt__drawn d = {NULL, 0, how->bytes, 0, 0, 0, how};
     dt_result r;
+    int busy;
     if (how->bytes < 0 || how->bytes > DT__FILE_LIMIT)
         return dt__misuse("%lld bytes of text: choose 0 to %d", (long long)how->bytes, (int)DT__FILE_LIMIT);
     for (const char *const *stop = how->stop; stop && *stop; stop++) {
@@ -27013,7 +27056,9 @@ DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_gener
         d.held = dt__max(d.held, (int64_t)strlen(*stop) - 1);
     }
     d.text = (char *)dt__alloc(how->bytes + 1, "a text");
+    busy = dt__busy_begin(g);
     r = d.text ? dt__sample(g, prompt, &d) : DT_E_MEMORY;
+    dt__busy_end(g, busy);
     if (tokens) *tokens = d.tokens;
     dt__free(d.text);
     return r;
@@ -27798,9 +27843,13 @@ DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info)
 {
     if (dt__refused("t info", t, info)) return DT_E_USAGE;
     dt_result r = *t->serves || t->first == t->recipe.steps ? dt_trainer_step(t, info) : DT_OK;
+    int busy;
     while (!r && t->e.step < t->recipe.steps) {
         r = dt_trainer_step(t, info);
-        if (!r && t->layout.output.after_step) r = t->layout.output.after_step(t->layout.output.user, t, info);
+        if (r || !t->layout.output.after_step) continue;
+        busy = dt__busy_begin(t);
+        r = t->layout.output.after_step(t->layout.output.user, t, info);
+        dt__busy_end(t, busy);
     }
     return r;
 }
