@@ -14969,8 +14969,8 @@ static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fau
                       strsignal(WTERMSIG(status)));
         break;
     case DT__FAULT_FROZEN:
-        dt__print(text, size, "rank %d has not moved for %g s (frozen or cut off? if it computes for so long, raise "
-                  "--timeout)", rank, job->timeout_ms * 1e-3);
+        dt__print(text, size, "rank %d has not moved for %g s (%sfrozen or cut off? if it computes for so long, raise "
+                  "--timeout)", rank, job->timeout_ms * 1e-3, job->loose ? "did it end? is it " : "");
         break;
     case DT__FAULT_DEADLOCK:
         snprintf(text, size, "rank %d waits for a rank that waits for it (a send without its receive, or ranks that "
@@ -15425,7 +15425,7 @@ static double dt__core_quota(void)
     char groups[4096] = "", path[PATH_MAX + 64], text[64], *rest = NULL;
     double least = 1e9;
     (void)dt__system_read("/proc/self/cgroup", groups, sizeof groups - 1);
-    for (char *g = strtok_r(groups, "\n", &rest); g; g = strtok_r(NULL, "\n", &rest)) { /* "4:cpu,cpuacct:/a", "0::/a" */
+    for (char *g = strtok_r(groups, "\n", &rest); g; g = strtok_r(NULL, "\n", &rest)) { /* "4:cpu,x:/a", "0::/a" */
         char *name = strchr(g, ':') ? strchr(strchr(g, ':') + 1, ':') : NULL;
         int one = name && !strstr(g, "::"); /* version 1 */
         if (!name || (one && !strstr(g, ":cpu,") && !strstr(g, ":cpu:") && !strstr(g, ",cpu:"))) continue;
@@ -17520,12 +17520,12 @@ static dt_result dt__world_slurm(dt__world *w)
 
 static dt_result dt__world_mpi(dt__world *w)
 {
-    int pmix = !dt__environment("OMPI_COMM_WORLD_SIZE"); /* then MPI alone knows the size */
+    const char *size = dt__environment("OMPI_COMM_WORLD_SIZE") ? "OMPI_COMM_WORLD_SIZE" : "PMI_SIZE";
+    const char *rank = *size == 'O' ? "OMPI_COMM_WORLD_RANK" : dt__environment("PMIX_RANK") ? "PMIX_RANK" : "PMI_RANK";
     dt_result r = DT_OK;
     w->kind = DT__WORLD_MPI;
-    w->size = pmix ? 0 : dt__world_number(&r, "OMPI_COMM_WORLD_SIZE", 1, DT__WORLD_RANKS, DT__MUST);
-    w->rank = dt__world_number(&r, pmix ? "PMIX_RANK" : "OMPI_COMM_WORLD_RANK", 0,
-                               (pmix ? DT__WORLD_RANKS : w->size) - 1, DT__MUST);
+    w->size = dt__world_number(&r, size, 1, DT__WORLD_RANKS, 0); /* with PMIx, MPI alone knows it */
+    w->rank = dt__world_number(&r, rank, 0, (w->size ? w->size : DT__WORLD_RANKS) - 1, DT__MUST);
     w->local_size = dt__world_number(&r, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, DT__WORLD_RANKS, 0);
     w->local_rank = dt__world_number(&r, "OMPI_COMM_WORLD_LOCAL_RANK", 0, DT__WORLD_RANKS - 1, 0);
     w->hosts = 0;
@@ -17547,6 +17547,36 @@ static dt_result dt__world_torchrun(dt__world *w)
     DT__PRINT(w->job, "torchrun %.60s %d", id ? id : "",
               dt__world_number(&r, "TORCHELASTIC_RESTART_COUNT", 0, INT_MAX, 0));
     return r;
+}
+
+/* What was found, in one line. */
+static void dt__world_describe(dt__world *w)
+{
+    static const char *const name[] = {"the program itself", "Open MPI", "Slurm", "torchrun", "SageMaker"};
+    char local[64] = "", hosts[64] = "", place[160] = "";
+    if (w->local_size) DT__PRINT(local, " (%d of %d here)", w->local_rank, w->local_size);
+    if (w->hosts) DT__PRINT(hosts, " on %d host%s", w->hosts, w->hosts > 1 ? "s" : "");
+    if (w->address[0]) DT__PRINT(place, ", meeting at %.120s, port %d", w->address, w->port);
+    if (w->kind == DT__WORLD_ALONE && w->size == 1) DT__PRINT(w->line, "alone");
+    else DT__PRINT(w->line, "%s: rank %d of %d%s%s%s", name[w->kind], w->rank, w->size, local, hosts,
+                   place);
+}
+
+/* Torchrun's variables inside a job of *outer count when that job has one process here, or says the same. */
+static dt_result dt__world_nested(dt__world *outer)
+{
+    dt__world w = DT__ZERO;
+    dt_result r = DT_OK;
+    int said = dt__environment("RANK") != NULL;
+    w.size = dt__world_number(&r, "WORLD_SIZE", 1, DT__WORLD_RANKS, DT__MUST);
+    if (r || w.size == 1) return r;
+    w.rank = dt__world_number(&r, "RANK", 0, w.size - 1, outer->rank);
+    if (r || ((w.size == outer->size || !outer->size) && w.rank == outer->rank)) return r;
+    w.patience = outer->patience;
+    if (said && outer->size == 1) return *outer = w, dt__world_torchrun(outer);
+    dt__world_describe(outer);
+    return dt__misuse("two launchers number this process: %s, and the variables RANK and WORLD_SIZE say %d of %d. "
+                      "Unset the variables of the one that does not start the ranks", outer->line, w.rank, w.size);
 }
 
 /* ["algo-1", "algo-2"]: counts the hosts, looks for this one, and takes the first one's name as the address. */
@@ -17604,26 +17634,15 @@ static dt_result dt__world_place(dt__world *w)
 {
     const char *address = dt__environment("MASTER_ADDR"), *agent = dt__environment("TORCHELASTIC_USE_AGENT_STORE");
     dt_result r = DT_OK;
-    if (address) dt__world_copy(w->address, sizeof w->address, address);
+    if (address && *address == '[' && strchr(address, ']')) /* [::1] */
+        DT__PRINT(w->address, "%.*s", (int)strcspn(address + 1, "]"), address + 1);
+    else if (address) dt__world_copy(w->address, sizeof w->address, address);
     w->port = dt__world_number(&r, "MASTER_PORT", 1, 65535, w->kind == DT__WORLD_SLURM ? w->port : DT__WORLD_PORT);
     if (agent && !strcmp(agent, "True")) w->port += w->port < 65535 ? 1 : -1; /* torchrun listens at MASTER_PORT */
     if (!r && !w->address[0] && w->size > 1 && w->kind != DT__WORLD_MPI)
         r = dt__misuse("this is rank %d of %d, but nothing says where they meet: set MASTER_ADDR (and "
                        "MASTER_PORT) to an address of the host of rank 0", w->rank, w->size);
     return r;
-}
-
-/* What was found, in one line. */
-static void dt__world_describe(dt__world *w)
-{
-    static const char *const name[] = {"the program itself", "Open MPI", "Slurm", "torchrun", "SageMaker"};
-    char local[64] = "", hosts[64] = "", place[160] = "";
-    if (w->local_size) DT__PRINT(local, " (%d of %d here)", w->local_rank, w->local_size);
-    if (w->hosts) DT__PRINT(hosts, " on %d host%s", w->hosts, w->hosts > 1 ? "s" : "");
-    if (w->address[0]) DT__PRINT(place, ", meeting at %.120s, port %d", w->address, w->port);
-    if (w->kind == DT__WORLD_ALONE && w->size == 1) DT__PRINT(w->line, "alone");
-    else DT__PRINT(w->line, "%s: rank %d of %d%s%s%s", name[w->kind], w->rank, w->size, local, hosts,
-                   place);
 }
 
 /* The file in which SageMaker describes the job; NULL: SageMaker did not start this process. */
@@ -17653,7 +17672,7 @@ static dt_result dt__world_detect(dt__world *w)
     dt_result r;
     int mpi = dt__environment("OMPI_COMM_WORLD_SIZE") != NULL;
 #ifdef DT_MPI
-    mpi = mpi || (dt__environment("PMIX_RANK") && dt__environment("PMIX_NAMESPACE"));
+    mpi = mpi || dt__mpi_expected() > 0;
 #endif
     memset(w, 0, sizeof *w);
     w->size = w->local_size = w->hosts = 1;
@@ -17669,6 +17688,8 @@ static dt_result dt__world_detect(dt__world *w)
     else if (dt__environment("WORLD_SIZE") || (dt__environment("RANK") && dt__environment("MASTER_ADDR")))
         r = dt__world_torchrun(w);
     else if (config) r = dt__world_sagemaker(w, config);
+    if (!r && dt__environment("WORLD_SIZE") && (w->kind == DT__WORLD_MPI || w->kind == DT__WORLD_SLURM))
+        r = dt__world_nested(w);
     if (!r && w->kind != DT__WORLD_ALONE) r = dt__world_place(w);
     dt__world_copy(w->fabric, sizeof w->fabric, dt__environment("DT_FABRIC"));
     if (network) dt__world_copy(w->network, sizeof w->network, network);
@@ -17851,34 +17872,68 @@ static void dt__judge_hello(const dt__meeting *m, const dt__hello *h, char *text
         snprintf(text, room, "two processes say that they are rank %d: let the launcher number them", h->rank);
 }
 
-/* Serves one caller. Returns whether it joins; a caller that proves nothing learns nothing. */
-static int dt__meet_serve(dt__meeting *m, int fd)
-{
-    double end = dt__now() + (double)DT__MEET_SECONDS;
-    uint8_t theirs[32], right[32];
-    dt__hello h;
+/* A connection that has not joined: what it has sent or received of the stage's bytes, and when it must be through. */
+enum { DT__GUESTS = 64 };
+typedef struct dt__guest {
+    int fd, stage; /* 0: hello, 1: welcome, 2: proof, 3: the bytes of all ranks' blobs that are its own */
+    int64_t done;
+    double end;
+    dt__hello hello;
     dt__welcome yes;
-    memset(&yes, 0, sizeof yes);
-    memcpy(yes.magic, dt__meet_magic, sizeof yes.magic);
-    if (dt__transfer(fd, h.magic, sizeof h.magic, 0, end) || memcmp(h.magic, dt__meet_magic, sizeof h.magic) ||
-        getentropy(yes.nonce, sizeof yes.nonce) ||
-        dt__transfer(fd, h.job, (int64_t)(sizeof h - sizeof h.magic), 0, end))
-        return 0;
-    h.job[sizeof h.job - 1] = 0;
-    dt__side_proof(yes.proof, '0', &h, yes.nonce);
-    dt__side_proof(right, 'c', &h, yes.nonce);
-    dt__judge_hello(m, &h, yes.text, sizeof yes.text);
-    if (dt__transfer(fd, &yes, sizeof yes, 1, end) || yes.text[0] || dt__transfer(fd, theirs, sizeof theirs, 0, end) ||
-        memcmp(theirs, right, sizeof right) ||
-        dt__transfer(fd, m->blobs + (int64_t)h.rank * m->bytes, m->bytes, 0, end))
-        return 0;
-    m->caller[h.rank] = fd;
-    m->present++;
-    return 1;
+    uint8_t proof[32], right[32];
+    char blob[DT__BLOB];
+} dt__guest;
+
+/* Goes on with one caller. 1: it joins; 0: it has more to do; -1: it goes. One that proves nothing learns nothing. */
+static int dt__meet_serve(dt__meeting *m, dt__guest *g)
+{
+    dt__hello *h = &g->hello;
+    void *const data[] = {h, &g->yes, g->proof, g->blob};
+    const int64_t sizes[] = {sizeof *h, sizeof g->yes, sizeof g->proof, m->bytes}, left = sizes[g->stage] - g->done;
+    char *at = (char *)data[g->stage] + g->done;
+    ssize_t n = g->stage == 1 ? send(g->fd, at, (size_t)left, MSG_NOSIGNAL | MSG_DONTWAIT)
+                              : recv(g->fd, at, (size_t)left, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR)) return 0;
+    if (n <= 0) return -1;
+    g->done += n;
+    if (!g->stage && memcmp(h->magic, dt__meet_magic, (size_t)dt__min(g->done, sizeof h->magic))) return -1;
+    if (n < left) return 0;
+    g->done = 0;
+    if (g->stage == 0) {
+        memcpy(g->yes.magic, dt__meet_magic, sizeof g->yes.magic);
+        if (getentropy(g->yes.nonce, sizeof g->yes.nonce)) return -1;
+        h->job[sizeof h->job - 1] = 0;
+        dt__side_proof(g->yes.proof, '0', h, g->yes.nonce);
+        dt__side_proof(g->right, 'c', h, g->yes.nonce);
+        dt__judge_hello(m, h, g->yes.text, sizeof g->yes.text);
+    }
+    if (g->stage == 1 && g->yes.text[0]) return -1;
+    if (g->stage == 2 && memcmp(g->proof, g->right, sizeof g->right)) return -1;
+    if (g->stage++ < 3) return 0;
+    if (m->caller[h->rank] >= 0) return -1;
+    memcpy(m->blobs + (int64_t)h->rank * m->bytes, g->blob, (size_t)m->bytes);
+    m->caller[h->rank] = g->fd;
+    return m->present++, 1;
 }
 
-/* Serves callers until all ranks are present, then sends each the answer, or the reason why there is none. A rank that
- * has gone by then is noticed by the engine. */
+/* Takes a new caller in, in place of the oldest one if there are too many. */
+static void dt__meet_admit(dt__meeting *m, dt__guest *guests)
+{
+    int fd = accept(m->listener, NULL, NULL);
+    dt__guest *g = guests;
+    for (int i = 1; i < DT__GUESTS && g->fd >= 0; i++)
+        if (guests[i].fd < 0 || guests[i].end < g->end) g = &guests[i];
+    if (fd < 0) {
+        dt__nap();
+        return;
+    }
+    if (g->fd >= 0) close(g->fd);
+    memset(g, 0, sizeof *g);
+    g->fd = fd, g->end = dt__now() + (double)DT__MEET_SECONDS;
+}
+
+/* Serves all callers at once until all ranks are present, then sends each the answer, or the reason why there is none.
+ * A rank that has gone by then is noticed by the engine. */
 static dt_result dt__meet_gather(dt__meeting *m)
 {
     dt__world *w = m->w;
@@ -17886,10 +17941,26 @@ static dt_result dt__meet_gather(dt__meeting *m)
     size_t used = 0;
     double end;
     dt__welcome answer;
-    while (m->present < w->size && dt__now() < m->end) {
-        int fd = dt__ready(m->listener, POLLIN, m->end) ? accept(m->listener, NULL, NULL) : -1;
-        if (fd >= 0 && !dt__meet_serve(m, fd)) close(fd);
+    struct pollfd p[DT__GUESTS + 1];
+    dt__guest *guests = (dt__guest *)dt__alloc(DT__GUESTS * (int64_t)sizeof *guests, "the rendezvous");
+    if (!guests) return DT_E_MEMORY;
+    for (int i = 0; i < DT__GUESTS; i++) guests[i].fd = -1;
+    while (m->present < w->size && (end = dt__now()) < m->end) {
+        p[DT__GUESTS].fd = m->listener, p[DT__GUESTS].events = POLLIN;
+        for (int i = 0; i < DT__GUESTS; i++)
+            p[i].fd = guests[i].fd, p[i].events = guests[i].stage == 1 ? POLLOUT : POLLIN;
+        if (poll(p, DT__GUESTS + 1, (int)dt__min(100, (int64_t)((m->end - end) * 1e3) + 1)) < 0) continue;
+        for (int i = 0; i < DT__GUESTS; i++) {
+            dt__guest *g = &guests[i];
+            int joins = g->fd >= 0 && p[i].revents ? dt__meet_serve(m, g) : 0;
+            if (g->fd >= 0 && (joins < 0 || (!joins && dt__now() > g->end))) close(g->fd), joins = -1;
+            if (joins) g->fd = -1;
+        }
+        if (p[DT__GUESTS].revents) dt__meet_admit(m, guests);
     }
+    for (int i = 0; i < DT__GUESTS; i++)
+        if (guests[i].fd >= 0) close(guests[i].fd);
+    dt__free(guests);
     memset(&answer, 0, sizeof answer);
     memcpy(answer.magic, dt__meet_magic, sizeof answer.magic);
     for (int r = 1; r < w->size && used < 100; r++)
@@ -23442,9 +23513,9 @@ static dt_result dt__check_foreign(dt__world *w)
     dt_result r;
     memset(w, 0, sizeof *w);
     w->size = 1;
-    if (dt__thread.rank || getenv("DT_MEMFD") || dt__by_mpi()) return DT_OK;
+    if (dt__thread.rank || getenv("DT_MEMFD")) return DT_OK;
     r = dt__world_detect(w);
-    if (r || w->size <= 1) return r;
+    if (r || w->size == 1 || (w->kind == DT__WORLD_MPI && dt__by_mpi())) return r;
 #if defined(DT_OFI) && defined(__linux__)
     if (w->kind != DT__WORLD_MPI) return DT_OK;
 #endif
@@ -23479,11 +23550,14 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
     if (!r) r = dt__launch_parse(&plan, argc, *argv);
     if (!r && dt__by_mpi() && (plan.ranks > 1 || plan.restarts))
         r = dt__misuse("mpirun has started the ranks: leave --ranks and --max-restarts to it");
+    if (!r) r = dt__check_foreign(&world);
+    if (!r && world.size != 1 && (plan.ranks > 1 || plan.restarts))
+        r = dt__misuse("%s: leave --ranks and --max-restarts to it", world.line);
     if (r) return r;
     if (plan.nodes) dt__setenv_number("DT_NODES", (double)plan.nodes);
     if (plan.ranks == 1 && !plan.restarts) { /* so do ranks that another launcher started */
         dt__setenv_number("DT_TIMEOUT", (double)plan.timeout);
-        return dt__check_foreign(&world);
+        return DT_OK;
     }
 #ifndef DT_NO_THREADS
     if (plan.threads) return dt__launch_threads(&plan, *argc, *argv);
@@ -23503,7 +23577,7 @@ static dt_result dt__comm_connect(dt_comm **c, int *argc, char ***argv, dt__worl
     if (!r) r = dt__check_foreign(w);
     if (r) return r;
 #if defined(DT_MPI) && defined(__linux__)
-    if (!dt__thread.rank && dt__by_mpi()) r = dt__mpi_open(&link, argc, argv);
+    if (w->kind == DT__WORLD_MPI) r = dt__mpi_open(&link, argc, argv);
 #endif
 #if defined(DT_OFI) && defined(__linux__)
     if (!link && !r && w->size > 1) r = dt__ofi_open(&link, w);
@@ -23524,7 +23598,6 @@ DT_API dt_result dt_comm_open(dt_comm **c, int *argc, char ***argv)
     dt__world w;
     dt_result r = dt__comm_connect(c, argc, argv, &w);
     if (r) return r;
-    if (dt__by_mpi() && dt__world_detect(&w)) w.kind = DT__WORLD_MPI; /* an MPI with other variables */
     w.rank = (*c)->rank, w.size = (*c)->size;
     (*c)->launched = w.kind != DT__WORLD_ALONE;
     if (w.kind == DT__WORLD_ALONE) w.local_rank = w.rank, w.local_size = w.size, w.hosts = 1;
@@ -26774,7 +26847,8 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
 {
     double now = dt__now(), each = (now - t->started) / (double)(i->step - t->first);
     double left = each * (double)(t->recipe.steps - i->step);
-    int last = i->step == t->recipe.steps, terminal = isatty(STDOUT_FILENO), columns = 100;
+    int last = i->step == t->recipe.steps, columns = 100;
+    int terminal = isatty(STDOUT_FILENO) && !t->comm->launched; /* mpirun may write to a file what a terminal gets */
     dt__piece_text line[DT__PIECES] = DT__ZERO;
     struct winsize w;
     if (i->step > t->first + 1 && !last && now - t->printed < (terminal ? 0.2 : 2.0)) return;

@@ -164,7 +164,7 @@ static void test_precedence(void)
         int n = 0, want = first + 1;
         for (int k = first; k < 4; k++)
             for (const char *const *v = lists[k]; *v; v++)
-                if (strncmp(*v, "TORCHELASTIC_RUN_ID", 19) != 0) variable[n++] = *v;
+                if (strncmp(*v, "TORCHELASTIC_RUN_ID", 19) != 0 && (first > 1 || k != 2)) variable[n++] = *v;
         variable[n] = NULL;
         tap_ok(!detect(&w, variable) && w.kind == want, "of all from %d on, the first counts: %s", want, w.line);
     }
@@ -182,6 +182,42 @@ static void test_precedence(void)
     tap_ok(!detect(&w, variable) && w.kind == DT__WORLD_ALONE, "nor is one of the own supervisor: %s", w.line);
     tap_ok(!detect(&w, place) && !strcmp(w.address, "::1") && w.port == 4000 && !strcmp(w.network, "ib0") &&
            !strcmp(w.fabric, "net"), "MASTER_ADDR and MASTER_PORT, DT_INTERFACE, DT_FABRIC: %s", w.line);
+}
+
+/* A launcher inside a launcher: a WORLD_SIZE above 1 counts, or is refused together with the other one. */
+static void test_nested(void)
+{
+    static const struct {
+        const char *const *base;
+        const char *change[3], *want;
+    } cases[] = {
+        {slurm, {"WORLD_SIZE=7", "RANK=5", "A=b"}, "2: 5/7"},
+        {slurm, {"WORLD_SIZE=7", "A=b", "A=b"}, "2: 5/7"},
+        {slurm, {"WORLD_SIZE=1", "A=b", "A=b"}, "2: 5/7"},
+        {slurm, {"WORLD_SIZE=8", "RANK=5", "A=b"}, "two launchers number this process: Slurm: rank 5 of 7 (1 of 2 here) on 4 hosts, meeting at gpu07, port 27650, and the variables RANK and WORLD_SIZE say 5 of 8"},
+        {slurm, {"WORLD_SIZE=7", "RANK=4", "A=b"}, "two launchers"},
+        {slurm, {"WORLD_SIZE=8", "A=b", "A=b"}, "two launchers"},
+        {slurm, {"WORLD_SIZE=2", "RANK=2", "A=b"}, "RANK=2: it is a whole number from 0 to 1"},
+        {openmpi, {"WORLD_SIZE=4", "RANK=3", "A=b"}, "1: 3/4"},
+        {openmpi, {"WORLD_SIZE=8", "RANK=3", "A=b"}, "two launchers number this process: Open MPI: rank 3 of 4"},
+        {sagemaker, {"WORLD_SIZE=4", "RANK=3", "MASTER_ADDR=[::1]"}, "3: 3/4 local 0/0 host 0/0 at ::1:"},
+        {NULL, {"WORLD_SIZE=2", "RANK=1", "MASTER_ADDR=a"}, "3: 1/2"},
+        {NULL, {"WORLD_SIZE=2", "MASTER_ADDR=a", "A=b"}, "Slurm: rank 0 of 1, and the variables RANK and WORLD_SIZE say 0 of 2"}};
+    static const char *const one[] = {"SLURM_JOB_ID=1", "SLURM_STEP_ID=0", "SLURM_PROCID=0", "SLURM_LOCALID=0", "SLURM_STEP_NUM_TASKS=1"};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *variable[64];
+        int n = 0;
+        dt__world w;
+        dt_result r;
+        if (!cases[i].base) for (; n < 5; n++) variable[n] = one[n];
+        for (const char *const *v = cases[i].base; v && *v; v++) variable[n++] = *v;
+        for (int k = 0; k < 3; k++) variable[n++] = cases[i].change[k];
+        variable[n] = NULL;
+        r = detect(&w, variable);
+        if (!tap_ok(strstr(r ? dt_last_error() : told(&w), cases[i].want) != NULL, "%s in %s: %s", cases[i].change[0],
+                    cases[i].base == slurm ? "Slurm" : cases[i].base == openmpi ? "Open MPI" : cases[i].base ? "SageMaker" : "a step of one task", cases[i].want))
+            tap_note("%s", r ? dt_last_error() : told(&w));
+    }
 }
 
 /* Where checkpoints are without and with --checkpoint. */
@@ -339,10 +375,10 @@ static void test_tcp(const char *address, const char *family)
 {
     dt__world w;
     pid_t pid[4];
-    int fd[3], bad, port = free_port(address);
+    int fd[3], idle[100], bad, port = free_port(address);
     memset(&w, 0, sizeof w);
     if (!port) {
-        tap_skip(7, "no %s here", family);
+        tap_skip(8, "no %s here", family);
         return;
     }
     dt__world_copy(w.address, sizeof w.address, address);
@@ -362,6 +398,12 @@ static void test_tcp(const char *address, const char *family)
     pid[1] = attend(&w, 1, 0.1, NULL);
     bad = ended(pid[0]) + ended(pid[1]);
     tap_ok(!bad && fd[0] >= 0, "%s: strangers do not disturb", family);
+    pid[0] = attend(&w, 0, 0, NULL);
+    for (int i = 0; i < 100; i++) idle[i] = stranger(&w, i % 3 ? "" : "dtmeet02and no more");
+    pid[1] = attend(&w, 1, 0, NULL);
+    bad = ended(pid[0]) + ended(pid[1]);
+    tap_ok(!bad, "%s: nor do a hundred connections that stay", family);
+    for (int i = 0; i < 100; i++) close(idle[i]);
     for (int i = 0; i < 2; i++) close(fd[i]);
     pid[0] = attend(&w, 0, 0, NULL);
     pid[2] = attend(&w, 1, 0.1, "job");
@@ -540,6 +582,7 @@ int main(void)
     test_config();
     test_refused();
     test_precedence();
+    test_nested();
     test_checkpoints();
     test_slurm_lists();
     test_tcp("127.0.0.1", "IPv4");
