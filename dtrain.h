@@ -6127,7 +6127,8 @@ DT_API int64_t dt_dim(const dt_graph *g, dt_tensor t, int axis)
     if (dt__refuses(g, "t#", t)) return 1;
     const dt_shape *s = &dt__at(g, t)->shape;
     if (axis < 0) axis += s->dims;
-    return axis >= 0 && axis < s->dims ? s->n[axis] : 1;
+    if (axis >= 0 && axis < s->dims) return s->n[axis];
+    return dt__misuse("dt_dim: a tensor of %d axes has no such axis", (int)s->dims), 1;
 }
 DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t)
 {
@@ -6135,12 +6136,16 @@ DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t)
 }
 DT_API const void *dt_elements(const dt_graph *g, dt_tensor t)
 {
-    return dt__refuses(g, "t#", t) ? NULL : dt__at(g, t)->data;
+    if (dt__refuses(g, "t#", t)) return NULL;
+    if (!dt__at(g, t)->data) dt__misuse("a tensor of a segment has no elements while its graph is built");
+    return dt__at(g, t)->data;
 }
 DT_API const float *dt_value(const dt_graph *g, dt_tensor t)
 {
     if (dt__refuses(g, "t#", t)) return NULL;
-    return dt__at(g, t)->dtype == DT_F32 ? (const float *)dt_elements(g, t) : NULL;
+    if (dt__at(g, t)->dtype == DT_F32) return (const float *)dt_elements(g, t);
+    return dt__misuse("dt_value: the tensor holds %s: dt_elements reads it", dt__format_of[dt__at(g, t)->dtype].name),
+           (const float *)NULL;
 }
 
 static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int dtype)
@@ -11822,7 +11827,7 @@ static int dt__cache_folder(char *folder, size_t size)
     for (int i = 0; i < 3; i++) {
         struct stat s;
         int n = base[i] && *base[i] ? snprintf(folder, size, "%s%s", base[i], i == 1 ? "/.cache" : "") : -1;
-        if (n < 0 || n + 20 >= (int)size) continue;
+        if (n < 0 || n + 128 >= (int)size) continue; /* room for what follows: no name is cut */
         mkdir(folder, 0777);
         snprintf(folder + n, size - (size_t)n, i < 2 ? "/dtrain" : "/dtrain-%u", (unsigned)geteuid());
         mkdir(folder, 0700);
@@ -12414,10 +12419,15 @@ static dt_result dt__file_error(const char *what, const char *path)
                                        : "check the disk and the permissions, or choose another place");
 }
 
+/* Did all of a path fit into PATH_MAX bytes? A path that is cut names another file. */
+static dt_result dt__path_fits(int printed, const char *path)
+{
+    if (printed >= 0 && printed < PATH_MAX) return DT_OK;
+    return dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", path);
+}
 static dt_result dt__path_join(char joined[PATH_MAX], const char *folder, const char *name)
 {
-    if ((size_t)snprintf(joined, PATH_MAX, "%s/%s", folder, name) < PATH_MAX) return DT_OK;
-    return dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", folder);
+    return dt__path_fits(snprintf(joined, PATH_MAX, "%s/%s", folder, name), folder);
 }
 
 static dt_result dt__file_create(const char *path, int *fd)
@@ -12510,7 +12520,7 @@ static dt_result dt__file_rename(const char *from, const char *to)
 static dt_result dt__dir_make(const char *path)
 {
     char part[PATH_MAX];
-    DT__PRINT(part, "%s", path);
+    if (dt__path_fits(DT__PRINT(part, "%s", path), path)) return DT_E_FILE;
     for (char *p = part + 1; *p; p++) {
         if (*p != '/') continue;
         *p = 0;
@@ -13182,7 +13192,7 @@ DT_API int dt_tokenizer_merge(const dt_tokenizer *t, int64_t rank, int32_t *left
 {
     if (dt__refused("t left right", t, left, right)) return 0;
     const char *pair;
-    if (rank < 0 || rank >= t->merge.count) return 0;
+    if (rank < 0 || rank >= t->merge.count) return dt__misuse("there is no merge %lld", (long long)rank), 0;
     pair = t->merge.bytes + t->merge.entry[rank].at;
     memcpy(left, pair, sizeof *left);
     memcpy(right, pair + sizeof *left, sizeof *right);
@@ -13199,7 +13209,7 @@ DT_API const char *dt_tokenizer_token(const dt_tokenizer *t, int64_t id, int64_t
 {
     if (dt__refused("t bytes", t, bytes)) return NULL;
     const dt__entry *e = dt__token_at(t, id);
-    if (!e) return NULL;
+    if (!e) return dt__misuse("the vocabulary has no token %lld", (long long)id), (const char *)NULL;
     *bytes = e->length;
     return t->token.bytes + e->at;
 }
@@ -16569,12 +16579,14 @@ DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank)
 {
     if (dt__refused("c mine", c, mine)) return NULL;
     const char *p = (const char *)mine;
-    if (rank < 0 || rank >= c->size || dt__is_far(c, rank)) return NULL;
-    for (; c; rank = c->place[rank].parent, c = c->parent)
-        for (dt__region *g = c->regions; g; g = g->next)
-            if (p >= g->base && p < g->base + g->bytes)
-                return g->base + c->place[rank].local * g->stride + (p - g->base) % g->stride;
-    return NULL;
+    const int of = rank;
+    if (rank >= 0 && rank < c->size && !dt__is_far(c, rank))
+        for (; c; rank = c->place[rank].parent, c = c->parent)
+            for (dt__region *g = c->regions; g; g = g->next)
+                if (p >= g->base && p < g->base + g->bytes)
+                    return g->base + c->place[rank].local * g->stride + (p - g->base) % g->stride;
+    return dt__misuse("dt_comm_peer: no rank %d of this node has such memory: pass what dt_comm_alloc gave", of),
+           (void *)NULL;
 }
 
 /* ---- several nodes on one machine ----
@@ -16721,15 +16733,21 @@ static dt_result dt__environment_number(const char *name, double low, double hig
 DT_API int dt_comm_rank(const dt_comm *c) { return dt__refused("c", c) ? 0 : c->rank; }
 DT_API int dt_comm_size(const dt_comm *c) { return dt__refused("c", c) ? 0 : c->size; }
 DT_API int dt_comm_nodes(const dt_comm *c) { return dt__refused("c", c) ? 0 : c->nodes; }
+static int dt__has_rank(const dt_comm *c, int rank)
+{
+    if (rank >= 0 && rank < c->size) return 1;
+    return dt__misuse("there is no rank %d of %d: count from 0", rank, c->size), 0;
+}
 DT_API int dt_comm_node(const dt_comm *c, int rank)
 {
     if (dt__refused("c", c)) return 0;
-    return rank >= 0 && rank < c->size ? c->place[rank].node : 0;
+    return dt__has_rank(c, rank) ? c->place[rank].node : 0;
 }
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer)
 {
     if (dt__refused("c", c)) return 0;
-    return peer >= 0 && peer < c->size ? __atomic_load_n(&c->sent[peer], __ATOMIC_RELAXED) : 0;
+    if (!dt__has_rank(c, peer)) return 0;
+    return __atomic_load_n(&c->sent[peer], __ATOMIC_RELAXED);
 }
 /* Bytes sent to ranks on other nodes. */
 static int64_t dt__comm_sent_far(const dt_comm *c)
@@ -17461,6 +17479,17 @@ static int dt__world_number(dt_result *r, const char *name, int lowest, int high
 
 static void dt__world_copy(char *to, size_t room, const char *from) { snprintf(to, room, "%s", from ? from : ""); }
 
+/* What tells this job from others: the launcher's id, or its hash where that is shorter. */
+static void dt__world_job(dt__world *w, const char *launcher, const char *id, const char *part)
+{
+    char hex[65];
+    dt__sha256 h;
+    dt__sha256_begin(&h);
+    dt__sha256_add(&h, id, id ? (int64_t)strlen(id) : 0);
+    dt__sha256_end(&h, hex);
+    DT__PRINT(w->job, "%s %s%.16s", launcher, !id ? "" : strlen(id) > 64 ? hex : id, part);
+}
+
 /* ---- Slurm ---- */
 
 /* The first host of what Slurm writes for a list, "gpu[07-09,12]-ib,login": "gpu07-ib". 0: malformed. */
@@ -17498,6 +17527,7 @@ static dt_result dt__world_slurm(dt__world *w)
 {
     const char *list = dt__environment("SLURM_STEP_NODELIST"), *id = dt__environment("SLURM_JOB_ID");
     const char *step = dt__environment("SLURM_STEP_ID");
+    char part[24];
     dt_result r = DT_OK;
     w->kind = DT__WORLD_SLURM;
     w->size = dt__world_number(&r, dt__environment("SLURM_STEP_NUM_TASKS") ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS", 1,
@@ -17512,7 +17542,8 @@ static dt_result dt__world_slurm(dt__world *w)
                           "host of rank 0", list);
     w->local_size = dt__host_tasks(dt__environment("SLURM_STEP_TASKS_PER_NODE"), w->host);
     w->port = 20000 + (int)((strtoul(id ? id : "0", NULL, 10) * 8 + strtoul(step, NULL, 10)) % 10000);
-    DT__PRINT(w->job, "slurm %.40s.%.20s", id ? id : "", step);
+    DT__PRINT(part, ".%.15s", step);
+    dt__world_job(w, "slurm", id, part);
     return DT_OK;
 }
 
@@ -17529,13 +17560,13 @@ static dt_result dt__world_mpi(dt__world *w)
     w->local_size = dt__world_number(&r, "OMPI_COMM_WORLD_LOCAL_SIZE", 1, DT__WORLD_RANKS, 0);
     w->local_rank = dt__world_number(&r, "OMPI_COMM_WORLD_LOCAL_RANK", 0, DT__WORLD_RANKS - 1, 0);
     w->hosts = 0;
-    DT__PRINT(w->job, "mpi %.80s", dt__environment("PMIX_NAMESPACE") ? getenv("PMIX_NAMESPACE") : "");
+    dt__world_job(w, "mpi", dt__environment("PMIX_NAMESPACE"), "");
     return r;
 }
 
 static dt_result dt__world_torchrun(dt__world *w)
 {
-    const char *id = dt__environment("TORCHELASTIC_RUN_ID");
+    char restart[16];
     dt_result r = DT_OK;
     w->kind = DT__WORLD_TORCHRUN;
     w->size = dt__world_number(&r, "WORLD_SIZE", 1, DT__WORLD_RANKS, DT__MUST);
@@ -17544,8 +17575,8 @@ static dt_result dt__world_torchrun(dt__world *w)
     w->local_rank = dt__world_number(&r, "LOCAL_RANK", 0, (w->local_size ? w->local_size : w->size) - 1, 0);
     w->hosts = dt__world_number(&r, "GROUP_WORLD_SIZE", 1, w->size, 0);
     w->host = dt__world_number(&r, "GROUP_RANK", 0, DT__WORLD_RANKS - 1, 0);
-    DT__PRINT(w->job, "torchrun %.60s %d", id ? id : "",
-              dt__world_number(&r, "TORCHELASTIC_RESTART_COUNT", 0, INT_MAX, 0));
+    DT__PRINT(restart, " %d", dt__world_number(&r, "TORCHELASTIC_RESTART_COUNT", 0, INT_MAX, 0));
+    dt__world_job(w, "torchrun", dt__environment("TORCHELASTIC_RUN_ID"), restart);
     return r;
 }
 
@@ -17625,7 +17656,7 @@ static dt_result dt__world_sagemaker(dt__world *w, const char *config)
     if (hosts) j.text = NULL; /* not memory of the cursor */
     dt__json_close(&j);
     w->host = w->rank, w->hosts = w->size, w->local_size = 1;
-    DT__PRINT(w->job, "sagemaker %.80s", name ? name : "");
+    dt__world_job(w, "sagemaker", name, "");
     return j.result;
 }
 
@@ -19155,8 +19186,8 @@ static dt_result dt__tensors_add(dt__tensors *t, const char *path)
     if (!dt__reserve((void **)&t->file, t->files, &t->file_room, t->files + 1, sizeof *t->file, "a list of files"))
         return DT_E_MEMORY;
     file = &t->file[t->files++];
-    DT__PRINT(file->path, "%s", path);
-    r = dt__file_open(path, &file->fd, &bytes);
+    r = dt__path_fits(DT__PRINT(file->path, "%s", path), path);
+    if (!r) r = dt__file_open(path, &file->fd, &bytes);
     if (!r && bytes < 8) r = dt__error(DT_E_DATA, "%s has %lld bytes: it is cut", path, (long long)bytes);
     if (!r) r = dt__file_read(file->fd, path, &length, sizeof length, 0);
     if (!r && (length < 0 || length > DT__HEADER_MOST || length > bytes - 8))
@@ -20153,9 +20184,9 @@ static dt_result dt__weights_find(const char *path, char found[PATH_MAX], int *p
 {
     struct stat is;
     int64_t step;
-    dt_result r;
-    snprintf(found, PATH_MAX, "%s", path);
+    dt_result r = dt__path_fits(snprintf(found, PATH_MAX, "%s", path), path);
     *published = 0;
+    if (r) return r;
     if (stat(path, &is)) return dt__file_error("read", path);
     if (dt__holds(path, "manifest.json")) return DT_OK;
     *published = 1;
@@ -20181,8 +20212,9 @@ static dt_result dt__config_path(char name[PATH_MAX], const char *path)
         return dt__path_join(name, dt__holds(path, "config.json") || dt__weights_find(path, found, &published) ? path
                                    : found, "config.json");
     while (dt__ends_with(path, ".safetensors") && bytes && path[bytes - 1] != '/') bytes--;
-    if (bytes < (int64_t)strlen(path)) return snprintf(name, PATH_MAX, "%.*sconfig.json", (int)bytes, path), DT_OK;
-    return snprintf(name, PATH_MAX, "%s", path), DT_OK;
+    if (bytes < (int64_t)strlen(path))
+        return dt__path_fits(snprintf(name, PATH_MAX, "%.*sconfig.json", (int)bytes, path), path);
+    return dt__path_fits(snprintf(name, PATH_MAX, "%s", path), path);
 }
 
 /* *sequence: the positions of the model, 0 if the file does not say. */
@@ -20301,8 +20333,7 @@ DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, 
     dt_result r = dt__parameters_check(__func__, list, count, 0);
     if (r) return r;
     dt__tensor_file_begin(&w, "", "");
-    if (DT__PRINT(w.path, "%s.%ld.tmp", path, (long)getpid()) >= (int)sizeof w.path)
-        r = dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", path);
+    r = dt__path_fits(DT__PRINT(w.path, "%s.%ld.tmp", path, (long)getpid()), path);
     for (int64_t i = 0; i < count; i++) dt__tensor_file_name(&w, list[i].name, DT__STORED_F32, &list[i].shape);
     if (!r) dt__tensor_file_open(&w);
     for (int64_t i = 0; i < count && !r; i++)
@@ -21067,6 +21098,7 @@ typedef struct dt__program {
     int64_t works;
     dt__stack parts; /* this rank's partial sums at the end of the run */
     dt_result result;
+    dt__instr lost;  /* takes what has no memory */
 } dt__program;
 
 /* A unit of work of this rank. Accumulation `shard`: all micro-batches of a shard, then the next shard; `each`: all
@@ -21083,7 +21115,7 @@ static dt__instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__wo
 {
     dt__instr *i;
     if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list))
-        return p->result = DT_E_MEMORY, p->list + p->count - 1;
+        return p->result = DT_E_MEMORY, &p->lost;
     i = &p->list[p->count];
     memset(i, 0, sizeof *i);
     i->op = op, i->segment = segment;
@@ -23942,6 +23974,9 @@ static const float *dt__trainer_part(const dt_trainer *t, const float *array, co
     int64_t arrays = p ? dt__param_arrays(&p->is, net->tensor_shards) : 0;
     if (arrays > 1 && dt__param_shards(&p->is, net->tensor_shards, net->own_shards) < arrays) p = NULL;
     if (count) *count = p ? dt_shape_count(p->is.shape) : 0;
+    if (!p)
+        dt__misuse("this rank has not all of a parameter %s: dt_trainer_parameter_at lists them, dt_trainer_own reads "
+                   "a rank's share", name);
     if (!p || arrays == 1) return p ? array + p->offset : NULL;
     dt__net_whole(net, p, array + p->offset, 4, t->whole);
     return t->whole;
@@ -23956,7 +23991,9 @@ DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, 
 DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, dt_shape *shape)
 {
     if (dt__refused("t", t)) return NULL;
-    if (index < 0 || index >= t->e.net.param_count) return NULL;
+    if (index < 0 || index >= t->e.net.param_count)
+        return dt__misuse("there is no parameter %lld of %d", (long long)index, (int)t->e.net.param_count),
+               (const char *)NULL;
     if (shape) *shape = t->e.net.params[index].is.shape;
     return t->e.net.params[index].is.name;
 }
@@ -24651,7 +24688,7 @@ static dt_result dt__trainer_tokenizer(dt_trainer *t)
     if (r || !t->tokenizer) return r;
     dt__sha256_of(t->tokenizer->file, t->tokenizer->bytes, t->save.now.tokenizer);
     if (*t->serves || !t->layout.checkpoint.place) return DT_OK;
-    DT__PRINT(folder, "%s", t->recipe.tokenizer);
+    if ((r = dt__path_fits(DT__PRINT(folder, "%s", t->recipe.tokenizer), t->recipe.tokenizer)) != DT_OK) return r;
     if (dt__ends_with(folder, file)) folder[strlen(folder) - (sizeof file - 1)] = 0;
     return dt__companions_read(&t->save, folder, 0, DT__OF_TOKENIZER);
 }
@@ -25097,8 +25134,9 @@ static dt_result dt__net_read(dt__net *net, const dt__manifest *m, const char *p
     if (dt__json_enter(&j, '{'))
         while (dt__json_more(&j, '}', &count) && dt__json_key(&j)) {
             dt__param p = DT__ZERO;
-            DT__PRINT(p.name, "%.*s", (int)dt__min(j.length, 95), j.string);
-            if (!dt__param_read(&p, n, dt__stored_numbers(&j, j.at, n, 4 + DT_MAX_DIMS), net->tensor_shards) ||
+            if (DT__PRINT(p.name, "%.*s", (int)j.length, j.string) >= (int)sizeof p.name)
+                dt__json_fail(&j, "the name of parameter %.60s.. is too long", p.name);
+            else if (!dt__param_read(&p, n, dt__stored_numbers(&j, j.at, n, 4 + DT_MAX_DIMS), net->tensor_shards) ||
                 dt__net_find(net, p.name) >= 0)
                 dt__json_fail(&j, "parameter %s stands here twice, or cannot have this shape", p.name);
             else j.result = dt__net_param_add(net, &p, &index);
@@ -25287,7 +25325,7 @@ static dt_result dt__mirror_command(const dt_checkpoints *l, int back)
     const char *command = dt__mirror_line(l), *from = back ? place : l->place, *to = back ? l->place : place;
     const char *argv[] = {"sh", "-c", "export DT_FROM=\"$1\" DT_TO=\"$2\"; exec sh -c \"$0\"", command, from, to, NULL};
     int status;
-    DT__PRINT(place, "%.*s", (int)(command - l->mirror), l->mirror);
+    if (dt__path_fits(DT__PRINT(place, "%.*s", (int)(command - l->mirror), l->mirror), l->mirror)) return DT_E_FILE;
     if (!(status = dt__run_program((char *const *)(uintptr_t)argv, NULL))) return DT_OK;
     return dt__error(DT_E_FILE, "the mirror's command ended with status %d: run it by hand with DT_FROM=%s DT_TO=%s to "
                      "see why", WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), from, to);
@@ -26073,7 +26111,7 @@ static dt_result dt__timeline_put(const dt_trainer *t, const dt__text *text)
         return ferror(file) | fclose(file) ? dt__output_error(path) : DT_OK;
     }
     if (r) return r;
-    DT__PRINT(draft, "%s.%ld.tmp", path, (long)getpid());
+    if ((r = dt__path_fits(DT__PRINT(draft, "%s.%ld.tmp", path, (long)getpid()), path)) != DT_OK) return r;
     r = dt__file_put(draft, text ? text->at : "", text ? text->length : 0);
     if (!r && text) r = dt__file_rename(draft, path);
     if (r || !text) (void)unlink(draft);
