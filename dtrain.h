@@ -346,7 +346,6 @@ typedef struct dt_compilation {
     const char *passes;    /* "fuse,cse": only these; "-fuse": the usual ones but this; NULL: the usual ones */
     int64_t memory;        /* goal in bytes for a unit (dt_compilation_report.memory, but of all stages): backward
                             * recomputes only as many cheap values as the goal takes; 0: all of them */
-    const char *graph;     /* Graphviz file of the segments' graphs before and after; NULL: none */
     int32_t verify;        /* refuse to train unless the first batch gives the same bits compiled and op by op */
     int32_t report;        /* print what compiling did: dt_trainer_compilation */
 } dt_compilation;
@@ -2891,8 +2890,6 @@ typedef struct dt__gemm {
     const float *bias; /* (n) or NULL: added after the chain, rounded once more */
     int round;         /* 0, or the dt_dtype that B's elements are rounded to */
     int dot;           /* R19: the dt__dot_kind whose sums of pairs replace the chain; A and B hold numbers of bf16 */
-    void (*then)(void *user, int64_t i, int64_t rows, int64_t j, int64_t cols, int worker); /* or NULL: gets finished */
-    void *user;                                                                             /* pieces of C in turn */
 } dt__gemm;
 
 /* 16-bit products that a processor has: none, dot products of pairs (AVX512-BF16), or tiles of them (AMX). */
@@ -4214,7 +4211,7 @@ static void DT__K(dt__dot_amx)(int64_t rows, int64_t n, int64_t kp, const float 
 }
 /* One block of k of one task, as dt__gemm_block. */
 static void DT__K(dt__dot_block)(const dt__gemm *g, float *scratch, int64_t i0, int64_t m, int64_t j0, int64_t n,
-                                 int64_t p0, int64_t k, int worker)
+                                 int64_t p0, int64_t k)
 {
     int64_t kp = DT__KP(k), load = g->accumulate || p0 > 0;
     float *rows_of_a = scratch, *more = rows_of_a + DT__MC * kp, *packed = more + 32 * kp, *to = packed;
@@ -4247,7 +4244,6 @@ static void DT__K(dt__dot_block)(const dt__gemm *g, float *scratch, int64_t i0, 
         for (int64_t r = 0; r < rows && g->dot != DT__DOT_AMX; r += DT__MR)
             DT__K(dt__gemm_panel)(dt__min(DT__MR, rows - r), n, 1, kp, rows_of_a + r * kp, kp, 1, packed,
                                   g->c + (i + r) * g->ldc + j0, g->ldc, load != 0, bias);
-        if (g->then && p0 + k == g->k) g->then(g->user, i, rows, j0, n, worker);
     }
     if (g->dot == DT__DOT_AMX) DT__AMX_CLOSE();
 }
@@ -4255,9 +4251,8 @@ static void DT__K(dt__dot_block)(const dt__gemm *g, float *scratch, int64_t i0, 
 
 /* One block of k of one task. */
 static void DT__K(dt__gemm_block)(const dt__gemm *g, float *scratch, int64_t i0, int64_t m, int64_t j0, int64_t n,
-                                  int64_t p0, int64_t k, int worker)
+                                  int64_t p0, int64_t k)
 {
-    int last = g->then && p0 + k == g->k;
     float *panels = scratch, *packed = scratch + DT__KC * DT__MC;
     const float *bias = g->bias && p0 + k == g->k ? g->bias + j0 : NULL;
     int load = g->accumulate || p0 > 0;
@@ -4268,15 +4263,12 @@ static void DT__K(dt__gemm_block)(const dt__gemm *g, float *scratch, int64_t i0,
         rows = dt__min(g->acs == 1 ? DT__MR : DT__MC, i0 + m - i);
         if (g->acs == 1 && rows == DT__MR) {
             DT__K(dt__gemm_panel)(rows, n, 0, k, a, g->ars, 1, packed, g->c + i * g->ldc + j0, g->ldc, load, bias);
-            if (last) g->then(g->user, i, rows, j0, n, worker);
             continue;
         }
         DT__K(dt__pack_a)(panels, a, g->ars, g->acs, k, rows);
-        for (int64_t r = 0; r < rows; r += DT__MR) {
+        for (int64_t r = 0; r < rows; r += DT__MR)
             DT__K(dt__gemm_panel)(dt__min(DT__MR, rows - r), n, 0, k, panels + r * k, 1, DT__MR, packed,
                                   g->c + (i + r) * g->ldc + j0, g->ldc, load, bias);
-        }
-        if (last) g->then(g->user, i, rows, j0, n, worker);
     }
 }
 
@@ -4291,10 +4283,10 @@ static void DT__K(dt__gemm_task)(void *context, int64_t task, int worker)
     for (int64_t block = 0; block < blocks; block++) {
         int64_t p0 = block * kc;
 #if DT__ISA == 2
-        if (g->dot) DT__K(dt__dot_block)(g, scratch, i0, m, j0, n, p0, dt__min(kc, g->k - p0), worker);
+        if (g->dot) DT__K(dt__dot_block)(g, scratch, i0, m, j0, n, p0, dt__min(kc, g->k - p0));
         if (g->dot) continue;
 #endif
-        DT__K(dt__gemm_block)(g, scratch, i0, m, j0, n, p0, dt__min(kc, g->k - p0), worker);
+        DT__K(dt__gemm_block)(g, scratch, i0, m, j0, n, p0, dt__min(kc, g->k - p0));
     }
 }
 
@@ -5667,7 +5659,6 @@ typedef struct dt__call {
     int fresh;
     const struct dt__strided *strided; /* of a map or move */
     int part;                    /* of the op: the input of a move, the passes of a cross-entropy */
-    const struct dt__gemm *epilogue; /* NULL, or its `then` follows a product of a matrix */
 } dt__call;
 
 typedef void (*dt__run_fn)(const dt__call *c);
@@ -7302,7 +7293,6 @@ static void dt__run_product(const dt__call *c, int first)
     if (dt__in(c, first + 1)->op == DT__OP_PARAM) job.round = c->g->precision;
     if (dt__in_format(c->g, c->n->in[first]) && (job.round || dt__in_format(c->g, c->n->in[first + 1])))
         job.dot = c->env->dot;
-    if (c->epilogue) job.then = c->epilogue->then, job.user = c->epilogue->user;
     if (b || of_c || c->slices) {
         job.a = c->in[first], job.b = c->in[first + 1], job.c = c->out;
         dt__run_pieces(c, &job, b, of_c);
@@ -10645,8 +10635,7 @@ static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
 
 /* X(name, text): the passes, in execution order. */
 #define DT__PASSES(X) \
-    X(FOLD, "fold") X(SIMPLIFY, "simplify") X(CSE, "cse") X(LAYOUT, "layout") X(BIAS, "bias") \
-    X(RECOMPUTE, "recompute") X(LOGITS, "logits") X(FUSE, "fuse") X(EPILOGUE, "epilogue") X(ORDER, "order")
+    X(LAYOUT, "layout") X(BIAS, "bias") X(RECOMPUTE, "recompute") X(LOGITS, "logits") X(FUSE, "fuse") X(ORDER, "order")
 #define DT__PASS_ENUM(name, text) DT__PASS_##name,
 enum { DT__PASSES(DT__PASS_ENUM) DT__PASS_COUNT };
 enum { DT__MOST_MEMBERS = 24, DT__TILE = 1024 }; /* ops per group; elements per tile, unless a row has more */
@@ -10660,9 +10649,9 @@ typedef struct dt__rewrite {
     int how;                        /* dt__plan_open's */
     unsigned passes;                /* bit i: pass i runs */
     int32_t room;                   /* of the lists, in nodes */
-    int32_t *to;                    /* what replaces a node, or the node */
+    int32_t *at;                    /* the new numbers of nodes */
     int32_t *readers;               /* live uses of a root */
-    int32_t *unit, *next, *product; /* product: the matrix product that a unit begins with, or 0 */
+    int32_t *unit, *next;
     int32_t *before;                /* the collective, or routing, before this one: all ranks keep one order */
     int32_t *order, ordered;        /* ids in execution order */
     int64_t *rows, *cols;           /* what a unit's ops walk over; rows 0: the unit joins no other */
@@ -10715,125 +10704,7 @@ static void dt__rewrite_live(dt__rewrite *w)
         for (int i = 0; w->live[id] && i < g->nodes[id].inputs; i++) w->readers[dt__root(g, g->nodes[id].in[i])]++;
 }
 
-/* After a pass: readers read what replaces their inputs. */
-static void dt__rewrite_apply(dt__rewrite *w)
-{
-    for (int32_t id = 1; id < w->g->count; id++) {
-        dt__node *n = &w->g->nodes[id];
-        for (int i = 0; i < n->inputs; i++)
-            while (w->to[n->in[i]] != n->in[i]) n->in[i] = w->to[n->in[i]];
-    }
-    dt__rewrite_live(w);
-}
-/* Replaces `id` with `other`, of equal value; 0: type or shape differs, or `id` must stay. */
-static int dt__replace(dt__rewrite *w, int32_t id, int32_t other)
-{
-    const dt__node *n = &w->g->nodes[id], *o = &w->g->nodes[other];
-    if (dt__is_result(w, id) || n->slot >= 0 || n->dtype != o->dtype || !dt__same_shape(&n->shape, &o->shape)) return 0;
-    w->to[id] = other;
-    return 1;
-}
-
 /* ---- passes that rewrite --------------------------------------------------------------------------- */
-
-/* Are all elements one fp32 constant? */
-static int dt__constant_of(const dt_graph *g, int32_t id, float *value)
-{
-    const dt__node *n = &g->nodes[dt__root(g, id)];
-    *value = n->f;
-    return n->op == DT__OP_FULL && n->dtype == DT_F32;
-}
-
-/* Map ops of constants become constants, by the kernels' own functions; so do moves that repeat, permute or drop
- * their elements. */
-static void dt__pass_fold(dt__rewrite *w)
-{
-    for (int32_t id = 1; id < w->g->count; id++) {
-        dt__node *n = &w->g->nodes[id];
-        int map = dt__op_of(n->op)->class_of == DT__CLASS_MAP, constant = n->inputs > 0 && n->inputs <= 3;
-        float value[3], result;
-        const float *in[3];
-        int step[3];
-        memset(step, 0, sizeof step);
-        for (int i = 0; i < 3; i++) in[i] = i < n->inputs ? &value[i] : NULL;
-        for (int i = 0; constant && i < n->inputs; i++) constant = dt__constant_of(w->g, n->in[i], &value[i]);
-        if (!constant || n->slot >= 0) continue;
-        if (map) w->k->map(n->op, &result, in, step, 1, n->f);
-        else if (n->op == DT__OP_EXPAND || n->op == DT__OP_PERMUTE || n->op == DT__OP_SLICE) result = value[0];
-        else continue;
-        n->op = DT__OP_FULL, n->inputs = 0, n->f = result;
-    }
-}
-
-/* A value that algebra proves equal, bit for bit, to map op or move `id`; 0: none. Rules such as x + 0 = x (false for
- * -0) and x - x = 0 (false unless x is finite) are left out. */
-static int32_t dt__simpler(const dt__rewrite *w, int32_t id)
-{
-    const dt_graph *g = w->g;
-    const dt__node *n = &g->nodes[id];
-    int32_t a = n->in[0], b = n->in[1];
-    float v = 0.0f, u = 0.0f;
-    int left = n->inputs > 0 && dt__constant_of(g, a, &u), right = n->inputs > 1 && dt__constant_of(g, b, &v);
-    switch (n->op) {
-    case DT__OP_SCALE: return n->f == 1.0f ? a : 0;
-    case DT__OP_NEG: return g->nodes[a].op == DT__OP_NEG ? g->nodes[a].in[0] : 0;
-    case DT__OP_MUL: return right && v == 1.0f ? a : left && u == 1.0f ? b : 0;
-    case DT__OP_DIV: return right && v == 1.0f ? a : 0;
-    case DT__OP_SUB: return right && dt__bits_of_float(v) == 0 ? a : 0;
-    case DT__OP_ADD:
-        return right && dt__bits_of_float(v) == 0x80000000u ? a : left && dt__bits_of_float(u) == 0x80000000u ? b : 0;
-    case DT__OP_MAXIMUM: case DT__OP_MINIMUM: return a == b ? a : 0;
-    case DT__OP_SELECT: return b == n->in[2] ? b : left ? (u != 0.0f ? b : n->in[2]) : 0;
-    case DT__OP_RELU: case DT__OP_ABS: case DT__OP_FLOOR: case DT__OP_CEIL: case DT__OP_ROUND: case DT__OP_SIGN:
-        return g->nodes[a].op == n->op ? a : 0;
-    case DT__OP_CAST: case DT__OP_EXPAND: case DT__OP_SLICE: case DT__OP_PAD: return a; /* if type and shape agree */
-    case DT__OP_PERMUTE:
-        for (int i = 0; i < n->shape.dims; i++)
-            if (n->i[i] != i) return 0;
-        return a;
-    default: return 0;
-    }
-}
-static void dt__pass_simplify(dt__rewrite *w)
-{
-    for (int32_t id = 1; id < w->g->count; id++) {
-        dt__node *n = &w->g->nodes[id];
-        int32_t other;
-        for (int i = 0; i < n->inputs; i++) n->in[i] = w->to[n->in[i]];
-        other = dt__simpler(w, id);
-        if (other) dt__replace(w, id, other);
-        else if ((n->op == DT__OP_ADD || n->op == DT__OP_SUB) && w->g->nodes[n->in[1]].op == DT__OP_NEG) {
-            n->op = n->op == DT__OP_ADD ? DT__OP_SUB : DT__OP_ADD; /* a + (-b) is a - b */
-            n->in[1] = w->g->nodes[n->in[1]].in[0];
-        } else if (n->op == DT__OP_PERMUTE && w->g->nodes[n->in[0]].op == DT__OP_PERMUTE) {
-            const dt__node *m = &w->g->nodes[n->in[0]];
-            for (int i = 0; i < n->shape.dims; i++) n->i[i] = m->i[n->i[i]];
-            n->in[0] = m->in[0];
-        }
-    }
-}
-
-/* Merges ops of one phase that compute the same. Random ops, routing and losses stay: other code reads their nodes. */
-static void dt__pass_cse(dt__rewrite *w)
-{
-    dt_graph *g = w->g;
-    for (int32_t id = 1; id < g->count; id++) {
-        dt__node *n = &g->nodes[id];
-        int kind = dt__op_of(n->op)->class_of;
-        for (int i = 0; i < n->inputs; i++) n->in[i] = w->to[n->in[i]];
-        if (n->op == DT__OP_INPUT || n->slot >= 0 || dt__is_collective(n->op) || n->op == DT__OP_CACHE ||
-            (kind == DT__CLASS_SPECIAL && n->op != DT__OP_ROPE) || (kind == DT__CLASS_ALIAS && n->op != DT__OP_RESHAPE))
-            continue;
-        for (int32_t e = id - 1; e > 0; e--) {
-            const dt__node *o = &g->nodes[e];
-            if (o->op == n->op && w->phase[e] == w->phase[id] && w->to[e] == e && o->inputs == n->inputs &&
-                o->slot < 0 && !memcmp(o->in, n->in, sizeof *n->in * (size_t)n->inputs) &&
-                !memcmp(o->i, n->i, sizeof n->i) && dt__bits_of_float(o->f) == dt__bits_of_float(n->f) &&
-                o->table == n->table && o->param == n->param && dt__replace(w, id, e))
-                break;
-        }
-    }
-}
 
 /* May readers walk over this move's source instead? Runs of the last axis must be contiguous, or one element. */
 static int dt__is_strided(const dt_graph *g, const dt__node *n)
@@ -10980,7 +10851,6 @@ static void dt__read_copy(dt__rewrite *w, int32_t r, int i, int32_t copy)
     if (dt__is_alias(name.op)) {
         name.op = DT__OP_RESHAPE, name.in[0] = copy, name.inputs = 1;
         t = dt__append(w->g, &name);
-        w->to[t.id] = t.id;
     }
     w->g->nodes[r].in[i] = t.id;
 }
@@ -11018,7 +10888,7 @@ static void dt__pass_recompute(dt__rewrite *w)
         copy.aux = 0, copy.slot = -1;
         t = dt__append(g, &copy);
         if (!t.id) return;
-        w->to[t.id] = t.id, w->phase[t.id] = 1;
+        w->phase[t.id] = 1;
         for (int32_t r = g->forward_count; r < t.id; r++)
             for (int i = 0; i < g->nodes[r].inputs; i++)
                 if (dt__root(g, g->nodes[r].in[i]) == id) dt__read_copy(w, r, i, t.id);
@@ -11075,7 +10945,7 @@ static void dt__pass_logits(dt__rewrite *w)
         copy.aux = 0;
         t = dt__append(g, &copy);
         if (!t.id) return;
-        w->to[t.id] = t.id, w->phase[t.id] = 1;
+        w->phase[t.id] = 1;
         g->nodes[use[1]].in[0] = t.id;
         for (int32_t i = 1; i <= count; i++) { /* and all aliases */
             int32_t root = dt__root(g, i);
@@ -11092,8 +10962,7 @@ static int dt__is_blocked(const dt_graph *g, const dt__node *n)
 }
 
 /* ---- fusion -------------------------------------------------------------------------------------------
- * A group walks over (rows, cols) in tiles. It may begin with a matrix product, whose finished pieces are the tiles.
- * Its other ops are map ops over all elements, map ops and reductions with one element per row, and row ops. */
+ * A group walks over (rows, cols) in tiles. Its ops are map ops over all elements, map ops and reductions with one element per row, and row ops. */
 
 /* Does op `id` read input i along its own walk: the same elements, the same rows, or the row's one element? */
 static int dt__reads_along(const dt_graph *g, int32_t id, int i)
@@ -11128,12 +10997,10 @@ static int dt__depends(dt__rewrite *w, int32_t id, int32_t a, int32_t b)
 /* What units a and b can walk over together; 0: nothing. One unit's elements may be the other's rows. */
 static int dt__fits(const dt__rewrite *w, int32_t a, int32_t b, int64_t *rows, int64_t *cols)
 {
-    int product = w->product[a] || w->product[b], by_rows = w->by_rows[a] || w->by_rows[b];
     int32_t whole = w->rows[a] * w->cols[a] >= w->rows[b] * w->cols[b] ? a : b, part = a + b - whole;
     *rows = w->rows[whole], *cols = w->cols[whole];
-    if (w->product[a] && w->product[b]) return 0;
-    if (*rows == w->rows[part] && *cols == w->cols[part]) return !product || !by_rows;
-    return !product && !w->by_rows[part] && *rows == w->rows[part] * w->cols[part];
+    if (*rows == w->rows[part] && *cols == w->cols[part]) return 1;
+    return !w->by_rows[part] && *rows == w->rows[part] * w->cols[part];
 }
 
 /* May units a and b be one? Reads between their ops must be along the walk; no outside op may lie between them. */
@@ -11172,7 +11039,6 @@ static void dt__join_units(dt__rewrite *w, int32_t id, int i)
     if (!dt__fits(w, a, b, &rows, &cols) || !dt__may_join(w, a, b)) return;
     w->by_rows[a] = w->by_rows[b] = w->by_rows[a] || w->by_rows[b] || rows * cols != w->rows[a] * w->cols[a] ||
                                     rows * cols != w->rows[b] * w->cols[b];
-    w->product[a] = w->product[b] = w->product[a] + w->product[b];
     w->rows[a] = w->rows[b] = rows, w->cols[a] = w->cols[b] = cols;
     dt__join_rings(w, a, b);
 }
@@ -11183,12 +11049,11 @@ static void dt__pass_fuse(dt__rewrite *w)
     int32_t collective = 0;
     for (int32_t id = 0; id < g->count; id++) {
         const dt__node *n = &g->nodes[id];
-        w->unit[id] = w->next[id] = id, w->before[id] = w->product[id] = 0, w->rows[id] = 0;
+        w->unit[id] = w->next[id] = id, w->before[id] = 0, w->rows[id] = 0;
         if (!w->live[id] || dt__root(g, id) != id) continue;
         if (dt__is_collective(n->op) || n->op == DT__OP_MOE_ROUTE) w->before[id] = collective, collective = id;
         if (!dt__walks(g, n, &w->rows[id], &w->cols[id])) w->rows[id] = 0;
-        if (n->op == DT__OP_MATMUL && !(w->passes >> DT__PASS_EPILOGUE & 1u)) w->rows[id] = 0;
-        if (n->op == DT__OP_MATMUL) w->product[id] = id;
+        if (n->op == DT__OP_MATMUL) w->rows[id] = 0;
         w->by_rows[id] = dt__op_of(n->op)->class_of == DT__CLASS_ROW;
     }
     for (int32_t id = 1; id < g->count; id++) {
@@ -11197,7 +11062,7 @@ static void dt__pass_fuse(dt__rewrite *w)
         for (int32_t r = 1; r < g->count && g->nodes[id].op == DT__OP_CROSS_ENTROPY_GRAD; r++)
             if (w->live[r] && g->nodes[r].op == DT__OP_MATMUL && dt__root(g, g->nodes[r].in[0]) == id)
                 w->rows[r] = 0, dt__join_rings(w, w->unit[id], w->unit[r]);
-        w->rows[dt__root(g, g->nodes[id].in[0])] = w->product[w->unit[id]] = 0;
+        w->rows[dt__root(g, g->nodes[id].in[0])] = 0;
     }
     for (int32_t id = 1; id < g->count && w->passes >> DT__PASS_FUSE & 1u; id++)
         for (int i = 0; w->rows[id] && i < g->nodes[id].inputs; i++) dt__join_units(w, id, i);
@@ -11262,7 +11127,7 @@ static void dt__emit_op(dt__rewrite *w, int32_t id)
 static void dt__emit_unit(dt__rewrite *w, int32_t id)
 {
     const dt_graph *g = w->g;
-    int32_t m, first;
+    int32_t m;
     while (g->nodes[id].op == DT__OP_AUX_LOSS) id = g->nodes[id].in[0]; /* follows forward */
     if (g->nodes[id].op == DT__OP_AUX) id = g->nodes[id].in[0]; /* follows its op */
     if (!id || w->seen[id]) return;
@@ -11274,8 +11139,7 @@ static void dt__emit_unit(dt__rewrite *w, int32_t id)
         dt__emit_unit(w, w->before[m]);
         m = w->next[m];
     } while (m != id);
-    first = w->product[w->unit[id]] ? w->product[w->unit[id]] : w->unit[id];
-    dt__emit_op(w, first);
+    dt__emit_op(w, w->unit[id]);
     for (m = 0; m < g->count; m++)
         if (w->unit[m] == w->unit[id]) dt__emit_op(w, m);
     dt__account(w, id, 0);
@@ -11342,7 +11206,7 @@ static dt_result dt__renumber(dt__rewrite *w)
     dt_graph *g = w->g;
     dt_tensor *named[7];
     dt__node *nodes = (dt__node *)dt__alloc((int64_t)sizeof *nodes * (w->ordered + 1), "a graph");
-    int32_t *at = w->to, *last = w->readers; /* of a group's unit: its last op */
+    int32_t *at = w->at, *last = w->readers; /* of a group's unit: its last op */
     if (!nodes) return DT_E_MEMORY;
     named[0] = &g->input, named[1] = &g->targets, named[2] = &g->logits, named[3] = &g->prediction;
     named[4] = &g->loss_seed, named[5] = w->output, named[6] = w->grad_in;
@@ -11410,7 +11274,7 @@ typedef struct dt__fused_op {
 
 /* The group that ends with op `last`: members [begin, begin + count), in tiles of (tall, wide). */
 typedef struct dt__group {
-    int32_t last, product, begin, count, blocked; /* blocked: over blocks of logits */
+    int32_t last, begin, count, blocked; /* blocked: over blocks of logits */
     int64_t rows, cols, tall, wide, floats;
 } dt__group;
 
@@ -11419,7 +11283,6 @@ typedef struct dt__fusion {
     dt__group *groups;
     dt__fused_op *members;
     int32_t group_count, member_count;
-    int64_t apart;   /* bytes of scratch before the tiles, for a product */
     int64_t traffic; /* bytes no longer written and read per unit of work, forward and backward */
     dt__plan *plain; /* of the recorded graph, for comparison, or NULL */
     int64_t saved, temp; /* the compiled graph's; the plan's fit `plain`, too, if both run */
@@ -11506,7 +11369,6 @@ static void dt__tile_run(const dt__group_run *r, const dt__tile *t)
 {
     for (int32_t i = 0; i < r->group->count; i++) {
         const dt__fused_op *m = &r->f->members[r->group->begin + i];
-        if (m->id == r->group->product) continue;
         if (dt__is_each(r->call[i].g, m->id)) dt__member_each(r, i, t), i += m->code ? m->chain - 1 : 0;
         else dt__member_rows(r, m, &r->call[i], t);
     }
@@ -11515,23 +11377,11 @@ static dt__tile dt__tile_of(const dt__group_run *r, int worker)
 {
     dt__tile t;
     memset(&t, 0, sizeof t);
-    t.values = (float *)(void *)((char *)dt__scratch(r->env->pool, worker) + r->f->apart);
+    t.values = (float *)dt__scratch(r->env->pool, worker);
     return t;
 }
 
-/* A finished piece of the product. */
-static void dt__group_piece(void *user, int64_t i, int64_t rows, int64_t j, int64_t cols, int worker)
-{
-    const dt__group_run *r = (const dt__group_run *)user;
-    dt__tile t = dt__tile_of(r, worker);
-    int64_t tall = dt__max(1, DT__TILE / cols);
-    t.col = j, t.cols = cols;
-    for (t.row = i; t.row < i + rows; t.row += tall) {
-        t.rows = dt__min(tall, i + rows - t.row);
-        dt__tile_run(r, &t);
-    }
-}
-/* A task of a group without a product: r->tiles tiles. */
+/* A task of a group: r->tiles tiles. */
 static void dt__group_task(void *user, int64_t task, int worker)
 {
     const dt__group_run *r = (const dt__group_run *)user;
@@ -11593,7 +11443,6 @@ static void dt__group_go(const dt__plan *p, int32_t id, const dt__bind *b, const
     const dt__fusion *f = dt__fusion_of(p);
     dt__group_run r;
     dt__env own = *env;
-    dt__gemm then;
     int64_t all;
     if (f->library) own.k = &f->own;
     r.f = f, r.group = f->groups, r.env = env = &own;
@@ -11607,13 +11456,6 @@ static void dt__group_go(const dt__plan *p, int32_t id, const dt__bind *b, const
     }
     if (r.group->blocked) {
         dt__logits_go(&r);
-        return;
-    }
-    if (r.group->product) {
-        memset(&then, 0, sizeof then);
-        then.then = dt__group_piece, then.user = &r;
-        r.call[0].epilogue = &then;
-        dt__run_matmul(&r.call[0]);
         return;
     }
     r.across = dt__ceil_div(r.group->cols, r.group->wide);
@@ -11669,14 +11511,13 @@ static void dt__group_lay_out(dt__fusion *f, const dt__plan *p, dt__group *group
     }
 }
 
-static dt_result dt__fusion_open(dt__plan *p, const dt__kernels *k)
+static dt_result dt__fusion_open(dt__plan *p)
 {
     const dt_graph *g = p->g;
     dt__fusion *f = (dt__fusion *)dt__alloc((int64_t)sizeof *f, "a compiled plan");
     if (!f) return DT_E_MEMORY;
     p->fused = &f->base;
     f->base.run = dt__group_go, f->base.close = dt__fusion_close;
-    f->apart = dt__round_up(k->gemm_scratch(), 64);
     f->groups = (dt__group *)dt__alloc((int64_t)sizeof *f->groups * g->count, "a compiled plan");
     f->members = (dt__fused_op *)dt__alloc((int64_t)sizeof *f->members * g->count, "a compiled plan");
     if (!f->groups || !f->members) return DT_E_MEMORY;
@@ -11688,7 +11529,6 @@ static dt_result dt__fusion_open(dt__plan *p, const dt__kernels *k)
         if (!group->count) memset(group, 0, sizeof *group), group->begin = f->member_count;
         f->members[f->member_count++].id = id;
         group->count++, group->last = n->group;
-        if (n->op == DT__OP_MATMUL) group->product = id;
         group->blocked |= dt__is_blocked(g, n);
         dt__walks(g, n, &rows, &cols);
         if (rows * cols + !dt__is_each(g, id) > group->rows * group->cols) group->rows = rows, group->cols = cols;
@@ -11700,10 +11540,10 @@ static dt_result dt__fusion_open(dt__plan *p, const dt__kernels *k)
         for (int32_t i = 0; i < group->count; i++) /* what is per row needs whole rows */
             if (!dt__is_each(g, f->members[group->begin + i].id) ||
                 dt__count(&g->nodes[f->members[group->begin + i].id]) != group->rows * group->cols)
-                if (!group->product) group->wide = group->cols;
+                group->wide = group->cols;
         group->tall = dt__max(1, DT__TILE / group->wide);
         dt__group_lay_out(f, p, group);
-        f->base.scratch = dt__max(f->base.scratch, f->apart + 4 * group->floats);
+        f->base.scratch = dt__max(f->base.scratch, 4 * group->floats);
     }
     return DT_OK;
 }
@@ -11962,7 +11802,7 @@ static const char *const dt__pass_names[] = {DT__PASSES(DT__PASS_NAME)};
 /* "a,b": these; "-a,-b": the usual ones but these. */
 static dt_result dt__passes_of(const char *list, unsigned *passes)
 {
-    const unsigned slow = 1u << DT__PASS_LOGITS | 1u << DT__PASS_EPILOGUE, usual = (1u << DT__PASS_COUNT) - 1u - slow;
+    const unsigned usual = (1u << DT__PASS_COUNT) - 1u - (1u << DT__PASS_LOGITS);
     unsigned given = 0;
     int drops = list && *list == '-';
     for (const char *at = list; at && *at;) {
@@ -11972,8 +11812,8 @@ static dt_result dt__passes_of(const char *list, unsigned *passes)
             pass++;
         if (pass == DT__PASS_COUNT || minus != drops)
             return dt__misuse("--compile-passes: '%s%.*s' %s. A list names the passes to run or, with - "
-                              "before each, those to leave out: " DT__PASSES(DT__PASS_TEXT) "all but logits and "
-                              "epilogue by default.", minus ? "-" : "", length, at,
+                              "before each, those to leave out: " DT__PASSES(DT__PASS_TEXT) "all but logits "
+                              "by default.", minus ? "-" : "", length, at,
                               pass < DT__PASS_COUNT ? "does not fit the rest" : "is not a pass");
         given |= 1u << pass;
         at += length + (at[length] == ',');
@@ -11989,7 +11829,7 @@ typedef struct dt__compiling {
     dt__compiler base;
     const dt__kernels *k;
     unsigned passes;
-    int draws, tries; /* keep the recorded plans; also run them */
+    int tries;        /* also run the recorded plans */
     int backend;      /* dt_backend */
     int64_t plans, built; /* graphs compiled; those whose C was not cached */
     char why[256];    /* groups run by tiles, not as C; empty: they run as chosen */
@@ -12000,22 +11840,21 @@ typedef struct dt__compiling {
 static int dt__rewrite_open(dt__rewrite *w, dt_graph *g)
 {
     int32_t room = w->room = 3 * g->count + 64;
-    int32_t *lists = (int32_t *)dt__alloc(7 * 4 * (int64_t)room, "a compiler");
+    int32_t *lists = (int32_t *)dt__alloc(6 * 4 * (int64_t)room, "a compiler");
     int64_t *sizes = (int64_t *)dt__alloc(3 * 8 * (int64_t)room, "a compiler");
     uint8_t *flags = (uint8_t *)dt__alloc(4 * (int64_t)room, "a compiler");
-    w->to = lists, w->rows = sizes, w->live = flags;
+    w->at = lists, w->rows = sizes, w->live = flags;
     if (!lists || !sizes || !flags) return 0;
-    w->readers = lists + room, w->unit = lists + 2 * room, w->next = lists + 3 * room, w->product = lists + 4 * room;
-    w->before = lists + 5 * room, w->order = lists + 6 * room;
+    w->readers = lists + room, w->unit = lists + 2 * room, w->next = lists + 3 * room;
+    w->before = lists + 4 * room, w->order = lists + 5 * room;
     w->cols = sizes + room, w->floats = sizes + 2 * room;
     w->phase = flags + room, w->seen = flags + 2 * room, w->by_rows = flags + 3 * room;
-    for (int32_t i = 0; i < room; i++) w->to[i] = i;
     dt__rewrite_live(w);
     return 1;
 }
 static void dt__rewrite_close(dt__rewrite *w)
 {
-    dt__free(w->to);
+    dt__free(w->at);
     dt__free(w->rows);
     dt__free(w->live);
 }
@@ -12046,8 +11885,8 @@ static dt_graph *dt__graph_copy(const dt_graph *g)
 static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_graph *g, dt_tensor output,
                                    dt_tensor grad_in, int how)
 {
-    static void (*const pass[])(dt__rewrite *) = {dt__pass_fold, dt__pass_simplify, dt__pass_cse, dt__pass_layout,
-                                                  dt__pass_bias, dt__pass_recompute, dt__pass_logits};
+    static void (*const pass[])(dt__rewrite *) = {dt__pass_layout, dt__pass_bias, dt__pass_recompute,
+                                                  dt__pass_logits};
     dt__compiling *c = (dt__compiling *)(void *)compiler;
     dt__plan *plain = NULL;
     double start = dt__now(), flops[2] = {0.0, 0.0}; /* of the model, without recomputation */
@@ -12062,18 +11901,18 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
         if (w.live[id] && dt__root(g, id) == id && dt__op_of(g->nodes[id].op)->flops)
             flops[id >= g->forward_count] +=
                 dt__op_of(g->nodes[id].op)->flops(g, &g->nodes[id]) * dt__node_ranks(g, &g->nodes[id]);
-    if (!r && (c->tries || c->draws)) {
+    if (!r && c->tries) {
         dt_graph *copy = dt__graph_copy(g);
         r = copy ? dt__plan_open(&plain, copy, output, grad_in, how) : DT_E_MEMORY;
     }
     for (int i = 0; !r && i <= DT__PASS_LOGITS; i++) {
-        if (c->passes >> i & 1u) pass[i](&w), dt__rewrite_apply(&w);
+        if (c->passes >> i & 1u) pass[i](&w), dt__rewrite_live(&w);
         r = dt_graph_result(g);
     }
     if (!r) dt__pass_fuse(&w), r = dt__pass_order(&w, recorded);
     dt__rewrite_close(&w);
     if (r) dt__plan_close(&plain), dt_graph_close(&g);
-    else if ((r = dt__plan_open(plan, g, output, grad_in, how)) != DT_OK || (r = dt__fusion_open(*plan, c->k)) != DT_OK)
+    else if ((r = dt__plan_open(plan, g, output, grad_in, how)) != DT_OK || (r = dt__fusion_open(*plan)) != DT_OK)
         dt__plan_close(&plain), dt__plan_close(plan);
     else {
         dt__fusion *f = dt__fusion_of(*plan);
@@ -12096,36 +11935,11 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
 static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how, const dt__kernels *k)
 {
     c->base.open = dt__compiled_open, c->k = k;
-    c->draws = how->graph != NULL, c->backend = how->backend;
+    c->backend = how->backend;
     c->tries = how->verify || how->report || how->mode == DT_COMPILE_AUTO;
     return dt__passes_of(how->passes, &c->passes);
 }
 
-/* Draws a plan as a Graphviz cluster named by `number` and `kind`; groups are boxes within. */
-static void dt__graph_draw(FILE *file, const dt__plan *p, int number, const char *kind)
-{
-    const dt_graph *g = p->g;
-    char shape[96];
-    int32_t group = 0;
-    fprintf(file, "subgraph \"cluster %d %s\" {\nlabel=\"%s, %s\";\n", number, kind, g->prefix, kind);
-    for (int32_t id = 1; id < g->count; id++) {
-        const dt__node *n = &g->nodes[id];
-        if (n->group != group && group) fprintf(file, "}\n");
-        if (n->group != group && n->group)
-            fprintf(file, "subgraph \"cluster %d %s %d\" {\nlabel=\"\"; style=filled; color=lightgrey;\n", number, kind,
-                    (int)n->group);
-        group = n->group;
-        fprintf(file, "\"%d %s %d\" [label=\"%s\\n%s\"%s];\n", number, kind, (int)id,
-                n->op == DT__OP_PARAM ? g->params[n->param].name : dt__op_of(n->op)->name,
-                dt__shape_text(&n->shape, shape), id < g->forward_count ? "" : ", style=dashed");
-    }
-    if (group) fprintf(file, "}\n");
-    for (int32_t id = 1; id < g->count; id++)
-        for (int i = 0; i < g->nodes[id].inputs; i++)
-            fprintf(file, "\"%d %s %d\" -> \"%d %s %d\";\n", number, kind, (int)g->nodes[id].in[i], number, kind,
-                    (int)id);
-    fprintf(file, "}\n");
-}
 #endif /* DT_COMPILER */
 
 /* ============================================================================================
@@ -12242,7 +12056,6 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("compile-report", NULL, FLAG, compile.report, 0, NULL, "print what compiling gained and cost"),
     DT__LAYOUT("verify-compiler", NULL, FLAG, compile.verify, 0, NULL,
                "compare the first batch's bits, compiled and op by op"),
-    DT__LAYOUT("show-graph", "FILE", TEXT, compile.graph, 0, NULL, "graphs before and after compiling, for dot"),
     DT__LAYOUT("no-memory-check", NULL, FLAG, no_memory_check, 0, NULL, "start although memory looks too small"),
     DT__LAYOUT("bucket", "BYTES", WHOLE, bucket, 25000000, "[1,inf)", "gradient bytes per reduction"),
     DT__LAYOUT("overlap", "KIND", WORD, overlap, DT_OVERLAP_AUTO, "auto,off,on",
@@ -24125,17 +23938,17 @@ static dt_result dt__check_checkpoint(const dt_checkpoints *c)
     return DT_OK;
 }
 
-enum { DT__OUTPUTS = 3 };
-static const char *const dt__output_names[DT__OUTPUTS] = {"metrics", "show-graph", "timeline"};
+enum { DT__OUTPUTS = 2 };
+static const char *const dt__output_names[DT__OUTPUTS] = {"metrics", "timeline"};
 static const char *dt__output_path(const dt_layout *l, int i)
 {
-    return i == 0 ? l->output.metrics : i == 1 ? l->compile.graph : l->output.timeline;
+    return i ? l->output.timeline : l->output.metrics;
 }
 
 /* Refuses to write over a file of the data, over another output, or over a file that does not begin like output i. */
 static dt_result dt__check_output(const dt_recipe *r, const dt_layout *l, int i)
 {
-    static const char *const first[DT__OUTPUTS] = {"{\"version\"", "digraph ", "{\"displayTimeUnit\""};
+    static const char *const first[DT__OUTPUTS] = {"{\"version\"", "{\"displayTimeUnit\""};
     const char *path = dt__output_path(l, i), *name = dt__output_names[i];
     char text[24] = "";
     struct stat is;
@@ -25050,7 +24863,7 @@ static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layou
     char name[48], value[PATH_MAX];
     for (const dt__option *o = dt__options; o < dt__options + sizeof dt__options / sizeof *o; o++) {
         DT__PRINT(name, " %s ", o->name);
-        if (strstr(" threads quiet metrics show-graph ", name)) continue; /* of one rank */
+        if (strstr(" threads quiet metrics ", name)) continue; /* of one rank */
         dt__option_text(o, o->group == DT__GROUP_RECIPE ? (const void *)r : (const void *)l, value, sizeof value);
         if (*value && o->kind == DT__KIND_TEXT && strstr("FILE PATH", o->argument)) DT__PRINT(value, "given");
         dt__text_add(text, "--%s\t%s\n", o->name, *value ? value : "not given");
@@ -26106,7 +25919,7 @@ static dt_result dt__timeline_put(const dt_trainer *t, const dt__text *text)
     dt_result r = dt__check_output(&t->recipe, &t->layout, 2);
     if (realpath(path, full)) path = full;
     if (!r && !stat(path, &is) && !S_ISREG(is.st_mode)) {
-        if (!text || (r = dt__output_open(t, 2, "w", &file)) != DT_OK) return r;
+        if (!text || (r = dt__output_open(t, 1, "w", &file)) != DT_OK) return r;
         fwrite(text->at, 1, (size_t)text->length, file);
         return ferror(file) | fclose(file) ? dt__output_error(path) : DT_OK;
     }
@@ -26245,22 +26058,6 @@ static void dt__compilation_count(const dt_trainer *t, dt_compilation_report *r)
     r->plans = t->e.compiling.plans, r->built = t->e.compiling.built;
 }
 
-static dt_result dt__trainer_graph(const dt_trainer *t)
-{
-    FILE *file;
-    int bad;
-    dt_result r = dt__output_open(t, 1, "w", &file);
-    if (r) return r;
-    fprintf(file, "digraph segments {\nrankdir=TB; node [shape=box, fontname=\"sans-serif\"];\n");
-    for (int64_t q = 0; q < t->e.net.count; q++) {
-        const dt__built *b = dt__trainer_plan(t, q);
-        if (b && dt__fusion_of(b->plan)->plain) dt__graph_draw(file, dt__fusion_of(b->plan)->plain, (int)q, "op by op");
-        if (b) dt__graph_draw(file, b->plan, (int)q, "compiled");
-    }
-    fprintf(file, "}\n");
-    bad = ferror(file) | fclose(file);
-    return bad ? dt__output_error(t->layout.compile.graph) : DT_OK;
-}
 #endif
 DT_API dt_result dt_trainer_compilation(const dt_trainer *t, dt_compilation_report *report)
 {
@@ -26328,7 +26125,6 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
         dt__tell("compiler a unit needs %.1f MB: no more can be computed again cheaply for the goal of %.1f MB. Choose "
                  "another --recompute, or a smaller micro-batch\n", 4e-6 * dt__compiled_floats(&t->e.net),
                  1e-6 * (double)t->layout.compile.memory);
-    if (!r && t->e.net.compiler && t->layout.compile.graph && dt_trainer_is_root(t)) r = dt__trainer_graph(t);
 #endif
     dt__busy_end(t, busy);
     if (!r && !from) r = dt__trainer_first(t);

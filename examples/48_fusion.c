@@ -4,9 +4,9 @@
  *     - A chain of elementwise operations run one by one moves every value through memory at each step. Fused, it runs
  *       tile by tile: what stands between two operations stays in the first-level cache. The arithmetic is the same,
  *       and so are the bits.
- *     - A compiler finds such chains in a model's graph, forward and gradient (dt_layout.compile). Other passes remove
- *       common subexpressions, put a bias into its matrix product, read a slice where it lies, change the order, and
- *       compute cheap values again in backward instead of keeping them: all, or as many as a goal for memory needs.
+ *     - A compiler finds such chains in a model's graph, forward and gradient (dt_layout.compile). Other passes put a
+ *       bias into its matrix product, read a slice where it lies, change the order, and compute cheap values again in
+ *       backward instead of keeping them: all, or as many as a goal for memory needs.
  *     - Operations without a rule, such as attention, run as their plain kernels. They are most of the time here, so
  *       the step becomes little faster. What falls is memory. It can also rise: plan it, do not assume it.
  *     - "20 to 50 % faster" is measured on accelerators, whose arithmetic is far ahead of their memory.
@@ -26,7 +26,7 @@
  *     ok: fewer bytes, the same bits, one hash
  *
  * Predict first: a chain of eight operations instead of four: which of the two times doubles?
- * Exercise: 06_train --compile on --show-graph g.dot, then dot -Tsvg g.dot. Which value of a block is read most often?
+ * Exercise: 06_train --compile on --compile-report, with one pass left out at a time. Which pass saves most memory?
  *
  * Read on: 49_compile_pays.c for when that is worth its time, 42_recompute_by_hand.c for the other way to keep less. */
 #define DT_COMPILER

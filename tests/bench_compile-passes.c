@@ -14,7 +14,6 @@ static const struct row { const char *name, *passes; int precision, numerics, ba
     {"op by op", NULL, DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
     {"the usual passes", "", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
     {"the usual passes, by cc", "", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_CC},
-    {"and epilogue", "fold,simplify,cse,layout,bias,recompute,fuse,epilogue", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
     {"fuse alone", "fuse", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
     {"recompute alone", "recompute", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
     {"all but recompute", "-recompute", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},

@@ -105,7 +105,7 @@ static int options(int rank, const char *help, int *wrong)
             sscanf(strchr(rest, ',') + 1, "%39[^:]", value); /* all of its words but the first */
         if (strchr(value, ',')) memmove(value, strrchr(value, ',') + 1, strlen(strrchr(value, ','))); /* the last */
         tried++;
-        if (!strcmp(name, "--threads") || !strcmp(name, "--quiet") || !strcmp(name, "--metrics") || !strcmp(name, "--show-graph")) {
+        if (!strcmp(name, "--threads") || !strcmp(name, "--quiet") || !strcmp(name, "--metrics")) {
             if (train(rank == ODD ? name : NULL, rank == ODD && *argument ? strcmp(name, "--threads") ? "/dev/null" : "2" : NULL, ALIKE)) {
                 printf("# %s is an option of a rank: %s\n", name, dt_last_error());
                 *wrong += 1;

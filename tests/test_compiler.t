@@ -1,7 +1,7 @@
 #!/usr/bin/env perl
 # The compiler (H9) as a user meets it: no pass changes a hash, alone or with the others, on any instruction set, in models
 # of the library and of a program's own, or through a checkpoint into the other setting (R13). Then what the report, the
-# comparison of bits and the graph say, and what is refused. tests/test_random.c compiles random graphs,
+# comparison of bits say, and what is refused. tests/test_random.c compiles random graphs,
 # tests/test_layouts.t random layouts.
 use strict;
 use warnings;
@@ -12,7 +12,7 @@ use Test::More;
 
 my $program = trainer();
 my %want = golden();
-my @passes = qw(fold simplify cse layout bias recompute logits fuse epilogue order);
+my @passes = qw(layout bias recompute logits fuse order);
 my $every = '--compile on --compile-passes ' . join ',', @passes;
 my $by_cc = '--compile on --compile-backend cc';
 $ENV{XDG_CACHE_HOME} = "$tmp/cache"; # of compiled code
@@ -66,7 +66,7 @@ for my $order (['off', 'on'], ['on', 'off']) {
 
 # ---- what is said ----
 my $small = '--data ' . corpus(20000) . ' --model nano --batch 8 --sequence 64 --steps 2 --validation 0 --sample-length 0';
-my (undef, $said) = run(120, "$program $small --compile on --compile-report --verify-compiler --show-graph $tmp/graph.dot");
+my (undef, $said) = run(120, "$program $small --compile on --compile-report --verify-compiler");
 my (undef, $plain) = run(120, "$program $small");
 my ($measured) = $said =~ /^(sha256 \w+)/m;
 ok($measured && index($plain, "$measured\n") >= 0, 'measuring takes no batch from training');
@@ -78,23 +78,13 @@ like($said, qr/time of a step [0-9.]+ ms before, [0-9.]+ ms compiled: [0-9.]+x; 
 my (undef, $blocks) = run(120, "$program $small --compile on --compile-passes logits --compile-report --verify-compiler --threads 2");
 my ($was, $is) = $blocks =~ /memory of a unit ([0-9.]+) MB before, ([0-9.]+) MB compiled/;
 ok($blocks =~ /^\Q$measured\E$/m && $blocks =~ /every bit is the same$/m && $is < $was, 'logits by blocks of rows: the same bits, less memory') or diag($blocks);
-my $dot = slurp("$tmp/graph.dot");
-is(($dot =~ tr/{//), ($dot =~ tr/}//), 'the graph is closed');
-like($dot, qr/"op by op"|, op by op"/, 'it shows the graph before');
-like($dot, qr/, compiled".*subgraph "cluster \d+ compiled \d+"/s, 'and after, with groups');
-my %node = map { $_ => 1 } $dot =~ /^("[^"]+") \[label/mg;
-is(join(' ', grep { !$node{$_} } map { /^("[^"]+") -> ("[^"]+");/ ? ($1, $2) : () } split /\n/, $dot), '', 'every edge joins two nodes');
-SKIP: {
-    skip 'dot is not installed (apt-get install graphviz)', 1 unless have('dot');
-    is((run(120, "dot -Tsvg $tmp/graph.dot -o $tmp/graph.svg"))[0], 0, 'dot draws it');
-}
 
 # ---- a compiler with a fault ----
 SKIP: {
     skip 'the fault is compiled once, without sanitizers', 2 if sanitized();
     mkdir "$tmp/fault";
     my $header = slurp("$root/dtrain.h");
-    ok($header =~ s/case DT__OP_SCALE: return n->f == 1\.0f \? a : 0;/case DT__OP_SCALE: return a;/, 'a rule that drops every factor');
+    ok($header =~ s/copy\.aux = 0, copy\.slot = -1;/copy.aux = 0, copy.slot = -1, copy.f += 0.5f;/, 'a pass that copies an op with another number');
     spew("$tmp/fault/dtrain.h", $header);
     my ($status, undef, $err) = run(300, ($ENV{CC} || 'cc') . " -O0 -DDT_DEBUG -I$tmp/fault $root/examples/06_train.c -o $tmp/fault/train -lm -lpthread");
     ($status, undef, $err) = run(60, "$tmp/fault/train $small --dropout 0.1 --experts 4 --compile on --verify-compiler") if !$status;
@@ -156,11 +146,10 @@ is($memory{300_000}, $memory{0}, 'a goal out of reach: all that is cheap is comp
 like($tight, qr/^compiler a unit needs \S+ MB: no more can be computed again cheaply for the goal of 0\.3 MB\. Choose/m, 'and it is said');
 
 # ---- what is refused ----
-for ([ '--compile on --compile-passes fuze', qr/'fuze' is not a pass\. A list names .*fold, simplify, .*epilogue/ ],
-     [ '--compile on --compile-passes fuse,-cse', qr/'-cse' does not fit the rest/ ],
+for ([ '--compile on --compile-passes fuze', qr/'fuze' is not a pass\. A list names .*layout, bias, .*logits/ ],
+     [ '--compile on --compile-passes fuse,-bias', qr/'-bias' does not fit the rest/ ],
      [ '--compile maybe', qr/off,on,auto|'maybe'/ ],
-     [ '--compile on --compile-backend gcc', qr/tiles,cc|'gcc'/ ],
-     [ '--compile on --show-graph /nowhere/graph.dot', qr{/nowhere/graph\.dot} ]) {
+     [ '--compile on --compile-backend gcc', qr/tiles,cc|'gcc'/ ]) {
     my ($status, undef, $err) = run(60, "$program $small $_->[0]");
     ok($status && $err =~ $_->[1], "$_->[0] is refused with a sentence") or diag("status $status: $err");
 }

@@ -215,7 +215,7 @@ for my $build (sort keys %builds) {
     my $kept = join '', map { slurp("$dir/$_") } qw(book more notes);
     my $here = "--data $dir/book,$dir/more --batch 8 --sequence 16 --steps 2 --quiet";
     for (["--metrics $dir/book", "--metrics $dir/book is a file of --data"], ["--timeline $dir/link", "--timeline $dir/link is a file of --data"],
-         ["--metrics $dir/hard --ranks 2", "--metrics $dir/hard is a file of --data"], ["--compile on --show-graph $dir/../@{[$dir =~ m{([^/]+)$}]}/more", 'is a file of --data'],
+         ["--metrics $dir/hard --ranks 2", "--metrics $dir/hard is a file of --data"], ["--timeline $dir/../@{[$dir =~ m{([^/]+)$}]}/more", 'is a file of --data'],
          ["--metrics $dir/notes", "$dir/notes is there and is no file that --metrics wrote"], ["--timeline $dir/notes", "$dir/notes is there and is no file that --timeline wrote"],
          ["--metrics $dir/m --timeline $dir/m", "--timeline $dir/m is the file of --metrics as well"], ["--metrics $dir/m --timeline $dir/./m", "$dir/./m is there"],
          ["--checkpoint $dir/c --mirror $dir/c", "--mirror $dir/c is the place of --checkpoint"]) {
