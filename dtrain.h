@@ -700,11 +700,13 @@ typedef struct dt_tokenizer dt_tokenizer;
  * no part of well-formed UTF-8 counts as one character of no class.
  * GPT2: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
  * LLAMA3: (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|
- *         \s+(?!\S)|\s+ */
-typedef enum dt_pretokens { DT_PRETOKENS_GPT2, DT_PRETOKENS_LLAMA3 } dt_pretokens;
-/* Opens a tokenizer.json of Hugging Face, or the directory that holds one: a BPE model, no normalizer, the
- * pre-tokenizer ByteLevel (GPT2) or Split by one of the rules and ByteLevel; at most 1048576 ids. Encoding adds no
- * tokens. DT_E_DATA: damaged, with line and byte, or of a kind that is not supported. */
+ *         \s+(?!\S)|\s+
+ * QWEN2: as LLAMA3, but \p{N} in place of \p{N}{1,3} */
+typedef enum dt_pretokens { DT_PRETOKENS_GPT2, DT_PRETOKENS_LLAMA3, DT_PRETOKENS_QWEN2 } dt_pretokens;
+/* Opens a tokenizer.json of Hugging Face, or the directory that holds one: a BPE model; the pre-tokenizer ByteLevel
+ * (GPT2), or Split by one of the rules and ByteLevel; at most 1048576 ids. Encoding
+ * adds no tokens. With the normalizer NFC, text that NFC may change is an error. DT_E_DATA: damaged, with line
+ * and byte, or of a kind that is not supported. */
 DT_API dt_result dt_tokenizer_open(dt_tokenizer **t, const char *path);
 DT_API void dt_tokenizer_close(dt_tokenizer **t);
 DT_API int64_t dt_tokenizer_size(const dt_tokenizer *t); /* the largest id + 1 */
@@ -12745,20 +12747,19 @@ static const char dt__numbers[] =
 enum { DT__OTHER, DT__LETTER, DT__NUMBER, DT__SPACE };
 enum { DT__CODES = 0x110000 };
 
+static uint32_t dt__packed(const char **at)
+{
+    uint32_t n = 0;
+    while (**at >= ']') n = 34 * n + (uint32_t)(*(*at)++ - ']');
+    return 57 * n + (uint32_t)(*(*at)++ - '#');
+}
+
 static void dt__classes_unpack(uint8_t *map, const char *runs, int kind)
 {
-    uint32_t at = 0, length = 0;
-    int inside = 0;
-    for (; *runs; runs++) {
-        if (*runs >= ']') {
-            length = 34 * length + (uint32_t)(*runs - ']');
-            continue;
-        }
-        length = 57 * length + (uint32_t)(*runs - '#');
-        if (inside) memset(map + at, kind, length);
-        at += length;
-        length = 0;
-        inside = !inside;
+    uint32_t length;
+    for (int inside = 0; *runs; inside = !inside, map += length) {
+        length = dt__packed(&runs);
+        if (inside) memset(map, kind, length);
     }
 }
 
@@ -12778,7 +12779,7 @@ static int dt__class_of(const uint8_t *map, const unsigned char *p, int64_t n, i
     uint32_t code = 0;
     *length = dt__utf8(p, n, &code);
     if (!*length) return *length = 1, DT__OTHER;
-    return map[code];
+    return map[code] & 3;
 }
 
 /* Where the run of characters of one class that goes on at `at` ends. */
@@ -12787,6 +12788,48 @@ static int64_t dt__class_end(const uint8_t *map, const unsigned char *p, int64_t
     int length;
     while (at < n && dt__class_of(map, p + at, n - at, &length) == kind) at += length;
     return at;
+}
+
+/* ---- the normal form NFC (Unicode Standard Annex 15) --------------------------------------------
+ * Triples: a gap, the length of a run, and its kind: the number of its combining class, in the order of classes, or
+ * DT__CHANGES, which NFC changes or may join to the character before. */
+enum { DT__CHANGES = 56 };
+static const char dt__marks[] =
+    "j>([#$V#*[#%V#$[#$V#$[#$V#%[#$W#'Q#$W#$[#(Q#%M#)[#'Q#%[#$Q#%[#%Q#'$#$[#'Q#&V#)[#$V#&Q#&V#%Q$&V#'Q#$V#$W#%Q#$V#$X#%"
+    "Y#$X#%Y#$X#0V'$[,$[+$[a:(VaH$Q#'V#$Q#&V#$R#$Q#)V#)Q#%V#$Q#%V#$R#$U#$V#$)#$*#$+#$,#$-#$.#$/#$0#$1#%2#$3#$4#$5$$6$$7"
+    "#$8$$V#$Q$$1^2+V#$=#$>#$?S$:#$;#$<#$=#$>#$?#$@#$A#&[#$Q#(V#$Q#%V#$Q3$B^O*V%'V#$Q#$V%%V$$Q#%V#$QF$CA$V#$Q#%V#$Q#%V#"
+    "&Q#$V#%Q#$V#$Q#&V#$Q#$V#$Q#$V#$Q#$V#$Q#%V_Q*V#$Q#$V,$Q;'V$,V$&V$(VN&Q^&$V#&Q#'VM(V#(Q#1V$$Q#%V#$Q#%V#$Q#&V#&Q#$:#$"
+    ";#$<#&V#$Q#%V#%Q#(V^&$[3$(&$V#$Q#%V&+[^F$&$$[1$(,$['%[$$[A$VW$[%$[($&3$(.&[%$[^G$&3$(^X$&$$[1$(+%['%[^J$[1$(,$[^N$"
+    "&3$(*$D#$[^O$&($[-$(*%[^N%($$[1$(,$[_#$['$[2$[^B%F#$(0'G^V%H#$(0'I^6%Q>$Q$$Q$$O,$[,$['$['$['$[/$[*$J#$K#$[#$L#%[$$"
+    "[$'K%$K#$[#%V#$($%V.$[,$['$['$['$[/$[/$Q^Q$[+$&$%(^<$Q`K8[U>[d.&VmG%(A$(_N$(-$V`C$U_@$R#$V#$Q`S$V#$Q^1$(7+V%$QS(V#"
+    ")Q#%V#$Q$%Q#%V#%Q#(V#$Q#'V^O$&#$[1$(I$V#$Q#*VY%(^$$&.%(^-$&_I&V$$$#(Q#%V#'Q#$V$*$'$Q)$V&%V`>%V#$Q#*V#$Q#%V#$Y#$N#$"
+    "Q#$M#HV#$W#%U#$Q#$P#$V#$X#$Q#$V#$Qc>$[$$[$$[$$[$$[$$[$$[^'$[%$[-$[$$[*$[*$[*$[*$[%%[,$[$$[$$[%%[`F%V#%$#'V#&$#%V'$"
+    "V&%$#$V#$Q#$V#%$#'Q#$VX$[&%[eX%[^]B$[f4&V_>$(^JCVfL$P#$U#$W#$R#%S^S%[lp.$V'-VC%V^:%VaS$(H$(_H$(>5V^#&QH$(^I$&/$(a."
+    "$V$%V#$Q%%V(%V$$VW$(a5$(gc+aM[%$[$$[%-[$$[$$[%%[&^.[%^T[^-$[#$9#$[-0[$([$$[$%[$%[$,[iH*V#*Q#%Vn'$Q`Z$Q_F(Vz@$Q$$VK"
+    "$V#$$#$Q'$(_V$V#$Qg&'VcP%V_J%Q#&V#$Q#$V#'QT$V#$Q#$V#$Q`8$(L$(1$(^#$(#$[^/&VG$[.%(^($&^6$(,$&^T$(#$&`*$&#$(^:%&$$[1"
+    "$(,$[1*V&(V`E$(&$&:$V^;$[,$[%$['$(#$&a*$[2$(#$&_/$(_'$(#$&_$$(aL$(#$&a4$[/%('$&_M$(^=$(5$(^;$(d9$(aA$&$%(^;$(gd8($"
+    "^%*Vr/%%ga7$$_v-*[#%O#&$&$T#(O++Q%(V#%QA'V0)[_2&V^xI*V$4V%*V$%V$(VaD*VcD$V^''Vw9*Q^W)V#$&^^vQf@[";
+
+static void dt__marks_unpack(uint8_t *map)
+{
+    for (const char *at = dt__marks; *at;) {
+        uint32_t length, kind;
+        map += dt__packed(&at), length = dt__packed(&at), kind = dt__packed(&at);
+        for (; length; length--, map++) *map = (uint8_t)(*map | kind << 2);
+    }
+}
+
+/* Where the first character stands that NFC may change; n: the text is in NFC. */
+static int64_t dt__nfc_end(const uint8_t *map, const unsigned char *p, int64_t n)
+{
+    uint32_t code = 0;
+    for (int64_t at = 0, length, before = 0, kind; at < n; at += length, before = kind) {
+        length = dt__utf8(p + at, n - at, &code);
+        kind = length ? map[code] >> 2 : 0;
+        length = dt__max(1, length);
+        if (kind == DT__CHANGES || (kind && kind < before)) return at;
+    }
+    return n;
 }
 
 /* ---- pre-tokens ------------------------------------------------------------------------------ */
@@ -12827,14 +12870,15 @@ static int64_t dt__pretoken_gpt2(const uint8_t *map, const unsigned char *p, int
     return kind == DT__SPACE ? dt__white_space(map, p, n, 0) : dt__class_end(map, p, from, n, kind);
 }
 
-static int64_t dt__pretoken_llama3(const uint8_t *map, const unsigned char *p, int64_t n)
+/* Llama 3's, or Qwen 2's, which differ in how many digits stand together. */
+static int64_t dt__pretoken_llama3(const uint8_t *map, const unsigned char *p, int64_t n, int digits)
 {
     int64_t end = dt__contraction(p, n, 1), from = p[0] == ' ' && n > 1;
     int length, next, kind = dt__class_of(map, p, n, &length);
     if (end) return end;
     if (kind == DT__LETTER) return dt__class_end(map, p, 0, n, DT__LETTER);
     if (kind == DT__NUMBER) {
-        for (int i = 0; i < 3 && end < n && dt__class_of(map, p + end, n - end, &length) == DT__NUMBER; i++)
+        for (int i = 0; i < digits && end < n && dt__class_of(map, p + end, n - end, &length) == DT__NUMBER; i++)
             end += length;
         return end;
     }
@@ -12846,6 +12890,12 @@ static int64_t dt__pretoken_llama3(const uint8_t *map, const unsigned char *p, i
     end = dt__class_end(map, p, from, n, DT__OTHER);
     while (end < n && (p[end] == '\r' || p[end] == '\n')) end++;
     return end;
+}
+
+static int64_t dt__pretoken(const uint8_t *map, dt_pretokens rule, const unsigned char *p, int64_t n)
+{
+    if (rule == DT_PRETOKENS_GPT2) return dt__pretoken_gpt2(map, p, n);
+    return dt__pretoken_llama3(map, p, n, rule == DT_PRETOKENS_LLAMA3 ? 3 : 1);
 }
 
 /* ---- tables ---------------------------------------------------------------------------------- */
@@ -12945,6 +12995,7 @@ enum {
 struct dt_tokenizer {
     dt_pretokens rule;
     int whole_words;  /* a pre-token that is a token is not built by merges ("ignore_merges") */
+    int nfc;          /* a text must be in NFC */
     uint8_t classes[DT__CODES];
     dt__table token;  /* by id; values: DT__TOKEN_* */
     dt__table merge;  /* pairs of ids (int32_t[2]) by rank; value: the id that the pair becomes */
@@ -13064,6 +13115,8 @@ typedef struct dt__encoder {
     int32_t *id;
     int64_t count, room;
     int special; /* are special tokens wanted? */
+    const char *name;           /* of the text */
+    const unsigned char *begin; /* of the text */
     dt_result (*piece)(void *user, const char *text, int64_t bytes, const int32_t *ids, int64_t count);
     void *user; /* gets each piece, whose ids are then forgotten; piece NULL: they are kept */
 } dt__encoder;
@@ -13102,11 +13155,14 @@ static int32_t dt__added_at(const dt__encoder *w, const unsigned char *p, int64_
 /* Pass 0 cuts at the added tokens, pass 1 at the late ones, pass 2 into pre-tokens. */
 static dt_result dt__walk_text(dt__encoder *w, const unsigned char *p, int64_t n, int pass)
 {
-    int64_t from = 0, at = 0;
+    int64_t from = 0, at = pass == 1 && w->t->nfc ? dt__nfc_end(w->t->classes, p, n) : n;
     dt_result r = DT_OK;
-    for (; pass == 2 && at < n && !r; at += from) {
-        from = w->t->rule == DT_PRETOKENS_GPT2 ? dt__pretoken_gpt2(w->t->classes, p + at, n - at)
-                                               : dt__pretoken_llama3(w->t->classes, p + at, n - at);
+    if (at < n)
+        return dt__error(DT_E_DATA, "%s, byte %lld: the tokenizer normalizes to NFC, which may change the character "
+                         "here: save the text in NFC; if it is, use another tokenizer", w->name,
+                         (long long)(p + at - w->begin));
+    for (at = 0; pass == 2 && at < n && !r; at += from) {
+        from = dt__pretoken(w->t->classes, w->t->rule, p + at, n - at);
         r = dt__encode(w, p + at, from, -1);
     }
     while (at < n && !r) {
@@ -13126,7 +13182,7 @@ DT_API dt_result dt_tokenizer_walk(const dt_tokenizer *t, const void *text, int6
                                                       int64_t count), void *user)
 {
     if (dt__refused("t text/", t, text, bytes)) return DT_E_USAGE;
-    dt__encoder e = {t, NULL, 0, 0, special, piece, user};
+    dt__encoder e = {t, NULL, 0, 0, special, "the text", (const unsigned char *)text, piece, user};
     dt_result r = piece ? dt__walk_text(&e, (const unsigned char *)text, bytes, 0)
                         : dt__misuse("dt_tokenizer_walk: piece is NULL: give the function that gets the pieces");
     dt__free(e.id);
@@ -13137,7 +13193,7 @@ DT_API dt_result dt_tokenizer_encode(const dt_tokenizer *t, const void *text, in
                                      int64_t *count)
 {
     if (dt__refused("t text/ ids/ count", t, text, bytes, ids, bytes, count)) return DT_E_USAGE;
-    dt__encoder e = {t, ids, 0, bytes, special, NULL, NULL}; /* never grows: a piece has no more ids than bytes */
+    dt__encoder e = {t, ids, 0, bytes, special, "the text", (const unsigned char *)text, NULL, NULL}; /* no growth */
     dt_result r = dt__walk_text(&e, (const unsigned char *)text, bytes, 0);
     *count = e.count;
     return r;
@@ -13163,10 +13219,12 @@ DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, 
 
 /* ---- tokenizer files: reading ------------------------------------------------------------------ */
 
-/* The two rules, as files spell them. */
+/* The rules, as files spell them. */
 static const char *const dt__split_rules[] = {
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
+    "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+",
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"};
 
 /* Checks members whose other values would change ids: `fit` has a row for each key with the values that are supported,
@@ -13183,7 +13241,8 @@ static int dt__read_fit(dt__json *j, const char *const *key, const char *const *
             DT__PRINT(value, " %.*s ", (int)dt__min(60, j->at - place[i]), j->text + place[i]);
         }
         if (!strstr(fit[i], value))
-            return dt__json_fail(j, "the %s is%sbut only%sis supported: use another tokenizer", key[i], value, fit[i]);
+            return j->at = place[i] < 0 ? end : place[i],
+                   dt__json_fail(j, "the %s is%sbut only%sis supported: use another tokenizer", key[i], value, fit[i]);
     }
     j->at = end;
     return 1;
@@ -13293,9 +13352,9 @@ static int dt__read_rule(dt_tokenizer *t, dt__json *j, int64_t pattern)
     const char *text;
     if (!dt__json_find(j, pattern, "pattern of Split") || !dt__json_members(j, key, &regex)) return 0;
     text = dt__json_text(j, regex, "Regex in the pattern of Split");
-    for (int rule = 0; rule < 2; rule++)
+    for (int rule = 0; rule < 3; rule++)
         if (!strcmp(text, dt__split_rules[rule])) return t->rule = (dt_pretokens)rule, !j->result;
-    return dt__json_fail(j, "Split by a pattern that is neither GPT-2's nor Llama 3's: use another tokenizer");
+    return dt__json_fail(j, "Split by a pattern that is not GPT-2's, Llama 3's or Qwen 2's: use another tokenizer");
 }
 
 /* Reads a pre-tokenizer and appends to *found what it does: 1 ByteLevel with the rule of GPT-2, 2 ByteLevel without a
@@ -13346,20 +13405,26 @@ static int dt__read_model(dt_tokenizer *t, dt__json *j)
 static int dt__read_json(dt_tokenizer *t, dt__json *j)
 {
     static const char *const key[] = {"model", "normalizer", "pre_tokenizer", "added_tokens", NULL};
-    static const char *const fit[] = {NULL, " absent null ", NULL, NULL};
+    static const char *const type[] = {"type", NULL};
     int64_t place[4];
     unsigned found = 0;
     if (!dt__json_members(j, key, place)) return 0;
     if (dt__json_peek(j)) return dt__json_fail(j, "something follows the last bracket: remove it");
     if (place[0] < 0 || j->text[place[0]] != '{')
         return dt__json_fail(j, "there is no \"model\", so this is no tokenizer.json: " DT__CONVERT);
-    if (!dt__read_fit(j, key, fit, place)) return 0;
+    if (!dt__json_find(j, place[0], key[0]) || !dt__read_model(t, j)) return 0; /* first: its type says most */
+    if (!dt__json_absent(j, place[1]) && dt__json_members(j, type, place + 1)) {
+        j->at = place[1];
+        if (strcmp(dt__json_text(j, place[1], "type of the normalizer"), "NFC"))
+            return dt__json_fail(j, "the normalizer is %.40s, but only NFC is supported: use another tokenizer",
+                                 j->string ? j->string : "");
+        t->nfc = 1;
+    }
     if (!dt__json_absent(j, place[2]) && !dt__read_pretokenizer(t, j, &found)) return 0;
     if (found != 1 && found != 14) /* Split, then ByteLevel without a rule */
         return dt__json_fail(j, "the pre_tokenizer is neither ByteLevel with use_regex nor a Sequence of Split and "
                              "ByteLevel without: use a tokenizer of GPT-2 or Llama 3");
-    if (!dt__json_find(j, place[0], key[0]) || !dt__read_model(t, j)) return 0;
-    if (dt__json_absent(j, place[3])) return 1;
+    if (j->result || dt__json_absent(j, place[3])) return !j->result;
     for (int64_t count = 0; dt__json_each(j, '[', &count);)
         if (!dt__read_added_token(t, j)) return 0;
     return !j->result;
@@ -13406,6 +13471,7 @@ DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
     if (!r && !dt__read_json(t, &j)) r = j.result;
     if (t) t->file = (char *)(uintptr_t)j.text, t->bytes = j.bytes, dt__free(j.string);
     if (!r) r = dt__tokenizer_finish(t, path);
+    if (!r && t->nfc) dt__marks_unpack(t->classes);
     if (r) dt_tokenizer_close(&t);
     *handle = t;
     return r;
@@ -13461,10 +13527,11 @@ static dt_result dt__shard_ids(dt__shard *s, const char *path, const int32_t hea
 }
 
 /* Encodes a text and unmaps it. */
-static dt_result dt__shard_encode(dt__shard *s, const dt_tokenizer *t)
+static dt_result dt__shard_encode(dt__shard *s, const char *path, const dt_tokenizer *t)
 {
     dt_result r;
     s->encoded.t = t, s->encoded.special = 1;
+    s->encoded.name = path, s->encoded.begin = (const unsigned char *)s->map;
     r = dt__walk_text(&s->encoded, (const unsigned char *)s->map, s->bytes, 0);
     munmap(s->map, (size_t)s->bytes);
     s->map = NULL, s->width = sizeof *s->encoded.id, s->tokens = s->encoded.count;
@@ -13486,7 +13553,7 @@ static dt_result dt__shard_open(dt__shard *s, const char *path, const dt_tokeniz
                          "before its uint16 ids, 20240520, 1, their number and zeros, or rename it if it is a text",
                          path);
     s->data = (const unsigned char *)s->map, s->tokens = s->bytes, s->width = 1;
-    return t ? dt__shard_encode(s, t) : DT_OK;
+    return t ? dt__shard_encode(s, path, t) : DT_OK;
 }
 
 static dt_result dt__data_open_shards(dt_data *d, char *const *path, const dt_tokenizer *t)
@@ -26567,7 +26634,7 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
         return dt__misuse("the model has %lld token ids and no tokenizer that says what they mean: name it when the "
                           "model is trained (--tokenizer, recipe.tokenizer), or put its tokenizer.json beside the "
                           "weights", (long long)t->recipe.model.vocabulary);
-    if (used < 1) return dt__misuse("the prompt is empty, or the sequence has no room for it: give a character or more");
+    if (used < 1) return dt__misuse("the prompt is empty, or the sequence has no room for it: give a longer one");
     memcpy(&seed, &how->seed, sizeof seed);
     rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, (uint32_t)seed,
                        (uint32_t)(seed >> 32));

@@ -153,7 +153,7 @@ static void test_cuts(void)
             char cut[64];
             int64_t used = 0, length;
             for (int64_t at = 0; at < n; at += length) {
-                length = rule ? dt__pretoken_llama3(map, p + at, n - at) : dt__pretoken_gpt2(map, p + at, n - at);
+                length = dt__pretoken(map, (dt_pretokens)rule, p + at, n - at);
                 if (at) cut[used++] = '|';
                 memcpy(cut + used, p + at, (size_t)length);
                 used += length;
@@ -606,6 +606,38 @@ static void test_json(void)
     refuses_text("{\"model\":{},\"model\":{}}", "a second time");
 }
 
+/* Qwen 2's rule cuts digits one by one, and NFC leaves the texts alone that are in it. */
+#define QWEN2 "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|" \
+              "\\\\s*[\\\\r\\\\n]+|\\\\s+(?!\\\\S)|\\\\s+"
+static void test_qwen2(void)
+{
+    static const char *const in_nfc[] = {"caf\xc3\xa9 12345's", "\xed\x95\x9c\xea\xb8\x80", "\xe5\xad\x97\xff\xcc", "q\xcc\x95\xcc\x9a",
+                                         "\xe0\xa4\xa8\xe0\xa4\xae\xe0\xa4\xb8\xe0\xa5\x8d\xe0\xa4\xa4\xe0\xa5\x87"};
+    static const struct { const char *text; int at; } changes[] = {
+        {"cafe\xcc\x81", 4}, {"\xe2\x84\xab", 0}, {"a\xef\xa4\x80", 1}, {"\xe1\x84\x80\xe1\x85\xa1", 3}, {"<end>x\xcc\x95\xcc\x96", 8}};
+    int64_t count = 0;
+    int32_t ids[64];
+    char said[400];
+    dt_tokenizer *t;
+    dt_data *d = NULL;
+    put_text("qwen2.json", json("{\"type\":\"Sequence\",\"pretokenizers\":[" SPLIT(QWEN2) "," BYTE_LEVEL "]}", NULL,
+                                "[{\"id\":300,\"content\":\"<end>\",\"special\":true}],\"normalizer\":{\"type\":\"NFC\"}", "[]"));
+    t = opened(in("qwen2.json"));
+    tap_ok(t->rule == DT_PRETOKENS_QWEN2 && dt__pretoken(t->classes, t->rule, (const unsigned char *)"123", 3) == 1, "Qwen 2's rule");
+    for (int i = 0; i < 5; i++)
+        tap_ok(!dt_tokenizer_encode(t, in_nfc[i], (int64_t)strlen(in_nfc[i]), 1, ids, &count) &&
+               count == (int64_t)strlen(in_nfc[i]), "a text in NFC: %d", i);
+    for (int i = 0; i < 5; i++) {
+        snprintf(said, sizeof said, "the text, byte %d: the tokenizer normalizes to NFC", changes[i].at);
+        tap_ok(dt_tokenizer_encode(t, changes[i].text, (int64_t)strlen(changes[i].text), 1, ids, &count) == DT_E_DATA &&
+               strstr(dt_last_error(), said), "%s", dt_last_error());
+    }
+    put_text("nfd.txt", "a text<end> with cafe\xcc\x81 in it");
+    snprintf(said, sizeof said, "%s, byte 21: the tokenizer", in("nfd.txt"));
+    tap_ok(dt_data_open(&d, in("nfd.txt"), t, 4, 0) == DT_E_DATA && strstr(dt_last_error(), said), "%s", dt_last_error());
+    dt_tokenizer_close(&t);
+}
+
 static void test_refusals(void)
 {
     refuses(NULL, DT_E_USAGE, "path is NULL");
@@ -633,7 +665,10 @@ static void test_refusals(void)
                  "there is no merges");
     refuses_text("{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"merges\":[]}}",
                  "there is no vocab");
-    refuses_text("{\"model\":{\"vocab\":{},\"merges\":[]},\"normalizer\":{\"type\":\"NFC\"}}", "the normalizer is {\"type\":\"NFC\"} but only absent null");
+    refuses_text("{\"model\":{\"vocab\":{},\"merges\":[]},\"normalizer\":{\"type\":\"Prepend\",\n\"prepend\":\"_\"}}", "line 1, byte 64 of the file: the normalizer is Prepend, but only NFC is");
+    refuses_text("{\"model\":{\"vocab\":{},\"merges\":[]},\"normalizer\":{\"prepend\":\"_\"}}", "there is no type of the normalizer");
+    refuses_text("{\"model\":{\"vocab\":{},\"merges\":[]},\"normalizer\":7}", "a '{' is missing");
+    refuses_text("{\"normalizer\":{\"type\":\"Sequence\"},\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", "line 1, byte 50 of the file: the type is \"Unigram\"");
     refuses_text("{\"model\":{\"vocab\":{},\"merges\":[]}}", "the pre_tokenizer is neither ByteLevel with use_regex nor");
     refuses_text(json("null", NULL, NULL, NULL), "the pre_tokenizer is neither ByteLevel with use_regex nor");
     refuses_text(json("{\"type\":\"Whitespace\"}", NULL, NULL, NULL), "the type is \"Whitespace\" but only");
@@ -644,7 +679,7 @@ static void test_refusals(void)
     refuses_text(json("{\"type\":\"Sequence\",\"pretokenizers\":[]}", NULL, NULL, NULL), "is neither ByteLevel");
     refuses_text(json("{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\"}]}", NULL, NULL, NULL), "\"Digits\"");
     refuses_text(json("{\"type\":\"Sequence\",\"pretokenizers\":[" SPLIT("\\\\w+") "," BYTE_LEVEL "]}", NULL, NULL, NULL),
-                 "Split by a pattern that is neither");
+                 "Split by a pattern that is not GPT-2's");
     refuses_text(json(NULL, NULL, "[{\"id\":300,\"content\":\"x\",\"lstrip\":true}]", NULL), "the lstrip is true but only absent false");
     refuses_text(json(NULL, NULL, "[{\"content\":\"x\"}]", NULL), "there is no id of an added token");
     refuses_text(json(NULL, NULL, "[{\"id\":300}]", NULL), "there is no content of an added token");
@@ -941,6 +976,7 @@ int main(int argc, char **argv)
     test_walk();
     test_json();
     test_refusals();
+    test_qwen2();
     test_shards();
     test_blocks();
     test_use();
