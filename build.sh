@@ -359,6 +359,7 @@ test_calls() {
     for source in tests/test_*.c; do
         case $source in
         *_environment.c | *_fast.c | *_kernels.c) calls_for "$test_build" "$test_cflags" "$source" ;;
+        *_interrupted.c) calls_for "$test_build" "$test_cflags -O0" "$source" ;;
         *) calls_for "$test_build" "$(uses open)" "$source" ;;
         esac
     done

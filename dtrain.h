@@ -1245,6 +1245,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <dirent.h>
 #include <fcntl.h>
 #include <glob.h>
+#include <libgen.h>
 #include <limits.h>
 #include <locale.h>
 #include <sched.h>
@@ -12230,6 +12231,7 @@ static dt_result dt__file_error(const char *what, const char *path)
     int full = errno == ENOSPC || errno == EDQUOT;
     return dt__error(DT_E_FILE, "cannot %s %s (%s): %s", what, path, strerror(errno),
                      full              ? "free some space, or keep fewer checkpoints (--keep)"
+                     : errno == EFBIG  ? "raise the limit on the size of a file (ulimit -f), or choose another place"
                      : errno == ENOENT ? "check the name"
                                        : "check the disk and the permissions, or choose another place");
 }
@@ -12245,9 +12247,18 @@ static dt_result dt__path_join(char joined[PATH_MAX], const char *folder, const 
     return dt__path_fits(snprintf(joined, PATH_MAX, "%s/%s", folder, name), folder);
 }
 
+/* Beyond `ulimit -f` a write fails (EFBIG) unless SIGXFSZ ends the process first: ignored where it would. */
+static void dt__file_limit_fails(void)
+{
+    struct sigaction is;
+    if (!sigaction(SIGXFSZ, NULL, &is) && !(is.sa_flags & SA_SIGINFO) && is.sa_handler == SIG_DFL)
+        signal(SIGXFSZ, SIG_IGN);
+}
+
 static dt_result dt__file_create(const char *path, int *fd)
 {
     dt__descriptors_fill();
+    dt__file_limit_fails();
     *fd = DT__FILE_ALLOWS() ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
     return *fd < 0 ? dt__file_error("create", path) : DT_OK;
 }
@@ -12356,34 +12367,75 @@ static dt_result dt__dir_sync(const char *path)
     return bad ? dt__file_error("write", path) : DT_OK;
 }
 
-/* Calls visit() for every name in a directory that does not begin with a dot. A missing directory has no names. */
+/* Calls visit() for every name in a directory. A missing directory has no names. */
 typedef dt_result dt__visit_name(void *user, const char *folder, const char *name);
 static dt_result dt__dir_each(const char *path, dt__visit_name *visit, void *user)
 {
-    DIR *dir = opendir(path);
-    struct dirent *entry;
+    DIR *dir = DT__FILE_ALLOWS() ? opendir(path) : NULL;
+    struct dirent *entry = NULL;
     dt_result r = DT_OK;
-    if (!dir && errno != ENOENT) return dt__file_error("read the directory", path);
-    while (dir && !r && (entry = readdir(dir)) != NULL)
-        if (*entry->d_name != '.') r = visit(user, path, entry->d_name);
+    if (!dir && errno == ENOENT) return DT_OK;
+    while (dir && !r && (errno = 0, entry = readdir(dir)) != NULL)
+        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..")) r = visit(user, path, entry->d_name);
+    if (!dir || (!entry && (errno || !DT__FILE_ALLOWS()))) r = dt__file_error("read the directory", path);
     if (dir) closedir(dir);
     return r;
 }
 
+static dt_result dt__dir_remove(const char *path);
+
+/* For dt__dir_each(): removes a file or a directory, or notes in *user that it stays. */
 static dt_result dt__file_remove(void *user, const char *folder, const char *file)
 {
     char name[PATH_MAX];
     dt_result r = dt__path_join(name, folder, file);
-    (void)user;
-    if (!r && (!DT__FILE_ALLOWS() || unlink(name))) r = dt__file_error("remove", name);
+    if (!r && (!DT__FILE_ALLOWS() || unlink(name)))
+        r = errno == EISDIR ? dt__dir_remove(name) : dt__file_error("remove", name);
+    if (r) *(dt_result *)user = r;
+    return DT_OK;
+}
+
+/* Removes a directory, if there is one; what cannot be removed stays, and is an error. */
+static dt_result dt__dir_remove(const char *path)
+{
+    dt_result stays = DT_OK, r = dt__dir_each(path, dt__file_remove, &stays);
+    if (!r && !stays && (!DT__FILE_ALLOWS() || (rmdir(path) && errno != ENOENT))) r = dt__file_error("remove", path);
+    return r ? r : stays;
+}
+
+/* Gives a complete draft the name of a file, which it replaces, and flushes the directory. After an earlier error `r`
+ * the draft is removed, and r is returned. */
+static dt_result dt__file_settle(const char *draft, const char *path, dt_result r)
+{
+    char folder[PATH_MAX];
+    DT__PRINT(folder, "%s", path);
+    if (!r) r = dt__file_rename(draft, path);
+    if (!r) return dt__dir_sync(dirname(folder));
+    if (DT__FILE_ALLOWS()) unlink(draft);
     return r;
 }
 
-/* Removes a directory of plain files, if there is one. */
-static dt_result dt__dir_remove(const char *path)
+static dt_result dt__file_replace(const char *path, const char *text, int64_t bytes)
 {
-    dt_result r = dt__dir_each(path, dt__file_remove, NULL);
-    if (!r && (!DT__FILE_ALLOWS() || (rmdir(path) && errno != ENOENT))) r = dt__file_error("remove", path);
+    char draft[PATH_MAX];
+    dt_result r = dt__path_fits(DT__PRINT(draft, "%s.%ld.tmp", path, (long)getpid()), path);
+    return r ? r : dt__file_settle(draft, path, dt__file_put(draft, text, bytes));
+}
+
+/* Gives a complete draft the name of a directory. What had the name is called `draft` then; or `aside`, where the file
+ * system cannot exchange two names: a crash between the two renames leaves it there, for dt__step_mend(). */
+static dt_result dt__dir_replace(const char *draft, const char *path, const char *aside)
+{
+    dt_result r;
+    errno = EINVAL;
+#ifdef SYS_renameat2
+    if (DT__FILE_ALLOWS() && !syscall(SYS_renameat2, AT_FDCWD, draft, AT_FDCWD, path, 2)) return DT_OK; /* exchanges */
+    if (errno != ENOENT && errno != EINVAL && errno != ENOSYS && errno != ENOTSUP)
+        return dt__file_error("rename", draft);
+#endif
+    if (!DT__FILE_ALLOWS() || (rename(path, aside) && errno != ENOENT)) return dt__file_error("rename", path);
+    r = dt__file_rename(draft, path);
+    if (r && DT__FILE_ALLOWS()) rename(aside, path);
     return r;
 }
 
@@ -19551,21 +19603,28 @@ static dt_result dt__step_newest(const char *folder, int64_t before, int64_t *st
     return r;
 }
 
-/* For dt__dir_each(): removes directories of incomplete checkpoints, step-*.tmp. */
-static dt_result dt__step_clean(void *user, const char *folder, const char *name)
+/* For dt__dir_each(): removes what a job that was killed left, and what could not be removed earlier, as far as that
+ * goes. A whole checkpoint that was set aside gets its name back, unless another one has it. */
+static dt_result dt__step_mend(void *user, const char *folder, const char *name)
 {
-    char path[PATH_MAX];
-    dt_result r = dt__path_join(path, folder, name);
+    char path[PATH_MAX], whole[PATH_MAX];
+    int ours = !strncmp(name, "step-", 5) || !strncmp(name, "latest.", 7) || !strncmp(name, "probe-", 6) ||
+               !strcmp(name, "restored.tmp");
+    dt_result r = dt__path_join(path, folder, name), stays;
     (void)user;
-    return r || strncmp(name, "step-", 5) || !dt__ends_with(name, ".tmp") ? r : dt__dir_remove(path);
+    if (r || !ours || !dt__ends_with(name, ".tmp")) return r;
+    DT__PRINT(whole, "%.*s", (int)strlen(path) - 10, path);
+    if (dt__ends_with(name, ".aside.tmp") && DT__FILE_ALLOWS() && access(whole, F_OK))
+        return errno == ENOENT ? dt__file_rename(path, whole) : DT_OK;
+    return dt__file_remove(&stays, folder, name);
 }
 
-/* Makes an empty directory for the checkpoint of a step, and removes incomplete checkpoints. */
+/* Makes an empty directory for the checkpoint of a step. */
 static dt_result dt__step_begin(const char *folder, int64_t step, char draft[PATH_MAX])
 {
     dt_result r = dt__step_path(draft, folder, step, ".tmp");
     if (!r) r = dt__dir_make(folder);
-    if (!r) r = dt__dir_each(folder, dt__step_clean, NULL);
+    if (!r) (void)dt__dir_remove(draft);
     return r ? r : dt__dir_make(draft);
 }
 
@@ -19582,39 +19641,136 @@ static dt_result dt__step_remove(const char *folder, int64_t step)
 /* Makes `latest` name a step, atomically. */
 static dt_result dt__latest_put(const char *folder, int64_t step)
 {
-    char name[32], draft[PATH_MAX], latest[PATH_MAX];
+    char name[32], latest[PATH_MAX];
     int n = DT__PRINT(name, "step-%09lld\n", (long long)step);
-    dt_result r = dt__path_join(draft, folder, "latest.tmp");
-    if (!r) r = dt__path_join(latest, folder, "latest");
-    if (!r) r = dt__file_put(draft, name, n);
-    if (!r) r = dt__file_rename(draft, latest);
-    return r ? r : dt__dir_sync(folder);
+    dt_result r = dt__path_join(latest, folder, "latest");
+    return r ? r : dt__file_replace(latest, name, n);
 }
 
-/* Renames a complete .tmp and switches `latest`. A checkpoint of the same step from an earlier run is replaced. */
-static dt_result dt__step_publish(const char *folder, int64_t step)
+/* Gives a complete .tmp its name and switches `latest`. What had the name, a checkpoint of an earlier run, is removed
+ * last, as far as that goes. *newest, unless NULL, becomes the step when the step is there. */
+static dt_result dt__step_publish(const char *folder, int64_t step, int64_t *newest)
 {
-    char draft[PATH_MAX], whole[PATH_MAX];
+    char draft[PATH_MAX], whole[PATH_MAX], aside[PATH_MAX];
     dt_result r = dt__step_path(draft, folder, step, ".tmp");
     if (!r) r = dt__step_path(whole, folder, step, "");
+    if (!r) r = dt__step_path(aside, folder, step, ".aside.tmp");
     if (!r) r = dt__dir_sync(draft);
-    if (!r && !access(whole, F_OK)) r = dt__step_remove(folder, step);
-    if (!r) r = dt__file_rename(draft, whole);
+    if (!r) r = dt__dir_replace(draft, whole, aside);
+    if (!r && newest) __atomic_store_n(newest, step, __ATOMIC_SEQ_CST);
     if (!r) r = dt__dir_sync(folder);
-    return r ? r : dt__latest_put(folder, step);
+    if (!r) r = dt__latest_put(folder, step);
+    if (!r) (void)dt__dir_remove(draft), (void)dt__dir_remove(aside);
+    return r;
 }
 
 /* Removes all but the `keep` newest checkpoints up to `step`, except `spared`, which a mirror may be reading; keep 0
- * removes none. Checkpoints of later steps could not be read when the run resumed, so they are not counted. */
-static dt_result dt__steps_retain(const char *folder, int64_t keep, int64_t step, int64_t spared)
+ * removes none. Checkpoints of later steps could not be read when the run resumed, so they are not counted. What cannot
+ * be removed does not stop training. */
+static void dt__steps_retain(const char *folder, int64_t keep, int64_t step, int64_t spared)
 {
-    dt_result r = DT_OK;
-    for (int64_t kept = 0, i = step + 1; keep && !r;) {
-        r = dt__step_newest(folder, i, &i);
-        if (r || i < 0) break;
-        if (++kept > keep && i != spared) r = dt__step_remove(folder, i);
+    for (int64_t kept = 0, i = step + 1; keep;) {
+        dt_result r = dt__step_newest(folder, i, &i);
+        if (!r && i < 0) return;
+        if (!r && ++kept > keep && i != spared) r = dt__step_remove(folder, i);
+        if (r) fprintf(stderr, "dtrain: an old checkpoint stays in %s: %s\n", folder, dt_last_error());
+        if (r && kept <= keep) return; /* the directory cannot be read */
     }
-    return r;
+}
+
+/* ---- the lock of a directory ----
+ * DIR/in-use names the process that uses a directory: host, number, pid namespace. The process holds a lock on the
+ * file, which ends with the process. Where the file system has no locks, the process that wrote its name last has the
+ * directory, and a thread touches the file every second; a name is replaced when its process has ended, or when nobody
+ * has touched the file for DT__LOCK_WATCH seconds. */
+
+enum { DT__LOCK_WATCH = 20 };
+typedef struct dt__lock {
+    char path[PATH_MAX], host[256], space[64], name[400];
+    int fd, mine, closing; /* closing: ends the thread, atomic */
+    dt__queue keeper;      /* touches the file */
+} dt__lock;
+
+/* Opens the file, reads the name in it and asks for the lock. *locked: 1: it is held; 0: another process holds it; -1:
+ * there are no locks here. */
+static dt_result dt__lock_try(dt__lock *l, char name[400], int *locked)
+{
+    struct stat is, named;
+    memset(name, 0, 400);
+    l->fd = DT__FILE_ALLOWS() ? open(l->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : -1;
+    if (l->fd < 0 || pread(l->fd, name, 399, 0) < 0) return dt__file_error("open", l->path);
+    if (!flock(l->fd, LOCK_EX | LOCK_NB)) /* held, unless the file was removed meanwhile */
+        *locked = !fstat(l->fd, &is) && !stat(l->path, &named) && is.st_ino == named.st_ino;
+    else *locked = errno == EWOULDBLOCK || errno == EINTR ? 0 : -1;
+    return DT_OK;
+}
+
+/* Does the process of this name run? -1: another host or pid namespace knows. */
+static int dt__lock_runs(const dt__lock *l, const char *name, long *process, char host[256])
+{
+    char space[64] = "";
+    *process = 0, *host = 0;
+    if (sscanf(name, "%255s %ld %63s", host, process, space) < 2) return 0;
+    if (strcmp(host, l->host) || strcmp(space, l->space)) return -1;
+    return !(kill((pid_t)*process, 0) && errno == ESRCH);
+}
+
+static dt_result dt__lock_keep(void *lock, int64_t job)
+{
+    dt__lock *l = (dt__lock *)lock;
+    for (; !__atomic_load_n(&l->closing, __ATOMIC_RELAXED); usleep(50000))
+        if (job++ % 20 == 0) (void)futimens(l->fd, NULL);
+    return DT_OK;
+}
+
+/* Locks a directory, or says who uses it; a job that is just ending has two seconds. Then dt__step_mend(). */
+static dt_result dt__lock_open(dt__lock *l, const char *folder, dt_comm *comm)
+{
+    char host[256], name[400], seen[400] = "";
+    double start = dt__now(), now = start, changed = start, wrote = 0.0;
+    int changes = -1, locked = 0;
+    int64_t touched = -1;
+    dt_result r = dt__path_join(l->path, folder, "in-use");
+    if (gethostname(l->host, sizeof l->host - 1) || !*l->host) DT__PRINT(l->host, "localhost");
+    if (readlink("/proc/self/ns/pid", l->space, sizeof l->space - 1) < 0) *l->space = 0;
+    DT__PRINT(l->name, "%s %ld %s\n", l->host, (long)getpid(), l->space);
+    if (!r) r = dt__dir_make(folder);
+    for (; !r && !l->mine; now = dt__now()) {
+        long process;
+        int runs, own;
+        struct stat is;
+        if ((r = dt__lock_try(l, name, &locked)) != DT_OK) break;
+        runs = dt__lock_runs(l, name, &process, host), own = !strcmp(name, l->name);
+        if (!fstat(l->fd, &is) && (strcmp(name, seen) || is.st_mtim.tv_sec != touched))
+            memcpy(seen, name, sizeof seen), touched = is.st_mtim.tv_sec, changed = now, changes++;
+        l->mine = locked > 0 || (locked < 0 && own && wrote > 0.0 && now - wrote > 1.5);
+        if (locked > 0 || (locked < 0 && !own && (!runs || (runs < 0 && now - changed > DT__LOCK_WATCH)))) {
+            ssize_t n = ftruncate(l->fd, 0) ? 0 : pwrite(l->fd, l->name, strlen(l->name), 0);
+            if (n > 0 && locked < 0) (void)fsync(l->fd); /* for other hosts */
+            wrote = now;
+        } else if (!own && now - start > 2.0 && (!locked || runs > 0 || changes > 0))
+            r = dt__error(DT_E_FILE, "%s is in use by process %ld on %s: end that job, or name another directory",
+                          folder, process, host);
+        if (!l->mine) close(l->fd), dt__comm_tick(comm), usleep(50000);
+    }
+#ifndef DT_NO_THREADS
+    if (l->mine && locked < 0) r = dt__queue_open(&l->keeper, dt__lock_keep, l, 1, "keep a lock");
+    if (l->keeper.running) (void)dt__queue_ask(&l->keeper);
+#endif
+    return r ? r : dt__dir_each(folder, dt__step_mend, NULL);
+}
+
+static void dt__lock_close(dt__lock *l)
+{
+    char name[400];
+    int fd = l->fd, locked;
+    if (!l->mine) return;
+    __atomic_store_n(&l->closing, 1, __ATOMIC_RELAXED);
+    dt__queue_close(&l->keeper);
+    if (!dt__lock_try(l, name, &locked) && !strcmp(name, l->name)) unlink(l->path);
+    if (l->fd >= 0) close(l->fd);
+    close(fd);
+    l->mine = 0;
 }
 
 /* Describes a file, and copies it to `out` unless that is -1; heartbeats continue. */
@@ -19642,13 +19798,14 @@ static dt_result dt__part_scan(const char *folder, const char *name, dt__part_fi
     return r;
 }
 
-/* For dt__dir_each(): copies a file into the directory that `user` names. */
+/* For dt__dir_each(): copies a file, unless it is hidden, into the directory that `user` names. */
 static dt_result dt__part_copy(void *user, const char *folder, const char *name)
 {
     char to[PATH_MAX];
     dt__part_file part;
     int out = -1;
     dt_result r = dt__path_join(to, (const char *)user, name);
+    if (*name == '.') return r;
     if (!r) r = dt__file_create(to, &out);
     if (!r) r = dt__part_scan(folder, name, &part, NULL, out, to);
     return dt__file_finish(out, to, r);
@@ -19693,7 +19850,7 @@ static dt_result dt__step_copy(const char *from, const char *to, int64_t step)
     if (!r) r = dt__step_begin(to, step, draft);
     if (!r && access(source, R_OK)) r = dt__file_error("read the directory", source);
     if (!r) r = dt__dir_each(source, dt__part_copy, draft);
-    return r ? r : dt__step_publish(to, step);
+    return r ? r : dt__step_publish(to, step, NULL);
 }
 
 /* ---- the manifest ---- */
@@ -20220,9 +20377,7 @@ DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, 
         dt__tensor_file_put(&w, list[i].values, 4 * dt_shape_count(list[i].shape));
     r = dt__file_finish(w.fd, w.path, r ? r : w.result);
     dt__free(w.header.at);
-    if (!r) r = dt__file_rename(w.path, path);
-    if (r) unlink(w.path);
-    return r;
+    return dt__file_settle(w.path, path, r);
 }
 
 /* Reads a tensor of 2- or 4-byte numbers as floats. */
@@ -23765,8 +23920,7 @@ typedef struct dt__saver {
     double seconds, cost;   /* seconds of the last save: until it was published; that training waited */
     double blocked;         /* seconds that training waited, all saves together */
     double interval;        /* seconds between automatic saves (rank 0); 0: not known yet */
-    char lock[PATH_MAX];    /* rank 0: the file that says whose the place is; "": none */
-    double sign;            /* when it was touched */
+    dt__lock lock[2];       /* rank 0: of checkpoints, and a mirror's directory */
     dt__queue mirror;       /* rank 0: copies complete checkpoints to a second place */
     int64_t newest, mirroring; /* steps, atomic: last published; that the mirror may be reading, -1: none */
     int64_t mirrored;       /* the step that the mirror's thread copied last */
@@ -25178,12 +25332,12 @@ static dt_result dt__save_publish(dt_trainer *t, const char *folder)
     dt__part_file manifest;
     dt_result r = s->manifest.failed ? DT_E_MEMORY : DT_OK;
     if (!r) r = dt__part_put(folder, "manifest.json", s->manifest.at, s->manifest.length, &manifest);
-    if (!r) r = dt__step_publish(l->place, s->now.step);
+    if (!r) r = dt__step_publish(l->place, s->now.step, &s->newest);
     if (r) return r;
-    __atomic_store_n(&s->newest, s->now.step, __ATOMIC_SEQ_CST);
     dt__comm_progress(t->comm, s->now.step);
     if (s->mirror.running) (void)dt__queue_ask(&s->mirror);
-    return dt__steps_retain(l->place, l->keep, s->now.step, __atomic_load_n(&s->mirroring, __ATOMIC_SEQ_CST));
+    dt__steps_retain(l->place, l->keep, s->now.step, __atomic_load_n(&s->mirroring, __ATOMIC_SEQ_CST));
+    return DT_OK;
 }
 
 /* The two jobs of a save, in turn, on the thread that writes. */
@@ -25198,11 +25352,11 @@ static dt_result dt__save_job(void *owner, int64_t job)
 
 /* ---- the mirror: a second place for complete checkpoints ---- */
 
-/* Runs the command of the mirror: to the mirror, or from there. */
-static dt_result dt__mirror_command(const dt_checkpoints *l, int back)
+/* Runs the command of the mirror: to the mirror, or from there to the directory `back`. */
+static dt_result dt__mirror_command(const dt_checkpoints *l, const char *back)
 {
     char place[PATH_MAX];
-    const char *command = dt__mirror_line(l), *from = back ? place : l->place, *to = back ? l->place : place;
+    const char *command = dt__mirror_line(l), *from = back ? place : l->place, *to = back ? back : place;
     const char *argv[] = {"sh", "-c", "export DT_FROM=\"$1\" DT_TO=\"$2\"; exec sh -c \"$0\"", command, from, to, NULL};
     int status;
     if (dt__path_fits(DT__PRINT(place, "%.*s", (int)(command - l->mirror), l->mirror), l->mirror)) return DT_E_FILE;
@@ -25211,23 +25365,32 @@ static dt_result dt__mirror_command(const dt_checkpoints *l, int back)
                      "see why", WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), from, to);
 }
 
-/* Copies a checkpoint to the mirror; step -1: unless checkpoints are here, all of the mirror, from there (rank 0). */
+/* Copies a checkpoint to the mirror; step -1: unless checkpoints are here, all of the mirror, from there (rank 0). What
+ * a command brings back may be incomplete: it gets its names when the command has ended. */
 static dt_result dt__mirror_copy(dt_trainer *t, int64_t step)
 {
     const dt_checkpoints *l = &t->layout.checkpoint;
     int64_t newest = -1, i = INT64_MAX;
+    char back[PATH_MAX], from[PATH_MAX], to[PATH_MAX];
+    const char *source = dt__mirror_line(l) ? back : l->mirror;
     dt_result r = step < 0 ? dt__step_newest(l->place, INT64_MAX, &newest) : DT_OK;
     if (r || newest >= 0) return r;
-    if (step < 0) r = dt__dir_make(l->place);
-    if (!r && dt__mirror_line(l)) return dt__mirror_command(l, step < 0);
-    if (!r && step >= 0) r = dt__step_copy(l->place, l->mirror, step);
-    if (r || step >= 0) return r ? r : dt__steps_retain(l->mirror, l->keep, step, -1);
-    while (!r && !(r = dt__step_newest(l->mirror, i, &i)) && i >= 0) {
+    if (step >= 0 && dt__mirror_line(l)) return dt__mirror_command(l, NULL);
+    if (step >= 0) r = dt__step_copy(l->place, l->mirror, step);
+    if (!r && step >= 0) dt__steps_retain(l->mirror, l->keep, step, -1);
+    if (r || step >= 0) return r;
+    r = dt__path_join(back, l->place, "restored.tmp");
+    if (!r && source == back) r = dt__dir_make(back);
+    if (!r && source == back) r = dt__mirror_command(l, back);
+    while (!r && !(r = dt__step_newest(source, i, &i)) && i >= 0) {
         newest = dt__max(newest, i);
         if (!t->layout.output.quiet)
             fprintf(stderr, "dtrain: %s is empty; restoring step %lld from %s\n", l->place, (long long)i, l->mirror);
-        r = dt__step_copy(l->mirror, l->place, i);
+        if (source != back) r = dt__step_copy(l->mirror, l->place, i);
+        else if (!(r = dt__step_path(from, back, i, "")) && !(r = dt__step_path(to, l->place, i, "")))
+            r = dt__file_rename(from, to);
     }
+    if (!r && source == back) (void)dt__dir_remove(back);
     return r || newest < 0 ? r : dt__latest_put(l->place, newest);
 }
 
@@ -25244,7 +25407,8 @@ static dt_result dt__mirror_job(void *owner, int64_t job)
         __atomic_store_n(&s->mirroring, step, __ATOMIC_SEQ_CST);
     } while (step != __atomic_load_n(&s->newest, __ATOMIC_SEQ_CST)); /* from here on retention keeps the step */
     if (step != s->mirrored && dt__mirror_copy(t, step))
-        fprintf(stderr, "dtrain: the mirror lacks step %lld: %s; training goes on\n", (long long)step, dt_last_error());
+        fprintf(stderr, "dtrain: step %lld was not mirrored: %s; training continues\n", (long long)step,
+                dt_last_error());
     s->mirrored = step;
     __atomic_store_n(&s->mirroring, -1, __ATOMIC_SEQ_CST);
     return DT_OK;
@@ -25355,17 +25519,22 @@ static dt_result dt__save_end(dt_trainer *t)
     return DT_OK;
 }
 
-/* After a failed save: removes its files and names the newest checkpoint that is left. */
-static dt_result dt__save_failed(dt_trainer *t)
+/* The result of a save. After a failure its files are removed, and rank 0 says what is there (collective). */
+static dt_result dt__save_result(dt_trainer *t, dt_result r)
 {
+    dt__saver *s = &t->save;
     const char *place = t->layout.checkpoint.place;
-    int64_t newest = t->save.saved < 0 ? t->first : t->save.saved;
+    int64_t newest = -1;
     char draft[PATH_MAX], said[512], left[64] = "no checkpoint is left";
+    int placed = s->newest == s->now.step;
+    if (r != DT_E_FILE) return r;
     DT__PRINT(said, "%.500s", dt_last_error());
-    if (dt_trainer_is_root(t) && !dt__step_path(draft, place, t->save.now.step, ".tmp"))
-        (void)dt__dir_remove(draft);
-    if (newest > 0) DT__PRINT(left, "steps up to %lld are saved", (long long)newest);
-    return dt__error(DT_E_FILE, "%s. Step %lld is not saved; %s in %s", said, (long long)t->save.now.step, left, place);
+    if (dt_trainer_is_root(t) && !dt__step_path(draft, place, s->now.step, ".tmp")) (void)dt__dir_remove(draft);
+    if (dt_trainer_is_root(t) && dt__step_newest(place, INT64_MAX, &newest))
+        DT__PRINT(left, "nobody knows which steps are saved");
+    else if (newest >= 0) DT__PRINT(left, "steps up to %lld are saved", (long long)newest);
+    return dt__trainer_agree(t, dt__error(DT_E_FILE, "%s. Step %lld %s; %s in %s", said, (long long)s->now.step,
+                                          placed ? "may not survive a loss of power" : "is not saved", left, place));
 }
 
 /* In code that is not ours, and while files are slow, a rank is busy, not frozen: a thread shows that it lives. */
@@ -25395,13 +25564,13 @@ static dt_result dt__trainer_save(dt_trainer *t, int behind)
     double before = s->blocked;
     int busy = dt__busy_begin(t), saved;
     dt_result r = dt__save_end(t);
-    saved = r || s->saved == t->e.step;
-    if (!saved) r = dt__save_begin(t);
-    if (!saved && !r && !behind) r = dt__save_end(t);
+    saved = !r && s->saved == t->e.step;
+    if (!r && !saved) r = dt__save_begin(t);
+    if (!r && !saved && !behind) r = dt__save_end(t);
+    r = dt__save_result(t, r);
     dt__busy_end(t, busy);
-    if (saved) return r;
-    s->cost = s->blocked - before;
-    return r == DT_E_FILE ? dt__save_failed(t) : r;
+    if (!saved) s->cost = s->blocked - before;
+    return r;
 }
 
 DT_API dt_result dt_trainer_save(dt_trainer *t)
@@ -25442,31 +25611,6 @@ static dt_result dt__save_probe(dt_trainer *t)
                      "--checkpoint", place, (double)is.f_bavail * (double)is.f_frsize / 1e6, bytes / 1e6);
 }
 
-/* Marks the place as this job's by a file with host and process, which is touched while it trains. One that was not for
- * five minutes, or whose process has ended on this host, is taken over; a job that is just ending has two seconds. */
-static dt_result dt__save_lock(dt_trainer *t)
-{
-    char *path = t->save.lock, here[256] = "", host[256] = "";
-    long process = 0, age;
-    dt_result r = dt__path_join(path, t->layout.checkpoint.place, "in-use");
-    (void)gethostname(here, sizeof here - 1);
-    for (double start = dt__now(); !r; usleep(50000)) {
-        int fd = open(path, O_WRONLY | O_CREAT | O_EXCL, 0666);
-        FILE *f = fd < 0 ? fopen(path, "r") : NULL;
-        struct stat is;
-        if (fd >= 0) return dprintf(fd, "%s %ld\n", here, (long)getpid()), close(fd), DT_OK;
-        if (f && fscanf(f, "%255s %ld", host, &process) != 2) process = 0; /* it is being written */
-        if (f) fclose(f);
-        age = stat(path, &is) ? 0 : (long)(time(NULL) - is.st_mtime);
-        if (age > 300 || (process && !strcmp(host, here) && kill((pid_t)process, 0) && errno == ESRCH)) unlink(path);
-        else if (dt__now() - start > 2.0)
-            r = dt__error(DT_E_FILE, "%s is in use by process %ld on %s, which showed life %ld s ago: end that job, or "
-                          "name another --checkpoint", t->layout.checkpoint.place, process, host, age);
-    }
-    path[0] = 0;
-    return r;
-}
-
 /* Memory and threads of saving, before step 1. */
 static dt_result dt__save_open(dt_trainer *t)
 {
@@ -25476,7 +25620,9 @@ static dt_result dt__save_open(dt_trainer *t)
     dt_result r;
     s->all = (dt__part_file *)dt__alloc((int64_t)sizeof s->part * dt_comm_size(t->comm), "a checkpoint");
     r = s->all ? dt__save_probe(t) : DT_E_MEMORY;
-    if (!r && dt_trainer_is_root(t)) r = dt__save_lock(t);
+    if (!r && dt_trainer_is_root(t)) r = dt__lock_open(&s->lock[0], l->place, t->comm);
+    if (!r && dt_trainer_is_root(t) && l->mirror && !dt__mirror_line(l))
+        r = dt__lock_open(&s->lock[1], l->mirror, t->comm);
     r = dt__trainer_agree(t, r);
     if (!r && l->async) r = dt__save_snapshot(t);
     if (!r) r = dt__queue_open(&s->queue, dt__save_job, t, 2, "write checkpoints");
@@ -25495,9 +25641,9 @@ static dt_result dt__save_open(dt_trainer *t)
 
 static void dt__save_close(dt__saver *s)
 {
-    if (s->lock[0]) unlink(s->lock);
     dt__queue_close(&s->queue);
     dt__queue_close(&s->mirror);
+    for (int i = 0; i < 2; i++) dt__lock_close(&s->lock[i]);
     dt__free(s->all);
     dt__free(s->snapshot);
     dt__free(s->manifest.at);
@@ -25610,8 +25756,8 @@ static dt_result dt__trainer_resume(dt_trainer *t)
         r = dt__misuse("%s holds no checkpoint of step %lld that is whole: choose another --resume-step, or leave it "
                        "out", l->place, (long long)given);
     if (!r && damaged)
-        r = dt__error(DT_E_DATA, "%s holds no checkpoint that is whole (%d are not): name another directory",
-                      l->place, damaged);
+        r = dt__error(DT_E_DATA, "%s holds no intact checkpoint (%d are damaged): name another directory", l->place,
+                      damaged);
     if (!r && l->resume == DT_RESUME_ONLY)
         r = dt__misuse("%s holds no checkpoint to resume from: check --checkpoint, or leave --resume out", l->place);
     return r;
@@ -25776,13 +25922,15 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     dt__part_file *part = (dt__part_file *)dt__alloc((c->m.files + 3) * (int64_t)sizeof *part, "a list of files");
     dt__state_walk all = {&c->t, 0, c->is.arrays, 0, c->stored, NULL};
     dt__state_walk model = {&c->t, 0, c->t.e.net.param_count, 0, c->stored, NULL};
-    char draft[PATH_MAX], to[PATH_MAX];
+    char draft[PATH_MAX] = "", to[PATH_MAX], said[sizeof dt__thread.error];
     int full = kind == DT_FULL, sharded = kind == DT_SHARDED, files = 1 + full;
     dt__text text = DT__ZERO;
+    dt__lock lock = DT__ZERO;
     dt_result r = part ? dt__checkpoint_known(c, 0) : DT_E_MEMORY;
     if (!r) r = dt__step_path(to, directory, c->m.step, "");
     if (!r && !access(to, F_OK)) r = dt__misuse("%s is there already: convert into another directory", to);
     if (!r) r = dt_checkpoint_verify(checkpoint); /* damaged data must not get a new hash */
+    if (!r) r = dt__lock_open(&lock, directory, NULL);
     if (!r) r = dt__step_begin(directory, c->m.step, draft);
     if (!r && full) r = dt__state_write_full(&c->t, 0, c->stored, &c->reader.gather, &c->reader, draft, part);
     if (!r && sharded) r = dt__state_write(&all, NULL, &c->reader, draft, "shard-000.safetensors", 0, part);
@@ -25802,7 +25950,11 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     if (!r && (full || sharded)) r = dt__part_put(draft, "manifest.json", text.at, text.length, &part[files]);
     dt__free(text.at);
     dt__free(part);
-    return r ? r : dt__step_publish(directory, c->m.step);
+    if (!r) r = dt__step_publish(directory, c->m.step, NULL);
+    DT__PRINT(said, "%s", dt__thread.error);
+    if (r && *draft) (void)dt__dir_remove(draft), (void)dt__error(r, "%s", said);
+    dt__lock_close(&lock);
+    return r;
 }
 
 /* ---- initial weights from published files ---- */
@@ -26859,7 +27011,6 @@ static uint32_t dt__save_says(dt_trainer *t)
     dt__saver *s = &t->save;
     uint32_t said = 0;
     if (!t->layout.checkpoint.place) return said;
-    if (s->lock[0] && dt__now() - s->sign > 10.0) (void)utimensat(AT_FDCWD, s->lock, NULL, 0), s->sign = dt__now();
     if (dt__comm_stop_requested(t->comm)) said |= DT__SAID_STOP;
     if (s->writing && dt__queue_pending(&s->queue, s->written)) said |= DT__SAID_WRITING;
     if (t->layout.checkpoint.interval == DT_AUTO && dt_trainer_is_root(t) && dt__now() - s->last >= s->interval)
@@ -27738,7 +27889,7 @@ static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, f
                  : dt__loader_next(t->loader, &t->batch, dt__trainer_tick, t);
     t->ahead = 0;
     if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid, said);
-    if (!r && t->save.writing && !(*said & DT__SAID_WRITING)) r = dt__save_end(t);
+    if (!r && t->save.writing && !(*said & DT__SAID_WRITING)) r = dt__save_result(t, dt__save_end(t));
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
     memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * leaves * (1 + e->net.count))); /* without valid targets */
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);

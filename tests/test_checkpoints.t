@@ -148,7 +148,7 @@ sub operations {
     return $low;
 }
 
-my $sentence = qr/: cannot (create|write|read|rename|remove|make the directory) \S+ \((Input\/output error|No space left on device)\): (check the disk|free some space)/;
+my $sentence = qr/: cannot (create|write|read|read the directory|open|rename|remove|make the directory) \S+ \((Input\/output error|No space left on device)\): (check the disk|free some space)/;
 
 # After a run with this fault: complete checkpoints only, of which the newest is at most an interval old; and the same
 # command goes on from there.
@@ -194,8 +194,8 @@ for my $way (@ways ? @ways[0, 2] : ()) { # reading, too: from checkpoints after 
     }
     my $dir = copy_of($ground);
     keep_only($dir, 2);
-    my $r = faulty("--checkpoint $dir $options", 'fail:' . (5 + int rand 10) . ":$rank");
-    ok($r->{status} == 1 && $r->{err} =~ /cannot read .*trying the checkpoint before it/ && $r->{err} =~ /holds no checkpoint that is whole \(1 are not\)/,
+    my $r = faulty("--checkpoint $dir $options", 'fail:' . (12 + int rand 10) . ":$rank");
+    ok($r->{status} == 1 && $r->{err} =~ /cannot read .*trying the checkpoint before it/ && $r->{err} =~ /holds no intact checkpoint \(1 are damaged\)/,
         "$options: the only checkpoint cannot be read") or diag("status $r->{status}\n$r->{err}");
     is(train('little', "--checkpoint $dir $options")->{hash}, $want{little}, '  but later');
     forget($dir);
@@ -350,7 +350,7 @@ sub damaged {
         my $r = train('little', "--checkpoint $dir $options");
         my $said = $r->{err} =~ $says && $r->{err} =~ /^dtrain: .*: .*; trying the checkpoint before it$/m;
         if ($others) { $said &&= !$r->{status} && $r->{hash} eq $want{little} && $r->{steps}[0] == 3 }
-        else { $said &&= $r->{status} == 1 && $r->{err} =~ /holds no checkpoint that is whole \(1 are not\)/ }
+        else { $said &&= $r->{status} == 1 && $r->{err} =~ /holds no intact checkpoint \(1 are damaged\)/ }
         ok($said, "$what: " . ($others ? 'the one before is used' : 'a clean failure when there is none')) or
             diag("status $r->{status}, hash $r->{hash}, steps @{$r->{steps}}\n$r->{err}$r->{out}");
         forget($dir);
@@ -449,7 +449,8 @@ SKIP: {
     train('little', "--checkpoint $dir --checkpoint-every 1 --keep 0 --ranks 1");
     keep_only($dir, 1, 4);
     unlink "$dir/" . name_of(4) . '/manifest.json';
-    my $r = train('little', "--checkpoint $dir --checkpoint-every 2 --keep 1 --ranks 1", 'DT_FAULT=fail:150');
+    my $last = operations('--checkpoint-every 2 --keep 1 --ranks 1', 0, $dir) - 30; # in the save of step 4
+    my $r = train('little', "--checkpoint $dir --checkpoint-every 2 --keep 1 --ranks 1", "DT_FAULT=fail:$last");
     keep_only($dir, grep { !flaw("$dir/" . name_of($_)) } steps_in($dir));
     is(join(' ', steps_in($dir)), '2', 'the one before a damaged one stays while there is no newer one') or diag($r->{err});
     is(train('little', "--checkpoint $dir --ranks 1")->{hash}, $want{little}, '  and is enough');
@@ -599,22 +600,35 @@ for my $case ([1, '4'], [2, '4 3'], [0, '4 3 2 1']) {
     my $dir = fresh();
     my $pid = start('little', "--steps 1000000 --schedule constant --checkpoint $dir --checkpoint-every 2 --ranks 1");
     for (1 .. 3000) { last if steps_in($dir); sleep 0.01 }
-    my ($host, $process) = slurp("$dir/in-use") =~ /^(\S+) (\d+)\n\z/;
+    my ($host, $process) = slurp("$dir/in-use") =~ /^(\S+) (\d+) \S*\n\z/;
     my ($status, undef, $err) = run(60, command_of('little', "--steps 4 --checkpoint $dir"));
-    ok($status == 1 && $err =~ /$dir is in use by process $process on \Q$host\E, which showed life \d+ s ago: end that job, or name another --checkpoint$/m,
+    ok($status == 1 && $err =~ /$dir is in use by process $process on \Q$host\E: end that job, or name another directory$/m,
         'a second job in the same place is told whose it is') or diag("status $status\n$err");
+    utime time - 4000, time - 4000, "$dir/in-use";
+    ($status, undef, $err) = run(60, command_of('little', "--steps 4 --checkpoint $dir.b --mirror $dir"));
+    like($err, qr/$dir is in use by process $process/, '  at any age, and for a mirror as well');
+    ok(!-e "$dir.b/in-use" && -e "$dir/in-use", '  which takes away its own mark only');
     kill 'KILL', $pid;
     ended($pid);
     ok(-e "$dir/in-use", 'a job that is killed leaves its mark');
     ($status, undef, $err) = run(60, command_of('little', "--steps 1000000 --schedule constant --checkpoint $dir --deadline 0 --stop-on LossNotDecreasing --rules --resume never"));
-    unlike($err, qr/in use/, '  which the next job on this host takes over');
-    forget($dir);
+    unlike($err, qr/in use/, '  which the next job takes over');
+    forget($_) for $dir, "$dir.b";
     mkdir $dir;
     spew("$dir/in-use", "elsewhere 1\n");
-    like((run(60, command_of('little', "--checkpoint $dir")))[2], qr/in use by process 1 on elsewhere/, 'a mark of another host counts');
-    utime time - 400, time - 400, "$dir/in-use";
-    is((run(60, command_of('little', "--checkpoint $dir")))[0], 0, '  until it is older than five minutes');
+    is((run(60, command_of('little', "--checkpoint $dir")))[0], 0, 'a mark without a lock is taken over, of another host as well');
     ok(!-e "$dir/in-use", '  and a job that ends takes its own away');
+    mkdir "$dir/in-use";
+    ($status, undef, $err) = run(60, command_of('little', "--checkpoint $dir --resume auto"));
+    ok($status == 1 && $err =~ m{cannot open $dir/in-use \(Is a directory\): }, 'a mark that cannot be opened is an error') or diag("status $status\n$err");
+    forget($dir);
+    my @both = map { start('little', "--steps 1000000 --schedule constant --checkpoint $dir --ranks 1") } 1, 2;
+    my $first = waitpid -1, 0;
+    is(WEXITSTATUS($?), 1, 'of two jobs that start at the same time one is refused');
+    my ($winner) = grep { $_ != $first } @both;
+    is(waitpid($winner, WNOHANG), 0, '  and the other one trains');
+    kill 'KILL', $winner;
+    ended($winner);
     forget($dir);
 }
 
@@ -660,7 +674,7 @@ SKIP: {
     forget($dir);
     forget("$mirror/" . name_of($_)) for 1, 2, 4;
     change("$mirror/" . name_of(3) . '/shard-000.safetensors', sub { flip(200) }) if !flaw("$mirror/" . name_of(3));
-    refused('a mirror with nothing whole', "--checkpoint $dir --mirror $mirror --ranks 2$kind", 1, qr/holds no checkpoint that is whole \(1 are not\)/);
+    refused('a mirror with nothing whole', "--checkpoint $dir --mirror $mirror --ranks 2$kind", 1, qr/holds no intact checkpoint \(1 are damaged\)/);
     forget($_) for $dir, $mirror;
 
     $mirror = fresh();
@@ -677,7 +691,7 @@ SKIP: {
     $mirror = fresh();
     $r = train('little', "--checkpoint $dir --mirror '$mirror [ \$DT_TO != $mirror ]' --checkpoint-every 2 --ranks 1");
     is("$r->{status} $r->{hash}", "0 $want{little}", 'a command that fails does not end training');
-    like($r->{err}, qr/^dtrain: the mirror lacks step 4: the mirror's command ended with status 1: run it by hand with DT_FROM=\S+ DT_TO=\S+ to see why; training goes on$/m, '  but is said');
+    like($r->{err}, qr/^dtrain: step 4 was not mirrored: the mirror's command ended with status 1: run it by hand with DT_FROM=\S+ DT_TO=\S+ to see why; training continues$/m, '  but is said');
     forget($dir);
     $r = train('little', "--checkpoint $dir --mirror '$mirror false \$DT_TO' --ranks 2$kind");
     ok($r->{status} == 1 && $r->{err} =~ /the mirror's command ended with status 1: run it by hand/, 'one that cannot bring back what may be there does') or diag($r->{err});

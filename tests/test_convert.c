@@ -253,7 +253,7 @@ static void exported(void)
     okay(!dt_trainer_open(&t, &recipe, &layout), "bf16", "weights to begin with");
     dt_trainer_close(&t);
     recipe.weights = NULL, layout.checkpoint.place = in("half"), layout.checkpoint.resume = DT_RESUME_ONLY;
-    refused(dt_trainer_open(&t, &recipe, &layout), DT_E_DATA, "holds no checkpoint that is whole", "no run resumes from it");
+    refused(dt_trainer_open(&t, &recipe, &layout), DT_E_DATA, "holds no intact checkpoint", "no run resumes from it");
     dt_trainer_close(&t);
     dt_checkpoint_close(&c);
     free(both);
