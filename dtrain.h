@@ -1307,9 +1307,6 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <immintrin.h>
 #elif defined(__aarch64__) && defined(__ARM_NEON)
 #include <arm_neon.h>
-#ifdef __linux__
-#include <sys/auxv.h>
-#endif
 #endif
 #if defined(__linux__) && !defined(__USE_MISC)
 #error "dtrain.h: POSIX is hidden: include it with DTRAIN_IMPLEMENTATION before any other header, or use -std=gnu11"
@@ -2476,9 +2473,8 @@ typedef struct dt__sha256 {
     uint32_t state[8];
     uint64_t bytes;
     uint8_t block[64];
-    int way; /* how blocks are hashed; chosen once there are enough of them to make the choice worthwhile */
+    int fast; /* by the processor's instructions: 0 not yet asked, 1 yes, -1 no */
 } dt__sha256;
-enum { DT__SHA_UNKNOWN, DT__SHA_PLAIN, DT__SHA_SIDE_BY_SIDE, DT__SHA_INSTRUCTIONS };
 
 static const uint32_t dt__sha256_k[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
@@ -2490,18 +2486,25 @@ static const uint32_t dt__sha256_k[64] = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-/* The 64 rounds of a block; word i of its message schedule, its constant added, is w[i * step]. The eight variables
- * change names, not places. */
-static inline __attribute__((always_inline)) void dt__sha256_rounds(uint32_t state[8], const uint32_t *w, int step)
+/* The eight variables change names, not places. */
+static void dt__sha256_plain(uint32_t state[8], const uint8_t *p)
 {
 #define DT__ROTATE(x, n) ((x) >> (n) | (x) << (32 - (n)))
 #define DT__SHA_ROUND(a, b, c, d, e, f, g, h, k) \
-    t = h + (DT__ROTATE(e, 6) ^ DT__ROTATE(e, 11) ^ DT__ROTATE(e, 25)) + (g ^ (e & (f ^ g))) + w[k * step]; \
+    t = h + (DT__ROTATE(e, 6) ^ DT__ROTATE(e, 11) ^ DT__ROTATE(e, 25)) + (g ^ (e & (f ^ g))) + w[i + k]; \
     d += t; \
     h = t + (DT__ROTATE(a, 2) ^ DT__ROTATE(a, 13) ^ DT__ROTATE(a, 22)) + ((a & b) | (c & (a | b)));
     uint32_t a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6],
-             h = state[7], t;
-    for (int i = 0; i < 64; i += 8, w += 8 * step) {
+             h = state[7], t, w[64];
+    for (int i = 0; i < 16; i++, p += 4)
+        w[i] = (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | (uint32_t)p[3];
+    for (int i = 16; i < 64; i++) {
+        uint32_t x = w[i - 15], y = w[i - 2];
+        w[i] = w[i - 16] + (DT__ROTATE(x, 7) ^ DT__ROTATE(x, 18) ^ x >> 3) + w[i - 7] +
+               (DT__ROTATE(y, 17) ^ DT__ROTATE(y, 19) ^ y >> 10);
+    }
+    for (int i = 0; i < 64; i++) w[i] += dt__sha256_k[i];
+    for (int i = 0; i < 64; i += 8) {
         DT__SHA_ROUND(a, b, c, d, e, f, g, h, 0)
         DT__SHA_ROUND(h, a, b, c, d, e, f, g, 1)
         DT__SHA_ROUND(g, h, a, b, c, d, e, f, 2)
@@ -2514,42 +2517,8 @@ static inline __attribute__((always_inline)) void dt__sha256_rounds(uint32_t sta
     state[0] += a, state[1] += b, state[2] += c, state[3] += d, state[4] += e, state[5] += f, state[6] += g,
         state[7] += h;
 #undef DT__SHA_ROUND
-}
-
-/* The message schedule depends on the block alone: the schedules of `lanes` consecutive blocks are computed side by
- * side (a word_t holds one word of each block) before the rounds of these blocks run in turn. */
-#define DT__SHA_BLOCKS(name, word_t, lanes) \
-    static void name(uint32_t state[8], const uint8_t *p) \
-    { \
-        word_t w[64]; \
-        for (int i = 0; i < 16; i++) \
-            for (int j = 0; j < lanes; j++) ((uint32_t *)&w[i])[j] = dt__sha256_word(p + 64 * j + 4 * i); \
-        for (int i = 16; i < 64; i++) { \
-            word_t x = w[i - 15], y = w[i - 2]; \
-            w[i] = w[i - 16] + (DT__ROTATE(x, 7) ^ DT__ROTATE(x, 18) ^ x >> 3) + w[i - 7] + \
-                   (DT__ROTATE(y, 17) ^ DT__ROTATE(y, 19) ^ y >> 10); \
-        } \
-        for (int i = 0; i < 64; i++) w[i] += dt__sha256_k[i]; \
-        for (int j = 0; j < lanes; j++) dt__sha256_rounds(state, (const uint32_t *)w + j, lanes); \
-    }
-static inline uint32_t dt__sha256_word(const uint8_t *p)
-{
-    return (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | (uint32_t)p[3];
-}
-DT__SHA_BLOCKS(dt__sha256_plain, uint32_t, 1)
-#if defined(__x86_64__)
-enum { DT__SHA_LANES = 8 };
-typedef uint32_t dt__sha256_words __attribute__((vector_size(32), may_alias));
-static int dt__sha256_has_lanes(void) { return __builtin_cpu_init(), __builtin_cpu_supports("avx2") != 0; }
-__attribute__((target("avx2"))) DT__SHA_BLOCKS(dt__sha256_lanes, dt__sha256_words, DT__SHA_LANES)
-#else
-enum { DT__SHA_LANES = 4 };
-typedef uint32_t dt__sha256_words __attribute__((vector_size(16), may_alias));
-static int dt__sha256_has_lanes(void) { return 1; }
-DT__SHA_BLOCKS(dt__sha256_lanes, dt__sha256_words, DT__SHA_LANES)
-#endif
-#undef DT__SHA_BLOCKS
 #undef DT__ROTATE
+}
 
 #if defined(__clang__)
 #define DT__UNROLL _Pragma("clang loop unroll(full)")
@@ -2596,28 +2565,6 @@ __attribute__((target("sha,sse4.1"))) static void dt__sha256_fast(uint32_t state
     _mm_storeu_si128((__m128i *)(void *)state, _mm_blend_epi16(abef, cdgh, 0xf0));
     _mm_storeu_si128((__m128i *)(void *)(state + 4), _mm_alignr_epi8(cdgh, abef, 8));
 }
-#elif defined(__aarch64__) && defined(__ARM_NEON) && defined(__linux__)
-static int dt__sha256_has(void) { return (getauxval(AT_HWCAP) >> 6 & 1) != 0; /* HWCAP_SHA2 */ }
-__attribute__((target("+crypto"))) static void dt__sha256_fast(uint32_t state[8], const uint8_t *p, int64_t blocks)
-{
-    uint32x4_t m[4], abcd = vld1q_u32(state), efgh = vld1q_u32(state + 4);
-    for (; blocks > 0; blocks--, p += 64) {
-        uint32x4_t x = abcd, y = efgh;
-        DT__UNROLL for (int i = 0; i < 4; i++) m[i] = vreinterpretq_u32_u8(vrev32q_u8(vld1q_u8(p + 16 * i)));
-        DT__UNROLL for (int i = 0; i < 16; i++) {
-            uint32x4_t k, before = abcd;
-            if (i > 3)
-                m[i & 3] = vsha256su1q_u32(vsha256su0q_u32(m[i & 3], m[(i + 1) & 3]), m[(i + 2) & 3], m[(i + 3) & 3]);
-            k = vaddq_u32(m[i & 3], vld1q_u32(dt__sha256_k + 4 * i));
-            abcd = vsha256hq_u32(abcd, efgh, k);
-            efgh = vsha256h2q_u32(efgh, before, k);
-        }
-        abcd = vaddq_u32(abcd, x);
-        efgh = vaddq_u32(efgh, y);
-    }
-    vst1q_u32(state, abcd);
-    vst1q_u32(state + 4, efgh);
-}
 #else
 static int dt__sha256_has(void) { return 0; }
 static void dt__sha256_fast(uint32_t state[8], const uint8_t *p, int64_t blocks)
@@ -2635,27 +2582,20 @@ static void dt__sha256_begin(dt__sha256 *h)
 }
 
 /* DT_ISA=portable selects plain C, as it does for kernels. */
-static int dt__sha256_way(void)
-{
-    const char *wanted = getenv("DT_ISA");
-    if (wanted && !strcmp(wanted, "portable")) return DT__SHA_PLAIN;
-    return dt__sha256_has() ? DT__SHA_INSTRUCTIONS : dt__sha256_has_lanes() ? DT__SHA_SIDE_BY_SIDE : DT__SHA_PLAIN;
-}
-
 static void dt__sha256_add(dt__sha256 *h, const void *data, int64_t bytes)
 {
     const uint8_t *p = (const uint8_t *)data;
-    if (bytes >= 65536 && !h->way) h->way = dt__sha256_way(); /* asking takes longer than a block */
+    if (bytes >= 65536 && !h->fast) { /* asking takes longer than a block */
+        const char *wanted = getenv("DT_ISA");
+        h->fast = dt__sha256_has() && !(wanted && !strcmp(wanted, "portable")) ? 1 : -1;
+    }
     while (bytes > 0) {
         int64_t used = (int64_t)(h->bytes & 63), take = dt__min(64 - used, bytes);
         const uint8_t *block = used == 0 && take == 64 ? p : h->block;
         if (block == h->block) memcpy(h->block + used, p, (size_t)take);
-        if (block == p && h->way == DT__SHA_INSTRUCTIONS) {
+        if (block == p && h->fast > 0) {
             take = bytes / 64 * 64;
             dt__sha256_fast(h->state, p, take / 64);
-        } else if (block == p && bytes >= 64 * DT__SHA_LANES && h->way == DT__SHA_SIDE_BY_SIDE) {
-            take = 64 * DT__SHA_LANES;
-            dt__sha256_lanes(h->state, p);
         } else if (used + take == 64)
             dt__sha256_plain(h->state, block);
         h->bytes += (uint64_t)take;
@@ -10965,7 +10905,8 @@ static int dt__is_blocked(const dt_graph *g, const dt__node *n)
 }
 
 /* ---- fusion -------------------------------------------------------------------------------------------
- * A group walks over (rows, cols) in tiles. Its ops are map ops over all elements, map ops and reductions with one element per row, and row ops. */
+ * A group walks over (rows, cols) in tiles. Its ops are map ops over all elements, map ops and reductions with one
+ * element per row, and row ops. */
 
 /* Does op `id` read input i along its own walk: the same elements, the same rows, or the row's one element? */
 static int dt__reads_along(const dt_graph *g, int32_t id, int i)
