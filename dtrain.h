@@ -132,7 +132,7 @@ extern "C" {
     X(DT_E_DATA, 1, "a file whose content is not what it should be") \
     X(DT_E_PEER, 1, "another rank is dead, frozen or disagrees") \
     X(DT_E_NUMERIC, 1, "a number that is not finite") \
-    X(DT_E_STOPPED, 75, "stopped on request; a checkpoint is there: run again to go on") \
+    X(DT_E_STOPPED, 75, "stopped on request; a checkpoint is there: run the same command again to resume") \
     X(DT_E_INTERRUPTED, 130, "interrupted before the work was saved") \
     X(DT_E_SYSTEM, 1, "the operating system refused") \
     X(DT_E_SELFCHECK, 1, "this build or processor does not compute exactly")
@@ -1050,7 +1050,7 @@ DT_API void dt_generator_close(dt_generator **g);
 typedef struct dt_generation {
     dt_sampling sampling;    /* another seed: another text */
     int64_t bytes;           /* the text ends after so many; the last token is cut */
-    const char *const *stop; /* it ends before the first of these strings; the list ends with NULL. NULL: none */
+    const char *const *stop; /* it ends where the first of these strings begins; the list ends with NULL. NULL: none */
     void (*put)(void *user, const char *text, int64_t bytes); /* takes the text as it comes, on each rank that draws */
     void *user;
     int past_end; /* 0: an eos_token_id of generation_config.json or config.json ends the text, too; 1: it does not */
@@ -1058,8 +1058,9 @@ typedef struct dt_generation {
 DT_API dt_generation dt_generation_default(void);
 /* Continues a prompt, as dt_trainer_sample. *tokens, if not NULL: how many were drawn. */
 DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_generation *how, int64_t *tokens);
-/* Mean loss, in nats per token, over all sequences of files named as in dt_data_open(); *tokens and *bytes, if not
- * NULL: of how many targets, and of how many bytes of text. Collective. */
+/* Mean loss, in nats per token, of files named as in dt_data_open(), cut into sequences, of which the last may be
+ * shorter; *tokens and *bytes, if not NULL: of how many targets, and of how many bytes of text: all but the first
+ * token, which follows none. Collective. */
 DT_API dt_result dt_generator_evaluate(dt_generator *g, const char *data, float *loss, int64_t *tokens, int64_t *bytes);
 /* The recipe of a checkpoint, or of a directory of Hugging Face, whose optimizer and data are the default ones. Names
  * of files are NULL, but for weights: `path`, which must outlive the recipe. So a trainer starts from these weights, or
@@ -10034,6 +10035,8 @@ static const dt__size dt__sizes[] = {
     {"nano", 2, 2, 0, 64, 0, 0, 0.0f, 0.0f},           {"micro", 3, 4, 0, 128, 0, 0, 0.0f, 0.0f},
     {"tiny", 4, 4, 0, 192, 0, 0, 0.0f, 0.0f},          {"small", 6, 6, 0, 384, 0, 0, 0.0f, 0.0f},
     {"124M", 12, 12, 0, 768, 0, 0, 0.0f, 0.0f},        {"355M", 24, 16, 0, 1024, 0, 0, 0.0f, 0.0f},
+    {"gpt2", 12, 12, 0, 768, 0, 0, 0.0f, 0.0f},        {"gpt2-medium", 24, 16, 0, 1024, 0, 0, 0.0f, 0.0f},
+    {"gpt2-large", 36, 20, 0, 1280, 0, 0, 0.0f, 0.0f}, {"gpt2-xl", 48, 25, 0, 1600, 0, 0, 0.0f, 0.0f},
     {"774M", 36, 20, 0, 1280, 0, 0, 0.0f, 0.0f},       {"1558M", 48, 25, 0, 1600, 0, 0, 0.0f, 0.0f},
     {"llama-nano", 2, 4, 2, 64, 0, 0, 1e4f, 0.0f},     {"llama-micro", 3, 4, 2, 128, 0, 0, 1e4f, 0.0f},
     {"llama-tiny", 4, 6, 2, 192, 0, 0, 1e4f, 0.0f},    {"llama-small", 6, 6, 2, 384, 0, 0, 1e4f, 0.0f},
@@ -24437,8 +24440,8 @@ static void dt__trainer_banner(const dt_trainer *t)
     }
     printf(": %lld parameters\n", (long long)t->e.net.weights);
     if (!m->segments && m->experts)
-        printf("         %lld experts in each block, %lld per token, whose FLOPs alone count\n", (long long)m->experts,
-               (long long)dt__model_moe(&r->model).active);
+        printf("         %lld experts in each block, %lld per token (GFLOP/s counts only these)\n",
+               (long long)m->experts, (long long)dt__model_moe(&r->model).active);
     if (t->feed.own)
         printf("data     of the program's own: %lld training samples of %lld inputs and %lld targets, ",
                (long long)t->feed.is.samples[DT_TRAIN], (long long)t->feed.is.inputs, (long long)t->feed.is.targets);
@@ -24470,6 +24473,9 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (dt__mesh_crosses(&t->e.mesh, t->comm))
         printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
                "network. Keep --tp within a node (--order cluster), and use --pp or data parallelism across nodes.\n");
+    if (r->warmup >= r->steps && !r->rate)
+        printf("warm-up  all %lld steps: the learning rate rises to the end, because --warmup is %lld. Lower it\n",
+               (long long)r->steps, (long long)r->warmup);
     dt__memory_print(t);
     if (t->recipe.weights && !t->first) printf("weights  initialized from %s\n", t->recipe.weights);
     if (dt__max(t->positions, r->sequence + t->more) > r->sequence)
@@ -25156,7 +25162,7 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, c
     dt_recipe old = dt_recipe_default(), longer = t->recipe;
     dt__json j = DT__ZERO;
     int64_t same = 0, place;
-    char last[80];
+    char longer_by[160];
     dt_result r;
     old.model.family = t->recipe.model.family; /* early checkpoints lack it; their models differ in names */
     old.model.rope_scaling = t->recipe.model.rope_scaling; /* likewise; the model's identity has it */
@@ -25169,15 +25175,16 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, c
     dt__free(j.string);
     longer.steps = old.steps;
     while (same <= m->step && dt__learning_rate(&t->recipe, same) == dt__learning_rate(&longer, same)) same++;
-    if (same > 1) DT__PRINT(last, "; steps up to %lld can be extended", (long long)same - 1);
-    else DT__PRINT(last, "; runs with --schedule constant or wsd can be extended");
+    DT__PRINT(longer_by, ". To train longer, also resume before the rates differ (--resume-step, up to step %lld), or "
+              "train with --schedule constant or wsd", (long long)same - 1);
     for (const dt__option *o = dt__options; o < dt__options + sizeof dt__options / sizeof *o && !r; o++) {
         char was[64], is[64];
         if (o->group != DT__GROUP_RECIPE || o->kind >= DT__KIND_TEXT) continue;
         dt__option_text(o, &old, was, sizeof was), dt__option_text(o, &t->recipe, is, sizeof is);
         if (!strcmp(is, was) || (!strcmp(o->name, "steps") && same > m->step)) continue;
-        r = dt__misuse("%s was made with --%s %s, this run has %s: the recipe decides the bits, give the same or "
-                       "another --checkpoint%s", path, o->name, was, is, strcmp(o->name, "steps") ? "" : last);
+        r = dt__misuse("%s was made with --%s %s, this run has %s: the recipe decides the bits, give the same, or "
+                       "another --checkpoint and --weights %s to begin with its weights%s", path, o->name, was, is,
+                       path, strcmp(o->name, "steps") ? "" : longer_by);
     }
     return r;
 }
@@ -25220,7 +25227,9 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
                                                                                : NULL;
     if (!r) r = dt__model_agrees(t, m, path);
     if (r) return r;
-    if (what) return dt__misuse("%s is %s: give the same, or another --checkpoint", path, what);
+    if (what)
+        return dt__misuse("%s is %s: give the same, or another --checkpoint and --weights %s to begin with its weights",
+                          path, what, path);
     if (m->step > t->recipe.steps)
         return dt__misuse("%s is of step %lld, this run ends after %lld: raise --steps, or give another --checkpoint",
                           path, (long long)m->step, (long long)t->recipe.steps);
@@ -26667,40 +26676,34 @@ static const char *dt__token_text(const dt_trainer *t, int32_t token, char *byte
     return byte;
 }
 
-/* A text of `most` bytes: how much of it was passed on, and the number of bytes held back because a stop string may
- * begin in them. */
+/* A text of `most` bytes, and how much of it was passed on. */
 typedef struct dt__drawn {
     char *text;
-    int64_t bytes, most, given, held, tokens;
+    int64_t bytes, most, given, tokens;
     const dt_generation *how;
 } dt__drawn;
 
-/* Appends the bytes of a token, and passes text on. Returns whether the text has ended. */
+/* Appends the bytes of a token, and passes text on. Returns whether the text has ended: where a stop string begins and
+ * none can begin earlier, however tokens cut the text. Bytes that may begin a stop string wait. */
 static int dt__drawn_put(dt__drawn *d, const char *text, int64_t bytes)
 {
-    int64_t end;
+    int64_t first = d->most, open = d->most, end;
     int ended;
     bytes = dt__min(bytes, d->most - d->bytes);
     memcpy(d->text + d->bytes, text, (size_t)bytes);
     d->bytes += bytes;
     d->text[d->bytes] = 0;
-    ended = d->bytes == d->most;
-    end = ended ? d->bytes : dt__max(d->given, d->bytes - d->held);
     for (const char *const *stop = d->how->stop; stop && *stop; stop++) {
         int64_t length = (int64_t)strlen(*stop), at = d->given;
-        while (at + length <= d->bytes && memcmp(d->text + at, *stop, (size_t)length)) at++;
-        if (at + length <= d->bytes) d->bytes = end = at, ended = 1;
+        while (at < d->bytes && memcmp(d->text + at, *stop, (size_t)dt__min(length, d->bytes - at))) at++;
+        if (at + length <= d->bytes) first = dt__min(first, at);
+        else if (at < d->bytes) open = dt__min(open, at);
     }
+    ended = d->bytes == d->most || (first < d->most && first <= open);
+    end = ended ? dt__min(first, d->bytes) : dt__min(open, d->bytes);
     if (d->how->put && end > d->given) d->how->put(d->how->user, d->text + d->given, end - d->given);
     d->given = end;
     return ended;
-}
-
-/* Passes on what was held back. */
-static int dt__drawn_end(dt__drawn *d)
-{
-    if (d->how->put && d->bytes > d->given) d->how->put(d->how->user, d->text + d->given, d->bytes - d->given);
-    return 1;
 }
 
 /* Draws tokens until the text ends. */
@@ -26740,7 +26743,9 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
             const char *text = dt__token_text(t, token, &byte, &bytes);
             int end = 0;
             while (end < t->ends && t->end[end] != token) end++;
-            ended = end < t->ends && !d->how->past_end ? dt__drawn_end(d) : dt__drawn_put(d, text, bytes);
+            ended = end < t->ends && !d->how->past_end;
+            if (ended) d->most = d->bytes, bytes = 0; /* what waits goes out */
+            ended = dt__drawn_put(d, text, bytes);
         }
         dt__comm_tick(t->comm);
     }
@@ -26752,7 +26757,7 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
     if (dt__refused("t prompt text", t, prompt, text)) return DT_E_USAGE;
     if (count < 0) return dt__misuse("dt_trainer_sample: %lld bytes: pass 0 or more", (long long)count);
     dt_generation usual = dt_generation_default();
-    dt__drawn d = {text, 0, count, 0, 0, 0, &usual};
+    dt__drawn d = {text, 0, count, 0, 0, &usual};
     usual.past_end = 1;
     if (how) usual.sampling = *how;
     return dt__sample(t, prompt, &d);
@@ -26975,7 +26980,7 @@ static void dt__save_learn(dt_trainer *t)
                  "(Young 1974), at most 30 minutes are lost\n", s->interval, s->cost, (double)l->mtbf, best);
     if (speaks && most > (double)l->deadline && !s->warned)
         dt__tell("a save takes %.1f s, but between a request to stop and the end are %.1f s (--deadline): it will not "
-                 "fit, and the checkpoint before is what a restart finds\n", most, (double)l->deadline);
+                 "fit, and a restart resumes from the checkpoint before it\n", most, (double)l->deadline);
     s->warned |= most > (double)l->deadline;
 }
 
@@ -26997,7 +27002,8 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
     }
     if (!r) dt__save_learn(t);
     if (r || !stop) return r;
-    return dt__error(DT_E_STOPPED, "stopped %s%s after step %lld of %lld; its checkpoint is in %s: run again to go on",
+    return dt__error(DT_E_STOPPED, "stopped %s%s after step %lld of %lld; its checkpoint is in %s: run the same "
+                     "command again to resume",
                      t->stopper ? "by rule " : "on request", t->stopper ? dt_rule_name(t->stopper - 1) : "",
                      (long long)info->step, (long long)t->recipe.steps, l->place);
 }
@@ -27007,7 +27013,7 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
 {
     dt_result r = DT_OK;
     if (t->first != t->e.step) /* done here */
-        return dt__misuse("all %lld steps are done: raise --steps to go on", (long long)t->recipe.steps);
+        return dt__misuse("all %lld steps are done: raise --steps to train longer", (long long)t->recipe.steps);
     t->first = -1;
     info->step = t->e.step, info->loss = (float)t->save.now.loss;
     if (dt__trainer_speaks(t))
@@ -27083,6 +27089,10 @@ DT_API dt_result dt_predictor_open(dt_trainer **handle, const char *path, const 
     dt_result r = dt__recipe_find(&recipe, path, found, &sample);
     *handle = NULL;
     if (!r) r = dt__predictor_model(&recipe, path, model, &sample);
+    if (!r && l.tp > 0 && l.cp > 0 && (recipe.tensor_shards % l.tp || recipe.context_shards % l.cp))
+        r = dt__misuse("%s has %lld tensor and %lld context shards: --tp %lld and --cp %lld must divide them. Lower "
+                       "them, or share the model by --pp or --zero 3", path, (long long)recipe.tensor_shards,
+                       (long long)recipe.context_shards, (long long)l.tp, (long long)l.cp);
     if (r) return r;
     recipe.data = found; /* the checks need a name; no file is opened */
     if (recipe.weights) recipe.weights = found;
@@ -27113,15 +27123,13 @@ DT_API dt_generation dt_generation_default(void)
 DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_generation *how, int64_t *tokens)
 {
     if (dt__refused("g prompt how", g, prompt, how)) return DT_E_USAGE;
-    dt__drawn d = {NULL, 0, how->bytes, 0, 0, 0, how};
+    dt__drawn d = {NULL, 0, how->bytes, 0, 0, how};
     dt_result r;
     int busy;
     if (how->bytes < 0 || how->bytes > DT__FILE_LIMIT)
         return dt__misuse("%lld bytes of text: choose 0 to %d", (long long)how->bytes, (int)DT__FILE_LIMIT);
-    for (const char *const *stop = how->stop; stop && *stop; stop++) {
+    for (const char *const *stop = how->stop; stop && *stop; stop++)
         if (!**stop) return dt__misuse("a stop string is empty: give it a text, or leave it out");
-        d.held = dt__max(d.held, (int64_t)strlen(*stop) - 1);
-    }
     d.text = (char *)dt__alloc(how->bytes + 1, "a text");
     busy = dt__busy_begin(g);
     r = d.text ? dt__sample(g, prompt, &d) : DT_E_MEMORY;
@@ -27131,38 +27139,46 @@ DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_gener
     return r;
 }
 
-/* A dt_source.fetch: all of the files, whatever split is asked for. */
+/* A dt_source.fetch: all tokens of files that were opened with samples of one token; targets behind the end are -1. */
 static dt_result dt__whole_fetch(void *user, dt_split split, int64_t sample, void *input, void *target)
 {
+    const dt_trainer *t = (const dt_trainer *)user;
+    int64_t length = t->feed.is.inputs, at = sample * length;
+    int64_t n = dt__min(length, dt_data_samples(t->data, DT_TRAIN) - at);
     (void)split;
-    return dt_data_fetch((const dt_data *)user, DT_TRAIN, sample, (int32_t *)input, (int32_t *)target);
+    memset(input, 0, 4 * (size_t)length);
+    memset(target, 0xff, 4 * (size_t)length);
+    dt__data_read(t->data, at, n, (int32_t *)input);
+    dt__data_read(t->data, at + 1, n, (int32_t *)target);
+    return DT_OK;
 }
 
 DT_API dt_result dt_generator_evaluate(dt_generator *t, const char *data, float *loss, int64_t *tokens, int64_t *bytes)
 {
     if (dt__refused("g data loss", t, data, loss)) return DT_E_USAGE;
     dt_source *feed = &t->feed.is;
-    int64_t ids;
-    dt_result r = dt_data_open(&t->data, data, t->tokenizer, t->recipe.sequence, 0.0);
-    if (r) return r;
+    int64_t ids, targets;
+    dt_result r;
+    if (!*t->serves || t->feed.own)
+        return dt__misuse("dt_generator_evaluate measures a model of tokens that dt_generator_open has opened");
+    if ((r = dt_data_open(&t->data, data, t->tokenizer, 1, 0.0)) != DT_OK) return r;
     ids = dt__data_vocabulary(t->data);
     if (!t->tokenizer && ids > t->recipe.model.vocabulary)
         r = dt__misuse("%s has token ids up to %lld, the vocabulary of the model holds %lld: evaluate on data of its "
                        "tokenizer", data, (long long)ids - 1, (long long)t->recipe.model.vocabulary);
-    feed->user = t->data, feed->fetch = dt__whole_fetch;
-    feed->samples[DT_VALIDATION] = dt_data_samples(t->data, DT_TRAIN);
+    targets = dt_data_samples(t->data, DT_TRAIN);
+    feed->user = t, feed->fetch = dt__whole_fetch;
+    feed->samples[DT_VALIDATION] = dt__ceil_div(targets, feed->inputs);
     if (!r) r = dt_trainer_evaluate(t, 0, loss);
-    if (tokens) *tokens = feed->samples[DT_VALIDATION] * t->recipe.sequence;
+    if (tokens) *tokens = targets;
     if (bytes) *bytes = 0;
-    for (int64_t i = 0; i < feed->samples[DT_VALIDATION] && bytes && !r; i++) {
-        int32_t *input = (int32_t *)(void *)t->unit, *target = input + t->recipe.sequence;
-        r = dt_data_fetch(t->data, DT_TRAIN, i, input, target);
-        for (int64_t k = 0; k < t->recipe.sequence; k++) {
-            int64_t length = 1;
-            char byte;
-            (void)dt__token_text(t, target[k], &byte, &length);
-            *bytes += length;
-        }
+    for (int64_t i = 1; i <= targets && bytes && !r; i++) {
+        int64_t length = 1;
+        int32_t token;
+        char byte;
+        dt__data_read(t->data, i, 1, &token);
+        (void)dt__token_text(t, token, &byte, &length);
+        *bytes += length;
     }
     feed->samples[DT_VALIDATION] = 0;
     dt_data_close(&t->data);
@@ -27743,7 +27759,7 @@ static void dt__compilation_print(const dt_trainer *t, const double *by_op)
              t->layout.compile.verify ? "; every bit is the same" : "");
     printf("         %lld graphs for %lld segments; chains of elementwise ops run %s\n", (long long)r->plans,
            (long long)t->e.net.count, t->layout.compile.backend != DT_BACKEND_CC ? "tile by tile" : *t->e.compiling.why
-           ? "tile by tile, for want of a compiler" : r->built ? "as C, compiled now" : "as C from the cache");
+           ? "tile by tile: no C compiler was found" : r->built ? "as C, compiled now" : "as C from the cache");
     dt__tell("         memory of a unit %.1f MB before, %.1f MB compiled; %.1f MB less go through memory\n",
              (double)r->memory_before / 1e6, (double)r->memory / 1e6, (double)r->traffic / 1e6);
     dt__tell("         time of a step %.2f ms before, %.2f ms compiled: %.3fx; ", 1e3 * r->before, 1e3 * r->seconds,

@@ -10,15 +10,17 @@
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 08_generate.c -o 08_generate -lm -lpthread
- *     ./08_generate     (trains a small model first, and shows both)
+ *     ./08_generate     (trains a demo model first, and shows both)
  *     On a checkpoint of yours: ./08_generate CHECKPOINT --prompt TEXT, or --prompt-file FILE (- is stdin), and
  *         --bytes 400 --samples 1 --seed 0 --stop TEXT --temperature 0.7 --top-k 0 --top-p 0
  *     Measure a text with it: ./08_generate eval CHECKPOINT --data FILE
- *     With --ranks N and --tp N or --pp N, N processes share the model. CHECKPOINT may also be a directory of Hugging
- *     Face with config.json and model.safetensors.
+ *     --checkpoint CHECKPOINT means the same. With --ranks N and --pp N, or --tp N for a recipe with N tensor shards, N
+ *     processes share the model. CHECKPOINT may also be a directory of Hugging Face with config.json and
+ *     model.safetensors.
  *
  * What it prints (and two texts)
- *     59968 tokens, 59968 bytes: loss 2.2798 nats per token, perplexity 9.77, 3.2890 bits per byte
+ *     a demo model: 60 steps on a generated text
+ *     59999 tokens, 59999 bytes: loss 2.2798 nats per token, perplexity 9.77, 3.2891 bits per byte
  *     ok: a text and a loss from a checkpoint alone
  *
  * Predict first: what does --temperature 0 draw, and why are two samples then the same?
@@ -37,7 +39,7 @@
 
 /* What the command line says. */
 typedef struct command {
-    const char *path, *prompt, *prompt_file, *data, *stop[9];
+    const char *path, *otherwise, *prompt, *prompt_file, *stop[9]; /* otherwise: path, if none is given */
     int64_t bytes, samples, seed;
     int eval;
 } command;
@@ -60,20 +62,17 @@ static int number(const char *option, const char *text, int64_t *n)
 /* Takes this program's own options out of argv; the rest is the library's. */
 static int read_command(int *argc, char **argv, command *c)
 {
-    int kept = 1, stops = 0, words = 0;
+    int kept = 1, stops = 0;
     memset(c, 0, sizeof *c);
     c->bytes = 400, c->samples = 1;
     for (int i = 1; i < *argc; i++) {
         const char *a = argv[i], *value = i + 1 < *argc ? argv[i + 1] : NULL;
         const char **text = !strcmp(a, "--prompt") ? &c->prompt : !strcmp(a, "--prompt-file") ? &c->prompt_file
-                          : !strcmp(a, "--data") ? &c->data : !strcmp(a, "--stop") ? &c->stop[stops] : NULL;
+                          : !strcmp(a, "--default") ? &c->otherwise : !strcmp(a, "--stop") ? &c->stop[stops] : NULL;
         int64_t *n = !strcmp(a, "--bytes") ? &c->bytes : !strcmp(a, "--samples") ? &c->samples
                    : !strcmp(a, "--seed") ? &c->seed : NULL;
         if (!text && !n) {
-            int word = a[0] != '-' && (i == 1 || argv[i - 1][0] != '-' || argv[i - 1][1] != '-' || words);
-            if (word && !words && !c->eval && !strcmp(a, "eval")) c->eval = 1;
-            else if (word && !words) c->path = a, words++;
-            else argv[kept++] = argv[i];
+            argv[kept++] = argv[i];
             continue;
         }
         if (!value) return fprintf(stderr, "08_generate: %s needs a value\n", a), 0;
@@ -84,6 +83,21 @@ static int read_command(int *argc, char **argv, command *c)
     }
     argv[*argc = kept] = NULL;
     return 1;
+}
+
+/* What is left of argv: eval or nothing, and a checkpoint, unless --checkpoint gives it. */
+static int read_words(int argc, char **argv, command *c, const char *place)
+{
+    int at = 1;
+    c->path = place;
+    if (at < argc && !strcmp(argv[at], "eval")) c->eval = 1, at++;
+    if (at < argc && !place && argv[at][0] != '-') c->path = argv[at++];
+    if (at < argc) fprintf(stderr, "08_generate: what is '%s'? ", argv[at]);
+    else if (!c->path && !(c->path = c->otherwise && *c->otherwise ? c->otherwise : NULL))
+        fprintf(stderr, "08_generate: no checkpoint is named. ");
+    else return 1;
+    fprintf(stderr, "Usage: 08_generate CHECKPOINT --prompt TEXT, or 08_generate eval CHECKPOINT --data FILE\n");
+    return 0;
 }
 
 /* All of a file, or of standard input, with a NUL behind it. */
@@ -137,6 +151,7 @@ static dt_result evaluate(dt_generator *g, const char *data, int speaks)
         printf("%lld tokens, %lld bytes: loss %.4f nats per token, perplexity %.2f, %.4f bits per byte\n",
                (long long)tokens, (long long)bytes, (double)loss, exp((double)loss),
                (double)loss * (double)tokens / ((double)bytes * log(2)));
+    if (!r && speaks) fprintf(stderr, "left out: the first token, which follows none\n");
     return r;
 }
 
@@ -159,42 +174,39 @@ static int train(const char *folder, const char *text)
 
 int main(int argc, char **argv)
 {
-    dt_recipe unused = dt_recipe_default();
+    dt_recipe given = dt_recipe_default();
     dt_layout layout = dt_layout_default();
     dt_generator *g = NULL;
     command c;
     char folder[] = "/tmp/08_generate_XXXXXX", text[64] = "", remove[80], *prompt = NULL;
     dt_comm *ranks = NULL;
-    int speaks;
+    int speaks, demo = argc == 1;
     dt_result r;
     if (dt_comm_open(&ranks, &argc, &argv)) return dt_fail("08_generate");
     speaks = dt_comm_rank(ranks) == 0;
     dt_comm_close(&ranks);
     if (!read_command(&argc, argv, &c)) return 2;
-    if (dt_args(&argc, &argv, &unused, &layout)) return dt_fail("08_generate");
-    if (argc > 1) {
-        fprintf(stderr, "08_generate: what is '%s'? Usage: 08_generate CHECKPOINT --prompt TEXT, or "
-                        "08_generate eval CHECKPOINT --data FILE\n", argv[1]);
-        return 2;
-    }
-    if (!c.path) { /* shows both, on one rank */
+    if (dt_args(&argc, &argv, &given, &layout)) return dt_fail("08_generate");
+    if (demo) { /* shows both, on one rank */
         if (!mkdtemp(folder)) return perror(folder), 1;
+        printf("a demo model: 60 steps on a generated text\n");
         snprintf(text, sizeof text, "%s/text.txt", folder);
         if (!train(folder, text)) return dt_fail("08_generate: training");
         c.path = folder, c.prompt = "The ", c.bytes = 120, c.samples = 2;
-    }
-    if (c.eval ? !c.data : !c.prompt == !c.prompt_file) {
+    } else if (!read_words(argc, argv, &c, layout.checkpoint.place)) return 2;
+    if (c.eval ? !given.data : !c.prompt == !c.prompt_file) {
         fprintf(stderr, "08_generate: %s\n",
                 c.eval ? "eval needs --data FILE" : "give one of --prompt TEXT and --prompt-file FILE");
         return 2;
     }
+    if (c.path == c.otherwise && speaks) fprintf(stderr, "08_generate: using %s\n", c.path);
     if (!c.eval && !(prompt = c.prompt ? strdup(c.prompt) : read_all(c.prompt_file))) return 1;
     r = dt_generator_open(&g, c.path, &layout);
     if (!r && !c.eval) r = generate(g, &c, &layout, prompt, speaks);
-    if (!r && (c.eval || *text)) r = evaluate(g, c.eval ? c.data : text, speaks);
+    if (!r && (c.eval || demo)) r = evaluate(g, c.eval ? given.data : text, speaks);
     dt_generator_close(&g);
     free(prompt);
-    if (*text) {
+    if (demo) {
         snprintf(remove, sizeof remove, "rm -r '%s'", folder);
         if (system(remove)) fprintf(stderr, "%s stays\n", folder);
         if (!r) printf("ok: a text and a loss from a checkpoint alone\n");

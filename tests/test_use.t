@@ -55,6 +55,12 @@ my (undef, $alone) = run(60, "$program eval $place --data $text");
 my (undef, $many) = run(60, "$program eval $place --data $text --ranks 4 --tp 2 --zero 1 $threads");
 is($many, $alone, 'evaluated on 4 ranks: the same loss');
 
+is((run(60, "$program eval --checkpoint $place --data $text"))[1], $alone, '--checkpoint names it, too');
+my ($used, $out, $which) = run(60, "$program eval --data $text --default $place");
+ok(!$used && $out eq $alone && $which =~ /^08_generate: using \Q$place\E$/m && $which =~ /^left out: the first token/m, 'or --default, which is said, and so is what is left out');
+spew("$tmp/short", 'The end');
+like((run(60, "$program eval $place --data $tmp/short"))[1], qr/^6 tokens, 6 bytes: loss /, 'a text shorter than a sequence is measured');
+
 # Hugging Face's form: without the manifest it is a directory like any other program's.
 my $hub = "$tmp/hub";
 rename "$tmp/GPT-2/step-000000012", $hub or die "$hub: $!";
@@ -64,6 +70,23 @@ my $words = drawn("$hub --prompt 'The ' --bytes 300 --seed 3");
 like($words, qr/\w/, 'a directory with config.json and model.safetensors');
 my ($word) = substr($words, 20) =~ /(\w\w)/;
 is(drawn("$hub --prompt 'The ' --bytes 300 --seed 3 --stop '$word' --stop zzzz"), substr($words, 0, index $words, $word), "the text ends before a stop string, $word");
+# The text ends where the first of several strings begins, in any order of theirs, though one is complete before another;
+# strings that only begin, that are longer than the text, or that tokens cut.
+sub quoted { return join ' ', map { "--stop '" . s/'/'\\''/gr . "'" } @_ }
+sub ends { my $at = length $_[0]; for (@_[1 .. $#_]) { my $i = index $_[0], $_; $at = $i if $i >= 0 && $i < $at } return substr $_[0], 0, $at }
+my $cut = "$tmp/experts-and-a-tokenizer";
+for my $from ($hub, $cut) {
+    my $all = `$program $from --prompt 'The ' --bytes 200 --seed 3 2>/dev/null` =~ s/^The //r =~ s/\n\z//r;
+    my $part = sub { substr $all, $_[0], $_[1] };
+    for (grep { !/[\0\n]/ } map { join "\t", @$_ } [$part->(31, 2), $part->(30, 4)], [$part->(40, 3), $part->(41, 1)], [$part->(30, 4) . 'zzzz', $part->(32, 3)],
+         [$part->(150, 50) . 'z'], ['y' x 5000, $part->(199, 1)], [$part->(0, 1)]) {
+        my @stop = split /\t/;
+        for my $list (\@stop, [reverse @stop]) {
+            my $got = `$program $from --prompt 'The ' --bytes 200 --seed 3 @{[quoted(@$list)]} 2>/dev/null`;
+            is($got, 'The ' . ends($all, @stop) . "\n", 'the text ends before the first of ' . @stop . ' strings');
+        }
+    }
+}
 is(drawn("$hub --prompt 'The ' --bytes 40 --samples 2 --temperature 0"), "$greedy\n----\nThe $greedy", 'two samples of the most likely');
 spew("$tmp/prompt", "The \n");
 isnt(drawn("$hub --prompt-file $tmp/prompt --bytes 40 --seed 1"), drawn("$hub --prompt 'The ' --bytes 40 --seed 2"), 'another seed, another text');
@@ -72,7 +95,8 @@ spew("$tmp/tail", substr 'x' x 500 . 'The end of ', -1023);
 is(drawn("$hub --prompt-file $tmp/long --bytes 10 --temperature 0") =~ s/.* of//sr, drawn("$hub --prompt-file $tmp/tail --bytes 10 --temperature 0") =~ s/.* of//sr, 'of a long prompt its end counts');
 
 for (["$tmp/none --prompt x", 1, qr/cannot read .*none/], ["$tmp --prompt x", 1, qr/holds neither model.safetensors nor .* nor a checkpoint/], [$hub, 2, qr/give one of --prompt/], ["$hub --prompt ''", 2, qr/a prompt/],
-    ["$hub y --prompt x", 2, qr/what is 'y'/], ["eval $hub", 2, qr/eval needs --data/], ["eval $hub --data $tmp/none", 1, qr/cannot (read|find) .*none/],
+    ["$hub y --prompt x", 2, qr/what is 'y'/], ["$hub --checkpoint $hub --prompt x", 2, qr/what is '/], ['--prompt x', 2, qr/no checkpoint is named. Usage/],
+    ['--default "" --prompt x', 2, qr/no checkpoint is named/], ["eval $hub", 2, qr/eval needs --data/], ["eval $hub --data $tmp/none", 1, qr/cannot (read|find) .*none/],
     ["$hub --prompt x --bytes -1", 2, qr/--bytes -1: choose a whole number/], ["$hub --prompt x --stop ''", 2, qr/stop string is empty/],
     ["$hub --prompt x --tp 3", 2, qr/--tp 3/], ["$hub --prompt x --top-k -1", 2, qr/--top-k/], ["$hub --prompt x --width 3 --bogus", 2, qr/--bogus/]) {
     my ($command, $want, $says) = @$_;
