@@ -1696,13 +1696,14 @@ static dt_result dt__option_refuse(const dt__option *o, const char *value)
 {
     static const char *const what[] = {"a whole number", "a power of two", "auto or a whole number", "a number"};
     int kind = o->kind == DT__KIND_DOUBLE ? DT__KIND_REAL : o->kind;
-    const char *inf = o->range ? strstr(o->range, ",inf") : NULL;
+    const char *inf = o->range ? strstr(o->range, ",inf") : NULL, *most = kind == DT__KIND_REAL ? "3.4e38" : "2^63 - 1";
     if (o->kind == DT__KIND_WORD)
         return dt__misuse("--%s %s: choose one of %s", o->name, value, o->range);
-    if (!o->range) return dt__misuse("--%s %s: choose %s", o->name, value, what[kind]);
+    if (!o->range)
+        return dt__misuse("--%s %s: choose %s from -2^63 to %s", o->name, value, what[kind], most);
     if (inf)
-        return dt__misuse("--%s %s: choose %s %s %.*s", o->name, value, what[kind],
-                          o->range[0] == '(' ? "above" : "not below", (int)(inf - o->range) - 1, o->range + 1);
+        return dt__misuse("--%s %s: choose %s %s %.*s, and up to %s", o->name, value, what[kind],
+                          o->range[0] == '(' ? "above" : "not below", (int)(inf - o->range) - 1, o->range + 1, most);
     return dt__misuse("--%s %s: choose %s in %s", o->name, value, what[kind], o->range);
 }
 
@@ -1717,6 +1718,7 @@ static int dt__option_fits(const dt__option *o, const void *place)
     if (o->kind == DT__KIND_POWER && !dt__is_pow2(*(const int64_t *)place)) return 0;
     if (o->kind == DT__KIND_AUTO && *(const int64_t *)place == DT_AUTO) return 1;
     low = dt__number(o->range + 1, &end, 0), high = dt__number(end + 1, &end, 0);
+    if (o->kind == DT__KIND_REAL) low = (double)(float)low, high = (double)(float)high; /* 1e30 is in [0,1e30] */
     return (x > low || (x >= low && *o->range == '[')) && (x < high || (x <= high && *end == ']'));
 }
 
@@ -6152,13 +6154,15 @@ static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, flo
     dt__init_shards(p, 1, 0, 1, seed, pool, data, 0, dt_shape_count(p->shape));
 }
 
-/* "1, 2, 3, 6": the divisors of n up to `most`. The powers of two that divide n are the divisors of n & -n. */
-static const char *dt__divisors(int64_t n, int64_t most, char *text, size_t size)
+/* "1, 2, 3, 6": the divisors of n up to `most`, times `unit`. The powers of two that divide n are the divisors of
+ * n & -n. */
+static const char *dt__divisors(int64_t n, int64_t most, int64_t unit, char *text, size_t size)
 {
     size_t used = 0;
     text[0] = 0;
     for (int64_t d = 1; d <= n && d <= most && used + 24 < size; d++)
-        if (n % d == 0) used += (size_t)snprintf(text + used, size - used, "%s%lld", used ? ", " : "", (long long)d);
+        if (n % d == 0) used += (size_t)snprintf(text + used, size - used, "%s%lld", used ? ", " : "",
+                                             (long long)(d * unit));
     return text;
 }
 
@@ -6168,7 +6172,7 @@ static int dt__cuts(dt_graph *g, const char *what, int64_t n)
     char list[128];
     if (n % g->tensor_shards == 0) return 1;
     dt__poison(g, DT_E_USAGE, "%lld %s do not divide into %lld tensor shards: --tensor-shards one of %s", (long long)n,
-               what, (long long)g->tensor_shards, dt__divisors(n & -n, n, list, sizeof list));
+               what, (long long)g->tensor_shards, dt__divisors(n & -n, n, 1, list, sizeof list));
     return 0;
 }
 
@@ -9123,7 +9127,7 @@ static int dt__moe_ok(dt_graph *g, dt_tensor x, const dt_moe_options *o)
     if (o->experts % dt__expert_ranks(g))
         dt__poison(g, DT_E_USAGE, "moe: %lld experts cannot be shared by %lld ranks: --ep one of %s",
                    (long long)o->experts, (long long)g->expert_ranks,
-                   dt__divisors(o->experts & -o->experts, o->experts, text, sizeof text));
+                   dt__divisors(o->experts & -o->experts, o->experts, 1, text, sizeof text));
     return !g->result && dt__bounded(g, "moe: experts", (double)o->experts, 1.0, 65536.0) &&
            dt__bounded(g, "moe: active", (double)o->active, 1.0, (double)o->experts) &&
            dt__bounded(g, "moe: width", (double)o->width, 0.0, (double)INT32_MAX) &&
@@ -10457,7 +10461,7 @@ static dt_result dt__family_list(dt__net *net, const dt_model *m)
 static dt_result dt__net_shards(dt__net *net, const dt_model *m, int64_t sequence)
 {
     char list[128];
-    int64_t slices = dt__max(1, sequence / 2);
+    int64_t slices = sequence % 2 ? 1 : sequence / 2;
     if (!net->tensor_shards) net->tensor_shards = 1;
     if (!net->own_shards) net->own_shards = net->tensor_shards;
     if (!dt__is_pow2(net->tensor_shards) || net->tensor_shards > DT__TENSOR_SHARDS)
@@ -10469,7 +10473,7 @@ static dt_result dt__net_shards(dt__net *net, const dt_model *m, int64_t sequenc
     if (!net->context_shards || sequence % (2 * net->context_shards) == 0) return DT_OK;
     return dt__misuse("%lld tokens do not divide into two slices for each of %lld context shards: "
                       "--context-shards one of %s, or another --sequence", (long long)sequence,
-                      (long long)net->context_shards, dt__divisors(slices & -slices, slices, list, sizeof list));
+                      (long long)net->context_shards, dt__divisors(slices & -slices, slices, 1, list, sizeof list));
 }
 
 static dt_result dt__segments_check(const dt_segment *list, int64_t count)
@@ -11986,7 +11990,8 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("chunks", "N", WHOLE, chunks, 2, "[1,1000]", "interleaved: chunks of segments per stage"),
     DT__LAYOUT("memory-weight", "X", REAL, memory_weight, 0, "[0,1]", "stages balance time (0) to memory (1)"),
     DT__LAYOUT("ep", "N", WHOLE, ep, 1, NULL, "expert parallel degree: data-parallel ranks that share the experts"),
-    DT__LAYOUT("zero", "N", WHOLE, zero, 0, "[0,3]", "ZeRO stage: share 1 optimizer state, 2 + gradients, 3 + weights"),
+    DT__LAYOUT("zero", "N", WHOLE, zero, 0, "[0,3]",
+               "ZeRO stage: share 1 optimizer state, 2 + gradients (given a data shard per rank), 3 + weights"),
     DT__LAYOUT("zero-group", "N", WHOLE, zero_group, 0, NULL, "ranks that share (hybrid sharding); 0: all"),
     DT__LAYOUT("recompute", "KIND", WORD, recompute, DT_RECOMPUTE_NONE, "none,selective,full",
                "what backward computes again; selective: attention"),
@@ -12054,12 +12059,14 @@ DT_API dt_layout dt_layout_default(void)
     return l;
 }
 
+static int64_t dt__decay_steps(const dt_recipe *r) { return r->decay > 0 ? r->decay : dt__max(1, r->steps / 10); }
+
 /* Learning rate of step `step` (0 first). Warm-up is lr (step+1)/warmup; cosine is
  * final + (1-final)(1 + cos(pi x))/2 with x from 0 after warm-up to 1 at the end (Loshchilov and Hutter 2017). */
 static float dt__learning_rate(const dt_recipe *r, int64_t step)
 {
     double peak = (double)r->learning_rate, floor = (double)r->final_rate, x;
-    int64_t tail = r->decay > 0 ? r->decay : dt__max(1, r->steps / 10);
+    int64_t tail = dt__decay_steps(r);
     if (r->rate) return r->rate(r->rate_user, step + 1);
     if (step < r->warmup) return (float)(peak * (double)(step + 1) / (double)r->warmup);
     if (r->schedule == DT_CONSTANT) return r->learning_rate;
@@ -20505,7 +20512,8 @@ static dt_result dt__check_divides(const char *option, int64_t degree, int64_t n
         return dt__misuse("--%s %lld does not divide 1 %s. Set --%s to 1, or raise --ranks.", option,
                           (long long)degree, of, option);
     return dt__misuse("--%s %lld does not divide %lld %ss. Set --%s to one of %s.", option,
-                      (long long)degree, (long long)n, of, option, dt__divisors(n, n, list, sizeof list));
+                      (long long)degree, (long long)n, of, option,
+                      dt__divisors(option[1] == 'p' && *option != 'p' ? n & -n : n, n, 1, list, sizeof list));
 }
 
 /* ---- mesh: ranks as points (data, pipeline, tensor, context) -------------------------------------------- */
@@ -21632,7 +21640,7 @@ static dt_result dt__engine_experts(const dt__engine *e, int dp)
                          "--ep %lld: the ranks of an expert group need equal numbers of data shards, together a whole "
                          "subtree of the sum. With %d data-parallel ranks and %lld data shards, set --ep to one of %s, "
                          "or use a power of two of data-parallel ranks.", (long long)l->ep, dp,
-                         (long long)e->recipe->data_shards, dt__divisors(most, most, list, sizeof list));
+                         (long long)e->recipe->data_shards, dt__divisors(most, most, 1, list, sizeof list));
     return DT_OK;
 }
 
@@ -24001,6 +24009,7 @@ DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
 
 static dt_result dt__check_model(const dt_model *m)
 {
+    const int64_t unit = m->family == DT_LLAMA && m->kv_heads > 0 && m->width / 2 % m->kv_heads == 0 ? m->kv_heads : 1;
     char list[256];
     if (m->segments) return m->segment_count >= 1 ? DT_OK : dt__misuse("the model has no segments: give one or more");
     if (m->segment_count)
@@ -24012,7 +24021,9 @@ static dt_result dt__check_model(const dt_model *m)
                           (long long)m->heads, (long long)m->width);
     if (!m->head && m->width % m->heads)
         return dt__misuse("%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads,
-                          (long long)m->width, dt__divisors(m->width, 64, list, sizeof list));
+                          (long long)m->width,
+                          dt__divisors((m->family == DT_LLAMA ? m->width / 2 : m->width) / unit, 64, unit, list,
+                                       sizeof list));
     if (m->experts && (m->active ? m->active : 2) > m->experts)
         return dt__misuse("--active %lld of --experts %lld: a token has 1 to --experts of them, 0 means 2",
                           (long long)m->active, (long long)m->experts);
@@ -24027,7 +24038,8 @@ static dt_result dt__check_model(const dt_model *m)
     }
     if (m->kv_heads < 0 || (m->kv_heads && m->heads % m->kv_heads))
         return dt__misuse("%lld KV heads do not divide %lld heads: --kv-heads one of %s",
-                          (long long)m->kv_heads, (long long)m->heads, dt__divisors(m->heads, 64, list, sizeof list));
+                          (long long)m->kv_heads, (long long)m->heads,
+                          dt__divisors(m->heads, 64, 1, list, sizeof list));
     if (m->head < 0 || dt__head_width(m) % 2)
         return dt__misuse("a head of width %lld (width %lld, %lld heads) cannot be rotated in pairs: make it even",
                           (long long)dt__head_width(m), (long long)m->width, (long long)m->heads);
@@ -24043,14 +24055,15 @@ static dt_result dt__check_model(const dt_model *m)
 static dt_result dt__check_batch(const dt_recipe *r, int dp)
 {
     char list[256];
-    if (r->micro_batch < 1 || r->batch % r->micro_batch)
-        return dt__misuse("micro-batch %lld does not divide batch %lld: --micro-batch one of %s",
-                          (long long)r->micro_batch, (long long)r->batch,
-                          dt__divisors(r->batch, r->batch, list, sizeof list));
-    if (r->micro_batch % r->data_shards)
-        return dt__misuse("micro-batch %lld does not divide into %lld data shards: make it a multiple, or lower "
-                          "--data-shards (a recipe choice: other bits)", (long long)r->micro_batch,
-                          (long long)r->data_shards);
+    if (r->batch % r->data_shards)
+        return dt__misuse("batch %lld does not divide into %lld data shards: another --batch, or --data-shards one of "
+                          "%s (a recipe choice: other bits)", (long long)r->batch, (long long)r->data_shards,
+                          dt__divisors(r->batch & -r->batch, 1024, 1, list, sizeof list));
+    if (r->micro_batch < 1 || r->batch % r->micro_batch || r->micro_batch % r->data_shards)
+        return dt__misuse("micro-batch %lld does not divide batch %lld into multiples of %lld data shards: "
+                          "--micro-batch one of %s, or lower --data-shards (a recipe choice: other bits)",
+                          (long long)r->micro_batch, (long long)r->batch, (long long)r->data_shards,
+                          dt__divisors(r->batch / r->data_shards, r->batch, r->data_shards, list, sizeof list));
     if (dp > r->data_shards)
         return dt__misuse("%d data-parallel ranks cannot share %lld data shards: use up to %lld, or raise "
                           "--data-shards (a recipe choice: other bits)", dp, (long long)r->data_shards,
@@ -24129,6 +24142,10 @@ static dt_result dt__check_output(const dt_recipe *r, const dt_layout *l, int i)
 
 static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 {
+    int64_t tail = dt__decay_steps(r);
+#ifdef DT_COMPILER
+    unsigned passes;
+#endif
     dt_result bad = DT_OK;
     if (r->optimizer != DT_SGD && (r->momentum > 0.0f || r->nesterov))
         return dt__misuse("--momentum and --nesterov belong to --optimizer sgd: the others have --beta1");
@@ -24142,6 +24159,14 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
         return dt__misuse("--evaluate-ema: there is no average of the weights: set --ema, e.g. 0.999");
     if (!r->source && (!r->data || !r->data[0]))
         return dt__misuse("no data: --data FILE names a text or .bin token shards");
+    if (r->schedule == DT_WSD && !r->rate && (tail < 2 || tail > r->steps))
+        return dt__misuse("--schedule wsd would decay in %lld of %lld steps: --decay is 2 to --steps, 0: a tenth of it",
+                          (long long)tail, (long long)r->steps);
+#ifdef DT_COMPILER
+    if (dt__passes_of(l->compile.passes, &passes)) return DT_E_USAGE;
+#endif
+    if (l->compile.mode == DT_COMPILE_OFF && (l->compile.verify || l->compile.report))
+        return dt__misuse("--verify-compiler and --compile-report need --compile on or auto");
     if (l->output.doctor && r->steps < 4)
         return dt__misuse("--doctor looks at 3 steps after the first: --steps %lld is below 4", (long long)r->steps);
     for (int i = 0; i < DT__OUTPUTS && !bad; i++) bad = dt__check_output(r, l, i);
@@ -24466,6 +24491,12 @@ static void dt__trainer_banner(const dt_trainer *t)
     if ((double)threads > cores + 0.99)
         dt__tell("         %lld threads share %.3g cores: %s\n", (long long)threads, cores,
                  t->layout.threads > 1 ? "lower --threads" : "use fewer ranks");
+    if (t->e.shape.zero > 1 && !t->e.shape.buffered && r->data_shards > t->e.mesh.size[DT_AXIS_DATA])
+        printf("         --zero %d shares no gradients: %d data-parallel ranks have %lld data shards, it takes one "
+               "each\n", t->e.shape.zero, t->e.mesh.size[DT_AXIS_DATA], (long long)r->data_shards);
+    else if (t->e.shape.zero > 1 && !t->e.shape.buffered)
+        printf("         --zero %d shares no gradients of several micro-batches: use --accumulation each\n",
+               t->e.shape.zero);
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     if (r->numerics == DT_FAST)
         printf("fast     products %s; gradients of ranks are summed by %s\n", dt__dot_names[t->e.env.dot],

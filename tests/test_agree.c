@@ -72,6 +72,104 @@ static dt_result train(const char *argument, const char *value, how h)
     return r;
 }
 
+/* ---- what is refused, and what is advised ---- */
+
+/* Does dt_args take a value? Else: is the sentence true, which names the bounds of a number or the words? */
+static int answers(const char *name, const char *value)
+{
+    char *list[4], **argv = list, said[400], *end, *at;
+    int argc = 3, closed = 0;
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout layout = dt_layout_default();
+    double v = strtod(value, &end), low = -9.3e18, high = 9.3e18;
+    list[0] = list[1] = (char *)(uintptr_t)name, list[2] = (char *)(uintptr_t)value, list[3] = NULL;
+    if (!dt_args(&argc, &argv, &recipe, &layout)) return 1;
+    snprintf(said, sizeof said, "%s", dt_last_error());
+    if (end == value || *end || strchr(value, 'x') || !(v - v == 0)) return !strncmp(said, name, strlen(name)); /* no number */
+    if (strstr(said, "number") && v != (double)(int64_t)v && strstr(said, "whole")) return 1;
+    if (strstr(said, "power of two") && (v < 1 || v != (double)(int64_t)v || ((int64_t)v & ((int64_t)v - 1)))) return 1;
+    if ((at = strstr(said, " in ")) != NULL && (at[4] == '[' || at[4] == '('))
+        sscanf(at + 5, "%lf,%lf", &low, &high), closed = at[4] == '[' && said[strlen(said) - 1] == ']';
+    else if ((at = strstr(said, "not below ")) != NULL) sscanf(at + 10, "%lf", &low), closed = 1;
+    else if ((at = strstr(said, "above ")) != NULL) sscanf(at + 6, "%lf", &low);
+    else closed = strstr(said, "from -2^63") != NULL;
+    if (!at && !closed) return strstr(said, "choose one of") != NULL || strstr(said, "no model") != NULL || strstr(said, "cannot") != NULL;
+    if (strstr(said, "2^63 - 1") && !closed) return 0;
+    return closed ? v < low || v > high || (strstr(said, "2^63 - 1") && (v >= 9.2233720368547758e18 || v <= -9.2233720368547758e18))
+                  : v <= low || v >= high;
+}
+static void bounds(const char *help)
+{
+    static const char *const odd[] = {"-1", "0", "1", "2", "3", "1000000", "1000001", "65537", "1025", "0.5", "1.5", "9223372036854775807",
+        "9223372036854775808", "-9223372036854775809", "18446744073709551616", "1e30", "1e39", "1e400", "-1e400", "0x10", "7x", "", " ", "nan", "inf", "-inf", "--"};
+    FILE *f = fopen(help, "r");
+    char line[600], name[40], argument[40];
+    int wrong = 0, on = 0;
+    while (f && fgets(line, sizeof line, f)) {
+        if (line[0] > ' ') on = !strncmp(line, "Recipe", 6) || !strncmp(line, "Layout", 6);
+        if (!on || strncmp(line, "  --", 4) || sscanf(line, "%39s %39s", name, argument) != 2 || line[3 + strlen(name)] <= ' ') continue;
+        if (strcmp(argument, "N") && strcmp(argument, "X") && strcmp(argument, "P") && strcmp(argument, "T") &&
+            strcmp(argument, "BYTES") && strcmp(argument, "SECONDS") && strcmp(argument, "KIND")) continue;
+        for (size_t i = 0; i < sizeof odd / sizeof *odd; i++)
+            if (!answers(name, odd[i])) wrong++, printf("# %s '%s': %s\n", name, odd[i], dt_last_error());
+    }
+    if (f) fclose(f);
+    tap_ok(f && !wrong, "every option answers truly to numbers within, at and beyond its bounds");
+}
+
+static dt_result words(void *user, dt_split split, int64_t sample, void *input, void *target)
+{
+    int64_t n = *(int64_t *)user;
+    (void)split;
+    for (int64_t i = 0; i < n; i++) ((int32_t *)input)[i] = ((int32_t *)target)[i] = (int32_t)((sample + i) % 7);
+    return DT_OK;
+}
+static dt_result open_with(const char *options)
+{
+    char text[200], *list[24], **argv = list;
+    int argc = 1;
+    int64_t n = 21;
+    dt_source source = {NULL, {64, 0}, 0, 0, DT_I32, DT_I32, words};
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout layout = dt_layout_default();
+    dt_trainer *t = NULL;
+    dt_result r;
+    snprintf(text, sizeof text, "%s", options);
+    list[0] = (char *)(uintptr_t) "test";
+    for (char *w = strtok(text, " "); w && argc < 23; w = strtok(NULL, " ")) list[argc++] = w;
+    list[argc] = NULL;
+    recipe.model = dt_model_gpt2("nano"), recipe.model.vocabulary = 16, recipe.sequence = 16, layout.output.quiet = 1, layout.output.sample_length = 0;
+    r = dt_args(&argc, &argv, &recipe, &layout);
+    n = source.inputs = source.targets = recipe.sequence, source.user = &n, recipe.source = &source;
+    if (!r) r = dt_trainer_open(&t, &recipe, &layout);
+    dt_trainer_close(&t);
+    return r;
+}
+/* Takes each advice of a sentence: "--OPTION one of 1, 2, 4". */
+static void advice(void)
+{
+    static const char *const cases[] = {"--sequence 21 --context-shards 2", "--sequence 20 --context-shards 4", "--sequence 6 --context-shards 2",
+        "--batch 16 --micro-batch 5", "--batch 16 --micro-batch 4", "--batch 48 --micro-batch 12", "--batch 12", "--batch 7", "--heads 5", "--heads 64 --width 96",
+        "--model llama-nano --vocabulary 16 --heads 5", "--model llama-nano --vocabulary 16 --heads 64",
+        "--model llama-nano --vocabulary 16 --heads 4 --kv-heads 3", "--tensor-shards 16", "--tp 3", "--cp 4"};
+    int wrong = 0, taken = 0;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char said[600], with[300], option[40] = "", *at = said;
+        dt_result r = open_with(cases[i]);
+        snprintf(said, sizeof said, "%s", dt_last_error());
+        if (r != DT_E_USAGE) wrong++, printf("# %s: %d %s\n", cases[i], (int)r, said);
+        at = strstr(said, " one of ");
+        if (!at) continue;
+        for (char *o = strstr(said, "--"); o && o < at; o = strstr(o + 2, "--")) sscanf(o, "%39[-a-z]", option);
+        for (at += 8; *at >= '0' && *at <= '9'; at += strspn(at, ", ")) {
+            snprintf(with, sizeof with, "%s %s %ld", cases[i], option, strtol(at, &at, 10));
+            taken++;
+            if (open_with(with)) wrong++, printf("# \"%s\" advises %s, which gives \"%s\"\n", said, with, dt_last_error());
+        }
+    }
+    tap_ok(!wrong && taken > 25, "each of %d numbers that a sentence advises is right", taken);
+}
+
 /* ---- one rank ---- */
 
 static int says(dt_result r, const char *begin, const char *value, const char *what)
@@ -178,6 +276,9 @@ int main(int argc, char **argv)
     if (!mkdtemp(name)) tap_bail("no directory");
     snprintf(command, sizeof command, "'%s' help >%s/help 2>&1", argv[0], name);
     if (system(command)) tap_note("no --help all");
+    snprintf(command, sizeof command, "%s/help", name);
+    bounds(command);
+    advice();
     for (int i = 0; i < 2; i++) {
         snprintf(command, sizeof command, "'%s' %s%s --ranks %d %s", argv[0], i ? "" : name, i ? "none" : "/help", (int)RANKS, launches[i]);
         tap_ok(!system(command), "%s: what differs is named, with both values and both ranks", i ? "threads" : "processes");
