@@ -651,8 +651,8 @@ DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x);
  * as the GPT-2 sizes of these names; "llama-1.1B", "llama-7B", "llama-13B", "llama3-8B", "llama3.2-1B", as published
  * except for the vocabulary. layers is 0 when the name is unknown.
  * A block is x + o(attend(rope(q), rope(k), v)), q, k, v of rmsnorm(x), then x + down(silu(gate) * up), gate and up of
- * rmsnorm(x) (SwiGLU, Shazeer 2020); no biases. Parameters have Hugging Face's names; linear weights are (in,out)
- * here, and a file for Hugging Face transposes them. */
+ * rmsnorm(x) (SwiGLU, Shazeer 2020); dt_model adds biases and norms of heads. Parameters have Hugging Face's names;
+ * linear weights are (in,out) here, and a file for Hugging Face transposes them. */
 DT_API dt_model dt_model_llama(const char *size);
 /* The model of a config.json, or of the directory that holds it: GPT-2, Llama, or the members of its family Mistral,
  * Qwen2 and Qwen3, as Hugging Face publishes them. dropout stays 0, the length of sequences is the recipe's. What is
@@ -8405,22 +8405,17 @@ static void dt__run_attention_grad(const dt__call *c)
     dt__attention_run(c, a);
 }
 
-/* The pair whose frequency makes `turns` turns in the original context. */
-static double dt__rope_pair(double turns, int64_t d, double base, const dt_rope_scaling *s)
-{
-    return (double)d * dt__log_double((double)s->original_context / (turns * 6.28318530717958647692)) /
-           (2.0 * dt__log_double(base));
-}
 /* The share of the frequency f of pair c that scaling keeps; the rest is divided by the factor. */
 static double dt__rope_kept(int64_t c, int64_t d, double base, double f, const dt_rope_scaling *s)
 {
-    double x = (double)s->original_context * f / 6.28318530717958647692, low = s->low_freq_factor, high, keep;
+    const double context = (double)s->original_context, turn = 6.28318530717958647692;
+    double x = context * f / turn, low = s->low_freq_factor, high = s->high_freq_factor, keep;
     if (s->kind == DT_ROPE_LINEAR) return 0.0;
-    high = s->high_freq_factor;
-    if (s->kind == DT_ROPE_YARN) { /* from the last pair that is divided down to the first one that is kept */
-        double from = dt__rope_pair(low, d, base, s), to = dt__rope_pair(high, d, base, s), most = (double)(d - 1);
-        low = !(from < most) ? most : from > -1.0 ? from : -1.0, high = !(to > 0.0) ? 0.0 : to < 1e9 ? to : 1e9;
-        if (!s->untruncated) from = (double)(int64_t)low, low = from + (from < low), high = (double)(int64_t)high;
+    if (s->kind == DT_ROPE_YARN) { /* pairs: from the last that is divided down to the first that is kept */
+        double each = (double)d / (2.0 * dt__log_double(base)), most = (double)(d - 1);
+        low = each * dt__log_double(context / (low * turn)), high = each * dt__log_double(context / (high * turn));
+        low = !(low < most) ? most : low > -1.0 ? low : -1.0, high = !(high > 0.0) ? 0.0 : high < 1e9 ? high : 1e9;
+        if (!s->untruncated) x = (double)(int64_t)low, low = x + (x < low), high = (double)(int64_t)high;
         x = (double)c, low = low == high ? high + 0.001 : low;
     }
     keep = (x - low) / (high - low);

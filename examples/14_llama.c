@@ -9,6 +9,8 @@
  *       tokens are kept, 2 x layers x kv_heads x d numbers per token. llama3-8B with 8 of 32 heads keeps 128 KiB per
  *       token in 16 bits, 1 GiB for 8192 tokens; with 32 heads it would keep 4 GiB.
  *     - On so little data the order of the losses says nothing about larger models.
+ *     - Its relatives change one part each: Mistral bounds what attention sees (--window), Qwen2 has biases on q, k and v
+ *       (--qkv-bias), Qwen3 a norm on each head of q and k (--qk-norm) and heads of any width (--head-width).
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 14_llama.c -o 14_llama -lm -lpthread

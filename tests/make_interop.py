@@ -138,7 +138,7 @@ def live(into):
         "llama_fp16": (llama(16, num_key_value_heads=2, tie_word_embeddings=True, rope_scaling=LLAMA3, **big),
                        torch.float16, with_its_head),
         "llama_biases": (llama(17, num_key_value_heads=2, attention_bias=True, mlp_bias=True, **big), torch.float32, "1MB"),
-        "llama_head": (llama(18, num_key_value_heads=3, head_dim=10, **big), torch.float32, "1MB"),
+        "llama_head": (llama(18, num_key_value_heads=2, head_dim=10, **big), torch.float32, "1MB"),
         "llama_linear": (llama(19, num_key_value_heads=2, rope_scaling={"rope_type": "linear", "factor": 3.0}, **big),
                          torch.float32, "1MB"),
         "llama_yarn": (llama(20, num_key_value_heads=2, rope_scaling=YARN, **big), torch.float32, "1MB"),

@@ -199,6 +199,17 @@ static void weights(void)
     refuse(DT_E_DATA, "lies elsewhere", "an index that leads elsewhere");
     spew("model.safetensors.index.json", "{\"weight_map\": {\"a\": \"b.safetensors\"}}");
     refuse(DT_E_FILE, "b.safetensors", "a file of the index that is missing");
+    char place[2][PATH_MAX + 32];
+    static float numbers[40 * 12] = { 1 };
+    const dt_parameter head = { "lm_head.weight", dt_shape2(40, 12), numbers, NULL };
+    snprintf(place[0], sizeof place[0], "%s/gpt2/model.safetensors", hub);
+    snprintf(place[1], sizeof place[1], "%s/b.safetensors", scratch);
+    if (symlink(place[0], place[1])) tap_bail("cannot link %s", place[1]);
+    snprintf(place[1], sizeof place[1], "%s/head.safetensors", scratch);
+    if (dt_parameters_save(place[1], &head, 1)) tap_bail("%s", dt_last_error());
+    spew("model.safetensors.index.json", "{\"weight_map\": {\"a\": \"b.safetensors\", \"b\": \"head.safetensors\"}}");
+    refuse(DT_E_USAGE, "head.safetensors holds lm_head.weight, for which the model has no place: it is of another model than GPT-2, whose head is "
+                       "its table", "a GPT-2 whose head is not its table");
     recipe.weights = "/no/such";
     refuse(DT_E_FILE, "/no/such", "weights that are not there");
     snprintf(folder, sizeof folder, "%s/llama_grouped", hub);
