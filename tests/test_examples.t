@@ -57,6 +57,8 @@ is(join("\n", @wrong), '', 'examples/concepts.md: every concept has a title, and
 cmp_ok($checked, '>=', 250, 'concepts with a line of output, corrections not counted');
 
 copy($_, "$tmp/tree/examples/") for glob "$root/examples/*.h";
+mkdir "$tmp/tree/examples/tools";
+copy($_, "$tmp/tree/examples/tools/") for glob "$root/examples/tools/*";
 my @examples = sort glob "$root/examples/[0-9]*.c";
 for my $example (@examples) { copy($example, "$tmp/tree/examples/") }
 
@@ -116,7 +118,7 @@ sub parts {
     push @missing, grep { $comment !~ /^ \* \Q$_\E/m } @heads;
     push @missing, 'Predict first, a question' unless $comment =~ /^ \* Predict first: [^?]*\?/m;
     my ($on) = $comment =~ /^ \* Read on: (.*)/ms;
-    my @named = ($on || '') =~ /(\w+\.(?:c|h|md))/g;
+    my @named = ($on || '') =~ m{([\w/]+\.(?:c|h|md))}g;
     push @missing, "Read on: $_ is no file" for grep { !-e "$root/examples/$_" && !-e "$root/$_" } @named;
     push @missing, 'Read on, a later program' unless grep { $_ gt $name } @named;
     return @missing;

@@ -425,9 +425,15 @@ typedef struct tokenizer_learned {
     int64_t ids, merges, words, tokens; /* words: different pre-tokens; tokens: of the texts */
 } tokenizer_learned;
 
+#if defined(__GNUC__)
+#define TOKENIZER_FN __attribute__((unused)) static
+#else
+#define TOKENIZER_FN static
+#endif
+
 /* Learns up to `vocabulary` ids from texts and keeps folder/tokenizer.json, which must not exist. */
-static int tokenizer_learn(const char *const *texts, int count, int64_t vocabulary, dt_pretokens rule,
-                           const char *const *special, const char *folder, int quiet, tokenizer_learned *learned)
+TOKENIZER_FN int tokenizer_learn(const char *const *texts, int count, int64_t vocabulary, dt_pretokens rule,
+                                 const char *const *special, const char *folder, int quiet, tokenizer_learned *learned)
 {
     tokenizer_model m = {rule, special, NULL, NULL, NULL, 0, 0, 0};
     tokenizer_learner l = {0};
@@ -513,8 +519,8 @@ static dt_result tokenizer_shard_put(void *user, const char *text, int64_t bytes
 
 /* Encodes texts, with their special tokens, into NAME.bin, or into NAME_000000.bin and so on with `limit` ids each. The
  * files must not exist, and appear when all are complete. */
-static int tokenizer_encode(const char *const *texts, int count, const dt_tokenizer *t, const char *output, int64_t limit,
-                            int64_t *tokens, int64_t *files)
+TOKENIZER_FN int tokenizer_encode(const char *const *texts, int count, const dt_tokenizer *t, const char *output,
+                                  int64_t limit, int64_t *tokens, int64_t *files)
 {
     tokenizer_shards s = {output, limit, 0, 0, 0, dt_tokenizer_size(t) > 65536 ? 4 : 2, NULL, 0};
     char draft[TOKENIZER_PATH], name[TOKENIZER_PATH];
