@@ -764,40 +764,8 @@ typedef struct dt_source {
 /* ---- H12  rules: the usual faults of a training run, by its numbers ----------------------------- */
 /* A program passes losses, tensors, labels and the times of its ranks, step by step; rules compare them with bounds and
  * record which rules fired (examples/82_rules.c).
- * Names and bounds are those of the built-in rules of Amazon SageMaker Debugger, where Debugger has the rule. [i] is a
- * bound with its default, which dt_rules_set changes; shares are 0 to 1.
- * X(code, name); the rule fires when
- *   VanishingGradient     the mean |g| of a gradient is < [0] 1e-7
- *   ExplodingTensor       a tensor or a loss has an infinity or a NaN; other rules then ignore it
- *   DeadRelu              more than [0] 0.5 of the units of a ReLU's output are above 0 in < [1] 0.01 of the rows
- *   SaturatedActivation   more than [0] 0.5 of the units of a tanh's or sigmoid's input are inside the limits in
- *                         < [1] 0.01 of the rows: -[2] and [2] 9.4999 of tanh, [3] -23 and [4] 16.999999 of sigmoid
- *   LossNotDecreasing     over [0] 10 or more steps the loss fell by a share < [1] 0.001. The rule compares two losses:
- *                         pass the mean of noisy losses
- *   Overfit               in [1] 1 validations in a row, validation loss exceeds the mean training loss since the
- *                         previous validation by a share > [0] 0.1
- *   Overtraining          neither [0] 5 training losses nor [1] 10 validation losses in a row improved on the best one
- *                         by > [2] 0.01
- *   PoorWeightInitialization  up to step [0] 10: among activations of one kind and step the largest variance is
- *                         > [1] 10 times the smallest; or the 5th and 95th percentile of a matrix of initial weights
- *                         are < [2] 0.001 apart (Debugger asks that of gradients, where it fires for large models)
- *   WeightUpdateRatio     mean |new - old| / (mean |old| + 1e-9) of a matrix of weights is < [0] 1e-8 or > [1] 10,
- *                         unless the old weights are all zeros
- *   AllZero               a share >= [0] 1 of a gradient, of activations or of a matrix of weights is 0
- *   TensorVariance        a tensor's variance is < [0] or > [1]; both are NaN, no bound, until they are set
- *   UnchangedTensor       a matrix of weights has |new - old| <= [2] 1e-8 + [1] 1e-5 |old| everywhere, [0] 3 times in a
- *                         row
- *   ClassImbalance        after [0] 500 labels the most frequent class has > [1] 10 times the labels of the rarest
- *   StalledTraining       no step ended for > [0] 1800 s
- *   StepOutlier           more than [1] 10 steps of a rank took > mean + [0] 3 standard deviations of its 10 or more
- *                         other steps before
- *   LoadBalancing         over 10 steps the rank with the least work has < [0] 0.5 of the work of the busiest. Work is
- *                         the time not spent waiting: a processor that polls in an all-reduce shows 100 % use
- *   LowUtilization        over 10 steps a rank works < [0] 0.7 of its time
- *   Dataloader            over 10 steps a rank waits for samples > [0] 0.2 of its time
- *   MemoryIncrease        a rank's mean memory over 10 steps is > 1 + [0] 0.05 times that of its first 10
- *   MaxInitializationTime the first step begins later than [0] 1200 s
- * Rules about matrices ignore vectors (units 0: biases, gains), which start as constants. */
+ * Names and bounds are those of the built-in rules of Amazon SageMaker Debugger, where Debugger has the rule; section
+ * Rules of examples/reference.md says when each one fires. Matrices are judged, vectors (units 0: biases) are not. */
 #define DT_RULES(X) \
     X(DT_RULE_VANISHING_GRADIENT, "VanishingGradient") X(DT_RULE_EXPLODING_TENSOR, "ExplodingTensor") \
     X(DT_RULE_DEAD_RELU, "DeadRelu") X(DT_RULE_SATURATED_ACTIVATION, "SaturatedActivation") \
@@ -1111,17 +1079,8 @@ DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, 
  * dt_comm_split(comm, dt_comm_rank(comm) - m.at[k] * m.stride[k], &group). */
 DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t);
 
-/* Why are many ranks barely faster than one? Five questions, in order: an earlier answer makes the later ones wrong. c:
- * seconds of work per rank and step; t: those of an exchange of gradients and weights by alpha and beta; backward, 2/3
- * c, can hide a part of it, so that rest = max(0, t - 2/3 c) remains. X(code, name); it fires when
- *   TRANSPORT  a link is slower than 20 MB/s inside a node or 12.5 MB/s between nodes; an Elastic Fabric Adapter is not
- *              used; or two nodes are one machine, whose ranks could share memory
- *   DATA       some rank waits for samples longer than 20 % of the step (and 1 ms)
- *   BATCH      there is too little work between two exchanges: c / (c + rest) < 50 %; or a pipeline is idle for more
- *              than half of the time by formula
- *   OVERLAP    the exposed exchange exceeds rest by 20 % of the step (and 1 ms); not while threads wait for cores
- *   PLACEMENT  tensor groups span nodes; a machine has more threads than cores; or a rank works 3 times as long as the
- *              median rank */
+/* Why are many ranks barely faster than one? Five questions, in order: an earlier answer makes the later ones wrong.
+ * Section Doctor of examples/reference.md has the bounds. */
 #define DT_BRANCHES(X) \
     X(DT_BRANCH_TRANSPORT, "transport") X(DT_BRANCH_DATA, "data") X(DT_BRANCH_BATCH, "batch") \
     X(DT_BRANCH_OVERLAP, "overlap") X(DT_BRANCH_PLACEMENT, "placement")
@@ -1144,7 +1103,7 @@ typedef struct dt_diagnosis {
     double work;     /* of the median rank */
     double data;     /* of the rank that waits longest for samples */
     double exposed;  /* waiting for gradients and weights, of the rank that waits least: others wait for it */
-    double exchange; /* t above: 2 (n-1) alpha for each 25 MB, and bytes sent / rate, inside nodes and between */
+    double exchange; /* 2 (n-1) alpha for each 25 MB, and bytes sent / rate, inside nodes and between */
     double alpha[2], rate[2]; /* inside a node, between nodes: seconds per message, bytes per second; 0: no such link */
     double speedup;           /* work of all ranks / seconds */
     double break_even; /* batch from which n data-parallel ranks beat one: work = exchange / (n-1); 0: no exchange */
