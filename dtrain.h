@@ -89,7 +89,28 @@
  * with DT_FAST give that up for speed.)
  *
  * GLOSSARY. Segment: a part of a model (embedding, block, head). Unit: the work of one data shard in one micro-batch.
- * Leaf: a gradient at the bottom of a tree sum. Set: the buffers of one leaf's gradients. R1 to R19: rules of numerics.
+ * Leaf: a gradient at the bottom of a tree sum. Set: the buffers of one leaf's gradients.
+ *
+ * RULES OF NUMERICS. A tree sum adds neighbours, then pairs of neighbours, by index and never by arrival.
+ *     R1   Numbers of shards are powers of two. A rank owns a run of data shards, of any length.
+ *     R2   Leaves of gradients are data shards times context slices. A tree adds context slices, then data shards.
+ *     R3   In a leaf a weight's gradient is one chain of fmaf over micro-batches, samples and positions.
+ *     R4   Accumulation is of the recipe: R3 for the whole step, or fresh leaves and a tree for each micro-batch.
+ *     R5   A product is one chain of fmaf in index order; a row sum has 32 lanes and a butterfly. No term is padding.
+ *     R6   A sum that tensor parallelism cuts is a tree over tensor shards (COMBINE); bias and residual follow.
+ *     R7   Gradients of parameters that act on split rows are one sum per slice of the rows, then a tree.
+ *     R8   The uses of a tied weight are reduced one by one, then added.
+ *     R9   Softmax subtracts the true maximum of its slice, and never rescales; a tree combines slices of context.
+ *     R10  Tokens get experts per micro-batch and leaf, in token order; ties go to the lower expert.
+ *     R11  A tensor is one array, cut at blocks of 1024 floats. The norm adds blocks by trees, parameters in order.
+ *     R12  The loss is over all targets of the batch, counted first. No decision depends on time.
+ *     R13  Gradients are those of the graph as recorded. The compiler's passes keep every bit.
+ *     R14  A maximum is a > b ? a : b, and a NaN wins. Nothing is promised behind a loss or norm that is not finite.
+ *     R15  No flag changes arithmetic: contraction is off, rounding is set, and kernels are tested at the start.
+ *     R16  Random numbers follow from seed, purpose, step, sample and element, never from the rank.
+ *     R17  Files and hashes hold whole tensors without padding, in one order.
+ *     R18  16-bit precision rounds at fixed places of the graph. Sums, master weights, their gradients stay fp32.
+ *     R19  Fast numerics may change the order of sums in 16-bit products and between nodes, in one way per layout.
  *
  * WHAT IT DOES NOT. CPU only; sums in fp32 only, also where operands have 16 bits (recipe.precision). It does not
  * print, exit or abort below the trainer and launcher. The header holds what a training run, or a program's own loop,

@@ -27,21 +27,31 @@ is(join(' ', sort { $a <=> $b } $contents =~ /\bH(\d+)/g), "@banner", 'the table
 my %at = map { @$_ } @defined;
 my @far = sort grep { exists $at{$_} && $at{$_} ne $ahead{$_} } keys %ahead;
 is("@far", 'dt__op_of', 'one function is declared ahead of its section: the op table');
+# Rules of numerics are cited by number, and defined behind the glossary.
+my ($rules) = join("\n", @line[0 .. 130]) =~ /RULES OF NUMERICS(.*?)\n \*\n/s;
+my @rules = $rules =~ /^ \*     R(\d+)  /mg;
+is("@rules", join(' ', 1 .. @rules), 'rules of numerics stand in the header, in order');
+my %rule = map { $_ => 1 } @rules;
+my $cites = join '', map { slurp($_) } "$root/dtrain.h", glob "$root/README.md $root/examples/*.{md,c,h} $root/tests/*.{c,h,t}";
+is(join(' ', sort grep { !$rule{$_} } $cites =~ /(?<![\w"])R(\d\d?)\b(?=[^\w"\n]{0,3}[\s\w.])/g), '', 'each rule that is cited is there');
+# What changes in a process and belongs to no handle: README names it. (dt__no_mesh and dt__no_memory stay zero.)
+my @variable = map { /^\s*static (?!const|inline)(?:[^(=]*?)\b(\w+)(?:\[\w*\])?(?: = [^(]*)?;/ && !/\*const \w+\b/ ? $1 : () } @line;
+is(join(' ', sort grep { !/^dt__no_/ } @variable), 'dt__graphs dt__mpi_trouble dt__stop_signal dt__thread', 'README names the variables that change');
 # The goal is 22,500 lines, 1.08 MB and 170 public functions, and 500 lines and 25 functions more for programs with loops
 # and models of their own. The bounds of the rest are what has been reached: they only fall. The compiler, with its seams
 # in H7 and H8, has 1,300 lines, precision 500.
 my ($declared) = grep { $line[$_] =~ /^#define DTRAIN_IMPLEMENTED/ } 0 .. $#line;
 my ($first) = grep { $line[$_] =~ /^#define DT_VERSION/ } 0 .. $#line;
 my @public = map { /^DT_API [^(]*?\b(dt_\w+)\(/ ? $1 : () } @line[0 .. $declared];
-cmp_ok(scalar @line, '<=', 26170 + 1300 + 500, 'the header keeps its budget: ' . @line . ' lines');
-cmp_ok(-s "$root/dtrain.h", '<=', 1_257_000 + 65_000 + 25_000, '  of ' . (-s "$root/dtrain.h") . ' bytes');
+cmp_ok(scalar @line, '<=', 27_501, 'the header keeps its budget: ' . @line . ' lines');
+cmp_ok(-s "$root/dtrain.h", '<=', 1_342_807, '  of ' . (-s "$root/dtrain.h") . ' bytes');
 cmp_ok(scalar @public, '<=', 186, '  with ' . @public . ' public functions');
 cmp_ok($declared - $first, '<=', 1150, '  declared in ' . ($declared - $first) . ' lines with their documentation');
 my $used = join '', map { slurp($_) } "$root/README.md", glob "$root/examples/{reference,running,parallel}.md $root/examples/*.[ch]";
 is(join(' ', grep { $used !~ /\b$_\b/ } @public), '', 'each public function is used by an example or named in the README or a page beside the examples');
 # A user's environment variables are the rows of the reference's table; tests' are named below it.
 my ($table) = slurp("$root/examples/reference.md") =~ /^\| environment \| effect \|\n(.*?)\n\n/ms;
-my @variable = $table =~ /^\| `(DT_\w+)`/mg;
-cmp_ok(scalar(grep { $_ ne 'DT_SANITIZE' } @variable), '<=', 12, 'at most twelve variables are for users: ' . join(' ', @variable));
+my @user = $table =~ /^\| `(DT_\w+)`/mg;
+cmp_ok(scalar(grep { $_ ne 'DT_SANITIZE' } @user), '<=', 12, 'at most twelve variables are for users: ' . join(' ', @user));
 is((scalar grep { length > 120 } @line), 0, 'no line is longer than 120 columns');
 done_testing();
