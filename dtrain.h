@@ -540,7 +540,7 @@ DT_API dt_tensor dt_map2(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b);
 /* Reductions over the axes whose bits are set (bit i: axis i); the axes vanish. DT_ALL: every axis, gives a scalar;
  * DT_LAST: the last one. With | DT_KEEP the axes stay with size 1, so that the result broadcasts against x. mean is sum
- * * (1/n). The gradient of max goes to the first one; a NaN is larger than any number, here and in the next functions. */
+ * * (1/n). The gradient of max goes to the first one; a NaN is larger than any number, here and below. */
 #define DT_ALL 0x7fffffffu
 #define DT_LAST 0x40000000u
 #define DT_KEEP 0x80000000u
@@ -3480,7 +3480,7 @@ DT__INLINE dt__vd DT__K(dt__d_gelu_erf_grad)(dt__vd x, dt__vd dy)
 }
 
 /* a^b = 2^(b log2 |a|), then C's rules: a^0 and 1^b are 1 (NaN included), (-1)^+-inf is 1, a negative a has the sign of
- * an odd b and no value for a b that is no whole number. Floats from 2^24 on are even. */
+ * an odd b and no value for a b that is not a whole number. Floats from 2^24 on are even. */
 DT__INLINE dt__vd DT__K(dt__d_pow)(dt__vd a, dt__vd b)
 {
     const dt__vd zero = DT__K(dt__d_set)(0.0), one = DT__K(dt__d_set)(1.0), even = DT__K(dt__d_set)(0x1p30);
@@ -6870,7 +6870,7 @@ static dt_tensor dt__map_code(dt_graph *g, dt_function f, dt_tensor a, dt_tensor
     }
     if (op != DT__OP_NONE && strlen(dt__op_of(op)->inputs) == tensors)
         return dt__map_op(g, op, 0.0f, a, b, dt__none());
-    return dt__poison(g, DT_E_USAGE, "map: %d is no function of %d tensors. See dt_function.", (int)f, (int)tensors);
+    return dt__poison(g, DT_E_USAGE, "map: %d is not a function of %d tensors. See dt_function.", (int)f, (int)tensors);
 }
 DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x)
 {
@@ -9161,7 +9161,7 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     return dt_reshape(g, h, dt__at(g, x)->shape);
 }
 
-/* out += x: a parameter's gradient that is no chain over tokens. The first row slice holds all of it. */
+/* out += x: a parameter's gradient that is not a chain over tokens. The first row slice holds all of it. */
 static void dt__accumulate_part(const dt__call *c, int64_t begin, int64_t end)
 {
     for (int64_t v = 1; c->fresh && v < dt__slices(c); v++)
@@ -10456,7 +10456,7 @@ static dt_result dt__segments_check(const dt_segment *list, int64_t count)
     const int most = (int)sizeof ((dt_graph *)0)->prefix - 1;
     for (int64_t i = 0; i < count; i++) {
         const char *wrong = dt__name_wrong(list[i].name, most);
-        if (wrong && !(list[i].name && !*list[i].name)) /* "" is no prefix */
+        if (wrong && !(list[i].name && !*list[i].name)) /* "" is not a prefix */
             return dt__misuse(DT__NAME_WRONG, list[i].name ? list[i].name : "", "segment", wrong, most);
         if (!list[i].build) return dt__misuse("segment %s has no function that builds it: set build", list[i].name);
         for (int64_t k = 0; k < i; k++)
@@ -12474,7 +12474,7 @@ static int dt__json_fail(dt__json *j, const char *format, ...)
     return 0;
 }
 
-/* Moves to the next character that is no white space and returns it; 0 at the end. */
+/* Moves to the next character that is not white space and returns it; 0 at the end. */
 static int dt__json_peek(dt__json *j)
 {
     j->at += (int64_t)strspn(j->text + j->at, " \t\r\n");
@@ -13389,7 +13389,7 @@ static int dt__read_json(dt_tokenizer *t, dt__json *j)
     if (!dt__json_members(j, key, place)) return 0;
     if (dt__json_peek(j)) return dt__json_fail(j, "something follows the last bracket: remove it");
     if (place[0] < 0 || j->text[place[0]] != '{')
-        return dt__json_fail(j, "there is no \"model\", so this is no tokenizer.json: " DT__CONVERT);
+        return dt__json_fail(j, "there is no \"model\", so this is not a tokenizer.json: " DT__CONVERT);
     if (!dt__json_find(j, place[0], key[0]) || !dt__read_model(t, j)) return 0; /* first: its type says most */
     if (!dt__json_absent(j, place[1]) && dt__json_members(j, type, place + 1)) {
         j->at = place[1];
@@ -13922,7 +13922,7 @@ typedef struct dt__rule_tensor {
     float *before;                  /* matrices of weights: (count) at the last step, else NULL */
 } dt__rule_tensor;
 typedef struct dt__rule_rank {
-    int64_t step, steps, usual, outliers; /* step: the last one, -1: none. usual: steps that are no outliers */
+    int64_t step, steps, usual, outliers; /* step: the last one, -1: none. usual: steps that are not outliers */
     double mean, squares;                 /* of the usual steps' seconds: mean, and sum of squared distances */
     double seconds, data, work, memory;   /* sums over the current block */
     double first_memory, done; /* mean over the first block where it is known; work of the last complete one */
@@ -17553,7 +17553,7 @@ static const char *dt__sagemaker_checkpoints(void)
 }
 
 /* Finds the launcher of this process. A rank of our supervisor counts as alone, because its job is local. srun sets
- * SLURM_STEP_ID for the ranks of a step; the script of a batch job has SLURM_PROCID too and is no rank. A torchrun that
+ * SLURM_STEP_ID for the ranks of a step; a batch job's script has SLURM_PROCID too and is not a rank. A torchrun that
  * runs inside a step numbers its own ranks. */
 static dt_result dt__world_detect(dt__world *w)
 {
@@ -17724,7 +17724,7 @@ static int dt__is_loopback(const struct sockaddr *a, socklen_t length)
     return dt__print_address(a, length, text, sizeof text) && (!strncmp(text, "127.", 4) || !strcmp(text, "::1"));
 }
 
-/* Listens at the address that the ranks were told. Where that is no address of this host (the name of a service) or
+/* Listens at the address that the ranks were told. Where that is not an address of this host (the name of a service) or
  * stands for 127.0.1.1 although there are several hosts, it listens on all interfaces and sets w->everywhere. */
 static dt_result dt__meet_listen(dt__meeting *m)
 {
@@ -19049,7 +19049,7 @@ static dt_result dt__tensors_add(dt__tensors *t, const char *path)
     if (!r && bytes < 8) r = dt__error(DT_E_DATA, "%s has %lld bytes: it is cut", path, (long long)bytes);
     if (!r) r = dt__file_read(file->fd, path, &length, sizeof length, 0);
     if (!r && (length < 0 || length > DT__HEADER_MOST || length > bytes - 8))
-        r = dt__error(DT_E_DATA, "%s does not begin with the length of a header: it is no safetensors file, or damaged",
+        r = dt__error(DT_E_DATA, "%s does not begin with a header's length: it is damaged, or not a safetensors file",
                       path);
     if (!r && !(header = (char *)dt__alloc(length + 1, "a header"))) r = DT_E_MEMORY;
     if (!r) r = dt__file_read(file->fd, path, header, length, 8);
@@ -20493,7 +20493,7 @@ static dt_result dt__check_divides(const char *option, int64_t degree, int64_t n
 
 /* ---- mesh: ranks as points (data, pipeline, tensor, context) -------------------------------------------- */
 
-/* The axes that the letters of an order name, slowest first; C is inside D unless it is named. 0: it is no order. */
+/* The axes that the letters of an order name, slowest first; C is inside D unless named. 0: it is not an order. */
 static int dt__mesh_order(const char *order, int axis[DT_AXES])
 {
     static const char letters[] = "DPTC"; /* dt_axis */
@@ -20521,7 +20521,7 @@ DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m)
     if (!r) r = dt__check_divides("cp", l->cp, ranks / l->tp / l->pp, "pipeline");
     if (r) return r;
     if (!dt__mesh_order(l->order, axis))
-        return dt__misuse("--order %s is no order of the mesh. Set it to cluster (DPT), to spread (TPD), or "
+        return dt__misuse("--order %s is not an order of the mesh. Set it to cluster (DPT), to spread (TPD), or "
                           "to the letters D, P, T and optionally C (context) in another order, slowest first.",
                           l->order);
     m->size[DT_AXIS_TENSOR] = (int)l->tp, m->size[DT_AXIS_PIPELINE] = (int)l->pp;
@@ -20670,7 +20670,7 @@ static void dt__pipe_slots(const dt__pipe *p, dt_work *list, int32_t *slots, int
 static dt_result dt__pipe_check(const dt__pipe *p)
 {
     if (p->kind < DT_1F1B || p->kind > DT_ZERO_BUBBLE)
-        return dt__misuse("%d is no pipeline schedule: DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE",
+        return dt__misuse("%d is not a pipeline schedule: DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE",
                           p->kind);
     if (p->chunks > 1 && p->units % p->stages)
         return dt__misuse("the interleaved schedule takes micro-batches in groups of %d, one per stage, and a rank has "
@@ -21584,7 +21584,7 @@ static dt_result dt__engine_groups(const dt__engine *e, int dp, int *group)
                           (long long)l->zero_group);
     if (r) return r;
     if (*group < dp && *group > 1 && (shards % dp || !dt__is_pow2(dp / *group)))
-        return dt__misuse("--zero-group %d: groups of %d of %d ranks with %lld data shards are no whole "
+        return dt__misuse("--zero-group %d: groups of %d of %d ranks with %lld data shards do not match whole "
                           "subtrees of the sum. Use a power of two of data-parallel ranks, or leave --zero-group out.",
                           *group, *group, dp, (long long)shards);
     return DT_OK;
@@ -21764,7 +21764,7 @@ static int dt__engine_fits(const dt__engine *e, int ranks)
     const dt_mesh *m = &e->mesh;
     int others = m->size[DT_AXIS_TENSOR] * m->size[DT_AXIS_PIPELINE] * m->size[DT_AXIS_CONTEXT];
     int dp = ranks / others, group, fits;
-    dt__tls before = dt__thread; /* a layout that does not fit is no error */
+    dt__tls before = dt__thread; /* a layout that does not fit is not an error */
     dt__pipe pipe = e->shape.pipe;
     if (ranks % others) return 0;
     pipe.units = (int)(dt__ceil_div(e->recipe->data_shards, dp) * e->micros);
@@ -22528,7 +22528,7 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
     }
     start = dt__now();
     if (e->copy) r = dt_all_reduce(e->copy, dt__host(e->sums), e->blocks, DT_SUM); /* one number and zeros */
-    e->seconds_working -= dt__now() - start; /* waiting is no work */
+    e->seconds_working -= dt__now() - start; /* waiting is not work */
     at = 0;
     *squares = 0.0f;
     for (int32_t i = 0; i < e->net.param_count && !r; i++) {
@@ -23186,7 +23186,7 @@ static int dt__supervise_again(dt__supervisor *s)
         return 0;
     if (s->job->progress > s->progress) s->progress = s->job->progress, s->idle = 0;
     if (s->idle == s->plan.restarts) {
-        fprintf(stderr, "dtrain: %d restarts without a new checkpoint: giving up; mend the cause, or save more "
+        fprintf(stderr, "dtrain: %d restarts without a new checkpoint: giving up; fix the cause, or save more "
                 "often\n", s->idle);
         return 0;
     }
@@ -23597,7 +23597,7 @@ DT_API dt_result dt_comm_open(dt_comm **c, int *argc, char ***argv)
     if (w.kind == DT__WORLD_ALONE) w.local_rank = w.rank, w.local_size = w.size, w.hosts = 1;
     dt__world_describe(&w);
     if (w.everywhere)
-        fprintf(stderr, "dtrain: rank 0 listened on all interfaces, port %d, because %s is no address of its host\n",
+        fprintf(stderr, "dtrain: rank 0 listened on all interfaces, port %d: %s is not an address of its host\n",
                 w.port, w.address);
     dt__world_copy((*c)->launcher, sizeof (*c)->launcher, w.line);
     return DT_OK;
@@ -24112,7 +24112,7 @@ static dt_result dt__check_output(const dt_recipe *r, const dt_layout *l, int i)
     if (stat(path, &is) || !S_ISREG(is.st_mode)) return DT_OK;
     if (dt__is_input(path, r->data)) return dt__misuse("--%s %s is a file of --data: name another", name, path);
     if (!dt__system_read(path, text, sizeof text - 1) || !strncmp(text, first[i], strlen(first[i]))) return DT_OK;
-    return dt__misuse("--%s %s is there and is no file that --%s wrote: name another, or remove it", name, path, name);
+    return dt__misuse("--%s %s exists and is not a file of --%s: name another, or remove it", name, path, name);
 }
 
 static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
@@ -25176,7 +25176,7 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, c
     j.path = path, j.text = m->text, j.bytes = m->bytes, j.at = m->recipe;
     if (!r && dt__json_members(&j, gone, &place) && !dt__json_absent(&j, place) &&
         strcmp(dt__json_text(&j, place, "wire"), "fp32"))
-        r = dt__misuse("%s was made with --wire %s, gradients in fewer bytes, which are no option any more: begin in "
+        r = dt__misuse("%s was made with --wire %s, gradients in fewer bytes, an option that is gone: begin in "
                        "another --checkpoint", path, j.string);
     dt__free(j.string);
     longer.steps = old.steps;
@@ -25709,7 +25709,7 @@ static dt_result dt__trainer_resume(dt_trainer *t)
         r = DT_OK;
     }
     if (!r && given)
-        r = dt__misuse("%s holds no checkpoint of step %lld that is whole: choose another --resume-step, or leave it "
+        r = dt__misuse("%s holds no intact checkpoint of step %lld: choose another --resume-step, or leave it "
                        "out", l->place, (long long)given);
     if (!r && damaged)
         r = dt__error(DT_E_DATA, "%s holds no intact checkpoint (%d are damaged): name another directory", l->place,
@@ -25818,7 +25818,7 @@ DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
     dt_result r = c ? dt__weights_find(path, c->path, &published) : DT_E_MEMORY;
     *handle = c ? &c->is : NULL;
     if (published || r == DT_E_DATA)
-        r = dt__error(DT_E_FILE, "%s holds no checkpoint: name a directory with manifest.json, or one with steps", path);
+        r = dt__error(DT_E_FILE, "%s holds no checkpoint: name one with manifest.json, or with steps", path);
     if (!r) r = dt__manifest_read(&c->m, c->path);
     if (!r) r = dt__reader_open(&c->reader, c->path, &c->m);
     if (!r) r = dt__checkpoint_model(c);
@@ -27515,7 +27515,7 @@ static void dt__judge_overlap(dt__case *x)
     DT__PRINT(f->text, "%.2f ms of exchange exposed, %.2f by max(0, %.2f - 2/3 x %.2f): %.0f %% of the step too much "
               "(bound 20 %%%s). Overlap is %s; %d buckets of up to %.0f bytes, %.2f ms each for alpha",
               1e3 * d->exposed, 1e3 * x->left, 1e3 * d->exchange, 1e3 * d->work, 100.0 * share,
-              crowded ? ", which says nothing while ranks wait for cores" : "", on ? "on" : "off", buckets, x->bucket,
+              crowded ? ", not meaningful while ranks share cores" : "", on ? "on" : "off", buckets, x->bucket,
               1e3 * each);
     if (f->fires)
         DT__PRINT(f->advice, "%s%s%s", on ? "smaller buckets let sums begin earlier (--bucket)"

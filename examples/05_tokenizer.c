@@ -127,7 +127,7 @@ int main(int argc, char **argv)
         print_merges(t, 0, 6);
         print_merges(t, learned.merges - 3, learned.merges);
         fine = show(t, "The clock lay under the bridge.<|endoftext|>") && fine;
-        fine = show(t, "caf\xc3\xa9 \xf0\x9f\x98\x80 12345 \xff\xfe") && fine; /* and two bytes that are no text */
+        fine = show(t, "caf\xc3\xa9 \xf0\x9f\x98\x80 12345 \xff\xfe") && fine; /* and two bytes that are not text */
         failed = write_and_compare(t, folder, text, &tokens, &same);
     }
     if (!failed) printf("%lld bytes are %lld tokens: %.2f bytes per token\n", (long long)bytes, (long long)tokens,

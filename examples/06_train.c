@@ -41,7 +41,7 @@ static int generate(const char *file, const char *bytes)
 {
     long long n = atoll(bytes);
     if (n < 1) {
-        fprintf(stderr, "generate: '%s' is no number of bytes: ./06_train --generate text.txt 200000\n", bytes);
+        fprintf(stderr, "generate: '%s' is not a number of bytes: ./06_train --generate text.txt 200000\n", bytes);
         return dt_exit_code(DT_E_USAGE);
     }
     return prose_generate(file, n, 1) ? 1 : 0;

@@ -111,7 +111,7 @@ static char *read_all(const char *name)
         if ((used += n) + 1 == room) text = (char *)realloc(text, room *= 2);
     if (f && f != stdin) fclose(f);
     if (!f) return free(text), (char *)NULL;
-    while (used && text[used - 1] == '\n') used--; /* the line end of an editor is no part of a prompt */
+    while (used && text[used - 1] == '\n') used--; /* the line end of an editor is not part of a prompt */
     if (text) text[used] = 0;
     return text;
 }

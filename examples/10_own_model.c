@@ -6,7 +6,7 @@
  *       and hash follow from the graph.
  *     - The same function may stand in the list several times under different names. It is planned once and has other
  *       weights each time.
- *     - This model is no GPT-2. GPT-2 makes queries, keys and values with a (C,3C) matrix; here they are x itself,
+ *     - This model is not a GPT-2. GPT-2 makes queries, keys and values with a (C,3C) matrix; here they are x itself,
  *       three times, each channel scaled by a learned number: 3C weights instead of 3C*C. A small network then mixes
  *       the channels, as in an MLP-mixer.
  *     - Parameters have names, and a program can read one while it trains.

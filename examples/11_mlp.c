@@ -1,4 +1,4 @@
-/* 11_mlp: how does the trainer get data that is no text?
+/* 11_mlp: how does the trainer get data that is not text?
  *
  * What you learn
  *     - A dt_source is a function that writes sample number i: here two whole numbers, a point of the plane, and the

@@ -41,7 +41,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A Llama of two blocks; what is no matrix of whole blocks of 1024 floats is padded to one: norms and routers. */
+/* A Llama of two blocks; what is not a matrix of whole blocks of 1024 floats is padded to one: norms and routers. */
 enum { C = 64, HIDDEN = 96, LAYERS = 2, E = 8, SHARDS = 4, BATCH = 8, LENGTH = 32, TOKENS = BATCH / SHARDS * LENGTH };
 enum { X = LAYERS * E * 3 * C * HIDDEN, D = 2 * 256 * C + 1024 + LAYERS * (4 * C * C + 3 * 1024) };
 

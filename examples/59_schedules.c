@@ -32,8 +32,8 @@
  *       stage 1  ....F0  F1  ....B0  F2  B1  W0  F3  B2  W1  F4  B3  W2  F5  B4  W3  B5  W4  W5
  *       stage 2  ........F0  B0  F1  B1  F2  B2  W0  F3  B3  W1  F4  B4  W2  F5  B5  W3  W4  W5
  *     idle %, 4 stages: GPipe   1F1B  (p-1)/(m+p-1)  zero-bubble   v = 2  (p-1)/(2m+p-1)
- *     m =  1             75.0   75.0           75.0         66.7   m is no multiple of p
- *     m =  2             60.0   60.0           60.0         45.5   m is no multiple of p
+ *     m =  1             75.0   75.0           75.0         66.7   m is not a multiple of p
+ *     m =  2             60.0   60.0           60.0         45.5   m is not a multiple of p
  *     m =  4             42.9   42.9           42.9         20.0    27.3            27.3
  *     m =  8             27.3   27.3           27.3         11.1    15.8            15.8
  *     m = 16             15.8   15.8           15.8          5.9     8.6             8.6  m = 4p
@@ -98,7 +98,7 @@ static int sweep(void)
         if (fits)
             printf(" %7.1f %15.1f%s\n", 100 * idle[2], 100 * twice, m == 16 ? "  m = 4p" : "");
         else
-            printf("   m is no multiple of p\n");
+            printf("   m is not a multiple of p\n");
         good = good && fabs(idle[0] - formula) < 1e-9 && fabs(idle[1] - formula) < 1e-9;
         good = good && fits == (m % 4 == 0) && (!fits || fabs(idle[2] - twice) < 1e-9);
     }

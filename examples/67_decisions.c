@@ -7,8 +7,8 @@
  *       weight count, and nine tenths of a GPU of 80 GB.
  *     - Between plain data parallel and cut models there are shards (41_zero.c): the texts that jump from one to the
  *       other leave out the step that changes least.
- *     - "Horovod, for extreme scale" is no further step: it has replicas only. DeepSpeed shards. SMDDP makes sums fast
- *       and does not shard: for 50 billion weights on 64 GPUs it is half of an answer.
+ *     - "Horovod, for extreme scale" is not a further step: it only has replicas. DeepSpeed shards. SMDDP makes sums
+ *       fast and does not shard: for 50 billion weights on 64 GPUs it is half of an answer.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 67_decisions.c -o 67_decisions -lm -lpthread

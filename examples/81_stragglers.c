@@ -18,7 +18,7 @@
  * Predict first: with two slow ranks of four, which ranks wait least?
  * Exercise: let rank 2 sleep in every second step only. Does the median still name it?
  *
- * Read on: 82_rules.c for rules on numbers, 84_busy.c for use that is no work, 85_flight_recorder.c for ranks that
+ * Read on: 82_rules.c for rules on numbers, 84_busy.c for use that is not work, 85_flight_recorder.c for ranks that
  *     hang. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"

@@ -65,7 +65,7 @@ static const launcher known[LAUNCHERS] = {
       {"TORCHELASTIC_RUN_ID", "play", "the job: no rank of another one may join"},
       {"TORCHELASTIC_RESTART_COUNT", "0", "how often the workers were started again"}}},
     {"Slurm: rank # of 2 (0 of 1 here) on 2 hosts, meeting at 127.0.0.1, port @", 2,
-     {{"SLURM_JOB_ID", "4711", "the job"}, {"SLURM_STEP_ID", "0", "set by srun: the script of a batch job is no rank"},
+     {{"SLURM_JOB_ID", "4711", "the job"}, {"SLURM_STEP_ID", "0", "set by srun: the script of a batch job is not a rank"},
       {"SLURM_PROCID", "#", "which process this is"}, {"SLURM_NTASKS", "2", "of how many"},
       {"SLURM_LOCALID", "0", "which on this machine"}, {"SLURM_NODEID", "#", "which machine this is"},
       {"SLURM_STEP_TASKS_PER_NODE", "1(x2)", "how many on each: 1, on two machines"},

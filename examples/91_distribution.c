@@ -28,7 +28,7 @@
  *       wrong: the SDK refuses SMDDP on p5: take torch_distributed, with NCCL over EFA
  *     {"pytorchx":{"enabled":true}}
  *       starts nothing
- *       wrong: "pytorchx" is no key: DDP is "pytorchddp"; "pytorchxla" is the Training Compiler's
+ *       wrong: "pytorchx" is not a key: DDP is "pytorchddp"; "pytorchxla" is the Training Compiler's
  *     {}
  *       starts nothing
  *       warning: no strategy: one process on each machine, and none knows of the others

@@ -3,7 +3,7 @@
  * What you learn
  *     - Each card has a trigger, as exams and design reviews have them, and one answer: a word, or a number that the
  *       program computes.
- *     - Libraries have one official name. Texts also call SMDDP "SMDP" and SMP "SMMP"; "MPP" is no library.
+ *     - Libraries have one official name. Texts also call SMDDP "SMDP" and SMP "SMMP"; "MPP" is not a library.
  *     - A picture (cooks, builders, an assembly line) is worth as much as the question where it breaks.
  *     - A wrong answer names the program that shows the right one, and something to read.
  *

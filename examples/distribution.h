@@ -178,9 +178,9 @@ static inline int names(const json *j, const value *in, const char *const *list,
             if ((d = distance(name, told[k][0])) < least) least = d, hint = told[k][1];
         if (!least && !hint) continue;
         good = 0;
-        if (hint) say(a, WRONG, "\"%s\" is no key: %s", name, hint);
-        else if (*nearest) say(a, WRONG, "\"%s\" is no key here: the nearest is \"%s\"", name, nearest);
-        else say(a, WRONG, "\"%s\" is no key here: try \"%s\", \"%s\", ..", name, list[0], list[1] ? list[1] : "");
+        if (hint) say(a, WRONG, "\"%s\" is not a key: %s", name, hint);
+        else if (*nearest) say(a, WRONG, "\"%s\" is not a key here: the nearest is \"%s\"", name, nearest);
+        else say(a, WRONG, "\"%s\" is not a key here: try \"%s\", \"%s\", ..", name, list[0], list[1] ? list[1] : "");
     }
     return good;
 }

@@ -156,7 +156,7 @@ check('wrong data with restarts', "$small --data nowhere.txt --max-restarts 3", 
 }
 check('unknown kind of launch', "$small $data --ranks 2 --launch rockets", 2, qr/--launch rockets: choose one of processes,threads/, 1);
 check('generating into a folder that is not there', '--generate none/text.txt 1000', 1, qr{none/text\.txt}, 1);
-check('generating no bytes', '--generate text.txt none', 2, qr/'none' is no number of bytes/, 1);
+check('generating no bytes', '--generate text.txt none', 2, qr/'none' is not a number of bytes/, 1);
 
 SKIP: {
     skip 'unreadable files: root reads them all the same', 2 if $root_user;

@@ -507,7 +507,7 @@ refused($_->[0], "$_->[0] --ranks 1", 2, $_->[1]) for (
     ok(!$done->{status} && $done->{hash} eq $want{little} && !@{$done->{steps}} && $done->{out} =~ /^ok: 4 steps, loss \Q$loss\E /m, 'a run that is complete gives its loss and its hash');
     my $from = train('little', "--checkpoint $dir --ranks 2$kind --resume-step 2");
     ok($from->{hash} eq $want{little} && $from->{steps}[0] == 3, '--resume-step 2') or diag($from->{err});
-    refused('--resume-step 9', "--checkpoint $dir --ranks 1 --resume-step 9", 2, qr/holds no checkpoint of step 9 that is whole: choose another --resume-step/);
+    refused('--resume-step 9', "--checkpoint $dir --ranks 1 --resume-step 9", 2, qr/holds no intact checkpoint of step 9: choose another --resume-step/);
     refused('a place without room', "--checkpoint /proc/none --ranks 1", 1, qr/cannot make the directory \/proc\/none/);
     SKIP: {
         my $small = "$tmp/small";
@@ -697,7 +697,7 @@ SKIP: {
     ok($r->{status} == 1 && $r->{err} =~ /the mirror's command ended with status 1: run it by hand/, 'one that cannot bring back what may be there does') or diag($r->{err});
     forget($dir);
     $r = train('little', "--checkpoint $dir --mirror $tmp/plain/x --checkpoint-every 2 --ranks 1");
-    ok($r->{status} == 1 || $r->{err} =~ /the mirror lacks step 4: cannot make the directory/, 'a mirror that cannot be is said') or diag($r->{err});
+    ok($r->{status} == 1 || $r->{err} =~ /step 4 was not mirrored: cannot make the directory/, 'a mirror that cannot be is said') or diag($r->{err});
     forget($dir);
 
     forget($_) for $dir, $mirror;

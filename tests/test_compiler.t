@@ -112,7 +112,7 @@ $ENV{HOME} = "$tmp/home", $ENV{TMPDIR} = "$tmp/temporary";
 for ([ "XDG_CACHE_HOME=$tmp/text/none HOME=", qr/as C, compiled now/, 'in a temporary folder, without a cache' ],
      [ "XDG_CACHE_HOME=$tmp/text/none HOME= TMPDIR=$tmp/text", qr/^compiler groups run tile by tile: no folder .* Set XDG_CACHE_HOME to one of your own/m, 'without a folder' ],
      [ "CC=$tmp/none XDG_CACHE_HOME=$tmp/other", qr/^compiler groups run tile by tile: the compiler '.*none' failed: No such file or directory. Set CC to one that compiles C$/m, 'without a compiler' ],
-     [ "CC=false XDG_CACHE_HOME=$tmp/other", qr/tile by tile, for want of a compiler/, 'with one that fails' ]) {
+     [ "CC=false XDG_CACHE_HOME=$tmp/other", qr/tile by tile: no C compiler works/, 'with one that fails' ]) {
     spew("$tmp/text", ''), mkdir "$tmp/other";
     my ($status, $out, $err) = run(120, "$_->[0] $program $report");
     ok(!$status && $out =~ $_->[1] && $out =~ /^\Q$measured\E$/m, "$_->[2] it trains, and the hash is the same") or diag("status $status: $out$err");

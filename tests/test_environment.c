@@ -175,7 +175,7 @@ static void test_precedence(void)
     tap_ok(!detect(&w, variable) && w.kind == DT__WORLD_TORCHRUN, "a torchrun in a step of Slurm counts: %s", w.line);
     for (int n = 0; n < 16; n++) variable[n] = slurm[n] && strncmp(slurm[n], "SLURM_STEP", 10) ? slurm[n] : "A=b";
     variable[16] = NULL;
-    tap_ok(!detect(&w, variable) && w.kind == DT__WORLD_ALONE, "the script of a batch job is no rank: %s", w.line);
+    tap_ok(!detect(&w, variable) && w.kind == DT__WORLD_ALONE, "the script of a batch job is not a rank: %s", w.line);
     for (int n = 0; n < 14; n++) variable[n] = torchrun[n];
     variable[14] = "DT_MEMFD=7";
     variable[15] = NULL;
@@ -534,7 +534,7 @@ static void test_keys(void)
     unsetenv("DT_JOB_KEY");
 }
 
-/* A name that is no address of this host: rank 0 listens on all interfaces, and says so. */
+/* A name that is not an address of this host: rank 0 listens on all interfaces, and says so. */
 static void test_everywhere(void)
 {
     dt__world w;

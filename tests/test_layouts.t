@@ -170,7 +170,7 @@ refused('--ep 2', 2, qr/--ep 2: the model has no experts to share: set --experts
 refused('--experts 6 --ep 3', 6, qr/--ep 3: .* equal numbers of data shards.* 6 data-parallel ranks and 8 data shards, set --ep to one of 1, 2, or use a power of two/);
 refused('--experts 6 --ep 3', 3, qr/--ep 3: .* With 3 data-parallel ranks and 8 data shards, set --ep to one of 1, or use a power of two/);
 refused('--zero 2 --zero-group 2', 6, qr/groups of 2 of 6 ranks .* Use a power of two of data-parallel ranks, or leave --zero-group out/);
-refused('--order DPP', 4, qr/--order DPP is no order of the mesh. Set it to cluster .* the letters D, P, T/);
+refused('--order DPP', 4, qr/--order DPP is not an order of the mesh. Set it to cluster .* the letters D, P, T/);
 refused('--cp 3', 4, qr/--cp 3 does not divide 4 pipelines. Set --cp to one of 1, 2, 4\./);
 refused('--cp 0', 4, qr/--cp 0 does not divide 4 pipelines/);
 refused('--cp 2', 2, qr/--cp 2 does not divide 1 context shard. .* raise --context-shards/);

@@ -140,7 +140,7 @@ static void check_mesh_refusals(void)
         char what[64];
         snprintf(what, sizeof what, "order '%s'", bad[i]);
         l.order = bad[i];
-        check_refused(dt_mesh_of(&l, 4, 0, &m), "is no order of the mesh", what);
+        check_refused(dt_mesh_of(&l, 4, 0, &m), "is not an order of the mesh", what);
     }
 }
 
@@ -495,7 +495,7 @@ static void check_order_refusals(void)
     l.chunks = 0;
     check_refused(dt_pipeline_order(&l, 4, 0, list, &count), "0 chunks", "no chunks");
     l.chunks = 2, l.pipeline = 4;
-    check_refused(dt_pipeline_order(&l, 4, 0, list, &count), "4 is no pipeline schedule", "another schedule");
+    check_refused(dt_pipeline_order(&l, 4, 0, list, &count), "4 is not a pipeline schedule", "another schedule");
     l.pipeline = DT_INTERLEAVED;
     check_refused(dt_pipeline_order(&l, 3, 0, list, &count), "in groups of 2, one per stage, and a rank has 3",
                   "3 units interleaved on 2 stages");

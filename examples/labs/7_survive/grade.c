@@ -75,7 +75,7 @@ int lab_open(const char *name) { return open_as(name, O_RDONLY); }
 static void check(int file, const char *what)
 {
     if (file < 0 || file >= FILES || !opened[file])
-        lab_refuse(comm, "calls %s with %d, which is no open file", what, file);
+        lab_refuse(comm, "calls %s with %d, which is not an open file", what, file);
 }
 
 int64_t lab_write(int file, const void *data, int64_t bytes)
