@@ -11,7 +11,7 @@ use POSIX qw(:sys_wait_h);
 use Test::More ();
 use Time::HiRes qw(sleep time);
 use Exporter qw(import);
-our @EXPORT = qw($root $tmp $build run run_in slurp spew have seeded sanitized full isas linked_with built fuzz trainer corpus %recipe golden hash_of kill_one
+our @EXPORT = qw($root $tmp $build run run_in slurp spew have seeded sanitized full isas implementation linked_with built fuzz trainer corpus %recipe golden hash_of kill_one
                  mpi_missing mpi_flags mpi_program mpirun);
 
 our $root = abs_path(dirname(__FILE__) . '/..');
@@ -79,13 +79,19 @@ sub isas {
     return ([grep { $has{$_} } qw(portable avx2 avx512)], [grep { !$has{$_} } qw(portable avx2 avx512)]);
 }
 
+# What the compiler needs to use an implementation: flags and an object.
+sub implementation {
+    my $name = shift;
+    my $uses = `'$root/build.sh' object $name`;
+    Test::More::BAIL_OUT("the implementation '$name' does not compile") if $?;
+    return $uses =~ s/\s+$//r;
+}
+
 # Builds a program from a source with an implementation that `./build.sh test` compiled (its names: build.sh); it is
 # compiled here when a test runs alone.
 sub linked_with {
     my ($implementation, $source, $program, $flags) = @_;
-    my $uses = `'$root/build.sh' object $implementation`;
-    Test::More::BAIL_OUT("the implementation '$implementation' does not compile") if $?;
-    chomp $uses;
+    my $uses = implementation($implementation);
     my ($status, undef, $err) = run(600, ($ENV{CC} || 'cc') . " -std=gnu11 -O1 " . ($flags || '') . " $source -o $program $uses -I$root -I$root/tests -I$root/examples -lm -lpthread");
     Test::More::BAIL_OUT("$source does not compile: $err") if $status;
     return $program;

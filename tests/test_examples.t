@@ -2,9 +2,9 @@
 # Every example compiles with the cc line of its header comment, and the commands that stand under it (lines that begin
 # with ./, cc or DT_LINK_) run as they are written: status 0, and "ok" in the last line. What stands under "What it
 # prints" is printed (numbers with ~ may differ), and so are the lines by which a program shows its concepts
-# (concepts.md). Lines that begin with mpicc run, too, where MPI is installed. The implementation is compiled once for
-# each of the two and linked to all examples; with --full each compiles alone, as its readers do it. Header comments have
-# all of their parts, no example is longer than a page of 150 lines, and every concept of the course has a program or
+# (concepts.md). Lines that begin with mpicc run, too, where MPI is installed. The first example compiles alone, as its
+# readers do it, and with --full each; the others are linked to the tests' implementation. Header comments have all of
+# their parts, no example is longer than a page of 150 lines, and every concept of the course has a program or
 # names what it waits for.
 use strict;
 use warnings;
@@ -64,13 +64,12 @@ for my $example (@examples) { copy($example, "$tmp/tree/examples/") }
 
 my $cc = $ENV{CC} || 'cc';
 
-# What makes an example skip its own implementation: one that this command has compiled; nothing with --full.
+# What makes an example skip its own implementation: one that the tests have compiled; nothing with --full.
 sub once {
-    my ($compile, $name) = @_;
+    my $name = shift;
     return '' if full();
-    spew("$tmp/tree/$name.c", "#define DTRAIN_IMPLEMENTATION\n#include \"dtrain.h\"\n");
-    is((run_in("$tmp/tree", 300, "$compile -c $name.c"))[0], 0, "the implementation compiles: $compile");
-    return " -DDTRAIN_IMPLEMENTED $tmp/tree/$name.o";
+    my ($object) = implementation($name) =~ /(\S+\.o)/;
+    return " -DDTRAIN_IMPLEMENTED $object";
 }
 
 # Is every line that a program's comment shows printed, in this order? Blanks do not count.
@@ -133,7 +132,7 @@ my %length = (
     '82_rules.c' => 213, '83_report.c' => 327, '90_launchers.c' => 235,
 );
 
-my $once = once("$cc -O2 -DDT_NCCL -DDT_COMPILER", 'implementation');
+my $once = once('library');
 for my $example (@examples) {
     my ($name) = $example =~ m{([^/]+)$};
     my @commands = commands($example, qr{cc |\./|DT_LINK_});
@@ -142,7 +141,8 @@ for my $example (@examples) {
     cmp_ok(scalar(() = slurp($example) =~ /\n/g), '<=', $length{$name} || 150, '  and it is no longer than a page');
     my $folder = $commands[0] =~ m{examples/} ? "$tmp/tree" : "$tmp/tree/examples";
     my $all = '';
-    ok(works($folder, \$all, map { s/^cc /$cc$once /r } @commands), "$name: runs and ends with ok");
+    my $how = $example eq $examples[0] ? $cc : "$cc$once";
+    ok(works($folder, \$all, map { s/^cc (.*)/$how $1 -ldl/r } @commands), "$name: runs and ends with ok");
     prints($example, $all);
     my $flat = join ' ', split ' ', $all;
     my @missing = grep { index($flat, $_->[1]) < 0 } @{delete $shows{$name =~ s/\.c$//r} || []};
@@ -158,9 +158,9 @@ for my $example (@examples) {
     my @commands = commands($example, 'mpicc ') or next;
     SKIP: {
         skip "$name under mpirun: $missing", 1 if $missing;
-        $mpi_once = once('mpicc -O1 -DDT_MPI', 'implementation_mpi') unless defined $mpi_once;
+        $mpi_once = once('engines') unless defined $mpi_once;
         local @ENV{qw(OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM)} = (1, 1); # mpirun asks root for this
-        ok(works("$tmp/tree/examples", \my $all, map { s/^mpicc /mpicc$mpi_once /r } @commands), "$name: runs under mpirun");
+        ok(works("$tmp/tree/examples", \my $all, map { s/^mpicc (.*)/mpicc$mpi_once $1/r . ($mpi_once && /^mpicc/ ? ' ' . join ' ', grep { /^-l(?:fabric|dl)$/ } split ' ', implementation('engines') : '') } @commands), "$name: runs under mpirun");
     }
 }
 is(join(' ', sort keys %shows), '', 'examples/concepts.md names programs that exist');

@@ -57,6 +57,16 @@ my ($main) = grep { /\bint main\(/ } $readme =~ /^```c\n(.*?)^```$/msg;
 spew("$copy/main.c", $main) if $main;
 spew("$copy/book.txt", slurp(corpus(200000)));
 
+# Without --full a cc in front of the compiler links programs to the tests' implementation; the first is compiled alone.
+if (!full()) {
+    my ($object) = implementation('library') =~ /(\S+\.o)/;
+    my $cc = (run(10, 'command -v ' . ($ENV{CC} || 'cc')))[1] =~ s/\s+$//r;
+    mkdir "$tmp/front";
+    spew("$tmp/front/cc", "#!/bin/sh\ncase \"\$*\" in\n*' -c '* | *' -x '* | *DTRAIN_IMPLEMENTED* | *'.o '*) exec $cc \"\$@\" ;;\n*-lm\\ -lpthread*) "
+        . "[ -e $tmp/alone ] && exec $cc -DDTRAIN_IMPLEMENTED \"\$@\" $object -lm -lpthread -ldl; touch $tmp/alone ;;\nesac\nexec $cc \"\$@\"\n");
+    chmod 0755, "$tmp/front/cc";
+    $ENV{PATH} = "$tmp/front:$ENV{PATH}";
+}
 $ENV{DT_README_QUICK} = 1;
 delete $ENV{$_} for qw(DT_TEST_BUILD DT_TEST_CFLAGS);
 
