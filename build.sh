@@ -12,7 +12,7 @@ warnings="-Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror"
 
 # The recipe of the main job (./build.sh run), and how its 2 ranks share the work. The README has its hash.
 recipe=(--model micro --sequence 128 --batch 8 --data-shards 4 --steps 6000 --learning-rate 3e-3 --warmup 200)
-layout=(--ranks 2 --threads 1 --eval-every 1000 --sample-every 3000 --sample-length 400)
+layout=(--ranks 2 --threads 1 --eval-every 1000 --sample-every 3000 --sample-length 400 --checkpoint-every 1000)
 check=(--steps 10 --warmup 5 --eval-every 0 --sample-length 0 --quiet)
 
 say() { printf '%s\n' "$*"; }
@@ -28,11 +28,11 @@ Usage: ./build.sh [COMMAND]
   run [OPTION]  the main job: train a byte-level GPT on the Jargon File with 2 local ranks, print samples and the
                 SHA-256, and show that 1 rank gives the same. --data FILE trains on your text; every option of the
                 trainer passes through: run --data FILE --steps 50 --ranks 1; run --help lists the common ones,
-                run --help all lists every one
-  generate CHECKPOINT --prompt TEXT
-                continue a text with what was trained: a checkpoint, or a directory of Hugging Face (more options:
-                examples/08_generate.c)
-  eval CHECKPOINT --data FILE
+                run --help all lists every one. Checkpoints stay in build/runs; the same command resumes from them
+  generate [CHECKPOINT] --prompt TEXT
+                continue a text with what was trained: the last run, a checkpoint, or a directory of Hugging Face (more
+                options: examples/08_generate.c)
+  eval [CHECKPOINT] --data FILE
                 its loss, perplexity and bits per byte on a text
   tokenizer TEXT ... -o DIR
                 learn a vocabulary from texts and keep DIR/tokenizer.json, for run --tokenizer DIR; --help lists the
@@ -306,28 +306,83 @@ given() {
 # A file named on the command line is meant where the caller is.
 run_from_caller() { (cd "$started_in" && "$root/$build/examples/06_train" "$@"); }
 
+# The value of an option among the arguments; the last one counts.
+value_of() {
+    local name=$1 value=
+    shift
+    while [ $# -gt 0 ]; do
+        case $1 in "$name") value=${2:-} ;; "$name"=*) value=${1#*=} ;; esac
+        shift
+    done
+    say "$value"
+}
+
+# Where a run is kept unless --checkpoint says it: build/runs, the name of the data, and the options of the recipe.
+run_place() {
+    local name options=
+    name=$(value_of --data "$@")
+    name=$(basename "${name:-jargon}")
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --data) [ $# -eq 1 ] || shift ;;
+        --data=*) ;;
+        --*)
+            if grep -qx -e "${1%%=*}" $build/runs/options; then
+                options+=$1
+                case "$1${2:---}" in *=* | *--*--*) ;; *) options+=-$2 && shift ;; esac
+            fi ;;
+        esac
+        shift
+    done
+    say "$root/$build/runs/${name%.*}$(say "$options" | sed 's/--/-/g; s/[^A-Za-z0-9.-]/_/g' | cut -c1-150)"
+}
+
 # DT_README_QUICK shortens the main job, for tests/test_readme.t.
 command_run() {
-    local data needs=(compiler data) quick=()
+    local data=() place steps status=0 needs=(compiler data) own=() quick=()
     if given --data "$@" || given --help "$@"; then needs=(compiler); fi
     install_missing "${needs[@]}"
     choose_compiler
     compile_example examples/06_train.c
-    [ -z "${DT_README_QUICK:-}" ] || quick=(--steps 20 --eval-every 0 --sample-every 0 --sample-length 40 --eval-batches 1)
-    if given --data "$@" || given --help "$@"; then
-        run_from_caller "${recipe[@]}" "${layout[@]}" "$@" ${quick[@]+"${quick[@]}"}
+    [ -z "${DT_README_QUICK:-}" ] || quick=(--steps 20 --eval-every 0 --sample-every 0 --sample-length 40 --eval-batches 1 --warmup 2)
+    if given --help "$@"; then
+        run_from_caller "${recipe[@]}" "${layout[@]}" "$@"
         return
     fi
-    data=$(main_data)
-    run_from_caller --data "$root/$data" "${recipe[@]}" "${layout[@]}" "$@" ${quick[@]+"${quick[@]}"}
-    given --ranks "$@" || show_equal_hashes --data "$data" "${recipe[@]}"
+    given --data "$@" || data=(--data "$root/$(main_data)")
+    steps=$(value_of --steps "$@")
+    case ${steps:-6000} in
+    *[!0-9]* | ????????*) ;; # the trainer says what is wrong
+    *)
+        if ! given --warmup "$@" && [ "${steps:-6000}" -lt 2000 ]; then
+            own=(--warmup $((steps / 10)))
+            say "warm-up of $((steps / 10)) steps, a tenth of $steps: --warmup sets another"
+        fi ;;
+    esac
+    mkdir -p $build/runs
+    $build/examples/06_train --help all | sed -n '/^Recipe/,/^Layout/s/^  \(--[a-z0-9-]*\) .*/\1/p' >$build/runs/options
+    place=$(value_of --checkpoint "$@")
+    if [ -z "$place" ]; then place=$(run_place "$@"); else place=$(cd "$started_in" && realpath -m "$place"); fi
+    [ "$started_in" != "$root" ] || place=${place#"$root/"}
+    run_from_caller ${data[@]+"${data[@]}"} "${recipe[@]}" ${own[@]+"${own[@]}"} "${layout[@]}" "$@" --checkpoint "$place" \
+        ${quick[@]+"${quick[@]}"} || status=$?
+    if (cd "$started_in" && [ -e "$place/latest" ]); then
+        (cd "$started_in" && realpath "$place") >$build/runs/last
+        say "kept in ${place#"$root/"}; to continue a text with it:"
+        say "./build.sh generate ${place#"$root/"} --prompt 'The '"
+    fi
+    [ $status -eq 0 ] || return $status
+    [ ${#data[@]} -eq 0 ] || given --ranks "$@" || show_equal_hashes "${data[@]}" "${recipe[@]}"
 }
 
+# Without a checkpoint the last run's counts.
 command_generate() {
+    local last=
     install_missing compiler
     choose_compiler
     compile_example examples/08_generate.c
-    (cd "$started_in" && "$root/$build/examples/08_generate" "$@")
+    [ ! -e $build/runs/last ] || last=$(cat $build/runs/last)
+    (cd "$started_in" && "$root/$build/examples/08_generate" "$@" --default "$last")
 }
 command_eval() { command_generate eval "$@"; }
 

@@ -1029,7 +1029,7 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
  * of the recipe is given again. model: NULL, or the program's own segments, which a checkpoint does not hold: their
  * parameters must have the names and shapes of the checkpoint's. Collective over the ranks that dt_launch started, in
  * any layout that the recipe allows (NULL: dt_layout_default()). dt_trainer_predict takes any number of samples and has
- * the bits of the program that trained (examples/74_use.c). */
+ * the bits of the program that trained (examples/18_use.c). */
 DT_API dt_result dt_predictor_open(dt_trainer **t, const char *path, const dt_model *model, const dt_layout *layout);
 /* The same for text. */
 typedef struct dt_trainer dt_generator;
