@@ -402,8 +402,9 @@ DT_API dt_layout dt_layout_default(void);
  * saved). Returns DT_OK in a rank and in a program that runs alone. */
 DT_API dt_result dt_launch(int *argc, char ***argv);
 /* Reads the options of recipe and layout out of argv ("--name value" or "--name=value"; --help all lists them), and
- * leaves the other arguments. Strings point into argv. DT_E_USAGE: an unknown option, or a bad value; DT_E_HELP. On a
- * host of SageMaker that is alone in its job, checkpoint.place is /opt/ml/checkpoints if that is there. */
+ * leaves other words, and all that follows "--", to the program. Strings point into argv. DT_E_USAGE: an unknown
+ * option, or a bad value; DT_E_HELP after --help, -h and --version. On a host of SageMaker that is alone in its job,
+ * checkpoint.place is /opt/ml/checkpoints if that is there. */
 DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *layout);
 /* One rank's part of a training run, for one thread at a time. Rank 0 prints progress to standard output unless
  * output.quiet; nothing else in the library prints. */
@@ -22818,7 +22819,7 @@ static dt_result dt__launch_parse(dt__launch_plan *plan, int *argc, char **argv)
         const dt__option *o = NULL;
         if (!strncmp(argv[i], "--", 2))
             o = dt__option_find(DT__ROWS(dt__launch_options), argv[i] + 2, strcspn(argv[i] + 2, "="));
-        help = help || !strncmp(argv[i], "--help", 6);
+        help = help || !strncmp(argv[i], "--help", 6) || !strcmp(argv[i], "-h") || !strcmp(argv[i], "--version");
         if (!o) argv[kept++] = argv[i];
         else if (strchr(argv[i], '=')) r = dt__option_set(o, strchr(argv[i], '=') + 1, plan);
         else r = dt__option_set(o, i + 1 < *argc ? argv[++i] : NULL, plan);
@@ -23488,6 +23489,72 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
 }
 #endif
 
+/* Adds words, in lines of up to 118 columns, the later ones indented. `column` is where the first begins. */
+static void dt__text_wrap(dt__text *t, int column, int indent, const char *words)
+{
+    for (int n; *words; words += n, words += strspn(words, " ")) {
+        n = (int)strcspn(words, " ");
+        if (column + 1 + n > 118) dt__text_add(t, "\n%*s", indent, ""), column = indent;
+        dt__text_add(t, "%s%.*s", column > indent ? " " : "", n, words);
+        column += (column > indent) + n;
+    }
+    dt__text_add(t, "\n");
+}
+
+/* What --help lists. --help all lists every option, under headings that begin at these options. */
+static const char dt__help_common[] =
+    " data model tokenizer weights steps batch micro-batch sequence seed learning-rate warmup optimizer threads tp pp "
+    "zero recompute eval-every sample-every metrics doctor quiet checkpoint checkpoint-every ranks max-restarts ";
+static const char *const dt__help_headings[][2] = {
+    {"data", "data"}, {"model", "model"}, {"steps", "steps and batch"}, {"schedule", "learning rate"},
+    {"optimizer", "optimizer"}, {"precision", "precision"}, {"threads", "threads and axes of ranks"},
+    {"zero", "memory"}, {"bucket", "network"}, {"eval-every", "observation"}, {"checkpoint", "checkpoints"},
+    {"ranks", "processes"}};
+
+/* Options that do nothing for a model of the program's own, or a source of its own. */
+static const char dt__help_own[2][80] = {" model sample-every sample-length ", " data tokenizer validation "};
+
+/* own: bit 0: the model is the program's, bit 1: so is the source of samples. */
+static void dt__help_group(dt__text *t, int all, const char *title, const dt__option *list, int count, int of,
+                           const void *group, int own)
+{
+    char text[PATH_MAX + 512], value[PATH_MAX];
+    if (!all) dt__text_add(t, "\n%s\n", title);
+    for (const dt__option *o = list; o < list + count; o++) {
+        int word = o->kind == DT__KIND_WORD;
+        DT__PRINT(text, " %s ", o->name);
+        if (o->group != of || (!all && !strstr(dt__help_common, text))) continue;
+        if ((own & 1 && strstr(dt__help_own[0], text)) || (own & 2 && strstr(dt__help_own[1], text))) continue;
+        if (own & 1 && of == DT__GROUP_RECIPE && o->offset - offsetof(dt_recipe, model) < sizeof(dt_model)) continue;
+        for (size_t i = 0; all && i < sizeof dt__help_headings / sizeof *dt__help_headings; i++)
+            if (!strcmp(o->name, dt__help_headings[i][0]))
+                dt__text_add(t, "\n%s: %s\n", title, dt__help_headings[i][1]);
+        DT__PRINT(text, "--%s %s", o->name, o->argument ? o->argument : "");
+        dt__text_add(t, "  %-24s ", text);
+        dt__option_text(o, group, value, sizeof value);
+        if (o->kind == DT__KIND_FLAG || !dt__option_fits(o, (const char *)group + o->offset)) *value = 0;
+        DT__PRINT(text, "%s%s%s%s%s%s", word ? o->range : "", word ? ": " : "", o->help, *value ? " [" : "", value,
+                  *value ? "]" : "");
+        dt__text_wrap(t, 27, 27, text);
+    }
+}
+
+/* The help of a program that has no options but the launcher's; DT_OK where nobody asks for it. */
+static dt_result dt__help_launch(int argc, char **argv)
+{
+    dt__launch_plan asked = DT__ZERO;
+    dt__text t = DT__ZERO;
+    int i = 1;
+    while (i < argc && strcmp(argv[i], "--help") && strcmp(argv[i], "-h") && strcmp(argv[i], "--")) i++;
+    if (i >= argc || !strcmp(argv[i], "--")) return DT_OK;
+    dt__options_preset(DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked);
+    dt__text_add(&t, "Usage: %s [OPTION]...\nThe default is in brackets.\n", argv[0]);
+    dt__help_group(&t, 1, "Launcher", DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked, 0);
+    if (!t.failed) fputs(t.at, stdout);
+    dt__free(t.at);
+    return dt__error(t.failed ? DT_E_MEMORY : DT_E_HELP, "help was printed");
+}
+
 /* ---- dt_launch ---- */
 
 /* Does MPI connect this process to others? */
@@ -23565,9 +23632,10 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
 /* *w: what the environment says of other launchers. */
 static dt_result dt__comm_connect(dt_comm **c, int *argc, char ***argv, dt__world *w)
 {
-    dt_result r = argc && argv ? dt_launch(argc, argv) : DT_OK;
+    dt_result r = argc && argv ? dt__help_launch(*argc, *argv) : DT_OK;
     dt__link *link = NULL;
     *c = NULL;
+    if (!r && argc && argv) r = dt_launch(argc, argv);
     if (!r) r = dt__check_foreign(w);
     if (r) return r;
 #if defined(DT_MPI) && defined(__linux__)
@@ -23670,62 +23738,20 @@ static void dt__option_nearest(const dt__option *list, int count, const char *na
     }
 }
 
-static dt_result dt__option_unknown(const char *text, int length)
+/* dashes: before the text. */
+static dt_result dt__option_unknown(const char *text, int length, int dashes)
 {
     char name[48];
     const char *nearest = "help";
     int best;
     DT__PRINT(name, "%.*s", length, text);
-    if (dt__option_find(DT__ROWS(dt__launch_options), text, (size_t)length))
+    if (dashes > 1 && dt__option_find(DT__ROWS(dt__launch_options), text, (size_t)length))
         return dt__misuse("--%s starts ranks, but the program has not called dt_launch: call it first in main", name);
     best = dt__distance(name, nearest);
     dt__option_nearest(DT__ROWS(dt__options), name, &nearest, &best);
     dt__option_nearest(DT__ROWS(dt__launch_options), name, &nearest, &best);
-    return dt__misuse("unknown option --%s: did you mean --%s? --help all lists all", name, nearest);
-}
-
-/* Adds words, in lines of up to 118 columns, the later ones indented. `column` is where the first begins. */
-static void dt__text_wrap(dt__text *t, int column, int indent, const char *words)
-{
-    for (int n; *words; words += n, words += strspn(words, " ")) {
-        n = (int)strcspn(words, " ");
-        if (column + 1 + n > 118) dt__text_add(t, "\n%*s", indent, ""), column = indent;
-        dt__text_add(t, "%s%.*s", column > indent ? " " : "", n, words);
-        column += (column > indent) + n;
-    }
-    dt__text_add(t, "\n");
-}
-
-/* What --help lists. --help all lists every option, under headings that begin at these options. */
-static const char dt__help_common[] =
-    " data model tokenizer weights steps batch micro-batch sequence seed learning-rate warmup optimizer threads tp pp "
-    "zero recompute eval-every sample-every metrics doctor quiet checkpoint checkpoint-every ranks max-restarts ";
-static const char *const dt__help_headings[][2] = {
-    {"data", "data"}, {"model", "model"}, {"steps", "steps and batch"}, {"schedule", "learning rate"},
-    {"optimizer", "optimizer"}, {"precision", "precision"}, {"threads", "threads and axes of ranks"},
-    {"zero", "memory"}, {"bucket", "network"}, {"eval-every", "observation"}, {"checkpoint", "checkpoints"},
-    {"ranks", "processes"}};
-
-static void dt__help_group(dt__text *t, int all, const char *title, const dt__option *list, int count, int of,
-                           const void *group)
-{
-    char text[PATH_MAX + 512], value[PATH_MAX];
-    if (!all) dt__text_add(t, "\n%s\n", title);
-    for (const dt__option *o = list; o < list + count; o++) {
-        int word = o->kind == DT__KIND_WORD;
-        DT__PRINT(text, " %s ", o->name);
-        if (o->group != of || (!all && !strstr(dt__help_common, text))) continue;
-        for (size_t i = 0; all && i < sizeof dt__help_headings / sizeof *dt__help_headings; i++)
-            if (!strcmp(o->name, dt__help_headings[i][0]))
-                dt__text_add(t, "\n%s: %s\n", title, dt__help_headings[i][1]);
-        DT__PRINT(text, "--%s %s", o->name, o->argument ? o->argument : "");
-        dt__text_add(t, "  %-24s ", text);
-        dt__option_text(o, group, value, sizeof value);
-        if (o->kind == DT__KIND_FLAG || !dt__option_fits(o, (const char *)group + o->offset)) *value = 0;
-        DT__PRINT(text, "%s%s%s%s%s%s", word ? o->range : "", word ? ": " : "", o->help, *value ? " [" : "", value,
-                  *value ? "]" : "");
-        dt__text_wrap(t, 27, 27, text);
-    }
+    return dt__misuse("unknown option %s%s: %sdid you mean --%s? --help all lists all", &"--"[2 - dashes], name,
+                      dashes > 1 ? "" : "options begin with --, ", nearest);
 }
 
 /* Which: NULL, or "all". */
@@ -23733,15 +23759,17 @@ static dt_result dt__help(const char *program, const char *which, const dt_recip
 {
     dt__launch_plan asked = DT__ZERO;
     dt__text t = DT__ZERO;
+    int own;
     if (which && strcmp(which, "all"))
         return dt__misuse("--help %s: only the word all may follow. Use --help, or --help all", which);
     dt__options_preset(DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked);
-    dt__text_add(&t, "Usage: %s [OPTION]...\nTrains a GPT-2 or a Llama. The recipe decides the bits, the layout where "
-                 "and when.\nThe default is in brackets.%s\n", program,
+    own = (recipe->model.segments != NULL) | (recipe->source != NULL) << 1;
+    dt__text_add(&t, "Usage: %s [OPTION]...\nTrains %s. The recipe decides the bits, the layout where and when.\n"
+                 "The default is in brackets.%s\n", program, own & 1 ? "the program's model" : "a GPT-2 or a Llama",
                  which ? "" : " These are the most common options; --help all lists every option.");
-    dt__help_group(&t, !!which, "Recipe", DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe);
-    dt__help_group(&t, !!which, "Layout", DT__ROWS(dt__options), DT__GROUP_LAYOUT, layout);
-    dt__help_group(&t, !!which, "Launcher", DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked);
+    dt__help_group(&t, !!which, "Recipe", DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe, own);
+    dt__help_group(&t, !!which, "Layout", DT__ROWS(dt__options), DT__GROUP_LAYOUT, layout, own);
+    dt__help_group(&t, !!which, "Launcher", DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked, own);
     if (!t.failed) fputs(t.at, stdout);
     dt__free(t.at);
     return dt__error(t.failed ? DT_E_MEMORY : DT_E_HELP, "help was printed");
@@ -23773,7 +23801,18 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
         int length = (int)(value ? value - name : (int64_t)strlen(arg[i]) - 2);
         const dt__option *o;
         dt_result r;
-        if (strncmp(arg[i], "--", 2) || !*name) {
+        if (!strcmp(arg[i], "--")) { /* the rest is the program's */
+            while (++i < *argc) arg[kept++] = arg[i];
+            break;
+        }
+        if (!strcmp(arg[i], "--version")) {
+            printf("dtrain.h %s\n", dt_version());
+            return dt__error(DT_E_HELP, "the version was printed");
+        }
+        if (!strcmp(arg[i], "-h")) return dt__help(arg[0], NULL, recipe, layout);
+        if (arg[i][0] == '-' && arg[i][1] && !strchr("-.0123456789", arg[i][1])) /* a number may be the program's */
+            return dt__option_unknown(name - 1, length + 1, 1);
+        if (strncmp(arg[i], "--", 2)) {
             arg[kept++] = arg[i];
             continue;
         }
@@ -23782,7 +23821,7 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
             return dt__help(arg[0], value ? value + 1 : NULL, recipe, layout);
         }
         o = dt__option_find(DT__ROWS(dt__options), name, (size_t)length);
-        if (!o) return dt__option_unknown(name, length);
+        if (!o) return dt__option_unknown(name, length, 2);
         if (value) value++;
         else if (o->argument && i + 1 < *argc) value = arg[++i];
         if (o->kind == DT__KIND_MODEL && value) r = dt__model_named(value, &recipe->model);

@@ -69,12 +69,11 @@ int main(int argc, char **argv)
     if (argc == 4 && !strcmp(argv[1], "--generate")) return generate(argv[2], argv[3]);
     if (dt_launch(&argc, &argv)) return dt_fail("start"); /* with --ranks N: starts N copies of this program */
     if (dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("options");
-    if (argc > 2 || (argc > 1 && argv[1][0] == '-')) {
+    if (argc > 2) {
         const char *rank = getenv("RANK"); /* one rank says it for all */
         static int told;                   /* ranks may be threads */
         if ((!rank || !strcmp(rank, "0")) && !__atomic_exchange_n(&told, 1, __ATOMIC_SEQ_CST))
-            fprintf(stderr, "options: what is '%s'? One word may name the data; options begin with --, --help lists "
-                            "them\n", argv[argv[1][0] == '-' ? 1 : 2]);
+            fprintf(stderr, "options: what is '%s'? One word may name the data; --help lists the options\n", argv[2]);
         return 2;
     }
     if (argc > 1) recipe.data = argv[1]; /* ./06_train book.txt */

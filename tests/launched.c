@@ -44,8 +44,13 @@ int main(int argc, char **argv)
     dt_layout layout = dt_layout_default();
     dt_step_info info = dt_step_info_zero();
     dt_trainer *t = NULL;
+    dt_segment segment;
+    dt_source source;
+    memset(&segment, 0, sizeof segment);
+    memset(&source, 0, sizeof source);
     recipe.model = dt_model_gpt2("nano");
     recipe.batch = 8, recipe.sequence = 16;
+    if (asked("OWN", "1")) recipe.model.segments = &segment, recipe.model.segment_count = 1, recipe.source = &source;
     if (dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("options");
     r = dt_trainer_open(&t, &recipe, &layout);
     locale("after");

@@ -19,7 +19,7 @@ sub launched {
     my ($name, $switches) = @_;
     my ($program, $source) = ("$build/launched_$name", "$root/tests/launched.c");
     return $program if -x $program && -M $program < -M "$root/dtrain.h" && -M $program < -M $source;
-    my ($status, undef, $err) = run(900, "$cc -std=gnu11 $flags $source -o $program $switches -lm -lpthread");
+    my ($status, undef, $err) = run(900, "$cc -std=gnu11 $flags -I$root $source -o $program $switches -lm -lpthread");
     return $status ? (diag($err), undef)[1] : $program;
 }
 my $plain = built('library', 'tests/launched.c', 'launched_plain');
@@ -203,6 +203,16 @@ for my $build (sort keys %builds) {
         is($under->('--bind-to none'), $cores / 2, 'mpirun --bind-to none: a part of the cores each');
     }
 }
+
+# ---- options ------------------------------------------------------------------------------------
+for (['-h', 0, qr/^Usage: \S+ \[OPTION\].*^Trains a GPT-2 or a Llama/ms], ['--ranks 2 -h', 0, qr/\A(?!.*Usage.*Usage).*^Usage/ms], ['--version', 0, qr/\Adtrain\.h \d+\.\d+\.\d+$/m],
+     ['-steps 5', 2, qr/unknown option -steps: options begin with --, did you mean --steps\?/], ['--ranks 2 -quiet', 2, qr/did you mean --quiet\?/]) {
+    my @run = run(60, "$plain $train $_->[0]");
+    ok($run[0] == $_->[1] && "$run[1]$run[2]" =~ $_->[2], "options: $_->[0]") or diag("$run[0] $run[1] $run[2]");
+}
+like((run(60, "OWN=1 $plain $train --help all"))[1], qr/^Trains the program's model\.(?!.*--(model|layers|data|tokenizer) ).*^  --learning-rate/ms, 'the help of a program with a model and a source of its own');
+like((run(60, "$comm --help"))[1], qr/^Launcher: .*^  --ranks N.*^  --elastic/ms, 'the help of a program with a communicator');
+is((run(60, "$plain $train --quiet --steps 1 -- --steps word"))[0], 0, 'what follows -- is the program\'s');
 
 # ---- files that are inputs and outputs ------------------------------------------------------------
 {
