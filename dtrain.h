@@ -206,8 +206,9 @@ typedef enum dt_dtype { DT_F32, DT_I32, DT_BF16, DT_F16, DT_F8_E4M3, DT_F8_E5M2 
 DT_API dt_tensor dt_tensor_of(dt_graph *g, dt_dtype dtype, dt_shape shape, const void *data);
 /* Initial values of a parameter. NORMAL: N(0, std^2), a function of (seed, full name, element). */
 typedef enum dt_init { DT_INIT_ZEROS, DT_INIT_ONES, DT_INIT_NORMAL } dt_init;
-/* A trainable parameter. In a segment its full name is "<segment>.<name>"; several segments may use a name that begins
- * with '/' (a tied weight: one parameter, one gradient per use). Weight decay needs two or more dimensions. */
+/* A trainable parameter. In a segment its full name is "<segment>.<name>", 1 to 95 bytes of UTF-8; several segments may
+ * use a name that begins with '/' (a tied weight: one parameter, one gradient per use). Weight decay needs two or more
+ * dimensions. */
 DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std);
 /* Appends the gradient of scalar `loss` with respect to every tensor it depends on. Once per graph. */
 DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss);
@@ -238,7 +239,7 @@ DT_API int64_t dt_graph_parameters(const dt_graph *g, dt_parameter *list, int64_
  * model. Segments with the same build, user and shapes share a plan. */
 typedef dt_tensor (*dt_segment_fn)(dt_graph *g, dt_tensor x, const void *user);
 typedef struct dt_segment {
-    const char *name; /* prefix of its parameters */
+    const char *name; /* prefix of its parameters, up to 63 bytes of UTF-8 that no other segment has */
     dt_segment_fn build;
     const void *user;
 } dt_segment;
@@ -458,7 +459,7 @@ DT_API const char *dt_version(void); /* version of the implementation that was l
 DT_API const char *dt_isa(void);
 
 /* ---- H6  tensors and ops ------------------------------------------------------------------------ */
-DT_API int64_t dt_shape_count(dt_shape s); /* elements; 1 for a scalar */
+DT_API int64_t dt_shape_count(dt_shape s); /* elements, 2^40 at most; 1 for a scalar */
 DT_API dt_shape dt_shape_of(const dt_graph *g, dt_tensor t);
 DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t);
 /* The elements of an eager tensor of any type: dt_dtype_of() says which (2-byte types: uint16_t, 1-byte: uint8_t). */
@@ -476,9 +477,9 @@ DT_API dt_tensor dt_pad(dt_graph *g, dt_tensor x, int axis, int64_t before, int6
 /* `count` tensors one behind the other along an axis; their other sizes and their types are equal. */
 DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count, int axis);
 DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x); /* x as a constant: no gradient flows through. Shares memory. */
-/* The same elements as another type. To fewer bits: nearest, ties to even; beyond the largest number infinity, in
- * DT_F8_E4M3 NaN (as PyTorch casts). fp32 to int32: truncation, clamped, NaN gives 0. Between int32 and the small
- * types: through fp32. The gradient passes unchanged; through int32 there is none. */
+/* The same elements as another type. To fewer bits: nearest, ties to even; what rounds beyond the largest number
+ * becomes infinity, in DT_F8_E4M3 NaN, as infinities do (so PyTorch casts). fp32 to int32: truncation, clamped, NaN
+ * gives 0. Between int32 and the small types: through fp32. The gradient passes unchanged, but not through int32. */
 DT_API dt_tensor dt_cast(dt_graph *g, dt_tensor x, dt_dtype dtype);
 /* Indices are int32; x and index have the same sizes except along `axis`. An index outside its axis is an error in an
  * eager graph; in a plan it reads 0 and adds nothing.
@@ -541,7 +542,7 @@ DT_API dt_tensor dt_map2(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b);
 /* Reductions over the axes whose bits are set (bit i: axis i); the axes vanish. DT_ALL: every axis, gives a scalar;
  * DT_LAST: the last one. With | DT_KEEP the axes stay with size 1, so that the result broadcasts against x. mean is sum
- * * (1/n). The gradient of max goes to the first one; a NaN is larger than any number, here and below. */
+ * * (1/n). The gradient of max goes to the first one. A NaN is the largest, here and in dt_argmax and dt_top_k. */
 #define DT_ALL 0x7fffffffu
 #define DT_LAST 0x40000000u
 #define DT_KEEP 0x80000000u
@@ -640,8 +641,8 @@ DT_API dt_tensor dt_error_loss(dt_graph *g, dt_error_kind kind, dt_tensor x, dt_
 DT_API dt_tensor dt_auxiliary_loss(dt_graph *g, dt_tensor x, dt_tensor loss, float coefficient);
 /* A mixture of E experts of which each token uses k (Shazeer et al. 2017); what is 0 has its usual value. */
 typedef struct dt_moe_options {
-    int64_t experts; /* E */
-    int64_t active;  /* k, from 1 to E; 1: Fedus et al. 2022 (Switch), 2: Jiang et al. 2024 (Mixtral) */
+    int64_t experts; /* E, 1 or more */
+    int64_t active;  /* k, from 1 to E, also never 0; 1: Fedus et al. 2022 (Switch), 2: Jiang et al. 2024 (Mixtral) */
     int64_t width;   /* H, hidden units of an expert; 0: 4 C */
     int gated;       /* experts are silu(x Wgate) * (x Wup) (Shazeer 2020); 0: gelu(x Wup) */
     int bias;        /* experts have biases */
@@ -1154,7 +1155,8 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
 /* What the optimizer keeps, to be saved and loaded with the parameters: "first.NAME", "second.NAME", "optimizer.step".
  * As dt_graph_parameters(). */
 DT_API int64_t dt_optimizer_parameters(const dt_optimizer *o, dt_parameter *list, int64_t room);
-/* Writes the values of a list as a safetensors file, which appears when it is complete. */
+/* Writes the values of a list, of names that differ, of 1 to 159 bytes of UTF-8, as a safetensors file, which appears
+ * when it is complete. */
 DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, int64_t count);
 /* Reads the values of a list from a safetensors file, F32, F16 or BF16, by name. The file may hold more. DT_E_DATA: it
  * lacks a name, or another shape has it; nothing was read. */
@@ -1430,7 +1432,8 @@ static dt_result dt__error(dt_result code, const char *format, ...)
 /* Checks the arguments of a public function. `spec` has a word for each value that follows: "data" is a pointer, which
  * must not be NULL; "c!" the address of a handle, which becomes NULL; "data/" a pointer that may be NULL where the
  * int64_t behind it, a count of 0 or more, is 0; "p~" a finite double; "op<3" an int from 0 to 2; "x#" a tensor of
- * graph number `graph`, which has ids below `ids`, "x?" one or none. Writes what is wrong. 0: nothing is. The test of all arguments is made from the calls. */
+ * graph number `graph`, which has ids below `ids`, "x?" one or none. Writes what is wrong. 0: nothing is. The test of
+ * all arguments is made from the calls. */
 static int dt__argument_wrong(char *text, size_t size, const char *function, int32_t graph, int32_t ids,
                               const char *spec, va_list *args)
 {
@@ -1561,19 +1564,31 @@ static int dt__utf8(const unsigned char *p, int64_t n, uint32_t *code)
     return *code < least[length] || *code > 0x10ffff || (*code >= 0xd800 && *code < 0xe000) ? 0 : length;
 }
 
-/* Why a name cannot stand in files, whose reader takes JSON strings of 1 to `most` bytes, or NULL. */
-static const char *dt__name_wrong(const char *name, int most)
+/* Why a name cannot stand in files, whose reader takes JSON strings of up to `most` bytes, or NULL. */
+static const char *dt__name_wrong(const char *name, size_t least, size_t most)
 {
     const char *p = name;
     uint32_t code;
-    if (!name || !*name) return "is missing";
-    if (strlen(name) > (size_t)most) return "is too long";
+    if (!name || strlen(name) < least) return "is missing";
+    if (strlen(name) > most) return "is too long";
     if (!strcmp(name, "__metadata__")) return "is reserved";
     for (int n; *p; p += n)
         if (!(n = dt__utf8((const unsigned char *)p, (int64_t)strlen(p), &code))) return "is not UTF-8";
     return NULL;
 }
-#define DT__NAME_WRONG "the name \"%.80s\" of a %s %s: choose 1 to %d bytes of UTF-8"
+#define DT__NAME_WRONG "the name \"%.80s\" of a %s %s: choose another of %d to %d bytes of UTF-8"
+/* Checks entry i of a list whose entries of `step` bytes begin with a name: no entry before has it. */
+static dt_result dt__name_check(const char *what, const void *list, size_t step, int64_t i, int least, int most)
+{
+    const char *name, *other, *wrong;
+    memcpy(&name, (const char *)list + (size_t)i * step, sizeof name);
+    wrong = dt__name_wrong(name, (size_t)least, (size_t)most);
+    for (int64_t k = 0; k < i && !wrong; k++) {
+        memcpy(&other, (const char *)list + (size_t)k * step, sizeof other);
+        if (!strcmp(other, name)) wrong = "stands there twice";
+    }
+    return wrong ? dt__misuse(DT__NAME_WRONG, name ? name : "", what, wrong, least, most) : DT_OK;
+}
 
 /* Flush-to-zero and rounding mode belong to the process (linking one -ffast-math object sets FTZ for all of it), so
  * every thread that computes brackets its work with enter and leave (R15). */
@@ -5101,8 +5116,8 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
 }
 
 /* ---- tensor memory --------------------------------------------------------------------------------
- * Kernels and the verbs below are all that touches weights, gradients, optimizer state and activations; a device brings
- * its own verbs. Host code (files, hashes, collectives, sampling) finds tensor memory at dt__host(mem): it
+ * The functions of ops and the verbs below work on weights, gradients, optimizer state and activations; a device brings
+ * its own of both. Host code (files, hashes, collectives, sampling) finds tensor memory at dt__host(mem): it
  * reads there after dt__download(), and calls dt__upload() when it wrote there. On the CPU both memories are one. */
 
 /* The address at which host code sees tensor memory. */
@@ -6178,13 +6193,12 @@ static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, const char 
     dt__param *p;
     dt_shape local = shape;
     char full[sizeof p->name + 1]; /* has room to be too long */
-    const int most = (int)sizeof p->name - 1;
     const char *wrong;
     if (g->result) return dt__none();
     if (name[0] == '/') DT__PRINT(full, "%s%s", name + 1, part);
     else DT__PRINT(full, "%s%s%s%s", g->prefix, g->prefix[0] ? "." : "", name, part);
-    if ((wrong = dt__name_wrong(full, most)) != NULL)
-        return dt__poison(g, DT_E_USAGE, DT__NAME_WRONG, full, "parameter", wrong, most);
+    if ((wrong = dt__name_wrong(full, 1, sizeof p->name - 1)) != NULL)
+        return dt__poison(g, DT_E_USAGE, DT__NAME_WRONG, full, "parameter", wrong, 1, (int)sizeof p->name - 1);
     if (cut >= 0 && dt__in_shards(g)) {
         int64_t width = (shape.n[cut] + pad) / g->tensor_shards, first = g->first_shard * width;
         if (!pad && !dt__cuts(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__none();
@@ -7950,7 +7964,7 @@ static dt_tensor dt__shard_piece(dt_graph *g, dt_tensor x, int64_t pieces, int64
     return x;
 }
 
-/* One fused input q has rows [q | k | v]; a mask takes them apart, and a decode graph, whose keys and values are cached. */
+/* One fused input q has rows [q | k | v]; a mask takes them apart, or a decode graph, which caches keys and values. */
 DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
                            const dt_attention_options *o)
 {
@@ -10452,22 +10466,6 @@ static dt_result dt__net_shards(dt__net *net, const dt_model *m, int64_t sequenc
                       (long long)net->context_shards, dt__divisors(slices & -slices, slices, 1, list, sizeof list));
 }
 
-static dt_result dt__segments_check(const dt_segment *list, int64_t count)
-{
-    const int most = (int)sizeof ((dt_graph *)0)->prefix - 1;
-    for (int64_t i = 0; i < count; i++) {
-        const char *wrong = dt__name_wrong(list[i].name, most);
-        if (wrong && !(list[i].name && !*list[i].name)) /* "" is not a prefix */
-            return dt__misuse(DT__NAME_WRONG, list[i].name ? list[i].name : "", "segment", wrong, most);
-        if (!list[i].build) return dt__misuse("segment %s has no function that builds it: set build", list[i].name);
-        for (int64_t k = 0; k < i; k++)
-            if (!strcmp(list[k].name, list[i].name))
-                return dt__misuse("segments %lld and %lld are both called %s: their parameters would be one. Give each "
-                                  "a name of its own", (long long)k, (long long)i, list[i].name);
-    }
-    return DT_OK;
-}
-
 /* Builds and plans a model for units of `rows` samples of T tokens, or of net->source. With a context (families alone)
  * in the decode form: T positions against the keys and values of up to `context`. net is zero but for the fields that
  * may be set before, and must not move afterwards. */
@@ -10477,7 +10475,10 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
     dt_shape shape = dt_shape2(rows * leaves, (net->source ? net->source->inputs : sequence) / cut);
     dt_shape targets = dt_shape2(rows * leaves, (net->source ? net->source->targets : sequence) / cut);
     dt_result r = dt__net_shards(net, m, net->source ? net->source->inputs : sequence);
-    if (!r && m->segments) r = dt__segments_check(m->segments, m->segment_count);
+    for (int64_t i = 0; !r && m->segments && i < m->segment_count; i++) {
+        r = dt__name_check("segment", m->segments, sizeof *m->segments, i, 0, (int)sizeof ((dt_graph *)0)->prefix - 1);
+        if (!r && !m->segments[i].build) r = dt__misuse("segment %s has no function: set build", m->segments[i].name);
+    }
     if (r) return r;
     net->ids[0] = net->ids[1] = INT64_MAX;
     net->count = m->segments ? m->segment_count : m->layers + 2;
@@ -20272,22 +20273,16 @@ static dt_result dt__weights_digest(const dt__tensors *t, const dt__stored *s, c
 static dt_result dt__parameters_check(const char *function, const dt_parameter *list, int64_t count, int trained)
 {
     const int most = (int)sizeof ((dt__stored *)0)->name - (trained ? 8 : 1); /* the optimizer's: "second.NAME" */
-    for (int64_t i = 0; i < count; i++) {
+    dt_result r = DT_OK;
+    for (int64_t i = 0; i < count && !r; i++) {
         const dt_parameter *p = &list[i];
-        const char *wrong = dt__name_wrong(p->name, most);
-        if (wrong)
-            return dt__misuse("%s: list[%lld]: " DT__NAME_WRONG, function, (long long)i, p->name ? p->name : "",
-                              "parameter", wrong, most);
-        if (!p->values || (trained && !p->gradient) || !dt__shape_ok(&p->shape))
-            return dt__misuse("%s: parameter %lld, %s, lacks %s", function, (long long)i, p->name,
-                              !p->values ? "values" : !dt__shape_ok(&p->shape) ? "a shape: sizes of 1 or more"
-                              : "a gradient: call dt_backward before dt_graph_parameters");
-        for (int64_t k = 0; k < i; k++)
-            if (!strcmp(list[k].name, p->name))
-                return dt__misuse("%s: parameters %lld and %lld are both called %s: give each a name of its own",
-                                  function, (long long)k, (long long)i, p->name);
+        int shape = dt__shape_ok(&p->shape);
+        r = dt__name_check("parameter", list, sizeof *list, i, 1, most);
+        if (!r && (!p->values || !shape || (trained && !p->gradient)))
+            r = dt__misuse("%s: parameter %s lacks %s", function, p->name, !p->values ? "values" : !shape ?
+                           "a shape: sizes of 1 or more" : "a gradient: call dt_backward before dt_graph_parameters");
     }
-    return DT_OK;
+    return r;
 }
 
 DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, int64_t count)

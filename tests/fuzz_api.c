@@ -407,7 +407,7 @@ static int32_t out32[16];
     X(dt_recv, (void)dt_recv(comm, (float *)some(room), few(), odd() ? small() : 1)) X(dt_comm_alloc, (void)dt_comm_alloc(comm, odd() ? whole() : 100, (void **)some(out64))) \
     X(dt_comm_peer, (void)dt_comm_peer(comm, some(room), small())) X(dt_all_reduce_native, (void)dt_all_reduce_native(comm, (float *)some(room), few(), (dt_op)small())) \
     X(dt_comm_split, (sub = NULL, (void)dt_comm_split(comm, small(), odd() ? NULL : &sub), dt_comm_close(&sub))) X(dt_comm_launcher, (void)dt_comm_launcher(comm)) X(dt_comm_sent, (void)dt_comm_sent(comm, small())) \
-    X(dt_comm_nodes, (void)dt_comm_nodes(comm)) X(dt_comm_node, (void)dt_comm_node(comm, small())) X(dt_nccl_open, (void)dt_nccl_open(odd() ? NULL : &nccl, comm, small())) \
+    X(dt_comm_nodes, (void)dt_comm_nodes(comm)) X(dt_comm_alive, dt_comm_alive(comm)) X(dt_comm_node, (void)dt_comm_node(comm, small())) X(dt_nccl_open, (void)dt_nccl_open(odd() ? NULL : &nccl, comm, small())) \
     X(dt_nccl_collect, (void)dt_nccl_collect(nccl, (dt_call)small(), (float *)some(room), (float *)some(room), few(), (dt_op)small(), NULL)) X(dt_nccl_wait, (void)dt_nccl_wait(nccl, NULL)) X(dt_nccl_close, dt_nccl_close(odd() ? NULL : &nccl))
 #define TRAINERS(X) \
     X(dt_trainer_open, (void)(dt_trainer_close(&trainer), dt_trainer_open(odd() ? NULL : &trainer, recipe(), layout()))) X(dt_trainer_close, dt_trainer_close(odd() ? NULL : &trainer)) \
@@ -435,12 +435,13 @@ enum { N_BUILDERS = BUILDERS(COUNT), N_GRAPHS = GRAPHS(COUNT), N_OWN = OWN(COUNT
 static void build(int which)
 {
     static const dt_tensor nothing = {0, 0};
-    static dt_rope_scaling scaling = {8, 1, 4, 16};
+    static dt_rope_scaling scaling;
     dt_window w;
     dt_attention_options o;
     dt_moe_options m;
     dt_tensor t = nothing;
     int k = 0;
+    scaling.factor = 8, scaling.low_freq_factor = 1, scaling.high_freq_factor = odd() ? 0.5 : 4, scaling.original_context = odd() ? -1 : 16;
     begin(names[which]);
 #define BUILD(name, call) if (which == k++) t = call;
     BUILDERS(BUILD)

@@ -29,11 +29,11 @@ static void says(int right, const char *words, const char *what)
 
 static void check_sizes(void)
 {
-    dt_rope_scaling none = {0, 0, 0, 0};
+    dt_rope_scaling none;
     dt_window w = {{1, 1}, {0, 0}, {0, 0}, {0, 0}, 0};
     dt_moe_options m;
     dt_shape dims = dt_shape1(1);
-    memset(&m, 0, sizeof m);
+    memset(&none, 0, sizeof none), memset(&m, 0, sizeof m);
     m.experts = 65536, m.active = 65536, m.width = INT32_MAX;
     for (int i = 0; i < 18; i++) {
         dt_graph *g = opened();
@@ -134,7 +134,7 @@ static void check_segments(void)
     says(trains(&one, 1, NULL, NULL) == DT_E_SHAPE, "256", "a 257th dropout of a segment is refused");
     one.user = &sites[0];
     tap_ok(trains(&one, 1, NULL, NULL) == DT_OK, "256 are not");
-    says(trains(two, 2, NULL, NULL) == DT_E_USAGE, "both called a", "two segments of one name are refused");
+    says(trains(two, 2, NULL, NULL) == DT_E_USAGE, "twice", "two segments of one name are refused");
     memset(name, 'n', 64), two[0].name = name;
     says(trains(two, 2, NULL, NULL) == DT_E_USAGE, "63", "a segment's name of 64 bytes is refused with the limit");
     two[0].name = "caf\xe9";
@@ -185,7 +185,7 @@ static void check_circle(void)
     }
     for (int i = 0; i < 7; i++) {
         dt_parameter p[2] = {{"x", dt_shape1(2), a, NULL}, {"y", dt_shape1(2), b, NULL}};
-        const char *words[] = {"both called x", "lacks values", "lacks a shape", "lacks a shape", "lacks a shape", "missing", "lacks a shape"};
+        const char *words[] = {"twice", "lacks values", "lacks a shape", "lacks a shape", "lacks a shape", "missing", "lacks a shape"};
         if (i == 0) p[1].name = "x";
         if (i == 1) p[1].values = NULL;
         if (i == 2) p[1].shape = dt_shape1(0);
