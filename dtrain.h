@@ -1711,6 +1711,7 @@ static int dt__option_fits(const dt__option *o, const void *place)
     if (!o->range) return 1;
     if (o->kind == DT__KIND_WORD) return dt__option_word(o->range, *(const int32_t *)place, &length) != NULL;
     x = o->kind == DT__KIND_REAL ? (double)*(const float *)place : (double)*(const int64_t *)place;
+    if (o->kind == DT__KIND_DOUBLE) x = *(const double *)place;
     if (o->kind == DT__KIND_POWER && !dt__is_pow2(*(const int64_t *)place)) return 0;
     if (o->kind == DT__KIND_AUTO && *(const int64_t *)place == DT_AUTO) return 1;
     low = dt__number(o->range + 1, &end, 0), high = dt__number(end + 1, &end, 0);
@@ -19234,7 +19235,7 @@ static dt_result dt__slice_read(const dt__state_slice *s, const dt__tensors *t)
         if (has && strlen(has->name) == length && !memcmp(has->name, name, length - 12) && has->type == DT__STORED_F32)
             first = strtoll(has->name + length - 12, NULL, 10), held = has->bytes / 4;
         n = dt__min(first + held, s->from + s->count) - from;
-        if (first < 0 || n <= 0)
+        if (first < 0 || first > from || n <= 0)
             return dt__error(DT_E_DATA, "the checkpoint does not hold %s: a file is missing, or of another model",
                              name);
         r = dt__tensors_read(t, has, s->data + done, 4 * n, 4 * (from - first));
@@ -19807,31 +19808,31 @@ enum { DT__MANIFEST_MOST = 64 << 20 };
 #define DT__MANIFEST_SEAL ",\n \"sha256\": \"" /* then 64 digits, the hash of the text before, and "\n} */
 
 /* The values that a manifest holds and a resumed run needs; what it lists of a file. */
-#define DT__MANIFEST(kind, name, member, preset) DT__MEMBER(0, kind, name, dt__manifest, member, preset, NULL)
+#define DT__MANIFEST(kind, name, member, preset, range) DT__MEMBER(0, kind, name, dt__manifest, member, preset, range)
 static const dt__option dt__manifest_members[] = {
     DT__MEMBER(0, WORD, "format", dt__manifest, format, 0, "dtrain checkpoint"),
     DT__MEMBER(0, WHOLE, "version", dt__manifest, version, 2, "[2,2]"),
-    DT__MANIFEST(WHOLE, "step", step, -1),
-    DT__MANIFEST(DOUBLE, "power1", powers.power1, -1),
-    DT__MANIFEST(DOUBLE, "power2", powers.power2, -1),
-    DT__MANIFEST(DOUBLE, "loss_scale", powers.scale, 1),
-    DT__MANIFEST(WHOLE, "good_steps", powers.good, 0),
-    DT__MANIFEST(WHOLE, "skipped_steps", powers.skipped, 0),
-    DT__MANIFEST(CHARS, "model_sha256", model, -1),
-    DT__MANIFEST(CHARS, "data_sha256", data, -1),
-    DT__MANIFEST(CHARS, "weights_sha256", weights, -1),
-    DT__MANIFEST(CHARS, "tokenizer_sha256", tokenizer, 0),
-    DT__MANIFEST(CHARS, "products", products, 0),
-    DT__MANIFEST(DOUBLE, "loss", loss, 0),
-    DT__MANIFEST(WHOLE, "segments", segments, 0),
-    DT__MANIFEST(WHOLE, "inputs", sample.inputs, 0),
-    DT__MANIFEST(WHOLE, "targets", sample.targets, 0),
+    DT__MANIFEST(WHOLE, "step", step, -1, "[0,1e15]"),
+    DT__MANIFEST(DOUBLE, "power1", powers.power1, -1, "[0,1]"),
+    DT__MANIFEST(DOUBLE, "power2", powers.power2, -1, "[0,1]"),
+    DT__MANIFEST(DOUBLE, "loss_scale", powers.scale, 1, "(0,1e38]"),
+    DT__MANIFEST(WHOLE, "good_steps", powers.good, 0, "[0,1e15]"),
+    DT__MANIFEST(WHOLE, "skipped_steps", powers.skipped, 0, "[0,1e15]"),
+    DT__MANIFEST(CHARS, "model_sha256", model, -1, NULL),
+    DT__MANIFEST(CHARS, "data_sha256", data, -1, NULL),
+    DT__MANIFEST(CHARS, "weights_sha256", weights, -1, NULL),
+    DT__MANIFEST(CHARS, "tokenizer_sha256", tokenizer, 0, NULL),
+    DT__MANIFEST(CHARS, "products", products, 0, NULL),
+    DT__MANIFEST(DOUBLE, "loss", loss, 0, NULL),
+    DT__MANIFEST(WHOLE, "segments", segments, 0, "[0,1e6]"),
+    DT__MANIFEST(WHOLE, "inputs", sample.inputs, 0, "[0,1e9]"),
+    DT__MANIFEST(WHOLE, "targets", sample.targets, 0, "[0,1e9]"),
     DT__MEMBER(0, WORD, "input_type", dt__manifest, sample.input_type, DT_I32, "f32,i32"),
     DT__MEMBER(0, WORD, "target_type", dt__manifest, sample.target_type, DT_I32, "f32,i32"),
-    DT__MANIFEST(PLACE, "recipe", recipe, 0),
-    DT__MANIFEST(PLACE, "shapes", shapes, 0),
-    DT__MANIFEST(PLACE, "kind", kind, 0),
-    DT__MANIFEST(PLACE, "files", list, 0)};
+    DT__MANIFEST(PLACE, "recipe", recipe, 0, NULL),
+    DT__MANIFEST(PLACE, "shapes", shapes, 0, NULL),
+    DT__MANIFEST(PLACE, "kind", kind, 0, NULL),
+    DT__MANIFEST(PLACE, "files", list, 0, NULL)};
 static const dt__option dt__part_members[] = {DT__MEMBER(0, CHARS, "name", dt__part_file, name, -1, NULL),
                                               DT__MEMBER(0, WHOLE, "bytes", dt__part_file, bytes, -1, "[0,inf)"),
                                               DT__MEMBER(0, CHARS, "sha256", dt__part_file, hash, -1, NULL)};
@@ -19887,7 +19888,7 @@ static int dt__manifest_files(dt__manifest *m, dt__json *j)
             return j->result = DT_E_MEMORY, 0;
         p = &m->file[m->files++];
         if (!dt__json_options(j, DT__ROWS(dt__part_members), 0, p)) return 0;
-        if (!*p->name || strchr(p->name, '/') || !*p->hash)
+        if (!*p->name || *p->name == '.' || strchr(p->name, '/') || !*p->hash)
             return dt__json_fail(j, "a file has no name, size or hash: the manifest is of another kind");
     }
     return !j->result;
@@ -25129,7 +25130,7 @@ static void dt__net_text(dt__text *text, const dt__net *net)
 /* Sets a parameter from such numbers; 0: there is none. */
 static int dt__param_read(dt__param *p, const int64_t *n, int64_t count, int64_t vt)
 {
-    int64_t most = (int64_t)1 << 40, parts;
+    int64_t most = (int64_t)1 << 40, cut;
     if (count < 4 || count > 4 + DT_MAX_DIMS) return 0;
     p->cut = (int32_t)dt__min(n[0], DT_MAX_DIMS + 1) - 1, p->groups = n[1], p->pad = n[2];
     p->experts = p->own_experts = n[3];
@@ -25142,8 +25143,8 @@ static int dt__param_read(dt__param *p, const int64_t *n, int64_t count, int64_t
     if (p->experts && (!p->shape.dims || p->shape.n[0] % p->experts)) return 0;
     if (p->cut < 0) return 1;
     if (p->cut >= p->shape.dims || !p->groups || p->groups > p->shape.n[p->cut] || p->pad >= vt) return 0;
-    parts = vt * p->groups * (p->cut ? 1 : dt__max(1, p->experts));
-    return (p->shape.n[p->cut] + p->pad) % parts == 0;
+    cut = p->shape.n[p->cut] + p->pad; /* divided step by step: a product could overflow */
+    return cut % vt == 0 && cut / vt % p->groups == 0 && (p->cut || p->groups % dt__max(1, p->experts) == 0);
 }
 
 static dt_result dt__net_read(dt__net *net, const dt__manifest *m, const char *path)

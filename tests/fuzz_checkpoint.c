@@ -1,7 +1,8 @@
 /* Feeds the readers of checkpoints with bytes that nobody wrote. The first byte chooses what the others are: a safetensors
- * file, the header of one with as many numbers as it says, a manifest with a seal that is right, or names and shapes for a
- * header that is written and read. Found are crashes, what the sanitizers see, files that were accepted though they do not
- * hold what they say, errors without a sentence, and headers that do not come back.
+ * file, the header of one with as many numbers as it says, a manifest with a seal that is right, names and shapes for a
+ * header that is written and read, or other numbers for the manifest of a whole checkpoint. Found are crashes, what the
+ * sanitizers see, files that were accepted though they do not hold what they say, errors without a sentence, and headers
+ * that do not come back.
  *
  *     clang -g -O1 -DDT_DEBUG -DDT_FUZZER -fsanitize=fuzzer,address,undefined -I. tests/fuzz_checkpoint.c -o fuzz -lm -lpthread
  *     mkdir corpus; ./fuzz -max_total_time=600 corpus
@@ -182,15 +183,75 @@ static void fuzz_names(const unsigned char *data, size_t size)
     dt__free(w.header.at);
 }
 
+/* A checkpoint that a trainer wrote (tests/checkpoints), some numbers of whose manifest are others: opened and read, its
+ * recipe taken and a generator made of it. The seal is right. */
+static void fuzz_numbers(const unsigned char *data, size_t size)
+{
+    static const char *const names[] = {"full", "sharded", "zero3", "tensor", "experts", "segments", "text"};
+    static const char *const odd[] = {"0", "1", "-1", "2", "3", "7", "1024", "65536", "1099511627776", "4611686018427387904",
+                                      "9223372036854775807", "-9223372036854775808", "1e308", "1e999", "0.5", "\"x\"", "null", "[1]"};
+    static char scratch[] = "/tmp/dtrain-fuzz-XXXXXX";
+    static float numbers[1 << 16];
+    char path[300], line[600], *was;
+    const char *name = names[size ? data[0] % 7 : 0];
+    int64_t bytes, count = 0;
+    int quoted = 0;
+    dt__text text;
+    dt_checkpoint *c = NULL;
+    dt_generator *g = NULL;
+    dt_recipe recipe;
+    dt_layout layout = dt_layout_default();
+    memset(&text, 0, sizeof text);
+    if (strchr(scratch, 'X')) {
+        if (!mkdtemp(scratch)) stop("no scratch directory");
+        snprintf(line, sizeof line, "cp -r %.*scheckpoints/. %s", (int)(strrchr(__FILE__, '/') + 1 - __FILE__), __FILE__, scratch);
+        if (system(line)) stop(line);
+        setenv("DT_MEM_LIMIT", "64M", 1);
+    }
+    snprintf(path, sizeof path, "%s/%s/manifest", scratch, name);
+    if (access(path, F_OK)) {
+        snprintf(line, sizeof line, "cp %s/%s/step-000000002/manifest.json %s", scratch, name, path);
+        if (system(line)) stop(line);
+    }
+    if (dt__file_get(path, 1 << 20, &was, &bytes)) stop("a manifest");
+    bytes -= (int64_t)sizeof DT__MANIFEST_SEAL - 1 + 64 + 4;
+    for (const char *p = was; p < was + bytes;) {
+        size_t run = strspn(p, quoted ? "" : "-+.e0123456789");
+        const char *change = NULL;
+        if (run) count++;
+        for (size_t i = 1; i + 2 < size && run; i += 3)
+            if ((data[i] + 256 * data[i + 1]) % 140 == count - 1) change = odd[data[i + 2] % (sizeof odd / sizeof *odd)];
+        if (!run) run = 1, quoted ^= *p == '"';
+        if (change) dt__text_add(&text, "%s", change);
+        else dt__text_add(&text, "%.*s", (int)run, p);
+        p += run;
+    }
+    dt__manifest_seal(&text);
+    snprintf(path, sizeof path, "%s/%s/step-000000002/manifest.json", scratch, name);
+    if (text.failed || dt__file_put(path, text.at, text.length)) stop("a manifest");
+    snprintf(path, sizeof path, "%s/%s", scratch, name);
+    if (dt_checkpoint_open(&c, path) || dt_checkpoint_verify(c)) refused();
+    for (int64_t i = 0; c && i < c->arrays; i++)
+        if (c->array[i].bytes <= (int64_t)sizeof numbers && dt_checkpoint_read(c, i, numbers)) refused();
+    dt_checkpoint_close(&c);
+    layout.threads = 1;
+    if (dt_recipe_from(&recipe, path)) refused();
+    if (dt_generator_open(&g, path, &layout)) refused();
+    dt_generator_close(&g);
+    dt__free(text.at);
+    dt__free(was);
+}
+
 int LLVMFuzzerTestOneInput(const unsigned char *data, size_t size)
 {
-    int kind = size ? data[0] % 5 : 0;
+    int kind = size ? data[0] % 6 : 0;
     if (size) data++, size--;
     if (kind == 0) fuzz_file(data, size);
     else if (kind == 1) fuzz_header(data, size);
     else if (kind == 2) fuzz_manifest(data, size);
     else if (kind == 3) fuzz_names(data, size);
-    else fuzz_shapes(data, size);
+    else if (kind == 4) fuzz_shapes(data, size);
+    else fuzz_numbers(data, size);
     return 0;
 }
 
@@ -272,9 +333,9 @@ static size_t seed(unsigned char *p)
 {
     dt__text text;
     int64_t bytes, n = 1;
-    p[0] = (unsigned char)draw(5);
-    if (p[0] == 3) {
-        for (; n < 400; n++) p[n] = (unsigned char)draw(256);
+    p[0] = (unsigned char)draw(6);
+    if (p[0] == 3 || p[0] == 5) {
+        for (; n < (p[0] == 3 ? 400 : 8); n++) p[n] = (unsigned char)draw(256);
         return (size_t)n;
     }
     if (p[0] == 4) seed_shapes(&text), bytes = 0;

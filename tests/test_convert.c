@@ -79,11 +79,11 @@ static dt_tensor first_segment(dt_graph *g, dt_tensor x, const void *user)
 }
 static dt_tensor middle_segment(dt_graph *g, dt_tensor x, const void *user)
 {
-    dt_moe_options moe = {.experts = 4, .active = 2, .width = 16, .gated = 1, .bias = 1};
+    dt_moe_options moe = {.experts = 5, .active = 2, .width = 16, .gated = 1, .bias = 1};
     dt_tensor y = dt_gelu(g, dt_linear_with(g, x, "up", 48, 0.02f, DT_COLUMNS));
     (void)user;
     x = dt_add(g, x, dt_linear_with(g, y, "down", 24, 0.02f, DT_ROWS));
-    return dt_add(g, x, dt_moe(g, x, "mixture of \"four\"", &moe));
+    return dt_add(g, x, dt_moe(g, x, "mixture of \"five\"", &moe));
 }
 static dt_tensor last_segment(dt_graph *g, dt_tensor x, const void *user)
 {
