@@ -53,5 +53,14 @@ is(join(' ', grep { $used !~ /\b$_\b/ } @public), '', 'each public function is u
 my ($table) = slurp("$root/examples/reference.md") =~ /^\| environment \| effect \|\n(.*?)\n\n/ms;
 my @user = $table =~ /^\| `(DT_\w+)`/mg;
 cmp_ok(scalar(grep { $_ ne 'DT_SANITIZE' } @user), '<=', 12, 'at most twelve variables are for users: ' . join(' ', @user));
+# Numbers with fractions are printed and parsed by the functions of H1 that do so in the C locale.
+my ($implementation) = slurp("$root/dtrain.h") =~ /^#define DTRAIN_IMPLEMENTED(.*)/ms;
+my @local;
+while ($implementation =~ /\b(v?[sfd]?n?printf|sn?printf|strto(?:d|f|ld)|atof|f?scanf|sscanf)(\((?:[^()"']|"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|(?2))*\))/g) {
+    my ($call, $arguments) = ($1, $2);
+    my $format = join('', $arguments =~ /"((?:[^"\\]|\\.)*)"/g) =~ s/%%//gr;
+    push @local, "$call$arguments" if $call =~ /^(strto|atof)/ || $format =~ /%[-+ #0-9.*l]*[aefgAEFG]/;
+}
+is(join(' ', @local), 'strtof(text, end) strtod(text, end)', 'numbers with fractions do not depend on the locale');
 is((scalar grep { length > 120 } @line), 0, 'no line is longer than 120 columns');
 done_testing();
