@@ -188,7 +188,7 @@ for my $all ('', ' all', '=all') {
     if ($all) {
         is(join(' ', sort @listed), join(' ', sort @option), '  every option once');
         is(join(', ', $out =~ /^((?:Recipe|Layout|Launcher): .*)/mg), 'Recipe: data, Recipe: model, Recipe: steps and batch, Recipe: learning rate, '
-            . 'Recipe: optimizer, Recipe: network, Layout: threads and axes of ranks, Layout: memory, Layout: network, '
+            . 'Recipe: optimizer, Recipe: precision, Layout: threads and axes of ranks, Layout: memory, Layout: network, '
             . 'Layout: observation, Layout: checkpoints, Launcher: processes', '  by heading');
     } else {
         cmp_ok($lines, '<=', 40, '  one screen');
