@@ -7552,7 +7552,7 @@ DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t cha
     w.n[0] = channels;
     w.n[1] /= groups;
     for (int k = 0; k < w.dims - 2; k++) w.n[2 + k] = window->size[k];
-    float std = dt__sqrtf(2.0f / (float)dt__span(&w, 1, w.dims));
+    float std = dt__shape_ok(&w) ? dt__sqrtf(2.0f / (float)dt__span(&w, 1, w.dims)) : 0.0f; /* else refused below */
     dt_tensor weight = dt__param_whole(g, name, ".weight", w, DT_INIT_NORMAL, std);
     dt_tensor bias = dt__param_whole(g, name, ".bias", dt_shape1(channels), DT_INIT_ZEROS, 0.0f);
     return dt__convolve(g, x, weight, bias, window);
