@@ -8,10 +8,10 @@
  *     ./fuzz names             the functions that are called: tests/test_api.t compares them with the declarations */
 #define _GNU_SOURCE 1
 #include <stddef.h>
-static void *limited(size_t size);
-static void unlimited(void *p);
-#define DT_MALLOC(size) limited(size)
-#define DT_FREE(p) unlimited(p)
+void *test_malloc(size_t size);
+void test_free(void *p);
+#define DT_MALLOC(size) test_malloc(size)
+#define DT_FREE(p) test_free(p)
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <math.h>
@@ -21,7 +21,7 @@ static void unlimited(void *p);
 
 enum { REQUEST = 5 << 19, ALL = 200 << 20 };
 static int64_t live, fail_at = -1, made;
-static void *limited(size_t size)
+void *test_malloc(size_t size)
 {
     char *p = NULL;
     made++;
@@ -31,7 +31,7 @@ static void *limited(size_t size)
     memcpy(p, &size, sizeof size);
     return p + 16;
 }
-static void unlimited(void *p)
+void test_free(void *p)
 {
     size_t size;
     memcpy(&size, (char *)p - 16, sizeof size);

@@ -114,7 +114,7 @@ static void check_shared(int64_t shards, int used)
     g->tensor_shards = shards;
     fill(x, ROWS * WIDE, 1);
     in = dt_tensor_of(g, DT_F32, dt_shape3(2, 3, WIDE), x);
-    dt__columns(g, in, names, widths, COUNT, 0.5f, out);
+    dt__columns(g, in, names, widths, COUNT, 0, out);
     for (int i = 0; i < COUNT; i++) {
         dt_tensor part;
         dys[i] = NULL;

@@ -250,7 +250,7 @@ static void test_pools(void)
 static void test_rope(void)
 {
     static const int64_t width[] = { 2, 6, 30, 32, 34, 64, 66, 128 };
-    static const dt_rope_scaling scaling = { 8.0, 1.0, 4.0, 8192 };
+    static const dt_rope_scaling scaling = { 8.0, 1.0, 4.0, 8192, DT_ROPE_LLAMA3, 0, 0.0 };
     double worst = 0.0;
     for (size_t i = 0; i < sizeof width / sizeof *width; i++) {
         int64_t d = width[i], T = 5, n = 2 * T * 3 * d, offset = i % 2 ? 1 << 20 : 0, ok = 1;
@@ -449,7 +449,7 @@ static int64_t gold_int(const char *name, const char *part, int at)
 
 static dt_tensor torch_op(dt_graph *g, const char *name, const dt_tensor *in)
 {
-    static const dt_rope_scaling scaling = { 8.0, 1.0, 4.0, 16 };
+    static const dt_rope_scaling scaling = { 8.0, 1.0, 4.0, 16, DT_ROPE_LLAMA3, 0, 0.0 };
     dt_attention_options a;
     dt_window o;
     memset(&a, 0, sizeof a);

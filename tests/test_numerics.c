@@ -917,12 +917,12 @@ static void hash_of(const char *data, int64_t bytes, int64_t piece, char hex[65]
     dt__sha256_end(&h, hex);
 }
 
-/* The same hashed in one way, in pieces of random length up to `most`; 0: in one. */
-static void hash_by(int way, const char *data, int64_t bytes, int64_t most, char hex[65])
+/* The same hashed by the processor's instructions, or not, in pieces of random length up to `most`; 0: in one. */
+static void hash_by(int fast, const char *data, int64_t bytes, int64_t most, char hex[65])
 {
     dt__sha256 h;
     dt__sha256_begin(&h);
-    h.way = way;
+    h.fast = fast;
     for (int64_t at = 0, n; at < bytes; at += n) {
         n = most ? dt__min(bytes - at, 1 + below(most)) : bytes;
         dt__sha256_add(&h, data + at, n);
@@ -932,35 +932,25 @@ static void hash_by(int way, const char *data, int64_t bytes, int64_t most, char
 
 static void test_sha256_ways(char *data)
 {
-    static const char *const names[] = {"", "", "blocks side by side", "the processor's SHA-256 instructions"};
-    char was[32];
-    for (int i = 0; i < 100000; i++) data[i] = (char)below(256);
-    for (int way = DT__SHA_SIDE_BY_SIDE; way <= DT__SHA_INSTRUCTIONS; way++) {
-        char want[65], hex[65];
-        int same = 1;
-        if (!(way == DT__SHA_INSTRUCTIONS ? dt__sha256_has() : dt__sha256_has_lanes())) {
-            tap_skip(1, "this processor does not have %s", names[way]);
-            continue;
-        }
-        for (int n = 0; n <= 1100 && same; n++) {
-            hash_by(DT__SHA_PLAIN, data + n, n, 0, want);
-            hash_by(way, data + n, n, 0, hex);
-            same = !strcmp(hex, want);
-        }
-        for (int i = 0; i < 300 && same; i++) {
-            int64_t n = below(100000);
-            hash_by(DT__SHA_PLAIN, data, n, 0, want);
-            hash_by(way, data, n, i % 2 ? 3000 : 70000, hex);
-            same = !strcmp(hex, want);
-        }
-        tap_ok(same, "R17 %s give what the plain text gives: any length, in pieces of any length", names[way]);
+    char want[65], hex[65];
+    int same = 1;
+    if (!dt__sha256_has()) {
+        tap_skip(1, "this processor does not have SHA-256 instructions");
+        return;
     }
-    snprintf(was, sizeof was, "%s", getenv("DT_ISA") ? getenv("DT_ISA") : "");
-    setenv("DT_ISA", "portable", 1);
-    tap_ok(dt__sha256_way() == DT__SHA_PLAIN, "R17 DT_ISA=portable hashes by the plain text");
-    unsetenv("DT_ISA");
-    tap_ok(dt__sha256_way() == (dt__sha256_has() ? DT__SHA_INSTRUCTIONS : dt__sha256_has_lanes() ? DT__SHA_SIDE_BY_SIDE : DT__SHA_PLAIN), "R17 else by the best that there is");
-    if (*was) setenv("DT_ISA", was, 1);
+    for (int i = 0; i < 100000; i++) data[i] = (char)below(256);
+    for (int n = 0; n <= 1100 && same; n++) {
+        hash_by(-1, data + n, n, 0, want);
+        hash_by(1, data + n, n, 0, hex);
+        same = !strcmp(hex, want);
+    }
+    for (int i = 0; i < 300 && same; i++) {
+        int64_t n = below(100000);
+        hash_by(-1, data, n, 0, want);
+        hash_by(1, data, n, i % 2 ? 3000 : 70000, hex);
+        same = !strcmp(hex, want);
+    }
+    tap_ok(same, "R17 the processor's SHA-256 instructions give what the plain text gives: any length, in pieces of any length");
 }
 
 static void test_sha256(void)

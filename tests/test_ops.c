@@ -796,7 +796,7 @@ static void test_attend(void)
 }
 
 /* i: heads, offset, scaled. */
-static const dt_rope_scaling llama3 = { 8.0, 1.0, 4.0, 8192 };
+static const dt_rope_scaling llama3 = { 8.0, 1.0, 4.0, 8192, DT_ROPE_LLAMA3, 0, 0.0 };
 static dt_tensor build_rope(const op_case *c, dt_graph *g, const dt_tensor *in) { return dt_rope(g, in[0], c->i[0], (double)c->f, c->i[1], c->i[2] ? &llama3 : NULL); }
 static double rope_frequency(const op_case *c, int64_t which, int64_t d)
 {
@@ -1065,7 +1065,7 @@ static void test_max_ties(void)
 static const float ones[64] = { 1 };
 static const int32_t tokens_bad[4] = { 0, 1, 9, 2 }, tokens_good[4] = { 0, 1, 2, 2 };
 
-static const dt_rope_scaling bad_scaling = { 8.0, 4.0, 1.0, 8192 };
+static const dt_rope_scaling bad_scaling = { 8.0, 4.0, 1.0, 8192, DT_ROPE_LLAMA3, 0, 0.0 };
 
 static dt_tensor wrong_attention(dt_graph *g, int which)
 {
