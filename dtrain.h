@@ -411,8 +411,8 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
  * output.quiet; nothing else in the library prints. */
 typedef struct dt_trainer dt_trainer;
 /* Collective over the ranks that dt_launch started. Checks recipe and layout, opens the data, plans and allocates all
- * memory, draws the parameters. Recipe, data, model and layout must be the same on all ranks (threads, quiet, metrics
- * and graph need not): else all return DT_E_USAGE with what differs. The structs are copied; strings and segments must
+ * memory, draws the parameters. Recipe, data, model and layout must be the same on all ranks (threads, quiet and
+ * metrics need not): else all return DT_E_USAGE with what differs. The structs are copied; strings and segments must
  * outlive the trainer. */
 DT_API dt_result dt_trainer_open(dt_trainer **t, const dt_recipe *recipe, const dt_layout *layout);
 DT_API void dt_trainer_close(dt_trainer **t);
@@ -690,9 +690,9 @@ typedef enum dt_schedule { DT_CONSTANT, DT_COSINE, DT_LINEAR, DT_WSD } dt_schedu
 typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
 /* recipe.weights: a directory with model.safetensors, or with the index of several files, or a .safetensors file. Names
  * and shapes are Hugging Face's, numbers fp32, fp16 or bf16. Each tensor must have the model's shape and each must have
- * its place in the model; copies of a tied table and buffers are left out. A vocabulary of another size is refused. Of
- * a longer table of positions the first rows are trained, the others go into checkpoints as they are. config.json beside
- * the files must agree, and goes into checkpoints with all its members. */
+ * its place in the model; copies of a tied table and buffers are left out. A vocabulary of another size is refused.
+ * The first rows of a longer table of positions are trained, the others go into checkpoints as they are. config.json
+ * beside the files must agree, and goes into checkpoints with all its members. */
 /* g is the gradient after both clips, lr the learning rate, t the step from 1, d the weight decay, 0 for parameters of
  * fewer than two dimensions; b1, b2 are beta1, beta2. In brackets: bytes of state per weight.
  * ADAMW (8): m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2,
@@ -20144,8 +20144,8 @@ static int dt__holds(const char *folder, const char *name)
     return !dt__path_join(path, folder, name) && !access(path, F_OK);
 }
 
-/* The directory with the weights of `path`: `path` itself, or its newest step. *published: no checkpoint, but a directory
- * of Hugging Face, or a file. */
+/* The directory with the weights of `path`: `path` itself, or its newest step. *published: a directory of Hugging Face,
+ * or a file, and not a checkpoint. */
 static dt_result dt__weights_find(const char *path, char found[PATH_MAX], int *published)
 {
     struct stat is;
@@ -26037,7 +26037,8 @@ static dt_result dt__weights_load(dt_trainer *t)
         dt__piece_of x = dt__engine_piece(e, p);
         dt__whole_of whole = DT__ZERO;
         w.first = i, w.end = i + 1;
-        if (c && !(whole.is.block = (float *)dt__alloc(4 * dt_shape_count(p->is.shape), "a parameter"))) r = DT_E_MEMORY;
+        if (c) whole.is.block = (float *)dt__alloc(4 * dt_shape_count(p->is.shape), "a parameter");
+        if (c && !whole.is.block) r = DT_E_MEMORY;
         if (c && !r) r = dt_checkpoint_read(t->initial, dt__net_find(&c->t.e.net, p->is.name), whole.is.block);
         whole.way = DT__GATHER_OUT;
         if (c && !r) r = dt__state_each(&w, dt__whole_visit, &whole);
