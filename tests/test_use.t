@@ -94,7 +94,7 @@ spew("$tmp/long", 'x' x 500 . 'The end of ');
 spew("$tmp/tail", substr 'x' x 500 . 'The end of ', -1023);
 is(drawn("$hub --prompt-file $tmp/long --bytes 10 --temperature 0") =~ s/.* of//sr, drawn("$hub --prompt-file $tmp/tail --bytes 10 --temperature 0") =~ s/.* of//sr, 'of a long prompt its end counts');
 
-for (["$tmp/none --prompt x", 1, qr/cannot read .*none/], ["$tmp --prompt x", 1, qr/holds neither model.safetensors nor .* nor a checkpoint/], [$hub, 2, qr/give one of --prompt/], ["$hub --prompt ''", 2, qr/a prompt/],
+for (["$tmp/none --prompt x", 1, qr/cannot read .*none/], ["$tmp --prompt x", 1, qr/holds neither model.safetensors nor .* nor a checkpoint/], [$hub, 2, qr/give one of --prompt/], ["$hub --prompt ''", 2, qr/the prompt is empty/],
     ["$hub y --prompt x", 2, qr/what is 'y'/], ["$hub --checkpoint $hub --prompt x", 2, qr/what is '/], ['--prompt x', 2, qr/no checkpoint is named. Usage/],
     ['--default "" --prompt x', 2, qr/no checkpoint is named/], ["eval $hub", 2, qr/eval needs --data/], ["eval $hub --data $tmp/none", 1, qr/cannot (read|find) .*none/],
     ["$hub --prompt x --bytes -1", 2, qr/--bytes -1: choose a whole number/], ["$hub --prompt x --stop ''", 2, qr/stop string is empty/],
