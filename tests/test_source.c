@@ -379,7 +379,7 @@ static void test_refusals(void)
     refuse(&r, DT_E_DATA, "training sample 17: input 1 is inf");
     h.bad_part = 1, refuse(&r, DT_E_DATA, "training sample 17: target 1 is inf");
     h.bad_sample = -1;
-    r = recipe_of(few_rows, 2, &ids), refuse(&r, DT_E_DATA, "the model has 4 rows");
+    r = recipe_of(few_rows, 2, &ids), refuse(&r, DT_E_DATA, "the model has 4 table rows");
     r = recipe_of(few_classes, 2, &ids), refuse(&r, DT_E_DATA, "the model has 4 classes");
     r = recipe_of(ids_net, 3, &ids), r.steps = 4;
     h.bad_sample = 5, h.bad = (uint32_t)-1, h.bad_part = 0;
