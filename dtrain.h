@@ -26127,7 +26127,7 @@ static dt_result dt__timeline_put(const dt_trainer *t, const dt__text *text)
     char full[PATH_MAX], draft[PATH_MAX];
     struct stat is;
     FILE *file;
-    dt_result r = dt__check_output(&t->recipe, &t->layout, 2);
+    dt_result r = dt__check_output(&t->recipe, &t->layout, 1);
     if (realpath(path, full)) path = full;
     if (!r && !stat(path, &is) && !S_ISREG(is.st_mode)) {
         if (!text || (r = dt__output_open(t, 1, "w", &file)) != DT_OK) return r;
