@@ -14772,15 +14772,20 @@ static int dt__signal_is_free(int sig)
 }
 
 /* At the start of a program: signals that ask it to stop arrive and do so, unless they were ignored; and it learns how
- * the programs that it starts have ended. */
+ * the programs that it starts have ended. A library's handler hides that SIGINT was ignored; shells that ignore it for a
+ * background job ignore SIGQUIT as well. */
 static void dt__signals_reset(void)
 {
     struct sigaction old;
     sigset_t set;
+    int behind; /* a shell's & */
     sigemptyset(&set);
     for (int i = 0; i < DT__STOPS; i++) {
         sigaddset(&set, dt__stops[i]);
-        if (dt__signal_is_free(dt__stops[i])) signal(dt__stops[i], SIG_DFL);
+        if (!dt__signal_is_free(dt__stops[i]) || sigaction(dt__stops[i], NULL, &old) || old.sa_handler == SIG_DFL)
+            continue;
+        behind = dt__stops[i] == SIGINT && !sigaction(SIGQUIT, NULL, &old) && old.sa_handler == SIG_IGN;
+        signal(dt__stops[i], behind ? SIG_IGN : SIG_DFL);
     }
     sigprocmask(SIG_UNBLOCK, &set, NULL);
     if (!sigaction(SIGCHLD, NULL, &old) && old.sa_handler == SIG_IGN) signal(SIGCHLD, SIG_DFL);

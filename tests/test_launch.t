@@ -132,7 +132,7 @@ for my $build (sort keys %builds) {
     }
     my ($status) = stopped($builds{$build}, 'TERM', sub { POSIX::sigprocmask(POSIX::SIG_BLOCK(), POSIX::SigSet->new(1, 2, 15)) });
     is($status, 75, "  SIGTERM where signals were blocked at the start");
-    my ($late, $step, $job) = stopped($builds{$build}, 'INT HUP TERM', sub { $SIG{INT} = $SIG{HUP} = 'IGNORE' });
+    my ($late, $step, $job) = stopped($builds{$build}, 'INT HUP TERM', sub { $SIG{INT} = $SIG{QUIT} = $SIG{HUP} = 'IGNORE' });
     is($late, 75, '  SIGINT and SIGHUP that were ignored at the start (nohup, &) do not count');
     unlike($job->{text}, qr/stopped by signal [12]\b/, '  and are not named') if $build =~ /ranks/;
     ($status) = stopped($builds{$build}, 'TERM', sub { $SIG{CHLD} = 'IGNORE' });
