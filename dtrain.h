@@ -10194,6 +10194,7 @@ typedef struct dt__net_param {
     int64_t count;  /* of this rank's shards, to the end of the last */
     int32_t uses;
     int32_t stage[4]; /* that has each use */
+    int32_t bucket;   /* of the first use here */
     int64_t slices;   /* row slices of a leaf's gradient (R7) */
     int64_t slot[4];  /* of each use's gradient; -1: not on this rank */
 } dt__net_param;
@@ -20789,8 +20790,10 @@ static void dt__store_slot(dt__store *s, dt__net *net, dt__built *seg, int32_t k
     s->total_floats += floats;
     b->floats += floats;
     b->use = seg->use[k] % 4;
-    if (p->offset < 0) p->offset = s->param_floats, s->param_floats += floats;
-    else b->param = -1;
+    if (p->offset < 0) {
+        p->offset = s->param_floats, p->bucket = (int32_t)(b - s->bucket);
+        s->param_floats += floats;
+    } else b->param = -1;
 }
 
 /* The buckets of one chunk, in backward order: whole segments, together at least `bytes` but for the last bucket.
@@ -20917,15 +20920,6 @@ static dt_result dt__store_cuts(dt__store *s)
     return DT_OK;
 }
 
-/* The bucket of a parameter's first use here. */
-static int32_t dt__bucket_of(const dt__store *s, int64_t param)
-{
-    int32_t b = 0;
-    while (s->bucket[b].param < 0 || param < s->bucket[b].param || param >= s->bucket[b].param + s->bucket[b].floats)
-        b++;
-    return b;
-}
-
 /* The first segment that reads each bucket's parameters, and the last gathered bucket that each segment reads. The
  * bucket of its last use holds a tied parameter. */
 static dt_result dt__store_readers(dt__store *s, const dt__net *net, const dt__chunk *chunks, int count)
@@ -20939,7 +20933,7 @@ static dt_result dt__store_readers(dt__store *s, const dt__net *net, const dt__c
             const dt__built *seg = &net->segments[q];
             s->final[q] = -1;
             for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
-                int32_t b = dt__bucket_of(s, net->params[seg->param_of[i]].offset);
+                int32_t b = net->params[seg->param_of[i]].bucket;
                 if (s->reader[b] < 0) s->reader[b] = q;
                 if (s->final[q] < 0 || s->reader[b] > s->reader[s->final[q]] ||
                     (s->reader[b] == s->reader[s->final[q]] && b > s->final[q]))
@@ -22412,9 +22406,9 @@ static dt_result dt__engine_gather_segment(dt__engine *e, int64_t q, float *arra
         int n = 0;
         for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
             const dt__net_param *p = &e->net.params[seg->param_of[i]];
-            int32_t b = dt__bucket_of(&e->store, p->offset);
-            if ((e->store.bucket[b].copies > 1) != shared) continue;
-            n += dt__bucket_spans(&e->store, b, p->offset - e->store.bucket[b].param, dt__round_up(p->count, DT__BLOCK),
+            const dt__bucket *b = &e->store.bucket[p->bucket];
+            if ((b->copies > 1) != shared) continue;
+            n += dt__bucket_spans(&e->store, p->bucket, p->offset - b->param, dt__round_up(p->count, DT__BLOCK),
                                   seg->window[i], 0, e->spans + n);
         }
         for (int k = 0; k < n; k++)
@@ -22483,14 +22477,13 @@ static dt__piece_of dt__engine_piece(const dt__engine *e, const dt__net_param *p
     dt__piece_of x = DT__ZERO;
     const dt__store *s = &e->store;
     if (p->offset >= 0) {
-        int32_t b = dt__bucket_of(s, p->offset);
-        int64_t at = p->offset - s->bucket[b].param, lo, count, skip;
-        float *sum = dt__bucket_sum(e, b, &lo, &count);
+        int64_t at = p->offset - s->bucket[p->bucket].param, lo, count, skip;
+        float *sum = dt__bucket_sum(e, p->bucket, &lo, &count);
         x.from = dt__max(0, lo - at);
         x.count = dt__min(p->count, lo + count - at) - x.from;
         skip = at + x.from - lo; /* floats of the rank's piece before this one */
         x.gradient = sum + skip;
-        x.state = s->own[(int64_t)b * s->shards + s->piece] + skip;
+        x.state = s->own[(int64_t)p->bucket * s->shards + s->piece] + skip;
         x.weight = e->params + (e->shape.zero > 2 ? x.state : p->offset + x.from);
         if (x.count < 0) x.count = 0;
     }
@@ -23540,20 +23533,26 @@ static void dt__help_group(dt__text *t, int all, const char *title, const dt__op
     }
 }
 
+/* Prints the text and the launcher's options, and frees the text. */
+static dt_result dt__help_end(dt__text *t, int all, int own)
+{
+    dt__launch_plan asked = DT__ZERO;
+    dt__options_preset(DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked);
+    dt__help_group(t, all, "Launcher", DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked, own);
+    if (!t->failed) fputs(t->at, stdout);
+    dt__free(t->at);
+    return dt__error(t->failed ? DT_E_MEMORY : DT_E_HELP, "help was printed");
+}
+
 /* The help of a program that has no options but the launcher's; DT_OK where nobody asks for it. */
 static dt_result dt__help_launch(int argc, char **argv)
 {
-    dt__launch_plan asked = DT__ZERO;
     dt__text t = DT__ZERO;
     int i = 1;
     while (i < argc && strcmp(argv[i], "--help") && strcmp(argv[i], "-h") && strcmp(argv[i], "--")) i++;
     if (i >= argc || !strcmp(argv[i], "--")) return DT_OK;
-    dt__options_preset(DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked);
     dt__text_add(&t, "Usage: %s [OPTION]...\nThe default is in brackets.\n", argv[0]);
-    dt__help_group(&t, 1, "Launcher", DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked, 0);
-    if (!t.failed) fputs(t.at, stdout);
-    dt__free(t.at);
-    return dt__error(t.failed ? DT_E_MEMORY : DT_E_HELP, "help was printed");
+    return dt__help_end(&t, 1, 0);
 }
 
 /* ---- dt_launch ---- */
@@ -23758,22 +23757,16 @@ static dt_result dt__option_unknown(const char *text, int length, int dashes)
 /* Which: NULL, or "all". */
 static dt_result dt__help(const char *program, const char *which, const dt_recipe *recipe, const dt_layout *layout)
 {
-    dt__launch_plan asked = DT__ZERO;
     dt__text t = DT__ZERO;
-    int own;
+    int own = (recipe->model.segments != NULL) | (recipe->source != NULL) << 1;
     if (which && strcmp(which, "all"))
         return dt__misuse("--help %s: only the word all may follow. Use --help, or --help all", which);
-    dt__options_preset(DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked);
-    own = (recipe->model.segments != NULL) | (recipe->source != NULL) << 1;
     dt__text_add(&t, "Usage: %s [OPTION]...\nTrains %s. The recipe decides the bits, the layout where and when.\n"
                  "The default is in brackets.%s\n", program, own & 1 ? "the program's model" : "a GPT-2 or a Llama",
                  which ? "" : " These are the most common options; --help all lists every option.");
     dt__help_group(&t, !!which, "Recipe", DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe, own);
     dt__help_group(&t, !!which, "Layout", DT__ROWS(dt__options), DT__GROUP_LAYOUT, layout, own);
-    dt__help_group(&t, !!which, "Launcher", DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked, own);
-    if (!t.failed) fputs(t.at, stdout);
-    dt__free(t.at);
-    return dt__error(t.failed ? DT_E_MEMORY : DT_E_HELP, "help was printed");
+    return dt__help_end(&t, !!which, own);
 }
 
 /* A size of a family, or a directory with config.json. */
@@ -25653,24 +25646,24 @@ static void dt__save_close(dt__saver *s)
 static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
 {
     char name[PATH_MAX], there[64], value[64];
-    const dt__option *o = dt__config_members;
+    const dt_model *here = &t->e.net.model;
+    dt__tls before = dt__thread; /* another model may be no error */
     dt_model m;
-    dt_result r = dt__config_path(name, path);
+    dt_result differs = DT_OK, r = dt__config_path(name, path);
     if (r || !dt__config_knows(&t->recipe.model) || access(name, F_OK)) return r;
     r = dt__config_open(name, &m, &t->positions);
-    for (; !r && o < dt__config_members + DT__CONFIG_COUNT; o++) {
+    for (const dt__option *o = dt__config_members; !r && !differs && o < dt__config_members + DT__CONFIG_COUNT; o++) {
         if (o->offset >= sizeof m || (o->group < DT__GROUP_ROPE && o->group != (int)m.family)) continue;
-        dt__option_text(o, &m, there, sizeof there), dt__option_text(o, &t->e.net.model, value, sizeof value);
-        if (!strcmp(there, value)) continue;
-        if (!agrees) return t->positions = 0, DT_OK;
-        return dt__misuse("%s says %s %s, the recipe %s: --model %s takes all from it", name, o->name, there, value,
-                          path);
+        dt__option_text(o, &m, there, sizeof there), dt__option_text(o, here, value, sizeof value);
+        if (strcmp(there, value))
+            differs = dt__misuse("%s says %s %s, the recipe %s: --model %s takes all from it", name, o->name, there,
+                                 value, path);
     }
-    if (!r && (m.window != t->e.net.model.window || m.rope_scaling.kind != t->e.net.model.rope_scaling.kind)) {
-        if (!agrees) return t->positions = 0, DT_OK;
-        return dt__misuse("%s has another sliding_window or rope_type than the recipe: --model %s takes all from it",
-                          name, path);
-    }
+    if (!r && !differs && (m.window != here->window || m.rope_scaling.kind != here->rope_scaling.kind))
+        differs = dt__misuse("%s has another sliding_window or rope_type than the recipe: --model %s takes all from it",
+                             name, path);
+    if (differs && agrees) return differs;
+    if (differs) return dt__thread = before, t->positions = 0, DT_OK;
     if (r || !dt_trainer_is_root(t) || (m.family == DT_GPT2 && !t->positions)) return r;
     dt__free(t->config);
     t->config = NULL;
@@ -26068,13 +26061,6 @@ static dt_result dt__output_error(const char *path)
 {
     return dt__error(DT_E_FILE, "cannot write %s: %s", path, strerror(errno));
 }
-/* Opens output i, which is not what an earlier output of this run has become. */
-static dt_result dt__output_open(const dt_trainer *t, int i, const char *mode, FILE **file)
-{
-    const char *path = dt__output_path(&t->layout, i);
-    dt_result r = dt__check_output(&t->recipe, &t->layout, i);
-    return r || (*file = fopen(path, mode)) ? r : dt__output_error(path);
-}
 
 /* The bars of this rank; room for one per instruction, then those of the exchanges inside segments. */
 static void dt__timeline_bars(const dt__engine *e, dt__bar *bar)
@@ -26131,19 +26117,18 @@ static dt_result dt__timeline_put(const dt_trainer *t, const dt__text *text)
     const char *path = t->layout.output.timeline;
     char full[PATH_MAX], draft[PATH_MAX];
     struct stat is;
-    FILE *file;
     dt_result r = dt__check_output(&t->recipe, &t->layout, 1);
-    if (realpath(path, full)) path = full;
-    if (!r && !stat(path, &is) && !S_ISREG(is.st_mode)) {
-        if (!text || (r = dt__output_open(t, 1, "w", &file)) != DT_OK) return r;
-        fwrite(text->at, 1, (size_t)text->length, file);
-        return ferror(file) | fclose(file) ? dt__output_error(path) : DT_OK;
-    }
     if (r) return r;
+    if (realpath(path, full)) path = full;
+    if (!stat(path, &is) && !S_ISREG(is.st_mode)) {
+        FILE *file = text ? fopen(path, "w") : NULL;
+        if (file) fwrite(text->at, 1, (size_t)text->length, file);
+        return text && (!file || ferror(file) | fclose(file)) ? dt__output_error(path) : DT_OK;
+    }
+    if (text) return dt__file_replace(path, text->at, text->length);
     if ((r = dt__path_fits(DT__PRINT(draft, "%s.%ld.tmp", path, (long)getpid()), path)) != DT_OK) return r;
-    r = dt__file_put(draft, text ? text->at : "", text ? text->length : 0);
-    if (!r && text) r = dt__file_rename(draft, path);
-    if (r || !text) (void)unlink(draft);
+    r = dt__file_put(draft, "", 0);
+    (void)unlink(draft);
     return r;
 }
 
@@ -26223,13 +26208,14 @@ static dt_result dt__metrics_open(dt_trainer *t)
 {
     dt__text text = DT__ZERO;
     struct stat is;
-    dt_result r = dt__output_open(t, 0, "a", &t->metrics);
+    const char *path = t->layout.output.metrics;
+    dt_result r = dt__check_output(&t->recipe, &t->layout, 0);
+    if (!r && !(t->metrics = fopen(path, "a"))) r = dt__output_error(path);
     if (!r && flock(fileno(t->metrics), LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
-        r = dt__misuse("another job writes --metrics %s: name another file", t->layout.output.metrics);
+        r = dt__misuse("another job writes --metrics %s: name another file", path);
     if (!r && !t->first && !fstat(fileno(t->metrics), &is) && S_ISREG(is.st_mode) && is.st_size) {
-        if (ftruncate(fileno(t->metrics), 0)) r = dt__output_error(t->layout.output.metrics);
-        else if (!t->layout.output.quiet)
-            printf("metrics  %s of an earlier run is replaced\n", t->layout.output.metrics);
+        if (ftruncate(fileno(t->metrics), 0)) r = dt__output_error(path);
+        else if (!t->layout.output.quiet) printf("metrics  %s of an earlier run is replaced\n", path);
     }
     dt__text_add(&text, "{\"version\": \"%s\", \"ranks\": %d, \"recipe\": {", dt_version(), dt_comm_size(t->comm));
     dt__options_json(&text, DT__ROWS(dt__options), DT__GROUP_RECIPE, &t->recipe);
@@ -26239,8 +26225,7 @@ static dt_result dt__metrics_open(dt_trainer *t)
     if (!r && text.failed) r = DT_E_MEMORY;
     for (char *c = text.at; !r && *c; c++)
         if (*c == '\n') *c = ' '; /* between members; in texts it is escaped */
-    if (!r && (fprintf(t->metrics, "%s\n", text.at) < 0 || fflush(t->metrics)))
-        r = dt__output_error(t->layout.output.metrics);
+    if (!r && (fprintf(t->metrics, "%s\n", text.at) < 0 || fflush(t->metrics))) r = dt__output_error(path);
     dt__free(text.at);
     return r;
 }

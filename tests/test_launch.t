@@ -226,8 +226,8 @@ is((run(60, "$plain $train --quiet --steps 1 -- --steps word"))[0], 0, 'what fol
     my $here = "--data $dir/book,$dir/more --batch 8 --sequence 16 --steps 2 --quiet";
     for (["--metrics $dir/book", "--metrics $dir/book is a file of --data"], ["--timeline $dir/link", "--timeline $dir/link is a file of --data"],
          ["--metrics $dir/hard --ranks 2", "--metrics $dir/hard is a file of --data"], ["--timeline $dir/../@{[$dir =~ m{([^/]+)$}]}/more", 'is a file of --data'],
-         ["--metrics $dir/notes", "$dir/notes is there and is no file that --metrics wrote"], ["--timeline $dir/notes", "$dir/notes is there and is no file that --timeline wrote"],
-         ["--metrics $dir/m --timeline $dir/m", "--timeline $dir/m is the file of --metrics as well"], ["--metrics $dir/m --timeline $dir/./m", "$dir/./m is there"],
+         ["--metrics $dir/notes", "$dir/notes exists and is not a file of --metrics"], ["--timeline $dir/notes", "$dir/notes exists and is not a file of --timeline"],
+         ["--metrics $dir/m --timeline $dir/m", "--timeline $dir/m is the file of --metrics as well"], ["--metrics $dir/m --timeline $dir/./m", "$dir/./m exists"],
          ["--checkpoint $dir/c --mirror $dir/c", "--mirror $dir/c is the place of --checkpoint"]) {
         my @run = run(60, "$plain $here $_->[0]");
         ok($run[0] == 2 && index($run[2], $_->[1]) >= 0, $_->[1]) or diag("$run[0] $run[2]");

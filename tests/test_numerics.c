@@ -1419,7 +1419,7 @@ static void sym_readers(const symbols *s)
         if (p->list[k].op != DT_FORWARD) continue;
         for (int32_t i = 0; i < seg->plan->g->param_count; i++)
             for (int32_t g = k; g < p->count; g++)
-                if (p->list[g].op == DT_GATHER && p->list[g].bucket == dt__bucket_of(&s->e.store, s->e.net.params[seg->param_of[i]].offset) && g > needed)
+                if (p->list[g].op == DT_GATHER && p->list[g].bucket == s->e.net.params[seg->param_of[i]].bucket && g > needed)
                     needed = g;
         expect(p->list[k].after[1] == needed, "forward waits for the weights that it reads, and no others", p->list[k].segment);
     }
