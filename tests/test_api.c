@@ -1,7 +1,7 @@
 /* Arguments at the edges of the public functions: sizes whose product overflows, tensors and names that do not belong,
  * lists that files cannot hold, and NaN in maxima. tests/fuzz_api.c draws arguments; what it found is here. */
 #define DTRAIN_IMPLEMENTATION
-#include "../dtrain.h"
+#include "dtrain.h"
 #include "tap.h"
 
 static const int64_t huge = (int64_t)1 << 62;

@@ -27,6 +27,8 @@ is(join(' ', sort { $a <=> $b } $contents =~ /\bH(\d+)/g), "@banner", 'the table
 my %at = map { @$_ } @defined;
 my @far = sort grep { exists $at{$_} && $at{$_} ne $ahead{$_} } keys %ahead;
 is("@far", 'dt__op_of', 'one function is declared ahead of its section: the op table');
+# Tests are linked to one implementation, whose declarations are found as "dtrain.h" (build.sh).
+is(join(' ', grep { slurp($_) =~ m{^#include "\.\./dtrain\.h"}m } glob "$root/tests/*.c"), '', 'no test includes ../dtrain.h');
 # Rules of numerics are cited by number, and defined behind the glossary.
 my ($rules) = join("\n", @line[0 .. 130]) =~ /RULES OF NUMERICS(.*?)\n \*\n/s;
 my @rules = $rules =~ /^ \*     R(\d+)  /mg;
