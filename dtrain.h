@@ -27140,9 +27140,12 @@ DT_API dt_result dt_predictor_open(dt_trainer **handle, const char *path, const 
 
 DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, const dt_layout *layout)
 {
-    return dt_predictor_open(handle, path, NULL, layout);
+    return dt__refused("g! path", handle, path) ? DT_E_USAGE : dt_predictor_open(handle, path, NULL, layout);
 }
-DT_API void dt_generator_close(dt_generator **handle) { dt_trainer_close(handle); }
+DT_API void dt_generator_close(dt_generator **handle)
+{
+    if (!dt__refused("g", handle)) dt_trainer_close(handle);
+}
 
 DT_API dt_generation dt_generation_default(void)
 {

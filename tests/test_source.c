@@ -323,7 +323,7 @@ static void test_predictions(void)
         s = source_of(fetch_numbers, DT_F32, NULL);
         r = recipe_of(mute, 2, &s);
         t = opened(&r);
-        tap_ok(dt_trainer_predict(t, target, 1, one, OUT) == DT_E_USAGE && strstr(dt_last_error(), "mark it"), "nothing marked is refused");
+        tap_ok(dt_trainer_predict(t, target, 1, one, OUT) == DT_E_USAGE && strstr(dt_last_error(), "mark what it predicts"), "nothing marked is refused");
         dt_trainer_close(&t);
         r.model.segments = wrong;
         tap_ok(dt_trainer_open(&t, &r, &l) == DT_E_SHAPE && strstr(dt_last_error(), "dt_prediction"), "ids marked are refused");
