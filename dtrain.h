@@ -14773,8 +14773,8 @@ static int dt__signal_is_free(int sig)
 }
 
 /* At the start of a program: signals that ask it to stop arrive and do so, unless they were ignored; and it learns how
- * the programs that it starts have ended. A library's handler hides that SIGINT was ignored; shells that ignore it for a
- * background job ignore SIGQUIT as well. */
+ * the programs that it starts have ended. A library's handler hides that SIGINT was ignored; shells that ignore SIGINT
+ * for a background job ignore SIGQUIT as well. */
 static void dt__signals_reset(void)
 {
     struct sigaction old;

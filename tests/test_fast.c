@@ -1,7 +1,7 @@
 /* Products of fast numerics (R19): dot products of 16-bit pairs, and tiles of AMX, whose instructions are played here
  * in C, since few machines have them. With small whole numbers every order of a sum gives the same bits, so that both
  * must equal the exact product; with others they must be near the sum in double. Edges, strides, chains that go on,
- * bias, and the pieces that a fused group gets. tests/test_precision.t trains with them. */
+ * and bias. tests/test_precision.t trains with them. */
 #include <stdint.h>
 #include <string.h>
 
@@ -44,7 +44,6 @@ static void tile_dot(int c, int a, int b)
 
 enum { MOST = 1 << 20 };
 static float a[MOST], b[MOST], want[MOST], got[MOST], bias[4096];
-static int seen[4096];
 static uint32_t state = 1;
 
 static float draw(int whole)
@@ -54,23 +53,17 @@ static float draw(int whole)
     return half_of((float)((int)(state >> 8) - 8388608) / 8388608.0f, 1); /* of bf16 */
 }
 
-static void then(void *user, int64_t i, int64_t rows, int64_t j, int64_t cols, int worker)
-{
-    (void)user, (void)cols, (void)worker;
-    for (int64_t r = i; r < i + rows && !j; r++) seen[r]++;
-}
+typedef struct shape { int64_t m, n, k, ldc; int ta, tb, more, biased; } shape;
+static const shape shapes[] = {{1, 1, 1, 1, 0, 0, 0, 0}, {7, 5, 3, 9, 0, 1, 1, 1}, {33, 49, 31, 49, 1, 0, 0, 1},
+    {100, 350, 400, 353, 0, 0, 1, 0}, {65, 17, 801, 17, 1, 1, 0, 0}, {32, 32, 32, 32, 0, 1, 0, 0}, {8, 700, 64, 700, 1, 0, 1, 1},
+    {259, 48, 33, 48, 0, 1, 1, 1}};
 
-typedef struct shape { int64_t m, n, k, ldc; int ta, tb, more, biased, pieces; } shape;
-static const shape shapes[] = {{1, 1, 1, 1, 0, 0, 0, 0, 0}, {7, 5, 3, 9, 0, 1, 1, 1, 0}, {33, 49, 31, 49, 1, 0, 0, 1, 1},
-    {100, 350, 400, 353, 0, 0, 1, 0, 1}, {65, 17, 801, 17, 1, 1, 0, 0, 0}, {32, 32, 32, 32, 0, 1, 0, 0, 1}, {8, 700, 64, 700, 1, 0, 1, 1, 0},
-    {259, 48, 33, 48, 0, 1, 1, 1, 1}};
-
-/* The largest difference to the sum in double over the sum of magnitudes; -1 if pieces were not given once each. */
+/* The largest difference to the sum in double over the sum of magnitudes. */
 static double run(const dt__kernels *k, dt_pool *pool, const shape *s, int dot, int whole, int *same)
 {
     dt__gemm g;
     double worst = 0;
-    memset(&g, 0, sizeof g), memset(seen, 0, sizeof seen);
+    memset(&g, 0, sizeof g);
     g.m = s->m, g.n = s->n, g.k = s->k, g.ldc = s->ldc, g.a = a, g.b = b, g.c = want, g.accumulate = s->more;
     g.ars = s->ta ? 1 : s->k, g.acs = s->ta ? s->m : 1, g.brs = s->tb ? 1 : s->n, g.bcs = s->tb ? s->k : 1;
     g.bias = s->biased ? bias : NULL;
@@ -79,7 +72,7 @@ static double run(const dt__kernels *k, dt_pool *pool, const shape *s, int dot, 
     for (int64_t i = 0; i < s->n; i++) bias[i] = draw(whole);
     for (int64_t i = 0; i < s->m * s->ldc; i++) want[i] = got[i] = draw(whole);
     k->gemm(pool, &g);
-    g.c = got, g.dot = dot, g.then = s->pieces ? then : NULL;
+    g.c = got, g.dot = dot;
     k->gemm(pool, &g);
     *same = !memcmp(want, got, 4 * (size_t)(s->m * s->ldc));
     for (int64_t i = 0; i < s->m; i++)
@@ -88,7 +81,6 @@ static double run(const dt__kernels *k, dt_pool *pool, const shape *s, int dot, 
             for (int64_t p = 0; p < s->k && j < s->n; p++) size += fabs((double)a[i * g.ars + p * g.acs] * (double)b[p * g.brs + j * g.bcs]);
             if (!(far <= worst * size)) worst = far / size;
         }
-    for (int64_t i = 0; i < s->m && s->pieces; i++) if (seen[i] != 1) return -1.0;
     return worst;
 }
 
@@ -110,8 +102,8 @@ int main(void)
             double far;
             if (dot == DT__DOT_AMX) dt__pool_close(&pool), (void)!(dt__pool_open(&pool, 1) || dt__pool_reserve(pool, k->gemm_scratch())); /* one set of tiles */
             far = run(k, pool, s, dot, 1, &same);
-            tap_ok(same && far == 0.0, "R19 %s: (%d,%d,%d)%s%s%s%s%s with whole numbers is exact", dt__dot_names[dot], (int)s->m, (int)s->n, (int)s->k,
-                   s->ta ? " A^T" : "", s->tb ? " B^T" : "", s->more ? " + C" : "", s->biased ? " + bias" : "", s->pieces ? ", in pieces" : "");
+            tap_ok(same && far == 0.0, "R19 %s: (%d,%d,%d)%s%s%s%s with whole numbers is exact", dt__dot_names[dot], (int)s->m, (int)s->n, (int)s->k,
+                   s->ta ? " A^T" : "", s->tb ? " B^T" : "", s->more ? " + C" : "", s->biased ? " + bias" : "");
             far = run(k, pool, s, dot, 0, &other);
             tap_ok(far >= 0.0 && far < 1e-6 && !tiles.open, "  with others it is %.1e from exact", far);
         }

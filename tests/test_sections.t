@@ -49,7 +49,7 @@ cmp_ok(scalar @line, '<=', 27_501, 'the header keeps its budget: ' . @line . ' l
 cmp_ok(-s "$root/dtrain.h", '<=', 1_342_807, '  of ' . (-s "$root/dtrain.h") . ' bytes');
 cmp_ok(scalar @public, '<=', 186, '  with ' . @public . ' public functions');
 cmp_ok($declared - $first, '<=', 1150, '  declared in ' . ($declared - $first) . ' lines with their documentation');
-my $used = join '', map { slurp($_) } "$root/README.md", glob "$root/examples/{reference,running,parallel}.md $root/examples/*.[ch]";
+my $used = join '', map { slurp($_) } "$root/README.md", glob "$root/examples/{reference,running,parallel}.md $root/examples/*.[ch] $root/examples/tools/*.[ch]";
 is(join(' ', grep { $used !~ /\b$_\b/ } @public), '', 'each public function is used by an example or named in the README or a page beside the examples');
 # A user's environment variables are the rows of the reference's table; tests' are named below it.
 my ($table) = slurp("$root/examples/reference.md") =~ /^\| environment \| effect \|\n(.*?)\n\n/ms;
