@@ -14390,8 +14390,7 @@ typedef struct dt__event {
     uint32_t value, sleepers;
 } dt__event;
 
-/* Faults of a job or of one communicator: (kind << 16 | rank in the job, or DT__FAR | rank in the world), 0 when fine;
- * the first one stays. */
+/* The first fault of a job or communicator: kind << 16 | rank in the job, or DT__FAR | rank in the world; 0: none. */
 enum { DT__FAULT_DIED = 1, DT__FAULT_FROZEN, DT__FAULT_DEADLOCK, DT__FAULT_LEFT, DT__FAULT_LENGTH, DT__FAULT_LOST,
        DT__FAULT_TOLD, DT__FAR = 0x8000 };
 
@@ -14703,8 +14702,7 @@ static dt__channel *dt__comm_channel(const dt_comm *c, int from, int to)
 {
     return (dt__channel *)(void *)dt__comm_slot(c, c->local_size) + (int64_t)from * c->local_size + to;
 }
-/* Floats in one stage buffer of the area. Buffers 0 to 2: a communicator's first stage; 3, 4: messages of private
- * memory. */
+/* Floats in a stage buffer of the area. 0 to 2: a communicator's first stage; 3, 4: messages of private memory. */
 static int64_t dt__chunk_floats(int size) { return size <= 16 ? 32768 : 4096; }
 static float *dt__area_stage(const dt_comm *c, int local, uint32_t buffer)
 {
@@ -14736,8 +14734,7 @@ static int64_t dt__area_bytes(int size)
 
 static uint32_t dt__clock_ms(void) { return (uint32_t)(int64_t)(dt__now() * 1e3); }
 
-/* The signal that asked this process to stop, 0: none. It belongs to the process because a signal handler gets no
- * handle. Only a rank without a supervisor needs it. */
+/* The signal that asked this process, a rank without a supervisor, to stop; 0: none. Handlers get no handle. */
 static int dt__stop_signal;
 
 static void dt__note_stop(int sig) { __atomic_store_n(&dt__stop_signal, sig, __ATOMIC_RELAXED); }
@@ -14792,8 +14789,7 @@ static void dt__signals_reset(void)
     if (!sigaction(SIGCHLD, NULL, &old) && old.sa_handler == SIG_IGN) signal(SIGCHLD, SIG_DFL);
 }
 
-/* Lets a rank without a supervisor see these signals as a stop request, unless the program handles them. A second
- * Ctrl-C ends it at once. */
+/* Makes them stop requests of a rank without a supervisor, unless the program has handlers; Ctrl-C twice ends it. */
 static void dt__comm_catch_stop(const dt_comm *c)
 {
     struct sigaction action;
@@ -14836,33 +14832,24 @@ static void dt__blame(uint32_t *fault, int kind, int rank)
 
 static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fault)
 {
+    static const char *const others[] = {
+        "waits for a rank that waits for it (a send without its receive, or ranks that call different communicators "
+        "in different order)",
+        "left (dt_comm_close, or the end of its program)", "received a message of another length than it asked for",
+        "cannot be reached (its process ended, its machine failed, or the link is down)"};
     int number = (int)(fault & 0x7fffu), rank = fault & DT__FAR ? number : dt__job_rank(job, number)->world;
-    int status;
-    switch (fault >> 16) {
-    case DT__FAULT_DIED:
+    int kind = (int)(fault >> 16), status;
+    if (kind == DT__FAULT_DIED) {
         status = (int)(__atomic_load_n(&dt__job_rank(job, number)->gone, __ATOMIC_ACQUIRE) & ~DT__GONE);
         if (!WIFSIGNALED(status)) snprintf(text, size, "rank %d ended with status %d", rank, WEXITSTATUS(status));
         else snprintf(text, size, "rank %d was killed by signal %d (%s)", rank, WTERMSIG(status),
                       strsignal(WTERMSIG(status)));
-        break;
-    case DT__FAULT_FROZEN:
+    } else if (kind == DT__FAULT_FROZEN)
         dt__print(text, size, "rank %d has not moved for %g s (%sfrozen or cut off? if it computes for so long, raise "
                   "--timeout)", rank, job->timeout_ms * 1e-3, job->loose ? "did it end? is it " : "");
-        break;
-    case DT__FAULT_DEADLOCK:
-        snprintf(text, size, "rank %d waits for a rank that waits for it (a send without its receive, or ranks that "
-                 "call different communicators in different order)", rank);
-        break;
-    case DT__FAULT_LEFT: snprintf(text, size, "rank %d left (dt_comm_close, or the end of its program)", rank); break;
-    case DT__FAULT_LENGTH:
-        snprintf(text, size, "rank %d received a message of another length than it asked for", rank);
-        break;
-    case DT__FAULT_LOST:
-        snprintf(text, size, "rank %d cannot be reached (its process ended, its machine failed, or the link is down)",
-                 rank);
-        break;
-    default: snprintf(text, size, "%s", job->why); break;
-    }
+    else if (kind >= DT__FAULT_DEADLOCK && kind <= DT__FAULT_LOST)
+        snprintf(text, size, "rank %d %s", rank, others[kind - DT__FAULT_DEADLOCK]);
+    else snprintf(text, size, "%s", job->why);
 }
 
 /* ---- failure detection ---- */
@@ -15120,8 +15107,7 @@ static void dt__comm_tell(dt_comm *c)
     dt__blame(dt__fault_of(c), DT__FAULT_TOLD, DT__FAR | c->place[c->rank].world);
 }
 
-/* The communicator fails for good, here and (through `outs`) at every peer. The sentence is c->message; the ranks of
- * other nodes are told. */
+/* The communicator fails for good with c->message, here, at every peer (`outs`) and, told, on other nodes. */
 static dt_result dt__comm_fail(dt_comm *c, dt_result code)
 {
     int again = c->failed != DT_OK;
@@ -15136,8 +15122,7 @@ static dt_result dt__comm_fail(dt_comm *c, dt_result code)
     return dt__error(code, "%s", c->message);
 }
 
-/* Returns the first fault. A rank that leaves or ends because of a fault does so later and must not be blamed for
- * it. */
+/* The first fault. A rank that leaves or ends because of a fault does so later and must not be blamed. */
 static uint32_t dt__comm_fault(const dt_comm *c)
 {
     const dt_comm *base = c->link ? c->link->base : NULL;
@@ -15189,8 +15174,7 @@ static int dt__arrived(const dt__awaited *a)
     return __atomic_load_n(&a->message->done, __ATOMIC_ACQUIRE) != 0;
 }
 
-/* Has a rank sent something that this rank has not taken, maybe because the emulated link delays it? Another thread
- * that polls takes a packet before the message is done, so this waits for that thread. */
+/* Has a rank sent what this rank has not taken, delayed by the emulated link or in the hands of another thread? */
 static int dt__link_unread(dt__link *f, const dt__awaited *a, int from)
 {
     const dt__channel *channel = dt__comm_channel(f->base, from, f->rank);
@@ -15323,8 +15307,7 @@ static double dt__core_quota(void)
     return least;
 }
 
-/* Number of polls before sleeping: many if the machine has a core for every stream of the job, and a rank may use as
- * many. */
+/* Polls before sleeping: many if the machine has a core for each stream of the job, and a rank may use as many. */
 static int dt__spins(const dt__job *job, int streams)
 {
     int users[DT__CORES] = DT__ZERO;
@@ -15351,8 +15334,7 @@ static int64_t dt__read_number(const char *path, const char *key)
     return value;
 }
 
-/* Bytes that can be allocated without swapping and without the out-of-memory killer: the lesser of the machine's and
- * the container's limit. */
+/* Bytes to be had without swapping or the out-of-memory killer: the lesser of the machine's and the container's. */
 static int64_t dt__memory_available(void)
 {
     int64_t free_kb = dt__read_number("/proc/meminfo", "MemAvailable:");
@@ -15364,8 +15346,7 @@ static int64_t dt__memory_available(void)
     return dt__max(available, 0);
 }
 
-/* Allocates the pages of [where, where + bytes) of the job's file now, so that a lack of memory is an error instead of
- * a SIGBUS. */
+/* Allocates pages [where, where + bytes) of the job's file now, so that a lack is an error and not a SIGBUS. */
 static int dt__file_reserve(int fd, int64_t where, int64_t bytes)
 {
 #ifdef __linux__
@@ -15609,8 +15590,7 @@ static dt_result dt__meet_data(dt_comm *c, const float *data, int64_t count, int
     return r;
 }
 
-/* Ends a collective. Returns when no local rank reads this rank's data any more and the emulated link is done. What
- * failed on this rank alone fails for all ranks of a communicator over nodes. */
+/* Ends a collective when no local rank reads this rank's data any more. Over nodes, all ranks fail together. */
 static dt_result dt__conclude(dt_comm *c, int staged, dt_result r)
 {
     while (!r && c->rate > 0.0 && dt__now() < c->met + (double)__atomic_load_n(&c->owed, __ATOMIC_RELAXED) / c->rate)
@@ -15719,8 +15699,7 @@ static int64_t dt__round_part(int64_t length, int64_t at, int64_t width)
     return dt__max(0, dt__min(width, length - at));
 }
 
-/* Floats per place, if a part of the stage has `places` of them and one more for each rank that this rank is the leader
- * of. */
+/* Floats per place, if the stage's part has `places` of them and one for each rank that this rank leads. */
 static int64_t dt__stage_width(const dt_comm *c, int places)
 {
     int64_t width = c->part / (places + c->relays);
@@ -16235,8 +16214,7 @@ static dt_result dt__all_to_all_rows(dt_comm *c, float *stage, float *to, const 
 
 /* ---- point to point ---- */
 
-/* Posts data that the local rank can read; it must stay as it is until the packet is taken. Waits when DT__PACKETS are
- * posted. */
+/* Posts data, which must stay as it is until the packet is taken. Waits when DT__PACKETS are posted. */
 static dt_result dt__post(dt_comm *c, int to, int64_t where, int64_t bytes, int64_t total, uint32_t *ticket)
 {
     dt__channel *channel = dt__comm_channel(c, c->local_rank, c->place[to].local);
@@ -16374,8 +16352,7 @@ static dt_result dt__alloc_refused(int size, int64_t bytes, int64_t available)
 /* The ranks that share this machine's cores and memory. */
 static int64_t dt__comm_here(const dt_comm *c) { return c->nodes > 1 && c->link->base ? c->size : c->local_size; }
 
-/* The cores for this rank's threads: of each one that it may use its part among the ranks here that may, and no more
- * than its part of the quota. */
+/* Cores for this rank's threads: its part of each one that it may use, and at most its part of the quota. */
 static double dt__comm_cores(const dt_comm *c)
 {
     int own[DT__CORES] = DT__ZERO, users[DT__CORES] = DT__ZERO, bound = c->job && c->job->bound;
@@ -16694,8 +16671,7 @@ static int dt__node_count(const int *node, int size)
     return nodes;
 }
 
-/* Numbers the nodes in the order of their first ranks, and the ranks of each; counts the ranks that each rank is the
- * leader of. node (size) identifies a rank's node by any number. */
+/* Numbers nodes by their first ranks, the ranks of each, and those that a rank leads. node (size): any numbers. */
 static void dt__comm_place(dt_comm *c, const int *node)
 {
     int k = 0;
@@ -17031,8 +17007,7 @@ static dt_result dt__mpi_admit(const dt__mpi *f)
 
 /* ---- messages ---- */
 
-/* Hands a message to MPI; found: what a probe found, for a receive of m->moved bytes into `to`. Counts of MPI are int:
- * a message of more than 2 GB is counted in floats. */
+/* Hands a message to MPI; found: by a probe, m->moved bytes for `to`. Counts are int: above 2 GB of floats. */
 static int dt__mpi_request(dt__mpi *f, dt__message *m, MPI_Message *found, char *to, MPI_Request *request)
 {
     int64_t bytes = found ? m->moved : m->bytes;
@@ -17129,8 +17104,7 @@ static int dt__mpi_complete(dt__message *m)
     return 1;
 }
 
-/* With no message under way, a probe that finds nothing (no message has the largest tag) lets MPI move buffered
- * data. */
+/* With no message under way, a probe for the largest tag, which none has, lets MPI move buffered data. */
 static dt_result dt__mpi_poll(dt__link *link)
 {
     dt__mpi *f = (dt__mpi *)link;
@@ -17153,8 +17127,7 @@ static dt_result dt__mpi_poll(dt__link *link)
                 : DT_OK;
 }
 
-/* A receive without a message is only removed. A request cannot be withdrawn: after a short wait MPI keeps it, and uses
- * its memory if the peer continues after all. */
+/* Removes a receive without a message. A request cannot be withdrawn: MPI may use its memory if the peer goes on. */
 static void dt__mpi_cancel(dt__link *link, dt__message *m)
 {
     dt__mpi *f = (dt__mpi *)link;
@@ -17551,8 +17524,7 @@ static const char *dt__sagemaker_config(void)
     return dt__environment("SM_HOSTS") || !access(config, R_OK) ? config : NULL;
 }
 
-/* The directory that SageMaker copies to S3, and back when it restarts a job; NULL: there is none. Each host has its
- * own, so a job on several hosts cannot keep its checkpoints there. */
+/* The directory that SageMaker copies to S3 and back; NULL: none, or one on each of several hosts. */
 static const char *dt__sagemaker_checkpoints(void)
 {
     const char *place = dt__environment("DT_SAGEMAKER_CHECKPOINTS"), *config = dt__sagemaker_config();
@@ -17600,10 +17572,9 @@ static dt_result dt__world_detect(dt__world *w)
 #if defined(DT_OFI) || defined(DT__MEET)
 /* ---- rendezvous ---------------------------------------------------------------------------------------------
  * Ranks on several hosts first have to learn each other's addresses: each contributes a few bytes and receives
- * everyone's. Rank 0 listens, serves one caller after the other, each with a deadline, and closes all connections once
- * everyone has the answer. Before a rank sends its bytes, both sides prove that they know DT_JOB_KEY: each returns
- * HMAC-SHA-256 (RFC 2104) over the other side's fresh nonce. Without a key the proofs use the empty key, which shows
- * that a caller speaks this protocol and nothing more. Three messages and an answer:
+ * everyone's. Rank 0 listens and serves all callers at once, each with a deadline. Before a rank sends its bytes, both
+ * sides prove that they know DT_JOB_KEY: each returns HMAC-SHA-256 (RFC 2104) over the other side's fresh nonce. The
+ * empty key, without one, only shows that a caller speaks this protocol. Three messages and an answer:
  *     caller  dt__hello     job, rank, size, nonce
  *     rank 0  dt__welcome   nonce and proof, or the reason for a rejection
  *     caller  proof and its bytes
@@ -17830,8 +17801,7 @@ static void dt__meet_admit(dt__meeting *m, dt__guest *guests)
     g->fd = fd, g->end = dt__now() + (double)DT__MEET_SECONDS;
 }
 
-/* Serves all callers at once until all ranks are present, then sends each the answer, or the reason why there is none.
- * A rank that has gone by then is noticed by the engine. */
+/* Serves all callers until all ranks are present, then sends each the answer, or the reason why there is none. */
 static dt_result dt__meet_gather(dt__meeting *m)
 {
     dt__world *w = m->w;
@@ -18010,8 +17980,7 @@ static int dt__route_address(const dt__world *w, char *text, size_t room)
     return found;
 }
 
-/* The address in digits: DT_INTERFACE (a name or an address), the way to rank 0, or the first interface that leads
- * out. */
+/* The address in digits: DT_INTERFACE (name or address), the way to rank 0, or the first interface leading out. */
 static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
 {
     unsigned char digits[16];
@@ -18881,8 +18850,7 @@ static void dt__options_json(dt__text *t, const dt__option *list, int count, int
     }
 }
 
-/* Reads the members of the object under the cursor that the group names, but for texts. If an optional member is absent
- * or null, the struct keeps its value. */
+/* Reads a group's members, but for texts, of the object under the cursor. Absent or null ones keep their values. */
 static int dt__json_options(dt__json *j, const dt__option *list, int count, int of, void *group)
 {
     const dt__option *row[96];
@@ -19210,8 +19178,7 @@ typedef struct dt__state_slice {
 /* The callback of a walk over a state, called with the slices of each tensor. */
 typedef dt_result dt__visit_slices(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices);
 
-/* The name of a slice in a sharded checkpoint, "weight/transformer.wte.weight/000003/000000001024": array, and first
- * number. These names sort as the numbers do. */
+/* The name of a slice, "weight/transformer.wte.weight/000003/000000001024": array, first number; sorts as they do. */
 static void dt__slice_name(const dt__state_slice *s, int64_t from, char *name, size_t size)
 {
     snprintf(name, size, "%s/%s/%06lld/%012lld", *s->of->part ? s->of->part : "weight", s->of->is.name,
@@ -19626,8 +19593,7 @@ typedef struct dt__lock {
     dt__queue keeper;      /* touches the file */
 } dt__lock;
 
-/* Opens the file, reads the name in it and asks for the lock. *locked: 1: it is held; 0: another process holds it; -1:
- * there are no locks here. */
+/* Opens the file, reads its name, asks for the lock. *locked: 1: held; 0: another process has it; -1: no locks here. */
 static dt_result dt__lock_try(dt__lock *l, char name[400], int *locked)
 {
     struct stat is, named;
@@ -20028,8 +19994,7 @@ static int dt__config_kind(const dt_model *m)
 /* Can config.json describe the model? */
 static int dt__config_knows(const dt_model *m) { return !m->segments && !m->experts && dt__config_kind(m) >= 0; }
 
-/* A config.json as it was read, with what training or a conversion changes: how many positions there are (0: as many as
- * before), and the type of the numbers. */
+/* A config.json as it was read, but for the type of numbers and, unless 0, the number of positions. */
 static void dt__config_copy(dt__text *t, const char *text, int64_t bytes, int64_t positions, const char *type)
 {
     static const char *const keys[] = {"dtype", "torch_dtype", "n_positions", "n_ctx", "max_position_embeddings"};
@@ -20150,8 +20115,7 @@ static int dt__holds(const char *folder, const char *name)
     return !dt__path_join(path, folder, name) && !access(path, F_OK);
 }
 
-/* The directory with the weights of `path`: `path` itself, or its newest step. *published: a directory of Hugging Face,
- * or a file, and not a checkpoint. */
+/* The directory with the weights of `path`: itself, or its newest step. *published: not a checkpoint. */
 static dt_result dt__weights_find(const char *path, char found[PATH_MAX], int *published)
 {
     struct stat is;
@@ -20206,8 +20170,7 @@ static dt_result dt__config_open(const char *path, dt_model *m, int64_t *sequenc
     *sequence = c.sequence;
     return DT_OK;
 }
-/* The tokens per sequence that a model is used with unless others are given: all positions of a table, at most 1024
- * rotary ones, whose memory could be out of reach. */
+/* Tokens per sequence unless given: all positions of a table, at most 1024 rotary ones, whose memory could be large. */
 static int64_t dt__config_sequence(const dt_model *m, int64_t positions)
 {
     if (m->family == DT_GPT2 && positions > 0) return positions;
@@ -20705,8 +20668,7 @@ DT_API dt_result dt_pipeline_order(const dt_layout *l, int64_t units, int64_t st
     return DT_OK;
 }
 
-/* The share of time that stages wait when messages are free and a backward takes twice a forward. Zero-bubble: for at
- * least as many units as stages. */
+/* Share of time that stages wait if a backward takes two forwards; zero-bubble: for as many units as stages or more. */
 static double dt__pipe_idle(const dt__pipe *p)
 {
     double bubble = (double)(p->stages - 1) / (p->kind == DT_ZERO_BUBBLE ? 3.0 : 1.0);
@@ -20715,8 +20677,7 @@ static double dt__pipe_idle(const dt__pipe *p)
 
 /* ---- the store: places of this rank's parameters and gradients ------------------------------------------- */
 
-/* Gradients of neighbouring segments that are reduced together. Parameters lie in the order of the gradients' slots, so
- * that a range of a bucket is a range of both. A tied parameter has one bucket for each use (R8). */
+/* Gradients reduced together, in the order of their parameters. A tied parameter has a bucket for each use (R8). */
 typedef struct dt__bucket {
     int64_t slot, floats; /* offset and size in a gradient set; whole blocks */
     int64_t buffer;       /* offset in the buffer that replaces a set */
@@ -20760,8 +20721,7 @@ static const int64_t *dt__store_cut(const dt__store *s, int32_t bucket)
     return s->cut + (int64_t)bucket * (s->shards + 1);
 }
 
-/* Pieces into which ranks that share state cut a bucket (only ranks with the same experts share those), and the piece
- * of a rank of the group. */
+/* Pieces into which ranks (with the same experts) that share state cut a bucket, and the one of a rank of the group. */
 static int dt__bucket_shards(const dt__store *s, int32_t b) { return (int)dt__max(1, s->shards / s->bucket[b].copies); }
 static int dt__bucket_piece(const dt__store *s, int32_t b, int rank)
 {
@@ -20833,8 +20793,7 @@ static dt_result dt__store_chunk(dt__store *s, dt__net *net, const dt__chunk *c,
     return DT_OK;
 }
 
-/* Offsets in the buffer: buckets of the same segments lie side by side; with two buffers, groups of segments alternate
- * between them. */
+/* Offsets in the buffer: buckets of the same segments side by side; groups of segments alternate between two. */
 static void dt__store_buffer(dt__store *s, int buffers)
 {
     int64_t most = 0;
@@ -20893,8 +20852,7 @@ static void dt__store_segment(dt__store *s, const dt__net *net, int32_t q, int b
     s->slice_floats = dt__max(s->slice_floats, at);
 }
 
-/* Cuts every bucket for its owners: blocks as evenly as possible; the rest goes to other owners in each bucket. Tied
- * buckets are cut alike on all stages. */
+/* Cuts buckets for their owners, evenly in blocks; the rest goes to other owners in each. Tied: alike on all stages. */
 static dt_result dt__store_cuts(dt__store *s)
 {
     int shards = s->shards;
@@ -21059,8 +21017,7 @@ typedef struct dt__program {
     dt__instr lost;  /* takes what has no memory */
 } dt__program;
 
-/* A unit of work of this rank. Accumulation `shard`: all micro-batches of a shard, then the next shard; `each`: all
- * shards of a micro-batch, then the next micro-batch. */
+/* A unit of this rank. Accumulation `shard`: a shard's micro-batches first; `each`: a micro-batch's shards first. */
 typedef struct dt__work_unit {
     int32_t shard, micro, set;
     int32_t fresh, done; /* first, last micro-batch of its leaf */
@@ -21294,8 +21251,7 @@ static const char *const dt__instr_names[] = {DT__INSTRUCTIONS(DT__INSTR_NAME)};
 
 /* ---- offload: the second memory ------------------------------------------------------------------------ */
 
-/* A ring of buffers holds inputs and outputs of the segments in work; the second memory holds those of the units in
- * flight. A thread copies between the two, at most at `rate`. */
+/* A ring of buffers for the segments in work; the second memory for units in flight; a thread copies at `rate`. */
 enum { DT__MOVES = 64 };
 typedef struct dt__ring {
     dt__queue queue;
@@ -21567,8 +21523,7 @@ static void dt__engine_take(void *user, float *to, int64_t count, int from)
 
 /* ---- opening: mesh, partition, communicators, memory ---- */
 
-/* The shard groups of ZeRO: `group` data-parallel ranks share one copy of the state. Groups exchange whole subtrees of
- * the sum over data shards, so that the shards of a group must be one. */
+/* ZeRO: `group` data-parallel ranks share a copy of the state. Groups exchange whole subtrees over data shards. */
 static dt_result dt__engine_groups(const dt__engine *e, int dp, int *group)
 {
     const dt_layout *l = e->layout;
@@ -21615,8 +21570,7 @@ static dt_result dt__engine_experts(const dt__engine *e, int dp)
     return DT_OK;
 }
 
-/* The communicators of `size` ranks of the same color: NULL for one rank, `from` itself when it has no others and `own`
- * is 0. Collective over `from`. */
+/* Communicators of `size` ranks of a color: NULL for one rank, `from` where it has no others, unless `own`. */
 static dt_result dt__engine_comms(dt__engine *e, int group)
 {
     const dt_mesh *m = &e->mesh;
@@ -21818,8 +21772,7 @@ static dt_result dt__engine_reduction(dt__engine *e, int group)
     return DT_OK;
 }
 
-/* Lays out one slot of a chunk: its input, its segments' outputs and saved values, and for zero-bubble the gradients of
- * their outputs. */
+/* Lays out a slot of a chunk: input, segments' outputs and saved values; zero-bubble: gradients of the outputs. */
 static void dt__engine_slots(dt__engine *e)
 {
     for (int c = 0; c < e->shape.pipe.chunks; c++) {
@@ -21843,8 +21796,7 @@ static int dt__engine_gathers(const dt__engine *e, int inference)
 }
 static int dt__engine_windows(const dt__engine *e) { return e->shape.overlap && e->shape.zero > 2 ? 2 : 1; }
 
-/* Floats of the largest exchange of rows in the expert group, and its table. A text sample may exchange the tokens of a
- * whole sequence, more than this rank has of a unit. */
+/* Floats of the largest exchange of rows in the expert group, maybe a text sample's whole sequence; and its table. */
 static int64_t dt__engine_staged(const dt__engine *e)
 {
     int64_t floats = 0, samples = dt__ceil_div(e->mesh.size[DT_AXIS_CONTEXT], e->rows);
@@ -22133,8 +22085,7 @@ static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
     dt__plan_run(p, 0, p->forward_count, &b, &e->env, 0);
 }
 
-/* After forward of segment q: adds its auxiliary losses to those of each leaf in `auxiliary` (leaves, segments), and
- * counts the tokens that chose each expert. */
+/* After segment q: adds auxiliary losses of each leaf to `auxiliary` (leaves, segments), and counts experts' tokens. */
 static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliary)
 {
     const dt__built *seg = &e->net.segments[q];
@@ -22156,8 +22107,7 @@ static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliar
     }
 }
 
-/* After forward of the last segment: adds the unit's loss to loss[0]; with context shards, the row sums of each leaf to
- * loss (leaves) (R12). */
+/* After the last segment: adds the unit's loss to loss[0]; with context shards, row sums to loss (leaves) (R12). */
 static void dt__engine_loss(const dt__engine *e, int slot, float *loss)
 {
     const dt__plan *p = e->net.segments[e->net.count - 1].plan;
@@ -22223,8 +22173,7 @@ static void dt__engine_arrive(dt__engine *e, int64_t q)
     e->ring.output = e->ring.places;
 }
 
-/* Input and target of the unit in work, from its samples (rows,T): with context shards the slices of this rank's
- * leaves, (leaves,rows,2,slice). */
+/* Input and target of the unit in work from samples (rows,T), or its context slices, (leaves,rows,2,slice). */
 static void dt__engine_samples(dt__engine *e, const uint32_t *input, const uint32_t *target)
 {
     const dt__net *net = &e->net;
@@ -22319,8 +22268,7 @@ static const dt__sharing *dt__engine_sharing(const dt__engine *e, const dt__buck
     return b->copies > 1 ? &e->expert_ranks : &e->ranks;
 }
 
-/* Sums floats [begin, begin + floats) of the parts of c's ranks into the first part of each: by the tree, or by the
- * all-reduce of the engine between nodes. */
+/* Sums [begin, begin + floats) of the parts of c's ranks into each first part: by the tree, or natively. */
 static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts, const int *counts, int64_t begin,
                                 int64_t floats, const int64_t *cuts)
 {
@@ -22358,8 +22306,7 @@ static dt_result dt__engine_reduce(dt__engine *e, const dt__instr *i)
                           cuts[piece + 1] - cuts[piece], NULL);
 }
 
-/* The pieces of [at, at + count) of a bucket's parameters, to be gathered at `to`. Their owners keep them `whole`, at
- * the offsets of the parameters, or else packed. */
+/* Pieces of [at, at + count) of a bucket's parameters, to gather at `to`; owners keep them `whole`, or packed. */
 static int dt__bucket_spans(const dt__store *s, int32_t bucket, int64_t at, int64_t count, int64_t to, int whole,
                             dt__extent *span)
 {
@@ -22418,8 +22365,7 @@ static dt_result dt__engine_gather_segment(dt__engine *e, int64_t q, float *arra
     return r;
 }
 
-/* ZeRO 1 and 2: gathers a bucket's new parameters on every rank. dt__engine_step counts the bytes, in the step that
- * made the parameters. */
+/* ZeRO 1 and 2: gathers a bucket's new parameters on all ranks; dt__engine_step has counted the bytes. */
 static dt_result dt__engine_gather_bucket(dt__engine *e, int32_t bucket)
 {
     const dt__bucket *b = &e->store.bucket[bucket];
@@ -22632,8 +22578,7 @@ static dt_result dt__engine_wait(dt__engine *e)
     return e->queue.running ? dt__queue_wait(&e->queue, e->queue.asked) : DT_OK;
 }
 
-/* After a step that failed on this rank: makes peers leave collectives of stream 1, and waits for it. Keeps `r` and its
- * message. */
+/* After a step that failed here: makes peers leave collectives of stream 1, waits for it, keeps `r` and its message. */
 static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
 {
     char error[sizeof dt__thread.error];
@@ -22972,8 +22917,7 @@ static int dt__supervise_status(const dt__supervisor *s)
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-/* The signals that the supervisor takes with sigtimedwait; they are blocked in it and not in its ranks. What nohup or a
- * shell's & let it ignore it ignores. */
+/* The signals that the supervisor waits for, blocked in it alone, and not those that nohup or a shell's & ignores. */
 static void dt__supervise_signals(sigset_t *set)
 {
     struct sigaction old;
@@ -23002,8 +22946,7 @@ static void dt__supervise_listen(dt__supervisor *s)
 /* ---- ranks as processes ---- */
 
 #ifdef __linux__
-/* Notes the ranks that have ended. A rank that froze, or was killed before the supervisor began to end the job, is
- * lost; a rank that failed is not. */
+/* Notes the ranks that have ended. Lost: those that froze, or were killed before the supervisor ended the job. */
 static void dt__supervise_reap(dt__supervisor *s)
 {
     for (int r = 0; r < s->job->size; r++) {
@@ -23567,8 +23510,7 @@ static int dt__by_mpi(void)
 #endif
 }
 
-/* Did another launcher start this process as one of several, and does this program have an engine that connects them?
- * *w says how many there are. */
+/* Has another launcher started this process as one of w->size, and is there an engine that connects them? */
 static dt_result dt__check_foreign(dt__world *w)
 {
     dt_result r;
@@ -23838,8 +23780,7 @@ typedef struct dt__candidate {
     int32_t token;
 } dt__candidate;
 
-/* Draws text: from the whole sequence at once, or in the decode form, DT__PREFILL positions at a time or one, with a
- * cache of keys and values. The two decode nets share the cache. */
+/* Draws text from the whole sequence, or with a cache of keys and values, DT__PREFILL positions at a time or one. */
 enum { DT__PREFILL = 32 };
 enum { DT__WHOLE, DT__SEVERAL, DT__ONE, DT__GENERATOR_NETS };
 typedef struct dt__generator {
@@ -23958,8 +23899,7 @@ DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer)
     return dt__refused("t", t) ? 0 : dt_comm_sent(t->comm, peer);
 }
 DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return dt__refused("t", t) ? 0 : t->e.net.weights; }
-/* The parameter of this name in an array of weights, or NULL unless this rank has all of it; a copy where tensor shards
- * cut it. */
+/* A parameter in an array of weights, or NULL unless this rank has all of it; a copy where tensor shards cut it. */
 static const float *dt__trainer_part(const dt_trainer *t, const float *array, const char *name, int64_t *count)
 {
     const dt__net *net = &t->e.net;
@@ -24527,8 +24467,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     fflush(stdout);
 }
 
-/* Checks that every id of the data is inside the model's tables and classes: ids of files now, those of a source as its
- * samples come. */
+/* Checks that the data's ids are inside tables and classes: files now, samples of a source as they come. */
 static dt_result dt__trainer_ids(dt_trainer *t)
 {
     const int64_t *below = t->e.net.ids;
@@ -24810,8 +24749,7 @@ typedef struct dt__state_walk {
     float *snapshot; /* memory of the slices, one after the other, instead of the engine's */
 } dt__state_walk;
 
-/* Of a range that several ranks store, each rank writes an equal part in whole blocks. A parameter of several stages is
- * written by the stage of its first use. */
+/* Each of the ranks that store a range writes an equal part in whole blocks, on the stage of the first use. */
 static void dt__engine_share(const dt__engine *e, const dt__net_param *p, int64_t *from, int64_t *count)
 {
     const dt_mesh *m = &e->mesh;
@@ -24826,8 +24764,7 @@ static void dt__engine_share(const dt__engine *e, const dt__net_param *p, int64_
     if (p->stage[0] != m->at[DT_AXIS_PIPELINE]) *count = 0;
 }
 
-/* Weights [*from, *from + *count) of a parameter are the part of a tensor that this rank stores, or writes; returns
- * where their numbers are. */
+/* Which part of a tensor, [*from, *from + *count), this rank stores or writes; returns where its numbers are. */
 static float *dt__state_range(const dt__state_walk *w, const dt__state_tensor *x, int64_t *from, int64_t *count)
 {
     const dt__engine *e = &w->t->e;
@@ -25383,8 +25320,7 @@ static dt_result dt__mirror_copy(dt_trainer *t, int64_t step)
     return r || newest < 0 ? r : dt__latest_put(l->place, newest);
 }
 
-/* The first job restores. The others copy the newest checkpoint, unless the previous job copied it. A failure of a copy
- * is printed; training continues, and so do later copies. */
+/* The first job restores, the others copy the newest checkpoint once. A failure is printed; later copies go on. */
 static dt_result dt__mirror_job(void *owner, int64_t job)
 {
     dt_trainer *t = (dt_trainer *)owner;
@@ -25581,8 +25517,7 @@ static dt_result dt__save_snapshot(dt_trainer *t)
     return r;
 }
 
-/* Writes and removes a file in the directory of checkpoints, and checks its free space, so that an unusable directory
- * is reported before the first step. */
+/* Writes and removes a file in the directory and checks its free space: reports an unusable one before step 1. */
 static dt_result dt__save_probe(dt_trainer *t)
 {
     const char *place = t->layout.checkpoint.place;
@@ -25641,8 +25576,7 @@ static void dt__save_close(dt__saver *s)
 
 /* ---- resuming ---- */
 
-/* Takes the config.json that checkpoints keep from a directory or a file, unless it describes another model, which may
- * be an error. */
+/* Takes the config.json that checkpoints keep. One that describes another model is left out, or an error (agrees). */
 static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
 {
     char name[PATH_MAX], there[64], value[64];
@@ -25948,8 +25882,7 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
 
 /* ---- initial weights from published files ---- */
 
-/* Finds every parameter in the files, and a parameter for every tensor; computes the hash that identifies the files. A
- * model whose head is its table accepts a head with the same numbers. */
+/* Pairs parameters and tensors and hashes them. A tied model accepts a head with the numbers of its table. */
 static dt_result dt__weights_check(dt_trainer *t)
 {
     const dt__tensors *from = &t->published.tensors;
@@ -26019,8 +25952,7 @@ static dt_result dt__weights_begin(dt_trainer *t)
     return r || !c ? r : dt__parts_check(t, found, &c->m);
 }
 
-/* Reads the initial weights; the average begins with a copy of them. Slices of any layout are put together first, one
- * parameter at a time. */
+/* Reads the initial weights, slices one parameter at a time; the average begins with a copy. */
 static dt_result dt__weights_load(dt_trainer *t)
 {
     dt__engine *e = &t->e;
@@ -26396,12 +26328,10 @@ static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t leaves, 
     return r;
 }
 
-/* Flags that ranks exchange at every step, so that all do the same: one rank was asked to stop, one is still writing,
- * and, by rank 0's clock, it is time to save. */
+/* Flags that ranks exchange at every step: asked to stop, still writing, and, by rank 0's clock, time to save. */
 enum { DT__SAID_STOP = 1, DT__SAID_WRITING = 2, DT__SAID_DUE = 4 };
 
-/* Valid targets over all ranks, counted in integers (R12). said: NULL, or flags of this rank, which travel in the
- * count's top byte and become the flags of all ranks. */
+/* Valid targets over all ranks, in integers (R12). said: NULL, or flags, which the count's top byte brings to all. */
 static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total, uint32_t *said)
 {
     enum { TOP = 56 };
@@ -26422,8 +26352,7 @@ static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total, uint3
     return r;
 }
 
-/* Forward alone for one unit of validation samples; rows past `end` have no target. Adds its losses, unless loss is
- * NULL, and valid targets. */
+/* Forward for a unit of validation samples, without targets past `end`. Adds losses (unless NULL) and valid targets. */
 static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, float *loss, int64_t *valid)
 {
     dt__engine *e = &t->e;
