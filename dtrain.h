@@ -206,9 +206,8 @@ typedef enum dt_dtype { DT_F32, DT_I32, DT_BF16, DT_F16, DT_F8_E4M3, DT_F8_E5M2 
 DT_API dt_tensor dt_tensor_of(dt_graph *g, dt_dtype dtype, dt_shape shape, const void *data);
 /* Initial values of a parameter. NORMAL: N(0, std^2), a function of (seed, full name, element). */
 typedef enum dt_init { DT_INIT_ZEROS, DT_INIT_ONES, DT_INIT_NORMAL } dt_init;
-/* A trainable parameter. In a segment its full name is "<segment>.<name>", 1 to 95 bytes of UTF-8; several segments may
- * use a name that begins with '/' (a tied weight: one parameter, one gradient per use). Weight decay needs two or more
- * dimensions. */
+/* A trainable parameter. In a segment its full name is "<segment>.<name>", 1 to 95 bytes of UTF-8; segments may share a
+ * name that begins with '/' (tied: one parameter, a gradient per use). Weight decay needs two or more dimensions. */
 DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std);
 /* Appends the gradient of scalar `loss` with respect to every tensor it depends on. Once per graph. */
 DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss);
@@ -410,10 +409,9 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
 /* One rank's part of a training run, for one thread at a time. Rank 0 prints progress to standard output unless
  * output.quiet; nothing else in the library prints. */
 typedef struct dt_trainer dt_trainer;
-/* Collective over the ranks that dt_launch started. Checks recipe and layout, opens the data, plans and allocates all
- * memory, draws the parameters. Recipe, data, model and layout must be the same on all ranks (threads, quiet and
- * metrics need not): else all return DT_E_USAGE with what differs. The structs are copied; strings and segments must
- * outlive the trainer. */
+/* Collective over dt_launch's ranks. Checks recipe and layout, opens the data, allocates all memory, draws the
+ * parameters. Recipe, data, model and layout must be the same on all ranks (threads, quiet and metrics need not): else
+ * all return DT_E_USAGE with what differs. The structs are copied; strings and segments must outlive the trainer. */
 DT_API dt_result dt_trainer_open(dt_trainer **t, const dt_recipe *recipe, const dt_layout *layout);
 DT_API void dt_trainer_close(dt_trainer **t);
 /* One optimizer step, with validation, sample and checkpoint when they are due (collective). DT_E_NUMERIC: loss or norm
@@ -450,7 +448,7 @@ DT_API dt_result dt_broadcast(dt_comm *c, float *data, int64_t count, int root);
 DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op);
 DT_API dt_result dt_all_gather(dt_comm *c, const float *in, float *out, int64_t count);
 
-/* ---- H1  results, kernels ----------------------------------------------------------------------- */
+/* ---- H1  results, kernels ---- */
 DT_API const char *dt_result_name(dt_result r); /* the code's name, e.g. "DT_E_PEER". Static storage. */
 /* The exit status to return for r: 0 fine, 1 failure, 2 usage, 75 stopped and saved, 130 interrupted without. */
 DT_API int dt_exit_code(dt_result r);
@@ -458,7 +456,7 @@ DT_API const char *dt_version(void); /* version of the implementation that was l
 /* The kernels that run here: "avx512", "avx2", "neon" or "portable". DT_ISA forces one; the bits are the same. */
 DT_API const char *dt_isa(void);
 
-/* ---- H6  tensors and ops ------------------------------------------------------------------------ */
+/* ---- H6  tensors and ops ---- */
 DT_API int64_t dt_shape_count(dt_shape s); /* elements, 2^40 at most; 1 for a scalar */
 DT_API dt_shape dt_shape_of(const dt_graph *g, dt_tensor t);
 DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t);
@@ -583,9 +581,9 @@ typedef struct dt_window {
  * (sample, position). In both, places outside the tensor are terms with the value 0. The input's gradient adds, by
  * ascending position, chains over output channels. */
 DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window);
-/* Largest element of every window, or its mean: (B,C,L) -> (B,C,L') or (B,C,H,W) -> (B,C,H',W'), sizes as above. Places
- * outside the tensor are -inf for a maximum and 0 for a mean (sum in window order / size). The gradient of a maximum
- * goes to its first element. */
+/* Largest element of every window, or its mean: (B,C,L) -> (B,C,L') or (B,C,H,W) -> (B,C,H',W'), sizes as above.
+ * Outside the tensor are -inf for a maximum, 0 for a mean (sum in window order / size). The first maximum gets the
+ * gradient. */
 DT_API dt_tensor dt_pooling(dt_graph *g, dt_tensor x, int mean, const dt_window *window);
 /* Rows of table (V,C), of any type, picked by int32 tokens (..): (..,C). Tokens must lie in [0, V): the trainer refuses
  * data with others; one that a segment computes and that lies outside gives a row of zeros and no gradient. */
@@ -618,8 +616,7 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
  * in double; cosines and sines are rounded to float: error below 0.51 * 2^-24 up to position 2^20. */
 DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, int64_t offset,
                          const dt_rope_scaling *scaling);
-/* Zero with probability p, else x / (1-p). The mask is a function of (seed, step, sample, site, element): axis 0
- * counts samples. p = 0 returns x. */
+/* Zero with probability p, else x / (1-p), by (seed, step, sample, site, element); axis 0 counts samples. p = 0: x. */
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p);
 /* Losses are scalars. In an eager graph a loss is a mean. In a segment it is a sum, which the trainer divides by the
  * number of targets of the whole batch that are 0 or above (all, where they are floats); a sum over another number of
@@ -660,15 +657,13 @@ typedef struct dt_moe_options {
  * The load-balance loss is E * sum_e f_e P_e per unit, f_e the share of the unit's N k choices (drops included) that
  * expert e got, P_e the mean of p_e over the N tokens: 1 when all is even, E/k at most (Fedus et al. 2022, equation
  * 4); gradients flow through P alone.
- * Parameters: Wr "<name>.gate.weight" (C,E), "<name>.experts.up_proj" (E,C,H), gated "<name>.experts.gate_up_proj"
- * (E,C,2H), gate first, and "<name>.experts.down_proj" (E,H,C), all ~ N(0, 0.02^2); biases = 0, the names with
- * "_bias", (E*H), (E*2H), (E*C). Memory is that of min(N k, E * capacity) rows of a unit; with ep ranks of ep * min(N
- * min(k, E/ep), E/ep * capacity). */
+ * Wr "<name>.gate.weight" (C,E), "<name>.experts.up_proj" (E,C,H), gated "<name>.experts.gate_up_proj" (E,C,2H), gate
+ * first, and "<name>.experts.down_proj" (E,H,C), all ~ N(0, 0.02^2); biases "<name>.._bias" = 0, (E*H), (E*2H), (E*C).
+ * Memory: min(N k, E * capacity) rows of a unit; with ep ranks ep * min(N min(k, E/ep), E/ep * capacity). */
 DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe_options *options);
 
-/* ---- H8  models --------------------------------------------------------------------------------- */
-/* Marks x, fp32 (B,..), once in a model, as what dt_trainer_predict() gives, and returns it. Unmarked: the logits of
- * dt_cross_entropy. */
+/* ---- H8  models ---- */
+/* Marks x, fp32 (B,..), once in a model, for dt_trainer_predict(); returns it. Unmarked: dt_cross_entropy's logits. */
 DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x);
 /* A size of the Llama family (Touvron et al. 2023): "llama-nano", "llama-micro", "llama-tiny", "llama-small", as large
  * as the GPT-2 sizes of these names; "llama-1.1B", "llama-7B", "llama-13B", "llama3-8B", "llama3.2-1B", as published
@@ -677,13 +672,12 @@ DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x);
  * rmsnorm(x) (SwiGLU, Shazeer 2020); dt_model adds biases and norms of heads. Parameters have Hugging Face's names;
  * linear weights are (in,out) here, and a file for Hugging Face transposes them. */
 DT_API dt_model dt_model_llama(const char *size);
-/* The model of a config.json, or of the directory that holds it: GPT-2, Llama, or the members of its family Mistral,
- * Qwen2 and Qwen3, as Hugging Face publishes them. dropout stays 0, the length of sequences is the recipe's. What is
- * not computed here (another activation or scaling, quantized weights ..) is DT_E_DATA, with the line. Weights:
- * recipe.weights. */
+/* The model of a config.json, or of its directory: GPT-2, Llama, or its relatives Mistral, Qwen2 and Qwen3, as Hugging
+ * Face publishes them. dropout stays 0, the length of sequences is the recipe's. What is not computed here (another
+ * activation or scaling, quantized weights ..) is DT_E_DATA, with the line. Weights: recipe.weights. */
 DT_API dt_result dt_model_read(dt_model *m, const char *path);
 
-/* ---- H10  recipe: schedules, optimizers, precision ------------------------------------------- */
+/* ---- H10  recipe: schedules, optimizers, precision ---- */
 typedef enum dt_schedule { DT_CONSTANT, DT_COSINE, DT_LINEAR, DT_WSD } dt_schedule; /* WSD: warm-up, stable, decay */
 /* How micro-batches add up (R3, R4). SHARD: one chain per data shard through all micro-batches, reduced once per step.
  * EACH: every micro-batch is reduced, and the totals are added. The bits differ. */
@@ -714,10 +708,10 @@ typedef enum dt_precision { DT_PRECISION_FP32, DT_PRECISION_BF16, DT_PRECISION_F
  * the layout. How far they are from the exact ones is measured on the first batch, printed and logged. */
 typedef enum dt_numerics { DT_EXACT, DT_FAST } dt_numerics;
 
-/* ---- H11  data, tokenizers ---------------------------------------------------------------------- */
+/* ---- H11  data, tokenizers ---- */
 /* A byte-level BPE tokenizer (Sennrich et al. 2016; Radford et al. 2019): text is cut into pre-tokens by a rule, the
- * bytes of each are merged pair by pair, the pair of the lowest rank first. Read-only once open: any number of threads
- * may use it. */
+ * bytes of each are merged pair by pair, the lowest rank first. Read-only once open: any number of threads may use it.
+ */
 typedef struct dt_tokenizer dt_tokenizer;
 /* How text is cut into pre-tokens, by the classes of Unicode 14.0 (L letters, N numbers, white space). A byte that is
  * no part of well-formed UTF-8 counts as one character of no class.
@@ -749,8 +743,7 @@ DT_API dt_result dt_tokenizer_walk(const dt_tokenizer *t, const void *text, int6
 /* The text of `count` ids; *bytes becomes its length. text NULL only counts. DT_E_DATA: no such id. */
 DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, int64_t count, char *text,
                                      int64_t *bytes);
-/* Training sequences from files, which are memory-mapped: do not shorten them meanwhile. Read-only once open: any
- * number of threads may use it. */
+/* Training sequences from memory-mapped files: do not shorten them. Read-only once open: any threads may use it. */
 typedef struct dt_data dt_data;
 typedef enum dt_split { DT_TRAIN, DT_VALIDATION } dt_split;
 /* Opens a file, a comma-separated list, or a pattern with * or ? (matches in byte order of their names); files follow
@@ -784,7 +777,7 @@ typedef struct dt_source {
     dt_dtype input_type, target_type; /* DT_F32 or DT_I32 */
     dt_result (*fetch)(void *user, dt_split split, int64_t sample, void *input, void *target);
 } dt_source;
-/* ---- H12  rules: the usual faults of a training run, by its numbers ----------------------------- */
+/* ---- H12  rules: the usual faults of a training run, by its numbers ---- */
 /* A program passes losses, tensors, labels and the times of its ranks, step by step; rules compare them with bounds and
  * record which rules fired (examples/82_rules.c).
  * Names and bounds are those of the built-in rules of Amazon SageMaker Debugger, where Debugger has the rule; section
@@ -856,7 +849,7 @@ DT_API const dt_firing *dt_rules_fired(const dt_rules *rules, int32_t rule);
 enum { DT_RULES_TEXT = 8000 };
 DT_API dt_result dt_rules_text(const dt_rules *rules, char *text, int64_t size);
 
-/* ---- H13  communicators -------------------------------------------------------------------------- */
+/* ---- H13  communicators ---- */
 /* Options of the launcher, which dt_launch takes out of argc and argv: --ranks, --launch, --nodes, --timeout (also
  * DT_TIMEOUT), --max-restarts (after 1, 2, 4 .. 30 times DT_BACKOFF seconds), --elastic; --help explains them.
  * DT_NODES emulates nodes as --nodes does; DT_LINK_RATE then lets a collective on more than 2048 floats take as long
@@ -871,8 +864,7 @@ DT_API dt_result dt_rules_text(const dt_rules *rules, char *text, int64_t size);
  * With DT_MPI or DT_OFI the ranks may be those that mpirun, srun, torchrun or SageMaker started, on any number of
  * machines; of the launcher's options only --timeout is for them. */
 
-/* A communicator over the ranks that give the same color (>= 0), in the order of their ranks in c, which must live
- * longer. Collective over c. */
+/* A communicator over the ranks of c with the same color (>= 0), in their order. c must live longer. Collective. */
 DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub);
 /* Who started this rank, in one line: "Slurm: rank 3 of 8 (1 of 2 here) on 4 hosts, meeting at a, port 29507". */
 DT_API const char *dt_comm_launcher(const dt_comm *c);
@@ -894,11 +886,9 @@ DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from);
 /* Symmetric memory: every rank gets `bytes` (the same number everywhere) of zeroed memory that its peers on the node
  * map too and that collectives read in place. Collective. It belongs to the communicator. */
 DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine);
-/* Where `rank`'s copy of the place `mine` is mapped here; NULL for other memory, or another node. The caller orders
- * reads and writes with dt_barrier. */
+/* Where `rank`'s copy of `mine` is mapped here; NULL: other memory or node. dt_barrier orders reads and writes. */
 DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank);
-/* A kind of link: a message of s bytes takes alpha + beta s seconds. r2: the share of the variance of the times that
- * the line explains. */
+/* A kind of link: s bytes take alpha + beta s seconds. r2: the share of the times' variance that the line explains. */
 typedef struct dt_link {
     double alpha, beta, r2;
     int64_t points; /* that were fitted; 0: no two ranks have such a link */
@@ -926,21 +916,19 @@ typedef enum dt_call { DT_ALL_REDUCE, DT_REDUCE_SCATTER, DT_ALL_GATHER } dt_call
  * unless each has another NCCL_HOSTID in its environment. DT_E_USAGE: built without DT_NCCL, no such GPU; DT_E_SYSTEM:
  * NCCL, a driver or a GPU is missing on some rank. *n is NULL on errors. */
 DT_API dt_result dt_nccl_open(dt_nccl **n, dt_comm *c, int gpu);
-/* Queues a collective of floats in the GPU's memory on a CUDA stream (a cudaStream_t or CUstream, NULL: the default
- * one). Collective. Shapes are those of dt_all_reduce (in may be out), dt_reduce_scatter, dt_all_gather (op is not
- * used). */
+/* Queues a collective on floats in GPU memory on a CUDA stream (a cudaStream_t or CUstream, NULL: the default).
+ * Collective. Shapes are those of dt_all_reduce (in may be out), dt_reduce_scatter, dt_all_gather (op is not used). */
 DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, float *out, int64_t count, dt_op op,
                                  void *stream);
 DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream); /* returns when all that was queued on the stream is done */
 DT_API void dt_nccl_close(dt_nccl **n); /* collective, unless it failed. NULL is fine. */
 
-/* ---- H15  layout, mesh, schedules --------------------------------------------------------------- */
+/* ---- H15  layout, mesh, schedules ---- */
 DT_API dt_sampling dt_sampling_default(void); /* temperature 0.7 over all tokens, seed 0 */
-/* How units of work, one (data shard, micro-batch) each, go through the stages of a pipeline. 1F1B: a backward as soon
- * as one is there, at most pp units in flight (Narayanan et al. 2019); GPipe: all forwards, then all backwards (Huang
- * et al. 2019); interleaved: 1F1B over layout.chunks runs of segments per stage, a smaller bubble for more messages
- * (Narayanan et al. 2021); zero-bubble: 1F1B that delays the weights' gradients to where it would wait (ZB-H1, Qi et
- * al. 2023). */
+/* How units of work, (data shard, micro-batch), go through the stages of a pipeline. 1F1B: a backward as soon as one is
+ * there, at most pp units in flight (Narayanan et al. 2019); GPipe: all forwards, then all backwards (Huang et al.
+ * 2019); interleaved: 1F1B over layout.chunks runs of segments per stage, less bubble, more messages (Narayanan et al.
+ * 2021); zero-bubble: 1F1B that delays the weights' gradients to where it would wait (ZB-H1, Qi et al. 2023). */
 typedef enum dt_pipeline { DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE } dt_pipeline;
 /* Which values of forward are kept for backward: all; all but those of attention (Korthikanti et al. 2022); the inputs
  * of segments (Chen et al. 2016). Backward computes the others again. */
@@ -954,10 +942,10 @@ typedef enum dt_compile { DT_COMPILE_OFF, DT_COMPILE_ON, DT_COMPILE_AUTO } dt_co
 /* What runs the groups: the library's kernels, tile by tile; or C that is printed for their chains of elementwise ops,
  * compiled by CC or cc at start, and cached in XDG_CACHE_HOME or ~/.cache. Without a compiler, tiles run. */
 typedef enum dt_backend { DT_BACKEND_TILES, DT_BACKEND_CC } dt_backend;
-/* Both kinds resume in any layout. Sharded: every rank writes what it owns, in parallel. Full: rank 0 writes whole
- * tensors under the names of Hugging Face, with config.json for the families, in blocks of 256 KB or a row.
- * EXPORT_BF16, of dt_checkpoint_convert() alone: the weights of a full one in bf16, for other programs and --weights,
- * without what a run resumes from. */
+/* Both kinds resume in any layout. Sharded: each rank writes what it owns. Full: rank 0 writes whole tensors under
+ * Hugging Face's names, with config.json for the families, in blocks of 256 KB or a row. EXPORT_BF16, of
+ * dt_checkpoint_convert() alone: the weights of a full one in bf16 for other programs and --weights; no run resumes
+ * from it. */
 typedef enum dt_checkpoint_kind { DT_SHARDED, DT_FULL, DT_EXPORT_BF16 } dt_checkpoint_kind;
 /* A directory with checkpoints at the start: resume from the newest complete one; an error; an error without one. */
 typedef enum dt_resume { DT_RESUME_AUTO, DT_RESUME_NEVER, DT_RESUME_ONLY } dt_resume;
@@ -970,9 +958,8 @@ typedef struct dt_mesh {
 } dt_mesh;
 /* Where `rank` of `ranks` ranks is. DT_E_USAGE: the degrees do not divide the ranks, or layout.order names no order. */
 DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m);
-/* Cuts n segments of these costs into `parts` runs of neighbours: run i is [begin[i], begin[i + 1]), begin (parts +
- * 1). The costliest run is as cheap as possible, and of all such cuts the most even (least sum of squares). O(n^2
- * parts). */
+/* Cuts n segments of these costs into `parts` runs of neighbours: run i is [begin[i], begin[i + 1]), begin (parts + 1).
+ * The costliest run is as cheap as possible, and of such cuts the most even (least squares). O(n^2 parts). */
 DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int64_t *begin);
 /* Work of a pipeline stage on one of `units` units (data shards x micro-batches). A stage owns `chunks` runs of
  * segments, one unless the schedule is interleaved; run c of stage s is number c stages + s of the model. */
@@ -984,7 +971,7 @@ typedef struct dt_work {
 /* The order in which a stage of layout.pp works: list (3 units chunks) at most, *count entries. */
 DT_API dt_result dt_pipeline_order(const dt_layout *l, int64_t units, int64_t stage, dt_work *list, int64_t *count);
 
-/* ---- H16  trainer ------------------------------------------------------------------------------- */
+/* ---- H16  trainer ---- */
 /* What a step did. */
 struct dt_step_info {
     int64_t step;           /* steps done */
@@ -1057,9 +1044,8 @@ DT_API dt_result dt_generator_evaluate(dt_generator *g, const char *data, float 
  * of files are NULL, but for weights: `path`, which must outlive the recipe. So a trainer starts from these weights, or
  * resumes, where `path` is in its checkpoint.place. Set model again if it was of the program's own segments. */
 DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path);
-/* What the model predicts (dt_prediction, or its logits) for `count` samples: inputs (count, elements of a sample) of
- * the data's input type, predictions (count, each). No dropout, no targets. Ranks call it as dt_trainer_sample, but
- * together also with cp above 1. */
+/* What the model predicts (dt_prediction, or its logits) for inputs (count, elements of a sample) of the data's type:
+ * predictions (count, each). No dropout, no targets. Ranks call it as dt_trainer_sample, with cp above 1 together. */
 DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t count, float *predictions, int64_t each);
 /* How often tokens chose each expert in the last step, drops included, over all ranks (collective): counts (E), exact
  * below 2^24, of mixture `index` of the model, from 0. DT_E_USAGE: there is no such mixture. */
@@ -1134,14 +1120,13 @@ typedef struct dt_diagnosis {
     double alone, together; /* GFLOP/s of rank 0 on a matrix product, alone and while all ranks compute one */
     dt_finding finding[DT_BRANCH_COUNT];
 } dt_diagnosis;
-/* Looks at the last steps, up to 8, without the first one of this trainer, and measures the links by all-reduces of up
- * to 1 MB, for a second or two. text (NULL: none) has room for DT_DIAGNOSIS_TEXT bytes: a line per branch with what was
- * measured, the bound and the verdict, then what to do. Collective, between steps; changes no bit. DT_E_USAGE: fewer
- * than 4 steps were made. */
+/* Looks at up to 8 last steps, without this trainer's first, and measures the links by all-reduces of up to 1 MB, for a
+ * second or two. text (NULL: none) has room for DT_DIAGNOSIS_TEXT bytes: a line per branch with what was measured, the
+ * bound and the verdict, then what to do. Collective, between steps; changes no bit. DT_E_USAGE: fewer than 4 steps. */
 enum { DT_DIAGNOSIS_TEXT = 6000 };
 DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text);
 
-/* ---- H14  a program's own loop ------------------------------------------------------------------- */
+/* ---- H14  a program's own loop ---- */
 /* The trainer's optimizers, clipping, schedule and bits for a program's own loop: dt_graph_set the batch of this rank,
  * dt_graph_run, dt_optimizer_step (examples/04_own_loop.c). */
 typedef struct dt_optimizer dt_optimizer;
@@ -1152,17 +1137,15 @@ DT_API void dt_optimizer_close(dt_optimizer **o);
 /* One step with the gradients in the list. c, if not NULL: first they become their means over its ranks (collective).
  * info, if not NULL: step, norm and learning_rate are set. DT_E_NUMERIC: the norm is not finite; no value changed. */
 DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *info);
-/* What the optimizer keeps, to be saved and loaded with the parameters: "first.NAME", "second.NAME", "optimizer.step".
- * As dt_graph_parameters(). */
+/* The optimizer's state, as dt_graph_parameters(): "first.NAME", "second.NAME", "optimizer.step". Save it, too. */
 DT_API int64_t dt_optimizer_parameters(const dt_optimizer *o, dt_parameter *list, int64_t room);
-/* Writes the values of a list, of names that differ, of 1 to 159 bytes of UTF-8, as a safetensors file, which appears
- * when it is complete. */
+/* Writes a list's values as a safetensors file, which appears when complete. Names differ, 1 to 159 bytes of UTF-8. */
 DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, int64_t count);
 /* Reads the values of a list from a safetensors file, F32, F16 or BF16, by name. The file may hold more. DT_E_DATA: it
  * lacks a name, or another shape has it; nothing was read. */
 DT_API dt_result dt_parameters_load(const char *path, const dt_parameter *list, int64_t count);
 
-/* ---- H14  checkpoints without a trainer ---------------------------------------------------------- */
+/* ---- H14  checkpoints without a trainer ---- */
 /* A file of a checkpoint, or an array of its state. */
 typedef struct dt_checkpoint_entry {
     char name[160];
@@ -1178,8 +1161,7 @@ typedef struct dt_checkpoint {
     dt_recipe recipe;     /* names of files are NULL; so is model.segments, where segment_count is above 0 */
     int64_t files, bytes; /* of the files that the manifest lists */
     int64_t tensors;      /* in those files */
-    int64_t arrays;       /* weights of each parameter in definition order, then what the optimizer keeps of each,
-                           * "first.NAME" and so on */
+    int64_t arrays;       /* weights in definition order, then what the optimizer keeps of each, "first.NAME" .. */
     const dt_checkpoint_entry *file, *array;
 } dt_checkpoint;
 /* Opens DIR/step-000000200, or the newest step of DIR; reads manifest and headers, not the numbers. */
@@ -1189,8 +1171,7 @@ DT_API void dt_checkpoint_close(dt_checkpoint **c);
 DT_API dt_result dt_checkpoint_verify(dt_checkpoint *c);
 /* The numbers of an array, row by row. DT_E_USAGE: there is no such array. */
 DT_API dt_result dt_checkpoint_read(dt_checkpoint *c, int64_t index, float *values);
-/* Writes the same state as a checkpoint of this kind into another directory, as a trainer would. DT_E_USAGE: the
- * directory has the step already. */
+/* Writes the state as a checkpoint of this kind into a directory, as a trainer would. DT_E_USAGE: it has the step. */
 DT_API dt_result dt_checkpoint_convert(dt_checkpoint *c, const char *directory, dt_checkpoint_kind kind);
 
 /* Using the library with an implementation of another version is a link error that names the version. */
@@ -1210,7 +1191,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #define DTRAIN_IMPLEMENTED
 #define DT__IMPLEMENT
 
-/* ---- what the build must be like (R15) -------------------------------------------------------- */
+/* ---- what the build must be like (R15) ---- */
 #if !defined(__GNUC__)
 #error "dtrain.h: the implementation needs gcc or clang (vector extensions)"
 #endif
@@ -1619,7 +1600,7 @@ static void dt__fp_leave(unsigned saved)
 #endif
 }
 
-/* ---- options ---------------------------------------------------------------------------------
+/* ---- options ----
  * An option is a row of a table: parser, help, defaults, range checks and the manifest of a checkpoint follow from it.
  * The rows of recipe and layout are in H10, those of the launcher in H16. */
 
@@ -1779,8 +1760,7 @@ static void dt__descriptors_fill(void)
 
 extern char **environ; /* unistd.h hides it from programs that did not ask for GNU extensions */
 
-/* Starts a program, by its path or a name in PATH, that blocks no signal; with `said` its messages become that file.
- * Returns errno. */
+/* Starts a program, by path or name in PATH, that blocks no signal; `said`: file of its messages. Returns errno. */
 static int dt__spawn(pid_t *pid, char *const *argv, const char *program, const char *said)
 {
     posix_spawn_file_actions_t files;
@@ -1819,7 +1799,7 @@ static size_t dt__system_read(const char *path, char *text, size_t room)
     return bytes;
 }
 
-/* ---- threads of one rank -------------------------------------------------------------------
+/* ---- threads of one rank ----
  * A pool runs `tasks` independent pieces of one operation. Pieces write disjoint outputs, so their order and the
  * number of workers never reach a bit. Each worker owns scratch memory, reserved before step 1.
  * One thread at a time may call dt__parallel on a pool. A NULL pool is one worker without scratch. */
@@ -1911,8 +1891,7 @@ static void dt__pool_begin(dt_pool *pool, int64_t tasks)
 }
 #endif
 
-/* Returns when all tasks are done. It waits for workers that took one, not for those that have not woken up: they may
- * be without a core for long. */
+/* Returns when all tasks are done: waits for workers that took one, not for those that sleep, maybe without a core. */
 static void dt__parallel(dt_pool *pool, int64_t tasks, dt__task_fn fn, void *context)
 {
     if (!pool || pool->workers == 1 || tasks <= 1) {
@@ -2002,11 +1981,10 @@ static void dt__nap(void)
     nanosleep(&t, NULL);
 }
 
-/* ---- work in the background ------------------------------------------------------------------------------ */
+/* ---- work in the background ---- */
 
-/* A thread that runs the jobs of another thread, its user, in the order in which the user asks for them. Jobs are
- * numbered from 0; a ticket is a job's number plus 1. After a failure no further job runs. Without threads a job runs
- * when it is asked for. */
+/* A thread that runs the jobs of another thread, its user, in the order of asking. Jobs are numbered from 0; a ticket
+ * is a job's number plus 1. After a failure no further job runs. Without threads a job runs when it is asked for. */
 enum { DT__OTHER_STREAM = -1 }; /* what one thread of a rank waits for when it waits for the other one */
 typedef dt_result (*dt__job_fn)(void *owner, int64_t job);
 typedef struct dt__queue {
@@ -2243,11 +2221,11 @@ typedef struct dt__rng {
     uint32_t key[2], counter[3];
 } dt__rng;
 
-/* ---- exp -----------------------------------------------------------------------------------
+/* ---- exp ----
  * e^x = 2^n e^r with n = round(x / ln 2) by adding 1.5 * 2^23 and r = x - n ln 2 in two parts (n times the upper part
- * is exact); e^r by a polynomial fitted for this interval. 2^n is applied in two halves, so that subnormal results are
- * rounded once. Below -103.98 the result is +0, above 88.73 +inf; the error stays below 1 ulp. The vector kernels run
- * the very same operations. */
+ * is exact); e^r by a polynomial fitted there. 2^n is applied in two halves, so that subnormal results are rounded
+ * once. Below -103.98 the result is +0, above 88.73 +inf; the error stays below 1 ulp. Vector kernels run the same
+ * operations. */
 #define DT__EXP_MAX 89.0f
 #define DT__EXP_MIN (-104.0f)
 #define DT__EXP_LOG2E 0x1.715476p+0f
@@ -2295,7 +2273,7 @@ static float dt__expf(float x)
     return q * dt__float_of_bits((uint32_t)(whole - half + 127) << 23);
 }
 
-/* ---- large angles ---------------------------------------------------------------------------
+/* ---- large angles ----
  * x = quadrant * pi/2 + r for finite |x| >= 2^20: x * 2/pi modulo 4 in integers (Payne and Hanek 1983). x is m 2^e; of
  * 2/pi only 96 bits matter, those whose product with 2^e lies below 4 and above 2^-94. No float is nearer to a multiple
  * of pi/2 (but 0) than 2^-30, so r has 31 good bits and more. Inf and NaN give NaN. */
@@ -2324,7 +2302,7 @@ static double dt__large_angle(float x, uint64_t *quadrant)
     return -r;
 }
 
-/* ---- Philox4x32-10 -------------------------------------------------------------------------
+/* ---- Philox4x32-10 ----
  * Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). */
 #define DT__PHILOX_M0 0xD2511F53u
 #define DT__PHILOX_M1 0xCD9E8D57u
@@ -2413,8 +2391,7 @@ static double dt__log_double(double x)
     return (double)exponent * 0.69314718055994530942 + 2.0 * (s + s * z * p);
 }
 
-/* e^x by its Taylor series on [-ln 2 / 2, ln 2 / 2] and a power of two, |x| below 700: host scalars only, relative
- * error below 1e-15. */
+/* e^x by a Taylor series on [-ln 2 / 2, ln 2 / 2] and a power of two, |x| < 700: host only, relative error < 1e-15. */
 static double dt__exp_double(double x)
 {
     double n = (double)(int64_t)(x * 1.4426950408889634 + (x < 0.0 ? -0.5 : 0.5)), r, p = 1.0, scale;
@@ -2467,7 +2444,7 @@ static void dt__normals(const dt__rng *r, uint64_t begin, uint64_t end, float st
     }
 }
 
-/* ---- SHA-256 (FIPS 180-4): the hash that every layout must reach ---------------------------- */
+/* ---- SHA-256 (FIPS 180-4): the hash that every layout must reach ---- */
 
 typedef struct dt__sha256 {
     uint32_t state[8];
@@ -2526,8 +2503,7 @@ static void dt__sha256_plain(uint32_t state[8], const uint8_t *p)
 #define DT__UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* The same with the processor's SHA instructions: two or four rounds per instruction, the schedule four words at a
- * time. */
+/* The same with SHA instructions: two or four rounds each, the schedule four words at a time. */
 #if defined(__x86_64__)
 static int dt__sha256_has(void)
 {
@@ -2631,7 +2607,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  * Plain structs of operands first; then this file includes itself once per instruction set, and the kernel text below
  * becomes functions named ..._portable, ..._avx2, ..._avx512 and ..._neon. The best one is chosen at run time (H5). */
 
-/* ---- the ops -----------------------------------------------------------------------------------
+/* ---- the ops ----
  * The one list of ops, one row each; every part of the library that has to know about ops reads it.
  *
  * MAP(name, operands, builder kind, builder, expression, gradients): every element of the result is the expression of
@@ -3016,7 +2992,7 @@ static dt_result dt__choose_kernels(const dt__kernels **k) { return *k = dt__isa
 
 #ifdef DT__ISA
 
-/* ---- vectors: the same text at 4, 8 and 16 lanes -------------------------------------------
+/* ---- vectors: the same text at 4, 8 and 16 lanes ----
  * dt__vf and dt__vi are vectors of DT__W floats and int32s. +, -, *, / and comparisons are the compiler's vector
  * operators, each rounding once (contraction is off); fma and square root are the instructions. A comparison gives
  * all-ones or all-zeros lanes. Every function below is inlined into its kernel. */
@@ -3081,8 +3057,7 @@ DT__INLINE dt__vf dt__v_load(const float *p) { return (dt__vf) * (const dt__vfu 
 DT__INLINE void dt__v_store(float *p, dt__vf v) { *(dt__vfu *)p = (dt__vfu)v; }
 
 #if DT__ISA == 2
-/* The maskz forms with all lanes set are the plain instructions; g++ 12 warns that the plain forms' headers read an
- * undefined vector. */
+/* maskz with all lanes set is the plain instruction, whose header reads an undefined vector, as g++ 12 warns. */
 DT__INLINE dt__vf dt__v_set(float x) { return (dt__vf)_mm512_set1_ps(x); }
 DT__INLINE dt__vi dt__v_seti(int32_t x) { return (dt__vi)_mm512_set1_epi32(x); }
 DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c)
@@ -3173,8 +3148,7 @@ DT__INLINE dt__vf dt__v_select(dt__vi mask, dt__vf a, dt__vf b)
     return (dt__vf)(((dt__vi)a & mask) | ((dt__vi)b & ~mask));
 }
 #define dt__v_where(condition, a, b) dt__v_select((dt__vi)(condition), a, b)
-/* a > b ? a : b, and a < b ? a : b. The x86 instructions are defined so, zeros and NaN included; NEON's fmax and fmin
- * are not. */
+/* a > b ? a : b, and a < b ? a : b: so are x86's instructions, zeros and NaN included, but not NEON's fmax and fmin. */
 #if DT__ISA == 2
 DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b)
 {
@@ -3196,7 +3170,7 @@ DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return dt__v_select((dt__vi)(a
 #define dt__v_above(a, b) (((a) > (b)) | ((a) != (a)))
 #define dt__v_below(a, b) (((a) < (b)) | ((a) != (a)))
 
-/* ---- exp on vectors: dt__expf, operation for operation ------------------------------------- */
+/* ---- exp on vectors: dt__expf, operation for operation ---- */
 DT__INLINE dt__vf dt__v_exp(dt__vf x)
 {
     dt__vf t, n, r, q;
@@ -3219,7 +3193,7 @@ DT__INLINE dt__vf dt__v_exp(dt__vf x)
     return q * (dt__vf)((whole - half + dt__v_seti(127)) << 23);
 }
 
-/* ---- log, tanh, and GELU -------------------------------------------------------------------- */
+/* ---- log, tanh, and GELU ---- */
 
 /* Natural logarithm. x = 2^e m with m in [sqrt(1/2), sqrt(2)); log m = f - f^2/2 + f^3 P(f), f = m - 1 (the shape of
  * Cephes' logf; coefficients a minimax fit). 0 gives -inf, negative gives NaN, subnormals are scaled first. */
@@ -3252,8 +3226,7 @@ DT__INLINE dt__vf dt__v_log(dt__vf x)
     return dt__v_select((dt__vi)(x != x), x, y);
 }
 
-/* tanh x = 1 - 2 / (exp(2|x|) + 1) with the sign of x; below 0.625 an odd polynomial, which keeps the relative error.
- */
+/* tanh x = 1 - 2 / (exp(2|x|) + 1) with the sign of x; below 0.625 an odd polynomial keeps the relative error. */
 DT__INLINE dt__vf dt__v_tanh(dt__vf x)
 {
     dt__vi sign = (dt__vi)x & dt__v_seti((int32_t)0x80000000);
@@ -3289,8 +3262,7 @@ DT__INLINE dt__vf dt__v_gelu_grad(dt__vf x, dt__vf dy)
     return dy * dt__v_select((dt__vi)(p > dt__v_set(0.0f)), dt__v_fma(x * slope, p, s), s);
 }
 
-/* The gradient of SiLU: dy * (s + x s (1 - s)) with s = 1 / (1 + e^-x). With e = exp(-|x|), which does not overflow,
- * s (1 - s) is e / (1 + e)^2. */
+/* The gradient of SiLU: dy (s + x s (1 - s)), s = 1 / (1 + e^-x). With e = exp(-|x|), s (1 - s) is e / (1 + e)^2. */
 DT__INLINE dt__vf dt__v_silu_grad(dt__vf x, dt__vf dy)
 {
     const dt__vf one = dt__v_set(1.0f), most = dt__v_set(120.0f);
@@ -3318,7 +3290,7 @@ DT__INLINE dt__vf dt__v_bce_grad(dt__vf x, dt__vf t)
     return dt__v_select(above, one, u) / (one + u) - t;
 }
 
-/* ---- steps and whole numbers -------------------------------------------------------------------- */
+/* ---- steps and whole numbers ---- */
 
 /* 1 or -1; zeros and NaN stay as they are. */
 DT__INLINE dt__vf dt__v_sign(dt__vf x)
@@ -3339,7 +3311,7 @@ DT__INLINE dt__vf dt__v_floor(dt__vf x)
     return dt__v_select((dt__vi)(whole > x), whole - dt__v_set(1.0f), whole);
 }
 
-/* ---- functions in double ----------------------------------------------------------------------
+/* ---- functions in double ----
  * Half as many lanes, in double: then short formulas without corrections are good to about 2^-30, and rounding to float
  * is nearly all of the error. No fma, so that machines without the instruction are fast too. Coefficients are minimax
  * fits of the relative error (Remez exchange). Arguments and results are floats: no double in sight is subnormal. */
@@ -3593,7 +3565,7 @@ DT__BY_DOUBLE(dt__v_pow, (dt__vf u, dt__vf v), v, DT__K(dt__d_pow)(x, w))
 DT__BY_DOUBLE(dt__v_sin, (dt__vf u), u, DT__K(dt__d_sin)(x, 0))
 DT__BY_DOUBLE(dt__v_cos, (dt__vf u), u, DT__K(dt__d_sin)(x, 1))
 
-/* ---- row and column sums (R5) ---------------------------------------------------------------
+/* ---- row and column sums (R5) ----
  * A row sum has 32 lanes: element i goes to lane i mod 32 in order, then lanes fold 16, 8, 4, 2, 1. That is one warp,
  * two zmm, four ymm or eight xmm: the same additions on every machine. */
 
@@ -3702,8 +3674,7 @@ static void DT__K(dt__row)(int op, float *out, const float *const in[3], float s
     s[0] = s0[0], s[1] = s1[0], s[2] = s2[0], s[3] = s3[0];
 }
 
-/* chain (cols) goes on with the rows of one or two inputs (rows,cols) in order, one chain per column; ld is their row
- * stride, stats (rows,2) or NULL. */
+/* chain (cols) goes on with the rows of one or two inputs (rows,cols; stride ld) in order; stats (rows,2) or NULL. */
 static void DT__K(dt__column)(int op, float *chain, const float *p0, const float *p1, const float *stats, int64_t rows,
                               int64_t cols, int64_t ld)
 {
@@ -3739,7 +3710,7 @@ static void DT__K(dt__add_scaled)(float *out, const float *x, int64_t n, float s
     }
 }
 
-/* ---- map ops ------------------------------------------------------------------------------------ */
+/* ---- map ops ---- */
 
 /* Vector i of the operand of bit `bit` among those of `mask`. */
 #define DT__OPERAND(mask, bit) \
@@ -3813,7 +3784,7 @@ static void DT__K(dt__unary)(int op, float *out, const float *x, int64_t n, floa
     DT__K(dt__map)(op, out, in, step, n, s);
 }
 
-/* ---- conversions of storage types ---------------------------------------------------------------
+/* ---- conversions of storage types ----
  * All four are a sign, an exponent and a mantissa, narrower than fp32's by `shift` bits (dt__format, H3 above). */
 
 /* mask lane set ? a : b */
@@ -3864,12 +3835,11 @@ static void DT__K(dt__round)(float *x, int64_t n, int to)
 #pragma GCC push_options
 #pragma GCC optimize("O3")
 #endif
-/* ---- matrix product ------------------------------------------------------------------------
+/* ---- matrix product ----
  * A register tile of DT__MR rows and up to DT__NV vectors of columns walks all of k with one accumulator per element,
  * so any tiling gives the same chain. Blocks of k store and reload the fp32 accumulator, which is exact. B is packed
- * into strips of DT__NR columns that stay in the second-level cache while the rows of A pass by; A is read in place
- * when its rows are contiguous, else packed one panel at a time. k is never padded; padded rows and columns are
- * computed aside and not stored. */
+ * into strips of DT__NR columns that stay in the second-level cache while A's rows pass; A is read in place when its
+ * rows are contiguous, else packed by panels. k is never padded; padded rows and columns are not stored. */
 #if DT__ISA >= 2 /* 32 registers: 24 accumulators; else 16 of them */
 #define DT__MR 8
 #define DT__NV 3
@@ -3963,7 +3933,7 @@ static void DT__K(dt__tile_edge)(int64_t rows, int64_t cols, int dot, int64_t k,
     }
 }
 
-/* ---- packing ------------------------------------------------------------------------------- */
+/* ---- packing ---- */
 
 /* dst (4,4), row stride ld, = src (4,4), row stride `stride`, transposed; every machine has 16-byte vectors. */
 DT__INLINE void DT__K(dt__transpose4)(float *dst, int64_t ld, const float *src, int64_t stride)
@@ -4040,7 +4010,7 @@ static void DT__K(dt__pack_a)(float *dst, const float *a, int64_t ars, int64_t a
     }
 }
 
-/* ---- tasks: output tiles ------------------------------------------------------------------- */
+/* ---- tasks: output tiles ---- */
 
 typedef struct DT__K(dt__gemm_job) {
     const dt__gemm *g;
@@ -4067,7 +4037,7 @@ static void DT__K(dt__gemm_panel)(int64_t rows, int64_t n, int dot, int64_t k, c
 }
 
 #if DT__ISA == 2
-/* ---- products of pairs (R19) -----------------------------------------------------------------
+/* ---- products of pairs (R19) ----
  * A and B are packed as 16-bit pairs along k, with +0 up to a multiple of 32: A (rows, kp) and, in the strips above, B
  * (kp, width), which is what AMX reads as well. A tile of AMX is 16 rows of 64 bytes; tiles 0 to 3 hold C (32,32). */
 
@@ -4233,8 +4203,7 @@ static void DT__K(dt__gemm_task)(void *context, int64_t task, int worker)
     }
 }
 
-/* Tasks are as wide as the cache allows; for several workers narrower, or, where A must be packed by every task that
- * reads it, lower. */
+/* Tasks are as wide as the cache allows; for several workers narrower, or lower where each task packs A. */
 static void DT__K(dt__gemm_run)(dt_pool *pool, const dt__gemm *g)
 {
     DT__K(dt__gemm_job) job;
@@ -4251,7 +4220,7 @@ static void DT__K(dt__gemm_run)(dt_pool *pool, const dt__gemm *g)
     dt__parallel(pool, job.across * down, DT__K(dt__gemm_task), &job);
 }
 
-/* ---- exact attention -----------------------------------------------------------------------
+/* ---- exact attention ----
  * One task is one head of the keys of one sample, with the query heads that it serves. Scores are made a panel of
  * DT__MR queries at a time by the register tiles of the matrix product; the softmax uses the true maximum of the row
  * (R9), so nothing is ever rescaled. The rows of a panel share most of their terms: those come in runs, which a
@@ -4265,7 +4234,7 @@ typedef uint32_t DT__K(dt__vwu) __attribute__((vector_size(4 * DT__W), aligned(4
 #define dt__vw DT__K(dt__vw)
 #define dt__vwu DT__K(dt__vwu)
 
-/* ---- random words of a row ----------------------------------------------------------------- */
+/* ---- random words of a row ---- */
 
 /* 64-bit products of the lower halves of the 64-bit lanes */
 DT__INLINE dt__vl DT__K(dt__v_mul_low)(dt__vl a, uint32_t b)
@@ -4337,7 +4306,7 @@ static void DT__K(dt__drop)(float *out, const float *x, int64_t n, const dt__rng
     }
 }
 
-/* ---- one head ------------------------------------------------------------------------------ */
+/* ---- one head ---- */
 
 /* A run: consecutive terms of a panel's chains that the same rows have. */
 typedef struct DT__K(dt__run) {
@@ -4446,8 +4415,7 @@ static const uint32_t *DT__K(dt__row_words)(const DT__K(dt__head) *w, int64_t i,
     return w->words + skip;
 }
 
-/* Prefetches `rows` rows of this head from row i on: no hardware prefetcher follows their stride, a whole matrix row.
- * */
+/* Prefetches `rows` rows of this head from row i on: no hardware prefetcher follows the stride of a matrix row. */
 static void DT__K(dt__fetch)(const DT__K(dt__head) *w, const float *matrix, int64_t ld, int64_t i, int64_t rows)
 {
     rows = dt__min(rows, w->t - i);
@@ -4475,10 +4443,9 @@ static void DT__K(dt__score_panel)(const DT__K(dt__head) *w, const float *x, int
     for (int64_t r = 0; r < rows && w->a->round; r++) DT__K(dt__round)(out + r * w->lds, keys, w->a->round);
 }
 
-/* ---- runs: which terms the rows of a panel have -------------------------------------------- */
+/* ---- runs: which terms the rows of a panel have ---- */
 
-/* `rows` have the terms [begin, end): the terms extend the last run or start a run. Terms that no row has are skipped.
- * */
+/* `rows` have the terms [begin, end), which extend the last run or start one. Terms that no row has are skipped. */
 static void DT__K(dt__run_add)(DT__K(dt__head) *w, int64_t begin, int64_t end, uint32_t rows)
 {
     DT__K(dt__run) *next = w->runs + w->run_count;
@@ -4544,8 +4511,7 @@ static void DT__K(dt__some_rows)(int nv, const DT__K(dt__run) *run, const float 
 #endif
 }
 
-/* tile (MR,d) = [tile +] the runs' terms: row r takes x[r*xr + n*xn] times row n of side (depth,d), packed. One of the
- * strides is 1. */
+/* tile (MR,d) = [tile +] the runs' terms: row r takes x[r*xr + n*xn] times row n of side (depth,d). A stride is 1. */
 static void DT__K(dt__chain_panel)(const DT__K(dt__head) *w, int64_t rows, const float *x, int64_t xr, int64_t xn,
                                    const float *side, int64_t depth, int go_on)
 {
@@ -4578,7 +4544,7 @@ DT__INLINE float DT__K(dt__v_top)(dt__vf v)
     return lane[0];
 }
 
-/* ---- forward ------------------------------------------------------------------------------- */
+/* ---- forward ---- */
 
 /* One vector of scores of a row: scaled, and -inf from the key `keys` on. */
 DT__INLINE dt__vf DT__K(dt__v_score)(const float *x, int64_t j, int64_t keys, dt__vf scale)
@@ -4666,8 +4632,7 @@ static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows
     }
 }
 
-/* left = left + right, the sums of two neighbouring runs of keys: each side is scaled by exp(its maximum - the larger
- * maximum). */
+/* left = left + right, sums of two neighbouring runs of keys: each is scaled by exp(its maximum - the larger one). */
 static void DT__K(dt__attention_join)(const dt__slice_sums *left, const dt__slice_sums *right, int64_t rows, int64_t d)
 {
     for (int64_t i = 0, n; i < rows; i += n) {
@@ -4691,7 +4656,7 @@ static void DT__K(dt__attention_join)(const dt__slice_sums *left, const dt__slic
     }
 }
 
-/* ---- backward ------------------------------------------------------------------------------ */
+/* ---- backward ---- */
 
 /* The tile's rows to a gradient. */
 static void DT__K(dt__tile_rows)(const DT__K(dt__head) *w, float *out, int64_t ld, int64_t rows)
@@ -4757,8 +4722,7 @@ static void DT__K(dt__key_panel)(const DT__K(dt__head) *w, const float *x, const
     DT__K(dt__tile_rows)(w, out, ld, rows);
 }
 
-/* Continues the chains of dk and dv of all keys that the queries i .. i + count-1 of this head see. The first query
- * head starts the chains. */
+/* Continues dk's and dv's chains of the keys that queries i .. i + count-1 see. The first query head starts them. */
 static void DT__K(dt__backward_keys)(DT__K(dt__head) *w, int64_t i, int64_t count, int first)
 {
     const dt__attention *a = w->a;
@@ -4819,7 +4783,7 @@ static void DT__K(dt__attention)(dt_pool *pool, const dt__attention *a)
 #ifdef DT__FORCED
 #pragma GCC pop_options
 #endif
-/* ---- rotary embedding (Su et al. 2021) --------------------------------------------------------
+/* ---- rotary embedding (Su et al. 2021) ----
  * One position's heads (heads,d): the pairs (x_c, x_{c+d/2}) turn by the angles whose cosines and sines are turn
  * (2,d/2); sign -1 turns back. Each result is one product and one fma. In place allowed. */
 static void DT__K(dt__rope)(float *out, const float *x, const float *turn, int64_t heads, int64_t d, float sign)
@@ -4889,8 +4853,7 @@ DT__INLINE void DT__K(dt__v_to)(int to, void *out, dt__vf x, int64_t n)
         else ((uint8_t *)out)[l] = (uint8_t)lane[l];
 }
 
-/* out (n) of type `to` = x (n) of type `from` (dt_cast). The types of mixed precision are constants where this is
- * inlined. */
+/* out (n) of type `to` = x (n) of type `from` (dt_cast). Mixed precision's types are constants where it is inlined. */
 DT__INLINE void DT__K(dt__convert_run)(const int to, void *out, const int from, const void *x, int64_t n)
 {
     int64_t wide = dt__format_of[to].bytes, narrow = dt__format_of[from].bytes;
@@ -4906,10 +4869,9 @@ static void DT__K(dt__convert)(int to, void *out, int from, const void *x, int64
     else DT__K(dt__convert_run)(to, out, from, x, n);
 }
 
-/* ---- optimizer ------------------------------------------------------------------------------- */
+/* ---- optimizer ---- */
 
-/* One pass over n weights, their gradients and the optimizer state. The formulas stand at dt_optimizer; the order of
- * roundings is the text below. */
+/* One pass over n weights, gradients and states: formulas at dt_optimizer_kind, order of roundings as in the text. */
 
 /* The gradient, clipped by norm and by value. */
 DT__INLINE dt__vf DT__K(dt__v_clipped)(const float *grad, int64_t k, const dt__update *u)
@@ -5116,7 +5078,7 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
     k->binary(DT__OP_ADD, out, out, 1, right, 1, n);
 }
 
-/* ---- tensor memory --------------------------------------------------------------------------------
+/* ---- tensor memory ----
  * The functions of ops and the verbs below work on weights, gradients, optimizer state and activations; a device brings
  * its own of both. Host code (files, hashes, collectives, sampling) finds tensor memory at dt__host(mem): it
  * reads there after dt__download(), and calls dt__upload() when it wrote there. On the CPU both memories are one. */
@@ -5268,7 +5230,7 @@ static void dt__mem_update(dt_pool *pool, dt__stepping *s)
     dt__parallel(pool, dt__ceil_div(s->n, DT__VERB_RUN), dt__stepping_task, s);
 }
 
-/* ---- self-check (R15) -------------------------------------------------------------------------
+/* ---- self-check (R15) ----
  * Every kernel runs once on fixed input at start; one hash says whether this build computes as it must. It catches
  * compiler flags that define no macro, and processors that err. */
 
@@ -5646,7 +5608,7 @@ static int dt__has_gradient(int op)
     return found;
 }
 
-/* ---- shapes --------------------------------------------------------------------------------- */
+/* ---- shapes ---- */
 
 static dt_shape dt__shape(int dims, int64_t a, int64_t b, int64_t c, int64_t d)
 {
@@ -5767,7 +5729,7 @@ static int64_t dt__strided_at(const dt__strided *w, int64_t begin, int64_t end, 
     return dt__min(w->run - in_run, end - begin);
 }
 
-/* ---- tensor shards ---------------------------------------------------------------------------- */
+/* ---- tensor shards ---- */
 
 /* Shards of this rank; are parameters stored in shards; are rows split between the parallel products? */
 static int64_t dt__own(const dt_graph *g) { return g->own_shards ? g->own_shards : g->tensor_shards; }
@@ -5856,7 +5818,7 @@ static const dt__param *dt__cut_param(const dt_graph *g, const dt__node *n)
     return p && p->cut >= 0 && dt__in_shards(g) ? p : NULL;
 }
 
-/* ---- building ------------------------------------------------------------------------------- */
+/* ---- building ---- */
 
 static dt_tensor dt__tensor(const dt_graph *g, int32_t id)
 {
@@ -6122,8 +6084,7 @@ static void dt__init_task(void *context, int64_t task, int worker)
             for (int64_t i = at; i < at + run; i++) j->data[i] = first >= 0 && j->p->init == DT_INIT_ONES ? 1.0f : 0.0f;
     }
 }
-/* Initializes floats [from, from + count) of a rank's part of a parameter: shards [first, first + own) of vt, each
- * aligned to a block; padding is +0. */
+/* Initializes floats [from, from + count) of a rank's shards [first, first + own) of vt, in whole blocks; padding 0. */
 static void dt__init_shards(const dt__param *p, int64_t vt, int64_t first, int64_t own, uint64_t seed, dt_pool *pool,
                             float *data, int64_t from, int64_t count)
 {
@@ -6151,8 +6112,7 @@ static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, flo
     dt__init_shards(p, 1, 0, 1, seed, pool, data, 0, dt_shape_count(p->shape));
 }
 
-/* "1, 2, 3, 6": the divisors of n up to `most`, times `unit`. The powers of two that divide n are the divisors of
- * n & -n. */
+/* "1, 2, 3, 6": the divisors of n up to `most`, times `unit`. Those of n & -n are the powers of two that divide n. */
 static const char *dt__divisors(int64_t n, int64_t most, int64_t unit, char *text, size_t size)
 {
     size_t used = 0;
@@ -6265,7 +6225,7 @@ static dt_tensor dt__param_rows(dt_graph *g, dt_tensor t, int64_t rows, int kind
     return t;
 }
 
-/* ---- running: how an op is split over threads and called -------------------------------------- */
+/* ---- running: how an op is split over threads and called ---- */
 
 typedef void (*dt__body)(const dt__call *c, int64_t begin, int64_t end);
 typedef struct dt__split_job {
@@ -6295,8 +6255,7 @@ static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body 
 static const dt__node *dt__in(const dt__call *c, int i) { return &c->g->nodes[c->n->in[i]]; }
 static const int32_t *dt__ids(const dt__call *c, int i) { return (const int32_t *)(const void *)c->in[i]; }
 
-/* Position in its sequence of row `row` of a unit (samples, positions). Context leaf c owns slices c and S-1-c of the
- * S = 2 Vc slices of a sequence. */
+/* Position in its sequence of a row of a unit. Context leaf c owns slices c and S-1-c of the S = 2 Vc of a sequence. */
 static int64_t dt__row_position(const dt_graph *g, int64_t row)
 {
     int64_t i = row % g->positions, slice = g->positions / 2, leaf;
@@ -6481,7 +6440,7 @@ DT_API void dt_graph_close(dt_graph **graph)
     *graph = NULL;
 }
 
-/* ---- shape ops ------------------------------------------------------------------------------- */
+/* ---- shape ops ---- */
 
 /* `axis` of x from 0, where a negative one counts from the end; -1 with the graph poisoned if x lacks it. */
 static int dt__axis(dt_graph *g, const char *op, dt_tensor x, int axis)
@@ -6693,7 +6652,7 @@ static void dt__cast_part(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_cast(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__cast_part); }
 
-/* ---- precision (R18) -----------------------------------------------------------------------------
+/* ---- precision (R18) ----
  * A value in 16 bits is two nodes: a cast to the format, which is what memory keeps, and a cast back, which ops read.
  * They are recorded in forward (i[0]: 1), and once more for a gradient. */
 
@@ -6825,7 +6784,7 @@ static void dt__run_combine(const dt__call *c)
     else if (c->n->i[0]) tp->combine(tp->user, DT__TP_SUM, c->out, sums, count);
 }
 
-/* ---- elementwise ops --------------------------------------------------------------------------- */
+/* ---- elementwise ops ---- */
 
 static dt_tensor dt__constant(dt_graph *g, float value) { return dt_full(g, dt_shape0(), value); }
 
@@ -6950,7 +6909,7 @@ static void dt__run_map(const dt__call *c)
     dt__split(&whole, dt__count(c->n), 4096, dt__map_part);
 }
 
-/* ---- row ops ----------------------------------------------------------------------------------- */
+/* ---- row ops ---- */
 
 /* The letters of the op's inputs say which are rows (r), a vector for all rows (v), or statistics (s). The result is
  * rows, or a scalar of each; statistics go to the second output. */
@@ -6977,7 +6936,7 @@ static void dt__run_rows(const dt__call *c)
     dt__split(c, whole ? dt__rows(c->n) : dt__count(c->n), 16, dt__row_op_rows);
 }
 
-/* ---- reductions and softmax -------------------------------------------------------------------- */
+/* ---- reductions and softmax ---- */
 
 /* A whole-tensor sum: blocks of 1024 elements, then TREE (R5). */
 static float dt__whole_sum(const dt__kernels *k, const float *x, int64_t n)
@@ -7135,7 +7094,7 @@ DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, unsigned axes)
     return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_LOG_SOFTMAX, x, axes, "log_softmax");
 }
 
-/* ---- matrix products ----------------------------------------------------------------------------- */
+/* ---- matrix products ---- */
 
 /* Shape of the product of a (..,M,K) and b (..,K,N), their transposes noted, leading axes broadcast; 0: none. */
 static int dt__matmul_shape(const dt_shape *a, const dt_shape *b, int ta, int tb, dt_shape *out)
@@ -7217,8 +7176,7 @@ static void dt__run_pieces(const dt__call *c, const dt__gemm *all, const dt__par
         }
 }
 
-/* The product of inputs `first` and first + 1. A matrix serves the whole batch as one tall product; otherwise one
- * product per batch entry. */
+/* The product of inputs `first` and first + 1. A matrix serves the batch as one tall product; else one per entry. */
 static void dt__run_product(const dt__call *c, int first)
 {
     dt_shape sa = dt__in(c, first)->shape, sb = dt__in(c, first + 1)->shape, lead = c->n->shape;
@@ -7317,7 +7275,7 @@ static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, cons
     }
 }
 
-/* ---- convolution and pooling --------------------------------------------------------------------------
+/* ---- convolution and pooling ----
  * Both unfold their input (im2col): a matrix with a column per position of the window and a row per channel and tap. A
  * convolution is a matrix product with it; a pooling is a sum or a maximum over its taps. Taps outside the tensor are
  * terms like all others, zeros (R5), or -inf for a maximum. Only one tile, positions of one sample, is unfolded at a
@@ -7471,8 +7429,7 @@ static void dt__pool_task(void *context, int64_t channel, int worker)
     }
 }
 
-/* CONV (x, weight [, bias]), CONV_DX (dy, weight), CONV_DW (dy, x), MAX_POOL and AVG_POOL (x), AVG_POOL_GRAD (dy),
- * MAX_POOL_GRAD (dy, x). */
+/* CONV (x, weight [, bias]), _DX (dy, weight), _DW (dy, x), POOL (x), AVG_POOL_GRAD (dy), MAX_POOL_GRAD (dy, x). */
 static void dt__run_window(const dt__call *c)
 {
     int op = c->n->op, makes_y = dt__makes_windows(op), makes_x = !makes_y && op != DT__OP_CONV_DW;
@@ -7506,8 +7463,7 @@ static int64_t dt__windows(int64_t n, int64_t size, int64_t stride, int64_t padd
     return left < 0 ? 0 : left / stride + 1;
 }
 
-/* Poisons unless x is (B,C,L) or (B,C,H,W). n has the shape of x but for the channels; weight: of a convolution, NULL
- * for a pooling. */
+/* Poisons unless x is (B,C,L) or (B,C,H,W). n has x's shape but for the channels; weight: NULL for a pooling. */
 static dt_tensor dt__window_push(dt_graph *g, dt__node *n, const dt_shape *weight, const dt_window *o)
 {
     const char *name = weight ? "convolve" : dt__op_of(n->op)->name;
@@ -7569,7 +7525,7 @@ DT_API dt_tensor dt_pooling(dt_graph *g, dt_tensor x, int mean, const dt_window 
     return dt__window_push(g, &n, NULL, window);
 }
 
-/* ---- embedding ------------------------------------------------------------------------------------ */
+/* ---- embedding ---- */
 
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
 {
@@ -7633,7 +7589,7 @@ static void dt__embed_grad_cols(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_embed_grad(const dt__call *c) { dt__split(c, dt__cols(c->n), 64, dt__embed_grad_cols); }
 
-/* ---- picking by index ------------------------------------------------------------------------------ */
+/* ---- picking by index ---- */
 
 /* The axis of x, from 0, along which an index picks; all other sizes are equal. Poisons the graph if they are not. */
 static int dt__index_axis(dt_graph *g, const char *op, dt_tensor x, int axis, dt_tensor index)
@@ -7804,7 +7760,7 @@ static void dt__top_k_rows(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_top_k(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__top_k_rows); }
 
-/* ---- normalisation --------------------------------------------------------------------------------- */
+/* ---- normalisation ---- */
 
 static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name, float eps, int split)
 {
@@ -7869,7 +7825,7 @@ DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float 
     return dt__channels(g, y, 0);
 }
 
-/* ---- trees that grow ------------------------------------------------------------------------------- */
+/* ---- trees that grow ---- */
 
 /* A partial sum in place `set`: node `index` of tree level `level`: 1 << level leaves from index << level on. */
 typedef struct dt__partial {
@@ -7914,7 +7870,7 @@ static int dt__stack_join(dt__stack *s, int32_t *set, int32_t *from)
     return 1;
 }
 
-/* ---- attention and dropout ------------------------------------------------------------------------- */
+/* ---- attention and dropout ---- */
 
 static uint32_t dt__drop_threshold(float p) { return (uint32_t)((double)p * 4294967296.0); }
 
@@ -8031,8 +7987,7 @@ static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask
     if (a.drop_threshold) a.rng = dt__site(c, a.b, n->i[2]);
     return a;
 }
-/* The job of shard v of a fused job: rows of the input hold [q | k | v] of one shard after another, and the statistics
- * of the shards follow each other. */
+/* The job of shard v of a fused job: rows hold [q | k | v] of shard after shard; so do the statistics. */
 static dt__attention dt__attention_shard(dt__attention a, int64_t v, int64_t shards)
 {
     a.h /= shards, a.hk /= shards;
@@ -8044,7 +7999,7 @@ static dt__attention dt__attention_shard(dt__attention a, int64_t v, int64_t sha
     return a;
 }
 
-/* ---- attention over context slices --------------------------------------------------------------------
+/* ---- attention over context slices ----
  * A sequence is S = 2 Vc slices. Context leaf c has slices c and S-1-c, so that all leaves have equal work under a
  * causal mask. The keys and values of a rank's leaves are one block. Blocks travel around the ranks of a context group
  * (ring attention, Liu et al. 2023): a rank sends the next block while it works on the current one. Each pair of a
@@ -8161,8 +8116,7 @@ static int64_t dt__sliced_row(const dt__sliced *s, int64_t i)
 
 /* Step i of the ring works on the block of the i-th rank before this one. */
 static int dt__sliced_owner(const dt__sliced *s, int step) { return (s->at + s->ranks - step) % s->ranks; }
-/* This rank's q-th slice of queries against the k-th slice of keys of the block of `owner`: o and its statistics, or
- * dq, go to `node`. */
+/* This rank's q-th slice of queries against the k-th of `owner`'s keys: o and its statistics, or dq, go to `node`. */
 static dt__attention dt__sliced_pair(const dt__sliced *s, int64_t q, const float *block, int owner, int64_t k,
                                      float *node)
 {
@@ -8561,7 +8515,7 @@ static void dt__run_dropout(const dt__call *c)
     dt__split(c, samples, 1, dt__dropout_samples);
 }
 
-/* ---- loss ------------------------------------------------------------------------------------------ */
+/* ---- loss ---- */
 
 /* The mean of `terms` terms from their sum: in a segment the sum that becomes it when it is divided by the targets. */
 static dt_tensor dt__loss_mean(dt_graph *g, dt_tensor sum, int64_t terms)
@@ -8642,8 +8596,7 @@ static void dt__entropy_rows(const dt__call *c, int64_t begin, int64_t end)
     }
 }
 
-/* A row goes through all passes while it is in the cache, unless ranks that share the columns of the logits exchange
- * maxima and sums in between. */
+/* A row goes through all passes while it is cached, unless ranks that share its columns exchange maxima and sums. */
 static void dt__run_cross_entropy(const dt__call *c)
 {
     int64_t rows = dt__count(dt__in(c, 1));
@@ -8658,8 +8611,7 @@ static void dt__run_cross_entropy(const dt__call *c)
     }
     c->out[0] = c->env->k->row_sum(c->aux + 2 * rows, rows);
 }
-/* in: logits, stats, targets, dloss. (softmax - w) dloss, w = e/classes, and 1 - e + e/classes at the target; rows of
- * ignored targets are +0. */
+/* in: logits, stats, targets, dloss. (softmax - w) dloss, w = e/classes, + 1 - e at the target; +0 where ignored. */
 static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__cols(c->n), classes = c->n->i[0];
@@ -8749,8 +8701,7 @@ DT_API dt_tensor dt_error_loss(dt_graph *g, dt_error_kind kind, dt_tensor x, dt_
     return dt_loss(g, dt_mul(g, x, x));
 }
 
-/* x, and in backward the seed of `loss`, one for each context leaf: a node of its own, which also keeps the loss
- * readable after forward. */
+/* x, and in backward the seed of `loss`, one per context leaf: a node of its own keeps the loss after forward. */
 DT_API dt_tensor dt_auxiliary_loss(dt_graph *g, dt_tensor x, dt_tensor loss, float coefficient)
 {
     if (dt__refuses(g, "x# loss# coefficient~", x, loss, coefficient)) return dt__none();
@@ -8768,7 +8719,7 @@ static void dt__run_aux_loss_grad(const dt__call *c)
     for (int64_t l = 0; l < dt__count(c->n); l++) c->out[l] = c->n->f * c->env->unit_share * c->env->loss_scale;
 }
 
-/* ---- mixture of experts ----------------------------------------------------------------------------
+/* ---- mixture of experts ----
  * A routing table says which row of the gathered tensors (R,C) holds which choice of which token. An expert has one bin
  * of rows for each of this rank's L context leaves (L = 1 without context shards). The table is one int32 vector: begin
  * (LE+1), the first row of each bin; asked (L,E), how many tokens of the leaf chose the expert; chosen (N,k), the
@@ -8941,8 +8892,7 @@ static void dt__moe_sum_part(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_moe_sum(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_sum_part); }
 
-/* in: dy (N,C), table, rows (R,C) or parts (S,R,C). out (N,k) or (S,N,k): dy of the token . the choice's row, +0 for a
- * dropped one. */
+/* in: dy (N,C), table, rows (R,C) or parts (S,R,C). out (N,k) or (S,N,k): the token's dy . the choice's row, or +0. */
 static void dt__moe_dot_part(const dt__call *c, int64_t begin, int64_t end)
 {
     dt__route r = dt__route_of(c);
@@ -9144,8 +9094,7 @@ static dt_tensor dt__moe_experts(dt_graph *g, dt_tensor x, dt_tensor route, cons
     return dt__moe_layer(g, h, route, name, "down_proj", o, dt_shape3(o->experts, width, c), 1, 1, std);
 }
 
-/* Every rank routes all rows; tensor shards cut the experts' hidden units. Where ranks share the experts, rows go to
- * their owners and back. */
+/* Every rank routes all rows; tensor shards cut the experts' hidden units. Rows go to their experts' ranks and back. */
 DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe_options *o)
 {
     if (dt__refuses(g, "x# name options", x, name, o)) return dt__none();
@@ -9346,8 +9295,7 @@ static dt_tensor dt__join_rows(dt_graph *g, dt_tensor x, int extra, int transpos
     return x.id ? dt_reshape(g, x, s) : x;
 }
 
-/* The product whose chains are the gradient of an operand B (K,N), which was read transposed if tb; a is read
- * transposed if ta. */
+/* The product whose chains are the gradient of operand B (K,N), read transposed if tb; a is read transposed if ta. */
 static dt__node dt__weight_chain(const dt_shape *b, dt_tensor a, dt_tensor dy, int ta, int tb)
 {
     dt__node chain = dt__node_make(DT__OP_MATMUL, *b, tb ? dy : a, tb ? a : dy, dt__none());
@@ -9638,7 +9586,7 @@ DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t)
                             "dt_grad: the loss does not depend on this tensor, or dt_backward was not called");
 }
 
-/* ---- plan: a segment's ops in order, with a place for every value ------------------------------
+/* ---- plan: a segment's ops in order, with a place for every value ----
  * SAVED lives from forward to backward of one unit of work; TEMP is reused as values die; CACHE lives from run to run;
  * the executor binds the other places. The planner removes dead code and reuses memory in place. */
 enum { DT__AT_NOWHERE, DT__AT_INPUT, DT__AT_OUTPUT, DT__AT_TARGETS, DT__AT_GRAD_OUT, DT__AT_GRAD_IN, DT__AT_PARAM,
@@ -10170,7 +10118,7 @@ DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int
     return m;
 }
 
-/* ---- a network: segments built and planned for one size of unit --------------------------------- */
+/* ---- a network: segments built and planned for one size of unit ---- */
 
 typedef struct dt__built {
     dt__plan *plan;
@@ -10378,8 +10326,7 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     return DT_OK;
 }
 
-/* Zeroes the padding of a parameter's gradient, where other segments may have left numbers: the norm (R11) reads whole
- * blocks. */
+/* Zeroes the padding of a gradient, where other segments may have left numbers: the norm (R11) reads whole blocks. */
 static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot, dt_pool *pool)
 {
     int64_t vt = net->tensor_shards, floats = dt__shard_floats(p, vt), step = dt__shard_step(p, vt);
@@ -10569,8 +10516,7 @@ static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
 enum { DT__PASSES(DT__PASS_ENUM) DT__PASS_COUNT };
 enum { DT__MOST_MEMBERS = 24, DT__TILE = 1024 }; /* ops per group; elements per tile, unless a row has more */
 
-/* A graph being rewritten. Each op starts as its own unit; fusion joins units. A unit's number is its least id; `next`
- * links its ops in a ring. */
+/* A graph being rewritten. Ops start as units; fusion joins units. A unit's number is its least id; `next`: a ring. */
 typedef struct dt__rewrite {
     dt_graph *g;
     const dt__kernels *k;
@@ -10633,7 +10579,7 @@ static void dt__rewrite_live(dt__rewrite *w)
         for (int i = 0; w->live[id] && i < g->nodes[id].inputs; i++) w->readers[dt__root(g, g->nodes[id].in[i])]++;
 }
 
-/* ---- passes that rewrite --------------------------------------------------------------------------- */
+/* ---- passes that rewrite ---- */
 
 /* May readers walk over this move's source instead? Runs of the last axis must be contiguous, or one element. */
 static int dt__is_strided(const dt_graph *g, const dt__node *n)
@@ -10760,8 +10706,7 @@ static int dt__is_cheap(const dt__node *n)
     return kind == DT__CLASS_MAP || n->op == DT__OP_CAST ||
            (kind == DT__CLASS_ROW && n->aux && n->op != DT__OP_CROSS_ENTROPY);
 }
-/* Does backward have the value anyway (an input, a parameter, a value it reads in any case), or can a few cheap ops
- * make it from such values? */
+/* Does backward have the value anyway (input, parameter, what it reads), or can a few cheap ops make it from such? */
 static int dt__at_hand(const dt__rewrite *w, const uint8_t *kept, int32_t id, int depth)
 {
     const dt__node *n = &w->g->nodes[id = dt__root(w->g, id)];
@@ -10890,9 +10835,9 @@ static int dt__is_blocked(const dt_graph *g, const dt__node *n)
            dt__rows(&g->nodes[n->in[0]]) != dt__count(&g->nodes[n->in[1 + grad]]);
 }
 
-/* ---- fusion -------------------------------------------------------------------------------------------
- * A group walks over (rows, cols) in tiles. Its ops are map ops over all elements, map ops and reductions with one
- * element per row, and row ops. */
+/* ---- fusion ----
+ * A group walks over (rows, cols) in tiles. Its ops: map ops over all elements, map ops and reductions of one element
+ * per row, row ops. */
 
 /* Does op `id` read input i along its own walk: the same elements, the same rows, or the row's one element? */
 static int dt__reads_along(const dt_graph *g, int32_t id, int i)
@@ -10998,7 +10943,7 @@ static void dt__pass_fuse(dt__rewrite *w)
         for (int i = 0; w->rows[id] && i < g->nodes[id].inputs; i++) dt__join_units(w, id, i);
 }
 
-/* ---- order: the nodes in execution order -----------------------------------------------------------------------
+/* ---- order: the nodes in execution order ----
  * An op runs where it was recorded, a group where its last op was, a copy right before its first reader. Pass ORDER
  * reorders the units of a phase where that lowers peak memory; collectives keep their order. */
 
@@ -11186,7 +11131,7 @@ static dt_result dt__pass_order(dt__rewrite *w, int32_t recorded)
     return dt__renumber(w);
 }
 
-/* ---- tiles: the back end that needs no compiler ---------------------------------------------------------------
+/* ---- tiles: the back end that needs no compiler ----
  * Every op of a group runs on a tile before the next tile begins: what only the group reads stays in the L1 cache. */
 
 /* Runs n elements of a chain of map ops and casts. at: its inputs and results, in order; step: 1 or 0 for each. */
@@ -11236,8 +11181,7 @@ typedef struct dt__tile {
     float *values;
 } dt__tile;
 
-/* Runs a map op, a cast or a compiled chain of them on a tile: one run of elements if the tile has whole rows, else one
- * per row. */
+/* Runs a map op, a cast or a compiled chain on a tile: one run of elements where rows are whole, else one per row. */
 static void dt__member_each(const dt__group_run *r, int32_t i, const dt__tile *t)
 {
     const dt__fused_op *first = &r->f->members[r->group->begin + i];
@@ -11478,7 +11422,7 @@ static dt_result dt__fusion_open(dt__plan *p)
     return DT_OK;
 }
 
-/* ---- chains: the back end that calls the system's compiler -----------------------------------------------------
+/* ---- chains: the back end that calls the system's compiler ----
  * Consecutive map ops and casts of a group over the same elements become one C function, printed from their
  * expressions: what only they read stays in registers. Row ops are printed from theirs. Sizes are arguments, so a new
  * shape finds its code in the cache. The vector functions come from this file's text, which the program embeds. */
@@ -11629,8 +11573,7 @@ static int dt__seal(const char *path, const char *key, int check)
     return !fclose(file) && good && !left;
 }
 
-/* Compiles `text` for `key` to the file `path` through a draft, so that the file is complete or absent. why (size):
- * what failed. */
+/* Compiles `text` for `key` to the file `path` through a draft, so that it is complete or absent. why: what failed. */
 static int dt__chains_build(const char *path, const char *key, const char *text, const char *cc, const char *flags,
                             char *why, int size)
 {
@@ -11664,8 +11607,7 @@ static int dt__chains_build(const char *path, const char *key, const char *text,
     return done;
 }
 
-/* Loads the library for `text` from the cache, or compiles it there, one rank at a time. *built: it was compiled. NULL:
- * why (size) says what failed. */
+/* Loads the library for `text` from the cache, or compiles it (*built), one rank at a time. NULL: why tells. */
 static void *dt__chains_load(const char *text, const char *flags, char *why, int size, int *built)
 {
     char folder[PATH_MAX - 128], path[PATH_MAX], key[65];
@@ -11723,7 +11665,7 @@ static void dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels 
 }
 #endif
 
-/* ---- which passes run ------------------------------------------------------------------------------------ */
+/* ---- which passes run ---- */
 
 #define DT__PASS_NAME(name, text) text,
 #define DT__PASS_TEXT(name, text) text ", "
@@ -11752,7 +11694,7 @@ static dt_result dt__passes_of(const char *list, unsigned *passes)
     return DT_OK;
 }
 
-/* ---- a compiled plan -------------------------------------------------------------------------------------- */
+/* ---- a compiled plan ---- */
 
 /* The compiler of a network. */
 typedef struct dt__compiling {
@@ -11876,7 +11818,7 @@ static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how,
  * H10  optimizer and schedules
  * ========================================================================================= */
 
-/* ---- options of recipe and layout ---------------------------------------------------------------------- */
+/* ---- options of recipe and layout ---- */
 
 #define DT__MODEL_NAMES \
     "GPT-2: nano, micro, tiny, small, 124M, 355M, 774M, 1558M; llama-nano, -micro, -tiny, -small, -1.1B, -7B, -13B, " \
@@ -12147,7 +12089,7 @@ static dt_result dt__update_check(dt__powers *p, const dt_recipe *r, float squar
  * H11  data, tokenizers
  * ========================================================================================= */
 
-/* ---- files ---------------------------------------------------------------------------------
+/* ---- files ----
  * All files are written, and those of checkpoints are read, by these functions. DT__FILE_ALLOWS lets a test make the
  * n-th operation fail (tests/disk.h). */
 
@@ -12429,7 +12371,7 @@ static int dt__is_input(const char *path, const char *list)
     return found;
 }
 
-/* ---- JSON, written ------------------------------------------------------------------------- */
+/* ---- JSON, written ---- */
 
 /* Appends n bytes as they stand in a JSON string. Bytes that are not ASCII are copied. */
 static void dt__text_escape(dt__text *t, const char *s, int64_t n)
@@ -12445,7 +12387,7 @@ static void dt__text_string(dt__text *t, const char *s)
     dt__text_add(t, "\"");
 }
 
-/* ---- JSON (RFC 8259), strictly -------------------------------------------------------------
+/* ---- JSON (RFC 8259), strictly ----
  * A cursor over a text that ends with a NUL. Functions return 0 after an error, whose sentence has line and byte; the
  * first error stays, and later calls do nothing. Decoded strings are UTF-8 and may hold zero bytes. */
 
@@ -12703,7 +12645,7 @@ static void dt__json_close(dt__json *j)
 }
 
 #ifndef DT_COMM_ONLY
-/* ---- classes of characters ------------------------------------------------------------------
+/* ---- classes of characters ----
  * Runs of code points of Unicode 14.0 that are not letters, are, are not .. (general categories L* and N*), from 0 on.
  * A length is 57 lead + last: # to [ is last, 0 to 56, and ends it; ] to ~ before it are lead's digits, base 34. */
 static const char dt__letters[] =
@@ -12772,7 +12714,7 @@ static int64_t dt__class_end(const uint8_t *map, const unsigned char *p, int64_t
     return at;
 }
 
-/* ---- the normal form NFC (Unicode Standard Annex 15) --------------------------------------------
+/* ---- the normal form NFC (Unicode Standard Annex 15) ----
  * Triples: a gap, the length of a run, and its kind: the number of its combining class, in the order of classes, or
  * DT__CHANGES, which NFC changes or may join to the character before. */
 enum { DT__CHANGES = 56 };
@@ -12814,7 +12756,7 @@ static int64_t dt__nfc_end(const uint8_t *map, const unsigned char *p, int64_t n
     return n;
 }
 
-/* ---- pre-tokens ------------------------------------------------------------------------------ */
+/* ---- pre-tokens ---- */
 
 /* The length of 's 't 're 've 'm 'll 'd, or 0; in any case: also in capitals, and with the long s (U+017F) as s. */
 static int64_t dt__contraction(const unsigned char *p, int64_t n, int any_case)
@@ -12880,7 +12822,7 @@ static int64_t dt__pretoken(const uint8_t *map, dt_pretokens rule, const unsigne
     return dt__pretoken_llama3(map, p, n, rule == DT_PRETOKENS_LLAMA3 ? 3 : 1);
 }
 
-/* ---- tables ---------------------------------------------------------------------------------- */
+/* ---- tables ---- */
 
 /* Strings of bytes under numbers, each with a value. A hash table, open addressing and at most half full, finds the
  * number of a string; no string leaves it. */
@@ -12965,7 +12907,7 @@ static void dt__table_free(dt__table *s)
     dt__free(s->slot);
 }
 
-/* ---- tokenizer ------------------------------------------------------------------------------- */
+/* ---- tokenizer ---- */
 
 enum { DT__TOKEN_LIMIT = 1 << 20 };
 enum {
@@ -13060,7 +13002,7 @@ DT_API const char *dt_tokenizer_token(const dt_tokenizer *t, int64_t id, int64_t
     return t->token.bytes + e->at;
 }
 
-/* ---- text to ids and back ---------------------------------------------------------------------- */
+/* ---- text to ids and back ---- */
 
 /* The rank of the merge of two ids, or INT64_MAX. */
 static int64_t dt__merge_rank(const dt_tokenizer *t, int32_t left, int32_t right)
@@ -13199,7 +13141,7 @@ DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, 
     return DT_OK;
 }
 
-/* ---- tokenizer files: reading ------------------------------------------------------------------ */
+/* ---- tokenizer files: reading ---- */
 
 /* The rules, as files spell them. */
 static const char *const dt__split_rules[] = {
@@ -13459,7 +13401,7 @@ DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
     return r;
 }
 
-/* ---- data ------------------------------------------------------------------------------------ */
+/* ---- data ---- */
 
 /* Token files: 256 int32 (magic, version, number of tokens), then the ids. */
 enum { DT__BIN_HEADER = 1024 /* bytes */ };
@@ -13483,7 +13425,7 @@ struct dt_data {
     int64_t tokens[2]; /* of each dt_split; those of DT_VALIDATION come last */
 };
 
-/* ---- opening ------------------------------------------------------------------------------ */
+/* ---- opening ---- */
 
 static int dt__ends_with(const char *name, const char *tail)
 {
@@ -13608,7 +13550,7 @@ DT_API void dt_data_close(dt_data **handle)
     *handle = NULL;
 }
 
-/* ---- reading ------------------------------------------------------------------------------ */
+/* ---- reading ---- */
 
 DT_API int64_t dt_data_tokens(const dt_data *d, dt_split split)
 {
@@ -13663,7 +13605,7 @@ DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample,
     return DT_OK;
 }
 
-/* ---- order -------------------------------------------------------------------------------- */
+/* ---- order ---- */
 
 enum { DT__FEISTEL_ROUNDS = 6 };
 
@@ -13695,7 +13637,7 @@ static int64_t dt__sample_at(int64_t n, uint64_t seed, int64_t global_index)
 {
     return dt__permute(n, global_index % n, seed, global_index / n);
 }
-/* ---- a feed: files or a source of the program's own, and what its ids must be below ------------- */
+/* ---- a feed: files or a source of the program's own, and what its ids must be below ---- */
 
 typedef struct dt__feed {
     dt_source is;
@@ -13763,10 +13705,9 @@ static dt_result dt__feed_fetch(const dt__feed *f, dt_split split, int64_t sampl
     return r ? r : dt__feed_check(f, 1, target, dt__split_name(split), sample);
 }
 
-/* ---- prefetch ------------------------------------------------------------------------------
+/* ---- prefetch ----
  * A loader prepares the batches of steps first, first + 1, ... on a thread of its own, in a ring of slots: the caller
- * holds one, the others are filled ahead. What is in a batch depends on the step alone, never on timing. One thread at
- * a time may use a loader. */
+ * holds one, the others are filled ahead. A batch depends on its step alone. One thread at a time may use a loader. */
 
 enum { DT__LOADER_MAX_SLOTS = 4 };
 
