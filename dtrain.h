@@ -710,8 +710,7 @@ typedef enum dt_numerics { DT_EXACT, DT_FAST } dt_numerics;
 
 /* ---- H11  data, tokenizers ---- */
 /* A byte-level BPE tokenizer (Sennrich et al. 2016; Radford et al. 2019): text is cut into pre-tokens by a rule, the
- * bytes of each are merged pair by pair, the lowest rank first. Read-only once open: any number of threads may use it.
- */
+ * bytes of each are merged pair by pair, the lowest rank first. Read-only once open: any threads may use it. */
 typedef struct dt_tokenizer dt_tokenizer;
 /* How text is cut into pre-tokens, by the classes of Unicode 14.0 (L letters, N numbers, white space). A byte that is
  * no part of well-formed UTF-8 counts as one character of no class.
@@ -944,8 +943,7 @@ typedef enum dt_compile { DT_COMPILE_OFF, DT_COMPILE_ON, DT_COMPILE_AUTO } dt_co
 typedef enum dt_backend { DT_BACKEND_TILES, DT_BACKEND_CC } dt_backend;
 /* Both kinds resume in any layout. Sharded: each rank writes what it owns. Full: rank 0 writes whole tensors under
  * Hugging Face's names, with config.json for the families, in blocks of 256 KB or a row. EXPORT_BF16, of
- * dt_checkpoint_convert() alone: the weights of a full one in bf16 for other programs and --weights; no run resumes
- * from it. */
+ * dt_checkpoint_convert() alone: the weights of a full one in bf16 for other programs and --weights, not to resume. */
 typedef enum dt_checkpoint_kind { DT_SHARDED, DT_FULL, DT_EXPORT_BF16 } dt_checkpoint_kind;
 /* A directory with checkpoints at the start: resume from the newest complete one; an error; an error without one. */
 typedef enum dt_resume { DT_RESUME_AUTO, DT_RESUME_NEVER, DT_RESUME_ONLY } dt_resume;
@@ -1395,10 +1393,7 @@ typedef struct dt__tls {
 static __thread dt__tls dt__thread;
 
 /* Records the sentence and returns the code: `return dt__error(DT_E_FILE, "...", ...)`. */
-#if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
-#endif
-static dt_result dt__error(dt_result code, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static dt_result dt__error(dt_result code, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -2164,10 +2159,7 @@ typedef struct dt__text {
     int failed; /* memory ran out: the text is incomplete */
 } dt__text;
 
-#if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
-#endif
-static void dt__text_add(dt__text *t, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void dt__text_add(dt__text *t, const char *format, ...)
 {
     va_list args;
     int n;
@@ -2224,8 +2216,7 @@ typedef struct dt__rng {
 /* ---- exp ----
  * e^x = 2^n e^r with n = round(x / ln 2) by adding 1.5 * 2^23 and r = x - n ln 2 in two parts (n times the upper part
  * is exact); e^r by a polynomial fitted there. 2^n is applied in two halves, so that subnormal results are rounded
- * once. Below -103.98 the result is +0, above 88.73 +inf; the error stays below 1 ulp. Vector kernels run the same
- * operations. */
+ * once. Below -103.98 the result is +0, above 88.73 +inf; the error stays below 1 ulp. Vector kernels do the same. */
 #define DT__EXP_MAX 89.0f
 #define DT__EXP_MIN (-104.0f)
 #define DT__EXP_LOG2E 0x1.715476p+0f
@@ -2318,60 +2309,49 @@ static void dt__philox(const uint32_t counter[4], const uint32_t key[2], uint32_
         x1 = (uint32_t)p1;
         x2 = (uint32_t)(p0 >> 32) ^ x3 ^ k1;
         x3 = (uint32_t)p0;
-        k0 += DT__PHILOX_W0;
-        k1 += DT__PHILOX_W1;
+        k0 += DT__PHILOX_W0, k1 += DT__PHILOX_W1;
     }
-    out[0] = x0;
-    out[1] = x1;
-    out[2] = x2;
-    out[3] = x3;
+    out[0] = x0, out[1] = x1, out[2] = x2, out[3] = x3;
 }
 
 /* The random word of one element: word e mod 4 of block e / 4. */
 static uint32_t dt__rng_word(const dt__rng *r, uint64_t element)
 {
-    uint32_t counter[4], out[4];
-    counter[0] = (uint32_t)(element >> 2);
-    counter[1] = r->counter[0];
-    counter[2] = r->counter[1];
-    counter[3] = r->counter[2];
+    const uint32_t counter[4] = {(uint32_t)(element >> 2), r->counter[0], r->counter[1], r->counter[2]};
+    uint32_t out[4];
     dt__philox(counter, r->key, out);
     return out[element & 3];
+}
+
+/* c[0] z^(n-1) + .. + c[n-1], by Horner's rule. */
+static double dt__polynomial(double z, const double *c, int n)
+{
+    double p = c[0];
+    for (int i = 1; i < n; i++) p = p * z + c[i];
+    return p;
 }
 
 /* cos(pi x) for 0 <= x <= 1, in double from +, -, * alone: the same bits with every compiler and libm. Taylor series
  * on [0, 1/4] after reflection; error below 1e-14. Used by the cosine schedule and the normal generator. */
 static double dt__cospi(double x)
 {
-    double sign = 1.0, angle, z, p;
-    if (x > 0.5) x = 1.0 - x, sign = -1.0;
-    if (x > 0.25) { /* sin of the complement */
-        angle = (0.5 - x) * 3.14159265358979323846;
-        z = angle * angle;
-        p = 1.0 / 6227020800.0 - z * (1.0 / 1307674368000.0);
-        p = p * z - 1.0 / 39916800.0;
-        p = p * z + 1.0 / 362880.0;
-        p = p * z - 1.0 / 5040.0;
-        p = p * z + 1.0 / 120.0;
-        p = p * z - 1.0 / 6.0;
-        return sign * (angle + angle * z * p);
-    }
-    angle = x * 3.14159265358979323846;
-    z = angle * angle;
-    p = 1.0 / 479001600.0 - z * (1.0 / 87178291200.0);
-    p = p * z - 1.0 / 3628800.0;
-    p = p * z + 1.0 / 40320.0;
-    p = p * z - 1.0 / 720.0;
-    p = p * z + 1.0 / 24.0;
-    p = p * z - 0.5;
-    return sign * (1.0 + z * p);
+    static const double sine[] = {-1.0 / 1307674368000.0, 1.0 / 6227020800.0, -1.0 / 39916800.0, 1.0 / 362880.0,
+                                  -1.0 / 5040.0, 1.0 / 120.0, -1.0 / 6.0};
+    static const double cosine[] = {-1.0 / 87178291200.0, 1.0 / 479001600.0, -1.0 / 3628800.0, 1.0 / 40320.0,
+                                    -1.0 / 720.0, 1.0 / 24.0, -0.5};
+    double sign = x > 0.5 ? -1.0 : 1.0, near = x > 0.5 ? 1.0 - x : x; /* above 1/4: the sine of the complement */
+    double angle = (near > 0.25 ? 0.5 - near : near) * 3.14159265358979323846, z = angle * angle;
+    if (near > 0.25) return sign * (angle + angle * z * dt__polynomial(z, sine, 7));
+    return sign * (1.0 + z * dt__polynomial(z, cosine, 7));
 }
 
 /* Natural logarithm of a normal positive double by the atanh series: host scalars only, error below 1e-14. */
 static double dt__log_double(double x)
 {
+    static const double series[] = {1.0 / 19.0, 1.0 / 17.0, 1.0 / 15.0, 1.0 / 13.0, 1.0 / 11.0,
+                                    1.0 / 9.0,  1.0 / 7.0,  1.0 / 5.0,  1.0 / 3.0};
     uint64_t bits;
-    double f, s, z, p;
+    double f, s, z;
     int exponent;
     memcpy(&bits, &x, sizeof bits);
     exponent = (int)(bits >> 52) - 1023;
@@ -2380,15 +2360,7 @@ static double dt__log_double(double x)
     if (f > 1.4142135623730951) f *= 0.5, exponent++;
     s = (f - 1.0) / (f + 1.0);
     z = s * s;
-    p = z * (1.0 / 19.0) + 1.0 / 17.0;
-    p = p * z + 1.0 / 15.0;
-    p = p * z + 1.0 / 13.0;
-    p = p * z + 1.0 / 11.0;
-    p = p * z + 1.0 / 9.0;
-    p = p * z + 1.0 / 7.0;
-    p = p * z + 1.0 / 5.0;
-    p = p * z + 1.0 / 3.0;
-    return (double)exponent * 0.69314718055994530942 + 2.0 * (s + s * z * p);
+    return (double)exponent * 0.69314718055994530942 + 2.0 * (s + s * z * dt__polynomial(z, series, 9));
 }
 
 /* e^x by a Taylor series on [-ln 2 / 2, ln 2 / 2] and a power of two, |x| < 700: host only, relative error < 1e-15. */
@@ -5464,11 +5436,6 @@ typedef struct dt__param {
     int64_t first_expert, own_experts; /* this rank's run of them */
 } dt__param;
 
-/* One use of a parameter: each use has its own gradient, which is reduced separately (R8). */
-typedef struct dt__slot {
-    int32_t param;
-} dt__slot;
-
 struct dt_graph {
     int32_t number; /* which its tensors carry */
     int eager;    /* a program's own: it holds values */
@@ -5481,7 +5448,7 @@ struct dt_graph {
     int32_t count, capacity, forward_count;
     dt__param *params;
     int32_t param_count, param_capacity;
-    dt__slot *slots;
+    int32_t *slots; /* uses of a parameter, by its index: each has its own gradient, reduced separately (R8) */
     int32_t slot_count, slot_capacity;
     float **tables; /* constants of ops */
     int32_t table_count, table_capacity;
@@ -5810,7 +5777,7 @@ static int64_t dt__row_slices(const dt_graph *g, const dt__param *p) { return dt
 static const dt__param *dt__node_param(const dt_graph *g, const dt__node *n)
 {
     if (n->op == DT__OP_PARAM) return &g->params[n->param];
-    return n->slot >= 0 ? &g->params[g->slots[n->slot].param] : NULL;
+    return n->slot >= 0 ? &g->params[g->slots[n->slot]] : NULL;
 }
 static const dt__param *dt__cut_param(const dt_graph *g, const dt__node *n)
 {
@@ -5919,7 +5886,7 @@ static dt_tensor dt__append(dt_graph *g, const dt__node *node)
 static int32_t dt__new_slot(dt_graph *g, int32_t p)
 {
     if (!dt__grow((void **)&g->slots, g->slot_count, &g->slot_capacity, sizeof *g->slots)) return -1;
-    g->slots[g->slot_count].param = p;
+    g->slots[g->slot_count] = p;
     return g->slot_count++;
 }
 
@@ -10276,7 +10243,7 @@ static dt_result dt__net_uses(dt__net *net, dt__built *b, const dt_graph *g)
         if (r) return r;
     }
     for (int32_t i = 0; i < g->slot_count; i++) {
-        int32_t index = b->param_of[g->slots[i].param];
+        int32_t index = b->param_of[g->slots[i]];
         if (net->params[index].uses == 4)
             return dt__error(DT_E_SHAPE, "parameter %s is used more than four times", net->params[index].is.name);
         net->params[index].slices = dt__row_slices(g, &net->params[index].is);
@@ -10347,7 +10314,7 @@ static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *
         const dt__built *b = &net->segments[s];
         const dt_graph *g = b->plan->g;
         for (int32_t i = 0; i < g->slot_count; i++) {
-            const dt__param *p = &g->params[g->slots[i].param];
+            const dt__param *p = &g->params[g->slots[i]];
             int64_t leaf = dt__leaf_slices(g, p);
             dt__terms t;
             t.n = dt__param_local(p, net->tensor_shards, net->own_shards);
@@ -10836,8 +10803,7 @@ static int dt__is_blocked(const dt_graph *g, const dt__node *n)
 }
 
 /* ---- fusion ----
- * A group walks over (rows, cols) in tiles. Its ops: map ops over all elements, map ops and reductions of one element
- * per row, row ops. */
+ * A group walks over (rows, cols) in tiles. Its ops: map ops, map ops and reductions of one number per row, row ops. */
 
 /* Does op `id` read input i along its own walk: the same elements, the same rows, or the row's one element? */
 static int dt__reads_along(const dt_graph *g, int32_t id, int i)
@@ -11746,7 +11712,7 @@ static dt_graph *dt__graph_copy(const dt_graph *g)
     dt__free(copy->nodes);
     *copy = *g;
     copy->nodes = (dt__node *)memcpy(nodes, g->nodes, sizeof *g->nodes * (size_t)g->count);
-    copy->params = (dt__param *)params, copy->slots = (dt__slot *)slots;
+    copy->params = (dt__param *)params, copy->slots = (int32_t *)slots;
     if (g->param_count) memcpy(params, g->params, sizeof *g->params * (size_t)g->param_count);
     if (g->slot_count) memcpy(slots, g->slots, sizeof *g->slots * (size_t)g->slot_count);
     copy->tables = NULL, copy->table_count = 0;
@@ -12373,17 +12339,13 @@ static int dt__is_input(const char *path, const char *list)
 
 /* ---- JSON, written ---- */
 
-/* Appends n bytes as they stand in a JSON string. Bytes that are not ASCII are copied. */
-static void dt__text_escape(dt__text *t, const char *s, int64_t n)
-{
-    for (const char *end = s + n; s < end; s++)
-        if ((unsigned char)*s < 32) dt__text_add(t, "\\u%04x", *s);
-        else dt__text_add(t, "%s%c", *s == '"' || *s == '\\' ? "\\" : "", *s);
-}
+/* Appends a JSON string. Bytes that are not ASCII are copied. */
 static void dt__text_string(dt__text *t, const char *s)
 {
     dt__text_add(t, "\"");
-    dt__text_escape(t, s, (int64_t)strlen(s));
+    for (; *s; s++)
+        if ((unsigned char)*s < 32) dt__text_add(t, "\\u%04x", *s);
+        else dt__text_add(t, "%s%c", *s == '"' || *s == '\\' ? "\\" : "", *s);
     dt__text_add(t, "\"");
 }
 
@@ -12402,10 +12364,7 @@ typedef struct dt__json {
     dt_result result;
 } dt__json;
 
-#if defined(__GNUC__)
-__attribute__((format(printf, 2, 3)))
-#endif
-static int dt__json_fail(dt__json *j, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static int dt__json_fail(dt__json *j, const char *format, ...)
 {
     char what[512];
     int64_t line = 1;
@@ -12891,15 +12850,6 @@ static int dt__table_put(dt__table *s, int64_t number, const void *bytes, int64_
     return 1;
 }
 
-/* Adds `by` to the value of a string, which is added if it is new; 0 without memory. */
-static int dt__table_count(dt__table *s, const void *bytes, int64_t n, int64_t by)
-{
-    int64_t number = dt__table_find(s, bytes, n);
-    if (number < 0 && !dt__table_put(s, number = s->count, bytes, n)) return 0;
-    s->entry[number].value += by;
-    return 1;
-}
-
 static void dt__table_free(dt__table *s)
 {
     dt__free(s->entry);
@@ -12932,10 +12882,9 @@ struct dt_tokenizer {
 };
 
 /* GPT-2 spells bytes as visible characters: a printable byte of Latin-1 as itself, the others as U+0100 and up. */
-static int dt__byte_visible(int byte) { return (byte > 32 && byte < 127) || (byte > 160 && byte != 173); }
 static int dt__code_byte(uint32_t code)
 {
-    if (code < 256) return dt__byte_visible((int)code) ? (int)code : -1;
+    if (code < 256) return (code > 32 && code < 127) || (code > 160 && code != 173) ? (int)code : -1;
     return code < 289 ? (int)code - 256 : code < 323 ? (int)code - 289 + 127 : code == 323 ? 173 : -1;
 }
 
@@ -12965,13 +12914,6 @@ DT_API void dt_tokenizer_close(dt_tokenizer **handle)
     dt__free(t->file);
     dt__free(t);
     *handle = NULL;
-}
-
-static dt_tokenizer *dt__tokenizer_new(void)
-{
-    dt_tokenizer *t = (dt_tokenizer *)dt__alloc((int64_t)sizeof *t, "a tokenizer");
-    if (t) dt__classes(t->classes);
-    return t;
 }
 
 DT_API int64_t dt_tokenizer_size(const dt_tokenizer *t) { return dt__refused("t", t) ? 0 : t->token.count; }
@@ -13217,7 +13159,8 @@ static int dt__read_merge(dt_tokenizer *t, dt__json *j, int64_t left)
                              "tokenizer", (long long)t->merge.count);
     if (dt__table_find(&t->merge, pair, sizeof pair) >= 0)
         return dt__json_fail(j, "merge %lld stands here a second time: keep the first", (long long)t->merge.count);
-    if (!dt__table_count(&t->merge, pair, sizeof pair, made)) return j->result = DT_E_MEMORY, 0;
+    if (!dt__table_put(&t->merge, t->merge.count, pair, sizeof pair)) return j->result = DT_E_MEMORY, 0;
+    t->merge.entry[t->merge.count - 1].value = made;
     return 1;
 }
 
@@ -13390,11 +13333,12 @@ DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
         path = file;
     }
     if (r) return r;
-    t = dt__tokenizer_new();
+    t = (dt_tokenizer *)dt__alloc((int64_t)sizeof *t, "a tokenizer");
     r = t ? dt__json_open(&j, path) : DT_E_MEMORY;
     if (!r && !dt__read_json(t, &j)) r = j.result;
     if (t) t->file = (char *)(uintptr_t)j.text, t->bytes = j.bytes, dt__free(j.string);
     if (!r) r = dt__tokenizer_finish(t, path);
+    if (!r) dt__classes(t->classes);
     if (!r && t->nfc) dt__marks_unpack(t->classes);
     if (r) dt_tokenizer_close(&t);
     *handle = t;

@@ -1333,7 +1333,7 @@ static void planned_open(planned *s, const dt_segment *segment, dt_shape shape, 
     for (int32_t i = 0; i < s->plan->g->param_count; i++) draw_param(&s->plan->g->params[i], s->params + s->param[i]);
     for (int32_t i = 0; i < s->plan->g->slot_count; i++) {
         s->slot[i] = s->slot_floats;
-        s->slot_floats += dt_shape_count(s->plan->g->params[s->plan->g->slots[i].param].shape);
+        s->slot_floats += dt_shape_count(s->plan->g->params[s->plan->g->slots[i]].shape);
     }
     s->slots = room(s->slot_floats);
     s->output = room(dt__count(dt__at(s->plan->g, s->plan->output)));
@@ -1383,7 +1383,7 @@ static const float *planned_gradient(planned *s, int32_t param, float *sum)
     int64_t n = dt_shape_count(s->plan->g->params[param].shape);
     int uses = 0;
     for (int32_t i = 0; i < s->plan->g->slot_count; i++) {
-        if (s->plan->g->slots[i].param != param) continue;
+        if (s->plan->g->slots[i] != param) continue;
         for (int64_t k = 0; k < n; k++) sum[k] = uses ? sum[k] + s->slots[s->slot[i] + k] : s->slots[s->slot[i] + k];
         uses++;
     }

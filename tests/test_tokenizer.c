@@ -310,7 +310,8 @@ static void shuffle(dt_tokenizer *t)
     }
     for (; count > 0; count--) {
         int32_t *any = merge[draw((uint32_t)count)];
-        if (!dt__table_count(&t->merge, any, sizeof(int32_t[2]), any[2])) tap_bail("no memory");
+        if (!dt__table_put(&t->merge, t->merge.count, any, sizeof(int32_t[2]))) tap_bail("no memory");
+        t->merge.entry[t->merge.count - 1].value = any[2];
         memmove(any, merge[count - 1], sizeof merge[0]);
     }
 }
