@@ -406,8 +406,7 @@ DT_API dt_result dt_launch(int *argc, char ***argv);
  * option, or a bad value; DT_E_HELP after --help, -h and --version. On a host of SageMaker that is alone in its job,
  * checkpoint.place is /opt/ml/checkpoints if that is there. */
 DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *layout);
-/* One rank's part of a training run, for one thread at a time. Rank 0 prints progress to standard output unless
- * output.quiet; nothing else in the library prints. */
+/* One rank's part of a training run, for one thread at a time. Rank 0 prints unless output.quiet; nothing else does. */
 typedef struct dt_trainer dt_trainer;
 /* Collective over dt_launch's ranks. Checks recipe and layout, opens the data, allocates all memory, draws the
  * parameters. Recipe, data, model and layout must be the same on all ranks (threads, quiet and metrics need not): else
@@ -1086,8 +1085,7 @@ DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, 
  * dt_comm_split(comm, dt_comm_rank(comm) - m.at[k] * m.stride[k], &group). */
 DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t);
 
-/* Why are many ranks barely faster than one? Five questions, in order: an earlier answer makes the later ones wrong.
- * Section Doctor of examples/reference.md has the bounds. */
+/* Why are many ranks barely faster than one? Five questions, in order, with bounds in examples/reference.md, Doctor. */
 #define DT_BRANCHES(X) \
     X(DT_BRANCH_TRANSPORT, "transport") X(DT_BRANCH_DATA, "data") X(DT_BRANCH_BATCH, "batch") \
     X(DT_BRANCH_OVERLAP, "overlap") X(DT_BRANCH_PLACEMENT, "placement")
@@ -1125,8 +1123,7 @@ enum { DT_DIAGNOSIS_TEXT = 6000 };
 DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text);
 
 /* ---- H14  a program's own loop ---- */
-/* The trainer's optimizers, clipping, schedule and bits for a program's own loop: dt_graph_set the batch of this rank,
- * dt_graph_run, dt_optimizer_step (examples/04_own_loop.c). */
+/* The trainer's optimizers, clipping, schedule and bits for a program's own loop (examples/04_own_loop.c). */
 typedef struct dt_optimizer dt_optimizer;
 /* Of the recipe count steps, optimizer and its numbers, clip, clip_value, learning_rate and schedule. The list is
  * copied; the arrays that it names must outlive the optimizer. Weights decay as in a trainer. */
@@ -1774,8 +1771,7 @@ static int dt__spawn(pid_t *pid, char *const *argv, const char *program, const c
     return failed;
 }
 
-/* Runs a program and returns its wait status; -1 with errno: it cannot be started. This process keeps its signals,
- * unlike in system(), which would lose a Ctrl-C. */
+/* Runs a program and returns its wait status; -1 with errno: not started. Unlike system() it keeps signals (Ctrl-C). */
 static int dt__run_program(char *const *argv, const char *said)
 {
     int status = -1;
@@ -3214,8 +3210,7 @@ DT__INLINE dt__vf dt__v_tanh(dt__vf x)
     return (dt__vf)((dt__vi)a | sign);
 }
 
-/* GELU, tanh form (Hendrycks and Gimpel 2016): x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3). This is
- * x (1 + tanh u) / 2 without its cancellation for negative x. */
+/* GELU, tanh form: x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3): x (1 + tanh u) / 2 without cancellation. */
 DT__INLINE dt__vf DT__K(dt__gelu_exp)(dt__vf x) /* exp(-2u) */
 {
     return dt__v_exp(x * dt__v_fma(x * x, dt__v_set(-0.0713548163f), dt__v_set(-1.59576912f)));
@@ -3564,8 +3559,7 @@ DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
     dt__vf y = dt__v_loadn(old + i, k); \
     (void)a, (void)b, (void)c, (void)y;
 
-/* The passes of a row op. The lanes of a reduction begin at `start`; each becomes `update`, an expression in its value
- * r. Only lanes whose element exists take a term. */
+/* The passes of a row op. Lanes of a reduction begin at `start` and become `update` of r, for elements that exist. */
 #define DT__REDUCE(target, start, update, fold, result) \
     { \
         dt__vf lanes[DT__LANES], r; \
@@ -3718,8 +3712,7 @@ static void DT__K(dt__map_vectors)(int op, float *out, const float *const in[3],
     }
 }
 
-/* A map op on n elements: in holds its inputs, NULL where there is none; step 0 repeats an input's one element. The
- * scalar is the op's s. In place allowed. */
+/* A map op on n elements: in holds its inputs or NULL; step 0 repeats one element; scalar is s. In place allowed. */
 static void DT__K(dt__map)(int op, float *out, const float *const in[3], const int step[3], int64_t n, float scalar)
 {
     int64_t whole = n / DT__W * DT__W, left = n - whole, by[3];
@@ -3838,8 +3831,7 @@ DT__INLINE dt__vf DT__K(dt__v_mad)(const int dot, dt__vf a, dt__vf b, dt__vf acc
     return dt__v_fma(a, b, acc);
 }
 
-/* c (MR, nv*W) = [c +] a (MR,k) b (k, nv*W) [+ bias]. nv, dot and one stride of a are constants where this is inlined.
- * With dot an element of a and b is a pair, and k counts pairs. */
+/* c (MR, nv*W) = [c +] a (MR,k) b (k, nv*W) [+ bias]; nv, dot, a stride of a are constants. dot: elements are pairs. */
 DT__INLINE void DT__K(dt__tile_body)(const int nv, const int dot, int64_t k, const float *a, int64_t ars, int64_t acs,
                                      const float *b, int64_t brs, float *c, int64_t ldc, int load, const float *bias)
 {
@@ -3965,8 +3957,7 @@ static void DT__K(dt__pack_b)(float *dst, const float *b, int64_t brs, int64_t b
     }
 }
 
-/* Rows of A as panels (k, MR), one after the other; rows that do not exist are zero. Where A is transposed, several
- * panels at once use whole cache lines. */
+/* Rows of A as panels (k, MR), one after the other, missing rows zero. Panels of transposed A share cache lines. */
 static void DT__K(dt__pack_a)(float *dst, const float *a, int64_t ars, int64_t acs, int64_t k, int64_t rows)
 {
     int64_t whole = ars == 1 ? rows / DT__MR : 0;
@@ -6534,8 +6525,7 @@ static dt_tensor dt__cache(dt_graph *g, dt_tensor x)
     return dt__push_one(g, DT__OP_CACHE, s, x);
 }
 
-/* A move copies a box of elements: the result's, or where that is larger input `input`'s, which begins at `at` of an
- * axis of the result. Array 0 is the result. */
+/* A move copies a box: the result's, or input `input`'s if larger, which begins at `at` of an axis of the result. */
 static dt__strided dt__move_strided(const dt__call *c, int input, int64_t at)
 {
     const dt__node *n = c->n, *x = dt__in(c, input);
@@ -7518,8 +7508,7 @@ static int64_t dt__table_at(const dt_graph *g, const dt__param *p, int64_t vocab
     if (token < 0 || token >= g->own_shards * width) return -1;
     return token / width * dt__shard_step(p, g->tensor_shards) + token % width * cols;
 }
-/* A row of another rank is -0 here: x + -0 is x for every x, so the sum over ranks is the row itself. A token outside
- * the vocabulary gives +0, from the first shard. */
+/* A row of another rank is -0 here: x + -0 is x. A token outside the vocabulary gives +0, from the first shard. */
 static void dt__run_embed(const dt__call *c)
 {
     const int32_t *tokens = dt__ids(c, 1);
@@ -7818,8 +7807,7 @@ static void dt__stack_push(dt__stack *s, int level, int64_t index)
     if (n->set + 1 > s->sets) s->sets = n->set + 1;
 }
 
-/* Joins the last node with its sibling when it is here too: the sum is the last node then, in the place of the left
- * one; returns whether it did, and which sets to add. */
+/* Joins the last node with its sibling when that is here: the sum takes the left place. Returns which sets to add. */
 static int dt__stack_join(dt__stack *s, int32_t *set, int32_t *from)
 {
     int at = 0;
@@ -8716,8 +8704,7 @@ static dt__route dt__route_at(const dt__node *n, const float *data)
 /* Input 1 of every op on routed rows. */
 static dt__route dt__route_of(const dt__call *c) { return dt__route_at(dt__in(c, 1), c->in[1]); }
 
-/* ids (N,k), the experts of each token by falling probability -> routing table. An expert takes the tokens of a leaf in
- * token order and drops those beyond its `capacity` (R10). */
+/* ids (N,k), experts by falling probability -> routing table. Tokens come in order; `capacity` drops the rest (R10). */
 static dt_tensor dt__moe_route(dt_graph *g, dt_tensor ids, int64_t experts, int64_t capacity)
 {
     int64_t size = dt__route_size(dt__leaves(g) * experts, dt__count(dt__at(g, ids)));
@@ -10053,8 +10040,7 @@ static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor h, const dt_model *m, floa
     return dt_linear_with(g, h, "mlp.down_proj", m->width, residual, DT_ROWS | (m->mlp_bias ? 0 : DT_NO_BIAS));
 }
 
-/* x + attention(norm(x)), then x + mlp(norm(x)). The residual projections start smaller, by 1/sqrt(2 layers), so that
- * the sum of the blocks keeps its size. */
+/* x + attention(norm(x)), then x + mlp(norm(x)). Residual projections start smaller, by 1/sqrt(2 layers). */
 static dt_tensor dt__family_block(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> (B,T,C) */
 {
     const dt_model *m = (const dt_model *)user;
@@ -11423,8 +11409,7 @@ static void dt__chains_find(dt__fusion *f, const dt_graph *g, const dt__group *g
     }
 }
 
-/* Prints function dt_chain_<number>; its body computes elements [i, i + w), w constant except in the last call. A
- * 16-bit value is held as the fp32 number it stands for. */
+/* Prints dt_chain_<number>, which computes elements [i, i + w). A 16-bit value is held as the fp32 number it means. */
 static void dt__chain_print(dt__text *text, const dt_graph *g, const dt__fused_op *list, int32_t number)
 {
     int array = 0;
@@ -12241,8 +12226,7 @@ static dt_result dt__dir_remove(const char *path)
     return r ? r : stays;
 }
 
-/* Gives a complete draft the name of a file, which it replaces, and flushes the directory. After an earlier error `r`
- * the draft is removed, and r is returned. */
+/* Gives a complete draft the name of a file and flushes the directory. After an error `r` the draft is removed. */
 static dt_result dt__file_settle(const char *draft, const char *path, dt_result r)
 {
     char folder[PATH_MAX];
@@ -12783,8 +12767,7 @@ static int64_t dt__pretoken(const uint8_t *map, dt_pretokens rule, const unsigne
 
 /* ---- tables ---- */
 
-/* Strings of bytes under numbers, each with a value. A hash table, open addressing and at most half full, finds the
- * number of a string; no string leaves it. */
+/* Strings of bytes under numbers, each with a value. A hash table, at most half full, finds numbers; none leaves it. */
 typedef struct dt__entry {
     int64_t at, length; /* in dt__table.bytes; length 0: no string has this number */
     int64_t value;
