@@ -5321,7 +5321,7 @@ static void dt__self_matrix(const dt__kernels *k, dt_pool *pool, const float *x,
                             dt__sha256 *h)
 {
     dt__gemm g = DT__ZERO;
-    dt__attention a;
+    dt__attention a = DT__ZERO;
     float *stats = out + 2048;
     g.m = 37, g.n = 41, g.k = 53;
     g.a = x, g.ars = 53, g.acs = 1;
@@ -5331,7 +5331,6 @@ static void dt__self_matrix(const dt__kernels *k, dt_pool *pool, const float *x,
     g.accumulate = 1, g.ars = 1, g.acs = 37, g.bias = NULL;
     k->gemm(pool, &g);
     dt__sha256_add(h, out, 4 * 37 * 41);
-    memset(&a, 0, sizeof a);
     a.b = 1, a.t = a.s = a.room = 39, a.h = a.hk = 2, a.d = 13;
     a.q = x, a.k = x + 26, a.v = x + 52, a.ld = a.ldk = 78;
     a.o = out, a.ldo = a.lddo = 26;
@@ -10548,17 +10547,15 @@ static int dt__is_strided(const dt_graph *g, const dt__node *n)
 /* The walk of a map op; for an input that is a view, over the view's source. */
 static dt__strided dt__member_walk(const dt_graph *g, const dt__node *n)
 {
-    dt__strided w;
-    memset(&w, 0, sizeof w);
+    dt__strided w = DT__ZERO;
     w.shape = n->shape, w.arrays = n->inputs;
     for (int i = 0; i < w.arrays; i++) {
         const dt__node *x = &g->nodes[n->in[i]];
         if (x->tile && x->op == DT__OP_FULL) continue;
         if (!x->tile || x->group) dt__strides(&x->shape, &w.shape, w.stride[i]);
         else {
-            dt__call move;
+            dt__call move = DT__ZERO;
             dt__strided v;
-            memset(&move, 0, sizeof move);
             move.g = g, move.n = x;
             v = dt__move_strided(&move, 0, 0);
             memcpy(w.stride[i], v.stride[1], sizeof v.stride[1]);
@@ -11201,8 +11198,7 @@ static void dt__tile_run(const dt__group_run *r, const dt__tile *t)
 }
 static dt__tile dt__tile_of(const dt__group_run *r, int worker)
 {
-    dt__tile t;
-    memset(&t, 0, sizeof t);
+    dt__tile t = DT__ZERO;
     t.values = (float *)dt__scratch(r->env->pool, worker);
     return t;
 }
@@ -11714,9 +11710,8 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
     dt__plan *plain = NULL;
     double start = dt__now(), flops[2] = {0.0, 0.0}; /* of the model, without recomputation */
     int32_t recorded = g->count;
-    dt__rewrite w;
+    dt__rewrite w = DT__ZERO;
     dt_result r;
-    memset(&w, 0, sizeof w);
     *plan = NULL;
     w.g = g, w.k = c->k, w.output = &output, w.grad_in = &grad_in, w.how = how, w.passes = c->passes, w.keep = c->keep;
     r = dt__rewrite_open(&w, g) ? DT_OK : DT_E_MEMORY;

@@ -648,7 +648,7 @@ static void test_refusals(void)
     refuses(in("empty"), DT_E_FILE, "has no tokenizer.json: convert a vocab.json");
     put_text("empty/vocab.json", "{\"a\":1}");
     refuses(in("empty"), DT_E_FILE, "convert a vocab.json");
-    refuses(in("empty/vocab.json"), DT_E_DATA, "this is no tokenizer.json: convert a vocab.json");
+    refuses(in("empty/vocab.json"), DT_E_DATA, "this is not a tokenizer.json: convert a vocab.json");
     refuses_text(json(NULL, NULL, NULL, "[\"a b\",\"a b\"]"), "merge 1 stands here a second time");
     refuses_text(json(NULL, NULL, NULL, "[\"b x\"]"), "merge 0 has a side or a result that the vocabulary lacks");
     refuses_text(json(NULL, NULL, NULL, "[\"ba b\"]"), "merge 0 has a side or a result that the vocabulary lacks");
