@@ -2148,7 +2148,6 @@ static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
 }
 
 /* ---- texts, written ---- */
-
 typedef struct dt__text {
     char *at; /* ends with a NUL; NULL while the text is empty; dt__free() frees it */
     int64_t length, room;
@@ -2413,7 +2412,6 @@ static void dt__normals(const dt__rng *r, uint64_t begin, uint64_t end, float st
 }
 
 /* ---- SHA-256 (FIPS 180-4): the hash that every layout must reach ---- */
-
 typedef struct dt__sha256 {
     uint32_t state[8];
     uint64_t bytes;
@@ -2967,15 +2965,19 @@ static dt_result dt__choose_kernels(const dt__kernels **k) { return *k = dt__isa
 #if DT__ISA == 2
 #define DT__W 16
 #define DT__K(name) name##_avx512
+#define DT__ISA_NAME "avx512"
 #elif DT__ISA == 1
 #define DT__W 8
 #define DT__K(name) name##_avx2
+#define DT__ISA_NAME "avx2"
 #elif DT__ISA == 3
 #define DT__W 4
 #define DT__K(name) name##_neon
+#define DT__ISA_NAME "neon"
 #else
 #define DT__W 4
 #define DT__K(name) name##_portable
+#define DT__ISA_NAME "portable"
 #endif
 #define dt__vf DT__K(dt__vf)
 #define dt__vfu DT__K(dt__vfu)
@@ -3974,7 +3976,6 @@ static void DT__K(dt__pack_a)(float *dst, const float *a, int64_t ars, int64_t a
 }
 
 /* ---- tasks: output tiles ---- */
-
 typedef struct DT__K(dt__gemm_job) {
     const dt__gemm *g;
     dt_pool *pool;
@@ -4908,37 +4909,14 @@ static void DT__K(dt__update_run)(int optimizer, float *w, float *const *state, 
 }
 
 static const dt__kernels DT__K(dt__table) = {
-#if DT__ISA == 2
-    "avx512",
-#elif DT__ISA == 1
-    "avx2",
-#elif DT__ISA == 3
-    "neon",
-#else
-    "portable",
-#endif
-    DT__K(dt__gemm_run),
-    DT__K(dt__gemm_scratch),
-    DT__K(dt__attention),
-    DT__K(dt__attention_scratch),
-    DT__K(dt__attention_join),
-    DT__K(dt__drop),
-    DT__K(dt__rope),
-    DT__K(dt__row_sum),
-    DT__K(dt__row_dot),
-    DT__K(dt__row_max),
-    DT__K(dt__add_scaled),
-    DT__K(dt__column),
-    DT__K(dt__row),
-    DT__K(dt__map),
-    DT__K(dt__unary),
-    DT__K(dt__binary),
-    DT__K(dt__convert),
-    DT__K(dt__update_run),
-};
+    DT__ISA_NAME, DT__K(dt__gemm_run), DT__K(dt__gemm_scratch), DT__K(dt__attention), DT__K(dt__attention_scratch),
+    DT__K(dt__attention_join), DT__K(dt__drop), DT__K(dt__rope), DT__K(dt__row_sum), DT__K(dt__row_dot),
+    DT__K(dt__row_max), DT__K(dt__add_scaled), DT__K(dt__column), DT__K(dt__row), DT__K(dt__map), DT__K(dt__unary),
+    DT__K(dt__binary), DT__K(dt__convert), DT__K(dt__update_run)};
 
 #undef DT__W
 #undef DT__K
+#undef DT__ISA_NAME
 #undef DT__MR
 #undef DT__NV
 #undef DT__NR
@@ -5566,7 +5544,6 @@ static int dt__has_gradient(int op)
 }
 
 /* ---- shapes ---- */
-
 static dt_shape dt__shape(int dims, int64_t a, int64_t b, int64_t c, int64_t d)
 {
     const dt_shape s = {dims, {a, b, c, d}};
@@ -5776,7 +5753,6 @@ static const dt__param *dt__cut_param(const dt_graph *g, const dt__node *n)
 }
 
 /* ---- building ---- */
-
 static dt_tensor dt__tensor(const dt_graph *g, int32_t id)
 {
     const dt_tensor t = {id, g ? g->number : 0};
@@ -6183,7 +6159,6 @@ static dt_tensor dt__param_rows(dt_graph *g, dt_tensor t, int64_t rows, int kind
 }
 
 /* ---- running: how an op is split over threads and called ---- */
-
 typedef void (*dt__body)(const dt__call *c, int64_t begin, int64_t end);
 typedef struct dt__split_job {
     const dt__call *c;
@@ -6741,7 +6716,6 @@ static void dt__run_combine(const dt__call *c)
 }
 
 /* ---- elementwise ops ---- */
-
 static dt_tensor dt__constant(dt_graph *g, float value) { return dt_full(g, dt_shape0(), value); }
 
 /* A node of a map op. b and c are poison where the op has fewer inputs. */
@@ -7482,7 +7456,6 @@ DT_API dt_tensor dt_pooling(dt_graph *g, dt_tensor x, int mean, const dt_window 
 }
 
 /* ---- embedding ---- */
-
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
 {
     if (dt__refuses(g, "table# tokens#", table, tokens)) return dt__none();
@@ -7716,7 +7689,6 @@ static void dt__top_k_rows(const dt__call *c, int64_t begin, int64_t end)
 static void dt__run_top_k(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__top_k_rows); }
 
 /* ---- normalisation ---- */
-
 static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name, float eps, int split)
 {
     dt_shape stats = dt_shape2(dt__rows(dt__at(g, x)), 2), width = dt_shape1(dt_dim(g, x, -1));
@@ -7825,7 +7797,6 @@ static int dt__stack_join(dt__stack *s, int32_t *set, int32_t *from)
 }
 
 /* ---- attention and dropout ---- */
-
 static uint32_t dt__drop_threshold(float p) { return (uint32_t)((double)p * 4294967296.0); }
 
 /* The number of a new random site, of which a segment has as many as dt__site tells apart. */
@@ -8095,7 +8066,6 @@ static dt__attention dt__sliced_pair(const dt__sliced *s, int64_t q, const float
 }
 
 /* ---- joining the nodes of a tree ---- */
-
 typedef struct dt__slice_job {
     const dt__sliced *s;
     int64_t place;    /* of the query slice in the block */
@@ -10071,7 +10041,6 @@ DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int
 }
 
 /* ---- a network: segments built and planned for one size of unit ---- */
-
 typedef struct dt__built {
     dt__plan *plan;
     int owner; /* of the plan; segments that differ only in their parameters share one */
@@ -11613,7 +11582,6 @@ static void dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels 
 #endif
 
 /* ---- which passes run ---- */
-
 #define DT__PASS_NAME(name, text) text,
 #define DT__PASS_TEXT(name, text) text ", "
 static const char *const dt__pass_names[] = {DT__PASSES(DT__PASS_NAME)};
@@ -11765,7 +11733,6 @@ static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how,
  * ========================================================================================= */
 
 /* ---- options of recipe and layout ---- */
-
 #define DT__MODEL_NAMES \
     "GPT-2: nano, micro, tiny, small, 124M, 355M, 774M, 1558M; llama-nano, -micro, -tiny, -small, -1.1B, -7B, -13B, " \
     "llama3-8B, llama3.2-1B; or a directory with config.json"
@@ -12836,7 +12803,6 @@ static void dt__table_free(dt__table *s)
 }
 
 /* ---- tokenizer ---- */
-
 enum { DT__TOKEN_LIMIT = 1 << 20 };
 enum {
     DT__TOKEN_ADDED = 1,  /* found in the text before the text is cut into pre-tokens ... */
@@ -13348,7 +13314,6 @@ struct dt_data {
 };
 
 /* ---- opening ---- */
-
 static int dt__ends_with(const char *name, const char *tail)
 {
     size_t n = strlen(name), m = strlen(tail);
@@ -13473,7 +13438,6 @@ DT_API void dt_data_close(dt_data **handle)
 }
 
 /* ---- reading ---- */
-
 DT_API int64_t dt_data_tokens(const dt_data *d, dt_split split)
 {
     return dt__refused("d split<2", d, split) ? 0 : d->tokens[split];
@@ -13528,7 +13492,6 @@ DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample,
 }
 
 /* ---- order ---- */
-
 enum { DT__FEISTEL_ROUNDS = 6 };
 
 /* Where place i of 0..n-1 goes in the permutation of (seed, epoch). A Feistel network permutes the numbers of 2 * half
@@ -13560,7 +13523,6 @@ static int64_t dt__sample_at(int64_t n, uint64_t seed, int64_t global_index)
     return dt__permute(n, global_index % n, seed, global_index / n);
 }
 /* ---- a feed: files or a source of the program's own, and what its ids must be below ---- */
-
 typedef struct dt__feed {
     dt_source is;
     int own;        /* the program's: not trusted */
@@ -13747,7 +13709,6 @@ static dt_result dt__gemm_rate(const dt__kernels *k, dt_pool *pool, double *gflo
 }
 
 /* ---- rules ---- */
-
 enum { DT__RULE_BOUNDS = 5, DT__RULE_BLOCK = 10 }; /* block: steps that are judged together */
 typedef struct dt__rule {
     const char *name;
@@ -14089,7 +14050,6 @@ DT_API dt_result dt_rules_labels(dt_rules *r, int64_t step, const int32_t *label
 }
 
 /* ---- rules about the steps of ranks ---- */
-
 static void dt__rules_outlier(dt_rules *r, dt__rule_rank *k, double seconds)
 {
     const double *b = r->bound[DT_RULE_STEP_OUTLIER];
