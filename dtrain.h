@@ -1323,9 +1323,8 @@ extern const int DT__LINK_VERSION;
 const int DT__LINK_VERSION = 1;
 #endif
 
-/* ============================================================================================
- * H1  base: results, memory, threads
- * ========================================================================================= */
+/* ============================================================================
+ * H1  base: results, memory, threads */
 
 /* Numbers look the same in every locale: the functions that print or parse numbers with a fraction do so in the C
  * locale, which a thread enters here and leaves with what it was in before. */
@@ -2169,9 +2168,8 @@ __attribute__((format(printf, 2, 3))) static void dt__text_add(dt__text *t, cons
     t->length += n;
 }
 
-/* ============================================================================================
- * H2  numerics: Philox, exact math, SHA-256
- * ========================================================================================= */
+/* ============================================================================
+ * H2  numerics: Philox, exact math, SHA-256 */
 
 /* a * b + c rounded once. Without an FMA instruction: the product is exact in double (48 bits), the sum is made odd
  * when it was inexact (TwoSum gives the error), so that rounding it to float cannot round twice the same way. */
@@ -2567,9 +2565,8 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
 }
 
 #ifndef DT_COMM_ONLY
-/* ============================================================================================
+/* ============================================================================
  * H3  kernels
- * ============================================================================================
  * Plain structs of operands first; then this file includes itself once per instruction set, and the kernel text below
  * becomes functions named ..._portable, ..._avx2, ..._avx512 and ..._neon. The best one is chosen at run time (H5). */
 
@@ -4931,9 +4928,8 @@ static const dt__kernels DT__K(dt__table) = {
 #undef DT__IMPLEMENT
 
 #ifndef DT_COMM_ONLY
-/* ============================================================================================
- * H5  devices: CPU
- * ========================================================================================= */
+/* ============================================================================
+ * H5  devices: CPU */
 
 #define DT__ISA_COUNT 4
 
@@ -5360,9 +5356,8 @@ static dt_result dt__self_check(const dt__kernels *k, dt_pool *pool)
     return r;
 }
 
-/* ============================================================================================
- * H6  tensors and graph
- * ========================================================================================= */
+/* ============================================================================
+ * H6  tensors and graph */
 
 #define DT__MAX_IN 8
 #define DT__ELEMENTS ((int64_t)1 << 40) /* of a tensor, at most */
@@ -9059,9 +9054,8 @@ static void dt__accumulate_part(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_accumulate(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__accumulate_part); }
 
-/* ============================================================================================
- * H7  gradients
- * ========================================================================================= */
+/* ============================================================================
+ * H7  gradients */
 
 /* One use's share of a tensor's gradient. Shares add in forward-use order: key = consumer and input (R13). */
 typedef struct dt__share {
@@ -9857,9 +9851,8 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
     }
 }
 
-/* ============================================================================================
- * H8  models: segments, GPT-2, Llama
- * ========================================================================================= */
+/* ============================================================================
+ * H8  models: segments, GPT-2, Llama */
 
 DT_API dt_tensor dt_targets(dt_graph *g)
 {
@@ -10422,9 +10415,8 @@ static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
     return bytes;
 }
 
-/* ============================================================================================
+/* ============================================================================
  * H9  compiler: passes, fusion
- * ============================================================================================
  * Between recording and planning (H7), passes rewrite a segment's graph, forward and gradient together, and keep every
  * bit (R13). The last two, fusion and order, decide which ops run together and when. The planner then places the
  * values that are left; a value that only its own group reads needs no memory. */
@@ -11728,9 +11720,8 @@ static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how,
 
 #endif /* DT_COMPILER */
 
-/* ============================================================================================
- * H10  optimizer and schedules
- * ========================================================================================= */
+/* ============================================================================
+ * H10  optimizer and schedules */
 
 /* ---- options of recipe and layout ---- */
 #define DT__MODEL_NAMES \
@@ -11998,9 +11989,8 @@ static dt_result dt__update_check(dt__powers *p, const dt_recipe *r, float squar
 
 #endif /* DT_COMM_ONLY */
 
-/* ============================================================================================
- * H11  data, tokenizers
- * ========================================================================================= */
+/* ============================================================================
+ * H11  data, tokenizers */
 
 /* ---- files ----
  * All files are written, and those of checkpoints are read, by these functions. DT__FILE_ALLOWS lets a test make the
@@ -13682,9 +13672,8 @@ static dt_result dt__loader_next(dt__loader *l, dt__batch *batch, void (*tick)(v
     return DT_OK;
 }
 
-/* ============================================================================================
- * H12  probes: counters, events, rules
- * ========================================================================================= */
+/* ============================================================================
+ * H12  probes: counters, events, rules */
 
 /* Best GEMM rate of this rank in GFLOP/s on a 384^3 product: what a share of peak refers to. */
 static dt_result dt__gemm_rate(const dt__kernels *k, dt_pool *pool, double *gflops)
@@ -14165,9 +14154,8 @@ DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
 
 #endif /* DT_COMM_ONLY */
 
-/* ============================================================================================
+/* ============================================================================
  * H13  transports and collectives
- * ============================================================================================
  * Ranks of one node are processes that map one memfd, or threads of one process; the code is the same.
  *
  *   job     one per launch and node: the state of each rank (heartbeat, how it ended), the first fault, the request
@@ -18635,9 +18623,8 @@ DT_API void dt_nccl_close(dt_nccl **n) { (void)dt__refused("n!", n); }
 #endif /* DT_NCCL */
 
 #ifndef DT_COMM_ONLY
-/* ============================================================================================
+/* ============================================================================
  * H14  checkpoints
- * ============================================================================================
  * A checkpoint is a directory, complete or absent:
  *
  *   DIR/step-000000200/shard-000.safetensors ..   sharded: one file per rank with the slices that the rank writes
@@ -20258,9 +20245,8 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
     return DT_OK;
 }
 
-/* ============================================================================================
- * H15  mesh, layout, step programs, executor
- * ========================================================================================= */
+/* ============================================================================
+ * H15  mesh, layout, step programs, executor */
 
 DT_API dt_sampling dt_sampling_default(void)
 {
@@ -22505,9 +22491,8 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
 
 #endif /* DT_COMM_ONLY */
 
-/* ============================================================================================
+/* ============================================================================
  * H16  trainer, launcher, restarts
- * ============================================================================================
  * The launcher. The supervisor is the program that was started with --ranks: it starts N copies of itself, waits for
  * them and for signals, and exits. Ranks learn who they are from the environment (as threads, from dt__thread.rank). A
  * rank dies with its supervisor; when a rank fails, the others get a grace time to report it and are then ended.
