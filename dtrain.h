@@ -15004,8 +15004,7 @@ static int dt__give_up(dt_comm *c, const dt__awaited *a, dt__watch *w)
     const dt_comm *at = far ? c->link->base : c;
     uint32_t gone = 0, left = 0;
     if (at) gone = __atomic_load_n(&dt__job_rank(c->job, p->job)->gone, __ATOMIC_ACQUIRE);
-    if (at && at->area)
-        left = __atomic_load_n(&dt__comm_slot(at, far ? p->world : p->local)->left, __ATOMIC_ACQUIRE);
+    if (at && at->area) left = __atomic_load_n(&dt__comm_slot(at, far ? p->world : p->local)->left, __ATOMIC_ACQUIRE);
     if (!troubled && !gone && !left)
         troubled = at ? dt__job_silent(c, p->job, w) : dt__hear_silent(c->link, p->world, w);
     if (!troubled && !gone && !left) return 0;
@@ -15069,10 +15068,9 @@ static dt_result dt__wait_message(dt_comm *c, const dt__message *m, int peer)
         dt__blame(dt__fault_of(c), DT__FAULT_LOST, DT__FAR | c->place[peer].world);
         return dt__comm_explain(c);
     }
-    DT__PRINT(c->message, "a message of another length: rank %d sends %s%lld floats where rank %d "
-              "receives %lld in %s", c->place[peer].world, m->moved ? "" : "more than ",
-              (long long)((m->moved ? m->moved : m->bytes) / 4), c->place[c->rank].world, (long long)(m->bytes / 4),
-              dt__call_name(c->call.op));
+    DT__PRINT(c->message, "a message of another length: rank %d sends %s%lld floats where rank %d receives %lld in %s",
+              c->place[peer].world, m->moved ? "" : "more than ", (long long)((m->moved ? m->moved : m->bytes) / 4),
+              c->place[c->rank].world, (long long)(m->bytes / 4), dt__call_name(c->call.op));
     return dt__comm_fail(c, DT_E_PEER);
 }
 
@@ -15292,8 +15290,7 @@ static dt_result dt__begin(dt_comm *c, int op, int64_t count, int extra)
     c->call.op = op, c->call.count = count, c->call.extra = extra;
     c->call.where = -1;
     if (op < DT__CALL_SEND) c->call.sequence++;
-    if (count < 0)
-        return dt__misuse("%s of %lld floats: the count is negative", dt__call_name(op), (long long)count);
+    if (count < 0) return dt__misuse("%s of %lld floats: the count is negative", dt__call_name(op), (long long)count);
     if (!c->job) return DT_OK;
     dt__comm_tick(c);
     return dt__comm_troubled(c) ? dt__comm_explain(c) : DT_OK;
@@ -15757,8 +15754,7 @@ static void dt__reduce_pack(dt_comm *c, const dt__reduction *x, int64_t k)
     float *stage = dt__stage(c, c->local_rank, x->round + k);
     int64_t at = k * x->width;
     for (int p = 0; p < c->size; p++)
-        dt__copy(stage + p * x->width, x->data + x->begin + x->cut[p] + at,
-                 dt__round_part(c->length[p], at, x->width));
+        dt__copy(stage + p * x->width, x->data + x->begin + x->cut[p] + at, dt__round_part(c->length[p], at, x->width));
 }
 
 /* The sum of this rank's range, to the stage if all ranks get it. */
@@ -15775,8 +15771,7 @@ static void dt__reduce_take(dt_comm *c, const dt__reduction *x, int64_t k)
 {
     int64_t at = k * x->width;
     for (int p = 0; p < c->size; p++)
-        dt__copy(x->all + x->cut[p] + at,
-                 dt__spread_to(c, x->round + k, p, x->width, x->places, x->staged ? p : 0),
+        dt__copy(x->all + x->cut[p] + at, dt__spread_to(c, x->round + k, p, x->width, x->places, x->staged ? p : 0),
                  dt__round_part(c->length[p], at, x->width));
 }
 
@@ -15948,8 +15943,7 @@ static dt_result dt__check_parts(const dt_comm *c, const dt__part *parts, const 
             leaf += (int64_t)1 << parts->level;
         }
     }
-    if (!dt__is_pow2(leaf))
-        return dt__misuse("the parts cover %lld leaves, not a power of two", (long long)leaf);
+    if (!dt__is_pow2(leaf)) return dt__misuse("the parts cover %lld leaves, not a power of two", (long long)leaf);
     return DT_OK;
 }
 
@@ -17023,8 +17017,7 @@ static void dt__mpi_end(void)
 static dt_result dt__mpi_init(dt__mpi *f, int *argc, char ***argv)
 {
     int begun = 0, over = 0, level = MPI_THREAD_SINGLE, code = MPI_SUCCESS;
-    if (MPI_Finalized(&over) || over)
-        return dt__misuse("MPI was finalised and cannot be opened again in this process");
+    if (MPI_Finalized(&over) || over) return dt__misuse("MPI was finalised and cannot be opened again in this process");
     MPI_Initialized(&begun);
     if (!begun) {
         code = MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &level);
@@ -17121,10 +17114,10 @@ static int dt__world_number(dt_result *r, const char *name, int lowest, int high
     if (*r) return lowest;
     if (text && end != text && !*end && n >= lowest && n <= highest) return (int)n;
     if (!text && otherwise != DT__MUST) return otherwise;
-    *r = text ? dt__misuse("%s=%s: it is a whole number from %d to %d; let the launcher set it, or unset "
-                                      "its variables to run alone", name, text, lowest, highest)
-              : dt__misuse("%s is not set, but other variables of its launcher are: set it, or unset them "
-                                      "to run alone", name);
+    *r = text ? dt__misuse("%s=%s: it is a whole number from %d to %d; let the launcher set it, or unset its variables "
+                           "to run alone", name, text, lowest, highest)
+              : dt__misuse("%s is not set, but other variables of its launcher are: set it, or unset them to run alone",
+                           name);
     return lowest;
 }
 
@@ -17240,8 +17233,7 @@ static void dt__world_describe(dt__world *w)
     if (w->hosts) DT__PRINT(hosts, " on %d host%s", w->hosts, w->hosts > 1 ? "s" : "");
     if (w->address[0]) DT__PRINT(place, ", meeting at %.120s, port %d", w->address, w->port);
     if (w->kind == DT__WORLD_ALONE && w->size == 1) DT__PRINT(w->line, "alone");
-    else DT__PRINT(w->line, "%s: rank %d of %d%s%s%s", name[w->kind], w->rank, w->size, local, hosts,
-                   place);
+    else DT__PRINT(w->line, "%s: rank %d of %d%s%s%s", name[w->kind], w->rank, w->size, local, hosts, place);
 }
 
 /* Torchrun's variables inside a job of *outer count when that job has one process here, or says the same. */
@@ -17286,15 +17278,11 @@ static dt_result dt__world_sagemaker(dt__world *w, const char *config)
     char host[256];
     dt__json j = DT__ZERO;
     w->kind = DT__WORLD_SAGEMAKER;
-    if (hosts && !here)
-        return dt__misuse("SM_CURRENT_HOST is not set, but SM_HOSTS is: set it, or unset SM_HOSTS");
+    if (hosts && !here) return dt__misuse("SM_CURRENT_HOST is not set, but SM_HOSTS is: set it, or unset SM_HOSTS");
     dt__world_copy(host, sizeof host, here);
     dt__world_copy(w->network, sizeof w->network, network);
-    if (hosts) {
-        j.path = "SM_HOSTS";
-        j.text = hosts;
-        j.bytes = (int64_t)strlen(hosts);
-    } else if (!dt__json_open(&j, config) && dt__json_members(&j, key, place)) {
+    if (hosts) j.path = "SM_HOSTS", j.text = hosts, j.bytes = (int64_t)strlen(hosts);
+    else if (!dt__json_open(&j, config) && dt__json_members(&j, key, place)) {
         dt__world_copy(host, sizeof host, dt__json_text(&j, place[1], "current_host"));
         if (place[2] >= 0) dt__world_copy(w->network, sizeof w->network, dt__json_text(&j, place[2], key[2]));
         if (place[0] < 0) dt__json_fail(&j, "there is no list of hosts: the file is of another kind, or cut");
@@ -17643,8 +17631,7 @@ static dt_result dt__meet_gather(dt__meeting *m)
     memset(&answer, 0, sizeof answer);
     memcpy(answer.magic, dt__meet_magic, sizeof answer.magic);
     for (int r = 1; r < w->size && used < 100; r++)
-        if (m->caller[r] < 0)
-            used += (size_t)snprintf(missing + used, sizeof missing - used, used ? ", %d" : "%d", r);
+        if (m->caller[r] < 0) used += (size_t)snprintf(missing + used, sizeof missing - used, used ? ", %d" : "%d", r);
     if (used)
         DT__PRINT(answer.text, "after %g s, %d of %d ranks were missing (%s%s)", w->patience,
                   w->size - m->present, w->size, missing, used < 100 ? "" : " and others");
@@ -18214,8 +18201,7 @@ static dt_result dt__ofi_provider(const dt__world *w, const char **name)
     *name = NULL;
     for (int i = 0; i < 4; i++)
         if (!strcmp(asked, known[i])) *name = known[i];
-    if (!*name)
-        return dt__misuse("DT_FABRIC=%s: it is net (the default), tcp;ofi_rxm, shm or efa", asked);
+    if (!*name) return dt__misuse("DT_FABRIC=%s: it is net (the default), tcp;ofi_rxm, shm or efa", asked);
     if (*name == known[2] && w->hosts > 1)
         return dt__misuse("DT_FABRIC=shm: the ranks are on %d hosts, which share no memory; use net, "
                           "tcp;ofi_rxm or efa", w->hosts);
@@ -19245,8 +19231,7 @@ static dt_result dt__export_visit(void *user, const dt__state_tensor *of, dt__st
 {
     const dt__export *x = (const dt__export *)user;
     dt_result r = x->from ? dt__reader_visit(x->from, of, slice, slices) : DT_OK;
-    if (!r && x->gather)
-        r = dt__gather_emit(x->gather, of, slice, slices, x->file && of->transposed, x->sink, x->user);
+    if (!r && x->gather) r = dt__gather_emit(x->gather, of, slice, slices, x->file && of->transposed, x->sink, x->user);
     for (int64_t i = 0; i < slices && !x->gather && !r; i++) r = x->sink(x->user, slice[i].data, slice[i].count);
     return r || !x->file || !of->kept ? r : x->sink(x->user, of->kept, of->more * of->is.shape.n[1]);
 }
@@ -20205,8 +20190,7 @@ static dt_result dt__optimizer_seek(dt_optimizer *o)
     dt__update u[2];
     if ((float)o->step == o->steps) return DT_OK;
     if (!(o->steps >= 0.0f && o->steps <= 16777216.0f) || o->steps != (float)(int64_t)o->steps)
-        return dt__error(DT_E_DATA, "the optimizer's step is %g: load a whole number from 0 to 2^24",
-                         (double)o->steps);
+        return dt__error(DT_E_DATA, "the optimizer's step is %g: load a whole number from 0 to 2^24", (double)o->steps);
     o->powers = dt__powers_first(&o->recipe);
     for (o->step = 0; (float)o->step < o->steps; o->step++) dt__update_begin(&o->powers, &o->recipe, 0.0f, 0.0f, u);
     return DT_OK;
@@ -20248,10 +20232,7 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
 /* ============================================================================
  * H15  mesh, layout, step programs, executor */
 
-DT_API dt_sampling dt_sampling_default(void)
-{
-    return dt_layout_default().output.sampling;
-}
+DT_API dt_sampling dt_sampling_default(void) { return dt_layout_default().output.sampling; }
 
 /* DT_E_USAGE unless the degree that an option sets divides n of something ("rank", without the plural's s). */
 static dt_result dt__check_divides(const char *option, int64_t degree, int64_t n, const char *of)
@@ -20296,9 +20277,8 @@ DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m)
     if (!r) r = dt__check_divides("cp", l->cp, ranks / l->tp / l->pp, "pipeline");
     if (r) return r;
     if (!dt__mesh_order(l->order, axis))
-        return dt__misuse("--order %s is not an order of the mesh. Set it to cluster (DPT), to spread (TPD), or "
-                          "to the letters D, P, T and optionally C (context) in another order, slowest first.",
-                          l->order);
+        return dt__misuse("--order %s is not an order of the mesh. Set it to cluster (DPT), to spread (TPD), or to "
+                          "the letters D, P, T and optionally C (context) in another order, slowest first.", l->order);
     m->size[DT_AXIS_TENSOR] = (int)l->tp, m->size[DT_AXIS_PIPELINE] = (int)l->pp;
     m->size[DT_AXIS_CONTEXT] = (int)l->cp;
     m->size[DT_AXIS_DATA] = ranks / (int)(l->tp * l->pp * l->cp);
@@ -20445,8 +20425,7 @@ static void dt__pipe_slots(const dt__pipe *p, dt_work *list, int32_t *slots, int
 static dt_result dt__pipe_check(const dt__pipe *p)
 {
     if (p->kind < DT_1F1B || p->kind > DT_ZERO_BUBBLE)
-        return dt__misuse("%d is not a pipeline schedule: DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE",
-                          p->kind);
+        return dt__misuse("%d is not a pipeline schedule: DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE", p->kind);
     if (p->chunks > 1 && p->units % p->stages)
         return dt__misuse("the interleaved schedule takes micro-batches in groups of %d, one per stage, and a rank has "
                           "%d: change --batch, --micro-batch or --data-shards so that its number is a multiple, or use "
@@ -20838,8 +20817,7 @@ typedef struct dt__work_unit {
 static dt__instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__work_unit *u, const dt_work *w)
 {
     dt__instr *i;
-    if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list))
-        return p->result = DT_E_MEMORY, &p->lost;
+    if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list)) return p->result = DT_E_MEMORY, &p->lost;
     i = &p->list[p->count];
     memset(i, 0, sizeof *i);
     i->op = op, i->segment = segment;
@@ -21371,10 +21349,9 @@ static dt_result dt__engine_experts(const dt__engine *e, int dp)
     dt_result r = dt__check_divides("ep", l->ep, dp, "data-parallel rank");
     if (r) return r;
     if (l->ep > 1 && (!dt__is_pow2(l->ep) || l->ep > most))
-        return dt__error(DT_E_USAGE,
-                         "--ep %lld: the ranks of an expert group need equal numbers of data shards, together a whole "
-                         "subtree of the sum. With %d data-parallel ranks and %lld data shards, set --ep to one of %s, "
-                         "or use a power of two of data-parallel ranks.", (long long)l->ep, dp,
+        return dt__error(DT_E_USAGE, "--ep %lld: the ranks of an expert group need equal numbers of data shards, "
+                         "together a whole subtree of the sum. With %d data-parallel ranks and %lld data shards, set "
+                         "--ep to one of %s, or use a power of two of data-parallel ranks.", (long long)l->ep, dp,
                          (long long)e->recipe->data_shards, dt__divisors(most, most, 1, list, sizeof list));
     return DT_OK;
 }
@@ -21939,8 +21916,7 @@ static void dt__engine_backward(dt__engine *e, const dt__instr *i)
     const dt__plan *p = e->net.segments[i->segment].plan;
     int weights = i->op == DT_WEIGHTS;
     dt__engine_bind(e, i->segment, i->slot, i->set, &b);
-    if (i->segment == e->net.count - 1)
-        dt__mem_fill(NULL, b.at[DT__AT_GRAD_OUT], e->inv_valid * e->env.loss_scale, 1);
+    if (i->segment == e->net.count - 1) dt__mem_fill(NULL, b.at[DT__AT_GRAD_OUT], e->inv_valid * e->env.loss_scale, 1);
     e->env.segment = (uint32_t)i->segment;
     dt__plan_run(p, p->forward_count + (weights ? p->backward_count : 0),
                  weights ? p->weights_count : p->backward_count, &b, &e->env, i->fresh);
@@ -22055,8 +22031,7 @@ static float *dt__bucket_sum(const dt__engine *e, int32_t bucket, int64_t *from,
     int piece = dt__bucket_piece(s, bucket, s->piece);
     *from = cut[piece];
     *count = cut[piece + 1] - *from;
-    if (!e->shape.total)
-        return dt__set(e, e->program.parts.node[0].set) + dt__bucket_at(e, bucket) + *from;
+    if (!e->shape.total) return dt__set(e, e->program.parts.node[0].set) + dt__bucket_at(e, bucket) + *from;
     if (e->shape.zero > 1) return e->total + s->bucket[bucket].sum;
     return e->total + s->bucket[bucket].total + *from;
 }
@@ -22082,8 +22057,7 @@ static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts
                                 int64_t floats, const int64_t *cuts)
 {
     float *first = e->sets + begin;
-    if (!e->native)
-        return dt__reduce_parts(c, dt__host(e->sets), parts, counts, begin, floats, cuts);
+    if (!e->native) return dt__reduce_parts(c, dt__host(e->sets), parts, counts, begin, floats, cuts);
     for (int p = 0; p < dt_comm_rank(c); p++) parts += counts[p];
     for (int j = 1; j < counts[dt_comm_rank(c)]; j++)
         dt__mem_add(e->k, NULL, first + parts->offset, first + parts[j].offset, floats);
@@ -22343,8 +22317,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt__instr *i, dt__load_fn l
     case DT_WEIGHTS: dt__engine_backward(e, i); return DT_OK;
     case DT_SEND: return dt__engine_send(e, i);
     case DT_RECV: return dt__engine_recv(e, i);
-    case DT_CONTEXT:
-        return dt_all_reduce(e->context, dt__host(dt__set(e, i->set) + begin), floats, DT_SUM);
+    case DT_CONTEXT: return dt_all_reduce(e->context, dt__host(dt__set(e, i->set) + begin), floats, DT_SUM);
     case DT_FOLD:
         dt__mem_add(e->k, e->pool, dt__set(e, i->set) + begin, dt__set(e, i->from) + begin, floats);
         return DT_OK;
@@ -23793,9 +23766,8 @@ static dt_result dt__check_model(const dt_model *m)
                           "--qk-norm are for the Llama family: --model llama-nano, or leave them out");
     }
     if (m->kv_heads < 0 || (m->kv_heads && m->heads % m->kv_heads))
-        return dt__misuse("%lld KV heads do not divide %lld heads: --kv-heads one of %s",
-                          (long long)m->kv_heads, (long long)m->heads,
-                          dt__divisors(m->heads, 64, 1, list, sizeof list));
+        return dt__misuse("%lld KV heads do not divide %lld heads: --kv-heads one of %s", (long long)m->kv_heads,
+                          (long long)m->heads, dt__divisors(m->heads, 64, 1, list, sizeof list));
     if (m->head < 0 || dt__head_width(m) % 2)
         return dt__misuse("a head of width %lld (width %lld, %lld heads) cannot be rotated in pairs: make it even",
                           (long long)dt__head_width(m), (long long)m->width, (long long)m->heads);
@@ -23874,10 +23846,7 @@ static dt_result dt__check_checkpoint(const dt_checkpoints *c)
 
 enum { DT__OUTPUTS = 2 };
 static const char *const dt__output_names[DT__OUTPUTS] = {"metrics", "timeline"};
-static const char *dt__output_path(const dt_layout *l, int i)
-{
-    return i ? l->output.timeline : l->output.metrics;
-}
+static const char *dt__output_path(const dt_layout *l, int i) { return i ? l->output.timeline : l->output.metrics; }
 
 /* Refuses to write over a file of the data, over another output, or over a file that does not begin like output i. */
 static dt_result dt__check_output(const dt_recipe *r, const dt_layout *l, int i)
@@ -24205,7 +24174,9 @@ static void dt__trainer_banner(const dt_trainer *t)
 {
     const dt_recipe *r = &t->recipe;
     const dt_model *m = &t->e.net.model;
+    const dt_source *feed = &t->feed.is;
     int64_t threads = dt__comm_here(t->comm) * t->pool->workers; /* on this machine, those that compute */
+    int64_t positions = dt__max(t->positions, r->sequence + t->more), samples = feed->samples[DT_TRAIN];
     double cores = dt__comm_cores(t->comm) * (double)dt__comm_here(t->comm);
     int ranks = dt_comm_size(t->comm), nodes = dt_comm_nodes(t->comm);
     if (m->segments) printf("model    %lld segments of the program's own", (long long)m->segment_count);
@@ -24225,14 +24196,13 @@ static void dt__trainer_banner(const dt_trainer *t)
                (long long)m->experts, (long long)dt__model_moe(&r->model).active);
     if (t->feed.own)
         printf("data     of the program's own: %lld training samples of %lld inputs and %lld targets, ",
-               (long long)t->feed.is.samples[DT_TRAIN], (long long)t->feed.is.inputs, (long long)t->feed.is.targets);
+               (long long)samples, (long long)feed->inputs, (long long)feed->targets);
     else
-        printf("data     %s: %lld training sequences of %lld tokens, ", r->data,
-               (long long)t->feed.is.samples[DT_TRAIN], (long long)r->sequence);
-    printf("%lld for validation\n", (long long)t->feed.is.samples[DT_VALIDATION]);
-    printf("recipe   %lld steps of %lld %s, micro-batch %lld, %lld data shards, ", (long long)r->steps,
-           (long long)r->batch, t->feed.own ? "samples" : "sequences",
-           (long long)r->micro_batch, (long long)r->data_shards);
+        printf("data     %s: %lld training sequences of %lld tokens, ", r->data, (long long)samples,
+               (long long)r->sequence);
+    printf("%lld for validation\nrecipe   %lld steps of %lld %s, micro-batch %lld, %lld data shards, ",
+           (long long)feed->samples[DT_VALIDATION], (long long)r->steps, (long long)r->batch,
+           t->feed.own ? "samples" : "sequences", (long long)r->micro_batch, (long long)r->data_shards);
     if (r->tensor_shards > 1) printf("%lld tensor shards, ", (long long)r->tensor_shards);
     if (r->context_shards > 1) printf("%lld context shards, ", (long long)r->context_shards);
     printf("seed %lld\n", (long long)r->seed);
@@ -24265,9 +24235,8 @@ static void dt__trainer_banner(const dt_trainer *t)
                (long long)r->steps, (long long)r->warmup);
     dt__memory_print(t);
     if (t->recipe.weights && !t->first) printf("weights  initialized from %s\n", t->recipe.weights);
-    if (dt__max(t->positions, r->sequence + t->more) > r->sequence)
-        printf("sequence %lld tokens of the model's %lld positions%s\n", (long long)r->sequence,
-               (long long)dt__max(t->positions, r->sequence + t->more),
+    if (positions > r->sequence)
+        printf("sequence %lld tokens of the model's %lld positions%s\n", (long long)r->sequence, (long long)positions,
                t->more ? "; the other rows of its table stay as they are" : "");
     if (t->first)
         printf("resumed  after step %lld of %lld, from %s\n", (long long)t->first, (long long)r->steps,
@@ -25190,8 +25159,7 @@ static dt_result dt__save_full(dt_trainer *t, const char *folder)
     dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.count);
     if (!r) r = dt__engine_wait(&t->e);
     r = dt__trainer_agree(t, r);
-    if (!r && (root || !whole))
-        r = dt__state_write_full(t, !whole, NULL, &g, NULL, folder, root ? s->part : none);
+    if (!r && (root || !whole)) r = dt__state_write_full(t, !whole, NULL, &g, NULL, folder, root ? s->part : none);
     s->parts = root ? 2 : 0;
     dt__gather_close(&g);
     return dt__trainer_agree(t, r);
@@ -25834,9 +25802,8 @@ static void dt__timeline_trace(dt__text *f, const dt_trainer *t, const dt__bar *
                      "%d\"}}", comma, rank, rank, dt_comm_node(t->comm, rank));
         comma = ",\n";
         for (int line = 0; line <= t->e.shape.overlap; line++)
-            dt__text_add(f, "%s{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":"
-                         "\"rank %d %s\"}}", comma, rank, rank + line * ranks, rank,
-                         line ? "communicates" : "computes");
+            dt__text_add(f, "%s{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"rank "
+                         "%d %s\"}}", comma, rank, rank + line * ranks, rank, line ? "communicates" : "computes");
         for (const dt__bar *b = bars + rank * most, *end = b + most; b < end && b->end > 0; b++) {
             const char *op = b->op < 0 ? NULL : dt__instr_names[b->op];
             dt__text_add(f, "%s{\"name\":\"%s%s", comma, op ? op : "exchange", b->back ? " gradient" : "");
@@ -26643,8 +26610,7 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
 static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
 {
     const char *comma = "{";
-    int saves = t->layout.checkpoint.place != NULL;
-    int scaled = t->recipe.precision == DT_PRECISION_FP16;
+    int saves = t->layout.checkpoint.place != NULL, scaled = t->recipe.precision == DT_PRECISION_FP16;
     int fast = t->recipe.numerics == DT_FAST && i->step == t->first + 1;
     const struct dt__metric { int on; const char *name; double value; } list[] = {
         {1, "step", (double)i->step}, {1, "loss", (double)i->loss},
@@ -26712,8 +26678,7 @@ static dt_result dt__watch_end(dt_trainer *t, dt_result r)
     char text[DT_RULES_TEXT];
     float none = __builtin_nanf("");
     if (!t->rules) return r;
-    if (r == DT_E_NUMERIC)
-        dt_rules_tensor(t->rules, t->e.step + 1, "loss or gradients", DT_KIND_GRADIENT, &none, 1, 0);
+    if (r == DT_E_NUMERIC) dt_rules_tensor(t->rules, t->e.step + 1, "loss or gradients", DT_KIND_GRADIENT, &none, 1, 0);
     if (!dt_trainer_is_root(t) || dt_rules_text(t->rules, text, (int64_t)sizeof text)) return r;
     printf("%s", text);
     fflush(stdout);
@@ -27214,9 +27179,8 @@ static void dt__judge_transport(dt__case *x)
                       1e6 * d->alpha[i], 1e-6 * d->rate[i], 1e-6 * bounds[i]);
     f = dt__find(x, DT_BRANCH_TRANSPORT, slow || efa || one >= 0, slow || efa ? -1 : one, d->rate[worst],
                  bounds[worst]);
-    DT__PRINT(f->text, "selected provider is %s%s%s%s",
-              *engine ? engine : x->ranks > 1 ? "shared memory" : "none, there is one rank",
-              *engine ? ", shared memory inside nodes" : "", link[0], link[1]);
+    DT__PRINT(f->text, "selected provider is %s%s%s%s", *engine ? engine : x->ranks > 1 ? "shared memory" : "none, "
+              "there is one rank", *engine ? ", shared memory inside nodes" : "", link[0], link[1]);
     if (efa)
         DT__PRINT(f->advice, "an Elastic Fabric Adapter is present but not used: set DT_FABRIC=efa, and run `fi_info "
                   "-p efa` (the container needs its software, and the security group must admit itself)");
