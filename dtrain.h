@@ -420,9 +420,8 @@ DT_API void dt_trainer_close(dt_trainer **t);
 DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info);
 DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info); /* all steps that are left */
 DT_API int dt_trainer_is_root(const dt_trainer *t); /* is this rank 0, the one that prints? */
-/* SHA-256 over the weights, then the optimizer's state (below): 64 hex digits, the same on every rank and in every
- * layout, valid until the next call; "" on errors. Collective where a rank has a part of the state (pp, tp or ep above
- * 1, ZeRO), but not after the last step. */
+/* SHA-256 of weights, then optimizer state (below): 64 hex digits, the same in every layout, valid until the next call;
+ * "" on errors. Collective if a rank has a part of it (pp, tp or ep above 1, ZeRO), but not after the last step. */
 DT_API const char *dt_trainer_hash(dt_trainer *t);
 
 /* ---- H13  communicator ---- */
@@ -580,9 +579,8 @@ typedef struct dt_window {
  * (sample, position). In both, places outside the tensor are terms with the value 0. The input's gradient adds, by
  * ascending position, chains over output channels. */
 DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window);
-/* Largest element of every window, or its mean: (B,C,L) -> (B,C,L') or (B,C,H,W) -> (B,C,H',W'), sizes as above.
- * Outside the tensor are -inf for a maximum, 0 for a mean (sum in window order / size). The first maximum gets the
- * gradient. */
+/* Largest element, or mean, of every window: (B,C,L) -> (B,C,L') or (B,C,H,W) -> (B,C,H',W'), as above. Outside the
+ * tensor are -inf for a maximum, 0 for a mean (sum in window order / size). The first maximum gets the gradient. */
 DT_API dt_tensor dt_pooling(dt_graph *g, dt_tensor x, int mean, const dt_window *window);
 /* Rows of table (V,C), of any type, picked by int32 tokens (..): (..,C). Tokens must lie in [0, V): the trainer refuses
  * data with others; one that a segment computes and that lies outside gives a row of zeros and no gradient. */
@@ -592,9 +590,8 @@ DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name, float 
 /* x / sqrt(mean(x^2) + eps) * gamma over the last axis (Zhang and Sennrich 2019); "<name>.weight" = 1 (C). */
 DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name, float eps);
 /* (x - mean) / sqrt(var + eps) * gamma + beta for each channel of (B,C,..), mean and biased variance over all other
- * axes (Ioffe and Szegedy 2015); "<name>.weight" = 1, "<name>.bias" = 0 (C). In a segment the statistics are those of
- * one unit of work (a micro-batch of a data shard), which the recipe decides. No running averages are kept: validation
- * uses the statistics of its own units. */
+ * axes (Ioffe and Szegedy 2015); "<name>.weight" = 1, "<name>.bias" = 0 (C). In a segment the statistics are a unit's
+ * (a micro-batch of a data shard), as the recipe decides. No running averages: validation uses its own units'. */
 DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float eps);
 /* How dt_attend works; what is 0 has its usual value. */
 typedef struct dt_attention_options {
@@ -696,11 +693,11 @@ typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
  * LION (4): w = w (1 - lr d) - lr sign(b1 m + (1 - b1) g), then m = b2 m + (1 - b2) g; sign(0) is 0 (Chen et al.
  *     2023). */
 typedef enum dt_optimizer_kind { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION } dt_optimizer_kind;
-/* Mixed precision (Micikevicius et al. 2018): operands of products and attention, and activations kept for backward,
- * in 16 bits; weights, optimizer state, residual stream, norms, softmax, losses and all sums in fp32. A product is the
- * fp32 chain over rounded operands, so that its bits are the same in every layout. FP16 has no small numbers, so that
- * backward begins with recipe.loss_scale; a step whose gradients overflow changes no weight, and the scale that adapts
- * halves; after 2,000 good steps it doubles. */
+/* Mixed precision (Micikevicius et al. 2018): operands of products and attention, and activations kept for backward, in
+ * 16 bits; weights, optimizer state, residual stream, norms, softmax, losses and all sums in fp32. Products are fp32
+ * chains over rounded operands: the same bits in every layout. FP16 lacks small numbers: backward begins with
+ * recipe.loss_scale; a step whose gradients overflow changes no weight and halves a scale that adapts; 2,000 good steps
+ * double it. */
 typedef enum dt_precision { DT_PRECISION_FP32, DT_PRECISION_BF16, DT_PRECISION_FP16 } dt_precision;
 /* Exact: every sum has one order, and the bits are the same in every layout. Fast: products of bf16 by what all ranks'
  * processors have (AMX, else AVX512-BF16), gradients between nodes by MPI's own all-reduce; other bits, which depend on
@@ -718,10 +715,9 @@ typedef struct dt_tokenizer dt_tokenizer;
  *         \s+(?!\S)|\s+
  * QWEN2: as LLAMA3, but \p{N} in place of \p{N}{1,3} */
 typedef enum dt_pretokens { DT_PRETOKENS_GPT2, DT_PRETOKENS_LLAMA3, DT_PRETOKENS_QWEN2 } dt_pretokens;
-/* Opens a tokenizer.json of Hugging Face, or the directory that holds one: a BPE model; the pre-tokenizer ByteLevel
- * (GPT2), or Split by one of the rules and ByteLevel; at most 1048576 ids. Encoding
- * adds no tokens. With the normalizer NFC, text that NFC may change is an error. DT_E_DATA: damaged, with line
- * and byte, or of a kind that is not supported. */
+/* Opens a tokenizer.json of Hugging Face, or its directory: a BPE model; the pre-tokenizer ByteLevel (GPT2), or Split
+ * by one of the rules and ByteLevel; at most 1048576 ids. Encoding adds no tokens. With the normalizer NFC, text that
+ * NFC may change is an error. DT_E_DATA: damaged, with line and byte, or of a kind that is not supported. */
 DT_API dt_result dt_tokenizer_open(dt_tokenizer **t, const char *path);
 DT_API void dt_tokenizer_close(dt_tokenizer **t);
 DT_API int64_t dt_tokenizer_size(const dt_tokenizer *t); /* the largest id + 1 */
@@ -903,10 +899,9 @@ DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt
  *     dt_result r = dt_nccl_open(&n, c, -1);
  *     if (!r) r = dt_nccl_collect(n, DT_ALL_REDUCE, gradient, gradient, count, DT_SUM, stream);  queued; on the GPU
  *     if (!r) r = dt_nccl_wait(n, stream);
- *     dt_nccl_close(&n);
- * It belongs to c's thread. c carries NCCL's id and notices failures; c must live longer. When a rank dies or leaves, a
- * GPU fails, or a call has not completed after --timeout seconds, NCCL is aborted, and c fails with DT_E_PEER or
- * DT_E_SYSTEM on all ranks; both stay failed. */
+ *     dt_nccl_close(&n); It belongs to c's thread; c notices failures and must live longer. When a rank dies or leaves,
+ * a GPU fails, or a call takes longer than --timeout, NCCL is aborted, and c fails with DT_E_PEER or DT_E_SYSTEM on all
+ * ranks, for good. */
 typedef struct dt_nccl dt_nccl;
 typedef enum dt_call { DT_ALL_REDUCE, DT_REDUCE_SCATTER, DT_ALL_GATHER } dt_call;
 /* Joins the ranks of c. Collective. gpu: the number of this rank's GPU, -1: its rank on the node modulo the GPUs
@@ -1033,9 +1028,8 @@ typedef struct dt_generation {
 DT_API dt_generation dt_generation_default(void);
 /* Continues a prompt, as dt_trainer_sample. *tokens, if not NULL: how many were drawn. */
 DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_generation *how, int64_t *tokens);
-/* Mean loss, in nats per token, of files named as in dt_data_open(), cut into sequences, of which the last may be
- * shorter; *tokens and *bytes, if not NULL: of how many targets, and of how many bytes of text: all but the first
- * token, which follows none. Collective. */
+/* Mean loss, in nats per token, of files named as in dt_data_open(), cut into sequences, the last perhaps shorter;
+ * *tokens and *bytes, if not NULL: number of targets, and bytes of their text (the first token is none). Collective. */
 DT_API dt_result dt_generator_evaluate(dt_generator *g, const char *data, float *loss, int64_t *tokens, int64_t *bytes);
 /* The recipe of a checkpoint, or of a directory of Hugging Face, whose optimizer and data are the default ones. Names
  * of files are NULL, but for weights: `path`, which must outlive the recipe. So a trainer starts from these weights, or
@@ -1055,9 +1049,8 @@ typedef struct dt_memory {
 } dt_memory;
 DT_API dt_memory dt_trainer_memory(const dt_trainer *t);
 DT_API int64_t dt_trainer_weights(const dt_trainer *t); /* number of weights */
-/* What compiling did (layout.compile.report, .verify or mode AUTO) to this rank's segments. Bytes are those of a unit
- * of work, forward and backward, through all these segments. A step is the first batch's, without its update, on the
- * slowest rank: the faster of two runs. */
+/* What compiling did (layout.compile.report, .verify or mode AUTO) to this rank's segments. Bytes are a unit's, forward
+ * and backward. A step is the first batch's, without update, on the slowest rank: the faster of two. */
 typedef struct dt_compilation_report {
     int64_t recorded, ops;       /* ops before, and after, where a group counts as one */
     int64_t groups, grouped;     /* groups, and ops in groups */
@@ -1326,8 +1319,7 @@ const int DT__LINK_VERSION = 1;
 /* ============================================================================
  * H1  base: results, memory, threads */
 
-/* Numbers look the same in every locale: the functions that print or parse numbers with a fraction do so in the C
- * locale, which a thread enters here and leaves with what it was in before. */
+/* Numbers look the same in every locale: functions that print or parse fractions do so in the C locale, entered so. */
 static locale_t dt__locale_enter(void)
 {
     locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
@@ -1401,11 +1393,10 @@ __attribute__((format(printf, 2, 3))) static dt_result dt__error(dt_result code,
 /* The error of a wrong option or argument. */
 #define dt__misuse(...) dt__error(DT_E_USAGE, __VA_ARGS__)
 
-/* Checks the arguments of a public function. `spec` has a word for each value that follows: "data" is a pointer, which
- * must not be NULL; "c!" the address of a handle, which becomes NULL; "data/" a pointer that may be NULL where the
- * int64_t behind it, a count of 0 or more, is 0; "p~" a finite double; "op<3" an int from 0 to 2; "x#" a tensor of
- * graph number `graph`, which has ids below `ids`, "x?" one or none. Writes what is wrong. 0: nothing is. The test of
- * all arguments is made from the calls. */
+/* Checks the arguments of a public function. `spec` has a word per value: "data" is a pointer, which must not be NULL;
+ * "c!" the address of a handle, which becomes NULL; "data/" a pointer that may be NULL where the int64_t behind it, a
+ * count of 0 or more, is 0; "p~" a finite double; "op<3" an int from 0 to 2; "x#" a tensor of graph `graph` with ids
+ * below `ids`, "x?" one or none. Writes what is wrong. 0: nothing is. Tests are made from the calls. */
 static int dt__argument_wrong(char *text, size_t size, const char *function, int32_t graph, int32_t ids,
                               const char *spec, va_list *args)
 {
@@ -1740,8 +1731,7 @@ static void dt__options_preset(const dt__option *list, int count, int of, void *
     }
 }
 
-/* Opens /dev/null where descriptor 0, 1 or 2 is closed, so that no file, socket or memory of ours gets a number that
- * the program or a library reads or prints to. Called before the first descriptor is opened. */
+/* Opens /dev/null where descriptor 0, 1 or 2 is closed, so that nothing of ours gets their numbers. Called first. */
 static void dt__descriptors_fill(void)
 {
     int fd = open("/dev/null", O_RDWR);
@@ -1972,7 +1962,6 @@ static void dt__nap(void)
 }
 
 /* ---- work in the background ---- */
-
 /* A thread that runs the jobs of another thread, its user, in the order of asking. Jobs are numbered from 0; a ticket
  * is a job's number plus 1. After a failure no further job runs. Without threads a job runs when it is asked for. */
 enum { DT__OTHER_STREAM = -1 }; /* what one thread of a rank waits for when it waits for the other one */
@@ -1998,8 +1987,7 @@ typedef struct dt__queue {
     int running;
 } dt__queue;
 
-/* A second counts towards at most one of the two sums, so together they are the time that the jobs took. Ranks that
- * wait for this one find out whom it waits for (dt__find_culprit). */
+/* The two sums together are the jobs' time. Ranks that wait for this one see whom it waits for (dt__find_culprit). */
 static void dt__queue_mark(dt__queue *q, int busy, int waiting)
 {
     double now = dt__now();
@@ -2139,8 +2127,7 @@ static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
     if (q->running) pthread_mutex_lock(&q->lock);
     dt__queue_mark(q, q->busy, q->waiting);
 #endif
-    *waited = q->waited;
-    *hidden = q->hidden;
+    *waited = q->waited, *hidden = q->hidden;
 #ifndef DT_NO_THREADS
     if (q->running) pthread_mutex_unlock(&q->lock);
 #endif
@@ -2239,8 +2226,7 @@ static float dt__expf(float x)
 {
     float t, n, r, q;
     int32_t whole, half;
-    x = x > DT__EXP_MAX ? DT__EXP_MAX : x;
-    x = x < DT__EXP_MIN ? DT__EXP_MIN : x;
+    x = x > DT__EXP_MAX ? DT__EXP_MAX : x < DT__EXP_MIN ? DT__EXP_MIN : x;
     t = dt__fmaf(x, DT__EXP_LOG2E, DT__EXP_ROUND);
     n = t - DT__EXP_ROUND;
     r = dt__fmaf(n, -DT__EXP_LN2_HI, x);
@@ -2810,8 +2796,7 @@ typedef struct dt__attention {
     int64_t lddq, lddk;
 } dt__attention;
 
-/* Partial attention of consecutive queries of a head over a slice of the keys (R9): the largest score, the sum of
- * exp(score - max), and the chains of these values times v. */
+/* Partial attention of queries of a head over some keys (R9): largest score, sum of exp(score - max), chains by v. */
 typedef struct dt__slice_sums {
     float *max, *sum, *o; /* (rows), (rows), (rows,d) with row stride ld */
     int64_t ld;
@@ -2834,8 +2819,7 @@ typedef struct dt__update {
 /* What an optimizer keeps of each weight: up to two moments, and an average. */
 enum { DT__STATE_FIRST, DT__STATE_SECOND, DT__STATE_AVERAGE, DT__STATE_COUNT };
 
-/* A dt_dtype: bytes of an element; of the small floats also how many mantissa bits fp32 has more, the exponent's bias,
- * the first code beyond the finite numbers, and the code that a NaN becomes. */
+/* A dt_dtype: bytes; of small floats mantissa bits that fp32 has more, bias, first code not finite, the NaN's code. */
 typedef struct dt__format {
     const char *name;
     int bytes, shift, bias, top, nan;
@@ -3161,7 +3145,6 @@ DT__INLINE dt__vf dt__v_exp(dt__vf x)
 }
 
 /* ---- log, tanh, and GELU ---- */
-
 /* Natural logarithm. x = 2^e m with m in [sqrt(1/2), sqrt(2)); log m = f - f^2/2 + f^3 P(f), f = m - 1 (the shape of
  * Cephes' logf; coefficients a minimax fit). 0 gives -inf, negative gives NaN, subnormals are scaled first. */
 DT__INLINE dt__vf dt__v_log(dt__vf x)
@@ -3237,8 +3220,7 @@ DT__INLINE dt__vf dt__v_silu_grad(dt__vf x, dt__vf dy)
     return dy * dt__v_fma(c * d, e * d, s);
 }
 
-/* max(x,0) - x t + log(1 + u), u = exp(-|x|). With w = 1 + u rounded, log(1 + u) is log(w) + (u - (w - 1)) / w: the
- * second term is what the rounding lost, so that small u keep their digits. */
+/* max(x,0) - x t + log(1 + u), u = exp(-|x|). With w = 1 + u, log(w) + (u - (w - 1)) / w keeps digits of small u. */
 DT__INLINE dt__vf dt__v_bce(dt__vf x, dt__vf t)
 {
     const dt__vf one = dt__v_set(1.0f), zero = dt__v_set(0.0f);
@@ -3257,7 +3239,6 @@ DT__INLINE dt__vf dt__v_bce_grad(dt__vf x, dt__vf t)
 }
 
 /* ---- steps and whole numbers ---- */
-
 /* 1 or -1; zeros and NaN stay as they are. */
 DT__INLINE dt__vf dt__v_sign(dt__vf x)
 {
@@ -3306,8 +3287,7 @@ DT__INLINE dt__vd DT__K(dt__d_select)(dt__vl mask, dt__vd a, dt__vd b)
 DT__INLINE dt__vd DT__K(dt__d_abs)(dt__vd x) { return (dt__vd)((dt__vl)x & ~DT__SIGN); }
 DT__INLINE dt__vd DT__K(dt__d_sign)(dt__vd x, dt__vd s) { return (dt__vd)((dt__vl)x | ((dt__vl)s & DT__SIGN)); }
 
-/* 2^v = s (1 + p): returns p = 2^f - 1 to 2^-32 of its value, and s = 2^n. v is kept within +-300, beyond which floats
- * over- and underflow. The low bits of v + 1.5 * 2^52 are n. */
+/* 2^v = s (1 + p): returns p = 2^f - 1 to 2^-32, and s = 2^n; v is kept within +-300. v + 1.5 * 2^52 ends with n. */
 #define DT__ROUND_52 0x1.8p52
 DT__INLINE dt__vd DT__K(dt__d_exp2_parts)(dt__vd v, dt__vd *s)
 {
@@ -3332,8 +3312,7 @@ DT__INLINE dt__vd DT__K(dt__d_exp2)(dt__vd v)
     return p * s + s;
 }
 
-/* Base-2 logarithm of a float or of a sum of floats. x = 2^e m with m in [sqrt(1/2), sqrt(2)) and the atanh series of
- * s = (m - 1) / (m + 1), to 2^-45. 0 gives -inf, negative gives NaN. */
+/* log2 of floats or their sums: x = 2^e m, m in [sqrt(1/2), sqrt(2)), atanh series, to 2^-45. 0: -inf, below: NaN. */
 DT__INLINE dt__vd DT__K(dt__d_log2)(dt__vd x)
 {
     const dt__vd inf = DT__K(dt__d_set)(__builtin_inf()), zero = DT__K(dt__d_set)(0.0);
@@ -3676,7 +3655,6 @@ static void DT__K(dt__add_scaled)(float *out, const float *x, int64_t n, float s
 }
 
 /* ---- map ops ---- */
-
 /* Vector i of the operand of bit `bit` among those of `mask`. */
 #define DT__OPERAND(mask, bit) \
     (__builtin_popcount((mask) & ((bit) - 1)) == 0   ? dt__v_load(p0 + i * step0) \
@@ -3897,7 +3875,6 @@ static void DT__K(dt__tile_edge)(int64_t rows, int64_t cols, int dot, int64_t k,
 }
 
 /* ---- packing ---- */
-
 /* dst (4,4), row stride ld, = src (4,4), row stride `stride`, transposed; every machine has 16-byte vectors. */
 DT__INLINE void DT__K(dt__transpose4)(float *dst, int64_t ld, const float *src, int64_t stride)
 {
@@ -4196,7 +4173,6 @@ typedef uint32_t DT__K(dt__vwu) __attribute__((vector_size(4 * DT__W), aligned(4
 #define dt__vwu DT__K(dt__vwu)
 
 /* ---- random words of a row ---- */
-
 /* 64-bit products of the lower halves of the 64-bit lanes */
 DT__INLINE dt__vl DT__K(dt__v_mul_low)(dt__vl a, uint32_t b)
 {
@@ -4268,7 +4244,6 @@ static void DT__K(dt__drop)(float *out, const float *x, int64_t n, const dt__rng
 }
 
 /* ---- one head ---- */
-
 /* A run: consecutive terms of a panel's chains that the same rows have. */
 typedef struct DT__K(dt__run) {
     int32_t begin, end;
@@ -4405,7 +4380,6 @@ static void DT__K(dt__score_panel)(const DT__K(dt__head) *w, const float *x, int
 }
 
 /* ---- runs: which terms the rows of a panel have ---- */
-
 /* `rows` have the terms [begin, end), which extend the last run or start one. Terms that no row has are skipped. */
 static void DT__K(dt__run_add)(DT__K(dt__head) *w, int64_t begin, int64_t end, uint32_t rows)
 {
@@ -4506,7 +4480,6 @@ DT__INLINE float DT__K(dt__v_top)(dt__vf v)
 }
 
 /* ---- forward ---- */
-
 /* One vector of scores of a row: scaled, and -inf from the key `keys` on. */
 DT__INLINE dt__vf DT__K(dt__v_score)(const float *x, int64_t j, int64_t keys, dt__vf scale)
 {
@@ -4618,7 +4591,6 @@ static void DT__K(dt__attention_join)(const dt__slice_sums *left, const dt__slic
 }
 
 /* ---- backward ---- */
-
 /* The tile's rows to a gradient. */
 static void DT__K(dt__tile_rows)(const DT__K(dt__head) *w, float *out, int64_t ld, int64_t rows)
 {
@@ -4831,7 +4803,6 @@ static void DT__K(dt__convert)(int to, void *out, int from, const void *x, int64
 }
 
 /* ---- optimizer ---- */
-
 /* One pass over n weights, gradients and states: formulas at dt_optimizer_kind, order of roundings as in the text. */
 
 /* The gradient, clipped by norm and by value. */
@@ -5625,8 +5596,7 @@ static int64_t dt__offset(const dt_shape *shape, int axes, const int64_t *stride
     return at;
 }
 
-/* How an op walks over the elements of `shape` in several arrays at once: a run of last axes, over which each array
- * advances by its step, for every element of the first `axes` axes. */
+/* How an op walks over several arrays: runs of last axes, each array by its step, for all of the first `axes` axes. */
 typedef struct dt__strided {
     dt_shape shape;
     int arrays, axes;
@@ -5659,7 +5629,6 @@ static int64_t dt__strided_at(const dt__strided *w, int64_t begin, int64_t end, 
 }
 
 /* ---- tensor shards ---- */
-
 /* Shards of this rank; are parameters stored in shards; are rows split between the parallel products? */
 static int64_t dt__own(const dt_graph *g) { return g->own_shards ? g->own_shards : g->tensor_shards; }
 static int dt__in_shards(const dt_graph *g) { return g->own_shards && g->tensor_shards > 1; }
@@ -6368,7 +6337,6 @@ DT_API void dt_graph_close(dt_graph **graph)
 }
 
 /* ---- shape ops ---- */
-
 /* `axis` of x from 0, where a negative one counts from the end; -1 with the graph poisoned if x lacks it. */
 static int dt__axis(dt_graph *g, const char *op, dt_tensor x, int axis)
 {
@@ -6485,8 +6453,7 @@ DT_API dt_tensor dt_expand(dt_graph *g, dt_tensor x, dt_shape shape)
     return dt__push_one(g, DT__OP_EXPAND, shape, x);
 }
 
-/* In a decode graph: appends x (B,T,C) to the rows of earlier positions. The value is (B,context,C); rows behind the
- * appended ones are not valid yet. The memory persists between runs. */
+/* In a decode graph: appends x (B,T,C) to the rows of (B,context,C), kept between runs; later rows are not valid. */
 static dt_tensor dt__cache(dt_graph *g, dt_tensor x)
 {
     dt_shape s = dt_shape_of(g, x);
@@ -6835,7 +6802,6 @@ static void dt__run_map(const dt__call *c)
 }
 
 /* ---- row ops ---- */
-
 /* The letters of the op's inputs say which are rows (r), a vector for all rows (v), or statistics (s). The result is
  * rows, or a scalar of each; statistics go to the second output. */
 static void dt__row_op_rows(const dt__call *c, int64_t begin, int64_t end)
@@ -6862,7 +6828,6 @@ static void dt__run_rows(const dt__call *c)
 }
 
 /* ---- reductions and softmax ---- */
-
 /* A whole-tensor sum: blocks of 1024 elements, then TREE (R5). */
 static float dt__whole_sum(const dt__kernels *k, const float *x, int64_t n)
 {
@@ -7020,7 +6985,6 @@ DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, unsigned axes)
 }
 
 /* ---- matrix products ---- */
-
 /* Shape of the product of a (..,M,K) and b (..,K,N), their transposes noted, leading axes broadcast; 0: none. */
 static int dt__matmul_shape(const dt_shape *a, const dt_shape *b, int ta, int tb, dt_shape *out)
 {
@@ -7513,7 +7477,6 @@ static void dt__embed_grad_cols(const dt__call *c, int64_t begin, int64_t end)
 static void dt__run_embed_grad(const dt__call *c) { dt__split(c, dt__cols(c->n), 64, dt__embed_grad_cols); }
 
 /* ---- picking by index ---- */
-
 /* The axis of x, from 0, along which an index picks; all other sizes are equal. Poisons the graph if they are not. */
 static int dt__index_axis(dt_graph *g, const char *op, dt_tensor x, int axis, dt_tensor index)
 {
@@ -7748,7 +7711,6 @@ DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float 
 }
 
 /* ---- trees that grow ---- */
-
 /* A partial sum in place `set`: node `index` of tree level `level`: 1 << level leaves from index << level on. */
 typedef struct dt__partial {
     int level, set;
@@ -7942,8 +7904,7 @@ typedef struct dt__sliced {
     float *nodes, *key_nodes, *key_stack;
 } dt__sliced;
 
-/* Of the k-th slice of a rank's block, in sequence order: its number in the sequence, its index in the block, and its
- * first row among the rank's (leaves, samples, 2, rows). */
+/* Of the k-th slice of a rank's block: its number in the sequence, its index in the block, its first row there. */
 static int64_t dt__slice_number(const dt__sliced *s, int owner, int64_t k)
 {
     return k < s->leaves ? owner * s->leaves + k : s->slices - (owner + 2) * s->leaves + k;
@@ -8435,7 +8396,6 @@ static void dt__run_dropout(const dt__call *c)
 }
 
 /* ---- loss ---- */
-
 /* The mean of `terms` terms from their sum: in a segment the sum that becomes it when it is divided by the targets. */
 static dt_tensor dt__loss_mean(dt_graph *g, dt_tensor sum, int64_t terms)
 {
@@ -8785,8 +8745,7 @@ static void dt__run_moe_exchange(const dt__call *c)
     }
 }
 
-/* in: rows (R,C), table [, w (N,k)]. out (N,C): each token adds its rows, [w *] row, in the order of experts. Rows of
- * several tensor shards are parts (S,R,C), and out is (S,N,C) (R10). */
+/* in: rows (R,C) or parts (S,R,C) (R10), table [, w (N,k)]. out (N,C) or (S,N,C): sums of [w *] row in expert order. */
 static dt_tensor dt__moe_sum(dt_graph *g, dt_tensor rows, dt_tensor route, dt_tensor w)
 {
     dt__route r = dt__route_at(dt__at(g, route), NULL);
@@ -8960,8 +8919,7 @@ static dt_tensor dt__moe_router(dt_graph *g, dt_tensor logits, const dt_moe_opti
     return route;
 }
 
-/* Expert weights "<name>.experts.<part>" (E,K,H), and with biases "<name>.experts.<part>_bias" (E*H). Shards cut axis
- * `cut` of the weights, an axis of `groups` pieces. */
+/* Expert weights "<name>.experts.<part>" (E,K,H), biases "..<part>_bias" (E*H). Shards cut axis `cut` in `groups`. */
 static dt_tensor dt__moe_layer(dt_graph *g, dt_tensor x, dt_tensor route, const char *name, const char *part,
                                const dt_moe_options *o, dt_shape shape, int cut, int64_t groups, float std)
 {
@@ -10061,9 +10019,8 @@ typedef struct dt__net_param {
     int64_t slot[4];  /* of each use's gradient; -1: not on this rank */
 } dt__net_param;
 
-/* Parameters are listed in definition order; H15 places them, at multiples of 1024 floats (R11). This rank has
- * own_shards of tensor_shards (Vt) from first_shard, own_leaves of context_shards (Vc) from first_leaf; these fields
- * may be set before the network is opened. */
+/* Parameters are in definition order; H15 places them at blocks of 1024 floats (R11). This rank has own_shards of
+ * tensor_shards (Vt) from first_shard, own_leaves of context_shards (Vc) from first_leaf; set before it is opened. */
 typedef struct dt__net {
     int64_t tensor_shards, first_shard, own_shards; /* 0: 1, 0, all */
     int64_t expert_ranks, expert_rank;              /* ranks that share experts; 0: this rank has all */
@@ -10493,7 +10450,6 @@ static void dt__rewrite_live(dt__rewrite *w)
 }
 
 /* ---- passes that rewrite ---- */
-
 /* May readers walk over this move's source instead? Runs of the last axis must be contiguous, or one element. */
 static int dt__is_strided(const dt_graph *g, const dt__node *n)
 {
@@ -11602,7 +11558,6 @@ static dt_result dt__passes_of(const char *list, unsigned *passes)
 }
 
 /* ---- a compiled plan ---- */
-
 /* The compiler of a network. */
 typedef struct dt__compiling {
     dt__compiler base;
@@ -11993,8 +11948,7 @@ static dt_result dt__update_check(dt__powers *p, const dt_recipe *r, float squar
  * H11  data, tokenizers */
 
 /* ---- files ----
- * All files are written, and those of checkpoints are read, by these functions. DT__FILE_ALLOWS lets a test make the
- * n-th operation fail (tests/disk.h). */
+ * These functions write all files and read checkpoints. DT__FILE_ALLOWS lets a test make one fail (tests/disk.h). */
 
 #ifndef DT__FILE_ALLOWS
 #define DT__FILE_ALLOWS() 1 /* 0: fails; 2: writes half, dies */
@@ -12274,7 +12228,6 @@ static int dt__is_input(const char *path, const char *list)
 }
 
 /* ---- JSON, written ---- */
-
 /* Appends a JSON string. Bytes that are not ASCII are copied. */
 static void dt__text_string(dt__text *t, const char *s)
 {
@@ -12652,7 +12605,6 @@ static int64_t dt__nfc_end(const uint8_t *map, const unsigned char *p, int64_t n
 }
 
 /* ---- pre-tokens ---- */
-
 /* The length of 's 't 're 've 'm 'll 'd, or 0; in any case: also in capitals, and with the long s (U+017F) as s. */
 static int64_t dt__contraction(const unsigned char *p, int64_t n, int any_case)
 {
@@ -12718,7 +12670,6 @@ static int64_t dt__pretoken(const uint8_t *map, dt_pretokens rule, const unsigne
 }
 
 /* ---- tables ---- */
-
 /* Strings of bytes under numbers, each with a value. A hash table, at most half full, finds numbers; none leaves it. */
 typedef struct dt__entry {
     int64_t at, length; /* in dt__table.bytes; length 0: no string has this number */
@@ -12879,7 +12830,6 @@ DT_API const char *dt_tokenizer_token(const dt_tokenizer *t, int64_t id, int64_t
 }
 
 /* ---- text to ids and back ---- */
-
 /* The rank of the merge of two ids, or INT64_MAX. */
 static int64_t dt__merge_rank(const dt_tokenizer *t, int32_t left, int32_t right)
 {
@@ -13018,7 +12968,6 @@ DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, 
 }
 
 /* ---- tokenizer files: reading ---- */
-
 /* The rules, as files spell them. */
 static const char *const dt__split_rules[] = {
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
@@ -13280,7 +13229,6 @@ DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
 }
 
 /* ---- data ---- */
-
 /* Token files: 256 int32 (magic, version, number of tokens), then the ids. */
 enum { DT__BIN_HEADER = 1024 /* bytes */ };
 static const struct { int32_t magic, version, width; } dt__bins[] = {
@@ -13381,8 +13329,7 @@ static dt_result dt__data_cut(dt_data *d, const char *path, double fraction)
                          "sequence needs %lld: use a longer text, a shorter sequence or another fraction", path,
                          fraction, (long long)all, (long long)(all - validation), (long long)validation,
                          (long long)need);
-    d->tokens[DT_TRAIN] = all - validation;
-    d->tokens[DT_VALIDATION] = validation;
+    d->tokens[DT_TRAIN] = all - validation, d->tokens[DT_VALIDATION] = validation;
     return DT_OK;
 }
 
@@ -13883,7 +13830,6 @@ DT_API dt_result dt_rules_validation(dt_rules *r, int64_t step, double loss)
 }
 
 /* ---- rules about tensors ---- */
-
 /* The share of a tensor's units that lie between two limits in too few rows, and the variances of a step's tensors. */
 static dt_result dt__rules_activation(dt_rules *r, int32_t kind, const float *x, int64_t rows, int64_t units,
                                       double variance)
