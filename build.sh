@@ -154,8 +154,11 @@ compile_all() {
 #   open      its private functions are declared to tests, which can replace its allocator
 #   engines   open, with the engines for MPI and libfabric that can be had here
 #   checked   open, under the sanitizers that fuzz targets need
+# With DT_SANITIZE, library and open are one, because the sanitizers take a minute for each.
 implementation() {
+    [ -z "${DT_SANITIZE:-}" ] || case $1 in library | open) set -- sanitized ;; esac
     case $1 in
+    sanitized) say "$build/open/dtrain.c $test_build/open.o -c $test_cflags -DDT_NCCL -DDT_COMPILER -include tests/disk.h -include tests/memory.h" ;;
     build) say "$build/dtrain.c $build/dtrain.o -c -DDT_NCCL -DDT_COMPILER" ;;
     library) say "$build/dtrain.c $test_build/library.o -c $train_cflags -DDT_NCCL -DDT_COMPILER -include tests/disk.h" ;;
     open) say "$build/open/dtrain.c $test_build/open.o -c $test_cflags -DDT_NCCL -DDT_COMPILER -include tests/memory.h" ;;
@@ -164,9 +167,11 @@ implementation() {
     esac
 }
 uses() {
+    local object=$1
+    [ -z "${DT_SANITIZE:-}" ] || [ "$1" != library ] || object=open
     case $1 in
     build) say "-DDTRAIN_IMPLEMENTED $root/$build/dtrain.o -ldl" ;;
-    library) say "-DDTRAIN_IMPLEMENTED $root/$test_build/library.o $train_cflags -ldl" ;;
+    library) say "-DDTRAIN_IMPLEMENTED $root/$test_build/$object.o $train_cflags -ldl" ;;
     open) say "-I$root/$build/open -DDT_NCCL -DDT_COMPILER $root/$test_build/open.o $test_cflags -ldl" ;;
     engines) say "-I$root/$build/open $root/$test_build/engines.o $test_cflags -DDT_NCCL $(engine_flags | xargs) -ldl" ;;
     checked) say "-I$root/$build/open -g $checked_cflags $root/$test_build/checked.o" ;;
@@ -400,7 +405,7 @@ test_flags() {
     test_cflags="$warnings -O1 -DDT_DEBUG"
     [ -z "${DT_FULL:-}" ] || test_cflags="$warnings"
     train_cflags="$warnings"
-    checked_cflags="-O1 -DDT_DEBUG -fsanitize=address,undefined -fno-sanitize-recover=all"
+    checked_cflags="-O${DT_FULL:-0} -DDT_DEBUG -fsanitize=address,undefined -fno-sanitize-recover=all" # -O1 with --full
     [ -n "${DT_SANITIZE:-}" ] || return 0
     test_build=$build/tests-$(say "$DT_SANITIZE" | tr , -)
     test_cflags="$warnings -g -O1 -DDT_DEBUG -fno-omit-frame-pointer -fno-sanitize-recover=all -fsanitize=$DT_SANITIZE"
@@ -408,12 +413,14 @@ test_flags() {
     export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 }
 
-# The test programs. Some compile the implementation themselves: with macros of their own, or to reach into kernels.
+# The test programs. Three compile the implementation themselves: to reach into kernels, or with macros of their own; these
+# compute little.
 test_calls() {
     local source
     for source in tests/test_*.c; do
         case $source in
-        *_environment.c | *_fast.c | *_kernels.c) calls_for "$test_build" "$test_cflags" "$source" ;;
+        *_kernels.c) calls_for "$test_build" "$test_cflags" "$source" ;;
+        *_environment.c | *_fast.c) calls_for "$test_build" "$test_cflags -O0" "$source" ;;
         *_interrupted.c) calls_for "$test_build" "$test_cflags -O0" "$source" ;;
         *) calls_for "$test_build" "$(uses open)" "$source" ;;
         esac
@@ -421,7 +428,7 @@ test_calls() {
 }
 
 command_test() {
-    local calls test files=() objects=(open library)
+    local calls test files=() objects=(open)
     [ -z "${DT_README_QUICK:-}" ] || { say "not again: this is the test of the README"; return 0; }
     case "${1:-}" in
     --full) export DT_FULL=1 ;;
@@ -435,6 +442,7 @@ command_test() {
     test_flags
     export DT_TEST_BUILD=$test_build DT_TEST_CFLAGS="$test_cflags"
     implementation_source
+    [ -n "${DT_SANITIZE:-}" ] || objects+=(library)
     [ -z "$(engine_flags)" ] || objects+=(engines)
     [ -n "${DT_SANITIZE:-}" ] || ! has_sanitizers || objects+=(checked)
     mapfile -t calls < <(for test in "${objects[@]}"; do implementation "$test"; done)

@@ -8,7 +8,7 @@ use warnings;
 my ($folder) = @ARGV;
 open my $in, '<', 'dtrain.h' or die "dtrain.h: $!\n";
 my @line = <$in>;
-my ($code, $declarations) = ("#define DTRAIN_IMPLEMENTATION\n#define DT_HEADER \"dtrain.c\"\n", '');
+my ($code, $declarations) = ("#define DTRAIN_IMPLEMENTATION\n#define DT_HEADER \"dtrain.c\"\n#define DT_SOURCE_PATH \"dtrain.h\"\n", '');
 my ($private, $kernels) = (0, 0); # inside of the implementation, of the text that is included once per instruction set
 for (my $i = 0; $i < @line; $i++) {
     my $text = $line[$i];
