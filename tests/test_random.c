@@ -173,7 +173,7 @@ static int rig_open(rig *r, const recipe *c)
     for (int32_t i = 0; i < g->param_count; i++) r->param[i] = n, n += dt_shape_count(g->params[i].shape);
     r->params = room_for(n);
     for (int32_t i = 0; i < g->param_count; i++) dt__init_param(&g->params[i], c->seed, NULL, r->params + r->param[i]);
-    for (int32_t i = 0; i < g->slot_count; i++) r->slot[i] = r->slot_floats, r->slot_floats += dt_shape_count(g->params[g->slots[i].param].shape);
+    for (int32_t i = 0; i < g->slot_count; i++) r->slot[i] = r->slot_floats, r->slot_floats += dt_shape_count(g->params[g->slots[i]].shape);
     for (int32_t id = 1; id < g->count; id++)
         if (g->nodes[id].slot >= 0) r->written[g->nodes[id].slot] = 1;
     r->input = dt_shape_count(c->x), r->outputs = dt__count(dt__at(g, r->plan->output));
@@ -302,7 +302,7 @@ static int planned_units(planned *p, const char *how)
         ok = ok && same(p->own[u][0], r->unit[u].output, r->outputs, f, "planned (%s) is not the reference: output of unit %d", how, u);
         if (!r->recipe->first) ok = ok && same(p->own[u][1], r->unit[u].grad_in, r->input, f, "planned (%s) is not the reference: gradient of the input, unit %d", how, u);
         for (int32_t i = 0; ok && i < r->run->g->slot_count; i++) {
-            const dt__param *param = &r->run->g->params[r->run->g->slots[i].param];
+            const dt__param *param = &r->run->g->params[r->run->g->slots[i]];
             if (r->written[i])
                 ok = same(p->slots + r->slot[i], r->unit[u].slots + r->slot[i], dt_shape_count(param->shape), f,
                           "planned (%s) is not the reference: gradient of %s, slot %d, after unit %d", how, param->name, (int)i, u);
@@ -386,7 +386,7 @@ static const float *sum_of_uses(const rig *r, int u, int32_t param, float *sum)
     int uses = 0;
     for (int32_t i = 0; i < g->slot_count; i++) {
         const float *use = r->unit[u].slots + r->slot[i];
-        if (g->slots[i].param != param || !r->written[i]) continue;
+        if (g->slots[i] != param || !r->written[i]) continue;
         for (int64_t k = 0; k < n; k++) sum[k] = uses ? sum[k] + use[k] : use[k];
         uses++;
     }
