@@ -10014,7 +10014,7 @@ typedef struct dt__net_param {
     int64_t count;  /* of this rank's shards, to the end of the last */
     int32_t uses;
     int32_t stage[4]; /* that has each use */
-    int32_t bucket;   /* of the first use here */
+    int32_t bucket;   /* that holds it: of its last use here */
     int64_t slices;   /* row slices of a leaf's gradient (R7) */
     int64_t slot[4];  /* of each use's gradient; -1: not on this rank */
 } dt__net_param;
@@ -15325,9 +15325,8 @@ static dt_result dt__meet(dt_comm *c)
     return r;
 }
 
-/* Starts a collective that reads `count` floats of each rank's data. *staged: the data is private memory, which the
- * local ranks cannot read; otherwise c->view is where they read each other's data. Thread ranks also read private
- * memory. */
+/* Starts a collective that reads `count` floats of each rank's data. *staged: private memory of a process, which
+ * local ranks cannot read; otherwise c->view is where they read each other's. */
 static dt_result dt__meet_data(dt_comm *c, const float *data, int64_t count, int *staged)
 {
     dt_result r;
@@ -15460,9 +15459,8 @@ static int64_t dt__stage_width(const dt_comm *c, int places)
     return width > 16 ? width / 16 * 16 : width;
 }
 
-/* Sends this rank's chunk of its c->length floats to all nodes, and receives the chunks of the ranks that it is the
- * leader of. A part of the stage has `places` of `width` floats, then one for each of these ranks; this rank's chunk is
- * in place `own`. */
+/* Sends this rank's chunk of c->length floats to all nodes and receives those of the ranks that it leads. A part of
+ * the stage has `places` of `width` floats, then one for each of these ranks; this rank's chunk is in place `own`. */
 static dt_result dt__spread(dt_comm *c, int64_t round, int64_t at, int64_t width, int places, int own)
 {
     float *stage = dt__stage(c, c->local_rank, round);
@@ -16758,7 +16756,7 @@ static dt_result dt__mpi_admit(const dt__mpi *f)
 
 /* ---- messages ---- */
 
-/* Hands a message to MPI; found: by a probe, m->moved bytes for `to`. Counts are int: above 2 GB of floats. */
+/* Hands a message to MPI; found: by a probe, m->moved bytes for `to`. Counts are int: floats above 2 GB. */
 static int dt__mpi_request(dt__mpi *f, dt__message *m, MPI_Message *found, char *to, MPI_Request *request)
 {
     int64_t bytes = found ? m->moved : m->bytes;
@@ -19307,9 +19305,8 @@ static dt_result dt__step_publish(const char *folder, int64_t step, int64_t *new
     return r;
 }
 
-/* Removes all but the `keep` newest checkpoints up to `step`, except `spared`, which a mirror may be reading; keep 0
- * removes none. Checkpoints of later steps could not be read when the run resumed, so they are not counted. What cannot
- * be removed does not stop training. */
+/* Removes all but the `keep` (0: all) newest checkpoints up to `step`, as later ones could not be read on resuming,
+ * and `spared`, which a mirror may be reading. What cannot be removed does not stop training. */
 static void dt__steps_retain(const char *folder, int64_t keep, int64_t step, int64_t spared)
 {
     for (int64_t kept = 0, i = step + 1; keep;) {
@@ -20559,10 +20556,9 @@ static int dt__store_writes(const dt__store *s, int buffered, int32_t segment, i
     return 0;
 }
 
-/* Offsets of a segment's parameters, in this rank's weights and in the window that they are gathered into (ZeRO 3), and
- * of its row slices; the slot itself is the first slice. `shared`: a leaf is complete after one unit of work, so that
- * all segments use the same slices. Moves gradients from the set to the buffer that replaces it, and notes the distance
- * between copies of shared experts. */
+/* Offsets of a segment's parameters in this rank's weights and in their window (ZeRO 3), and of row slices, of which
+ * the slot is the first. `shared`: segments share slices, as a leaf is complete after a unit of work. Moves gradients
+ * from the set to the buffer that replaces it, and notes the distance between copies of shared experts. */
 static void dt__store_segment(dt__store *s, const dt__net *net, int32_t q, int buffered, int shared)
 {
     dt__built *seg = &net->segments[q];
@@ -20612,8 +20608,7 @@ static dt_result dt__store_cuts(dt__store *s)
     return DT_OK;
 }
 
-/* The first segment that reads each bucket's parameters, and the last gathered bucket that each segment reads. The
- * bucket of its last use holds a tied parameter. */
+/* The first segment that reads each bucket, and the last gathered bucket that each segment reads. */
 static dt_result dt__store_readers(dt__store *s, const dt__net *net, const dt__chunk *chunks, int count)
 {
     s->reader = (int32_t *)dt__alloc(4 * s->buckets, "the layout");
@@ -20645,8 +20640,7 @@ static void dt__store_close(dt__store *s)
     memset(s, 0, sizeof *s);
 }
 
-/* Lays out the parameters and gradients of chunks[0..count-1] in the order in which backward completes them. buffered:
- * number of buffers that replace a set, or 0; shared: see dt__store_segment. */
+/* Lays out parameters and gradients as backward of the chunks completes them. buffered: buffers for a set, or 0. */
 static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chunks, int count, int64_t bytes,
                                 int buffered, int shared)
 {
@@ -23554,9 +23548,8 @@ typedef struct dt__saver {
     int64_t mirrored;       /* the step that the mirror's thread copied last */
 } dt__saver;
 
-/* Seconds of one step for dt_doctor: the whole step, waiting for data, work, waiting for sums of gradients and gathered
- * weights, sending inside of segments. Bytes sent for gradients and weights, of these to other nodes, and by tensor
- * groups to other nodes. */
+/* Of one step, for dt_doctor. Seconds: all; waiting for data; work; waiting for gradients and gathered weights; sending
+ * inside segments. Bytes: of gradients and weights; of these to other nodes; of tensor groups to other nodes. */
 enum { DT__PULSE_STEP, DT__PULSE_DATA, DT__PULSE_WORK, DT__PULSE_EXPOSED, DT__PULSE_WITHIN, DT__PULSE_SENT,
        DT__PULSE_FAR, DT__PULSE_CROSSED, DT__PULSE_KINDS };
 enum { DT__PULSES = 8 };
@@ -26024,9 +26017,8 @@ DT_API void dt_trainer_close(dt_trainer **handle)
 
 /* ---- stepping ---------------------------------------------------------------------------------------------- */
 
-/* Sums of losses over all ranks: own (shards of this rank, its leaves, each) of the ranks whose word counts; each chain
- * of `each` in order, then TREE over the leaves of all shards. Every layout adds +0 at the same places, so that every
- * layout has the same bits. */
+/* Sums losses of all ranks: own (shards of this rank, its leaves, each) where `counts`; each chain of `each` in
+ * order, then TREE over the leaves of all shards. Every layout adds +0 at the same places and has the same bits. */
 static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t leaves, int64_t each, int counts, float *sum)
 {
     int64_t whole = leaves * t->e.mesh.size[DT_AXIS_CONTEXT], shards = t->recipe.data_shards * whole;
@@ -26644,9 +26636,8 @@ static uint32_t dt__save_says(dt_trainer *t)
     return said;
 }
 
-/* Uses the measured cost of a save: how often a save pays off, every sqrt(2 cost mtbf) seconds for a failure every mtbf
- * (Young 1974; Daly 2006 differs by a few percent while cost is far below mtbf), and whether one fits between a request
- * to stop and the end. */
+/* Uses the cost of a save: one pays off every sqrt(2 cost mtbf) seconds for a failure every mtbf (Young 1974; Daly
+ * 2006 differs by a few percent while cost is far below mtbf), and should fit between a request to stop and the end. */
 static void dt__save_learn(dt_trainer *t)
 {
     dt__saver *s = &t->save;
@@ -27125,8 +27116,9 @@ static void dt__judge_transport(dt__case *x)
                       1e6 * d->alpha[i], 1e-6 * d->rate[i], 1e-6 * bounds[i]);
     f = dt__find(x, DT_BRANCH_TRANSPORT, slow || efa || one >= 0, slow || efa ? -1 : one, d->rate[worst],
                  bounds[worst]);
-    DT__PRINT(f->text, "selected provider is %s%s%s%s", *engine ? engine : x->ranks > 1 ? "shared memory" : "none, "
-              "there is one rank", *engine ? ", shared memory inside nodes" : "", link[0], link[1]);
+    DT__PRINT(f->text, "selected provider is %s%s%s%s",
+              *engine ? engine : x->ranks > 1 ? "shared memory" : "none, there is one rank",
+              *engine ? ", shared memory inside nodes" : "", link[0], link[1]);
     if (efa)
         DT__PRINT(f->advice, "an Elastic Fabric Adapter is present but not used: set DT_FABRIC=efa, and run `fi_info "
                   "-p efa` (the container needs its software, and the security group must admit itself)");
