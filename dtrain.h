@@ -5559,7 +5559,8 @@ static int64_t dt__rows(const dt__node *n) { return dt__count(n) / dt__cols(n); 
 /* "(4,16,32)" for error sentences; `text` has 96 bytes. */
 static const char *dt__shape_text(const dt_shape *s, char *text)
 {
-    int used = snprintf(text, 96, "(");
+    int used = snprintf(text, 96, s->dims < 0 ? "of too many axes" : "(");
+    if (s->dims < 0) return text;
     for (int i = 0; i < s->dims && i < DT_MAX_DIMS && used < 70; i++)
         used += snprintf(text + used, 96 - (size_t)used, i ? ",%lld" : "%lld", (long long)s->n[i]);
     snprintf(text + used, 96 - (size_t)used, ")");
@@ -14238,8 +14239,8 @@ struct dt__local_rank {
 };
 
 /* ---- links: messages between nodes ----
- * Ranks on one node share memory. Between nodes a link carries messages: MPI, libfabric, or the emulated network below.
- * Nothing above a link knows which one it is. */
+ * Ranks on one node share memory. Between nodes a link carries messages: MPI, libfabric, or the emulated network
+ * below. */
 
 enum { DT__LOST = -1, DT__TOO_LONG = -2, DT__FROM_ANY = -1 };
 
@@ -14661,10 +14662,9 @@ static int dt__silent_too_long(dt__watch *w, int suspect, uint32_t life, int tim
 }
 
 /* Follows "waits for" from a rank of the job to the rank that holds up the others, stream by stream. A stream that
- * waits for a rank waits for the stream of that rank that makes the same calls; a stream that waits for the other
- * stream of its own rank waits for whatever that stream waits for. A stream renews its stamp while it waits for a rank,
- * so an old stamp belongs to a rank that has frozen. Returns the rank, or DT__RANKS_MAX for a cycle; *life is what must
- * change. */
+ * waits for a rank waits for the stream of that rank that makes the same calls; one that waits for the other stream of
+ * its rank waits for whatever that waits for. Waiting streams renew their stamps, so an old one belongs to a frozen
+ * rank. Returns the rank, or DT__RANKS_MAX for a cycle; *life is what must change. */
 static int dt__find_culprit(dt__job *job, int stream, int rank, uint32_t *life)
 {
     uint32_t now = dt__clock_ms();
@@ -14697,9 +14697,9 @@ static int dt__job_silent(dt_comm *c, int rank, dt__watch *w)
 }
 
 /* ---- heartbeats between nodes ----
- * A rank that waits for a rank of another node asks it now and then, and that rank answers from whatever it does: from
- * waiting, and from computing, where dt__comm_tick looks. A rank that does not answer within the time limit is frozen.
- * What fails on a node is told to all others. */
+ * A rank that waits for a rank of another node asks it now and then; that rank answers while it waits and, in
+ * dt__comm_tick, while it computes. One that does not answer within the time limit is frozen. All are told what
+ * fails. */
 
 enum { DT__TAG_START = 0, DT__TAG_NOTICE = 1, DT__IDS = 1 }; /* communicators have the tags from 2 DT__IDS on */
 
@@ -15555,9 +15555,8 @@ static dt_result dt__swap(dt_comm *c, const float *from, const dt__extent *give,
 
 /* ---- reductions ----
  * Every rank owns a range of the sum. On each other node one rank, the leader for that range, adds what the node's
- * ranks have, as far as the tree lets it (whole subtrees), and sends that; the owner adds the subtrees of all nodes. So
- * each subtree crosses once, however many ranks a node has. In an all-reduce the owner then spreads its range. A round
- * takes `width` floats of each range. */
+ * ranks have, as far as the tree lets it (whole subtrees), and sends that to the owner. So each subtree crosses once,
+ * however many ranks a node has. An all-reduce then spreads the ranges. A round takes `width` floats of each. */
 
 typedef struct dt__reduction {
     dt_op op;
@@ -15892,10 +15891,9 @@ static dt_result dt__check_parts(const dt_comm *c, const dt__part *parts, const 
 }
 
 /* The exact all-reduce over the tree of leaves (R1, R2). `mine` is this rank's data in symmetric memory. `parts` lists
- * every rank's parts, rank by rank in the order of leaves, `counts` (size) how many each has: the same on all ranks.
- * The sum of elements [begin, begin + count) of all parts replaces those of every rank's first part. With `cuts`
- * (size + 1, relative to begin, rising from 0 to count) the sum of [cuts[r], cuts[r + 1]) goes only to rank r: a
- * reduce-scatter. */
+ * all ranks' parts in the order of leaves, `counts` (size) how many each has: the same on all ranks. The sum of
+ * elements [begin, begin + count) of all parts replaces those of every rank's first part. With `cuts` (size + 1,
+ * relative to begin, rising from 0 to count) the sum of [cuts[r], cuts[r + 1]) goes only to rank r. */
 static dt_result dt__reduce_parts(dt_comm *c, float *mine, const dt__part *parts, const int *counts, int64_t begin,
                                   int64_t count, const int64_t *cuts)
 {
@@ -18287,9 +18285,8 @@ static dt_result dt__ofi_open(dt__link **handle, dt__world *w)
 #endif /* DT_OFI */
 
 /* ---- NCCL -----------------------------------------------------------------------------------------------------
- * The few types and numbers of NCCL and CUDA that are used here are declared here; a test compares them with the
- * headers. NCCL is opened non-blocking (2.14 or newer): all of its calls return, so this rank can watch its peers while
- * it waits. */
+ * The types and numbers of NCCL and CUDA that are used here are declared here; a test compares them with the headers.
+ * NCCL (2.14 or newer) is non-blocking: its calls return, so this rank can watch its peers while it waits. */
 #ifdef DT_NCCL
 
 enum { DT__NCCL_PEER = 6, DT__NCCL_PROGRESS = 7, DT__CUDA_NOT_READY = 600 };
@@ -19128,8 +19125,8 @@ static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const d
                          s->name, dt__stored_types[s->type].name);
     if (dt__stored_fits(s, shape)) return DT_OK;
     return dt__misuse("%s holds %s of shape %s, it has %s here: give the model and --vocabulary as there, "
-                      "and no longer --sequence", t->file[s->file].path, s->name,
-                      s->shape.dims < 0 ? "of too many axes" : dt__shape_text(&s->shape, a), dt__shape_text(shape, b));
+                      "and no longer --sequence", t->file[s->file].path, s->name, dt__shape_text(&s->shape, a),
+                      dt__shape_text(shape, b));
 }
 
 /* A state in the files of a checkpoint, or published weights. */
@@ -19319,10 +19316,10 @@ static void dt__steps_retain(const char *folder, int64_t keep, int64_t step, int
 }
 
 /* ---- the lock of a directory ----
- * DIR/in-use names the process that uses a directory: host, number, pid namespace. The process holds a lock on the
- * file, which ends with the process. Where the file system has no locks, the process that wrote its name last has the
- * directory, and a thread touches the file every second; a name is replaced when its process has ended, or when nobody
- * has touched the file for DT__LOCK_WATCH seconds. */
+ * DIR/in-use names the process that uses a directory: host, number, pid namespace; it holds a lock on the file, which
+ * ends with it. Where the file system has no locks, the process that wrote its name last has the directory, and a
+ * thread touches the file every second; a name is replaced when its process has ended, or after DT__LOCK_WATCH seconds
+ * without a touch. */
 
 enum { DT__LOCK_WATCH = 20 };
 typedef struct dt__lock {
@@ -20039,8 +20036,7 @@ DT_API dt_result dt_parameters_load(const char *path, const dt_parameter *list, 
         else if (!s) r = dt__error(DT_E_DATA, "%s has no tensor %s: it is of another model", path, p->name);
         else if (s->type > DT__STORED_F16 || !dt__same_shape(&s->shape, &p->shape))
             r = dt__error(DT_E_DATA, "%s holds %s as %s %s, expected are floats %s: it is of another model", path,
-                          p->name, dt__stored_types[s->type].name,
-                          s->shape.dims < 0 ? "of too many axes" : dt__shape_text(&s->shape, a),
+                          p->name, dt__stored_types[s->type].name, dt__shape_text(&s->shape, a),
                           dt__shape_text(&p->shape, b));
     }
     dt__tensors_close(&t);
@@ -22005,8 +22001,7 @@ static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts
 }
 
 /* REDUCE: the tree over the partial sums of all ranks, to all; or each piece to its owner, and then between groups.
- * Before that, shared experts have one sum for the tokens of each rank that shares them: these sums, which form a
- * subtree over shards, are added in place of the first. */
+ * Before that, each rank's sums for shared experts, a subtree over shards, are added in place of the first. */
 static dt_result dt__engine_reduce(dt__engine *e, const dt__instr *i)
 {
     const dt__bucket *b = &e->store.bucket[i->bucket];
@@ -22173,9 +22168,8 @@ static void dt__engine_square(dt__engine *e, const dt__net_param *p, float *sums
     }
 }
 
-/* The squared norm of all gradients (R11): sums of blocks, each from one rank that has it; TREE per array; a chain over
- * parameters, experts and tensor shards. Each expert's shard is an array of its own, so that no block spans two
- * experts. Padding is +0. */
+/* The squared norm of all gradients (R11): sums of blocks, each from one rank that has it; TREE per array, and each
+ * shard of an expert is one; a chain over parameters, experts and tensor shards. Padding is +0. */
 static dt_result dt__engine_squares(dt__engine *e, float *squares)
 {
     int64_t at = 0, vt = e->net.tensor_shards;
@@ -24845,9 +24839,8 @@ static dt_result dt__manifest_recipe(const dt__manifest *m, const char *path, dt
     return j.result;
 }
 
-/* Compares the options that decide the bits of the remaining steps. Names of files do not matter; their contents have a
- * hash. Another number of steps is accepted if it changes no learning rate up to the next step: with --schedule
- * constant always, with wsd before the decay begins. */
+/* Compares the options that decide the bits of the remaining steps, not names of files, whose contents have a hash.
+ * Other --steps must leave the rates up to the next step: with constant always, with wsd before the decay. */
 static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
 {
     static const char *const gone[] = {"wire", NULL};
