@@ -19380,7 +19380,7 @@ static dt_result dt__lock_open(dt__lock *l, const char *folder, dt_comm *comm)
         if (!fstat(l->fd, &is) && (strcmp(name, seen) || is.st_mtim.tv_sec != touched))
             memcpy(seen, name, sizeof seen), touched = is.st_mtim.tv_sec, changed = now, changes++;
         l->mine = locked > 0 || (locked < 0 && own && wrote > 0.0 && now - wrote > 1.5);
-        if (locked > 0 || (locked < 0 && !own && (!runs || (runs < 0 && now - changed > DT__LOCK_WATCH)))) {
+        if (locked > 0 || (locked < 0 && !own && (!runs || (runs < 0 && now - changed > (double)DT__LOCK_WATCH)))) {
             ssize_t n = ftruncate(l->fd, 0) ? 0 : pwrite(l->fd, l->name, strlen(l->name), 0);
             if (n > 0 && locked < 0) (void)fsync(l->fd); /* for other hosts */
             wrote = now;
