@@ -2568,8 +2568,8 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  *   from the reduction r and the row's length `count`; DT__SUM_OUT also stores its terms; DT__OUT stores the result
  *   y. a, b, c are the inputs in order. s0 and s1 begin as row statistics, s2 as the node's scalar.
  * COLUMN(name, inputs, expression, gradients): every column is a chain over the rows: r becomes the expression.
- * OP(name, class, inputs, in place, shape, shards, scratch, FLOPs, run, gradient, gradients): all others; run
- *   computes the value (H6), the gradient function or rules append the nodes of the derivative (H7).
+ * OP(name, class, inputs, in place, shape, shards, scratch, FLOPs, run, gradient, gradients): all others; dt__run_<run>
+ *   computes the value (H6), dt__grad_<gradient> or rules append the nodes of the derivative (H7), NONE: there is none.
  * RULE(name, input, op, operands, flow): the gradient of an input is a node of that op (NONE: the operand itself) with
  *   the operands' tensors as inputs: as for GRAD, and X, the second output. FLOW: the node has the input's shape;
  *   BACK: likewise, with i[1] inverted; CHAIN: it continues the chains of a parameter's gradient (R3); REDUCED: it has
@@ -2589,34 +2589,31 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  * as plain scalar text. The random graphs of tests/test_random.c find map ops in this table, and the self-check all but
  * the last kind: put the hash that its error names into DT__SELF_CHECK. */
 #define DT__OPS(OP, MAP, GRAD, ROW, COLUMN, RULE) \
-    OP(NONE, LEAF, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, ) \
-    OP(INPUT, LEAF, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, ) \
-    OP(PARAM, LEAF, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, ) \
-    OP(AUX, OUTPUT, "f", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, ) \
-    OP(RESHAPE, ALIAS, "*", 0, GIVEN, REFUSE, NONE, NULL, NULL, NULL, RULE(RESHAPE, 0, RESHAPE, D, FLOW)) \
-    OP(DETACH, ALIAS, "*", 0, SAME, REFUSE, NONE, NULL, NULL, NULL, ) \
-    OP(PERMUTE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, dt__grad_permute, ) \
-    OP(SLICE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, NULL, RULE(SLICE, 0, PAD, D, FLOW)) \
-    OP(PAD, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, NULL, RULE(PAD, 0, SLICE, D, FLOW)) \
-    OP(CONCAT, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, dt__grad_concat, ) \
-    OP(EXPAND, MOVE, "*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_move, NULL, \
-       RULE(EXPAND, 0, NONE, D, REDUCED)) \
-    OP(FULL, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_full, NULL, ) \
-    OP(CAST, MOVE, "*", 0, GIVEN, KEEP, NONE, NULL, dt__run_cast, dt__grad_cast, ) \
-    OP(GATHER, MOVE, "*i", 0, GIVEN, REFUSE, NONE, NULL, dt__run_gather, NULL, \
-       RULE(GATHER, 0, SCATTER_ADD, BD, CHAIN)) \
-    OP(SCATTER_ADD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_scatter_add, NULL, \
+    OP(NONE, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NONE, NONE, ) \
+    OP(INPUT, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NONE, NONE, ) \
+    OP(PARAM, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NONE, NONE, ) \
+    OP(AUX, OUTPUT, "f", 0, GIVEN, REFUSE, NONE, NONE, NONE, NONE, ) \
+    OP(RESHAPE, ALIAS, "*", 0, GIVEN, REFUSE, NONE, NONE, NONE, NONE, RULE(RESHAPE, 0, RESHAPE, D, FLOW)) \
+    OP(DETACH, ALIAS, "*", 0, SAME, REFUSE, NONE, NONE, NONE, NONE, ) \
+    OP(PERMUTE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, permute, ) \
+    OP(SLICE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, NONE, RULE(SLICE, 0, PAD, D, FLOW)) \
+    OP(PAD, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, NONE, RULE(PAD, 0, SLICE, D, FLOW)) \
+    OP(CONCAT, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, concat, ) \
+    OP(EXPAND, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, NONE, RULE(EXPAND, 0, NONE, D, REDUCED)) \
+    OP(FULL, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, full, NONE, ) \
+    OP(CAST, MOVE, "*", 0, GIVEN, KEEP, NONE, NONE, cast, cast, ) \
+    OP(GATHER, MOVE, "*i", 0, GIVEN, REFUSE, NONE, NONE, gather, NONE, RULE(GATHER, 0, SCATTER_ADD, BD, CHAIN)) \
+    OP(SCATTER_ADD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, scatter_add, NONE, \
        RULE(SCATTER_ADD, 1, GATHER, DA, FLOW) RULE(SCATTER_ADD, 2, NONE, D, FLOW)) \
-    OP(ONE_HOT, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_one_hot, NULL, ) \
-    OP(TOP_K, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_top_k, NULL, ) \
-    OP(CUMSUM, SPECIAL, "f", 0, SAME, REFUSE, NONE, NULL, dt__run_cumsum, NULL, RULE(CUMSUM, 0, CUMSUM, D, BACK)) \
-    OP(CUSTOM, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_custom, dt__grad_custom, ) \
-    OP(CUSTOM_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_custom, NULL, ) \
-    OP(COMBINE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_combine, dt__grad_combine, ) \
-    OP(ALL_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_all_rows, NULL, RULE(ALL_ROWS, 0, NONE, D, FLOW)) \
-    OP(OWN_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_own_rows, NULL, \
-       RULE(OWN_ROWS, 0, ALL_ROWS, D, FLOW)) \
-    OP(SAME_ROWS, ALIAS, "f", 0, SAME, REFUSE, NONE, NULL, NULL, dt__grad_same_rows, ) \
+    OP(ONE_HOT, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, one_hot, NONE, ) \
+    OP(TOP_K, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, top_k, NONE, ) \
+    OP(CUMSUM, SPECIAL, "f", 0, SAME, REFUSE, NONE, NONE, cumsum, NONE, RULE(CUMSUM, 0, CUMSUM, D, BACK)) \
+    OP(CUSTOM, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, custom, custom, ) \
+    OP(CUSTOM_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, custom, NONE, ) \
+    OP(COMBINE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, combine, combine, ) \
+    OP(ALL_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, all_rows, NONE, RULE(ALL_ROWS, 0, NONE, D, FLOW)) \
+    OP(OWN_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, own_rows, NONE, RULE(OWN_ROWS, 0, ALL_ROWS, D, FLOW)) \
+    OP(SAME_ROWS, ALIAS, "f", 0, SAME, REFUSE, NONE, NONE, NONE, same_rows, ) \
     MAP(NEG, A, CODE, DT_NEG, -a, GRAD(NEG, 0, D, -dy)) \
     MAP(SCALE, A, OWN, dt_scale, a * s, GRAD(SCALE, 0, D, dy * s)) \
     MAP(EXP, A, CODE, DT_EXP, dt__v_exp(a), GRAD(EXP, 0, YD, dy * y)) \
@@ -2664,75 +2661,71 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
         GRAD(SELECT, 1, AD, dt__v_where(a != zero, dy, zero)) GRAD(SELECT, 2, AD, dt__v_where(a != zero, zero, dy))) \
     MAP(BCE, AB, OWN, dt_error_loss, dt__v_bce(a, b), \
         GRAD(BCE, 0, ABD, dy * dt__v_bce_grad(a, b)) GRAD(BCE, 1, AD, -(dy * a))) \
-    ROW(ROW_SUM, "r", 0, GIVEN, REFUSE, DT__SUM(s0, a, r), dt__run_row_sum, dt__grad_row_sum, ) \
-    ROW(ROW_MAX, "r", 0, GIVEN, REFUSE, DT__MAX(s0, a, r), dt__run_rows, NULL, RULE(ROW_MAX, 0, MAX_GRAD, AYD, FLOW)) \
-    OP(MAX_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_max_grad, NULL, ) \
-    OP(ARGMAX, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_argmax, NULL, ) \
+    ROW(ROW_SUM, "r", 0, GIVEN, REFUSE, DT__SUM(s0, a, r), row_sum, row_sum, ) \
+    ROW(ROW_MAX, "r", 0, GIVEN, REFUSE, DT__MAX(s0, a, r), rows, NONE, RULE(ROW_MAX, 0, MAX_GRAD, AYD, FLOW)) \
+    OP(MAX_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, max_grad, NONE, ) \
+    OP(ARGMAX, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, argmax, NONE, ) \
     ROW(SOFTMAX, "r", 1, SAME, REFUSE, \
         DT__MAX(s0, a, r) DT__SUM_OUT(s1, dt__v_exp(a - s0), r) DT__OUT(y / s1), \
-        dt__run_rows, NULL, RULE(SOFTMAX, 0, SOFTMAX_GRAD, YD, FLOW)) \
-    ROW(SOFTMAX_GRAD, "rr", 2, SAME, REFUSE, DT__DOT(s0, b, a, r) DT__OUT((b - s0) * a), dt__run_rows, NULL, ) \
+        rows, NONE, RULE(SOFTMAX, 0, SOFTMAX_GRAD, YD, FLOW)) \
+    ROW(SOFTMAX_GRAD, "rr", 2, SAME, REFUSE, DT__DOT(s0, b, a, r) DT__OUT((b - s0) * a), rows, NONE, ) \
     ROW(LOG_SOFTMAX, "r", 1, SAME, REFUSE, \
         DT__MAX(s0, a, r) DT__SUM(s1, dt__v_exp(a - s0), dt__v_log(r)) DT__OUT(a - s0 - s1), \
-        dt__run_rows, NULL, RULE(LOG_SOFTMAX, 0, LOG_SOFTMAX_GRAD, YD, FLOW)) \
-    ROW(LOG_SOFTMAX_GRAD, "rr", 3, SAME, REFUSE, \
-        DT__SUM(s0, b, r) DT__OUT(b - dt__v_exp(a) * s0), dt__run_rows, NULL, ) \
+        rows, NONE, RULE(LOG_SOFTMAX, 0, LOG_SOFTMAX_GRAD, YD, FLOW)) \
+    ROW(LOG_SOFTMAX_GRAD, "rr", 3, SAME, REFUSE, DT__SUM(s0, b, r) DT__OUT(b - dt__v_exp(a) * s0), rows, NONE, ) \
     ROW(LAYERNORM, "rvv", 0, SAME, REFUSE, \
         DT__SUM(s0, a, r / count) DT__DOT(s1, a - s0, a - s0, 1.0f / dt__v_sqrt(r / count + s2)) \
-        DT__OUT(dt__v_fma((a - s0) * s1, b, c)), dt__run_rows, NULL, \
+        DT__OUT(dt__v_fma((a - s0) * s1, b, c)), rows, NONE, \
         RULE(LAYERNORM, 0, LAYERNORM_DX, DAXB, FLOW) RULE(LAYERNORM, 1, LAYERNORM_DGAMMA, DAX, CHAIN) \
         RULE(LAYERNORM, 2, NONE, D, REDUCED)) \
     ROW(LAYERNORM_DX, "rrsv", 0, SAME, REFUSE, \
         DT__SUM(s2, a * c, r / count) DT__DOT(s3, a * c, (b - s0) * s1, r / count) \
-        DT__OUT(s1 * (a * c - s2 - (b - s0) * s1 * s3)), dt__run_rows, NULL, ) \
+        DT__OUT(s1 * (a * c - s2 - (b - s0) * s1 * s3)), rows, NONE, ) \
     ROW(RMSNORM, "rv", 0, SAME, REFUSE, \
-        DT__DOT(s1, a, a, 1.0f / dt__v_sqrt(r / count + s2)) DT__OUT(a * s1 * b), dt__run_rows, NULL, \
+        DT__DOT(s1, a, a, 1.0f / dt__v_sqrt(r / count + s2)) DT__OUT(a * s1 * b), rows, NONE, \
         RULE(RMSNORM, 0, RMSNORM_DX, DAXB, FLOW) RULE(RMSNORM, 1, LAYERNORM_DGAMMA, DAX, CHAIN)) \
     ROW(RMSNORM_DX, "rrsv", 0, SAME, REFUSE, \
-        DT__DOT(s3, a * c, b * s1, r / count) DT__OUT((a * c - b * s1 * s3) * s1), dt__run_rows, NULL, ) \
+        DT__DOT(s3, a * c, b * s1, r / count) DT__OUT((a * c - b * s1 * s3) * s1), rows, NONE, ) \
     COLUMN(COL_SUM, "f", r + a, RULE(COL_SUM, 0, EXPAND, D, FLOW)) \
     COLUMN(LAYERNORM_DGAMMA, "ffs", dt__v_fma(a, (b - s0) * s1, r), ) \
-    OP(MATMUL, GEMM, "f", 0, GIVEN, PRODUCT, GEMM, dt__flops_matmul, dt__run_matmul, dt__grad_matmul, ) \
-    OP(EMBED, MOVE, "*i", 0, GIVEN, WHOLE, NONE, NULL, dt__run_embed, NULL, RULE(EMBED, 0, EMBED_GRAD, BD, CHAIN)) \
-    OP(EMBED_GRAD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_embed_grad, NULL, ) \
-    OP(ATTENTION, SPECIAL, "fff*", 0, GIVEN, HEADS, ATTENTION, dt__flops_attention, dt__run_attention, \
-       dt__grad_attention, ) \
-    OP(ATTENTION_GRAD, SPECIAL, "ffffff*", 0, GIVEN, REFUSE, ATTENTION, dt__flops_attention, \
-       dt__run_attention_grad, NULL, ) \
-    OP(ROPE, SPECIAL, "f", 1, SAME, FIRST, NONE, NULL, dt__run_rope, NULL, RULE(ROPE, 0, ROPE, D, BACK)) \
-    OP(POSITIONS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_positions, NULL, ) \
-    OP(CACHE, MOVE, "f", 0, GIVEN, FIRST, NONE, NULL, dt__run_move, NULL, ) \
-    OP(CONV, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, dt__flops_conv, dt__run_window, dt__grad_conv, \
+    OP(MATMUL, GEMM, "f", 0, GIVEN, PRODUCT, GEMM, matmul, matmul, matmul, ) \
+    OP(EMBED, MOVE, "*i", 0, GIVEN, WHOLE, NONE, NONE, embed, NONE, RULE(EMBED, 0, EMBED_GRAD, BD, CHAIN)) \
+    OP(EMBED_GRAD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, embed_grad, NONE, ) \
+    OP(ATTENTION, SPECIAL, "fff*", 0, GIVEN, HEADS, ATTENTION, attention, attention, attention, ) \
+    OP(ATTENTION_GRAD, SPECIAL, "ffffff*", 0, GIVEN, REFUSE, ATTENTION, attention, attention_grad, NONE, ) \
+    OP(ROPE, SPECIAL, "f", 1, SAME, FIRST, NONE, NONE, rope, NONE, RULE(ROPE, 0, ROPE, D, BACK)) \
+    OP(POSITIONS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, positions, NONE, ) \
+    OP(CACHE, MOVE, "f", 0, GIVEN, FIRST, NONE, NONE, move, NONE, ) \
+    OP(CONV, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, conv, window, conv, \
        RULE(CONV, 0, CONV_DX, DB, FLOW) RULE(CONV, 1, CONV_DW, DA, CHAIN)) \
-    OP(CONV_DX, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, dt__flops_conv, dt__run_window, NULL, ) \
-    OP(CONV_DW, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, dt__flops_conv, dt__run_window, NULL, ) \
-    OP(MAX_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL, \
+    OP(CONV_DX, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, conv, window, NONE, ) \
+    OP(CONV_DW, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, conv, window, NONE, ) \
+    OP(MAX_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NONE, window, NONE, \
        RULE(MAX_POOL, 0, MAX_POOL_GRAD, DA, FLOW)) \
-    OP(AVG_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL, \
+    OP(AVG_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NONE, window, NONE, \
        RULE(AVG_POOL, 0, AVG_POOL_GRAD, D, FLOW)) \
-    OP(MAX_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL, ) \
-    OP(AVG_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NULL, dt__run_window, NULL, ) \
-    OP(DROPOUT, SPECIAL, "f", 1, SAME, REFUSE, NONE, NULL, dt__run_dropout, NULL, RULE(DROPOUT, 0, DROPOUT, D, FLOW)) \
+    OP(MAX_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NONE, window, NONE, ) \
+    OP(AVG_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NONE, window, NONE, ) \
+    OP(DROPOUT, SPECIAL, "f", 1, SAME, REFUSE, NONE, NONE, dropout, NONE, RULE(DROPOUT, 0, DROPOUT, D, FLOW)) \
     ROW(CROSS_ENTROPY, "fi", 0, GIVEN, WHOLE, DT__SUM(s1, dt__v_exp(a - s0), r) DT__SUM(s2, a - s0, r), \
-        dt__run_cross_entropy, NULL, RULE(CROSS_ENTROPY, 0, CROSS_ENTROPY_GRAD, AXBD, FLOW)) \
+        cross_entropy, NONE, RULE(CROSS_ENTROPY, 0, CROSS_ENTROPY_GRAD, AXBD, FLOW)) \
     ROW(CROSS_ENTROPY_GRAD, "ffif", 1, GIVEN, REFUSE, DT__OUT((dt__v_exp(a - s0) / s1 - s2) * s3), \
-        dt__run_cross_entropy_grad, NULL, ) \
-    OP(LOSS, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_loss, NULL, RULE(LOSS, 0, LOSS_GRAD, DB, FLOW)) \
-    OP(LOSS_GRAD, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_loss_grad, NULL, ) \
-    OP(AUX_LOSS, ALIAS, "f", 0, SAME, REFUSE, NONE, NULL, NULL, NULL, \
+        cross_entropy_grad, NONE, ) \
+    OP(LOSS, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, loss, NONE, RULE(LOSS, 0, LOSS_GRAD, DB, FLOW)) \
+    OP(LOSS_GRAD, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, loss_grad, NONE, ) \
+    OP(AUX_LOSS, ALIAS, "f", 0, SAME, REFUSE, NONE, NONE, NONE, NONE, \
        RULE(AUX_LOSS, 0, NONE, D, FLOW) RULE(AUX_LOSS, 1, AUX_LOSS_GRAD, B, FLOW)) \
-    OP(AUX_LOSS_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_aux_loss_grad, NULL, ) \
-    OP(MOE_ROUTE, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_route, NULL, ) \
-    OP(MOE_BINS, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_bins, NULL, ) \
-    OP(MOE_ROWS, MOVE, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_rows, dt__grad_moe_rows, ) \
-    OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_exchange, dt__grad_moe_exchange, ) \
-    OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, GEMM, dt__flops_experts, dt__run_moe_linear, \
-       dt__grad_moe_linear, ) \
-    OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, GEMM, dt__flops_experts, dt__run_moe_dw, NULL, ) \
-    OP(MOE_DB, SPECIAL, "f*f", 0, GIVEN, REFUSE, GEMM, NULL, dt__run_moe_dw, NULL, ) \
-    OP(MOE_SUM, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_sum, dt__grad_moe_sum, ) \
-    OP(MOE_DOT, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_moe_dot, NULL, ) \
-    OP(ACCUMULATE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NULL, dt__run_accumulate, NULL, )
+    OP(AUX_LOSS_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, aux_loss_grad, NONE, ) \
+    OP(MOE_ROUTE, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, moe_route, NONE, ) \
+    OP(MOE_BINS, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, moe_bins, NONE, ) \
+    OP(MOE_ROWS, MOVE, "f*f", 0, GIVEN, REFUSE, NONE, NONE, moe_rows, moe_rows, ) \
+    OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, REFUSE, NONE, NONE, moe_exchange, moe_exchange, ) \
+    OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, GEMM, experts, moe_linear, moe_linear, ) \
+    OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, GEMM, experts, moe_dw, NONE, ) \
+    OP(MOE_DB, SPECIAL, "f*f", 0, GIVEN, REFUSE, GEMM, NONE, moe_dw, NONE, ) \
+    OP(MOE_SUM, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, moe_sum, moe_sum, ) \
+    OP(MOE_DOT, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, moe_dot, NONE, ) \
+    OP(ACCUMULATE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, accumulate, NONE, )
 
 #define DT__SKIP(...)
 #define DT__NAME_OP(name, ...) DT__OP_##name,
@@ -9353,21 +9346,24 @@ static double dt__flops_attention(const dt_graph *g, const dt__node *n)
     return (n->op == DT__OP_ATTENTION ? 4.0 : 8.0) * (double)a.b * pairs * (double)(a.h * a.d);
 }
 
+#define dt__run_NONE NULL
+#define dt__grad_NONE NULL
+#define dt__flops_NONE NULL
 #define DT__OP_ROW(name, class_of, inputs, in_place, shape, shards, scratch, flops, run, grad, ...) \
     {#name, inputs, "", DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_##scratch, in_place, \
-     flops, run, grad},
+     dt__flops_##flops, dt__run_##run, dt__grad_##grad},
 #define DT__OP_ROW_EXPRESSION(name, inputs, text, class_of, in_place, shape, shards, run, grad) \
     {name, inputs, text, DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_NONE, in_place, \
-     NULL, run, grad},
+     NULL, dt__run_##run, dt__grad_##grad},
 #define DT__OP_ROW_MAP(name, operands, kind, builder, expression, ...) \
-    DT__OP_ROW_EXPRESSION(#name, #operands, #expression, MAP, 7, BROADCAST, KEEP, dt__run_map, NULL) \
+    DT__OP_ROW_EXPRESSION(#name, #operands, #expression, MAP, 7, BROADCAST, KEEP, map, NONE) \
     __VA_ARGS__
 #define DT__OP_ROW_GRAD(name, input, operands, expression) \
-    DT__OP_ROW_EXPRESSION(#name "_GRAD" #input, #operands, #expression, MAP, 7, BROADCAST, KEEP, dt__run_map, NULL)
+    DT__OP_ROW_EXPRESSION(#name "_GRAD" #input, #operands, #expression, MAP, 7, BROADCAST, KEEP, map, NONE)
 #define DT__OP_ROW_ROW(name, inputs, in_place, shape, shards, passes, run, grad, ...) \
     DT__OP_ROW_EXPRESSION(#name, inputs, #passes, ROW, in_place, shape, shards, run, grad)
 #define DT__OP_ROW_COLUMN(name, inputs, expression, ...) \
-    DT__OP_ROW_EXPRESSION(#name, inputs, #expression, COLUMN, 0, GIVEN, REFUSE, dt__run_columns, NULL)
+    DT__OP_ROW_EXPRESSION(#name, inputs, #expression, COLUMN, 0, GIVEN, REFUSE, columns, NONE)
 static const dt__op *dt__op_of(int op)
 {
     static const dt__op table[] = {
