@@ -74,7 +74,7 @@ sub keep_only {
 }
 
 # A file is checked by one rank, while others read what they need of it: what they see comes before a hash that is wrong.
-my $damage = qr/its SHA-256 is not the one in the manifest|no safetensors file, or damaged|byte \d+ of the file: |the checkpoint does not hold|bytes, its manifest says \d+: it is cut/;
+my $damage = qr/its SHA-256 is not the one in the manifest|or not a safetensors file|byte \d+ of the file: |the checkpoint does not hold|bytes, its manifest says \d+: it is cut/;
 my $seal = qr/,\n "sha256": "(\w{64})"\n\}\n\z/;
 
 # What is wrong with the checkpoint of a directory, or nothing.

@@ -1742,6 +1742,8 @@ static void rig_run(rig *r, const dt_model *model, int64_t first, int64_t batch,
     if (!result) result = dt__engine_layout(&t->e);
     if (!result) result = dt__pool_open(&t->pool, threads);
     if (!result) result = dt__choose_kernels(&t->e.k);
+    t->counts = (float *)dt__alloc((int64_t)sizeof(dt_memory), "counts");
+    if (!result) result = t->counts ? dt__trainer_model(t) : DT_E_MEMORY;
     if (!result) result = dt__trainer_engine(t);
     t->e.inv_valid = 1.0f / 37.0f; /* the same for every cut of the batch */
     if (!result) result = dt__engine_step(&t->e, rig_load, r);
