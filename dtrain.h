@@ -14587,8 +14587,8 @@ static void dt__blame(uint32_t *fault, int kind, int rank)
 static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fault)
 {
     static const char *const others[] = {
-        "waits for a rank that waits for it (a send without its receive, or ranks that call different communicators "
-        "in different order)",
+        ("waits for a rank that waits for it (a send without its receive, or ranks that call different communicators "
+         "in different order)"),
         "left (dt_comm_close, or the end of its program)", "received a message of another length than it asked for",
         "cannot be reached (its process ended, its machine failed, or the link is down)"};
     int number = (int)(fault & 0x7fffu), rank = fault & DT__FAR ? number : dt__job_rank(job, number)->world;
