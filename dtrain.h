@@ -25763,6 +25763,7 @@ static dt_result dt__timeline_put(const dt_trainer *t, const dt__text *text)
     if (text) return dt__file_replace(path, text->at, text->length);
     if ((r = dt__path_fits(DT__PRINT(draft, "%s.%ld.tmp", path, (long)getpid()), path)) != DT_OK) return r;
     r = dt__file_put(draft, "", 0);
+    if (r) r = dt__output_error(path);
     (void)unlink(draft);
     return r;
 }
