@@ -198,7 +198,7 @@ static dt_moe_options mixture(void)
     dt_moe_options o;
     memset(&o, 0, sizeof o);
     o.experts = odd() ? whole() : 1 + draw(4), o.active = odd() ? whole() : 1, o.width = odd() ? whole() : draw(4);
-    o.gated = draw(2), o.bias = draw(2), o.raw_weights = draw(2);
+    o.gated = (int)draw(2), o.bias = (int)draw(2), o.raw_weights = (int)draw(2);
     if (odd()) o.capacity = REAL;
     if (odd()) o.balance = REAL;
     if (odd()) o.z_loss = REAL;

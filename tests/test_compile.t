@@ -163,7 +163,7 @@ my $start = join '', map { s/^ \*     //r =~ s/(?<=\S) {4,}\S.*//r } grep { /^ \
 spew("$tmp/start.c", $start);
 compiles('the tour', "$any $quick -I$root start.c -o start -lm -lpthread");
 spew("$tmp/book.txt", join ' ', map { "Word $_ of a book." } 1 .. 2000);
-my @tours = map { (run_in($tmp, 100, "./start --data book.txt --quiet --eval-batches 0 --ranks $_"))[1] } 1, 2;
+my @tours = map { (run_in($tmp, 300, "./start --data book.txt --quiet --eval-batches 0 --ranks $_"))[1] } 1, 2;
 like($tours[1], qr/\A2 ranks\n91, slope 12\nsha256 \w{64}\n\z/, '  runs');
 is($tours[0] =~ s/^1 /2 /r, $tours[1], '  and has one hash on one rank and on two');
 spew("$tmp/uses.c", $start =~ s/^#define DTRAIN_IMPLEMENTATION.*//mr);
