@@ -180,7 +180,7 @@ refused('--context-shards 0', 1, qr/--context-shards 0: choose a power of two/);
 refused('--context-shards 32', 1, qr/32 tokens do not divide into two slices for each of 32 context shards: --context-shards one of 1, 2, 4, 8, 16, or/);
 refused('--context-shards 2 --sequence 30', 1, qr/30 tokens do not divide .* --context-shards one of 1, or another --sequence/);
 refused('--context-shards 16 --tensor-shards 8 --heads 8 --data-shards 8', 1, qr/rows of a unit of work/);
-refused('--order DPTCC', 4, qr/--order DPTCC is no order/);
+refused('--order DPTCC', 4, qr/--order DPTCC is not an order/);
 refused('--memory-weight 2', 2, qr/--memory-weight 2: choose a number in \[0,1\]/);
 refused('--memory-weight -1', 2, qr/--memory-weight -1: choose a number in \[0,1\]/);
 
