@@ -11365,7 +11365,7 @@ static int32_t dt__chains_print(dt__text *text, const dt__fusion *f, const dt_gr
     dt__source_add(text, "/* a * b + c rounded once.", "/* ---- Philox4x32-10");
     dt__text_add(text, "#define DT__ISA %s\n", !strcmp(k->name, "avx512") ? "2" : !strcmp(k->name, "avx2") ? "1" :
                  !strcmp(k->name, "neon") ? "3" : "0");
-    dt__source_add(text, "/* A dt_dtype: bytes of an element;", "/* The kernels of one instruction set. */");
+    dt__source_add(text, "/* A dt_dtype: bytes;", "/* The kernels of one instruction set. */");
     dt__source_add(text, "/* ---- vectors: the same text", "static float DT__K(dt__row_dot)(");
     dt__source_add(text, "/* ---- conversions of storage types", "/* n numbers, rounded in place");
     dt__source_add(text, "typedef uint16_t DT__K(dt__vs)", "/* out (n) of type `to`");

@@ -65,7 +65,7 @@ static dt_tensor head(dt_graph *g, dt_tensor x, const void *user)
 {
     dt_shape shape = dt_shape2(VOCABULARY, ((const dt_model *)user)->width);
     dt_tensor table = dt_param(g, "/lm_head.weight", shape, DT_INIT_NORMAL, 0.02f);
-    x = dt_matmul(g, dt_rmsnorm(g, x, "norm", 1e-5f), table, 0, 1); /* (B,T,V) */
+    x = dt_matmul(g, dt_rmsnorm(g, x, "/model.norm", 1e-5f), table, 0, 1); /* (B,T,V) */
     return dt_cross_entropy(g, x, dt_targets(g), 0.0f);
 }
 
@@ -101,7 +101,7 @@ int main(int argc, char **argv)
     static const dt_segment own[] = {{"model", embed, &nano},
                                      {"model.layers.0", block, &nano},
                                      {"model.layers.1", block, &nano},
-                                     {"model", head, &nano}};
+                                     {"head", head, &nano}};
     float family[2], mine[2];
     int64_t count[2][2];
     int root = 0;

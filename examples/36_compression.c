@@ -3,14 +3,13 @@
  * What you learn
  *     - int8 sends a byte per number and one scale per block, the largest magnitude / 127. Such payloads cannot be
  *       added on the way: each goes to all other ranks, N-1 bytes per number, where the exact sum sends 8 (N-1)/N.
- *       So int8 sends less below 8 ranks, and 16 bits would below 4.
- *     - Top-k sends the k numbers of largest magnitude and their places, (N-1) 8 k bytes (Aji and Heafield 2017; Lin et
- *       al. 2018).
+ *       So int8 sends less below 8 ranks, and 16 bits would below 4. Top-k sends the k numbers of largest
+ *       magnitude and their places, (N-1) 8 k bytes (Aji and Heafield 2017; Lin et al. 2018).
  *     - PowerSGD sends a matrix E (m,n) as factors P (m,r) and Q (n,r), by one step of subspace iteration from the last
  *       step's Q. Factors can be added: an all-reduce of r (m+n) numbers suffices (Vogels et al. 2019).
- *     - Error feedback: a rank keeps what it did not send and adds it to its next gradient (Seide et al. 2014).
- *     - Why it matters: this linear model has few loud inputs and many quiet ones. The noise in the loud gradients is
- *       larger than the quiet gradients, so without feedback top-k never sends the quiet ones and never learns them.
+ *     - Error feedback: a rank keeps what it did not send and adds it to its next gradient (Seide et al. 2014). It
+ *       matters: this linear model has few loud inputs and many quiet ones. The noise in the loud gradients is larger
+ *       than the quiet gradients, so without feedback top-k never sends the quiet ones and never learns them.
  *     - What it costs: a number that waited 50 steps arrives at once. AdamW divides by the size of what arrives and
  *       tolerates such bursts badly (Tang et al. 2021); with int8 nothing waits long.
  *     - Why the trainer has no such option: its bits are the same on any number of ranks. Here they depend on it, and
