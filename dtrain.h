@@ -11439,7 +11439,7 @@ static int dt__chains_build(const char *path, const char *key, const char *text,
                             char *why, int size)
 {
     enum { WORDS = 64 };
-    char draft[PATH_MAX], line[PATH_MAX], said[PATH_MAX + 8], out[PATH_MAX + 8], first[160] = "it cannot be started";
+    char draft[PATH_MAX], line[PATH_MAX], said[PATH_MAX + 8], out[PATH_MAX + 8], first[160];
     char *argv[WORDS + 4], *rest = NULL;
     int done = 0, words = 0, n = DT__PRINT(draft, "%s.XXXXXX.c", path), fd = mkstemps(draft, 2);
     FILE *file = fd >= 0 && n < (int)sizeof draft ? fdopen(fd, "w") : NULL;
@@ -11455,6 +11455,7 @@ static int dt__chains_build(const char *path, const char *key, const char *text,
     argv[words] = out, argv[words + 1] = draft, argv[words + 2] = NULL;
     done = dt__run_program(argv, said);
     if (done < 0) DT__PRINT(first, "%s", strerror(errno));
+    else DT__PRINT(first, "its wait status is %d", done);
     done = !done;
     if ((file = fopen(said, "r")) != NULL) {
         if (fgets(first, sizeof first, file)) first[strcspn(first, "\n")] = 0;
@@ -27423,7 +27424,7 @@ static void dt__compilation_print(const dt_trainer *t, const double *by_op)
              t->layout.compile.verify ? "; every bit is the same" : "");
     printf("         %lld graphs for %lld segments; chains of elementwise ops run %s\n", (long long)r->plans,
            (long long)t->e.net.count, t->layout.compile.backend != DT_BACKEND_CC ? "tile by tile" : *t->e.compiling.why
-           ? "tile by tile: no C compiler was found" : r->built ? "as C, compiled now" : "as C from the cache");
+           ? "tile by tile: no C compiler works" : r->built ? "as C, compiled now" : "as C from the cache");
     dt__tell("         memory of a unit %.1f MB before, %.1f MB compiled; %.1f MB less go through memory\n",
              (double)r->memory_before / 1e6, (double)r->memory / 1e6, (double)r->traffic / 1e6);
     dt__tell("         time of a step %.2f ms before, %.2f ms compiled: %.3fx; ", 1e3 * r->before, 1e3 * r->seconds,
