@@ -409,8 +409,9 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
 /* One rank's part of a training run, for one thread at a time. Rank 0 prints unless output.quiet; nothing else does. */
 typedef struct dt_trainer dt_trainer;
 /* Collective over dt_launch's ranks. Checks recipe and layout, opens the data, allocates all memory, draws the
- * parameters. Recipe, data, model and layout must be the same on all ranks (threads, quiet and metrics need not): else
- * all return DT_E_USAGE with what differs. The structs are copied; strings and segments must outlive the trainer. */
+ * parameters. Recipe, data, model and layout must be the same on all ranks (threads, quiet, metrics, offload_rate need
+ * not): else all return DT_E_USAGE with what differs. The structs are copied; strings and segments must outlive the
+ * trainer. */
 DT_API dt_result dt_trainer_open(dt_trainer **t, const dt_recipe *recipe, const dt_layout *layout);
 DT_API void dt_trainer_close(dt_trainer **t);
 /* One optimizer step, with validation, sample and checkpoint when they are due (collective). DT_E_NUMERIC: loss or norm
@@ -24714,7 +24715,7 @@ static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layou
     char name[48], value[PATH_MAX];
     for (const dt__option *o = dt__options; o < dt__options + sizeof dt__options / sizeof *o; o++) {
         DT__PRINT(name, " %s ", o->name);
-        if (strstr(" threads quiet metrics ", name)) continue; /* of one rank */
+        if (strstr(" threads quiet metrics offload-rate ", name)) continue; /* of one rank */
         dt__option_text(o, o->group == DT__GROUP_RECIPE ? (const void *)r : (const void *)l, value, sizeof value);
         if (*value && o->kind == DT__KIND_TEXT && strstr("FILE PATH", o->argument)) DT__PRINT(value, "given");
         dt__text_add(text, "--%s\t%s\n", o->name, *value ? value : "not given");

@@ -12,11 +12,11 @@
  *     ./46_budget --ranks 2                      (1, 2 or 4; on one rank ZeRO has nothing to share)
  *
  * What it prints
- *     without a limit: 15136152 bytes; DT_MEM_LIMIT=14223128
+ *     without a limit: 15123864 bytes; DT_MEM_LIMIT=14210840
  *     as it is: refused
- *     recompute full: 11484056 bytes fit, loss 5.464576
- *     ZeRO 1: 13211032 bytes fit, loss 5.464576
- *     both: 9558936 bytes fit, loss 5.464576
+ *     recompute full: 11471768 bytes fit, loss 5.464576
+ *     ZeRO 1: 13198744 bytes fit, loss 5.464576
+ *     both: 9546648 bytes fit, loss 5.464576
  *     ok: what does not fit is refused before the first step; what fits has the same loss
  *
  * Predict first: with 4 ranks instead of 2, which of the numbers of bytes fall?

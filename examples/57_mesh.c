@@ -20,12 +20,12 @@
  *
  * What it prints
  *     MB sent in a step  dp  pp  tp   inside  between formulas of both     idle MB/rank  sha256
- *     data                4   1   1    10.85    21.71    10.17    20.34    0.0 %   30.50  d9a34408ac4c..
- *     mesh DPT, cluster   1   2   2    13.67     1.09    13.63     1.05    5.9 %   11.98  d9a34408ac4c..
- *     mesh TPD, spread    1   2   2     1.07    13.69     1.05    13.63    5.9 %   11.98  d9a34408ac4c..
- *     mesh PDT            1   2   2    13.67     1.09    13.63     1.05    5.9 %   11.98  d9a34408ac4c..
- *     pipeline            1   4   1     1.07     0.57     1.05     0.52   15.8 %   16.83  d9a34408ac4c..
- *     tensor              1   1   4    13.68    27.35    13.63    27.26    0.0 %   11.83  d9a34408ac4c..
+ *     data                4   1   1    10.85    21.71    10.17    20.34    0.0 %   30.48  d9a34408ac4c..
+ *     mesh DPT, cluster   1   2   2    13.67     1.09    13.63     1.05    5.9 %   11.97  d9a34408ac4c..
+ *     mesh TPD, spread    1   2   2     1.07    13.69     1.05    13.63    5.9 %   11.97  d9a34408ac4c..
+ *     mesh PDT            1   2   2    13.67     1.09    13.63     1.05    5.9 %   11.97  d9a34408ac4c..
+ *     pipeline            1   4   1     1.07     0.57     1.05     0.52   15.8 %   16.82  d9a34408ac4c..
+ *     tensor              1   1   4    13.68    27.35    13.63    27.26    0.0 %   11.82  d9a34408ac4c..
  *     ok: every choice of a mesh costs something else, and none costs a bit
  *
  * Predict first: with 8 ranks and the order PDT, what crosses between the nodes, and is it more than with DPT?

@@ -71,7 +71,7 @@ static const struct { const char *text; machines m; verdict verdict; const char 
     {"{`smdistributed`:true}", {0}, WRONG, "nothing", "is a dictionary"},
     {"{`smdistributed`:{`dataparalel`:" ON "}}", {0}, WRONG, "nothing", "nearest is \"dataparallel\""},
     {"{`smdp`:" ON "}", {0}, WRONG, "nothing", "called SMDDP"},
-    {"{`zero`:" ON "}", {0}, WRONG, "nothing", "no key here: try"},
+    {"{`zero`:" ON "}", {0}, WRONG, "nothing", "not a key here: try"},
     {"{`torch_distribute`:" ON "}", {0}, WRONG, "nothing", "nearest is \"torch_distributed\""},
     {"{`mpi`:{`enabled`:true,`process_per_host`:8}}", {0}, WRONG, "nothing", "nearest is \"processes_per_host\""},
     {"{`torch_distributed`:" ON "}", {"ml.g5.12xlarge", NULL, 2}, FINE, "torchrun, PyTorch", ""},

@@ -159,8 +159,9 @@ for my $example (@examples) {
     SKIP: {
         skip "$name under mpirun: $missing", 1 if $missing;
         $mpi_once = once('engines') unless defined $mpi_once;
+        my $mpi_libraries = $mpi_once ? join ' ', grep { /^-l(?:fabric|dl)$/ } split ' ', implementation('engines') : '';
         local @ENV{qw(OMPI_ALLOW_RUN_AS_ROOT OMPI_ALLOW_RUN_AS_ROOT_CONFIRM)} = (1, 1); # mpirun asks root for this
-        ok(works("$tmp/tree/examples", \my $all, map { s/^mpicc (.*)/mpicc$mpi_once $1/r . ($mpi_once && /^mpicc/ ? ' ' . join ' ', grep { /^-l(?:fabric|dl)$/ } split ' ', implementation('engines') : '') } @commands), "$name: runs under mpirun");
+        ok(works("$tmp/tree/examples", \my $all, map { s/^mpicc /mpicc$mpi_once $mpi_libraries /r } @commands), "$name: runs under mpirun");
     }
 }
 is(join(' ', sort keys %shows), '', 'examples/concepts.md names programs that exist');

@@ -41,6 +41,7 @@ sub start {
     my $pid = fork();
     if (!$pid) {
         setpgrp;
+        $SIG{$_} = 'DEFAULT' for qw(INT QUIT HUP TERM); # a job in the background of a shell ignores some
         open STDIN, '<', '/dev/null';
         open STDOUT, '>', $out;
         open STDERR, '>&', \*STDOUT;
