@@ -18516,7 +18516,6 @@ DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, floa
     dt_result r = n->comm->failed ? dt__error(n->comm->failed, "%s", n->comm->message) : DT_OK;
     int code, how = op == DT_SUM ? DT__NCCL_SUM : op == DT_MAX ? DT__NCCL_MAX : DT__NCCL_MIN;
     size_t floats = (size_t)count;
-    if (!r && count < 0) r = dt__misuse("dt_nccl_collect: count is %lld: pass 0 or more", (long long)count);
     if (r || !count) return r;
     DT__PRINT(n->doing, "NCCL's %s #%lld", names[call], (long long)++n->calls);
     if (call == DT_ALL_REDUCE) code = n->f.ncclAllReduce(in, out, floats, DT__NCCL_F32, how, n->handle, stream);
