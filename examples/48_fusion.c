@@ -101,7 +101,7 @@ static dt_result train(const char *text, const char *passes, int64_t goal, int a
     recipe.model = dt_model_gpt2("nano"), recipe.data = text, recipe.steps = 4, recipe.batch = 8, recipe.sequence = 64;
     layout.threads = 1, layout.output.quiet = 1;
     layout.compile.mode = passes ? DT_COMPILE_ON : DT_COMPILE_OFF, layout.compile.memory = goal;
-    layout.compile.backend = as_c ? DT_BACKEND_CC : DT_BACKEND_TILES, layout.compile.verify = 1;
+    layout.compile.backend = as_c ? DT_BACKEND_CC : DT_BACKEND_TILES, layout.compile.verify = passes != NULL;
     layout.compile.passes = passes && *passes ? passes : NULL;
     r = dt_trainer_open(&t, &recipe, &layout);
     while (!r && info.step < recipe.steps) r = dt_trainer_step(t, &info);
