@@ -28,6 +28,7 @@ for (my $i = 0; $i < @line; $i++) {
     $declarations .= "extern $head;\n";
 }
 mkdir $folder;
+$declarations =~ s/^__asm__\("\.pushsection .*?\);\n//ms; # one text of the header, that of the implementation
 for (['dtrain.c', $code], ['dtrain.h', $declarations]) {
     open my $out, '>', "$folder/$_->[0]" or die "$folder/$_->[0]: $!\n";
     print $out $_->[1];

@@ -648,7 +648,7 @@ static dt_memory expected(const layout *l)
  * as large as the largest of the group (a block per bucket), the threads' scratch in 4096 bytes. Allocated, but not
  * planned: lists, whose length depends on the number of segments, parameters, instructions and samples, not on their
  * width: graphs and plans, parameters, program, data, threads. */
-enum { LISTS = 200000 };
+enum { LISTS = 240000 }; /* with two locks of stores, of 5 kB each, and a name of the engine for each parameter */
 static int64_t unplanned(const run *r, int rank)
 {
     return said(r, rank, "allocated") - said(r, rank, "total") - said(r, rank, "offloaded");

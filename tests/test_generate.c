@@ -222,7 +222,7 @@ static void check_own(void)
     static dt_model sizes;
     static const dt_segment list[] = {{"transformer", dt__family_embed, &sizes},
                                       {"transformer.h.0", my_block, &sizes},
-                                      {"transformer", dt__family_head, &sizes}};
+                                      {"head", dt__family_head, &sizes}};
     dt_model family = dt_model_gpt2("nano");
     dt_trainer *own, *t;
     char a[TEXT + 1], b[TEXT + 1];

@@ -122,7 +122,7 @@ static void check_mesh_refusals(void)
     l.tp = 3;
     check_refused(dt_mesh_of(&l, 8, 0, &m), "--tp 3 does not divide 8 ranks. Set --tp to one of 1, 2, 4, 8.", "tp 3");
     l.tp = 0;
-    check_refused(dt_mesh_of(&l, 6, 0, &m), "Set --tp to one of 1, 2, 3, 6.", "tp 0");
+    check_refused(dt_mesh_of(&l, 6, 0, &m), "Set --tp to one of 1, 2.", "tp 0");
     l.tp = 2, l.pp = 4;
     check_refused(dt_mesh_of(&l, 12, 0, &m), "--pp 4 does not divide 6 tensor groups. Set --pp to one of 1, 2, 3, 6.",
                   "pp 4 of 12 / 2");

@@ -595,6 +595,8 @@ static void tiny_open(int family, int64_t shards)
     if (!e) e = dt__engine_layout(&tiny->e);
     if (!e) e = dt__pool_open(&tiny->pool, 2);
     if (!e) e = dt__choose_kernels(&tiny->e.k);
+    tiny->counts = (float *)dt__alloc((int64_t)sizeof(dt_memory), "counts");
+    if (!e) e = tiny->counts ? dt__trainer_model(tiny) : DT_E_MEMORY;
     if (!e) e = dt__trainer_engine(tiny);
     if (e) tap_bail("%s", dt_last_error());
     for (int32_t i = 0; i < tiny->e.net.param_count; i++) {
