@@ -21,7 +21,7 @@
  *
  * What it prints
  *                         |         NVLink of a GPU |                            network | NVLink : network
- *                     EFA |  both ways    one, GB/s |         node       GB/s   of a GPU |  as told one GPU, one way
+ *                     EFA |  both ways    one, GB/s |         node       GB/s   of a GPU |   quoted one GPU, one way
  *     p4d.24xlarge    yes |   600 GB/s          300 |   400 Gbit/s     50.000      6.250 |   12.00x              48x
  *     p5.48xlarge     yes |   900 GB/s          450 |  3200 Gbit/s    400.000     50.000 |    2.25x               9x
  *     g5.48xlarge     yes |       none            0 |   100 Gbit/s     12.500      1.562 |        -                -
@@ -30,7 +30,7 @@
  *     p4d, TCP at 12.5 GB/s       1.202    1.762    2.042    2.253
  *     p4d, EFA                    0.362    0.502    0.572    0.625
  *     p4d without EFA: 3.3 to 3.6 times as long for the same rent
- *     ok: 12 times as told is 48 times for a GPU that sends; fewer seconds the better the link
+ *     ok: a quoted ratio of 12 is 48 for one GPU that sends; a better link needs fewer seconds
  *
  * Predict first: how many GB/s has a GPU of p5 outside of its node, of 3200 Gbit/s?
  * Exercise: add p5en to the table. Which of the two ratios does a node with 16 cards of 200 Gbit/s change?
@@ -87,7 +87,7 @@ static int table(void)
     int good = 1;
     printf("%-14s %4s | %23s | %34s | %s\n", "", "", "NVLink of a GPU", "network", "NVLink : network");
     printf("%-14s %4s | %10s %12s | %12s %10s %10s | %8s %16s\n", "", "EFA", "both ways", "one, GB/s", "node", "GB/s",
-           "of a GPU", "as told", "one GPU, one way");
+           "of a GPU", "quoted", "one GPU, one way");
     for (int i = 0; i < MACHINES; i++) {
         const machine *m = &machines[i];
         double told = m->nvlink ? gigabytes(m->nvlink) / gigabytes(m->network) : 0, really = one_way(m) / of_gpu(m);
@@ -145,6 +145,6 @@ int main(int argc, char **argv)
     good = table();
     good = sums() && good;
     if (!good) return fprintf(stderr, "FAILED: a ratio or a time is not what the arithmetic says\n"), 1;
-    printf("ok: 12 times as told is 48 times for a GPU that sends; fewer seconds the better the link\n");
+    printf("ok: a quoted ratio of 12 is 48 for one GPU that sends; a better link needs fewer seconds\n");
     return 0;
 }

@@ -2,7 +2,7 @@
  *
  * What you learn
  *     - Backward computes gradients from the last layer to the first. That of the last layer is ready when most of the
- *       work is still to come. A loop that adds up all gradients behind backward lets the network wait first, and then
+ *       work is still to come. A loop that adds up all gradients after backward lets the network wait first, and then
  *       the processor.
  *     - A second thread, with a communicator of its own, takes each layer's gradient when it is ready. What it has not
  *       done when backward ends is exposed: the step waits for it. The gradient of the first layer always is.
@@ -76,7 +76,7 @@ static void *communicate(void *argument)
     return NULL;
 }
 
-/* A backward pass and the sums of its gradients. behind: without the thread. *exposed: seconds behind backward. */
+/* A backward pass and the sums of its gradients. behind: without the thread. *exposed: seconds after backward. */
 static dt_result backward(shared *s, int behind, const float *w, float x[DEPTH + 1][SAMPLES * WIDTH], double *exposed)
 {
     float d[SAMPLES * WIDTH];

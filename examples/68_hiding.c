@@ -3,16 +3,16 @@
  * What you learn
  *     - A collective takes multiprocessors from the GPU while it runs: NCCL up to 24 of an A100's 108, SMDDP's
  *       all-gather fewer than 9.
- *     - A share s taken makes a step longer by s times the exchange, even if all of it is hidden behind backward, two
+ *     - A share s taken makes a step longer by s times the exchange, even if all of it is overlapped with backward, two
  *       thirds of the computing.
- *     - What does not fit behind backward is exposed as well, whatever the share is.
+ *     - What backward cannot hide is exposed as well, whatever the share is.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 68_hiding.c -o 68_hiding -lm -lpthread
  *     ./68_hiding
  *
  * What it prints
- *     Hidden behind backward, 16 nodes by EFA: work 591 ms, exchange 131 ms
+ *     Overlapped with backward, 16 nodes by EFA: work 591 ms, exchange 131 ms
  *       nothing hidden             step  721 ms,  22.1 % longer than computing
  *       24 of 108 multiprocessors  step  620 ms,   4.9 % longer than computing
  *       9 of 108                   step  602 ms,   1.8 % longer than computing
@@ -50,7 +50,7 @@ static double nodes_sum(double nodes, double bytes, const fabric *outside)
 /* Forward 2 P T, backward 4 P T; 40 % of an A100's 312 TFLOP/s. */
 static double computing(double weights, double tokens) { return 6 * weights * tokens / (0.4 * 312e12); }
 
-/* The exchange runs behind backward, two thirds of the computing, and takes a share of the GPU meanwhile: all of it
+/* The exchange overlaps backward, two thirds of the computing, and takes a share of the GPU meanwhile: all of it
  * (taken = 1) if nothing is hidden. */
 static double step(double work, double exchange, double taken)
 {
@@ -64,7 +64,7 @@ int main(void)
     static const char *const names[4] = {"nothing hidden", "24 of 108 multiprocessors", "9 of 108", "for nothing"};
     double work = computing(1.5e9, 8192), exchange = nodes_sum(16, 3e9, &efa), last = 1e9;
     int good = fabs(step(work, exchange, 1) - work - exchange) < 1e-12 && step(work, exchange, 0) == work;
-    printf("Hidden behind backward, 16 nodes by EFA: work %.0f ms, exchange %.0f ms\n", 1e3 * work, 1e3 * exchange);
+    printf("Overlapped with backward, 16 nodes by EFA: work %.0f ms, exchange %.0f ms\n", 1e3 * work, 1e3 * exchange);
     for (int i = 0; i < 4; i++) {
         double t = step(work, exchange, taken[i]);
         printf("  %-26s step %4.0f ms, %5.1f %% longer than computing\n", names[i], 1e3 * t, 100 * (t / work - 1));

@@ -4,7 +4,7 @@ static int missing; /* layers without a gradient */
 
 void begin(const lab_job *job) { missing = job->layers; }
 
-/* Sends everything at the end: right, but nothing is hidden behind backward. */
+/* Sends everything at the end: right, but nothing is overlapped with backward. */
 void ready(const lab_job *job, int layer)
 {
     (void)layer;
