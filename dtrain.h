@@ -409,9 +409,8 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
 /* One rank's part of a training run, for one thread at a time. Rank 0 prints unless output.quiet; nothing else does. */
 typedef struct dt_trainer dt_trainer;
 /* Collective over dt_launch's ranks. Checks recipe and layout, opens the data, allocates all memory, draws the
- * parameters. Recipe, data, model and layout must be the same on all ranks (threads, quiet, metrics, offload_rate need
- * not): else all return DT_E_USAGE with what differs. The structs are copied; strings and segments must outlive the
- * trainer. */
+ * parameters. Recipe, data, model and layout must be the same on all ranks, but for threads, quiet, metrics and
+ * offload_rate: else all return DT_E_USAGE with what differs. Structs are copied; strings, segments must outlive *t. */
 DT_API dt_result dt_trainer_open(dt_trainer **t, const dt_recipe *recipe, const dt_layout *layout);
 DT_API void dt_trainer_close(dt_trainer **t);
 /* One optimizer step, with validation, sample and checkpoint when they are due (collective). DT_E_NUMERIC: loss or norm
@@ -11456,7 +11455,7 @@ static int dt__chains_build(const char *path, const char *key, const char *text,
     argv[words] = out, argv[words + 1] = draft, argv[words + 2] = NULL;
     done = dt__run_program(argv, said);
     if (done < 0) DT__PRINT(first, "%s", strerror(errno));
-    else DT__PRINT(first, "its wait status is %d", done);
+    else DT__PRINT(first, "it ended with status %d", WIFEXITED(done) ? WEXITSTATUS(done) : 128 + WTERMSIG(done));
     done = !done;
     if ((file = fopen(said, "r")) != NULL) {
         if (fgets(first, sizeof first, file)) first[strcspn(first, "\n")] = 0;
@@ -14525,9 +14524,8 @@ static int dt__signal_is_free(int sig)
     return *file && strcmp(file, own) && strcmp(file, main_file);
 }
 
-/* At the start of a program: signals that ask it to stop arrive and do so, unless they were ignored; and it learns how
- * the programs that it starts have ended. A library's handler hides that SIGINT was ignored; shells that ignore SIGINT
- * for a background job ignore SIGQUIT as well. */
+/* At a program's start: unblocks stop signals, and stops ignoring SIGCHLD, so that waitpid works. A library's handler
+ * hides that SIGINT was ignored; shells that ignore SIGINT for a background job ignore SIGQUIT as well. */
 static void dt__signals_reset(void)
 {
     struct sigaction old;
@@ -24720,10 +24718,12 @@ static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layou
         dt__text_add(text, "--%s\t%s\n", o->name, *value ? value : "not given");
     }
     dt__text_add(text, "recipe.source\t%s\nrecipe.rate\t%s\nlayout.output.after_step\t%s\nmodel.segment_count\t%lld\n"
-                 "model.dropout\t%.9g\nlayout.output.sampling.seed\t%lld\nmodel.rope_scaling\t%.17g %.17g %.17g %lld\n",
+                 "model.dropout\t%.9g\nlayout.output.sampling.seed\t%lld\n"
+                 "model.rope_scaling\t%.17g %.17g %.17g %lld %d %d %.17g\n",
                  r->source ? "set" : "NULL", r->rate ? "set" : "NULL", l->output.after_step ? "set" : "NULL",
                  (long long)r->model.segment_count, (double)r->model.dropout, (long long)l->output.sampling.seed,
-                 s->factor, s->low_freq_factor, s->high_freq_factor, (long long)s->original_context);
+                 s->factor, s->low_freq_factor, s->high_freq_factor, (long long)s->original_context, (int)s->kind,
+                 (int)s->untruncated, s->attention);
 }
 
 /* Data, and the graphs of a program's own segments. */
