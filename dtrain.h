@@ -110,7 +110,7 @@
  *     R16  Random numbers follow from seed, purpose, step, sample and element, never from the rank.
  *     R17  Files and hashes hold whole tensors without padding, in one order.
  *     R18  16-bit precision rounds at fixed places of the graph. Sums, master weights, their gradients stay fp32.
- *     R19  Fast numerics may change the order of sums in 16-bit products and between nodes, in one way per layout.
+ *     R19  Fast numerics may change the order of sums in 16-bit products, in one way per kind of processor.
  *
  * WHAT IT DOES NOT. CPU only; sums in fp32 only, also where operands have 16 bits (recipe.precision). It does not
  * print, exit or abort below the trainer and launcher. The header holds what a training run, or a program's own loop,
@@ -862,8 +862,7 @@ DT_API dt_result dt_rules_text(const dt_rules *rules, char *text, int64_t size);
 DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub);
 /* Who started this rank, in one line: "Slurm: rank 3 of 8 (1 of 2 here) on 4 hosts, meeting at a, port 29507". */
 DT_API const char *dt_comm_launcher(const dt_comm *c);
-/* Bytes of this rank's data that have reached `peer` so far, an element of the communication matrix. A native
- * all-reduce counts as a ring: 2 (N-1)/N of the data to the next rank. */
+/* Bytes of this rank's data that have reached `peer` so far, an element of the communication matrix. */
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer);
 /* Nodes: machines, or containers, whose ranks share memory: their number, and the node of `rank`, numbered as their
  * first ranks come. Between nodes collectives send a node's data once. */
@@ -889,9 +888,6 @@ typedef struct dt_link {
 } dt_link;
 /* Fits alpha >= 0 and beta >= 0 to n messages by least squares of the relative error (so is r2 weighted). */
 DT_API dt_link dt_link_fit(const double *bytes, const double *seconds, int n);
-/* dt_all_reduce by the engine's own collective (MPI_Allreduce): its order of additions, hence other bits than those of
- * the fixed tree. DT_E_USAGE when the engine between the nodes has none. */
-DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt_op op);
 /* NCCL, for buffers in the memory of NVIDIA GPUs, one GPU per rank (DT_NCCL). dt_nccl_open loads
  * libnccl.so.2 and the driver's libcuda.so.1 (or the files that DT_NCCL_LIBRARY and DT_CUDA_LIBRARY name). Sums are in
  * NCCL's order.
@@ -14280,11 +14276,6 @@ struct dt__link {
     dt_result (*poll)(dt__link *f);              /* moves what can be moved; never waits */
     void (*cancel)(dt__link *f, dt__message *m);     /* m and its data are the caller's again */
     void (*close)(dt__link *f);                      /* frees f; its messages are done or cancelled */
-    /* The engine's own all-reduce of m->data in place, in an order of its own, over a group (NULL: the world); NULL
-     * where there is none. The members of a group open it together: ranks (size) of the world, rising. */
-    dt_result (*all_reduce)(dt__link *f, dt__message *m, void *group, dt_op op);
-    dt_result (*group)(dt__link *f, const int *ranks, int size, void **group);
-    void (*ungroup)(dt__link *f, void *group);
     dt_comm *base;                                     /* emulated nodes: all ranks; else NULL */
     dt__hearing *hearing;
     int64_t memory;                                    /* bytes of this process's for collectives over nodes */
@@ -14421,7 +14412,6 @@ struct dt_comm {
     dt__published call;
     dt_result failed;
     char message[900];
-    void *native_group;         /* the engine's; NULL: all ranks of the job, or no native all-reduce so far */
     int launched;               /* by another launcher than the program itself; */
     char launcher[384];         /* both of a communicator that was split from no other */
     /* The members below are for ranks on several nodes. */
@@ -16613,7 +16603,6 @@ DT_API void dt_comm_close(dt_comm **handle)
     int last = !c || !c->job;
     if (!c) return;
     for (int k = 0; k < c->size * DT__PACKETS && c->nodes > 1; k++) dt__message_cancel(c->link, &c->outbox[k]);
-    if (c->native_group) c->link->ungroup(c->link, c->native_group);
     if (c->link && !c->parent) dt__hearing_close(c->link);
     if (c->area) {
         __atomic_store_n(&dt__comm_slot(c, c->local_rank)->left, 1u, __ATOMIC_SEQ_CST);
@@ -16662,39 +16651,6 @@ DT_API dt_link dt_link_fit(const double *bytes, const double *seconds, int n)
     }
     link.r2 = all > 0 ? 1 - left / all : 1.0;
     return link;
-}
-
-/* ---- the engine's own all-reduce ------------------------------------------------------------------------------ */
-
-/* The engine's name for c's ranks. Collective. */
-static dt_result dt__native_open(dt_comm *c)
-{
-    int *world;
-    dt_result r = DT_OK;
-    if (!c->link || !c->link->all_reduce)
-        return dt__misuse("native all-reduce: %s has none. Build with DT_MPI and start several nodes with "
-                          "mpirun, or call dt_all_reduce.", c->link ? c->link->name : "shared memory");
-    if (c->native_group || c->size == c->link->size) return DT_OK;
-    if (!(world = (int *)dt__alloc(c->size * (int64_t)sizeof *world, "a group of ranks"))) return DT_E_MEMORY;
-    for (int p = 0; p < c->size; p++) world[p] = c->place[p].world;
-    r = c->link->group(c->link, world, c->size, &c->native_group);
-    dt__free(world);
-    return r;
-}
-
-DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt_op op)
-{
-    if (dt__refused("c data/ op<3", c, data, count, op)) return DT_E_USAGE;
-    dt__message m;
-    dt_result r = c->job ? dt__native_open(c) : DT_OK;
-    if (!r) r = dt__begin(c, DT__CALL_ALL_REDUCE, count, (int)op);
-    if (r || !c->job) return r;
-    memset(&m, 0, sizeof m);
-    m.data = (char *)data, m.bytes = count * 4;
-    dt__count_sent(c, (c->rank + 1) % c->size, 2 * count * (c->size - 1) / c->size);
-    r = c->link->all_reduce(c->link, &m, c->native_group, op);
-    if (!r) r = dt__wait_message(c, &m, (c->rank + 1) % c->size);
-    return dt__conclude(c, 1, r);
 }
 
 #ifdef DT_MPI
@@ -16885,59 +16841,6 @@ static void dt__mpi_cancel(dt__link *link, dt__message *m)
     dt__link_leave(link);
 }
 
-/* ---- MPI's own all-reduce ---- */
-
-/* MPI_Iallreduce, so that a frozen peer is noticed while this rank waits. */
-static dt_result dt__mpi_all_reduce(dt__link *link, dt__message *m, void *group, dt_op op)
-{
-    dt__mpi *f = (dt__mpi *)link;
-    MPI_Comm comm = group ? *(MPI_Comm *)group : f->comm;
-    MPI_Request request = MPI_REQUEST_NULL;
-    MPI_Op how = op == DT_SUM ? MPI_SUM : op == DT_MAX ? MPI_MAX : MPI_MIN;
-    int64_t count = m->bytes / 4;
-    int code;
-    dt_result r = dt__mpi_admit(f);
-    if (!r && count > INT_MAX)
-        r = dt__misuse("native all-reduce of %lld floats: MPI takes up to %d. Reduce them in parts, or call "
-                       "dt_all_reduce.", (long long)count, INT_MAX);
-    if (r) return r;
-    m->sends = 1;
-    __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
-    dt__link_enter(link);
-    code = MPI_Iallreduce(MPI_IN_PLACE, m->data, (int)count, MPI_FLOAT, how, comm, &request);
-    if (!code) dt__mpi_activate(f, m, request);
-    dt__link_leave(link);
-    return code ? dt__mpi_error("MPI_Iallreduce", code) : DT_OK;
-}
-
-static dt_result dt__mpi_group(dt__link *link, const int *ranks, int size, void **group)
-{
-    dt__mpi *f = (dt__mpi *)link;
-    MPI_Comm *comm = (MPI_Comm *)dt__alloc((int64_t)sizeof *comm, "a group of ranks");
-    MPI_Group world = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
-    int code;
-    *group = NULL;
-    if (!comm) return DT_E_MEMORY;
-    dt__link_enter(link);
-    code = MPI_Comm_group(f->comm, &world);
-    if (!code) code = MPI_Group_incl(world, size, ranks, &members);
-    if (!code) code = MPI_Comm_create_group(f->comm, members, 0, comm);
-    if (members != MPI_GROUP_NULL) MPI_Group_free(&members);
-    if (world != MPI_GROUP_NULL) MPI_Group_free(&world);
-    dt__link_leave(link);
-    if (code) dt__free(comm);
-    else *group = comm;
-    return code ? dt__mpi_error("MPI_Comm_create_group", code) : DT_OK;
-}
-
-static void dt__mpi_ungroup(dt__link *link, void *group)
-{
-    dt__link_enter(link);
-    if (group && !__atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED)) MPI_Comm_free((MPI_Comm *)group);
-    dt__link_leave(link);
-    dt__free(group);
-}
-
 /* ---- opening and closing MPI ---- */
 
 /* Runs at exit. MPI_Finalize would wait for a frozen rank forever, so the ranks meet first. After a failure a rank
@@ -17005,8 +16908,6 @@ static dt_result dt__mpi_open(dt__link **link, int *argc, char ***argv)
     if (!f) return DT_E_MEMORY;
     f->comm = MPI_COMM_NULL, f->link.start = dt__mpi_start, f->link.poll = dt__mpi_poll;
     f->link.cancel = dt__mpi_cancel, f->link.close = dt__mpi_close;
-    f->link.all_reduce = dt__mpi_all_reduce, f->link.group = dt__mpi_group;
-    f->link.ungroup = dt__mpi_ungroup;
     r = dt__mpi_init(f, argc, argv);
     if (!r) r = dt__mpi_learn(f);
     if (r) dt__mpi_close(&f->link);
@@ -21138,7 +21039,7 @@ typedef struct dt__engine {
     float *shard_auxiliary;       /* (shards, leaves, segments): auxiliary losses times their coefficients */
     float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
     float inv_valid, norm, rate;
-    int native, dry;             /* MPI sums gradients (R19); steps end before the update */
+    int dry;                     /* steps end before the update */
     int64_t step;
     dt_result exchanged;          /* first error of the communication inside operations */
     float *input, *target;        /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
@@ -21983,18 +21884,6 @@ static const dt__sharing *dt__engine_sharing(const dt__engine *e, const dt__buck
     return b->copies > 1 ? &e->expert_ranks : &e->ranks;
 }
 
-/* Sums [begin, begin + floats) of the parts of c's ranks into each first part: by the tree, or natively. */
-static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts, const int *counts, int64_t begin,
-                                int64_t floats, const int64_t *cuts)
-{
-    float *first = e->sets + begin;
-    if (!e->native) return dt__reduce_parts(c, dt__host(e->sets), parts, counts, begin, floats, cuts);
-    for (int p = 0; p < dt_comm_rank(c); p++) parts += counts[p];
-    for (int j = 1; j < counts[dt_comm_rank(c)]; j++)
-        dt__mem_add(e->k, NULL, first + parts->offset, first + parts[j].offset, floats);
-    return dt_all_reduce_native(c, dt__host(first + parts->offset), floats, DT_SUM);
-}
-
 /* REDUCE: the tree over the partial sums of all ranks, to all; or each piece to its owner, and then between groups.
  * Before that, each rank's sums for shared experts, a subtree over shards, are added in place of the first. */
 static dt_result dt__engine_reduce(dt__engine *e, const dt__instr *i)
@@ -22012,11 +21901,11 @@ static dt_result dt__engine_reduce(dt__engine *e, const dt__instr *i)
     t.stride = t.n = b->floats, t.count = b->copies;
     dt__mem_tree(e->k, i->stream ? NULL : e->pool, &t, 1, b->copies);
     if (!w->data) return DT_OK;
-    if (!w->group) return dt__engine_sum(e, w->data, parts, counts, begin, b->floats, NULL);
-    r = dt__engine_sum(e, w->group, parts, counts, begin, b->floats, cuts);
+    if (!w->group) return dt__reduce_parts(w->data, dt__host(e->sets), parts, counts, begin, b->floats, NULL);
+    r = dt__reduce_parts(w->group, dt__host(e->sets), parts, counts, begin, b->floats, cuts);
     if (r || !w->replicas) return r;
-    return dt__engine_sum(e, w->replicas, e->replica_parts, e->replica_count, begin + cuts[piece],
-                          cuts[piece + 1] - cuts[piece], NULL);
+    return dt__reduce_parts(w->replicas, dt__host(e->sets), e->replica_parts, e->replica_count, begin + cuts[piece],
+                            cuts[piece + 1] - cuts[piece], NULL);
 }
 
 /* Pieces of [at, at + count) of a bucket's parameters, to gather at `to`; owners keep them `whole`, or packed. */
@@ -24079,7 +23968,6 @@ static dt_result dt__fast_open(dt_trainer *t)
     dt_result r = t->recipe.numerics == DT_FAST ? dt_all_reduce(t->comm, &kind, 1, DT_MIN) : DT_OK;
     if (t->recipe.numerics != DT_FAST || r) return r;
     t->e.env.dot = (int)kind;
-    t->e.native = t->comm->size > 1 && t->comm->link && t->comm->link->all_reduce;
     return DT_OK;
 }
 
@@ -24153,8 +24041,7 @@ static void dt__trainer_banner(const dt_trainer *t)
                t->e.shape.zero);
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     if (r->numerics == DT_FAST)
-        printf("fast     products %s; gradients of ranks are summed by %s\n", dt__dot_names[t->e.env.dot],
-               t->e.native ? "MPI, whose bits may differ from run to run" : "the exact tree");
+        printf("fast     products %s; every other sum is exact\n", dt__dot_names[t->e.env.dot]);
     if (dt__mesh_crosses(&t->e.mesh, t->comm))
         printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
                "network. Keep --tp within a node (--order cluster), and use --pp or data parallelism across nodes.\n");
@@ -27367,11 +27254,11 @@ static dt_result dt__dry_steps(dt_trainer *t, dt__two_ways *w, int way)
 static dt_result dt__fast_distance(dt_trainer *t, dt__two_ways *w)
 {
     dt__engine *e = &t->e;
-    const int dot = e->env.dot, native = e->native;
+    const int dot = e->env.dot;
     dt_result r;
-    e->env.dot = DT__DOT_NONE, e->native = 0;
+    e->env.dot = DT__DOT_NONE;
     r = dt__dry_steps(t, w, 0);
-    e->env.dot = dot, e->native = native;
+    e->env.dot = dot;
     if (!r) r = dt__dry_steps(t, w, 1);
     if (!r) r = dt_all_reduce(t->comm, w->far, 2, DT_MAX);
     if (r) return r;
@@ -27478,7 +27365,7 @@ static dt_result dt__trainer_first(dt_trainer *t)
     uint32_t said = 0;
     dt__two_ways compile, fast;
     dt_result r = DT_OK;
-    int tries = 0, apart = e->env.dot || e->native;
+    int tries = 0, apart = e->env.dot != DT__DOT_NONE;
 #ifdef DT_COMPILER
     tries = e->net.compiler && e->compiling.tries;
 #endif

@@ -405,7 +405,7 @@ static int32_t out32[16];
     X(dt_all_gather, (void)dt_all_gather(comm, (float *)some(data), (float *)some(room), few())) X(dt_reduce_scatter, (void)dt_reduce_scatter(comm, (float *)some(data), (float *)some(room), few(), (dt_op)small())) \
     X(dt_all_to_all, (void)dt_all_to_all(comm, (float *)some(data), (float *)some(room), few())) X(dt_send, (void)dt_send(comm, (float *)some(data), few(), odd() ? small() : 1)) \
     X(dt_recv, (void)dt_recv(comm, (float *)some(room), few(), odd() ? small() : 1)) X(dt_comm_alloc, (void)dt_comm_alloc(comm, odd() ? whole() : 100, (void **)some(out64))) \
-    X(dt_comm_peer, (void)dt_comm_peer(comm, some(room), small())) X(dt_all_reduce_native, (void)dt_all_reduce_native(comm, (float *)some(room), few(), (dt_op)small())) \
+    X(dt_comm_peer, (void)dt_comm_peer(comm, some(room), small())) \
     X(dt_comm_split, (sub = NULL, (void)dt_comm_split(comm, small(), odd() ? NULL : &sub), dt_comm_close(&sub))) X(dt_comm_launcher, (void)dt_comm_launcher(comm)) X(dt_comm_sent, (void)dt_comm_sent(comm, small())) \
     X(dt_comm_nodes, (void)dt_comm_nodes(comm)) X(dt_comm_alive, dt_comm_alive(comm)) X(dt_comm_node, (void)dt_comm_node(comm, small())) X(dt_nccl_open, (void)dt_nccl_open(odd() ? NULL : &nccl, comm, small())) \
     X(dt_nccl_collect, (void)dt_nccl_collect(nccl, (dt_call)small(), (float *)some(room), (float *)some(room), few(), (dt_op)small(), NULL)) X(dt_nccl_wait, (void)dt_nccl_wait(nccl, NULL)) X(dt_nccl_close, dt_nccl_close(odd() ? NULL : &nccl))
