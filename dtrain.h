@@ -20319,7 +20319,7 @@ typedef struct dt__chunk {
     int32_t first, last; /* of the model? */
     int32_t slots;       /* units in flight */
     int64_t floats;      /* of one slot: input, outputs, saved values */
-    float *memory;       /* (slots, floats) */
+    int64_t at;          /* offset of (slots, floats) in the memory of units */
 } dt__chunk;
 
 typedef struct dt__store {
@@ -20904,66 +20904,644 @@ static int dt__ring_take(dt__ring *r)
     return place;
 }
 
-/* ---- the allocation table ---------------------------------------------------------------------------- */
+/* ---- the plan: what a rank of a number of ranks does under a layout, and the memory that it needs ---- */
 
 /* The purpose of memory: a category of dt_memory, or bookkeeping of the host, which is not in the printed plan. */
 enum { DT__FOR_HOST, DT__FOR_WEIGHTS, DT__FOR_GRADIENTS, DT__FOR_OPTIMIZER, DT__FOR_ACTIVATIONS, DT__FOR_BUFFERS,
        DT__FOR_OFFLOADED, DT__CATEGORIES };
 /* Who accesses it: host code, kernels, or both at one address. The CPU allocates all three alike. */
 enum { DT__HOST, DT__DEVICE, DT__PINNED };
+/* Ranks that read it in place. */
+enum { DT__BY_NONE, DT__BY_SAME, DT__BY_DATA, DT__BY_EXPERT, DT__BY_CONTEXT, DT__BY_NEXT, DT__BY_LAST, DT__BY_KINDS };
 
-typedef struct dt__allocation {
-    void *pointer;       /* the address of the pointer to it, whose type is any */
-    int64_t count, size; /* elements, bytes of one */
-    int64_t most;        /* elements of the rank with most: peers allocate equally much */
-    int category, kind;
-    dt_comm *peers;      /* they read it in place; NULL: nobody does */
-} dt__allocation;
-enum { DT__ALLOCATIONS = 40 };
-typedef struct dt__memory {
-    dt__allocation row[DT__ALLOCATIONS];
-    int rows;
-} dt__memory;
+/* All that an engine allocates: X(row, field of dt__engine, purpose, access, readers, name). */
+#define DT__MEMORY_ROWS(X) \
+    X(PARAMS, params, WEIGHTS, DEVICE, SAME, "weights") \
+    X(SETS, sets, GRADIENTS, DEVICE, SAME, "gradient sets") \
+    X(TOTAL, total, GRADIENTS, DEVICE, NONE, "total of gradients") \
+    X(SLICES, row_slices, GRADIENTS, DEVICE, NONE, "row slices of gradients") \
+    X(FIRST, state[0], OPTIMIZER, DEVICE, NONE, "first moment") \
+    X(SECOND, state[1], OPTIMIZER, DEVICE, NONE, "second moment") \
+    X(AVERAGE, state[2], OPTIMIZER, DEVICE, NONE, "average of weights") \
+    X(READ_AVERAGE, state[2], OPTIMIZER, DEVICE, DATA, "average of weights") \
+    X(WINDOW, window, BUFFERS, DEVICE, NONE, "gathered weights") \
+    X(TIE, tie[0], BUFFERS, DEVICE, NONE, "sum of a tied gradient") \
+    X(TIE_ROOM, tie[1], BUFFERS, DEVICE, NONE, "tied gradient of another stage") \
+    X(TOKENS, own_tokens, BUFFERS, PINNED, NONE, "tokens of context slices") \
+    X(SUMS, sums, BUFFERS, PINNED, NONE, "sums of squares") \
+    X(STAGE, stage, BUFFERS, PINNED, EXPERT, "rows for experts") \
+    X(OUT, out[0].memory, BUFFERS, PINNED, NEXT, "activations sent") \
+    X(OUT_BACK, out[1].memory, BUFFERS, PINNED, LAST, "gradients sent") \
+    X(UNITS, units, ACTIVATIONS, DEVICE, NONE, "units in flight") \
+    X(OFFLOADED, units, OFFLOADED, PINNED, NONE, "inputs of segments") \
+    X(RING, ring.memory, ACTIVATIONS, DEVICE, NONE, "inputs fetched back") \
+    X(RING_TICKET, ring.ticket, HOST, HOST, NONE, "copies") \
+    X(RING_PLACE, ring.place, HOST, HOST, NONE, "places of inputs") \
+    X(SAVED, saved, ACTIVATIONS, DEVICE, NONE, "values of a segment") \
+    X(TEMP, temp, ACTIVATIONS, DEVICE, NONE, "temporary values") \
+    X(CONTEXT, env.cp.work, ACTIVATIONS, DEVICE, CONTEXT, "attention over slices") \
+    X(SPANS, spans, HOST, HOST, NONE, "pieces of a gather") \
+    X(RNG, env.rng, HOST, HOST, NONE, "random streams") \
+    X(LOSS, shard_loss, HOST, HOST, NONE, "losses") \
+    X(ASKED, asked, HOST, HOST, NONE, "tokens of experts") \
+    X(QUEUED, queued, HOST, HOST, NONE, "jobs") \
+    X(TICKET, ticket, HOST, HOST, NONE, "tickets") \
+    X(WHEN, when, HOST, HOST, NONE, "times")
+#define DT__ROW_ENUM(row, field, purpose, access, readers, name) DT__ROW_##row,
+#define DT__ROW_IS(row, field, purpose, access, readers, name) \
+    {name, DT__FOR_##purpose, DT__##access, DT__BY_##readers},
+enum { DT__MEMORY_ROWS(DT__ROW_ENUM) DT__ROW_COUNT };
+static const struct dt__row_of {
+    const char *name;
+    int category, kind, readers;
+} dt__row_of[] = {DT__MEMORY_ROWS(DT__ROW_IS)};
 
-static void dt__memory_add(dt__memory *m, int category, int kind, dt_comm *peers, void *pointer, int64_t count,
-                           int64_t size)
+typedef struct dt__row {
+    int id;
+    int64_t bytes, most; /* most: of the rank that needs most, which its readers allocate as well */
+} dt__row;
+
+/* A pure function of (recipe, layout, ranks, rank): nothing runs and nothing is allocated but the plan itself. */
+typedef struct dt_plan {
+    const dt_recipe *recipe;
+    const dt_layout *layout;
+    int ranks, rank;
+    int spare;         /* a core is free for a second thread: AUTO overlaps */
+    dt_mesh mesh;
+    dt__net net;
+#ifdef DT_COMPILER
+    dt__compiling compiling;
+#endif
+    dt__chunk *chunks;
+    dt__store store;
+    dt__shape_of_work shape;
+    dt__program program;
+    int64_t lo, hi, micros, rows; /* this rank's shards; micro-batches; samples per unit */
+    int64_t set_floats;           /* of a set of gradients */
+    int32_t sets_count;
+    int64_t blocks;               /* of all gradients */
+    dt__part *parts, *replica_parts; /* partial sums of each rank of ranks.data or .group; of each of its .replicas */
+    int *part_count, *replica_count;
+    dt__row row[DT__ROW_COUNT];
+    int rows_count;
+} dt_plan;
+
+static void dt__row_add(dt_plan *plan, int id, int64_t count, int64_t size)
 {
-    dt__allocation *a = &m->row[m->rows++];
-    DT_ASSERT(m->rows <= DT__ALLOCATIONS);
-    a->pointer = pointer, a->count = a->most = count, a->size = size;
-    a->category = category, a->kind = kind, a->peers = peers;
+    dt__row *row = &plan->row[plan->rows_count++];
+    row->id = id, row->bytes = row->most = count * size;
 }
 
-/* Allocates every row, zeroed. */
-static dt_result dt__memory_open(dt__memory *m)
+enum { DT__OUTBOX = 4 }; /* messages to a neighbour in flight, at most */
+
+#ifdef DT_NO_THREADS
+enum { DT__THREADS = 0 };
+#else
+enum { DT__THREADS = 1 };
+#endif
+
+/* ---- checks: one sentence each, before anything is opened ---- */
+
+static dt_result dt__check_model(const dt_model *m)
 {
-    static const char *const names[DT__CATEGORIES] = {"bookkeeping", "weights", "gradients", "the optimizer's state",
-                                                      "activations", "buffers", "offloaded activations"};
-    dt_result r = DT_OK;
-    for (int i = 0; i < m->rows && !r; i++) {
-        const dt__allocation *a = &m->row[i];
-        void *memory = NULL;
-        if (a->peers) r = dt_comm_alloc(a->peers, a->most * a->size, &memory);
-        else if (!(memory = dt__alloc(a->most * a->size, names[a->category]))) r = DT_E_MEMORY;
-        memcpy(a->pointer, &memory, sizeof memory);
+    const int64_t unit = m->family == DT_LLAMA && m->kv_heads > 0 && m->width / 2 % m->kv_heads == 0 ? m->kv_heads : 1;
+    char list[256];
+    if (m->segments) return m->segment_count >= 1 ? DT_OK : dt__misuse("the model has no segments: give one or more");
+    if (m->segment_count)
+        return dt__misuse("the model is of %lld segments of a program's own, which a checkpoint does not hold: give "
+                          "them (dt_model_segments)", (long long)m->segment_count);
+    if (m->layers < 1 || m->heads < 1 || m->width < 1)
+        return dt__misuse("the model has %lld layers, %lld heads, width %lld: choose a --model ("
+                          DT__MODEL_NAMES ") or set --layers, --heads, --width to 1 or more", (long long)m->layers,
+                          (long long)m->heads, (long long)m->width);
+    if (!m->head && m->width % m->heads)
+        return dt__misuse("%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads,
+                          (long long)m->width,
+                          dt__divisors((m->family == DT_LLAMA ? m->width / 2 : m->width) / unit, 64, unit, list,
+                                       sizeof list));
+    if (m->experts && (m->active ? m->active : 2) > m->experts)
+        return dt__misuse("--active %lld of --experts %lld: a token has 1 to --experts of them, 0 means 2",
+                          (long long)m->active, (long long)m->experts);
+    if (m->family != DT_GPT2 && m->family != DT_LLAMA)
+        return dt__misuse("unknown model family %d: use DT_GPT2 or DT_LLAMA", (int)m->family);
+    if (m->family == DT_GPT2) {
+        if (!m->kv_heads && !m->hidden && m->rope_base == 0.0f && m->norm_eps == 0.0f && !m->tied && !m->head &&
+            !m->window && !m->qkv_bias && !m->o_bias && !m->mlp_bias && !m->qk_norm && m->rope_scaling.factor == 0.0)
+            return DT_OK;
+        return dt__misuse("--kv-heads, --hidden, --norm-eps, --tied, --head-width, --window, --rope-.., biases and "
+                          "--qk-norm are for the Llama family: --model llama-nano, or leave them out");
     }
+    if (m->kv_heads < 0 || (m->kv_heads && m->heads % m->kv_heads))
+        return dt__misuse("%lld KV heads do not divide %lld heads: --kv-heads one of %s", (long long)m->kv_heads,
+                          (long long)m->heads, dt__divisors(m->heads, 64, 1, list, sizeof list));
+    if (m->head < 0 || dt__head_width(m) % 2)
+        return dt__misuse("a head of width %lld (width %lld, %lld heads) cannot be rotated in pairs: make it even",
+                          (long long)dt__head_width(m), (long long)m->width, (long long)m->heads);
+    if (m->experts && m->mlp_bias)
+        return dt__misuse("--mlp-bias: the experts of the Llama family have no biases. Leave it out");
+    if (m->rope_base > 0.0f && m->rope_base < 1.0f)
+        return dt__misuse("--rope-base %g: choose a number not below 1, or 0 for 10000", (double)m->rope_base);
+    if (m->dropout > 0.0f) return dt__misuse("--dropout: the Llama family has none, set it to 0");
+    return DT_OK;
+}
+
+/* dp: data-parallel ranks. */
+static dt_result dt__check_batch(const dt_recipe *r, int dp)
+{
+    char list[256];
+    if (r->batch % r->data_shards)
+        return dt__misuse("batch %lld does not divide into %lld data shards: another --batch, or --data-shards one of "
+                          "%s (a recipe choice: other bits)", (long long)r->batch, (long long)r->data_shards,
+                          dt__divisors(r->batch & -r->batch, 1024, 1, list, sizeof list));
+    if (r->micro_batch < 1 || r->batch % r->micro_batch || r->micro_batch % r->data_shards)
+        return dt__misuse("micro-batch %lld does not divide batch %lld into multiples of %lld data shards: "
+                          "--micro-batch one of %s, or lower --data-shards (a recipe choice: other bits)",
+                          (long long)r->micro_batch, (long long)r->batch, (long long)r->data_shards,
+                          dt__divisors(r->batch / r->data_shards, r->batch, r->data_shards, list, sizeof list));
+    if (dp > r->data_shards)
+        return dt__misuse("%d data-parallel ranks cannot share %lld data shards: use up to %lld, or raise "
+                          "--data-shards (a recipe choice: other bits)", dp, (long long)r->data_shards,
+                          (long long)r->data_shards);
+    return DT_OK;
+}
+
+/* ZeRO: `group` data-parallel ranks share a copy of the state. Groups exchange whole subtrees over data shards. */
+static dt_result dt__layout_groups(const dt_plan *plan, int dp, int *group)
+{
+    const dt_layout *l = plan->layout;
+    int64_t shards = plan->recipe->data_shards;
+    dt_result r = dt__check_divides("zero-group", l->zero_group ? l->zero_group : 1, dp, "data-parallel rank");
+    *group = !l->zero ? 1 : l->zero_group ? (int)l->zero_group : dp;
+    if (l->zero_group && !l->zero)
+        return dt__misuse("--zero-group %lld has no effect without ZeRO. Set --zero to 1, 2 or 3.",
+                          (long long)l->zero_group);
+    if (r) return r;
+    if (*group < dp && *group > 1 && (shards % dp || !dt__is_pow2(dp / *group)))
+        return dt__misuse("--zero-group %d: groups of %d of %d ranks with %lld data shards do not match whole "
+                          "subtrees of the sum. Use a power of two of data-parallel ranks, or leave --zero-group out.",
+                          *group, *group, dp, (long long)shards);
+    return DT_OK;
+}
+
+/* The largest expert group. Its ranks work in step on the same number of units, and the sum over the shards of all is a
+ * whole subtree, so that it is a power of two of neighbours. Different groups may have different numbers of shards. */
+static int64_t dt__experts_most(int64_t shards, int dp)
+{
+    int64_t lo, hi, first, end, ep = 1;
+    for (; dp % (2 * ep) == 0; ep *= 2)
+        for (int d = 0; d < dp; d++) {
+            dt__run_of(shards, dp, d, &lo, &hi);
+            dt__run_of(shards, dp, (int)(d - d % (2 * ep)), &first, &end);
+            if (hi - lo != end - first || !dt__is_pow2(hi - lo) || first % (2 * ep * (hi - lo))) return ep;
+        }
+    return ep;
+}
+static dt_result dt__layout_experts(const dt_plan *plan, int dp)
+{
+    const dt_layout *l = plan->layout;
+    int64_t most = dt__experts_most(plan->recipe->data_shards, dp);
+    char list[256];
+    dt_result r = dt__check_divides("ep", l->ep, dp, "data-parallel rank");
+    if (r) return r;
+    if (l->ep > 1 && (!dt__is_pow2(l->ep) || l->ep > most))
+        return dt__error(DT_E_USAGE, "--ep %lld: the ranks of an expert group need equal numbers of data shards, "
+                         "together a whole subtree of the sum. With %d data-parallel ranks and %lld data shards, set "
+                         "--ep to one of %s, or use a power of two of data-parallel ranks.", (long long)l->ep, dp,
+                         (long long)plan->recipe->data_shards, dt__divisors(most, most, 1, list, sizeof list));
+    return DT_OK;
+}
+
+/* Assigns segments to stages by cost: time in FLOPs, memory in bytes of state and saved values. */
+static dt_result dt__layout_partition(dt_plan *plan)
+{
+    int64_t n = plan->net.count, runs = (int64_t)plan->shape.pipe.stages * plan->shape.pipe.chunks, *begin;
+    double *cost, flops = plan->net.forward_flops + plan->net.backward_flops;
+    double weight = (double)plan->layout->memory_weight;
+    double bytes = 16.0 * (double)plan->net.weights + 4.0 * (double)plan->net.saved;
+    dt_result r;
+    if (runs > n && plan->shape.pipe.chunks > 1 && plan->shape.pipe.stages <= n)
+        return dt__misuse("%lld segments cannot fill %d stages of %d chunks: --chunks up to %lld, or more "
+                          "--layers", (long long)n, plan->shape.pipe.stages, plan->shape.pipe.chunks,
+                          (long long)(n / plan->shape.pipe.stages));
+    if (runs > n)
+        return dt__misuse("%lld segments cannot fill %d stages: --pp up to %lld, or more --layers",
+                          (long long)n, plan->shape.pipe.stages, (long long)n);
+    cost = (double *)dt__alloc(8 * n + 8 * (runs + 1), "the partition");
+    plan->chunks = (dt__chunk *)dt__alloc((int64_t)sizeof *plan->chunks * plan->shape.pipe.chunks, "the partition");
+    if (!cost || !plan->chunks) return dt__free(cost), DT_E_MEMORY;
+    begin = (int64_t *)(void *)(cost + n);
+    for (int64_t s = 0; s < n; s++) {
+        const dt__plan *p = plan->net.segments[s].plan;
+        double weights = 0.0;
+        for (int32_t i = 0; i < p->g->param_count; i++) weights += (double)dt_shape_count(p->g->params[i].shape);
+        cost[s] = weight * (16.0 * weights + 4.0 * (double)p->saved) / bytes;
+        if (flops > 0.0) cost[s] += (1.0 - weight) * (p->forward_flops + p->backward_flops) / flops;
+    }
+    r = dt_partition(cost, n, runs, begin);
+    for (int64_t run = 0; run < runs && !r; run++) {
+        int32_t stage = (int32_t)(run % plan->shape.pipe.stages);
+        dt__chunk *c = stage == plan->shape.stage ? &plan->chunks[run / plan->shape.pipe.stages] : NULL;
+        if (c) {
+            c->begin = (int32_t)begin[run], c->end = (int32_t)begin[run + 1];
+            c->first = run == 0, c->last = run == runs - 1;
+        }
+        for (int64_t s = begin[run]; s < begin[run + 1]; s++) {
+            dt__built *seg = &plan->net.segments[s];
+            seg->stage = stage;
+            for (int32_t k = 0; k < seg->plan->g->slot_count; k++)
+                plan->net.params[seg->use[k] / 4].stage[seg->use[k] % 4] = stage;
+        }
+    }
+    dt__free(cost);
     return r;
 }
 
-/* Frees every row but those that peers read, which belong to their communicator. */
-static void dt__memory_close(dt__memory *m)
+/* The shape of this rank's work under the layout. */
+static dt_result dt__layout_shape(dt_plan *plan)
 {
-    for (; m->rows; m->rows--) {
-        const dt__allocation *a = &m->row[m->rows - 1];
-        void *memory;
-        memcpy(&memory, a->pointer, sizeof memory);
-        if (!a->peers) dt__free(memory);
+    const dt_layout *l = plan->layout;
+    dt__shape_of_work *s = &plan->shape;
+    int dp = plan->mesh.size[DT_AXIS_DATA];
+    dt__run_of(plan->recipe->data_shards, dp, plan->mesh.at[DT_AXIS_DATA], &plan->lo, &plan->hi);
+    s->pipe.kind = l->pipeline;
+    s->pipe.stages = plan->mesh.size[DT_AXIS_PIPELINE];
+    s->pipe.chunks = l->pipeline == DT_INTERLEAVED && s->pipe.stages > 1 ? (int)l->chunks : 1;
+    s->stage = plan->mesh.at[DT_AXIS_PIPELINE];
+    s->lo = plan->lo, s->hi = plan->hi, s->micros = plan->micros;
+    s->accumulation = plan->micros > 1 ? plan->recipe->accumulation : DT_SHARD;
+    s->zero = dp > 1 && l->zero_group != 1 ? (int)l->zero : 0;
+    if (s->zero > 2 || s->pipe.chunks > 1) s->ghosts = dt__ceil_div(plan->recipe->data_shards, dp) - (s->hi - s->lo);
+    s->pipe.units = (int)((plan->hi - plan->lo + s->ghosts) * plan->micros);
+    s->recompute = l->recompute;
+    s->horizon = l->offload ? (int)l->horizon : 0;
+    s->reduce = dp > 1;
+    s->overlap = dp > 1 && DT__THREADS && (l->overlap == DT_OVERLAP_ON || (!l->overlap && plan->spare));
+    s->context = plan->mesh.size[DT_AXIS_CONTEXT] > 1;
+    s->buffered = dp == plan->recipe->data_shards && (s->accumulation == DT_EACH || (plan->micros == 1 && s->zero > 1));
+    s->buffered += s->buffered && s->overlap;
+    s->total = s->buffered || s->accumulation == DT_EACH;
+    return dt__pipe_check(&s->pipe);
+}
+
+/* DT_E_USAGE: choices that exclude each other. */
+static dt_result dt__layout_choices(const dt_layout *l)
+{
+    if (!DT__THREADS && l->overlap == DT_OVERLAP_ON)
+        return dt__misuse("--overlap on needs threads, and this program was built with DT_NO_THREADS. Leave "
+                          "the option out, or build without the switch.");
+    if (l->offload && l->recompute != DT_RECOMPUTE_FULL)
+        return dt__misuse("--offload moves the segment inputs that only --recompute full keeps. Set both.");
+    if (l->pipeline == DT_ZERO_BUBBLE && l->recompute == DT_RECOMPUTE_FULL)
+        return dt__misuse("--pipeline zero-bubble keeps activations until the gradients of weights, and "
+                          "--recompute full drops them. Set --recompute none, or another --pipeline.");
+    return DT_OK;
+}
+
+/* Partial sums of `ranks` data-parallel ranks, the first of them `from`, relative to their first leaf. */
+static dt_result dt__layout_parts(dt_plan *plan, int from, int ranks)
+{
+    int64_t base = 0, lo, hi;
+    dt__part *part = plan->parts = (dt__part *)dt__alloc((int64_t)sizeof *part * 64 * ranks, "the reduction plan");
+    dt__stack s;
+    plan->part_count = (int *)dt__alloc((int64_t)sizeof(int) * ranks, "the reduction plan");
+    if (!plan->parts || !plan->part_count) return DT_E_MEMORY;
+    for (int rank = 0; rank < ranks; rank++) {
+        dt__run_of(plan->recipe->data_shards, plan->mesh.size[DT_AXIS_DATA], from + rank, &lo, &hi);
+        if (!rank) base = lo;
+        dt__run_parts(lo, hi, &s);
+        plan->part_count[rank] = s.count;
+        for (int i = 0; i < s.count; i++, part++) {
+            part->level = s.node[i].level;
+            part->index = s.node[i].index - (base >> s.node[i].level);
+            part->offset = s.node[i].set * plan->set_floats;
+        }
+        if (s.sets > plan->sets_count) plan->sets_count = s.sets; /* symmetric memory */
+    }
+    return DT_OK;
+}
+
+/* The partial sums of a reduction over the data axis, or inside a shard group and then between groups. */
+static dt_result dt__layout_reduction(dt_plan *plan, int group)
+{
+    int d = plan->mesh.at[DT_AXIS_DATA], dp = plan->mesh.size[DT_AXIS_DATA], ranks = group > 1 ? group : dp;
+    int uneven = plan->recipe->data_shards % dp != 0; /* then only experts have replicas: subtrees of ep ranks */
+    int64_t ep = uneven ? plan->layout->ep : 1, lo, hi;
+    dt_result r;
+    plan->set_floats = plan->shape.buffered ? plan->store.buffer_floats : plan->store.slot_floats;
+    plan->sets_count = 1;
+    r = dt__layout_parts(plan, group > 1 ? d / group * group : 0, ranks);
+    if (r || ((group == 1 || group == dp) && (plan->layout->ep == 1 || plan->layout->ep == dp))) return r;
+    plan->replica_parts = (dt__part *)dt__alloc((int64_t)sizeof *plan->parts * dp, "the reduction plan");
+    plan->replica_count = (int *)dt__alloc((int64_t)sizeof(int) * dp, "the reduction plan");
+    if (!plan->replica_parts || !plan->replica_count) return DT_E_MEMORY;
+    for (int i = 0; i < dp; i++) {
+        dt__part *part = &plan->replica_parts[i];
+        dt__run_of(uneven ? plan->recipe->data_shards : dp, dp, (int)(i * ep % dp), &lo, &hi);
+        plan->replica_count[i] = 1;
+        part->level = 0;
+        while ((int64_t)1 << part->level < ep * (hi - lo)) part->level++;
+        part->index = lo >> part->level;
+        part->offset = plan->program.parts.node[0].set * plan->set_floats;
+    }
+    return DT_OK;
+}
+
+/* Lays out a slot of a chunk: input, segments' outputs and saved values; zero-bubble: gradients of the outputs. */
+static void dt__layout_slots(dt_plan *plan)
+{
+    for (int c = 0; c < plan->shape.pipe.chunks; c++) {
+        dt__chunk *chunk = &plan->chunks[c];
+        int64_t at = chunk->first ? 0 : dt__round_up(plan->net.segments[chunk->begin].input, 16);
+        for (int32_t q = chunk->begin; q < chunk->end; q++) {
+            dt__built *seg = &plan->net.segments[q];
+            seg->chunk = c;
+            seg->out_at = at, at += dt__round_up(seg->output, 16);
+            if (plan->shape.recompute != DT_RECOMPUTE_FULL) seg->saved_at = at, at += seg->plan->saved;
+            if (plan->shape.pipe.kind == DT_ZERO_BUBBLE) seg->gradient_at = at, at += dt__round_up(seg->output, 16);
+        }
+        chunk->floats = at;
     }
 }
 
-/* ---- the executor ---------------------------------------------------------------------------------- */
+/* Does this pass gather the weights of each segment from the ranks of the shard group? */
+static int dt__layout_gathers(const dt_plan *plan, int inference)
+{
+    return plan->shape.zero > 2 || (plan->shape.zero && inference && plan->recipe->evaluate_ema);
+}
+static int dt__layout_windows(const dt_plan *plan) { return plan->shape.overlap && plan->shape.zero > 2 ? 2 : 1; }
 
-enum { DT__OUTBOX = 4 }; /* messages to a neighbour in flight, at most */
+/* Floats of the largest exchange of rows in the expert group, maybe a text sample's whole sequence; and its table. */
+static int64_t dt__layout_staged(const dt_plan *plan)
+{
+    int64_t floats = 0, samples = dt__ceil_div(plan->mesh.size[DT_AXIS_CONTEXT], plan->rows);
+    for (int64_t q = 0; q < plan->net.count; q++) {
+        const dt_graph *g = plan->net.segments[q].plan->g;
+        for (int32_t id = 1; id < g->count; id++) {
+            const dt__node *n = &g->nodes[id], *x = &g->nodes[n->in[0]];
+            if (n->op == DT__OP_MOE_BINS) floats = dt__max(floats, dt__table_bins(n));
+            if (n->op == DT__OP_MOE_EXCHANGE) floats = dt__max(floats, x->shape.n[x->shape.dims - 2] * dt__cols(x));
+        }
+    }
+    return floats ? floats * samples + dt__round_up(plan->layout->ep + 1, 16) : 0;
+}
+
+/* Context leaves of this rank, and the words of their tokens and targets. */
+static int64_t dt__layout_leaves(const dt_plan *plan) { return dt__max(1, plan->net.own_leaves); }
+static int64_t dt__layout_own_tokens(const dt_plan *plan)
+{
+    return plan->net.context_shards ? 2 * plan->rows * plan->recipe->sequence / plan->mesh.size[DT_AXIS_CONTEXT] : 0;
+}
+
+/* Rows of the optimizer's state. The average starts as the weights, which are drawn later. */
+static void dt__layout_state(dt_plan *plan)
+{
+    const dt__store *s = &plan->store;
+    int64_t own = s->shards > 1 ? s->own_params : s->param_floats;
+    for (int i = 0; i < DT__STATE_COUNT; i++) {
+        int read = i == DT__STATE_AVERAGE && plan->shape.zero && plan->recipe->evaluate_ema; /* by peers, in place */
+        if (!dt__state_kept(plan->recipe, i)) continue;
+        dt__row_add(plan, read ? DT__ROW_READ_AVERAGE : DT__ROW_FIRST + i, own, 4);
+        if (read) plan->row[plan->rows_count - 1].most = 4 * s->most_params;
+    }
+}
+
+/* The rows of weights, gradients and what ranks exchange. */
+static void dt__layout_rows(dt_plan *plan)
+{
+    const dt__store *s = &plan->store;
+    const dt__shape_of_work *w = &plan->shape;
+    int64_t tied = 0, weights = w->zero > 2 ? s->own_params : s->param_floats; /* tied: of the largest one */
+    int64_t total = !w->total ? 0 : w->zero > 1 ? s->own_slots : s->total_floats;
+    int64_t window = dt__layout_gathers(plan, 1) ? s->window * dt__layout_windows(plan) : 0;
+    for (int32_t b = 0; b < s->buckets; b++)
+        if (s->bucket[b].tied >= 0) tied = dt__max(tied, s->bucket[b].floats);
+    dt__row_add(plan, DT__ROW_PARAMS, weights, 4);
+    if (w->zero > 2) plan->row[0].most = 4 * s->most_params;
+    dt__row_add(plan, DT__ROW_SETS, plan->set_floats * plan->sets_count, 4);
+    dt__row_add(plan, DT__ROW_TOTAL, total, 4);
+    dt__row_add(plan, DT__ROW_SLICES, s->slice_floats, 4);
+    dt__layout_state(plan);
+    dt__row_add(plan, DT__ROW_WINDOW, window, 4);
+    dt__row_add(plan, DT__ROW_TIE, tied, 4);
+    dt__row_add(plan, DT__ROW_TIE_ROOM, tied, 4);
+    dt__row_add(plan, DT__ROW_TOKENS, dt__layout_own_tokens(plan), 4);
+    dt__row_add(plan, DT__ROW_SUMS, plan->blocks, 4);
+    if (plan->layout->ep > 1) dt__row_add(plan, DT__ROW_STAGE, dt__layout_staged(plan), 4);
+    for (int way = 0; way < 2 && w->pipe.stages > 1; way++)
+        dt__row_add(plan, DT__ROW_OUT + way, DT__OUTBOX * plan->net.widest, 4);
+}
+
+/* The rows of activations, and of what the host keeps of a step. */
+static void dt__layout_work_rows(dt_plan *plan)
+{
+    const dt__net *net = &plan->net;
+    const dt__shape_of_work *w = &plan->shape;
+    int64_t units = 0, leaves = dt__layout_leaves(plan), places = w->horizon + 3, count = plan->program.count;
+    int64_t saved = w->recompute == DT_RECOMPUTE_FULL ? net->most_saved : 0, shards = plan->hi - plan->lo;
+    int64_t params = 1; /* of the segment with most: pieces of its gather */
+    for (int64_t q = 0; q < net->count; q++) params = dt__max(params, net->segments[q].plan->g->param_count);
+    for (int c = 0; c < w->pipe.chunks; c++) {
+        plan->chunks[c].at = units;
+        units += plan->chunks[c].slots * plan->chunks[c].floats;
+    }
+    dt__row_add(plan, w->horizon ? DT__ROW_OFFLOADED : DT__ROW_UNITS, units, 4);
+    if (w->horizon) {
+        dt__row_add(plan, DT__ROW_RING, places * net->widest, 4);
+        dt__row_add(plan, DT__ROW_RING_TICKET, places, 8);
+        dt__row_add(plan, DT__ROW_RING_PLACE, net->count + 1, 4);
+    }
+    dt__row_add(plan, DT__ROW_SAVED, saved, 4);
+    dt__row_add(plan, DT__ROW_TEMP, net->temp + 2 * net->widest, 4);
+    dt__row_add(plan, DT__ROW_CONTEXT, net->sliced, 4);
+    dt__row_add(plan, DT__ROW_SPANS, params * plan->store.shards, sizeof(dt__extent));
+    dt__row_add(plan, DT__ROW_RNG, plan->rows * leaves, sizeof(dt__rng));
+    dt__row_add(plan, DT__ROW_LOSS, shards * leaves * (1 + net->count), 4);
+    dt__row_add(plan, DT__ROW_ASKED, net->routed, 4);
+    dt__row_add(plan, DT__ROW_QUEUED, count, 4);
+    dt__row_add(plan, DT__ROW_TICKET, count, 8);
+    if (plan->layout->output.timeline) dt__row_add(plan, DT__ROW_WHEN, count, 16);
+}
+
+/* Bytes by category. */
+static dt_memory dt__layout_memory(const dt_plan *plan)
+{
+    dt_memory m = DT__ZERO;
+    int64_t bytes[DT__CATEGORIES] = {0};
+    for (const dt__row *a = plan->row; a < plan->row + plan->rows_count; a++)
+        bytes[dt__row_of[a->id].category] += a->bytes;
+    m.weights = bytes[DT__FOR_WEIGHTS], m.gradients = bytes[DT__FOR_GRADIENTS];
+    m.optimizer = bytes[DT__FOR_OPTIMIZER], m.activations = bytes[DT__FOR_ACTIVATIONS];
+    m.buffers = bytes[DT__FOR_BUFFERS], m.offloaded = bytes[DT__FOR_OFFLOADED];
+    return m;
+}
+
+/* Sets this rank's context leaves and tensor shards of a network before it is built. */
+static void dt__layout_context(const dt_plan *plan, dt__net *net)
+{
+    if (plan->recipe->context_shards < 2) return;
+    net->context_shards = plan->recipe->context_shards;
+    net->own_leaves = net->context_shards / plan->mesh.size[DT_AXIS_CONTEXT];
+    net->first_leaf = net->own_leaves * plan->mesh.at[DT_AXIS_CONTEXT];
+}
+static void dt__layout_shards(const dt_plan *plan, dt__net *net, int split_rows)
+{
+    net->tensor_shards = plan->recipe->tensor_shards;
+    net->own_shards = net->tensor_shards / plan->mesh.size[DT_AXIS_TENSOR];
+    net->first_shard = net->own_shards * plan->mesh.at[DT_AXIS_TENSOR];
+    net->sequence_parallel = split_rows, net->expert_ranks = plan->layout->ep;
+    net->precision = plan->recipe->precision == DT_PRECISION_BF16   ? DT_BF16
+                     : plan->recipe->precision == DT_PRECISION_FP16 ? DT_F16 : 0;
+    net->expert_rank = plan->mesh.at[DT_AXIS_DATA] % plan->layout->ep;
+}
+
+/* Does a degree of ranks, --tp or --cp, divide the recipe's shards of this kind? */
+static dt_result dt__layout_cuts(const char *option, int64_t degree, const char *kind, int64_t shards)
+{
+    if (dt__is_pow2(degree) && shards % degree == 0) return DT_OK;
+    return dt__misuse("--%s %lld does not divide %lld %s shard%s. Set --%s to a power of two up to %lld, "
+                      "or raise --%s-shards, which changes the bits of the recipe.", option, (long long)degree,
+                      (long long)shards, kind, shards == 1 ? "" : "s", option, (long long)shards, kind);
+}
+
+/* Mesh and shape of the work; before the network is built. recipe, layout, ranks and rank are set. */
+static dt_result dt__layout_begin(dt_plan *plan)
+{
+    const dt_layout *l = plan->layout;
+    dt_result r = dt_mesh_of(l, plan->ranks, plan->rank, &plan->mesh);
+    if (!r) r = dt__check_batch(plan->recipe, plan->mesh.size[DT_AXIS_DATA]);
+    if (r) return r;
+    plan->micros = plan->recipe->batch / plan->recipe->micro_batch;
+    plan->rows = plan->recipe->micro_batch / plan->recipe->data_shards;
+    r = dt__layout_groups(plan, plan->mesh.size[DT_AXIS_DATA], &plan->store.shards);
+    if (!r) r = dt__layout_experts(plan, plan->mesh.size[DT_AXIS_DATA]);
+    if (!r) r = dt__layout_cuts("tp", l->tp, "tensor", plan->recipe->tensor_shards);
+    if (!r) r = dt__layout_cuts("cp", l->cp, "context", plan->recipe->context_shards);
+    if (!r && l->sequence_parallel && l->tp < 2)
+        r = dt__misuse("--sequence-parallel splits rows over the ranks of a tensor group, and --tp is 1. "
+                       "Set --tp to 2 or more.");
+    if (!r) r = dt__layout_choices(l);
+    if (!r) r = dt__layout_shape(plan);
+    if (!r) dt__layout_shards(plan, &plan->net, l->sequence_parallel);
+    if (!r) dt__layout_context(plan, &plan->net);
+    if (l->pipeline == DT_ZERO_BUBBLE) plan->net.how |= DT__PLAN_SPLIT;
+    if (l->recompute == DT_RECOMPUTE_SELECTIVE) plan->net.how |= DT__PLAN_RECOMPUTE;
+    return r;
+}
+
+/* Can this layout go on with another number of ranks? */
+static int dt__layout_fits(const dt_plan *plan, int ranks)
+{
+    dt__tls before = dt__thread; /* a layout that does not fit is not an error */
+    dt_plan other = DT__ZERO;
+    int fits;
+    other.recipe = plan->recipe, other.layout = plan->layout, other.spare = plan->spare, other.ranks = ranks;
+    fits = !dt__layout_begin(&other);
+    dt__thread = before;
+    return fits;
+}
+
+/* Blocks of a whole parameter. */
+static int64_t dt__layout_blocks(const dt_plan *plan, const dt__param *p)
+{
+    int64_t vt = plan->net.tensor_shards;
+    return dt__param_arrays(p, vt) * dt__shard_step(p, vt) / DT__BLOCK;
+}
+
+#ifdef DT_COMPILER
+/* Floats of a unit: what its segments save, and their largest temporary memory. */
+static double dt__compiled_floats(const dt__net *net)
+{
+    int64_t saved = 0, temp = 0;
+    for (int64_t q = 0; q < net->count; q++) {
+        saved += dt__fusion_of(net->segments[q].plan)->saved;
+        temp = dt__max(temp, dt__fusion_of(net->segments[q].plan)->temp);
+    }
+    return (double)(saved + temp);
+}
+
+/* Finds how much of their values segments keep for the goal of memory: a smaller share at every try. */
+static dt_result dt__layout_keep(dt_plan *plan)
+{
+    const dt__net settings = plan->net;
+    dt__compiling *c = &plan->compiling;
+    double goal = (double)plan->layout->compile.memory / 4.0, floats = 2.0 * goal;
+    c->backend = DT_BACKEND_TILES; /* of what is tried */
+    c->keep = goal > 0.0;
+    for (int tries = 0; floats > goal && (!tries || c->keep > 0.0); tries++) {
+        dt_result r = dt__net_open(&plan->net, &plan->recipe->model, plan->rows, plan->recipe->sequence);
+        if (r) return r;
+        floats = dt__compiled_floats(&plan->net);
+        if (floats > goal) c->keep *= tries < 4 ? 0.97 * goal / floats : 0.0;
+        dt__net_close(&plan->net);
+        plan->net = settings;
+    }
+    c->backend = plan->layout->compile.backend, c->plans = 0;
+    return DT_OK;
+}
+#endif
+
+/* Records the model. Its segments keep what the layout wants; serves: its logits, too, which may be predictions. */
+static dt_result dt__layout_net(dt_plan *plan, const dt__kernels *k, int serves)
+{
+    const dt_layout *l = plan->layout;
+    int cut = 0;
+    dt_result r = DT_OK;
+    if (l->compile.mode != DT_COMPILE_OFF) {
+#ifdef DT_COMPILER
+        r = dt__compiling_open(&plan->compiling, &l->compile, k);
+        plan->net.compiler = &plan->compiling.base;
+        if (serves) plan->compiling.passes &= ~(1u << DT__PASS_LOGITS);
+        if (!r) r = dt__layout_keep(plan);
+#else
+        (void)k, (void)serves;
+        r = dt__misuse("--compile needs the compiler, and this program was built without DT_COMPILER. Leave "
+                       "the option out, or build with the switch.");
+#endif
+    }
+    if (!r) r = dt__net_open(&plan->net, &plan->recipe->model, plan->rows, plan->recipe->sequence);
+    for (int32_t i = 0; i < plan->net.param_count; i++) cut |= plan->net.params[i].is.cut >= 0;
+    if (!r && l->ep > 1 && !plan->net.routed)
+        r = dt__misuse("--ep %lld: the model has no experts to share: set --experts, or leave --ep out",
+                       (long long)l->ep);
+    if (!r && l->tp > 1 && !cut)
+        r = dt__misuse("--tp %lld: no product of this model can be cut, and ranks would repeat its work: leave "
+                       "--tp out, or build products by dt_linear_with, DT_COLUMNS and DT_ROWS", (long long)l->tp);
+    return r;
+}
+
+/* Everything else, for the network that was built. */
+static dt_result dt__layout_end(dt_plan *plan)
+{
+    dt_result r = dt__layout_partition(plan);
+    if (r) return r;
+    plan->store.piece = plan->mesh.at[DT_AXIS_DATA] % plan->store.shards;
+    r = dt__store_open(&plan->store, &plan->net, plan->chunks, plan->shape.pipe.chunks,
+                       plan->shape.zero > 2 ? 1 : plan->layout->bucket, plan->shape.buffered,
+                       plan->shape.accumulation == DT_EACH || plan->micros == 1);
+    if (!r) r = dt__program_open(&plan->program, &plan->shape, &plan->store, plan->chunks);
+    if (!r) r = dt__layout_reduction(plan, plan->store.shards);
+    if (r) return r;
+    for (int32_t i = 0; i < plan->net.param_count; i++)
+        plan->blocks += dt__layout_blocks(plan, &plan->net.params[i].is);
+    dt__layout_slots(plan);
+    dt__layout_rows(plan);
+    dt__layout_work_rows(plan);
+    return DT_OK;
+}
+
+static void dt__layout_close(dt_plan *plan)
+{
+    dt__free(plan->chunks);
+    dt__store_close(&plan->store);
+    dt__program_close(&plan->program);
+    dt__net_close(&plan->net);
+    dt__free(plan->parts);
+    dt__free(plan->replica_parts);
+    dt__free(plan->part_count);
+    dt__free(plan->replica_count);
+}
+
+/* ---- the executor ---------------------------------------------------------------------------------- */
 
 /* A message on its way to rank to - 1 of a communicator; to 0: none is. */
 typedef struct dt__posted {
@@ -20986,10 +21564,9 @@ typedef struct dt__sharing {
     dt_comm *replicas; /* those with the same piece of other copies (hybrid sharding) */
 } dt__sharing;
 
-/* Everything that one rank needs to run a step program. All memory is allocated before step 1. */
+/* A plan, plus communicators, plus memory, all of it allocated before step 1. */
 typedef struct dt__engine {
-    const dt_recipe *recipe;
-    const dt_layout *layout;
+    dt_plan p;
     dt_comm *comm;     /* all ranks */
     dt_comm *same;     /* with the same segments and tensor shards */
     dt__sharing ranks, expert_ranks; /* of these, with the same context leaves; and with the same experts */
@@ -21001,19 +21578,8 @@ typedef struct dt__engine {
     int owned_count;
     dt__outbox out[2]; /* activations, gradients */
     dt__posted posted[DT__CP_PLACES]; /* blocks on their way to context ranks */
-    dt_mesh mesh;
     const dt__kernels *k;
     dt_pool *pool;
-    dt__net net;
-#ifdef DT_COMPILER
-    dt__compiling compiling;
-#endif
-    dt__chunk *chunks;
-    dt__store store;
-    dt__shape_of_work shape;
-    dt__program program;
-    int64_t lo, hi, micros, rows; /* this rank's shards; micro-batches; samples per unit */
-    dt__memory memory;            /* the table of what follows */
     float *units;                 /* the chunks' memory */
     float *params;                /* weights: of this rank's segments, or its pieces of them (ZeRO 3) */
     float *stage;                 /* rows that the expert group exchanges */
@@ -21022,17 +21588,12 @@ typedef struct dt__engine {
     float *sets;                  /* (sets, set_floats): gradients */
     float *total;                 /* their sum, when it lies apart */
     float *row_slices;            /* of the leaf in work */
-    int64_t set_floats;
-    int32_t sets_count;
     float *saved;                 /* of the segment in work, when values are recomputed */
     dt__ring ring;                /* of offloaded inputs */
     float *temp, *gradient[2];
     float *tie[2];                /* the sum of a tied parameter's gradients, and one that another stage sent */
     dt__extent *spans;            /* the pieces of one gather */
     float *sums;                  /* block sums of all gradients */
-    int64_t blocks;
-    dt__part *parts, *replica_parts; /* partial sums of each rank of ranks.data or .group; of each of its .replicas */
-    int *part_count, *replica_count;
     dt__env env;
     dt__powers powers;
     float *shard_loss;            /* (shards of this rank, leaves of this rank) */
@@ -21058,7 +21619,7 @@ typedef struct dt__engine {
     int64_t inners, inner_room, inner_kept; /* kept: of the step */
 } dt__engine;
 
-static int dt__engine_last(const dt__engine *e) { return e->chunks[e->shape.pipe.chunks - 1].last; }
+static int dt__engine_last(const dt__engine *e) { return e->p.chunks[e->p.shape.pipe.chunks - 1].last; }
 
 /* ---- inside segments: what operations call ---- */
 
@@ -21140,61 +21701,16 @@ static void dt__engine_take(void *user, float *to, int64_t count, int from)
     dt__engine_within(e, start);
 }
 
-/* ---- opening: mesh, partition, communicators, memory ---- */
-
-/* ZeRO: `group` data-parallel ranks share a copy of the state. Groups exchange whole subtrees over data shards. */
-static dt_result dt__engine_groups(const dt__engine *e, int dp, int *group)
-{
-    const dt_layout *l = e->layout;
-    int64_t shards = e->recipe->data_shards;
-    dt_result r = dt__check_divides("zero-group", l->zero_group ? l->zero_group : 1, dp, "data-parallel rank");
-    *group = !l->zero ? 1 : l->zero_group ? (int)l->zero_group : dp;
-    if (l->zero_group && !l->zero)
-        return dt__misuse("--zero-group %lld has no effect without ZeRO. Set --zero to 1, 2 or 3.",
-                          (long long)l->zero_group);
-    if (r) return r;
-    if (*group < dp && *group > 1 && (shards % dp || !dt__is_pow2(dp / *group)))
-        return dt__misuse("--zero-group %d: groups of %d of %d ranks with %lld data shards do not match whole "
-                          "subtrees of the sum. Use a power of two of data-parallel ranks, or leave --zero-group out.",
-                          *group, *group, dp, (long long)shards);
-    return DT_OK;
-}
-
-/* The largest expert group. Its ranks work in step on the same number of units, and the sum over the shards of all is a
- * whole subtree, so that it is a power of two of neighbours. Different groups may have different numbers of shards. */
-static int64_t dt__experts_most(int64_t shards, int dp)
-{
-    int64_t lo, hi, first, end, ep = 1;
-    for (; dp % (2 * ep) == 0; ep *= 2)
-        for (int d = 0; d < dp; d++) {
-            dt__run_of(shards, dp, d, &lo, &hi);
-            dt__run_of(shards, dp, (int)(d - d % (2 * ep)), &first, &end);
-            if (hi - lo != end - first || !dt__is_pow2(hi - lo) || first % (2 * ep * (hi - lo))) return ep;
-        }
-    return ep;
-}
-static dt_result dt__engine_experts(const dt__engine *e, int dp)
-{
-    const dt_layout *l = e->layout;
-    int64_t most = dt__experts_most(e->recipe->data_shards, dp);
-    char list[256];
-    dt_result r = dt__check_divides("ep", l->ep, dp, "data-parallel rank");
-    if (r) return r;
-    if (l->ep > 1 && (!dt__is_pow2(l->ep) || l->ep > most))
-        return dt__error(DT_E_USAGE, "--ep %lld: the ranks of an expert group need equal numbers of data shards, "
-                         "together a whole subtree of the sum. With %d data-parallel ranks and %lld data shards, set "
-                         "--ep to one of %s, or use a power of two of data-parallel ranks.", (long long)l->ep, dp,
-                         (long long)e->recipe->data_shards, dt__divisors(most, most, 1, list, sizeof list));
-    return DT_OK;
-}
+/* ---- opening: communicators, memory ---- */
 
 /* Communicators of `size` ranks of a color: NULL for one rank, `from` where it has no others, unless `own`. */
-static dt_result dt__engine_comms(dt__engine *e, int group)
+static dt_result dt__engine_comms(dt__engine *e)
 {
-    const dt_mesh *m = &e->mesh;
+    const dt_mesh *m = &e->p.mesh;
     int d = m->at[DT_AXIS_DATA], p = m->at[DT_AXIS_PIPELINE], t = m->at[DT_AXIS_TENSOR], c = m->at[DT_AXIS_CONTEXT];
     int dp = m->size[DT_AXIS_DATA], pp = m->size[DT_AXIS_PIPELINE], tp = m->size[DT_AXIS_TENSOR];
-    int cp = m->size[DT_AXIS_CONTEXT], ep = (int)e->layout->ep, most = (int)dt__max(group, ep), stage = p * tp + t;
+    int cp = m->size[DT_AXIS_CONTEXT], ep = (int)e->p.layout->ep, group = e->p.store.shards;
+    int most = (int)dt__max(group, ep), stage = p * tp + t;
     int alike = ep > 1 ? dp / ep : 1, zero = ep > 1 ? (int)dt__max(1, group / ep) : 1; /* ranks with the same experts */
     dt__sharing *w = &e->ranks, *x = &e->expert_ranks;
     const struct split {
@@ -21202,7 +21718,7 @@ static dt_result dt__engine_comms(dt__engine *e, int group)
         int size, color, own; /* own: a new communicator in any case, because another thread uses it */
         dt_comm **sub;
     } list[] = {{&e->comm, dp * cp, stage, 0, &e->same},
-                {&e->same, dp, c, e->shape.overlap, &w->data},
+                {&e->same, dp, c, e->p.shape.overlap, &w->data},
                 {&e->same, cp, d, 0, &e->context},
                 {&w->data, group, d / group, 0, &w->group},
                 {&w->data, group > 1 ? dp / group : 1, d % group, 0, &w->replicas},
@@ -21224,297 +21740,46 @@ static dt_result dt__engine_comms(dt__engine *e, int group)
     return r;
 }
 
-/* Assigns segments to stages by cost: time in FLOPs, memory in bytes of state and saved values. */
-static dt_result dt__engine_partition(dt__engine *e)
-{
-    int64_t n = e->net.count, runs = (int64_t)e->shape.pipe.stages * e->shape.pipe.chunks, *begin;
-    double *cost, flops = e->net.forward_flops + e->net.backward_flops, weight = (double)e->layout->memory_weight;
-    double bytes = 16.0 * (double)e->net.weights + 4.0 * (double)e->net.saved;
-    dt_result r;
-    if (runs > n && e->shape.pipe.chunks > 1 && e->shape.pipe.stages <= n)
-        return dt__misuse("%lld segments cannot fill %d stages of %d chunks: --chunks up to %lld, or more "
-                          "--layers", (long long)n, e->shape.pipe.stages, e->shape.pipe.chunks,
-                          (long long)(n / e->shape.pipe.stages));
-    if (runs > n)
-        return dt__misuse("%lld segments cannot fill %d stages: --pp up to %lld, or more --layers",
-                          (long long)n, e->shape.pipe.stages, (long long)n);
-    cost = (double *)dt__alloc(8 * n + 8 * (runs + 1), "the partition");
-    e->chunks = (dt__chunk *)dt__alloc((int64_t)sizeof *e->chunks * e->shape.pipe.chunks, "the partition");
-    if (!cost || !e->chunks) return dt__free(cost), DT_E_MEMORY;
-    begin = (int64_t *)(void *)(cost + n);
-    for (int64_t s = 0; s < n; s++) {
-        const dt__plan *p = e->net.segments[s].plan;
-        double weights = 0.0;
-        for (int32_t i = 0; i < p->g->param_count; i++) weights += (double)dt_shape_count(p->g->params[i].shape);
-        cost[s] = weight * (16.0 * weights + 4.0 * (double)p->saved) / bytes;
-        if (flops > 0.0) cost[s] += (1.0 - weight) * (p->forward_flops + p->backward_flops) / flops;
-    }
-    r = dt_partition(cost, n, runs, begin);
-    for (int64_t run = 0; run < runs && !r; run++) {
-        int32_t stage = (int32_t)(run % e->shape.pipe.stages);
-        dt__chunk *c = stage == e->shape.stage ? &e->chunks[run / e->shape.pipe.stages] : NULL;
-        if (c) {
-            c->begin = (int32_t)begin[run], c->end = (int32_t)begin[run + 1];
-            c->first = run == 0, c->last = run == runs - 1;
-        }
-        for (int64_t s = begin[run]; s < begin[run + 1]; s++) {
-            dt__built *seg = &e->net.segments[s];
-            seg->stage = stage;
-            for (int32_t k = 0; k < seg->plan->g->slot_count; k++)
-                e->net.params[seg->use[k] / 4].stage[seg->use[k] % 4] = stage;
-        }
-    }
-    dt__free(cost);
-    return r;
-}
-
-#ifdef DT_NO_THREADS
-enum { DT__THREADS = 0 };
-#else
-enum { DT__THREADS = 1 };
-#endif
 /* Threads of a rank: as the layout says, or as many as it has cores. */
 static int64_t dt__engine_threads(const dt_layout *l, const dt_comm *c)
 {
     return l->threads ? l->threads : dt__max(1, (int64_t)(dt__comm_cores(c) + 1e-6));
 }
-static int dt__engine_overlaps(const dt__engine *e)
+
+#define DT__ROW_FIELD(row, field, purpose, access, readers, name) offsetof(dt__engine, field),
+static const size_t dt__row_field[] = {DT__MEMORY_ROWS(DT__ROW_FIELD)};
+
+/* The pointer to a row's memory, whose type is any. */
+static void *dt__row_at(dt__engine *e, const dt__row *row) { return (char *)e + dt__row_field[row->id]; }
+static dt_comm *dt__row_readers(const dt__engine *e, const dt__row *row)
 {
-    if (!DT__THREADS || e->layout->overlap == DT_OVERLAP_OFF) return 0;
-    if (e->layout->overlap == DT_OVERLAP_ON) return 1;
-    return (double)dt__engine_threads(e->layout, e->comm) + 1e-6 < dt__comm_cores(e->comm);
+    dt_comm *const readers[DT__BY_KINDS] = {NULL, e->same, e->ranks.data, e->expert, e->context, e->out[0].comm,
+                                            e->out[1].comm};
+    return readers[dt__row_of[row->id].readers];
 }
 
-/* The shape of this rank's work under the layout. */
-static dt_result dt__engine_shape(dt__engine *e)
+/* Allocates every row, zeroed. */
+static dt_result dt__memory_open(dt__engine *e)
 {
-    const dt_layout *l = e->layout;
-    dt__shape_of_work *s = &e->shape;
-    int dp = e->mesh.size[DT_AXIS_DATA];
-    dt__run_of(e->recipe->data_shards, dp, e->mesh.at[DT_AXIS_DATA], &e->lo, &e->hi);
-    s->pipe.kind = l->pipeline;
-    s->pipe.stages = e->mesh.size[DT_AXIS_PIPELINE];
-    s->pipe.chunks = l->pipeline == DT_INTERLEAVED && s->pipe.stages > 1 ? (int)l->chunks : 1;
-    s->stage = e->mesh.at[DT_AXIS_PIPELINE];
-    s->lo = e->lo, s->hi = e->hi, s->micros = e->micros;
-    s->accumulation = e->micros > 1 ? e->recipe->accumulation : DT_SHARD;
-    s->zero = dp > 1 && l->zero_group != 1 ? (int)l->zero : 0;
-    s->ghosts = s->zero > 2 || s->pipe.chunks > 1 ? dt__ceil_div(e->recipe->data_shards, dp) - (e->hi - e->lo) : 0;
-    s->pipe.units = (int)((e->hi - e->lo + s->ghosts) * e->micros);
-    s->recompute = l->recompute;
-    s->horizon = l->offload ? (int)l->horizon : 0;
-    s->reduce = dp > 1;
-    s->overlap = dp > 1 && dt__engine_overlaps(e);
-    s->context = e->mesh.size[DT_AXIS_CONTEXT] > 1;
-    s->buffered = dp == e->recipe->data_shards && (s->accumulation == DT_EACH || (e->micros == 1 && s->zero > 1));
-    s->buffered += s->buffered && s->overlap;
-    s->total = s->buffered || s->accumulation == DT_EACH;
-    return dt__pipe_check(&s->pipe);
-}
-
-/* DT_E_USAGE: choices that exclude each other. */
-static dt_result dt__engine_choices(const dt_layout *l)
-{
-    if (!DT__THREADS && l->overlap == DT_OVERLAP_ON)
-        return dt__misuse("--overlap on needs threads, and this program was built with DT_NO_THREADS. Leave "
-                          "the option out, or build without the switch.");
-    if (l->offload && l->recompute != DT_RECOMPUTE_FULL)
-        return dt__misuse("--offload moves the segment inputs that only --recompute full keeps. Set both.");
-    if (l->pipeline == DT_ZERO_BUBBLE && l->recompute == DT_RECOMPUTE_FULL)
-        return dt__misuse("--pipeline zero-bubble keeps activations until the gradients of weights, and "
-                          "--recompute full drops them. Set --recompute none, or another --pipeline.");
-    return DT_OK;
-}
-
-/* Can this layout go on with fewer ranks? */
-static int dt__engine_fits(const dt__engine *e, int ranks)
-{
-    const dt_mesh *m = &e->mesh;
-    int others = m->size[DT_AXIS_TENSOR] * m->size[DT_AXIS_PIPELINE] * m->size[DT_AXIS_CONTEXT];
-    int dp = ranks / others, group, fits;
-    dt__tls before = dt__thread; /* a layout that does not fit is not an error */
-    dt__pipe pipe = e->shape.pipe;
-    if (ranks % others) return 0;
-    pipe.units = (int)(dt__ceil_div(e->recipe->data_shards, dp) * e->micros);
-    fits = !dt__engine_groups(e, dp, &group) && !dt__engine_experts(e, dp) && !dt__pipe_check(&pipe);
-    dt__thread = before;
-    return fits;
-}
-
-/* Partial sums of `ranks` data-parallel ranks, the first of them `from`, relative to their first leaf. */
-static dt_result dt__engine_parts(dt__engine *e, int from, int ranks)
-{
-    int64_t base = 0, lo, hi;
-    dt__part *part = e->parts = (dt__part *)dt__alloc((int64_t)sizeof *part * 64 * ranks, "the reduction plan");
-    dt__stack s;
-    e->part_count = (int *)dt__alloc((int64_t)sizeof(int) * ranks, "the reduction plan");
-    if (!e->parts || !e->part_count) return DT_E_MEMORY;
-    for (int rank = 0; rank < ranks; rank++) {
-        dt__run_of(e->recipe->data_shards, e->mesh.size[DT_AXIS_DATA], from + rank, &lo, &hi);
-        if (!rank) base = lo;
-        dt__run_parts(lo, hi, &s);
-        e->part_count[rank] = s.count;
-        for (int i = 0; i < s.count; i++, part++) {
-            part->level = s.node[i].level;
-            part->index = s.node[i].index - (base >> s.node[i].level);
-            part->offset = s.node[i].set * e->set_floats;
-        }
-        if (s.sets > e->sets_count) e->sets_count = s.sets; /* symmetric memory */
+    dt_result r = DT_OK;
+    for (const dt__row *row = e->p.row; row < e->p.row + e->p.rows_count && !r; row++) {
+        dt_comm *readers = dt__row_readers(e, row);
+        void *memory = NULL;
+        if (readers) r = dt_comm_alloc(readers, row->most, &memory);
+        else if (!(memory = dt__alloc(row->most, dt__row_of[row->id].name))) r = DT_E_MEMORY;
+        memcpy(dt__row_at(e, row), &memory, sizeof memory);
     }
-    return DT_OK;
+    return r;
 }
 
-/* The partial sums of a reduction over the data axis, or inside a shard group and then between groups. */
-static dt_result dt__engine_reduction(dt__engine *e, int group)
+/* Frees every row but those that others read, which belong to their communicator. */
+static void dt__memory_close(dt__engine *e)
 {
-    int d = e->mesh.at[DT_AXIS_DATA], dp = e->mesh.size[DT_AXIS_DATA], ranks = group > 1 ? group : dp;
-    int uneven = e->recipe->data_shards % dp != 0; /* then only experts have replicas: subtrees of ep ranks */
-    int64_t ep = uneven ? e->layout->ep : 1, lo, hi;
-    dt_result r;
-    e->set_floats = e->shape.buffered ? e->store.buffer_floats : e->store.slot_floats;
-    e->sets_count = 1;
-    r = dt__engine_parts(e, group > 1 ? d / group * group : 0, ranks);
-    if (r || (!e->ranks.replicas && !e->expert_ranks.data)) return r;
-    e->replica_parts = (dt__part *)dt__alloc((int64_t)sizeof *e->parts * dp, "the reduction plan");
-    e->replica_count = (int *)dt__alloc((int64_t)sizeof(int) * dp, "the reduction plan");
-    if (!e->replica_parts || !e->replica_count) return DT_E_MEMORY;
-    for (int i = 0; i < dp; i++) {
-        dt__part *part = &e->replica_parts[i];
-        dt__run_of(uneven ? e->recipe->data_shards : dp, dp, (int)(i * ep % dp), &lo, &hi);
-        e->replica_count[i] = 1;
-        part->level = 0;
-        while ((int64_t)1 << part->level < ep * (hi - lo)) part->level++;
-        part->index = lo >> part->level;
-        part->offset = e->program.parts.node[0].set * e->set_floats;
+    for (const dt__row *row = e->p.row; row < e->p.row + e->p.rows_count; row++) {
+        void *memory;
+        memcpy(&memory, dt__row_at(e, row), sizeof memory);
+        if (!dt__row_readers(e, row)) dt__free(memory);
     }
-    return DT_OK;
-}
-
-/* Lays out a slot of a chunk: input, segments' outputs and saved values; zero-bubble: gradients of the outputs. */
-static void dt__engine_slots(dt__engine *e)
-{
-    for (int c = 0; c < e->shape.pipe.chunks; c++) {
-        dt__chunk *chunk = &e->chunks[c];
-        int64_t at = chunk->first ? 0 : dt__round_up(e->net.segments[chunk->begin].input, 16);
-        for (int32_t q = chunk->begin; q < chunk->end; q++) {
-            dt__built *seg = &e->net.segments[q];
-            seg->chunk = c;
-            seg->out_at = at, at += dt__round_up(seg->output, 16);
-            if (e->shape.recompute != DT_RECOMPUTE_FULL) seg->saved_at = at, at += seg->plan->saved;
-            if (e->shape.pipe.kind == DT_ZERO_BUBBLE) seg->gradient_at = at, at += dt__round_up(seg->output, 16);
-        }
-        chunk->floats = at;
-    }
-}
-
-/* Does this pass gather the weights of each segment from the ranks of the shard group? */
-static int dt__engine_gathers(const dt__engine *e, int inference)
-{
-    return e->shape.zero > 2 || (e->shape.zero && inference && e->recipe->evaluate_ema);
-}
-static int dt__engine_windows(const dt__engine *e) { return e->shape.overlap && e->shape.zero > 2 ? 2 : 1; }
-
-/* Floats of the largest exchange of rows in the expert group, maybe a text sample's whole sequence; and its table. */
-static int64_t dt__engine_staged(const dt__engine *e)
-{
-    int64_t floats = 0, samples = dt__ceil_div(e->mesh.size[DT_AXIS_CONTEXT], e->rows);
-    for (int64_t q = 0; q < e->net.count && e->expert; q++) {
-        const dt_graph *g = e->net.segments[q].plan->g;
-        for (int32_t id = 1; id < g->count; id++) {
-            const dt__node *n = &g->nodes[id], *x = &g->nodes[n->in[0]];
-            if (n->op == DT__OP_MOE_BINS) floats = dt__max(floats, dt__table_bins(n));
-            if (n->op == DT__OP_MOE_EXCHANGE) floats = dt__max(floats, x->shape.n[x->shape.dims - 2] * dt__cols(x));
-        }
-    }
-    return floats ? floats * samples + dt__round_up(e->layout->ep + 1, 16) : 0;
-}
-
-/* Context leaves of this rank, and the words of their tokens and targets. */
-static int64_t dt__engine_leaves(const dt__engine *e) { return dt__max(1, e->net.own_leaves); }
-static int64_t dt__engine_own_tokens(const dt__engine *e)
-{
-    return e->net.context_shards ? 2 * e->rows * e->recipe->sequence / e->mesh.size[DT_AXIS_CONTEXT] : 0;
-}
-
-/* Rows of the optimizer's state. The average starts as the weights, which are drawn later. */
-static void dt__engine_state(dt__engine *e)
-{
-    const dt__store *s = &e->store;
-    int64_t own = s->shards > 1 ? s->own_params : s->param_floats;
-    for (int i = 0; i < DT__STATE_COUNT; i++) {
-        int read = i == DT__STATE_AVERAGE && e->shape.zero && e->recipe->evaluate_ema; /* by peers, in place */
-        if (!dt__state_kept(e->recipe, i)) continue;
-        dt__memory_add(&e->memory, DT__FOR_OPTIMIZER, DT__DEVICE, read ? e->ranks.data : NULL, &e->state[i], own, 4);
-        if (read) e->memory.row[e->memory.rows - 1].most = s->most_params;
-    }
-}
-
-/* The rows of weights, gradients and what ranks exchange. */
-static void dt__engine_rows(dt__engine *e)
-{
-    dt__memory *m = &e->memory;
-    const dt__store *s = &e->store;
-    int64_t tied = 0, weights = e->shape.zero > 2 ? s->own_params : s->param_floats; /* tied: of the largest one */
-    int64_t total = !e->shape.total ? 0 : e->shape.zero > 1 ? s->own_slots : s->total_floats;
-    int64_t window = dt__engine_gathers(e, 1) ? s->window * dt__engine_windows(e) : 0;
-    for (int32_t b = 0; b < s->buckets; b++)
-        if (s->bucket[b].tied >= 0) tied = dt__max(tied, s->bucket[b].floats);
-    dt__memory_add(m, DT__FOR_WEIGHTS, DT__DEVICE, e->same, &e->params, weights, 4);
-    if (e->shape.zero > 2) m->row[0].most = s->most_params;
-    dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, e->same, &e->sets, e->set_floats * e->sets_count, 4);
-    dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, NULL, &e->total, total, 4);
-    dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, NULL, &e->row_slices, s->slice_floats, 4);
-    dt__engine_state(e);
-    dt__memory_add(m, DT__FOR_BUFFERS, DT__DEVICE, NULL, &e->window, window, 4);
-    dt__memory_add(m, DT__FOR_BUFFERS, DT__DEVICE, NULL, &e->tie[0], tied, 4);
-    dt__memory_add(m, DT__FOR_BUFFERS, DT__DEVICE, NULL, &e->tie[1], tied, 4);
-    dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, NULL, &e->own_tokens, dt__engine_own_tokens(e), 4);
-    dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, NULL, &e->sums, e->blocks, 4);
-    if (e->expert) dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, e->expert, &e->stage, dt__engine_staged(e), 4);
-    for (int way = 0; way < 2 && e->out[way].comm; way++)
-        dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, e->out[way].comm, &e->out[way].memory,
-                       DT__OUTBOX * e->net.widest, 4);
-}
-
-/* The rows of activations, and of what the host keeps of a step. */
-static void dt__engine_work_rows(dt__engine *e)
-{
-    dt__memory *m = &e->memory;
-    const dt__net *net = &e->net;
-    int64_t units = 0, leaves = dt__engine_leaves(e), places = e->shape.horizon + 3, count = e->program.count;
-    int64_t saved = e->shape.recompute == DT_RECOMPUTE_FULL ? net->most_saved : 0, shards = e->hi - e->lo;
-    int64_t params = 1; /* of the segment with most: pieces of its gather */
-    for (int64_t q = 0; q < net->count; q++) params = dt__max(params, net->segments[q].plan->g->param_count);
-    for (int c = 0; c < e->shape.pipe.chunks; c++) units += e->chunks[c].slots * e->chunks[c].floats;
-    if (e->shape.horizon) {
-        dt__memory_add(m, DT__FOR_OFFLOADED, DT__PINNED, NULL, &e->units, units, 4);
-        dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, NULL, &e->ring.memory, places * net->widest, 4);
-        dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->ring.ticket, places, 8);
-        dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->ring.place, net->count + 1, 4);
-    } else dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, NULL, &e->units, units, 4);
-    dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, NULL, &e->saved, saved, 4);
-    dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, NULL, &e->temp, net->temp + 2 * net->widest, 4);
-    dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, e->context, &e->env.cp.work, net->sliced, 4);
-    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->spans, params * e->store.shards, sizeof *e->spans);
-    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->env.rng, e->rows * leaves, sizeof *e->env.rng);
-    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->shard_loss, shards * leaves * (1 + net->count), 4);
-    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->asked, net->routed, 4);
-    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->queued, count, 4);
-    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->ticket, count, 8);
-    if (e->layout->output.timeline) dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->when, count, 16);
-}
-
-/* What the engine will allocate. */
-static dt_memory dt__engine_plan(const dt__engine *e)
-{
-    dt_memory m = DT__ZERO;
-    int64_t bytes[DT__CATEGORIES] = {0};
-    for (const dt__allocation *a = e->memory.row; a < e->memory.row + e->memory.rows; a++)
-        bytes[a->category] += a->count * a->size;
-    m.weights = bytes[DT__FOR_WEIGHTS], m.gradients = bytes[DT__FOR_GRADIENTS];
-    m.optimizer = bytes[DT__FOR_OPTIMIZER], m.activations = bytes[DT__FOR_ACTIVATIONS];
-    m.buffers = bytes[DT__FOR_BUFFERS], m.offloaded = bytes[DT__FOR_OFFLOADED];
-    return m;
 }
 
 static dt_result dt__engine_job(void *owner, int64_t job);
@@ -21524,7 +21789,7 @@ static dt_result dt__engine_overlap(dt__engine *e)
 {
     dt_comm *comms[] = {e->ranks.data,        e->ranks.group,        e->ranks.replicas,
                         e->expert_ranks.data, e->expert_ranks.group, e->expert_ranks.replicas};
-    dt_result r = dt__queue_open(&e->queue, dt__engine_job, e, e->program.count, "overlap communication with");
+    dt_result r = dt__queue_open(&e->queue, dt__engine_job, e, e->p.program.count, "overlap communication with");
     if (r) return r;
     for (int i = 0; i < 2; i++) e->queue.waits[i] = &dt__own_state(e->ranks.data)->stream[i].waiting;
     for (int i = 0; i < 6; i++)
@@ -21534,129 +21799,46 @@ static dt_result dt__engine_overlap(dt__engine *e)
 
 static dt_result dt__engine_allocate(dt__engine *e)
 {
-    dt_result r = dt__memory_open(&e->memory);
-    float *units = e->units;
+    dt_result r = dt__memory_open(e);
     if (r) return r;
-    for (int c = 0; c < e->shape.pipe.chunks; c++) {
-        e->chunks[c].memory = units;
-        units += e->chunks[c].slots * e->chunks[c].floats;
-    }
-    e->shard_auxiliary = e->shard_loss + (e->hi - e->lo) * dt__engine_leaves(e);
-    e->gradient[0] = e->temp + e->net.temp;
-    e->gradient[1] = e->gradient[0] + e->net.widest;
-    e->powers = dt__powers_first(e->recipe);
-    if (e->shape.horizon) {
-        e->ring.places = e->shape.horizon + 2, e->ring.output = e->ring.places;
-        e->ring.rate = (double)e->layout->offload_rate;
+    e->shard_auxiliary = e->shard_loss + (e->p.hi - e->p.lo) * dt__layout_leaves(&e->p);
+    e->gradient[0] = e->temp + e->p.net.temp;
+    e->gradient[1] = e->gradient[0] + e->p.net.widest;
+    e->powers = dt__powers_first(e->p.recipe);
+    if (e->p.shape.horizon) {
+        e->ring.places = e->p.shape.horizon + 2, e->ring.output = e->ring.places;
+        e->ring.rate = (double)e->p.layout->offload_rate;
         r = dt__queue_open(&e->ring.queue, dt__ring_copy, &e->ring, DT__MOVES, "move activations");
     }
-    return !r && e->shape.overlap ? dt__engine_overlap(e) : r;
+    return !r && e->p.shape.overlap ? dt__engine_overlap(e) : r;
 }
 
-/* Sets this rank's context leaves and tensor shards of a network before it is built. */
-static void dt__engine_context(const dt__engine *e, dt__net *net)
+/* The shape of the plan, for these ranks. recipe and layout are set. */
+static dt_result dt__engine_begin(dt__engine *e)
 {
-    if (e->recipe->context_shards < 2) return;
-    net->context_shards = e->recipe->context_shards;
-    net->own_leaves = net->context_shards / e->mesh.size[DT_AXIS_CONTEXT];
-    net->first_leaf = net->own_leaves * e->mesh.at[DT_AXIS_CONTEXT];
-}
-static void dt__engine_shards(const dt__engine *e, dt__net *net, int split_rows)
-{
-    net->tensor_shards = e->recipe->tensor_shards;
-    net->own_shards = net->tensor_shards / e->mesh.size[DT_AXIS_TENSOR];
-    net->first_shard = net->own_shards * e->mesh.at[DT_AXIS_TENSOR];
-    net->sequence_parallel = split_rows, net->expert_ranks = e->layout->ep;
-    net->precision = e->recipe->precision == DT_PRECISION_BF16   ? DT_BF16
-                     : e->recipe->precision == DT_PRECISION_FP16 ? DT_F16 : 0;
-    net->expert_rank = e->mesh.at[DT_AXIS_DATA] % e->layout->ep;
+    e->p.ranks = dt_comm_size(e->comm), e->p.rank = dt_comm_rank(e->comm);
+    e->p.spare = (double)dt__engine_threads(e->p.layout, e->comm) + 1e-6 < dt__comm_cores(e->comm);
+    return dt__layout_begin(&e->p);
 }
 
-/* Does a degree of ranks, --tp or --cp, divide the recipe's shards of this kind? */
-static dt_result dt__engine_cuts(const char *option, int64_t degree, const char *kind, int64_t shards)
-{
-    if (dt__is_pow2(degree) && shards % degree == 0) return DT_OK;
-    return dt__misuse("--%s %lld does not divide %lld %s shard%s. Set --%s to a power of two up to %lld, "
-                      "or raise --%s-shards, which changes the bits of the recipe.", option, (long long)degree,
-                      (long long)shards, kind, shards == 1 ? "" : "s", option, (long long)shards, kind);
-}
-
-/* Mesh and shape of the work; before the network is built. recipe, layout and comm are set. */
-static dt_result dt__engine_layout(dt__engine *e)
-{
-    const dt_layout *l = e->layout;
-    dt_result r = dt_mesh_of(l, dt_comm_size(e->comm), dt_comm_rank(e->comm), &e->mesh);
-    e->micros = e->recipe->batch / e->recipe->micro_batch;
-    e->rows = e->recipe->micro_batch / e->recipe->data_shards;
-    if (!r) r = dt__engine_groups(e, e->mesh.size[DT_AXIS_DATA], &e->store.shards);
-    if (!r) r = dt__engine_experts(e, e->mesh.size[DT_AXIS_DATA]);
-    if (!r) r = dt__engine_cuts("tp", l->tp, "tensor", e->recipe->tensor_shards);
-    if (!r) r = dt__engine_cuts("cp", l->cp, "context", e->recipe->context_shards);
-    if (!r && l->sequence_parallel && l->tp < 2)
-        r = dt__misuse("--sequence-parallel splits rows over the ranks of a tensor group, and --tp is 1. "
-                       "Set --tp to 2 or more.");
-    if (!r) r = dt__engine_choices(l);
-    if (!r) r = dt__engine_shape(e);
-    if (!r) dt__engine_shards(e, &e->net, l->sequence_parallel);
-    if (!r) dt__engine_context(e, &e->net);
-    if (l->pipeline == DT_ZERO_BUBBLE) e->net.how |= DT__PLAN_SPLIT;
-    if (l->recompute == DT_RECOMPUTE_SELECTIVE) e->net.how |= DT__PLAN_RECOMPUTE;
-    if (!r && l->compile.mode != DT_COMPILE_OFF) {
-#ifdef DT_COMPILER
-        r = dt__compiling_open(&e->compiling, &l->compile, e->k);
-        e->net.compiler = &e->compiling.base;
-#else
-        r = dt__misuse("--compile needs the compiler, and this program was built without DT_COMPILER. Leave "
-                       "the option out, or build with the switch.");
-#endif
-    }
-    return r;
-}
-
-/* Blocks of a whole parameter. */
-static int64_t dt__engine_blocks(const dt__engine *e, const dt__param *p)
-{
-    int64_t vt = e->net.tensor_shards;
-    return dt__param_arrays(p, vt) * dt__shard_step(p, vt) / DT__BLOCK;
-}
-
-/* Everything but memory, for the network that was built. */
+/* The rest of the plan, and its communicators. */
 static dt_result dt__engine_open(dt__engine *e)
 {
-    int group = e->store.shards;
-    dt_result r = dt__engine_partition(e);
-    if (r) return r;
-    e->store.piece = e->mesh.at[DT_AXIS_DATA] % group;
-    r = dt__store_open(&e->store, &e->net, e->chunks, e->shape.pipe.chunks, e->shape.zero > 2 ? 1 : e->layout->bucket,
-                       e->shape.buffered, e->shape.accumulation == DT_EACH || e->micros == 1);
-    if (!r) r = dt__program_open(&e->program, &e->shape, &e->store, e->chunks);
-    if (!r) r = dt__engine_comms(e, group);
-    if (!r) r = dt__engine_reduction(e, group);
-    for (int32_t i = 0; i < e->net.param_count; i++) e->blocks += dt__engine_blocks(e, &e->net.params[i].is);
+    dt_result r = dt__layout_end(&e->p);
     e->env.tp.combine = dt__engine_combine;
     e->env.cp.send = dt__engine_post, e->env.cp.wait = dt__engine_posted, e->env.cp.receive = dt__engine_take;
     e->env.ep.exchange = dt__engine_exchange;
     e->env.tp.user = e->env.cp.user = e->env.ep.user = e;
-    dt__engine_slots(e);
-    dt__engine_rows(e);
-    dt__engine_work_rows(e);
-    return r;
+    return r ? r : dt__engine_comms(e);
 }
 
 static void dt__engine_close(dt__engine *e)
 {
     dt__queue_close(&e->queue);
     dt__queue_close(&e->ring.queue);
-    dt__memory_close(&e->memory);
-    dt__free(e->chunks);
-    dt__store_close(&e->store);
-    dt__program_close(&e->program);
-    dt__net_close(&e->net);
+    dt__memory_close(e);
+    dt__layout_close(&e->p);
     dt__free(e->inner);
-    dt__free(e->parts);
-    dt__free(e->replica_parts);
-    dt__free(e->part_count);
-    dt__free(e->replica_count);
     while (e->owned_count) dt_comm_close(&e->owned[--e->owned_count]);
 }
 
@@ -21665,39 +21847,39 @@ static void dt__engine_close(dt__engine *e)
 /* The weights that a pass reads: for validation and text samples the average, when the recipe says so. */
 static float *dt__engine_weights(const dt__engine *e, int inference)
 {
-    return inference && e->recipe->evaluate_ema ? e->state[DT__STATE_AVERAGE] : e->params;
+    return inference && e->p.recipe->evaluate_ema ? e->state[DT__STATE_AVERAGE] : e->params;
 }
 
 /* Binds segment q in a slot of its chunk: its parameters, its input (the output before it), its saved values. */
 static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, dt__bind *b)
 {
-    const dt__built *seg = &e->net.segments[q];
-    const dt__chunk *chunk = &e->chunks[seg->chunk];
-    float *memory = chunk->memory + slot * chunk->floats;
-    int zero_bubble = e->net.how & DT__PLAN_SPLIT, gathers = dt__engine_gathers(e, e->env.inference);
+    const dt__built *seg = &e->p.net.segments[q];
+    const dt__chunk *chunk = &e->p.chunks[seg->chunk];
+    float *memory = e->units + chunk->at + slot * chunk->floats;
+    int zero_bubble = e->p.net.how & DT__PLAN_SPLIT, gathers = dt__layout_gathers(&e->p, e->env.inference);
     memset(b, 0, sizeof *b);
-    b->params = gathers ? e->window + e->window_in_work * e->store.window : dt__engine_weights(e, e->env.inference);
+    b->params = gathers ? e->window + e->window_in_work * e->p.store.window : dt__engine_weights(e, e->env.inference);
     b->param = gathers ? seg->window : seg->param;
-    b->slots = e->sets + (int64_t)dt__max(0, set) * e->set_floats;
+    b->slots = e->sets + (int64_t)dt__max(0, set) * e->p.set_floats;
     b->slices = e->row_slices, b->slot = seg->slot, b->at[DT__AT_TEMP] = e->temp;
-    b->at[DT__AT_SAVED] = e->shape.recompute == DT_RECOMPUTE_FULL ? e->saved : memory + seg->saved_at;
+    b->at[DT__AT_SAVED] = e->p.shape.recompute == DT_RECOMPUTE_FULL ? e->saved : memory + seg->saved_at;
     b->at[DT__AT_OUTPUT] = memory + seg->out_at;
-    if (e->shape.horizon) {
-        b->at[DT__AT_INPUT] = e->ring.memory + e->ring.place[q] * e->net.widest;
-        b->at[DT__AT_OUTPUT] = e->ring.memory + e->ring.output * e->net.widest;
-    } else if (q > chunk->begin) b->at[DT__AT_INPUT] = memory + e->net.segments[q - 1].out_at;
+    if (e->p.shape.horizon) {
+        b->at[DT__AT_INPUT] = e->ring.memory + e->ring.place[q] * e->p.net.widest;
+        b->at[DT__AT_OUTPUT] = e->ring.memory + e->ring.output * e->p.net.widest;
+    } else if (q > chunk->begin) b->at[DT__AT_INPUT] = memory + e->p.net.segments[q - 1].out_at;
     else b->at[DT__AT_INPUT] = memory;
     if (!q) b->at[DT__AT_INPUT] = e->input;
     b->at[DT__AT_TARGETS] = e->target;
     b->at[DT__AT_GRAD_OUT] = zero_bubble ? memory + seg->gradient_at : e->gradient[(chunk->end - q) & 1];
-    b->at[DT__AT_GRAD_IN] = zero_bubble && q > chunk->begin ? memory + e->net.segments[q - 1].gradient_at
+    b->at[DT__AT_GRAD_IN] = zero_bubble && q > chunk->begin ? memory + e->p.net.segments[q - 1].gradient_at
                                                             : e->gradient[(chunk->end - q + 1) & 1];
 }
 
 static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
 {
     dt__bind b;
-    const dt__plan *p = e->net.segments[q].plan;
+    const dt__plan *p = e->p.net.segments[q].plan;
     dt__engine_bind(e, q, slot, -1, &b);
     e->env.segment = (uint32_t)q;
     dt__plan_run(p, 0, p->forward_count, &b, &e->env, 0);
@@ -21706,7 +21888,7 @@ static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
 /* After segment q: adds auxiliary losses of each leaf to `auxiliary` (leaves, segments), and counts experts' tokens. */
 static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliary)
 {
-    const dt__built *seg = &e->net.segments[q];
+    const dt__built *seg = &e->p.net.segments[q];
     const dt_graph *g = seg->plan->g;
     float *asked = e->asked + seg->routed;
     dt__bind b;
@@ -21716,7 +21898,7 @@ static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliar
         int32_t of = n->op == DT__OP_AUX_LOSS ? n->in[1] : n->op == DT__OP_MOE_ROUTE ? id : 0;
         const float *value = of ? dt__download(dt__where(seg->plan, &b, of), dt__floats(&g->nodes[of])) : NULL;
         for (int64_t l = 0; value && n->op == DT__OP_AUX_LOSS && l < dt__leaves(g); l++) {
-            float *sum = auxiliary + l * e->net.count + q;
+            float *sum = auxiliary + l * e->p.net.count + q;
             *sum = dt__fmaf(n->f, value[l], *sum);
         }
         for (int64_t i = 0; value && n->op == DT__OP_MOE_ROUTE && i < dt__table_bins(n); i++)
@@ -21728,12 +21910,13 @@ static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliar
 /* After the last segment: adds the unit's loss to loss[0]; with context shards, row sums to loss (leaves) (R12). */
 static void dt__engine_loss(const dt__engine *e, int slot, float *loss)
 {
-    const dt__plan *p = e->net.segments[e->net.count - 1].plan;
-    int64_t leaves = dt__engine_leaves(e), rows = e->rows * e->recipe->sequence / dt__max(1, e->net.context_shards);
+    const dt__plan *p = e->p.net.segments[e->p.net.count - 1].plan;
+    int64_t leaves = dt__layout_leaves(&e->p), cut = dt__max(1, e->p.net.context_shards);
+    int64_t rows = e->p.rows * e->p.recipe->sequence / cut;
     dt__bind b;
-    dt__engine_bind(e, e->net.count - 1, slot, -1, &b);
-    if (!e->net.context_shards) loss[0] = loss[0] + dt__download(b.at[DT__AT_OUTPUT], 1)[0];
-    for (int32_t id = 1; id < p->g->forward_count && e->net.context_shards; id++) {
+    dt__engine_bind(e, e->p.net.count - 1, slot, -1, &b);
+    if (!e->p.net.context_shards) loss[0] = loss[0] + dt__download(b.at[DT__AT_OUTPUT], 1)[0];
+    for (int32_t id = 1; id < p->g->forward_count && e->p.net.context_shards; id++) {
         const dt__node *n = &p->g->nodes[id];
         for (int64_t l = 0; n->op == DT__OP_CROSS_ENTROPY && l < leaves; l++)
             loss[l] = loss[l] +
@@ -21745,14 +21928,15 @@ static void dt__engine_loss(const dt__engine *e, int slot, float *loss)
 static void dt__engine_backward(dt__engine *e, const dt__instr *i)
 {
     dt__bind b;
-    const dt__plan *p = e->net.segments[i->segment].plan;
+    const dt__plan *p = e->p.net.segments[i->segment].plan;
     int weights = i->op == DT_WEIGHTS;
     dt__engine_bind(e, i->segment, i->slot, i->set, &b);
-    if (i->segment == e->net.count - 1) dt__mem_fill(NULL, b.at[DT__AT_GRAD_OUT], e->inv_valid * e->env.loss_scale, 1);
+    if (i->segment == e->p.net.count - 1)
+        dt__mem_fill(NULL, b.at[DT__AT_GRAD_OUT], e->inv_valid * e->env.loss_scale, 1);
     e->env.segment = (uint32_t)i->segment;
     dt__plan_run(p, p->forward_count + (weights ? p->backward_count : 0),
                  weights ? p->weights_count : p->backward_count, &b, &e->env, i->fresh);
-    if (i->completes) dt__net_fold(&e->net, i->segment, i->segment + 1, b.slots, b.slices, &e->env);
+    if (i->completes) dt__net_fold(&e->p.net, i->segment, i->segment + 1, b.slots, b.slices, &e->env);
 }
 
 /* ---- offload ---- */
@@ -21760,7 +21944,7 @@ static void dt__engine_backward(dt__engine *e, const dt__instr *i)
 /* Before forward: takes the place of the ring for the output, which is the next segment's input. */
 static void dt__engine_advance(dt__engine *e, int64_t q)
 {
-    if (!e->shape.horizon) return;
+    if (!e->p.shape.horizon) return;
     e->ring.place[q + 1] = e->ring.output = dt__ring_take(&e->ring);
 }
 
@@ -21769,23 +21953,23 @@ static void dt__engine_advance(dt__engine *e, int64_t q)
 static void dt__engine_move(dt__engine *e, const dt__instr *i)
 {
     dt__ring *r = &e->ring;
-    const dt__chunk *chunk = &e->chunks[e->net.segments[i->segment].chunk];
-    float *kept = chunk->memory + i->slot * chunk->floats, *place;
+    const dt__chunk *chunk = &e->p.chunks[e->p.net.segments[i->segment].chunk];
+    float *kept = e->units + chunk->at + i->slot * chunk->floats, *place;
     int fetch = i->op == DT_FETCH;
     int64_t n = dt__queue_next(&r->queue) % DT__MOVES;
-    if (i->segment > chunk->begin) kept += e->net.segments[i->segment - 1].out_at;
+    if (i->segment > chunk->begin) kept += e->p.net.segments[i->segment - 1].out_at;
     if (fetch) r->place[i->segment] = dt__ring_take(r);
-    place = r->memory + r->place[i->segment] * e->net.widest;
+    place = r->memory + r->place[i->segment] * e->p.net.widest;
     r->move[n].to = fetch ? place : kept;
     r->move[n].from = fetch ? kept : place;
-    r->move[n].count = e->net.segments[i->segment].input;
+    r->move[n].count = e->p.net.segments[i->segment].input;
     r->ticket[r->place[i->segment]] = dt__queue_ask(&r->queue);
 }
 
 /* Before a segment is recomputed: waits for its input, and lets its output go to the place that nobody reads. */
 static void dt__engine_arrive(dt__engine *e, int64_t q)
 {
-    if (!e->shape.horizon) return;
+    if (!e->p.shape.horizon) return;
     if (q) (void)dt__queue_wait(&e->ring.queue, e->ring.ticket[e->ring.place[q]]);
     e->ring.output = e->ring.places;
 }
@@ -21793,13 +21977,13 @@ static void dt__engine_arrive(dt__engine *e, int64_t q)
 /* Input and target of the unit in work from samples (rows,T), or its context slices, (leaves,rows,2,slice). */
 static void dt__engine_samples(dt__engine *e, const uint32_t *input, const uint32_t *target)
 {
-    const dt__net *net = &e->net;
+    const dt__net *net = &e->p.net;
     const dt_graph *g = net->segments[0].plan->g;
-    int64_t slice = net->context_shards ? e->recipe->sequence / (2 * net->context_shards) : 0;
-    int64_t half = dt__engine_own_tokens(e) / 2;
-    for (int64_t i = 0; slice && i < 2 * net->own_leaves * e->rows; i++) {
-        int64_t leaf = net->first_leaf + i / (2 * e->rows);
-        int64_t from = i / 2 % e->rows * e->recipe->sequence +
+    int64_t slice = net->context_shards ? e->p.recipe->sequence / (2 * net->context_shards) : 0;
+    int64_t half = dt__layout_own_tokens(&e->p) / 2;
+    for (int64_t i = 0; slice && i < 2 * net->own_leaves * e->p.rows; i++) {
+        int64_t leaf = net->first_leaf + i / (2 * e->p.rows);
+        int64_t from = i / 2 % e->p.rows * e->p.recipe->sequence +
                        slice * (i & 1 ? 2 * net->context_shards - 1 - leaf : leaf);
         memcpy(e->own_tokens + i * slice, input + from, 4 * (size_t)slice);
         memcpy(e->own_tokens + half + i * slice, target + from, 4 * (size_t)slice);
@@ -21813,8 +21997,8 @@ static void dt__engine_samples(dt__engine *e, const uint32_t *input, const uint3
 /* The memory, size and peer of a SEND's or RECV's message. */
 static float *dt__engine_message(const dt__engine *e, const dt__instr *i, int64_t *count, int *peer)
 {
-    const dt__built *seg = &e->net.segments[i->segment];
-    int forward = (i->op == DT_SEND) == !i->back, pp = e->shape.pipe.stages, stage = e->shape.stage;
+    const dt__built *seg = &e->p.net.segments[i->segment];
+    int forward = (i->op == DT_SEND) == !i->back, pp = e->p.shape.pipe.stages, stage = e->p.shape.stage;
     dt__bind b;
     dt__engine_bind(e, i->segment, i->slot, -1, &b);
     *peer = forward ? (stage + 1) % pp : (stage + pp - 1) % pp;
@@ -21829,7 +22013,7 @@ static dt_result dt__engine_send(dt__engine *e, const dt__instr *i)
     int place = o->count++ % DT__OUTBOX, to;
     int64_t count;
     const float *data = dt__engine_message(e, i, &count, &to);
-    float *copy = o->memory + place * e->net.widest;
+    float *copy = o->memory + place * e->p.net.widest;
     dt_result r = dt__posted_wait(o->comm, &o->posted[place]);
     if (r) return r;
     dt__mem_copy(e->pool, copy, data, count);
@@ -21841,7 +22025,7 @@ static dt_result dt__engine_recv(dt__engine *e, const dt__instr *i)
     int from;
     int64_t count;
     float *data;
-    if (e->shape.horizon && !i->back) e->ring.place[i->segment] = dt__ring_take(&e->ring);
+    if (e->p.shape.horizon && !i->back) e->ring.place[i->segment] = dt__ring_take(&e->ring);
     data = dt__engine_message(e, i, &count, &from);
     return dt_recv(e->out[i->back].comm, dt__host(data), count, from);
 }
@@ -21849,22 +22033,22 @@ static dt_result dt__engine_recv(dt__engine *e, const dt__instr *i)
 /* ---- between data-parallel ranks ---- */
 
 /* A gradient set, and the place of a bucket in it. */
-static float *dt__set(const dt__engine *e, int32_t set) { return e->sets + set * e->set_floats; }
+static float *dt__set(const dt__engine *e, int32_t set) { return e->sets + set * e->p.set_floats; }
 static int64_t dt__bucket_at(const dt__engine *e, int32_t b)
 {
-    return e->shape.buffered ? e->store.bucket[b].buffer : e->store.bucket[b].slot;
+    return e->p.shape.buffered ? e->p.store.bucket[b].buffer : e->p.store.bucket[b].slot;
 }
 
 /* This rank's piece of a bucket: [*from, *from + *count), and where its sum is. */
 static float *dt__bucket_sum(const dt__engine *e, int32_t bucket, int64_t *from, int64_t *count)
 {
-    const dt__store *s = &e->store;
+    const dt__store *s = &e->p.store;
     const int64_t *cut = dt__store_cut(s, bucket);
     int piece = dt__bucket_piece(s, bucket, s->piece);
     *from = cut[piece];
     *count = cut[piece + 1] - *from;
-    if (!e->shape.total) return dt__set(e, e->program.parts.node[0].set) + dt__bucket_at(e, bucket) + *from;
-    if (e->shape.zero > 1) return e->total + s->bucket[bucket].sum;
+    if (!e->p.shape.total) return dt__set(e, e->p.program.parts.node[0].set) + dt__bucket_at(e, bucket) + *from;
+    if (e->p.shape.zero > 1) return e->total + s->bucket[bucket].sum;
     return e->total + s->bucket[bucket].total + *from;
 }
 
@@ -21888,13 +22072,13 @@ static const dt__sharing *dt__engine_sharing(const dt__engine *e, const dt__buck
  * Before that, each rank's sums for shared experts, a subtree over shards, are added in place of the first. */
 static dt_result dt__engine_reduce(dt__engine *e, const dt__instr *i)
 {
-    const dt__bucket *b = &e->store.bucket[i->bucket];
+    const dt__bucket *b = &e->p.store.bucket[i->bucket];
     const dt__sharing *w = dt__engine_sharing(e, b);
-    const dt__part *parts = b->copies > 1 ? e->replica_parts : e->parts;
-    const int *counts = b->copies > 1 ? e->replica_count : e->part_count;
+    const dt__part *parts = b->copies > 1 ? e->p.replica_parts : e->p.parts;
+    const int *counts = b->copies > 1 ? e->p.replica_count : e->p.part_count;
     int64_t begin = dt__bucket_at(e, i->bucket);
-    const int64_t *cuts = dt__store_cut(&e->store, i->bucket);
-    int piece = dt__bucket_piece(&e->store, i->bucket, e->store.piece);
+    const int64_t *cuts = dt__store_cut(&e->p.store, i->bucket);
+    int piece = dt__bucket_piece(&e->p.store, i->bucket, e->p.store.piece);
     dt__terms t;
     dt_result r;
     t.first = dt__set(e, i->set) + begin, t.more = t.first + b->floats;
@@ -21904,7 +22088,7 @@ static dt_result dt__engine_reduce(dt__engine *e, const dt__instr *i)
     if (!w->group) return dt__reduce_parts(w->data, dt__host(e->sets), parts, counts, begin, b->floats, NULL);
     r = dt__reduce_parts(w->group, dt__host(e->sets), parts, counts, begin, b->floats, cuts);
     if (r || !w->replicas) return r;
-    return dt__reduce_parts(w->replicas, dt__host(e->sets), e->replica_parts, e->replica_count, begin + cuts[piece],
+    return dt__reduce_parts(w->replicas, dt__host(e->sets), e->p.replica_parts, e->p.replica_count, begin + cuts[piece],
                             cuts[piece + 1] - cuts[piece], NULL);
 }
 
@@ -21947,22 +22131,22 @@ static dt_result dt__engine_collect(dt__engine *e, dt_comm *group, float *array,
 /* ZeRO 3: gathers the parameters of a segment from `array`, weights or their average, into a window. */
 static dt_result dt__engine_gather_segment(dt__engine *e, int64_t q, float *array, int window)
 {
-    const dt__built *seg = &e->net.segments[q];
-    float *to = e->window + window * e->store.window;
+    const dt__built *seg = &e->p.net.segments[q];
+    float *to = e->window + window * e->p.store.window;
     dt_result r = DT_OK;
     for (int shared = 0; shared < 2 && !r; shared++) {
         dt_comm *group = shared ? e->expert_ranks.group : e->ranks.group;
         int n = 0;
         for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
-            const dt__net_param *p = &e->net.params[seg->param_of[i]];
-            const dt__bucket *b = &e->store.bucket[p->bucket];
+            const dt__net_param *p = &e->p.net.params[seg->param_of[i]];
+            const dt__bucket *b = &e->p.store.bucket[p->bucket];
             if ((b->copies > 1) != shared) continue;
-            n += dt__bucket_spans(&e->store, p->bucket, p->offset - b->param, dt__round_up(p->count, DT__BLOCK),
+            n += dt__bucket_spans(&e->p.store, p->bucket, p->offset - b->param, dt__round_up(p->count, DT__BLOCK),
                                   seg->window[i], 0, e->spans + n);
         }
         for (int k = 0; k < n; k++)
             if (group && e->spans[k].rank == dt_comm_rank(group)) dt__engine_count(group, e->spans[k].count);
-        if (!shared || n) r = dt__engine_collect(e, group, array, e->store.most_params, n, to);
+        if (!shared || n) r = dt__engine_collect(e, group, array, e->p.store.most_params, n, to);
     }
     return r;
 }
@@ -21970,9 +22154,9 @@ static dt_result dt__engine_gather_segment(dt__engine *e, int64_t q, float *arra
 /* ZeRO 1 and 2: gathers a bucket's new parameters on all ranks; dt__engine_step has counted the bytes. */
 static dt_result dt__engine_gather_bucket(dt__engine *e, int32_t bucket)
 {
-    const dt__bucket *b = &e->store.bucket[bucket];
-    int n = dt__bucket_spans(&e->store, bucket, 0, b->floats, b->param, 1, e->spans);
-    return dt__engine_collect(e, dt__engine_sharing(e, b)->group, e->params, e->store.param_floats, n, e->params);
+    const dt__bucket *b = &e->p.store.bucket[bucket];
+    int n = dt__bucket_spans(&e->p.store, bucket, 0, b->floats, b->param, 1, e->spans);
+    return dt__engine_collect(e, dt__engine_sharing(e, b)->group, e->params, e->p.store.param_floats, n, e->params);
 }
 
 /* ---- update ---- */
@@ -21981,24 +22165,24 @@ static dt_result dt__engine_gather_bucket(dt__engine *e, int32_t bucket)
  * A stage sends its uses to the other stages that share the parameter; all compute the same sum. */
 static dt_result dt__tie_param(dt__engine *e, int32_t i)
 {
-    const dt__net_param *p = &e->net.params[i];
+    const dt__net_param *p = &e->p.net.params[i];
     float *own[4] = DT__ZERO; /* this stage's uses, cut alike */
     float *first = NULL, *sum = e->tie[0], *room = e->tie[1];
     int64_t from, count = 0;
     dt_result r = DT_OK;
-    for (int32_t b = 0; b < e->store.buckets; b++) {
-        const dt__bucket *k = &e->store.bucket[b];
+    for (int32_t b = 0; b < e->p.store.buckets; b++) {
+        const dt__bucket *k = &e->p.store.bucket[b];
         if (k->tied != i) continue;
         own[k->use] = dt__bucket_sum(e, b, &from, &count);
         if (k->param >= 0) first = own[k->use];
     }
     for (int u = 0; u < p->uses && first && !r; u++) {
-        for (int s = 0; s < e->shape.pipe.stages && !r; s++) {
+        for (int s = 0; s < e->p.shape.pipe.stages && !r; s++) {
             int shares = 0;
             for (int o = 0; o < p->uses; o++) shares |= p->stage[o] == s;
             if (!shares || s == p->stage[u]) continue;
             if (own[u]) r = dt_send(e->out[0].comm, dt__host(own[u]), count, s);
-            else if (s == e->shape.stage) r = dt_recv(e->out[0].comm, dt__host(room), count, p->stage[u]);
+            else if (s == e->p.shape.stage) r = dt_recv(e->out[0].comm, dt__host(room), count, p->stage[u]);
         }
         if (u) dt__mem_add(e->k, e->pool, sum, own[u] ? own[u] : room, count);
         else dt__mem_copy(e->pool, sum, own[u] ? own[u] : room, count);
@@ -22010,7 +22194,7 @@ static dt_result dt__tie_param(dt__engine *e, int32_t i)
 static dt_result dt__engine_tie(dt__engine *e)
 {
     dt_result r = DT_OK;
-    for (int32_t i = 0; i < e->net.param_count && !r; i++) r = dt__tie_param(e, i);
+    for (int32_t i = 0; i < e->p.net.param_count && !r; i++) r = dt__tie_param(e, i);
     return r;
 }
 
@@ -22023,7 +22207,7 @@ typedef struct dt__piece_of {
 static dt__piece_of dt__engine_piece(const dt__engine *e, const dt__net_param *p)
 {
     dt__piece_of x = DT__ZERO;
-    const dt__store *s = &e->store;
+    const dt__store *s = &e->p.store;
     if (p->offset >= 0) {
         int64_t at = p->offset - s->bucket[p->bucket].param, lo, count, skip;
         float *sum = dt__bucket_sum(e, p->bucket, &lo, &count);
@@ -22032,7 +22216,7 @@ static dt__piece_of dt__engine_piece(const dt__engine *e, const dt__net_param *p
         skip = at + x.from - lo; /* floats of the rank's piece before this one */
         x.gradient = sum + skip;
         x.state = s->own[(int64_t)p->bucket * s->shards + s->piece] + skip;
-        x.weight = e->params + (e->shape.zero > 2 ? x.state : p->offset + x.from);
+        x.weight = e->params + (e->p.shape.zero > 2 ? x.state : p->offset + x.from);
         if (x.count < 0) x.count = 0;
     }
     return x;
@@ -22041,11 +22225,11 @@ static dt__piece_of dt__engine_piece(const dt__engine *e, const dt__net_param *p
 /* Sums of squares of the blocks of this rank's piece of a parameter's gradient, at their places in the whole. */
 static void dt__engine_square(dt__engine *e, const dt__net_param *p, float *sums)
 {
-    int64_t vt = e->net.tensor_shards, step = dt__shard_step(&p->is, vt);
+    int64_t vt = e->p.net.tensor_shards, step = dt__shard_step(&p->is, vt);
     dt__piece_of x = dt__engine_piece(e, p);
-    for (int64_t i = 0; i < dt__param_shards(&p->is, vt, e->net.own_shards); i++) {
+    for (int64_t i = 0; i < dt__param_shards(&p->is, vt, e->p.net.own_shards); i++) {
         int64_t low = dt__max(x.from, i * step), end = dt__min(x.from + x.count, (i + 1) * step);
-        int64_t array = dt__param_array(&p->is, vt, e->net.first_shard, e->net.own_shards, i);
+        int64_t array = dt__param_array(&p->is, vt, e->p.net.first_shard, e->p.net.own_shards, i);
         if (low < end)
             dt__mem_squares(e->k, e->pool, x.gradient + low - x.from, end - low,
                               sums + (array * step + low - i * step) / DT__BLOCK);
@@ -22056,25 +22240,25 @@ static void dt__engine_square(dt__engine *e, const dt__net_param *p, float *sums
  * shard of an expert is one; a chain over parameters, experts and tensor shards. Padding is +0. */
 static dt_result dt__engine_squares(dt__engine *e, float *squares)
 {
-    int64_t at = 0, vt = e->net.tensor_shards;
-    int once = e->mesh.at[DT_AXIS_DATA] % dt__max(e->store.shards, e->layout->ep) < e->store.shards;
+    int64_t at = 0, vt = e->p.net.tensor_shards;
+    int once = e->p.mesh.at[DT_AXIS_DATA] % dt__max(e->p.store.shards, e->p.layout->ep) < e->p.store.shards;
     double start;
     dt_result r = DT_OK;
-    if (e->copy) dt__mem_fill(e->pool, e->sums, 0.0f, e->blocks);
-    for (int32_t i = 0; i < e->net.param_count; i++) {
-        const dt__net_param *p = &e->net.params[i];
-        if (p->stage[0] == e->shape.stage && (dt__param_is_cut(&p->is, vt) || !e->mesh.at[DT_AXIS_TENSOR]) &&
+    if (e->copy) dt__mem_fill(e->pool, e->sums, 0.0f, e->p.blocks);
+    for (int32_t i = 0; i < e->p.net.param_count; i++) {
+        const dt__net_param *p = &e->p.net.params[i];
+        if (p->stage[0] == e->p.shape.stage && (dt__param_is_cut(&p->is, vt) || !e->p.mesh.at[DT_AXIS_TENSOR]) &&
             (once || dt__param_copies(&p->is) > 1))
             dt__engine_square(e, p, e->sums + at);
-        at += dt__engine_blocks(e, &p->is);
+        at += dt__layout_blocks(&e->p, &p->is);
     }
     start = dt__now();
-    if (e->copy) r = dt_all_reduce(e->copy, dt__host(e->sums), e->blocks, DT_SUM); /* one number and zeros */
+    if (e->copy) r = dt_all_reduce(e->copy, dt__host(e->sums), e->p.blocks, DT_SUM); /* one number and zeros */
     e->seconds_working -= dt__now() - start; /* waiting is not work */
     at = 0;
     *squares = 0.0f;
-    for (int32_t i = 0; i < e->net.param_count && !r; i++) {
-        const dt__param *p = &e->net.params[i].is;
+    for (int32_t i = 0; i < e->p.net.param_count && !r; i++) {
+        const dt__param *p = &e->p.net.params[i].is;
         int64_t blocks = dt__ceil_div(dt__shard_floats(p, vt), DT__BLOCK);
         for (int64_t v = 0; v < dt__param_arrays(p, vt); v++) {
             *squares = *squares + dt__tree(dt__host(e->sums) + at, blocks);
@@ -22092,14 +22276,14 @@ static dt_result dt__engine_update(dt__engine *e)
     dt__update u[2];
     dt_result result = dt__engine_squares(e, &squares);
     e->norm = dt__sqrtf(squares) / (float)e->powers.scale;
-    if (!result) result = dt__update_check(&e->powers, e->recipe, squares, e->step, &e->rate, &skip);
+    if (!result) result = dt__update_check(&e->powers, e->p.recipe, squares, e->step, &e->rate, &skip);
     if (result || skip) return result;
-    dt__update_begin(&e->powers, e->recipe, e->rate, e->norm, u);
-    for (int32_t i = 0; i < e->net.param_count; i++) {
-        dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
+    dt__update_begin(&e->powers, e->p.recipe, e->rate, e->norm, u);
+    for (int32_t i = 0; i < e->p.net.param_count; i++) {
+        dt__piece_of x = dt__engine_piece(e, &e->p.net.params[i]);
         dt__stepping s;
-        s.k = e->k, s.optimizer = e->recipe->optimizer, s.n = x.count;
-        s.u = &u[e->net.params[i].is.shape.dims >= 2];
+        s.k = e->k, s.optimizer = e->p.recipe->optimizer, s.n = x.count;
+        s.u = &u[e->p.net.params[i].is.shape.dims >= 2];
         s.weight = x.weight, s.gradient = x.gradient;
         for (int k = 0; k < DT__STATE_COUNT; k++) s.state[k] = e->state[k] ? e->state[k] + x.state : NULL;
         dt__mem_update(e->pool, &s);
@@ -22114,16 +22298,16 @@ typedef void (*dt__load_fn)(void *owner, int64_t shard, int64_t micro);
 
 static dt_result dt__engine_run(dt__engine *e, const dt__instr *i, dt__load_fn load, void *owner)
 {
-    int64_t shard = i->shard - e->lo, leaves = dt__engine_leaves(e);
-    const dt__bucket *b = i->bucket < 0 ? NULL : &e->store.bucket[i->bucket];
+    int64_t shard = i->shard - e->p.lo, leaves = dt__layout_leaves(&e->p);
+    const dt__bucket *b = i->bucket < 0 ? NULL : &e->p.store.bucket[i->bucket];
     int64_t begin = b ? dt__bucket_at(e, i->bucket) : 0, floats = b ? b->floats * b->copies : 0;
     switch (i->op) {
     case DT_LOAD: load(owner, i->shard, i->micro); return DT_OK;
     case DT_FORWARD:
         dt__engine_advance(e, i->segment);
         dt__engine_forward(e, i->segment, i->slot);
-        dt__engine_watch(e, i->segment, i->slot, e->shard_auxiliary + shard * leaves * e->net.count);
-        if (i->segment == e->net.count - 1) dt__engine_loss(e, i->slot, e->shard_loss + shard * leaves);
+        dt__engine_watch(e, i->segment, i->slot, e->shard_auxiliary + shard * leaves * e->p.net.count);
+        if (i->segment == e->p.net.count - 1) dt__engine_loss(e, i->slot, e->shard_loss + shard * leaves);
         return DT_OK;
     case DT_RECOMPUTE:
         dt__engine_arrive(e, i->segment);
@@ -22159,7 +22343,7 @@ static dt_result dt__engine_job(void *owner, int64_t job)
     double start = dt__now();
     dt_result r;
     if (at < 0) return dt__engine_gather_segment(e, -1 - at, dt__engine_weights(e, 1), 0);
-    r = dt__engine_run(e, &e->program.list[at], NULL, NULL);
+    r = dt__engine_run(e, &e->p.program.list[at], NULL, NULL);
     if (e->when) e->when[2 * at] = start, e->when[2 * at + 1] = dt__now();
     return r;
 }
@@ -22197,7 +22381,7 @@ static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
 static int dt__engine_sends(const dt__engine *e, const dt__instr *i)
 {
     return i->op == DT_REDUCE || i->op == DT_CONTEXT || i->op == DT_SEND || i->op == DT_RECV || i->op == DT_GATHER ||
-           (i->op == DT_TIE && e->shape.pipe.stages > 1);
+           (i->op == DT_TIE && e->p.shape.pipe.stages > 1);
 }
 
 /* Runs one optimizer step. shard_loss (s - lo, leaf) becomes the chain of the leaf's losses over micro-batches (R12),
@@ -22206,17 +22390,17 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
 {
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
-    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * dt__engine_leaves(e) * (1 + e->net.count)));
-    for (int64_t i = 0; i < e->net.routed; i++) e->asked[i] = 0.0f;
+    memset(e->shard_loss, 0, 4 * (size_t)((e->p.hi - e->p.lo) * dt__layout_leaves(&e->p) * (1 + e->p.net.count)));
+    for (int64_t i = 0; i < e->p.net.routed; i++) e->asked[i] = 0.0f;
     e->inners = 0, e->env.loss_scale = (float)e->powers.scale;
-    for (int32_t k = 0; k < e->program.count && !r; k++) {
-        const dt__instr *i = &e->program.list[k];
+    for (int32_t k = 0; k < e->p.program.count && !r; k++) {
+        const dt__instr *i = &e->p.program.list[k];
         double start, end;
         dt__comm_tick(e->comm);
         if (i->op == DT_GATHER && i->bucket >= 0) {
-            const int64_t *cut = dt__store_cut(&e->store, i->bucket);
-            int piece = dt__bucket_piece(&e->store, i->bucket, e->store.piece);
-            dt__engine_count(dt__engine_sharing(e, &e->store.bucket[i->bucket])->group, cut[piece + 1] - cut[piece]);
+            const int64_t *cut = dt__store_cut(&e->p.store, i->bucket);
+            int piece = dt__bucket_piece(&e->p.store, i->bucket, e->p.store.piece);
+            dt__engine_count(dt__engine_sharing(e, &e->p.store.bucket[i->bucket])->group, cut[piece + 1] - cut[piece]);
         }
         if (i->stream) {
             e->ticket[k] = dt__engine_ask(e, k);
@@ -22261,13 +22445,13 @@ static void dt__engine_times(dt__engine *e, double *all, double *exposed)
 static dt_result dt__engine_pass(dt__engine *e, int64_t end)
 {
     dt_result r = DT_OK;
-    for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
-        const dt__chunk *chunk = &e->chunks[c];
+    for (int c = 0; c < e->p.shape.pipe.chunks && !r; c++) {
+        const dt__chunk *chunk = &e->p.chunks[c];
         dt__instr i = DT__ZERO;
         i.op = DT_RECV, i.segment = chunk->begin;
         if (!chunk->first && chunk->begin < end) r = dt__engine_recv(e, &i);
         for (int64_t q = chunk->begin; q < chunk->end && q < end && !r; q++) {
-            if (dt__engine_gathers(e, e->env.inference)) r = dt__engine_gather(e, q);
+            if (dt__layout_gathers(&e->p, e->env.inference)) r = dt__engine_gather(e, q);
             if (r) break;
             dt__engine_advance(e, q);
             dt__engine_forward(e, q, 0);
@@ -23496,11 +23680,11 @@ DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer)
 {
     return dt__refused("t", t) ? 0 : dt_comm_sent(t->comm, peer);
 }
-DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return dt__refused("t", t) ? 0 : t->e.net.weights; }
+DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return dt__refused("t", t) ? 0 : t->e.p.net.weights; }
 /* A parameter in an array of weights, or NULL unless this rank has all of it; a copy where tensor shards cut it. */
 static const float *dt__trainer_part(const dt_trainer *t, const float *array, const char *name, int64_t *count)
 {
-    const dt__net *net = &t->e.net;
+    const dt__net *net = &t->e.p.net;
     int32_t i = array ? dt__net_find(net, name) : -1;
     const dt__net_param *p = i < 0 || net->params[i].offset < 0 ? NULL : &net->params[i];
     int64_t arrays = p ? dt__param_arrays(&p->is, net->tensor_shards) : 0;
@@ -23517,25 +23701,25 @@ DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, 
 {
     if (dt__refused("t name", t, name)) return NULL;
     if (dt__engine_wait((dt__engine *)(uintptr_t)&t->e)) return NULL;
-    return dt__trainer_part(t, t->e.shape.zero < 3 ? dt__host(t->e.params) : NULL, name, count);
+    return dt__trainer_part(t, t->e.p.shape.zero < 3 ? dt__host(t->e.params) : NULL, name, count);
 }
 
 DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, dt_shape *shape)
 {
     if (dt__refused("t", t)) return NULL;
-    if (index < 0 || index >= t->e.net.param_count)
-        return dt__misuse("there is no parameter %lld of %d", (long long)index, (int)t->e.net.param_count),
+    if (index < 0 || index >= t->e.p.net.param_count)
+        return dt__misuse("there is no parameter %lld of %d", (long long)index, (int)t->e.p.net.param_count),
                (const char *)NULL;
-    if (shape) *shape = t->e.net.params[index].is.shape;
-    return t->e.net.params[index].is.name;
+    if (shape) *shape = t->e.p.net.params[index].is.shape;
+    return t->e.p.net.params[index].is.name;
 }
 static dt_mesh dt__no_mesh;
-DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t) { return dt__refused("t", t) ? dt__no_mesh : t->e.mesh; }
+DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t) { return dt__refused("t", t) ? dt__no_mesh : t->e.p.mesh; }
 
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
 {
     if (dt__refused("t counts", t, counts)) return DT_E_USAGE;
-    const dt__net *net = &t->e.net;
+    const dt__net *net = &t->e.p.net;
     const float *asked = t->e.asked;
     int64_t left = index;
     for (int64_t s = 0; s < net->count && left >= 0; s++)
@@ -23543,7 +23727,7 @@ DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
             const dt__node *n = &net->segments[s].plan->g->nodes[id];
             if (n->op != DT__OP_MOE_ROUTE) continue;
             if (!left--) {
-                for (int64_t i = 0; i < n->i[0]; i++) counts[i] = t->e.mesh.at[DT_AXIS_TENSOR] ? 0.0f : asked[i];
+                for (int64_t i = 0; i < n->i[0]; i++) counts[i] = t->e.p.mesh.at[DT_AXIS_TENSOR] ? 0.0f : asked[i];
                 return dt_all_reduce(t->comm, counts, n->i[0], DT_SUM);
             }
             asked += n->i[0];
@@ -23552,69 +23736,6 @@ DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
 }
 
 /* ---- checks: one sentence each, before anything is opened ---------------------------------------------- */
-
-static dt_result dt__check_model(const dt_model *m)
-{
-    const int64_t unit = m->family == DT_LLAMA && m->kv_heads > 0 && m->width / 2 % m->kv_heads == 0 ? m->kv_heads : 1;
-    char list[256];
-    if (m->segments) return m->segment_count >= 1 ? DT_OK : dt__misuse("the model has no segments: give one or more");
-    if (m->segment_count)
-        return dt__misuse("the model is of %lld segments of a program's own, which a checkpoint does not hold: give "
-                          "them (dt_model_segments)", (long long)m->segment_count);
-    if (m->layers < 1 || m->heads < 1 || m->width < 1)
-        return dt__misuse("the model has %lld layers, %lld heads, width %lld: choose a --model ("
-                          DT__MODEL_NAMES ") or set --layers, --heads, --width to 1 or more", (long long)m->layers,
-                          (long long)m->heads, (long long)m->width);
-    if (!m->head && m->width % m->heads)
-        return dt__misuse("%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads,
-                          (long long)m->width,
-                          dt__divisors((m->family == DT_LLAMA ? m->width / 2 : m->width) / unit, 64, unit, list,
-                                       sizeof list));
-    if (m->experts && (m->active ? m->active : 2) > m->experts)
-        return dt__misuse("--active %lld of --experts %lld: a token has 1 to --experts of them, 0 means 2",
-                          (long long)m->active, (long long)m->experts);
-    if (m->family != DT_GPT2 && m->family != DT_LLAMA)
-        return dt__misuse("unknown model family %d: use DT_GPT2 or DT_LLAMA", (int)m->family);
-    if (m->family == DT_GPT2) {
-        if (!m->kv_heads && !m->hidden && m->rope_base == 0.0f && m->norm_eps == 0.0f && !m->tied && !m->head &&
-            !m->window && !m->qkv_bias && !m->o_bias && !m->mlp_bias && !m->qk_norm && m->rope_scaling.factor == 0.0)
-            return DT_OK;
-        return dt__misuse("--kv-heads, --hidden, --norm-eps, --tied, --head-width, --window, --rope-.., biases and "
-                          "--qk-norm are for the Llama family: --model llama-nano, or leave them out");
-    }
-    if (m->kv_heads < 0 || (m->kv_heads && m->heads % m->kv_heads))
-        return dt__misuse("%lld KV heads do not divide %lld heads: --kv-heads one of %s", (long long)m->kv_heads,
-                          (long long)m->heads, dt__divisors(m->heads, 64, 1, list, sizeof list));
-    if (m->head < 0 || dt__head_width(m) % 2)
-        return dt__misuse("a head of width %lld (width %lld, %lld heads) cannot be rotated in pairs: make it even",
-                          (long long)dt__head_width(m), (long long)m->width, (long long)m->heads);
-    if (m->experts && m->mlp_bias)
-        return dt__misuse("--mlp-bias: the experts of the Llama family have no biases. Leave it out");
-    if (m->rope_base > 0.0f && m->rope_base < 1.0f)
-        return dt__misuse("--rope-base %g: choose a number not below 1, or 0 for 10000", (double)m->rope_base);
-    if (m->dropout > 0.0f) return dt__misuse("--dropout: the Llama family has none, set it to 0");
-    return DT_OK;
-}
-
-/* dp: data-parallel ranks. */
-static dt_result dt__check_batch(const dt_recipe *r, int dp)
-{
-    char list[256];
-    if (r->batch % r->data_shards)
-        return dt__misuse("batch %lld does not divide into %lld data shards: another --batch, or --data-shards one of "
-                          "%s (a recipe choice: other bits)", (long long)r->batch, (long long)r->data_shards,
-                          dt__divisors(r->batch & -r->batch, 1024, 1, list, sizeof list));
-    if (r->micro_batch < 1 || r->batch % r->micro_batch || r->micro_batch % r->data_shards)
-        return dt__misuse("micro-batch %lld does not divide batch %lld into multiples of %lld data shards: "
-                          "--micro-batch one of %s, or lower --data-shards (a recipe choice: other bits)",
-                          (long long)r->micro_batch, (long long)r->batch, (long long)r->data_shards,
-                          dt__divisors(r->batch / r->data_shards, r->batch, r->data_shards, list, sizeof list));
-    if (dp > r->data_shards)
-        return dt__misuse("%d data-parallel ranks cannot share %lld data shards: use up to %lld, or raise "
-                          "--data-shards (a recipe choice: other bits)", dp, (long long)r->data_shards,
-                          (long long)r->data_shards);
-    return DT_OK;
-}
 
 static dt_result dt__check_source(const dt_recipe *r)
 {
@@ -23721,8 +23842,8 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 static int64_t dt__trainer_index(const dt_trainer *t, int64_t step, int64_t row)
 {
     const dt__engine *e = &t->e;
-    int64_t unit = row / e->rows, shard = e->lo + unit / e->micros, micro = unit % e->micros;
-    return step * t->recipe.batch + micro * t->recipe.micro_batch + shard * e->rows + row % e->rows;
+    int64_t unit = row / e->p.rows, shard = e->p.lo + unit / e->p.micros, micro = unit % e->p.micros;
+    return step * t->recipe.batch + micro * t->recipe.micro_batch + shard * e->p.rows + row % e->p.rows;
 }
 static int64_t dt__trainer_row(const void *context, int64_t step, int64_t row)
 {
@@ -23735,20 +23856,20 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
 {
     dt_trainer *t = (dt_trainer *)owner;
     dt__engine *e = &t->e;
-    int64_t row = ((shard - e->lo) * e->micros + micro) * e->rows, step = e->step;
+    int64_t row = ((shard - e->p.lo) * e->p.micros + micro) * e->p.rows, step = e->step;
     dt__engine_samples(e, t->batch.input + row * t->feed.is.inputs, t->batch.target + row * t->feed.is.targets);
-    for (int64_t i = 0; i < e->rows * dt__engine_leaves(e); i++)
+    for (int64_t i = 0; i < e->p.rows * dt__layout_leaves(&e->p); i++)
         e->env.rng[i] = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_DROPOUT,
-                                     (uint32_t)dt__trainer_index(t, step, row + i % e->rows), (uint32_t)step, 0);
+                                     (uint32_t)dt__trainer_index(t, step, row + i % e->p.rows), (uint32_t)step, 0);
 }
 
 /* Floats of the largest parameter that must be assembled from its tensor shards or experts. */
 static int64_t dt__trainer_longest(const dt_trainer *t)
 {
     int64_t longest = 0;
-    for (int32_t i = 0; i < t->e.net.param_count; i++)
-        if (dt__param_arrays(&t->e.net.params[i].is, t->e.net.tensor_shards) > 1)
-            longest = dt__max(longest, dt_shape_count(t->e.net.params[i].is.shape));
+    for (int32_t i = 0; i < t->e.p.net.param_count; i++)
+        if (dt__param_arrays(&t->e.p.net.params[i].is, t->e.p.net.tensor_shards) > 1)
+            longest = dt__max(longest, dt_shape_count(t->e.p.net.params[i].is.shape));
     return longest;
 }
 
@@ -23758,11 +23879,11 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
     const dt__engine *e = &t->e;
     const dt__generator *d = &t->generator;
     int64_t sample = t->feed.is.inputs + t->feed.is.targets;
-    dt_memory m = dt__engine_plan(e);
-    m.buffers += dt__net_scratch(&e->net, e->k) * e->pool->workers + 4 * dt__trainer_longest(t);
-    m.buffers += 4 * e->rows * sample * (1 + 3 * (e->hi - e->lo) * e->micros);
+    dt_memory m = dt__layout_memory(&e->p);
+    m.buffers += dt__net_scratch(&e->p.net, e->k) * e->pool->workers + 4 * dt__trainer_longest(t);
+    m.buffers += 4 * e->p.rows * sample * (1 + 3 * (e->p.hi - e->p.lo) * e->p.micros);
     for (int i = 0; t->data && i < t->data->shards; i++) m.buffers += 4 * t->data->shard[i].encoded.room;
-    m.buffers += 4 * (e->net.tables + d->net[DT__WHOLE].tables + d->net[DT__SEVERAL].tables + d->net[DT__ONE].tables);
+    m.buffers += 4 * (e->p.net.tables + d->net[DT__WHOLE].tables + d->net[DT__SEVERAL].tables + d->net[DT__ONE].tables);
     if (t->layout.output.sample_length) m.buffers += 4 * d->memory_floats + 12 * t->recipe.model.vocabulary;
     if (t->comm->link) m.buffers += t->comm->link->memory;
     m.cache = 4 * d->cache_floats;
@@ -23783,45 +23904,45 @@ static void dt__memory_print(const dt_trainer *t)
     static const char *const optimizers[] = {"AdamW", "Adam", "SGD", "Lion"};
     const dt__engine *e = &t->e;
     const dt_memory *m = &t->planned;
-    int64_t ep = t->layout.ep, part = e->shape.pipe.stages > 1 || ep > 1;
+    int64_t ep = t->layout.ep, part = e->p.shape.pipe.stages > 1 || ep > 1;
     double unit = m->total < 10000000 ? 1e3 : 1e6;
     char share[48] = "", experts[48] = "", leaves[48] = "";
-    if (e->net.own_leaves > 1) DT__PRINT(leaves, ", and sums of %d context leaves", (int)e->net.own_leaves);
-    if (e->shape.zero && ep > 1)
-        DT__PRINT(share, " / %d (experts / %lld)", e->store.shards, (long long)dt__max(1, e->store.shards / ep));
-    else if (e->shape.zero) DT__PRINT(share, " / %d", e->store.shards);
+    if (e->p.net.own_leaves > 1) DT__PRINT(leaves, ", and sums of %d context leaves", (int)e->p.net.own_leaves);
+    if (e->p.shape.zero && ep > 1)
+        DT__PRINT(share, " / %d (experts / %lld)", e->p.store.shards, (long long)dt__max(1, e->p.store.shards / ep));
+    else if (e->p.shape.zero) DT__PRINT(share, " / %d", e->p.store.shards);
     if (ep > 1) DT__PRINT(experts, ", experts / %lld", (long long)ep);
     dt__tell("memory   %.1f %s per rank\n", (double)m->total / unit, unit < 1e6 ? "kB" : "MB");
     if (dt__memory_line("weights", m->weights, unit))
-        printf("4 P%s, P = %lld%s%s\n", e->shape.zero > 2 ? share : "",
-               (long long)(part ? e->store.param_floats : e->net.weights),
-               e->shape.pipe.stages > 1 ? " on this stage" : "", experts);
+        printf("4 P%s, P = %lld%s%s\n", e->p.shape.zero > 2 ? share : "",
+               (long long)(part ? e->p.store.param_floats : e->p.net.weights),
+               e->p.shape.pipe.stages > 1 ? " on this stage" : "", experts);
     if (ep > 1) DT__PRINT(experts, " (experts x %lld)", (long long)ep);
     if (dt__memory_line("gradients", m->gradients, unit)) {
-        if (e->shape.buffered)
-            printf("4 P%s, and %s of %lld floats%s\n", e->shape.zero > 1 ? share : "",
-                   e->shape.buffered > 1 ? "two buckets together" : "a bucket", (long long)e->store.buffer_floats,
+        if (e->p.shape.buffered)
+            printf("4 P%s, and %s of %lld floats%s\n", e->p.shape.zero > 1 ? share : "",
+                   e->p.shape.buffered > 1 ? "two buckets together" : "a bucket", (long long)e->p.store.buffer_floats,
                    leaves);
         else
-            printf("4 P%s x %d set%s (data shards %lld..%lld)%s%s%s\n", experts, e->sets_count,
-                   e->sets_count == 1 ? "" : "s", (long long)e->lo, (long long)e->hi - 1,
-                   e->shape.total ? " and the total, 4 P" : "", e->shape.total && e->shape.zero > 1 ? share : "",
+            printf("4 P%s x %d set%s (data shards %lld..%lld)%s%s%s\n", experts, e->p.sets_count,
+                   e->p.sets_count == 1 ? "" : "s", (long long)e->p.lo, (long long)e->p.hi - 1,
+                   e->p.shape.total ? " and the total, 4 P" : "", e->p.shape.total && e->p.shape.zero > 1 ? share : "",
                    leaves);
     }
     if (dt__memory_line("optimizer", m->optimizer, unit))
         dt__tell("%g P%s (%s%s)\n", dt__optimizer_bytes(&t->recipe), share, optimizers[t->recipe.optimizer],
                  t->recipe.ema > 0.0f ? ", average of the weights" : "");
     if (dt__memory_line("activations", m->activations, unit))
-        printf("up to %d unit%s of %lld x %lld %s%s\n", e->chunks[0].slots, e->chunks[0].slots == 1 ? "" : "s",
-               (long long)e->rows, (long long)t->feed.is.inputs / e->mesh.size[DT_AXIS_CONTEXT],
-               t->feed.own ? "inputs" : "tokens", e->shape.horizon ? ", of one segment"
-               : e->shape.recompute == DT_RECOMPUTE_FULL ? ", inputs of segments and one segment's values" : "");
+        printf("up to %d unit%s of %lld x %lld %s%s\n", e->p.chunks[0].slots, e->p.chunks[0].slots == 1 ? "" : "s",
+               (long long)e->p.rows, (long long)t->feed.is.inputs / e->p.mesh.size[DT_AXIS_CONTEXT],
+               t->feed.own ? "inputs" : "tokens", e->p.shape.horizon ? ", of one segment"
+               : e->p.shape.recompute == DT_RECOMPUTE_FULL ? ", inputs of segments and one segment's values" : "");
     if (dt__memory_line("offloaded", m->offloaded, unit))
         printf("inputs of segments, in the second memory, not counted above\n");
     if (dt__memory_line("buffers", m->buffers, unit))
         printf("kernel scratch, messages, prefetched %s, %s%ssampling\n", t->feed.own ? "samples" : "tokens",
-               e->net.tables ? "rotary angles, " : "", dt__engine_windows(e) > 1 ? "weights of two segments, "
-               : dt__engine_gathers(e, 1) ? "weights of a segment, " : "");
+               e->p.net.tables ? "rotary angles, " : "", dt__layout_windows(&e->p) > 1 ? "weights of two segments, "
+               : dt__layout_gathers(&e->p, 1) ? "weights of a segment, " : "");
     if (dt__memory_line("cache", m->cache, unit))
         printf("keys and values of %lld positions, for samples\n", (long long)t->recipe.sequence);
 }
@@ -23884,7 +24005,7 @@ static int64_t dt__generator_floats(const dt__engine *e, const dt__net *net, int
     *cache = 0;
     for (int64_t q = 0; q < net->count; q++) {
         const dt__built *seg = &net->segments[q];
-        if (e->net.segments[q].stage != e->shape.stage) continue;
+        if (e->p.net.segments[q].stage != e->p.shape.stage) continue;
         floats += seg->plan->saved + dt__round_up(seg->output, 16);
         *cache += seg->plan->cache;
     }
@@ -23895,22 +24016,22 @@ static int64_t dt__generator_floats(const dt__engine *e, const dt__net *net, int
 static void dt__generator_adopt(const dt__engine *e, dt__net *net)
 {
     for (int64_t q = 0; q < net->count; q++) {
-        const dt__built *from = &e->net.segments[q];
+        const dt__built *from = &e->p.net.segments[q];
         dt__built *to = &net->segments[q];
         for (int32_t i = 0; i < to->plan->g->param_count; i++)
             for (int32_t k = 0; k < from->plan->g->param_count; k++)
-                if (!strcmp(net->params[to->param_of[i]].is.name, e->net.params[from->param_of[k]].is.name))
-                    to->param[i] = dt__engine_gathers(e, 1) ? from->window[k] : from->param[k];
+                if (!strcmp(net->params[to->param_of[i]].is.name, e->p.net.params[from->param_of[k]].is.name))
+                    to->param[i] = dt__layout_gathers(&e->p, 1) ? from->window[k] : from->param[k];
     }
 }
 
 /* Plans the nets that draw text for sequences of `length`. */
 static dt_result dt__generator_open(dt__generator *d, const dt__engine *e, int64_t length)
 {
-    const dt_model *m = &e->recipe->model;
+    const dt_model *m = &e->p.recipe->model;
     dt_result r = DT_OK;
     /* Which tokens a capacity drops depends on all tokens. */
-    if (m->segments || e->layout->output.no_cache || (m->experts && m->capacity > 0.0f))
+    if (m->segments || e->p.layout->output.no_cache || (m->experts && m->capacity > 0.0f))
         r = dt__net_open(&d->net[DT__WHOLE], m, 1, length);
     else {
         r = dt__net_open_at(&d->net[DT__ONE], m, 1, 1, length);
@@ -23946,25 +24067,25 @@ static void dt__generator_close(dt__generator *d)
 static dt_result dt__trainer_allocate(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    int64_t losses = t->recipe.context_shards * (e->net.watched ? e->net.count : 1) * t->recipe.data_shards;
+    int64_t losses = t->recipe.context_shards * (e->p.net.watched ? e->p.net.count : 1) * t->recipe.data_shards;
     int64_t longest = dt__trainer_longest(t);
     dt_result r = dt__engine_allocate(e);
     if (r) return r;
     if (longest && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
-    t->unit = (uint32_t *)dt__alloc(4 * e->rows * (t->feed.is.inputs + t->feed.is.targets), "validation samples");
+    t->unit = (uint32_t *)dt__alloc(4 * e->p.rows * (t->feed.is.inputs + t->feed.is.targets), "validation samples");
     t->gathered = (float *)dt__alloc(4 * losses, "losses");
     t->text = (char *)dt__alloc(t->layout.output.sample_length + 1, "a text sample");
     if (!t->unit || !t->text || !t->gathered) return DT_E_MEMORY;
     if (t->layout.output.sample_length && dt__generator_allocate(&t->generator, t->recipe.model.vocabulary))
         return DT_E_MEMORY;
-    return dt__pool_reserve(t->pool, dt__max(dt__net_scratch(&e->net, e->k),
+    return dt__pool_reserve(t->pool, dt__max(dt__net_scratch(&e->p.net, e->k),
                                              dt__net_scratch(&t->generator.net[DT__ONE], e->k)));
 }
 
 /* Chooses what fast numerics use (R19): of 16-bit products what all ranks have. */
 static dt_result dt__fast_open(dt_trainer *t)
 {
-    float kind = t->e.net.precision == DT_BF16 ? (float)dt__dot_kind(t->e.k) : 0.0f;
+    float kind = t->e.p.net.precision == DT_BF16 ? (float)dt__dot_kind(t->e.k) : 0.0f;
     dt_result r = t->recipe.numerics == DT_FAST ? dt_all_reduce(t->comm, &kind, 1, DT_MIN) : DT_OK;
     if (t->recipe.numerics != DT_FAST || r) return r;
     t->e.env.dot = (int)kind;
@@ -23989,7 +24110,7 @@ static dt_result dt__measure_peak(dt_trainer *t)
 static void dt__trainer_banner(const dt_trainer *t)
 {
     const dt_recipe *r = &t->recipe;
-    const dt_model *m = &t->e.net.model;
+    const dt_model *m = &t->e.p.net.model;
     const dt_source *feed = &t->feed.is;
     int64_t threads = dt__comm_here(t->comm) * t->pool->workers; /* on this machine, those that compute */
     int64_t positions = dt__max(t->positions, r->sequence + t->more), samples = feed->samples[DT_TRAIN];
@@ -24006,7 +24127,7 @@ static void dt__trainer_banner(const dt_trainer *t)
         if (llama) printf(", hidden %lld", (long long)m->hidden);
         printf(", vocabulary %lld%s", (long long)m->vocabulary, m->tied ? ", tied" : "");
     }
-    printf(": %lld parameters\n", (long long)t->e.net.weights);
+    printf(": %lld parameters\n", (long long)t->e.p.net.weights);
     if (!m->segments && m->experts)
         printf("         %lld experts in each block, %lld per token (GFLOP/s counts only these)\n",
                (long long)m->experts, (long long)dt__model_moe(&r->model).active);
@@ -24026,23 +24147,23 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (nodes > 1) printf(" on %d nodes (shared memory inside, %s between)", nodes, t->comm->link->name);
     else if (ranks > 1) printf(" (%s, shared memory)", dt__thread.rank ? "threads" : "processes");
     dt__tell(" x %d thread%s%s, %s kernels, %s%s; GEMM peak %.1f GFLOP/s together\n", t->pool->workers,
-             t->pool->workers == 1 ? "" : "s", t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
+             t->pool->workers == 1 ? "" : "s", t->e.p.shape.overlap ? " and one that communicates" : "", t->e.k->name,
              r->numerics == DT_FAST ? "fast numerics" : "exact",
-             t->e.net.precision == DT_BF16 ? " fp32 sums of bf16" : t->e.net.precision ? " fp32 sums of fp16" : "",
+             t->e.p.net.precision == DT_BF16 ? " fp32 sums of bf16" : t->e.p.net.precision ? " fp32 sums of fp16" : "",
              t->peak_gflops);
     if ((double)threads > cores + 0.99)
         dt__tell("         %lld threads share %.3g cores: %s\n", (long long)threads, cores,
                  t->layout.threads > 1 ? "lower --threads" : "use fewer ranks");
-    if (t->e.shape.zero > 1 && !t->e.shape.buffered && r->data_shards > t->e.mesh.size[DT_AXIS_DATA])
+    if (t->e.p.shape.zero > 1 && !t->e.p.shape.buffered && r->data_shards > t->e.p.mesh.size[DT_AXIS_DATA])
         printf("         --zero %d shares no gradients: %d data-parallel ranks have %lld data shards, it takes one "
-               "each\n", t->e.shape.zero, t->e.mesh.size[DT_AXIS_DATA], (long long)r->data_shards);
-    else if (t->e.shape.zero > 1 && !t->e.shape.buffered)
+               "each\n", t->e.p.shape.zero, t->e.p.mesh.size[DT_AXIS_DATA], (long long)r->data_shards);
+    else if (t->e.p.shape.zero > 1 && !t->e.p.shape.buffered)
         printf("         --zero %d shares no gradients of several micro-batches: use --accumulation each\n",
-               t->e.shape.zero);
+               t->e.p.shape.zero);
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     if (r->numerics == DT_FAST)
         printf("fast     products %s; every other sum is exact\n", dt__dot_names[t->e.env.dot]);
-    if (dt__mesh_crosses(&t->e.mesh, t->comm))
+    if (dt__mesh_crosses(&t->e.p.mesh, t->comm))
         printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
                "network. Keep --tp within a node (--order cluster), and use --pp or data parallelism across nodes.\n");
     if (r->warmup >= r->steps && !r->rate)
@@ -24062,7 +24183,7 @@ static void dt__trainer_banner(const dt_trainer *t)
 /* Checks that the data's ids are inside tables and classes: files now, samples of a source as they come. */
 static dt_result dt__trainer_ids(dt_trainer *t)
 {
-    const int64_t *below = t->e.net.ids;
+    const int64_t *below = t->e.p.net.ids;
     int64_t least = dt__min(below[0], below[1]), ids;
     memcpy(t->feed.ids, below, sizeof t->feed.ids);
     if (!t->data || least >= t->recipe.model.vocabulary || least >= (ids = dt__data_ids(t->data))) return DT_OK;
@@ -24097,14 +24218,15 @@ static int64_t dt__logits_segment(const dt__net *net, int64_t words, int64_t voc
 static dt_result dt__trainer_draw(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    for (int32_t i = 0; i < e->net.param_count; i++) {
-        const dt__net_param *p = &e->net.params[i];
+    for (int32_t i = 0; i < e->p.net.param_count; i++) {
+        const dt__net_param *p = &e->p.net.params[i];
         dt__piece_of x = dt__engine_piece(e, p);
-        int whole = e->shape.zero < 3;
+        int whole = e->p.shape.zero < 3;
         if (p->offset < 0) continue;
         dt__comm_tick(t->comm);
-        dt__init_shards(&p->is, e->net.tensor_shards, e->net.first_shard, e->net.own_shards, (uint64_t)t->recipe.seed,
-                        t->pool, dt__host(whole ? e->params + p->offset : x.weight), whole ? 0 : x.from,
+        dt__init_shards(&p->is, e->p.net.tensor_shards, e->p.net.first_shard, e->p.net.own_shards,
+                        (uint64_t)t->recipe.seed, t->pool,
+                        dt__host(whole ? e->params + p->offset : x.weight), whole ? 0 : x.from,
                         whole ? p->count : x.count);
         if (t->recipe.ema > 0.0f)
             dt__mem_copy(t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
@@ -24112,64 +24234,18 @@ static dt_result dt__trainer_draw(dt_trainer *t)
     return DT_OK;
 }
 
-#ifdef DT_COMPILER
-/* Floats of a unit: what its segments save, and their largest temporary memory. */
-static double dt__compiled_floats(const dt__net *net)
-{
-    int64_t saved = 0, temp = 0;
-    for (int64_t q = 0; q < net->count; q++) {
-        saved += dt__fusion_of(net->segments[q].plan)->saved;
-        temp = dt__max(temp, dt__fusion_of(net->segments[q].plan)->temp);
-    }
-    return (double)(saved + temp);
-}
-#endif
-/* Builds the model. With a goal for memory, its segments keep a smaller share of their values at every try. */
-static dt_result dt__trainer_net(dt_trainer *t)
-{
-    dt__engine *e = &t->e;
-#ifdef DT_COMPILER
-    const dt__net settings = e->net;
-    double goal = e->net.compiler ? (double)t->layout.compile.memory / 4.0 : 0.0, floats = 2.0 * goal;
-    e->compiling.backend = DT_BACKEND_TILES; /* of what is tried */
-    e->compiling.keep = goal > 0.0;
-    for (int tries = 0; floats > goal && (!tries || e->compiling.keep > 0.0); tries++) {
-        dt_result r = dt__net_open(&e->net, &t->recipe.model, e->rows, t->recipe.sequence);
-        if (r) return r;
-        floats = dt__compiled_floats(&e->net);
-        if (floats > goal) e->compiling.keep *= tries < 4 ? 0.97 * goal / floats : 0.0;
-        dt__net_close(&e->net);
-        e->net = settings;
-    }
-    e->compiling.backend = t->layout.compile.backend, e->compiling.plans = 0;
-#endif
-    return dt__net_open(&e->net, &t->recipe.model, e->rows, t->recipe.sequence);
-}
-
 /* The model, recorded. */
 static dt_result dt__trainer_model(dt_trainer *t)
 {
     dt__engine *e = &t->e;
     const dt_recipe *r = &t->recipe;
-    int cut = 0;
     dt_result result;
     e->pool = e->env.pool = t->pool;
     e->env.k = e->k;
-    e->env.unit_share = 1.0f / (float)(e->micros * r->data_shards * r->context_shards);
-#ifdef DT_COMPILER
-    if (*t->serves) e->compiling.passes &= ~(1u << DT__PASS_LOGITS); /* predictions may be logits */
-#endif
-    if (t->feed.own) e->net.source = t->generator.net[DT__WHOLE].source = &t->feed.is;
-    for (int i = 0; i < DT__GENERATOR_NETS; i++) dt__engine_shards(e, &t->generator.net[i], 0);
-    result = dt__trainer_net(t);
-    if (!result && t->layout.ep > 1 && !e->net.routed)
-        result = dt__misuse("--ep %lld: the model has no experts to share: set --experts, or leave --ep out",
-                            (long long)t->layout.ep);
-    for (int32_t i = 0; i < e->net.param_count; i++) cut |= e->net.params[i].is.cut >= 0;
-    if (!result && t->layout.tp > 1 && !cut)
-        result = dt__misuse("--tp %lld: no product of this model can be cut, and ranks would repeat its work: leave "
-                            "--tp out, or build products by dt_linear_with, DT_COLUMNS and DT_ROWS",
-                            (long long)t->layout.tp);
+    e->env.unit_share = 1.0f / (float)(e->p.micros * r->data_shards * r->context_shards);
+    if (t->feed.own) e->p.net.source = t->generator.net[DT__WHOLE].source = &t->feed.is;
+    for (int i = 0; i < DT__GENERATOR_NETS; i++) dt__layout_shards(&e->p, &t->generator.net[i], 0);
+    result = dt__layout_net(&e->p, e->k, *t->serves != 0);
     return result ? result : dt__trainer_ids(t);
 }
 
@@ -24177,9 +24253,9 @@ static dt_result dt__trainer_model(dt_trainer *t)
 static dt_result dt__trainer_engine(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    int64_t words = e->rows * t->recipe.sequence / e->mesh.size[DT_AXIS_CONTEXT];
+    int64_t words = e->p.rows * t->recipe.sequence / e->p.mesh.size[DT_AXIS_CONTEXT];
     dt_result r;
-    t->generator.logits = dt__logits_segment(&e->net, words, t->recipe.model.vocabulary);
+    t->generator.logits = dt__logits_segment(&e->p.net, words, t->recipe.model.vocabulary);
     if (t->generator.logits < 0) t->layout.output.sample_length = 0;
     r = dt__engine_open(e);
     if (!r && t->layout.output.sample_length) r = dt__generator_open(&t->generator, e, t->recipe.sequence);
@@ -24283,13 +24359,11 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     dt_result result;
     if (!r->micro_batch) r->micro_batch = r->batch;
     if (r->dropout > 0.0f) r->model.dropout = r->dropout;
-    t->e.recipe = r, t->e.layout = &t->layout, t->e.comm = t->comm;
+    t->e.p.recipe = r, t->e.p.layout = &t->layout, t->e.comm = t->comm;
     result = dt__options_check(DT__ROWS(dt__options), DT__GROUP_RECIPE, r);
     if (!result) result = dt__options_check(DT__ROWS(dt__options), DT__GROUP_LAYOUT, &t->layout);
     if (!result) result = dt__check_model(&r->model);
-    if (!result) result = dt_mesh_of(&t->layout, dt_comm_size(t->comm), dt_comm_rank(t->comm), &t->e.mesh);
-    if (!result) result = dt__check_batch(r, t->e.mesh.size[DT_AXIS_DATA]);
-    if (!result) result = dt__engine_layout(&t->e);
+    if (!result) result = dt__engine_begin(&t->e);
     if (!result) result = dt__check_rest(r, &t->layout);
     if (!result) result = dt__trainer_feed(t);
     if (!result && r->model.window && r->sequence > r->model.window)
@@ -24315,7 +24389,7 @@ static int dt__param_transposed(const dt_recipe *r, const dt__param *p)
 /* Lists the tensors of the state, part by part in definition order. */
 static dt_result dt__state_open(dt_trainer *t)
 {
-    const dt__net *n = &t->e.net;
+    const dt__net *n = &t->e.p.net;
     t->state.tensor = (dt__state_tensor *)dt__alloc(n->param_count * DT__PARTS * (int64_t)sizeof *t->state.tensor,
                                                     "the state");
     if (!t->state.tensor) return DT_E_MEMORY;
@@ -24344,12 +24418,12 @@ typedef struct dt__state_walk {
 /* Each of the ranks that store a range writes an equal part in whole blocks, on the stage of the first use. */
 static void dt__engine_share(const dt__engine *e, const dt__net_param *p, int64_t *from, int64_t *count)
 {
-    const dt_mesh *m = &e->mesh;
-    int64_t alike = dt__max(e->store.shards, dt__param_copies(&p->is)); /* distance of data ranks that store the same */
+    const dt_mesh *m = &e->p.mesh;
+    int64_t alike = dt__max(e->p.store.shards, dt__param_copies(&p->is)); /* distance of ranks that store the same */
     int64_t ranks = m->size[DT_AXIS_DATA] / alike, self = m->at[DT_AXIS_DATA] / alike, end = *from + *count;
     int64_t blocks = dt__ceil_div(*count, DT__BLOCK), first = *from;
     ranks *= m->size[DT_AXIS_CONTEXT], self = self * m->size[DT_AXIS_CONTEXT] + m->at[DT_AXIS_CONTEXT];
-    if (!dt__param_is_cut(&p->is, e->net.tensor_shards))
+    if (!dt__param_is_cut(&p->is, e->p.net.tensor_shards))
         ranks *= m->size[DT_AXIS_TENSOR], self = self * m->size[DT_AXIS_TENSOR] + m->at[DT_AXIS_TENSOR];
     *from = dt__min(end, first + blocks * self / ranks * DT__BLOCK);
     *count = dt__min(end, first + blocks * (self + 1) / ranks * DT__BLOCK) - *from;
@@ -24360,14 +24434,14 @@ static void dt__engine_share(const dt__engine *e, const dt__net_param *p, int64_
 static float *dt__state_range(const dt__state_walk *w, const dt__state_tensor *x, int64_t *from, int64_t *count)
 {
     const dt__engine *e = &w->t->e;
-    const dt__net_param *p = &e->net.params[x->param];
+    const dt__net_param *p = &e->p.net.params[x->param];
     dt__piece_of piece;
     float *data;
     int64_t begin;
     *from = 0, *count = p->count;
     if (w->memory) return w->memory;
     if (p->offset < 0) return *count = 0, (float *)NULL;
-    if (!x->kind && !w->writes && e->shape.zero < 3) return dt__host(e->params + p->offset);
+    if (!x->kind && !w->writes && e->p.shape.zero < 3) return dt__host(e->params + p->offset);
     piece = dt__engine_piece(e, p);
     begin = *from = piece.from, *count = piece.count;
     data = dt__host(x->kind ? e->state[x->kind - 1] + piece.state : piece.weight);
@@ -24378,7 +24452,7 @@ static float *dt__state_range(const dt__state_walk *w, const dt__state_tensor *x
 /* Gives the slices of each tensor to `visit`, also if this rank has none of a tensor. */
 static dt_result dt__state_each(const dt__state_walk *w, dt__visit_slices *visit, void *user)
 {
-    const dt__net *net = &w->t->e.net;
+    const dt__net *net = &w->t->e.p.net;
     float *copy = w->snapshot;
     dt_result r = DT_OK;
     for (int64_t i = w->first; i < w->end && !r; i++) {
@@ -24450,7 +24524,7 @@ static dt_result dt__whole_visit(void *user, const dt__state_tensor *of, dt__sta
 DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, int64_t *held)
 {
     if (dt__refused("t name values held", t, name, values, held)) return DT_E_USAGE;
-    int32_t i = dt__net_find(&t->e.net, name);
+    int32_t i = dt__net_find(&t->e.p.net, name);
     dt__state_walk w = {t, i, i + 1, 0, NULL, NULL};
     dt__whole_of whole = DT__ZERO;
     dt_result r = dt__engine_wait(&t->e);
@@ -24488,7 +24562,7 @@ static dt_result dt__state_write(const dt__state_walk *walk, dt__gatherer *gathe
 static dt_result dt__state_write_full(dt_trainer *t, int writes, float *memory, dt__gatherer *gather, dt__reader *from,
                                       const char *folder, dt__part_file part[2])
 {
-    int64_t weights = t->e.net.param_count;
+    int64_t weights = t->e.p.net.param_count;
     dt__state_walk model = {t, 0, weights, writes, memory, NULL};
     dt__state_walk rest = {t, weights, t->state.count, writes, memory, NULL};
     dt_result r = dt__state_write(&model, gather, from, folder, "model.safetensors", 0, &part[0]);
@@ -24507,7 +24581,7 @@ static dt_result dt__model_identity(const dt_trainer *t, char hash[65])
     dt__text_add(&text, "%d %.9g %.9g %.9g %lld\n", (int)t->recipe.model.family, s->factor, s->low_freq_factor,
                  s->high_freq_factor, (long long)s->original_context);
     if (s->kind) dt__text_add(&text, "%d %d %.9g\n", (int)s->kind, (int)s->untruncated, s->attention);
-    for (const dt__net_param *p = t->e.net.params; p < t->e.net.params + t->e.net.param_count; p++)
+    for (const dt__net_param *p = t->e.p.net.params; p < t->e.p.net.params + t->e.p.net.param_count; p++)
         dt__text_add(&text, "%s %s\n", p->is.name, dt__shape_text(&p->is.shape, shape));
     if (!text.failed) dt__sha256_of(text.at, text.length, hash);
     dt__free(text.at);
@@ -24617,7 +24691,7 @@ static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layou
 static dt_result dt__alike_contents(dt__text *text, dt_trainer *t)
 {
     const dt_source *d = &t->feed.is;
-    const dt__built *b = t->e.net.segments;
+    const dt__built *b = t->e.p.net.segments;
     int identified = t->layout.checkpoint.place || (!*t->serves && dt_comm_size(t->comm) > 1);
     dt_result r = identified ? dt__trainer_identity(t) : DT_OK;
     if (!r) dt__text_add(text, "the number of samples\t%lld, %lld for validation, of %lld inputs and %lld targets\n"
@@ -24626,7 +24700,7 @@ static dt_result dt__alike_contents(dt__text *text, dt_trainer *t)
                  (long long)d->samples[DT_TRAIN], (long long)d->samples[DT_VALIDATION], (long long)d->inputs,
                  (long long)d->targets, (long long)t->recipe.model.vocabulary, t->save.now.data,
                  t->save.now.tokenizer);
-    for (int64_t q = 0; q < t->e.net.count && t->recipe.model.segments; q++, b++)
+    for (int64_t q = 0; q < t->e.p.net.count && t->recipe.model.segments; q++, b++)
         for (int32_t id = 1; id < b->plan->g->forward_count; id++) {
             const dt__node *n = &b->plan->g->nodes[id];
             const char *name = n->op == DT__OP_PARAM ? b->plan->g->params[n->param].name : dt__op_of(n->op)->name;
@@ -24702,13 +24776,13 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     const dt__manifest *m = &t->save.now;
     dt__text_add(text, "{\n \"library\": \"%s\"", dt_version());
     dt__options_json(text, DT__ROWS(dt__manifest_members), 0, m);
-    dt__text_add(text, ",\n \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": {", (long long)t->e.net.weights,
+    dt__text_add(text, ",\n \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": {", (long long)t->e.p.net.weights,
                  dt_comm_size(t->comm));
     dt__options_json(text, DT__ROWS(dt__options), DT__GROUP_RECIPE, &t->recipe);
     dt__text_add(text, "},\n \"layout\": {");
     dt__options_json(text, DT__ROWS(dt__options), DT__GROUP_LAYOUT, &t->layout);
     dt__text_add(text, "},\n \"shapes\": {");
-    dt__net_text(text, &t->e.net);
+    dt__net_text(text, &t->e.p.net);
     dt__text_add(text, "},\n \"kind\": ");
     dt__manifest_end(text, m->full, file, files);
 }
@@ -24761,7 +24835,7 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, c
 /* Compares the parameters that a manifest lists with those of the model. */
 static dt_result dt__model_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
 {
-    const dt__net *here = &t->e.net;
+    const dt__net *here = &t->e.p.net;
     dt__net there = DT__ZERO;
     dt_recipe old = dt_recipe_default();
     char a[96], b[96];
@@ -25113,7 +25187,7 @@ static dt_result dt__save_snapshot(dt_trainer *t)
 static dt_result dt__save_probe(dt_trainer *t)
 {
     const char *place = t->layout.checkpoint.place;
-    double bytes = (4.0 + dt__optimizer_bytes(&t->recipe)) * (double)t->e.net.weights;
+    double bytes = (4.0 + dt__optimizer_bytes(&t->recipe)) * (double)t->e.p.net.weights;
     char name[32], path[PATH_MAX];
     struct statvfs is;
     dt_result r = dt__dir_make(place);
@@ -25150,7 +25224,7 @@ static dt_result dt__save_open(dt_trainer *t)
     if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
     if (!r) dt__comm_catch_stop(t->comm);
     for (int n = 1; job && n < dt_comm_size(t->comm) && n <= job->size && !r; n++) /* could n ranks go on? */
-        __atomic_store_n(&dt__job_rank(job, n - 1)->unfit, !dt__engine_fits(&t->e, n), __ATOMIC_RELAXED);
+        __atomic_store_n(&dt__job_rank(job, n - 1)->unfit, !dt__layout_fits(&t->e.p, n), __ATOMIC_RELAXED);
     s->last = dt__now();
     return r;
 }
@@ -25172,7 +25246,7 @@ static void dt__save_close(dt__saver *s)
 static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
 {
     char name[PATH_MAX], there[64], value[64];
-    const dt_model *here = &t->e.net.model;
+    const dt_model *here = &t->e.p.net.model;
     dt__tls before = dt__thread; /* another model may be no error */
     dt_model m;
     dt_result differs = DT_OK, r = dt__config_path(name, path);
@@ -25315,14 +25389,14 @@ static dt_result dt__checkpoint_model(dt__checkpoint *c)
     recipe->model.segment_count = c->m.segments;
     t->recipe = *recipe;
     t->layout = dt_layout_default();
-    t->e.recipe = &t->recipe, t->e.layout = &t->layout;
-    t->e.net.tensor_shards = t->e.net.own_shards = recipe->tensor_shards;
+    t->e.p.recipe = &t->recipe, t->e.p.layout = &t->layout;
+    t->e.p.net.tensor_shards = t->e.p.net.own_shards = recipe->tensor_shards;
     if (r || c->m.shapes < 0) return r;
-    r = dt__net_read(&t->e.net, &c->m, c->path);
-    for (int32_t i = 0; i < t->e.net.param_count; i++) longest = dt__max(longest, t->e.net.params[i].count);
+    r = dt__net_read(&t->e.p.net, &c->m, c->path);
+    for (int32_t i = 0; i < t->e.p.net.param_count; i++) longest = dt__max(longest, t->e.p.net.params[i].count);
     if (!r && !(c->stored = (float *)dt__alloc(4 * longest, "a checkpoint"))) r = DT_E_MEMORY;
     if (!r) r = dt__state_open(t);
-    for (dt__state_tensor *x = t->state.tensor; !r && x < t->state.tensor + t->e.net.param_count; x++) {
+    for (dt__state_tensor *x = t->state.tensor; !r && x < t->state.tensor + t->e.p.net.param_count; x++) {
         const dt__stored *s = dt__tensors_find(&c->reader.tensors, x->is.name);
         if (s && dt__ends_with(s->name, "wpe.weight") && s->type == DT__STORED_F32 && s->shape.dims == 2 &&
             s->shape.n[1] == x->is.shape.n[1])
@@ -25362,7 +25436,7 @@ DT_API void dt_checkpoint_close(dt_checkpoint **handle)
     dt__reader_close(&c->reader);
     dt__free(c->t.state.tensor);
     dt__free(c->t.kept);
-    dt__net_close(&c->t.e.net);
+    dt__net_close(&c->t.e.p.net);
     dt__free(c->stored);
     dt__free((void *)(uintptr_t)c->is.file);
     dt__free(c);
@@ -25436,7 +25510,7 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
     dt__part_file *part = (dt__part_file *)dt__alloc((c->m.files + 3) * (int64_t)sizeof *part, "a list of files");
     dt__state_walk all = {&c->t, 0, c->is.arrays, 0, c->stored, NULL};
-    dt__state_walk model = {&c->t, 0, c->t.e.net.param_count, 0, c->stored, NULL};
+    dt__state_walk model = {&c->t, 0, c->t.e.p.net.param_count, 0, c->stored, NULL};
     char draft[PATH_MAX] = "", to[PATH_MAX], said[sizeof dt__thread.error];
     int full = kind == DT_FULL, sharded = kind == DT_SHARDED, files = 1 + full;
     dt__text text = DT__ZERO;
@@ -25483,7 +25557,7 @@ static dt_result dt__weights_check(dt_trainer *t)
     dt__sha256 h;
     dt_result r = DT_OK;
     dt__sha256_begin(&h);
-    for (int32_t i = 0; i < t->e.net.param_count && !r; i++, x++) {
+    for (int32_t i = 0; i < t->e.p.net.param_count && !r; i++, x++) {
         dt_shape shape;
         dt__stored *s;
         dt__state_tensor_name(x, name, sizeof name, &shape);
@@ -25548,20 +25622,20 @@ static dt_result dt__weights_begin(dt_trainer *t)
 static dt_result dt__weights_load(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    dt__state_walk w = {t, 0, e->net.param_count, 0, NULL, NULL};
+    dt__state_walk w = {t, 0, e->p.net.param_count, 0, NULL, NULL};
     dt__reader *from = &t->published;
     dt__checkpoint *c = (dt__checkpoint *)t->initial;
-    dt_result r = dt__gather_open(&from->gather, t->comm, 1, e->k, t->state.tensor, e->net.param_count);
+    dt_result r = dt__gather_open(&from->gather, t->comm, 1, e->k, t->state.tensor, e->p.net.param_count);
     from->find = dt__weights_fit;
     if (!r && !c) r = dt__state_each(&w, dt__reader_visit, from);
-    for (int32_t i = 0; i < e->net.param_count && !r; i++) {
-        const dt__net_param *p = &e->net.params[i];
+    for (int32_t i = 0; i < e->p.net.param_count && !r; i++) {
+        const dt__net_param *p = &e->p.net.params[i];
         dt__piece_of x = dt__engine_piece(e, p);
         dt__whole_of whole = DT__ZERO;
         w.first = i, w.end = i + 1;
         if (c) whole.is.block = (float *)dt__alloc(4 * dt_shape_count(p->is.shape), "a parameter");
         if (c && !whole.is.block) r = DT_E_MEMORY;
-        if (c && !r) r = dt_checkpoint_read(t->initial, dt__net_find(&c->t.e.net, p->is.name), whole.is.block);
+        if (c && !r) r = dt_checkpoint_read(t->initial, dt__net_find(&c->t.e.p.net, p->is.name), whole.is.block);
         whole.way = DT__GATHER_OUT;
         if (c && !r) r = dt__state_each(&w, dt__whole_visit, &whole);
         dt__free(whole.is.block);
@@ -25590,8 +25664,8 @@ static dt_result dt__output_error(const char *path)
 static void dt__timeline_bars(const dt__engine *e, dt__bar *bar)
 {
     int32_t count = 0;
-    for (int32_t k = 0; k < e->program.count; k++) {
-        const dt__instr *i = &e->program.list[k];
+    for (int32_t k = 0; k < e->p.program.count; k++) {
+        const dt__instr *i = &e->p.program.list[k];
         dt__bar *b = &bar[count - 1];
         if (!count || b->op != i->op || b->back != i->back || b->shard != i->shard || b->micro != i->micro) {
             b = &bar[count++];
@@ -25617,7 +25691,7 @@ static void dt__timeline_trace(dt__text *f, const dt_trainer *t, const dt__bar *
         dt__text_add(f, "%s{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d on node "
                      "%d\"}}", comma, rank, rank, dt_comm_node(t->comm, rank));
         comma = ",\n";
-        for (int line = 0; line <= t->e.shape.overlap; line++)
+        for (int line = 0; line <= t->e.p.shape.overlap; line++)
             dt__text_add(f, "%s{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"rank "
                          "%d %s\"}}", comma, rank, rank + line * ranks, rank, line ? "communicates" : "computes");
         for (const dt__bar *b = bars + rank * most, *end = b + most; b < end && b->end > 0; b++) {
@@ -25660,7 +25734,7 @@ static dt_result dt__timeline_put(const dt_trainer *t, const dt__text *text)
 static dt_result dt__timeline_write(dt_trainer *t)
 {
     int ranks = dt_comm_size(t->comm);
-    float count = (float)(t->e.program.count + t->e.inner_kept);
+    float count = (float)(t->e.p.program.count + t->e.inner_kept);
     dt_result r = dt_all_reduce(t->comm, &count, 1, DT_MAX);
     int64_t most = (int64_t)count, floats = most * DT__BAR_WORDS;
     dt__bar *bars;
@@ -25710,7 +25784,7 @@ static dt_result dt__watch_open(dt_trainer *t)
 /* Weights and gradients of a parameter, shard by shard as they are stored. */
 static dt_result dt__watch_param(dt_trainer *t, const dt__net_param *p, int64_t step)
 {
-    int64_t vt = t->e.net.tensor_shards, n = dt__shard_floats(&p->is, vt), each = dt__shard_step(&p->is, vt);
+    int64_t vt = t->e.p.net.tensor_shards, n = dt__shard_floats(&p->is, vt), each = dt__shard_step(&p->is, vt);
     int64_t arrays = dt__param_arrays(&p->is, vt), units = p->is.shape.dims < 2 ? 0 : n;
     dt__piece_of x = dt__engine_piece(&t->e, p);
     float scale = t->e.env.loss_scale;
@@ -25758,20 +25832,20 @@ static dt_result dt__metrics_open(dt_trainer *t)
 /* The plan of a segment that this rank runs, if no earlier one has it. */
 static const dt__built *dt__trainer_plan(const dt_trainer *t, int64_t q)
 {
-    const dt__built *b = &t->e.net.segments[q];
+    const dt__built *b = &t->e.p.net.segments[q];
     for (int64_t e = 0; e < q; e++)
-        if (t->e.net.segments[e].plan == b->plan && t->e.net.segments[e].stage == b->stage) return NULL;
-    return b->stage == t->e.shape.stage ? b : NULL;
+        if (t->e.p.net.segments[e].plan == b->plan && t->e.p.net.segments[e].stage == b->stage) return NULL;
+    return b->stage == t->e.p.shape.stage ? b : NULL;
 }
 
 /* What is known without a measurement. */
 static void dt__compilation_count(const dt_trainer *t, dt_compilation_report *r)
 {
-    const dt__net *net = &t->e.net;
+    const dt__net *net = &t->e.p.net;
     int64_t temp[2] = {0, 0};
     for (int64_t q = 0; q < net->count; q++) {
         const dt__plan *p = net->segments[q].plan, *plain = dt__fusion_of(p)->plain;
-        if (net->segments[q].stage != t->e.shape.stage) continue;
+        if (net->segments[q].stage != t->e.p.shape.stage) continue;
         r->recorded += plain->forward_count + plain->backward_count + plain->weights_count;
         r->ops += p->forward_count + p->backward_count + p->weights_count;
         r->groups += dt__fusion_of(p)->group_count, r->grouped += dt__fusion_of(p)->member_count;
@@ -25780,7 +25854,7 @@ static void dt__compilation_count(const dt_trainer *t, dt_compilation_report *r)
         temp[0] = dt__max(temp[0], 4 * plain->temp), temp[1] = dt__max(temp[1], 4 * dt__fusion_of(p)->temp);
     }
     r->memory_before += temp[0], r->memory += temp[1];
-    r->plans = t->e.compiling.plans, r->built = t->e.compiling.built;
+    r->plans = t->e.p.compiling.plans, r->built = t->e.p.compiling.built;
 }
 
 #endif
@@ -25839,16 +25913,16 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && t->layout.output.metrics && dt_trainer_is_root(t)) r = dt__metrics_open(t);
     if (!r && t->layout.output.timeline && dt_trainer_is_root(t)) r = dt__timeline_put(t, NULL);
     if (!r && !from)
-        r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows,
+        r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.p.hi - t->e.p.lo) * t->e.p.micros * t->e.p.rows,
                             t->e.step, 3, dt__trainer_row, t);
     if (!r && dt__trainer_speaks(t)) dt__trainer_banner(t);
 #ifdef DT_COMPILER
-    if (!r && *t->e.compiling.why && dt__trainer_speaks(t))
-        printf("compiler groups run tile by tile: %s\n", t->e.compiling.why);
-    if (!r && t->e.net.compiler && t->layout.compile.memory && dt__trainer_speaks(t) &&
-        4.0 * dt__compiled_floats(&t->e.net) > (double)t->layout.compile.memory)
+    if (!r && *t->e.p.compiling.why && dt__trainer_speaks(t))
+        printf("compiler groups run tile by tile: %s\n", t->e.p.compiling.why);
+    if (!r && t->e.p.net.compiler && t->layout.compile.memory && dt__trainer_speaks(t) &&
+        4.0 * dt__compiled_floats(&t->e.p.net) > (double)t->layout.compile.memory)
         dt__tell("compiler a unit needs %.1f MB: no more can be computed again cheaply for the goal of %.1f MB. Choose "
-                 "another --recompute, or a smaller micro-batch\n", 4e-6 * dt__compiled_floats(&t->e.net),
+                 "another --recompute, or a smaller micro-batch\n", 4e-6 * dt__compiled_floats(&t->e.p.net),
                  1e-6 * (double)t->layout.compile.memory);
 #endif
     dt__busy_end(t, busy);
@@ -25899,14 +25973,14 @@ DT_API void dt_trainer_close(dt_trainer **handle)
  * order, then TREE over the leaves of all shards. Every layout adds +0 at the same places and has the same bits. */
 static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t leaves, int64_t each, int counts, float *sum)
 {
-    int64_t whole = leaves * t->e.mesh.size[DT_AXIS_CONTEXT], shards = t->recipe.data_shards * whole;
-    int64_t run = leaves * each, first = leaves * t->e.mesh.at[DT_AXIS_CONTEXT];
+    int64_t whole = leaves * t->e.p.mesh.size[DT_AXIS_CONTEXT], shards = t->recipe.data_shards * whole;
+    int64_t run = leaves * each, first = leaves * t->e.p.mesh.at[DT_AXIS_CONTEXT];
     float *all = t->gathered;
     double start;
     dt_result r;
     memset(all, 0, 4 * (size_t)(shards * each));
-    for (int64_t i = 0; i < (t->e.hi - t->e.lo) * run && counts; i++)
-        all[((t->e.lo + i / run) * whole + first) * each + i % run] = own[i] + 0.0f;
+    for (int64_t i = 0; i < (t->e.p.hi - t->e.p.lo) * run && counts; i++)
+        all[((t->e.p.lo + i / run) * whole + first) * each + i % run] = own[i] + 0.0f;
     start = dt__now();
     r = dt_all_reduce(t->comm, all, shards * each, DT_SUM);
     t->agreeing += dt__now() - start;
@@ -25928,7 +26002,7 @@ static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total, uint3
     enum { TOP = 56 };
     double start;
     dt_result r;
-    const int *at = t->e.mesh.at; /* of the ranks that share samples one counts them */
+    const int *at = t->e.p.mesh.at; /* of the ranks that share samples one counts them */
     if (at[DT_AXIS_PIPELINE] || at[DT_AXIS_TENSOR] || at[DT_AXIS_CONTEXT]) own = 0;
     if (said) own |= (int64_t)*said << TOP;
     start = dt__now();
@@ -25948,9 +26022,9 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
 {
     dt__engine *e = &t->e;
     const dt_source *s = &t->feed.is;
-    uint32_t *input = t->unit, *target = input + e->rows * s->inputs;
+    uint32_t *input = t->unit, *target = input + e->p.rows * s->inputs;
     dt_result r;
-    for (int64_t i = 0; i < e->rows; i++) {
+    for (int64_t i = 0; i < e->p.rows; i++) {
         r = dt__feed_fetch(&t->feed, DT_VALIDATION, dt__min(first + i, end - 1), input + i * s->inputs,
                                      target + i * s->targets);
         if (r) return r;
@@ -25958,8 +26032,8 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
         if (first + i >= end) memset(target + i * s->targets, 0xff, 4 * (size_t)s->targets); /* -1 or NaN */
     }
     dt__engine_samples(e, input, target);
-    *valid += dt__valid_targets(target, s->target_type, e->rows * s->targets);
-    r = dt__engine_pass(e, e->net.count);
+    *valid += dt__valid_targets(target, s->target_type, e->p.rows * s->targets);
+    r = dt__engine_pass(e, e->p.net.count);
     if (!r && dt__engine_last(e) && loss) dt__engine_loss(e, 0, loss);
     return r;
 }
@@ -25970,7 +26044,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     if (dt__refused("t loss", t, loss)) return DT_E_USAGE;
     dt__engine *e = &t->e;
     int64_t samples = t->feed.is.samples[DT_VALIDATION], units, valid = 0;
-    int64_t shards = t->recipe.data_shards, dp = e->mesh.size[DT_AXIS_DATA], leaves = dt__engine_leaves(e);
+    int64_t shards = t->recipe.data_shards, dp = e->p.mesh.size[DT_AXIS_DATA], leaves = dt__layout_leaves(&e->p);
     dt_result r = DT_OK;
     unsigned saved;
     if (batches < 0) return dt__misuse("dt_trainer_evaluate: %lld batches: pass 0 (all) or more", (long long)batches);
@@ -25979,20 +26053,20 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
         return dt__misuse("there is no validation data: %s",
                           t->feed.own ? "the source's samples[DT_VALIDATION] is 0" : "--validation is 0");
     if ((r = dt__engine_wait(e)) != DT_OK) return r;
-    units = dt__ceil_div(samples, e->rows);
+    units = dt__ceil_div(samples, e->p.rows);
     saved = dt__fp_enter();
     e->env.inference = 1;
-    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * leaves));
+    memset(e->shard_loss, 0, 4 * (size_t)((e->p.hi - e->p.lo) * leaves));
     /* Ranks that gather weights or share experts process as many units as the rank with the most. */
     for (int64_t own = 0; own < dt__ceil_div(shards, dp) && !r; own++)
-        for (int64_t u = e->lo + own, k = 0; k < dt__ceil_div(units, shards) && !r; u += shards, k++) {
-            int mine = own < e->hi - e->lo && u < units;
-            if (!mine && !e->shape.zero && e->layout->ep == 1) continue;
-            r = dt__evaluate_unit(t, (mine ? u : units) * e->rows, samples, mine ? e->shard_loss + own * leaves : NULL,
-                                  &valid);
+        for (int64_t u = e->p.lo + own, k = 0; k < dt__ceil_div(units, shards) && !r; u += shards, k++) {
+            int mine = own < e->p.hi - e->p.lo && u < units;
+            if (!mine && !e->p.shape.zero && e->p.layout->ep == 1) continue;
+            r = dt__evaluate_unit(t, (mine ? u : units) * e->p.rows, samples,
+                                  mine ? e->shard_loss + own * leaves : NULL, &valid);
         }
     e->env.inference = 0;
-    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT_AXIS_TENSOR], loss);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->p.mesh.at[DT_AXIS_TENSOR], loss);
     if (!r) r = dt__sum_valid(t, valid, &valid, NULL);
     if (!r) *loss = *loss / (float)dt__max(1, valid);
     dt__fp_leave(saved);
@@ -26003,12 +26077,13 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
  * group, (samples,T,V) of a unit's first samples in the order of positions, from the rows that its ranks have, too. */
 static dt_result dt__whole_rows(dt__engine *e, const dt_graph *g, const float *columns, int64_t samples, float *whole)
 {
-    int64_t vocabulary = e->recipe->model.vocabulary, first, count = dt__logits_columns(&e->net, vocabulary, &first);
-    int64_t length = g ? e->recipe->sequence : 1, rows = g ? g->samples * g->positions : samples;
+    int64_t vocabulary = e->p.recipe->model.vocabulary, first;
+    int64_t count = dt__logits_columns(&e->p.net, vocabulary, &first);
+    int64_t length = g ? e->p.recipe->sequence : 1, rows = g ? g->samples * g->positions : samples;
     dt_result r = DT_OK;
     for (int64_t i = 0; i < samples * length * vocabulary; i++) whole[i] = -0.0f;
     for (int64_t i = 0; i < rows; i++) {
-        int64_t sample = g ? i / g->positions % e->rows : i, position = g ? dt__row_position(g, i) : 0;
+        int64_t sample = g ? i / g->positions % e->p.rows : i, position = g ? dt__row_position(g, i) : 0;
         float *to = whole + (sample * length + position) * vocabulary + first;
         if (sample < samples) dt__copy(to, columns + i * count, count);
     }
@@ -26035,18 +26110,18 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     if (dt__refused("t inputs/ predictions/", t, inputs, count, predictions, count)) return DT_E_USAGE;
     dt__engine *e = &t->e;
     const dt_source *s = &t->feed.is;
-    uint32_t *input = t->unit, *target = input + e->rows * s->inputs;
+    uint32_t *input = t->unit, *target = input + e->p.rows * s->inputs;
     int64_t at, has;
     int32_t id;
-    const dt__built *segment = dt__net_prediction(&e->net, &at, &id);
+    const dt__built *segment = dt__net_prediction(&e->p.net, &at, &id);
     int cut = segment && e->tensor && segment->plan->g->nodes[id].cut;
     const float *values;
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
-    has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->rows * e->mesh.size[DT_AXIS_CONTEXT] : 0;
+    has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->p.rows * e->p.mesh.size[DT_AXIS_CONTEXT] : 0;
     if (cut) has = has / dt__cols(&segment->plan->g->nodes[id]) * t->recipe.model.vocabulary;
     if (!segment) r = dt__misuse("the model predicts nothing: mark what it predicts with dt_prediction in a segment%s",
-                                 e->net.compiler ? ", or compile without the pass logits" : "");
+                                 e->p.net.compiler ? ", or compile without the pass logits" : "");
     else if (count < 0 || each != has)
         r = dt__misuse("the model predicts %lld numbers for each sample: %lld x %lld cannot be asked for",
                        (long long)has, (long long)count, (long long)each);
@@ -26054,20 +26129,20 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
         r = dt__feed_check(&t->feed, 0, (const uint32_t *)inputs + i * s->inputs, "predict:", i);
     if (!r) r = dt__engine_wait(e);
     e->env.inference = 1;
-    memset(target, 0xff, 4 * (size_t)(e->rows * s->targets));
-    for (int64_t first = 0; first < count && !r; first += e->rows) {
+    memset(target, 0xff, 4 * (size_t)(e->p.rows * s->targets));
+    for (int64_t first = 0; first < count && !r; first += e->p.rows) {
         dt__bind b;
-        int64_t n = dt__min(e->rows, count - first);
+        int64_t n = dt__min(e->p.rows, count - first);
         float *to = predictions + first * each;
-        for (int64_t i = 0; i < e->rows; i++)
+        for (int64_t i = 0; i < e->p.rows; i++)
             memcpy(input + i * s->inputs, (const uint32_t *)inputs + dt__min(first + i, count - 1) * s->inputs,
                    4 * (size_t)s->inputs);
         dt__engine_samples(e, input, target);
         r = dt__engine_pass(e, at + 1);
-        if (r || segment->stage != e->shape.stage) continue;
+        if (r || segment->stage != e->p.shape.stage) continue;
         dt__engine_bind(e, at, 0, -1, &b);
         values = dt__download(dt__where(segment->plan, &b, id), dt__floats(&segment->plan->g->nodes[id]));
-        if (e->net.context_shards) r = dt__whole_rows(e, segment->plan->g, values, n, to);
+        if (e->p.net.context_shards) r = dt__whole_rows(e, segment->plan->g, values, n, to);
         else if (cut) r = dt__whole_rows(e, NULL, values, n * each / t->recipe.model.vocabulary, to);
         else memcpy(to, values, 4 * (size_t)(n * each));
     }
@@ -26086,14 +26161,14 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
 {
     dt__engine *e = &t->e;
     dt_comm *stages = e->out[0].comm;
-    int pp = e->shape.pipe.stages, stage = e->shape.stage;
+    int pp = e->p.shape.pipe.stages, stage = e->p.shape.stage;
     float *memory = t->generator.memory + net->widest + net->temp, *cache = t->generator.cache, *input;
     dt__env env = e->env;
     dt_result r = DT_OK;
     env.inference = 1, env.position = position;
     *logits = NULL;
-    for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
-        const dt__chunk *chunk = &e->chunks[c];
+    for (int c = 0; c < e->p.shape.pipe.chunks && !r; c++) {
+        const dt__chunk *chunk = &e->p.chunks[c];
         int64_t count = net->segments[chunk->begin].input;
         input = chunk->first ? dt__upload(tokens, count) : t->generator.memory;
         if (!chunk->first) r = dt_recv(stages, dt__host(input), count, (stage + pp - 1) % pp);
@@ -26101,9 +26176,9 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
             const dt__built *seg = &net->segments[q];
             const dt__plan *p = seg->plan;
             dt__bind b = DT__ZERO;
-            if (dt__engine_gathers(e, 1)) r = dt__engine_gather(e, q);
+            if (dt__layout_gathers(&e->p, 1)) r = dt__engine_gather(e, q);
             if (r) break;
-            b.params = dt__engine_gathers(e, 1) ? e->window : dt__engine_weights(e, 1);
+            b.params = dt__layout_gathers(&e->p, 1) ? e->window : dt__engine_weights(e, 1);
             b.param = seg->param;
             b.at[DT__AT_TEMP] = t->generator.memory + net->widest, b.at[DT__AT_CACHE] = cache;
             b.at[DT__AT_TARGETS] = e->target, b.at[DT__AT_INPUT] = input, b.at[DT__AT_OUTPUT] = memory;
@@ -26135,7 +26210,7 @@ static dt_result dt__next_logits(dt_trainer *t, const int32_t *tokens, int64_t u
     }
     if (!*logits || r) return r;
     if (t->e.tensor) {
-        int64_t first, columns = dt__logits_columns(&t->e.net, vocabulary, &first);
+        int64_t first, columns = dt__logits_columns(&t->e.p.net, vocabulary, &first);
         r = dt__whole_rows(&t->e, NULL, *logits + (n - 1) * columns, 1, d->row);
         *logits = d->row;
     } else *logits += (n - 1) * vocabulary;
@@ -26193,7 +26268,8 @@ static dt_result dt__next_token(dt_trainer *t, int32_t *tokens, int64_t *used, c
         t->generator.row[i] = !t->tokenizer || dt__token_at(t->tokenizer, i) ? logits[i] : -__builtin_inff();
     if (logits && !r) *token = dt__draw(&t->generator, t->e.k, how, t->generator.row, vocabulary, uniform);
     dt__fp_leave(saved);
-    if (stages && !r) r = dt_broadcast(stages, (float *)(void *)token, 1, t->e.net.segments[t->generator.logits].stage);
+    if (stages && !r)
+        r = dt_broadcast(stages, (float *)(void *)token, 1, t->e.p.net.segments[t->generator.logits].stage);
     if (*used == length) {
         memmove(tokens, tokens + length / 2, sizeof *tokens * (size_t)(length - length / 2));
         *used = length - length / 2;
@@ -26338,7 +26414,7 @@ static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
 /* Is the loss a cross-entropy? The unit of any other loss is unknown. */
 static int dt__loss_in_nats(const dt_trainer *t)
 {
-    const dt__plan *p = t->e.net.segments[t->e.net.count - 1].plan;
+    const dt__plan *p = t->e.p.net.segments[t->e.p.net.count - 1].plan;
     return p->g->nodes[p->output.id].op == DT__OP_CROSS_ENTROPY;
 }
 
@@ -26430,7 +26506,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     int fast = t->recipe.numerics == DT_FAST && i->step == t->first + 1;
     const struct dt__metric { int on; const char *name; double value; } list[] = {
         {1, "step", (double)i->step}, {1, "loss", (double)i->loss},
-        {t->e.net.watched, "auxiliary", (double)i->auxiliary}, {1, "validation", (double)i->validation},
+        {t->e.p.net.watched, "auxiliary", (double)i->auxiliary}, {1, "validation", (double)i->validation},
         {1, "norm", (double)i->norm}, {1, "learning_rate", (double)i->learning_rate},
         {fast, "loss_from_exact", t->distance[0]}, {fast, "gradients_from_exact", t->distance[1]},
         {scaled, "loss_scale", (double)i->loss_scale}, {scaled, "skipped", (double)i->skipped},
@@ -26480,8 +26556,8 @@ static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, double 
         s.at = (double)t->counts[4];
         r = dt_rules_step(t->rules, &s);
     }
-    for (int32_t i = 0; i < t->e.net.param_count && watched && !r; i++)
-        r = dt__watch_param(t, &t->e.net.params[i], info->step);
+    for (int32_t i = 0; i < t->e.p.net.param_count && watched && !r; i++)
+        r = dt__watch_param(t, &t->e.p.net.params[i], info->step);
     for (int32_t i = 0; i < DT_RULE_COUNT && !r && !t->stopper; i++)
         if ((t->stops >> i & 1u) && dt_rules_fired(t->rules, i)) t->stopper = 1 + i;
     if (t->stopper) *said |= DT__SAID_STOP;
@@ -26855,10 +26931,10 @@ static void dt__vitals_take(dt_trainer *t, dt__vitals *v)
     memcpy(v->pulse, t->pulse, sizeof v->pulse);
     v->gflops = t->own_gflops;
     v->node = dt_comm_node(t->comm, dt_comm_rank(t->comm));
-    v->threads = t->pool->workers, v->stage = e->shape.stage, v->buckets = e->store.buckets;
-    v->overlap = e->shape.overlap, v->limited = t->comm->rate > 0.0;
+    v->threads = t->pool->workers, v->stage = e->p.shape.stage, v->buckets = e->p.store.buckets;
+    v->overlap = e->p.shape.overlap, v->limited = t->comm->rate > 0.0;
     if (t->comm->nodes > 1) memcpy(v->engine, t->comm->link->name, sizeof v->engine);
-    v->units = (int32_t)((e->hi - e->lo) * e->micros);
+    v->units = (int32_t)((e->p.hi - e->p.lo) * e->p.micros);
     v->efa = dt__has_efa("/sys/class/infiniband");
     if (dt__system_read("/proc/sys/kernel/random/boot_id", v->machine, sizeof v->machine) < sizeof v->machine)
         DT__PRINT(v->machine, "%d", v->node);
@@ -27176,11 +27252,11 @@ DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text)
     d->ranks = x.ranks = ranks;
     d->nodes = dt_comm_nodes(t->comm);
     d->steps = x.steps = (int)dt__min(t->pulses - 1, DT__PULSES);
-    x.data = e->mesh.size[DT_AXIS_DATA];
+    x.data = e->p.mesh.size[DT_AXIS_DATA];
     x.emulated = t->comm->link && t->comm->link->base;
     x.batch = (double)t->recipe.batch, x.bucket = (double)t->layout.bucket;
     dt__vitals_take(t, &own);
-    pipe = e->shape.pipe, pipe.units = (int)(dt__ceil_div(t->recipe.data_shards, x.data) * e->micros);
+    pipe = e->p.shape.pipe, pipe.units = (int)(dt__ceil_div(t->recipe.data_shards, x.data) * e->p.micros);
     x.idle = dt__pipe_idle(&pipe);
     r = dt__links_measure(t->comm, d);
     if (!r && dt_trainer_is_root(t)) r = dt__gemm_rate(e->k, t->pool, &own.alone); /* the others wait */
@@ -27232,10 +27308,10 @@ static dt_result dt__dry_steps(dt_trainer *t, dt__two_ways *w, int way)
         w->seconds[way] = i && w->seconds[way] < took ? w->seconds[way] : took;
     }
     e->dry = 0;
-    if (!r) r = dt__tree_loss(t, e->shard_loss, dt__engine_leaves(e), 1,
-                              dt__engine_last(e) && !e->mesh.at[DT_AXIS_TENSOR], &w->loss[way]);
-    for (int32_t p = 0; p < e->net.param_count && !r; p++) {
-        dt__piece_of x = dt__engine_piece(e, &e->net.params[p]);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, dt__layout_leaves(&e->p), 1,
+                              dt__engine_last(e) && !e->p.mesh.at[DT_AXIS_TENSOR], &w->loss[way]);
+    for (int32_t p = 0; p < e->p.net.param_count && !r; p++) {
+        dt__piece_of x = dt__engine_piece(e, &e->p.net.params[p]);
         const float *now = dt__download(x.gradient, x.count);
         if (!x.count) continue; /* of another stage or owner */
         for (int64_t j = 0; j < x.count && way; j++) {
@@ -27243,7 +27319,7 @@ static dt_result dt__dry_steps(dt_trainer *t, dt__two_ways *w, int way)
             if (apart > w->far[0]) w->far[0] = apart;
             if (size > w->far[1]) w->far[1] = size;
         }
-        if (way && !w->differs && memcmp(to, now, 4 * (size_t)x.count)) w->differs = e->net.params[p].is.name;
+        if (way && !w->differs && memcmp(to, now, 4 * (size_t)x.count)) w->differs = e->p.net.params[p].is.name;
         if (!way) memcpy(to, now, 4 * (size_t)x.count);
         to += x.count;
     }
@@ -27274,8 +27350,8 @@ static dt_result dt__fast_distance(dt_trainer *t, dt__two_ways *w)
 /* Recorded and compiled plans change places. */
 static void dt__compilation_swap(dt_trainer *t)
 {
-    for (int64_t q = 0; q < t->e.net.count; q++) {
-        dt__plan *p = t->e.net.segments[q].plan, *plain = dt__fusion_of(p)->plain, swap = *p;
+    for (int64_t q = 0; q < t->e.p.net.count; q++) {
+        dt__plan *p = t->e.p.net.segments[q].plan, *plain = dt__fusion_of(p)->plain, swap = *p;
         if (!dt__trainer_plan(t, q)) continue;
         *p = *plain, *plain = swap;
         p->fused = plain->fused, plain->fused = NULL;
@@ -27310,8 +27386,9 @@ static void dt__compilation_print(const dt_trainer *t, const double *by_op)
              (long long)r->recorded, (long long)r->ops, (long long)r->groups, (long long)r->grouped, r->compiling,
              t->layout.compile.verify ? "; every bit is the same" : "");
     printf("         %lld graphs for %lld segments; chains of elementwise ops run %s\n", (long long)r->plans,
-           (long long)t->e.net.count, t->layout.compile.backend != DT_BACKEND_CC ? "tile by tile" : *t->e.compiling.why
-           ? "tile by tile: no C compiler works" : r->built ? "as C, compiled now" : "as C from the cache");
+           (long long)t->e.p.net.count, t->layout.compile.backend != DT_BACKEND_CC ? "tile by tile"
+           : *t->e.p.compiling.why ? "tile by tile: no C compiler works" : r->built ? "as C, compiled now"
+           : "as C from the cache");
     dt__tell("         memory of a unit %.1f MB before, %.1f MB compiled; %.1f MB less go through memory\n",
              (double)r->memory_before / 1e6, (double)r->memory / 1e6, (double)r->traffic / 1e6);
     dt__tell("         time of a step %.2f ms before, %.2f ms compiled: %.3fx; ", 1e3 * r->before, 1e3 * r->seconds,
@@ -27348,7 +27425,8 @@ static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
     for (int i = 0; i < 2; i++) slowest[i] = (float)w->seconds[i];
     if (!r) r = dt_all_reduce(t->comm, slowest, 2, DT_MAX);
     if (r) return r;
-    report->before = (double)slowest[0], report->seconds = (double)slowest[1], report->compiling = e->compiling.seconds;
+    report->before = (double)slowest[0], report->seconds = (double)slowest[1];
+    report->compiling = e->p.compiling.seconds;
     if (report->seconds < report->before) report->break_even = report->compiling / (report->before - report->seconds);
     report->compiled = t->layout.compile.mode != DT_COMPILE_AUTO || report->break_even > 0.0;
     if (!report->compiled) dt__compilation_swap(t);
@@ -27361,17 +27439,17 @@ static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
 static dt_result dt__trainer_first(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    int64_t valid = 0, targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets;
+    int64_t valid = 0, targets = (e->p.hi - e->p.lo) * e->p.micros * e->p.rows * t->feed.is.targets;
     uint32_t said = 0;
     dt__two_ways compile, fast;
     dt_result r = DT_OK;
     int tries = 0, apart = e->env.dot != DT__DOT_NONE;
 #ifdef DT_COMPILER
-    tries = e->net.compiler && e->compiling.tries;
+    tries = e->p.net.compiler && e->p.compiling.tries;
 #endif
     if ((!tries && !apart) || t->first == t->recipe.steps) return DT_OK;
     memset(&compile, 0, sizeof compile);
-    compile.kept = (float *)dt__alloc(4 * e->store.param_floats, "gradients");
+    compile.kept = (float *)dt__alloc(4 * e->p.store.param_floats, "gradients");
     fast = compile;
     if (!compile.kept) return DT_E_MEMORY;
     t->ahead = 1;
@@ -27390,8 +27468,8 @@ static dt_result dt__trainer_first(dt_trainer *t)
 static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, float *auxiliary)
 {
     dt__engine *e = &t->e;
-    int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets, leaves = dt__engine_leaves(e);
-    int64_t valid = 0;
+    int64_t targets = (e->p.hi - e->p.lo) * e->p.micros * e->p.rows * t->feed.is.targets;
+    int64_t valid = 0, leaves = dt__layout_leaves(&e->p);
     float sum = 0.0f, other = 0.0f;
     dt_result r;
     r = t->ahead ? DT_OK /* the first batch is there, and a rank that waits for data is alive */
@@ -27400,11 +27478,11 @@ static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, f
     if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid, said);
     if (!r && t->save.writing && !(*said & DT__SAID_WRITING)) r = dt__save_result(t, dt__save_end(t));
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
-    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * leaves * (1 + e->net.count))); /* without valid targets */
+    memset(e->shard_loss, 0, 4 * (size_t)((e->p.hi - e->p.lo) * leaves * (1 + e->p.net.count))); /* if none is valid */
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
-    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT_AXIS_TENSOR], &sum);
-    if (!r && e->net.watched)
-        r = dt__tree_loss(t, e->shard_auxiliary, leaves, e->net.count, !e->mesh.at[DT_AXIS_TENSOR], &other);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->p.mesh.at[DT_AXIS_TENSOR], &sum);
+    if (!r && e->p.net.watched)
+        r = dt__tree_loss(t, e->shard_auxiliary, leaves, e->p.net.count, !e->p.mesh.at[DT_AXIS_TENSOR], &other);
     *loss = sum / (float)dt__max(1, valid);
     *auxiliary = other;
     return r;
@@ -27413,7 +27491,7 @@ static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, f
 static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
 {
     dt__engine *e = &t->e;
-    double start = dt__now(), before[2], after[2], units = (double)(t->recipe.data_shards * e->micros);
+    double start = dt__now(), before[2], after[2], units = (double)(t->recipe.data_shards * e->p.micros);
     double pulse[DT__PULSE_KINDS], saved = t->save.blocked;
     int64_t sent = dt__comm_sent(t->comm), far = dt__comm_sent_far(t->comm);
     int64_t reductions = e->reductions;
@@ -27443,7 +27521,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->norm = e->norm, info->learning_rate = e->rate;
     info->loss_scale = (float)e->powers.scale, info->skipped = e->powers.skipped;
     info->seconds = dt__now() - start;
-    info->gflops = 1e-9 * units * (e->net.forward_flops + e->net.backward_flops) / info->seconds;
+    info->gflops = 1e-9 * units * (e->p.net.forward_flops + e->p.net.backward_flops) / info->seconds;
     info->peak_share = info->gflops / t->peak_gflops;
     dt__engine_times(e, &after[0], &after[1]);
     info->comm_seconds = after[0] - before[0], info->exposed_seconds = after[1] - before[1];

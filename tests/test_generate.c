@@ -30,8 +30,8 @@ static dt_trainer *open_trainer(dt_model model, int64_t length, int64_t threads,
 /* Makes weights so large that attention is no plain mean, and that a token depends on those before. */
 static void enlarge(dt_trainer *t)
 {
-    for (int32_t i = 0; i < t->e.net.param_count; i++) {
-        const dt__net_param *p = &t->e.net.params[i];
+    for (int32_t i = 0; i < t->e.p.net.param_count; i++) {
+        const dt__net_param *p = &t->e.p.net.params[i];
         for (int64_t j = 0; p->is.shape.dims > 1 && j < p->count; j++) t->e.params[p->offset + j] *= 8.0f;
     }
 }
@@ -244,9 +244,9 @@ static void check_plan(dt_model model, const char *name, int64_t tables)
     dt_trainer *t = open_trainer(model, LENGTH, 1, 0, 1);
     int64_t with = dt__memory_plan(t).buffers, without, floats = tables * LENGTH * (model.width / model.heads);
     dt__net *one = &t->generator.net[DT__ONE], *several = &t->generator.net[DT__SEVERAL];
-    t->e.net.tables -= floats, several->tables -= floats, one->tables -= floats;
+    t->e.p.net.tables -= floats, several->tables -= floats, one->tables -= floats;
     without = dt__memory_plan(t).buffers;
-    tap_ok(with - without == 3 * 4 * floats && !t->e.net.tables && !one->tables && !several->tables,
+    tap_ok(with - without == 3 * 4 * floats && !t->e.p.net.tables && !one->tables && !several->tables,
            "%s: %lld bytes of rotary angles in the memory plan", name, (long long)(with - without));
     dt_trainer_close(&t);
 }

@@ -659,31 +659,28 @@ static void check_stores(dt_model m, int tied, const char *what)
 
 enum { MOST_RANKS = 12 };
 
-/* Whether a layout can be of so many ranks: the engine opens, as far as ranks count. */
-static int opens(dt__engine *e, dt_comm *c, const dt_recipe *r, const dt_layout *l, int ranks)
+/* Whether a layout can be of so many ranks: the plan begins, as far as ranks count. */
+static int opens(dt_plan *p, const dt_recipe *r, const dt_layout *l, int ranks)
 {
-    memset(e, 0, sizeof *e);
-    c->size = c->local_size = ranks;
-    e->recipe = r, e->layout = l, e->comm = c;
-    return !dt__engine_layout(e);
+    memset(p, 0, sizeof *p);
+    p->recipe = r, p->layout = l, p->ranks = ranks;
+    return !dt__layout_begin(p);
 }
 
 /* What a layout says of fewer ranks is what becomes of them. Returns the number of answers, or -1. */
 static int fits_truly(const dt_recipe *r, const dt_layout *l)
 {
-    dt__engine *e = (dt__engine *)calloc(2, sizeof *e);
-    dt_comm *c = (dt_comm *)calloc(2, sizeof *c);
+    dt_plan *p = (dt_plan *)calloc(2, sizeof *p);
     int answers = 0;
     for (int ranks = 2; ranks <= MOST_RANKS && answers >= 0; ranks++)
-        for (int n = 1; n < ranks && answers >= 0 && opens(e, c, r, l, ranks); n++, answers++) {
-            int fits = dt__engine_fits(e, n);
-            if (fits == opens(e + 1, c + 1, r, l, n)) continue;
+        for (int n = 1; n < ranks && answers >= 0 && opens(p, r, l, ranks); n++, answers++) {
+            int fits = dt__layout_fits(p, n);
+            if (fits == opens(p + 1, r, l, n)) continue;
             tap_note("%d of %d ranks fit: %d; tp %d pp %d cp %d ep %d zero-group %d pipeline %d: %s", n, ranks, fits, (int)l->tp,
                      (int)l->pp, (int)l->cp, (int)l->ep, (int)l->zero_group, l->pipeline, fits ? dt_last_error() : "opens");
             answers = -2;
         }
-    free(e);
-    free(c);
+    free(p);
     return answers;
 }
 

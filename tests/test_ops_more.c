@@ -891,10 +891,10 @@ static int train(int argc, char **argv)
     if (dt_trainer_is_root(t) && (kind == 1 || kind == 2)) {
         double want = persistence(t, DT_TRAIN, 32, kind == 2 ? LENGTH - HORIZON : 0);
         double seen = persistence(t, DT_VALIDATION, dt_data_samples(t->data, DT_VALIDATION), kind == 2 ? LENGTH - HORIZON : 0);
-        printf("errors %.1e %.1e, units of %d, %d samples\n", fabs((double)info.loss - want) / want, fabs((double)validation - seen) / seen, (int)t->e.rows,
+        printf("errors %.1e %.1e, units of %d, %d samples\n", fabs((double)info.loss - want) / want, fabs((double)validation - seen) / seen, (int)t->e.p.rows,
                (int)dt_data_samples(t->data, DT_VALIDATION));
         if (!(fabs((double)info.loss - want) <= 1e-5 * want) || !(fabs((double)validation - seen) <= 1e-5 * seen)) return 1;
-        if (dt_data_samples(t->data, DT_VALIDATION) % t->e.rows == 0) return 1; /* the last unit is meant to be filled up */
+        if (dt_data_samples(t->data, DT_VALIDATION) % t->e.p.rows == 0) return 1; /* the last unit is meant to be filled up */
     }
     r = dt_trainer_step(t, &info);
     if (r) return dt_fail("train");
