@@ -9985,13 +9985,19 @@ DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int
 }
 
 /* ---- a network: segments built and planned for one size of unit ---- */
+/* A use of a parameter in a segment: which of its uses; the bucket that holds its gradient (H15). */
+typedef struct dt__use {
+    int32_t param, nth, bucket;
+} dt__use;
+
 typedef struct dt__built {
     dt__plan *plan;
     int owner; /* of the plan; segments that differ only in their parameters share one */
     int32_t recorded; /* nodes of its graph before it was compiled */
     int64_t logits;   /* numbers of its logits; 0: it has none */
     int logits_cut;   /* by tensor shards */
-    int32_t *param_of, *use; /* its parameters in the net's list; 4 x parameter + use of its gradient slots */
+    int32_t *param_of;      /* its parameters in the net's list */
+    struct dt__use *use;    /* of its gradient slots */
     int64_t *param, *slot, *window; /* offsets (H15) in floats, as in dt__bind; window: of gathered parameters */
     int64_t input, output; /* floats of its input and output */
     int64_t out_at, saved_at, gradient_at; /* offsets in the memory of a unit of work (H15) */
@@ -10009,7 +10015,8 @@ typedef struct dt__net_param {
     int32_t stage[4]; /* that has each use */
     int32_t bucket;   /* that holds it: of its last use here */
     int64_t slices;   /* row slices of a leaf's gradient (R7) */
-    int64_t slot[4];  /* of each use's gradient; -1: not on this rank */
+    int64_t from, own;       /* its elements [from, from + own) are this rank's to update (H15) */
+    int64_t gradient, state; /* where they are in the sum of gradients and in the optimizer's state */
 } dt__net_param;
 
 /* Parameters are in definition order; H15 places them at blocks of 1024 floats (R11). This rank has own_shards of
@@ -10132,9 +10139,10 @@ static dt_result dt__net_uses(dt__net *net, dt__built *b, const dt_graph *g)
 {
     b->param = (int64_t *)dt__alloc(16 * g->param_count, "a segment");
     b->slot = (int64_t *)dt__alloc(24 * g->slot_count, "a segment");
-    b->param_of = (int32_t *)dt__alloc(4 * (g->param_count + g->slot_count), "a segment");
-    if (!b->param || !b->slot || !b->param_of) return DT_E_MEMORY;
-    b->window = b->param + g->param_count, b->use = b->param_of + g->param_count;
+    b->param_of = (int32_t *)dt__alloc(4 * g->param_count, "a segment");
+    b->use = (dt__use *)dt__alloc((int64_t)sizeof *b->use * g->slot_count, "a segment");
+    if (!b->param || !b->slot || !b->param_of || !b->use) return DT_E_MEMORY;
+    b->window = b->param + g->param_count;
     for (int32_t i = 0; i < g->param_count; i++) {
         dt_result r = dt__net_param_add(net, &g->params[i], &b->param_of[i]);
         if (r) return r;
@@ -10144,7 +10152,7 @@ static dt_result dt__net_uses(dt__net *net, dt__built *b, const dt_graph *g)
         if (net->params[index].uses == 4)
             return dt__error(DT_E_SHAPE, "parameter %s is used more than four times", net->params[index].is.name);
         net->params[index].slices = dt__row_slices(g, &net->params[index].is);
-        b->use[i] = index * 4 + net->params[index].uses++;
+        b->use[i].param = index, b->use[i].nth = net->params[index].uses++;
     }
     return DT_OK;
 }
@@ -10236,6 +10244,7 @@ static void dt__net_close(dt__net *net)
         dt__free(net->segments[s].param);
         dt__free(net->segments[s].slot);
         dt__free(net->segments[s].param_of);
+        dt__free(net->segments[s].use);
     }
     dt__free(net->segments);
     dt__free(net->params);
@@ -20366,15 +20375,15 @@ static dt__bucket *dt__store_bucket(dt__store *s, int32_t *capacity, int32_t tie
 /* Appends slot k of a segment to bucket b, and its parameter to this rank's parameters on its first use. */
 static void dt__store_slot(dt__store *s, dt__net *net, dt__built *seg, int32_t k, dt__bucket *b)
 {
-    dt__net_param *p = &net->params[seg->use[k] / 4];
+    dt__net_param *p = &net->params[seg->use[k].param];
     int64_t floats = dt__round_up(p->count, DT__BLOCK);
-    seg->slot[k] = p->slot[seg->use[k] % 4] = b->slot + b->floats;
+    seg->slot[k] = b->slot + b->floats, seg->use[k].bucket = (int32_t)(b - s->bucket);
     s->slot_floats += b->copies * floats;
     s->total_floats += floats;
     b->floats += floats;
-    b->use = seg->use[k] % 4;
+    b->use = seg->use[k].nth;
     if (p->offset < 0) {
-        p->offset = s->param_floats, p->bucket = (int32_t)(b - s->bucket);
+        p->offset = s->param_floats, p->bucket = seg->use[k].bucket;
         s->param_floats += floats;
     } else b->param = -1;
 }
@@ -20389,7 +20398,7 @@ static dt_result dt__store_chunk(dt__store *s, dt__net *net, const dt__chunk *c,
         int64_t floats[KINDS] = {0, 0, 0};
         for (int32_t q = at; q < begun; q++)
             for (int32_t k = 0; k < net->segments[q].plan->g->slot_count; k++) {
-                const dt__net_param *p = &net->params[net->segments[q].use[k] / 4];
+                const dt__net_param *p = &net->params[net->segments[q].use[k].param];
                 if (p->uses == 1) floats[dt__param_copies(&p->is) > 1] += dt__round_up(p->count, DT__BLOCK);
             }
         if (4 * (floats[MOST] + floats[EXPERTS]) < bytes && at > c->begin) continue;
@@ -20398,11 +20407,11 @@ static dt_result dt__store_chunk(dt__store *s, dt__net *net, const dt__chunk *c,
             for (int32_t q = begun - 1; q >= at; q--) {
                 dt__built *seg = &net->segments[q];
                 for (int32_t k = 0; k < seg->plan->g->slot_count; k++) {
-                    const dt__net_param *p = &net->params[seg->use[k] / 4];
+                    const dt__net_param *p = &net->params[seg->use[k].param];
                     int64_t copies = dt__param_copies(&p->is);
                     if ((p->uses > 1 ? (int)TIED : copies > 1) != kind) continue;
                     if (!b || kind == TIED)
-                        b = dt__store_bucket(s, capacity, kind == TIED ? (int32_t)(seg->use[k] / 4) : -1, copies);
+                        b = dt__store_bucket(s, capacity, kind == TIED ? seg->use[k].param : -1, copies);
                     if (!b) return DT_E_MEMORY;
                     dt__store_slot(s, net, seg, k, b);
                     b->last = kind == TIED ? q : at;
@@ -20462,9 +20471,8 @@ static void dt__store_segment(dt__store *s, const dt__net *net, int32_t q, int b
         window += dt__round_up(p->count, DT__BLOCK);
     }
     for (int32_t k = 0; k < slots; k++) {
-        const dt__net_param *p = &net->params[seg->use[k] / 4];
-        const dt__bucket *b = s->bucket;
-        while (seg->slot[k] < b->slot || seg->slot[k] >= b->slot + b->floats) b++;
+        const dt__net_param *p = &net->params[seg->use[k].param];
+        const dt__bucket *b = &s->bucket[seg->use[k].bucket];
         if (buffered) seg->slot[k] += b->buffer - b->slot;
         seg->slot[slots + k] = p->slices > 1 ? at : -1;
         seg->slot[2 * slots + k] = b->copies > 1 ? b->floats : 0;
@@ -20537,10 +20545,7 @@ static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chu
                                 int buffered, int shared)
 {
     int32_t capacity = 0;
-    for (int32_t i = 0; i < net->param_count; i++) {
-        net->params[i].offset = -1;
-        for (int u = 0; u < 4; u++) net->params[i].slot[u] = -1;
-    }
+    for (int32_t i = 0; i < net->param_count; i++) net->params[i].offset = -1;
     for (int c = count - 1; c >= 0; c--) {
         dt_result r = dt__store_chunk(s, net, &chunks[c], bytes, &capacity);
         if (r) return r;
@@ -21149,7 +21154,7 @@ static dt_result dt__layout_partition(dt_plan *plan)
             dt__built *seg = &plan->net.segments[s];
             seg->stage = stage;
             for (int32_t k = 0; k < seg->plan->g->slot_count; k++)
-                plan->net.params[seg->use[k] / 4].stage[seg->use[k] % 4] = stage;
+                plan->net.params[seg->use[k].param].stage[seg->use[k].nth] = stage;
         }
     }
     dt__free(cost);
@@ -21244,6 +21249,38 @@ static dt_result dt__layout_reduction(dt_plan *plan, int group)
         part->offset = plan->program.parts.node[0].set * plan->set_floats;
     }
     return DT_OK;
+}
+
+/* The place of a bucket in a gradient set. */
+static int64_t dt__bucket_at(const dt_plan *plan, int32_t b)
+{
+    return plan->shape.buffered ? plan->store.bucket[b].buffer : plan->store.bucket[b].slot;
+}
+
+/* This rank's piece of a bucket: [*from, *from + *count), and where its sum is: in the total, or in a set. */
+static int64_t dt__bucket_sum(const dt_plan *plan, int32_t bucket, int64_t *from, int64_t *count)
+{
+    const dt__store *s = &plan->store;
+    const int64_t *cut = dt__store_cut(s, bucket) + dt__bucket_piece(s, bucket, s->piece);
+    *from = cut[0], *count = cut[1] - cut[0];
+    if (!plan->shape.total)
+        return plan->program.parts.node[0].set * plan->set_floats + dt__bucket_at(plan, bucket) + *from;
+    return plan->shape.zero > 1 ? s->bucket[bucket].sum : s->bucket[bucket].total + *from;
+}
+
+/* Which elements of its parameters this rank updates, and where they are. */
+static void dt__layout_pieces(dt_plan *plan)
+{
+    const dt__store *s = &plan->store;
+    for (dt__net_param *p = plan->net.params; p < plan->net.params + plan->net.param_count; p++) {
+        int64_t at, lo, count, sum;
+        if (p->offset < 0) continue;
+        at = p->offset - s->bucket[p->bucket].param, sum = dt__bucket_sum(plan, p->bucket, &lo, &count);
+        p->from = dt__max(0, lo - at);
+        p->own = dt__max(0, dt__min(p->count, lo + count - at) - p->from);
+        p->gradient = sum + at + p->from - lo;
+        p->state = s->own[(int64_t)p->bucket * s->shards + s->piece] + at + p->from - lo;
+    }
 }
 
 /* Lays out a slot of a chunk: input, segments' outputs and saved values; zero-bubble: gradients of the outputs. */
@@ -21523,6 +21560,7 @@ static dt_result dt__layout_end(dt_plan *plan)
     if (r) return r;
     for (int32_t i = 0; i < plan->net.param_count; i++)
         plan->blocks += dt__layout_blocks(plan, &plan->net.params[i].is);
+    dt__layout_pieces(plan);
     dt__layout_slots(plan);
     dt__layout_rows(plan);
     dt__layout_work_rows(plan);
@@ -22032,32 +22070,16 @@ static dt_result dt__engine_recv(dt__engine *e, const dt__instr *i)
 
 /* ---- between data-parallel ranks ---- */
 
-/* A gradient set, and the place of a bucket in it. */
+/* A gradient set; the memory of sums. */
 static float *dt__set(const dt__engine *e, int32_t set) { return e->sets + set * e->p.set_floats; }
-static int64_t dt__bucket_at(const dt__engine *e, int32_t b)
-{
-    return e->p.shape.buffered ? e->p.store.bucket[b].buffer : e->p.store.bucket[b].slot;
-}
-
-/* This rank's piece of a bucket: [*from, *from + *count), and where its sum is. */
-static float *dt__bucket_sum(const dt__engine *e, int32_t bucket, int64_t *from, int64_t *count)
-{
-    const dt__store *s = &e->p.store;
-    const int64_t *cut = dt__store_cut(s, bucket);
-    int piece = dt__bucket_piece(s, bucket, s->piece);
-    *from = cut[piece];
-    *count = cut[piece + 1] - *from;
-    if (!e->p.shape.total) return dt__set(e, e->p.program.parts.node[0].set) + dt__bucket_at(e, bucket) + *from;
-    if (e->p.shape.zero > 1) return e->total + s->bucket[bucket].sum;
-    return e->total + s->bucket[bucket].total + *from;
-}
+static float *dt__sums(const dt__engine *e) { return e->p.shape.total ? e->total : e->sets; }
 
 static void dt__engine_total(dt__engine *e, const dt__instr *i)
 {
     dt_pool *pool = i->stream ? NULL : e->pool;
     int64_t from, count;
-    float *to = dt__bucket_sum(e, i->bucket, &from, &count);
-    const float *sum = dt__set(e, i->from) + dt__bucket_at(e, i->bucket) + from;
+    float *to = dt__sums(e) + dt__bucket_sum(&e->p, i->bucket, &from, &count);
+    const float *sum = dt__set(e, i->from) + dt__bucket_at(&e->p, i->bucket) + from;
     if (i->fresh) dt__mem_copy(pool, to, sum, count);
     else dt__mem_add(e->k, pool, to, sum, count);
 }
@@ -22076,7 +22098,7 @@ static dt_result dt__engine_reduce(dt__engine *e, const dt__instr *i)
     const dt__sharing *w = dt__engine_sharing(e, b);
     const dt__part *parts = b->copies > 1 ? e->p.replica_parts : e->p.parts;
     const int *counts = b->copies > 1 ? e->p.replica_count : e->p.part_count;
-    int64_t begin = dt__bucket_at(e, i->bucket);
+    int64_t begin = dt__bucket_at(&e->p, i->bucket);
     const int64_t *cuts = dt__store_cut(&e->p.store, i->bucket);
     int piece = dt__bucket_piece(&e->p.store, i->bucket, e->p.store.piece);
     dt__terms t;
@@ -22173,7 +22195,7 @@ static dt_result dt__tie_param(dt__engine *e, int32_t i)
     for (int32_t b = 0; b < e->p.store.buckets; b++) {
         const dt__bucket *k = &e->p.store.bucket[b];
         if (k->tied != i) continue;
-        own[k->use] = dt__bucket_sum(e, b, &from, &count);
+        own[k->use] = dt__sums(e) + dt__bucket_sum(&e->p, b, &from, &count);
         if (k->param >= 0) first = own[k->use];
     }
     for (int u = 0; u < p->uses && first && !r; u++) {
@@ -22194,7 +22216,8 @@ static dt_result dt__tie_param(dt__engine *e, int32_t i)
 static dt_result dt__engine_tie(dt__engine *e)
 {
     dt_result r = DT_OK;
-    for (int32_t i = 0; i < e->p.net.param_count && !r; i++) r = dt__tie_param(e, i);
+    for (int32_t i = 0; i < e->p.net.param_count && !r; i++)
+        if (e->p.net.params[i].uses > 1) r = dt__tie_param(e, i);
     return r;
 }
 
@@ -22206,19 +22229,10 @@ typedef struct dt__piece_of {
 } dt__piece_of;
 static dt__piece_of dt__engine_piece(const dt__engine *e, const dt__net_param *p)
 {
-    dt__piece_of x = DT__ZERO;
-    const dt__store *s = &e->p.store;
-    if (p->offset >= 0) {
-        int64_t at = p->offset - s->bucket[p->bucket].param, lo, count, skip;
-        float *sum = dt__bucket_sum(e, p->bucket, &lo, &count);
-        x.from = dt__max(0, lo - at);
-        x.count = dt__min(p->count, lo + count - at) - x.from;
-        skip = at + x.from - lo; /* floats of the rank's piece before this one */
-        x.gradient = sum + skip;
-        x.state = s->own[(int64_t)p->bucket * s->shards + s->piece] + skip;
-        x.weight = e->params + (e->p.shape.zero > 2 ? x.state : p->offset + x.from);
-        if (x.count < 0) x.count = 0;
-    }
+    dt__piece_of x;
+    x.from = p->from, x.count = p->own, x.state = p->state;
+    x.gradient = dt__sums(e) + p->gradient;
+    x.weight = e->params + (e->p.shape.zero > 2 ? p->state : p->offset + p->from);
     return x;
 }
 
@@ -22300,7 +22314,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt__instr *i, dt__load_fn l
 {
     int64_t shard = i->shard - e->p.lo, leaves = dt__layout_leaves(&e->p);
     const dt__bucket *b = i->bucket < 0 ? NULL : &e->p.store.bucket[i->bucket];
-    int64_t begin = b ? dt__bucket_at(e, i->bucket) : 0, floats = b ? b->floats * b->copies : 0;
+    int64_t begin = b ? dt__bucket_at(&e->p, i->bucket) : 0, floats = b ? b->floats * b->copies : 0;
     switch (i->op) {
     case DT_LOAD: load(owner, i->shard, i->micro); return DT_OK;
     case DT_FORWARD:

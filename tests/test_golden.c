@@ -7,6 +7,7 @@
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "tap.h"
+#include "slot.h"
 
 enum { B = 4, T = 12, LARGEST = 8192 };
 #define LIMIT 1e-5
@@ -159,11 +160,11 @@ static void check_gradients(void)
     static float sum[LARGEST];
     for (int32_t i = 0; i < e.p.net.param_count; i++) {
         const dt__net_param *p = &e.p.net.params[i];
-        const float *g = whole(p, e.sets + p->slot[0]);
+        const float *g = whole(p, e.sets + slot_of(&e.p.net, p, 0));
         int64_t count = dt_shape_count(p->is.shape);
         snprintf(name, sizeof name, "grad.%s", p->is.name);
         if (p->uses == 2) { /* the tied weight: both uses apart, then added */
-            const float *h = whole(p, e.sets + p->slot[1]);
+            const float *h = whole(p, e.sets + slot_of(&e.p.net, p, 1));
             tap_near(g, tap_golden_f32(golden, "grad.wte.embed", count), count, LIMIT, "R8 gradient of wte, embedding use");
             tap_near(h, tap_golden_f32(golden, "grad.wte.head", count), count, LIMIT, "R8 gradient of wte, head use");
             for (int64_t j = 0; j < count; j++) sum[j] = g[j] + h[j];

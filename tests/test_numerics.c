@@ -15,6 +15,7 @@ void *test_malloc(size_t size); /* so that the test of R15 and memory can count 
 #include "../examples/prose.h"
 #include "reference.h"
 #include "tap.h"
+#include "slot.h"
 
 static long allocations;
 void *test_malloc(size_t size)
@@ -1368,15 +1369,13 @@ static void sym_buckets(const symbols *s)
 /* The bucket of slot k of a segment; its floats are there once. */
 static int sym_bucket_of(symbols *s, const dt__built *seg, int32_t k, uint8_t *taken)
 {
-    const dt__net_param *p = &s->e.p.net.params[seg->use[k] / 4];
-    int64_t at = p->slot[seg->use[k] % 4], floats = dt__round_up(p->count, DT__BLOCK);
-    int b = 0;
-    while (b < s->e.p.store.buckets - 1 && at >= s->e.p.store.bucket[b + 1].slot) b++;
-    expect(at >= 0 && at + floats <= s->e.p.store.bucket[b].slot + s->e.p.store.bucket[b].floats, "a gradient lies inside a bucket", b);
+    const dt__net_param *p = &s->e.p.net.params[seg->use[k].param];
+    int b = seg->use[k].bucket;
+    int64_t at = seg->slot[k] + s->e.p.store.bucket[b].slot - dt__bucket_at(&s->e.p, b), floats = dt__round_up(p->count, DT__BLOCK);
+    expect(at >= s->e.p.store.bucket[b].slot && at + floats <= s->e.p.store.bucket[b].slot + s->e.p.store.bucket[b].floats, "a gradient lies inside a bucket", b);
     for (int64_t i = at / DT__BLOCK; i < (at + floats) / DT__BLOCK; i++) expect(!taken[i]++, "gradients have memory of their own", b);
     if (s->e.p.store.bucket[b].param >= 0)
         expect(p->offset - s->e.p.store.bucket[b].param == at - s->e.p.store.bucket[b].slot, "a piece of a bucket is a piece of its parameters", b);
-    expect(seg->slot[k] == (s->e.p.shape.buffered ? s->e.p.store.bucket[b].buffer + at - s->e.p.store.bucket[b].slot : at), "backward writes to the bucket", b);
     return b;
 }
 
@@ -1393,10 +1392,10 @@ static void sym_slots(symbols *s, int64_t bytes)
             const dt__built *seg = &s->e.p.net.segments[q];
             int plain = -1;
             for (int32_t k = 0; k < seg->plan->g->slot_count; k++) {
-                int b = sym_bucket_of(s, seg, k, taken), tied = s->e.p.net.params[seg->use[k] / 4].uses > 1, known = 0;
+                int b = sym_bucket_of(s, seg, k, taken), tied = s->e.p.net.params[seg->use[k].param].uses > 1, known = 0;
                 const dt__bucket *is = &s->e.p.store.bucket[b];
                 expect(is->group >= s->e.p.chunks[c].begin && is->group <= q && is->last >= is->group, "a bucket is of one chunk", b);
-                if (tied) expect(is->tied == seg->use[k] / 4 && is->use == seg->use[k] % 4 && is->last == q, "a use of a tied weight has a bucket", b);
+                if (tied) expect(is->tied == seg->use[k].param && is->use == seg->use[k].nth && is->last == q, "a use of a tied weight has a bucket", b);
                 else expect(is->tied < 0 && (plain < 0 || plain == b) && b >= last && is->last <= q, "buckets are whole segments in backward order", b);
                 if (!tied) expect(is->last == s->e.p.chunks[c].begin || 4 * is->floats >= bytes, "a bucket is as large as asked for", b);
                 if (!tied) plain = last = b;
@@ -1764,8 +1763,8 @@ static void add_uses(const rig *r, float *gradients)
         const dt__net_param *p = &net->params[i];
         int64_t to = dt__engine_piece(&r->t->e, p).gradient - rig_gradients(r);
         for (int64_t k = 0; k < p->count && p->uses > 1; k++) {
-            float sum = gradients[p->slot[0] + k];
-            for (int32_t u = 1; u < p->uses; u++) sum += gradients[p->slot[u] + k];
+            float sum = gradients[slot_of(net, p, 0) + k];
+            for (int32_t u = 1; u < p->uses; u++) sum += gradients[slot_of(net, p, u) + k];
             gradients[to + k] = sum;
         }
     }
