@@ -18467,7 +18467,7 @@ DT_API void dt_nccl_close(dt_nccl **n) { (void)dt__refused("n!", n); }
  *
  * A checkpoint is written as step-000000200.tmp. When all files and the directory are on the disk, the directory is
  * renamed and `latest` is replaced: a directory with the final name is complete after any crash. This section handles
- * files and slices of memory; which slices a training state has, H16 says (dt__state_each). */
+ * files; which numbers of the training state go where, H16 says (dt__walk). */
 
 /* ---- structs as JSON objects ----
  * The table that describes the options of a group describes the members of a JSON object, too: of a manifest, of the
@@ -18550,11 +18550,15 @@ typedef struct dt__stored_file {
 } dt__stored_file;
 
 /* The tensors of all files of a checkpoint. */
-typedef struct dt__tensors {
+typedef struct dt__tensors dt__tensors;
+/* Finds a tensor by the name and shape that a parameter has in files. */
+typedef dt_result dt__find_fn(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found);
+struct dt__tensors {
+    dt__find_fn *find; /* of whole tensors; NULL: files hold slices */
     dt__stored *list; /* sorted by name after dt__tensors_sort() */
     dt__stored_file *file;
     int64_t count, room, files, file_room;
-} dt__tensors;
+};
 
 static void dt__tensors_close(dt__tensors *t)
 {
@@ -18732,7 +18736,6 @@ typedef struct dt__tensor_file {
     int fd;
     dt__text header;     /* of the tensors announced so far */
     int64_t bytes;       /* of their numbers */
-    int whole, type;     /* for H16: whole tensors, else slices; stored so */
     dt__part_file part;
     dt__sha256 sha;
     dt_result result;
@@ -18793,206 +18796,7 @@ static dt_result dt__tensor_file_close(dt__tensor_file *w, dt_result r, dt__part
     return r;
 }
 
-/* ---- a state as slices of memory ------------------------------------------------------------------------
- * A state is a list of named tensors. Ranks store a tensor as arrays, one per tensor shard and expert (R11), and of
- * each array a slice. A sharded checkpoint holds slices as they are stored. In a full checkpoint, and for the hash, the
- * numbers have the order of the tensor; some files hold its transpose. A block, which is a part of the tensor, stands
- * between the two orders: slices are gathered there or read from there. No rank needs memory for a whole tensor. */
-
-typedef struct dt__state_tensor {
-    char part[24];     /* of the state: "" for weights; "first", "second" .. */
-    dt__param is;      /* name, shape and cut */
-    int64_t shards;    /* tensor shards (Vt) of the recipe */
-    int transposed;    /* full checkpoints hold the transpose of this matrix */
-    int kind;          /* for H16: which part */
-    int32_t param;
-    int64_t more;      /* rows that files hold behind those of the model, which training leaves as they are */
-    float *kept;       /* their numbers, on the rank that writes them */
-} dt__state_tensor;
-
-/* Numbers [from, from + count) of an array of a tensor. */
-typedef struct dt__state_slice {
-    const dt__state_tensor *of;
-    int64_t array, from, count;
-    float *data;
-} dt__state_slice;
-
-/* The callback of a walk over a state, called with the slices of each tensor. */
-typedef dt_result dt__visit_slices(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices);
-
-/* The name of a slice, "weight/transformer.wte.weight/000003/000000001024": array, first number; sorts as they do. */
-static void dt__slice_name(const dt__state_slice *s, int64_t from, char *name, size_t size)
-{
-    snprintf(name, size, "%s/%s/%06lld/%012lld", *s->of->part ? s->of->part : "weight", s->of->is.name,
-             (long long)s->array, (long long)from);
-}
-
-/* The name of a tensor in a full checkpoint, and its shape there. */
-static void dt__state_tensor_name(const dt__state_tensor *x, char *name, size_t size, dt_shape *shape)
-{
-    snprintf(name, size, "%s%s%s", x->part, *x->part ? "." : "", x->is.name);
-    *shape = x->transposed ? dt_shape2(x->is.shape.n[1], x->is.shape.n[0]) : x->is.shape;
-}
-
-/* Reads a slice from the slices in files, whichever ranks wrote them. */
-static dt_result dt__slice_read(const dt__state_slice *s, const dt__tensors *t)
-{
-    int64_t done = 0, n;
-    dt_result r = DT_OK;
-    for (; done < s->count && !r; done += n) {
-        char name[160];
-        const dt__stored *has;
-        int64_t first = -1, held = 0, from = s->from + done;
-        size_t length;
-        dt__slice_name(s, from, name, sizeof name);
-        length = strlen(name);
-        has = dt__tensors_upto(t, name);
-        if (has && strlen(has->name) == length && !memcmp(has->name, name, length - 12) && has->type == DT__STORED_F32)
-            first = strtoll(has->name + length - 12, NULL, 10), held = has->bytes / 4;
-        n = dt__min(first + held, s->from + s->count) - from;
-        if (first < 0 || first > from || n <= 0)
-            return dt__error(DT_E_DATA, "the checkpoint does not hold %s: a file is missing, or of another model",
-                             name);
-        r = dt__tensors_read(t, has, s->data + done, 4 * n, 4 * (from - first));
-    }
-    return r;
-}
-
-/* A block between slices and the order of a tensor. */
-typedef struct dt__gatherer {
-    dt_comm *comm;      /* NULL without ranks */
-    const dt__kernels *convert; /* of 2-byte numbers in files; NULL: there are none */
-    int alone;          /* this rank has the whole state; else all ranks take part, and rank 0 gets the numbers */
-    float *block, *other; /* other: the block of another rank, or 2-byte numbers */
-    int64_t rows, cols; /* number i of the tensor is number (i % cols) rows + i / cols of the file */
-    int64_t lo, hi;     /* numbers of the file in the block */
-    int64_t first, end; /* those of the block that slices of this rank have */
-    int64_t held;       /* how many numbers were copied */
-} dt__gatherer;
-enum { DT__GATHER_RUN = 1 << 16 }; /* numbers of a block, unless a row of a transposed file is longer */
-enum { DT__GATHER_COUNT, DT__GATHER_IN, DT__GATHER_OUT };
-
-static int dt__gather_root(const dt__gatherer *g) { return g->alone || dt_comm_rank(g->comm) == 0; }
-
-static void dt__gather_close(dt__gatherer *g)
-{
-    dt__free(g->block);
-    memset(g, 0, sizeof *g);
-}
-
-/* Memory for the blocks of all tensors. */
-static dt_result dt__gather_open(dt__gatherer *g, dt_comm *comm, int alone, const dt__kernels *convert,
-                                 const dt__state_tensor *tensor, int64_t count)
-{
-    int64_t most = DT__GATHER_RUN;
-    memset(g, 0, sizeof *g);
-    g->comm = comm, g->alone = alone, g->convert = convert;
-    for (int64_t i = 0; i < count; i++)
-        if (tensor[i].transposed) most = dt__max(most, tensor[i].is.shape.n[0]);
-    g->block = (float *)dt__alloc(8 * most, "a checkpoint");
-    g->other = g->block + most;
-    return g->block ? DT_OK : DT_E_MEMORY;
-}
-
-static void dt__gather_begin(dt__gatherer *g, const dt__state_tensor *of, int transposed)
-{
-    g->rows = transposed ? of->is.shape.n[0] : 1;
-    g->cols = dt_shape_count(of->is.shape) / g->rows;
-    g->lo = g->hi = 0;
-}
-
-/* Moves to the next block; 0: the tensor is complete. */
-static int dt__gather_next(dt__gatherer *g)
-{
-    g->lo = g->hi;
-    g->hi = dt__min(g->rows * g->cols, g->lo + dt__max(1, DT__GATHER_RUN / g->rows) * g->rows);
-    return g->lo < g->hi;
-}
-
-/* Copies the numbers that slices have of the block, to or from it, and notes their range in the block. */
-static void dt__gather_copy(dt__gatherer *g, const dt__state_slice *slice, int64_t slices, int way)
-{
-    g->first = g->hi - g->lo, g->end = 0;
-    for (const dt__state_slice *s = slice; s < slice + slices; s++)
-        for (int64_t i = s->from, n; i < s->from + s->count; i += n) {
-            const dt__param *p = &s->of->is;
-            int64_t place = dt__param_index(p, s->of->shards, s->array, i), row = place / g->cols, lo, hi, at;
-            float *a, *b;
-            n = dt__min(dt__param_run(p, s->of->shards, i), s->from + s->count - i);
-            if (place < 0) continue; /* padding */
-            place %= g->cols, n = dt__min(n, g->cols - place);
-            lo = dt__max(place, g->lo / g->rows), hi = dt__min(place + n, g->hi / g->rows);
-            if (lo >= hi) continue;
-            at = lo * g->rows + row - g->lo;
-            g->first = dt__min(g->first, at), g->end = dt__max(g->end, at + (hi - lo - 1) * g->rows + 1);
-            a = s->data + (i - s->from + lo - place), b = g->block + at, g->held += hi - lo;
-            for (; lo < hi; lo++, a++, b += g->rows)
-                if (way == DT__GATHER_IN) *b = *a;
-                else if (way == DT__GATHER_OUT) *a = *b;
-        }
-}
-
-/* Brings the numbers of all ranks to rank 0's block. The blocks are 0 where a rank has no numbers. */
-static dt_result dt__gather_join(dt__gatherer *g)
-{
-    float words[4];
-    dt_result r = DT_OK;
-    memcpy(words, &g->first, 8), memcpy(words + 2, &g->end, 8);
-    if (!dt__gather_root(g)) {
-        r = dt_send(g->comm, words, 4, 0);
-        return r || g->first >= g->end ? r : dt_send(g->comm, g->block + g->first, g->end - g->first, 0);
-    }
-    for (int rank = 1; rank < dt_comm_size(g->comm) && !r; rank++) {
-        unsigned char *to = (unsigned char *)g->block, *from = (unsigned char *)g->other;
-        r = dt_recv(g->comm, words, 4, rank);
-        memcpy(&g->first, words, 8), memcpy(&g->end, words + 2, 8);
-        if (!r && g->first < g->end) r = dt_recv(g->comm, g->other, g->end - g->first, rank);
-        for (int64_t i = 4 * g->first; i < 4 * g->end && !r; i++) to[i] |= from[i - 4 * g->first];
-    }
-    return r;
-}
-
-/* Receives numbers of a tensor. */
-typedef dt_result dt__sink(void *user, const float *data, int64_t count);
-
-/* Passes a tensor to the sink of rank 0, or of every rank when alone, block by block. */
-static dt_result dt__gather_emit(dt__gatherer *g, const dt__state_tensor *of, const dt__state_slice *slice,
-                                 int64_t slices, int transposed, dt__sink *sink, void *user)
-{
-    dt_result r = DT_OK;
-    dt__gather_begin(g, of, transposed);
-    while (!r && dt__gather_next(g)) {
-        memset(g->block, 0, 4 * (size_t)(g->hi - g->lo));
-        dt__gather_copy(g, slice, slices, DT__GATHER_IN);
-        if (!g->alone) r = dt__gather_join(g);
-        if (!r && dt__gather_root(g)) r = sink(user, g->block, g->hi - g->lo);
-        dt__comm_tick(g->comm);
-    }
-    return r;
-}
-
-/* Reads slices from the blocks of a whole tensor in a file that they need. 2-byte numbers become floats, padding +0. */
-static dt_result dt__gather_read(dt__gatherer *g, const dt__tensors *from, const dt__stored *s,
-                                 const dt__state_tensor *of, const dt__state_slice *slice, int64_t slices)
-{
-    const dt__stored_type *type = &dt__stored_types[s->type];
-    float *raw = type->bytes == 4 ? g->block : g->other;
-    dt_result r = DT_OK;
-    dt__gather_begin(g, of, of->transposed);
-    for (int64_t i = 0; i < slices && of->is.pad; i++) memset(slice[i].data, 0, 4 * (size_t)slice[i].count);
-    while (!r && dt__gather_next(g)) {
-        dt__gather_copy(g, slice, slices, DT__GATHER_COUNT);
-        if (g->first >= g->end) continue;
-        r = dt__tensors_read(from, s, raw, (g->hi - g->lo) * type->bytes, g->lo * type->bytes);
-        dt__comm_tick(g->comm);
-        if (!r && raw != g->block) g->convert->convert(DT_F32, g->block, type->dtype, raw, g->hi - g->lo);
-        if (!r) dt__gather_copy(g, slice, slices, DT__GATHER_OUT);
-    }
-    return r;
-}
-
-/* Finds a tensor by the name and shape that a parameter has in files. */
-typedef dt_result dt__find_fn(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found);
+/* ---- which tensor of a file a parameter is ---- */
 
 /* Is a stored tensor of this shape? A table of positions may have more rows, behind those of the model. */
 static int dt__stored_fits(const dt__stored *s, const dt_shape *shape)
@@ -19032,86 +18836,6 @@ static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const d
     return dt__misuse("%s holds %s of shape %s, it has %s here: give the model and --vocabulary as there, "
                       "and no longer --sequence", t->file[s->file].path, s->name, dt__shape_text(&s->shape, a),
                       dt__shape_text(shape, b));
-}
-
-/* A state in the files of a checkpoint, or published weights. */
-typedef struct dt__reader {
-    dt__tensors tensors;
-    dt__find_fn *find;      /* of whole tensors; NULL: files hold slices */
-    dt__gatherer gather; /* opened by the caller, for whole tensors */
-} dt__reader;
-
-static void dt__reader_close(dt__reader *x)
-{
-    dt__tensors_close(&x->tensors);
-    dt__gather_close(&x->gather);
-}
-
-/* A dt__visit_slices: reads the slices of a tensor from a dt__reader. */
-static dt_result dt__reader_visit(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
-{
-    dt__reader *x = (dt__reader *)user;
-    char name[160];
-    dt__stored *s;
-    dt_shape shape;
-    dt_result r = DT_OK;
-    dt__comm_tick(x->gather.comm);
-    for (int64_t i = 0; i < slices && !x->find && !r; i++) r = dt__slice_read(&slice[i], &x->tensors);
-    if (!x->find || !slices) return r;
-    dt__state_tensor_name(of, name, sizeof name, &shape);
-    r = x->find(&x->tensors, name, &shape, &s);
-    return r ? r : dt__gather_read(&x->gather, &x->tensors, s, of, slice, slices);
-}
-
-/* The destination of the numbers of a state, tensor by tensor. */
-typedef struct dt__export {
-    dt__reader *from;     /* where the numbers are read from first; NULL: they are in memory */
-    dt__gatherer *gather; /* whole tensors, in their order; NULL: slices, as they are stored */
-    int file;             /* as files hold them: some matrices transposed, and the rows behind a table */
-    dt__sink *sink;
-    void *user;
-} dt__export;
-
-/* A dt__visit_slices: passes the slices of a tensor to the sink of a dt__export. */
-static dt_result dt__export_visit(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
-{
-    const dt__export *x = (const dt__export *)user;
-    dt_result r = x->from ? dt__reader_visit(x->from, of, slice, slices) : DT_OK;
-    if (!r && x->gather) r = dt__gather_emit(x->gather, of, slice, slices, x->file && of->transposed, x->sink, x->user);
-    for (int64_t i = 0; i < slices && !x->gather && !r; i++) r = x->sink(x->user, slice[i].data, slice[i].count);
-    return r || !x->file || !of->kept ? r : x->sink(x->user, of->kept, of->more * of->is.shape.n[1]);
-}
-
-/* A dt__sink: writes numbers. Rank 0 receives to the end after an error of the file, since others send. */
-static dt_result dt__tensor_file_sink(void *user, const float *data, int64_t count)
-{
-    dt__tensor_file *w = (dt__tensor_file *)user;
-    uint16_t half[1024];
-    if (w->type == DT__STORED_F32) dt__tensor_file_put(w, data, 4 * count);
-    for (int64_t i = 0, n; w->type != DT__STORED_F32 && i < count; i += n) {
-        n = dt__min(1024, count - i);
-        dt__isa_table(0)->convert(dt__stored_types[w->type].dtype, half, DT_F32, data + i, n);
-        dt__tensor_file_put(w, half, 2 * n);
-    }
-    return DT_OK;
-}
-
-/* A dt__visit_slices: announces what the file will hold of a tensor. */
-static dt_result dt__tensor_file_visit(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
-{
-    dt__tensor_file *w = (dt__tensor_file *)user;
-    char name[160], part[160];
-    dt_shape shape;
-    dt__state_tensor_name(of, name, sizeof name, &shape);
-    if (of->more) shape.n[0] = of->more + (w->whole ? shape.n[0] : 0);
-    if (w->whole) dt__tensor_file_name(w, name, w->type, &shape);
-    for (int64_t i = 0; i < slices && !w->whole; i++) {
-        dt_shape count = dt_shape1(slice[i].count);
-        dt__slice_name(&slice[i], slice[i].from, part, sizeof part);
-        dt__tensor_file_name(w, part, DT__STORED_F32, &count);
-    }
-    if (of->kept && !w->whole) dt__tensor_file_name(w, name, DT__STORED_F32, &shape);
-    return DT_OK;
 }
 
 /* ---- the directory ---- */
@@ -19533,19 +19257,19 @@ static dt_result dt__manifest_read(dt__manifest *m, const char *folder)
 
 static int dt__part_has_tensors(const dt__part_file *p) { return dt__ends_with(p->name, ".safetensors"); }
 
-/* Opens the tensors that a manifest lists. The caller opens the gather, and closes the reader after errors as well. */
-static dt_result dt__reader_open(dt__reader *x, const char *folder, const dt__manifest *m)
+/* Opens the tensors that a manifest lists. dt__tensors_close() frees them, after an error as well. */
+static dt_result dt__tensors_open(dt__tensors *t, const char *folder, const dt__manifest *m)
 {
     char path[PATH_MAX];
     dt_result r = DT_OK;
-    memset(x, 0, sizeof *x);
-    x->find = m->full ? dt__tensors_fit : NULL;
+    memset(t, 0, sizeof *t);
+    t->find = m->full ? dt__tensors_fit : NULL;
     for (int64_t i = 0; i < m->files && !r; i++) {
         if (!dt__part_has_tensors(&m->file[i])) continue;
         r = dt__path_join(path, folder, m->file[i].name);
-        if (!r) r = dt__tensors_add(&x->tensors, path);
+        if (!r) r = dt__tensors_add(t, path);
     }
-    return r ? r : dt__tensors_sort(&x->tensors);
+    return r ? r : dt__tensors_sort(t);
 }
 
 /* ---- config.json of Hugging Face's transformers ---- */
@@ -19859,6 +19583,7 @@ static dt_result dt__weights_open(dt__tensors *t, const char *path)
     char name[PATH_MAX];
     dt_result r = DT_OK;
     memset(t, 0, sizeof *t);
+    t->find = dt__weights_fit;
     if (dt__ends_with(path, ".safetensors")) r = dt__tensors_add(t, path);
     else if (!(r = dt__path_join(name, path, "model.safetensors")) && !access(name, F_OK)) r = dt__tensors_add(t, name);
     else if (!r && !(r = dt__path_join(name, path, "model.safetensors.index.json")))
@@ -23592,6 +23317,14 @@ typedef struct dt__generator {
 } dt__generator;
 
 /* The tensors of the state, in the order of files. */
+typedef struct dt__state_tensor {
+    const dt__param *is;
+    int kind;          /* 0: weights; else a value of the optimizer */
+    int32_t param;
+    int transposed;    /* full checkpoints hold the transpose of this matrix */
+    int64_t more;      /* rows that files hold after those of the model, which training leaves as they are */
+    float *kept;       /* their numbers, on the rank that writes them */
+} dt__state_tensor;
 typedef struct dt__state {
     dt__state_tensor *tensor;
     int64_t count;
@@ -23657,7 +23390,7 @@ struct dt_trainer {
     uint32_t stops;      /* bit: rule that stops the run */
     int32_t stopper;     /* 1 + the rule that stopped it; 0: none */
     double losses[2];    /* sum and number of losses since the rules got their last mean */
-    dt__reader published; /* the initial weights, until they are read */
+    dt__tensors published; /* the initial weights, until they are read */
     dt_checkpoint *initial; /* where they are slices */
     int inherits;           /* they are those of the place to resume from */
     dt__state state;
@@ -24387,7 +24120,12 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     return dt__pool_open(&t->pool, (int)dt__engine_threads(&t->layout, t->comm));
 }
 
-/* ---- the state as slices: one walk serves hashes, saves, loads and conversions --------------------------- */
+/* ---- the state as slices ----------------------------------------------------------------------------------
+ * The state is a list of named tensors. Ranks store a tensor as arrays, one per tensor shard and expert (R11), and of
+ * each array a slice. A sharded checkpoint holds slices as they are stored. In a full checkpoint, and for the hash, the
+ * numbers have the order of the tensor; some files hold its transpose. A block, a part of the tensor, is between the
+ * two orders: slices are copied into it or from it, so no rank needs memory for a whole tensor. One walk serves hashes,
+ * saves, loads and conversions. */
 
 /* The parts of the state: weights, and what the optimizer keeps. */
 enum { DT__PARTS = 1 + DT__STATE_COUNT };
@@ -24411,23 +24149,43 @@ static dt_result dt__state_open(dt_trainer *t)
         if (kind && !dt__state_kept(&t->recipe, kind - 1)) continue;
         for (int32_t i = 0; i < n->param_count; i++) {
             dt__state_tensor *x = &t->state.tensor[t->state.count++];
-            x->is = n->params[i].is;
-            DT__PRINT(x->part, "%s", dt__part_names[kind]);
-            x->kind = kind, x->param = i, x->shards = n->tensor_shards;
-            x->transposed = !kind && dt__param_transposed(&t->recipe, &x->is);
+            x->is = &n->params[i].is;
+            x->kind = kind, x->param = i;
+            x->transposed = !kind && dt__param_transposed(&t->recipe, x->is);
         }
     }
     return DT_OK;
 }
 
-/* A walk over tensors [first, end) of the state. */
-typedef struct dt__state_walk {
+/* A walk over tensors, and in each over the slices of this rank, or over runs of numbers for a file. */
+typedef struct dt__walk {
     dt_trainer *t;
-    int64_t first, end;
-    int writes;      /* 1: each number has one rank that writes it; 0: all slices that this rank stores */
-    float *memory;   /* memory of one whole tensor, instead of the engine's; NULL: the engine's */
-    float *snapshot; /* memory of the slices, one after the other, instead of the engine's */
-} dt__state_walk;
+    int64_t next, end; /* tensors of the state that are left */
+    int writes;        /* 1: each number has one rank that writes it; 0: all slices that this rank stores */
+    int whole, file;   /* runs: blocks of whole tensors, else slices; in the order of files, with the rows kept */
+    float *memory;     /* of one whole tensor, instead of the engine's */
+    float *snapshot;   /* of the slices, one after the other, instead of the engine's */
+    const dt__tensors *from; /* files from which a tensor is read into its memory first */
+    dt_result result;
+    const dt__state_tensor *of;    /* the tensor in hand */
+    int64_t begin, floats, shard;  /* this rank has numbers [begin, begin + floats) of its arrays; its next array */
+    float *part;                   /* these numbers */
+    int64_t array, at, count;      /* the slice in hand: numbers [at, at + count) of an array */
+    float *data;                   /* these numbers, or those of a run */
+    float *block, *other;          /* other: the block of another rank, or 2-byte numbers */
+    int64_t rows, cols;            /* number i of the tensor is number (i % cols) rows + i / cols in order of blocks */
+    int64_t lo, hi, low, high;     /* the block has numbers [lo, hi), slices of this rank [lo + low, lo + high) */
+    int64_t held;                  /* how many numbers were copied */
+} dt__walk;
+enum { DT__RUN = 1 << 16 }; /* numbers of a block, unless a row of a transposed file is longer */
+enum { DT__COPY_NOT, DT__COPY_IN, DT__COPY_OUT };
+
+static dt__walk dt__walk_of(dt_trainer *t, int64_t first, int64_t end, int writes)
+{
+    dt__walk w = DT__ZERO;
+    w.t = t, w.next = first, w.end = end, w.writes = writes;
+    return w;
+}
 
 /* Each of the ranks that store a range writes an equal part in whole blocks, on the stage of the first use. */
 static void dt__engine_share(const dt__engine *e, const dt__net_param *p, int64_t *from, int64_t *count)
@@ -24444,76 +24202,243 @@ static void dt__engine_share(const dt__engine *e, const dt__net_param *p, int64_
     if (p->stage[0] != m->at[DT_AXIS_PIPELINE]) *count = 0;
 }
 
-/* Which part of a tensor, [*from, *from + *count), this rank stores or writes; returns where its numbers are. */
-static float *dt__state_range(const dt__state_walk *w, const dt__state_tensor *x, int64_t *from, int64_t *count)
+/* Moves to the next tensor, of which this rank may have nothing; 0: there is none. */
+static int dt__walk_tensor(dt__walk *w)
 {
     const dt__engine *e = &w->t->e;
-    const dt__net_param *p = &e->p.net.params[x->param];
+    const dt__net_param *p;
     dt__piece_of piece;
-    float *data;
-    int64_t begin;
-    *from = 0, *count = p->count;
-    if (w->memory) return w->memory;
-    if (p->offset < 0) return *count = 0, (float *)NULL;
-    if (!x->kind && !w->writes && e->p.shape.zero < 3) return dt__host(e->params + p->offset);
+    if (w->next >= w->end) return 0;
+    w->of = &w->t->state.tensor[w->next++];
+    p = &e->p.net.params[w->of->param];
+    w->shard = w->begin = 0, w->floats = p->count, w->part = w->memory;
+    if (w->memory) return 1;
+    if (p->offset < 0) return w->floats = 0, 1;
+    if (!w->of->kind && !w->writes && e->p.shape.zero < 3) return w->part = dt__host(e->params + p->offset), 1;
     piece = dt__engine_piece(e, p);
-    begin = *from = piece.from, *count = piece.count;
-    data = dt__host(x->kind ? e->state[x->kind - 1] + piece.state : piece.weight);
-    if (w->writes) dt__engine_share(e, p, from, count);
-    return data + (*from - begin);
+    w->begin = piece.from, w->floats = piece.count;
+    if (w->writes) dt__engine_share(e, p, &w->begin, &w->floats);
+    w->part = dt__host(w->of->kind ? e->state[w->of->kind - 1] + piece.state : piece.weight) + (w->begin - piece.from);
+    return 1;
 }
 
-/* Gives the slices of each tensor to `visit`, also if this rank has none of a tensor. */
-static dt_result dt__state_each(const dt__state_walk *w, dt__visit_slices *visit, void *user)
+/* Moves to this rank's next slice of the tensor; 0: there is none. */
+static int dt__walk_slice(dt__walk *w)
 {
     const dt__net *net = &w->t->e.p.net;
-    float *copy = w->snapshot;
-    dt_result r = DT_OK;
-    for (int64_t i = w->first; i < w->end && !r; i++) {
-        const dt__state_tensor *x = &w->t->state.tensor[i];
-        const dt__param *p = &net->params[x->param].is;
-        int64_t from, count, n = 0, floats = dt__shard_floats(p, x->shards), step = dt__shard_step(p, x->shards);
-        int64_t shards = dt__param_shards(p, x->shards, net->own_shards);
-        float *data = dt__state_range(w, x, &from, &count);
-        dt__state_slice *slice = (dt__state_slice *)dt__alloc(shards * (int64_t)sizeof *slice, "slices of a tensor");
-        for (int64_t v = 0; v < shards && slice; v++) {
-            int64_t lo = dt__max(from, v * step), hi = dt__min(from + count, v * step + floats);
-            dt__state_slice *s = &slice[n];
+    const dt__param *p = w->of->is;
+    int64_t vt = net->tensor_shards, step = dt__shard_step(p, vt), first;
+    while (w->shard < dt__param_shards(p, vt, net->own_shards)) {
+        w->array = dt__param_array(p, vt, net->first_shard, net->own_shards, w->shard);
+        first = step * w->shard++;
+        w->at = dt__max(0, w->begin - first);
+        w->count = dt__min(w->begin + w->floats - first, dt__shard_floats(p, vt)) - w->at;
+        if (w->count <= 0) continue;
+        w->data = w->snapshot ? w->snapshot : w->part + (first + w->at - w->begin);
+        if (w->snapshot) w->snapshot += w->count;
+        return 1;
+    }
+    return 0;
+}
+
+/* The name of a slice, "weight/transformer.wte.weight/000003/000000001024": array, first number; sorts as they do. */
+static void dt__slice_name(const dt__walk *w, int64_t from, char name[160])
+{
+    snprintf(name, 160, "%s/%s/%06lld/%012lld", w->of->kind ? dt__part_names[w->of->kind] : "weight", w->of->is->name,
+             (long long)w->array, (long long)from);
+}
+
+/* The name of a tensor in a full checkpoint, and its shape there. */
+static void dt__state_tensor_name(const dt__state_tensor *x, char name[160], dt_shape *shape)
+{
+    snprintf(name, 160, "%s%s%s", dt__part_names[x->kind], x->kind ? "." : "", x->is->name);
+    *shape = x->transposed ? dt_shape2(x->is->shape.n[1], x->is->shape.n[0]) : x->is->shape;
+}
+
+/* ---- blocks ---- */
+
+static void dt__block_begin(dt__walk *w, int transposed)
+{
+    int64_t most = DT__RUN;
+    for (int64_t i = 0; i < w->t->state.count && !w->block; i++)
+        if (w->t->state.tensor[i].transposed) most = dt__max(most, w->t->state.tensor[i].is->shape.n[0]);
+    if (!w->block && (w->block = (float *)dt__alloc(8 * most, "a checkpoint")) != NULL) w->other = w->block + most;
+    if (!w->block) w->result = DT_E_MEMORY;
+    w->rows = transposed ? w->of->is->shape.n[0] : 1;
+    w->cols = dt_shape_count(w->of->is->shape) / w->rows;
+    w->lo = w->hi = 0;
+}
+
+/* Moves to the next block; 0: the tensor is complete. */
+static int dt__block_next(dt__walk *w)
+{
+    w->lo = w->hi;
+    w->hi = dt__min(w->rows * w->cols, w->lo + dt__max(1, DT__RUN / w->rows) * w->rows);
+    return w->lo < w->hi && !w->result;
+}
+
+/* Copies the numbers that slices have of the block, to or from it, and notes their range in the block. */
+static void dt__block_copy(dt__walk *w, int way)
+{
+    const dt__param *p = w->of->is;
+    int64_t vt = w->t->e.p.net.tensor_shards;
+    w->low = w->hi - w->lo, w->high = 0;
+    for (w->shard = 0; dt__walk_slice(w);)
+        for (int64_t i = w->at, n; i < w->at + w->count; i += n) {
+            int64_t place = dt__param_index(p, vt, w->array, i), row = place / w->cols, lo, hi, at;
+            float *a, *b;
+            n = dt__min(dt__param_run(p, vt, i), w->at + w->count - i);
+            if (place < 0) continue; /* padding */
+            place %= w->cols, n = dt__min(n, w->cols - place);
+            lo = dt__max(place, w->lo / w->rows), hi = dt__min(place + n, w->hi / w->rows);
             if (lo >= hi) continue;
-            s->of = x, n++;
-            s->array = dt__param_array(p, x->shards, net->first_shard, net->own_shards, v);
-            s->from = lo - v * step, s->count = hi - lo;
-            s->data = copy ? copy : data + (lo - from);
-            if (copy) copy += s->count;
+            at = lo * w->rows + row - w->lo;
+            w->low = dt__min(w->low, at), w->high = dt__max(w->high, at + (hi - lo - 1) * w->rows + 1);
+            a = w->data + (i - w->at + lo - place), b = w->block + at, w->held += hi - lo;
+            for (; lo < hi; lo++, a++, b += w->rows)
+                if (way == DT__COPY_IN) *b = *a;
+                else if (way == DT__COPY_OUT) *a = *b;
         }
-        r = slice ? visit(user, x, slice, n) : DT_E_MEMORY;
-        dt__free(slice);
+}
+
+/* The same with a block that is the whole tensor, the caller's. */
+static void dt__block_whole(dt__walk *w, int way)
+{
+    dt__block_begin(w, 0);
+    w->hi = w->cols;
+    dt__block_copy(w, way);
+}
+
+/* Reads a slice from the slices in files, whichever ranks wrote them. */
+static dt_result dt__slice_read(const dt__walk *w)
+{
+    int64_t done = 0, n;
+    dt_result r = DT_OK;
+    for (; done < w->count && !r; done += n) {
+        char name[160];
+        const dt__stored *has;
+        int64_t first = -1, held = 0, from = w->at + done;
+        size_t length;
+        dt__slice_name(w, from, name);
+        length = strlen(name);
+        has = dt__tensors_upto(w->from, name);
+        if (has && strlen(has->name) == length && !memcmp(has->name, name, length - 12) && has->type == DT__STORED_F32)
+            first = strtoll(has->name + length - 12, NULL, 10), held = has->bytes / 4;
+        n = dt__min(first + held, w->at + w->count) - from;
+        if (first < 0 || first > from || n <= 0)
+            return dt__error(DT_E_DATA, "the checkpoint does not hold %s: a file is missing, or of another model",
+                             name);
+        r = dt__tensors_read(w->from, has, w->data + done, 4 * n, 4 * (from - first));
     }
     return r;
+}
+
+/* Reads this rank's slices of the tensor in hand from slices in files, or from the blocks of a whole tensor that they
+ * need. 2-byte numbers become floats, padding +0. */
+static dt_result dt__walk_read(dt__walk *w)
+{
+    const dt__stored_type *type;
+    char name[160];
+    dt__stored *s;
+    dt_shape shape;
+    float *raw;
+    dt__comm_tick(w->t->comm);
+    if (!dt__walk_slice(w)) return w->result;
+    if (!w->from->find) {
+        do w->result = dt__slice_read(w);
+        while (!w->result && dt__walk_slice(w));
+        return w->result;
+    }
+    dt__state_tensor_name(w->of, name, &shape);
+    if ((w->result = w->from->find(w->from, name, &shape, &s)) != DT_OK) return w->result;
+    do if (w->of->is->pad) memset(w->data, 0, 4 * (size_t)w->count);
+    while (dt__walk_slice(w));
+    dt__block_begin(w, w->of->transposed);
+    type = &dt__stored_types[s->type], raw = type->bytes == 4 ? w->block : w->other;
+    while (dt__block_next(w)) {
+        dt__block_copy(w, DT__COPY_NOT);
+        if (w->low >= w->high) continue;
+        w->result = dt__tensors_read(w->from, s, raw, (w->hi - w->lo) * type->bytes, w->lo * type->bytes);
+        dt__comm_tick(w->t->comm);
+        if (w->result) return w->result;
+        if (raw != w->block) dt__isa_table(0)->convert(DT_F32, w->block, type->dtype, raw, w->hi - w->lo);
+        dt__block_copy(w, DT__COPY_OUT);
+    }
+    return w->result;
+}
+
+/* Reads the first `count` tensors of the state. */
+static dt_result dt__state_read(dt_trainer *t, int64_t count, const dt__tensors *from)
+{
+    dt__walk w = dt__walk_of(t, 0, count, 0);
+    w.from = from;
+    while (!w.result && dt__walk_tensor(&w)) (void)dt__walk_read(&w);
+    dt__free(w.block);
+    return w.result;
 }
 
 /* Does every rank have the whole state? */
 static int dt__trainer_whole(const dt_trainer *t) { return !t->e.copy; }
 
-static dt_result dt__hash_put(void *sha, const float *data, int64_t count)
+/* Brings the numbers of all ranks to rank 0's block. The blocks are 0 where a rank has no numbers. */
+static dt_result dt__block_join(dt__walk *w)
 {
-    dt__sha256_add((dt__sha256 *)sha, data, 4 * count);
-    return DT_OK;
+    dt_comm *comm = w->t->comm;
+    float words[4];
+    dt_result r = DT_OK;
+    memcpy(words, &w->low, 8), memcpy(words + 2, &w->high, 8);
+    if (dt_comm_rank(comm)) {
+        r = dt_send(comm, words, 4, 0);
+        return r || w->low >= w->high ? r : dt_send(comm, w->block + w->low, w->high - w->low, 0);
+    }
+    for (int rank = 1; rank < dt_comm_size(comm) && !r; rank++) {
+        unsigned char *to = (unsigned char *)w->block, *from = (unsigned char *)w->other;
+        r = dt_recv(comm, words, 4, rank);
+        memcpy(&w->low, words, 8), memcpy(&w->high, words + 2, 8);
+        if (!r && w->low < w->high) r = dt_recv(comm, w->other, w->high - w->low, rank);
+        for (int64_t i = 4 * w->low; i < 4 * w->high && !r; i++) to[i] |= from[i - 4 * w->low];
+    }
+    return r;
+}
+
+/* Moves to the next numbers of a file, `count` at `data`: a slice; or a block of a whole tensor, on rank 0 alone unless
+ * every rank has the whole state; or the rows kept. 0: there are no more, or w->result. */
+static int dt__walk_run(dt__walk *w)
+{
+    const int whole = dt__trainer_whole(w->t);
+    while (!w->result) {
+        const dt__state_tensor *x = w->of;
+        if (x && !w->whole && dt__walk_slice(w)) return 1;
+        while (x && w->whole && dt__block_next(w)) {
+            memset(w->block, 0, 4 * (size_t)(w->hi - w->lo));
+            dt__block_copy(w, DT__COPY_IN);
+            if (!whole) w->result = dt__block_join(w);
+            dt__comm_tick(w->t->comm);
+            w->data = w->block, w->count = w->hi - w->lo;
+            if (whole || dt_trainer_is_root(w->t)) return !w->result;
+        }
+        w->of = NULL;
+        if (x && x->kept && w->file) return w->data = x->kept, w->count = x->more * x->is->shape.n[1], 1;
+        if (w->result || !dt__walk_tensor(w)) return 0;
+        if (w->from) (void)dt__walk_read(w);
+        w->shard = 0;
+        if (w->whole && !w->result) dt__block_begin(w, w->file && w->of->transposed);
+    }
+    return 0;
 }
 
 static dt_result dt__trainer_hash(dt_trainer *t)
 {
     dt__sha256 sha;
-    dt__gatherer g;
     int whole = dt__trainer_whole(t);
-    dt__state_walk w = {t, 0, t->state.count, !whole, NULL, NULL};
-    dt__export out = {NULL, &g, 0, dt__hash_put, &sha};
+    dt__walk w = dt__walk_of(t, 0, t->state.count, !whole);
     const float scale[2] = {(float)t->e.powers.scale, (float)t->e.powers.good};
-    dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.count);
+    dt_result r = dt__engine_wait(&t->e);
+    w.whole = 1;
     dt__sha256_begin(&sha);
-    if (!r) r = dt__engine_wait(&t->e);
-    if (!r) r = dt__state_each(&w, dt__export_visit, &out);
-    dt__gather_close(&g);
+    while (!r && dt__walk_run(&w)) dt__sha256_add(&sha, w.data, 4 * w.count);
+    if (!r) r = w.result;
+    dt__free(w.block);
     if (t->recipe.precision == DT_PRECISION_FP16) dt__sha256_add(&sha, scale, sizeof scale);
     dt__sha256_end(&sha, t->hash);
     if (!r && !whole) r = dt_broadcast(t->comm, (float *)(void *)t->hash, 17, 0);
@@ -24521,31 +24446,16 @@ static dt_result dt__trainer_hash(dt_trainer *t)
     return r;
 }
 
-/* A dt__visit_slices: copies numbers to or from their places in the whole tensor, a block. */
-typedef struct dt__whole_of {
-    dt__gatherer is;
-    int way;
-} dt__whole_of;
-static dt_result dt__whole_visit(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
-{
-    dt__whole_of *w = (dt__whole_of *)user;
-    dt__gather_begin(&w->is, of, 0);
-    w->is.hi = w->is.cols;
-    dt__gather_copy(&w->is, slice, slices, w->way);
-    return DT_OK;
-}
-
 DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, int64_t *held)
 {
     if (dt__refused("t name values held", t, name, values, held)) return DT_E_USAGE;
     int32_t i = dt__net_find(&t->e.p.net, name);
-    dt__state_walk w = {t, i, i + 1, 0, NULL, NULL};
-    dt__whole_of whole = DT__ZERO;
+    dt__walk w = dt__walk_of(t, i, i + 1, 0);
     dt_result r = dt__engine_wait(&t->e);
-    whole.is.block = values, whole.way = DT__GATHER_IN;
+    w.block = values;
     if (i < 0) return dt__misuse("the model has no parameter %s. dt_trainer_parameter_at lists them.", name);
-    if (!r) r = dt__state_each(&w, dt__whole_visit, &whole);
-    *held = whole.is.held;
+    if (!r && dt__walk_tensor(&w)) dt__block_whole(&w, DT__COPY_IN);
+    *held = w.held;
     return r;
 }
 
@@ -24556,31 +24466,51 @@ DT_API const char *dt_trainer_hash(dt_trainer *t)
     return t->hash;
 }
 
-/* Writes the tensors of a walk as folder/name: whole tensors with a gather, else slices. With a gather that is not
- * alone all ranks take part, and rank 0 writes. `from`: the numbers are read from there first. */
-static dt_result dt__state_write(const dt__state_walk *walk, dt__gatherer *gather, dt__reader *from,
-                                 const char *folder, const char *name, int type, dt__part_file *part)
+/* Announces what a file will hold of the tensor in hand. */
+static void dt__walk_announce(dt__walk *w, dt__tensor_file *f, int type)
 {
-    dt__tensor_file w;
-    dt__export out = {from, gather, 1, dt__tensor_file_sink, &w};
-    dt_result r;
-    dt__tensor_file_begin(&w, folder, name);
-    w.whole = gather != NULL, w.type = type;
-    r = dt__state_each(walk, dt__tensor_file_visit, &w);
-    if (!gather || dt__gather_root(gather)) dt__tensor_file_open(&w);
-    if (!r) r = dt__state_each(walk, dt__export_visit, &out);
-    return dt__tensor_file_close(&w, r, part);
+    char name[160], part[160];
+    dt_shape shape, count;
+    dt__state_tensor_name(w->of, name, &shape);
+    if (w->of->more) shape.n[0] = w->of->more + (w->whole ? shape.n[0] : 0);
+    while (!w->whole && dt__walk_slice(w)) {
+        count = dt_shape1(w->count);
+        dt__slice_name(w, w->at, part);
+        dt__tensor_file_name(f, part, type, &count);
+    }
+    if (w->whole || w->of->kept) dt__tensor_file_name(f, name, type, &shape);
 }
 
-/* Writes both files of a full checkpoint. `memory` as in a walk. */
-static dt_result dt__state_write_full(dt_trainer *t, int writes, float *memory, dt__gatherer *gather, dt__reader *from,
-                                      const char *folder, dt__part_file part[2])
+/* Writes the tensors of a walk as folder/name: slices, or whole tensors, for which all ranks take part unless each has
+ * the whole state, and rank 0 writes. It receives to the end after an error of the file, since others send. */
+static dt_result dt__state_write(dt__walk w, const char *folder, const char *name, int type, dt__part_file *part)
 {
-    int64_t weights = t->e.p.net.param_count;
-    dt__state_walk model = {t, 0, weights, writes, memory, NULL};
-    dt__state_walk rest = {t, weights, t->state.count, writes, memory, NULL};
-    dt_result r = dt__state_write(&model, gather, from, folder, "model.safetensors", 0, &part[0]);
-    dt_result other = dt__state_write(&rest, gather, from, folder, "optimizer.safetensors", 0, &part[1]);
+    dt__tensor_file f;
+    dt__walk names = w;
+    uint16_t half[1024];
+    dt__tensor_file_begin(&f, folder, name);
+    while (dt__walk_tensor(&names)) dt__walk_announce(&names, &f, type);
+    if (!w.whole || dt__trainer_whole(w.t) || dt_trainer_is_root(w.t)) dt__tensor_file_open(&f);
+    while (dt__walk_run(&w)) {
+        if (type == DT__STORED_F32) dt__tensor_file_put(&f, w.data, 4 * w.count);
+        for (int64_t i = 0, n; type != DT__STORED_F32 && i < w.count; i += n) {
+            n = dt__min(1024, w.count - i);
+            dt__isa_table(0)->convert(dt__stored_types[type].dtype, half, DT_F32, w.data + i, n);
+            dt__tensor_file_put(&f, half, 2 * n);
+        }
+    }
+    dt__free(w.block);
+    return dt__tensor_file_close(&f, w.result, part);
+}
+
+/* Writes both files of a full checkpoint. */
+static dt_result dt__state_write_full(dt__walk model, const char *folder, dt__part_file part[2])
+{
+    dt__walk rest = model;
+    dt_result r, other;
+    model.end = rest.next = model.t->e.p.net.param_count;
+    r = dt__state_write(model, folder, "model.safetensors", 0, &part[0]);
+    other = dt__state_write(rest, folder, "optimizer.safetensors", 0, &part[1]);
     return r ? r : other;
 }
 
@@ -24922,11 +24852,12 @@ static dt_result dt__save_extras(dt_trainer *t, const char *folder)
 static dt_result dt__save_write(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
-    dt__state_walk w = {t, 0, t->state.count, 1, NULL, s->snapshot};
+    dt__walk w = dt__walk_of(t, 0, t->state.count, 1);
     char name[64];
     dt_result r = DT_OK;
+    w.snapshot = s->snapshot, w.file = 1;
     DT__PRINT(name, "shard-%03d.safetensors", dt_comm_rank(t->comm));
-    if (!s->now.full) r = dt__state_write(&w, NULL, NULL, folder, name, 0, &s->part[s->parts++]);
+    if (!s->now.full) r = dt__state_write(w, folder, name, 0, &s->part[s->parts++]);
     for (int64_t i = 0; i < s->parts && !r; i++) r = dt__part_flush(folder, s->part[i].name);
     return r || !dt_trainer_is_root(t) ? r : dt__save_extras(t, folder);
 }
@@ -25029,28 +24960,14 @@ static dt_result dt__save_wait(dt_trainer *t, dt__queue *q, int64_t ticket)
     return dt__queue_wait(q, ticket);
 }
 
-/* A dt__sink: appends numbers to memory, or only counts them. */
-typedef struct dt__floats_to {
-    float *to;
-    int64_t count;
-} dt__floats_to;
-static dt_result dt__floats_put(void *user, const float *data, int64_t count)
+/* Copies what this rank writes into the snapshot, if there is one. Returns its floats. */
+static int64_t dt__save_copy(dt_trainer *t)
 {
-    dt__floats_to *x = (dt__floats_to *)user;
-    if (x->to) memcpy(x->to + x->count, data, 4 * (size_t)count);
-    x->count += count;
-    return DT_OK;
-}
-
-/* Copies what this rank writes into the snapshot, if there is one; *count: its floats. */
-static dt_result dt__save_copy(dt_trainer *t, int64_t *count)
-{
-    dt__state_walk w = {t, 0, t->state.count, 1, NULL, NULL};
-    dt__floats_to copy = {t->save.snapshot, 0};
-    dt__export out = {NULL, NULL, 0, dt__floats_put, &copy};
-    dt_result r = dt__state_each(&w, dt__export_visit, &out);
-    *count = copy.count;
-    return r;
+    dt__walk w = dt__walk_of(t, 0, t->state.count, 1);
+    int64_t count = 0;
+    for (; dt__walk_run(&w); count += w.count)
+        if (t->save.snapshot) memcpy(t->save.snapshot + count, w.data, 4 * (size_t)w.count);
+    return count;
 }
 
 /* Writes whole tensors: rank 0 writes, and gathers from the other ranks unless it has the whole state. */
@@ -25058,14 +24975,12 @@ static dt_result dt__save_full(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
     dt__part_file none[2];
-    dt__gatherer g;
     int whole = dt__trainer_whole(t), root = dt_trainer_is_root(t);
-    dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.count);
-    if (!r) r = dt__engine_wait(&t->e);
-    r = dt__trainer_agree(t, r);
-    if (!r && (root || !whole)) r = dt__state_write_full(t, !whole, NULL, &g, NULL, folder, root ? s->part : none);
+    dt__walk w = dt__walk_of(t, 0, t->state.count, !whole);
+    dt_result r = dt__trainer_agree(t, dt__engine_wait(&t->e));
+    w.whole = w.file = 1;
+    if (!r && (root || !whole)) r = dt__state_write_full(w, folder, root ? s->part : none);
     s->parts = root ? 2 : 0;
-    dt__gather_close(&g);
     return dt__trainer_agree(t, r);
 }
 
@@ -25075,7 +24990,6 @@ static dt_result dt__save_begin(dt_trainer *t)
     dt__saver *s = &t->save;
     const dt_checkpoints *l = &t->layout.checkpoint;
     char folder[PATH_MAX];
-    int64_t count;
     dt_result r;
     s->now.full = l->kind == DT_FULL;
     s->now.step = t->e.step;
@@ -25086,7 +25000,7 @@ static dt_result dt__save_begin(dt_trainer *t)
     memset(s->part, 0, sizeof s->part);
     r = dt__step_path(folder, l->place, s->now.step, ".tmp");
     if (!r && dt_trainer_is_root(t)) r = dt__step_begin(l->place, s->now.step, folder);
-    if (!r && s->snapshot) r = dt__save_copy(t, &count);
+    if (!r && s->snapshot) (void)dt__save_copy(t);
     r = dt__trainer_agree(t, r);
     if (!r && s->now.full) r = dt__save_full(t, folder);
     if (r) return r;
@@ -25189,10 +25103,10 @@ DT_API dt_result dt_trainer_save(dt_trainer *t)
 /* Memory for the snapshot of asynchronous saves. */
 static dt_result dt__save_snapshot(dt_trainer *t)
 {
-    int64_t count;
-    dt_result r = dt__save_copy(t, &count);
+    int64_t count = dt__save_copy(t);
+    dt_result r;
     t->planned.buffers += 4 * count, t->planned.total += 4 * count;
-    if (!r) r = dt__check_memory(t, 1);
+    r = dt__check_memory(t, 1);
     if (!r && !(t->save.snapshot = (float *)dt__alloc(4 * count, "the snapshot of the state"))) r = DT_E_MEMORY;
     return r;
 }
@@ -25299,20 +25213,17 @@ static dt_result dt__parts_check(dt_trainer *t, const char *folder, const dt__ma
 /* Resumes from one checkpoint (collective): one rank checks each file, then every rank reads its slices. */
 static dt_result dt__resume_one(dt_trainer *t, const char *folder)
 {
-    dt__state_walk w = {t, 0, 0, 0, NULL, NULL};
     dt__text lines = DT__ZERO;
     dt__manifest m;
-    dt__reader from = DT__ZERO;
+    dt__tensors from = DT__ZERO;
     dt_result r = dt__manifest_read(&m, folder);
     if (!r) r = *t->serves ? dt__model_agrees(t, &m, folder) : dt__trainer_agrees(t, &m, folder);
     if (!r) dt__text_add(&lines, "the SHA-256 of %s\t%.64s\n", folder, m.text + m.bytes - 68);
     r = dt__trainer_alike(t, r, &lines);
     if (!r) r = dt__parts_check(t, folder, &m);
-    w.end = t->state.count;
-    if (!r) r = dt__reader_open(&from, folder, &m);
-    if (!r) r = dt__gather_open(&from.gather, t->comm, 1, NULL, t->state.tensor, t->state.count);
-    if (!r) r = dt__state_each(&w, dt__reader_visit, &from);
-    dt__reader_close(&from);
+    if (!r) r = dt__tensors_open(&from, folder, &m);
+    if (!r) r = dt__state_read(t, t->state.count, &from);
+    dt__tensors_close(&from);
     if (!r) r = dt__config_take(t, folder, 0);
     r = dt__trainer_agree(t, r);
     if (!r) t->e.step = m.step, t->e.powers = m.powers;
@@ -25384,7 +25295,7 @@ typedef struct dt__checkpoint {
     dt_checkpoint is;
     char path[PATH_MAX];
     dt__manifest m;
-    dt__reader reader;
+    dt__tensors tensors;
     dt_trainer t;
     float *stored;     /* one tensor, in arrays */
 } dt__checkpoint;
@@ -25411,12 +25322,12 @@ static dt_result dt__checkpoint_model(dt__checkpoint *c)
     if (!r && !(c->stored = (float *)dt__alloc(4 * longest, "a checkpoint"))) r = DT_E_MEMORY;
     if (!r) r = dt__state_open(t);
     for (dt__state_tensor *x = t->state.tensor; !r && x < t->state.tensor + t->e.p.net.param_count; x++) {
-        const dt__stored *s = dt__tensors_find(&c->reader.tensors, x->is.name);
+        const dt__stored *s = dt__tensors_find(&c->tensors, x->is->name);
         if (s && dt__ends_with(s->name, "wpe.weight") && s->type == DT__STORED_F32 && s->shape.dims == 2 &&
-            s->shape.n[1] == x->is.shape.n[1])
-            r = dt__rows_keep(t, x, &c->reader.tensors, s, c->m.full ? x->is.shape.n[0] : 0);
+            s->shape.n[1] == x->is->shape.n[1])
+            r = dt__rows_keep(t, x, &c->tensors, s, c->m.full ? x->is->shape.n[0] : 0);
     }
-    return r ? r : dt__gather_open(&c->reader.gather, NULL, 1, NULL, t->state.tensor, t->state.count);
+    return r;
 }
 
 /* Lists files and arrays. */
@@ -25425,7 +25336,7 @@ static dt_result dt__checkpoint_list(dt__checkpoint *c)
     dt_checkpoint *is = &c->is;
     dt_checkpoint_entry *e;
     is->path = c->path, is->step = c->m.step, is->kind = c->m.full ? DT_FULL : DT_SHARDED;
-    is->files = c->m.files, is->tensors = c->reader.tensors.count, is->arrays = c->t.state.count;
+    is->files = c->m.files, is->tensors = c->tensors.count, is->arrays = c->t.state.count;
     is->file = is->array = e = (dt_checkpoint_entry *)dt__alloc((is->files + is->arrays + 1) * (int64_t)sizeof *e,
                                                                 "the contents of a checkpoint");
     if (!e) return DT_E_MEMORY;
@@ -25435,8 +25346,8 @@ static dt_result dt__checkpoint_list(dt__checkpoint *c)
     }
     is->array = e;
     for (const dt__state_tensor *x = c->t.state.tensor; x < c->t.state.tensor + is->arrays; x++, e++) {
-        dt__state_tensor_name(x, e->name, sizeof e->name, &e->shape);
-        e->shape = x->is.shape, e->bytes = 4 * dt_shape_count(x->is.shape);
+        dt__state_tensor_name(x, e->name, &e->shape);
+        e->shape = x->is->shape, e->bytes = 4 * dt_shape_count(e->shape);
     }
     return DT_OK;
 }
@@ -25447,7 +25358,7 @@ DT_API void dt_checkpoint_close(dt_checkpoint **handle)
     dt__checkpoint *c = (dt__checkpoint *)*handle;
     if (!c) return;
     dt__manifest_close(&c->m);
-    dt__reader_close(&c->reader);
+    dt__tensors_close(&c->tensors);
     dt__free(c->t.state.tensor);
     dt__free(c->t.kept);
     dt__net_close(&c->t.e.p.net);
@@ -25467,7 +25378,7 @@ DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
     if (published || r == DT_E_DATA)
         r = dt__error(DT_E_FILE, "%s holds no checkpoint: name one with manifest.json, or with steps", path);
     if (!r) r = dt__manifest_read(&c->m, c->path);
-    if (!r) r = dt__reader_open(&c->reader, c->path, &c->m);
+    if (!r) r = dt__tensors_open(&c->tensors, c->path, &c->m);
     if (!r) r = dt__checkpoint_model(c);
     if (!r) r = dt__checkpoint_list(c);
     if (r) dt_checkpoint_close(handle);
@@ -25494,11 +25405,12 @@ DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, fl
 {
     if (dt__refused("c values", checkpoint, values)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
-    dt__state_walk w = {&c->t, index, index + 1, 0, c->stored, NULL};
-    dt__floats_to floats = {values, 0};
-    dt__export out = {&c->reader, &c->reader.gather, 0, dt__floats_put, &floats};
+    dt__walk w = dt__walk_of(&c->t, index, index + 1, 0);
     dt_result r = dt__checkpoint_known(c, index);
-    return r ? r : dt__state_each(&w, dt__export_visit, &out);
+    w.memory = c->stored, w.from = &c->tensors, w.whole = 1;
+    for (; !r && dt__walk_run(&w); values += w.count) memcpy(values, w.data, 4 * (size_t)w.count);
+    dt__free(w.block);
+    return r ? r : w.result;
 }
 
 /* Copies config.json for weights of another type. */
@@ -25523,8 +25435,7 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     if (dt__refused("c directory kind<3", checkpoint, directory, kind)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
     dt__part_file *part = (dt__part_file *)dt__alloc((c->m.files + 3) * (int64_t)sizeof *part, "a list of files");
-    dt__state_walk all = {&c->t, 0, c->is.arrays, 0, c->stored, NULL};
-    dt__state_walk model = {&c->t, 0, c->t.e.p.net.param_count, 0, c->stored, NULL};
+    dt__walk w = dt__walk_of(&c->t, 0, c->is.arrays, 0);
     char draft[PATH_MAX] = "", to[PATH_MAX], said[sizeof dt__thread.error];
     int full = kind == DT_FULL, sharded = kind == DT_SHARDED, files = 1 + full;
     dt__text text = DT__ZERO;
@@ -25535,10 +25446,11 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     if (!r) r = dt_checkpoint_verify(checkpoint); /* damaged data must not get a new hash */
     if (!r) r = dt__lock_open(&lock, directory, NULL);
     if (!r) r = dt__step_begin(directory, c->m.step, draft);
-    if (!r && full) r = dt__state_write_full(&c->t, 0, c->stored, &c->reader.gather, &c->reader, draft, part);
-    if (!r && sharded) r = dt__state_write(&all, NULL, &c->reader, draft, "shard-000.safetensors", 0, part);
-    if (!r && !sharded && !full)
-        r = dt__state_write(&model, &c->reader.gather, &c->reader, draft, "model.safetensors", DT__STORED_BF16, part);
+    w.memory = c->stored, w.from = &c->tensors, w.file = 1, w.whole = !sharded;
+    if (!r && full) r = dt__state_write_full(w, draft, part);
+    if (!r && sharded) r = dt__state_write(w, draft, "shard-000.safetensors", 0, part);
+    w.end = c->t.e.p.net.param_count;
+    if (!r && !sharded && !full) r = dt__state_write(w, draft, "model.safetensors", DT__STORED_BF16, part);
     for (int i = 0; i < files && !r; i++) r = dt__part_flush(draft, part[i].name);
     for (int64_t i = 0; i < c->m.files && !r; i++) {
         if (dt__part_has_tensors(&c->m.file[i])) continue;
@@ -25565,7 +25477,7 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
 /* Pairs parameters and tensors and hashes them. A tied model accepts a head with the numbers of its table. */
 static dt_result dt__weights_check(dt_trainer *t)
 {
-    const dt__tensors *from = &t->published.tensors;
+    const dt__tensors *from = &t->published;
     dt__state_tensor *x = t->state.tensor;
     char name[160], hash[65], table[65] = "";
     dt__sha256 h;
@@ -25574,7 +25486,7 @@ static dt_result dt__weights_check(dt_trainer *t)
     for (int32_t i = 0; i < t->e.p.net.param_count && !r; i++, x++) {
         dt_shape shape;
         dt__stored *s;
-        dt__state_tensor_name(x, name, sizeof name, &shape);
+        dt__state_tensor_name(x, name, &shape);
         r = dt__weights_fit(from, name, &shape, &s);
         if (!r) r = dt__weights_digest(from, s, hash);
         if (!r && s->shape.n[0] > shape.n[0]) r = dt__rows_keep(t, x, from, s, shape.n[0]);
@@ -25615,7 +25527,7 @@ static dt_result dt__weights_begin(dt_trainer *t)
                   a.st_ino == b.st_ino;
     if (t->inherits) t->recipe.weights = NULL;
     else if (!r && (published || dt__holds(found, "model.safetensors"))) {
-        r = dt__weights_open(&t->published.tensors, found);
+        r = dt__weights_open(&t->published, found);
         if (!r) r = dt__weights_check(t);
     } else if (!r) {
         r = dt_checkpoint_open(&t->initial, found);
@@ -25636,23 +25548,16 @@ static dt_result dt__weights_begin(dt_trainer *t)
 static dt_result dt__weights_load(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    dt__state_walk w = {t, 0, e->p.net.param_count, 0, NULL, NULL};
-    dt__reader *from = &t->published;
     dt__checkpoint *c = (dt__checkpoint *)t->initial;
-    dt_result r = dt__gather_open(&from->gather, t->comm, 1, e->k, t->state.tensor, e->p.net.param_count);
-    from->find = dt__weights_fit;
-    if (!r && !c) r = dt__state_each(&w, dt__reader_visit, from);
+    dt_result r = c ? DT_OK : dt__state_read(t, e->p.net.param_count, &t->published);
     for (int32_t i = 0; i < e->p.net.param_count && !r; i++) {
         const dt__net_param *p = &e->p.net.params[i];
         dt__piece_of x = dt__engine_piece(e, p);
-        dt__whole_of whole = DT__ZERO;
-        w.first = i, w.end = i + 1;
-        if (c) whole.is.block = (float *)dt__alloc(4 * dt_shape_count(p->is.shape), "a parameter");
-        if (c && !whole.is.block) r = DT_E_MEMORY;
-        if (c && !r) r = dt_checkpoint_read(t->initial, dt__net_find(&c->t.e.p.net, p->is.name), whole.is.block);
-        whole.way = DT__GATHER_OUT;
-        if (c && !r) r = dt__state_each(&w, dt__whole_visit, &whole);
-        dt__free(whole.is.block);
+        dt__walk w = dt__walk_of(t, i, i + 1, 0);
+        if (c && !(w.block = (float *)dt__alloc(4 * dt_shape_count(p->is.shape), "a parameter"))) r = DT_E_MEMORY;
+        if (c && !r) r = dt_checkpoint_read(t->initial, dt__net_find(&c->t.e.p.net, p->is.name), w.block);
+        if (c && !r && dt__walk_tensor(&w)) dt__block_whole(&w, DT__COPY_OUT);
+        dt__free(w.block);
         if (!r && t->recipe.ema > 0.0f && p->offset >= 0)
             dt__mem_copy(t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
     }
@@ -25922,7 +25827,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && t->layout.checkpoint.place) r = dt__trainer_resume(t);
     if (!r && from && !t->recipe.weights) r = dt__resume_one(t, from);
     if (!r && t->recipe.weights && !t->first) r = dt__trainer_agree(t, dt__weights_load(t));
-    dt__reader_close(&t->published);
+    dt__tensors_close(&t->published);
     dt_checkpoint_close(&t->initial);
     if (!r && t->layout.output.metrics && dt_trainer_is_root(t)) r = dt__metrics_open(t);
     if (!r && t->layout.output.timeline && dt_trainer_is_root(t)) r = dt__timeline_put(t, NULL);
