@@ -130,7 +130,8 @@ compile() {
     case " $* " in *" -c "*) libraries= ;; esac
     local command="$CC -std=gnu11 -O2 ${CFLAGS:-} $source -o $output $* -I. -Itests $libraries"
     if [ -e "$output" ] && [ "$(cat "$output.command" 2>/dev/null)" = "$command" ] &&
-        ! [ "$source" -nt "$output" ] && ! [ dtrain.h -nt "$output" ] && ! [ tests/tap.h -nt "$output" ]; then
+        ! [ "$source" -nt "$output" ] && ! [ dtrain.h -nt "$output" ] && ! [ tests/tap.h -nt "$output" ] &&
+        { [[ $source = $build/* ]] || newer "$output" examples/*.h; }; then
         return 0
     fi
     mkdir -p "$(dirname "$output")"

@@ -75,7 +75,7 @@
  * CONTENTS
  *     H1  base: results, memory, threads                H10 optimizer and schedules
  *     H2  numerics: Philox, exact math, SHA-256         H11 data, tokenizers
- *     H3  kernels                                       H12 probes: metrics, rules
+ *     H3  kernels                                       H12 probes: speed of products
  *     H5  devices: CPU                                  H13 transports and collectives
  *     H6  tensors and graph                             H14 checkpoints
  *     H7  gradients                                     H15 mesh, layout, step programs, executor
@@ -165,6 +165,12 @@ typedef enum dt_result { DT_RESULTS(DT__RESULT_ENUM) DT__RESULT_COUNT } dt_resul
  * tensor of another graph. A function that returns a dt_result then returns DT_E_USAGE, one that returns a tensor
  * poisons the graph, any other returns 0, NULL or "" (sizes: 1). A function that closes sets its handle to NULL. */
 DT_API const char *dt_last_error(void);
+/* Makes a sentence, as printf does but with a decimal point in every locale, dt_last_error()'s, and returns the code:
+ * for functions that a trainer calls (dt_source.fetch, dt_probe.call). */
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+DT_API dt_result dt_error(dt_result code, const char *format, ...);
 /* Prints "<what>: <dt_last_error()>" to standard error and returns the exit status, for main(). One rank speaks for all
  * that fail in the same way, the supervisor speaks for a dead rank; DT_E_HELP prints nothing. */
 DT_API int dt_fail(const char *what);
@@ -329,6 +335,31 @@ typedef struct dt_sampling {
 } dt_sampling;
 struct dt_trainer;
 typedef struct dt_step_info dt_step_info; /* what a step did: loss, norm, times, bytes; below, with its _zero() */
+/* A probe looks at a run: a header beside this one, a companion (examples/rules.h), or a function of the program's own.
+ * The trainer calls the probes of layout.output on every rank, one after another. Set it to zeros first. */
+typedef enum dt_moment {
+    DT_AT_OPEN,  /* before anything else: checks; may change the layout. Ranks need not agree */
+    DT_AT_START, /* the trainer is open */
+    DT_AT_STEP,  /* after a step and its validation, before its checkpoint. DT_E_STOPPED on all ranks: save, and stop */
+    DT_AT_FAULT, /* the next step's loss or norm is not finite: the run ends */
+    DT_AT_END,   /* after the last step, or the one that stopped */
+    DT_AT_CLOSE  /* after any of the others */
+} dt_moment;
+typedef struct dt_probe_option {
+    const char *name, *argument, *help; /* argument NULL: a flag */
+    const char *value;                  /* set by dt_args or the program; NULL: not given */
+} dt_probe_option;
+typedef struct dt_probe {
+    /* What is not DT_OK ends the run. info: of the last step; in AT_OPEN, AT_START and AT_CLOSE NULL. */
+    dt_result (*call)(struct dt_probe *p, struct dt_trainer *t, dt_moment when, const dt_step_info *info);
+    void *user;
+    dt_probe_option option[2]; /* of the command line; name NULL: none */
+    const char *metric;        /* NULL, or the name of `number` in the lines of output.metrics */
+    double number;
+    const dt_recipe *recipe;   /* the trainer's own, while it is open */
+    struct dt_layout *layout;
+    struct dt_probe *next;
+} dt_probe;
 /* What a run measures, prints and writes. Steps 0: only at the end; pointers NULL: nothing. */
 typedef struct dt_output {
     int64_t eval_every, eval_batches;    /* steps between validations, and their batches; 0: the whole part */
@@ -338,12 +369,8 @@ typedef struct dt_output {
     const char *metrics;   /* JSONL file: recipe and layout, then one line per step */
     const char *timeline;  /* what every rank did in the last step: Chrome's trace events, for ui.perfetto.dev */
     int32_t doctor;        /* print dt_doctor's findings after step 9, or the last step of 4 or more, and train on */
-    int32_t rules;         /* apply dt_rules to every step, and print at the end which fired */
-    const char *stop_on;   /* rules, comma-separated: save and stop when one of them fires */
     int32_t quiet;         /* no progress on standard output */
-    /* NULL, or called by dt_trainer_run on every rank after each step; what is not DT_OK ends the run */
-    dt_result (*after_step)(void *user, struct dt_trainer *t, const dt_step_info *info);
-    void *user;
+    dt_probe *probes;      /* a list, of before dt_args; its members must outlive the trainer */
 } dt_output;
 /* Where and how often a run saves its state, and what it does with what it finds there. */
 enum { DT_AUTO = -1 };
@@ -438,7 +465,7 @@ DT_API int dt_comm_rank(const dt_comm *c);
 DT_API int dt_comm_size(const dt_comm *c);
 DT_API dt_result dt_barrier(dt_comm *c); /* returns when all ranks have called it */
 /* Others call a rank frozen that is silent for --timeout seconds. Call this in longer work of the program's own; the
- * trainer does it while it saves, opens, compiles, generates or calls after_step. */
+ * trainer does it while it saves, opens, compiles, generates or calls a probe. */
 DT_API void dt_comm_alive(dt_comm *c);
 /* data (count) of root to all ranks; data replaced by the op over all ranks; in (count) of rank r to row r of out
  * (size,count), where in may be out + rank * count. */
@@ -771,78 +798,6 @@ typedef struct dt_source {
     dt_dtype input_type, target_type; /* DT_F32 or DT_I32 */
     dt_result (*fetch)(void *user, dt_split split, int64_t sample, void *input, void *target);
 } dt_source;
-/* ---- H12  rules: the usual faults of a training run, by its numbers ---- */
-/* A program passes losses, tensors, labels and the times of its ranks, step by step; rules compare them with bounds and
- * record which rules fired (examples/82_rules.c).
- * Names and bounds are those of the built-in rules of Amazon SageMaker Debugger, where Debugger has the rule; section
- * Rules of examples/reference.md says when each one fires. Matrices are judged, vectors (units 0: biases) are not. */
-#define DT_RULES(X) \
-    X(DT_RULE_VANISHING_GRADIENT, "VanishingGradient") X(DT_RULE_EXPLODING_TENSOR, "ExplodingTensor") \
-    X(DT_RULE_DEAD_RELU, "DeadRelu") X(DT_RULE_SATURATED_ACTIVATION, "SaturatedActivation") \
-    X(DT_RULE_LOSS_NOT_DECREASING, "LossNotDecreasing") X(DT_RULE_OVERFIT, "Overfit") \
-    X(DT_RULE_OVERTRAINING, "Overtraining") X(DT_RULE_POOR_INITIALIZATION, "PoorWeightInitialization") \
-    X(DT_RULE_UPDATE_RATIO, "WeightUpdateRatio") X(DT_RULE_ALL_ZERO, "AllZero") X(DT_RULE_VARIANCE, "TensorVariance") \
-    X(DT_RULE_UNCHANGED, "UnchangedTensor") X(DT_RULE_CLASS_IMBALANCE, "ClassImbalance") \
-    X(DT_RULE_STALLED, "StalledTraining") X(DT_RULE_STEP_OUTLIER, "StepOutlier") \
-    X(DT_RULE_LOAD_BALANCING, "LoadBalancing") X(DT_RULE_LOW_UTILIZATION, "LowUtilization") \
-    X(DT_RULE_DATALOADER, "Dataloader") X(DT_RULE_MEMORY_INCREASE, "MemoryIncrease") \
-    X(DT_RULE_INITIALIZATION_TIME, "MaxInitializationTime")
-#define DT__RULE_ENUM(code, name) code,
-typedef enum dt_rule { DT_RULES(DT__RULE_ENUM) DT_RULE_COUNT } dt_rule;
-#undef DT__RULE_ENUM
-/* Its name, and what to do about it ("none" and "" where there is no such rule). */
-DT_API const char *dt_rule_name(int32_t rule);
-DT_API const char *dt_rule_advice(int32_t rule);
-/* What a rule found when it fired first, and how often it did. */
-typedef struct dt_firing {
-    int64_t step, times;
-    double value, bound; /* what was compared */
-    int32_t rank;        /* -1: it is not about one */
-    char name[96];       /* of the tensor, or "loss", "validation loss"; else empty */
-} dt_firing;
-/* Called when a rule fires for the first time. The call that passed the number returns its result, if not DT_OK, after
- * all rules have seen the number. It must not pass numbers itself. */
-typedef dt_result (*dt_rule_action)(void *user, dt_rule rule, const dt_firing *f);
-/* The rules of one run. One thread at a time. */
-typedef struct dt_rules dt_rules;
-/* ranks: their number in dt_rules_step. *rules is NULL after an error, and once closed. */
-DT_API dt_result dt_rules_open(dt_rules **rules, int32_t ranks);
-DT_API void dt_rules_close(dt_rules **rules);
-/* Sets bound [index] of a rule; a comparison with NaN never fires. */
-DT_API dt_result dt_rules_set(dt_rules *rules, int32_t rule, int32_t index, double value);
-DT_API dt_result dt_rules_on_fire(dt_rules *rules, dt_rule_action action, void *user);
-/* The mean training loss, and the validation loss after it, of a step. Steps rise from 0 or above. */
-DT_API dt_result dt_rules_loss(dt_rules *rules, int64_t step, double loss);
-DT_API dt_result dt_rules_validation(dt_rules *rules, int64_t step, double loss);
-/* What a tensor is: weights after the step's update, gradients, outputs of a ReLU, inputs of a tanh, of a sigmoid. */
-typedef enum dt_tensor_kind {
-    DT_KIND_WEIGHT, DT_KIND_GRADIENT, DT_KIND_RELU, DT_KIND_TANH, DT_KIND_SIGMOID, DT_KIND_COUNT
-} dt_tensor_kind;
-/* A tensor of `count` elements in rows of `units`; units 0: a vector. name has up to 95 bytes; a kind and name stand
- * for a tensor of one size. The rules keep a copy of matrices of weights. */
-DT_API dt_result dt_rules_tensor(dt_rules *rules, int64_t step, const char *name, dt_tensor_kind kind,
-                                 const float *values, int64_t count, int64_t units);
-/* Classes (0 to classes - 1) of `count` samples that were trained on; those below 0 do not count. */
-DT_API dt_result dt_rules_labels(dt_rules *rules, int64_t step, const int32_t *labels, int64_t count, int32_t classes);
-/* A step of a rank. Set it to zeros first: `at` and `memory` of 0 are not known. */
-typedef struct dt_rank_step {
-    int64_t step;
-    int32_t rank;
-    double seconds;  /* that it took */
-    double waiting;  /* of these, for other ranks */
-    double data;     /* of these, for samples */
-    double at;       /* when it ended, in seconds since the program began */
-    double memory;   /* bytes, or any other unit */
-} dt_rank_step;
-DT_API dt_result dt_rules_step(dt_rules *rules, const dt_rank_step *s);
-/* It is `at` seconds since the program began: for a monitor of a run that may have stalled. */
-DT_API dt_result dt_rules_clock(dt_rules *rules, double at);
-/* What a rule found, owned by rules; NULL while it has not fired. */
-DT_API const dt_firing *dt_rules_fired(const dt_rules *rules, int32_t rule);
-/* A table of the rules that fired: where and when, and what to do. DT_E_USAGE: `size` bytes are too few. */
-enum { DT_RULES_TEXT = 8000 };
-DT_API dt_result dt_rules_text(const dt_rules *rules, char *text, int64_t size);
-
 /* ---- H13  communicators ---- */
 /* Options of the launcher, which dt_launch takes out of argc and argv: --ranks, --launch, --nodes, --timeout (also
  * DT_TIMEOUT), --max-restarts (after 1, 2, 4 .. 30 times DT_BACKOFF seconds), --elastic; --help explains them.
@@ -978,12 +933,14 @@ struct dt_step_info {
     double exposed_seconds; /* of these, those in which the rank did nothing else: without overlap, all */
     double data_seconds;    /* waiting for data */
     double save_seconds;    /* waiting for checkpoints, in the step and after it */
+    double agree_seconds;   /* in exchanges of counts and losses, where ranks wait for a late rank */
     int64_t sent_bytes;     /* by this rank to all peers, of any kind */
     int64_t far_bytes;      /* of these, to ranks on other nodes */
     int64_t reductions;     /* of gradients between ranks: fewer with a larger layout.bucket, of the same bytes */
 };
 DT_API dt_step_info dt_step_info_zero(void);
-DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer); /* bytes to `peer` since the trainer was opened */
+/* The ranks of the trainer, once no communication goes on behind it; NULL when that failed. For use between steps. */
+DT_API dt_comm *dt_trainer_comm(dt_trainer *t);
 /* SHA-256 of the state is over all weights, then what the optimizer keeps, array by array, each parameter by parameter
  * in definition order: AdamW and Adam m, v; SGD u, if any; Lion m; last the average of the weights, if any; in fp16
  * the loss scale and its good steps so far. Little-endian floats, no padding.
@@ -1063,6 +1020,9 @@ DT_API dt_result dt_trainer_compilation(const dt_trainer *t, dt_compilation_repo
 /* Values (count) of the parameter with this full name, owned by the trainer, good until the next call for it; NULL when
  * there is none, or this rank has not all of it. */
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count);
+/* Its gradient in the last step, before clipping, into values (count). DT_E_USAGE: this rank has not all of it (tp, pp
+ * or ep above 1, ZeRO). */
+DT_API dt_result dt_trainer_gradient(dt_trainer *t, const char *name, float *values);
 /* The full name of parameter `index` of the model, from 0 in definition order, and its shape; NULL past the last. */
 DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, dt_shape *shape);
 /* Writes those elements of a parameter that this rank holds (its stage, tensor shard, experts, and with ZeRO 3 its
@@ -1376,8 +1336,8 @@ typedef struct dt__tls {
 } dt__tls;
 static __thread dt__tls dt__thread;
 
-/* Records the sentence and returns the code: `return dt__error(DT_E_FILE, "...", ...)`. */
-__attribute__((format(printf, 2, 3))) static dt_result dt__error(dt_result code, const char *format, ...)
+#define dt__error dt_error
+DT_API dt_result dt_error(dt_result code, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -11807,8 +11767,6 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("metrics", "FILE", TEXT, output.metrics, 0, NULL, "JSON lines: run, then steps; a resumed run appends"),
     DT__LAYOUT("timeline", "FILE", TEXT, output.timeline, 0, NULL, "trace of the last step, for ui.perfetto.dev"),
     DT__LAYOUT("doctor", NULL, FLAG, output.doctor, 0, NULL, "after 9 steps, say why ranks are hardly faster than one"),
-    DT__LAYOUT("rules", NULL, FLAG, output.rules, 0, NULL, "look for the usual faults, and report at the end"),
-    DT__LAYOUT("stop-on", "RULE,..", TEXT, output.stop_on, 0, NULL, "save and stop when one of these rules fires"),
     DT__LAYOUT("quiet", NULL, FLAG, output.quiet, 0, NULL, "no progress"),
     DT__LAYOUT("checkpoint", "DIR", TEXT, checkpoint.place, 0, NULL, "folder of checkpoints; resumes from the newest"),
     DT__LAYOUT("checkpoint-every", "N", AUTO, checkpoint.interval, 0, "[0,inf)",
@@ -13623,7 +13581,7 @@ static dt_result dt__loader_next(dt__loader *l, dt__batch *batch, void (*tick)(v
 }
 
 /* ============================================================================
- * H12  probes: counters, events, rules */
+ * H12  probes: the speed of products */
 
 /* Best GEMM rate of this rank in GFLOP/s on a 384^3 product: what a share of peak refers to. */
 static dt_result dt__gemm_rate(const dt__kernels *k, dt_pool *pool, double *gflops)
@@ -13647,432 +13605,6 @@ static dt_result dt__gemm_rate(const dt__kernels *k, dt_pool *pool, double *gflo
     return DT_OK;
 }
 
-/* ---- rules ---- */
-enum { DT__RULE_BOUNDS = 5, DT__RULE_BLOCK = 10 }; /* block: steps that are judged together */
-typedef struct dt__rule {
-    const char *name;
-    double bound[DT__RULE_BOUNDS];
-    const char *advice;
-} dt__rule;
-/* In the order of DT_RULES. */
-static const dt__rule dt__rules[DT_RULE_COUNT + 1] = {
-    {"VanishingGradient", {1e-7}, "use ReLU or GELU, residual connections, norms, or larger initial weights"},
-    {"ExplodingTensor", {0}, "lower the learning rate, clip the gradient norm, warm up; look for bad samples"},
-    {"DeadRelu", {0.5, 0.01}, "lower the learning rate, start biases at 0, or use GELU or a leaky ReLU"},
-    {"SaturatedActivation", {0.5, 0.01, 9.4999, -23, 16.999999}, "use smaller initial weights, scaled inputs, norms"},
-    {"LossNotDecreasing", {10, 0.001}, "raise the learning rate, or lower it if the loss jumps; check the labels"},
-    {"Overfit", {0.1, 1}, "use more data, dropout, weight decay or a smaller model; or stop here"},
-    {"Overtraining", {5, 10, 0.01}, "stop, and take the checkpoint with the lowest validation loss"},
-    {"PoorWeightInitialization", {10, 10, 0.001}, "draw weights of variance 1 or 2 over a unit's inputs"},
-    {"WeightUpdateRatio", {1e-8, 10}, "choose a learning rate by which a step changes weights by about 0.1 %"},
-    {"AllZero", {1}, "check its connection to the loss, inputs, masks and initial weights"},
-    {"TensorVariance", {0}, "check initialization and normalization"},
-    {"UnchangedTensor", {3, 1e-5, 1e-8}, "check that the optimizer has it, its gradient, and the learning rate"},
-    {"ClassImbalance", {500, 10}, "draw rare classes more often, or weight their loss"},
-    {"StalledTraining", {1800}, "a rank hangs or waits for data: stop the job, and resume from a checkpoint"},
-    {"StepOutlier", {3, 10}, "look for what else runs then: checkpoints, validation, slow files, other jobs"},
-    {"LoadBalancing", {0.5}, "give the busiest rank less work, or look for what slows its machine"},
-    {"LowUtilization", {0.7}, "more work between two exchanges, overlap, fewer ranks; dt_doctor tells which"},
-    {"Dataloader", {0.2}, "read ahead, preprocess samples, keep them on a local disk"},
-    {"MemoryIncrease", {0.05}, "look for what accumulates from step to step: lists of losses, graphs, buffers"},
-    {"MaxInitializationTime", {1200}, "copy less at the start: stream the data, keep images and caches warm"},
-    {"none", {0}, ""}};
-
-static const dt__rule *dt__rule_at(int32_t i) { return &dt__rules[i >= 0 && i < DT_RULE_COUNT ? i : DT_RULE_COUNT]; }
-DT_API const char *dt_rule_name(int32_t rule) { return dt__rule_at(rule)->name; }
-DT_API const char *dt_rule_advice(int32_t rule) { return dt__rule_at(rule)->advice; }
-
-typedef struct dt__rule_tensor {
-    char name[96];
-    int32_t kind;
-    int64_t step, count, unchanged; /* last step; elements; updates in a row that changed nothing */
-    float *before;                  /* matrices of weights: (count) at the last step, else NULL */
-} dt__rule_tensor;
-typedef struct dt__rule_rank {
-    int64_t step, steps, usual, outliers; /* step: the last one, -1: none. usual: steps that are not outliers */
-    double mean, squares;                 /* of the usual steps' seconds: mean, and sum of squared distances */
-    double seconds, data, work, memory;   /* sums over the current block */
-    double first_memory, done; /* mean over the first block where it is known; work of the last complete one */
-} dt__rule_rank;
-typedef struct dt__rule_spread { /* variances of a step's activations of one kind */
-    int64_t step;
-    double least, most;
-} dt__rule_spread;
-
-struct dt_rules {
-    double bound[DT_RULE_COUNT][DT__RULE_BOUNDS];
-    dt_firing fired[DT_RULE_COUNT], now; /* now: step, rank and name of the current call's numbers */
-    dt_rule_action action;
-    void *user;
-    dt_result answer; /* of the action, in the current call */
-    int64_t step[2], stale[2]; /* of training and validation loss: the last step, -1: none; losses since the best */
-    double best[2], looked, sum, summed; /* looked: the loss compared last; sum, number since the last validation */
-    int64_t looked_step, over;
-    dt__rule_tensor *tensor;
-    int64_t tensors, room, cursor; /* cursor: where the next one probably is */
-    int32_t *units;                /* scratch */
-    int64_t *classes, units_room, labels; /* number of labels of each class, and of all */
-    dt__rule_spread spread[DT_KIND_COUNT];
-    dt__rule_rank *rank;
-    double progress; /* when the last step ended; NaN: unknown */
-    int32_t class_count, ranks, began;
-};
-
-/* Fires a rule if its number is below ('<') or above ('>') its bound, or has reached it ('='). */
-static void dt__rule_if(dt_rules *r, int rule, double value, char compares, int bound)
-{
-    dt_firing *f = &r->fired[rule], *now = &r->now;
-    dt_result answer;
-    now->times = 1, now->value = value, now->bound = r->bound[rule][bound];
-    if (!(compares == '<' ? value < now->bound : compares == '>' ? value > now->bound : value >= now->bound)) return;
-    if (f->times++) return;
-    *f = *now;
-    answer = r->action ? r->action(r->user, (dt_rule)rule, f) : DT_OK;
-    if (!r->answer) r->answer = answer;
-}
-
-DT_API dt_result dt_rules_open(dt_rules **rules, int32_t ranks)
-{
-    if (dt__refused("rules!", rules)) return DT_E_USAGE;
-    dt_rules *r;
-    if (ranks < 1) return dt__misuse("dt_rules_open: %d ranks. Give 1 or more.", (int)ranks);
-    r = (dt_rules *)dt__alloc((int64_t)sizeof *r, "rules");
-    if (r) r->rank = (dt__rule_rank *)dt__alloc(ranks * (int64_t)sizeof *r->rank, "rules");
-    if (!r || !r->rank) return dt__free(r), DT_E_MEMORY;
-    for (int i = 0; i < DT_RULE_COUNT; i++) memcpy(r->bound[i], dt__rules[i].bound, sizeof r->bound[i]);
-    for (int32_t i = 0; i < ranks; i++) r->rank[i].step = -1;
-    for (int i = 0; i < DT_KIND_COUNT; i++) r->spread[i].step = -1;
-    r->step[0] = r->step[1] = -1;
-    r->best[0] = r->best[1] = __builtin_inf();
-    r->progress = r->looked = r->bound[DT_RULE_VARIANCE][0] = r->bound[DT_RULE_VARIANCE][1] = __builtin_nan("");
-    r->ranks = ranks;
-    *rules = r;
-    return DT_OK;
-}
-
-DT_API void dt_rules_close(dt_rules **rules)
-{
-    if (dt__refused("rules", rules)) return;
-    dt_rules *r = *rules;
-    if (!r) return;
-    for (int64_t i = 0; i < r->tensors; i++) dt__free(r->tensor[i].before);
-    dt__free(r->tensor);
-    dt__free(r->units);
-    dt__free(r->classes);
-    dt__free(r->rank);
-    dt__free(r);
-    *rules = NULL;
-}
-
-DT_API dt_result dt_rules_set(dt_rules *r, int32_t rule, int32_t index, double value)
-{
-    if (dt__refused("rules", r)) return DT_E_USAGE;
-    if (rule < 0 || rule >= DT_RULE_COUNT || index < 0 || index >= DT__RULE_BOUNDS)
-        return dt__misuse("dt_rules_set: there is no rule %d with a bound %d", (int)rule, (int)index);
-    r->bound[rule][index] = value;
-    return DT_OK;
-}
-DT_API dt_result dt_rules_on_fire(dt_rules *r, dt_rule_action action, void *user)
-{
-    if (dt__refused("rules", r)) return DT_E_USAGE;
-    r->action = action, r->user = user;
-    return DT_OK;
-}
-
-/* Begins a call. The steps of a series must rise. */
-static dt_result dt__rules_begin(dt_rules *r, const char *call, int64_t last, int64_t step, int32_t rank,
-                                 const char *name)
-{
-    if (step < 0 || step <= last)
-        return dt__misuse("%s: step %lld after step %lld. Steps count from 0 and must rise.", call,
-                          (long long)step, (long long)last);
-    r->answer = DT_OK;
-    r->now.step = step, r->now.rank = rank;
-    DT__PRINT(r->now.name, "%s", name);
-    return DT_OK;
-}
-
-/* Notes a loss of one kind, 0 training, 1 validation: is it finite, is it the best so far? */
-static int dt__rules_finite(dt_rules *r, int kind, double loss)
-{
-    int finite = loss - loss == 0.0;
-    r->step[kind] = r->now.step;
-    dt__rule_if(r, DT_RULE_EXPLODING_TENSOR, !finite, '>', 0);
-    r->stale[kind] += finite;
-    if (loss < r->best[kind] - r->bound[DT_RULE_OVERTRAINING][2]) r->best[kind] = loss, r->stale[kind] = 0;
-    return finite;
-}
-
-DT_API dt_result dt_rules_loss(dt_rules *r, int64_t step, double loss)
-{
-    if (dt__refused("rules", r)) return DT_E_USAGE;
-    dt_result e = dt__rules_begin(r, "dt_rules_loss", r->step[0], step, -1, "loss");
-    if (e || !dt__rules_finite(r, 0, loss)) return e ? e : r->answer;
-    r->sum += loss, r->summed += 1.0;
-    if (r->looked == r->looked && !((double)(step - r->looked_step) >= r->bound[DT_RULE_LOSS_NOT_DECREASING][0]))
-        return r->answer;
-    dt__rule_if(r, DT_RULE_LOSS_NOT_DECREASING, (r->looked - loss) / __builtin_fabs(r->looked), '<', 1);
-    r->looked = loss, r->looked_step = step;
-    return r->answer;
-}
-
-DT_API dt_result dt_rules_validation(dt_rules *r, int64_t step, double loss)
-{
-    if (dt__refused("rules", r)) return DT_E_USAGE;
-    const double *fit = r->bound[DT_RULE_OVERFIT];
-    double mean = r->summed > 0.0 ? r->sum / r->summed : __builtin_nan("");
-    double over = (loss - mean) / __builtin_fabs(mean);
-    dt_result e = dt__rules_begin(r, "dt_rules_validation", r->step[1], step, -1, "validation loss");
-    if (e || !dt__rules_finite(r, 1, loss)) return e ? e : r->answer;
-    r->over = over > fit[0] ? r->over + 1 : 0;
-    if ((double)r->over >= fit[1]) dt__rule_if(r, DT_RULE_OVERFIT, over, '>', 0);
-    if ((double)r->stale[0] >= r->bound[DT_RULE_OVERTRAINING][0])
-        dt__rule_if(r, DT_RULE_OVERTRAINING, (double)r->stale[1], '=', 1);
-    r->sum = r->summed = 0.0;
-    return r->answer;
-}
-
-/* ---- rules about tensors ---- */
-/* The share of a tensor's units that lie between two limits in too few rows, and the variances of a step's tensors. */
-static dt_result dt__rules_activation(dt_rules *r, int32_t kind, const float *x, int64_t rows, int64_t units,
-                                      double variance)
-{
-    int rule = kind == DT_KIND_RELU ? DT_RULE_DEAD_RELU : DT_RULE_SATURATED_ACTIVATION;
-    const double *b = r->bound[rule];
-    float low = (float)(kind == DT_KIND_RELU ? 0.0 : kind == DT_KIND_TANH ? -b[2] : b[3]);
-    float high = (float)(kind == DT_KIND_RELU ? __builtin_inf() : kind == DT_KIND_TANH ? b[2] : b[4]);
-    dt__rule_spread *w = &r->spread[kind];
-    int64_t idle = 0;
-    if (!dt__reserve((void **)&r->units, 0, &r->units_room, units, sizeof *r->units, "rules")) return DT_E_MEMORY;
-    memset(r->units, 0, (size_t)units * sizeof *r->units);
-    for (int64_t i = 0; i < rows; i++, x += units)
-        for (int64_t u = 0; u < units; u++) r->units[u] += (x[u] > low) & (x[u] < high);
-    for (int64_t u = 0; u < units; u++) idle += (double)r->units[u] < b[1] * (double)rows;
-    dt__rule_if(r, rule, (double)idle / (double)units, '>', 0);
-    if (!((double)r->now.step <= r->bound[DT_RULE_POOR_INITIALIZATION][0])) return DT_OK;
-    if (w->step != r->now.step) w->least = w->most = variance;
-    w->step = r->now.step;
-    if (variance < w->least) w->least = variance;
-    if (variance > w->most) w->most = variance;
-    dt__rule_if(r, DT_RULE_POOR_INITIALIZATION, w->most / w->least, '>', 1);
-    return DT_OK;
-}
-
-static int dt__float_order(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
-
-/* The first weights: the range between percentiles of up to 65536 of them, evenly spaced. */
-static void dt__rules_first(dt_rules *r, float *scratch, const float *x, int64_t count)
-{
-    int64_t n = dt__min(count, 65536), stride = count / n;
-    if (n < 2 || !((double)r->now.step <= r->bound[DT_RULE_POOR_INITIALIZATION][0])) return;
-    for (int64_t i = 0; i < n; i++) scratch[i] = x[i * stride];
-    qsort(scratch, (size_t)n, sizeof *scratch, dt__float_order);
-    dt__rule_if(r, DT_RULE_POOR_INITIALIZATION,
-                (double)scratch[(95 * n + 99) / 100 - 1] - (double)scratch[(5 * n + 99) / 100 - 1], '<', 2);
-}
-
-/* Compares a matrix of weights with its values at the previous step. */
-static void dt__rules_update(dt_rules *r, dt__rule_tensor *t, const float *x)
-{
-    const double *same = r->bound[DT_RULE_UNCHANGED];
-    double change = 0.0, size = 0.0, ratio;
-    int64_t others = 0;
-    for (int64_t i = 0; i < t->count; i++) {
-        double was = (double)__builtin_fabsf(t->before[i]), d = __builtin_fabs((double)x[i] - (double)t->before[i]);
-        change += d, size += was;
-        others += !(d <= same[2] + same[1] * was);
-    }
-    ratio = size > 0.0 ? change / (size + 1e-9 * (double)t->count) : __builtin_nan("");
-    dt__rule_if(r, DT_RULE_UPDATE_RATIO, ratio, '<', 0);
-    dt__rule_if(r, DT_RULE_UPDATE_RATIO, ratio, '>', 1);
-    t->unchanged = others ? 0 : t->unchanged + 1;
-    if (t->unchanged) dt__rule_if(r, DT_RULE_UNCHANGED, (double)t->unchanged, '=', 0);
-}
-
-static dt_result dt__rules_weight(dt_rules *r, dt__rule_tensor *t, const float *x)
-{
-    if (t->before) dt__rules_update(r, t, x);
-    else if (!(t->before = (float *)dt__alloc(4 * t->count, "weights of the step before"))) return DT_E_MEMORY;
-    else dt__rules_first(r, t->before, x, t->count);
-    memcpy(t->before, x, 4 * (size_t)t->count);
-    return DT_OK;
-}
-
-/* The tensor of this kind and name, added at its first use; NULL: no memory. Tensors usually come in the same order. */
-static dt__rule_tensor *dt__rules_find(dt_rules *r, const char *name, int32_t kind)
-{
-    dt__rule_tensor *t;
-    for (int64_t i = 0; i < r->tensors; i++) {
-        int64_t at = (r->cursor + i) % r->tensors;
-        t = &r->tensor[at];
-        if (t->kind != kind || strcmp(t->name, name)) continue;
-        r->cursor = at + 1;
-        return t;
-    }
-    if (!dt__reserve((void **)&r->tensor, r->tensors, &r->room, r->tensors + 1, sizeof *t, "rules")) return NULL;
-    t = &r->tensor[r->tensors++];
-    DT__PRINT(t->name, "%s", name);
-    t->kind = kind;
-    t->step = t->count = -1;
-    return t;
-}
-
-static dt_result dt__rules_check(const char *name, int32_t kind, const float *x, int64_t count, int64_t units)
-{
-    if (!name || !*name || strlen(name) > 95 || kind < 0 || kind >= DT_KIND_COUNT)
-        return dt__misuse("dt_rules_tensor: a tensor needs a name of 1 to 95 bytes, and a dt_tensor_kind");
-    if (count >= 0 && units >= 0 && !(units && count % units) && (x || !count)) return DT_OK;
-    return dt__misuse("dt_rules_tensor: %s has %lld elements%s in rows of %lld. Give 0 or more whole rows.",
-                      name, (long long)count, x ? "" : " at NULL", (long long)units);
-}
-
-DT_API dt_result dt_rules_tensor(dt_rules *r, int64_t step, const char *name, dt_tensor_kind kind, const float *values,
-                                 int64_t count, int64_t units)
-{
-    if (dt__refused("rules", r)) return DT_E_USAGE;
-    dt__rule_tensor *t;
-    double n = (double)count, size = 0.0, moved = 0.0, squares = 0.0, zeros = 0.0, bad = 0.0, variance;
-    dt_result e = dt__rules_check(name, (int32_t)kind, values, count, units);
-    if (e) return e;
-    if (!(t = dt__rules_find(r, name, (int32_t)kind))) return DT_E_MEMORY;
-    if ((e = dt__rules_begin(r, "dt_rules_tensor", t->step, step, -1, name)) != DT_OK) return e;
-    if (t->count >= 0 && t->count != count)
-        return dt__misuse("dt_rules_tensor: %s had %lld elements and now has %lld. Give it another name.",
-                          name, (long long)t->count, (long long)count);
-    t->step = step, t->count = count;
-    for (int64_t i = 0; i < count; i++) {
-        double v = (double)values[i], d = v - (double)values[0];
-        size += __builtin_fabs(v), moved += d, squares += d * d;
-        zeros += v == 0.0, bad += !(v - v == 0.0);
-    }
-    dt__rule_if(r, DT_RULE_EXPLODING_TENSOR, bad, '>', 0);
-    if (!count || bad > 0.0) return r->answer;
-    variance = (squares - moved / n * moved) / n;
-    if (variance < 0.0) variance = 0.0; /* rounding */
-    if (kind == DT_KIND_GRADIENT) dt__rule_if(r, DT_RULE_VANISHING_GRADIENT, size / n, '<', 0);
-    if (kind != DT_KIND_WEIGHT || units) dt__rule_if(r, DT_RULE_ALL_ZERO, zeros / n, '=', 0);
-    dt__rule_if(r, DT_RULE_VARIANCE, variance, '<', 0);
-    dt__rule_if(r, DT_RULE_VARIANCE, variance, '>', 1);
-    if (!units && kind != DT_KIND_WEIGHT) units = count;
-    if (kind >= DT_KIND_RELU) e = dt__rules_activation(r, (int32_t)kind, values, count / units, units, variance);
-    if (kind == DT_KIND_WEIGHT && units) e = dt__rules_weight(r, t, values);
-    return e ? e : r->answer;
-}
-
-DT_API dt_result dt_rules_labels(dt_rules *r, int64_t step, const int32_t *labels, int64_t count, int32_t classes)
-{
-    if (dt__refused("rules labels/", r, labels, count)) return DT_E_USAGE;
-    int64_t most = 0, least = INT64_MAX;
-    dt_result e = dt__rules_begin(r, "dt_rules_labels", -1, step, -1, "labels");
-    if (e) return e;
-    if (count < 0 || classes < 1 || (r->class_count && r->class_count != classes))
-        return dt__misuse("dt_rules_labels: %lld labels of %d classes. Give a list of 0 or more labels, and "
-                          "always the same number of classes.", (long long)count, (int)classes);
-    for (int64_t i = 0; i < count; i++)
-        if (labels[i] >= classes)
-            return dt__misuse("dt_rules_labels: label %d is not below %d classes", (int)labels[i],
-                              (int)classes);
-    if (!r->classes) r->classes = (int64_t *)dt__alloc(8 * (int64_t)classes, "rules");
-    if (!r->classes) return DT_E_MEMORY;
-    r->class_count = classes;
-    for (int64_t i = 0; i < count; i++)
-        if (labels[i] >= 0) r->classes[labels[i]]++, r->labels++;
-    for (int32_t c = 0; c < classes; c++) most = dt__max(most, r->classes[c]), least = dt__min(least, r->classes[c]);
-    if ((double)r->labels >= r->bound[DT_RULE_CLASS_IMBALANCE][0])
-        dt__rule_if(r, DT_RULE_CLASS_IMBALANCE, (double)most / (double)least, '>', 1);
-    return r->answer;
-}
-
-/* ---- rules about the steps of ranks ---- */
-static void dt__rules_outlier(dt_rules *r, dt__rule_rank *k, double seconds)
-{
-    const double *b = r->bound[DT_RULE_STEP_OUTLIER];
-    double far = seconds - k->mean, deviations = far / __builtin_sqrt(k->squares / (double)k->usual);
-    if (k->usual >= DT__RULE_BLOCK && deviations > b[0]) {
-        if ((double)++k->outliers > b[1]) dt__rule_if(r, DT_RULE_STEP_OUTLIER, deviations, '>', 0);
-        return;
-    }
-    k->mean += far / (double)++k->usual; /* Welford 1962 */
-    k->squares += far * (seconds - k->mean);
-}
-
-static void dt__rules_balance(dt_rules *r, int64_t steps)
-{
-    int32_t least = 0, most = 0;
-    for (int32_t i = 0; i < r->ranks; i++) {
-        if (r->rank[i].steps != steps) return; /* the rank is still in the block */
-        if (r->rank[i].done < r->rank[least].done) least = i;
-        if (r->rank[i].done > r->rank[most].done) most = i;
-    }
-    r->now.rank = most;
-    dt__rule_if(r, DT_RULE_LOAD_BALANCING, r->rank[least].done / r->rank[most].done, '<', 0);
-}
-
-/* A block of steps of a rank is complete. */
-static void dt__rules_block(dt_rules *r, dt__rule_rank *k)
-{
-    double memory = k->memory / (double)DT__RULE_BLOCK;
-    if (!(k->first_memory > 0.0)) k->first_memory = memory;
-    dt__rule_if(r, DT_RULE_LOW_UTILIZATION, k->work / k->seconds, '<', 0);
-    dt__rule_if(r, DT_RULE_DATALOADER, k->data / k->seconds, '>', 0);
-    dt__rule_if(r, DT_RULE_MEMORY_INCREASE, memory / k->first_memory - 1.0, '>', 0);
-    k->done = k->work;
-    k->seconds = k->data = k->work = k->memory = 0.0;
-    dt__rules_balance(r, k->steps);
-}
-
-DT_API dt_result dt_rules_step(dt_rules *r, const dt_rank_step *s)
-{
-    if (dt__refused("rules s", r, s)) return DT_E_USAGE;
-    dt__rule_rank *k;
-    double work = s->seconds - s->waiting - s->data;
-    dt_result e;
-    if (s->rank < 0 || s->rank >= r->ranks)
-        return dt__misuse("dt_rules_step: rank %d of %d. Give dt_rules_open() the number of ranks.",
-                          (int)s->rank, (int)r->ranks);
-    k = &r->rank[s->rank];
-    if ((e = dt__rules_begin(r, "dt_rules_step", k->step, s->step, s->rank, "")) != DT_OK) return e;
-    if (!(s->seconds >= 0.0 && s->waiting >= 0.0 && s->data >= 0.0 && s->seconds < 1e300))
-        return dt__misuse("dt_rules_step: rank %d, step %lld: %g seconds, %g waiting, %g for data: give "
-                          "times of 0 or more", (int)s->rank, (long long)s->step, s->seconds, s->waiting, s->data);
-    k->step = s->step;
-    if (!r->began) dt__rule_if(r, DT_RULE_INITIALIZATION_TIME, s->at - s->seconds, '>', 0);
-    r->began = 1;
-    dt__rules_outlier(r, k, s->seconds);
-    k->seconds += s->seconds, k->data += s->data, k->work += work > 0.0 ? work : 0.0;
-    k->memory += s->memory > 0.0 ? s->memory : __builtin_nan(""); /* NaN: that of the block is not known */
-    if (++k->steps % DT__RULE_BLOCK == 0) dt__rules_block(r, k);
-    r->now.rank = -1;
-    dt__rule_if(r, DT_RULE_STALLED, s->at - r->progress, '>', 0);
-    if (s->at > 0.0) r->progress = s->at;
-    return r->answer;
-}
-
-DT_API dt_result dt_rules_clock(dt_rules *r, double at)
-{
-    if (dt__refused("rules at~", r, at)) return DT_E_USAGE;
-    dt_result e = dt__rules_begin(r, "dt_rules_clock", -1, dt__max(0, r->step[0]), -1, "");
-    dt__rule_if(r, DT_RULE_STALLED, at - r->progress, '>', 0);
-    if (!(r->progress == r->progress)) r->progress = at; /* the first look */
-    return e ? e : r->answer;
-}
-
-DT_API const dt_firing *dt_rules_fired(const dt_rules *r, int32_t rule)
-{
-    if (dt__refused("rules", r)) return NULL;
-    return rule >= 0 && rule < DT_RULE_COUNT && r->fired[rule].times ? &r->fired[rule] : NULL;
-}
-static int32_t dt__rules_count(const dt_rules *r)
-{
-    int32_t count = 0;
-    for (int32_t i = 0; i < DT_RULE_COUNT; i++) count += r->fired[i].times > 0;
-    return count;
-}
-
 /* Moves a text into the caller's buffer of `size` bytes. */
 static dt_result dt__text_give(dt__text *t, char *to, int64_t size)
 {
@@ -14083,22 +13615,6 @@ static dt_result dt__text_give(dt__text *t, char *to, int64_t size)
     if (!r) memcpy(to, t->at, (size_t)t->length + 1);
     dt__free(t->at);
     return r;
-}
-
-DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
-{
-    if (dt__refused("rules text", r, text)) return DT_E_USAGE;
-    dt__text all = DT__ZERO;
-    dt__text_add(&all, "rules    %d of %d fired\n", (int)dt__rules_count(r), DT_RULE_COUNT);
-    for (int32_t i = 0; i < DT_RULE_COUNT; i++) {
-        const dt_firing *f = &r->fired[i];
-        if (!f->times) continue;
-        dt__text_add(&all, "  %-24s  step %lld  %.4g (bound %.4g)  %s%s", dt_rule_name(i), (long long)f->step, f->value,
-                     f->bound, f->name, *f->name ? "  " : "");
-        if (f->rank >= 0) dt__text_add(&all, "rank %d  ", (int)f->rank);
-        dt__text_add(&all, "x%lld\n    do: %s\n", (long long)f->times, dt_rule_advice(i));
-    }
-    return dt__text_give(&all, text, size);
 }
 
 #endif /* DT_COMM_ONLY */
@@ -22973,6 +22489,14 @@ static const char *const dt__help_headings[][2] = {
 /* Options that do nothing for a model of the program's own, or a source of its own. */
 static const char dt__help_own[2][80] = {" model sample-every sample-length ", " data tokenizer validation "};
 
+static void dt__help_row(dt__text *t, const char *name, const char *argument, const char *help)
+{
+    char text[80];
+    DT__PRINT(text, "--%s %s", name, argument ? argument : "");
+    dt__text_add(t, "  %-24s ", text);
+    dt__text_wrap(t, 27, 27, help);
+}
+
 /* own: bit 0: the model is the program's, bit 1: so is the source of samples. */
 static void dt__help_group(dt__text *t, int all, const char *title, const dt__option *list, int count, int of,
                            const void *group, int own)
@@ -22988,13 +22512,11 @@ static void dt__help_group(dt__text *t, int all, const char *title, const dt__op
         for (size_t i = 0; all && i < sizeof dt__help_headings / sizeof *dt__help_headings; i++)
             if (!strcmp(o->name, dt__help_headings[i][0]))
                 dt__text_add(t, "\n%s: %s\n", title, dt__help_headings[i][1]);
-        DT__PRINT(text, "--%s %s", o->name, o->argument ? o->argument : "");
-        dt__text_add(t, "  %-24s ", text);
         dt__option_text(o, group, value, sizeof value);
         if (o->kind == DT__KIND_FLAG || !dt__option_fits(o, (const char *)group + o->offset)) *value = 0;
         DT__PRINT(text, "%s%s%s%s%s%s", word ? o->range : "", word ? ": " : "", o->help, *value ? " [" : "", value,
                   *value ? "]" : "");
-        dt__text_wrap(t, 27, 27, text);
+        dt__help_row(t, o->name, o->argument, text);
     }
 }
 
@@ -23194,6 +22716,18 @@ static int dt__distance(const char *a, const char *b)
     return row[n];
 }
 
+/* Option `i` of all probes; NULL past the last. */
+static dt_probe_option *dt__probe_option(const dt_layout *l, int i)
+{
+    for (dt_probe *p = l->output.probes; p; p = p->next)
+        for (int k = 0; k < 2; k++)
+            if (p->option[k].name && !i--) return &p->option[k];
+    return NULL;
+}
+
+/* Options of probes that a program may lack, and their headers. */
+static const char *const dt__probes[][2] = {{"rules", "rules"}, {"stop-on", "rules"}};
+
 static void dt__option_nearest(const dt__option *list, int count, const char *name, const char **nearest, int *best)
 {
     for (int i = 0; i < count; i++) {
@@ -23211,6 +22745,10 @@ static dt_result dt__option_unknown(const char *text, int length, int dashes)
     DT__PRINT(name, "%.*s", length, text);
     if (dashes > 1 && dt__option_find(DT__ROWS(dt__launch_options), text, (size_t)length))
         return dt__misuse("--%s starts ranks, but the program has not called dt_launch: call it first in main", name);
+    for (size_t i = 0; dashes > 1 && i < sizeof dt__probes / sizeof *dt__probes; i++)
+        if (!strcmp(name, dt__probes[i][0]))
+            return dt__misuse("--%s is an option of examples/%s.h: include it after dtrain.h, and call dt_%s_attach("
+                              "&layout, &probe) before dt_args", name, dt__probes[i][1], dt__probes[i][1]);
     best = dt__distance(name, nearest);
     dt__option_nearest(DT__ROWS(dt__options), name, &nearest, &best);
     dt__option_nearest(DT__ROWS(dt__launch_options), name, &nearest, &best);
@@ -23223,6 +22761,7 @@ static dt_result dt__help(const char *program, const char *which, const dt_recip
 {
     dt__text t = DT__ZERO;
     int own = (recipe->model.segments != NULL) | (recipe->source != NULL) << 1;
+    const dt_probe_option *o;
     if (which && strcmp(which, "all"))
         return dt__misuse("--help %s: only the word all may follow. Use --help, or --help all", which);
     dt__text_add(&t, "Usage: %s [OPTION]...\nTrains %s. The recipe decides the bits, the layout where and when.\n"
@@ -23230,6 +22769,8 @@ static dt_result dt__help(const char *program, const char *which, const dt_recip
                  which ? "" : " These are the most common options; --help all lists every option.");
     dt__help_group(&t, !!which, "Recipe", DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe, own);
     dt__help_group(&t, !!which, "Layout", DT__ROWS(dt__options), DT__GROUP_LAYOUT, layout, own);
+    if (layout->output.probes) dt__text_add(&t, "\nProbes: headers beside dtrain.h\n");
+    for (int i = 0; (o = dt__probe_option(layout, i)) != NULL; i++) dt__help_row(&t, o->name, o->argument, o->help);
     return dt__help_end(&t, !!which, own);
 }
 
@@ -23258,7 +22799,8 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
         const char *name = arg[i] + 2, *value = strchr(arg[i], '=');
         int length = (int)(value ? value - name : (int64_t)strlen(arg[i]) - 2);
         const dt__option *o;
-        dt_result r;
+        dt_probe_option *p;
+        dt_result r = DT_OK;
         if (!strcmp(arg[i], "--")) { /* the rest is the program's */
             while (++i < *argc) arg[kept++] = arg[i];
             break;
@@ -23279,13 +22821,18 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
             return dt__help(arg[0], value ? value + 1 : NULL, recipe, layout);
         }
         o = dt__option_find(DT__ROWS(dt__options), name, (size_t)length);
-        if (!o) return dt__option_unknown(name, length, 2);
+        for (int k = 0; (p = dt__probe_option(layout, k)) != NULL; k++)
+            if (strlen(p->name) == (size_t)length && !strncmp(p->name, name, (size_t)length)) break;
+        if (!o && !p) return dt__option_unknown(name, length, 2);
         if (value) value++;
-        else if (o->argument && i + 1 < *argc) value = arg[++i];
-        if (o->kind == DT__KIND_MODEL && value) r = dt__model_named(value, &recipe->model);
+        else if ((o ? o->argument : p->argument) && i + 1 < *argc) value = arg[++i];
+        if (!o && p->argument && !value)
+            return dt__misuse("option --%s needs a value: --%s %s", p->name, p->name, p->argument);
+        if (!o) p->value = p->argument ? value : value && !strcmp(value, "0") ? NULL : "1";
+        else if (o->kind == DT__KIND_MODEL && value) r = dt__model_named(value, &recipe->model);
         else r = dt__option_set(o, value, o->group == DT__GROUP_RECIPE ? (void *)recipe : (void *)layout);
         if (r) return r;
-        given |= !strcmp(o->name, "sequence");
+        given |= o && !strcmp(o->name, "sequence");
     }
     *argc = kept;
     arg[kept] = NULL;
@@ -23386,10 +22933,7 @@ struct dt_trainer {
     float *gathered;      /* (shards, 1 or segments): losses of all ranks */
     float *counts;        /* (ranks, 16): words of each */
     FILE *metrics;           /* rank 0, with output.metrics; else NULL */
-    dt_rules *rules;     /* the same on all ranks, which give them the same numbers; NULL: not asked for */
-    uint32_t stops;      /* bit: rule that stops the run */
-    int32_t stopper;     /* 1 + the rule that stopped it; 0: none */
-    double losses[2];    /* sum and number of losses since the rules got their last mean */
+    char stopper[80];        /* why a probe stops the run */
     dt__tensors published; /* the initial weights, until they are read */
     dt_checkpoint *initial; /* where they are slices */
     int inherits;           /* they are those of the place to resume from */
@@ -23423,9 +22967,9 @@ DT_API dt_step_info dt_step_info_zero(void)
 DT_API int dt_trainer_is_root(const dt_trainer *t) { return dt__refused("t", t) ? 0 : dt_comm_rank(t->comm) == 0; }
 /* Does this rank print? */
 static int dt__trainer_speaks(const dt_trainer *t) { return dt_trainer_is_root(t) && !t->layout.output.quiet; }
-DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer)
+DT_API dt_comm *dt_trainer_comm(dt_trainer *t)
 {
-    return dt__refused("t", t) ? 0 : dt_comm_sent(t->comm, peer);
+    return dt__refused("t", t) || dt__engine_wait(&t->e) ? NULL : t->comm;
 }
 DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return dt__refused("t", t) ? 0 : t->e.p.net.weights; }
 /* A parameter in an array of weights, or NULL unless this rank has all of it; a copy where tensor shards cut it. */
@@ -23449,6 +22993,21 @@ DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, 
     if (dt__refused("t name", t, name)) return NULL;
     if (dt__engine_wait((dt__engine *)(uintptr_t)&t->e)) return NULL;
     return dt__trainer_part(t, t->e.p.shape.zero < 3 ? dt__host(t->e.params) : NULL, name, count);
+}
+
+DT_API dt_result dt_trainer_gradient(dt_trainer *t, const char *name, float *values)
+{
+    if (dt__refused("t name values", t, name, values)) return DT_E_USAGE;
+    int32_t at = dt__net_find(&t->e.p.net, name);
+    dt_result r = dt__engine_wait(&t->e);
+    const dt__net_param *p = at < 0 ? NULL : &t->e.p.net.params[at];
+    if (r) return r;
+    if (!p || t->e.copy) return dt__misuse("this rank has not all of the gradient of a parameter %s", name);
+    dt__piece_of x = dt__engine_piece(&t->e, p);
+    dt__net_whole(&t->e.p.net, p, dt__download(x.gradient, x.count), 4, values);
+    for (int64_t i = 0; t->e.env.loss_scale > 1.0f && i < dt_shape_count(p->is.shape); i++)
+        values[i] /= t->e.env.loss_scale;
+    return DT_OK;
 }
 
 DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, dt_shape *shape)
@@ -23529,21 +23088,17 @@ static dt_result dt__check_checkpoint(const dt_checkpoints *c)
     return DT_OK;
 }
 
-enum { DT__OUTPUTS = 2 };
-static const char *const dt__output_names[DT__OUTPUTS] = {"metrics", "timeline"};
-static const char *dt__output_path(const dt_layout *l, int i) { return i ? l->output.timeline : l->output.metrics; }
-
-/* Refuses to write over a file of the data, over another output, or over a file that does not begin like output i. */
-static dt_result dt__check_output(const dt_recipe *r, const dt_layout *l, int i)
+/* Refuses to write over a file of the data, over the metrics, or metrics over a file that does not begin like one. */
+static dt_result dt__check_output(const dt_recipe *r, const dt_layout *l, const char *name, const char *path)
 {
-    static const char *const first[DT__OUTPUTS] = {"{\"version\"", "{\"displayTimeUnit\""};
-    const char *path = dt__output_path(l, i), *name = dt__output_names[i];
+    static const char *const first[2] = {"{\"version\"", "{\"displayTimeUnit\""};
+    const char *metrics = l->output.metrics;
     char text[24] = "";
     struct stat is;
+    int i = path != metrics;
     if (!path) return DT_OK;
-    for (int k = 0; k < i; k++)
-        if (dt__output_path(l, k) && !strcmp(path, dt__output_path(l, k)) && strncmp(path, "/dev/", 5))
-            return dt__misuse("--%s %s is the file of --%s as well: name another", name, path, dt__output_names[k]);
+    if (i && metrics && !strcmp(path, metrics) && strncmp(path, "/dev/", 5))
+        return dt__misuse("--%s %s is the file of --metrics as well: name another", name, path);
     if (stat(path, &is) || !S_ISREG(is.st_mode)) return DT_OK;
     if (dt__is_input(path, r->data)) return dt__misuse("--%s %s is a file of --data: name another", name, path);
     if (!dt__system_read(path, text, sizeof text - 1) || !strncmp(text, first[i], strlen(first[i]))) return DT_OK;
@@ -23579,7 +23134,8 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
         return dt__misuse("--verify-compiler and --compile-report need --compile on or auto");
     if (l->output.doctor && r->steps < 4)
         return dt__misuse("--doctor looks at 3 steps after the first: --steps %lld is below 4", (long long)r->steps);
-    for (int i = 0; i < DT__OUTPUTS && !bad; i++) bad = dt__check_output(r, l, i);
+    bad = dt__check_output(r, l, "metrics", l->output.metrics);
+    if (!bad) bad = dt__check_output(r, l, "timeline", l->output.timeline);
     return bad ? bad : dt__check_checkpoint(&l->checkpoint);
 }
 
@@ -24614,6 +24170,7 @@ static dt_result dt__trainer_alike(dt_trainer *t, dt_result r, dt__text *own)
 static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layout *l)
 {
     const dt_rope_scaling *s = &r->model.rope_scaling;
+    const dt_probe_option *p;
     char name[48], value[PATH_MAX];
     for (const dt__option *o = dt__options; o < dt__options + sizeof dt__options / sizeof *o; o++) {
         DT__PRINT(name, " %s ", o->name);
@@ -24622,10 +24179,13 @@ static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layou
         if (*value && o->kind == DT__KIND_TEXT && strstr("FILE PATH", o->argument)) DT__PRINT(value, "given");
         dt__text_add(text, "--%s\t%s\n", o->name, *value ? value : "not given");
     }
-    dt__text_add(text, "recipe.source\t%s\nrecipe.rate\t%s\nlayout.output.after_step\t%s\nmodel.segment_count\t%lld\n"
+    for (int i = 0; (p = dt__probe_option(l, i)) != NULL; i++)
+        dt__text_add(text, "--%s\t%s\n", p->name, !p->value ? "not given" : p->argument && !strcmp(p->argument, "FILE")
+                     ? "given" : p->value);
+    dt__text_add(text, "recipe.source\t%s\nrecipe.rate\t%s\nlayout.output.probes\t%s\nmodel.segment_count\t%lld\n"
                  "model.dropout\t%.9g\nlayout.output.sampling.seed\t%lld\n"
                  "model.rope_scaling\t%.17g %.17g %.17g %lld %d %d %.17g\n",
-                 r->source ? "set" : "NULL", r->rate ? "set" : "NULL", l->output.after_step ? "set" : "NULL",
+                 r->source ? "set" : "NULL", r->rate ? "set" : "NULL", l->output.probes ? "set" : "NULL",
                  (long long)r->model.segment_count, (double)r->model.dropout, (long long)l->output.sampling.seed,
                  s->factor, s->low_freq_factor, s->high_freq_factor, (long long)s->original_context, (int)s->kind,
                  (int)s->untruncated, s->attention);
@@ -25633,7 +25193,7 @@ static dt_result dt__timeline_put(const dt_trainer *t, const dt__text *text)
     const char *path = t->layout.output.timeline;
     char full[PATH_MAX], draft[PATH_MAX];
     struct stat is;
-    dt_result r = dt__check_output(&t->recipe, &t->layout, 1);
+    dt_result r = dt__check_output(&t->recipe, &t->layout, "timeline", path);
     if (r) return r;
     if (realpath(path, full)) path = full;
     if (!stat(path, &is) && !S_ISREG(is.st_mode)) {
@@ -25675,49 +25235,32 @@ static dt_result dt__timeline_write(dt_trainer *t)
     return r;
 }
 
-static dt_result dt__watch_open(dt_trainer *t)
+/* Calls all probes; one that stops the run says why in t->stopper. */
+static dt_result dt__probe_all(dt_trainer *t, dt_moment when, const dt_step_info *info)
 {
-    const char *at = t->layout.output.stop_on ? t->layout.output.stop_on : "";
-    const uint32_t never = 1u << DT_RULE_DEAD_RELU | 1u << DT_RULE_SATURATED_ACTIVATION | 1u << DT_RULE_VARIANCE |
-                           1u << DT_RULE_CLASS_IMBALANCE; /* activations, bounds and labels come from programs */
-    if (*at && !t->layout.checkpoint.place)
-        return dt__misuse("--stop-on saves before it stops: --checkpoint DIR names a place");
-    for (size_t n; *at; at += n + (at[n] == ',')) {
-        char name[64];
-        int32_t rule = 0;
-        n = strcspn(at, ",");
-        DT__PRINT(name, "%.*s", (int)dt__min((int64_t)n, 63), at);
-        for (int32_t i = 1; i < DT_RULE_COUNT; i++)
-            if (dt__distance(name, dt_rule_name(i)) < dt__distance(name, dt_rule_name(rule))) rule = i;
-        if (strcmp(name, dt_rule_name(rule)))
-            return dt__misuse("--stop-on %s: no rule has this name. Did you mean %s?", name, dt_rule_name(rule));
-        if (never >> rule & 1u)
-            return dt__misuse("--stop-on %s: a trainer has no numbers for that rule. Give them to dt_rules in a loop "
-                              "of your own (examples/82_rules.c)", name);
-        t->stops |= 1u << rule;
+    int busy = t->layout.output.probes ? dt__busy_begin(t) : 0;
+    dt_result r = DT_OK;
+    for (dt_probe *p = t->layout.output.probes; p && !r; p = p->next) {
+        if (when == DT_AT_OPEN) p->recipe = &t->recipe, p->layout = &t->layout;
+        if (p->layout != &t->layout || !p->call) continue; /* it was not opened */
+        r = p->call(p, t, when, info);
+        if (when == DT_AT_CLOSE) p->layout = NULL, r = DT_OK;
+        if (r != DT_E_STOPPED || when != DT_AT_STEP || !t->layout.checkpoint.place) continue;
+        DT__PRINT(t->stopper, "%s", dt_last_error());
+        r = DT_OK;
     }
-    if (dt_rules_open(&t->rules, dt_comm_size(t->comm))) return DT_E_MEMORY;
-    return dt_rules_set(t->rules, DT_RULE_LOSS_NOT_DECREASING, 0, 50); /* 10 fits losses without noise */
+    dt__busy_end(t, busy);
+    return r;
 }
 
-/* Weights and gradients of a parameter, shard by shard as they are stored. */
-static dt_result dt__watch_param(dt_trainer *t, const dt__net_param *p, int64_t step)
+/* At the end of a run, which ends with r. */
+static dt_result dt__probe_end(dt_trainer *t, dt_moment when, const dt_step_info *info, dt_result r)
 {
-    int64_t vt = t->e.p.net.tensor_shards, n = dt__shard_floats(&p->is, vt), each = dt__shard_step(&p->is, vt);
-    int64_t arrays = dt__param_arrays(&p->is, vt), units = p->is.shape.dims < 2 ? 0 : n;
-    dt__piece_of x = dt__engine_piece(&t->e, p);
-    float scale = t->e.env.loss_scale;
-    dt_result r = DT_OK;
-    for (int64_t v = 0; v < arrays && !r && (arrays == 1 || strlen(p->is.name) < 86); v++) {
-        char name[96];
-        if (arrays > 1) DT__PRINT(name, "%.85s/%d", p->is.name, (int)v);
-        else DT__PRINT(name, "%.95s", p->is.name);
-        if (scale > 1.0f) dt__mem_scale(t->e.k, NULL, x.gradient + v * each, 1.0f / scale, n);
-        r = dt_rules_tensor(t->rules, step, name, DT_KIND_GRADIENT, dt__download(x.gradient + v * each, n), n, units);
-        if (r) return r;
-        r = dt_rules_tensor(t->rules, step, name, DT_KIND_WEIGHT, dt__download(x.weight + v * each, n), n, units);
-    }
-    return r;
+    char error[sizeof dt__thread.error];
+    dt_result own;
+    memcpy(error, dt__thread.error, sizeof error);
+    own = dt__probe_all(t, when, info);
+    return r ? dt__error(r, "%s", error) : own;
 }
 
 /* Opens the file of metrics, whose first line describes the run; a resumed run appends. */
@@ -25726,7 +25269,7 @@ static dt_result dt__metrics_open(dt_trainer *t)
     dt__text text = DT__ZERO;
     struct stat is;
     const char *path = t->layout.output.metrics;
-    dt_result r = dt__check_output(&t->recipe, &t->layout, 0);
+    dt_result r = dt__check_output(&t->recipe, &t->layout, "metrics", path);
     if (!r && !(t->metrics = fopen(path, "a"))) r = dt__output_error(path);
     if (!r && flock(fileno(t->metrics), LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
         r = dt__misuse("another job writes --metrics %s: name another file", path);
@@ -25810,8 +25353,9 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
         t->counts = (float *)dt__alloc((int64_t)sizeof(dt_memory) * dt_comm_size(t->comm), "counts");
         if (!r) r = t->counts ? dt__choose_kernels(&t->e.k) : DT_E_MEMORY;
         dt__alike_options(&lines, recipe, layout);
+        if (from) t->layout.output.probes = NULL;
+        if (!r) r = dt__probe_all(t, DT_AT_OPEN, NULL);
         if (!r) r = dt__trainer_settle(t);
-        if (!r && (t->layout.output.rules || t->layout.output.stop_on)) r = dt__watch_open(t);
         if (!r) r = dt__self_check(t->e.k, t->pool);
         if (!r) r = dt__trainer_model(t);
         if (!r) r = dt__alike_contents(&lines, t);
@@ -25846,6 +25390,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
 #endif
     dt__busy_end(t, busy);
     if (!r && !from) r = dt__trainer_first(t);
+    if (!r) r = dt__probe_all(t, DT_AT_START, NULL);
     t->started = t->printed = dt__now();
     if (r) dt_trainer_close(&t);
     *handle = t;
@@ -25863,13 +25408,13 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt_trainer *t = *handle;
     if (!t) return;
     dt__busy_end(t, 1);
+    (void)dt__probe_all(t, DT_AT_CLOSE, NULL);
     dt__loader_close(&t->loader);
     dt__save_close(&t->save);
     dt__free(t->state.tensor);
     dt__free(t->kept);
     dt__free(t->config);
     if (t->metrics) fclose(t->metrics);
-    dt_rules_close(&t->rules);
     dt__generator_close(&t->generator);
     dt__free(t->unit);
     dt__free(t->whole);
@@ -26418,9 +25963,17 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
     t->printed = now;
 }
 
+/* comma: "{" before the first one. */
+static void dt__metric_put(FILE *f, const char *comma, const char *name, double x)
+{
+    int whole = x > -9e15 && x < 9e15 && x == (double)(int64_t)x; /* a count keeps all of its digits */
+    fprintf(f, "%s\"%s\":", comma, name);
+    if (x - x == 0.0) dt__say(f, "%.*g", whole ? 16 : 9, x);
+    else fputs("null", f);
+}
+
 static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
 {
-    const char *comma = "{";
     int saves = t->layout.checkpoint.place != NULL, scaled = t->recipe.precision == DT_PRECISION_FP16;
     int fast = t->recipe.numerics == DT_FAST && i->step == t->first + 1;
     const struct dt__metric { int on; const char *name; double value; } list[] = {
@@ -26434,66 +25987,14 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
         {1, "comm_seconds", i->comm_seconds}, {1, "exposed_seconds", i->exposed_seconds},
         {1, "data_seconds", i->data_seconds}, {saves, "save_seconds", i->save_seconds},
         {1, "sent_bytes", (double)i->sent_bytes}, {1, "far_bytes", (double)i->far_bytes},
-        {1, "reductions", (double)i->reductions},
-        {t->rules != NULL, "rules", t->rules ? (double)dt__rules_count(t->rules) : 0.0}};
+        {1, "reductions", (double)i->reductions}};
     if (!t->metrics) return DT_OK;
-    for (size_t k = 0; k < sizeof list / sizeof *list; k++) {
-        if (!list[k].on) continue;
-        fprintf(t->metrics, "%s\"%s\":", comma, list[k].name);
-        double x = list[k].value;
-        int whole = x > -9e15 && x < 9e15 && x == (double)(int64_t)x; /* a count keeps all of its digits */
-        if (x - x == 0.0) dt__say(t->metrics, "%.*g", whole ? 16 : 9, x);
-        else fputs("null", t->metrics);
-        comma = ",";
-    }
+    for (size_t k = 0; k < sizeof list / sizeof *list; k++)
+        if (list[k].on) dt__metric_put(t->metrics, k ? "," : "{", list[k].name, list[k].value);
+    for (const dt_probe *p = t->layout.output.probes; p; p = p->next)
+        if (p->metric) dt__metric_put(t->metrics, ",", p->metric, p->number);
     fputs("}\n", t->metrics);
     return fflush(t->metrics) || ferror(t->metrics) ? dt__output_error(t->layout.output.metrics) : DT_OK;
-}
-
-/* After a step, with `agreeing` seconds in exchanges of counts and losses. All ranks' rules get the same numbers. */
-static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, double agreeing, uint32_t *said)
-{
-    float own[5];
-    dt_rank_step s = DT__ZERO;
-    int validated = info->validation == info->validation;
-    int watched = dt__trainer_whole(t) && info->norm - info->norm == 0.0f; /* else the step was skipped */
-    dt_result r = DT_OK;
-    t->losses[0] += (double)info->loss, t->losses[1] += 1.0;
-    if (t->losses[1] >= 10.0 || validated) {
-        r = dt_rules_loss(t->rules, info->step, t->losses[0] / t->losses[1]);
-        t->losses[0] = t->losses[1] = 0.0;
-    }
-    own[0] = (float)info->seconds, own[1] = (float)(info->exposed_seconds + agreeing);
-    own[2] = (float)info->data_seconds, own[4] = (float)(dt__now() - t->opened);
-    own[3] = (float)dt__max(0, dt__read_number("/proc/self/status", "VmRSS:"));
-    if (!r && validated) r = dt_rules_validation(t->rules, info->step, (double)info->validation);
-    if (!r) r = dt_all_gather(t->comm, own, t->counts, 5);
-    for (s.step = info->step; s.rank < dt_comm_size(t->comm) && !r; s.rank++) {
-        const float *x = t->counts + 5 * (int64_t)s.rank;
-        s.seconds = (double)x[0], s.waiting = (double)x[1], s.data = (double)x[2];
-        s.memory = t->layout.output.doctor && t->pulses <= DT__PULSES ? 0.0 : (double)x[3]; /* the doctor needs some */
-        s.at = (double)t->counts[4];
-        r = dt_rules_step(t->rules, &s);
-    }
-    for (int32_t i = 0; i < t->e.p.net.param_count && watched && !r; i++)
-        r = dt__watch_param(t, &t->e.p.net.params[i], info->step);
-    for (int32_t i = 0; i < DT_RULE_COUNT && !r && !t->stopper; i++)
-        if ((t->stops >> i & 1u) && dt_rules_fired(t->rules, i)) t->stopper = 1 + i;
-    if (t->stopper) *said |= DT__SAID_STOP;
-    return r;
-}
-
-/* Runs at the end of a run, and when numbers are not finite any more. */
-static dt_result dt__watch_end(dt_trainer *t, dt_result r)
-{
-    char text[DT_RULES_TEXT];
-    float none = __builtin_nanf("");
-    if (!t->rules) return r;
-    if (r == DT_E_NUMERIC) dt_rules_tensor(t->rules, t->e.step + 1, "loss or gradients", DT_KIND_GRADIENT, &none, 1, 0);
-    if (!dt_trainer_is_root(t) || dt_rules_text(t->rules, text, (int64_t)sizeof text)) return r;
-    printf("%s", text);
-    fflush(stdout);
-    return r;
 }
 
 /* The flags of this rank at the beginning of a step. */
@@ -26546,9 +26047,9 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
     }
     if (!r) dt__save_learn(t);
     if (r || !stop) return r;
-    return dt__error(DT_E_STOPPED, "stopped %s%s after step %lld of %lld; its checkpoint is in %s: run the same "
+    return dt__error(DT_E_STOPPED, "stopped %s after step %lld of %lld; its checkpoint is in %s: run the same "
                      "command again to resume",
-                     t->stopper ? "by rule " : "on request", t->stopper ? dt_rule_name(t->stopper - 1) : "",
+                     *t->stopper ? t->stopper : "on request",
                      (long long)info->step, (long long)t->recipe.steps, l->place);
 }
 
@@ -27423,7 +26924,6 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     dt__engine_times(e, &before[0], &before[1]);
     dt__pulse_read(t, pulse);
     r = dt__trainer_batch(t, &said, &loss, &auxiliary);
-    agreeing = t->agreeing - agreeing;
     if (!r && !(loss - loss == 0.0f))
         r = dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate",
                       (long long)e->step + 1);
@@ -27431,7 +26931,8 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     if (r == DT_E_INTERRUPTED && !t->layout.checkpoint.place)
         return dt__error(r, "stopped in step %lld and not saved: without --checkpoint there is no place for it",
                          (long long)e->step + 1);
-    if (r) return r == DT_E_NUMERIC ? dt__watch_end(t, r) : r;
+    if (r == DT_E_NUMERIC) info->step = e->step;
+    if (r) return r == DT_E_NUMERIC ? dt__probe_end(t, DT_AT_FAULT, info, r) : r;
     info->step = ++e->step;
     t->save.now.loss = (double)loss;
     info->tokens = t->recipe.batch * (t->feed.own ? 1 : t->recipe.sequence);
@@ -27444,7 +26945,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->peak_share = info->gflops / t->peak_gflops;
     dt__engine_times(e, &after[0], &after[1]);
     info->comm_seconds = after[0] - before[0], info->exposed_seconds = after[1] - before[1];
-    info->data_seconds = t->loader->waited - t->waited;
+    info->data_seconds = t->loader->waited - t->waited, info->agree_seconds = t->agreeing - agreeing;
     info->sent_bytes = dt__comm_sent(t->comm) - sent;
     info->far_bytes = dt__comm_sent_far(t->comm) - far;
     info->reductions = e->reductions - reductions;
@@ -27453,9 +26954,10 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     if (dt__trainer_speaks(t)) dt__trainer_progress(t, info);
     r = t->layout.output.doctor ? dt__trainer_doctor(t) : DT_OK;
     if (!r) r = dt__trainer_due(t, info);
-    if (!r && t->rules) r = dt__watch_step(t, info, agreeing, &said);
+    if (!r) r = dt__probe_all(t, DT_AT_STEP, info);
+    if (*t->stopper) said |= DT__SAID_STOP;
     if (!r) r = dt__trainer_keep(t, info, said);
-    if (e->step == t->recipe.steps || r == DT_E_STOPPED) r = dt__watch_end(t, r);
+    if ((!r && e->step == t->recipe.steps) || r == DT_E_STOPPED) r = dt__probe_end(t, DT_AT_END, info, r);
     info->save_seconds = t->save.blocked - saved;
     logged = !r || r == DT_E_STOPPED ? dt__trainer_log(t, info) : DT_OK;
     return r ? r : logged;
@@ -27475,14 +26977,7 @@ DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info)
 {
     if (dt__refused("t info", t, info)) return DT_E_USAGE;
     dt_result r = *t->serves || t->first == t->recipe.steps ? dt_trainer_step(t, info) : DT_OK;
-    int busy;
-    while (!r && t->e.step < t->recipe.steps) {
-        r = dt_trainer_step(t, info);
-        if (r || !t->layout.output.after_step) continue;
-        busy = dt__busy_begin(t);
-        r = t->layout.output.after_step(t->layout.output.user, t, info);
-        dt__busy_end(t, busy);
-    }
+    while (!r && t->e.step < t->recipe.steps) r = dt_trainer_step(t, info);
     return r;
 }
 

@@ -97,9 +97,9 @@ static dt_result train(dt_comm *c, const char *text, const struct choice *m, flo
     layout.order = m->order;
     dp = n / (int)(layout.tp * layout.pp);
     e = dt_trainer_open(&t, &recipe, &layout);
-    for (int p = 0; p < n && !e; p++) sent[p / half != me / half] -= (float)dt_trainer_sent(t, p);
+    for (int p = 0; p < n && !e; p++) sent[p / half != me / half] -= (float)dt_comm_sent(dt_trainer_comm(t), p);
     if (!e) e = dt_trainer_step(t, &info);
-    for (int p = 0; p < n && !e; p++) sent[p / half != me / half] += (float)dt_trainer_sent(t, p);
+    for (int p = 0; p < n && !e; p++) sent[p / half != me / half] += (float)dt_comm_sent(dt_trainer_comm(t), p);
     if (!e) e = dt_trainer_run(t, &info);
     if (e) return dt_trainer_close(&t), e;
     *memory = (float)dt_trainer_memory(t).total;

@@ -30,6 +30,7 @@
  * Read on: 90_launchers.c for clusters, 09_saturation.c for the batch. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "rules.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -14,6 +14,7 @@ void test_free(void *p);
 #define DT_FREE(p) test_free(p)
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "../examples/rules.h"
 #include <math.h>
 #include <sys/resource.h>
 
@@ -412,7 +413,7 @@ static int32_t out32[16];
 #define TRAINERS(X) \
     X(dt_trainer_open, (void)(dt_trainer_close(&trainer), dt_trainer_open(odd() ? NULL : &trainer, recipe(), layout()))) X(dt_trainer_close, dt_trainer_close(odd() ? NULL : &trainer)) \
     X(dt_trainer_step, (void)(quick() || !trainer ? dt_trainer_step(trainer, (dt_step_info *)some(&info)) : DT_OK)) X(dt_trainer_run, (void)(quick() || !trainer ? dt_trainer_run(trainer, (dt_step_info *)some(&info)) : DT_OK)) \
-    X(dt_trainer_is_root, (void)dt_trainer_is_root(trainer)) X(dt_trainer_hash, (void)dt_trainer_hash(trainer)) X(dt_trainer_sent, (void)dt_trainer_sent(trainer, small())) X(dt_trainer_save, (void)dt_trainer_save(trainer)) \
+    X(dt_trainer_is_root, (void)dt_trainer_is_root(trainer)) X(dt_trainer_hash, (void)dt_trainer_hash(trainer)) X(dt_trainer_comm, (void)dt_trainer_comm(trainer)) X(dt_trainer_gradient, (void)dt_trainer_gradient(trainer, text(), (float *)some(room))) X(dt_error, (void)dt_error(DT_E_DATA, "%s", text())) X(dt_trainer_save, (void)dt_trainer_save(trainer)) \
     X(dt_trainer_evaluate, (void)(quick() || !trainer ? dt_trainer_evaluate(trainer, few(), (float *)some(room)) : DT_OK)) \
     X(dt_trainer_sample, (void)(quick() || !trainer ? dt_trainer_sample(trainer, odd() ? text() : "The ", few(), (const dt_sampling *)(const void *)generation(), (char *)some(room)) : DT_OK)) \
     X(dt_trainer_predict, (void)dt_trainer_predict(trainer, some(data), few(), (float *)some(room), whole())) X(dt_trainer_experts, (void)dt_trainer_experts(trainer, whole(), (float *)some(room))) \
