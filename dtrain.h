@@ -695,10 +695,6 @@ DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x);
  * rmsnorm(x) (SwiGLU, Shazeer 2020); dt_model adds biases and norms of heads. Parameters have Hugging Face's names;
  * linear weights are (in,out) here, and a file for Hugging Face transposes them. */
 DT_API dt_model dt_model_llama(const char *size);
-/* The model of a config.json, or of its directory: GPT-2, Llama, or its relatives Mistral, Qwen2 and Qwen3, as Hugging
- * Face publishes them. dropout stays 0, the length of sequences is the recipe's. What is not computed here (another
- * activation or scaling, quantized weights ..) is DT_E_DATA, with the line. Weights: recipe.weights. */
-DT_API dt_result dt_model_read(dt_model *m, const char *path);
 
 /* ---- H10  recipe: schedules, optimizers, precision ---- */
 typedef enum dt_schedule { DT_CONSTANT, DT_COSINE, DT_LINEAR, DT_WSD } dt_schedule; /* WSD: warm-up, stable, decay */
@@ -836,13 +832,6 @@ DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from);
 DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine);
 /* Where `rank`'s copy of `mine` is mapped here; NULL: other memory or node. dt_barrier orders reads and writes. */
 DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank);
-/* A kind of link: s bytes take alpha + beta s seconds. r2: the share of the times' variance that the line explains. */
-typedef struct dt_link {
-    double alpha, beta, r2;
-    int64_t points; /* that were fitted; 0: no two ranks have such a link */
-} dt_link;
-/* Fits alpha >= 0 and beta >= 0 to n messages by least squares of the relative error (so is r2 weighted). */
-DT_API dt_link dt_link_fit(const double *bytes, const double *seconds, int n);
 /* NCCL, for buffers in the memory of NVIDIA GPUs, one GPU per rank (DT_NCCL). dt_nccl_open loads
  * libnccl.so.2 and the driver's libcuda.so.1 (or the files that DT_NCCL_LIBRARY and DT_CUDA_LIBRARY name). Sums are in
  * NCCL's order.
@@ -868,7 +857,6 @@ DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream); /* returns when all tha
 DT_API void dt_nccl_close(dt_nccl **n); /* collective, unless it failed. NULL is fine. */
 
 /* ---- H15  layout, mesh, schedules ---- */
-DT_API dt_sampling dt_sampling_default(void); /* temperature 0.7 over all tokens, seed 0 */
 /* How units of work, (data shard, micro-batch), go through the stages of a pipeline. 1F1B: a backward as soon as one is
  * there, at most pp units in flight (Narayanan et al. 2019); GPipe: all forwards, then all backwards (Huang et al.
  * 2019); interleaved: 1F1B over layout.chunks runs of segments per stage, less bubble, more messages (Narayanan et al.
@@ -950,7 +938,7 @@ DT_API dt_comm *dt_trainer_comm(dt_trainer *t);
 DT_API dt_result dt_trainer_save(dt_trainer *t);
 /* Mean validation loss over `batches` batches (0: all) and their valid targets. Collective. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
-/* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: dt_sampling_default()), of the recipe's
+/* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: temperature 0.7 over all tokens, seed 0), of the recipe's
  * tokenizer, the last one cut, or of a byte vocabulary; text has room for count + 1 bytes and may hold bytes 0. Any
  * rank alone may call it if it has the whole model (pp, tp and ep 1, ZeRO below 3), else all ranks together;
  * output.sample_length must not be 0. The families cache keys and values of earlier tokens (output.no_cache: not),
@@ -969,7 +957,7 @@ DT_API dt_result dt_predictor_open(dt_trainer **t, const char *path, const dt_mo
 typedef struct dt_trainer dt_generator;
 DT_API dt_result dt_generator_open(dt_generator **g, const char *path, const dt_layout *layout);
 DT_API void dt_generator_close(dt_generator **g);
-/* What to draw; start from dt_generation_default(): 400 bytes, no stop, sampling as dt_sampling_default(). */
+/* What to draw; start from dt_generation_default(): 400 bytes, no stop, temperature 0.7 over all tokens, seed 0. */
 typedef struct dt_generation {
     dt_sampling sampling;    /* another seed: another text */
     int64_t bytes;           /* the text ends after so many; the last token is cut */
@@ -984,9 +972,11 @@ DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_gener
 /* Mean loss, in nats per token, of files named as in dt_data_open(), cut into sequences, the last perhaps shorter;
  * *tokens and *bytes, if not NULL: number of targets, and bytes of their text (the first token is none). Collective. */
 DT_API dt_result dt_generator_evaluate(dt_generator *g, const char *data, float *loss, int64_t *tokens, int64_t *bytes);
-/* The recipe of a checkpoint, or of a directory of Hugging Face, whose optimizer and data are the default ones. Names
- * of files are NULL, but for weights: `path`, which must outlive the recipe. So a trainer starts from these weights, or
- * resumes, where `path` is in its checkpoint.place. Set model again if it was of the program's own segments. */
+/* The recipe of a checkpoint, or of a directory of Hugging Face (GPT-2, Llama, Mistral, Qwen2, Qwen3), whose optimizer
+ * and data are the default ones. Names of files are NULL, but for weights: `path`, which must outlive the recipe. So a
+ * trainer starts from these weights, or resumes, where `path` is in its checkpoint.place. A config.json has no weights.
+ * DT_E_DATA names the line of what is not computed here (another activation, quantized weights ..). Set model again if
+ * it was of the program's own segments. */
 DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path);
 /* What the model predicts (dt_prediction, or its logits) for inputs (count, elements of a sample) of the data's type:
  * predictions (count, each). No dropout, no targets. Ranks call it as dt_trainer_sample, with cp above 1 together. */
@@ -16149,35 +16139,6 @@ DT_API void dt_comm_close(dt_comm **handle)
     *handle = NULL;
 }
 
-/* ---- the cost of a message ------------------------------------------------------------------------------------ */
-
-DT_API dt_link dt_link_fit(const double *bytes, const double *seconds, int n)
-{
-    dt_link link = DT__ZERO;
-    double w = 0, ws = 0, wss = 0, v = 0, vs = 0, all = 0, left = 0, det;
-    if (dt__refused("bytes/ seconds/", bytes, (int64_t)n, seconds, (int64_t)n)) return link;
-    for (int i = 0; i < n; i++)
-        if (!(seconds[i] >= 1e-12 && seconds[i] <= 1e12 && bytes[i] >= 0 && bytes[i] <= 1e18)) n = 0;
-    if (!n) return dt__misuse("dt_link_fit: no messages, or one without bytes and seconds above 0"), link;
-    for (int i = 0; i < n; i++) {
-        double u = 1 / seconds[i], s = bytes[i];
-        w += u * u, ws += u * u * s, wss += u * u * s * s, v += u, vs += u * s;
-    }
-    det = w * wss - ws * ws;
-    link.beta = det > 0 ? (w * vs - ws * v) / det : 0.0;
-    if (link.beta < 0) link.beta = 0;
-    link.alpha = (v - link.beta * ws) / w;
-    if (link.alpha < 0) link.alpha = 0;
-    link.points = n;
-    for (int i = 0; i < n; i++) {
-        double t = seconds[i], f = link.alpha + link.beta * bytes[i], mean = v / w; /* weighted by 1 / t^2, too */
-        all += (t - mean) * (t - mean) / (t * t);
-        left += (t - f) * (t - f) / (t * t);
-    }
-    link.r2 = all > 0 ? 1 - left / all : 1.0;
-    return link;
-}
-
 #ifdef DT_MPI
 /* ---- Open MPI, or another MPI of version 3 ----------------------------------------------------------------
  * A link over MPI_Isend, MPI_Improbe, MPI_Imrecv and MPI_Test. MPI moves data only while it is called: a waiting rank
@@ -19056,9 +19017,9 @@ static int64_t dt__config_sequence(const dt_model *m, int64_t positions)
     if (m->family == DT_GPT2 && positions > 0) return positions;
     return dt__min(positions > 0 ? positions : 1024, m->window ? dt__min(m->window, 1024) : 1024);
 }
-DT_API dt_result dt_model_read(dt_model *m, const char *path)
+/* The model of a config.json, of its directory, or of a checkpoint. */
+static dt_result dt__model_read(dt_model *m, const char *path)
 {
-    if (dt__refused("m path", m, path)) return DT_E_USAGE;
     char name[PATH_MAX];
     dt_recipe recipe;
     int64_t sequence;
@@ -19317,7 +19278,6 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
 /* ============================================================================
  * H15  mesh, layout, step programs, executor */
 
-DT_API dt_sampling dt_sampling_default(void) { return dt_layout_default().output.sampling; }
 
 /* DT_E_USAGE unless the degree that an option sets divides n of something ("rank", without the plural's s). */
 static dt_result dt__check_divides(const char *option, int64_t degree, int64_t n, const char *of)
@@ -22780,7 +22740,7 @@ static dt_result dt__model_named(const char *name, dt_model *model)
     dt_model m = dt_model_gpt2(name);
     if (!m.layers) m = dt_model_llama(name);
     if (!m.layers && !access(name, F_OK)) {
-        dt_result r = dt_model_read(model, name);
+        dt_result r = dt__model_read(model, name);
         return model->config = r ? NULL : name, r;
     }
     if (!m.layers) return dt__misuse("option --model: there is no size '%s': " DT__MODEL_NAMES, name);
@@ -24869,7 +24829,7 @@ static dt_result dt__checkpoint_model(dt__checkpoint *c)
     char path[PATH_MAX];
     dt_result r = dt__path_join(path, c->path, "config.json");
     *recipe = dt_recipe_default();
-    if (!r && !access(path, F_OK)) r = dt_model_read(&recipe->model, c->path);
+    if (!r && !access(path, F_OK)) r = dt__model_read(&recipe->model, c->path);
     if (!r) r = dt__manifest_recipe(&c->m, c->path, recipe);
     recipe->model.segment_count = c->m.segments;
     t->recipe = *recipe;
@@ -26070,8 +26030,9 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
 
 /* ---- use of what was trained ---- */
 
-/* Finds the recipe at `path`, what a sample is, and the directory that has the weights. */
-static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, char found[PATH_MAX], dt_source *sample)
+/* Finds the recipe at `path`, what a sample is, and the directory that has the weights. config: there are none. */
+static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, int config, char found[PATH_MAX],
+                                 dt_source *sample)
 {
     dt_checkpoint *c = NULL;
     int64_t positions = 0;
@@ -26079,9 +26040,9 @@ static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, char found
     dt_result r = dt__weights_find(path, found, &published);
     memset(sample, 0, sizeof *sample);
     *recipe = dt_recipe_default();
-    if (!r && published) {
-        r = dt__config_open(found, &recipe->model, &positions);
-        recipe->weights = path;
+    if ((!r && published) || config) {
+        r = dt__config_open(path, &recipe->model, &positions);
+        recipe->weights = config ? NULL : path;
         recipe->sequence = dt__config_sequence(&recipe->model, positions);
         return r;
     }
@@ -26097,8 +26058,9 @@ DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path)
     if (dt__refused("recipe path", recipe, path)) return DT_E_USAGE;
     char found[PATH_MAX];
     dt_source sample;
-    dt_result r = dt__recipe_find(recipe, path, found, &sample);
-    recipe->weights = path;
+    int config = dt__ends_with(path, ".json");
+    dt_result r = dt__recipe_find(recipe, path, config, found, &sample);
+    recipe->weights = config ? NULL : path;
     return r;
 }
 
@@ -26131,7 +26093,7 @@ DT_API dt_result dt_predictor_open(dt_trainer **handle, const char *path, const 
     dt_recipe recipe;
     dt_source sample;
     char found[PATH_MAX];
-    dt_result r = dt__recipe_find(&recipe, path, found, &sample);
+    dt_result r = dt__recipe_find(&recipe, path, 0, found, &sample);
     *handle = NULL;
     if (!r) r = dt__predictor_model(&recipe, path, model, &sample);
     if (!r && l.tp > 0 && l.cp > 0 && (recipe.tensor_shards % l.tp || recipe.context_shards % l.cp))
@@ -26163,7 +26125,7 @@ DT_API void dt_generator_close(dt_generator **handle)
 DT_API dt_generation dt_generation_default(void)
 {
     dt_generation how = DT__ZERO;
-    how.sampling = dt_sampling_default();
+    how.sampling = dt_layout_default().output.sampling;
     how.bytes = 400;
     return how;
 }
@@ -26275,7 +26237,7 @@ static dt_result dt__link_time(dt_comm *c, float *data, int64_t count, int tries
 }
 
 /* The link of a communicator: an all-reduce of S bytes over n ranks is 2 (n - 1) messages of S / n bytes. */
-static dt_result dt__link_measure(dt_comm *c, dt_link *link)
+static dt_result dt__link_measure(dt_comm *c, double *alpha, double *beta)
 {
     enum { LARGE = 8192, LARGER = 262144 };
     float few = 0, many = 0;
@@ -26289,7 +26251,10 @@ static dt_result dt__link_measure(dt_comm *c, dt_link *link)
     if (r) return r;
     bytes[0] = 4.0 / (double)n, bytes[1] = 4.0 * (double)count / (double)n;
     seconds[0] = (double)few / (2.0 * (double)(n - 1)), seconds[1] = (double)many / (2.0 * (double)(n - 1));
-    *link = dt_link_fit(bytes, seconds, 2);
+    *beta = (seconds[1] - seconds[0]) / (bytes[1] - bytes[0]);
+    if (*beta < 1e-12) *beta = 1e-12;
+    *alpha = seconds[0] - *beta * bytes[0];
+    if (*alpha < 0) *alpha = 0;
     return r;
 }
 
@@ -26302,12 +26267,10 @@ static dt_result dt__links_measure(dt_comm *c, dt_diagnosis *d)
     for (int q = 0; q < rank; q++) first = first && dt_comm_node(c, q) != dt_comm_node(c, rank);
     for (int far = 0; far < 2 && !r; far++) {
         dt_comm *some = NULL;
-        dt_link fit;
+        double alpha, beta;
         r = dt_comm_split(c, far ? !first : dt_comm_node(c, rank), &some);
-        if (!r && dt_comm_size(some) > 1 && (!far || first) && (r = dt__link_measure(some, &fit)) == DT_OK) {
-            link[2 * far] = (float)fit.alpha;
-            link[2 * far + 1] = fit.beta > 1e-12 ? (float)fit.beta : 1e-12f;
-        }
+        if (!r && dt_comm_size(some) > 1 && (!far || first) && (r = dt__link_measure(some, &alpha, &beta)) == DT_OK)
+            link[2 * far] = (float)alpha, link[2 * far + 1] = (float)beta;
         dt_comm_close(&some);
         if (!r) r = dt_barrier(c);
     }

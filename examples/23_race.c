@@ -31,6 +31,7 @@
  * Read on: 27_trees.c for trees and hierarchies, 25_balanced_buffers.c for servers, 22_ring.c for the ring drawn. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "link.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

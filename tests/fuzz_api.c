@@ -378,12 +378,12 @@ static int32_t out32[16];
     X(dt_optimizer_parameters, (void)dt_optimizer_parameters(optimizer, (dt_parameter *)some(room), few())) X(dt_parameters_save, (void)dt_parameters_save(odd() ? file() : "saved.safetensors", parameters(), few())) \
     X(dt_parameters_load, (void)dt_parameters_load(file(), parameters(), few())) X(dt_partition, (void)dt_partition((const double *)some((void *)(uintptr_t)doubles()), few(), few(), (int64_t *)some(room))) \
     X(dt_pipeline_order, (l = layout(), l ? l->pp = 1 + draw(4), l->chunks = 1 + draw(2), l->pipeline = small(), 0 : 0, (void)dt_pipeline_order(l, few(), whole(), (dt_work *)some(work), (int64_t *)some(out64)))) \
-    X(dt_mesh_of, (void)dt_mesh_of(layout(), small(), small(), (dt_mesh *)some(&mesh))) X(dt_link_fit, (void)dt_link_fit((const double *)some((void *)(uintptr_t)doubles()), doubles(), (int)few())) \
+    X(dt_mesh_of, (void)dt_mesh_of(layout(), small(), small(), (dt_mesh *)some(&mesh))) \
     X(dt_last_error, (void)dt_last_error()) X(dt_fail, (void)dt_fail(text())) X(dt_result_name, (void)dt_result_name((dt_result)small())) X(dt_exit_code, (void)dt_exit_code((dt_result)small())) \
     X(dt_version, (void)dt_version()) X(dt_isa, (void)dt_isa()) X(dt_recipe_default, (void)dt_recipe_default()) X(dt_layout_default, (void)dt_layout_default()) \
-    X(dt_sampling_default, (void)dt_sampling_default()) X(dt_generation_default, (void)dt_generation_default()) X(dt_step_info_zero, (void)dt_step_info_zero()) \
+    X(dt_generation_default, (void)dt_generation_default()) X(dt_step_info_zero, (void)dt_step_info_zero()) \
     X(dt_model_gpt2, (void)dt_model_gpt2(text())) X(dt_model_llama, (void)dt_model_llama(text())) X(dt_model_segments, (void)dt_model_segments(NULL, whole(), whole())) \
-    X(dt_model_read, (void)dt_model_read((dt_model *)some(room), file())) X(dt_args, (void)dt_args(options(), odd() ? NULL : &words, recipe(), layout()))
+    X(dt_args, (void)dt_args(options(), odd() ? NULL : &words, recipe(), layout()))
 #define DATA(X) \
     X(dt_tokenizer_open, (void)(dt_tokenizer_close(&tokenizer), dt_tokenizer_open(odd() ? NULL : &tokenizer, draw(2) ? "tokenizer.json" : file()))) \
     X(dt_tokenizer_close, dt_tokenizer_close(odd() ? NULL : &tokenizer)) X(dt_tokenizer_size, (void)dt_tokenizer_size(tokenizer)) \

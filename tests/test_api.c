@@ -230,9 +230,8 @@ static void check_lists(void)
     dt_recipe recipe = dt_recipe_default();
     dt_layout l = dt_layout_default();
     dt_work work[3 * 8 * 2];
-    dt_link link;
     dt_mesh mesh;
-    double costs[3] = {1, 2, 3}, seconds[3] = {0, 1, 2};
+    double costs[3] = {1, 2, 3};
     int64_t begin[4], count;
     dt_parameter p = {"x", dt_shape1(2), NULL, NULL};
     (void)dt_param(g, "a", dt_shape1(2), DT_INIT_ONES, 0.0f);
@@ -251,10 +250,6 @@ static void check_lists(void)
     says(dt_partition(costs, 3, 2, begin) == DT_E_USAGE, "finite", "a partition of an infinite cost");
     costs[1] = NAN;
     says(dt_partition(costs, 3, 2, begin) == DT_E_USAGE, "finite", "and of NaN");
-    link = dt_link_fit(costs, seconds, 0);
-    says(link.points == 0 && link.alpha == 0.0 && link.beta == 0.0, "dt_link_fit", "no messages fit no line");
-    link = dt_link_fit(seconds, costs, 3);
-    says(link.points == 0 && link.alpha == 0.0 && link.beta == 0.0, "dt_link_fit", "nor do those that take NaN seconds");
     says(dt_mesh_of(&l, 0, 0, &mesh) == DT_E_USAGE && dt_mesh_of(&l, 2, 2, &mesh) == DT_E_USAGE, "rank 2 of 2", "a rank that there is not");
     l.pp = 4;
     tap_ok(!dt_pipeline_order(&l, 8, 0, work, &count) && count == 16 && work[0].slot == 0 && work[3].slot == 3 && work[15].slot >= 0 && work[15].slot < 4, "dt_pipeline_order says which slot a unit has");

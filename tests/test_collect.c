@@ -3,6 +3,7 @@
  * Without arguments this program starts itself with --ranks for every case and prints TAP. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "../examples/link.h"
 #include "tap.h"
 
 #define CHECK(condition, ...)                                                                                          \
@@ -323,6 +324,8 @@ static void test_fit(void)
         if (what == 1) good &= link.r2 > 0.98 && link.r2 < 0.9999;
         if (what == 2) good &= link.beta <= 0.0 && fabs(link.alpha / alpha - 1) < 0.1;
         if (what == 3) good &= link.alpha <= 0.0 && link.beta > 0.0;
+        seconds[what] = what % 2 ? 0 : NAN;
+        good &= !dt_link_fit(bytes, seconds, 8).points && !dt_link_fit(bytes, seconds, 0).points;
         tap_ok(good, "least squares, case %d: alpha %g, beta %g, R^2 %.6f", what, link.alpha, link.beta, link.r2);
     }
 }

@@ -110,7 +110,7 @@ static void check_draws(void)
     dt__candidate order[1000];
     const dt__kernels *k;
     dt__generator d;
-    dt_sampling how = dt_sampling_default();
+    dt_sampling how = dt_generation_default().sampling;
     dt__rng rng = dt__rng_make(3, DT__RNG_TEXT, 0, 0, 0);
     uint64_t at = 0;
     int64_t same = 0, all = 0;
@@ -126,7 +126,7 @@ static void check_draws(void)
                 how.top_k = tops[c % 7], how.top_p = ps[c / 7 % 6], how.temperature = temperatures[c / 42];
                 same += dt__draw(&d, k, &how, logits, sizes[s], uniform) == plain_draw(&how, logits, sizes[s], uniform);
             }
-    how = dt_sampling_default();
+    how = dt_generation_default().sampling;
     tap_ok(how.temperature == 0.7f && how.top_k == 0 && how.top_p == 0.0f && how.seed == 0, "the usual draw: temperature 0.7 over all tokens, seed 0");
     tap_ok(same == all, "%lld of %lld draws with temperature, top-k, top-p are those of the plain text", (long long)same,
            (long long)all);
@@ -143,7 +143,7 @@ static void check_texts(dt_model model, const char *name)
 {
     static const char prompt[] = "a prompt of so many letters that they need more than one step of the cache";
     dt_trainer *cached = open_trainer(model, LENGTH, 1, 0, 1), *whole = open_trainer(model, LENGTH, 1, 1, 1);
-    dt_sampling how = dt_sampling_default();
+    dt_sampling how = dt_generation_default().sampling;
     char a[TEXT + 1], b[TEXT + 1];
     how.top_k = 50, how.top_p = 0.9f;
     for (int p = 0; p < 3; p++) { /* longer than the sequence too: it is moved on twice */
@@ -163,7 +163,7 @@ static void check_texts(dt_model model, const char *name)
     tap_ok(memcmp(a, b, TEXT) != 0, "%s: a seed has 64 bits", name);
     how.temperature = 0.0f;
     text_of(cached, "The ", how, a);
-    how = dt_sampling_default();
+    how = dt_generation_default().sampling;
     how.top_k = 1;
     text_of(cached, "The ", how, b);
     tap_ok(!memcmp(a, b, TEXT), "%s: temperature 0 is top-k 1", name);
@@ -181,7 +181,7 @@ static void check_streams(dt_model model)
     static const int64_t keys[][3] = {{1, 0, 0}, {((int64_t)1 << 33) + 5, 0, 0}, {1, 7, 0}, {1, 0, 3}, {1, 0, -((int64_t)3 << 40)}};
     enum { DRAWN = 120, KEPT = LENGTH - LENGTH / 2 };
     dt_trainer *t = open_trainer(model, LENGTH, 1, 0, 1);
-    dt_sampling how = dt_sampling_default();
+    dt_sampling how = dt_generation_default().sampling;
     enlarge(t);
     dt__loader_close(&t->loader); /* its thread reads the recipe, which changes here */
     for (int k = 0; k < 5; k++) {
@@ -230,8 +230,8 @@ static void check_own(void)
     sizes.vocabulary = VOCABULARY;
     own = open_trainer(dt_model_segments(list, 3, VOCABULARY), LENGTH, 1, 0, 1);
     t = open_trainer(family, LENGTH, 1, 0, 1);
-    text_of(own, "The ", dt_sampling_default(), a);
-    text_of(t, "The ", dt_sampling_default(), b);
+    text_of(own, "The ", dt_generation_default().sampling, a);
+    text_of(t, "The ", dt_generation_default().sampling, b);
     tap_ok(!own->generator.cache && t->generator.cache && !memcmp(a, b, TEXT), "a model of one's own draws without a cache");
     dt_trainer_close(&own);
     dt_trainer_close(&t);
@@ -258,7 +258,7 @@ static void check_refused(void)
     dt_result r;
     char text[8];
     for (int i = 0; i < 3; i++) {
-        how[i] = dt_sampling_default();
+        how[i] = dt_generation_default().sampling;
         if (i == 0) how[i].temperature = -1.0f;
         else if (i == 1) how[i].top_k = -3;
         else how[i].top_p = 1.5f;
