@@ -356,8 +356,8 @@ typedef struct dt_probe {
     dt_probe_option option[2]; /* of the command line; name NULL: none */
     const char *metric;        /* NULL, or the name of `number` in the lines of output.metrics */
     double number;
-    const dt_recipe *recipe;   /* the trainer's own, while it is open */
-    struct dt_layout *layout;
+    const dt_recipe *recipe;   /* of the trainer, while it is open; after AT_OPEN with micro_batch, threads and */
+    struct dt_layout *layout;  /* overlap as they were chosen */
     struct dt_probe *next;
 } dt_probe;
 /* What a run measures, prints and writes. Steps 0: only at the end; pointers NULL: nothing. */
@@ -368,7 +368,6 @@ typedef struct dt_output {
     int32_t no_cache;      /* samples compute the whole sequence for every token: the same text, slower */
     const char *metrics;   /* JSONL file: recipe and layout, then one line per step */
     const char *timeline;  /* what every rank did in the last step: Chrome's trace events, for ui.perfetto.dev */
-    int32_t doctor;        /* print dt_doctor's findings after step 9, or the last step of 4 or more, and train on */
     int32_t quiet;         /* no progress on standard output */
     dt_probe *probes;      /* a list, of before dt_args; its members must outlive the trainer */
 } dt_output;
@@ -813,6 +812,8 @@ typedef struct dt_source {
 DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub);
 /* Who started this rank, in one line: "Slurm: rank 3 of 8 (1 of 2 here) on 4 hosts, meeting at a, port 29507". */
 DT_API const char *dt_comm_launcher(const dt_comm *c);
+/* What carries messages between nodes: "MPI ..", "libfabric ..", "an emulated network"; "" with one node. */
+DT_API const char *dt_comm_network(const dt_comm *c);
 /* Bytes of this rank's data that have reached `peer` so far, an element of the communication matrix. */
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer);
 /* Nodes: machines, or containers, whose ranks share memory: their number, and the node of `rank`, numbered as their
@@ -921,9 +922,14 @@ struct dt_step_info {
     double exposed_seconds; /* of these, those in which the rank did nothing else: without overlap, all */
     double data_seconds;    /* waiting for data */
     double save_seconds;    /* waiting for checkpoints, in the step and after it */
+    double work_seconds;    /* computing */
+    double gradient_seconds; /* of the exposed ones, for gradients and gathered weights of data-parallel ranks */
+    double within_seconds;  /* of the exposed ones, in exchanges of tensor, context and expert groups inside segments */
     double agree_seconds;   /* in exchanges of counts and losses, where ranks wait for a late rank */
     int64_t sent_bytes;     /* by this rank to all peers, of any kind */
     int64_t far_bytes;      /* of these, to ranks on other nodes */
+    int64_t gradient_bytes, gradient_far; /* of these two, gradients and weights of data-parallel ranks */
+    int64_t tensor_far;     /* of the far ones, of tensor groups */
     int64_t reductions;     /* of gradients between ranks: fewer with a larger layout.bucket, of the same bytes */
 };
 DT_API dt_step_info dt_step_info_zero(void);
@@ -1023,43 +1029,6 @@ DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, 
  * own may live beside a trainer and be used between its steps; a communicator over this rank's group of axis k is then
  * dt_comm_split(comm, dt_comm_rank(comm) - m.at[k] * m.stride[k], &group). */
 DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t);
-
-/* Why are many ranks barely faster than one? Five questions, in order, with bounds in examples/reference.md, Doctor. */
-#define DT_BRANCHES(X) \
-    X(DT_BRANCH_TRANSPORT, "transport") X(DT_BRANCH_DATA, "data") X(DT_BRANCH_BATCH, "batch") \
-    X(DT_BRANCH_OVERLAP, "overlap") X(DT_BRANCH_PLACEMENT, "placement")
-#define DT__BRANCH_ENUM(code, name) code,
-typedef enum dt_branch { DT_BRANCHES(DT__BRANCH_ENUM) DT_BRANCH_COUNT } dt_branch;
-#undef DT__BRANCH_ENUM
-typedef struct dt_finding {
-    int32_t fires;
-    int32_t rank;           /* the rank it is about; -1: all */
-    double measured, bound; /* the number that decides, and its bound */
-    char text[480];         /* what was measured */
-    char advice[480];       /* what to do; empty when it does not fire */
-} dt_finding;
-
-/* Times are medians over steps, in seconds per step. */
-typedef struct dt_diagnosis {
-    int32_t first; /* dt_branch: the first that fires is the main finding; -1: none does */
-    int32_t ranks, nodes, steps;
-    double seconds;  /* of a step */
-    double work;     /* of the median rank */
-    double data;     /* of the rank that waits longest for samples */
-    double exposed;  /* waiting for gradients and weights, of the rank that waits least: others wait for it */
-    double exchange; /* 2 (n-1) alpha for each 25 MB, and bytes sent / rate, inside nodes and between */
-    double alpha[2], rate[2]; /* inside a node, between nodes: seconds per message, bytes per second; 0: no such link */
-    double speedup;           /* work of all ranks / seconds */
-    double break_even; /* batch from which n data-parallel ranks beat one: work = exchange / (n-1); 0: no exchange */
-    double worthwhile; /* batch from which 80 % of their time is work: work per rank = 4 exchange */
-    double alone, together; /* GFLOP/s of rank 0 on a matrix product, alone and while all ranks compute one */
-    dt_finding finding[DT_BRANCH_COUNT];
-} dt_diagnosis;
-/* Looks at up to 8 last steps, without this trainer's first, and measures the links by all-reduces of up to 1 MB, for a
- * second or two. text (NULL: none) has room for DT_DIAGNOSIS_TEXT bytes: a line per branch with what was measured, the
- * bound and the verdict, then what to do. Collective, between steps; changes no bit. DT_E_USAGE: fewer than 4 steps. */
-enum { DT_DIAGNOSIS_TEXT = 6000 };
-DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text);
 
 /* ---- H14  a program's own loop ---- */
 /* The trainer's optimizers, clipping, schedule and bits for a program's own loop (examples/04_own_loop.c). */
@@ -11756,7 +11725,6 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("no-cache", NULL, FLAG, output.no_cache, 0, NULL, "samples compute the whole sequence for every token"),
     DT__LAYOUT("metrics", "FILE", TEXT, output.metrics, 0, NULL, "JSON lines: run, then steps; a resumed run appends"),
     DT__LAYOUT("timeline", "FILE", TEXT, output.timeline, 0, NULL, "trace of the last step, for ui.perfetto.dev"),
-    DT__LAYOUT("doctor", NULL, FLAG, output.doctor, 0, NULL, "after 9 steps, say why ranks are hardly faster than one"),
     DT__LAYOUT("quiet", NULL, FLAG, output.quiet, 0, NULL, "no progress"),
     DT__LAYOUT("checkpoint", "DIR", TEXT, checkpoint.place, 0, NULL, "folder of checkpoints; resumes from the newest"),
     DT__LAYOUT("checkpoint-every", "N", AUTO, checkpoint.interval, 0, "[0,inf)",
@@ -13593,18 +13561,6 @@ static dt_result dt__gemm_rate(const dt__kernels *k, dt_pool *pool, double *gflo
     dt__free(x);
     *gflops = 2e-9 * (double)SIDE * (double)SIDE * (double)SIDE / best;
     return DT_OK;
-}
-
-/* Moves a text into the caller's buffer of `size` bytes. */
-static dt_result dt__text_give(dt__text *t, char *to, int64_t size)
-{
-    dt_result r = t->failed ? DT_E_MEMORY : DT_OK;
-    if (!r && t->length >= size)
-        r = dt__misuse("a text of %lld bytes does not fit into %lld. Give it room for %lld.",
-                       (long long)t->length, (long long)size, (long long)t->length + 1);
-    if (!r) memcpy(to, t->at, (size_t)t->length + 1);
-    dt__free(t->at);
-    return r;
 }
 
 #endif /* DT_COMM_ONLY */
@@ -21646,15 +21602,6 @@ static dt_result dt__engine_gather(dt__engine *e, int64_t q)
     return dt__queue_wait(&e->queue, dt__engine_ask(e, (int32_t)(-1 - q)));
 }
 
-/* Seconds of communication so far, and those in which the rank waited for it. */
-static void dt__engine_times(dt__engine *e, double *all, double *exposed)
-{
-    double waited, hidden;
-    dt__queue_times(&e->queue, &waited, &hidden);
-    *exposed = e->seconds_sending + waited;
-    *all = *exposed + hidden;
-}
-
 /* Forward of segments [0, end) without gradients, through all stages; input and target are set. All ranks of this
  * rank's pipeline, and with gathered weights of its group, call it together. */
 static dt_result dt__engine_pass(dt__engine *e, int64_t end)
@@ -22439,7 +22386,7 @@ static void dt__text_wrap(dt__text *t, int column, int indent, const char *words
 /* What --help lists. --help all lists every option, under headings that begin at these options. */
 static const char dt__help_common[] =
     " data model tokenizer weights steps batch micro-batch sequence seed learning-rate warmup optimizer threads tp pp "
-    "zero recompute eval-every sample-every metrics doctor quiet checkpoint checkpoint-every ranks max-restarts ";
+    "zero recompute eval-every sample-every metrics quiet checkpoint checkpoint-every ranks max-restarts ";
 static const char *const dt__help_headings[][2] = {
     {"data", "data"}, {"model", "model"}, {"steps", "steps and batch"}, {"schedule", "learning rate"},
     {"optimizer", "optimizer"}, {"precision", "precision"}, {"threads", "threads and axes of ranks"},
@@ -22616,6 +22563,10 @@ DT_API dt_result dt_comm_open(dt_comm **c, int *argc, char ***argv)
     dt__world_copy((*c)->launcher, sizeof (*c)->launcher, w.line);
     return DT_OK;
 }
+DT_API const char *dt_comm_network(const dt_comm *c)
+{
+    return dt__refused("c", c) || c->nodes == 1 ? "" : c->link->name;
+}
 DT_API const char *dt_comm_launcher(const dt_comm *c)
 {
     if (dt__refused("c", c)) return "";
@@ -22686,7 +22637,7 @@ static dt_probe_option *dt__probe_option(const dt_layout *l, int i)
 }
 
 /* Options of probes that a program may lack, and their headers. */
-static const char *const dt__probes[][2] = {{"rules", "rules"}, {"stop-on", "rules"}};
+static const char *const dt__probes[][2] = {{"rules", "rules"}, {"stop-on", "rules"}, {"doctor", "doctor"}};
 
 static void dt__option_nearest(const dt__option *list, int count, const char *name, const char **nearest, int *best)
 {
@@ -22864,12 +22815,6 @@ typedef struct dt__saver {
     int64_t mirrored;       /* the step that the mirror's thread copied last */
 } dt__saver;
 
-/* Of one step, for dt_doctor. Seconds: all; waiting for data; work; waiting for gradients and gathered weights; sending
- * inside segments. Bytes: of gradients and weights; of these to other nodes; of tensor groups to other nodes. */
-enum { DT__PULSE_STEP, DT__PULSE_DATA, DT__PULSE_WORK, DT__PULSE_EXPOSED, DT__PULSE_WITHIN, DT__PULSE_SENT,
-       DT__PULSE_FAR, DT__PULSE_CROSSED, DT__PULSE_KINDS };
-enum { DT__PULSES = 8 };
-
 struct dt_trainer {
     dt_recipe recipe;
     dt_layout layout;
@@ -22907,13 +22852,10 @@ struct dt_trainer {
     char hash[68];
     int64_t hashed; /* step of the hash; -1: none */
     int live; /* a line of progress that the next one replaces */
-    double peak_gflops, opened, started, printed, waited;
+    double peak_gflops, opened, started, printed;
     double distance[2];                        /* of fast numerics to exact ones: loss, gradients, relative */
     int ahead;                                 /* the first batch is loaded */
     double agreeing; /* seconds in exchanges of counts and losses, where ranks wait for a late rank */
-    double own_gflops;                         /* this rank's part of peak_gflops */
-    double pulse[DT__PULSES][DT__PULSE_KINDS]; /* a ring of the last steps: where their time went */
-    int64_t pulses;                            /* steps so far, without the first, which is cold */
     dt_compilation_report compilation;
     dt_memory planned;
 };
@@ -23092,8 +23034,6 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 #endif
     if (l->compile.mode == DT_COMPILE_OFF && (l->compile.verify || l->compile.report))
         return dt__misuse("--verify-compiler and --compile-report need --compile on or auto");
-    if (l->output.doctor && r->steps < 4)
-        return dt__misuse("--doctor looks at 3 steps after the first: --steps %lld is below 4", (long long)r->steps);
     bad = dt__check_output(r, l, "metrics", l->output.metrics);
     if (!bad) bad = dt__check_output(r, l, "timeline", l->output.timeline);
     return bad ? bad : dt__check_checkpoint(&l->checkpoint);
@@ -23362,7 +23302,6 @@ static dt_result dt__measure_peak(dt_trainer *t)
     float own;
     dt_result r = dt_barrier(t->comm);
     if (!r) r = dt__gemm_rate(t->e.k, t->pool, &rate);
-    t->own_gflops = rate;
     own = (float)rate;
     if (!r) r = dt_all_gather(t->comm, &own, t->counts, 1);
     for (int i = 0; i < dt_comm_size(t->comm); i++) t->peak_gflops += (double)t->counts[i];
@@ -23521,6 +23460,7 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     t->generator.logits = dt__logits_segment(&e->p.net, words, t->recipe.model.vocabulary);
     if (t->generator.logits < 0) t->layout.output.sample_length = 0;
     r = dt__engine_open(e);
+    t->layout.overlap = e->p.shape.overlap ? DT_OVERLAP_ON : DT_OVERLAP_OFF;
     if (!r && t->layout.output.sample_length) r = dt__generator_open(&t->generator, e, t->recipe.sequence);
     if (r) return r;
     t->planned = dt__memory_plan(t);
@@ -23633,7 +23573,8 @@ static dt_result dt__trainer_settle(dt_trainer *t)
         return dt__misuse("sequences of %lld tokens are longer than the window of %lld that the model's attention "
                           "sees: --sequence up to that", (long long)r->sequence, (long long)r->model.window);
     if (result) return result;
-    return dt__pool_open(&t->pool, (int)dt__engine_threads(&t->layout, t->comm));
+    t->layout.threads = dt__engine_threads(&t->layout, t->comm);
+    return dt__pool_open(&t->pool, (int)t->layout.threads);
 }
 
 /* ---- the state as slices ----------------------------------------------------------------------------------
@@ -26195,475 +26136,6 @@ DT_API dt_result dt_generator_evaluate(dt_generator *t, const char *data, float 
     return r;
 }
 
-/* ---- doctor: what is measured ------------------------------------------------------------------------------- */
-
-/* Running totals; a step is the difference of two. */
-static void dt__pulse_read(dt_trainer *t, double pulse[DT__PULSE_KINDS])
-{
-    const dt__engine *e = &t->e;
-    double waited, hidden;
-    dt__queue_times(&t->e.queue, &waited, &hidden);
-    pulse[DT__PULSE_STEP] = dt__now();
-    pulse[DT__PULSE_DATA] = t->loader->waited;
-    pulse[DT__PULSE_WORK] = e->seconds_working;
-    pulse[DT__PULSE_EXPOSED] = e->seconds_summing + waited;
-    pulse[DT__PULSE_WITHIN] = e->seconds_within;
-    pulse[DT__PULSE_SENT] = e->ranks.data ? (double)dt__comm_sent(e->ranks.data) : 0.0;
-    pulse[DT__PULSE_FAR] = e->ranks.data ? (double)dt__comm_sent_far(e->ranks.data) : 0.0;
-    pulse[DT__PULSE_CROSSED] = e->tensor ? (double)dt__comm_sent_far(e->tensor) : 0.0;
-}
-
-static void dt__pulse_keep(dt_trainer *t, const double before[DT__PULSE_KINDS])
-{
-    double *pulse = t->pulse[(t->pulses + DT__PULSES - 1) % DT__PULSES];
-    if (!t->pulses++) return;
-    dt__pulse_read(t, pulse);
-    for (int i = 0; i < DT__PULSE_KINDS; i++) pulse[i] -= before[i];
-}
-
-/* Seconds of an all-reduce of `count` floats: the fastest of several, on the slowest rank. */
-static dt_result dt__link_time(dt_comm *c, float *data, int64_t count, int tries, float *seconds)
-{
-    dt_result r = DT_OK;
-    *seconds = 1e30f;
-    for (int i = 0; i < tries && !r; i++) {
-        double start;
-        r = dt_barrier(c);
-        start = dt__now();
-        if (!r) r = dt_all_reduce(c, data, count, DT_MAX);
-        if (dt__now() - start < (double)*seconds) *seconds = (float)(dt__now() - start);
-    }
-    return r ? r : dt_all_reduce(c, seconds, 1, DT_MAX);
-}
-
-/* The link of a communicator: an all-reduce of S bytes over n ranks is 2 (n - 1) messages of S / n bytes. */
-static dt_result dt__link_measure(dt_comm *c, double *alpha, double *beta)
-{
-    enum { LARGE = 8192, LARGER = 262144 };
-    float few = 0, many = 0;
-    int64_t count = LARGE, n = dt_comm_size(c);
-    double bytes[2], seconds[2];
-    void *memory = NULL;
-    dt_result r = dt_comm_alloc(c, 4 * LARGER, &memory);
-    if (!r) r = dt__link_time(c, (float *)memory, 1, 8, &few);
-    if (!r) r = dt__link_time(c, (float *)memory, count, 2, &many);
-    if (!r && many < 5e-3f) r = dt__link_time(c, (float *)memory, count = LARGER, 5, &many);
-    if (r) return r;
-    bytes[0] = 4.0 / (double)n, bytes[1] = 4.0 * (double)count / (double)n;
-    seconds[0] = (double)few / (2.0 * (double)(n - 1)), seconds[1] = (double)many / (2.0 * (double)(n - 1));
-    *beta = (seconds[1] - seconds[0]) / (bytes[1] - bytes[0]);
-    if (*beta < 1e-12) *beta = 1e-12;
-    *alpha = seconds[0] - *beta * bytes[0];
-    if (*alpha < 0) *alpha = 0;
-    return r;
-}
-
-/* The link inside nodes, then the one between the first ranks of nodes; the slowest of several links. */
-static dt_result dt__links_measure(dt_comm *c, dt_diagnosis *d)
-{
-    float link[4] = DT__ZERO; /* alpha, beta inside nodes; alpha, beta between them */
-    int rank = dt_comm_rank(c), first = 1;
-    dt_result r = DT_OK;
-    for (int q = 0; q < rank; q++) first = first && dt_comm_node(c, q) != dt_comm_node(c, rank);
-    for (int far = 0; far < 2 && !r; far++) {
-        dt_comm *some = NULL;
-        double alpha, beta;
-        r = dt_comm_split(c, far ? !first : dt_comm_node(c, rank), &some);
-        if (!r && dt_comm_size(some) > 1 && (!far || first) && (r = dt__link_measure(some, &alpha, &beta)) == DT_OK)
-            link[2 * far] = (float)alpha, link[2 * far + 1] = (float)beta;
-        dt_comm_close(&some);
-        if (!r) r = dt_barrier(c);
-    }
-    if (!r) r = dt_all_reduce(c, link, 4, DT_MAX);
-    for (int i = 0; i < 2; i++) {
-        d->alpha[i] = (double)link[2 * i];
-        d->rate[i] = link[2 * i + 1] > 0.0f ? 1.0 / (double)link[2 * i + 1] : 0.0;
-    }
-    return r;
-}
-
-/* What a rank reports to all. */
-typedef struct dt__vitals {
-    double pulse[DT__PULSES][DT__PULSE_KINDS];
-    double gflops, alone; /* seconds of a matrix product: while all ranks compute one; on rank 0 alone */
-    char machine[8];    /* the same on ranks of one machine */
-    char engine[64];    /* between nodes */
-    uint64_t cores[16]; /* cores that it may use; none: not known */
-    int32_t node, threads, stage, buckets, units, overlap;
-    int32_t efa, limited; /* 1: there is an adapter; an emulated link */
-} dt__vitals;
-
-/* Is there an Elastic Fabric Adapter among the devices of this folder? Amazon's number as a vendor is 0x1d0f. */
-static int dt__has_efa(const char *folder)
-{
-    char path[PATH_MAX], vendor[6];
-    glob_t all;
-    int found = 0;
-    DT__PRINT(path, "%.3000s/*/device/vendor", folder);
-    if (glob(path, 0, NULL, &all)) return 0;
-    for (size_t i = 0; i < all.gl_pathc && !found; i++)
-        found = dt__system_read(all.gl_pathv[i], vendor, 6) == 6 && !memcmp(vendor, "0x1d0f", 6);
-    globfree(&all);
-    return found;
-}
-
-static void dt__vitals_take(dt_trainer *t, dt__vitals *v)
-{
-    const dt__engine *e = &t->e;
-    memset(v, 0, sizeof *v);
-    memcpy(v->pulse, t->pulse, sizeof v->pulse);
-    v->gflops = t->own_gflops;
-    v->node = dt_comm_node(t->comm, dt_comm_rank(t->comm));
-    v->threads = t->pool->workers, v->stage = e->p.shape.stage, v->buckets = e->p.store.buckets;
-    v->overlap = e->p.shape.overlap, v->limited = t->comm->rate > 0.0;
-    if (t->comm->nodes > 1) memcpy(v->engine, t->comm->link->name, sizeof v->engine);
-    v->units = (int32_t)((e->p.hi - e->p.lo) * e->p.micros);
-    v->efa = dt__has_efa("/sys/class/infiniband");
-    if (dt__system_read("/proc/sys/kernel/random/boot_id", v->machine, sizeof v->machine) < sizeof v->machine)
-        DT__PRINT(v->machine, "%d", v->node);
-#ifdef __linux__
-    (void)!syscall(SYS_sched_getaffinity, 0, sizeof v->cores, v->cores); /* remains empty with more than 1024 cores */
-#endif
-}
-
-/* ---- doctor: what follows; every rank has the same numbers and so the same findings ----------------------- */
-
-typedef struct dt__case {
-    const dt__vitals *rank; /* (ranks) */
-    int ranks, steps;
-    int data;             /* parallel ranks */
-    int emulated;         /* are the nodes emulated on one machine? */
-    double batch, bucket; /* samples per step, bytes */
-    double idle;          /* share of a pipeline's time, by formula */
-    double left;          /* seconds of an exchange that the backward pass, two thirds of the work, cannot hide */
-    double crowd;         /* threads per core on the machine with the most of them, which has so many */
-    int threads, cores;
-    double *scratch; /* (ranks) */
-    dt_diagnosis *d;
-} dt__case;
-
-static int dt__double_order(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-/* The lower median of n numbers, which are sorted. */
-static double dt__middle(double *x, int n)
-{
-    qsort(x, (size_t)n, sizeof *x, dt__double_order);
-    return x[(n - 1) / 2];
-}
-
-enum { DT__OF_LEAST = -4, DT__OF_MIDDLE, DT__OF_MOST, DT__OF_ALL };
-
-/* The median over steps of a rank, or of one statistic over the ranks: least, median, most or sum. */
-static double dt__case_pulse(const dt__case *x, int kind, int of)
-{
-    double step[DT__PULSES];
-    for (int s = 0; s < x->steps; s++) {
-        double sum = 0.0;
-        if (of >= 0) step[s] = x->rank[of].pulse[s][kind];
-        if (of >= 0) continue;
-        for (int q = 0; q < x->ranks; q++) sum += x->scratch[q] = x->rank[q].pulse[s][kind];
-        step[s] = dt__middle(x->scratch, x->ranks);
-        if (of == DT__OF_LEAST) step[s] = x->scratch[0];
-        if (of == DT__OF_MOST) step[s] = x->scratch[x->ranks - 1];
-        if (of == DT__OF_ALL) step[s] = sum;
-    }
-    return dt__middle(step, x->steps);
-}
-
-/* Bytes to other nodes through one link: a node's, but an emulated link is one of each rank. */
-static double dt__case_far(const dt__case *x)
-{
-    double most = 0.0;
-    for (int q = 0; q < x->ranks; q++) {
-        double bytes = 0.0;
-        for (int p = x->emulated ? q : 0; p < (x->emulated ? q + 1 : x->ranks); p++)
-            if (x->rank[p].node == x->rank[q].node) bytes += dt__case_pulse(x, DT__PULSE_FAR, p);
-        most = bytes > most ? bytes : most;
-    }
-    return most;
-}
-
-static void dt__case_times(dt__case *x)
-{
-    dt_diagnosis *d = x->d;
-    double sent = dt__case_pulse(x, DT__PULSE_SENT, DT__OF_MOST), far = dt__case_far(x);
-    double near = sent - dt__case_pulse(x, DT__PULSE_FAR, DT__OF_MOST);
-    double rounds = 1.0 + (double)(int64_t)(sent / 25e6);
-    d->seconds = dt__case_pulse(x, DT__PULSE_STEP, DT__OF_MOST);
-    d->work = dt__case_pulse(x, DT__PULSE_WORK, DT__OF_MIDDLE);
-    d->data = dt__case_pulse(x, DT__PULSE_DATA, DT__OF_MOST);
-    d->exposed = dt__case_pulse(x, DT__PULSE_EXPOSED, DT__OF_LEAST);
-    d->speedup = dt__case_pulse(x, DT__PULSE_WORK, DT__OF_ALL) / d->seconds;
-    d->together = x->rank[0].gflops, d->alone = x->rank[0].alone;
-    x->left = 0.0;
-    if (x->data == 1) return;
-    d->exchange = rounds * (2.0 * (x->data - 1) * d->alpha[far > 0.0]);
-    if (near > 0.0 && d->rate[0] > 0.0) d->exchange += near / d->rate[0];
-    if (far > 0.0 && d->rate[1] > 0.0) d->exchange += far / d->rate[1];
-    d->break_even = x->batch * d->exchange / ((x->data - 1) * d->work);
-    d->worthwhile = x->batch * 4.0 * d->exchange / d->work;
-    if (d->exchange > 2.0 / 3.0 * d->work) x->left = d->exchange - 2.0 / 3.0 * d->work;
-}
-
-static void dt__case_crowd(dt__case *x)
-{
-    x->crowd = 0.0, x->threads = x->cores = 0;
-    for (int q = 0; q < x->ranks; q++) {
-        uint64_t set[16] = DT__ZERO;
-        int works = 0, has = 0;
-        for (int p = 0; p < x->ranks; p++) {
-            if (memcmp(x->rank[p].machine, x->rank[q].machine, sizeof x->rank->machine)) continue;
-            works += x->rank[p].threads;
-            for (int i = 0; i < 16; i++) set[i] |= x->rank[p].cores[i];
-        }
-        for (int i = 0; i < 16; i++) has += __builtin_popcountll((unsigned long long)set[i]);
-        if (has && (double)works / has > x->crowd) x->crowd = (double)works / has, x->threads = works, x->cores = has;
-    }
-}
-
-static dt_finding *dt__find(dt__case *x, int branch, int fires, int rank, double measured, double bound)
-{
-    dt_finding *f = &x->d->finding[branch];
-    f->fires = fires, f->rank = rank, f->measured = measured, f->bound = bound;
-    return f;
-}
-
-static void dt__judge_transport(dt__case *x)
-{
-    static const double bounds[2] = {2e7, 1.25e7};
-    const dt_diagnosis *d = x->d;
-    const dt__vitals *first = x->rank;
-    const char *engine = first->engine;
-    int worst = d->rate[1] > 0.0 && !(d->rate[0] > 0.0 && d->rate[0] / bounds[0] < d->rate[1] / bounds[1]);
-    int slow = d->rate[worst] > 0.0 && d->rate[worst] < bounds[worst], one = -1;
-    int efa = strstr(engine, "libfabric") && !strstr(engine, "efa");
-    char link[2][96] = {"", ""};
-    dt_finding *f;
-    for (const dt__vitals *v = first; v < first + x->ranks; v++) {
-        efa = efa && v->efa;
-        if (!x->emulated && v->node != first->node && !memcmp(v->machine, first->machine, sizeof v->machine))
-            one = (int)(v - first);
-    }
-    for (int i = 0; i < 2; i++)
-        if (d->rate[i] > 0.0)
-            DT__PRINT(link[i], "; %s %.1f us, %.4g MB/s (bound %g MB/s)", i ? "between nodes" : "inside a node",
-                      1e6 * d->alpha[i], 1e-6 * d->rate[i], 1e-6 * bounds[i]);
-    f = dt__find(x, DT_BRANCH_TRANSPORT, slow || efa || one >= 0, slow || efa ? -1 : one, d->rate[worst],
-                 bounds[worst]);
-    DT__PRINT(f->text, "selected provider is %s%s%s%s",
-              *engine ? engine : x->ranks > 1 ? "shared memory" : "none, there is one rank",
-              *engine ? ", shared memory inside nodes" : "", link[0], link[1]);
-    if (efa)
-        DT__PRINT(f->advice, "an Elastic Fabric Adapter is present but not used: set DT_FABRIC=efa, and run `fi_info "
-                  "-p efa` (the container needs its software, and the security group must admit itself)");
-    else if (slow)
-        DT__PRINT(f->advice, "the link is far slower than a machine's: look for %sa slow interface (DT_INTERFACE), and "
-                  "a limit of the instance or the container", first->limited ? "DT_LINK_RATE, which is set, " : "");
-    else if (one >= 0)
-        DT__PRINT(f->advice, "ranks 0 and %d are on one machine, but on two nodes: start them in one container, "
-                  "without DT_NODES, so that they share memory", one);
-}
-
-static void dt__judge_data(dt__case *x)
-{
-    const dt_diagnosis *d = x->d;
-    double share = d->data / d->seconds;
-    int who = 0;
-    dt_finding *f;
-    for (int q = 1; q < x->ranks; q++)
-        if (dt__case_pulse(x, DT__PULSE_DATA, q) > dt__case_pulse(x, DT__PULSE_DATA, who)) who = q;
-    f = dt__find(x, DT_BRANCH_DATA, share > 0.2 && d->data > 1e-3, who, share, 0.2);
-    DT__PRINT(f->text, "rank %d waits longest for samples: %.2f ms of a step of %.2f, %.0f %% (bound 20 %%)", who,
-              1e3 * d->data, 1e3 * d->seconds, 100.0 * share);
-    if (f->fires)
-        DT__PRINT(f->advice, "load samples faster: token shards (./build.sh tokenizer) for text, a local disk or a "
-                  "streaming file system, less work in the source's fetch");
-}
-
-static void dt__judge_batch(dt__case *x)
-{
-    const dt_diagnosis *d = x->d;
-    double share = d->work / (d->work + x->left);
-    int idle = x->idle > 0.5;
-    dt_finding *f = dt__find(x, DT_BRANCH_BATCH, idle || share < 0.5, -1, idle ? 1.0 - x->idle : share, 0.5);
-    if (x->data == 1) DT__PRINT(f->text, "no ranks are data parallel: nothing is exchanged once per step");
-    else
-        DT__PRINT(f->text, "%.2f ms of work per rank and step, %.2f of exchange by alpha and beta: with the best "
-                  "overlap work is %.0f %% (bound 50 %%). %d ranks beat one above %.1f samples a step, and work 80 %% "
-                  "of their time above %.1f; now %g", 1e3 * d->work, 1e3 * d->exchange, 100.0 * share, x->data,
-                  d->break_even, d->worthwhile, x->batch);
-    if (idle)
-        DT__PRINT(f->advice, "the pipeline is idle for (p-1)/(m+p-1) = %.0f %% of the time: use more units m, by a "
-                  "larger --batch in micro-batches of the same size", 100.0 * x->idle);
-    else if (f->fires)
-        DT__PRINT(f->advice, "do more work per exchange: --batch %.0f, or %.0f micro-batches of %g (a recipe choice: "
-                  "other bits); or use fewer ranks", d->worthwhile,
-                  (double)(int64_t)(d->worthwhile / x->batch) + 1.0, x->batch);
-}
-
-static void dt__judge_overlap(dt__case *x)
-{
-    const dt_diagnosis *d = x->d;
-    double extra = d->exposed > x->left ? d->exposed - x->left : 0.0, share = extra / d->seconds, each;
-    int buckets = 0, crowded = x->crowd > 1.0, on = x->rank[0].overlap;
-    dt_finding *f = dt__find(x, DT_BRANCH_OVERLAP, x->data > 1 && share > 0.2 && extra > 1e-3 && !crowded, -1, share,
-                             0.2);
-    if (x->data == 1) {
-        DT__PRINT(f->text, "nothing to overlap");
-        return;
-    }
-    for (int q = 0; q < x->ranks; q++) buckets = x->rank[q].buckets > buckets ? x->rank[q].buckets : buckets;
-    each = 2.0 * (x->data - 1) * d->alpha[d->rate[1] > 0.0];
-    DT__PRINT(f->text, "%.2f ms of exchange exposed, %.2f by max(0, %.2f - 2/3 x %.2f): %.0f %% of the step too much "
-              "(bound 20 %%%s). Overlap is %s; %d buckets of up to %.0f bytes, %.2f ms each for alpha",
-              1e3 * d->exposed, 1e3 * x->left, 1e3 * d->exchange, 1e3 * d->work, 100.0 * share,
-              crowded ? ", not meaningful while ranks share cores" : "", on ? "on" : "off", buckets, x->bucket,
-              1e3 * each);
-    if (f->fires)
-        DT__PRINT(f->advice, "%s%s%s", on ? "smaller buckets let sums begin earlier (--bucket)"
-                  : "hide it: --overlap on, with a core for it on each rank",
-                  buckets * each > 0.3 * d->exposed ? "; messages are too small for alpha: --bucket 25000000" : "",
-                  d->exposed > 3.0 * d->exchange ? "; it takes over 3 times what the links need: ranks are late" : "");
-}
-
-/* Slowdown of the slowest rank: its time over the median time, of the work within its stage or of a matrix product. */
-static double dt__case_slowest(const dt__case *x, int *who)
-{
-    double most = 1.0;
-    *who = 0;
-    for (int q = 0; q < x->ranks; q++) {
-        double work = dt__case_pulse(x, DT__PULSE_WORK, q) / x->rank[q].units, product = 1.0 / x->rank[q].gflops;
-        int peers = 0;
-        for (int p = 0; p < x->ranks; p++)
-            if (x->rank[p].stage == x->rank[q].stage)
-                x->scratch[peers++] = dt__case_pulse(x, DT__PULSE_WORK, p) / x->rank[p].units;
-        work /= dt__middle(x->scratch, peers);
-        for (int p = 0; p < x->ranks; p++) x->scratch[p] = 1.0 / x->rank[p].gflops;
-        product /= dt__middle(x->scratch, x->ranks);
-        if (product > work) work = product;
-        if (work > most) most = work, *who = q;
-    }
-    return most;
-}
-
-static void dt__judge_placement(dt__case *x)
-{
-    const dt_diagnosis *d = x->d;
-    double crossed = dt__case_pulse(x, DT__PULSE_CROSSED, DT__OF_MOST);
-    double within = dt__case_pulse(x, DT__PULSE_WITHIN, DT__OF_LEAST) / d->seconds;
-    int who;
-    double slowest = dt__case_slowest(x, &who);
-    dt_finding *f;
-    if (crossed > 0.0) f = dt__find(x, DT_BRANCH_PLACEMENT, 1, -1, crossed, 0.0);
-    else if (x->crowd > 1.0) f = dt__find(x, DT_BRANCH_PLACEMENT, 1, -1, x->crowd, 1.0);
-    else f = dt__find(x, DT_BRANCH_PLACEMENT, slowest > 3.0, who, slowest, 3.0);
-    DT__PRINT(f->text, "tensor groups send %.3g MB a step to other nodes (bound 0), exchanges inside layers take %.0f "
-              "%% of it; %d threads on %d cores (bound 1 each); rank %d takes %.1f times as long as the median rank "
-              "(bound 3); rank 0 computes %.3g GFLOP/s alone, %.3g with all others", 1e-6 * crossed, 100.0 * within,
-              x->threads, x->cores, who, slowest, d->alone, d->together);
-    if (crossed > 0.0)
-        DT__PRINT(f->advice, "keep tensor groups inside nodes: --order DPT, and a --tp that divides the ranks of a "
-                  "node; put pipeline stages or data-parallel ranks between nodes");
-    else if (x->crowd > 1.0)
-        DT__PRINT(f->advice, "ranks share cores: use fewer ranks or --threads, or bind them (mpirun --bind-to core, "
-                  "srun --cpu-bind)");
-    else if (f->fires)
-        DT__PRINT(f->advice, "all wait for rank %d: look for another program on its cores, a slow or hot processor, "
-                  "DT_ISA; or leave that machine out", who);
-}
-
-static void dt__judge(dt__case *x)
-{
-    dt_diagnosis *d = x->d;
-    dt__case_times(x);
-    dt__case_crowd(x);
-    dt__judge_transport(x);
-    dt__judge_data(x);
-    dt__judge_batch(x);
-    dt__judge_overlap(x);
-    dt__judge_placement(x);
-    d->first = -1;
-    for (int i = DT_BRANCH_COUNT; i-- > 0;)
-        if (d->finding[i].fires) d->first = i;
-}
-
-#define DT__BRANCH_NAME(code, name) name,
-static const char *const dt__branch_names[] = {"none", DT_BRANCHES(DT__BRANCH_NAME)}; /* from -1 on */
-#undef DT__BRANCH_NAME
-
-static dt_result dt__diagnosis_text(const dt_diagnosis *d, char *text)
-{
-    enum { INDENT = 22 };
-    dt__text all = DT__ZERO;
-    dt__text_add(&all, "doctor   %d rank%s on %d node%s, %d steps of %.2f ms: %.2f of work, %.2f of exchange exposed, "
-                 "%.2f waiting for data;\n         the work of %.2f ranks\n", d->ranks, d->ranks == 1 ? "" : "s",
-                 d->nodes, d->nodes == 1 ? "" : "s", d->steps, 1e3 * d->seconds, 1e3 * d->work, 1e3 * d->exposed,
-                 1e3 * d->data, d->speedup);
-    for (int i = 0; i < DT_BRANCH_COUNT; i++) {
-        const dt_finding *f = &d->finding[i];
-        dt__text_add(&all, "  %d %-9s  %-5s   ", i + 1, dt__branch_names[1 + i], f->fires ? "FIRES" : "ok");
-        dt__text_wrap(&all, INDENT, INDENT, f->text);
-        if (!f->fires) continue;
-        dt__text_add(&all, "%*sdo: ", INDENT, "");
-        dt__text_wrap(&all, INDENT + 4, INDENT + 4, f->advice);
-    }
-    dt__text_add(&all, "finding  %s\n", dt__branch_names[1 + d->first]);
-    return dt__text_give(&all, text, DT_DIAGNOSIS_TEXT);
-}
-
-DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text)
-{
-    if (dt__refused("t d", t, d)) return DT_E_USAGE;
-    const dt__engine *e = &t->e;
-    int ranks = dt_comm_size(t->comm);
-    dt__vitals own, *all;
-    dt__case x = DT__ZERO;
-    dt__pipe pipe;
-    dt_result r;
-    memset(d, 0, sizeof *d);
-    if (t->pulses < 4)
-        return dt__misuse("dt_doctor: %lld steps were made: make 4 or more, it looks at all but the first",
-                          (long long)t->pulses);
-    if ((r = dt__engine_wait(&t->e)) != DT_OK) return r;
-    all = (dt__vitals *)dt__alloc(ranks * (int64_t)(sizeof own + sizeof *x.scratch), "the diagnosis");
-    if (!all) return DT_E_MEMORY;
-    x.d = d, x.rank = all;
-    x.scratch = (double *)(void *)(all + ranks);
-    d->ranks = x.ranks = ranks;
-    d->nodes = dt_comm_nodes(t->comm);
-    d->steps = x.steps = (int)dt__min(t->pulses - 1, DT__PULSES);
-    x.data = e->p.mesh.size[DT_AXIS_DATA];
-    x.emulated = t->comm->link && t->comm->link->base;
-    x.batch = (double)t->recipe.batch, x.bucket = (double)t->layout.bucket;
-    dt__vitals_take(t, &own);
-    pipe = e->p.shape.pipe, pipe.units = (int)(dt__ceil_div(t->recipe.data_shards, x.data) * e->p.micros);
-    x.idle = dt__pipe_idle(&pipe);
-    r = dt__links_measure(t->comm, d);
-    if (!r && dt_trainer_is_root(t)) r = dt__gemm_rate(e->k, t->pool, &own.alone); /* the others wait */
-    if (!r) r = dt_all_gather(t->comm, (float *)(void *)&own, (float *)(void *)all, (int64_t)sizeof own / 4);
-    if (!r) dt__judge(&x);
-    dt__free(all);
-    return r || !text ? r : dt__diagnosis_text(d, text);
-}
-
-/* --doctor: runs once enough steps have been measured. */
-static dt_result dt__trainer_doctor(dt_trainer *t)
-{
-    dt_diagnosis d;
-    char text[DT_DIAGNOSIS_TEXT];
-    int last = t->e.step == t->recipe.steps && t->pulses >= 4 && t->pulses <= DT__PULSES;
-    dt_result r;
-    if (t->pulses != DT__PULSES + 1 && !last) return DT_OK;
-    r = dt_doctor(t, &d, text);
-    if (r || !dt_trainer_is_root(t)) return r;
-    printf("%s", text);
-    fflush(stdout);
-    return DT_OK;
-}
-
 static void dt__trainer_tick(void *trainer) { dt__comm_tick(((dt_trainer *)trainer)->comm); }
 
 /* ---- the first batch in two ways ------------------------------------------------------------------------------- */
@@ -26871,21 +26343,36 @@ static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, f
     return r;
 }
 
+/* Adds what has been counted so far to the numbers of a step; sign -1: takes it away. */
+static void dt__trainer_count(dt_trainer *t, dt_step_info *i, int sign)
+{
+    const dt__engine *e = &t->e;
+    const dt_comm *data = e->ranks.data;
+    double waited, hidden;
+    dt__queue_times(&t->e.queue, &waited, &hidden);
+    i->seconds += sign * dt__now(), i->data_seconds += sign * t->loader->waited;
+    i->work_seconds += sign * e->seconds_working, i->comm_seconds += sign * (e->seconds_sending + waited + hidden);
+    i->exposed_seconds += sign * (e->seconds_sending + waited);
+    i->gradient_seconds += sign * (e->seconds_summing + waited), i->within_seconds += sign * e->seconds_within;
+    i->agree_seconds += sign * t->agreeing, i->save_seconds += sign * t->save.blocked;
+    i->sent_bytes += sign * dt__comm_sent(t->comm), i->far_bytes += sign * dt__comm_sent_far(t->comm);
+    i->gradient_bytes += data ? sign * dt__comm_sent(data) : 0;
+    i->gradient_far += data ? sign * dt__comm_sent_far(data) : 0;
+    i->tensor_far += e->tensor ? sign * dt__comm_sent_far(e->tensor) : 0;
+    i->reductions += sign * e->reductions;
+}
+
 static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
 {
     dt__engine *e = &t->e;
-    double start = dt__now(), before[2], after[2], units = (double)(t->recipe.data_shards * e->p.micros);
-    double pulse[DT__PULSE_KINDS], saved = t->save.blocked;
-    int64_t sent = dt__comm_sent(t->comm), far = dt__comm_sent_far(t->comm);
-    int64_t reductions = e->reductions;
-    double agreeing = t->agreeing;
+    double units = (double)(t->recipe.data_shards * e->p.micros), saved = t->save.blocked;
+    dt_step_info now = dt_step_info_zero();
     float loss = 0.0f, auxiliary = 0.0f;
     uint32_t said = dt__save_says(t);
     dt_result r, logged;
     if (*t->serves) return dt__misuse("%s is open for use: open a trainer to train (dt_trainer_open)", t->serves);
     if (e->step == t->recipe.steps) return dt__trainer_done(t, info);
-    dt__engine_times(e, &before[0], &before[1]);
-    dt__pulse_read(t, pulse);
+    dt__trainer_count(t, &now, -1);
     r = dt__trainer_batch(t, &said, &loss, &auxiliary);
     if (!r && !(loss - loss == 0.0f))
         r = dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate",
@@ -26896,6 +26383,8 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
                          (long long)e->step + 1);
     if (r == DT_E_NUMERIC) info->step = e->step;
     if (r) return r == DT_E_NUMERIC ? dt__probe_end(t, DT_AT_FAULT, info, r) : r;
+    dt__trainer_count(t, &now, 1);
+    *info = now;
     info->step = ++e->step;
     t->save.now.loss = (double)loss;
     info->tokens = t->recipe.batch * (t->feed.own ? 1 : t->recipe.sequence);
@@ -26903,20 +26392,10 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->auxiliary = auxiliary * e->env.unit_share;
     info->norm = e->norm, info->learning_rate = e->rate;
     info->loss_scale = (float)e->powers.scale, info->skipped = e->powers.skipped;
-    info->seconds = dt__now() - start;
     info->gflops = 1e-9 * units * (e->p.net.forward_flops + e->p.net.backward_flops) / info->seconds;
     info->peak_share = info->gflops / t->peak_gflops;
-    dt__engine_times(e, &after[0], &after[1]);
-    info->comm_seconds = after[0] - before[0], info->exposed_seconds = after[1] - before[1];
-    info->data_seconds = t->loader->waited - t->waited, info->agree_seconds = t->agreeing - agreeing;
-    info->sent_bytes = dt__comm_sent(t->comm) - sent;
-    info->far_bytes = dt__comm_sent_far(t->comm) - far;
-    info->reductions = e->reductions - reductions;
-    t->waited = t->loader->waited;
-    dt__pulse_keep(t, pulse);
     if (dt__trainer_speaks(t)) dt__trainer_progress(t, info);
-    r = t->layout.output.doctor ? dt__trainer_doctor(t) : DT_OK;
-    if (!r) r = dt__trainer_due(t, info);
+    r = dt__trainer_due(t, info);
     if (!r) r = dt__probe_all(t, DT_AT_STEP, info);
     if (*t->stopper) said |= DT__SAID_STOP;
     if (!r) r = dt__trainer_keep(t, info, said);

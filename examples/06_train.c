@@ -31,6 +31,7 @@
 #define DT_COMPILER
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "doctor.h"
 #include "prose.h"
 #include "rules.h"
 #include <stdio.h>
@@ -67,10 +68,10 @@ int main(int argc, char **argv)
 {
     dt_recipe recipe = dt_recipe_default();
     dt_layout layout = dt_layout_default();
-    dt_probe rules;
+    dt_probe rules, doctor;
     if (argc == 4 && !strcmp(argv[1], "--generate")) return generate(argv[2], argv[3]);
     if (dt_launch(&argc, &argv)) return dt_fail("start"); /* with --ranks N: starts N copies of this program */
-    dt_rules_attach(&layout, &rules);
+    dt_rules_attach(&layout, &rules), dt_doctor_attach(&layout, &doctor);
     if (dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("options");
     if (argc > 2) {
         const char *rank = getenv("RANK"); /* one rank says it for all */

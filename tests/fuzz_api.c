@@ -330,7 +330,6 @@ static const dt_model *own_model(void)
     return &m;
 }
 static dt_step_info info;
-static dt_diagnosis diagnosis;
 static dt_compilation_report report;
 static dt_mesh mesh;
 static dt_work work[3 * 8 * 8 * 8];
@@ -408,7 +407,7 @@ static int32_t out32[16];
     X(dt_recv, (void)dt_recv(comm, (float *)some(room), few(), odd() ? small() : 1)) X(dt_comm_alloc, (void)dt_comm_alloc(comm, odd() ? whole() : 100, (void **)some(out64))) \
     X(dt_comm_peer, (void)dt_comm_peer(comm, some(room), small())) \
     X(dt_comm_split, (sub = NULL, (void)dt_comm_split(comm, small(), odd() ? NULL : &sub), dt_comm_close(&sub))) X(dt_comm_launcher, (void)dt_comm_launcher(comm)) X(dt_comm_sent, (void)dt_comm_sent(comm, small())) \
-    X(dt_comm_nodes, (void)dt_comm_nodes(comm)) X(dt_comm_alive, dt_comm_alive(comm)) X(dt_comm_node, (void)dt_comm_node(comm, small())) X(dt_nccl_open, (void)dt_nccl_open(odd() ? NULL : &nccl, comm, small())) \
+    X(dt_comm_nodes, (void)dt_comm_nodes(comm)) X(dt_comm_network, (void)dt_comm_network(comm)) X(dt_comm_alive, dt_comm_alive(comm)) X(dt_comm_node, (void)dt_comm_node(comm, small())) X(dt_nccl_open, (void)dt_nccl_open(odd() ? NULL : &nccl, comm, small())) \
     X(dt_nccl_collect, (void)dt_nccl_collect(nccl, (dt_call)small(), (float *)some(room), (float *)some(room), few(), (dt_op)small(), NULL)) X(dt_nccl_wait, (void)dt_nccl_wait(nccl, NULL)) X(dt_nccl_close, dt_nccl_close(odd() ? NULL : &nccl))
 #define TRAINERS(X) \
     X(dt_trainer_open, (void)(dt_trainer_close(&trainer), dt_trainer_open(odd() ? NULL : &trainer, recipe(), layout()))) X(dt_trainer_close, dt_trainer_close(odd() ? NULL : &trainer)) \
@@ -420,7 +419,6 @@ static int32_t out32[16];
     X(dt_trainer_memory, (void)dt_trainer_memory(trainer)) X(dt_trainer_weights, (void)dt_trainer_weights(trainer)) X(dt_trainer_compilation, (void)dt_trainer_compilation(trainer, (dt_compilation_report *)some(&report))) \
     X(dt_trainer_parameter, (void)dt_trainer_parameter(trainer, text(), (int64_t *)some(out64))) X(dt_trainer_parameter_at, (void)dt_trainer_parameter_at(trainer, whole(), (dt_shape *)some(room))) \
     X(dt_trainer_own, (void)dt_trainer_own(trainer, text(), (float *)some(room), (int64_t *)some(out64))) X(dt_trainer_mesh, (void)dt_trainer_mesh(trainer)) \
-    X(dt_doctor, (void)dt_doctor(trainer, (dt_diagnosis *)some(&diagnosis), draw(2) ? room : NULL)) \
     X(dt_generator_open, (void)(dt_generator_close(&generator), dt_generator_open(odd() ? NULL : &generator, draw(2) ? "checkpoints" : file(), draw(2) ? NULL : layout()))) X(dt_predictor_open, (void)(dt_trainer_close(&trainer), dt_predictor_open(odd() ? NULL : &trainer, draw(2) ? "checkpoints" : file(), draw(2) ? NULL : own_model(), draw(2) ? NULL : layout()))) X(dt_generator_close, dt_generator_close(odd() ? NULL : &generator)) \
     X(dt_generate, (void)dt_generate(generator, odd() ? text() : "The ", generation(), (int64_t *)some(out64))) \
     X(dt_generator_evaluate, (void)dt_generator_evaluate(generator, odd() ? file() : "short.txt", (float *)some(room), (int64_t *)some(out64), out64 + 1)) X(dt_recipe_from, (void)dt_recipe_from((dt_recipe *)some(room), file())) \
