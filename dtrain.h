@@ -2761,6 +2761,7 @@ static inline dt__i4 dt__i4_of(int i, int j, int k, int l)
 /* The kernels of one instruction set. */
 typedef struct dt__kernels {
     const char *name;
+    struct dt__device *device; /* where tensors are and ops run; NULL: the host */
     void (*gemm)(dt_pool *pool, const dt__gemm *g);
     int64_t (*gemm_scratch)(void);
     void (*attention)(dt_pool *pool, const dt__attention *a); /* backward where a->dout is given */
@@ -4785,10 +4786,10 @@ static void DT__K(dt__update_run)(int optimizer, float *w, float *const *state, 
 }
 
 static const dt__kernels DT__K(dt__table) = {
-    DT__ISA_NAME, DT__K(dt__gemm_run), DT__K(dt__gemm_scratch), DT__K(dt__attention), DT__K(dt__attention_scratch),
-    DT__K(dt__attention_join), DT__K(dt__drop), DT__K(dt__rope), DT__K(dt__row_sum), DT__K(dt__row_dot),
-    DT__K(dt__row_max), DT__K(dt__add_scaled), DT__K(dt__column), DT__K(dt__row), DT__K(dt__map), DT__K(dt__unary),
-    DT__K(dt__binary), DT__K(dt__convert), DT__K(dt__update_run)};
+    DT__ISA_NAME, NULL, DT__K(dt__gemm_run), DT__K(dt__gemm_scratch), DT__K(dt__attention),
+    DT__K(dt__attention_scratch), DT__K(dt__attention_join), DT__K(dt__drop), DT__K(dt__rope), DT__K(dt__row_sum),
+    DT__K(dt__row_dot), DT__K(dt__row_max), DT__K(dt__add_scaled), DT__K(dt__column), DT__K(dt__row), DT__K(dt__map),
+    DT__K(dt__unary), DT__K(dt__binary), DT__K(dt__convert), DT__K(dt__update_run)};
 
 #undef DT__W
 #undef DT__K
@@ -4844,7 +4845,8 @@ static int dt__dot_kind(const dt__kernels *k)
 {
 #if defined(__x86_64__)
     unsigned a, b, c, d, wide;
-    if (k != &dt__table_avx512 || !__get_cpuid_count(7, 1, &wide, &b, &c, &d) || !(wide >> 5 & 1)) return DT__DOT_NONE;
+    if (strcmp(k->name, "avx512") || !__get_cpuid_count(7, 1, &wide, &b, &c, &d) || !(wide >> 5 & 1))
+        return DT__DOT_NONE;
 #ifdef __linux__
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 5) == 5 && !syscall(SYS_arch_prctl, 0x1023, 18))
         return DT__DOT_AMX; /* ARCH_REQ_XCOMP_PERM of the data of tiles; bits 22 and 24: AMX-BF16, AMX-TILE */
@@ -4855,6 +4857,12 @@ static int dt__dot_kind(const dt__kernels *k)
 #endif
 }
 
+#ifdef DT__DEVICE_HEADER /* a header, included below, that defines it: tests/mirror.h */
+static const dt__kernels *dt__on_device(const dt__kernels *k);
+#else
+#define dt__on_device(k) (k)
+#endif
+
 /* The best instruction set of this processor, or the one that the environment variable DT_ISA names. */
 static dt_result dt__choose_kernels(const dt__kernels **out)
 {
@@ -4863,7 +4871,7 @@ static dt_result dt__choose_kernels(const dt__kernels **out)
     for (int i = DT__ISA_COUNT - 1; i >= 0; i--) {
         const dt__kernels *k = dt__isa_table(i);
         if (!k || (wanted && wanted[0] && strcmp(wanted, k->name))) continue;
-        if (dt__isa_runs(i)) return *out = k, DT_OK;
+        if (dt__isa_runs(i)) return *out = dt__on_device(k), DT_OK;
         if (wanted && wanted[0])
             return dt__misuse("DT_ISA=%s: this processor does not have it; leave DT_ISA unset for the best it has",
                               wanted);
@@ -4895,83 +4903,121 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
 }
 
 /* ---- tensor memory ----
- * The functions of ops and the verbs below work on weights, gradients, optimizer state and activations; a device brings
- * its own of both. Host code (files, hashes, collectives, sampling) finds tensor memory at dt__host(mem): it
- * reads there after dt__download(), and calls dt__upload() when it wrote there. On the CPU both memories are one. */
+ * Ops and the verbs below work on weights, gradients, optimizer state and activations. A device other than the host has
+ * memory of its own, a block of it for each block of the host's that is attached. Host code (files, hashes, sampling)
+ * finds tensor memory at dt__host(): it reads there after dt__download(), and calls dt__upload() when it wrote there. A
+ * collective reads and writes at dt__comm_in(), and dt__comm_out() follows where it wrote. On the host all of these are
+ * one address and nothing is copied; so it is on a device with memory that is not attached. */
 
-/* The address at which host code sees tensor memory. */
-static float *dt__host(const float *mem)
-{
-    float *host;
-    memcpy(&host, &mem, sizeof host);
-    return host;
-}
+/* Who accesses memory: host code, kernels, or both at one address. */
+enum { DT__HOST, DT__DEVICE, DT__PINNED };
 
-/* n words of tensor memory, at dt__host(mem). */
-static const float *dt__download(const float *mem, int64_t n)
-{
-    (void)n;
-    return dt__host(mem);
-}
-
-/* The tensor memory that now holds the n words that the host wrote. */
-static float *dt__upload(const void *host, int64_t n)
-{
-    float *mem;
-    (void)n;
-    memcpy(&mem, &host, sizeof mem);
-    return mem;
-}
-
-/* Verbs for one element after another run in pieces of DT__VERB_RUN elements on the threads of a pool. */
-enum { DT__VERB_COPY, DT__VERB_FILL, DT__VERB_ADD, DT__VERB_SCALE };
-enum { DT__VERB_RUN = 65536 };
+enum { DT__VERB_COPY, DT__VERB_FILL, DT__VERB_ADD, DT__VERB_SCALE, DT__VERB_SQUARES, DT__VERB_UPDATE };
+enum { DT__VERB_RUN = 65536 }; /* elements of a task */
 typedef struct dt__verb {
     const dt__kernels *k;
-    int kind;
-    float *to;
-    const float *from;
+    int kind, optimizer;
+    float *to;         /* what changes; squares: the sums of blocks of 1024 (R5); update: weights */
+    const float *from; /* update: the gradient */
     float value;
     int64_t n;
+    float *state[DT__STATE_COUNT]; /* update: NULL where the optimizer keeps none */
+    const dt__update *u;
 } dt__verb;
+
+struct dt__call;
+/* A device that is not the host. What it does not support, the host runs between downloads and uploads. */
+typedef struct dt__device {
+    const char *name;
+    void *(*attach)(struct dt__device *d, int kind, void *host, int64_t bytes); /* zeroed; NULL after an error */
+    void (*detach)(struct dt__device *d, void *mem);
+    float *(*download)(struct dt__device *d, const void *mem, int64_t n); /* n words; returns their host address */
+    float *(*upload)(struct dt__device *d, const void *host, int64_t n);  /* likewise their address on the device */
+    void (*verb)(struct dt__device *d, dt_pool *pool, const dt__verb *v);
+    int (*supports)(const struct dt__call *c);
+    void (*run)(const struct dt__call *c);
+    int64_t on_host[DT__OP_COUNT + 1]; /* how often the host ran each op for the device; the last: groups of ops */
+} dt__device;
+
+/* n words of tensor memory, at the host's address of them. */
+static float *dt__download(const dt__kernels *k, const void *mem, int64_t n)
+{
+    return k->device ? k->device->download(k->device, mem, n) : (float *)(uintptr_t)mem;
+}
+static float *dt__host(const dt__kernels *k, const void *mem) { return dt__download(k, mem, 0); }
+/* The tensor memory that now holds the n words that the host wrote. */
+static float *dt__upload(const dt__kernels *k, const void *host, int64_t n)
+{
+    return k->device ? k->device->upload(k->device, host, n) : (float *)(uintptr_t)host;
+}
+static float *dt__comm_in(const dt__kernels *k, const float *mem, int64_t n) { return dt__download(k, mem, n); }
+static void dt__comm_out(const dt__kernels *k, const float *mem, int64_t n) { dt__upload(k, dt__host(k, mem), n); }
+/* Tensor memory for `bytes` bytes of the host, or NULL after an error; then gives it up and returns the host's. */
+static void *dt__mem_open(const dt__kernels *k, int kind, void *host, int64_t bytes)
+{
+    return k->device && host ? k->device->attach(k->device, kind, host, bytes) : host;
+}
+static void *dt__mem_close(const dt__kernels *k, void *mem)
+{
+    void *host = mem ? dt__host(k, mem) : NULL;
+    if (mem && k->device) k->device->detach(k->device, mem);
+    return host;
+}
 
 static void dt__verb_task(void *context, int64_t task, int worker)
 {
     const dt__verb *v = (const dt__verb *)context;
     int64_t at = task * DT__VERB_RUN, n = dt__min(DT__VERB_RUN, v->n - at);
-    float *to = v->to + at;
+    float *to = v->to + (v->kind == DT__VERB_SQUARES ? at / DT__BLOCK : at), *state[DT__STATE_COUNT];
+    const float *from = v->from ? v->from + at : NULL;
     (void)worker;
     switch (v->kind) {
-    case DT__VERB_COPY: memcpy(to, v->from + at, 4 * (size_t)n); return;
+    case DT__VERB_COPY: memcpy(to, from, 4 * (size_t)n); return;
     case DT__VERB_FILL:
         for (int64_t i = 0; i < n; i++) to[i] = v->value;
         return;
-    case DT__VERB_ADD: v->k->binary(DT__OP_ADD, to, to, 1, v->from + at, 1, n); return;
-    default: v->k->binary(DT__OP_MUL, to, to, 1, &v->value, 0, n);
+    case DT__VERB_ADD: v->k->binary(DT__OP_ADD, to, to, 1, from, 1, n); return;
+    case DT__VERB_SCALE: v->k->binary(DT__OP_MUL, to, to, 1, &v->value, 0, n); return;
+    case DT__VERB_SQUARES:
+        for (int64_t i = 0; i < n; i += DT__BLOCK)
+            to[i / DT__BLOCK] = v->k->row_dot(from + i, from + i, dt__min(DT__BLOCK, n - i));
+        return;
+    default:
+        for (int i = 0; i < DT__STATE_COUNT; i++) state[i] = v->state[i] ? v->state[i] + at : NULL;
+        v->k->update(v->optimizer, to, state, from, n, v->u);
     }
 }
-static void dt__verb_run(const dt__kernels *k, dt_pool *pool, int kind, float *to, const float *from, float value,
+static void dt__verb_run(dt_pool *pool, dt__verb *v)
+{
+    if (v->k->device) v->k->device->verb(v->k->device, pool, v);
+    else dt__parallel(pool, dt__ceil_div(v->n, DT__VERB_RUN), dt__verb_task, v);
+}
+static void dt__mem_verb(const dt__kernels *k, dt_pool *pool, int kind, float *to, const float *from, float value,
                          int64_t n)
 {
-    dt__verb v;
+    dt__verb v = DT__ZERO;
     v.k = k, v.kind = kind, v.to = to, v.from = from, v.value = value, v.n = n;
-    dt__parallel(pool, dt__ceil_div(n, DT__VERB_RUN), dt__verb_task, &v);
+    dt__verb_run(pool, &v);
 }
-static void dt__mem_copy(dt_pool *pool, float *to, const float *from, int64_t n)
+static void dt__mem_copy(const dt__kernels *k, dt_pool *pool, float *to, const float *from, int64_t n)
 {
-    if (to != from) dt__verb_run(NULL, pool, DT__VERB_COPY, to, from, 0.0f, n);
+    if (to != from) dt__mem_verb(k, pool, DT__VERB_COPY, to, from, 0.0f, n);
 }
-static void dt__mem_fill(dt_pool *pool, float *to, float value, int64_t n)
+static void dt__mem_fill(const dt__kernels *k, dt_pool *pool, float *to, float value, int64_t n)
 {
-    dt__verb_run(NULL, pool, DT__VERB_FILL, to, NULL, value, n);
+    dt__mem_verb(k, pool, DT__VERB_FILL, to, NULL, value, n);
 }
 static void dt__mem_add(const dt__kernels *k, dt_pool *pool, float *to, const float *from, int64_t n)
 {
-    dt__verb_run(k, pool, DT__VERB_ADD, to, from, 0.0f, n);
+    dt__mem_verb(k, pool, DT__VERB_ADD, to, from, 0.0f, n);
 }
 static void dt__mem_scale(const dt__kernels *k, dt_pool *pool, float *to, float value, int64_t n)
 {
-    dt__verb_run(k, pool, DT__VERB_SCALE, to, NULL, value, n);
+    dt__mem_verb(k, pool, DT__VERB_SCALE, to, NULL, value, n);
+}
+static void dt__mem_squares(const dt__kernels *k, dt_pool *pool, const float *x, int64_t n, float *sums)
+{
+    dt__mem_verb(k, pool, DT__VERB_SQUARES, sums, x, 0.0f, n);
 }
 
 /* Arrays of n elements that a tree adds up: the first, and array v at more + (v - 1) stride. */
@@ -4996,54 +5042,6 @@ static float dt__tree(float *x, int64_t n)
     for (int64_t step = 1; step < n; step *= 2)
         for (int64_t i = 0; i + step < n; i += 2 * step) x[i] = x[i] + x[i + step];
     return x[0];
-}
-
-/* Sums of squares of blocks of 1024 (R5). */
-typedef struct dt__squares {
-    const dt__kernels *k;
-    const float *x;
-    int64_t n;
-    float *sums;
-} dt__squares;
-static void dt__squares_task(void *context, int64_t task, int worker)
-{
-    const dt__squares *s = (const dt__squares *)context;
-    int64_t blocks = dt__ceil_div(s->n, DT__BLOCK);
-    (void)worker;
-    for (int64_t b = task * 64; b < dt__min(blocks, task * 64 + 64); b++) {
-        const float *x = s->x + b * DT__BLOCK;
-        s->sums[b] = s->k->row_dot(x, x, dt__min(DT__BLOCK, s->n - b * DT__BLOCK));
-    }
-}
-static void dt__mem_squares(const dt__kernels *k, dt_pool *pool, const float *x, int64_t n, float *sums)
-{
-    dt__squares s;
-    s.k = k, s.x = x, s.n = n, s.sums = sums;
-    dt__parallel(pool, dt__ceil_div(dt__ceil_div(n, DT__BLOCK), 64), dt__squares_task, &s);
-}
-
-/* One step of an optimizer for n weights; state: NULL where it keeps none, else so many bytes for each 256 weights. */
-typedef struct dt__stepping {
-    const dt__kernels *k;
-    int optimizer;
-    float *weight;
-    const float *gradient;
-    float *state[DT__STATE_COUNT];
-    int64_t n;
-    const dt__update *u;
-} dt__stepping;
-static void dt__stepping_task(void *context, int64_t task, int worker)
-{
-    const dt__stepping *s = (const dt__stepping *)context;
-    int64_t at = task * DT__VERB_RUN;
-    float *state[DT__STATE_COUNT];
-    (void)worker;
-    for (int i = 0; i < DT__STATE_COUNT; i++) state[i] = s->state[i] ? s->state[i] + at : NULL;
-    s->k->update(s->optimizer, s->weight + at, state, s->gradient + at, dt__min(DT__VERB_RUN, s->n - at), s->u);
-}
-static void dt__mem_update(dt_pool *pool, dt__stepping *s)
-{
-    dt__parallel(pool, dt__ceil_div(s->n, DT__VERB_RUN), dt__stepping_task, s);
 }
 
 /* ---- self-check (R15) ----
@@ -5697,6 +5695,7 @@ static dt_graph *dt__graph_new(int eager, uint64_t seed)
     return g;
 }
 
+static void dt__let_go(dt_graph *g, int32_t id);
 static int dt__hold(dt_graph *g, int32_t id);
 static void dt__compute(dt_graph *g, int32_t id);
 static dt_shape dt__window_aux(const dt_graph *g, const dt__node *n);
@@ -5806,7 +5805,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
         dt__append(g, &second);
     }
     if (g->eager && !g->result && dt__hold(g, id) && !g->recorded) dt__compute(g, id);
-    while (g->result && g->count > id) dt__free(g->nodes[--g->count].data); /* a node is there as a whole */
+    while (g->result && g->count > id) dt__let_go(g, --g->count); /* a node is there as a whole */
     return g->result ? dt__none() : t;
 }
 
@@ -6127,13 +6126,39 @@ static int dt__indices_ok(dt_graph *g, const dt__node *n)
     return 1;
 }
 
+/* The program reads and writes the values of its graph on the host; a device has memory beside them. */
+static void dt__let_go(dt_graph *g, int32_t id)
+{
+    float *data = g->nodes[id].data;
+    if (data) dt__free(dt__mem_close(g->kernels, dt__upload(g->kernels, data, 0)));
+}
 static int dt__hold(dt_graph *g, int32_t id)
 {
-    dt__node *n = &g->nodes[id];
-    n->data = (float *)dt__alloc(4 * dt__floats(n), "a tensor");
-    if (n->aux) g->nodes[n->aux].data = (float *)dt__alloc(4 * dt__count(&g->nodes[n->aux]), "a tensor");
-    if (!n->data || (n->aux && !g->nodes[n->aux].data)) return dt__poison(g, DT_E_MEMORY, "no memory for a tensor"), 0;
+    for (int i = 0, at = (int)id; i < 2 && at; i++, at = (int)g->nodes[id].aux) {
+        int64_t bytes = 4 * dt__floats(&g->nodes[at]);
+        float *data = g->nodes[at].data = (float *)dt__alloc(bytes, "a tensor");
+        if (data && dt__mem_open(g->kernels, DT__DEVICE, data, bytes)) continue;
+        dt__free(data), g->nodes[at].data = NULL;
+        return dt__poison(g, DT_E_MEMORY, "no memory for a tensor"), 0;
+    }
     return 1;
+}
+
+/* Runs an op of a program's graph: a device gets the inputs and gives back the results. */
+static void dt__call_run(dt__call *c)
+{
+    const dt__kernels *k = c->env->k;
+    const dt__node *n = c->n;
+    if (!k->device || !k->device->supports(c)) {
+        dt__op_of(n->op)->run(c);
+        return;
+    }
+    for (int i = 0; i < n->inputs; i++) c->in[i] = dt__upload(k, c->in[i], dt__floats(dt__in(c, i)));
+    c->out = dt__upload(k, c->out, 0);
+    if (n->aux) c->aux = dt__upload(k, c->aux, 0);
+    k->device->run(c);
+    dt__download(k, c->out, dt__floats(n));
+    if (n->aux) dt__download(k, c->aux, dt__floats(&c->g->nodes[n->aux]));
 }
 
 /* Computes node `id` from the present values of its inputs. Aliases copy. */
@@ -6166,7 +6191,7 @@ static void dt__compute(dt_graph *g, int32_t id)
             env.rng[b] = dt__rng_make(g->seed, DT__RNG_DROPOUT, (uint32_t)b, g->runs, 0);
     }
     unsigned saved = dt__fp_enter();
-    dt__op_of(n->op)->run(&c);
+    dt__call_run(&c);
     dt__fp_leave(saved);
     dt__free(env.rng);
 }
@@ -6234,7 +6259,7 @@ DT_API void dt_graph_close(dt_graph **graph)
     if (dt__refused("graph", graph)) return;
     dt_graph *g = *graph;
     if (!g) return;
-    for (int32_t i = 0; i < g->count; i++) dt__free(g->nodes[i].data);
+    for (int32_t i = 0; i < g->count; i++) dt__let_go(g, i);
     for (int32_t i = 0; i < g->table_count; i++) dt__free(g->tables[i]);
     dt__free(g->nodes);
     dt__free(g->params);
@@ -7994,7 +8019,7 @@ static void dt__sliced_join_keys(const dt__sliced *s, const dt__partial *sum, fl
     int64_t middle = (2 * sum->index + 1) << (sum->level - 1), end = (sum->index + 1) << sum->level;
     const dt__env *env = s->c->env;
     if (dt__slice_seen(s, middle, key)) dt__mem_add(env->k, env->pool, to, from, s->keys);
-    else if (dt__slice_seen(s, end, key)) dt__mem_copy(env->pool, to, from, s->keys);
+    else if (dt__slice_seen(s, end, key)) dt__mem_copy(env->k, env->pool, to, from, s->keys);
 }
 
 /* One half's query slices against one key slice, into `node`. In backward the half's sum of dk and dv goes to `out`. */
@@ -8033,7 +8058,7 @@ static void dt__sliced_arrive(const dt__sliced *s, dt__stack *tree, int rank, co
             int64_t k = i / 2;
             if (!dt__slice_half(s, rank, (int)(i & 1), dt__slice_number(s, s->at, k))) continue;
             if ((int)(i & 1) == half)
-                dt__mem_copy(s->c->env->pool, node + dt__slice_place(s, k) * s->keys, at, s->keys);
+                dt__mem_copy(s->c->env->k, s->c->env->pool, node + dt__slice_place(s, k) * s->keys, at, s->keys);
             at += s->keys;
         }
         while (dt__stack_join(tree, &to, &from))
@@ -8921,6 +8946,19 @@ static void dt__accumulate_part(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_accumulate(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__accumulate_part); }
 
+/* Only the host runs an op that calls other ranks or the program, or reads sizes from a tensor. */
+static int dt__host_only(const dt__call *c)
+{
+    switch (c->n->op) {
+    case DT__OP_CUSTOM: case DT__OP_CUSTOM_GRAD: case DT__OP_ALL_ROWS: case DT__OP_MOE_BINS: case DT__OP_MOE_EXCHANGE:
+    case DT__OP_MOE_LINEAR: case DT__OP_MOE_DW: case DT__OP_MOE_DB: return 1;
+    case DT__OP_COMBINE: return c->n->i[0] != 0;
+    case DT__OP_CROSS_ENTROPY: return c->n->i[3] * c->n->i[1] < c->n->i[0];
+    case DT__OP_ATTENTION: case DT__OP_ATTENTION_GRAD: return c->g->context_shards > 0;
+    default: return 0;
+    }
+}
+
 /* ============================================================================
  * H7  gradients */
 
@@ -9705,6 +9743,58 @@ static dt__call dt__call_of(const dt__plan *p, int32_t id, const dt__bind *b, co
     return c;
 }
 
+/* ---- ops that the host runs for a device ---- */
+
+/* Floats of a node's memory. A parameter, and so its gradient, is stored shard after shard. */
+static int64_t dt__node_floats(const dt_graph *g, int32_t id)
+{
+    const dt__node *n = &g->nodes[dt__root(g, id)];
+    const dt__param *p = dt__node_param(g, n);
+    return p ? dt__param_local(p, g->tensor_shards, dt__own(g)) : dt__floats(n);
+}
+/* Floats of what a call writes; of a gradient slot the sums over each rank's tokens, or their other row slices. */
+static int64_t dt__written(const dt__call *c, int slices)
+{
+    int64_t one = dt__node_floats(c->g, (int32_t)(c->n - c->g->nodes)), copies;
+    if (c->n->slot < 0) return one;
+    copies = dt__param_copies(dt__node_param(c->g, c->n));
+    return slices ? copies * (dt__slices(c) - 1) * dt__round_up(one, DT__BLOCK) : (copies - 1) * c->of_rank + one;
+}
+/* Downloads what a call reads, or uploads what it wrote. An op may write only a part of a gradient slot. */
+static void dt__call_move(const dt__call *c, int upload)
+{
+    float *(*move)(const dt__kernels *k, const void *at, int64_t n) = upload ? dt__upload : dt__download;
+    const dt__kernels *k = c->env->k;
+    for (int i = 0; i < c->n->inputs && !upload; i++) move(k, c->in[i], dt__node_floats(c->g, c->n->in[i]));
+    if (upload || c->n->slot >= 0) move(k, c->out, dt__written(c, 0));
+    if (c->slices) move(k, c->slices, dt__written(c, 1));
+    if (c->aux && upload) move(k, c->aux, dt__floats(&c->g->nodes[c->n->aux]));
+}
+/* Runs op `id`, or the group that ends with it, on the host's copies. */
+static void dt__plan_on_host(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
+{
+    dt__kernels k = *env->k;
+    dt__env own = *env;
+    dt__bind host = *b;
+    const dt__node *n = &p->g->nodes[id];
+    k.device = NULL, own.k = &k, own.cp.work = dt__host(env->k, env->cp.work);
+    for (int i = 0; i < DT__PLACES; i++) host.at[i] = dt__host(env->k, b->at[i]);
+    host.params = dt__host(env->k, b->params), host.slots = dt__host(env->k, b->slots);
+    host.slices = dt__host(env->k, b->slices);
+    for (int upload = 0; upload < 2; upload++) {
+        for (int32_t m = id; m == id || (n->group && p->g->nodes[m].group == id); m--) {
+            dt__call c = dt__call_of(p, m, upload ? &host : b, env, fresh);
+            if (c.n->op != DT__OP_AUX) dt__call_move(&c, upload);
+        }
+        if (!upload && n->group) p->fused->run(p, id, &host, &own, fresh);
+        else if (!upload) {
+            dt__call c = dt__call_of(p, id, &host, &own, fresh);
+            dt__op_of(n->op)->run(&c);
+        }
+    }
+    __atomic_fetch_add(&env->k->device->on_host[n->group ? DT__OP_COUNT : n->op], 1, __ATOMIC_RELAXED);
+}
+
 /* Runs ops [begin, begin + count) of the order. */
 static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const dt__bind *b, const dt__env *env,
                          int fresh)
@@ -9712,14 +9802,18 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
     for (int32_t k = begin; k < begin + count; k++) {
         const dt__node *n = &p->g->nodes[p->order[k]];
         double start = env->by_op ? dt__now() : 0.0;
-        if (n->group) p->fused->run(p, p->order[k], b, env, fresh);
-        else {
-            dt__call c = dt__call_of(p, p->order[k], b, env, fresh);
-            dt__op_of(n->op)->run(&c);
-        }
+        const dt__call c = dt__call_of(p, p->order[k], b, env, fresh);
+        if (env->k->device && (n->group || !env->k->device->supports(&c)))
+            dt__plan_on_host(p, p->order[k], b, env, fresh);
+        else if (n->group) p->fused->run(p, p->order[k], b, env, fresh);
+        else (env->k->device ? env->k->device->run : dt__op_of(n->op)->run)(&c);
         if (env->by_op) env->by_op[n->group ? DT__OP_COUNT : n->op] += dt__now() - start;
     }
 }
+
+#ifdef DT__DEVICE_HEADER
+#include DT__DEVICE_HEADER
+#endif
 
 /* ============================================================================
  * H8  models: segments, GPT-2, Llama */
@@ -10118,14 +10212,14 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
 }
 
 /* Zeroes the padding of a gradient, where other segments may have left numbers: the norm (R11) reads whole blocks. */
-static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot, dt_pool *pool)
+static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot, const dt__env *env)
 {
     int64_t vt = net->tensor_shards, floats = dt__shard_floats(p, vt), step = dt__shard_step(p, vt);
     for (int64_t v = 0; v < dt__param_shards(p, vt, net->own_shards); v++) {
         int64_t width = p->pad ? dt__param_width(p, vt) : 1, filled = floats;
         if (p->pad)
             filled = dt__max(0, dt__min(width, p->shape.n[0] - (net->first_shard + v) * width)) * (floats / width);
-        dt__mem_fill(pool, slot + v * step + filled, 0.0f, step - filled);
+        dt__mem_fill(env->k, env->pool, slot + v * step + filled, 0.0f, step - filled);
     }
 }
 
@@ -10150,7 +10244,7 @@ static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *
                 for (int64_t v = 0; leaf < g->tensor_shards && p->rows && dt__in_shards(g) && v < t.count; v += leaf)
                     env->tp.combine(env->tp.user, DT__TP_SUM, dt__term(&t, v), dt__term(&t, v), t.n);
                 dt__mem_tree(env->k, env->pool, &t, leaf, t.count);
-                dt__net_pad(net, p, t.first, env->pool);
+                dt__net_pad(net, p, t.first, env);
             }
         }
     }
@@ -13489,6 +13583,11 @@ static dt_result dt__loader_fill(void *owner, int64_t n)
     return r;
 }
 
+static int64_t dt__loader_bytes(const dt__loader *l)
+{
+    return 4 * l->slots * l->rows * (l->feed->is.inputs + l->feed->is.targets);
+}
+
 static void dt__loader_close(dt__loader **handle)
 {
     dt__loader *l = *handle;
@@ -13515,7 +13614,7 @@ static dt_result dt__loader_open(dt__loader **handle, const dt__feed *feed, dt_s
 #ifdef DT_NO_THREADS
     l->slots = 1;
 #endif
-    l->memory = (uint32_t *)dt__alloc(4 * l->slots * rows * (feed->is.inputs + feed->is.targets), "batches of samples");
+    l->memory = (uint32_t *)dt__alloc(dt__loader_bytes(l), "batches of samples");
     if (l->memory) r = dt__queue_open(&l->queue, dt__loader_fill, l, l->slots, "read data");
     for (int64_t i = 1; i < l->slots && !r; i++) (void)dt__queue_ask(&l->queue);
     if (r) dt__loader_close(&l);
@@ -19219,11 +19318,12 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
     if (r) return dt__fp_leave(saved), r;
     dt__update_begin(&o->powers, &o->recipe, rate, dt__sqrtf(squares), u);
     for (int64_t i = 0; i < o->count; i++) {
-        dt__stepping s = DT__ZERO;
-        s.k = o->kernels, s.optimizer = o->recipe.optimizer, s.n = dt_shape_count(o->list[i].shape);
-        s.u = &u[o->list[i].shape.dims >= 2], s.weight = o->list[i].values, s.gradient = o->list[i].gradient;
-        for (int k = 0; k < o->kept; k++) s.state[k] = o->list[(k + 1) * o->count + i].values;
-        dt__mem_update(o->pool, &s);
+        dt__verb v = DT__ZERO;
+        v.k = o->kernels, v.kind = DT__VERB_UPDATE, v.optimizer = o->recipe.optimizer;
+        v.n = dt_shape_count(o->list[i].shape), v.u = &u[o->list[i].shape.dims >= 2];
+        v.to = o->list[i].values, v.from = o->list[i].gradient;
+        for (int k = 0; k < o->kept; k++) v.state[k] = o->list[(k + 1) * o->count + i].values;
+        dt__verb_run(o->pool, &v);
     }
     dt__fp_leave(saved);
     o->steps = (float)++o->step;
@@ -20036,6 +20136,7 @@ static const char *const dt__instr_names[] = {DT__INSTRUCTIONS(DT__INSTR_NAME)};
 enum { DT__MOVES = 64 };
 typedef struct dt__ring {
     dt__queue queue;
+    const dt__kernels *k;
     struct {
         float *to;
         const float *from;
@@ -20053,7 +20154,7 @@ static dt_result dt__ring_copy(void *owner, int64_t job)
     const dt__ring *r = (const dt__ring *)owner;
     int64_t n = job % DT__MOVES, count = r->move[n].count;
     double end = dt__now() + (r->rate > 0.0 ? 4.0 * (double)count / r->rate : 0.0);
-    dt__mem_copy(NULL, r->move[n].to, r->move[n].from, count);
+    dt__mem_copy(r->k, NULL, r->move[n].to, r->move[n].from, count);
     while (r->rate > 0.0 && dt__now() < end) dt__nap();
     return DT_OK;
 }
@@ -20071,8 +20172,6 @@ static int dt__ring_take(dt__ring *r)
 /* The purpose of memory: a category of dt_memory, or bookkeeping of the host, which is not in the printed plan. */
 enum { DT__FOR_HOST, DT__FOR_WEIGHTS, DT__FOR_GRADIENTS, DT__FOR_OPTIMIZER, DT__FOR_ACTIVATIONS, DT__FOR_BUFFERS,
        DT__FOR_OFFLOADED, DT__CATEGORIES };
-/* Who accesses it: host code, kernels, or both at one address. The CPU allocates all three alike. */
-enum { DT__HOST, DT__DEVICE, DT__PINNED };
 /* Ranks that read it in place. */
 enum { DT__BY_NONE, DT__BY_SAME, DT__BY_DATA, DT__BY_EXPERT, DT__BY_CONTEXT, DT__BY_NEXT, DT__BY_LAST, DT__BY_KINDS };
 
@@ -20830,19 +20929,35 @@ static void dt__engine_within(dt__engine *e, double start)
     e->inner[e->inners][0] = start, e->inner[e->inners++][1] = start + seconds;
 }
 
+/* Reduces tensor memory in place; receives into it. */
+static dt_result dt__reduce_in(const dt__kernels *k, dt_comm *c, float *mem, int64_t count, dt_op op)
+{
+    dt_result r = dt_all_reduce(c, dt__comm_in(k, mem, count), count, op);
+    return dt__comm_out(k, mem, count), r;
+}
+static dt_result dt__recv_in(const dt__kernels *k, dt_comm *c, float *mem, int64_t count, int from)
+{
+    dt_result r = dt_recv(c, dt__host(k, mem), count, from);
+    return dt__comm_out(k, mem, count), r;
+}
+
 /* dt__tp.combine over the tensor group. */
 static void dt__engine_combine(void *user, int kind, float *to, const float *from, int64_t count)
 {
     dt__engine *e = (dt__engine *)user;
     dt_result *r = &e->exchanged;
     double start = dt__now();
+    int64_t ranks = dt_comm_size(e->tensor);
     if (*r) return;
-    if (kind == DT__TP_GATHER) *r = dt_all_gather(e->tensor, dt__host(from), dt__host(to), count);
-    else if (kind == DT__TP_SCATTER)
-        *r = dt_reduce_scatter(e->tensor, dt__host(from), dt__host(to), count / dt_comm_size(e->tensor), DT_SUM);
-    else {
-        dt__mem_copy(NULL, to, from, count);
-        *r = dt_all_reduce(e->tensor, dt__host(to), count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
+    if (kind == DT__TP_GATHER) {
+        *r = dt_all_gather(e->tensor, dt__comm_in(e->k, from, count), dt__host(e->k, to), count);
+        dt__comm_out(e->k, to, ranks * count);
+    } else if (kind == DT__TP_SCATTER) {
+        *r = dt_reduce_scatter(e->tensor, dt__comm_in(e->k, from, count), dt__host(e->k, to), count / ranks, DT_SUM);
+        dt__comm_out(e->k, to, count / ranks);
+    } else {
+        dt__mem_copy(e->k, NULL, to, from, count);
+        *r = dt__reduce_in(e->k, e->tensor, to, count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
     }
     dt__engine_within(e, start);
 }
@@ -20854,17 +20969,21 @@ static void dt__engine_exchange(void *user, float *to, const int32_t *take, cons
     dt__engine *e = (dt__engine *)user;
     dt_result *r = &e->exchanged;
     double start = dt__now();
+    int64_t last = dt_comm_size(e->expert) * bins;
     if (!*r)
-        *r = dt__all_to_all_rows(e->expert, dt__host(e->stage), dt__host(to), take, dt__host(from), give, bins, width);
-    if (*r) dt__mem_fill(e->pool, to, 0.0f, take[dt_comm_size(e->expert) * bins] * width);
+        *r = dt__all_to_all_rows(e->expert, e->stage, dt__host(e->k, to), take,
+                                 dt__comm_in(e->k, from, give[last] * width), give, bins, width);
+    if (*r) dt__mem_fill(e->k, e->pool, to, 0.0f, take[last] * width);
+    else dt__comm_out(e->k, to, take[last] * width);
     dt__engine_within(e, start);
 }
 
 /* Starts to send, and waits until the receiver has the message. */
-static dt_result dt__posted_send(dt_comm *c, const float *data, int64_t count, int to, dt__posted *p)
+static dt_result dt__posted_send(const dt__kernels *k, dt_comm *c, const float *data, int64_t count, int to,
+                                 dt__posted *p)
 {
     p->to = to + 1;
-    return dt__send_start(c, dt__host(data), count, to, &p->ticket);
+    return dt__send_start(c, dt__comm_in(k, data, count), count, to, &p->ticket);
 }
 static dt_result dt__posted_wait(dt_comm *c, dt__posted *p)
 {
@@ -20878,7 +20997,7 @@ static void dt__engine_post(void *user, int place, const float *data, int64_t co
 {
     dt__engine *e = (dt__engine *)user;
     double start = dt__now();
-    if (!e->exchanged) e->exchanged = dt__posted_send(e->context, data, count, to, &e->posted[place]);
+    if (!e->exchanged) e->exchanged = dt__posted_send(e->k, e->context, data, count, to, &e->posted[place]);
     dt__engine_within(e, start);
 }
 static void dt__engine_posted(void *user, int place)
@@ -20892,7 +21011,7 @@ static void dt__engine_take(void *user, float *to, int64_t count, int from)
 {
     dt__engine *e = (dt__engine *)user;
     double start = dt__now();
-    if (!e->exchanged) e->exchanged = dt_recv(e->context, dt__host(to), count, from);
+    if (!e->exchanged) e->exchanged = dt__recv_in(e->k, e->context, to, count, from);
     dt__engine_within(e, start);
 }
 
@@ -20959,9 +21078,13 @@ static dt_result dt__memory_open(dt__engine *e)
     dt_result r = DT_OK;
     for (const dt__row *row = e->p.row; row < e->p.row + e->p.rows_count && !r; row++) {
         dt_comm *readers = dt__row_readers(e, row);
-        void *memory = NULL;
-        if (readers) r = dt_comm_alloc(readers, row->most, &memory);
-        else if (!(memory = dt__alloc(row->most, dt__row_of[row->id].name))) r = DT_E_MEMORY;
+        void *host = NULL, *memory;
+        int kind = dt__row_of[row->id].kind;
+        if (readers) r = dt_comm_alloc(readers, row->most, &host);
+        else if (!(host = dt__alloc(row->most, dt__row_of[row->id].name))) r = DT_E_MEMORY;
+        memory = host;
+        if (kind != DT__HOST) memory = dt__mem_open(e->k, kind, host, row->most);
+        if (host && !memory) r = DT_E_MEMORY, dt__free(readers ? NULL : host);
         memcpy(dt__row_at(e, row), &memory, sizeof memory);
     }
     return r;
@@ -20973,6 +21096,7 @@ static void dt__memory_close(dt__engine *e)
     for (const dt__row *row = e->p.row; row < e->p.row + e->p.rows_count; row++) {
         void *memory;
         memcpy(&memory, dt__row_at(e, row), sizeof memory);
+        if (dt__row_of[row->id].kind != DT__HOST) memory = dt__mem_close(e->k, memory);
         if (!dt__row_readers(e, row)) dt__free(memory);
     }
 }
@@ -21001,7 +21125,7 @@ static dt_result dt__engine_allocate(dt__engine *e)
     e->gradient[1] = e->gradient[0] + e->p.net.widest;
     e->powers = dt__powers_first(e->p.recipe);
     if (e->p.shape.horizon) {
-        e->ring.places = e->p.shape.horizon + 2, e->ring.output = e->ring.places;
+        e->ring.k = e->k, e->ring.places = e->p.shape.horizon + 2, e->ring.output = e->ring.places;
         e->ring.rate = (double)e->p.layout->offload_rate;
         r = dt__queue_open(&e->ring.queue, dt__ring_copy, &e->ring, DT__MOVES, "move activations");
     }
@@ -21091,7 +21215,7 @@ static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliar
     for (int32_t id = 1; seg->watched && id < g->forward_count; id++) {
         const dt__node *n = &g->nodes[id];
         int32_t of = n->op == DT__OP_AUX_LOSS ? n->in[1] : n->op == DT__OP_MOE_ROUTE ? id : 0;
-        const float *value = of ? dt__download(dt__where(seg->plan, &b, of), dt__floats(&g->nodes[of])) : NULL;
+        const float *value = of ? dt__download(e->k, dt__where(seg->plan, &b, of), dt__floats(&g->nodes[of])) : NULL;
         for (int64_t l = 0; value && n->op == DT__OP_AUX_LOSS && l < dt__leaves(g); l++) {
             float *sum = auxiliary + l * e->p.net.count + q;
             *sum = dt__fmaf(n->f, value[l], *sum);
@@ -21110,12 +21234,13 @@ static void dt__engine_loss(const dt__engine *e, int slot, float *loss)
     int64_t rows = e->p.rows * e->p.recipe->sequence / cut;
     dt__bind b;
     dt__engine_bind(e, e->p.net.count - 1, slot, -1, &b);
-    if (!e->p.net.context_shards) loss[0] = loss[0] + dt__download(b.at[DT__AT_OUTPUT], 1)[0];
+    if (!e->p.net.context_shards) loss[0] = loss[0] + dt__download(e->k, b.at[DT__AT_OUTPUT], 1)[0];
     for (int32_t id = 1; id < p->g->forward_count && e->p.net.context_shards; id++) {
         const dt__node *n = &p->g->nodes[id];
-        for (int64_t l = 0; n->op == DT__OP_CROSS_ENTROPY && l < leaves; l++)
-            loss[l] = loss[l] +
-                      e->k->row_sum(dt__download(dt__where(p, &b, n->aux) + (2 * leaves + l) * rows, rows), rows);
+        for (int64_t l = 0; n->op == DT__OP_CROSS_ENTROPY && l < leaves; l++) {
+            const float *row = dt__where(p, &b, n->aux) + (2 * leaves + l) * rows;
+            loss[l] = loss[l] + e->k->row_sum(dt__download(e->k, row, rows), rows);
+        }
     }
 }
 
@@ -21127,7 +21252,7 @@ static void dt__engine_backward(dt__engine *e, const dt__instr *i)
     int weights = i->op == DT_WEIGHTS;
     dt__engine_bind(e, i->segment, i->slot, i->set, &b);
     if (i->segment == e->p.net.count - 1)
-        dt__mem_fill(NULL, b.at[DT__AT_GRAD_OUT], e->inv_valid * e->env.loss_scale, 1);
+        dt__mem_fill(e->k, NULL, b.at[DT__AT_GRAD_OUT], e->inv_valid * e->env.loss_scale, 1);
     e->env.segment = (uint32_t)i->segment;
     dt__plan_run(p, p->forward_count + (weights ? p->backward_count : 0),
                  weights ? p->weights_count : p->backward_count, &b, &e->env, i->fresh);
@@ -21183,8 +21308,8 @@ static void dt__engine_samples(dt__engine *e, const uint32_t *input, const uint3
         memcpy(e->own_tokens + i * slice, input + from, 4 * (size_t)slice);
         memcpy(e->own_tokens + half + i * slice, target + from, 4 * (size_t)slice);
     }
-    e->input = dt__upload(slice ? e->own_tokens : input, net->segments[0].input);
-    e->target = dt__upload(slice ? e->own_tokens + half : target, dt__count(&g->nodes[g->targets.id]));
+    e->input = dt__upload(e->k, slice ? e->own_tokens : input, net->segments[0].input);
+    e->target = dt__upload(e->k, slice ? e->own_tokens + half : target, dt__count(&g->nodes[g->targets.id]));
 }
 
 /* ---- between stages ---- */
@@ -21211,8 +21336,8 @@ static dt_result dt__engine_send(dt__engine *e, const dt__instr *i)
     float *copy = o->memory + place * e->p.net.widest;
     dt_result r = dt__posted_wait(o->comm, &o->posted[place]);
     if (r) return r;
-    dt__mem_copy(e->pool, copy, data, count);
-    return dt__posted_send(o->comm, copy, count, to, &o->posted[place]);
+    dt__mem_copy(e->k, e->pool, copy, data, count);
+    return dt__posted_send(e->k, o->comm, copy, count, to, &o->posted[place]);
 }
 
 static dt_result dt__engine_recv(dt__engine *e, const dt__instr *i)
@@ -21222,7 +21347,7 @@ static dt_result dt__engine_recv(dt__engine *e, const dt__instr *i)
     float *data;
     if (e->p.shape.horizon && !i->back) e->ring.place[i->segment] = dt__ring_take(&e->ring);
     data = dt__engine_message(e, i, &count, &from);
-    return dt_recv(e->out[i->back].comm, dt__host(data), count, from);
+    return dt__recv_in(e->k, e->out[i->back].comm, data, count, from);
 }
 
 /* ---- between data-parallel ranks ---- */
@@ -21237,7 +21362,7 @@ static void dt__engine_total(dt__engine *e, const dt__instr *i)
     int64_t from, count;
     float *to = dt__sums(e) + dt__bucket_sum(&e->p, i->bucket, &from, &count);
     const float *sum = dt__set(e, i->from) + dt__bucket_at(&e->p, i->bucket) + from;
-    if (i->fresh) dt__mem_copy(pool, to, sum, count);
+    if (i->fresh) dt__mem_copy(e->k, pool, to, sum, count);
     else dt__mem_add(e->k, pool, to, sum, count);
 }
 
@@ -21245,6 +21370,18 @@ static void dt__engine_total(dt__engine *e, const dt__instr *i)
 static const dt__sharing *dt__engine_sharing(const dt__engine *e, const dt__bucket *b)
 {
     return b->copies > 1 ? &e->expert_ranks : &e->ranks;
+}
+
+/* Sums [begin, begin + floats) of the parts of c's ranks into the first part of each. */
+static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts, const int *counts, int64_t begin,
+                                int64_t floats, const int64_t *cuts)
+{
+    const dt__part *own = parts;
+    dt_result r;
+    for (int p = 0; p < dt_comm_rank(c); p++) own += counts[p];
+    for (int j = 0; j < counts[dt_comm_rank(c)]; j++) dt__comm_in(e->k, e->sets + own[j].offset + begin, floats);
+    r = dt__reduce_parts(c, dt__host(e->k, e->sets), parts, counts, begin, floats, cuts);
+    return dt__comm_out(e->k, e->sets + own->offset + begin, floats), r;
 }
 
 /* REDUCE: the tree over the partial sums of all ranks, to all; or each piece to its owner, and then between groups.
@@ -21264,10 +21401,10 @@ static dt_result dt__engine_reduce(dt__engine *e, const dt__instr *i)
     t.stride = t.n = b->floats, t.count = b->copies;
     dt__mem_tree(e->k, i->stream ? NULL : e->pool, &t, 1, b->copies);
     if (!w->data) return DT_OK;
-    if (!w->group) return dt__reduce_parts(w->data, dt__host(e->sets), parts, counts, begin, b->floats, NULL);
-    r = dt__reduce_parts(w->group, dt__host(e->sets), parts, counts, begin, b->floats, cuts);
+    if (!w->group) return dt__engine_sum(e, w->data, parts, counts, begin, b->floats, NULL);
+    r = dt__engine_sum(e, w->group, parts, counts, begin, b->floats, cuts);
     if (r || !w->replicas) return r;
-    return dt__reduce_parts(w->replicas, dt__host(e->sets), e->p.replica_parts, e->p.replica_count, begin + cuts[piece],
+    return dt__engine_sum(e, w->replicas, e->p.replica_parts, e->p.replica_count, begin + cuts[piece],
                             cuts[piece + 1] - cuts[piece], NULL);
 }
 
@@ -21301,10 +21438,14 @@ static void dt__engine_count(dt_comm *group, int64_t floats)
 /* Gathers pieces of parameters from the ranks of the group, or from this rank's own memory without one. */
 static dt_result dt__engine_collect(dt__engine *e, dt_comm *group, float *array, int64_t reach, int pieces, float *out)
 {
-    if (group) return dt__gather_extents(group, dt__host(array), reach, e->spans, pieces, dt__host(out));
+    dt_result r = DT_OK;
     for (int i = 0; i < pieces; i++)
-        dt__mem_copy(NULL, out + e->spans[i].to, array + e->spans[i].from, e->spans[i].count);
-    return DT_OK;
+        if (!group) dt__mem_copy(e->k, NULL, out + e->spans[i].to, array + e->spans[i].from, e->spans[i].count);
+        else if (e->spans[i].rank == dt_comm_rank(group))
+            dt__comm_in(e->k, array + e->spans[i].from, e->spans[i].count);
+    if (group) r = dt__gather_extents(group, dt__host(e->k, array), reach, e->spans, pieces, dt__host(e->k, out));
+    for (int i = 0; i < pieces && group; i++) dt__comm_out(e->k, out + e->spans[i].to, e->spans[i].count);
+    return r;
 }
 
 /* ZeRO 3: gathers the parameters of a segment from `array`, weights or their average, into a window. */
@@ -21360,13 +21501,13 @@ static dt_result dt__tie_param(dt__engine *e, int32_t i)
             int shares = 0;
             for (int o = 0; o < p->uses; o++) shares |= p->stage[o] == s;
             if (!shares || s == p->stage[u]) continue;
-            if (own[u]) r = dt_send(e->out[0].comm, dt__host(own[u]), count, s);
-            else if (s == e->p.shape.stage) r = dt_recv(e->out[0].comm, dt__host(room), count, p->stage[u]);
+            if (own[u]) r = dt_send(e->out[0].comm, dt__comm_in(e->k, own[u], count), count, s);
+            else if (s == e->p.shape.stage) r = dt__recv_in(e->k, e->out[0].comm, room, count, p->stage[u]);
         }
         if (u) dt__mem_add(e->k, e->pool, sum, own[u] ? own[u] : room, count);
-        else dt__mem_copy(e->pool, sum, own[u] ? own[u] : room, count);
+        else dt__mem_copy(e->k, e->pool, sum, own[u] ? own[u] : room, count);
     }
-    if (first) dt__mem_copy(e->pool, first, sum, count);
+    if (first) dt__mem_copy(e->k, e->pool, first, sum, count);
     return r;
 }
 
@@ -21414,8 +21555,9 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
     int64_t at = 0, vt = e->p.net.tensor_shards;
     int once = e->p.mesh.at[DT_AXIS_DATA] % dt__max(e->p.store.shards, e->p.layout->ep) < e->p.store.shards;
     double start;
+    float *sums;
     dt_result r = DT_OK;
-    if (e->copy) dt__mem_fill(e->pool, e->sums, 0.0f, e->p.blocks);
+    if (e->copy) dt__mem_fill(e->k, e->pool, e->sums, 0.0f, e->p.blocks);
     for (int32_t i = 0; i < e->p.net.param_count; i++) {
         const dt__net_param *p = &e->p.net.params[i];
         if (p->stage[0] == e->p.shape.stage && (dt__param_is_cut(&p->is, vt) || !e->p.mesh.at[DT_AXIS_TENSOR]) &&
@@ -21424,15 +21566,16 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
         at += dt__layout_blocks(&e->p, &p->is);
     }
     start = dt__now();
-    if (e->copy) r = dt_all_reduce(e->copy, dt__host(e->sums), e->p.blocks, DT_SUM); /* one number and zeros */
+    if (e->copy) r = dt__reduce_in(e->k, e->copy, e->sums, e->p.blocks, DT_SUM); /* one number and zeros */
     e->seconds_working -= dt__now() - start; /* waiting is not work */
+    sums = dt__download(e->k, e->sums, e->p.blocks);
     at = 0;
     *squares = 0.0f;
     for (int32_t i = 0; i < e->p.net.param_count && !r; i++) {
         const dt__param *p = &e->p.net.params[i].is;
         int64_t blocks = dt__ceil_div(dt__shard_floats(p, vt), DT__BLOCK);
         for (int64_t v = 0; v < dt__param_arrays(p, vt); v++) {
-            *squares = *squares + dt__tree(dt__host(e->sums) + at, blocks);
+            *squares = *squares + dt__tree(sums + at, blocks);
             at += blocks;
         }
     }
@@ -21452,12 +21595,11 @@ static dt_result dt__engine_update(dt__engine *e)
     dt__update_begin(&e->powers, e->p.recipe, e->rate, e->norm, u);
     for (int32_t i = 0; i < e->p.net.param_count; i++) {
         dt__piece_of x = dt__engine_piece(e, &e->p.net.params[i]);
-        dt__stepping s;
-        s.k = e->k, s.optimizer = e->p.recipe->optimizer, s.n = x.count;
-        s.u = &u[e->p.net.params[i].is.shape.dims >= 2];
-        s.weight = x.weight, s.gradient = x.gradient;
-        for (int k = 0; k < DT__STATE_COUNT; k++) s.state[k] = e->state[k] ? e->state[k] + x.state : NULL;
-        dt__mem_update(e->pool, &s);
+        dt__verb v = DT__ZERO;
+        v.k = e->k, v.kind = DT__VERB_UPDATE, v.optimizer = e->p.recipe->optimizer, v.n = x.count;
+        v.u = &u[e->p.net.params[i].is.shape.dims >= 2], v.to = x.weight, v.from = x.gradient;
+        for (int k = 0; k < DT__STATE_COUNT; k++) v.state[k] = e->state[k] ? e->state[k] + x.state : NULL;
+        dt__verb_run(e->pool, &v);
     }
     return DT_OK;
 }
@@ -21490,7 +21632,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt__instr *i, dt__load_fn l
     case DT_WEIGHTS: dt__engine_backward(e, i); return DT_OK;
     case DT_SEND: return dt__engine_send(e, i);
     case DT_RECV: return dt__engine_recv(e, i);
-    case DT_CONTEXT: return dt_all_reduce(e->context, dt__host(dt__set(e, i->set) + begin), floats, DT_SUM);
+    case DT_CONTEXT: return dt__reduce_in(e->k, e->context, dt__set(e, i->set) + begin, floats, DT_SUM);
     case DT_FOLD:
         dt__mem_add(e->k, e->pool, dt__set(e, i->set) + begin, dt__set(e, i->from) + begin, floats);
         return DT_OK;
@@ -22765,6 +22907,7 @@ enum { DT__PREFILL = 32 };
 enum { DT__WHOLE, DT__SEVERAL, DT__ONE, DT__GENERATOR_NETS };
 typedef struct dt__generator {
     dt__net net[DT__GENERATOR_NETS];
+    float *block;                  /* of the host: memory, cache, then weight, row and order of the vocabulary */
     float *memory, *cache;         /* memory: what the largest of the nets needs */
     int64_t memory_floats, cache_floats;
     int64_t logits;                /* segment that computes them */
@@ -22886,15 +23029,16 @@ static const float *dt__trainer_part(const dt_trainer *t, const float *array, co
     if (!p)
         dt__misuse("this rank has not all of a parameter %s: dt_trainer_parameter_at lists them, dt_trainer_own reads "
                    "a rank's share", name);
-    if (!p || arrays == 1) return p ? array + p->offset : NULL;
-    dt__net_whole(net, p, array + p->offset, 4, t->whole);
+    if (p) array = dt__download(t->e.k, array + p->offset, p->count);
+    if (!p || arrays == 1) return p ? array : NULL;
+    dt__net_whole(net, p, array, 4, t->whole);
     return t->whole;
 }
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count)
 {
     if (dt__refused("t name", t, name)) return NULL;
     if (dt__engine_wait((dt__engine *)(uintptr_t)&t->e)) return NULL;
-    return dt__trainer_part(t, t->e.p.shape.zero < 3 ? dt__host(t->e.params) : NULL, name, count);
+    return dt__trainer_part(t, t->e.p.shape.zero < 3 ? t->e.params : NULL, name, count);
 }
 
 DT_API dt_result dt_trainer_gradient(dt_trainer *t, const char *name, float *values)
@@ -22906,7 +23050,7 @@ DT_API dt_result dt_trainer_gradient(dt_trainer *t, const char *name, float *val
     if (r) return r;
     if (!p || t->e.copy) return dt__misuse("this rank has not all of the gradient of a parameter %s", name);
     dt__piece_of x = dt__engine_piece(&t->e, p);
-    dt__net_whole(&t->e.p.net, p, dt__download(x.gradient, x.count), 4, values);
+    dt__net_whole(&t->e.p.net, p, dt__download(t->e.k, x.gradient, x.count), 4, values);
     for (int64_t i = 0; t->e.env.loss_scale > 1.0f && i < dt_shape_count(p->is.shape); i++)
         values[i] /= t->e.env.loss_scale;
     return DT_OK;
@@ -23248,22 +23392,22 @@ static dt_result dt__generator_open(dt__generator *d, const dt__engine *e, int64
     return r;
 }
 
-/* One block: memory, cache, then weight, row and order of the vocabulary. */
-static dt_result dt__generator_allocate(dt__generator *d, int64_t vocabulary)
+static dt_result dt__generator_allocate(dt__generator *d, const dt__kernels *k, int64_t vocabulary)
 {
     int64_t floats = d->memory_floats + d->cache_floats;
-    d->memory = (float *)dt__alloc(4 * (floats + 4 * vocabulary), "sampling");
-    if (!d->memory) return DT_E_MEMORY;
+    d->block = (float *)dt__alloc(4 * (floats + 4 * vocabulary), "sampling");
+    if (!d->block || !(d->memory = dt__mem_open(k, DT__DEVICE, d->block, 4 * floats))) return DT_E_MEMORY;
     if (d->net[DT__ONE].count) d->cache = d->memory + d->memory_floats;
-    d->weight = d->memory + floats, d->row = d->weight + vocabulary;
+    d->weight = d->block + floats, d->row = d->weight + vocabulary;
     d->order = (dt__candidate *)(void *)(d->row + vocabulary);
     return DT_OK;
 }
 
-static void dt__generator_close(dt__generator *d)
+static void dt__generator_close(dt__generator *d, const dt__kernels *k)
 {
     for (int i = 0; i < DT__GENERATOR_NETS; i++) dt__net_close(&d->net[i]);
-    dt__free(d->memory);
+    (void)dt__mem_close(k, d->memory);
+    dt__free(d->block);
 }
 
 /* The memory of steps; none is allocated later. */
@@ -23271,15 +23415,16 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
 {
     dt__engine *e = &t->e;
     int64_t losses = t->recipe.context_shards * (e->p.net.watched ? e->p.net.count : 1) * t->recipe.data_shards;
-    int64_t longest = dt__trainer_longest(t);
+    int64_t longest = dt__trainer_longest(t), unit = 4 * e->p.rows * (t->feed.is.inputs + t->feed.is.targets);
     dt_result r = dt__engine_allocate(e);
     if (r) return r;
     if (longest && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
-    t->unit = (uint32_t *)dt__alloc(4 * e->p.rows * (t->feed.is.inputs + t->feed.is.targets), "validation samples");
+    t->unit = (uint32_t *)dt__alloc(unit, "validation samples");
+    if (!dt__mem_open(e->k, DT__PINNED, t->unit, unit)) return DT_E_MEMORY;
     t->gathered = (float *)dt__alloc(4 * losses, "losses");
     t->text = (char *)dt__alloc(t->layout.output.sample_length + 1, "a text sample");
     if (!t->unit || !t->text || !t->gathered) return DT_E_MEMORY;
-    if (t->layout.output.sample_length && dt__generator_allocate(&t->generator, t->recipe.model.vocabulary))
+    if (t->layout.output.sample_length && dt__generator_allocate(&t->generator, e->k, t->recipe.model.vocabulary))
         return DT_E_MEMORY;
     return dt__pool_reserve(t->pool, dt__max(dt__net_scratch(&e->p.net, e->k),
                                              dt__net_scratch(&t->generator.net[DT__ONE], e->k)));
@@ -23424,14 +23569,15 @@ static dt_result dt__trainer_draw(dt_trainer *t)
         const dt__net_param *p = &e->p.net.params[i];
         dt__piece_of x = dt__engine_piece(e, p);
         int whole = e->p.shape.zero < 3;
+        float *weights;
         if (p->offset < 0) continue;
         dt__comm_tick(t->comm);
+        weights = dt__host(e->k, whole ? e->params + p->offset : x.weight);
         dt__init_shards(&p->is, e->p.net.tensor_shards, e->p.net.first_shard, e->p.net.own_shards,
-                        (uint64_t)t->recipe.seed, t->pool,
-                        dt__host(whole ? e->params + p->offset : x.weight), whole ? 0 : x.from,
-                        whole ? p->count : x.count);
+                        (uint64_t)t->recipe.seed, t->pool, weights, whole ? 0 : x.from, whole ? p->count : x.count);
+        dt__upload(e->k, weights, whole ? p->count : x.count);
         if (t->recipe.ema > 0.0f)
-            dt__mem_copy(t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
+            dt__mem_copy(e->k, t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
     }
     return DT_OK;
 }
@@ -23665,17 +23811,21 @@ static int dt__walk_tensor(dt__walk *w)
     const dt__engine *e = &w->t->e;
     const dt__net_param *p;
     dt__piece_of piece;
+    const float *part = e->params;
     if (w->next >= w->end) return 0;
     w->of = &w->t->state.tensor[w->next++];
     p = &e->p.net.params[w->of->param];
     w->shard = w->begin = 0, w->floats = p->count, w->part = w->memory;
     if (w->memory) return 1;
     if (p->offset < 0) return w->floats = 0, 1;
-    if (!w->of->kind && !w->writes && e->p.shape.zero < 3) return w->part = dt__host(e->params + p->offset), 1;
-    piece = dt__engine_piece(e, p);
-    w->begin = piece.from, w->floats = piece.count;
-    if (w->writes) dt__engine_share(e, p, &w->begin, &w->floats);
-    w->part = dt__host(w->of->kind ? e->state[w->of->kind - 1] + piece.state : piece.weight) + (w->begin - piece.from);
+    if (!w->of->kind && !w->writes && e->p.shape.zero < 3) part += p->offset;
+    else {
+        piece = dt__engine_piece(e, p);
+        w->begin = piece.from, w->floats = piece.count;
+        if (w->writes) dt__engine_share(e, p, &w->begin, &w->floats);
+        part = (w->of->kind ? e->state[w->of->kind - 1] + piece.state : piece.weight) + (w->begin - piece.from);
+    }
+    if (!w->snapshot) w->part = dt__download(e->k, part, w->floats); /* a snapshot is written beside the next step */
     return 1;
 }
 
@@ -23829,7 +23979,7 @@ static dt_result dt__state_read(dt_trainer *t, int64_t count, const dt__tensors 
 {
     dt__walk w = dt__walk_of(t, 0, count, 0);
     w.from = from;
-    while (!w.result && dt__walk_tensor(&w)) (void)dt__walk_read(&w);
+    while (!w.result && dt__walk_tensor(&w)) (void)dt__walk_read(&w), dt__upload(t->e.k, w.part, w.floats);
     dt__free(w.block);
     return w.result;
 }
@@ -25017,10 +25167,10 @@ static dt_result dt__weights_load(dt_trainer *t)
         dt__walk w = dt__walk_of(t, i, i + 1, 0);
         if (c && !(w.block = (float *)dt__alloc(4 * dt_shape_count(p->is.shape), "a parameter"))) r = DT_E_MEMORY;
         if (c && !r) r = dt_checkpoint_read(t->initial, dt__net_find(&c->t.e.p.net, p->is.name), w.block);
-        if (c && !r && dt__walk_tensor(&w)) dt__block_whole(&w, DT__COPY_OUT);
+        if (c && !r && dt__walk_tensor(&w)) dt__block_whole(&w, DT__COPY_OUT), dt__upload(e->k, w.part, w.floats);
         dt__free(w.block);
         if (!r && t->recipe.ema > 0.0f && p->offset >= 0)
-            dt__mem_copy(t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
+            dt__mem_copy(e->k, t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
     }
     return r;
 }
@@ -25279,6 +25429,8 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && !from)
         r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.p.hi - t->e.p.lo) * t->e.p.micros * t->e.p.rows,
                             t->e.step, 3, dt__trainer_row, t);
+    if (!r && t->loader && !dt__mem_open(t->e.k, DT__PINNED, t->loader->memory, dt__loader_bytes(t->loader)))
+        r = DT_E_MEMORY;
     if (!r && dt__trainer_speaks(t)) dt__trainer_banner(t);
 #ifdef DT_COMPILER
     if (!r && *t->e.p.compiling.why && dt__trainer_speaks(t))
@@ -25310,14 +25462,15 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     if (!t) return;
     dt__busy_end(t, 1);
     (void)dt__probe_all(t, DT_AT_CLOSE, NULL);
+    if (t->loader) (void)dt__mem_close(t->e.k, t->loader->memory);
     dt__loader_close(&t->loader);
     dt__save_close(&t->save);
     dt__free(t->state.tensor);
     dt__free(t->kept);
     dt__free(t->config);
     if (t->metrics) fclose(t->metrics);
-    dt__generator_close(&t->generator);
-    dt__free(t->unit);
+    dt__generator_close(&t->generator, t->e.k);
+    dt__free(dt__mem_close(t->e.k, t->unit));
     dt__free(t->whole);
     dt__free(t->text);
     dt__free(t->counts);
@@ -25506,7 +25659,7 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
         r = dt__engine_pass(e, at + 1);
         if (r || segment->stage != e->p.shape.stage) continue;
         dt__engine_bind(e, at, 0, -1, &b);
-        values = dt__download(dt__where(segment->plan, &b, id), dt__floats(&segment->plan->g->nodes[id]));
+        values = dt__download(e->k, dt__where(segment->plan, &b, id), dt__floats(&segment->plan->g->nodes[id]));
         if (e->p.net.context_shards) r = dt__whole_rows(e, segment->plan->g, values, n, to);
         else if (cut) r = dt__whole_rows(e, NULL, values, n * each / t->recipe.model.vocabulary, to);
         else memcpy(to, values, 4 * (size_t)(n * each));
@@ -25535,8 +25688,8 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
     for (int c = 0; c < e->p.shape.pipe.chunks && !r; c++) {
         const dt__chunk *chunk = &e->p.chunks[c];
         int64_t count = net->segments[chunk->begin].input;
-        input = chunk->first ? dt__upload(tokens, count) : t->generator.memory;
-        if (!chunk->first) r = dt_recv(stages, dt__host(input), count, (stage + pp - 1) % pp);
+        input = chunk->first ? dt__upload(e->k, tokens, count) : t->generator.memory;
+        if (!chunk->first) r = dt__recv_in(e->k, stages, input, count, (stage + pp - 1) % pp);
         for (int64_t q = chunk->begin; q < chunk->end && !r; q++) {
             const dt__built *seg = &net->segments[q];
             const dt__plan *p = seg->plan;
@@ -25553,11 +25706,12 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
             dt__plan_run(p, 0, p->forward_count, &b, &env, 0);
             r = e->exchanged;
             if (p->g->logits.id)
-                *logits = dt__download(dt__where(p, &b, p->g->logits.id), dt__floats(dt__at(p->g, p->g->logits)));
+                *logits = dt__download(e->k, dt__where(p, &b, p->g->logits.id),
+                                       dt__floats(dt__at(p->g, p->g->logits)));
             input = b.at[DT__AT_OUTPUT];
         }
-        if (!chunk->last && !r)
-            r = dt_send(stages, dt__host(input), net->segments[chunk->end - 1].output, (stage + 1) % pp);
+        count = net->segments[chunk->end - 1].output;
+        if (!chunk->last && !r) r = dt_send(stages, dt__comm_in(e->k, input, count), count, (stage + 1) % pp);
     }
     return r;
 }
@@ -25728,7 +25882,7 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
     rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, (uint32_t)seed,
                        (uint32_t)(seed >> 32));
     for (int64_t i = 0; i < length; i++) targets[i] = -1;
-    t->e.target = dt__upload(targets, length);
+    t->e.target = dt__upload(t->e.k, targets, length);
     t->generator.cached = 0; /* of other weights */
     for (int ended = dt__drawn_put(d, "", 0); !ended && !r; d->tokens++) {
         r = dt__next_token(t, tokens, &used, how, dt__uniform(&rng, (uint64_t)d->tokens), &token);
@@ -26167,7 +26321,7 @@ static dt_result dt__dry_steps(dt_trainer *t, dt__two_ways *w, int way)
                               dt__engine_last(e) && !e->p.mesh.at[DT_AXIS_TENSOR], &w->loss[way]);
     for (int32_t p = 0; p < e->p.net.param_count && !r; p++) {
         dt__piece_of x = dt__engine_piece(e, &e->p.net.params[p]);
-        const float *now = dt__download(x.gradient, x.count);
+        const float *now = dt__download(e->k, x.gradient, x.count);
         if (!x.count) continue; /* of another stage or owner */
         for (int64_t j = 0; j < x.count && way; j++) {
             float apart = __builtin_fabsf(now[j] - to[j]), size = __builtin_fabsf(to[j]);

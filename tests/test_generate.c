@@ -49,7 +49,7 @@ static void check_logits(const char *what, dt_model model, int64_t length, int64
     unsigned saved = dt__fp_enter();
     for (int64_t i = 0; i < length; i++) tokens[i] = (int32_t)(i * 7919 % 251), targets[i] = -1;
     enlarge(whole), enlarge(cached);
-    whole->e.target = dt__upload(targets, 0);
+    whole->e.target = dt__upload(whole->e.k, targets, 0);
     if (dt__logits(whole, &whole->generator.net[DT__WHOLE], tokens, 0, &want)) tap_bail("%s", dt_last_error());
     tap_ok(cached->generator.cache && !whole->generator.cache, "%s: one of the two has a cache", what);
     for (int p = 0; p < 6; p++) {
@@ -195,7 +195,7 @@ static void check_streams(dt_model model)
         t->recipe.seed = keys[k][0], t->e.step = keys[k][1], how.seed = keys[k][2];
         if (dt_trainer_sample(t, "The ", DRAWN, &how, text)) tap_bail("%s", dt_last_error());
         for (int i = 0; i < LENGTH; i++) targets[i] = -1;
-        t->e.target = dt__upload(targets, 0);
+        t->e.target = dt__upload(t->e.k, targets, 0);
         t->generator.cached = 0;
         saved = dt__fp_enter();
         for (int i = 0; i < DRAWN; i++) {

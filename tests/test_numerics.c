@@ -1709,8 +1709,8 @@ static void rig_load(void *owner, int64_t shard, int64_t micro)
         }
         e->env.rng[row] = dt__rng_make(3, DT__RNG_DROPOUT, (uint32_t)sample, 0, 0);
     }
-    e->input = dt__upload(r->tokens, 0);
-    e->target = dt__upload(r->targets, 0);
+    e->input = dt__upload(e->k, r->tokens, 0);
+    e->target = dt__upload(e->k, r->targets, 0);
 }
 
 /* One step over `batch` samples from `first` on, in `micros` micro-batches of `v` shards. */

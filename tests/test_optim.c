@@ -258,7 +258,7 @@ static void test_threads(void)
         float *w[2], *grad = (float *)malloc(4 * N);
         int same = 1;
         dt_recipe r = dt_recipe_default();
-        dt__stepping job;
+        dt__verb job;
         dt__update u;
         r.optimizer = optimizer, r.ema = 0.9f, r.momentum = optimizer == DT_SGD ? 0.9f : 0.0f;
         for (int i = 0; i < N; i++) grad[i] = wild();
@@ -270,13 +270,13 @@ static void test_threads(void)
             w[threads] = (float *)calloc(FLOATS, 4);
             if (dt__pool_open(&e.pool, threads ? 3 : 1) || dt__choose_kernels(&e.k)) tap_bail("%s", dt_last_error());
             dt__layout_state(&e.p);
-            if (dt__memory_open(&e)) tap_bail("%s", dt_last_error());
+            if (dt__choose_kernels(&e.k) || dt__memory_open(&e)) tap_bail("%s", dt_last_error());
             e.powers.power1 = (double)r.beta1, e.powers.power2 = (double)r.beta2;
             u = dt__update_of(&e.powers, &r, 0.01f, 1.0f, 1);
-            job.k = e.k, job.optimizer = optimizer, job.weight = w[threads], job.gradient = grad, job.n = N, job.u = &u;
+            job.k = e.k, job.kind = DT__VERB_UPDATE, job.optimizer = optimizer, job.to = w[threads], job.from = grad, job.n = N, job.u = &u;
             for (int i = 0; i < DT__STATE_COUNT; i++) job.state[i] = e.state[i];
             for (int step = 0; step < 2; step++) {
-                if (threads) dt__mem_update(e.pool, &job);
+                if (threads) dt__verb_run(e.pool, &job);
                 else e.k->update(optimizer, w[0], e.state, grad, N, &u);
             }
             for (int i = 0; i < DT__STATE_COUNT; i++) kept[threads][i] = e.state[i];
@@ -310,7 +310,7 @@ static void test_memory(void)
         want = bytes[r.optimizer] + (r.momentum > 0 ? 4 : 0) + (r.ema > 0 ? 4 : 0);
         e.p.recipe = &r, e.p.store.param_floats = FLOATS;
         dt__layout_state(&e.p);
-        if (dt__memory_open(&e)) tap_bail("%s", dt_last_error());
+        if (dt__choose_kernels(&e.k) || dt__memory_open(&e)) tap_bail("%s", dt_last_error());
         for (int k = 0; k < DT__STATE_COUNT; k++) arrays += e.state[k] != NULL, dt__free(e.state[k]);
         tap_ok(dt__optimizer_bytes(&r) == want && (double)(allocated - before - 72 * arrays) == want * FLOATS,
                "%s%s%s keeps %g bytes per weight", names[r.optimizer], r.momentum > 0 ? " with momentum" : "", r.ema > 0 ? " and an average" : "", want);
