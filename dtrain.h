@@ -205,7 +205,7 @@ DT_API int64_t dt_dim(const dt_graph *g, dt_tensor t, int axis); /* size; a nega
 DT_API const float *dt_value(const dt_graph *g, dt_tensor t);
 /* Type of a tensor's elements. Arithmetic is fp32; int32 holds tokens and indices; the others are storage: bfloat16,
  * IEEE half, and the 8-bit forms e4m3 (without infinities) and e5m2 of OFP8 (OCP 2023). Ops that only move data
- * (reshape, detach, permute, slice, expand, pad, concat, gather, embed) take every type, all others fp32, or
+ * (reshape, detach, permute, slice, expand, concat, gather, embed) take every type, all others fp32, or
  * int32 where they say so. Gradients are fp32. */
 typedef enum dt_dtype { DT_F32, DT_I32, DT_BF16, DT_F16, DT_F8_E4M3, DT_F8_E5M2 } dt_dtype;
 /* A tensor with a copy of `data`, in any graph but a segment's. Gradients flow into it as into a parameter. */
@@ -483,9 +483,6 @@ DT_API const char *dt_isa(void);
 /* ---- H6  tensors and ops ---- */
 DT_API int64_t dt_shape_count(dt_shape s); /* elements, 2^40 at most; 1 for a scalar */
 DT_API dt_shape dt_shape_of(const dt_graph *g, dt_tensor t);
-DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t);
-/* The elements of an eager tensor of any type: dt_dtype_of() says which (2-byte types: uint16_t, 1-byte: uint8_t). */
-DT_API const void *dt_elements(const dt_graph *g, dt_tensor t);
 /* A constant: every element is `value`; dt_shape0() makes a scalar, which broadcasts. No gradient. */
 DT_API dt_tensor dt_full(dt_graph *g, dt_shape shape, float value);
 /* Shapes. A reshape shares memory. Axes of permute: result axis i is axis axes[i] of x. Slice keeps [begin, end). */
@@ -494,9 +491,7 @@ DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes);
 DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int64_t end);
 /* Repeats x along new leading axes and axes of size 1 until it has `shape` (the broadcasting of elementwise ops). */
 DT_API dt_tensor dt_expand(dt_graph *g, dt_tensor x, dt_shape shape);
-/* x with `before` and `after` zeros added along an axis. */
-DT_API dt_tensor dt_pad(dt_graph *g, dt_tensor x, int axis, int64_t before, int64_t after);
-/* `count` tensors one behind the other along an axis; their other sizes and their types are equal. */
+/* `count` tensors, one after the other along an axis; their other sizes and their types are equal. */
 DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count, int axis);
 DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x); /* x as a constant: no gradient flows through. Shares memory. */
 /* The same elements as another type. To fewer bits: nearest, ties to even; what rounds beyond the largest number
@@ -505,17 +500,11 @@ DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x); /* x as a constant: no gra
 DT_API dt_tensor dt_cast(dt_graph *g, dt_tensor x, dt_dtype dtype);
 /* Indices are int32; x and index have the same sizes except along `axis`. An index outside its axis is an error in an
  * eager graph; in a plan it reads 0 and adds nothing.
- * gather: out[..,j,..] = x[..,index[..,j,..],..]. scatter_add: base with base[..,index[..,j,..],..] += x[..,j,..], one
- * chain per element in the order of j. */
+ * out[..,j,..] = x[..,index[..,j,..],..]. The gradient is one chain per element of x in the order of j. */
 DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index);
-DT_API dt_tensor dt_scatter_add(dt_graph *g, dt_tensor base, int axis, dt_tensor index, dt_tensor x);
-/* int32 (..) -> (..,classes): 1 at the index, else 0; an index outside [0, classes) gives zeros. */
-DT_API dt_tensor dt_one_hot(dt_graph *g, dt_tensor index, int64_t classes);
 /* The k largest of the last axis in falling order, (..,n) -> (..,k); of equal elements the lower index comes first.
  * *indices, when not NULL, is their places, int32 (..,k). The gradient goes to the elements that were picked. */
 DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indices);
-/* Sums of x up to and including each place of an axis: one chain from +0 in index order. */
-DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis);
 
 /* An op of the program's own, of up to 7 fp32 tensors, which makes an fp32 tensor of `shape`. in and shape: data and
  * shapes of the inputs, for backward with dy behind them. forward writes y; backward, for input i, its gradient dx, or
@@ -530,8 +519,8 @@ DT_API dt_tensor dt_custom(dt_graph *g, const dt_custom_op *op, const dt_tensor 
 
 /* Elementwise, (..) -> (..). Ops of several tensors broadcast: shapes are aligned at the last axis, sizes equal or 1.
  * Every function is right for zeros of both signs, subnormals, inf and NaN. Errors against the real value, over all
- * floats (tests/ulp.md): exp, log, tanh below 2 ulp; sqrt and reciprocal rounded once; rsqrt 1.5 ulp; log1p, softplus,
- * sigmoid, silu, gelu_erf, erf, sin, cos, pow below 0.51 ulp. */
+ * floats (tests/ulp.md): exp, log, tanh below 2 ulp; sqrt and reciprocal rounded once; rsqrt 1.5 ulp; sigmoid and silu
+ * below 0.51 ulp. */
 DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s);
 DT_API dt_tensor dt_tanh(dt_graph *g, dt_tensor x);
 /* x / (1 + e^-x) (Elfwing et al. 2018; Hendrycks and Gimpel 2016). -inf gives the limit, -0. */
@@ -544,38 +533,27 @@ DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high);
 DT_API dt_tensor dt_add(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_sub(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_mul(dt_graph *g, dt_tensor a, dt_tensor b);
-DT_API dt_tensor dt_div(dt_graph *g, dt_tensor a, dt_tensor b);
 /* All other functions: of x, and of a and b. DT_E_USAGE: the function takes another number of tensors. */
 typedef enum dt_function {
-    DT_NEG, DT_SQUARE, DT_RECIPROCAL, DT_SQRT, DT_RSQRT,  /* -x, x x, 1/x, root, 1/root */
-    DT_EXP, DT_LOG, DT_LOG1P, DT_SIN, DT_COS, DT_ERF,     /* LOG1P: log(1 + x); radians, also huge ones */
-    DT_SIGMOID, DT_SOFTPLUS, DT_GELU_ERF,                 /* 1 / (1 + e^-x); log(1 + e^x); x/2 (1 + erf(x / sqrt 2)) */
-    DT_ABS,                                               /* gradient +0 at 0. The next four pass no gradient on: */
-    DT_SIGN, DT_FLOOR, DT_CEIL, DT_ROUND,                 /* zeros and NaN stay; ROUND: nearest, ties to even */
-    DT_POW,                                               /* a^b as C's pow; gradient of a +0 where b is 0, of b +0
-                                                             where a is 0 and NaN where a is negative */
-    DT_MAXIMUM, DT_MINIMUM,                               /* a > b ? a : b, a < b ? a : b; a NaN wins (R14) */
-    DT_EQUAL, DT_NOT_EQUAL, DT_LESS, DT_LESS_EQUAL, DT_GREATER, DT_GREATER_EQUAL /* 1 or +0, no gradient */
+    DT_NEG, DT_SQUARE, DT_RECIPROCAL, DT_SQRT, DT_RSQRT, /* -x, x x, 1/x, root, 1/root */
+    DT_EXP, DT_LOG, DT_SIGMOID, DT_ABS,                  /* SIGMOID: 1 / (1 + e^-x). ABS: gradient +0 at 0 */
+    DT_DIV,                                              /* a / b */
+    DT_MAXIMUM, DT_MINIMUM,                              /* a > b ? a : b, a < b ? a : b; a NaN wins (R14) */
+    DT_GREATER_EQUAL                                     /* 1 or +0, no gradient */
 } dt_function;
 DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x);
 DT_API dt_tensor dt_map2(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b);
-/* mask != 0 ? a : b, element by element, all three broadcast. The gradient goes to the one taken and is +0 for the
- * other, whatever that holds; mask has none. */
-DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b);
 /* Reductions over the axes whose bits are set (bit i: axis i); the axes vanish. DT_ALL: every axis, gives a scalar;
  * DT_LAST: the last one. With | DT_KEEP the axes stay with size 1, so that the result broadcasts against x. mean is sum
- * * (1/n). The gradient of max goes to the first one. A NaN is the largest, here and in dt_argmax and dt_top_k. */
+ * * (1/n). The gradient of max goes to the first one. A NaN is the largest, here and in dt_top_k. */
 #define DT_ALL 0x7fffffffu
 #define DT_LAST 0x40000000u
 #define DT_KEEP 0x80000000u
 DT_API dt_tensor dt_sum(dt_graph *g, dt_tensor x, unsigned axes);
 DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes);
 DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes);
-/* int32 index of the first maximum, row-major over the reduced axes (at least one). No gradient. */
-DT_API dt_tensor dt_argmax(dt_graph *g, dt_tensor x, unsigned axes);
-/* exp(x - max) / sum exp(x - max), and x - max - log sum exp(x - max), over axes given as for a reduction. */
+/* exp(x - max) / sum exp(x - max) over axes given as for a reduction. */
 DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, unsigned axes);
-DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, unsigned axes);
 /* op(a) op(b), op transposing the last two axes when its flag is set: (..,M,K) x (..,K,N) -> (..,M,N). Leading axes
  * broadcast. A vector (K) is a row at the left, a column at the right (its flag is ignored), and its axis of size 1
  * vanishes from the result. Fastest: b a matrix and a not transposed, one product for the whole batch. */
@@ -590,24 +568,6 @@ DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t w
 enum { DT_NO_BIAS = 1, DT_COLUMNS = 2, DT_ROWS = 4, DT_QKV = 8 };
 DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std, unsigned how);
 DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x); /* sums axis 0 of (V, ..), V a power of two, by the fixed tree */
-/* The window of a convolution or a pooling along (height, width), or along the one axis of a sequence in [0]. */
-typedef struct dt_window {
-    int64_t size[2];
-    int64_t stride[2];   /* 0: 1 for a convolution, size for a pooling */
-    int64_t padding[2];  /* places outside the tensor at each side; pooling: at most half the size */
-    int64_t dilation[2]; /* convolutions: distance of neighbouring taps, 0: 1 */
-    int64_t groups;      /* convolutions: output channels of a group see the input channels of it alone; 0: 1 */
-} dt_window;
-/* Convolution (cross-correlation, LeCun et al. 1989): x (B,C,L) with weight (O,C/groups,K) -> (B,O,L'), or x (B,C,H,W)
- * with weight (O,C/groups,KH,KW) -> (B,O,H',W'); n' = (n + 2 padding - dilation (size - 1) - 1) / stride + 1, O
- * `channels`. "<name>.weight" ~ N(0, 2/n), n the inputs of an output (He et al. 2015), and "<name>.bias" = 0 (O). Each
- * output is one chain over (input channel, tap row, tap column), the bias added last; the weight's gradient one over
- * (sample, position). In both, places outside the tensor are terms with the value 0. The input's gradient adds, by
- * ascending position, chains over output channels. */
-DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window);
-/* Largest element, or mean, of every window: (B,C,L) -> (B,C,L') or (B,C,H,W) -> (B,C,H',W'), as above. Outside the
- * tensor are -inf for a maximum, 0 for a mean (sum in window order / size). The first maximum gets the gradient. */
-DT_API dt_tensor dt_pooling(dt_graph *g, dt_tensor x, int mean, const dt_window *window);
 /* Rows of table (V,C), of any type, picked by int32 tokens (..): (..,C). Tokens must lie in [0, V): the trainer refuses
  * data with others; one that a segment computes and that lies outside gives a row of zeros and no gradient. */
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens);
@@ -615,10 +575,6 @@ DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens);
 DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name, float eps);
 /* x / sqrt(mean(x^2) + eps) * gamma over the last axis (Zhang and Sennrich 2019); "<name>.weight" = 1 (C). */
 DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name, float eps);
-/* (x - mean) / sqrt(var + eps) * gamma + beta for each channel of (B,C,..), mean and biased variance over all other
- * axes (Ioffe and Szegedy 2015); "<name>.weight" = 1, "<name>.bias" = 0 (C). In a segment the statistics are a unit's
- * (a micro-batch of a data shard), as the recipe decides. No running averages: validation uses its own units'. */
-DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float eps);
 /* How dt_attend works; what is 0 has its usual value. */
 typedef struct dt_attention_options {
     int64_t heads;    /* H, of the queries */
@@ -2158,35 +2114,6 @@ static float dt__expf(float x)
     return q * dt__float_of_bits((uint32_t)(whole - half + 127) << 23);
 }
 
-/* ---- large angles ----
- * x = quadrant * pi/2 + r for finite |x| >= 2^20: x * 2/pi modulo 4 in integers (Payne and Hanek 1983). x is m 2^e; of
- * 2/pi only 96 bits matter, those whose product with 2^e lies below 4 and above 2^-94. No float is nearer to a multiple
- * of pi/2 (but 0) than 2^-30, so r has 31 good bits and more. Inf and NaN give NaN. */
-static double dt__large_angle(float x, uint64_t *quadrant)
-{
-    static const uint32_t two_over_pi[8] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
-                                            0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu};
-    uint32_t bits = dt__bits_of_float(x), m = (bits & 0x7fffffu) | 0x800000u, part[3];
-    int e = (int)(bits >> 23 & 255) - 150, at = e + 30; /* at: first bit of the 96, counted in the table */
-    uint64_t low, mid, high, turn;
-    double r;
-    *quadrant = 0;
-    if (e == 105) return (double)(x - x);
-    for (int i = 0; i < 3; i++) {
-        const uint32_t *word = two_over_pi + at / 32 + i;
-        part[i] = (uint32_t)(((uint64_t)word[0] << 32 | word[1]) << (at % 32) >> 32);
-    }
-    low = (uint64_t)m * part[2];
-    mid = (uint64_t)m * part[1] + (low >> 32);
-    high = (uint64_t)m * part[0] + (mid >> 32);
-    turn = high << 32 | (mid & 0xffffffffu); /* of a full turn, 2^64 */
-    *quadrant = (turn + 0x2000000000000000u) >> 62;
-    r = (double)(int64_t)(turn - (*quadrant << 62)) * 0x1.921fb54442d18p-62;
-    if (x >= 0.0f) return r;
-    *quadrant = 0 - *quadrant;
-    return -r;
-}
-
 /* ---- Philox4x32-10 ----
  * Salmon, Moraes, Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). */
 #define DT__PHILOX_M0 0xD2511F53u
@@ -2475,9 +2402,9 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  * The one list of ops, one row each; every part of the library that has to know about ops reads it.
  *
  * MAP(name, operands, builder kind, builder, expression, gradients): every element of the result is the expression of
- *   the same element of the inputs a, b, c (operands A, AB, ABC), which broadcast, and of the scalar s.
+ *   the same element of the inputs a and b (operands A, AB), which broadcast, and of the scalar s.
  * GRAD(name, input, operands, expression): a MAP op for the gradient of one input, of dy (D) and of what else the
- *   operands name: inputs A, B, C and the value Y.
+ *   operands name: inputs A, B and the value Y.
  * ROW(name, inputs, in place, shape, shards, passes, gradients): at most three passes over each row. A pass reduces
  *   an expression (DT__SUM, DT__MAX, or DT__DOT of two) to a scalar s0..s3, whose last argument makes the scalar
  *   from the reduction r and the row's length `count`; DT__SUM_OUT also stores its terms; DT__OUT stores the result
@@ -2512,17 +2439,14 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     OP(DETACH, ALIAS, "*", 0, SAME, REFUSE, NONE, NONE, NONE, NONE, ) \
     OP(PERMUTE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, permute, ) \
     OP(SLICE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, NONE, RULE(SLICE, 0, PAD, D, FLOW)) \
-    OP(PAD, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, NONE, RULE(PAD, 0, SLICE, D, FLOW)) \
+    OP(PAD, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, NONE, ) \
     OP(CONCAT, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, concat, ) \
     OP(EXPAND, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, NONE, RULE(EXPAND, 0, NONE, D, REDUCED)) \
     OP(FULL, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, full, NONE, ) \
     OP(CAST, MOVE, "*", 0, GIVEN, KEEP, NONE, NONE, cast, cast, ) \
     OP(GATHER, MOVE, "*i", 0, GIVEN, REFUSE, NONE, NONE, gather, NONE, RULE(GATHER, 0, SCATTER_ADD, BD, CHAIN)) \
-    OP(SCATTER_ADD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, scatter_add, NONE, \
-       RULE(SCATTER_ADD, 1, GATHER, DA, FLOW) RULE(SCATTER_ADD, 2, NONE, D, FLOW)) \
-    OP(ONE_HOT, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, one_hot, NONE, ) \
+    OP(SCATTER_ADD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, scatter_add, NONE, ) \
     OP(TOP_K, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, top_k, NONE, ) \
-    OP(CUMSUM, SPECIAL, "f", 0, SAME, REFUSE, NONE, NONE, cumsum, NONE, RULE(CUMSUM, 0, CUMSUM, D, BACK)) \
     OP(CUSTOM, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, custom, custom, ) \
     OP(CUSTOM_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, custom, NONE, ) \
     OP(COMBINE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, combine, combine, ) \
@@ -2537,57 +2461,32 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     MAP(SQRT, A, CODE, DT_SQRT, dt__v_sqrt(a), GRAD(SQRT, 0, YD, dy * 0.5f / y)) \
     MAP(RSQRT, A, CODE, DT_RSQRT, 1.0f / dt__v_sqrt(a), GRAD(RSQRT, 0, YD, dy * -0.5f * y * y * y)) \
     MAP(GELU, A, UNARY, dt_gelu, dt__v_gelu(a), GRAD(GELU, 0, AD, dt__v_gelu_grad(a, dy))) \
-    MAP(GELU_ERF, A, CODE, DT_GELU_ERF, dt__v_gelu_erf(a), GRAD(GELU_ERF, 0, AD, dt__v_gelu_erf_grad(a, dy))) \
     MAP(SILU, A, UNARY, dt_silu, dt__v_silu(a), GRAD(SILU, 0, AD, dt__v_silu_grad(a, dy))) \
     MAP(SIGMOID, A, CODE, DT_SIGMOID, dt__v_sigmoid(a), GRAD(SIGMOID, 0, YD, dy * y - dy * y * y)) \
-    MAP(SOFTPLUS, A, CODE, DT_SOFTPLUS, dt__v_softplus(a), GRAD(SOFTPLUS, 0, AD, dy * dt__v_sigmoid(a))) \
     MAP(RELU, A, UNARY, dt_relu, dt__v_where(a <= zero, zero, a), GRAD(RELU, 0, YD, dt__v_where(y != zero, dy, zero))) \
     MAP(ABS, A, CODE, DT_ABS, dt__v_abs(a), GRAD(ABS, 0, AD, dt__v_where(a != zero, dy * dt__v_sign(a), zero))) \
-    MAP(SIGN, A, CODE, DT_SIGN, dt__v_sign(a), ) \
-    MAP(FLOOR, A, CODE, DT_FLOOR, dt__v_floor(a), ) \
-    MAP(CEIL, A, CODE, DT_CEIL, -dt__v_floor(-a), ) \
-    MAP(ROUND, A, CODE, DT_ROUND, dt__v_round(a), ) \
     MAP(SQUARE, A, CODE, DT_SQUARE, a * a, GRAD(SQUARE, 0, AD, dy * 2.0f * a)) \
     MAP(RECIPROCAL, A, CODE, DT_RECIPROCAL, 1.0f / a, GRAD(RECIPROCAL, 0, YD, -(dy * y * y))) \
-    MAP(LOG1P, A, CODE, DT_LOG1P, dt__v_log1p(a), GRAD(LOG1P, 0, AD, dy / (a + 1.0f))) \
-    MAP(ERF, A, CODE, DT_ERF, dt__v_erf(a), GRAD(ERF, 0, AD, dy * 1.12837917f * dt__v_exp(-(a * a)))) \
-    MAP(SIN, A, CODE, DT_SIN, dt__v_sin(a), GRAD(SIN, 0, AD, dy * dt__v_cos(a))) \
-    MAP(COS, A, CODE, DT_COS, dt__v_cos(a), GRAD(COS, 0, AD, -(dy * dt__v_sin(a)))) \
     MAP(ADD, AB, BINARY, dt_add, a + b, RULE(ADD, 0, NONE, D, REDUCED) RULE(ADD, 1, NONE, D, REDUCED)) \
     MAP(SUB, AB, BINARY, dt_sub, a - b, RULE(SUB, 0, NONE, D, REDUCED) GRAD(SUB, 1, D, -dy)) \
     MAP(MUL, AB, BINARY, dt_mul, a * b, GRAD(MUL, 0, BD, dy * b) GRAD(MUL, 1, AD, dy * a)) \
-    MAP(DIV, AB, BINARY, dt_div, a / b, GRAD(DIV, 0, BD, dy / b) GRAD(DIV, 1, BYD, -(dy / b * y))) \
-    MAP(POW, AB, CODE, DT_POW, dt__v_pow(a, b), /* +0 where the product would be 0 times inf */ \
-        GRAD(POW, 0, ABD, dt__v_where(b != zero, dy * (b * dt__v_pow(a, b - 1.0f)), zero)) \
-        GRAD(POW, 1, AYD, dt__v_where(a != zero, dy * (y * dt__v_log(a)), zero))) \
+    MAP(DIV, AB, CODE, DT_DIV, a / b, GRAD(DIV, 0, BD, dy / b) GRAD(DIV, 1, BYD, -(dy / b * y))) \
     MAP(MAXIMUM, AB, CODE, DT_MAXIMUM, dt__v_where(dt__v_above(a, b), a, b), \
         GRAD(MAXIMUM, 0, ABD, dt__v_where(dt__v_above(a, b), dy, zero)) \
         GRAD(MAXIMUM, 1, ABD, dt__v_where(dt__v_above(a, b), zero, dy))) \
     MAP(MINIMUM, AB, CODE, DT_MINIMUM, dt__v_where(dt__v_below(a, b), a, b), \
         GRAD(MINIMUM, 0, ABD, dt__v_where(dt__v_below(a, b), dy, zero)) \
         GRAD(MINIMUM, 1, ABD, dt__v_where(dt__v_below(a, b), zero, dy))) \
-    MAP(EQUAL, AB, CODE, DT_EQUAL, dt__v_where(a == b, one, zero), ) \
-    MAP(NOT_EQUAL, AB, CODE, DT_NOT_EQUAL, dt__v_where(a != b, one, zero), ) \
-    MAP(LESS, AB, CODE, DT_LESS, dt__v_where(a < b, one, zero), ) \
-    MAP(LESS_EQUAL, AB, CODE, DT_LESS_EQUAL, dt__v_where(a <= b, one, zero), ) \
-    MAP(GREATER, AB, CODE, DT_GREATER, dt__v_where(a > b, one, zero), ) \
     MAP(GREATER_EQUAL, AB, CODE, DT_GREATER_EQUAL, dt__v_where(a >= b, one, zero), ) \
-    MAP(SELECT, ABC, OWN, dt_select, dt__v_where(a != zero, b, c), \
-        GRAD(SELECT, 1, AD, dt__v_where(a != zero, dy, zero)) GRAD(SELECT, 2, AD, dt__v_where(a != zero, zero, dy))) \
     MAP(BCE, AB, OWN, dt_error_loss, dt__v_bce(a, b), \
         GRAD(BCE, 0, ABD, dy * dt__v_bce_grad(a, b)) GRAD(BCE, 1, AD, -(dy * a))) \
     ROW(ROW_SUM, "r", 0, GIVEN, REFUSE, DT__SUM(s0, a, r), row_sum, row_sum, ) \
     ROW(ROW_MAX, "r", 0, GIVEN, REFUSE, DT__MAX(s0, a, r), rows, NONE, RULE(ROW_MAX, 0, MAX_GRAD, AYD, FLOW)) \
     OP(MAX_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, max_grad, NONE, ) \
-    OP(ARGMAX, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, argmax, NONE, ) \
     ROW(SOFTMAX, "r", 1, SAME, REFUSE, \
         DT__MAX(s0, a, r) DT__SUM_OUT(s1, dt__v_exp(a - s0), r) DT__OUT(y / s1), \
         rows, NONE, RULE(SOFTMAX, 0, SOFTMAX_GRAD, YD, FLOW)) \
     ROW(SOFTMAX_GRAD, "rr", 2, SAME, REFUSE, DT__DOT(s0, b, a, r) DT__OUT((b - s0) * a), rows, NONE, ) \
-    ROW(LOG_SOFTMAX, "r", 1, SAME, REFUSE, \
-        DT__MAX(s0, a, r) DT__SUM(s1, dt__v_exp(a - s0), dt__v_log(r)) DT__OUT(a - s0 - s1), \
-        rows, NONE, RULE(LOG_SOFTMAX, 0, LOG_SOFTMAX_GRAD, YD, FLOW)) \
-    ROW(LOG_SOFTMAX_GRAD, "rr", 3, SAME, REFUSE, DT__SUM(s0, b, r) DT__OUT(b - dt__v_exp(a) * s0), rows, NONE, ) \
     ROW(LAYERNORM, "rvv", 0, SAME, REFUSE, \
         DT__SUM(s0, a, r / count) DT__DOT(s1, a - s0, a - s0, 1.0f / dt__v_sqrt(r / count + s2)) \
         DT__OUT(dt__v_fma((a - s0) * s1, b, c)), rows, NONE, \
@@ -2611,16 +2510,6 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     OP(ROPE, SPECIAL, "f", 1, SAME, FIRST, NONE, NONE, rope, NONE, RULE(ROPE, 0, ROPE, D, BACK)) \
     OP(POSITIONS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, positions, NONE, ) \
     OP(CACHE, MOVE, "f", 0, GIVEN, FIRST, NONE, NONE, move, NONE, ) \
-    OP(CONV, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, conv, window, conv, \
-       RULE(CONV, 0, CONV_DX, DB, FLOW) RULE(CONV, 1, CONV_DW, DA, CHAIN)) \
-    OP(CONV_DX, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, conv, window, NONE, ) \
-    OP(CONV_DW, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, conv, window, NONE, ) \
-    OP(MAX_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NONE, window, NONE, \
-       RULE(MAX_POOL, 0, MAX_POOL_GRAD, DA, FLOW)) \
-    OP(AVG_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NONE, window, NONE, \
-       RULE(AVG_POOL, 0, AVG_POOL_GRAD, D, FLOW)) \
-    OP(MAX_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NONE, window, NONE, ) \
-    OP(AVG_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NONE, window, NONE, ) \
     OP(DROPOUT, SPECIAL, "f", 1, SAME, REFUSE, NONE, NONE, dropout, NONE, RULE(DROPOUT, 0, DROPOUT, D, FLOW)) \
     ROW(CROSS_ENTROPY, "fi", 0, GIVEN, WHOLE, DT__SUM(s1, dt__v_exp(a - s0), r) DT__SUM(s2, a - s0, r), \
         cross_entropy, NONE, RULE(CROSS_ENTROPY, 0, CROSS_ENTROPY_GRAD, AXBD, FLOW)) \
@@ -2649,11 +2538,11 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
 enum { DT__OPS(DT__NAME_OP, DT__NAME_MAP, DT__NAME_GRAD, DT__NAME_OP, DT__NAME_OP, DT__SKIP) DT__OP_COUNT };
 
 /* The operands of map ops as masks; among the inputs of a node they stand in the order of their bits. */
-enum { DT__IN_A = 1, DT__IN_B = 2, DT__IN_C = 4, DT__IN_Y = 8, DT__IN_D = 16, DT__IN_AB = 3, DT__IN_ABC = 7,
-       DT__IN_AD = 17, DT__IN_BD = 18, DT__IN_YD = 24, DT__IN_ABD = 19, DT__IN_AYD = 25, DT__IN_BYD = 26 };
+enum { DT__IN_A = 1, DT__IN_B = 2, DT__IN_Y = 4, DT__IN_D = 8, DT__IN_AB = 3, DT__IN_AD = 9, DT__IN_BD = 10,
+       DT__IN_YD = 12, DT__IN_ABD = 11, DT__IN_BYD = 14 };
 
 /* C (m,n) = [C +] A (m,k) B (k,n): one fmaf chain per element, in k order. R5: a chain has existing terms only, never
- * products with padding or masked values. Unfolded windows are the exception: the zeros outside a tensor are terms. */
+ * products with padding or masked values. */
 typedef struct dt__gemm {
     int64_t m, n, k;
     const float *a; /* A(i,p) = a[i*ars + p*acs], one of the strides is 1 */
@@ -2890,20 +2779,10 @@ static dt_result dt__choose_kernels(const dt__kernels **k) { return *k = dt__isa
 #define dt__v_tanh DT__K(dt__v_tanh)
 #define dt__v_gelu DT__K(dt__v_gelu)
 #define dt__v_gelu_grad DT__K(dt__v_gelu_grad)
-#define dt__v_gelu_erf DT__K(dt__v_gelu_erf)
-#define dt__v_gelu_erf_grad DT__K(dt__v_gelu_erf_grad)
 #define dt__v_silu DT__K(dt__v_silu)
 #define dt__v_silu_grad DT__K(dt__v_silu_grad)
 #define dt__v_sigmoid DT__K(dt__v_sigmoid)
-#define dt__v_softplus DT__K(dt__v_softplus)
-#define dt__v_log1p DT__K(dt__v_log1p)
-#define dt__v_erf DT__K(dt__v_erf)
-#define dt__v_sin DT__K(dt__v_sin)
-#define dt__v_cos DT__K(dt__v_cos)
-#define dt__v_pow DT__K(dt__v_pow)
 #define dt__v_sign DT__K(dt__v_sign)
-#define dt__v_round DT__K(dt__v_round)
-#define dt__v_floor DT__K(dt__v_floor)
 #define dt__v_bce DT__K(dt__v_bce)
 #define dt__v_bce_grad DT__K(dt__v_bce_grad)
 
@@ -3147,26 +3026,12 @@ DT__INLINE dt__vf dt__v_bce_grad(dt__vf x, dt__vf t)
     return dt__v_select(above, one, u) / (one + u) - t;
 }
 
-/* ---- steps and whole numbers ---- */
 /* 1 or -1; zeros and NaN stay as they are. */
 DT__INLINE dt__vf dt__v_sign(dt__vf x)
 {
     dt__vf y = dt__v_select((dt__vi)(x > dt__v_set(0.0f)), dt__v_set(1.0f), x);
     return dt__v_select((dt__vi)(x < dt__v_set(0.0f)), dt__v_set(-1.0f), y);
 }
-/* Nearest whole number, ties to even: 2^23 leaves no place for a fraction. The sign stays, also that of a zero. */
-DT__INLINE dt__vf dt__v_round(dt__vf x)
-{
-    dt__vf a = dt__v_abs(x), big = dt__v_set(0x1p23f), whole = (a + big) - big;
-    whole = (dt__vf)((dt__vi)whole | ((dt__vi)x & dt__v_seti((int32_t)0x80000000)));
-    return dt__v_select((dt__vi)(a < big), whole, x);
-}
-DT__INLINE dt__vf dt__v_floor(dt__vf x)
-{
-    dt__vf whole = dt__v_round(x);
-    return dt__v_select((dt__vi)(whole > x), whole - dt__v_set(1.0f), whole);
-}
-
 /* ---- functions in double ----
  * Half as many lanes, in double: then short formulas without corrections are good to about 2^-30, and rounding to float
  * is nearly all of the error. No fma, so that machines without the instruction are fast too. Coefficients are minimax
@@ -3192,16 +3057,14 @@ DT__INLINE dt__vd DT__K(dt__d_select)(dt__vl mask, dt__vd a, dt__vd b)
     return (dt__vd)(((dt__vl)a & mask) | ((dt__vl)b & ~mask));
 }
 #define DT__WHERE(condition, a, b) DT__K(dt__d_select)((dt__vl)(condition), a, b)
-#define DT__SIGN 0x8000000000000000u
-DT__INLINE dt__vd DT__K(dt__d_abs)(dt__vd x) { return (dt__vd)((dt__vl)x & ~DT__SIGN); }
-DT__INLINE dt__vd DT__K(dt__d_sign)(dt__vd x, dt__vd s) { return (dt__vd)((dt__vl)x | ((dt__vl)s & DT__SIGN)); }
 
-/* 2^v = s (1 + p): returns p = 2^f - 1 to 2^-32, and s = 2^n; v is kept within +-300. v + 1.5 * 2^52 ends with n. */
+/* 1 + e^-x. 2^v is s (1 + p), p = 2^f - 1 to 2^-32 and s = 2^n; v is kept within +-300. v + 1.5 * 2^52 ends with n. */
+#define DT__LOG2E 0x1.71547652b82fep+0
 #define DT__ROUND_52 0x1.8p52
-DT__INLINE dt__vd DT__K(dt__d_exp2_parts)(dt__vd v, dt__vd *s)
+DT__INLINE dt__vd DT__K(dt__d_gate)(dt__vd x)
 {
     const dt__vd most = DT__K(dt__d_set)(300.0);
-    dt__vd t, f, p;
+    dt__vd v = x * -DT__LOG2E, t, f, p, s;
     v = DT__WHERE(v > most, most, v);
     v = DT__WHERE(v < -most, -most, v);
     t = v + DT__ROUND_52;
@@ -3212,212 +3075,26 @@ DT__INLINE dt__vd DT__K(dt__d_exp2_parts)(dt__vd v, dt__vd *s)
     p = p * f + 0x1.c6b08cb169959p-5;
     p = p * f + 0x1.ebfbe045708dcp-3;
     p = p * f + 0x1.62e42fefd3471p-1;
-    *s = (dt__vd)(((dt__vl)t + 1023u) << 52);
-    return p * f;
+    s = (dt__vd)(((dt__vl)t + 1023u) << 52);
+    return 1.0 + (p * f * s + s);
 }
-DT__INLINE dt__vd DT__K(dt__d_exp2)(dt__vd v)
-{
-    dt__vd s, p = DT__K(dt__d_exp2_parts)(v, &s);
-    return p * s + s;
-}
-
-/* log2 of floats or their sums: x = 2^e m, m in [sqrt(1/2), sqrt(2)), atanh series, to 2^-45. 0: -inf, below: NaN. */
-DT__INLINE dt__vd DT__K(dt__d_log2)(dt__vd x)
-{
-    const dt__vd inf = DT__K(dt__d_set)(__builtin_inf()), zero = DT__K(dt__d_set)(0.0);
-    dt__vl e = ((dt__vl)x - 0x3fe6a09e00000000u + 0x3ff0000000000000u) >> 52; /* exponent + 1023 */
-    dt__vd m = (dt__vd)((dt__vl)x - ((e - 1023u) << 52)), s = (m - 1.0) / (m + 1.0), z = s * s, p;
-    p = z * 0x1.21b0ea97e634ap-2 + 0x1.47955635813fbp-2;
-    p = p * z + 0x1.a61a2ec9b1b2bp-2;
-    p = p * z + 0x1.2776c2933ecdcp-1;
-    p = p * z + 0x1.ec709dc53c66bp-1;
-    p = p * z + 0x1.71547652b8251p+1;
-    p = p * s + ((dt__vd)(e | 0x4330000000000000u) - (0x1p52 + 1023.0)); /* e as a number */
-    p = DT__WHERE(x - x != zero, x, p); /* inf and NaN */
-    p = DT__WHERE(x == zero, -inf, p);
-    return DT__WHERE(x < zero, inf - inf, p);
-}
-
-#define DT__LOG2E 0x1.71547652b82fep+0
-#define DT__LN2 0x1.62e42fefa39efp-1
-
-/* Below 2^-12 the series: 1 + x would lose bits of x. */
-DT__INLINE dt__vd DT__K(dt__d_log1p)(dt__vd x)
-{
-    dt__vd series = x * (1.0 - x * (0.5 - x * (1.0 / 3.0)));
-    return DT__WHERE(DT__K(dt__d_abs)(x) < DT__K(dt__d_set)(0x1p-12), series, DT__K(dt__d_log2)(x + 1.0) * DT__LN2);
-}
-DT__INLINE dt__vd DT__K(dt__d_sigmoid)(dt__vd x) { return 1.0 / (1.0 + DT__K(dt__d_exp2)(x * -DT__LOG2E)); }
-/* x / (1 + e^-x) (Elfwing et al. 2018); -inf gives the limit, -0. */
-DT__INLINE dt__vd DT__K(dt__d_silu)(dt__vd x)
-{
-    const dt__vd least = DT__K(dt__d_set)(-1000.0);
-    x = DT__WHERE(x < least, least, x);
-    return x / (1.0 + DT__K(dt__d_exp2)(x * -DT__LOG2E));
-}
-/* log(1 + e^x) = max(x, 0) + log1p(e^-|x|) */
-DT__INLINE dt__vd DT__K(dt__d_softplus)(dt__vd x)
-{
-    const dt__vd zero = DT__K(dt__d_set)(0.0);
-    dt__vd rest = DT__K(dt__d_log1p)(DT__K(dt__d_exp2)(DT__K(dt__d_abs)(x) * -DT__LOG2E));
-    return DT__WHERE(x > zero, x, zero) + rest;
-}
-
-/* erfc(a) for a >= 0, a2 = a^2: *gauss = e^-a2, times erfcx(a) as a polynomial of (a - 2.5) / (a + 2.5) for a <= 10.5;
- * there e^-a2 is below the least float. To 2^-31. */
-DT__INLINE dt__vd DT__K(dt__d_erfc)(dt__vd a, dt__vd a2, dt__vd *gauss)
-{
-    const dt__vd most = DT__K(dt__d_set)(10.5);
-    dt__vd u, p;
-    a = DT__WHERE(a > most, most, a);
-    u = (a - 2.5) / (a + 2.5);
-    p = u * 0x1.9611616f8ebe3p-18 + 0x1.017360257f484p-16;
-    p = p * u - 0x1.1c79214974016p-15;
-    p = p * u - 0x1.0a44f2278fc81p-13;
-    p = p * u + 0x1.df2f657b0122dp-13;
-    p = p * u + 0x1.caefa976ad03cp-11;
-    p = p * u - 0x1.5a58a1a4e97b9p-9;
-    p = p * u - 0x1.05b9c319d0454p-8;
-    p = p * u + 0x1.470ba47cd9655p-5;
-    p = p * u - 0x1.001154fa20981p-3;
-    p = p * u + 0x1.01c11a71aeeb9p-2;
-    p = p * u - 0x1.7ca88dea40c6ep-2;
-    p = p * u + 0x1.afbb3f3b6f3edp-3;
-    *gauss = DT__K(dt__d_exp2)(a2 * -DT__LOG2E);
-    return *gauss * p;
-}
-/* 1 - erfc|x|, and below 1/2, where that would cancel, x P(x^2). */
-DT__INLINE dt__vd DT__K(dt__d_erf)(dt__vd x)
-{
-    dt__vd a = DT__K(dt__d_abs)(x), z = x * x, gauss, p, big = 1.0 - DT__K(dt__d_erfc)(a, z, &gauss);
-    p = z * -0x1.9353b9fb51a53p-11 + 0x1.54ceb26ca754ep-8;
-    p = p * z - 0x1.b820175f70c59p-6;
-    p = p * z + 0x1.ce2ef1ab723a2p-4;
-    p = p * z - 0x1.8127466e3cce2p-2;
-    p = p * z + 0x1.20dd75041af20p+0;
-    return DT__K(dt__d_sign)(DT__WHERE(a < DT__K(dt__d_set)(0.5), p * a, big), x);
-}
-
-/* Phi(x), the normal distribution: erfc(|x| / sqrt 2) / 2 or 1 minus that. *gauss = e^(-x^2/2). */
-DT__INLINE dt__vd DT__K(dt__d_normal)(dt__vd x, dt__vd *gauss)
-{
-    dt__vd h = 0.5 * DT__K(dt__d_erfc)(DT__K(dt__d_abs)(x) * 0x1.6a09e667f3bcdp-1, 0.5 * (x * x), gauss);
-    return DT__WHERE(x < DT__K(dt__d_set)(0.0), h, 1.0 - h);
-}
-/* x Phi(x); -inf gives the limit, -0. */
-DT__INLINE dt__vd DT__K(dt__d_gelu_erf)(dt__vd x)
-{
-    const dt__vd least = DT__K(dt__d_set)(-40.0);
-    dt__vd gauss, normal = DT__K(dt__d_normal)(x, &gauss);
-    return DT__WHERE(x < least, least, x) * normal;
-}
-/* dy (Phi(x) + x phi(x)) */
-DT__INLINE dt__vd DT__K(dt__d_gelu_erf_grad)(dt__vd x, dt__vd dy)
-{
-    const dt__vd most = DT__K(dt__d_set)(40.0);
-    dt__vd gauss, normal;
-    x = DT__WHERE(x < -most, -most, x);
-    x = DT__WHERE(x > most, most, x);
-    normal = DT__K(dt__d_normal)(x, &gauss);
-    return dy * (normal + x * gauss * 0x1.9884533d43651p-2);
-}
-
-/* a^b = 2^(b log2 |a|), then C's rules: a^0 and 1^b are 1 (NaN included), (-1)^+-inf is 1, a negative a has the sign of
- * an odd b and no value for a b that is not a whole number. Floats from 2^24 on are even. */
-DT__INLINE dt__vd DT__K(dt__d_pow)(dt__vd a, dt__vd b)
-{
-    const dt__vd zero = DT__K(dt__d_set)(0.0), one = DT__K(dt__d_set)(1.0), even = DT__K(dt__d_set)(0x1p30);
-    dt__vd size = DT__K(dt__d_abs)(a), y = DT__K(dt__d_exp2)(b * DT__K(dt__d_log2)(size)), c, t;
-    dt__vl odd;
-    c = DT__K(dt__d_abs)(b);
-    c = DT__WHERE(c < even, c, even);
-    t = c + DT__ROUND_52;
-    odd = ((dt__vl)t << 63) & (dt__vl)(t - DT__ROUND_52 == c);
-    y = DT__WHERE((size == one) & (b == b), one, y);
-    y = (dt__vd)((dt__vl)y | (odd & (dt__vl)a));
-    y = DT__WHERE((a < zero) & (a - a == zero) & (t - DT__ROUND_52 != c), zero / zero, y);
-    return DT__WHERE((b == zero) | (a == one), one, y);
-}
-
-/* x = n pi/2 + r: returns r, |r| <= pi/4; the low two bits of *n are n. Up to 2^20 n times the upper 33 bits of pi/2 is
- * exact; beyond, and for inf and NaN, lane by lane. */
-DT__INLINE dt__vd DT__K(dt__d_quadrant)(dt__vd x, dt__vl *n)
-{
-    dt__vd t = x * 0x1.45f306dc9c883p-1 + DT__ROUND_52, k = t - DT__ROUND_52;
-    dt__vd r = (x - k * 0x1.921fb544p+0) - k * 0x1.0b4611a626331p-34;
-    double angle[DT__W / 2], rest[DT__W / 2];
-    uint64_t quadrant[DT__W / 2];
-    int large = 0;
-    memcpy(angle, &x, sizeof x);
-    for (int i = 0; i < DT__W / 2; i++) large |= !(angle[i] < 0x1p20 && angle[i] > -0x1p20);
-    *n = (dt__vl)t;
-    if (!large) return r;
-    memcpy(rest, &r, sizeof r);
-    memcpy(quadrant, n, sizeof quadrant);
-    for (int i = 0; i < DT__W / 2; i++)
-        if (!(angle[i] < 0x1p20 && angle[i] > -0x1p20)) rest[i] = dt__large_angle((float)angle[i], &quadrant[i]);
-    memcpy(&r, rest, sizeof r);
-    memcpy(n, quadrant, sizeof quadrant);
-    return r;
-}
-/* Sine and cosine of |r| <= pi/4: to 2^-37 and 2^-43. */
-DT__INLINE dt__vd DT__K(dt__d_sin_near)(dt__vd r)
-{
-    dt__vd z = r * r, p = z * 0x1.6cd855cea9cc1p-19 - 0x1.a00f9db06d4aep-13;
-    p = p * z + 0x1.1111089687705p-7;
-    p = p * z - 0x1.5555554cbab88p-3;
-    return r * (p * z + 1.0);
-}
-DT__INLINE dt__vd DT__K(dt__d_cos_near)(dt__vd r)
-{
-    dt__vd z = r * r, p = z * -0x1.23d8076123dadp-22 + 0x1.a00f11ddf3701p-16;
-    p = p * z - 0x1.6c16b4018b649p-10;
-    p = p * z + 0x1.55555546f7407p-5;
-    p = p * z - 0x1.ffffffffec040p-2;
-    return p * z + 1.0;
-}
-/* sin(x + quarters pi/2): the cosine is one quarter ahead. */
-DT__INLINE dt__vd DT__K(dt__d_sin)(dt__vd x, uint64_t quarters)
-{
-    dt__vl n, odd;
-    dt__vd r = DT__K(dt__d_quadrant)(x, &n), y;
-    n = n + quarters;
-    odd = 0u - (n & 1u);
-    y = DT__K(dt__d_select)(odd, DT__K(dt__d_cos_near)(r), DT__K(dt__d_sin_near)(r));
-    return (dt__vd)((dt__vl)y ^ ((n & 2u) << 62));
-}
-/* A function of floats by a function of doubles: of x, and of w, the second argument. */
-DT__INLINE void DT__K(dt__d_split)(dt__vf v, dt__vd half[2])
-{
-    dt__vh h[2];
-    memcpy(h, &v, sizeof v);
-    for (int i = 0; i < 2; i++) half[i] = __builtin_convertvector(h[i], dt__vd);
-}
-#define DT__BY_DOUBLE(name, arguments, second, expression) \
-    static __attribute__((unused)) dt__vf name arguments \
+/* A function of floats by one of doubles x. */
+#define DT__BY_DOUBLE(name, expression) \
+    static __attribute__((unused)) dt__vf name(dt__vf u) \
     { \
-        dt__vd left[2], right[2]; \
         dt__vh h[2]; \
-        DT__K(dt__d_split)(u, left); \
-        DT__K(dt__d_split)(second, right); \
+        memcpy(h, &u, sizeof u); \
         for (int i = 0; i < 2; i++) { \
-            const dt__vd x = left[i], w = right[i]; \
-            (void)w; \
+            const dt__vd x = __builtin_convertvector(h[i], dt__vd), least = DT__K(dt__d_set)(-1000.0); \
+            (void)least; \
             h[i] = __builtin_convertvector(expression, dt__vh); \
         } \
         memcpy(&u, h, sizeof u); \
         return u; \
     }
-DT__BY_DOUBLE(dt__v_log1p, (dt__vf u), u, DT__K(dt__d_log1p)(x))
-DT__BY_DOUBLE(dt__v_sigmoid, (dt__vf u), u, DT__K(dt__d_sigmoid)(x))
-DT__BY_DOUBLE(dt__v_silu, (dt__vf u), u, DT__K(dt__d_silu)(x))
-DT__BY_DOUBLE(dt__v_softplus, (dt__vf u), u, DT__K(dt__d_softplus)(x))
-DT__BY_DOUBLE(dt__v_erf, (dt__vf u), u, DT__K(dt__d_erf)(x))
-DT__BY_DOUBLE(dt__v_gelu_erf, (dt__vf u), u, DT__K(dt__d_gelu_erf)(x))
-DT__BY_DOUBLE(dt__v_gelu_erf_grad, (dt__vf u, dt__vf dy), dy, DT__K(dt__d_gelu_erf_grad)(x, w))
-DT__BY_DOUBLE(dt__v_pow, (dt__vf u, dt__vf v), v, DT__K(dt__d_pow)(x, w))
-DT__BY_DOUBLE(dt__v_sin, (dt__vf u), u, DT__K(dt__d_sin)(x, 0))
-DT__BY_DOUBLE(dt__v_cos, (dt__vf u), u, DT__K(dt__d_sin)(x, 1))
+DT__BY_DOUBLE(dt__v_sigmoid, 1.0 / DT__K(dt__d_gate)(x))
+/* x / (1 + e^-x) (Elfwing et al. 2018); -inf gives the limit, -0. */
+DT__BY_DOUBLE(dt__v_silu, DT__WHERE(x < least, least, x) / DT__K(dt__d_gate)(x))
 
 /* ---- row and column sums (R5) ----
  * A row sum has 32 lanes: element i goes to lane i mod 32 in order, then lanes fold 16, 8, 4, 2, 1. That is one warp,
@@ -3573,9 +3250,8 @@ static void DT__K(dt__add_scaled)(float *out, const float *x, int64_t n, float s
     case op: \
         for (int64_t i = 0; i < n; i += DT__W) { \
             const dt__vf a = DT__OPERAND(mask, DT__IN_A), b = DT__OPERAND(mask, DT__IN_B); \
-            const dt__vf c = DT__OPERAND(mask, DT__IN_C), y = DT__OPERAND(mask, DT__IN_Y); \
-            const dt__vf dy = DT__OPERAND(mask, DT__IN_D); \
-            (void)a, (void)b, (void)c, (void)y, (void)dy; \
+            const dt__vf y = DT__OPERAND(mask, DT__IN_Y), dy = DT__OPERAND(mask, DT__IN_D); \
+            (void)a, (void)b, (void)y, (void)dy; \
             dt__v_store(out + i, expression); \
         } \
         break;
@@ -5048,7 +4724,7 @@ static float dt__tree(float *x, int64_t n)
  * Every kernel runs once on fixed input at start; one hash says whether this build computes as it must. It catches
  * compiler flags that define no macro, and processors that err. */
 
-#define DT__SELF_CHECK "981f4f0ae69f77009166a7734dbb788b4258b561c3e3f5cfb78feaa62aaf7eaa"
+#define DT__SELF_CHECK "23af0c11a3a4f1329bc81a5152f548632b5a6e88fed48c65d81fa8b307e519b3"
 
 static void dt__self_fill(float *x, int64_t n, uint32_t stream)
 {
@@ -5066,7 +4742,7 @@ static void dt__self_add(dt__sha256 *h, float *x, int64_t n)
     dt__sha256_add(h, x, 4 * n);
 }
 
-/* Every map, row and column op of the table: of x in [-2, 2), map ops also of 2 |x|, and sines of large angles. */
+/* Every map, row and column op of the table: of x in [-2, 2), map ops also of 2 |x|. */
 static void dt__self_ops(const dt__kernels *k, const float *x, const float *y, float *out, float *row, dt__sha256 *h)
 {
     static const int maps[] = {DT__OPS(DT__SKIP, DT__NAME_MAP, DT__NAME_GRAD, DT__SKIP, DT__SKIP, DT__SKIP)};
@@ -5096,9 +4772,6 @@ static void dt__self_ops(const dt__kernels *k, const float *x, const float *y, f
         k->column(columns[i], out, x, y, y + 128, 37, 97, 97);
         dt__self_add(h, out, 97);
     }
-    k->unary(DT__OP_SCALE, out, x, 1001, 1e30f);
-    k->unary(DT__OP_SIN, out, out, 1001, 0.0f);
-    dt__self_add(h, out, 1001);
 }
 
 static void dt__self_sums(const dt__kernels *k, const float *x, const float *y, float *out, float *row, dt__sha256 *h)
@@ -5381,7 +5054,7 @@ enum { DT__CLASS_LEAF, DT__CLASS_OUTPUT, DT__CLASS_ALIAS, DT__CLASS_MOVE, DT__CL
        DT__CLASS_COLUMN, DT__CLASS_GEMM, DT__CLASS_SPECIAL };
 enum { DT__SHAPE_GIVEN, DT__SHAPE_SAME, DT__SHAPE_BROADCAST };
 enum { DT__SHARDS_REFUSE, DT__SHARDS_KEEP, DT__SHARDS_FIRST, DT__SHARDS_WHOLE, DT__SHARDS_PRODUCT, DT__SHARDS_HEADS };
-enum { DT__SCRATCH_NONE, DT__SCRATCH_GEMM, DT__SCRATCH_WINDOW, DT__SCRATCH_ATTENTION }; /* WINDOW: GEMM, and a tile */
+enum { DT__SCRATCH_NONE, DT__SCRATCH_GEMM, DT__SCRATCH_ATTENTION };
 typedef struct dt__op {
     const char *name, *inputs, *expression; /* expression: of a map, row or column op, as text */
     int class_of, shape, shards, scratch;
@@ -5698,7 +5371,6 @@ static dt_graph *dt__graph_new(int eager, uint64_t seed)
 static void dt__let_go(dt_graph *g, int32_t id);
 static int dt__hold(dt_graph *g, int32_t id);
 static void dt__compute(dt_graph *g, int32_t id);
-static dt_shape dt__window_aux(const dt_graph *g, const dt__node *n);
 
 static dt__node dt__node_make(int op, dt_shape shape, dt_tensor a, dt_tensor b, dt_tensor c)
 {
@@ -5769,7 +5441,6 @@ static int dt__cut_of(const dt_graph *g, const dt__node *n)
 /* Adds the node (and its second output of shape *aux), and computes it when the graph is eager. */
 static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
 {
-    dt_shape tile;
     int32_t id = g->count;
     if (g->result) return dt__none();
     if (dt__op_of(n->op)->shape == DT__SHAPE_SAME) n->shape = g->nodes[n->in[0]].shape;
@@ -5797,7 +5468,6 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
                               "%s reads columns that are cut over tensor shards: only elementwise ops and attention "
                               "may stand between linears with DT_COLUMNS and DT_ROWS", dt__op_of(n->op)->name);
     }
-    if (dt__op_of(n->op)->scratch == DT__SCRATCH_WINDOW) tile = dt__window_aux(g, n), aux = &tile;
     if (aux) n->aux = id + 1;
     dt_tensor t = dt__append(g, n);
     if (aux && t.id) {
@@ -5831,22 +5501,15 @@ DT_API int64_t dt_dim(const dt_graph *g, dt_tensor t, int axis)
     if (axis >= 0 && axis < s->dims) return s->n[axis];
     return dt__misuse("dt_dim: a tensor of %d axes has no such axis", (int)s->dims), 1;
 }
-DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t)
-{
-    return dt__refuses(g, "t#", t) ? DT_F32 : (dt_dtype)dt__at(g, t)->dtype;
-}
-DT_API const void *dt_elements(const dt_graph *g, dt_tensor t)
-{
-    if (dt__refuses(g, "t#", t)) return NULL;
-    if (!dt__at(g, t)->data) dt__misuse("a tensor of a segment has no elements while its graph is built");
-    return dt__at(g, t)->data;
-}
 DT_API const float *dt_value(const dt_graph *g, dt_tensor t)
 {
     if (dt__refuses(g, "t#", t)) return NULL;
-    if (dt__at(g, t)->dtype == DT_F32) return (const float *)dt_elements(g, t);
-    return dt__misuse("dt_value: the tensor holds %s: dt_elements reads it", dt__format_of[dt__at(g, t)->dtype].name),
-           (const float *)NULL;
+    const dt__node *n = dt__at(g, t);
+    if (n->dtype != DT_F32)
+        return dt__misuse("dt_value: the tensor holds %s: dt_cast it to DT_F32", dt__format_of[n->dtype].name),
+               (const float *)NULL;
+    if (!n->data) dt__misuse("a tensor of a segment has no elements while its graph is built");
+    return n->data;
 }
 
 static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int dtype)
@@ -6113,10 +5776,10 @@ static int dt__is_alias(int op) { return dt__op_of(op)->class_of == DT__CLASS_AL
 /* In a graph of a program's own, every index of an op that looks it up is in range. */
 static int dt__indices_ok(dt_graph *g, const dt__node *n)
 {
-    int targets = n->op == DT__OP_CROSS_ENTROPY, axis = targets ? -1 : (int)n->i[0], of = n->op == DT__OP_SCATTER_ADD;
-    const dt__node *x = of ? n : &g->nodes[n->in[0]], *index = &g->nodes[n->in[!of]];
-    if (!targets && !of && n->op != DT__OP_EMBED && n->op != DT__OP_GATHER) return 1;
-    int64_t range = targets ? dt__cols(x) : x->shape.n[axis];
+    int targets = n->op == DT__OP_CROSS_ENTROPY;
+    const dt__node *x = &g->nodes[n->in[0]], *index = &g->nodes[n->in[1]];
+    if (!targets && n->op != DT__OP_EMBED && n->op != DT__OP_GATHER) return 1;
+    int64_t range = targets ? dt__cols(x) : x->shape.n[n->i[0]];
     for (int64_t i = 0; i < dt__count(index); i++) {
         int32_t at = ((const int32_t *)(const void *)index->data)[i];
         if (at < range && (at >= 0 || targets)) continue;
@@ -6322,21 +5985,6 @@ DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int
                           (long long)end, axis, dt__show(g, &n.shape));
     n.shape.n[axis] = end - begin;
     n.i[0] = axis, n.i[1] = begin;
-    return dt__push(g, &n, NULL);
-}
-
-/* i: axis, zeros before x. */
-DT_API dt_tensor dt_pad(dt_graph *g, dt_tensor x, int axis, int64_t before, int64_t after)
-{
-    if (dt__refuses(g, "x#", x)) return dt__none();
-    dt__node n = dt__node_one(DT__OP_PAD, dt__at(g, x)->shape, x);
-    if ((axis = dt__axis(g, "pad", x, axis)) < 0) return dt__none();
-    if (before < 0 || after < 0)
-        return dt__poison(g, DT_E_SHAPE, "pad: %lld before and %lld after: they must be 0 or more (dt_slice cuts)",
-                          (long long)before, (long long)after);
-    before = dt__min(before, DT__ELEMENTS), after = dt__min(after, DT__ELEMENTS); /* more is refused by dt__push */
-    n.shape.n[axis] += before + after;
-    n.i[0] = axis, n.i[1] = before;
     return dt__push(g, &n, NULL);
 }
 
@@ -6614,10 +6262,10 @@ static void dt__run_combine(const dt__call *c)
 /* ---- elementwise ops ---- */
 static dt_tensor dt__constant(dt_graph *g, float value) { return dt_full(g, dt_shape0(), value); }
 
-/* A node of a map op. b and c are poison where the op has fewer inputs. */
-static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor b, dt_tensor c)
+/* A node of a map op. b is poison where the op has one input. */
+static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor b)
 {
-    dt__node n = dt__node_make(op, dt__at(g, a)->shape, a, b, c);
+    dt__node n = dt__node_make(op, dt__at(g, a)->shape, a, b, dt__none());
     int fits = 1;
     n.inputs = (int)strlen(dt__op_of(op)->inputs);
     n.f = s;
@@ -6636,19 +6284,18 @@ static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor
     }
     if (fits) return dt__push(g, &n, NULL);
     return dt__poison(g, DT_E_SHAPE,
-                      "%s: shapes %s, %s%s%s do not broadcast: aligned at the last axis, sizes must be equal or 1",
-                      dt__op_of(op)->name, dt__show(g, &dt__at(g, a)->shape), dt__show(g, &dt__at(g, b)->shape),
-                      c.id ? ", " : "", c.id ? dt__show(g, &dt__at(g, c)->shape) : "");
+                      "%s: shapes %s, %s do not broadcast: aligned at the last axis, sizes must be equal or 1",
+                      dt__op_of(op)->name, dt__show(g, &dt__at(g, a)->shape), dt__show(g, &dt__at(g, b)->shape));
 }
 #define DT__BUILD_UNARY(name, builder) \
     DT_API dt_tensor builder(dt_graph *g, dt_tensor x) \
     { \
-        return dt__refuses(g, "x#", x) ? dt__none() : dt__map_op(g, DT__OP_##name, 0.0f, x, dt__none(), dt__none()); \
+        return dt__refuses(g, "x#", x) ? dt__none() : dt__map_op(g, DT__OP_##name, 0.0f, x, dt__none()); \
     }
 #define DT__BUILD_BINARY(name, builder) \
     DT_API dt_tensor builder(dt_graph *g, dt_tensor a, dt_tensor b) \
     { \
-        return dt__refuses(g, "a# b#", a, b) ? dt__none() : dt__map_op(g, DT__OP_##name, 0.0f, a, b, dt__none()); \
+        return dt__refuses(g, "a# b#", a, b) ? dt__none() : dt__map_op(g, DT__OP_##name, 0.0f, a, b); \
     }
 #define DT__BUILD_OWN(name, builder)
 #define DT__BUILD_CODE(name, code)
@@ -6670,7 +6317,7 @@ static dt_tensor dt__map_code(dt_graph *g, dt_function f, dt_tensor a, dt_tensor
     default: break;
     }
     if (op != DT__OP_NONE && strlen(dt__op_of(op)->inputs) == tensors)
-        return dt__map_op(g, op, 0.0f, a, b, dt__none());
+        return dt__map_op(g, op, 0.0f, a, b);
     return dt__poison(g, DT_E_USAGE, "map: %d is not a function of %d tensors. See dt_function.", (int)f, (int)tensors);
 }
 DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x)
@@ -6684,13 +6331,8 @@ DT_API dt_tensor dt_map2(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b)
 
 DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s)
 {
-    return dt__refuses(g, "x# s~", x, s) ? dt__none() : dt__map_op(g, DT__OP_SCALE, s, x, dt__none(), dt__none());
+    return dt__refuses(g, "x# s~", x, s) ? dt__none() : dt__map_op(g, DT__OP_SCALE, s, x, dt__none());
 }
-DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b)
-{
-    return dt__refuses(g, "mask# a# b#", mask, a, b) ? dt__none() : dt__map_op(g, DT__OP_SELECT, 0.0f, mask, a, b);
-}
-
 /* The constants come first: for equal values both ops take the second operand, x, which then receives the gradient. */
 DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high)
 {
@@ -6823,17 +6465,6 @@ static void dt__max_grad_rows(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_max_grad(const dt__call *c) { dt__split(c, dt__count(dt__in(c, 1)), 16, dt__max_grad_rows); }
 
-static void dt__argmax_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    int64_t cols = dt__count(dt__in(c, 0)) / dt__count(c->n);
-    int32_t *out = (int32_t *)(void *)c->out;
-    for (int64_t r = begin; r < end; r++) {
-        const float *x = c->in[0] + r * cols;
-        out[r] = (int32_t)dt__first_max(x, c->env->k->row_max(x, cols), cols);
-    }
-}
-static void dt__run_argmax(const dt__call *c) { dt__split(c, dt__count(c->n), 16, dt__argmax_rows); }
-
 /* The axes that a mask names, with DT_ALL and DT_LAST resolved; 0 after poisoning: none, or one that x has not. */
 static unsigned dt__axes(dt_graph *g, dt_tensor x, unsigned mask, const char *name)
 {
@@ -6854,13 +6485,9 @@ static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, unsigned axes, cons
     int whole = dt__op_of(op)->shape == DT__SHAPE_SAME;
     int order[DT_MAX_DIMS], back[DT_MAX_DIMS], count = 0, outer = 0, moved = 0;
     dt_shape s = dt__at(g, x)->shape, ordered = s, rows;
-    int64_t reduced = 1;
-    if (!mask && (whole || op == DT__OP_ARGMAX))
+    if (!mask && whole)
         return dt__poison(g, DT_E_SHAPE, "%s: the axis mask names no axis", name);
     if (!mask) return g->result ? dt__none() : x;
-    for (int i = 0; i < s.dims; i++) reduced *= mask >> i & 1u ? s.n[i] : 1;
-    if (op == DT__OP_ARGMAX && reduced > INT32_MAX)
-        return dt__poison(g, DT_E_SHAPE, "%s: %lld places are more than an int32 counts", name, (long long)reduced);
     for (int last = 0; last < 2; last++)
         for (int i = 0; i < s.dims; i++) {
             if ((int)(mask >> i & 1u) != last) continue;
@@ -6872,9 +6499,7 @@ static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, unsigned axes, cons
     if (op == DT__OP_ROW_SUM && outer && mask == (1u << (s.dims - outer)) - 1u) op = DT__OP_COL_SUM;
     else if (moved) x = dt_permute(g, x, order);
     if (whole && s.dims > rows.dims) x = dt_reshape(g, x, rows);
-    dt__node n = dt__node_one(op, rows, x);
-    if (op == DT__OP_ARGMAX) n.dtype = DT_I32;
-    x = dt__push(g, &n, NULL);
+    x = dt__push_one(g, op, rows, x);
     if (whole && s.dims > rows.dims) x = dt_reshape(g, x, ordered);
     if (whole) return moved ? dt_permute(g, x, back) : x;
     for (int i = 0; i < s.dims; i++)
@@ -6889,11 +6514,6 @@ DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes)
 {
     return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_ROW_MAX, x, axes, "max");
 }
-DT_API dt_tensor dt_argmax(dt_graph *g, dt_tensor x, unsigned axes)
-{
-    return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_ARGMAX, x, axes, "argmax");
-}
-
 DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes)
 {
     if (dt__refuses(g, "x#", x)) return dt__none();
@@ -6912,10 +6532,6 @@ static dt_tensor dt__logsumexp(dt_graph *g, dt_tensor x, unsigned axes)
 DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, unsigned axes)
 {
     return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_SOFTMAX, x, axes, "softmax");
-}
-DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, unsigned axes)
-{
-    return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_LOG_SOFTMAX, x, axes, "log_softmax");
 }
 
 /* ---- matrix products ---- */
@@ -7098,255 +6714,8 @@ static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, cons
     }
 }
 
-/* ---- convolution and pooling ----
- * Both unfold their input (im2col): a matrix with a column per position of the window and a row per channel and tap. A
- * convolution is a matrix product with it; a pooling is a sum or a maximum over its taps. Taps outside the tensor are
- * terms like all others, zeros (R5), or -inf for a maximum. Only one tile, positions of one sample, is unfolded at a
- * time. Gradients of the input are folded: an element adds what was read from it, by ascending position. */
-
-enum {
-    DT__WINDOW_FAR = 1 << 20,   /* largest stride, padding, dilation, pooling size */
-    DT__WINDOW_FLOATS = 1 << 17 /* of a tile, unless a position alone needs more */
-};
-
-/* Tap k of position p reads, along each axis, element p * stride - padding + k * dilation of a plane of x. Axis 0 is
- * the height; a sequence has height 1. A group of channels reads `from` channels of x and makes `to` of y. */
-typedef struct dt__window {
-    int64_t size[2], positions[2], taps[2], stride[2], padding[2], dilation[2];
-    int64_t samples, groups, from, to, rows, tile; /* the unfolded x of a group and a tile is (rows,tile) */
-} dt__window;
-
-/* The two spatial sizes of (B,C,L) or (B,C,H,W). */
-static void dt__spatial(const dt_shape *s, int64_t size[2])
-{
-    size[0] = s->dims == 4 ? s->n[2] : 1;
-    size[1] = s->n[s->dims - 1];
-}
-
-static int dt__is_conv(int op) { return op == DT__OP_CONV || op == DT__OP_CONV_DX || op == DT__OP_CONV_DW; }
-static int dt__makes_windows(int op) { return op == DT__OP_CONV || op == DT__OP_MAX_POOL || op == DT__OP_AVG_POOL; }
-
-/* i, for the height, then for the width: stride, padding, and a convolution's dilation or a pooling's size. */
-static dt__window dt__window_of(const dt_graph *g, const dt__node *n)
-{
-    const dt_shape *first = &g->nodes[n->in[0]].shape, *second = &g->nodes[n->in[1]].shape, *x, *y, *weight;
-    dt__window w = DT__ZERO;
-    y = dt__makes_windows(n->op) ? &n->shape : first;
-    x = dt__makes_windows(n->op) ? first : n->op == DT__OP_CONV_DW ? second : &n->shape;
-    weight = !dt__is_conv(n->op) ? NULL : n->op == DT__OP_CONV_DW ? &n->shape : second;
-    dt__spatial(x, w.size);
-    dt__spatial(y, w.positions);
-    if (weight) dt__spatial(weight, w.taps);
-    for (int axis = 0; axis < 2; axis++) {
-        const int64_t *i = n->i + 3 * axis;
-        w.stride[axis] = i[0], w.padding[axis] = i[1], w.dilation[axis] = weight ? i[2] : 1;
-        if (!weight) w.taps[axis] = i[2];
-    }
-    w.samples = x->n[0];
-    w.groups = weight ? x->n[1] / weight->n[1] : 1;
-    w.from = x->n[1] / w.groups, w.to = y->n[1] / w.groups;
-    w.rows = w.from * w.taps[0] * w.taps[1];
-    w.tile = dt__min(w.positions[0] * w.positions[1], dt__max(dt__round_up(DT__WINDOW_FLOATS / w.rows, 48), 96));
-    return w;
-}
-
-/* A node's tile, as its second output so that it is planned like any value. */
-static dt_shape dt__window_aux(const dt_graph *g, const dt__node *n)
-{
-    dt__window w = dt__window_of(g, n);
-    return dt_shape1(w.rows * w.tile);
-}
-
-/* Positions [begin, end) of one sample and group: x is planes, and the matrix (rows, end - begin) is unfolded from
- * them, or where `to` is not NULL folded into them. y is (to, end - begin), its rows one plane apart. */
-typedef struct dt__unfold {
-    const dt__call *c;
-    dt__window w;
-    const float *from, *dy;
-    float *to, *y, *matrix;
-    int64_t begin, end;
-    float outside;
-} dt__unfold;
-
-/* One tap of the channel whose plane begins `plane` floats behind from and to. */
-static void dt__unfold_tap(const dt__unfold *u, int64_t plane, int64_t tap, float *row)
-{
-    const dt__window *w = &u->w;
-    int64_t step = w->stride[1];
-    for (int64_t at = u->begin, n; at < u->end; at += n, row += n) {
-        int64_t column = at % w->positions[1], low, high;
-        int64_t y = at / w->positions[1] * w->stride[0] - w->padding[0] + tap / w->taps[1] * w->dilation[0];
-        int64_t x = column * step - w->padding[1] + tap % w->taps[1] * w->dilation[1];
-        int64_t first = plane + y * w->size[1] + x;
-        n = dt__min(w->positions[1] - column, u->end - at);
-        high = y < 0 || y >= w->size[0] ? 0 : dt__max(0, dt__min(n, (w->size[1] - x + step - 1) / step));
-        low = dt__min(high, x < 0 ? dt__ceil_div(-x, step) : 0);
-        for (int64_t i = low; u->to && i < high; i++) u->to[first + i * step] += row[i];
-        if (u->to) continue;
-        for (int64_t i = 0; i < low; i++) row[i] = u->outside;
-        for (int64_t i = low; i < high; i++) row[i] = u->from[first + i * step];
-        for (int64_t i = high; i < n; i++) row[i] = u->outside;
-    }
-}
-/* Later taps of an element belong to earlier positions. */
-static void dt__unfold_task(void *context, int64_t channel, int worker)
-{
-    const dt__unfold *u = (const dt__unfold *)context;
-    int64_t taps = u->w.taps[0] * u->w.taps[1], plane = channel * u->w.size[0] * u->w.size[1];
-    (void)worker;
-    for (int64_t k = 0; k < taps; k++) {
-        int64_t tap = u->to ? taps - 1 - k : k;
-        dt__unfold_tap(u, plane, tap, u->matrix + (channel * taps + tap) * (u->end - u->begin));
-    }
-}
-
-/* y = w matrix + bias, matrix = w^T dy, or dw += dy matrix^T. */
-static void dt__conv_tile(const dt__unfold *u, int64_t group, int more)
-{
-    const dt__call *c = u->c;
-    const dt__window *w = &u->w;
-    int64_t n = u->end - u->begin, plane = w->positions[0] * w->positions[1];
-    dt__gemm job = DT__ZERO;
-    job.m = w->to, job.n = job.brs = n, job.k = job.ars = w->rows, job.ldc = plane;
-    job.acs = job.bcs = 1;
-    job.a = c->in[1] + group * w->to * w->rows, job.b = u->matrix, job.c = u->y;
-    if (c->n->op == DT__OP_CONV_DX) {
-        job.m = job.acs = w->rows, job.ars = 1, job.k = w->to;
-        job.b = u->dy, job.brs = plane, job.c = u->matrix, job.ldc = n;
-    }
-    if (c->n->op == DT__OP_CONV_DW) {
-        job.n = job.ldc = w->rows, job.k = job.bcs = n, job.brs = 1;
-        job.a = u->dy, job.ars = plane, job.c = c->out + group * w->to * w->rows, job.accumulate = more || !c->fresh;
-    }
-    c->env->k->gemm(c->env->pool, &job);
-    for (int64_t o = 0; c->n->inputs > 2 && o < w->to; o++) {
-        float *y = u->y + o * plane;
-        c->env->k->binary(DT__OP_ADD, y, y, 1, c->in[2] + group * w->to + o, 0, n);
-    }
-}
-
-/* One channel of a pooling: its rows of the matrix (taps,n) and its row of y (n). */
-static void dt__pool_task(void *context, int64_t channel, int worker)
-{
-    const dt__unfold *u = (const dt__unfold *)context;
-    const dt__kernels *k = u->c->env->k;
-    int op = u->c->n->op;
-    int64_t n = u->end - u->begin, taps = u->w.taps[0] * u->w.taps[1];
-    int64_t row = channel * u->w.positions[0] * u->w.positions[1];
-    float *matrix = u->matrix + channel * taps * n, *y = u->y ? u->y + row : NULL, size = (float)taps;
-    (void)worker;
-    if (op == DT__OP_MAX_POOL) memcpy(y, matrix, 4 * (size_t)n);
-    if (op == DT__OP_AVG_POOL) {
-        memset(y, 0, 4 * (size_t)n);
-        k->column(DT__OP_COL_SUM, y, matrix, NULL, NULL, taps, n, n);
-        k->binary(DT__OP_DIV, y, y, 1, &size, 0, n);
-    }
-    for (int64_t t = 0; t < taps; t++) {
-        if (op == DT__OP_MAX_POOL) k->binary(DT__OP_MAXIMUM, y, matrix + t * n, 1, y, 1, n);
-        if (op == DT__OP_AVG_POOL_GRAD) k->binary(DT__OP_DIV, matrix + t * n, u->dy + row, 1, &size, 0, n);
-    }
-    for (int64_t i = 0; op == DT__OP_MAX_POOL_GRAD && i < n; i++) { /* to the first maximum */
-        int64_t best = 0;
-        for (int64_t t = 1; t < taps; t++) if (dt__larger(matrix[t * n + i], matrix[best * n + i])) best = t;
-        for (int64_t t = 0; t < taps; t++) matrix[t * n + i] = t == best ? u->dy[row + i] : 0.0f;
-    }
-}
-
-/* CONV (x, weight [, bias]), _DX (dy, weight), _DW (dy, x), POOL (x), AVG_POOL_GRAD (dy), MAX_POOL_GRAD (dy, x). */
-static void dt__run_window(const dt__call *c)
-{
-    int op = c->n->op, makes_y = dt__makes_windows(op), makes_x = !makes_y && op != DT__OP_CONV_DW;
-    int reads_x = makes_y || op == DT__OP_CONV_DW || op == DT__OP_MAX_POOL_GRAD;
-    dt__unfold u = DT__ZERO;
-    u.c = c, u.w = dt__window_of(c->g, c->n), u.matrix = c->aux;
-    u.outside = dt__is_conv(op) || op == DT__OP_AVG_POOL ? 0.0f : -__builtin_inff();
-    int64_t count = u.w.positions[0] * u.w.positions[1], plane = u.w.size[0] * u.w.size[1];
-    if (makes_x) memset(c->out, 0, 4 * (size_t)dt__count(c->n));
-    for (int64_t part = 0; part < u.w.samples * u.w.groups; part++) /* groups of one sample, then of the next one */
-        for (u.begin = 0; u.begin < count; u.begin = u.end) {
-            int64_t of_x = part * u.w.from * plane, of_y = part * u.w.to * count + u.begin;
-            u.end = dt__min(count, u.begin + u.w.tile);
-            u.from = reads_x ? c->in[!makes_y] + of_x : NULL, u.to = NULL;
-            u.dy = c->in[0] + of_y, u.y = makes_y ? c->out + of_y : NULL;
-            if (reads_x) dt__parallel(c->env->pool, u.w.from, dt__unfold_task, &u);
-            if (dt__is_conv(op)) dt__conv_tile(&u, part % u.w.groups, part >= u.w.groups || u.begin > 0);
-            else dt__parallel(c->env->pool, u.w.to, dt__pool_task, &u);
-            u.to = makes_x ? c->out + of_x : NULL;
-            if (makes_x) dt__parallel(c->env->pool, u.w.from, dt__unfold_task, &u);
-        }
-}
-
 /* What is 0 has its default. */
 static int64_t dt__or(int64_t value, int64_t fallback) { return value ? value : fallback; }
-
-/* Number of windows along an axis of n places; 0: none fits. */
-static int64_t dt__windows(int64_t n, int64_t size, int64_t stride, int64_t padding, int64_t dilation)
-{
-    int64_t left = n + 2 * padding - dilation * (size - 1) - 1;
-    return left < 0 ? 0 : left / stride + 1;
-}
-
-/* Poisons unless x is (B,C,L) or (B,C,H,W). n has x's shape but for the channels; weight: NULL for a pooling. */
-static dt_tensor dt__window_push(dt_graph *g, dt__node *n, const dt_shape *weight, const dt_window *o)
-{
-    const char *name = weight ? "convolve" : dt__op_of(n->op)->name;
-    int axes = n->shape.dims - 2;
-    n->i[0] = n->i[2] = 1; /* the height of a sequence */
-    for (int k = 0; k < axes; k++) {
-        int64_t *i = n->i + (axes == 1 ? 3 : 3 * k), size = weight ? weight->n[2 + k] : o->size[k];
-        int64_t places = n->shape.n[2 + k], dilation = dt__or(o->dilation[k], 1);
-        i[0] = dt__or(o->stride[k], weight ? 1 : size), i[1] = o->padding[k], i[2] = weight ? dilation : size;
-        if (i[0] < 1 || i[1] < 0 || i[2] < 1 || dt__max(i[0], dt__max(i[1], i[2])) > DT__WINDOW_FAR ||
-            (!weight && (i[1] > size / 2 || dilation > 1 || o->groups > 1)))
-            return dt__poison(g, DT_E_SHAPE,
-                              "%s: stride %lld, padding %lld, dilation %lld, size %lld: stride, dilation and size must "
-                              "be 1 to 2^20, padding 0 to 2^20. Give a pooling a padding of at most half its size, no "
-                              "dilation and no groups",
-                              name, (long long)i[0], (long long)i[1], (long long)dilation, (long long)o->size[k]);
-        n->shape.n[2 + k] = dt__windows(places, size, i[0], i[1], dilation);
-        if (!n->shape.n[2 + k])
-            return dt__poison(g, DT_E_SHAPE, "%s: a window of %lld taps does not fit into %lld places", name,
-                              (long long)size, (long long)places);
-    }
-    return dt__push(g, n, NULL);
-}
-
-static dt_tensor dt__convolve(dt_graph *g, dt_tensor x, dt_tensor weight, dt_tensor bias, const dt_window *window)
-{
-    dt_shape sw = dt__at(g, weight)->shape;
-    dt__node n = dt__node_make(DT__OP_CONV, dt__at(g, x)->shape, x, weight, bias);
-    n.shape.n[1] = sw.n[0];
-    return dt__window_push(g, &n, &sw, window);
-}
-
-DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window)
-{
-    if (dt__refuses(g, "x# name window", x, name, window)) return dt__none();
-    dt_shape w = dt__at(g, x)->shape;
-    int64_t groups = dt__or(window->groups, 1);
-    if (w.dims < 3 || w.dims > 4 || groups < 1 || w.n[1] % groups || channels % groups)
-        return dt__poison(g, DT_E_SHAPE,
-                          "conv: x %s must be (B,C,L) or (B,C,H,W), and %lld groups must divide C and %lld channels",
-                          dt__show(g, &w), (long long)groups, (long long)channels);
-    w.n[0] = channels;
-    w.n[1] /= groups;
-    for (int k = 0; k < w.dims - 2; k++) w.n[2 + k] = window->size[k];
-    float std = dt__shape_ok(&w) ? dt__sqrtf(2.0f / (float)dt__span(&w, 1, w.dims)) : 0.0f; /* else refused below */
-    dt_tensor weight = dt__param_whole(g, name, ".weight", w, DT_INIT_NORMAL, std);
-    dt_tensor bias = dt__param_whole(g, name, ".bias", dt_shape1(channels), DT_INIT_ZEROS, 0.0f);
-    return dt__convolve(g, x, weight, bias, window);
-}
-
-DT_API dt_tensor dt_pooling(dt_graph *g, dt_tensor x, int mean, const dt_window *window)
-{
-    if (dt__refuses(g, "x# window", x, window)) return dt__none();
-    int op = mean ? DT__OP_AVG_POOL : DT__OP_MAX_POOL;
-    dt__node n = dt__node_one(op, dt__at(g, x)->shape, x);
-    if (n.shape.dims < 3 || n.shape.dims > 4)
-        return dt__poison(g, DT_E_SHAPE, "%s: %s must be (B,C,L) or (B,C,H,W)", dt__op_of(op)->name,
-                          dt__show(g, &n.shape));
-    return dt__window_push(g, &n, NULL, window);
-}
 
 /* ---- embedding ---- */
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
@@ -7451,20 +6820,8 @@ static void dt__run_gather(const dt__call *c)
     dt__split(c, dt__span(&c->n->shape, 0, (int)c->n->i[0] + 1), 64, dt__gather_rows);
 }
 
-DT_API dt_tensor dt_scatter_add(dt_graph *g, dt_tensor base, int axis, dt_tensor index, dt_tensor x)
-{
-    if (dt__refuses(g, "base# index# x#", base, index, x)) return dt__none();
-    dt_shape sx = dt__at(g, x)->shape, si = dt__at(g, index)->shape;
-    dt__node n = dt__node_make(DT__OP_SCATTER_ADD, dt__at(g, base)->shape, index, x, base);
-    n.i[0] = dt__index_axis(g, "scatter_add", base, axis, index);
-    if (!dt__same_shape(&sx, &si))
-        return dt__poison(g, DT_E_SHAPE, "scatter_add: x %s and index %s must have the same shape",
-                          dt__show(g, &sx), dt__show(g, &si));
-    return dt__push(g, &n, NULL);
-}
-
-/* in: index, x, and base. Lane (outer o, inner i) of an axis holds the elements (o * n + j) * inner + i. Without base
- * the sums start from +0, or continue a parameter's gradient in out. */
+/* The gradient of a gather; in: index, dy. Lane (outer o, inner i) of an axis holds the elements (o * n + j) * inner +
+ * i. The sums start from +0, or continue a parameter's gradient in out. */
 static void dt__scatter_lanes(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt_shape *s = &c->n->shape;
@@ -7473,53 +6830,14 @@ static void dt__scatter_lanes(const dt__call *c, int64_t begin, int64_t end)
     int64_t inner = dt__span(s, axis + 1, s->dims), n = s->n[axis], terms = dt__in(c, 0)->shape.n[axis];
     for (; begin < end; begin++) {
         int64_t first = begin / inner * n * inner + begin % inner, x = begin / inner * terms * inner + begin % inner;
-        for (int64_t to = first; c->fresh && to < first + n * inner; to += inner)
-            c->out[to] = c->n->inputs == 3 ? c->in[2][to] : 0.0f;
+        for (int64_t to = first; c->fresh && to < first + n * inner; to += inner) c->out[to] = 0.0f;
         for (int64_t j = 0; j < terms; j++, x += inner)
             if (index[x] >= 0 && index[x] < n) c->out[first + index[x] * inner] += c->in[1][x];
     }
 }
-static int64_t dt__lanes(const dt__node *n) { return dt__count(n) / n->shape.n[n->i[0]]; }
-static void dt__run_scatter_add(const dt__call *c) { dt__split(c, dt__lanes(c->n), 64, dt__scatter_lanes); }
-
-DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis)
+static void dt__run_scatter_add(const dt__call *c)
 {
-    if (dt__refuses(g, "x#", x)) return dt__none();
-    dt__node n = dt__node_one(DT__OP_CUMSUM, dt__at(g, x)->shape, x);
-    n.i[0] = dt__axis(g, "cumsum", x, axis);
-    return dt__push(g, &n, NULL);
-}
-/* i[1]: the chains start at the end of the axis. */
-static void dt__cumsum_lanes(const dt__call *c, int64_t begin, int64_t end)
-{
-    const dt_shape *s = &c->n->shape;
-    int axis = (int)c->n->i[0];
-    int64_t inner = dt__span(s, axis + 1, s->dims), n = s->n[axis], step = c->n->i[1] ? -inner : inner;
-    for (; begin < end; begin++) {
-        int64_t at = begin / inner * n * inner + begin % inner + (c->n->i[1] ? (n - 1) * inner : 0);
-        float sum = 0.0f;
-        for (int64_t j = 0; j < n; j++, at += step) c->out[at] = sum = sum + c->in[0][at];
-    }
-}
-static void dt__run_cumsum(const dt__call *c) { dt__split(c, dt__lanes(c->n), 64, dt__cumsum_lanes); }
-
-DT_API dt_tensor dt_one_hot(dt_graph *g, dt_tensor index, int64_t classes)
-{
-    if (dt__refuses(g, "index#", index)) return dt__none();
-    dt_shape s = dt__at(g, index)->shape;
-    if (classes < 1 || s.dims == DT_MAX_DIMS)
-        return dt__poison(g, DT_E_SHAPE, "one_hot: needs a class at least and an index of at most %d axes",
-                          DT_MAX_DIMS - 1);
-    s.n[s.dims++] = classes;
-    return dt__push_one(g, DT__OP_ONE_HOT, s, index);
-}
-static void dt__run_one_hot(const dt__call *c)
-{
-    const int32_t *index = dt__ids(c, 0);
-    int64_t rows = dt__rows(c->n), cols = dt__cols(c->n);
-    memset(c->out, 0, 4 * (size_t)(rows * cols));
-    for (int64_t r = 0; r < rows; r++)
-        if (index[r] >= 0 && index[r] < cols) c->out[r * cols + index[r]] = 1.0f;
+    dt__split(c, dt__count(c->n) / c->n->shape.n[c->n->i[0]], 64, dt__scatter_lanes);
 }
 
 /* i[0]: the op's address; of a gradient i[1]: the input. */
@@ -7614,34 +6932,6 @@ static dt_tensor dt__head_norm(dt_graph *g, dt_tensor x, const char *name, int64
     g->nodes[id].cut = cut;
     dt__at(g, x)->cut = x.id ? cut : 0;
     return x;
-}
-
-/* Moves the channels of (B,C,..) to the end, or back; a tensor of two axes stays as it is. */
-static dt_tensor dt__channels(dt_graph *g, dt_tensor x, int last)
-{
-    int order[DT_MAX_DIMS], dims = dt__at(g, x)->shape.dims;
-    if (dims == 2) return x;
-    order[0] = 0;
-    for (int i = 1; i < dims; i++) order[i] = last ? i % (dims - 1) + 1 : i == 1 ? dims - 1 : i - 1;
-    return dt_permute(g, x, order);
-}
-
-/* With the channels last everything broadcasts from (C), and the gradients of gamma and beta are chains (R3). */
-DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float eps)
-{
-    if (dt__refuses(g, "x# name eps~", x, name, eps)) return dt__none();
-    dt_shape s = dt_shape_of(g, x);
-    if (!dt__bounded(g, "batchnorm: eps", eps, 0.0, 1.0)) return dt__none();
-    if (s.dims < 2)
-        return dt__poison(g, DT_E_SHAPE, "batchnorm: x %s must have channels in axis 1: (B,C,..)", dt__show(g, &s));
-    unsigned others = (1u << (s.dims - 1)) - 1u;
-    dt_tensor y = dt__channels(g, x, 1);
-    y = dt_sub(g, y, dt_mean(g, y, others));
-    dt_tensor var = dt_mean(g, dt_mul(g, y, y), others);
-    y = dt_mul(g, y, dt_map(g, DT_RSQRT, dt_add(g, var, dt_full(g, dt_shape1(s.n[1]), eps))));
-    y = dt_mul(g, y, dt__param_whole(g, name, ".weight", dt_shape1(s.n[1]), DT_INIT_ONES, 0.0f));
-    y = dt_add(g, y, dt__param_whole(g, name, ".bias", dt_shape1(s.n[1]), DT_INIT_ZEROS, 0.0f));
-    return dt__channels(g, y, 0);
 }
 
 /* ---- trees that grow ---- */
@@ -8509,7 +7799,7 @@ DT_API dt_tensor dt_error_loss(dt_graph *g, dt_error_kind kind, dt_tensor x, dt_
     if (!dt__same_shape(a, b))
         return dt__poison(g, DT_E_SHAPE, "%s: x %s and target %s must have the same shape: dt_reshape one of them",
                           kind == DT_BCE ? "bce" : "mse", dt__show(g, a), dt__show(g, b));
-    if (kind == DT_BCE) return dt_loss(g, dt__map_op(g, DT__OP_BCE, 0.0f, x, target, dt__none()));
+    if (kind == DT_BCE) return dt_loss(g, dt__map_op(g, DT__OP_BCE, 0.0f, x, target));
     x = dt_sub(g, x, target);
     return dt_loss(g, dt_mul(g, x, x));
 }
@@ -8924,7 +8214,7 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     int64_t at = 2 * dt__leaves(g) * o->experts + 1; /* the chosen experts of the table */
     dt_tensor w = dt_reshape(g, dt_slice(g, route, 0, at, at + choices), dt_shape2(choices / o->active, o->active));
     w = dt_gather(g, p, 1, w);
-    if (!o->raw_weights) w = dt_div(g, w, dt_sum(g, w, 2 | DT_KEEP));
+    if (!o->raw_weights) w = dt_map2(g, DT_DIV, w, dt_sum(g, w, 2 | DT_KEEP));
     dt_tensor bins = shared ? dt__moe_bins(g, route) : route;
     dt_tensor h = dt__moe_rows(g, tokens, route, dt__none()); /* (R,C) */
     if (shared) h = dt__moe_exchange(g, h, route, bins, 0);
@@ -9200,15 +8490,6 @@ static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
         dt__flow_reduced(g, id, 1, tb ? dt__matmul(g, dy, a, 1, ta, 0, 0) : dt__matmul(g, a, dy, !ta, 0, 0, 0));
 }
 
-/* The bias: a column sum with the channels last. */
-static void dt__grad_conv(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__node sum;
-    if (g->nodes[id].inputs < 3 || !dt__wants(g, id, 2)) return;
-    sum = dt__node_one(DT__OP_COL_SUM, dt_shape1(dt_dim(g, dy, 1)), dt__channels(g, dy, 1));
-    dt__flow_chain(g, id, 2, &sum);
-}
-
 /* Of separate inputs the three gradients are pieces of one flat tensor. */
 static void dt__grad_attention(dt_graph *g, int32_t id, dt_tensor dy)
 {
@@ -9283,13 +8564,6 @@ static double dt__flops_experts(const dt_graph *g, const dt__node *n)
     const dt__node *table = &g->nodes[n->in[1]]; /* an owner's share of the rows of all */
     double share = table->op == DT__OP_MOE_BINS ? (double)table->i[1] / (double)table->i[2] : 1.0;
     return 2.0 * share * (double)dt__count(x) * (double)dt__cols(y);
-}
-/* All taps, in the padding too. */
-static double dt__flops_conv(const dt_graph *g, const dt__node *n)
-{
-    const dt__node *w = n->op == DT__OP_CONV_DW ? n : &g->nodes[n->in[1]];
-    const dt__node *y = n->op == DT__OP_CONV ? n : &g->nodes[n->in[0]];
-    return 2.0 * (double)dt__count(y) * (double)dt__count(w) / (double)w->shape.n[0];
 }
 /* Model FLOPs: recomputed scores do not count. */
 static double dt__flops_attention(const dt_graph *g, const dt__node *n)

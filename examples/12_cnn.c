@@ -5,6 +5,8 @@
  *       convolutions, each followed by a max-pooling that halves the sides.
  *     - A convolution looks at 3x3 places at a time with the same few weights everywhere, so it knows a shape at any
  *       place, and a shape's place may be random.
+ *     - Both are made of ops (conv.h): nine slices of the padded image are the columns of a matrix, a row per place, and
+ *       the convolution is its product with the weights.
  *     - Each image is one of four shapes over noise, drawn in integer arithmetic for the reason given in 11_mlp.c.
  *
  * Build and run it, in this folder
@@ -29,6 +31,7 @@
 #include "dtrain.h"
 #include <stdio.h>
 #include <string.h>
+#include "conv.h"
 
 #define EXPECTED "9b1a4c49ea9338fd3d635e699e6d51d0b2a264851e365020fd2fc6de221df17d"
 
@@ -69,7 +72,7 @@ static dt_result image(void *user, dt_split split, int64_t sample, void *input, 
 /* whole numbers (B,144) -> (B,16*3*3) features */
 static dt_tensor look(dt_graph *g, dt_tensor x, const void *user)
 {
-    dt_window three, two;
+    conv_window three, two;
     (void)user;
     memset(&three, 0, sizeof three);
     memset(&two, 0, sizeof two);
@@ -78,8 +81,8 @@ static dt_tensor look(dt_graph *g, dt_tensor x, const void *user)
     two.size[0] = two.size[1] = 2;
     x = dt_scale(g, dt_cast(g, x, DT_F32), 1.0f / 128.0f);
     x = dt_reshape(g, x, dt_shape4(dt_dim(g, x, 0), 1, SIDE, SIDE));                  /* (B,1,12,12) */
-    x = dt_pooling(g, dt_gelu(g, dt_conv(g, x, "conv1", 8, &three)), 0, &two);       /* (B,8,6,6) */
-    x = dt_pooling(g, dt_gelu(g, dt_conv(g, x, "conv2", 16, &three)), 0, &two);       /* (B,16,3,3) */
+    x = pool(g, dt_gelu(g, conv(g, x, "conv1", 8, &three)), 0, &two);                 /* (B,8,6,6) */
+    x = pool(g, dt_gelu(g, conv(g, x, "conv2", 16, &three)), 0, &two);                /* (B,16,3,3) */
     return dt_reshape(g, x, dt_shape2(dt_dim(g, x, 0), dt_dim(g, x, 1) * 3 * 3));
 }
 

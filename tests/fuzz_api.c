@@ -173,18 +173,6 @@ static void keep(dt_tensor t)
     if (t.id && keeps < KEPT) kept[keeps++] = t;
     else if (t.id) kept[draw(KEPT)] = t;
 }
-static dt_window window(void)
-{
-    dt_window w;
-    memset(&w, 0, sizeof w);
-    for (int i = 0; i < 2; i++) w.size[i] = 1 + draw(3), w.stride[i] = draw(3), w.padding[i] = draw(2), w.dilation[i] = draw(2);
-    if (odd()) w.size[draw(2)] = whole();
-    if (odd()) w.stride[draw(2)] = whole();
-    if (odd()) w.padding[draw(2)] = whole();
-    if (odd()) w.dilation[draw(2)] = whole();
-    if (odd()) w.groups = whole();
-    return w;
-}
 static dt_attention_options attention(void)
 {
     dt_attention_options o;
@@ -341,22 +329,20 @@ static int32_t out32[16];
 #define BUILDERS(X) \
     X(dt_tensor_of, dt_tensor_of(g(), (dt_dtype)(small() % 7), shape(), some(data))) X(dt_param, dt_param(g(), text(), shape(), (dt_init)small(), REAL)) \
     X(dt_full, dt_full(g(), shape(), REAL)) X(dt_reshape, dt_reshape(g(), tensor(), shape())) X(dt_permute, dt_permute(g(), tensor(), axes())) \
-    X(dt_slice, dt_slice(g(), tensor(), small(), whole(), whole())) X(dt_expand, dt_expand(g(), tensor(), shape())) X(dt_pad, dt_pad(g(), tensor(), small(), whole(), whole())) \
+    X(dt_slice, dt_slice(g(), tensor(), small(), whole(), whole())) X(dt_expand, dt_expand(g(), tensor(), shape())) \
     X(dt_concat, dt_concat(g(), (tensor(), kept), odd() ? few() : (int64_t)draw((uint32_t)keeps + 1), small())) X(dt_detach, dt_detach(g(), tensor())) \
     X(dt_cast, dt_cast(g(), tensor(), (dt_dtype)small())) X(dt_gather, dt_gather(g(), tensor(), small(), tensor())) \
-    X(dt_scatter_add, dt_scatter_add(g(), tensor(), small(), tensor(), tensor())) X(dt_one_hot, dt_one_hot(g(), tensor(), whole())) \
-    X(dt_top_k, dt_top_k(g(), tensor(), whole(), draw(2) ? &kept[0] : NULL)) X(dt_cumsum, dt_cumsum(g(), tensor(), small())) \
+    X(dt_top_k, dt_top_k(g(), tensor(), whole(), draw(2) ? &kept[0] : NULL)) \
     X(dt_custom, dt_custom(g(), odd() ? (odd() ? NULL : &hollow) : &custom, kept, odd() ? few() : (int64_t)draw((uint32_t)(keeps < 8 ? keeps : 7) + 1), shape())) \
     X(dt_scale, dt_scale(g(), tensor(), REAL)) X(dt_tanh, dt_tanh(g(), tensor())) X(dt_silu, dt_silu(g(), tensor())) X(dt_gelu, dt_gelu(g(), tensor())) \
     X(dt_relu, dt_relu(g(), tensor())) X(dt_clamp, dt_clamp(g(), tensor(), REAL, REAL)) X(dt_add, dt_add(g(), tensor(), tensor())) X(dt_sub, dt_sub(g(), tensor(), tensor())) \
-    X(dt_mul, dt_mul(g(), tensor(), tensor())) X(dt_div, dt_div(g(), tensor(), tensor())) X(dt_map, dt_map(g(), (dt_function)draw(26), tensor())) \
-    X(dt_map2, dt_map2(g(), (dt_function)(odd() ? small() : (int)draw(30)), tensor(), tensor())) X(dt_select, dt_select(g(), tensor(), tensor(), tensor())) \
-    X(dt_sum, dt_sum(g(), tensor(), mask())) X(dt_mean, dt_mean(g(), tensor(), mask())) X(dt_max, dt_max(g(), tensor(), mask())) X(dt_argmax, dt_argmax(g(), tensor(), mask())) \
-    X(dt_softmax, dt_softmax(g(), tensor(), mask())) X(dt_log_softmax, dt_log_softmax(g(), tensor(), mask())) X(dt_matmul, dt_matmul(g(), tensor(), tensor(), small(), small())) \
+    X(dt_mul, dt_mul(g(), tensor(), tensor())) X(dt_map, dt_map(g(), (dt_function)draw(13), tensor())) \
+    X(dt_map2, dt_map2(g(), (dt_function)(odd() ? small() : (int)draw(16)), tensor(), tensor())) \
+    X(dt_sum, dt_sum(g(), tensor(), mask())) X(dt_mean, dt_mean(g(), tensor(), mask())) X(dt_max, dt_max(g(), tensor(), mask())) \
+    X(dt_softmax, dt_softmax(g(), tensor(), mask())) X(dt_matmul, dt_matmul(g(), tensor(), tensor(), small(), small())) \
     X(dt_linear, dt_linear(g(), tensor(), text(), whole())) X(dt_linear_with, dt_linear_with(g(), tensor(), text(), whole(), REAL, odd() ? (unsigned)small() : draw(16))) \
-    X(dt_combine, dt_combine(g(), tensor())) X(dt_conv, (w = window(), dt_conv(g(), tensor(), text(), whole(), (dt_window *)some(&w)))) \
-    X(dt_pooling, (w = window(), dt_pooling(g(), tensor(), small(), (dt_window *)some(&w)))) X(dt_embed, dt_embed(g(), tensor(), tensor())) \
-    X(dt_layernorm, dt_layernorm(g(), tensor(), text(), REAL)) X(dt_rmsnorm, dt_rmsnorm(g(), tensor(), text(), REAL)) X(dt_batchnorm, dt_batchnorm(g(), tensor(), text(), REAL)) \
+    X(dt_combine, dt_combine(g(), tensor())) X(dt_embed, dt_embed(g(), tensor(), tensor())) \
+    X(dt_layernorm, dt_layernorm(g(), tensor(), text(), REAL)) X(dt_rmsnorm, dt_rmsnorm(g(), tensor(), text(), REAL)) \
     X(dt_attend, (o = attention(), draw(2) ? dt_attend(g(), tensor(), tensor(), tensor(), draw(2) ? tensor() : kept[KEPT - 1], (dt_attention_options *)some(&o)) \
                                            : dt_attend(g(), tensor(), nothing, nothing, draw(2) ? tensor() : nothing, &o))) \
     X(dt_rope, dt_rope(g(), tensor(), whole(), number(), whole(), odd() ? &scaling : NULL)) X(dt_dropout, dt_dropout(g(), tensor(), REAL)) \
@@ -366,7 +352,7 @@ static int32_t out32[16];
 #define GRAPHS(X) \
     X(dt_shape0, (void)dt_shape0()) X(dt_shape1, (void)dt_shape1(whole())) X(dt_shape2, (void)dt_shape2(whole(), whole())) X(dt_shape3, (void)dt_shape3(whole(), whole(), whole())) \
     X(dt_shape4, (void)dt_shape4(whole(), whole(), whole(), whole())) X(dt_shape_count, (void)dt_shape_count(shape())) X(dt_shape_of, (void)dt_shape_of(g(), tensor())) \
-    X(dt_dtype_of, (void)dt_dtype_of(g(), tensor())) X(dt_elements, (void)dt_elements(g(), tensor())) X(dt_value, (void)dt_value(g(), tensor())) X(dt_dim, (void)dt_dim(g(), tensor(), small())) \
+    X(dt_value, (void)dt_value(g(), tensor())) X(dt_dim, (void)dt_dim(g(), tensor(), small())) \
     X(dt_graph_result, (void)dt_graph_result(g())) X(dt_backward, (void)dt_backward(g(), tensor())) X(dt_graph_run, (void)dt_graph_run(g())) \
     X(dt_graph_set, (void)dt_graph_set(g(), tensor(), some(data))) X(dt_graph_open, (void)(dt_graph_close(&other), dt_graph_open(odd() ? NULL : &other, state))) \
     X(dt_graph_record, (void)(dt_graph_close(&other), dt_graph_record(odd() ? NULL : &other, state, odd() ? INT_MAX : small() % 4))) X(dt_graph_close, dt_graph_close(odd() ? NULL : &other)) \
@@ -435,7 +421,6 @@ static void build(int which)
 {
     static const dt_tensor nothing = {0, 0};
     static dt_rope_scaling scaling;
-    dt_window w;
     dt_attention_options o;
     dt_moe_options m;
     dt_tensor t = nothing;
@@ -551,31 +536,30 @@ static int builder_of; /* what `starved` builds */
 static dt_tensor starve(dt_graph *of, dt_tensor x, const void *user)
 {
     static const dt_tensor nothing = {0, 0};
-    dt_window w = {{2, 2}, {0, 0}, {1, 1}, {0, 0}, 0};
     dt_attention_options o = {2, 0, 1, 0.0f, 0.0f};
     dt_moe_options m = {4, 2, 0, 0, 1, 0, 1.0f, 0.1f, 0.1f, 0.0f};
-    dt_tensor a = dt_linear(of, x, "a", 12), i = dt_argmax(of, dt_reshape(of, a, dt_shape3(dt_dim(of, x, 0), 4, 3)), DT_LAST), y = nothing;
+    dt_tensor a = dt_linear(of, x, "a", 12), i = nothing, y = nothing;
     (void)user;
     a = dt_reshape(of, a, dt_shape3(dt_dim(of, x, 0), 2, 6));
     switch (builder_of) {
     case 0: y = dt_moe(of, a, "m", &m); break;
     case 1: m.gated = 1, y = dt_moe(of, a, "m", &m); break;
-    case 2: y = dt_conv(of, a, "c", 4, &w); break;
-    case 3: y = dt_pooling(of, a, 0, &w); break;
+    case 2: y = dt_mul(of, dt_max(of, a, 4 | DT_KEEP), a); break;
+    case 3: y = dt_map2(of, DT_GREATER_EQUAL, a, dt_silu(of, a)), y = dt_mul(of, y, a); break;
     case 4: y = dt_attend(of, dt_linear(of, a, "q", 18), nothing, nothing, nothing, &o); break;
     case 5: y = dt_attend(of, a, a, a, dt_full(of, dt_shape2(2, 2), 1.0f), &o); break;
     case 6: y = dt_linear_with(of, dt_linear_with(of, a, "l", 6, 0.1f, DT_COLUMNS), "r", 6, 0.1f, DT_ROWS); break;
     case 7: y = dt_layernorm(of, dt_rmsnorm(of, a, "r", 1e-5f), "l", 1e-5f); break;
-    case 8: y = dt_batchnorm(of, a, "b", 1e-5f); break;
-    case 9: y = dt_embed(of, dt_param(of, "t", dt_shape2(4, 3), DT_INIT_NORMAL, 1.0f), i); break;
+    case 8: y = dt_map(of, DT_RSQRT, dt_mul(of, a, a)); break;
+    case 9: dt_top_k(of, dt_reshape(of, a, dt_shape3(dt_dim(of, x, 0), 4, 3)), 1, &i), y = dt_embed(of, dt_param(of, "t", dt_shape2(4, 3), DT_INIT_NORMAL, 1.0f), i); break;
     case 10: y = dt_gather(of, a, 2, dt_cast(of, dt_full(of, dt_shape3(dt_dim(of, x, 0), 2, 2), 1.0f), DT_I32)); break;
-    case 11: y = dt_top_k(of, dt_log_softmax(of, a, DT_LAST), 2, NULL); break;
+    case 11: y = dt_top_k(of, dt_softmax(of, a, DT_LAST), 2, NULL); break;
     case 12: y = dt_softmax(of, dt_max(of, a, 2 | DT_KEEP), DT_LAST); break;
     case 13: y = dt_dropout(of, dt_gelu(of, dt_rope(of, a, 1, 10000.0, 0, NULL)), 0.5f); break;
-    case 14: y = dt_concat(of, &a, 1, 0), y = dt_pad(of, dt_slice(of, y, 1, 0, 1), 2, 1, 1); break;
+    case 14: y = dt_concat(of, &a, 1, 0), y = dt_concat(of, (const dt_tensor[2]){dt_slice(of, y, 1, 0, 1), a}, 2, 1); break;
     case 15: y = dt_matmul(of, a, dt_permute(of, dt_expand(of, dt_param(of, "e", dt_shape2(5, 6), DT_INIT_ONES, 0.0f), dt_shape3(dt_dim(of, x, 0), 5, 6)), (const int[3]){0, 2, 1}), 0, 0); break;
     case 16: y = dt_auxiliary_loss(of, a, dt_mean(of, dt_mul(of, a, a), DT_ALL), 0.1f); break;
-    case 17: y = dt_cumsum(of, dt_select(of, a, a, dt_clamp(of, a, -1.0f, 1.0f)), 1); break;
+    case 17: y = dt_map2(of, DT_DIV, a, dt_clamp(of, a, 0.5f, 1.0f)); break;
     default: y = dt_custom(of, &custom, &a, 1, dt_shape3(dt_dim(of, x, 0), 2, 6));
     }
     return dt_loss(of, dt_reshape(of, dt_mean(of, dt_reshape(of, y, dt_shape2(dt_dim(of, x, 0), dt_shape_count(dt_shape_of(of, y)) / dt_dim(of, x, 0))), 2), dt_shape1(dt_dim(of, x, 0))));

@@ -34,7 +34,7 @@ while ($code =~ /^DT_API [^;{}()]*?(\w+)\([^;{}()]*\)\s*(\{[^\n]+\}$|\{\n.*?^\})
     $spec{$name} = [$1 eq 'refuses', $2] if $body =~ /dt__(refuse[ds])\((?:\w+, )?"([^"]*)"/;
 }
 $spec{$_} = [1, $code =~ /DT__BUILD_UNARY.*?"(x#)"/s] for qw(dt_tanh dt_silu dt_gelu dt_relu);
-$spec{$_} = [1, $code =~ /DT__BUILD_BINARY.*?"(a# b#)"/s] for qw(dt_add dt_sub dt_mul dt_div);
+$spec{$_} = [1, $code =~ /DT__BUILD_BINARY.*?"(a# b#)"/s] for qw(dt_add dt_sub dt_mul);
 
 my @calls;
 for my $name (sort keys %type) {

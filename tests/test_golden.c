@@ -8,6 +8,7 @@
 #include "dtrain.h"
 #include "tap.h"
 #include "slot.h"
+#include "../examples/conv.h"
 
 enum { B = 4, T = 12, LARGEST = 8192 };
 #define LIMIT 1e-5
@@ -31,16 +32,16 @@ enum { CNN = -1, SIDE = 8, CLASSES = 5 };
 static dt_tensor features(dt_graph *g, dt_tensor x, const void *user) /* (B,64) -> (B,32) */
 {
     int64_t b = dt_dim(g, x, 0);
-    dt_window pad, half;
+    conv_window pad, half;
     memset(&pad, 0, sizeof pad);
     memset(&half, 0, sizeof half);
     (void)user;
     pad.size[0] = pad.size[1] = 3, pad.padding[0] = pad.padding[1] = 1;
     half.size[0] = half.size[1] = 2;
-    x = dt_gelu(g, dt_conv(g, dt_reshape(g, x, dt_shape4(b, 1, SIDE, SIDE)), "first", 6, &pad));
-    x = dt_pooling(g, x, 0, &half); /* (B,6,4,4) */
+    x = dt_gelu(g, conv(g, dt_reshape(g, x, dt_shape4(b, 1, SIDE, SIDE)), "first", 6, &pad));
+    x = pool(g, x, 0, &half); /* (B,6,4,4) */
     pad.stride[0] = pad.stride[1] = 2;
-    return dt_reshape(g, dt_relu(g, dt_conv(g, x, "second", 8, &pad)), dt_shape2(b, 32));
+    return dt_reshape(g, dt_relu(g, conv(g, x, "second", 8, &pad)), dt_shape2(b, 32));
 }
 static dt_tensor classify(dt_graph *g, dt_tensor x, const void *user) /* (B,32) -> loss */
 {

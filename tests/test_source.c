@@ -107,7 +107,9 @@ static dt_tensor unmarked(dt_graph *g, dt_tensor x, const void *user)
 }
 static dt_tensor marked_ids(dt_graph *g, dt_tensor x, const void *user)
 {
-    dt_prediction(g, dt_argmax(g, x, 2));
+    dt_tensor places;
+    dt_top_k(g, x, 1, &places);
+    dt_prediction(g, places);
     return unmarked(g, x, user);
 }
 static dt_tensor lookup(dt_graph *g, dt_tensor x, const void *user) /* user: rows of the table */
