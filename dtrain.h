@@ -900,11 +900,11 @@ DT_API dt_comm *dt_trainer_comm(dt_trainer *t);
 DT_API dt_result dt_trainer_save(dt_trainer *t);
 /* Mean validation loss over `batches` batches (0: all) and their valid targets. Collective. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
-/* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: temperature 0.7 over all tokens, seed 0), of the recipe's
- * tokenizer, the last one cut, or of a byte vocabulary; text has room for count + 1 bytes and may hold bytes 0. Any
- * rank alone may call it if it has the whole model (pp, tp and ep 1, ZeRO below 3), else all ranks together;
- * output.sample_length must not be 0. The families cache keys and values of earlier tokens (output.no_cache: not),
- * with the same bits. A text that fills the sequence continues from its second half. */
+/* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: temperature 0.7 over all tokens, seed 0), of
+ * the recipe's tokenizer, the last one cut, or of a byte vocabulary; text has room for count + 1 bytes and may hold
+ * bytes 0. Any rank alone may call it if it has the whole model (pp, tp and ep 1, ZeRO below 3), else all ranks
+ * together; output.sample_length must not be 0. The families cache keys and values of earlier tokens (output.no_cache:
+ * not), with the same bits. A text that fills the sequence continues from its second half. */
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how,
                                    char *text);
 /* What was trained, for use in any program: a trainer that only predicts, draws text and measures. `path` is a
@@ -915,10 +915,6 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
  * any layout that the recipe allows (NULL: dt_layout_default()). dt_trainer_predict takes any number of samples and has
  * the bits of the program that trained (examples/18_use.c). */
 DT_API dt_result dt_predictor_open(dt_trainer **t, const char *path, const dt_model *model, const dt_layout *layout);
-/* The same for text. */
-typedef struct dt_trainer dt_generator;
-DT_API dt_result dt_generator_open(dt_generator **g, const char *path, const dt_layout *layout);
-DT_API void dt_generator_close(dt_generator **g);
 /* What to draw; start from dt_generation_default(): 400 bytes, no stop, temperature 0.7 over all tokens, seed 0. */
 typedef struct dt_generation {
     dt_sampling sampling;    /* another seed: another text */
@@ -930,10 +926,10 @@ typedef struct dt_generation {
 } dt_generation;
 DT_API dt_generation dt_generation_default(void);
 /* Continues a prompt, as dt_trainer_sample. *tokens, if not NULL: how many were drawn. */
-DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_generation *how, int64_t *tokens);
+DT_API dt_result dt_generate(dt_trainer *t, const char *prompt, const dt_generation *how, int64_t *tokens);
 /* Mean loss, in nats per token, of files named as in dt_data_open(), cut into sequences, the last perhaps shorter;
  * *tokens and *bytes, if not NULL: number of targets, and bytes of their text (the first token is none). Collective. */
-DT_API dt_result dt_generator_evaluate(dt_generator *g, const char *data, float *loss, int64_t *tokens, int64_t *bytes);
+DT_API dt_result dt_evaluate(dt_trainer *t, const char *data, float *loss, int64_t *tokens, int64_t *bytes);
 /* The recipe of a checkpoint, or of a directory of Hugging Face (GPT-2, Llama, Mistral, Qwen2, Qwen3), whose optimizer
  * and data are the default ones. Names of files are NULL, but for weights: `path`, which must outlive the recipe. So a
  * trainer starts from these weights, or resumes, where `path` is in its checkpoint.place. A config.json has no weights.
@@ -13015,14 +13011,14 @@ typedef struct dt__job {
     uint32_t fault;
     int32_t stop;     /* 1: requested, 2: waits end with DT_E_INTERRUPTED */
     int32_t grace_ms; /* how long the job may go on after a stop request (dt__comm_stop_grace) */
-    uint32_t told;    /* a rank has said what failed (dt_fail) */
+    uint32_t printed; /* a rank has printed what failed (dt_fail) */
     int64_t end;      /* file offset of the next region */
     int64_t where;    /* the area of the communicator being opened, -1 when there was no memory */
     dt__event opened; /* raised by rank 0 when `where` is valid */
     int64_t progress; /* step of the newest complete checkpoint, -1: none */
-    uint32_t lasts;   /* a rank has failed in a way that would come again (dt_fail) */
-    int32_t loose;    /* no supervisor watches the ranks */
-    uint32_t because; /* `why` says what failed in a communicator over nodes */
+    uint32_t permanent; /* a rank has failed in a way that a restart would repeat (dt_fail) */
+    int32_t unsupervised; /* another launcher started the ranks */
+    uint32_t explained; /* `why` says what failed in a communicator over nodes */
     int32_t bound;    /* ranks have cores of their own */
     char pad2[48];
     char why[512];
@@ -13101,14 +13097,14 @@ typedef struct dt__notice {
 } dt__notice;
 
 /* One process's. Emulated nodes need none: their ranks see each other's heartbeats in shared memory. */
-typedef struct dt__hearing {
+typedef struct dt__heartbeats {
     struct dt__job *job; /* of this node */
     int busy, told;
     dt__message inbox;
     dt__notice in, alive, ask, fault;
-    uint32_t *heard;                   /* (size) when, in milliseconds */
+    uint32_t *seen;                    /* (size) when, in milliseconds */
     dt__message *asked, *reply, *tell; /* (size), one behind the other */
-} dt__hearing;
+} dt__heartbeats;
 
 /* Two threads of a process may use a link at once. */
 typedef struct dt__link dt__link;
@@ -13121,7 +13117,7 @@ struct dt__link {
     void (*cancel)(dt__link *f, dt__message *m);     /* m and its data are the caller's again */
     void (*close)(dt__link *f);                      /* frees f; its messages are done or cancelled */
     dt_comm *base;                                     /* emulated nodes: all ranks; else NULL */
-    dt__hearing *hearing;
+    dt__heartbeats *beats;
     int64_t memory;                                    /* bytes of this process's for collectives over nodes */
     uint32_t ids;                                      /* communicators over nodes have had numbers below */
     uint32_t polled;                                   /* milliseconds: when compute code last polled */
@@ -13384,7 +13380,7 @@ static void dt__comm_catch_stop(const dt_comm *c)
     memset(&action, 0, sizeof action);
     action.sa_handler = dt__note_stop;
     sigemptyset(&action.sa_mask);
-    for (int i = 0; i < DT__STOPS && (!c->job || c->job->loose); i++) {
+    for (int i = 0; i < DT__STOPS && (!c->job || c->job->unsupervised); i++) {
         action.sa_flags = dt__stops[i] == SIGINT ? SA_RESTART | (int)SA_RESETHAND : SA_RESTART;
         if (dt__signal_is_free(dt__stops[i])) sigaction(dt__stops[i], &action, NULL);
     }
@@ -13434,7 +13430,7 @@ static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fau
                       strsignal(WTERMSIG(status)));
     } else if (kind == DT__FAULT_FROZEN)
         dt__print(text, size, "rank %d has not moved for %g s (%sfrozen or cut off? if it computes for so long, raise "
-                  "--timeout)", rank, job->timeout_ms * 1e-3, job->loose ? "did it end? is it " : "");
+                  "--timeout)", rank, job->timeout_ms * 1e-3, job->unsupervised ? "did it end? is it " : "");
     else if (kind >= DT__FAULT_DEADLOCK && kind <= DT__FAULT_LOST)
         snprintf(text, size, "rank %d %s", rank, others[kind - DT__FAULT_DEADLOCK]);
     else snprintf(text, size, "%s", job->why);
@@ -13533,7 +13529,7 @@ static int dt__job_silent(dt_comm *c, int rank, dt__watch *w)
 
 enum { DT__TAG_START = 0, DT__TAG_NOTICE = 1, DT__IDS = 1 }; /* communicators have the tags from 2 DT__IDS on */
 
-static void dt__hear_start(dt__link *f, dt__message *m, int sends, int peer, dt__notice *notice)
+static void dt__beat_start(dt__link *f, dt__message *m, int sends, int peer, dt__notice *notice)
 {
     m->sends = sends, m->peer = peer, m->tag = DT__TAG_NOTICE;
     m->data = (char *)notice, m->bytes = (int64_t)sizeof *notice;
@@ -13541,47 +13537,47 @@ static void dt__hear_start(dt__link *f, dt__message *m, int sends, int peer, dt_
 }
 
 /* Can the message be started again? */
-static int dt__hear_free(const dt__message *m) { return !m->data || __atomic_load_n(&m->done, __ATOMIC_ACQUIRE); }
+static int dt__beat_is_free(const dt__message *m) { return !m->data || __atomic_load_n(&m->done, __ATOMIC_ACQUIRE); }
 
 /* Tells all ranks once why this node's job failed. */
-static void dt__hear_tell(dt__link *f)
+static void dt__beat_report_fault(dt__link *f)
 {
-    dt__hearing *h = f->hearing;
+    dt__heartbeats *h = f->beats;
     h->told = 1, h->fault.kind = DT__TELL;
     h->fault.fault = __atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST);
     dt__format_fault(h->fault.why, sizeof h->fault.why, h->job, h->fault.fault);
     if (!(h->fault.fault & DT__FAR)) h->fault.fault = (uint32_t)DT__FAULT_TOLD << 16 | DT__FAR | (uint32_t)f->rank;
     for (int p = 0; p < f->size; p++)
-        if (p != f->rank) dt__hear_start(f, &h->tell[p], 1, p, &h->fault);
+        if (p != f->rank) dt__beat_start(f, &h->tell[p], 1, p, &h->fault);
 }
 
-static void dt__hear_notice(dt__link *f, int from, const dt__notice *notice)
+static void dt__beat_take(dt__link *f, int from, const dt__notice *notice)
 {
-    dt__hearing *h = f->hearing;
+    dt__heartbeats *h = f->beats;
     uint32_t now = dt__clock_ms();
-    __atomic_store_n(&h->heard[from], now ? now : 1, __ATOMIC_RELAXED);
-    if (notice->kind == DT__ASK && dt__hear_free(&h->reply[from]))
-        dt__hear_start(f, &h->reply[from], 1, from, &h->alive);
+    __atomic_store_n(&h->seen[from], now ? now : 1, __ATOMIC_RELAXED);
+    if (notice->kind == DT__ASK && dt__beat_is_free(&h->reply[from]))
+        dt__beat_start(f, &h->reply[from], 1, from, &h->alive);
     if (notice->kind != DT__TELL || h->told) return;
     h->told = 1;
-    if (!__atomic_exchange_n(&h->job->because, 1u, __ATOMIC_SEQ_CST))
+    if (!__atomic_exchange_n(&h->job->explained, 1u, __ATOMIC_SEQ_CST))
         memcpy(h->job->why, notice->why, sizeof notice->why), h->job->why[sizeof notice->why - 1] = 0;
     dt__blame(&h->job->fault, (int)(notice->fault >> 16), (int)(notice->fault & 0xffffu));
 }
 
 /* Takes the notices that have come, and answers. */
-static void dt__hear(dt__link *f)
+static void dt__beats_poll(dt__link *f)
 {
-    dt__hearing *h = f->hearing;
+    dt__heartbeats *h = f->beats;
     if (!h || (__atomic_load_n(&h->inbox.done, __ATOMIC_RELAXED) != 1 &&
                !__atomic_load_n(&h->job->fault, __ATOMIC_RELAXED)))
         return;
     if (__atomic_exchange_n(&h->busy, 1, __ATOMIC_ACQUIRE)) return;
     while (h->inbox.data && __atomic_load_n(&h->inbox.done, __ATOMIC_ACQUIRE) == 1) {
-        dt__hear_notice(f, h->inbox.peer, &h->in);
-        dt__hear_start(f, &h->inbox, 0, DT__FROM_ANY, &h->in);
+        dt__beat_take(f, h->inbox.peer, &h->in);
+        dt__beat_start(f, &h->inbox, 0, DT__FROM_ANY, &h->in);
     }
-    if (!h->told && __atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST)) dt__hear_tell(f);
+    if (!h->told && __atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST)) dt__beat_report_fault(f);
     __atomic_store_n(&h->busy, 0, __ATOMIC_RELEASE);
 }
 
@@ -13592,7 +13588,7 @@ static void dt__link_poll(dt__link *f)
     if (now == __atomic_load_n(&f->polled, __ATOMIC_RELAXED)) return;
     __atomic_store_n(&f->polled, now, __ATOMIC_RELAXED);
     (void)f->poll(f);
-    dt__hear(f);
+    dt__beats_poll(f);
 }
 
 /* Compute code calls this often, so that a rank in a long computation does not look frozen. */
@@ -13609,43 +13605,43 @@ DT_API void dt_comm_alive(dt_comm *c)
 }
 
 /* Waits until the other nodes have been told, at most half a second. Runs before a failing call returns. */
-static void dt__hear_last(dt__link *f)
+static void dt__beats_flush(dt__link *f)
 {
-    dt__hearing *h = f ? f->hearing : NULL;
+    dt__heartbeats *h = f ? f->beats : NULL;
     double until = dt__now() + 0.5;
     if (!h) return;
     for (int p = 0; p < f->size; p++)
-        while (((__atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST) && !h->told) || !dt__hear_free(&h->tell[p])) &&
+        while (((__atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST) && !h->told) || !dt__beat_is_free(&h->tell[p])) &&
                dt__now() < until)
             dt__link_poll(f);
 }
 
 /* Has a rank of another node been silent for too long? */
-static int dt__hear_silent(dt__link *f, int peer, dt__watch *w)
+static int dt__beat_is_late(dt__link *f, int peer, dt__watch *w)
 {
-    dt__hearing *h = f->hearing;
+    dt__heartbeats *h = f->beats;
     double now = dt__now();
     if (!__atomic_exchange_n(&h->busy, 1, __ATOMIC_ACQUIRE)) {
-        if (now > w->asked + h->job->timeout_ms * 1e-3 / 8 && dt__hear_free(&h->asked[peer])) {
+        if (now > w->asked + h->job->timeout_ms * 1e-3 / 8 && dt__beat_is_free(&h->asked[peer])) {
             w->asked = now;
-            dt__hear_start(f, &h->asked[peer], 1, peer, &h->ask);
+            dt__beat_start(f, &h->asked[peer], 1, peer, &h->ask);
         }
         __atomic_store_n(&h->busy, 0, __ATOMIC_RELEASE);
     }
-    if (!dt__silent_too_long(w, peer, __atomic_load_n(&h->heard[peer], __ATOMIC_RELAXED), h->job->timeout_ms)) return 0;
+    if (!dt__silent_too_long(w, peer, __atomic_load_n(&h->seen[peer], __ATOMIC_RELAXED), h->job->timeout_ms)) return 0;
     dt__blame(&h->job->fault, DT__FAULT_FROZEN, DT__FAR | peer);
     return 1;
 }
 
-static dt_result dt__hearing_open(dt__link *f, struct dt__job *job)
+static dt_result dt__beats_open(dt__link *f, struct dt__job *job)
 {
     int64_t n = f->size, message = (int64_t)sizeof(dt__message);
-    dt__hearing *h = (dt__hearing *)dt__alloc((int64_t)sizeof *h + n * (3 * message + 4), "heartbeats");
+    dt__heartbeats *h = (dt__heartbeats *)dt__alloc((int64_t)sizeof *h + n * (3 * message + 4), "heartbeats");
     if (!h) return DT_E_MEMORY;
     h->job = job, h->asked = (dt__message *)(void *)(h + 1), h->reply = h->asked + n, h->tell = h->reply + n;
-    h->heard = (uint32_t *)(void *)(h->tell + n), h->alive.kind = DT__ALIVE, h->ask.kind = DT__ASK;
-    f->hearing = h;
-    dt__hear_start(f, &h->inbox, 0, DT__FROM_ANY, &h->in);
+    h->seen = (uint32_t *)(void *)(h->tell + n), h->alive.kind = DT__ALIVE, h->ask.kind = DT__ASK;
+    f->beats = h;
+    dt__beat_start(f, &h->inbox, 0, DT__FROM_ANY, &h->in);
     return DT_OK;
 }
 
@@ -13653,14 +13649,14 @@ static void dt__message_cancel(dt__link *f, dt__message *m)
 {
     if (m->data && !__atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) f->cancel(f, m);
 }
-static void dt__hearing_close(dt__link *f)
+static void dt__beats_close(dt__link *f)
 {
-    dt__hearing *h = f->hearing;
+    dt__heartbeats *h = f->beats;
     if (!h) return;
     dt__message_cancel(f, &h->inbox);
     for (int k = 0; k < 3 * f->size; k++) dt__message_cancel(f, &h->asked[k]);
     dt__free(h);
-    f->hearing = NULL;
+    f->beats = NULL;
 }
 
 /* ---- how a communicator fails ---- */
@@ -13689,7 +13685,7 @@ static uint32_t *dt__fault_of(dt_comm *c)
 /* Tells all ranks what failed here: c->message. */
 static void dt__comm_tell(dt_comm *c)
 {
-    if (__atomic_exchange_n(&c->job->because, 1u, __ATOMIC_SEQ_CST)) return;
+    if (__atomic_exchange_n(&c->job->explained, 1u, __ATOMIC_SEQ_CST)) return;
     DT__PRINT(c->job->why, "rank %d failed: %.460s", c->place[c->rank].world, c->message);
     dt__blame(dt__fault_of(c), DT__FAULT_TOLD, DT__FAR | c->place[c->rank].world);
 }
@@ -13700,7 +13696,7 @@ static dt_result dt__comm_fail(dt_comm *c, dt_result code)
     int again = c->failed != DT_OK;
     c->failed = code;
     if (c->nodes > 1) dt__comm_tell(c);
-    dt__hear_last(c->link);
+    dt__beats_flush(c->link);
     if (c->area && !again) {
         __atomic_store_n(&dt__comm_slot(c, c->local_rank)->out, 1u, __ATOMIC_SEQ_CST);
         __atomic_fetch_add(&c->area->outs, 1u, __ATOMIC_SEQ_CST);
@@ -13782,7 +13778,7 @@ static int dt__give_up(dt_comm *c, const dt__awaited *a, dt__watch *w)
     if (at) gone = __atomic_load_n(&dt__job_rank(c->job, p->job)->gone, __ATOMIC_ACQUIRE);
     if (at && at->area) left = __atomic_load_n(&dt__comm_slot(at, far ? p->world : p->local)->left, __ATOMIC_ACQUIRE);
     if (!troubled && !gone && !left)
-        troubled = at ? dt__job_silent(c, p->job, w) : dt__hear_silent(c->link, p->world, w);
+        troubled = at ? dt__job_silent(c, p->job, w) : dt__beat_is_late(c->link, p->world, w);
     if (!troubled && !gone && !left) return 0;
     if (c->link) (void)c->link->poll(c->link);
     if (dt__arrived(a) || (!troubled && far && at && dt__link_unread(c->link, a, p->world))) return 0;
@@ -13801,7 +13797,7 @@ static dt_result dt__wait_asleep(dt_comm *c, const dt__awaited *a)
     __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
     if (same_job) __atomic_store_n(&me->waiting, 1 + c->place[a->peer].job, __ATOMIC_RELAXED);
     while (!dt__arrived(a) && !r && !up) {
-        if (c->link) r = c->link->poll(c->link), dt__hear(c->link), dt__nap();
+        if (c->link) r = c->link->poll(c->link), dt__beats_poll(c->link), dt__nap();
         else dt__event_sleep(a->event, a->target);
         __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
         up = dt__give_up(c, a, &watch);
@@ -13819,7 +13815,7 @@ static dt_result dt__wait_for(dt_comm *c, const dt__awaited *a)
     double start = dt__now(), spin = a->event || c->stream || c->spins < DT__SPINS ? 0.0 : DT__MESSAGE_SPIN;
     dt_result r = DT_OK;
     for (int i = 0; i < c->spins + 8 && !r && !dt__arrived(a); i++) {
-        if (a->message) r = c->link->poll(c->link), dt__hear(c->link);
+        if (a->message) r = c->link->poll(c->link), dt__beats_poll(c->link);
         else dt__relax();
         if (i >= c->spins || (a->message && i % 16 == 15)) sched_yield(); /* the kernel's network thread needs a core */
         if (i + 1 == c->spins && dt__now() - start < spin) i = -1;
@@ -14708,7 +14704,7 @@ static dt_result dt__check_parts(const dt_comm *c, const dt__part *parts, const 
 {
     int64_t leaf = 0;
     for (int r = 0; r < c->size; r++) {
-        if (counts[r] < 1) return dt__misuse("rank %d owns no part of the sum", c->place[r].world);
+        if (counts[r] < 1) return dt__misuse("rank %d does not own a part of the sum", c->place[r].world);
         for (int j = 0; j < counts[r]; j++, parts++) {
             if (parts->level < 0 || parts->level >= DT__TREE_DEPTH - 2 || parts->index << parts->level != leaf)
                 return dt__misuse("part %d of rank %d does not begin at leaf %lld", j, c->place[r].world,
@@ -14934,7 +14930,7 @@ static double dt__comm_cores(const dt_comm *c)
 {
     int own[DT__CORES] = DT__ZERO, users[DT__CORES] = DT__ZERO, bound = c->job && c->job->bound;
     double cores = 0.0, here = (double)dt__comm_here(c), quota = dt__core_quota() / here;
-    int all = dt__count_cores(0, own), loose = c->job && c->job->loose;
+    int all = dt__count_cores(0, own), loose = c->job && c->job->unsupervised;
     for (int r = 0; loose && r < c->job->size; r++) dt__count_cores(dt__job_rank(c->job, r)->pid, users);
     for (int i = 0; loose && i < DT__CORES; i++)
         if (own[i] && users[i]) cores += 1.0 / users[i];
@@ -15447,7 +15443,7 @@ DT_API void dt_comm_close(dt_comm **handle)
     int last = !c || !c->job;
     if (!c) return;
     for (int k = 0; k < c->size * DT__PACKETS && c->nodes > 1; k++) dt__message_cancel(c->link, &c->outbox[k]);
-    if (c->link && !c->parent) dt__hearing_close(c->link);
+    if (c->link && !c->parent) dt__beats_close(c->link);
     if (c->area) {
         __atomic_store_n(&dt__comm_slot(c, c->local_rank)->left, 1u, __ATOMIC_SEQ_CST);
         last = __atomic_fetch_sub(&c->area->inside, 1, __ATOMIC_SEQ_CST) == 1;
@@ -21481,7 +21477,7 @@ static int dt__supervise_again(dt__supervisor *s)
 {
     int status = dt__supervise_status(s);
     if (!s->plan.restarts || !status || status == dt_exit_code(DT_E_USAGE) || status == dt_exit_code(DT_E_STOPPED) ||
-        s->signal || s->job->lasts)
+        s->signal || s->job->permanent)
         return 0;
     if (s->job->progress > s->progress) s->progress = s->job->progress, s->idle = 0;
     if (s->idle == s->plan.restarts) {
@@ -21616,7 +21612,7 @@ static int dt__node_memory(int ranks, float timeout)
     plan.ranks = ranks, plan.timeout = timeout;
     fd = dt__job_memory(&plan, &job);
     if (fd < 0) return fd;
-    job->loose = 1;
+    job->unsupervised = 1;
     munmap(job, (size_t)dt__job_bytes(ranks));
     return fd;
 }
@@ -21672,7 +21668,7 @@ static dt_result dt__join(dt_comm **c, dt__link *f)
     for (int p = 0; p < f->size && !r; p++)
         for (node[p] = 0; address[node[p]].node != address[p].node;) node[p]++;
     nodes = r ? 0 : dt__node_count(node, f->size);
-    if (!r && nodes > 1) r = dt__hearing_open(f, job);
+    if (!r && nodes > 1) r = dt__beats_open(f, job);
     if (!r && nodes > 1) r = dt__comm_span(c, f, near, node);
     else if (!r) *c = near;
     dt__free(address);
@@ -22007,11 +22003,11 @@ static int dt__fail_speaks(void)
     /* A missing file may be a wrong name, unless a checkpoint shows that files could be read and written. */
     if (code != DT_OK && code != DT_E_PEER && code != DT_E_SYSTEM &&
         (code != DT_E_FILE || __atomic_load_n(&job->progress, __ATOMIC_RELAXED) < 0))
-        __atomic_store_n(&job->lasts, 1u, __ATOMIC_RELAXED);
+        __atomic_store_n(&job->permanent, 1u, __ATOMIC_RELAXED);
     /* The first failure gives the job its sentence and exit status: wait until the supervisor has noted it. */
     while (code == DT_E_PEER && !__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) && dt__now() < until) dt__nap();
     if (code == DT_E_PEER && __atomic_load_n(&job->fault, __ATOMIC_SEQ_CST)) speaks = 0;
-    else speaks = !__atomic_exchange_n(&job->told, 1u, __ATOMIC_SEQ_CST);
+    else speaks = !__atomic_exchange_n(&job->printed, 1u, __ATOMIC_SEQ_CST);
     if (mapped) munmap(job, (size_t)dt__job_bytes(job->size));
     return speaks;
 }
@@ -25482,15 +25478,6 @@ DT_API dt_result dt_predictor_open(dt_trainer **handle, const char *path, const 
     return dt__trainer_open(handle, &recipe, &l, found);
 }
 
-DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, const dt_layout *layout)
-{
-    return dt__refused("g! path", handle, path) ? DT_E_USAGE : dt_predictor_open(handle, path, NULL, layout);
-}
-DT_API void dt_generator_close(dt_generator **handle)
-{
-    if (!dt__refused("g", handle)) dt_trainer_close(handle);
-}
-
 DT_API dt_generation dt_generation_default(void)
 {
     dt_generation how = DT__ZERO;
@@ -25499,9 +25486,9 @@ DT_API dt_generation dt_generation_default(void)
     return how;
 }
 
-DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_generation *how, int64_t *tokens)
+DT_API dt_result dt_generate(dt_trainer *t, const char *prompt, const dt_generation *how, int64_t *tokens)
 {
-    if (dt__refused("g prompt how", g, prompt, how)) return DT_E_USAGE;
+    if (dt__refused("t prompt how", t, prompt, how)) return DT_E_USAGE;
     dt__drawn d = {NULL, 0, how->bytes, 0, 0, how};
     dt_result r;
     int busy;
@@ -25510,9 +25497,9 @@ DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_gener
     for (const char *const *stop = how->stop; stop && *stop; stop++)
         if (!**stop) return dt__misuse("a stop string is empty: give it a text, or leave it out");
     d.text = (char *)dt__alloc(how->bytes + 1, "a text");
-    busy = dt__busy_begin(g);
-    r = d.text ? dt__sample(g, prompt, &d) : DT_E_MEMORY;
-    dt__busy_end(g, busy);
+    busy = dt__busy_begin(t);
+    r = d.text ? dt__sample(t, prompt, &d) : DT_E_MEMORY;
+    dt__busy_end(t, busy);
     if (tokens) *tokens = d.tokens;
     dt__free(d.text);
     return r;
@@ -25532,14 +25519,14 @@ static dt_result dt__whole_fetch(void *user, dt_split split, int64_t sample, voi
     return DT_OK;
 }
 
-DT_API dt_result dt_generator_evaluate(dt_generator *t, const char *data, float *loss, int64_t *tokens, int64_t *bytes)
+DT_API dt_result dt_evaluate(dt_trainer *t, const char *data, float *loss, int64_t *tokens, int64_t *bytes)
 {
-    if (dt__refused("g data loss", t, data, loss)) return DT_E_USAGE;
+    if (dt__refused("t data loss", t, data, loss)) return DT_E_USAGE;
     dt_source *feed = &t->feed.is;
     int64_t ids, targets;
     dt_result r;
     if (!*t->serves || t->feed.own)
-        return dt__misuse("dt_generator_evaluate measures a model of tokens that dt_generator_open has opened");
+        return dt__misuse("dt_evaluate measures a model of tokens that dt_predictor_open has opened");
     if ((r = dt_data_open(&t->data, data, t->tokenizer, 1, 0.0)) != DT_OK) return r;
     ids = dt__data_vocabulary(t->data);
     if (!t->tokenizer && ids > t->recipe.model.vocabulary)

@@ -152,7 +152,7 @@ static dt_rules *rules;
 static dt_comm *comm;
 static dt_nccl *nccl;
 static dt_trainer *trainer;
-static dt_generator *generator;
+static dt_trainer *generator;
 static dt_optimizer *optimizer;
 static dt_checkpoint *checkpoint;
 static dt_parameter list[64];
@@ -405,9 +405,9 @@ static int32_t out32[16];
     X(dt_trainer_memory, (void)dt_trainer_memory(trainer)) X(dt_trainer_weights, (void)dt_trainer_weights(trainer)) X(dt_trainer_compilation, (void)dt_trainer_compilation(trainer, (dt_compilation_report *)some(&report))) \
     X(dt_trainer_parameter, (void)dt_trainer_parameter(trainer, text(), (int64_t *)some(out64))) X(dt_trainer_parameter_at, (void)dt_trainer_parameter_at(trainer, whole(), (dt_shape *)some(room))) \
     X(dt_trainer_own, (void)dt_trainer_own(trainer, text(), (float *)some(room), (int64_t *)some(out64))) X(dt_trainer_mesh, (void)dt_trainer_mesh(trainer)) \
-    X(dt_generator_open, (void)(dt_generator_close(&generator), dt_generator_open(odd() ? NULL : &generator, draw(2) ? "checkpoints" : file(), draw(2) ? NULL : layout()))) X(dt_predictor_open, (void)(dt_trainer_close(&trainer), dt_predictor_open(odd() ? NULL : &trainer, draw(2) ? "checkpoints" : file(), draw(2) ? NULL : own_model(), draw(2) ? NULL : layout()))) X(dt_generator_close, dt_generator_close(odd() ? NULL : &generator)) \
+    X(dt_predictor_open, (void)(draw(2) ? (dt_trainer_close(&generator), dt_predictor_open(odd() ? NULL : &generator, draw(2) ? "checkpoints" : file(), NULL, draw(2) ? NULL : layout())) : (dt_trainer_close(&trainer), dt_predictor_open(odd() ? NULL : &trainer, draw(2) ? "checkpoints" : file(), draw(2) ? NULL : own_model(), draw(2) ? NULL : layout())))) \
     X(dt_generate, (void)dt_generate(generator, odd() ? text() : "The ", generation(), (int64_t *)some(out64))) \
-    X(dt_generator_evaluate, (void)dt_generator_evaluate(generator, odd() ? file() : "short.txt", (float *)some(room), (int64_t *)some(out64), out64 + 1)) X(dt_recipe_from, (void)dt_recipe_from((dt_recipe *)some(room), file())) \
+    X(dt_evaluate, (void)dt_evaluate(generator, odd() ? file() : "short.txt", (float *)some(room), (int64_t *)some(out64), out64 + 1)) X(dt_recipe_from, (void)dt_recipe_from((dt_recipe *)some(room), file())) \
     X(dt_checkpoint_open, (void)(dt_checkpoint_close(&checkpoint), dt_checkpoint_open(odd() ? NULL : &checkpoint, draw(2) ? "checkpoints" : file()))) X(dt_checkpoint_close, dt_checkpoint_close(odd() ? NULL : &checkpoint)) \
     X(dt_checkpoint_verify, (void)dt_checkpoint_verify(checkpoint)) X(dt_checkpoint_read, (void)dt_checkpoint_read(checkpoint, whole(), (float *)some(room))) \
     X(dt_checkpoint_convert, (void)dt_checkpoint_convert(checkpoint, odd() ? file() : "converted", (dt_checkpoint_kind)small()))
@@ -526,7 +526,7 @@ static void batch(uint64_t seed)
     }
     begin("closing");
     dt_graph_close(&graph), dt_graph_close(&other), dt_tokenizer_close(&tokenizer), dt_data_close(&texts), dt_rules_close(&rules);
-    dt_optimizer_close(&optimizer), dt_trainer_close(&trainer), dt_generator_close(&generator), dt_checkpoint_close(&checkpoint), dt_comm_close(&comm);
+    dt_optimizer_close(&optimizer), dt_trainer_close(&trainer), dt_trainer_close(&generator), dt_checkpoint_close(&checkpoint), dt_comm_close(&comm);
     begin("the end");
     if (live) say(": %lld bytes were not freed", (long long)live), abort();
 }

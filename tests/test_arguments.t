@@ -11,8 +11,8 @@ use Test::More;
 
 # NULL, or any number, that the documentation allows. A function's name: all that it takes.
 my %allowed = map { $_ => 1 } qw(dt_fail.what dt_comm_open.argc dt_comm_open.argv dt_top_k.indices
-    dt_rope.scaling dt_data_open.t dt_error.code dt_error.format dt_nccl_collect.stream dt_nccl_wait.stream dt_trainer_sample.how dt_generator_open.layout dt_predictor_open.model dt_predictor_open.layout
-    dt_generate.tokens dt_generator_evaluate.tokens dt_generator_evaluate.bytes dt_optimizer_step.c
+    dt_rope.scaling dt_data_open.t dt_error.code dt_error.format dt_nccl_collect.stream dt_nccl_wait.stream dt_trainer_sample.how dt_predictor_open.model dt_predictor_open.layout
+    dt_generate.tokens dt_evaluate.tokens dt_evaluate.bytes dt_optimizer_step.c
     dt_optimizer_step.info dt_full.value dt_clamp.low dt_clamp.high dt_tokenizer_decode.text dt_model_gpt2.size dt_model_llama.size
     dt_trainer_parameter.count dt_trainer_parameter_at.shape
     dt_graph_parameters.list dt_optimizer_parameters.list);
