@@ -370,6 +370,7 @@ typedef struct dt_output {
     const char *timeline;  /* what every rank did in the last step: Chrome's trace events, for ui.perfetto.dev */
     int32_t quiet;         /* no progress on standard output */
     dt_probe *probes;      /* a list, of before dt_args; its members must outlive the trainer */
+    const char *dry_run;   /* "RANK:RANKS": dt_trainer_open prints the plan of this rank, and is DT_E_HELP */
 } dt_output;
 /* Where and how often a run saves its state, and what it does with what it finds there. */
 enum { DT_AUTO = -1 };
@@ -858,6 +859,63 @@ typedef struct dt_work {
 } dt_work;
 /* The order in which a stage of layout.pp works: list (3 units chunks) at most, *count entries. */
 DT_API dt_result dt_pipeline_order(const dt_layout *l, int64_t units, int64_t stage, dt_work *list, int64_t *count);
+/* A plan: what one rank does in a step, and the memory that it takes for it. It is a function of recipe, layout, number
+ * of ranks and rank alone: no rank runs, and no data is read. A trainer executes the plan of each of its ranks.
+ *
+ * An instruction of the step program. Stream 0 runs its instructions in order on the rank's own thread; with overlap it
+ * hands those of stream 1, when it reaches them, to a second thread, which runs them in that order. after[0] is the
+ * instruction before on the same stream, after[1] the last one that it needs of the other stream: of the step before
+ * when it comes later in the list; -1: none.
+ *   LOAD       samples of (shard, micro)
+ *   FORWARD    segment of (shard, micro), in a slot of its chunk
+ *   RECOMPUTE  the same once more, for the values that backward needs
+ *   OFFLOAD    starts to copy the input of a segment to the second memory
+ *   FETCH      starts to copy it back
+ *   BACKWARD   segment of (shard, micro); gradients continue in set `set`, from +0 where `fresh`
+ *   WEIGHTS    zero-bubble: the gradients of weights, which BACKWARD left out
+ *   SEND, RECV activations to or from a neighbour stage; with `back` gradients
+ *   CONTEXT    all-reduce over context ranks of one data shard's sums: a bucket of set `set`
+ *   FOLD       set += from, a bucket: two neighbours of the tree over data shards
+ *   REDUCE     sum over all ranks of a bucket: to every rank, or each piece to its owner (ZeRO)
+ *   TOTAL      total += set, a bucket
+ *   GATHER     weights from their owners: of a segment before its work (ZeRO 3; with overlap one segment ahead, into
+ *              the other of two windows), or of a bucket after the update (ZeRO 1, 2)
+ *   TIE        adds the uses of tied weights, across stages
+ *   UPDATE     norm, clip, optimizer, average of the weights */
+#define DT_INSTRUCTIONS(X) \
+    X(LOAD) X(FORWARD) X(RECOMPUTE) X(OFFLOAD) X(FETCH) X(BACKWARD) X(WEIGHTS) X(SEND) X(RECV) X(CONTEXT) X(FOLD) \
+    X(REDUCE) X(TOTAL) X(GATHER) X(TIE) X(UPDATE)
+#define DT__INSTR_ENUM(name) DT_##name,
+typedef enum dt_instr_op { DT_INSTRUCTIONS(DT__INSTR_ENUM) DT_INSTR_COUNT } dt_instr_op;
+typedef struct dt_instr {
+    int32_t op, segment, micro, shard, bucket; /* dt_instr_op; -1: none, here and below */
+    int32_t stream, after[2];
+    int32_t axes, peer;       /* bits 1 << dt_axis: ranks along them take part; the other rank of a SEND or RECV */
+    int64_t sent[DT_AXES];    /* bytes to ranks along each axis, on one node; of experts as if routing were even */
+    double flops;
+    int64_t touched;          /* bytes that operations read and write */
+    int32_t set, from, fresh; /* sets of gradients */
+    int32_t chunk, slot, back;
+    int32_t window;    /* where the weights of the segment are gathered */
+    int32_t completes; /* the leaf's gradients in this segment are complete: their row slices are folded (R7) */
+} dt_instr;
+/* A row of memory: bytes of this rank, and of the rank with most, which ranks that read it in place allocate as well.
+ * Kernels' scratch, samples in advance and the drawing of text are the trainer's: dt_trainer_memory counts them. */
+typedef enum dt_purpose { DT_FOR_HOST, DT_FOR_WEIGHTS, DT_FOR_GRADIENTS, DT_FOR_OPTIMIZER, DT_FOR_ACTIVATIONS,
+                          DT_FOR_BUFFERS, DT_FOR_OFFLOADED, DT_PURPOSES } dt_purpose;
+typedef struct dt_row {
+    const char *name;
+    int64_t bytes, most;
+    int32_t purpose, id; /* dt_purpose; id: the engine's */
+} dt_row;
+typedef struct dt_plan dt_plan;
+/* recipe.model.vocabulary must be set. overlap AUTO counts as OFF, and compiled segments as tiles. Structs are copied;
+ * strings and segments must outlive the plan. Errors are those of dt_trainer_open. */
+DT_API dt_result dt_plan_open(dt_plan **plan, const dt_recipe *recipe, const dt_layout *layout, int ranks, int rank);
+DT_API void dt_plan_close(dt_plan **plan);
+DT_API const dt_instr *dt_plan_program(const dt_plan *plan, int64_t *count); /* in order; the plan owns them */
+DT_API const dt_row *dt_plan_memory(const dt_plan *plan, int64_t *count);
+DT_API dt_mesh dt_plan_mesh(const dt_plan *plan);
 
 /* ---- H16  trainer ---- */
 /* What a step did. */
@@ -977,10 +1035,10 @@ DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, d
  * piece) to their places in `values`, which has the whole shape; all others stay as they are. *held: how many there
  * are. Any rank alone, between steps. DT_E_USAGE: no parameter has this name. */
 DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, int64_t *held);
-/* Place of this rank along each axis of the mesh, and number of ranks along it (dt_axis). A dt_comm of the program's
- * own may live beside a trainer and be used between its steps; a communicator over this rank's group of axis k is then
- * dt_comm_split(comm, dt_comm_rank(comm) - m.at[k] * m.stride[k], &group). */
-DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t);
+/* The plan that this rank executes. A dt_comm of the program's own may live beside a trainer and be used between its
+ * steps; with m = dt_plan_mesh(plan) a communicator over this rank's group of axis k is dt_comm_split(comm,
+ * dt_comm_rank(comm) - m.at[k] * m.stride[k], &group). */
+DT_API const dt_plan *dt_trainer_plan(const dt_trainer *t);
 
 /* ---- H14  a program's own loop ---- */
 /* The trainer's optimizers, clipping, schedule and bits for a program's own loop (examples/04_own_loop.c). */
@@ -11090,6 +11148,8 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("metrics", "FILE", TEXT, output.metrics, 0, NULL, "JSON lines: run, then steps; a resumed run appends"),
     DT__LAYOUT("timeline", "FILE", TEXT, output.timeline, 0, NULL, "trace of the last step, for ui.perfetto.dev"),
     DT__LAYOUT("quiet", NULL, FLAG, output.quiet, 0, NULL, "no progress"),
+    DT__LAYOUT("dry-run", "RANK:RANKS", TEXT, output.dry_run, 0, NULL,
+               "print a rank's memory and program, and end; with --vocabulary no data is read"),
     DT__LAYOUT("checkpoint", "DIR", TEXT, checkpoint.place, 0, NULL, "folder of checkpoints; resumes from the newest"),
     DT__LAYOUT("checkpoint-every", "N", AUTO, checkpoint.interval, 0, "[0,inf)",
                "steps; auto: Young's interval, by --mtbf; 0: at the end and on a stop"),
@@ -19107,42 +19167,6 @@ static void dt__run_parts(int64_t lo, int64_t hi, dt__stack *s)
 
 /* ---- the generator of step programs ------------------------------------------------------------------------- */
 
-/* One instruction of a rank's step program. Stream 0 runs its instructions in order on the rank's own thread; with
- * overlap it hands those of stream 1, when it reaches them, to a second thread, which runs them in that order. after[0]
- * is the instruction before on the same stream, after[1] the last one that it needs of the other stream, of the step
- * before when it stands behind it in the list; -1: none. A simulator may rely on both.
- *   LOAD       samples of (shard, micro)
- *   FORWARD    segment of (shard, micro), in a slot of its chunk
- *   RECOMPUTE  the same once more, for the values that backward needs
- *   OFFLOAD    starts to copy the input of a segment to the second memory
- *   FETCH      starts to copy it back
- *   BACKWARD   segment of (shard, micro); gradients continue in set `set`, from +0 where `fresh`
- *   WEIGHTS    zero-bubble: the gradients of weights, which BACKWARD left out
- *   SEND, RECV activations to or from a neighbour stage; with `back` gradients
- *   CONTEXT    all-reduce over context ranks of one data shard's sums: a bucket of set `set`
- *   FOLD       set += from, a bucket: two neighbours of the tree over data shards
- *   REDUCE     sum over all ranks of a bucket: to every rank, or each piece to its owner (ZeRO)
- *   TOTAL      total += set, a bucket
- *   GATHER     weights from their owners: of a segment before its work (ZeRO 3; with overlap one segment ahead, into
- *              the other of two windows), or of a bucket after the update (ZeRO 1, 2)
- *   TIE        adds the uses of tied weights, across stages
- *   UPDATE     norm, clip, optimizer, average of the weights */
-#define DT__INSTRUCTIONS(X) \
-    X(DT_LOAD, "LOAD") X(DT_FORWARD, "FORWARD") X(DT_RECOMPUTE, "RECOMPUTE") X(DT_OFFLOAD, "OFFLOAD") \
-    X(DT_FETCH, "FETCH") X(DT_BACKWARD, "BACKWARD") X(DT_WEIGHTS, "WEIGHTS") X(DT_SEND, "SEND") X(DT_RECV, "RECV") \
-    X(DT_CONTEXT, "CONTEXT") X(DT_FOLD, "FOLD") X(DT_REDUCE, "REDUCE") X(DT_TOTAL, "TOTAL") \
-    X(DT_GATHER, "GATHER") X(DT_TIE, "TIE") X(DT_UPDATE, "UPDATE")
-#define DT__INSTR_ENUM(code, name) code,
-enum { DT__INSTRUCTIONS(DT__INSTR_ENUM) DT__INSTR_COUNT };
-#undef DT__INSTR_ENUM
-typedef struct dt__instr {
-    int32_t op, segment, micro, shard, bucket, set, from, fresh;
-    int32_t chunk, slot, back;
-    int32_t stream, after[2];
-    int32_t window;    /* where the weights of the segment are gathered */
-    int32_t completes; /* the leaf's gradients in this segment are complete: their row slices are folded (R7) */
-} dt__instr;
-
 /* What the generator needs to know about a rank. */
 typedef struct dt__shape_of_work {
     dt__pipe pipe;
@@ -19159,14 +19183,14 @@ typedef struct dt__shape_of_work {
 } dt__shape_of_work;
 
 typedef struct dt__program {
-    dt__instr *list;
+    dt_instr *list;
     int32_t count, capacity;
     int32_t gathered, worked; /* 1 + segment of the last gather; index of the last FORWARD or RECOMPUTE, before any 0 */
     dt_work *work;
     int64_t works;
     dt__stack parts; /* this rank's partial sums at the end of the run */
     dt_result result;
-    dt__instr lost;  /* takes what has no memory */
+    dt_instr lost;  /* takes what has no memory */
 } dt__program;
 
 /* A unit of this rank. Accumulation `shard`: a shard's micro-batches first; `each`: a micro-batch's shards first. */
@@ -19178,14 +19202,14 @@ typedef struct dt__work_unit {
     dt__stack stack;     /* partial sums, before the leaf is folded */
 } dt__work_unit;
 
-static dt__instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__work_unit *u, const dt_work *w)
+static dt_instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__work_unit *u, const dt_work *w)
 {
-    dt__instr *i;
+    dt_instr *i;
     if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list)) return p->result = DT_E_MEMORY, &p->lost;
     i = &p->list[p->count];
     memset(i, 0, sizeof *i);
     i->op = op, i->segment = segment;
-    i->bucket = i->set = i->from = i->after[0] = i->after[1] = -1;
+    i->bucket = i->set = i->from = i->after[0] = i->after[1] = i->peer = -1;
     i->shard = u ? u->shard : -1;
     i->micro = u ? u->micro : -1;
     i->slot = w ? w->slot : -1;
@@ -19194,9 +19218,9 @@ static dt__instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__wo
     p->count++;
     return i;
 }
-static dt__instr *dt__emit_bucket(dt__program *p, int op, int32_t bucket, int32_t set, int32_t from)
+static dt_instr *dt__emit_bucket(dt__program *p, int op, int32_t bucket, int32_t set, int32_t from)
 {
-    dt__instr *i = dt__emit(p, op, -1, NULL, NULL);
+    dt_instr *i = dt__emit(p, op, -1, NULL, NULL);
     i->bucket = bucket, i->set = set, i->from = from;
     return i;
 }
@@ -19265,7 +19289,7 @@ static void dt__program_forward(dt__program *p, const dt__shape_of_work *s, cons
 static void dt__program_recompute(dt__program *p, const dt__shape_of_work *s, int32_t segment, const dt__work_unit *u,
                               const dt_work *w)
 {
-    const dt__instr *f = &p->list[p->worked];
+    const dt_instr *f = &p->list[p->worked];
     if (s->recompute != DT_RECOMPUTE_FULL) return;
     if (!s->horizon && f->segment == segment && f->shard == u->shard && f->micro == u->micro) return;
     dt__emit(p, DT_RECOMPUTE, segment, u, w);
@@ -19277,7 +19301,7 @@ static void dt__program_backward(dt__program *p, const dt__shape_of_work *s, con
     if (!u->ghost) dt__emit(p, DT_LOAD, -1, u, w);
     if (!u->ghost && !c->last && w->kind == DT_WORK_BACKWARD) dt__emit(p, DT_RECV, c->end - 1, u, w)->back = 1;
     for (int32_t q = c->end - 1; q >= c->begin; q--) {
-        dt__instr *i;
+        dt_instr *i;
         dt__program_gather(p, s, q);
         if (u->ghost) continue;
         for (int32_t f = q == c->end - 1 ? q : q - s->horizon; f >= q - s->horizon && f >= c->begin && s->horizon; f--)
@@ -19291,7 +19315,7 @@ static void dt__program_backward(dt__program *p, const dt__shape_of_work *s, con
     if (!u->ghost && !c->first && w->kind == DT_WORK_BACKWARD) dt__emit(p, DT_SEND, c->begin, u, w)->back = 1;
 }
 
-static int dt__is_work(const dt__instr *i)
+static int dt__is_work(const dt_instr *i)
 {
     return i->op == DT_FORWARD || i->op == DT_RECOMPUTE || i->op == DT_BACKWARD || i->op == DT_WEIGHTS;
 }
@@ -19301,7 +19325,7 @@ static int dt__is_work(const dt__instr *i)
  * order among the reductions on all ranks, ghosts included. */
 static dt_result dt__program_ahead(dt__program *p)
 {
-    dt__instr *list = (dt__instr *)dt__alloc((int64_t)sizeof *list * p->count, "the step program");
+    dt_instr *list = (dt_instr *)dt__alloc((int64_t)sizeof *list * p->count, "the step program");
     int32_t n = 0, seen = 0, moved = 0, next = 0; /* gathers seen and moved; next: index of the next one to move */
     if (!list) return DT_E_MEMORY;
     for (int32_t i = 0; i < p->count; i++) {
@@ -19323,7 +19347,7 @@ static dt_result dt__program_ahead(dt__program *p)
 static int32_t dt__program_needs(const dt__program *p, const dt__shape_of_work *s, const dt__store *store, int32_t at,
                                  const int32_t *reduced)
 {
-    const dt__instr *i = &p->list[at];
+    const dt_instr *i = &p->list[at];
     int32_t need = -1, g = at;
     if (s->zero > 2) {
         while (p->list[g].op != DT_GATHER || p->list[g].segment != i->segment) g--;
@@ -19344,7 +19368,7 @@ static dt_result dt__program_streams(dt__program *p, const dt__shape_of_work *s,
     if (!reduced) return DT_E_MEMORY;
     last[0] = last[1] = -1;
     for (int32_t k = 0; k < p->count; k++) {
-        dt__instr *i = &p->list[k];
+        dt_instr *i = &p->list[k];
         i->stream = s->overlap && (i->op == DT_REDUCE || i->op == DT_TOTAL || i->op == DT_GATHER);
         i->after[0] = last[i->stream];
         if (i->stream) i->after[1] = last[0];
@@ -19396,8 +19420,8 @@ static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, co
     return p->result;
 }
 
-#define DT__INSTR_NAME(code, name) name,
-static const char *const dt__instr_names[] = {DT__INSTRUCTIONS(DT__INSTR_NAME)};
+#define DT__INSTR_NAME(name) #name,
+static const char *const dt__instr_names[] = {DT_INSTRUCTIONS(DT__INSTR_NAME)};
 #undef DT__INSTR_NAME
 
 /* ---- offload: the second memory ------------------------------------------------------------------------ */
@@ -19439,9 +19463,6 @@ static int dt__ring_take(dt__ring *r)
 
 /* ---- the plan: what a rank of a number of ranks does under a layout, and the memory that it needs ---- */
 
-/* The purpose of memory: a category of dt_memory, or bookkeeping of the host, which is not in the printed plan. */
-enum { DT__FOR_HOST, DT__FOR_WEIGHTS, DT__FOR_GRADIENTS, DT__FOR_OPTIMIZER, DT__FOR_ACTIVATIONS, DT__FOR_BUFFERS,
-       DT__FOR_OFFLOADED, DT__CATEGORIES };
 /* Ranks that read it in place. */
 enum { DT__BY_NONE, DT__BY_SAME, DT__BY_DATA, DT__BY_EXPERT, DT__BY_CONTEXT, DT__BY_NEXT, DT__BY_LAST, DT__BY_KINDS };
 
@@ -19480,20 +19501,14 @@ enum { DT__BY_NONE, DT__BY_SAME, DT__BY_DATA, DT__BY_EXPERT, DT__BY_CONTEXT, DT_
     X(WHEN, when, HOST, HOST, NONE, "times")
 #define DT__ROW_ENUM(row, field, purpose, access, readers, name) DT__ROW_##row,
 #define DT__ROW_IS(row, field, purpose, access, readers, name) \
-    {name, DT__FOR_##purpose, DT__##access, DT__BY_##readers},
+    {name, DT_FOR_##purpose, DT__##access, DT__BY_##readers},
 enum { DT__MEMORY_ROWS(DT__ROW_ENUM) DT__ROW_COUNT };
 static const struct dt__row_of {
     const char *name;
-    int category, kind, readers;
+    int purpose, kind, readers;
 } dt__row_of[] = {DT__MEMORY_ROWS(DT__ROW_IS)};
 
-typedef struct dt__row {
-    int id;
-    int64_t bytes, most; /* most: of the rank that needs most, which its readers allocate as well */
-} dt__row;
-
-/* A pure function of (recipe, layout, ranks, rank): nothing runs and nothing is allocated but the plan itself. */
-typedef struct dt_plan {
+struct dt_plan {
     const dt_recipe *recipe;
     const dt_layout *layout;
     int ranks, rank;
@@ -19513,14 +19528,15 @@ typedef struct dt_plan {
     int64_t blocks;               /* of all gradients */
     dt__part *parts, *replica_parts; /* partial sums of each rank of ranks.data or .group; of each of its .replicas */
     int *part_count, *replica_count;
-    dt__row row[DT__ROW_COUNT];
+    dt_row row[DT__ROW_COUNT];
     int rows_count;
-} dt_plan;
+};
 
 static void dt__row_add(dt_plan *plan, int id, int64_t count, int64_t size)
 {
-    dt__row *row = &plan->row[plan->rows_count++];
-    row->id = id, row->bytes = row->most = count * size;
+    dt_row *row = &plan->row[plan->rows_count++];
+    row->name = dt__row_of[id].name, row->purpose = dt__row_of[id].purpose, row->id = id;
+    row->bytes = row->most = count * size;
 }
 
 enum { DT__OUTBOX = 4 }; /* messages to a neighbour in flight, at most */
@@ -19929,12 +19945,12 @@ static void dt__layout_work_rows(dt_plan *plan)
 static dt_memory dt__layout_memory(const dt_plan *plan)
 {
     dt_memory m = DT__ZERO;
-    int64_t bytes[DT__CATEGORIES] = {0};
-    for (const dt__row *a = plan->row; a < plan->row + plan->rows_count; a++)
-        bytes[dt__row_of[a->id].category] += a->bytes;
-    m.weights = bytes[DT__FOR_WEIGHTS], m.gradients = bytes[DT__FOR_GRADIENTS];
-    m.optimizer = bytes[DT__FOR_OPTIMIZER], m.activations = bytes[DT__FOR_ACTIVATIONS];
-    m.buffers = bytes[DT__FOR_BUFFERS], m.offloaded = bytes[DT__FOR_OFFLOADED];
+    int64_t bytes[DT_PURPOSES] = {0};
+    for (const dt_row *a = plan->row; a < plan->row + plan->rows_count; a++)
+        bytes[a->purpose] += a->bytes;
+    m.weights = bytes[DT_FOR_WEIGHTS], m.gradients = bytes[DT_FOR_GRADIENTS];
+    m.optimizer = bytes[DT_FOR_OPTIMIZER], m.activations = bytes[DT_FOR_ACTIVATIONS];
+    m.buffers = bytes[DT_FOR_BUFFERS], m.offloaded = bytes[DT_FOR_OFFLOADED];
     return m;
 }
 
@@ -19964,6 +19980,17 @@ static dt_result dt__layout_cuts(const char *option, int64_t degree, const char 
     return dt__misuse("--%s %lld does not divide %lld %s shard%s. Set --%s to a power of two up to %lld, "
                       "or raise --%s-shards, which changes the bits of the recipe.", option, (long long)degree,
                       (long long)shards, kind, shards == 1 ? "" : "s", option, (long long)shards, kind);
+}
+
+/* Defaults and checks of what a plan is made of. */
+static dt_result dt__recipe_settle(dt_recipe *r, const dt_layout *l)
+{
+    dt_result result;
+    if (!r->micro_batch) r->micro_batch = r->batch;
+    if (r->dropout > 0.0f) r->model.dropout = r->dropout;
+    result = dt__options_check(DT__ROWS(dt__options), DT__GROUP_RECIPE, r);
+    if (!result) result = dt__options_check(DT__ROWS(dt__options), DT__GROUP_LAYOUT, l);
+    return result ? result : dt__check_model(&r->model);
 }
 
 /* Mesh and shape of the work; before the network is built. recipe, layout, ranks and rank are set. */
@@ -20072,6 +20099,171 @@ static dt_result dt__layout_net(dt_plan *plan, const dt__kernels *k, int serves)
     return r;
 }
 
+/* ---- what an instruction costs ---- */
+
+/* Bytes that a rank sends in an all-reduce, or, of more than one part, in the sum of all parts. */
+static int64_t dt__sum_bytes(int ranks, int rank, int64_t floats, int64_t parts)
+{
+    int64_t own = dt__piece(floats, ranks, rank + 1) - dt__piece(floats, ranks, rank);
+    return 4 * ((floats - own) * parts + (ranks - 1) * own);
+}
+static int64_t dt__all_reduce_bytes(int ranks, int rank, int64_t floats)
+{
+    return floats <= DT__EAGER ? 4 * (ranks - 1) * floats : dt__sum_bytes(ranks, rank, floats, 1);
+}
+
+/* What attention over context slices sends: keys and values around the ring, and gradients to their owners. */
+static int64_t dt__sliced_bytes(const dt_graph *g, const dt__node *n)
+{
+    int64_t shards = n->i[3] ? 1 : dt__max(1, n->i[5]), floats;
+    dt__attention a = dt__attention_sizes(g, n);
+    dt__sliced s;
+    a.h /= shards, a.hk /= shards;
+    (void)dt__sliced_of(&s, g, &a, NULL, n->op == DT__OP_ATTENTION_GRAD);
+    floats = (s.ranks - 1) * 2 * s.leaves * s.keys;
+    for (int p = 0; p < s.ranks && n->op == DT__OP_ATTENTION_GRAD; p++)
+        if (p != s.at) floats += dt__slice_message(&s, s.at, p);
+    return 4 * floats * shards;
+}
+
+/* Adds the cost of ops [from, from + count) of a segment. */
+static void dt__cost_ops(const dt_plan *plan, const dt__plan *p, int32_t from, int32_t count, dt_instr *i)
+{
+    const dt_graph *g = p->g;
+    int ranks = plan->mesh.size[DT_AXIS_TENSOR], rank = plan->mesh.at[DT_AXIS_TENSOR];
+    int64_t ep = plan->layout->ep, *tensor = &i->sent[DT_AXIS_TENSOR];
+    for (const int32_t *id = p->order + from; id < p->order + from + count; id++) {
+        const dt__node *n = &g->nodes[*id], *x = &g->nodes[n->in[0]];
+        int64_t floats = dt__count(x);
+        if (dt__op_of(n->op)->flops) i->flops += dt__op_of(n->op)->flops(g, n);
+        i->touched += dt__count(n) * dt__width(n);
+        for (int k = 0; k < n->inputs; k++)
+            i->touched += dt__count(&g->nodes[n->in[k]]) * dt__width(&g->nodes[n->in[k]]);
+        if (n->op == DT__OP_COMBINE) floats /= x->shape.n[0];
+        if (n->op == DT__OP_COMBINE && n->i[1]) *tensor += 4 * (ranks - 1) * (floats / ranks);
+        else if (n->op == DT__OP_COMBINE && n->i[0]) *tensor += dt__all_reduce_bytes(ranks, rank, floats);
+        else if (n->op == DT__OP_ALL_ROWS) *tensor += 4 * (ranks - 1) * floats;
+        else if (n->op == DT__OP_CROSS_ENTROPY && n->i[3] * n->i[1] < n->i[0]) {
+            int64_t rows = dt__count(&g->nodes[n->in[1]]);
+            *tensor += dt__all_reduce_bytes(ranks, rank, rows);
+            *tensor += dt__all_reduce_bytes(ranks, rank, (n->f > 0.0f ? 3 : 2) * rows);
+        } else if ((n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) && g->context_shards)
+            i->sent[DT_AXIS_CONTEXT] += dt__sliced_bytes(g, n);
+        else if (n->op == DT__OP_MOE_BINS) i->sent[DT_AXIS_DATA] += 4 * dt__table_bins(n) / ep * (ep - 1);
+        else if (n->op == DT__OP_MOE_EXCHANGE)
+            i->sent[DT_AXIS_DATA] += 4 * floats / x->shape.n[x->shape.dims - 2] * g->nodes[n->in[2]].i[1] / ep *
+                                     (ep - 1);
+    }
+}
+
+/* Adds what a tensor group sends when the row slices of a segment's gradients are folded. */
+static void dt__cost_fold(const dt_plan *plan, const dt_graph *g, dt_instr *i)
+{
+    int ranks = plan->mesh.size[DT_AXIS_TENSOR], rank = plan->mesh.at[DT_AXIS_TENSOR];
+    for (int32_t k = 0; k < g->slot_count; k++) {
+        const dt__param *p = &g->params[g->slots[k]];
+        int64_t leaf = dt__leaf_slices(g, p), floats = dt__param_local(p, g->tensor_shards, dt__own(g));
+        if (leaf < g->tensor_shards && p->rows && dt__in_shards(g))
+            i->sent[DT_AXIS_TENSOR] += dt__param_copies(p) * dt__ceil_div(dt__row_slices(g, p), leaf) *
+                                       dt__all_reduce_bytes(ranks, rank, floats);
+    }
+}
+
+/* Bytes of this rank's parts of a bucket's reduction: inside the group that shares state, and between such groups. */
+static int64_t dt__cost_reduce(const dt_plan *plan, const dt__bucket *b, int64_t own)
+{
+    int d = plan->mesh.at[DT_AXIS_DATA], dp = plan->mesh.size[DT_AXIS_DATA], copies = (int)b->copies;
+    int group = plan->store.shards, pieces = dt__bucket_shards(&plan->store, (int32_t)(b - plan->store.bucket));
+    int64_t parts = copies > 1 ? 1 : plan->part_count[group > 1 ? d % group : d];
+    if (pieces == 1) return dt__sum_bytes(dp / copies, d / copies, b->floats, parts);
+    return 4 * (b->floats - own) * parts + dt__sum_bytes(dp / group, d / group, own, 1);
+}
+
+/* The ranks that hold one copy of the state sum the squares of gradients. */
+static void dt__cost_update(const dt_plan *plan, dt_instr *i)
+{
+    const dt_mesh *m = &plan->mesh;
+    int most = (int)dt__max(plan->store.shards, plan->layout->ep), run = m->at[DT_AXIS_DATA] / most, rank = 0;
+    int ranks = most * m->size[DT_AXIS_PIPELINE] * m->size[DT_AXIS_TENSOR];
+    for (int r = 0; r < plan->rank; r++)
+        rank += r / m->stride[DT_AXIS_DATA] % m->size[DT_AXIS_DATA] / most == run &&
+                r / m->stride[DT_AXIS_CONTEXT] % m->size[DT_AXIS_CONTEXT] == m->at[DT_AXIS_CONTEXT];
+    i->axes = (most > 1) << DT_AXIS_DATA | (m->size[DT_AXIS_PIPELINE] > 1) << DT_AXIS_PIPELINE |
+              (m->size[DT_AXIS_TENSOR] > 1) << DT_AXIS_TENSOR;
+    if (ranks > 1) /* under the first of the axes */
+        i->sent[__builtin_ctz((unsigned)i->axes)] = dt__all_reduce_bytes(ranks, rank, plan->blocks);
+    for (int32_t p = 0; p < plan->net.param_count; p++)
+        for (int k = -1; k < DT__STATE_COUNT; k++)
+            if (k < 0 || dt__state_kept(plan->recipe, k)) i->touched += 8 * plan->net.params[p].own;
+}
+
+/* What this stage sends to the others that use a tied parameter. */
+static void dt__cost_tie(const dt_plan *plan, dt_instr *i)
+{
+    for (const dt__net_param *p = plan->net.params; p < plan->net.params + plan->net.param_count; p++)
+        for (int u = 0; u < p->uses && p->uses > 1 && p->offset >= 0; u++)
+            for (int s = 0; s < plan->shape.pipe.stages && p->stage[u] == plan->shape.stage; s++) {
+                int64_t from, count;
+                int shares = 0;
+                for (int o = 0; o < p->uses; o++) shares |= p->stage[o] == s && s != plan->shape.stage;
+                (void)dt__bucket_sum(plan, p->bucket, &from, &count);
+                i->sent[DT_AXIS_PIPELINE] += shares * 4 * count;
+            }
+}
+
+/* Sets what an instruction sends, computes and touches. */
+static void dt__cost(const dt_plan *plan, dt_instr *i)
+{
+    const dt_mesh *m = &plan->mesh;
+    const dt__store *store = &plan->store;
+    const dt__built *seg = i->segment < 0 ? NULL : &plan->net.segments[i->segment];
+    const dt__plan *p = seg ? seg->plan : NULL;
+    const dt__bucket *b = i->bucket < 0 ? NULL : &store->bucket[i->bucket];
+    int pp = m->size[DT_AXIS_PIPELINE], stage = m->at[DT_AXIS_PIPELINE];
+    int64_t from, own = 0, floats = b ? b->floats * b->copies : 0;
+    int ahead = (i->op == DT_SEND) == !i->back, others = (int)dt__max(1, store->shards) - 1;
+    if (b) (void)dt__bucket_sum(plan, i->bucket, &from, &own), others = dt__bucket_shards(store, i->bucket) - 1;
+    switch (i->op) {
+    case DT_FORWARD:
+    case DT_RECOMPUTE: dt__cost_ops(plan, p, 0, p->forward_count, i); break;
+    case DT_BACKWARD: dt__cost_ops(plan, p, p->forward_count, p->backward_count, i); break;
+    case DT_WEIGHTS: dt__cost_ops(plan, p, p->forward_count + p->backward_count, p->weights_count, i); break;
+    case DT_OFFLOAD:
+    case DT_FETCH: i->touched = 8 * seg->input; break;
+    case DT_SEND:
+    case DT_RECV:
+        i->axes = 1 << DT_AXIS_PIPELINE;
+        i->peer = plan->rank + ((stage + (ahead ? 1 : pp - 1)) % pp - stage) * m->stride[DT_AXIS_PIPELINE];
+        if (i->op == DT_SEND) i->sent[DT_AXIS_PIPELINE] = 4 * (ahead ? seg->output : seg->input);
+        break;
+    case DT_CONTEXT:
+        i->sent[DT_AXIS_CONTEXT] = dt__all_reduce_bytes(m->size[DT_AXIS_CONTEXT], m->at[DT_AXIS_CONTEXT], floats);
+        break;
+    case DT_FOLD: i->touched = 12 * floats; break;
+    case DT_TOTAL: i->touched = (i->fresh ? 8 : 12) * own; break;
+    case DT_REDUCE:
+        i->axes = 1 << DT_AXIS_DATA, i->touched = 4 * floats;
+        i->sent[DT_AXIS_DATA] = dt__cost_reduce(plan, b, own);
+        break;
+    case DT_GATHER:
+        i->axes = (store->shards > 1) << DT_AXIS_DATA;
+        for (int32_t k = 0; seg && k < p->g->param_count; k++) {
+            const dt__net_param *q = &plan->net.params[seg->param_of[k]];
+            int64_t at = q->offset - store->bucket[q->bucket].param, end = at + dt__round_up(q->count, DT__BLOCK);
+            (void)dt__bucket_sum(plan, q->bucket, &from, &own);
+            own = dt__max(0, dt__min(end, from + own) - dt__max(at, from));
+            i->sent[DT_AXIS_DATA] += 4 * own * (dt__bucket_shards(store, q->bucket) - 1);
+        }
+        if (b) i->sent[DT_AXIS_DATA] = 4 * own * others;
+        break;
+    case DT_TIE: dt__cost_tie(plan, i); break;
+    case DT_UPDATE: dt__cost_update(plan, i); break;
+    default: break;
+    }
+    if (i->completes) dt__cost_fold(plan, p->g, i);
+    for (int axis = 0; axis < DT_AXES; axis++) i->axes |= (i->sent[axis] > 0) << axis;
+}
+
 /* Everything else, for the network that was built. */
 static dt_result dt__layout_end(dt_plan *plan)
 {
@@ -20090,6 +20282,7 @@ static dt_result dt__layout_end(dt_plan *plan)
     dt__layout_slots(plan);
     dt__layout_rows(plan);
     dt__layout_work_rows(plan);
+    for (int32_t i = 0; i < plan->program.count; i++) dt__cost(plan, &plan->program.list[i]);
     return DT_OK;
 }
 
@@ -20103,6 +20296,90 @@ static void dt__layout_close(dt_plan *plan)
     dt__free(plan->replica_parts);
     dt__free(plan->part_count);
     dt__free(plan->replica_count);
+}
+
+/* A plan with its own copies of what it is a plan of. */
+typedef struct dt__planned {
+    dt_plan is;
+    dt_recipe recipe;
+    dt_layout layout;
+} dt__planned;
+
+DT_API dt_result dt_plan_open(dt_plan **plan, const dt_recipe *recipe, const dt_layout *layout, int ranks, int rank)
+{
+    if (dt__refused("plan! recipe layout", plan, recipe, layout)) return DT_E_USAGE;
+    dt__planned *p = (dt__planned *)dt__alloc((int64_t)sizeof *p, "a plan");
+    const dt__kernels *k = NULL;
+    dt_result r = p ? dt__choose_kernels(&k) : DT_E_MEMORY;
+    *plan = NULL;
+    if (!p) return r;
+    p->recipe = *recipe, p->layout = *layout, p->layout.compile.backend = DT_BACKEND_TILES;
+    p->is.recipe = &p->recipe, p->is.layout = &p->layout, p->is.ranks = ranks, p->is.rank = rank;
+    if (!r) r = dt__recipe_settle(&p->recipe, &p->layout);
+    if (!r && !p->recipe.model.segments && p->recipe.model.vocabulary < 1)
+        r = dt__misuse("a plan of a model without data needs the number of its token ids: set --vocabulary");
+    if (!r) r = dt__layout_begin(&p->is);
+    p->is.net.source = p->recipe.source;
+    if (!r) r = dt__layout_net(&p->is, k, 0);
+    if (!r) r = dt__layout_end(&p->is);
+    *plan = &p->is;
+    if (r) dt_plan_close(plan);
+    return r;
+}
+DT_API void dt_plan_close(dt_plan **plan)
+{
+    if (dt__refused("plan", plan) || !*plan) return;
+    dt__layout_close(*plan);
+    dt__free(*plan); /* it is the first member */
+    *plan = NULL;
+}
+DT_API const dt_instr *dt_plan_program(const dt_plan *plan, int64_t *count)
+{
+    if (dt__refused("plan count", plan, count)) return NULL;
+    *count = plan->program.count;
+    return plan->program.list;
+}
+DT_API const dt_row *dt_plan_memory(const dt_plan *plan, int64_t *count)
+{
+    if (dt__refused("plan count", plan, count)) return NULL;
+    *count = plan->rows_count;
+    return plan->row;
+}
+static dt_mesh dt__no_mesh;
+DT_API dt_mesh dt_plan_mesh(const dt_plan *plan) { return dt__refused("plan", plan) ? dt__no_mesh : plan->mesh; }
+
+/* --dry-run RANK:RANKS: prints a plan. */
+static dt_result dt__plan_print(const dt_recipe *recipe, const dt_layout *layout)
+{
+    static const char *const purposes[] = {"bookkeeping", "weights", "gradients", "optimizer", "activations", "buffers",
+                                           "offloaded"};
+    static const char *const axes[] = {"data", "pipeline", "tensor", "context"};
+    int rank, ranks;
+    char end;
+    dt_plan *p;
+    dt_result r;
+    if (sscanf(layout->output.dry_run, "%d:%d%c", &rank, &ranks, &end) != 2)
+        return dt__misuse("--dry-run %s: it is RANK:RANKS, e.g. 0:8 for the first of 8 ranks", layout->output.dry_run);
+    if ((r = dt_plan_open(&p, recipe, layout, ranks, rank)) != DT_OK) return r;
+    printf("rank %d of %d", rank, ranks);
+    for (int axis = 0; axis < DT_AXES; axis++)
+        printf(", %s %d of %d%s", axes[axis], p->mesh.at[axis], p->mesh.size[axis], axis < DT_AXES - 1 ? "" : "\n");
+    for (const dt_row *row = p->row; row < p->row + p->rows_count; row++)
+        if (row->most) printf("%14lld bytes  %-11s  %s\n", (long long)row->most, purposes[row->purpose], row->name);
+    printf("    # stream  after  instruction   segment shard micro bucket        FLOPs        bytes         sent\n");
+    for (int32_t k = 0; k < p->program.count; k++) {
+        const dt_instr *i = &p->program.list[k];
+        printf("%5d %6d %6d  %s%-9s %7d %5d %5d %6d %12lld %12lld %12lld", k, i->stream, i->after[1],
+               i->back ? "back " : "     ", dt__instr_names[i->op], i->segment, i->shard, i->micro, i->bucket,
+               (long long)i->flops, (long long)i->touched,
+               (long long)(i->sent[0] + i->sent[1] + i->sent[2] + i->sent[3]));
+        for (int axis = 0; axis < DT_AXES; axis++)
+            if (i->axes >> axis & 1) printf(" %s", axes[axis]);
+        if (i->peer >= 0) printf(" with rank %d", i->peer);
+        putchar('\n');
+    }
+    dt_plan_close(&p);
+    return dt__error(DT_E_HELP, "the plan was printed");
 }
 
 /* ---- the executor ---------------------------------------------------------------------------------- */
@@ -20334,8 +20611,8 @@ static int64_t dt__engine_threads(const dt_layout *l, const dt_comm *c)
 static const size_t dt__row_field[] = {DT__MEMORY_ROWS(DT__ROW_FIELD)};
 
 /* The pointer to a row's memory, whose type is any. */
-static void *dt__row_at(dt__engine *e, const dt__row *row) { return (char *)e + dt__row_field[row->id]; }
-static dt_comm *dt__row_readers(const dt__engine *e, const dt__row *row)
+static void *dt__row_at(dt__engine *e, const dt_row *row) { return (char *)e + dt__row_field[row->id]; }
+static dt_comm *dt__row_readers(const dt__engine *e, const dt_row *row)
 {
     dt_comm *const readers[DT__BY_KINDS] = {NULL, e->same, e->ranks.data, e->expert, e->context, e->out[0].comm,
                                             e->out[1].comm};
@@ -20346,12 +20623,12 @@ static dt_comm *dt__row_readers(const dt__engine *e, const dt__row *row)
 static dt_result dt__memory_open(dt__engine *e)
 {
     dt_result r = DT_OK;
-    for (const dt__row *row = e->p.row; row < e->p.row + e->p.rows_count && !r; row++) {
+    for (const dt_row *row = e->p.row; row < e->p.row + e->p.rows_count && !r; row++) {
         dt_comm *readers = dt__row_readers(e, row);
         void *host = NULL, *memory;
         int kind = dt__row_of[row->id].kind;
         if (readers) r = dt_comm_alloc(readers, row->most, &host);
-        else if (!(host = dt__alloc(row->most, dt__row_of[row->id].name))) r = DT_E_MEMORY;
+        else if (!(host = dt__alloc(row->most, row->name))) r = DT_E_MEMORY;
         memory = host;
         if (kind != DT__HOST) memory = dt__mem_open(e->k, kind, host, row->most);
         if (host && !memory) r = DT_E_MEMORY, dt__free(readers ? NULL : host);
@@ -20363,7 +20640,7 @@ static dt_result dt__memory_open(dt__engine *e)
 /* Frees every row but those that others read, which belong to their communicator. */
 static void dt__memory_close(dt__engine *e)
 {
-    for (const dt__row *row = e->p.row; row < e->p.row + e->p.rows_count; row++) {
+    for (const dt_row *row = e->p.row; row < e->p.row + e->p.rows_count; row++) {
         void *memory;
         memcpy(&memory, dt__row_at(e, row), sizeof memory);
         if (dt__row_of[row->id].kind != DT__HOST) memory = dt__mem_close(e->k, memory);
@@ -20515,7 +20792,7 @@ static void dt__engine_loss(const dt__engine *e, int slot, float *loss)
 }
 
 /* Backward of a segment: all of it; for zero-bubble the gradient of its input, and later those of its weights. */
-static void dt__engine_backward(dt__engine *e, const dt__instr *i)
+static void dt__engine_backward(dt__engine *e, const dt_instr *i)
 {
     dt__bind b;
     const dt__plan *p = e->p.net.segments[i->segment].plan;
@@ -20540,7 +20817,7 @@ static void dt__engine_advance(dt__engine *e, int64_t q)
 
 /* OFFLOAD or FETCH: asks for a copy of the input of a segment to or from the second memory, which holds it as the input
  * of the chunk or the output of the segment before. Neither side may be touched until the place's ticket is done. */
-static void dt__engine_move(dt__engine *e, const dt__instr *i)
+static void dt__engine_move(dt__engine *e, const dt_instr *i)
 {
     dt__ring *r = &e->ring;
     const dt__chunk *chunk = &e->p.chunks[e->p.net.segments[i->segment].chunk];
@@ -20585,7 +20862,7 @@ static void dt__engine_samples(dt__engine *e, const uint32_t *input, const uint3
 /* ---- between stages ---- */
 
 /* The memory, size and peer of a SEND's or RECV's message. */
-static float *dt__engine_message(const dt__engine *e, const dt__instr *i, int64_t *count, int *peer)
+static float *dt__engine_message(const dt__engine *e, const dt_instr *i, int64_t *count, int *peer)
 {
     const dt__built *seg = &e->p.net.segments[i->segment];
     int forward = (i->op == DT_SEND) == !i->back, pp = e->p.shape.pipe.stages, stage = e->p.shape.stage;
@@ -20597,7 +20874,7 @@ static float *dt__engine_message(const dt__engine *e, const dt__instr *i, int64_
     return b.at[i->back ? DT__AT_GRAD_OUT : DT__AT_INPUT];
 }
 
-static dt_result dt__engine_send(dt__engine *e, const dt__instr *i)
+static dt_result dt__engine_send(dt__engine *e, const dt_instr *i)
 {
     dt__outbox *o = &e->out[i->back];
     int place = o->count++ % DT__OUTBOX, to;
@@ -20610,7 +20887,7 @@ static dt_result dt__engine_send(dt__engine *e, const dt__instr *i)
     return dt__posted_send(e->k, o->comm, copy, count, to, &o->posted[place]);
 }
 
-static dt_result dt__engine_recv(dt__engine *e, const dt__instr *i)
+static dt_result dt__engine_recv(dt__engine *e, const dt_instr *i)
 {
     int from;
     int64_t count;
@@ -20626,7 +20903,7 @@ static dt_result dt__engine_recv(dt__engine *e, const dt__instr *i)
 static float *dt__set(const dt__engine *e, int32_t set) { return e->sets + set * e->p.set_floats; }
 static float *dt__sums(const dt__engine *e) { return e->p.shape.total ? e->total : e->sets; }
 
-static void dt__engine_total(dt__engine *e, const dt__instr *i)
+static void dt__engine_total(dt__engine *e, const dt_instr *i)
 {
     dt_pool *pool = i->stream ? NULL : e->pool;
     int64_t from, count;
@@ -20656,7 +20933,7 @@ static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts
 
 /* REDUCE: the tree over the partial sums of all ranks, to all; or each piece to its owner, and then between groups.
  * Before that, each rank's sums for shared experts, a subtree over shards, are added in place of the first. */
-static dt_result dt__engine_reduce(dt__engine *e, const dt__instr *i)
+static dt_result dt__engine_reduce(dt__engine *e, const dt_instr *i)
 {
     const dt__bucket *b = &e->p.store.bucket[i->bucket];
     const dt__sharing *w = dt__engine_sharing(e, b);
@@ -20879,7 +21156,7 @@ static dt_result dt__engine_update(dt__engine *e)
 /* Loads a unit's samples: sets engine->input, target and the samples' random streams. */
 typedef void (*dt__load_fn)(void *owner, int64_t shard, int64_t micro);
 
-static dt_result dt__engine_run(dt__engine *e, const dt__instr *i, dt__load_fn load, void *owner)
+static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn load, void *owner)
 {
     int64_t shard = i->shard - e->p.lo, leaves = dt__layout_leaves(&e->p);
     const dt__bucket *b = i->bucket < 0 ? NULL : &e->p.store.bucket[i->bucket];
@@ -20961,7 +21238,7 @@ static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
 }
 
 /* Is an instruction of stream 0 communication? */
-static int dt__engine_sends(const dt__engine *e, const dt__instr *i)
+static int dt__engine_sends(const dt__engine *e, const dt_instr *i)
 {
     return i->op == DT_REDUCE || i->op == DT_CONTEXT || i->op == DT_SEND || i->op == DT_RECV || i->op == DT_GATHER ||
            (i->op == DT_TIE && e->p.shape.pipe.stages > 1);
@@ -20977,7 +21254,7 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
     for (int64_t i = 0; i < e->p.net.routed; i++) e->asked[i] = 0.0f;
     e->inners = 0, e->env.loss_scale = (float)e->powers.scale;
     for (int32_t k = 0; k < e->p.program.count && !r; k++) {
-        const dt__instr *i = &e->p.program.list[k];
+        const dt_instr *i = &e->p.program.list[k];
         double start, end;
         dt__comm_tick(e->comm);
         if (i->op == DT_GATHER && i->bucket >= 0) {
@@ -21021,7 +21298,7 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
     dt_result r = DT_OK;
     for (int c = 0; c < e->p.shape.pipe.chunks && !r; c++) {
         const dt__chunk *chunk = &e->p.chunks[c];
-        dt__instr i = DT__ZERO;
+        dt_instr i = DT__ZERO;
         i.op = DT_RECV, i.segment = chunk->begin;
         if (!chunk->first && chunk->begin < end) r = dt__engine_recv(e, &i);
         for (int64_t q = chunk->begin; q < chunk->end && q < end && !r; q++) {
@@ -22335,8 +22612,7 @@ DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, d
     if (shape) *shape = t->e.p.net.params[index].is.shape;
     return t->e.p.net.params[index].is.name;
 }
-static dt_mesh dt__no_mesh;
-DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t) { return dt__refused("t", t) ? dt__no_mesh : t->e.p.mesh; }
+DT_API const dt_plan *dt_trainer_plan(const dt_trainer *t) { return dt__refused("t", t) ? NULL : &t->e.p; }
 
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
 {
@@ -22975,16 +23251,14 @@ static dt_result dt__trainer_feed(dt_trainer *t)
 static dt_result dt__trainer_settle(dt_trainer *t)
 {
     dt_recipe *r = &t->recipe;
-    dt_result result;
-    if (!r->micro_batch) r->micro_batch = r->batch;
-    if (r->dropout > 0.0f) r->model.dropout = r->dropout;
-    t->e.p.recipe = r, t->e.p.layout = &t->layout, t->e.comm = t->comm;
-    result = dt__options_check(DT__ROWS(dt__options), DT__GROUP_RECIPE, r);
-    if (!result) result = dt__options_check(DT__ROWS(dt__options), DT__GROUP_LAYOUT, &t->layout);
-    if (!result) result = dt__check_model(&r->model);
-    if (!result) result = dt__engine_begin(&t->e);
-    if (!result) result = dt__check_rest(r, &t->layout);
-    if (!result) result = dt__trainer_feed(t);
+    const char *dry = t->layout.output.dry_run;
+    dt_result result = dt__recipe_settle(r, &t->layout);
+    t->e.p.recipe = r, t->e.p.layout = &t->layout;
+    if (!result && !dry) result = dt__engine_begin(&t->e);
+    if (!result && (!dry || (!r->model.segments && !r->model.vocabulary))) result = dt__check_rest(r, &t->layout);
+    if (!result && (!dry || (!r->model.segments && !r->model.vocabulary))) result = dt__trainer_feed(t);
+    if (!result && dry)
+        return dt_trainer_is_root(t) ? dt__plan_print(r, &t->layout) : dt__error(DT_E_HELP, "rank 0 prints the plan");
     if (!result && r->model.window && r->sequence > r->model.window)
         return dt__misuse("sequences of %lld tokens are longer than the window of %lld that the model's attention "
                           "sees: --sequence up to that", (long long)r->sequence, (long long)r->model.window);
@@ -24465,7 +24739,7 @@ static void dt__timeline_bars(const dt__engine *e, dt__bar *bar)
 {
     int32_t count = 0;
     for (int32_t k = 0; k < e->p.program.count; k++) {
-        const dt__instr *i = &e->p.program.list[k];
+        const dt_instr *i = &e->p.program.list[k];
         dt__bar *b = &bar[count - 1];
         if (!count || b->op != i->op || b->back != i->back || b->shard != i->shard || b->micro != i->micro) {
             b = &bar[count++];
@@ -24670,6 +24944,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
         r = dt__queue_open(&t->alive, dt__alive_job, t, INT64_MAX, "show that this rank lives");
 #endif
     busy = dt__busy_begin(t);
+    t->e.comm = t->comm;
     if (t->comm) {
         t->counts = (float *)dt__alloc((int64_t)sizeof(dt_memory) * dt_comm_size(t->comm), "counts");
         if (!r) r = t->counts ? dt__choose_kernels(&t->e.k) : DT_E_MEMORY;

@@ -217,7 +217,7 @@ static dt_result doctor_look(const dt_probe *p, dt_trainer *t, dt_comm *c, docto
 {
     const doctor_steps *s = (const doctor_steps *)p->user;
     const char *rate = getenv("DT_LINK_RATE");
-    dt_mesh m = dt_trainer_mesh(t);
+    dt_mesh m = dt_plan_mesh(dt_trainer_plan(t));
     int64_t shards = p->recipe->data_shards, ranks = m.size[DT_AXIS_DATA];
     dt_result r = dt_barrier(c);
     memset(v, 0, sizeof *v);
@@ -590,7 +590,7 @@ static inline dt_result dt_doctor(dt_probe *p, dt_trainer *t, dt_diagnosis *d, c
     d->ranks = x.ranks = ranks;
     d->nodes = dt_comm_nodes(c);
     d->steps = x.steps = s->steps > DOCTOR_STEPS ? (int)DOCTOR_STEPS : (int)s->steps - 1;
-    x.data = dt_trainer_mesh(t).size[DT_AXIS_DATA];
+    x.data = dt_plan_mesh(dt_trainer_plan(t)).size[DT_AXIS_DATA];
     x.emulated = !strcmp(dt_comm_network(c), "an emulated network");
     x.batch = (double)p->recipe->batch, x.bucket = (double)p->layout->bucket;
     x.idle = doctor_idle(p, x.data);

@@ -615,7 +615,7 @@ static dt_result rules_begin_watch(dt_probe *p, dt_trainer *t)
 static dt_result rules_tensors(dt_probe *p, dt_trainer *t, int64_t step)
 {
     rules_watch *w = (rules_watch *)p->user;
-    dt_mesh m = dt_trainer_mesh(t);
+    dt_mesh m = dt_plan_mesh(dt_trainer_plan(t));
     const char *name;
     dt_shape shape;
     dt_result r = DT_OK;

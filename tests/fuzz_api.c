@@ -154,6 +154,7 @@ static dt_nccl *nccl;
 static dt_trainer *trainer;
 static dt_trainer *generator;
 static dt_optimizer *optimizer;
+static dt_plan *planned;
 static dt_checkpoint *checkpoint;
 static dt_parameter list[64];
 static int64_t listed;
@@ -363,6 +364,9 @@ static int32_t out32[16];
     X(dt_optimizer_parameters, (void)dt_optimizer_parameters(optimizer, (dt_parameter *)some(room), few())) X(dt_parameters_save, (void)dt_parameters_save(odd() ? file() : "saved.safetensors", parameters(), few())) \
     X(dt_parameters_load, (void)dt_parameters_load(file(), parameters(), few())) X(dt_partition, (void)dt_partition((const double *)some((void *)(uintptr_t)doubles()), few(), few(), (int64_t *)some(room))) \
     X(dt_pipeline_order, (l = layout(), l ? l->pp = 1 + draw(4), l->chunks = 1 + draw(2), l->pipeline = small(), 0 : 0, (void)dt_pipeline_order(l, few(), whole(), (dt_work *)some(work), (int64_t *)some(out64)))) \
+    X(dt_plan_open, (void)(dt_plan_close(&planned), dt_plan_open(odd() ? NULL : &planned, recipe(), layout(), small(), small()))) \
+    X(dt_plan_close, dt_plan_close(odd() ? NULL : &planned)) X(dt_plan_program, (void)dt_plan_program(planned, (int64_t *)some(out64))) \
+    X(dt_plan_memory, (void)dt_plan_memory(planned, (int64_t *)some(out64))) \
     X(dt_mesh_of, (void)dt_mesh_of(layout(), small(), small(), (dt_mesh *)some(&mesh))) \
     X(dt_last_error, (void)dt_last_error()) X(dt_fail, (void)dt_fail(text())) X(dt_result_name, (void)dt_result_name((dt_result)small())) X(dt_exit_code, (void)dt_exit_code((dt_result)small())) \
     X(dt_version, (void)dt_version()) X(dt_isa, (void)dt_isa()) X(dt_recipe_default, (void)dt_recipe_default()) X(dt_layout_default, (void)dt_layout_default()) \
@@ -404,7 +408,7 @@ static int32_t out32[16];
     X(dt_trainer_predict, (void)dt_trainer_predict(trainer, some(data), few(), (float *)some(room), whole())) X(dt_trainer_experts, (void)dt_trainer_experts(trainer, whole(), (float *)some(room))) \
     X(dt_trainer_memory, (void)dt_trainer_memory(trainer)) X(dt_trainer_weights, (void)dt_trainer_weights(trainer)) X(dt_trainer_compilation, (void)dt_trainer_compilation(trainer, (dt_compilation_report *)some(&report))) \
     X(dt_trainer_parameter, (void)dt_trainer_parameter(trainer, text(), (int64_t *)some(out64))) X(dt_trainer_parameter_at, (void)dt_trainer_parameter_at(trainer, whole(), (dt_shape *)some(room))) \
-    X(dt_trainer_own, (void)dt_trainer_own(trainer, text(), (float *)some(room), (int64_t *)some(out64))) X(dt_trainer_mesh, (void)dt_trainer_mesh(trainer)) \
+    X(dt_trainer_own, (void)dt_trainer_own(trainer, text(), (float *)some(room), (int64_t *)some(out64))) X(dt_trainer_plan, (void)dt_trainer_plan(trainer)) X(dt_plan_mesh, (void)dt_plan_mesh(dt_trainer_plan(trainer))) \
     X(dt_predictor_open, (void)(draw(2) ? (dt_trainer_close(&generator), dt_predictor_open(odd() ? NULL : &generator, draw(2) ? "checkpoints" : file(), NULL, draw(2) ? NULL : layout())) : (dt_trainer_close(&trainer), dt_predictor_open(odd() ? NULL : &trainer, draw(2) ? "checkpoints" : file(), draw(2) ? NULL : own_model(), draw(2) ? NULL : layout())))) \
     X(dt_generate, (void)dt_generate(generator, odd() ? text() : "The ", generation(), (int64_t *)some(out64))) \
     X(dt_evaluate, (void)dt_evaluate(generator, odd() ? file() : "short.txt", (float *)some(room), (int64_t *)some(out64), out64 + 1)) X(dt_recipe_from, (void)dt_recipe_from((dt_recipe *)some(room), file())) \

@@ -198,7 +198,7 @@ static int disagree(int argc, char **argv)
     dt_result e = open_rank(&s, argc, argv);
     if (e) return dt_fail("open");
     for (int32_t i = 0; i < s.t->e.p.program.count && dt_comm_rank(s.t->comm) == 3; i++) {
-        dt__instr *k = &s.t->e.p.program.list[i];
+        dt_instr *k = &s.t->e.p.program.list[i];
         if (k->op != DT_REDUCE) continue;
         k->op = DT_GATHER;
         break;

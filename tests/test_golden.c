@@ -118,7 +118,7 @@ static float forward_backward(void)
 {
     float loss[2] = { 0.0f, 0.0f }; /* of context leaves */
     int64_t valid = 0;
-    dt__instr back;
+    dt_instr back;
     unsigned saved = dt__fp_enter();
     for (int i = 0; i < targets; i++) valid += ((const int32_t *)e.target)[i] >= 0;
     e.inv_valid = 1.0f / (float)valid, e.powers.scale = e.env.loss_scale = precision == DT_PRECISION_FP16 ? 1024.0f : 1.0f;

@@ -407,7 +407,7 @@ static dt_result beside(dt_comm *c, float sums[2])
         static const int axes[2] = {DT_AXIS_DATA, DT_AXIS_TENSOR};
         dt_step_info info;
         r = dt_trainer_step(t, &info);
-        m = dt_trainer_mesh(t);
+        m = dt_plan_mesh(dt_trainer_plan(t));
         for (int i = 0; i < 2 && !r; i++) {
             dt_comm *group = NULL;
             r = dt_comm_split(c, dt_comm_rank(c) - m.at[axes[i]] * m.stride[axes[i]], &group);

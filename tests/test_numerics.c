@@ -1030,7 +1030,7 @@ typedef struct symbols {
     uint64_t trace;                           /* the collective instructions, in order */
 } symbols;
 
-static int sym_unit(const dt__instr *i) { return i->shard * SYM_MICROS + i->micro; }
+static int sym_unit(const dt_instr *i) { return i->shard * SYM_MICROS + i->micro; }
 
 /* Is the sum of micro-batch [first, last] over all shards of the rank in its first set? */
 static int sym_whole(const symbols *s, int cell, int64_t first, int64_t last)
@@ -1041,7 +1041,7 @@ static int sym_whole(const symbols *s, int cell, int64_t first, int64_t last)
 }
 
 /* The memory that a unit has from its input to its last work. */
-static void sym_hold(symbols *s, const dt__instr *i)
+static void sym_hold(symbols *s, const dt_instr *i)
 {
     int *holder = &s->holder[i->chunk][i->slot], unit = sym_unit(i);
     expect(i->slot >= 0 && i->slot < s->e.p.chunks[i->chunk].slots, "a unit has a slot of its chunk", i->slot);
@@ -1049,7 +1049,7 @@ static void sym_hold(symbols *s, const dt__instr *i)
     expect(*holder == unit + 1, "a slot holds the unit that is worked on", i->slot);
 }
 
-static void sym_forward(symbols *s, const dt__instr *i)
+static void sym_forward(symbols *s, const dt_instr *i)
 {
     const dt__chunk *c = &s->e.p.chunks[i->chunk];
     int unit = sym_unit(i), *f = &s->done[0][i->chunk][unit], b = s->done[1][i->chunk][unit];
@@ -1061,7 +1061,7 @@ static void sym_forward(symbols *s, const dt__instr *i)
 }
 
 /* The gradient of the weights of a segment goes to the set. */
-static void sym_gradient(symbols *s, const dt__instr *i)
+static void sym_gradient(symbols *s, const dt_instr *i)
 {
     expect(i->set >= 0 && i->set < s->e.p.program.parts.sets, "gradients go to a set that there is", i->set);
     if (i->fresh) expect(i->micro == (s->each ? i->micro : 0), "a chain is fresh in the first micro-batch", i->micro);
@@ -1081,7 +1081,7 @@ static void sym_gradient(symbols *s, const dt__instr *i)
     s->last_micro[i->chunk][i->shard] = i->micro;
 }
 
-static void sym_backward(symbols *s, const dt__instr *i)
+static void sym_backward(symbols *s, const dt_instr *i)
 {
     const dt__chunk *c = &s->e.p.chunks[i->chunk];
     int unit = sym_unit(i), segments = c->end - c->begin, weights = i->op == DT_WEIGHTS;
@@ -1097,7 +1097,7 @@ static void sym_backward(symbols *s, const dt__instr *i)
     if (weights == split && *b == segments) s->holder[i->chunk][i->slot] = 0;
 }
 
-static void sym_work(symbols *s, const dt__instr *i)
+static void sym_work(symbols *s, const dt_instr *i)
 {
     expect(i->shard == s->shard && i->micro == s->micro && i->shard >= s->e.p.lo && i->shard < s->e.p.hi, "works on the unit that was loaded", i->shard);
     expect(s->e.p.shape.zero < 3 || s->window[i->window] == i->segment, "weights are gathered before their work", i->segment);
@@ -1107,7 +1107,7 @@ static void sym_work(symbols *s, const dt__instr *i)
 }
 
 /* All of this rank's parts of the bucket must be complete trees; all but the first are free afterwards. */
-static void sym_reduce(symbols *s, const dt__instr *i)
+static void sym_reduce(symbols *s, const dt_instr *i)
 {
     const dt__stack *parts = &s->e.p.program.parts;
     int64_t first = s->each ? i->micro : 0, last = s->each ? i->micro : s->e.p.micros - 1;
@@ -1122,7 +1122,7 @@ static void sym_reduce(symbols *s, const dt__instr *i)
         }
 }
 
-static void sym_fold(symbols *s, const dt__instr *i)
+static void sym_fold(symbols *s, const dt_instr *i)
 {
     int set = s->e.p.program.parts.node[0].set, *totals = &s->totals[i->bucket];
     for (int c = 0; c < s->cells; c++) {
@@ -1158,7 +1158,7 @@ static void sym_tie(symbols *s)
         for (int c = 0; c < s->cells; c++) expect(!s->value[set][c], "no sum is forgotten", set);
 }
 
-static void sym_gather(symbols *s, const dt__instr *i)
+static void sym_gather(symbols *s, const dt_instr *i)
 {
     expect(i->bucket < 0 ? s->e.p.shape.zero == 3 && !s->updated : s->e.p.shape.zero % 3 && s->updated,
            "segments are gathered before their work, buckets after the update", i->bucket);
@@ -1167,7 +1167,7 @@ static void sym_gather(symbols *s, const dt__instr *i)
 }
 
 /* A message names the unit and the place between two segments. Returns whether it must wait. */
-static int sym_message(symbols *s, symbols *stages, const dt__instr *i)
+static int sym_message(symbols *s, symbols *stages, const dt_instr *i)
 {
     const dt__chunk *c = &s->e.p.chunks[i->chunk];
     int pp = s->e.p.shape.pipe.stages, sends = i->op == DT_SEND, ahead = sends == !i->back, unit = sym_unit(i);
@@ -1188,7 +1188,7 @@ static int sym_message(symbols *s, symbols *stages, const dt__instr *i)
 }
 
 /* Runs an instruction of either line. */
-static void sym_run(symbols *s, const dt__instr *i)
+static void sym_run(symbols *s, const dt_instr *i)
 {
     if (i->op == DT_REDUCE || i->op == DT_GATHER) s->trace = mix(mix(s->trace, (uint64_t)i->op), mix((uint64_t)i->bucket, (uint64_t)i->segment));
     switch (i->op) {
@@ -1220,7 +1220,7 @@ static void sym_follow(symbols *s, int32_t last)
 /* Takes a thread's next step: runs an instruction, or asks for it; 0: it must wait for another stage. */
 static int sym_step(symbols *s, symbols *stages)
 {
-    const dt__instr *list = s->e.p.program.list, *i = &list[s->at];
+    const dt_instr *list = s->e.p.program.list, *i = &list[s->at];
     int32_t other = i->after[1];
     expect(i->after[0] < s->at && (i->after[0] < 0 || list[i->after[0]].stream == i->stream), "an instruction waits for the one before it on its stream", s->at);
     expect(other < 0 || list[other].stream != i->stream, "and for one on the other", s->at);

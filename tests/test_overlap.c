@@ -181,7 +181,7 @@ static dt_result watched(void *owner, int64_t job)
     int32_t at = e->queued[job % e->queue.room];
     double start = dt__now();
     dt_result r = h->jobs++ == h->fail ? dt__error(DT_E_DATA, "the link is broken") : h->real(h->e, job);
-    const dt__instr *i = at < 0 ? NULL : &e->p.program.list[at];
+    const dt_instr *i = at < 0 ? NULL : &e->p.program.list[at];
     if (!i || i->op != DT_TOTAL) /* a rank without part in a bucket */
         h->order = (h->order ^ (uint64_t)(i ? i->op * 10000 + (i->bucket + 1) * 100 + i->segment + 1 : at)) * 0x100000001b3u;
     nap_ms(h->slow);
