@@ -1,10 +1,10 @@
-/* mirror.h: a device whose memory host code cannot touch. Included before dtrain.h (cc -include tests/mirror.h), it is
- * used where the environment has DT_MIRROR=N: tensors then have addresses that are reserved and not mapped, and the device
- * sees their memory DELTA bytes further on. It runs ops and verbs there by the host's functions, except an eighth of the
- * ops, which N draws, and those of dt__host_only(): the host runs them. What the device writes is made garbage in the
- * host's copy, so that host code that forgets a download computes nonsense, and host code that uses a tensor's address
- * dies of a SIGSEGV, after the functions and lines that it came from were printed. DT_MIRROR_SAY: at the end each process
- * prints how often the host ran which op. */
+/* mirror.h: a device whose memory host code cannot touch. Included before dtrain.h (cc -include tests/mirror.h), it is used
+ * where the environment has DT_MIRROR=N. Tensors then have addresses that are reserved and not mapped; the device sees
+ * their memory MIRROR_SPACE bytes further on, and runs ops and verbs there by the host's functions. An eighth of the ops,
+ * which N draws, and those of dt__host_only() are left to the host. What the device writes becomes garbage in the host's
+ * copy: host code that forgets a download computes nonsense, and host code that uses a tensor's address dies of a SIGSEGV
+ * after the functions and lines on the way to it were printed. With DT_MIRROR_SAY each process prints at its end how
+ * often the host ran which op. */
 #ifndef MIRROR_H
 #define MIRROR_H
 #ifndef _GNU_SOURCE
@@ -170,7 +170,8 @@ static void mirror_fault(int signal, siginfo_t *info, void *context)
     int n = backtrace(frame, MIRROR_FRAMES), used;
     Dl_info in;
     (void)context;
-    if (at >= mirror_device.space && at < mirror_device.space + MIRROR_SPACE && readlink("/proc/self/exe", exe, sizeof exe - 1) > 0) {
+    if (at >= mirror_device.space && at < mirror_device.space + MIRROR_SPACE &&
+        readlink("/proc/self/exe", exe, sizeof exe - 1) > 0) {
         fprintf(stderr, "mirror: host code uses the address of a tensor. Download before reading, upload after writing:\n");
         used = snprintf(command, sizeof command, "addr2line -fpe '%s'", exe);
         for (int i = 2; i < n && used < (int)sizeof command - 32; i++) /* after this function and the signal's frame */
@@ -192,7 +193,8 @@ static void mirror_say(void)
     fprintf(stderr, "mirror: %lld calls on the device, %lld on the host:", (long long)device, (long long)host);
     for (int i = 0; i <= DT__OP_COUNT; i++)
         if (mirror_device.is.on_host[i])
-            fprintf(stderr, " %s %lld", i < DT__OP_COUNT ? dt__op_of(i)->name : "groups", (long long)mirror_device.is.on_host[i]);
+            fprintf(stderr, " %s %lld", i < DT__OP_COUNT ? dt__op_of(i)->name : "groups",
+                    (long long)mirror_device.is.on_host[i]);
     fprintf(stderr, "\n");
 }
 

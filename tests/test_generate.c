@@ -32,9 +32,14 @@ static void enlarge(dt_trainer *t)
 {
     for (int32_t i = 0; i < t->e.p.net.param_count; i++) {
         const dt__net_param *p = &t->e.p.net.params[i];
-        for (int64_t j = 0; p->is.shape.dims > 1 && j < p->count; j++) t->e.params[p->offset + j] *= 8.0f;
+        float *weight = dt__download(t->e.k, t->e.params + p->offset, p->count);
+        for (int64_t j = 0; p->is.shape.dims > 1 && j < p->count; j++) weight[j] *= 8.0f;
+        dt__upload(t->e.k, weight, p->count);
     }
 }
+
+/* Tokens that a device may read where they are. */
+static void pin(dt_trainer *t, int32_t tokens[LENGTH]) { dt__mem_open(t->e.k, DT__PINNED, tokens, 4 * LENGTH); }
 
 /* ---- logits ---------------------------------------------------------------------------------------------- */
 
@@ -49,6 +54,7 @@ static void check_logits(const char *what, dt_model model, int64_t length, int64
     unsigned saved = dt__fp_enter();
     for (int64_t i = 0; i < length; i++) tokens[i] = (int32_t)(i * 7919 % 251), targets[i] = -1;
     enlarge(whole), enlarge(cached);
+    pin(whole, tokens), pin(whole, targets);
     whole->e.target = dt__upload(whole->e.k, targets, 0);
     if (dt__logits(whole, &whole->generator.net[DT__WHOLE], tokens, 0, &want)) tap_bail("%s", dt_last_error());
     tap_ok(cached->generator.cache && !whole->generator.cache, "%s: one of the two has a cache", what);
@@ -60,6 +66,7 @@ static void check_logits(const char *what, dt_model model, int64_t length, int64
     tap_ok(same == all && all > 0, "%s, %lld positions, %lld threads: %lld of %lld rows of logits have the bits of the whole sequence",
            what, (long long)length, (long long)threads, (long long)same, (long long)all);
     dt__fp_leave(saved);
+    dt__mem_close(whole->e.k, tokens), dt__mem_close(whole->e.k, targets);
     dt_trainer_close(&whole);
     dt_trainer_close(&cached);
 }
@@ -195,6 +202,7 @@ static void check_streams(dt_model model)
         t->recipe.seed = keys[k][0], t->e.step = keys[k][1], how.seed = keys[k][2];
         if (dt_trainer_sample(t, "The ", DRAWN, &how, text)) tap_bail("%s", dt_last_error());
         for (int i = 0; i < LENGTH; i++) targets[i] = -1;
+        pin(t, tokens), pin(t, targets);
         t->e.target = dt__upload(t->e.k, targets, 0);
         t->generator.cached = 0;
         saved = dt__fp_enter();
@@ -209,6 +217,7 @@ static void check_streams(dt_model model)
             want[i] = (char)token;
         }
         dt__fp_leave(saved);
+        dt__mem_close(t->e.k, tokens), dt__mem_close(t->e.k, targets);
         tap_ok(!memcmp(text, want, DRAWN), "R16 a text is drawn with seeds %lld and %lld at step %lld", (long long)keys[k][0], (long long)keys[k][2], (long long)keys[k][1]);
     }
     dt_trainer_close(&t);
