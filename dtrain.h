@@ -22942,7 +22942,8 @@ static dt_result dt__generator_allocate(dt__generator *d, const dt__kernels *k, 
 {
     int64_t floats = d->memory_floats + d->cache_floats;
     d->block = (float *)dt__alloc(4 * (floats + 4 * vocabulary), "sampling");
-    if (!d->block || !(d->memory = dt__mem_open(k, DT__DEVICE, d->block, 4 * floats))) return DT_E_MEMORY;
+    d->memory = (float *)dt__mem_open(k, DT__DEVICE, d->block, 4 * floats);
+    if (!d->memory) return DT_E_MEMORY;
     if (d->net[DT__ONE].count) d->cache = d->memory + d->memory_floats;
     d->weight = d->block + floats, d->row = d->weight + vocabulary;
     d->order = (dt__candidate *)(void *)(d->row + vocabulary);
