@@ -9341,7 +9341,7 @@ typedef struct dt__built {
     struct dt__use *use;    /* of its gradient slots */
     int64_t *param, *slot, *window; /* offsets (H15) in floats, as in dt__bind; window: of gathered parameters */
     int64_t input, output; /* floats of its input and output */
-    int64_t out_at, saved_at, gradient_at; /* offsets in the memory of a unit of work (H15) */
+    int64_t out_at, saved_at, gradient_at, cache_at; /* offsets in the memory of a unit of work (H15) */
     int32_t stage, chunk;  /* that have it (H15) */
     int64_t routed;        /* experts of the mixtures before this segment */
     int watched;           /* has it mixtures or auxiliary losses? */
@@ -19420,6 +19420,18 @@ static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, co
     return p->result;
 }
 
+/* The program of a pass without gradients: a unit's forward in slot 0 of each chunk. gathers: weights, as in ZeRO 3. */
+static dt_result dt__program_pass(dt__program *p, const dt__shape_of_work *s, const dt__store *store, int gathers,
+                                  const dt__chunk *chunks)
+{
+    dt__shape_of_work pass = *s;
+    dt__work_unit unit = DT__ZERO;
+    dt_work w = DT__ZERO;
+    pass.horizon = 0, pass.zero = gathers ? 3 : 0;
+    for (; w.chunk < s->pipe.chunks; w.chunk++) dt__program_forward(p, &pass, &chunks[w.chunk], &unit, &w);
+    return p->result ? p->result : dt__program_streams(p, &pass, store);
+}
+
 #define DT__INSTR_NAME(name) #name,
 static const char *const dt__instr_names[] = {DT_INSTRUCTIONS(DT__INSTR_NAME)};
 #undef DT__INSTR_NAME
@@ -19521,7 +19533,7 @@ struct dt_plan {
     dt__chunk *chunks;
     dt__store store;
     dt__shape_of_work shape;
-    dt__program program;
+    dt__program program, pass; /* of a step; of a unit's forward alone */
     int64_t lo, hi, micros, rows; /* this rank's shards; micro-batches; samples per unit */
     int64_t set_floats;           /* of a set of gradients */
     int32_t sets_count;
@@ -20274,6 +20286,8 @@ static dt_result dt__layout_end(dt_plan *plan)
                        plan->shape.zero > 2 ? 1 : plan->layout->bucket, plan->shape.buffered,
                        plan->shape.accumulation == DT_EACH || plan->micros == 1);
     if (!r) r = dt__program_open(&plan->program, &plan->shape, &plan->store, plan->chunks);
+    if (!r)
+        r = dt__program_pass(&plan->pass, &plan->shape, &plan->store, dt__layout_gathers(plan, 1), plan->chunks);
     if (!r) r = dt__layout_reduction(plan, plan->store.shards);
     if (r) return r;
     for (int32_t i = 0; i < plan->net.param_count; i++)
@@ -20291,6 +20305,7 @@ static void dt__layout_close(dt_plan *plan)
     dt__free(plan->chunks);
     dt__store_close(&plan->store);
     dt__program_close(&plan->program);
+    dt__program_close(&plan->pass);
     dt__net_close(&plan->net);
     dt__free(plan->parts);
     dt__free(plan->replica_parts);
@@ -20449,6 +20464,8 @@ typedef struct dt__engine {
     int32_t *queued;              /* (program.count), used as a ring: the instruction of a job (dt__engine_ask) */
     int64_t *ticket;              /* (program.count): the last job of an instruction */
     int window_in_work;
+    const dt__net *drawn;         /* a net that draws text with this one's parameters, in memory of its own; or NULL */
+    float *drawing, *cache;
     double seconds_sending;       /* communication on stream 0 */
     double seconds_summing;       /* of it, gradients and weights of data-parallel ranks */
     double seconds_within;        /* of it, inside a segment's work: tensor, context and expert groups */
@@ -20716,36 +20733,44 @@ static float *dt__engine_weights(const dt__engine *e, int inference)
     return inference && e->p.recipe->evaluate_ema ? e->state[DT__STATE_AVERAGE] : e->params;
 }
 
+/* The network that is in work. */
+static const dt__net *dt__engine_net(const dt__engine *e) { return e->drawn ? e->drawn : &e->p.net; }
+static int dt__engine_rings(const dt__engine *e) { return e->p.shape.horizon && !e->drawn; }
+
 /* Binds segment q in a slot of its chunk: its parameters, its input (the output before it), its saved values. */
 static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, dt__bind *b)
 {
-    const dt__built *seg = &e->p.net.segments[q];
-    const dt__chunk *chunk = &e->p.chunks[seg->chunk];
-    float *memory = e->units + chunk->at + slot * chunk->floats;
+    const dt__net *net = dt__engine_net(e);
+    const dt__built *seg = &net->segments[q];
+    const dt__chunk *chunk = &e->p.chunks[e->p.net.segments[q].chunk];
+    float *memory = e->drawn ? e->drawing : e->units + chunk->at + slot * chunk->floats;
     int zero_bubble = e->p.net.how & DT__PLAN_SPLIT, gathers = dt__layout_gathers(&e->p, e->env.inference);
     memset(b, 0, sizeof *b);
     b->params = gathers ? e->window + e->window_in_work * e->p.store.window : dt__engine_weights(e, e->env.inference);
     b->param = gathers ? seg->window : seg->param;
     b->slots = e->sets + (int64_t)dt__max(0, set) * e->p.set_floats;
-    b->slices = e->row_slices, b->slot = seg->slot, b->at[DT__AT_TEMP] = e->temp;
-    b->at[DT__AT_SAVED] = e->p.shape.recompute == DT_RECOMPUTE_FULL ? e->saved : memory + seg->saved_at;
+    b->slices = e->row_slices, b->slot = seg->slot;
+    b->at[DT__AT_TEMP] = e->drawn ? e->drawing + net->widest : e->temp;
+    b->at[DT__AT_CACHE] = e->cache ? e->cache + seg->cache_at : NULL;
+    b->at[DT__AT_SAVED] = memory + seg->saved_at;
+    if (e->p.shape.recompute == DT_RECOMPUTE_FULL && !e->drawn) b->at[DT__AT_SAVED] = e->saved;
     b->at[DT__AT_OUTPUT] = memory + seg->out_at;
-    if (e->p.shape.horizon) {
+    if (dt__engine_rings(e)) {
         b->at[DT__AT_INPUT] = e->ring.memory + e->ring.place[q] * e->p.net.widest;
         b->at[DT__AT_OUTPUT] = e->ring.memory + e->ring.output * e->p.net.widest;
-    } else if (q > chunk->begin) b->at[DT__AT_INPUT] = memory + e->p.net.segments[q - 1].out_at;
+    } else if (q > chunk->begin) b->at[DT__AT_INPUT] = memory + net->segments[q - 1].out_at;
     else b->at[DT__AT_INPUT] = memory;
     if (!q) b->at[DT__AT_INPUT] = e->input;
     b->at[DT__AT_TARGETS] = e->target;
     b->at[DT__AT_GRAD_OUT] = zero_bubble ? memory + seg->gradient_at : e->gradient[(chunk->end - q) & 1];
-    b->at[DT__AT_GRAD_IN] = zero_bubble && q > chunk->begin ? memory + e->p.net.segments[q - 1].gradient_at
+    b->at[DT__AT_GRAD_IN] = zero_bubble && q > chunk->begin ? memory + net->segments[q - 1].gradient_at
                                                             : e->gradient[(chunk->end - q + 1) & 1];
 }
 
 static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
 {
     dt__bind b;
-    const dt__plan *p = e->p.net.segments[q].plan;
+    const dt__plan *p = dt__engine_net(e)->segments[q].plan;
     dt__engine_bind(e, q, slot, -1, &b);
     e->env.segment = (uint32_t)q;
     dt__plan_run(p, 0, p->forward_count, &b, &e->env, 0);
@@ -20811,7 +20836,7 @@ static void dt__engine_backward(dt__engine *e, const dt_instr *i)
 /* Before forward: takes the place of the ring for the output, which is the next segment's input. */
 static void dt__engine_advance(dt__engine *e, int64_t q)
 {
-    if (!e->p.shape.horizon) return;
+    if (!dt__engine_rings(e)) return;
     e->ring.place[q + 1] = e->ring.output = dt__ring_take(&e->ring);
 }
 
@@ -20864,7 +20889,7 @@ static void dt__engine_samples(dt__engine *e, const uint32_t *input, const uint3
 /* The memory, size and peer of a SEND's or RECV's message. */
 static float *dt__engine_message(const dt__engine *e, const dt_instr *i, int64_t *count, int *peer)
 {
-    const dt__built *seg = &e->p.net.segments[i->segment];
+    const dt__built *seg = &dt__engine_net(e)->segments[i->segment];
     int forward = (i->op == DT_SEND) == !i->back, pp = e->p.shape.pipe.stages, stage = e->p.shape.stage;
     dt__bind b;
     dt__engine_bind(e, i->segment, i->slot, -1, &b);
@@ -20877,12 +20902,14 @@ static float *dt__engine_message(const dt__engine *e, const dt_instr *i, int64_t
 static dt_result dt__engine_send(dt__engine *e, const dt_instr *i)
 {
     dt__outbox *o = &e->out[i->back];
-    int place = o->count++ % DT__OUTBOX, to;
+    int place = o->count % DT__OUTBOX, to;
     int64_t count;
-    const float *data = dt__engine_message(e, i, &count, &to);
-    float *copy = o->memory + place * e->p.net.widest;
-    dt_result r = dt__posted_wait(o->comm, &o->posted[place]);
+    float *data = dt__engine_message(e, i, &count, &to), *copy = o->memory + place * e->p.net.widest;
+    dt_result r;
+    if (e->drawn) return dt_send(o->comm, dt__comm_in(e->k, data, count), count, to); /* it may be too long to post */
+    r = dt__posted_wait(o->comm, &o->posted[place]);
     if (r) return r;
+    o->count++;
     dt__mem_copy(e->k, e->pool, copy, data, count);
     return dt__posted_send(e->k, o->comm, copy, count, to, &o->posted[place]);
 }
@@ -20892,7 +20919,7 @@ static dt_result dt__engine_recv(dt__engine *e, const dt_instr *i)
     int from;
     int64_t count;
     float *data;
-    if (e->p.shape.horizon && !i->back) e->ring.place[i->segment] = dt__ring_take(&e->ring);
+    if (dt__engine_rings(e) && !i->back) e->ring.place[i->segment] = dt__ring_take(&e->ring);
     data = dt__engine_message(e, i, &count, &from);
     return dt__recv_in(e->k, e->out[i->back].comm, data, count, from);
 }
@@ -21153,7 +21180,7 @@ static dt_result dt__engine_update(dt__engine *e)
 
 /* ---- a step, and a pass without gradients ---- */
 
-/* Loads a unit's samples: sets engine->input, target and the samples' random streams. */
+/* Loads a unit's samples: sets engine->input, target and the samples' random streams. NULL: they are set. */
 typedef void (*dt__load_fn)(void *owner, int64_t shard, int64_t micro);
 
 static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn load, void *owner)
@@ -21162,10 +21189,13 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     const dt__bucket *b = i->bucket < 0 ? NULL : &e->p.store.bucket[i->bucket];
     int64_t begin = b ? dt__bucket_at(&e->p, i->bucket) : 0, floats = b ? b->floats * b->copies : 0;
     switch (i->op) {
-    case DT_LOAD: load(owner, i->shard, i->micro); return DT_OK;
+    case DT_LOAD:
+        if (load) load(owner, i->shard, i->micro);
+        return DT_OK;
     case DT_FORWARD:
         dt__engine_advance(e, i->segment);
         dt__engine_forward(e, i->segment, i->slot);
+        if (e->env.inference) return DT_OK;
         dt__engine_watch(e, i->segment, i->slot, e->shard_auxiliary + shard * leaves * e->p.net.count);
         if (i->segment == e->p.net.count - 1) dt__engine_loss(e, i->slot, e->shard_loss + shard * leaves);
         return DT_OK;
@@ -21188,8 +21218,8 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
         __atomic_fetch_add(&e->reductions, 1, __ATOMIC_RELAXED);
         return dt__engine_reduce(e, i);
     case DT_GATHER:
-        return i->bucket < 0 ? dt__engine_gather_segment(e, i->segment, e->params, i->window)
-                             : dt__engine_gather_bucket(e, i->bucket);
+        if (i->bucket >= 0) return dt__engine_gather_bucket(e, i->bucket);
+        return dt__engine_gather_segment(e, i->segment, dt__engine_weights(e, e->env.inference), i->window);
     case DT_TIE: return dt__engine_tie(e);
     default: return e->dry ? DT_OK : dt__engine_update(e);
     }
@@ -21201,14 +21231,12 @@ static dt_result dt__engine_job(void *owner, int64_t job)
     dt__engine *e = (dt__engine *)owner;
     int32_t at = e->queued[job % e->queue.room];
     double start = dt__now();
-    dt_result r;
-    if (at < 0) return dt__engine_gather_segment(e, -1 - at, dt__engine_weights(e, 1), 0);
-    r = dt__engine_run(e, &e->p.program.list[at], NULL, NULL);
-    if (e->when) e->when[2 * at] = start, e->when[2 * at + 1] = dt__now();
+    dt_result r = dt__engine_run(e, at < 0 ? &e->p.pass.list[-1 - at] : &e->p.program.list[at], NULL, NULL);
+    if (e->when && at >= 0) e->when[2 * at] = start, e->when[2 * at + 1] = dt__now();
     return r;
 }
 
-/* Queues an instruction of the program on stream 1, or the gather of segment -1 - at. */
+/* Queues an instruction of the program on stream 1, or -1 - at of a pass. */
 static int64_t dt__engine_ask(dt__engine *e, int32_t at)
 {
     int64_t job = dt__queue_next(&e->queue);
@@ -21244,26 +21272,23 @@ static int dt__engine_sends(const dt__engine *e, const dt_instr *i)
            (i->op == DT_TIE && e->p.shape.pipe.stages > 1);
 }
 
-/* Runs one optimizer step. shard_loss (s - lo, leaf) becomes the chain of the leaf's losses over micro-batches (R12),
- * on the last stage; shard_auxiliary that of its auxiliary losses per segment. */
-static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
+/* Runs the instructions of a program, of a pass those before segment `end`. */
+static dt_result dt__program_run(dt__engine *e, const dt__program *p, int64_t end, dt__load_fn load, void *owner)
 {
     dt_result r = DT_OK;
-    unsigned saved = dt__fp_enter();
-    memset(e->shard_loss, 0, 4 * (size_t)((e->p.hi - e->p.lo) * dt__layout_leaves(&e->p) * (1 + e->p.net.count)));
-    for (int64_t i = 0; i < e->p.net.routed; i++) e->asked[i] = 0.0f;
-    e->inners = 0, e->env.loss_scale = (float)e->powers.scale;
-    for (int32_t k = 0; k < e->p.program.count && !r; k++) {
-        const dt_instr *i = &e->p.program.list[k];
-        double start, end;
+    int step = p == &e->p.program;
+    for (int32_t k = 0; k < p->count && !r; k++) {
+        const dt_instr *i = &p->list[k];
+        double start, done;
         dt__comm_tick(e->comm);
+        if (!step && i->segment + (i->op == DT_SEND) >= end) continue;
         if (i->op == DT_GATHER && i->bucket >= 0) {
             const int64_t *cut = dt__store_cut(&e->p.store, i->bucket);
             int piece = dt__bucket_piece(&e->p.store, i->bucket, e->p.store.piece);
             dt__engine_count(dt__engine_sharing(e, &e->p.store.bucket[i->bucket])->group, cut[piece + 1] - cut[piece]);
         }
         if (i->stream) {
-            e->ticket[k] = dt__engine_ask(e, k);
+            e->ticket[k] = dt__engine_ask(e, step ? k : -1 - k);
             continue;
         }
         if (i->after[1] >= 0) r = dt__queue_wait(&e->queue, e->ticket[i->after[1]]);
@@ -21272,47 +21297,36 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
         start = dt__now();
         r = dt__engine_run(e, i, load, owner);
         if (!r) r = e->exchanged;
-        end = dt__now();
-        if (dt__engine_sends(e, i)) e->seconds_sending += end - start;
-        else e->seconds_working += end - start;
-        if (i->op == DT_REDUCE || i->op == DT_GATHER) e->seconds_summing += end - start;
-        if (e->when) e->when[2 * k] = start, e->when[2 * k + 1] = end;
+        done = dt__now();
+        if (!step) continue;
+        if (dt__engine_sends(e, i)) e->seconds_sending += done - start;
+        else e->seconds_working += done - start;
+        if (i->op == DT_REDUCE || i->op == DT_GATHER) e->seconds_summing += done - start;
+        if (e->when) e->when[2 * k] = start, e->when[2 * k + 1] = done;
     }
+    return r;
+}
+
+/* Runs one optimizer step. shard_loss (s - lo, leaf) becomes the chain of the leaf's losses over micro-batches (R12),
+ * on the last stage; shard_auxiliary that of its auxiliary losses per segment. */
+static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
+{
+    unsigned saved = dt__fp_enter();
+    dt_result r;
+    memset(e->shard_loss, 0, 4 * (size_t)((e->p.hi - e->p.lo) * dt__layout_leaves(&e->p) * (1 + e->p.net.count)));
+    for (int64_t i = 0; i < e->p.net.routed; i++) e->asked[i] = 0.0f;
+    e->inners = 0, e->env.loss_scale = (float)e->powers.scale;
+    r = dt__program_run(e, &e->p.program, 0, load, owner);
     e->inner_kept = e->inners;
     dt__fp_leave(saved);
     return r ? dt__engine_abandon(e, r) : DT_OK;
-}
-
-/* A segment's weights, or their average, for a pass without gradients. */
-static dt_result dt__engine_gather(dt__engine *e, int64_t q)
-{
-    e->window_in_work = 0;
-    if (!e->queue.running) return dt__engine_gather_segment(e, q, dt__engine_weights(e, 1), 0);
-    return dt__queue_wait(&e->queue, dt__engine_ask(e, (int32_t)(-1 - q)));
 }
 
 /* Forward of segments [0, end) without gradients, through all stages; input and target are set. All ranks of this
  * rank's pipeline, and with gathered weights of its group, call it together. */
 static dt_result dt__engine_pass(dt__engine *e, int64_t end)
 {
-    dt_result r = DT_OK;
-    for (int c = 0; c < e->p.shape.pipe.chunks && !r; c++) {
-        const dt__chunk *chunk = &e->p.chunks[c];
-        dt_instr i = DT__ZERO;
-        i.op = DT_RECV, i.segment = chunk->begin;
-        if (!chunk->first && chunk->begin < end) r = dt__engine_recv(e, &i);
-        for (int64_t q = chunk->begin; q < chunk->end && q < end && !r; q++) {
-            if (dt__layout_gathers(&e->p, e->env.inference)) r = dt__engine_gather(e, q);
-            if (r) break;
-            dt__engine_advance(e, q);
-            dt__engine_forward(e, q, 0);
-            r = e->exchanged;
-        }
-        i.op = DT_SEND, i.segment = chunk->end - 1;
-        if (!chunk->last && chunk->end < end && !r) r = dt__engine_send(e, &i);
-        dt__comm_tick(e->comm);
-    }
-    return r;
+    return dt__program_run(e, &e->p.pass, end, NULL, NULL);
 }
 
 #endif /* DT_COMM_ONLY */
@@ -22891,15 +22905,17 @@ static dt_result dt__check_memory(dt_trainer *t, int allocated)
                      (double)most / 1e9, ranks, (double)free_bytes / 1e9);
 }
 
-/* The memory that a net needs here: the input of this rank's first segment, and what its segments make. */
-static int64_t dt__generator_floats(const dt__engine *e, const dt__net *net, int64_t *cache)
+/* Lays out a net in memory of its own: the input of a chunk, temporary values, what this rank's segments make. Returns
+ * the floats that it needs. */
+static int64_t dt__generator_floats(const dt__engine *e, dt__net *net, int64_t *cache)
 {
     int64_t floats = net->widest + net->temp;
     *cache = 0;
     for (int64_t q = 0; q < net->count; q++) {
-        const dt__built *seg = &net->segments[q];
+        dt__built *seg = &net->segments[q];
         if (e->p.net.segments[q].stage != e->p.shape.stage) continue;
-        floats += seg->plan->saved + dt__round_up(seg->output, 16);
+        seg->out_at = floats, seg->saved_at = floats + dt__round_up(seg->output, 16), seg->cache_at = *cache;
+        floats = seg->saved_at + seg->plan->saved;
         *cache += seg->plan->cache;
     }
     return floats;
@@ -22914,7 +22930,7 @@ static void dt__generator_adopt(const dt__engine *e, dt__net *net)
         for (int32_t i = 0; i < to->plan->g->param_count; i++)
             for (int32_t k = 0; k < from->plan->g->param_count; k++)
                 if (!strcmp(net->params[to->param_of[i]].is.name, e->p.net.params[from->param_of[k]].is.name))
-                    to->param[i] = dt__layout_gathers(&e->p, 1) ? from->window[k] : from->param[k];
+                    to->param[i] = from->param[k], to->window[i] = from->window[k];
     }
 }
 
@@ -25224,41 +25240,20 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
                             const float **logits)
 {
     dt__engine *e = &t->e;
-    dt_comm *stages = e->out[0].comm;
-    int pp = e->p.shape.pipe.stages, stage = e->p.shape.stage;
-    float *memory = t->generator.memory + net->widest + net->temp, *cache = t->generator.cache, *input;
-    dt__env env = e->env;
-    dt_result r = DT_OK;
-    env.inference = 1, env.position = position;
+    int64_t at = t->generator.logits;
+    const dt__plan *p = net->segments[at].plan;
+    dt__bind b;
+    dt_result r;
+    e->drawn = net, e->drawing = t->generator.memory, e->cache = t->generator.cache;
+    e->input = dt__upload(e->k, tokens, net->segments[0].input);
+    e->env.inference = 1, e->env.position = position;
+    r = dt__engine_pass(e, at + 1);
+    dt__engine_bind(e, at, 0, -1, &b);
     *logits = NULL;
-    for (int c = 0; c < e->p.shape.pipe.chunks && !r; c++) {
-        const dt__chunk *chunk = &e->p.chunks[c];
-        int64_t count = net->segments[chunk->begin].input;
-        input = chunk->first ? dt__upload(e->k, tokens, count) : t->generator.memory;
-        if (!chunk->first) r = dt__recv_in(e->k, stages, input, count, (stage + pp - 1) % pp);
-        for (int64_t q = chunk->begin; q < chunk->end && !r; q++) {
-            const dt__built *seg = &net->segments[q];
-            const dt__plan *p = seg->plan;
-            dt__bind b = DT__ZERO;
-            if (dt__layout_gathers(&e->p, 1)) r = dt__engine_gather(e, q);
-            if (r) break;
-            b.params = dt__layout_gathers(&e->p, 1) ? e->window : dt__engine_weights(e, 1);
-            b.param = seg->param;
-            b.at[DT__AT_TEMP] = t->generator.memory + net->widest, b.at[DT__AT_CACHE] = cache;
-            b.at[DT__AT_TARGETS] = e->target, b.at[DT__AT_INPUT] = input, b.at[DT__AT_OUTPUT] = memory;
-            b.at[DT__AT_SAVED] = memory + dt__round_up(seg->output, 16);
-            memory += dt__round_up(seg->output, 16) + p->saved;
-            if (cache) cache += p->cache;
-            dt__plan_run(p, 0, p->forward_count, &b, &env, 0);
-            r = e->exchanged;
-            if (p->g->logits.id)
-                *logits = dt__download(e->k, dt__where(p, &b, p->g->logits.id),
-                                       dt__floats(dt__at(p->g, p->g->logits)));
-            input = b.at[DT__AT_OUTPUT];
-        }
-        count = net->segments[chunk->end - 1].output;
-        if (!chunk->last && !r) r = dt_send(stages, dt__comm_in(e->k, input, count), count, (stage + 1) % pp);
-    }
+    if (!r && e->p.net.segments[at].stage == e->p.shape.stage)
+        *logits = dt__download(e->k, dt__where(p, &b, p->g->logits.id), dt__floats(dt__at(p->g, p->g->logits)));
+    e->env.inference = 0, e->env.position = 0;
+    e->drawn = NULL, e->cache = NULL;
     return r;
 }
 
