@@ -2459,13 +2459,15 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  *   the same element of the inputs a and b (operands A, AB), which broadcast, and of the scalar s.
  * GRAD(name, input, operands, expression): a MAP op for the gradient of one input, of dy (D) and of what else the
  *   operands name: inputs A, B and the value Y.
- * ROW(name, inputs, in place, shape, shards, passes, gradients): at most three passes over each row. A pass reduces
+ * ROW(name, inputs, in place, shape, shards, passes, domain, text, gradients): passes over each row. A pass reduces
  *   an expression (DT__SUM, DT__MAX, or DT__DOT of two) to a scalar s0..s3, whose last argument makes the scalar
  *   from the reduction r and the row's length `count`; DT__SUM_OUT also stores its terms; DT__OUT stores the result
  *   y. a, b, c are the inputs in order. s0 and s1 begin as row statistics, s2 as the node's scalar.
  * COLUMN(name, inputs, expression, gradients): every column is a chain over the rows: r becomes the expression.
- * OP(name, class, inputs, in place, shape, shards, scratch, FLOPs, run, gradient, gradients): all others; dt__run_<run>
- *   computes the value (H6), dt__grad_<gradient> or rules append the nodes of the derivative (H7), NONE: there is none.
+ * OP(name, class, inputs, in place, shape, shards, scratch, FLOPs, domain, text, gradient, gradients): all others;
+ *   dt__grad_<gradient> or rules append the nodes of the derivative (H7), NONE: there is none.
+ * domain: what the op iterates over (DT__OVER_..). text: SOME(x), dt__some_x computes items [begin, end) of the domain,
+ *   in any split; RUN(x), dt__run_x computes the whole value (H6). A device may have texts of its own.
  * RULE(name, input, op, operands, flow): the gradient of an input is a node of that op (NONE: the operand itself) with
  *   the operands' tensors as inputs: as for GRAD, and X, the second output. FLOW: the node has the input's shape;
  *   BACK: likewise, with i[1] inverted; CHAIN: it continues the chains of a parameter's gradient (R3); REDUCED: it has
@@ -2485,28 +2487,30 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  * as plain scalar text. The random graphs of tests/test_random.c find map ops in this table, and the self-check all but
  * the last kind: put the hash that its error names into DT__SELF_CHECK. */
 #define DT__OPS(OP, MAP, GRAD, ROW, COLUMN, RULE) \
-    OP(NONE, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NONE, NONE, ) \
-    OP(INPUT, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NONE, NONE, ) \
-    OP(PARAM, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NONE, NONE, ) \
-    OP(AUX, OUTPUT, "f", 0, GIVEN, REFUSE, NONE, NONE, NONE, NONE, ) \
-    OP(RESHAPE, ALIAS, "*", 0, GIVEN, REFUSE, NONE, NONE, NONE, NONE, RULE(RESHAPE, 0, RESHAPE, D, FLOW)) \
-    OP(DETACH, ALIAS, "*", 0, SAME, REFUSE, NONE, NONE, NONE, NONE, ) \
-    OP(PERMUTE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, permute, ) \
-    OP(SLICE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, NONE, RULE(SLICE, 0, PAD, D, FLOW)) \
-    OP(PAD, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, NONE, ) \
-    OP(CONCAT, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, concat, ) \
-    OP(EXPAND, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, NONE, RULE(EXPAND, 0, NONE, D, REDUCED)) \
-    OP(FULL, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, full, NONE, ) \
-    OP(CAST, MOVE, "*", 0, GIVEN, KEEP, NONE, NONE, cast, cast, ) \
-    OP(GATHER, MOVE, "*i", 0, GIVEN, REFUSE, NONE, NONE, gather, NONE, RULE(GATHER, 0, SCATTER_ADD, BD, CHAIN)) \
-    OP(SCATTER_ADD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, scatter_add, NONE, ) \
-    OP(TOP_K, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, top_k, NONE, ) \
-    OP(CUSTOM, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, custom, custom, ) \
-    OP(CUSTOM_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, custom, NONE, ) \
-    OP(COMBINE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, combine, combine, ) \
-    OP(ALL_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, all_rows, NONE, RULE(ALL_ROWS, 0, NONE, D, FLOW)) \
-    OP(OWN_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, own_rows, NONE, RULE(OWN_ROWS, 0, ALL_ROWS, D, FLOW)) \
-    OP(SAME_ROWS, ALIAS, "f", 0, SAME, REFUSE, NONE, NONE, NONE, same_rows, ) \
+    OP(NONE, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NOTHING, NONE, NONE, ) \
+    OP(INPUT, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NOTHING, NONE, NONE, ) \
+    OP(PARAM, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NOTHING, NONE, NONE, ) \
+    OP(AUX, OUTPUT, "f", 0, GIVEN, REFUSE, NONE, NONE, NOTHING, NONE, NONE, ) \
+    OP(RESHAPE, ALIAS, "*", 0, GIVEN, REFUSE, NONE, NONE, NOTHING, NONE, NONE, RULE(RESHAPE, 0, RESHAPE, D, FLOW)) \
+    OP(DETACH, ALIAS, "*", 0, SAME, REFUSE, NONE, NONE, NOTHING, NONE, NONE, ) \
+    OP(PERMUTE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, MOVES, RUN(move), permute, ) \
+    OP(SLICE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, MOVES, RUN(move), NONE, RULE(SLICE, 0, PAD, D, FLOW)) \
+    OP(PAD, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, MOVES, RUN(move), NONE, ) \
+    OP(CONCAT, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, MOVES, RUN(move), concat, ) \
+    OP(EXPAND, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, MOVES, RUN(move), NONE, RULE(EXPAND, 0, NONE, D, REDUCED)) \
+    OP(FULL, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, ELEMENTS, SOME(full), NONE, ) \
+    OP(CAST, MOVE, "*", 0, GIVEN, KEEP, NONE, NONE, ELEMENTS, SOME(cast), cast, ) \
+    OP(GATHER, MOVE, "*i", 0, GIVEN, REFUSE, NONE, NONE, ELEMENTS, SOME(gather), NONE, \
+       RULE(GATHER, 0, SCATTER_ADD, BD, CHAIN)) \
+    OP(SCATTER_ADD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, LANES, SOME(scatter_add), NONE, ) \
+    OP(TOP_K, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, ROWS, SOME(top_k), NONE, ) \
+    OP(CUSTOM, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, HOST, RUN(custom), custom, ) \
+    OP(CUSTOM_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, HOST, RUN(custom), NONE, ) \
+    OP(COMBINE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, SPECIAL, RUN(combine), combine, ) \
+    OP(ALL_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, HOST, RUN(all_rows), NONE, RULE(ALL_ROWS, 0, NONE, D, FLOW)) \
+    OP(OWN_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, SPECIAL, RUN(own_rows), NONE, \
+       RULE(OWN_ROWS, 0, ALL_ROWS, D, FLOW)) \
+    OP(SAME_ROWS, ALIAS, "f", 0, SAME, REFUSE, NONE, NONE, NOTHING, NONE, same_rows, ) \
     MAP(NEG, A, CODE, DT_NEG, -a, GRAD(NEG, 0, D, -dy)) \
     MAP(SCALE, A, OWN, dt_scale, a * s, GRAD(SCALE, 0, D, dy * s)) \
     MAP(EXP, A, CODE, DT_EXP, dt__v_exp(a), GRAD(EXP, 0, YD, dy * y)) \
@@ -2534,56 +2538,60 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     MAP(GREATER_EQUAL, AB, CODE, DT_GREATER_EQUAL, dt__v_where(a >= b, one, zero), ) \
     MAP(BCE, AB, OWN, dt_error_loss, dt__v_bce(a, b), \
         GRAD(BCE, 0, ABD, dy * dt__v_bce_grad(a, b)) GRAD(BCE, 1, AD, -(dy * a))) \
-    ROW(ROW_SUM, "r", 0, GIVEN, REFUSE, DT__SUM(s0, a, r), row_sum, row_sum, ) \
-    ROW(ROW_MAX, "r", 0, GIVEN, REFUSE, DT__MAX(s0, a, r), rows, NONE, RULE(ROW_MAX, 0, MAX_GRAD, AYD, FLOW)) \
-    OP(MAX_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, max_grad, NONE, ) \
+    ROW(ROW_SUM, "r", 0, GIVEN, REFUSE, DT__SUM(s0, a, r), VALUES, RUN(row_sum), row_sum, ) \
+    ROW(ROW_MAX, "r", 0, GIVEN, REFUSE, DT__MAX(s0, a, r), VALUES, SOME(row_op), NONE, \
+       RULE(ROW_MAX, 0, MAX_GRAD, AYD, FLOW)) \
+    OP(MAX_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, SPECIAL, RUN(max_grad), NONE, ) \
     ROW(SOFTMAX, "r", 1, SAME, REFUSE, \
         DT__MAX(s0, a, r) DT__SUM_OUT(s1, dt__v_exp(a - s0), r) DT__OUT(y / s1), \
-        rows, NONE, RULE(SOFTMAX, 0, SOFTMAX_GRAD, YD, FLOW)) \
-    ROW(SOFTMAX_GRAD, "rr", 2, SAME, REFUSE, DT__DOT(s0, b, a, r) DT__OUT((b - s0) * a), rows, NONE, ) \
+        ROWS, SOME(row_op), NONE, RULE(SOFTMAX, 0, SOFTMAX_GRAD, YD, FLOW)) \
+    ROW(SOFTMAX_GRAD, "rr", 2, SAME, REFUSE, DT__DOT(s0, b, a, r) DT__OUT((b - s0) * a), ROWS, SOME(row_op), NONE, ) \
     ROW(LAYERNORM, "rvv", 0, SAME, REFUSE, \
         DT__SUM(s0, a, r / count) DT__DOT(s1, a - s0, a - s0, 1.0f / dt__v_sqrt(r / count + s2)) \
-        DT__OUT(dt__v_fma((a - s0) * s1, b, c)), rows, NONE, \
+        DT__OUT(dt__v_fma((a - s0) * s1, b, c)), ROWS, SOME(row_op), NONE, \
         RULE(LAYERNORM, 0, LAYERNORM_DX, DAXB, FLOW) RULE(LAYERNORM, 1, LAYERNORM_DGAMMA, DAX, CHAIN) \
         RULE(LAYERNORM, 2, NONE, D, REDUCED)) \
     ROW(LAYERNORM_DX, "rrsv", 0, SAME, REFUSE, \
         DT__SUM(s2, a * c, r / count) DT__DOT(s3, a * c, (b - s0) * s1, r / count) \
-        DT__OUT(s1 * (a * c - s2 - (b - s0) * s1 * s3)), rows, NONE, ) \
+        DT__OUT(s1 * (a * c - s2 - (b - s0) * s1 * s3)), ROWS, SOME(row_op), NONE, ) \
     ROW(RMSNORM, "rv", 0, SAME, REFUSE, \
-        DT__DOT(s1, a, a, 1.0f / dt__v_sqrt(r / count + s2)) DT__OUT(a * s1 * b), rows, NONE, \
+        DT__DOT(s1, a, a, 1.0f / dt__v_sqrt(r / count + s2)) DT__OUT(a * s1 * b), ROWS, SOME(row_op), NONE, \
         RULE(RMSNORM, 0, RMSNORM_DX, DAXB, FLOW) RULE(RMSNORM, 1, LAYERNORM_DGAMMA, DAX, CHAIN)) \
     ROW(RMSNORM_DX, "rrsv", 0, SAME, REFUSE, \
-        DT__DOT(s3, a * c, b * s1, r / count) DT__OUT((a * c - b * s1 * s3) * s1), rows, NONE, ) \
+        DT__DOT(s3, a * c, b * s1, r / count) DT__OUT((a * c - b * s1 * s3) * s1), ROWS, SOME(row_op), NONE, ) \
     COLUMN(COL_SUM, "f", r + a, RULE(COL_SUM, 0, EXPAND, D, FLOW)) \
     COLUMN(LAYERNORM_DGAMMA, "ffs", dt__v_fma(a, (b - s0) * s1, r), ) \
-    OP(MATMUL, GEMM, "f", 0, GIVEN, PRODUCT, GEMM, matmul, matmul, matmul, ) \
-    OP(EMBED, MOVE, "*i", 0, GIVEN, WHOLE, NONE, NONE, embed, NONE, RULE(EMBED, 0, EMBED_GRAD, BD, CHAIN)) \
-    OP(EMBED_GRAD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, embed_grad, NONE, ) \
-    OP(ATTENTION, SPECIAL, "fff*", 0, GIVEN, HEADS, ATTENTION, attention, attention, attention, ) \
-    OP(ATTENTION_GRAD, SPECIAL, "ffffff*", 0, GIVEN, REFUSE, ATTENTION, attention, attention_grad, NONE, ) \
-    OP(ROPE, SPECIAL, "f", 1, SAME, FIRST, NONE, NONE, rope, NONE, RULE(ROPE, 0, ROPE, D, BACK)) \
-    OP(POSITIONS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, positions, NONE, ) \
-    OP(CACHE, MOVE, "f", 0, GIVEN, FIRST, NONE, NONE, move, NONE, ) \
-    OP(DROPOUT, SPECIAL, "f", 1, SAME, REFUSE, NONE, NONE, dropout, NONE, RULE(DROPOUT, 0, DROPOUT, D, FLOW)) \
+    OP(MATMUL, GEMM, "f", 0, GIVEN, PRODUCT, GEMM, matmul, PRODUCTS, RUN(matmul), matmul, ) \
+    OP(EMBED, MOVE, "*i", 0, GIVEN, WHOLE, NONE, NONE, ROWS, SOME(embed), NONE, RULE(EMBED, 0, EMBED_GRAD, BD, CHAIN)) \
+    OP(EMBED_GRAD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, TABLE, SOME(embed_grad), NONE, ) \
+    OP(ATTENTION, SPECIAL, "fff*", 0, GIVEN, HEADS, ATTENTION, attention, ATTENTION, RUN(attention), attention, ) \
+    OP(ATTENTION_GRAD, SPECIAL, "ffffff*", 0, GIVEN, REFUSE, ATTENTION, attention, ATTENTION, \
+       RUN(attention_grad), NONE, ) \
+    OP(ROPE, SPECIAL, "f", 1, SAME, FIRST, NONE, NONE, ROWS, SOME(rope), NONE, RULE(ROPE, 0, ROPE, D, BACK)) \
+    OP(POSITIONS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, ELEMENTS, SOME(positions), NONE, ) \
+    OP(CACHE, MOVE, "f", 0, GIVEN, FIRST, NONE, NONE, MOVES, RUN(move), NONE, ) \
+    OP(DROPOUT, SPECIAL, "f", 1, SAME, REFUSE, NONE, NONE, SAMPLES, SOME(dropout), NONE, \
+       RULE(DROPOUT, 0, DROPOUT, D, FLOW)) \
     ROW(CROSS_ENTROPY, "fi", 0, GIVEN, WHOLE, DT__SUM(s1, dt__v_exp(a - s0), r) DT__SUM(s2, a - s0, r), \
-        cross_entropy, NONE, RULE(CROSS_ENTROPY, 0, CROSS_ENTROPY_GRAD, AXBD, FLOW)) \
+        SPECIAL, RUN(cross_entropy), NONE, RULE(CROSS_ENTROPY, 0, CROSS_ENTROPY_GRAD, AXBD, FLOW)) \
     ROW(CROSS_ENTROPY_GRAD, "ffif", 1, GIVEN, REFUSE, DT__OUT((dt__v_exp(a - s0) / s1 - s2) * s3), \
-        cross_entropy_grad, NONE, ) \
-    OP(LOSS, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, loss, NONE, RULE(LOSS, 0, LOSS_GRAD, DB, FLOW)) \
-    OP(LOSS_GRAD, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, loss_grad, NONE, ) \
-    OP(AUX_LOSS, ALIAS, "f", 0, SAME, REFUSE, NONE, NONE, NONE, NONE, \
+        ROWS, SOME(cross_entropy_grad), NONE, ) \
+    OP(LOSS, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, SPECIAL, RUN(loss), NONE, \
+       RULE(LOSS, 0, LOSS_GRAD, DB, FLOW)) \
+    OP(LOSS_GRAD, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, SAMPLES, SOME(loss_grad), NONE, ) \
+    OP(AUX_LOSS, ALIAS, "f", 0, SAME, REFUSE, NONE, NONE, NOTHING, NONE, NONE, \
        RULE(AUX_LOSS, 0, NONE, D, FLOW) RULE(AUX_LOSS, 1, AUX_LOSS_GRAD, B, FLOW)) \
-    OP(AUX_LOSS_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, aux_loss_grad, NONE, ) \
-    OP(MOE_ROUTE, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, moe_route, NONE, ) \
-    OP(MOE_BINS, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, moe_bins, NONE, ) \
-    OP(MOE_ROWS, MOVE, "f*f", 0, GIVEN, REFUSE, NONE, NONE, moe_rows, moe_rows, ) \
-    OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, REFUSE, NONE, NONE, moe_exchange, moe_exchange, ) \
-    OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, GEMM, experts, moe_linear, moe_linear, ) \
-    OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, GEMM, experts, moe_dw, NONE, ) \
-    OP(MOE_DB, SPECIAL, "f*f", 0, GIVEN, REFUSE, GEMM, NONE, moe_dw, NONE, ) \
-    OP(MOE_SUM, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, moe_sum, moe_sum, ) \
-    OP(MOE_DOT, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, moe_dot, NONE, ) \
-    OP(ACCUMULATE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, accumulate, NONE, )
+    OP(AUX_LOSS_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, ELEMENTS, SOME(aux_loss_grad), NONE, ) \
+    OP(MOE_ROUTE, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, SPECIAL, RUN(moe_route), NONE, ) \
+    OP(MOE_BINS, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, HOST, RUN(moe_bins), NONE, ) \
+    OP(MOE_ROWS, MOVE, "f*f", 0, GIVEN, REFUSE, NONE, NONE, ROWS, SOME(moe_rows), moe_rows, ) \
+    OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, REFUSE, NONE, NONE, HOST, RUN(moe_exchange), moe_exchange, ) \
+    OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, GEMM, experts, HOST, RUN(moe_linear), moe_linear, ) \
+    OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, GEMM, experts, HOST, RUN(moe_dw), NONE, ) \
+    OP(MOE_DB, SPECIAL, "f*f", 0, GIVEN, REFUSE, GEMM, NONE, HOST, RUN(moe_dw), NONE, ) \
+    OP(MOE_SUM, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, ROWS, SOME(moe_sum), moe_sum, ) \
+    OP(MOE_DOT, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, ROWS, SOME(moe_dot), NONE, ) \
+    OP(ACCUMULATE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, ELEMENTS, SOME(accumulate), NONE, )
 
 #define DT__SKIP(...)
 #define DT__NAME_OP(name, ...) DT__OP_##name,
@@ -2637,6 +2645,7 @@ typedef struct dt__attention {
     int64_t mask_step;       /* words from one sample's mask to the next: t*s, or 0 when the samples share it */
     uint32_t drop_threshold; /* 0: no dropout; else a probability is dropped when its random word is below */
     float drop_scale;        /* 1 / (1 - p) */
+    uint32_t site;           /* of these random words: counter[2] of the streams */
     const dt__rng *rng;      /* (b): one stream per sample; element ((first_head + head)*t + query)*s + key */
     int64_t whole;           /* 0; or t and s are slices, the elements are those of (whole,whole), */
     int64_t t_at, s_at;      /* where query and key 0 stand here, */
@@ -3895,7 +3904,7 @@ typedef struct DT__K(dt__head) {
     int64_t row, key_row;     /* rows of the sample's first query and first key */
     int64_t head, column;     /* head index and first column h*d */
     int64_t key_column;       /* first column of the head of the keys */
-    const dt__rng *rng;       /* NULL: no dropout */
+    dt__rng rng;              /* of dropout */
     const dt__word *mask;     /* (t,s) of this sample, or NULL */
     float *max, *sum;         /* (t) of this head */
     float *keys_t, *values_t; /* (d,s) packed: columns are keys */
@@ -3949,7 +3958,7 @@ static void DT__K(dt__head_begin)(DT__K(dt__head) *w, const dt__attention *a, fl
     DT__K(dt__head_layout)(w, scratch, a->s, a->d);
     w->t = a->t, w->row = sample * (a->t + a->gap), w->key_row = sample * a->room;
     w->key_column = task % a->hk * a->d;
-    w->rng = a->drop_threshold ? a->rng + sample : NULL;
+    if (a->drop_threshold) w->rng = a->rng[sample], w->rng.counter[2] |= a->site;
     w->mask = a->mask ? a->mask + sample * a->mask_step : NULL;
 }
 
@@ -3984,9 +3993,9 @@ static const uint32_t *DT__K(dt__row_words)(const DT__K(dt__head) *w, int64_t i,
     int64_t t = a->whole ? a->whole : w->t, s = a->whole ? a->whole : w->s;
     uint64_t first = (uint64_t)((a->first_head + w->head) * t + a->t_at + i) * (uint64_t)s + (uint64_t)a->s_at;
     int64_t skip = (int64_t)(first & 3);
-    if (!w->rng) return NULL;
+    if (!a->drop_threshold) return NULL;
     for (int64_t e = 0; e < skip + keys; e += 4 * DT__W)
-        DT__K(dt__rng_words)(w->words + e, w->rng, (uint32_t)((first >> 2) + (uint64_t)(e >> 2)));
+        DT__K(dt__rng_words)(w->words + e, &w->rng, (uint32_t)((first >> 2) + (uint64_t)(e >> 2)));
     return w->words + skip;
 }
 
@@ -4187,7 +4196,7 @@ static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows
     DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->q, a->ld, i), a->ld, rows, keys, w->keys_t, w->probs);
     if (w->mask) DT__K(dt__mask_panel)(w, w->probs, i, rows);
     DT__K(dt__softmax_panel)(w, w->probs, i, rows);
-    for (int64_t r = 0; w->rng && r < rows; r++) {
+    for (int64_t r = 0; w->a->drop_threshold && r < rows; r++) {
         float *p = w->probs + r * w->lds;
         const uint32_t *words = DT__K(dt__row_words)(w, i + r, DT__K(dt__keys)(w, i + r));
         for (int64_t j = 0; j < DT__K(dt__keys)(w, i + r); j += DT__W)
@@ -5073,7 +5082,7 @@ typedef struct dt__cp {
 typedef struct dt__env {
     const dt__kernels *k;
     dt_pool *pool;
-    dt__rng *rng;     /* one per sample of the unit; counter[2] is set per site */
+    dt__rng *rng;     /* one per sample of the unit; counter[2] is 0 (dt__site) */
     uint32_t segment; /* part of a random site's number */
     int inference;    /* no dropout */
     int64_t position; /* position of the first token; 0 except in decode graphs */
@@ -5101,6 +5110,7 @@ typedef struct dt__call {
 } dt__call;
 
 typedef void (*dt__run_fn)(const dt__call *c);
+typedef void (*dt__some_fn)(const dt__call *c, int64_t begin, int64_t end);
 typedef void (*dt__grad_fn)(dt_graph *g, int32_t id, dt_tensor dy);
 /* Columns of the table of ops. Shards: what a node whose inputs are cut over tensor shards along the last axis is
  * (dt__cut_of). ALIAS: the value is another name of the first input's. */
@@ -5109,12 +5119,22 @@ enum { DT__CLASS_LEAF, DT__CLASS_OUTPUT, DT__CLASS_ALIAS, DT__CLASS_MOVE, DT__CL
 enum { DT__SHAPE_GIVEN, DT__SHAPE_SAME, DT__SHAPE_BROADCAST };
 enum { DT__SHARDS_REFUSE, DT__SHARDS_KEEP, DT__SHARDS_FIRST, DT__SHARDS_WHOLE, DT__SHARDS_PRODUCT, DT__SHARDS_HEADS };
 enum { DT__SCRATCH_NONE, DT__SCRATCH_GEMM, DT__SCRATCH_ATTENTION };
+/* What an op iterates over: ELEMENTS or ROWS of the result; VALUES that rows of the input make; COLUMNS, over all rows
+ * in order; those of a TABLE whose rows an index picks; LANES, the elements along an axis; SAMPLES (i[0] of them).
+ * MOVES are copies by strides, PRODUCTS tiles of a matrix, ATTENTION panels of heads, SPECIAL an order of its own.
+ * Sizes follow from shapes, except for HOST: what calls ranks or the program, or reads sizes from a tensor, is run by
+ * the host alone. */
+enum { DT__OVER_NOTHING, DT__OVER_ELEMENTS, DT__OVER_ROWS, DT__OVER_VALUES, DT__OVER_COLUMNS, DT__OVER_TABLE,
+       DT__OVER_LANES, DT__OVER_SAMPLES, DT__OVER_MOVES, DT__OVER_PRODUCTS, DT__OVER_ATTENTION, DT__OVER_SPECIAL,
+       DT__OVER_HOST };
 typedef struct dt__op {
     const char *name, *inputs, *expression; /* expression: of a map, row or column op, as text */
     int class_of, shape, shards, scratch;
     unsigned in_place;
     double (*flops)(const dt_graph *g, const dt__node *n); /* NULL: none that count */
-    dt__run_fn run;
+    int domain;
+    dt__run_fn run;   /* one of the two, */
+    dt__some_fn some; /* or none: the value is given */
     dt__grad_fn grad; /* NULL: by rules, or none */
 } dt__op;
 static const dt__op *dt__op_of(int op);
@@ -5125,9 +5145,9 @@ typedef struct dt__grad_rule {
     int op, input, by, flow;
     const char *operands;
 } dt__grad_rule;
-#define DT__RULES_OF_OP(n, class_of, inputs, in_place, shape, shards, scratch, flops, run, grad, ...) __VA_ARGS__
+#define DT__RULES_OF_OP(n, class_of, in, in_place, shape, shards, scratch, flops, domain, text, grad, ...) __VA_ARGS__
 #define DT__RULES_OF_MAP(name, operands, kind, builder, expression, ...) __VA_ARGS__
-#define DT__RULES_OF_ROW(name, inputs, in_place, shape, shards, passes, run, grad, ...) __VA_ARGS__
+#define DT__RULES_OF_ROW(name, inputs, in_place, shape, shards, passes, domain, text, grad, ...) __VA_ARGS__
 #define DT__RULES_OF_COLUMN(name, inputs, expression, ...) __VA_ARGS__
 #define DT__RULE_GRAD(name, input, operands, expression) \
     {DT__OP_##name, input, DT__OP_##name##_GRAD##input, DT__REDUCED, #operands},
@@ -5748,10 +5768,9 @@ static dt_tensor dt__param_rows(dt_graph *g, dt_tensor t, int64_t rows, int kind
 }
 
 /* ---- running: how an op is split over threads and called ---- */
-typedef void (*dt__body)(const dt__call *c, int64_t begin, int64_t end);
 typedef struct dt__split_job {
     const dt__call *c;
-    dt__body body;
+    dt__some_fn body;
     int64_t total, piece;
 } dt__split_job;
 
@@ -5763,7 +5782,7 @@ static void dt__split_task(void *context, int64_t task, int worker)
 }
 
 /* Runs body over [0, total) in chunks of at least `grain`, which write disjoint outputs: any split gives these bits. */
-static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body body)
+static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__some_fn body)
 {
     dt__split_job job;
     int64_t workers = c->env->pool ? c->env->pool->workers : 1;
@@ -5771,6 +5790,20 @@ static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body 
     job.piece = dt__round_up(dt__max(grain, dt__ceil_div(total, workers * 4)), grain);
     if (workers == 1) body(c, 0, total);
     else dt__parallel(c->env->pool, dt__ceil_div(total, job.piece), dt__split_task, &job);
+}
+
+/* The host runs an op. */
+static void dt__host_run(const dt__call *c)
+{
+    static const int64_t grain[] = {0, 4096, 16, 16, 64, 64, 64, 1}; /* the fewest items of a task, by domain */
+    const dt__op *op = dt__op_of(c->n->op);
+    int64_t items = dt__count(c->n);
+    if (op->domain == DT__OVER_ROWS) items = dt__rows(c->n);
+    if (op->domain == DT__OVER_TABLE) items = dt__cols(c->n);
+    if (op->domain == DT__OVER_LANES) items /= c->n->shape.n[c->n->i[0]];
+    if (op->domain == DT__OVER_SAMPLES) items = c->n->i[0];
+    if (op->some) dt__split(c, items, grain[op->domain], op->some);
+    else op->run(c);
 }
 
 static const dt__node *dt__in(const dt__call *c, int i) { return &c->g->nodes[c->n->in[i]]; }
@@ -5867,7 +5900,7 @@ static void dt__call_run(dt__call *c)
     const dt__kernels *k = c->env->k;
     const dt__node *n = c->n;
     if (!k->device || !k->device->supports(c)) {
-        dt__op_of(n->op)->run(c);
+        dt__host_run(c);
         return;
     }
     for (int i = 0; i < n->inputs; i++) c->in[i] = dt__upload(k, c->in[i], dt__floats(dt__in(c, i)));
@@ -5892,7 +5925,7 @@ static void dt__compute(dt_graph *g, int32_t id)
     c.fresh = 1;
     for (int i = 0; i < n->inputs; i++) c.in[i] = g->nodes[n->in[i]].data;
     if (dt__is_alias(n->op)) memcpy(c.out, c.in[0], 4 * (size_t)dt__floats(n));
-    if (!dt__op_of(n->op)->run) return;
+    if (dt__op_of(n->op)->domain == DT__OVER_NOTHING) return;
     if (dt__pool_reserve(g->pool, dt__node_scratch(g->kernels, g, id))) {
         dt__poison(g, DT_E_MEMORY, "no memory for scratch");
         return;
@@ -6156,9 +6189,9 @@ DT_API dt_tensor dt_full(dt_graph *g, dt_shape shape, float value)
     n.f = value;
     return dt__push(g, &n, NULL);
 }
-static void dt__run_full(const dt__call *c)
+static void dt__some_full(const dt__call *c, int64_t begin, int64_t end)
 {
-    for (int64_t i = 0; i < dt__count(c->n); i++) c->out[i] = c->n->f;
+    for (int64_t i = begin; i < end; i++) c->out[i] = c->n->f;
 }
 
 /* i[0]: rounds a value of forward to the format of the graph (R18, below). */
@@ -6173,13 +6206,12 @@ DT_API dt_tensor dt_cast(dt_graph *g, dt_tensor x, dt_dtype dtype)
     if (dt__refuses(g, "x# dtype<6", x, dtype)) return dt__none();
     return (int)dtype == dt__at(g, x)->dtype ? x : dt__cast_node(g, x, (int)dtype, 0);
 }
-static void dt__cast_part(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_cast(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__node *x = dt__in(c, 0);
     c->env->k->convert(c->n->dtype, (char *)c->out + begin * dt__width(c->n), x->dtype,
                        (const char *)c->in[0] + begin * dt__width(x), end - begin);
 }
-static void dt__run_cast(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__cast_part); }
 
 /* ---- precision (R18) ----
  * A value in 16 bits is two nodes: a cast to the format, which is what memory keeps, and a cast back, which ops read.
@@ -6434,7 +6466,7 @@ static void dt__run_map(const dt__call *c)
 /* ---- row ops ---- */
 /* The letters of the op's inputs say which are rows (r), a vector for all rows (v), or statistics (s). The result is
  * rows, or a scalar of each; statistics go to the second output. */
-static void dt__row_op_rows(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_row_op(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__op *op = dt__op_of(c->n->op);
     int whole = op->shape == DT__SHAPE_SAME;
@@ -6451,11 +6483,6 @@ static void dt__row_op_rows(const dt__call *c, int64_t begin, int64_t end)
         if (c->aux) memcpy(c->aux + 2 * r, s, 8);
     }
 }
-static void dt__run_rows(const dt__call *c)
-{
-    int whole = dt__op_of(c->n->op)->shape == DT__SHAPE_SAME;
-    dt__split(c, whole ? dt__rows(c->n) : dt__count(c->n), 16, dt__row_op_rows);
-}
 
 /* ---- reductions and softmax ---- */
 /* A whole-tensor sum: blocks of 1024 elements, then TREE (R5). */
@@ -6470,12 +6497,12 @@ static float dt__whole_sum(const dt__kernels *k, const float *x, int64_t n)
 static void dt__run_row_sum(const dt__call *c)
 {
     if (!c->n->shape.dims) c->out[0] = dt__whole_sum(c->env->k, c->in[0], dt__count(dt__in(c, 0)));
-    else dt__run_rows(c);
+    else dt__split(c, dt__count(c->n), 16, dt__some_row_op);
 }
 
 /* Column ops: a second input of rows and row statistics are optional. The result, a gradient, may be stored in shards
  * of columns or summed by row slices; a slice of a shard's heads has some of every row's. */
-static void dt__column_op_cols(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_column_op(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__param *p = dt__cut_param(c->g, c->n), *whole = dt__node_param(c->g, c->n);
     int64_t cols = dt__count(c->n), slices = dt__slices(c), rows = dt__count(dt__in(c, 0)) / cols / slices;
@@ -6497,7 +6524,6 @@ static void dt__column_op_cols(const dt__call *c, int64_t begin, int64_t end)
         }
     }
 }
-static void dt__run_columns(const dt__call *c) { dt__split(c, dt__count(c->n), 64, dt__column_op_cols); }
 
 /* R14: of two elements a NaN is the larger one. */
 static int dt__larger(float a, float b) { return a > b || (a != a && b == b); }
@@ -6797,13 +6823,12 @@ static int64_t dt__table_at(const dt_graph *g, const dt__param *p, int64_t vocab
     return token / width * dt__shard_step(p, g->tensor_shards) + token % width * cols;
 }
 /* A row of another rank is -0 here: x + -0 is x. A token outside the vocabulary gives +0, from the first shard. */
-static void dt__run_embed(const dt__call *c)
+static void dt__some_embed(const dt__call *c, int64_t begin, int64_t end)
 {
     const int32_t *tokens = dt__ids(c, 1);
     const dt__param *p = dt__cut_param(c->g, dt__in(c, 0));
-    int64_t rows = dt__rows(c->n), cols = dt__cols(c->n), width = dt__width(c->n);
-    int64_t vocabulary = dt__in(c, 0)->shape.n[0];
-    for (int64_t r = 0; r < rows; r++) {
+    int64_t cols = dt__cols(c->n), width = dt__width(c->n), vocabulary = dt__in(c, 0)->shape.n[0];
+    for (int64_t r = begin; r < end; r++) {
         char *to = (char *)c->out + r * cols * width;
         int64_t at = dt__table_at(c->g, p, vocabulary, cols, tokens[r]);
         if (at >= 0) memcpy(to, (const char *)c->in[0] + at * width, (size_t)(cols * width));
@@ -6814,7 +6839,7 @@ static void dt__run_embed(const dt__call *c)
 }
 
 /* in: tokens, dy (..,C). Scatter-add in token order, into the sum of each leaf; threads split the columns. */
-static void dt__embed_grad_cols(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_embed_grad(const dt__call *c, int64_t begin, int64_t end)
 {
     const int32_t *tokens = dt__ids(c, 0);
     const dt__param *p = dt__cut_param(c->g, c->n);
@@ -6831,7 +6856,6 @@ static void dt__embed_grad_cols(const dt__call *c, int64_t begin, int64_t end)
         c->env->k->binary(DT__OP_ADD, to, to, 1, c->in[1] + r * cols + begin, 1, n);
     }
 }
-static void dt__run_embed_grad(const dt__call *c) { dt__split(c, dt__cols(c->n), 64, dt__embed_grad_cols); }
 
 /* ---- picking by index ---- */
 /* The axis of x, from 0, along which an index picks; all other sizes are equal. Poisons the graph if they are not. */
@@ -6853,30 +6877,23 @@ DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index)
     n.i[0] = dt__index_axis(g, "gather", x, axis, index);
     return dt__push(g, &n, NULL);
 }
-/* Rows of the result: (outer, index along the axis), each of `inner` elements. */
-static void dt__gather_rows(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_gather(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt_shape *s = &c->n->shape;
     const int32_t *index = dt__ids(c, 1);
     int axis = (int)c->n->i[0];
     int64_t inner = dt__span(s, axis + 1, s->dims), from = dt__in(c, 0)->shape.n[axis], width = dt__width(c->n);
-    for (int64_t r = begin; r < end; r++)
-        for (int64_t i = 0; i < inner; i++) {
-            int64_t to = r * inner + i, at = index[to];
-            if (at < 0 || at >= from) memset((char *)c->out + to * width, 0, (size_t)width);
-            else
-                memcpy((char *)c->out + to * width,
-                       (const char *)c->in[0] + ((r / s->n[axis] * from + at) * inner + i) * width, (size_t)width);
-        }
-}
-static void dt__run_gather(const dt__call *c)
-{
-    dt__split(c, dt__span(&c->n->shape, 0, (int)c->n->i[0] + 1), 64, dt__gather_rows);
+    for (int64_t i = begin; i < end; i++) {
+        char *to = (char *)c->out + i * width;
+        int64_t x = (i / (s->n[axis] * inner) * from + index[i]) * inner + i % inner;
+        if (index[i] < 0 || index[i] >= from) memset(to, 0, (size_t)width);
+        else memcpy(to, (const char *)c->in[0] + x * width, (size_t)width);
+    }
 }
 
 /* The gradient of a gather; in: index, dy. Lane (outer o, inner i) of an axis holds the elements (o * n + j) * inner +
  * i. The sums start from +0, or continue a parameter's gradient in out. */
-static void dt__scatter_lanes(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_scatter_add(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt_shape *s = &c->n->shape;
     const int32_t *index = dt__ids(c, 0);
@@ -6888,10 +6905,6 @@ static void dt__scatter_lanes(const dt__call *c, int64_t begin, int64_t end)
         for (int64_t j = 0; j < terms; j++, x += inner)
             if (index[x] >= 0 && index[x] < n) c->out[first + index[x] * inner] += c->in[1][x];
     }
-}
-static void dt__run_scatter_add(const dt__call *c)
-{
-    dt__split(c, dt__count(c->n) / c->n->shape.n[c->n->i[0]], 64, dt__scatter_lanes);
 }
 
 /* i[0]: the op's address; of a gradient i[1]: the input. */
@@ -6935,7 +6948,7 @@ DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indice
     return places.id ? dt_gather(g, x, last, places) : places;
 }
 /* Insertion into the list of the largest so far: an element moves up only if it is larger. */
-static void dt__top_k_rows(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_top_k(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t k = dt__cols(c->n), cols = dt__cols(dt__in(c, 0));
     for (int64_t r = begin; r < end; r++) {
@@ -6950,7 +6963,6 @@ static void dt__top_k_rows(const dt__call *c, int64_t begin, int64_t end)
         }
     }
 }
-static void dt__run_top_k(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__top_k_rows); }
 
 /* ---- normalisation ---- */
 static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name, float eps, int split)
@@ -7041,12 +7053,8 @@ static int64_t dt__new_site(dt_graph *g)
         dt__poison(g, DT_E_SHAPE, "a segment has at most 256 ops with dropout: cut it into several segments");
     return g->sites++;
 }
-/* Sets the unit's random streams to this site of this segment. */
-static dt__rng *dt__site(const dt__call *c, int64_t samples, int64_t site)
-{
-    for (int64_t b = 0; b < samples; b++) c->env->rng[b].counter[2] = c->env->segment << 8 | (uint32_t)site;
-    return c->env->rng;
-}
+/* A site's number in the whole model: counter[2] of its random streams. */
+static uint32_t dt__site(const dt__call *c, int64_t site) { return c->env->segment << 8 | (uint32_t)site; }
 
 /* Random streams belong to samples: in a segment axis 0 must be the unit's samples. */
 static int dt__counts_samples(dt_graph *g, const char *op, const dt_shape *s)
@@ -7144,7 +7152,7 @@ static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask
     a.row_max = stats, a.row_sum = stats + a.b * a.h * a.t;
     a.drop_threshold = c->env->inference ? 0 : dt__drop_threshold(n->f);
     a.drop_scale = 1.0f / (1.0f - n->f);
-    if (a.drop_threshold) a.rng = dt__site(c, a.b, n->i[2]);
+    if (a.drop_threshold) a.rng = c->env->rng, a.site = dt__site(c, n->i[2]);
     return a;
 }
 /* The job of shard v of a fused job: rows hold [q | k | v] of shard after shard; so do the statistics. */
@@ -7597,7 +7605,7 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
     dt__fp_leave(saved);
     return dt__narrow_as(g, dt__push(g, &n, NULL), x);
 }
-static void dt__rope_rows(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_rope(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__cols(c->n), t = c->n->shape.n[1], d = cols / c->n->i[0];
     for (int64_t r = begin; r < end; r++) {
@@ -7606,7 +7614,6 @@ static void dt__rope_rows(const dt__call *c, int64_t begin, int64_t end)
                         c->n->i[1] ? -1.0f : 1.0f);
     }
 }
-static void dt__run_rope(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__rope_rows); }
 
 /* Learned positions "<name>" (T,C), or where rows are not the first T positions their rows (B,T,C). */
 static dt_tensor dt__positions(dt_graph *g, const char *name, int64_t t, int64_t width)
@@ -7617,12 +7624,13 @@ static dt_tensor dt__positions(dt_graph *g, const char *name, int64_t t, int64_t
     ids.dtype = DT_I32;
     return g->context || g->context_shards ? dt_embed(g, table, dt__push(g, &ids, NULL)) : table;
 }
-static void dt__run_positions(const dt__call *c)
+static void dt__some_positions(const dt__call *c, int64_t begin, int64_t end)
 {
     int32_t *ids = (int32_t *)(void *)c->out;
-    for (int64_t r = 0; r < dt__count(c->n); r++) ids[r] = (int32_t)(c->env->position + dt__row_position(c->g, r));
+    for (int64_t r = begin; r < end; r++) ids[r] = (int32_t)(c->env->position + dt__row_position(c->g, r));
 }
 
+/* i: samples, whether these are rows of this rank alone, the site. */
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
 {
     if (dt__refuses(g, "x# p~", x, p)) return dt__none();
@@ -7633,23 +7641,25 @@ DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
     n.i[1] = dt__splits_rows(g) && n.shape.dims == 3 && n.shape.n[0] == 1 && /* own rows alone */
              n.shape.n[1] == dt__part_of(g, g->samples * g->positions);
     if (!n.i[1] && !dt__counts_samples(g, "dropout", &n.shape)) return dt__none();
-    n.f = p, n.i[0] = dt__new_site(g);
+    n.f = p, n.i[0] = n.i[1] ? g->samples : n.shape.n[0], n.i[2] = dt__new_site(g);
     return dt__narrow_as(g, dt__push(g, &n, NULL), x);
 }
 /* Elements [begin, end) of this rank's part of sample b; out and x point to its element 0, which may be absent. */
 static void dt__drop_sample(const dt__call *c, int64_t b, float *out, const float *x, int64_t begin, int64_t end)
 {
     int64_t rows = c->g->context_shards ? c->g->positions : 0, slice = rows ? rows / 2 * dt__cols(c->n) : end;
+    dt__rng rng = c->env->rng[b];
+    rng.counter[2] = dt__site(c, c->n->i[2]);
     for (int64_t i = begin, n; i < end; i += n) { /* a slice's rows are neighbours in the sequence */
         int64_t k = i / slice, first = rows ? dt__row_position(c->g, b * rows + k * rows / 2) * dt__cols(c->n) : 0;
         n = dt__min(end, (k + 1) * slice) - i;
-        c->env->k->drop(out + i, x + i, n, &c->env->rng[b], first + i - k * slice, dt__drop_threshold(c->n->f),
+        c->env->k->drop(out + i, x + i, n, &rng, first + i - k * slice, dt__drop_threshold(c->n->f),
                         1.0f / (1.0f - c->n->f));
     }
 }
-static void dt__dropout_samples(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_dropout(const dt__call *c, int64_t begin, int64_t end)
 {
-    int64_t count = dt__count(c->n), first = 0, each = count / c->n->shape.n[0], samples = c->n->shape.n[0];
+    int64_t count = dt__count(c->n), first = 0, each = count / c->n->shape.n[0], samples = c->n->i[0];
     if (c->n->i[1]) { /* elements [first, first + count) of a leaf's samples */
         samples = c->g->samples / dt__leaves(c->g);
         each = c->g->positions * dt__cols(c->n);
@@ -7658,19 +7668,11 @@ static void dt__dropout_samples(const dt__call *c, int64_t begin, int64_t end)
     }
     for (int64_t b = begin; b < end; b++) {
         int64_t low = b % samples * each, from = dt__max(first, low), to = dt__min(first + count, low + each);
-        int64_t at = b / samples * count + low - first;
-        if (from < to) dt__drop_sample(c, b, c->out + at, c->in[0] + at, from - low, to - low);
+        float *out = c->out + b / samples * count + low - first;
+        const float *x = c->in[0] + (out - c->out);
+        if (from < to && !c->env->inference) dt__drop_sample(c, b, out, x, from - low, to - low);
+        else if (from < to && out != x) memcpy(out + from - low, x + from - low, 4 * (size_t)(to - from));
     }
-}
-static void dt__run_dropout(const dt__call *c)
-{
-    if (c->env->inference) {
-        if (c->out != c->in[0]) memcpy(c->out, c->in[0], 4 * (size_t)dt__count(c->n));
-        return;
-    }
-    int64_t samples = c->n->i[1] ? c->g->samples : c->n->shape.n[0];
-    dt__site(c, samples, c->n->i[0]);
-    dt__split(c, samples, 1, dt__dropout_samples);
 }
 
 /* ---- loss ---- */
@@ -7769,7 +7771,7 @@ static void dt__run_cross_entropy(const dt__call *c)
     c->out[0] = c->env->k->row_sum(c->aux + 2 * rows, rows);
 }
 /* in: logits, stats, targets, dloss. (softmax - w) dloss, w = e/classes, + 1 - e at the target; +0 where ignored. */
-static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_cross_entropy_grad(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__cols(c->n), classes = c->n->i[0];
     float spread = c->n->f / (float)classes;
@@ -7787,10 +7789,6 @@ static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_
         in[0] = &logit, s[2] = 1.0f - c->n->f + spread;
         if (here) c->env->k->row(DT__OP_CROSS_ENTROPY_GRAD, out + at, in, s, 1);
     }
-}
-static void dt__run_cross_entropy_grad(const dt__call *c)
-{
-    dt__split(c, dt__rows(c->n), 16, dt__cross_entropy_grad_rows);
 }
 
 /* i[0]: samples. */
@@ -7835,7 +7833,7 @@ static void dt__run_loss(const dt__call *c)
     c->out[0] = dt__whole_sum(c->env->k, c->aux, c->n->i[0]);
 }
 /* in: dloss, targets unless eager. */
-static void dt__loss_grad_samples(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_loss_grad(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t each = dt__count(c->n) / c->n->i[0];
     for (int64_t b = begin; b < end; b++) {
@@ -7843,7 +7841,6 @@ static void dt__loss_grad_samples(const dt__call *c, int64_t begin, int64_t end)
         for (int64_t i = b * each; i < (b + 1) * each; i++) c->out[i] = d;
     }
 }
-static void dt__run_loss_grad(const dt__call *c) { dt__split(c, c->n->i[0], 1, dt__loss_grad_samples); }
 
 /* No broadcasting: (B,1) against (B) would be a loss of B x B terms. */
 DT_API dt_tensor dt_error_loss(dt_graph *g, dt_error_kind kind, dt_tensor x, dt_tensor target)
@@ -7871,9 +7868,9 @@ DT_API dt_tensor dt_auxiliary_loss(dt_graph *g, dt_tensor x, dt_tensor loss, flo
     return dt__push(g, &n, NULL);
 }
 /* in: the loss. */
-static void dt__run_aux_loss_grad(const dt__call *c)
+static void dt__some_aux_loss_grad(const dt__call *c, int64_t begin, int64_t end)
 {
-    for (int64_t l = 0; l < dt__count(c->n); l++) c->out[l] = c->n->f * c->env->unit_share * c->env->loss_scale;
+    for (int64_t l = begin; l < end; l++) c->out[l] = c->n->f * c->env->unit_share * c->env->loss_scale;
 }
 
 /* ---- mixture of experts ----
@@ -7953,7 +7950,7 @@ static dt_tensor dt__moe_rows(dt_graph *g, dt_tensor x, dt_tensor route, dt_tens
     int64_t rows = dt__min(r.tokens * r.active, r.bins * n->i[2]);
     return dt__push_op(g, DT__OP_MOE_ROWS, dt_shape2(rows, dt_dim(g, x, 1)), x, route, w);
 }
-static void dt__moe_rows_part(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_moe_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     dt__route r = dt__route_of(c);
     int64_t cols = dt__cols(c->n), used = r.begin[r.bins];
@@ -7963,7 +7960,6 @@ static void dt__moe_rows_part(const dt__call *c, int64_t begin, int64_t end)
         else c->env->k->unary(DT__OP_SCALE, c->out + i * cols, x, cols, c->n->inputs < 3 ? 1.0f : c->in[2][r.from[i]]);
     }
 }
-static void dt__run_moe_rows(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_rows_part); }
 
 /* The bins of the rows that an owner of experts has, sorted by source rank, leaf and expert. One int32 vector: begin
  * (LE+1), the first row of each bin; then how many rows each bin of the routing table and each of these bins holds (LE
@@ -8032,7 +8028,7 @@ static dt_tensor dt__moe_sum(dt_graph *g, dt_tensor rows, dt_tensor route, dt_te
     return dt__push_op(g, DT__OP_MOE_SUM, s, rows, route, w);
 }
 /* Tokens [begin, end) of all parts, numbered consecutively. */
-static void dt__moe_sum_part(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_moe_sum(const dt__call *c, int64_t begin, int64_t end)
 {
     dt__route r = dt__route_of(c);
     int64_t cols = dt__cols(c->n), rows = dt__in(c, 0)->shape.n[c->n->shape.dims - 2];
@@ -8045,10 +8041,9 @@ static void dt__moe_sum_part(const dt__call *c, int64_t begin, int64_t end)
                                       c->n->inputs > 2 ? c->in[2][i] : 1.0f);
     }
 }
-static void dt__run_moe_sum(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_sum_part); }
 
 /* in: dy (N,C), table, rows (R,C) or parts (S,R,C). out (N,k) or (S,N,k): the token's dy . the choice's row, or +0. */
-static void dt__moe_dot_part(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_moe_dot(const dt__call *c, int64_t begin, int64_t end)
 {
     dt__route r = dt__route_of(c);
     const dt__node *x = dt__in(c, 2);
@@ -8059,7 +8054,6 @@ static void dt__moe_dot_part(const dt__call *c, int64_t begin, int64_t end)
         c->out[i] = row < 0 ? 0.0f : c->env->k->row_dot(c->in[0] + at / r.active * cols, part + row * cols, cols);
     }
 }
-static void dt__run_moe_dot(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_dot_part); }
 
 /* How shards cut the products of experts. The weight (E,..) is b, or c where it is a gradient; this rank has `experts`
  * of its experts and `shards` of its shards. A bin holds the rows of one expert from one source, a context leaf of a
@@ -8281,26 +8275,21 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
 }
 
 /* out += x: a parameter's gradient that is not a chain over tokens. The first row slice holds all of it. */
-static void dt__accumulate_part(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_accumulate(const dt__call *c, int64_t begin, int64_t end)
 {
     for (int64_t v = 1; c->fresh && v < dt__slices(c); v++)
         memset(dt__slice(c, v) + begin, 0, 4 * (size_t)(end - begin));
     if (c->fresh) memcpy(c->out + begin, c->in[0] + begin, 4 * (size_t)(end - begin));
     else c->env->k->binary(DT__OP_ADD, c->out + begin, c->out + begin, 1, c->in[0] + begin, 1, end - begin);
 }
-static void dt__run_accumulate(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__accumulate_part); }
 
-/* Only the host runs an op that calls other ranks or the program, or reads sizes from a tensor. */
+/* Must the host run the op: by its domain, or because the ranks of this graph share its work? */
 static int dt__host_only(const dt__call *c)
 {
-    switch (c->n->op) {
-    case DT__OP_CUSTOM: case DT__OP_CUSTOM_GRAD: case DT__OP_ALL_ROWS: case DT__OP_MOE_BINS: case DT__OP_MOE_EXCHANGE:
-    case DT__OP_MOE_LINEAR: case DT__OP_MOE_DW: case DT__OP_MOE_DB: return 1;
-    case DT__OP_COMBINE: return c->n->i[0] != 0;
-    case DT__OP_CROSS_ENTROPY: return c->n->i[3] * c->n->i[1] < c->n->i[0];
-    case DT__OP_ATTENTION: case DT__OP_ATTENTION_GRAD: return c->g->context_shards > 0;
-    default: return 0;
-    }
+    int op = c->n->op, domain = dt__op_of(op)->domain;
+    return domain == DT__OVER_HOST || (op == DT__OP_COMBINE && c->n->i[0]) ||
+           (op == DT__OP_CROSS_ENTROPY && c->n->i[3] * c->n->i[1] < c->n->i[0]) ||
+           (domain == DT__OVER_ATTENTION && c->g->context_shards);
 }
 
 /* ============================================================================
@@ -8627,24 +8616,27 @@ static double dt__flops_attention(const dt_graph *g, const dt__node *n)
     return (n->op == DT__OP_ATTENTION ? 4.0 : 8.0) * (double)a.b * pairs * (double)(a.h * a.d);
 }
 
-#define dt__run_NONE NULL
+#define DT__TEXT_NONE NULL, NULL
+#define DT__TEXT_RUN(name) dt__run_##name, NULL
+#define DT__TEXT_SOME(name) NULL, dt__some_##name
 #define dt__grad_NONE NULL
 #define dt__flops_NONE NULL
-#define DT__OP_ROW(name, class_of, inputs, in_place, shape, shards, scratch, flops, run, grad, ...) \
+#define DT__OP_ROW(name, class_of, inputs, in_place, shape, shards, scratch, flops, domain, text, grad, ...) \
     {#name, inputs, "", DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_##scratch, in_place, \
-     dt__flops_##flops, dt__run_##run, dt__grad_##grad},
-#define DT__OP_ROW_EXPRESSION(name, inputs, text, class_of, in_place, shape, shards, run, grad) \
-    {name, inputs, text, DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_NONE, in_place, \
-     NULL, dt__run_##run, dt__grad_##grad},
+     dt__flops_##flops, DT__OVER_##domain, DT__TEXT_##text, dt__grad_##grad},
+#define DT__OP_ROW_EXPRESSION(name, inputs, expression, class_of, in_place, shape, shards, domain, text, grad) \
+    {name, inputs, expression, DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_NONE, \
+     in_place, NULL, DT__OVER_##domain, DT__TEXT_##text, dt__grad_##grad},
 #define DT__OP_ROW_MAP(name, operands, kind, builder, expression, ...) \
-    DT__OP_ROW_EXPRESSION(#name, #operands, #expression, MAP, 7, BROADCAST, KEEP, map, NONE) \
+    DT__OP_ROW_EXPRESSION(#name, #operands, #expression, MAP, 7, BROADCAST, KEEP, ELEMENTS, RUN(map), NONE) \
     __VA_ARGS__
 #define DT__OP_ROW_GRAD(name, input, operands, expression) \
-    DT__OP_ROW_EXPRESSION(#name "_GRAD" #input, #operands, #expression, MAP, 7, BROADCAST, KEEP, map, NONE)
-#define DT__OP_ROW_ROW(name, inputs, in_place, shape, shards, passes, run, grad, ...) \
-    DT__OP_ROW_EXPRESSION(#name, inputs, #passes, ROW, in_place, shape, shards, run, grad)
+    DT__OP_ROW_EXPRESSION(#name "_GRAD" #input, #operands, #expression, MAP, 7, BROADCAST, KEEP, ELEMENTS, RUN(map), \
+                          NONE)
+#define DT__OP_ROW_ROW(name, inputs, in_place, shape, shards, passes, domain, text, grad, ...) \
+    DT__OP_ROW_EXPRESSION(#name, inputs, #passes, ROW, in_place, shape, shards, domain, text, grad)
 #define DT__OP_ROW_COLUMN(name, inputs, expression, ...) \
-    DT__OP_ROW_EXPRESSION(#name, inputs, #expression, COLUMN, 0, GIVEN, REFUSE, columns, NONE)
+    DT__OP_ROW_EXPRESSION(#name, inputs, #expression, COLUMN, 0, GIVEN, REFUSE, COLUMNS, SOME(column_op), NONE)
 static const dt__op *dt__op_of(int op)
 {
     static const dt__op table[] = {
@@ -9117,7 +9109,7 @@ static void dt__plan_on_host(const dt__plan *p, int32_t id, const dt__bind *b, c
         if (!upload && n->group) p->fused->run(p, id, &host, &own, fresh);
         else if (!upload) {
             dt__call c = dt__call_of(p, id, &host, &own, fresh);
-            dt__op_of(n->op)->run(&c);
+            dt__host_run(&c);
         }
     }
     __atomic_fetch_add(&env->k->device->on_host[n->group ? DT__OP_COUNT : n->op], 1, __ATOMIC_RELAXED);
@@ -9134,7 +9126,7 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
         if (env->k->device && (n->group || !env->k->device->supports(&c)))
             dt__plan_on_host(p, p->order[k], b, env, fresh);
         else if (n->group) p->fused->run(p, p->order[k], b, env, fresh);
-        else (env->k->device ? env->k->device->run : dt__op_of(n->op)->run)(&c);
+        else (env->k->device ? env->k->device->run : dt__host_run)(&c);
         if (env->by_op) env->by_op[n->group ? DT__OP_COUNT : n->op] += dt__now() - start;
     }
 }
@@ -9882,7 +9874,7 @@ static int dt__walks(const dt_graph *g, const dt__node *n, int64_t *rows, int64_
     if (n->op == DT__OP_MATMUL)
         return n->inputs < 4 && n->i[2] <= 1 && b->shape.dims == 2 && (!n->i[0] || a->shape.dims == 2) &&
                !dt__cut_param(g, b);
-    if (op->run != dt__run_rows && (n->op != DT__OP_ROW_SUM || !n->shape.dims)) return 0;
+    if (op->some != dt__some_row_op && (n->op != DT__OP_ROW_SUM || !n->shape.dims)) return 0;
     if (op->shape != DT__SHAPE_SAME) *rows = dt__count(n), *cols = dt__count(a) / dt__count(n);
     return 1;
 }
@@ -10445,7 +10437,7 @@ static void dt__member_rows(const dt__group_run *r, const dt__fused_op *m, const
     }
     c.out = m->tile < 0 ? c.out + t->row * m->per : t->values + m->tile;
     if (c.aux) c.aux += 2 * t->row;
-    dt__row_op_rows(&c, 0, t->rows);
+    dt__some_row_op(&c, 0, t->rows);
 }
 
 static void dt__tile_run(const dt__group_run *r, const dt__tile *t)
@@ -10488,7 +10480,7 @@ static void dt__logits_task(void *user, int64_t task, int worker)
     int64_t begin = job->row + 16 * task, end = dt__min(begin + 16, job->end);
     (void)worker;
     if (job->c.n->op == DT__OP_CROSS_ENTROPY) dt__entropy_rows(&job->c, begin, end);
-    else dt__cross_entropy_grad_rows(&job->c, begin, end);
+    else dt__some_cross_entropy_grad(&job->c, begin, end);
 }
 /* Op i of a group over logits, for rows [row, row + block). */
 static void dt__logits_block(const dt__group_run *r, int32_t i, int64_t row, int64_t block)

@@ -421,7 +421,7 @@ static float drop(const ref_call *c, int64_t sample, int64_t site, int64_t eleme
 static void ref_op_dropout(const ref_call *c)
 {
     int64_t each = size_of(c->n) / c->n->shape.n[0];
-    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = drop(c, k / each, c->n->i[0], k % each, floats_in(c, 0)[k]);
+    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = drop(c, k / each, c->n->i[2], k % each, floats_in(c, 0)[k]);
 }
 
 /* Heads j of q (b,t,h d) and of k, v (b,s,hk d): rows of ldq and ldk floats. */

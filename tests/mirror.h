@@ -156,7 +156,7 @@ static void mirror_run(const dt__call *c)
     for (int i = 0; i < c->n->inputs; i++) own.in[i] = mirror_operand(c, c->in[i], "input");
     own.out = mirror_operand(c, c->out, "output"), own.aux = mirror_operand(c, c->aux, "second output");
     own.slices = mirror_operand(c, c->slices, "row slices"), env.cp.work = mirror_see(env.cp.work);
-    dt__op_of(c->n->op)->run(&own);
+    dt__host_run(&own);
     mirror_wrote(c->out, dt__written(c, 0));
     __atomic_fetch_add(&mirror_device.runs[c->n->op], 1, __ATOMIC_RELAXED);
 }

@@ -1408,6 +1408,21 @@ static void test_refused_segments(void)
     dt__plan_close(&plan);
 }
 
+/* Each op has one text and a domain that fits it; the host alone runs what reads sizes from tensors. */
+static void test_table(void)
+{
+    for (int op = 0; op < DT__OP_COUNT; op++) {
+        const dt__op *o = dt__op_of(op);
+        int given = o->class_of == DT__CLASS_LEAF || o->class_of == DT__CLASS_OUTPUT || o->class_of == DT__CLASS_ALIAS;
+        int texts = (o->run != NULL) + (o->some != NULL), split = o->domain >= DT__OVER_ELEMENTS && o->domain <= DT__OVER_SAMPLES;
+        int ok = given ? !texts && o->domain == DT__OVER_NOTHING : texts == 1 && o->domain != DT__OVER_NOTHING && (!o->some || split);
+        if (op == DT__OP_MOE_LINEAR || op == DT__OP_MOE_DW || op == DT__OP_MOE_EXCHANGE || op == DT__OP_CUSTOM) ok = ok && o->domain == DT__OVER_HOST;
+        if (o->class_of == DT__CLASS_MAP) ok = ok && o->domain == DT__OVER_ELEMENTS;
+        if (o->class_of == DT__CLASS_COLUMN) ok = ok && o->domain == DT__OVER_COLUMNS;
+        if (!ok || op == DT__OP_COUNT - 1) tap_ok(ok, "the table says what %s iterates over, and by which text", ok ? "each op" : o->name);
+    }
+}
+
 #ifndef TEST_OPS_MORE /* test_ops_more.c takes what is above */
 int main(void)
 {
@@ -1416,6 +1431,7 @@ int main(void)
     plain.layers = 2, plain.heads = 2, plain.width = 12, plain.vocabulary = 11;
     dropping = plain;
     dropping.dropout = 0.2f;
+    test_table();
     test_elementwise();
     test_shapes();
     test_reductions();
