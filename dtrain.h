@@ -367,7 +367,7 @@ typedef struct dt_output {
     dt_sampling sampling;  /* of these samples */
     int32_t no_cache;      /* samples compute the whole sequence for every token: the same text, slower */
     const char *metrics;   /* JSONL file: recipe and layout, then one line per step */
-    const char *timeline;  /* what every rank did in the last step: Chrome's trace events, for ui.perfetto.dev */
+    int32_t events;        /* keep when each instruction of a step began and ended: dt_trainer_event */
     int32_t quiet;         /* no progress on standard output */
     dt_probe *probes;      /* a list, of before dt_args; its members must outlive the trainer */
     const char *dry_run;   /* "RANK:RANKS": dt_trainer_open prints the plan of this rank, and is DT_E_HELP */
@@ -1008,6 +1008,9 @@ typedef struct dt_memory {
 } dt_memory;
 DT_API dt_memory dt_trainer_memory(const dt_trainer *t);
 DT_API int64_t dt_trainer_weights(const dt_trainer *t); /* number of weights */
+/* When instruction `index` of the plan began and ended in the last step, in seconds of the machine's clock, into `when`
+ * (2); from the number of instructions on, exchanges inside of segments. With layout.output.events; 0: there is none. */
+DT_API int dt_trainer_event(const dt_trainer *t, int64_t index, double *when);
 /* What compiling did (layout.compile.report, .verify or mode AUTO) to this rank's segments. Bytes are a unit's, forward
  * and backward. A step is the first batch's, without update, on the slowest rank: the faster of two. */
 typedef struct dt_compilation_report {
@@ -11138,7 +11141,6 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("top-p", "P", REAL, output.sampling.top_p, 0, "[0,1]", "samples draw from so much probability; 0: all"),
     DT__LAYOUT("no-cache", NULL, FLAG, output.no_cache, 0, NULL, "samples compute the whole sequence for every token"),
     DT__LAYOUT("metrics", "FILE", TEXT, output.metrics, 0, NULL, "JSON lines: run, then steps; a resumed run appends"),
-    DT__LAYOUT("timeline", "FILE", TEXT, output.timeline, 0, NULL, "trace of the last step, for ui.perfetto.dev"),
     DT__LAYOUT("quiet", NULL, FLAG, output.quiet, 0, NULL, "no progress"),
     DT__LAYOUT("dry-run", "RANK:RANKS", TEXT, output.dry_run, 0, NULL,
                "print a rank's memory and program, and end; with --vocabulary no data is read"),
@@ -19942,7 +19944,7 @@ static void dt__layout_work_rows(dt_plan *plan)
     dt__row_add(plan, DT__ROW_ASKED, net->routed, 4);
     dt__row_add(plan, DT__ROW_QUEUED, count, 4);
     dt__row_add(plan, DT__ROW_TICKET, count, 8);
-    if (plan->layout->output.timeline) dt__row_add(plan, DT__ROW_WHEN, count, 16);
+    if (plan->layout->output.events) dt__row_add(plan, DT__ROW_WHEN, count, 16);
 }
 
 /* Bytes by category. */
@@ -20464,7 +20466,7 @@ typedef struct dt__engine {
     double seconds_working;       /* work on stream 0, without the communication in it */
     int64_t reductions;           /* on both streams */
     uint32_t *own_tokens;         /* with context shards: tokens and targets of this rank's leaves */
-    double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: no timeline */
+    double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: not kept */
     double (*inner)[2];           /* likewise, of the exchanges inside segments */
     int64_t inners, inner_room, inner_kept; /* kept: of the step */
 } dt__engine;
@@ -20480,7 +20482,7 @@ static void dt__engine_within(dt__engine *e, double start)
     e->seconds_sending += seconds;
     e->seconds_within += seconds;
     e->seconds_working -= seconds;
-    if (!e->when || !dt__reserve((void **)&e->inner, e->inners, &e->inner_room, e->inners + 1, 16, "the timeline"))
+    if (!e->when || !dt__reserve((void **)&e->inner, e->inners, &e->inner_room, e->inners + 1, 16, "events"))
         return;
     e->inner[e->inners][0] = start, e->inner[e->inners++][1] = start + seconds;
 }
@@ -22332,7 +22334,8 @@ static dt_probe_option *dt__probe_option(const dt_layout *l, int i)
 }
 
 /* Options of probes that a program may lack, and their headers. */
-static const char *const dt__probes[][2] = {{"rules", "rules"}, {"stop-on", "rules"}, {"doctor", "doctor"}};
+static const char *const dt__probes[][2] = {{"rules", "rules"}, {"stop-on", "rules"}, {"doctor", "doctor"},
+                                             {"timeline", "timeline"}};
 
 static void dt__option_nearest(const dt__option *list, int count, const char *name, const char **nearest, int *best)
 {
@@ -22620,6 +22623,15 @@ DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, d
 }
 DT_API const dt_plan *dt_trainer_plan(const dt_trainer *t) { return dt__refused("t", t) ? NULL : &t->e.p; }
 
+DT_API int dt_trainer_event(const dt_trainer *t, int64_t index, double *when)
+{
+    if (dt__refused("t when", t, when)) return 0;
+    int64_t inner = index - t->e.p.program.count;
+    if (!t->e.when || index < 0 || inner >= t->e.inner_kept) return 0;
+    memcpy(when, inner < 0 ? &t->e.when[2 * index] : t->e.inner[inner], 16);
+    return 1;
+}
+
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
 {
     if (dt__refused("t counts", t, counts)) return DT_E_USAGE;
@@ -22689,17 +22701,17 @@ static dt_result dt__check_checkpoint(const dt_checkpoints *c)
 /* Refuses to write over a file of the data, over the metrics, or metrics over a file that does not begin like one. */
 static dt_result dt__check_output(const dt_recipe *r, const dt_layout *l, const char *name, const char *path)
 {
-    static const char *const first[2] = {"{\"version\"", "{\"displayTimeUnit\""};
+    static const char first[] = "{\"version\"";
     const char *metrics = l->output.metrics;
     char text[24] = "";
     struct stat is;
-    int i = path != metrics;
     if (!path) return DT_OK;
-    if (i && metrics && !strcmp(path, metrics) && strncmp(path, "/dev/", 5))
+    if (path != metrics && metrics && !strcmp(path, metrics) && strncmp(path, "/dev/", 5))
         return dt__misuse("--%s %s is the file of --metrics as well: name another", name, path);
     if (stat(path, &is) || !S_ISREG(is.st_mode)) return DT_OK;
     if (dt__is_input(path, r->data)) return dt__misuse("--%s %s is a file of --data: name another", name, path);
-    if (!dt__system_read(path, text, sizeof text - 1) || !strncmp(text, first[i], strlen(first[i]))) return DT_OK;
+    if (path != metrics || !dt__system_read(path, text, sizeof text - 1) || !strncmp(text, first, sizeof first - 1))
+        return DT_OK;
     return dt__misuse("--%s %s exists and is not a file of --%s: name another, or remove it", name, path, name);
 }
 
@@ -22709,6 +22721,7 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 #ifdef DT_COMPILER
     unsigned passes;
 #endif
+    const dt_probe_option *p;
     dt_result bad = DT_OK;
     if (r->optimizer != DT_SGD && (r->momentum > 0.0f || r->nesterov))
         return dt__misuse("--momentum and --nesterov belong to --optimizer sgd: the others have --beta1");
@@ -22731,7 +22744,8 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
     if (l->compile.mode == DT_COMPILE_OFF && (l->compile.verify || l->compile.report))
         return dt__misuse("--verify-compiler and --compile-report need --compile on or auto");
     bad = dt__check_output(r, l, "metrics", l->output.metrics);
-    if (!bad) bad = dt__check_output(r, l, "timeline", l->output.timeline);
+    for (int i = 0; !bad && (p = dt__probe_option(l, i)) != NULL; i++)
+        if (p->argument && !strcmp(p->argument, "FILE")) bad = dt__check_output(r, l, p->name, p->value);
     return bad ? bad : dt__check_checkpoint(&l->checkpoint);
 }
 
@@ -24728,115 +24742,9 @@ static dt_result dt__weights_load(dt_trainer *t)
     return r;
 }
 
-/* ---- the last step as a trace ------------------------------------------------------------------------------ */
-
-/* An interval of a rank's work: an instruction, or consecutive instructions that differ only in the segment. */
-typedef struct dt__bar {
-    double begin, end;                           /* seconds of the machine's clock */
-    int32_t op, back, shard, micro, first, last; /* segments; op -1: an exchange inside one */
-    int32_t line;                                /* thread of the program: 1 communicates */
-} dt__bar;
-enum { DT__BAR_WORDS = (int)sizeof(dt__bar) / 4 };
-
 static dt_result dt__output_error(const char *path)
 {
     return dt__error(DT_E_FILE, "cannot write %s: %s", path, strerror(errno));
-}
-
-/* The bars of this rank; room for one per instruction, then those of the exchanges inside segments. */
-static void dt__timeline_bars(const dt__engine *e, dt__bar *bar)
-{
-    int32_t count = 0;
-    for (int32_t k = 0; k < e->p.program.count; k++) {
-        const dt_instr *i = &e->p.program.list[k];
-        dt__bar *b = &bar[count - 1];
-        if (!count || b->op != i->op || b->back != i->back || b->shard != i->shard || b->micro != i->micro) {
-            b = &bar[count++];
-            b->begin = e->when[2 * k];
-            b->op = i->op, b->back = i->back, b->shard = i->shard, b->micro = i->micro, b->first = i->segment;
-            b->line = i->stream;
-        }
-        b->last = i->segment, b->end = e->when[2 * k + 1];
-    }
-    for (int64_t k = 0; k < e->inner_kept; k++, count++) {
-        bar[count].begin = e->inner[k][0], bar[count].end = e->inner[k][1];
-        bar[count].op = -1, bar[count].shard = bar[count].first = -1;
-    }
-}
-
-/* Chrome's trace event format: names of ranks and threads, then complete events, times in microseconds, with names like
- * "FORWARD of shard 2, micro-batch 0, segments 1 to 4". The communicating threads of all ranks come last. */
-static void dt__timeline_trace(dt__text *f, const dt_trainer *t, const dt__bar *bars, int64_t most, double from)
-{
-    const char *comma = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
-    int ranks = dt_comm_size(t->comm);
-    for (int rank = 0; rank < ranks; rank++) {
-        dt__text_add(f, "%s{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d on node "
-                     "%d\"}}", comma, rank, rank, dt_comm_node(t->comm, rank));
-        comma = ",\n";
-        for (int line = 0; line <= t->e.p.shape.overlap; line++)
-            dt__text_add(f, "%s{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"rank "
-                         "%d %s\"}}", comma, rank, rank + line * ranks, rank, line ? "communicates" : "computes");
-        for (const dt__bar *b = bars + rank * most, *end = b + most; b < end && b->end > 0; b++) {
-            const char *op = b->op < 0 ? NULL : dt__instr_names[b->op];
-            dt__text_add(f, "%s{\"name\":\"%s%s", comma, op ? op : "exchange", b->back ? " gradient" : "");
-            if (b->shard >= 0) dt__text_add(f, " of shard %d, micro-batch %d", b->shard, b->micro);
-            if (b->first >= 0 && b->first == b->last) dt__text_add(f, ", segment %d", b->first);
-            else if (b->first >= 0) dt__text_add(f, ", segments %d to %d", b->first, b->last);
-            dt__text_add(f, "\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}",
-                         op ? op : "EXCHANGE", rank, rank + b->line * ranks, 1e6 * (b->begin - from),
-                         1e6 * (b->end - b->begin));
-        }
-    }
-    dt__text_add(f, "\n]}\n");
-}
-
-/* Writes the timeline at once, to a file through a draft. Without a text: tries whether a file can be made. */
-static dt_result dt__timeline_put(const dt_trainer *t, const dt__text *text)
-{
-    const char *path = t->layout.output.timeline;
-    char full[PATH_MAX], draft[PATH_MAX];
-    struct stat is;
-    dt_result r = dt__check_output(&t->recipe, &t->layout, "timeline", path);
-    if (r) return r;
-    if (realpath(path, full)) path = full;
-    if (!stat(path, &is) && !S_ISREG(is.st_mode)) {
-        FILE *file = text ? fopen(path, "w") : NULL;
-        if (file) fwrite(text->at, 1, (size_t)text->length, file);
-        return text && (!file || ferror(file) | fclose(file)) ? dt__output_error(path) : DT_OK;
-    }
-    if (text) return dt__file_replace(path, text->at, text->length);
-    if ((r = dt__path_fits(DT__PRINT(draft, "%s.%ld.tmp", path, (long)getpid()), path)) != DT_OK) return r;
-    r = dt__file_put(draft, "", 0);
-    if (r) r = dt__output_error(path);
-    (void)unlink(draft);
-    return r;
-}
-
-/* Rank 0 gathers the bars of all ranks and writes them. Collective. */
-static dt_result dt__timeline_write(dt_trainer *t)
-{
-    int ranks = dt_comm_size(t->comm);
-    float count = (float)(t->e.p.program.count + t->e.inner_kept);
-    dt_result r = dt_all_reduce(t->comm, &count, 1, DT_MAX);
-    int64_t most = (int64_t)count, floats = most * DT__BAR_WORDS;
-    dt__bar *bars;
-    double from = 1e300;
-    if (r) return r;
-    bars = (dt__bar *)dt__alloc((ranks + 1) * 4 * floats, "the timeline"); /* zeroed */
-    if (!bars) return DT_E_MEMORY;
-    dt__timeline_bars(&t->e, bars);
-    r = dt_all_gather(t->comm, (float *)(void *)bars, (float *)(void *)(bars + most), floats);
-    for (int64_t i = most; i < (ranks + 1) * most; i++)
-        if (bars[i].end > 0 && bars[i].begin < from) from = bars[i].begin;
-    if (!r && dt_trainer_is_root(t)) {
-        dt__text text = DT__ZERO;
-        dt__timeline_trace(&text, t, bars + most, most, from);
-        r = text.failed ? DT_E_MEMORY : dt__timeline_put(t, &text);
-        dt__free(text.at);
-    }
-    dt__free(bars);
-    return r;
 }
 
 /* Calls all probes; one that stops the run says why in t->stopper. */
@@ -24979,7 +24887,6 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     dt__tensors_close(&t->published);
     dt_checkpoint_close(&t->initial);
     if (!r && t->layout.output.metrics && dt_trainer_is_root(t)) r = dt__metrics_open(t);
-    if (!r && t->layout.output.timeline && dt_trainer_is_root(t)) r = dt__timeline_put(t, NULL);
     if (!r && !from)
         r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.p.hi - t->e.p.lo) * t->e.p.micros * t->e.p.rows,
                             t->e.step, 3, dt__trainer_row, t);
@@ -25498,7 +25405,6 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     if (dt__trainer_draws(t) && (last || (o->sample_every && info->step % o->sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
     if (!r && last && !dt__trainer_whole(t)) r = dt__trainer_hash(t);
-    if (!r && last && o->timeline && !(r = dt__engine_wait(&t->e))) r = dt__timeline_write(t);
     if (speaks) fflush(stdout);
     return r;
 }
