@@ -13952,21 +13952,16 @@ static int dt__spins(const dt__job *job, int streams)
 
 /* ---- shared memory ---- */
 
-/* The number behind `key` in a file of the kernel, -1 when there is none. */
+/* The number after `key`, which begins a line in a file of the kernel; -1: there is none. */
 static int64_t dt__read_number(const char *path, const char *key)
 {
-    char line[256];
-    int64_t value = -1;
-    FILE *f = fopen(path, "r");
-    if (!f) return -1;
-    while (value < 0 && fgets(line, (int)sizeof line, f)) {
-        char *end, *start = line + strlen(key);
-        if (strncmp(line, key, strlen(key))) continue;
-        value = (int64_t)strtoll(start, &end, 10);
-        if (end == start) break;
-    }
-    fclose(f);
-    return value;
+    char text[8192] = "\n", line[32], *at, *end;
+    int64_t value;
+    (void)dt__system_read(path, text + 1, sizeof text - 2);
+    DT__PRINT(line, "\n%s", key);
+    if (!(at = strstr(text, line))) return -1;
+    value = strtoll(at + strlen(line), &end, 10);
+    return end > at + strlen(line) ? value : -1;
 }
 
 /* Bytes to be had without swapping or the out-of-memory killer: the lesser of the machine's and the container's. */
@@ -14356,7 +14351,7 @@ static dt_result dt__spread(dt_comm *c, int64_t round, int64_t at, int64_t width
     return dt__round_wait(c, r);
 }
 
-/* Where rank p's chunk lies after dt__gather_round and a step, if a local rank's chunk is in `own`. */
+/* Where rank p's chunk lies after dt__spread and a step, if a local rank's chunk is in `own`. */
 static float *dt__spread_to(const dt_comm *c, int64_t round, int p, int64_t width, int places, int own)
 {
     if (!dt__is_far(c, p)) return dt__stage(c, c->place[p].local, round) + own * width;
@@ -15189,14 +15184,20 @@ static void dt__emulated_close(dt__link *link)
     dt_comm_close(&base);
 }
 
-/* A number in the environment, within [low, high]; 0 if it is not set. */
+/* A number in the environment, within [low, high]; *value stays as it is where there is none. */
 static dt_result dt__environment_number(const char *name, double low, double high, const char *what, double *value)
 {
     const char *text = getenv(name);
     char *end = NULL;
-    *value = text && *text ? dt__number(text, &end, 0) : 0.0;
-    if (!end || (!*end && *value >= low && *value <= high)) return DT_OK;
+    double number = text && *text ? dt__number(text, &end, 0) : 0.0;
+    if (!end) return DT_OK;
+    if (!*end && number >= low && number <= high) return *value = number, DT_OK;
     return dt__misuse("%s=%s: it is %s", name, text, what);
+}
+static dt_result dt__environment_timeout(double *seconds)
+{
+    *seconds = 10.0;
+    return dt__environment_number("DT_TIMEOUT", 0.05, 1e6, "a number of seconds from 0.05 to 1e6", seconds);
 }
 
 /* ---- opening and closing ---- */
@@ -15204,34 +15205,22 @@ static dt_result dt__environment_number(const char *name, double low, double hig
 DT_API int dt_comm_rank(const dt_comm *c) { return dt__refused("c", c) ? 0 : c->rank; }
 DT_API int dt_comm_size(const dt_comm *c) { return dt__refused("c", c) ? 0 : c->size; }
 DT_API int dt_comm_nodes(const dt_comm *c) { return dt__refused("c", c) ? 0 : c->nodes; }
-static int dt__has_rank(const dt_comm *c, int rank)
-{
-    if (rank >= 0 && rank < c->size) return 1;
-    return dt__misuse("there is no rank %d of %d: count from 0", rank, c->size), 0;
-}
 DT_API int dt_comm_node(const dt_comm *c, int rank)
 {
     if (dt__refused("c", c)) return 0;
-    return dt__has_rank(c, rank) ? c->place[rank].node : 0;
+    return dt__check_rank(c, "rank", rank) ? 0 : c->place[rank].node;
 }
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer)
 {
-    if (dt__refused("c", c)) return 0;
-    if (!dt__has_rank(c, peer)) return 0;
+    if (dt__refused("c", c) || dt__check_rank(c, "rank", peer)) return 0;
     return __atomic_load_n(&c->sent[peer], __ATOMIC_RELAXED);
 }
-/* Bytes sent to ranks on other nodes. */
-static int64_t dt__comm_sent_far(const dt_comm *c)
+/* Bytes sent to all ranks, or to those on other nodes; c may be NULL. */
+static int64_t dt__comm_sent(const dt_comm *c, int far)
 {
     int64_t bytes = 0;
-    for (int p = 0; p < c->size; p++)
-        if (dt__is_far(c, p)) bytes += dt_comm_sent(c, p);
-    return bytes;
-}
-static int64_t dt__comm_sent(const dt_comm *c)
-{
-    int64_t bytes = 0;
-    for (int p = 0; p < c->size; p++) bytes += dt_comm_sent(c, p);
+    for (int p = 0; c && p < c->size; p++)
+        if (!far || dt__is_far(c, p)) bytes += dt_comm_sent(c, p);
     return bytes;
 }
 
@@ -16050,9 +16039,9 @@ static dt_result dt__world_detect(dt__world *w)
     memset(w, 0, sizeof *w);
     w->size = w->local_size = w->hosts = 1;
     w->port = DT__WORLD_PORT;
+    w->patience = 300.0;
     r = dt__environment_number("DT_RENDEZVOUS_TIMEOUT", 0.1, 1e6, "a number of seconds from 0.1 to 1e6", &w->patience);
     if (r) return r;
-    if (w->patience <= 0.0) w->patience = 300.0;
     if (dt__environment("DT_MEMFD")) r = DT_OK;
     else if (mpi) r = dt__world_mpi(w);
     else if (dt__environment("SLURM_PROCID") && dt__environment("SLURM_STEP_ID") &&
@@ -18881,13 +18870,6 @@ DT_API dt_result dt_pipeline_order(const dt_layout *l, int64_t units, int64_t st
     return DT_OK;
 }
 
-/* Share of time that stages wait if a backward takes two forwards; zero-bubble: for as many units as stages or more. */
-static double dt__pipe_idle(const dt__pipe *p)
-{
-    double bubble = (double)(p->stages - 1) / (p->kind == DT_ZERO_BUBBLE ? 3.0 : 1.0);
-    return bubble / ((double)p->chunks * (double)p->units + bubble);
-}
-
 /* ---- the store: places of this rank's parameters and gradients ------------------------------------------- */
 
 /* Gradients reduced together, in the order of their parameters. A tied parameter has a bucket for each use (R8). */
@@ -21355,17 +21337,6 @@ static const dt__option dt__launch_options[] = {
     DT__LAUNCH("elastic", "MIN:MAX", TEXT, elastic, 0, NULL, "restart without lost ranks, as long as MIN are left"),
 };
 
-/* Seconds from the environment variable, if it is set. */
-static dt_result dt__launch_seconds(const char *name, double lowest, double *seconds)
-{
-    const char *value = getenv(name);
-    char *end = NULL;
-    if (!value) return DT_OK;
-    *seconds = dt__number(value, &end, 0);
-    if (end != value && !*end && *seconds >= lowest && *seconds <= 1e6) return DT_OK;
-    return dt__misuse("%s %s: it is a number of seconds from %g to 1e6", name, value, lowest);
-}
-
 /* Checks the options against each other. */
 static dt_result dt__launch_settle(dt__launch_plan *plan)
 {
@@ -21935,13 +21906,13 @@ static dt_result dt__node_join(dt__link *f, dt__address *address, float timeout,
 /* A communicator over all ranks of a link, which it owns from then on. On one node shared memory replaces the link. */
 static dt_result dt__join(dt_comm **c, dt__link *f)
 {
-    double timeout = 10;
+    double timeout = 0;
     const int64_t each = (int64_t)(sizeof(dt__address) + sizeof(int));
     dt__address *address = (dt__address *)dt__alloc(f->size * each, "the addresses of ranks");
     int *node = (int *)(void *)(address + f->size), fd = -1, place = 0, nodes;
     dt_comm *near = NULL;
     dt__job *job = NULL;
-    dt_result r = address ? dt__launch_seconds("DT_TIMEOUT", 0.05, &timeout) : DT_E_MEMORY;
+    dt_result r = address ? dt__environment_timeout(&timeout) : DT_E_MEMORY;
     *c = NULL;
     if (!r) address[f->rank].node = dt__node_key(f);
     if (!r) r = dt__exchange_addresses(f, address);
@@ -22180,7 +22151,7 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
     if (dt__refused("argc argv", argc, argv)) return DT_E_USAGE;
     dt__launch_plan plan = DT__ZERO;
     dt__world world;
-    double timeout = 10;
+    double timeout;
     dt_result r;
     if (dt__thread.rank) return DT_OK;
     dt__descriptors_fill();
@@ -22195,9 +22166,10 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
 #endif
     dt__signals_reset();
     plan.backoff = 1;
-    r = dt__launch_seconds("DT_TIMEOUT", 0.05, &timeout);
+    r = dt__environment_timeout(&timeout);
     plan.timeout = (float)timeout;
-    if (!r && !dt__by_mpi()) r = dt__launch_seconds("DT_BACKOFF", 0, &plan.backoff);
+    if (!r && !dt__by_mpi())
+        r = dt__environment_number("DT_BACKOFF", 0.0, 1e6, "a number of seconds from 0 to 1e6", &plan.backoff);
     if (!r) r = dt__launch_parse(&plan, argc, *argv);
     if (!r && dt__by_mpi() && (plan.ranks > 1 || plan.restarts))
         r = dt__misuse("mpirun has started the ranks: leave --ranks and --max-restarts to it");
@@ -25939,10 +25911,9 @@ static void dt__trainer_count(dt_trainer *t, dt_step_info *i, int sign)
     i->exposed_seconds += sign * (e->seconds_sending + waited);
     i->gradient_seconds += sign * (e->seconds_summing + waited), i->within_seconds += sign * e->seconds_within;
     i->agree_seconds += sign * t->agreeing, i->save_seconds += sign * t->save.blocked;
-    i->sent_bytes += sign * dt__comm_sent(t->comm), i->far_bytes += sign * dt__comm_sent_far(t->comm);
-    i->gradient_bytes += data ? sign * dt__comm_sent(data) : 0;
-    i->gradient_far += data ? sign * dt__comm_sent_far(data) : 0;
-    i->tensor_far += e->tensor ? sign * dt__comm_sent_far(e->tensor) : 0;
+    i->sent_bytes += sign * dt__comm_sent(t->comm, 0), i->far_bytes += sign * dt__comm_sent(t->comm, 1);
+    i->gradient_bytes += sign * dt__comm_sent(data, 0), i->gradient_far += sign * dt__comm_sent(data, 1);
+    i->tensor_far += sign * dt__comm_sent(e->tensor, 1);
     i->reductions += sign * e->reductions;
 }
 
