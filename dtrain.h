@@ -57,6 +57,43 @@
  *         return 0;
  *     }
  *
+ * ONE TRAINING STEP, in the order of execution, of GPT-2 on 2 ranks with --zero 1. Each function is below its callees.
+ *     dt_trainer_open            plans: dt__engine_begin, dt__layout_net, dt__engine_open; then memory (H15, H16)
+ *       dt__layout_begin         mesh, this rank's data shards, shape of the work
+ *       dt__layout_net           records each segment as a graph, and what follows for it (H8):
+ *         dt__segment_record     calls the segment's function, whose ops dt__push into the graph (H6)
+ *         dt__differentiate      appends each op's gradient, from its row of the op table (H7)
+ *         dt__plan_open          an order of ops, and a place in memory for each value
+ *       dt__layout_end           stages, buckets of gradients, the step program, rows of memory, costs
+ *       dt__engine_comms         groups of ranks: data, pipeline, tensor, context, expert (H13)
+ *       dt__memory_open          allocates every row; nothing is allocated later
+ *     dt_trainer_step            one step
+ *       dt__trainer_batch        dt__loader_next: the samples of this rank, read in advance (H11)
+ *         dt__sum_valid          all ranks count the targets, by which the loss is divided (R12)
+ *         dt__engine_step        the step program:
+ *           dt__program_run      instruction by instruction, dt__engine_run; communication may go to stream 1
+ *             LOAD               dt__trainer_load: tokens and random streams of a unit, (data shard, micro-batch)
+ *             FORWARD            dt__engine_forward, segment by segment
+ *               dt__engine_bind  addresses: parameters, input, output, what backward will read
+ *               dt__plan_run     op by op: dt__call_of (operands), then the op's row in the table
+ *                 dt__split      cuts an op's output for threads; the body calls a kernel (H3)
+ *             BACKWARD           dt__engine_backward, last segment first: the same for gradient ops, which add to the
+ *                                gradient set of the unit's shard (R3)
+ *               dt__net_fold     tree over the slices of a leaf, when it is complete (R7)
+ *             FOLD               dt__mem_add: neighbours of the tree over data shards
+ *             REDUCE             dt__engine_reduce, bucket by bucket as backward completes them
+ *               dt__reduce_parts the tree goes on over ranks; with ZeRO each rank gets the sum of its piece (R1)
+ *                 dt__reduce_own reads the other ranks' sets where they are, in shared memory
+ *             TIE                dt__engine_tie: the uses of a tied weight are added (R8)
+ *             UPDATE             dt__engine_update
+ *               dt__engine_squares  the norm of all gradients (R11)
+ *               dt__update_check    loss scale, clipping, learning rate (H10)
+ *               dt__verb_run        the optimizer, on this rank's piece of each parameter
+ *             GATHER             dt__engine_gather_bucket: every rank gets the new weights of the other one
+ *         dt__tree_loss          the mean loss, by the tree over shards
+ *       dt__trainer_due          validation and text: dt__engine_pass runs the same segments' forward program
+ *       dt__trainer_keep         a checkpoint, when it is due (H14)
+ *
  * SWITCHES, before the include
  *     DTRAIN_IMPLEMENTATION   the implementation, in exactly one file (GNU C or C++, Linux or another POSIX)
  *     DT_STATIC               everything static: private to the file
@@ -78,7 +115,7 @@
  *     H3  kernels                                       H12 probes: speed of products
  *     H5  devices: CPU                                  H13 transports and collectives
  *     H6  tensors and graph                             H14 checkpoints
- *     H7  gradients                                     H15 mesh, layout, step programs, executor
+ *     H7  gradients                                     H15 mesh, layout, plans, engine
  *     H8  models: segments, GPT-2, Llama                H16 trainer, launcher, restarts
  *     H9  compiler: passes, fusion
  *
@@ -18645,7 +18682,7 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
 }
 
 /* ============================================================================
- * H15  mesh, layout, step programs, executor */
+ * H15  mesh, layout, plans, engine */
 
 
 /* DT_E_USAGE unless the degree that an option sets divides n of something ("rank", without the plural's s). */
@@ -19162,6 +19199,7 @@ typedef struct dt__program {
     dt_instr *list;
     int32_t count, capacity;
     int32_t gathered, worked; /* 1 + segment of the last gather; index of the last FORWARD or RECOMPUTE, before any 0 */
+    const void *loaded;       /* the unit of the last LOAD */
     dt_work *work;
     int64_t works;
     dt__stack parts; /* this rank's partial sums at the end of the run */
@@ -19247,10 +19285,17 @@ static void dt__program_gather(dt__program *p, const dt__shape_of_work *s, int32
     dt__emit(p, DT_GATHER, segment, NULL, NULL);
 }
 
+/* Loads the samples of a unit, unless the last work was of it. */
+static void dt__program_load(dt__program *p, const dt__work_unit *u, const dt_work *w)
+{
+    if (!u->ghost && p->loaded != u) dt__emit(p, DT_LOAD, -1, u, w);
+    if (!u->ghost) p->loaded = u;
+}
+
 static void dt__program_forward(dt__program *p, const dt__shape_of_work *s, const dt__chunk *c, const dt__work_unit *u,
                                 const dt_work *w)
 {
-    if (!u->ghost) dt__emit(p, DT_LOAD, -1, u, w);
+    dt__program_load(p, u, w);
     if (!u->ghost && !c->first) dt__emit(p, DT_RECV, c->begin, u, w);
     for (int32_t q = c->begin; q < c->end; q++) {
         dt__program_gather(p, s, q);
@@ -19274,7 +19319,7 @@ static void dt__program_recompute(dt__program *p, const dt__shape_of_work *s, in
 static void dt__program_backward(dt__program *p, const dt__shape_of_work *s, const dt__store *store, const dt__chunk *c,
                                  const dt__work_unit *u, const dt_work *w)
 {
-    if (!u->ghost) dt__emit(p, DT_LOAD, -1, u, w);
+    dt__program_load(p, u, w);
     if (!u->ghost && !c->last && w->kind == DT_WORK_BACKWARD) dt__emit(p, DT_RECV, c->end - 1, u, w)->back = 1;
     for (int32_t q = c->end - 1; q >= c->begin; q--) {
         dt_instr *i;

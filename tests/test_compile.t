@@ -158,7 +158,7 @@ refuses('a program that trains does not link', qr/dt_trainer_open/, "printf '#de
 
 # ---- the header's first comment ----
 
-my ($tour) = $header =~ /^ \* A TOUR, [^\n]*\n(.*?)^ \* SWITCHES/ms;
+my ($tour) = $header =~ /^ \* A TOUR, [^\n]*\n(.*?)^ \* ONE TRAINING STEP/ms;
 my $start = join '', map { s/^ \*     //r =~ s/(?<=\S) {4,}\S.*//r } grep { /^ \*     / } split /^/, $tour; # without words behind the code
 spew("$tmp/start.c", $start);
 compiles('the tour', "$any $quick -I$root start.c -o start -lm -lpthread");

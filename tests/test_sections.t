@@ -22,15 +22,18 @@ for my $i (0 .. $#line) {
 is("@banner", join(' ', sort { $a <=> $b } @banner), 'the banners are in order: H' . join(' H', @banner));
 my %once;
 ok(!(grep { $once{$_}++ } @banner), 'each once');
-my ($contents) = join("\n", @line[0 .. 110]) =~ /CONTENTS(.*?)THE ONE IDEA/s;
+my ($contents) = join("\n", @line[0 .. 170]) =~ /CONTENTS(.*?)THE ONE IDEA/s;
 is(join(' ', sort { $a <=> $b } $contents =~ /\bH(\d+)/g), "@banner", 'the table of contents names the sections that there are');
 my %at = map { @$_ } @defined;
+my ($walk) = join("\n", @line[0 .. 170]) =~ /ONE TRAINING STEP(.*?)SWITCHES/s;
+my @gone = grep { !exists $at{$_} } ($walk // '') =~ /\b(dt__\w+)/g;
+ok($walk && !@gone, 'the walk through a step names functions that there are') or diag("@gone");
 my @far = sort grep { exists $at{$_} && $at{$_} ne $ahead{$_} } keys %ahead;
 is("@far", 'dt__op_of', 'one function is declared ahead of its section: the op table');
 # Tests are linked to one implementation, whose declarations are found as "dtrain.h" (build.sh).
 is(join(' ', grep { slurp($_) =~ m{^#include "\.\./dtrain\.h"}m } glob "$root/tests/*.c"), '', 'no test includes ../dtrain.h');
 # Rules of numerics are cited by number, and defined behind the glossary.
-my ($rules) = join("\n", @line[0 .. 130]) =~ /RULES OF NUMERICS(.*?)\n \*\n/s;
+my ($rules) = join("\n", @line[0 .. 170]) =~ /RULES OF NUMERICS(.*?)\n \*\n/s;
 my @rules = $rules =~ /^ \*     R(\d+)  /mg;
 is("@rules", join(' ', 1 .. @rules), 'rules of numerics stand in the header, in order');
 my %rule = map { $_ => 1 } @rules;
