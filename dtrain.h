@@ -432,7 +432,7 @@ typedef struct dt_compilation {
     int64_t memory;        /* goal in bytes for a unit (dt_compilation_report.memory, but of all stages): backward
                             * recomputes only as many cheap values as the goal takes; 0: all of them */
     int32_t verify;        /* refuse to train unless the first batch gives the same bits compiled and op by op */
-    int32_t report;        /* print what compiling did: dt_trainer_compilation */
+    int32_t report;        /* measure what compiling did: dt_trainer_compilation */
 } dt_compilation;
 /* Start from dt_layout_default(): later versions add fields. */
 typedef struct dt_layout {
@@ -1046,7 +1046,7 @@ typedef struct dt_memory {
 DT_API dt_memory dt_trainer_memory(const dt_trainer *t);
 DT_API int64_t dt_trainer_weights(const dt_trainer *t); /* number of weights */
 /* When instruction `index` of the plan began and ended in the last step, in seconds of the machine's clock, into `when`
- * (2); from the number of instructions on, exchanges inside of segments. With layout.output.events; 0: there is none. */
+ * (2); from the number of instructions on, exchanges inside segments. With layout.output.events; 0: there is none. */
 DT_API int dt_trainer_event(const dt_trainer *t, int64_t index, double *when);
 /* What compiling did (layout.compile.report, .verify or mode AUTO) to this rank's segments. Bytes are a unit's, forward
  * and backward. A step is the first batch's, without update, on the slowest rank: the faster of two. */
@@ -1060,6 +1060,10 @@ typedef struct dt_compilation_report {
     double compiling;            /* seconds spent compiling */
     double break_even;           /* steps until compiling pays; 0: never */
     int32_t compiled;            /* 0: mode AUTO runs op by op */
+    int64_t segments;            /* of the model */
+    const char *chains;          /* how chains of elementwise ops run: "tile by tile", "as C from the cache", .. */
+    const char *slowest[6];      /* the ops that take longest, a group is one kind; NULL: there are fewer */
+    double share[6];             /* of the time of all ops */
 } dt_compilation_report;
 /* DT_E_USAGE: nothing was compiled, or nothing measured. */
 DT_API dt_result dt_trainer_compilation(const dt_trainer *t, dt_compilation_report *report);
@@ -11161,7 +11165,6 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("compile-passes", "PASS,..", TEXT, compile.passes, 0, NULL, "only these passes; with -PASS all but it"),
     DT__LAYOUT("compile-memory", "BYTES", WHOLE, compile.memory, 0, "[0,inf)",
                "recompute until a unit needs no more; 0: all that is cheap"),
-    DT__LAYOUT("compile-report", NULL, FLAG, compile.report, 0, NULL, "print what compiling gained and cost"),
     DT__LAYOUT("verify-compiler", NULL, FLAG, compile.verify, 0, NULL,
                "compare the first batch's bits, compiled and op by op"),
     DT__LAYOUT("no-memory-check", NULL, FLAG, no_memory_check, 0, NULL, "start although memory looks too small"),
@@ -22352,7 +22355,7 @@ static dt_probe_option *dt__probe_option(const dt_layout *l, int i)
 
 /* Options of probes that a program may lack, and their headers. */
 static const char *const dt__probes[][2] = {{"rules", "rules"}, {"stop-on", "rules"}, {"doctor", "doctor"},
-                                             {"timeline", "timeline"}};
+                                             {"timeline", "timeline"}, {"compile-report", "report"}};
 
 static void dt__option_nearest(const dt__option *list, int count, const char *name, const char **nearest, int *best)
 {
@@ -23817,10 +23820,12 @@ static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layou
     for (int i = 0; (p = dt__probe_option(l, i)) != NULL; i++)
         dt__text_add(text, "--%s\t%s\n", p->name, !p->value ? "not given" : p->argument && !strcmp(p->argument, "FILE")
                      ? "given" : p->value);
-    dt__text_add(text, "recipe.source\t%s\nrecipe.rate\t%s\nlayout.output.probes\t%s\nmodel.segment_count\t%lld\n"
+    dt__text_add(text, "recipe.source\t%s\nrecipe.rate\t%s\nlayout.output.probes\t%s\nlayout.compile.report\t%d\n"
+                 "model.segment_count\t%lld\n"
                  "model.dropout\t%.9g\nlayout.output.sampling.seed\t%lld\n"
                  "model.rope_scaling\t%.17g %.17g %.17g %lld %d %d %.17g\n",
                  r->source ? "set" : "NULL", r->rate ? "set" : "NULL", l->output.probes ? "set" : "NULL",
+                 (int)l->compile.report,
                  (long long)r->model.segment_count, (double)r->model.dropout, (long long)l->output.sampling.seed,
                  s->factor, s->low_freq_factor, s->high_freq_factor, (long long)s->original_context, (int)s->kind,
                  (int)s->untruncated, s->attention);
@@ -24845,7 +24850,9 @@ static void dt__compilation_count(const dt_trainer *t, dt_compilation_report *r)
         temp[0] = dt__max(temp[0], 4 * plain->temp), temp[1] = dt__max(temp[1], 4 * dt__fusion_of(p)->temp);
     }
     r->memory_before += temp[0], r->memory += temp[1];
-    r->plans = t->e.p.compiling.plans, r->built = t->e.p.compiling.built;
+    r->plans = t->e.p.compiling.plans, r->built = t->e.p.compiling.built, r->segments = net->count;
+    r->chains = t->layout.compile.backend != DT_BACKEND_CC ? "tile by tile" : *t->e.p.compiling.why
+                ? "tile by tile: no C compiler works" : r->built ? "as C, compiled now" : "as C from the cache";
 }
 
 #endif
@@ -25814,46 +25821,18 @@ static void dt__compilation_swap(dt_trainer *t)
     }
 }
 
-/* The ops that take longest; a group is one kind. */
-static void dt__compilation_profile(const double *by_op)
+/* The ops that take longest. */
+static void dt__compilation_slowest(dt_compilation_report *r, double *by_op)
 {
-    double all = 0.0, top[6];
-    int kind[6], found = 0;
+    double all = 0.0;
     for (int i = 0; i <= DT__OP_COUNT; i++) all += by_op[i];
     for (int n = 0; n < 6; n++) {
-        top[n] = 0.0;
-        for (int i = 0; i <= DT__OP_COUNT; i++) {
-            int taken = 0;
-            for (int k = 0; k < found; k++) taken |= kind[k] == i;
-            if (!taken && by_op[i] > top[n]) top[n] = by_op[i], kind[n] = i;
-        }
-        if (top[n] <= 0.0) break;
-        found++;
-        dt__tell("%s%s %.1f %%", n ? ", " : "         its time: ",
-                 kind[n] == DT__OP_COUNT ? "groups" : dt__op_of(kind[n])->name, 100.0 * top[n] / all);
+        int most = 0;
+        for (int i = 1; i <= DT__OP_COUNT; i++) most = by_op[i] > by_op[most] ? i : most;
+        if (by_op[most] <= 0.0) return;
+        r->slowest[n] = most == DT__OP_COUNT ? "groups" : dt__op_of(most)->name;
+        r->share[n] = by_op[most] / all, by_op[most] = 0.0;
     }
-    printf("\n");
-}
-static void dt__compilation_print(const dt_trainer *t, const double *by_op)
-{
-    const dt_compilation_report *r = &t->compilation;
-    double gain = r->before / r->seconds;
-    dt__tell("compiler %lld ops became %lld, of which %lld are groups of %lld ops; compiled in %.3f s%s\n",
-             (long long)r->recorded, (long long)r->ops, (long long)r->groups, (long long)r->grouped, r->compiling,
-             t->layout.compile.verify ? "; every bit is the same" : "");
-    printf("         %lld graphs for %lld segments; chains of elementwise ops run %s\n", (long long)r->plans,
-           (long long)t->e.p.net.count, t->layout.compile.backend != DT_BACKEND_CC ? "tile by tile"
-           : *t->e.p.compiling.why ? "tile by tile: no C compiler works" : r->built ? "as C, compiled now"
-           : "as C from the cache");
-    dt__tell("         memory of a unit %.1f MB before, %.1f MB compiled; %.1f MB less go through memory\n",
-             (double)r->memory_before / 1e6, (double)r->memory / 1e6, (double)r->traffic / 1e6);
-    dt__tell("         time of a step %.2f ms before, %.2f ms compiled: %.3fx; ", 1e3 * r->before, 1e3 * r->seconds,
-             gain);
-    if (r->break_even > 0.0)
-        dt__tell("pays from T* = c s/(s-1) = %.3g s on, %.0f steps\n", r->compiling * gain / (gain - 1.0),
-                 r->break_even);
-    else printf("%s\n", r->compiled ? "it saves no time" : "it saves no time, and ops run one by one");
-    dt__compilation_profile(by_op);
 }
 
 /* Op by op, then compiled: compares bits, measures, and in mode AUTO keeps the faster. */
@@ -25886,7 +25865,7 @@ static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
     if (report->seconds < report->before) report->break_even = report->compiling / (report->before - report->seconds);
     report->compiled = t->layout.compile.mode != DT_COMPILE_AUTO || report->break_even > 0.0;
     if (!report->compiled) dt__compilation_swap(t);
-    if (t->layout.compile.report && dt_trainer_is_root(t)) dt__compilation_print(t, by_op);
+    dt__compilation_slowest(report, by_op);
     return DT_OK;
 }
 #endif

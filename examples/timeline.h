@@ -20,8 +20,9 @@ static const char *const timeline_names[] = {"EXCHANGE", DT_INSTRUCTIONS(TIMELIN
 #undef TIMELINE_NAME
 
 typedef struct timeline_bar {
-    double begin, end;                                  /* seconds of the machine's clock */
-    int32_t op, back, shard, micro, first, last, stream; /* op -1: an exchange inside a segment; first, last: segments */
+    double begin, end; /* seconds of the machine's clock */
+    int32_t op;        /* dt_instr_op; -1: an exchange inside a segment */
+    int32_t back, shard, micro, stream, first, last; /* first, last: segments */
 } timeline_bar;
 enum { TIMELINE_WORDS = (int)sizeof(timeline_bar) / 4 };
 
