@@ -103,21 +103,22 @@
  *     DT_DEBUG                the user's -O level for the kernels, too (gcc): for debuggers (slow)
  *     DT_MPI                  several machines over MPI 3 (mpi.h; tested with Open MPI 4.1): see mpicc --showme
  *     DT_OFI                  libfabric as the engine between machines; add -lfabric
- *     DT_NCCL                 collectives on buffers of NVIDIA GPUs; NCCL is looked for when it is asked for
- *     DT_COMPILER             the compiler of segments (layout.compile); without it they run op by op
+ *     DT_NCCL                 collectives on buffers of NVIDIA GPUs; NCCL is loaded on first use
+ *     DT_COMPILER             enables layout.compile, which fuses the ops of segments
  *     DT_SOURCE_PATH          file with this text, which DT_COMPILER embeds, default __FILE__
  *     DT_COMM_ONLY            the communicator and the launcher alone, for programs with a loop of their own
  *     DT_HEADER               the name under which this file includes itself, default "dtrain.h"
  *
- * CONTENTS
- *     H1  base: results, memory, threads                H10 optimizer and schedules
- *     H2  numerics: Philox, exact math, SHA-256         H11 data, tokenizers
- *     H3  kernels                                       H12 probes: speed of products
- *     H5  devices: CPU                                  H13 transports and collectives
- *     H6  tensors and graph                             H14 checkpoints
- *     H7  gradients                                     H15 mesh, layout, plans, engine
- *     H8  models: segments, GPT-2, Llama                H16 trainer, launcher, restarts
- *     H9  compiler: passes, fusion
+ * CONTENTS, with words to search for. Start with the tensors: the kernels before them are what their ops call.
+ *     H1  results, memory, threads (dt__parallel)         H10 optimizer and schedules
+ *     H2  Philox, scalar math, SHA-256                    H11 data, tokenizers
+ *     H3  the table of ops (DT__OPS)                      H12 probes: speed of products
+ *     H4  kernels (dt__kernels): products, attention      H13 transports and collectives
+ *     H5  devices (dt__device), verbs, self-check         H14 checkpoints
+ *     H6  tensors, graph, ops (dt__push, dt__run_)        H15 mesh, layout, plans, engine
+ *     H7  gradients, FLOPs, plans (dt__plan_open)         H16 trainer, launcher, restarts
+ *     H8  models, the network (dt__net)
+ *     H9  compiler: passes, fusion (dt__pass_)
  *
  * THE ONE IDEA. A recipe says what is computed and decides every bit of the result. A layout says where and when; it
  * never changes a bit. Work is done per logical shard of data, tensors and sequences; a layout says which rank owns
@@ -546,7 +547,7 @@ DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indice
 
 /* An op of the program's own, of up to 7 fp32 tensors, which makes an fp32 tensor of `shape`. in and shape: data and
  * shapes of the inputs, for backward with dy behind them. forward writes y; backward, for input i, its gradient dx, or
- * is NULL: no gradient flows. Passes of the compiler leave the op alone. Every layout has the same bits if a sample's
+ * is NULL: no gradient flows. The compiler never fuses or moves it. Every layout has the same bits if a sample's
  * part of the result depends on that sample alone. The struct must outlive the graph (examples/17_custom_op.c). */
 typedef struct dt_custom_op {
     void (*forward)(void *user, const float *const *in, const dt_shape *shape, float *y);
@@ -598,7 +599,7 @@ DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, unsigned axes);
 DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_a, int transpose_b);
 /* x W + b: (..,K) -> (..,width), W (K,width) "<name>.weight" ~ N(0, 0.02^2), b (width) "<name>.bias" = 0. */
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width);
-/* The same with the std of W given, and `how`: 0 or some of these. DT_COLUMNS: tensor shards have columns of W and b;
+/* dt_linear with the std of W and flags, 0 or any of these. DT_COLUMNS: tensor shards have columns of W and b;
  * the gradient of x is Vt partial sums and a COMBINE (R6). With Vt > 1 the result is then this rank's columns, which
  * until DT_ROWS only elementwise ops (no dropout), dt_rope and attention may read, with the heads of the whole model, a
  * multiple of Vt. DT_ROWS: shards have rows of W, for such columns: Vt partial products, a COMBINE, and b. DT_QKV, with
@@ -635,9 +636,9 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
 /* Zero with probability p, else x / (1-p), by (seed, step, sample, site, element); axis 0 counts samples. p = 0: x. */
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p);
 /* Losses are scalars. In an eager graph a loss is a mean. In a segment it is a sum, which the trainer divides by the
- * number of targets of the whole batch that are 0 or above (all, where they are floats); a sum over another number of
- * terms than the unit has targets is scaled by targets / terms first. So the trainer shows, and differentiates, the
- * mean over the whole batch.
+ * number of targets of the whole batch that are 0 or above (all, where they are floats); if terms and targets differ in
+ * number, the sum is first scaled by targets / terms. So the trainer shows, and differentiates, the mean over the whole
+ * batch.
  * cross_entropy: -sum_v w_v log softmax(logits)[v], (..,V) and int32 (..); w is 1 - smoothing at the target plus
  * smoothing/V at every class (0: the target's alone; Szegedy et al. 2016). Targets below 0 are ignored. */
 DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing);
@@ -2492,9 +2493,9 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
 
 #ifndef DT_COMM_ONLY
 /* ============================================================================
- * H3  kernels
- * Plain structs of operands first; then this file includes itself once per instruction set, and the kernel text below
- * becomes functions named ..._portable, ..._avx2, ..._avx512 and ..._neon. The best one is chosen at run time (H5). */
+ * H3  the table of ops
+ * and plain structs of operands. Then this file includes itself once per instruction set, and the text of H4 becomes
+ * functions named ..._portable, ..._avx2, ..._avx512 and ..._neon. The best one is chosen at run time (H5). */
 
 /* ---- the ops ----
  * The one list of ops, one row each; every part of the library that has to know about ops reads it.
@@ -2843,6 +2844,8 @@ static dt_result dt__choose_kernels(const dt__kernels **k) { return *k = dt__isa
 #endif /* DT__ISA */
 
 #ifdef DT__ISA
+/* ============================================================================
+ * H4  kernels */
 
 /* ---- vectors: the same text at 4, 8 and 16 lanes ----
  * dt__vf and dt__vi are vectors of DT__W floats and int32s. +, -, *, / and comparisons are the compiler's vector
@@ -3963,7 +3966,7 @@ typedef struct DT__K(dt__head) {
 } DT__K(dt__head);
 
 /* The next n floats of scratch memory; base NULL only counts. */
-static float *DT__K(dt__visit_slices)(float *base, int64_t *at, int64_t n)
+static float *DT__K(dt__take_floats)(float *base, int64_t *at, int64_t n)
 {
     float *p = base ? base + *at : NULL;
     *at += dt__round_up(n, 16);
@@ -3975,17 +3978,17 @@ static int64_t DT__K(dt__head_layout)(DT__K(dt__head) *w, float *base, int64_t s
     int64_t at = 0, sw = dt__round_up(s, DT__W), dw = dt__round_up(d, DT__W), terms = dt__max(s, DT__QB);
     w->s = s, w->d = d;
     w->lds = (dt__ceil_div(s, 16) | 1) * 16;
-    w->keys_t = DT__K(dt__visit_slices)(base, &at, d * sw);
-    w->values_t = DT__K(dt__visit_slices)(base, &at, d * sw);
-    w->side = DT__K(dt__visit_slices)(base, &at, s * dw);
-    w->probs = DT__K(dt__visit_slices)(base, &at, DT__QB * w->lds + DT__MR);
-    w->grads = DT__K(dt__visit_slices)(base, &at, DT__QB * w->lds + DT__MR);
-    w->queries = DT__K(dt__visit_slices)(base, &at, DT__QB * dw);
-    w->douts = DT__K(dt__visit_slices)(base, &at, DT__QB * dw);
-    w->tile = DT__K(dt__visit_slices)(base, &at, DT__MR * dw);
-    w->panel = DT__K(dt__visit_slices)(base, &at, DT__MR * d);
-    w->words = (uint32_t *)(void *)DT__K(dt__visit_slices)(base, &at, s + 8 * DT__W);
-    w->runs = (DT__K(dt__run) *)(void *)DT__K(dt__visit_slices)(base, &at, 3 * terms);
+    w->keys_t = DT__K(dt__take_floats)(base, &at, d * sw);
+    w->values_t = DT__K(dt__take_floats)(base, &at, d * sw);
+    w->side = DT__K(dt__take_floats)(base, &at, s * dw);
+    w->probs = DT__K(dt__take_floats)(base, &at, DT__QB * w->lds + DT__MR);
+    w->grads = DT__K(dt__take_floats)(base, &at, DT__QB * w->lds + DT__MR);
+    w->queries = DT__K(dt__take_floats)(base, &at, DT__QB * dw);
+    w->douts = DT__K(dt__take_floats)(base, &at, DT__QB * dw);
+    w->tile = DT__K(dt__take_floats)(base, &at, DT__MR * dw);
+    w->panel = DT__K(dt__take_floats)(base, &at, DT__MR * d);
+    w->words = (uint32_t *)(void *)DT__K(dt__take_floats)(base, &at, s + 8 * DT__W);
+    w->runs = (DT__K(dt__run) *)(void *)DT__K(dt__take_floats)(base, &at, 3 * terms);
     return at;
 }
 
@@ -5034,8 +5037,8 @@ typedef struct dt__node {
     const float *table; /* the op's constants, owned by the graph; NULL for most */
     int32_t grad;       /* after dt_backward: id of the gradient, or 0 */
     int32_t cut;       /* 1: the last axis holds only this rank's tensor shards, one after another */
-    int32_t group, tile; /* the last op of those that run together, a run of ids (H9), or 0; tile: such an op's value
-                          * is in memory only if an op of no or another group reads it */
+    int32_t group, tile; /* the last op of those that run together, a run of ids (H9), or 0; tile: the value stays in
+                          * the group's tile unless an op outside the group reads it */
     float *data;  /* eager: the value, owned */
 } dt__node;
 
@@ -5726,8 +5729,8 @@ static dt_tensor dt__param_known(dt_graph *g, const char *full, int shared, dt_s
         const dt__node *n = &g->nodes[id];
         if (n->op != DT__OP_PARAM || strcmp(g->params[n->param].name, full)) continue;
         if (shared && dt__same_shape(&g->params[n->param].shape, &shape)) return dt__tensor(g, id);
-        return dt__poison(g, DT_E_USAGE, "a second parameter is called %s: give it another name, or share one of one "
-                          "shape by writing '/' before both names", full);
+        return dt__poison(g, DT_E_USAGE, "two parameters are named %s: rename one, or start both names with '/' to "
+                          "share one parameter of one shape", full);
     }
     return dt__none();
 }
@@ -6135,7 +6138,7 @@ DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count,
         if (dt__refuses(g, "tensors#", tensors[i])) return dt__none();
     int64_t parts = dt__min(count, DT__MAX_IN);
     if (count < 1)
-        return dt__poison(g, DT_E_SHAPE, "concat: there must be a tensor at least, not %lld", (long long)count);
+        return dt__poison(g, DT_E_SHAPE, "concat: needs at least one tensor, got %lld", (long long)count);
     axis = dt__axis(g, "concat", tensors[0], axis);
     if (axis < 0 || count == 1) return axis < 0 ? dt__none() : tensors[0];
     dt__node n = dt__node_one(DT__OP_CONCAT, dt__at(g, tensors[0])->shape, dt__none());
@@ -6448,7 +6451,7 @@ static dt_tensor dt__map_code(dt_graph *g, dt_function f, dt_tensor a, dt_tensor
     }
     if (op != DT__OP_NONE && strlen(dt__op_of(op)->inputs) == tensors)
         return dt__map_op(g, op, 0.0f, a, b);
-    return dt__poison(g, DT_E_USAGE, "map: %d is not a function of %d tensors. See dt_function.", (int)f, (int)tensors);
+    return dt__poison(g, DT_E_USAGE, "dt_map: dt_function %d does not take %d tensors", (int)f, (int)tensors);
 }
 DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x)
 {
@@ -8337,7 +8340,7 @@ static int dt__host_only(const dt__call *c)
 }
 
 /* ============================================================================
- * H7  gradients */
+ * H7  gradients, FLOPs, plans of a segment */
 
 /* One use's share of a tensor's gradient. Shares add in forward-use order: key = consumer and input (R13). */
 typedef struct dt__share {
@@ -8758,10 +8761,12 @@ DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss)
     if (dt__refuses(g, "loss#", loss)) return g ? dt_graph_result(g) : DT_E_USAGE;
     float one = 1.0f;
     if (g->result) return dt_graph_result(g);
-    if (!loss.id || dt__count(dt__at(g, loss)) != 1 || g->forward_count || !g->eager) {
-        dt__poison(g, DT_E_USAGE, "dt_backward: needs a scalar loss of an eager graph, once per graph");
-        return dt_graph_result(g);
-    }
+    const dt_shape *s = &dt__at(g, loss)->shape;
+    if (!g->eager) dt__poison(g, DT_E_USAGE, "dt_backward: the trainer differentiates the graph of a segment");
+    else if (g->forward_count) dt__poison(g, DT_E_USAGE, "dt_backward: a graph is differentiated once");
+    else if (!loss.id || dt__span(s, 0, s->dims) != 1)
+        dt__poison(g, DT_E_USAGE, "dt_backward: needs a scalar loss, got %s: dt_mean it", dt__show(g, s));
+    if (g->result) return dt_graph_result(g);
     g->forward_count = g->count;
     return dt__differentiate(g, loss, dt_tensor_of(g, DT_F32, dt__at(g, loss)->shape, &one));
 }
@@ -9192,7 +9197,7 @@ DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x)
 {
     if (dt__refuses(g, "x#", x)) return dt__none();
     if (dt__at(g, x)->dtype != DT_F32 || !dt__at(g, x)->shape.dims)
-        return dt__poison(g, DT_E_SHAPE, "dt_prediction: it is fp32 (B,..), this is %s of %d dimensions",
+        return dt__poison(g, DT_E_SHAPE, "dt_prediction: needs fp32 (B,..), got %s with %d dimensions",
                           dt__format_of[dt__at(g, x)->dtype].name, (int)dt__at(g, x)->shape.dims);
     return g->prediction = x;
 }
@@ -10859,7 +10864,7 @@ static void *dt__chains_load(const char *text, const char *flags, char *why, int
     int lock, there;
     void *library = NULL;
     dt__sha256 h;
-    snprintf(why, (size_t)size, "no folder for compiled code is writable. Set XDG_CACHE_HOME to one of your own");
+    snprintf(why, (size_t)size, "cannot write to any cache directory. Set XDG_CACHE_HOME to a writable one");
     if (!dt__cache_folder(folder, sizeof folder)) return NULL;
     if (!cc || !*cc) cc = "cc";
     dt__sha256_begin(&h);

@@ -127,7 +127,7 @@ for my $spoil (sub { substr($_[0], 0, length($_[0]) / 2) }, sub { my $t = $_[0];
 mkdir $_, 0700 for map { "$tmp/$_" } qw(home temporary);
 $ENV{HOME} = "$tmp/home", $ENV{TMPDIR} = "$tmp/temporary";
 for ([ "XDG_CACHE_HOME=$tmp/text/none HOME=", qr/as C, compiled now/, 'in a temporary folder, without a cache' ],
-     [ "XDG_CACHE_HOME=$tmp/text/none HOME= TMPDIR=$tmp/text", qr/^compiler groups run tile by tile: no folder .* Set XDG_CACHE_HOME to one of your own/m, 'without a folder' ],
+     [ "XDG_CACHE_HOME=$tmp/text/none HOME= TMPDIR=$tmp/text", qr/^compiler groups run tile by tile: cannot write to any .* Set XDG_CACHE_HOME to a writable one/m, 'without a folder' ],
      [ "CC=$tmp/none XDG_CACHE_HOME=$tmp/other", qr/^compiler groups run tile by tile: the compiler '.*none' failed: No such file or directory. Set CC to one that compiles C$/m, 'without a compiler' ],
      [ "CC=false XDG_CACHE_HOME=$tmp/other", qr/tile by tile: no C compiler works/, 'with one that fails' ]) {
     spew("$tmp/text", ''), mkdir "$tmp/other";

@@ -1127,7 +1127,7 @@ static void test_misuse(void)
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
     x = dt_tensor_of(g, DT_F32, dt_shape1(3), ones);
     y = dt_sum(g, map_exp(g, x), DT_ALL);
-    tap_ok(!dt_backward(g, y) && dt_backward(g, y) == DT_E_USAGE, "dt_backward twice is an error");
+    tap_ok(!dt_backward(g, y) && dt_backward(g, y) == DT_E_USAGE && strstr(dt_last_error(), "once"), "dt_backward twice is an error");
     dt_graph_close(&g);
 }
 

@@ -668,12 +668,12 @@ static dt_tensor more_wrong(dt_graph *g, int which)
 static void test_more_errors(void)
 {
     static const char *const want[] = { /* the op, and a word that only this sentence has */
-        "max: axis mask", "mean: axis mask", "is not a function of 2 tensors", "logsumexp: axis mask", "softmax: axis mask 0x4 names an axis",
-        "SOFTMAX: input 0 holds bf16 and must hold fp32: dt_cast it to DT_F32", "rmsnorm: eps", "layernorm: eps", "is not a function of 1 tensors", "smoothing 1.5",
+        "max: axis mask", "mean: axis mask", "does not take 2 tensors", "logsumexp: axis mask", "softmax: axis mask 0x4 names an axis",
+        "SOFTMAX: input 0 holds bf16 and must hold fp32: dt_cast it to DT_F32", "rmsnorm: eps", "layernorm: eps", "does not take 1 tensors", "smoothing 1.5",
         "mse: x (4,3) and target (4)", "SUB: input 1 holds int32 and must hold fp32", "bce: x (4,3)", "LOSS: input 0 holds int32", "gather: there is no axis 2",
         "GATHER: index 9 at 2 is outside [0, 3)", "gather: index, int32 (4,1), must be int32 and fit (4,3) in all axes but 0", "gather: index, fp32",
         "top_k: k = 4 is outside 1..3", "TOP_K: input 0 holds int32", "concat: tensor 1, fp32 (4)", "concat: tensor 1, bf16 (4,3)", "concat: there is no axis 5",
-        "concat: there must be a tensor", "is not a function of 1 tensors", "map: 99 is not a function of 2 tensors", "dt_cast: dtype is 6", "dt_tensor_of: dtype is -1",
+        "concat: needs at least one tensor", "does not take 1 tensors", "dt_function 99 does not take 2 tensors", "dt_cast: dtype is 6", "dt_tensor_of: dtype is -1",
         "FULL: shape (0)", "ADD: input 1 holds bf16", "embed: needs a table (V,C) and int32 tokens", "MATMUL: input 0 holds bf16", "top_k: there is no axis -1",
         "LAYERNORM: input 0 holds bf16",
     };
