@@ -143,7 +143,7 @@
  *     R11  A tensor is one array, cut at blocks of 1024 floats. The norm adds blocks by trees, parameters in order.
  *     R12  The loss is over all targets of the batch, counted first. No decision depends on time.
  *     R13  Gradients are those of the graph as recorded. The compiler's passes keep every bit.
- *     R14  A maximum is a > b ? a : b, and a NaN wins. Nothing is promised behind a loss or norm that is not finite.
+ *     R14  A maximum is a > b ? a : b, and a NaN wins. Nothing is promised after a loss or norm that is not finite.
  *     R15  No flag changes arithmetic: contraction is off, rounding is set, and kernels are tested at the start.
  *     R16  Random numbers follow from seed, purpose, step, sample and element, never from the rank.
  *     R17  Files and hashes hold whole tensors without padding, in one order.
@@ -417,7 +417,7 @@ typedef struct dt_checkpoints {
     int64_t interval;     /* steps; 0: after the last step and on a stop; DT_AUTO: sqrt(2 cost mtbf) seconds */
     float mtbf;           /* mean seconds between failures of the whole job, for DT_AUTO */
     int32_t kind;         /* dt_checkpoint_kind */
-    int32_t async;        /* copy the state and write it behind training; sharded only */
+    int32_t async;        /* copy the state and write it while training goes on; sharded only */
     int32_t resume;       /* dt_resume */
     int64_t step;         /* of the checkpoint to resume from at the first start; 0: the newest */
     int64_t keep;         /* how many of the newest stay; 0: all */
@@ -546,7 +546,7 @@ DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index);
 DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indices);
 
 /* An op of the program's own, of up to 7 fp32 tensors, which makes an fp32 tensor of `shape`. in and shape: data and
- * shapes of the inputs, for backward with dy behind them. forward writes y; backward, for input i, its gradient dx, or
+ * shapes of the inputs, for backward followed by dy. forward writes y; backward, for input i, its gradient dx, or
  * is NULL: no gradient flows. The compiler never fuses or moves it. Every layout has the same bits if a sample's
  * part of the result depends on that sample alone. The struct must outlive the graph (examples/17_custom_op.c). */
 typedef struct dt_custom_op {
@@ -726,7 +726,7 @@ typedef enum dt_numerics { DT_EXACT, DT_FAST } dt_numerics;
  * bytes of each are merged pair by pair, the lowest rank first. Read-only once open: any threads may use it. */
 typedef struct dt_tokenizer dt_tokenizer;
 /* How text is cut into pre-tokens, by the classes of Unicode 14.0 (L letters, N numbers, white space). A byte that is
- * no part of well-formed UTF-8 counts as one character of no class.
+ * not part of well-formed UTF-8 counts as one character of no class.
  * GPT2: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
  * LLAMA3: (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|
  *         \s+(?!\S)|\s+
@@ -780,7 +780,7 @@ DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample,
  * time: it changes nothing that user points to. It writes every element: floats finite, int32 inputs inside the table
  * that reads them; int32 targets below 0 are ignored. The step or validation that needs the sample returns fetch's
  * error. A fetch of a validation sample, and with DT_NO_THREADS every fetch, must take less than --timeout. Make floats
- * from integers, or scale integers in the first segment: float arithmetic in fetch is the compiler's. */
+ * from integers, or scale integers in the first segment: your compiler decides how float arithmetic in fetch rounds. */
 typedef struct dt_source {
     void *user;
     int64_t samples[2];               /* by dt_split; validation may be 0 */
@@ -861,7 +861,7 @@ typedef enum dt_pipeline { DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE } d
 /* Which values of forward are kept for backward: all; all but those of attention (Korthikanti et al. 2022); the inputs
  * of segments (Chen et al. 2016). Backward computes the others again. */
 typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMPUTE_FULL } dt_recompute;
-/* Whether a second thread per rank communicates gradients and weights behind the work (Li et al. 2020). It needs a
+/* Whether a second thread per rank communicates gradients and weights during the work (Li et al. 2020). It needs a
  * core: AUTO is on where there are more cores than ranks x threads, on one machine. With accumulation `each` and ZeRO
  * 2 and 3 it also needs memory: a second bucket of gradients, a second segment's weights. */
 typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_overlap;
@@ -985,7 +985,7 @@ struct dt_step_info {
     int64_t reductions;     /* of gradients between ranks: fewer with a larger layout.bucket, of the same bytes */
 };
 DT_API dt_step_info dt_step_info_zero(void);
-/* The ranks of the trainer, once no communication goes on behind it; NULL when that failed. For use between steps. */
+/* The ranks of the trainer, once no other thread communicates; NULL when that failed. For use between steps. */
 DT_API dt_comm *dt_trainer_comm(dt_trainer *t);
 /* SHA-256 of the state is over all weights, then what the optimizer keeps, array by array, each parameter by parameter
  * in definition order: AdamW and Adam m, v; SGD u, if any; Lion m; last the average of the weights, if any; in fp16
@@ -1387,7 +1387,7 @@ static int dt__argument_wrong(char *text, size_t size, const char *function, int
             int own = x.graph == graph && x.id > 0 && x.id < ids;
             if (!own) DT__PRINT(is, x.id ? "of another graph" : "no tensor");
             if (!x.id) wrong = w[name] == '?' ? NULL : "it was never made, or its op failed";
-            else if (!own) wrong = "a graph uses its own tensors, until it is closed";
+            else if (!own) wrong = "tensors belong to one graph and die with it";
         } else {
             void *x = va_arg(*args, void *);
             int64_t count = w[name] == '/' ? va_arg(*args, int64_t) : 1;
@@ -1620,7 +1620,7 @@ static const char *dt__option_text(const dt__option *o, const void *group, char 
     return text;
 }
 
-/* The value is not one that the option takes: says which ones it takes. */
+/* The error for a value that the option does not take: lists what it takes. */
 static dt_result dt__option_refuse(const dt__option *o, const char *value)
 {
     static const char *const what[] = {"a whole number", "a power of two", "auto or a whole number", "a number"};
@@ -1934,7 +1934,7 @@ static void dt__nap(void)
 /* ---- work in the background ---- */
 /* A thread that runs the jobs of another thread, its user, in the order of asking. Jobs are numbered from 0; a ticket
  * is a job's number plus 1. After a failure no further job runs. Without threads a job runs when it is asked for. */
-enum { DT__OTHER_STREAM = -1 }; /* what one thread of a rank waits for when it waits for the other one */
+enum { DT__OTHER_STREAM = -1 }; /* peer code: the other thread of this rank */
 typedef dt_result (*dt__job_fn)(void *owner, int64_t job);
 typedef struct dt__queue {
     dt__job_fn run;
@@ -2670,8 +2670,8 @@ static const char *const dt__dot_names[] = {"by fp32 chains, as in exact numeric
 
 typedef uint32_t dt__word __attribute__((may_alias)); /* the bits of a number */
 
-/* Multi-head attention over all (sample, head) pairs; head j is the columns j*d .. j*d + d-1 of every row. The hk heads
- * of the keys serve h/hk neighbouring query heads each (grouped queries, Ainslie et al. 2023). */
+/* Multi-head attention over all (sample, head) pairs; head j is the columns j*d .. j*d + d-1 of every row. Each of
+ * hk KV heads serves h/hk neighbouring query heads (grouped queries, Ainslie et al. 2023). */
 typedef struct dt__attention {
     int64_t b, t, s, h, hk, d; /* batch, queries, keys, heads of the queries and of the keys, head width */
     int64_t first_head;        /* number of head 0 among those of all tensor shards */
@@ -4196,7 +4196,7 @@ static void DT__K(dt__mask_panel)(const DT__K(dt__head) *w, float *x, int64_t i,
     }
 }
 
-/* Scores x (MR,s) of the queries from i on become exp(x*scale - max). Elements behind a row's last key become +0, which
+/* Scores x (MR,s) of the queries from i on become exp(x*scale - max). Elements after a row's last key become +0, which
  * does not change the sum of a lane. All rows advance together, because latency dominates short rows. The maximum is
  * +0, not -0; a row without a key has maximum 0 and sum 1. */
 static void DT__K(dt__softmax_panel)(const DT__K(dt__head) *w, float *x, int64_t i, int64_t rows)
@@ -5148,7 +5148,7 @@ typedef struct dt__call {
     const dt__node *n;
     const dt__env *env;
     float *out, *aux;
-    float *slices;   /* of a gradient slot in row slices (R2, R7): those behind the first, which is out; or NULL */
+    float *slices;   /* of a gradient slot in row slices (R2, R7): those after the first, which is out; or NULL */
     int64_t of_rank; /* of experts that ranks share: floats from the sum over one rank's tokens to the next one's */
     const float *in[DT__MAX_IN];
     int fresh;
@@ -5476,7 +5476,7 @@ static int dt__grow(void **list, int32_t count, int32_t *capacity, size_t item)
     return 1;
 }
 
-static int32_t dt__graphs; /* that were ever made */
+static int32_t dt__graphs; /* made so far by the process */
 static dt_graph *dt__graph_new(int eager, uint64_t seed)
 {
     dt_graph *g = (dt_graph *)dt__alloc((int64_t)sizeof *g, "a graph");
@@ -5878,7 +5878,7 @@ static float *dt__slice(const dt__call *c, int64_t slice)
 }
 
 /* Sizes of an attention node or its gradient. It has one fused input [q | k | v] or separate ones, of which k and v
- * may have fewer heads. i: heads, causal, dropout site, heads of the keys (0: fused), bits of the scale, tensor shards
+ * may have fewer heads. i: heads, causal, dropout site, KV heads (0: fused), bits of the scale, tensor shards
  * (0: the heads are not cut); of a fused input each shard has its own [q | k | v]. */
 static dt__attention dt__attention_sizes(const dt_graph *g, const dt__node *n)
 {
@@ -8217,7 +8217,7 @@ static dt_tensor dt__moe_router(dt_graph *g, dt_tensor logits, const dt_moe_opti
 {
     int64_t leaves = dt__leaves(g), tokens = dt_dim(g, logits, 0) / leaves, choices = tokens * o->active;
     int64_t bins = leaves * o->experts, capacity = tokens;
-    unsigned over = g->context_shards ? 2 : 1; /* the axis behind that of leaves */
+    unsigned over = g->context_shards ? 2 : 1; /* the axis after that of leaves */
     double even = (double)o->capacity * (double)choices / (double)o->experts;
     dt_tensor ids = dt__none();
     *p = dt_softmax(g, logits, DT_LAST);
@@ -8481,7 +8481,7 @@ static void dt__grad_row_sum(dt_graph *g, int32_t id, dt_tensor dy)
     for (int i = g->nodes[id].shape.dims; i < x.dims; i++) kept.n[i] = 1;
     dt__flow(g, id, 0, dt_expand(g, dt_reshape(g, dy, kept), x));
 }
-/* (X..,L..,M,N) as (L..,X*M,N): the first `extra` axes move behind the next ones, and join the rows. */
+/* (X..,L..,M,N) as (L..,X*M,N): the first `extra` axes move after the next ones, and join the rows. */
 static dt_tensor dt__join_rows(dt_graph *g, dt_tensor x, int extra, int transpose)
 {
     dt_shape s = dt__at(g, x)->shape;
@@ -8505,8 +8505,8 @@ static dt__node dt__weight_chain(const dt_shape *b, dt_tensor a, dt_tensor dy, i
     return chain;
 }
 
-/* Flows dB of a batched product; 0 when B is no batch of weights: B (L..,K,N) with its leading axes in A and dC
- * too, behind others. One chain per element over those others and the rows (R3). */
+/* Flows dB of a batched product; 0 when B is not a batch of weights: B (L..,K,N) with its leading axes in A and dC
+ * too, after others. One chain per element over those others and the rows (R3). */
 static int dt__flow_batch_chain(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt_tensor a = dt__input(g, id, 0);
@@ -8523,7 +8523,7 @@ static int dt__flow_batch_chain(dt_graph *g, int32_t id, dt_tensor dy)
 }
 
 /* Of products that share an x, the first that is used makes x's gradient. It is differentiated last, and all uses come
- * behind the products, so it is known by now whether an earlier one has a share. */
+ * after the products, so it is known by now whether an earlier one has a share. */
 static int dt__columns_first(const dt_graph *g, int32_t id)
 {
     for (int32_t i = 0; i < g->shares->count; i++)
@@ -8531,7 +8531,7 @@ static int dt__columns_first(const dt_graph *g, int32_t id)
     return 1;
 }
 
-/* The gradient of an x that product `id` and those behind it share: for every slice of their columns one chain. */
+/* The gradient of an x that product `id` and later ones share: for every slice of their columns one chain. */
 static dt_tensor dt__columns_dx(dt_graph *g, int32_t id, int64_t parts)
 {
     dt_shape s = dt__at(g, dt__input(g, id, 0))->shape;
@@ -10006,7 +10006,7 @@ static void dt__pass_recompute(dt__rewrite *w)
         if (!cheap || dt__root(g, id) != id || dt__is_leaf(copy.op) || copy.op == DT__OP_FULL) continue;
         for (int32_t r = g->forward_count; r < g->count; r++)
             for (int i = 0; i < g->nodes[r].inputs; i++)
-                if (dt__root(g, g->nodes[r].in[i]) == id) /* an auxiliary loss is read behind forward */
+                if (dt__root(g, g->nodes[r].in[i]) == id) /* an auxiliary loss is read after forward */
                     cheap &= !dt__is_view(&g->nodes[g->nodes[r].in[i]]) && g->nodes[r].op != DT__OP_AUX_LOSS_GRAD;
         if (!cheap || g->count + 2 * w->readers[id] + 1 >= w->room) continue;
         for (int i = 0; i < copy.inputs; i++) kept[dt__root(g, copy.in[i])] = 1;
@@ -10373,7 +10373,7 @@ static dt_result dt__pass_order(dt__rewrite *w, int32_t recorded)
             dt__emit_phase(w, phase, begin, recorded, 1);
             if (w->peak >= peak) dt__emit_phase(w, phase, begin, recorded, 0);
         }
-        for (int32_t id = 1; id < g->forward_count && !phase; id++) /* what is read behind forward, as recorded */
+        for (int32_t id = 1; id < g->forward_count && !phase; id++) /* what is read after forward, as recorded */
             if (w->live[id] && g->nodes[id].op == DT__OP_AUX_LOSS) w->order[w->ordered++] = id;
         if (!phase) forward = w->ordered + 1;
     }
@@ -11175,7 +11175,7 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("no-memory-check", NULL, FLAG, no_memory_check, 0, NULL, "start although memory looks too small"),
     DT__LAYOUT("bucket", "BYTES", WHOLE, bucket, 25000000, "[1,inf)", "gradient bytes per reduction"),
     DT__LAYOUT("overlap", "KIND", WORD, overlap, DT_OVERLAP_AUTO, "auto,off,on",
-               "a thread per rank communicates behind the work; auto: if cores are free"),
+               "a thread per rank communicates during the work; auto: if cores are free"),
     DT__LAYOUT("eval-every", "N", WHOLE, output.eval_every, 100, "[0,inf)", "steps between validations; 0: at the end"),
     DT__LAYOUT("eval-batches", "N", WHOLE, output.eval_batches, 8, "[0,inf)", "batches per validation; 0: all"),
     DT__LAYOUT("sample-every", "N", WHOLE, output.sample_every, 0, "[0,inf)", "steps between samples; 0: at the end"),
@@ -11196,7 +11196,7 @@ static const dt__option dt__options[] = {
                "between failures, for --checkpoint-every auto"),
     DT__LAYOUT("checkpoint-kind", "KIND", WORD, checkpoint.kind, DT_SHARDED, "sharded,full",
                "a file per rank, or whole tensors by rank 0"),
-    DT__LAYOUT("checkpoint-async", NULL, FLAG, checkpoint.async, 0, NULL, "sharded: write a copy behind training"),
+    DT__LAYOUT("checkpoint-async", NULL, FLAG, checkpoint.async, 0, NULL, "sharded: write a copy during training"),
     DT__LAYOUT("keep", "N", WHOLE, checkpoint.keep, 2, "[0,inf)", "newest checkpoints that stay; 0: all"),
     DT__LAYOUT("resume", "KIND", WORD, checkpoint.resume, DT_RESUME_AUTO, "auto,never,only",
                "never: refuse a folder with checkpoints; only: one without"),
@@ -11629,7 +11629,7 @@ enum { DT__FILE_LIMIT = 1 << 30, DT__JSON_DEPTH = 64 }; /* bytes of a JSON file;
 typedef struct dt__json {
     const char *path, *text;
     int64_t bytes, at, base; /* base: bytes of the file before the text */
-    char *string; /* the last string, decoded, with at least one spare byte behind it */
+    char *string; /* the last string, decoded, with at least one spare byte after it */
     int64_t length, room;
     int depth;
     dt_result result;
@@ -11796,7 +11796,7 @@ static int dt__json_word(dt__json *j, const char *word)
     return 1;
 }
 
-/* Checks any value and moves behind it. */
+/* Checks any value and moves past it. */
 static int dt__json_skip(dt__json *j)
 {
     int64_t count = 0;
@@ -12035,7 +12035,7 @@ static int64_t dt__pretoken_llama3(const uint8_t *map, const unsigned char *p, i
             end += length;
         return end;
     }
-    if (p[0] != '\r' && p[0] != '\n') { /* one character of any other kind goes with the letters behind it */
+    if (p[0] != '\r' && p[0] != '\n') { /* one character of any other kind goes with the letters after it */
         end = dt__class_end(map, p, length, n, DT__LETTER);
         if (end > length) return end;
     }
@@ -12410,7 +12410,7 @@ static int dt__read_vocabulary(dt_tokenizer *t, dt__json *j)
     return !j->result;
 }
 
-/* Adds the merge whose two sides stand in j->string, `left` bytes and, behind one other byte, the rest. */
+/* Adds the merge whose two sides stand in j->string, `left` bytes and, after one other byte, the rest. */
 static int dt__read_merge(dt_tokenizer *t, dt__json *j, int64_t left)
 {
     char *a = j->string, *b = a + left + 1;
@@ -12701,7 +12701,7 @@ static dt_result dt__data_open_shards(dt_data *d, char *const *path, const dt_to
     return DT_OK;
 }
 
-/* Cuts the tokens into the training part and, behind it, the validation part. */
+/* Cuts the tokens into the training part and, after it, the validation part. */
 static dt_result dt__data_cut(dt_data *d, const char *path, double fraction)
 {
     const dt__shard *last = &d->shard[d->shards - 1];
@@ -13202,7 +13202,7 @@ typedef struct dt__heartbeats {
     dt__message inbox;
     dt__notice in, alive, ask, fault;
     uint32_t *seen;                    /* (size) when, in milliseconds */
-    dt__message *asked, *reply, *tell; /* (size), one behind the other */
+    dt__message *asked, *reply, *tell; /* (size), one after the other */
 } dt__heartbeats;
 
 /* Two threads of a process may use a link at once. */
@@ -13252,7 +13252,7 @@ static dt__message *dt__message_take(dt__message **list, const dt__message *othe
     if (m) (void)dt__message_remove(list, m);
     return m;
 }
-/* A copy of a message that is not taken yet, with room for its data behind it. */
+/* A copy of a message that is not taken yet, with room for its data after it. */
 static dt__message *dt__message_keep(const dt__message *in, int64_t room)
 {
     dt__message *m = (dt__message *)dt__alloc((int64_t)sizeof *m + room, "a message that nobody waits for yet");
@@ -14009,7 +14009,7 @@ static int64_t dt__read_number(const char *path, const char *key)
     return end > at + strlen(line) ? value : -1;
 }
 
-/* Bytes to be had without swapping or the out-of-memory killer: the lesser of the machine's and the container's. */
+/* Bytes available without swapping or the out-of-memory killer: the lesser of the machine's and the container's. */
 static int64_t dt__memory_available(void)
 {
     int64_t free_kb = dt__read_number("/proc/meminfo", "MemAvailable:");
@@ -17688,7 +17688,7 @@ static dt_result dt__tensor_file_close(dt__tensor_file *w, dt_result r, dt__part
 
 /* ---- which tensor of a file a parameter is ---- */
 
-/* Is a stored tensor of this shape? A table of positions may have more rows, behind those of the model. */
+/* Is a stored tensor of this shape? A table of positions may have more rows, after those of the model. */
 static int dt__stored_fits(const dt__stored *s, const dt_shape *shape)
 {
     dt_shape first = s->shape;
@@ -17730,7 +17730,7 @@ static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const d
 
 /* ---- the directory ---- */
 
-/* folder/step-000000200, and a tail behind it. */
+/* folder/step-000000200, and a tail after it. */
 static dt_result dt__step_path(char path[PATH_MAX], const char *folder, int64_t step, const char *tail)
 {
     char name[48];
@@ -18572,7 +18572,7 @@ struct dt_optimizer {
     float steps;               /* as a program sees and loads it */
     dt_parameter *list;        /* (count), then what is kept of each, then the steps */
     char *names;
-    float *state, *sums; /* sums: behind the state, sums of squares of the blocks of a parameter */
+    float *state, *sums; /* sums: after the state, sums of squares of the blocks of a parameter */
 };
 
 /* Lists what the optimizer keeps, and gives it memory. */
@@ -18926,7 +18926,7 @@ typedef struct dt__bucket {
     int32_t last, top;    /* its segments; complete after backward of `last` */
     int32_t group;        /* equal for buckets of the same segments */
     int32_t tied, use;    /* the parameter, or -1; which of its uses */
-    int64_t copies;       /* of it in a set, one behind another: for experts one per rank that shares them, else 1 */
+    int64_t copies;       /* of it in a set, one after another: for experts one per rank that shares them, else 1 */
     int64_t total;        /* offset in the total, which has one copy of everything */
 } dt__bucket;
 
@@ -22572,7 +22572,7 @@ struct dt_trainer {
     char *config;        /* rank 0: the config.json that checkpoints keep; NULL: they get a new one */
     int64_t config_bytes, positions; /* positions that it counts; 0: it does not say */
     float *kept;         /* rank 0: a table in the files of the initial weights */
-    int64_t more;        /* its rows behind those of the model */
+    int64_t more;        /* its rows after those of the model */
     char hash[68];
     int64_t hashed; /* step of the hash; -1: none */
     int live; /* a line of progress that the next one replaces */
@@ -25703,7 +25703,7 @@ DT_API dt_result dt_generate(dt_trainer *t, const char *prompt, const dt_generat
     return r;
 }
 
-/* A dt_source.fetch: all tokens of files that were opened with samples of one token; targets behind the end are -1. */
+/* A dt_source.fetch: all tokens of files that were opened with samples of one token; targets after the end are -1. */
 static dt_result dt__whole_fetch(void *user, dt_split split, int64_t sample, void *input, void *target)
 {
     const dt_trainer *t = (const dt_trainer *)user;

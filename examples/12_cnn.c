@@ -117,7 +117,7 @@ static void show(int32_t pixel[][PIXELS], float belief[][SHAPES], const int32_t 
     }
 }
 
-/* Share of the validation images that are recognised; rank 0 shows the first ones. */
+/* Share of the validation images that are recognised; rank 0 shows some of them. */
 static double recognised(dt_trainer *t)
 {
     static int32_t pixels[VALIDATION][PIXELS], shape[VALIDATION];

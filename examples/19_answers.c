@@ -13,7 +13,7 @@
  *     ./19_answers
  *
  * What it prints
- *     "What is 3 + 4?" is 7 tokens, which are no targets; "It is 7." and its end are 5 targets
+ *     "What is 3 + 4?" is 7 tokens, which are not targets; "It is 7." and its end are 5 targets
  *     loss of the answers: 0.0019 nats per token after 400 steps
  *     What is 3 + 4? It is 7.
  *     What is 6 + 0? It is 6.
@@ -119,7 +119,7 @@ int main(void)
         pairs(t, DT_TRAIN, 34, input, target);
         while (target[skipped] < 0) skipped++;
         while (target[skipped + counted] >= 0) counted++;
-        printf("\"What is 3 + 4?\" is %d tokens, which are no targets; \"It is 7.\" and its end are %d targets\n",
+        printf("\"What is 3 + 4?\" is %d tokens, which are not targets; \"It is 7.\" and its end are %d targets\n",
                skipped + 1, counted);
         r = dt_trainer_open(&trainer, &recipe, &layout);
         if (!r) r = dt_trainer_run(trainer, &info);

@@ -8,7 +8,7 @@
  *       keep the tensor inside. PDT sends less between nodes; DPT can send it in few large pieces.
  *     - Two wrong choices run here: model parallel for a model that fits ("pipeline" lets ranks idle, "tensor" waits
  *       in each block, "data" waits once a step), and tensor parallel across nodes (the line of TPD).
- *     - Data parallel is no remedy for a model that does not fit: the last column is what each rank needs, and only
+ *     - Data parallel is not a remedy for a model that does not fit: the last column is what each rank needs, and only
  *       the cut kinds need less. Every layout ends with one hash.
  *
  * Build and run it, in this folder
