@@ -23577,7 +23577,7 @@ static dt_result dt__state_read(dt_trainer *t, int64_t count, const dt__tensors 
 }
 
 /* Does every rank have the whole state? */
-static int dt__trainer_whole(const dt_trainer *t) { return !t->e.copy; }
+static int dt__state_is_local(const dt_trainer *t) { return !t->e.copy; }
 
 /* Brings the numbers of all ranks to rank 0's block. The blocks are 0 where a rank has no numbers. */
 static dt_result dt__block_join(dt__walk *w)
@@ -23604,7 +23604,7 @@ static dt_result dt__block_join(dt__walk *w)
  * every rank has the whole state; or the rows kept. 0: there are no more, or w->result. */
 static int dt__walk_run(dt__walk *w)
 {
-    const int whole = dt__trainer_whole(w->t);
+    const int whole = dt__state_is_local(w->t);
     while (!w->result) {
         const dt__state_tensor *x = w->of;
         if (x && !w->whole && dt__walk_slice(w)) return 1;
@@ -23629,7 +23629,7 @@ static int dt__walk_run(dt__walk *w)
 static dt_result dt__trainer_hash(dt_trainer *t)
 {
     dt__sha256 sha;
-    int whole = dt__trainer_whole(t);
+    int whole = dt__state_is_local(t);
     dt__walk w = dt__walk_of(t, 0, t->state.count, !whole);
     const float scale[2] = {(float)t->e.powers.scale, (float)t->e.powers.good};
     dt_result r = dt__engine_wait(&t->e);
@@ -23689,7 +23689,7 @@ static dt_result dt__state_write(dt__walk w, const char *folder, const char *nam
     uint16_t half[1024];
     dt__tensor_file_begin(&f, folder, name);
     while (dt__walk_tensor(&names)) dt__walk_announce(&names, &f, type);
-    if (!w.whole || dt__trainer_whole(w.t) || dt_trainer_is_root(w.t)) dt__tensor_file_open(&f);
+    if (!w.whole || dt__state_is_local(w.t) || dt_trainer_is_root(w.t)) dt__tensor_file_open(&f);
     while (dt__walk_run(&w)) {
         if (type == DT__STORED_F32) dt__tensor_file_put(&f, w.data, 4 * w.count);
         for (int64_t i = 0, n; type != DT__STORED_F32 && i < w.count; i += n) {
@@ -24180,7 +24180,7 @@ static dt_result dt__save_full(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
     dt__part_file none[2];
-    int whole = dt__trainer_whole(t), root = dt_trainer_is_root(t);
+    int whole = dt__state_is_local(t), root = dt_trainer_is_root(t);
     dt__walk w = dt__walk_of(t, 0, t->state.count, !whole);
     dt_result r = dt__trainer_agree(t, dt__engine_wait(&t->e));
     w.whole = w.file = 1;
@@ -25410,7 +25410,7 @@ static int dt__loss_in_nats(const dt_trainer *t)
 static int dt__trainer_draws(const dt_trainer *t)
 {
     if (!t->layout.output.sample_length || (!t->tokenizer && t->recipe.model.vocabulary > 256)) return 0;
-    return !t->layout.output.quiet && (dt_trainer_is_root(t) || !dt__trainer_whole(t));
+    return !t->layout.output.quiet && (dt_trainer_is_root(t) || !dt__state_is_local(t));
 }
 
 /* The validation that is due after this step, a text sample, and the hash while all ranks are here. */
@@ -25433,7 +25433,7 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     }
     if (dt__trainer_draws(t) && (last || (o->sample_every && info->step % o->sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
-    if (!r && last && !dt__trainer_whole(t)) r = dt__trainer_hash(t);
+    if (!r && last && !dt__state_is_local(t)) r = dt__trainer_hash(t);
     if (speaks) fflush(stdout);
     return r;
 }
@@ -25588,7 +25588,7 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
         dt__tell("complete: all %lld steps are done, the last with loss %.5g\n", (long long)info->step,
                  (double)info->loss);
     if (dt__trainer_draws(t)) r = dt__trainer_print_sample(t, info->step);
-    return r || dt__trainer_whole(t) ? r : dt__trainer_hash(t);
+    return r || dt__state_is_local(t) ? r : dt__trainer_hash(t);
 }
 
 /* ---- use of what was trained ---- */
