@@ -77,10 +77,8 @@ static dt_result fetch(void *user, dt_split split, int64_t sample, void *input, 
 
 static void environment(const char *name, const char *value)
 {
-    if (value)
-        setenv(name, value, 1);
-    else
-        unsetenv(name);
+    if (value) setenv(name, value, 1);
+    else unsetenv(name);
 }
 
 /* Trains six steps with this fault, and asks after the fifth. weights: how many there are. */
@@ -150,10 +148,8 @@ static dt_result examine(fault *f, int rank, int tree, dt_diagnosis *d, char has
     else *good = *good && d->first == f->expected;
     if (rank) return r;
     printf("%s%s\n", d->first == f->expected ? "" : "UNEXPECTED (is the machine in use?): ", f->what);
-    if (tree)
-        printf("%s", text);
-    else if (d->first < 0)
-        printf("  none fires\n");
+    if (tree) printf("%s", text);
+    else if (d->first < 0) printf("  none fires\n");
     else {
         printf("  question %d\n", d->first + 1);
         wrap("", d->finding[d->first].text);

@@ -37,7 +37,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 enum { UNITS = 16, SAMPLES = 4096, LAYERS = 12, STEPS = 60 };
 typedef struct program {

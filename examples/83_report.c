@@ -35,7 +35,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { STEPS = 30, LATE = 25, MOST = 8, BINS = 8, BAR = 40, SEQUENCE = 32, BATCH = 32 };

@@ -23,6 +23,7 @@ spew("$tmp/all.c", $implement . $main);
 spew("$tmp/all.cpp", $implement . $main);
 spew("$tmp/declare.c", "#include \"dtrain.h\"\n$main");
 spew("$tmp/declare.cpp", "#include \"dtrain.h\"\n$main");
+spew("$tmp/with_declare.$_", join '', map({ "#include \"$_\"\n" } 'dtrain.h', map { "examples/$_.h" } qw(rules doctor timeline report)), $main) for qw(c cpp);
 spew("$tmp/memory.h", "#include <stdlib.h>\n");
 
 sub compiles {
@@ -86,6 +87,7 @@ for my $compiler (@c, @cxx) {
   SKIP: {
         skip "$compiler is not installed", 1 unless $found{$compiler};
         compiles("$compiler: the declarations alone, in ISO $standard", "$compiler -std=$standard $warnings -I$root -fsyntax-only $file");
+        compiles("  and the companion headers after them", "$compiler -std=" . $standard =~ s/c11/gnu11/r . " $warnings -I$root -fsyntax-only with_$file");
     }
 }
 SKIP: {

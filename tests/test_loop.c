@@ -367,6 +367,51 @@ static void test_callbacks(dt_recipe recipe, dt_layout layout)
     dt_trainer_close(&t);
 }
 
+/* dt_probe.call: plain SGD moves the first parameter by rate times gradient. */
+static dt_result descends(dt_probe *p, dt_trainer *t, dt_moment when, const dt_step_info *info)
+{
+    static float before[64], gradient[64];
+    int64_t count = 0;
+    const char *name = when == DT_AT_START || when == DT_AT_STEP ? dt_trainer_parameter_at(t, 0, NULL) : NULL;
+    const float *now = name ? dt_trainer_parameter(t, name, &count) : NULL;
+    if (!now || count > 64) return DT_OK;
+    if (when == DT_AT_STEP && dt_trainer_gradient(t, name, gradient)) return DT_E_DATA;
+    for (int64_t i = 0; when == DT_AT_STEP && i < count; i++) {
+        float moved = before[i] - now[i], should = info->learning_rate * gradient[i];
+        p->number += fabsf(moved - should) <= 1e-6f + 1e-4f * fabsf(should) && should * should > 0.0f ? 1.0 : -100.0;
+    }
+    memcpy(before, now, (size_t)count * 4);
+    return when == DT_AT_STEP && dt_trainer_gradient(t, "nothing", gradient) != DT_E_USAGE ? DT_E_DATA : DT_OK;
+}
+
+/* Options of probes, their numbers in the metrics, and what a program without the probe is told. */
+static void test_probes(dt_recipe recipe, dt_layout layout)
+{
+    char list[4][16] = {"test", "--rules", "--mark=here", "--loud"}, *two[3] = {list[0], list[1], NULL}, **argv = two;
+    char *own[4] = {list[0], list[2], list[3], NULL}, metrics[64], hash[65], line[4000] = "", *found = NULL;
+    const dt_probe_option mark = {"mark", "WORD", "a word", NULL}, loud = {"loud", NULL, "a flag", NULL};
+    int argc = 2;
+    dt_probe probe;
+    FILE *f;
+    layout.output.probes = NULL;
+    tap_ok(dt_args(&argc, &argv, &recipe, &layout) == DT_E_USAGE &&
+           strstr(dt_last_error(), "--rules is an option of examples/rules.h: include it after dtrain.h, and call dt_rules_attach("),
+           "a program without a companion names it at its option");
+    memset(&probe, 0, sizeof probe);
+    probe.call = descends, probe.option[0] = mark, probe.option[1] = loud, probe.metric = "right";
+    layout.output.probes = &probe, argc = 3, argv = own;
+    tap_ok(!dt_args(&argc, &argv, &recipe, &layout) && argc == 1 && probe.option[0].value && !strcmp(probe.option[0].value, "here") &&
+           probe.option[1].value, "a probe has options");
+    snprintf(metrics, sizeof metrics, "%s/probe.jsonl", folder);
+    layout.output.metrics = metrics;
+    recipe.optimizer = DT_SGD, recipe.momentum = 0, recipe.clip = 0, recipe.weight_decay = 0, recipe.steps = 2;
+    tap_ok(!run_plane(recipe, layout, hash) && probe.number > 0.0, "SGD moves a parameter by its gradient times the rate");
+    f = fopen(metrics, "r");
+    while (f && fgets(line, sizeof line, f)) found = strstr(line, "\"right\":");
+    tap_ok(found && atof(found + 8) > 0.0 && atof(found + 8) <= probe.number, "and its number in the metrics");
+    if (f) fclose(f);
+}
+
 static void test_trainer(void)
 {
     dt_recipe recipe = dt_recipe_default(), hooked;
@@ -384,6 +429,7 @@ static void test_trainer(void)
     tap_ok(s.steps == 12 && s.last == 12 && s.rate > 0.0f && s.rate < recipe.learning_rate, "a program's function is called after each step");
     tap_ok(s.moments == DT_AT_START * 100000000000000 + DT_AT_END * 10 + DT_AT_CLOSE && !probe.layout, "  and when a run is opened, ends and is closed");
     test_callbacks(recipe, layout);
+    test_probes(recipe, layout);
     s.stop = 5;
     tap_ok(run_plane(recipe, layout, other) == DT_E_STOPPED && s.last == 5 && strcmp(plain, other), "  and ends the run by what it returns");
 }
