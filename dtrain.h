@@ -888,15 +888,6 @@ DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m)
 /* Cuts n segments of these costs into `parts` runs of neighbours: run i is [begin[i], begin[i + 1]), begin (parts + 1).
  * The costliest run is as cheap as possible, and of such cuts the most even (least squares). O(n^2 parts). */
 DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int64_t *begin);
-/* Work of a pipeline stage on one of `units` units (data shards x micro-batches). A stage owns `chunks` runs of
- * segments, one unless the schedule is interleaved; run c of stage s is number c stages + s of the model. */
-typedef enum dt_work_kind { DT_WORK_FORWARD, DT_WORK_BACKWARD, DT_WORK_WEIGHTS } dt_work_kind;
-typedef struct dt_work {
-    int32_t kind, unit, chunk; /* dt_work_kind: WEIGHTS is zero-bubble's second half of backward */
-    int32_t slot;              /* of the chunk's memory: holds the unit from forward until its last work */
-} dt_work;
-/* The order in which a stage of layout.pp works: list (3 units chunks) at most, *count entries. */
-DT_API dt_result dt_pipeline_order(const dt_layout *l, int64_t units, int64_t stage, dt_work *list, int64_t *count);
 /* A plan: what one rank does in a step, and the memory that it takes for it. It is a function of recipe, layout, number
  * of ranks and rank alone: no rank runs, and no data is read. A trainer executes the plan of each of its ranks.
  *
@@ -18818,6 +18809,14 @@ DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int
 
 /* ---- schedules: the order of units and chunks on a stage ----------------------------------------------- */
 
+/* Work of a stage on one of `units` units. A stage has `chunks` runs of segments, one unless the schedule is
+ * interleaved; run c of stage s is number c stages + s of the model. */
+enum { DT__WORK_FORWARD, DT__WORK_BACKWARD, DT__WORK_WEIGHTS };
+typedef struct dt__work {
+    int32_t kind, unit, chunk; /* WEIGHTS is zero-bubble's second half of backward */
+    int32_t slot;              /* of the chunk's memory: holds the unit from forward until its last work */
+} dt__work;
+
 typedef struct dt__pipe {
     int kind, stages, chunks, units;
 } dt__pipe;
@@ -18828,12 +18827,12 @@ static int64_t dt__pipe_length(const dt__pipe *p)
 }
 
 /* Forward or backward number k of a stage: groups of `stages` units pass through the chunks in turn. */
-static dt_work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
+static dt__work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
 {
-    dt_work w;
+    dt__work w;
     int64_t inside = k % ((int64_t)p->stages * p->chunks);
     w.kind = kind, w.chunk = (int32_t)(inside / p->stages);
-    if (kind != DT_WORK_FORWARD) w.chunk = p->chunks - 1 - w.chunk;
+    if (kind != DT__WORK_FORWARD) w.chunk = p->chunks - 1 - w.chunk;
     w.unit = (int32_t)(k / ((int64_t)p->stages * p->chunks) * p->stages + k % p->stages);
     w.slot = -1;
     return w;
@@ -18843,7 +18842,7 @@ static dt_work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
  * stage (Narayanan et al. 2019). Interleaved: the same over chunks (Narayanan et al. 2021). Zero-bubble: as 1F1B, but a
  * stage delays its weight gradients by one unit for each earlier stage, so that they fill the bubble at the end (ZB-H1,
  * Qi et al. 2023). Every schedule computes weight gradients in the order of units (R3). */
-static void dt__pipe_order(const dt__pipe *p, int stage, dt_work *list)
+static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
 {
     int64_t total = (int64_t)p->units * p->chunks, ahead = p->stages - 1 - stage, f = 0, b = 0, w = 0;
     int split = p->kind == DT_ZERO_BUBBLE;
@@ -18851,27 +18850,27 @@ static void dt__pipe_order(const dt__pipe *p, int stage, dt_work *list)
     if (p->chunks > 1) ahead = 2 * ahead + (int64_t)(p->chunks - 1) * p->stages;
     while (b < total) {
         if (f < total && f - b <= ahead) {
-            *list++ = dt__pipe_nth(p, DT_WORK_FORWARD, f++);
+            *list++ = dt__pipe_nth(p, DT__WORK_FORWARD, f++);
             continue;
         }
-        *list++ = dt__pipe_nth(p, DT_WORK_BACKWARD, b++);
-        if (split && b - w > stage) *list++ = dt__pipe_nth(p, DT_WORK_WEIGHTS, w++);
+        *list++ = dt__pipe_nth(p, DT__WORK_BACKWARD, b++);
+        if (split && b - w > stage) *list++ = dt__pipe_nth(p, DT__WORK_WEIGHTS, w++);
     }
-    while (split && w < total) *list++ = dt__pipe_nth(p, DT_WORK_WEIGHTS, w++);
+    while (split && w < total) *list++ = dt__pipe_nth(p, DT__WORK_WEIGHTS, w++);
 }
 
 /* Gives every unit in flight the lowest free slot of its chunk; slots[c] becomes the number that chunk c needs. Scratch
  * of a chunk (2 units + 1): the slot of each unit, which slots are taken, and a slot below which none is free. */
-static void dt__pipe_slots(const dt__pipe *p, dt_work *list, int32_t *slots, int32_t *scratch)
+static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, int32_t *scratch)
 {
-    int last = p->kind == DT_ZERO_BUBBLE ? DT_WORK_WEIGHTS : DT_WORK_BACKWARD;
+    int last = p->kind == DT_ZERO_BUBBLE ? DT__WORK_WEIGHTS : DT__WORK_BACKWARD;
     const int64_t each = 2 * (int64_t)p->units + 1;
     memset(slots, 0, 4 * (size_t)p->chunks);
     memset(scratch, 0, 4 * (size_t)(p->chunks * each));
     for (int64_t i = 0; i < dt__pipe_length(p); i++) {
-        dt_work *w = &list[i];
+        dt__work *w = &list[i];
         int32_t *of = scratch + w->chunk * each, *taken = of + p->units, *low = taken + p->units;
-        if (w->kind == DT_WORK_FORWARD) {
+        if (w->kind == DT__WORK_FORWARD) {
             while (taken[*low]) ++*low;
             of[w->unit] = *low, taken[*low] = 1;
             slots[w->chunk] = (int32_t)dt__max(slots[w->chunk], *low + 1);
@@ -18889,29 +18888,6 @@ static dt_result dt__pipe_check(const dt__pipe *p)
         return dt__misuse("the interleaved schedule takes micro-batches in groups of %d, one per stage, and a rank has "
                           "%d: change --batch, --micro-batch or --data-shards so that its number is a multiple, or use "
                           "--pipeline 1f1b", p->stages, p->units);
-    return DT_OK;
-}
-
-DT_API dt_result dt_pipeline_order(const dt_layout *l, int64_t units, int64_t stage, dt_work *list, int64_t *count)
-{
-    if (dt__refused("l list count", l, list, count)) return DT_E_USAGE;
-    dt__pipe p;
-    dt_result r;
-    if (l->pp < 1 || l->pp > 1000 || l->chunks < 1 || l->chunks > 1000 || units < 1 || units > 100000 || stage < 0 ||
-        stage >= l->pp)
-        return dt__misuse("stage %lld of %lld, %lld chunks, %lld units: out of range. Use 1 to 1000 stages "
-                          "and chunks, and 1 to 100000 units.", (long long)stage, (long long)l->pp,
-                          (long long)l->chunks, (long long)units);
-    p.kind = l->pipeline, p.stages = (int)l->pp, p.units = (int)units;
-    p.chunks = l->pipeline == DT_INTERLEAVED ? (int)l->chunks : 1;
-    *count = 0;
-    if ((r = dt__pipe_check(&p)) != DT_OK) return r;
-    int32_t *slots = (int32_t *)dt__alloc(8 * (int64_t)p.chunks * (p.units + 1), "a schedule");
-    if (!slots) return DT_E_MEMORY;
-    dt__pipe_order(&p, (int)stage, list);
-    dt__pipe_slots(&p, list, slots, slots + p.chunks);
-    dt__free(slots);
-    *count = dt__pipe_length(&p);
     return DT_OK;
 }
 
@@ -19208,7 +19184,7 @@ typedef struct dt__program {
     int32_t count, capacity;
     int32_t gathered, worked; /* 1 + segment of the last gather; index of the last FORWARD or RECOMPUTE, before any 0 */
     const void *loaded;       /* the unit of the last LOAD */
-    dt_work *work;
+    dt__work *work;
     int64_t works;
     dt__stack parts; /* this rank's partial sums at the end of the run */
     dt_result result;
@@ -19224,7 +19200,7 @@ typedef struct dt__work_unit {
     dt__stack stack;     /* partial sums, before the leaf is folded */
 } dt__work_unit;
 
-static dt_instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__work_unit *u, const dt_work *w)
+static dt_instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__work_unit *u, const dt__work *w)
 {
     dt_instr *i;
     if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list)) return p->result = DT_E_MEMORY, &p->lost;
@@ -19294,14 +19270,14 @@ static void dt__program_gather(dt__program *p, const dt__shape_of_work *s, int32
 }
 
 /* Loads the samples of a unit, unless the last work was of it. */
-static void dt__program_load(dt__program *p, const dt__work_unit *u, const dt_work *w)
+static void dt__program_load(dt__program *p, const dt__work_unit *u, const dt__work *w)
 {
     if (!u->ghost && p->loaded != u) dt__emit(p, DT_LOAD, -1, u, w);
     if (!u->ghost) p->loaded = u;
 }
 
 static void dt__program_forward(dt__program *p, const dt__shape_of_work *s, const dt__chunk *c, const dt__work_unit *u,
-                                const dt_work *w)
+                                const dt__work *w)
 {
     dt__program_load(p, u, w);
     if (!u->ghost && !c->first) dt__emit(p, DT_RECV, c->begin, u, w);
@@ -19316,7 +19292,7 @@ static void dt__program_forward(dt__program *p, const dt__shape_of_work *s, cons
 
 /* Recomputes the values that backward needs, unless this segment's forward was the last and nothing is offloaded. */
 static void dt__program_recompute(dt__program *p, const dt__shape_of_work *s, int32_t segment, const dt__work_unit *u,
-                              const dt_work *w)
+                              const dt__work *w)
 {
     const dt_instr *f = &p->list[p->worked];
     if (s->recompute != DT_RECOMPUTE_FULL) return;
@@ -19325,23 +19301,23 @@ static void dt__program_recompute(dt__program *p, const dt__shape_of_work *s, in
 }
 
 static void dt__program_backward(dt__program *p, const dt__shape_of_work *s, const dt__store *store, const dt__chunk *c,
-                                 const dt__work_unit *u, const dt_work *w)
+                                 const dt__work_unit *u, const dt__work *w)
 {
     dt__program_load(p, u, w);
-    if (!u->ghost && !c->last && w->kind == DT_WORK_BACKWARD) dt__emit(p, DT_RECV, c->end - 1, u, w)->back = 1;
+    if (!u->ghost && !c->last && w->kind == DT__WORK_BACKWARD) dt__emit(p, DT_RECV, c->end - 1, u, w)->back = 1;
     for (int32_t q = c->end - 1; q >= c->begin; q--) {
         dt_instr *i;
         dt__program_gather(p, s, q);
         if (u->ghost) continue;
         for (int32_t f = q == c->end - 1 ? q : q - s->horizon; f >= q - s->horizon && f >= c->begin && s->horizon; f--)
             if (f) dt__emit(p, DT_FETCH, f, u, w);
-        if (w->kind == DT_WORK_BACKWARD) dt__program_recompute(p, s, q, u, w);
-        i = dt__emit(p, w->kind == DT_WORK_WEIGHTS ? DT_WEIGHTS : DT_BACKWARD, q, u, w);
+        if (w->kind == DT__WORK_BACKWARD) dt__program_recompute(p, s, q, u, w);
+        i = dt__emit(p, w->kind == DT__WORK_WEIGHTS ? DT_WEIGHTS : DT_BACKWARD, q, u, w);
         i->set = u->set, i->fresh = u->fresh;
         i->completes = u->done && (s->pipe.kind != DT_ZERO_BUBBLE || i->op == DT_WEIGHTS);
-        if (s->pipe.kind != DT_ZERO_BUBBLE || w->kind == DT_WORK_WEIGHTS) dt__program_buckets(p, s, store, q, u);
+        if (s->pipe.kind != DT_ZERO_BUBBLE || w->kind == DT__WORK_WEIGHTS) dt__program_buckets(p, s, store, q, u);
     }
-    if (!u->ghost && !c->first && w->kind == DT_WORK_BACKWARD) dt__emit(p, DT_SEND, c->begin, u, w)->back = 1;
+    if (!u->ghost && !c->first && w->kind == DT__WORK_BACKWARD) dt__emit(p, DT_SEND, c->begin, u, w)->back = 1;
 }
 
 static int dt__is_work(const dt_instr *i)
@@ -19423,7 +19399,7 @@ static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, co
     dt__work_unit *unit = (dt__work_unit *)dt__alloc((int64_t)sizeof *unit * s->pipe.units, "the step program");
     int32_t *slot = (int32_t *)dt__alloc(8 * (int64_t)s->pipe.chunks * (s->pipe.units + 1), "the step program");
     p->works = dt__pipe_length(&s->pipe);
-    p->work = (dt_work *)dt__alloc((int64_t)sizeof *p->work * p->works, "the step program");
+    p->work = (dt__work *)dt__alloc((int64_t)sizeof *p->work * p->works, "the step program");
     if (!unit || !slot || !p->work) return dt__free(unit), dt__free(slot), DT_E_MEMORY;
     dt__run_parts(s->lo, s->hi, &p->parts);
     dt__program_units(s, unit);
@@ -19431,8 +19407,8 @@ static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, co
     dt__pipe_slots(&s->pipe, p->work, slot, slot + s->pipe.chunks);
     for (int c = 0; c < s->pipe.chunks; c++) chunks[c].slots = slot[c];
     for (int64_t k = 0; k < p->works; k++) {
-        const dt_work *w = &p->work[k];
-        if (w->kind == DT_WORK_FORWARD) dt__program_forward(p, s, &chunks[w->chunk], &unit[w->unit], w);
+        const dt__work *w = &p->work[k];
+        if (w->kind == DT__WORK_FORWARD) dt__program_forward(p, s, &chunks[w->chunk], &unit[w->unit], w);
         else dt__program_backward(p, s, store, &chunks[w->chunk], &unit[w->unit], w);
     }
     dt__emit(p, DT_TIE, -1, NULL, NULL);
@@ -19455,7 +19431,7 @@ static dt_result dt__program_pass(dt__program *p, const dt__shape_of_work *s, co
 {
     dt__shape_of_work pass = *s;
     dt__work_unit unit = DT__ZERO;
-    dt_work w = DT__ZERO;
+    dt__work w = DT__ZERO;
     pass.horizon = 0, pass.zero = gathers ? 3 : 0;
     for (; w.chunk < s->pipe.chunks; w.chunk++) dt__program_forward(p, &pass, &chunks[w.chunk], &unit, &w);
     return p->result ? p->result : dt__program_streams(p, &pass, store);
@@ -21294,13 +21270,6 @@ static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
     return dt__error(r, "%s", error);
 }
 
-/* Is an instruction of stream 0 communication? */
-static int dt__engine_sends(const dt__engine *e, const dt_instr *i)
-{
-    return i->op == DT_REDUCE || i->op == DT_CONTEXT || i->op == DT_SEND || i->op == DT_RECV || i->op == DT_GATHER ||
-           (i->op == DT_TIE && e->p.shape.pipe.stages > 1);
-}
-
 /* Runs the instructions of a program, of a pass those before segment `end`. */
 static dt_result dt__program_run(dt__engine *e, const dt__program *p, int64_t end, dt__load_fn load, void *owner)
 {
@@ -21328,7 +21297,7 @@ static dt_result dt__program_run(dt__engine *e, const dt__program *p, int64_t en
         if (!r) r = e->exchanged;
         done = dt__now();
         if (!step) continue;
-        if (dt__engine_sends(e, i)) e->seconds_sending += done - start;
+        if (i->axes && !dt__is_work(i) && i->op != DT_UPDATE) e->seconds_sending += done - start;
         else e->seconds_working += done - start;
         if (i->op == DT_REDUCE || i->op == DT_GATHER) e->seconds_summing += done - start;
         if (e->when) e->when[2 * k] = start, e->when[2 * k + 1] = done;

@@ -321,7 +321,6 @@ static const dt_model *own_model(void)
 static dt_step_info info;
 static dt_compilation_report report;
 static dt_mesh mesh;
-static dt_work work[3 * 8 * 8 * 8];
 static int64_t out64[16];
 static int32_t out32[16];
 
@@ -363,7 +362,6 @@ static int32_t out32[16];
     X(dt_optimizer_close, dt_optimizer_close(odd() ? NULL : &optimizer)) X(dt_optimizer_step, (void)dt_optimizer_step(optimizer, draw(2) ? comm : NULL, (dt_step_info *)some(&info))) \
     X(dt_optimizer_parameters, (void)dt_optimizer_parameters(optimizer, (dt_parameter *)some(room), few())) X(dt_parameters_save, (void)dt_parameters_save(odd() ? file() : "saved.safetensors", parameters(), few())) \
     X(dt_parameters_load, (void)dt_parameters_load(file(), parameters(), few())) X(dt_partition, (void)dt_partition((const double *)some((void *)(uintptr_t)doubles()), few(), few(), (int64_t *)some(room))) \
-    X(dt_pipeline_order, (l = layout(), l ? l->pp = 1 + draw(4), l->chunks = 1 + draw(2), l->pipeline = small(), 0 : 0, (void)dt_pipeline_order(l, few(), whole(), (dt_work *)some(work), (int64_t *)some(out64)))) \
     X(dt_plan_open, (void)(dt_plan_close(&planned), dt_plan_open(odd() ? NULL : &planned, recipe(), layout(), small(), small()))) \
     X(dt_plan_close, dt_plan_close(odd() ? NULL : &planned)) X(dt_plan_program, (void)dt_plan_program(planned, (int64_t *)some(out64))) \
     X(dt_plan_memory, (void)dt_plan_memory(planned, (int64_t *)some(out64))) \
@@ -445,7 +443,7 @@ static void build(int which)
         LIST(CALL) \
     }
 CALLER(call_graph, GRAPHS, N_BUILDERS, )
-CALLER(call_own, OWN, N_BUILDERS + N_GRAPHS, dt_layout *l;)
+CALLER(call_own, OWN, N_BUILDERS + N_GRAPHS, )
 CALLER(call_data, DATA, N_BUILDERS + N_GRAPHS + N_OWN, static dt_rank_step s;)
 CALLER(call_ranks, RANKS, N_BUILDERS + N_GRAPHS + N_OWN + N_DATA, dt_comm *sub;)
 CALLER(call_trainer, TRAINERS, N_BUILDERS + N_GRAPHS + N_OWN + N_DATA + N_RANKS, )

@@ -224,10 +224,9 @@ static void check_lists(void)
     dt_optimizer *o = NULL;
     dt_recipe recipe = dt_recipe_default();
     dt_layout l = dt_layout_default();
-    dt_work work[3 * 8 * 2];
     dt_mesh mesh;
     double costs[3] = {1, 2, 3};
-    int64_t begin[4], count;
+    int64_t begin[4];
     dt_parameter p = {"x", dt_shape1(2), NULL, NULL};
     (void)dt_param(g, "a", dt_shape1(2), DT_INIT_ONES, 0.0f);
     tap_ok(dt_graph_parameters(g, NULL, 0) == 1 && dt_graph_parameters(g, NULL, -5) == 1, "no room asks for the number alone");
@@ -246,8 +245,6 @@ static void check_lists(void)
     costs[1] = NAN;
     says(dt_partition(costs, 3, 2, begin) == DT_E_USAGE, "finite", "and of NaN");
     says(dt_mesh_of(&l, 0, 0, &mesh) == DT_E_USAGE && dt_mesh_of(&l, 2, 2, &mesh) == DT_E_USAGE, "rank 2 of 2", "a rank that there is not");
-    l.pp = 4;
-    tap_ok(!dt_pipeline_order(&l, 8, 0, work, &count) && count == 16 && work[0].slot == 0 && work[3].slot == 3 && work[15].slot >= 0 && work[15].slot < 4, "dt_pipeline_order says which slot a unit has");
     g = opened();
     tap_ok(dt_dim(g, dt_linear(g, dt_full(g, dt_shape1(3), 1.0f), "w", 5), 0) == 5, "dt_linear takes a vector");
     dt_graph_close(&g), g = opened();
