@@ -5,8 +5,8 @@
  *       convolutions, each followed by a max-pooling that halves the sides.
  *     - A convolution looks at 3x3 places at a time with the same few weights everywhere, so it knows a shape at any
  *       place, and a shape's place may be random.
- *     - Both are made of ops (conv.h): nine slices of the padded image are the columns of a matrix, a row per place, and
- *       the convolution is its product with the weights.
+ *     - Both are made of ops (conv.h): nine slices of the padded image are the columns of a matrix, a row per place,
+ *       and the convolution is its product with the weights.
  *     - Each image is one of four shapes over noise, drawn in integer arithmetic for the reason given in 11_mlp.c.
  *
  * Build and run it, in this folder
@@ -72,13 +72,9 @@ static dt_result image(void *user, dt_split split, int64_t sample, void *input, 
 /* whole numbers (B,144) -> (B,16*3*3) features */
 static dt_tensor look(dt_graph *g, dt_tensor x, const void *user)
 {
-    conv_window three, two;
+    static const conv_window three = {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}; /* size, stride, padding, dilation, groups */
+    static const conv_window two = {{2, 2}, {2, 2}, {0, 0}, {1, 1}, 1};
     (void)user;
-    memset(&three, 0, sizeof three);
-    memset(&two, 0, sizeof two);
-    three.size[0] = three.size[1] = 3;
-    three.padding[0] = three.padding[1] = 1;
-    two.size[0] = two.size[1] = 2;
     x = dt_scale(g, dt_cast(g, x, DT_F32), 1.0f / 128.0f);
     x = dt_reshape(g, x, dt_shape4(dt_dim(g, x, 0), 1, SIDE, SIDE));                  /* (B,1,12,12) */
     x = pool(g, dt_gelu(g, conv(g, x, "conv1", 8, &three)), 0, &two);                 /* (B,8,6,6) */
