@@ -916,6 +916,7 @@ DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int
     X(REDUCE) X(TOTAL) X(GATHER) X(TIE) X(UPDATE)
 #define DT__INSTR_ENUM(name) DT_##name,
 typedef enum dt_instr_op { DT_INSTRUCTIONS(DT__INSTR_ENUM) DT_INSTR_COUNT } dt_instr_op;
+#undef DT__INSTR_ENUM
 typedef struct dt_instr {
     int32_t op, segment, micro, shard, bucket; /* dt_instr_op; -1: none, here and below */
     int32_t stream, after[2];
