@@ -3414,7 +3414,7 @@ static void DT__K(dt__unary)(int op, float *out, const float *x, int64_t n, floa
 }
 
 /* ---- conversions of storage types ----
- * All four are a sign, an exponent and a mantissa, narrower than fp32's by `shift` bits (dt__format, H3 above). */
+ * All four are a sign, an exponent and a mantissa, narrower than fp32's by `shift` bits (dt__format, H3). */
 
 /* mask lane set ? a : b */
 DT__INLINE dt__vi DT__K(dt__v_pick)(dt__vi mask, dt__vi a, dt__vi b) { return (a & mask) | (b & ~mask); }

@@ -87,9 +87,9 @@ static inline dt_tensor conv_shaped(dt_graph *g, dt_tensor y, int dims, int64_t 
 }
 
 /* Cross-correlation (LeCun et al. 1989) of x (B,C,L) with weight (O,C/groups,K) -> (B,O,L'), or of x (B,C,H,W) with
- * weight (O,C/groups,KH,KW) -> (B,O,H',W'); n' = (n + 2 padding - dilation (size - 1) - 1) / stride + 1, the size that of
- * weight. bias (O), or id 0: none. Each output is one chain over (input channel, tap), the bias added last; the weight's
- * gradient is one over (sample, position). In both, places outside the tensor are terms with the value 0. */
+ * weight (O,C/groups,KH,KW) -> (B,O,H',W'); n' = (n + 2 padding - dilation (size - 1) - 1) / stride + 1, with the
+ * size of weight. bias (O), or id 0: none. Each output is one chain over (input channel, tap), the bias added last; the
+ * weight's gradient is one over (sample, position). In both, places outside the tensor are terms with the value 0. */
 static inline dt_tensor conv_of(dt_graph *g, dt_tensor x, dt_tensor weight, dt_tensor bias, const conv_window *window)
 {
     dt_shape sx = dt_shape_of(g, x), sw = dt_shape_of(g, weight);
