@@ -22373,8 +22373,10 @@ static dt_result dt__help(const char *program, const char *which, const dt_recip
                  which ? "" : " These are the most common options; --help all lists every option.");
     dt__help_group(&t, !!which, "Recipe", DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe, own);
     dt__help_group(&t, !!which, "Layout", DT__ROWS(dt__options), DT__GROUP_LAYOUT, layout, own);
-    if (layout->output.probes) dt__text_add(&t, "\nProbes: headers beside dtrain.h\n");
-    for (int i = 0; (o = dt__probe_option(layout, i)) != NULL; i++) dt__help_row(&t, o->name, o->argument, o->help);
+    for (int i = 0; which && (o = dt__probe_option(layout, i)) != NULL; i++) {
+        if (!i) dt__text_add(&t, "\nProbes: headers beside dtrain.h\n");
+        dt__help_row(&t, o->name, o->argument, o->help);
+    }
     return dt__help_end(&t, !!which, own);
 }
 

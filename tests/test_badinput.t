@@ -176,8 +176,9 @@ SKIP: {
     ok($status == 1 && $err =~ /the plan needs up to [\d.]+ GB/, '1558M is refused before its memory is taken') or diag($err);
 }
 
-# --help fits on a screen; --help all has every row of the tables, once, under headings.
+# --help fits on a screen; --help all has every row of the tables and of the companion headers, once, under headings.
 my @option = slurp("$root/dtrain.h") =~ /^    DT__(?:RECIPE|LAYOUT|LAUNCH)\("([\w-]+)"/mg;
+push @option, map { slurp("$root/examples/$_.h") =~ /dt_probe_option \w+ = \{\s*"([\w-]+)"/g } qw(rules doctor timeline report);
 cmp_ok(scalar @option, '>', 90, 'the header has ' . @option . ' options');
 for my $all ('', ' all', '=all') {
     my ($status, $out, $err) = run(60, "$program --help$all");
