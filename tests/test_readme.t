@@ -55,17 +55,35 @@ my @files = grep { -e "$root/$_" } qw(dtrain.h examples notebooks-c tests build.
 is((run_in($root, 60, "cp -R @files '$copy'"))[0], 0, 'a fresh copy');
 my ($main) = grep { /\bint main\(/ } $readme =~ /^```c\n(.*?)^```$/msg;
 spew("$copy/main.c", $main) if $main;
-spew("$copy/book.txt", slurp(corpus(200000)));
+spew("$copy/book.txt", slurp(corpus(full() ? 200000 : 50000)));
 
-# Without --full a cc in front of the compiler links programs to the tests' implementation; the first is compiled alone.
+# Without --full a cc in front of the compiler saves compilations of the header, and an mpicc before Open MPI's. Programs are
+# linked to the tests' implementations, and build.sh gets a copy of one.
 if (!full()) {
+    my ($cc, $mpicc) = map { (run(10, "command -v $_"))[1] =~ s/\s+$//r } $ENV{CC} || 'cc', 'mpicc';
     my ($object) = implementation('library') =~ /(\S+\.o)/;
-    my $cc = (run(10, 'command -v ' . ($ENV{CC} || 'cc')))[1] =~ s/\s+$//r;
+    my ($engines) = $mpicc ? implementation('engines') =~ /(\S+\.o)/ : '';
     mkdir "$tmp/front";
-    spew("$tmp/front/cc", "#!/bin/sh\ncase \"\$*\" in\n*' -c '* | *' -x '* | *DTRAIN_IMPLEMENTED* | *'.o '*) exec $cc \"\$@\" ;;\n*-lm\\ -lpthread*) "
-        . "[ -e $tmp/alone ] && exec $cc -DDTRAIN_IMPLEMENTED \"\$@\" $object -lm -lpthread -ldl; touch $tmp/alone ;;\nesac\nexec $cc \"\$@\"\n");
-    chmod 0755, "$tmp/front/cc";
+    spew("$tmp/front/cc", <<"TEXT");
+#!/bin/sh
+case "\$*" in
+*' build/dtrain.c -o build/dtrain.o -c '*) exec cp $object build/dtrain.o ;;
+*' -c '* | *' -x '* | *DTRAIN_IMPLEMENTED* | *'.o '*) ;;
+*'-lm -lpthread'*) exec $cc -DDTRAIN_IMPLEMENTED "\$@" $object -lm -lpthread -ldl ;;
+esac
+exec $cc "\$@"
+TEXT
+    spew("$tmp/front/mpicc", <<"TEXT");
+#!/bin/sh
+case "\$*" in
+*' -DDT_MPI -DDT_OFI main.c '*) exec $mpicc -DDTRAIN_IMPLEMENTED "\$@" $engines -lfabric -lm -lpthread -ldl ;;
+esac
+exec $mpicc "\$@"
+TEXT
+    chmod 0755, "$tmp/front/cc", $mpicc ? "$tmp/front/mpicc" : ();
     $ENV{PATH} = "$tmp/front:$ENV{PATH}";
+    my $venv = 'build/notebooks/venv'; # with the packages that the notebooks' own test has installed
+    run(60, "mkdir -p '$copy/build/notebooks' && cp -R $root/$venv '$copy/$venv'") if -d "$root/$venv";
 }
 $ENV{DT_README_QUICK} = 1;
 delete $ENV{$_} for qw(DT_TEST_BUILD DT_TEST_CFLAGS);
