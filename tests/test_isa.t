@@ -61,7 +61,7 @@ SKIP: {
         if (run(60, "$cross -static empty.c -o empty && $qemu ./empty"))[0];
     build("$cross: no warning", "$cross -std=gnu11 -O2 -static $warnings -I$root $root/examples/06_train.c -o arm -lm -lpthread") or skip 'no program', 1;
     build("$cross -std=c11 -DDT_NO_THREADS -DDT_STATIC: no warning", "$cross -std=c11 $warnings -DDT_NO_THREADS -DDT_STATIC -I$root -fsyntax-only $root/examples/06_train.c");
-    build('aarch64-linux-gnu-g++ -std=c++17: no warning', "echo '#include \"dtrain.h\"' >all.cpp; aarch64-linux-gnu-g++ -std=c++17 $warnings -DDTRAIN_IMPLEMENTATION -I$root -c all.cpp -o all.o")
+    build('aarch64-linux-gnu-g++ -std=c++17: no warning', "echo '#include \"dtrain.h\"' >all.cpp; aarch64-linux-gnu-g++ -std=c++17 $warnings -DDTRAIN_IMPLEMENTATION -DDT_DEBUG -I$root -c all.cpp -o all.o")
         if have('aarch64-linux-gnu-g++');
     same('aarch64, NEON', 'base', "$qemu ./arm", '--ranks 1 --threads 1');
     same('aarch64, portable, 3 ranks as threads', 'dropout', "DT_ISA=portable $qemu ./arm", '--ranks 3 --launch threads --threads 1');

@@ -12,7 +12,7 @@ use Layouts;
 use List::Util qw(max min shuffle);
 use Test::More;
 
-my $most = $ENV{DT_LAYOUTS} || (sanitized() ? 10 : 40);
+my $most = $ENV{DT_LAYOUTS} || (sanitized() ? 10 : 25);
 seeded();
 
 # ---- a sample of all layouts ----
@@ -109,13 +109,15 @@ for my $recipe ('', '--ema 0.5 --evaluate-ema', sort keys %places_of) {
     my %places = %{$places_of{$recipe} || \%places};
     my $alone = said("--ranks 1 $recipe");
     like($alone, qr{^status 0\n1/4  loss .*\n2/4  validation loss .*\n4/4  loss .*\n4/4  validation loss .*\ntext [0-9a-f]{88}\n[0-9a-f]{64}$}, "1 rank $recipe: losses, validation twice, 40 bytes of text behind the prompt");
-    is(said("$places{$_}$kind $recipe"), $alone, "$_ $recipe: the same losses, validation losses, text and hash") for sort keys %places;
+    my @places = sort keys %places;
+    @places = (shuffle @places)[0 .. $#places / 2] unless full();
+    is(said("$places{$_}$kind $recipe"), $alone, "$_ $recipe: the same losses, validation losses, text and hash") for @places;
 }
 
 # ---- ranks killed in the middle ----
 
 SKIP: {
-    my $times = full() ? 10 : 2;
+    my $times = full() ? 10 : 1;
     my @modes = ('--pp 2 --zero 3', '--pp 2 --pipeline interleaved', '--tp 2 --tensor-shards 2 --sequence-parallel',
         '--zero 3 --bucket 20000', '--recompute full --offload', '--experts 4 --ep 4', '--experts 4 --ep 2 --zero 2',
         '--cp 4 --context-shards 4', '--cp 2 --context-shards 2 --overlap on', '--cp 2 --context-shards 2 --experts 4 --ep 2',
