@@ -1,14 +1,15 @@
 #!/usr/bin/env perl
 # Training over engines: the hashes of layouts on ranks that Open MPI or libfabric connects, on one node, on several that
 # are played here (DT_NODES), and in network namespaces; the collectives alone; ranks that die or freeze, and a job that
-# goes on from its checkpoint. What is not installed or not permitted is skipped with the reason.
+# goes on from its checkpoint. What is not installed or not permitted is skipped with the reason. Engines, layouts and shapes
+# make families of like cases: a sample of each, which seeded() draws, and all of them with --full.
 use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::Bin;
 use Dt;
 use IO::Socket::INET;
-use List::Util qw(sum0);
+use List::Util qw(min shuffle sum0);
 use Test::More;
 use Time::HiRes qw(sleep time);
 
@@ -37,6 +38,13 @@ sub ranks {
     return $script . "s=0\n" . join('', map { "wait \$p$_ || s=\$?\n" } 0 .. $count - 1) . "exit \$s";
 }
 
+seeded();
+# So many of the cases, drawn; all of them with --full.
+sub drawn {
+    my ($count, @cases) = @_;
+    return full() ? @cases : (shuffle(@cases))[0 .. min($count, scalar @cases) - 1];
+}
+
 my %want = golden();
 # in: on hosts, how each rank comes to its own (over MPI, the command that starts all)
 sub equal {
@@ -53,15 +61,10 @@ sub equal {
 my @layouts = ([3, 'shard', ''], [4, 'each', '--zero 3 --overlap on'], [4, 'tensor', '--tp 2 --pp 2'],
     [4, 'context', '--cp 4'], [4, 'experts', '--ep 4 --zero 1'], [4, 'deep', '--pp 4 --pipeline interleaved']);
 my @engines = (($mpi ? 'mpi' : ()), $ofi ? ('tcp;ofi_rxm', 'net', 'shm') : ());
-for my $engine (@engines) {
-    my $k = 0;
-    for my $l (@layouts) {
-        my $nodes = $engine eq 'mpi' || full() ? $l->[0] : (2, $l->[0])[$k++ % 2];
-        equal($engine, $l->[0], $nodes, $l->[1], $l->[2]);
-        equal($engine, $l->[0], 2, $l->[1], $l->[2]) if $engine eq 'mpi' || full();
-    }
-    equal($engine, 2, 1, 'shard', '');
+for my $l (@layouts) {
+    for my $engine (drawn(2, @engines)) { equal($engine, $l->[0], $_, $l->[1], $l->[2]) for drawn(1, $l->[0], 2) }
 }
+equal($_, 2, 1, 'shard', '') for @engines;
 my ($status, $out, $err) = run(60, ranks($engines[0], 4, "$train --data " . corpus(20000) . ' --model nano --steps 1 --validation 0 --sample-length 0', 'DT_NODES=2'));
 like($out, qr/^layout   4 ranks on 2 nodes \(shared memory inside, .* between\)/m, 'the banner says what was chosen');
 my $started = $engines[0] eq 'mpi' ? qr/Open MPI: rank 0 of 4 \(0 of 4 here\) on 1 host$/m : qr/torchrun: rank 0 of 4, meeting at 127\.0\.0\.1, port \d+$/m;
@@ -69,18 +72,19 @@ like($out, qr/^started  by $started/m, 'and who started the ranks');
 
 # ---- the collectives alone ----
 
-for my $engine (@engines) {
-    for my $what (qw(private symmetric parts split races background rows)) {
-        for my $shape (full() ? ([2, 2], [4, 2], [5, 3], [4, 4], [4, 1]) : $what eq 'parts' ? ([2, 2], [5, 3], [4, 4]) : $what eq 'symmetric' ? ([2, 2], [4, 2]) : [4, 2]) {
+for my $what (qw(private symmetric parts split), full() ? 'races' : 'races 500', qw(background rows)) {
+    for my $engine (drawn(2, @engines)) {
+        for my $shape (drawn(1, [2, 2], [4, 2], [5, 3], [4, 4], [4, 1])) {
             my ($status, $out, $err) = run(200, ranks($engine, $shape->[0], "$comm $what", "DT_NODES=$shape->[1]"));
             is($status, 0, "$engine: $what on $shape->[0] ranks, $shape->[1] nodes") or diag(substr("$out$err", 0, 2000));
         }
     }
 }
 
-for my $engine (@engines) {
-    for my $what ('real', 'large') {
-        for my $shape (full() ? ([2, 2], [5, 3], [4, 4], [3, 1]) : $what eq 'large' ? [2, 2] : $engine eq 'mpi' ? ([2, 1], [2, 2], [3, 3]) : ([2, 2], [3, 2])) {
+# large
+for my $what ('real', 'large') {
+    for my $engine (drawn(2, @engines)) {
+        for my $shape (drawn(1, [2, 2], [5, 3], [4, 4], [3, 1])) {
             my ($status, $out, $err) = run(200, ranks($engine, $shape->[0], "$collect $what", "DT_NODES=$shape->[1]"));
             is($status, 0, "$engine: collectives, $what on $shape->[0] ranks, $shape->[1] nodes") or diag(substr("$out$err", 0, 2000));
         }
@@ -88,8 +92,8 @@ for my $engine (@engines) {
 }
 
 # ranks that do not make the same call are told, whether a message says so, or one that nobody waits for
-for my $engine (@engines) {
-    for my $what ('', '_short', '_root', '_count', '_sender') {
+for my $what ('', '_short', '_root', '_count', '_sender') {
+    for my $engine (drawn(2, @engines)) {
         my ($status, $out, $err) = run(60, ranks($engine, 3, "$collect mismatch$what --timeout 2", 'DT_NODES=3'));
         $err .= join '', map { slurp("$tmp/rank.$_") } $engine eq 'mpi' ? () : (1, 2);
         my $named = ($engine eq 'mpi' && $what eq '_root') || $err =~ /ranks disagree: rank \d is in [a-z-]+ #\d+ \(/; # MPI: a length
@@ -172,7 +176,7 @@ sub far_apart {
         "ip -n $space[$i] addr add 10.77.8." . ($i + 1) . "/24 dev dtr$$", "ip -n $space[$i] link set dtr$$ up") } 0, 1;
     if (slurp("$tmp/relay") ne "ready\n" || (run(20, join ' && ', @lines))[0]) { note('no TUN devices here: ' . slurp("$tmp/relay")) }
     else {
-        for my $engine (grep { /^mpi$|tcp/ } @engines) {
+        for my $engine (drawn(1, grep { /^mpi$|tcp/ } @engines)) {
             for my $way (['dp=2', ''], ['tp=2', '--tp 2'], ['pp=2', '--pp 2']) {
                 my ($hash, $bytes, $seconds) = step_over($engine, 2, "$recipe{tensor} $way->[1]");
                 is($hash, $want{tensor}, sprintf '%s, 3 ms each way, %s: %.2f MB in a step of %.3f s', $engine, $way->[0], $bytes / 1e6, $seconds);
@@ -185,11 +189,11 @@ sub far_apart {
 
 # Each mode over the two hosts, and over four with a rank on each.
 sub modes_over {
-    my ($mpi, $in, $k) = @_;
-    for my $l (@layouts) {
-        my @with = grep { $_ ne 'shm' && ($_ ne 'mpi' || $mpi) } @engines;
-        @with = $with[$k++ % @with] if !full();
-        equal($_, $_ eq 'mpi' ? 4 : $l->[0], '', $l->[1], $l->[2], $_ eq 'mpi' ? $mpi : $in) for @with;
+    my ($mpi, $in) = @_;
+    for my $l (drawn(4, @layouts)) {
+        for my $engine (drawn(1, grep { $_ ne 'shm' && ($_ ne 'mpi' || $mpi) } @engines)) {
+            equal($engine, $engine eq 'mpi' ? 4 : $l->[0], '', $l->[1], $l->[2], $engine eq 'mpi' ? $mpi : $in);
+        }
     }
 }
 
@@ -232,9 +236,9 @@ SKIP: {
         cmp_ok($crossed, '>=', $told, "$engine: the link has carried the $told bytes that rank 0 counts");
         cmp_ok($crossed, '<', 1.1 * $told + 200_000, "  and little more: $crossed");
     }
-    modes_over($mpi && mpi_hosts(2), \@in, 0);
+    modes_over($mpi && mpi_hosts(2), \@in);
     other_launchers() if $ofi;
-    if ($ofi && four_hosts()) { modes_over('', [map { "ip netns exec $_" } @far], 1) }
+    if ($ofi && four_hosts()) { modes_over('', [map { "ip netns exec $_" } @far]) }
     elsif ($ofi) { note('a bridge cannot be made here: no four hosts') }
     shaped() if have('tc') && grep { /tcp|net/ } @engines;
     far_apart() if -e '/dev/net/tun';
@@ -273,7 +277,7 @@ sub hurt {
     return ($status, $said->(), $seconds // time - $start);
 }
 
-for my $engine (grep { $_ ne 'shm' } @engines) {
+for my $engine (drawn(2, grep { $_ ne 'shm' } @engines)) {
     my ($status, $said, $seconds) = hurt($engine, 'KILL');
     cmp_ok($seconds, '<', 40, sprintf "$engine: a killed rank: over after %.1f s", $seconds);
     isnt($status, 0, '  and the job has failed');
@@ -288,7 +292,7 @@ for my $engine (grep { $_ ne 'shm' } @engines) {
 
 # A link that is cut: both sides say so. What the far side of MPI says cannot come through.
 SKIP: {
-    my @cut = grep { $_ ne 'shm' } @engines;
+    my @cut = drawn(1, grep { $_ ne 'shm' } @engines);
     skip 'network namespaces are not permitted here (they need root)', 3 * @cut unless $hosts;
     for my $engine (@cut) {
         my ($status, $said, $seconds) = hurt($engine, 'CUT');
