@@ -3,6 +3,7 @@
     execute.py store FILE ...    runs with the solutions; stores the outputs, and a hash of what they were made from
     execute.py check FILE ...    TAP: the outputs are up to date; with the solutions every graded cell is ok; with the
                                  learner's cells left blank no graded cell is
+    execute.py solved FILE ...   the same without the blank cells
 
 A cell's metadata has {"dtrain": {"role": "learner", "solution": TEXT}} for a cell that the learner fills in, and
 {"role": "grade"} for one that grades. The stored outputs are those of the solutions.
@@ -92,7 +93,7 @@ class Tap:
             print("".join(f"# {line}\n" for line in details.splitlines()), end="", flush=True)
 
 
-def check(path, tap):
+def check(path, tap, with_blank):
     book = nbformat.read(path, 4)
     name = Path(path).name
     made_from = book.metadata.get("dtrain", {}).get("made_from")
@@ -101,6 +102,8 @@ def check(path, tap):
     solved = executed(book, True)
     bad = [f"{errors(c)[0].evalue}\n{c.source}\n{text_of(c)}" for c in solved.cells if errors(c)]
     tap.ok(not bad, f"{name}: runs, and with the solutions every graded cell is ok", "\n".join(bad))
+    if not with_blank:
+        return
     blank = executed(book, False)
     graded = [c for c in blank.cells if role(c) == "grade"]
     passed = [c.source for c in graded if not any(e.ename == "check" for e in errors(c))]
@@ -113,12 +116,12 @@ def check(path, tap):
 
 def main():
     what, files = (sys.argv[1:2] or [""])[0], sys.argv[2:]
-    if what not in ("store", "check") or not files:
+    if what not in ("store", "check", "solved") or not files:
         sys.exit(__doc__)
     tap = Tap()
     for path in files:
-        store(path) if what == "store" else check(path, tap)
-    if what == "check":
+        store(path) if what == "store" else check(path, tap, what == "check")
+    if what != "store":
         print(f"1..{tap.count}")
     sys.exit(tap.failed > 0)
 
