@@ -33,7 +33,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { BATCHES = 9, STEPS = 8, SEQUENCE = 4 }; /* 1, 2, 4 .. 256 samples */
+enum { BATCHES = 9, STEPS = 5, SEQUENCE = 4 }; /* 1, 2, 4 .. 256 samples */
 
 static double now(void)
 {

@@ -26,7 +26,7 @@
  *       2, capacity 1  4    585728   585728   1171456  1171456    2371632   2549808   608256   786432   128
  *       all 8          4    585728   585728   1171456  1171456    4909104   4909104  3145728  3145728   512
  *     Choices of the last step on the experts of the last block; the even share is 64:
- *       expert 3 on rank 1 of 4   139 ##################################
+ *       expert 5 on rank 2 of 4   143 ###################################
  *     ok: a rank keeps its experts, rows travel by formula, and every ep has one hash
  *
  * Predict first: with 8 experts and ep = 8, how many bytes of experts does a rank keep, and how many of their
@@ -50,9 +50,9 @@ static const struct {
     int active;
     float capacity;
     const char *hash;
-} kinds[3] = {{"2 of 8", 2, 0.0f, "0c7e9ffe20eb9943ef8bc6645c509acbe2a9d977dc8bdf4085e390cadf3b87e9"},
-              {"2, capacity 1", 2, 1.0f, "4df8ef61757dc23d469ff8ffc6b8fb516efec8613305b974fbadb60df454df56"},
-              {"all 8", E, 0.0f, "8413adbc1203161db7010b78224d38b8dfc64688072ef37ad46da9592a2f4694"}};
+} kinds[3] = {{"2 of 8", 2, 0.0f, "051f02bad0c80be781e6b5306c37f8fee2e639282afa04493b971f479cedd43c"},
+              {"2, capacity 1", 2, 1.0f, "404d914a841dc5775528bd246eb822e7289bd87fb252b7303dd382d5dc0ab7e5"},
+              {"all 8", E, 0.0f, "c942bbec66d07ab2fc08bda91bebafc144d8b5f1c49b04ab8eedf0a92f08e62f"}};
 typedef struct result {
     int64_t weights, optimizer, sent; /* bytes; sent: of all ranks, in the first step */
     float tokens[E];                  /* choices of the last step on each expert of the last block */
@@ -73,7 +73,7 @@ static dt_result train(dt_comm *c, const char *text, int kind, int ep, result *o
     recipe.model.hidden = HIDDEN, recipe.model.tied = 0, recipe.model.vocabulary = 256;
     recipe.model.experts = E, recipe.model.active = kinds[kind].active, recipe.model.capacity = kinds[kind].capacity;
     recipe.data = text, recipe.sequence = LENGTH, recipe.batch = recipe.micro_batch = BATCH;
-    recipe.data_shards = SHARDS, recipe.steps = 20, recipe.warmup = 2, recipe.validation = 0;
+    recipe.data_shards = SHARDS, recipe.steps = 10, recipe.warmup = 2, recipe.validation = 0;
     layout.ep = ep;
     layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
     e = dt_trainer_open(&t, &recipe, &layout);

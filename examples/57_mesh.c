@@ -15,8 +15,8 @@
  *     cc -O2 -I.. 57_mesh.c -o 57_mesh -lm -lpthread
  *     ./57_mesh
  *     ./57_mesh --ranks 2
- *     ./57_mesh --ranks 4
  *     ./57_mesh --ranks 8                        (2 x 2 x 2)
+ *     ./57_mesh --ranks 4                        (the one to read)
  *
  * What it prints
  *     MB sent in a step  dp  pp  tp   inside  between formulas of both     idle MB/rank  sha256

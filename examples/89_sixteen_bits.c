@@ -10,8 +10,8 @@
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 89_sixteen_bits.c -o 89_sixteen_bits -lm -lpthread
- *     ./89_sixteen_bits --ranks 2               (the one to read)
  *     ./89_sixteen_bits --ranks 4
+ *     ./89_sixteen_bits --ranks 2               (the one to read)
  *
  * What it prints
  *     bytes of one of 2 ranks
