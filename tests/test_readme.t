@@ -73,14 +73,14 @@ case "\$*" in
 esac
 exec $cc "\$@"
 TEXT
-    spew("$tmp/front/mpicc", <<"TEXT");
+    spew("$tmp/front/mpicc", <<"TEXT") if $mpicc;
 #!/bin/sh
 case "\$*" in
 *' -DDT_MPI -DDT_OFI main.c '*) exec $mpicc -DDTRAIN_IMPLEMENTED "\$@" $engines -lfabric -lm -lpthread -ldl ;;
 esac
 exec $mpicc "\$@"
 TEXT
-    chmod 0755, "$tmp/front/cc", $mpicc ? "$tmp/front/mpicc" : ();
+    chmod 0755, glob "$tmp/front/*";
     $ENV{PATH} = "$tmp/front:$ENV{PATH}";
     my $venv = 'build/notebooks/venv'; # with the packages that the notebooks' own test has installed
     run(60, "mkdir -p '$copy/build/notebooks' && cp -R $root/$venv '$copy/$venv'") if -d "$root/$venv";
