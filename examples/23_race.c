@@ -38,7 +38,6 @@
 #include <time.h>
 
 enum { MOST = 1 << 18, RACERS = 4, TRIALS = 5, SIZES = 5 }; /* MOST: floats */
-
 typedef struct race {
     dt_comm *c;
     int n, me, rounds;

@@ -32,6 +32,7 @@
  * Read on: 44_fit.c for the same formulas at 70 billion weights, 50_pipeline_by_hand.c for models cut over ranks. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "planned.h"
 #include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,26 +47,13 @@ typedef struct job {
     double seconds;        /* of the last run's fastest step */
 } job;
 
-/* What the first rank's plan keeps; a plan needs neither ranks nor data. */
-static dt_result planned(const dt_recipe *recipe, const dt_layout *l, int ranks, int64_t *activations)
-{
-    dt_plan *plan = NULL;
-    int64_t rows = 0;
-    dt_result e = dt_plan_open(&plan, recipe, l, ranks, 0);
-    const dt_row *row = e ? NULL : dt_plan_memory(plan, &rows);
-    *activations = 0;
-    for (int64_t i = 0; i < rows; i++)
-        if (row[i].purpose == DT_FOR_ACTIVATIONS) *activations += row[i].bytes;
-    if (!e) dt_plan_close(&plan);
-    return e;
-}
-
 /* Plans a run of fewer layers; with LAYERS of them makes its steps, whose hash is known. */
 static dt_result train(job *j, dt_layout l, int64_t layers, dt_memory *m)
 {
     dt_recipe recipe = dt_recipe_default();
     dt_step_info info = dt_step_info_zero();
     dt_trainer *t = NULL;
+    int64_t sent;
     dt_result e;
     recipe.model = dt_model_gpt2("nano");
     recipe.model.layers = layers, recipe.model.heads = A, recipe.model.width = H;
@@ -73,7 +61,7 @@ static dt_result train(job *j, dt_layout l, int64_t layers, dt_memory *m)
     recipe.data_shards = SHARDS, recipe.batch = SHARDS * B;
     l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
     recipe.model.vocabulary = VOCABULARY;
-    if (layers < LAYERS) return planned(&recipe, &l, j->ranks, &m->activations);
+    if (layers < LAYERS) return planned(&recipe, &l, j->ranks, &m->activations, &sent);
     e = dt_trainer_open(&t, &recipe, &l);
     if (e) return e;
     *m = dt_trainer_memory(t);

@@ -194,7 +194,7 @@ static void breaking_load(void *owner, int64_t shard, int64_t micro)
 {
     dt_trainer *t = (dt_trainer *)owner;
     dt__trainer_load(owner, shard, micro);
-    if (++loads == 4 && dt_comm_rank(t->comm) == 1) t->e.exchanged = dt__error(DT_E_DATA, "the rank is broken");
+    if (++loads == 2 && dt_comm_rank(t->comm) == 1) t->e.exchanged = dt__error(DT_E_DATA, "the rank is broken");
 }
 
 static dt_result steps(dt_trainer *t, hook *h, const char *kind)
