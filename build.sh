@@ -130,7 +130,8 @@ compile() {
     case " $* " in *" -c "*) libraries= ;; esac
     local command="$CC -std=gnu11 -O2 ${CFLAGS:-} $source -o $output $* -I. -Itests $libraries"
     if [ -e "$output" ] && [ "$(cat "$output.command" 2>/dev/null)" = "$command" ] &&
-        ! [ "$source" -nt "$output" ] && ! [ dtrain.h -nt "$output" ] && ! [ tests/tap.h -nt "$output" ]; then
+        ! [ "$source" -nt "$output" ] && ! [ dtrain.h -nt "$output" ] && ! [ tests/tap.h -nt "$output" ] &&
+        { [[ $source = $build/* ]] || newer "$output" examples/*.h; }; then
         return 0
     fi
     mkdir -p "$(dirname "$output")"
@@ -158,11 +159,11 @@ compile_all() {
 implementation() {
     [ -z "${DT_SANITIZE:-}" ] || case $1 in library | open) set -- sanitized ;; esac
     case $1 in
-    sanitized) say "$build/open/dtrain.c $test_build/open.o -c $test_cflags -DDT_NCCL -DDT_COMPILER -include tests/disk.h -include tests/memory.h" ;;
+    sanitized) say "$build/open/dtrain.c $test_build/open.o -c $test_cflags -DDT_NCCL -DDT_COMPILER -include tests/disk.h -include tests/mirror.h -include tests/memory.h" ;;
     build) say "$build/dtrain.c $build/dtrain.o -c -DDT_NCCL -DDT_COMPILER" ;;
-    library) say "$build/dtrain.c $test_build/library.o -c $train_cflags -DDT_NCCL -DDT_COMPILER -include tests/disk.h" ;;
-    open) say "$build/open/dtrain.c $test_build/open.o -c $test_cflags -DDT_NCCL -DDT_COMPILER -include tests/memory.h" ;;
-    engines) say "$build/open/dtrain.c $test_build/engines.o -c $test_cflags -DDT_NCCL $(engine_flags | xargs) -include tests/disk.h" ;;
+    library) say "$build/dtrain.c $test_build/library.o -c $train_cflags -DDT_NCCL -DDT_COMPILER -include tests/disk.h -include tests/mirror.h" ;;
+    open) say "$build/open/dtrain.c $test_build/open.o -c $test_cflags -DDT_NCCL -DDT_COMPILER -include tests/mirror.h -include tests/memory.h" ;;
+    engines) say "$build/open/dtrain.c $test_build/engines.o -c $test_cflags -DDT_NCCL $(engine_flags | xargs) -include tests/disk.h -include tests/mirror.h" ;;
     checked) say "$build/open/dtrain.c $test_build/checked.o -c -g $checked_cflags -include tests/memory.h" ;;
     esac
 }

@@ -57,6 +57,43 @@
  *         return 0;
  *     }
  *
+ * ONE TRAINING STEP, in the order of execution, of GPT-2 on 2 ranks with --zero 1. Each function is below its callees.
+ *     dt_trainer_open            plans: dt__engine_begin, dt__layout_net, dt__engine_open; then memory (H15, H16)
+ *       dt__layout_begin         mesh, this rank's data shards, shape of the work
+ *       dt__layout_net           records each segment as a graph, and what follows for it (H8):
+ *         dt__segment_record     calls the segment's function, whose ops dt__push into the graph (H6)
+ *         dt__differentiate      appends each op's gradient, from its row of the op table (H7)
+ *         dt__plan_open          an order of ops, and a place in memory for each value
+ *       dt__layout_end           stages, buckets of gradients, the step program, rows of memory, costs
+ *       dt__engine_comms         groups of ranks: data, pipeline, tensor, context, expert (H13)
+ *       dt__memory_open          allocates every row; nothing is allocated later
+ *     dt_trainer_step            one step
+ *       dt__trainer_batch        dt__loader_next: the samples of this rank, read in advance (H11)
+ *         dt__sum_valid          all ranks count the targets, by which the loss is divided (R12)
+ *         dt__engine_step        the step program:
+ *           dt__program_run      instruction by instruction, dt__engine_run; communication may go to stream 1
+ *             LOAD               dt__trainer_load: tokens and random streams of a unit, (data shard, micro-batch)
+ *             FORWARD            dt__engine_forward, segment by segment
+ *               dt__engine_bind  addresses: parameters, input, output, what backward will read
+ *               dt__plan_run     op by op: dt__call_of (operands), then the op's row in the table
+ *                 dt__split      cuts an op's output for threads; the body calls a kernel (H3)
+ *             BACKWARD           dt__engine_backward, last segment first: the same for gradient ops, which add to the
+ *                                gradient set of the unit's shard (R3)
+ *               dt__net_fold     tree over the slices of a leaf, when it is complete (R7)
+ *             FOLD               dt__mem_add: neighbours of the tree over data shards
+ *             REDUCE             dt__engine_reduce, bucket by bucket as backward completes them
+ *               dt__reduce_parts the tree goes on over ranks; with ZeRO each rank gets the sum of its piece (R1)
+ *                 dt__reduce_own reads the other ranks' sets where they are, in shared memory
+ *             TIE                dt__engine_tie: the uses of a tied weight are added (R8)
+ *             UPDATE             dt__engine_update
+ *               dt__engine_squares  the norm of all gradients (R11)
+ *               dt__update_check    loss scale, clipping, learning rate (H10)
+ *               dt__verb_run        the optimizer, on this rank's piece of each parameter
+ *             GATHER             dt__engine_gather_bucket: every rank gets the new weights of the other one
+ *         dt__tree_loss          the mean loss, by the tree over shards
+ *       dt__trainer_due          validation and text: dt__engine_pass runs the same segments' forward program
+ *       dt__trainer_keep         a checkpoint, when it is due (H14)
+ *
  * SWITCHES, before the include
  *     DTRAIN_IMPLEMENTATION   the implementation, in exactly one file (GNU C or C++, Linux or another POSIX)
  *     DT_STATIC               everything static: private to the file
@@ -66,21 +103,22 @@
  *     DT_DEBUG                the user's -O level for the kernels, too (gcc): for debuggers (slow)
  *     DT_MPI                  several machines over MPI 3 (mpi.h; tested with Open MPI 4.1): see mpicc --showme
  *     DT_OFI                  libfabric as the engine between machines; add -lfabric
- *     DT_NCCL                 collectives on buffers of NVIDIA GPUs; NCCL is looked for when it is asked for
- *     DT_COMPILER             the compiler of segments (layout.compile); without it they run op by op
+ *     DT_NCCL                 collectives on buffers of NVIDIA GPUs; NCCL is loaded on first use
+ *     DT_COMPILER             enables layout.compile, which fuses the ops of segments
  *     DT_SOURCE_PATH          file with this text, which DT_COMPILER embeds, default __FILE__
  *     DT_COMM_ONLY            the communicator and the launcher alone, for programs with a loop of their own
  *     DT_HEADER               the name under which this file includes itself, default "dtrain.h"
  *
- * CONTENTS
- *     H1  base: results, memory, threads                H10 optimizer and schedules
- *     H2  numerics: Philox, exact math, SHA-256         H11 data, tokenizers
- *     H3  kernels                                       H12 probes: metrics, rules
- *     H5  devices: CPU                                  H13 transports and collectives
- *     H6  tensors and graph                             H14 checkpoints
- *     H7  gradients                                     H15 mesh, layout, step programs, executor
- *     H8  models: segments, GPT-2, Llama                H16 trainer, launcher, restarts
- *     H9  compiler: passes, fusion
+ * CONTENTS, with words to search for. Start with the tensors: the kernels before them are what their ops call.
+ *     H1  results, memory, threads (dt__parallel)         H10 optimizer and schedules
+ *     H2  Philox, scalar math, SHA-256                    H11 data, tokenizers
+ *     H3  the table of ops (DT__OPS)                      H12 probes: speed of products
+ *     H4  kernels (dt__kernels): products, attention      H13 transports and collectives
+ *     H5  devices (dt__device), verbs, self-check         H14 checkpoints
+ *     H6  tensors, graph, ops (dt__push, dt__run_)        H15 mesh, layout, plans, engine
+ *     H7  gradients, FLOPs, plans (dt__plan_open)         H16 trainer, launcher, restarts
+ *     H8  models, the network (dt__net)
+ *     H9  compiler: passes, fusion (dt__pass_)
  *
  * THE ONE IDEA. A recipe says what is computed and decides every bit of the result. A layout says where and when; it
  * never changes a bit. Work is done per logical shard of data, tensors and sequences; a layout says which rank owns
@@ -105,12 +143,12 @@
  *     R11  A tensor is one array, cut at blocks of 1024 floats. The norm adds blocks by trees, parameters in order.
  *     R12  The loss is over all targets of the batch, counted first. No decision depends on time.
  *     R13  Gradients are those of the graph as recorded. The compiler's passes keep every bit.
- *     R14  A maximum is a > b ? a : b, and a NaN wins. Nothing is promised behind a loss or norm that is not finite.
+ *     R14  A maximum is a > b ? a : b, and a NaN wins. Nothing is promised after a loss or norm that is not finite.
  *     R15  No flag changes arithmetic: contraction is off, rounding is set, and kernels are tested at the start.
  *     R16  Random numbers follow from seed, purpose, step, sample and element, never from the rank.
  *     R17  Files and hashes hold whole tensors without padding, in one order.
  *     R18  16-bit precision rounds at fixed places of the graph. Sums, master weights, their gradients stay fp32.
- *     R19  Fast numerics may change the order of sums in 16-bit products and between nodes, in one way per layout.
+ *     R19  Fast numerics may change the order of sums in 16-bit products, in one way per kind of processor.
  *
  * WHAT IT DOES NOT. CPU only; sums in fp32 only, also where operands have 16 bits (recipe.precision). It does not
  * print, exit or abort below the trainer and launcher. The header holds what a training run, or a program's own loop,
@@ -165,6 +203,12 @@ typedef enum dt_result { DT_RESULTS(DT__RESULT_ENUM) DT__RESULT_COUNT } dt_resul
  * tensor of another graph. A function that returns a dt_result then returns DT_E_USAGE, one that returns a tensor
  * poisons the graph, any other returns 0, NULL or "" (sizes: 1). A function that closes sets its handle to NULL. */
 DT_API const char *dt_last_error(void);
+/* Makes a sentence, as printf does but with a decimal point in every locale, dt_last_error()'s, and returns the code:
+ * for functions that a trainer calls (dt_source.fetch, dt_probe.call). */
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+DT_API dt_result dt_error(dt_result code, const char *format, ...);
 /* Prints "<what>: <dt_last_error()>" to standard error and returns the exit status, for main(). One rank speaks for all
  * that fail in the same way, the supervisor speaks for a dead rank; DT_E_HELP prints nothing. */
 DT_API int dt_fail(const char *what);
@@ -199,7 +243,7 @@ DT_API int64_t dt_dim(const dt_graph *g, dt_tensor t, int axis); /* size; a nega
 DT_API const float *dt_value(const dt_graph *g, dt_tensor t);
 /* Type of a tensor's elements. Arithmetic is fp32; int32 holds tokens and indices; the others are storage: bfloat16,
  * IEEE half, and the 8-bit forms e4m3 (without infinities) and e5m2 of OFP8 (OCP 2023). Ops that only move data
- * (reshape, detach, permute, slice, expand, pad, concat, gather, embed) take every type, all others fp32, or
+ * (reshape, detach, permute, slice, expand, concat, gather, embed) take every type, all others fp32, or
  * int32 where they say so. Gradients are fp32. */
 typedef enum dt_dtype { DT_F32, DT_I32, DT_BF16, DT_F16, DT_F8_E4M3, DT_F8_E5M2 } dt_dtype;
 /* A tensor with a copy of `data`, in any graph but a segment's. Gradients flow into it as into a parameter. */
@@ -329,6 +373,31 @@ typedef struct dt_sampling {
 } dt_sampling;
 struct dt_trainer;
 typedef struct dt_step_info dt_step_info; /* what a step did: loss, norm, times, bytes; below, with its _zero() */
+/* A probe looks at a run: a header beside this one, a companion (examples/rules.h), or a function of the program's own.
+ * The trainer calls the probes of layout.output on every rank, one after another. Set it to zeros first. */
+typedef enum dt_moment {
+    DT_AT_OPEN,  /* before anything else: checks; may change the layout. Ranks need not agree */
+    DT_AT_START, /* the trainer is open */
+    DT_AT_STEP,  /* after a step and its validation, before its checkpoint. DT_E_STOPPED on all ranks: save, and stop */
+    DT_AT_FAULT, /* the next step's loss or norm is not finite: the run ends */
+    DT_AT_END,   /* after the last step, or the one that stopped */
+    DT_AT_CLOSE  /* after any of the others */
+} dt_moment;
+typedef struct dt_probe_option {
+    const char *name, *argument, *help; /* argument NULL: a flag */
+    const char *value;                  /* set by dt_args or the program; NULL: not given */
+} dt_probe_option;
+typedef struct dt_probe {
+    /* What is not DT_OK ends the run. info: of the last step; in AT_OPEN, AT_START and AT_CLOSE NULL. */
+    dt_result (*call)(struct dt_probe *p, struct dt_trainer *t, dt_moment when, const dt_step_info *info);
+    void *user;
+    dt_probe_option option[2]; /* of the command line; name NULL: none */
+    const char *metric;        /* NULL, or the name of `number` in the lines of output.metrics */
+    double number;
+    const dt_recipe *recipe;   /* of the trainer, while it is open; after AT_OPEN with micro_batch, threads and */
+    struct dt_layout *layout;  /* overlap as they were chosen */
+    struct dt_probe *next;
+} dt_probe;
 /* What a run measures, prints and writes. Steps 0: only at the end; pointers NULL: nothing. */
 typedef struct dt_output {
     int64_t eval_every, eval_batches;    /* steps between validations, and their batches; 0: the whole part */
@@ -336,14 +405,10 @@ typedef struct dt_output {
     dt_sampling sampling;  /* of these samples */
     int32_t no_cache;      /* samples compute the whole sequence for every token: the same text, slower */
     const char *metrics;   /* JSONL file: recipe and layout, then one line per step */
-    const char *timeline;  /* what every rank did in the last step: Chrome's trace events, for ui.perfetto.dev */
-    int32_t doctor;        /* print dt_doctor's findings after step 9, or the last step of 4 or more, and train on */
-    int32_t rules;         /* apply dt_rules to every step, and print at the end which fired */
-    const char *stop_on;   /* rules, comma-separated: save and stop when one of them fires */
+    int32_t events;        /* keep when each instruction of a step began and ended: dt_trainer_event */
     int32_t quiet;         /* no progress on standard output */
-    /* NULL, or called by dt_trainer_run on every rank after each step; what is not DT_OK ends the run */
-    dt_result (*after_step)(void *user, struct dt_trainer *t, const dt_step_info *info);
-    void *user;
+    dt_probe *probes;      /* a list, of before dt_args; its members must outlive the trainer */
+    const char *dry_run;   /* "RANK:RANKS": dt_trainer_open prints the plan of this rank, and is DT_E_HELP */
 } dt_output;
 /* Where and how often a run saves its state, and what it does with what it finds there. */
 enum { DT_AUTO = -1 };
@@ -352,7 +417,7 @@ typedef struct dt_checkpoints {
     int64_t interval;     /* steps; 0: after the last step and on a stop; DT_AUTO: sqrt(2 cost mtbf) seconds */
     float mtbf;           /* mean seconds between failures of the whole job, for DT_AUTO */
     int32_t kind;         /* dt_checkpoint_kind */
-    int32_t async;        /* copy the state and write it behind training; sharded only */
+    int32_t async;        /* copy the state and write it while training goes on; sharded only */
     int32_t resume;       /* dt_resume */
     int64_t step;         /* of the checkpoint to resume from at the first start; 0: the newest */
     int64_t keep;         /* how many of the newest stay; 0: all */
@@ -368,7 +433,7 @@ typedef struct dt_compilation {
     int64_t memory;        /* goal in bytes for a unit (dt_compilation_report.memory, but of all stages): backward
                             * recomputes only as many cheap values as the goal takes; 0: all of them */
     int32_t verify;        /* refuse to train unless the first batch gives the same bits compiled and op by op */
-    int32_t report;        /* print what compiling did: dt_trainer_compilation */
+    int32_t report;        /* measure what compiling did: dt_trainer_compilation */
 } dt_compilation;
 /* Start from dt_layout_default(): later versions add fields. */
 typedef struct dt_layout {
@@ -438,7 +503,7 @@ DT_API int dt_comm_rank(const dt_comm *c);
 DT_API int dt_comm_size(const dt_comm *c);
 DT_API dt_result dt_barrier(dt_comm *c); /* returns when all ranks have called it */
 /* Others call a rank frozen that is silent for --timeout seconds. Call this in longer work of the program's own; the
- * trainer does it while it saves, opens, compiles, generates or calls after_step. */
+ * trainer does it while it saves, opens, compiles, generates or calls a probe. */
 DT_API void dt_comm_alive(dt_comm *c);
 /* data (count) of root to all ranks; data replaced by the op over all ranks; in (count) of rank r to row r of out
  * (size,count), where in may be out + rank * count. */
@@ -457,9 +522,6 @@ DT_API const char *dt_isa(void);
 /* ---- H6  tensors and ops ---- */
 DT_API int64_t dt_shape_count(dt_shape s); /* elements, 2^40 at most; 1 for a scalar */
 DT_API dt_shape dt_shape_of(const dt_graph *g, dt_tensor t);
-DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t);
-/* The elements of an eager tensor of any type: dt_dtype_of() says which (2-byte types: uint16_t, 1-byte: uint8_t). */
-DT_API const void *dt_elements(const dt_graph *g, dt_tensor t);
 /* A constant: every element is `value`; dt_shape0() makes a scalar, which broadcasts. No gradient. */
 DT_API dt_tensor dt_full(dt_graph *g, dt_shape shape, float value);
 /* Shapes. A reshape shares memory. Axes of permute: result axis i is axis axes[i] of x. Slice keeps [begin, end). */
@@ -468,9 +530,7 @@ DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes);
 DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int64_t end);
 /* Repeats x along new leading axes and axes of size 1 until it has `shape` (the broadcasting of elementwise ops). */
 DT_API dt_tensor dt_expand(dt_graph *g, dt_tensor x, dt_shape shape);
-/* x with `before` and `after` zeros added along an axis. */
-DT_API dt_tensor dt_pad(dt_graph *g, dt_tensor x, int axis, int64_t before, int64_t after);
-/* `count` tensors one behind the other along an axis; their other sizes and their types are equal. */
+/* `count` tensors, one after the other along an axis; their other sizes and their types are equal. */
 DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count, int axis);
 DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x); /* x as a constant: no gradient flows through. Shares memory. */
 /* The same elements as another type. To fewer bits: nearest, ties to even; what rounds beyond the largest number
@@ -479,21 +539,15 @@ DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x); /* x as a constant: no gra
 DT_API dt_tensor dt_cast(dt_graph *g, dt_tensor x, dt_dtype dtype);
 /* Indices are int32; x and index have the same sizes except along `axis`. An index outside its axis is an error in an
  * eager graph; in a plan it reads 0 and adds nothing.
- * gather: out[..,j,..] = x[..,index[..,j,..],..]. scatter_add: base with base[..,index[..,j,..],..] += x[..,j,..], one
- * chain per element in the order of j. */
+ * out[..,j,..] = x[..,index[..,j,..],..]. The gradient is one chain per element of x in the order of j. */
 DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index);
-DT_API dt_tensor dt_scatter_add(dt_graph *g, dt_tensor base, int axis, dt_tensor index, dt_tensor x);
-/* int32 (..) -> (..,classes): 1 at the index, else 0; an index outside [0, classes) gives zeros. */
-DT_API dt_tensor dt_one_hot(dt_graph *g, dt_tensor index, int64_t classes);
 /* The k largest of the last axis in falling order, (..,n) -> (..,k); of equal elements the lower index comes first.
  * *indices, when not NULL, is their places, int32 (..,k). The gradient goes to the elements that were picked. */
 DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indices);
-/* Sums of x up to and including each place of an axis: one chain from +0 in index order. */
-DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis);
 
 /* An op of the program's own, of up to 7 fp32 tensors, which makes an fp32 tensor of `shape`. in and shape: data and
- * shapes of the inputs, for backward with dy behind them. forward writes y; backward, for input i, its gradient dx, or
- * is NULL: no gradient flows. Passes of the compiler leave the op alone. Every layout has the same bits if a sample's
+ * shapes of the inputs, for backward followed by dy. forward writes y; backward, for input i, its gradient dx, or
+ * is NULL: no gradient flows. The compiler never fuses or moves it. Every layout has the same bits if a sample's
  * part of the result depends on that sample alone. The struct must outlive the graph (examples/17_custom_op.c). */
 typedef struct dt_custom_op {
     void (*forward)(void *user, const float *const *in, const dt_shape *shape, float *y);
@@ -504,8 +558,8 @@ DT_API dt_tensor dt_custom(dt_graph *g, const dt_custom_op *op, const dt_tensor 
 
 /* Elementwise, (..) -> (..). Ops of several tensors broadcast: shapes are aligned at the last axis, sizes equal or 1.
  * Every function is right for zeros of both signs, subnormals, inf and NaN. Errors against the real value, over all
- * floats (tests/ulp.md): exp, log, tanh below 2 ulp; sqrt and reciprocal rounded once; rsqrt 1.5 ulp; log1p, softplus,
- * sigmoid, silu, gelu_erf, erf, sin, cos, pow below 0.51 ulp. */
+ * floats (tests/ulp.md): exp, log, tanh below 2 ulp; sqrt and reciprocal rounded once; rsqrt 1.5 ulp; sigmoid and silu
+ * below 0.51 ulp. */
 DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s);
 DT_API dt_tensor dt_tanh(dt_graph *g, dt_tensor x);
 /* x / (1 + e^-x) (Elfwing et al. 2018; Hendrycks and Gimpel 2016). -inf gives the limit, -0. */
@@ -518,45 +572,34 @@ DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high);
 DT_API dt_tensor dt_add(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_sub(dt_graph *g, dt_tensor a, dt_tensor b);
 DT_API dt_tensor dt_mul(dt_graph *g, dt_tensor a, dt_tensor b);
-DT_API dt_tensor dt_div(dt_graph *g, dt_tensor a, dt_tensor b);
 /* All other functions: of x, and of a and b. DT_E_USAGE: the function takes another number of tensors. */
 typedef enum dt_function {
-    DT_NEG, DT_SQUARE, DT_RECIPROCAL, DT_SQRT, DT_RSQRT,  /* -x, x x, 1/x, root, 1/root */
-    DT_EXP, DT_LOG, DT_LOG1P, DT_SIN, DT_COS, DT_ERF,     /* LOG1P: log(1 + x); radians, also huge ones */
-    DT_SIGMOID, DT_SOFTPLUS, DT_GELU_ERF,                 /* 1 / (1 + e^-x); log(1 + e^x); x/2 (1 + erf(x / sqrt 2)) */
-    DT_ABS,                                               /* gradient +0 at 0. The next four pass no gradient on: */
-    DT_SIGN, DT_FLOOR, DT_CEIL, DT_ROUND,                 /* zeros and NaN stay; ROUND: nearest, ties to even */
-    DT_POW,                                               /* a^b as C's pow; gradient of a +0 where b is 0, of b +0
-                                                             where a is 0 and NaN where a is negative */
-    DT_MAXIMUM, DT_MINIMUM,                               /* a > b ? a : b, a < b ? a : b; a NaN wins (R14) */
-    DT_EQUAL, DT_NOT_EQUAL, DT_LESS, DT_LESS_EQUAL, DT_GREATER, DT_GREATER_EQUAL /* 1 or +0, no gradient */
+    DT_NEG, DT_SQUARE, DT_RECIPROCAL, DT_SQRT, DT_RSQRT, /* -x, x x, 1/x, root, 1/root */
+    DT_EXP, DT_LOG, DT_SIGMOID, DT_ABS,                  /* SIGMOID: 1 / (1 + e^-x). ABS: gradient +0 at 0 */
+    DT_DIV,                                              /* a / b */
+    DT_MAXIMUM, DT_MINIMUM,                              /* a > b ? a : b, a < b ? a : b; a NaN wins (R14) */
+    DT_GREATER_EQUAL                                     /* 1 or +0, no gradient */
 } dt_function;
 DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x);
 DT_API dt_tensor dt_map2(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b);
-/* mask != 0 ? a : b, element by element, all three broadcast. The gradient goes to the one taken and is +0 for the
- * other, whatever that holds; mask has none. */
-DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b);
 /* Reductions over the axes whose bits are set (bit i: axis i); the axes vanish. DT_ALL: every axis, gives a scalar;
  * DT_LAST: the last one. With | DT_KEEP the axes stay with size 1, so that the result broadcasts against x. mean is sum
- * * (1/n). The gradient of max goes to the first one. A NaN is the largest, here and in dt_argmax and dt_top_k. */
+ * * (1/n). The gradient of max goes to the first one. A NaN is the largest, here and in dt_top_k. */
 #define DT_ALL 0x7fffffffu
 #define DT_LAST 0x40000000u
 #define DT_KEEP 0x80000000u
 DT_API dt_tensor dt_sum(dt_graph *g, dt_tensor x, unsigned axes);
 DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes);
 DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes);
-/* int32 index of the first maximum, row-major over the reduced axes (at least one). No gradient. */
-DT_API dt_tensor dt_argmax(dt_graph *g, dt_tensor x, unsigned axes);
-/* exp(x - max) / sum exp(x - max), and x - max - log sum exp(x - max), over axes given as for a reduction. */
+/* exp(x - max) / sum exp(x - max) over axes given as for a reduction. */
 DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, unsigned axes);
-DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, unsigned axes);
 /* op(a) op(b), op transposing the last two axes when its flag is set: (..,M,K) x (..,K,N) -> (..,M,N). Leading axes
  * broadcast. A vector (K) is a row at the left, a column at the right (its flag is ignored), and its axis of size 1
  * vanishes from the result. Fastest: b a matrix and a not transposed, one product for the whole batch. */
 DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_a, int transpose_b);
 /* x W + b: (..,K) -> (..,width), W (K,width) "<name>.weight" ~ N(0, 0.02^2), b (width) "<name>.bias" = 0. */
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width);
-/* The same with the std of W given, and `how`: 0 or some of these. DT_COLUMNS: tensor shards have columns of W and b;
+/* dt_linear with the std of W and flags, 0 or any of these. DT_COLUMNS: tensor shards have columns of W and b;
  * the gradient of x is Vt partial sums and a COMBINE (R6). With Vt > 1 the result is then this rank's columns, which
  * until DT_ROWS only elementwise ops (no dropout), dt_rope and attention may read, with the heads of the whole model, a
  * multiple of Vt. DT_ROWS: shards have rows of W, for such columns: Vt partial products, a COMBINE, and b. DT_QKV, with
@@ -564,24 +607,6 @@ DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t w
 enum { DT_NO_BIAS = 1, DT_COLUMNS = 2, DT_ROWS = 4, DT_QKV = 8 };
 DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std, unsigned how);
 DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x); /* sums axis 0 of (V, ..), V a power of two, by the fixed tree */
-/* The window of a convolution or a pooling along (height, width), or along the one axis of a sequence in [0]. */
-typedef struct dt_window {
-    int64_t size[2];
-    int64_t stride[2];   /* 0: 1 for a convolution, size for a pooling */
-    int64_t padding[2];  /* places outside the tensor at each side; pooling: at most half the size */
-    int64_t dilation[2]; /* convolutions: distance of neighbouring taps, 0: 1 */
-    int64_t groups;      /* convolutions: output channels of a group see the input channels of it alone; 0: 1 */
-} dt_window;
-/* Convolution (cross-correlation, LeCun et al. 1989): x (B,C,L) with weight (O,C/groups,K) -> (B,O,L'), or x (B,C,H,W)
- * with weight (O,C/groups,KH,KW) -> (B,O,H',W'); n' = (n + 2 padding - dilation (size - 1) - 1) / stride + 1, O
- * `channels`. "<name>.weight" ~ N(0, 2/n), n the inputs of an output (He et al. 2015), and "<name>.bias" = 0 (O). Each
- * output is one chain over (input channel, tap row, tap column), the bias added last; the weight's gradient one over
- * (sample, position). In both, places outside the tensor are terms with the value 0. The input's gradient adds, by
- * ascending position, chains over output channels. */
-DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window);
-/* Largest element, or mean, of every window: (B,C,L) -> (B,C,L') or (B,C,H,W) -> (B,C,H',W'), as above. Outside the
- * tensor are -inf for a maximum, 0 for a mean (sum in window order / size). The first maximum gets the gradient. */
-DT_API dt_tensor dt_pooling(dt_graph *g, dt_tensor x, int mean, const dt_window *window);
 /* Rows of table (V,C), of any type, picked by int32 tokens (..): (..,C). Tokens must lie in [0, V): the trainer refuses
  * data with others; one that a segment computes and that lies outside gives a row of zeros and no gradient. */
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens);
@@ -589,10 +614,6 @@ DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens);
 DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name, float eps);
 /* x / sqrt(mean(x^2) + eps) * gamma over the last axis (Zhang and Sennrich 2019); "<name>.weight" = 1 (C). */
 DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name, float eps);
-/* (x - mean) / sqrt(var + eps) * gamma + beta for each channel of (B,C,..), mean and biased variance over all other
- * axes (Ioffe and Szegedy 2015); "<name>.weight" = 1, "<name>.bias" = 0 (C). In a segment the statistics are a unit's
- * (a micro-batch of a data shard), as the recipe decides. No running averages: validation uses its own units'. */
-DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float eps);
 /* How dt_attend works; what is 0 has its usual value. */
 typedef struct dt_attention_options {
     int64_t heads;    /* H, of the queries */
@@ -615,9 +636,9 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
 /* Zero with probability p, else x / (1-p), by (seed, step, sample, site, element); axis 0 counts samples. p = 0: x. */
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p);
 /* Losses are scalars. In an eager graph a loss is a mean. In a segment it is a sum, which the trainer divides by the
- * number of targets of the whole batch that are 0 or above (all, where they are floats); a sum over another number of
- * terms than the unit has targets is scaled by targets / terms first. So the trainer shows, and differentiates, the
- * mean over the whole batch.
+ * number of targets of the whole batch that are 0 or above (all, where they are floats); if terms and targets differ in
+ * number, the sum is first scaled by targets / terms. So the trainer shows, and differentiates, the mean over the whole
+ * batch.
  * cross_entropy: -sum_v w_v log softmax(logits)[v], (..,V) and int32 (..); w is 1 - smoothing at the target plus
  * smoothing/V at every class (0: the target's alone; Szegedy et al. 2016). Targets below 0 are ignored. */
 DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing);
@@ -668,10 +689,6 @@ DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x);
  * rmsnorm(x) (SwiGLU, Shazeer 2020); dt_model adds biases and norms of heads. Parameters have Hugging Face's names;
  * linear weights are (in,out) here, and a file for Hugging Face transposes them. */
 DT_API dt_model dt_model_llama(const char *size);
-/* The model of a config.json, or of its directory: GPT-2, Llama, or its relatives Mistral, Qwen2 and Qwen3, as Hugging
- * Face publishes them. dropout stays 0, the length of sequences is the recipe's. What is not computed here (another
- * activation or scaling, quantized weights ..) is DT_E_DATA, with the line. Weights: recipe.weights. */
-DT_API dt_result dt_model_read(dt_model *m, const char *path);
 
 /* ---- H10  recipe: schedules, optimizers, precision ---- */
 typedef enum dt_schedule { DT_CONSTANT, DT_COSINE, DT_LINEAR, DT_WSD } dt_schedule; /* WSD: warm-up, stable, decay */
@@ -709,7 +726,7 @@ typedef enum dt_numerics { DT_EXACT, DT_FAST } dt_numerics;
  * bytes of each are merged pair by pair, the lowest rank first. Read-only once open: any threads may use it. */
 typedef struct dt_tokenizer dt_tokenizer;
 /* How text is cut into pre-tokens, by the classes of Unicode 14.0 (L letters, N numbers, white space). A byte that is
- * no part of well-formed UTF-8 counts as one character of no class.
+ * not part of well-formed UTF-8 counts as one character of no class.
  * GPT2: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
  * LLAMA3: (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|
  *         \s+(?!\S)|\s+
@@ -763,7 +780,7 @@ DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample,
  * time: it changes nothing that user points to. It writes every element: floats finite, int32 inputs inside the table
  * that reads them; int32 targets below 0 are ignored. The step or validation that needs the sample returns fetch's
  * error. A fetch of a validation sample, and with DT_NO_THREADS every fetch, must take less than --timeout. Make floats
- * from integers, or scale integers in the first segment: float arithmetic in fetch is the compiler's. */
+ * from integers, or scale integers in the first segment: your compiler decides how float arithmetic in fetch rounds. */
 typedef struct dt_source {
     void *user;
     int64_t samples[2];               /* by dt_split; validation may be 0 */
@@ -771,78 +788,6 @@ typedef struct dt_source {
     dt_dtype input_type, target_type; /* DT_F32 or DT_I32 */
     dt_result (*fetch)(void *user, dt_split split, int64_t sample, void *input, void *target);
 } dt_source;
-/* ---- H12  rules: the usual faults of a training run, by its numbers ---- */
-/* A program passes losses, tensors, labels and the times of its ranks, step by step; rules compare them with bounds and
- * record which rules fired (examples/82_rules.c).
- * Names and bounds are those of the built-in rules of Amazon SageMaker Debugger, where Debugger has the rule; section
- * Rules of examples/reference.md says when each one fires. Matrices are judged, vectors (units 0: biases) are not. */
-#define DT_RULES(X) \
-    X(DT_RULE_VANISHING_GRADIENT, "VanishingGradient") X(DT_RULE_EXPLODING_TENSOR, "ExplodingTensor") \
-    X(DT_RULE_DEAD_RELU, "DeadRelu") X(DT_RULE_SATURATED_ACTIVATION, "SaturatedActivation") \
-    X(DT_RULE_LOSS_NOT_DECREASING, "LossNotDecreasing") X(DT_RULE_OVERFIT, "Overfit") \
-    X(DT_RULE_OVERTRAINING, "Overtraining") X(DT_RULE_POOR_INITIALIZATION, "PoorWeightInitialization") \
-    X(DT_RULE_UPDATE_RATIO, "WeightUpdateRatio") X(DT_RULE_ALL_ZERO, "AllZero") X(DT_RULE_VARIANCE, "TensorVariance") \
-    X(DT_RULE_UNCHANGED, "UnchangedTensor") X(DT_RULE_CLASS_IMBALANCE, "ClassImbalance") \
-    X(DT_RULE_STALLED, "StalledTraining") X(DT_RULE_STEP_OUTLIER, "StepOutlier") \
-    X(DT_RULE_LOAD_BALANCING, "LoadBalancing") X(DT_RULE_LOW_UTILIZATION, "LowUtilization") \
-    X(DT_RULE_DATALOADER, "Dataloader") X(DT_RULE_MEMORY_INCREASE, "MemoryIncrease") \
-    X(DT_RULE_INITIALIZATION_TIME, "MaxInitializationTime")
-#define DT__RULE_ENUM(code, name) code,
-typedef enum dt_rule { DT_RULES(DT__RULE_ENUM) DT_RULE_COUNT } dt_rule;
-#undef DT__RULE_ENUM
-/* Its name, and what to do about it ("none" and "" where there is no such rule). */
-DT_API const char *dt_rule_name(int32_t rule);
-DT_API const char *dt_rule_advice(int32_t rule);
-/* What a rule found when it fired first, and how often it did. */
-typedef struct dt_firing {
-    int64_t step, times;
-    double value, bound; /* what was compared */
-    int32_t rank;        /* -1: it is not about one */
-    char name[96];       /* of the tensor, or "loss", "validation loss"; else empty */
-} dt_firing;
-/* Called when a rule fires for the first time. The call that passed the number returns its result, if not DT_OK, after
- * all rules have seen the number. It must not pass numbers itself. */
-typedef dt_result (*dt_rule_action)(void *user, dt_rule rule, const dt_firing *f);
-/* The rules of one run. One thread at a time. */
-typedef struct dt_rules dt_rules;
-/* ranks: their number in dt_rules_step. *rules is NULL after an error, and once closed. */
-DT_API dt_result dt_rules_open(dt_rules **rules, int32_t ranks);
-DT_API void dt_rules_close(dt_rules **rules);
-/* Sets bound [index] of a rule; a comparison with NaN never fires. */
-DT_API dt_result dt_rules_set(dt_rules *rules, int32_t rule, int32_t index, double value);
-DT_API dt_result dt_rules_on_fire(dt_rules *rules, dt_rule_action action, void *user);
-/* The mean training loss, and the validation loss after it, of a step. Steps rise from 0 or above. */
-DT_API dt_result dt_rules_loss(dt_rules *rules, int64_t step, double loss);
-DT_API dt_result dt_rules_validation(dt_rules *rules, int64_t step, double loss);
-/* What a tensor is: weights after the step's update, gradients, outputs of a ReLU, inputs of a tanh, of a sigmoid. */
-typedef enum dt_tensor_kind {
-    DT_KIND_WEIGHT, DT_KIND_GRADIENT, DT_KIND_RELU, DT_KIND_TANH, DT_KIND_SIGMOID, DT_KIND_COUNT
-} dt_tensor_kind;
-/* A tensor of `count` elements in rows of `units`; units 0: a vector. name has up to 95 bytes; a kind and name stand
- * for a tensor of one size. The rules keep a copy of matrices of weights. */
-DT_API dt_result dt_rules_tensor(dt_rules *rules, int64_t step, const char *name, dt_tensor_kind kind,
-                                 const float *values, int64_t count, int64_t units);
-/* Classes (0 to classes - 1) of `count` samples that were trained on; those below 0 do not count. */
-DT_API dt_result dt_rules_labels(dt_rules *rules, int64_t step, const int32_t *labels, int64_t count, int32_t classes);
-/* A step of a rank. Set it to zeros first: `at` and `memory` of 0 are not known. */
-typedef struct dt_rank_step {
-    int64_t step;
-    int32_t rank;
-    double seconds;  /* that it took */
-    double waiting;  /* of these, for other ranks */
-    double data;     /* of these, for samples */
-    double at;       /* when it ended, in seconds since the program began */
-    double memory;   /* bytes, or any other unit */
-} dt_rank_step;
-DT_API dt_result dt_rules_step(dt_rules *rules, const dt_rank_step *s);
-/* It is `at` seconds since the program began: for a monitor of a run that may have stalled. */
-DT_API dt_result dt_rules_clock(dt_rules *rules, double at);
-/* What a rule found, owned by rules; NULL while it has not fired. */
-DT_API const dt_firing *dt_rules_fired(const dt_rules *rules, int32_t rule);
-/* A table of the rules that fired: where and when, and what to do. DT_E_USAGE: `size` bytes are too few. */
-enum { DT_RULES_TEXT = 8000 };
-DT_API dt_result dt_rules_text(const dt_rules *rules, char *text, int64_t size);
-
 /* ---- H13  communicators ---- */
 /* Options of the launcher, which dt_launch takes out of argc and argv: --ranks, --launch, --nodes, --timeout (also
  * DT_TIMEOUT), --max-restarts (after 1, 2, 4 .. 30 times DT_BACKOFF seconds), --elastic; --help explains them.
@@ -862,8 +807,9 @@ DT_API dt_result dt_rules_text(const dt_rules *rules, char *text, int64_t size);
 DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub);
 /* Who started this rank, in one line: "Slurm: rank 3 of 8 (1 of 2 here) on 4 hosts, meeting at a, port 29507". */
 DT_API const char *dt_comm_launcher(const dt_comm *c);
-/* Bytes of this rank's data that have reached `peer` so far, an element of the communication matrix. A native
- * all-reduce counts as a ring: 2 (N-1)/N of the data to the next rank. */
+/* What carries messages between nodes: "MPI ..", "libfabric ..", "an emulated network"; "" with one node. */
+DT_API const char *dt_comm_network(const dt_comm *c);
+/* Bytes of this rank's data that have reached `peer` so far, an element of the communication matrix. */
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer);
 /* Nodes: machines, or containers, whose ranks share memory: their number, and the node of `rank`, numbered as their
  * first ranks come. Between nodes collectives send a node's data once. */
@@ -882,16 +828,6 @@ DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from);
 DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine);
 /* Where `rank`'s copy of `mine` is mapped here; NULL: other memory or node. dt_barrier orders reads and writes. */
 DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank);
-/* A kind of link: s bytes take alpha + beta s seconds. r2: the share of the times' variance that the line explains. */
-typedef struct dt_link {
-    double alpha, beta, r2;
-    int64_t points; /* that were fitted; 0: no two ranks have such a link */
-} dt_link;
-/* Fits alpha >= 0 and beta >= 0 to n messages by least squares of the relative error (so is r2 weighted). */
-DT_API dt_link dt_link_fit(const double *bytes, const double *seconds, int n);
-/* dt_all_reduce by the engine's own collective (MPI_Allreduce): its order of additions, hence other bits than those of
- * the fixed tree. DT_E_USAGE when the engine between the nodes has none. */
-DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt_op op);
 /* NCCL, for buffers in the memory of NVIDIA GPUs, one GPU per rank (DT_NCCL). dt_nccl_open loads
  * libnccl.so.2 and the driver's libcuda.so.1 (or the files that DT_NCCL_LIBRARY and DT_CUDA_LIBRARY name). Sums are in
  * NCCL's order.
@@ -917,7 +853,6 @@ DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream); /* returns when all tha
 DT_API void dt_nccl_close(dt_nccl **n); /* collective, unless it failed. NULL is fine. */
 
 /* ---- H15  layout, mesh, schedules ---- */
-DT_API dt_sampling dt_sampling_default(void); /* temperature 0.7 over all tokens, seed 0 */
 /* How units of work, (data shard, micro-batch), go through the stages of a pipeline. 1F1B: a backward as soon as one is
  * there, at most pp units in flight (Narayanan et al. 2019); GPipe: all forwards, then all backwards (Huang et al.
  * 2019); interleaved: 1F1B over layout.chunks runs of segments per stage, less bubble, more messages (Narayanan et al.
@@ -926,7 +861,7 @@ typedef enum dt_pipeline { DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE } d
 /* Which values of forward are kept for backward: all; all but those of attention (Korthikanti et al. 2022); the inputs
  * of segments (Chen et al. 2016). Backward computes the others again. */
 typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMPUTE_FULL } dt_recompute;
-/* Whether a second thread per rank communicates gradients and weights behind the work (Li et al. 2020). It needs a
+/* Whether a second thread per rank communicates gradients and weights during the work (Li et al. 2020). It needs a
  * core: AUTO is on where there are more cores than ranks x threads, on one machine. With accumulation `each` and ZeRO
  * 2 and 3 it also needs memory: a second bucket of gradients, a second segment's weights. */
 typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_overlap;
@@ -953,15 +888,64 @@ DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m)
 /* Cuts n segments of these costs into `parts` runs of neighbours: run i is [begin[i], begin[i + 1]), begin (parts + 1).
  * The costliest run is as cheap as possible, and of such cuts the most even (least squares). O(n^2 parts). */
 DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int64_t *begin);
-/* Work of a pipeline stage on one of `units` units (data shards x micro-batches). A stage owns `chunks` runs of
- * segments, one unless the schedule is interleaved; run c of stage s is number c stages + s of the model. */
-typedef enum dt_work_kind { DT_WORK_FORWARD, DT_WORK_BACKWARD, DT_WORK_WEIGHTS } dt_work_kind;
-typedef struct dt_work {
-    int32_t kind, unit, chunk; /* dt_work_kind: WEIGHTS is zero-bubble's second half of backward */
-    int32_t slot;              /* of the chunk's memory: holds the unit from forward until its last work */
-} dt_work;
-/* The order in which a stage of layout.pp works: list (3 units chunks) at most, *count entries. */
-DT_API dt_result dt_pipeline_order(const dt_layout *l, int64_t units, int64_t stage, dt_work *list, int64_t *count);
+/* A plan: what one rank does in a step, and the memory that it takes for it. It is a function of recipe, layout, number
+ * of ranks and rank alone: no rank runs, and no data is read. A trainer executes the plan of each of its ranks.
+ *
+ * An instruction of the step program. Stream 0 runs its instructions in order on the rank's own thread; with overlap it
+ * hands those of stream 1, when it reaches them, to a second thread, which runs them in that order. after[0] is the
+ * instruction before on the same stream, after[1] the last one that it needs of the other stream: of the step before
+ * when it comes later in the list; -1: none.
+ *   LOAD       samples of (shard, micro)
+ *   FORWARD    segment of (shard, micro), in a slot of its chunk
+ *   RECOMPUTE  the same once more, for the values that backward needs
+ *   OFFLOAD    starts to copy the input of a segment to the second memory
+ *   FETCH      starts to copy it back
+ *   BACKWARD   segment of (shard, micro); gradients continue in set `set`, from +0 where `fresh`
+ *   WEIGHTS    zero-bubble: the gradients of weights, which BACKWARD left out
+ *   SEND, RECV activations to or from a neighbour stage; with `back` gradients
+ *   CONTEXT    all-reduce over context ranks of one data shard's sums: a bucket of set `set`
+ *   FOLD       set += from, a bucket: two neighbours of the tree over data shards
+ *   REDUCE     sum over all ranks of a bucket: to every rank, or each piece to its owner (ZeRO)
+ *   TOTAL      total += set, a bucket
+ *   GATHER     weights from their owners: of a segment before its work (ZeRO 3; with overlap one segment ahead, into
+ *              the other of two windows), or of a bucket after the update (ZeRO 1, 2)
+ *   TIE        adds the uses of tied weights, across stages
+ *   UPDATE     norm, clip, optimizer, average of the weights */
+#define DT_INSTRUCTIONS(X) \
+    X(LOAD) X(FORWARD) X(RECOMPUTE) X(OFFLOAD) X(FETCH) X(BACKWARD) X(WEIGHTS) X(SEND) X(RECV) X(CONTEXT) X(FOLD) \
+    X(REDUCE) X(TOTAL) X(GATHER) X(TIE) X(UPDATE)
+#define DT__INSTR_ENUM(name) DT_##name,
+typedef enum dt_instr_op { DT_INSTRUCTIONS(DT__INSTR_ENUM) DT_INSTR_COUNT } dt_instr_op;
+#undef DT__INSTR_ENUM
+typedef struct dt_instr {
+    int32_t op, segment, micro, shard, bucket; /* dt_instr_op; -1: none, here and below */
+    int32_t stream, after[2];
+    int32_t axes, peer;       /* bits 1 << dt_axis: ranks along them take part; the other rank of a SEND or RECV */
+    int64_t sent[DT_AXES];    /* bytes to ranks along each axis, on one node; of experts as if routing were even */
+    double flops;
+    int64_t touched;          /* bytes that operations read and write */
+    int32_t set, from, fresh; /* sets of gradients */
+    int32_t chunk, slot, back;
+    int32_t window;    /* where the weights of the segment are gathered */
+    int32_t completes; /* the leaf's gradients in this segment are complete: their row slices are folded (R7) */
+} dt_instr;
+/* A row of memory: bytes of this rank, and of the rank with most, which ranks that read it in place allocate as well.
+ * Kernels' scratch, samples in advance and the drawing of text are the trainer's: dt_trainer_memory counts them. */
+typedef enum dt_purpose { DT_FOR_HOST, DT_FOR_WEIGHTS, DT_FOR_GRADIENTS, DT_FOR_OPTIMIZER, DT_FOR_ACTIVATIONS,
+                          DT_FOR_BUFFERS, DT_FOR_OFFLOADED, DT_PURPOSES } dt_purpose;
+typedef struct dt_row {
+    const char *name;
+    int64_t bytes, most;
+    int32_t purpose, id; /* dt_purpose; id: the engine's */
+} dt_row;
+typedef struct dt_plan dt_plan;
+/* recipe.model.vocabulary must be set. overlap AUTO counts as OFF, and compiled segments as tiles. Structs are copied;
+ * strings and segments must outlive the plan. Errors are those of dt_trainer_open. */
+DT_API dt_result dt_plan_open(dt_plan **plan, const dt_recipe *recipe, const dt_layout *layout, int ranks, int rank);
+DT_API void dt_plan_close(dt_plan **plan);
+DT_API const dt_instr *dt_plan_program(const dt_plan *plan, int64_t *count); /* in order; the plan owns them */
+DT_API const dt_row *dt_plan_memory(const dt_plan *plan, int64_t *count);
+DT_API dt_mesh dt_plan_mesh(const dt_plan *plan);
 
 /* ---- H16  trainer ---- */
 /* What a step did. */
@@ -982,12 +966,19 @@ struct dt_step_info {
     double exposed_seconds; /* of these, those in which the rank did nothing else: without overlap, all */
     double data_seconds;    /* waiting for data */
     double save_seconds;    /* waiting for checkpoints, in the step and after it */
+    double work_seconds;    /* computing */
+    double gradient_seconds; /* of the exposed ones, for gradients and gathered weights of data-parallel ranks */
+    double within_seconds;  /* of the exposed ones, in exchanges of tensor, context and expert groups inside segments */
+    double agree_seconds;   /* in exchanges of counts and losses, where ranks wait for a late rank */
     int64_t sent_bytes;     /* by this rank to all peers, of any kind */
     int64_t far_bytes;      /* of these, to ranks on other nodes */
+    int64_t gradient_bytes, gradient_far; /* of these two, gradients and weights of data-parallel ranks */
+    int64_t tensor_far;     /* of the far ones, of tensor groups */
     int64_t reductions;     /* of gradients between ranks: fewer with a larger layout.bucket, of the same bytes */
 };
 DT_API dt_step_info dt_step_info_zero(void);
-DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer); /* bytes to `peer` since the trainer was opened */
+/* The ranks of the trainer, once no other thread communicates; NULL when that failed. For use between steps. */
+DT_API dt_comm *dt_trainer_comm(dt_trainer *t);
 /* SHA-256 of the state is over all weights, then what the optimizer keeps, array by array, each parameter by parameter
  * in definition order: AdamW and Adam m, v; SGD u, if any; Lion m; last the average of the weights, if any; in fp16
  * the loss scale and its good steps so far. Little-endian floats, no padding.
@@ -997,11 +988,11 @@ DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer); /* bytes to `peer
 DT_API dt_result dt_trainer_save(dt_trainer *t);
 /* Mean validation loss over `batches` batches (0: all) and their valid targets. Collective. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
-/* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: dt_sampling_default()), of the recipe's
- * tokenizer, the last one cut, or of a byte vocabulary; text has room for count + 1 bytes and may hold bytes 0. Any
- * rank alone may call it if it has the whole model (pp, tp and ep 1, ZeRO below 3), else all ranks together;
- * output.sample_length must not be 0. The families cache keys and values of earlier tokens (output.no_cache: not),
- * with the same bits. A text that fills the sequence continues from its second half. */
+/* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: temperature 0.7 over all tokens, seed 0), of
+ * the recipe's tokenizer, the last one cut, or of a byte vocabulary; text has room for count + 1 bytes and may hold
+ * bytes 0. Any rank alone may call it if it has the whole model (pp, tp and ep 1, ZeRO below 3), else all ranks
+ * together; output.sample_length must not be 0. The families cache keys and values of earlier tokens (output.no_cache:
+ * not), with the same bits. A text that fills the sequence continues from its second half. */
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how,
                                    char *text);
 /* What was trained, for use in any program: a trainer that only predicts, draws text and measures. `path` is a
@@ -1012,11 +1003,7 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
  * any layout that the recipe allows (NULL: dt_layout_default()). dt_trainer_predict takes any number of samples and has
  * the bits of the program that trained (examples/18_use.c). */
 DT_API dt_result dt_predictor_open(dt_trainer **t, const char *path, const dt_model *model, const dt_layout *layout);
-/* The same for text. */
-typedef struct dt_trainer dt_generator;
-DT_API dt_result dt_generator_open(dt_generator **g, const char *path, const dt_layout *layout);
-DT_API void dt_generator_close(dt_generator **g);
-/* What to draw; start from dt_generation_default(): 400 bytes, no stop, sampling as dt_sampling_default(). */
+/* What to draw; start from dt_generation_default(): 400 bytes, no stop, temperature 0.7 over all tokens, seed 0. */
 typedef struct dt_generation {
     dt_sampling sampling;    /* another seed: another text */
     int64_t bytes;           /* the text ends after so many; the last token is cut */
@@ -1027,13 +1014,15 @@ typedef struct dt_generation {
 } dt_generation;
 DT_API dt_generation dt_generation_default(void);
 /* Continues a prompt, as dt_trainer_sample. *tokens, if not NULL: how many were drawn. */
-DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_generation *how, int64_t *tokens);
+DT_API dt_result dt_generate(dt_trainer *t, const char *prompt, const dt_generation *how, int64_t *tokens);
 /* Mean loss, in nats per token, of files named as in dt_data_open(), cut into sequences, the last perhaps shorter;
  * *tokens and *bytes, if not NULL: number of targets, and bytes of their text (the first token is none). Collective. */
-DT_API dt_result dt_generator_evaluate(dt_generator *g, const char *data, float *loss, int64_t *tokens, int64_t *bytes);
-/* The recipe of a checkpoint, or of a directory of Hugging Face, whose optimizer and data are the default ones. Names
- * of files are NULL, but for weights: `path`, which must outlive the recipe. So a trainer starts from these weights, or
- * resumes, where `path` is in its checkpoint.place. Set model again if it was of the program's own segments. */
+DT_API dt_result dt_evaluate(dt_trainer *t, const char *data, float *loss, int64_t *tokens, int64_t *bytes);
+/* The recipe of a checkpoint, or of a directory of Hugging Face (GPT-2, Llama, Mistral, Qwen2, Qwen3), whose optimizer
+ * and data are the default ones. Names of files are NULL, but for weights: `path`, which must outlive the recipe. So a
+ * trainer starts from these weights, or resumes, where `path` is in its checkpoint.place. A config.json has no weights.
+ * DT_E_DATA names the line of what is not computed here (another activation, quantized weights ..). Set model again if
+ * it was of the program's own segments. */
 DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path);
 /* What the model predicts (dt_prediction, or its logits) for inputs (count, elements of a sample) of the data's type:
  * predictions (count, each). No dropout, no targets. Ranks call it as dt_trainer_sample, with cp above 1 together. */
@@ -1049,6 +1038,9 @@ typedef struct dt_memory {
 } dt_memory;
 DT_API dt_memory dt_trainer_memory(const dt_trainer *t);
 DT_API int64_t dt_trainer_weights(const dt_trainer *t); /* number of weights */
+/* When instruction `index` of the plan began and ended in the last step, in seconds of the machine's clock, into `when`
+ * (2); from the number of instructions on, exchanges inside segments. With layout.output.events; 0: there is none. */
+DT_API int dt_trainer_event(const dt_trainer *t, int64_t index, double *when);
 /* What compiling did (layout.compile.report, .verify or mode AUTO) to this rank's segments. Bytes are a unit's, forward
  * and backward. A step is the first batch's, without update, on the slowest rank: the faster of two. */
 typedef struct dt_compilation_report {
@@ -1061,59 +1053,29 @@ typedef struct dt_compilation_report {
     double compiling;            /* seconds spent compiling */
     double break_even;           /* steps until compiling pays; 0: never */
     int32_t compiled;            /* 0: mode AUTO runs op by op */
+    int64_t segments;            /* of the model */
+    const char *chains;          /* how chains of elementwise ops run: "tile by tile", "as C from the cache", .. */
+    const char *slowest[6];      /* the ops that take longest, a group is one kind; NULL: there are fewer */
+    double share[6];             /* of the time of all ops */
 } dt_compilation_report;
 /* DT_E_USAGE: nothing was compiled, or nothing measured. */
 DT_API dt_result dt_trainer_compilation(const dt_trainer *t, dt_compilation_report *report);
 /* Values (count) of the parameter with this full name, owned by the trainer, good until the next call for it; NULL when
  * there is none, or this rank has not all of it. */
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count);
+/* Its gradient in the last step, before clipping, into values (count). DT_E_USAGE: this rank has not all of it (tp, pp
+ * or ep above 1, ZeRO). */
+DT_API dt_result dt_trainer_gradient(dt_trainer *t, const char *name, float *values);
 /* The full name of parameter `index` of the model, from 0 in definition order, and its shape; NULL past the last. */
 DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, dt_shape *shape);
 /* Writes those elements of a parameter that this rank holds (its stage, tensor shard, experts, and with ZeRO 3 its
  * piece) to their places in `values`, which has the whole shape; all others stay as they are. *held: how many there
  * are. Any rank alone, between steps. DT_E_USAGE: no parameter has this name. */
 DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, int64_t *held);
-/* Place of this rank along each axis of the mesh, and number of ranks along it (dt_axis). A dt_comm of the program's
- * own may live beside a trainer and be used between its steps; a communicator over this rank's group of axis k is then
- * dt_comm_split(comm, dt_comm_rank(comm) - m.at[k] * m.stride[k], &group). */
-DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t);
-
-/* Why are many ranks barely faster than one? Five questions, in order, with bounds in examples/reference.md, Doctor. */
-#define DT_BRANCHES(X) \
-    X(DT_BRANCH_TRANSPORT, "transport") X(DT_BRANCH_DATA, "data") X(DT_BRANCH_BATCH, "batch") \
-    X(DT_BRANCH_OVERLAP, "overlap") X(DT_BRANCH_PLACEMENT, "placement")
-#define DT__BRANCH_ENUM(code, name) code,
-typedef enum dt_branch { DT_BRANCHES(DT__BRANCH_ENUM) DT_BRANCH_COUNT } dt_branch;
-#undef DT__BRANCH_ENUM
-typedef struct dt_finding {
-    int32_t fires;
-    int32_t rank;           /* the rank it is about; -1: all */
-    double measured, bound; /* the number that decides, and its bound */
-    char text[480];         /* what was measured */
-    char advice[480];       /* what to do; empty when it does not fire */
-} dt_finding;
-
-/* Times are medians over steps, in seconds per step. */
-typedef struct dt_diagnosis {
-    int32_t first; /* dt_branch: the first that fires is the main finding; -1: none does */
-    int32_t ranks, nodes, steps;
-    double seconds;  /* of a step */
-    double work;     /* of the median rank */
-    double data;     /* of the rank that waits longest for samples */
-    double exposed;  /* waiting for gradients and weights, of the rank that waits least: others wait for it */
-    double exchange; /* 2 (n-1) alpha for each 25 MB, and bytes sent / rate, inside nodes and between */
-    double alpha[2], rate[2]; /* inside a node, between nodes: seconds per message, bytes per second; 0: no such link */
-    double speedup;           /* work of all ranks / seconds */
-    double break_even; /* batch from which n data-parallel ranks beat one: work = exchange / (n-1); 0: no exchange */
-    double worthwhile; /* batch from which 80 % of their time is work: work per rank = 4 exchange */
-    double alone, together; /* GFLOP/s of rank 0 on a matrix product, alone and while all ranks compute one */
-    dt_finding finding[DT_BRANCH_COUNT];
-} dt_diagnosis;
-/* Looks at up to 8 last steps, without this trainer's first, and measures the links by all-reduces of up to 1 MB, for a
- * second or two. text (NULL: none) has room for DT_DIAGNOSIS_TEXT bytes: a line per branch with what was measured, the
- * bound and the verdict, then what to do. Collective, between steps; changes no bit. DT_E_USAGE: fewer than 4 steps. */
-enum { DT_DIAGNOSIS_TEXT = 6000 };
-DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text);
+/* The plan that this rank executes. A dt_comm of the program's own may live beside a trainer and be used between its
+ * steps; with m = dt_plan_mesh(plan) a communicator over this rank's group of axis k is dt_comm_split(comm,
+ * dt_comm_rank(comm) - m.at[k] * m.stride[k], &group). */
+DT_API const dt_plan *dt_trainer_plan(const dt_trainer *t);
 
 /* ---- H14  a program's own loop ---- */
 /* The trainer's optimizers, clipping, schedule and bits for a program's own loop (examples/04_own_loop.c). */
@@ -1380,8 +1342,8 @@ typedef struct dt__tls {
 } dt__tls;
 static __thread dt__tls dt__thread;
 
-/* Records the sentence and returns the code: `return dt__error(DT_E_FILE, "...", ...)`. */
-__attribute__((format(printf, 2, 3))) static dt_result dt__error(dt_result code, const char *format, ...)
+#define dt__error dt_error
+DT_API dt_result dt_error(dt_result code, const char *format, ...)
 {
     va_list args;
     va_start(args, format);
@@ -1417,7 +1379,7 @@ static int dt__argument_wrong(char *text, size_t size, const char *function, int
             int own = x.graph == graph && x.id > 0 && x.id < ids;
             if (!own) DT__PRINT(is, x.id ? "of another graph" : "no tensor");
             if (!x.id) wrong = w[name] == '?' ? NULL : "it was never made, or its op failed";
-            else if (!own) wrong = "a graph uses its own tensors, until it is closed";
+            else if (!own) wrong = "tensors belong to one graph and die with it";
         } else {
             void *x = va_arg(*args, void *);
             int64_t count = w[name] == '/' ? va_arg(*args, int64_t) : 1;
@@ -1650,7 +1612,7 @@ static const char *dt__option_text(const dt__option *o, const void *group, char 
     return text;
 }
 
-/* The value is not one that the option takes: says which ones it takes. */
+/* The error for a value that the option does not take: lists what it takes. */
 static dt_result dt__option_refuse(const dt__option *o, const char *value)
 {
     static const char *const what[] = {"a whole number", "a power of two", "auto or a whole number", "a number"};
@@ -1964,7 +1926,7 @@ static void dt__nap(void)
 /* ---- work in the background ---- */
 /* A thread that runs the jobs of another thread, its user, in the order of asking. Jobs are numbered from 0; a ticket
  * is a job's number plus 1. After a failure no further job runs. Without threads a job runs when it is asked for. */
-enum { DT__OTHER_STREAM = -1 }; /* what one thread of a rank waits for when it waits for the other one */
+enum { DT__OTHER_STREAM = -1 }; /* peer code: the other thread of this rank */
 typedef dt_result (*dt__job_fn)(void *owner, int64_t job);
 typedef struct dt__queue {
     dt__job_fn run;
@@ -2241,35 +2203,6 @@ static float dt__expf(float x)
     half = whole >> 1;
     q = q * dt__float_of_bits((uint32_t)(half + 127) << 23);
     return q * dt__float_of_bits((uint32_t)(whole - half + 127) << 23);
-}
-
-/* ---- large angles ----
- * x = quadrant * pi/2 + r for finite |x| >= 2^20: x * 2/pi modulo 4 in integers (Payne and Hanek 1983). x is m 2^e; of
- * 2/pi only 96 bits matter, those whose product with 2^e lies below 4 and above 2^-94. No float is nearer to a multiple
- * of pi/2 (but 0) than 2^-30, so r has 31 good bits and more. Inf and NaN give NaN. */
-static double dt__large_angle(float x, uint64_t *quadrant)
-{
-    static const uint32_t two_over_pi[8] = {0,           0xa2f9836eu, 0x4e441529u, 0xfc2757d1u,
-                                            0xf534ddc0u, 0xdb629599u, 0x3c439041u, 0xfe5163abu};
-    uint32_t bits = dt__bits_of_float(x), m = (bits & 0x7fffffu) | 0x800000u, part[3];
-    int e = (int)(bits >> 23 & 255) - 150, at = e + 30; /* at: first bit of the 96, counted in the table */
-    uint64_t low, mid, high, turn;
-    double r;
-    *quadrant = 0;
-    if (e == 105) return (double)(x - x);
-    for (int i = 0; i < 3; i++) {
-        const uint32_t *word = two_over_pi + at / 32 + i;
-        part[i] = (uint32_t)(((uint64_t)word[0] << 32 | word[1]) << (at % 32) >> 32);
-    }
-    low = (uint64_t)m * part[2];
-    mid = (uint64_t)m * part[1] + (low >> 32);
-    high = (uint64_t)m * part[0] + (mid >> 32);
-    turn = high << 32 | (mid & 0xffffffffu); /* of a full turn, 2^64 */
-    *quadrant = (turn + 0x2000000000000000u) >> 62;
-    r = (double)(int64_t)(turn - (*quadrant << 62)) * 0x1.921fb54442d18p-62;
-    if (x >= 0.0f) return r;
-    *quadrant = 0 - *quadrant;
-    return -r;
 }
 
 /* ---- Philox4x32-10 ----
@@ -2552,24 +2485,26 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
 
 #ifndef DT_COMM_ONLY
 /* ============================================================================
- * H3  kernels
- * Plain structs of operands first; then this file includes itself once per instruction set, and the kernel text below
- * becomes functions named ..._portable, ..._avx2, ..._avx512 and ..._neon. The best one is chosen at run time (H5). */
+ * H3  the table of ops
+ * and plain structs of operands. Then this file includes itself once per instruction set, and the text of H4 becomes
+ * functions named ..._portable, ..._avx2, ..._avx512 and ..._neon. The best one is chosen at run time (H5). */
 
 /* ---- the ops ----
  * The one list of ops, one row each; every part of the library that has to know about ops reads it.
  *
  * MAP(name, operands, builder kind, builder, expression, gradients): every element of the result is the expression of
- *   the same element of the inputs a, b, c (operands A, AB, ABC), which broadcast, and of the scalar s.
+ *   the same element of the inputs a and b (operands A, AB), which broadcast, and of the scalar s.
  * GRAD(name, input, operands, expression): a MAP op for the gradient of one input, of dy (D) and of what else the
- *   operands name: inputs A, B, C and the value Y.
- * ROW(name, inputs, in place, shape, shards, passes, gradients): at most three passes over each row. A pass reduces
+ *   operands name: inputs A, B and the value Y.
+ * ROW(name, inputs, in place, shape, shards, passes, domain, text, gradients): passes over each row. A pass reduces
  *   an expression (DT__SUM, DT__MAX, or DT__DOT of two) to a scalar s0..s3, whose last argument makes the scalar
  *   from the reduction r and the row's length `count`; DT__SUM_OUT also stores its terms; DT__OUT stores the result
  *   y. a, b, c are the inputs in order. s0 and s1 begin as row statistics, s2 as the node's scalar.
  * COLUMN(name, inputs, expression, gradients): every column is a chain over the rows: r becomes the expression.
- * OP(name, class, inputs, in place, shape, shards, scratch, FLOPs, run, gradient, gradients): all others; dt__run_<run>
- *   computes the value (H6), dt__grad_<gradient> or rules append the nodes of the derivative (H7), NONE: there is none.
+ * OP(name, class, inputs, in place, shape, shards, scratch, FLOPs, domain, text, gradient, gradients): all others;
+ *   dt__grad_<gradient> or rules append the nodes of the derivative (H7), NONE: there is none.
+ * domain: what the op iterates over (DT__OVER_..). text: SOME(x), dt__some_x computes items [begin, end) of the domain,
+ *   in any split; RUN(x), dt__run_x computes the whole value (H6). A device may have texts of its own.
  * RULE(name, input, op, operands, flow): the gradient of an input is a node of that op (NONE: the operand itself) with
  *   the operands' tensors as inputs: as for GRAD, and X, the second output. FLOW: the node has the input's shape;
  *   BACK: likewise, with i[1] inverted; CHAIN: it continues the chains of a parameter's gradient (R3); REDUCED: it has
@@ -2589,31 +2524,30 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  * as plain scalar text. The random graphs of tests/test_random.c find map ops in this table, and the self-check all but
  * the last kind: put the hash that its error names into DT__SELF_CHECK. */
 #define DT__OPS(OP, MAP, GRAD, ROW, COLUMN, RULE) \
-    OP(NONE, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NONE, NONE, ) \
-    OP(INPUT, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NONE, NONE, ) \
-    OP(PARAM, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NONE, NONE, ) \
-    OP(AUX, OUTPUT, "f", 0, GIVEN, REFUSE, NONE, NONE, NONE, NONE, ) \
-    OP(RESHAPE, ALIAS, "*", 0, GIVEN, REFUSE, NONE, NONE, NONE, NONE, RULE(RESHAPE, 0, RESHAPE, D, FLOW)) \
-    OP(DETACH, ALIAS, "*", 0, SAME, REFUSE, NONE, NONE, NONE, NONE, ) \
-    OP(PERMUTE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, permute, ) \
-    OP(SLICE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, NONE, RULE(SLICE, 0, PAD, D, FLOW)) \
-    OP(PAD, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, NONE, RULE(PAD, 0, SLICE, D, FLOW)) \
-    OP(CONCAT, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, concat, ) \
-    OP(EXPAND, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, move, NONE, RULE(EXPAND, 0, NONE, D, REDUCED)) \
-    OP(FULL, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, full, NONE, ) \
-    OP(CAST, MOVE, "*", 0, GIVEN, KEEP, NONE, NONE, cast, cast, ) \
-    OP(GATHER, MOVE, "*i", 0, GIVEN, REFUSE, NONE, NONE, gather, NONE, RULE(GATHER, 0, SCATTER_ADD, BD, CHAIN)) \
-    OP(SCATTER_ADD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, scatter_add, NONE, \
-       RULE(SCATTER_ADD, 1, GATHER, DA, FLOW) RULE(SCATTER_ADD, 2, NONE, D, FLOW)) \
-    OP(ONE_HOT, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, one_hot, NONE, ) \
-    OP(TOP_K, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, top_k, NONE, ) \
-    OP(CUMSUM, SPECIAL, "f", 0, SAME, REFUSE, NONE, NONE, cumsum, NONE, RULE(CUMSUM, 0, CUMSUM, D, BACK)) \
-    OP(CUSTOM, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, custom, custom, ) \
-    OP(CUSTOM_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, custom, NONE, ) \
-    OP(COMBINE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, combine, combine, ) \
-    OP(ALL_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, all_rows, NONE, RULE(ALL_ROWS, 0, NONE, D, FLOW)) \
-    OP(OWN_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, own_rows, NONE, RULE(OWN_ROWS, 0, ALL_ROWS, D, FLOW)) \
-    OP(SAME_ROWS, ALIAS, "f", 0, SAME, REFUSE, NONE, NONE, NONE, same_rows, ) \
+    OP(NONE, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NOTHING, NONE, NONE, ) \
+    OP(INPUT, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NOTHING, NONE, NONE, ) \
+    OP(PARAM, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NOTHING, NONE, NONE, ) \
+    OP(AUX, OUTPUT, "f", 0, GIVEN, REFUSE, NONE, NONE, NOTHING, NONE, NONE, ) \
+    OP(RESHAPE, ALIAS, "*", 0, GIVEN, REFUSE, NONE, NONE, NOTHING, NONE, NONE, RULE(RESHAPE, 0, RESHAPE, D, FLOW)) \
+    OP(DETACH, ALIAS, "*", 0, SAME, REFUSE, NONE, NONE, NOTHING, NONE, NONE, ) \
+    OP(PERMUTE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, MOVES, RUN(move), permute, ) \
+    OP(SLICE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, MOVES, RUN(move), NONE, RULE(SLICE, 0, PAD, D, FLOW)) \
+    OP(PAD, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, MOVES, RUN(move), NONE, ) \
+    OP(CONCAT, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, MOVES, RUN(move), concat, ) \
+    OP(EXPAND, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, MOVES, RUN(move), NONE, RULE(EXPAND, 0, NONE, D, REDUCED)) \
+    OP(FULL, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, ELEMENTS, SOME(full), NONE, ) \
+    OP(CAST, MOVE, "*", 0, GIVEN, KEEP, NONE, NONE, ELEMENTS, SOME(cast), cast, ) \
+    OP(GATHER, MOVE, "*i", 0, GIVEN, REFUSE, NONE, NONE, ELEMENTS, SOME(gather), NONE, \
+       RULE(GATHER, 0, SCATTER_ADD, BD, CHAIN)) \
+    OP(SCATTER_ADD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, LANES, SOME(scatter_add), NONE, ) \
+    OP(TOP_K, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, ROWS, SOME(top_k), NONE, ) \
+    OP(CUSTOM, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, HOST, RUN(custom), custom, ) \
+    OP(CUSTOM_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, HOST, RUN(custom), NONE, ) \
+    OP(COMBINE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, SPECIAL, RUN(combine), combine, ) \
+    OP(ALL_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, HOST, RUN(all_rows), NONE, RULE(ALL_ROWS, 0, NONE, D, FLOW)) \
+    OP(OWN_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, SPECIAL, RUN(own_rows), NONE, \
+       RULE(OWN_ROWS, 0, ALL_ROWS, D, FLOW)) \
+    OP(SAME_ROWS, ALIAS, "f", 0, SAME, REFUSE, NONE, NONE, NOTHING, NONE, same_rows, ) \
     MAP(NEG, A, CODE, DT_NEG, -a, GRAD(NEG, 0, D, -dy)) \
     MAP(SCALE, A, OWN, dt_scale, a * s, GRAD(SCALE, 0, D, dy * s)) \
     MAP(EXP, A, CODE, DT_EXP, dt__v_exp(a), GRAD(EXP, 0, YD, dy * y)) \
@@ -2622,110 +2556,79 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     MAP(SQRT, A, CODE, DT_SQRT, dt__v_sqrt(a), GRAD(SQRT, 0, YD, dy * 0.5f / y)) \
     MAP(RSQRT, A, CODE, DT_RSQRT, 1.0f / dt__v_sqrt(a), GRAD(RSQRT, 0, YD, dy * -0.5f * y * y * y)) \
     MAP(GELU, A, UNARY, dt_gelu, dt__v_gelu(a), GRAD(GELU, 0, AD, dt__v_gelu_grad(a, dy))) \
-    MAP(GELU_ERF, A, CODE, DT_GELU_ERF, dt__v_gelu_erf(a), GRAD(GELU_ERF, 0, AD, dt__v_gelu_erf_grad(a, dy))) \
     MAP(SILU, A, UNARY, dt_silu, dt__v_silu(a), GRAD(SILU, 0, AD, dt__v_silu_grad(a, dy))) \
     MAP(SIGMOID, A, CODE, DT_SIGMOID, dt__v_sigmoid(a), GRAD(SIGMOID, 0, YD, dy * y - dy * y * y)) \
-    MAP(SOFTPLUS, A, CODE, DT_SOFTPLUS, dt__v_softplus(a), GRAD(SOFTPLUS, 0, AD, dy * dt__v_sigmoid(a))) \
     MAP(RELU, A, UNARY, dt_relu, dt__v_where(a <= zero, zero, a), GRAD(RELU, 0, YD, dt__v_where(y != zero, dy, zero))) \
     MAP(ABS, A, CODE, DT_ABS, dt__v_abs(a), GRAD(ABS, 0, AD, dt__v_where(a != zero, dy * dt__v_sign(a), zero))) \
-    MAP(SIGN, A, CODE, DT_SIGN, dt__v_sign(a), ) \
-    MAP(FLOOR, A, CODE, DT_FLOOR, dt__v_floor(a), ) \
-    MAP(CEIL, A, CODE, DT_CEIL, -dt__v_floor(-a), ) \
-    MAP(ROUND, A, CODE, DT_ROUND, dt__v_round(a), ) \
     MAP(SQUARE, A, CODE, DT_SQUARE, a * a, GRAD(SQUARE, 0, AD, dy * 2.0f * a)) \
     MAP(RECIPROCAL, A, CODE, DT_RECIPROCAL, 1.0f / a, GRAD(RECIPROCAL, 0, YD, -(dy * y * y))) \
-    MAP(LOG1P, A, CODE, DT_LOG1P, dt__v_log1p(a), GRAD(LOG1P, 0, AD, dy / (a + 1.0f))) \
-    MAP(ERF, A, CODE, DT_ERF, dt__v_erf(a), GRAD(ERF, 0, AD, dy * 1.12837917f * dt__v_exp(-(a * a)))) \
-    MAP(SIN, A, CODE, DT_SIN, dt__v_sin(a), GRAD(SIN, 0, AD, dy * dt__v_cos(a))) \
-    MAP(COS, A, CODE, DT_COS, dt__v_cos(a), GRAD(COS, 0, AD, -(dy * dt__v_sin(a)))) \
     MAP(ADD, AB, BINARY, dt_add, a + b, RULE(ADD, 0, NONE, D, REDUCED) RULE(ADD, 1, NONE, D, REDUCED)) \
     MAP(SUB, AB, BINARY, dt_sub, a - b, RULE(SUB, 0, NONE, D, REDUCED) GRAD(SUB, 1, D, -dy)) \
     MAP(MUL, AB, BINARY, dt_mul, a * b, GRAD(MUL, 0, BD, dy * b) GRAD(MUL, 1, AD, dy * a)) \
-    MAP(DIV, AB, BINARY, dt_div, a / b, GRAD(DIV, 0, BD, dy / b) GRAD(DIV, 1, BYD, -(dy / b * y))) \
-    MAP(POW, AB, CODE, DT_POW, dt__v_pow(a, b), /* +0 where the product would be 0 times inf */ \
-        GRAD(POW, 0, ABD, dt__v_where(b != zero, dy * (b * dt__v_pow(a, b - 1.0f)), zero)) \
-        GRAD(POW, 1, AYD, dt__v_where(a != zero, dy * (y * dt__v_log(a)), zero))) \
+    MAP(DIV, AB, CODE, DT_DIV, a / b, GRAD(DIV, 0, BD, dy / b) GRAD(DIV, 1, BYD, -(dy / b * y))) \
     MAP(MAXIMUM, AB, CODE, DT_MAXIMUM, dt__v_where(dt__v_above(a, b), a, b), \
         GRAD(MAXIMUM, 0, ABD, dt__v_where(dt__v_above(a, b), dy, zero)) \
         GRAD(MAXIMUM, 1, ABD, dt__v_where(dt__v_above(a, b), zero, dy))) \
     MAP(MINIMUM, AB, CODE, DT_MINIMUM, dt__v_where(dt__v_below(a, b), a, b), \
         GRAD(MINIMUM, 0, ABD, dt__v_where(dt__v_below(a, b), dy, zero)) \
         GRAD(MINIMUM, 1, ABD, dt__v_where(dt__v_below(a, b), zero, dy))) \
-    MAP(EQUAL, AB, CODE, DT_EQUAL, dt__v_where(a == b, one, zero), ) \
-    MAP(NOT_EQUAL, AB, CODE, DT_NOT_EQUAL, dt__v_where(a != b, one, zero), ) \
-    MAP(LESS, AB, CODE, DT_LESS, dt__v_where(a < b, one, zero), ) \
-    MAP(LESS_EQUAL, AB, CODE, DT_LESS_EQUAL, dt__v_where(a <= b, one, zero), ) \
-    MAP(GREATER, AB, CODE, DT_GREATER, dt__v_where(a > b, one, zero), ) \
     MAP(GREATER_EQUAL, AB, CODE, DT_GREATER_EQUAL, dt__v_where(a >= b, one, zero), ) \
-    MAP(SELECT, ABC, OWN, dt_select, dt__v_where(a != zero, b, c), \
-        GRAD(SELECT, 1, AD, dt__v_where(a != zero, dy, zero)) GRAD(SELECT, 2, AD, dt__v_where(a != zero, zero, dy))) \
     MAP(BCE, AB, OWN, dt_error_loss, dt__v_bce(a, b), \
         GRAD(BCE, 0, ABD, dy * dt__v_bce_grad(a, b)) GRAD(BCE, 1, AD, -(dy * a))) \
-    ROW(ROW_SUM, "r", 0, GIVEN, REFUSE, DT__SUM(s0, a, r), row_sum, row_sum, ) \
-    ROW(ROW_MAX, "r", 0, GIVEN, REFUSE, DT__MAX(s0, a, r), rows, NONE, RULE(ROW_MAX, 0, MAX_GRAD, AYD, FLOW)) \
-    OP(MAX_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, max_grad, NONE, ) \
-    OP(ARGMAX, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, argmax, NONE, ) \
+    ROW(ROW_SUM, "r", 0, GIVEN, REFUSE, DT__SUM(s0, a, r), VALUES, RUN(row_sum), row_sum, ) \
+    ROW(ROW_MAX, "r", 0, GIVEN, REFUSE, DT__MAX(s0, a, r), VALUES, SOME(row_op), NONE, \
+       RULE(ROW_MAX, 0, MAX_GRAD, AYD, FLOW)) \
+    OP(MAX_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, SPECIAL, RUN(max_grad), NONE, ) \
     ROW(SOFTMAX, "r", 1, SAME, REFUSE, \
         DT__MAX(s0, a, r) DT__SUM_OUT(s1, dt__v_exp(a - s0), r) DT__OUT(y / s1), \
-        rows, NONE, RULE(SOFTMAX, 0, SOFTMAX_GRAD, YD, FLOW)) \
-    ROW(SOFTMAX_GRAD, "rr", 2, SAME, REFUSE, DT__DOT(s0, b, a, r) DT__OUT((b - s0) * a), rows, NONE, ) \
-    ROW(LOG_SOFTMAX, "r", 1, SAME, REFUSE, \
-        DT__MAX(s0, a, r) DT__SUM(s1, dt__v_exp(a - s0), dt__v_log(r)) DT__OUT(a - s0 - s1), \
-        rows, NONE, RULE(LOG_SOFTMAX, 0, LOG_SOFTMAX_GRAD, YD, FLOW)) \
-    ROW(LOG_SOFTMAX_GRAD, "rr", 3, SAME, REFUSE, DT__SUM(s0, b, r) DT__OUT(b - dt__v_exp(a) * s0), rows, NONE, ) \
+        ROWS, SOME(row_op), NONE, RULE(SOFTMAX, 0, SOFTMAX_GRAD, YD, FLOW)) \
+    ROW(SOFTMAX_GRAD, "rr", 2, SAME, REFUSE, DT__DOT(s0, b, a, r) DT__OUT((b - s0) * a), ROWS, SOME(row_op), NONE, ) \
     ROW(LAYERNORM, "rvv", 0, SAME, REFUSE, \
         DT__SUM(s0, a, r / count) DT__DOT(s1, a - s0, a - s0, 1.0f / dt__v_sqrt(r / count + s2)) \
-        DT__OUT(dt__v_fma((a - s0) * s1, b, c)), rows, NONE, \
+        DT__OUT(dt__v_fma((a - s0) * s1, b, c)), ROWS, SOME(row_op), NONE, \
         RULE(LAYERNORM, 0, LAYERNORM_DX, DAXB, FLOW) RULE(LAYERNORM, 1, LAYERNORM_DGAMMA, DAX, CHAIN) \
         RULE(LAYERNORM, 2, NONE, D, REDUCED)) \
     ROW(LAYERNORM_DX, "rrsv", 0, SAME, REFUSE, \
         DT__SUM(s2, a * c, r / count) DT__DOT(s3, a * c, (b - s0) * s1, r / count) \
-        DT__OUT(s1 * (a * c - s2 - (b - s0) * s1 * s3)), rows, NONE, ) \
+        DT__OUT(s1 * (a * c - s2 - (b - s0) * s1 * s3)), ROWS, SOME(row_op), NONE, ) \
     ROW(RMSNORM, "rv", 0, SAME, REFUSE, \
-        DT__DOT(s1, a, a, 1.0f / dt__v_sqrt(r / count + s2)) DT__OUT(a * s1 * b), rows, NONE, \
+        DT__DOT(s1, a, a, 1.0f / dt__v_sqrt(r / count + s2)) DT__OUT(a * s1 * b), ROWS, SOME(row_op), NONE, \
         RULE(RMSNORM, 0, RMSNORM_DX, DAXB, FLOW) RULE(RMSNORM, 1, LAYERNORM_DGAMMA, DAX, CHAIN)) \
     ROW(RMSNORM_DX, "rrsv", 0, SAME, REFUSE, \
-        DT__DOT(s3, a * c, b * s1, r / count) DT__OUT((a * c - b * s1 * s3) * s1), rows, NONE, ) \
+        DT__DOT(s3, a * c, b * s1, r / count) DT__OUT((a * c - b * s1 * s3) * s1), ROWS, SOME(row_op), NONE, ) \
     COLUMN(COL_SUM, "f", r + a, RULE(COL_SUM, 0, EXPAND, D, FLOW)) \
     COLUMN(LAYERNORM_DGAMMA, "ffs", dt__v_fma(a, (b - s0) * s1, r), ) \
-    OP(MATMUL, GEMM, "f", 0, GIVEN, PRODUCT, GEMM, matmul, matmul, matmul, ) \
-    OP(EMBED, MOVE, "*i", 0, GIVEN, WHOLE, NONE, NONE, embed, NONE, RULE(EMBED, 0, EMBED_GRAD, BD, CHAIN)) \
-    OP(EMBED_GRAD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, embed_grad, NONE, ) \
-    OP(ATTENTION, SPECIAL, "fff*", 0, GIVEN, HEADS, ATTENTION, attention, attention, attention, ) \
-    OP(ATTENTION_GRAD, SPECIAL, "ffffff*", 0, GIVEN, REFUSE, ATTENTION, attention, attention_grad, NONE, ) \
-    OP(ROPE, SPECIAL, "f", 1, SAME, FIRST, NONE, NONE, rope, NONE, RULE(ROPE, 0, ROPE, D, BACK)) \
-    OP(POSITIONS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, positions, NONE, ) \
-    OP(CACHE, MOVE, "f", 0, GIVEN, FIRST, NONE, NONE, move, NONE, ) \
-    OP(CONV, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, conv, window, conv, \
-       RULE(CONV, 0, CONV_DX, DB, FLOW) RULE(CONV, 1, CONV_DW, DA, CHAIN)) \
-    OP(CONV_DX, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, conv, window, NONE, ) \
-    OP(CONV_DW, GEMM, "f", 0, GIVEN, REFUSE, WINDOW, conv, window, NONE, ) \
-    OP(MAX_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NONE, window, NONE, \
-       RULE(MAX_POOL, 0, MAX_POOL_GRAD, DA, FLOW)) \
-    OP(AVG_POOL, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NONE, window, NONE, \
-       RULE(AVG_POOL, 0, AVG_POOL_GRAD, D, FLOW)) \
-    OP(MAX_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NONE, window, NONE, ) \
-    OP(AVG_POOL_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, WINDOW, NONE, window, NONE, ) \
-    OP(DROPOUT, SPECIAL, "f", 1, SAME, REFUSE, NONE, NONE, dropout, NONE, RULE(DROPOUT, 0, DROPOUT, D, FLOW)) \
+    OP(MATMUL, GEMM, "f", 0, GIVEN, PRODUCT, GEMM, matmul, PRODUCTS, RUN(matmul), matmul, ) \
+    OP(EMBED, MOVE, "*i", 0, GIVEN, WHOLE, NONE, NONE, ROWS, SOME(embed), NONE, RULE(EMBED, 0, EMBED_GRAD, BD, CHAIN)) \
+    OP(EMBED_GRAD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, TABLE, SOME(embed_grad), NONE, ) \
+    OP(ATTENTION, SPECIAL, "fff*", 0, GIVEN, HEADS, ATTENTION, attention, ATTENTION, RUN(attention), attention, ) \
+    OP(ATTENTION_GRAD, SPECIAL, "ffffff*", 0, GIVEN, REFUSE, ATTENTION, attention, ATTENTION, \
+       RUN(attention_grad), NONE, ) \
+    OP(ROPE, SPECIAL, "f", 1, SAME, FIRST, NONE, NONE, ROWS, SOME(rope), NONE, RULE(ROPE, 0, ROPE, D, BACK)) \
+    OP(POSITIONS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, ELEMENTS, SOME(positions), NONE, ) \
+    OP(CACHE, MOVE, "f", 0, GIVEN, FIRST, NONE, NONE, MOVES, RUN(move), NONE, ) \
+    OP(DROPOUT, SPECIAL, "f", 1, SAME, REFUSE, NONE, NONE, SAMPLES, SOME(dropout), NONE, \
+       RULE(DROPOUT, 0, DROPOUT, D, FLOW)) \
     ROW(CROSS_ENTROPY, "fi", 0, GIVEN, WHOLE, DT__SUM(s1, dt__v_exp(a - s0), r) DT__SUM(s2, a - s0, r), \
-        cross_entropy, NONE, RULE(CROSS_ENTROPY, 0, CROSS_ENTROPY_GRAD, AXBD, FLOW)) \
+        SPECIAL, RUN(cross_entropy), NONE, RULE(CROSS_ENTROPY, 0, CROSS_ENTROPY_GRAD, AXBD, FLOW)) \
     ROW(CROSS_ENTROPY_GRAD, "ffif", 1, GIVEN, REFUSE, DT__OUT((dt__v_exp(a - s0) / s1 - s2) * s3), \
-        cross_entropy_grad, NONE, ) \
-    OP(LOSS, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, loss, NONE, RULE(LOSS, 0, LOSS_GRAD, DB, FLOW)) \
-    OP(LOSS_GRAD, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, loss_grad, NONE, ) \
-    OP(AUX_LOSS, ALIAS, "f", 0, SAME, REFUSE, NONE, NONE, NONE, NONE, \
+        ROWS, SOME(cross_entropy_grad), NONE, ) \
+    OP(LOSS, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, SPECIAL, RUN(loss), NONE, \
+       RULE(LOSS, 0, LOSS_GRAD, DB, FLOW)) \
+    OP(LOSS_GRAD, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, SAMPLES, SOME(loss_grad), NONE, ) \
+    OP(AUX_LOSS, ALIAS, "f", 0, SAME, REFUSE, NONE, NONE, NOTHING, NONE, NONE, \
        RULE(AUX_LOSS, 0, NONE, D, FLOW) RULE(AUX_LOSS, 1, AUX_LOSS_GRAD, B, FLOW)) \
-    OP(AUX_LOSS_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, aux_loss_grad, NONE, ) \
-    OP(MOE_ROUTE, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, moe_route, NONE, ) \
-    OP(MOE_BINS, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, moe_bins, NONE, ) \
-    OP(MOE_ROWS, MOVE, "f*f", 0, GIVEN, REFUSE, NONE, NONE, moe_rows, moe_rows, ) \
-    OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, REFUSE, NONE, NONE, moe_exchange, moe_exchange, ) \
-    OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, GEMM, experts, moe_linear, moe_linear, ) \
-    OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, GEMM, experts, moe_dw, NONE, ) \
-    OP(MOE_DB, SPECIAL, "f*f", 0, GIVEN, REFUSE, GEMM, NONE, moe_dw, NONE, ) \
-    OP(MOE_SUM, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, moe_sum, moe_sum, ) \
-    OP(MOE_DOT, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, moe_dot, NONE, ) \
-    OP(ACCUMULATE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, accumulate, NONE, )
+    OP(AUX_LOSS_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, ELEMENTS, SOME(aux_loss_grad), NONE, ) \
+    OP(MOE_ROUTE, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, SPECIAL, RUN(moe_route), NONE, ) \
+    OP(MOE_BINS, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, HOST, RUN(moe_bins), NONE, ) \
+    OP(MOE_ROWS, MOVE, "f*f", 0, GIVEN, REFUSE, NONE, NONE, ROWS, SOME(moe_rows), moe_rows, ) \
+    OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, REFUSE, NONE, NONE, HOST, RUN(moe_exchange), moe_exchange, ) \
+    OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, GEMM, experts, HOST, RUN(moe_linear), moe_linear, ) \
+    OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, GEMM, experts, HOST, RUN(moe_dw), NONE, ) \
+    OP(MOE_DB, SPECIAL, "f*f", 0, GIVEN, REFUSE, GEMM, NONE, HOST, RUN(moe_dw), NONE, ) \
+    OP(MOE_SUM, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, ROWS, SOME(moe_sum), moe_sum, ) \
+    OP(MOE_DOT, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, ROWS, SOME(moe_dot), NONE, ) \
+    OP(ACCUMULATE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, ELEMENTS, SOME(accumulate), NONE, )
 
 #define DT__SKIP(...)
 #define DT__NAME_OP(name, ...) DT__OP_##name,
@@ -2734,11 +2637,11 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
 enum { DT__OPS(DT__NAME_OP, DT__NAME_MAP, DT__NAME_GRAD, DT__NAME_OP, DT__NAME_OP, DT__SKIP) DT__OP_COUNT };
 
 /* The operands of map ops as masks; among the inputs of a node they stand in the order of their bits. */
-enum { DT__IN_A = 1, DT__IN_B = 2, DT__IN_C = 4, DT__IN_Y = 8, DT__IN_D = 16, DT__IN_AB = 3, DT__IN_ABC = 7,
-       DT__IN_AD = 17, DT__IN_BD = 18, DT__IN_YD = 24, DT__IN_ABD = 19, DT__IN_AYD = 25, DT__IN_BYD = 26 };
+enum { DT__IN_A = 1, DT__IN_B = 2, DT__IN_Y = 4, DT__IN_D = 8, DT__IN_AB = 3, DT__IN_AD = 9, DT__IN_BD = 10,
+       DT__IN_YD = 12, DT__IN_ABD = 11, DT__IN_BYD = 14 };
 
 /* C (m,n) = [C +] A (m,k) B (k,n): one fmaf chain per element, in k order. R5: a chain has existing terms only, never
- * products with padding or masked values. Unfolded windows are the exception: the zeros outside a tensor are terms. */
+ * products with padding or masked values. */
 typedef struct dt__gemm {
     int64_t m, n, k;
     const float *a; /* A(i,p) = a[i*ars + p*acs], one of the strides is 1 */
@@ -2759,8 +2662,8 @@ static const char *const dt__dot_names[] = {"by fp32 chains, as in exact numeric
 
 typedef uint32_t dt__word __attribute__((may_alias)); /* the bits of a number */
 
-/* Multi-head attention over all (sample, head) pairs; head j is the columns j*d .. j*d + d-1 of every row. The hk heads
- * of the keys serve h/hk neighbouring query heads each (grouped queries, Ainslie et al. 2023). */
+/* Multi-head attention over all (sample, head) pairs; head j is the columns j*d .. j*d + d-1 of every row. Each of
+ * hk KV heads serves h/hk neighbouring query heads (grouped queries, Ainslie et al. 2023). */
 typedef struct dt__attention {
     int64_t b, t, s, h, hk, d; /* batch, queries, keys, heads of the queries and of the keys, head width */
     int64_t first_head;        /* number of head 0 among those of all tensor shards */
@@ -2779,6 +2682,7 @@ typedef struct dt__attention {
     int64_t mask_step;       /* words from one sample's mask to the next: t*s, or 0 when the samples share it */
     uint32_t drop_threshold; /* 0: no dropout; else a probability is dropped when its random word is below */
     float drop_scale;        /* 1 / (1 - p) */
+    uint32_t site;           /* of these random words: counter[2] of the streams */
     const dt__rng *rng;      /* (b): one stream per sample; element ((first_head + head)*t + query)*s + key */
     int64_t whole;           /* 0; or t and s are slices, the elements are those of (whole,whole), */
     int64_t t_at, s_at;      /* where query and key 0 stand here, */
@@ -2846,6 +2750,7 @@ static inline dt__i4 dt__i4_of(int i, int j, int k, int l)
 /* The kernels of one instruction set. */
 typedef struct dt__kernels {
     const char *name;
+    struct dt__device *device; /* where tensors are and ops run; NULL: the host */
     void (*gemm)(dt_pool *pool, const dt__gemm *g);
     int64_t (*gemm_scratch)(void);
     void (*attention)(dt_pool *pool, const dt__attention *a); /* backward where a->dout is given */
@@ -2931,6 +2836,8 @@ static dt_result dt__choose_kernels(const dt__kernels **k) { return *k = dt__isa
 #endif /* DT__ISA */
 
 #ifdef DT__ISA
+/* ============================================================================
+ * H4  kernels */
 
 /* ---- vectors: the same text at 4, 8 and 16 lanes ----
  * dt__vf and dt__vi are vectors of DT__W floats and int32s. +, -, *, / and comparisons are the compiler's vector
@@ -2974,20 +2881,10 @@ static dt_result dt__choose_kernels(const dt__kernels **k) { return *k = dt__isa
 #define dt__v_tanh DT__K(dt__v_tanh)
 #define dt__v_gelu DT__K(dt__v_gelu)
 #define dt__v_gelu_grad DT__K(dt__v_gelu_grad)
-#define dt__v_gelu_erf DT__K(dt__v_gelu_erf)
-#define dt__v_gelu_erf_grad DT__K(dt__v_gelu_erf_grad)
 #define dt__v_silu DT__K(dt__v_silu)
 #define dt__v_silu_grad DT__K(dt__v_silu_grad)
 #define dt__v_sigmoid DT__K(dt__v_sigmoid)
-#define dt__v_softplus DT__K(dt__v_softplus)
-#define dt__v_log1p DT__K(dt__v_log1p)
-#define dt__v_erf DT__K(dt__v_erf)
-#define dt__v_sin DT__K(dt__v_sin)
-#define dt__v_cos DT__K(dt__v_cos)
-#define dt__v_pow DT__K(dt__v_pow)
 #define dt__v_sign DT__K(dt__v_sign)
-#define dt__v_round DT__K(dt__v_round)
-#define dt__v_floor DT__K(dt__v_floor)
 #define dt__v_bce DT__K(dt__v_bce)
 #define dt__v_bce_grad DT__K(dt__v_bce_grad)
 
@@ -3231,26 +3128,12 @@ DT__INLINE dt__vf dt__v_bce_grad(dt__vf x, dt__vf t)
     return dt__v_select(above, one, u) / (one + u) - t;
 }
 
-/* ---- steps and whole numbers ---- */
 /* 1 or -1; zeros and NaN stay as they are. */
 DT__INLINE dt__vf dt__v_sign(dt__vf x)
 {
     dt__vf y = dt__v_select((dt__vi)(x > dt__v_set(0.0f)), dt__v_set(1.0f), x);
     return dt__v_select((dt__vi)(x < dt__v_set(0.0f)), dt__v_set(-1.0f), y);
 }
-/* Nearest whole number, ties to even: 2^23 leaves no place for a fraction. The sign stays, also that of a zero. */
-DT__INLINE dt__vf dt__v_round(dt__vf x)
-{
-    dt__vf a = dt__v_abs(x), big = dt__v_set(0x1p23f), whole = (a + big) - big;
-    whole = (dt__vf)((dt__vi)whole | ((dt__vi)x & dt__v_seti((int32_t)0x80000000)));
-    return dt__v_select((dt__vi)(a < big), whole, x);
-}
-DT__INLINE dt__vf dt__v_floor(dt__vf x)
-{
-    dt__vf whole = dt__v_round(x);
-    return dt__v_select((dt__vi)(whole > x), whole - dt__v_set(1.0f), whole);
-}
-
 /* ---- functions in double ----
  * Half as many lanes, in double: then short formulas without corrections are good to about 2^-30, and rounding to float
  * is nearly all of the error. No fma, so that machines without the instruction are fast too. Coefficients are minimax
@@ -3276,16 +3159,14 @@ DT__INLINE dt__vd DT__K(dt__d_select)(dt__vl mask, dt__vd a, dt__vd b)
     return (dt__vd)(((dt__vl)a & mask) | ((dt__vl)b & ~mask));
 }
 #define DT__WHERE(condition, a, b) DT__K(dt__d_select)((dt__vl)(condition), a, b)
-#define DT__SIGN 0x8000000000000000u
-DT__INLINE dt__vd DT__K(dt__d_abs)(dt__vd x) { return (dt__vd)((dt__vl)x & ~DT__SIGN); }
-DT__INLINE dt__vd DT__K(dt__d_sign)(dt__vd x, dt__vd s) { return (dt__vd)((dt__vl)x | ((dt__vl)s & DT__SIGN)); }
 
-/* 2^v = s (1 + p): returns p = 2^f - 1 to 2^-32, and s = 2^n; v is kept within +-300. v + 1.5 * 2^52 ends with n. */
+/* 1 + e^-x. 2^v is s (1 + p), p = 2^f - 1 to 2^-32 and s = 2^n; v is kept within +-300. v + 1.5 * 2^52 ends with n. */
+#define DT__LOG2E 0x1.71547652b82fep+0
 #define DT__ROUND_52 0x1.8p52
-DT__INLINE dt__vd DT__K(dt__d_exp2_parts)(dt__vd v, dt__vd *s)
+DT__INLINE dt__vd DT__K(dt__d_gate)(dt__vd x)
 {
     const dt__vd most = DT__K(dt__d_set)(300.0);
-    dt__vd t, f, p;
+    dt__vd v = x * -DT__LOG2E, t, f, p, s;
     v = DT__WHERE(v > most, most, v);
     v = DT__WHERE(v < -most, -most, v);
     t = v + DT__ROUND_52;
@@ -3296,212 +3177,26 @@ DT__INLINE dt__vd DT__K(dt__d_exp2_parts)(dt__vd v, dt__vd *s)
     p = p * f + 0x1.c6b08cb169959p-5;
     p = p * f + 0x1.ebfbe045708dcp-3;
     p = p * f + 0x1.62e42fefd3471p-1;
-    *s = (dt__vd)(((dt__vl)t + 1023u) << 52);
-    return p * f;
+    s = (dt__vd)(((dt__vl)t + 1023u) << 52);
+    return 1.0 + (p * f * s + s);
 }
-DT__INLINE dt__vd DT__K(dt__d_exp2)(dt__vd v)
-{
-    dt__vd s, p = DT__K(dt__d_exp2_parts)(v, &s);
-    return p * s + s;
-}
-
-/* log2 of floats or their sums: x = 2^e m, m in [sqrt(1/2), sqrt(2)), atanh series, to 2^-45. 0: -inf, below: NaN. */
-DT__INLINE dt__vd DT__K(dt__d_log2)(dt__vd x)
-{
-    const dt__vd inf = DT__K(dt__d_set)(__builtin_inf()), zero = DT__K(dt__d_set)(0.0);
-    dt__vl e = ((dt__vl)x - 0x3fe6a09e00000000u + 0x3ff0000000000000u) >> 52; /* exponent + 1023 */
-    dt__vd m = (dt__vd)((dt__vl)x - ((e - 1023u) << 52)), s = (m - 1.0) / (m + 1.0), z = s * s, p;
-    p = z * 0x1.21b0ea97e634ap-2 + 0x1.47955635813fbp-2;
-    p = p * z + 0x1.a61a2ec9b1b2bp-2;
-    p = p * z + 0x1.2776c2933ecdcp-1;
-    p = p * z + 0x1.ec709dc53c66bp-1;
-    p = p * z + 0x1.71547652b8251p+1;
-    p = p * s + ((dt__vd)(e | 0x4330000000000000u) - (0x1p52 + 1023.0)); /* e as a number */
-    p = DT__WHERE(x - x != zero, x, p); /* inf and NaN */
-    p = DT__WHERE(x == zero, -inf, p);
-    return DT__WHERE(x < zero, inf - inf, p);
-}
-
-#define DT__LOG2E 0x1.71547652b82fep+0
-#define DT__LN2 0x1.62e42fefa39efp-1
-
-/* Below 2^-12 the series: 1 + x would lose bits of x. */
-DT__INLINE dt__vd DT__K(dt__d_log1p)(dt__vd x)
-{
-    dt__vd series = x * (1.0 - x * (0.5 - x * (1.0 / 3.0)));
-    return DT__WHERE(DT__K(dt__d_abs)(x) < DT__K(dt__d_set)(0x1p-12), series, DT__K(dt__d_log2)(x + 1.0) * DT__LN2);
-}
-DT__INLINE dt__vd DT__K(dt__d_sigmoid)(dt__vd x) { return 1.0 / (1.0 + DT__K(dt__d_exp2)(x * -DT__LOG2E)); }
-/* x / (1 + e^-x) (Elfwing et al. 2018); -inf gives the limit, -0. */
-DT__INLINE dt__vd DT__K(dt__d_silu)(dt__vd x)
-{
-    const dt__vd least = DT__K(dt__d_set)(-1000.0);
-    x = DT__WHERE(x < least, least, x);
-    return x / (1.0 + DT__K(dt__d_exp2)(x * -DT__LOG2E));
-}
-/* log(1 + e^x) = max(x, 0) + log1p(e^-|x|) */
-DT__INLINE dt__vd DT__K(dt__d_softplus)(dt__vd x)
-{
-    const dt__vd zero = DT__K(dt__d_set)(0.0);
-    dt__vd rest = DT__K(dt__d_log1p)(DT__K(dt__d_exp2)(DT__K(dt__d_abs)(x) * -DT__LOG2E));
-    return DT__WHERE(x > zero, x, zero) + rest;
-}
-
-/* erfc(a) for a >= 0, a2 = a^2: *gauss = e^-a2, times erfcx(a) as a polynomial of (a - 2.5) / (a + 2.5) for a <= 10.5;
- * there e^-a2 is below the least float. To 2^-31. */
-DT__INLINE dt__vd DT__K(dt__d_erfc)(dt__vd a, dt__vd a2, dt__vd *gauss)
-{
-    const dt__vd most = DT__K(dt__d_set)(10.5);
-    dt__vd u, p;
-    a = DT__WHERE(a > most, most, a);
-    u = (a - 2.5) / (a + 2.5);
-    p = u * 0x1.9611616f8ebe3p-18 + 0x1.017360257f484p-16;
-    p = p * u - 0x1.1c79214974016p-15;
-    p = p * u - 0x1.0a44f2278fc81p-13;
-    p = p * u + 0x1.df2f657b0122dp-13;
-    p = p * u + 0x1.caefa976ad03cp-11;
-    p = p * u - 0x1.5a58a1a4e97b9p-9;
-    p = p * u - 0x1.05b9c319d0454p-8;
-    p = p * u + 0x1.470ba47cd9655p-5;
-    p = p * u - 0x1.001154fa20981p-3;
-    p = p * u + 0x1.01c11a71aeeb9p-2;
-    p = p * u - 0x1.7ca88dea40c6ep-2;
-    p = p * u + 0x1.afbb3f3b6f3edp-3;
-    *gauss = DT__K(dt__d_exp2)(a2 * -DT__LOG2E);
-    return *gauss * p;
-}
-/* 1 - erfc|x|, and below 1/2, where that would cancel, x P(x^2). */
-DT__INLINE dt__vd DT__K(dt__d_erf)(dt__vd x)
-{
-    dt__vd a = DT__K(dt__d_abs)(x), z = x * x, gauss, p, big = 1.0 - DT__K(dt__d_erfc)(a, z, &gauss);
-    p = z * -0x1.9353b9fb51a53p-11 + 0x1.54ceb26ca754ep-8;
-    p = p * z - 0x1.b820175f70c59p-6;
-    p = p * z + 0x1.ce2ef1ab723a2p-4;
-    p = p * z - 0x1.8127466e3cce2p-2;
-    p = p * z + 0x1.20dd75041af20p+0;
-    return DT__K(dt__d_sign)(DT__WHERE(a < DT__K(dt__d_set)(0.5), p * a, big), x);
-}
-
-/* Phi(x), the normal distribution: erfc(|x| / sqrt 2) / 2 or 1 minus that. *gauss = e^(-x^2/2). */
-DT__INLINE dt__vd DT__K(dt__d_normal)(dt__vd x, dt__vd *gauss)
-{
-    dt__vd h = 0.5 * DT__K(dt__d_erfc)(DT__K(dt__d_abs)(x) * 0x1.6a09e667f3bcdp-1, 0.5 * (x * x), gauss);
-    return DT__WHERE(x < DT__K(dt__d_set)(0.0), h, 1.0 - h);
-}
-/* x Phi(x); -inf gives the limit, -0. */
-DT__INLINE dt__vd DT__K(dt__d_gelu_erf)(dt__vd x)
-{
-    const dt__vd least = DT__K(dt__d_set)(-40.0);
-    dt__vd gauss, normal = DT__K(dt__d_normal)(x, &gauss);
-    return DT__WHERE(x < least, least, x) * normal;
-}
-/* dy (Phi(x) + x phi(x)) */
-DT__INLINE dt__vd DT__K(dt__d_gelu_erf_grad)(dt__vd x, dt__vd dy)
-{
-    const dt__vd most = DT__K(dt__d_set)(40.0);
-    dt__vd gauss, normal;
-    x = DT__WHERE(x < -most, -most, x);
-    x = DT__WHERE(x > most, most, x);
-    normal = DT__K(dt__d_normal)(x, &gauss);
-    return dy * (normal + x * gauss * 0x1.9884533d43651p-2);
-}
-
-/* a^b = 2^(b log2 |a|), then C's rules: a^0 and 1^b are 1 (NaN included), (-1)^+-inf is 1, a negative a has the sign of
- * an odd b and no value for a b that is not a whole number. Floats from 2^24 on are even. */
-DT__INLINE dt__vd DT__K(dt__d_pow)(dt__vd a, dt__vd b)
-{
-    const dt__vd zero = DT__K(dt__d_set)(0.0), one = DT__K(dt__d_set)(1.0), even = DT__K(dt__d_set)(0x1p30);
-    dt__vd size = DT__K(dt__d_abs)(a), y = DT__K(dt__d_exp2)(b * DT__K(dt__d_log2)(size)), c, t;
-    dt__vl odd;
-    c = DT__K(dt__d_abs)(b);
-    c = DT__WHERE(c < even, c, even);
-    t = c + DT__ROUND_52;
-    odd = ((dt__vl)t << 63) & (dt__vl)(t - DT__ROUND_52 == c);
-    y = DT__WHERE((size == one) & (b == b), one, y);
-    y = (dt__vd)((dt__vl)y | (odd & (dt__vl)a));
-    y = DT__WHERE((a < zero) & (a - a == zero) & (t - DT__ROUND_52 != c), zero / zero, y);
-    return DT__WHERE((b == zero) | (a == one), one, y);
-}
-
-/* x = n pi/2 + r: returns r, |r| <= pi/4; the low two bits of *n are n. Up to 2^20 n times the upper 33 bits of pi/2 is
- * exact; beyond, and for inf and NaN, lane by lane. */
-DT__INLINE dt__vd DT__K(dt__d_quadrant)(dt__vd x, dt__vl *n)
-{
-    dt__vd t = x * 0x1.45f306dc9c883p-1 + DT__ROUND_52, k = t - DT__ROUND_52;
-    dt__vd r = (x - k * 0x1.921fb544p+0) - k * 0x1.0b4611a626331p-34;
-    double angle[DT__W / 2], rest[DT__W / 2];
-    uint64_t quadrant[DT__W / 2];
-    int large = 0;
-    memcpy(angle, &x, sizeof x);
-    for (int i = 0; i < DT__W / 2; i++) large |= !(angle[i] < 0x1p20 && angle[i] > -0x1p20);
-    *n = (dt__vl)t;
-    if (!large) return r;
-    memcpy(rest, &r, sizeof r);
-    memcpy(quadrant, n, sizeof quadrant);
-    for (int i = 0; i < DT__W / 2; i++)
-        if (!(angle[i] < 0x1p20 && angle[i] > -0x1p20)) rest[i] = dt__large_angle((float)angle[i], &quadrant[i]);
-    memcpy(&r, rest, sizeof r);
-    memcpy(n, quadrant, sizeof quadrant);
-    return r;
-}
-/* Sine and cosine of |r| <= pi/4: to 2^-37 and 2^-43. */
-DT__INLINE dt__vd DT__K(dt__d_sin_near)(dt__vd r)
-{
-    dt__vd z = r * r, p = z * 0x1.6cd855cea9cc1p-19 - 0x1.a00f9db06d4aep-13;
-    p = p * z + 0x1.1111089687705p-7;
-    p = p * z - 0x1.5555554cbab88p-3;
-    return r * (p * z + 1.0);
-}
-DT__INLINE dt__vd DT__K(dt__d_cos_near)(dt__vd r)
-{
-    dt__vd z = r * r, p = z * -0x1.23d8076123dadp-22 + 0x1.a00f11ddf3701p-16;
-    p = p * z - 0x1.6c16b4018b649p-10;
-    p = p * z + 0x1.55555546f7407p-5;
-    p = p * z - 0x1.ffffffffec040p-2;
-    return p * z + 1.0;
-}
-/* sin(x + quarters pi/2): the cosine is one quarter ahead. */
-DT__INLINE dt__vd DT__K(dt__d_sin)(dt__vd x, uint64_t quarters)
-{
-    dt__vl n, odd;
-    dt__vd r = DT__K(dt__d_quadrant)(x, &n), y;
-    n = n + quarters;
-    odd = 0u - (n & 1u);
-    y = DT__K(dt__d_select)(odd, DT__K(dt__d_cos_near)(r), DT__K(dt__d_sin_near)(r));
-    return (dt__vd)((dt__vl)y ^ ((n & 2u) << 62));
-}
-/* A function of floats by a function of doubles: of x, and of w, the second argument. */
-DT__INLINE void DT__K(dt__d_split)(dt__vf v, dt__vd half[2])
-{
-    dt__vh h[2];
-    memcpy(h, &v, sizeof v);
-    for (int i = 0; i < 2; i++) half[i] = __builtin_convertvector(h[i], dt__vd);
-}
-#define DT__BY_DOUBLE(name, arguments, second, expression) \
-    static __attribute__((unused)) dt__vf name arguments \
+/* A function of floats by one of doubles x. */
+#define DT__BY_DOUBLE(name, expression) \
+    static __attribute__((unused)) dt__vf name(dt__vf u) \
     { \
-        dt__vd left[2], right[2]; \
         dt__vh h[2]; \
-        DT__K(dt__d_split)(u, left); \
-        DT__K(dt__d_split)(second, right); \
+        memcpy(h, &u, sizeof u); \
         for (int i = 0; i < 2; i++) { \
-            const dt__vd x = left[i], w = right[i]; \
-            (void)w; \
+            const dt__vd x = __builtin_convertvector(h[i], dt__vd), least = DT__K(dt__d_set)(-1000.0); \
+            (void)least; \
             h[i] = __builtin_convertvector(expression, dt__vh); \
         } \
         memcpy(&u, h, sizeof u); \
         return u; \
     }
-DT__BY_DOUBLE(dt__v_log1p, (dt__vf u), u, DT__K(dt__d_log1p)(x))
-DT__BY_DOUBLE(dt__v_sigmoid, (dt__vf u), u, DT__K(dt__d_sigmoid)(x))
-DT__BY_DOUBLE(dt__v_silu, (dt__vf u), u, DT__K(dt__d_silu)(x))
-DT__BY_DOUBLE(dt__v_softplus, (dt__vf u), u, DT__K(dt__d_softplus)(x))
-DT__BY_DOUBLE(dt__v_erf, (dt__vf u), u, DT__K(dt__d_erf)(x))
-DT__BY_DOUBLE(dt__v_gelu_erf, (dt__vf u), u, DT__K(dt__d_gelu_erf)(x))
-DT__BY_DOUBLE(dt__v_gelu_erf_grad, (dt__vf u, dt__vf dy), dy, DT__K(dt__d_gelu_erf_grad)(x, w))
-DT__BY_DOUBLE(dt__v_pow, (dt__vf u, dt__vf v), v, DT__K(dt__d_pow)(x, w))
-DT__BY_DOUBLE(dt__v_sin, (dt__vf u), u, DT__K(dt__d_sin)(x, 0))
-DT__BY_DOUBLE(dt__v_cos, (dt__vf u), u, DT__K(dt__d_sin)(x, 1))
+DT__BY_DOUBLE(dt__v_sigmoid, 1.0 / DT__K(dt__d_gate)(x))
+/* x / (1 + e^-x) (Elfwing et al. 2018); -inf gives the limit, -0. */
+DT__BY_DOUBLE(dt__v_silu, DT__WHERE(x < least, least, x) / DT__K(dt__d_gate)(x))
 
 /* ---- row and column sums (R5) ----
  * A row sum has 32 lanes: element i goes to lane i mod 32 in order, then lanes fold 16, 8, 4, 2, 1. That is one warp,
@@ -3657,9 +3352,8 @@ static void DT__K(dt__add_scaled)(float *out, const float *x, int64_t n, float s
     case op: \
         for (int64_t i = 0; i < n; i += DT__W) { \
             const dt__vf a = DT__OPERAND(mask, DT__IN_A), b = DT__OPERAND(mask, DT__IN_B); \
-            const dt__vf c = DT__OPERAND(mask, DT__IN_C), y = DT__OPERAND(mask, DT__IN_Y); \
-            const dt__vf dy = DT__OPERAND(mask, DT__IN_D); \
-            (void)a, (void)b, (void)c, (void)y, (void)dy; \
+            const dt__vf y = DT__OPERAND(mask, DT__IN_Y), dy = DT__OPERAND(mask, DT__IN_D); \
+            (void)a, (void)b, (void)y, (void)dy; \
             dt__v_store(out + i, expression); \
         } \
         break;
@@ -3720,7 +3414,7 @@ static void DT__K(dt__unary)(int op, float *out, const float *x, int64_t n, floa
 }
 
 /* ---- conversions of storage types ----
- * All four are a sign, an exponent and a mantissa, narrower than fp32's by `shift` bits (dt__format, H3 above). */
+ * All four are a sign, an exponent and a mantissa, narrower than fp32's by `shift` bits (dt__format, H3). */
 
 /* mask lane set ? a : b */
 DT__INLINE dt__vi DT__K(dt__v_pick)(dt__vi mask, dt__vi a, dt__vi b) { return (a & mask) | (b & ~mask); }
@@ -4249,7 +3943,7 @@ typedef struct DT__K(dt__head) {
     int64_t row, key_row;     /* rows of the sample's first query and first key */
     int64_t head, column;     /* head index and first column h*d */
     int64_t key_column;       /* first column of the head of the keys */
-    const dt__rng *rng;       /* NULL: no dropout */
+    dt__rng rng;              /* of dropout */
     const dt__word *mask;     /* (t,s) of this sample, or NULL */
     float *max, *sum;         /* (t) of this head */
     float *keys_t, *values_t; /* (d,s) packed: columns are keys */
@@ -4264,7 +3958,7 @@ typedef struct DT__K(dt__head) {
 } DT__K(dt__head);
 
 /* The next n floats of scratch memory; base NULL only counts. */
-static float *DT__K(dt__visit_slices)(float *base, int64_t *at, int64_t n)
+static float *DT__K(dt__take_floats)(float *base, int64_t *at, int64_t n)
 {
     float *p = base ? base + *at : NULL;
     *at += dt__round_up(n, 16);
@@ -4276,17 +3970,17 @@ static int64_t DT__K(dt__head_layout)(DT__K(dt__head) *w, float *base, int64_t s
     int64_t at = 0, sw = dt__round_up(s, DT__W), dw = dt__round_up(d, DT__W), terms = dt__max(s, DT__QB);
     w->s = s, w->d = d;
     w->lds = (dt__ceil_div(s, 16) | 1) * 16;
-    w->keys_t = DT__K(dt__visit_slices)(base, &at, d * sw);
-    w->values_t = DT__K(dt__visit_slices)(base, &at, d * sw);
-    w->side = DT__K(dt__visit_slices)(base, &at, s * dw);
-    w->probs = DT__K(dt__visit_slices)(base, &at, DT__QB * w->lds + DT__MR);
-    w->grads = DT__K(dt__visit_slices)(base, &at, DT__QB * w->lds + DT__MR);
-    w->queries = DT__K(dt__visit_slices)(base, &at, DT__QB * dw);
-    w->douts = DT__K(dt__visit_slices)(base, &at, DT__QB * dw);
-    w->tile = DT__K(dt__visit_slices)(base, &at, DT__MR * dw);
-    w->panel = DT__K(dt__visit_slices)(base, &at, DT__MR * d);
-    w->words = (uint32_t *)(void *)DT__K(dt__visit_slices)(base, &at, s + 8 * DT__W);
-    w->runs = (DT__K(dt__run) *)(void *)DT__K(dt__visit_slices)(base, &at, 3 * terms);
+    w->keys_t = DT__K(dt__take_floats)(base, &at, d * sw);
+    w->values_t = DT__K(dt__take_floats)(base, &at, d * sw);
+    w->side = DT__K(dt__take_floats)(base, &at, s * dw);
+    w->probs = DT__K(dt__take_floats)(base, &at, DT__QB * w->lds + DT__MR);
+    w->grads = DT__K(dt__take_floats)(base, &at, DT__QB * w->lds + DT__MR);
+    w->queries = DT__K(dt__take_floats)(base, &at, DT__QB * dw);
+    w->douts = DT__K(dt__take_floats)(base, &at, DT__QB * dw);
+    w->tile = DT__K(dt__take_floats)(base, &at, DT__MR * dw);
+    w->panel = DT__K(dt__take_floats)(base, &at, DT__MR * d);
+    w->words = (uint32_t *)(void *)DT__K(dt__take_floats)(base, &at, s + 8 * DT__W);
+    w->runs = (DT__K(dt__run) *)(void *)DT__K(dt__take_floats)(base, &at, 3 * terms);
     return at;
 }
 
@@ -4303,7 +3997,7 @@ static void DT__K(dt__head_begin)(DT__K(dt__head) *w, const dt__attention *a, fl
     DT__K(dt__head_layout)(w, scratch, a->s, a->d);
     w->t = a->t, w->row = sample * (a->t + a->gap), w->key_row = sample * a->room;
     w->key_column = task % a->hk * a->d;
-    w->rng = a->drop_threshold ? a->rng + sample : NULL;
+    if (a->drop_threshold) w->rng = a->rng[sample], w->rng.counter[2] |= a->site;
     w->mask = a->mask ? a->mask + sample * a->mask_step : NULL;
 }
 
@@ -4338,9 +4032,9 @@ static const uint32_t *DT__K(dt__row_words)(const DT__K(dt__head) *w, int64_t i,
     int64_t t = a->whole ? a->whole : w->t, s = a->whole ? a->whole : w->s;
     uint64_t first = (uint64_t)((a->first_head + w->head) * t + a->t_at + i) * (uint64_t)s + (uint64_t)a->s_at;
     int64_t skip = (int64_t)(first & 3);
-    if (!w->rng) return NULL;
+    if (!a->drop_threshold) return NULL;
     for (int64_t e = 0; e < skip + keys; e += 4 * DT__W)
-        DT__K(dt__rng_words)(w->words + e, w->rng, (uint32_t)((first >> 2) + (uint64_t)(e >> 2)));
+        DT__K(dt__rng_words)(w->words + e, &w->rng, (uint32_t)((first >> 2) + (uint64_t)(e >> 2)));
     return w->words + skip;
 }
 
@@ -4494,7 +4188,7 @@ static void DT__K(dt__mask_panel)(const DT__K(dt__head) *w, float *x, int64_t i,
     }
 }
 
-/* Scores x (MR,s) of the queries from i on become exp(x*scale - max). Elements behind a row's last key become +0, which
+/* Scores x (MR,s) of the queries from i on become exp(x*scale - max). Elements after a row's last key become +0, which
  * does not change the sum of a lane. All rows advance together, because latency dominates short rows. The maximum is
  * +0, not -0; a row without a key has maximum 0 and sum 1. */
 static void DT__K(dt__softmax_panel)(const DT__K(dt__head) *w, float *x, int64_t i, int64_t rows)
@@ -4541,7 +4235,7 @@ static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows
     DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->q, a->ld, i), a->ld, rows, keys, w->keys_t, w->probs);
     if (w->mask) DT__K(dt__mask_panel)(w, w->probs, i, rows);
     DT__K(dt__softmax_panel)(w, w->probs, i, rows);
-    for (int64_t r = 0; w->rng && r < rows; r++) {
+    for (int64_t r = 0; w->a->drop_threshold && r < rows; r++) {
         float *p = w->probs + r * w->lds;
         const uint32_t *words = DT__K(dt__row_words)(w, i + r, DT__K(dt__keys)(w, i + r));
         for (int64_t j = 0; j < DT__K(dt__keys)(w, i + r); j += DT__W)
@@ -4870,10 +4564,10 @@ static void DT__K(dt__update_run)(int optimizer, float *w, float *const *state, 
 }
 
 static const dt__kernels DT__K(dt__table) = {
-    DT__ISA_NAME, DT__K(dt__gemm_run), DT__K(dt__gemm_scratch), DT__K(dt__attention), DT__K(dt__attention_scratch),
-    DT__K(dt__attention_join), DT__K(dt__drop), DT__K(dt__rope), DT__K(dt__row_sum), DT__K(dt__row_dot),
-    DT__K(dt__row_max), DT__K(dt__add_scaled), DT__K(dt__column), DT__K(dt__row), DT__K(dt__map), DT__K(dt__unary),
-    DT__K(dt__binary), DT__K(dt__convert), DT__K(dt__update_run)};
+    DT__ISA_NAME, NULL, DT__K(dt__gemm_run), DT__K(dt__gemm_scratch), DT__K(dt__attention),
+    DT__K(dt__attention_scratch), DT__K(dt__attention_join), DT__K(dt__drop), DT__K(dt__rope), DT__K(dt__row_sum),
+    DT__K(dt__row_dot), DT__K(dt__row_max), DT__K(dt__add_scaled), DT__K(dt__column), DT__K(dt__row), DT__K(dt__map),
+    DT__K(dt__unary), DT__K(dt__binary), DT__K(dt__convert), DT__K(dt__update_run)};
 
 #undef DT__W
 #undef DT__K
@@ -4929,7 +4623,8 @@ static int dt__dot_kind(const dt__kernels *k)
 {
 #if defined(__x86_64__)
     unsigned a, b, c, d, wide;
-    if (k != &dt__table_avx512 || !__get_cpuid_count(7, 1, &wide, &b, &c, &d) || !(wide >> 5 & 1)) return DT__DOT_NONE;
+    if (strcmp(k->name, "avx512") || !__get_cpuid_count(7, 1, &wide, &b, &c, &d) || !(wide >> 5 & 1))
+        return DT__DOT_NONE;
 #ifdef __linux__
     if (__get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> 22 & 5) == 5 && !syscall(SYS_arch_prctl, 0x1023, 18))
         return DT__DOT_AMX; /* ARCH_REQ_XCOMP_PERM of the data of tiles; bits 22 and 24: AMX-BF16, AMX-TILE */
@@ -4940,6 +4635,12 @@ static int dt__dot_kind(const dt__kernels *k)
 #endif
 }
 
+#ifdef DT__DEVICE_HEADER /* a header, included below, that defines it: tests/mirror.h */
+static const dt__kernels *dt__on_device(const dt__kernels *k);
+#else
+#define dt__on_device(k) (k)
+#endif
+
 /* The best instruction set of this processor, or the one that the environment variable DT_ISA names. */
 static dt_result dt__choose_kernels(const dt__kernels **out)
 {
@@ -4948,7 +4649,7 @@ static dt_result dt__choose_kernels(const dt__kernels **out)
     for (int i = DT__ISA_COUNT - 1; i >= 0; i--) {
         const dt__kernels *k = dt__isa_table(i);
         if (!k || (wanted && wanted[0] && strcmp(wanted, k->name))) continue;
-        if (dt__isa_runs(i)) return *out = k, DT_OK;
+        if (dt__isa_runs(i)) return *out = dt__on_device(k), DT_OK;
         if (wanted && wanted[0])
             return dt__misuse("DT_ISA=%s: this processor does not have it; leave DT_ISA unset for the best it has",
                               wanted);
@@ -4980,83 +4681,121 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
 }
 
 /* ---- tensor memory ----
- * The functions of ops and the verbs below work on weights, gradients, optimizer state and activations; a device brings
- * its own of both. Host code (files, hashes, collectives, sampling) finds tensor memory at dt__host(mem): it
- * reads there after dt__download(), and calls dt__upload() when it wrote there. On the CPU both memories are one. */
+ * Ops and the verbs below work on weights, gradients, optimizer state and activations. A device other than the host has
+ * memory of its own, a block of it for each block of the host's that is attached. Host code (files, hashes, sampling)
+ * finds tensor memory at dt__host(): it reads there after dt__download(), and calls dt__upload() when it wrote there. A
+ * collective reads and writes at dt__comm_in(), and dt__comm_out() follows where it wrote. On the host all of these are
+ * one address and nothing is copied; so it is on a device with memory that is not attached. */
 
-/* The address at which host code sees tensor memory. */
-static float *dt__host(const float *mem)
-{
-    float *host;
-    memcpy(&host, &mem, sizeof host);
-    return host;
-}
+/* Who accesses memory: host code, kernels, or both at one address. */
+enum { DT__HOST, DT__DEVICE, DT__PINNED };
 
-/* n words of tensor memory, at dt__host(mem). */
-static const float *dt__download(const float *mem, int64_t n)
-{
-    (void)n;
-    return dt__host(mem);
-}
-
-/* The tensor memory that now holds the n words that the host wrote. */
-static float *dt__upload(const void *host, int64_t n)
-{
-    float *mem;
-    (void)n;
-    memcpy(&mem, &host, sizeof mem);
-    return mem;
-}
-
-/* Verbs for one element after another run in pieces of DT__VERB_RUN elements on the threads of a pool. */
-enum { DT__VERB_COPY, DT__VERB_FILL, DT__VERB_ADD, DT__VERB_SCALE };
-enum { DT__VERB_RUN = 65536 };
+enum { DT__VERB_COPY, DT__VERB_FILL, DT__VERB_ADD, DT__VERB_SCALE, DT__VERB_SQUARES, DT__VERB_UPDATE };
+enum { DT__VERB_RUN = 65536 }; /* elements of a task */
 typedef struct dt__verb {
     const dt__kernels *k;
-    int kind;
-    float *to;
-    const float *from;
+    int kind, optimizer;
+    float *to;         /* what changes; squares: the sums of blocks of 1024 (R5); update: weights */
+    const float *from; /* update: the gradient */
     float value;
     int64_t n;
+    float *state[DT__STATE_COUNT]; /* update: NULL where the optimizer keeps none */
+    const dt__update *u;
 } dt__verb;
+
+struct dt__call;
+/* A device that is not the host. What it does not support, the host runs between downloads and uploads. */
+typedef struct dt__device {
+    const char *name;
+    void *(*attach)(struct dt__device *d, int kind, void *host, int64_t bytes); /* zeroed; NULL after an error */
+    void (*detach)(struct dt__device *d, void *mem);
+    float *(*download)(struct dt__device *d, const void *mem, int64_t n); /* n words; returns their host address */
+    float *(*upload)(struct dt__device *d, const void *host, int64_t n);  /* likewise their address on the device */
+    void (*verb)(struct dt__device *d, dt_pool *pool, const dt__verb *v);
+    int (*supports)(const struct dt__call *c);
+    void (*run)(const struct dt__call *c);
+    int64_t on_host[DT__OP_COUNT + 1]; /* how often the host ran each op for the device; the last: groups of ops */
+} dt__device;
+
+/* n words of tensor memory, at the host's address of them. */
+static float *dt__download(const dt__kernels *k, const void *mem, int64_t n)
+{
+    return k->device ? k->device->download(k->device, mem, n) : (float *)(uintptr_t)mem;
+}
+static float *dt__host(const dt__kernels *k, const void *mem) { return dt__download(k, mem, 0); }
+/* The tensor memory that now holds the n words that the host wrote. */
+static float *dt__upload(const dt__kernels *k, const void *host, int64_t n)
+{
+    return k->device ? k->device->upload(k->device, host, n) : (float *)(uintptr_t)host;
+}
+static float *dt__comm_in(const dt__kernels *k, const float *mem, int64_t n) { return dt__download(k, mem, n); }
+static void dt__comm_out(const dt__kernels *k, const float *mem, int64_t n) { dt__upload(k, dt__host(k, mem), n); }
+/* Tensor memory for `bytes` bytes of the host, or NULL after an error; then gives it up and returns the host's. */
+static void *dt__mem_open(const dt__kernels *k, int kind, void *host, int64_t bytes)
+{
+    return k->device && host ? k->device->attach(k->device, kind, host, bytes) : host;
+}
+static void *dt__mem_close(const dt__kernels *k, void *mem)
+{
+    void *host = mem ? dt__host(k, mem) : NULL;
+    if (mem && k->device) k->device->detach(k->device, mem);
+    return host;
+}
 
 static void dt__verb_task(void *context, int64_t task, int worker)
 {
     const dt__verb *v = (const dt__verb *)context;
     int64_t at = task * DT__VERB_RUN, n = dt__min(DT__VERB_RUN, v->n - at);
-    float *to = v->to + at;
+    float *to = v->to + (v->kind == DT__VERB_SQUARES ? at / DT__BLOCK : at), *state[DT__STATE_COUNT];
+    const float *from = v->from ? v->from + at : NULL;
     (void)worker;
     switch (v->kind) {
-    case DT__VERB_COPY: memcpy(to, v->from + at, 4 * (size_t)n); return;
+    case DT__VERB_COPY: memcpy(to, from, 4 * (size_t)n); return;
     case DT__VERB_FILL:
         for (int64_t i = 0; i < n; i++) to[i] = v->value;
         return;
-    case DT__VERB_ADD: v->k->binary(DT__OP_ADD, to, to, 1, v->from + at, 1, n); return;
-    default: v->k->binary(DT__OP_MUL, to, to, 1, &v->value, 0, n);
+    case DT__VERB_ADD: v->k->binary(DT__OP_ADD, to, to, 1, from, 1, n); return;
+    case DT__VERB_SCALE: v->k->binary(DT__OP_MUL, to, to, 1, &v->value, 0, n); return;
+    case DT__VERB_SQUARES:
+        for (int64_t i = 0; i < n; i += DT__BLOCK)
+            to[i / DT__BLOCK] = v->k->row_dot(from + i, from + i, dt__min(DT__BLOCK, n - i));
+        return;
+    default:
+        for (int i = 0; i < DT__STATE_COUNT; i++) state[i] = v->state[i] ? v->state[i] + at : NULL;
+        v->k->update(v->optimizer, to, state, from, n, v->u);
     }
 }
-static void dt__verb_run(const dt__kernels *k, dt_pool *pool, int kind, float *to, const float *from, float value,
+static void dt__verb_run(dt_pool *pool, dt__verb *v)
+{
+    if (v->k->device) v->k->device->verb(v->k->device, pool, v);
+    else dt__parallel(pool, dt__ceil_div(v->n, DT__VERB_RUN), dt__verb_task, v);
+}
+static void dt__mem_verb(const dt__kernels *k, dt_pool *pool, int kind, float *to, const float *from, float value,
                          int64_t n)
 {
-    dt__verb v;
+    dt__verb v = DT__ZERO;
     v.k = k, v.kind = kind, v.to = to, v.from = from, v.value = value, v.n = n;
-    dt__parallel(pool, dt__ceil_div(n, DT__VERB_RUN), dt__verb_task, &v);
+    dt__verb_run(pool, &v);
 }
-static void dt__mem_copy(dt_pool *pool, float *to, const float *from, int64_t n)
+static void dt__mem_copy(const dt__kernels *k, dt_pool *pool, float *to, const float *from, int64_t n)
 {
-    if (to != from) dt__verb_run(NULL, pool, DT__VERB_COPY, to, from, 0.0f, n);
+    if (to != from) dt__mem_verb(k, pool, DT__VERB_COPY, to, from, 0.0f, n);
 }
-static void dt__mem_fill(dt_pool *pool, float *to, float value, int64_t n)
+static void dt__mem_fill(const dt__kernels *k, dt_pool *pool, float *to, float value, int64_t n)
 {
-    dt__verb_run(NULL, pool, DT__VERB_FILL, to, NULL, value, n);
+    dt__mem_verb(k, pool, DT__VERB_FILL, to, NULL, value, n);
 }
 static void dt__mem_add(const dt__kernels *k, dt_pool *pool, float *to, const float *from, int64_t n)
 {
-    dt__verb_run(k, pool, DT__VERB_ADD, to, from, 0.0f, n);
+    dt__mem_verb(k, pool, DT__VERB_ADD, to, from, 0.0f, n);
 }
 static void dt__mem_scale(const dt__kernels *k, dt_pool *pool, float *to, float value, int64_t n)
 {
-    dt__verb_run(k, pool, DT__VERB_SCALE, to, NULL, value, n);
+    dt__mem_verb(k, pool, DT__VERB_SCALE, to, NULL, value, n);
+}
+static void dt__mem_squares(const dt__kernels *k, dt_pool *pool, const float *x, int64_t n, float *sums)
+{
+    dt__mem_verb(k, pool, DT__VERB_SQUARES, sums, x, 0.0f, n);
 }
 
 /* Arrays of n elements that a tree adds up: the first, and array v at more + (v - 1) stride. */
@@ -5083,59 +4822,11 @@ static float dt__tree(float *x, int64_t n)
     return x[0];
 }
 
-/* Sums of squares of blocks of 1024 (R5). */
-typedef struct dt__squares {
-    const dt__kernels *k;
-    const float *x;
-    int64_t n;
-    float *sums;
-} dt__squares;
-static void dt__squares_task(void *context, int64_t task, int worker)
-{
-    const dt__squares *s = (const dt__squares *)context;
-    int64_t blocks = dt__ceil_div(s->n, DT__BLOCK);
-    (void)worker;
-    for (int64_t b = task * 64; b < dt__min(blocks, task * 64 + 64); b++) {
-        const float *x = s->x + b * DT__BLOCK;
-        s->sums[b] = s->k->row_dot(x, x, dt__min(DT__BLOCK, s->n - b * DT__BLOCK));
-    }
-}
-static void dt__mem_squares(const dt__kernels *k, dt_pool *pool, const float *x, int64_t n, float *sums)
-{
-    dt__squares s;
-    s.k = k, s.x = x, s.n = n, s.sums = sums;
-    dt__parallel(pool, dt__ceil_div(dt__ceil_div(n, DT__BLOCK), 64), dt__squares_task, &s);
-}
-
-/* One step of an optimizer for n weights; state: NULL where it keeps none, else so many bytes for each 256 weights. */
-typedef struct dt__stepping {
-    const dt__kernels *k;
-    int optimizer;
-    float *weight;
-    const float *gradient;
-    float *state[DT__STATE_COUNT];
-    int64_t n;
-    const dt__update *u;
-} dt__stepping;
-static void dt__stepping_task(void *context, int64_t task, int worker)
-{
-    const dt__stepping *s = (const dt__stepping *)context;
-    int64_t at = task * DT__VERB_RUN;
-    float *state[DT__STATE_COUNT];
-    (void)worker;
-    for (int i = 0; i < DT__STATE_COUNT; i++) state[i] = s->state[i] ? s->state[i] + at : NULL;
-    s->k->update(s->optimizer, s->weight + at, state, s->gradient + at, dt__min(DT__VERB_RUN, s->n - at), s->u);
-}
-static void dt__mem_update(dt_pool *pool, dt__stepping *s)
-{
-    dt__parallel(pool, dt__ceil_div(s->n, DT__VERB_RUN), dt__stepping_task, s);
-}
-
 /* ---- self-check (R15) ----
  * Every kernel runs once on fixed input at start; one hash says whether this build computes as it must. It catches
  * compiler flags that define no macro, and processors that err. */
 
-#define DT__SELF_CHECK "981f4f0ae69f77009166a7734dbb788b4258b561c3e3f5cfb78feaa62aaf7eaa"
+#define DT__SELF_CHECK "23af0c11a3a4f1329bc81a5152f548632b5a6e88fed48c65d81fa8b307e519b3"
 
 static void dt__self_fill(float *x, int64_t n, uint32_t stream)
 {
@@ -5153,7 +4844,7 @@ static void dt__self_add(dt__sha256 *h, float *x, int64_t n)
     dt__sha256_add(h, x, 4 * n);
 }
 
-/* Every map, row and column op of the table: of x in [-2, 2), map ops also of 2 |x|, and sines of large angles. */
+/* Every map, row and column op of the table: of x in [-2, 2), map ops also of 2 |x|. */
 static void dt__self_ops(const dt__kernels *k, const float *x, const float *y, float *out, float *row, dt__sha256 *h)
 {
     static const int maps[] = {DT__OPS(DT__SKIP, DT__NAME_MAP, DT__NAME_GRAD, DT__SKIP, DT__SKIP, DT__SKIP)};
@@ -5183,9 +4874,6 @@ static void dt__self_ops(const dt__kernels *k, const float *x, const float *y, f
         k->column(columns[i], out, x, y, y + 128, 37, 97, 97);
         dt__self_add(h, out, 97);
     }
-    k->unary(DT__OP_SCALE, out, x, 1001, 1e30f);
-    k->unary(DT__OP_SIN, out, out, 1001, 0.0f);
-    dt__self_add(h, out, 1001);
 }
 
 static void dt__self_sums(const dt__kernels *k, const float *x, const float *y, float *out, float *row, dt__sha256 *h)
@@ -5341,8 +5029,8 @@ typedef struct dt__node {
     const float *table; /* the op's constants, owned by the graph; NULL for most */
     int32_t grad;       /* after dt_backward: id of the gradient, or 0 */
     int32_t cut;       /* 1: the last axis holds only this rank's tensor shards, one after another */
-    int32_t group, tile; /* the last op of those that run together, a run of ids (H9), or 0; tile: such an op's value
-                          * is in memory only if an op of no or another group reads it */
+    int32_t group, tile; /* the last op of those that run together, a run of ids (H9), or 0; tile: the value stays in
+                          * the group's tile unless an op outside the group reads it */
     float *data;  /* eager: the value, owned */
 } dt__node;
 
@@ -5433,7 +5121,7 @@ typedef struct dt__cp {
 typedef struct dt__env {
     const dt__kernels *k;
     dt_pool *pool;
-    dt__rng *rng;     /* one per sample of the unit; counter[2] is set per site */
+    dt__rng *rng;     /* one per sample of the unit; counter[2] is 0 (dt__site) */
     uint32_t segment; /* part of a random site's number */
     int inference;    /* no dropout */
     int64_t position; /* position of the first token; 0 except in decode graphs */
@@ -5452,7 +5140,7 @@ typedef struct dt__call {
     const dt__node *n;
     const dt__env *env;
     float *out, *aux;
-    float *slices;   /* of a gradient slot in row slices (R2, R7): those behind the first, which is out; or NULL */
+    float *slices;   /* of a gradient slot in row slices (R2, R7): those after the first, which is out; or NULL */
     int64_t of_rank; /* of experts that ranks share: floats from the sum over one rank's tokens to the next one's */
     const float *in[DT__MAX_IN];
     int fresh;
@@ -5461,6 +5149,7 @@ typedef struct dt__call {
 } dt__call;
 
 typedef void (*dt__run_fn)(const dt__call *c);
+typedef void (*dt__some_fn)(const dt__call *c, int64_t begin, int64_t end);
 typedef void (*dt__grad_fn)(dt_graph *g, int32_t id, dt_tensor dy);
 /* Columns of the table of ops. Shards: what a node whose inputs are cut over tensor shards along the last axis is
  * (dt__cut_of). ALIAS: the value is another name of the first input's. */
@@ -5468,13 +5157,23 @@ enum { DT__CLASS_LEAF, DT__CLASS_OUTPUT, DT__CLASS_ALIAS, DT__CLASS_MOVE, DT__CL
        DT__CLASS_COLUMN, DT__CLASS_GEMM, DT__CLASS_SPECIAL };
 enum { DT__SHAPE_GIVEN, DT__SHAPE_SAME, DT__SHAPE_BROADCAST };
 enum { DT__SHARDS_REFUSE, DT__SHARDS_KEEP, DT__SHARDS_FIRST, DT__SHARDS_WHOLE, DT__SHARDS_PRODUCT, DT__SHARDS_HEADS };
-enum { DT__SCRATCH_NONE, DT__SCRATCH_GEMM, DT__SCRATCH_WINDOW, DT__SCRATCH_ATTENTION }; /* WINDOW: GEMM, and a tile */
+enum { DT__SCRATCH_NONE, DT__SCRATCH_GEMM, DT__SCRATCH_ATTENTION };
+/* What an op iterates over: ELEMENTS or ROWS of the result; VALUES that rows of the input make; COLUMNS, over all rows
+ * in order; those of a TABLE whose rows an index picks; LANES, the elements along an axis; SAMPLES (i[0] of them).
+ * MOVES are copies by strides, PRODUCTS tiles of a matrix, ATTENTION panels of heads, SPECIAL an order of its own.
+ * Sizes follow from shapes, except for HOST: what calls ranks or the program, or reads sizes from a tensor, is run by
+ * the host alone. */
+enum { DT__OVER_NOTHING, DT__OVER_ELEMENTS, DT__OVER_ROWS, DT__OVER_VALUES, DT__OVER_COLUMNS, DT__OVER_TABLE,
+       DT__OVER_LANES, DT__OVER_SAMPLES, DT__OVER_MOVES, DT__OVER_PRODUCTS, DT__OVER_ATTENTION, DT__OVER_SPECIAL,
+       DT__OVER_HOST };
 typedef struct dt__op {
     const char *name, *inputs, *expression; /* expression: of a map, row or column op, as text */
     int class_of, shape, shards, scratch;
     unsigned in_place;
     double (*flops)(const dt_graph *g, const dt__node *n); /* NULL: none that count */
-    dt__run_fn run;
+    int domain;
+    dt__run_fn run;   /* one of the two, */
+    dt__some_fn some; /* or none: the value is given */
     dt__grad_fn grad; /* NULL: by rules, or none */
 } dt__op;
 static const dt__op *dt__op_of(int op);
@@ -5485,9 +5184,9 @@ typedef struct dt__grad_rule {
     int op, input, by, flow;
     const char *operands;
 } dt__grad_rule;
-#define DT__RULES_OF_OP(n, class_of, inputs, in_place, shape, shards, scratch, flops, run, grad, ...) __VA_ARGS__
+#define DT__RULES_OF_OP(n, class_of, in, in_place, shape, shards, scratch, flops, domain, text, grad, ...) __VA_ARGS__
 #define DT__RULES_OF_MAP(name, operands, kind, builder, expression, ...) __VA_ARGS__
-#define DT__RULES_OF_ROW(name, inputs, in_place, shape, shards, passes, run, grad, ...) __VA_ARGS__
+#define DT__RULES_OF_ROW(name, inputs, in_place, shape, shards, passes, domain, text, grad, ...) __VA_ARGS__
 #define DT__RULES_OF_COLUMN(name, inputs, expression, ...) __VA_ARGS__
 #define DT__RULE_GRAD(name, input, operands, expression) \
     {DT__OP_##name, input, DT__OP_##name##_GRAD##input, DT__REDUCED, #operands},
@@ -5769,7 +5468,7 @@ static int dt__grow(void **list, int32_t count, int32_t *capacity, size_t item)
     return 1;
 }
 
-static int32_t dt__graphs; /* that were ever made */
+static int32_t dt__graphs; /* made so far by the process */
 static dt_graph *dt__graph_new(int eager, uint64_t seed)
 {
     dt_graph *g = (dt_graph *)dt__alloc((int64_t)sizeof *g, "a graph");
@@ -5782,9 +5481,9 @@ static dt_graph *dt__graph_new(int eager, uint64_t seed)
     return g;
 }
 
+static void dt__let_go(dt_graph *g, int32_t id);
 static int dt__hold(dt_graph *g, int32_t id);
 static void dt__compute(dt_graph *g, int32_t id);
-static dt_shape dt__window_aux(const dt_graph *g, const dt__node *n);
 
 static dt__node dt__node_make(int op, dt_shape shape, dt_tensor a, dt_tensor b, dt_tensor c)
 {
@@ -5855,7 +5554,6 @@ static int dt__cut_of(const dt_graph *g, const dt__node *n)
 /* Adds the node (and its second output of shape *aux), and computes it when the graph is eager. */
 static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
 {
-    dt_shape tile;
     int32_t id = g->count;
     if (g->result) return dt__none();
     if (dt__op_of(n->op)->shape == DT__SHAPE_SAME) n->shape = g->nodes[n->in[0]].shape;
@@ -5883,7 +5581,6 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
                               "%s reads columns that are cut over tensor shards: only elementwise ops and attention "
                               "may stand between linears with DT_COLUMNS and DT_ROWS", dt__op_of(n->op)->name);
     }
-    if (dt__op_of(n->op)->scratch == DT__SCRATCH_WINDOW) tile = dt__window_aux(g, n), aux = &tile;
     if (aux) n->aux = id + 1;
     dt_tensor t = dt__append(g, n);
     if (aux && t.id) {
@@ -5891,7 +5588,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
         dt__append(g, &second);
     }
     if (g->eager && !g->result && dt__hold(g, id) && !g->recorded) dt__compute(g, id);
-    while (g->result && g->count > id) dt__free(g->nodes[--g->count].data); /* a node is there as a whole */
+    while (g->result && g->count > id) dt__let_go(g, --g->count); /* a node is there as a whole */
     return g->result ? dt__none() : t;
 }
 
@@ -5917,22 +5614,15 @@ DT_API int64_t dt_dim(const dt_graph *g, dt_tensor t, int axis)
     if (axis >= 0 && axis < s->dims) return s->n[axis];
     return dt__misuse("dt_dim: a tensor of %d axes has no such axis", (int)s->dims), 1;
 }
-DT_API dt_dtype dt_dtype_of(const dt_graph *g, dt_tensor t)
-{
-    return dt__refuses(g, "t#", t) ? DT_F32 : (dt_dtype)dt__at(g, t)->dtype;
-}
-DT_API const void *dt_elements(const dt_graph *g, dt_tensor t)
-{
-    if (dt__refuses(g, "t#", t)) return NULL;
-    if (!dt__at(g, t)->data) dt__misuse("a tensor of a segment has no elements while its graph is built");
-    return dt__at(g, t)->data;
-}
 DT_API const float *dt_value(const dt_graph *g, dt_tensor t)
 {
     if (dt__refuses(g, "t#", t)) return NULL;
-    if (dt__at(g, t)->dtype == DT_F32) return (const float *)dt_elements(g, t);
-    return dt__misuse("dt_value: the tensor holds %s: dt_elements reads it", dt__format_of[dt__at(g, t)->dtype].name),
-           (const float *)NULL;
+    const dt__node *n = dt__at(g, t);
+    if (n->dtype != DT_F32)
+        return dt__misuse("dt_value: the tensor holds %s: dt_cast it to DT_F32", dt__format_of[n->dtype].name),
+               (const float *)NULL;
+    if (!n->data) dt__misuse("a tensor of a segment has no elements while its graph is built");
+    return n->data;
 }
 
 static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int dtype)
@@ -6031,8 +5721,8 @@ static dt_tensor dt__param_known(dt_graph *g, const char *full, int shared, dt_s
         const dt__node *n = &g->nodes[id];
         if (n->op != DT__OP_PARAM || strcmp(g->params[n->param].name, full)) continue;
         if (shared && dt__same_shape(&g->params[n->param].shape, &shape)) return dt__tensor(g, id);
-        return dt__poison(g, DT_E_USAGE, "a second parameter is called %s: give it another name, or share one of one "
-                          "shape by writing '/' before both names", full);
+        return dt__poison(g, DT_E_USAGE, "two parameters are named %s: rename one, or start both names with '/' to "
+                          "share one parameter of one shape", full);
     }
     return dt__none();
 }
@@ -6117,10 +5807,9 @@ static dt_tensor dt__param_rows(dt_graph *g, dt_tensor t, int64_t rows, int kind
 }
 
 /* ---- running: how an op is split over threads and called ---- */
-typedef void (*dt__body)(const dt__call *c, int64_t begin, int64_t end);
 typedef struct dt__split_job {
     const dt__call *c;
-    dt__body body;
+    dt__some_fn body;
     int64_t total, piece;
 } dt__split_job;
 
@@ -6132,7 +5821,7 @@ static void dt__split_task(void *context, int64_t task, int worker)
 }
 
 /* Runs body over [0, total) in chunks of at least `grain`, which write disjoint outputs: any split gives these bits. */
-static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body body)
+static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__some_fn body)
 {
     dt__split_job job;
     int64_t workers = c->env->pool ? c->env->pool->workers : 1;
@@ -6140,6 +5829,20 @@ static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__body 
     job.piece = dt__round_up(dt__max(grain, dt__ceil_div(total, workers * 4)), grain);
     if (workers == 1) body(c, 0, total);
     else dt__parallel(c->env->pool, dt__ceil_div(total, job.piece), dt__split_task, &job);
+}
+
+/* The host runs an op. */
+static void dt__host_run(const dt__call *c)
+{
+    static const int64_t grain[] = {0, 4096, 16, 16, 64, 64, 64, 1}; /* the fewest items of a task, by domain */
+    const dt__op *op = dt__op_of(c->n->op);
+    int64_t items = dt__count(c->n);
+    if (op->domain == DT__OVER_ROWS) items = dt__rows(c->n);
+    if (op->domain == DT__OVER_TABLE) items = dt__cols(c->n);
+    if (op->domain == DT__OVER_LANES) items /= c->n->shape.n[c->n->i[0]];
+    if (op->domain == DT__OVER_SAMPLES) items = c->n->i[0];
+    if (op->some) dt__split(c, items, grain[op->domain], op->some);
+    else op->run(c);
 }
 
 static const dt__node *dt__in(const dt__call *c, int i) { return &c->g->nodes[c->n->in[i]]; }
@@ -6167,7 +5870,7 @@ static float *dt__slice(const dt__call *c, int64_t slice)
 }
 
 /* Sizes of an attention node or its gradient. It has one fused input [q | k | v] or separate ones, of which k and v
- * may have fewer heads. i: heads, causal, dropout site, heads of the keys (0: fused), bits of the scale, tensor shards
+ * may have fewer heads. i: heads, causal, dropout site, KV heads (0: fused), bits of the scale, tensor shards
  * (0: the heads are not cut); of a fused input each shard has its own [q | k | v]. */
 static dt__attention dt__attention_sizes(const dt_graph *g, const dt__node *n)
 {
@@ -6199,10 +5902,10 @@ static int dt__is_alias(int op) { return dt__op_of(op)->class_of == DT__CLASS_AL
 /* In a graph of a program's own, every index of an op that looks it up is in range. */
 static int dt__indices_ok(dt_graph *g, const dt__node *n)
 {
-    int targets = n->op == DT__OP_CROSS_ENTROPY, axis = targets ? -1 : (int)n->i[0], of = n->op == DT__OP_SCATTER_ADD;
-    const dt__node *x = of ? n : &g->nodes[n->in[0]], *index = &g->nodes[n->in[!of]];
-    if (!targets && !of && n->op != DT__OP_EMBED && n->op != DT__OP_GATHER) return 1;
-    int64_t range = targets ? dt__cols(x) : x->shape.n[axis];
+    int targets = n->op == DT__OP_CROSS_ENTROPY;
+    const dt__node *x = &g->nodes[n->in[0]], *index = &g->nodes[n->in[1]];
+    if (!targets && n->op != DT__OP_EMBED && n->op != DT__OP_GATHER) return 1;
+    int64_t range = targets ? dt__cols(x) : x->shape.n[n->i[0]];
     for (int64_t i = 0; i < dt__count(index); i++) {
         int32_t at = ((const int32_t *)(const void *)index->data)[i];
         if (at < range && (at >= 0 || targets)) continue;
@@ -6212,13 +5915,39 @@ static int dt__indices_ok(dt_graph *g, const dt__node *n)
     return 1;
 }
 
+/* The program reads and writes the values of its graph on the host; a device has memory beside them. */
+static void dt__let_go(dt_graph *g, int32_t id)
+{
+    float *data = g->nodes[id].data;
+    if (data) dt__free(dt__mem_close(g->kernels, dt__upload(g->kernels, data, 0)));
+}
 static int dt__hold(dt_graph *g, int32_t id)
 {
-    dt__node *n = &g->nodes[id];
-    n->data = (float *)dt__alloc(4 * dt__floats(n), "a tensor");
-    if (n->aux) g->nodes[n->aux].data = (float *)dt__alloc(4 * dt__count(&g->nodes[n->aux]), "a tensor");
-    if (!n->data || (n->aux && !g->nodes[n->aux].data)) return dt__poison(g, DT_E_MEMORY, "no memory for a tensor"), 0;
+    for (int i = 0, at = (int)id; i < 2 && at; i++, at = (int)g->nodes[id].aux) {
+        int64_t bytes = 4 * dt__floats(&g->nodes[at]);
+        float *data = g->nodes[at].data = (float *)dt__alloc(bytes, "a tensor");
+        if (data && dt__mem_open(g->kernels, DT__DEVICE, data, bytes)) continue;
+        dt__free(data), g->nodes[at].data = NULL;
+        return dt__poison(g, DT_E_MEMORY, "no memory for a tensor"), 0;
+    }
     return 1;
+}
+
+/* Runs an op of a program's graph: a device gets the inputs and gives back the results. */
+static void dt__call_run(dt__call *c)
+{
+    const dt__kernels *k = c->env->k;
+    const dt__node *n = c->n;
+    if (!k->device || !k->device->supports(c)) {
+        dt__host_run(c);
+        return;
+    }
+    for (int i = 0; i < n->inputs; i++) c->in[i] = dt__upload(k, c->in[i], dt__floats(dt__in(c, i)));
+    c->out = dt__upload(k, c->out, 0);
+    if (n->aux) c->aux = dt__upload(k, c->aux, 0);
+    k->device->run(c);
+    dt__download(k, c->out, dt__floats(n));
+    if (n->aux) dt__download(k, c->aux, dt__floats(&c->g->nodes[n->aux]));
 }
 
 /* Computes node `id` from the present values of its inputs. Aliases copy. */
@@ -6235,7 +5964,7 @@ static void dt__compute(dt_graph *g, int32_t id)
     c.fresh = 1;
     for (int i = 0; i < n->inputs; i++) c.in[i] = g->nodes[n->in[i]].data;
     if (dt__is_alias(n->op)) memcpy(c.out, c.in[0], 4 * (size_t)dt__floats(n));
-    if (!dt__op_of(n->op)->run) return;
+    if (dt__op_of(n->op)->domain == DT__OVER_NOTHING) return;
     if (dt__pool_reserve(g->pool, dt__node_scratch(g->kernels, g, id))) {
         dt__poison(g, DT_E_MEMORY, "no memory for scratch");
         return;
@@ -6251,7 +5980,7 @@ static void dt__compute(dt_graph *g, int32_t id)
             env.rng[b] = dt__rng_make(g->seed, DT__RNG_DROPOUT, (uint32_t)b, g->runs, 0);
     }
     unsigned saved = dt__fp_enter();
-    dt__op_of(n->op)->run(&c);
+    dt__call_run(&c);
     dt__fp_leave(saved);
     dt__free(env.rng);
 }
@@ -6319,7 +6048,7 @@ DT_API void dt_graph_close(dt_graph **graph)
     if (dt__refused("graph", graph)) return;
     dt_graph *g = *graph;
     if (!g) return;
-    for (int32_t i = 0; i < g->count; i++) dt__free(g->nodes[i].data);
+    for (int32_t i = 0; i < g->count; i++) dt__let_go(g, i);
     for (int32_t i = 0; i < g->table_count; i++) dt__free(g->tables[i]);
     dt__free(g->nodes);
     dt__free(g->params);
@@ -6385,21 +6114,6 @@ DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int
     return dt__push(g, &n, NULL);
 }
 
-/* i: axis, zeros before x. */
-DT_API dt_tensor dt_pad(dt_graph *g, dt_tensor x, int axis, int64_t before, int64_t after)
-{
-    if (dt__refuses(g, "x#", x)) return dt__none();
-    dt__node n = dt__node_one(DT__OP_PAD, dt__at(g, x)->shape, x);
-    if ((axis = dt__axis(g, "pad", x, axis)) < 0) return dt__none();
-    if (before < 0 || after < 0)
-        return dt__poison(g, DT_E_SHAPE, "pad: %lld before and %lld after: they must be 0 or more (dt_slice cuts)",
-                          (long long)before, (long long)after);
-    before = dt__min(before, DT__ELEMENTS), after = dt__min(after, DT__ELEMENTS); /* more is refused by dt__push */
-    n.shape.n[axis] += before + after;
-    n.i[0] = axis, n.i[1] = before;
-    return dt__push(g, &n, NULL);
-}
-
 /* Are a and b of one type, and all sizes equal but those of `axis`? */
 static int dt__joins(const dt__node *a, const dt__node *b, int axis)
 {
@@ -6416,7 +6130,7 @@ DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count,
         if (dt__refuses(g, "tensors#", tensors[i])) return dt__none();
     int64_t parts = dt__min(count, DT__MAX_IN);
     if (count < 1)
-        return dt__poison(g, DT_E_SHAPE, "concat: there must be a tensor at least, not %lld", (long long)count);
+        return dt__poison(g, DT_E_SHAPE, "concat: needs at least one tensor, got %lld", (long long)count);
     axis = dt__axis(g, "concat", tensors[0], axis);
     if (axis < 0 || count == 1) return axis < 0 ? dt__none() : tensors[0];
     dt__node n = dt__node_one(DT__OP_CONCAT, dt__at(g, tensors[0])->shape, dt__none());
@@ -6514,9 +6228,9 @@ DT_API dt_tensor dt_full(dt_graph *g, dt_shape shape, float value)
     n.f = value;
     return dt__push(g, &n, NULL);
 }
-static void dt__run_full(const dt__call *c)
+static void dt__some_full(const dt__call *c, int64_t begin, int64_t end)
 {
-    for (int64_t i = 0; i < dt__count(c->n); i++) c->out[i] = c->n->f;
+    for (int64_t i = begin; i < end; i++) c->out[i] = c->n->f;
 }
 
 /* i[0]: rounds a value of forward to the format of the graph (R18, below). */
@@ -6531,13 +6245,12 @@ DT_API dt_tensor dt_cast(dt_graph *g, dt_tensor x, dt_dtype dtype)
     if (dt__refuses(g, "x# dtype<6", x, dtype)) return dt__none();
     return (int)dtype == dt__at(g, x)->dtype ? x : dt__cast_node(g, x, (int)dtype, 0);
 }
-static void dt__cast_part(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_cast(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__node *x = dt__in(c, 0);
     c->env->k->convert(c->n->dtype, (char *)c->out + begin * dt__width(c->n), x->dtype,
                        (const char *)c->in[0] + begin * dt__width(x), end - begin);
 }
-static void dt__run_cast(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__cast_part); }
 
 /* ---- precision (R18) ----
  * A value in 16 bits is two nodes: a cast to the format, which is what memory keeps, and a cast back, which ops read.
@@ -6674,10 +6387,10 @@ static void dt__run_combine(const dt__call *c)
 /* ---- elementwise ops ---- */
 static dt_tensor dt__constant(dt_graph *g, float value) { return dt_full(g, dt_shape0(), value); }
 
-/* A node of a map op. b and c are poison where the op has fewer inputs. */
-static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor b, dt_tensor c)
+/* A node of a map op. b is poison where the op has one input. */
+static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor b)
 {
-    dt__node n = dt__node_make(op, dt__at(g, a)->shape, a, b, c);
+    dt__node n = dt__node_make(op, dt__at(g, a)->shape, a, b, dt__none());
     int fits = 1;
     n.inputs = (int)strlen(dt__op_of(op)->inputs);
     n.f = s;
@@ -6696,19 +6409,18 @@ static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor
     }
     if (fits) return dt__push(g, &n, NULL);
     return dt__poison(g, DT_E_SHAPE,
-                      "%s: shapes %s, %s%s%s do not broadcast: aligned at the last axis, sizes must be equal or 1",
-                      dt__op_of(op)->name, dt__show(g, &dt__at(g, a)->shape), dt__show(g, &dt__at(g, b)->shape),
-                      c.id ? ", " : "", c.id ? dt__show(g, &dt__at(g, c)->shape) : "");
+                      "%s: shapes %s, %s do not broadcast: aligned at the last axis, sizes must be equal or 1",
+                      dt__op_of(op)->name, dt__show(g, &dt__at(g, a)->shape), dt__show(g, &dt__at(g, b)->shape));
 }
 #define DT__BUILD_UNARY(name, builder) \
     DT_API dt_tensor builder(dt_graph *g, dt_tensor x) \
     { \
-        return dt__refuses(g, "x#", x) ? dt__none() : dt__map_op(g, DT__OP_##name, 0.0f, x, dt__none(), dt__none()); \
+        return dt__refuses(g, "x#", x) ? dt__none() : dt__map_op(g, DT__OP_##name, 0.0f, x, dt__none()); \
     }
 #define DT__BUILD_BINARY(name, builder) \
     DT_API dt_tensor builder(dt_graph *g, dt_tensor a, dt_tensor b) \
     { \
-        return dt__refuses(g, "a# b#", a, b) ? dt__none() : dt__map_op(g, DT__OP_##name, 0.0f, a, b, dt__none()); \
+        return dt__refuses(g, "a# b#", a, b) ? dt__none() : dt__map_op(g, DT__OP_##name, 0.0f, a, b); \
     }
 #define DT__BUILD_OWN(name, builder)
 #define DT__BUILD_CODE(name, code)
@@ -6730,8 +6442,8 @@ static dt_tensor dt__map_code(dt_graph *g, dt_function f, dt_tensor a, dt_tensor
     default: break;
     }
     if (op != DT__OP_NONE && strlen(dt__op_of(op)->inputs) == tensors)
-        return dt__map_op(g, op, 0.0f, a, b, dt__none());
-    return dt__poison(g, DT_E_USAGE, "map: %d is not a function of %d tensors. See dt_function.", (int)f, (int)tensors);
+        return dt__map_op(g, op, 0.0f, a, b);
+    return dt__poison(g, DT_E_USAGE, "dt_map: dt_function %d does not take %d tensors", (int)f, (int)tensors);
 }
 DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x)
 {
@@ -6744,13 +6456,8 @@ DT_API dt_tensor dt_map2(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b)
 
 DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s)
 {
-    return dt__refuses(g, "x# s~", x, s) ? dt__none() : dt__map_op(g, DT__OP_SCALE, s, x, dt__none(), dt__none());
+    return dt__refuses(g, "x# s~", x, s) ? dt__none() : dt__map_op(g, DT__OP_SCALE, s, x, dt__none());
 }
-DT_API dt_tensor dt_select(dt_graph *g, dt_tensor mask, dt_tensor a, dt_tensor b)
-{
-    return dt__refuses(g, "mask# a# b#", mask, a, b) ? dt__none() : dt__map_op(g, DT__OP_SELECT, 0.0f, mask, a, b);
-}
-
 /* The constants come first: for equal values both ops take the second operand, x, which then receives the gradient. */
 DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high)
 {
@@ -6798,7 +6505,7 @@ static void dt__run_map(const dt__call *c)
 /* ---- row ops ---- */
 /* The letters of the op's inputs say which are rows (r), a vector for all rows (v), or statistics (s). The result is
  * rows, or a scalar of each; statistics go to the second output. */
-static void dt__row_op_rows(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_row_op(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__op *op = dt__op_of(c->n->op);
     int whole = op->shape == DT__SHAPE_SAME;
@@ -6815,11 +6522,6 @@ static void dt__row_op_rows(const dt__call *c, int64_t begin, int64_t end)
         if (c->aux) memcpy(c->aux + 2 * r, s, 8);
     }
 }
-static void dt__run_rows(const dt__call *c)
-{
-    int whole = dt__op_of(c->n->op)->shape == DT__SHAPE_SAME;
-    dt__split(c, whole ? dt__rows(c->n) : dt__count(c->n), 16, dt__row_op_rows);
-}
 
 /* ---- reductions and softmax ---- */
 /* A whole-tensor sum: blocks of 1024 elements, then TREE (R5). */
@@ -6834,12 +6536,12 @@ static float dt__whole_sum(const dt__kernels *k, const float *x, int64_t n)
 static void dt__run_row_sum(const dt__call *c)
 {
     if (!c->n->shape.dims) c->out[0] = dt__whole_sum(c->env->k, c->in[0], dt__count(dt__in(c, 0)));
-    else dt__run_rows(c);
+    else dt__split(c, dt__count(c->n), 16, dt__some_row_op);
 }
 
 /* Column ops: a second input of rows and row statistics are optional. The result, a gradient, may be stored in shards
  * of columns or summed by row slices; a slice of a shard's heads has some of every row's. */
-static void dt__column_op_cols(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_column_op(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__param *p = dt__cut_param(c->g, c->n), *whole = dt__node_param(c->g, c->n);
     int64_t cols = dt__count(c->n), slices = dt__slices(c), rows = dt__count(dt__in(c, 0)) / cols / slices;
@@ -6861,7 +6563,6 @@ static void dt__column_op_cols(const dt__call *c, int64_t begin, int64_t end)
         }
     }
 }
-static void dt__run_columns(const dt__call *c) { dt__split(c, dt__count(c->n), 64, dt__column_op_cols); }
 
 /* R14: of two elements a NaN is the larger one. */
 static int dt__larger(float a, float b) { return a > b || (a != a && b == b); }
@@ -6883,17 +6584,6 @@ static void dt__max_grad_rows(const dt__call *c, int64_t begin, int64_t end)
 }
 static void dt__run_max_grad(const dt__call *c) { dt__split(c, dt__count(dt__in(c, 1)), 16, dt__max_grad_rows); }
 
-static void dt__argmax_rows(const dt__call *c, int64_t begin, int64_t end)
-{
-    int64_t cols = dt__count(dt__in(c, 0)) / dt__count(c->n);
-    int32_t *out = (int32_t *)(void *)c->out;
-    for (int64_t r = begin; r < end; r++) {
-        const float *x = c->in[0] + r * cols;
-        out[r] = (int32_t)dt__first_max(x, c->env->k->row_max(x, cols), cols);
-    }
-}
-static void dt__run_argmax(const dt__call *c) { dt__split(c, dt__count(c->n), 16, dt__argmax_rows); }
-
 /* The axes that a mask names, with DT_ALL and DT_LAST resolved; 0 after poisoning: none, or one that x has not. */
 static unsigned dt__axes(dt_graph *g, dt_tensor x, unsigned mask, const char *name)
 {
@@ -6914,13 +6604,9 @@ static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, unsigned axes, cons
     int whole = dt__op_of(op)->shape == DT__SHAPE_SAME;
     int order[DT_MAX_DIMS], back[DT_MAX_DIMS], count = 0, outer = 0, moved = 0;
     dt_shape s = dt__at(g, x)->shape, ordered = s, rows;
-    int64_t reduced = 1;
-    if (!mask && (whole || op == DT__OP_ARGMAX))
+    if (!mask && whole)
         return dt__poison(g, DT_E_SHAPE, "%s: the axis mask names no axis", name);
     if (!mask) return g->result ? dt__none() : x;
-    for (int i = 0; i < s.dims; i++) reduced *= mask >> i & 1u ? s.n[i] : 1;
-    if (op == DT__OP_ARGMAX && reduced > INT32_MAX)
-        return dt__poison(g, DT_E_SHAPE, "%s: %lld places are more than an int32 counts", name, (long long)reduced);
     for (int last = 0; last < 2; last++)
         for (int i = 0; i < s.dims; i++) {
             if ((int)(mask >> i & 1u) != last) continue;
@@ -6932,9 +6618,7 @@ static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, unsigned axes, cons
     if (op == DT__OP_ROW_SUM && outer && mask == (1u << (s.dims - outer)) - 1u) op = DT__OP_COL_SUM;
     else if (moved) x = dt_permute(g, x, order);
     if (whole && s.dims > rows.dims) x = dt_reshape(g, x, rows);
-    dt__node n = dt__node_one(op, rows, x);
-    if (op == DT__OP_ARGMAX) n.dtype = DT_I32;
-    x = dt__push(g, &n, NULL);
+    x = dt__push_one(g, op, rows, x);
     if (whole && s.dims > rows.dims) x = dt_reshape(g, x, ordered);
     if (whole) return moved ? dt_permute(g, x, back) : x;
     for (int i = 0; i < s.dims; i++)
@@ -6949,11 +6633,6 @@ DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes)
 {
     return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_ROW_MAX, x, axes, "max");
 }
-DT_API dt_tensor dt_argmax(dt_graph *g, dt_tensor x, unsigned axes)
-{
-    return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_ARGMAX, x, axes, "argmax");
-}
-
 DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes)
 {
     if (dt__refuses(g, "x#", x)) return dt__none();
@@ -6972,10 +6651,6 @@ static dt_tensor dt__logsumexp(dt_graph *g, dt_tensor x, unsigned axes)
 DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, unsigned axes)
 {
     return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_SOFTMAX, x, axes, "softmax");
-}
-DT_API dt_tensor dt_log_softmax(dt_graph *g, dt_tensor x, unsigned axes)
-{
-    return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_LOG_SOFTMAX, x, axes, "log_softmax");
 }
 
 /* ---- matrix products ---- */
@@ -7158,255 +6833,8 @@ static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, cons
     }
 }
 
-/* ---- convolution and pooling ----
- * Both unfold their input (im2col): a matrix with a column per position of the window and a row per channel and tap. A
- * convolution is a matrix product with it; a pooling is a sum or a maximum over its taps. Taps outside the tensor are
- * terms like all others, zeros (R5), or -inf for a maximum. Only one tile, positions of one sample, is unfolded at a
- * time. Gradients of the input are folded: an element adds what was read from it, by ascending position. */
-
-enum {
-    DT__WINDOW_FAR = 1 << 20,   /* largest stride, padding, dilation, pooling size */
-    DT__WINDOW_FLOATS = 1 << 17 /* of a tile, unless a position alone needs more */
-};
-
-/* Tap k of position p reads, along each axis, element p * stride - padding + k * dilation of a plane of x. Axis 0 is
- * the height; a sequence has height 1. A group of channels reads `from` channels of x and makes `to` of y. */
-typedef struct dt__window {
-    int64_t size[2], positions[2], taps[2], stride[2], padding[2], dilation[2];
-    int64_t samples, groups, from, to, rows, tile; /* the unfolded x of a group and a tile is (rows,tile) */
-} dt__window;
-
-/* The two spatial sizes of (B,C,L) or (B,C,H,W). */
-static void dt__spatial(const dt_shape *s, int64_t size[2])
-{
-    size[0] = s->dims == 4 ? s->n[2] : 1;
-    size[1] = s->n[s->dims - 1];
-}
-
-static int dt__is_conv(int op) { return op == DT__OP_CONV || op == DT__OP_CONV_DX || op == DT__OP_CONV_DW; }
-static int dt__makes_windows(int op) { return op == DT__OP_CONV || op == DT__OP_MAX_POOL || op == DT__OP_AVG_POOL; }
-
-/* i, for the height, then for the width: stride, padding, and a convolution's dilation or a pooling's size. */
-static dt__window dt__window_of(const dt_graph *g, const dt__node *n)
-{
-    const dt_shape *first = &g->nodes[n->in[0]].shape, *second = &g->nodes[n->in[1]].shape, *x, *y, *weight;
-    dt__window w = DT__ZERO;
-    y = dt__makes_windows(n->op) ? &n->shape : first;
-    x = dt__makes_windows(n->op) ? first : n->op == DT__OP_CONV_DW ? second : &n->shape;
-    weight = !dt__is_conv(n->op) ? NULL : n->op == DT__OP_CONV_DW ? &n->shape : second;
-    dt__spatial(x, w.size);
-    dt__spatial(y, w.positions);
-    if (weight) dt__spatial(weight, w.taps);
-    for (int axis = 0; axis < 2; axis++) {
-        const int64_t *i = n->i + 3 * axis;
-        w.stride[axis] = i[0], w.padding[axis] = i[1], w.dilation[axis] = weight ? i[2] : 1;
-        if (!weight) w.taps[axis] = i[2];
-    }
-    w.samples = x->n[0];
-    w.groups = weight ? x->n[1] / weight->n[1] : 1;
-    w.from = x->n[1] / w.groups, w.to = y->n[1] / w.groups;
-    w.rows = w.from * w.taps[0] * w.taps[1];
-    w.tile = dt__min(w.positions[0] * w.positions[1], dt__max(dt__round_up(DT__WINDOW_FLOATS / w.rows, 48), 96));
-    return w;
-}
-
-/* A node's tile, as its second output so that it is planned like any value. */
-static dt_shape dt__window_aux(const dt_graph *g, const dt__node *n)
-{
-    dt__window w = dt__window_of(g, n);
-    return dt_shape1(w.rows * w.tile);
-}
-
-/* Positions [begin, end) of one sample and group: x is planes, and the matrix (rows, end - begin) is unfolded from
- * them, or where `to` is not NULL folded into them. y is (to, end - begin), its rows one plane apart. */
-typedef struct dt__unfold {
-    const dt__call *c;
-    dt__window w;
-    const float *from, *dy;
-    float *to, *y, *matrix;
-    int64_t begin, end;
-    float outside;
-} dt__unfold;
-
-/* One tap of the channel whose plane begins `plane` floats behind from and to. */
-static void dt__unfold_tap(const dt__unfold *u, int64_t plane, int64_t tap, float *row)
-{
-    const dt__window *w = &u->w;
-    int64_t step = w->stride[1];
-    for (int64_t at = u->begin, n; at < u->end; at += n, row += n) {
-        int64_t column = at % w->positions[1], low, high;
-        int64_t y = at / w->positions[1] * w->stride[0] - w->padding[0] + tap / w->taps[1] * w->dilation[0];
-        int64_t x = column * step - w->padding[1] + tap % w->taps[1] * w->dilation[1];
-        int64_t first = plane + y * w->size[1] + x;
-        n = dt__min(w->positions[1] - column, u->end - at);
-        high = y < 0 || y >= w->size[0] ? 0 : dt__max(0, dt__min(n, (w->size[1] - x + step - 1) / step));
-        low = dt__min(high, x < 0 ? dt__ceil_div(-x, step) : 0);
-        for (int64_t i = low; u->to && i < high; i++) u->to[first + i * step] += row[i];
-        if (u->to) continue;
-        for (int64_t i = 0; i < low; i++) row[i] = u->outside;
-        for (int64_t i = low; i < high; i++) row[i] = u->from[first + i * step];
-        for (int64_t i = high; i < n; i++) row[i] = u->outside;
-    }
-}
-/* Later taps of an element belong to earlier positions. */
-static void dt__unfold_task(void *context, int64_t channel, int worker)
-{
-    const dt__unfold *u = (const dt__unfold *)context;
-    int64_t taps = u->w.taps[0] * u->w.taps[1], plane = channel * u->w.size[0] * u->w.size[1];
-    (void)worker;
-    for (int64_t k = 0; k < taps; k++) {
-        int64_t tap = u->to ? taps - 1 - k : k;
-        dt__unfold_tap(u, plane, tap, u->matrix + (channel * taps + tap) * (u->end - u->begin));
-    }
-}
-
-/* y = w matrix + bias, matrix = w^T dy, or dw += dy matrix^T. */
-static void dt__conv_tile(const dt__unfold *u, int64_t group, int more)
-{
-    const dt__call *c = u->c;
-    const dt__window *w = &u->w;
-    int64_t n = u->end - u->begin, plane = w->positions[0] * w->positions[1];
-    dt__gemm job = DT__ZERO;
-    job.m = w->to, job.n = job.brs = n, job.k = job.ars = w->rows, job.ldc = plane;
-    job.acs = job.bcs = 1;
-    job.a = c->in[1] + group * w->to * w->rows, job.b = u->matrix, job.c = u->y;
-    if (c->n->op == DT__OP_CONV_DX) {
-        job.m = job.acs = w->rows, job.ars = 1, job.k = w->to;
-        job.b = u->dy, job.brs = plane, job.c = u->matrix, job.ldc = n;
-    }
-    if (c->n->op == DT__OP_CONV_DW) {
-        job.n = job.ldc = w->rows, job.k = job.bcs = n, job.brs = 1;
-        job.a = u->dy, job.ars = plane, job.c = c->out + group * w->to * w->rows, job.accumulate = more || !c->fresh;
-    }
-    c->env->k->gemm(c->env->pool, &job);
-    for (int64_t o = 0; c->n->inputs > 2 && o < w->to; o++) {
-        float *y = u->y + o * plane;
-        c->env->k->binary(DT__OP_ADD, y, y, 1, c->in[2] + group * w->to + o, 0, n);
-    }
-}
-
-/* One channel of a pooling: its rows of the matrix (taps,n) and its row of y (n). */
-static void dt__pool_task(void *context, int64_t channel, int worker)
-{
-    const dt__unfold *u = (const dt__unfold *)context;
-    const dt__kernels *k = u->c->env->k;
-    int op = u->c->n->op;
-    int64_t n = u->end - u->begin, taps = u->w.taps[0] * u->w.taps[1];
-    int64_t row = channel * u->w.positions[0] * u->w.positions[1];
-    float *matrix = u->matrix + channel * taps * n, *y = u->y ? u->y + row : NULL, size = (float)taps;
-    (void)worker;
-    if (op == DT__OP_MAX_POOL) memcpy(y, matrix, 4 * (size_t)n);
-    if (op == DT__OP_AVG_POOL) {
-        memset(y, 0, 4 * (size_t)n);
-        k->column(DT__OP_COL_SUM, y, matrix, NULL, NULL, taps, n, n);
-        k->binary(DT__OP_DIV, y, y, 1, &size, 0, n);
-    }
-    for (int64_t t = 0; t < taps; t++) {
-        if (op == DT__OP_MAX_POOL) k->binary(DT__OP_MAXIMUM, y, matrix + t * n, 1, y, 1, n);
-        if (op == DT__OP_AVG_POOL_GRAD) k->binary(DT__OP_DIV, matrix + t * n, u->dy + row, 1, &size, 0, n);
-    }
-    for (int64_t i = 0; op == DT__OP_MAX_POOL_GRAD && i < n; i++) { /* to the first maximum */
-        int64_t best = 0;
-        for (int64_t t = 1; t < taps; t++) if (dt__larger(matrix[t * n + i], matrix[best * n + i])) best = t;
-        for (int64_t t = 0; t < taps; t++) matrix[t * n + i] = t == best ? u->dy[row + i] : 0.0f;
-    }
-}
-
-/* CONV (x, weight [, bias]), _DX (dy, weight), _DW (dy, x), POOL (x), AVG_POOL_GRAD (dy), MAX_POOL_GRAD (dy, x). */
-static void dt__run_window(const dt__call *c)
-{
-    int op = c->n->op, makes_y = dt__makes_windows(op), makes_x = !makes_y && op != DT__OP_CONV_DW;
-    int reads_x = makes_y || op == DT__OP_CONV_DW || op == DT__OP_MAX_POOL_GRAD;
-    dt__unfold u = DT__ZERO;
-    u.c = c, u.w = dt__window_of(c->g, c->n), u.matrix = c->aux;
-    u.outside = dt__is_conv(op) || op == DT__OP_AVG_POOL ? 0.0f : -__builtin_inff();
-    int64_t count = u.w.positions[0] * u.w.positions[1], plane = u.w.size[0] * u.w.size[1];
-    if (makes_x) memset(c->out, 0, 4 * (size_t)dt__count(c->n));
-    for (int64_t part = 0; part < u.w.samples * u.w.groups; part++) /* groups of one sample, then of the next one */
-        for (u.begin = 0; u.begin < count; u.begin = u.end) {
-            int64_t of_x = part * u.w.from * plane, of_y = part * u.w.to * count + u.begin;
-            u.end = dt__min(count, u.begin + u.w.tile);
-            u.from = reads_x ? c->in[!makes_y] + of_x : NULL, u.to = NULL;
-            u.dy = c->in[0] + of_y, u.y = makes_y ? c->out + of_y : NULL;
-            if (reads_x) dt__parallel(c->env->pool, u.w.from, dt__unfold_task, &u);
-            if (dt__is_conv(op)) dt__conv_tile(&u, part % u.w.groups, part >= u.w.groups || u.begin > 0);
-            else dt__parallel(c->env->pool, u.w.to, dt__pool_task, &u);
-            u.to = makes_x ? c->out + of_x : NULL;
-            if (makes_x) dt__parallel(c->env->pool, u.w.from, dt__unfold_task, &u);
-        }
-}
-
 /* What is 0 has its default. */
 static int64_t dt__or(int64_t value, int64_t fallback) { return value ? value : fallback; }
-
-/* Number of windows along an axis of n places; 0: none fits. */
-static int64_t dt__windows(int64_t n, int64_t size, int64_t stride, int64_t padding, int64_t dilation)
-{
-    int64_t left = n + 2 * padding - dilation * (size - 1) - 1;
-    return left < 0 ? 0 : left / stride + 1;
-}
-
-/* Poisons unless x is (B,C,L) or (B,C,H,W). n has x's shape but for the channels; weight: NULL for a pooling. */
-static dt_tensor dt__window_push(dt_graph *g, dt__node *n, const dt_shape *weight, const dt_window *o)
-{
-    const char *name = weight ? "convolve" : dt__op_of(n->op)->name;
-    int axes = n->shape.dims - 2;
-    n->i[0] = n->i[2] = 1; /* the height of a sequence */
-    for (int k = 0; k < axes; k++) {
-        int64_t *i = n->i + (axes == 1 ? 3 : 3 * k), size = weight ? weight->n[2 + k] : o->size[k];
-        int64_t places = n->shape.n[2 + k], dilation = dt__or(o->dilation[k], 1);
-        i[0] = dt__or(o->stride[k], weight ? 1 : size), i[1] = o->padding[k], i[2] = weight ? dilation : size;
-        if (i[0] < 1 || i[1] < 0 || i[2] < 1 || dt__max(i[0], dt__max(i[1], i[2])) > DT__WINDOW_FAR ||
-            (!weight && (i[1] > size / 2 || dilation > 1 || o->groups > 1)))
-            return dt__poison(g, DT_E_SHAPE,
-                              "%s: stride %lld, padding %lld, dilation %lld, size %lld: stride, dilation and size must "
-                              "be 1 to 2^20, padding 0 to 2^20. Give a pooling a padding of at most half its size, no "
-                              "dilation and no groups",
-                              name, (long long)i[0], (long long)i[1], (long long)dilation, (long long)o->size[k]);
-        n->shape.n[2 + k] = dt__windows(places, size, i[0], i[1], dilation);
-        if (!n->shape.n[2 + k])
-            return dt__poison(g, DT_E_SHAPE, "%s: a window of %lld taps does not fit into %lld places", name,
-                              (long long)size, (long long)places);
-    }
-    return dt__push(g, n, NULL);
-}
-
-static dt_tensor dt__convolve(dt_graph *g, dt_tensor x, dt_tensor weight, dt_tensor bias, const dt_window *window)
-{
-    dt_shape sw = dt__at(g, weight)->shape;
-    dt__node n = dt__node_make(DT__OP_CONV, dt__at(g, x)->shape, x, weight, bias);
-    n.shape.n[1] = sw.n[0];
-    return dt__window_push(g, &n, &sw, window);
-}
-
-DT_API dt_tensor dt_conv(dt_graph *g, dt_tensor x, const char *name, int64_t channels, const dt_window *window)
-{
-    if (dt__refuses(g, "x# name window", x, name, window)) return dt__none();
-    dt_shape w = dt__at(g, x)->shape;
-    int64_t groups = dt__or(window->groups, 1);
-    if (w.dims < 3 || w.dims > 4 || groups < 1 || w.n[1] % groups || channels % groups)
-        return dt__poison(g, DT_E_SHAPE,
-                          "conv: x %s must be (B,C,L) or (B,C,H,W), and %lld groups must divide C and %lld channels",
-                          dt__show(g, &w), (long long)groups, (long long)channels);
-    w.n[0] = channels;
-    w.n[1] /= groups;
-    for (int k = 0; k < w.dims - 2; k++) w.n[2 + k] = window->size[k];
-    float std = dt__shape_ok(&w) ? dt__sqrtf(2.0f / (float)dt__span(&w, 1, w.dims)) : 0.0f; /* else refused below */
-    dt_tensor weight = dt__param_whole(g, name, ".weight", w, DT_INIT_NORMAL, std);
-    dt_tensor bias = dt__param_whole(g, name, ".bias", dt_shape1(channels), DT_INIT_ZEROS, 0.0f);
-    return dt__convolve(g, x, weight, bias, window);
-}
-
-DT_API dt_tensor dt_pooling(dt_graph *g, dt_tensor x, int mean, const dt_window *window)
-{
-    if (dt__refuses(g, "x# window", x, window)) return dt__none();
-    int op = mean ? DT__OP_AVG_POOL : DT__OP_MAX_POOL;
-    dt__node n = dt__node_one(op, dt__at(g, x)->shape, x);
-    if (n.shape.dims < 3 || n.shape.dims > 4)
-        return dt__poison(g, DT_E_SHAPE, "%s: %s must be (B,C,L) or (B,C,H,W)", dt__op_of(op)->name,
-                          dt__show(g, &n.shape));
-    return dt__window_push(g, &n, NULL, window);
-}
 
 /* ---- embedding ---- */
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
@@ -7434,13 +6862,12 @@ static int64_t dt__table_at(const dt_graph *g, const dt__param *p, int64_t vocab
     return token / width * dt__shard_step(p, g->tensor_shards) + token % width * cols;
 }
 /* A row of another rank is -0 here: x + -0 is x. A token outside the vocabulary gives +0, from the first shard. */
-static void dt__run_embed(const dt__call *c)
+static void dt__some_embed(const dt__call *c, int64_t begin, int64_t end)
 {
     const int32_t *tokens = dt__ids(c, 1);
     const dt__param *p = dt__cut_param(c->g, dt__in(c, 0));
-    int64_t rows = dt__rows(c->n), cols = dt__cols(c->n), width = dt__width(c->n);
-    int64_t vocabulary = dt__in(c, 0)->shape.n[0];
-    for (int64_t r = 0; r < rows; r++) {
+    int64_t cols = dt__cols(c->n), width = dt__width(c->n), vocabulary = dt__in(c, 0)->shape.n[0];
+    for (int64_t r = begin; r < end; r++) {
         char *to = (char *)c->out + r * cols * width;
         int64_t at = dt__table_at(c->g, p, vocabulary, cols, tokens[r]);
         if (at >= 0) memcpy(to, (const char *)c->in[0] + at * width, (size_t)(cols * width));
@@ -7451,7 +6878,7 @@ static void dt__run_embed(const dt__call *c)
 }
 
 /* in: tokens, dy (..,C). Scatter-add in token order, into the sum of each leaf; threads split the columns. */
-static void dt__embed_grad_cols(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_embed_grad(const dt__call *c, int64_t begin, int64_t end)
 {
     const int32_t *tokens = dt__ids(c, 0);
     const dt__param *p = dt__cut_param(c->g, c->n);
@@ -7468,7 +6895,6 @@ static void dt__embed_grad_cols(const dt__call *c, int64_t begin, int64_t end)
         c->env->k->binary(DT__OP_ADD, to, to, 1, c->in[1] + r * cols + begin, 1, n);
     }
 }
-static void dt__run_embed_grad(const dt__call *c) { dt__split(c, dt__cols(c->n), 64, dt__embed_grad_cols); }
 
 /* ---- picking by index ---- */
 /* The axis of x, from 0, along which an index picks; all other sizes are equal. Poisons the graph if they are not. */
@@ -7490,42 +6916,23 @@ DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index)
     n.i[0] = dt__index_axis(g, "gather", x, axis, index);
     return dt__push(g, &n, NULL);
 }
-/* Rows of the result: (outer, index along the axis), each of `inner` elements. */
-static void dt__gather_rows(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_gather(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt_shape *s = &c->n->shape;
     const int32_t *index = dt__ids(c, 1);
     int axis = (int)c->n->i[0];
     int64_t inner = dt__span(s, axis + 1, s->dims), from = dt__in(c, 0)->shape.n[axis], width = dt__width(c->n);
-    for (int64_t r = begin; r < end; r++)
-        for (int64_t i = 0; i < inner; i++) {
-            int64_t to = r * inner + i, at = index[to];
-            if (at < 0 || at >= from) memset((char *)c->out + to * width, 0, (size_t)width);
-            else
-                memcpy((char *)c->out + to * width,
-                       (const char *)c->in[0] + ((r / s->n[axis] * from + at) * inner + i) * width, (size_t)width);
-        }
-}
-static void dt__run_gather(const dt__call *c)
-{
-    dt__split(c, dt__span(&c->n->shape, 0, (int)c->n->i[0] + 1), 64, dt__gather_rows);
+    for (int64_t i = begin; i < end; i++) {
+        char *to = (char *)c->out + i * width;
+        int64_t x = (i / (s->n[axis] * inner) * from + index[i]) * inner + i % inner;
+        if (index[i] < 0 || index[i] >= from) memset(to, 0, (size_t)width);
+        else memcpy(to, (const char *)c->in[0] + x * width, (size_t)width);
+    }
 }
 
-DT_API dt_tensor dt_scatter_add(dt_graph *g, dt_tensor base, int axis, dt_tensor index, dt_tensor x)
-{
-    if (dt__refuses(g, "base# index# x#", base, index, x)) return dt__none();
-    dt_shape sx = dt__at(g, x)->shape, si = dt__at(g, index)->shape;
-    dt__node n = dt__node_make(DT__OP_SCATTER_ADD, dt__at(g, base)->shape, index, x, base);
-    n.i[0] = dt__index_axis(g, "scatter_add", base, axis, index);
-    if (!dt__same_shape(&sx, &si))
-        return dt__poison(g, DT_E_SHAPE, "scatter_add: x %s and index %s must have the same shape",
-                          dt__show(g, &sx), dt__show(g, &si));
-    return dt__push(g, &n, NULL);
-}
-
-/* in: index, x, and base. Lane (outer o, inner i) of an axis holds the elements (o * n + j) * inner + i. Without base
- * the sums start from +0, or continue a parameter's gradient in out. */
-static void dt__scatter_lanes(const dt__call *c, int64_t begin, int64_t end)
+/* The gradient of a gather; in: index, dy. Lane (outer o, inner i) of an axis holds the elements (o * n + j) * inner +
+ * i. The sums start from +0, or continue a parameter's gradient in out. */
+static void dt__some_scatter_add(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt_shape *s = &c->n->shape;
     const int32_t *index = dt__ids(c, 0);
@@ -7533,53 +6940,10 @@ static void dt__scatter_lanes(const dt__call *c, int64_t begin, int64_t end)
     int64_t inner = dt__span(s, axis + 1, s->dims), n = s->n[axis], terms = dt__in(c, 0)->shape.n[axis];
     for (; begin < end; begin++) {
         int64_t first = begin / inner * n * inner + begin % inner, x = begin / inner * terms * inner + begin % inner;
-        for (int64_t to = first; c->fresh && to < first + n * inner; to += inner)
-            c->out[to] = c->n->inputs == 3 ? c->in[2][to] : 0.0f;
+        for (int64_t to = first; c->fresh && to < first + n * inner; to += inner) c->out[to] = 0.0f;
         for (int64_t j = 0; j < terms; j++, x += inner)
             if (index[x] >= 0 && index[x] < n) c->out[first + index[x] * inner] += c->in[1][x];
     }
-}
-static int64_t dt__lanes(const dt__node *n) { return dt__count(n) / n->shape.n[n->i[0]]; }
-static void dt__run_scatter_add(const dt__call *c) { dt__split(c, dt__lanes(c->n), 64, dt__scatter_lanes); }
-
-DT_API dt_tensor dt_cumsum(dt_graph *g, dt_tensor x, int axis)
-{
-    if (dt__refuses(g, "x#", x)) return dt__none();
-    dt__node n = dt__node_one(DT__OP_CUMSUM, dt__at(g, x)->shape, x);
-    n.i[0] = dt__axis(g, "cumsum", x, axis);
-    return dt__push(g, &n, NULL);
-}
-/* i[1]: the chains start at the end of the axis. */
-static void dt__cumsum_lanes(const dt__call *c, int64_t begin, int64_t end)
-{
-    const dt_shape *s = &c->n->shape;
-    int axis = (int)c->n->i[0];
-    int64_t inner = dt__span(s, axis + 1, s->dims), n = s->n[axis], step = c->n->i[1] ? -inner : inner;
-    for (; begin < end; begin++) {
-        int64_t at = begin / inner * n * inner + begin % inner + (c->n->i[1] ? (n - 1) * inner : 0);
-        float sum = 0.0f;
-        for (int64_t j = 0; j < n; j++, at += step) c->out[at] = sum = sum + c->in[0][at];
-    }
-}
-static void dt__run_cumsum(const dt__call *c) { dt__split(c, dt__lanes(c->n), 64, dt__cumsum_lanes); }
-
-DT_API dt_tensor dt_one_hot(dt_graph *g, dt_tensor index, int64_t classes)
-{
-    if (dt__refuses(g, "index#", index)) return dt__none();
-    dt_shape s = dt__at(g, index)->shape;
-    if (classes < 1 || s.dims == DT_MAX_DIMS)
-        return dt__poison(g, DT_E_SHAPE, "one_hot: needs a class at least and an index of at most %d axes",
-                          DT_MAX_DIMS - 1);
-    s.n[s.dims++] = classes;
-    return dt__push_one(g, DT__OP_ONE_HOT, s, index);
-}
-static void dt__run_one_hot(const dt__call *c)
-{
-    const int32_t *index = dt__ids(c, 0);
-    int64_t rows = dt__rows(c->n), cols = dt__cols(c->n);
-    memset(c->out, 0, 4 * (size_t)(rows * cols));
-    for (int64_t r = 0; r < rows; r++)
-        if (index[r] >= 0 && index[r] < cols) c->out[r * cols + index[r]] = 1.0f;
 }
 
 /* i[0]: the op's address; of a gradient i[1]: the input. */
@@ -7623,7 +6987,7 @@ DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indice
     return places.id ? dt_gather(g, x, last, places) : places;
 }
 /* Insertion into the list of the largest so far: an element moves up only if it is larger. */
-static void dt__top_k_rows(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_top_k(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t k = dt__cols(c->n), cols = dt__cols(dt__in(c, 0));
     for (int64_t r = begin; r < end; r++) {
@@ -7638,7 +7002,6 @@ static void dt__top_k_rows(const dt__call *c, int64_t begin, int64_t end)
         }
     }
 }
-static void dt__run_top_k(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__top_k_rows); }
 
 /* ---- normalisation ---- */
 static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name, float eps, int split)
@@ -7674,34 +7037,6 @@ static dt_tensor dt__head_norm(dt_graph *g, dt_tensor x, const char *name, int64
     g->nodes[id].cut = cut;
     dt__at(g, x)->cut = x.id ? cut : 0;
     return x;
-}
-
-/* Moves the channels of (B,C,..) to the end, or back; a tensor of two axes stays as it is. */
-static dt_tensor dt__channels(dt_graph *g, dt_tensor x, int last)
-{
-    int order[DT_MAX_DIMS], dims = dt__at(g, x)->shape.dims;
-    if (dims == 2) return x;
-    order[0] = 0;
-    for (int i = 1; i < dims; i++) order[i] = last ? i % (dims - 1) + 1 : i == 1 ? dims - 1 : i - 1;
-    return dt_permute(g, x, order);
-}
-
-/* With the channels last everything broadcasts from (C), and the gradients of gamma and beta are chains (R3). */
-DT_API dt_tensor dt_batchnorm(dt_graph *g, dt_tensor x, const char *name, float eps)
-{
-    if (dt__refuses(g, "x# name eps~", x, name, eps)) return dt__none();
-    dt_shape s = dt_shape_of(g, x);
-    if (!dt__bounded(g, "batchnorm: eps", eps, 0.0, 1.0)) return dt__none();
-    if (s.dims < 2)
-        return dt__poison(g, DT_E_SHAPE, "batchnorm: x %s must have channels in axis 1: (B,C,..)", dt__show(g, &s));
-    unsigned others = (1u << (s.dims - 1)) - 1u;
-    dt_tensor y = dt__channels(g, x, 1);
-    y = dt_sub(g, y, dt_mean(g, y, others));
-    dt_tensor var = dt_mean(g, dt_mul(g, y, y), others);
-    y = dt_mul(g, y, dt_map(g, DT_RSQRT, dt_add(g, var, dt_full(g, dt_shape1(s.n[1]), eps))));
-    y = dt_mul(g, y, dt__param_whole(g, name, ".weight", dt_shape1(s.n[1]), DT_INIT_ONES, 0.0f));
-    y = dt_add(g, y, dt__param_whole(g, name, ".bias", dt_shape1(s.n[1]), DT_INIT_ZEROS, 0.0f));
-    return dt__channels(g, y, 0);
 }
 
 /* ---- trees that grow ---- */
@@ -7757,12 +7092,8 @@ static int64_t dt__new_site(dt_graph *g)
         dt__poison(g, DT_E_SHAPE, "a segment has at most 256 ops with dropout: cut it into several segments");
     return g->sites++;
 }
-/* Sets the unit's random streams to this site of this segment. */
-static dt__rng *dt__site(const dt__call *c, int64_t samples, int64_t site)
-{
-    for (int64_t b = 0; b < samples; b++) c->env->rng[b].counter[2] = c->env->segment << 8 | (uint32_t)site;
-    return c->env->rng;
-}
+/* A site's number in the whole model: counter[2] of its random streams. */
+static uint32_t dt__site(const dt__call *c, int64_t site) { return c->env->segment << 8 | (uint32_t)site; }
 
 /* Random streams belong to samples: in a segment axis 0 must be the unit's samples. */
 static int dt__counts_samples(dt_graph *g, const char *op, const dt_shape *s)
@@ -7860,7 +7191,7 @@ static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask
     a.row_max = stats, a.row_sum = stats + a.b * a.h * a.t;
     a.drop_threshold = c->env->inference ? 0 : dt__drop_threshold(n->f);
     a.drop_scale = 1.0f / (1.0f - n->f);
-    if (a.drop_threshold) a.rng = dt__site(c, a.b, n->i[2]);
+    if (a.drop_threshold) a.rng = c->env->rng, a.site = dt__site(c, n->i[2]);
     return a;
 }
 /* The job of shard v of a fused job: rows hold [q | k | v] of shard after shard; so do the statistics. */
@@ -8079,7 +7410,7 @@ static void dt__sliced_join_keys(const dt__sliced *s, const dt__partial *sum, fl
     int64_t middle = (2 * sum->index + 1) << (sum->level - 1), end = (sum->index + 1) << sum->level;
     const dt__env *env = s->c->env;
     if (dt__slice_seen(s, middle, key)) dt__mem_add(env->k, env->pool, to, from, s->keys);
-    else if (dt__slice_seen(s, end, key)) dt__mem_copy(env->pool, to, from, s->keys);
+    else if (dt__slice_seen(s, end, key)) dt__mem_copy(env->k, env->pool, to, from, s->keys);
 }
 
 /* One half's query slices against one key slice, into `node`. In backward the half's sum of dk and dv goes to `out`. */
@@ -8118,7 +7449,7 @@ static void dt__sliced_arrive(const dt__sliced *s, dt__stack *tree, int rank, co
             int64_t k = i / 2;
             if (!dt__slice_half(s, rank, (int)(i & 1), dt__slice_number(s, s->at, k))) continue;
             if ((int)(i & 1) == half)
-                dt__mem_copy(s->c->env->pool, node + dt__slice_place(s, k) * s->keys, at, s->keys);
+                dt__mem_copy(s->c->env->k, s->c->env->pool, node + dt__slice_place(s, k) * s->keys, at, s->keys);
             at += s->keys;
         }
         while (dt__stack_join(tree, &to, &from))
@@ -8313,7 +7644,7 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
     dt__fp_leave(saved);
     return dt__narrow_as(g, dt__push(g, &n, NULL), x);
 }
-static void dt__rope_rows(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_rope(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__cols(c->n), t = c->n->shape.n[1], d = cols / c->n->i[0];
     for (int64_t r = begin; r < end; r++) {
@@ -8322,7 +7653,6 @@ static void dt__rope_rows(const dt__call *c, int64_t begin, int64_t end)
                         c->n->i[1] ? -1.0f : 1.0f);
     }
 }
-static void dt__run_rope(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__rope_rows); }
 
 /* Learned positions "<name>" (T,C), or where rows are not the first T positions their rows (B,T,C). */
 static dt_tensor dt__positions(dt_graph *g, const char *name, int64_t t, int64_t width)
@@ -8333,12 +7663,13 @@ static dt_tensor dt__positions(dt_graph *g, const char *name, int64_t t, int64_t
     ids.dtype = DT_I32;
     return g->context || g->context_shards ? dt_embed(g, table, dt__push(g, &ids, NULL)) : table;
 }
-static void dt__run_positions(const dt__call *c)
+static void dt__some_positions(const dt__call *c, int64_t begin, int64_t end)
 {
     int32_t *ids = (int32_t *)(void *)c->out;
-    for (int64_t r = 0; r < dt__count(c->n); r++) ids[r] = (int32_t)(c->env->position + dt__row_position(c->g, r));
+    for (int64_t r = begin; r < end; r++) ids[r] = (int32_t)(c->env->position + dt__row_position(c->g, r));
 }
 
+/* i: samples, whether these are rows of this rank alone, the site. */
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
 {
     if (dt__refuses(g, "x# p~", x, p)) return dt__none();
@@ -8349,23 +7680,25 @@ DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
     n.i[1] = dt__splits_rows(g) && n.shape.dims == 3 && n.shape.n[0] == 1 && /* own rows alone */
              n.shape.n[1] == dt__part_of(g, g->samples * g->positions);
     if (!n.i[1] && !dt__counts_samples(g, "dropout", &n.shape)) return dt__none();
-    n.f = p, n.i[0] = dt__new_site(g);
+    n.f = p, n.i[0] = n.i[1] ? g->samples : n.shape.n[0], n.i[2] = dt__new_site(g);
     return dt__narrow_as(g, dt__push(g, &n, NULL), x);
 }
 /* Elements [begin, end) of this rank's part of sample b; out and x point to its element 0, which may be absent. */
 static void dt__drop_sample(const dt__call *c, int64_t b, float *out, const float *x, int64_t begin, int64_t end)
 {
     int64_t rows = c->g->context_shards ? c->g->positions : 0, slice = rows ? rows / 2 * dt__cols(c->n) : end;
+    dt__rng rng = c->env->rng[b];
+    rng.counter[2] = dt__site(c, c->n->i[2]);
     for (int64_t i = begin, n; i < end; i += n) { /* a slice's rows are neighbours in the sequence */
         int64_t k = i / slice, first = rows ? dt__row_position(c->g, b * rows + k * rows / 2) * dt__cols(c->n) : 0;
         n = dt__min(end, (k + 1) * slice) - i;
-        c->env->k->drop(out + i, x + i, n, &c->env->rng[b], first + i - k * slice, dt__drop_threshold(c->n->f),
+        c->env->k->drop(out + i, x + i, n, &rng, first + i - k * slice, dt__drop_threshold(c->n->f),
                         1.0f / (1.0f - c->n->f));
     }
 }
-static void dt__dropout_samples(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_dropout(const dt__call *c, int64_t begin, int64_t end)
 {
-    int64_t count = dt__count(c->n), first = 0, each = count / c->n->shape.n[0], samples = c->n->shape.n[0];
+    int64_t count = dt__count(c->n), first = 0, each = count / c->n->shape.n[0], samples = c->n->i[0];
     if (c->n->i[1]) { /* elements [first, first + count) of a leaf's samples */
         samples = c->g->samples / dt__leaves(c->g);
         each = c->g->positions * dt__cols(c->n);
@@ -8374,19 +7707,11 @@ static void dt__dropout_samples(const dt__call *c, int64_t begin, int64_t end)
     }
     for (int64_t b = begin; b < end; b++) {
         int64_t low = b % samples * each, from = dt__max(first, low), to = dt__min(first + count, low + each);
-        int64_t at = b / samples * count + low - first;
-        if (from < to) dt__drop_sample(c, b, c->out + at, c->in[0] + at, from - low, to - low);
+        float *out = c->out + b / samples * count + low - first;
+        const float *x = c->in[0] + (out - c->out);
+        if (from < to && !c->env->inference) dt__drop_sample(c, b, out, x, from - low, to - low);
+        else if (from < to && out != x) memcpy(out + from - low, x + from - low, 4 * (size_t)(to - from));
     }
-}
-static void dt__run_dropout(const dt__call *c)
-{
-    if (c->env->inference) {
-        if (c->out != c->in[0]) memcpy(c->out, c->in[0], 4 * (size_t)dt__count(c->n));
-        return;
-    }
-    int64_t samples = c->n->i[1] ? c->g->samples : c->n->shape.n[0];
-    dt__site(c, samples, c->n->i[0]);
-    dt__split(c, samples, 1, dt__dropout_samples);
 }
 
 /* ---- loss ---- */
@@ -8485,7 +7810,7 @@ static void dt__run_cross_entropy(const dt__call *c)
     c->out[0] = c->env->k->row_sum(c->aux + 2 * rows, rows);
 }
 /* in: logits, stats, targets, dloss. (softmax - w) dloss, w = e/classes, + 1 - e at the target; +0 where ignored. */
-static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_cross_entropy_grad(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__cols(c->n), classes = c->n->i[0];
     float spread = c->n->f / (float)classes;
@@ -8503,10 +7828,6 @@ static void dt__cross_entropy_grad_rows(const dt__call *c, int64_t begin, int64_
         in[0] = &logit, s[2] = 1.0f - c->n->f + spread;
         if (here) c->env->k->row(DT__OP_CROSS_ENTROPY_GRAD, out + at, in, s, 1);
     }
-}
-static void dt__run_cross_entropy_grad(const dt__call *c)
-{
-    dt__split(c, dt__rows(c->n), 16, dt__cross_entropy_grad_rows);
 }
 
 /* i[0]: samples. */
@@ -8551,7 +7872,7 @@ static void dt__run_loss(const dt__call *c)
     c->out[0] = dt__whole_sum(c->env->k, c->aux, c->n->i[0]);
 }
 /* in: dloss, targets unless eager. */
-static void dt__loss_grad_samples(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_loss_grad(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t each = dt__count(c->n) / c->n->i[0];
     for (int64_t b = begin; b < end; b++) {
@@ -8559,7 +7880,6 @@ static void dt__loss_grad_samples(const dt__call *c, int64_t begin, int64_t end)
         for (int64_t i = b * each; i < (b + 1) * each; i++) c->out[i] = d;
     }
 }
-static void dt__run_loss_grad(const dt__call *c) { dt__split(c, c->n->i[0], 1, dt__loss_grad_samples); }
 
 /* No broadcasting: (B,1) against (B) would be a loss of B x B terms. */
 DT_API dt_tensor dt_error_loss(dt_graph *g, dt_error_kind kind, dt_tensor x, dt_tensor target)
@@ -8569,7 +7889,7 @@ DT_API dt_tensor dt_error_loss(dt_graph *g, dt_error_kind kind, dt_tensor x, dt_
     if (!dt__same_shape(a, b))
         return dt__poison(g, DT_E_SHAPE, "%s: x %s and target %s must have the same shape: dt_reshape one of them",
                           kind == DT_BCE ? "bce" : "mse", dt__show(g, a), dt__show(g, b));
-    if (kind == DT_BCE) return dt_loss(g, dt__map_op(g, DT__OP_BCE, 0.0f, x, target, dt__none()));
+    if (kind == DT_BCE) return dt_loss(g, dt__map_op(g, DT__OP_BCE, 0.0f, x, target));
     x = dt_sub(g, x, target);
     return dt_loss(g, dt_mul(g, x, x));
 }
@@ -8587,9 +7907,9 @@ DT_API dt_tensor dt_auxiliary_loss(dt_graph *g, dt_tensor x, dt_tensor loss, flo
     return dt__push(g, &n, NULL);
 }
 /* in: the loss. */
-static void dt__run_aux_loss_grad(const dt__call *c)
+static void dt__some_aux_loss_grad(const dt__call *c, int64_t begin, int64_t end)
 {
-    for (int64_t l = 0; l < dt__count(c->n); l++) c->out[l] = c->n->f * c->env->unit_share * c->env->loss_scale;
+    for (int64_t l = begin; l < end; l++) c->out[l] = c->n->f * c->env->unit_share * c->env->loss_scale;
 }
 
 /* ---- mixture of experts ----
@@ -8669,7 +7989,7 @@ static dt_tensor dt__moe_rows(dt_graph *g, dt_tensor x, dt_tensor route, dt_tens
     int64_t rows = dt__min(r.tokens * r.active, r.bins * n->i[2]);
     return dt__push_op(g, DT__OP_MOE_ROWS, dt_shape2(rows, dt_dim(g, x, 1)), x, route, w);
 }
-static void dt__moe_rows_part(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_moe_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     dt__route r = dt__route_of(c);
     int64_t cols = dt__cols(c->n), used = r.begin[r.bins];
@@ -8679,7 +7999,6 @@ static void dt__moe_rows_part(const dt__call *c, int64_t begin, int64_t end)
         else c->env->k->unary(DT__OP_SCALE, c->out + i * cols, x, cols, c->n->inputs < 3 ? 1.0f : c->in[2][r.from[i]]);
     }
 }
-static void dt__run_moe_rows(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_rows_part); }
 
 /* The bins of the rows that an owner of experts has, sorted by source rank, leaf and expert. One int32 vector: begin
  * (LE+1), the first row of each bin; then how many rows each bin of the routing table and each of these bins holds (LE
@@ -8748,7 +8067,7 @@ static dt_tensor dt__moe_sum(dt_graph *g, dt_tensor rows, dt_tensor route, dt_te
     return dt__push_op(g, DT__OP_MOE_SUM, s, rows, route, w);
 }
 /* Tokens [begin, end) of all parts, numbered consecutively. */
-static void dt__moe_sum_part(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_moe_sum(const dt__call *c, int64_t begin, int64_t end)
 {
     dt__route r = dt__route_of(c);
     int64_t cols = dt__cols(c->n), rows = dt__in(c, 0)->shape.n[c->n->shape.dims - 2];
@@ -8761,10 +8080,9 @@ static void dt__moe_sum_part(const dt__call *c, int64_t begin, int64_t end)
                                       c->n->inputs > 2 ? c->in[2][i] : 1.0f);
     }
 }
-static void dt__run_moe_sum(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_sum_part); }
 
 /* in: dy (N,C), table, rows (R,C) or parts (S,R,C). out (N,k) or (S,N,k): the token's dy . the choice's row, or +0. */
-static void dt__moe_dot_part(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_moe_dot(const dt__call *c, int64_t begin, int64_t end)
 {
     dt__route r = dt__route_of(c);
     const dt__node *x = dt__in(c, 2);
@@ -8775,7 +8093,6 @@ static void dt__moe_dot_part(const dt__call *c, int64_t begin, int64_t end)
         c->out[i] = row < 0 ? 0.0f : c->env->k->row_dot(c->in[0] + at / r.active * cols, part + row * cols, cols);
     }
 }
-static void dt__run_moe_dot(const dt__call *c) { dt__split(c, dt__rows(c->n), 16, dt__moe_dot_part); }
 
 /* How shards cut the products of experts. The weight (E,..) is b, or c where it is a gradient; this rank has `experts`
  * of its experts and `shards` of its shards. A bin holds the rows of one expert from one source, a context leaf of a
@@ -8892,7 +8209,7 @@ static dt_tensor dt__moe_router(dt_graph *g, dt_tensor logits, const dt_moe_opti
 {
     int64_t leaves = dt__leaves(g), tokens = dt_dim(g, logits, 0) / leaves, choices = tokens * o->active;
     int64_t bins = leaves * o->experts, capacity = tokens;
-    unsigned over = g->context_shards ? 2 : 1; /* the axis behind that of leaves */
+    unsigned over = g->context_shards ? 2 : 1; /* the axis after that of leaves */
     double even = (double)o->capacity * (double)choices / (double)o->experts;
     dt_tensor ids = dt__none();
     *p = dt_softmax(g, logits, DT_LAST);
@@ -8984,7 +8301,7 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     int64_t at = 2 * dt__leaves(g) * o->experts + 1; /* the chosen experts of the table */
     dt_tensor w = dt_reshape(g, dt_slice(g, route, 0, at, at + choices), dt_shape2(choices / o->active, o->active));
     w = dt_gather(g, p, 1, w);
-    if (!o->raw_weights) w = dt_div(g, w, dt_sum(g, w, 2 | DT_KEEP));
+    if (!o->raw_weights) w = dt_map2(g, DT_DIV, w, dt_sum(g, w, 2 | DT_KEEP));
     dt_tensor bins = shared ? dt__moe_bins(g, route) : route;
     dt_tensor h = dt__moe_rows(g, tokens, route, dt__none()); /* (R,C) */
     if (shared) h = dt__moe_exchange(g, h, route, bins, 0);
@@ -8997,17 +8314,25 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
 }
 
 /* out += x: a parameter's gradient that is not a chain over tokens. The first row slice holds all of it. */
-static void dt__accumulate_part(const dt__call *c, int64_t begin, int64_t end)
+static void dt__some_accumulate(const dt__call *c, int64_t begin, int64_t end)
 {
     for (int64_t v = 1; c->fresh && v < dt__slices(c); v++)
         memset(dt__slice(c, v) + begin, 0, 4 * (size_t)(end - begin));
     if (c->fresh) memcpy(c->out + begin, c->in[0] + begin, 4 * (size_t)(end - begin));
     else c->env->k->binary(DT__OP_ADD, c->out + begin, c->out + begin, 1, c->in[0] + begin, 1, end - begin);
 }
-static void dt__run_accumulate(const dt__call *c) { dt__split(c, dt__count(c->n), 4096, dt__accumulate_part); }
+
+/* Must the host run the op: by its domain, or because the ranks of this graph share its work? */
+static int dt__host_only(const dt__call *c)
+{
+    int op = c->n->op, domain = dt__op_of(op)->domain;
+    return domain == DT__OVER_HOST || (op == DT__OP_COMBINE && c->n->i[0]) ||
+           (op == DT__OP_CROSS_ENTROPY && c->n->i[3] * c->n->i[1] < c->n->i[0]) ||
+           (domain == DT__OVER_ATTENTION && c->g->context_shards);
+}
 
 /* ============================================================================
- * H7  gradients */
+ * H7  gradients, FLOPs, plans of a segment */
 
 /* One use's share of a tensor's gradient. Shares add in forward-use order: key = consumer and input (R13). */
 typedef struct dt__share {
@@ -9148,7 +8473,7 @@ static void dt__grad_row_sum(dt_graph *g, int32_t id, dt_tensor dy)
     for (int i = g->nodes[id].shape.dims; i < x.dims; i++) kept.n[i] = 1;
     dt__flow(g, id, 0, dt_expand(g, dt_reshape(g, dy, kept), x));
 }
-/* (X..,L..,M,N) as (L..,X*M,N): the first `extra` axes move behind the next ones, and join the rows. */
+/* (X..,L..,M,N) as (L..,X*M,N): the first `extra` axes move after the next ones, and join the rows. */
 static dt_tensor dt__join_rows(dt_graph *g, dt_tensor x, int extra, int transpose)
 {
     dt_shape s = dt__at(g, x)->shape;
@@ -9172,8 +8497,8 @@ static dt__node dt__weight_chain(const dt_shape *b, dt_tensor a, dt_tensor dy, i
     return chain;
 }
 
-/* Flows dB of a batched product; 0 when B is no batch of weights: B (L..,K,N) with its leading axes in A and dC
- * too, behind others. One chain per element over those others and the rows (R3). */
+/* Flows dB of a batched product; 0 when B is not a batch of weights: B (L..,K,N) with its leading axes in A and dC
+ * too, after others. One chain per element over those others and the rows (R3). */
 static int dt__flow_batch_chain(dt_graph *g, int32_t id, dt_tensor dy)
 {
     dt_tensor a = dt__input(g, id, 0);
@@ -9190,7 +8515,7 @@ static int dt__flow_batch_chain(dt_graph *g, int32_t id, dt_tensor dy)
 }
 
 /* Of products that share an x, the first that is used makes x's gradient. It is differentiated last, and all uses come
- * behind the products, so it is known by now whether an earlier one has a share. */
+ * after the products, so it is known by now whether an earlier one has a share. */
 static int dt__columns_first(const dt_graph *g, int32_t id)
 {
     for (int32_t i = 0; i < g->shares->count; i++)
@@ -9198,7 +8523,7 @@ static int dt__columns_first(const dt_graph *g, int32_t id)
     return 1;
 }
 
-/* The gradient of an x that product `id` and those behind it share: for every slice of their columns one chain. */
+/* The gradient of an x that product `id` and later ones share: for every slice of their columns one chain. */
 static dt_tensor dt__columns_dx(dt_graph *g, int32_t id, int64_t parts)
 {
     dt_shape s = dt__at(g, dt__input(g, id, 0))->shape;
@@ -9245,15 +8570,6 @@ static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
         dt__flow_chain(g, id, 1, &chain);
     } else if (!dt__flow_batch_chain(g, id, dy))
         dt__flow_reduced(g, id, 1, tb ? dt__matmul(g, dy, a, 1, ta, 0, 0) : dt__matmul(g, a, dy, !ta, 0, 0, 0));
-}
-
-/* The bias: a column sum with the channels last. */
-static void dt__grad_conv(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt__node sum;
-    if (g->nodes[id].inputs < 3 || !dt__wants(g, id, 2)) return;
-    sum = dt__node_one(DT__OP_COL_SUM, dt_shape1(dt_dim(g, dy, 1)), dt__channels(g, dy, 1));
-    dt__flow_chain(g, id, 2, &sum);
 }
 
 /* Of separate inputs the three gradients are pieces of one flat tensor. */
@@ -9331,13 +8647,6 @@ static double dt__flops_experts(const dt_graph *g, const dt__node *n)
     double share = table->op == DT__OP_MOE_BINS ? (double)table->i[1] / (double)table->i[2] : 1.0;
     return 2.0 * share * (double)dt__count(x) * (double)dt__cols(y);
 }
-/* All taps, in the padding too. */
-static double dt__flops_conv(const dt_graph *g, const dt__node *n)
-{
-    const dt__node *w = n->op == DT__OP_CONV_DW ? n : &g->nodes[n->in[1]];
-    const dt__node *y = n->op == DT__OP_CONV ? n : &g->nodes[n->in[0]];
-    return 2.0 * (double)dt__count(y) * (double)dt__count(w) / (double)w->shape.n[0];
-}
 /* Model FLOPs: recomputed scores do not count. */
 static double dt__flops_attention(const dt_graph *g, const dt__node *n)
 {
@@ -9346,24 +8655,27 @@ static double dt__flops_attention(const dt_graph *g, const dt__node *n)
     return (n->op == DT__OP_ATTENTION ? 4.0 : 8.0) * (double)a.b * pairs * (double)(a.h * a.d);
 }
 
-#define dt__run_NONE NULL
+#define DT__TEXT_NONE NULL, NULL
+#define DT__TEXT_RUN(name) dt__run_##name, NULL
+#define DT__TEXT_SOME(name) NULL, dt__some_##name
 #define dt__grad_NONE NULL
 #define dt__flops_NONE NULL
-#define DT__OP_ROW(name, class_of, inputs, in_place, shape, shards, scratch, flops, run, grad, ...) \
+#define DT__OP_ROW(name, class_of, inputs, in_place, shape, shards, scratch, flops, domain, text, grad, ...) \
     {#name, inputs, "", DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_##scratch, in_place, \
-     dt__flops_##flops, dt__run_##run, dt__grad_##grad},
-#define DT__OP_ROW_EXPRESSION(name, inputs, text, class_of, in_place, shape, shards, run, grad) \
-    {name, inputs, text, DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_NONE, in_place, \
-     NULL, dt__run_##run, dt__grad_##grad},
+     dt__flops_##flops, DT__OVER_##domain, DT__TEXT_##text, dt__grad_##grad},
+#define DT__OP_ROW_EXPRESSION(name, inputs, expression, class_of, in_place, shape, shards, domain, text, grad) \
+    {name, inputs, expression, DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_NONE, \
+     in_place, NULL, DT__OVER_##domain, DT__TEXT_##text, dt__grad_##grad},
 #define DT__OP_ROW_MAP(name, operands, kind, builder, expression, ...) \
-    DT__OP_ROW_EXPRESSION(#name, #operands, #expression, MAP, 7, BROADCAST, KEEP, map, NONE) \
+    DT__OP_ROW_EXPRESSION(#name, #operands, #expression, MAP, 7, BROADCAST, KEEP, ELEMENTS, RUN(map), NONE) \
     __VA_ARGS__
 #define DT__OP_ROW_GRAD(name, input, operands, expression) \
-    DT__OP_ROW_EXPRESSION(#name "_GRAD" #input, #operands, #expression, MAP, 7, BROADCAST, KEEP, map, NONE)
-#define DT__OP_ROW_ROW(name, inputs, in_place, shape, shards, passes, run, grad, ...) \
-    DT__OP_ROW_EXPRESSION(#name, inputs, #passes, ROW, in_place, shape, shards, run, grad)
+    DT__OP_ROW_EXPRESSION(#name "_GRAD" #input, #operands, #expression, MAP, 7, BROADCAST, KEEP, ELEMENTS, RUN(map), \
+                          NONE)
+#define DT__OP_ROW_ROW(name, inputs, in_place, shape, shards, passes, domain, text, grad, ...) \
+    DT__OP_ROW_EXPRESSION(#name, inputs, #passes, ROW, in_place, shape, shards, domain, text, grad)
 #define DT__OP_ROW_COLUMN(name, inputs, expression, ...) \
-    DT__OP_ROW_EXPRESSION(#name, inputs, #expression, COLUMN, 0, GIVEN, REFUSE, columns, NONE)
+    DT__OP_ROW_EXPRESSION(#name, inputs, #expression, COLUMN, 0, GIVEN, REFUSE, COLUMNS, SOME(column_op), NONE)
 static const dt__op *dt__op_of(int op)
 {
     static const dt__op table[] = {
@@ -9441,10 +8753,12 @@ DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss)
     if (dt__refuses(g, "loss#", loss)) return g ? dt_graph_result(g) : DT_E_USAGE;
     float one = 1.0f;
     if (g->result) return dt_graph_result(g);
-    if (!loss.id || dt__count(dt__at(g, loss)) != 1 || g->forward_count || !g->eager) {
-        dt__poison(g, DT_E_USAGE, "dt_backward: needs a scalar loss of an eager graph, once per graph");
-        return dt_graph_result(g);
-    }
+    const dt_shape *s = &dt__at(g, loss)->shape;
+    if (!g->eager) dt__poison(g, DT_E_USAGE, "dt_backward: the trainer differentiates the graph of a segment");
+    else if (g->forward_count) dt__poison(g, DT_E_USAGE, "dt_backward: a graph is differentiated once");
+    else if (!loss.id || dt__span(s, 0, s->dims) != 1)
+        dt__poison(g, DT_E_USAGE, "dt_backward: needs a scalar loss, got %s: dt_mean it", dt__show(g, s));
+    if (g->result) return dt_graph_result(g);
     g->forward_count = g->count;
     return dt__differentiate(g, loss, dt_tensor_of(g, DT_F32, dt__at(g, loss)->shape, &one));
 }
@@ -9790,6 +9104,58 @@ static dt__call dt__call_of(const dt__plan *p, int32_t id, const dt__bind *b, co
     return c;
 }
 
+/* ---- ops that the host runs for a device ---- */
+
+/* Floats of a node's memory. A parameter, and so its gradient, is stored shard after shard. */
+static int64_t dt__node_floats(const dt_graph *g, int32_t id)
+{
+    const dt__node *n = &g->nodes[dt__root(g, id)];
+    const dt__param *p = dt__node_param(g, n);
+    return p ? dt__param_local(p, g->tensor_shards, dt__own(g)) : dt__floats(n);
+}
+/* Floats of what a call writes; of a gradient slot the sums over each rank's tokens, or their other row slices. */
+static int64_t dt__written(const dt__call *c, int slices)
+{
+    int64_t one = dt__node_floats(c->g, (int32_t)(c->n - c->g->nodes)), copies;
+    if (c->n->slot < 0) return one;
+    copies = dt__param_copies(dt__node_param(c->g, c->n));
+    return slices ? copies * (dt__slices(c) - 1) * dt__round_up(one, DT__BLOCK) : (copies - 1) * c->of_rank + one;
+}
+/* Downloads what a call reads, or uploads what it wrote. An op may write only a part of a gradient slot. */
+static void dt__call_move(const dt__call *c, int upload)
+{
+    float *(*move)(const dt__kernels *k, const void *at, int64_t n) = upload ? dt__upload : dt__download;
+    const dt__kernels *k = c->env->k;
+    for (int i = 0; i < c->n->inputs && !upload; i++) move(k, c->in[i], dt__node_floats(c->g, c->n->in[i]));
+    if (upload || c->n->slot >= 0) move(k, c->out, dt__written(c, 0));
+    if (c->slices) move(k, c->slices, dt__written(c, 1));
+    if (c->aux && upload) move(k, c->aux, dt__floats(&c->g->nodes[c->n->aux]));
+}
+/* Runs op `id`, or the group that ends with it, on the host's copies. */
+static void dt__plan_on_host(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
+{
+    dt__kernels k = *env->k;
+    dt__env own = *env;
+    dt__bind host = *b;
+    const dt__node *n = &p->g->nodes[id];
+    k.device = NULL, own.k = &k, own.cp.work = dt__host(env->k, env->cp.work);
+    for (int i = 0; i < DT__PLACES; i++) host.at[i] = dt__host(env->k, b->at[i]);
+    host.params = dt__host(env->k, b->params), host.slots = dt__host(env->k, b->slots);
+    host.slices = dt__host(env->k, b->slices);
+    for (int upload = 0; upload < 2; upload++) {
+        for (int32_t m = id; m == id || (n->group && p->g->nodes[m].group == id); m--) {
+            dt__call c = dt__call_of(p, m, upload ? &host : b, env, fresh);
+            if (c.n->op != DT__OP_AUX) dt__call_move(&c, upload);
+        }
+        if (!upload && n->group) p->fused->run(p, id, &host, &own, fresh);
+        else if (!upload) {
+            dt__call c = dt__call_of(p, id, &host, &own, fresh);
+            dt__host_run(&c);
+        }
+    }
+    __atomic_fetch_add(&env->k->device->on_host[n->group ? DT__OP_COUNT : n->op], 1, __ATOMIC_RELAXED);
+}
+
 /* Runs ops [begin, begin + count) of the order. */
 static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const dt__bind *b, const dt__env *env,
                          int fresh)
@@ -9797,14 +9163,18 @@ static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const 
     for (int32_t k = begin; k < begin + count; k++) {
         const dt__node *n = &p->g->nodes[p->order[k]];
         double start = env->by_op ? dt__now() : 0.0;
-        if (n->group) p->fused->run(p, p->order[k], b, env, fresh);
-        else {
-            dt__call c = dt__call_of(p, p->order[k], b, env, fresh);
-            dt__op_of(n->op)->run(&c);
-        }
+        const dt__call c = dt__call_of(p, p->order[k], b, env, fresh);
+        if (env->k->device && (n->group || !env->k->device->supports(&c)))
+            dt__plan_on_host(p, p->order[k], b, env, fresh);
+        else if (n->group) p->fused->run(p, p->order[k], b, env, fresh);
+        else (env->k->device ? env->k->device->run : dt__host_run)(&c);
         if (env->by_op) env->by_op[n->group ? DT__OP_COUNT : n->op] += dt__now() - start;
     }
 }
+
+#ifdef DT__DEVICE_HEADER
+#include DT__DEVICE_HEADER
+#endif
 
 /* ============================================================================
  * H8  models: segments, GPT-2, Llama */
@@ -9819,7 +9189,7 @@ DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x)
 {
     if (dt__refuses(g, "x#", x)) return dt__none();
     if (dt__at(g, x)->dtype != DT_F32 || !dt__at(g, x)->shape.dims)
-        return dt__poison(g, DT_E_SHAPE, "dt_prediction: it is fp32 (B,..), this is %s of %d dimensions",
+        return dt__poison(g, DT_E_SHAPE, "dt_prediction: needs fp32 (B,..), got %s with %d dimensions",
                           dt__format_of[dt__at(g, x)->dtype].name, (int)dt__at(g, x)->shape.dims);
     return g->prediction = x;
 }
@@ -9989,16 +9359,22 @@ DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int
 }
 
 /* ---- a network: segments built and planned for one size of unit ---- */
+/* A use of a parameter in a segment: which of its uses; the bucket that holds its gradient (H15). */
+typedef struct dt__use {
+    int32_t param, nth, bucket;
+} dt__use;
+
 typedef struct dt__built {
     dt__plan *plan;
     int owner; /* of the plan; segments that differ only in their parameters share one */
     int32_t recorded; /* nodes of its graph before it was compiled */
     int64_t logits;   /* numbers of its logits; 0: it has none */
     int logits_cut;   /* by tensor shards */
-    int32_t *param_of, *use; /* its parameters in the net's list; 4 x parameter + use of its gradient slots */
+    int32_t *param_of;      /* its parameters in the net's list */
+    struct dt__use *use;    /* of its gradient slots */
     int64_t *param, *slot, *window; /* offsets (H15) in floats, as in dt__bind; window: of gathered parameters */
     int64_t input, output; /* floats of its input and output */
-    int64_t out_at, saved_at, gradient_at; /* offsets in the memory of a unit of work (H15) */
+    int64_t out_at, saved_at, gradient_at, cache_at; /* offsets in the memory of a unit of work (H15) */
     int32_t stage, chunk;  /* that have it (H15) */
     int64_t routed;        /* experts of the mixtures before this segment */
     int watched;           /* has it mixtures or auxiliary losses? */
@@ -10013,7 +9389,8 @@ typedef struct dt__net_param {
     int32_t stage[4]; /* that has each use */
     int32_t bucket;   /* that holds it: of its last use here */
     int64_t slices;   /* row slices of a leaf's gradient (R7) */
-    int64_t slot[4];  /* of each use's gradient; -1: not on this rank */
+    int64_t from, own;       /* its elements [from, from + own) are this rank's to update (H15) */
+    int64_t gradient, state; /* where they are in the sum of gradients and in the optimizer's state */
 } dt__net_param;
 
 /* Parameters are in definition order; H15 places them at blocks of 1024 floats (R11). This rank has own_shards of
@@ -10136,9 +9513,10 @@ static dt_result dt__net_uses(dt__net *net, dt__built *b, const dt_graph *g)
 {
     b->param = (int64_t *)dt__alloc(16 * g->param_count, "a segment");
     b->slot = (int64_t *)dt__alloc(24 * g->slot_count, "a segment");
-    b->param_of = (int32_t *)dt__alloc(4 * (g->param_count + g->slot_count), "a segment");
-    if (!b->param || !b->slot || !b->param_of) return DT_E_MEMORY;
-    b->window = b->param + g->param_count, b->use = b->param_of + g->param_count;
+    b->param_of = (int32_t *)dt__alloc(4 * g->param_count, "a segment");
+    b->use = (dt__use *)dt__alloc((int64_t)sizeof *b->use * g->slot_count, "a segment");
+    if (!b->param || !b->slot || !b->param_of || !b->use) return DT_E_MEMORY;
+    b->window = b->param + g->param_count;
     for (int32_t i = 0; i < g->param_count; i++) {
         dt_result r = dt__net_param_add(net, &g->params[i], &b->param_of[i]);
         if (r) return r;
@@ -10148,7 +9526,7 @@ static dt_result dt__net_uses(dt__net *net, dt__built *b, const dt_graph *g)
         if (net->params[index].uses == 4)
             return dt__error(DT_E_SHAPE, "parameter %s is used more than four times", net->params[index].is.name);
         net->params[index].slices = dt__row_slices(g, &net->params[index].is);
-        b->use[i] = index * 4 + net->params[index].uses++;
+        b->use[i].param = index, b->use[i].nth = net->params[index].uses++;
     }
     return DT_OK;
 }
@@ -10195,14 +9573,14 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
 }
 
 /* Zeroes the padding of a gradient, where other segments may have left numbers: the norm (R11) reads whole blocks. */
-static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot, dt_pool *pool)
+static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot, const dt__env *env)
 {
     int64_t vt = net->tensor_shards, floats = dt__shard_floats(p, vt), step = dt__shard_step(p, vt);
     for (int64_t v = 0; v < dt__param_shards(p, vt, net->own_shards); v++) {
         int64_t width = p->pad ? dt__param_width(p, vt) : 1, filled = floats;
         if (p->pad)
             filled = dt__max(0, dt__min(width, p->shape.n[0] - (net->first_shard + v) * width)) * (floats / width);
-        dt__mem_fill(pool, slot + v * step + filled, 0.0f, step - filled);
+        dt__mem_fill(env->k, env->pool, slot + v * step + filled, 0.0f, step - filled);
     }
 }
 
@@ -10227,7 +9605,7 @@ static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *
                 for (int64_t v = 0; leaf < g->tensor_shards && p->rows && dt__in_shards(g) && v < t.count; v += leaf)
                     env->tp.combine(env->tp.user, DT__TP_SUM, dt__term(&t, v), dt__term(&t, v), t.n);
                 dt__mem_tree(env->k, env->pool, &t, leaf, t.count);
-                dt__net_pad(net, p, t.first, env->pool);
+                dt__net_pad(net, p, t.first, env);
             }
         }
     }
@@ -10240,6 +9618,7 @@ static void dt__net_close(dt__net *net)
         dt__free(net->segments[s].param);
         dt__free(net->segments[s].slot);
         dt__free(net->segments[s].param_of);
+        dt__free(net->segments[s].use);
     }
     dt__free(net->segments);
     dt__free(net->params);
@@ -10536,7 +9915,7 @@ static int dt__walks(const dt_graph *g, const dt__node *n, int64_t *rows, int64_
     if (n->op == DT__OP_MATMUL)
         return n->inputs < 4 && n->i[2] <= 1 && b->shape.dims == 2 && (!n->i[0] || a->shape.dims == 2) &&
                !dt__cut_param(g, b);
-    if (op->run != dt__run_rows && (n->op != DT__OP_ROW_SUM || !n->shape.dims)) return 0;
+    if (op->some != dt__some_row_op && (n->op != DT__OP_ROW_SUM || !n->shape.dims)) return 0;
     if (op->shape != DT__SHAPE_SAME) *rows = dt__count(n), *cols = dt__count(a) / dt__count(n);
     return 1;
 }
@@ -10619,7 +9998,7 @@ static void dt__pass_recompute(dt__rewrite *w)
         if (!cheap || dt__root(g, id) != id || dt__is_leaf(copy.op) || copy.op == DT__OP_FULL) continue;
         for (int32_t r = g->forward_count; r < g->count; r++)
             for (int i = 0; i < g->nodes[r].inputs; i++)
-                if (dt__root(g, g->nodes[r].in[i]) == id) /* an auxiliary loss is read behind forward */
+                if (dt__root(g, g->nodes[r].in[i]) == id) /* an auxiliary loss is read after forward */
                     cheap &= !dt__is_view(&g->nodes[g->nodes[r].in[i]]) && g->nodes[r].op != DT__OP_AUX_LOSS_GRAD;
         if (!cheap || g->count + 2 * w->readers[id] + 1 >= w->room) continue;
         for (int i = 0; i < copy.inputs; i++) kept[dt__root(g, copy.in[i])] = 1;
@@ -10986,7 +10365,7 @@ static dt_result dt__pass_order(dt__rewrite *w, int32_t recorded)
             dt__emit_phase(w, phase, begin, recorded, 1);
             if (w->peak >= peak) dt__emit_phase(w, phase, begin, recorded, 0);
         }
-        for (int32_t id = 1; id < g->forward_count && !phase; id++) /* what is read behind forward, as recorded */
+        for (int32_t id = 1; id < g->forward_count && !phase; id++) /* what is read after forward, as recorded */
             if (w->live[id] && g->nodes[id].op == DT__OP_AUX_LOSS) w->order[w->ordered++] = id;
         if (!phase) forward = w->ordered + 1;
     }
@@ -11099,7 +10478,7 @@ static void dt__member_rows(const dt__group_run *r, const dt__fused_op *m, const
     }
     c.out = m->tile < 0 ? c.out + t->row * m->per : t->values + m->tile;
     if (c.aux) c.aux += 2 * t->row;
-    dt__row_op_rows(&c, 0, t->rows);
+    dt__some_row_op(&c, 0, t->rows);
 }
 
 static void dt__tile_run(const dt__group_run *r, const dt__tile *t)
@@ -11142,7 +10521,7 @@ static void dt__logits_task(void *user, int64_t task, int worker)
     int64_t begin = job->row + 16 * task, end = dt__min(begin + 16, job->end);
     (void)worker;
     if (job->c.n->op == DT__OP_CROSS_ENTROPY) dt__entropy_rows(&job->c, begin, end);
-    else dt__cross_entropy_grad_rows(&job->c, begin, end);
+    else dt__some_cross_entropy_grad(&job->c, begin, end);
 }
 /* Op i of a group over logits, for rows [row, row + block). */
 static void dt__logits_block(const dt__group_run *r, int32_t i, int64_t row, int64_t block)
@@ -11477,7 +10856,7 @@ static void *dt__chains_load(const char *text, const char *flags, char *why, int
     int lock, there;
     void *library = NULL;
     dt__sha256 h;
-    snprintf(why, (size_t)size, "no folder for compiled code is writable. Set XDG_CACHE_HOME to one of your own");
+    snprintf(why, (size_t)size, "cannot write to any cache directory. Set XDG_CACHE_HOME to a writable one");
     if (!dt__cache_folder(folder, sizeof folder)) return NULL;
     if (!cc || !*cc) cc = "cc";
     dt__sha256_begin(&h);
@@ -11783,13 +11162,12 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("compile-passes", "PASS,..", TEXT, compile.passes, 0, NULL, "only these passes; with -PASS all but it"),
     DT__LAYOUT("compile-memory", "BYTES", WHOLE, compile.memory, 0, "[0,inf)",
                "recompute until a unit needs no more; 0: all that is cheap"),
-    DT__LAYOUT("compile-report", NULL, FLAG, compile.report, 0, NULL, "print what compiling gained and cost"),
     DT__LAYOUT("verify-compiler", NULL, FLAG, compile.verify, 0, NULL,
                "compare the first batch's bits, compiled and op by op"),
     DT__LAYOUT("no-memory-check", NULL, FLAG, no_memory_check, 0, NULL, "start although memory looks too small"),
     DT__LAYOUT("bucket", "BYTES", WHOLE, bucket, 25000000, "[1,inf)", "gradient bytes per reduction"),
     DT__LAYOUT("overlap", "KIND", WORD, overlap, DT_OVERLAP_AUTO, "auto,off,on",
-               "a thread per rank communicates behind the work; auto: if cores are free"),
+               "a thread per rank communicates during the work; auto: if cores are free"),
     DT__LAYOUT("eval-every", "N", WHOLE, output.eval_every, 100, "[0,inf)", "steps between validations; 0: at the end"),
     DT__LAYOUT("eval-batches", "N", WHOLE, output.eval_batches, 8, "[0,inf)", "batches per validation; 0: all"),
     DT__LAYOUT("sample-every", "N", WHOLE, output.sample_every, 0, "[0,inf)", "steps between samples; 0: at the end"),
@@ -11800,11 +11178,9 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("top-p", "P", REAL, output.sampling.top_p, 0, "[0,1]", "samples draw from so much probability; 0: all"),
     DT__LAYOUT("no-cache", NULL, FLAG, output.no_cache, 0, NULL, "samples compute the whole sequence for every token"),
     DT__LAYOUT("metrics", "FILE", TEXT, output.metrics, 0, NULL, "JSON lines: run, then steps; a resumed run appends"),
-    DT__LAYOUT("timeline", "FILE", TEXT, output.timeline, 0, NULL, "trace of the last step, for ui.perfetto.dev"),
-    DT__LAYOUT("doctor", NULL, FLAG, output.doctor, 0, NULL, "after 9 steps, say why ranks are hardly faster than one"),
-    DT__LAYOUT("rules", NULL, FLAG, output.rules, 0, NULL, "look for the usual faults, and report at the end"),
-    DT__LAYOUT("stop-on", "RULE,..", TEXT, output.stop_on, 0, NULL, "save and stop when one of these rules fires"),
     DT__LAYOUT("quiet", NULL, FLAG, output.quiet, 0, NULL, "no progress"),
+    DT__LAYOUT("dry-run", "RANK:RANKS", TEXT, output.dry_run, 0, NULL,
+               "print a rank's memory and program, and end; with --vocabulary no data is read"),
     DT__LAYOUT("checkpoint", "DIR", TEXT, checkpoint.place, 0, NULL, "folder of checkpoints; resumes from the newest"),
     DT__LAYOUT("checkpoint-every", "N", AUTO, checkpoint.interval, 0, "[0,inf)",
                "steps; auto: Young's interval, by --mtbf; 0: at the end and on a stop"),
@@ -11812,7 +11188,7 @@ static const dt__option dt__options[] = {
                "between failures, for --checkpoint-every auto"),
     DT__LAYOUT("checkpoint-kind", "KIND", WORD, checkpoint.kind, DT_SHARDED, "sharded,full",
                "a file per rank, or whole tensors by rank 0"),
-    DT__LAYOUT("checkpoint-async", NULL, FLAG, checkpoint.async, 0, NULL, "sharded: write a copy behind training"),
+    DT__LAYOUT("checkpoint-async", NULL, FLAG, checkpoint.async, 0, NULL, "sharded: write a copy during training"),
     DT__LAYOUT("keep", "N", WHOLE, checkpoint.keep, 2, "[0,inf)", "newest checkpoints that stay; 0: all"),
     DT__LAYOUT("resume", "KIND", WORD, checkpoint.resume, DT_RESUME_AUTO, "auto,never,only",
                "never: refuse a folder with checkpoints; only: one without"),
@@ -12245,7 +11621,7 @@ enum { DT__FILE_LIMIT = 1 << 30, DT__JSON_DEPTH = 64 }; /* bytes of a JSON file;
 typedef struct dt__json {
     const char *path, *text;
     int64_t bytes, at, base; /* base: bytes of the file before the text */
-    char *string; /* the last string, decoded, with at least one spare byte behind it */
+    char *string; /* the last string, decoded, with at least one spare byte after it */
     int64_t length, room;
     int depth;
     dt_result result;
@@ -12412,7 +11788,7 @@ static int dt__json_word(dt__json *j, const char *word)
     return 1;
 }
 
-/* Checks any value and moves behind it. */
+/* Checks any value and moves past it. */
 static int dt__json_skip(dt__json *j)
 {
     int64_t count = 0;
@@ -12651,7 +12027,7 @@ static int64_t dt__pretoken_llama3(const uint8_t *map, const unsigned char *p, i
             end += length;
         return end;
     }
-    if (p[0] != '\r' && p[0] != '\n') { /* one character of any other kind goes with the letters behind it */
+    if (p[0] != '\r' && p[0] != '\n') { /* one character of any other kind goes with the letters after it */
         end = dt__class_end(map, p, length, n, DT__LETTER);
         if (end > length) return end;
     }
@@ -13026,7 +12402,7 @@ static int dt__read_vocabulary(dt_tokenizer *t, dt__json *j)
     return !j->result;
 }
 
-/* Adds the merge whose two sides stand in j->string, `left` bytes and, behind one other byte, the rest. */
+/* Adds the merge whose two sides stand in j->string, `left` bytes and, after one other byte, the rest. */
 static int dt__read_merge(dt_tokenizer *t, dt__json *j, int64_t left)
 {
     char *a = j->string, *b = a + left + 1;
@@ -13317,7 +12693,7 @@ static dt_result dt__data_open_shards(dt_data *d, char *const *path, const dt_to
     return DT_OK;
 }
 
-/* Cuts the tokens into the training part and, behind it, the validation part. */
+/* Cuts the tokens into the training part and, after it, the validation part. */
 static dt_result dt__data_cut(dt_data *d, const char *path, double fraction)
 {
     const dt__shard *last = &d->shard[d->shards - 1];
@@ -13568,6 +12944,11 @@ static dt_result dt__loader_fill(void *owner, int64_t n)
     return r;
 }
 
+static int64_t dt__loader_bytes(const dt__loader *l)
+{
+    return 4 * l->slots * l->rows * (l->feed->is.inputs + l->feed->is.targets);
+}
+
 static void dt__loader_close(dt__loader **handle)
 {
     dt__loader *l = *handle;
@@ -13594,7 +12975,7 @@ static dt_result dt__loader_open(dt__loader **handle, const dt__feed *feed, dt_s
 #ifdef DT_NO_THREADS
     l->slots = 1;
 #endif
-    l->memory = (uint32_t *)dt__alloc(4 * l->slots * rows * (feed->is.inputs + feed->is.targets), "batches of samples");
+    l->memory = (uint32_t *)dt__alloc(dt__loader_bytes(l), "batches of samples");
     if (l->memory) r = dt__queue_open(&l->queue, dt__loader_fill, l, l->slots, "read data");
     for (int64_t i = 1; i < l->slots && !r; i++) (void)dt__queue_ask(&l->queue);
     if (r) dt__loader_close(&l);
@@ -13618,7 +12999,7 @@ static dt_result dt__loader_next(dt__loader *l, dt__batch *batch, void (*tick)(v
 }
 
 /* ============================================================================
- * H12  probes: counters, events, rules */
+ * H12  probes: the speed of products */
 
 /* Best GEMM rate of this rank in GFLOP/s on a 384^3 product: what a share of peak refers to. */
 static dt_result dt__gemm_rate(const dt__kernels *k, dt_pool *pool, double *gflops)
@@ -13640,460 +13021,6 @@ static dt_result dt__gemm_rate(const dt__kernels *k, dt_pool *pool, double *gflo
     dt__free(x);
     *gflops = 2e-9 * (double)SIDE * (double)SIDE * (double)SIDE / best;
     return DT_OK;
-}
-
-/* ---- rules ---- */
-enum { DT__RULE_BOUNDS = 5, DT__RULE_BLOCK = 10 }; /* block: steps that are judged together */
-typedef struct dt__rule {
-    const char *name;
-    double bound[DT__RULE_BOUNDS];
-    const char *advice;
-} dt__rule;
-/* In the order of DT_RULES. */
-static const dt__rule dt__rules[DT_RULE_COUNT + 1] = {
-    {"VanishingGradient", {1e-7}, "use ReLU or GELU, residual connections, norms, or larger initial weights"},
-    {"ExplodingTensor", {0}, "lower the learning rate, clip the gradient norm, warm up; look for bad samples"},
-    {"DeadRelu", {0.5, 0.01}, "lower the learning rate, start biases at 0, or use GELU or a leaky ReLU"},
-    {"SaturatedActivation", {0.5, 0.01, 9.4999, -23, 16.999999}, "use smaller initial weights, scaled inputs, norms"},
-    {"LossNotDecreasing", {10, 0.001}, "raise the learning rate, or lower it if the loss jumps; check the labels"},
-    {"Overfit", {0.1, 1}, "use more data, dropout, weight decay or a smaller model; or stop here"},
-    {"Overtraining", {5, 10, 0.01}, "stop, and take the checkpoint with the lowest validation loss"},
-    {"PoorWeightInitialization", {10, 10, 0.001}, "draw weights of variance 1 or 2 over a unit's inputs"},
-    {"WeightUpdateRatio", {1e-8, 10}, "choose a learning rate by which a step changes weights by about 0.1 %"},
-    {"AllZero", {1}, "check its connection to the loss, inputs, masks and initial weights"},
-    {"TensorVariance", {0}, "check initialization and normalization"},
-    {"UnchangedTensor", {3, 1e-5, 1e-8}, "check that the optimizer has it, its gradient, and the learning rate"},
-    {"ClassImbalance", {500, 10}, "draw rare classes more often, or weight their loss"},
-    {"StalledTraining", {1800}, "a rank hangs or waits for data: stop the job, and resume from a checkpoint"},
-    {"StepOutlier", {3, 10}, "look for what else runs then: checkpoints, validation, slow files, other jobs"},
-    {"LoadBalancing", {0.5}, "give the busiest rank less work, or look for what slows its machine"},
-    {"LowUtilization", {0.7}, "more work between two exchanges, overlap, fewer ranks; dt_doctor tells which"},
-    {"Dataloader", {0.2}, "read ahead, preprocess samples, keep them on a local disk"},
-    {"MemoryIncrease", {0.05}, "look for what accumulates from step to step: lists of losses, graphs, buffers"},
-    {"MaxInitializationTime", {1200}, "copy less at the start: stream the data, keep images and caches warm"},
-    {"none", {0}, ""}};
-
-static const dt__rule *dt__rule_at(int32_t i) { return &dt__rules[i >= 0 && i < DT_RULE_COUNT ? i : DT_RULE_COUNT]; }
-DT_API const char *dt_rule_name(int32_t rule) { return dt__rule_at(rule)->name; }
-DT_API const char *dt_rule_advice(int32_t rule) { return dt__rule_at(rule)->advice; }
-
-typedef struct dt__rule_tensor {
-    char name[96];
-    int32_t kind;
-    int64_t step, count, unchanged; /* last step; elements; updates in a row that changed nothing */
-    float *before;                  /* matrices of weights: (count) at the last step, else NULL */
-} dt__rule_tensor;
-typedef struct dt__rule_rank {
-    int64_t step, steps, usual, outliers; /* step: the last one, -1: none. usual: steps that are not outliers */
-    double mean, squares;                 /* of the usual steps' seconds: mean, and sum of squared distances */
-    double seconds, data, work, memory;   /* sums over the current block */
-    double first_memory, done; /* mean over the first block where it is known; work of the last complete one */
-} dt__rule_rank;
-typedef struct dt__rule_spread { /* variances of a step's activations of one kind */
-    int64_t step;
-    double least, most;
-} dt__rule_spread;
-
-struct dt_rules {
-    double bound[DT_RULE_COUNT][DT__RULE_BOUNDS];
-    dt_firing fired[DT_RULE_COUNT], now; /* now: step, rank and name of the current call's numbers */
-    dt_rule_action action;
-    void *user;
-    dt_result answer; /* of the action, in the current call */
-    int64_t step[2], stale[2]; /* of training and validation loss: the last step, -1: none; losses since the best */
-    double best[2], looked, sum, summed; /* looked: the loss compared last; sum, number since the last validation */
-    int64_t looked_step, over;
-    dt__rule_tensor *tensor;
-    int64_t tensors, room, cursor; /* cursor: where the next one probably is */
-    int32_t *units;                /* scratch */
-    int64_t *classes, units_room, labels; /* number of labels of each class, and of all */
-    dt__rule_spread spread[DT_KIND_COUNT];
-    dt__rule_rank *rank;
-    double progress; /* when the last step ended; NaN: unknown */
-    int32_t class_count, ranks, began;
-};
-
-/* Fires a rule if its number is below ('<') or above ('>') its bound, or has reached it ('='). */
-static void dt__rule_if(dt_rules *r, int rule, double value, char compares, int bound)
-{
-    dt_firing *f = &r->fired[rule], *now = &r->now;
-    dt_result answer;
-    now->times = 1, now->value = value, now->bound = r->bound[rule][bound];
-    if (!(compares == '<' ? value < now->bound : compares == '>' ? value > now->bound : value >= now->bound)) return;
-    if (f->times++) return;
-    *f = *now;
-    answer = r->action ? r->action(r->user, (dt_rule)rule, f) : DT_OK;
-    if (!r->answer) r->answer = answer;
-}
-
-DT_API dt_result dt_rules_open(dt_rules **rules, int32_t ranks)
-{
-    if (dt__refused("rules!", rules)) return DT_E_USAGE;
-    dt_rules *r;
-    if (ranks < 1) return dt__misuse("dt_rules_open: %d ranks. Give 1 or more.", (int)ranks);
-    r = (dt_rules *)dt__alloc((int64_t)sizeof *r, "rules");
-    if (r) r->rank = (dt__rule_rank *)dt__alloc(ranks * (int64_t)sizeof *r->rank, "rules");
-    if (!r || !r->rank) return dt__free(r), DT_E_MEMORY;
-    for (int i = 0; i < DT_RULE_COUNT; i++) memcpy(r->bound[i], dt__rules[i].bound, sizeof r->bound[i]);
-    for (int32_t i = 0; i < ranks; i++) r->rank[i].step = -1;
-    for (int i = 0; i < DT_KIND_COUNT; i++) r->spread[i].step = -1;
-    r->step[0] = r->step[1] = -1;
-    r->best[0] = r->best[1] = __builtin_inf();
-    r->progress = r->looked = r->bound[DT_RULE_VARIANCE][0] = r->bound[DT_RULE_VARIANCE][1] = __builtin_nan("");
-    r->ranks = ranks;
-    *rules = r;
-    return DT_OK;
-}
-
-DT_API void dt_rules_close(dt_rules **rules)
-{
-    if (dt__refused("rules", rules)) return;
-    dt_rules *r = *rules;
-    if (!r) return;
-    for (int64_t i = 0; i < r->tensors; i++) dt__free(r->tensor[i].before);
-    dt__free(r->tensor);
-    dt__free(r->units);
-    dt__free(r->classes);
-    dt__free(r->rank);
-    dt__free(r);
-    *rules = NULL;
-}
-
-DT_API dt_result dt_rules_set(dt_rules *r, int32_t rule, int32_t index, double value)
-{
-    if (dt__refused("rules", r)) return DT_E_USAGE;
-    if (rule < 0 || rule >= DT_RULE_COUNT || index < 0 || index >= DT__RULE_BOUNDS)
-        return dt__misuse("dt_rules_set: there is no rule %d with a bound %d", (int)rule, (int)index);
-    r->bound[rule][index] = value;
-    return DT_OK;
-}
-DT_API dt_result dt_rules_on_fire(dt_rules *r, dt_rule_action action, void *user)
-{
-    if (dt__refused("rules", r)) return DT_E_USAGE;
-    r->action = action, r->user = user;
-    return DT_OK;
-}
-
-/* Begins a call. The steps of a series must rise. */
-static dt_result dt__rules_begin(dt_rules *r, const char *call, int64_t last, int64_t step, int32_t rank,
-                                 const char *name)
-{
-    if (step < 0 || step <= last)
-        return dt__misuse("%s: step %lld after step %lld. Steps count from 0 and must rise.", call,
-                          (long long)step, (long long)last);
-    r->answer = DT_OK;
-    r->now.step = step, r->now.rank = rank;
-    DT__PRINT(r->now.name, "%s", name);
-    return DT_OK;
-}
-
-/* Notes a loss of one kind, 0 training, 1 validation: is it finite, is it the best so far? */
-static int dt__rules_finite(dt_rules *r, int kind, double loss)
-{
-    int finite = loss - loss == 0.0;
-    r->step[kind] = r->now.step;
-    dt__rule_if(r, DT_RULE_EXPLODING_TENSOR, !finite, '>', 0);
-    r->stale[kind] += finite;
-    if (loss < r->best[kind] - r->bound[DT_RULE_OVERTRAINING][2]) r->best[kind] = loss, r->stale[kind] = 0;
-    return finite;
-}
-
-DT_API dt_result dt_rules_loss(dt_rules *r, int64_t step, double loss)
-{
-    if (dt__refused("rules", r)) return DT_E_USAGE;
-    dt_result e = dt__rules_begin(r, "dt_rules_loss", r->step[0], step, -1, "loss");
-    if (e || !dt__rules_finite(r, 0, loss)) return e ? e : r->answer;
-    r->sum += loss, r->summed += 1.0;
-    if (r->looked == r->looked && !((double)(step - r->looked_step) >= r->bound[DT_RULE_LOSS_NOT_DECREASING][0]))
-        return r->answer;
-    dt__rule_if(r, DT_RULE_LOSS_NOT_DECREASING, (r->looked - loss) / __builtin_fabs(r->looked), '<', 1);
-    r->looked = loss, r->looked_step = step;
-    return r->answer;
-}
-
-DT_API dt_result dt_rules_validation(dt_rules *r, int64_t step, double loss)
-{
-    if (dt__refused("rules", r)) return DT_E_USAGE;
-    const double *fit = r->bound[DT_RULE_OVERFIT];
-    double mean = r->summed > 0.0 ? r->sum / r->summed : __builtin_nan("");
-    double over = (loss - mean) / __builtin_fabs(mean);
-    dt_result e = dt__rules_begin(r, "dt_rules_validation", r->step[1], step, -1, "validation loss");
-    if (e || !dt__rules_finite(r, 1, loss)) return e ? e : r->answer;
-    r->over = over > fit[0] ? r->over + 1 : 0;
-    if ((double)r->over >= fit[1]) dt__rule_if(r, DT_RULE_OVERFIT, over, '>', 0);
-    if ((double)r->stale[0] >= r->bound[DT_RULE_OVERTRAINING][0])
-        dt__rule_if(r, DT_RULE_OVERTRAINING, (double)r->stale[1], '=', 1);
-    r->sum = r->summed = 0.0;
-    return r->answer;
-}
-
-/* ---- rules about tensors ---- */
-/* The share of a tensor's units that lie between two limits in too few rows, and the variances of a step's tensors. */
-static dt_result dt__rules_activation(dt_rules *r, int32_t kind, const float *x, int64_t rows, int64_t units,
-                                      double variance)
-{
-    int rule = kind == DT_KIND_RELU ? DT_RULE_DEAD_RELU : DT_RULE_SATURATED_ACTIVATION;
-    const double *b = r->bound[rule];
-    float low = (float)(kind == DT_KIND_RELU ? 0.0 : kind == DT_KIND_TANH ? -b[2] : b[3]);
-    float high = (float)(kind == DT_KIND_RELU ? __builtin_inf() : kind == DT_KIND_TANH ? b[2] : b[4]);
-    dt__rule_spread *w = &r->spread[kind];
-    int64_t idle = 0;
-    if (!dt__reserve((void **)&r->units, 0, &r->units_room, units, sizeof *r->units, "rules")) return DT_E_MEMORY;
-    memset(r->units, 0, (size_t)units * sizeof *r->units);
-    for (int64_t i = 0; i < rows; i++, x += units)
-        for (int64_t u = 0; u < units; u++) r->units[u] += (x[u] > low) & (x[u] < high);
-    for (int64_t u = 0; u < units; u++) idle += (double)r->units[u] < b[1] * (double)rows;
-    dt__rule_if(r, rule, (double)idle / (double)units, '>', 0);
-    if (!((double)r->now.step <= r->bound[DT_RULE_POOR_INITIALIZATION][0])) return DT_OK;
-    if (w->step != r->now.step) w->least = w->most = variance;
-    w->step = r->now.step;
-    if (variance < w->least) w->least = variance;
-    if (variance > w->most) w->most = variance;
-    dt__rule_if(r, DT_RULE_POOR_INITIALIZATION, w->most / w->least, '>', 1);
-    return DT_OK;
-}
-
-static int dt__float_order(const void *a, const void *b)
-{
-    float x = *(const float *)a, y = *(const float *)b;
-    return (x > y) - (x < y);
-}
-
-/* The first weights: the range between percentiles of up to 65536 of them, evenly spaced. */
-static void dt__rules_first(dt_rules *r, float *scratch, const float *x, int64_t count)
-{
-    int64_t n = dt__min(count, 65536), stride = count / n;
-    if (n < 2 || !((double)r->now.step <= r->bound[DT_RULE_POOR_INITIALIZATION][0])) return;
-    for (int64_t i = 0; i < n; i++) scratch[i] = x[i * stride];
-    qsort(scratch, (size_t)n, sizeof *scratch, dt__float_order);
-    dt__rule_if(r, DT_RULE_POOR_INITIALIZATION,
-                (double)scratch[(95 * n + 99) / 100 - 1] - (double)scratch[(5 * n + 99) / 100 - 1], '<', 2);
-}
-
-/* Compares a matrix of weights with its values at the previous step. */
-static void dt__rules_update(dt_rules *r, dt__rule_tensor *t, const float *x)
-{
-    const double *same = r->bound[DT_RULE_UNCHANGED];
-    double change = 0.0, size = 0.0, ratio;
-    int64_t others = 0;
-    for (int64_t i = 0; i < t->count; i++) {
-        double was = (double)__builtin_fabsf(t->before[i]), d = __builtin_fabs((double)x[i] - (double)t->before[i]);
-        change += d, size += was;
-        others += !(d <= same[2] + same[1] * was);
-    }
-    ratio = size > 0.0 ? change / (size + 1e-9 * (double)t->count) : __builtin_nan("");
-    dt__rule_if(r, DT_RULE_UPDATE_RATIO, ratio, '<', 0);
-    dt__rule_if(r, DT_RULE_UPDATE_RATIO, ratio, '>', 1);
-    t->unchanged = others ? 0 : t->unchanged + 1;
-    if (t->unchanged) dt__rule_if(r, DT_RULE_UNCHANGED, (double)t->unchanged, '=', 0);
-}
-
-static dt_result dt__rules_weight(dt_rules *r, dt__rule_tensor *t, const float *x)
-{
-    if (t->before) dt__rules_update(r, t, x);
-    else if (!(t->before = (float *)dt__alloc(4 * t->count, "weights of the step before"))) return DT_E_MEMORY;
-    else dt__rules_first(r, t->before, x, t->count);
-    memcpy(t->before, x, 4 * (size_t)t->count);
-    return DT_OK;
-}
-
-/* The tensor of this kind and name, added at its first use; NULL: no memory. Tensors usually come in the same order. */
-static dt__rule_tensor *dt__rules_find(dt_rules *r, const char *name, int32_t kind)
-{
-    dt__rule_tensor *t;
-    for (int64_t i = 0; i < r->tensors; i++) {
-        int64_t at = (r->cursor + i) % r->tensors;
-        t = &r->tensor[at];
-        if (t->kind != kind || strcmp(t->name, name)) continue;
-        r->cursor = at + 1;
-        return t;
-    }
-    if (!dt__reserve((void **)&r->tensor, r->tensors, &r->room, r->tensors + 1, sizeof *t, "rules")) return NULL;
-    t = &r->tensor[r->tensors++];
-    DT__PRINT(t->name, "%s", name);
-    t->kind = kind;
-    t->step = t->count = -1;
-    return t;
-}
-
-static dt_result dt__rules_check(const char *name, int32_t kind, const float *x, int64_t count, int64_t units)
-{
-    if (!name || !*name || strlen(name) > 95 || kind < 0 || kind >= DT_KIND_COUNT)
-        return dt__misuse("dt_rules_tensor: a tensor needs a name of 1 to 95 bytes, and a dt_tensor_kind");
-    if (count >= 0 && units >= 0 && !(units && count % units) && (x || !count)) return DT_OK;
-    return dt__misuse("dt_rules_tensor: %s has %lld elements%s in rows of %lld. Give 0 or more whole rows.",
-                      name, (long long)count, x ? "" : " at NULL", (long long)units);
-}
-
-DT_API dt_result dt_rules_tensor(dt_rules *r, int64_t step, const char *name, dt_tensor_kind kind, const float *values,
-                                 int64_t count, int64_t units)
-{
-    if (dt__refused("rules", r)) return DT_E_USAGE;
-    dt__rule_tensor *t;
-    double n = (double)count, size = 0.0, moved = 0.0, squares = 0.0, zeros = 0.0, bad = 0.0, variance;
-    dt_result e = dt__rules_check(name, (int32_t)kind, values, count, units);
-    if (e) return e;
-    if (!(t = dt__rules_find(r, name, (int32_t)kind))) return DT_E_MEMORY;
-    if ((e = dt__rules_begin(r, "dt_rules_tensor", t->step, step, -1, name)) != DT_OK) return e;
-    if (t->count >= 0 && t->count != count)
-        return dt__misuse("dt_rules_tensor: %s had %lld elements and now has %lld. Give it another name.",
-                          name, (long long)t->count, (long long)count);
-    t->step = step, t->count = count;
-    for (int64_t i = 0; i < count; i++) {
-        double v = (double)values[i], d = v - (double)values[0];
-        size += __builtin_fabs(v), moved += d, squares += d * d;
-        zeros += v == 0.0, bad += !(v - v == 0.0);
-    }
-    dt__rule_if(r, DT_RULE_EXPLODING_TENSOR, bad, '>', 0);
-    if (!count || bad > 0.0) return r->answer;
-    variance = (squares - moved / n * moved) / n;
-    if (variance < 0.0) variance = 0.0; /* rounding */
-    if (kind == DT_KIND_GRADIENT) dt__rule_if(r, DT_RULE_VANISHING_GRADIENT, size / n, '<', 0);
-    if (kind != DT_KIND_WEIGHT || units) dt__rule_if(r, DT_RULE_ALL_ZERO, zeros / n, '=', 0);
-    dt__rule_if(r, DT_RULE_VARIANCE, variance, '<', 0);
-    dt__rule_if(r, DT_RULE_VARIANCE, variance, '>', 1);
-    if (!units && kind != DT_KIND_WEIGHT) units = count;
-    if (kind >= DT_KIND_RELU) e = dt__rules_activation(r, (int32_t)kind, values, count / units, units, variance);
-    if (kind == DT_KIND_WEIGHT && units) e = dt__rules_weight(r, t, values);
-    return e ? e : r->answer;
-}
-
-DT_API dt_result dt_rules_labels(dt_rules *r, int64_t step, const int32_t *labels, int64_t count, int32_t classes)
-{
-    if (dt__refused("rules labels/", r, labels, count)) return DT_E_USAGE;
-    int64_t most = 0, least = INT64_MAX;
-    dt_result e = dt__rules_begin(r, "dt_rules_labels", -1, step, -1, "labels");
-    if (e) return e;
-    if (count < 0 || classes < 1 || (r->class_count && r->class_count != classes))
-        return dt__misuse("dt_rules_labels: %lld labels of %d classes. Give a list of 0 or more labels, and "
-                          "always the same number of classes.", (long long)count, (int)classes);
-    for (int64_t i = 0; i < count; i++)
-        if (labels[i] >= classes)
-            return dt__misuse("dt_rules_labels: label %d is not below %d classes", (int)labels[i],
-                              (int)classes);
-    if (!r->classes) r->classes = (int64_t *)dt__alloc(8 * (int64_t)classes, "rules");
-    if (!r->classes) return DT_E_MEMORY;
-    r->class_count = classes;
-    for (int64_t i = 0; i < count; i++)
-        if (labels[i] >= 0) r->classes[labels[i]]++, r->labels++;
-    for (int32_t c = 0; c < classes; c++) most = dt__max(most, r->classes[c]), least = dt__min(least, r->classes[c]);
-    if ((double)r->labels >= r->bound[DT_RULE_CLASS_IMBALANCE][0])
-        dt__rule_if(r, DT_RULE_CLASS_IMBALANCE, (double)most / (double)least, '>', 1);
-    return r->answer;
-}
-
-/* ---- rules about the steps of ranks ---- */
-static void dt__rules_outlier(dt_rules *r, dt__rule_rank *k, double seconds)
-{
-    const double *b = r->bound[DT_RULE_STEP_OUTLIER];
-    double far = seconds - k->mean, deviations = far / __builtin_sqrt(k->squares / (double)k->usual);
-    if (k->usual >= DT__RULE_BLOCK && deviations > b[0]) {
-        if ((double)++k->outliers > b[1]) dt__rule_if(r, DT_RULE_STEP_OUTLIER, deviations, '>', 0);
-        return;
-    }
-    k->mean += far / (double)++k->usual; /* Welford 1962 */
-    k->squares += far * (seconds - k->mean);
-}
-
-static void dt__rules_balance(dt_rules *r, int64_t steps)
-{
-    int32_t least = 0, most = 0;
-    for (int32_t i = 0; i < r->ranks; i++) {
-        if (r->rank[i].steps != steps) return; /* the rank is still in the block */
-        if (r->rank[i].done < r->rank[least].done) least = i;
-        if (r->rank[i].done > r->rank[most].done) most = i;
-    }
-    r->now.rank = most;
-    dt__rule_if(r, DT_RULE_LOAD_BALANCING, r->rank[least].done / r->rank[most].done, '<', 0);
-}
-
-/* A block of steps of a rank is complete. */
-static void dt__rules_block(dt_rules *r, dt__rule_rank *k)
-{
-    double memory = k->memory / (double)DT__RULE_BLOCK;
-    if (!(k->first_memory > 0.0)) k->first_memory = memory;
-    dt__rule_if(r, DT_RULE_LOW_UTILIZATION, k->work / k->seconds, '<', 0);
-    dt__rule_if(r, DT_RULE_DATALOADER, k->data / k->seconds, '>', 0);
-    dt__rule_if(r, DT_RULE_MEMORY_INCREASE, memory / k->first_memory - 1.0, '>', 0);
-    k->done = k->work;
-    k->seconds = k->data = k->work = k->memory = 0.0;
-    dt__rules_balance(r, k->steps);
-}
-
-DT_API dt_result dt_rules_step(dt_rules *r, const dt_rank_step *s)
-{
-    if (dt__refused("rules s", r, s)) return DT_E_USAGE;
-    dt__rule_rank *k;
-    double work = s->seconds - s->waiting - s->data;
-    dt_result e;
-    if (s->rank < 0 || s->rank >= r->ranks)
-        return dt__misuse("dt_rules_step: rank %d of %d. Give dt_rules_open() the number of ranks.",
-                          (int)s->rank, (int)r->ranks);
-    k = &r->rank[s->rank];
-    if ((e = dt__rules_begin(r, "dt_rules_step", k->step, s->step, s->rank, "")) != DT_OK) return e;
-    if (!(s->seconds >= 0.0 && s->waiting >= 0.0 && s->data >= 0.0 && s->seconds < 1e300))
-        return dt__misuse("dt_rules_step: rank %d, step %lld: %g seconds, %g waiting, %g for data: give "
-                          "times of 0 or more", (int)s->rank, (long long)s->step, s->seconds, s->waiting, s->data);
-    k->step = s->step;
-    if (!r->began) dt__rule_if(r, DT_RULE_INITIALIZATION_TIME, s->at - s->seconds, '>', 0);
-    r->began = 1;
-    dt__rules_outlier(r, k, s->seconds);
-    k->seconds += s->seconds, k->data += s->data, k->work += work > 0.0 ? work : 0.0;
-    k->memory += s->memory > 0.0 ? s->memory : __builtin_nan(""); /* NaN: that of the block is not known */
-    if (++k->steps % DT__RULE_BLOCK == 0) dt__rules_block(r, k);
-    r->now.rank = -1;
-    dt__rule_if(r, DT_RULE_STALLED, s->at - r->progress, '>', 0);
-    if (s->at > 0.0) r->progress = s->at;
-    return r->answer;
-}
-
-DT_API dt_result dt_rules_clock(dt_rules *r, double at)
-{
-    if (dt__refused("rules at~", r, at)) return DT_E_USAGE;
-    dt_result e = dt__rules_begin(r, "dt_rules_clock", -1, dt__max(0, r->step[0]), -1, "");
-    dt__rule_if(r, DT_RULE_STALLED, at - r->progress, '>', 0);
-    if (!(r->progress == r->progress)) r->progress = at; /* the first look */
-    return e ? e : r->answer;
-}
-
-DT_API const dt_firing *dt_rules_fired(const dt_rules *r, int32_t rule)
-{
-    if (dt__refused("rules", r)) return NULL;
-    return rule >= 0 && rule < DT_RULE_COUNT && r->fired[rule].times ? &r->fired[rule] : NULL;
-}
-static int32_t dt__rules_count(const dt_rules *r)
-{
-    int32_t count = 0;
-    for (int32_t i = 0; i < DT_RULE_COUNT; i++) count += r->fired[i].times > 0;
-    return count;
-}
-
-/* Moves a text into the caller's buffer of `size` bytes. */
-static dt_result dt__text_give(dt__text *t, char *to, int64_t size)
-{
-    dt_result r = t->failed ? DT_E_MEMORY : DT_OK;
-    if (!r && t->length >= size)
-        r = dt__misuse("a text of %lld bytes does not fit into %lld. Give it room for %lld.",
-                       (long long)t->length, (long long)size, (long long)t->length + 1);
-    if (!r) memcpy(to, t->at, (size_t)t->length + 1);
-    dt__free(t->at);
-    return r;
-}
-
-DT_API dt_result dt_rules_text(const dt_rules *r, char *text, int64_t size)
-{
-    if (dt__refused("rules text", r, text)) return DT_E_USAGE;
-    dt__text all = DT__ZERO;
-    dt__text_add(&all, "rules    %d of %d fired\n", (int)dt__rules_count(r), DT_RULE_COUNT);
-    for (int32_t i = 0; i < DT_RULE_COUNT; i++) {
-        const dt_firing *f = &r->fired[i];
-        if (!f->times) continue;
-        dt__text_add(&all, "  %-24s  step %lld  %.4g (bound %.4g)  %s%s", dt_rule_name(i), (long long)f->step, f->value,
-                     f->bound, f->name, *f->name ? "  " : "");
-        if (f->rank >= 0) dt__text_add(&all, "rank %d  ", (int)f->rank);
-        dt__text_add(&all, "x%lld\n    do: %s\n", (long long)f->times, dt_rule_advice(i));
-    }
-    return dt__text_give(&all, text, size);
 }
 
 #endif /* DT_COMM_ONLY */
@@ -14175,14 +13102,14 @@ typedef struct dt__job {
     uint32_t fault;
     int32_t stop;     /* 1: requested, 2: waits end with DT_E_INTERRUPTED */
     int32_t grace_ms; /* how long the job may go on after a stop request (dt__comm_stop_grace) */
-    uint32_t told;    /* a rank has said what failed (dt_fail) */
+    uint32_t printed; /* a rank has printed what failed (dt_fail) */
     int64_t end;      /* file offset of the next region */
     int64_t where;    /* the area of the communicator being opened, -1 when there was no memory */
     dt__event opened; /* raised by rank 0 when `where` is valid */
     int64_t progress; /* step of the newest complete checkpoint, -1: none */
-    uint32_t lasts;   /* a rank has failed in a way that would come again (dt_fail) */
-    int32_t loose;    /* no supervisor watches the ranks */
-    uint32_t because; /* `why` says what failed in a communicator over nodes */
+    uint32_t permanent; /* a rank has failed in a way that a restart would repeat (dt_fail) */
+    int32_t unsupervised; /* another launcher started the ranks */
+    uint32_t explained; /* `why` says what failed in a communicator over nodes */
     int32_t bound;    /* ranks have cores of their own */
     char pad2[48];
     char why[512];
@@ -14261,14 +13188,14 @@ typedef struct dt__notice {
 } dt__notice;
 
 /* One process's. Emulated nodes need none: their ranks see each other's heartbeats in shared memory. */
-typedef struct dt__hearing {
+typedef struct dt__heartbeats {
     struct dt__job *job; /* of this node */
     int busy, told;
     dt__message inbox;
     dt__notice in, alive, ask, fault;
-    uint32_t *heard;                   /* (size) when, in milliseconds */
-    dt__message *asked, *reply, *tell; /* (size), one behind the other */
-} dt__hearing;
+    uint32_t *seen;                    /* (size) when, in milliseconds */
+    dt__message *asked, *reply, *tell; /* (size), one after the other */
+} dt__heartbeats;
 
 /* Two threads of a process may use a link at once. */
 typedef struct dt__link dt__link;
@@ -14280,13 +13207,8 @@ struct dt__link {
     dt_result (*poll)(dt__link *f);              /* moves what can be moved; never waits */
     void (*cancel)(dt__link *f, dt__message *m);     /* m and its data are the caller's again */
     void (*close)(dt__link *f);                      /* frees f; its messages are done or cancelled */
-    /* The engine's own all-reduce of m->data in place, in an order of its own, over a group (NULL: the world); NULL
-     * where there is none. The members of a group open it together: ranks (size) of the world, rising. */
-    dt_result (*all_reduce)(dt__link *f, dt__message *m, void *group, dt_op op);
-    dt_result (*group)(dt__link *f, const int *ranks, int size, void **group);
-    void (*ungroup)(dt__link *f, void *group);
     dt_comm *base;                                     /* emulated nodes: all ranks; else NULL */
-    dt__hearing *hearing;
+    dt__heartbeats *beats;
     int64_t memory;                                    /* bytes of this process's for collectives over nodes */
     uint32_t ids;                                      /* communicators over nodes have had numbers below */
     uint32_t polled;                                   /* milliseconds: when compute code last polled */
@@ -14322,7 +13244,7 @@ static dt__message *dt__message_take(dt__message **list, const dt__message *othe
     if (m) (void)dt__message_remove(list, m);
     return m;
 }
-/* A copy of a message that is not taken yet, with room for its data behind it. */
+/* A copy of a message that is not taken yet, with room for its data after it. */
 static dt__message *dt__message_keep(const dt__message *in, int64_t room)
 {
     dt__message *m = (dt__message *)dt__alloc((int64_t)sizeof *m + room, "a message that nobody waits for yet");
@@ -14421,7 +13343,6 @@ struct dt_comm {
     dt__published call;
     dt_result failed;
     char message[900];
-    void *native_group;         /* the engine's; NULL: all ranks of the job, or no native all-reduce so far */
     int launched;               /* by another launcher than the program itself; */
     char launcher[384];         /* both of a communicator that was split from no other */
     /* The members below are for ranks on several nodes. */
@@ -14550,7 +13471,7 @@ static void dt__comm_catch_stop(const dt_comm *c)
     memset(&action, 0, sizeof action);
     action.sa_handler = dt__note_stop;
     sigemptyset(&action.sa_mask);
-    for (int i = 0; i < DT__STOPS && (!c->job || c->job->loose); i++) {
+    for (int i = 0; i < DT__STOPS && (!c->job || c->job->unsupervised); i++) {
         action.sa_flags = dt__stops[i] == SIGINT ? SA_RESTART | (int)SA_RESETHAND : SA_RESTART;
         if (dt__signal_is_free(dt__stops[i])) sigaction(dt__stops[i], &action, NULL);
     }
@@ -14600,7 +13521,7 @@ static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fau
                       strsignal(WTERMSIG(status)));
     } else if (kind == DT__FAULT_FROZEN)
         dt__print(text, size, "rank %d has not moved for %g s (%sfrozen or cut off? if it computes for so long, raise "
-                  "--timeout)", rank, job->timeout_ms * 1e-3, job->loose ? "did it end? is it " : "");
+                  "--timeout)", rank, job->timeout_ms * 1e-3, job->unsupervised ? "did it end? is it " : "");
     else if (kind >= DT__FAULT_DEADLOCK && kind <= DT__FAULT_LOST)
         snprintf(text, size, "rank %d %s", rank, others[kind - DT__FAULT_DEADLOCK]);
     else snprintf(text, size, "%s", job->why);
@@ -14699,7 +13620,7 @@ static int dt__job_silent(dt_comm *c, int rank, dt__watch *w)
 
 enum { DT__TAG_START = 0, DT__TAG_NOTICE = 1, DT__IDS = 1 }; /* communicators have the tags from 2 DT__IDS on */
 
-static void dt__hear_start(dt__link *f, dt__message *m, int sends, int peer, dt__notice *notice)
+static void dt__beat_start(dt__link *f, dt__message *m, int sends, int peer, dt__notice *notice)
 {
     m->sends = sends, m->peer = peer, m->tag = DT__TAG_NOTICE;
     m->data = (char *)notice, m->bytes = (int64_t)sizeof *notice;
@@ -14707,47 +13628,47 @@ static void dt__hear_start(dt__link *f, dt__message *m, int sends, int peer, dt_
 }
 
 /* Can the message be started again? */
-static int dt__hear_free(const dt__message *m) { return !m->data || __atomic_load_n(&m->done, __ATOMIC_ACQUIRE); }
+static int dt__beat_is_free(const dt__message *m) { return !m->data || __atomic_load_n(&m->done, __ATOMIC_ACQUIRE); }
 
 /* Tells all ranks once why this node's job failed. */
-static void dt__hear_tell(dt__link *f)
+static void dt__beat_report_fault(dt__link *f)
 {
-    dt__hearing *h = f->hearing;
+    dt__heartbeats *h = f->beats;
     h->told = 1, h->fault.kind = DT__TELL;
     h->fault.fault = __atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST);
     dt__format_fault(h->fault.why, sizeof h->fault.why, h->job, h->fault.fault);
     if (!(h->fault.fault & DT__FAR)) h->fault.fault = (uint32_t)DT__FAULT_TOLD << 16 | DT__FAR | (uint32_t)f->rank;
     for (int p = 0; p < f->size; p++)
-        if (p != f->rank) dt__hear_start(f, &h->tell[p], 1, p, &h->fault);
+        if (p != f->rank) dt__beat_start(f, &h->tell[p], 1, p, &h->fault);
 }
 
-static void dt__hear_notice(dt__link *f, int from, const dt__notice *notice)
+static void dt__beat_take(dt__link *f, int from, const dt__notice *notice)
 {
-    dt__hearing *h = f->hearing;
+    dt__heartbeats *h = f->beats;
     uint32_t now = dt__clock_ms();
-    __atomic_store_n(&h->heard[from], now ? now : 1, __ATOMIC_RELAXED);
-    if (notice->kind == DT__ASK && dt__hear_free(&h->reply[from]))
-        dt__hear_start(f, &h->reply[from], 1, from, &h->alive);
+    __atomic_store_n(&h->seen[from], now ? now : 1, __ATOMIC_RELAXED);
+    if (notice->kind == DT__ASK && dt__beat_is_free(&h->reply[from]))
+        dt__beat_start(f, &h->reply[from], 1, from, &h->alive);
     if (notice->kind != DT__TELL || h->told) return;
     h->told = 1;
-    if (!__atomic_exchange_n(&h->job->because, 1u, __ATOMIC_SEQ_CST))
+    if (!__atomic_exchange_n(&h->job->explained, 1u, __ATOMIC_SEQ_CST))
         memcpy(h->job->why, notice->why, sizeof notice->why), h->job->why[sizeof notice->why - 1] = 0;
     dt__blame(&h->job->fault, (int)(notice->fault >> 16), (int)(notice->fault & 0xffffu));
 }
 
 /* Takes the notices that have come, and answers. */
-static void dt__hear(dt__link *f)
+static void dt__beats_poll(dt__link *f)
 {
-    dt__hearing *h = f->hearing;
+    dt__heartbeats *h = f->beats;
     if (!h || (__atomic_load_n(&h->inbox.done, __ATOMIC_RELAXED) != 1 &&
                !__atomic_load_n(&h->job->fault, __ATOMIC_RELAXED)))
         return;
     if (__atomic_exchange_n(&h->busy, 1, __ATOMIC_ACQUIRE)) return;
     while (h->inbox.data && __atomic_load_n(&h->inbox.done, __ATOMIC_ACQUIRE) == 1) {
-        dt__hear_notice(f, h->inbox.peer, &h->in);
-        dt__hear_start(f, &h->inbox, 0, DT__FROM_ANY, &h->in);
+        dt__beat_take(f, h->inbox.peer, &h->in);
+        dt__beat_start(f, &h->inbox, 0, DT__FROM_ANY, &h->in);
     }
-    if (!h->told && __atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST)) dt__hear_tell(f);
+    if (!h->told && __atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST)) dt__beat_report_fault(f);
     __atomic_store_n(&h->busy, 0, __ATOMIC_RELEASE);
 }
 
@@ -14758,7 +13679,7 @@ static void dt__link_poll(dt__link *f)
     if (now == __atomic_load_n(&f->polled, __ATOMIC_RELAXED)) return;
     __atomic_store_n(&f->polled, now, __ATOMIC_RELAXED);
     (void)f->poll(f);
-    dt__hear(f);
+    dt__beats_poll(f);
 }
 
 /* Compute code calls this often, so that a rank in a long computation does not look frozen. */
@@ -14775,43 +13696,43 @@ DT_API void dt_comm_alive(dt_comm *c)
 }
 
 /* Waits until the other nodes have been told, at most half a second. Runs before a failing call returns. */
-static void dt__hear_last(dt__link *f)
+static void dt__beats_flush(dt__link *f)
 {
-    dt__hearing *h = f ? f->hearing : NULL;
+    dt__heartbeats *h = f ? f->beats : NULL;
     double until = dt__now() + 0.5;
     if (!h) return;
     for (int p = 0; p < f->size; p++)
-        while (((__atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST) && !h->told) || !dt__hear_free(&h->tell[p])) &&
+        while (((__atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST) && !h->told) || !dt__beat_is_free(&h->tell[p])) &&
                dt__now() < until)
             dt__link_poll(f);
 }
 
 /* Has a rank of another node been silent for too long? */
-static int dt__hear_silent(dt__link *f, int peer, dt__watch *w)
+static int dt__beat_is_late(dt__link *f, int peer, dt__watch *w)
 {
-    dt__hearing *h = f->hearing;
+    dt__heartbeats *h = f->beats;
     double now = dt__now();
     if (!__atomic_exchange_n(&h->busy, 1, __ATOMIC_ACQUIRE)) {
-        if (now > w->asked + h->job->timeout_ms * 1e-3 / 8 && dt__hear_free(&h->asked[peer])) {
+        if (now > w->asked + h->job->timeout_ms * 1e-3 / 8 && dt__beat_is_free(&h->asked[peer])) {
             w->asked = now;
-            dt__hear_start(f, &h->asked[peer], 1, peer, &h->ask);
+            dt__beat_start(f, &h->asked[peer], 1, peer, &h->ask);
         }
         __atomic_store_n(&h->busy, 0, __ATOMIC_RELEASE);
     }
-    if (!dt__silent_too_long(w, peer, __atomic_load_n(&h->heard[peer], __ATOMIC_RELAXED), h->job->timeout_ms)) return 0;
+    if (!dt__silent_too_long(w, peer, __atomic_load_n(&h->seen[peer], __ATOMIC_RELAXED), h->job->timeout_ms)) return 0;
     dt__blame(&h->job->fault, DT__FAULT_FROZEN, DT__FAR | peer);
     return 1;
 }
 
-static dt_result dt__hearing_open(dt__link *f, struct dt__job *job)
+static dt_result dt__beats_open(dt__link *f, struct dt__job *job)
 {
     int64_t n = f->size, message = (int64_t)sizeof(dt__message);
-    dt__hearing *h = (dt__hearing *)dt__alloc((int64_t)sizeof *h + n * (3 * message + 4), "heartbeats");
+    dt__heartbeats *h = (dt__heartbeats *)dt__alloc((int64_t)sizeof *h + n * (3 * message + 4), "heartbeats");
     if (!h) return DT_E_MEMORY;
     h->job = job, h->asked = (dt__message *)(void *)(h + 1), h->reply = h->asked + n, h->tell = h->reply + n;
-    h->heard = (uint32_t *)(void *)(h->tell + n), h->alive.kind = DT__ALIVE, h->ask.kind = DT__ASK;
-    f->hearing = h;
-    dt__hear_start(f, &h->inbox, 0, DT__FROM_ANY, &h->in);
+    h->seen = (uint32_t *)(void *)(h->tell + n), h->alive.kind = DT__ALIVE, h->ask.kind = DT__ASK;
+    f->beats = h;
+    dt__beat_start(f, &h->inbox, 0, DT__FROM_ANY, &h->in);
     return DT_OK;
 }
 
@@ -14819,14 +13740,14 @@ static void dt__message_cancel(dt__link *f, dt__message *m)
 {
     if (m->data && !__atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) f->cancel(f, m);
 }
-static void dt__hearing_close(dt__link *f)
+static void dt__beats_close(dt__link *f)
 {
-    dt__hearing *h = f->hearing;
+    dt__heartbeats *h = f->beats;
     if (!h) return;
     dt__message_cancel(f, &h->inbox);
     for (int k = 0; k < 3 * f->size; k++) dt__message_cancel(f, &h->asked[k]);
     dt__free(h);
-    f->hearing = NULL;
+    f->beats = NULL;
 }
 
 /* ---- how a communicator fails ---- */
@@ -14855,7 +13776,7 @@ static uint32_t *dt__fault_of(dt_comm *c)
 /* Tells all ranks what failed here: c->message. */
 static void dt__comm_tell(dt_comm *c)
 {
-    if (__atomic_exchange_n(&c->job->because, 1u, __ATOMIC_SEQ_CST)) return;
+    if (__atomic_exchange_n(&c->job->explained, 1u, __ATOMIC_SEQ_CST)) return;
     DT__PRINT(c->job->why, "rank %d failed: %.460s", c->place[c->rank].world, c->message);
     dt__blame(dt__fault_of(c), DT__FAULT_TOLD, DT__FAR | c->place[c->rank].world);
 }
@@ -14866,7 +13787,7 @@ static dt_result dt__comm_fail(dt_comm *c, dt_result code)
     int again = c->failed != DT_OK;
     c->failed = code;
     if (c->nodes > 1) dt__comm_tell(c);
-    dt__hear_last(c->link);
+    dt__beats_flush(c->link);
     if (c->area && !again) {
         __atomic_store_n(&dt__comm_slot(c, c->local_rank)->out, 1u, __ATOMIC_SEQ_CST);
         __atomic_fetch_add(&c->area->outs, 1u, __ATOMIC_SEQ_CST);
@@ -14948,7 +13869,7 @@ static int dt__give_up(dt_comm *c, const dt__awaited *a, dt__watch *w)
     if (at) gone = __atomic_load_n(&dt__job_rank(c->job, p->job)->gone, __ATOMIC_ACQUIRE);
     if (at && at->area) left = __atomic_load_n(&dt__comm_slot(at, far ? p->world : p->local)->left, __ATOMIC_ACQUIRE);
     if (!troubled && !gone && !left)
-        troubled = at ? dt__job_silent(c, p->job, w) : dt__hear_silent(c->link, p->world, w);
+        troubled = at ? dt__job_silent(c, p->job, w) : dt__beat_is_late(c->link, p->world, w);
     if (!troubled && !gone && !left) return 0;
     if (c->link) (void)c->link->poll(c->link);
     if (dt__arrived(a) || (!troubled && far && at && dt__link_unread(c->link, a, p->world))) return 0;
@@ -14967,7 +13888,7 @@ static dt_result dt__wait_asleep(dt_comm *c, const dt__awaited *a)
     __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
     if (same_job) __atomic_store_n(&me->waiting, 1 + c->place[a->peer].job, __ATOMIC_RELAXED);
     while (!dt__arrived(a) && !r && !up) {
-        if (c->link) r = c->link->poll(c->link), dt__hear(c->link), dt__nap();
+        if (c->link) r = c->link->poll(c->link), dt__beats_poll(c->link), dt__nap();
         else dt__event_sleep(a->event, a->target);
         __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
         up = dt__give_up(c, a, &watch);
@@ -14985,7 +13906,7 @@ static dt_result dt__wait_for(dt_comm *c, const dt__awaited *a)
     double start = dt__now(), spin = a->event || c->stream || c->spins < DT__SPINS ? 0.0 : DT__MESSAGE_SPIN;
     dt_result r = DT_OK;
     for (int i = 0; i < c->spins + 8 && !r && !dt__arrived(a); i++) {
-        if (a->message) r = c->link->poll(c->link), dt__hear(c->link);
+        if (a->message) r = c->link->poll(c->link), dt__beats_poll(c->link);
         else dt__relax();
         if (i >= c->spins || (a->message && i % 16 == 15)) sched_yield(); /* the kernel's network thread needs a core */
         if (i + 1 == c->spins && dt__now() - start < spin) i = -1;
@@ -15068,24 +13989,19 @@ static int dt__spins(const dt__job *job, int streams)
 
 /* ---- shared memory ---- */
 
-/* The number behind `key` in a file of the kernel, -1 when there is none. */
+/* The number after `key`, which begins a line in a file of the kernel; -1: there is none. */
 static int64_t dt__read_number(const char *path, const char *key)
 {
-    char line[256];
-    int64_t value = -1;
-    FILE *f = fopen(path, "r");
-    if (!f) return -1;
-    while (value < 0 && fgets(line, (int)sizeof line, f)) {
-        char *end, *start = line + strlen(key);
-        if (strncmp(line, key, strlen(key))) continue;
-        value = (int64_t)strtoll(start, &end, 10);
-        if (end == start) break;
-    }
-    fclose(f);
-    return value;
+    char text[8192] = "\n", line[32], *at, *end;
+    int64_t value;
+    (void)dt__system_read(path, text + 1, sizeof text - 2);
+    DT__PRINT(line, "\n%s", key);
+    if (!(at = strstr(text, line))) return -1;
+    value = strtoll(at + strlen(line), &end, 10);
+    return end > at + strlen(line) ? value : -1;
 }
 
-/* Bytes to be had without swapping or the out-of-memory killer: the lesser of the machine's and the container's. */
+/* Bytes available without swapping or the out-of-memory killer: the lesser of the machine's and the container's. */
 static int64_t dt__memory_available(void)
 {
     int64_t free_kb = dt__read_number("/proc/meminfo", "MemAvailable:");
@@ -15472,7 +14388,7 @@ static dt_result dt__spread(dt_comm *c, int64_t round, int64_t at, int64_t width
     return dt__round_wait(c, r);
 }
 
-/* Where rank p's chunk lies after dt__gather_round and a step, if a local rank's chunk is in `own`. */
+/* Where rank p's chunk lies after dt__spread and a step, if a local rank's chunk is in `own`. */
 static float *dt__spread_to(const dt_comm *c, int64_t round, int p, int64_t width, int places, int own)
 {
     if (!dt__is_far(c, p)) return dt__stage(c, c->place[p].local, round) + own * width;
@@ -15874,7 +14790,7 @@ static dt_result dt__check_parts(const dt_comm *c, const dt__part *parts, const 
 {
     int64_t leaf = 0;
     for (int r = 0; r < c->size; r++) {
-        if (counts[r] < 1) return dt__misuse("rank %d owns no part of the sum", c->place[r].world);
+        if (counts[r] < 1) return dt__misuse("rank %d does not own a part of the sum", c->place[r].world);
         for (int j = 0; j < counts[r]; j++, parts++) {
             if (parts->level < 0 || parts->level >= DT__TREE_DEPTH - 2 || parts->index << parts->level != leaf)
                 return dt__misuse("part %d of rank %d does not begin at leaf %lld", j, c->place[r].world,
@@ -16100,7 +15016,7 @@ static double dt__comm_cores(const dt_comm *c)
 {
     int own[DT__CORES] = DT__ZERO, users[DT__CORES] = DT__ZERO, bound = c->job && c->job->bound;
     double cores = 0.0, here = (double)dt__comm_here(c), quota = dt__core_quota() / here;
-    int all = dt__count_cores(0, own), loose = c->job && c->job->loose;
+    int all = dt__count_cores(0, own), loose = c->job && c->job->unsupervised;
     for (int r = 0; loose && r < c->job->size; r++) dt__count_cores(dt__job_rank(c->job, r)->pid, users);
     for (int i = 0; loose && i < DT__CORES; i++)
         if (own[i] && users[i]) cores += 1.0 / users[i];
@@ -16305,14 +15221,20 @@ static void dt__emulated_close(dt__link *link)
     dt_comm_close(&base);
 }
 
-/* A number in the environment, within [low, high]; 0 if it is not set. */
+/* A number in the environment, within [low, high]; *value stays as it is where there is none. */
 static dt_result dt__environment_number(const char *name, double low, double high, const char *what, double *value)
 {
     const char *text = getenv(name);
     char *end = NULL;
-    *value = text && *text ? dt__number(text, &end, 0) : 0.0;
-    if (!end || (!*end && *value >= low && *value <= high)) return DT_OK;
+    double number = text && *text ? dt__number(text, &end, 0) : 0.0;
+    if (!end) return DT_OK;
+    if (!*end && number >= low && number <= high) return *value = number, DT_OK;
     return dt__misuse("%s=%s: it is %s", name, text, what);
+}
+static dt_result dt__environment_timeout(double *seconds)
+{
+    *seconds = 10.0;
+    return dt__environment_number("DT_TIMEOUT", 0.05, 1e6, "a number of seconds from 0.05 to 1e6", seconds);
 }
 
 /* ---- opening and closing ---- */
@@ -16320,34 +15242,22 @@ static dt_result dt__environment_number(const char *name, double low, double hig
 DT_API int dt_comm_rank(const dt_comm *c) { return dt__refused("c", c) ? 0 : c->rank; }
 DT_API int dt_comm_size(const dt_comm *c) { return dt__refused("c", c) ? 0 : c->size; }
 DT_API int dt_comm_nodes(const dt_comm *c) { return dt__refused("c", c) ? 0 : c->nodes; }
-static int dt__has_rank(const dt_comm *c, int rank)
-{
-    if (rank >= 0 && rank < c->size) return 1;
-    return dt__misuse("there is no rank %d of %d: count from 0", rank, c->size), 0;
-}
 DT_API int dt_comm_node(const dt_comm *c, int rank)
 {
     if (dt__refused("c", c)) return 0;
-    return dt__has_rank(c, rank) ? c->place[rank].node : 0;
+    return dt__check_rank(c, "rank", rank) ? 0 : c->place[rank].node;
 }
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer)
 {
-    if (dt__refused("c", c)) return 0;
-    if (!dt__has_rank(c, peer)) return 0;
+    if (dt__refused("c", c) || dt__check_rank(c, "rank", peer)) return 0;
     return __atomic_load_n(&c->sent[peer], __ATOMIC_RELAXED);
 }
-/* Bytes sent to ranks on other nodes. */
-static int64_t dt__comm_sent_far(const dt_comm *c)
+/* Bytes sent to all ranks, or to those on other nodes; c may be NULL. */
+static int64_t dt__comm_sent(const dt_comm *c, int far)
 {
     int64_t bytes = 0;
-    for (int p = 0; p < c->size; p++)
-        if (dt__is_far(c, p)) bytes += dt_comm_sent(c, p);
-    return bytes;
-}
-static int64_t dt__comm_sent(const dt_comm *c)
-{
-    int64_t bytes = 0;
-    for (int p = 0; p < c->size; p++) bytes += dt_comm_sent(c, p);
+    for (int p = 0; c && p < c->size; p++)
+        if (!far || dt__is_far(c, p)) bytes += dt_comm_sent(c, p);
     return bytes;
 }
 
@@ -16613,8 +15523,7 @@ DT_API void dt_comm_close(dt_comm **handle)
     int last = !c || !c->job;
     if (!c) return;
     for (int k = 0; k < c->size * DT__PACKETS && c->nodes > 1; k++) dt__message_cancel(c->link, &c->outbox[k]);
-    if (c->native_group) c->link->ungroup(c->link, c->native_group);
-    if (c->link && !c->parent) dt__hearing_close(c->link);
+    if (c->link && !c->parent) dt__beats_close(c->link);
     if (c->area) {
         __atomic_store_n(&dt__comm_slot(c, c->local_rank)->left, 1u, __ATOMIC_SEQ_CST);
         last = __atomic_fetch_sub(&c->area->inside, 1, __ATOMIC_SEQ_CST) == 1;
@@ -16633,68 +15542,6 @@ DT_API void dt_comm_close(dt_comm **handle)
     dt__free((void *)(intptr_t)c->source);
     dt__free(c);
     *handle = NULL;
-}
-
-/* ---- the cost of a message ------------------------------------------------------------------------------------ */
-
-DT_API dt_link dt_link_fit(const double *bytes, const double *seconds, int n)
-{
-    dt_link link = DT__ZERO;
-    double w = 0, ws = 0, wss = 0, v = 0, vs = 0, all = 0, left = 0, det;
-    if (dt__refused("bytes/ seconds/", bytes, (int64_t)n, seconds, (int64_t)n)) return link;
-    for (int i = 0; i < n; i++)
-        if (!(seconds[i] >= 1e-12 && seconds[i] <= 1e12 && bytes[i] >= 0 && bytes[i] <= 1e18)) n = 0;
-    if (!n) return dt__misuse("dt_link_fit: no messages, or one without bytes and seconds above 0"), link;
-    for (int i = 0; i < n; i++) {
-        double u = 1 / seconds[i], s = bytes[i];
-        w += u * u, ws += u * u * s, wss += u * u * s * s, v += u, vs += u * s;
-    }
-    det = w * wss - ws * ws;
-    link.beta = det > 0 ? (w * vs - ws * v) / det : 0.0;
-    if (link.beta < 0) link.beta = 0;
-    link.alpha = (v - link.beta * ws) / w;
-    if (link.alpha < 0) link.alpha = 0;
-    link.points = n;
-    for (int i = 0; i < n; i++) {
-        double t = seconds[i], f = link.alpha + link.beta * bytes[i], mean = v / w; /* weighted by 1 / t^2, too */
-        all += (t - mean) * (t - mean) / (t * t);
-        left += (t - f) * (t - f) / (t * t);
-    }
-    link.r2 = all > 0 ? 1 - left / all : 1.0;
-    return link;
-}
-
-/* ---- the engine's own all-reduce ------------------------------------------------------------------------------ */
-
-/* The engine's name for c's ranks. Collective. */
-static dt_result dt__native_open(dt_comm *c)
-{
-    int *world;
-    dt_result r = DT_OK;
-    if (!c->link || !c->link->all_reduce)
-        return dt__misuse("native all-reduce: %s has none. Build with DT_MPI and start several nodes with "
-                          "mpirun, or call dt_all_reduce.", c->link ? c->link->name : "shared memory");
-    if (c->native_group || c->size == c->link->size) return DT_OK;
-    if (!(world = (int *)dt__alloc(c->size * (int64_t)sizeof *world, "a group of ranks"))) return DT_E_MEMORY;
-    for (int p = 0; p < c->size; p++) world[p] = c->place[p].world;
-    r = c->link->group(c->link, world, c->size, &c->native_group);
-    dt__free(world);
-    return r;
-}
-
-DT_API dt_result dt_all_reduce_native(dt_comm *c, float *data, int64_t count, dt_op op)
-{
-    if (dt__refused("c data/ op<3", c, data, count, op)) return DT_E_USAGE;
-    dt__message m;
-    dt_result r = c->job ? dt__native_open(c) : DT_OK;
-    if (!r) r = dt__begin(c, DT__CALL_ALL_REDUCE, count, (int)op);
-    if (r || !c->job) return r;
-    memset(&m, 0, sizeof m);
-    m.data = (char *)data, m.bytes = count * 4;
-    dt__count_sent(c, (c->rank + 1) % c->size, 2 * count * (c->size - 1) / c->size);
-    r = c->link->all_reduce(c->link, &m, c->native_group, op);
-    if (!r) r = dt__wait_message(c, &m, (c->rank + 1) % c->size);
-    return dt__conclude(c, 1, r);
 }
 
 #ifdef DT_MPI
@@ -16885,59 +15732,6 @@ static void dt__mpi_cancel(dt__link *link, dt__message *m)
     dt__link_leave(link);
 }
 
-/* ---- MPI's own all-reduce ---- */
-
-/* MPI_Iallreduce, so that a frozen peer is noticed while this rank waits. */
-static dt_result dt__mpi_all_reduce(dt__link *link, dt__message *m, void *group, dt_op op)
-{
-    dt__mpi *f = (dt__mpi *)link;
-    MPI_Comm comm = group ? *(MPI_Comm *)group : f->comm;
-    MPI_Request request = MPI_REQUEST_NULL;
-    MPI_Op how = op == DT_SUM ? MPI_SUM : op == DT_MAX ? MPI_MAX : MPI_MIN;
-    int64_t count = m->bytes / 4;
-    int code;
-    dt_result r = dt__mpi_admit(f);
-    if (!r && count > INT_MAX)
-        r = dt__misuse("native all-reduce of %lld floats: MPI takes up to %d. Reduce them in parts, or call "
-                       "dt_all_reduce.", (long long)count, INT_MAX);
-    if (r) return r;
-    m->sends = 1;
-    __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
-    dt__link_enter(link);
-    code = MPI_Iallreduce(MPI_IN_PLACE, m->data, (int)count, MPI_FLOAT, how, comm, &request);
-    if (!code) dt__mpi_activate(f, m, request);
-    dt__link_leave(link);
-    return code ? dt__mpi_error("MPI_Iallreduce", code) : DT_OK;
-}
-
-static dt_result dt__mpi_group(dt__link *link, const int *ranks, int size, void **group)
-{
-    dt__mpi *f = (dt__mpi *)link;
-    MPI_Comm *comm = (MPI_Comm *)dt__alloc((int64_t)sizeof *comm, "a group of ranks");
-    MPI_Group world = MPI_GROUP_NULL, members = MPI_GROUP_NULL;
-    int code;
-    *group = NULL;
-    if (!comm) return DT_E_MEMORY;
-    dt__link_enter(link);
-    code = MPI_Comm_group(f->comm, &world);
-    if (!code) code = MPI_Group_incl(world, size, ranks, &members);
-    if (!code) code = MPI_Comm_create_group(f->comm, members, 0, comm);
-    if (members != MPI_GROUP_NULL) MPI_Group_free(&members);
-    if (world != MPI_GROUP_NULL) MPI_Group_free(&world);
-    dt__link_leave(link);
-    if (code) dt__free(comm);
-    else *group = comm;
-    return code ? dt__mpi_error("MPI_Comm_create_group", code) : DT_OK;
-}
-
-static void dt__mpi_ungroup(dt__link *link, void *group)
-{
-    dt__link_enter(link);
-    if (group && !__atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED)) MPI_Comm_free((MPI_Comm *)group);
-    dt__link_leave(link);
-    dt__free(group);
-}
-
 /* ---- opening and closing MPI ---- */
 
 /* Runs at exit. MPI_Finalize would wait for a frozen rank forever, so the ranks meet first. After a failure a rank
@@ -17005,8 +15799,6 @@ static dt_result dt__mpi_open(dt__link **link, int *argc, char ***argv)
     if (!f) return DT_E_MEMORY;
     f->comm = MPI_COMM_NULL, f->link.start = dt__mpi_start, f->link.poll = dt__mpi_poll;
     f->link.cancel = dt__mpi_cancel, f->link.close = dt__mpi_close;
-    f->link.all_reduce = dt__mpi_all_reduce, f->link.group = dt__mpi_group;
-    f->link.ungroup = dt__mpi_ungroup;
     r = dt__mpi_init(f, argc, argv);
     if (!r) r = dt__mpi_learn(f);
     if (r) dt__mpi_close(&f->link);
@@ -17284,9 +16076,9 @@ static dt_result dt__world_detect(dt__world *w)
     memset(w, 0, sizeof *w);
     w->size = w->local_size = w->hosts = 1;
     w->port = DT__WORLD_PORT;
+    w->patience = 300.0;
     r = dt__environment_number("DT_RENDEZVOUS_TIMEOUT", 0.1, 1e6, "a number of seconds from 0.1 to 1e6", &w->patience);
     if (r) return r;
-    if (w->patience <= 0.0) w->patience = 300.0;
     if (dt__environment("DT_MEMFD")) r = DT_OK;
     else if (mpi) r = dt__world_mpi(w);
     else if (dt__environment("SLURM_PROCID") && dt__environment("SLURM_STEP_ID") &&
@@ -18557,7 +17349,7 @@ DT_API void dt_nccl_close(dt_nccl **n) { (void)dt__refused("n!", n); }
  *
  * A checkpoint is written as step-000000200.tmp. When all files and the directory are on the disk, the directory is
  * renamed and `latest` is replaced: a directory with the final name is complete after any crash. This section handles
- * files and slices of memory; which slices a training state has, H16 says (dt__state_each). */
+ * files; which numbers of the training state go where, H16 says (dt__walk). */
 
 /* ---- structs as JSON objects ----
  * The table that describes the options of a group describes the members of a JSON object, too: of a manifest, of the
@@ -18640,11 +17432,15 @@ typedef struct dt__stored_file {
 } dt__stored_file;
 
 /* The tensors of all files of a checkpoint. */
-typedef struct dt__tensors {
+typedef struct dt__tensors dt__tensors;
+/* Finds a tensor by the name and shape that a parameter has in files. */
+typedef dt_result dt__find_fn(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found);
+struct dt__tensors {
+    dt__find_fn *find; /* of whole tensors; NULL: files hold slices */
     dt__stored *list; /* sorted by name after dt__tensors_sort() */
     dt__stored_file *file;
     int64_t count, room, files, file_room;
-} dt__tensors;
+};
 
 static void dt__tensors_close(dt__tensors *t)
 {
@@ -18822,7 +17618,6 @@ typedef struct dt__tensor_file {
     int fd;
     dt__text header;     /* of the tensors announced so far */
     int64_t bytes;       /* of their numbers */
-    int whole, type;     /* for H16: whole tensors, else slices; stored so */
     dt__part_file part;
     dt__sha256 sha;
     dt_result result;
@@ -18883,208 +17678,9 @@ static dt_result dt__tensor_file_close(dt__tensor_file *w, dt_result r, dt__part
     return r;
 }
 
-/* ---- a state as slices of memory ------------------------------------------------------------------------
- * A state is a list of named tensors. Ranks store a tensor as arrays, one per tensor shard and expert (R11), and of
- * each array a slice. A sharded checkpoint holds slices as they are stored. In a full checkpoint, and for the hash, the
- * numbers have the order of the tensor; some files hold its transpose. A block, which is a part of the tensor, stands
- * between the two orders: slices are gathered there or read from there. No rank needs memory for a whole tensor. */
+/* ---- which tensor of a file a parameter is ---- */
 
-typedef struct dt__state_tensor {
-    char part[24];     /* of the state: "" for weights; "first", "second" .. */
-    dt__param is;      /* name, shape and cut */
-    int64_t shards;    /* tensor shards (Vt) of the recipe */
-    int transposed;    /* full checkpoints hold the transpose of this matrix */
-    int kind;          /* for H16: which part */
-    int32_t param;
-    int64_t more;      /* rows that files hold behind those of the model, which training leaves as they are */
-    float *kept;       /* their numbers, on the rank that writes them */
-} dt__state_tensor;
-
-/* Numbers [from, from + count) of an array of a tensor. */
-typedef struct dt__state_slice {
-    const dt__state_tensor *of;
-    int64_t array, from, count;
-    float *data;
-} dt__state_slice;
-
-/* The callback of a walk over a state, called with the slices of each tensor. */
-typedef dt_result dt__visit_slices(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices);
-
-/* The name of a slice, "weight/transformer.wte.weight/000003/000000001024": array, first number; sorts as they do. */
-static void dt__slice_name(const dt__state_slice *s, int64_t from, char *name, size_t size)
-{
-    snprintf(name, size, "%s/%s/%06lld/%012lld", *s->of->part ? s->of->part : "weight", s->of->is.name,
-             (long long)s->array, (long long)from);
-}
-
-/* The name of a tensor in a full checkpoint, and its shape there. */
-static void dt__state_tensor_name(const dt__state_tensor *x, char *name, size_t size, dt_shape *shape)
-{
-    snprintf(name, size, "%s%s%s", x->part, *x->part ? "." : "", x->is.name);
-    *shape = x->transposed ? dt_shape2(x->is.shape.n[1], x->is.shape.n[0]) : x->is.shape;
-}
-
-/* Reads a slice from the slices in files, whichever ranks wrote them. */
-static dt_result dt__slice_read(const dt__state_slice *s, const dt__tensors *t)
-{
-    int64_t done = 0, n;
-    dt_result r = DT_OK;
-    for (; done < s->count && !r; done += n) {
-        char name[160];
-        const dt__stored *has;
-        int64_t first = -1, held = 0, from = s->from + done;
-        size_t length;
-        dt__slice_name(s, from, name, sizeof name);
-        length = strlen(name);
-        has = dt__tensors_upto(t, name);
-        if (has && strlen(has->name) == length && !memcmp(has->name, name, length - 12) && has->type == DT__STORED_F32)
-            first = strtoll(has->name + length - 12, NULL, 10), held = has->bytes / 4;
-        n = dt__min(first + held, s->from + s->count) - from;
-        if (first < 0 || first > from || n <= 0)
-            return dt__error(DT_E_DATA, "the checkpoint does not hold %s: a file is missing, or of another model",
-                             name);
-        r = dt__tensors_read(t, has, s->data + done, 4 * n, 4 * (from - first));
-    }
-    return r;
-}
-
-/* A block between slices and the order of a tensor. */
-typedef struct dt__gatherer {
-    dt_comm *comm;      /* NULL without ranks */
-    const dt__kernels *convert; /* of 2-byte numbers in files; NULL: there are none */
-    int alone;          /* this rank has the whole state; else all ranks take part, and rank 0 gets the numbers */
-    float *block, *other; /* other: the block of another rank, or 2-byte numbers */
-    int64_t rows, cols; /* number i of the tensor is number (i % cols) rows + i / cols of the file */
-    int64_t lo, hi;     /* numbers of the file in the block */
-    int64_t first, end; /* those of the block that slices of this rank have */
-    int64_t held;       /* how many numbers were copied */
-} dt__gatherer;
-enum { DT__GATHER_RUN = 1 << 16 }; /* numbers of a block, unless a row of a transposed file is longer */
-enum { DT__GATHER_COUNT, DT__GATHER_IN, DT__GATHER_OUT };
-
-static int dt__gather_root(const dt__gatherer *g) { return g->alone || dt_comm_rank(g->comm) == 0; }
-
-static void dt__gather_close(dt__gatherer *g)
-{
-    dt__free(g->block);
-    memset(g, 0, sizeof *g);
-}
-
-/* Memory for the blocks of all tensors. */
-static dt_result dt__gather_open(dt__gatherer *g, dt_comm *comm, int alone, const dt__kernels *convert,
-                                 const dt__state_tensor *tensor, int64_t count)
-{
-    int64_t most = DT__GATHER_RUN;
-    memset(g, 0, sizeof *g);
-    g->comm = comm, g->alone = alone, g->convert = convert;
-    for (int64_t i = 0; i < count; i++)
-        if (tensor[i].transposed) most = dt__max(most, tensor[i].is.shape.n[0]);
-    g->block = (float *)dt__alloc(8 * most, "a checkpoint");
-    g->other = g->block + most;
-    return g->block ? DT_OK : DT_E_MEMORY;
-}
-
-static void dt__gather_begin(dt__gatherer *g, const dt__state_tensor *of, int transposed)
-{
-    g->rows = transposed ? of->is.shape.n[0] : 1;
-    g->cols = dt_shape_count(of->is.shape) / g->rows;
-    g->lo = g->hi = 0;
-}
-
-/* Moves to the next block; 0: the tensor is complete. */
-static int dt__gather_next(dt__gatherer *g)
-{
-    g->lo = g->hi;
-    g->hi = dt__min(g->rows * g->cols, g->lo + dt__max(1, DT__GATHER_RUN / g->rows) * g->rows);
-    return g->lo < g->hi;
-}
-
-/* Copies the numbers that slices have of the block, to or from it, and notes their range in the block. */
-static void dt__gather_copy(dt__gatherer *g, const dt__state_slice *slice, int64_t slices, int way)
-{
-    g->first = g->hi - g->lo, g->end = 0;
-    for (const dt__state_slice *s = slice; s < slice + slices; s++)
-        for (int64_t i = s->from, n; i < s->from + s->count; i += n) {
-            const dt__param *p = &s->of->is;
-            int64_t place = dt__param_index(p, s->of->shards, s->array, i), row = place / g->cols, lo, hi, at;
-            float *a, *b;
-            n = dt__min(dt__param_run(p, s->of->shards, i), s->from + s->count - i);
-            if (place < 0) continue; /* padding */
-            place %= g->cols, n = dt__min(n, g->cols - place);
-            lo = dt__max(place, g->lo / g->rows), hi = dt__min(place + n, g->hi / g->rows);
-            if (lo >= hi) continue;
-            at = lo * g->rows + row - g->lo;
-            g->first = dt__min(g->first, at), g->end = dt__max(g->end, at + (hi - lo - 1) * g->rows + 1);
-            a = s->data + (i - s->from + lo - place), b = g->block + at, g->held += hi - lo;
-            for (; lo < hi; lo++, a++, b += g->rows)
-                if (way == DT__GATHER_IN) *b = *a;
-                else if (way == DT__GATHER_OUT) *a = *b;
-        }
-}
-
-/* Brings the numbers of all ranks to rank 0's block. The blocks are 0 where a rank has no numbers. */
-static dt_result dt__gather_join(dt__gatherer *g)
-{
-    float words[4];
-    dt_result r = DT_OK;
-    memcpy(words, &g->first, 8), memcpy(words + 2, &g->end, 8);
-    if (!dt__gather_root(g)) {
-        r = dt_send(g->comm, words, 4, 0);
-        return r || g->first >= g->end ? r : dt_send(g->comm, g->block + g->first, g->end - g->first, 0);
-    }
-    for (int rank = 1; rank < dt_comm_size(g->comm) && !r; rank++) {
-        unsigned char *to = (unsigned char *)g->block, *from = (unsigned char *)g->other;
-        r = dt_recv(g->comm, words, 4, rank);
-        memcpy(&g->first, words, 8), memcpy(&g->end, words + 2, 8);
-        if (!r && g->first < g->end) r = dt_recv(g->comm, g->other, g->end - g->first, rank);
-        for (int64_t i = 4 * g->first; i < 4 * g->end && !r; i++) to[i] |= from[i - 4 * g->first];
-    }
-    return r;
-}
-
-/* Receives numbers of a tensor. */
-typedef dt_result dt__sink(void *user, const float *data, int64_t count);
-
-/* Passes a tensor to the sink of rank 0, or of every rank when alone, block by block. */
-static dt_result dt__gather_emit(dt__gatherer *g, const dt__state_tensor *of, const dt__state_slice *slice,
-                                 int64_t slices, int transposed, dt__sink *sink, void *user)
-{
-    dt_result r = DT_OK;
-    dt__gather_begin(g, of, transposed);
-    while (!r && dt__gather_next(g)) {
-        memset(g->block, 0, 4 * (size_t)(g->hi - g->lo));
-        dt__gather_copy(g, slice, slices, DT__GATHER_IN);
-        if (!g->alone) r = dt__gather_join(g);
-        if (!r && dt__gather_root(g)) r = sink(user, g->block, g->hi - g->lo);
-        dt__comm_tick(g->comm);
-    }
-    return r;
-}
-
-/* Reads slices from the blocks of a whole tensor in a file that they need. 2-byte numbers become floats, padding +0. */
-static dt_result dt__gather_read(dt__gatherer *g, const dt__tensors *from, const dt__stored *s,
-                                 const dt__state_tensor *of, const dt__state_slice *slice, int64_t slices)
-{
-    const dt__stored_type *type = &dt__stored_types[s->type];
-    float *raw = type->bytes == 4 ? g->block : g->other;
-    dt_result r = DT_OK;
-    dt__gather_begin(g, of, of->transposed);
-    for (int64_t i = 0; i < slices && of->is.pad; i++) memset(slice[i].data, 0, 4 * (size_t)slice[i].count);
-    while (!r && dt__gather_next(g)) {
-        dt__gather_copy(g, slice, slices, DT__GATHER_COUNT);
-        if (g->first >= g->end) continue;
-        r = dt__tensors_read(from, s, raw, (g->hi - g->lo) * type->bytes, g->lo * type->bytes);
-        dt__comm_tick(g->comm);
-        if (!r && raw != g->block) g->convert->convert(DT_F32, g->block, type->dtype, raw, g->hi - g->lo);
-        if (!r) dt__gather_copy(g, slice, slices, DT__GATHER_OUT);
-    }
-    return r;
-}
-
-/* Finds a tensor by the name and shape that a parameter has in files. */
-typedef dt_result dt__find_fn(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found);
-
-/* Is a stored tensor of this shape? A table of positions may have more rows, behind those of the model. */
+/* Is a stored tensor of this shape? A table of positions may have more rows, after those of the model. */
 static int dt__stored_fits(const dt__stored *s, const dt_shape *shape)
 {
     dt_shape first = s->shape;
@@ -19124,89 +17720,9 @@ static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const d
                       dt__shape_text(shape, b));
 }
 
-/* A state in the files of a checkpoint, or published weights. */
-typedef struct dt__reader {
-    dt__tensors tensors;
-    dt__find_fn *find;      /* of whole tensors; NULL: files hold slices */
-    dt__gatherer gather; /* opened by the caller, for whole tensors */
-} dt__reader;
-
-static void dt__reader_close(dt__reader *x)
-{
-    dt__tensors_close(&x->tensors);
-    dt__gather_close(&x->gather);
-}
-
-/* A dt__visit_slices: reads the slices of a tensor from a dt__reader. */
-static dt_result dt__reader_visit(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
-{
-    dt__reader *x = (dt__reader *)user;
-    char name[160];
-    dt__stored *s;
-    dt_shape shape;
-    dt_result r = DT_OK;
-    dt__comm_tick(x->gather.comm);
-    for (int64_t i = 0; i < slices && !x->find && !r; i++) r = dt__slice_read(&slice[i], &x->tensors);
-    if (!x->find || !slices) return r;
-    dt__state_tensor_name(of, name, sizeof name, &shape);
-    r = x->find(&x->tensors, name, &shape, &s);
-    return r ? r : dt__gather_read(&x->gather, &x->tensors, s, of, slice, slices);
-}
-
-/* The destination of the numbers of a state, tensor by tensor. */
-typedef struct dt__export {
-    dt__reader *from;     /* where the numbers are read from first; NULL: they are in memory */
-    dt__gatherer *gather; /* whole tensors, in their order; NULL: slices, as they are stored */
-    int file;             /* as files hold them: some matrices transposed, and the rows behind a table */
-    dt__sink *sink;
-    void *user;
-} dt__export;
-
-/* A dt__visit_slices: passes the slices of a tensor to the sink of a dt__export. */
-static dt_result dt__export_visit(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
-{
-    const dt__export *x = (const dt__export *)user;
-    dt_result r = x->from ? dt__reader_visit(x->from, of, slice, slices) : DT_OK;
-    if (!r && x->gather) r = dt__gather_emit(x->gather, of, slice, slices, x->file && of->transposed, x->sink, x->user);
-    for (int64_t i = 0; i < slices && !x->gather && !r; i++) r = x->sink(x->user, slice[i].data, slice[i].count);
-    return r || !x->file || !of->kept ? r : x->sink(x->user, of->kept, of->more * of->is.shape.n[1]);
-}
-
-/* A dt__sink: writes numbers. Rank 0 receives to the end after an error of the file, since others send. */
-static dt_result dt__tensor_file_sink(void *user, const float *data, int64_t count)
-{
-    dt__tensor_file *w = (dt__tensor_file *)user;
-    uint16_t half[1024];
-    if (w->type == DT__STORED_F32) dt__tensor_file_put(w, data, 4 * count);
-    for (int64_t i = 0, n; w->type != DT__STORED_F32 && i < count; i += n) {
-        n = dt__min(1024, count - i);
-        dt__isa_table(0)->convert(dt__stored_types[w->type].dtype, half, DT_F32, data + i, n);
-        dt__tensor_file_put(w, half, 2 * n);
-    }
-    return DT_OK;
-}
-
-/* A dt__visit_slices: announces what the file will hold of a tensor. */
-static dt_result dt__tensor_file_visit(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
-{
-    dt__tensor_file *w = (dt__tensor_file *)user;
-    char name[160], part[160];
-    dt_shape shape;
-    dt__state_tensor_name(of, name, sizeof name, &shape);
-    if (of->more) shape.n[0] = of->more + (w->whole ? shape.n[0] : 0);
-    if (w->whole) dt__tensor_file_name(w, name, w->type, &shape);
-    for (int64_t i = 0; i < slices && !w->whole; i++) {
-        dt_shape count = dt_shape1(slice[i].count);
-        dt__slice_name(&slice[i], slice[i].from, part, sizeof part);
-        dt__tensor_file_name(w, part, DT__STORED_F32, &count);
-    }
-    if (of->kept && !w->whole) dt__tensor_file_name(w, name, DT__STORED_F32, &shape);
-    return DT_OK;
-}
-
 /* ---- the directory ---- */
 
-/* folder/step-000000200, and a tail behind it. */
+/* folder/step-000000200, and a tail after it. */
 static dt_result dt__step_path(char path[PATH_MAX], const char *folder, int64_t step, const char *tail)
 {
     char name[48];
@@ -19623,19 +18139,19 @@ static dt_result dt__manifest_read(dt__manifest *m, const char *folder)
 
 static int dt__part_has_tensors(const dt__part_file *p) { return dt__ends_with(p->name, ".safetensors"); }
 
-/* Opens the tensors that a manifest lists. The caller opens the gather, and closes the reader after errors as well. */
-static dt_result dt__reader_open(dt__reader *x, const char *folder, const dt__manifest *m)
+/* Opens the tensors that a manifest lists. dt__tensors_close() frees them, after an error as well. */
+static dt_result dt__tensors_open(dt__tensors *t, const char *folder, const dt__manifest *m)
 {
     char path[PATH_MAX];
     dt_result r = DT_OK;
-    memset(x, 0, sizeof *x);
-    x->find = m->full ? dt__tensors_fit : NULL;
+    memset(t, 0, sizeof *t);
+    t->find = m->full ? dt__tensors_fit : NULL;
     for (int64_t i = 0; i < m->files && !r; i++) {
         if (!dt__part_has_tensors(&m->file[i])) continue;
         r = dt__path_join(path, folder, m->file[i].name);
-        if (!r) r = dt__tensors_add(&x->tensors, path);
+        if (!r) r = dt__tensors_add(t, path);
     }
-    return r ? r : dt__tensors_sort(&x->tensors);
+    return r ? r : dt__tensors_sort(t);
 }
 
 /* ---- config.json of Hugging Face's transformers ---- */
@@ -19906,9 +18422,9 @@ static int64_t dt__config_sequence(const dt_model *m, int64_t positions)
     if (m->family == DT_GPT2 && positions > 0) return positions;
     return dt__min(positions > 0 ? positions : 1024, m->window ? dt__min(m->window, 1024) : 1024);
 }
-DT_API dt_result dt_model_read(dt_model *m, const char *path)
+/* The model of a config.json, of its directory, or of a checkpoint. */
+static dt_result dt__model_read(dt_model *m, const char *path)
 {
-    if (dt__refused("m path", m, path)) return DT_E_USAGE;
     char name[PATH_MAX];
     dt_recipe recipe;
     int64_t sequence;
@@ -19949,6 +18465,7 @@ static dt_result dt__weights_open(dt__tensors *t, const char *path)
     char name[PATH_MAX];
     dt_result r = DT_OK;
     memset(t, 0, sizeof *t);
+    t->find = dt__weights_fit;
     if (dt__ends_with(path, ".safetensors")) r = dt__tensors_add(t, path);
     else if (!(r = dt__path_join(name, path, "model.safetensors")) && !access(name, F_OK)) r = dt__tensors_add(t, name);
     else if (!r && !(r = dt__path_join(name, path, "model.safetensors.index.json")))
@@ -20047,7 +18564,7 @@ struct dt_optimizer {
     float steps;               /* as a program sees and loads it */
     dt_parameter *list;        /* (count), then what is kept of each, then the steps */
     char *names;
-    float *state, *sums; /* sums: behind the state, sums of squares of the blocks of a parameter */
+    float *state, *sums; /* sums: after the state, sums of squares of the blocks of a parameter */
 };
 
 /* Lists what the optimizer keeps, and gives it memory. */
@@ -20151,11 +18668,12 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
     if (r) return dt__fp_leave(saved), r;
     dt__update_begin(&o->powers, &o->recipe, rate, dt__sqrtf(squares), u);
     for (int64_t i = 0; i < o->count; i++) {
-        dt__stepping s = DT__ZERO;
-        s.k = o->kernels, s.optimizer = o->recipe.optimizer, s.n = dt_shape_count(o->list[i].shape);
-        s.u = &u[o->list[i].shape.dims >= 2], s.weight = o->list[i].values, s.gradient = o->list[i].gradient;
-        for (int k = 0; k < o->kept; k++) s.state[k] = o->list[(k + 1) * o->count + i].values;
-        dt__mem_update(o->pool, &s);
+        dt__verb v = DT__ZERO;
+        v.k = o->kernels, v.kind = DT__VERB_UPDATE, v.optimizer = o->recipe.optimizer;
+        v.n = dt_shape_count(o->list[i].shape), v.u = &u[o->list[i].shape.dims >= 2];
+        v.to = o->list[i].values, v.from = o->list[i].gradient;
+        for (int k = 0; k < o->kept; k++) v.state[k] = o->list[(k + 1) * o->count + i].values;
+        dt__verb_run(o->pool, &v);
     }
     dt__fp_leave(saved);
     o->steps = (float)++o->step;
@@ -20164,9 +18682,8 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
 }
 
 /* ============================================================================
- * H15  mesh, layout, step programs, executor */
+ * H15  mesh, layout, plans, engine */
 
-DT_API dt_sampling dt_sampling_default(void) { return dt_layout_default().output.sampling; }
 
 /* DT_E_USAGE unless the degree that an option sets divides n of something ("rank", without the plural's s). */
 static dt_result dt__check_divides(const char *option, int64_t degree, int64_t n, const char *of)
@@ -20293,6 +18810,14 @@ DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int
 
 /* ---- schedules: the order of units and chunks on a stage ----------------------------------------------- */
 
+/* Work of a stage on one of `units` units. A stage has `chunks` runs of segments, one unless the schedule is
+ * interleaved; run c of stage s is number c stages + s of the model. */
+enum { DT__WORK_FORWARD, DT__WORK_BACKWARD, DT__WORK_WEIGHTS };
+typedef struct dt__work {
+    int32_t kind, unit, chunk; /* WEIGHTS is zero-bubble's second half of backward */
+    int32_t slot;              /* of the chunk's memory: holds the unit from forward until its last work */
+} dt__work;
+
 typedef struct dt__pipe {
     int kind, stages, chunks, units;
 } dt__pipe;
@@ -20303,12 +18828,12 @@ static int64_t dt__pipe_length(const dt__pipe *p)
 }
 
 /* Forward or backward number k of a stage: groups of `stages` units pass through the chunks in turn. */
-static dt_work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
+static dt__work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
 {
-    dt_work w;
+    dt__work w;
     int64_t inside = k % ((int64_t)p->stages * p->chunks);
     w.kind = kind, w.chunk = (int32_t)(inside / p->stages);
-    if (kind != DT_WORK_FORWARD) w.chunk = p->chunks - 1 - w.chunk;
+    if (kind != DT__WORK_FORWARD) w.chunk = p->chunks - 1 - w.chunk;
     w.unit = (int32_t)(k / ((int64_t)p->stages * p->chunks) * p->stages + k % p->stages);
     w.slot = -1;
     return w;
@@ -20318,7 +18843,7 @@ static dt_work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
  * stage (Narayanan et al. 2019). Interleaved: the same over chunks (Narayanan et al. 2021). Zero-bubble: as 1F1B, but a
  * stage delays its weight gradients by one unit for each earlier stage, so that they fill the bubble at the end (ZB-H1,
  * Qi et al. 2023). Every schedule computes weight gradients in the order of units (R3). */
-static void dt__pipe_order(const dt__pipe *p, int stage, dt_work *list)
+static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
 {
     int64_t total = (int64_t)p->units * p->chunks, ahead = p->stages - 1 - stage, f = 0, b = 0, w = 0;
     int split = p->kind == DT_ZERO_BUBBLE;
@@ -20326,27 +18851,27 @@ static void dt__pipe_order(const dt__pipe *p, int stage, dt_work *list)
     if (p->chunks > 1) ahead = 2 * ahead + (int64_t)(p->chunks - 1) * p->stages;
     while (b < total) {
         if (f < total && f - b <= ahead) {
-            *list++ = dt__pipe_nth(p, DT_WORK_FORWARD, f++);
+            *list++ = dt__pipe_nth(p, DT__WORK_FORWARD, f++);
             continue;
         }
-        *list++ = dt__pipe_nth(p, DT_WORK_BACKWARD, b++);
-        if (split && b - w > stage) *list++ = dt__pipe_nth(p, DT_WORK_WEIGHTS, w++);
+        *list++ = dt__pipe_nth(p, DT__WORK_BACKWARD, b++);
+        if (split && b - w > stage) *list++ = dt__pipe_nth(p, DT__WORK_WEIGHTS, w++);
     }
-    while (split && w < total) *list++ = dt__pipe_nth(p, DT_WORK_WEIGHTS, w++);
+    while (split && w < total) *list++ = dt__pipe_nth(p, DT__WORK_WEIGHTS, w++);
 }
 
 /* Gives every unit in flight the lowest free slot of its chunk; slots[c] becomes the number that chunk c needs. Scratch
  * of a chunk (2 units + 1): the slot of each unit, which slots are taken, and a slot below which none is free. */
-static void dt__pipe_slots(const dt__pipe *p, dt_work *list, int32_t *slots, int32_t *scratch)
+static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, int32_t *scratch)
 {
-    int last = p->kind == DT_ZERO_BUBBLE ? DT_WORK_WEIGHTS : DT_WORK_BACKWARD;
+    int last = p->kind == DT_ZERO_BUBBLE ? DT__WORK_WEIGHTS : DT__WORK_BACKWARD;
     const int64_t each = 2 * (int64_t)p->units + 1;
     memset(slots, 0, 4 * (size_t)p->chunks);
     memset(scratch, 0, 4 * (size_t)(p->chunks * each));
     for (int64_t i = 0; i < dt__pipe_length(p); i++) {
-        dt_work *w = &list[i];
+        dt__work *w = &list[i];
         int32_t *of = scratch + w->chunk * each, *taken = of + p->units, *low = taken + p->units;
-        if (w->kind == DT_WORK_FORWARD) {
+        if (w->kind == DT__WORK_FORWARD) {
             while (taken[*low]) ++*low;
             of[w->unit] = *low, taken[*low] = 1;
             slots[w->chunk] = (int32_t)dt__max(slots[w->chunk], *low + 1);
@@ -20367,36 +18892,6 @@ static dt_result dt__pipe_check(const dt__pipe *p)
     return DT_OK;
 }
 
-DT_API dt_result dt_pipeline_order(const dt_layout *l, int64_t units, int64_t stage, dt_work *list, int64_t *count)
-{
-    if (dt__refused("l list count", l, list, count)) return DT_E_USAGE;
-    dt__pipe p;
-    dt_result r;
-    if (l->pp < 1 || l->pp > 1000 || l->chunks < 1 || l->chunks > 1000 || units < 1 || units > 100000 || stage < 0 ||
-        stage >= l->pp)
-        return dt__misuse("stage %lld of %lld, %lld chunks, %lld units: out of range. Use 1 to 1000 stages "
-                          "and chunks, and 1 to 100000 units.", (long long)stage, (long long)l->pp,
-                          (long long)l->chunks, (long long)units);
-    p.kind = l->pipeline, p.stages = (int)l->pp, p.units = (int)units;
-    p.chunks = l->pipeline == DT_INTERLEAVED ? (int)l->chunks : 1;
-    *count = 0;
-    if ((r = dt__pipe_check(&p)) != DT_OK) return r;
-    int32_t *slots = (int32_t *)dt__alloc(8 * (int64_t)p.chunks * (p.units + 1), "a schedule");
-    if (!slots) return DT_E_MEMORY;
-    dt__pipe_order(&p, (int)stage, list);
-    dt__pipe_slots(&p, list, slots, slots + p.chunks);
-    dt__free(slots);
-    *count = dt__pipe_length(&p);
-    return DT_OK;
-}
-
-/* Share of time that stages wait if a backward takes two forwards; zero-bubble: for as many units as stages or more. */
-static double dt__pipe_idle(const dt__pipe *p)
-{
-    double bubble = (double)(p->stages - 1) / (p->kind == DT_ZERO_BUBBLE ? 3.0 : 1.0);
-    return bubble / ((double)p->chunks * (double)p->units + bubble);
-}
-
 /* ---- the store: places of this rank's parameters and gradients ------------------------------------------- */
 
 /* Gradients reduced together, in the order of their parameters. A tied parameter has a bucket for each use (R8). */
@@ -20408,7 +18903,7 @@ typedef struct dt__bucket {
     int32_t last, top;    /* its segments; complete after backward of `last` */
     int32_t group;        /* equal for buckets of the same segments */
     int32_t tied, use;    /* the parameter, or -1; which of its uses */
-    int64_t copies;       /* of it in a set, one behind another: for experts one per rank that shares them, else 1 */
+    int64_t copies;       /* of it in a set, one after another: for experts one per rank that shares them, else 1 */
     int64_t total;        /* offset in the total, which has one copy of everything */
 } dt__bucket;
 
@@ -20418,7 +18913,7 @@ typedef struct dt__chunk {
     int32_t first, last; /* of the model? */
     int32_t slots;       /* units in flight */
     int64_t floats;      /* of one slot: input, outputs, saved values */
-    float *memory;       /* (slots, floats) */
+    int64_t at;          /* offset of (slots, floats) in the memory of units */
 } dt__chunk;
 
 typedef struct dt__store {
@@ -20465,15 +18960,15 @@ static dt__bucket *dt__store_bucket(dt__store *s, int32_t *capacity, int32_t tie
 /* Appends slot k of a segment to bucket b, and its parameter to this rank's parameters on its first use. */
 static void dt__store_slot(dt__store *s, dt__net *net, dt__built *seg, int32_t k, dt__bucket *b)
 {
-    dt__net_param *p = &net->params[seg->use[k] / 4];
+    dt__net_param *p = &net->params[seg->use[k].param];
     int64_t floats = dt__round_up(p->count, DT__BLOCK);
-    seg->slot[k] = p->slot[seg->use[k] % 4] = b->slot + b->floats;
+    seg->slot[k] = b->slot + b->floats, seg->use[k].bucket = (int32_t)(b - s->bucket);
     s->slot_floats += b->copies * floats;
     s->total_floats += floats;
     b->floats += floats;
-    b->use = seg->use[k] % 4;
+    b->use = seg->use[k].nth;
     if (p->offset < 0) {
-        p->offset = s->param_floats, p->bucket = (int32_t)(b - s->bucket);
+        p->offset = s->param_floats, p->bucket = seg->use[k].bucket;
         s->param_floats += floats;
     } else b->param = -1;
 }
@@ -20488,7 +18983,7 @@ static dt_result dt__store_chunk(dt__store *s, dt__net *net, const dt__chunk *c,
         int64_t floats[KINDS] = {0, 0, 0};
         for (int32_t q = at; q < begun; q++)
             for (int32_t k = 0; k < net->segments[q].plan->g->slot_count; k++) {
-                const dt__net_param *p = &net->params[net->segments[q].use[k] / 4];
+                const dt__net_param *p = &net->params[net->segments[q].use[k].param];
                 if (p->uses == 1) floats[dt__param_copies(&p->is) > 1] += dt__round_up(p->count, DT__BLOCK);
             }
         if (4 * (floats[MOST] + floats[EXPERTS]) < bytes && at > c->begin) continue;
@@ -20497,11 +18992,11 @@ static dt_result dt__store_chunk(dt__store *s, dt__net *net, const dt__chunk *c,
             for (int32_t q = begun - 1; q >= at; q--) {
                 dt__built *seg = &net->segments[q];
                 for (int32_t k = 0; k < seg->plan->g->slot_count; k++) {
-                    const dt__net_param *p = &net->params[seg->use[k] / 4];
+                    const dt__net_param *p = &net->params[seg->use[k].param];
                     int64_t copies = dt__param_copies(&p->is);
                     if ((p->uses > 1 ? (int)TIED : copies > 1) != kind) continue;
                     if (!b || kind == TIED)
-                        b = dt__store_bucket(s, capacity, kind == TIED ? (int32_t)(seg->use[k] / 4) : -1, copies);
+                        b = dt__store_bucket(s, capacity, kind == TIED ? seg->use[k].param : -1, copies);
                     if (!b) return DT_E_MEMORY;
                     dt__store_slot(s, net, seg, k, b);
                     b->last = kind == TIED ? q : at;
@@ -20561,9 +19056,8 @@ static void dt__store_segment(dt__store *s, const dt__net *net, int32_t q, int b
         window += dt__round_up(p->count, DT__BLOCK);
     }
     for (int32_t k = 0; k < slots; k++) {
-        const dt__net_param *p = &net->params[seg->use[k] / 4];
-        const dt__bucket *b = s->bucket;
-        while (seg->slot[k] < b->slot || seg->slot[k] >= b->slot + b->floats) b++;
+        const dt__net_param *p = &net->params[seg->use[k].param];
+        const dt__bucket *b = &s->bucket[seg->use[k].bucket];
         if (buffered) seg->slot[k] += b->buffer - b->slot;
         seg->slot[slots + k] = p->slices > 1 ? at : -1;
         seg->slot[2 * slots + k] = b->copies > 1 ? b->floats : 0;
@@ -20636,10 +19130,7 @@ static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chu
                                 int buffered, int shared)
 {
     int32_t capacity = 0;
-    for (int32_t i = 0; i < net->param_count; i++) {
-        net->params[i].offset = -1;
-        for (int u = 0; u < 4; u++) net->params[i].slot[u] = -1;
-    }
+    for (int32_t i = 0; i < net->param_count; i++) net->params[i].offset = -1;
     for (int c = count - 1; c >= 0; c--) {
         dt_result r = dt__store_chunk(s, net, &chunks[c], bytes, &capacity);
         if (r) return r;
@@ -20674,42 +19165,6 @@ static void dt__run_parts(int64_t lo, int64_t hi, dt__stack *s)
 
 /* ---- the generator of step programs ------------------------------------------------------------------------- */
 
-/* One instruction of a rank's step program. Stream 0 runs its instructions in order on the rank's own thread; with
- * overlap it hands those of stream 1, when it reaches them, to a second thread, which runs them in that order. after[0]
- * is the instruction before on the same stream, after[1] the last one that it needs of the other stream, of the step
- * before when it stands behind it in the list; -1: none. A simulator may rely on both.
- *   LOAD       samples of (shard, micro)
- *   FORWARD    segment of (shard, micro), in a slot of its chunk
- *   RECOMPUTE  the same once more, for the values that backward needs
- *   OFFLOAD    starts to copy the input of a segment to the second memory
- *   FETCH      starts to copy it back
- *   BACKWARD   segment of (shard, micro); gradients continue in set `set`, from +0 where `fresh`
- *   WEIGHTS    zero-bubble: the gradients of weights, which BACKWARD left out
- *   SEND, RECV activations to or from a neighbour stage; with `back` gradients
- *   CONTEXT    all-reduce over context ranks of one data shard's sums: a bucket of set `set`
- *   FOLD       set += from, a bucket: two neighbours of the tree over data shards
- *   REDUCE     sum over all ranks of a bucket: to every rank, or each piece to its owner (ZeRO)
- *   TOTAL      total += set, a bucket
- *   GATHER     weights from their owners: of a segment before its work (ZeRO 3; with overlap one segment ahead, into
- *              the other of two windows), or of a bucket after the update (ZeRO 1, 2)
- *   TIE        adds the uses of tied weights, across stages
- *   UPDATE     norm, clip, optimizer, average of the weights */
-#define DT__INSTRUCTIONS(X) \
-    X(DT_LOAD, "LOAD") X(DT_FORWARD, "FORWARD") X(DT_RECOMPUTE, "RECOMPUTE") X(DT_OFFLOAD, "OFFLOAD") \
-    X(DT_FETCH, "FETCH") X(DT_BACKWARD, "BACKWARD") X(DT_WEIGHTS, "WEIGHTS") X(DT_SEND, "SEND") X(DT_RECV, "RECV") \
-    X(DT_CONTEXT, "CONTEXT") X(DT_FOLD, "FOLD") X(DT_REDUCE, "REDUCE") X(DT_TOTAL, "TOTAL") \
-    X(DT_GATHER, "GATHER") X(DT_TIE, "TIE") X(DT_UPDATE, "UPDATE")
-#define DT__INSTR_ENUM(code, name) code,
-enum { DT__INSTRUCTIONS(DT__INSTR_ENUM) DT__INSTR_COUNT };
-#undef DT__INSTR_ENUM
-typedef struct dt__instr {
-    int32_t op, segment, micro, shard, bucket, set, from, fresh;
-    int32_t chunk, slot, back;
-    int32_t stream, after[2];
-    int32_t window;    /* where the weights of the segment are gathered */
-    int32_t completes; /* the leaf's gradients in this segment are complete: their row slices are folded (R7) */
-} dt__instr;
-
 /* What the generator needs to know about a rank. */
 typedef struct dt__shape_of_work {
     dt__pipe pipe;
@@ -20726,14 +19181,15 @@ typedef struct dt__shape_of_work {
 } dt__shape_of_work;
 
 typedef struct dt__program {
-    dt__instr *list;
+    dt_instr *list;
     int32_t count, capacity;
     int32_t gathered, worked; /* 1 + segment of the last gather; index of the last FORWARD or RECOMPUTE, before any 0 */
-    dt_work *work;
+    const void *loaded;       /* the unit of the last LOAD */
+    dt__work *work;
     int64_t works;
     dt__stack parts; /* this rank's partial sums at the end of the run */
     dt_result result;
-    dt__instr lost;  /* takes what has no memory */
+    dt_instr lost;  /* takes what has no memory */
 } dt__program;
 
 /* A unit of this rank. Accumulation `shard`: a shard's micro-batches first; `each`: a micro-batch's shards first. */
@@ -20745,14 +19201,14 @@ typedef struct dt__work_unit {
     dt__stack stack;     /* partial sums, before the leaf is folded */
 } dt__work_unit;
 
-static dt__instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__work_unit *u, const dt_work *w)
+static dt_instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__work_unit *u, const dt__work *w)
 {
-    dt__instr *i;
+    dt_instr *i;
     if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list)) return p->result = DT_E_MEMORY, &p->lost;
     i = &p->list[p->count];
     memset(i, 0, sizeof *i);
     i->op = op, i->segment = segment;
-    i->bucket = i->set = i->from = i->after[0] = i->after[1] = -1;
+    i->bucket = i->set = i->from = i->after[0] = i->after[1] = i->peer = -1;
     i->shard = u ? u->shard : -1;
     i->micro = u ? u->micro : -1;
     i->slot = w ? w->slot : -1;
@@ -20761,9 +19217,9 @@ static dt__instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__wo
     p->count++;
     return i;
 }
-static dt__instr *dt__emit_bucket(dt__program *p, int op, int32_t bucket, int32_t set, int32_t from)
+static dt_instr *dt__emit_bucket(dt__program *p, int op, int32_t bucket, int32_t set, int32_t from)
 {
-    dt__instr *i = dt__emit(p, op, -1, NULL, NULL);
+    dt_instr *i = dt__emit(p, op, -1, NULL, NULL);
     i->bucket = bucket, i->set = set, i->from = from;
     return i;
 }
@@ -20814,10 +19270,17 @@ static void dt__program_gather(dt__program *p, const dt__shape_of_work *s, int32
     dt__emit(p, DT_GATHER, segment, NULL, NULL);
 }
 
-static void dt__program_forward(dt__program *p, const dt__shape_of_work *s, const dt__chunk *c, const dt__work_unit *u,
-                                const dt_work *w)
+/* Loads the samples of a unit, unless the last work was of it. */
+static void dt__program_load(dt__program *p, const dt__work_unit *u, const dt__work *w)
 {
-    if (!u->ghost) dt__emit(p, DT_LOAD, -1, u, w);
+    if (!u->ghost && p->loaded != u) dt__emit(p, DT_LOAD, -1, u, w);
+    if (!u->ghost) p->loaded = u;
+}
+
+static void dt__program_forward(dt__program *p, const dt__shape_of_work *s, const dt__chunk *c, const dt__work_unit *u,
+                                const dt__work *w)
+{
+    dt__program_load(p, u, w);
     if (!u->ghost && !c->first) dt__emit(p, DT_RECV, c->begin, u, w);
     for (int32_t q = c->begin; q < c->end; q++) {
         dt__program_gather(p, s, q);
@@ -20830,35 +19293,35 @@ static void dt__program_forward(dt__program *p, const dt__shape_of_work *s, cons
 
 /* Recomputes the values that backward needs, unless this segment's forward was the last and nothing is offloaded. */
 static void dt__program_recompute(dt__program *p, const dt__shape_of_work *s, int32_t segment, const dt__work_unit *u,
-                              const dt_work *w)
+                              const dt__work *w)
 {
-    const dt__instr *f = &p->list[p->worked];
+    const dt_instr *f = &p->list[p->worked];
     if (s->recompute != DT_RECOMPUTE_FULL) return;
     if (!s->horizon && f->segment == segment && f->shard == u->shard && f->micro == u->micro) return;
     dt__emit(p, DT_RECOMPUTE, segment, u, w);
 }
 
 static void dt__program_backward(dt__program *p, const dt__shape_of_work *s, const dt__store *store, const dt__chunk *c,
-                                 const dt__work_unit *u, const dt_work *w)
+                                 const dt__work_unit *u, const dt__work *w)
 {
-    if (!u->ghost) dt__emit(p, DT_LOAD, -1, u, w);
-    if (!u->ghost && !c->last && w->kind == DT_WORK_BACKWARD) dt__emit(p, DT_RECV, c->end - 1, u, w)->back = 1;
+    dt__program_load(p, u, w);
+    if (!u->ghost && !c->last && w->kind == DT__WORK_BACKWARD) dt__emit(p, DT_RECV, c->end - 1, u, w)->back = 1;
     for (int32_t q = c->end - 1; q >= c->begin; q--) {
-        dt__instr *i;
+        dt_instr *i;
         dt__program_gather(p, s, q);
         if (u->ghost) continue;
         for (int32_t f = q == c->end - 1 ? q : q - s->horizon; f >= q - s->horizon && f >= c->begin && s->horizon; f--)
             if (f) dt__emit(p, DT_FETCH, f, u, w);
-        if (w->kind == DT_WORK_BACKWARD) dt__program_recompute(p, s, q, u, w);
-        i = dt__emit(p, w->kind == DT_WORK_WEIGHTS ? DT_WEIGHTS : DT_BACKWARD, q, u, w);
+        if (w->kind == DT__WORK_BACKWARD) dt__program_recompute(p, s, q, u, w);
+        i = dt__emit(p, w->kind == DT__WORK_WEIGHTS ? DT_WEIGHTS : DT_BACKWARD, q, u, w);
         i->set = u->set, i->fresh = u->fresh;
         i->completes = u->done && (s->pipe.kind != DT_ZERO_BUBBLE || i->op == DT_WEIGHTS);
-        if (s->pipe.kind != DT_ZERO_BUBBLE || w->kind == DT_WORK_WEIGHTS) dt__program_buckets(p, s, store, q, u);
+        if (s->pipe.kind != DT_ZERO_BUBBLE || w->kind == DT__WORK_WEIGHTS) dt__program_buckets(p, s, store, q, u);
     }
-    if (!u->ghost && !c->first && w->kind == DT_WORK_BACKWARD) dt__emit(p, DT_SEND, c->begin, u, w)->back = 1;
+    if (!u->ghost && !c->first && w->kind == DT__WORK_BACKWARD) dt__emit(p, DT_SEND, c->begin, u, w)->back = 1;
 }
 
-static int dt__is_work(const dt__instr *i)
+static int dt__is_work(const dt_instr *i)
 {
     return i->op == DT_FORWARD || i->op == DT_RECOMPUTE || i->op == DT_BACKWARD || i->op == DT_WEIGHTS;
 }
@@ -20868,7 +19331,7 @@ static int dt__is_work(const dt__instr *i)
  * order among the reductions on all ranks, ghosts included. */
 static dt_result dt__program_ahead(dt__program *p)
 {
-    dt__instr *list = (dt__instr *)dt__alloc((int64_t)sizeof *list * p->count, "the step program");
+    dt_instr *list = (dt_instr *)dt__alloc((int64_t)sizeof *list * p->count, "the step program");
     int32_t n = 0, seen = 0, moved = 0, next = 0; /* gathers seen and moved; next: index of the next one to move */
     if (!list) return DT_E_MEMORY;
     for (int32_t i = 0; i < p->count; i++) {
@@ -20890,7 +19353,7 @@ static dt_result dt__program_ahead(dt__program *p)
 static int32_t dt__program_needs(const dt__program *p, const dt__shape_of_work *s, const dt__store *store, int32_t at,
                                  const int32_t *reduced)
 {
-    const dt__instr *i = &p->list[at];
+    const dt_instr *i = &p->list[at];
     int32_t need = -1, g = at;
     if (s->zero > 2) {
         while (p->list[g].op != DT_GATHER || p->list[g].segment != i->segment) g--;
@@ -20911,7 +19374,7 @@ static dt_result dt__program_streams(dt__program *p, const dt__shape_of_work *s,
     if (!reduced) return DT_E_MEMORY;
     last[0] = last[1] = -1;
     for (int32_t k = 0; k < p->count; k++) {
-        dt__instr *i = &p->list[k];
+        dt_instr *i = &p->list[k];
         i->stream = s->overlap && (i->op == DT_REDUCE || i->op == DT_TOTAL || i->op == DT_GATHER);
         i->after[0] = last[i->stream];
         if (i->stream) i->after[1] = last[0];
@@ -20937,7 +19400,7 @@ static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, co
     dt__work_unit *unit = (dt__work_unit *)dt__alloc((int64_t)sizeof *unit * s->pipe.units, "the step program");
     int32_t *slot = (int32_t *)dt__alloc(8 * (int64_t)s->pipe.chunks * (s->pipe.units + 1), "the step program");
     p->works = dt__pipe_length(&s->pipe);
-    p->work = (dt_work *)dt__alloc((int64_t)sizeof *p->work * p->works, "the step program");
+    p->work = (dt__work *)dt__alloc((int64_t)sizeof *p->work * p->works, "the step program");
     if (!unit || !slot || !p->work) return dt__free(unit), dt__free(slot), DT_E_MEMORY;
     dt__run_parts(s->lo, s->hi, &p->parts);
     dt__program_units(s, unit);
@@ -20945,8 +19408,8 @@ static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, co
     dt__pipe_slots(&s->pipe, p->work, slot, slot + s->pipe.chunks);
     for (int c = 0; c < s->pipe.chunks; c++) chunks[c].slots = slot[c];
     for (int64_t k = 0; k < p->works; k++) {
-        const dt_work *w = &p->work[k];
-        if (w->kind == DT_WORK_FORWARD) dt__program_forward(p, s, &chunks[w->chunk], &unit[w->unit], w);
+        const dt__work *w = &p->work[k];
+        if (w->kind == DT__WORK_FORWARD) dt__program_forward(p, s, &chunks[w->chunk], &unit[w->unit], w);
         else dt__program_backward(p, s, store, &chunks[w->chunk], &unit[w->unit], w);
     }
     dt__emit(p, DT_TIE, -1, NULL, NULL);
@@ -20963,8 +19426,20 @@ static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, co
     return p->result;
 }
 
-#define DT__INSTR_NAME(code, name) name,
-static const char *const dt__instr_names[] = {DT__INSTRUCTIONS(DT__INSTR_NAME)};
+/* The program of a pass without gradients: a unit's forward in slot 0 of each chunk. gathers: weights, as in ZeRO 3. */
+static dt_result dt__program_pass(dt__program *p, const dt__shape_of_work *s, const dt__store *store, int gathers,
+                                  const dt__chunk *chunks)
+{
+    dt__shape_of_work pass = *s;
+    dt__work_unit unit = DT__ZERO;
+    dt__work w = DT__ZERO;
+    pass.horizon = 0, pass.zero = gathers ? 3 : 0;
+    for (; w.chunk < s->pipe.chunks; w.chunk++) dt__program_forward(p, &pass, &chunks[w.chunk], &unit, &w);
+    return p->result ? p->result : dt__program_streams(p, &pass, store);
+}
+
+#define DT__INSTR_NAME(name) #name,
+static const char *const dt__instr_names[] = {DT_INSTRUCTIONS(DT__INSTR_NAME)};
 #undef DT__INSTR_NAME
 
 /* ---- offload: the second memory ------------------------------------------------------------------------ */
@@ -20973,6 +19448,7 @@ static const char *const dt__instr_names[] = {DT__INSTRUCTIONS(DT__INSTR_NAME)};
 enum { DT__MOVES = 64 };
 typedef struct dt__ring {
     dt__queue queue;
+    const dt__kernels *k;
     struct {
         float *to;
         const float *from;
@@ -20990,7 +19466,7 @@ static dt_result dt__ring_copy(void *owner, int64_t job)
     const dt__ring *r = (const dt__ring *)owner;
     int64_t n = job % DT__MOVES, count = r->move[n].count;
     double end = dt__now() + (r->rate > 0.0 ? 4.0 * (double)count / r->rate : 0.0);
-    dt__mem_copy(NULL, r->move[n].to, r->move[n].from, count);
+    dt__mem_copy(r->k, NULL, r->move[n].to, r->move[n].from, count);
     while (r->rate > 0.0 && dt__now() < end) dt__nap();
     return DT_OK;
 }
@@ -21003,106 +19479,59 @@ static int dt__ring_take(dt__ring *r)
     return place;
 }
 
-/* ---- the allocation table ---------------------------------------------------------------------------- */
+/* ---- the plan: what a rank of a number of ranks does under a layout, and the memory that it needs ---- */
 
-/* The purpose of memory: a category of dt_memory, or bookkeeping of the host, which is not in the printed plan. */
-enum { DT__FOR_HOST, DT__FOR_WEIGHTS, DT__FOR_GRADIENTS, DT__FOR_OPTIMIZER, DT__FOR_ACTIVATIONS, DT__FOR_BUFFERS,
-       DT__FOR_OFFLOADED, DT__CATEGORIES };
-/* Who accesses it: host code, kernels, or both at one address. The CPU allocates all three alike. */
-enum { DT__HOST, DT__DEVICE, DT__PINNED };
+/* Ranks that read it in place. */
+enum { DT__BY_NONE, DT__BY_SAME, DT__BY_DATA, DT__BY_EXPERT, DT__BY_CONTEXT, DT__BY_NEXT, DT__BY_LAST, DT__BY_KINDS };
 
-typedef struct dt__allocation {
-    void *pointer;       /* the address of the pointer to it, whose type is any */
-    int64_t count, size; /* elements, bytes of one */
-    int64_t most;        /* elements of the rank with most: peers allocate equally much */
-    int category, kind;
-    dt_comm *peers;      /* they read it in place; NULL: nobody does */
-} dt__allocation;
-enum { DT__ALLOCATIONS = 40 };
-typedef struct dt__memory {
-    dt__allocation row[DT__ALLOCATIONS];
-    int rows;
-} dt__memory;
+/* All that an engine allocates: X(row, field of dt__engine, purpose, access, readers, name). */
+#define DT__MEMORY_ROWS(X) \
+    X(PARAMS, params, WEIGHTS, DEVICE, SAME, "weights") \
+    X(SETS, sets, GRADIENTS, DEVICE, SAME, "gradient sets") \
+    X(TOTAL, total, GRADIENTS, DEVICE, NONE, "total of gradients") \
+    X(SLICES, row_slices, GRADIENTS, DEVICE, NONE, "row slices of gradients") \
+    X(FIRST, state[0], OPTIMIZER, DEVICE, NONE, "first moment") \
+    X(SECOND, state[1], OPTIMIZER, DEVICE, NONE, "second moment") \
+    X(AVERAGE, state[2], OPTIMIZER, DEVICE, NONE, "average of weights") \
+    X(READ_AVERAGE, state[2], OPTIMIZER, DEVICE, DATA, "average of weights") \
+    X(WINDOW, window, BUFFERS, DEVICE, NONE, "gathered weights") \
+    X(TIE, tie[0], BUFFERS, DEVICE, NONE, "sum of a tied gradient") \
+    X(TIE_ROOM, tie[1], BUFFERS, DEVICE, NONE, "tied gradient of another stage") \
+    X(TOKENS, own_tokens, BUFFERS, PINNED, NONE, "tokens of context slices") \
+    X(SUMS, sums, BUFFERS, PINNED, NONE, "sums of squares") \
+    X(STAGE, stage, BUFFERS, PINNED, EXPERT, "rows for experts") \
+    X(OUT, out[0].memory, BUFFERS, PINNED, NEXT, "activations sent") \
+    X(OUT_BACK, out[1].memory, BUFFERS, PINNED, LAST, "gradients sent") \
+    X(UNITS, units, ACTIVATIONS, DEVICE, NONE, "units in flight") \
+    X(OFFLOADED, units, OFFLOADED, PINNED, NONE, "inputs of segments") \
+    X(RING, ring.memory, ACTIVATIONS, DEVICE, NONE, "inputs fetched back") \
+    X(RING_TICKET, ring.ticket, HOST, HOST, NONE, "copies") \
+    X(RING_PLACE, ring.place, HOST, HOST, NONE, "places of inputs") \
+    X(SAVED, saved, ACTIVATIONS, DEVICE, NONE, "values of a segment") \
+    X(TEMP, temp, ACTIVATIONS, DEVICE, NONE, "temporary values") \
+    X(CONTEXT, env.cp.work, ACTIVATIONS, DEVICE, CONTEXT, "attention over slices") \
+    X(SPANS, spans, HOST, HOST, NONE, "pieces of a gather") \
+    X(RNG, env.rng, HOST, HOST, NONE, "random streams") \
+    X(LOSS, shard_loss, HOST, HOST, NONE, "losses") \
+    X(ASKED, asked, HOST, HOST, NONE, "tokens of experts") \
+    X(QUEUED, queued, HOST, HOST, NONE, "jobs") \
+    X(TICKET, ticket, HOST, HOST, NONE, "tickets") \
+    X(WHEN, when, HOST, HOST, NONE, "times")
+#define DT__ROW_ENUM(row, field, purpose, access, readers, name) DT__ROW_##row,
+#define DT__ROW_IS(row, field, purpose, access, readers, name) \
+    {name, DT_FOR_##purpose, DT__##access, DT__BY_##readers},
+enum { DT__MEMORY_ROWS(DT__ROW_ENUM) DT__ROW_COUNT };
+static const struct dt__row_of {
+    const char *name;
+    int purpose, kind, readers;
+} dt__row_of[] = {DT__MEMORY_ROWS(DT__ROW_IS)};
 
-static void dt__memory_add(dt__memory *m, int category, int kind, dt_comm *peers, void *pointer, int64_t count,
-                           int64_t size)
-{
-    dt__allocation *a = &m->row[m->rows++];
-    DT_ASSERT(m->rows <= DT__ALLOCATIONS);
-    a->pointer = pointer, a->count = a->most = count, a->size = size;
-    a->category = category, a->kind = kind, a->peers = peers;
-}
-
-/* Allocates every row, zeroed. */
-static dt_result dt__memory_open(dt__memory *m)
-{
-    static const char *const names[DT__CATEGORIES] = {"bookkeeping", "weights", "gradients", "the optimizer's state",
-                                                      "activations", "buffers", "offloaded activations"};
-    dt_result r = DT_OK;
-    for (int i = 0; i < m->rows && !r; i++) {
-        const dt__allocation *a = &m->row[i];
-        void *memory = NULL;
-        if (a->peers) r = dt_comm_alloc(a->peers, a->most * a->size, &memory);
-        else if (!(memory = dt__alloc(a->most * a->size, names[a->category]))) r = DT_E_MEMORY;
-        memcpy(a->pointer, &memory, sizeof memory);
-    }
-    return r;
-}
-
-/* Frees every row but those that peers read, which belong to their communicator. */
-static void dt__memory_close(dt__memory *m)
-{
-    for (; m->rows; m->rows--) {
-        const dt__allocation *a = &m->row[m->rows - 1];
-        void *memory;
-        memcpy(&memory, a->pointer, sizeof memory);
-        if (!a->peers) dt__free(memory);
-    }
-}
-
-/* ---- the executor ---------------------------------------------------------------------------------- */
-
-enum { DT__OUTBOX = 4 }; /* messages to a neighbour in flight, at most */
-
-/* A message on its way to rank to - 1 of a communicator; to 0: none is. */
-typedef struct dt__posted {
-    uint32_t ticket;
-    int32_t to;
-} dt__posted;
-
-/* A stage's messages in one direction: activations go to later stages, gradients to earlier ones. */
-typedef struct dt__outbox {
-    dt_comm *comm; /* the stages of this rank's pipeline */
-    float *memory; /* (DT__OUTBOX, widest) */
-    dt__posted posted[DT__OUTBOX];
-    int32_t count;
-} dt__outbox;
-
-/* Communicators of the ranks with the same parameters. NULL: this rank alone, here and below. */
-typedef struct dt__sharing {
-    dt_comm *data;     /* all of them: they sum gradients */
-    dt_comm *group;    /* those that share one copy of the state (ZeRO) */
-    dt_comm *replicas; /* those with the same piece of other copies (hybrid sharding) */
-} dt__sharing;
-
-/* Everything that one rank needs to run a step program. All memory is allocated before step 1. */
-typedef struct dt__engine {
+struct dt_plan {
     const dt_recipe *recipe;
     const dt_layout *layout;
-    dt_comm *comm;     /* all ranks */
-    dt_comm *same;     /* with the same segments and tensor shards */
-    dt__sharing ranks, expert_ranks; /* of these, with the same context leaves; and with the same experts */
-    dt_comm *context;  /* the context group: other context leaves of the same samples */
-    dt_comm *expert;   /* the expert group: other experts of the same segments */
-    dt_comm *tensor;   /* the tensor group: other tensor shards of the same segments and samples */
-    dt_comm *copy;     /* the ranks that together hold one copy of the state */
-    dt_comm *owned[13]; /* those that were created for the engine, in order */
-    int owned_count;
-    dt__outbox out[2]; /* activations, gradients */
-    dt__posted posted[DT__CP_PLACES]; /* blocks on their way to context ranks */
+    int ranks, rank;
+    int spare;         /* a core is free for a second thread: AUTO overlaps */
     dt_mesh mesh;
-    const dt__kernels *k;
-    dt_pool *pool;
     dt__net net;
 #ifdef DT_COMPILER
     dt__compiling compiling;
@@ -21110,142 +19539,102 @@ typedef struct dt__engine {
     dt__chunk *chunks;
     dt__store store;
     dt__shape_of_work shape;
-    dt__program program;
+    dt__program program, pass; /* of a step; of a unit's forward alone */
     int64_t lo, hi, micros, rows; /* this rank's shards; micro-batches; samples per unit */
-    dt__memory memory;            /* the table of what follows */
-    float *units;                 /* the chunks' memory */
-    float *params;                /* weights: of this rank's segments, or its pieces of them (ZeRO 3) */
-    float *stage;                 /* rows that the expert group exchanges */
-    float *window;                /* ZeRO 3: the parameters of the segment in work */
-    float *state[DT__STATE_COUNT]; /* of the optimizer, for this rank's pieces; NULL where there is none */
-    float *sets;                  /* (sets, set_floats): gradients */
-    float *total;                 /* their sum, when it lies apart */
-    float *row_slices;            /* of the leaf in work */
-    int64_t set_floats;
+    int64_t set_floats;           /* of a set of gradients */
     int32_t sets_count;
-    float *saved;                 /* of the segment in work, when values are recomputed */
-    dt__ring ring;                /* of offloaded inputs */
-    float *temp, *gradient[2];
-    float *tie[2];                /* the sum of a tied parameter's gradients, and one that another stage sent */
-    dt__extent *spans;            /* the pieces of one gather */
-    float *sums;                  /* block sums of all gradients */
-    int64_t blocks;
+    int64_t blocks;               /* of all gradients */
     dt__part *parts, *replica_parts; /* partial sums of each rank of ranks.data or .group; of each of its .replicas */
     int *part_count, *replica_count;
-    dt__env env;
-    dt__powers powers;
-    float *shard_loss;            /* (shards of this rank, leaves of this rank) */
-    float *shard_auxiliary;       /* (shards, leaves, segments): auxiliary losses times their coefficients */
-    float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
-    float inv_valid, norm, rate;
-    int native, dry;             /* MPI sums gradients (R19); steps end before the update */
-    int64_t step;
-    dt_result exchanged;          /* first error of the communication inside operations */
-    float *input, *target;        /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
-    dt__queue queue;              /* of stream 1; not running without overlap */
-    int32_t *queued;              /* (program.count), used as a ring: the instruction of a job (dt__engine_ask) */
-    int64_t *ticket;              /* (program.count): the last job of an instruction */
-    int window_in_work;
-    double seconds_sending;       /* communication on stream 0 */
-    double seconds_summing;       /* of it, gradients and weights of data-parallel ranks */
-    double seconds_within;        /* of it, inside a segment's work: tensor, context and expert groups */
-    double seconds_working;       /* work on stream 0, without the communication in it */
-    int64_t reductions;           /* on both streams */
-    uint32_t *own_tokens;         /* with context shards: tokens and targets of this rank's leaves */
-    double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: no timeline */
-    double (*inner)[2];           /* likewise, of the exchanges inside segments */
-    int64_t inners, inner_room, inner_kept; /* kept: of the step */
-} dt__engine;
+    dt_row row[DT__ROW_COUNT];
+    int rows_count;
+};
 
-static int dt__engine_last(const dt__engine *e) { return e->chunks[e->shape.pipe.chunks - 1].last; }
-
-/* ---- inside segments: what operations call ---- */
-
-/* Counts the time since `start` as communication inside a segment's work. */
-static void dt__engine_within(dt__engine *e, double start)
+static void dt__row_add(dt_plan *plan, int id, int64_t count, int64_t size)
 {
-    double seconds = dt__now() - start;
-    e->seconds_sending += seconds;
-    e->seconds_within += seconds;
-    e->seconds_working -= seconds;
-    if (!e->when || !dt__reserve((void **)&e->inner, e->inners, &e->inner_room, e->inners + 1, 16, "the timeline"))
-        return;
-    e->inner[e->inners][0] = start, e->inner[e->inners++][1] = start + seconds;
+    dt_row *row = &plan->row[plan->rows_count++];
+    row->name = dt__row_of[id].name, row->purpose = dt__row_of[id].purpose, row->id = id;
+    row->bytes = row->most = count * size;
 }
 
-/* dt__tp.combine over the tensor group. */
-static void dt__engine_combine(void *user, int kind, float *to, const float *from, int64_t count)
+enum { DT__OUTBOX = 4 }; /* messages to a neighbour in flight, at most */
+
+#ifdef DT_NO_THREADS
+enum { DT__THREADS = 0 };
+#else
+enum { DT__THREADS = 1 };
+#endif
+
+/* ---- checks: one sentence each, before anything is opened ---- */
+
+static dt_result dt__check_model(const dt_model *m)
 {
-    dt__engine *e = (dt__engine *)user;
-    dt_result *r = &e->exchanged;
-    double start = dt__now();
-    if (*r) return;
-    if (kind == DT__TP_GATHER) *r = dt_all_gather(e->tensor, dt__host(from), dt__host(to), count);
-    else if (kind == DT__TP_SCATTER)
-        *r = dt_reduce_scatter(e->tensor, dt__host(from), dt__host(to), count / dt_comm_size(e->tensor), DT_SUM);
-    else {
-        dt__mem_copy(NULL, to, from, count);
-        *r = dt_all_reduce(e->tensor, dt__host(to), count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
+    const int64_t unit = m->family == DT_LLAMA && m->kv_heads > 0 && m->width / 2 % m->kv_heads == 0 ? m->kv_heads : 1;
+    char list[256];
+    if (m->segments) return m->segment_count >= 1 ? DT_OK : dt__misuse("the model has no segments: give one or more");
+    if (m->segment_count)
+        return dt__misuse("the model is of %lld segments of a program's own, which a checkpoint does not hold: give "
+                          "them (dt_model_segments)", (long long)m->segment_count);
+    if (m->layers < 1 || m->heads < 1 || m->width < 1)
+        return dt__misuse("the model has %lld layers, %lld heads, width %lld: choose a --model ("
+                          DT__MODEL_NAMES ") or set --layers, --heads, --width to 1 or more", (long long)m->layers,
+                          (long long)m->heads, (long long)m->width);
+    if (!m->head && m->width % m->heads)
+        return dt__misuse("%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads,
+                          (long long)m->width,
+                          dt__divisors((m->family == DT_LLAMA ? m->width / 2 : m->width) / unit, 64, unit, list,
+                                       sizeof list));
+    if (m->experts && (m->active ? m->active : 2) > m->experts)
+        return dt__misuse("--active %lld of --experts %lld: a token has 1 to --experts of them, 0 means 2",
+                          (long long)m->active, (long long)m->experts);
+    if (m->family != DT_GPT2 && m->family != DT_LLAMA)
+        return dt__misuse("unknown model family %d: use DT_GPT2 or DT_LLAMA", (int)m->family);
+    if (m->family == DT_GPT2) {
+        if (!m->kv_heads && !m->hidden && m->rope_base == 0.0f && m->norm_eps == 0.0f && !m->tied && !m->head &&
+            !m->window && !m->qkv_bias && !m->o_bias && !m->mlp_bias && !m->qk_norm && m->rope_scaling.factor == 0.0)
+            return DT_OK;
+        return dt__misuse("--kv-heads, --hidden, --norm-eps, --tied, --head-width, --window, --rope-.., biases and "
+                          "--qk-norm are for the Llama family: --model llama-nano, or leave them out");
     }
-    dt__engine_within(e, start);
+    if (m->kv_heads < 0 || (m->kv_heads && m->heads % m->kv_heads))
+        return dt__misuse("%lld KV heads do not divide %lld heads: --kv-heads one of %s", (long long)m->kv_heads,
+                          (long long)m->heads, dt__divisors(m->heads, 64, 1, list, sizeof list));
+    if (m->head < 0 || dt__head_width(m) % 2)
+        return dt__misuse("a head of width %lld (width %lld, %lld heads) cannot be rotated in pairs: make it even",
+                          (long long)dt__head_width(m), (long long)m->width, (long long)m->heads);
+    if (m->experts && m->mlp_bias)
+        return dt__misuse("--mlp-bias: the experts of the Llama family have no biases. Leave it out");
+    if (m->rope_base > 0.0f && m->rope_base < 1.0f)
+        return dt__misuse("--rope-base %g: choose a number not below 1, or 0 for 10000", (double)m->rope_base);
+    if (m->dropout > 0.0f) return dt__misuse("--dropout: the Llama family has none, set it to 0");
+    return DT_OK;
 }
 
-/* The exchange of rows in the expert group. */
-static void dt__engine_exchange(void *user, float *to, const int32_t *take, const float *from, const int32_t *give,
-                             int64_t bins, int64_t width)
+/* dp: data-parallel ranks. */
+static dt_result dt__check_batch(const dt_recipe *r, int dp)
 {
-    dt__engine *e = (dt__engine *)user;
-    dt_result *r = &e->exchanged;
-    double start = dt__now();
-    if (!*r)
-        *r = dt__all_to_all_rows(e->expert, dt__host(e->stage), dt__host(to), take, dt__host(from), give, bins, width);
-    if (*r) dt__mem_fill(e->pool, to, 0.0f, take[dt_comm_size(e->expert) * bins] * width);
-    dt__engine_within(e, start);
+    char list[256];
+    if (r->batch % r->data_shards)
+        return dt__misuse("batch %lld does not divide into %lld data shards: another --batch, or --data-shards one of "
+                          "%s (a recipe choice: other bits)", (long long)r->batch, (long long)r->data_shards,
+                          dt__divisors(r->batch & -r->batch, 1024, 1, list, sizeof list));
+    if (r->micro_batch < 1 || r->batch % r->micro_batch || r->micro_batch % r->data_shards)
+        return dt__misuse("micro-batch %lld does not divide batch %lld into multiples of %lld data shards: "
+                          "--micro-batch one of %s, or lower --data-shards (a recipe choice: other bits)",
+                          (long long)r->micro_batch, (long long)r->batch, (long long)r->data_shards,
+                          dt__divisors(r->batch / r->data_shards, r->batch, r->data_shards, list, sizeof list));
+    if (dp > r->data_shards)
+        return dt__misuse("%d data-parallel ranks cannot share %lld data shards: use up to %lld, or raise "
+                          "--data-shards (a recipe choice: other bits)", dp, (long long)r->data_shards,
+                          (long long)r->data_shards);
+    return DT_OK;
 }
-
-/* Starts to send, and waits until the receiver has the message. */
-static dt_result dt__posted_send(dt_comm *c, const float *data, int64_t count, int to, dt__posted *p)
-{
-    p->to = to + 1;
-    return dt__send_start(c, dt__host(data), count, to, &p->ticket);
-}
-static dt_result dt__posted_wait(dt_comm *c, dt__posted *p)
-{
-    dt_result r = p->to ? dt__send_finish(c, p->to - 1, p->ticket) : DT_OK;
-    p->to = 0;
-    return r;
-}
-
-/* dt__cp over the context group. */
-static void dt__engine_post(void *user, int place, const float *data, int64_t count, int to)
-{
-    dt__engine *e = (dt__engine *)user;
-    double start = dt__now();
-    if (!e->exchanged) e->exchanged = dt__posted_send(e->context, data, count, to, &e->posted[place]);
-    dt__engine_within(e, start);
-}
-static void dt__engine_posted(void *user, int place)
-{
-    dt__engine *e = (dt__engine *)user;
-    double start = dt__now();
-    if (!e->exchanged) e->exchanged = dt__posted_wait(e->context, &e->posted[place]);
-    dt__engine_within(e, start);
-}
-static void dt__engine_take(void *user, float *to, int64_t count, int from)
-{
-    dt__engine *e = (dt__engine *)user;
-    double start = dt__now();
-    if (!e->exchanged) e->exchanged = dt_recv(e->context, dt__host(to), count, from);
-    dt__engine_within(e, start);
-}
-
-/* ---- opening: mesh, partition, communicators, memory ---- */
 
 /* ZeRO: `group` data-parallel ranks share a copy of the state. Groups exchange whole subtrees over data shards. */
-static dt_result dt__engine_groups(const dt__engine *e, int dp, int *group)
+static dt_result dt__layout_groups(const dt_plan *plan, int dp, int *group)
 {
-    const dt_layout *l = e->layout;
-    int64_t shards = e->recipe->data_shards;
+    const dt_layout *l = plan->layout;
+    int64_t shards = plan->recipe->data_shards;
     dt_result r = dt__check_divides("zero-group", l->zero_group ? l->zero_group : 1, dp, "data-parallel rank");
     *group = !l->zero ? 1 : l->zero_group ? (int)l->zero_group : dp;
     if (l->zero_group && !l->zero)
@@ -21272,10 +19661,10 @@ static int64_t dt__experts_most(int64_t shards, int dp)
         }
     return ep;
 }
-static dt_result dt__engine_experts(const dt__engine *e, int dp)
+static dt_result dt__layout_experts(const dt_plan *plan, int dp)
 {
-    const dt_layout *l = e->layout;
-    int64_t most = dt__experts_most(e->recipe->data_shards, dp);
+    const dt_layout *l = plan->layout;
+    int64_t most = dt__experts_most(plan->recipe->data_shards, dp);
     char list[256];
     dt_result r = dt__check_divides("ep", l->ep, dp, "data-parallel rank");
     if (r) return r;
@@ -21283,17 +19672,929 @@ static dt_result dt__engine_experts(const dt__engine *e, int dp)
         return dt__error(DT_E_USAGE, "--ep %lld: the ranks of an expert group need equal numbers of data shards, "
                          "together a whole subtree of the sum. With %d data-parallel ranks and %lld data shards, set "
                          "--ep to one of %s, or use a power of two of data-parallel ranks.", (long long)l->ep, dp,
-                         (long long)e->recipe->data_shards, dt__divisors(most, most, 1, list, sizeof list));
+                         (long long)plan->recipe->data_shards, dt__divisors(most, most, 1, list, sizeof list));
     return DT_OK;
 }
 
-/* Communicators of `size` ranks of a color: NULL for one rank, `from` where it has no others, unless `own`. */
-static dt_result dt__engine_comms(dt__engine *e, int group)
+/* Assigns segments to stages by cost: time in FLOPs, memory in bytes of state and saved values. */
+static dt_result dt__layout_partition(dt_plan *plan)
 {
-    const dt_mesh *m = &e->mesh;
+    int64_t n = plan->net.count, runs = (int64_t)plan->shape.pipe.stages * plan->shape.pipe.chunks, *begin;
+    double *cost, flops = plan->net.forward_flops + plan->net.backward_flops;
+    double weight = (double)plan->layout->memory_weight;
+    double bytes = 16.0 * (double)plan->net.weights + 4.0 * (double)plan->net.saved;
+    dt_result r;
+    if (runs > n && plan->shape.pipe.chunks > 1 && plan->shape.pipe.stages <= n)
+        return dt__misuse("%lld segments cannot fill %d stages of %d chunks: --chunks up to %lld, or more "
+                          "--layers", (long long)n, plan->shape.pipe.stages, plan->shape.pipe.chunks,
+                          (long long)(n / plan->shape.pipe.stages));
+    if (runs > n)
+        return dt__misuse("%lld segments cannot fill %d stages: --pp up to %lld, or more --layers",
+                          (long long)n, plan->shape.pipe.stages, (long long)n);
+    cost = (double *)dt__alloc(8 * n + 8 * (runs + 1), "the partition");
+    plan->chunks = (dt__chunk *)dt__alloc((int64_t)sizeof *plan->chunks * plan->shape.pipe.chunks, "the partition");
+    if (!cost || !plan->chunks) return dt__free(cost), DT_E_MEMORY;
+    begin = (int64_t *)(void *)(cost + n);
+    for (int64_t s = 0; s < n; s++) {
+        const dt__plan *p = plan->net.segments[s].plan;
+        double weights = 0.0;
+        for (int32_t i = 0; i < p->g->param_count; i++) weights += (double)dt_shape_count(p->g->params[i].shape);
+        cost[s] = weight * (16.0 * weights + 4.0 * (double)p->saved) / bytes;
+        if (flops > 0.0) cost[s] += (1.0 - weight) * (p->forward_flops + p->backward_flops) / flops;
+    }
+    r = dt_partition(cost, n, runs, begin);
+    for (int64_t run = 0; run < runs && !r; run++) {
+        int32_t stage = (int32_t)(run % plan->shape.pipe.stages);
+        dt__chunk *c = stage == plan->shape.stage ? &plan->chunks[run / plan->shape.pipe.stages] : NULL;
+        if (c) {
+            c->begin = (int32_t)begin[run], c->end = (int32_t)begin[run + 1];
+            c->first = run == 0, c->last = run == runs - 1;
+        }
+        for (int64_t s = begin[run]; s < begin[run + 1]; s++) {
+            dt__built *seg = &plan->net.segments[s];
+            seg->stage = stage;
+            for (int32_t k = 0; k < seg->plan->g->slot_count; k++)
+                plan->net.params[seg->use[k].param].stage[seg->use[k].nth] = stage;
+        }
+    }
+    dt__free(cost);
+    return r;
+}
+
+/* The shape of this rank's work under the layout. */
+static dt_result dt__layout_shape(dt_plan *plan)
+{
+    const dt_layout *l = plan->layout;
+    dt__shape_of_work *s = &plan->shape;
+    int dp = plan->mesh.size[DT_AXIS_DATA];
+    dt__run_of(plan->recipe->data_shards, dp, plan->mesh.at[DT_AXIS_DATA], &plan->lo, &plan->hi);
+    s->pipe.kind = l->pipeline;
+    s->pipe.stages = plan->mesh.size[DT_AXIS_PIPELINE];
+    s->pipe.chunks = l->pipeline == DT_INTERLEAVED && s->pipe.stages > 1 ? (int)l->chunks : 1;
+    s->stage = plan->mesh.at[DT_AXIS_PIPELINE];
+    s->lo = plan->lo, s->hi = plan->hi, s->micros = plan->micros;
+    s->accumulation = plan->micros > 1 ? plan->recipe->accumulation : DT_SHARD;
+    s->zero = dp > 1 && l->zero_group != 1 ? (int)l->zero : 0;
+    if (s->zero > 2 || s->pipe.chunks > 1) s->ghosts = dt__ceil_div(plan->recipe->data_shards, dp) - (s->hi - s->lo);
+    s->pipe.units = (int)((plan->hi - plan->lo + s->ghosts) * plan->micros);
+    s->recompute = l->recompute;
+    s->horizon = l->offload ? (int)l->horizon : 0;
+    s->reduce = dp > 1;
+    s->overlap = dp > 1 && DT__THREADS && (l->overlap == DT_OVERLAP_ON || (!l->overlap && plan->spare));
+    s->context = plan->mesh.size[DT_AXIS_CONTEXT] > 1;
+    s->buffered = dp == plan->recipe->data_shards && (s->accumulation == DT_EACH || (plan->micros == 1 && s->zero > 1));
+    s->buffered += s->buffered && s->overlap;
+    s->total = s->buffered || s->accumulation == DT_EACH;
+    return dt__pipe_check(&s->pipe);
+}
+
+/* DT_E_USAGE: choices that exclude each other. */
+static dt_result dt__layout_choices(const dt_layout *l)
+{
+    if (!DT__THREADS && l->overlap == DT_OVERLAP_ON)
+        return dt__misuse("--overlap on needs threads, and this program was built with DT_NO_THREADS. Leave "
+                          "the option out, or build without the switch.");
+    if (l->offload && l->recompute != DT_RECOMPUTE_FULL)
+        return dt__misuse("--offload moves the segment inputs that only --recompute full keeps. Set both.");
+    if (l->pipeline == DT_ZERO_BUBBLE && l->recompute == DT_RECOMPUTE_FULL)
+        return dt__misuse("--pipeline zero-bubble keeps activations until the gradients of weights, and "
+                          "--recompute full drops them. Set --recompute none, or another --pipeline.");
+    return DT_OK;
+}
+
+/* Partial sums of `ranks` data-parallel ranks, the first of them `from`, relative to their first leaf. */
+static dt_result dt__layout_parts(dt_plan *plan, int from, int ranks)
+{
+    int64_t base = 0, lo, hi;
+    dt__part *part = plan->parts = (dt__part *)dt__alloc((int64_t)sizeof *part * 64 * ranks, "the reduction plan");
+    dt__stack s;
+    plan->part_count = (int *)dt__alloc((int64_t)sizeof(int) * ranks, "the reduction plan");
+    if (!plan->parts || !plan->part_count) return DT_E_MEMORY;
+    for (int rank = 0; rank < ranks; rank++) {
+        dt__run_of(plan->recipe->data_shards, plan->mesh.size[DT_AXIS_DATA], from + rank, &lo, &hi);
+        if (!rank) base = lo;
+        dt__run_parts(lo, hi, &s);
+        plan->part_count[rank] = s.count;
+        for (int i = 0; i < s.count; i++, part++) {
+            part->level = s.node[i].level;
+            part->index = s.node[i].index - (base >> s.node[i].level);
+            part->offset = s.node[i].set * plan->set_floats;
+        }
+        if (s.sets > plan->sets_count) plan->sets_count = s.sets; /* symmetric memory */
+    }
+    return DT_OK;
+}
+
+/* The partial sums of a reduction over the data axis, or inside a shard group and then between groups. */
+static dt_result dt__layout_reduction(dt_plan *plan, int group)
+{
+    int d = plan->mesh.at[DT_AXIS_DATA], dp = plan->mesh.size[DT_AXIS_DATA], ranks = group > 1 ? group : dp;
+    int uneven = plan->recipe->data_shards % dp != 0; /* then only experts have replicas: subtrees of ep ranks */
+    int64_t ep = uneven ? plan->layout->ep : 1, lo, hi;
+    dt_result r;
+    plan->set_floats = plan->shape.buffered ? plan->store.buffer_floats : plan->store.slot_floats;
+    plan->sets_count = 1;
+    r = dt__layout_parts(plan, group > 1 ? d / group * group : 0, ranks);
+    if (r || ((group == 1 || group == dp) && (plan->layout->ep == 1 || plan->layout->ep == dp))) return r;
+    plan->replica_parts = (dt__part *)dt__alloc((int64_t)sizeof *plan->parts * dp, "the reduction plan");
+    plan->replica_count = (int *)dt__alloc((int64_t)sizeof(int) * dp, "the reduction plan");
+    if (!plan->replica_parts || !plan->replica_count) return DT_E_MEMORY;
+    for (int i = 0; i < dp; i++) {
+        dt__part *part = &plan->replica_parts[i];
+        dt__run_of(uneven ? plan->recipe->data_shards : dp, dp, (int)(i * ep % dp), &lo, &hi);
+        plan->replica_count[i] = 1;
+        part->level = 0;
+        while ((int64_t)1 << part->level < ep * (hi - lo)) part->level++;
+        part->index = lo >> part->level;
+        part->offset = plan->program.parts.node[0].set * plan->set_floats;
+    }
+    return DT_OK;
+}
+
+/* The place of a bucket in a gradient set. */
+static int64_t dt__bucket_at(const dt_plan *plan, int32_t b)
+{
+    return plan->shape.buffered ? plan->store.bucket[b].buffer : plan->store.bucket[b].slot;
+}
+
+/* This rank's piece of a bucket: [*from, *from + *count), and where its sum is: in the total, or in a set. */
+static int64_t dt__bucket_sum(const dt_plan *plan, int32_t bucket, int64_t *from, int64_t *count)
+{
+    const dt__store *s = &plan->store;
+    const int64_t *cut = dt__store_cut(s, bucket) + dt__bucket_piece(s, bucket, s->piece);
+    *from = cut[0], *count = cut[1] - cut[0];
+    if (!plan->shape.total)
+        return plan->program.parts.node[0].set * plan->set_floats + dt__bucket_at(plan, bucket) + *from;
+    return plan->shape.zero > 1 ? s->bucket[bucket].sum : s->bucket[bucket].total + *from;
+}
+
+/* Which elements of its parameters this rank updates, and where they are. */
+static void dt__layout_pieces(dt_plan *plan)
+{
+    const dt__store *s = &plan->store;
+    for (dt__net_param *p = plan->net.params; p < plan->net.params + plan->net.param_count; p++) {
+        int64_t at, lo, count, sum;
+        if (p->offset < 0) continue;
+        at = p->offset - s->bucket[p->bucket].param, sum = dt__bucket_sum(plan, p->bucket, &lo, &count);
+        p->from = dt__max(0, lo - at);
+        p->own = dt__max(0, dt__min(p->count, lo + count - at) - p->from);
+        p->gradient = sum + at + p->from - lo;
+        p->state = s->own[(int64_t)p->bucket * s->shards + s->piece] + at + p->from - lo;
+    }
+}
+
+/* Lays out a slot of a chunk: input, segments' outputs and saved values; zero-bubble: gradients of the outputs. */
+static void dt__layout_slots(dt_plan *plan)
+{
+    for (int c = 0; c < plan->shape.pipe.chunks; c++) {
+        dt__chunk *chunk = &plan->chunks[c];
+        int64_t at = chunk->first ? 0 : dt__round_up(plan->net.segments[chunk->begin].input, 16);
+        for (int32_t q = chunk->begin; q < chunk->end; q++) {
+            dt__built *seg = &plan->net.segments[q];
+            seg->chunk = c;
+            seg->out_at = at, at += dt__round_up(seg->output, 16);
+            if (plan->shape.recompute != DT_RECOMPUTE_FULL) seg->saved_at = at, at += seg->plan->saved;
+            if (plan->shape.pipe.kind == DT_ZERO_BUBBLE) seg->gradient_at = at, at += dt__round_up(seg->output, 16);
+        }
+        chunk->floats = at;
+    }
+}
+
+/* Does this pass gather the weights of each segment from the ranks of the shard group? */
+static int dt__layout_gathers(const dt_plan *plan, int inference)
+{
+    return plan->shape.zero > 2 || (plan->shape.zero && inference && plan->recipe->evaluate_ema);
+}
+static int dt__layout_windows(const dt_plan *plan) { return plan->shape.overlap && plan->shape.zero > 2 ? 2 : 1; }
+
+/* Floats of the largest exchange of rows in the expert group, maybe a text sample's whole sequence; and its table. */
+static int64_t dt__layout_staged(const dt_plan *plan)
+{
+    int64_t floats = 0, samples = dt__ceil_div(plan->mesh.size[DT_AXIS_CONTEXT], plan->rows);
+    for (int64_t q = 0; q < plan->net.count; q++) {
+        const dt_graph *g = plan->net.segments[q].plan->g;
+        for (int32_t id = 1; id < g->count; id++) {
+            const dt__node *n = &g->nodes[id], *x = &g->nodes[n->in[0]];
+            if (n->op == DT__OP_MOE_BINS) floats = dt__max(floats, dt__table_bins(n));
+            if (n->op == DT__OP_MOE_EXCHANGE) floats = dt__max(floats, x->shape.n[x->shape.dims - 2] * dt__cols(x));
+        }
+    }
+    return floats ? floats * samples + dt__round_up(plan->layout->ep + 1, 16) : 0;
+}
+
+/* Context leaves of this rank, and the words of their tokens and targets. */
+static int64_t dt__layout_leaves(const dt_plan *plan) { return dt__max(1, plan->net.own_leaves); }
+static int64_t dt__layout_own_tokens(const dt_plan *plan)
+{
+    return plan->net.context_shards ? 2 * plan->rows * plan->recipe->sequence / plan->mesh.size[DT_AXIS_CONTEXT] : 0;
+}
+
+/* Rows of the optimizer's state. The average starts as the weights, which are drawn later. */
+static void dt__layout_state(dt_plan *plan)
+{
+    const dt__store *s = &plan->store;
+    int64_t own = s->shards > 1 ? s->own_params : s->param_floats;
+    for (int i = 0; i < DT__STATE_COUNT; i++) {
+        int read = i == DT__STATE_AVERAGE && plan->shape.zero && plan->recipe->evaluate_ema; /* by peers, in place */
+        if (!dt__state_kept(plan->recipe, i)) continue;
+        dt__row_add(plan, read ? DT__ROW_READ_AVERAGE : DT__ROW_FIRST + i, own, 4);
+        if (read) plan->row[plan->rows_count - 1].most = 4 * s->most_params;
+    }
+}
+
+/* The rows of weights, gradients and what ranks exchange. */
+static void dt__layout_rows(dt_plan *plan)
+{
+    const dt__store *s = &plan->store;
+    const dt__shape_of_work *w = &plan->shape;
+    int64_t tied = 0, weights = w->zero > 2 ? s->own_params : s->param_floats; /* tied: of the largest one */
+    int64_t total = !w->total ? 0 : w->zero > 1 ? s->own_slots : s->total_floats;
+    int64_t window = dt__layout_gathers(plan, 1) ? s->window * dt__layout_windows(plan) : 0;
+    for (int32_t b = 0; b < s->buckets; b++)
+        if (s->bucket[b].tied >= 0) tied = dt__max(tied, s->bucket[b].floats);
+    dt__row_add(plan, DT__ROW_PARAMS, weights, 4);
+    if (w->zero > 2) plan->row[0].most = 4 * s->most_params;
+    dt__row_add(plan, DT__ROW_SETS, plan->set_floats * plan->sets_count, 4);
+    dt__row_add(plan, DT__ROW_TOTAL, total, 4);
+    dt__row_add(plan, DT__ROW_SLICES, s->slice_floats, 4);
+    dt__layout_state(plan);
+    dt__row_add(plan, DT__ROW_WINDOW, window, 4);
+    dt__row_add(plan, DT__ROW_TIE, tied, 4);
+    dt__row_add(plan, DT__ROW_TIE_ROOM, tied, 4);
+    dt__row_add(plan, DT__ROW_TOKENS, dt__layout_own_tokens(plan), 4);
+    dt__row_add(plan, DT__ROW_SUMS, plan->blocks, 4);
+    if (plan->layout->ep > 1) dt__row_add(plan, DT__ROW_STAGE, dt__layout_staged(plan), 4);
+    for (int way = 0; way < 2 && w->pipe.stages > 1; way++)
+        dt__row_add(plan, DT__ROW_OUT + way, DT__OUTBOX * plan->net.widest, 4);
+}
+
+/* The rows of activations, and of what the host keeps of a step. */
+static void dt__layout_work_rows(dt_plan *plan)
+{
+    const dt__net *net = &plan->net;
+    const dt__shape_of_work *w = &plan->shape;
+    int64_t units = 0, leaves = dt__layout_leaves(plan), places = w->horizon + 3, count = plan->program.count;
+    int64_t saved = w->recompute == DT_RECOMPUTE_FULL ? net->most_saved : 0, shards = plan->hi - plan->lo;
+    int64_t params = 1; /* of the segment with most: pieces of its gather */
+    for (int64_t q = 0; q < net->count; q++) params = dt__max(params, net->segments[q].plan->g->param_count);
+    for (int c = 0; c < w->pipe.chunks; c++) {
+        plan->chunks[c].at = units;
+        units += plan->chunks[c].slots * plan->chunks[c].floats;
+    }
+    dt__row_add(plan, w->horizon ? DT__ROW_OFFLOADED : DT__ROW_UNITS, units, 4);
+    if (w->horizon) {
+        dt__row_add(plan, DT__ROW_RING, places * net->widest, 4);
+        dt__row_add(plan, DT__ROW_RING_TICKET, places, 8);
+        dt__row_add(plan, DT__ROW_RING_PLACE, net->count + 1, 4);
+    }
+    dt__row_add(plan, DT__ROW_SAVED, saved, 4);
+    dt__row_add(plan, DT__ROW_TEMP, net->temp + 2 * net->widest, 4);
+    dt__row_add(plan, DT__ROW_CONTEXT, net->sliced, 4);
+    dt__row_add(plan, DT__ROW_SPANS, params * plan->store.shards, sizeof(dt__extent));
+    dt__row_add(plan, DT__ROW_RNG, plan->rows * leaves, sizeof(dt__rng));
+    dt__row_add(plan, DT__ROW_LOSS, shards * leaves * (1 + net->count), 4);
+    dt__row_add(plan, DT__ROW_ASKED, net->routed, 4);
+    dt__row_add(plan, DT__ROW_QUEUED, count, 4);
+    dt__row_add(plan, DT__ROW_TICKET, count, 8);
+    if (plan->layout->output.events) dt__row_add(plan, DT__ROW_WHEN, count, 16);
+}
+
+/* Bytes by category. */
+static dt_memory dt__layout_memory(const dt_plan *plan)
+{
+    dt_memory m = DT__ZERO;
+    int64_t bytes[DT_PURPOSES] = {0};
+    for (const dt_row *a = plan->row; a < plan->row + plan->rows_count; a++)
+        bytes[a->purpose] += a->bytes;
+    m.weights = bytes[DT_FOR_WEIGHTS], m.gradients = bytes[DT_FOR_GRADIENTS];
+    m.optimizer = bytes[DT_FOR_OPTIMIZER], m.activations = bytes[DT_FOR_ACTIVATIONS];
+    m.buffers = bytes[DT_FOR_BUFFERS], m.offloaded = bytes[DT_FOR_OFFLOADED];
+    return m;
+}
+
+/* Sets this rank's context leaves and tensor shards of a network before it is built. */
+static void dt__layout_context(const dt_plan *plan, dt__net *net)
+{
+    if (plan->recipe->context_shards < 2) return;
+    net->context_shards = plan->recipe->context_shards;
+    net->own_leaves = net->context_shards / plan->mesh.size[DT_AXIS_CONTEXT];
+    net->first_leaf = net->own_leaves * plan->mesh.at[DT_AXIS_CONTEXT];
+}
+static void dt__layout_shards(const dt_plan *plan, dt__net *net, int split_rows)
+{
+    net->tensor_shards = plan->recipe->tensor_shards;
+    net->own_shards = net->tensor_shards / plan->mesh.size[DT_AXIS_TENSOR];
+    net->first_shard = net->own_shards * plan->mesh.at[DT_AXIS_TENSOR];
+    net->sequence_parallel = split_rows, net->expert_ranks = plan->layout->ep;
+    net->precision = plan->recipe->precision == DT_PRECISION_BF16   ? DT_BF16
+                     : plan->recipe->precision == DT_PRECISION_FP16 ? DT_F16 : 0;
+    net->expert_rank = plan->mesh.at[DT_AXIS_DATA] % plan->layout->ep;
+}
+
+/* Does a degree of ranks, --tp or --cp, divide the recipe's shards of this kind? */
+static dt_result dt__layout_cuts(const char *option, int64_t degree, const char *kind, int64_t shards)
+{
+    if (dt__is_pow2(degree) && shards % degree == 0) return DT_OK;
+    return dt__misuse("--%s %lld does not divide %lld %s shard%s. Set --%s to a power of two up to %lld, "
+                      "or raise --%s-shards, which changes the bits of the recipe.", option, (long long)degree,
+                      (long long)shards, kind, shards == 1 ? "" : "s", option, (long long)shards, kind);
+}
+
+/* Defaults and checks of what a plan is made of. */
+static dt_result dt__recipe_settle(dt_recipe *r, const dt_layout *l)
+{
+    dt_result result;
+    if (!r->micro_batch) r->micro_batch = r->batch;
+    if (r->dropout > 0.0f) r->model.dropout = r->dropout;
+    result = dt__options_check(DT__ROWS(dt__options), DT__GROUP_RECIPE, r);
+    if (!result) result = dt__options_check(DT__ROWS(dt__options), DT__GROUP_LAYOUT, l);
+    return result ? result : dt__check_model(&r->model);
+}
+
+/* Mesh and shape of the work; before the network is built. recipe, layout, ranks and rank are set. */
+static dt_result dt__layout_begin(dt_plan *plan)
+{
+    const dt_layout *l = plan->layout;
+    dt_result r = dt_mesh_of(l, plan->ranks, plan->rank, &plan->mesh);
+    if (!r) r = dt__check_batch(plan->recipe, plan->mesh.size[DT_AXIS_DATA]);
+    if (r) return r;
+    plan->micros = plan->recipe->batch / plan->recipe->micro_batch;
+    plan->rows = plan->recipe->micro_batch / plan->recipe->data_shards;
+    r = dt__layout_groups(plan, plan->mesh.size[DT_AXIS_DATA], &plan->store.shards);
+    if (!r) r = dt__layout_experts(plan, plan->mesh.size[DT_AXIS_DATA]);
+    if (!r) r = dt__layout_cuts("tp", l->tp, "tensor", plan->recipe->tensor_shards);
+    if (!r) r = dt__layout_cuts("cp", l->cp, "context", plan->recipe->context_shards);
+    if (!r && l->sequence_parallel && l->tp < 2)
+        r = dt__misuse("--sequence-parallel splits rows over the ranks of a tensor group, and --tp is 1. "
+                       "Set --tp to 2 or more.");
+    if (!r) r = dt__layout_choices(l);
+    if (!r) r = dt__layout_shape(plan);
+    if (!r) dt__layout_shards(plan, &plan->net, l->sequence_parallel);
+    if (!r) dt__layout_context(plan, &plan->net);
+    if (l->pipeline == DT_ZERO_BUBBLE) plan->net.how |= DT__PLAN_SPLIT;
+    if (l->recompute == DT_RECOMPUTE_SELECTIVE) plan->net.how |= DT__PLAN_RECOMPUTE;
+    return r;
+}
+
+/* Can this layout go on with another number of ranks? */
+static int dt__layout_fits(const dt_plan *plan, int ranks)
+{
+    dt__tls before = dt__thread; /* a layout that does not fit is not an error */
+    dt_plan other = DT__ZERO;
+    int fits;
+    other.recipe = plan->recipe, other.layout = plan->layout, other.spare = plan->spare, other.ranks = ranks;
+    fits = !dt__layout_begin(&other);
+    dt__thread = before;
+    return fits;
+}
+
+/* Blocks of a whole parameter. */
+static int64_t dt__layout_blocks(const dt_plan *plan, const dt__param *p)
+{
+    int64_t vt = plan->net.tensor_shards;
+    return dt__param_arrays(p, vt) * dt__shard_step(p, vt) / DT__BLOCK;
+}
+
+#ifdef DT_COMPILER
+/* Floats of a unit: what its segments save, and their largest temporary memory. */
+static double dt__compiled_floats(const dt__net *net)
+{
+    int64_t saved = 0, temp = 0;
+    for (int64_t q = 0; q < net->count; q++) {
+        saved += dt__fusion_of(net->segments[q].plan)->saved;
+        temp = dt__max(temp, dt__fusion_of(net->segments[q].plan)->temp);
+    }
+    return (double)(saved + temp);
+}
+
+/* Finds how much of their values segments keep for the goal of memory: a smaller share at every try. */
+static dt_result dt__layout_keep(dt_plan *plan)
+{
+    const dt__net settings = plan->net;
+    dt__compiling *c = &plan->compiling;
+    double goal = (double)plan->layout->compile.memory / 4.0, floats = 2.0 * goal;
+    c->backend = DT_BACKEND_TILES; /* of what is tried */
+    c->keep = goal > 0.0;
+    for (int tries = 0; floats > goal && (!tries || c->keep > 0.0); tries++) {
+        dt_result r = dt__net_open(&plan->net, &plan->recipe->model, plan->rows, plan->recipe->sequence);
+        if (r) return r;
+        floats = dt__compiled_floats(&plan->net);
+        if (floats > goal) c->keep *= tries < 4 ? 0.97 * goal / floats : 0.0;
+        dt__net_close(&plan->net);
+        plan->net = settings;
+    }
+    c->backend = plan->layout->compile.backend, c->plans = 0;
+    return DT_OK;
+}
+#endif
+
+/* Records the model. Its segments keep what the layout wants; serves: its logits, too, which may be predictions. */
+static dt_result dt__layout_net(dt_plan *plan, const dt__kernels *k, int serves)
+{
+    const dt_layout *l = plan->layout;
+    int cut = 0;
+    dt_result r = DT_OK;
+    if (l->compile.mode != DT_COMPILE_OFF) {
+#ifdef DT_COMPILER
+        r = dt__compiling_open(&plan->compiling, &l->compile, k);
+        plan->net.compiler = &plan->compiling.base;
+        if (serves) plan->compiling.passes &= ~(1u << DT__PASS_LOGITS);
+        if (!r) r = dt__layout_keep(plan);
+#else
+        (void)k, (void)serves;
+        r = dt__misuse("--compile needs the compiler, and this program was built without DT_COMPILER. Leave "
+                       "the option out, or build with the switch.");
+#endif
+    }
+    if (!r) r = dt__net_open(&plan->net, &plan->recipe->model, plan->rows, plan->recipe->sequence);
+    for (int32_t i = 0; i < plan->net.param_count; i++) cut |= plan->net.params[i].is.cut >= 0;
+    if (!r && l->ep > 1 && !plan->net.routed)
+        r = dt__misuse("--ep %lld: the model has no experts to share: set --experts, or leave --ep out",
+                       (long long)l->ep);
+    if (!r && l->tp > 1 && !cut)
+        r = dt__misuse("--tp %lld: no product of this model can be cut, and ranks would repeat its work: leave "
+                       "--tp out, or build products by dt_linear_with, DT_COLUMNS and DT_ROWS", (long long)l->tp);
+    return r;
+}
+
+/* ---- what an instruction costs ---- */
+
+/* Bytes that a rank sends in an all-reduce, or, of more than one part, in the sum of all parts. */
+static int64_t dt__sum_bytes(int ranks, int rank, int64_t floats, int64_t parts)
+{
+    int64_t own = dt__piece(floats, ranks, rank + 1) - dt__piece(floats, ranks, rank);
+    return 4 * ((floats - own) * parts + (ranks - 1) * own);
+}
+static int64_t dt__all_reduce_bytes(int ranks, int rank, int64_t floats)
+{
+    return floats <= DT__EAGER ? 4 * (ranks - 1) * floats : dt__sum_bytes(ranks, rank, floats, 1);
+}
+
+/* What attention over context slices sends: keys and values around the ring, and gradients to their owners. */
+static int64_t dt__sliced_bytes(const dt_graph *g, const dt__node *n)
+{
+    int64_t shards = n->i[3] ? 1 : dt__max(1, n->i[5]), floats;
+    dt__attention a = dt__attention_sizes(g, n);
+    dt__sliced s;
+    a.h /= shards, a.hk /= shards;
+    (void)dt__sliced_of(&s, g, &a, NULL, n->op == DT__OP_ATTENTION_GRAD);
+    floats = (s.ranks - 1) * 2 * s.leaves * s.keys;
+    for (int p = 0; p < s.ranks && n->op == DT__OP_ATTENTION_GRAD; p++)
+        if (p != s.at) floats += dt__slice_message(&s, s.at, p);
+    return 4 * floats * shards;
+}
+
+/* Adds the cost of ops [from, from + count) of a segment. */
+static void dt__cost_ops(const dt_plan *plan, const dt__plan *p, int32_t from, int32_t count, dt_instr *i)
+{
+    const dt_graph *g = p->g;
+    int ranks = plan->mesh.size[DT_AXIS_TENSOR], rank = plan->mesh.at[DT_AXIS_TENSOR];
+    int64_t ep = plan->layout->ep, *tensor = &i->sent[DT_AXIS_TENSOR];
+    for (const int32_t *id = p->order + from; id < p->order + from + count; id++) {
+        const dt__node *n = &g->nodes[*id], *x = &g->nodes[n->in[0]];
+        int64_t floats = dt__count(x);
+        if (dt__op_of(n->op)->flops) i->flops += dt__op_of(n->op)->flops(g, n);
+        i->touched += dt__count(n) * dt__width(n);
+        for (int k = 0; k < n->inputs; k++)
+            i->touched += dt__count(&g->nodes[n->in[k]]) * dt__width(&g->nodes[n->in[k]]);
+        if (n->op == DT__OP_COMBINE) floats /= x->shape.n[0];
+        if (n->op == DT__OP_COMBINE && n->i[1]) *tensor += 4 * (ranks - 1) * (floats / ranks);
+        else if (n->op == DT__OP_COMBINE && n->i[0]) *tensor += dt__all_reduce_bytes(ranks, rank, floats);
+        else if (n->op == DT__OP_ALL_ROWS) *tensor += 4 * (ranks - 1) * floats;
+        else if (n->op == DT__OP_CROSS_ENTROPY && n->i[3] * n->i[1] < n->i[0]) {
+            int64_t rows = dt__count(&g->nodes[n->in[1]]);
+            *tensor += dt__all_reduce_bytes(ranks, rank, rows);
+            *tensor += dt__all_reduce_bytes(ranks, rank, (n->f > 0.0f ? 3 : 2) * rows);
+        } else if ((n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) && g->context_shards)
+            i->sent[DT_AXIS_CONTEXT] += dt__sliced_bytes(g, n);
+        else if (n->op == DT__OP_MOE_BINS) i->sent[DT_AXIS_DATA] += 4 * dt__table_bins(n) / ep * (ep - 1);
+        else if (n->op == DT__OP_MOE_EXCHANGE)
+            i->sent[DT_AXIS_DATA] += 4 * floats / x->shape.n[x->shape.dims - 2] * g->nodes[n->in[2]].i[1] / ep *
+                                     (ep - 1);
+    }
+}
+
+/* Adds what a tensor group sends when the row slices of a segment's gradients are folded. */
+static void dt__cost_fold(const dt_plan *plan, const dt_graph *g, dt_instr *i)
+{
+    int ranks = plan->mesh.size[DT_AXIS_TENSOR], rank = plan->mesh.at[DT_AXIS_TENSOR];
+    for (int32_t k = 0; k < g->slot_count; k++) {
+        const dt__param *p = &g->params[g->slots[k]];
+        int64_t leaf = dt__leaf_slices(g, p), floats = dt__param_local(p, g->tensor_shards, dt__own(g));
+        if (leaf < g->tensor_shards && p->rows && dt__in_shards(g))
+            i->sent[DT_AXIS_TENSOR] += dt__param_copies(p) * dt__ceil_div(dt__row_slices(g, p), leaf) *
+                                       dt__all_reduce_bytes(ranks, rank, floats);
+    }
+}
+
+/* Bytes of this rank's parts of a bucket's reduction: inside the group that shares state, and between such groups. */
+static int64_t dt__cost_reduce(const dt_plan *plan, const dt__bucket *b, int64_t own)
+{
+    int d = plan->mesh.at[DT_AXIS_DATA], dp = plan->mesh.size[DT_AXIS_DATA], copies = (int)b->copies;
+    int group = plan->store.shards, pieces = dt__bucket_shards(&plan->store, (int32_t)(b - plan->store.bucket));
+    int64_t parts = copies > 1 ? 1 : plan->part_count[group > 1 ? d % group : d];
+    if (pieces == 1) return dt__sum_bytes(dp / copies, d / copies, b->floats, parts);
+    return 4 * (b->floats - own) * parts + dt__sum_bytes(dp / group, d / group, own, 1);
+}
+
+/* The ranks that hold one copy of the state sum the squares of gradients. */
+static void dt__cost_update(const dt_plan *plan, dt_instr *i)
+{
+    const dt_mesh *m = &plan->mesh;
+    int most = (int)dt__max(plan->store.shards, plan->layout->ep), run = m->at[DT_AXIS_DATA] / most, rank = 0;
+    int ranks = most * m->size[DT_AXIS_PIPELINE] * m->size[DT_AXIS_TENSOR];
+    for (int r = 0; r < plan->rank; r++)
+        rank += r / m->stride[DT_AXIS_DATA] % m->size[DT_AXIS_DATA] / most == run &&
+                r / m->stride[DT_AXIS_CONTEXT] % m->size[DT_AXIS_CONTEXT] == m->at[DT_AXIS_CONTEXT];
+    i->axes = (most > 1) << DT_AXIS_DATA | (m->size[DT_AXIS_PIPELINE] > 1) << DT_AXIS_PIPELINE |
+              (m->size[DT_AXIS_TENSOR] > 1) << DT_AXIS_TENSOR;
+    if (ranks > 1) /* under the first of the axes */
+        i->sent[__builtin_ctz((unsigned)i->axes)] = dt__all_reduce_bytes(ranks, rank, plan->blocks);
+    for (int32_t p = 0; p < plan->net.param_count; p++)
+        for (int k = -1; k < DT__STATE_COUNT; k++)
+            if (k < 0 || dt__state_kept(plan->recipe, k)) i->touched += 8 * plan->net.params[p].own;
+}
+
+/* What this stage sends to the others that use a tied parameter. */
+static void dt__cost_tie(const dt_plan *plan, dt_instr *i)
+{
+    for (const dt__net_param *p = plan->net.params; p < plan->net.params + plan->net.param_count; p++)
+        for (int u = 0; u < p->uses && p->uses > 1 && p->offset >= 0; u++)
+            for (int s = 0; s < plan->shape.pipe.stages && p->stage[u] == plan->shape.stage; s++) {
+                int64_t from, count;
+                int shares = 0;
+                for (int o = 0; o < p->uses; o++) shares |= p->stage[o] == s && s != plan->shape.stage;
+                (void)dt__bucket_sum(plan, p->bucket, &from, &count);
+                i->sent[DT_AXIS_PIPELINE] += shares * 4 * count;
+            }
+}
+
+/* Sets what an instruction sends, computes and touches. */
+static void dt__cost(const dt_plan *plan, dt_instr *i)
+{
+    const dt_mesh *m = &plan->mesh;
+    const dt__store *store = &plan->store;
+    const dt__built *seg = i->segment < 0 ? NULL : &plan->net.segments[i->segment];
+    const dt__plan *p = seg ? seg->plan : NULL;
+    const dt__bucket *b = i->bucket < 0 ? NULL : &store->bucket[i->bucket];
+    int pp = m->size[DT_AXIS_PIPELINE], stage = m->at[DT_AXIS_PIPELINE];
+    int64_t from, own = 0, floats = b ? b->floats * b->copies : 0;
+    int ahead = (i->op == DT_SEND) == !i->back, others = (int)dt__max(1, store->shards) - 1;
+    if (b) (void)dt__bucket_sum(plan, i->bucket, &from, &own), others = dt__bucket_shards(store, i->bucket) - 1;
+    switch (i->op) {
+    case DT_FORWARD:
+    case DT_RECOMPUTE: dt__cost_ops(plan, p, 0, p->forward_count, i); break;
+    case DT_BACKWARD: dt__cost_ops(plan, p, p->forward_count, p->backward_count, i); break;
+    case DT_WEIGHTS: dt__cost_ops(plan, p, p->forward_count + p->backward_count, p->weights_count, i); break;
+    case DT_OFFLOAD:
+    case DT_FETCH: i->touched = 8 * seg->input; break;
+    case DT_SEND:
+    case DT_RECV:
+        i->axes = 1 << DT_AXIS_PIPELINE;
+        i->peer = plan->rank + ((stage + (ahead ? 1 : pp - 1)) % pp - stage) * m->stride[DT_AXIS_PIPELINE];
+        if (i->op == DT_SEND) i->sent[DT_AXIS_PIPELINE] = 4 * (ahead ? seg->output : seg->input);
+        break;
+    case DT_CONTEXT:
+        i->sent[DT_AXIS_CONTEXT] = dt__all_reduce_bytes(m->size[DT_AXIS_CONTEXT], m->at[DT_AXIS_CONTEXT], floats);
+        break;
+    case DT_FOLD: i->touched = 12 * floats; break;
+    case DT_TOTAL: i->touched = (i->fresh ? 8 : 12) * own; break;
+    case DT_REDUCE:
+        i->axes = 1 << DT_AXIS_DATA, i->touched = 4 * floats;
+        i->sent[DT_AXIS_DATA] = dt__cost_reduce(plan, b, own);
+        break;
+    case DT_GATHER:
+        i->axes = (store->shards > 1) << DT_AXIS_DATA;
+        for (int32_t k = 0; seg && k < p->g->param_count; k++) {
+            const dt__net_param *q = &plan->net.params[seg->param_of[k]];
+            int64_t at = q->offset - store->bucket[q->bucket].param, end = at + dt__round_up(q->count, DT__BLOCK);
+            (void)dt__bucket_sum(plan, q->bucket, &from, &own);
+            own = dt__max(0, dt__min(end, from + own) - dt__max(at, from));
+            i->sent[DT_AXIS_DATA] += 4 * own * (dt__bucket_shards(store, q->bucket) - 1);
+        }
+        if (b) i->sent[DT_AXIS_DATA] = 4 * own * others;
+        break;
+    case DT_TIE: dt__cost_tie(plan, i); break;
+    case DT_UPDATE: dt__cost_update(plan, i); break;
+    default: break;
+    }
+    if (i->completes) dt__cost_fold(plan, p->g, i);
+    for (int axis = 0; axis < DT_AXES; axis++) i->axes |= (i->sent[axis] > 0) << axis;
+}
+
+/* Everything else, for the network that was built. */
+static dt_result dt__layout_end(dt_plan *plan)
+{
+    dt_result r = dt__layout_partition(plan);
+    if (r) return r;
+    plan->store.piece = plan->mesh.at[DT_AXIS_DATA] % plan->store.shards;
+    r = dt__store_open(&plan->store, &plan->net, plan->chunks, plan->shape.pipe.chunks,
+                       plan->shape.zero > 2 ? 1 : plan->layout->bucket, plan->shape.buffered,
+                       plan->shape.accumulation == DT_EACH || plan->micros == 1);
+    if (!r) r = dt__program_open(&plan->program, &plan->shape, &plan->store, plan->chunks);
+    if (!r)
+        r = dt__program_pass(&plan->pass, &plan->shape, &plan->store, dt__layout_gathers(plan, 1), plan->chunks);
+    if (!r) r = dt__layout_reduction(plan, plan->store.shards);
+    if (r) return r;
+    for (int32_t i = 0; i < plan->net.param_count; i++)
+        plan->blocks += dt__layout_blocks(plan, &plan->net.params[i].is);
+    dt__layout_pieces(plan);
+    dt__layout_slots(plan);
+    dt__layout_rows(plan);
+    dt__layout_work_rows(plan);
+    for (int32_t i = 0; i < plan->program.count; i++) dt__cost(plan, &plan->program.list[i]);
+    return DT_OK;
+}
+
+static void dt__layout_close(dt_plan *plan)
+{
+    dt__free(plan->chunks);
+    dt__store_close(&plan->store);
+    dt__program_close(&plan->program);
+    dt__program_close(&plan->pass);
+    dt__net_close(&plan->net);
+    dt__free(plan->parts);
+    dt__free(plan->replica_parts);
+    dt__free(plan->part_count);
+    dt__free(plan->replica_count);
+}
+
+/* A plan with its own copies of what it is a plan of. */
+typedef struct dt__planned {
+    dt_plan is;
+    dt_recipe recipe;
+    dt_layout layout;
+} dt__planned;
+
+DT_API dt_result dt_plan_open(dt_plan **plan, const dt_recipe *recipe, const dt_layout *layout, int ranks, int rank)
+{
+    if (dt__refused("plan! recipe layout", plan, recipe, layout)) return DT_E_USAGE;
+    dt__planned *p = (dt__planned *)dt__alloc((int64_t)sizeof *p, "a plan");
+    const dt__kernels *k = NULL;
+    dt_result r = p ? dt__choose_kernels(&k) : DT_E_MEMORY;
+    *plan = NULL;
+    if (!p) return r;
+    p->recipe = *recipe, p->layout = *layout, p->layout.compile.backend = DT_BACKEND_TILES;
+    p->is.recipe = &p->recipe, p->is.layout = &p->layout, p->is.ranks = ranks, p->is.rank = rank;
+    if (!r) r = dt__recipe_settle(&p->recipe, &p->layout);
+    if (!r && !p->recipe.model.segments && p->recipe.model.vocabulary < 1)
+        r = dt__misuse("a plan of a model without data needs the number of its token ids: set --vocabulary");
+    if (!r) r = dt__layout_begin(&p->is);
+    p->is.net.source = p->recipe.source;
+    if (!r) r = dt__layout_net(&p->is, k, 0);
+    if (!r) r = dt__layout_end(&p->is);
+    *plan = &p->is;
+    if (r) dt_plan_close(plan);
+    return r;
+}
+DT_API void dt_plan_close(dt_plan **plan)
+{
+    if (dt__refused("plan", plan) || !*plan) return;
+    dt__layout_close(*plan);
+    dt__free(*plan); /* it is the first member */
+    *plan = NULL;
+}
+DT_API const dt_instr *dt_plan_program(const dt_plan *plan, int64_t *count)
+{
+    if (dt__refused("plan count", plan, count)) return NULL;
+    *count = plan->program.count;
+    return plan->program.list;
+}
+DT_API const dt_row *dt_plan_memory(const dt_plan *plan, int64_t *count)
+{
+    if (dt__refused("plan count", plan, count)) return NULL;
+    *count = plan->rows_count;
+    return plan->row;
+}
+static dt_mesh dt__no_mesh;
+DT_API dt_mesh dt_plan_mesh(const dt_plan *plan) { return dt__refused("plan", plan) ? dt__no_mesh : plan->mesh; }
+
+/* --dry-run RANK:RANKS: prints a plan. */
+static dt_result dt__plan_print(const dt_recipe *recipe, const dt_layout *layout)
+{
+    static const char *const purposes[] = {"bookkeeping", "weights", "gradients", "optimizer", "activations", "buffers",
+                                           "offloaded"};
+    static const char *const axes[] = {"data", "pipeline", "tensor", "context"};
+    int rank, ranks;
+    char end;
+    dt_plan *p;
+    dt_result r;
+    if (sscanf(layout->output.dry_run, "%d:%d%c", &rank, &ranks, &end) != 2)
+        return dt__misuse("--dry-run %s: it is RANK:RANKS, e.g. 0:8 for the first of 8 ranks", layout->output.dry_run);
+    if ((r = dt_plan_open(&p, recipe, layout, ranks, rank)) != DT_OK) return r;
+    printf("rank %d of %d", rank, ranks);
+    for (int axis = 0; axis < DT_AXES; axis++)
+        printf(", %s %d of %d%s", axes[axis], p->mesh.at[axis], p->mesh.size[axis], axis < DT_AXES - 1 ? "" : "\n");
+    for (const dt_row *row = p->row; row < p->row + p->rows_count; row++)
+        if (row->most) printf("%14lld bytes  %-11s  %s\n", (long long)row->most, purposes[row->purpose], row->name);
+    printf("    # stream  after  instruction   segment shard micro bucket        FLOPs        bytes         sent\n");
+    for (int32_t k = 0; k < p->program.count; k++) {
+        const dt_instr *i = &p->program.list[k];
+        printf("%5d %6d %6d  %s%-9s %7d %5d %5d %6d %12lld %12lld %12lld", k, i->stream, i->after[1],
+               i->back ? "back " : "     ", dt__instr_names[i->op], i->segment, i->shard, i->micro, i->bucket,
+               (long long)i->flops, (long long)i->touched,
+               (long long)(i->sent[0] + i->sent[1] + i->sent[2] + i->sent[3]));
+        for (int axis = 0; axis < DT_AXES; axis++)
+            if (i->axes >> axis & 1) printf(" %s", axes[axis]);
+        if (i->peer >= 0) printf(" with rank %d", i->peer);
+        putchar('\n');
+    }
+    dt_plan_close(&p);
+    return dt__error(DT_E_HELP, "the plan was printed");
+}
+
+/* ---- the executor ---------------------------------------------------------------------------------- */
+
+/* A message on its way to rank to - 1 of a communicator; to 0: none is. */
+typedef struct dt__posted {
+    uint32_t ticket;
+    int32_t to;
+} dt__posted;
+
+/* A stage's messages in one direction: activations go to later stages, gradients to earlier ones. */
+typedef struct dt__outbox {
+    dt_comm *comm; /* the stages of this rank's pipeline */
+    float *memory; /* (DT__OUTBOX, widest) */
+    dt__posted posted[DT__OUTBOX];
+    int32_t count;
+} dt__outbox;
+
+/* Communicators of the ranks with the same parameters. NULL: this rank alone, here and below. */
+typedef struct dt__sharing {
+    dt_comm *data;     /* all of them: they sum gradients */
+    dt_comm *group;    /* those that share one copy of the state (ZeRO) */
+    dt_comm *replicas; /* those with the same piece of other copies (hybrid sharding) */
+} dt__sharing;
+
+/* A plan, plus communicators, plus memory, all of it allocated before step 1. */
+typedef struct dt__engine {
+    dt_plan p;
+    dt_comm *comm;     /* all ranks */
+    dt_comm *same;     /* with the same segments and tensor shards */
+    dt__sharing ranks, expert_ranks; /* of these, with the same context leaves; and with the same experts */
+    dt_comm *context;  /* the context group: other context leaves of the same samples */
+    dt_comm *expert;   /* the expert group: other experts of the same segments */
+    dt_comm *tensor;   /* the tensor group: other tensor shards of the same segments and samples */
+    dt_comm *copy;     /* the ranks that together hold one copy of the state */
+    dt_comm *owned[13]; /* those that were created for the engine, in order */
+    int owned_count;
+    dt__outbox out[2]; /* activations, gradients */
+    dt__posted posted[DT__CP_PLACES]; /* blocks on their way to context ranks */
+    const dt__kernels *k;
+    dt_pool *pool;
+    float *units;                 /* the chunks' memory */
+    float *params;                /* weights: of this rank's segments, or its pieces of them (ZeRO 3) */
+    float *stage;                 /* rows that the expert group exchanges */
+    float *window;                /* ZeRO 3: the parameters of the segment in work */
+    float *state[DT__STATE_COUNT]; /* of the optimizer, for this rank's pieces; NULL where there is none */
+    float *sets;                  /* (sets, set_floats): gradients */
+    float *total;                 /* their sum, when it lies apart */
+    float *row_slices;            /* of the leaf in work */
+    float *saved;                 /* of the segment in work, when values are recomputed */
+    dt__ring ring;                /* of offloaded inputs */
+    float *temp, *gradient[2];
+    float *tie[2];                /* the sum of a tied parameter's gradients, and one that another stage sent */
+    dt__extent *spans;            /* the pieces of one gather */
+    float *sums;                  /* block sums of all gradients */
+    dt__env env;
+    dt__powers powers;
+    float *shard_loss;            /* (shards of this rank, leaves of this rank) */
+    float *shard_auxiliary;       /* (shards, leaves, segments): auxiliary losses times their coefficients */
+    float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
+    float inv_valid, norm, rate;
+    int dry;                     /* steps end before the update */
+    int64_t step;
+    dt_result exchanged;          /* first error of the communication inside operations */
+    float *input, *target;        /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
+    dt__queue queue;              /* of stream 1; not running without overlap */
+    int32_t *queued;              /* (program.count), used as a ring: the instruction of a job (dt__engine_ask) */
+    int64_t *ticket;              /* (program.count): the last job of an instruction */
+    int window_in_work;
+    const dt__net *drawn;         /* a net that draws text with this one's parameters, in memory of its own; or NULL */
+    float *drawing, *cache;
+    double seconds_sending;       /* communication on stream 0 */
+    double seconds_summing;       /* of it, gradients and weights of data-parallel ranks */
+    double seconds_within;        /* of it, inside a segment's work: tensor, context and expert groups */
+    double seconds_working;       /* work on stream 0, without the communication in it */
+    int64_t reductions;           /* on both streams */
+    uint32_t *own_tokens;         /* with context shards: tokens and targets of this rank's leaves */
+    double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: not kept */
+    double (*inner)[2];           /* likewise, of the exchanges inside segments */
+    int64_t inners, inner_room, inner_kept; /* kept: of the step */
+} dt__engine;
+
+static int dt__engine_last(const dt__engine *e) { return e->p.chunks[e->p.shape.pipe.chunks - 1].last; }
+
+/* ---- inside segments: what operations call ---- */
+
+/* Counts the time since `start` as communication inside a segment's work. */
+static void dt__engine_within(dt__engine *e, double start)
+{
+    double seconds = dt__now() - start;
+    e->seconds_sending += seconds;
+    e->seconds_within += seconds;
+    e->seconds_working -= seconds;
+    if (!e->when || !dt__reserve((void **)&e->inner, e->inners, &e->inner_room, e->inners + 1, 16, "events"))
+        return;
+    e->inner[e->inners][0] = start, e->inner[e->inners++][1] = start + seconds;
+}
+
+/* Reduces tensor memory in place; receives into it. */
+static dt_result dt__reduce_in(const dt__kernels *k, dt_comm *c, float *mem, int64_t count, dt_op op)
+{
+    dt_result r = dt_all_reduce(c, dt__comm_in(k, mem, count), count, op);
+    return dt__comm_out(k, mem, count), r;
+}
+static dt_result dt__recv_in(const dt__kernels *k, dt_comm *c, float *mem, int64_t count, int from)
+{
+    dt_result r = dt_recv(c, dt__host(k, mem), count, from);
+    return dt__comm_out(k, mem, count), r;
+}
+
+/* dt__tp.combine over the tensor group. */
+static void dt__engine_combine(void *user, int kind, float *to, const float *from, int64_t count)
+{
+    dt__engine *e = (dt__engine *)user;
+    dt_result *r = &e->exchanged;
+    double start = dt__now();
+    int64_t ranks = dt_comm_size(e->tensor);
+    if (*r) return;
+    if (kind == DT__TP_GATHER) {
+        *r = dt_all_gather(e->tensor, dt__comm_in(e->k, from, count), dt__host(e->k, to), count);
+        dt__comm_out(e->k, to, ranks * count);
+    } else if (kind == DT__TP_SCATTER) {
+        *r = dt_reduce_scatter(e->tensor, dt__comm_in(e->k, from, count), dt__host(e->k, to), count / ranks, DT_SUM);
+        dt__comm_out(e->k, to, count / ranks);
+    } else {
+        dt__mem_copy(e->k, NULL, to, from, count);
+        *r = dt__reduce_in(e->k, e->tensor, to, count, kind == DT__TP_MAX ? DT_MAX : DT_SUM);
+    }
+    dt__engine_within(e, start);
+}
+
+/* The exchange of rows in the expert group. */
+static void dt__engine_exchange(void *user, float *to, const int32_t *take, const float *from, const int32_t *give,
+                             int64_t bins, int64_t width)
+{
+    dt__engine *e = (dt__engine *)user;
+    dt_result *r = &e->exchanged;
+    double start = dt__now();
+    int64_t last = dt_comm_size(e->expert) * bins;
+    if (!*r)
+        *r = dt__all_to_all_rows(e->expert, e->stage, dt__host(e->k, to), take,
+                                 dt__comm_in(e->k, from, give[last] * width), give, bins, width);
+    if (*r) dt__mem_fill(e->k, e->pool, to, 0.0f, take[last] * width);
+    else dt__comm_out(e->k, to, take[last] * width);
+    dt__engine_within(e, start);
+}
+
+/* Starts to send, and waits until the receiver has the message. */
+static dt_result dt__posted_send(const dt__kernels *k, dt_comm *c, const float *data, int64_t count, int to,
+                                 dt__posted *p)
+{
+    p->to = to + 1;
+    return dt__send_start(c, dt__comm_in(k, data, count), count, to, &p->ticket);
+}
+static dt_result dt__posted_wait(dt_comm *c, dt__posted *p)
+{
+    dt_result r = p->to ? dt__send_finish(c, p->to - 1, p->ticket) : DT_OK;
+    p->to = 0;
+    return r;
+}
+
+/* dt__cp over the context group. */
+static void dt__engine_post(void *user, int place, const float *data, int64_t count, int to)
+{
+    dt__engine *e = (dt__engine *)user;
+    double start = dt__now();
+    if (!e->exchanged) e->exchanged = dt__posted_send(e->k, e->context, data, count, to, &e->posted[place]);
+    dt__engine_within(e, start);
+}
+static void dt__engine_posted(void *user, int place)
+{
+    dt__engine *e = (dt__engine *)user;
+    double start = dt__now();
+    if (!e->exchanged) e->exchanged = dt__posted_wait(e->context, &e->posted[place]);
+    dt__engine_within(e, start);
+}
+static void dt__engine_take(void *user, float *to, int64_t count, int from)
+{
+    dt__engine *e = (dt__engine *)user;
+    double start = dt__now();
+    if (!e->exchanged) e->exchanged = dt__recv_in(e->k, e->context, to, count, from);
+    dt__engine_within(e, start);
+}
+
+/* ---- opening: communicators, memory ---- */
+
+/* Communicators of `size` ranks of a color: NULL for one rank, `from` where it has no others, unless `own`. */
+static dt_result dt__engine_comms(dt__engine *e)
+{
+    const dt_mesh *m = &e->p.mesh;
     int d = m->at[DT_AXIS_DATA], p = m->at[DT_AXIS_PIPELINE], t = m->at[DT_AXIS_TENSOR], c = m->at[DT_AXIS_CONTEXT];
     int dp = m->size[DT_AXIS_DATA], pp = m->size[DT_AXIS_PIPELINE], tp = m->size[DT_AXIS_TENSOR];
-    int cp = m->size[DT_AXIS_CONTEXT], ep = (int)e->layout->ep, most = (int)dt__max(group, ep), stage = p * tp + t;
+    int cp = m->size[DT_AXIS_CONTEXT], ep = (int)e->p.layout->ep, group = e->p.store.shards;
+    int most = (int)dt__max(group, ep), stage = p * tp + t;
     int alike = ep > 1 ? dp / ep : 1, zero = ep > 1 ? (int)dt__max(1, group / ep) : 1; /* ranks with the same experts */
     dt__sharing *w = &e->ranks, *x = &e->expert_ranks;
     const struct split {
@@ -21301,7 +20602,7 @@ static dt_result dt__engine_comms(dt__engine *e, int group)
         int size, color, own; /* own: a new communicator in any case, because another thread uses it */
         dt_comm **sub;
     } list[] = {{&e->comm, dp * cp, stage, 0, &e->same},
-                {&e->same, dp, c, e->shape.overlap, &w->data},
+                {&e->same, dp, c, e->p.shape.overlap, &w->data},
                 {&e->same, cp, d, 0, &e->context},
                 {&w->data, group, d / group, 0, &w->group},
                 {&w->data, group > 1 ? dp / group : 1, d % group, 0, &w->replicas},
@@ -21323,297 +20624,51 @@ static dt_result dt__engine_comms(dt__engine *e, int group)
     return r;
 }
 
-/* Assigns segments to stages by cost: time in FLOPs, memory in bytes of state and saved values. */
-static dt_result dt__engine_partition(dt__engine *e)
-{
-    int64_t n = e->net.count, runs = (int64_t)e->shape.pipe.stages * e->shape.pipe.chunks, *begin;
-    double *cost, flops = e->net.forward_flops + e->net.backward_flops, weight = (double)e->layout->memory_weight;
-    double bytes = 16.0 * (double)e->net.weights + 4.0 * (double)e->net.saved;
-    dt_result r;
-    if (runs > n && e->shape.pipe.chunks > 1 && e->shape.pipe.stages <= n)
-        return dt__misuse("%lld segments cannot fill %d stages of %d chunks: --chunks up to %lld, or more "
-                          "--layers", (long long)n, e->shape.pipe.stages, e->shape.pipe.chunks,
-                          (long long)(n / e->shape.pipe.stages));
-    if (runs > n)
-        return dt__misuse("%lld segments cannot fill %d stages: --pp up to %lld, or more --layers",
-                          (long long)n, e->shape.pipe.stages, (long long)n);
-    cost = (double *)dt__alloc(8 * n + 8 * (runs + 1), "the partition");
-    e->chunks = (dt__chunk *)dt__alloc((int64_t)sizeof *e->chunks * e->shape.pipe.chunks, "the partition");
-    if (!cost || !e->chunks) return dt__free(cost), DT_E_MEMORY;
-    begin = (int64_t *)(void *)(cost + n);
-    for (int64_t s = 0; s < n; s++) {
-        const dt__plan *p = e->net.segments[s].plan;
-        double weights = 0.0;
-        for (int32_t i = 0; i < p->g->param_count; i++) weights += (double)dt_shape_count(p->g->params[i].shape);
-        cost[s] = weight * (16.0 * weights + 4.0 * (double)p->saved) / bytes;
-        if (flops > 0.0) cost[s] += (1.0 - weight) * (p->forward_flops + p->backward_flops) / flops;
-    }
-    r = dt_partition(cost, n, runs, begin);
-    for (int64_t run = 0; run < runs && !r; run++) {
-        int32_t stage = (int32_t)(run % e->shape.pipe.stages);
-        dt__chunk *c = stage == e->shape.stage ? &e->chunks[run / e->shape.pipe.stages] : NULL;
-        if (c) {
-            c->begin = (int32_t)begin[run], c->end = (int32_t)begin[run + 1];
-            c->first = run == 0, c->last = run == runs - 1;
-        }
-        for (int64_t s = begin[run]; s < begin[run + 1]; s++) {
-            dt__built *seg = &e->net.segments[s];
-            seg->stage = stage;
-            for (int32_t k = 0; k < seg->plan->g->slot_count; k++)
-                e->net.params[seg->use[k] / 4].stage[seg->use[k] % 4] = stage;
-        }
-    }
-    dt__free(cost);
-    return r;
-}
-
-#ifdef DT_NO_THREADS
-enum { DT__THREADS = 0 };
-#else
-enum { DT__THREADS = 1 };
-#endif
 /* Threads of a rank: as the layout says, or as many as it has cores. */
 static int64_t dt__engine_threads(const dt_layout *l, const dt_comm *c)
 {
     return l->threads ? l->threads : dt__max(1, (int64_t)(dt__comm_cores(c) + 1e-6));
 }
-static int dt__engine_overlaps(const dt__engine *e)
+
+#define DT__ROW_FIELD(row, field, purpose, access, readers, name) offsetof(dt__engine, field),
+static const size_t dt__row_field[] = {DT__MEMORY_ROWS(DT__ROW_FIELD)};
+
+/* The pointer to a row's memory, whose type is any. */
+static void *dt__row_at(dt__engine *e, const dt_row *row) { return (char *)e + dt__row_field[row->id]; }
+static dt_comm *dt__row_readers(const dt__engine *e, const dt_row *row)
 {
-    if (!DT__THREADS || e->layout->overlap == DT_OVERLAP_OFF) return 0;
-    if (e->layout->overlap == DT_OVERLAP_ON) return 1;
-    return (double)dt__engine_threads(e->layout, e->comm) + 1e-6 < dt__comm_cores(e->comm);
+    dt_comm *const readers[DT__BY_KINDS] = {NULL, e->same, e->ranks.data, e->expert, e->context, e->out[0].comm,
+                                            e->out[1].comm};
+    return readers[dt__row_of[row->id].readers];
 }
 
-/* The shape of this rank's work under the layout. */
-static dt_result dt__engine_shape(dt__engine *e)
+/* Allocates every row, zeroed. */
+static dt_result dt__memory_open(dt__engine *e)
 {
-    const dt_layout *l = e->layout;
-    dt__shape_of_work *s = &e->shape;
-    int dp = e->mesh.size[DT_AXIS_DATA];
-    dt__run_of(e->recipe->data_shards, dp, e->mesh.at[DT_AXIS_DATA], &e->lo, &e->hi);
-    s->pipe.kind = l->pipeline;
-    s->pipe.stages = e->mesh.size[DT_AXIS_PIPELINE];
-    s->pipe.chunks = l->pipeline == DT_INTERLEAVED && s->pipe.stages > 1 ? (int)l->chunks : 1;
-    s->stage = e->mesh.at[DT_AXIS_PIPELINE];
-    s->lo = e->lo, s->hi = e->hi, s->micros = e->micros;
-    s->accumulation = e->micros > 1 ? e->recipe->accumulation : DT_SHARD;
-    s->zero = dp > 1 && l->zero_group != 1 ? (int)l->zero : 0;
-    s->ghosts = s->zero > 2 || s->pipe.chunks > 1 ? dt__ceil_div(e->recipe->data_shards, dp) - (e->hi - e->lo) : 0;
-    s->pipe.units = (int)((e->hi - e->lo + s->ghosts) * e->micros);
-    s->recompute = l->recompute;
-    s->horizon = l->offload ? (int)l->horizon : 0;
-    s->reduce = dp > 1;
-    s->overlap = dp > 1 && dt__engine_overlaps(e);
-    s->context = e->mesh.size[DT_AXIS_CONTEXT] > 1;
-    s->buffered = dp == e->recipe->data_shards && (s->accumulation == DT_EACH || (e->micros == 1 && s->zero > 1));
-    s->buffered += s->buffered && s->overlap;
-    s->total = s->buffered || s->accumulation == DT_EACH;
-    return dt__pipe_check(&s->pipe);
-}
-
-/* DT_E_USAGE: choices that exclude each other. */
-static dt_result dt__engine_choices(const dt_layout *l)
-{
-    if (!DT__THREADS && l->overlap == DT_OVERLAP_ON)
-        return dt__misuse("--overlap on needs threads, and this program was built with DT_NO_THREADS. Leave "
-                          "the option out, or build without the switch.");
-    if (l->offload && l->recompute != DT_RECOMPUTE_FULL)
-        return dt__misuse("--offload moves the segment inputs that only --recompute full keeps. Set both.");
-    if (l->pipeline == DT_ZERO_BUBBLE && l->recompute == DT_RECOMPUTE_FULL)
-        return dt__misuse("--pipeline zero-bubble keeps activations until the gradients of weights, and "
-                          "--recompute full drops them. Set --recompute none, or another --pipeline.");
-    return DT_OK;
-}
-
-/* Can this layout go on with fewer ranks? */
-static int dt__engine_fits(const dt__engine *e, int ranks)
-{
-    const dt_mesh *m = &e->mesh;
-    int others = m->size[DT_AXIS_TENSOR] * m->size[DT_AXIS_PIPELINE] * m->size[DT_AXIS_CONTEXT];
-    int dp = ranks / others, group, fits;
-    dt__tls before = dt__thread; /* a layout that does not fit is not an error */
-    dt__pipe pipe = e->shape.pipe;
-    if (ranks % others) return 0;
-    pipe.units = (int)(dt__ceil_div(e->recipe->data_shards, dp) * e->micros);
-    fits = !dt__engine_groups(e, dp, &group) && !dt__engine_experts(e, dp) && !dt__pipe_check(&pipe);
-    dt__thread = before;
-    return fits;
-}
-
-/* Partial sums of `ranks` data-parallel ranks, the first of them `from`, relative to their first leaf. */
-static dt_result dt__engine_parts(dt__engine *e, int from, int ranks)
-{
-    int64_t base = 0, lo, hi;
-    dt__part *part = e->parts = (dt__part *)dt__alloc((int64_t)sizeof *part * 64 * ranks, "the reduction plan");
-    dt__stack s;
-    e->part_count = (int *)dt__alloc((int64_t)sizeof(int) * ranks, "the reduction plan");
-    if (!e->parts || !e->part_count) return DT_E_MEMORY;
-    for (int rank = 0; rank < ranks; rank++) {
-        dt__run_of(e->recipe->data_shards, e->mesh.size[DT_AXIS_DATA], from + rank, &lo, &hi);
-        if (!rank) base = lo;
-        dt__run_parts(lo, hi, &s);
-        e->part_count[rank] = s.count;
-        for (int i = 0; i < s.count; i++, part++) {
-            part->level = s.node[i].level;
-            part->index = s.node[i].index - (base >> s.node[i].level);
-            part->offset = s.node[i].set * e->set_floats;
-        }
-        if (s.sets > e->sets_count) e->sets_count = s.sets; /* symmetric memory */
+    dt_result r = DT_OK;
+    for (const dt_row *row = e->p.row; row < e->p.row + e->p.rows_count && !r; row++) {
+        dt_comm *readers = dt__row_readers(e, row);
+        void *host = NULL, *memory;
+        int kind = dt__row_of[row->id].kind;
+        if (readers) r = dt_comm_alloc(readers, row->most, &host);
+        else if (!(host = dt__alloc(row->most, row->name))) r = DT_E_MEMORY;
+        memory = host;
+        if (kind != DT__HOST) memory = dt__mem_open(e->k, kind, host, row->most);
+        if (host && !memory) r = DT_E_MEMORY, dt__free(readers ? NULL : host);
+        memcpy(dt__row_at(e, row), &memory, sizeof memory);
     }
-    return DT_OK;
+    return r;
 }
 
-/* The partial sums of a reduction over the data axis, or inside a shard group and then between groups. */
-static dt_result dt__engine_reduction(dt__engine *e, int group)
+/* Frees every row but those that others read, which belong to their communicator. */
+static void dt__memory_close(dt__engine *e)
 {
-    int d = e->mesh.at[DT_AXIS_DATA], dp = e->mesh.size[DT_AXIS_DATA], ranks = group > 1 ? group : dp;
-    int uneven = e->recipe->data_shards % dp != 0; /* then only experts have replicas: subtrees of ep ranks */
-    int64_t ep = uneven ? e->layout->ep : 1, lo, hi;
-    dt_result r;
-    e->set_floats = e->shape.buffered ? e->store.buffer_floats : e->store.slot_floats;
-    e->sets_count = 1;
-    r = dt__engine_parts(e, group > 1 ? d / group * group : 0, ranks);
-    if (r || (!e->ranks.replicas && !e->expert_ranks.data)) return r;
-    e->replica_parts = (dt__part *)dt__alloc((int64_t)sizeof *e->parts * dp, "the reduction plan");
-    e->replica_count = (int *)dt__alloc((int64_t)sizeof(int) * dp, "the reduction plan");
-    if (!e->replica_parts || !e->replica_count) return DT_E_MEMORY;
-    for (int i = 0; i < dp; i++) {
-        dt__part *part = &e->replica_parts[i];
-        dt__run_of(uneven ? e->recipe->data_shards : dp, dp, (int)(i * ep % dp), &lo, &hi);
-        e->replica_count[i] = 1;
-        part->level = 0;
-        while ((int64_t)1 << part->level < ep * (hi - lo)) part->level++;
-        part->index = lo >> part->level;
-        part->offset = e->program.parts.node[0].set * e->set_floats;
+    for (const dt_row *row = e->p.row; row < e->p.row + e->p.rows_count; row++) {
+        void *memory;
+        memcpy(&memory, dt__row_at(e, row), sizeof memory);
+        if (dt__row_of[row->id].kind != DT__HOST) memory = dt__mem_close(e->k, memory);
+        if (!dt__row_readers(e, row)) dt__free(memory);
     }
-    return DT_OK;
-}
-
-/* Lays out a slot of a chunk: input, segments' outputs and saved values; zero-bubble: gradients of the outputs. */
-static void dt__engine_slots(dt__engine *e)
-{
-    for (int c = 0; c < e->shape.pipe.chunks; c++) {
-        dt__chunk *chunk = &e->chunks[c];
-        int64_t at = chunk->first ? 0 : dt__round_up(e->net.segments[chunk->begin].input, 16);
-        for (int32_t q = chunk->begin; q < chunk->end; q++) {
-            dt__built *seg = &e->net.segments[q];
-            seg->chunk = c;
-            seg->out_at = at, at += dt__round_up(seg->output, 16);
-            if (e->shape.recompute != DT_RECOMPUTE_FULL) seg->saved_at = at, at += seg->plan->saved;
-            if (e->shape.pipe.kind == DT_ZERO_BUBBLE) seg->gradient_at = at, at += dt__round_up(seg->output, 16);
-        }
-        chunk->floats = at;
-    }
-}
-
-/* Does this pass gather the weights of each segment from the ranks of the shard group? */
-static int dt__engine_gathers(const dt__engine *e, int inference)
-{
-    return e->shape.zero > 2 || (e->shape.zero && inference && e->recipe->evaluate_ema);
-}
-static int dt__engine_windows(const dt__engine *e) { return e->shape.overlap && e->shape.zero > 2 ? 2 : 1; }
-
-/* Floats of the largest exchange of rows in the expert group, maybe a text sample's whole sequence; and its table. */
-static int64_t dt__engine_staged(const dt__engine *e)
-{
-    int64_t floats = 0, samples = dt__ceil_div(e->mesh.size[DT_AXIS_CONTEXT], e->rows);
-    for (int64_t q = 0; q < e->net.count && e->expert; q++) {
-        const dt_graph *g = e->net.segments[q].plan->g;
-        for (int32_t id = 1; id < g->count; id++) {
-            const dt__node *n = &g->nodes[id], *x = &g->nodes[n->in[0]];
-            if (n->op == DT__OP_MOE_BINS) floats = dt__max(floats, dt__table_bins(n));
-            if (n->op == DT__OP_MOE_EXCHANGE) floats = dt__max(floats, x->shape.n[x->shape.dims - 2] * dt__cols(x));
-        }
-    }
-    return floats ? floats * samples + dt__round_up(e->layout->ep + 1, 16) : 0;
-}
-
-/* Context leaves of this rank, and the words of their tokens and targets. */
-static int64_t dt__engine_leaves(const dt__engine *e) { return dt__max(1, e->net.own_leaves); }
-static int64_t dt__engine_own_tokens(const dt__engine *e)
-{
-    return e->net.context_shards ? 2 * e->rows * e->recipe->sequence / e->mesh.size[DT_AXIS_CONTEXT] : 0;
-}
-
-/* Rows of the optimizer's state. The average starts as the weights, which are drawn later. */
-static void dt__engine_state(dt__engine *e)
-{
-    const dt__store *s = &e->store;
-    int64_t own = s->shards > 1 ? s->own_params : s->param_floats;
-    for (int i = 0; i < DT__STATE_COUNT; i++) {
-        int read = i == DT__STATE_AVERAGE && e->shape.zero && e->recipe->evaluate_ema; /* by peers, in place */
-        if (!dt__state_kept(e->recipe, i)) continue;
-        dt__memory_add(&e->memory, DT__FOR_OPTIMIZER, DT__DEVICE, read ? e->ranks.data : NULL, &e->state[i], own, 4);
-        if (read) e->memory.row[e->memory.rows - 1].most = s->most_params;
-    }
-}
-
-/* The rows of weights, gradients and what ranks exchange. */
-static void dt__engine_rows(dt__engine *e)
-{
-    dt__memory *m = &e->memory;
-    const dt__store *s = &e->store;
-    int64_t tied = 0, weights = e->shape.zero > 2 ? s->own_params : s->param_floats; /* tied: of the largest one */
-    int64_t total = !e->shape.total ? 0 : e->shape.zero > 1 ? s->own_slots : s->total_floats;
-    int64_t window = dt__engine_gathers(e, 1) ? s->window * dt__engine_windows(e) : 0;
-    for (int32_t b = 0; b < s->buckets; b++)
-        if (s->bucket[b].tied >= 0) tied = dt__max(tied, s->bucket[b].floats);
-    dt__memory_add(m, DT__FOR_WEIGHTS, DT__DEVICE, e->same, &e->params, weights, 4);
-    if (e->shape.zero > 2) m->row[0].most = s->most_params;
-    dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, e->same, &e->sets, e->set_floats * e->sets_count, 4);
-    dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, NULL, &e->total, total, 4);
-    dt__memory_add(m, DT__FOR_GRADIENTS, DT__DEVICE, NULL, &e->row_slices, s->slice_floats, 4);
-    dt__engine_state(e);
-    dt__memory_add(m, DT__FOR_BUFFERS, DT__DEVICE, NULL, &e->window, window, 4);
-    dt__memory_add(m, DT__FOR_BUFFERS, DT__DEVICE, NULL, &e->tie[0], tied, 4);
-    dt__memory_add(m, DT__FOR_BUFFERS, DT__DEVICE, NULL, &e->tie[1], tied, 4);
-    dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, NULL, &e->own_tokens, dt__engine_own_tokens(e), 4);
-    dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, NULL, &e->sums, e->blocks, 4);
-    if (e->expert) dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, e->expert, &e->stage, dt__engine_staged(e), 4);
-    for (int way = 0; way < 2 && e->out[way].comm; way++)
-        dt__memory_add(m, DT__FOR_BUFFERS, DT__PINNED, e->out[way].comm, &e->out[way].memory,
-                       DT__OUTBOX * e->net.widest, 4);
-}
-
-/* The rows of activations, and of what the host keeps of a step. */
-static void dt__engine_work_rows(dt__engine *e)
-{
-    dt__memory *m = &e->memory;
-    const dt__net *net = &e->net;
-    int64_t units = 0, leaves = dt__engine_leaves(e), places = e->shape.horizon + 3, count = e->program.count;
-    int64_t saved = e->shape.recompute == DT_RECOMPUTE_FULL ? net->most_saved : 0, shards = e->hi - e->lo;
-    int64_t params = 1; /* of the segment with most: pieces of its gather */
-    for (int64_t q = 0; q < net->count; q++) params = dt__max(params, net->segments[q].plan->g->param_count);
-    for (int c = 0; c < e->shape.pipe.chunks; c++) units += e->chunks[c].slots * e->chunks[c].floats;
-    if (e->shape.horizon) {
-        dt__memory_add(m, DT__FOR_OFFLOADED, DT__PINNED, NULL, &e->units, units, 4);
-        dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, NULL, &e->ring.memory, places * net->widest, 4);
-        dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->ring.ticket, places, 8);
-        dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->ring.place, net->count + 1, 4);
-    } else dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, NULL, &e->units, units, 4);
-    dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, NULL, &e->saved, saved, 4);
-    dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, NULL, &e->temp, net->temp + 2 * net->widest, 4);
-    dt__memory_add(m, DT__FOR_ACTIVATIONS, DT__DEVICE, e->context, &e->env.cp.work, net->sliced, 4);
-    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->spans, params * e->store.shards, sizeof *e->spans);
-    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->env.rng, e->rows * leaves, sizeof *e->env.rng);
-    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->shard_loss, shards * leaves * (1 + net->count), 4);
-    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->asked, net->routed, 4);
-    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->queued, count, 4);
-    dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->ticket, count, 8);
-    if (e->layout->output.timeline) dt__memory_add(m, DT__FOR_HOST, DT__HOST, NULL, &e->when, count, 16);
-}
-
-/* What the engine will allocate. */
-static dt_memory dt__engine_plan(const dt__engine *e)
-{
-    dt_memory m = DT__ZERO;
-    int64_t bytes[DT__CATEGORIES] = {0};
-    for (const dt__allocation *a = e->memory.row; a < e->memory.row + e->memory.rows; a++)
-        bytes[a->category] += a->count * a->size;
-    m.weights = bytes[DT__FOR_WEIGHTS], m.gradients = bytes[DT__FOR_GRADIENTS];
-    m.optimizer = bytes[DT__FOR_OPTIMIZER], m.activations = bytes[DT__FOR_ACTIVATIONS];
-    m.buffers = bytes[DT__FOR_BUFFERS], m.offloaded = bytes[DT__FOR_OFFLOADED];
-    return m;
 }
 
 static dt_result dt__engine_job(void *owner, int64_t job);
@@ -21623,7 +20678,7 @@ static dt_result dt__engine_overlap(dt__engine *e)
 {
     dt_comm *comms[] = {e->ranks.data,        e->ranks.group,        e->ranks.replicas,
                         e->expert_ranks.data, e->expert_ranks.group, e->expert_ranks.replicas};
-    dt_result r = dt__queue_open(&e->queue, dt__engine_job, e, e->program.count, "overlap communication with");
+    dt_result r = dt__queue_open(&e->queue, dt__engine_job, e, e->p.program.count, "overlap communication with");
     if (r) return r;
     for (int i = 0; i < 2; i++) e->queue.waits[i] = &dt__own_state(e->ranks.data)->stream[i].waiting;
     for (int i = 0; i < 6; i++)
@@ -21633,129 +20688,46 @@ static dt_result dt__engine_overlap(dt__engine *e)
 
 static dt_result dt__engine_allocate(dt__engine *e)
 {
-    dt_result r = dt__memory_open(&e->memory);
-    float *units = e->units;
+    dt_result r = dt__memory_open(e);
     if (r) return r;
-    for (int c = 0; c < e->shape.pipe.chunks; c++) {
-        e->chunks[c].memory = units;
-        units += e->chunks[c].slots * e->chunks[c].floats;
-    }
-    e->shard_auxiliary = e->shard_loss + (e->hi - e->lo) * dt__engine_leaves(e);
-    e->gradient[0] = e->temp + e->net.temp;
-    e->gradient[1] = e->gradient[0] + e->net.widest;
-    e->powers = dt__powers_first(e->recipe);
-    if (e->shape.horizon) {
-        e->ring.places = e->shape.horizon + 2, e->ring.output = e->ring.places;
-        e->ring.rate = (double)e->layout->offload_rate;
+    e->shard_auxiliary = e->shard_loss + (e->p.hi - e->p.lo) * dt__layout_leaves(&e->p);
+    e->gradient[0] = e->temp + e->p.net.temp;
+    e->gradient[1] = e->gradient[0] + e->p.net.widest;
+    e->powers = dt__powers_first(e->p.recipe);
+    if (e->p.shape.horizon) {
+        e->ring.k = e->k, e->ring.places = e->p.shape.horizon + 2, e->ring.output = e->ring.places;
+        e->ring.rate = (double)e->p.layout->offload_rate;
         r = dt__queue_open(&e->ring.queue, dt__ring_copy, &e->ring, DT__MOVES, "move activations");
     }
-    return !r && e->shape.overlap ? dt__engine_overlap(e) : r;
+    return !r && e->p.shape.overlap ? dt__engine_overlap(e) : r;
 }
 
-/* Sets this rank's context leaves and tensor shards of a network before it is built. */
-static void dt__engine_context(const dt__engine *e, dt__net *net)
+/* The shape of the plan, for these ranks. recipe and layout are set. */
+static dt_result dt__engine_begin(dt__engine *e)
 {
-    if (e->recipe->context_shards < 2) return;
-    net->context_shards = e->recipe->context_shards;
-    net->own_leaves = net->context_shards / e->mesh.size[DT_AXIS_CONTEXT];
-    net->first_leaf = net->own_leaves * e->mesh.at[DT_AXIS_CONTEXT];
-}
-static void dt__engine_shards(const dt__engine *e, dt__net *net, int split_rows)
-{
-    net->tensor_shards = e->recipe->tensor_shards;
-    net->own_shards = net->tensor_shards / e->mesh.size[DT_AXIS_TENSOR];
-    net->first_shard = net->own_shards * e->mesh.at[DT_AXIS_TENSOR];
-    net->sequence_parallel = split_rows, net->expert_ranks = e->layout->ep;
-    net->precision = e->recipe->precision == DT_PRECISION_BF16   ? DT_BF16
-                     : e->recipe->precision == DT_PRECISION_FP16 ? DT_F16 : 0;
-    net->expert_rank = e->mesh.at[DT_AXIS_DATA] % e->layout->ep;
+    e->p.ranks = dt_comm_size(e->comm), e->p.rank = dt_comm_rank(e->comm);
+    e->p.spare = (double)dt__engine_threads(e->p.layout, e->comm) + 1e-6 < dt__comm_cores(e->comm);
+    return dt__layout_begin(&e->p);
 }
 
-/* Does a degree of ranks, --tp or --cp, divide the recipe's shards of this kind? */
-static dt_result dt__engine_cuts(const char *option, int64_t degree, const char *kind, int64_t shards)
-{
-    if (dt__is_pow2(degree) && shards % degree == 0) return DT_OK;
-    return dt__misuse("--%s %lld does not divide %lld %s shard%s. Set --%s to a power of two up to %lld, "
-                      "or raise --%s-shards, which changes the bits of the recipe.", option, (long long)degree,
-                      (long long)shards, kind, shards == 1 ? "" : "s", option, (long long)shards, kind);
-}
-
-/* Mesh and shape of the work; before the network is built. recipe, layout and comm are set. */
-static dt_result dt__engine_layout(dt__engine *e)
-{
-    const dt_layout *l = e->layout;
-    dt_result r = dt_mesh_of(l, dt_comm_size(e->comm), dt_comm_rank(e->comm), &e->mesh);
-    e->micros = e->recipe->batch / e->recipe->micro_batch;
-    e->rows = e->recipe->micro_batch / e->recipe->data_shards;
-    if (!r) r = dt__engine_groups(e, e->mesh.size[DT_AXIS_DATA], &e->store.shards);
-    if (!r) r = dt__engine_experts(e, e->mesh.size[DT_AXIS_DATA]);
-    if (!r) r = dt__engine_cuts("tp", l->tp, "tensor", e->recipe->tensor_shards);
-    if (!r) r = dt__engine_cuts("cp", l->cp, "context", e->recipe->context_shards);
-    if (!r && l->sequence_parallel && l->tp < 2)
-        r = dt__misuse("--sequence-parallel splits rows over the ranks of a tensor group, and --tp is 1. "
-                       "Set --tp to 2 or more.");
-    if (!r) r = dt__engine_choices(l);
-    if (!r) r = dt__engine_shape(e);
-    if (!r) dt__engine_shards(e, &e->net, l->sequence_parallel);
-    if (!r) dt__engine_context(e, &e->net);
-    if (l->pipeline == DT_ZERO_BUBBLE) e->net.how |= DT__PLAN_SPLIT;
-    if (l->recompute == DT_RECOMPUTE_SELECTIVE) e->net.how |= DT__PLAN_RECOMPUTE;
-    if (!r && l->compile.mode != DT_COMPILE_OFF) {
-#ifdef DT_COMPILER
-        r = dt__compiling_open(&e->compiling, &l->compile, e->k);
-        e->net.compiler = &e->compiling.base;
-#else
-        r = dt__misuse("--compile needs the compiler, and this program was built without DT_COMPILER. Leave "
-                       "the option out, or build with the switch.");
-#endif
-    }
-    return r;
-}
-
-/* Blocks of a whole parameter. */
-static int64_t dt__engine_blocks(const dt__engine *e, const dt__param *p)
-{
-    int64_t vt = e->net.tensor_shards;
-    return dt__param_arrays(p, vt) * dt__shard_step(p, vt) / DT__BLOCK;
-}
-
-/* Everything but memory, for the network that was built. */
+/* The rest of the plan, and its communicators. */
 static dt_result dt__engine_open(dt__engine *e)
 {
-    int group = e->store.shards;
-    dt_result r = dt__engine_partition(e);
-    if (r) return r;
-    e->store.piece = e->mesh.at[DT_AXIS_DATA] % group;
-    r = dt__store_open(&e->store, &e->net, e->chunks, e->shape.pipe.chunks, e->shape.zero > 2 ? 1 : e->layout->bucket,
-                       e->shape.buffered, e->shape.accumulation == DT_EACH || e->micros == 1);
-    if (!r) r = dt__program_open(&e->program, &e->shape, &e->store, e->chunks);
-    if (!r) r = dt__engine_comms(e, group);
-    if (!r) r = dt__engine_reduction(e, group);
-    for (int32_t i = 0; i < e->net.param_count; i++) e->blocks += dt__engine_blocks(e, &e->net.params[i].is);
+    dt_result r = dt__layout_end(&e->p);
     e->env.tp.combine = dt__engine_combine;
     e->env.cp.send = dt__engine_post, e->env.cp.wait = dt__engine_posted, e->env.cp.receive = dt__engine_take;
     e->env.ep.exchange = dt__engine_exchange;
     e->env.tp.user = e->env.cp.user = e->env.ep.user = e;
-    dt__engine_slots(e);
-    dt__engine_rows(e);
-    dt__engine_work_rows(e);
-    return r;
+    return r ? r : dt__engine_comms(e);
 }
 
 static void dt__engine_close(dt__engine *e)
 {
     dt__queue_close(&e->queue);
     dt__queue_close(&e->ring.queue);
-    dt__memory_close(&e->memory);
-    dt__free(e->chunks);
-    dt__store_close(&e->store);
-    dt__program_close(&e->program);
-    dt__net_close(&e->net);
+    dt__memory_close(e);
+    dt__layout_close(&e->p);
     dt__free(e->inner);
-    dt__free(e->parts);
-    dt__free(e->replica_parts);
-    dt__free(e->part_count);
-    dt__free(e->replica_count);
     while (e->owned_count) dt_comm_close(&e->owned[--e->owned_count]);
 }
 
@@ -21764,39 +20736,47 @@ static void dt__engine_close(dt__engine *e)
 /* The weights that a pass reads: for validation and text samples the average, when the recipe says so. */
 static float *dt__engine_weights(const dt__engine *e, int inference)
 {
-    return inference && e->recipe->evaluate_ema ? e->state[DT__STATE_AVERAGE] : e->params;
+    return inference && e->p.recipe->evaluate_ema ? e->state[DT__STATE_AVERAGE] : e->params;
 }
+
+/* The network that is in work. */
+static const dt__net *dt__engine_net(const dt__engine *e) { return e->drawn ? e->drawn : &e->p.net; }
+static int dt__engine_rings(const dt__engine *e) { return e->p.shape.horizon && !e->drawn; }
 
 /* Binds segment q in a slot of its chunk: its parameters, its input (the output before it), its saved values. */
 static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, dt__bind *b)
 {
-    const dt__built *seg = &e->net.segments[q];
-    const dt__chunk *chunk = &e->chunks[seg->chunk];
-    float *memory = chunk->memory + slot * chunk->floats;
-    int zero_bubble = e->net.how & DT__PLAN_SPLIT, gathers = dt__engine_gathers(e, e->env.inference);
+    const dt__net *net = dt__engine_net(e);
+    const dt__built *seg = &net->segments[q];
+    const dt__chunk *chunk = &e->p.chunks[e->p.net.segments[q].chunk];
+    float *memory = e->drawn ? e->drawing : e->units + chunk->at + slot * chunk->floats;
+    int zero_bubble = e->p.net.how & DT__PLAN_SPLIT, gathers = dt__layout_gathers(&e->p, e->env.inference);
     memset(b, 0, sizeof *b);
-    b->params = gathers ? e->window + e->window_in_work * e->store.window : dt__engine_weights(e, e->env.inference);
+    b->params = gathers ? e->window + e->window_in_work * e->p.store.window : dt__engine_weights(e, e->env.inference);
     b->param = gathers ? seg->window : seg->param;
-    b->slots = e->sets + (int64_t)dt__max(0, set) * e->set_floats;
-    b->slices = e->row_slices, b->slot = seg->slot, b->at[DT__AT_TEMP] = e->temp;
-    b->at[DT__AT_SAVED] = e->shape.recompute == DT_RECOMPUTE_FULL ? e->saved : memory + seg->saved_at;
+    b->slots = e->sets + (int64_t)dt__max(0, set) * e->p.set_floats;
+    b->slices = e->row_slices, b->slot = seg->slot;
+    b->at[DT__AT_TEMP] = e->drawn ? e->drawing + net->widest : e->temp;
+    b->at[DT__AT_CACHE] = e->cache ? e->cache + seg->cache_at : NULL;
+    b->at[DT__AT_SAVED] = memory + seg->saved_at;
+    if (e->p.shape.recompute == DT_RECOMPUTE_FULL && !e->drawn) b->at[DT__AT_SAVED] = e->saved;
     b->at[DT__AT_OUTPUT] = memory + seg->out_at;
-    if (e->shape.horizon) {
-        b->at[DT__AT_INPUT] = e->ring.memory + e->ring.place[q] * e->net.widest;
-        b->at[DT__AT_OUTPUT] = e->ring.memory + e->ring.output * e->net.widest;
-    } else if (q > chunk->begin) b->at[DT__AT_INPUT] = memory + e->net.segments[q - 1].out_at;
+    if (dt__engine_rings(e)) {
+        b->at[DT__AT_INPUT] = e->ring.memory + e->ring.place[q] * e->p.net.widest;
+        b->at[DT__AT_OUTPUT] = e->ring.memory + e->ring.output * e->p.net.widest;
+    } else if (q > chunk->begin) b->at[DT__AT_INPUT] = memory + net->segments[q - 1].out_at;
     else b->at[DT__AT_INPUT] = memory;
     if (!q) b->at[DT__AT_INPUT] = e->input;
     b->at[DT__AT_TARGETS] = e->target;
     b->at[DT__AT_GRAD_OUT] = zero_bubble ? memory + seg->gradient_at : e->gradient[(chunk->end - q) & 1];
-    b->at[DT__AT_GRAD_IN] = zero_bubble && q > chunk->begin ? memory + e->net.segments[q - 1].gradient_at
+    b->at[DT__AT_GRAD_IN] = zero_bubble && q > chunk->begin ? memory + net->segments[q - 1].gradient_at
                                                             : e->gradient[(chunk->end - q + 1) & 1];
 }
 
 static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
 {
     dt__bind b;
-    const dt__plan *p = e->net.segments[q].plan;
+    const dt__plan *p = dt__engine_net(e)->segments[q].plan;
     dt__engine_bind(e, q, slot, -1, &b);
     e->env.segment = (uint32_t)q;
     dt__plan_run(p, 0, p->forward_count, &b, &e->env, 0);
@@ -21805,7 +20785,7 @@ static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
 /* After segment q: adds auxiliary losses of each leaf to `auxiliary` (leaves, segments), and counts experts' tokens. */
 static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliary)
 {
-    const dt__built *seg = &e->net.segments[q];
+    const dt__built *seg = &e->p.net.segments[q];
     const dt_graph *g = seg->plan->g;
     float *asked = e->asked + seg->routed;
     dt__bind b;
@@ -21813,9 +20793,9 @@ static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliar
     for (int32_t id = 1; seg->watched && id < g->forward_count; id++) {
         const dt__node *n = &g->nodes[id];
         int32_t of = n->op == DT__OP_AUX_LOSS ? n->in[1] : n->op == DT__OP_MOE_ROUTE ? id : 0;
-        const float *value = of ? dt__download(dt__where(seg->plan, &b, of), dt__floats(&g->nodes[of])) : NULL;
+        const float *value = of ? dt__download(e->k, dt__where(seg->plan, &b, of), dt__floats(&g->nodes[of])) : NULL;
         for (int64_t l = 0; value && n->op == DT__OP_AUX_LOSS && l < dt__leaves(g); l++) {
-            float *sum = auxiliary + l * e->net.count + q;
+            float *sum = auxiliary + l * e->p.net.count + q;
             *sum = dt__fmaf(n->f, value[l], *sum);
         }
         for (int64_t i = 0; value && n->op == DT__OP_MOE_ROUTE && i < dt__table_bins(n); i++)
@@ -21827,31 +20807,34 @@ static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliar
 /* After the last segment: adds the unit's loss to loss[0]; with context shards, row sums to loss (leaves) (R12). */
 static void dt__engine_loss(const dt__engine *e, int slot, float *loss)
 {
-    const dt__plan *p = e->net.segments[e->net.count - 1].plan;
-    int64_t leaves = dt__engine_leaves(e), rows = e->rows * e->recipe->sequence / dt__max(1, e->net.context_shards);
+    const dt__plan *p = e->p.net.segments[e->p.net.count - 1].plan;
+    int64_t leaves = dt__layout_leaves(&e->p), cut = dt__max(1, e->p.net.context_shards);
+    int64_t rows = e->p.rows * e->p.recipe->sequence / cut;
     dt__bind b;
-    dt__engine_bind(e, e->net.count - 1, slot, -1, &b);
-    if (!e->net.context_shards) loss[0] = loss[0] + dt__download(b.at[DT__AT_OUTPUT], 1)[0];
-    for (int32_t id = 1; id < p->g->forward_count && e->net.context_shards; id++) {
+    dt__engine_bind(e, e->p.net.count - 1, slot, -1, &b);
+    if (!e->p.net.context_shards) loss[0] = loss[0] + dt__download(e->k, b.at[DT__AT_OUTPUT], 1)[0];
+    for (int32_t id = 1; id < p->g->forward_count && e->p.net.context_shards; id++) {
         const dt__node *n = &p->g->nodes[id];
-        for (int64_t l = 0; n->op == DT__OP_CROSS_ENTROPY && l < leaves; l++)
-            loss[l] = loss[l] +
-                      e->k->row_sum(dt__download(dt__where(p, &b, n->aux) + (2 * leaves + l) * rows, rows), rows);
+        for (int64_t l = 0; n->op == DT__OP_CROSS_ENTROPY && l < leaves; l++) {
+            const float *row = dt__where(p, &b, n->aux) + (2 * leaves + l) * rows;
+            loss[l] = loss[l] + e->k->row_sum(dt__download(e->k, row, rows), rows);
+        }
     }
 }
 
 /* Backward of a segment: all of it; for zero-bubble the gradient of its input, and later those of its weights. */
-static void dt__engine_backward(dt__engine *e, const dt__instr *i)
+static void dt__engine_backward(dt__engine *e, const dt_instr *i)
 {
     dt__bind b;
-    const dt__plan *p = e->net.segments[i->segment].plan;
+    const dt__plan *p = e->p.net.segments[i->segment].plan;
     int weights = i->op == DT_WEIGHTS;
     dt__engine_bind(e, i->segment, i->slot, i->set, &b);
-    if (i->segment == e->net.count - 1) dt__mem_fill(NULL, b.at[DT__AT_GRAD_OUT], e->inv_valid * e->env.loss_scale, 1);
+    if (i->segment == e->p.net.count - 1)
+        dt__mem_fill(e->k, NULL, b.at[DT__AT_GRAD_OUT], e->inv_valid * e->env.loss_scale, 1);
     e->env.segment = (uint32_t)i->segment;
     dt__plan_run(p, p->forward_count + (weights ? p->backward_count : 0),
                  weights ? p->weights_count : p->backward_count, &b, &e->env, i->fresh);
-    if (i->completes) dt__net_fold(&e->net, i->segment, i->segment + 1, b.slots, b.slices, &e->env);
+    if (i->completes) dt__net_fold(&e->p.net, i->segment, i->segment + 1, b.slots, b.slices, &e->env);
 }
 
 /* ---- offload ---- */
@@ -21859,32 +20842,32 @@ static void dt__engine_backward(dt__engine *e, const dt__instr *i)
 /* Before forward: takes the place of the ring for the output, which is the next segment's input. */
 static void dt__engine_advance(dt__engine *e, int64_t q)
 {
-    if (!e->shape.horizon) return;
+    if (!dt__engine_rings(e)) return;
     e->ring.place[q + 1] = e->ring.output = dt__ring_take(&e->ring);
 }
 
 /* OFFLOAD or FETCH: asks for a copy of the input of a segment to or from the second memory, which holds it as the input
  * of the chunk or the output of the segment before. Neither side may be touched until the place's ticket is done. */
-static void dt__engine_move(dt__engine *e, const dt__instr *i)
+static void dt__engine_move(dt__engine *e, const dt_instr *i)
 {
     dt__ring *r = &e->ring;
-    const dt__chunk *chunk = &e->chunks[e->net.segments[i->segment].chunk];
-    float *kept = chunk->memory + i->slot * chunk->floats, *place;
+    const dt__chunk *chunk = &e->p.chunks[e->p.net.segments[i->segment].chunk];
+    float *kept = e->units + chunk->at + i->slot * chunk->floats, *place;
     int fetch = i->op == DT_FETCH;
     int64_t n = dt__queue_next(&r->queue) % DT__MOVES;
-    if (i->segment > chunk->begin) kept += e->net.segments[i->segment - 1].out_at;
+    if (i->segment > chunk->begin) kept += e->p.net.segments[i->segment - 1].out_at;
     if (fetch) r->place[i->segment] = dt__ring_take(r);
-    place = r->memory + r->place[i->segment] * e->net.widest;
+    place = r->memory + r->place[i->segment] * e->p.net.widest;
     r->move[n].to = fetch ? place : kept;
     r->move[n].from = fetch ? kept : place;
-    r->move[n].count = e->net.segments[i->segment].input;
+    r->move[n].count = e->p.net.segments[i->segment].input;
     r->ticket[r->place[i->segment]] = dt__queue_ask(&r->queue);
 }
 
 /* Before a segment is recomputed: waits for its input, and lets its output go to the place that nobody reads. */
 static void dt__engine_arrive(dt__engine *e, int64_t q)
 {
-    if (!e->shape.horizon) return;
+    if (!e->p.shape.horizon) return;
     if (q) (void)dt__queue_wait(&e->ring.queue, e->ring.ticket[e->ring.place[q]]);
     e->ring.output = e->ring.places;
 }
@@ -21892,28 +20875,28 @@ static void dt__engine_arrive(dt__engine *e, int64_t q)
 /* Input and target of the unit in work from samples (rows,T), or its context slices, (leaves,rows,2,slice). */
 static void dt__engine_samples(dt__engine *e, const uint32_t *input, const uint32_t *target)
 {
-    const dt__net *net = &e->net;
+    const dt__net *net = &e->p.net;
     const dt_graph *g = net->segments[0].plan->g;
-    int64_t slice = net->context_shards ? e->recipe->sequence / (2 * net->context_shards) : 0;
-    int64_t half = dt__engine_own_tokens(e) / 2;
-    for (int64_t i = 0; slice && i < 2 * net->own_leaves * e->rows; i++) {
-        int64_t leaf = net->first_leaf + i / (2 * e->rows);
-        int64_t from = i / 2 % e->rows * e->recipe->sequence +
+    int64_t slice = net->context_shards ? e->p.recipe->sequence / (2 * net->context_shards) : 0;
+    int64_t half = dt__layout_own_tokens(&e->p) / 2;
+    for (int64_t i = 0; slice && i < 2 * net->own_leaves * e->p.rows; i++) {
+        int64_t leaf = net->first_leaf + i / (2 * e->p.rows);
+        int64_t from = i / 2 % e->p.rows * e->p.recipe->sequence +
                        slice * (i & 1 ? 2 * net->context_shards - 1 - leaf : leaf);
         memcpy(e->own_tokens + i * slice, input + from, 4 * (size_t)slice);
         memcpy(e->own_tokens + half + i * slice, target + from, 4 * (size_t)slice);
     }
-    e->input = dt__upload(slice ? e->own_tokens : input, net->segments[0].input);
-    e->target = dt__upload(slice ? e->own_tokens + half : target, dt__count(&g->nodes[g->targets.id]));
+    e->input = dt__upload(e->k, slice ? e->own_tokens : input, net->segments[0].input);
+    e->target = dt__upload(e->k, slice ? e->own_tokens + half : target, dt__count(&g->nodes[g->targets.id]));
 }
 
 /* ---- between stages ---- */
 
 /* The memory, size and peer of a SEND's or RECV's message. */
-static float *dt__engine_message(const dt__engine *e, const dt__instr *i, int64_t *count, int *peer)
+static float *dt__engine_message(const dt__engine *e, const dt_instr *i, int64_t *count, int *peer)
 {
-    const dt__built *seg = &e->net.segments[i->segment];
-    int forward = (i->op == DT_SEND) == !i->back, pp = e->shape.pipe.stages, stage = e->shape.stage;
+    const dt__built *seg = &dt__engine_net(e)->segments[i->segment];
+    int forward = (i->op == DT_SEND) == !i->back, pp = e->p.shape.pipe.stages, stage = e->p.shape.stage;
     dt__bind b;
     dt__engine_bind(e, i->segment, i->slot, -1, &b);
     *peer = forward ? (stage + 1) % pp : (stage + pp - 1) % pp;
@@ -21922,58 +20905,44 @@ static float *dt__engine_message(const dt__engine *e, const dt__instr *i, int64_
     return b.at[i->back ? DT__AT_GRAD_OUT : DT__AT_INPUT];
 }
 
-static dt_result dt__engine_send(dt__engine *e, const dt__instr *i)
+static dt_result dt__engine_send(dt__engine *e, const dt_instr *i)
 {
     dt__outbox *o = &e->out[i->back];
-    int place = o->count++ % DT__OUTBOX, to;
+    int place = o->count % DT__OUTBOX, to;
     int64_t count;
-    const float *data = dt__engine_message(e, i, &count, &to);
-    float *copy = o->memory + place * e->net.widest;
-    dt_result r = dt__posted_wait(o->comm, &o->posted[place]);
+    float *data = dt__engine_message(e, i, &count, &to), *copy = o->memory + place * e->p.net.widest;
+    dt_result r;
+    if (e->drawn) return dt_send(o->comm, dt__comm_in(e->k, data, count), count, to); /* it may be too long to post */
+    r = dt__posted_wait(o->comm, &o->posted[place]);
     if (r) return r;
-    dt__mem_copy(e->pool, copy, data, count);
-    return dt__posted_send(o->comm, copy, count, to, &o->posted[place]);
+    o->count++;
+    dt__mem_copy(e->k, e->pool, copy, data, count);
+    return dt__posted_send(e->k, o->comm, copy, count, to, &o->posted[place]);
 }
 
-static dt_result dt__engine_recv(dt__engine *e, const dt__instr *i)
+static dt_result dt__engine_recv(dt__engine *e, const dt_instr *i)
 {
     int from;
     int64_t count;
     float *data;
-    if (e->shape.horizon && !i->back) e->ring.place[i->segment] = dt__ring_take(&e->ring);
+    if (dt__engine_rings(e) && !i->back) e->ring.place[i->segment] = dt__ring_take(&e->ring);
     data = dt__engine_message(e, i, &count, &from);
-    return dt_recv(e->out[i->back].comm, dt__host(data), count, from);
+    return dt__recv_in(e->k, e->out[i->back].comm, data, count, from);
 }
 
 /* ---- between data-parallel ranks ---- */
 
-/* A gradient set, and the place of a bucket in it. */
-static float *dt__set(const dt__engine *e, int32_t set) { return e->sets + set * e->set_floats; }
-static int64_t dt__bucket_at(const dt__engine *e, int32_t b)
-{
-    return e->shape.buffered ? e->store.bucket[b].buffer : e->store.bucket[b].slot;
-}
+/* A gradient set; the memory of sums. */
+static float *dt__set(const dt__engine *e, int32_t set) { return e->sets + set * e->p.set_floats; }
+static float *dt__sums(const dt__engine *e) { return e->p.shape.total ? e->total : e->sets; }
 
-/* This rank's piece of a bucket: [*from, *from + *count), and where its sum is. */
-static float *dt__bucket_sum(const dt__engine *e, int32_t bucket, int64_t *from, int64_t *count)
-{
-    const dt__store *s = &e->store;
-    const int64_t *cut = dt__store_cut(s, bucket);
-    int piece = dt__bucket_piece(s, bucket, s->piece);
-    *from = cut[piece];
-    *count = cut[piece + 1] - *from;
-    if (!e->shape.total) return dt__set(e, e->program.parts.node[0].set) + dt__bucket_at(e, bucket) + *from;
-    if (e->shape.zero > 1) return e->total + s->bucket[bucket].sum;
-    return e->total + s->bucket[bucket].total + *from;
-}
-
-static void dt__engine_total(dt__engine *e, const dt__instr *i)
+static void dt__engine_total(dt__engine *e, const dt_instr *i)
 {
     dt_pool *pool = i->stream ? NULL : e->pool;
     int64_t from, count;
-    float *to = dt__bucket_sum(e, i->bucket, &from, &count);
-    const float *sum = dt__set(e, i->from) + dt__bucket_at(e, i->bucket) + from;
-    if (i->fresh) dt__mem_copy(pool, to, sum, count);
+    float *to = dt__sums(e) + dt__bucket_sum(&e->p, i->bucket, &from, &count);
+    const float *sum = dt__set(e, i->from) + dt__bucket_at(&e->p, i->bucket) + from;
+    if (i->fresh) dt__mem_copy(e->k, pool, to, sum, count);
     else dt__mem_add(e->k, pool, to, sum, count);
 }
 
@@ -21983,29 +20952,29 @@ static const dt__sharing *dt__engine_sharing(const dt__engine *e, const dt__buck
     return b->copies > 1 ? &e->expert_ranks : &e->ranks;
 }
 
-/* Sums [begin, begin + floats) of the parts of c's ranks into each first part: by the tree, or natively. */
+/* Sums [begin, begin + floats) of the parts of c's ranks into the first part of each. */
 static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts, const int *counts, int64_t begin,
                                 int64_t floats, const int64_t *cuts)
 {
-    float *first = e->sets + begin;
-    if (!e->native) return dt__reduce_parts(c, dt__host(e->sets), parts, counts, begin, floats, cuts);
-    for (int p = 0; p < dt_comm_rank(c); p++) parts += counts[p];
-    for (int j = 1; j < counts[dt_comm_rank(c)]; j++)
-        dt__mem_add(e->k, NULL, first + parts->offset, first + parts[j].offset, floats);
-    return dt_all_reduce_native(c, dt__host(first + parts->offset), floats, DT_SUM);
+    const dt__part *own = parts;
+    dt_result r;
+    for (int p = 0; p < dt_comm_rank(c); p++) own += counts[p];
+    for (int j = 0; j < counts[dt_comm_rank(c)]; j++) dt__comm_in(e->k, e->sets + own[j].offset + begin, floats);
+    r = dt__reduce_parts(c, dt__host(e->k, e->sets), parts, counts, begin, floats, cuts);
+    return dt__comm_out(e->k, e->sets + own->offset + begin, floats), r;
 }
 
 /* REDUCE: the tree over the partial sums of all ranks, to all; or each piece to its owner, and then between groups.
  * Before that, each rank's sums for shared experts, a subtree over shards, are added in place of the first. */
-static dt_result dt__engine_reduce(dt__engine *e, const dt__instr *i)
+static dt_result dt__engine_reduce(dt__engine *e, const dt_instr *i)
 {
-    const dt__bucket *b = &e->store.bucket[i->bucket];
+    const dt__bucket *b = &e->p.store.bucket[i->bucket];
     const dt__sharing *w = dt__engine_sharing(e, b);
-    const dt__part *parts = b->copies > 1 ? e->replica_parts : e->parts;
-    const int *counts = b->copies > 1 ? e->replica_count : e->part_count;
-    int64_t begin = dt__bucket_at(e, i->bucket);
-    const int64_t *cuts = dt__store_cut(&e->store, i->bucket);
-    int piece = dt__bucket_piece(&e->store, i->bucket, e->store.piece);
+    const dt__part *parts = b->copies > 1 ? e->p.replica_parts : e->p.parts;
+    const int *counts = b->copies > 1 ? e->p.replica_count : e->p.part_count;
+    int64_t begin = dt__bucket_at(&e->p, i->bucket);
+    const int64_t *cuts = dt__store_cut(&e->p.store, i->bucket);
+    int piece = dt__bucket_piece(&e->p.store, i->bucket, e->p.store.piece);
     dt__terms t;
     dt_result r;
     t.first = dt__set(e, i->set) + begin, t.more = t.first + b->floats;
@@ -22015,8 +20984,8 @@ static dt_result dt__engine_reduce(dt__engine *e, const dt__instr *i)
     if (!w->group) return dt__engine_sum(e, w->data, parts, counts, begin, b->floats, NULL);
     r = dt__engine_sum(e, w->group, parts, counts, begin, b->floats, cuts);
     if (r || !w->replicas) return r;
-    return dt__engine_sum(e, w->replicas, e->replica_parts, e->replica_count, begin + cuts[piece],
-                          cuts[piece + 1] - cuts[piece], NULL);
+    return dt__engine_sum(e, w->replicas, e->p.replica_parts, e->p.replica_count, begin + cuts[piece],
+                            cuts[piece + 1] - cuts[piece], NULL);
 }
 
 /* Pieces of [at, at + count) of a bucket's parameters, to gather at `to`; owners keep them `whole`, or packed. */
@@ -22049,31 +21018,35 @@ static void dt__engine_count(dt_comm *group, int64_t floats)
 /* Gathers pieces of parameters from the ranks of the group, or from this rank's own memory without one. */
 static dt_result dt__engine_collect(dt__engine *e, dt_comm *group, float *array, int64_t reach, int pieces, float *out)
 {
-    if (group) return dt__gather_extents(group, dt__host(array), reach, e->spans, pieces, dt__host(out));
+    dt_result r = DT_OK;
     for (int i = 0; i < pieces; i++)
-        dt__mem_copy(NULL, out + e->spans[i].to, array + e->spans[i].from, e->spans[i].count);
-    return DT_OK;
+        if (!group) dt__mem_copy(e->k, NULL, out + e->spans[i].to, array + e->spans[i].from, e->spans[i].count);
+        else if (e->spans[i].rank == dt_comm_rank(group))
+            dt__comm_in(e->k, array + e->spans[i].from, e->spans[i].count);
+    if (group) r = dt__gather_extents(group, dt__host(e->k, array), reach, e->spans, pieces, dt__host(e->k, out));
+    for (int i = 0; i < pieces && group; i++) dt__comm_out(e->k, out + e->spans[i].to, e->spans[i].count);
+    return r;
 }
 
 /* ZeRO 3: gathers the parameters of a segment from `array`, weights or their average, into a window. */
 static dt_result dt__engine_gather_segment(dt__engine *e, int64_t q, float *array, int window)
 {
-    const dt__built *seg = &e->net.segments[q];
-    float *to = e->window + window * e->store.window;
+    const dt__built *seg = &e->p.net.segments[q];
+    float *to = e->window + window * e->p.store.window;
     dt_result r = DT_OK;
     for (int shared = 0; shared < 2 && !r; shared++) {
         dt_comm *group = shared ? e->expert_ranks.group : e->ranks.group;
         int n = 0;
         for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
-            const dt__net_param *p = &e->net.params[seg->param_of[i]];
-            const dt__bucket *b = &e->store.bucket[p->bucket];
+            const dt__net_param *p = &e->p.net.params[seg->param_of[i]];
+            const dt__bucket *b = &e->p.store.bucket[p->bucket];
             if ((b->copies > 1) != shared) continue;
-            n += dt__bucket_spans(&e->store, p->bucket, p->offset - b->param, dt__round_up(p->count, DT__BLOCK),
+            n += dt__bucket_spans(&e->p.store, p->bucket, p->offset - b->param, dt__round_up(p->count, DT__BLOCK),
                                   seg->window[i], 0, e->spans + n);
         }
         for (int k = 0; k < n; k++)
             if (group && e->spans[k].rank == dt_comm_rank(group)) dt__engine_count(group, e->spans[k].count);
-        if (!shared || n) r = dt__engine_collect(e, group, array, e->store.most_params, n, to);
+        if (!shared || n) r = dt__engine_collect(e, group, array, e->p.store.most_params, n, to);
     }
     return r;
 }
@@ -22081,9 +21054,9 @@ static dt_result dt__engine_gather_segment(dt__engine *e, int64_t q, float *arra
 /* ZeRO 1 and 2: gathers a bucket's new parameters on all ranks; dt__engine_step has counted the bytes. */
 static dt_result dt__engine_gather_bucket(dt__engine *e, int32_t bucket)
 {
-    const dt__bucket *b = &e->store.bucket[bucket];
-    int n = dt__bucket_spans(&e->store, bucket, 0, b->floats, b->param, 1, e->spans);
-    return dt__engine_collect(e, dt__engine_sharing(e, b)->group, e->params, e->store.param_floats, n, e->params);
+    const dt__bucket *b = &e->p.store.bucket[bucket];
+    int n = dt__bucket_spans(&e->p.store, bucket, 0, b->floats, b->param, 1, e->spans);
+    return dt__engine_collect(e, dt__engine_sharing(e, b)->group, e->params, e->p.store.param_floats, n, e->params);
 }
 
 /* ---- update ---- */
@@ -22092,36 +21065,37 @@ static dt_result dt__engine_gather_bucket(dt__engine *e, int32_t bucket)
  * A stage sends its uses to the other stages that share the parameter; all compute the same sum. */
 static dt_result dt__tie_param(dt__engine *e, int32_t i)
 {
-    const dt__net_param *p = &e->net.params[i];
+    const dt__net_param *p = &e->p.net.params[i];
     float *own[4] = DT__ZERO; /* this stage's uses, cut alike */
     float *first = NULL, *sum = e->tie[0], *room = e->tie[1];
     int64_t from, count = 0;
     dt_result r = DT_OK;
-    for (int32_t b = 0; b < e->store.buckets; b++) {
-        const dt__bucket *k = &e->store.bucket[b];
+    for (int32_t b = 0; b < e->p.store.buckets; b++) {
+        const dt__bucket *k = &e->p.store.bucket[b];
         if (k->tied != i) continue;
-        own[k->use] = dt__bucket_sum(e, b, &from, &count);
+        own[k->use] = dt__sums(e) + dt__bucket_sum(&e->p, b, &from, &count);
         if (k->param >= 0) first = own[k->use];
     }
     for (int u = 0; u < p->uses && first && !r; u++) {
-        for (int s = 0; s < e->shape.pipe.stages && !r; s++) {
+        for (int s = 0; s < e->p.shape.pipe.stages && !r; s++) {
             int shares = 0;
             for (int o = 0; o < p->uses; o++) shares |= p->stage[o] == s;
             if (!shares || s == p->stage[u]) continue;
-            if (own[u]) r = dt_send(e->out[0].comm, dt__host(own[u]), count, s);
-            else if (s == e->shape.stage) r = dt_recv(e->out[0].comm, dt__host(room), count, p->stage[u]);
+            if (own[u]) r = dt_send(e->out[0].comm, dt__comm_in(e->k, own[u], count), count, s);
+            else if (s == e->p.shape.stage) r = dt__recv_in(e->k, e->out[0].comm, room, count, p->stage[u]);
         }
         if (u) dt__mem_add(e->k, e->pool, sum, own[u] ? own[u] : room, count);
-        else dt__mem_copy(e->pool, sum, own[u] ? own[u] : room, count);
+        else dt__mem_copy(e->k, e->pool, sum, own[u] ? own[u] : room, count);
     }
-    if (first) dt__mem_copy(e->pool, first, sum, count);
+    if (first) dt__mem_copy(e->k, e->pool, first, sum, count);
     return r;
 }
 
 static dt_result dt__engine_tie(dt__engine *e)
 {
     dt_result r = DT_OK;
-    for (int32_t i = 0; i < e->net.param_count && !r; i++) r = dt__tie_param(e, i);
+    for (int32_t i = 0; i < e->p.net.param_count && !r; i++)
+        if (e->p.net.params[i].uses > 1) r = dt__tie_param(e, i);
     return r;
 }
 
@@ -22133,30 +21107,21 @@ typedef struct dt__piece_of {
 } dt__piece_of;
 static dt__piece_of dt__engine_piece(const dt__engine *e, const dt__net_param *p)
 {
-    dt__piece_of x = DT__ZERO;
-    const dt__store *s = &e->store;
-    if (p->offset >= 0) {
-        int64_t at = p->offset - s->bucket[p->bucket].param, lo, count, skip;
-        float *sum = dt__bucket_sum(e, p->bucket, &lo, &count);
-        x.from = dt__max(0, lo - at);
-        x.count = dt__min(p->count, lo + count - at) - x.from;
-        skip = at + x.from - lo; /* floats of the rank's piece before this one */
-        x.gradient = sum + skip;
-        x.state = s->own[(int64_t)p->bucket * s->shards + s->piece] + skip;
-        x.weight = e->params + (e->shape.zero > 2 ? x.state : p->offset + x.from);
-        if (x.count < 0) x.count = 0;
-    }
+    dt__piece_of x;
+    x.from = p->from, x.count = p->own, x.state = p->state;
+    x.gradient = dt__sums(e) + p->gradient;
+    x.weight = e->params + (e->p.shape.zero > 2 ? p->state : p->offset + p->from);
     return x;
 }
 
 /* Sums of squares of the blocks of this rank's piece of a parameter's gradient, at their places in the whole. */
 static void dt__engine_square(dt__engine *e, const dt__net_param *p, float *sums)
 {
-    int64_t vt = e->net.tensor_shards, step = dt__shard_step(&p->is, vt);
+    int64_t vt = e->p.net.tensor_shards, step = dt__shard_step(&p->is, vt);
     dt__piece_of x = dt__engine_piece(e, p);
-    for (int64_t i = 0; i < dt__param_shards(&p->is, vt, e->net.own_shards); i++) {
+    for (int64_t i = 0; i < dt__param_shards(&p->is, vt, e->p.net.own_shards); i++) {
         int64_t low = dt__max(x.from, i * step), end = dt__min(x.from + x.count, (i + 1) * step);
-        int64_t array = dt__param_array(&p->is, vt, e->net.first_shard, e->net.own_shards, i);
+        int64_t array = dt__param_array(&p->is, vt, e->p.net.first_shard, e->p.net.own_shards, i);
         if (low < end)
             dt__mem_squares(e->k, e->pool, x.gradient + low - x.from, end - low,
                               sums + (array * step + low - i * step) / DT__BLOCK);
@@ -22167,28 +21132,30 @@ static void dt__engine_square(dt__engine *e, const dt__net_param *p, float *sums
  * shard of an expert is one; a chain over parameters, experts and tensor shards. Padding is +0. */
 static dt_result dt__engine_squares(dt__engine *e, float *squares)
 {
-    int64_t at = 0, vt = e->net.tensor_shards;
-    int once = e->mesh.at[DT_AXIS_DATA] % dt__max(e->store.shards, e->layout->ep) < e->store.shards;
+    int64_t at = 0, vt = e->p.net.tensor_shards;
+    int once = e->p.mesh.at[DT_AXIS_DATA] % dt__max(e->p.store.shards, e->p.layout->ep) < e->p.store.shards;
     double start;
+    float *sums;
     dt_result r = DT_OK;
-    if (e->copy) dt__mem_fill(e->pool, e->sums, 0.0f, e->blocks);
-    for (int32_t i = 0; i < e->net.param_count; i++) {
-        const dt__net_param *p = &e->net.params[i];
-        if (p->stage[0] == e->shape.stage && (dt__param_is_cut(&p->is, vt) || !e->mesh.at[DT_AXIS_TENSOR]) &&
+    if (e->copy) dt__mem_fill(e->k, e->pool, e->sums, 0.0f, e->p.blocks);
+    for (int32_t i = 0; i < e->p.net.param_count; i++) {
+        const dt__net_param *p = &e->p.net.params[i];
+        if (p->stage[0] == e->p.shape.stage && (dt__param_is_cut(&p->is, vt) || !e->p.mesh.at[DT_AXIS_TENSOR]) &&
             (once || dt__param_copies(&p->is) > 1))
             dt__engine_square(e, p, e->sums + at);
-        at += dt__engine_blocks(e, &p->is);
+        at += dt__layout_blocks(&e->p, &p->is);
     }
     start = dt__now();
-    if (e->copy) r = dt_all_reduce(e->copy, dt__host(e->sums), e->blocks, DT_SUM); /* one number and zeros */
+    if (e->copy) r = dt__reduce_in(e->k, e->copy, e->sums, e->p.blocks, DT_SUM); /* one number and zeros */
     e->seconds_working -= dt__now() - start; /* waiting is not work */
+    sums = dt__download(e->k, e->sums, e->p.blocks);
     at = 0;
     *squares = 0.0f;
-    for (int32_t i = 0; i < e->net.param_count && !r; i++) {
-        const dt__param *p = &e->net.params[i].is;
+    for (int32_t i = 0; i < e->p.net.param_count && !r; i++) {
+        const dt__param *p = &e->p.net.params[i].is;
         int64_t blocks = dt__ceil_div(dt__shard_floats(p, vt), DT__BLOCK);
         for (int64_t v = 0; v < dt__param_arrays(p, vt); v++) {
-            *squares = *squares + dt__tree(dt__host(e->sums) + at, blocks);
+            *squares = *squares + dt__tree(sums + at, blocks);
             at += blocks;
         }
     }
@@ -22203,38 +21170,40 @@ static dt_result dt__engine_update(dt__engine *e)
     dt__update u[2];
     dt_result result = dt__engine_squares(e, &squares);
     e->norm = dt__sqrtf(squares) / (float)e->powers.scale;
-    if (!result) result = dt__update_check(&e->powers, e->recipe, squares, e->step, &e->rate, &skip);
+    if (!result) result = dt__update_check(&e->powers, e->p.recipe, squares, e->step, &e->rate, &skip);
     if (result || skip) return result;
-    dt__update_begin(&e->powers, e->recipe, e->rate, e->norm, u);
-    for (int32_t i = 0; i < e->net.param_count; i++) {
-        dt__piece_of x = dt__engine_piece(e, &e->net.params[i]);
-        dt__stepping s;
-        s.k = e->k, s.optimizer = e->recipe->optimizer, s.n = x.count;
-        s.u = &u[e->net.params[i].is.shape.dims >= 2];
-        s.weight = x.weight, s.gradient = x.gradient;
-        for (int k = 0; k < DT__STATE_COUNT; k++) s.state[k] = e->state[k] ? e->state[k] + x.state : NULL;
-        dt__mem_update(e->pool, &s);
+    dt__update_begin(&e->powers, e->p.recipe, e->rate, e->norm, u);
+    for (int32_t i = 0; i < e->p.net.param_count; i++) {
+        dt__piece_of x = dt__engine_piece(e, &e->p.net.params[i]);
+        dt__verb v = DT__ZERO;
+        v.k = e->k, v.kind = DT__VERB_UPDATE, v.optimizer = e->p.recipe->optimizer, v.n = x.count;
+        v.u = &u[e->p.net.params[i].is.shape.dims >= 2], v.to = x.weight, v.from = x.gradient;
+        for (int k = 0; k < DT__STATE_COUNT; k++) v.state[k] = e->state[k] ? e->state[k] + x.state : NULL;
+        dt__verb_run(e->pool, &v);
     }
     return DT_OK;
 }
 
 /* ---- a step, and a pass without gradients ---- */
 
-/* Loads a unit's samples: sets engine->input, target and the samples' random streams. */
+/* Loads a unit's samples: sets engine->input, target and the samples' random streams. NULL: they are set. */
 typedef void (*dt__load_fn)(void *owner, int64_t shard, int64_t micro);
 
-static dt_result dt__engine_run(dt__engine *e, const dt__instr *i, dt__load_fn load, void *owner)
+static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn load, void *owner)
 {
-    int64_t shard = i->shard - e->lo, leaves = dt__engine_leaves(e);
-    const dt__bucket *b = i->bucket < 0 ? NULL : &e->store.bucket[i->bucket];
-    int64_t begin = b ? dt__bucket_at(e, i->bucket) : 0, floats = b ? b->floats * b->copies : 0;
+    int64_t shard = i->shard - e->p.lo, leaves = dt__layout_leaves(&e->p);
+    const dt__bucket *b = i->bucket < 0 ? NULL : &e->p.store.bucket[i->bucket];
+    int64_t begin = b ? dt__bucket_at(&e->p, i->bucket) : 0, floats = b ? b->floats * b->copies : 0;
     switch (i->op) {
-    case DT_LOAD: load(owner, i->shard, i->micro); return DT_OK;
+    case DT_LOAD:
+        if (load) load(owner, i->shard, i->micro);
+        return DT_OK;
     case DT_FORWARD:
         dt__engine_advance(e, i->segment);
         dt__engine_forward(e, i->segment, i->slot);
-        dt__engine_watch(e, i->segment, i->slot, e->shard_auxiliary + shard * leaves * e->net.count);
-        if (i->segment == e->net.count - 1) dt__engine_loss(e, i->slot, e->shard_loss + shard * leaves);
+        if (e->env.inference) return DT_OK;
+        dt__engine_watch(e, i->segment, i->slot, e->shard_auxiliary + shard * leaves * e->p.net.count);
+        if (i->segment == e->p.net.count - 1) dt__engine_loss(e, i->slot, e->shard_loss + shard * leaves);
         return DT_OK;
     case DT_RECOMPUTE:
         dt__engine_arrive(e, i->segment);
@@ -22246,7 +21215,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt__instr *i, dt__load_fn l
     case DT_WEIGHTS: dt__engine_backward(e, i); return DT_OK;
     case DT_SEND: return dt__engine_send(e, i);
     case DT_RECV: return dt__engine_recv(e, i);
-    case DT_CONTEXT: return dt_all_reduce(e->context, dt__host(dt__set(e, i->set) + begin), floats, DT_SUM);
+    case DT_CONTEXT: return dt__reduce_in(e->k, e->context, dt__set(e, i->set) + begin, floats, DT_SUM);
     case DT_FOLD:
         dt__mem_add(e->k, e->pool, dt__set(e, i->set) + begin, dt__set(e, i->from) + begin, floats);
         return DT_OK;
@@ -22255,8 +21224,8 @@ static dt_result dt__engine_run(dt__engine *e, const dt__instr *i, dt__load_fn l
         __atomic_fetch_add(&e->reductions, 1, __ATOMIC_RELAXED);
         return dt__engine_reduce(e, i);
     case DT_GATHER:
-        return i->bucket < 0 ? dt__engine_gather_segment(e, i->segment, e->params, i->window)
-                             : dt__engine_gather_bucket(e, i->bucket);
+        if (i->bucket >= 0) return dt__engine_gather_bucket(e, i->bucket);
+        return dt__engine_gather_segment(e, i->segment, dt__engine_weights(e, e->env.inference), i->window);
     case DT_TIE: return dt__engine_tie(e);
     default: return e->dry ? DT_OK : dt__engine_update(e);
     }
@@ -22268,14 +21237,12 @@ static dt_result dt__engine_job(void *owner, int64_t job)
     dt__engine *e = (dt__engine *)owner;
     int32_t at = e->queued[job % e->queue.room];
     double start = dt__now();
-    dt_result r;
-    if (at < 0) return dt__engine_gather_segment(e, -1 - at, dt__engine_weights(e, 1), 0);
-    r = dt__engine_run(e, &e->program.list[at], NULL, NULL);
-    if (e->when) e->when[2 * at] = start, e->when[2 * at + 1] = dt__now();
+    dt_result r = dt__engine_run(e, at < 0 ? &e->p.pass.list[-1 - at] : &e->p.program.list[at], NULL, NULL);
+    if (e->when && at >= 0) e->when[2 * at] = start, e->when[2 * at + 1] = dt__now();
     return r;
 }
 
-/* Queues an instruction of the program on stream 1, or the gather of segment -1 - at. */
+/* Queues an instruction of the program on stream 1, or -1 - at of a pass. */
 static int64_t dt__engine_ask(dt__engine *e, int32_t at)
 {
     int64_t job = dt__queue_next(&e->queue);
@@ -22304,33 +21271,23 @@ static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
     return dt__error(r, "%s", error);
 }
 
-/* Is an instruction of stream 0 communication? */
-static int dt__engine_sends(const dt__engine *e, const dt__instr *i)
-{
-    return i->op == DT_REDUCE || i->op == DT_CONTEXT || i->op == DT_SEND || i->op == DT_RECV || i->op == DT_GATHER ||
-           (i->op == DT_TIE && e->shape.pipe.stages > 1);
-}
-
-/* Runs one optimizer step. shard_loss (s - lo, leaf) becomes the chain of the leaf's losses over micro-batches (R12),
- * on the last stage; shard_auxiliary that of its auxiliary losses per segment. */
-static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
+/* Runs the instructions of a program, of a pass those before segment `end`. */
+static dt_result dt__program_run(dt__engine *e, const dt__program *p, int64_t end, dt__load_fn load, void *owner)
 {
     dt_result r = DT_OK;
-    unsigned saved = dt__fp_enter();
-    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * dt__engine_leaves(e) * (1 + e->net.count)));
-    for (int64_t i = 0; i < e->net.routed; i++) e->asked[i] = 0.0f;
-    e->inners = 0, e->env.loss_scale = (float)e->powers.scale;
-    for (int32_t k = 0; k < e->program.count && !r; k++) {
-        const dt__instr *i = &e->program.list[k];
-        double start, end;
+    int step = p == &e->p.program;
+    for (int32_t k = 0; k < p->count && !r; k++) {
+        const dt_instr *i = &p->list[k];
+        double start, done;
         dt__comm_tick(e->comm);
+        if (!step && i->segment + (i->op == DT_SEND) >= end) continue;
         if (i->op == DT_GATHER && i->bucket >= 0) {
-            const int64_t *cut = dt__store_cut(&e->store, i->bucket);
-            int piece = dt__bucket_piece(&e->store, i->bucket, e->store.piece);
-            dt__engine_count(dt__engine_sharing(e, &e->store.bucket[i->bucket])->group, cut[piece + 1] - cut[piece]);
+            const int64_t *cut = dt__store_cut(&e->p.store, i->bucket);
+            int piece = dt__bucket_piece(&e->p.store, i->bucket, e->p.store.piece);
+            dt__engine_count(dt__engine_sharing(e, &e->p.store.bucket[i->bucket])->group, cut[piece + 1] - cut[piece]);
         }
         if (i->stream) {
-            e->ticket[k] = dt__engine_ask(e, k);
+            e->ticket[k] = dt__engine_ask(e, step ? k : -1 - k);
             continue;
         }
         if (i->after[1] >= 0) r = dt__queue_wait(&e->queue, e->ticket[i->after[1]]);
@@ -22339,56 +21296,36 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
         start = dt__now();
         r = dt__engine_run(e, i, load, owner);
         if (!r) r = e->exchanged;
-        end = dt__now();
-        if (dt__engine_sends(e, i)) e->seconds_sending += end - start;
-        else e->seconds_working += end - start;
-        if (i->op == DT_REDUCE || i->op == DT_GATHER) e->seconds_summing += end - start;
-        if (e->when) e->when[2 * k] = start, e->when[2 * k + 1] = end;
+        done = dt__now();
+        if (!step) continue;
+        if (i->axes && !dt__is_work(i) && i->op != DT_UPDATE) e->seconds_sending += done - start;
+        else e->seconds_working += done - start;
+        if (i->op == DT_REDUCE || i->op == DT_GATHER) e->seconds_summing += done - start;
+        if (e->when) e->when[2 * k] = start, e->when[2 * k + 1] = done;
     }
+    return r;
+}
+
+/* Runs one optimizer step. shard_loss (s - lo, leaf) becomes the chain of the leaf's losses over micro-batches (R12),
+ * on the last stage; shard_auxiliary that of its auxiliary losses per segment. */
+static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
+{
+    unsigned saved = dt__fp_enter();
+    dt_result r;
+    memset(e->shard_loss, 0, 4 * (size_t)((e->p.hi - e->p.lo) * dt__layout_leaves(&e->p) * (1 + e->p.net.count)));
+    for (int64_t i = 0; i < e->p.net.routed; i++) e->asked[i] = 0.0f;
+    e->inners = 0, e->env.loss_scale = (float)e->powers.scale;
+    r = dt__program_run(e, &e->p.program, 0, load, owner);
     e->inner_kept = e->inners;
     dt__fp_leave(saved);
     return r ? dt__engine_abandon(e, r) : DT_OK;
-}
-
-/* A segment's weights, or their average, for a pass without gradients. */
-static dt_result dt__engine_gather(dt__engine *e, int64_t q)
-{
-    e->window_in_work = 0;
-    if (!e->queue.running) return dt__engine_gather_segment(e, q, dt__engine_weights(e, 1), 0);
-    return dt__queue_wait(&e->queue, dt__engine_ask(e, (int32_t)(-1 - q)));
-}
-
-/* Seconds of communication so far, and those in which the rank waited for it. */
-static void dt__engine_times(dt__engine *e, double *all, double *exposed)
-{
-    double waited, hidden;
-    dt__queue_times(&e->queue, &waited, &hidden);
-    *exposed = e->seconds_sending + waited;
-    *all = *exposed + hidden;
 }
 
 /* Forward of segments [0, end) without gradients, through all stages; input and target are set. All ranks of this
  * rank's pipeline, and with gathered weights of its group, call it together. */
 static dt_result dt__engine_pass(dt__engine *e, int64_t end)
 {
-    dt_result r = DT_OK;
-    for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
-        const dt__chunk *chunk = &e->chunks[c];
-        dt__instr i = DT__ZERO;
-        i.op = DT_RECV, i.segment = chunk->begin;
-        if (!chunk->first && chunk->begin < end) r = dt__engine_recv(e, &i);
-        for (int64_t q = chunk->begin; q < chunk->end && q < end && !r; q++) {
-            if (dt__engine_gathers(e, e->env.inference)) r = dt__engine_gather(e, q);
-            if (r) break;
-            dt__engine_advance(e, q);
-            dt__engine_forward(e, q, 0);
-            r = e->exchanged;
-        }
-        i.op = DT_SEND, i.segment = chunk->end - 1;
-        if (!chunk->last && chunk->end < end && !r) r = dt__engine_send(e, &i);
-        dt__comm_tick(e->comm);
-    }
-    return r;
+    return dt__program_run(e, &e->p.pass, end, NULL, NULL);
 }
 
 #endif /* DT_COMM_ONLY */
@@ -22422,17 +21359,6 @@ static const dt__option dt__launch_options[] = {
                "restart after a failure, up to N times without a new checkpoint"),
     DT__LAUNCH("elastic", "MIN:MAX", TEXT, elastic, 0, NULL, "restart without lost ranks, as long as MIN are left"),
 };
-
-/* Seconds from the environment variable, if it is set. */
-static dt_result dt__launch_seconds(const char *name, double lowest, double *seconds)
-{
-    const char *value = getenv(name);
-    char *end = NULL;
-    if (!value) return DT_OK;
-    *seconds = dt__number(value, &end, 0);
-    if (end != value && !*end && *seconds >= lowest && *seconds <= 1e6) return DT_OK;
-    return dt__misuse("%s %s: it is a number of seconds from %g to 1e6", name, value, lowest);
-}
 
 /* Checks the options against each other. */
 static dt_result dt__launch_settle(dt__launch_plan *plan)
@@ -22830,7 +21756,7 @@ static int dt__supervise_again(dt__supervisor *s)
 {
     int status = dt__supervise_status(s);
     if (!s->plan.restarts || !status || status == dt_exit_code(DT_E_USAGE) || status == dt_exit_code(DT_E_STOPPED) ||
-        s->signal || s->job->lasts)
+        s->signal || s->job->permanent)
         return 0;
     if (s->job->progress > s->progress) s->progress = s->job->progress, s->idle = 0;
     if (s->idle == s->plan.restarts) {
@@ -22965,7 +21891,7 @@ static int dt__node_memory(int ranks, float timeout)
     plan.ranks = ranks, plan.timeout = timeout;
     fd = dt__job_memory(&plan, &job);
     if (fd < 0) return fd;
-    job->loose = 1;
+    job->unsupervised = 1;
     munmap(job, (size_t)dt__job_bytes(ranks));
     return fd;
 }
@@ -23003,13 +21929,13 @@ static dt_result dt__node_join(dt__link *f, dt__address *address, float timeout,
 /* A communicator over all ranks of a link, which it owns from then on. On one node shared memory replaces the link. */
 static dt_result dt__join(dt_comm **c, dt__link *f)
 {
-    double timeout = 10;
+    double timeout = 0;
     const int64_t each = (int64_t)(sizeof(dt__address) + sizeof(int));
     dt__address *address = (dt__address *)dt__alloc(f->size * each, "the addresses of ranks");
     int *node = (int *)(void *)(address + f->size), fd = -1, place = 0, nodes;
     dt_comm *near = NULL;
     dt__job *job = NULL;
-    dt_result r = address ? dt__launch_seconds("DT_TIMEOUT", 0.05, &timeout) : DT_E_MEMORY;
+    dt_result r = address ? dt__environment_timeout(&timeout) : DT_E_MEMORY;
     *c = NULL;
     if (!r) address[f->rank].node = dt__node_key(f);
     if (!r) r = dt__exchange_addresses(f, address);
@@ -23021,7 +21947,7 @@ static dt_result dt__join(dt_comm **c, dt__link *f)
     for (int p = 0; p < f->size && !r; p++)
         for (node[p] = 0; address[node[p]].node != address[p].node;) node[p]++;
     nodes = r ? 0 : dt__node_count(node, f->size);
-    if (!r && nodes > 1) r = dt__hearing_open(f, job);
+    if (!r && nodes > 1) r = dt__beats_open(f, job);
     if (!r && nodes > 1) r = dt__comm_span(c, f, near, node);
     else if (!r) *c = near;
     dt__free(address);
@@ -23151,7 +22077,7 @@ static void dt__text_wrap(dt__text *t, int column, int indent, const char *words
 /* What --help lists. --help all lists every option, under headings that begin at these options. */
 static const char dt__help_common[] =
     " data model tokenizer weights steps batch micro-batch sequence seed learning-rate warmup optimizer threads tp pp "
-    "zero recompute eval-every sample-every metrics doctor quiet checkpoint checkpoint-every ranks max-restarts ";
+    "zero recompute eval-every sample-every metrics quiet checkpoint checkpoint-every ranks max-restarts ";
 static const char *const dt__help_headings[][2] = {
     {"data", "data"}, {"model", "model"}, {"steps", "steps and batch"}, {"schedule", "learning rate"},
     {"optimizer", "optimizer"}, {"precision", "precision"}, {"threads", "threads and axes of ranks"},
@@ -23160,6 +22086,14 @@ static const char *const dt__help_headings[][2] = {
 
 /* Options that do nothing for a model of the program's own, or a source of its own. */
 static const char dt__help_own[2][80] = {" model sample-every sample-length ", " data tokenizer validation "};
+
+static void dt__help_row(dt__text *t, const char *name, const char *argument, const char *help)
+{
+    char text[80];
+    DT__PRINT(text, "--%s %s", name, argument ? argument : "");
+    dt__text_add(t, "  %-24s ", text);
+    dt__text_wrap(t, 27, 27, help);
+}
 
 /* own: bit 0: the model is the program's, bit 1: so is the source of samples. */
 static void dt__help_group(dt__text *t, int all, const char *title, const dt__option *list, int count, int of,
@@ -23176,13 +22110,11 @@ static void dt__help_group(dt__text *t, int all, const char *title, const dt__op
         for (size_t i = 0; all && i < sizeof dt__help_headings / sizeof *dt__help_headings; i++)
             if (!strcmp(o->name, dt__help_headings[i][0]))
                 dt__text_add(t, "\n%s: %s\n", title, dt__help_headings[i][1]);
-        DT__PRINT(text, "--%s %s", o->name, o->argument ? o->argument : "");
-        dt__text_add(t, "  %-24s ", text);
         dt__option_text(o, group, value, sizeof value);
         if (o->kind == DT__KIND_FLAG || !dt__option_fits(o, (const char *)group + o->offset)) *value = 0;
         DT__PRINT(text, "%s%s%s%s%s%s", word ? o->range : "", word ? ": " : "", o->help, *value ? " [" : "", value,
                   *value ? "]" : "");
-        dt__text_wrap(t, 27, 27, text);
+        dt__help_row(t, o->name, o->argument, text);
     }
 }
 
@@ -23242,7 +22174,7 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
     if (dt__refused("argc argv", argc, argv)) return DT_E_USAGE;
     dt__launch_plan plan = DT__ZERO;
     dt__world world;
-    double timeout = 10;
+    double timeout;
     dt_result r;
     if (dt__thread.rank) return DT_OK;
     dt__descriptors_fill();
@@ -23257,9 +22189,10 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
 #endif
     dt__signals_reset();
     plan.backoff = 1;
-    r = dt__launch_seconds("DT_TIMEOUT", 0.05, &timeout);
+    r = dt__environment_timeout(&timeout);
     plan.timeout = (float)timeout;
-    if (!r && !dt__by_mpi()) r = dt__launch_seconds("DT_BACKOFF", 0, &plan.backoff);
+    if (!r && !dt__by_mpi())
+        r = dt__environment_number("DT_BACKOFF", 0.0, 1e6, "a number of seconds from 0 to 1e6", &plan.backoff);
     if (!r) r = dt__launch_parse(&plan, argc, *argv);
     if (!r && dt__by_mpi() && (plan.ranks > 1 || plan.restarts))
         r = dt__misuse("mpirun has started the ranks: leave --ranks and --max-restarts to it");
@@ -23322,6 +22255,10 @@ DT_API dt_result dt_comm_open(dt_comm **c, int *argc, char ***argv)
     dt__world_copy((*c)->launcher, sizeof (*c)->launcher, w.line);
     return DT_OK;
 }
+DT_API const char *dt_comm_network(const dt_comm *c)
+{
+    return dt__refused("c", c) || c->nodes == 1 ? "" : c->link->name;
+}
 DT_API const char *dt_comm_launcher(const dt_comm *c)
 {
     if (dt__refused("c", c)) return "";
@@ -23346,11 +22283,11 @@ static int dt__fail_speaks(void)
     /* A missing file may be a wrong name, unless a checkpoint shows that files could be read and written. */
     if (code != DT_OK && code != DT_E_PEER && code != DT_E_SYSTEM &&
         (code != DT_E_FILE || __atomic_load_n(&job->progress, __ATOMIC_RELAXED) < 0))
-        __atomic_store_n(&job->lasts, 1u, __ATOMIC_RELAXED);
+        __atomic_store_n(&job->permanent, 1u, __ATOMIC_RELAXED);
     /* The first failure gives the job its sentence and exit status: wait until the supervisor has noted it. */
     while (code == DT_E_PEER && !__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) && dt__now() < until) dt__nap();
     if (code == DT_E_PEER && __atomic_load_n(&job->fault, __ATOMIC_SEQ_CST)) speaks = 0;
-    else speaks = !__atomic_exchange_n(&job->told, 1u, __ATOMIC_SEQ_CST);
+    else speaks = !__atomic_exchange_n(&job->printed, 1u, __ATOMIC_SEQ_CST);
     if (mapped) munmap(job, (size_t)dt__job_bytes(job->size));
     return speaks;
 }
@@ -23382,6 +22319,19 @@ static int dt__distance(const char *a, const char *b)
     return row[n];
 }
 
+/* Option `i` of all probes; NULL past the last. */
+static dt_probe_option *dt__probe_option(const dt_layout *l, int i)
+{
+    for (dt_probe *p = l->output.probes; p; p = p->next)
+        for (int k = 0; k < 2; k++)
+            if (p->option[k].name && !i--) return &p->option[k];
+    return NULL;
+}
+
+/* Options of probes that a program may lack, and their headers. */
+static const char *const dt__probes[][2] = {{"rules", "rules"}, {"stop-on", "rules"}, {"doctor", "doctor"},
+                                             {"timeline", "timeline"}, {"compile-report", "report"}};
+
 static void dt__option_nearest(const dt__option *list, int count, const char *name, const char **nearest, int *best)
 {
     for (int i = 0; i < count; i++) {
@@ -23399,6 +22349,10 @@ static dt_result dt__option_unknown(const char *text, int length, int dashes)
     DT__PRINT(name, "%.*s", length, text);
     if (dashes > 1 && dt__option_find(DT__ROWS(dt__launch_options), text, (size_t)length))
         return dt__misuse("--%s starts ranks, but the program has not called dt_launch: call it first in main", name);
+    for (size_t i = 0; dashes > 1 && i < sizeof dt__probes / sizeof *dt__probes; i++)
+        if (!strcmp(name, dt__probes[i][0]))
+            return dt__misuse("--%s is an option of examples/%s.h: include it after dtrain.h, and call dt_%s_attach("
+                              "&layout, &probe) before dt_args", name, dt__probes[i][1], dt__probes[i][1]);
     best = dt__distance(name, nearest);
     dt__option_nearest(DT__ROWS(dt__options), name, &nearest, &best);
     dt__option_nearest(DT__ROWS(dt__launch_options), name, &nearest, &best);
@@ -23411,6 +22365,7 @@ static dt_result dt__help(const char *program, const char *which, const dt_recip
 {
     dt__text t = DT__ZERO;
     int own = (recipe->model.segments != NULL) | (recipe->source != NULL) << 1;
+    const dt_probe_option *o;
     if (which && strcmp(which, "all"))
         return dt__misuse("--help %s: only the word all may follow. Use --help, or --help all", which);
     dt__text_add(&t, "Usage: %s [OPTION]...\nTrains %s. The recipe decides the bits, the layout where and when.\n"
@@ -23418,6 +22373,10 @@ static dt_result dt__help(const char *program, const char *which, const dt_recip
                  which ? "" : " These are the most common options; --help all lists every option.");
     dt__help_group(&t, !!which, "Recipe", DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe, own);
     dt__help_group(&t, !!which, "Layout", DT__ROWS(dt__options), DT__GROUP_LAYOUT, layout, own);
+    for (int i = 0; which && (o = dt__probe_option(layout, i)) != NULL; i++) {
+        if (!i) dt__text_add(&t, "\nProbes: headers beside dtrain.h\n");
+        dt__help_row(&t, o->name, o->argument, o->help);
+    }
     return dt__help_end(&t, !!which, own);
 }
 
@@ -23427,7 +22386,7 @@ static dt_result dt__model_named(const char *name, dt_model *model)
     dt_model m = dt_model_gpt2(name);
     if (!m.layers) m = dt_model_llama(name);
     if (!m.layers && !access(name, F_OK)) {
-        dt_result r = dt_model_read(model, name);
+        dt_result r = dt__model_read(model, name);
         return model->config = r ? NULL : name, r;
     }
     if (!m.layers) return dt__misuse("option --model: there is no size '%s': " DT__MODEL_NAMES, name);
@@ -23446,7 +22405,8 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
         const char *name = arg[i] + 2, *value = strchr(arg[i], '=');
         int length = (int)(value ? value - name : (int64_t)strlen(arg[i]) - 2);
         const dt__option *o;
-        dt_result r;
+        dt_probe_option *p;
+        dt_result r = DT_OK;
         if (!strcmp(arg[i], "--")) { /* the rest is the program's */
             while (++i < *argc) arg[kept++] = arg[i];
             break;
@@ -23467,13 +22427,18 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
             return dt__help(arg[0], value ? value + 1 : NULL, recipe, layout);
         }
         o = dt__option_find(DT__ROWS(dt__options), name, (size_t)length);
-        if (!o) return dt__option_unknown(name, length, 2);
+        for (int k = 0; (p = dt__probe_option(layout, k)) != NULL; k++)
+            if (strlen(p->name) == (size_t)length && !strncmp(p->name, name, (size_t)length)) break;
+        if (!o && !p) return dt__option_unknown(name, length, 2);
         if (value) value++;
-        else if (o->argument && i + 1 < *argc) value = arg[++i];
-        if (o->kind == DT__KIND_MODEL && value) r = dt__model_named(value, &recipe->model);
+        else if ((o ? o->argument : p->argument) && i + 1 < *argc) value = arg[++i];
+        if (!o && p->argument && !value)
+            return dt__misuse("option --%s needs a value: --%s %s", p->name, p->name, p->argument);
+        if (!o) p->value = p->argument ? value : value && !strcmp(value, "0") ? NULL : "1";
+        else if (o->kind == DT__KIND_MODEL && value) r = dt__model_named(value, &recipe->model);
         else r = dt__option_set(o, value, o->group == DT__GROUP_RECIPE ? (void *)recipe : (void *)layout);
         if (r) return r;
-        given |= !strcmp(o->name, "sequence");
+        given |= o && !strcmp(o->name, "sequence");
     }
     *argc = kept;
     arg[kept] = NULL;
@@ -23495,6 +22460,7 @@ enum { DT__PREFILL = 32 };
 enum { DT__WHOLE, DT__SEVERAL, DT__ONE, DT__GENERATOR_NETS };
 typedef struct dt__generator {
     dt__net net[DT__GENERATOR_NETS];
+    float *block;                  /* of the host: memory, cache, then weight, row and order of the vocabulary */
     float *memory, *cache;         /* memory: what the largest of the nets needs */
     int64_t memory_floats, cache_floats;
     int64_t logits;                /* segment that computes them */
@@ -23505,6 +22471,14 @@ typedef struct dt__generator {
 } dt__generator;
 
 /* The tensors of the state, in the order of files. */
+typedef struct dt__state_tensor {
+    const dt__param *is;
+    int kind;          /* 0: weights; else a value of the optimizer */
+    int32_t param;
+    int transposed;    /* full checkpoints hold the transpose of this matrix */
+    int64_t more;      /* rows that files hold after those of the model, which training leaves as they are */
+    float *kept;       /* their numbers, on the rank that writes them */
+} dt__state_tensor;
 typedef struct dt__state {
     dt__state_tensor *tensor;
     int64_t count;
@@ -23537,12 +22511,6 @@ typedef struct dt__saver {
     int64_t mirrored;       /* the step that the mirror's thread copied last */
 } dt__saver;
 
-/* Of one step, for dt_doctor. Seconds: all; waiting for data; work; waiting for gradients and gathered weights; sending
- * inside segments. Bytes: of gradients and weights; of these to other nodes; of tensor groups to other nodes. */
-enum { DT__PULSE_STEP, DT__PULSE_DATA, DT__PULSE_WORK, DT__PULSE_EXPOSED, DT__PULSE_WITHIN, DT__PULSE_SENT,
-       DT__PULSE_FAR, DT__PULSE_CROSSED, DT__PULSE_KINDS };
-enum { DT__PULSES = 8 };
-
 struct dt_trainer {
     dt_recipe recipe;
     dt_layout layout;
@@ -23566,11 +22534,8 @@ struct dt_trainer {
     float *gathered;      /* (shards, 1 or segments): losses of all ranks */
     float *counts;        /* (ranks, 16): words of each */
     FILE *metrics;           /* rank 0, with output.metrics; else NULL */
-    dt_rules *rules;     /* the same on all ranks, which give them the same numbers; NULL: not asked for */
-    uint32_t stops;      /* bit: rule that stops the run */
-    int32_t stopper;     /* 1 + the rule that stopped it; 0: none */
-    double losses[2];    /* sum and number of losses since the rules got their last mean */
-    dt__reader published; /* the initial weights, until they are read */
+    char stopper[80];        /* why a probe stops the run */
+    dt__tensors published; /* the initial weights, until they are read */
     dt_checkpoint *initial; /* where they are slices */
     int inherits;           /* they are those of the place to resume from */
     dt__state state;
@@ -23579,17 +22544,14 @@ struct dt_trainer {
     char *config;        /* rank 0: the config.json that checkpoints keep; NULL: they get a new one */
     int64_t config_bytes, positions; /* positions that it counts; 0: it does not say */
     float *kept;         /* rank 0: a table in the files of the initial weights */
-    int64_t more;        /* its rows behind those of the model */
+    int64_t more;        /* its rows after those of the model */
     char hash[68];
     int64_t hashed; /* step of the hash; -1: none */
     int live; /* a line of progress that the next one replaces */
-    double peak_gflops, opened, started, printed, waited;
+    double peak_gflops, opened, started, printed;
     double distance[2];                        /* of fast numerics to exact ones: loss, gradients, relative */
     int ahead;                                 /* the first batch is loaded */
     double agreeing; /* seconds in exchanges of counts and losses, where ranks wait for a late rank */
-    double own_gflops;                         /* this rank's part of peak_gflops */
-    double pulse[DT__PULSES][DT__PULSE_KINDS]; /* a ring of the last steps: where their time went */
-    int64_t pulses;                            /* steps so far, without the first, which is cold */
     dt_compilation_report compilation;
     dt_memory planned;
 };
@@ -23603,15 +22565,15 @@ DT_API dt_step_info dt_step_info_zero(void)
 DT_API int dt_trainer_is_root(const dt_trainer *t) { return dt__refused("t", t) ? 0 : dt_comm_rank(t->comm) == 0; }
 /* Does this rank print? */
 static int dt__trainer_speaks(const dt_trainer *t) { return dt_trainer_is_root(t) && !t->layout.output.quiet; }
-DT_API int64_t dt_trainer_sent(const dt_trainer *t, int peer)
+DT_API dt_comm *dt_trainer_comm(dt_trainer *t)
 {
-    return dt__refused("t", t) ? 0 : dt_comm_sent(t->comm, peer);
+    return dt__refused("t", t) || dt__engine_wait(&t->e) ? NULL : t->comm;
 }
-DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return dt__refused("t", t) ? 0 : t->e.net.weights; }
+DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return dt__refused("t", t) ? 0 : t->e.p.net.weights; }
 /* A parameter in an array of weights, or NULL unless this rank has all of it; a copy where tensor shards cut it. */
 static const float *dt__trainer_part(const dt_trainer *t, const float *array, const char *name, int64_t *count)
 {
-    const dt__net *net = &t->e.net;
+    const dt__net *net = &t->e.p.net;
     int32_t i = array ? dt__net_find(net, name) : -1;
     const dt__net_param *p = i < 0 || net->params[i].offset < 0 ? NULL : &net->params[i];
     int64_t arrays = p ? dt__param_arrays(&p->is, net->tensor_shards) : 0;
@@ -23620,33 +22582,57 @@ static const float *dt__trainer_part(const dt_trainer *t, const float *array, co
     if (!p)
         dt__misuse("this rank has not all of a parameter %s: dt_trainer_parameter_at lists them, dt_trainer_own reads "
                    "a rank's share", name);
-    if (!p || arrays == 1) return p ? array + p->offset : NULL;
-    dt__net_whole(net, p, array + p->offset, 4, t->whole);
+    if (p) array = dt__download(t->e.k, array + p->offset, p->count);
+    if (!p || arrays == 1) return p ? array : NULL;
+    dt__net_whole(net, p, array, 4, t->whole);
     return t->whole;
 }
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count)
 {
     if (dt__refused("t name", t, name)) return NULL;
     if (dt__engine_wait((dt__engine *)(uintptr_t)&t->e)) return NULL;
-    return dt__trainer_part(t, t->e.shape.zero < 3 ? dt__host(t->e.params) : NULL, name, count);
+    return dt__trainer_part(t, t->e.p.shape.zero < 3 ? t->e.params : NULL, name, count);
+}
+
+DT_API dt_result dt_trainer_gradient(dt_trainer *t, const char *name, float *values)
+{
+    if (dt__refused("t name values", t, name, values)) return DT_E_USAGE;
+    int32_t at = dt__net_find(&t->e.p.net, name);
+    dt_result r = dt__engine_wait(&t->e);
+    const dt__net_param *p = at < 0 ? NULL : &t->e.p.net.params[at];
+    if (r) return r;
+    if (!p || t->e.copy) return dt__misuse("this rank has not all of the gradient of a parameter %s", name);
+    dt__piece_of x = dt__engine_piece(&t->e, p);
+    dt__net_whole(&t->e.p.net, p, dt__download(t->e.k, x.gradient, x.count), 4, values);
+    for (int64_t i = 0; t->e.env.loss_scale > 1.0f && i < dt_shape_count(p->is.shape); i++)
+        values[i] /= t->e.env.loss_scale;
+    return DT_OK;
 }
 
 DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, dt_shape *shape)
 {
     if (dt__refused("t", t)) return NULL;
-    if (index < 0 || index >= t->e.net.param_count)
-        return dt__misuse("there is no parameter %lld of %d", (long long)index, (int)t->e.net.param_count),
+    if (index < 0 || index >= t->e.p.net.param_count)
+        return dt__misuse("there is no parameter %lld of %d", (long long)index, (int)t->e.p.net.param_count),
                (const char *)NULL;
-    if (shape) *shape = t->e.net.params[index].is.shape;
-    return t->e.net.params[index].is.name;
+    if (shape) *shape = t->e.p.net.params[index].is.shape;
+    return t->e.p.net.params[index].is.name;
 }
-static dt_mesh dt__no_mesh;
-DT_API dt_mesh dt_trainer_mesh(const dt_trainer *t) { return dt__refused("t", t) ? dt__no_mesh : t->e.mesh; }
+DT_API const dt_plan *dt_trainer_plan(const dt_trainer *t) { return dt__refused("t", t) ? NULL : &t->e.p; }
+
+DT_API int dt_trainer_event(const dt_trainer *t, int64_t index, double *when)
+{
+    if (dt__refused("t when", t, when)) return 0;
+    int64_t inner = index - t->e.p.program.count;
+    if (!t->e.when || index < 0 || inner >= t->e.inner_kept) return 0;
+    memcpy(when, inner < 0 ? &t->e.when[2 * index] : t->e.inner[inner], 16);
+    return 1;
+}
 
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
 {
     if (dt__refused("t counts", t, counts)) return DT_E_USAGE;
-    const dt__net *net = &t->e.net;
+    const dt__net *net = &t->e.p.net;
     const float *asked = t->e.asked;
     int64_t left = index;
     for (int64_t s = 0; s < net->count && left >= 0; s++)
@@ -23654,7 +22640,7 @@ DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
             const dt__node *n = &net->segments[s].plan->g->nodes[id];
             if (n->op != DT__OP_MOE_ROUTE) continue;
             if (!left--) {
-                for (int64_t i = 0; i < n->i[0]; i++) counts[i] = t->e.mesh.at[DT_AXIS_TENSOR] ? 0.0f : asked[i];
+                for (int64_t i = 0; i < n->i[0]; i++) counts[i] = t->e.p.mesh.at[DT_AXIS_TENSOR] ? 0.0f : asked[i];
                 return dt_all_reduce(t->comm, counts, n->i[0], DT_SUM);
             }
             asked += n->i[0];
@@ -23663,69 +22649,6 @@ DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
 }
 
 /* ---- checks: one sentence each, before anything is opened ---------------------------------------------- */
-
-static dt_result dt__check_model(const dt_model *m)
-{
-    const int64_t unit = m->family == DT_LLAMA && m->kv_heads > 0 && m->width / 2 % m->kv_heads == 0 ? m->kv_heads : 1;
-    char list[256];
-    if (m->segments) return m->segment_count >= 1 ? DT_OK : dt__misuse("the model has no segments: give one or more");
-    if (m->segment_count)
-        return dt__misuse("the model is of %lld segments of a program's own, which a checkpoint does not hold: give "
-                          "them (dt_model_segments)", (long long)m->segment_count);
-    if (m->layers < 1 || m->heads < 1 || m->width < 1)
-        return dt__misuse("the model has %lld layers, %lld heads, width %lld: choose a --model ("
-                          DT__MODEL_NAMES ") or set --layers, --heads, --width to 1 or more", (long long)m->layers,
-                          (long long)m->heads, (long long)m->width);
-    if (!m->head && m->width % m->heads)
-        return dt__misuse("%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads,
-                          (long long)m->width,
-                          dt__divisors((m->family == DT_LLAMA ? m->width / 2 : m->width) / unit, 64, unit, list,
-                                       sizeof list));
-    if (m->experts && (m->active ? m->active : 2) > m->experts)
-        return dt__misuse("--active %lld of --experts %lld: a token has 1 to --experts of them, 0 means 2",
-                          (long long)m->active, (long long)m->experts);
-    if (m->family != DT_GPT2 && m->family != DT_LLAMA)
-        return dt__misuse("unknown model family %d: use DT_GPT2 or DT_LLAMA", (int)m->family);
-    if (m->family == DT_GPT2) {
-        if (!m->kv_heads && !m->hidden && m->rope_base == 0.0f && m->norm_eps == 0.0f && !m->tied && !m->head &&
-            !m->window && !m->qkv_bias && !m->o_bias && !m->mlp_bias && !m->qk_norm && m->rope_scaling.factor == 0.0)
-            return DT_OK;
-        return dt__misuse("--kv-heads, --hidden, --norm-eps, --tied, --head-width, --window, --rope-.., biases and "
-                          "--qk-norm are for the Llama family: --model llama-nano, or leave them out");
-    }
-    if (m->kv_heads < 0 || (m->kv_heads && m->heads % m->kv_heads))
-        return dt__misuse("%lld KV heads do not divide %lld heads: --kv-heads one of %s", (long long)m->kv_heads,
-                          (long long)m->heads, dt__divisors(m->heads, 64, 1, list, sizeof list));
-    if (m->head < 0 || dt__head_width(m) % 2)
-        return dt__misuse("a head of width %lld (width %lld, %lld heads) cannot be rotated in pairs: make it even",
-                          (long long)dt__head_width(m), (long long)m->width, (long long)m->heads);
-    if (m->experts && m->mlp_bias)
-        return dt__misuse("--mlp-bias: the experts of the Llama family have no biases. Leave it out");
-    if (m->rope_base > 0.0f && m->rope_base < 1.0f)
-        return dt__misuse("--rope-base %g: choose a number not below 1, or 0 for 10000", (double)m->rope_base);
-    if (m->dropout > 0.0f) return dt__misuse("--dropout: the Llama family has none, set it to 0");
-    return DT_OK;
-}
-
-/* dp: data-parallel ranks. */
-static dt_result dt__check_batch(const dt_recipe *r, int dp)
-{
-    char list[256];
-    if (r->batch % r->data_shards)
-        return dt__misuse("batch %lld does not divide into %lld data shards: another --batch, or --data-shards one of "
-                          "%s (a recipe choice: other bits)", (long long)r->batch, (long long)r->data_shards,
-                          dt__divisors(r->batch & -r->batch, 1024, 1, list, sizeof list));
-    if (r->micro_batch < 1 || r->batch % r->micro_batch || r->micro_batch % r->data_shards)
-        return dt__misuse("micro-batch %lld does not divide batch %lld into multiples of %lld data shards: "
-                          "--micro-batch one of %s, or lower --data-shards (a recipe choice: other bits)",
-                          (long long)r->micro_batch, (long long)r->batch, (long long)r->data_shards,
-                          dt__divisors(r->batch / r->data_shards, r->batch, r->data_shards, list, sizeof list));
-    if (dp > r->data_shards)
-        return dt__misuse("%d data-parallel ranks cannot share %lld data shards: use up to %lld, or raise "
-                          "--data-shards (a recipe choice: other bits)", dp, (long long)r->data_shards,
-                          (long long)r->data_shards);
-    return DT_OK;
-}
 
 static dt_result dt__check_source(const dt_recipe *r)
 {
@@ -23772,24 +22695,20 @@ static dt_result dt__check_checkpoint(const dt_checkpoints *c)
     return DT_OK;
 }
 
-enum { DT__OUTPUTS = 2 };
-static const char *const dt__output_names[DT__OUTPUTS] = {"metrics", "timeline"};
-static const char *dt__output_path(const dt_layout *l, int i) { return i ? l->output.timeline : l->output.metrics; }
-
-/* Refuses to write over a file of the data, over another output, or over a file that does not begin like output i. */
-static dt_result dt__check_output(const dt_recipe *r, const dt_layout *l, int i)
+/* Refuses to write over a file of the data, over the metrics, or metrics over a file that does not begin like one. */
+static dt_result dt__check_output(const dt_recipe *r, const dt_layout *l, const char *name, const char *path)
 {
-    static const char *const first[DT__OUTPUTS] = {"{\"version\"", "{\"displayTimeUnit\""};
-    const char *path = dt__output_path(l, i), *name = dt__output_names[i];
+    static const char first[] = "{\"version\"";
+    const char *metrics = l->output.metrics;
     char text[24] = "";
     struct stat is;
     if (!path) return DT_OK;
-    for (int k = 0; k < i; k++)
-        if (dt__output_path(l, k) && !strcmp(path, dt__output_path(l, k)) && strncmp(path, "/dev/", 5))
-            return dt__misuse("--%s %s is the file of --%s as well: name another", name, path, dt__output_names[k]);
+    if (path != metrics && metrics && !strcmp(path, metrics) && strncmp(path, "/dev/", 5))
+        return dt__misuse("--%s %s is the file of --metrics as well: name another", name, path);
     if (stat(path, &is) || !S_ISREG(is.st_mode)) return DT_OK;
     if (dt__is_input(path, r->data)) return dt__misuse("--%s %s is a file of --data: name another", name, path);
-    if (!dt__system_read(path, text, sizeof text - 1) || !strncmp(text, first[i], strlen(first[i]))) return DT_OK;
+    if (path != metrics || !dt__system_read(path, text, sizeof text - 1) || !strncmp(text, first, sizeof first - 1))
+        return DT_OK;
     return dt__misuse("--%s %s exists and is not a file of --%s: name another, or remove it", name, path, name);
 }
 
@@ -23799,6 +22718,7 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 #ifdef DT_COMPILER
     unsigned passes;
 #endif
+    const dt_probe_option *p;
     dt_result bad = DT_OK;
     if (r->optimizer != DT_SGD && (r->momentum > 0.0f || r->nesterov))
         return dt__misuse("--momentum and --nesterov belong to --optimizer sgd: the others have --beta1");
@@ -23820,9 +22740,9 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 #endif
     if (l->compile.mode == DT_COMPILE_OFF && (l->compile.verify || l->compile.report))
         return dt__misuse("--verify-compiler and --compile-report need --compile on or auto");
-    if (l->output.doctor && r->steps < 4)
-        return dt__misuse("--doctor looks at 3 steps after the first: --steps %lld is below 4", (long long)r->steps);
-    for (int i = 0; i < DT__OUTPUTS && !bad; i++) bad = dt__check_output(r, l, i);
+    bad = dt__check_output(r, l, "metrics", l->output.metrics);
+    for (int i = 0; !bad && (p = dt__probe_option(l, i)) != NULL; i++)
+        if (p->argument && !strcmp(p->argument, "FILE")) bad = dt__check_output(r, l, p->name, p->value);
     return bad ? bad : dt__check_checkpoint(&l->checkpoint);
 }
 
@@ -23832,8 +22752,8 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 static int64_t dt__trainer_index(const dt_trainer *t, int64_t step, int64_t row)
 {
     const dt__engine *e = &t->e;
-    int64_t unit = row / e->rows, shard = e->lo + unit / e->micros, micro = unit % e->micros;
-    return step * t->recipe.batch + micro * t->recipe.micro_batch + shard * e->rows + row % e->rows;
+    int64_t unit = row / e->p.rows, shard = e->p.lo + unit / e->p.micros, micro = unit % e->p.micros;
+    return step * t->recipe.batch + micro * t->recipe.micro_batch + shard * e->p.rows + row % e->p.rows;
 }
 static int64_t dt__trainer_row(const void *context, int64_t step, int64_t row)
 {
@@ -23846,20 +22766,20 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
 {
     dt_trainer *t = (dt_trainer *)owner;
     dt__engine *e = &t->e;
-    int64_t row = ((shard - e->lo) * e->micros + micro) * e->rows, step = e->step;
+    int64_t row = ((shard - e->p.lo) * e->p.micros + micro) * e->p.rows, step = e->step;
     dt__engine_samples(e, t->batch.input + row * t->feed.is.inputs, t->batch.target + row * t->feed.is.targets);
-    for (int64_t i = 0; i < e->rows * dt__engine_leaves(e); i++)
+    for (int64_t i = 0; i < e->p.rows * dt__layout_leaves(&e->p); i++)
         e->env.rng[i] = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_DROPOUT,
-                                     (uint32_t)dt__trainer_index(t, step, row + i % e->rows), (uint32_t)step, 0);
+                                     (uint32_t)dt__trainer_index(t, step, row + i % e->p.rows), (uint32_t)step, 0);
 }
 
 /* Floats of the largest parameter that must be assembled from its tensor shards or experts. */
 static int64_t dt__trainer_longest(const dt_trainer *t)
 {
     int64_t longest = 0;
-    for (int32_t i = 0; i < t->e.net.param_count; i++)
-        if (dt__param_arrays(&t->e.net.params[i].is, t->e.net.tensor_shards) > 1)
-            longest = dt__max(longest, dt_shape_count(t->e.net.params[i].is.shape));
+    for (int32_t i = 0; i < t->e.p.net.param_count; i++)
+        if (dt__param_arrays(&t->e.p.net.params[i].is, t->e.p.net.tensor_shards) > 1)
+            longest = dt__max(longest, dt_shape_count(t->e.p.net.params[i].is.shape));
     return longest;
 }
 
@@ -23869,11 +22789,11 @@ static dt_memory dt__memory_plan(const dt_trainer *t)
     const dt__engine *e = &t->e;
     const dt__generator *d = &t->generator;
     int64_t sample = t->feed.is.inputs + t->feed.is.targets;
-    dt_memory m = dt__engine_plan(e);
-    m.buffers += dt__net_scratch(&e->net, e->k) * e->pool->workers + 4 * dt__trainer_longest(t);
-    m.buffers += 4 * e->rows * sample * (1 + 3 * (e->hi - e->lo) * e->micros);
+    dt_memory m = dt__layout_memory(&e->p);
+    m.buffers += dt__net_scratch(&e->p.net, e->k) * e->pool->workers + 4 * dt__trainer_longest(t);
+    m.buffers += 4 * e->p.rows * sample * (1 + 3 * (e->p.hi - e->p.lo) * e->p.micros);
     for (int i = 0; t->data && i < t->data->shards; i++) m.buffers += 4 * t->data->shard[i].encoded.room;
-    m.buffers += 4 * (e->net.tables + d->net[DT__WHOLE].tables + d->net[DT__SEVERAL].tables + d->net[DT__ONE].tables);
+    m.buffers += 4 * (e->p.net.tables + d->net[DT__WHOLE].tables + d->net[DT__SEVERAL].tables + d->net[DT__ONE].tables);
     if (t->layout.output.sample_length) m.buffers += 4 * d->memory_floats + 12 * t->recipe.model.vocabulary;
     if (t->comm->link) m.buffers += t->comm->link->memory;
     m.cache = 4 * d->cache_floats;
@@ -23894,45 +22814,45 @@ static void dt__memory_print(const dt_trainer *t)
     static const char *const optimizers[] = {"AdamW", "Adam", "SGD", "Lion"};
     const dt__engine *e = &t->e;
     const dt_memory *m = &t->planned;
-    int64_t ep = t->layout.ep, part = e->shape.pipe.stages > 1 || ep > 1;
+    int64_t ep = t->layout.ep, part = e->p.shape.pipe.stages > 1 || ep > 1;
     double unit = m->total < 10000000 ? 1e3 : 1e6;
     char share[48] = "", experts[48] = "", leaves[48] = "";
-    if (e->net.own_leaves > 1) DT__PRINT(leaves, ", and sums of %d context leaves", (int)e->net.own_leaves);
-    if (e->shape.zero && ep > 1)
-        DT__PRINT(share, " / %d (experts / %lld)", e->store.shards, (long long)dt__max(1, e->store.shards / ep));
-    else if (e->shape.zero) DT__PRINT(share, " / %d", e->store.shards);
+    if (e->p.net.own_leaves > 1) DT__PRINT(leaves, ", and sums of %d context leaves", (int)e->p.net.own_leaves);
+    if (e->p.shape.zero && ep > 1)
+        DT__PRINT(share, " / %d (experts / %lld)", e->p.store.shards, (long long)dt__max(1, e->p.store.shards / ep));
+    else if (e->p.shape.zero) DT__PRINT(share, " / %d", e->p.store.shards);
     if (ep > 1) DT__PRINT(experts, ", experts / %lld", (long long)ep);
     dt__tell("memory   %.1f %s per rank\n", (double)m->total / unit, unit < 1e6 ? "kB" : "MB");
     if (dt__memory_line("weights", m->weights, unit))
-        printf("4 P%s, P = %lld%s%s\n", e->shape.zero > 2 ? share : "",
-               (long long)(part ? e->store.param_floats : e->net.weights),
-               e->shape.pipe.stages > 1 ? " on this stage" : "", experts);
+        printf("4 P%s, P = %lld%s%s\n", e->p.shape.zero > 2 ? share : "",
+               (long long)(part ? e->p.store.param_floats : e->p.net.weights),
+               e->p.shape.pipe.stages > 1 ? " on this stage" : "", experts);
     if (ep > 1) DT__PRINT(experts, " (experts x %lld)", (long long)ep);
     if (dt__memory_line("gradients", m->gradients, unit)) {
-        if (e->shape.buffered)
-            printf("4 P%s, and %s of %lld floats%s\n", e->shape.zero > 1 ? share : "",
-                   e->shape.buffered > 1 ? "two buckets together" : "a bucket", (long long)e->store.buffer_floats,
+        if (e->p.shape.buffered)
+            printf("4 P%s, and %s of %lld floats%s\n", e->p.shape.zero > 1 ? share : "",
+                   e->p.shape.buffered > 1 ? "two buckets together" : "a bucket", (long long)e->p.store.buffer_floats,
                    leaves);
         else
-            printf("4 P%s x %d set%s (data shards %lld..%lld)%s%s%s\n", experts, e->sets_count,
-                   e->sets_count == 1 ? "" : "s", (long long)e->lo, (long long)e->hi - 1,
-                   e->shape.total ? " and the total, 4 P" : "", e->shape.total && e->shape.zero > 1 ? share : "",
+            printf("4 P%s x %d set%s (data shards %lld..%lld)%s%s%s\n", experts, e->p.sets_count,
+                   e->p.sets_count == 1 ? "" : "s", (long long)e->p.lo, (long long)e->p.hi - 1,
+                   e->p.shape.total ? " and the total, 4 P" : "", e->p.shape.total && e->p.shape.zero > 1 ? share : "",
                    leaves);
     }
     if (dt__memory_line("optimizer", m->optimizer, unit))
         dt__tell("%g P%s (%s%s)\n", dt__optimizer_bytes(&t->recipe), share, optimizers[t->recipe.optimizer],
                  t->recipe.ema > 0.0f ? ", average of the weights" : "");
     if (dt__memory_line("activations", m->activations, unit))
-        printf("up to %d unit%s of %lld x %lld %s%s\n", e->chunks[0].slots, e->chunks[0].slots == 1 ? "" : "s",
-               (long long)e->rows, (long long)t->feed.is.inputs / e->mesh.size[DT_AXIS_CONTEXT],
-               t->feed.own ? "inputs" : "tokens", e->shape.horizon ? ", of one segment"
-               : e->shape.recompute == DT_RECOMPUTE_FULL ? ", inputs of segments and one segment's values" : "");
+        printf("up to %d unit%s of %lld x %lld %s%s\n", e->p.chunks[0].slots, e->p.chunks[0].slots == 1 ? "" : "s",
+               (long long)e->p.rows, (long long)t->feed.is.inputs / e->p.mesh.size[DT_AXIS_CONTEXT],
+               t->feed.own ? "inputs" : "tokens", e->p.shape.horizon ? ", of one segment"
+               : e->p.shape.recompute == DT_RECOMPUTE_FULL ? ", inputs of segments and one segment's values" : "");
     if (dt__memory_line("offloaded", m->offloaded, unit))
         printf("inputs of segments, in the second memory, not counted above\n");
     if (dt__memory_line("buffers", m->buffers, unit))
         printf("kernel scratch, messages, prefetched %s, %s%ssampling\n", t->feed.own ? "samples" : "tokens",
-               e->net.tables ? "rotary angles, " : "", dt__engine_windows(e) > 1 ? "weights of two segments, "
-               : dt__engine_gathers(e, 1) ? "weights of a segment, " : "");
+               e->p.net.tables ? "rotary angles, " : "", dt__layout_windows(&e->p) > 1 ? "weights of two segments, "
+               : dt__layout_gathers(&e->p, 1) ? "weights of a segment, " : "");
     if (dt__memory_line("cache", m->cache, unit))
         printf("keys and values of %lld positions, for samples\n", (long long)t->recipe.sequence);
 }
@@ -23988,15 +22908,17 @@ static dt_result dt__check_memory(dt_trainer *t, int allocated)
                      (double)most / 1e9, ranks, (double)free_bytes / 1e9);
 }
 
-/* The memory that a net needs here: the input of this rank's first segment, and what its segments make. */
-static int64_t dt__generator_floats(const dt__engine *e, const dt__net *net, int64_t *cache)
+/* Lays out a net in memory of its own: the input of a chunk, temporary values, what this rank's segments make. Returns
+ * the floats that it needs. */
+static int64_t dt__generator_floats(const dt__engine *e, dt__net *net, int64_t *cache)
 {
     int64_t floats = net->widest + net->temp;
     *cache = 0;
     for (int64_t q = 0; q < net->count; q++) {
-        const dt__built *seg = &net->segments[q];
-        if (e->net.segments[q].stage != e->shape.stage) continue;
-        floats += seg->plan->saved + dt__round_up(seg->output, 16);
+        dt__built *seg = &net->segments[q];
+        if (e->p.net.segments[q].stage != e->p.shape.stage) continue;
+        seg->out_at = floats, seg->saved_at = floats + dt__round_up(seg->output, 16), seg->cache_at = *cache;
+        floats = seg->saved_at + seg->plan->saved;
         *cache += seg->plan->cache;
     }
     return floats;
@@ -24006,22 +22928,22 @@ static int64_t dt__generator_floats(const dt__engine *e, const dt__net *net, int
 static void dt__generator_adopt(const dt__engine *e, dt__net *net)
 {
     for (int64_t q = 0; q < net->count; q++) {
-        const dt__built *from = &e->net.segments[q];
+        const dt__built *from = &e->p.net.segments[q];
         dt__built *to = &net->segments[q];
         for (int32_t i = 0; i < to->plan->g->param_count; i++)
             for (int32_t k = 0; k < from->plan->g->param_count; k++)
-                if (!strcmp(net->params[to->param_of[i]].is.name, e->net.params[from->param_of[k]].is.name))
-                    to->param[i] = dt__engine_gathers(e, 1) ? from->window[k] : from->param[k];
+                if (!strcmp(net->params[to->param_of[i]].is.name, e->p.net.params[from->param_of[k]].is.name))
+                    to->param[i] = from->param[k], to->window[i] = from->window[k];
     }
 }
 
 /* Plans the nets that draw text for sequences of `length`. */
 static dt_result dt__generator_open(dt__generator *d, const dt__engine *e, int64_t length)
 {
-    const dt_model *m = &e->recipe->model;
+    const dt_model *m = &e->p.recipe->model;
     dt_result r = DT_OK;
     /* Which tokens a capacity drops depends on all tokens. */
-    if (m->segments || e->layout->output.no_cache || (m->experts && m->capacity > 0.0f))
+    if (m->segments || e->p.layout->output.no_cache || (m->experts && m->capacity > 0.0f))
         r = dt__net_open(&d->net[DT__WHOLE], m, 1, length);
     else {
         r = dt__net_open_at(&d->net[DT__ONE], m, 1, 1, length);
@@ -24035,51 +22957,52 @@ static dt_result dt__generator_open(dt__generator *d, const dt__engine *e, int64
     return r;
 }
 
-/* One block: memory, cache, then weight, row and order of the vocabulary. */
-static dt_result dt__generator_allocate(dt__generator *d, int64_t vocabulary)
+static dt_result dt__generator_allocate(dt__generator *d, const dt__kernels *k, int64_t vocabulary)
 {
     int64_t floats = d->memory_floats + d->cache_floats;
-    d->memory = (float *)dt__alloc(4 * (floats + 4 * vocabulary), "sampling");
+    d->block = (float *)dt__alloc(4 * (floats + 4 * vocabulary), "sampling");
+    d->memory = (float *)dt__mem_open(k, DT__DEVICE, d->block, 4 * floats);
     if (!d->memory) return DT_E_MEMORY;
     if (d->net[DT__ONE].count) d->cache = d->memory + d->memory_floats;
-    d->weight = d->memory + floats, d->row = d->weight + vocabulary;
+    d->weight = d->block + floats, d->row = d->weight + vocabulary;
     d->order = (dt__candidate *)(void *)(d->row + vocabulary);
     return DT_OK;
 }
 
-static void dt__generator_close(dt__generator *d)
+static void dt__generator_close(dt__generator *d, const dt__kernels *k)
 {
     for (int i = 0; i < DT__GENERATOR_NETS; i++) dt__net_close(&d->net[i]);
-    dt__free(d->memory);
+    (void)dt__mem_close(k, d->memory);
+    dt__free(d->block);
 }
 
 /* The memory of steps; none is allocated later. */
 static dt_result dt__trainer_allocate(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    int64_t losses = t->recipe.context_shards * (e->net.watched ? e->net.count : 1) * t->recipe.data_shards;
-    int64_t longest = dt__trainer_longest(t);
+    int64_t losses = t->recipe.context_shards * (e->p.net.watched ? e->p.net.count : 1) * t->recipe.data_shards;
+    int64_t longest = dt__trainer_longest(t), unit = 4 * e->p.rows * (t->feed.is.inputs + t->feed.is.targets);
     dt_result r = dt__engine_allocate(e);
     if (r) return r;
     if (longest && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
-    t->unit = (uint32_t *)dt__alloc(4 * e->rows * (t->feed.is.inputs + t->feed.is.targets), "validation samples");
+    t->unit = (uint32_t *)dt__alloc(unit, "validation samples");
+    if (!dt__mem_open(e->k, DT__PINNED, t->unit, unit)) return DT_E_MEMORY;
     t->gathered = (float *)dt__alloc(4 * losses, "losses");
     t->text = (char *)dt__alloc(t->layout.output.sample_length + 1, "a text sample");
     if (!t->unit || !t->text || !t->gathered) return DT_E_MEMORY;
-    if (t->layout.output.sample_length && dt__generator_allocate(&t->generator, t->recipe.model.vocabulary))
+    if (t->layout.output.sample_length && dt__generator_allocate(&t->generator, e->k, t->recipe.model.vocabulary))
         return DT_E_MEMORY;
-    return dt__pool_reserve(t->pool, dt__max(dt__net_scratch(&e->net, e->k),
+    return dt__pool_reserve(t->pool, dt__max(dt__net_scratch(&e->p.net, e->k),
                                              dt__net_scratch(&t->generator.net[DT__ONE], e->k)));
 }
 
 /* Chooses what fast numerics use (R19): of 16-bit products what all ranks have. */
 static dt_result dt__fast_open(dt_trainer *t)
 {
-    float kind = t->e.net.precision == DT_BF16 ? (float)dt__dot_kind(t->e.k) : 0.0f;
+    float kind = t->e.p.net.precision == DT_BF16 ? (float)dt__dot_kind(t->e.k) : 0.0f;
     dt_result r = t->recipe.numerics == DT_FAST ? dt_all_reduce(t->comm, &kind, 1, DT_MIN) : DT_OK;
     if (t->recipe.numerics != DT_FAST || r) return r;
     t->e.env.dot = (int)kind;
-    t->e.native = t->comm->size > 1 && t->comm->link && t->comm->link->all_reduce;
     return DT_OK;
 }
 
@@ -24090,7 +23013,6 @@ static dt_result dt__measure_peak(dt_trainer *t)
     float own;
     dt_result r = dt_barrier(t->comm);
     if (!r) r = dt__gemm_rate(t->e.k, t->pool, &rate);
-    t->own_gflops = rate;
     own = (float)rate;
     if (!r) r = dt_all_gather(t->comm, &own, t->counts, 1);
     for (int i = 0; i < dt_comm_size(t->comm); i++) t->peak_gflops += (double)t->counts[i];
@@ -24101,7 +23023,7 @@ static dt_result dt__measure_peak(dt_trainer *t)
 static void dt__trainer_banner(const dt_trainer *t)
 {
     const dt_recipe *r = &t->recipe;
-    const dt_model *m = &t->e.net.model;
+    const dt_model *m = &t->e.p.net.model;
     const dt_source *feed = &t->feed.is;
     int64_t threads = dt__comm_here(t->comm) * t->pool->workers; /* on this machine, those that compute */
     int64_t positions = dt__max(t->positions, r->sequence + t->more), samples = feed->samples[DT_TRAIN];
@@ -24118,7 +23040,7 @@ static void dt__trainer_banner(const dt_trainer *t)
         if (llama) printf(", hidden %lld", (long long)m->hidden);
         printf(", vocabulary %lld%s", (long long)m->vocabulary, m->tied ? ", tied" : "");
     }
-    printf(": %lld parameters\n", (long long)t->e.net.weights);
+    printf(": %lld parameters\n", (long long)t->e.p.net.weights);
     if (!m->segments && m->experts)
         printf("         %lld experts in each block, %lld per token (GFLOP/s counts only these)\n",
                (long long)m->experts, (long long)dt__model_moe(&r->model).active);
@@ -24138,24 +23060,23 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (nodes > 1) printf(" on %d nodes (shared memory inside, %s between)", nodes, t->comm->link->name);
     else if (ranks > 1) printf(" (%s, shared memory)", dt__thread.rank ? "threads" : "processes");
     dt__tell(" x %d thread%s%s, %s kernels, %s%s; GEMM peak %.1f GFLOP/s together\n", t->pool->workers,
-             t->pool->workers == 1 ? "" : "s", t->e.shape.overlap ? " and one that communicates" : "", t->e.k->name,
+             t->pool->workers == 1 ? "" : "s", t->e.p.shape.overlap ? " and one that communicates" : "", t->e.k->name,
              r->numerics == DT_FAST ? "fast numerics" : "exact",
-             t->e.net.precision == DT_BF16 ? " fp32 sums of bf16" : t->e.net.precision ? " fp32 sums of fp16" : "",
+             t->e.p.net.precision == DT_BF16 ? " fp32 sums of bf16" : t->e.p.net.precision ? " fp32 sums of fp16" : "",
              t->peak_gflops);
     if ((double)threads > cores + 0.99)
         dt__tell("         %lld threads share %.3g cores: %s\n", (long long)threads, cores,
                  t->layout.threads > 1 ? "lower --threads" : "use fewer ranks");
-    if (t->e.shape.zero > 1 && !t->e.shape.buffered && r->data_shards > t->e.mesh.size[DT_AXIS_DATA])
+    if (t->e.p.shape.zero > 1 && !t->e.p.shape.buffered && r->data_shards > t->e.p.mesh.size[DT_AXIS_DATA])
         printf("         --zero %d shares no gradients: %d data-parallel ranks have %lld data shards, it takes one "
-               "each\n", t->e.shape.zero, t->e.mesh.size[DT_AXIS_DATA], (long long)r->data_shards);
-    else if (t->e.shape.zero > 1 && !t->e.shape.buffered)
+               "each\n", t->e.p.shape.zero, t->e.p.mesh.size[DT_AXIS_DATA], (long long)r->data_shards);
+    else if (t->e.p.shape.zero > 1 && !t->e.p.shape.buffered)
         printf("         --zero %d shares no gradients of several micro-batches: use --accumulation each\n",
-               t->e.shape.zero);
+               t->e.p.shape.zero);
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     if (r->numerics == DT_FAST)
-        printf("fast     products %s; gradients of ranks are summed by %s\n", dt__dot_names[t->e.env.dot],
-               t->e.native ? "MPI, whose bits may differ from run to run" : "the exact tree");
-    if (dt__mesh_crosses(&t->e.mesh, t->comm))
+        printf("fast     products %s; every other sum is exact\n", dt__dot_names[t->e.env.dot]);
+    if (dt__mesh_crosses(&t->e.p.mesh, t->comm))
         printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
                "network. Keep --tp within a node (--order cluster), and use --pp or data parallelism across nodes.\n");
     if (r->warmup >= r->steps && !r->rate)
@@ -24175,7 +23096,7 @@ static void dt__trainer_banner(const dt_trainer *t)
 /* Checks that the data's ids are inside tables and classes: files now, samples of a source as they come. */
 static dt_result dt__trainer_ids(dt_trainer *t)
 {
-    const int64_t *below = t->e.net.ids;
+    const int64_t *below = t->e.p.net.ids;
     int64_t least = dt__min(below[0], below[1]), ids;
     memcpy(t->feed.ids, below, sizeof t->feed.ids);
     if (!t->data || least >= t->recipe.model.vocabulary || least >= (ids = dt__data_ids(t->data))) return DT_OK;
@@ -24210,53 +23131,21 @@ static int64_t dt__logits_segment(const dt__net *net, int64_t words, int64_t voc
 static dt_result dt__trainer_draw(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    for (int32_t i = 0; i < e->net.param_count; i++) {
-        const dt__net_param *p = &e->net.params[i];
+    for (int32_t i = 0; i < e->p.net.param_count; i++) {
+        const dt__net_param *p = &e->p.net.params[i];
         dt__piece_of x = dt__engine_piece(e, p);
-        int whole = e->shape.zero < 3;
+        int whole = e->p.shape.zero < 3;
+        float *weights;
         if (p->offset < 0) continue;
         dt__comm_tick(t->comm);
-        dt__init_shards(&p->is, e->net.tensor_shards, e->net.first_shard, e->net.own_shards, (uint64_t)t->recipe.seed,
-                        t->pool, dt__host(whole ? e->params + p->offset : x.weight), whole ? 0 : x.from,
-                        whole ? p->count : x.count);
+        weights = dt__host(e->k, whole ? e->params + p->offset : x.weight);
+        dt__init_shards(&p->is, e->p.net.tensor_shards, e->p.net.first_shard, e->p.net.own_shards,
+                        (uint64_t)t->recipe.seed, t->pool, weights, whole ? 0 : x.from, whole ? p->count : x.count);
+        dt__upload(e->k, weights, whole ? p->count : x.count);
         if (t->recipe.ema > 0.0f)
-            dt__mem_copy(t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
+            dt__mem_copy(e->k, t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
     }
     return DT_OK;
-}
-
-#ifdef DT_COMPILER
-/* Floats of a unit: what its segments save, and their largest temporary memory. */
-static double dt__compiled_floats(const dt__net *net)
-{
-    int64_t saved = 0, temp = 0;
-    for (int64_t q = 0; q < net->count; q++) {
-        saved += dt__fusion_of(net->segments[q].plan)->saved;
-        temp = dt__max(temp, dt__fusion_of(net->segments[q].plan)->temp);
-    }
-    return (double)(saved + temp);
-}
-#endif
-/* Builds the model. With a goal for memory, its segments keep a smaller share of their values at every try. */
-static dt_result dt__trainer_net(dt_trainer *t)
-{
-    dt__engine *e = &t->e;
-#ifdef DT_COMPILER
-    const dt__net settings = e->net;
-    double goal = e->net.compiler ? (double)t->layout.compile.memory / 4.0 : 0.0, floats = 2.0 * goal;
-    e->compiling.backend = DT_BACKEND_TILES; /* of what is tried */
-    e->compiling.keep = goal > 0.0;
-    for (int tries = 0; floats > goal && (!tries || e->compiling.keep > 0.0); tries++) {
-        dt_result r = dt__net_open(&e->net, &t->recipe.model, e->rows, t->recipe.sequence);
-        if (r) return r;
-        floats = dt__compiled_floats(&e->net);
-        if (floats > goal) e->compiling.keep *= tries < 4 ? 0.97 * goal / floats : 0.0;
-        dt__net_close(&e->net);
-        e->net = settings;
-    }
-    e->compiling.backend = t->layout.compile.backend, e->compiling.plans = 0;
-#endif
-    return dt__net_open(&e->net, &t->recipe.model, e->rows, t->recipe.sequence);
 }
 
 /* The model, recorded. */
@@ -24264,25 +23153,13 @@ static dt_result dt__trainer_model(dt_trainer *t)
 {
     dt__engine *e = &t->e;
     const dt_recipe *r = &t->recipe;
-    int cut = 0;
     dt_result result;
     e->pool = e->env.pool = t->pool;
     e->env.k = e->k;
-    e->env.unit_share = 1.0f / (float)(e->micros * r->data_shards * r->context_shards);
-#ifdef DT_COMPILER
-    if (*t->serves) e->compiling.passes &= ~(1u << DT__PASS_LOGITS); /* predictions may be logits */
-#endif
-    if (t->feed.own) e->net.source = t->generator.net[DT__WHOLE].source = &t->feed.is;
-    for (int i = 0; i < DT__GENERATOR_NETS; i++) dt__engine_shards(e, &t->generator.net[i], 0);
-    result = dt__trainer_net(t);
-    if (!result && t->layout.ep > 1 && !e->net.routed)
-        result = dt__misuse("--ep %lld: the model has no experts to share: set --experts, or leave --ep out",
-                            (long long)t->layout.ep);
-    for (int32_t i = 0; i < e->net.param_count; i++) cut |= e->net.params[i].is.cut >= 0;
-    if (!result && t->layout.tp > 1 && !cut)
-        result = dt__misuse("--tp %lld: no product of this model can be cut, and ranks would repeat its work: leave "
-                            "--tp out, or build products by dt_linear_with, DT_COLUMNS and DT_ROWS",
-                            (long long)t->layout.tp);
+    e->env.unit_share = 1.0f / (float)(e->p.micros * r->data_shards * r->context_shards);
+    if (t->feed.own) e->p.net.source = t->generator.net[DT__WHOLE].source = &t->feed.is;
+    for (int i = 0; i < DT__GENERATOR_NETS; i++) dt__layout_shards(&e->p, &t->generator.net[i], 0);
+    result = dt__layout_net(&e->p, e->k, *t->serves != 0);
     return result ? result : dt__trainer_ids(t);
 }
 
@@ -24290,11 +23167,12 @@ static dt_result dt__trainer_model(dt_trainer *t)
 static dt_result dt__trainer_engine(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    int64_t words = e->rows * t->recipe.sequence / e->mesh.size[DT_AXIS_CONTEXT];
+    int64_t words = e->p.rows * t->recipe.sequence / e->p.mesh.size[DT_AXIS_CONTEXT];
     dt_result r;
-    t->generator.logits = dt__logits_segment(&e->net, words, t->recipe.model.vocabulary);
+    t->generator.logits = dt__logits_segment(&e->p.net, words, t->recipe.model.vocabulary);
     if (t->generator.logits < 0) t->layout.output.sample_length = 0;
     r = dt__engine_open(e);
+    t->layout.overlap = e->p.shape.overlap ? DT_OVERLAP_ON : DT_OVERLAP_OFF;
     if (!r && t->layout.output.sample_length) r = dt__generator_open(&t->generator, e, t->recipe.sequence);
     if (r) return r;
     t->planned = dt__memory_plan(t);
@@ -24393,26 +23271,28 @@ static dt_result dt__trainer_feed(dt_trainer *t)
 static dt_result dt__trainer_settle(dt_trainer *t)
 {
     dt_recipe *r = &t->recipe;
-    dt_result result;
-    if (!r->micro_batch) r->micro_batch = r->batch;
-    if (r->dropout > 0.0f) r->model.dropout = r->dropout;
-    t->e.recipe = r, t->e.layout = &t->layout, t->e.comm = t->comm;
-    result = dt__options_check(DT__ROWS(dt__options), DT__GROUP_RECIPE, r);
-    if (!result) result = dt__options_check(DT__ROWS(dt__options), DT__GROUP_LAYOUT, &t->layout);
-    if (!result) result = dt__check_model(&r->model);
-    if (!result) result = dt_mesh_of(&t->layout, dt_comm_size(t->comm), dt_comm_rank(t->comm), &t->e.mesh);
-    if (!result) result = dt__check_batch(r, t->e.mesh.size[DT_AXIS_DATA]);
-    if (!result) result = dt__engine_layout(&t->e);
-    if (!result) result = dt__check_rest(r, &t->layout);
-    if (!result) result = dt__trainer_feed(t);
+    const char *dry = t->layout.output.dry_run;
+    dt_result result = dt__recipe_settle(r, &t->layout);
+    t->e.p.recipe = r, t->e.p.layout = &t->layout;
+    if (!result && !dry) result = dt__engine_begin(&t->e);
+    if (!result && (!dry || (!r->model.segments && !r->model.vocabulary))) result = dt__check_rest(r, &t->layout);
+    if (!result && (!dry || (!r->model.segments && !r->model.vocabulary))) result = dt__trainer_feed(t);
+    if (!result && dry)
+        return dt_trainer_is_root(t) ? dt__plan_print(r, &t->layout) : dt__error(DT_E_HELP, "rank 0 prints the plan");
     if (!result && r->model.window && r->sequence > r->model.window)
         return dt__misuse("sequences of %lld tokens are longer than the window of %lld that the model's attention "
                           "sees: --sequence up to that", (long long)r->sequence, (long long)r->model.window);
     if (result) return result;
-    return dt__pool_open(&t->pool, (int)dt__engine_threads(&t->layout, t->comm));
+    t->layout.threads = dt__engine_threads(&t->layout, t->comm);
+    return dt__pool_open(&t->pool, (int)t->layout.threads);
 }
 
-/* ---- the state as slices: one walk serves hashes, saves, loads and conversions --------------------------- */
+/* ---- the state as slices ----------------------------------------------------------------------------------
+ * The state is a list of named tensors. Ranks store a tensor as arrays, one per tensor shard and expert (R11), and of
+ * each array a slice. A sharded checkpoint holds slices as they are stored. In a full checkpoint, and for the hash, the
+ * numbers have the order of the tensor; some files hold its transpose. A block, a part of the tensor, is between the
+ * two orders: slices are copied into it or from it, so no rank needs memory for a whole tensor. One walk serves hashes,
+ * saves, loads and conversions. */
 
 /* The parts of the state: weights, and what the optimizer keeps. */
 enum { DT__PARTS = 1 + DT__STATE_COUNT };
@@ -24428,7 +23308,7 @@ static int dt__param_transposed(const dt_recipe *r, const dt__param *p)
 /* Lists the tensors of the state, part by part in definition order. */
 static dt_result dt__state_open(dt_trainer *t)
 {
-    const dt__net *n = &t->e.net;
+    const dt__net *n = &t->e.p.net;
     t->state.tensor = (dt__state_tensor *)dt__alloc(n->param_count * DT__PARTS * (int64_t)sizeof *t->state.tensor,
                                                     "the state");
     if (!t->state.tensor) return DT_E_MEMORY;
@@ -24436,109 +23316,300 @@ static dt_result dt__state_open(dt_trainer *t)
         if (kind && !dt__state_kept(&t->recipe, kind - 1)) continue;
         for (int32_t i = 0; i < n->param_count; i++) {
             dt__state_tensor *x = &t->state.tensor[t->state.count++];
-            x->is = n->params[i].is;
-            DT__PRINT(x->part, "%s", dt__part_names[kind]);
-            x->kind = kind, x->param = i, x->shards = n->tensor_shards;
-            x->transposed = !kind && dt__param_transposed(&t->recipe, &x->is);
+            x->is = &n->params[i].is;
+            x->kind = kind, x->param = i;
+            x->transposed = !kind && dt__param_transposed(&t->recipe, x->is);
         }
     }
     return DT_OK;
 }
 
-/* A walk over tensors [first, end) of the state. */
-typedef struct dt__state_walk {
+/* A walk over tensors, and in each over the slices of this rank, or over runs of numbers for a file. */
+typedef struct dt__walk {
     dt_trainer *t;
-    int64_t first, end;
-    int writes;      /* 1: each number has one rank that writes it; 0: all slices that this rank stores */
-    float *memory;   /* memory of one whole tensor, instead of the engine's; NULL: the engine's */
-    float *snapshot; /* memory of the slices, one after the other, instead of the engine's */
-} dt__state_walk;
+    int64_t next, end; /* tensors of the state that are left */
+    int writes;        /* 1: each number has one rank that writes it; 0: all slices that this rank stores */
+    int whole, file;   /* runs: blocks of whole tensors, else slices; in the order of files, with the rows kept */
+    float *memory;     /* of one whole tensor, instead of the engine's */
+    float *snapshot;   /* of the slices, one after the other, instead of the engine's */
+    const dt__tensors *from; /* files from which a tensor is read into its memory first */
+    dt_result result;
+    const dt__state_tensor *of;    /* the tensor in hand */
+    int64_t begin, floats, shard;  /* this rank has numbers [begin, begin + floats) of its arrays; its next array */
+    float *part;                   /* these numbers */
+    int64_t array, at, count;      /* the slice in hand: numbers [at, at + count) of an array */
+    float *data;                   /* these numbers, or those of a run */
+    float *block, *other;          /* other: the block of another rank, or 2-byte numbers */
+    int64_t rows, cols;            /* number i of the tensor is number (i % cols) rows + i / cols in order of blocks */
+    int64_t lo, hi, low, high;     /* the block has numbers [lo, hi), slices of this rank [lo + low, lo + high) */
+    int64_t held;                  /* how many numbers were copied */
+} dt__walk;
+enum { DT__RUN = 1 << 16 }; /* numbers of a block, unless a row of a transposed file is longer */
+enum { DT__COPY_NOT, DT__COPY_IN, DT__COPY_OUT };
+
+static dt__walk dt__walk_of(dt_trainer *t, int64_t first, int64_t end, int writes)
+{
+    dt__walk w = DT__ZERO;
+    w.t = t, w.next = first, w.end = end, w.writes = writes;
+    return w;
+}
 
 /* Each of the ranks that store a range writes an equal part in whole blocks, on the stage of the first use. */
 static void dt__engine_share(const dt__engine *e, const dt__net_param *p, int64_t *from, int64_t *count)
 {
-    const dt_mesh *m = &e->mesh;
-    int64_t alike = dt__max(e->store.shards, dt__param_copies(&p->is)); /* distance of data ranks that store the same */
+    const dt_mesh *m = &e->p.mesh;
+    int64_t alike = dt__max(e->p.store.shards, dt__param_copies(&p->is)); /* distance of ranks that store the same */
     int64_t ranks = m->size[DT_AXIS_DATA] / alike, self = m->at[DT_AXIS_DATA] / alike, end = *from + *count;
     int64_t blocks = dt__ceil_div(*count, DT__BLOCK), first = *from;
     ranks *= m->size[DT_AXIS_CONTEXT], self = self * m->size[DT_AXIS_CONTEXT] + m->at[DT_AXIS_CONTEXT];
-    if (!dt__param_is_cut(&p->is, e->net.tensor_shards))
+    if (!dt__param_is_cut(&p->is, e->p.net.tensor_shards))
         ranks *= m->size[DT_AXIS_TENSOR], self = self * m->size[DT_AXIS_TENSOR] + m->at[DT_AXIS_TENSOR];
     *from = dt__min(end, first + blocks * self / ranks * DT__BLOCK);
     *count = dt__min(end, first + blocks * (self + 1) / ranks * DT__BLOCK) - *from;
     if (p->stage[0] != m->at[DT_AXIS_PIPELINE]) *count = 0;
 }
 
-/* Which part of a tensor, [*from, *from + *count), this rank stores or writes; returns where its numbers are. */
-static float *dt__state_range(const dt__state_walk *w, const dt__state_tensor *x, int64_t *from, int64_t *count)
+/* Moves to the next tensor, of which this rank may have nothing; 0: there is none. */
+static int dt__walk_tensor(dt__walk *w)
 {
     const dt__engine *e = &w->t->e;
-    const dt__net_param *p = &e->net.params[x->param];
+    const dt__net_param *p;
     dt__piece_of piece;
-    float *data;
-    int64_t begin;
-    *from = 0, *count = p->count;
-    if (w->memory) return w->memory;
-    if (p->offset < 0) return *count = 0, (float *)NULL;
-    if (!x->kind && !w->writes && e->shape.zero < 3) return dt__host(e->params + p->offset);
-    piece = dt__engine_piece(e, p);
-    begin = *from = piece.from, *count = piece.count;
-    data = dt__host(x->kind ? e->state[x->kind - 1] + piece.state : piece.weight);
-    if (w->writes) dt__engine_share(e, p, from, count);
-    return data + (*from - begin);
+    const float *part = e->params;
+    if (w->next >= w->end) return 0;
+    w->of = &w->t->state.tensor[w->next++];
+    p = &e->p.net.params[w->of->param];
+    w->shard = w->begin = 0, w->floats = p->count, w->part = w->memory;
+    if (w->memory) return 1;
+    if (p->offset < 0) return w->floats = 0, 1;
+    if (!w->of->kind && !w->writes && e->p.shape.zero < 3) part += p->offset;
+    else {
+        piece = dt__engine_piece(e, p);
+        w->begin = piece.from, w->floats = piece.count;
+        if (w->writes) dt__engine_share(e, p, &w->begin, &w->floats);
+        part = (w->of->kind ? e->state[w->of->kind - 1] + piece.state : piece.weight) + (w->begin - piece.from);
+    }
+    if (!w->snapshot) w->part = dt__download(e->k, part, w->floats); /* a snapshot is written beside the next step */
+    return 1;
 }
 
-/* Gives the slices of each tensor to `visit`, also if this rank has none of a tensor. */
-static dt_result dt__state_each(const dt__state_walk *w, dt__visit_slices *visit, void *user)
+/* Moves to this rank's next slice of the tensor; 0: there is none. */
+static int dt__walk_slice(dt__walk *w)
 {
-    const dt__net *net = &w->t->e.net;
-    float *copy = w->snapshot;
-    dt_result r = DT_OK;
-    for (int64_t i = w->first; i < w->end && !r; i++) {
-        const dt__state_tensor *x = &w->t->state.tensor[i];
-        const dt__param *p = &net->params[x->param].is;
-        int64_t from, count, n = 0, floats = dt__shard_floats(p, x->shards), step = dt__shard_step(p, x->shards);
-        int64_t shards = dt__param_shards(p, x->shards, net->own_shards);
-        float *data = dt__state_range(w, x, &from, &count);
-        dt__state_slice *slice = (dt__state_slice *)dt__alloc(shards * (int64_t)sizeof *slice, "slices of a tensor");
-        for (int64_t v = 0; v < shards && slice; v++) {
-            int64_t lo = dt__max(from, v * step), hi = dt__min(from + count, v * step + floats);
-            dt__state_slice *s = &slice[n];
+    const dt__net *net = &w->t->e.p.net;
+    const dt__param *p = w->of->is;
+    int64_t vt = net->tensor_shards, step = dt__shard_step(p, vt), first;
+    while (w->shard < dt__param_shards(p, vt, net->own_shards)) {
+        w->array = dt__param_array(p, vt, net->first_shard, net->own_shards, w->shard);
+        first = step * w->shard++;
+        w->at = dt__max(0, w->begin - first);
+        w->count = dt__min(w->begin + w->floats - first, dt__shard_floats(p, vt)) - w->at;
+        if (w->count <= 0) continue;
+        w->data = w->snapshot ? w->snapshot : w->part + (first + w->at - w->begin);
+        if (w->snapshot) w->snapshot += w->count;
+        return 1;
+    }
+    return 0;
+}
+
+/* The name of a slice, "weight/transformer.wte.weight/000003/000000001024": array, first number; sorts as they do. */
+static void dt__slice_name(const dt__walk *w, int64_t from, char name[160])
+{
+    snprintf(name, 160, "%s/%s/%06lld/%012lld", w->of->kind ? dt__part_names[w->of->kind] : "weight", w->of->is->name,
+             (long long)w->array, (long long)from);
+}
+
+/* The name of a tensor in a full checkpoint, and its shape there. */
+static void dt__state_tensor_name(const dt__state_tensor *x, char name[160], dt_shape *shape)
+{
+    snprintf(name, 160, "%s%s%s", dt__part_names[x->kind], x->kind ? "." : "", x->is->name);
+    *shape = x->transposed ? dt_shape2(x->is->shape.n[1], x->is->shape.n[0]) : x->is->shape;
+}
+
+/* ---- blocks ---- */
+
+static void dt__block_begin(dt__walk *w, int transposed)
+{
+    int64_t most = DT__RUN;
+    for (int64_t i = 0; i < w->t->state.count && !w->block; i++)
+        if (w->t->state.tensor[i].transposed) most = dt__max(most, w->t->state.tensor[i].is->shape.n[0]);
+    if (!w->block && (w->block = (float *)dt__alloc(8 * most, "a checkpoint")) != NULL) w->other = w->block + most;
+    if (!w->block) w->result = DT_E_MEMORY;
+    w->rows = transposed ? w->of->is->shape.n[0] : 1;
+    w->cols = dt_shape_count(w->of->is->shape) / w->rows;
+    w->lo = w->hi = 0;
+}
+
+/* Moves to the next block; 0: the tensor is complete. */
+static int dt__block_next(dt__walk *w)
+{
+    w->lo = w->hi;
+    w->hi = dt__min(w->rows * w->cols, w->lo + dt__max(1, DT__RUN / w->rows) * w->rows);
+    return w->lo < w->hi && !w->result;
+}
+
+/* Copies the numbers that slices have of the block, to or from it, and notes their range in the block. */
+static void dt__block_copy(dt__walk *w, int way)
+{
+    const dt__param *p = w->of->is;
+    int64_t vt = w->t->e.p.net.tensor_shards;
+    w->low = w->hi - w->lo, w->high = 0;
+    for (w->shard = 0; dt__walk_slice(w);)
+        for (int64_t i = w->at, n; i < w->at + w->count; i += n) {
+            int64_t place = dt__param_index(p, vt, w->array, i), row = place / w->cols, lo, hi, at;
+            float *a, *b;
+            n = dt__min(dt__param_run(p, vt, i), w->at + w->count - i);
+            if (place < 0) continue; /* padding */
+            place %= w->cols, n = dt__min(n, w->cols - place);
+            lo = dt__max(place, w->lo / w->rows), hi = dt__min(place + n, w->hi / w->rows);
             if (lo >= hi) continue;
-            s->of = x, n++;
-            s->array = dt__param_array(p, x->shards, net->first_shard, net->own_shards, v);
-            s->from = lo - v * step, s->count = hi - lo;
-            s->data = copy ? copy : data + (lo - from);
-            if (copy) copy += s->count;
+            at = lo * w->rows + row - w->lo;
+            w->low = dt__min(w->low, at), w->high = dt__max(w->high, at + (hi - lo - 1) * w->rows + 1);
+            a = w->data + (i - w->at + lo - place), b = w->block + at, w->held += hi - lo;
+            for (; lo < hi; lo++, a++, b += w->rows)
+                if (way == DT__COPY_IN) *b = *a;
+                else if (way == DT__COPY_OUT) *a = *b;
         }
-        r = slice ? visit(user, x, slice, n) : DT_E_MEMORY;
-        dt__free(slice);
+}
+
+/* The same with a block that is the whole tensor, the caller's. */
+static void dt__block_whole(dt__walk *w, int way)
+{
+    dt__block_begin(w, 0);
+    w->hi = w->cols;
+    dt__block_copy(w, way);
+}
+
+/* Reads a slice from the slices in files, whichever ranks wrote them. */
+static dt_result dt__slice_read(const dt__walk *w)
+{
+    int64_t done = 0, n;
+    dt_result r = DT_OK;
+    for (; done < w->count && !r; done += n) {
+        char name[160];
+        const dt__stored *has;
+        int64_t first = -1, held = 0, from = w->at + done;
+        size_t length;
+        dt__slice_name(w, from, name);
+        length = strlen(name);
+        has = dt__tensors_upto(w->from, name);
+        if (has && strlen(has->name) == length && !memcmp(has->name, name, length - 12) && has->type == DT__STORED_F32)
+            first = strtoll(has->name + length - 12, NULL, 10), held = has->bytes / 4;
+        n = dt__min(first + held, w->at + w->count) - from;
+        if (first < 0 || first > from || n <= 0)
+            return dt__error(DT_E_DATA, "the checkpoint does not hold %s: a file is missing, or of another model",
+                             name);
+        r = dt__tensors_read(w->from, has, w->data + done, 4 * n, 4 * (from - first));
     }
     return r;
 }
 
-/* Does every rank have the whole state? */
-static int dt__trainer_whole(const dt_trainer *t) { return !t->e.copy; }
-
-static dt_result dt__hash_put(void *sha, const float *data, int64_t count)
+/* Reads this rank's slices of the tensor in hand from slices in files, or from the blocks of a whole tensor that they
+ * need. 2-byte numbers become floats, padding +0. */
+static dt_result dt__walk_read(dt__walk *w)
 {
-    dt__sha256_add((dt__sha256 *)sha, data, 4 * count);
-    return DT_OK;
+    const dt__stored_type *type;
+    char name[160];
+    dt__stored *s;
+    dt_shape shape;
+    float *raw;
+    dt__comm_tick(w->t->comm);
+    if (!dt__walk_slice(w)) return w->result;
+    if (!w->from->find) {
+        do w->result = dt__slice_read(w);
+        while (!w->result && dt__walk_slice(w));
+        return w->result;
+    }
+    dt__state_tensor_name(w->of, name, &shape);
+    if ((w->result = w->from->find(w->from, name, &shape, &s)) != DT_OK) return w->result;
+    do if (w->of->is->pad) memset(w->data, 0, 4 * (size_t)w->count);
+    while (dt__walk_slice(w));
+    dt__block_begin(w, w->of->transposed);
+    type = &dt__stored_types[s->type], raw = type->bytes == 4 ? w->block : w->other;
+    while (dt__block_next(w)) {
+        dt__block_copy(w, DT__COPY_NOT);
+        if (w->low >= w->high) continue;
+        w->result = dt__tensors_read(w->from, s, raw, (w->hi - w->lo) * type->bytes, w->lo * type->bytes);
+        dt__comm_tick(w->t->comm);
+        if (w->result) return w->result;
+        if (raw != w->block) dt__isa_table(0)->convert(DT_F32, w->block, type->dtype, raw, w->hi - w->lo);
+        dt__block_copy(w, DT__COPY_OUT);
+    }
+    return w->result;
+}
+
+/* Reads the first `count` tensors of the state. */
+static dt_result dt__state_read(dt_trainer *t, int64_t count, const dt__tensors *from)
+{
+    dt__walk w = dt__walk_of(t, 0, count, 0);
+    w.from = from;
+    while (!w.result && dt__walk_tensor(&w)) (void)dt__walk_read(&w), dt__upload(t->e.k, w.part, w.floats);
+    dt__free(w.block);
+    return w.result;
+}
+
+/* Does every rank have the whole state? */
+static int dt__state_is_local(const dt_trainer *t) { return !t->e.copy; }
+
+/* Brings the numbers of all ranks to rank 0's block. The blocks are 0 where a rank has no numbers. */
+static dt_result dt__block_join(dt__walk *w)
+{
+    dt_comm *comm = w->t->comm;
+    float words[4];
+    dt_result r = DT_OK;
+    memcpy(words, &w->low, 8), memcpy(words + 2, &w->high, 8);
+    if (dt_comm_rank(comm)) {
+        r = dt_send(comm, words, 4, 0);
+        return r || w->low >= w->high ? r : dt_send(comm, w->block + w->low, w->high - w->low, 0);
+    }
+    for (int rank = 1; rank < dt_comm_size(comm) && !r; rank++) {
+        unsigned char *to = (unsigned char *)w->block, *from = (unsigned char *)w->other;
+        r = dt_recv(comm, words, 4, rank);
+        memcpy(&w->low, words, 8), memcpy(&w->high, words + 2, 8);
+        if (!r && w->low < w->high) r = dt_recv(comm, w->other, w->high - w->low, rank);
+        for (int64_t i = 4 * w->low; i < 4 * w->high && !r; i++) to[i] |= from[i - 4 * w->low];
+    }
+    return r;
+}
+
+/* Moves to the next numbers of a file, `count` at `data`: a slice; or a block of a whole tensor, on rank 0 alone unless
+ * every rank has the whole state; or the rows kept. 0: there are no more, or w->result. */
+static int dt__walk_run(dt__walk *w)
+{
+    const int whole = dt__state_is_local(w->t);
+    while (!w->result) {
+        const dt__state_tensor *x = w->of;
+        if (x && !w->whole && dt__walk_slice(w)) return 1;
+        while (x && w->whole && dt__block_next(w)) {
+            memset(w->block, 0, 4 * (size_t)(w->hi - w->lo));
+            dt__block_copy(w, DT__COPY_IN);
+            if (!whole) w->result = dt__block_join(w);
+            dt__comm_tick(w->t->comm);
+            w->data = w->block, w->count = w->hi - w->lo;
+            if (whole || dt_trainer_is_root(w->t)) return !w->result;
+        }
+        w->of = NULL;
+        if (x && x->kept && w->file) return w->data = x->kept, w->count = x->more * x->is->shape.n[1], 1;
+        if (w->result || !dt__walk_tensor(w)) return 0;
+        if (w->from) (void)dt__walk_read(w);
+        w->shard = 0;
+        if (w->whole && !w->result) dt__block_begin(w, w->file && w->of->transposed);
+    }
+    return 0;
 }
 
 static dt_result dt__trainer_hash(dt_trainer *t)
 {
     dt__sha256 sha;
-    dt__gatherer g;
-    int whole = dt__trainer_whole(t);
-    dt__state_walk w = {t, 0, t->state.count, !whole, NULL, NULL};
-    dt__export out = {NULL, &g, 0, dt__hash_put, &sha};
+    int whole = dt__state_is_local(t);
+    dt__walk w = dt__walk_of(t, 0, t->state.count, !whole);
     const float scale[2] = {(float)t->e.powers.scale, (float)t->e.powers.good};
-    dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.count);
+    dt_result r = dt__engine_wait(&t->e);
+    w.whole = 1;
     dt__sha256_begin(&sha);
-    if (!r) r = dt__engine_wait(&t->e);
-    if (!r) r = dt__state_each(&w, dt__export_visit, &out);
-    dt__gather_close(&g);
+    while (!r && dt__walk_run(&w)) dt__sha256_add(&sha, w.data, 4 * w.count);
+    if (!r) r = w.result;
+    dt__free(w.block);
     if (t->recipe.precision == DT_PRECISION_FP16) dt__sha256_add(&sha, scale, sizeof scale);
     dt__sha256_end(&sha, t->hash);
     if (!r && !whole) r = dt_broadcast(t->comm, (float *)(void *)t->hash, 17, 0);
@@ -24546,31 +23617,16 @@ static dt_result dt__trainer_hash(dt_trainer *t)
     return r;
 }
 
-/* A dt__visit_slices: copies numbers to or from their places in the whole tensor, a block. */
-typedef struct dt__whole_of {
-    dt__gatherer is;
-    int way;
-} dt__whole_of;
-static dt_result dt__whole_visit(void *user, const dt__state_tensor *of, dt__state_slice *slice, int64_t slices)
-{
-    dt__whole_of *w = (dt__whole_of *)user;
-    dt__gather_begin(&w->is, of, 0);
-    w->is.hi = w->is.cols;
-    dt__gather_copy(&w->is, slice, slices, w->way);
-    return DT_OK;
-}
-
 DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, int64_t *held)
 {
     if (dt__refused("t name values held", t, name, values, held)) return DT_E_USAGE;
-    int32_t i = dt__net_find(&t->e.net, name);
-    dt__state_walk w = {t, i, i + 1, 0, NULL, NULL};
-    dt__whole_of whole = DT__ZERO;
+    int32_t i = dt__net_find(&t->e.p.net, name);
+    dt__walk w = dt__walk_of(t, i, i + 1, 0);
     dt_result r = dt__engine_wait(&t->e);
-    whole.is.block = values, whole.way = DT__GATHER_IN;
+    w.block = values;
     if (i < 0) return dt__misuse("the model has no parameter %s. dt_trainer_parameter_at lists them.", name);
-    if (!r) r = dt__state_each(&w, dt__whole_visit, &whole);
-    *held = whole.is.held;
+    if (!r && dt__walk_tensor(&w)) dt__block_whole(&w, DT__COPY_IN);
+    *held = w.held;
     return r;
 }
 
@@ -24581,31 +23637,51 @@ DT_API const char *dt_trainer_hash(dt_trainer *t)
     return t->hash;
 }
 
-/* Writes the tensors of a walk as folder/name: whole tensors with a gather, else slices. With a gather that is not
- * alone all ranks take part, and rank 0 writes. `from`: the numbers are read from there first. */
-static dt_result dt__state_write(const dt__state_walk *walk, dt__gatherer *gather, dt__reader *from,
-                                 const char *folder, const char *name, int type, dt__part_file *part)
+/* Announces what a file will hold of the tensor in hand. */
+static void dt__walk_announce(dt__walk *w, dt__tensor_file *f, int type)
 {
-    dt__tensor_file w;
-    dt__export out = {from, gather, 1, dt__tensor_file_sink, &w};
-    dt_result r;
-    dt__tensor_file_begin(&w, folder, name);
-    w.whole = gather != NULL, w.type = type;
-    r = dt__state_each(walk, dt__tensor_file_visit, &w);
-    if (!gather || dt__gather_root(gather)) dt__tensor_file_open(&w);
-    if (!r) r = dt__state_each(walk, dt__export_visit, &out);
-    return dt__tensor_file_close(&w, r, part);
+    char name[160], part[160];
+    dt_shape shape, count;
+    dt__state_tensor_name(w->of, name, &shape);
+    if (w->of->more) shape.n[0] = w->of->more + (w->whole ? shape.n[0] : 0);
+    while (!w->whole && dt__walk_slice(w)) {
+        count = dt_shape1(w->count);
+        dt__slice_name(w, w->at, part);
+        dt__tensor_file_name(f, part, type, &count);
+    }
+    if (w->whole || w->of->kept) dt__tensor_file_name(f, name, type, &shape);
 }
 
-/* Writes both files of a full checkpoint. `memory` as in a walk. */
-static dt_result dt__state_write_full(dt_trainer *t, int writes, float *memory, dt__gatherer *gather, dt__reader *from,
-                                      const char *folder, dt__part_file part[2])
+/* Writes the tensors of a walk as folder/name: slices, or whole tensors, for which all ranks take part unless each has
+ * the whole state, and rank 0 writes. It receives to the end after an error of the file, since others send. */
+static dt_result dt__state_write(dt__walk w, const char *folder, const char *name, int type, dt__part_file *part)
 {
-    int64_t weights = t->e.net.param_count;
-    dt__state_walk model = {t, 0, weights, writes, memory, NULL};
-    dt__state_walk rest = {t, weights, t->state.count, writes, memory, NULL};
-    dt_result r = dt__state_write(&model, gather, from, folder, "model.safetensors", 0, &part[0]);
-    dt_result other = dt__state_write(&rest, gather, from, folder, "optimizer.safetensors", 0, &part[1]);
+    dt__tensor_file f;
+    dt__walk names = w;
+    uint16_t half[1024];
+    dt__tensor_file_begin(&f, folder, name);
+    while (dt__walk_tensor(&names)) dt__walk_announce(&names, &f, type);
+    if (!w.whole || dt__state_is_local(w.t) || dt_trainer_is_root(w.t)) dt__tensor_file_open(&f);
+    while (dt__walk_run(&w)) {
+        if (type == DT__STORED_F32) dt__tensor_file_put(&f, w.data, 4 * w.count);
+        for (int64_t i = 0, n; type != DT__STORED_F32 && i < w.count; i += n) {
+            n = dt__min(1024, w.count - i);
+            dt__isa_table(0)->convert(dt__stored_types[type].dtype, half, DT_F32, w.data + i, n);
+            dt__tensor_file_put(&f, half, 2 * n);
+        }
+    }
+    dt__free(w.block);
+    return dt__tensor_file_close(&f, w.result, part);
+}
+
+/* Writes both files of a full checkpoint. */
+static dt_result dt__state_write_full(dt__walk model, const char *folder, dt__part_file part[2])
+{
+    dt__walk rest = model;
+    dt_result r, other;
+    model.end = rest.next = model.t->e.p.net.param_count;
+    r = dt__state_write(model, folder, "model.safetensors", 0, &part[0]);
+    other = dt__state_write(rest, folder, "optimizer.safetensors", 0, &part[1]);
     return r ? r : other;
 }
 
@@ -24620,7 +23696,7 @@ static dt_result dt__model_identity(const dt_trainer *t, char hash[65])
     dt__text_add(&text, "%d %.9g %.9g %.9g %lld\n", (int)t->recipe.model.family, s->factor, s->low_freq_factor,
                  s->high_freq_factor, (long long)s->original_context);
     if (s->kind) dt__text_add(&text, "%d %d %.9g\n", (int)s->kind, (int)s->untruncated, s->attention);
-    for (const dt__net_param *p = t->e.net.params; p < t->e.net.params + t->e.net.param_count; p++)
+    for (const dt__net_param *p = t->e.p.net.params; p < t->e.p.net.params + t->e.p.net.param_count; p++)
         dt__text_add(&text, "%s %s\n", p->is.name, dt__shape_text(&p->is.shape, shape));
     if (!text.failed) dt__sha256_of(text.at, text.length, hash);
     dt__free(text.at);
@@ -24709,6 +23785,7 @@ static dt_result dt__trainer_alike(dt_trainer *t, dt_result r, dt__text *own)
 static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layout *l)
 {
     const dt_rope_scaling *s = &r->model.rope_scaling;
+    const dt_probe_option *p;
     char name[48], value[PATH_MAX];
     for (const dt__option *o = dt__options; o < dt__options + sizeof dt__options / sizeof *o; o++) {
         DT__PRINT(name, " %s ", o->name);
@@ -24717,10 +23794,15 @@ static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layou
         if (*value && o->kind == DT__KIND_TEXT && strstr("FILE PATH", o->argument)) DT__PRINT(value, "given");
         dt__text_add(text, "--%s\t%s\n", o->name, *value ? value : "not given");
     }
-    dt__text_add(text, "recipe.source\t%s\nrecipe.rate\t%s\nlayout.output.after_step\t%s\nmodel.segment_count\t%lld\n"
+    for (int i = 0; (p = dt__probe_option(l, i)) != NULL; i++)
+        dt__text_add(text, "--%s\t%s\n", p->name, !p->value ? "not given" : p->argument && !strcmp(p->argument, "FILE")
+                     ? "given" : p->value);
+    dt__text_add(text, "recipe.source\t%s\nrecipe.rate\t%s\nlayout.output.probes\t%s\nlayout.compile.report\t%d\n"
+                 "model.segment_count\t%lld\n"
                  "model.dropout\t%.9g\nlayout.output.sampling.seed\t%lld\n"
                  "model.rope_scaling\t%.17g %.17g %.17g %lld %d %d %.17g\n",
-                 r->source ? "set" : "NULL", r->rate ? "set" : "NULL", l->output.after_step ? "set" : "NULL",
+                 r->source ? "set" : "NULL", r->rate ? "set" : "NULL", l->output.probes ? "set" : "NULL",
+                 (int)l->compile.report,
                  (long long)r->model.segment_count, (double)r->model.dropout, (long long)l->output.sampling.seed,
                  s->factor, s->low_freq_factor, s->high_freq_factor, (long long)s->original_context, (int)s->kind,
                  (int)s->untruncated, s->attention);
@@ -24730,7 +23812,7 @@ static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layou
 static dt_result dt__alike_contents(dt__text *text, dt_trainer *t)
 {
     const dt_source *d = &t->feed.is;
-    const dt__built *b = t->e.net.segments;
+    const dt__built *b = t->e.p.net.segments;
     int identified = t->layout.checkpoint.place || (!*t->serves && dt_comm_size(t->comm) > 1);
     dt_result r = identified ? dt__trainer_identity(t) : DT_OK;
     if (!r) dt__text_add(text, "the number of samples\t%lld, %lld for validation, of %lld inputs and %lld targets\n"
@@ -24739,7 +23821,7 @@ static dt_result dt__alike_contents(dt__text *text, dt_trainer *t)
                  (long long)d->samples[DT_TRAIN], (long long)d->samples[DT_VALIDATION], (long long)d->inputs,
                  (long long)d->targets, (long long)t->recipe.model.vocabulary, t->save.now.data,
                  t->save.now.tokenizer);
-    for (int64_t q = 0; q < t->e.net.count && t->recipe.model.segments; q++, b++)
+    for (int64_t q = 0; q < t->e.p.net.count && t->recipe.model.segments; q++, b++)
         for (int32_t id = 1; id < b->plan->g->forward_count; id++) {
             const dt__node *n = &b->plan->g->nodes[id];
             const char *name = n->op == DT__OP_PARAM ? b->plan->g->params[n->param].name : dt__op_of(n->op)->name;
@@ -24815,13 +23897,13 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     const dt__manifest *m = &t->save.now;
     dt__text_add(text, "{\n \"library\": \"%s\"", dt_version());
     dt__options_json(text, DT__ROWS(dt__manifest_members), 0, m);
-    dt__text_add(text, ",\n \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": {", (long long)t->e.net.weights,
+    dt__text_add(text, ",\n \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": {", (long long)t->e.p.net.weights,
                  dt_comm_size(t->comm));
     dt__options_json(text, DT__ROWS(dt__options), DT__GROUP_RECIPE, &t->recipe);
     dt__text_add(text, "},\n \"layout\": {");
     dt__options_json(text, DT__ROWS(dt__options), DT__GROUP_LAYOUT, &t->layout);
     dt__text_add(text, "},\n \"shapes\": {");
-    dt__net_text(text, &t->e.net);
+    dt__net_text(text, &t->e.p.net);
     dt__text_add(text, "},\n \"kind\": ");
     dt__manifest_end(text, m->full, file, files);
 }
@@ -24874,7 +23956,7 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, c
 /* Compares the parameters that a manifest lists with those of the model. */
 static dt_result dt__model_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
 {
-    const dt__net *here = &t->e.net;
+    const dt__net *here = &t->e.p.net;
     dt__net there = DT__ZERO;
     dt_recipe old = dt_recipe_default();
     char a[96], b[96];
@@ -24947,11 +24029,12 @@ static dt_result dt__save_extras(dt_trainer *t, const char *folder)
 static dt_result dt__save_write(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
-    dt__state_walk w = {t, 0, t->state.count, 1, NULL, s->snapshot};
+    dt__walk w = dt__walk_of(t, 0, t->state.count, 1);
     char name[64];
     dt_result r = DT_OK;
+    w.snapshot = s->snapshot, w.file = 1;
     DT__PRINT(name, "shard-%03d.safetensors", dt_comm_rank(t->comm));
-    if (!s->now.full) r = dt__state_write(&w, NULL, NULL, folder, name, 0, &s->part[s->parts++]);
+    if (!s->now.full) r = dt__state_write(w, folder, name, 0, &s->part[s->parts++]);
     for (int64_t i = 0; i < s->parts && !r; i++) r = dt__part_flush(folder, s->part[i].name);
     return r || !dt_trainer_is_root(t) ? r : dt__save_extras(t, folder);
 }
@@ -25054,28 +24137,14 @@ static dt_result dt__save_wait(dt_trainer *t, dt__queue *q, int64_t ticket)
     return dt__queue_wait(q, ticket);
 }
 
-/* A dt__sink: appends numbers to memory, or only counts them. */
-typedef struct dt__floats_to {
-    float *to;
-    int64_t count;
-} dt__floats_to;
-static dt_result dt__floats_put(void *user, const float *data, int64_t count)
+/* Copies what this rank writes into the snapshot, if there is one. Returns its floats. */
+static int64_t dt__save_copy(dt_trainer *t)
 {
-    dt__floats_to *x = (dt__floats_to *)user;
-    if (x->to) memcpy(x->to + x->count, data, 4 * (size_t)count);
-    x->count += count;
-    return DT_OK;
-}
-
-/* Copies what this rank writes into the snapshot, if there is one; *count: its floats. */
-static dt_result dt__save_copy(dt_trainer *t, int64_t *count)
-{
-    dt__state_walk w = {t, 0, t->state.count, 1, NULL, NULL};
-    dt__floats_to copy = {t->save.snapshot, 0};
-    dt__export out = {NULL, NULL, 0, dt__floats_put, &copy};
-    dt_result r = dt__state_each(&w, dt__export_visit, &out);
-    *count = copy.count;
-    return r;
+    dt__walk w = dt__walk_of(t, 0, t->state.count, 1);
+    int64_t count = 0;
+    for (; dt__walk_run(&w); count += w.count)
+        if (t->save.snapshot) memcpy(t->save.snapshot + count, w.data, 4 * (size_t)w.count);
+    return count;
 }
 
 /* Writes whole tensors: rank 0 writes, and gathers from the other ranks unless it has the whole state. */
@@ -25083,14 +24152,12 @@ static dt_result dt__save_full(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
     dt__part_file none[2];
-    dt__gatherer g;
-    int whole = dt__trainer_whole(t), root = dt_trainer_is_root(t);
-    dt_result r = dt__gather_open(&g, t->comm, whole, NULL, t->state.tensor, t->state.count);
-    if (!r) r = dt__engine_wait(&t->e);
-    r = dt__trainer_agree(t, r);
-    if (!r && (root || !whole)) r = dt__state_write_full(t, !whole, NULL, &g, NULL, folder, root ? s->part : none);
+    int whole = dt__state_is_local(t), root = dt_trainer_is_root(t);
+    dt__walk w = dt__walk_of(t, 0, t->state.count, !whole);
+    dt_result r = dt__trainer_agree(t, dt__engine_wait(&t->e));
+    w.whole = w.file = 1;
+    if (!r && (root || !whole)) r = dt__state_write_full(w, folder, root ? s->part : none);
     s->parts = root ? 2 : 0;
-    dt__gather_close(&g);
     return dt__trainer_agree(t, r);
 }
 
@@ -25100,7 +24167,6 @@ static dt_result dt__save_begin(dt_trainer *t)
     dt__saver *s = &t->save;
     const dt_checkpoints *l = &t->layout.checkpoint;
     char folder[PATH_MAX];
-    int64_t count;
     dt_result r;
     s->now.full = l->kind == DT_FULL;
     s->now.step = t->e.step;
@@ -25111,7 +24177,7 @@ static dt_result dt__save_begin(dt_trainer *t)
     memset(s->part, 0, sizeof s->part);
     r = dt__step_path(folder, l->place, s->now.step, ".tmp");
     if (!r && dt_trainer_is_root(t)) r = dt__step_begin(l->place, s->now.step, folder);
-    if (!r && s->snapshot) r = dt__save_copy(t, &count);
+    if (!r && s->snapshot) (void)dt__save_copy(t);
     r = dt__trainer_agree(t, r);
     if (!r && s->now.full) r = dt__save_full(t, folder);
     if (r) return r;
@@ -25214,10 +24280,10 @@ DT_API dt_result dt_trainer_save(dt_trainer *t)
 /* Memory for the snapshot of asynchronous saves. */
 static dt_result dt__save_snapshot(dt_trainer *t)
 {
-    int64_t count;
-    dt_result r = dt__save_copy(t, &count);
+    int64_t count = dt__save_copy(t);
+    dt_result r;
     t->planned.buffers += 4 * count, t->planned.total += 4 * count;
-    if (!r) r = dt__check_memory(t, 1);
+    r = dt__check_memory(t, 1);
     if (!r && !(t->save.snapshot = (float *)dt__alloc(4 * count, "the snapshot of the state"))) r = DT_E_MEMORY;
     return r;
 }
@@ -25226,7 +24292,7 @@ static dt_result dt__save_snapshot(dt_trainer *t)
 static dt_result dt__save_probe(dt_trainer *t)
 {
     const char *place = t->layout.checkpoint.place;
-    double bytes = (4.0 + dt__optimizer_bytes(&t->recipe)) * (double)t->e.net.weights;
+    double bytes = (4.0 + dt__optimizer_bytes(&t->recipe)) * (double)t->e.p.net.weights;
     char name[32], path[PATH_MAX];
     struct statvfs is;
     dt_result r = dt__dir_make(place);
@@ -25263,7 +24329,7 @@ static dt_result dt__save_open(dt_trainer *t)
     if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
     if (!r) dt__comm_catch_stop(t->comm);
     for (int n = 1; job && n < dt_comm_size(t->comm) && n <= job->size && !r; n++) /* could n ranks go on? */
-        __atomic_store_n(&dt__job_rank(job, n - 1)->unfit, !dt__engine_fits(&t->e, n), __ATOMIC_RELAXED);
+        __atomic_store_n(&dt__job_rank(job, n - 1)->unfit, !dt__layout_fits(&t->e.p, n), __ATOMIC_RELAXED);
     s->last = dt__now();
     return r;
 }
@@ -25285,7 +24351,7 @@ static void dt__save_close(dt__saver *s)
 static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
 {
     char name[PATH_MAX], there[64], value[64];
-    const dt_model *here = &t->e.net.model;
+    const dt_model *here = &t->e.p.net.model;
     dt__tls before = dt__thread; /* another model may be no error */
     dt_model m;
     dt_result differs = DT_OK, r = dt__config_path(name, path);
@@ -25324,20 +24390,17 @@ static dt_result dt__parts_check(dt_trainer *t, const char *folder, const dt__ma
 /* Resumes from one checkpoint (collective): one rank checks each file, then every rank reads its slices. */
 static dt_result dt__resume_one(dt_trainer *t, const char *folder)
 {
-    dt__state_walk w = {t, 0, 0, 0, NULL, NULL};
     dt__text lines = DT__ZERO;
     dt__manifest m;
-    dt__reader from = DT__ZERO;
+    dt__tensors from = DT__ZERO;
     dt_result r = dt__manifest_read(&m, folder);
     if (!r) r = *t->serves ? dt__model_agrees(t, &m, folder) : dt__trainer_agrees(t, &m, folder);
     if (!r) dt__text_add(&lines, "the SHA-256 of %s\t%.64s\n", folder, m.text + m.bytes - 68);
     r = dt__trainer_alike(t, r, &lines);
     if (!r) r = dt__parts_check(t, folder, &m);
-    w.end = t->state.count;
-    if (!r) r = dt__reader_open(&from, folder, &m);
-    if (!r) r = dt__gather_open(&from.gather, t->comm, 1, NULL, t->state.tensor, t->state.count);
-    if (!r) r = dt__state_each(&w, dt__reader_visit, &from);
-    dt__reader_close(&from);
+    if (!r) r = dt__tensors_open(&from, folder, &m);
+    if (!r) r = dt__state_read(t, t->state.count, &from);
+    dt__tensors_close(&from);
     if (!r) r = dt__config_take(t, folder, 0);
     r = dt__trainer_agree(t, r);
     if (!r) t->e.step = m.step, t->e.powers = m.powers;
@@ -25409,7 +24472,7 @@ typedef struct dt__checkpoint {
     dt_checkpoint is;
     char path[PATH_MAX];
     dt__manifest m;
-    dt__reader reader;
+    dt__tensors tensors;
     dt_trainer t;
     float *stored;     /* one tensor, in arrays */
 } dt__checkpoint;
@@ -25423,25 +24486,25 @@ static dt_result dt__checkpoint_model(dt__checkpoint *c)
     char path[PATH_MAX];
     dt_result r = dt__path_join(path, c->path, "config.json");
     *recipe = dt_recipe_default();
-    if (!r && !access(path, F_OK)) r = dt_model_read(&recipe->model, c->path);
+    if (!r && !access(path, F_OK)) r = dt__model_read(&recipe->model, c->path);
     if (!r) r = dt__manifest_recipe(&c->m, c->path, recipe);
     recipe->model.segment_count = c->m.segments;
     t->recipe = *recipe;
     t->layout = dt_layout_default();
-    t->e.recipe = &t->recipe, t->e.layout = &t->layout;
-    t->e.net.tensor_shards = t->e.net.own_shards = recipe->tensor_shards;
+    t->e.p.recipe = &t->recipe, t->e.p.layout = &t->layout;
+    t->e.p.net.tensor_shards = t->e.p.net.own_shards = recipe->tensor_shards;
     if (r || c->m.shapes < 0) return r;
-    r = dt__net_read(&t->e.net, &c->m, c->path);
-    for (int32_t i = 0; i < t->e.net.param_count; i++) longest = dt__max(longest, t->e.net.params[i].count);
+    r = dt__net_read(&t->e.p.net, &c->m, c->path);
+    for (int32_t i = 0; i < t->e.p.net.param_count; i++) longest = dt__max(longest, t->e.p.net.params[i].count);
     if (!r && !(c->stored = (float *)dt__alloc(4 * longest, "a checkpoint"))) r = DT_E_MEMORY;
     if (!r) r = dt__state_open(t);
-    for (dt__state_tensor *x = t->state.tensor; !r && x < t->state.tensor + t->e.net.param_count; x++) {
-        const dt__stored *s = dt__tensors_find(&c->reader.tensors, x->is.name);
+    for (dt__state_tensor *x = t->state.tensor; !r && x < t->state.tensor + t->e.p.net.param_count; x++) {
+        const dt__stored *s = dt__tensors_find(&c->tensors, x->is->name);
         if (s && dt__ends_with(s->name, "wpe.weight") && s->type == DT__STORED_F32 && s->shape.dims == 2 &&
-            s->shape.n[1] == x->is.shape.n[1])
-            r = dt__rows_keep(t, x, &c->reader.tensors, s, c->m.full ? x->is.shape.n[0] : 0);
+            s->shape.n[1] == x->is->shape.n[1])
+            r = dt__rows_keep(t, x, &c->tensors, s, c->m.full ? x->is->shape.n[0] : 0);
     }
-    return r ? r : dt__gather_open(&c->reader.gather, NULL, 1, NULL, t->state.tensor, t->state.count);
+    return r;
 }
 
 /* Lists files and arrays. */
@@ -25450,7 +24513,7 @@ static dt_result dt__checkpoint_list(dt__checkpoint *c)
     dt_checkpoint *is = &c->is;
     dt_checkpoint_entry *e;
     is->path = c->path, is->step = c->m.step, is->kind = c->m.full ? DT_FULL : DT_SHARDED;
-    is->files = c->m.files, is->tensors = c->reader.tensors.count, is->arrays = c->t.state.count;
+    is->files = c->m.files, is->tensors = c->tensors.count, is->arrays = c->t.state.count;
     is->file = is->array = e = (dt_checkpoint_entry *)dt__alloc((is->files + is->arrays + 1) * (int64_t)sizeof *e,
                                                                 "the contents of a checkpoint");
     if (!e) return DT_E_MEMORY;
@@ -25460,8 +24523,8 @@ static dt_result dt__checkpoint_list(dt__checkpoint *c)
     }
     is->array = e;
     for (const dt__state_tensor *x = c->t.state.tensor; x < c->t.state.tensor + is->arrays; x++, e++) {
-        dt__state_tensor_name(x, e->name, sizeof e->name, &e->shape);
-        e->shape = x->is.shape, e->bytes = 4 * dt_shape_count(x->is.shape);
+        dt__state_tensor_name(x, e->name, &e->shape);
+        e->shape = x->is->shape, e->bytes = 4 * dt_shape_count(e->shape);
     }
     return DT_OK;
 }
@@ -25472,10 +24535,10 @@ DT_API void dt_checkpoint_close(dt_checkpoint **handle)
     dt__checkpoint *c = (dt__checkpoint *)*handle;
     if (!c) return;
     dt__manifest_close(&c->m);
-    dt__reader_close(&c->reader);
+    dt__tensors_close(&c->tensors);
     dt__free(c->t.state.tensor);
     dt__free(c->t.kept);
-    dt__net_close(&c->t.e.net);
+    dt__net_close(&c->t.e.p.net);
     dt__free(c->stored);
     dt__free((void *)(uintptr_t)c->is.file);
     dt__free(c);
@@ -25492,7 +24555,7 @@ DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
     if (published || r == DT_E_DATA)
         r = dt__error(DT_E_FILE, "%s holds no checkpoint: name one with manifest.json, or with steps", path);
     if (!r) r = dt__manifest_read(&c->m, c->path);
-    if (!r) r = dt__reader_open(&c->reader, c->path, &c->m);
+    if (!r) r = dt__tensors_open(&c->tensors, c->path, &c->m);
     if (!r) r = dt__checkpoint_model(c);
     if (!r) r = dt__checkpoint_list(c);
     if (r) dt_checkpoint_close(handle);
@@ -25519,11 +24582,12 @@ DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, fl
 {
     if (dt__refused("c values", checkpoint, values)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
-    dt__state_walk w = {&c->t, index, index + 1, 0, c->stored, NULL};
-    dt__floats_to floats = {values, 0};
-    dt__export out = {&c->reader, &c->reader.gather, 0, dt__floats_put, &floats};
+    dt__walk w = dt__walk_of(&c->t, index, index + 1, 0);
     dt_result r = dt__checkpoint_known(c, index);
-    return r ? r : dt__state_each(&w, dt__export_visit, &out);
+    w.memory = c->stored, w.from = &c->tensors, w.whole = 1;
+    for (; !r && dt__walk_run(&w); values += w.count) memcpy(values, w.data, 4 * (size_t)w.count);
+    dt__free(w.block);
+    return r ? r : w.result;
 }
 
 /* Copies config.json for weights of another type. */
@@ -25548,8 +24612,7 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     if (dt__refused("c directory kind<3", checkpoint, directory, kind)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
     dt__part_file *part = (dt__part_file *)dt__alloc((c->m.files + 3) * (int64_t)sizeof *part, "a list of files");
-    dt__state_walk all = {&c->t, 0, c->is.arrays, 0, c->stored, NULL};
-    dt__state_walk model = {&c->t, 0, c->t.e.net.param_count, 0, c->stored, NULL};
+    dt__walk w = dt__walk_of(&c->t, 0, c->is.arrays, 0);
     char draft[PATH_MAX] = "", to[PATH_MAX], said[sizeof dt__thread.error];
     int full = kind == DT_FULL, sharded = kind == DT_SHARDED, files = 1 + full;
     dt__text text = DT__ZERO;
@@ -25560,10 +24623,11 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     if (!r) r = dt_checkpoint_verify(checkpoint); /* damaged data must not get a new hash */
     if (!r) r = dt__lock_open(&lock, directory, NULL);
     if (!r) r = dt__step_begin(directory, c->m.step, draft);
-    if (!r && full) r = dt__state_write_full(&c->t, 0, c->stored, &c->reader.gather, &c->reader, draft, part);
-    if (!r && sharded) r = dt__state_write(&all, NULL, &c->reader, draft, "shard-000.safetensors", 0, part);
-    if (!r && !sharded && !full)
-        r = dt__state_write(&model, &c->reader.gather, &c->reader, draft, "model.safetensors", DT__STORED_BF16, part);
+    w.memory = c->stored, w.from = &c->tensors, w.file = 1, w.whole = !sharded;
+    if (!r && full) r = dt__state_write_full(w, draft, part);
+    if (!r && sharded) r = dt__state_write(w, draft, "shard-000.safetensors", 0, part);
+    w.end = c->t.e.p.net.param_count;
+    if (!r && !sharded && !full) r = dt__state_write(w, draft, "model.safetensors", DT__STORED_BF16, part);
     for (int i = 0; i < files && !r; i++) r = dt__part_flush(draft, part[i].name);
     for (int64_t i = 0; i < c->m.files && !r; i++) {
         if (dt__part_has_tensors(&c->m.file[i])) continue;
@@ -25590,16 +24654,16 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
 /* Pairs parameters and tensors and hashes them. A tied model accepts a head with the numbers of its table. */
 static dt_result dt__weights_check(dt_trainer *t)
 {
-    const dt__tensors *from = &t->published.tensors;
+    const dt__tensors *from = &t->published;
     dt__state_tensor *x = t->state.tensor;
     char name[160], hash[65], table[65] = "";
     dt__sha256 h;
     dt_result r = DT_OK;
     dt__sha256_begin(&h);
-    for (int32_t i = 0; i < t->e.net.param_count && !r; i++, x++) {
+    for (int32_t i = 0; i < t->e.p.net.param_count && !r; i++, x++) {
         dt_shape shape;
         dt__stored *s;
-        dt__state_tensor_name(x, name, sizeof name, &shape);
+        dt__state_tensor_name(x, name, &shape);
         r = dt__weights_fit(from, name, &shape, &s);
         if (!r) r = dt__weights_digest(from, s, hash);
         if (!r && s->shape.n[0] > shape.n[0]) r = dt__rows_keep(t, x, from, s, shape.n[0]);
@@ -25640,7 +24704,7 @@ static dt_result dt__weights_begin(dt_trainer *t)
                   a.st_ino == b.st_ino;
     if (t->inherits) t->recipe.weights = NULL;
     else if (!r && (published || dt__holds(found, "model.safetensors"))) {
-        r = dt__weights_open(&t->published.tensors, found);
+        r = dt__weights_open(&t->published, found);
         if (!r) r = dt__weights_check(t);
     } else if (!r) {
         r = dt_checkpoint_open(&t->initial, found);
@@ -25661,183 +24725,53 @@ static dt_result dt__weights_begin(dt_trainer *t)
 static dt_result dt__weights_load(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    dt__state_walk w = {t, 0, e->net.param_count, 0, NULL, NULL};
-    dt__reader *from = &t->published;
     dt__checkpoint *c = (dt__checkpoint *)t->initial;
-    dt_result r = dt__gather_open(&from->gather, t->comm, 1, e->k, t->state.tensor, e->net.param_count);
-    from->find = dt__weights_fit;
-    if (!r && !c) r = dt__state_each(&w, dt__reader_visit, from);
-    for (int32_t i = 0; i < e->net.param_count && !r; i++) {
-        const dt__net_param *p = &e->net.params[i];
+    dt_result r = c ? DT_OK : dt__state_read(t, e->p.net.param_count, &t->published);
+    for (int32_t i = 0; i < e->p.net.param_count && !r; i++) {
+        const dt__net_param *p = &e->p.net.params[i];
         dt__piece_of x = dt__engine_piece(e, p);
-        dt__whole_of whole = DT__ZERO;
-        w.first = i, w.end = i + 1;
-        if (c) whole.is.block = (float *)dt__alloc(4 * dt_shape_count(p->is.shape), "a parameter");
-        if (c && !whole.is.block) r = DT_E_MEMORY;
-        if (c && !r) r = dt_checkpoint_read(t->initial, dt__net_find(&c->t.e.net, p->is.name), whole.is.block);
-        whole.way = DT__GATHER_OUT;
-        if (c && !r) r = dt__state_each(&w, dt__whole_visit, &whole);
-        dt__free(whole.is.block);
+        dt__walk w = dt__walk_of(t, i, i + 1, 0);
+        if (c && !(w.block = (float *)dt__alloc(4 * dt_shape_count(p->is.shape), "a parameter"))) r = DT_E_MEMORY;
+        if (c && !r) r = dt_checkpoint_read(t->initial, dt__net_find(&c->t.e.p.net, p->is.name), w.block);
+        if (c && !r && dt__walk_tensor(&w)) dt__block_whole(&w, DT__COPY_OUT), dt__upload(e->k, w.part, w.floats);
+        dt__free(w.block);
         if (!r && t->recipe.ema > 0.0f && p->offset >= 0)
-            dt__mem_copy(t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
+            dt__mem_copy(e->k, t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
     }
     return r;
 }
-
-/* ---- the last step as a trace ------------------------------------------------------------------------------ */
-
-/* An interval of a rank's work: an instruction, or consecutive instructions that differ only in the segment. */
-typedef struct dt__bar {
-    double begin, end;                           /* seconds of the machine's clock */
-    int32_t op, back, shard, micro, first, last; /* segments; op -1: an exchange inside one */
-    int32_t line;                                /* thread of the program: 1 communicates */
-} dt__bar;
-enum { DT__BAR_WORDS = (int)sizeof(dt__bar) / 4 };
 
 static dt_result dt__output_error(const char *path)
 {
     return dt__error(DT_E_FILE, "cannot write %s: %s", path, strerror(errno));
 }
 
-/* The bars of this rank; room for one per instruction, then those of the exchanges inside segments. */
-static void dt__timeline_bars(const dt__engine *e, dt__bar *bar)
+/* Calls all probes; one that stops the run says why in t->stopper. */
+static dt_result dt__probe_all(dt_trainer *t, dt_moment when, const dt_step_info *info)
 {
-    int32_t count = 0;
-    for (int32_t k = 0; k < e->program.count; k++) {
-        const dt__instr *i = &e->program.list[k];
-        dt__bar *b = &bar[count - 1];
-        if (!count || b->op != i->op || b->back != i->back || b->shard != i->shard || b->micro != i->micro) {
-            b = &bar[count++];
-            b->begin = e->when[2 * k];
-            b->op = i->op, b->back = i->back, b->shard = i->shard, b->micro = i->micro, b->first = i->segment;
-            b->line = i->stream;
-        }
-        b->last = i->segment, b->end = e->when[2 * k + 1];
-    }
-    for (int64_t k = 0; k < e->inner_kept; k++, count++) {
-        bar[count].begin = e->inner[k][0], bar[count].end = e->inner[k][1];
-        bar[count].op = -1, bar[count].shard = bar[count].first = -1;
-    }
-}
-
-/* Chrome's trace event format: names of ranks and threads, then complete events, times in microseconds, with names like
- * "FORWARD of shard 2, micro-batch 0, segments 1 to 4". The communicating threads of all ranks come last. */
-static void dt__timeline_trace(dt__text *f, const dt_trainer *t, const dt__bar *bars, int64_t most, double from)
-{
-    const char *comma = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
-    int ranks = dt_comm_size(t->comm);
-    for (int rank = 0; rank < ranks; rank++) {
-        dt__text_add(f, "%s{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d on node "
-                     "%d\"}}", comma, rank, rank, dt_comm_node(t->comm, rank));
-        comma = ",\n";
-        for (int line = 0; line <= t->e.shape.overlap; line++)
-            dt__text_add(f, "%s{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"rank "
-                         "%d %s\"}}", comma, rank, rank + line * ranks, rank, line ? "communicates" : "computes");
-        for (const dt__bar *b = bars + rank * most, *end = b + most; b < end && b->end > 0; b++) {
-            const char *op = b->op < 0 ? NULL : dt__instr_names[b->op];
-            dt__text_add(f, "%s{\"name\":\"%s%s", comma, op ? op : "exchange", b->back ? " gradient" : "");
-            if (b->shard >= 0) dt__text_add(f, " of shard %d, micro-batch %d", b->shard, b->micro);
-            if (b->first >= 0 && b->first == b->last) dt__text_add(f, ", segment %d", b->first);
-            else if (b->first >= 0) dt__text_add(f, ", segments %d to %d", b->first, b->last);
-            dt__text_add(f, "\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}",
-                         op ? op : "EXCHANGE", rank, rank + b->line * ranks, 1e6 * (b->begin - from),
-                         1e6 * (b->end - b->begin));
-        }
-    }
-    dt__text_add(f, "\n]}\n");
-}
-
-/* Writes the timeline at once, to a file through a draft. Without a text: tries whether a file can be made. */
-static dt_result dt__timeline_put(const dt_trainer *t, const dt__text *text)
-{
-    const char *path = t->layout.output.timeline;
-    char full[PATH_MAX], draft[PATH_MAX];
-    struct stat is;
-    dt_result r = dt__check_output(&t->recipe, &t->layout, 1);
-    if (r) return r;
-    if (realpath(path, full)) path = full;
-    if (!stat(path, &is) && !S_ISREG(is.st_mode)) {
-        FILE *file = text ? fopen(path, "w") : NULL;
-        if (file) fwrite(text->at, 1, (size_t)text->length, file);
-        return text && (!file || ferror(file) | fclose(file)) ? dt__output_error(path) : DT_OK;
-    }
-    if (text) return dt__file_replace(path, text->at, text->length);
-    if ((r = dt__path_fits(DT__PRINT(draft, "%s.%ld.tmp", path, (long)getpid()), path)) != DT_OK) return r;
-    r = dt__file_put(draft, "", 0);
-    if (r) r = dt__output_error(path);
-    (void)unlink(draft);
-    return r;
-}
-
-/* Rank 0 gathers the bars of all ranks and writes them. Collective. */
-static dt_result dt__timeline_write(dt_trainer *t)
-{
-    int ranks = dt_comm_size(t->comm);
-    float count = (float)(t->e.program.count + t->e.inner_kept);
-    dt_result r = dt_all_reduce(t->comm, &count, 1, DT_MAX);
-    int64_t most = (int64_t)count, floats = most * DT__BAR_WORDS;
-    dt__bar *bars;
-    double from = 1e300;
-    if (r) return r;
-    bars = (dt__bar *)dt__alloc((ranks + 1) * 4 * floats, "the timeline"); /* zeroed */
-    if (!bars) return DT_E_MEMORY;
-    dt__timeline_bars(&t->e, bars);
-    r = dt_all_gather(t->comm, (float *)(void *)bars, (float *)(void *)(bars + most), floats);
-    for (int64_t i = most; i < (ranks + 1) * most; i++)
-        if (bars[i].end > 0 && bars[i].begin < from) from = bars[i].begin;
-    if (!r && dt_trainer_is_root(t)) {
-        dt__text text = DT__ZERO;
-        dt__timeline_trace(&text, t, bars + most, most, from);
-        r = text.failed ? DT_E_MEMORY : dt__timeline_put(t, &text);
-        dt__free(text.at);
-    }
-    dt__free(bars);
-    return r;
-}
-
-static dt_result dt__watch_open(dt_trainer *t)
-{
-    const char *at = t->layout.output.stop_on ? t->layout.output.stop_on : "";
-    const uint32_t never = 1u << DT_RULE_DEAD_RELU | 1u << DT_RULE_SATURATED_ACTIVATION | 1u << DT_RULE_VARIANCE |
-                           1u << DT_RULE_CLASS_IMBALANCE; /* activations, bounds and labels come from programs */
-    if (*at && !t->layout.checkpoint.place)
-        return dt__misuse("--stop-on saves before it stops: --checkpoint DIR names a place");
-    for (size_t n; *at; at += n + (at[n] == ',')) {
-        char name[64];
-        int32_t rule = 0;
-        n = strcspn(at, ",");
-        DT__PRINT(name, "%.*s", (int)dt__min((int64_t)n, 63), at);
-        for (int32_t i = 1; i < DT_RULE_COUNT; i++)
-            if (dt__distance(name, dt_rule_name(i)) < dt__distance(name, dt_rule_name(rule))) rule = i;
-        if (strcmp(name, dt_rule_name(rule)))
-            return dt__misuse("--stop-on %s: no rule has this name. Did you mean %s?", name, dt_rule_name(rule));
-        if (never >> rule & 1u)
-            return dt__misuse("--stop-on %s: a trainer has no numbers for that rule. Give them to dt_rules in a loop "
-                              "of your own (examples/82_rules.c)", name);
-        t->stops |= 1u << rule;
-    }
-    if (dt_rules_open(&t->rules, dt_comm_size(t->comm))) return DT_E_MEMORY;
-    return dt_rules_set(t->rules, DT_RULE_LOSS_NOT_DECREASING, 0, 50); /* 10 fits losses without noise */
-}
-
-/* Weights and gradients of a parameter, shard by shard as they are stored. */
-static dt_result dt__watch_param(dt_trainer *t, const dt__net_param *p, int64_t step)
-{
-    int64_t vt = t->e.net.tensor_shards, n = dt__shard_floats(&p->is, vt), each = dt__shard_step(&p->is, vt);
-    int64_t arrays = dt__param_arrays(&p->is, vt), units = p->is.shape.dims < 2 ? 0 : n;
-    dt__piece_of x = dt__engine_piece(&t->e, p);
-    float scale = t->e.env.loss_scale;
+    int busy = t->layout.output.probes ? dt__busy_begin(t) : 0;
     dt_result r = DT_OK;
-    for (int64_t v = 0; v < arrays && !r && (arrays == 1 || strlen(p->is.name) < 86); v++) {
-        char name[96];
-        if (arrays > 1) DT__PRINT(name, "%.85s/%d", p->is.name, (int)v);
-        else DT__PRINT(name, "%.95s", p->is.name);
-        if (scale > 1.0f) dt__mem_scale(t->e.k, NULL, x.gradient + v * each, 1.0f / scale, n);
-        r = dt_rules_tensor(t->rules, step, name, DT_KIND_GRADIENT, dt__download(x.gradient + v * each, n), n, units);
-        if (r) return r;
-        r = dt_rules_tensor(t->rules, step, name, DT_KIND_WEIGHT, dt__download(x.weight + v * each, n), n, units);
+    for (dt_probe *p = t->layout.output.probes; p && !r; p = p->next) {
+        if (when == DT_AT_OPEN) p->recipe = &t->recipe, p->layout = &t->layout;
+        if (p->layout != &t->layout || !p->call) continue; /* it was not opened */
+        r = p->call(p, t, when, info);
+        if (when == DT_AT_CLOSE) p->layout = NULL, r = DT_OK;
+        if (r != DT_E_STOPPED || when != DT_AT_STEP || !t->layout.checkpoint.place) continue;
+        DT__PRINT(t->stopper, "%s", dt_last_error());
+        r = DT_OK;
     }
+    dt__busy_end(t, busy);
     return r;
+}
+
+/* At the end of a run, which ends with r. */
+static dt_result dt__probe_end(dt_trainer *t, dt_moment when, const dt_step_info *info, dt_result r)
+{
+    char error[sizeof dt__thread.error];
+    dt_result own;
+    memcpy(error, dt__thread.error, sizeof error);
+    own = dt__probe_all(t, when, info);
+    return r ? dt__error(r, "%s", error) : own;
 }
 
 /* Opens the file of metrics, whose first line describes the run; a resumed run appends. */
@@ -25846,7 +24780,7 @@ static dt_result dt__metrics_open(dt_trainer *t)
     dt__text text = DT__ZERO;
     struct stat is;
     const char *path = t->layout.output.metrics;
-    dt_result r = dt__check_output(&t->recipe, &t->layout, 0);
+    dt_result r = dt__check_output(&t->recipe, &t->layout, "metrics", path);
     if (!r && !(t->metrics = fopen(path, "a"))) r = dt__output_error(path);
     if (!r && flock(fileno(t->metrics), LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
         r = dt__misuse("another job writes --metrics %s: name another file", path);
@@ -25871,20 +24805,20 @@ static dt_result dt__metrics_open(dt_trainer *t)
 /* The plan of a segment that this rank runs, if no earlier one has it. */
 static const dt__built *dt__trainer_plan(const dt_trainer *t, int64_t q)
 {
-    const dt__built *b = &t->e.net.segments[q];
+    const dt__built *b = &t->e.p.net.segments[q];
     for (int64_t e = 0; e < q; e++)
-        if (t->e.net.segments[e].plan == b->plan && t->e.net.segments[e].stage == b->stage) return NULL;
-    return b->stage == t->e.shape.stage ? b : NULL;
+        if (t->e.p.net.segments[e].plan == b->plan && t->e.p.net.segments[e].stage == b->stage) return NULL;
+    return b->stage == t->e.p.shape.stage ? b : NULL;
 }
 
 /* What is known without a measurement. */
 static void dt__compilation_count(const dt_trainer *t, dt_compilation_report *r)
 {
-    const dt__net *net = &t->e.net;
+    const dt__net *net = &t->e.p.net;
     int64_t temp[2] = {0, 0};
     for (int64_t q = 0; q < net->count; q++) {
         const dt__plan *p = net->segments[q].plan, *plain = dt__fusion_of(p)->plain;
-        if (net->segments[q].stage != t->e.shape.stage) continue;
+        if (net->segments[q].stage != t->e.p.shape.stage) continue;
         r->recorded += plain->forward_count + plain->backward_count + plain->weights_count;
         r->ops += p->forward_count + p->backward_count + p->weights_count;
         r->groups += dt__fusion_of(p)->group_count, r->grouped += dt__fusion_of(p)->member_count;
@@ -25893,7 +24827,9 @@ static void dt__compilation_count(const dt_trainer *t, dt_compilation_report *r)
         temp[0] = dt__max(temp[0], 4 * plain->temp), temp[1] = dt__max(temp[1], 4 * dt__fusion_of(p)->temp);
     }
     r->memory_before += temp[0], r->memory += temp[1];
-    r->plans = t->e.compiling.plans, r->built = t->e.compiling.built;
+    r->plans = t->e.p.compiling.plans, r->built = t->e.p.compiling.built, r->segments = net->count;
+    r->chains = t->layout.compile.backend != DT_BACKEND_CC ? "tile by tile" : *t->e.p.compiling.why
+                ? "tile by tile: no C compiler works" : r->built ? "as C, compiled now" : "as C from the cache";
 }
 
 #endif
@@ -25926,12 +24862,14 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
         r = dt__queue_open(&t->alive, dt__alive_job, t, INT64_MAX, "show that this rank lives");
 #endif
     busy = dt__busy_begin(t);
+    t->e.comm = t->comm;
     if (t->comm) {
         t->counts = (float *)dt__alloc((int64_t)sizeof(dt_memory) * dt_comm_size(t->comm), "counts");
         if (!r) r = t->counts ? dt__choose_kernels(&t->e.k) : DT_E_MEMORY;
         dt__alike_options(&lines, recipe, layout);
+        if (from) t->layout.output.probes = NULL;
+        if (!r) r = dt__probe_all(t, DT_AT_OPEN, NULL);
         if (!r) r = dt__trainer_settle(t);
-        if (!r && (t->layout.output.rules || t->layout.output.stop_on)) r = dt__watch_open(t);
         if (!r) r = dt__self_check(t->e.k, t->pool);
         if (!r) r = dt__trainer_model(t);
         if (!r) r = dt__alike_contents(&lines, t);
@@ -25947,25 +24885,27 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && t->layout.checkpoint.place) r = dt__trainer_resume(t);
     if (!r && from && !t->recipe.weights) r = dt__resume_one(t, from);
     if (!r && t->recipe.weights && !t->first) r = dt__trainer_agree(t, dt__weights_load(t));
-    dt__reader_close(&t->published);
+    dt__tensors_close(&t->published);
     dt_checkpoint_close(&t->initial);
     if (!r && t->layout.output.metrics && dt_trainer_is_root(t)) r = dt__metrics_open(t);
-    if (!r && t->layout.output.timeline && dt_trainer_is_root(t)) r = dt__timeline_put(t, NULL);
     if (!r && !from)
-        r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.hi - t->e.lo) * t->e.micros * t->e.rows,
+        r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.p.hi - t->e.p.lo) * t->e.p.micros * t->e.p.rows,
                             t->e.step, 3, dt__trainer_row, t);
+    if (!r && t->loader && !dt__mem_open(t->e.k, DT__PINNED, t->loader->memory, dt__loader_bytes(t->loader)))
+        r = DT_E_MEMORY;
     if (!r && dt__trainer_speaks(t)) dt__trainer_banner(t);
 #ifdef DT_COMPILER
-    if (!r && *t->e.compiling.why && dt__trainer_speaks(t))
-        printf("compiler groups run tile by tile: %s\n", t->e.compiling.why);
-    if (!r && t->e.net.compiler && t->layout.compile.memory && dt__trainer_speaks(t) &&
-        4.0 * dt__compiled_floats(&t->e.net) > (double)t->layout.compile.memory)
+    if (!r && *t->e.p.compiling.why && dt__trainer_speaks(t))
+        printf("compiler groups run tile by tile: %s\n", t->e.p.compiling.why);
+    if (!r && t->e.p.net.compiler && t->layout.compile.memory && dt__trainer_speaks(t) &&
+        4.0 * dt__compiled_floats(&t->e.p.net) > (double)t->layout.compile.memory)
         dt__tell("compiler a unit needs %.1f MB: no more can be computed again cheaply for the goal of %.1f MB. Choose "
-                 "another --recompute, or a smaller micro-batch\n", 4e-6 * dt__compiled_floats(&t->e.net),
+                 "another --recompute, or a smaller micro-batch\n", 4e-6 * dt__compiled_floats(&t->e.p.net),
                  1e-6 * (double)t->layout.compile.memory);
 #endif
     dt__busy_end(t, busy);
     if (!r && !from) r = dt__trainer_first(t);
+    if (!r) r = dt__probe_all(t, DT_AT_START, NULL);
     t->started = t->printed = dt__now();
     if (r) dt_trainer_close(&t);
     *handle = t;
@@ -25983,15 +24923,16 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt_trainer *t = *handle;
     if (!t) return;
     dt__busy_end(t, 1);
+    (void)dt__probe_all(t, DT_AT_CLOSE, NULL);
+    if (t->loader) (void)dt__mem_close(t->e.k, t->loader->memory);
     dt__loader_close(&t->loader);
     dt__save_close(&t->save);
     dt__free(t->state.tensor);
     dt__free(t->kept);
     dt__free(t->config);
     if (t->metrics) fclose(t->metrics);
-    dt_rules_close(&t->rules);
-    dt__generator_close(&t->generator);
-    dt__free(t->unit);
+    dt__generator_close(&t->generator, t->e.k);
+    dt__free(dt__mem_close(t->e.k, t->unit));
     dt__free(t->whole);
     dt__free(t->text);
     dt__free(t->counts);
@@ -26012,14 +24953,14 @@ DT_API void dt_trainer_close(dt_trainer **handle)
  * order, then TREE over the leaves of all shards. Every layout adds +0 at the same places and has the same bits. */
 static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t leaves, int64_t each, int counts, float *sum)
 {
-    int64_t whole = leaves * t->e.mesh.size[DT_AXIS_CONTEXT], shards = t->recipe.data_shards * whole;
-    int64_t run = leaves * each, first = leaves * t->e.mesh.at[DT_AXIS_CONTEXT];
+    int64_t whole = leaves * t->e.p.mesh.size[DT_AXIS_CONTEXT], shards = t->recipe.data_shards * whole;
+    int64_t run = leaves * each, first = leaves * t->e.p.mesh.at[DT_AXIS_CONTEXT];
     float *all = t->gathered;
     double start;
     dt_result r;
     memset(all, 0, 4 * (size_t)(shards * each));
-    for (int64_t i = 0; i < (t->e.hi - t->e.lo) * run && counts; i++)
-        all[((t->e.lo + i / run) * whole + first) * each + i % run] = own[i] + 0.0f;
+    for (int64_t i = 0; i < (t->e.p.hi - t->e.p.lo) * run && counts; i++)
+        all[((t->e.p.lo + i / run) * whole + first) * each + i % run] = own[i] + 0.0f;
     start = dt__now();
     r = dt_all_reduce(t->comm, all, shards * each, DT_SUM);
     t->agreeing += dt__now() - start;
@@ -26041,7 +24982,7 @@ static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total, uint3
     enum { TOP = 56 };
     double start;
     dt_result r;
-    const int *at = t->e.mesh.at; /* of the ranks that share samples one counts them */
+    const int *at = t->e.p.mesh.at; /* of the ranks that share samples one counts them */
     if (at[DT_AXIS_PIPELINE] || at[DT_AXIS_TENSOR] || at[DT_AXIS_CONTEXT]) own = 0;
     if (said) own |= (int64_t)*said << TOP;
     start = dt__now();
@@ -26061,9 +25002,9 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
 {
     dt__engine *e = &t->e;
     const dt_source *s = &t->feed.is;
-    uint32_t *input = t->unit, *target = input + e->rows * s->inputs;
+    uint32_t *input = t->unit, *target = input + e->p.rows * s->inputs;
     dt_result r;
-    for (int64_t i = 0; i < e->rows; i++) {
+    for (int64_t i = 0; i < e->p.rows; i++) {
         r = dt__feed_fetch(&t->feed, DT_VALIDATION, dt__min(first + i, end - 1), input + i * s->inputs,
                                      target + i * s->targets);
         if (r) return r;
@@ -26071,8 +25012,8 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
         if (first + i >= end) memset(target + i * s->targets, 0xff, 4 * (size_t)s->targets); /* -1 or NaN */
     }
     dt__engine_samples(e, input, target);
-    *valid += dt__valid_targets(target, s->target_type, e->rows * s->targets);
-    r = dt__engine_pass(e, e->net.count);
+    *valid += dt__valid_targets(target, s->target_type, e->p.rows * s->targets);
+    r = dt__engine_pass(e, e->p.net.count);
     if (!r && dt__engine_last(e) && loss) dt__engine_loss(e, 0, loss);
     return r;
 }
@@ -26083,7 +25024,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     if (dt__refused("t loss", t, loss)) return DT_E_USAGE;
     dt__engine *e = &t->e;
     int64_t samples = t->feed.is.samples[DT_VALIDATION], units, valid = 0;
-    int64_t shards = t->recipe.data_shards, dp = e->mesh.size[DT_AXIS_DATA], leaves = dt__engine_leaves(e);
+    int64_t shards = t->recipe.data_shards, dp = e->p.mesh.size[DT_AXIS_DATA], leaves = dt__layout_leaves(&e->p);
     dt_result r = DT_OK;
     unsigned saved;
     if (batches < 0) return dt__misuse("dt_trainer_evaluate: %lld batches: pass 0 (all) or more", (long long)batches);
@@ -26092,20 +25033,20 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
         return dt__misuse("there is no validation data: %s",
                           t->feed.own ? "the source's samples[DT_VALIDATION] is 0" : "--validation is 0");
     if ((r = dt__engine_wait(e)) != DT_OK) return r;
-    units = dt__ceil_div(samples, e->rows);
+    units = dt__ceil_div(samples, e->p.rows);
     saved = dt__fp_enter();
     e->env.inference = 1;
-    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * leaves));
+    memset(e->shard_loss, 0, 4 * (size_t)((e->p.hi - e->p.lo) * leaves));
     /* Ranks that gather weights or share experts process as many units as the rank with the most. */
     for (int64_t own = 0; own < dt__ceil_div(shards, dp) && !r; own++)
-        for (int64_t u = e->lo + own, k = 0; k < dt__ceil_div(units, shards) && !r; u += shards, k++) {
-            int mine = own < e->hi - e->lo && u < units;
-            if (!mine && !e->shape.zero && e->layout->ep == 1) continue;
-            r = dt__evaluate_unit(t, (mine ? u : units) * e->rows, samples, mine ? e->shard_loss + own * leaves : NULL,
-                                  &valid);
+        for (int64_t u = e->p.lo + own, k = 0; k < dt__ceil_div(units, shards) && !r; u += shards, k++) {
+            int mine = own < e->p.hi - e->p.lo && u < units;
+            if (!mine && !e->p.shape.zero && e->p.layout->ep == 1) continue;
+            r = dt__evaluate_unit(t, (mine ? u : units) * e->p.rows, samples,
+                                  mine ? e->shard_loss + own * leaves : NULL, &valid);
         }
     e->env.inference = 0;
-    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT_AXIS_TENSOR], loss);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->p.mesh.at[DT_AXIS_TENSOR], loss);
     if (!r) r = dt__sum_valid(t, valid, &valid, NULL);
     if (!r) *loss = *loss / (float)dt__max(1, valid);
     dt__fp_leave(saved);
@@ -26116,12 +25057,13 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
  * group, (samples,T,V) of a unit's first samples in the order of positions, from the rows that its ranks have, too. */
 static dt_result dt__whole_rows(dt__engine *e, const dt_graph *g, const float *columns, int64_t samples, float *whole)
 {
-    int64_t vocabulary = e->recipe->model.vocabulary, first, count = dt__logits_columns(&e->net, vocabulary, &first);
-    int64_t length = g ? e->recipe->sequence : 1, rows = g ? g->samples * g->positions : samples;
+    int64_t vocabulary = e->p.recipe->model.vocabulary, first;
+    int64_t count = dt__logits_columns(&e->p.net, vocabulary, &first);
+    int64_t length = g ? e->p.recipe->sequence : 1, rows = g ? g->samples * g->positions : samples;
     dt_result r = DT_OK;
     for (int64_t i = 0; i < samples * length * vocabulary; i++) whole[i] = -0.0f;
     for (int64_t i = 0; i < rows; i++) {
-        int64_t sample = g ? i / g->positions % e->rows : i, position = g ? dt__row_position(g, i) : 0;
+        int64_t sample = g ? i / g->positions % e->p.rows : i, position = g ? dt__row_position(g, i) : 0;
         float *to = whole + (sample * length + position) * vocabulary + first;
         if (sample < samples) dt__copy(to, columns + i * count, count);
     }
@@ -26148,18 +25090,18 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     if (dt__refused("t inputs/ predictions/", t, inputs, count, predictions, count)) return DT_E_USAGE;
     dt__engine *e = &t->e;
     const dt_source *s = &t->feed.is;
-    uint32_t *input = t->unit, *target = input + e->rows * s->inputs;
+    uint32_t *input = t->unit, *target = input + e->p.rows * s->inputs;
     int64_t at, has;
     int32_t id;
-    const dt__built *segment = dt__net_prediction(&e->net, &at, &id);
+    const dt__built *segment = dt__net_prediction(&e->p.net, &at, &id);
     int cut = segment && e->tensor && segment->plan->g->nodes[id].cut;
     const float *values;
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
-    has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->rows * e->mesh.size[DT_AXIS_CONTEXT] : 0;
+    has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->p.rows * e->p.mesh.size[DT_AXIS_CONTEXT] : 0;
     if (cut) has = has / dt__cols(&segment->plan->g->nodes[id]) * t->recipe.model.vocabulary;
     if (!segment) r = dt__misuse("the model predicts nothing: mark what it predicts with dt_prediction in a segment%s",
-                                 e->net.compiler ? ", or compile without the pass logits" : "");
+                                 e->p.net.compiler ? ", or compile without the pass logits" : "");
     else if (count < 0 || each != has)
         r = dt__misuse("the model predicts %lld numbers for each sample: %lld x %lld cannot be asked for",
                        (long long)has, (long long)count, (long long)each);
@@ -26167,20 +25109,20 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
         r = dt__feed_check(&t->feed, 0, (const uint32_t *)inputs + i * s->inputs, "predict:", i);
     if (!r) r = dt__engine_wait(e);
     e->env.inference = 1;
-    memset(target, 0xff, 4 * (size_t)(e->rows * s->targets));
-    for (int64_t first = 0; first < count && !r; first += e->rows) {
+    memset(target, 0xff, 4 * (size_t)(e->p.rows * s->targets));
+    for (int64_t first = 0; first < count && !r; first += e->p.rows) {
         dt__bind b;
-        int64_t n = dt__min(e->rows, count - first);
+        int64_t n = dt__min(e->p.rows, count - first);
         float *to = predictions + first * each;
-        for (int64_t i = 0; i < e->rows; i++)
+        for (int64_t i = 0; i < e->p.rows; i++)
             memcpy(input + i * s->inputs, (const uint32_t *)inputs + dt__min(first + i, count - 1) * s->inputs,
                    4 * (size_t)s->inputs);
         dt__engine_samples(e, input, target);
         r = dt__engine_pass(e, at + 1);
-        if (r || segment->stage != e->shape.stage) continue;
+        if (r || segment->stage != e->p.shape.stage) continue;
         dt__engine_bind(e, at, 0, -1, &b);
-        values = dt__download(dt__where(segment->plan, &b, id), dt__floats(&segment->plan->g->nodes[id]));
-        if (e->net.context_shards) r = dt__whole_rows(e, segment->plan->g, values, n, to);
+        values = dt__download(e->k, dt__where(segment->plan, &b, id), dt__floats(&segment->plan->g->nodes[id]));
+        if (e->p.net.context_shards) r = dt__whole_rows(e, segment->plan->g, values, n, to);
         else if (cut) r = dt__whole_rows(e, NULL, values, n * each / t->recipe.model.vocabulary, to);
         else memcpy(to, values, 4 * (size_t)(n * each));
     }
@@ -26198,40 +25140,20 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
                             const float **logits)
 {
     dt__engine *e = &t->e;
-    dt_comm *stages = e->out[0].comm;
-    int pp = e->shape.pipe.stages, stage = e->shape.stage;
-    float *memory = t->generator.memory + net->widest + net->temp, *cache = t->generator.cache, *input;
-    dt__env env = e->env;
-    dt_result r = DT_OK;
-    env.inference = 1, env.position = position;
+    int64_t at = t->generator.logits;
+    const dt__plan *p = net->segments[at].plan;
+    dt__bind b;
+    dt_result r;
+    e->drawn = net, e->drawing = t->generator.memory, e->cache = t->generator.cache;
+    e->input = dt__upload(e->k, tokens, net->segments[0].input);
+    e->env.inference = 1, e->env.position = position;
+    r = dt__engine_pass(e, at + 1);
+    dt__engine_bind(e, at, 0, -1, &b);
     *logits = NULL;
-    for (int c = 0; c < e->shape.pipe.chunks && !r; c++) {
-        const dt__chunk *chunk = &e->chunks[c];
-        int64_t count = net->segments[chunk->begin].input;
-        input = chunk->first ? dt__upload(tokens, count) : t->generator.memory;
-        if (!chunk->first) r = dt_recv(stages, dt__host(input), count, (stage + pp - 1) % pp);
-        for (int64_t q = chunk->begin; q < chunk->end && !r; q++) {
-            const dt__built *seg = &net->segments[q];
-            const dt__plan *p = seg->plan;
-            dt__bind b = DT__ZERO;
-            if (dt__engine_gathers(e, 1)) r = dt__engine_gather(e, q);
-            if (r) break;
-            b.params = dt__engine_gathers(e, 1) ? e->window : dt__engine_weights(e, 1);
-            b.param = seg->param;
-            b.at[DT__AT_TEMP] = t->generator.memory + net->widest, b.at[DT__AT_CACHE] = cache;
-            b.at[DT__AT_TARGETS] = e->target, b.at[DT__AT_INPUT] = input, b.at[DT__AT_OUTPUT] = memory;
-            b.at[DT__AT_SAVED] = memory + dt__round_up(seg->output, 16);
-            memory += dt__round_up(seg->output, 16) + p->saved;
-            if (cache) cache += p->cache;
-            dt__plan_run(p, 0, p->forward_count, &b, &env, 0);
-            r = e->exchanged;
-            if (p->g->logits.id)
-                *logits = dt__download(dt__where(p, &b, p->g->logits.id), dt__floats(dt__at(p->g, p->g->logits)));
-            input = b.at[DT__AT_OUTPUT];
-        }
-        if (!chunk->last && !r)
-            r = dt_send(stages, dt__host(input), net->segments[chunk->end - 1].output, (stage + 1) % pp);
-    }
+    if (!r && e->p.net.segments[at].stage == e->p.shape.stage)
+        *logits = dt__download(e->k, dt__where(p, &b, p->g->logits.id), dt__floats(dt__at(p->g, p->g->logits)));
+    e->env.inference = 0, e->env.position = 0;
+    e->drawn = NULL, e->cache = NULL;
     return r;
 }
 
@@ -26248,7 +25170,7 @@ static dt_result dt__next_logits(dt_trainer *t, const int32_t *tokens, int64_t u
     }
     if (!*logits || r) return r;
     if (t->e.tensor) {
-        int64_t first, columns = dt__logits_columns(&t->e.net, vocabulary, &first);
+        int64_t first, columns = dt__logits_columns(&t->e.p.net, vocabulary, &first);
         r = dt__whole_rows(&t->e, NULL, *logits + (n - 1) * columns, 1, d->row);
         *logits = d->row;
     } else *logits += (n - 1) * vocabulary;
@@ -26306,7 +25228,8 @@ static dt_result dt__next_token(dt_trainer *t, int32_t *tokens, int64_t *used, c
         t->generator.row[i] = !t->tokenizer || dt__token_at(t->tokenizer, i) ? logits[i] : -__builtin_inff();
     if (logits && !r) *token = dt__draw(&t->generator, t->e.k, how, t->generator.row, vocabulary, uniform);
     dt__fp_leave(saved);
-    if (stages && !r) r = dt_broadcast(stages, (float *)(void *)token, 1, t->e.net.segments[t->generator.logits].stage);
+    if (stages && !r)
+        r = dt_broadcast(stages, (float *)(void *)token, 1, t->e.p.net.segments[t->generator.logits].stage);
     if (*used == length) {
         memmove(tokens, tokens + length / 2, sizeof *tokens * (size_t)(length - length / 2));
         *used = length - length / 2;
@@ -26400,7 +25323,7 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
     rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, (uint32_t)seed,
                        (uint32_t)(seed >> 32));
     for (int64_t i = 0; i < length; i++) targets[i] = -1;
-    t->e.target = dt__upload(targets, length);
+    t->e.target = dt__upload(t->e.k, targets, length);
     t->generator.cached = 0; /* of other weights */
     for (int ended = dt__drawn_put(d, "", 0); !ended && !r; d->tokens++) {
         r = dt__next_token(t, tokens, &used, how, dt__uniform(&rng, (uint64_t)d->tokens), &token);
@@ -26451,7 +25374,7 @@ static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
 /* Is the loss a cross-entropy? The unit of any other loss is unknown. */
 static int dt__loss_in_nats(const dt_trainer *t)
 {
-    const dt__plan *p = t->e.net.segments[t->e.net.count - 1].plan;
+    const dt__plan *p = t->e.p.net.segments[t->e.p.net.count - 1].plan;
     return p->g->nodes[p->output.id].op == DT__OP_CROSS_ENTROPY;
 }
 
@@ -26459,7 +25382,7 @@ static int dt__loss_in_nats(const dt_trainer *t)
 static int dt__trainer_draws(const dt_trainer *t)
 {
     if (!t->layout.output.sample_length || (!t->tokenizer && t->recipe.model.vocabulary > 256)) return 0;
-    return !t->layout.output.quiet && (dt_trainer_is_root(t) || !dt__trainer_whole(t));
+    return !t->layout.output.quiet && (dt_trainer_is_root(t) || !dt__state_is_local(t));
 }
 
 /* The validation that is due after this step, a text sample, and the hash while all ranks are here. */
@@ -26482,8 +25405,7 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     }
     if (dt__trainer_draws(t) && (last || (o->sample_every && info->step % o->sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
-    if (!r && last && !dt__trainer_whole(t)) r = dt__trainer_hash(t);
-    if (!r && last && o->timeline && !(r = dt__engine_wait(&t->e))) r = dt__timeline_write(t);
+    if (!r && last && !dt__state_is_local(t)) r = dt__trainer_hash(t);
     if (speaks) fflush(stdout);
     return r;
 }
@@ -26536,14 +25458,22 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
     t->printed = now;
 }
 
+/* comma: "{" before the first one. */
+static void dt__metric_put(FILE *f, const char *comma, const char *name, double x)
+{
+    int whole = x > -9e15 && x < 9e15 && x == (double)(int64_t)x; /* a count keeps all of its digits */
+    fprintf(f, "%s\"%s\":", comma, name);
+    if (x - x == 0.0) dt__say(f, "%.*g", whole ? 16 : 9, x);
+    else fputs("null", f);
+}
+
 static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
 {
-    const char *comma = "{";
     int saves = t->layout.checkpoint.place != NULL, scaled = t->recipe.precision == DT_PRECISION_FP16;
     int fast = t->recipe.numerics == DT_FAST && i->step == t->first + 1;
     const struct dt__metric { int on; const char *name; double value; } list[] = {
         {1, "step", (double)i->step}, {1, "loss", (double)i->loss},
-        {t->e.net.watched, "auxiliary", (double)i->auxiliary}, {1, "validation", (double)i->validation},
+        {t->e.p.net.watched, "auxiliary", (double)i->auxiliary}, {1, "validation", (double)i->validation},
         {1, "norm", (double)i->norm}, {1, "learning_rate", (double)i->learning_rate},
         {fast, "loss_from_exact", t->distance[0]}, {fast, "gradients_from_exact", t->distance[1]},
         {scaled, "loss_scale", (double)i->loss_scale}, {scaled, "skipped", (double)i->skipped},
@@ -26552,66 +25482,14 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
         {1, "comm_seconds", i->comm_seconds}, {1, "exposed_seconds", i->exposed_seconds},
         {1, "data_seconds", i->data_seconds}, {saves, "save_seconds", i->save_seconds},
         {1, "sent_bytes", (double)i->sent_bytes}, {1, "far_bytes", (double)i->far_bytes},
-        {1, "reductions", (double)i->reductions},
-        {t->rules != NULL, "rules", t->rules ? (double)dt__rules_count(t->rules) : 0.0}};
+        {1, "reductions", (double)i->reductions}};
     if (!t->metrics) return DT_OK;
-    for (size_t k = 0; k < sizeof list / sizeof *list; k++) {
-        if (!list[k].on) continue;
-        fprintf(t->metrics, "%s\"%s\":", comma, list[k].name);
-        double x = list[k].value;
-        int whole = x > -9e15 && x < 9e15 && x == (double)(int64_t)x; /* a count keeps all of its digits */
-        if (x - x == 0.0) dt__say(t->metrics, "%.*g", whole ? 16 : 9, x);
-        else fputs("null", t->metrics);
-        comma = ",";
-    }
+    for (size_t k = 0; k < sizeof list / sizeof *list; k++)
+        if (list[k].on) dt__metric_put(t->metrics, k ? "," : "{", list[k].name, list[k].value);
+    for (const dt_probe *p = t->layout.output.probes; p; p = p->next)
+        if (p->metric) dt__metric_put(t->metrics, ",", p->metric, p->number);
     fputs("}\n", t->metrics);
     return fflush(t->metrics) || ferror(t->metrics) ? dt__output_error(t->layout.output.metrics) : DT_OK;
-}
-
-/* After a step, with `agreeing` seconds in exchanges of counts and losses. All ranks' rules get the same numbers. */
-static dt_result dt__watch_step(dt_trainer *t, const dt_step_info *info, double agreeing, uint32_t *said)
-{
-    float own[5];
-    dt_rank_step s = DT__ZERO;
-    int validated = info->validation == info->validation;
-    int watched = dt__trainer_whole(t) && info->norm - info->norm == 0.0f; /* else the step was skipped */
-    dt_result r = DT_OK;
-    t->losses[0] += (double)info->loss, t->losses[1] += 1.0;
-    if (t->losses[1] >= 10.0 || validated) {
-        r = dt_rules_loss(t->rules, info->step, t->losses[0] / t->losses[1]);
-        t->losses[0] = t->losses[1] = 0.0;
-    }
-    own[0] = (float)info->seconds, own[1] = (float)(info->exposed_seconds + agreeing);
-    own[2] = (float)info->data_seconds, own[4] = (float)(dt__now() - t->opened);
-    own[3] = (float)dt__max(0, dt__read_number("/proc/self/status", "VmRSS:"));
-    if (!r && validated) r = dt_rules_validation(t->rules, info->step, (double)info->validation);
-    if (!r) r = dt_all_gather(t->comm, own, t->counts, 5);
-    for (s.step = info->step; s.rank < dt_comm_size(t->comm) && !r; s.rank++) {
-        const float *x = t->counts + 5 * (int64_t)s.rank;
-        s.seconds = (double)x[0], s.waiting = (double)x[1], s.data = (double)x[2];
-        s.memory = t->layout.output.doctor && t->pulses <= DT__PULSES ? 0.0 : (double)x[3]; /* the doctor needs some */
-        s.at = (double)t->counts[4];
-        r = dt_rules_step(t->rules, &s);
-    }
-    for (int32_t i = 0; i < t->e.net.param_count && watched && !r; i++)
-        r = dt__watch_param(t, &t->e.net.params[i], info->step);
-    for (int32_t i = 0; i < DT_RULE_COUNT && !r && !t->stopper; i++)
-        if ((t->stops >> i & 1u) && dt_rules_fired(t->rules, i)) t->stopper = 1 + i;
-    if (t->stopper) *said |= DT__SAID_STOP;
-    return r;
-}
-
-/* Runs at the end of a run, and when numbers are not finite any more. */
-static dt_result dt__watch_end(dt_trainer *t, dt_result r)
-{
-    char text[DT_RULES_TEXT];
-    float none = __builtin_nanf("");
-    if (!t->rules) return r;
-    if (r == DT_E_NUMERIC) dt_rules_tensor(t->rules, t->e.step + 1, "loss or gradients", DT_KIND_GRADIENT, &none, 1, 0);
-    if (!dt_trainer_is_root(t) || dt_rules_text(t->rules, text, (int64_t)sizeof text)) return r;
-    printf("%s", text);
-    fflush(stdout);
-    return r;
 }
 
 /* The flags of this rank at the beginning of a step. */
@@ -26664,9 +25542,9 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
     }
     if (!r) dt__save_learn(t);
     if (r || !stop) return r;
-    return dt__error(DT_E_STOPPED, "stopped %s%s after step %lld of %lld; its checkpoint is in %s: run the same "
+    return dt__error(DT_E_STOPPED, "stopped %s after step %lld of %lld; its checkpoint is in %s: run the same "
                      "command again to resume",
-                     t->stopper ? "by rule " : "on request", t->stopper ? dt_rule_name(t->stopper - 1) : "",
+                     *t->stopper ? t->stopper : "on request",
                      (long long)info->step, (long long)t->recipe.steps, l->place);
 }
 
@@ -26682,13 +25560,14 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
         dt__tell("complete: all %lld steps are done, the last with loss %.5g\n", (long long)info->step,
                  (double)info->loss);
     if (dt__trainer_draws(t)) r = dt__trainer_print_sample(t, info->step);
-    return r || dt__trainer_whole(t) ? r : dt__trainer_hash(t);
+    return r || dt__state_is_local(t) ? r : dt__trainer_hash(t);
 }
 
 /* ---- use of what was trained ---- */
 
-/* Finds the recipe at `path`, what a sample is, and the directory that has the weights. */
-static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, char found[PATH_MAX], dt_source *sample)
+/* Finds the recipe at `path`, what a sample is, and the directory that has the weights. config: there are none. */
+static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, int config, char found[PATH_MAX],
+                                 dt_source *sample)
 {
     dt_checkpoint *c = NULL;
     int64_t positions = 0;
@@ -26696,9 +25575,9 @@ static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, char found
     dt_result r = dt__weights_find(path, found, &published);
     memset(sample, 0, sizeof *sample);
     *recipe = dt_recipe_default();
-    if (!r && published) {
-        r = dt__config_open(found, &recipe->model, &positions);
-        recipe->weights = path;
+    if ((!r && published) || config) {
+        r = dt__config_open(path, &recipe->model, &positions);
+        recipe->weights = config ? NULL : path;
         recipe->sequence = dt__config_sequence(&recipe->model, positions);
         return r;
     }
@@ -26714,8 +25593,9 @@ DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path)
     if (dt__refused("recipe path", recipe, path)) return DT_E_USAGE;
     char found[PATH_MAX];
     dt_source sample;
-    dt_result r = dt__recipe_find(recipe, path, found, &sample);
-    recipe->weights = path;
+    int config = dt__ends_with(path, ".json");
+    dt_result r = dt__recipe_find(recipe, path, config, found, &sample);
+    recipe->weights = config ? NULL : path;
     return r;
 }
 
@@ -26748,7 +25628,7 @@ DT_API dt_result dt_predictor_open(dt_trainer **handle, const char *path, const 
     dt_recipe recipe;
     dt_source sample;
     char found[PATH_MAX];
-    dt_result r = dt__recipe_find(&recipe, path, found, &sample);
+    dt_result r = dt__recipe_find(&recipe, path, 0, found, &sample);
     *handle = NULL;
     if (!r) r = dt__predictor_model(&recipe, path, model, &sample);
     if (!r && l.tp > 0 && l.cp > 0 && (recipe.tensor_shards % l.tp || recipe.context_shards % l.cp))
@@ -26768,26 +25648,17 @@ DT_API dt_result dt_predictor_open(dt_trainer **handle, const char *path, const 
     return dt__trainer_open(handle, &recipe, &l, found);
 }
 
-DT_API dt_result dt_generator_open(dt_generator **handle, const char *path, const dt_layout *layout)
-{
-    return dt__refused("g! path", handle, path) ? DT_E_USAGE : dt_predictor_open(handle, path, NULL, layout);
-}
-DT_API void dt_generator_close(dt_generator **handle)
-{
-    if (!dt__refused("g", handle)) dt_trainer_close(handle);
-}
-
 DT_API dt_generation dt_generation_default(void)
 {
     dt_generation how = DT__ZERO;
-    how.sampling = dt_sampling_default();
+    how.sampling = dt_layout_default().output.sampling;
     how.bytes = 400;
     return how;
 }
 
-DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_generation *how, int64_t *tokens)
+DT_API dt_result dt_generate(dt_trainer *t, const char *prompt, const dt_generation *how, int64_t *tokens)
 {
-    if (dt__refused("g prompt how", g, prompt, how)) return DT_E_USAGE;
+    if (dt__refused("t prompt how", t, prompt, how)) return DT_E_USAGE;
     dt__drawn d = {NULL, 0, how->bytes, 0, 0, how};
     dt_result r;
     int busy;
@@ -26796,15 +25667,15 @@ DT_API dt_result dt_generate(dt_generator *g, const char *prompt, const dt_gener
     for (const char *const *stop = how->stop; stop && *stop; stop++)
         if (!**stop) return dt__misuse("a stop string is empty: give it a text, or leave it out");
     d.text = (char *)dt__alloc(how->bytes + 1, "a text");
-    busy = dt__busy_begin(g);
-    r = d.text ? dt__sample(g, prompt, &d) : DT_E_MEMORY;
-    dt__busy_end(g, busy);
+    busy = dt__busy_begin(t);
+    r = d.text ? dt__sample(t, prompt, &d) : DT_E_MEMORY;
+    dt__busy_end(t, busy);
     if (tokens) *tokens = d.tokens;
     dt__free(d.text);
     return r;
 }
 
-/* A dt_source.fetch: all tokens of files that were opened with samples of one token; targets behind the end are -1. */
+/* A dt_source.fetch: all tokens of files that were opened with samples of one token; targets after the end are -1. */
 static dt_result dt__whole_fetch(void *user, dt_split split, int64_t sample, void *input, void *target)
 {
     const dt_trainer *t = (const dt_trainer *)user;
@@ -26818,14 +25689,14 @@ static dt_result dt__whole_fetch(void *user, dt_split split, int64_t sample, voi
     return DT_OK;
 }
 
-DT_API dt_result dt_generator_evaluate(dt_generator *t, const char *data, float *loss, int64_t *tokens, int64_t *bytes)
+DT_API dt_result dt_evaluate(dt_trainer *t, const char *data, float *loss, int64_t *tokens, int64_t *bytes)
 {
-    if (dt__refused("g data loss", t, data, loss)) return DT_E_USAGE;
+    if (dt__refused("t data loss", t, data, loss)) return DT_E_USAGE;
     dt_source *feed = &t->feed.is;
     int64_t ids, targets;
     dt_result r;
     if (!*t->serves || t->feed.own)
-        return dt__misuse("dt_generator_evaluate measures a model of tokens that dt_generator_open has opened");
+        return dt__misuse("dt_evaluate measures a model of tokens that dt_predictor_open has opened");
     if ((r = dt_data_open(&t->data, data, t->tokenizer, 1, 0.0)) != DT_OK) return r;
     ids = dt__data_vocabulary(t->data);
     if (!t->tokenizer && ids > t->recipe.model.vocabulary)
@@ -26848,474 +25719,6 @@ DT_API dt_result dt_generator_evaluate(dt_generator *t, const char *data, float 
     feed->samples[DT_VALIDATION] = 0;
     dt_data_close(&t->data);
     return r;
-}
-
-/* ---- doctor: what is measured ------------------------------------------------------------------------------- */
-
-/* Running totals; a step is the difference of two. */
-static void dt__pulse_read(dt_trainer *t, double pulse[DT__PULSE_KINDS])
-{
-    const dt__engine *e = &t->e;
-    double waited, hidden;
-    dt__queue_times(&t->e.queue, &waited, &hidden);
-    pulse[DT__PULSE_STEP] = dt__now();
-    pulse[DT__PULSE_DATA] = t->loader->waited;
-    pulse[DT__PULSE_WORK] = e->seconds_working;
-    pulse[DT__PULSE_EXPOSED] = e->seconds_summing + waited;
-    pulse[DT__PULSE_WITHIN] = e->seconds_within;
-    pulse[DT__PULSE_SENT] = e->ranks.data ? (double)dt__comm_sent(e->ranks.data) : 0.0;
-    pulse[DT__PULSE_FAR] = e->ranks.data ? (double)dt__comm_sent_far(e->ranks.data) : 0.0;
-    pulse[DT__PULSE_CROSSED] = e->tensor ? (double)dt__comm_sent_far(e->tensor) : 0.0;
-}
-
-static void dt__pulse_keep(dt_trainer *t, const double before[DT__PULSE_KINDS])
-{
-    double *pulse = t->pulse[(t->pulses + DT__PULSES - 1) % DT__PULSES];
-    if (!t->pulses++) return;
-    dt__pulse_read(t, pulse);
-    for (int i = 0; i < DT__PULSE_KINDS; i++) pulse[i] -= before[i];
-}
-
-/* Seconds of an all-reduce of `count` floats: the fastest of several, on the slowest rank. */
-static dt_result dt__link_time(dt_comm *c, float *data, int64_t count, int tries, float *seconds)
-{
-    dt_result r = DT_OK;
-    *seconds = 1e30f;
-    for (int i = 0; i < tries && !r; i++) {
-        double start;
-        r = dt_barrier(c);
-        start = dt__now();
-        if (!r) r = dt_all_reduce(c, data, count, DT_MAX);
-        if (dt__now() - start < (double)*seconds) *seconds = (float)(dt__now() - start);
-    }
-    return r ? r : dt_all_reduce(c, seconds, 1, DT_MAX);
-}
-
-/* The link of a communicator: an all-reduce of S bytes over n ranks is 2 (n - 1) messages of S / n bytes. */
-static dt_result dt__link_measure(dt_comm *c, dt_link *link)
-{
-    enum { LARGE = 8192, LARGER = 262144 };
-    float few = 0, many = 0;
-    int64_t count = LARGE, n = dt_comm_size(c);
-    double bytes[2], seconds[2];
-    void *memory = NULL;
-    dt_result r = dt_comm_alloc(c, 4 * LARGER, &memory);
-    if (!r) r = dt__link_time(c, (float *)memory, 1, 8, &few);
-    if (!r) r = dt__link_time(c, (float *)memory, count, 2, &many);
-    if (!r && many < 5e-3f) r = dt__link_time(c, (float *)memory, count = LARGER, 5, &many);
-    if (r) return r;
-    bytes[0] = 4.0 / (double)n, bytes[1] = 4.0 * (double)count / (double)n;
-    seconds[0] = (double)few / (2.0 * (double)(n - 1)), seconds[1] = (double)many / (2.0 * (double)(n - 1));
-    *link = dt_link_fit(bytes, seconds, 2);
-    return r;
-}
-
-/* The link inside nodes, then the one between the first ranks of nodes; the slowest of several links. */
-static dt_result dt__links_measure(dt_comm *c, dt_diagnosis *d)
-{
-    float link[4] = DT__ZERO; /* alpha, beta inside nodes; alpha, beta between them */
-    int rank = dt_comm_rank(c), first = 1;
-    dt_result r = DT_OK;
-    for (int q = 0; q < rank; q++) first = first && dt_comm_node(c, q) != dt_comm_node(c, rank);
-    for (int far = 0; far < 2 && !r; far++) {
-        dt_comm *some = NULL;
-        dt_link fit;
-        r = dt_comm_split(c, far ? !first : dt_comm_node(c, rank), &some);
-        if (!r && dt_comm_size(some) > 1 && (!far || first) && (r = dt__link_measure(some, &fit)) == DT_OK) {
-            link[2 * far] = (float)fit.alpha;
-            link[2 * far + 1] = fit.beta > 1e-12 ? (float)fit.beta : 1e-12f;
-        }
-        dt_comm_close(&some);
-        if (!r) r = dt_barrier(c);
-    }
-    if (!r) r = dt_all_reduce(c, link, 4, DT_MAX);
-    for (int i = 0; i < 2; i++) {
-        d->alpha[i] = (double)link[2 * i];
-        d->rate[i] = link[2 * i + 1] > 0.0f ? 1.0 / (double)link[2 * i + 1] : 0.0;
-    }
-    return r;
-}
-
-/* What a rank reports to all. */
-typedef struct dt__vitals {
-    double pulse[DT__PULSES][DT__PULSE_KINDS];
-    double gflops, alone; /* seconds of a matrix product: while all ranks compute one; on rank 0 alone */
-    char machine[8];    /* the same on ranks of one machine */
-    char engine[64];    /* between nodes */
-    uint64_t cores[16]; /* cores that it may use; none: not known */
-    int32_t node, threads, stage, buckets, units, overlap;
-    int32_t efa, limited; /* 1: there is an adapter; an emulated link */
-} dt__vitals;
-
-/* Is there an Elastic Fabric Adapter among the devices of this folder? Amazon's number as a vendor is 0x1d0f. */
-static int dt__has_efa(const char *folder)
-{
-    char path[PATH_MAX], vendor[6];
-    glob_t all;
-    int found = 0;
-    DT__PRINT(path, "%.3000s/*/device/vendor", folder);
-    if (glob(path, 0, NULL, &all)) return 0;
-    for (size_t i = 0; i < all.gl_pathc && !found; i++)
-        found = dt__system_read(all.gl_pathv[i], vendor, 6) == 6 && !memcmp(vendor, "0x1d0f", 6);
-    globfree(&all);
-    return found;
-}
-
-static void dt__vitals_take(dt_trainer *t, dt__vitals *v)
-{
-    const dt__engine *e = &t->e;
-    memset(v, 0, sizeof *v);
-    memcpy(v->pulse, t->pulse, sizeof v->pulse);
-    v->gflops = t->own_gflops;
-    v->node = dt_comm_node(t->comm, dt_comm_rank(t->comm));
-    v->threads = t->pool->workers, v->stage = e->shape.stage, v->buckets = e->store.buckets;
-    v->overlap = e->shape.overlap, v->limited = t->comm->rate > 0.0;
-    if (t->comm->nodes > 1) memcpy(v->engine, t->comm->link->name, sizeof v->engine);
-    v->units = (int32_t)((e->hi - e->lo) * e->micros);
-    v->efa = dt__has_efa("/sys/class/infiniband");
-    if (dt__system_read("/proc/sys/kernel/random/boot_id", v->machine, sizeof v->machine) < sizeof v->machine)
-        DT__PRINT(v->machine, "%d", v->node);
-#ifdef __linux__
-    (void)!syscall(SYS_sched_getaffinity, 0, sizeof v->cores, v->cores); /* remains empty with more than 1024 cores */
-#endif
-}
-
-/* ---- doctor: what follows; every rank has the same numbers and so the same findings ----------------------- */
-
-typedef struct dt__case {
-    const dt__vitals *rank; /* (ranks) */
-    int ranks, steps;
-    int data;             /* parallel ranks */
-    int emulated;         /* are the nodes emulated on one machine? */
-    double batch, bucket; /* samples per step, bytes */
-    double idle;          /* share of a pipeline's time, by formula */
-    double left;          /* seconds of an exchange that the backward pass, two thirds of the work, cannot hide */
-    double crowd;         /* threads per core on the machine with the most of them, which has so many */
-    int threads, cores;
-    double *scratch; /* (ranks) */
-    dt_diagnosis *d;
-} dt__case;
-
-static int dt__double_order(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-/* The lower median of n numbers, which are sorted. */
-static double dt__middle(double *x, int n)
-{
-    qsort(x, (size_t)n, sizeof *x, dt__double_order);
-    return x[(n - 1) / 2];
-}
-
-enum { DT__OF_LEAST = -4, DT__OF_MIDDLE, DT__OF_MOST, DT__OF_ALL };
-
-/* The median over steps of a rank, or of one statistic over the ranks: least, median, most or sum. */
-static double dt__case_pulse(const dt__case *x, int kind, int of)
-{
-    double step[DT__PULSES];
-    for (int s = 0; s < x->steps; s++) {
-        double sum = 0.0;
-        if (of >= 0) step[s] = x->rank[of].pulse[s][kind];
-        if (of >= 0) continue;
-        for (int q = 0; q < x->ranks; q++) sum += x->scratch[q] = x->rank[q].pulse[s][kind];
-        step[s] = dt__middle(x->scratch, x->ranks);
-        if (of == DT__OF_LEAST) step[s] = x->scratch[0];
-        if (of == DT__OF_MOST) step[s] = x->scratch[x->ranks - 1];
-        if (of == DT__OF_ALL) step[s] = sum;
-    }
-    return dt__middle(step, x->steps);
-}
-
-/* Bytes to other nodes through one link: a node's, but an emulated link is one of each rank. */
-static double dt__case_far(const dt__case *x)
-{
-    double most = 0.0;
-    for (int q = 0; q < x->ranks; q++) {
-        double bytes = 0.0;
-        for (int p = x->emulated ? q : 0; p < (x->emulated ? q + 1 : x->ranks); p++)
-            if (x->rank[p].node == x->rank[q].node) bytes += dt__case_pulse(x, DT__PULSE_FAR, p);
-        most = bytes > most ? bytes : most;
-    }
-    return most;
-}
-
-static void dt__case_times(dt__case *x)
-{
-    dt_diagnosis *d = x->d;
-    double sent = dt__case_pulse(x, DT__PULSE_SENT, DT__OF_MOST), far = dt__case_far(x);
-    double near = sent - dt__case_pulse(x, DT__PULSE_FAR, DT__OF_MOST);
-    double rounds = 1.0 + (double)(int64_t)(sent / 25e6);
-    d->seconds = dt__case_pulse(x, DT__PULSE_STEP, DT__OF_MOST);
-    d->work = dt__case_pulse(x, DT__PULSE_WORK, DT__OF_MIDDLE);
-    d->data = dt__case_pulse(x, DT__PULSE_DATA, DT__OF_MOST);
-    d->exposed = dt__case_pulse(x, DT__PULSE_EXPOSED, DT__OF_LEAST);
-    d->speedup = dt__case_pulse(x, DT__PULSE_WORK, DT__OF_ALL) / d->seconds;
-    d->together = x->rank[0].gflops, d->alone = x->rank[0].alone;
-    x->left = 0.0;
-    if (x->data == 1) return;
-    d->exchange = rounds * (2.0 * (x->data - 1) * d->alpha[far > 0.0]);
-    if (near > 0.0 && d->rate[0] > 0.0) d->exchange += near / d->rate[0];
-    if (far > 0.0 && d->rate[1] > 0.0) d->exchange += far / d->rate[1];
-    d->break_even = x->batch * d->exchange / ((x->data - 1) * d->work);
-    d->worthwhile = x->batch * 4.0 * d->exchange / d->work;
-    if (d->exchange > 2.0 / 3.0 * d->work) x->left = d->exchange - 2.0 / 3.0 * d->work;
-}
-
-static void dt__case_crowd(dt__case *x)
-{
-    x->crowd = 0.0, x->threads = x->cores = 0;
-    for (int q = 0; q < x->ranks; q++) {
-        uint64_t set[16] = DT__ZERO;
-        int works = 0, has = 0;
-        for (int p = 0; p < x->ranks; p++) {
-            if (memcmp(x->rank[p].machine, x->rank[q].machine, sizeof x->rank->machine)) continue;
-            works += x->rank[p].threads;
-            for (int i = 0; i < 16; i++) set[i] |= x->rank[p].cores[i];
-        }
-        for (int i = 0; i < 16; i++) has += __builtin_popcountll((unsigned long long)set[i]);
-        if (has && (double)works / has > x->crowd) x->crowd = (double)works / has, x->threads = works, x->cores = has;
-    }
-}
-
-static dt_finding *dt__find(dt__case *x, int branch, int fires, int rank, double measured, double bound)
-{
-    dt_finding *f = &x->d->finding[branch];
-    f->fires = fires, f->rank = rank, f->measured = measured, f->bound = bound;
-    return f;
-}
-
-static void dt__judge_transport(dt__case *x)
-{
-    static const double bounds[2] = {2e7, 1.25e7};
-    const dt_diagnosis *d = x->d;
-    const dt__vitals *first = x->rank;
-    const char *engine = first->engine;
-    int worst = d->rate[1] > 0.0 && !(d->rate[0] > 0.0 && d->rate[0] / bounds[0] < d->rate[1] / bounds[1]);
-    int slow = d->rate[worst] > 0.0 && d->rate[worst] < bounds[worst], one = -1;
-    int efa = strstr(engine, "libfabric") && !strstr(engine, "efa");
-    char link[2][96] = {"", ""};
-    dt_finding *f;
-    for (const dt__vitals *v = first; v < first + x->ranks; v++) {
-        efa = efa && v->efa;
-        if (!x->emulated && v->node != first->node && !memcmp(v->machine, first->machine, sizeof v->machine))
-            one = (int)(v - first);
-    }
-    for (int i = 0; i < 2; i++)
-        if (d->rate[i] > 0.0)
-            DT__PRINT(link[i], "; %s %.1f us, %.4g MB/s (bound %g MB/s)", i ? "between nodes" : "inside a node",
-                      1e6 * d->alpha[i], 1e-6 * d->rate[i], 1e-6 * bounds[i]);
-    f = dt__find(x, DT_BRANCH_TRANSPORT, slow || efa || one >= 0, slow || efa ? -1 : one, d->rate[worst],
-                 bounds[worst]);
-    DT__PRINT(f->text, "selected provider is %s%s%s%s",
-              *engine ? engine : x->ranks > 1 ? "shared memory" : "none, there is one rank",
-              *engine ? ", shared memory inside nodes" : "", link[0], link[1]);
-    if (efa)
-        DT__PRINT(f->advice, "an Elastic Fabric Adapter is present but not used: set DT_FABRIC=efa, and run `fi_info "
-                  "-p efa` (the container needs its software, and the security group must admit itself)");
-    else if (slow)
-        DT__PRINT(f->advice, "the link is far slower than a machine's: look for %sa slow interface (DT_INTERFACE), and "
-                  "a limit of the instance or the container", first->limited ? "DT_LINK_RATE, which is set, " : "");
-    else if (one >= 0)
-        DT__PRINT(f->advice, "ranks 0 and %d are on one machine, but on two nodes: start them in one container, "
-                  "without DT_NODES, so that they share memory", one);
-}
-
-static void dt__judge_data(dt__case *x)
-{
-    const dt_diagnosis *d = x->d;
-    double share = d->data / d->seconds;
-    int who = 0;
-    dt_finding *f;
-    for (int q = 1; q < x->ranks; q++)
-        if (dt__case_pulse(x, DT__PULSE_DATA, q) > dt__case_pulse(x, DT__PULSE_DATA, who)) who = q;
-    f = dt__find(x, DT_BRANCH_DATA, share > 0.2 && d->data > 1e-3, who, share, 0.2);
-    DT__PRINT(f->text, "rank %d waits longest for samples: %.2f ms of a step of %.2f, %.0f %% (bound 20 %%)", who,
-              1e3 * d->data, 1e3 * d->seconds, 100.0 * share);
-    if (f->fires)
-        DT__PRINT(f->advice, "load samples faster: token shards (./build.sh tokenizer) for text, a local disk or a "
-                  "streaming file system, less work in the source's fetch");
-}
-
-static void dt__judge_batch(dt__case *x)
-{
-    const dt_diagnosis *d = x->d;
-    double share = d->work / (d->work + x->left);
-    int idle = x->idle > 0.5;
-    dt_finding *f = dt__find(x, DT_BRANCH_BATCH, idle || share < 0.5, -1, idle ? 1.0 - x->idle : share, 0.5);
-    if (x->data == 1) DT__PRINT(f->text, "no ranks are data parallel: nothing is exchanged once per step");
-    else
-        DT__PRINT(f->text, "%.2f ms of work per rank and step, %.2f of exchange by alpha and beta: with the best "
-                  "overlap work is %.0f %% (bound 50 %%). %d ranks beat one above %.1f samples a step, and work 80 %% "
-                  "of their time above %.1f; now %g", 1e3 * d->work, 1e3 * d->exchange, 100.0 * share, x->data,
-                  d->break_even, d->worthwhile, x->batch);
-    if (idle)
-        DT__PRINT(f->advice, "the pipeline is idle for (p-1)/(m+p-1) = %.0f %% of the time: use more units m, by a "
-                  "larger --batch in micro-batches of the same size", 100.0 * x->idle);
-    else if (f->fires)
-        DT__PRINT(f->advice, "do more work per exchange: --batch %.0f, or %.0f micro-batches of %g (a recipe choice: "
-                  "other bits); or use fewer ranks", d->worthwhile,
-                  (double)(int64_t)(d->worthwhile / x->batch) + 1.0, x->batch);
-}
-
-static void dt__judge_overlap(dt__case *x)
-{
-    const dt_diagnosis *d = x->d;
-    double extra = d->exposed > x->left ? d->exposed - x->left : 0.0, share = extra / d->seconds, each;
-    int buckets = 0, crowded = x->crowd > 1.0, on = x->rank[0].overlap;
-    dt_finding *f = dt__find(x, DT_BRANCH_OVERLAP, x->data > 1 && share > 0.2 && extra > 1e-3 && !crowded, -1, share,
-                             0.2);
-    if (x->data == 1) {
-        DT__PRINT(f->text, "nothing to overlap");
-        return;
-    }
-    for (int q = 0; q < x->ranks; q++) buckets = x->rank[q].buckets > buckets ? x->rank[q].buckets : buckets;
-    each = 2.0 * (x->data - 1) * d->alpha[d->rate[1] > 0.0];
-    DT__PRINT(f->text, "%.2f ms of exchange exposed, %.2f by max(0, %.2f - 2/3 x %.2f): %.0f %% of the step too much "
-              "(bound 20 %%%s). Overlap is %s; %d buckets of up to %.0f bytes, %.2f ms each for alpha",
-              1e3 * d->exposed, 1e3 * x->left, 1e3 * d->exchange, 1e3 * d->work, 100.0 * share,
-              crowded ? ", not meaningful while ranks share cores" : "", on ? "on" : "off", buckets, x->bucket,
-              1e3 * each);
-    if (f->fires)
-        DT__PRINT(f->advice, "%s%s%s", on ? "smaller buckets let sums begin earlier (--bucket)"
-                  : "hide it: --overlap on, with a core for it on each rank",
-                  buckets * each > 0.3 * d->exposed ? "; messages are too small for alpha: --bucket 25000000" : "",
-                  d->exposed > 3.0 * d->exchange ? "; it takes over 3 times what the links need: ranks are late" : "");
-}
-
-/* Slowdown of the slowest rank: its time over the median time, of the work within its stage or of a matrix product. */
-static double dt__case_slowest(const dt__case *x, int *who)
-{
-    double most = 1.0;
-    *who = 0;
-    for (int q = 0; q < x->ranks; q++) {
-        double work = dt__case_pulse(x, DT__PULSE_WORK, q) / x->rank[q].units, product = 1.0 / x->rank[q].gflops;
-        int peers = 0;
-        for (int p = 0; p < x->ranks; p++)
-            if (x->rank[p].stage == x->rank[q].stage)
-                x->scratch[peers++] = dt__case_pulse(x, DT__PULSE_WORK, p) / x->rank[p].units;
-        work /= dt__middle(x->scratch, peers);
-        for (int p = 0; p < x->ranks; p++) x->scratch[p] = 1.0 / x->rank[p].gflops;
-        product /= dt__middle(x->scratch, x->ranks);
-        if (product > work) work = product;
-        if (work > most) most = work, *who = q;
-    }
-    return most;
-}
-
-static void dt__judge_placement(dt__case *x)
-{
-    const dt_diagnosis *d = x->d;
-    double crossed = dt__case_pulse(x, DT__PULSE_CROSSED, DT__OF_MOST);
-    double within = dt__case_pulse(x, DT__PULSE_WITHIN, DT__OF_LEAST) / d->seconds;
-    int who;
-    double slowest = dt__case_slowest(x, &who);
-    dt_finding *f;
-    if (crossed > 0.0) f = dt__find(x, DT_BRANCH_PLACEMENT, 1, -1, crossed, 0.0);
-    else if (x->crowd > 1.0) f = dt__find(x, DT_BRANCH_PLACEMENT, 1, -1, x->crowd, 1.0);
-    else f = dt__find(x, DT_BRANCH_PLACEMENT, slowest > 3.0, who, slowest, 3.0);
-    DT__PRINT(f->text, "tensor groups send %.3g MB a step to other nodes (bound 0), exchanges inside layers take %.0f "
-              "%% of it; %d threads on %d cores (bound 1 each); rank %d takes %.1f times as long as the median rank "
-              "(bound 3); rank 0 computes %.3g GFLOP/s alone, %.3g with all others", 1e-6 * crossed, 100.0 * within,
-              x->threads, x->cores, who, slowest, d->alone, d->together);
-    if (crossed > 0.0)
-        DT__PRINT(f->advice, "keep tensor groups inside nodes: --order DPT, and a --tp that divides the ranks of a "
-                  "node; put pipeline stages or data-parallel ranks between nodes");
-    else if (x->crowd > 1.0)
-        DT__PRINT(f->advice, "ranks share cores: use fewer ranks or --threads, or bind them (mpirun --bind-to core, "
-                  "srun --cpu-bind)");
-    else if (f->fires)
-        DT__PRINT(f->advice, "all wait for rank %d: look for another program on its cores, a slow or hot processor, "
-                  "DT_ISA; or leave that machine out", who);
-}
-
-static void dt__judge(dt__case *x)
-{
-    dt_diagnosis *d = x->d;
-    dt__case_times(x);
-    dt__case_crowd(x);
-    dt__judge_transport(x);
-    dt__judge_data(x);
-    dt__judge_batch(x);
-    dt__judge_overlap(x);
-    dt__judge_placement(x);
-    d->first = -1;
-    for (int i = DT_BRANCH_COUNT; i-- > 0;)
-        if (d->finding[i].fires) d->first = i;
-}
-
-#define DT__BRANCH_NAME(code, name) name,
-static const char *const dt__branch_names[] = {"none", DT_BRANCHES(DT__BRANCH_NAME)}; /* from -1 on */
-#undef DT__BRANCH_NAME
-
-static dt_result dt__diagnosis_text(const dt_diagnosis *d, char *text)
-{
-    enum { INDENT = 22 };
-    dt__text all = DT__ZERO;
-    dt__text_add(&all, "doctor   %d rank%s on %d node%s, %d steps of %.2f ms: %.2f of work, %.2f of exchange exposed, "
-                 "%.2f waiting for data;\n         the work of %.2f ranks\n", d->ranks, d->ranks == 1 ? "" : "s",
-                 d->nodes, d->nodes == 1 ? "" : "s", d->steps, 1e3 * d->seconds, 1e3 * d->work, 1e3 * d->exposed,
-                 1e3 * d->data, d->speedup);
-    for (int i = 0; i < DT_BRANCH_COUNT; i++) {
-        const dt_finding *f = &d->finding[i];
-        dt__text_add(&all, "  %d %-9s  %-5s   ", i + 1, dt__branch_names[1 + i], f->fires ? "FIRES" : "ok");
-        dt__text_wrap(&all, INDENT, INDENT, f->text);
-        if (!f->fires) continue;
-        dt__text_add(&all, "%*sdo: ", INDENT, "");
-        dt__text_wrap(&all, INDENT + 4, INDENT + 4, f->advice);
-    }
-    dt__text_add(&all, "finding  %s\n", dt__branch_names[1 + d->first]);
-    return dt__text_give(&all, text, DT_DIAGNOSIS_TEXT);
-}
-
-DT_API dt_result dt_doctor(dt_trainer *t, dt_diagnosis *d, char *text)
-{
-    if (dt__refused("t d", t, d)) return DT_E_USAGE;
-    const dt__engine *e = &t->e;
-    int ranks = dt_comm_size(t->comm);
-    dt__vitals own, *all;
-    dt__case x = DT__ZERO;
-    dt__pipe pipe;
-    dt_result r;
-    memset(d, 0, sizeof *d);
-    if (t->pulses < 4)
-        return dt__misuse("dt_doctor: %lld steps were made: make 4 or more, it looks at all but the first",
-                          (long long)t->pulses);
-    if ((r = dt__engine_wait(&t->e)) != DT_OK) return r;
-    all = (dt__vitals *)dt__alloc(ranks * (int64_t)(sizeof own + sizeof *x.scratch), "the diagnosis");
-    if (!all) return DT_E_MEMORY;
-    x.d = d, x.rank = all;
-    x.scratch = (double *)(void *)(all + ranks);
-    d->ranks = x.ranks = ranks;
-    d->nodes = dt_comm_nodes(t->comm);
-    d->steps = x.steps = (int)dt__min(t->pulses - 1, DT__PULSES);
-    x.data = e->mesh.size[DT_AXIS_DATA];
-    x.emulated = t->comm->link && t->comm->link->base;
-    x.batch = (double)t->recipe.batch, x.bucket = (double)t->layout.bucket;
-    dt__vitals_take(t, &own);
-    pipe = e->shape.pipe, pipe.units = (int)(dt__ceil_div(t->recipe.data_shards, x.data) * e->micros);
-    x.idle = dt__pipe_idle(&pipe);
-    r = dt__links_measure(t->comm, d);
-    if (!r && dt_trainer_is_root(t)) r = dt__gemm_rate(e->k, t->pool, &own.alone); /* the others wait */
-    if (!r) r = dt_all_gather(t->comm, (float *)(void *)&own, (float *)(void *)all, (int64_t)sizeof own / 4);
-    if (!r) dt__judge(&x);
-    dt__free(all);
-    return r || !text ? r : dt__diagnosis_text(d, text);
-}
-
-/* --doctor: runs once enough steps have been measured. */
-static dt_result dt__trainer_doctor(dt_trainer *t)
-{
-    dt_diagnosis d;
-    char text[DT_DIAGNOSIS_TEXT];
-    int last = t->e.step == t->recipe.steps && t->pulses >= 4 && t->pulses <= DT__PULSES;
-    dt_result r;
-    if (t->pulses != DT__PULSES + 1 && !last) return DT_OK;
-    r = dt_doctor(t, &d, text);
-    if (r || !dt_trainer_is_root(t)) return r;
-    printf("%s", text);
-    fflush(stdout);
-    return DT_OK;
 }
 
 static void dt__trainer_tick(void *trainer) { dt__comm_tick(((dt_trainer *)trainer)->comm); }
@@ -27345,18 +25748,18 @@ static dt_result dt__dry_steps(dt_trainer *t, dt__two_ways *w, int way)
         w->seconds[way] = i && w->seconds[way] < took ? w->seconds[way] : took;
     }
     e->dry = 0;
-    if (!r) r = dt__tree_loss(t, e->shard_loss, dt__engine_leaves(e), 1,
-                              dt__engine_last(e) && !e->mesh.at[DT_AXIS_TENSOR], &w->loss[way]);
-    for (int32_t p = 0; p < e->net.param_count && !r; p++) {
-        dt__piece_of x = dt__engine_piece(e, &e->net.params[p]);
-        const float *now = dt__download(x.gradient, x.count);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, dt__layout_leaves(&e->p), 1,
+                              dt__engine_last(e) && !e->p.mesh.at[DT_AXIS_TENSOR], &w->loss[way]);
+    for (int32_t p = 0; p < e->p.net.param_count && !r; p++) {
+        dt__piece_of x = dt__engine_piece(e, &e->p.net.params[p]);
+        const float *now = dt__download(e->k, x.gradient, x.count);
         if (!x.count) continue; /* of another stage or owner */
         for (int64_t j = 0; j < x.count && way; j++) {
             float apart = __builtin_fabsf(now[j] - to[j]), size = __builtin_fabsf(to[j]);
             if (apart > w->far[0]) w->far[0] = apart;
             if (size > w->far[1]) w->far[1] = size;
         }
-        if (way && !w->differs && memcmp(to, now, 4 * (size_t)x.count)) w->differs = e->net.params[p].is.name;
+        if (way && !w->differs && memcmp(to, now, 4 * (size_t)x.count)) w->differs = e->p.net.params[p].is.name;
         if (!way) memcpy(to, now, 4 * (size_t)x.count);
         to += x.count;
     }
@@ -27367,11 +25770,11 @@ static dt_result dt__dry_steps(dt_trainer *t, dt__two_ways *w, int way)
 static dt_result dt__fast_distance(dt_trainer *t, dt__two_ways *w)
 {
     dt__engine *e = &t->e;
-    const int dot = e->env.dot, native = e->native;
+    const int dot = e->env.dot;
     dt_result r;
-    e->env.dot = DT__DOT_NONE, e->native = 0;
+    e->env.dot = DT__DOT_NONE;
     r = dt__dry_steps(t, w, 0);
-    e->env.dot = dot, e->native = native;
+    e->env.dot = dot;
     if (!r) r = dt__dry_steps(t, w, 1);
     if (!r) r = dt_all_reduce(t->comm, w->far, 2, DT_MAX);
     if (r) return r;
@@ -27387,53 +25790,26 @@ static dt_result dt__fast_distance(dt_trainer *t, dt__two_ways *w)
 /* Recorded and compiled plans change places. */
 static void dt__compilation_swap(dt_trainer *t)
 {
-    for (int64_t q = 0; q < t->e.net.count; q++) {
-        dt__plan *p = t->e.net.segments[q].plan, *plain = dt__fusion_of(p)->plain, swap = *p;
+    for (int64_t q = 0; q < t->e.p.net.count; q++) {
+        dt__plan *p = t->e.p.net.segments[q].plan, *plain = dt__fusion_of(p)->plain, swap = *p;
         if (!dt__trainer_plan(t, q)) continue;
         *p = *plain, *plain = swap;
         p->fused = plain->fused, plain->fused = NULL;
     }
 }
 
-/* The ops that take longest; a group is one kind. */
-static void dt__compilation_profile(const double *by_op)
+/* The ops that take longest. */
+static void dt__compilation_slowest(dt_compilation_report *r, double *by_op)
 {
-    double all = 0.0, top[6];
-    int kind[6], found = 0;
+    double all = 0.0;
     for (int i = 0; i <= DT__OP_COUNT; i++) all += by_op[i];
     for (int n = 0; n < 6; n++) {
-        top[n] = 0.0;
-        for (int i = 0; i <= DT__OP_COUNT; i++) {
-            int taken = 0;
-            for (int k = 0; k < found; k++) taken |= kind[k] == i;
-            if (!taken && by_op[i] > top[n]) top[n] = by_op[i], kind[n] = i;
-        }
-        if (top[n] <= 0.0) break;
-        found++;
-        dt__tell("%s%s %.1f %%", n ? ", " : "         its time: ",
-                 kind[n] == DT__OP_COUNT ? "groups" : dt__op_of(kind[n])->name, 100.0 * top[n] / all);
+        int most = 0;
+        for (int i = 1; i <= DT__OP_COUNT; i++) most = by_op[i] > by_op[most] ? i : most;
+        if (by_op[most] <= 0.0) return;
+        r->slowest[n] = most == DT__OP_COUNT ? "groups" : dt__op_of(most)->name;
+        r->share[n] = by_op[most] / all, by_op[most] = 0.0;
     }
-    printf("\n");
-}
-static void dt__compilation_print(const dt_trainer *t, const double *by_op)
-{
-    const dt_compilation_report *r = &t->compilation;
-    double gain = r->before / r->seconds;
-    dt__tell("compiler %lld ops became %lld, of which %lld are groups of %lld ops; compiled in %.3f s%s\n",
-             (long long)r->recorded, (long long)r->ops, (long long)r->groups, (long long)r->grouped, r->compiling,
-             t->layout.compile.verify ? "; every bit is the same" : "");
-    printf("         %lld graphs for %lld segments; chains of elementwise ops run %s\n", (long long)r->plans,
-           (long long)t->e.net.count, t->layout.compile.backend != DT_BACKEND_CC ? "tile by tile" : *t->e.compiling.why
-           ? "tile by tile: no C compiler works" : r->built ? "as C, compiled now" : "as C from the cache");
-    dt__tell("         memory of a unit %.1f MB before, %.1f MB compiled; %.1f MB less go through memory\n",
-             (double)r->memory_before / 1e6, (double)r->memory / 1e6, (double)r->traffic / 1e6);
-    dt__tell("         time of a step %.2f ms before, %.2f ms compiled: %.3fx; ", 1e3 * r->before, 1e3 * r->seconds,
-             gain);
-    if (r->break_even > 0.0)
-        dt__tell("pays from T* = c s/(s-1) = %.3g s on, %.0f steps\n", r->compiling * gain / (gain - 1.0),
-                 r->break_even);
-    else printf("%s\n", r->compiled ? "it saves no time" : "it saves no time, and ops run one by one");
-    dt__compilation_profile(by_op);
 }
 
 /* Op by op, then compiled: compares bits, measures, and in mode AUTO keeps the faster. */
@@ -27461,11 +25837,12 @@ static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
     for (int i = 0; i < 2; i++) slowest[i] = (float)w->seconds[i];
     if (!r) r = dt_all_reduce(t->comm, slowest, 2, DT_MAX);
     if (r) return r;
-    report->before = (double)slowest[0], report->seconds = (double)slowest[1], report->compiling = e->compiling.seconds;
+    report->before = (double)slowest[0], report->seconds = (double)slowest[1];
+    report->compiling = e->p.compiling.seconds;
     if (report->seconds < report->before) report->break_even = report->compiling / (report->before - report->seconds);
     report->compiled = t->layout.compile.mode != DT_COMPILE_AUTO || report->break_even > 0.0;
     if (!report->compiled) dt__compilation_swap(t);
-    if (t->layout.compile.report && dt_trainer_is_root(t)) dt__compilation_print(t, by_op);
+    dt__compilation_slowest(report, by_op);
     return DT_OK;
 }
 #endif
@@ -27474,17 +25851,17 @@ static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
 static dt_result dt__trainer_first(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    int64_t valid = 0, targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets;
+    int64_t valid = 0, targets = (e->p.hi - e->p.lo) * e->p.micros * e->p.rows * t->feed.is.targets;
     uint32_t said = 0;
     dt__two_ways compile, fast;
     dt_result r = DT_OK;
-    int tries = 0, apart = e->env.dot || e->native;
+    int tries = 0, apart = e->env.dot != DT__DOT_NONE;
 #ifdef DT_COMPILER
-    tries = e->net.compiler && e->compiling.tries;
+    tries = e->p.net.compiler && e->p.compiling.tries;
 #endif
     if ((!tries && !apart) || t->first == t->recipe.steps) return DT_OK;
     memset(&compile, 0, sizeof compile);
-    compile.kept = (float *)dt__alloc(4 * e->store.param_floats, "gradients");
+    compile.kept = (float *)dt__alloc(4 * e->p.store.param_floats, "gradients");
     fast = compile;
     if (!compile.kept) return DT_E_MEMORY;
     t->ahead = 1;
@@ -27503,8 +25880,8 @@ static dt_result dt__trainer_first(dt_trainer *t)
 static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, float *auxiliary)
 {
     dt__engine *e = &t->e;
-    int64_t targets = (e->hi - e->lo) * e->micros * e->rows * t->feed.is.targets, leaves = dt__engine_leaves(e);
-    int64_t valid = 0;
+    int64_t targets = (e->p.hi - e->p.lo) * e->p.micros * e->p.rows * t->feed.is.targets;
+    int64_t valid = 0, leaves = dt__layout_leaves(&e->p);
     float sum = 0.0f, other = 0.0f;
     dt_result r;
     r = t->ahead ? DT_OK /* the first batch is there, and a rank that waits for data is alive */
@@ -27513,33 +25890,46 @@ static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, f
     if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid, said);
     if (!r && t->save.writing && !(*said & DT__SAID_WRITING)) r = dt__save_result(t, dt__save_end(t));
     e->inv_valid = 1.0f / (float)dt__max(1, valid);
-    memset(e->shard_loss, 0, 4 * (size_t)((e->hi - e->lo) * leaves * (1 + e->net.count))); /* without valid targets */
+    memset(e->shard_loss, 0, 4 * (size_t)((e->p.hi - e->p.lo) * leaves * (1 + e->p.net.count))); /* if none is valid */
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
-    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->mesh.at[DT_AXIS_TENSOR], &sum);
-    if (!r && e->net.watched)
-        r = dt__tree_loss(t, e->shard_auxiliary, leaves, e->net.count, !e->mesh.at[DT_AXIS_TENSOR], &other);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->p.mesh.at[DT_AXIS_TENSOR], &sum);
+    if (!r && e->p.net.watched)
+        r = dt__tree_loss(t, e->shard_auxiliary, leaves, e->p.net.count, !e->p.mesh.at[DT_AXIS_TENSOR], &other);
     *loss = sum / (float)dt__max(1, valid);
     *auxiliary = other;
     return r;
 }
 
+/* Adds what has been counted so far to the numbers of a step; sign -1: takes it away. */
+static void dt__trainer_count(dt_trainer *t, dt_step_info *i, int sign)
+{
+    const dt__engine *e = &t->e;
+    const dt_comm *data = e->ranks.data;
+    double waited, hidden;
+    dt__queue_times(&t->e.queue, &waited, &hidden);
+    i->seconds += sign * dt__now(), i->data_seconds += sign * t->loader->waited;
+    i->work_seconds += sign * e->seconds_working, i->comm_seconds += sign * (e->seconds_sending + waited + hidden);
+    i->exposed_seconds += sign * (e->seconds_sending + waited);
+    i->gradient_seconds += sign * (e->seconds_summing + waited), i->within_seconds += sign * e->seconds_within;
+    i->agree_seconds += sign * t->agreeing, i->save_seconds += sign * t->save.blocked;
+    i->sent_bytes += sign * dt__comm_sent(t->comm, 0), i->far_bytes += sign * dt__comm_sent(t->comm, 1);
+    i->gradient_bytes += sign * dt__comm_sent(data, 0), i->gradient_far += sign * dt__comm_sent(data, 1);
+    i->tensor_far += sign * dt__comm_sent(e->tensor, 1);
+    i->reductions += sign * e->reductions;
+}
+
 static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
 {
     dt__engine *e = &t->e;
-    double start = dt__now(), before[2], after[2], units = (double)(t->recipe.data_shards * e->micros);
-    double pulse[DT__PULSE_KINDS], saved = t->save.blocked;
-    int64_t sent = dt__comm_sent(t->comm), far = dt__comm_sent_far(t->comm);
-    int64_t reductions = e->reductions;
-    double agreeing = t->agreeing;
+    double units = (double)(t->recipe.data_shards * e->p.micros), saved = t->save.blocked;
+    dt_step_info now = dt_step_info_zero();
     float loss = 0.0f, auxiliary = 0.0f;
     uint32_t said = dt__save_says(t);
     dt_result r, logged;
     if (*t->serves) return dt__misuse("%s is open for use: open a trainer to train (dt_trainer_open)", t->serves);
     if (e->step == t->recipe.steps) return dt__trainer_done(t, info);
-    dt__engine_times(e, &before[0], &before[1]);
-    dt__pulse_read(t, pulse);
+    dt__trainer_count(t, &now, -1);
     r = dt__trainer_batch(t, &said, &loss, &auxiliary);
-    agreeing = t->agreeing - agreeing;
     if (!r && !(loss - loss == 0.0f))
         r = dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate",
                       (long long)e->step + 1);
@@ -27547,7 +25937,10 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     if (r == DT_E_INTERRUPTED && !t->layout.checkpoint.place)
         return dt__error(r, "stopped in step %lld and not saved: without --checkpoint there is no place for it",
                          (long long)e->step + 1);
-    if (r) return r == DT_E_NUMERIC ? dt__watch_end(t, r) : r;
+    if (r == DT_E_NUMERIC) info->step = e->step;
+    if (r) return r == DT_E_NUMERIC ? dt__probe_end(t, DT_AT_FAULT, info, r) : r;
+    dt__trainer_count(t, &now, 1);
+    *info = now;
     info->step = ++e->step;
     t->save.now.loss = (double)loss;
     info->tokens = t->recipe.batch * (t->feed.own ? 1 : t->recipe.sequence);
@@ -27555,23 +25948,14 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     info->auxiliary = auxiliary * e->env.unit_share;
     info->norm = e->norm, info->learning_rate = e->rate;
     info->loss_scale = (float)e->powers.scale, info->skipped = e->powers.skipped;
-    info->seconds = dt__now() - start;
-    info->gflops = 1e-9 * units * (e->net.forward_flops + e->net.backward_flops) / info->seconds;
+    info->gflops = 1e-9 * units * (e->p.net.forward_flops + e->p.net.backward_flops) / info->seconds;
     info->peak_share = info->gflops / t->peak_gflops;
-    dt__engine_times(e, &after[0], &after[1]);
-    info->comm_seconds = after[0] - before[0], info->exposed_seconds = after[1] - before[1];
-    info->data_seconds = t->loader->waited - t->waited;
-    info->sent_bytes = dt__comm_sent(t->comm) - sent;
-    info->far_bytes = dt__comm_sent_far(t->comm) - far;
-    info->reductions = e->reductions - reductions;
-    t->waited = t->loader->waited;
-    dt__pulse_keep(t, pulse);
     if (dt__trainer_speaks(t)) dt__trainer_progress(t, info);
-    r = t->layout.output.doctor ? dt__trainer_doctor(t) : DT_OK;
-    if (!r) r = dt__trainer_due(t, info);
-    if (!r && t->rules) r = dt__watch_step(t, info, agreeing, &said);
+    r = dt__trainer_due(t, info);
+    if (!r) r = dt__probe_all(t, DT_AT_STEP, info);
+    if (*t->stopper) said |= DT__SAID_STOP;
     if (!r) r = dt__trainer_keep(t, info, said);
-    if (e->step == t->recipe.steps || r == DT_E_STOPPED) r = dt__watch_end(t, r);
+    if ((!r && e->step == t->recipe.steps) || r == DT_E_STOPPED) r = dt__probe_end(t, DT_AT_END, info, r);
     info->save_seconds = t->save.blocked - saved;
     logged = !r || r == DT_E_STOPPED ? dt__trainer_log(t, info) : DT_OK;
     return r ? r : logged;
@@ -27591,14 +25975,7 @@ DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info)
 {
     if (dt__refused("t info", t, info)) return DT_E_USAGE;
     dt_result r = *t->serves || t->first == t->recipe.steps ? dt_trainer_step(t, info) : DT_OK;
-    int busy;
-    while (!r && t->e.step < t->recipe.steps) {
-        r = dt_trainer_step(t, info);
-        if (r || !t->layout.output.after_step) continue;
-        busy = dt__busy_begin(t);
-        r = t->layout.output.after_step(t->layout.output.user, t, info);
-        dt__busy_end(t, busy);
-    }
+    while (!r && t->e.step < t->recipe.steps) r = dt_trainer_step(t, info);
     return r;
 }
 

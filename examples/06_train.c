@@ -31,7 +31,11 @@
 #define DT_COMPILER
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "doctor.h"
 #include "prose.h"
+#include "report.h"
+#include "rules.h"
+#include "timeline.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,8 +70,11 @@ int main(int argc, char **argv)
 {
     dt_recipe recipe = dt_recipe_default();
     dt_layout layout = dt_layout_default();
+    dt_probe rules, doctor, timeline, report;
     if (argc == 4 && !strcmp(argv[1], "--generate")) return generate(argv[2], argv[3]);
     if (dt_launch(&argc, &argv)) return dt_fail("start"); /* with --ranks N: starts N copies of this program */
+    dt_rules_attach(&layout, &rules), dt_doctor_attach(&layout, &doctor);
+    dt_timeline_attach(&layout, &timeline), dt_report_attach(&layout, &report);
     if (dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("options");
     if (argc > 2) {
         const char *rank = getenv("RANK"); /* one rank says it for all */

@@ -67,7 +67,7 @@ static dt_result train(dt_trainer **t, int no_cache)
 /* Draws and prints one text; bytes outside ASCII would spoil a terminal. */
 static dt_result show(dt_trainer *t, const char *how, float temperature, int64_t top_k, float top_p)
 {
-    dt_sampling s = dt_sampling_default();
+    dt_sampling s = dt_generation_default().sampling;
     char text[LENGTH + 1];
     dt_result e;
     s.temperature = temperature, s.top_k = top_k, s.top_p = top_p;
@@ -88,7 +88,7 @@ static double seconds(void)
 /* A long text, and how long it took: the shorter of two times. */
 static dt_result draw(dt_trainer *t, char text[LONG + 1], double *shortest)
 {
-    dt_sampling s = dt_sampling_default();
+    dt_sampling s = dt_generation_default().sampling;
     dt_result e = DT_OK;
     *shortest = 1e9;
     for (int i = 0; i < 2 && !e; i++) {

@@ -122,7 +122,7 @@ static void print(void *speaks, const char *text, int64_t bytes)
     if (*(const int *)speaks) fwrite(text, 1, (size_t)bytes, stdout), fflush(stdout);
 }
 
-static dt_result generate(dt_generator *g, const command *c, const dt_layout *layout, const char *prompt, int speaks)
+static dt_result generate(dt_trainer *g, const command *c, const dt_layout *layout, const char *prompt, int speaks)
 {
     dt_generation how = dt_generation_default();
     dt_result r = DT_OK;
@@ -142,11 +142,11 @@ static dt_result generate(dt_generator *g, const command *c, const dt_layout *la
     return r;
 }
 
-static dt_result evaluate(dt_generator *g, const char *data, int speaks)
+static dt_result evaluate(dt_trainer *g, const char *data, int speaks)
 {
     int64_t tokens = 0, bytes = 0;
     float loss = 0;
-    dt_result r = dt_generator_evaluate(g, data, &loss, &tokens, &bytes);
+    dt_result r = dt_evaluate(g, data, &loss, &tokens, &bytes);
     if (!r && speaks)
         printf("%lld tokens, %lld bytes: loss %.4f nats per token, perplexity %.2f, %.4f bits per byte\n",
                (long long)tokens, (long long)bytes, (double)loss, exp((double)loss),
@@ -176,7 +176,7 @@ int main(int argc, char **argv)
 {
     dt_recipe given = dt_recipe_default();
     dt_layout layout = dt_layout_default();
-    dt_generator *g = NULL;
+    dt_trainer *g = NULL;
     command c;
     char folder[] = "/tmp/08_generate_XXXXXX", text[64] = "", remove[80], *prompt = NULL;
     dt_comm *ranks = NULL;
@@ -201,10 +201,10 @@ int main(int argc, char **argv)
     }
     if (c.path == c.otherwise && speaks) fprintf(stderr, "08_generate: using %s\n", c.path);
     if (!c.eval && !(prompt = c.prompt ? strdup(c.prompt) : read_all(c.prompt_file))) return 1;
-    r = dt_generator_open(&g, c.path, &layout);
+    r = dt_predictor_open(&g, c.path, NULL, &layout);
     if (!r && !c.eval) r = generate(g, &c, &layout, prompt, speaks);
     if (!r && (c.eval || demo)) r = evaluate(g, c.eval ? given.data : text, speaks);
-    dt_generator_close(&g);
+    dt_trainer_close(&g);
     free(prompt);
     if (demo) {
         snprintf(remove, sizeof remove, "rm -r '%s'", folder);

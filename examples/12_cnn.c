@@ -5,6 +5,8 @@
  *       convolutions, each followed by a max-pooling that halves the sides.
  *     - A convolution looks at 3x3 places at a time with the same few weights everywhere, so it knows a shape at any
  *       place, and a shape's place may be random.
+ *     - Both are made of ops (conv.h): nine slices of the padded image are the columns of a matrix, a row per place,
+ *       and the convolution is its product with the weights.
  *     - Each image is one of four shapes over noise, drawn in integer arithmetic for the reason given in 11_mlp.c.
  *
  * Build and run it, in this folder
@@ -29,6 +31,7 @@
 #include "dtrain.h"
 #include <stdio.h>
 #include <string.h>
+#include "conv.h"
 
 #define EXPECTED "9b1a4c49ea9338fd3d635e699e6d51d0b2a264851e365020fd2fc6de221df17d"
 
@@ -69,17 +72,13 @@ static dt_result image(void *user, dt_split split, int64_t sample, void *input, 
 /* whole numbers (B,144) -> (B,16*3*3) features */
 static dt_tensor look(dt_graph *g, dt_tensor x, const void *user)
 {
-    dt_window three, two;
+    static const conv_window three = {{3, 3}, {1, 1}, {1, 1}, {1, 1}, 1}; /* size, stride, padding, dilation, groups */
+    static const conv_window two = {{2, 2}, {2, 2}, {0, 0}, {1, 1}, 1};
     (void)user;
-    memset(&three, 0, sizeof three);
-    memset(&two, 0, sizeof two);
-    three.size[0] = three.size[1] = 3;
-    three.padding[0] = three.padding[1] = 1;
-    two.size[0] = two.size[1] = 2;
     x = dt_scale(g, dt_cast(g, x, DT_F32), 1.0f / 128.0f);
     x = dt_reshape(g, x, dt_shape4(dt_dim(g, x, 0), 1, SIDE, SIDE));                  /* (B,1,12,12) */
-    x = dt_pooling(g, dt_gelu(g, dt_conv(g, x, "conv1", 8, &three)), 0, &two);       /* (B,8,6,6) */
-    x = dt_pooling(g, dt_gelu(g, dt_conv(g, x, "conv2", 16, &three)), 0, &two);       /* (B,16,3,3) */
+    x = pool(g, dt_gelu(g, conv(g, x, "conv1", 8, &three)), 0, &two);                 /* (B,8,6,6) */
+    x = pool(g, dt_gelu(g, conv(g, x, "conv2", 16, &three)), 0, &two);                /* (B,16,3,3) */
     return dt_reshape(g, x, dt_shape2(dt_dim(g, x, 0), dt_dim(g, x, 1) * 3 * 3));
 }
 
@@ -114,7 +113,7 @@ static void show(int32_t pixel[][PIXELS], float belief[][SHAPES], const int32_t 
     }
 }
 
-/* Share of the validation images that are recognised; rank 0 shows the first ones. */
+/* Share of the validation images that are recognised; rank 0 shows some of them. */
 static double recognised(dt_trainer *t)
 {
     static int32_t pixels[VALIDATION][PIXELS], shape[VALIDATION];

@@ -142,7 +142,7 @@ int main(int argc, char **argv)
     for (int i = 1; i < 3 && r[0].root; i++) print_chart(names[i], &r[i]);
     if (r[0].root) printf("\nE * sum f P, mean of both blocks: %.3f (1: even)\n", (double)r[2].auxiliary / (2 * 0.05));
     if (r[2].most >= r[1].most || r[2].last > r[2].first - 1.0f || r[2].gflop > 1.1 * r[0].gflop)
-        return fprintf(stderr, "FAILED: the load is no more even, or the mixture does not learn\n"), 1;
+        return fprintf(stderr, "FAILED: the load is not more even, or the mixture does not learn\n"), 1;
     if (r[0].root) printf("ok: 8 experts at the arithmetic of one MLP, and the balance loss spreads the load\n");
     return 0;
 }

@@ -13,7 +13,7 @@
  *     ./19_answers
  *
  * What it prints
- *     "What is 3 + 4?" is 7 tokens, which are no targets; "It is 7." and its end are 5 targets
+ *     "What is 3 + 4?" is 7 tokens, which are not targets; "It is 7." and its end are 5 targets
  *     loss of the answers: 0.0019 nats per token after 400 steps
  *     What is 3 + 4? It is 7.
  *     What is 6 + 0? It is 6.
@@ -78,7 +78,7 @@ static int learn(const char *folder, dt_tokenizer **t)
 static void append(void *user, const char *text, int64_t bytes) { strncat((char *)user, text, (size_t)bytes); }
 
 /* Asks every question; how many answers are right. */
-static int ask(dt_generator *g)
+static int ask(dt_trainer *g)
 {
     static const char *const end[] = {"<|end|>", NULL};
     dt_generation how = dt_generation_default();
@@ -107,7 +107,7 @@ int main(void)
     int right = 0, counted = 0, skipped = 0;
     dt_tokenizer *t = NULL;
     dt_trainer *trainer = NULL;
-    dt_generator *g = NULL;
+    dt_trainer *g = NULL;
     dt_result r = DT_E_FILE;
     if (!mkdtemp(folder)) return perror("19_answers: no directory in /tmp"), 1;
     snprintf(runs, sizeof runs, "%s/runs", folder);
@@ -119,15 +119,15 @@ int main(void)
         pairs(t, DT_TRAIN, 34, input, target);
         while (target[skipped] < 0) skipped++;
         while (target[skipped + counted] >= 0) counted++;
-        printf("\"What is 3 + 4?\" is %d tokens, which are no targets; \"It is 7.\" and its end are %d targets\n",
+        printf("\"What is 3 + 4?\" is %d tokens, which are not targets; \"It is 7.\" and its end are %d targets\n",
                skipped + 1, counted);
         r = dt_trainer_open(&trainer, &recipe, &layout);
         if (!r) r = dt_trainer_run(trainer, &info);
         dt_trainer_close(&trainer);
         if (!r) printf("loss of the answers: %.4f nats per token after %d steps\n", (double)info.loss, (int)info.step);
-        if (!r) r = dt_generator_open(&g, runs, NULL);
+        if (!r) r = dt_predictor_open(&g, runs, NULL, NULL);
         if (!r) right = ask(g);
-        dt_generator_close(&g);
+        dt_trainer_close(&g);
         if (r) dt_fail("19_answers");
     }
     dt_tokenizer_close(&t);

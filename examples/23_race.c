@@ -31,13 +31,13 @@
  * Read on: 27_trees.c for trees and hierarchies, 25_balanced_buffers.c for servers, 22_ring.c for the ring drawn. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "link.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 enum { MOST = 1 << 18, RACERS = 4, TRIALS = 5, SIZES = 5 }; /* MOST: floats */
-
 typedef struct race {
     dt_comm *c;
     int n, me, rounds;

@@ -75,9 +75,9 @@ static dt_result train(dt_comm *c, const char *text, int run, result *out)
     m = dt_trainer_memory(t);
     out->n[WEIGHTS] = m.weights, out->n[GRADIENTS] = m.gradients;
     out->n[STATE] = m.optimizer, out->n[BUFFERS] = m.buffers;
-    for (int q = 0; q < n; q++) out->n[ACROSS] -= q / 2 == pair ? 0 : dt_trainer_sent(t, q);
+    for (int q = 0; q < n; q++) out->n[ACROSS] -= q / 2 == pair ? 0 : dt_comm_sent(dt_trainer_comm(t), q);
     e = dt_trainer_step(t, &info);
-    for (int q = 0; q < n; q++) out->n[ACROSS] += q / 2 == pair ? 0 : dt_trainer_sent(t, q);
+    for (int q = 0; q < n; q++) out->n[ACROSS] += q / 2 == pair ? 0 : dt_comm_sent(dt_trainer_comm(t), q);
     out->n[SENT] = info.sent_bytes;
     if (!e) e = dt_trainer_run(t, &info);
     if (!e) memcpy(out->hash, dt_trainer_hash(t), sizeof out->hash);

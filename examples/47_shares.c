@@ -3,7 +3,7 @@
  * What you learn
  *     - A layout decides where a number is, never what it is. Data parallel keeps every matrix on every rank. ZeRO
  *       3 cuts the numbers of a segment into runs, tensor parallel a matrix by columns or rows, a pipeline by layers.
- *     - dt_trainer_mesh tells a rank's place along each axis; dt_trainer_own copies the elements that the rank holds to
+ *     - dt_plan_mesh tells a rank's place along each axis; dt_trainer_own copies the elements that the rank holds to
  *       their places. Added up over the ranks, and divided by the copies, they are the whole matrix.
  *     - The matrices that tensor parallel does not cut (norms, positions) are on every rank of the group.
  *
@@ -60,7 +60,7 @@ static dt_result row(dt_comm *c, const char *text, const struct choice *k, doubl
     r = dt_trainer_open(&t, &recipe, &l);
     if (r) return r;
     for (int64_t i = 0; (name = dt_trainer_parameter_at(t, i, &shape)) != NULL && strcmp(name, matrix); i++) continue;
-    count = dt_shape_count(shape), m = dt_trainer_mesh(t);
+    count = dt_shape_count(shape), m = dt_plan_mesh(dt_trainer_plan(t));
     values = (float *)calloc((size_t)count, sizeof *values);
     r = values ? dt_trainer_own(t, matrix, values, &held) : DT_E_MEMORY;
     mine[0] = (float)held;

@@ -35,6 +35,7 @@
  * Read on: 52_tensor_parallel_by_hand.c for layers that are cut, 59_schedules.c for the schedules drawn. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "planned.h"
 #include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,7 +70,7 @@ static void cut(const char *what, int n, double memory_weight)
 }
 
 typedef struct result {
-    double kept, sent; /* bytes of stage 0: activations; sent in a step */
+    int64_t kept, sent; /* bytes of stage 0: activations; sent in a step */
     char hash[65];
 } result;
 
@@ -82,38 +83,40 @@ static dt_result train(const char *text, int kind, int p, int64_t m, int64_t ste
     dt_trainer *t = NULL;
     dt_result e;
     recipe.model.layers = LAYERS, recipe.model.heads = 2, recipe.model.width = WIDTH;
-    recipe.data = text, recipe.sequence = LENGTH, recipe.validation = 0;
+    recipe.model.vocabulary = VOCABULARY, recipe.data = text, recipe.sequence = LENGTH, recipe.validation = 0;
     recipe.batch = m, recipe.micro_batch = recipe.data_shards = 1, recipe.steps = 5;
     layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
     layout.pp = p, layout.pipeline = kinds[kind], layout.chunks = CHUNKS;
+    if (!steps) return planned(&recipe, &layout, p, &out->kept, &out->sent);
     e = dt_trainer_open(&t, &recipe, &layout);
     while (!e && info.step < steps) e = dt_trainer_step(t, &info);
-    if (!e) snprintf(out->hash, sizeof out->hash, "%s", steps ? dt_trainer_hash(t) : "");
-    if (!e) out->kept = (double)dt_trainer_memory(t).activations, out->sent = (double)info.sent_bytes;
+    if (!e) snprintf(out->hash, sizeof out->hash, "%s", dt_trainer_hash(t));
+    if (!e) out->kept = dt_trainer_memory(t).activations, out->sent = info.sent_bytes;
     dt_trainer_close(&t);
     return e;
 }
 
 /* What is kept is so much plus so much per micro-batch: two plans of GPipe tell. The rest of what is sent: norms,
- * losses. */
+ * losses. Runs keep and send what their plans say, and losses. */
 static dt_result compare(const char *text, int p, int root, int *good)
 {
-    result r[4], half;
+    result r[4], plan[4], half;
     double units[4] = {M, p, p + (p - 1.0) / CHUNKS, p}, rest[4];
     dt_result e = train(text, 0, p, M / 2, 0, &half);
-    for (int k = 0; k < 4 && !e; k++) e = train(text, k, p, M, 5, &r[k]);
+    for (int k = 0; k < 8 && !e; k++) e = train(text, k % 4, p, M, k < 4 ? 5 : 0, k < 4 ? &r[k] : &plan[k - 4]);
     if (e) return e;
     if (root)
         printf("\nm = %d, stage 0 of %d: keeps bytes  micro-batches  formula   sends bytes  formula  rest\n", M, p);
     for (int k = 0; k < 4; k++) {
         double messages = M * (k == 2 ? 2 * CHUNKS - 1 : 1), table = 4.0 * VOCABULARY * WIDTH;
         double formula = p > 1 ? messages * 4 * LENGTH * WIDTH + table : 0;
-        double kept = M - (r[0].kept - r[k].kept) / ((r[0].kept - half.kept) / (M / 2));
-        rest[k] = r[k].sent - formula;
+        double kept = M - (double)(r[0].kept - r[k].kept) * (M / 2) / (double)(r[0].kept - half.kept);
+        rest[k] = (double)r[k].sent - formula;
+        *good &= !root || (r[k].kept == plan[k].kept && r[k].sent - plan[k].sent == r[0].sent - plan[0].sent);
         *good = *good && !strcmp(r[k].hash, EXPECTED) && (!root || (rest[k] == rest[0] && (k > 1 || kept == units[k])));
         if (root)
-            printf("%-12s %22.0f %14.2f %8.2f %13.0f %8.0f %5.0f\n", names[k], r[k].kept, kept, units[k], r[k].sent,
-                   formula, rest[k]);
+            printf("%-12s %22lld %14.2f %8.2f %13lld %8.0f %5.0f\n", names[k], (long long)r[k].kept, kept, units[k],
+                   (long long)r[k].sent, formula, rest[k]);
     }
     if (root && p > 1)
         printf("of these, gradients of the table that two stages share: %d bytes\n", 4 * VOCABULARY * WIDTH);

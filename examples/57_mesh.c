@@ -8,7 +8,7 @@
  *       keep the tensor inside. PDT sends less between nodes; DPT can send it in few large pieces.
  *     - Two wrong choices run here: model parallel for a model that fits ("pipeline" lets ranks idle, "tensor" waits
  *       in each block, "data" waits once a step), and tensor parallel across nodes (the line of TPD).
- *     - Data parallel is no remedy for a model that does not fit: the last column is what each rank needs, and only
+ *     - Data parallel is not a remedy for a model that does not fit: the last column is what each rank needs, and only
  *       the cut kinds need less. Every layout ends with one hash.
  *
  * Build and run it, in this folder
@@ -97,9 +97,9 @@ static dt_result train(dt_comm *c, const char *text, const struct choice *m, flo
     layout.order = m->order;
     dp = n / (int)(layout.tp * layout.pp);
     e = dt_trainer_open(&t, &recipe, &layout);
-    for (int p = 0; p < n && !e; p++) sent[p / half != me / half] -= (float)dt_trainer_sent(t, p);
+    for (int p = 0; p < n && !e; p++) sent[p / half != me / half] -= (float)dt_comm_sent(dt_trainer_comm(t), p);
     if (!e) e = dt_trainer_step(t, &info);
-    for (int p = 0; p < n && !e; p++) sent[p / half != me / half] += (float)dt_trainer_sent(t, p);
+    for (int p = 0; p < n && !e; p++) sent[p / half != me / half] += (float)dt_comm_sent(dt_trainer_comm(t), p);
     if (!e) e = dt_trainer_run(t, &info);
     if (e) return dt_trainer_close(&t), e;
     *memory = (float)dt_trainer_memory(t).total;

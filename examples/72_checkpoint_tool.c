@@ -32,7 +32,7 @@
  * Predict first: one byte of a file is changed. Which of the verbs notices, and what does the trainer say?
  * Exercise: train two runs that differ by --seed and diff their checkpoints. Which tensors are equal?
  *
- * Read on: 73_forgetting.c for what may not be missing, 76_async_checkpoint.c for saving behind training. */
+ * Read on: 73_forgetting.c for what may not be missing, 76_async_checkpoint.c for saving while training goes on. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"

@@ -30,7 +30,7 @@
  * Predict first: which of the four losses shows at once, and which is hardest to notice?
  * Exercise: forget two things together. Is the distance the sum of the two?
  *
- * Read on: 74_interval.c for how often to save, 76_async_checkpoint.c for saving behind training. */
+ * Read on: 74_interval.c for how often to save, 76_async_checkpoint.c for saving while training goes on. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <math.h>

@@ -17,7 +17,7 @@
  * What it prints (~: measured)
  *     saves                     seconds  stood still   memory, MB
  *     in the foreground            ~2.42        ~1.537        ~16.19
- *     behind training              ~1.45        ~0.586        ~17.64
+ *     during training              ~1.45        ~0.586        ~17.64
  *     sha256 1f952aac00107e5fee7bbd995d65f52dd384995c6fa2e34907438359a676af8f
  *     ok: the copy costs memory, the disk is not waited for, one hash
  *
@@ -97,7 +97,7 @@ static int shell(const char *format, const char *place)
 
 int main(int argc, char **argv)
 {
-    static const char *const names[3] = {"in the foreground", "behind training", "resumed from step 10"};
+    static const char *const names[3] = {"in the foreground", "during training", "resumed from step 10"};
     char text[] = "/tmp/dtrain_XXXXXX", place[64];
     float name[16];
     result r[3];

@@ -10,8 +10,8 @@
  *     - The utilisation of the processor names none of these: it is low in all five cases.
  *     - No monitoring service says "EFA is on". The engine does: NCCL_DEBUG=INFO prints "Selected provider is efa",
  *       and line 1 says what this job uses, with measured microseconds and bytes per second.
- *     - Asking is free: --doctor makes any program that uses dt_args print this after nine steps and train on, to the
- *       same bits; dt_doctor() gives the numbers to a program.
+ *     - Asking is free: with doctor.h, which does the work, a program has the option --doctor. It prints this after nine
+ *       steps and trains on, to the same bits; dt_doctor() gives the numbers to a program.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 80_doctor.c -o 80_doctor -lm -lpthread
@@ -33,6 +33,7 @@
  * Read on: 81_stragglers.c for the rank that is slow, 82_rules.c for what is wrong rather than slow. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "doctor.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -76,10 +77,8 @@ static dt_result fetch(void *user, dt_split split, int64_t sample, void *input, 
 
 static void environment(const char *name, const char *value)
 {
-    if (value)
-        setenv(name, value, 1);
-    else
-        unsetenv(name);
+    if (value) setenv(name, value, 1);
+    else unsetenv(name);
 }
 
 /* Trains six steps with this fault, and asks after the fifth. weights: how many there are. */
@@ -89,6 +88,7 @@ static dt_result train(fault *f, int rank, dt_diagnosis *d, char *text, char has
     dt_layout layout = dt_layout_default();
     dt_step_info info = dt_step_info_zero();
     dt_trainer *t = NULL;
+    dt_probe doctor;
     dt_source source;
     dt_result r;
     memset(&source, 0, sizeof source);
@@ -102,9 +102,10 @@ static dt_result train(fault *f, int rank, dt_diagnosis *d, char *text, char has
     environment("DT_LINK_RATE", f->rate);
     environment("DT_NODES", f->nodes);
     environment("DT_ISA", rank ? f->isa : NULL);
+    dt_doctor_attach(&layout, &doctor);
     r = dt_trainer_open(&t, &recipe, &layout);
     while (!r && info.step < 5) r = dt_trainer_step(t, &info);
-    if (!r) r = dt_doctor(t, d, text);
+    if (!r) r = dt_doctor(&doctor, t, d, text);
     if (!r) r = dt_trainer_step(t, &info);
     if (!r) *weights = (double)dt_trainer_weights(t);
     if (!r) memcpy(hash, dt_trainer_hash(t), 65);
@@ -147,10 +148,8 @@ static dt_result examine(fault *f, int rank, int tree, dt_diagnosis *d, char has
     else *good = *good && d->first == f->expected;
     if (rank) return r;
     printf("%s%s\n", d->first == f->expected ? "" : "UNEXPECTED (is the machine in use?): ", f->what);
-    if (tree)
-        printf("%s", text);
-    else if (d->first < 0)
-        printf("  none fires\n");
+    if (tree) printf("%s", text);
+    else if (d->first < 0) printf("  none fires\n");
     else {
         printf("  question %d\n", d->first + 1);
         wrap("", d->finding[d->first].text);

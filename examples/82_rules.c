@@ -9,8 +9,8 @@
  *     - Rules have false alarms. AWS's bound for the spread of first gradients holds for every large model, so here it
  *       is asked of weights; LossNotDecreasing wants means. Overfit cannot see a validation set that has been trained
  *       on.
- *     - Looking costs time, once per number. Any program that uses dt_args has --rules and --stop-on
- *       Overfit,LossNotDecreasing, which saves a checkpoint and ends with status 75.
+ *     - Looking costs time, once per number. Attached to a trainer, rules.h gives a program the options --rules and
+ *       --stop-on Overfit,LossNotDecreasing, which saves a checkpoint and ends with status 75.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 82_rules.c -o 82_rules -lm -lpthread
@@ -33,10 +33,10 @@
  * Read on: 83_report.c for a report of a whole run, 86_load_balance.c for a rule about ranks. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "rules.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 enum { UNITS = 16, SAMPLES = 4096, LAYERS = 12, STEPS = 60 };
 typedef struct program {

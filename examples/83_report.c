@@ -30,11 +30,11 @@
  * Read on: 90_launchers.c for clusters, 09_saturation.c for the batch. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "rules.h"
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { STEPS = 30, LATE = 25, MOST = 8, BINS = 8, BAR = 40, SEQUENCE = 32, BATCH = 32 };

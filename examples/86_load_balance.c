@@ -22,6 +22,7 @@
  * Read on: 90_launchers.c for clusters, 81_stragglers.c for the same seen in waiting times. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "rules.h"
 #include <stdio.h>
 #include <string.h>
 #include <time.h>

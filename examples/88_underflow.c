@@ -52,10 +52,9 @@ static void normal(float *to, int64_t n, uint32_t seed)
     }
 }
 
-/* x (TOKENS,WIDTH), scores (TOKENS,LOGITS) and the right logit of each token. */
+/* x (TOKENS,WIDTH), scores (TOKENS,LOGITS), and 1 at the right logit of each token, 0 elsewhere (TOKENS,LOGITS). */
 typedef struct batch {
-    float x[TOKENS * WIDTH], scores[TOKENS * LOGITS];
-    int32_t right[TOKENS];
+    float x[TOKENS * WIDTH], scores[TOKENS * LOGITS], right[TOKENS * LOGITS];
 } batch;
 
 /* The gradient of the logits, (softmax - one-hot) / TOKENS, times a scale, in a format: d (TOKENS,LOGITS). From it the
@@ -68,7 +67,7 @@ static dt_result gradients(const batch *b, dt_dtype format, float scale, float *
     if (r) return r;
     x = dt_tensor_of(g, DT_F32, dt_shape2(TOKENS, WIDTH), b->x);
     y = dt_softmax(g, dt_tensor_of(g, DT_F32, dt_shape2(TOKENS, LOGITS), b->scores), 1u << 1);
-    y = dt_sub(g, y, dt_one_hot(g, dt_tensor_of(g, DT_I32, dt_shape1(TOKENS), b->right), LOGITS));
+    y = dt_sub(g, y, dt_tensor_of(g, DT_F32, dt_shape2(TOKENS, LOGITS), b->right));
     y = dt_scale(g, y, scale / TOKENS);
     if (format != DT_F32) y = dt_cast(g, dt_cast(g, y, format), DT_F32);
     x = dt_scale(g, dt_matmul(g, x, y, 1, 0), 1.0f / scale);
@@ -124,7 +123,7 @@ int main(void)
     dt_step_info wide = dt_step_info_zero(), half = wide, much = wide;
     dt_result r;
     normal(b.x, TOKENS * WIDTH, 1), normal(b.scores, TOKENS * LOGITS, 2);
-    for (int i = 0; i < TOKENS; i++) b.right[i] = i * 7 % LOGITS;
+    for (int i = 0; i < TOKENS; i++) b.right[i * LOGITS + i * 7 % LOGITS] = 1.0f;
     for (int i = 0; i < TOKENS * LOGITS; i++) b.scores[i] *= 3.0f; /* a model that has learnt to prefer some */
     r = gradients(&b, DT_F32, 1.0f, d, want);
     if (r) return fprintf(stderr, "88_underflow: %s\n", dt_last_error()), 1;

@@ -7,13 +7,12 @@
 #include "bench.h"
 
 enum { COUNT = 8 << 20, ROUNDS = 9 };
-enum { MESSAGE, SUM_EXACT, SUM_NATIVE, WAYS };
-static const char *const names[WAYS] = {"a message, one way", "all-reduce, exact", "all-reduce, native"};
+enum { MESSAGE, SUM, WAYS };
+static const char *const names[WAYS] = {"a message, one way", "all-reduce"};
 
 static dt_result once(dt_comm *c, int way, float *x)
 {
-    if (way == SUM_EXACT) return dt_all_reduce(c, x, COUNT, DT_SUM);
-    if (way == SUM_NATIVE) return dt_all_reduce_native(c, x, COUNT, DT_SUM);
+    if (way == SUM) return dt_all_reduce(c, x, COUNT, DT_SUM);
     return dt_comm_rank(c) == 0 ? dt_send(c, x, COUNT, 1) : dt_recv(c, x, COUNT, 0);
 }
 
@@ -64,7 +63,7 @@ static dt_result compute(dt_comm *c, int way, float *x)
 }
 static void *add(void *unused)
 {
-    both.result = once(both.other, SUM_EXACT, both.x);
+    both.result = once(both.other, SUM, both.x);
     return unused;
 }
 static dt_result together(dt_comm *c, int way, float *x)
@@ -80,7 +79,7 @@ static dt_result together(dt_comm *c, int way, float *x)
 static dt_result hidden(dt_comm *c, float *x)
 {
     double sum[ROUNDS], alone[ROUNDS], all[ROUNDS], share[ROUNDS];
-    dt_result r = timed(c, once, SUM_EXACT, x, &sum[0]);
+    dt_result r = timed(c, once, SUM, x, &sum[0]);
     both.turns = 10000000;
     if (!r) r = timed_often(c, compute, 0, x, &alone[0]);
     both.turns = (int64_t)((double)both.turns * 2 * sum[0] / alone[0]);
@@ -88,7 +87,7 @@ static dt_result hidden(dt_comm *c, float *x)
     if (!r) r = dt_comm_split(c, 0, &both.other);
     if (!r) both.other->stream = 1, both.other->spins = dt__spins(both.other->job, DT__STREAMS);
     for (int k = 0; k < ROUNDS && !r; k++) {
-        r = timed(c, once, SUM_EXACT, x, &sum[k]);
+        r = timed(c, once, SUM, x, &sum[k]);
         if (!r) r = timed(c, compute, 0, x, &alone[k]);
         if (!r) r = timed(c, together, 0, x, &all[k]);
         share[k] = 100 * (sum[k] + alone[k] - all[k]) / sum[k];
@@ -111,7 +110,6 @@ int main(int argc, char **argv)
     if (dt_comm_size(c) != 2 || dt_comm_nodes(c) != 2) return fprintf(stderr, "bench_link: two ranks on two hosts\n"), 2;
     if (dt_comm_rank(c) == 0) printf("%s; 32 MB\n%-30s %10s %10s %8s\n", c->link->name, "", "s", "MB/s", "link");
     for (int way = 0; way < WAYS && !r; way++) {
-        if (way == SUM_NATIVE && !c->link->all_reduce) continue;
         r = timed_often(c, once, way, x, &seconds);
         if (!r && dt_comm_rank(c) == 0)
             printf("%-30s %10.3f %10.1f %7.1f%%\n", names[way], seconds, COUNT * 4e-6 / seconds, rate > 0 ? COUNT * 3200.0 / seconds / rate : 0.0);

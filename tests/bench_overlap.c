@@ -40,9 +40,9 @@ static dt_result nothing(const char *data, int32_t overlap)
     dt_trainer *t = NULL;
     double best = 1e9, lines = 0.0;
     dt_result r = open_one(&t, data, "nano", overlap, 4);
-    for (int32_t i = 0; i < t->e.program.count && !r; i++) {
-        lines += t->e.program.list[i].stream;
-        if (!t->e.program.list[i].stream) t->e.program.list[i].op = DT_LOAD;
+    for (int32_t i = 0; i < t->e.p.program.count && !r; i++) {
+        lines += t->e.p.program.list[i].stream;
+        if (!t->e.p.program.list[i].stream) t->e.p.program.list[i].op = DT_LOAD;
     }
     t->e.queue.run = no_job;
     for (int i = 0; i < ROUNDS && !r; i++) {
@@ -52,7 +52,7 @@ static dt_result nothing(const char *data, int32_t overlap)
         if (dt__now() - start < best) best = dt__now() - start;
     }
     if (!r && dt_trainer_is_root(t))
-        printf("%-34s %9d %9.0f %12.3f\n", overlap == DT_OVERLAP_ON ? "two threads" : "one thread", t->e.program.count, lines, 1e6 * best / t->e.program.count);
+        printf("%-34s %9d %9.0f %12.3f\n", overlap == DT_OVERLAP_ON ? "two threads" : "one thread", t->e.p.program.count, lines, 1e6 * best / t->e.p.program.count);
     dt_trainer_close(&t);
     return r;
 }

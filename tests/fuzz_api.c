@@ -14,6 +14,7 @@ void test_free(void *p);
 #define DT_FREE(p) test_free(p)
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "../examples/rules.h"
 #include <math.h>
 #include <sys/resource.h>
 
@@ -151,8 +152,9 @@ static dt_rules *rules;
 static dt_comm *comm;
 static dt_nccl *nccl;
 static dt_trainer *trainer;
-static dt_generator *generator;
+static dt_trainer *generator;
 static dt_optimizer *optimizer;
+static dt_plan *planned;
 static dt_checkpoint *checkpoint;
 static dt_parameter list[64];
 static int64_t listed;
@@ -171,18 +173,6 @@ static void keep(dt_tensor t)
 {
     if (t.id && keeps < KEPT) kept[keeps++] = t;
     else if (t.id) kept[draw(KEPT)] = t;
-}
-static dt_window window(void)
-{
-    dt_window w;
-    memset(&w, 0, sizeof w);
-    for (int i = 0; i < 2; i++) w.size[i] = 1 + draw(3), w.stride[i] = draw(3), w.padding[i] = draw(2), w.dilation[i] = draw(2);
-    if (odd()) w.size[draw(2)] = whole();
-    if (odd()) w.stride[draw(2)] = whole();
-    if (odd()) w.padding[draw(2)] = whole();
-    if (odd()) w.dilation[draw(2)] = whole();
-    if (odd()) w.groups = whole();
-    return w;
 }
 static dt_attention_options attention(void)
 {
@@ -329,10 +319,8 @@ static const dt_model *own_model(void)
     return &m;
 }
 static dt_step_info info;
-static dt_diagnosis diagnosis;
 static dt_compilation_report report;
 static dt_mesh mesh;
-static dt_work work[3 * 8 * 8 * 8];
 static int64_t out64[16];
 static int32_t out32[16];
 
@@ -341,22 +329,20 @@ static int32_t out32[16];
 #define BUILDERS(X) \
     X(dt_tensor_of, dt_tensor_of(g(), (dt_dtype)(small() % 7), shape(), some(data))) X(dt_param, dt_param(g(), text(), shape(), (dt_init)small(), REAL)) \
     X(dt_full, dt_full(g(), shape(), REAL)) X(dt_reshape, dt_reshape(g(), tensor(), shape())) X(dt_permute, dt_permute(g(), tensor(), axes())) \
-    X(dt_slice, dt_slice(g(), tensor(), small(), whole(), whole())) X(dt_expand, dt_expand(g(), tensor(), shape())) X(dt_pad, dt_pad(g(), tensor(), small(), whole(), whole())) \
+    X(dt_slice, dt_slice(g(), tensor(), small(), whole(), whole())) X(dt_expand, dt_expand(g(), tensor(), shape())) \
     X(dt_concat, dt_concat(g(), (tensor(), kept), odd() ? few() : (int64_t)draw((uint32_t)keeps + 1), small())) X(dt_detach, dt_detach(g(), tensor())) \
     X(dt_cast, dt_cast(g(), tensor(), (dt_dtype)small())) X(dt_gather, dt_gather(g(), tensor(), small(), tensor())) \
-    X(dt_scatter_add, dt_scatter_add(g(), tensor(), small(), tensor(), tensor())) X(dt_one_hot, dt_one_hot(g(), tensor(), whole())) \
-    X(dt_top_k, dt_top_k(g(), tensor(), whole(), draw(2) ? &kept[0] : NULL)) X(dt_cumsum, dt_cumsum(g(), tensor(), small())) \
+    X(dt_top_k, dt_top_k(g(), tensor(), whole(), draw(2) ? &kept[0] : NULL)) \
     X(dt_custom, dt_custom(g(), odd() ? (odd() ? NULL : &hollow) : &custom, kept, odd() ? few() : (int64_t)draw((uint32_t)(keeps < 8 ? keeps : 7) + 1), shape())) \
     X(dt_scale, dt_scale(g(), tensor(), REAL)) X(dt_tanh, dt_tanh(g(), tensor())) X(dt_silu, dt_silu(g(), tensor())) X(dt_gelu, dt_gelu(g(), tensor())) \
     X(dt_relu, dt_relu(g(), tensor())) X(dt_clamp, dt_clamp(g(), tensor(), REAL, REAL)) X(dt_add, dt_add(g(), tensor(), tensor())) X(dt_sub, dt_sub(g(), tensor(), tensor())) \
-    X(dt_mul, dt_mul(g(), tensor(), tensor())) X(dt_div, dt_div(g(), tensor(), tensor())) X(dt_map, dt_map(g(), (dt_function)draw(26), tensor())) \
-    X(dt_map2, dt_map2(g(), (dt_function)(odd() ? small() : (int)draw(30)), tensor(), tensor())) X(dt_select, dt_select(g(), tensor(), tensor(), tensor())) \
-    X(dt_sum, dt_sum(g(), tensor(), mask())) X(dt_mean, dt_mean(g(), tensor(), mask())) X(dt_max, dt_max(g(), tensor(), mask())) X(dt_argmax, dt_argmax(g(), tensor(), mask())) \
-    X(dt_softmax, dt_softmax(g(), tensor(), mask())) X(dt_log_softmax, dt_log_softmax(g(), tensor(), mask())) X(dt_matmul, dt_matmul(g(), tensor(), tensor(), small(), small())) \
+    X(dt_mul, dt_mul(g(), tensor(), tensor())) X(dt_map, dt_map(g(), (dt_function)draw(13), tensor())) \
+    X(dt_map2, dt_map2(g(), (dt_function)(odd() ? small() : (int)draw(16)), tensor(), tensor())) \
+    X(dt_sum, dt_sum(g(), tensor(), mask())) X(dt_mean, dt_mean(g(), tensor(), mask())) X(dt_max, dt_max(g(), tensor(), mask())) \
+    X(dt_softmax, dt_softmax(g(), tensor(), mask())) X(dt_matmul, dt_matmul(g(), tensor(), tensor(), small(), small())) \
     X(dt_linear, dt_linear(g(), tensor(), text(), whole())) X(dt_linear_with, dt_linear_with(g(), tensor(), text(), whole(), REAL, odd() ? (unsigned)small() : draw(16))) \
-    X(dt_combine, dt_combine(g(), tensor())) X(dt_conv, (w = window(), dt_conv(g(), tensor(), text(), whole(), (dt_window *)some(&w)))) \
-    X(dt_pooling, (w = window(), dt_pooling(g(), tensor(), small(), (dt_window *)some(&w)))) X(dt_embed, dt_embed(g(), tensor(), tensor())) \
-    X(dt_layernorm, dt_layernorm(g(), tensor(), text(), REAL)) X(dt_rmsnorm, dt_rmsnorm(g(), tensor(), text(), REAL)) X(dt_batchnorm, dt_batchnorm(g(), tensor(), text(), REAL)) \
+    X(dt_combine, dt_combine(g(), tensor())) X(dt_embed, dt_embed(g(), tensor(), tensor())) \
+    X(dt_layernorm, dt_layernorm(g(), tensor(), text(), REAL)) X(dt_rmsnorm, dt_rmsnorm(g(), tensor(), text(), REAL)) \
     X(dt_attend, (o = attention(), draw(2) ? dt_attend(g(), tensor(), tensor(), tensor(), draw(2) ? tensor() : kept[KEPT - 1], (dt_attention_options *)some(&o)) \
                                            : dt_attend(g(), tensor(), nothing, nothing, draw(2) ? tensor() : nothing, &o))) \
     X(dt_rope, dt_rope(g(), tensor(), whole(), number(), whole(), odd() ? &scaling : NULL)) X(dt_dropout, dt_dropout(g(), tensor(), REAL)) \
@@ -366,7 +352,7 @@ static int32_t out32[16];
 #define GRAPHS(X) \
     X(dt_shape0, (void)dt_shape0()) X(dt_shape1, (void)dt_shape1(whole())) X(dt_shape2, (void)dt_shape2(whole(), whole())) X(dt_shape3, (void)dt_shape3(whole(), whole(), whole())) \
     X(dt_shape4, (void)dt_shape4(whole(), whole(), whole(), whole())) X(dt_shape_count, (void)dt_shape_count(shape())) X(dt_shape_of, (void)dt_shape_of(g(), tensor())) \
-    X(dt_dtype_of, (void)dt_dtype_of(g(), tensor())) X(dt_elements, (void)dt_elements(g(), tensor())) X(dt_value, (void)dt_value(g(), tensor())) X(dt_dim, (void)dt_dim(g(), tensor(), small())) \
+    X(dt_value, (void)dt_value(g(), tensor())) X(dt_dim, (void)dt_dim(g(), tensor(), small())) \
     X(dt_graph_result, (void)dt_graph_result(g())) X(dt_backward, (void)dt_backward(g(), tensor())) X(dt_graph_run, (void)dt_graph_run(g())) \
     X(dt_graph_set, (void)dt_graph_set(g(), tensor(), some(data))) X(dt_graph_open, (void)(dt_graph_close(&other), dt_graph_open(odd() ? NULL : &other, state))) \
     X(dt_graph_record, (void)(dt_graph_close(&other), dt_graph_record(odd() ? NULL : &other, state, odd() ? INT_MAX : small() % 4))) X(dt_graph_close, dt_graph_close(odd() ? NULL : &other)) \
@@ -376,13 +362,15 @@ static int32_t out32[16];
     X(dt_optimizer_close, dt_optimizer_close(odd() ? NULL : &optimizer)) X(dt_optimizer_step, (void)dt_optimizer_step(optimizer, draw(2) ? comm : NULL, (dt_step_info *)some(&info))) \
     X(dt_optimizer_parameters, (void)dt_optimizer_parameters(optimizer, (dt_parameter *)some(room), few())) X(dt_parameters_save, (void)dt_parameters_save(odd() ? file() : "saved.safetensors", parameters(), few())) \
     X(dt_parameters_load, (void)dt_parameters_load(file(), parameters(), few())) X(dt_partition, (void)dt_partition((const double *)some((void *)(uintptr_t)doubles()), few(), few(), (int64_t *)some(room))) \
-    X(dt_pipeline_order, (l = layout(), l ? l->pp = 1 + draw(4), l->chunks = 1 + draw(2), l->pipeline = small(), 0 : 0, (void)dt_pipeline_order(l, few(), whole(), (dt_work *)some(work), (int64_t *)some(out64)))) \
-    X(dt_mesh_of, (void)dt_mesh_of(layout(), small(), small(), (dt_mesh *)some(&mesh))) X(dt_link_fit, (void)dt_link_fit((const double *)some((void *)(uintptr_t)doubles()), doubles(), (int)few())) \
+    X(dt_plan_open, (void)(dt_plan_close(&planned), dt_plan_open(odd() ? NULL : &planned, recipe(), layout(), small(), small()))) \
+    X(dt_plan_close, dt_plan_close(odd() ? NULL : &planned)) X(dt_plan_program, (void)dt_plan_program(planned, (int64_t *)some(out64))) \
+    X(dt_plan_memory, (void)dt_plan_memory(planned, (int64_t *)some(out64))) \
+    X(dt_mesh_of, (void)dt_mesh_of(layout(), small(), small(), (dt_mesh *)some(&mesh))) \
     X(dt_last_error, (void)dt_last_error()) X(dt_fail, (void)dt_fail(text())) X(dt_result_name, (void)dt_result_name((dt_result)small())) X(dt_exit_code, (void)dt_exit_code((dt_result)small())) \
     X(dt_version, (void)dt_version()) X(dt_isa, (void)dt_isa()) X(dt_recipe_default, (void)dt_recipe_default()) X(dt_layout_default, (void)dt_layout_default()) \
-    X(dt_sampling_default, (void)dt_sampling_default()) X(dt_generation_default, (void)dt_generation_default()) X(dt_step_info_zero, (void)dt_step_info_zero()) \
+    X(dt_generation_default, (void)dt_generation_default()) X(dt_step_info_zero, (void)dt_step_info_zero()) \
     X(dt_model_gpt2, (void)dt_model_gpt2(text())) X(dt_model_llama, (void)dt_model_llama(text())) X(dt_model_segments, (void)dt_model_segments(NULL, whole(), whole())) \
-    X(dt_model_read, (void)dt_model_read((dt_model *)some(room), file())) X(dt_args, (void)dt_args(options(), odd() ? NULL : &words, recipe(), layout()))
+    X(dt_args, (void)dt_args(options(), odd() ? NULL : &words, recipe(), layout()))
 #define DATA(X) \
     X(dt_tokenizer_open, (void)(dt_tokenizer_close(&tokenizer), dt_tokenizer_open(odd() ? NULL : &tokenizer, draw(2) ? "tokenizer.json" : file()))) \
     X(dt_tokenizer_close, dt_tokenizer_close(odd() ? NULL : &tokenizer)) X(dt_tokenizer_size, (void)dt_tokenizer_size(tokenizer)) \
@@ -405,24 +393,23 @@ static int32_t out32[16];
     X(dt_all_gather, (void)dt_all_gather(comm, (float *)some(data), (float *)some(room), few())) X(dt_reduce_scatter, (void)dt_reduce_scatter(comm, (float *)some(data), (float *)some(room), few(), (dt_op)small())) \
     X(dt_all_to_all, (void)dt_all_to_all(comm, (float *)some(data), (float *)some(room), few())) X(dt_send, (void)dt_send(comm, (float *)some(data), few(), odd() ? small() : 1)) \
     X(dt_recv, (void)dt_recv(comm, (float *)some(room), few(), odd() ? small() : 1)) X(dt_comm_alloc, (void)dt_comm_alloc(comm, odd() ? whole() : 100, (void **)some(out64))) \
-    X(dt_comm_peer, (void)dt_comm_peer(comm, some(room), small())) X(dt_all_reduce_native, (void)dt_all_reduce_native(comm, (float *)some(room), few(), (dt_op)small())) \
+    X(dt_comm_peer, (void)dt_comm_peer(comm, some(room), small())) \
     X(dt_comm_split, (sub = NULL, (void)dt_comm_split(comm, small(), odd() ? NULL : &sub), dt_comm_close(&sub))) X(dt_comm_launcher, (void)dt_comm_launcher(comm)) X(dt_comm_sent, (void)dt_comm_sent(comm, small())) \
-    X(dt_comm_nodes, (void)dt_comm_nodes(comm)) X(dt_comm_alive, dt_comm_alive(comm)) X(dt_comm_node, (void)dt_comm_node(comm, small())) X(dt_nccl_open, (void)dt_nccl_open(odd() ? NULL : &nccl, comm, small())) \
+    X(dt_comm_nodes, (void)dt_comm_nodes(comm)) X(dt_comm_network, (void)dt_comm_network(comm)) X(dt_comm_alive, dt_comm_alive(comm)) X(dt_comm_node, (void)dt_comm_node(comm, small())) X(dt_nccl_open, (void)dt_nccl_open(odd() ? NULL : &nccl, comm, small())) \
     X(dt_nccl_collect, (void)dt_nccl_collect(nccl, (dt_call)small(), (float *)some(room), (float *)some(room), few(), (dt_op)small(), NULL)) X(dt_nccl_wait, (void)dt_nccl_wait(nccl, NULL)) X(dt_nccl_close, dt_nccl_close(odd() ? NULL : &nccl))
 #define TRAINERS(X) \
     X(dt_trainer_open, (void)(dt_trainer_close(&trainer), dt_trainer_open(odd() ? NULL : &trainer, recipe(), layout()))) X(dt_trainer_close, dt_trainer_close(odd() ? NULL : &trainer)) \
     X(dt_trainer_step, (void)(quick() || !trainer ? dt_trainer_step(trainer, (dt_step_info *)some(&info)) : DT_OK)) X(dt_trainer_run, (void)(quick() || !trainer ? dt_trainer_run(trainer, (dt_step_info *)some(&info)) : DT_OK)) \
-    X(dt_trainer_is_root, (void)dt_trainer_is_root(trainer)) X(dt_trainer_hash, (void)dt_trainer_hash(trainer)) X(dt_trainer_sent, (void)dt_trainer_sent(trainer, small())) X(dt_trainer_save, (void)dt_trainer_save(trainer)) \
+    X(dt_trainer_is_root, (void)dt_trainer_is_root(trainer)) X(dt_trainer_hash, (void)dt_trainer_hash(trainer)) X(dt_trainer_comm, (void)dt_trainer_comm(trainer)) X(dt_trainer_event, (void)dt_trainer_event(trainer, whole(), (double *)some(room))) X(dt_trainer_gradient, (void)dt_trainer_gradient(trainer, text(), (float *)some(room))) X(dt_error, (void)dt_error(DT_E_DATA, "%s", text())) X(dt_trainer_save, (void)dt_trainer_save(trainer)) \
     X(dt_trainer_evaluate, (void)(quick() || !trainer ? dt_trainer_evaluate(trainer, few(), (float *)some(room)) : DT_OK)) \
     X(dt_trainer_sample, (void)(quick() || !trainer ? dt_trainer_sample(trainer, odd() ? text() : "The ", few(), (const dt_sampling *)(const void *)generation(), (char *)some(room)) : DT_OK)) \
     X(dt_trainer_predict, (void)dt_trainer_predict(trainer, some(data), few(), (float *)some(room), whole())) X(dt_trainer_experts, (void)dt_trainer_experts(trainer, whole(), (float *)some(room))) \
     X(dt_trainer_memory, (void)dt_trainer_memory(trainer)) X(dt_trainer_weights, (void)dt_trainer_weights(trainer)) X(dt_trainer_compilation, (void)dt_trainer_compilation(trainer, (dt_compilation_report *)some(&report))) \
     X(dt_trainer_parameter, (void)dt_trainer_parameter(trainer, text(), (int64_t *)some(out64))) X(dt_trainer_parameter_at, (void)dt_trainer_parameter_at(trainer, whole(), (dt_shape *)some(room))) \
-    X(dt_trainer_own, (void)dt_trainer_own(trainer, text(), (float *)some(room), (int64_t *)some(out64))) X(dt_trainer_mesh, (void)dt_trainer_mesh(trainer)) \
-    X(dt_doctor, (void)dt_doctor(trainer, (dt_diagnosis *)some(&diagnosis), draw(2) ? room : NULL)) \
-    X(dt_generator_open, (void)(dt_generator_close(&generator), dt_generator_open(odd() ? NULL : &generator, draw(2) ? "checkpoints" : file(), draw(2) ? NULL : layout()))) X(dt_predictor_open, (void)(dt_trainer_close(&trainer), dt_predictor_open(odd() ? NULL : &trainer, draw(2) ? "checkpoints" : file(), draw(2) ? NULL : own_model(), draw(2) ? NULL : layout()))) X(dt_generator_close, dt_generator_close(odd() ? NULL : &generator)) \
+    X(dt_trainer_own, (void)dt_trainer_own(trainer, text(), (float *)some(room), (int64_t *)some(out64))) X(dt_trainer_plan, (void)dt_trainer_plan(trainer)) X(dt_plan_mesh, (void)dt_plan_mesh(dt_trainer_plan(trainer))) \
+    X(dt_predictor_open, (void)(draw(2) ? (dt_trainer_close(&generator), dt_predictor_open(odd() ? NULL : &generator, draw(2) ? "checkpoints" : file(), NULL, draw(2) ? NULL : layout())) : (dt_trainer_close(&trainer), dt_predictor_open(odd() ? NULL : &trainer, draw(2) ? "checkpoints" : file(), draw(2) ? NULL : own_model(), draw(2) ? NULL : layout())))) \
     X(dt_generate, (void)dt_generate(generator, odd() ? text() : "The ", generation(), (int64_t *)some(out64))) \
-    X(dt_generator_evaluate, (void)dt_generator_evaluate(generator, odd() ? file() : "short.txt", (float *)some(room), (int64_t *)some(out64), out64 + 1)) X(dt_recipe_from, (void)dt_recipe_from((dt_recipe *)some(room), file())) \
+    X(dt_evaluate, (void)dt_evaluate(generator, odd() ? file() : "short.txt", (float *)some(room), (int64_t *)some(out64), out64 + 1)) X(dt_recipe_from, (void)dt_recipe_from((dt_recipe *)some(room), file())) \
     X(dt_checkpoint_open, (void)(dt_checkpoint_close(&checkpoint), dt_checkpoint_open(odd() ? NULL : &checkpoint, draw(2) ? "checkpoints" : file()))) X(dt_checkpoint_close, dt_checkpoint_close(odd() ? NULL : &checkpoint)) \
     X(dt_checkpoint_verify, (void)dt_checkpoint_verify(checkpoint)) X(dt_checkpoint_read, (void)dt_checkpoint_read(checkpoint, whole(), (float *)some(room))) \
     X(dt_checkpoint_convert, (void)dt_checkpoint_convert(checkpoint, odd() ? file() : "converted", (dt_checkpoint_kind)small()))
@@ -436,7 +423,6 @@ static void build(int which)
 {
     static const dt_tensor nothing = {0, 0};
     static dt_rope_scaling scaling;
-    dt_window w;
     dt_attention_options o;
     dt_moe_options m;
     dt_tensor t = nothing;
@@ -457,7 +443,7 @@ static void build(int which)
         LIST(CALL) \
     }
 CALLER(call_graph, GRAPHS, N_BUILDERS, )
-CALLER(call_own, OWN, N_BUILDERS + N_GRAPHS, dt_layout *l;)
+CALLER(call_own, OWN, N_BUILDERS + N_GRAPHS, )
 CALLER(call_data, DATA, N_BUILDERS + N_GRAPHS + N_OWN, static dt_rank_step s;)
 CALLER(call_ranks, RANKS, N_BUILDERS + N_GRAPHS + N_OWN + N_DATA, dt_comm *sub;)
 CALLER(call_trainer, TRAINERS, N_BUILDERS + N_GRAPHS + N_OWN + N_DATA + N_RANKS, )
@@ -542,7 +528,7 @@ static void batch(uint64_t seed)
     }
     begin("closing");
     dt_graph_close(&graph), dt_graph_close(&other), dt_tokenizer_close(&tokenizer), dt_data_close(&texts), dt_rules_close(&rules);
-    dt_optimizer_close(&optimizer), dt_trainer_close(&trainer), dt_generator_close(&generator), dt_checkpoint_close(&checkpoint), dt_comm_close(&comm);
+    dt_optimizer_close(&optimizer), dt_trainer_close(&trainer), dt_trainer_close(&generator), dt_checkpoint_close(&checkpoint), dt_comm_close(&comm);
     begin("the end");
     if (live) say(": %lld bytes were not freed", (long long)live), abort();
 }
@@ -552,31 +538,30 @@ static int builder_of; /* what `starved` builds */
 static dt_tensor starve(dt_graph *of, dt_tensor x, const void *user)
 {
     static const dt_tensor nothing = {0, 0};
-    dt_window w = {{2, 2}, {0, 0}, {1, 1}, {0, 0}, 0};
     dt_attention_options o = {2, 0, 1, 0.0f, 0.0f};
     dt_moe_options m = {4, 2, 0, 0, 1, 0, 1.0f, 0.1f, 0.1f, 0.0f};
-    dt_tensor a = dt_linear(of, x, "a", 12), i = dt_argmax(of, dt_reshape(of, a, dt_shape3(dt_dim(of, x, 0), 4, 3)), DT_LAST), y = nothing;
+    dt_tensor a = dt_linear(of, x, "a", 12), i = nothing, y = nothing;
     (void)user;
     a = dt_reshape(of, a, dt_shape3(dt_dim(of, x, 0), 2, 6));
     switch (builder_of) {
     case 0: y = dt_moe(of, a, "m", &m); break;
     case 1: m.gated = 1, y = dt_moe(of, a, "m", &m); break;
-    case 2: y = dt_conv(of, a, "c", 4, &w); break;
-    case 3: y = dt_pooling(of, a, 0, &w); break;
+    case 2: y = dt_mul(of, dt_max(of, a, 4 | DT_KEEP), a); break;
+    case 3: y = dt_map2(of, DT_GREATER_EQUAL, a, dt_silu(of, a)), y = dt_mul(of, y, a); break;
     case 4: y = dt_attend(of, dt_linear(of, a, "q", 18), nothing, nothing, nothing, &o); break;
     case 5: y = dt_attend(of, a, a, a, dt_full(of, dt_shape2(2, 2), 1.0f), &o); break;
     case 6: y = dt_linear_with(of, dt_linear_with(of, a, "l", 6, 0.1f, DT_COLUMNS), "r", 6, 0.1f, DT_ROWS); break;
     case 7: y = dt_layernorm(of, dt_rmsnorm(of, a, "r", 1e-5f), "l", 1e-5f); break;
-    case 8: y = dt_batchnorm(of, a, "b", 1e-5f); break;
-    case 9: y = dt_embed(of, dt_param(of, "t", dt_shape2(4, 3), DT_INIT_NORMAL, 1.0f), i); break;
+    case 8: y = dt_map(of, DT_RSQRT, dt_mul(of, a, a)); break;
+    case 9: dt_top_k(of, dt_reshape(of, a, dt_shape3(dt_dim(of, x, 0), 4, 3)), 1, &i), y = dt_embed(of, dt_param(of, "t", dt_shape2(4, 3), DT_INIT_NORMAL, 1.0f), i); break;
     case 10: y = dt_gather(of, a, 2, dt_cast(of, dt_full(of, dt_shape3(dt_dim(of, x, 0), 2, 2), 1.0f), DT_I32)); break;
-    case 11: y = dt_top_k(of, dt_log_softmax(of, a, DT_LAST), 2, NULL); break;
+    case 11: y = dt_top_k(of, dt_softmax(of, a, DT_LAST), 2, NULL); break;
     case 12: y = dt_softmax(of, dt_max(of, a, 2 | DT_KEEP), DT_LAST); break;
     case 13: y = dt_dropout(of, dt_gelu(of, dt_rope(of, a, 1, 10000.0, 0, NULL)), 0.5f); break;
-    case 14: y = dt_concat(of, &a, 1, 0), y = dt_pad(of, dt_slice(of, y, 1, 0, 1), 2, 1, 1); break;
+    case 14: y = dt_concat(of, &a, 1, 0), y = dt_concat(of, (const dt_tensor[2]){dt_slice(of, y, 1, 0, 1), a}, 2, 1); break;
     case 15: y = dt_matmul(of, a, dt_permute(of, dt_expand(of, dt_param(of, "e", dt_shape2(5, 6), DT_INIT_ONES, 0.0f), dt_shape3(dt_dim(of, x, 0), 5, 6)), (const int[3]){0, 2, 1}), 0, 0); break;
     case 16: y = dt_auxiliary_loss(of, a, dt_mean(of, dt_mul(of, a, a), DT_ALL), 0.1f); break;
-    case 17: y = dt_cumsum(of, dt_select(of, a, a, dt_clamp(of, a, -1.0f, 1.0f)), 1); break;
+    case 17: y = dt_map2(of, DT_DIV, a, dt_clamp(of, a, 0.5f, 1.0f)); break;
     default: y = dt_custom(of, &custom, &a, 1, dt_shape3(dt_dim(of, x, 0), 2, 6));
     }
     return dt_loss(of, dt_reshape(of, dt_mean(of, dt_reshape(of, y, dt_shape2(dt_dim(of, x, 0), dt_shape_count(dt_shape_of(of, y)) / dt_dim(of, x, 0))), 2), dt_shape1(dt_dim(of, x, 0))));

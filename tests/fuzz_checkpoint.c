@@ -199,7 +199,7 @@ static void fuzz_numbers(const unsigned char *data, size_t size)
     int quoted = 0;
     dt__text text;
     dt_checkpoint *c = NULL;
-    dt_generator *g = NULL;
+    dt_trainer *g = NULL;
     dt_recipe recipe;
     dt_layout layout = dt_layout_default();
     memset(&text, 0, sizeof text);
@@ -238,8 +238,8 @@ static void fuzz_numbers(const unsigned char *data, size_t size)
     dt_checkpoint_close(&c);
     layout.threads = 1;
     if (dt_recipe_from(&recipe, path)) refused();
-    if (dt_generator_open(&g, path, &layout)) refused();
-    dt_generator_close(&g);
+    if (dt_predictor_open(&g, path, NULL, &layout)) refused();
+    dt_trainer_close(&g);
     dt__free(text.at);
     dt__free(was);
 }

@@ -142,12 +142,12 @@ static void ref_op_gather(const ref_call *c)
         else move_element(c, k, 0, ravel(&node_in(c, 0)->shape, at, c->n->shape.dims));
     }
 }
-/* in: index, x [, base]: in index order. */
+/* in: index, x: in index order. */
 static void ref_op_scatter_add(const ref_call *c)
 {
     int64_t axis = c->n->i[0];
     float *out = floats_out(c);
-    for (int64_t k = 0; c->fresh && k < size_of(c->n); k++) out[k] = c->n->inputs == 3 ? floats_in(c, 2)[k] : 0.0f;
+    for (int64_t k = 0; c->fresh && k < size_of(c->n); k++) out[k] = 0.0f;
     for (int64_t k = 0; k < size_of(node_in(c, 0)); k++) {
         int64_t at[DT_MAX_DIMS], to;
         unravel(&node_in(c, 0)->shape, k, at);
@@ -156,11 +156,6 @@ static void ref_op_scatter_add(const ref_call *c)
         to = ravel(&c->n->shape, at, c->n->shape.dims);
         out[to] = out[to] + floats_in(c, 1)[k];
     }
-}
-static void ref_op_one_hot(const ref_call *c)
-{
-    int64_t n = last_size(c->n);
-    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = ints_in(c, 0)[k / n] == k % n ? 1.0f : 0.0f;
 }
 /* The j-th place: of those not taken, the first of the largest. */
 static void ref_op_top_k(const ref_call *c)
@@ -177,18 +172,6 @@ static void ref_op_top_k(const ref_call *c)
                 if (!taken && (top < 0 || ref_above(x[i], x[top]))) top = i;
             }
             best[j] = (int32_t)top;
-        }
-    }
-}
-/* i[1]: from the other end. */
-static void ref_op_cumsum(const ref_call *c)
-{
-    int64_t axis = c->n->i[0], n = c->n->shape.n[axis], inner = dt__span(&c->n->shape, (int)axis + 1, c->n->shape.dims);
-    for (int64_t lane = 0; lane < size_of(c->n) / n; lane++) {
-        float sum = 0.0f;
-        for (int64_t j = 0; j < n; j++) {
-            int64_t k = (lane / inner * n + (c->n->i[1] ? n - 1 - j : j)) * inner + lane % inner;
-            floats_out(c)[k] = sum = sum + floats_in(c, 0)[k];
         }
     }
 }
@@ -223,14 +206,6 @@ static void ref_op_binary(const ref_call *c)
         floats_out(c)[k] = ref_binary(c->n->op, broadcast_in(c, 0, at), broadcast_in(c, 1, at));
     }
 }
-static void ref_op_select(const ref_call *c) /* in: mask, a, b */
-{
-    for (int64_t k = 0; k < size_of(c->n); k++) {
-        int64_t at[DT_MAX_DIMS];
-        unravel(&c->n->shape, k, at);
-        floats_out(c)[k] = broadcast_in(c, broadcast_in(c, 0, at) != 0.0f ? 1 : 2, at);
-    }
-}
 /* Gradients of map ops: the table's own expressions, compiled for single floats. Their values are checked where slopes
  * are, in test_ops.c and test_random.c; here it is the order of roundings that must be the kernels'. */
 #undef dt__v_exp
@@ -238,26 +213,18 @@ static void ref_op_select(const ref_call *c) /* in: mask, a, b */
 #undef dt__v_abs
 #undef dt__v_sign
 #undef dt__v_sqrt
-#undef dt__v_cos
-#undef dt__v_sin
-#undef dt__v_pow
 #undef dt__v_sigmoid
 #undef dt__v_gelu_grad
-#undef dt__v_gelu_erf_grad
 #undef dt__v_silu_grad
 #undef dt__v_bce_grad
 #undef dt__v_where
 #define dt__v_exp(x) ref_exp(x)
 #define dt__v_log(x) ref_log(x)
 #define dt__v_abs(x) fabsf(x)
-#define dt__v_sign(x) ref_unary(DT__OP_SIGN, x, 0.0f)
+#define dt__v_sign(x) ((x) > 0.0f ? 1.0f : (x) < 0.0f ? -1.0f : (x))
 #define dt__v_sqrt(x) sqrtf(x)
-#define dt__v_cos(x) ref_sin(x, 1)
-#define dt__v_sin(x) ref_sin(x, 0)
-#define dt__v_pow(a, b) ref_pow((double)(a), (double)(b))
 #define dt__v_sigmoid(x) ref_unary(DT__OP_SIGMOID, x, 0.0f)
 #define dt__v_gelu_grad(x, dy) ref_gelu_grad(x, dy)
-#define dt__v_gelu_erf_grad(x, dy) ref_gelu_erf_grad((double)(x), (double)(dy))
 #define dt__v_silu_grad(x, dy) ref_silu_grad(x, dy)
 #define dt__v_bce_grad(x, t) ref_bce_grad(x, t)
 #define dt__v_where(condition, a, b) ((condition) ? (a) : (b))
@@ -328,12 +295,6 @@ static void ref_op_row_max(const ref_call *c)
     keeps_axes(c, 1);
     for (int64_t r = 0; r < rows; r++) floats_out(c)[r] = ref_row_max(floats_in(c, 0) + r * n, n);
 }
-static void ref_op_argmax(const ref_call *c)
-{
-    int64_t rows = size_of(c->n), n = size_of(node_in(c, 0)) / rows;
-    keeps_axes(c, 1);
-    for (int64_t r = 0; r < rows; r++) ((int32_t *)c->out)[r] = (int32_t)first_of_largest(floats_in(c, 0) + r * n, n);
-}
 static void ref_op_max_grad(const ref_call *c) /* in: x, y, dy */
 {
     int64_t rows = size_of(node_in(c, 1)), n = size_of(c->n) / rows;
@@ -353,7 +314,7 @@ static void ref_op_softmax(const ref_call *c)
         float *y = floats_out(c) + r * n, max = ref_row_max(x, n), e[ROW_MOST], sum;
         for (int64_t i = 0; i < n; i++) e[i] = ref_exp(x[i] - max);
         sum = ref_row_sum(e, n);
-        for (int64_t i = 0; i < n; i++) y[i] = c->n->op == DT__OP_SOFTMAX ? e[i] / sum : x[i] - max - ref_log(sum);
+        for (int64_t i = 0; i < n; i++) y[i] = e[i] / sum;
     }
 }
 static void ref_op_softmax_grad(const ref_call *c) /* in: y, dy */
@@ -361,11 +322,8 @@ static void ref_op_softmax_grad(const ref_call *c) /* in: y, dy */
     int64_t n = last_size(c->n);
     for (int64_t r = 0; r < size_of(c->n) / n; r++) {
         const float *y = floats_in(c, 0) + r * n, *dy = floats_in(c, 1) + r * n;
-        float sum = c->n->op == DT__OP_SOFTMAX_GRAD ? ref_row_dot(dy, y, n) : ref_row_sum(dy, n);
-        for (int64_t i = 0; i < n; i++) {
-            float share = ref_exp(y[i]) * sum;
-            floats_out(c)[r * n + i] = c->n->op == DT__OP_SOFTMAX_GRAD ? (dy[i] - sum) * y[i] : dy[i] - share;
-        }
+        float sum = ref_row_dot(dy, y, n);
+        for (int64_t i = 0; i < n; i++) floats_out(c)[r * n + i] = (dy[i] - sum) * y[i];
     }
 }
 /* in: x, gamma [, beta]; aux: mean and 1/deviation, or +0 and 1/rms. */
@@ -443,124 +401,6 @@ static void ref_op_matmul(const ref_call *c)
     }
 }
 
-/* ---- convolution and pooling: what lies outside is a zero of the chain, and no maximum ---- */
-
-/* One axis of a window: a result at `at` and tap k meet at place at * stride - padding + k * dilation. */
-typedef struct ref_window {
-    int64_t size[2], stride[2], padding[2], dilation[2], in[2], out[2];
-} ref_window;
-static int64_t spatial(const dt_shape *s, int axis) { return axis ? s->n[s->dims - 1] : s->dims == 4 ? s->n[2] : 1; }
-static int64_t place_of(const ref_window *w, int axis, int64_t at, int64_t tap)
-{
-    int64_t place = at * w->stride[axis] - w->padding[axis] + tap * w->dilation[axis];
-    return place >= 0 && place < w->in[axis] ? place : -1;
-}
-/* x, y: what the window walks over, and what it makes. */
-static ref_window window_of(const dt__node *n, const dt_shape *x, const dt_shape *y, const dt_shape *weight)
-{
-    ref_window w;
-    for (int axis = 0; axis < 2; axis++) {
-        const int64_t *i = n->i + 3 * axis;
-        w.size[axis] = weight ? spatial(weight, axis) : i[2], w.stride[axis] = i[0], w.padding[axis] = i[1];
-        w.dilation[axis] = weight ? i[2] : 1, w.in[axis] = spatial(x, axis), w.out[axis] = spatial(y, axis);
-    }
-    return w;
-}
-
-/* y[b][o][.] meets x[b][channels of o's group][.] by weight[o][.][.]: each such product goes on in the chain of y (CONV) or
- * of the weight (CONV_DW), in the order of both. */
-static void conv_chain(const dt__node *n, const ref_window *w, const dt_shape *sx, const dt_shape *sw, const dt_shape *sy, const float *x, const float *weight, const float *y, float *out)
-{
-    int64_t inputs = sw->n[1], outputs = sw->n[0] / (sx->n[1] / inputs), taps = w->size[0] * w->size[1], places = w->in[0] * w->in[1], results = w->out[0] * w->out[1];
-    for (int64_t b = 0; b < sx->n[0]; b++)
-        for (int64_t o = 0; o < sw->n[0]; o++)
-            for (int64_t at = 0; at < results; at++)
-                for (int64_t c = 0; c < inputs; c++)
-                    for (int64_t tap = 0; tap < taps; tap++) {
-                        int64_t row = place_of(w, 0, at / w->out[1], tap / w->size[1]), column = place_of(w, 1, at % w->out[1], tap % w->size[1]);
-                        int64_t ix = (b * sx->n[1] + o / outputs * inputs + c) * places + row * w->in[1] + column, iw = (o * inputs + c) * taps + tap,
-                                iy = (b * sy->n[1] + o) * results + at;
-                        float value = row < 0 || column < 0 ? 0.0f : x[ix];
-                        if (n->op == DT__OP_CONV) out[iy] = fmaf(value, weight[iw], out[iy]);
-                        else out[iw] = fmaf(y[iy], value, out[iw]);
-                    }
-}
-static void ref_op_conv(const ref_call *c) /* in: x, weight [, bias] */
-{
-    const dt_shape *x = &node_in(c, 0)->shape, *weight = &node_in(c, 1)->shape;
-    ref_window w = window_of(c->n, x, &c->n->shape, weight);
-    int64_t channel = w.out[0] * w.out[1];
-    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = 0.0f;
-    conv_chain(c->n, &w, x, weight, &c->n->shape, floats_in(c, 0), floats_in(c, 1), NULL, floats_out(c));
-    for (int64_t k = 0; c->n->inputs > 2 && k < size_of(c->n); k++) floats_out(c)[k] = floats_out(c)[k] + floats_in(c, 2)[k / channel % c->n->shape.n[1]];
-}
-static void ref_op_conv_dw(const ref_call *c) /* in: dy, x */
-{
-    const dt_shape *y = &node_in(c, 0)->shape, *x = &node_in(c, 1)->shape;
-    ref_window w = window_of(c->n, x, y, &c->n->shape);
-    for (int64_t k = 0; c->fresh && k < size_of(c->n); k++) floats_out(c)[k] = 0.0f;
-    conv_chain(c->n, &w, x, &c->n->shape, y, floats_in(c, 1), NULL, floats_in(c, 0), floats_out(c));
-}
-/* in: dy, weight. A place adds a chain over output channels for every position that reads it, by ascending position. */
-static void ref_op_conv_dx(const ref_call *c)
-{
-    const dt_shape *y = &node_in(c, 0)->shape, *weight = &node_in(c, 1)->shape, *x = &c->n->shape;
-    ref_window w = window_of(c->n, x, y, weight);
-    int64_t inputs = weight->n[1], outputs = weight->n[0] / (x->n[1] / inputs), taps = w.size[0] * w.size[1], results = w.out[0] * w.out[1], places = w.in[0] * w.in[1];
-    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = 0.0f;
-    for (int64_t k = 0; k < x->n[0] * x->n[1] * results; k++)
-        for (int64_t tap = 0; tap < taps; tap++) {
-            int64_t at = k % results, channel = k / results % x->n[1], b = k / results / x->n[1], first = channel / inputs * outputs;
-            int64_t row = place_of(&w, 0, at / w.out[1], tap / w.size[1]), column = place_of(&w, 1, at % w.out[1], tap % w.size[1]);
-            float sum = 0.0f, *to = floats_out(c) + k / results * places + row * w.in[1] + column;
-            if (row < 0 || column < 0) continue;
-            for (int64_t o = first; o < first + outputs; o++)
-                sum = fmaf(floats_in(c, 0)[(b * y->n[1] + o) * results + at], floats_in(c, 1)[(o * inputs + channel % inputs) * taps + tap], sum);
-            *to = *to + sum;
-        }
-}
-
-/* The places of window `at` in order, those outside left out; returns how many. */
-static int64_t window_places(const ref_window *w, int64_t at, int64_t *place)
-{
-    int64_t n = 0;
-    for (int64_t tap = 0; tap < w->size[0] * w->size[1]; tap++) {
-        int64_t row = place_of(w, 0, at / w->out[1], tap / w->size[1]), column = place_of(w, 1, at % w->out[1], tap % w->size[1]);
-        if (row >= 0 && column >= 0) place[n++] = row * w->in[1] + column;
-    }
-    return n;
-}
-static int64_t largest_place(const float *x, const int64_t *place, int64_t n)
-{
-    int64_t top = place[0];
-    for (int64_t i = 1; i < n; i++) top = ref_above(x[place[i]], x[top]) ? place[i] : top;
-    return top;
-}
-static void ref_op_pool(const ref_call *c)
-{
-    ref_window w = window_of(c->n, &node_in(c, 0)->shape, &c->n->shape, NULL);
-    int64_t results = w.out[0] * w.out[1], place[256];
-    for (int64_t k = 0; k < size_of(c->n); k++) {
-        const float *x = floats_in(c, 0) + k / results * w.in[0] * w.in[1];
-        int64_t n = window_places(&w, k % results, place);
-        float sum = 0.0f;
-        for (int64_t i = 0; i < n; i++) sum = sum + x[place[i]];
-        floats_out(c)[k] = c->n->op == DT__OP_MAX_POOL ? x[largest_place(x, place, n)] : sum / (float)(w.size[0] * w.size[1]);
-    }
-}
-static void ref_op_pool_grad(const ref_call *c) /* in: dy [, x] */
-{
-    ref_window w = window_of(c->n, &c->n->shape, &node_in(c, 0)->shape, NULL);
-    int64_t results = w.out[0] * w.out[1], places = w.in[0] * w.in[1], place[256];
-    float *dx = floats_out(c), share = c->n->op == DT__OP_AVG_POOL_GRAD ? (float)(w.size[0] * w.size[1]) : 1.0f;
-    for (int64_t k = 0; k < size_of(c->n); k++) dx[k] = 0.0f;
-    for (int64_t k = 0; k < size_of(node_in(c, 0)); k++) {
-        int64_t base = k / results * places, n = window_places(&w, k % results, place);
-        if (c->n->op == DT__OP_MAX_POOL_GRAD) place[0] = largest_place(floats_in(c, 1) + base, place, n), n = 1;
-        for (int64_t i = 0; i < n; i++) dx[base + place[i]] = dx[base + place[i]] + floats_in(c, 0)[k] / share;
-    }
-}
-
 /* ---- dropout and attention: R16 ---- */
 
 /* The word of (seed, dropout, sample, site, element). */
@@ -581,7 +421,7 @@ static float drop(const ref_call *c, int64_t sample, int64_t site, int64_t eleme
 static void ref_op_dropout(const ref_call *c)
 {
     int64_t each = size_of(c->n) / c->n->shape.n[0];
-    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = drop(c, k / each, c->n->i[0], k % each, floats_in(c, 0)[k]);
+    for (int64_t k = 0; k < size_of(c->n); k++) floats_out(c)[k] = drop(c, k / each, c->n->i[2], k % each, floats_in(c, 0)[k]);
 }
 
 /* Heads j of q (b,t,h d) and of k, v (b,s,hk d): rows of ldq and ldk floats. */
@@ -762,27 +602,18 @@ static const struct reference {
 } references[] = {
     { DT__OP_RESHAPE, ref_op_copy }, { DT__OP_DETACH, ref_op_copy }, { DT__OP_PERMUTE, ref_op_permute }, { DT__OP_SLICE, ref_op_slice },
     { DT__OP_PAD, ref_op_pad }, { DT__OP_CONCAT, ref_op_concat }, { DT__OP_EXPAND, ref_op_expand }, { DT__OP_FULL, ref_op_full },
-    { DT__OP_CAST, ref_op_cast }, { DT__OP_GATHER, ref_op_gather }, { DT__OP_SCATTER_ADD, ref_op_scatter_add }, { DT__OP_ONE_HOT, ref_op_one_hot },
-    { DT__OP_TOP_K, ref_op_top_k }, { DT__OP_CUMSUM, ref_op_cumsum }, { DT__OP_EMBED, ref_op_embed }, { DT__OP_EMBED_GRAD, ref_op_embed_grad },
-    { DT__OP_NEG, ref_op_unary }, { DT__OP_SCALE, ref_op_unary }, { DT__OP_EXP, ref_op_unary }, { DT__OP_LOG, ref_op_unary },
-    { DT__OP_TANH, ref_op_unary }, { DT__OP_SQRT, ref_op_unary }, { DT__OP_RSQRT, ref_op_unary }, { DT__OP_GELU, ref_op_unary },
-    { DT__OP_ADD, ref_op_binary }, { DT__OP_SUB, ref_op_binary }, { DT__OP_MUL, ref_op_binary }, { DT__OP_DIV, ref_op_binary },
-    { DT__OP_BCE, ref_op_binary },
-    { DT__OP_GELU_ERF, ref_op_unary }, { DT__OP_SILU, ref_op_unary }, { DT__OP_SIGMOID, ref_op_unary }, { DT__OP_SOFTPLUS, ref_op_unary },
-    { DT__OP_RELU, ref_op_unary }, { DT__OP_ABS, ref_op_unary }, { DT__OP_SIGN, ref_op_unary }, { DT__OP_FLOOR, ref_op_unary },
-    { DT__OP_CEIL, ref_op_unary }, { DT__OP_ROUND, ref_op_unary }, { DT__OP_SQUARE, ref_op_unary }, { DT__OP_RECIPROCAL, ref_op_unary },
-    { DT__OP_LOG1P, ref_op_unary },
-    { DT__OP_ERF, ref_op_unary }, { DT__OP_SIN, ref_op_unary }, { DT__OP_COS, ref_op_unary },
-    { DT__OP_POW, ref_op_binary }, { DT__OP_MAXIMUM, ref_op_binary }, { DT__OP_MINIMUM, ref_op_binary }, { DT__OP_EQUAL, ref_op_binary },
-    { DT__OP_NOT_EQUAL, ref_op_binary }, { DT__OP_LESS, ref_op_binary }, { DT__OP_LESS_EQUAL, ref_op_binary }, { DT__OP_GREATER, ref_op_binary },
-    { DT__OP_GREATER_EQUAL, ref_op_binary }, { DT__OP_SELECT, ref_op_select },
+    { DT__OP_CAST, ref_op_cast }, { DT__OP_GATHER, ref_op_gather }, { DT__OP_SCATTER_ADD, ref_op_scatter_add }, { DT__OP_TOP_K, ref_op_top_k },
+    { DT__OP_EMBED, ref_op_embed }, { DT__OP_EMBED_GRAD, ref_op_embed_grad }, { DT__OP_NEG, ref_op_unary }, { DT__OP_SCALE, ref_op_unary },
+    { DT__OP_EXP, ref_op_unary }, { DT__OP_LOG, ref_op_unary }, { DT__OP_TANH, ref_op_unary }, { DT__OP_SQRT, ref_op_unary },
+    { DT__OP_RSQRT, ref_op_unary }, { DT__OP_GELU, ref_op_unary }, { DT__OP_ADD, ref_op_binary }, { DT__OP_SUB, ref_op_binary },
+    { DT__OP_MUL, ref_op_binary }, { DT__OP_DIV, ref_op_binary }, { DT__OP_BCE, ref_op_binary }, { DT__OP_SILU, ref_op_unary },
+    { DT__OP_SIGMOID, ref_op_unary }, { DT__OP_RELU, ref_op_unary }, { DT__OP_ABS, ref_op_unary }, { DT__OP_SQUARE, ref_op_unary },
+    { DT__OP_RECIPROCAL, ref_op_unary }, { DT__OP_MAXIMUM, ref_op_binary }, { DT__OP_MINIMUM, ref_op_binary }, { DT__OP_GREATER_EQUAL, ref_op_binary },
     { DT__OP_COMBINE, ref_op_combine }, { DT__OP_ROW_SUM, ref_op_row_sum }, { DT__OP_COL_SUM, ref_op_col_sum }, { DT__OP_ROW_MAX, ref_op_row_max },
-    { DT__OP_MAX_GRAD, ref_op_max_grad }, { DT__OP_ARGMAX, ref_op_argmax }, { DT__OP_SOFTMAX, ref_op_softmax }, { DT__OP_SOFTMAX_GRAD, ref_op_softmax_grad },
-    { DT__OP_LOG_SOFTMAX, ref_op_softmax }, { DT__OP_LOG_SOFTMAX_GRAD, ref_op_softmax_grad }, { DT__OP_MATMUL, ref_op_matmul },
-    { DT__OP_LAYERNORM, ref_op_norm }, { DT__OP_LAYERNORM_DX, ref_op_norm_dx }, { DT__OP_LAYERNORM_DGAMMA, ref_op_norm_dgamma },
-    { DT__OP_RMSNORM, ref_op_norm }, { DT__OP_RMSNORM_DX, ref_op_norm_dx }, { DT__OP_ATTENTION, ref_op_attention }, { DT__OP_ATTENTION_GRAD, ref_op_attention_grad },
-    { DT__OP_ROPE, ref_op_rope }, { DT__OP_CONV, ref_op_conv }, { DT__OP_CONV_DX, ref_op_conv_dx }, { DT__OP_CONV_DW, ref_op_conv_dw },
-    { DT__OP_MAX_POOL, ref_op_pool }, { DT__OP_AVG_POOL, ref_op_pool }, { DT__OP_MAX_POOL_GRAD, ref_op_pool_grad }, { DT__OP_AVG_POOL_GRAD, ref_op_pool_grad },
+    { DT__OP_MAX_GRAD, ref_op_max_grad }, { DT__OP_SOFTMAX, ref_op_softmax }, { DT__OP_SOFTMAX_GRAD, ref_op_softmax_grad },
+    { DT__OP_MATMUL, ref_op_matmul }, { DT__OP_LAYERNORM, ref_op_norm }, { DT__OP_LAYERNORM_DX, ref_op_norm_dx },
+    { DT__OP_LAYERNORM_DGAMMA, ref_op_norm_dgamma }, { DT__OP_RMSNORM, ref_op_norm }, { DT__OP_RMSNORM_DX, ref_op_norm_dx },
+    { DT__OP_ATTENTION, ref_op_attention }, { DT__OP_ATTENTION_GRAD, ref_op_attention_grad }, { DT__OP_ROPE, ref_op_rope },
     { DT__OP_DROPOUT, ref_op_dropout }, { DT__OP_CROSS_ENTROPY, ref_op_cross_entropy }, { DT__OP_CROSS_ENTROPY_GRAD, ref_op_cross_entropy_grad },
     { DT__OP_LOSS, ref_op_loss }, { DT__OP_LOSS_GRAD, ref_op_loss_grad }, { DT__OP_ACCUMULATE, ref_op_accumulate },
 };

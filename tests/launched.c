@@ -2,6 +2,9 @@
  * asks for them. With DT_COMM_ONLY it only reduces, until it is stopped. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#ifndef DT_COMM_ONLY
+#include "../examples/timeline.h"
+#endif
 #include <locale.h>
 #include <signal.h>
 #include <stdio.h>
@@ -44,6 +47,7 @@ int main(int argc, char **argv)
     dt_layout layout = dt_layout_default();
     dt_step_info info = dt_step_info_zero();
     dt_trainer *t = NULL;
+    dt_probe timeline;
     dt_segment segment;
     dt_source source;
     memset(&segment, 0, sizeof segment);
@@ -51,6 +55,7 @@ int main(int argc, char **argv)
     recipe.model = dt_model_gpt2("nano");
     recipe.batch = 8, recipe.sequence = 16;
     if (asked("OWN", "1")) recipe.model.segments = &segment, recipe.model.segment_count = 1, recipe.source = &source;
+    dt_timeline_attach(&layout, &timeline);
     if (dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("options");
     r = dt_trainer_open(&t, &recipe, &layout);
     locale("after");

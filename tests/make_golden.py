@@ -434,7 +434,8 @@ def given(x, mean, var, weight, bias, eps):
 
 
 def reduce_cases(source):
-    """The same for reductions, normalisations, losses, shapes, indices and casts."""
+    """The same for reductions, normalisations, losses, shapes, indices and casts. log_softmax, cumsum, scatter_add, pad,
+    batchnorm and given are no ops of the library (any more); without them the numbers after them would be others."""
     def u(*shape, scale=1.0, centre=0.0):
         return source.uniform(shape, scale, centre)
 
@@ -498,7 +499,8 @@ cast.T          (41) rounded to the type and back; tiny: mostly subnormal. The g
 
 
 def elementwise_cases(source):
-    """Like op_cases."""
+    """Like op_cases. gelu_erf, softplus, log1p, erf, sin, cos, sign, floor, ceil, round, pow, select, eq, ne, lt, le and gt
+    are no functions of the library (any more); without them the numbers after them would be others."""
     def u(*shape, scale=1.0, centre=0.0):
         return source.uniform(shape, scale, centre)
 

@@ -1,5 +1,5 @@
 /* maps.h: the functions of dt_map and dt_map2 by name, for tables of builders, and some functions made of ops. Include
- * it behind dtrain.h. */
+ * it after dtrain.h. */
 #ifndef MAPS_H
 #define MAPS_H
 
@@ -15,25 +15,10 @@ MAP_ONE(sqrt, DT_SQRT)
 MAP_ONE(rsqrt, DT_RSQRT)
 MAP_ONE(exp, DT_EXP)
 MAP_ONE(log, DT_LOG)
-MAP_ONE(log1p, DT_LOG1P)
-MAP_ONE(sin, DT_SIN)
-MAP_ONE(cos, DT_COS)
-MAP_ONE(erf, DT_ERF)
-MAP_ONE(softplus, DT_SOFTPLUS)
-MAP_ONE(gelu_erf, DT_GELU_ERF)
 MAP_ONE(abs, DT_ABS)
-MAP_ONE(sign, DT_SIGN)
-MAP_ONE(floor, DT_FLOOR)
-MAP_ONE(ceil, DT_CEIL)
-MAP_ONE(round, DT_ROUND)
-MAP_TWO(pow, DT_POW)
+MAP_TWO(div, DT_DIV)
 MAP_TWO(maximum, DT_MAXIMUM)
 MAP_TWO(minimum, DT_MINIMUM)
-MAP_TWO(equal, DT_EQUAL)
-MAP_TWO(not_equal, DT_NOT_EQUAL)
-MAP_TWO(less, DT_LESS)
-MAP_TWO(less_equal, DT_LESS_EQUAL)
-MAP_TWO(greater, DT_GREATER)
 MAP_TWO(greater_equal, DT_GREATER_EQUAL)
 
 /* Attention over rows [q | k | v]. */

@@ -1,4 +1,4 @@
-/* The fabric over MPI: messages, cancelling, MPI's own all-reduce. Run by test_mpi.t under mpirun; rank 0 prints TAP.
+/* The fabric over MPI: messages, cancelling. Run by test_mpi.t under mpirun; rank 0 prints TAP.
  *
  *     mpi_messages [all]      everything that ends well, on any number of ranks
  *     mpi_messages huge       one message of 2^31 + 4 bytes from rank 0 to rank 1
@@ -285,63 +285,6 @@ static void test_rest(void)
     verdict(f->waiting || f->active, "nothing is left of all that");
 }
 
-/* ---- MPI's own all-reduce ---- */
-
-/* Whole numbers, so that every order of a sum gives the same. */
-static float number(int rank, int64_t i) { return (float)((rank * 31 + i * 7) % 100 - 50); }
-
-static float reduced(const int *ranks, int size, int64_t i, dt_op op)
-{
-    float x = number(ranks[0], i);
-    for (int p = 1; p < size; p++) {
-        float y = number(ranks[p], i);
-        x = op == DT_SUM ? x + y : op == DT_MAX ? (x > y ? x : y) : x < y ? x : y;
-    }
-    return x;
-}
-
-/* Of `count` floats of a group of ranks, with every operation; 1 when one is wrong. */
-static int all_reduced(void *group, const int *ranks, int size, int64_t count)
-{
-    float *data = (float *)calloc((size_t)count + 1, 4);
-    int bad = 0;
-    if (!data) tap_bail("no memory");
-    for (dt_op op = DT_SUM; op <= DT_MIN; op = (dt_op)(op + 1)) {
-        dt__message m;
-        memset(&m, 0, sizeof m);
-        m.data = (char *)data;
-        m.bytes = count * 4;
-        for (int64_t i = 0; i < count; i++) data[i] = number(fabric->rank, i);
-        bad |= fabric->all_reduce(fabric, &m, group, op) || !ended(&m) || m.done != 1;
-        for (int64_t i = 0; i < count; i++) bad |= memcmp(&data[i], &(float){reduced(ranks, size, i, op)}, 4) != 0;
-    }
-    free(data);
-    return bad;
-}
-
-static void test_all_reduce(void)
-{
-    static const int64_t counts[] = { 0, 1, 3, 1000, 100003 };
-    int world[16], even[16], members = (fabric->size + 1) / 2, bad = 0;
-    void *group = NULL;
-    dt__message m;
-    for (int p = 0; p < fabric->size; p++) world[p] = p;
-    for (int p = 0; p < members; p++) even[p] = 2 * p;
-    for (int k = 0; k < 5; k++) bad |= all_reduced(NULL, world, fabric->size, counts[k]);
-    verdict(bad, "MPI's own all-reduce: sum, maximum, minimum");
-    bad = 0;
-    if (fabric->rank % 2 == 0) {
-        bad = fabric->group(fabric, even, members, &group) != DT_OK;
-        for (int k = 0; k < 5 && !bad; k++) bad |= all_reduced(group, even, members, counts[k]);
-        fabric->ungroup(fabric, group);
-    }
-    verdict(bad, "and among the even ranks");
-    memset(&m, 0, sizeof m);
-    m.bytes = (int64_t)1 << 33;
-    bad = fabric->all_reduce(fabric, &m, NULL, DT_SUM) != DT_E_USAGE;
-    verdict(bad || !strstr(dt_last_error(), "in parts"), "more floats than MPI counts are refused");
-}
-
 /* ---- what main() does ---- */
 
 static void open_fabric(int *argc, char ***argv)
@@ -366,7 +309,6 @@ static void test_all(void)
 #ifndef DT_NO_THREADS
     test_threads();
 #endif
-    test_all_reduce();
     test_rest();
     close_fabric();
     open_fabric(NULL, NULL);

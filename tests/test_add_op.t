@@ -21,11 +21,11 @@ sub after { # inserts behind the first match of a pattern; the place must exist
 }
 after('rows in the table', qr/    MAP\(NEG, A, [^\n]*\n/, <<'C');
     MAP(CUBE, A, UNARY, dt_cube, a * a * a, GRAD(CUBE, 0, AD, dy * 3.0f * a * a)) \
-    ROW(UNIT, "r", 0, SAME, REFUSE, DT__DOT(s0, a, a, 1.0f / dt__v_sqrt(r)) DT__OUT(a * s0), rows, NONE, \
+    ROW(UNIT, "r", 0, SAME, REFUSE, DT__DOT(s0, a, a, 1.0f / dt__v_sqrt(r)) DT__OUT(a * s0), ROWS, SOME(row_op), NONE, \
         RULE(UNIT, 0, UNIT_GRAD, AD, FLOW)) \
     ROW(UNIT_GRAD, "rr", 0, SAME, REFUSE, \
         DT__DOT(s0, a, a, 1.0f / dt__v_sqrt(r)) DT__DOT(s1, a, b, r * s0 * s0) DT__OUT((b - a * s1) * s0), \
-        rows, NONE, ) \
+        ROWS, SOME(row_op), NONE, ) \
 C
 after('the declarations', qr/DT_API dt_tensor dt_gelu\(dt_graph \*g, dt_tensor x\);\n/,
     "DT_API dt_tensor dt_cube(dt_graph *g, dt_tensor x);\nDT_API dt_tensor dt_unit(dt_graph *g, dt_tensor x);\n");

@@ -35,10 +35,10 @@ static float rate(void *user, int64_t step)
     (void)user, (void)step;
     return 1e-3f;
 }
-static dt_result stop(void *user, dt_trainer *t, const dt_step_info *info)
+static dt_result stop(dt_probe *p, dt_trainer *t, dt_moment when, const dt_step_info *info)
 {
-    (void)user, (void)t, (void)info;
-    return DT_E_STOPPED;
+    (void)p, (void)t, (void)info;
+    return when == DT_AT_STEP ? DT_E_STOPPED : DT_OK;
 }
 
 /* Trains two steps with one more argument, or the odd rank with another program. */
@@ -52,6 +52,7 @@ static dt_result train(const char *argument, const char *value, how h)
     dt_layout layout = dt_layout_default();
     dt_step_info info = dt_step_info_zero();
     dt_trainer *t = NULL;
+    dt_probe probe;
     dt_result r;
     list[argc++] = (char *)(uintptr_t) "test", list[1] = (char *)(uintptr_t)argument, list[2] = (char *)(uintptr_t)value;
     while (argc < 3 && list[argc]) argc++;
@@ -62,7 +63,9 @@ static dt_result train(const char *argument, const char *value, how h)
     layout.output.quiet = 1, layout.output.eval_batches = 0, layout.output.sample_length = 0, layout.threads = 1;
     if (h == COUNT) source.samples[0] = 63;
     if (h == RATE) recipe.rate = rate;
-    if (h == STEP) layout.output.after_step = stop;
+    memset(&probe, 0, sizeof probe);
+    probe.call = stop;
+    if (h == STEP) layout.output.probes = &probe;
     if (h == SAMPLING) layout.output.sampling.seed = 7;
     if (h == DROPOUT) recipe.model.dropout = 0.5f;
     r = dt_args(&argc, &argv, &recipe, &layout);
@@ -232,7 +235,7 @@ static int one_rank(dt_comm *c, const char *help)
         {OP, "op 8 of segment one is RELU of (1,4)", "GELU of (1,4)"}, {SHAPE, "op 3 of segment one is one.up.weight of (2,4)", "one.up.weight of (2,8)"},
         {NAME, "op 3 of segment one is one.up.weight", "one.away.weight"}, {NUMBER, "op 7 of segment one is SCALE of (1,4) 6, 3", "6, 2"}, {VALUES, "the SHA-256 of samples of the data is ", ""},
         {COUNT, "the number of samples is 64, ", "63, 0 for validation, of 2 inputs and 1 targets"}, {RATE, "recipe.rate is NULL", "set"},
-        {STEP, "layout.output.after_step is NULL", "set"}, {SAMPLING, "layout.output.sampling.seed is 0", "7"},
+        {STEP, "layout.output.probes is NULL", "set"}, {SAMPLING, "layout.output.sampling.seed is 0", "7"},
         {DROPOUT, "model.dropout is 0 ", "0.5"}, {SEGMENTS, "model.segment_count is 2", "1"}};
     int rank = dt_comm_rank(c), wrong = 0;
     float sum;

@@ -152,7 +152,7 @@ check('restarts of threads', "$small $data --max-restarts 1 --launch threads", 2
 check('wrong data with restarts', "$small --data nowhere.txt --max-restarts 3", 1, qr/nowhere\.txt.*check the name/, 2) if !$threads;
 {
     local $ENV{DT_BACKOFF} = 'soon';
-    check('a back-off that is no number', "$small $data", 2, qr/DT_BACKOFF soon: it is a number of seconds from 0 to/, 1);
+    check('a back-off that is not a number', "$small $data", 2, qr/DT_BACKOFF=soon: it is a number of seconds from 0 to/, 1);
 }
 check('unknown kind of launch', "$small $data --ranks 2 --launch rockets", 2, qr/--launch rockets: choose one of processes,threads/, 1);
 check('generating into a folder that is not there', '--generate none/text.txt 1000', 1, qr{none/text\.txt}, 1);
@@ -176,8 +176,9 @@ SKIP: {
     ok($status == 1 && $err =~ /the plan needs up to [\d.]+ GB/, '1558M is refused before its memory is taken') or diag($err);
 }
 
-# --help fits on a screen; --help all has every row of the tables, once, under headings.
+# --help fits on a screen; --help all has every row of the tables and of the companion headers, once, under headings.
 my @option = slurp("$root/dtrain.h") =~ /^    DT__(?:RECIPE|LAYOUT|LAUNCH)\("([\w-]+)"/mg;
+push @option, map { slurp("$root/examples/$_.h") =~ /dt_probe_option \w+ = \{\s*"([\w-]+)"/g } qw(rules doctor timeline report);
 cmp_ok(scalar @option, '>', 90, 'the header has ' . @option . ' options');
 for my $all ('', ' all', '=all') {
     my ($status, $out, $err) = run(60, "$program --help$all");

@@ -1,8 +1,9 @@
 /* Collectives at the borders: sizes that take several slices and messages, more than 2^31 bytes, what is not a number,
- * the engine's own all-reduce, ranks that disagree, a slow link; the fit of alpha and beta. test_comm.c has the rest.
+ * ranks that disagree, a slow link; the fit of alpha and beta. test_comm.c has the rest.
  * Without arguments this program starts itself with --ranks for every case and prints TAP. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "../examples/link.h"
 #include "tap.h"
 
 #define CHECK(condition, ...)                                                                                          \
@@ -15,12 +16,10 @@
         }                                                                                                              \
     } while (0)
 
-typedef enum call { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, NATIVE, CALLS } call;
-static const char *const names[CALLS] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all",
-                                         "native all-reduce"};
+typedef enum call { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, ALL_TO_ALL, CALLS } call;
+static const char *const names[CALLS] = {"all-reduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all"};
 
 static int has_sections(call k) { return k == REDUCE_SCATTER || k == ALL_GATHER || k == ALL_TO_ALL; }
-static int calls(const dt_comm *c) { return c->link && c->link->all_reduce ? CALLS : NATIVE; }
 
 /* count: elements of one section. The data of all-reduce and broadcast are in `in`. */
 static dt_result collect(dt_comm *c, call k, float *in, float *out, int64_t count, dt_op op, int root)
@@ -30,8 +29,7 @@ static dt_result collect(dt_comm *c, call k, float *in, float *out, int64_t coun
     case REDUCE_SCATTER: return dt_reduce_scatter(c, in, out, count, op);
     case ALL_GATHER: return dt_all_gather(c, in, out, count);
     case BROADCAST: return dt_broadcast(c, in, count, root);
-    case ALL_TO_ALL: return dt_all_to_all(c, in, out, count);
-    default: return dt_all_reduce_native(c, in, count, op);
+    default: return dt_all_to_all(c, in, out, count);
     }
 }
 
@@ -83,27 +81,6 @@ static int check_one(dt_comm *c, call k, int64_t count, dt_op op, int root, floa
     return 0;
 }
 
-/* The engine's own all-reduce: every operation, on all ranks and on halves of them. */
-static int work_native(dt_comm *c)
-{
-    static const int64_t counts[] = {0, 1, 2, 15, 600, 4099};
-    float in[4099], out[4099];
-    dt_comm *half = NULL;
-    int failed = 0, n = dt_comm_size(c), next = (dt_comm_rank(c) + 1) % n;
-    int64_t sent;
-    CHECK(!dt_comm_split(c, dt_comm_rank(c) % 2, &half), " ");
-    for (int k = 0; k < 18 && !failed && calls(c) > NATIVE; k++) {
-        failed = check_one(c, NATIVE, counts[k / 3], (dt_op)(k % 3), 0, in, out);
-        if (!failed && dt_comm_size(half) > 1 && calls(half) > NATIVE)
-            failed = check_one(half, NATIVE, counts[k / 3], (dt_op)(k % 3), 0, in, out);
-    }
-    sent = dt_comm_sent(c, next);
-    if (!failed && calls(c) > NATIVE && !dt_all_reduce_native(c, in, 600, DT_MAX))
-        failed = dt_comm_sent(c, next) - sent != 4 * (2 * 600 * (n - 1) / n);
-    dt_comm_close(&half);
-    return failed;
-}
-
 /* Sizes that take several slices and messages; between two nodes several rounds, also of 4 MB each. */
 static int work_large(dt_comm *c)
 {
@@ -111,7 +88,7 @@ static int work_large(dt_comm *c)
     int64_t most = n == 2 ? 2300003 : 1300001;
     float *in = (float *)malloc((size_t)most * sizeof *in), *out = (float *)malloc((size_t)most * sizeof *out);
     failed = !in || !out;
-    for (int k = 0; k < calls(c) && !failed; k++)
+    for (int k = 0; k < CALLS && !failed; k++)
         failed = check_one(c, (call)k, has_sections((call)k) ? most / n : most, DT_SUM, n - 1, in, out);
     free(in), free(out);
     return failed;
@@ -131,7 +108,7 @@ static int periodic(float *data, const float *period, int64_t from, int64_t coun
 }
 static int huge_call(dt_comm *c, call k, float *in, float *out, float *period)
 {
-    int n = dt_comm_size(c), me = dt_comm_rank(c), sums = k == ALL_REDUCE || k == REDUCE_SCATTER || k == NATIVE;
+    int n = dt_comm_size(c), me = dt_comm_rank(c), sums = k == ALL_REDUCE || k == REDUCE_SCATTER;
     int cut = k == REDUCE_SCATTER || k == ALL_TO_ALL;
     int64_t count = (((int64_t)1 << 29) + 6) / (has_sections(k) ? n : 1);
     const float *got = has_sections(k) ? out : in;
@@ -150,7 +127,7 @@ static int work_huge(dt_comm *c)
     size_t room = ((size_t)1 << 31) + 64;
     float *in = (float *)malloc(room), *out = (float *)malloc(room), *period = (float *)malloc(4 * PERIOD);
     int failed = !in || !out || !period;
-    for (int k = 0; k < calls(c) && !failed; k++) failed = huge_call(c, (call)k, in, out, period);
+    for (int k = 0; k < CALLS && !failed; k++) failed = huge_call(c, (call)k, in, out, period);
     free(in), free(out), free(period);
     return failed;
 }
@@ -161,19 +138,18 @@ static int work_real(dt_comm *c)
     enum { N = 5003 };
     float in[N], out[N], root[N];
     int n = dt_comm_size(c);
-    for (int k = 0; k < calls(c); k += NATIVE) /* all-reduce, native all-reduce */
-        for (int again = 0; again < 2; again++) {
-            for (int i = 0; i < N; i++) in[i] = real(dt_comm_rank(c), i);
-            CHECK(!collect(c, (call)k, in, NULL, N, DT_SUM, 0), "%s", names[k]);
-            CHECK(!again || !memcmp(in, out, sizeof in), "%s: twice", names[k]);
-            memcpy(out, in, sizeof in), memcpy(root, in, sizeof in);
-            CHECK(!dt_broadcast(c, root, N, 0) && !memcmp(root, out, sizeof out), "%s: ranks differ", names[k]);
-            for (int i = 0; i < N; i++) {
-                double sum = 0;
-                for (int r = 0; r < n; r++) sum += (double)real(r, i);
-                CHECK(fabs(sum - (double)out[i]) < 1e-6 * n, "%s: element %d", names[k], i);
-            }
+    for (int again = 0; again < 2; again++) {
+        for (int i = 0; i < N; i++) in[i] = real(dt_comm_rank(c), i);
+        CHECK(!dt_all_reduce(c, in, N, DT_SUM), " ");
+        CHECK(!again || !memcmp(in, out, sizeof in), "twice");
+        memcpy(out, in, sizeof in), memcpy(root, in, sizeof in);
+        CHECK(!dt_broadcast(c, root, N, 0) && !memcmp(root, out, sizeof out), "ranks differ");
+        for (int i = 0; i < N; i++) {
+            double sum = 0;
+            for (int r = 0; r < n; r++) sum += (double)real(r, i);
+            CHECK(fabs(sum - (double)out[i]) < 1e-6 * n, "element %d", i);
         }
+    }
     return 0;
 }
 
@@ -194,10 +170,8 @@ static int work_nan(dt_comm *c)
 static int work_usage(dt_comm *c)
 {
     float x[4] = {0};
-    int engine = calls(c) > NATIVE;
-    CHECK(dt_all_reduce_native(c, x, 1, (dt_op)9) == DT_E_USAGE && strstr(dt_last_error(), "op is 9"), " ");
-    CHECK(dt_all_reduce_native(c, x, engine ? -1 : 1, DT_SUM) == DT_E_USAGE, " ");
-    CHECK(strstr(dt_last_error(), engine ? "a count is 0 or more" : "native all-reduce: ") != NULL, " ");
+    CHECK(dt_all_reduce(c, x, 1, (dt_op)9) == DT_E_USAGE && strstr(dt_last_error(), "op is 9"), " ");
+    CHECK(dt_all_reduce(c, x, -1, DT_SUM) == DT_E_USAGE && strstr(dt_last_error(), "a count is 0 or more"), " ");
     return 0;
 }
 
@@ -304,8 +278,8 @@ static int worker(int argc, char **argv)
     static const struct {
         const char *name;
         int (*work)(dt_comm *);
-    } works[] = {{"native", work_native},     {"large", work_large}, {"real", work_real}, {"nan", work_nan},
-                 {"usage", work_usage},       {"delay", work_delay}, {"last", work_last}, {"poller", work_poller},
+    } works[] = {{"large", work_large}, {"real", work_real}, {"nan", work_nan}, {"usage", work_usage},
+                 {"delay", work_delay}, {"last", work_last}, {"poller", work_poller},
                  {"huge", work_huge},         {"mismatch", work_mismatch}, {"mismatch_short", work_mismatch_short},
                  {"mismatch_root", work_mismatch_root}, {"mismatch_count", work_mismatch_count},
                  {"mismatch_sender", work_mismatch_sender}};
@@ -350,6 +324,8 @@ static void test_fit(void)
         if (what == 1) good &= link.r2 > 0.98 && link.r2 < 0.9999;
         if (what == 2) good &= link.beta <= 0.0 && fabs(link.alpha / alpha - 1) < 0.1;
         if (what == 3) good &= link.alpha <= 0.0 && link.beta > 0.0;
+        seconds[what] = what % 2 ? 0 : NAN;
+        good &= !dt_link_fit(bytes, seconds, 8).points && !dt_link_fit(bytes, seconds, 0).points;
         tap_ok(good, "least squares, case %d: alpha %g, beta %g, R^2 %.6f", what, link.alpha, link.beta, link.r2);
     }
 }

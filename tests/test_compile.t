@@ -24,6 +24,7 @@ spew("$tmp/all.c", $implement . $main);
 spew("$tmp/all.cpp", $implement . $main);
 spew("$tmp/declare.c", "#include \"dtrain.h\"\n$main");
 spew("$tmp/declare.cpp", "#include \"dtrain.h\"\n$main");
+spew("$tmp/with_declare.$_", join '', map({ "#include \"$_\"\n" } 'dtrain.h', map { "examples/$_.h" } qw(rules doctor timeline report)), $main) for qw(c cpp);
 spew("$tmp/memory.h", "#include <stdlib.h>\n");
 
 sub compiles {
@@ -92,6 +93,7 @@ for my $compiler (@c, @cxx) {
   SKIP: {
         skip "$compiler is not installed", 1 unless $found{$compiler};
         compiles("$compiler: the declarations alone, in ISO $standard", "$compiler -std=$standard $warnings -I$root -fsyntax-only $file");
+        compiles("  and the companion headers after them", "$compiler -std=" . $standard =~ s/c11/gnu11/r . " $warnings -I$root -fsyntax-only with_$file");
     }
 }
 SKIP: {
@@ -164,7 +166,7 @@ refuses('a program that trains does not link', qr/dt_trainer_open/, "printf '#de
 
 # ---- the header's first comment ----
 
-my ($tour) = $header =~ /^ \* A TOUR, [^\n]*\n(.*?)^ \* SWITCHES/ms;
+my ($tour) = $header =~ /^ \* A TOUR, [^\n]*\n(.*?)^ \* ONE TRAINING STEP/ms;
 my $start = join '', map { s/^ \*     //r =~ s/(?<=\S) {4,}\S.*//r } grep { /^ \*     / } split /^/, $tour; # without words behind the code
 spew("$tmp/start.c", $start);
 compiles('the tour', "$any $quick -I$root start.c -o start -lm -lpthread");

@@ -50,8 +50,9 @@ for my $case (['fp16', '--ranks 2 --zero 1'], ['sgd', '--ranks 2 --overlap on'],
 for my $model (qw(11_mlp 12_cnn 13_forecaster)) {
     my $source = slurp("$root/examples/$model.c");
     my ($expected) = $source =~ /sha256\s+([0-9a-f]{64})/;
-    my $set = 'layout.compile.mode = DT_COMPILE_ON, layout.compile.verify = layout.compile.report = 1, layout.compile.passes = "' . join(',', @passes) . '";';
-    spew("$tmp/$model.c", $source =~ s/(dt_layout layout = dt_layout_default\(\);)/$1 $set/r);
+    my $set = 'layout.compile.mode = DT_COMPILE_ON, layout.compile.verify = 1, layout.compile.passes = "' . join(',', @passes) . '";'
+        . ' static dt_probe probe; dt_report_attach(&layout, &probe); probe.option[0].value = "1";';
+    spew("$tmp/$model.c", $source =~ s/(dt_layout layout = dt_layout_default\(\);)/$1 $set/r =~ s/(#include "dtrain.h"\n)/$1#include "$root\/examples\/report.h"\n/r);
     my ($status, $out, $err) = run(120, linked_with('library', "$tmp/$model.c", "$tmp/$model"));
     like($out, qr/^sha256\s+$expected$/m, "$model: compiled, it has its hash") or diag("status $status\n$err");
     like($out, qr/^compiler \d+ ops became \d+, .*; every bit is the same$/m, "$model: the bits were compared");
@@ -126,7 +127,7 @@ for my $spoil (sub { substr($_[0], 0, length($_[0]) / 2) }, sub { my $t = $_[0];
 mkdir $_, 0700 for map { "$tmp/$_" } qw(home temporary);
 $ENV{HOME} = "$tmp/home", $ENV{TMPDIR} = "$tmp/temporary";
 for ([ "XDG_CACHE_HOME=$tmp/text/none HOME=", qr/as C, compiled now/, 'in a temporary folder, without a cache' ],
-     [ "XDG_CACHE_HOME=$tmp/text/none HOME= TMPDIR=$tmp/text", qr/^compiler groups run tile by tile: no folder .* Set XDG_CACHE_HOME to one of your own/m, 'without a folder' ],
+     [ "XDG_CACHE_HOME=$tmp/text/none HOME= TMPDIR=$tmp/text", qr/^compiler groups run tile by tile: cannot write to any .* Set XDG_CACHE_HOME to a writable one/m, 'without a folder' ],
      [ "CC=$tmp/none XDG_CACHE_HOME=$tmp/other", qr/^compiler groups run tile by tile: the compiler '.*none' failed: No such file or directory. Set CC to one that compiles C$/m, 'without a compiler' ],
      [ "CC=false XDG_CACHE_HOME=$tmp/other", qr/tile by tile: no C compiler works/, 'with one that fails' ]) {
     spew("$tmp/text", ''), mkdir "$tmp/other";

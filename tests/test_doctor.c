@@ -1,10 +1,11 @@
-/* test_doctor.c: one fault per branch of dt_doctor, and none: which branch is the main finding, the same on all ranks,
+/* test_doctor.c: one fault per branch of examples/doctor.h, and none: which branch is the main finding, the same on all ranks,
  * without a bit changed. Faults are strong, times ten where there is a choice, and no seconds are compared. What cannot
  * be had on one machine (an adapter, containers, many stages) is put into the numbers that the findings follow from.
  *
  *     cc -O2 -I.. test_doctor.c -lm -lpthread && ./a.out */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "../examples/doctor.h"
 #include "tap.h"
 
 /* ---- the lab: what two ranks do ---- */
@@ -73,20 +74,22 @@ static dt_result lab(fault *f, dt_diagnosis *d, int rank)
     dt_layout layout;
     dt_step_info info = dt_step_info_zero();
     dt_trainer *t = NULL;
+    dt_probe doctor;
     dt_result r;
     recipe_of(f, &source, &recipe, &layout);
+    if (d) dt_doctor_attach(&layout, &doctor);
     environment("DT_LINK_RATE", f->rate);
     environment("DT_NODES", f->nodes);
     environment("DT_ISA", f->portable && rank ? "portable" : NULL);
     r = dt_trainer_open(&t, &recipe, &layout);
     if (!r) f->weights = (double)dt_trainer_weights(t);
     while (!r && info.step < 5) r = dt_trainer_step(t, &info);
-    if (!r && d) r = dt_doctor(t, d, text);
+    if (!r && d) r = dt_doctor(&doctor, t, d, text);
     if (!r) r = dt_trainer_step(t, &info);
     if (!r) {
         uint64_t sum = 0xcbf29ce484222325u;
         for (size_t i = 0; d && i < sizeof *d; i++) sum = (sum ^ ((const unsigned char *)d)[i]) * 0x100000001b3u;
-        printf("rank %d %s first %s sum %llx hash %s\n", rank, f->name, d ? dt__branch_names[1 + d->first] : "-",
+        printf("rank %d %s first %s sum %llx hash %s\n", rank, f->name, d ? doctor_branches[1 + d->first] : "-",
                (unsigned long long)sum, dt_trainer_hash(t));
     }
     if (!r && d && !rank) {
@@ -115,16 +118,18 @@ static dt_result refusals(int rank)
     dt_diagnosis d;
     dt_step_info info = dt_step_info_zero();
     dt_trainer *t = NULL;
+    dt_probe doctor;
     dt_result r;
     memset(&f, 0, sizeof f);
     f.batch = 2, f.inputs = 8, f.tp = 1;
     recipe_of(&f, &source, &recipe, &layout);
-    recipe.steps = 3, layout.output.doctor = 1;
+    dt_doctor_attach(&layout, &doctor);
+    recipe.steps = 3, doctor.option[0].value = "1";
     if (dt_trainer_open(&t, &recipe, &layout) == DT_E_USAGE) printf("rank %d refused %s\n", rank, dt_last_error());
-    layout.output.doctor = 0;
+    doctor.option[0].value = NULL;
     r = dt_trainer_open(&t, &recipe, &layout);
     while (!r && info.step < 3) r = dt_trainer_step(t, &info);
-    if (!r && dt_doctor(t, &d, NULL) == DT_E_USAGE) printf("rank %d refused %s\n", rank, dt_last_error());
+    if (!r && dt_doctor(&doctor, t, &d, NULL) == DT_E_USAGE) printf("rank %d refused %s\n", rank, dt_last_error());
     dt_trainer_close(&t);
     return r;
 }
@@ -277,12 +282,12 @@ static void check_text(void)
 
 /* ---- findings from numbers ---- */
 
-static dt__vitals vitals[4];
+static doctor_rank vitals[4];
 static double scratch[4];
 static dt_diagnosis found;
 
 /* Four ranks on two nodes that do well: 100 ms of work, 10 of exchange. */
-static void good_case(dt__case *x)
+static void good_case(doctor_case *x)
 {
     memset(x, 0, sizeof *x);
     memset(vitals, 0, sizeof vitals);
@@ -294,8 +299,8 @@ static void good_case(dt__case *x)
         strcpy(vitals[q].engine, "libfabric 1.17 tcp;ofi_rxm");
         for (int s = 0; s < 3; s++) {
             double *p = vitals[q].pulse[s];
-            p[DT__PULSE_STEP] = 0.11, p[DT__PULSE_WORK] = 0.1, p[DT__PULSE_EXPOSED] = 0.01;
-            p[DT__PULSE_SENT] = 6e6, p[DT__PULSE_FAR] = 1e6;
+            p[DOCTOR_STEP] = 0.11, p[DOCTOR_WORK] = 0.1, p[DOCTOR_EXPOSED] = 0.01;
+            p[DOCTOR_SENT] = 6e6, p[DOCTOR_FAR] = 1e6;
         }
     }
     x->rank = vitals, x->scratch = scratch, x->d = &found;
@@ -304,15 +309,15 @@ static void good_case(dt__case *x)
     found.alpha[0] = 5e-6, found.alpha[1] = 5e-5, found.rate[0] = 5e9, found.rate[1] = 5e8;
 }
 
-static int finding(dt__case *x)
+static int finding(doctor_case *x)
 {
-    dt__judge(x);
+    doctor_judge(x);
     return found.first;
 }
 
 static void check_judge(void)
 {
-    dt__case x;
+    doctor_case x;
     double exchange = 2 * 3 * 5e-5 + 5e6 / 5e9 + 2e6 / 5e8; /* alpha, inside, and a node's between */
     good_case(&x);
     tap_ok(finding(&x) == -1 && fabs(found.exchange - exchange) < 1e-9 && fabs(found.speedup - 0.4 / 0.11) < 1e-9,
@@ -341,7 +346,7 @@ static void check_judge(void)
     found.rate[1] = 1e7;
     tap_ok(finding(&x) == DT_BRANCH_TRANSPORT && found.finding[0].bound == 1.25e7, "a link between nodes of 80 Mbit/s");
     good_case(&x);
-    for (int s = 0; s < 3; s++) vitals[2].pulse[s][DT__PULSE_DATA] = 0.04;
+    for (int s = 0; s < 3; s++) vitals[2].pulse[s][DOCTOR_DATA] = 0.04;
     tap_ok(finding(&x) == DT_BRANCH_DATA && found.finding[1].rank == 2 &&
                fabs(found.finding[1].measured - 0.04 / 0.11) < 1e-9,
            "one rank that waits for data");
@@ -351,20 +356,20 @@ static void check_judge(void)
            "a pipeline with few units");
     good_case(&x);
     for (int s = 0; s < 3; s++)
-        for (int q = 0; q < 4; q++) vitals[q].pulse[s][DT__PULSE_EXPOSED] = 0.05;
+        for (int q = 0; q < 4; q++) vitals[q].pulse[s][DOCTOR_EXPOSED] = 0.05;
     tap_ok(finding(&x) == DT_BRANCH_OVERLAP && strstr(found.finding[3].advice, "--overlap on"),
            "an exchange that is exposed");
-    for (int s = 0; s < 3; s++) vitals[s].pulse[s][DT__PULSE_EXPOSED] = 0.0;
+    for (int s = 0; s < 3; s++) vitals[s].pulse[s][DOCTOR_EXPOSED] = 0.0;
     tap_ok(finding(&x) == -1, "  but not when one rank, another each time, waits for nobody: they wait for it");
     good_case(&x);
-    for (int s = 0; s < 3; s++) vitals[1].pulse[s][DT__PULSE_CROSSED] = 1e6;
+    for (int s = 0; s < 3; s++) vitals[1].pulse[s][DOCTOR_CROSSED] = 1e6;
     tap_ok(finding(&x) == DT_BRANCH_PLACEMENT && strstr(found.finding[4].advice, "--order DPT"),
            "a tensor group across nodes");
     good_case(&x);
     vitals[1].cores[0] = 1;
     tap_ok(finding(&x) == DT_BRANCH_PLACEMENT && found.finding[4].measured == 2.0, "two ranks on one core");
     good_case(&x);
-    for (int s = 0; s < 3; s++) vitals[3].pulse[s][DT__PULSE_WORK] = 0.5;
+    for (int s = 0; s < 3; s++) vitals[3].pulse[s][DOCTOR_WORK] = 0.5;
     tap_ok(finding(&x) == DT_BRANCH_PLACEMENT && found.finding[4].rank == 3, "a rank that is 5 times as slow");
     vitals[3].units = 5;
     tap_ok(finding(&x) == -1, "  but not when it has 5 times as much to do");
@@ -379,7 +384,7 @@ static void check_adapter(void)
     char folder[] = "/tmp/dtrain_XXXXXX", path[300];
     static const char *const vendor[] = {"0x15b3\n", "0x1d0f\n"};
     if (!mkdtemp(folder)) tap_bail("no folder in /tmp");
-    tap_ok(!dt__has_efa("/tmp/there_is_no_such_folder") && !dt__has_efa(folder), "no devices: no adapter");
+    tap_ok(!doctor_has_efa("/tmp/there_is_no_such_folder") && !doctor_has_efa(folder), "no devices: no adapter");
     for (int i = 0; i < 2; i++) {
         FILE *f;
         snprintf(path, sizeof path, "mkdir -p %s/rdmap%d/device", folder, i);
@@ -388,7 +393,7 @@ static void check_adapter(void)
         if (!(f = fopen(path, "w"))) tap_bail("%s", path);
         fputs(vendor[i], f);
         fclose(f);
-        tap_ok(dt__has_efa(folder) == i, "a device of vendor %.6s is %s", vendor[i], i ? "one" : "none");
+        tap_ok(doctor_has_efa(folder) == i, "a device of vendor %.6s is %s", vendor[i], i ? "one" : "none");
     }
     snprintf(path, sizeof path, "rm -r %s", folder);
     if (system(path)) tap_bail("rm");

@@ -101,15 +101,15 @@ static void say_rank(const dt_trainer *t, int64_t allocated, const int64_t *sent
         dt_comm_rank(t->comm), (long long)m.weights, (long long)m.gradients, (long long)m.optimizer,
         (long long)m.activations, (long long)m.buffers, (long long)m.cache, (long long)m.total);
     SAY("offloaded=%lld allocated=%lld sent=%lld again=%lld temp=%lld scratch=%lld ", (long long)m.offloaded,
-        (long long)allocated, (long long)sent[0], (long long)sent[1], (long long)e->net.temp,
-        (long long)dt__net_scratch(&e->net, e->k) * t->pool->workers);
-    for (int c = 0; c < e->shape.pipe.chunks; c++)
-        SAY("begin%d=%d end%d=%d slots%d=%d ", c, e->chunks[c].begin, c, e->chunks[c].end, c, e->chunks[c].slots);
-    for (int q = 0; q < e->net.count; q++) {
+        (long long)allocated, (long long)sent[0], (long long)sent[1], (long long)e->p.net.temp,
+        (long long)dt__net_scratch(&e->p.net, e->k) * t->pool->workers);
+    for (int c = 0; c < e->p.shape.pipe.chunks; c++)
+        SAY("begin%d=%d end%d=%d slots%d=%d ", c, e->p.chunks[c].begin, c, e->p.chunks[c].end, c, e->p.chunks[c].slots);
+    for (int q = 0; q < e->p.net.count; q++) {
         int gathers = 0;
-        for (int32_t i = 0; i < e->program.count; i++)
+        for (int32_t i = 0; i < e->p.program.count; i++)
             gathers +=
-                e->program.list[i].op == DT_GATHER && e->program.list[i].bucket < 0 && e->program.list[i].segment == q;
+                e->p.program.list[i].op == DT_GATHER && e->p.program.list[i].bucket < 0 && e->p.program.list[i].segment == q;
         SAY("gathers%d=%d ", q, gathers);
     }
     for (int k = 0; k < KINDS; k++)
@@ -173,7 +173,7 @@ static int measure(int argc, char **argv)
     t->e.env.tp.combine = counted_combine;
     t->e.env.tp.user = &step;
     step.trade = t->e.env.ep;
-    step.ranks = (int)t->layout.ep, step.rank = t->e.mesh.at[DT_AXIS_DATA] % step.ranks;
+    step.ranks = (int)t->layout.ep, step.rank = t->e.p.mesh.at[DT_AXIS_DATA] % step.ranks;
     t->e.env.ep.exchange = counted_trade;
     t->e.env.ep.user = &step;
     e = dt_trainer_evaluate(t, 0, &loss);
@@ -197,8 +197,8 @@ static int disagree(int argc, char **argv)
     dt_step_info info = dt_step_info_zero();
     dt_result e = open_rank(&s, argc, argv);
     if (e) return dt_fail("open");
-    for (int32_t i = 0; i < s.t->e.program.count && dt_comm_rank(s.t->comm) == 3; i++) {
-        dt__instr *k = &s.t->e.program.list[i];
+    for (int32_t i = 0; i < s.t->e.p.program.count && dt_comm_rank(s.t->comm) == 3; i++) {
+        dt_instr *k = &s.t->e.p.program.list[i];
         if (k->op != DT_REDUCE) continue;
         k->op = DT_GATHER;
         break;

@@ -30,11 +30,16 @@ static dt_trainer *open_trainer(dt_model model, int64_t length, int64_t threads,
 /* Makes weights so large that attention is no plain mean, and that a token depends on those before. */
 static void enlarge(dt_trainer *t)
 {
-    for (int32_t i = 0; i < t->e.net.param_count; i++) {
-        const dt__net_param *p = &t->e.net.params[i];
-        for (int64_t j = 0; p->is.shape.dims > 1 && j < p->count; j++) t->e.params[p->offset + j] *= 8.0f;
+    for (int32_t i = 0; i < t->e.p.net.param_count; i++) {
+        const dt__net_param *p = &t->e.p.net.params[i];
+        float *weight = dt__download(t->e.k, t->e.params + p->offset, p->count);
+        for (int64_t j = 0; p->is.shape.dims > 1 && j < p->count; j++) weight[j] *= 8.0f;
+        dt__upload(t->e.k, weight, p->count);
     }
 }
+
+/* Tokens that a device may read where they are. */
+static void pin(dt_trainer *t, int32_t tokens[LENGTH]) { dt__mem_open(t->e.k, DT__PINNED, tokens, 4 * LENGTH); }
 
 /* ---- logits ---------------------------------------------------------------------------------------------- */
 
@@ -49,7 +54,8 @@ static void check_logits(const char *what, dt_model model, int64_t length, int64
     unsigned saved = dt__fp_enter();
     for (int64_t i = 0; i < length; i++) tokens[i] = (int32_t)(i * 7919 % 251), targets[i] = -1;
     enlarge(whole), enlarge(cached);
-    whole->e.target = dt__upload(targets, 0);
+    pin(whole, tokens), pin(whole, targets);
+    whole->e.target = dt__upload(whole->e.k, targets, 0);
     if (dt__logits(whole, &whole->generator.net[DT__WHOLE], tokens, 0, &want)) tap_bail("%s", dt_last_error());
     tap_ok(cached->generator.cache && !whole->generator.cache, "%s: one of the two has a cache", what);
     for (int p = 0; p < 6; p++) {
@@ -60,6 +66,7 @@ static void check_logits(const char *what, dt_model model, int64_t length, int64
     tap_ok(same == all && all > 0, "%s, %lld positions, %lld threads: %lld of %lld rows of logits have the bits of the whole sequence",
            what, (long long)length, (long long)threads, (long long)same, (long long)all);
     dt__fp_leave(saved);
+    dt__mem_close(whole->e.k, tokens), dt__mem_close(whole->e.k, targets);
     dt_trainer_close(&whole);
     dt_trainer_close(&cached);
 }
@@ -110,7 +117,7 @@ static void check_draws(void)
     dt__candidate order[1000];
     const dt__kernels *k;
     dt__generator d;
-    dt_sampling how = dt_sampling_default();
+    dt_sampling how = dt_generation_default().sampling;
     dt__rng rng = dt__rng_make(3, DT__RNG_TEXT, 0, 0, 0);
     uint64_t at = 0;
     int64_t same = 0, all = 0;
@@ -126,7 +133,7 @@ static void check_draws(void)
                 how.top_k = tops[c % 7], how.top_p = ps[c / 7 % 6], how.temperature = temperatures[c / 42];
                 same += dt__draw(&d, k, &how, logits, sizes[s], uniform) == plain_draw(&how, logits, sizes[s], uniform);
             }
-    how = dt_sampling_default();
+    how = dt_generation_default().sampling;
     tap_ok(how.temperature == 0.7f && how.top_k == 0 && how.top_p == 0.0f && how.seed == 0, "the usual draw: temperature 0.7 over all tokens, seed 0");
     tap_ok(same == all, "%lld of %lld draws with temperature, top-k, top-p are those of the plain text", (long long)same,
            (long long)all);
@@ -143,7 +150,7 @@ static void check_texts(dt_model model, const char *name)
 {
     static const char prompt[] = "a prompt of so many letters that they need more than one step of the cache";
     dt_trainer *cached = open_trainer(model, LENGTH, 1, 0, 1), *whole = open_trainer(model, LENGTH, 1, 1, 1);
-    dt_sampling how = dt_sampling_default();
+    dt_sampling how = dt_generation_default().sampling;
     char a[TEXT + 1], b[TEXT + 1];
     how.top_k = 50, how.top_p = 0.9f;
     for (int p = 0; p < 3; p++) { /* longer than the sequence too: it is moved on twice */
@@ -163,7 +170,7 @@ static void check_texts(dt_model model, const char *name)
     tap_ok(memcmp(a, b, TEXT) != 0, "%s: a seed has 64 bits", name);
     how.temperature = 0.0f;
     text_of(cached, "The ", how, a);
-    how = dt_sampling_default();
+    how = dt_generation_default().sampling;
     how.top_k = 1;
     text_of(cached, "The ", how, b);
     tap_ok(!memcmp(a, b, TEXT), "%s: temperature 0 is top-k 1", name);
@@ -181,7 +188,7 @@ static void check_streams(dt_model model)
     static const int64_t keys[][3] = {{1, 0, 0}, {((int64_t)1 << 33) + 5, 0, 0}, {1, 7, 0}, {1, 0, 3}, {1, 0, -((int64_t)3 << 40)}};
     enum { DRAWN = 120, KEPT = LENGTH - LENGTH / 2 };
     dt_trainer *t = open_trainer(model, LENGTH, 1, 0, 1);
-    dt_sampling how = dt_sampling_default();
+    dt_sampling how = dt_generation_default().sampling;
     enlarge(t);
     dt__loader_close(&t->loader); /* its thread reads the recipe, which changes here */
     for (int k = 0; k < 5; k++) {
@@ -195,7 +202,8 @@ static void check_streams(dt_model model)
         t->recipe.seed = keys[k][0], t->e.step = keys[k][1], how.seed = keys[k][2];
         if (dt_trainer_sample(t, "The ", DRAWN, &how, text)) tap_bail("%s", dt_last_error());
         for (int i = 0; i < LENGTH; i++) targets[i] = -1;
-        t->e.target = dt__upload(targets, 0);
+        pin(t, tokens), pin(t, targets);
+        t->e.target = dt__upload(t->e.k, targets, 0);
         t->generator.cached = 0;
         saved = dt__fp_enter();
         for (int i = 0; i < DRAWN; i++) {
@@ -209,6 +217,7 @@ static void check_streams(dt_model model)
             want[i] = (char)token;
         }
         dt__fp_leave(saved);
+        dt__mem_close(t->e.k, tokens), dt__mem_close(t->e.k, targets);
         tap_ok(!memcmp(text, want, DRAWN), "R16 a text is drawn with seeds %lld and %lld at step %lld", (long long)keys[k][0], (long long)keys[k][2], (long long)keys[k][1]);
     }
     dt_trainer_close(&t);
@@ -230,8 +239,8 @@ static void check_own(void)
     sizes.vocabulary = VOCABULARY;
     own = open_trainer(dt_model_segments(list, 3, VOCABULARY), LENGTH, 1, 0, 1);
     t = open_trainer(family, LENGTH, 1, 0, 1);
-    text_of(own, "The ", dt_sampling_default(), a);
-    text_of(t, "The ", dt_sampling_default(), b);
+    text_of(own, "The ", dt_generation_default().sampling, a);
+    text_of(t, "The ", dt_generation_default().sampling, b);
     tap_ok(!own->generator.cache && t->generator.cache && !memcmp(a, b, TEXT), "a model of one's own draws without a cache");
     dt_trainer_close(&own);
     dt_trainer_close(&t);
@@ -244,9 +253,9 @@ static void check_plan(dt_model model, const char *name, int64_t tables)
     dt_trainer *t = open_trainer(model, LENGTH, 1, 0, 1);
     int64_t with = dt__memory_plan(t).buffers, without, floats = tables * LENGTH * (model.width / model.heads);
     dt__net *one = &t->generator.net[DT__ONE], *several = &t->generator.net[DT__SEVERAL];
-    t->e.net.tables -= floats, several->tables -= floats, one->tables -= floats;
+    t->e.p.net.tables -= floats, several->tables -= floats, one->tables -= floats;
     without = dt__memory_plan(t).buffers;
-    tap_ok(with - without == 3 * 4 * floats && !t->e.net.tables && !one->tables && !several->tables,
+    tap_ok(with - without == 3 * 4 * floats && !t->e.p.net.tables && !one->tables && !several->tables,
            "%s: %lld bytes of rotary angles in the memory plan", name, (long long)(with - without));
     dt_trainer_close(&t);
 }
@@ -258,7 +267,7 @@ static void check_refused(void)
     dt_result r;
     char text[8];
     for (int i = 0; i < 3; i++) {
-        how[i] = dt_sampling_default();
+        how[i] = dt_generation_default().sampling;
         if (i == 0) how[i].temperature = -1.0f;
         else if (i == 1) how[i].top_k = -3;
         else how[i].top_p = 1.5f;

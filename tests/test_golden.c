@@ -7,6 +7,8 @@
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "tap.h"
+#include "slot.h"
+#include "../examples/conv.h"
 
 enum { B = 4, T = 12, LARGEST = 8192 };
 #define LIMIT 1e-5
@@ -30,16 +32,16 @@ enum { CNN = -1, SIDE = 8, CLASSES = 5 };
 static dt_tensor features(dt_graph *g, dt_tensor x, const void *user) /* (B,64) -> (B,32) */
 {
     int64_t b = dt_dim(g, x, 0);
-    dt_window pad, half;
+    conv_window pad, half;
     memset(&pad, 0, sizeof pad);
     memset(&half, 0, sizeof half);
     (void)user;
     pad.size[0] = pad.size[1] = 3, pad.padding[0] = pad.padding[1] = 1;
     half.size[0] = half.size[1] = 2;
-    x = dt_gelu(g, dt_conv(g, dt_reshape(g, x, dt_shape4(b, 1, SIDE, SIDE)), "first", 6, &pad));
-    x = dt_pooling(g, x, 0, &half); /* (B,6,4,4) */
+    x = dt_gelu(g, conv(g, dt_reshape(g, x, dt_shape4(b, 1, SIDE, SIDE)), "first", 6, &pad));
+    x = pool(g, x, 0, &half); /* (B,6,4,4) */
     pad.stride[0] = pad.stride[1] = 2;
-    return dt_reshape(g, dt_relu(g, dt_conv(g, x, "second", 8, &pad)), dt_shape2(b, 32));
+    return dt_reshape(g, dt_relu(g, conv(g, x, "second", 8, &pad)), dt_shape2(b, 32));
 }
 static dt_tensor classify(dt_graph *g, dt_tensor x, const void *user) /* (B,32) -> loss */
 {
@@ -72,7 +74,7 @@ static dt_model the_model(int family)
 /* The engine of a trainer, without its data: one unit of (B,T) is the batch, one data shard. */
 static void open_engine(int family, int64_t shards, int64_t leaves)
 {
-    dt__net *n = &e.net;
+    dt__net *n = &e.p.net;
     dt_model *m = &recipe.model;
     const float *decay = tap_golden_f32(golden, "config.decay", 1);
     memset(&e, 0, sizeof e);
@@ -90,13 +92,13 @@ static void open_engine(int family, int64_t shards, int64_t leaves)
     recipe.batch = recipe.micro_batch = B, recipe.data_shards = 1;
     layout = dt_layout_default();
     layout.bucket = 1000;
-    e.recipe = &recipe;
+    e.p.recipe = &recipe;
     recipe.precision = precision;
     recipe.tensor_shards = shards, recipe.context_shards = leaves;
     recipe.sequence = family == CNN ? SIDE * SIDE : T;
-    e.layout = &layout;
-    if (dt__choose_kernels(&e.k) || dt__pool_open(&e.pool, 1) || dt_comm_open(&e.comm, NULL, NULL) || dt__engine_layout(&e) ||
-        dt__net_open(n, m, e.rows, T) || dt__pool_reserve(e.pool, dt__net_scratch(n, e.k)) || dt__engine_open(&e) || dt__engine_allocate(&e))
+    e.p.layout = &layout;
+    if (dt__choose_kernels(&e.k) || dt__pool_open(&e.pool, 1) || dt_comm_open(&e.comm, NULL, NULL) || dt__engine_begin(&e) ||
+        dt__net_open(n, m, e.p.rows, T) || dt__pool_reserve(e.pool, dt__net_scratch(n, e.k)) || dt__engine_open(&e) || dt__engine_allocate(&e))
         tap_bail("%s", dt_last_error());
     e.env.k = e.k;
     e.env.pool = e.pool;
@@ -116,14 +118,14 @@ static float forward_backward(void)
 {
     float loss[2] = { 0.0f, 0.0f }; /* of context leaves */
     int64_t valid = 0;
-    dt__instr back;
+    dt_instr back;
     unsigned saved = dt__fp_enter();
     for (int i = 0; i < targets; i++) valid += ((const int32_t *)e.target)[i] >= 0;
     e.inv_valid = 1.0f / (float)valid, e.powers.scale = e.env.loss_scale = precision == DT_PRECISION_FP16 ? 1024.0f : 1.0f;
     memset(&back, 0, sizeof back);
     back.op = DT_BACKWARD, back.fresh = back.completes = 1; /* slot 0, set 0 */
-    for (int64_t s = 0; s < e.net.count; s++) dt__engine_forward(&e, s, 0);
-    for (back.segment = (int32_t)e.net.count - 1; back.segment >= 0; back.segment--) dt__engine_backward(&e, &back);
+    for (int64_t s = 0; s < e.p.net.count; s++) dt__engine_forward(&e, s, 0);
+    for (back.segment = (int32_t)e.p.net.count - 1; back.segment >= 0; back.segment--) dt__engine_backward(&e, &back);
     dt__fp_leave(saved);
     dt__engine_loss(&e, 0, loss);
     return (loss[0] + loss[1]) / (float)valid;
@@ -132,14 +134,14 @@ static float forward_backward(void)
 /* The logits are lost when the loss' gradient takes their place: forward alone. */
 static void check_logits(double limit)
 {
-    const dt__built *head = &e.net.segments[e.net.count - 1];
+    const dt__built *head = &e.p.net.segments[e.p.net.count - 1];
     static float ordered[LARGEST];
     const float *logits;
     dt__bind b;
-    for (int64_t s = 0; s < e.net.count; s++) dt__engine_forward(&e, s, 0);
-    dt__engine_bind(&e, e.net.count - 1, 0, -1, &b);
+    for (int64_t s = 0; s < e.p.net.count; s++) dt__engine_forward(&e, s, 0);
+    dt__engine_bind(&e, e.p.net.count - 1, 0, -1, &b);
     logits = dt__where(head->plan, &b, head->plan->g->logits.id);
-    if (e.net.context_shards && !dt__whole_rows(&e, head->plan->g, logits, B, ordered)) logits = ordered;
+    if (e.p.net.context_shards && !dt__whole_rows(&e, head->plan->g, logits, B, ordered)) logits = ordered;
     tap_near(logits, tap_golden_f32(golden, "logits", targets * V), targets * V, limit, "logits");
 }
 
@@ -149,7 +151,7 @@ static const float *whole(const dt__net_param *p, const float *at)
     static float values[2][LARGEST];
     static int turn;
     turn = !turn;
-    dt__net_whole(&e.net, p, at, 4, values[turn]);
+    dt__net_whole(&e.p.net, p, at, 4, values[turn]);
     return values[turn];
 }
 
@@ -157,13 +159,13 @@ static void check_gradients(void)
 {
     char name[160];
     static float sum[LARGEST];
-    for (int32_t i = 0; i < e.net.param_count; i++) {
-        const dt__net_param *p = &e.net.params[i];
-        const float *g = whole(p, e.sets + p->slot[0]);
+    for (int32_t i = 0; i < e.p.net.param_count; i++) {
+        const dt__net_param *p = &e.p.net.params[i];
+        const float *g = whole(p, e.sets + slot_of(&e.p.net, p, 0));
         int64_t count = dt_shape_count(p->is.shape);
         snprintf(name, sizeof name, "grad.%s", p->is.name);
         if (p->uses == 2) { /* the tied weight: both uses apart, then added */
-            const float *h = whole(p, e.sets + p->slot[1]);
+            const float *h = whole(p, e.sets + slot_of(&e.p.net, p, 1));
             tap_near(g, tap_golden_f32(golden, "grad.wte.embed", count), count, LIMIT, "R8 gradient of wte, embedding use");
             tap_near(h, tap_golden_f32(golden, "grad.wte.head", count), count, LIMIT, "R8 gradient of wte, head use");
             for (int64_t j = 0; j < count; j++) sum[j] = g[j] + h[j];
@@ -177,10 +179,10 @@ static void check_gradients(void)
  * to the noise of any gradient that is nearly 0, and context slices make another noise. */
 static void check_step(int step)
 {
-    const double limit = e.net.context_shards ? 3 * LIMIT : LIMIT;
+    const double limit = e.p.net.context_shards ? 3 * LIMIT : LIMIT;
     char name[160], what[200];
-    for (int32_t i = 0; i < e.net.param_count; i++) {
-        const dt__net_param *p = &e.net.params[i];
+    for (int32_t i = 0; i < e.p.net.param_count; i++) {
+        const dt__net_param *p = &e.p.net.params[i];
         const float *got = whole(p, e.params + p->offset), *want;
         int64_t count = dt_shape_count(p->is.shape);
         snprintf(name, sizeof name, "step%d.%s", step, p->is.name);
@@ -196,11 +198,11 @@ static void check_step(int step)
 
 static void start_there(void)
 {
-    for (int32_t i = 0; i < e.net.param_count; i++) {
-        const dt__net_param *p = &e.net.params[i];
+    for (int32_t i = 0; i < e.p.net.param_count; i++) {
+        const dt__net_param *p = &e.p.net.params[i];
         const float *start = tap_golden_f32(golden, p->is.name, dt_shape_count(p->is.shape));
         if (!start) tap_bail("no %s in the golden file", p->is.name);
-        dt__net_move(&e.net, p, (char *)(e.params + p->offset), (char *)(uintptr_t)start, 4, 1);
+        dt__net_move(&e.p.net, p, (char *)(e.params + p->offset), (char *)(uintptr_t)start, 4, 1);
     }
 }
 

@@ -34,7 +34,7 @@ static dt_result prepare(const char *folder, int64_t length)
     recipe.weights = folder;
     layout = dt_layout_default();
     layout.output.quiet = 1, layout.threads = 1, layout.output.sample_length = 0;
-    return dt_model_read(&recipe.model, folder);
+    return dt__model_read(&recipe.model, folder);
 }
 
 /* The logits (count) of the tokens, and the hash of what was loaded. */
@@ -107,8 +107,12 @@ static void config(const char *member, const char *words)
                                        "\"hidden_size\": 8, \"intermediate_size\": 12, \"vocab_size\": 9, %s}",
              member + 5 * gpt2);
     spew("config.json", text);
-    if (words) refused(dt_model_read(&m, scratch), DT_E_DATA, words, member);
-    else if (!tap_ok(!dt_model_read(&m, scratch) && m.width == 8, "%s", member)) tap_note("%s", dt_last_error());
+    if (words) refused(dt__model_read(&m, scratch), DT_E_DATA, words, member);
+    else if (!tap_ok(!dt__model_read(&m, scratch) && m.width == 8, "%s", member)) tap_note("%s", dt_last_error());
+    else {
+        snprintf(text, sizeof text, "%s/config.json", scratch);
+        tap_ok(!dt_recipe_from(&recipe, text) && recipe.model.width == 8 && !recipe.weights, "  a recipe of the file");
+    }
 }
 
 static void configs(void)
@@ -151,7 +155,7 @@ static void configs(void)
     config("gpt2 \"add_cross_attention\": true", "add_cross_attention true");
     config("gpt2 \"reorder_and_upcast_attn\": true", NULL); /* fp32 already */
     spew("config.json", "{\"model_type\": \"mamba\"}");
-    refused(dt_model_read(&m, scratch), DT_E_DATA, "model_type mamba: choose one of gpt2,llama,mistral,qwen2,qwen3", "another family");
+    refused(dt__model_read(&m, scratch), DT_E_DATA, "model_type mamba: choose one of gpt2,llama,mistral,qwen2,qwen3", "another family");
     for (int i = 0; i < 3; i++) {
         static const char *const type[] = { "mistral", "qwen2", "qwen3" };
         char text[512];
@@ -159,15 +163,15 @@ static void configs(void)
             snprintf(text, sizeof text, "{\"model_type\": \"%s\", \"num_hidden_layers\": 2, \"num_attention_heads\": 2, \"hidden_size\": 8, "
                      "\"intermediate_size\": 12, \"vocab_size\": 9, \"sliding_window\": 16%s}", type[i], heads ? ", \"num_key_value_heads\": 1" : "");
             spew("config.json", text);
-            if (!heads) refused(dt_model_read(&m, scratch), DT_E_DATA, "num_key_value_heads is missing", type[i]);
+            if (!heads) refused(dt__model_read(&m, scratch), DT_E_DATA, "num_key_value_heads is missing", type[i]);
             else
-                tap_ok(!dt_model_read(&m, scratch) && m.window == (i ? 0 : 16) && m.qkv_bias == (i == 1) && m.qk_norm == (i == 2) &&
+                tap_ok(!dt__model_read(&m, scratch) && m.window == (i ? 0 : 16) && m.qkv_bias == (i == 1) && m.qk_norm == (i == 2) &&
                            m.head == (i == 2 ? 128 : 0) && !m.o_bias && !m.mlp_bias, "%s: its own defaults", type[i]);
         }
     }
     spew("config.json", "{\"model_type\": \"gpt2\", \"n_layer\": 2");
-    refused(dt_model_read(&m, scratch), DT_E_DATA, "cut or no JSON", "a config.json that is cut");
-    refused(dt_model_read(&m, "/no/such"), DT_E_FILE, "/no/such", "no such place");
+    refused(dt__model_read(&m, scratch), DT_E_DATA, "cut or no JSON", "a config.json that is cut");
+    refused(dt__model_read(&m, "/no/such"), DT_E_FILE, "/no/such", "no such place");
 }
 
 static void refuse(dt_result code, const char *words, const char *what)

@@ -263,7 +263,7 @@ int main(void)
         {"save whole tensors, keep 1, after a step", train, DT_FULL, 0, 0, 0, 1, 0, 0, 1},
         {"save steps that are there", train, DT_SHARDED, 0, 1, 0, 0, 0, 0, STEPS},
         {"the same where two names cannot be exchanged", train, DT_SHARDED, 0, 1, 0, 0, 1, 0, STEPS},
-        {"behind training", train, DT_SHARDED, 1, 1, 0, 0, 0, 0, STEPS},
+        {"during training", train, DT_SHARDED, 1, 1, 0, 0, 0, 0, STEPS},
         {"restored from a mirror, and mirrored", train, DT_SHARDED, 0, 0, 1, 1, 0, 0, 2},
         {"restored from a mirror by a command", train, DT_SHARDED, 0, 0, 2, 0, 0, 0, 2},
         {"without locks", train, DT_SHARDED, 0, 0, 0, 0, 0, 1, 1},

@@ -274,13 +274,15 @@ static float cosine(void *user, int64_t step)
     return dt__learning_rate(&r, step - 1);
 }
 typedef struct seen {
-    int64_t steps, last, stop;
+    int64_t steps, last, stop, moments;
     float rate;
 } seen;
-static dt_result look(void *user, dt_trainer *t, const dt_step_info *info)
+static dt_result look(dt_probe *p, dt_trainer *t, dt_moment when, const dt_step_info *info)
 {
-    seen *s = (seen *)user;
+    seen *s = (seen *)p->user;
     (void)t;
+    s->moments = s->moments * 10 + (when != DT_AT_STEP ? when : 0);
+    if (when != DT_AT_STEP) return DT_OK;
     s->steps++, s->last = info->step, s->rate = info->learning_rate;
     return info->step == s->stop ? dt__error(DT_E_STOPPED, "enough") : DT_OK;
 }
@@ -349,7 +351,7 @@ static void test_callbacks(dt_recipe recipe, dt_layout layout)
     for (int i = 0; i < 5; i++) good &= test_seek(steps[i]);
     tap_ok(good, "an optimizer's step that is no whole number is refused, not counted up to");
     recipe.source = &source, recipe.model = dt_model_segments(&one, 1, 0), recipe.steps = 2;
-    layout.output.quiet = 1, layout.output.sample_length = 0, layout.output.after_step = NULL, layout.threads = 1;
+    layout.output.quiet = 1, layout.output.sample_length = 0, layout.output.probes = NULL, layout.threads = 1;
     good = !dt_trainer_open(&t, &recipe, &layout) && !dt_trainer_run(t, &info);
     snprintf(before, 65, "%s", t ? dt_trainer_hash(t) : "");
     tap_ok(good && dt_trainer_step(t, &info) == DT_E_USAGE && strstr(dt_last_error(), "all 2 steps are done") && info.step == 2 &&
@@ -365,20 +367,69 @@ static void test_callbacks(dt_recipe recipe, dt_layout layout)
     dt_trainer_close(&t);
 }
 
+/* dt_probe.call: plain SGD moves the first parameter by rate times gradient. */
+static dt_result descends(dt_probe *p, dt_trainer *t, dt_moment when, const dt_step_info *info)
+{
+    static float before[64], gradient[64];
+    int64_t count = 0;
+    const char *name = when == DT_AT_START || when == DT_AT_STEP ? dt_trainer_parameter_at(t, 0, NULL) : NULL;
+    const float *now = name ? dt_trainer_parameter(t, name, &count) : NULL;
+    if (!now || count > 64) return DT_OK;
+    if (when == DT_AT_STEP && dt_trainer_gradient(t, name, gradient)) return DT_E_DATA;
+    for (int64_t i = 0; when == DT_AT_STEP && i < count; i++) {
+        float moved = before[i] - now[i], should = info->learning_rate * gradient[i];
+        p->number += fabsf(moved - should) <= 1e-6f + 1e-4f * fabsf(should) && should * should > 0.0f ? 1.0 : -100.0;
+    }
+    memcpy(before, now, (size_t)count * 4);
+    return when == DT_AT_STEP && dt_trainer_gradient(t, "nothing", gradient) != DT_E_USAGE ? DT_E_DATA : DT_OK;
+}
+
+/* Options of probes, their numbers in the metrics, and what a program without the probe is told. */
+static void test_probes(dt_recipe recipe, dt_layout layout)
+{
+    char list[4][16] = {"test", "--rules", "--mark=here", "--loud"}, *two[3] = {list[0], list[1], NULL}, **argv = two;
+    char *own[4] = {list[0], list[2], list[3], NULL}, metrics[64], hash[65], line[4000] = "", *found = NULL;
+    const dt_probe_option mark = {"mark", "WORD", "a word", NULL}, loud = {"loud", NULL, "a flag", NULL};
+    int argc = 2;
+    dt_probe probe;
+    FILE *f;
+    layout.output.probes = NULL;
+    tap_ok(dt_args(&argc, &argv, &recipe, &layout) == DT_E_USAGE &&
+           strstr(dt_last_error(), "--rules is an option of examples/rules.h: include it after dtrain.h, and call dt_rules_attach("),
+           "a program without a companion names it at its option");
+    memset(&probe, 0, sizeof probe);
+    probe.call = descends, probe.option[0] = mark, probe.option[1] = loud, probe.metric = "right";
+    layout.output.probes = &probe, argc = 3, argv = own;
+    tap_ok(!dt_args(&argc, &argv, &recipe, &layout) && argc == 1 && probe.option[0].value && !strcmp(probe.option[0].value, "here") &&
+           probe.option[1].value, "a probe has options");
+    snprintf(metrics, sizeof metrics, "%s/probe.jsonl", folder);
+    layout.output.metrics = metrics;
+    recipe.optimizer = DT_SGD, recipe.momentum = 0, recipe.clip = 0, recipe.weight_decay = 0, recipe.steps = 2;
+    tap_ok(!run_plane(recipe, layout, hash) && probe.number > 0.0, "SGD moves a parameter by its gradient times the rate");
+    f = fopen(metrics, "r");
+    while (f && fgets(line, sizeof line, f)) found = strstr(line, "\"right\":");
+    tap_ok(found && atof(found + 8) > 0.0 && atof(found + 8) <= probe.number, "and its number in the metrics");
+    if (f) fclose(f);
+}
+
 static void test_trainer(void)
 {
     dt_recipe recipe = dt_recipe_default(), hooked;
     dt_layout layout = dt_layout_default();
     char plain[65], other[65];
-    seen s = {0, 0, 0, 0.0f};
+    seen s = {0, 0, 0, 0, 0.0f};
+    dt_probe probe;
     recipe.batch = 8, recipe.steps = 12, recipe.warmup = 3, recipe.schedule = DT_COSINE;
     tap_ok(!run_plane(recipe, layout, plain), "a plane is trained");
     hooked = recipe, hooked.rate = cosine, hooked.rate_user = &recipe;
     hooked.schedule = DT_CONSTANT, hooked.warmup = 0;
-    layout.output.after_step = look, layout.output.user = &s;
+    memset(&probe, 0, sizeof probe);
+    probe.call = look, probe.user = &s, layout.output.probes = &probe;
     tap_ok(!run_plane(hooked, layout, other) && !strcmp(plain, other), "a rate of the program's own has the bits of the schedule that it computes");
     tap_ok(s.steps == 12 && s.last == 12 && s.rate > 0.0f && s.rate < recipe.learning_rate, "a program's function is called after each step");
+    tap_ok(s.moments == DT_AT_START * 100000000000000 + DT_AT_END * 10 + DT_AT_CLOSE && !probe.layout, "  and when a run is opened, ends and is closed");
     test_callbacks(recipe, layout);
+    test_probes(recipe, layout);
     s.stop = 5;
     tap_ok(run_plane(recipe, layout, other) == DT_E_STOPPED && s.last == 5 && strcmp(plain, other), "  and ends the run by what it returns");
 }
@@ -402,7 +453,7 @@ static dt_result beside(dt_comm *c, float sums[2])
         static const int axes[2] = {DT_AXIS_DATA, DT_AXIS_TENSOR};
         dt_step_info info;
         r = dt_trainer_step(t, &info);
-        m = dt_trainer_mesh(t);
+        m = dt_plan_mesh(dt_trainer_plan(t));
         for (int i = 0; i < 2 && !r; i++) {
             dt_comm *group = NULL;
             r = dt_comm_split(c, dt_comm_rank(c) - m.at[axes[i]] * m.stride[axes[i]], &group);
@@ -491,10 +542,10 @@ static void test_launch(void)
 
 /* Rank 1 is longer in a function of the program's own than --timeout, and then in work that says that it lives; silent
  * in neither is an error, silent in the last wait is one. */
-static dt_result linger(void *user, dt_trainer *t, const dt_step_info *info)
+static dt_result linger(dt_probe *p, dt_trainer *t, dt_moment when, const dt_step_info *info)
 {
     (void)t;
-    if (*(int *)user == 1 && info->step == 1) usleep(900000);
+    if (when == DT_AT_STEP && *(int *)p->user == 1 && info->step == 1) usleep(900000);
     return DT_OK;
 }
 static int busy(dt_comm *c)
@@ -502,8 +553,11 @@ static int busy(dt_comm *c)
     dt_recipe recipe = dt_recipe_default();
     dt_layout layout = dt_layout_default();
     int rank = dt_comm_rank(c);
+    dt_probe probe;
     char hash[65];
-    recipe.batch = 8, recipe.steps = 2, layout.output.after_step = linger, layout.output.user = &rank;
+    memset(&probe, 0, sizeof probe);
+    probe.call = linger, probe.user = &rank;
+    recipe.batch = 8, recipe.steps = 2, layout.output.probes = &probe;
     if (run_plane(recipe, layout, hash)) return 1;
     for (int i = 0; i < 9 && rank == 1; i++) usleep(100000), dt_comm_alive(c);
     if (dt_barrier(c)) return 2;

@@ -221,7 +221,7 @@ static void check_partition_shapes(void)
 /* ---- schedules --------------------------------------------------------------------------------------------- */
 
 enum { STAGES = 8, UNITS = 24, CHUNKS = 4, LENGTH = 3 * UNITS * CHUNKS };
-static dt_work work[STAGES * LENGTH];
+static dt__work work[STAGES * LENGTH];
 static const char *const names[] = {"1f1b", "gpipe", "interleaved", "zero-bubble"};
 static dt__pipe pipe_of(int kind, int stages, int chunks, int units)
 {
@@ -232,12 +232,12 @@ static dt__pipe pipe_of(int kind, int stages, int chunks, int units)
 
 /* Every unit goes forward, back, and with zero-bubble through its weights, once per chunk and in this order; back and
  * weights in the order of units (R3). */
-static int valid(const dt__pipe *p, const dt_work *list)
+static int valid(const dt__pipe *p, const dt__work *list)
 {
     int kinds = p->kind == DT_ZERO_BUBBLE ? 3 : 2, next[3][CHUNKS] = {{0}}, at[3][CHUNKS][UNITS];
     memset(at, -1, sizeof at);
     for (int i = 0; i < dt__pipe_length(p); i++) {
-        const dt_work *w = &list[i];
+        const dt__work *w = &list[i];
         if (w->kind < 0 || w->kind >= kinds || w->chunk < 0 || w->chunk >= p->chunks || w->unit < 0 ||
             w->unit >= p->units)
             return 0;
@@ -250,17 +250,17 @@ static int valid(const dt__pipe *p, const dt_work *list)
 
 /* How many units a stage has in flight at most, all chunks together; negative when two of a chunk share a slot, or
  * a slot is beyond slots[chunk]. */
-static int most_in_flight(const dt__pipe *p, const dt_work *list, const int32_t *slots)
+static int most_in_flight(const dt__pipe *p, const dt__work *list, const int32_t *slots)
 {
-    int last = p->kind == DT_ZERO_BUBBLE ? DT_WORK_WEIGHTS : DT_WORK_BACKWARD, now = 0, most = 0;
+    int last = p->kind == DT_ZERO_BUBBLE ? DT__WORK_WEIGHTS : DT__WORK_BACKWARD, now = 0, most = 0;
     int holder[CHUNKS][UNITS]; /* 1 + the unit in a slot */
     memset(holder, 0, sizeof holder);
     for (int i = 0; i < dt__pipe_length(p); i++) {
-        const dt_work *w = &list[i];
+        const dt__work *w = &list[i];
         int *in = &holder[w->chunk][w->slot];
         if (w->slot < 0 || w->slot >= slots[w->chunk]) return -1;
-        if (*in != (w->kind == DT_WORK_FORWARD ? 0 : w->unit + 1)) return -1;
-        if (w->kind == DT_WORK_FORWARD) *in = w->unit + 1, now++;
+        if (*in != (w->kind == DT__WORK_FORWARD ? 0 : w->unit + 1)) return -1;
+        if (w->kind == DT__WORK_FORWARD) *in = w->unit + 1, now++;
         most = now > most ? now : most;
         if (w->kind == last) *in = 0, now--;
     }
@@ -276,7 +276,7 @@ static int in_flight_formula(const dt__pipe *p, int stage)
     return p->stages - stage < p->units ? p->stages - stage : p->units;
 }
 
-static int check_slots(const dt__pipe *p, dt_work *list, int stage)
+static int check_slots(const dt__pipe *p, dt__work *list, int stage)
 {
     int32_t slots[CHUNKS], scratch[CHUNKS * (2 * UNITS + 1)];
     int most, sum = 0;
@@ -293,13 +293,13 @@ typedef struct messages {
     int takes, gives, way; /* way: of both */
     int from, to;
 } messages;
-static messages messages_of(const dt__pipe *p, const dt_work *w, int stage)
+static messages messages_of(const dt__pipe *p, const dt__work *w, int stage)
 {
     messages m;
     int run = w->chunk * p->stages + stage, last = p->stages * p->chunks - 1;
     memset(&m, 0, sizeof m);
-    if (p->stages == 1 || w->kind == DT_WORK_WEIGHTS) return m;
-    m.way = w->kind == DT_WORK_BACKWARD;
+    if (p->stages == 1 || w->kind == DT__WORK_WEIGHTS) return m;
+    m.way = w->kind == DT__WORK_BACKWARD;
     m.takes = m.way ? run < last : run > 0;
     m.gives = m.way ? run > 0 : run < last;
     m.from = (stage + (m.way ? 1 : p->stages - 1)) % p->stages;
@@ -308,10 +308,10 @@ static messages messages_of(const dt__pipe *p, const dt_work *w, int stage)
 }
 
 /* A message: the run that gives it and its unit. */
-static int message_name(const dt__pipe *p, const dt_work *w, int stage, int given)
+static int message_name(const dt__pipe *p, const dt__work *w, int stage, int given)
 {
     int run = w->chunk * p->stages + stage;
-    if (!given) run += w->kind == DT_WORK_BACKWARD ? 1 : -1;
+    if (!given) run += w->kind == DT__WORK_BACKWARD ? 1 : -1;
     return run * UNITS + w->unit;
 }
 
@@ -326,7 +326,7 @@ static int run_messages(const dt__pipe *p)
         moved = 0;
         for (int s = 0; s < p->stages; s++)
             while (next[s] < length) {
-                const dt_work *w = &work[s * length + next[s]];
+                const dt__work *w = &work[s * length + next[s]];
                 messages m = messages_of(p, w, s);
                 if (m.takes && !giving[s]) {
                     if (taken[m.from][m.way] == count[m.from][m.way]) break;
@@ -365,6 +365,13 @@ typedef struct faults {
     int schedules, order, clock, idle, slots, messages, deadlock;
 } faults;
 
+/* Share of time that stages wait if a backward takes two forwards; zero-bubble: for as many units as stages or more. */
+static double idle_share(const dt__pipe *p)
+{
+    double waits = (double)(p->stages - 1) / (p->kind == DT_ZERO_BUBBLE ? 3.0 : 1.0);
+    return waits / ((double)p->chunks * (double)p->units + waits);
+}
+
 static void check_schedule(const dt__pipe *p, faults *f)
 {
     int64_t length = dt__pipe_length(p);
@@ -383,9 +390,9 @@ static void check_schedule(const dt__pipe *p, faults *f)
     f->slots += bad_slots;
     f->clock += idle < 0.0;
     if (p->kind != DT_ZERO_BUBBLE)
-        f->idle += !(fabs(idle - bubble) <= 1e-12 && fabs(idle - dt__pipe_idle(p)) <= 1e-12);
+        f->idle += !(fabs(idle - bubble) <= 1e-12 && fabs(idle - idle_share(p)) <= 1e-12);
     else if (p->stages > 1 && p->units >= p->stages)
-        f->idle += !(idle < idle_of(&other) && fabs(idle - dt__pipe_idle(p)) <= 1e-12);
+        f->idle += !(idle < idle_of(&other) && fabs(idle - idle_share(p)) <= 1e-12);
     else
         f->idle += !(idle >= 0.0 && idle <= bubble + 1e-12);
     ran = run_messages(p);
@@ -484,22 +491,20 @@ static void check_grids(void)
 
 static void check_order_refusals(void)
 {
-    dt_work list[64];
-    int64_t count = -1;
+    dt_recipe r = dt_recipe_default();
     dt_layout l = dt_layout_default();
-    l.pp = 0;
-    check_refused(dt_pipeline_order(&l, 4, 0, list, &count), "Use 1 to 1000 stages", "no stages");
-    l.pp = 2;
-    check_refused(dt_pipeline_order(&l, 0, 0, list, &count), "0 units: out of range", "no units");
-    check_refused(dt_pipeline_order(&l, 4, 2, list, &count), "stage 2 of 2", "a stage beyond the last");
+    dt_plan *plan = NULL;
+    r.model = dt_model_gpt2("nano"), r.model.vocabulary = 16;
+    r.data_shards = r.micro_batch = 1, r.batch = 4, l.pp = 2;
+    check_refused(dt_plan_open(&plan, &r, &l, 2, 2), "rank 2 of 2 ranks", "a stage beyond the last");
     l.chunks = 0;
-    check_refused(dt_pipeline_order(&l, 4, 0, list, &count), "0 chunks", "no chunks");
+    check_refused(dt_plan_open(&plan, &r, &l, 2, 0), "--chunks", "no chunks");
     l.chunks = 2, l.pipeline = 4;
-    check_refused(dt_pipeline_order(&l, 4, 0, list, &count), "4 is not a pipeline schedule", "another schedule");
-    l.pipeline = DT_INTERLEAVED;
-    check_refused(dt_pipeline_order(&l, 3, 0, list, &count), "in groups of 2, one per stage, and a rank has 3",
+    check_refused(dt_plan_open(&plan, &r, &l, 2, 0), "--pipeline", "another schedule");
+    l.pipeline = DT_INTERLEAVED, r.batch = 3;
+    check_refused(dt_plan_open(&plan, &r, &l, 2, 0), "in groups of 2, one per stage, and a rank has 3",
                   "3 units interleaved on 2 stages");
-    tap_ok(!count, "  and lists nothing");
+    tap_ok(!plan, "  and there is no plan");
 }
 
 /* ---- who owns what ------------------------------------------------------------------------------------------ */
@@ -659,31 +664,28 @@ static void check_stores(dt_model m, int tied, const char *what)
 
 enum { MOST_RANKS = 12 };
 
-/* Whether a layout can be of so many ranks: the engine opens, as far as ranks count. */
-static int opens(dt__engine *e, dt_comm *c, const dt_recipe *r, const dt_layout *l, int ranks)
+/* Whether a layout can be of so many ranks: the plan begins, as far as ranks count. */
+static int opens(dt_plan *p, const dt_recipe *r, const dt_layout *l, int ranks)
 {
-    memset(e, 0, sizeof *e);
-    c->size = c->local_size = ranks;
-    e->recipe = r, e->layout = l, e->comm = c;
-    return !dt__engine_layout(e);
+    memset(p, 0, sizeof *p);
+    p->recipe = r, p->layout = l, p->ranks = ranks;
+    return !dt__layout_begin(p);
 }
 
 /* What a layout says of fewer ranks is what becomes of them. Returns the number of answers, or -1. */
 static int fits_truly(const dt_recipe *r, const dt_layout *l)
 {
-    dt__engine *e = (dt__engine *)calloc(2, sizeof *e);
-    dt_comm *c = (dt_comm *)calloc(2, sizeof *c);
+    dt_plan *p = (dt_plan *)calloc(2, sizeof *p);
     int answers = 0;
     for (int ranks = 2; ranks <= MOST_RANKS && answers >= 0; ranks++)
-        for (int n = 1; n < ranks && answers >= 0 && opens(e, c, r, l, ranks); n++, answers++) {
-            int fits = dt__engine_fits(e, n);
-            if (fits == opens(e + 1, c + 1, r, l, n)) continue;
+        for (int n = 1; n < ranks && answers >= 0 && opens(p, r, l, ranks); n++, answers++) {
+            int fits = dt__layout_fits(p, n);
+            if (fits == opens(p + 1, r, l, n)) continue;
             tap_note("%d of %d ranks fit: %d; tp %d pp %d cp %d ep %d zero-group %d pipeline %d: %s", n, ranks, fits, (int)l->tp,
                      (int)l->pp, (int)l->cp, (int)l->ep, (int)l->zero_group, l->pipeline, fits ? dt_last_error() : "opens");
             answers = -2;
         }
-    free(e);
-    free(c);
+    free(p);
     return answers;
 }
 

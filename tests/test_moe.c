@@ -591,33 +591,33 @@ static void tiny_open(int family, int64_t shards)
     tiny->layout = dt_layout_default();
     tiny->layout.output.sample_length = 0, tiny->layout.no_memory_check = 1;
     e = dt_comm_open(&tiny->comm, NULL, NULL);
-    tiny->e.recipe = r, tiny->e.layout = &tiny->layout, tiny->e.comm = tiny->comm;
-    if (!e) e = dt__engine_layout(&tiny->e);
+    tiny->e.p.recipe = r, tiny->e.p.layout = &tiny->layout, tiny->e.comm = tiny->comm;
+    if (!e) e = dt__engine_begin(&tiny->e);
     if (!e) e = dt__pool_open(&tiny->pool, 2);
     if (!e) e = dt__choose_kernels(&tiny->e.k);
     tiny->counts = (float *)dt__alloc((int64_t)sizeof(dt_memory), "counts");
     if (!e) e = tiny->counts ? dt__trainer_model(tiny) : DT_E_MEMORY;
     if (!e) e = dt__trainer_engine(tiny);
     if (e) tap_bail("%s", dt_last_error());
-    for (int32_t i = 0; i < tiny->e.net.param_count; i++) {
-        const dt__net_param *p = &tiny->e.net.params[i];
+    for (int32_t i = 0; i < tiny->e.p.net.param_count; i++) {
+        const dt__net_param *p = &tiny->e.p.net.params[i];
         const float *start = tap_golden_f32(golden, p->is.name, dt_shape_count(p->is.shape));
         if (!start) tap_bail("no %s in the golden file", p->is.name);
-        dt__net_move(&tiny->e.net, p, (char *)(tiny->e.params + p->offset), (char *)(uintptr_t)start, 4, 1);
+        dt__net_move(&tiny->e.p.net, p, (char *)(tiny->e.params + p->offset), (char *)(uintptr_t)start, 4, 1);
     }
 }
 
 /* Gradients ("grad." + name) or parameters ("stepN." + name). Keys' biases have no gradient but rounding noise. */
 static void tiny_compare(const char *prefix, int gradients)
 {
-    for (int32_t i = 0; i < tiny->e.net.param_count; i++) {
-        const dt__net_param *p = &tiny->e.net.params[i];
+    for (int32_t i = 0; i < tiny->e.p.net.param_count; i++) {
+        const dt__net_param *p = &tiny->e.p.net.params[i];
         const float *want;
         float *got = (float *)malloc(4 * (size_t)dt_shape_count(p->is.shape));
         int64_t count = dt_shape_count(p->is.shape);
         char name[160];
         if (!got) tap_bail("no memory");
-        dt__net_whole(&tiny->e.net, p, gradients ? dt__engine_piece(&tiny->e, p).gradient : tiny->e.params + p->offset, 4, got);
+        dt__net_whole(&tiny->e.p.net, p, gradients ? dt__engine_piece(&tiny->e, p).gradient : tiny->e.params + p->offset, 4, got);
         snprintf(name, sizeof name, "%s.%s", prefix, p->is.name);
         want = tap_golden_f32(golden, name, count);
         if (!gradients && strstr(name, "c_attn.bias")) {
@@ -632,7 +632,7 @@ static void tiny_compare(const char *prefix, int gradients)
 /* Drops and logits, after a forward alone: the logits are lost when the loss' gradient takes their place. */
 static void tiny_forward(void)
 {
-    const dt__net *net = &tiny->e.net;
+    const dt__net *net = &tiny->e.p.net;
     const tap_tensor *dropped = tap_golden_find(golden, "dropped");
     const dt__plan *head = net->segments[net->count - 1].plan;
     int64_t logits = config("batch") * config("sequence") * config("vocabulary");
@@ -683,7 +683,7 @@ static void test_golden(const char *file, int family, int64_t shards)
         for (int64_t l = 0; l < contexts(); l++) mean += tiny->e.shard_loss[l] / (float)valid;
         tap_near(&mean, loss + step, 1, 1e-5, "loss at the start of the step");
         tap_near(&tiny->e.norm, norm + step, 1, 1e-5, "gradient norm");
-        for (int64_t s = 0; s < contexts() * tiny->e.net.count; s++)
+        for (int64_t s = 0; s < contexts() * tiny->e.p.net.count; s++)
             auxiliary += tiny->e.shard_auxiliary[s] * tiny->e.env.unit_share;
         if (!step) tap_near(&auxiliary, tap_golden_f32(golden, "auxiliary", 1), 1, 1e-5, "load-balance losses");
         if (!step) tiny_compare("grad", 1);

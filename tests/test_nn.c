@@ -6,6 +6,7 @@
 #include "dtrain.h"
 #include "tap.h"
 #include "maps.h"
+#include "../examples/conv.h"
 
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
@@ -127,7 +128,7 @@ static void conv_backward_w(const conv_case *z, const float *x, const float *dy,
 
 static int conv_machine(const conv_case *z, dt_graph *g, const float *x, const float *w, const float *bias, const float *dy, float *const want[4])
 {
-    dt_window o;
+    conv_window o;
     dt_tensor t[3], y;
     int64_t per = z->c / z->groups, nx = z->b * z->c * z->x[0] * z->x[1], ny = z->b * z->o * z->y[0] * z->y[1], nw = z->o * per * z->k[0] * z->k[1];
     int one = z->x[0] == 1 && z->k[0] == 1, ok;
@@ -137,7 +138,7 @@ static int conv_machine(const conv_case *z, dt_graph *g, const float *x, const f
     t[0] = dt_tensor_of(g, DT_F32, one ? dt_shape3(z->b, z->c, z->x[1]) : dt_shape4(z->b, z->c, z->x[0], z->x[1]), x);
     t[1] = dt_tensor_of(g, DT_F32, one ? dt_shape3(z->o, per, z->k[1]) : dt_shape4(z->o, per, z->k[0], z->k[1]), w);
     t[2] = dt_tensor_of(g, DT_F32, dt_shape1(z->o), bias);
-    y = dt__convolve(g, t[0], t[1], t[2], &o);
+    y = conv_of(g, t[0], t[1], t[2], &o);
     if (!y.id) tap_bail("%s", dt_last_error());
     backward_with(g, y, dy);
     ok = same(dt_value(g, y), want[0], ny, "y") && same(dt_value(g, dt_grad(g, t[0])), want[1], nx, "dx");
@@ -193,7 +194,7 @@ static void test_conv(void)
 
 /* ---- pooling -------------------------------------------------------------------------------------- */
 
-static void pool_reference(const int64_t x[2], const int64_t y[2], const dt_window *o, int mean, const float *plane, const float *dy, float *out, float *dx)
+static void pool_reference(const int64_t x[2], const int64_t y[2], const conv_window *o, int mean, const float *plane, const float *dy, float *out, float *dx)
 {
     memset(dx, 0, 4 * (size_t)(x[0] * x[1]));
     for (int64_t at = 0; at < y[0] * y[1]; at++) {
@@ -213,13 +214,13 @@ static void pool_reference(const int64_t x[2], const int64_t y[2], const dt_wind
 
 static void test_pools(void)
 {
-    static const struct { int64_t x[2]; dt_window o; } row[] = {
+    static const struct { int64_t x[2]; conv_window o; } row[] = {
         { { 9, 31 }, { { 2, 3 }, { 2, 3 }, { 0, 0 }, { 0, 0 }, 0 } }, { { 8, 33 }, { { 3, 3 }, { 2, 2 }, { 1, 1 }, { 0, 0 }, 0 } },
         { { 5, 5 }, { { 5, 4 }, { 1, 1 }, { 2, 2 }, { 0, 0 }, 0 } },  { { 1, 1 }, { { 1, 1 }, { 1, 1 }, { 0, 0 }, { 0, 0 }, 0 } },
     };
     for (size_t i = 0; i < 2 * sizeof row / sizeof *row; i++) {
         const int64_t *n = row[i / 2].x;
-        const dt_window *o = &row[i / 2].o;
+        const conv_window *o = &row[i / 2].o;
         int64_t y[2], planes = 6, nx = n[0] * n[1], ny;
         int mean = (int)(i & 1), ok = 1;
         float *x, *dy, *out, *dx;
@@ -233,7 +234,7 @@ static void test_pools(void)
             dt_tensor t, z;
             if (!g) continue;
             t = dt_tensor_of(g, DT_F32, dt_shape4(2, 3, n[0], n[1]), x);
-            z = dt_pooling(g, t, mean, o);
+            z = pool(g, t, mean, o);
             if (!z.id) tap_bail("%s", dt_last_error());
             backward_with(g, z, dy);
             ok = same(dt_value(g, z), out, planes * ny, "y") && same(dt_value(g, dt_grad(g, t)), dx, planes * nx, "dx");
@@ -372,54 +373,15 @@ static void test_builders(void)
 {
     float x[2 * 4 * 8] = { 0 }, sum = 0.0f;
     dt_graph *g = machine(0);
-    dt_window o;
+    conv_window o;
     memset(&o, 0, sizeof o);
     o.size[0] = 3, o.groups = 2;
-    dt_conv(g, dt_tensor_of(g, DT_F32, dt_shape3(2, 4, 8), x), "c", 256, &o);
+    conv(g, dt_tensor_of(g, DT_F32, dt_shape3(2, 4, 8), x), "c", 256, &o);
     tap_ok(!dt_graph_result(g) && g->param_count == 2 && !strcmp(g->params[0].name, "c.weight") && !strcmp(g->params[1].name, "c.bias") && g->params[0].shape.n[1] == 2,
            "conv makes c.weight (O,C/groups,K) and c.bias (O)");
     for (int i = 0; i < 256 * 6; i++) sum += dt__at(g, dt__tensor(g, 2))->data[i] * dt__at(g, dt__tensor(g, 2))->data[i] / (256.0f * 6.0f);
     tap_ok(fabsf(sum - 2.0f / 6.0f) < 0.05f, "its weights have variance 2 / inputs: %.3f of %.3f", (double)sum, 2.0 / 6.0);
     dt_graph_close(&g);
-}
-
-/* ---- FLOPs ---------------------------------------------------------------------------------------- */
-
-static dt_tensor flops_first(dt_graph *g, dt_tensor x, const void *user) /* (B,6*11*9) -> (B,8,6,5) */
-{
-    dt_window o;
-    memset(&o, 0, sizeof o);
-    o.size[0] = 3, o.size[1] = 5, o.stride[0] = o.stride[1] = 2, o.padding[0] = 1, o.padding[1] = 2, o.groups = 2;
-    (void)user;
-    return dt_conv(g, dt_reshape(g, x, dt_shape4(dt_dim(g, x, 0), 6, 11, 9)), "wide", 8, &o);
-}
-static dt_tensor flops_second(dt_graph *g, dt_tensor x, const void *user) /* (B,8,6,5) -> (B,7,15) -> loss */
-{
-    dt_window o;
-    memset(&o, 0, sizeof o);
-    o.size[0] = 4, o.stride[0] = 2, o.padding[0] = 1;
-    (void)user;
-    x = dt_conv(g, dt_reshape(g, x, dt_shape3(dt_dim(g, x, 0), 8, 30)), "long", 7, &o);
-    return dt_mean(g, dt_mul(g, x, x), DT_ALL);
-}
-
-/* 2 B Cout Cin/groups taps places of the result: forward once, backward for the weight and, behind a segment, for x. */
-static void test_flops(void)
-{
-    static const dt_segment list[] = {{"first", flops_first, NULL}, {"second", flops_second, NULL}};
-    static dt_source source;
-    dt_model m = dt_model_segments(list, 2, 2);
-    dt__net net;
-    double B = 3, wide = 2 * B * 8 * (6 / 2) * (3 * 5) * (6 * 5), along = 2 * B * 7 * 8 * 4 * 15;
-    source.inputs = 6 * 11 * 9, source.targets = 1, source.input_type = DT_F32, source.target_type = DT_I32;
-    memset(&net, 0, sizeof net);
-    net.source = &source;
-    if (dt__net_open(&net, &m, 3, 0)) tap_bail("%s", dt_last_error());
-    tap_ok(net.forward_flops == wide + along, "convolutions count %.0f FLOPs forward, by formula %.0f", net.forward_flops,
-           wide + along);
-    tap_ok(net.backward_flops == wide + 2 * along, "and %.0f backward, by formula %.0f", net.backward_flops,
-           wide + 2 * along);
-    dt__net_close(&net);
 }
 
 /* ---- PyTorch ------------------------------------------------------------------------------------------ */
@@ -451,7 +413,7 @@ static dt_tensor torch_op(dt_graph *g, const char *name, const dt_tensor *in)
 {
     static const dt_rope_scaling scaling = { 8.0, 1.0, 4.0, 16, DT_ROPE_LLAMA3, 0, 0.0 };
     dt_attention_options a;
-    dt_window o;
+    conv_window o;
     memset(&a, 0, sizeof a);
     memset(&o, 0, sizeof o);
     a.heads = 4, a.kv_heads = gold_int(name, "attend", 0), a.causal = (int)gold_int(name, "attend", 1);
@@ -462,10 +424,10 @@ static dt_tensor torch_op(dt_graph *g, const char *name, const dt_tensor *in)
     o.groups = gold_int(name, "groups", 0);
     if (!strncmp(name, "attend", 6)) return dt_attend(g, in[0], in[1], in[2], gold(g, name, "mask"), &a);
     if (!strncmp(name, "rope", 4)) return dt_rope(g, in[0], 2, 10000.0, 7, strstr(name, "llama3") ? &scaling : NULL);
-    if (!strncmp(name, "max_pool", 8)) return dt_pooling(g, in[0], 0, &o);
-    if (!strncmp(name, "avg_pool", 8)) return dt_pooling(g, in[0], 1, &o);
+    if (!strncmp(name, "max_pool", 8)) return pool(g, in[0], 0, &o);
+    if (!strncmp(name, "avg_pool", 8)) return pool(g, in[0], 1, &o);
     if (!strncmp(name, "matmul", 6)) return dt_matmul(g, in[0], in[1], 0, 0);
-    return dt__convolve(g, in[0], in[1], in[2], &o);
+    return conv_of(g, in[0], in[1], in[2], &o);
 }
 
 static void torch_case(const char *name)
@@ -517,7 +479,6 @@ int main(void)
     test_fused();
     test_products();
     test_builders();
-    test_flops();
     test_torch();
     return tap_done();
 }

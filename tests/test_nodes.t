@@ -81,10 +81,10 @@ for my $what (qw(private symmetric parts split), full() ? 'races' : 'races 500',
     }
 }
 
-# large, and MPI's own all-reduce
-for my $what ('native', 'real', 'large', 'usage') {
-    for my $engine ($what eq 'native' ? @engines : drawn(2, @engines)) {
-        for my $shape (drawn($what eq 'native' && $engine eq 'mpi' ? 2 : 1, [2, 2], [5, 3], [4, 4], [3, 1])) {
+# large
+for my $what ('real', 'large') {
+    for my $engine (drawn(2, @engines)) {
+        for my $shape (drawn(1, [2, 2], [5, 3], [4, 4], [3, 1])) {
             my ($status, $out, $err) = run(200, ranks($engine, $shape->[0], "$collect $what", "DT_NODES=$shape->[1]"));
             is($status, 0, "$engine: collectives, $what on $shape->[0] ranks, $shape->[1] nodes") or diag(substr("$out$err", 0, 2000));
         }
@@ -99,44 +99,6 @@ for my $what ('', '_short', '_root', '_count', '_sender') {
         my $named = ($engine eq 'mpi' && $what eq '_root') || $err =~ /ranks disagree: rank \d is in [a-z-]+ #\d+ \(/; # MPI: a length
         ok($status == 0 && $named, "$engine: mismatch$what, and who makes which call is said") or diag("status $status\n" . substr("$out$err", 0, 2000));
     }
-}
-
-# ---- MPI's own all-reduce in training ----
-
-# A run over MPI: the status, the hash, rank 0's last loss and what was said.
-sub native {
-    my ($count, $nodes, $options) = @_;
-    $options = '--data ' . corpus(20000) . " --model nano --warmup 2 --schedule constant --validation 0 --sample-length 0 $recipe{shard} --metrics $tmp/native.jsonl $options";
-    unlink "$tmp/native.jsonl";
-    my ($status, $out, $err) = run(200, ranks('mpi', $count, "$train $options", "DT_NODES=$nodes"));
-    my @loss = slurp("$tmp/native.jsonl") =~ /"loss": *([\d.e+-]+)/g;
-    return ($status, ($out =~ /^sha256 (\w+)$/m)[0] // '', $loss[-1] // 0, "$out$err");
-}
-SKIP: {
-    skip 'Open MPI is not installed', 1 unless $mpi;
-    my (undef, $exact, $loss) = native(2, 2, '');
-    my %bits;
-    for (['', 4, 4], ['--zero 1', 4, 4], drawn(2, ['', 2, 2], ['--overlap on --bucket 1', 3, 3], ['--zero 3', 4, 2], ['--pp 2', 4, 4])) {
-        my ($options, $count, $nodes) = @$_;
-        (my $status, $bits{"$count $options"}, my $near, my $said) = native($count, $nodes, "--numerics fast $options");
-        is($status, 0, "native sums: $count ranks, $nodes nodes $options") or diag(substr($said, 0, 2000));
-        cmp_ok(abs($near - $loss), '<', 1e-5 * $loss, sprintf '  the loss is %.5f, that of exact sums %.5f', $near, $loss);
-    }
-    is($bits{'4 --zero 1'}, $bits{'4 '}, 'four ranks have the same sums: weights that each updates a part of are those that one updates');
-    my $folder = "$tmp/native";
-    my (undef, $whole) = native(2, 2, '--numerics fast');
-    my ($status, $first, undef, $said) = native(2, 2, "--numerics fast --steps 3 --checkpoint $folder");
-    like($said, qr/^fast     products by fp32 chains, as in exact numerics; gradients of ranks are summed by MPI/m, 'the banner says that sums are native');
-    my ($manifest) = glob("$folder/step-*/manifest.json");
-    like(slurp($manifest // ''), qr/"numerics": *"fast"/, '  and the manifest');
-    ($status, $first, undef, $said) = native(2, 2, "--checkpoint $folder");
-    ok($status != 0 && $said =~ /was made with --numerics fast, this run has exact/, '  with which an exact run does not go on') or diag($said);
-    ($status, $first) = native(2, 2, "--numerics fast --checkpoint $folder");
-    is($first, $whole, '  but one with native sums does, to the bits of a run that was not stopped');
-    native(2, 2, '--numerics fast');
-    like(slurp("$tmp/native.jsonl"), qr/"loss_from_exact":[^,]+,"gradients_from_exact":\d/, '  and the log says how far they are from exact ones');
-    ($status, $first, undef, $said) = native(2, 1, '--numerics fast');
-    ok($status == 0 && $first eq $exact && $said =~ /^fast .*summed by the exact tree/m, 'on one node sums are exact') or diag($said);
 }
 
 # ---- two hosts: namespaces with one link between them ----

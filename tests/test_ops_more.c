@@ -76,60 +76,50 @@ static void test_more_reductions(void)
                 }
 }
 
-/* ---- softmax, cumsum: i: which, axis ---- */
+/* The bytes of a tensor of any type, and its type. */
+static const void *elements(const dt_graph *g, dt_tensor t) { return dt__at(g, t)->data; }
+static dt_dtype type_of(const dt_graph *g, dt_tensor t) { return (dt_dtype)dt__at(g, t)->dtype; }
+
+/* ---- softmax: i: axis ---- */
 
 static dt_tensor build_along(const op_case *c, dt_graph *g, const dt_tensor *in)
 {
-    unsigned axis = c->i[1] == -1 ? DT_LAST : 1u << (c->i[1] + 3) % 3;
-    if (c->i[0] == 2) return dt_cumsum(g, in[0], (int)c->i[1]);
-    return c->i[0] ? dt_log_softmax(g, in[0], axis) : dt_softmax(g, in[0], axis);
+    return dt_softmax(g, in[0], c->i[0] == -1 ? DT_LAST : 1u << (c->i[0] + 3) % 3);
 }
 static void real_along(const op_case *c, double *const *in, double *out)
 {
     int64_t outer, n = 1, inner;
-    around(&c->out, c->i[1] < 0 ? c->i[1] + c->out.dims : c->i[1], &outer, &n, &inner);
+    around(&c->out, c->i[0] < 0 ? c->i[0] + c->out.dims : c->i[0], &outer, &n, &inner);
     for (int64_t o = 0; o < outer; o++)
         for (int64_t i = 0; i < inner; i++) {
             double sum = 0.0;
-            for (int64_t j = 0; j < n; j++) {
-                int64_t at = (o * n + j) * inner + i;
-                sum += c->i[0] == 2 ? in[0][at] : exp(in[0][at]);
-                out[at] = sum;
-            }
-            for (int64_t j = 0; j < n && c->i[0] < 2; j++) {
-                int64_t at = (o * n + j) * inner + i;
-                out[at] = c->i[0] ? in[0][at] - log(sum) : exp(in[0][at]) / sum;
-            }
+            for (int64_t j = 0; j < n; j++) sum += exp(in[0][(o * n + j) * inner + i]);
+            for (int64_t j = 0; j < n; j++) out[(o * n + j) * inner + i] = exp(in[0][(o * n + j) * inner + i]) / sum;
         }
 }
 static void test_along(void)
 {
-    static const char *const names[] = { "softmax", "log_softmax", "cumsum" };
-    for (int op = 0; op < 3; op++)
-        for (int axis = -3; axis < 3; axis++) {
-            int64_t i[3] = { op, axis, 0 };
-            char name[96];
-            snprintf(name, sizeof name, "%s along axis %d", names[op], axis);
-            more(name, 1, dt_shape3(4, 5, 7), dt_shape0(), dt_shape3(4, 5, 7), i, 2, 0.0f, build_along, real_along);
-        }
-    for (int op = 0; op < 2; op++) { /* over axes 0 and 2 together: those of the permuted matrix (5, 4 * 7) */
-        static const int order[3] = { 1, 0, 2 };
-        float values[4 * 5 * 7];
-        dt_graph *g = NULL;
-        dt_tensor x, both, rows;
-        if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
-        for (int k = 0; k < 140; k++) values[k] = (float)(k * k % 23) * 0.25f;
-        x = dt_tensor_of(g, DT_F32, dt_shape3(4, 5, 7), values);
-        both = op ? dt_log_softmax(g, x, 5u) : dt_softmax(g, x, 5u);
-        rows = dt_reshape(g, dt_permute(g, x, order), dt_shape2(5, 28));
-        rows = op ? dt_log_softmax(g, rows, DT_LAST) : dt_softmax(g, rows, DT_LAST);
-        rows = dt_permute(g, dt_reshape(g, rows, dt_shape3(5, 4, 7)), order);
-        tap_ok(!dt_graph_result(g) && !memcmp(dt_value(g, both), dt_value(g, rows), sizeof values), "%s over two axes", names[op]);
-        dt_graph_close(&g);
+    static const int order[3] = { 1, 0, 2 };
+    float values[4 * 5 * 7];
+    dt_graph *g = NULL;
+    dt_tensor x, both, rows;
+    for (int axis = -3; axis < 3; axis++) {
+        int64_t i[3] = { axis, 0, 0 };
+        char name[96];
+        snprintf(name, sizeof name, "softmax along axis %d", axis);
+        more(name, 1, dt_shape3(4, 5, 7), dt_shape0(), dt_shape3(4, 5, 7), i, 1, 0.0f, build_along, real_along);
     }
+    if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error()); /* over axes 0 and 2 together: those of the permuted matrix (5, 4 * 7) */
+    for (int k = 0; k < 140; k++) values[k] = (float)(k * k % 23) * 0.25f;
+    x = dt_tensor_of(g, DT_F32, dt_shape3(4, 5, 7), values);
+    both = dt_softmax(g, x, 5u);
+    rows = dt_softmax(g, dt_reshape(g, dt_permute(g, x, order), dt_shape2(5, 28)), DT_LAST);
+    rows = dt_permute(g, dt_reshape(g, rows, dt_shape3(5, 4, 7)), order);
+    tap_ok(!dt_graph_result(g) && !memcmp(dt_value(g, both), dt_value(g, rows), sizeof values), "softmax over two axes");
+    dt_graph_close(&g);
 }
 
-/* ---- gather, scatter_add, top_k, concat, pad: i: which, axis, sizes ---- */
+/* ---- gather, top_k, concat: i: which, axis, sizes ---- */
 
 static dt_shape along_with(dt_shape s, int64_t axis, int64_t n)
 {
@@ -148,14 +138,12 @@ static dt_tensor build_index(const op_case *c, dt_graph *g, const dt_tensor *in)
     int axis = (int)c->i[1];
     dt_shape s = along_with(c->shape[0], axis, c->i[2]);
     if (c->i[0] == 0) return dt_gather(g, in[0], axis, picks(g, s, c->shape[0].n[axis]));
-    if (c->i[0] == 1) return dt_scatter_add(g, in[0], axis, picks(g, s, c->shape[0].n[axis]), in[1]);
     return dt_top_k(g, in[0], c->i[2], NULL);
 }
 static void real_index(const op_case *c, double *const *in, double *out)
 {
     int64_t outer, n = 1, inner, m = c->i[2];
     around(&c->shape[0], c->i[1], &outer, &n, &inner);
-    if (c->i[0] == 1) memcpy(out, in[0], 8 * (size_t)count(&c->out));
     for (int64_t o = 0; o < outer; o++)
         for (int64_t j = 0; j < m; j++)
             for (int64_t i = 0; i < inner; i++) {
@@ -166,14 +154,12 @@ static void real_index(const op_case *c, double *const *in, double *out)
                         for (int64_t l = 0; l < n; l++) larger += in[0][o * n + l] > in[0][o * n + k];
                         if (larger == j) out[at] = in[0][o * n + k];
                     }
-                } else if (c->i[0]) out[other] += in[1][at];
-                else out[at] = in[0][other];
+                } else out[at] = in[0][other];
             }
 }
 static dt_tensor build_concat(const op_case *c, dt_graph *g, const dt_tensor *in)
 {
     dt_tensor all[16];
-    if (c->i[0] == 1) return dt_pad(g, in[0], (int)c->i[1], c->i[2], c->i[3]);
     for (int k = 0; k < 16; k++) all[k] = in[k % c->inputs];
     if (c->i[0] == 0) return dt_concat(g, all, c->i[2], (int)c->i[1]);
     map_chunk(g, in[0], (int)c->i[1], c->i[2], all); /* chunks in turned order */
@@ -188,11 +174,10 @@ static void real_concat(const op_case *c, double *const *in, double *out)
     int64_t outer, n = 1, inner, at = 0;
     around(&c->out, c->i[1], &outer, &n, &inner);
     memset(out, 0, 8 * (size_t)count(&c->out));
-    for (int64_t k = 0; k < (c->i[0] == 1 ? 1 : c->i[2]); k++) {
+    for (int64_t k = 0; k < c->i[2]; k++) {
         int source = c->i[0] ? 0 : (int)(k % c->inputs);
         int64_t length = c->i[0] == 2 ? n / c->i[2] : c->shape[source].n[c->i[1]], pitch = c->shape[source].n[c->i[1]];
         int64_t from = c->i[0] == 2 ? n - (k + 1) * length : 0;
-        if (c->i[0] == 1) at = c->i[2];
         for (int64_t o = 0; o < outer; o++)
             for (int64_t e = 0; e < length * inner; e++) out[(o * n + at) * inner + e] = in[source][(o * pitch + from) * inner + e];
         at += length;
@@ -206,18 +191,11 @@ static void test_indices(void)
         int64_t i[5] = { 0, axis, 7, 2, 0 };
         snprintf(name, sizeof name, "gather along axis %d", axis);
         more(name, 1, s, s, along_with(s, axis, 7), i, 3, 0.0f, build_index, real_index);
-        i[0] = 1;
-        snprintf(name, sizeof name, "scatter_add along axis %d", axis);
-        more(name, 2, s, along_with(s, axis, 7), s, i, 3, 0.0f, build_index, real_index);
-        i[0] = 0;
         for (i[2] = 2; i[2] <= 11; i[2] += 3) {
             dt_shape b = along_with(s, axis, 2);
             snprintf(name, sizeof name, "concat of %d along axis %d", (int)i[2], axis);
             more(name, 2, s, b, along_with(s, axis, (i[2] + 1) / 2 * s.n[axis] + i[2] / 2 * 2), i, 3, 0.0f, build_concat, real_concat);
         }
-        i[0] = 1, i[2] = axis, i[3] = 2;
-        snprintf(name, sizeof name, "pad of %d before and 2 after axis %d", axis, axis);
-        more(name, 1, s, s, along_with(s, axis, s.n[axis] + axis + 2), i, 4, 0.0f, build_concat, real_concat);
         i[0] = 2, i[2] = s.n[axis] == 4 ? 2 : s.n[axis];
         snprintf(name, sizeof name, "chunks of axis %d, turned round", axis);
         more(name, 1, s, s, s, i, 3, 0.0f, build_concat, real_concat);
@@ -232,34 +210,26 @@ static void test_indices(void)
 
 static dt_tensor build_norm(const op_case *c, dt_graph *g, const dt_tensor *in)
 {
-    if (c->i[0] == 0) return dt_rmsnorm(g, in[0], "n", c->f);
-    if (c->i[0] == 1) return dt_layernorm(g, in[0], "n", c->f);
-    return dt_batchnorm(g, in[0], "n", c->f);
+    return c->i[0] ? dt_layernorm(g, in[0], "n", c->f) : dt_rmsnorm(g, in[0], "n", c->f);
 }
 static void real_norm(const op_case *c, double *const *in, double *out)
 {
-    int64_t outer, n = 1, inner, axis = c->i[0] < 2 ? c->out.dims - 1 : 1;
+    int64_t n = c->out.n[c->out.dims - 1];
     const double *weight = in[c->inputs], *bias = in[c->inputs + 1];
-    around(&c->out, axis, &outer, &n, &inner);
-    for (int64_t s = 0; s < (c->i[0] < 2 ? outer : n); s++) { /* statistics s: a row, or a channel */
+    for (int64_t r = 0; r < count(&c->out) / n; r++) {
+        const double *x = in[0] + r * n;
         double mean = 0.0, var = 0.0;
-        int64_t terms = c->i[0] < 2 ? n : outer * inner;
-        for (int pass = 0; pass < 3; pass++)
-            for (int64_t k = 0; k < terms; k++) {
-                int64_t channel = c->i[0] < 2 ? k : s, at = c->i[0] < 2 ? s * n + k : (k / inner * n + s) * inner + k % inner;
-                if (pass == 0 && c->i[0]) mean += in[0][at] / (double)terms;
-                else if (pass == 1) var += (in[0][at] - mean) * (in[0][at] - mean) / (double)terms;
-                if (pass == 2) out[at] = (in[0][at] - mean) / sqrt(var + (double)c->f) * weight[channel] + (c->i[0] ? bias[channel] : 0.0);
-            }
+        for (int64_t k = 0; k < n && c->i[0]; k++) mean += x[k] / (double)n;
+        for (int64_t k = 0; k < n; k++) var += (x[k] - mean) * (x[k] - mean) / (double)n;
+        for (int64_t k = 0; k < n; k++) out[r * n + k] = (x[k] - mean) / sqrt(var + (double)c->f) * weight[k] + (c->i[0] ? bias[k] : 0.0);
     }
 }
 static void test_norms(void)
 {
-    static const char *const names[] = { "rmsnorm", "layernorm", "batchnorm" };
-    for (int op = 0; op < 3; op++)
-        for (int dims = op < 2 ? 1 : 2; dims <= 4; dims++) {
+    for (int op = 0; op < 2; op++)
+        for (int dims = 1; dims <= 4; dims++) {
             op_case c = shape_case("", dt__shape(dims, 4, 5, 3, 2), dt__shape(dims, 4, 5, 3, 2));
-            snprintf(c.name, sizeof c.name, "%s, %d axes", names[op], dims);
+            snprintf(c.name, sizeof c.name, "%s, %d axes", op ? "layernorm" : "rmsnorm", dims);
             c.inputs = 1;
             c.i[0] = op, c.f = op == 1 ? 1e-2f : 1e-3f;
             c.build = build_norm, c.real = real_norm;
@@ -313,21 +283,18 @@ typedef struct ref_rows {
     float x[7 * MOST], dy[7 * MOST], gamma[MOST], y[7 * MOST], dx[7 * MOST], dgamma[MOST], scratch[MOST];
 } ref_rows;
 
-/* y and dx of one row: 0 softmax, 1 log_softmax, 2 rmsnorm (and dgamma), 3 cumsum, 4 bce against gamma. */
+/* y and dx of one row: 0 softmax, 1 rmsnorm (and dgamma), 2 bce against gamma. */
 static void ref_row(ref_rows *w, int op, int64_t r, int64_t n)
 {
     const float *x = w->x + r * n, *dy = w->dy + r * n;
     float *y = w->y + r * n, *dx = w->dx + r * n, *e = w->scratch, max = ref_row_max(x, n), sum;
-    if (op < 2) {
+    if (op == 0) {
         for (int64_t i = 0; i < n; i++) e[i] = dt__expf(x[i] - max);
         sum = ref_row_sum(e, n);
-        for (int64_t i = 0; i < n; i++) y[i] = op ? x[i] - max - ref_log(sum) : e[i] / sum;
-        sum = op ? ref_row_sum(dy, n) : ref_row_dot(dy, y, n);
-        for (int64_t i = 0; i < n; i++) {
-            float s = op ? dt__expf(y[i]) * sum : 0.0f;
-            dx[i] = op ? dy[i] - s : (dy[i] - sum) * y[i];
-        }
-    } else if (op == 2) {
+        for (int64_t i = 0; i < n; i++) y[i] = e[i] / sum;
+        sum = ref_row_dot(dy, y, n);
+        for (int64_t i = 0; i < n; i++) dx[i] = (dy[i] - sum) * y[i];
+    } else if (op == 1) {
         float r1 = 1.0f / sqrtf(ref_row_dot(x, x, n) / (float)n + 1e-5f), c, g[MOST];
         memset(g, 0, sizeof g);
         for (int64_t i = 0; i < n; i++) {
@@ -341,9 +308,6 @@ static void ref_row(ref_rows *w, int op, int64_t r, int64_t n)
             float s = e[i] * c;
             dx[i] = (g[i] - s) * r1;
         }
-    } else if (op == 3) {
-        for (int64_t i = 0; i < n; i++) y[i] = (i ? y[i - 1] : 0.0f) + x[i];
-        for (int64_t i = n - 1; i >= 0; i--) dx[i] = (i < n - 1 ? dx[i + 1] : 0.0f) + dy[i];
     } else
         for (int64_t i = 0; i < n; i++) {
             float u = dt__expf(x[i] > 0.0f ? -x[i] : x[i]), v = 1.0f + u, lost = (u - (v - 1.0f)) / v, tail = ref_log(v) + lost, d;
@@ -358,9 +322,8 @@ static dt_tensor row_op(dt_graph *g, int op, dt_tensor x, dt_tensor gamma)
     dt_shape stats = dt_shape2(dt__rows(dt__at(g, x)), 2);
     dt__node n = dt__node_make(DT__OP_RMSNORM, dt_shape_of(g, x), x, gamma, dt__none());
     n.f = 1e-5f;
-    if (op == 2) return dt__push(g, &n, &stats);
-    if (op == 4) return dt__map_op(g, DT__OP_BCE, 0.0f, x, gamma, dt__none());
-    return op == 3 ? dt_cumsum(g, x, 1) : op ? dt_log_softmax(g, x, 2u) : dt_softmax(g, x, 2u);
+    if (op == 1) return dt__push(g, &n, &stats);
+    return op ? dt__map_op(g, DT__OP_BCE, 0.0f, x, gamma) : dt_softmax(g, x, 2u);
 }
 
 /* An eager graph with the kernels of instruction set `isa` and `threads` threads. */
@@ -377,25 +340,25 @@ static dt_graph *graph_on(int isa, int threads)
 static void test_rows_exact(int isa, int threads)
 {
     static const int64_t sizes[] = { 1, 3, 31, 32, 33, 64, 100, 1000, 1025 };
-    static const char *const names[] = { "softmax", "log_softmax", "rmsnorm", "cumsum", "bce" };
+    static const char *const names[] = { "softmax", "rmsnorm", "bce" };
     static ref_rows w;
-    for (int op = 0; op < 5; op++) {
+    for (int op = 0; op < 3; op++) {
         int same = 1;
         for (size_t k = 0; k < sizeof sizes / sizeof *sizes; k++) {
             int64_t n = sizes[k], rows = threads > 1 ? 7 : 5;
             dt_graph *g = graph_on(isa, threads);
             dt_tensor x, gamma, y;
-            int broadcast = op == 2;
+            int broadcast = op == 1;
             for (int64_t i = 0; i < rows * n; i++) w.x[i] = 9.0f * draw(0), w.dy[i] = draw(0);
             for (int64_t i = 0; i < n; i++) w.gamma[i] = draw(1), w.dgamma[i] = 0.0f;
             if (!broadcast) w.gamma[0] = w.gamma[n - 1];
             for (int64_t r = 0; r < rows; r++) ref_row(&w, op, r, n);
             x = dt_tensor_of(g, DT_F32, dt_shape2(rows, n), w.x);
             gamma = dt_tensor_of(g, DT_F32, dt_shape1(n), w.gamma);
-            y = row_op(g, op, x, op == 4 ? dt_expand(g, gamma, dt_shape2(rows, n)) : gamma);
+            y = row_op(g, op, x, op == 2 ? dt_expand(g, gamma, dt_shape2(rows, n)) : gamma);
             if (dt_backward(g, dt_sum(g, dt_mul(g, y, dt_tensor_of(g, DT_F32, dt_shape2(rows, n), w.dy)), DT_ALL))) tap_bail("%s", dt_last_error());
             same &= !memcmp(dt_value(g, y), w.y, 4 * (size_t)(rows * n)) && !memcmp(dt_value(g, dt_grad(g, x)), w.dx, 4 * (size_t)(rows * n));
-            if (op == 2) same &= !memcmp(dt_value(g, dt_grad(g, gamma)), w.dgamma, 4 * (size_t)n);
+            if (op == 1) same &= !memcmp(dt_value(g, dt_grad(g, gamma)), w.dgamma, 4 * (size_t)n);
             dt_graph_close(&g);
         }
         tap_ok(same, "R5 R9 %s, value and gradient, are the scalar text's bits; %s, %d threads", names[op], dt__isa_table(isa)->name, threads);
@@ -416,34 +379,25 @@ static void test_bce_digits(int isa)
     tap_ok(worst < 4e-7, "bce of a sure right answer to its last digits, error %.1e; %s", worst, k->name);
 }
 
-/* scatter_add: one chain per element in index order; ties of top_k and argmax go to the lower index. */
+/* The gradient of a gather is one chain per element in index order; ties of top_k go to the lower index. */
 static void test_index_order(void)
 {
     enum { N = 1000, M = 7 };
-    static float x[N], want[3 * M];
+    static float x[N], zeros[M], want[M];
     static int32_t index[N];
     static const float tied[8] = { 1, 5, -2, 5, 5, -0.0f, 0, 1 };
     static const int32_t order[8] = { 1, 3, 4, 0, 7, 5, 6, 2 };
     dt_graph *g = graph_on(0, 1);
     dt_tensor t, places, y;
     for (int i = 0; i < N; i++) x[i] = 1e4f * draw(0), index[i] = pick(i, M);
-    for (int i = 0; i < M; i++) want[i] = 0.5f;
     for (int i = 0; i < N; i++) want[index[i]] = want[index[i]] + x[i];
-    t = dt_scatter_add(g, dt_full(g, dt_shape1(M), 0.5f), 0, dt_tensor_of(g, DT_I32, dt_shape1(N), index), dt_tensor_of(g, DT_F32, dt_shape1(N), x));
-    tap_same_bits(dt_value(g, t), want, M, "R3 scatter_add is a chain in token order");
+    t = dt_tensor_of(g, DT_F32, dt_shape1(M), zeros);
+    y = dt_gather(g, t, 0, dt_tensor_of(g, DT_I32, dt_shape1(N), index));
+    dt_backward(g, dt_sum(g, dt_mul(g, y, dt_tensor_of(g, DT_F32, dt_shape1(N), x)), DT_ALL));
+    tap_same_bits(dt_value(g, dt_grad(g, t)), want, M, "R3 the gradient of a gather is a chain in token order");
     t = dt_tensor_of(g, DT_F32, dt_shape2(1, 8), tied);
     y = dt_top_k(g, t, 8, &places);
-    tap_ok(!memcmp(dt_elements(g, places), order, sizeof order) && dt_value(g, y)[3] == 1.0f && dt_dtype_of(g, places) == DT_I32, "top_k: ties go to the lower index");
-    y = dt_argmax(g, t, 2);
-    tap_ok(*(const int32_t *)dt_elements(g, y) == 1 && dt_shape_of(g, y).dims == 1 && !dt_value(g, y), "argmax: the first maximum, int32");
-    y = dt_argmax(g, dt_reshape(g, t, dt_shape2(2, 4)), 1u | DT_KEEP);
-    for (int i = 0; i < 4; i++) want[i] = (float)((const int32_t *)dt_elements(g, y))[i];
-    tap_ok(want[0] == 1 && want[1] == 0 && want[2] == 1 && want[3] == 0 && dt_shape_of(g, y).n[0] == 1, "argmax over the first axis, kept");
-    y = dt_argmax(g, dt_reshape(g, t, dt_shape3(2, 2, 2)), DT_ALL);
-    tap_ok(*(const int32_t *)dt_elements(g, y) == 1, "argmax over all axes counts row-major");
-    y = dt_one_hot(g, dt_tensor_of(g, DT_I32, dt_shape2(2, 2), order), 4); /* 1, 3, 4, 0: 4 is outside */
-    for (int i = 0; i < 16; i++) want[i] = i == 1 || i == 7 || i == 12 ? 1.0f : 0.0f;
-    tap_same_bits(dt_value(g, y), want, 16, "one_hot; an index outside gives zeros");
+    tap_ok(!memcmp(elements(g, places), order, sizeof order) && dt_value(g, y)[3] == 1.0f && type_of(g, places) == DT_I32, "top_k: ties go to the lower index");
     dt_graph_close(&g);
 }
 
@@ -543,18 +497,18 @@ static void test_moving(int dtype)
         e = dt_tensor_of(g, DT_F32, dt_shape2(3, 5), table);
         t[0] = form ? dt_cast(g, a, (dt_dtype)dtype) : a;
         e = form ? dt_cast(g, e, (dt_dtype)dtype) : e;
-        t[1] = dt_slice(g, dt_permute(g, t[0], order), 0, 1, 4);                                     /* (3,3,4) */
-        t[1] = dt_reshape(g, dt_pad(g, t[1], 2, 1, 0), dt_shape3(3, 3, 5));
+        t[1] = dt_slice(g, dt_permute(g, t[0], order), 0, 1, 4); /* (3,3,4) */
+        t[1] = dt_reshape(g, dt_concat(g, (dt_tensor[2]){ t[1], dt_slice(g, t[1], 2, 0, 1) }, 2, 2), dt_shape3(3, 3, 5));
         t[2] = dt_expand(g, dt_embed(g, e, picks(g, dt_shape1(3), 3)), dt_shape3(3, 3, 5));
         y[form] = dt_gather(g, dt_concat(g, t, 3, 1), 1, picks(g, dt_shape3(3, 7, 5), 10));
     }
-    tap_ok(dt_dtype_of(g, y[1]) == (dt_dtype)dtype, "%s goes through the ops that move data: %s", dt__format_of[dtype].name, dt_last_error());
+    tap_ok(type_of(g, y[1]) == (dt_dtype)dtype, "%s goes through the ops that move data: %s", dt__format_of[dtype].name, dt_last_error());
     y[1] = dt_cast(g, y[1], DT_F32);
     memcpy(want, dt_value(g, y[0]), 4 * 105);
     tap_same_bits(dt_value(g, y[1]), want, 105, "and they do to it what they do to fp32");
     loss = dt_sum(g, dt_mul(g, y[1], y[0]), DT_ALL);
     dt_backward(g, loss);
-    tap_ok(dtype == DT_I32 ? !dt__at(g, a)->grad : dt_dtype_of(g, dt_grad(g, a)) == DT_F32 && !dt_graph_result(g),
+    tap_ok(dtype == DT_I32 ? !dt__at(g, a)->grad : type_of(g, dt_grad(g, a)) == DT_F32 && !dt_graph_result(g),
            "its gradient is fp32, and stops at int32");
     dt_graph_close(&g);
 }
@@ -567,7 +521,7 @@ static void test_casts(void)
     dt_graph *g = graph_on(0, 1);
     dt_tensor t = dt_tensor_of(g, DT_F32, dt_shape1(3), x), h = dt_tensor_of(g, DT_F16, dt_shape1(3), half), y;
     tap_ok(dt_cast(g, t, DT_F32).id == t.id, "a cast to the type that it is does nothing");
-    tap_ok(!memcmp(dt_elements(g, h), half, sizeof half) && !dt_value(g, h) && dt_value(g, dt_cast(g, h, DT_F32))[0] == x[0], "fp16 from memory");
+    tap_ok(!memcmp(elements(g, h), half, sizeof half) && !dt_value(g, h) && dt_value(g, dt_cast(g, h, DT_F32))[0] == x[0], "fp16 from memory");
     y = dt_sum(g, dt_mul(g, dt_cast(g, dt_cast(g, t, DT_F8_E5M2), DT_F32), dt_tensor_of(g, DT_F32, dt_shape1(3), w)), DT_ALL);
     y = dt_add(g, y, dt_sum(g, dt_cast(g, h, DT_F32), DT_ALL));
     dt_backward(g, y);
@@ -597,12 +551,6 @@ static unsigned mask_of(const char *name)
 }
 static int is(const char *name, const char *what) { return !strncmp(name, what, strlen(what)) && (name[strlen(what)] == '.' || !name[strlen(what)]); }
 
-static dt_tensor torch_norm(dt_graph *g, const char *name, const dt_tensor *in)
-{
-    if (is(name, "rmsnorm")) return row_op(g, 2, in[0], in[1]);
-    return dt_batchnorm(g, in[0], "n", 1e-3f);
-}
-
 static dt_tensor torch_op(dt_graph *g, const char *name, const dt_tensor *in)
 {
     unsigned mask = mask_of(name);
@@ -613,74 +561,53 @@ static dt_tensor torch_op(dt_graph *g, const char *name, const dt_tensor *in)
     if (is(name, "unbiased")) return map_var(g, in[0], mask, 1);
     if (is(name, "logsumexp")) return dt__logsumexp(g, in[0], mask);
     if (is(name, "softmax")) return dt_softmax(g, in[0], 1u << axis);
-    if (is(name, "log_softmax")) return dt_log_softmax(g, in[0], 1u << axis);
-    if (is(name, "cumsum")) return dt_cumsum(g, in[0], axis);
     if (is(name, "gather")) return dt_gather(g, in[0], axis, in[1]);
-    if (is(name, "scatter_add")) return dt_scatter_add(g, in[0], axis, in[2], in[1]);
     if (is(name, "concat")) return three[0] = three[2] = in[0], three[1] = in[1], dt_concat(g, three, 3, axis);
     if (is(name, "top_k")) return dt_top_k(g, in[0], 3, NULL);
-    if (is(name, "pad")) return dt_pad(g, in[0], 1, 2, 1);
     if (is(name, "smooth")) return dt_cross_entropy(g, in[0], in[1], 0.1f);
     if (is(name, "mse")) return dt_error_loss(g, DT_MSE, in[0], in[1]);
     if (is(name, "bce")) return dt_error_loss(g, DT_BCE, in[0], in[1]);
     if (is(name, "cast")) return dt_cast(g, dt_cast(g, in[0], is(name, "cast.bf16") ? DT_BF16 : DT_F16), DT_F32);
-    return torch_norm(g, name, in);
+    return is(name, "rmsnorm") ? row_op(g, 1, in[0], in[1]) : dt__none();
 }
 
-/* Parameters that an op made take the golden values: the eager value is there already, so the op is done again. */
-static void torch_parameters(dt_graph *g, const char *name, dt_tensor *in, int *n)
+/* Returns whether the library has the op. */
+static int torch_case(const char *name)
 {
-    static const char *const which[] = { "weight", "bias" };
-    int made = 0;
-    for (int32_t id = 1; id < g->count; id++) {
-        if (g->nodes[id].op != DT__OP_PARAM) continue;
-        memcpy(g->nodes[id].data, gold(name, which[made])->data, 4 * (size_t)dt__count(&g->nodes[id]));
-        in[(*n)++] = dt__tensor(g, id);
-        made++;
-    }
-    for (int32_t id = 1; made && id < g->count; id++) {
-        if (g->nodes[id].op == DT__OP_INPUT || g->nodes[id].op == DT__OP_PARAM || g->nodes[id].op == DT__OP_AUX) continue;
-        dt__compute(g, id);
-    }
-}
-
-static void torch_case(const char *name)
-{
-    static const char *const parts[] = { "x", "logits", "base", "a", "x", "target", "b", "mean", "var", "index", "targets" };
+    static const char *const parts[] = { "x", "logits", "a", "target", "b", "index", "targets" };
     dt_graph *g = graph_on(0, 1);
     dt_tensor in[6], y, loss;
     const char *part[6];
     const tap_tensor *out = gold(name, "out");
-    int n = 0, given;
+    int n = 0;
     double worst;
-    for (int p = is(name, "scatter_add") ? 2 : 0; p < 11; p++) {
+    for (int p = 0; p < 7; p++) {
         const tap_tensor *t = gold(name, parts[p]);
         dt_shape s = dt_shape0();
-        if (!t || (p == 4 && !is(name, "scatter_add"))) continue;
+        if (!t) continue;
         for (int i = 0; i < t->rank; i++) s.n[s.dims++] = t->shape[i];
         part[n] = parts[p];
         in[n++] = dt_tensor_of(g, t->dtype[0] == 'F' ? DT_F32 : DT_I32, s, t->data);
     }
-    given = n;
-    if (is(name, "rmsnorm")) part[n] = "weight", in[n++] = dt_tensor_of(g, DT_F32, dt_shape1(33), (const float *)gold(name, "weight")->data), given = n;
+    if (is(name, "rmsnorm")) part[n] = "weight", in[n++] = dt_tensor_of(g, DT_F32, dt_shape1(33), (const float *)gold(name, "weight")->data);
     y = torch_op(g, name, in);
-    if (!y.id) tap_bail("%s: %s", name, dt_last_error());
-    torch_parameters(g, name, in, &n);
-    for (int i = given; i < n; i++) part[i] = i == given ? "weight" : "bias";
+    if (!y.id) return dt_graph_close(&g), 0;
     worst = tap_error(dt_value(g, y), (const float *)out->data, out->count, NULL);
     loss = dt_mul(g, dt_reshape(g, y, dt_shape1(out->count)), dt_tensor_of(g, DT_F32, dt_shape1(out->count), (const float *)gold(name, "w")->data));
     if (dt_backward(g, dt_sum(g, loss, DT_ALL))) tap_bail("%s: %s", name, dt_last_error());
     for (int i = 0; i < n; i++) {
         char full[40];
         snprintf(full, sizeof full, "grad.%s", part[i]);
-        if (dt_dtype_of(g, in[i]) == DT_I32) continue;
+        if (type_of(g, in[i]) == DT_I32) continue;
         worst = fmax(worst, tap_error(dt_value(g, dt_grad(g, in[i])), (const float *)gold(name, full)->data, gold(name, full)->count, NULL));
     }
     tap_ok(worst <= 1e-5, "%s and its gradients as PyTorch (error %.1e)", name, worst);
     dt_graph_close(&g);
+    return 1;
 }
 static void test_torch(void)
 {
+    int cases = 0;
     golden = tap_golden_open("reduce.safetensors");
     for (int i = 0; i < golden->count; i++) {
         char name[TAP_NAME], *end;
@@ -688,9 +615,10 @@ static void test_torch(void)
         end = strstr(name, ".out");
         if (!end) continue;
         *end = 0;
-        if (!is(name, "given")) torch_case(name); /* normalising by given statistics is left to the caller */
+        cases += torch_case(name);
     }
     tap_golden_close(golden);
+    tap_ok(cases == 33, "PyTorch has been asked about %d ops and shapes", cases);
 }
 
 /* ---- errors ---- */
@@ -702,68 +630,52 @@ static dt_tensor more_wrong(dt_graph *g, int which)
     list[0] = x;
     switch (which) {
     case 0: return map_min(g, x, 4);
-    case 1: return dt_argmax(g, x, 4);
-    case 2: return dt_argmax(g, x, 0);
-    case 3: return map_var(g, x, 4, 0);
-    case 4: return dt_map2(g, DT_EXP, x, x);
-    case 5: return dt__logsumexp(g, x, 8);
-    case 6: return dt_softmax(g, x, 4u);
-    case 7: return dt_log_softmax(g, x, 0u);
-    case 8: return dt_softmax(g, h, 2u);
-    case 9: return dt_rmsnorm(g, x, "n", -1.0f);
-    case 10: return dt_layernorm(g, x, "n", NAN);
-    case 11: return dt_batchnorm(g, v, "n", 1e-5f);
-    case 12: return dt_map(g, DT_LESS, x);
-    case 13: return dt_batchnorm(g, x, "n", -1e-5f);
-    case 14: return dt_cross_entropy(g, x, dt_reshape(g, i, dt_shape1(4)), 1.5f);
-    case 15: return dt_error_loss(g, DT_MSE, x, v);
-    case 16: return dt_error_loss(g, DT_MSE, dt_reshape(g, v, dt_shape2(4, 1)), i);
-    case 17: return dt_error_loss(g, DT_BCE, x, v);
-    case 18: return dt_loss(g, i);
-    case 19: return dt_gather(g, x, 2, i);
-    case 20: return dt_gather(g, x, 1, high);
-    case 21: return dt_gather(g, x, 0, i);
-    case 22: return dt_gather(g, x, 1, x);
-    case 23: return dt_scatter_add(g, x, 1, high, dt_reshape(g, v, dt_shape2(4, 1)));
-    case 24: return dt_scatter_add(g, x, 1, i, x);
-    case 25: return dt_scatter_add(g, h, 1, i, dt_reshape(g, v, dt_shape2(4, 1)));
-    case 26: return dt_one_hot(g, x, 3);
-    case 27: return dt_one_hot(g, i, 0);
-    case 28: return dt_top_k(g, x, 4, NULL);
-    case 29: return dt_top_k(g, i, 1, parts);
-    case 30: return dt_cumsum(g, x, 2);
-    case 31: return dt_cumsum(g, i, 0);
-    case 32: return list[1] = v, dt_concat(g, list, 2, 0);
-    case 33: return list[1] = h, dt_concat(g, list, 2, 0);
-    case 34: return dt_concat(g, list, 1, 5);
-    case 35: return dt_concat(g, list, 0, 0);
-    case 36: return dt_map(g, DT_POW, x);
-    case 37: return dt_map2(g, (dt_function)99, x, x);
-    case 38: return dt_pad(g, x, 0, -1, 0);
-    case 39: return dt_pad(g, x, 2, 0, 0);
-    case 40: return dt_cast(g, x, (dt_dtype)6);
-    case 41: return dt_tensor_of(g, (dt_dtype)-1, dt_shape1(4), ones);
-    case 42: return dt_full(g, dt_shape1(0), 1.0f);
-    case 43: return dt_add(g, x, h);
-    case 44: return dt_embed(g, h, dt_reshape(g, h, dt_shape1(12)));
-    case 45: return dt_matmul(g, h, h, 0, 1);
-    case 46: return dt_top_k(g, dt_sum(g, x, DT_ALL), 1, NULL);
+    case 1: return map_var(g, x, 4, 0);
+    case 2: return dt_map2(g, DT_EXP, x, x);
+    case 3: return dt__logsumexp(g, x, 8);
+    case 4: return dt_softmax(g, x, 4u);
+    case 5: return dt_softmax(g, h, 2u);
+    case 6: return dt_rmsnorm(g, x, "n", -1.0f);
+    case 7: return dt_layernorm(g, x, "n", NAN);
+    case 8: return dt_map(g, DT_GREATER_EQUAL, x);
+    case 9: return dt_cross_entropy(g, x, dt_reshape(g, i, dt_shape1(4)), 1.5f);
+    case 10: return dt_error_loss(g, DT_MSE, x, v);
+    case 11: return dt_error_loss(g, DT_MSE, dt_reshape(g, v, dt_shape2(4, 1)), i);
+    case 12: return dt_error_loss(g, DT_BCE, x, v);
+    case 13: return dt_loss(g, i);
+    case 14: return dt_gather(g, x, 2, i);
+    case 15: return dt_gather(g, x, 1, high);
+    case 16: return dt_gather(g, x, 0, i);
+    case 17: return dt_gather(g, x, 1, x);
+    case 18: return dt_top_k(g, x, 4, NULL);
+    case 19: return dt_top_k(g, i, 1, parts);
+    case 20: return list[1] = v, dt_concat(g, list, 2, 0);
+    case 21: return list[1] = h, dt_concat(g, list, 2, 0);
+    case 22: return dt_concat(g, list, 1, 5);
+    case 23: return dt_concat(g, list, 0, 0);
+    case 24: return dt_map(g, DT_DIV, x);
+    case 25: return dt_map2(g, (dt_function)99, x, x);
+    case 26: return dt_cast(g, x, (dt_dtype)6);
+    case 27: return dt_tensor_of(g, (dt_dtype)-1, dt_shape1(4), ones);
+    case 28: return dt_full(g, dt_shape1(0), 1.0f);
+    case 29: return dt_add(g, x, h);
+    case 30: return dt_embed(g, h, dt_reshape(g, h, dt_shape1(12)));
+    case 31: return dt_matmul(g, h, h, 0, 1);
+    case 32: return dt_top_k(g, dt_sum(g, x, DT_ALL), 1, NULL);
     default: return dt_layernorm(g, h, "n", 1e-5f);
     }
 }
 static void test_more_errors(void)
 {
     static const char *const want[] = { /* the op, and a word that only this sentence has */
-        "max: axis mask", "argmax: axis mask", "argmax: the axis mask names no axis", "mean: axis mask", "is not a function of 2 tensors", "logsumexp: axis mask",
-        "softmax: axis mask 0x4 names an axis", "log_softmax: the axis mask names no axis", "SOFTMAX: input 0 holds bf16 and must hold fp32: dt_cast it to DT_F32",
-        "rmsnorm: eps", "layernorm: eps", "batchnorm: x (4) must", "is not a function of 1 tensors", "batchnorm: eps", "smoothing 1.5", "mse: x (4,3) and target (4)",
-        "SUB: input 1 holds int32 and must hold fp32", "bce: x (4,3)", "LOSS: input 0 holds int32", "gather: there is no axis 2", "GATHER: index 9 at 2 is outside [0, 3)",
-        "gather: index, int32 (4,1), must be int32 and fit (4,3) in all axes but 0", "gather: index, fp32", "SCATTER_ADD: index 9", "scatter_add: x (4,3) and index (4,1)",
-        "SCATTER_ADD: input 2 holds bf16", "ONE_HOT: input 0 holds fp32 and must hold int32: dt_cast it to DT_I32", "one_hot: needs a class", "top_k: k = 4 is outside 1..3",
-        "TOP_K: input 0 holds int32", "cumsum: there is no axis", "CUMSUM: input 0 holds int32", "concat: tensor 1, fp32 (4)", "concat: tensor 1, bf16 (4,3)", "concat: there is no axis 5",
-        "concat: there must be a tensor", "is not a function of 1 tensors", "map: 99 is not a function of 2 tensors", "pad: -1 before", "pad: there is no axis 2", "dt_cast: dtype is 6",
-        "dt_tensor_of: dtype is -1", "FULL: shape (0)", "ADD: input 1 holds bf16", "embed: needs a table (V,C) and int32 tokens", "MATMUL: input 0 holds bf16",
-        "top_k: there is no axis -1", "LAYERNORM: input 0 holds bf16",
+        "max: axis mask", "mean: axis mask", "does not take 2 tensors", "logsumexp: axis mask", "softmax: axis mask 0x4 names an axis",
+        "SOFTMAX: input 0 holds bf16 and must hold fp32: dt_cast it to DT_F32", "rmsnorm: eps", "layernorm: eps", "does not take 1 tensors", "smoothing 1.5",
+        "mse: x (4,3) and target (4)", "SUB: input 1 holds int32 and must hold fp32", "bce: x (4,3)", "LOSS: input 0 holds int32", "gather: there is no axis 2",
+        "GATHER: index 9 at 2 is outside [0, 3)", "gather: index, int32 (4,1), must be int32 and fit (4,3) in all axes but 0", "gather: index, fp32",
+        "top_k: k = 4 is outside 1..3", "TOP_K: input 0 holds int32", "concat: tensor 1, fp32 (4)", "concat: tensor 1, bf16 (4,3)", "concat: there is no axis 5",
+        "concat: needs at least one tensor", "does not take 1 tensors", "dt_function 99 does not take 2 tensors", "dt_cast: dtype is 6", "dt_tensor_of: dtype is -1",
+        "FULL: shape (0)", "ADD: input 1 holds bf16", "embed: needs a table (V,C) and int32 tokens", "MATMUL: input 0 holds bf16", "top_k: there is no axis -1",
+        "LAYERNORM: input 0 holds bf16",
     };
     for (int i = 0; i < (int)(sizeof want / sizeof *want); i++) {
         dt_graph *g = graph_on(0, 1);
@@ -794,21 +706,21 @@ static dt_tensor second_zoo(dt_graph *g, dt_tensor x, const void *user)
     int64_t b = dt_dim(g, x, 0), t = dt_dim(g, x, 1);
     dt_tensor w = dt_param(g, "w", dt_shape2(8, 8), DT_INIT_NORMAL, 0.4f), part[4], places, y, z, all[6];
     (void)user;
-    y = dt_rmsnorm(g, dt_batchnorm(g, x, "batch", 1e-3f), "rms", 1e-5f);
-    y = dt_add(g, dt_softmax(g, y, 2u), dt_log_softmax(g, dt_matmul(g, y, w, 0, 0), DT_LAST));
+    y = dt_rmsnorm(g, dt_sub(g, x, dt_mean(g, x, 3)), "rms", 1e-5f);
+    y = dt_add(g, dt_softmax(g, y, 2u), dt_softmax(g, dt_matmul(g, y, w, 0, 0), DT_LAST));
     z = dt__logsumexp(g, dt_sub(g, y, map_min(g, y, 4u | DT_KEEP)), 4u | DT_KEEP);
-    y = dt_add(g, dt_cumsum(g, y, 1), dt_mul(g, z, map_var(g, x, 4u | DT_KEEP, 1)));
+    y = dt_add(g, y, dt_mul(g, z, map_var(g, x, 4u | DT_KEEP, 1)));
     part[0] = dt_top_k(g, y, 3, &places);                                            /* (B,T,3) */
-    y = dt_scatter_add(g, dt_add(g, y, dt_full(g, dt_shape1(8), 0.25f)), 2, places, part[0]);
-    z = dt_gather(g, dt_expand(g, dt_reshape(g, w, dt_shape3(1, 8, 8)), dt_shape3(b, 8, 8)), 1, dt_expand(g, dt_reshape(g, dt_argmax(g, y, 4), dt_shape3(b, t, 1)), dt_shape3(b, t, 8)));
-    y = dt_add(g, y, dt_add(g, z, dt_one_hot(g, dt_argmax(g, x, 4), 8)));
+    y = dt_add(g, y, dt_sum(g, part[0], 4 | DT_KEEP));
+    z = dt_gather(g, dt_expand(g, dt_reshape(g, w, dt_shape3(1, 8, 8)), dt_shape3(b, 8, 8)), 1, dt_expand(g, dt_slice(g, places, 2, 0, 1), dt_shape3(b, t, 8)));
+    y = dt_add(g, dt_add(g, y, z), dt_full(g, dt_shape1(8), 0.25f));
     z = dt_gather(g, w, 0, dt_slice(g, dt_reshape(g, dt_expand(g, dt_slice(g, places, 2, 0, 1), dt_shape3(b, t, 8)), dt_shape2(b * t, 8)), 0, 0, t)); /* a parameter's scatter */
     y = dt_add(g, y, z);
     map_chunk(g, y, 2, 4, part);
     for (int i = 0; i < 6; i++) all[i] = dt_cast(g, part[i % 4], i & 1 ? DT_BF16 : DT_F16);
     for (int i = 0; i < 6; i++) all[i] = dt_cast(g, all[i], DT_F8_E5M2);
     z = dt_cast(g, dt_concat(g, all, 6, 2), DT_F32); /* (B,T,12) */
-    z = dt_slice(g, dt_pad(g, z, 2, 1, 2), 2, 0, 8);
+    z = dt_slice(g, z, 2, 2, 10);
     y = dt_add(g, dt_mul(g, y, dt_detach(g, z)), dt_layernorm(g, z, "last", 1e-2f));
     return dt_rmsnorm(g, y, "out", 1e-5f);
 }
@@ -891,10 +803,10 @@ static int train(int argc, char **argv)
     if (dt_trainer_is_root(t) && (kind == 1 || kind == 2)) {
         double want = persistence(t, DT_TRAIN, 32, kind == 2 ? LENGTH - HORIZON : 0);
         double seen = persistence(t, DT_VALIDATION, dt_data_samples(t->data, DT_VALIDATION), kind == 2 ? LENGTH - HORIZON : 0);
-        printf("errors %.1e %.1e, units of %d, %d samples\n", fabs((double)info.loss - want) / want, fabs((double)validation - seen) / seen, (int)t->e.rows,
+        printf("errors %.1e %.1e, units of %d, %d samples\n", fabs((double)info.loss - want) / want, fabs((double)validation - seen) / seen, (int)t->e.p.rows,
                (int)dt_data_samples(t->data, DT_VALIDATION));
         if (!(fabs((double)info.loss - want) <= 1e-5 * want) || !(fabs((double)validation - seen) <= 1e-5 * seen)) return 1;
-        if (dt_data_samples(t->data, DT_VALIDATION) % t->e.rows == 0) return 1; /* the last unit is meant to be filled up */
+        if (dt_data_samples(t->data, DT_VALIDATION) % t->e.p.rows == 0) return 1; /* the last unit is meant to be filled up */
     }
     r = dt_trainer_step(t, &info);
     if (r) return dt_fail("train");

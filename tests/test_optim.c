@@ -258,25 +258,25 @@ static void test_threads(void)
         float *w[2], *grad = (float *)malloc(4 * N);
         int same = 1;
         dt_recipe r = dt_recipe_default();
-        dt__stepping job;
+        dt__verb job;
         dt__update u;
         r.optimizer = optimizer, r.ema = 0.9f, r.momentum = optimizer == DT_SGD ? 0.9f : 0.0f;
         for (int i = 0; i < N; i++) grad[i] = wild();
         for (int threads = 0; threads < 2; threads++) {
             dt__engine e;
             memset(&e, 0, sizeof e);
-            e.recipe = &r;
-            e.store.param_floats = FLOATS;
+            e.p.recipe = &r;
+            e.p.store.param_floats = FLOATS;
             w[threads] = (float *)calloc(FLOATS, 4);
             if (dt__pool_open(&e.pool, threads ? 3 : 1) || dt__choose_kernels(&e.k)) tap_bail("%s", dt_last_error());
-            dt__engine_state(&e);
-            if (dt__memory_open(&e.memory)) tap_bail("%s", dt_last_error());
+            dt__layout_state(&e.p);
+            if (dt__choose_kernels(&e.k) || dt__memory_open(&e)) tap_bail("%s", dt_last_error());
             e.powers.power1 = (double)r.beta1, e.powers.power2 = (double)r.beta2;
             u = dt__update_of(&e.powers, &r, 0.01f, 1.0f, 1);
-            job.k = e.k, job.optimizer = optimizer, job.weight = w[threads], job.gradient = grad, job.n = N, job.u = &u;
+            job.k = e.k, job.kind = DT__VERB_UPDATE, job.optimizer = optimizer, job.to = w[threads], job.from = grad, job.n = N, job.u = &u;
             for (int i = 0; i < DT__STATE_COUNT; i++) job.state[i] = e.state[i];
             for (int step = 0; step < 2; step++) {
-                if (threads) dt__mem_update(e.pool, &job);
+                if (threads) dt__verb_run(e.pool, &job);
                 else e.k->update(optimizer, w[0], e.state, grad, N, &u);
             }
             for (int i = 0; i < DT__STATE_COUNT; i++) kept[threads][i] = e.state[i];
@@ -308,9 +308,9 @@ static void test_memory(void)
         r.momentum = i == 2 * OPTIMIZERS ? 0.9f : 0.0f;
         r.ema = i / OPTIMIZERS == 1 ? 0.9f : 0.0f;
         want = bytes[r.optimizer] + (r.momentum > 0 ? 4 : 0) + (r.ema > 0 ? 4 : 0);
-        e.recipe = &r, e.store.param_floats = FLOATS;
-        dt__engine_state(&e);
-        if (dt__memory_open(&e.memory)) tap_bail("%s", dt_last_error());
+        e.p.recipe = &r, e.p.store.param_floats = FLOATS;
+        dt__layout_state(&e.p);
+        if (dt__choose_kernels(&e.k) || dt__memory_open(&e)) tap_bail("%s", dt_last_error());
         for (int k = 0; k < DT__STATE_COUNT; k++) arrays += e.state[k] != NULL, dt__free(e.state[k]);
         tap_ok(dt__optimizer_bytes(&r) == want && (double)(allocated - before - 72 * arrays) == want * FLOATS,
                "%s%s%s keeps %g bytes per weight", names[r.optimizer], r.momentum > 0 ? " with momentum" : "", r.ema > 0 ? " and an average" : "", want);
@@ -344,8 +344,8 @@ static void ref_hash(const dt_trainer *t, char hex[65])
     dt__sha256 h;
     dt__sha256_begin(&h);
     for (int a = -1; a < DT__STATE_COUNT; a++)
-        for (int32_t i = 0; i < t->e.net.param_count; i++) {
-            const dt__net_param *p = &t->e.net.params[i];
+        for (int32_t i = 0; i < t->e.p.net.param_count; i++) {
+            const dt__net_param *p = &t->e.p.net.params[i];
             const float *base = a < 0 ? t->e.params : t->e.state[a];
             if (base) dt__sha256_add(&h, base + p->offset, 4 * p->count);
         }
@@ -370,7 +370,7 @@ static void test_trainers(void)
         ref_hash(t, want);
         tap_ok(!strcmp(want, dt_trainer_hash(t)), "R17 %s: the hash is of weights and state, unpadded", names[optimizer]);
         memory = dt_trainer_memory(t);
-        tap_ok((double)memory.optimizer == dt__optimizer_bytes(&r) * (double)t->e.store.param_floats,
+        tap_ok((double)memory.optimizer == dt__optimizer_bytes(&r) * (double)t->e.p.store.param_floats,
                "%s: the plan has %g bytes of state per weight", names[optimizer], dt__optimizer_bytes(&r));
         if (dt_trainer_run(t, &info)) tap_bail("%s", dt_last_error());
         tap_ok(info.loss < first - 0.5f, "%s: the loss falls (%.3f to %.3f)", names[optimizer], (double)first, (double)info.loss);
@@ -408,7 +408,7 @@ static void test_average(void)
     good = !dt_trainer_evaluate(t, 0, &averaged) && !dt_trainer_sample(t, "The ", 20, NULL, text[0]);
     t->recipe.evaluate_ema = 0;
     good = good && !dt_trainer_evaluate(t, 0, &own) && !dt_trainer_sample(t, "The ", 20, NULL, text[1]);
-    memcpy(t->e.params, t->e.state[DT__STATE_AVERAGE], 4 * (size_t)t->e.store.param_floats);
+    memcpy(t->e.params, t->e.state[DT__STATE_AVERAGE], 4 * (size_t)t->e.p.store.param_floats);
     good = good && !dt_trainer_evaluate(t, 0, &again) && !dt_trainer_sample(t, "The ", 20, NULL, text[2]);
     tap_ok(good && averaged == again && averaged != own, "validation of the average is that of a model with these weights");
     tap_ok(!memcmp(text[0], text[2], 21) && memcmp(text[0], text[1], 21), "and so is a sample");

@@ -181,7 +181,7 @@ static dt_result watched(void *owner, int64_t job)
     int32_t at = e->queued[job % e->queue.room];
     double start = dt__now();
     dt_result r = h->jobs++ == h->fail ? dt__error(DT_E_DATA, "the link is broken") : h->real(h->e, job);
-    const dt__instr *i = at < 0 ? NULL : &e->program.list[at];
+    const dt_instr *i = at < 0 ? NULL : &e->p.program.list[at];
     if (!i || i->op != DT_TOTAL) /* a rank without part in a bucket */
         h->order = (h->order ^ (uint64_t)(i ? i->op * 10000 + (i->bucket + 1) * 100 + i->segment + 1 : at)) * 0x100000001b3u;
     nap_ms(h->slow);
@@ -194,7 +194,7 @@ static void breaking_load(void *owner, int64_t shard, int64_t micro)
 {
     dt_trainer *t = (dt_trainer *)owner;
     dt__trainer_load(owner, shard, micro);
-    if (++loads == 4 && dt_comm_rank(t->comm) == 1) t->e.exchanged = dt__error(DT_E_DATA, "the rank is broken");
+    if (++loads == 2 && dt_comm_rank(t->comm) == 1) t->e.exchanged = dt__error(DT_E_DATA, "the rank is broken");
 }
 
 static dt_result steps(dt_trainer *t, hook *h, const char *kind)

@@ -49,7 +49,7 @@ static int rank_main(dt_recipe *recipe, dt_layout *layout)
     }
     dt__sha256_end(&h, hash);
     if (!r && dt_trainer_own(t, "nothing", values, &held) != DT_E_USAGE) r = DT_E_DATA;
-    m = dt_trainer_mesh(t);
+    m = dt_plan_mesh(dt_trainer_plan(t));
     for (int i = 0; i < 4; i++) line[i] = (float)(100 * m.size[i] + m.at[i]);
     line[4] = (float)total;
     if (!r) r = dt_all_gather(t->comm, line, all, 5);

@@ -21,6 +21,7 @@
 #include "interpreter.h"
 #include "maps.h"
 #include "tap.h"
+#include "../examples/conv.h"
 
 /* ---- a graph's values, as the references have them -------------------------------------------------- */
 
@@ -627,7 +628,6 @@ typedef struct kind {
     dt_tensor (*one)(dt_graph *g, dt_tensor x);
     dt_tensor (*two)(dt_graph *g, dt_tensor a, dt_tensor b);
     dt_tensor (*axes)(dt_graph *g, dt_tensor x, unsigned axes);
-    dt_tensor (*axis)(dt_graph *g, dt_tensor x, int axis);
 } kind;
 static const kind *kind_of(const maker *m);
 
@@ -689,7 +689,7 @@ static dt_tensor positive(maker *m, dt_tensor x) { return dt_add(m->g, dt_mul(m-
 /* Does the op want positive numbers? */
 static int of_positive(const maker *m)
 {
-    static dt_tensor (*const list[])(dt_graph *, dt_tensor) = { of_RECIPROCAL, of_LOG1P, of_SQRT, of_RSQRT, of_LOG };
+    static dt_tensor (*const list[])(dt_graph *, dt_tensor) = { of_RECIPROCAL, of_SQRT, of_RSQRT, of_LOG };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         if (kind_of(m)->one == list[i]) return 1;
     return 0;
@@ -729,11 +729,9 @@ static dt_tensor make_two(maker *m)
     dt_tensor b;
     if (!holds(m, 0, DT_F32)) return nothing();
     b = partner(m, other);
-    if (kind_of(m)->two == dt_div || kind_of(m)->two == of_POW) {
-        int div = kind_of(m)->two == dt_div;
-        say(m, "dt_%s(g, %s) with x = %s, y = dt_add(g, dt_mul(g, %s, %s), dt_full(g, dt_shape1(1), 0.25f))", div ? "div" : "pow", div ? "x, y" : "y, x", div ? m->name[0] : other,
-            div ? other : m->name[0], div ? other : m->name[0]);
-        return div ? dt_div(m->g, m->in[0], positive(m, b)) : map_pow(m->g, positive(m, m->in[0]), b);
+    if (kind_of(m)->two == of_DIV) {
+        say(m, "dt_map2(g, DT_DIV, %s, dt_add(g, dt_mul(g, %s, %s), dt_full(g, dt_shape1(1), 0.25f)))", m->name[0], other, other);
+        return of_DIV(m->g, m->in[0], positive(m, b));
     }
     if (choose(m, 3, 4) == 0) {
         say(m, "%s(g, %s, %s)", kind_of(m)->name, other, m->name[0]);
@@ -748,20 +746,6 @@ static dt_tensor make_clamp(maker *m)
     if (!holds(m, 0, DT_F32)) return nothing();
     say(m, "dt_clamp(g, %s, -0.5f, 1.0f)", m->name[0]);
     return dt_clamp(m->g, m->in[0], -0.5f, 1.0f);
-}
-/* By the sign of input 2, or of input 0 where that does not fit. */
-static dt_tensor make_select(maker *m)
-{
-    char other[160];
-    dt_tensor b;
-    dt_shape both, s;
-    int k = 2;
-    if (!holds(m, 0, DT_F32)) return nothing();
-    b = partner(m, other), both = shape(m, 0);
-    if (dt__broadcast(&both, &dt__at(m->g, b)->shape, &s)) both = s;
-    if (!holds(m, 2, DT_F32) || !dt__broadcast(&both, &dt__at(m->g, m->in[2])->shape, &s) || dt_shape_count(s) > MOST_COUNT) k = 0;
-    say(m, "dt_select(g, dt_relu(g, %s), %s, %s)", m->name[k], m->name[0], other);
-    return dt_select(m->g, dt_relu(m->g, m->in[k]), m->in[0], b);
 }
 
 /* ---- moving: any type ---- */
@@ -804,14 +788,6 @@ static dt_tensor make_slice(maker *m)
     begin = choose(m, 1, n), end = begin + 1 + choose(m, 2, n - begin);
     say(m, "dt_slice(g, %s, %d, %d, %d)", m->name[0], axis, (int)begin, (int)end);
     return dt_slice(m->g, m->in[0], axis, begin, end);
-}
-static dt_tensor make_pad(maker *m)
-{
-    int axis;
-    if (!shape(m, 0).dims) return nothing();
-    axis = some_axis(m, 0);
-    say(m, "dt_pad(g, %s, %d, %d, %d)", m->name[0], axis, (int)choose(m, 1, 3), (int)choose(m, 2, 3));
-    return dt_pad(m->g, m->in[0], axis, choose(m, 1, 3), choose(m, 2, 3));
 }
 /* Inputs 0 to 2 that fit, again and again. */
 static dt_tensor make_concat(maker *m)
@@ -882,14 +858,6 @@ static dt_tensor make_var(maker *m)
     say(m, "map_var(g, %s, 0x%x | DT_KEEP, 0)", m->name[0], mask & ~DT_KEEP);
     return map_var(m->g, m->in[0], mask, 0);
 }
-static dt_tensor make_axis(maker *m)
-{
-    int axis;
-    if (!floats_of(m, 1, 4)) return nothing();
-    axis = some_axis(m, 0);
-    say(m, "%s(g, %s, %d)", kind_of(m)->name, m->name[0], axis);
-    return kind_of(m)->axis(m->g, m->in[0], axis);
-}
 static dt_tensor make_combine(maker *m)
 {
     int64_t parts = 1;
@@ -906,14 +874,6 @@ static dt_tensor make_norm(maker *m)
     snprintf(name, sizeof name, "n%d", m->s->name);
     say(m, "dt_%snorm_eps(g, %s, \"%s\", 0.125f)", layer ? "layer" : "rms", m->name[0], name);
     return layer ? dt_layernorm(m->g, m->in[0], name, 0.125f) : dt_rmsnorm(m->g, m->in[0], name, 0.125f);
-}
-static dt_tensor make_batchnorm(maker *m)
-{
-    char name[12];
-    if (!floats_of(m, 2, 4)) return nothing();
-    snprintf(name, sizeof name, "n%d", m->s->name);
-    say(m, "dt_batchnorm(g, %s, \"%s\", 0.125f)", m->name[0], name);
-    return dt_batchnorm(m->g, m->in[0], name, 0.125f);
 }
 
 /* ---- picking by index ---- */
@@ -947,24 +907,6 @@ static dt_tensor make_gather_param(maker *m)
     say(m, "dt_gather(g, dt_param(g, \"p%d\", %s, ..), %d, " PLACES ")", m->s->name, shape_c(s), axis, m->name[0], some_axis(m, 1), (int)s.n[axis]);
     return dt_gather(m->g, parameter(m, s, ""), axis, places_of(m, m->in[0], s.n[axis], 1));
 }
-static dt_tensor make_scatter_add(maker *m)
-{
-    int axis;
-    int64_t n, take;
-    dt_tensor places;
-    if (!floats_of(m, 1, 4)) return nothing();
-    axis = some_axis(m, 0), n = shape(m, 0).n[axis], take = 1 + choose(m, 2, n);
-    places = dt_slice(m->g, places_of(m, m->in[0], n, 1), axis, 0, take);
-    say(m, "dt_scatter_add(g, %s, %d, " PLACES " sliced to %d, dt_slice(g, %s, ..))", m->name[0], axis, m->name[0], some_axis(m, 1), (int)n, (int)take, m->name[0]);
-    return dt_scatter_add(m->g, m->in[0], axis, places, dt_slice(m->g, m->in[0], axis, 0, take));
-}
-static dt_tensor make_one_hot(maker *m)
-{
-    int64_t n = m->c->size[choose(m, 0, SIZES)];
-    if (!holds(m, 0, DT_I32) || shape(m, 0).dims > 3 || elements(m, 0) * n > MOST_COUNT) return nothing();
-    say(m, "dt_one_hot(g, %s, %d)", m->name[0], (int)n);
-    return dt_one_hot(m->g, m->in[0], n);
-}
 static dt_tensor make_top_k(maker *m)
 {
     dt_tensor places, y;
@@ -981,11 +923,6 @@ static dt_tensor make_embed(maker *m)
     int tokens = m->c->first && m->s->in[0] == 0;
     if (!tokens && !floats_of(m, 1, 3)) return nothing();
     if (tokens && table.n[0] < 5) table.n[0] = 5;
-    if (!tokens && choose(m, 3, 2)) { /* the place of the largest along an axis */
-        table.n[0] = shape(m, 0).n[some_axis(m, 2)];
-        say(m, "dt_embed(g, dt_param(g, \"p%d\", %s, ..), dt_argmax(g, %s, 0x%x))", m->s->name, shape_c(table), m->name[0], 1u << some_axis(m, 2));
-        return dt_embed(m->g, parameter(m, table, ""), dt_argmax(m->g, m->in[0], 1u << some_axis(m, 2)));
-    }
     if (elements(m, 0) * table.n[1] > MOST_COUNT || (tokens && shape(m, 0).dims > 3)) return nothing();
     if (tokens) say(m, "dt_embed(g, dt_param(g, \"p%d\", %s, ..), %s)", m->s->name, shape_c(table), m->name[0]);
     else say(m, "dt_embed(g, dt_param(g, \"p%d\", %s, ..), " PLACES ")", m->s->name, shape_c(table), m->name[0], some_axis(m, 2), (int)table.n[0]);
@@ -1084,9 +1021,14 @@ static dt_tensor make_rope(maker *m)
 
 /* ---- convolution and pooling ---- */
 
+static int64_t windows(int64_t n, int64_t size, int64_t stride, int64_t padding, int64_t dilation)
+{
+    int64_t left = n + 2 * padding - dilation * (size - 1) - 1;
+    return left < 0 ? 0 : left / stride + 1;
+}
 static dt_tensor make_conv(maker *m)
 {
-    dt_window w;
+    conv_window w;
     dt_shape s = shape(m, 0), weight;
     dt_tensor bias;
     int64_t outputs, out = 1;
@@ -1098,29 +1040,29 @@ static dt_tensor make_conv(maker *m)
     for (int k = 0; k < s.dims - 2; k++) {
         weight.n[2 + k] = 1 + choose(m, 2, 3 + k);
         w.stride[k] = 1 + choose(m, 3, 2 + k), w.padding[k] = choose(m, 4, 3), w.dilation[k] = 1 + choose(m, 5, 2 + k);
-        if (!dt__windows(s.n[2 + k], weight.n[2 + k], w.stride[k], w.padding[k], w.dilation[k])) return nothing();
-        out *= dt__windows(s.n[2 + k], weight.n[2 + k], w.stride[k], w.padding[k], w.dilation[k]);
+        if (!windows(s.n[2 + k], weight.n[2 + k], w.stride[k], w.padding[k], w.dilation[k])) return nothing();
+        out *= windows(s.n[2 + k], weight.n[2 + k], w.stride[k], w.padding[k], w.dilation[k]);
     }
     if (s.n[0] * outputs * out > 2048 || elements(m, 0) > 4096 || elements(m, 0) * outputs * out * dt__span(&weight, 2, weight.dims) > 2000000) return nothing();
     bias = choose(m, 1, 2) ? parameter(m, dt_shape1(outputs), "b") : nothing();
-    say(m, "dt__convolve(g, %s, dt_param(g, \"p%d\", %s, ..), %s, {stride %d %d, padding %d %d, dilation %d %d, groups %d})", m->name[0], m->s->name, shape_c(weight),
+    say(m, "conv_of(g, %s, dt_param(g, \"p%d\", %s, ..), %s, {stride %d %d, padding %d %d, dilation %d %d, groups %d})", m->name[0], m->s->name, shape_c(weight),
         bias.id ? "a bias" : "none", (int)w.stride[0], (int)w.stride[1], (int)w.padding[0], (int)w.padding[1], (int)w.dilation[0], (int)w.dilation[1], (int)w.groups);
-    return dt__convolve(m->g, m->in[0], parameter(m, weight, ""), bias, &w);
+    return conv_of(m->g, m->in[0], parameter(m, weight, ""), bias, &w);
 }
 static dt_tensor make_pool(maker *m)
 {
-    dt_window w;
+    conv_window w;
     dt_shape s = shape(m, 0);
     int max = (int)choose(m, 0, 2);
     if (!floats_of(m, 3, 4)) return nothing();
     memset(&w, 0, sizeof w);
     for (int k = 0; k < s.dims - 2; k++) {
         w.size[k] = 1 + choose(m, 1, 3 + k), w.stride[k] = 1 + choose(m, 2, 3), w.padding[k] = choose(m, 3, w.size[k] / 2 + 1);
-        if (!dt__windows(s.n[2 + k], w.size[k], w.stride[k], w.padding[k], 1)) return nothing();
+        if (!windows(s.n[2 + k], w.size[k], w.stride[k], w.padding[k], 1)) return nothing();
     }
-    say(m, "dt_pooling(g, %s, %s, {size %d %d, stride %d %d, padding %d %d})", m->name[0], max ? "0" : "1", (int)w.size[0], (int)w.size[1], (int)w.stride[0], (int)w.stride[1],
+    say(m, "pool(g, %s, %s, {size %d %d, stride %d %d, padding %d %d})", m->name[0], max ? "0" : "1", (int)w.size[0], (int)w.size[1], (int)w.stride[0], (int)w.stride[1],
         (int)w.padding[0], (int)w.padding[1]);
-    return dt_pooling(m->g, m->in[0], !max, &w);
+    return pool(m->g, m->in[0], !max, &w);
 }
 
 /* ---- losses ---- */
@@ -1169,11 +1111,10 @@ static dt_tensor make_end(maker *m)
 }
 
 /* A kind that stands twice comes twice as often. */
-#define ONE(f) { #f, make_one, f, NULL, NULL, NULL }
-#define TWO(f) { #f, make_two, NULL, f, NULL, NULL }
-#define AXES(f) { #f, make_axes, NULL, NULL, f, NULL }
-#define AXIS(f) { #f, make_axis, NULL, NULL, NULL, f }
-#define OWN(f) { #f, make_##f, NULL, NULL, NULL, NULL }
+#define ONE(f) { #f, make_one, f, NULL, NULL }
+#define TWO(f) { #f, make_two, NULL, f, NULL }
+#define AXES(f) { #f, make_axes, NULL, NULL, f }
+#define OWN(f) { #f, make_##f, NULL, NULL, NULL }
 #define OF_UNARY(name, operands, builder) ONE(builder),
 #define OF_BINARY(name, operands, builder) TWO(builder),
 #define OF_OWN(name, operands, builder)
@@ -1182,11 +1123,11 @@ static dt_tensor make_end(maker *m)
 #define CODE_AB(f) TWO(f)
 #define OF_TABLE(name, operands, kind, builder, expression, ...) OF_##kind(name, operands, builder)
 static const kind kinds[] = {
-    OWN(end), OWN(param), OWN(param), OWN(full), OWN(scale), OWN(clamp), OWN(select), OWN(select),
+    OWN(end), OWN(param), OWN(param), OWN(full), OWN(scale), OWN(clamp),
     DT__OPS(DT__SKIP, OF_TABLE, DT__SKIP, DT__SKIP, DT__SKIP, DT__SKIP) TWO(dt_add), TWO(dt_mul),
-    OWN(reshape), OWN(permute), OWN(slice), OWN(pad), OWN(concat), OWN(expand), OWN(detach), OWN(cast),
-    OWN(cast), OWN(combine), AXES(dt_sum), AXES(dt_sum), AXES(dt_mean), AXES(dt_max), AXES(map_min), AXES(dt__logsumexp), AXES(dt_argmax), AXES(dt_argmax), OWN(one_hot), OWN(var), AXES(dt_softmax), AXES(dt_log_softmax),
-    AXIS(dt_cumsum), OWN(norm), OWN(norm), OWN(batchnorm), OWN(gather), OWN(gather_param), OWN(scatter_add), OWN(one_hot), OWN(top_k), OWN(embed), OWN(matmul), OWN(matmul), OWN(linear),
+    OWN(reshape), OWN(permute), OWN(slice), OWN(concat), OWN(expand), OWN(detach), OWN(cast),
+    OWN(cast), OWN(combine), AXES(dt_sum), AXES(dt_sum), AXES(dt_mean), AXES(dt_max), AXES(map_min), AXES(dt__logsumexp), OWN(var), AXES(dt_softmax),
+    OWN(norm), OWN(norm), OWN(gather), OWN(gather_param), OWN(top_k), OWN(embed), OWN(matmul), OWN(matmul), OWN(linear),
     OWN(dropout), OWN(attention), OWN(attend), OWN(rope), OWN(conv), OWN(conv), OWN(pool), OWN(pool), OWN(cross_entropy), OWN(loss), OWN(loss), OWN(attend), OWN(rope),
 };
 enum { KINDS = (int)(sizeof kinds / sizeof *kinds), END = 0 };

@@ -1,8 +1,9 @@
-/* test_rules.c: the rules of H12. For each a series that fires at a known step, and one just short of its bound that
+/* test_rules.c: the rules of examples/rules.h. For each a series that fires at a known step, and one just short of its bound that
  * does not; then sizes 0 and 1, NaN, bad input, actions, bounds of one's own, and the rules of a trainer. TAP. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "../examples/prose.h"
+#include "../examples/rules.h"
 #include "tap.h"
 
 enum { MANY = 4000 };
@@ -19,7 +20,7 @@ static dt_rules *open_rules(int ranks)
 static int only(dt_rules *r, int rule, int64_t step, const char *what)
 {
     const dt_firing *f = dt_rules_fired(r, rule);
-    int good = dt__rules_count(r) == (step >= 0) && (step < 0 || (f && f->step == step));
+    int good = rules_count(r) == (step >= 0) && (step < 0 || (f && f->step == step));
     char text[DT_RULES_TEXT];
     tap_ok(good, "%s: %s", dt_rule_name(rule), what);
     if (!good && !dt_rules_text(r, text, sizeof text)) tap_note("%s", text);
@@ -291,7 +292,7 @@ static void test_times(void)
                 dt_rules_set(r, DT_RULE_LOW_UTILIZATION, 0, 0.4);
                 dt_rules_step(r, &s);
             }
-        tap_ok(!fires || (dt__rules_count(r) && dt_rules_fired(r, DT_RULE_LOAD_BALANCING)->rank == 1),
+        tap_ok(!fires || (rules_count(r) && dt_rules_fired(r, DT_RULE_LOAD_BALANCING)->rank == 1),
                "the busiest rank is named");
         only(r, DT_RULE_LOAD_BALANCING, fires ? 9 : -1, fires ? "0.49 of the work of another" : "0.51");
         r = open_rules(1);
@@ -350,9 +351,9 @@ static void test_edges(void)
         fine = fine && !dt_rules_tensor(r, 1, "one", kind, x, 1, 1);
     }
     fine = fine && !dt_rules_labels(r, 0, NULL, 0, 3) && !dt_rules_step(r, &s);
-    tap_ok(fine && !dt__rules_count(r), "no numbers, one number, a step that took no time: fine, and nothing fires");
+    tap_ok(fine && !rules_count(r), "no numbers, one number, a step that took no time: fine, and nothing fires");
     x[0] = NAN;
-    tap_ok(!dt_rules_tensor(r, 2, "one", DT_KIND_RELU, x, 1, 1) && dt__rules_count(r) == 1, "one NaN fires one rule");
+    tap_ok(!dt_rules_tensor(r, 2, "one", DT_KIND_RELU, x, 1, 1) && rules_count(r) == 1, "one NaN fires one rule");
     good = refused(tensor(r, 1, DT_KIND_WEIGHT, -1, 1), "-1 elements") &&
            refused(tensor(r, 1, DT_KIND_WEIGHT, 10, 3), "of 3") &&
            refused(tensor(r, 1, DT_KIND_WEIGHT, 10, -1), "of -1") &&
@@ -371,7 +372,8 @@ static void test_edges(void)
     good = good && refused(dt_rules_step(r, &s), "times");
     good = good && refused(dt_rules_labels(r, 1, &label, 1, 3), "label 5") &&
            refused(dt_rules_labels(r, 1, &label, 1, 6), "classes") &&
-           refused(dt_rules_labels(r, 1, NULL, 1, 3), "labels is NULL") &&
+           refused(dt_rules_labels(r, 1, NULL, 1, 3), "an argument is NULL") &&
+           refused(dt_rules_loss(NULL, 1, 1.0), "an argument is NULL") && refused(dt_rules_clock(r, (double)NAN), "finite") &&
            refused(dt_rules_text(r, small, 8), "does not fit into 8") &&
            refused(dt_rules_set(r, DT_RULE_COUNT, 0, 1), "no rule") && refused(dt_rules_set(r, 0, 5, 1), "bound 5") &&
            refused(dt_rules_open(&none, 0), "0 ranks") && !none;
@@ -394,15 +396,14 @@ static dt_result note(void *user, dt_rule rule, const dt_firing *f)
 
 static void test_use(void)
 {
-    static const char *const names[] = {
-#define NAME(code, name) name,
-        DT_RULES(NAME)};
     dt_rules *r = open_rules(1);
     called c = {0, -1, DT_E_STOPPED};
     char text[DT_RULES_TEXT];
     int good = 1;
     for (int i = 0; i < DT_RULE_COUNT; i++)
-        good = good && !strcmp(names[i], dt_rule_name(i)) && *dt_rule_advice(i);
+        good = good && *dt_rule_name(i) && *dt_rule_advice(i);
+    good = good && !strcmp(dt_rule_name(DT_RULE_VANISHING_GRADIENT), "VanishingGradient") &&
+           !strcmp(dt_rule_name(DT_RULE_INITIALIZATION_TIME), "MaxInitializationTime");
     tap_ok(good && !strcmp(dt_rule_name(-1), "none"), "%d rules have names and advice", (int)DT_RULE_COUNT);
     dt_rules_on_fire(r, note, &c);
     x[0] = INFINITY;
@@ -430,10 +431,13 @@ static dt_result train(const char *data, const char *place, int rules, float rat
     dt_layout l = dt_layout_default();
     dt_step_info info = dt_step_info_zero();
     dt_trainer *t = NULL;
+    dt_probe probe;
     dt_result e;
+    dt_rules_attach(&l, &probe);
+    probe.option[RULES_ON].value = rules ? "1" : NULL, probe.option[RULES_STOP].value = stop_on;
     recipe.model = dt_model_gpt2("nano");
     recipe.data = data, recipe.sequence = 32, recipe.batch = 8, recipe.steps = 16, recipe.learning_rate = rate;
-    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0, l.output.rules = rules, l.output.stop_on = stop_on, l.checkpoint.place = place;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0, l.checkpoint.place = place;
     e = dt_trainer_open(&t, &recipe, &l);
     if (!e) e = dt_trainer_run(t, &info);
     *step = info.step;
@@ -466,7 +470,7 @@ static void test_trainer(void)
     tap_ok(train(data, NULL, 0, 0.0f, "Overfit", &step, ruled) == DT_E_USAGE && strstr(dt_last_error(), "--checkpoint"),
            "without a place it is refused");
     tap_ok(train(data, place, 0, 0.0f, "Overfitt", &step, ruled) == DT_E_USAGE &&
-               strstr(dt_last_error(), "mean Overfit?"), "and so is an unknown rule, with the nearest one");
+               strstr(dt_last_error(), "Overfitt: no rule has this name. Choose from Vanish"), "and so is an unknown rule, with those there are");
     tap_ok(train(data, place, 0, 0.0f, "Overfit,DeadRelu", &step, ruled) == DT_E_USAGE &&
                strstr(dt_last_error(), "--stop-on DeadRelu: a trainer has no numbers"), "and one that could never fire");
     kept = tap_print_begin();
@@ -486,20 +490,23 @@ static int late(int argc, char **argv)
     dt_layout l = dt_layout_default();
     dt_step_info info = dt_step_info_zero();
     dt_trainer *t = NULL;
+    dt_probe probe;
     const dt_firing *f = NULL;
     int good = 0;
     dt_result e = dt_launch(&argc, &argv);
     recipe.model = dt_model_gpt2("nano");
     recipe.data = argv[1], recipe.sequence = 32, recipe.batch = 8, recipe.steps = 12;
-    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0, l.output.rules = 1;
+    l.output.quiet = 1, l.threads = 1, l.output.sample_length = 0;
+    dt_rules_attach(&l, &probe);
+    probe.option[RULES_ON].value = "1";
     if (!e) e = dt_trainer_open(&t, &recipe, &l);
     for (int k = 0; k < 12 && !e; k++) {
         if (!dt_trainer_is_root(t)) nanosleep(&pause, NULL);
         e = dt_trainer_step(t, &info);
     }
-    if (!e) f = dt_rules_fired(t->rules, DT_RULE_LOW_UTILIZATION);
+    if (!e) f = dt_rules_fired(((rules_watch *)probe.user)->rules, DT_RULE_LOW_UTILIZATION);
     if (!e) good = f && f->rank == 0;
-    if (!e) f = dt_rules_fired(t->rules, DT_RULE_LOAD_BALANCING);
+    if (!e) f = dt_rules_fired(((rules_watch *)probe.user)->rules, DT_RULE_LOAD_BALANCING);
     good = good && !(f && f->rank == 0);
     dt_trainer_close(&t);
     return !good;

@@ -22,15 +22,18 @@ for my $i (0 .. $#line) {
 is("@banner", join(' ', sort { $a <=> $b } @banner), 'the banners are in order: H' . join(' H', @banner));
 my %once;
 ok(!(grep { $once{$_}++ } @banner), 'each once');
-my ($contents) = join("\n", @line[0 .. 110]) =~ /CONTENTS(.*?)THE ONE IDEA/s;
+my ($contents) = join("\n", @line[0 .. 170]) =~ /CONTENTS(.*?)THE ONE IDEA/s;
 is(join(' ', sort { $a <=> $b } $contents =~ /\bH(\d+)/g), "@banner", 'the table of contents names the sections that there are');
 my %at = map { @$_ } @defined;
+my ($walk) = join("\n", @line[0 .. 170]) =~ /ONE TRAINING STEP(.*?)SWITCHES/s;
+my @gone = grep { !exists $at{$_} } ($walk // '') =~ /\b(dt__\w+)/g;
+ok($walk && !@gone, 'the walk through a step names functions that there are') or diag("@gone");
 my @far = sort grep { exists $at{$_} && $at{$_} ne $ahead{$_} } keys %ahead;
 is("@far", 'dt__op_of', 'one function is declared ahead of its section: the op table');
 # Tests are linked to one implementation, whose declarations are found as "dtrain.h" (build.sh).
 is(join(' ', grep { slurp($_) =~ m{^#include "\.\./dtrain\.h"}m } glob "$root/tests/*.c"), '', 'no test includes ../dtrain.h');
 # Rules of numerics are cited by number, and defined behind the glossary.
-my ($rules) = join("\n", @line[0 .. 130]) =~ /RULES OF NUMERICS(.*?)\n \*\n/s;
+my ($rules) = join("\n", @line[0 .. 170]) =~ /RULES OF NUMERICS(.*?)\n \*\n/s;
 my @rules = $rules =~ /^ \*     R(\d+)  /mg;
 is("@rules", join(' ', 1 .. @rules), 'rules of numerics stand in the header, in order');
 my %rule = map { $_ => 1 } @rules;
@@ -39,18 +42,18 @@ is(join(' ', sort grep { !$rule{$_} } $cites =~ /(?<![\w"])R(\d\d?)\b(?=[^\w"\n]
 # What changes in a process and belongs to no handle: README names it. (dt__no_mesh and dt__no_memory stay zero.)
 my @variable = map { /^\s*static (?!const|inline)(?:[^(=]*?)\b(\w+)(?:\[\w*\])?(?: = [^(]*)?;/ && !/\*const \w+\b/ ? $1 : () } @line;
 is(join(' ', sort grep { !/^dt__no_/ } @variable), 'dt__graphs dt__mpi_trouble dt__stop_signal dt__thread', 'README names the variables that change');
-# The goal is 24,600 lines, 1.20 MB and 170 public functions. The bounds are what has been reached: they only fall. (27,970
-# lines and 1.347 MB were allowed before; what the header learned of the families of Llama, of stores and of launchers takes
-# 16 kB more.)
+# The goal is 24,600 lines, 1.20 MB and 170 public functions. The bounds are what has been reached: they only fall.
 my ($declared) = grep { $line[$_] =~ /^#define DTRAIN_IMPLEMENTED/ } 0 .. $#line;
 my ($first) = grep { $line[$_] =~ /^#define DT_VERSION/ } 0 .. $#line;
 my @public = map { /^DT_API [^(]*?\b(dt_\w+)\(/ ? $1 : () } @line[0 .. $declared];
-cmp_ok(scalar @line, '<=', 27_648, 'the header keeps its budget: ' . @line . ' lines');
-cmp_ok(-s "$root/dtrain.h", '<=', 1_363_300, '  of ' . (-s "$root/dtrain.h") . ' bytes');
-cmp_ok(scalar @public, '<=', 186, '  with ' . @public . ' public functions');
+cmp_ok(scalar @line, '<=', 26_025, 'the header keeps its budget: ' . @line . ' lines');
+cmp_ok(-s "$root/dtrain.h", '<=', 1_283_200, '  of ' . (-s "$root/dtrain.h") . ' bytes');
+cmp_ok(scalar @public, '<=', 161, '  with ' . @public . ' public functions');
 cmp_ok($declared - $first, '<=', 1150, '  declared in ' . ($declared - $first) . ' lines with their documentation');
 my $used = join '', map { slurp($_) } "$root/README.md", glob "$root/examples/{reference,running,parallel}.md $root/examples/*.[ch] $root/examples/tools/*.[ch]";
 is(join(' ', grep { $used !~ /\b$_\b/ } @public), '', 'each public function is used by an example or named in the README or a page beside the examples');
+# Companion headers of the examples are what any program may write: they use no private name.
+is(join(' ', map { slurp("$root/examples/$_.h") =~ /\b((?:dt|DT)__\w+)/g } qw(rules doctor timeline report)), '', 'companion headers use public names alone');
 # A user's environment variables are the rows of the reference's table; tests' are named below it.
 my ($table) = slurp("$root/examples/reference.md") =~ /^\| environment \| effect \|\n(.*?)\n\n/ms;
 my @user = $table =~ /^\| `(DT_\w+)`/mg;

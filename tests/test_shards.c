@@ -6,6 +6,7 @@
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "tap.h"
+#include "slot.h"
 
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
@@ -241,7 +242,7 @@ static int same_param(const rank *one, const rank *all, int ranks, int32_t i, in
         const dt__net_param *q = &net->params[i];
         for (int64_t v = 0; v < dt__param_shards(&q->is, vt, net->own_shards); v++) {
             int64_t shard = dt__param_array(&q->is, vt, net->first_shard, net->own_shards, v);
-            const float *want = one->set + p->slot[u] + shard * step, *got = all[k].set + q->slot[u] + v * step;
+            const float *want = one->set + slot_of(&one->net, p, u) + shard * step, *got = all[k].set + slot_of(net, q, u) + v * step;
             if (strcmp(p->is.name, q->is.name)) return 0;
             for (int64_t e = 0; e < size; e++)
                 if (dt__param_index(&p->is, vt, shard, e) >= 0 && memcmp(want + e, got + e, 4)) return 0;
@@ -316,14 +317,15 @@ static int same_source(const rank *one, const rank *all, int ranks, int source, 
     int64_t vt = one->net.tensor_shards, size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt);
     for (int k = 0; k < ranks; k++) {
         const dt__net_param *q = &all[k].net.params[i];
-        const float *got = all[k].set + q->slot[u];
+        int64_t at = slot_of(&all[k].net, q, u);
+        const float *got = all[k].set + at;
         int shared = q->is.own_experts < q->is.experts;
         if (!shared && k != source) continue;
         for (int32_t b = 0; shared && source && b < all[k].store.buckets; b++) /* the sums for the ranks lie one behind another */
-            if (q->slot[u] >= all[k].store.bucket[b].slot && q->slot[u] < all[k].store.bucket[b].slot + all[k].store.bucket[b].floats)
+            if (at >= all[k].store.bucket[b].slot && at < all[k].store.bucket[b].slot + all[k].store.bucket[b].floats)
                 got += source * all[k].store.bucket[b].floats;
         for (int64_t a = 0; a < dt__param_shards(&q->is, vt, vt); a++, got += step) {
-            const float *want = one->set + p->slot[u] + dt__param_array(&q->is, vt, 0, vt, a) * step;
+            const float *want = one->set + slot_of(&one->net, p, u) + dt__param_array(&q->is, vt, 0, vt, a) * step;
             if (memcmp(want, got, 4 * (size_t)size)) return 0;
             for (int64_t e = size; shared && e < step; e++)
                 if (got[e] != 0.0f || signbit(got[e])) return 0; /* padding, which the norm counts */
@@ -387,8 +389,8 @@ static void check_near(const char *what, const dt_model *model, int64_t shards)
             const dt__net_param *p = &cut->net.params[i];
             int64_t n = dt_shape_count(p->is.shape);
             if (n > LARGEST) tap_bail("a parameter is too large");
-            dt__net_whole(&cut->net, p, cut->set + p->slot[u], 4, got);
-            dt__net_whole(&one->net, &one->net.params[i], one->set + one->net.params[i].slot[u], 4, want);
+            dt__net_whole(&cut->net, p, cut->set + slot_of(&cut->net, p, u), 4, got);
+            dt__net_whole(&one->net, &one->net.params[i], one->set + slot_of(&one->net, &one->net.params[i], u), 4, want);
             error = tap_error(got, want, n, NULL);
             if (strstr(p->is.name, "c_attn.bias")) error = tap_error(got + n / 3 * 2, want + n / 3 * 2, n / 3, NULL); /* the rest is noise */
             if (error > worst || error != error) worst = error, name = p->is.name;
@@ -569,7 +571,7 @@ static void check_slices(int64_t shards)
     for (int32_t i = 1; i < one->net.param_count; i++) {
         const dt__net_param *p = &one->net.params[i];
         int place = strstr(p->is.name, "n.weight") ? 0 : strstr(p->is.name, "n.bias") ? WIDE : 2 * WIDE;
-        same = same && p->slices == shards && !memcmp(one->set + p->slot[0], want + place, 4 * (size_t)dt_shape_count(p->is.shape));
+        same = same && p->slices == shards && !memcmp(one->set + slot_of(&one->net, p, 0), want + place, 4 * (size_t)dt_shape_count(p->is.shape));
     }
     tap_ok(same, "R7 gamma, beta and a router in %d row slices, chained over micro-batches, then TREE", (int)shards);
     close_ranks(one, 1);

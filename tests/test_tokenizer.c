@@ -814,7 +814,7 @@ static void test_use(void)
     dt_generation how = dt_generation_default();
     dt_step_info step;
     dt_trainer *t = NULL;
-    dt_generator *g = NULL;
+    dt_trainer *g = NULL;
     char file[500], text[1024], other[20000], *kept[2];
     int64_t tokens = 0, odd = 0, bytes;
     int first;
@@ -830,7 +830,7 @@ static void test_use(void)
     kept[0] = slurp(in("runs/step-000000001/tokenizer.json"), &bytes), kept[1] = slurp(in("runs/step-000000001/merges.txt"), &bytes);
     tap_ok(!strcmp(kept[0], other) && !strcmp(kept[1], "#version: 0.2"), "both are in the checkpoint");
     free(kept[0]), free(kept[1]);
-    tap_ok(!dt_generator_open(&g, in("runs"), NULL), "which opens");
+    tap_ok(!dt_predictor_open(&g, in("runs"), NULL, NULL), "which opens");
     how.bytes = 100, how.sampling.temperature = 1e6f;
     how.put = keep_text, how.user = text;
     text[0] = 0;
@@ -840,25 +840,25 @@ static void test_use(void)
     how.sampling.temperature = 0.0f, text[0] = 0;
     tap_ok(!dt_generate(g, "ab", &how, NULL), "greedy");
     tap_ok(dt_generate(g, "", &how, NULL) == DT_E_USAGE && strstr(dt_last_error(), "the prompt is empty"), "%s", dt_last_error());
-    dt_generator_close(&g);
+    dt_trainer_close(&g);
     first = strncmp(text, "ab", 2) ? (unsigned char)text[0] : 256;
     for (int list = 0; list < 2; list++) { /* the first token of that text ends the next one */
         snprintf(file, sizeof file, "{\"eos_token_id\": %s%d%s}", list ? "[1499, " : "", first, list ? "]" : "");
         put_text("runs/step-000000001/generation_config.json", file);
-        tap_ok(!dt_generator_open(&g, in("runs"), NULL) && !dt_generate(g, "ab", &how, &tokens) && tokens == 1,
+        tap_ok(!dt_predictor_open(&g, in("runs"), NULL, NULL) && !dt_generate(g, "ab", &how, &tokens) && tokens == 1,
                "the end token ends the text: %lld", (long long)tokens);
         how.past_end = 1;
         tap_ok(!dt_generate(g, "ab", &how, &tokens) && tokens >= 50, "unless it goes on behind it");
         how.past_end = 0;
-        dt_generator_close(&g);
+        dt_trainer_close(&g);
     }
     r.tokenizer = NULL, l.checkpoint.place = in("mute");
     tap_ok(!dt_trainer_open(&t, &r, &l) && !dt_trainer_run(t, &step), "the source alone");
     dt_trainer_close(&t);
     r.tokenizer = in("bpe");
-    tap_ok(!dt_generator_open(&g, in("mute"), NULL) && dt_generate(g, "ab", &how, NULL) == DT_E_USAGE &&
+    tap_ok(!dt_predictor_open(&g, in("mute"), NULL, NULL) && dt_generate(g, "ab", &how, NULL) == DT_E_USAGE &&
            strstr(dt_last_error(), "1500 token ids and no tokenizer"), "%s", dt_last_error());
-    dt_generator_close(&g);
+    dt_trainer_close(&g);
     r.model.vocabulary = 256;
     tap_ok(dt_trainer_open(&t, &r, &l) == DT_E_USAGE, "%s", dt_last_error());
     source.input_type = DT_F32;

@@ -29,7 +29,7 @@ void begin(const lab_job *job)
     for (int k = 0; k < job->layers; k++) is_ready[k] = 0;
 }
 
-/* Layers become ready in any order; buckets leave in the order of the plan, which is that of all ranks. */
+/* Layers become ready in any order; buckets leave in the order of the plan, which all ranks share. */
 void ready(const lab_job *job, int layer)
 {
     (void)job;
