@@ -58,15 +58,15 @@
  *     }
  *
  * ONE TRAINING STEP, in the order of execution, of GPT-2 on 2 ranks with --zero 1. Each function is below its callees.
- *     dt_trainer_open            plans: dt__engine_begin, dt__layout_net, dt__engine_open; then memory (H15, H16)
+ *     dt_trainer_open            dt__engine_begin, dt__layout_net, dt__engine_open; then memory and weights (H15, H16)
  *       dt__layout_begin         mesh, this rank's data shards, shape of the work
- *       dt__layout_net           records each segment as a graph, and what follows for it (H8):
- *         dt__segment_record     calls the segment's function, whose ops dt__push into the graph (H6)
- *         dt__differentiate      appends each op's gradient, from its row of the op table (H7)
- *         dt__plan_open          an order of ops, and a place in memory for each value
+ *       dt__layout_net           for each segment of the model, in dt__net_segment (H8):
+ *         dt__segment_record     calls the segment's function; dt__push appends its ops to the graph (H6)
+ *           dt__differentiate    appends the gradient ops of each op, by its row of the op table (H7)
+ *         dt__plan_open          orders the ops and gives each value an offset in memory (H7)
  *       dt__layout_end           stages, buckets of gradients, the step program, rows of memory, costs
  *       dt__engine_comms         groups of ranks: data, pipeline, tensor, context, expert (H13)
- *       dt__memory_open          allocates every row; nothing is allocated later
+ *       dt__rows_open          allocates the planned rows; dt__trainer_draw: initial weights
  *     dt_trainer_step            one step
  *       dt__trainer_batch        dt__loader_next: the samples of this rank, read in advance (H11)
  *         dt__sum_valid          all ranks count the targets, by which the loss is divided (R12)
@@ -75,24 +75,24 @@
  *             LOAD               dt__trainer_load: tokens and random streams of a unit, (data shard, micro-batch)
  *             FORWARD            dt__engine_forward, segment by segment
  *               dt__engine_bind  addresses: parameters, input, output, what backward will read
- *               dt__plan_run     op by op: dt__call_of (operands), then the op's row in the table
- *                 dt__split      cuts an op's output for threads; the body calls a kernel (H3)
+ *               dt__plan_run     op by op: dt__call_of (operands), dt__host_run (the op's function, H6)
+ *                 dt__split      splits the output over threads; each part calls a kernel (H4; a GEMM splits itself)
  *             BACKWARD           dt__engine_backward, last segment first: the same for gradient ops, which add to the
  *                                gradient set of the unit's shard (R3)
  *               dt__net_fold     tree over the slices of a leaf, when it is complete (R7)
- *             FOLD               dt__mem_add: neighbours of the tree over data shards
+ *             FOLD               dt__mem_verb: adds neighbours of the tree over data shards
  *             REDUCE             dt__engine_reduce, bucket by bucket as backward completes them
  *               dt__reduce_parts the tree goes on over ranks; with ZeRO each rank gets the sum of its piece (R1)
  *                 dt__reduce_own reads the other ranks' sets where they are, in shared memory
  *             TIE                dt__engine_tie: the uses of a tied weight are added (R8)
  *             UPDATE             dt__engine_update
  *               dt__engine_squares  the norm of all gradients (R11)
- *               dt__update_check    loss scale, clipping, learning rate (H10)
+ *               dt__update_check, dt__update_begin  learning rate, is the norm finite; clipping, loss scale (H10)
  *               dt__verb_run        the optimizer, on this rank's piece of each parameter
- *             GATHER             dt__engine_gather_bucket: every rank gets the new weights of the other one
+ *             GATHER             dt__engine_gather_bucket: each rank gets the weights that the other one updated
  *         dt__tree_loss          the mean loss, by the tree over shards
  *       dt__trainer_due          validation and text: dt__engine_pass runs the same segments' forward program
- *       dt__trainer_keep         a checkpoint, when it is due (H14)
+ *       dt__trainer_keep         a checkpoint, when due: dt__save_begin, dt__state_write, dt__save_end (files: H14)
  *
  * SWITCHES, before the include
  *     DTRAIN_IMPLEMENTATION   the implementation, in exactly one file (GNU C or C++, Linux or another POSIX)
@@ -126,31 +126,31 @@
  * and on 8, in every layout, with any number of threads, with AVX-512, AVX2, NEON or plain C. (Recipes
  * with DT_FAST give that up for speed.)
  *
- * GLOSSARY. Segment: a part of a model (embedding, block, head). Unit: the work of one data shard in one micro-batch.
- * Leaf: a gradient at the bottom of a tree sum. Set: the buffers of one leaf's gradients.
+ * GLOSSARY. Segment: a part of a model (embedding, block, head). Unit: one data shard of one micro-batch. Leaf: a term
+ * of a tree sum. Set: gradients of a leaf or partial sum. Slot: a use of a parameter; in H15 a unit's memory.
  *
  * RULES OF NUMERICS. A tree sum adds neighbours, then pairs of neighbours, by index and never by arrival.
  *     R1   Numbers of shards are powers of two. A rank owns a run of data shards, of any length.
  *     R2   Leaves of gradients are data shards times context slices. A tree adds context slices, then data shards.
  *     R3   In a leaf a weight's gradient is one chain of fmaf over micro-batches, samples and positions.
- *     R4   Accumulation is of the recipe: R3 for the whole step, or fresh leaves and a tree for each micro-batch.
- *     R5   A product is one chain of fmaf in index order; a row sum has 32 lanes and a butterfly. No term is padding.
- *     R6   A sum that tensor parallelism cuts is a tree over tensor shards (COMBINE); bias and residual follow.
+ *     R4   The recipe sets the accumulation: R3 over the whole step, or new leaves and a tree per micro-batch.
+ *     R5   A product is one fmaf chain in index order; a row sum has 32 lanes, added by halves. Padding adds no term.
+ *     R6   A sum split by tensor parallelism is a tree over tensor shards (COMBINE), before bias and residual.
  *     R7   Gradients of parameters that act on split rows are one sum per slice of the rows, then a tree.
  *     R8   The uses of a tied weight are reduced one by one, then added.
  *     R9   Softmax subtracts the true maximum of its slice, and never rescales; a tree combines slices of context.
  *     R10  Tokens get experts per micro-batch and leaf, in token order; ties go to the lower expert.
  *     R11  A tensor is one array, cut at blocks of 1024 floats. The norm adds blocks by trees, parameters in order.
- *     R12  The loss is over all targets of the batch, counted first. No decision depends on time.
+ *     R12  The loss is the mean over all targets of the batch, counted first. Time decides nothing that changes bits.
  *     R13  Gradients are those of the graph as recorded. The compiler's passes keep every bit.
  *     R14  A maximum is a > b ? a : b, and a NaN wins. Nothing is promised after a loss or norm that is not finite.
  *     R15  No flag changes arithmetic: contraction is off, rounding is set, and kernels are tested at the start.
  *     R16  Random numbers follow from seed, purpose, step, sample and element, never from the rank.
- *     R17  Files and hashes hold whole tensors without padding, in one order.
+ *     R17  Hashes and full checkpoints hold whole tensors without padding, in one order.
  *     R18  16-bit precision rounds at fixed places of the graph. Sums, master weights, their gradients stay fp32.
  *     R19  Fast numerics may change the order of sums in 16-bit products, in one way per kind of processor.
  *
- * WHAT IT DOES NOT. CPU only; sums in fp32 only, also where operands have 16 bits (recipe.precision). It does not
+ * LIMITS. CPU only; sums in fp32 only, also where operands have 16 bits (recipe.precision). It does not
  * print, exit or abort below the trainer and launcher. The header holds what a training run, or a program's own loop,
  * uses. One mechanism per job. A lesson that no run uses is a program in examples/.
  */
@@ -199,11 +199,11 @@ extern "C" {
 typedef enum dt_result { DT_RESULTS(DT__RESULT_ENUM) DT__RESULT_COUNT } dt_result;
 #undef DT__RESULT_ENUM
 /* The sentence of this thread's last failure: what failed, where, and how to fix it. Valid until the next failure.
- * So it is after a wrong argument: a NULL that no comment allows, a number that is not finite, no value of an enum, a
- * tensor of another graph. A function that returns a dt_result then returns DT_E_USAGE, one that returns a tensor
- * poisons the graph, any other returns 0, NULL or "" (sizes: 1). A function that closes sets its handle to NULL. */
+ * A wrong argument (NULL where no comment allows it, a number that is not finite, an unknown value of an enum, a tensor
+ * of another graph) is a failure: a function returns DT_E_USAGE if it returns a dt_result, poisons the graph if it
+ * returns a tensor, else returns 0, NULL or "" (sizes: 1). A function that closes sets its handle to NULL. */
 DT_API const char *dt_last_error(void);
-/* Makes a sentence, as printf does but with a decimal point in every locale, dt_last_error()'s, and returns the code:
+/* Sets the sentence of dt_last_error() as printf does, with a decimal point in every locale, and returns the code:
  * for functions that a trainer calls (dt_source.fetch, dt_probe.call). */
 #if defined(__GNUC__)
 __attribute__((format(printf, 2, 3)))
@@ -502,8 +502,8 @@ DT_API void dt_comm_close(dt_comm **c); /* leaves: peers that still wait for thi
 DT_API int dt_comm_rank(const dt_comm *c);
 DT_API int dt_comm_size(const dt_comm *c);
 DT_API dt_result dt_barrier(dt_comm *c); /* returns when all ranks have called it */
-/* Others call a rank frozen that is silent for --timeout seconds. Call this in longer work of the program's own; the
- * trainer does it while it saves, opens, compiles, generates or calls a probe. */
+/* A rank that is silent for --timeout seconds counts as frozen: call this during longer work of your own. The trainer
+ * calls it while it opens, compiles, saves, generates or runs a probe. */
 DT_API void dt_comm_alive(dt_comm *c);
 /* data (count) of root to all ranks; data replaced by the op over all ranks; in (count) of rank r to row r of out
  * (size,count), where in may be out + rank * count. */
@@ -716,9 +716,9 @@ typedef enum dt_optimizer_kind { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION } dt_optimiz
  * recipe.loss_scale; a step whose gradients overflow changes no weight and halves a scale that adapts; 2,000 good steps
  * double it. */
 typedef enum dt_precision { DT_PRECISION_FP32, DT_PRECISION_BF16, DT_PRECISION_FP16 } dt_precision;
-/* Exact: every sum has one order, and the bits are the same in every layout. Fast: products of bf16 by what all ranks'
- * processors have (AMX, else AVX512-BF16), gradients between nodes by MPI's own all-reduce; other bits, which depend on
- * the layout. How far they are from the exact ones is measured on the first batch, printed and logged. */
+/* Exact: every sum has one order, and the bits are the same in every layout. Fast: products of bf16 use AMX, else
+ * AVX512-BF16, if all ranks' processors have it (R19); other bits, which depend on the processors. The distance from
+ * exact numerics is measured on the first batch, printed and logged. */
 typedef enum dt_numerics { DT_EXACT, DT_FAST } dt_numerics;
 
 /* ---- H11  data, tokenizers ---- */
@@ -2496,15 +2496,15 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  *   the same element of the inputs a and b (operands A, AB), which broadcast, and of the scalar s.
  * GRAD(name, input, operands, expression): a MAP op for the gradient of one input, of dy (D) and of what else the
  *   operands name: inputs A, B and the value Y.
- * ROW(name, inputs, in place, shape, shards, passes, domain, text, gradients): passes over each row. A pass reduces
- *   an expression (DT__SUM, DT__MAX, or DT__DOT of two) to a scalar s0..s3, whose last argument makes the scalar
+ * ROW(name, inputs, in place, shape, shards, passes, domain, text, gradient, gradients): passes over each row. A pass
+ *   reduces an expression (DT__SUM, DT__MAX, or DT__DOT of two) to a scalar s0..s3; its last argument makes the scalar
  *   from the reduction r and the row's length `count`; DT__SUM_OUT also stores its terms; DT__OUT stores the result
  *   y. a, b, c are the inputs in order. s0 and s1 begin as row statistics, s2 as the node's scalar.
  * COLUMN(name, inputs, expression, gradients): every column is a chain over the rows: r becomes the expression.
  * OP(name, class, inputs, in place, shape, shards, scratch, FLOPs, domain, text, gradient, gradients): all others;
  *   dt__grad_<gradient> or rules append the nodes of the derivative (H7), NONE: there is none.
- * domain: what the op iterates over (DT__OVER_..). text: SOME(x), dt__some_x computes items [begin, end) of the domain,
- *   in any split; RUN(x), dt__run_x computes the whole value (H6). A device may have texts of its own.
+ * domain: what the op iterates over (DT__OVER_..). text: the op's function. SOME(x): dt__some_x, items [begin, end) of
+ *   the domain, in any split. RUN(x): dt__run_x, the whole value (H6). A device may have functions of its own.
  * RULE(name, input, op, operands, flow): the gradient of an input is a node of that op (NONE: the operand itself) with
  *   the operands' tensors as inputs: as for GRAD, and X, the second output. FLOW: the node has the input's shape;
  *   BACK: likewise, with i[1] inverted; CHAIN: it continues the chains of a parameter's gradient (R3); REDUCED: it has
@@ -2699,7 +2699,7 @@ typedef struct dt__slice_sums {
     int64_t ld;
 } dt__slice_sums;
 
-/* The scalars of one step of an optimizer, computed once in double and rounded (R13). */
+/* The scalars of one step of an optimizer, computed once in double and rounded. */
 typedef struct dt__update {
     float beta1, one_minus_beta1, beta2, one_minus_beta2, eps;
     float clip;       /* gradient scale of this step, 1 when the norm is below the limit */
@@ -4731,11 +4731,11 @@ static float *dt__upload(const dt__kernels *k, const void *host, int64_t n)
 static float *dt__comm_in(const dt__kernels *k, const float *mem, int64_t n) { return dt__download(k, mem, n); }
 static void dt__comm_out(const dt__kernels *k, const float *mem, int64_t n) { dt__upload(k, dt__host(k, mem), n); }
 /* Tensor memory for `bytes` bytes of the host, or NULL after an error; then gives it up and returns the host's. */
-static void *dt__mem_open(const dt__kernels *k, int kind, void *host, int64_t bytes)
+static void *dt__mem_attach(const dt__kernels *k, int kind, void *host, int64_t bytes)
 {
     return k->device && host ? k->device->attach(k->device, kind, host, bytes) : host;
 }
-static void *dt__mem_close(const dt__kernels *k, void *mem)
+static void *dt__mem_detach(const dt__kernels *k, void *mem)
 {
     void *host = mem ? dt__host(k, mem) : NULL;
     if (mem && k->device) k->device->detach(k->device, mem);
@@ -4781,22 +4781,10 @@ static void dt__mem_copy(const dt__kernels *k, dt_pool *pool, float *to, const f
 {
     if (to != from) dt__mem_verb(k, pool, DT__VERB_COPY, to, from, 0.0f, n);
 }
-static void dt__mem_fill(const dt__kernels *k, dt_pool *pool, float *to, float value, int64_t n)
-{
-    dt__mem_verb(k, pool, DT__VERB_FILL, to, NULL, value, n);
-}
-static void dt__mem_add(const dt__kernels *k, dt_pool *pool, float *to, const float *from, int64_t n)
-{
-    dt__mem_verb(k, pool, DT__VERB_ADD, to, from, 0.0f, n);
-}
-static void dt__mem_scale(const dt__kernels *k, dt_pool *pool, float *to, float value, int64_t n)
-{
-    dt__mem_verb(k, pool, DT__VERB_SCALE, to, NULL, value, n);
-}
-static void dt__mem_squares(const dt__kernels *k, dt_pool *pool, const float *x, int64_t n, float *sums)
-{
-    dt__mem_verb(k, pool, DT__VERB_SQUARES, sums, x, 0.0f, n);
-}
+#define dt__mem_fill(k, pool, to, value, n)     dt__mem_verb(k, pool, DT__VERB_FILL, to, NULL, value, n)
+#define dt__mem_add(k, pool, to, from, n)       dt__mem_verb(k, pool, DT__VERB_ADD, to, from, 0.0f, n)
+#define dt__mem_scale(k, pool, to, value, n)    dt__mem_verb(k, pool, DT__VERB_SCALE, to, NULL, value, n)
+#define dt__mem_squares(k, pool, from, n, sums) dt__mem_verb(k, pool, DT__VERB_SQUARES, sums, from, 0.0f, n)
 
 /* Arrays of n elements that a tree adds up: the first, and array v at more + (v - 1) stride. */
 typedef struct dt__terms {
@@ -5053,9 +5041,9 @@ typedef struct dt__param {
 
 struct dt_graph {
     int32_t number; /* which its tensors carry */
-    int eager;    /* a program's own: it holds values */
-    int recorded; /* they are computed by dt_graph_run alone */
-    uint32_t runs; /* before this one */
+    int eager;     /* 1: a program's own graph, whose nodes hold values; 0: a segment's */
+    int recorded;  /* eager: only dt_graph_run computes them */
+    uint32_t runs; /* number of the current dt_graph_run, from 0: part of dropout's key */
     uint64_t seed;
     dt_result result;
     char sentence[512];
@@ -5220,7 +5208,7 @@ static int64_t dt__span(const dt_shape *s, int begin, int end)
     for (int i = begin; i < end; i++) n *= s->n[i];
     return n;
 }
-/* Sizes of 1 or more, for whose product no machine lacks bits: what ops compute from it does not overflow either. */
+/* Are all sizes 1 or more, and their product at most 2^40, so that sizes computed from it fit an int64_t? */
 static int dt__shape_ok(const dt_shape *s)
 {
     int64_t left = DT__ELEMENTS;
@@ -5588,7 +5576,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
         dt__append(g, &second);
     }
     if (g->eager && !g->result && dt__hold(g, id) && !g->recorded) dt__compute(g, id);
-    while (g->result && g->count > id) dt__let_go(g, --g->count); /* a node is there as a whole */
+    while (g->result && g->count > id) dt__let_go(g, --g->count); /* never a node without its second output */
     return g->result ? dt__none() : t;
 }
 
@@ -5705,7 +5693,7 @@ static const char *dt__divisors(int64_t n, int64_t most, int64_t unit, char *tex
 }
 
 /* Do the tensor shards divide n? Poisons the graph if not. */
-static int dt__cuts(dt_graph *g, const char *what, int64_t n)
+static int dt__shards_divide(dt_graph *g, const char *what, int64_t n)
 {
     char list[128];
     if (n % g->tensor_shards == 0) return 1;
@@ -5729,7 +5717,7 @@ static dt_tensor dt__param_known(dt_graph *g, const char *full, int shared, dt_s
 
 /* A parameter "<name><part>" whose axis `cut` (-1: none) has `groups` pieces, each cut over tensor shards, and whose
  * axis 0 counts `experts` (0: none). The node has the shape of this rank's part, without padding. */
-static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, const char *part, dt_shape shape, dt_init init,
+static dt_tensor dt__param_declare(dt_graph *g, const char *name, const char *part, dt_shape shape, dt_init init,
                                       float std, int cut, int64_t groups, int64_t pad, int64_t experts)
 {
     dt__param *p;
@@ -5743,7 +5731,7 @@ static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, const char 
         return dt__poison(g, DT_E_USAGE, DT__NAME_WRONG, full, "parameter", wrong, 1, (int)sizeof p->name - 1);
     if (cut >= 0 && dt__in_shards(g)) {
         int64_t width = (shape.n[cut] + pad) / g->tensor_shards, first = g->first_shard * width;
-        if (!pad && !dt__cuts(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__none();
+        if (!pad && !dt__shards_divide(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__none();
         local.n[cut] = dt__min(shape.n[cut], first + g->own_shards * width) - first;
     }
     if (experts) local.n[0] /= dt__expert_ranks(g);
@@ -5768,12 +5756,12 @@ static dt_tensor dt__param_of_experts(dt_graph *g, const char *name, const char 
 static dt_tensor dt__param_cut(dt_graph *g, const char *name, const char *part, dt_shape shape, dt_init init, float std,
                                int cut, int64_t groups)
 {
-    return dt__param_of_experts(g, name, part, shape, init, std, cut, groups, 0, 0);
+    return dt__param_declare(g, name, part, shape, init, std, cut, groups, 0, 0);
 }
 static dt_tensor dt__param_whole(dt_graph *g, const char *name, const char *part, dt_shape shape, dt_init init,
                                  float std)
 {
-    return dt__param_of_experts(g, name, part, shape, init, std, -1, 1, 0, 0);
+    return dt__param_declare(g, name, part, shape, init, std, -1, 1, 0, 0);
 }
 DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std)
 {
@@ -5788,7 +5776,7 @@ static dt_tensor dt__table_param(dt_graph *g, const char *name, int64_t vocabula
     if ((vt - 1) * rows >= vocabulary)
         return dt__poison(g, DT_E_SHAPE, "%lld token ids are too few for %lld tensor shards: use fewer shards",
                           (long long)vocabulary, (long long)vt);
-    return dt__param_of_experts(g, name, "", dt_shape2(vocabulary, width), DT_INIT_NORMAL, 0.02f, 0, 1,
+    return dt__param_declare(g, name, "", dt_shape2(vocabulary, width), DT_INIT_NORMAL, 0.02f, 0, 1,
                                 rows * vt - vocabulary, 0);
 }
 
@@ -5919,14 +5907,14 @@ static int dt__indices_ok(dt_graph *g, const dt__node *n)
 static void dt__let_go(dt_graph *g, int32_t id)
 {
     float *data = g->nodes[id].data;
-    if (data) dt__free(dt__mem_close(g->kernels, dt__upload(g->kernels, data, 0)));
+    if (data) dt__free(dt__mem_detach(g->kernels, dt__upload(g->kernels, data, 0)));
 }
 static int dt__hold(dt_graph *g, int32_t id)
 {
     for (int i = 0, at = (int)id; i < 2 && at; i++, at = (int)g->nodes[id].aux) {
         int64_t bytes = 4 * dt__floats(&g->nodes[at]);
         float *data = g->nodes[at].data = (float *)dt__alloc(bytes, "a tensor");
-        if (data && dt__mem_open(g->kernels, DT__DEVICE, data, bytes)) continue;
+        if (data && dt__mem_attach(g->kernels, DT__DEVICE, data, bytes)) continue;
         dt__free(data), g->nodes[at].data = NULL;
         return dt__poison(g, DT_E_MEMORY, "no memory for a tensor"), 0;
     }
@@ -6311,7 +6299,7 @@ static dt_shape dt__rows_shape(const dt_graph *g, const dt_shape *s)
 }
 static int dt__rows_divide(dt_graph *g, const dt_shape *s)
 {
-    return dt__cuts(g, "rows of a unit of work", dt__span(s, 0, s->dims - 1) / dt__leaves(g));
+    return dt__shards_divide(g, "rows of a unit of work", dt__span(s, 0, s->dims - 1) / dt__leaves(g));
 }
 /* dt__tp.combine leaf by leaf: the ranks of a tensor group have equal shares of each leaf's rows. */
 static void dt__combine_rows(const dt__call *c, int kind, float *to, int64_t to_count, const float *from, int64_t count)
@@ -6654,7 +6642,7 @@ DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, unsigned axes)
 }
 
 /* ---- matrix products ---- */
-/* Shape of the product of a (..,M,K) and b (..,K,N), their transposes noted, leading axes broadcast; 0: none. */
+/* Shape of a b, a (..,M,K) or transposed (ta), b (..,K,N) or transposed (tb), leading axes broadcast; 0: no fit. */
 static int dt__matmul_shape(const dt_shape *a, const dt_shape *b, int ta, int tb, dt_shape *out)
 {
     dt_shape la = *a, lb = *b;
@@ -6667,8 +6655,8 @@ static int dt__matmul_shape(const dt_shape *a, const dt_shape *b, int ta, int tb
     return 1;
 }
 
-/* i: transpose_a, transpose_b, parts of K (0: an ordinary product), parts of the input gradient (0: likewise), place
- * among products that share a (dt__columns), and how many these are (0: one alone). */
+/* i: transpose_a, transpose_b, parts of K (0: an ordinary product), parts of the input gradient (0: likewise), index
+ * among the products that share a (dt__columns), and the number of these (0: not shared). */
 static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int tb, int64_t parts, int64_t grad_parts)
 {
     dt_shape sa = dt__at(g, a)->shape, sb = dt__at(g, b)->shape;
@@ -6833,8 +6821,8 @@ static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, cons
     }
 }
 
-/* What is 0 has its default. */
-static int64_t dt__or(int64_t value, int64_t fallback) { return value ? value : fallback; }
+/* `value`, or `fallback` if it is 0. */
+static int64_t dt__default(int64_t value, int64_t fallback) { return value ? value : fallback; }
 
 /* ---- embedding ---- */
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
@@ -7039,14 +7027,14 @@ static dt_tensor dt__head_norm(dt_graph *g, dt_tensor x, const char *name, int64
     return x;
 }
 
-/* ---- trees that grow ---- */
+/* ---- tree sums whose terms come one by one ---- */
 /* A partial sum in place `set`: node `index` of tree level `level`: 1 << level leaves from index << level on. */
 typedef struct dt__partial {
     int level, set;
     int64_t index;
 } dt__partial;
 
-/* Partial sums of a tree whose aligned runs come one by one: siblings join at once. */
+/* The partial sums of such a tree: two siblings are added as soon as both exist. */
 typedef struct dt__stack {
     dt__partial node[64];
     int count, sets; /* sets: how many have ever been in use together */
@@ -7108,7 +7096,7 @@ static int dt__counts_samples(dt_graph *g, const char *op, const dt_shape *s)
 static int64_t dt__heads_of(dt_graph *g, dt_tensor x, const char *what, int64_t heads)
 {
     if (!dt__at(g, x)->cut) return heads;
-    return heads < 1 || dt__cuts(g, what, heads) ? dt__part_of(g, heads) : 0;
+    return heads < 1 || dt__shards_divide(g, what, heads) ? dt__part_of(g, heads) : 0;
 }
 
 /* Piece `piece` of the `pieces` equal pieces of each shard of x (..,C), the shards concatenated: (..,C/pieces). */
@@ -7138,7 +7126,7 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
     dt_shape sq = dt__at(g, q)->shape, sk = fused ? sq : dt__at(g, k)->shape, sm = dt__at(g, mask)->shape, stats;
     dt__node n = dt__node_make(DT__OP_ATTENTION, sq, q, k, v);
     int64_t heads = dt__heads_of(g, q, "heads", o->heads), pieces = fused ? 3 : 1, d;
-    int64_t kv_heads = fused ? 0 : dt__heads_of(g, k, "KV heads", dt__or(o->kv_heads, o->heads));
+    int64_t kv_heads = fused ? 0 : dt__heads_of(g, k, "KV heads", dt__default(o->kv_heads, o->heads));
     dt_tensor part[3];
     if (sq.dims != 3 || heads < 1 || heads > sq.n[2] || sq.n[2] % (pieces * heads))
         return dt__poison(g, DT_E_SHAPE, "attend: q %s must be (B,T,C), or [q | k | v] (B,T,3C), with C divisible by "
@@ -8238,9 +8226,9 @@ static dt_tensor dt__moe_layer(dt_graph *g, dt_tensor x, dt_tensor route, const 
     dt_tensor w, b = dt__none();
     if (!x.id || !route.id) return dt__none();
     DT__PRINT(full, "%s.experts.%s", name, part);
-    w = dt__param_of_experts(g, full, "", shape, DT_INIT_NORMAL, std, cut, groups, 0, o->experts);
+    w = dt__param_declare(g, full, "", shape, DT_INIT_NORMAL, std, cut, groups, 0, o->experts);
     if (o->bias)
-        b = dt__param_of_experts(g, full, "_bias", dt_shape1(shape.n[0] * shape.n[2]), DT_INIT_ZEROS, 0.0f,
+        b = dt__param_declare(g, full, "_bias", dt_shape1(shape.n[0] * shape.n[2]), DT_INIT_ZEROS, 0.0f,
                                  cut == 2 ? 0 : -1, cut == 2 ? shape.n[0] * groups : 1, 0, o->experts);
     w = dt__moe_linear(g, dt__narrow(g, x), route, w, b, 0);
     return cut == 2 ? dt__narrow(g, w) : w; /* else parts of a sum */
@@ -8291,8 +8279,8 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     dt_tensor alike = tokens; /* for work that every rank repeats: it has the whole gradient and takes its own rows */
     if (dt__at(g, tokens)->op == DT__OP_ALL_ROWS)
         alike = dt__push_one(g, DT__OP_SAME_ROWS, dt__at(g, tokens)->shape, tokens);
-    int64_t choices = dt_dim(g, tokens, 0) * o->active, width = dt__or(o->width, 4 * dt_dim(g, x, -1));
-    if (dt__in_shards(g) && !dt__cuts(g, "hidden units of an expert", width)) return dt__none();
+    int64_t choices = dt_dim(g, tokens, 0) * o->active, width = dt__default(o->width, 4 * dt_dim(g, x, -1));
+    if (dt__in_shards(g) && !dt__shards_divide(g, "hidden units of an expert", width)) return dt__none();
     dt_shape experts = dt_shape2(dt_dim(g, x, -1), o->experts);
     dt_tensor gate = dt__param_whole(g, name, ".gate.weight", experts, DT_INIT_NORMAL, 0.02f);
     gate = dt__param_rows(g, gate, dt_dim(g, tokens, 0), 2);
@@ -8334,7 +8322,7 @@ static int dt__host_only(const dt__call *c)
 /* ============================================================================
  * H7  gradients, FLOPs, plans of a segment */
 
-/* One use's share of a tensor's gradient. Shares add in forward-use order: key = consumer and input (R13). */
+/* What one use adds to a tensor's gradient. Added in the order of uses in forward: key = (consumer, input). */
 typedef struct dt__share {
     int32_t target, tensor;
     int64_t key;
@@ -8557,7 +8545,7 @@ static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
         memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(--s.dims));
         dy = dt_reshape(g, dy, s);
     }
-    if (dt__wants(g, id, 0) && dt__columns_first(g, id)) { /* of several that share A one speaks for all */
+    if (dt__wants(g, id, 0) && dt__columns_first(g, id)) { /* products that share A make dA once */
         if (n.i[5]) da = dt__columns_dx(g, id, n.i[3]);
         else da = ta ? dt__matmul(g, b, dy, tb, 1, 0, 0) : dt__matmul(g, dy, b, 0, !tb, n.i[3], 0);
         if (!n.i[3]) dt__flow_reduced(g, id, 0, da);
@@ -8799,8 +8787,8 @@ typedef struct dt__plan {
 typedef struct dt__bind {
     float *at[DT__PLACES]; /* INPUT, OUTPUT, TARGETS, GRAD_OUT, GRAD_IN, SAVED, TEMP, CACHE */
     float *params, *slots; /* bases; param[i] and slot[i] are offsets in floats */
-    const int64_t *param, *slot; /* slot has three parts: offsets; those of the other row slices, in slices, -1: none;
-                                  * then of experts that ranks share from one rank's sum to the next, else 0 */
+    const int64_t *param, *slot; /* slot (3, slot_count): offset in slots; offset in slices, or -1 without other row
+                                  * slices; floats between the sums of ranks that share experts, or 0 */
     float *slices;
 } dt__bind;
 
@@ -9307,7 +9295,7 @@ static dt_tensor dt__llama_attention(dt_graph *g, dt_tensor h, const dt_model *m
     dt_attention_options o = DT__ZERO;
     dt_tensor y[3];
     o.heads = m->heads, o.kv_heads = m->kv_heads, o.causal = 1;
-    if (!dt__cuts(g, "KV heads", m->kv_heads)) return dt__none();
+    if (!dt__shards_divide(g, "KV heads", m->kv_heads)) return dt__none();
     dt__columns(g, h, names, widths, 3, m->qkv_bias, y);
     for (int i = 0; i < 2 && m->qk_norm; i++)
         y[i] = dt__head_norm(g, y[i], i ? "self_attn.k_norm" : "self_attn.q_norm", d, m->norm_eps);
@@ -9321,7 +9309,7 @@ static dt_tensor dt__llama_mlp(dt_graph *g, dt_tensor h, const dt_model *m, floa
     static const char *const names[] = {"mlp.gate_proj", "mlp.up_proj"};
     const int64_t widths[] = {m->hidden, m->hidden};
     dt_tensor y[2]; /* (B,T,hidden) */
-    if (!dt__cuts(g, "hidden units", m->hidden)) return dt__none();
+    if (!dt__shards_divide(g, "hidden units", m->hidden)) return dt__none();
     dt__columns(g, h, names, widths, 2, m->mlp_bias, y);
     h = dt__gated(g, y[0], y[1]);
     return dt_linear_with(g, h, "mlp.down_proj", m->width, residual, DT_ROWS | (m->mlp_bias ? 0 : DT_NO_BIAS));
@@ -9334,7 +9322,7 @@ static dt_tensor dt__family_block(dt_graph *g, dt_tensor x, const void *user) /*
     int llama = m->family == DT_LLAMA;
     float residual = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
     dt_moe_options moe = dt__model_moe(m);
-    if (!dt__cuts(g, "heads", m->heads)) return dt__none();
+    if (!dt__shards_divide(g, "heads", m->heads)) return dt__none();
     dt_tensor h = dt__family_norm(g, x, m, "ln_1", "input_layernorm");
     x = dt_add(g, x, llama ? dt__llama_attention(g, h, m, residual) : dt__gpt2_attention(g, h, m, residual));
     h = dt__family_norm(g, x, m, "ln_2", "post_attention_layernorm");
@@ -9368,14 +9356,14 @@ typedef struct dt__built {
     dt__plan *plan;
     int owner; /* of the plan; segments that differ only in their parameters share one */
     int32_t recorded; /* nodes of its graph before it was compiled */
-    int64_t logits;   /* numbers of its logits; 0: it has none */
+    int64_t logits;   /* elements of its logits; 0: it has none */
     int logits_cut;   /* by tensor shards */
     int32_t *param_of;      /* its parameters in the net's list */
     struct dt__use *use;    /* of its gradient slots */
     int64_t *param, *slot, *window; /* offsets (H15) in floats, as in dt__bind; window: of gathered parameters */
     int64_t input, output; /* floats of its input and output */
     int64_t out_at, saved_at, gradient_at, cache_at; /* offsets in the memory of a unit of work (H15) */
-    int32_t stage, chunk;  /* that have it (H15) */
+    int32_t stage, chunk;  /* its pipeline stage, and its chunk there (H15) */
     int64_t routed;        /* experts of the mixtures before this segment */
     int watched;           /* has it mixtures or auxiliary losses? */
     char name[32];         /* of a family's segment */
@@ -11136,7 +11124,7 @@ static const dt__option dt__options[] = {
     DT__RECIPE("loss-scale", "X", REAL, loss_scale, 0, "[0,16777216]",
                "fp16: factor of the loss in backward, a power of two; 0: adapts to what overflows"),
     DT__RECIPE("numerics", "KIND", WORD, numerics, DT_EXACT, "exact,fast",
-               "fast: 16-bit products of the processor, sums of MPI; bits depend on the layout"),
+               "fast: 16-bit products of the processor; bits depend on what all ranks have"),
     DT__LAYOUT("threads", "N", WHOLE, threads, 0, "[0,1024]", "threads per rank; 0: its part of the cores"),
     DT__LAYOUT("tp", "N", WHOLE, tp, 1, NULL, "tensor parallel degree"),
     DT__LAYOUT("sequence-parallel", NULL, FLAG, sequence_parallel, 0, NULL, "--tp ranks split rows between products"),
@@ -11247,7 +11235,7 @@ static double dt__optimizer_bytes(const dt_recipe *r)
     return bytes;
 }
 
-/* What the optimizer carries from step to step besides tensors: beta^t in double (R13); the loss scale, the steps since
+/* What the optimizer carries from step to step besides tensors: beta^t in double; the loss scale, the steps since
  * it changed or a step was skipped, and the steps that were skipped (R18). */
 typedef struct dt__powers {
     double power1, power2, scale;
@@ -11658,31 +11646,17 @@ static int dt__json_take(dt__json *j, char c)
     return 1;
 }
 
-static int dt__json_enter(dt__json *j, char open)
-{
-    if (j->depth == DT__JSON_DEPTH)
-        return dt__json_fail(j, "more than %d brackets are open: copy the file again", (int)DT__JSON_DEPTH);
-    if (!dt__json_take(j, open)) return 0;
-    j->depth++;
-    return 1;
-}
-
-/* Is there another element? Takes the comma before it, or the closing bracket. *count is 0 before the first call. */
-static int dt__json_more(dt__json *j, char close, int64_t *count)
-{
-    if (j->result) return 0;
-    if (dt__json_peek(j) == close) {
-        j->at++;
-        j->depth--;
-        return 0;
-    }
-    return !(*count)++ || dt__json_take(j, ',');
-}
-
-/* The same for a whole list or object: takes the bracket that opens it, too. */
+/* Is there another element of the list or object that `open` opens? Takes that bracket when *count is 0, later the
+ * comma before an element, at last the closing bracket. */
 static int dt__json_each(dt__json *j, char open, int64_t *count)
 {
-    return (*count || dt__json_enter(j, open)) && dt__json_more(j, open == '[' ? ']' : '}', count);
+    if (!*count && j->depth == DT__JSON_DEPTH)
+        return dt__json_fail(j, "more than %d brackets are open: copy the file again", (int)DT__JSON_DEPTH);
+    if (!*count && !dt__json_take(j, open)) return 0;
+    if (!*count) j->depth++;
+    if (j->result) return 0;
+    if (dt__json_peek(j) == open + 2) return j->at++, j->depth--, 0; /* ] and } follow [ and { by two */
+    return !(*count)++ || dt__json_take(j, ',');
 }
 
 /* Writes 1 to 4 bytes and returns how many. */
@@ -12999,7 +12973,7 @@ static dt_result dt__loader_next(dt__loader *l, dt__batch *batch, void (*tick)(v
 }
 
 /* ============================================================================
- * H12  probes: the speed of products */
+ * H12  the GEMM rate, of which steps report a share */
 
 /* Best GEMM rate of this rank in GFLOP/s on a 384^3 product: what a share of peak refers to. */
 static dt_result dt__gemm_rate(const dt__kernels *k, dt_pool *pool, double *gflops)
@@ -14091,7 +14065,7 @@ static float *dt__resolve(const dt_comm *c, int64_t where)
 
 /* ---- steps ---- */
 
-static dt_result dt__step(dt_comm *c)
+static dt_result dt__comm_step(dt_comm *c)
 {
     dt_result r = DT_OK;
     if (!c->job) return DT_OK;
@@ -14114,7 +14088,7 @@ static const dt__published *dt__peer_call(const dt_comm *c, int local)
 static dt_result dt__publish_call(dt_comm *c)
 {
     dt__comm_slot(c, c->local_rank)->call[++c->meets & 1u] = c->call;
-    return dt__step(c);
+    return dt__comm_step(c);
 }
 
 static void dt__format_call(char *text, size_t size, const dt__published *call)
@@ -14217,7 +14191,7 @@ static dt_result dt__meet_nodes(dt_comm *c)
     r = dt__round_wait(c, r);
     for (int k = 0; k < c->nodes && !c->local_rank && !r; k++)
         if (k != c->node) r = dt__check_same(c, c->rank, &c->call, c->member[c->first[k]], &c->calls[k]);
-    return r ? r : dt__step(c);
+    return r ? r : dt__comm_step(c);
 }
 
 /* The first step of a collective: all ranks publish their call and see that they agree. */
@@ -14260,7 +14234,7 @@ static dt_result dt__conclude(dt_comm *c, int staged, dt_result r)
 {
     while (!r && c->rate > 0.0 && dt__now() < c->met + (double)__atomic_load_n(&c->owed, __ATOMIC_RELAXED) / c->rate)
         dt__nap(), dt__comm_tick(c);
-    if (!r && !staged) r = dt__step(c);
+    if (!r && !staged) r = dt__comm_step(c);
     c->sharing = 0;
     dt__comm_tick(c);
     if (!r || c->failed || c->nodes == 1) return r;
@@ -14418,7 +14392,7 @@ static dt_result dt__gather(dt_comm *c, const float *from, int64_t reach, const 
         int64_t round = c->round++;
         dt__stream_copy(e, count, c->rank, at, width, dt__stage(c, c->local_rank, round), from, NULL);
         r = dt__spread(c, round, at, width, 1, 0);
-        if (!r) r = dt__step(c);
+        if (!r) r = dt__comm_step(c);
         for (int p = 0; p < c->size && !r; p++)
             dt__stream_copy(e, count, p, at, width, dt__spread_to(c, round, p, width, 1, 0), NULL, to);
         dt__comm_tick(c);
@@ -14440,7 +14414,7 @@ static dt_result dt__swap_staged(dt_comm *c, const float *from, const dt__extent
         int64_t n = dt__min(width, count - at), round = c->round++;
         for (int q = 0; q < c->local_size; q++)
             dt__copy(dt__stage(c, c->local_rank, round) + q * width, from + give[dt__local(c, q)].from + at, n);
-        r = dt__step(c);
+        r = dt__comm_step(c);
         for (int q = 0; q < c->local_size && !r; q++)
             dt__copy(to + take[dt__local(c, q)].to + at, dt__stage(c, q, round) + c->local_rank * width, n);
         dt__comm_tick(c);
@@ -14640,7 +14614,7 @@ static dt_result dt__reduce_rounds(dt_comm *c, dt__reduction *x, int64_t rounds)
         if (x->staged && k < rounds) dt__reduce_pack(c, x, k);
         if (k >= 1 && k <= rounds) r = dt__reduce_add(c, x, k - 1);
         if (!r && x->all && k >= 2) dt__reduce_take(c, x, k - 2);
-        if (!r && k <= rounds) r = dt__step(c);
+        if (!r && k <= rounds) r = dt__comm_step(c);
         dt__comm_tick(c);
     }
     return r;
@@ -15988,8 +15962,7 @@ static void dt__world_hosts(dt__world *w, dt__json *j, const char *here)
 {
     int64_t count = 0;
     w->rank = -1;
-    if (!dt__json_enter(j, '[')) return;
-    while (dt__json_more(j, ']', &count)) {
+    while (dt__json_each(j, '[', &count)) {
         if (!dt__json_string(j)) return;
         j->string[j->length] = 0;
         if (dt__json_is(j, here)) w->rank = (int)count - 1;
@@ -18007,7 +17980,7 @@ typedef struct dt__manifest {
     int64_t bytes;
     int full;
     int64_t step;
-    dt__powers powers;          /* of the optimizer (R13, R18) */
+    dt__powers powers;          /* of the optimizer (R18) */
     char model[65], data[65];   /* hashes that identify them */
     char tokenizer[65];         /* of its file; empty: there is none, or an older version wrote the manifest */
     char weights[65];           /* of the initial weights; empty: they are random */
@@ -18684,7 +18657,6 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
 /* ============================================================================
  * H15  mesh, layout, plans, engine */
 
-
 /* DT_E_USAGE unless the degree that an option sets divides n of something ("rank", without the plural's s). */
 static dt_result dt__check_divides(const char *option, int64_t degree, int64_t n, const char *of)
 {
@@ -19163,14 +19135,14 @@ static void dt__run_parts(int64_t lo, int64_t hi, dt__stack *s)
     }
 }
 
-/* ---- the generator of step programs ------------------------------------------------------------------------- */
+/* ---- making step programs --------------------------------------------------------------------------------- */
 
-/* What the generator needs to know about a rank. */
+/* What a rank's step program depends on. */
 typedef struct dt__shape_of_work {
     dt__pipe pipe;
     int stage;
     int64_t lo, hi, micros; /* data shards; micro-batches */
-    int64_t ghosts;         /* shards without work, up to the number of the rank that has most: collectives match */
+    int64_t ghosts;         /* empty shards that pad the run to the longest of any rank: collectives match */
     int accumulation, zero, recompute;
     int horizon;            /* of offloaded inputs; 0: none are */
     int buffered;           /* number of bucket buffers that hold a leaf's gradients; 0: sets do */
@@ -19183,7 +19155,7 @@ typedef struct dt__shape_of_work {
 typedef struct dt__program {
     dt_instr *list;
     int32_t count, capacity;
-    int32_t gathered, worked; /* 1 + segment of the last gather; index of the last FORWARD or RECOMPUTE, before any 0 */
+    int32_t gathered, worked; /* 1 + segment of the last GATHER; index of the last FORWARD or RECOMPUTE; 0: none */
     const void *loaded;       /* the unit of the last LOAD */
     dt__work *work;
     int64_t works;
@@ -19481,7 +19453,7 @@ static int dt__ring_take(dt__ring *r)
 
 /* ---- the plan: what a rank of a number of ranks does under a layout, and the memory that it needs ---- */
 
-/* Ranks that read it in place. */
+/* Which ranks read a row of memory in place (dt__row_readers). */
 enum { DT__BY_NONE, DT__BY_SAME, DT__BY_DATA, DT__BY_EXPERT, DT__BY_CONTEXT, DT__BY_NEXT, DT__BY_LAST, DT__BY_KINDS };
 
 /* All that an engine allocates: X(row, field of dt__engine, purpose, access, readers, name). */
@@ -19992,7 +19964,7 @@ static void dt__layout_shards(const dt_plan *plan, dt__net *net, int split_rows)
 }
 
 /* Does a degree of ranks, --tp or --cp, divide the recipe's shards of this kind? */
-static dt_result dt__layout_cuts(const char *option, int64_t degree, const char *kind, int64_t shards)
+static dt_result dt__check_cuts(const char *option, int64_t degree, const char *kind, int64_t shards)
 {
     if (dt__is_pow2(degree) && shards % degree == 0) return DT_OK;
     return dt__misuse("--%s %lld does not divide %lld %s shard%s. Set --%s to a power of two up to %lld, "
@@ -20022,8 +19994,8 @@ static dt_result dt__layout_begin(dt_plan *plan)
     plan->rows = plan->recipe->micro_batch / plan->recipe->data_shards;
     r = dt__layout_groups(plan, plan->mesh.size[DT_AXIS_DATA], &plan->store.shards);
     if (!r) r = dt__layout_experts(plan, plan->mesh.size[DT_AXIS_DATA]);
-    if (!r) r = dt__layout_cuts("tp", l->tp, "tensor", plan->recipe->tensor_shards);
-    if (!r) r = dt__layout_cuts("cp", l->cp, "context", plan->recipe->context_shards);
+    if (!r) r = dt__check_cuts("tp", l->tp, "tensor", plan->recipe->tensor_shards);
+    if (!r) r = dt__check_cuts("cp", l->cp, "context", plan->recipe->context_shards);
     if (!r && l->sequence_parallel && l->tp < 2)
         r = dt__misuse("--sequence-parallel splits rows over the ranks of a tensor group, and --tp is 1. "
                        "Set --tp to 2 or more.");
@@ -20088,7 +20060,7 @@ static dt_result dt__layout_keep(dt_plan *plan)
 }
 #endif
 
-/* Records the model. Its segments keep what the layout wants; serves: its logits, too, which may be predictions. */
+/* Records the segments, and compiles them if the layout says so. serves: logits stay whole, for predictions. */
 static dt_result dt__layout_net(dt_plan *plan, const dt__kernels *k, int serves)
 {
     const dt_layout *l = plan->layout;
@@ -20332,7 +20304,6 @@ DT_API dt_result dt_plan_open(dt_plan **plan, const dt_recipe *recipe, const dt_
     dt__planned *p = (dt__planned *)dt__alloc((int64_t)sizeof *p, "a plan");
     const dt__kernels *k = NULL;
     dt_result r = p ? dt__choose_kernels(&k) : DT_E_MEMORY;
-    *plan = NULL;
     if (!p) return r;
     p->recipe = *recipe, p->layout = *layout, p->layout.compile.backend = DT_BACKEND_TILES;
     p->is.recipe = &p->recipe, p->is.layout = &p->layout, p->is.ranks = ranks, p->is.rank = rank;
@@ -20431,7 +20402,7 @@ typedef struct dt__engine {
     dt_plan p;
     dt_comm *comm;     /* all ranks */
     dt_comm *same;     /* with the same segments and tensor shards */
-    dt__sharing ranks, expert_ranks; /* of these, with the same context leaves; and with the same experts */
+    dt__sharing ranks, expert_ranks; /* of `same`: equal context leaves; of these: equal experts */
     dt_comm *context;  /* the context group: other context leaves of the same samples */
     dt_comm *expert;   /* the expert group: other experts of the same segments */
     dt_comm *tensor;   /* the tensor group: other tensor shards of the same segments and samples */
@@ -20461,7 +20432,7 @@ typedef struct dt__engine {
     float *shard_loss;            /* (shards of this rank, leaves of this rank) */
     float *shard_auxiliary;       /* (shards, leaves, segments): auxiliary losses times their coefficients */
     float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
-    float inv_valid, norm, rate;
+    float inv_valid, norm, rate;  /* 1 / targets of the batch; gradient norm; learning rate */
     int dry;                     /* steps end before the update */
     int64_t step;
     dt_result exchanged;          /* first error of the communication inside operations */
@@ -20587,7 +20558,7 @@ static void dt__engine_take(void *user, float *to, int64_t count, int from)
 
 /* ---- opening: communicators, memory ---- */
 
-/* Communicators of `size` ranks of a color: NULL for one rank, `from` where it has no others, unless `own`. */
+/* Splits `from` by color into groups of `size`. One rank: NULL; all ranks of `from`: `from` itself, unless `own`. */
 static dt_result dt__engine_comms(dt__engine *e)
 {
     const dt_mesh *m = &e->p.mesh;
@@ -20643,7 +20614,7 @@ static dt_comm *dt__row_readers(const dt__engine *e, const dt_row *row)
 }
 
 /* Allocates every row, zeroed. */
-static dt_result dt__memory_open(dt__engine *e)
+static dt_result dt__rows_open(dt__engine *e)
 {
     dt_result r = DT_OK;
     for (const dt_row *row = e->p.row; row < e->p.row + e->p.rows_count && !r; row++) {
@@ -20653,7 +20624,7 @@ static dt_result dt__memory_open(dt__engine *e)
         if (readers) r = dt_comm_alloc(readers, row->most, &host);
         else if (!(host = dt__alloc(row->most, row->name))) r = DT_E_MEMORY;
         memory = host;
-        if (kind != DT__HOST) memory = dt__mem_open(e->k, kind, host, row->most);
+        if (kind != DT__HOST) memory = dt__mem_attach(e->k, kind, host, row->most);
         if (host && !memory) r = DT_E_MEMORY, dt__free(readers ? NULL : host);
         memcpy(dt__row_at(e, row), &memory, sizeof memory);
     }
@@ -20666,7 +20637,7 @@ static void dt__memory_close(dt__engine *e)
     for (const dt_row *row = e->p.row; row < e->p.row + e->p.rows_count; row++) {
         void *memory;
         memcpy(&memory, dt__row_at(e, row), sizeof memory);
-        if (dt__row_of[row->id].kind != DT__HOST) memory = dt__mem_close(e->k, memory);
+        if (dt__row_of[row->id].kind != DT__HOST) memory = dt__mem_detach(e->k, memory);
         if (!dt__row_readers(e, row)) dt__free(memory);
     }
 }
@@ -20688,7 +20659,7 @@ static dt_result dt__engine_overlap(dt__engine *e)
 
 static dt_result dt__engine_allocate(dt__engine *e)
 {
-    dt_result r = dt__memory_open(e);
+    dt_result r = dt__rows_open(e);
     if (r) return r;
     e->shard_auxiliary = e->shard_loss + (e->p.hi - e->p.lo) * dt__layout_leaves(&e->p);
     e->gradient[0] = e->temp + e->p.net.temp;
@@ -22514,10 +22485,10 @@ typedef struct dt__saver {
 struct dt_trainer {
     dt_recipe recipe;
     dt_layout layout;
-    char serves[PATH_MAX]; /* a step of a checkpoint, or published weights: for use; "": it trains */
+    char serves[PATH_MAX]; /* only predicts, from this checkpoint or these published weights; "": it trains */
     dt_comm *comm;
     dt__queue alive; /* shows that this rank lives */
-    int64_t busy;    /* the job of it that goes on; 0: none */
+    int64_t busy;    /* 1 + the job of `alive` that runs; 0: none */
     dt_pool *pool;
     dt_tokenizer *tokenizer; /* NULL: bytes */
     int32_t end[8];          /* in a generator: ids that end a text */
@@ -22532,12 +22503,12 @@ struct dt_trainer {
     char *text;           /* a text sample */
     float *whole;         /* a parameter put together from its tensor shards; NULL when there is one shard */
     float *gathered;      /* (shards, 1 or segments): losses of all ranks */
-    float *counts;        /* (ranks, 16): words of each */
+    float *counts;        /* (ranks, 16): what each rank tells the others: plan, count or code */
     FILE *metrics;           /* rank 0, with output.metrics; else NULL */
     char stopper[80];        /* why a probe stops the run */
-    dt__tensors published; /* the initial weights, until they are read */
-    dt_checkpoint *initial; /* where they are slices */
-    int inherits;           /* they are those of the place to resume from */
+    dt__tensors published; /* the initial weights, until they are read .. */
+    dt_checkpoint *initial; /* .. or the sharded checkpoint that has them */
+    int inherits;           /* they lie in checkpoint.place, where the run resumes */
     dt__state state;
     dt__saver save;
     int64_t first;       /* step of the checkpoint that training resumed from; 0: none */
@@ -22961,7 +22932,7 @@ static dt_result dt__generator_allocate(dt__generator *d, const dt__kernels *k, 
 {
     int64_t floats = d->memory_floats + d->cache_floats;
     d->block = (float *)dt__alloc(4 * (floats + 4 * vocabulary), "sampling");
-    d->memory = (float *)dt__mem_open(k, DT__DEVICE, d->block, 4 * floats);
+    d->memory = (float *)dt__mem_attach(k, DT__DEVICE, d->block, 4 * floats);
     if (!d->memory) return DT_E_MEMORY;
     if (d->net[DT__ONE].count) d->cache = d->memory + d->memory_floats;
     d->weight = d->block + floats, d->row = d->weight + vocabulary;
@@ -22972,7 +22943,7 @@ static dt_result dt__generator_allocate(dt__generator *d, const dt__kernels *k, 
 static void dt__generator_close(dt__generator *d, const dt__kernels *k)
 {
     for (int i = 0; i < DT__GENERATOR_NETS; i++) dt__net_close(&d->net[i]);
-    (void)dt__mem_close(k, d->memory);
+    (void)dt__mem_detach(k, d->memory);
     dt__free(d->block);
 }
 
@@ -22982,18 +22953,20 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     dt__engine *e = &t->e;
     int64_t losses = t->recipe.context_shards * (e->p.net.watched ? e->p.net.count : 1) * t->recipe.data_shards;
     int64_t longest = dt__trainer_longest(t), unit = 4 * e->p.rows * (t->feed.is.inputs + t->feed.is.targets);
+    int64_t scratch = dt__net_scratch(&e->p.net, e->k);
     dt_result r = dt__engine_allocate(e);
     if (r) return r;
     if (longest && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
     t->unit = (uint32_t *)dt__alloc(unit, "validation samples");
-    if (!dt__mem_open(e->k, DT__PINNED, t->unit, unit)) return DT_E_MEMORY;
+    if (!dt__mem_attach(e->k, DT__PINNED, t->unit, unit)) return DT_E_MEMORY;
     t->gathered = (float *)dt__alloc(4 * losses, "losses");
     t->text = (char *)dt__alloc(t->layout.output.sample_length + 1, "a text sample");
     if (!t->unit || !t->text || !t->gathered) return DT_E_MEMORY;
     if (t->layout.output.sample_length && dt__generator_allocate(&t->generator, e->k, t->recipe.model.vocabulary))
         return DT_E_MEMORY;
-    return dt__pool_reserve(t->pool, dt__max(dt__net_scratch(&e->p.net, e->k),
-                                             dt__net_scratch(&t->generator.net[DT__ONE], e->k)));
+    for (const dt__net *net = t->generator.net; net < t->generator.net + DT__GENERATOR_NETS; net++)
+        scratch = dt__max(scratch, dt__net_scratch(net, e->k));
+    return dt__pool_reserve(t->pool, scratch);
 }
 
 /* Chooses what fast numerics use (R19): of 16-bit products what all ranks have. */
@@ -23877,16 +23850,15 @@ static dt_result dt__net_read(dt__net *net, const dt__manifest *m, const char *p
     int32_t index;
     dt__json j = DT__ZERO;
     j.path = path, j.text = m->text, j.bytes = m->bytes, j.at = m->shapes;
-    if (dt__json_enter(&j, '{'))
-        while (dt__json_more(&j, '}', &count) && dt__json_key(&j)) {
-            dt__param p = DT__ZERO;
-            if (DT__PRINT(p.name, "%.*s", (int)j.length, j.string) >= (int)sizeof p.name)
-                dt__json_fail(&j, "the name of parameter %.60s.. is too long", p.name);
-            else if (!dt__param_read(&p, n, dt__stored_numbers(&j, j.at, n, 4 + DT_MAX_DIMS), net->tensor_shards) ||
-                dt__net_find(net, p.name) >= 0)
-                dt__json_fail(&j, "parameter %s stands here twice, or cannot have this shape", p.name);
-            else j.result = dt__net_param_add(net, &p, &index);
-        }
+    while (dt__json_each(&j, '{', &count) && dt__json_key(&j)) {
+        dt__param p = DT__ZERO;
+        if (DT__PRINT(p.name, "%.*s", (int)j.length, j.string) >= (int)sizeof p.name)
+            dt__json_fail(&j, "the name of parameter %.60s.. is too long", p.name);
+        else if (!dt__param_read(&p, n, dt__stored_numbers(&j, j.at, n, 4 + DT_MAX_DIMS), net->tensor_shards) ||
+            dt__net_find(net, p.name) >= 0)
+            dt__json_fail(&j, "parameter %s stands here twice, or cannot have this shape", p.name);
+        else j.result = dt__net_param_add(net, &p, &index);
+    }
     dt__free(j.string);
     return j.result;
 }
@@ -24803,7 +24775,7 @@ static dt_result dt__metrics_open(dt_trainer *t)
 
 #ifdef DT_COMPILER
 /* The plan of a segment that this rank runs, if no earlier one has it. */
-static const dt__built *dt__trainer_plan(const dt_trainer *t, int64_t q)
+static const dt__built *dt__compiled_plan(const dt_trainer *t, int64_t q)
 {
     const dt__built *b = &t->e.p.net.segments[q];
     for (int64_t e = 0; e < q; e++)
@@ -24891,7 +24863,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && !from)
         r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.p.hi - t->e.p.lo) * t->e.p.micros * t->e.p.rows,
                             t->e.step, 3, dt__trainer_row, t);
-    if (!r && t->loader && !dt__mem_open(t->e.k, DT__PINNED, t->loader->memory, dt__loader_bytes(t->loader)))
+    if (!r && t->loader && !dt__mem_attach(t->e.k, DT__PINNED, t->loader->memory, dt__loader_bytes(t->loader)))
         r = DT_E_MEMORY;
     if (!r && dt__trainer_speaks(t)) dt__trainer_banner(t);
 #ifdef DT_COMPILER
@@ -24924,7 +24896,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     if (!t) return;
     dt__busy_end(t, 1);
     (void)dt__probe_all(t, DT_AT_CLOSE, NULL);
-    if (t->loader) (void)dt__mem_close(t->e.k, t->loader->memory);
+    if (t->loader) (void)dt__mem_detach(t->e.k, t->loader->memory);
     dt__loader_close(&t->loader);
     dt__save_close(&t->save);
     dt__free(t->state.tensor);
@@ -24932,7 +24904,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__free(t->config);
     if (t->metrics) fclose(t->metrics);
     dt__generator_close(&t->generator, t->e.k);
-    dt__free(dt__mem_close(t->e.k, t->unit));
+    dt__free(dt__mem_detach(t->e.k, t->unit));
     dt__free(t->whole);
     dt__free(t->text);
     dt__free(t->counts);
@@ -24949,8 +24921,8 @@ DT_API void dt_trainer_close(dt_trainer **handle)
 
 /* ---- stepping ---------------------------------------------------------------------------------------------- */
 
-/* Sums losses of all ranks: own (shards of this rank, its leaves, each) where `counts`; each chain of `each` in
- * order, then TREE over the leaves of all shards. Every layout adds +0 at the same places and has the same bits. */
+/* Sums the losses own (shards of this rank, its leaves, each) of the ranks with `counts`: the `each` of a leaf as a
+ * chain, then TREE over the leaves of all shards. Every layout adds +0 at the same places and has the same bits. */
 static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t leaves, int64_t each, int counts, float *sum)
 {
     int64_t whole = leaves * t->e.p.mesh.size[DT_AXIS_CONTEXT], shards = t->recipe.data_shards * whole;
@@ -25792,7 +25764,7 @@ static void dt__compilation_swap(dt_trainer *t)
 {
     for (int64_t q = 0; q < t->e.p.net.count; q++) {
         dt__plan *p = t->e.p.net.segments[q].plan, *plain = dt__fusion_of(p)->plain, swap = *p;
-        if (!dt__trainer_plan(t, q)) continue;
+        if (!dt__compiled_plan(t, q)) continue;
         *p = *plain, *plain = swap;
         p->fused = plain->fused, plain->fused = NULL;
     }

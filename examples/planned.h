@@ -1,10 +1,11 @@
-/* planned.h: for examples, what the plan of rank 0 says before a run: bytes of activations that it keeps and bytes that it
- * sends in a step along the pipeline. Neither other ranks nor data are needed; recipe->model.vocabulary must be set.
- * Include it after dtrain.h. */
+/* planned.h: for examples, what the plan of rank 0 says before a run: bytes of activations that it keeps, and bytes
+ * that it sends in a step along the pipeline. Neither other ranks nor data are needed; recipe->model.vocabulary must be
+ * set. Include it after dtrain.h. */
 #ifndef PLANNED_H
 #define PLANNED_H
 
-static dt_result planned(const dt_recipe *recipe, const dt_layout *layout, int ranks, int64_t *activations, int64_t *sent)
+static dt_result planned(const dt_recipe *recipe, const dt_layout *layout, int ranks, int64_t *activations,
+                         int64_t *sent)
 {
     dt_plan *plan = NULL;
     int64_t rows = 0, count = 0;

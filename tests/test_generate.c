@@ -39,7 +39,7 @@ static void enlarge(dt_trainer *t)
 }
 
 /* Tokens that a device may read where they are. */
-static void pin(dt_trainer *t, int32_t tokens[LENGTH]) { dt__mem_open(t->e.k, DT__PINNED, tokens, 4 * LENGTH); }
+static void pin(dt_trainer *t, int32_t tokens[LENGTH]) { dt__mem_attach(t->e.k, DT__PINNED, tokens, 4 * LENGTH); }
 
 /* ---- logits ---------------------------------------------------------------------------------------------- */
 
@@ -66,7 +66,7 @@ static void check_logits(const char *what, dt_model model, int64_t length, int64
     tap_ok(same == all && all > 0, "%s, %lld positions, %lld threads: %lld of %lld rows of logits have the bits of the whole sequence",
            what, (long long)length, (long long)threads, (long long)same, (long long)all);
     dt__fp_leave(saved);
-    dt__mem_close(whole->e.k, tokens), dt__mem_close(whole->e.k, targets);
+    dt__mem_detach(whole->e.k, tokens), dt__mem_detach(whole->e.k, targets);
     dt_trainer_close(&whole);
     dt_trainer_close(&cached);
 }
@@ -217,7 +217,7 @@ static void check_streams(dt_model model)
             want[i] = (char)token;
         }
         dt__fp_leave(saved);
-        dt__mem_close(t->e.k, tokens), dt__mem_close(t->e.k, targets);
+        dt__mem_detach(t->e.k, tokens), dt__mem_detach(t->e.k, targets);
         tap_ok(!memcmp(text, want, DRAWN), "R16 a text is drawn with seeds %lld and %lld at step %lld", (long long)keys[k][0], (long long)keys[k][2], (long long)keys[k][1]);
     }
     dt_trainer_close(&t);

@@ -270,7 +270,7 @@ static void test_threads(void)
             w[threads] = (float *)calloc(FLOATS, 4);
             if (dt__pool_open(&e.pool, threads ? 3 : 1) || dt__choose_kernels(&e.k)) tap_bail("%s", dt_last_error());
             dt__layout_state(&e.p);
-            if (dt__choose_kernels(&e.k) || dt__memory_open(&e)) tap_bail("%s", dt_last_error());
+            if (dt__choose_kernels(&e.k) || dt__rows_open(&e)) tap_bail("%s", dt_last_error());
             e.powers.power1 = (double)r.beta1, e.powers.power2 = (double)r.beta2;
             u = dt__update_of(&e.powers, &r, 0.01f, 1.0f, 1);
             job.k = e.k, job.kind = DT__VERB_UPDATE, job.optimizer = optimizer, job.to = w[threads], job.from = grad, job.n = N, job.u = &u;
@@ -310,7 +310,7 @@ static void test_memory(void)
         want = bytes[r.optimizer] + (r.momentum > 0 ? 4 : 0) + (r.ema > 0 ? 4 : 0);
         e.p.recipe = &r, e.p.store.param_floats = FLOATS;
         dt__layout_state(&e.p);
-        if (dt__choose_kernels(&e.k) || dt__memory_open(&e)) tap_bail("%s", dt_last_error());
+        if (dt__choose_kernels(&e.k) || dt__rows_open(&e)) tap_bail("%s", dt_last_error());
         for (int k = 0; k < DT__STATE_COUNT; k++) arrays += e.state[k] != NULL, dt__free(e.state[k]);
         tap_ok(dt__optimizer_bytes(&r) == want && (double)(allocated - before - 72 * arrays) == want * FLOATS,
                "%s%s%s keeps %g bytes per weight", names[r.optimizer], r.momentum > 0 ? " with momentum" : "", r.ema > 0 ? " and an average" : "", want);
