@@ -11568,7 +11568,7 @@ static dt_result dt__names_list(glob_t *names, const char *path)
         if (length) bad = glob(pattern, GLOB_NOSORT | GLOB_NOESCAPE | (old ? GLOB_APPEND : 0), NULL, names);
         if (bad && !access(name, F_OK)) errno = ENOMEM;
         if (bad) r = dt__file_error("read", name);
-        else qsort(names->gl_pathv + old, names->gl_pathc - old, sizeof *names->gl_pathv, dt__name_order);
+        else if (length) qsort(names->gl_pathv + old, names->gl_pathc - old, sizeof *names->gl_pathv, dt__name_order);
     }
     if (!r && !names->gl_pathc) r = dt__misuse("no file is named in \"%s\": give the name of a text", path);
     if (r) globfree(names);
