@@ -3426,7 +3426,7 @@ DT__INLINE dt__vi DT__K(dt__v_narrow)(dt__vf x, const dt__format *f)
     dt__vi u = (dt__vi)x, infinity = dt__v_seti(0x7f800000), a = u & dt__v_seti(0x7fffffff), magic, small, code;
     dt__vi nan = a > infinity;
     if (f->shift == 16) { /* bf16 is the upper half of fp32 */
-        code = u + dt__v_seti(0x7fff) + ((u >> 16) & dt__v_seti(1));
+        code = (u & ~nan) + dt__v_seti(0x7fff) + ((u >> 16) & dt__v_seti(1));
         return (DT__K(dt__v_pick)(nan, u | dt__v_seti(0x7fc00000), code) >> 16) & dt__v_seti(0xffff);
     }
     a = DT__K(dt__v_pick)(nan, infinity, a);

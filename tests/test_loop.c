@@ -274,14 +274,15 @@ static float cosine(void *user, int64_t step)
     return dt__learning_rate(&r, step - 1);
 }
 typedef struct seen {
-    int64_t steps, last, stop, moments;
+    int64_t steps, last, stop;
+    uint64_t moments; /* a digit for each */
     float rate;
 } seen;
 static dt_result look(dt_probe *p, dt_trainer *t, dt_moment when, const dt_step_info *info)
 {
     seen *s = (seen *)p->user;
     (void)t;
-    s->moments = s->moments * 10 + (when != DT_AT_STEP ? when : 0);
+    s->moments = s->moments * 10 + (when != DT_AT_STEP ? (uint64_t)when : 0);
     if (when != DT_AT_STEP) return DT_OK;
     s->steps++, s->last = info->step, s->rate = info->learning_rate;
     return info->step == s->stop ? dt__error(DT_E_STOPPED, "enough") : DT_OK;
@@ -427,7 +428,7 @@ static void test_trainer(void)
     probe.call = look, probe.user = &s, layout.output.probes = &probe;
     tap_ok(!run_plane(hooked, layout, other) && !strcmp(plain, other), "a rate of the program's own has the bits of the schedule that it computes");
     tap_ok(s.steps == 12 && s.last == 12 && s.rate > 0.0f && s.rate < recipe.learning_rate, "a program's function is called after each step");
-    tap_ok(s.moments == DT_AT_START * 100000000000000 + DT_AT_END * 10 + DT_AT_CLOSE && !probe.layout, "  and when a run is opened, ends and is closed");
+    tap_ok(s.moments == (uint64_t)(DT_AT_START * 100000000000000 + DT_AT_END * 10 + DT_AT_CLOSE) && !probe.layout, "  and when a run is opened, ends and is closed");
     test_callbacks(recipe, layout);
     test_probes(recipe, layout);
     s.stop = 5;
