@@ -5041,7 +5041,7 @@ typedef struct dt__param {
 
 struct dt_graph {
     int32_t number; /* which its tensors carry */
-    int eager;     /* 1: a program's own graph, whose nodes hold values; 0: a segment's */
+    int eager;     /* a program's own graph: nodes hold values */
     int recorded;  /* eager: only dt_graph_run computes them */
     uint32_t runs; /* number of the current dt_graph_run, from 0: part of dropout's key */
     uint64_t seed;
@@ -13240,7 +13240,8 @@ static void dt__message_deliver(dt__message *m, const dt__message *in)
 {
     int fits = in->bytes <= m->bytes;
     if (fits && in->bytes > 0) memcpy(m->data, in->data, (size_t)in->bytes);
-    m->peer = in->peer, m->moved = in->bytes;
+    if (m->peer != in->peer) m->peer = in->peer; /* from any */
+    m->moved = in->bytes;
     dt__message_finish(m, fits ? 1 : DT__TOO_LONG);
 }
 static void dt__messages_free(dt__message *list)
@@ -15648,7 +15649,8 @@ static int dt__mpi_claim(dt__mpi *f, const dt__message *m)
     MPI_Get_elements_x(&status, MPI_BYTE, &bytes);
     in.peer = status.MPI_SOURCE;
     first = dt__message_take(&f->waiting, &in);
-    first->peer = in.peer, first->moved = (int64_t)bytes;
+    if (first->peer != in.peer) first->peer = in.peer;
+    first->moved = (int64_t)bytes;
     if (first->moved > first->bytes) return dt__mpi_drain(f, first, &found);
     if ((code = dt__mpi_request(f, first, &found, first->data, &request)) == MPI_SUCCESS)
         dt__mpi_activate(f, first, request);
@@ -16692,7 +16694,8 @@ static dt_result dt__ofi_match(dt__ofi *f, dt__message *m, const dt__message *in
         take.bytes = -1;
         return in->moved < 0 ? DT_OK : dt__ofi_say(f, in->peer, &take, NULL);
     }
-    m->peer = in->peer, m->moved = in->bytes;
+    if (m->peer != in->peer) m->peer = in->peer;
+    m->moved = in->bytes;
     if (!(i = dt__ofi_item_open(f, m, in->bytes))) return dt__message_finish(m, DT__LOST), DT_E_MEMORY;
     take.data_tag = i->number;
     dt__ofi_issue(f, i);
@@ -20432,7 +20435,7 @@ typedef struct dt__engine {
     float *shard_loss;            /* (shards of this rank, leaves of this rank) */
     float *shard_auxiliary;       /* (shards, leaves, segments): auxiliary losses times their coefficients */
     float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
-    float inv_valid, norm, rate;  /* 1 / targets of the batch; gradient norm; learning rate */
+    float inv_valid, norm, rate; /* inv_valid: 1 / targets */
     int dry;                     /* steps end before the update */
     int64_t step;
     dt_result exchanged;          /* first error of the communication inside operations */
@@ -22503,7 +22506,7 @@ struct dt_trainer {
     char *text;           /* a text sample */
     float *whole;         /* a parameter put together from its tensor shards; NULL when there is one shard */
     float *gathered;      /* (shards, 1 or segments): losses of all ranks */
-    float *counts;        /* (ranks, 16): what each rank tells the others: plan, count or code */
+    float *counts;        /* (ranks, 16): words of each */
     FILE *metrics;           /* rank 0, with output.metrics; else NULL */
     char stopper[80];        /* why a probe stops the run */
     dt__tensors published; /* the initial weights, until they are read .. */
