@@ -485,7 +485,7 @@ static void test_trainer(void)
  * takes that for work. */
 static int late(int argc, char **argv)
 {
-    const struct timespec pause = {0, 60000000};
+    const struct timespec pause = {0, getenv("DT_SANITIZE") ? 300000000 : 60000000}; /* sanitizers make work longer */
     dt_recipe recipe = dt_recipe_default();
     dt_layout l = dt_layout_default();
     dt_step_info info = dt_step_info_zero();
