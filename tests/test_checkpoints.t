@@ -221,7 +221,7 @@ sub ended {
     my ($pid, @ranks) = @_;
     my $late = 0;
     local $SIG{ALRM} = sub { $late = 1; kill 'KILL', $pid, @ranks };
-    alarm 100;
+    alarm 300;
     waitpid $pid, 0;
     my $status = WIFSIGNALED($?) ? 128 + WTERMSIG($?) : WEXITSTATUS($?);
     alarm 0;
