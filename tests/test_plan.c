@@ -12,19 +12,21 @@
 #include <sys/wait.h>
 #include <unistd.h>
 #endif
-/* The allocator: malloc, or a piece of `arena` when there is one, because malloc may call the system. */
+/* The allocator: malloc, or a slice of `arena` when there is one, because malloc may call the system. The 64 bytes before
+ * an allocation have its size. */
 static char *arena;
 static size_t used;
 void *test_malloc(size_t bytes)
 {
-    char *p = arena + used;
-    if (!arena) return malloc(bytes);
-    used += (bytes + 63) / 64 * 64;
-    return p;
+    char *p = arena ? arena + used : (char *)malloc(bytes + 64);
+    if (!p) return NULL;
+    if (arena) used += (bytes + 127) / 64 * 64;
+    *(size_t *)(void *)p = bytes;
+    return p + 64;
 }
 void test_free(void *p)
 {
-    if (!arena) free(p);
+    if (!arena && p) free((char *)p - 64);
 }
 #define DT_MALLOC(size) test_malloc(size)
 #define DT_FREE(p)      test_free(p)
@@ -105,6 +107,22 @@ static int64_t sent_to_all(const dt_trainer *t)
     return sent;
 }
 
+/* Rows that the engine has allocated with another size than the plan's, of those that no other rank reads. */
+static int misallocated(dt_trainer *t)
+{
+    int64_t count;
+    int bad = 0;
+    const dt_row *row = dt_plan_memory(dt_trainer_plan(t), &count);
+    for (int64_t i = 0; i < count; i++) {
+        char *memory, *raw; /* dt__alloc notes before its memory what the allocator gave, with room for that and to align */
+        if (dt__row_readers(&t->e, &row[i])) continue;
+        memcpy(&memory, dt__row_at(&t->e, &row[i]), sizeof memory);
+        memcpy(&raw, memory - sizeof raw, sizeof raw);
+        bad += *(size_t *)(void *)(raw - 64) != (size_t)dt__max(1, row[i].most) + 64 + sizeof raw;
+    }
+    return bad;
+}
+
 /* A rank: opens a trainer, makes a step to have samples, and one more of which it says what it did. */
 static int run(int argc, char **argv)
 {
@@ -134,7 +152,7 @@ static int run(int argc, char **argv)
         last = t->e.when[2 * i + 1];
     }
     if (!e) say_plan(line, dt_trainer_plan(t), dt_comm_rank(t->comm), sent_to_all(t) - before);
-    if (!e) printf("%s%s\n", line, missed || late ? ", not all executed in order" : ""), fflush(stdout);
+    if (!e) printf("%s%s\n", line, missed || late ? ", not all executed in order" : misallocated(t) ? ", rows of another size" : ""), fflush(stdout);
     if (t) free(t->e.when), t->e.when = NULL;
     dt_trainer_close(&t);
     return e ? dt_fail("run") : 0;
