@@ -407,7 +407,7 @@ typedef struct dt_output {
     const char *metrics;   /* JSONL file: recipe and layout, then one line per step */
     int32_t events;        /* keep when each instruction of a step began and ended: dt_trainer_event */
     int32_t quiet;         /* no progress on standard output */
-    dt_probe *probes;      /* a list, of before dt_args; its members must outlive the trainer */
+    dt_probe *probes;      /* a list, set before dt_args; its members must outlive the trainer */
     const char *dry_run;   /* "RANK:RANKS": dt_trainer_open prints the plan of this rank, and is DT_E_HELP */
 } dt_output;
 /* Where and how often a run saves its state, and what it does with what it finds there. */
@@ -888,8 +888,8 @@ DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m)
 /* Cuts n segments of these costs into `parts` runs of neighbours: run i is [begin[i], begin[i + 1]), begin (parts + 1).
  * The costliest run is as cheap as possible, and of such cuts the most even (least squares). O(n^2 parts). */
 DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int64_t *begin);
-/* A plan: what one rank does in a step, and the memory that it takes for it. It is a function of recipe, layout, number
- * of ranks and rank alone: no rank runs, and no data is read. A trainer executes the plan of each of its ranks.
+/* A plan: what one rank does in a step, and the memory that this takes. It depends on recipe, layout, number of ranks
+ * and rank alone: no rank runs, and no data is read. A trainer executes the plan of each of its ranks.
  *
  * An instruction of the step program. Stream 0 runs its instructions in order on the rank's own thread; with overlap it
  * hands those of stream 1, when it reaches them, to a second thread, which runs them in that order. after[0] is the
@@ -929,8 +929,8 @@ typedef struct dt_instr {
     int32_t window;    /* where the weights of the segment are gathered */
     int32_t completes; /* the leaf's gradients in this segment are complete: their row slices are folded (R7) */
 } dt_instr;
-/* A row of memory: bytes of this rank, and of the rank with most, which ranks that read it in place allocate as well.
- * Kernels' scratch, samples in advance and the drawing of text are the trainer's: dt_trainer_memory counts them. */
+/* A row of memory. Ranks that read each other's row in place all allocate `most` bytes, what the rank with most needs.
+ * Kernels' scratch, samples read in advance and text drawing are the trainer's: dt_trainer_memory counts them. */
 typedef enum dt_purpose { DT_FOR_HOST, DT_FOR_WEIGHTS, DT_FOR_GRADIENTS, DT_FOR_OPTIMIZER, DT_FOR_ACTIVATIONS,
                           DT_FOR_BUFFERS, DT_FOR_OFFLOADED, DT_PURPOSES } dt_purpose;
 typedef struct dt_row {
@@ -943,7 +943,7 @@ typedef struct dt_plan dt_plan;
  * strings and segments must outlive the plan. Errors are those of dt_trainer_open. */
 DT_API dt_result dt_plan_open(dt_plan **plan, const dt_recipe *recipe, const dt_layout *layout, int ranks, int rank);
 DT_API void dt_plan_close(dt_plan **plan);
-DT_API const dt_instr *dt_plan_program(const dt_plan *plan, int64_t *count); /* in order; the plan owns them */
+DT_API const dt_instr *dt_plan_program(const dt_plan *plan, int64_t *count); /* in order; the plan's; NULL: no plan */
 DT_API const dt_row *dt_plan_memory(const dt_plan *plan, int64_t *count);
 DT_API dt_mesh dt_plan_mesh(const dt_plan *plan);
 
@@ -8308,15 +8308,6 @@ static void dt__some_accumulate(const dt__call *c, int64_t begin, int64_t end)
         memset(dt__slice(c, v) + begin, 0, 4 * (size_t)(end - begin));
     if (c->fresh) memcpy(c->out + begin, c->in[0] + begin, 4 * (size_t)(end - begin));
     else c->env->k->binary(DT__OP_ADD, c->out + begin, c->out + begin, 1, c->in[0] + begin, 1, end - begin);
-}
-
-/* Must the host run the op: by its domain, or because the ranks of this graph share its work? */
-static int dt__host_only(const dt__call *c)
-{
-    int op = c->n->op, domain = dt__op_of(op)->domain;
-    return domain == DT__OVER_HOST || (op == DT__OP_COMBINE && c->n->i[0]) ||
-           (op == DT__OP_CROSS_ENTROPY && c->n->i[3] * c->n->i[1] < c->n->i[0]) ||
-           (domain == DT__OVER_ATTENTION && c->g->context_shards);
 }
 
 /* ============================================================================

@@ -1,7 +1,7 @@
 /* mirror.h: a device whose memory host code cannot touch. Included before dtrain.h (cc -include tests/mirror.h), it is used
  * where the environment has DT_MIRROR=N. Tensors then have addresses that are reserved and not mapped; the device sees
  * their memory MIRROR_SPACE bytes further on, and runs ops and verbs there by the host's functions. An eighth of the ops,
- * which N draws, and those of dt__host_only() are left to the host. What the device writes becomes garbage in the host's
+ * which N draws, and those of mirror_host_only() are left to the host. What the device writes becomes garbage in the host's
  * copy: host code that forgets a download computes nonsense, and host code that uses a tensor's address dies of a SIGSEGV
  * after the functions and lines on the way to it were printed. With DT_MIRROR_SAY each process prints at its end how
  * often the host ran which op. */
@@ -134,9 +134,17 @@ static void mirror_verb(dt__device *d, dt_pool *pool, const dt__verb *v)
     mirror_wrote(v->to, n);
 }
 
+/* Must the host run the op: by its domain, or because the ranks of this graph share its work? */
+static int mirror_host_only(const dt__call *c)
+{
+    int op = c->n->op, domain = dt__op_of(op)->domain;
+    return domain == DT__OVER_HOST || (op == DT__OP_COMBINE && c->n->i[0]) ||
+           (op == DT__OP_CROSS_ENTROPY && c->n->i[3] * c->n->i[1] < c->n->i[0]) ||
+           (domain == DT__OVER_ATTENTION && c->g->context_shards);
+}
 static int mirror_supports(const dt__call *c)
 {
-    return !dt__host_only(c) && ((unsigned long)c->n->op * 2654435761u + mirror_device.draw * 40503u) / 64 % 8 != 0;
+    return !mirror_host_only(c) && ((unsigned long)c->n->op * 2654435761u + mirror_device.draw * 40503u) / 64 % 8 != 0;
 }
 /* In a trainer's plan the device reads and writes its own memory and pinned memory, never the host's. */
 static float *mirror_operand(const dt__call *c, const float *mem, const char *what)

@@ -1,8 +1,8 @@
 #!/usr/bin/env perl
 # The seam at which a device comes in: above the operations, tensor memory (weights, gradients, optimizer state,
 # activations) is touched by verbs (dt__mem_*) alone, and host code gets its address from dt__host, dt__download,
-# dt__upload or, for collectives, dt__comm_in. Looks at every function of H10 to H16: no other call and no subscript has an expression of tensor memory,
-# or a variable that holds one.
+# dt__upload or, for collectives, dt__comm_in. Looks at every function of H10 to H16: no other call and no subscript has
+# an expression of tensor memory, or a variable that holds one.
 use strict;
 use warnings;
 use FindBin;
