@@ -932,7 +932,7 @@ typedef struct dt_instr {
 /* A row of memory. Ranks that read each other's row in place all allocate `most` bytes, what the rank with most needs.
  * Kernels' scratch, samples read in advance and text drawing are the trainer's: dt_trainer_memory counts them. */
 typedef enum dt_purpose { DT_FOR_HOST, DT_FOR_WEIGHTS, DT_FOR_GRADIENTS, DT_FOR_OPTIMIZER, DT_FOR_ACTIVATIONS,
-                          DT_FOR_BUFFERS, DT_FOR_OFFLOADED, DT_PURPOSES } dt_purpose;
+                          DT_FOR_BUFFERS, DT_FOR_CACHE, DT_FOR_OFFLOADED, DT_PURPOSES } dt_purpose;
 typedef struct dt_row {
     const char *name;
     int64_t bytes, most;
@@ -2115,6 +2115,18 @@ __attribute__((format(printf, 2, 3))) static void dt__text_add(dt__text *t, cons
     dt__vprint(t->at + t->length, (size_t)n + 1, format, args);
     va_end(args);
     t->length += n;
+}
+
+/* Adds words, in lines of up to 118 columns, the later ones indented. `column` is where the first begins. */
+static void dt__text_wrap(dt__text *t, int column, int indent, const char *words)
+{
+    for (int n; *words; words += n, words += strspn(words, " ")) {
+        n = (int)strcspn(words, " ");
+        if (column + 1 + n > 118) dt__text_add(t, "\n%*s", indent, ""), column = indent;
+        dt__text_add(t, "%s%.*s", column > indent ? " " : "", n, words);
+        column += (column > indent) + n;
+    }
+    dt__text_add(t, "\n");
 }
 
 /* ============================================================================
@@ -19450,47 +19462,51 @@ static int dt__ring_take(dt__ring *r)
 /* Which ranks read a row of memory in place (dt__row_readers). */
 enum { DT__BY_NONE, DT__BY_SAME, DT__BY_DATA, DT__BY_EXPERT, DT__BY_CONTEXT, DT__BY_NEXT, DT__BY_LAST, DT__BY_KINDS };
 
-/* All that an engine allocates: X(row, field of dt__engine, purpose, access, readers, name). */
+/* All that an engine allocates: X(row, field of dt__engine, purpose, access, readers, name, bytes). Bytes are computed
+ * in dt__layout_rows; -1: there is no row. */
 #define DT__MEMORY_ROWS(X) \
-    X(PARAMS, params, WEIGHTS, DEVICE, SAME, "weights") \
-    X(SETS, sets, GRADIENTS, DEVICE, SAME, "gradient sets") \
-    X(TOTAL, total, GRADIENTS, DEVICE, NONE, "total of gradients") \
-    X(SLICES, row_slices, GRADIENTS, DEVICE, NONE, "row slices of gradients") \
-    X(FIRST, state[0], OPTIMIZER, DEVICE, NONE, "first moment") \
-    X(SECOND, state[1], OPTIMIZER, DEVICE, NONE, "second moment") \
-    X(AVERAGE, state[2], OPTIMIZER, DEVICE, NONE, "average of weights") \
-    X(READ_AVERAGE, state[2], OPTIMIZER, DEVICE, DATA, "average of weights") \
-    X(WINDOW, window, BUFFERS, DEVICE, NONE, "gathered weights") \
-    X(TIE, tie[0], BUFFERS, DEVICE, NONE, "sum of a tied gradient") \
-    X(TIE_ROOM, tie[1], BUFFERS, DEVICE, NONE, "tied gradient of another stage") \
-    X(TOKENS, own_tokens, BUFFERS, PINNED, NONE, "tokens of context slices") \
-    X(SUMS, sums, BUFFERS, PINNED, NONE, "sums of squares") \
-    X(STAGE, stage, BUFFERS, PINNED, EXPERT, "rows for experts") \
-    X(OUT, out[0].memory, BUFFERS, PINNED, NEXT, "activations sent") \
-    X(OUT_BACK, out[1].memory, BUFFERS, PINNED, LAST, "gradients sent") \
-    X(UNITS, units, ACTIVATIONS, DEVICE, NONE, "units in flight") \
-    X(OFFLOADED, units, OFFLOADED, PINNED, NONE, "inputs of segments") \
-    X(RING, ring.memory, ACTIVATIONS, DEVICE, NONE, "inputs fetched back") \
-    X(RING_TICKET, ring.ticket, HOST, HOST, NONE, "copies") \
-    X(RING_PLACE, ring.place, HOST, HOST, NONE, "places of inputs") \
-    X(SAVED, saved, ACTIVATIONS, DEVICE, NONE, "values of a segment") \
-    X(TEMP, temp, ACTIVATIONS, DEVICE, NONE, "temporary values") \
-    X(CONTEXT, env.cp.work, ACTIVATIONS, DEVICE, CONTEXT, "attention over slices") \
-    X(SPANS, spans, HOST, HOST, NONE, "pieces of a gather") \
-    X(RNG, env.rng, HOST, HOST, NONE, "random streams") \
-    X(LOSS, shard_loss, HOST, HOST, NONE, "losses") \
-    X(ASKED, asked, HOST, HOST, NONE, "tokens of experts") \
-    X(QUEUED, queued, HOST, HOST, NONE, "jobs") \
-    X(TICKET, ticket, HOST, HOST, NONE, "tickets") \
-    X(WHEN, when, HOST, HOST, NONE, "times")
-#define DT__ROW_ENUM(row, field, purpose, access, readers, name) DT__ROW_##row,
-#define DT__ROW_IS(row, field, purpose, access, readers, name) \
+    X(PARAMS, params, WEIGHTS, DEVICE, SAME, "weights", 4 * (w->zero > 2 ? s->own_params : s->param_floats)) \
+    X(SETS, sets, GRADIENTS, DEVICE, SAME, "gradient sets", 4 * plan->set_floats * plan->sets_count) \
+    X(TOTAL, total, GRADIENTS, DEVICE, NONE, "total of gradients", 4 * total) \
+    X(SLICES, row_slices, GRADIENTS, DEVICE, NONE, "row slices of gradients", 4 * s->slice_floats) \
+    X(FIRST, state[0], OPTIMIZER, DEVICE, NONE, "first moment", state[0]) \
+    X(SECOND, state[1], OPTIMIZER, DEVICE, NONE, "second moment", state[1]) \
+    X(AVERAGE, state[2], OPTIMIZER, DEVICE, NONE, "average of weights", reads ? -1 : state[2]) \
+    X(READ_AVERAGE, state[2], OPTIMIZER, DEVICE, DATA, "average of weights", reads ? state[2] : -1) \
+    X(WINDOW, window, BUFFERS, DEVICE, NONE, "gathered weights", 4 * window) \
+    X(TIE, tie[0], BUFFERS, DEVICE, NONE, "sum of a tied gradient", 4 * tied) \
+    X(TIE_ROOM, tie[1], BUFFERS, DEVICE, NONE, "tied gradient of another stage", 4 * tied) \
+    X(TOKENS, own_tokens, BUFFERS, PINNED, NONE, "tokens of context slices", 4 * dt__layout_own_tokens(plan)) \
+    X(SUMS, sums, BUFFERS, PINNED, NONE, "sums of squares", 4 * plan->blocks) \
+    X(STAGE, stage, BUFFERS, PINNED, EXPERT, "rows for experts", staged) \
+    X(OUT, out[0].memory, BUFFERS, PINNED, NEXT, "activations sent", sent) \
+    X(OUT_BACK, out[1].memory, BUFFERS, PINNED, LAST, "gradients sent", sent) \
+    X(UNITS, units, ACTIVATIONS, DEVICE, NONE, "units in flight", w->horizon ? -1 : 4 * units) \
+    X(OFFLOADED, units, OFFLOADED, PINNED, NONE, "inputs of segments", w->horizon ? 4 * units : -1) \
+    X(RING, ring.memory, ACTIVATIONS, DEVICE, NONE, "inputs fetched back", 4 * places * net->widest) \
+    X(RING_TICKET, ring.ticket, HOST, HOST, NONE, "copies", 8 * places) \
+    X(RING_PLACE, ring.place, HOST, HOST, NONE, "places of inputs", w->horizon ? 4 * (net->count + 1) : -1) \
+    X(SAVED, saved, ACTIVATIONS, DEVICE, NONE, "values of a segment", full ? 4 * net->most_saved : 0) \
+    X(TEMP, temp, ACTIVATIONS, DEVICE, NONE, "temporary values", 4 * (net->temp + 2 * net->widest)) \
+    X(CONTEXT, env.cp.work, ACTIVATIONS, DEVICE, CONTEXT, "attention over slices", 4 * net->sliced) \
+    X(SPANS, spans, HOST, HOST, NONE, "pieces of a gather", params * s->shards * (int64_t)sizeof(dt__extent)) \
+    X(RNG, env.rng, HOST, HOST, NONE, "random streams", plan->rows * leaves * (int64_t)sizeof(dt__rng)) \
+    X(LOSS, shard_loss, HOST, HOST, NONE, "losses", 4 * (plan->hi - plan->lo) * leaves * (1 + net->count)) \
+    X(ASKED, asked, HOST, HOST, NONE, "tokens of experts", 4 * net->routed) \
+    X(QUEUED, queued, HOST, HOST, NONE, "jobs", 4 * count) \
+    X(TICKET, ticket, HOST, HOST, NONE, "tickets", 8 * count) \
+    X(WHEN, when, HOST, HOST, NONE, "times", plan->layout->output.events ? 16 * count : -1)
+#define DT__ROW_ENUM(row, field, purpose, access, readers, name, bytes) DT__ROW_##row,
+#define DT__ROW_IS(row, field, purpose, access, readers, name, bytes) \
     {name, DT_FOR_##purpose, DT__##access, DT__BY_##readers},
 enum { DT__MEMORY_ROWS(DT__ROW_ENUM) DT__ROW_COUNT };
 static const struct dt__row_of {
     const char *name;
     int purpose, kind, readers;
 } dt__row_of[] = {DT__MEMORY_ROWS(DT__ROW_IS)};
+
+static const char *const dt__purposes[DT_PURPOSES] = {"bookkeeping", "weights", "gradients", "optimizer",
+                                                      "activations", "buffers", "cache", "offloaded"};
 
 struct dt_plan {
     const dt_recipe *recipe;
@@ -19515,13 +19531,6 @@ struct dt_plan {
     dt_row row[DT__ROW_COUNT];
     int rows_count;
 };
-
-static void dt__row_add(dt_plan *plan, int id, int64_t count, int64_t size)
-{
-    dt_row *row = &plan->row[plan->rows_count++];
-    row->name = dt__row_of[id].name, row->purpose = dt__row_of[id].purpose, row->id = id;
-    row->bytes = row->most = count * size;
-}
 
 enum { DT__OUTBOX = 4 }; /* messages to a neighbour in flight, at most */
 
@@ -19855,87 +19864,76 @@ static int64_t dt__layout_own_tokens(const dt_plan *plan)
     return plan->net.context_shards ? 2 * plan->rows * plan->recipe->sequence / plan->mesh.size[DT_AXIS_CONTEXT] : 0;
 }
 
-/* Rows of the optimizer's state. The average starts as the weights, which are drawn later. */
-static void dt__layout_state(dt_plan *plan)
+static void dt__row_add(dt_plan *plan, int id, int64_t bytes)
 {
-    const dt__store *s = &plan->store;
-    int64_t own = s->shards > 1 ? s->own_params : s->param_floats;
-    for (int i = 0; i < DT__STATE_COUNT; i++) {
-        int read = i == DT__STATE_AVERAGE && plan->shape.zero && plan->recipe->evaluate_ema; /* by peers, in place */
-        if (!dt__state_kept(plan->recipe, i)) continue;
-        dt__row_add(plan, read ? DT__ROW_READ_AVERAGE : DT__ROW_FIRST + i, own, 4);
-        if (read) plan->row[plan->rows_count - 1].most = 4 * s->most_params;
-    }
+    int most = id == DT__ROW_READ_AVERAGE || (id == DT__ROW_PARAMS && plan->shape.zero > 2);
+    dt_row *row = &plan->row[plan->rows_count];
+    if (bytes < 0) return;
+    plan->rows_count++;
+    row->name = dt__row_of[id].name, row->purpose = dt__row_of[id].purpose, row->id = id;
+    row->bytes = bytes, row->most = most ? 4 * plan->store.most_params : bytes;
 }
 
-/* The rows of weights, gradients and what ranks exchange. */
+/* The rows of memory. Peers read gathered weights in place, and the average of weights in passes that gather it. */
 static void dt__layout_rows(dt_plan *plan)
 {
     const dt__store *s = &plan->store;
     const dt__shape_of_work *w = &plan->shape;
-    int64_t tied = 0, weights = w->zero > 2 ? s->own_params : s->param_floats; /* tied: of the largest one */
-    int64_t total = !w->total ? 0 : w->zero > 1 ? s->own_slots : s->total_floats;
-    int64_t window = dt__layout_gathers(plan, 1) ? s->window * dt__layout_windows(plan) : 0;
+    const dt__net *net = &plan->net;
+    const int64_t total = !w->total ? 0 : w->zero > 1 ? s->own_slots : s->total_floats;
+    const int64_t window = dt__layout_gathers(plan, 1) ? s->window * dt__layout_windows(plan) : 0;
+    const int64_t sent = w->pipe.stages > 1 ? 4 * DT__OUTBOX * net->widest : -1, count = plan->program.count;
+    const int64_t leaves = dt__layout_leaves(plan), places = w->horizon ? w->horizon + 3 : -1;
+    const int64_t staged = plan->layout->ep > 1 ? 4 * dt__layout_staged(plan) : -1;
+    const int full = w->recompute == DT_RECOMPUTE_FULL, reads = w->zero && plan->recipe->evaluate_ema;
+    int64_t tied = 0, params = 1, units = 0, state[DT__STATE_COUNT]; /* tied, params: floats and number, at most */
+    for (int i = 0; i < DT__STATE_COUNT; i++)
+        state[i] = dt__state_kept(plan->recipe, i) ? 4 * (s->shards > 1 ? s->own_params : s->param_floats) : -1;
     for (int32_t b = 0; b < s->buckets; b++)
         if (s->bucket[b].tied >= 0) tied = dt__max(tied, s->bucket[b].floats);
-    dt__row_add(plan, DT__ROW_PARAMS, weights, 4);
-    if (w->zero > 2) plan->row[0].most = 4 * s->most_params;
-    dt__row_add(plan, DT__ROW_SETS, plan->set_floats * plan->sets_count, 4);
-    dt__row_add(plan, DT__ROW_TOTAL, total, 4);
-    dt__row_add(plan, DT__ROW_SLICES, s->slice_floats, 4);
-    dt__layout_state(plan);
-    dt__row_add(plan, DT__ROW_WINDOW, window, 4);
-    dt__row_add(plan, DT__ROW_TIE, tied, 4);
-    dt__row_add(plan, DT__ROW_TIE_ROOM, tied, 4);
-    dt__row_add(plan, DT__ROW_TOKENS, dt__layout_own_tokens(plan), 4);
-    dt__row_add(plan, DT__ROW_SUMS, plan->blocks, 4);
-    if (plan->layout->ep > 1) dt__row_add(plan, DT__ROW_STAGE, dt__layout_staged(plan), 4);
-    for (int way = 0; way < 2 && w->pipe.stages > 1; way++)
-        dt__row_add(plan, DT__ROW_OUT + way, DT__OUTBOX * plan->net.widest, 4);
-}
-
-/* The rows of activations, and of what the host keeps of a step. */
-static void dt__layout_work_rows(dt_plan *plan)
-{
-    const dt__net *net = &plan->net;
-    const dt__shape_of_work *w = &plan->shape;
-    int64_t units = 0, leaves = dt__layout_leaves(plan), places = w->horizon + 3, count = plan->program.count;
-    int64_t saved = w->recompute == DT_RECOMPUTE_FULL ? net->most_saved : 0, shards = plan->hi - plan->lo;
-    int64_t params = 1; /* of the segment with most: pieces of its gather */
     for (int64_t q = 0; q < net->count; q++) params = dt__max(params, net->segments[q].plan->g->param_count);
     for (int c = 0; c < w->pipe.chunks; c++) {
         plan->chunks[c].at = units;
         units += plan->chunks[c].slots * plan->chunks[c].floats;
     }
-    dt__row_add(plan, w->horizon ? DT__ROW_OFFLOADED : DT__ROW_UNITS, units, 4);
-    if (w->horizon) {
-        dt__row_add(plan, DT__ROW_RING, places * net->widest, 4);
-        dt__row_add(plan, DT__ROW_RING_TICKET, places, 8);
-        dt__row_add(plan, DT__ROW_RING_PLACE, net->count + 1, 4);
-    }
-    dt__row_add(plan, DT__ROW_SAVED, saved, 4);
-    dt__row_add(plan, DT__ROW_TEMP, net->temp + 2 * net->widest, 4);
-    dt__row_add(plan, DT__ROW_CONTEXT, net->sliced, 4);
-    dt__row_add(plan, DT__ROW_SPANS, params * plan->store.shards, sizeof(dt__extent));
-    dt__row_add(plan, DT__ROW_RNG, plan->rows * leaves, sizeof(dt__rng));
-    dt__row_add(plan, DT__ROW_LOSS, shards * leaves * (1 + net->count), 4);
-    dt__row_add(plan, DT__ROW_ASKED, net->routed, 4);
-    dt__row_add(plan, DT__ROW_QUEUED, count, 4);
-    dt__row_add(plan, DT__ROW_TICKET, count, 8);
-    if (plan->layout->output.events) dt__row_add(plan, DT__ROW_WHEN, count, 16);
+#define DT__ROW_ADD(row, field, purpose, access, readers, name, bytes) dt__row_add(plan, DT__ROW_##row, bytes);
+    DT__MEMORY_ROWS(DT__ROW_ADD)
+#undef DT__ROW_ADD
 }
 
 /* Bytes by category. */
-static dt_memory dt__layout_memory(const dt_plan *plan)
+static dt_memory dt__memory_of(const dt_row *row, int count)
 {
     dt_memory m = DT__ZERO;
-    int64_t bytes[DT_PURPOSES] = {0};
-    for (const dt_row *a = plan->row; a < plan->row + plan->rows_count; a++)
-        bytes[a->purpose] += a->bytes;
-    m.weights = bytes[DT_FOR_WEIGHTS], m.gradients = bytes[DT_FOR_GRADIENTS];
-    m.optimizer = bytes[DT_FOR_OPTIMIZER], m.activations = bytes[DT_FOR_ACTIVATIONS];
-    m.buffers = bytes[DT_FOR_BUFFERS], m.offloaded = bytes[DT_FOR_OFFLOADED];
+    int64_t *const sum[DT_PURPOSES] = {NULL, &m.weights, &m.gradients, &m.optimizer, &m.activations, &m.buffers,
+                                       &m.cache, &m.offloaded};
+    for (int i = 0; i < count; i++)
+        if (row[i].purpose != DT_FOR_HOST) *sum[row[i].purpose] += row[i].bytes;
+    m.total = m.weights + m.gradients + m.optimizer + m.activations + m.buffers + m.cache;
     return m;
+}
+
+/* Prints rows of memory by category. */
+static void dt__memory_print(const dt_row *row, int count, const char *whose)
+{
+    const int64_t total = dt__memory_of(row, count).total;
+    const double unit = total < 10000000 ? 1e3 : 1e6;
+    const char *name = unit < 1e6 ? "kB" : "MB";
+    dt__tell("memory   %.1f %s %s\n", (double)total / unit, name, whose);
+    for (int of = DT_FOR_WEIGHTS; of < DT_PURPOSES; of++) {
+        dt__text words = DT__ZERO, lines = DT__ZERO;
+        int64_t sum = 0;
+        for (int i = 0; i < count; i++) sum += row[i].purpose == of ? row[i].bytes : 0;
+        for (int i = 0; i < count; i++) {
+            if (row[i].purpose != of || !row[i].bytes) continue;
+            dt__text_add(&words, "%s%s", words.length ? ", " : "", row[i].name);
+            if (row[i].bytes < sum) dt__text_add(&words, " %.1f", (double)row[i].bytes / unit);
+        }
+        if (words.at) dt__text_wrap(&lines, 34, 34, words.at);
+        if (lines.at) dt__tell("         %-11s %8.1f %s  %s", dt__purposes[of], (double)sum / unit, name, lines.at);
+        dt__free(words.at);
+        dt__free(lines.at);
+    }
 }
 
 /* Sets this rank's context leaves and tensor shards of a network before it is built. */
@@ -20267,7 +20265,6 @@ static dt_result dt__layout_end(dt_plan *plan)
     dt__layout_pieces(plan);
     dt__layout_slots(plan);
     dt__layout_rows(plan);
-    dt__layout_work_rows(plan);
     for (int32_t i = 0; i < plan->program.count; i++) dt__cost(plan, &plan->program.list[i]);
     return DT_OK;
 }
@@ -20337,8 +20334,6 @@ DT_API dt_mesh dt_plan_mesh(const dt_plan *plan) { return dt__refused("plan", pl
 /* --dry-run RANK:RANKS: prints a plan. */
 static dt_result dt__plan_print(const dt_recipe *recipe, const dt_layout *layout)
 {
-    static const char *const purposes[] = {"bookkeeping", "weights", "gradients", "optimizer", "activations", "buffers",
-                                           "offloaded"};
     static const char *const axes[] = {"data", "pipeline", "tensor", "context"};
     int rank, ranks;
     char end;
@@ -20350,8 +20345,7 @@ static dt_result dt__plan_print(const dt_recipe *recipe, const dt_layout *layout
     printf("rank %d of %d", rank, ranks);
     for (int axis = 0; axis < DT_AXES; axis++)
         printf(", %s %d of %d%s", axes[axis], p->mesh.at[axis], p->mesh.size[axis], axis < DT_AXES - 1 ? "" : "\n");
-    for (const dt_row *row = p->row; row < p->row + p->rows_count; row++)
-        if (row->most) printf("%14lld bytes  %-11s  %s\n", (long long)row->most, purposes[row->purpose], row->name);
+    dt__memory_print(p->row, p->rows_count, "without a trainer's scratch, samples and text");
     printf("    # stream  after  instruction   segment shard micro bucket        FLOPs        bytes         sent\n");
     for (int32_t k = 0; k < p->program.count; k++) {
         const dt_instr *i = &p->program.list[k];
@@ -20595,7 +20589,7 @@ static int64_t dt__engine_threads(const dt_layout *l, const dt_comm *c)
     return l->threads ? l->threads : dt__max(1, (int64_t)(dt__comm_cores(c) + 1e-6));
 }
 
-#define DT__ROW_FIELD(row, field, purpose, access, readers, name) offsetof(dt__engine, field),
+#define DT__ROW_FIELD(row, field, purpose, access, readers, name, bytes) offsetof(dt__engine, field),
 static const size_t dt__row_field[] = {DT__MEMORY_ROWS(DT__ROW_FIELD)};
 
 /* The pointer to a row's memory, whose type is any. */
@@ -22027,18 +22021,6 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
 }
 #endif
 
-/* Adds words, in lines of up to 118 columns, the later ones indented. `column` is where the first begins. */
-static void dt__text_wrap(dt__text *t, int column, int indent, const char *words)
-{
-    for (int n; *words; words += n, words += strspn(words, " ")) {
-        n = (int)strcspn(words, " ");
-        if (column + 1 + n > 118) dt__text_add(t, "\n%*s", indent, ""), column = indent;
-        dt__text_add(t, "%s%.*s", column > indent ? " " : "", n, words);
-        column += (column > indent) + n;
-    }
-    dt__text_add(t, "\n");
-}
-
 /* What --help lists. --help all lists every option, under headings that begin at these options. */
 static const char dt__help_common[] =
     " data model tokenizer weights steps batch micro-batch sequence seed learning-rate warmup optimizer threads tp pp "
@@ -22476,6 +22458,7 @@ typedef struct dt__saver {
     int64_t mirrored;       /* the step that the mirror's thread copied last */
 } dt__saver;
 
+enum { DT__TRAINER_ROWS = 9 }; /* of memory, with the snapshot */
 struct dt_trainer {
     dt_recipe recipe;
     dt_layout layout;
@@ -22518,7 +22501,9 @@ struct dt_trainer {
     int ahead;                                 /* the first batch is loaded */
     double agreeing; /* seconds in exchanges of counts and losses, where ranks wait for a late rank */
     dt_compilation_report compilation;
-    dt_memory planned;
+    dt_row row[DT__ROW_COUNT + DT__TRAINER_ROWS]; /* of memory: the plan's and the trainer's */
+    int rows;
+    dt_memory planned; /* their sums */
 };
 
 DT_API dt_step_info dt_step_info_zero(void)
@@ -22738,6 +22723,12 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
                                      (uint32_t)dt__trainer_index(t, step, row + i % e->p.rows), (uint32_t)step, 0);
 }
 
+static void dt__memory_add(dt_trainer *t, const char *name, int purpose, int64_t bytes)
+{
+    dt_row *row = &t->row[t->rows++];
+    row->name = name, row->purpose = purpose, row->bytes = row->most = bytes, row->id = -1;
+}
+
 /* Floats of the largest parameter that must be assembled from its tensor shards or experts. */
 static int64_t dt__trainer_longest(const dt_trainer *t)
 {
@@ -22748,78 +22739,34 @@ static int64_t dt__trainer_longest(const dt_trainer *t)
     return longest;
 }
 
-/* The memory that this rank will allocate. */
-static dt_memory dt__memory_plan(const dt_trainer *t)
+/* Bytes of kernel scratch of one thread. */
+static int64_t dt__trainer_scratch(const dt_trainer *t)
+{
+    int64_t bytes = dt__net_scratch(&t->e.p.net, t->e.k);
+    for (const dt__net *net = t->generator.net; net < t->generator.net + DT__GENERATOR_NETS; net++)
+        bytes = dt__max(bytes, dt__net_scratch(net, t->e.k));
+    return bytes;
+}
+
+/* The rows of memory that this rank will allocate: those of its plan, and the trainer's. */
+static void dt__memory_rows(dt_trainer *t)
 {
     const dt__engine *e = &t->e;
     const dt__generator *d = &t->generator;
-    int64_t sample = t->feed.is.inputs + t->feed.is.targets;
-    dt_memory m = dt__layout_memory(&e->p);
-    m.buffers += dt__net_scratch(&e->p.net, e->k) * e->pool->workers + 4 * dt__trainer_longest(t);
-    m.buffers += 4 * e->p.rows * sample * (1 + 3 * (e->p.hi - e->p.lo) * e->p.micros);
-    for (int i = 0; t->data && i < t->data->shards; i++) m.buffers += 4 * t->data->shard[i].encoded.room;
-    m.buffers += 4 * (e->p.net.tables + d->net[DT__WHOLE].tables + d->net[DT__SEVERAL].tables + d->net[DT__ONE].tables);
-    if (t->layout.output.sample_length) m.buffers += 4 * d->memory_floats + 12 * t->recipe.model.vocabulary;
-    if (t->comm->link) m.buffers += t->comm->link->memory;
-    m.cache = 4 * d->cache_floats;
-    m.total = m.weights + m.gradients + m.optimizer + m.activations + m.buffers + m.cache;
-    return m;
-}
-
-/* Begins a line of the plan with its bytes in a unit of 1e3 or 1e6; returns whether it has some. */
-static int dt__memory_line(const char *what, int64_t bytes, double unit)
-{
-    if (bytes) dt__tell("         %-11s %8.1f %s  ", what, (double)bytes / unit, unit < 1e6 ? "kB" : "MB");
-    return bytes != 0;
-}
-
-/* The memory of rank 0 beside its formulas: P weights, here those of its stage. */
-static void dt__memory_print(const dt_trainer *t)
-{
-    static const char *const optimizers[] = {"AdamW", "Adam", "SGD", "Lion"};
-    const dt__engine *e = &t->e;
-    const dt_memory *m = &t->planned;
-    int64_t ep = t->layout.ep, part = e->p.shape.pipe.stages > 1 || ep > 1;
-    double unit = m->total < 10000000 ? 1e3 : 1e6;
-    char share[48] = "", experts[48] = "", leaves[48] = "";
-    if (e->p.net.own_leaves > 1) DT__PRINT(leaves, ", and sums of %d context leaves", (int)e->p.net.own_leaves);
-    if (e->p.shape.zero && ep > 1)
-        DT__PRINT(share, " / %d (experts / %lld)", e->p.store.shards, (long long)dt__max(1, e->p.store.shards / ep));
-    else if (e->p.shape.zero) DT__PRINT(share, " / %d", e->p.store.shards);
-    if (ep > 1) DT__PRINT(experts, ", experts / %lld", (long long)ep);
-    dt__tell("memory   %.1f %s per rank\n", (double)m->total / unit, unit < 1e6 ? "kB" : "MB");
-    if (dt__memory_line("weights", m->weights, unit))
-        printf("4 P%s, P = %lld%s%s\n", e->p.shape.zero > 2 ? share : "",
-               (long long)(part ? e->p.store.param_floats : e->p.net.weights),
-               e->p.shape.pipe.stages > 1 ? " on this stage" : "", experts);
-    if (ep > 1) DT__PRINT(experts, " (experts x %lld)", (long long)ep);
-    if (dt__memory_line("gradients", m->gradients, unit)) {
-        if (e->p.shape.buffered)
-            printf("4 P%s, and %s of %lld floats%s\n", e->p.shape.zero > 1 ? share : "",
-                   e->p.shape.buffered > 1 ? "two buckets together" : "a bucket", (long long)e->p.store.buffer_floats,
-                   leaves);
-        else
-            printf("4 P%s x %d set%s (data shards %lld..%lld)%s%s%s\n", experts, e->p.sets_count,
-                   e->p.sets_count == 1 ? "" : "s", (long long)e->p.lo, (long long)e->p.hi - 1,
-                   e->p.shape.total ? " and the total, 4 P" : "", e->p.shape.total && e->p.shape.zero > 1 ? share : "",
-                   leaves);
-    }
-    if (dt__memory_line("optimizer", m->optimizer, unit))
-        dt__tell("%g P%s (%s%s)\n", dt__optimizer_bytes(&t->recipe), share, optimizers[t->recipe.optimizer],
-                 t->recipe.ema > 0.0f ? ", average of the weights" : "");
-    if (dt__memory_line("activations", m->activations, unit))
-        printf("up to %d unit%s of %lld x %lld %s%s\n", e->p.chunks[0].slots, e->p.chunks[0].slots == 1 ? "" : "s",
-               (long long)e->p.rows, (long long)t->feed.is.inputs / e->p.mesh.size[DT_AXIS_CONTEXT],
-               t->feed.own ? "inputs" : "tokens", e->p.shape.horizon ? ", of one segment"
-               : e->p.shape.recompute == DT_RECOMPUTE_FULL ? ", inputs of segments and one segment's values" : "");
-    if (dt__memory_line("offloaded", m->offloaded, unit))
-        printf("inputs of segments, in the second memory, not counted above\n");
-    if (dt__memory_line("buffers", m->buffers, unit))
-        printf("kernel scratch, messages, prefetched %s, %s%ssampling\n", t->feed.own ? "samples" : "tokens",
-               e->p.net.tables ? "rotary angles, " : "", dt__layout_windows(&e->p) > 1 ? "weights of two segments, "
-               : dt__layout_gathers(&e->p, 1) ? "weights of a segment, " : "");
-    if (dt__memory_line("cache", m->cache, unit))
-        printf("keys and values of %lld positions, for samples\n", (long long)t->recipe.sequence);
+    const int64_t unit = 4 * e->p.rows * (t->feed.is.inputs + t->feed.is.targets), longest = dt__trainer_longest(t);
+    int64_t data = 0, tables = e->p.net.tables, text = 4 * d->memory_floats + 16 * t->recipe.model.vocabulary;
+    for (int i = 0; t->data && i < t->data->shards; i++) data += 4 * t->data->shard[i].encoded.room;
+    for (int i = 0; i < DT__GENERATOR_NETS; i++) tables += d->net[i].tables;
+    t->rows = 0;
+    for (int i = 0; i < e->p.rows_count; i++) t->row[t->rows++] = e->p.row[i];
+    dt__memory_add(t, "kernel scratch", DT_FOR_BUFFERS, dt__trainer_scratch(t) * e->pool->workers);
+    dt__memory_add(t, "a whole parameter", DT_FOR_BUFFERS, 4 * longest);
+    dt__memory_add(t, "samples read in advance", DT_FOR_BUFFERS, unit * (1 + 3 * (e->p.hi - e->p.lo) * e->p.micros));
+    dt__memory_add(t, "tokens", DT_FOR_BUFFERS, data);
+    dt__memory_add(t, "rotary angles", DT_FOR_BUFFERS, 4 * tables);
+    dt__memory_add(t, "drawing of text", DT_FOR_BUFFERS, t->layout.output.sample_length ? text : 0);
+    dt__memory_add(t, "messages", DT_FOR_BUFFERS, t->comm->link ? t->comm->link->memory : 0);
+    dt__memory_add(t, "keys and values for text", DT_FOR_CACHE, 4 * d->cache_floats);
 }
 
 static dt_memory dt__no_memory;
@@ -22847,10 +22794,10 @@ static dt_result dt__memory_limit(int64_t *limit)
 static dt_result dt__check_memory(dt_trainer *t, int allocated)
 {
     enum { LINES = (int)(sizeof(dt_memory) / 8), TOTAL = 6 };
-    const char *const names[TOTAL] = {"weights", "gradients", "optimizer", "activations", "buffers", "cache"};
     int64_t free_bytes = dt__memory_available(), limit, all = 0, most = 0, line[LINES], largest[LINES];
     int ranks = dt_comm_size(t->comm), who = 0, which = 0;
     dt_result r = dt__memory_limit(&limit);
+    t->planned = dt__memory_of(t->row, t->rows);
     if (!r) r = dt_all_gather(t->comm, (const float *)(const void *)&t->planned, t->counts, 2 * LINES);
     if (r) return r;
     for (int rank = 0; rank < ranks; rank++) {
@@ -22866,7 +22813,7 @@ static dt_result dt__check_memory(dt_trainer *t, int allocated)
         return dt__error(DT_E_MEMORY, "rank %d needs %.3f MB, %.3f MB more than DT_MEM_LIMIT allows, and %.3f MB of it "
                          "for %s: share more (--zero, --pp, --tp), keep less (--recompute full), or use a smaller "
                          "micro-batch", who, (double)most / 1e6, (double)(most - limit) / 1e6,
-                         (double)largest[which] / 1e6, names[which]);
+                         (double)largest[which] / 1e6, dt__purposes[1 + which]);
     if (allocated || t->layout.no_memory_check || free_bytes < 0 || all <= free_bytes) return DT_OK;
     return dt__error(DT_E_MEMORY, "the plan needs up to %.2f GB on each of %d ranks and %.2f GB are free: use a "
                      "smaller model, sequence or micro-batch, or fewer ranks (--no-memory-check starts all the same)",
@@ -22947,7 +22894,6 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     dt__engine *e = &t->e;
     int64_t losses = t->recipe.context_shards * (e->p.net.watched ? e->p.net.count : 1) * t->recipe.data_shards;
     int64_t longest = dt__trainer_longest(t), unit = 4 * e->p.rows * (t->feed.is.inputs + t->feed.is.targets);
-    int64_t scratch = dt__net_scratch(&e->p.net, e->k);
     dt_result r = dt__engine_allocate(e);
     if (r) return r;
     if (longest && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
@@ -22958,9 +22904,7 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     if (!t->unit || !t->text || !t->gathered) return DT_E_MEMORY;
     if (t->layout.output.sample_length && dt__generator_allocate(&t->generator, e->k, t->recipe.model.vocabulary))
         return DT_E_MEMORY;
-    for (const dt__net *net = t->generator.net; net < t->generator.net + DT__GENERATOR_NETS; net++)
-        scratch = dt__max(scratch, dt__net_scratch(net, e->k));
-    return dt__pool_reserve(t->pool, scratch);
+    return dt__pool_reserve(t->pool, dt__trainer_scratch(t));
 }
 
 /* Chooses what fast numerics use (R19): of 16-bit products what all ranks have. */
@@ -23049,7 +22993,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (r->warmup >= r->steps && !r->rate)
         printf("warm-up  all %lld steps: the learning rate rises to the end, because --warmup is %lld. Lower it\n",
                (long long)r->steps, (long long)r->warmup);
-    dt__memory_print(t);
+    dt__memory_print(t->row, t->rows, "per rank");
     if (t->recipe.weights && !t->first) printf("weights  initialized from %s\n", t->recipe.weights);
     if (positions > r->sequence)
         printf("sequence %lld tokens of the model's %lld positions%s\n", (long long)r->sequence, (long long)positions,
@@ -23142,7 +23086,7 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     t->layout.overlap = e->p.shape.overlap ? DT_OVERLAP_ON : DT_OVERLAP_OFF;
     if (!r && t->layout.output.sample_length) r = dt__generator_open(&t->generator, e, t->recipe.sequence);
     if (r) return r;
-    t->planned = dt__memory_plan(t);
+    dt__memory_rows(t);
     r = dt__check_memory(t, 0);
     if (!r) r = dt__trainer_allocate(t);
     return r ? r : dt__trainer_draw(t);
@@ -24248,7 +24192,7 @@ static dt_result dt__save_snapshot(dt_trainer *t)
 {
     int64_t count = dt__save_copy(t);
     dt_result r;
-    t->planned.buffers += 4 * count, t->planned.total += 4 * count;
+    dt__memory_add(t, "a snapshot for checkpoints", DT_FOR_BUFFERS, 4 * count);
     r = dt__check_memory(t, 1);
     if (!r && !(t->save.snapshot = (float *)dt__alloc(4 * count, "the snapshot of the state"))) r = DT_E_MEMORY;
     return r;
