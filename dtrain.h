@@ -22820,33 +22820,25 @@ static dt_result dt__check_memory(dt_trainer *t, int allocated)
                      (double)most / 1e9, ranks, (double)free_bytes / 1e9);
 }
 
-/* Lays out a net in memory of its own: the input of a chunk, temporary values, what this rank's segments make. Returns
- * the floats that it needs. */
-static int64_t dt__generator_floats(const dt__engine *e, dt__net *net, int64_t *cache)
+/* A net that draws text uses the parameters of the trained one, and memory of its own: the input of a chunk, temporary
+ * values, what this rank's segments make. */
+static void dt__generator_place(dt__generator *d, const dt__engine *e, dt__net *net)
 {
     int64_t floats = net->widest + net->temp;
-    *cache = 0;
-    for (int64_t q = 0; q < net->count; q++) {
-        dt__built *seg = &net->segments[q];
-        if (e->p.net.segments[q].stage != e->p.shape.stage) continue;
-        seg->out_at = floats, seg->saved_at = floats + dt__round_up(seg->output, 16), seg->cache_at = *cache;
-        floats = seg->saved_at + seg->plan->saved;
-        *cache += seg->plan->cache;
-    }
-    return floats;
-}
-
-/* A net that draws text uses the parameters of the trained one. */
-static void dt__generator_adopt(const dt__engine *e, dt__net *net)
-{
+    d->cache_floats = 0;
     for (int64_t q = 0; q < net->count; q++) {
         const dt__built *from = &e->p.net.segments[q];
         dt__built *to = &net->segments[q];
+        if (from->stage != e->p.shape.stage) continue;
         for (int32_t i = 0; i < to->plan->g->param_count; i++)
             for (int32_t k = 0; k < from->plan->g->param_count; k++)
                 if (!strcmp(net->params[to->param_of[i]].is.name, e->p.net.params[from->param_of[k]].is.name))
                     to->param[i] = from->param[k], to->window[i] = from->window[k];
+        to->out_at = floats, to->saved_at = floats + dt__round_up(to->output, 16), to->cache_at = d->cache_floats;
+        floats = to->saved_at + to->plan->saved;
+        d->cache_floats += to->plan->cache;
     }
+    d->memory_floats = dt__max(d->memory_floats, dt__round_up(floats, 16));
 }
 
 /* Plans the nets that draw text for sequences of `length`. */
@@ -22861,11 +22853,8 @@ static dt_result dt__generator_open(dt__generator *d, const dt__engine *e, int64
         r = dt__net_open_at(&d->net[DT__ONE], m, 1, 1, length);
         if (!r && length >= DT__PREFILL) r = dt__net_open_at(&d->net[DT__SEVERAL], m, 1, DT__PREFILL, length);
     }
-    for (dt__net *net = d->net; net < d->net + DT__GENERATOR_NETS && !r; net++) {
-        if (!net->count) continue;
-        dt__generator_adopt(e, net);
-        d->memory_floats = dt__max(d->memory_floats, dt__round_up(dt__generator_floats(e, net, &d->cache_floats), 16));
-    }
+    for (dt__net *net = d->net; net < d->net + DT__GENERATOR_NETS && !r; net++)
+        if (net->count) dt__generator_place(d, e, net);
     return r;
 }
 
@@ -22901,20 +22890,18 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     if (!dt__mem_attach(e->k, DT__PINNED, t->unit, unit)) return DT_E_MEMORY;
     t->gathered = (float *)dt__alloc(4 * losses, "losses");
     t->text = (char *)dt__alloc(t->layout.output.sample_length + 1, "a text sample");
-    if (!t->unit || !t->text || !t->gathered) return DT_E_MEMORY;
-    if (t->layout.output.sample_length && dt__generator_allocate(&t->generator, e->k, t->recipe.model.vocabulary))
-        return DT_E_MEMORY;
-    return dt__pool_reserve(t->pool, dt__trainer_scratch(t));
+    if (!t->text || !t->gathered) return DT_E_MEMORY;
+    if (t->layout.output.sample_length) r = dt__generator_allocate(&t->generator, e->k, t->recipe.model.vocabulary);
+    return r ? r : dt__pool_reserve(t->pool, dt__trainer_scratch(t));
 }
 
 /* Chooses what fast numerics use (R19): of 16-bit products what all ranks have. */
 static dt_result dt__fast_open(dt_trainer *t)
 {
-    float kind = t->e.p.net.precision == DT_BF16 ? (float)dt__dot_kind(t->e.k) : 0.0f;
-    dt_result r = t->recipe.numerics == DT_FAST ? dt_all_reduce(t->comm, &kind, 1, DT_MIN) : DT_OK;
-    if (t->recipe.numerics != DT_FAST || r) return r;
+    float kind = t->e.p.net.precision == DT_BF16 ? (float)dt__dot_kind(t->e.k) : (float)DT__DOT_NONE;
+    dt_result r = dt_all_reduce(t->comm, &kind, 1, DT_MIN);
     t->e.env.dot = (int)kind;
-    return DT_OK;
+    return r;
 }
 
 /* GEMM rate of all ranks together, measured at the same time. */
@@ -22978,12 +22965,14 @@ static void dt__trainer_banner(const dt_trainer *t)
     if ((double)threads > cores + 0.99)
         dt__tell("         %lld threads share %.3g cores: %s\n", (long long)threads, cores,
                  t->layout.threads > 1 ? "lower --threads" : "use fewer ranks");
-    if (t->e.p.shape.zero > 1 && !t->e.p.shape.buffered && r->data_shards > t->e.p.mesh.size[DT_AXIS_DATA])
-        printf("         --zero %d shares no gradients: %d data-parallel ranks have %lld data shards, it takes one "
-               "each\n", t->e.p.shape.zero, t->e.p.mesh.size[DT_AXIS_DATA], (long long)r->data_shards);
-    else if (t->e.p.shape.zero > 1 && !t->e.p.shape.buffered)
-        printf("         --zero %d shares no gradients of several micro-batches: use --accumulation each\n",
-               t->e.p.shape.zero);
+    if (t->e.p.shape.zero > 1 && !t->e.p.shape.buffered) {
+        printf("         --zero %d shares no gradients", t->e.p.shape.zero);
+        if (r->data_shards == t->e.p.mesh.size[DT_AXIS_DATA])
+            printf(" of several micro-batches: use --accumulation each\n");
+        else
+            printf(": %d data-parallel ranks have %lld data shards, it takes one each\n",
+                   t->e.p.mesh.size[DT_AXIS_DATA], (long long)r->data_shards);
+    }
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     if (r->numerics == DT_FAST)
         printf("fast     products %s; every other sum is exact\n", dt__dot_names[t->e.env.dot]);
@@ -24651,11 +24640,6 @@ static dt_result dt__weights_load(dt_trainer *t)
     return r;
 }
 
-static dt_result dt__output_error(const char *path)
-{
-    return dt__error(DT_E_FILE, "cannot write %s: %s", path, strerror(errno));
-}
-
 /* Calls all probes; one that stops the run says why in t->stopper. */
 static dt_result dt__probe_all(dt_trainer *t, dt_moment when, const dt_step_info *info)
 {
@@ -24677,11 +24661,10 @@ static dt_result dt__probe_all(dt_trainer *t, dt_moment when, const dt_step_info
 /* At the end of a run, which ends with r. */
 static dt_result dt__probe_end(dt_trainer *t, dt_moment when, const dt_step_info *info, dt_result r)
 {
-    char error[sizeof dt__thread.error];
-    dt_result own;
-    memcpy(error, dt__thread.error, sizeof error);
-    own = dt__probe_all(t, when, info);
-    return r ? dt__error(r, "%s", error) : own;
+    dt__tls before = dt__thread;
+    dt_result own = dt__probe_all(t, when, info);
+    if (r) dt__thread = before;
+    return r ? r : own;
 }
 
 /* Opens the file of metrics, whose first line describes the run; a resumed run appends. */
@@ -24690,51 +24673,41 @@ static dt_result dt__metrics_open(dt_trainer *t)
     dt__text text = DT__ZERO;
     struct stat is;
     const char *path = t->layout.output.metrics;
-    dt_result r = dt__check_output(&t->recipe, &t->layout, "metrics", path);
-    if (!r && !(t->metrics = fopen(path, "a"))) r = dt__output_error(path);
-    if (!r && flock(fileno(t->metrics), LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
-        r = dt__misuse("another job writes --metrics %s: name another file", path);
-    if (!r && !t->first && !fstat(fileno(t->metrics), &is) && S_ISREG(is.st_mode) && is.st_size) {
-        if (ftruncate(fileno(t->metrics), 0)) r = dt__output_error(path);
-        else if (!t->layout.output.quiet) printf("metrics  %s of an earlier run is replaced\n", path);
+    dt_result r = DT_OK;
+    if (!(t->metrics = fopen(path, "a"))) return dt__file_error("write", path);
+    if (flock(fileno(t->metrics), LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
+        return dt__misuse("another job writes --metrics %s: name another file", path);
+    if (!t->first && !fstat(fileno(t->metrics), &is) && S_ISREG(is.st_mode) && is.st_size) {
+        if (ftruncate(fileno(t->metrics), 0)) return dt__file_error("write", path);
+        if (!t->layout.output.quiet) printf("metrics  %s of an earlier run is replaced\n", path);
     }
     dt__text_add(&text, "{\"version\": \"%s\", \"ranks\": %d, \"recipe\": {", dt_version(), dt_comm_size(t->comm));
     dt__options_json(&text, DT__ROWS(dt__options), DT__GROUP_RECIPE, &t->recipe);
     dt__text_add(&text, "}, \"layout\": {");
     dt__options_json(&text, DT__ROWS(dt__options), DT__GROUP_LAYOUT, &t->layout);
     dt__text_add(&text, "}}");
-    if (!r && text.failed) r = DT_E_MEMORY;
+    if (text.failed) r = DT_E_MEMORY;
     for (char *c = text.at; !r && *c; c++)
         if (*c == '\n') *c = ' '; /* between members; in texts it is escaped */
-    if (!r && (fprintf(t->metrics, "%s\n", text.at) < 0 || fflush(t->metrics))) r = dt__output_error(path);
+    if (!r && (fprintf(t->metrics, "%s\n", text.at) < 0 || fflush(t->metrics))) r = dt__file_error("write", path);
     dt__free(text.at);
     return r;
 }
 
 #ifdef DT_COMPILER
-/* The plan of a segment that this rank runs, if no earlier one has it. */
-static const dt__built *dt__compiled_plan(const dt_trainer *t, int64_t q)
-{
-    const dt__built *b = &t->e.p.net.segments[q];
-    for (int64_t e = 0; e < q; e++)
-        if (t->e.p.net.segments[e].plan == b->plan && t->e.p.net.segments[e].stage == b->stage) return NULL;
-    return b->stage == t->e.p.shape.stage ? b : NULL;
-}
-
 /* What is known without a measurement. */
 static void dt__compilation_count(const dt_trainer *t, dt_compilation_report *r)
 {
     const dt__net *net = &t->e.p.net;
     int64_t temp[2] = {0, 0};
-    for (int64_t q = 0; q < net->count; q++) {
-        const dt__plan *p = net->segments[q].plan, *plain = dt__fusion_of(p)->plain;
-        if (net->segments[q].stage != t->e.p.shape.stage) continue;
-        r->recorded += plain->forward_count + plain->backward_count + plain->weights_count;
-        r->ops += p->forward_count + p->backward_count + p->weights_count;
-        r->groups += dt__fusion_of(p)->group_count, r->grouped += dt__fusion_of(p)->member_count;
-        r->traffic += dt__fusion_of(p)->traffic;
-        r->memory_before += 4 * plain->saved, r->memory += 4 * dt__fusion_of(p)->saved;
-        temp[0] = dt__max(temp[0], 4 * plain->temp), temp[1] = dt__max(temp[1], 4 * dt__fusion_of(p)->temp);
+    for (const dt__built *b = net->segments; b < net->segments + net->count; b++) {
+        const dt__fusion *f = dt__fusion_of(b->plan);
+        if (b->stage != t->e.p.shape.stage) continue;
+        r->recorded += f->plain->forward_count + f->plain->backward_count + f->plain->weights_count;
+        r->ops += b->plan->forward_count + b->plan->backward_count + b->plan->weights_count;
+        r->groups += f->group_count, r->grouped += f->member_count, r->traffic += f->traffic;
+        r->memory_before += 4 * f->plain->saved, r->memory += 4 * f->saved;
+        temp[0] = dt__max(temp[0], 4 * f->plain->temp), temp[1] = dt__max(temp[1], 4 * f->temp);
     }
     r->memory_before += temp[0], r->memory += temp[1];
     r->plans = t->e.p.compiling.plans, r->built = t->e.p.compiling.built, r->segments = net->count;
@@ -24788,7 +24761,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r) r = dt__trainer_engine(t);
     if (!r) r = dt__state_open(t);
     if (!r && t->recipe.model.config && !t->recipe.weights) r = dt__config_take(t, t->recipe.model.config, 0);
-    if (!r) r = dt__fast_open(t);
+    if (!r && t->recipe.numerics == DT_FAST) r = dt__fast_open(t);
     if (!r && !from) r = dt__measure_peak(t);
     if (!r && t->layout.checkpoint.place) r = dt__save_open(t);
     if (!r && t->recipe.weights) r = dt__weights_begin(t);
@@ -24859,12 +24832,14 @@ DT_API void dt_trainer_close(dt_trainer **handle)
 
 /* ---- stepping ---------------------------------------------------------------------------------------------- */
 
-/* Sums the losses own (shards of this rank, its leaves, each) of the ranks with `counts`: the `each` of a leaf as a
+/* Sums the losses own (shards of this rank, its leaves, each): the `each` of a leaf, auxiliary losses of segments, as a
  * chain, then TREE over the leaves of all shards. Every layout adds +0 at the same places and has the same bits. */
-static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t leaves, int64_t each, int counts, float *sum)
+static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t each, float *sum)
 {
-    int64_t whole = leaves * t->e.p.mesh.size[DT_AXIS_CONTEXT], shards = t->recipe.data_shards * whole;
-    int64_t run = leaves * each, first = leaves * t->e.p.mesh.at[DT_AXIS_CONTEXT];
+    const dt_mesh *m = &t->e.p.mesh;
+    int64_t leaves = dt__layout_leaves(&t->e.p), run = leaves * each, first = leaves * m->at[DT_AXIS_CONTEXT];
+    int64_t whole = leaves * m->size[DT_AXIS_CONTEXT], shards = t->recipe.data_shards * whole;
+    int counts = !m->at[DT_AXIS_TENSOR] && (each > 1 || dt__engine_last(&t->e));
     float *all = t->gathered;
     double start;
     dt_result r;
@@ -24956,7 +24931,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
                                   mine ? e->shard_loss + own * leaves : NULL, &valid);
         }
     e->env.inference = 0;
-    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->p.mesh.at[DT_AXIS_TENSOR], loss);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, 1, loss);
     if (!r) r = dt__sum_valid(t, valid, &valid, NULL);
     if (!r) *loss = *loss / (float)dt__max(1, valid);
     dt__fp_leave(saved);
@@ -25214,7 +25189,6 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
     char byte;
     dt__rng rng;
     dt_result r;
-    if (d->most < 0) return dt__misuse("a text of %lld bytes: ask for 0 or more", (long long)d->most);
     if (!t->generator.memory)
         return dt__misuse("text samples are off: --sample-length is 0, or the model has no logits of next tokens");
     r = dt__sample_prompt(t, prompt, tokens, &used);
@@ -25320,48 +25294,35 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     return r;
 }
 
-enum { DT__PIECES = 9 };
-typedef char dt__piece_text[48];
-
-/* Prints the pieces of a line of progress that fit into `columns`, those of a smaller rank first; "": left out. */
-static void dt__line_print(dt__piece_text *line, int columns)
-{
-    static const char ranks[DT__PIECES] = {0, 1, 7, 4, 2, 6, 5, 2, 3};
-    int used = -2, shown = 0;
-    for (int rank = 0; rank < 8; rank++)
-        for (int i = 0; i < DT__PIECES; i++) {
-            int length = 2 + (int)strlen(line[i]);
-            if (ranks[i] != rank || length == 2 || (rank > 1 && used + length > columns)) continue;
-            used += length, shown |= 1 << i;
-        }
-    for (int i = 0; i < DT__PIECES; i++)
-        if (shown >> i & 1) printf("%s%s", i ? "  " : "", line[i]);
-}
-
 /* On a terminal one line that changes, of its width; else a line of at most 100 columns every 2 seconds. */
 static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
 {
+    enum { PARTS = 9 };
+    static const char drop[] = {2, 5, 6, 3, 8, 7, 4}; /* the parts that a short line lacks, this one first */
     double now = dt__now(), each = (now - t->started) / (double)(i->step - t->first);
     double left = each * (double)(t->recipe.steps - i->step);
-    int last = i->step == t->recipe.steps, columns = 100;
+    int last = i->step == t->recipe.steps, columns = 100, used = 0;
     int terminal = isatty(STDOUT_FILENO) && !t->comm->launched; /* mpirun may write to a file what a terminal gets */
-    dt__piece_text line[DT__PIECES] = DT__ZERO;
+    char part[PARTS][48] = DT__ZERO;
     struct winsize w;
     if (i->step > t->first + 1 && !last && now - t->printed < (terminal ? 0.2 : 2.0)) return;
     if (terminal && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) && w.ws_col) columns = (int)dt__min(100, w.ws_col - 1);
-    DT__PRINT(line[0], "step %lld/%lld", (long long)i->step, (long long)t->recipe.steps);
-    DT__PRINT(line[1], dt__loss_in_nats(t) ? "loss %.4f" : "loss %.5g", (double)i->loss);
-    DT__PRINT(line[2], "lr %.2e", (double)i->learning_rate);
-    DT__PRINT(line[3], "norm %.3f", (double)i->norm);
-    DT__PRINT(line[4], "%.0f %s/s", (double)i->tokens / i->seconds, t->feed.own ? "samples" : "tokens");
-    DT__PRINT(line[5], "%.1f GFLOP/s (%.0f %% of peak)", i->gflops, 100.0 * i->peak_share);
+    DT__PRINT(part[0], "step %lld/%lld", (long long)i->step, (long long)t->recipe.steps);
+    DT__PRINT(part[1], dt__loss_in_nats(t) ? "  loss %.4f" : "  loss %.5g", (double)i->loss);
+    DT__PRINT(part[2], "  lr %.2e", (double)i->learning_rate);
+    DT__PRINT(part[3], "  norm %.3f", (double)i->norm);
+    DT__PRINT(part[4], "  %.0f %s/s", (double)i->tokens / i->seconds, t->feed.own ? "samples" : "tokens");
+    DT__PRINT(part[5], "  %.1f GFLOP/s (%.0f %% of peak)", i->gflops, 100.0 * i->peak_share);
     if (dt_comm_size(t->comm) > 1)
-        DT__PRINT(line[6], "comm %.0f %%, %.0f %% exposed", 100.0 * i->comm_seconds / i->seconds,
+        DT__PRINT(part[6], "  comm %.0f %%, %.0f %% exposed", 100.0 * i->comm_seconds / i->seconds,
                   100.0 * i->exposed_seconds / i->seconds);
-    if (i->skipped) DT__PRINT(line[7], "%lld skipped", (long long)i->skipped);
-    if (!last) DT__PRINT(line[8], "eta %dm%02ds", (int)(left / 60.0), (int)left % 60);
+    if (i->skipped) DT__PRINT(part[7], "  %lld skipped", (long long)i->skipped);
+    if (!last) DT__PRINT(part[8], "  eta %dm%02ds", (int)(left / 60.0), (int)left % 60);
     if (terminal) printf("\r\033[K");
-    dt__line_print(line, columns);
+    for (int k = 0; k < PARTS; k++) used += (int)strlen(part[k]);
+    for (const char *k = drop; used > columns && k < drop + sizeof drop; k++)
+        used -= (int)strlen(part[(int)*k]), part[(int)*k][0] = 0;
+    for (int k = 0; k < PARTS; k++) fputs(part[k], stdout);
     t->live = terminal;
     if (!terminal || last) putchar('\n'), t->live = 0;
     fflush(stdout);
@@ -25399,7 +25360,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     for (const dt_probe *p = t->layout.output.probes; p; p = p->next)
         if (p->metric) dt__metric_put(t->metrics, ",", p->metric, p->number);
     fputs("}\n", t->metrics);
-    return fflush(t->metrics) || ferror(t->metrics) ? dt__output_error(t->layout.output.metrics) : DT_OK;
+    return fflush(t->metrics) || ferror(t->metrics) ? dt__file_error("write", t->layout.output.metrics) : DT_OK;
 }
 
 /* The flags of this rank at the beginning of a step. */
@@ -25658,8 +25619,7 @@ static dt_result dt__dry_steps(dt_trainer *t, dt__two_ways *w, int way)
         w->seconds[way] = i && w->seconds[way] < took ? w->seconds[way] : took;
     }
     e->dry = 0;
-    if (!r) r = dt__tree_loss(t, e->shard_loss, dt__layout_leaves(&e->p), 1,
-                              dt__engine_last(e) && !e->p.mesh.at[DT_AXIS_TENSOR], &w->loss[way]);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, 1, &w->loss[way]);
     for (int32_t p = 0; p < e->p.net.param_count && !r; p++) {
         dt__piece_of x = dt__engine_piece(e, &e->p.net.params[p]);
         const float *now = dt__download(e->k, x.gradient, x.count);
@@ -25690,7 +25650,7 @@ static dt_result dt__fast_distance(dt_trainer *t, dt__two_ways *w)
     if (r) return r;
     t->distance[0] = (double)__builtin_fabsf(w->loss[1] - w->loss[0]) / (double)w->loss[0];
     t->distance[1] = (double)(w->far[0] / w->far[1]);
-    if (dt_trainer_is_root(t) && !t->layout.output.quiet)
+    if (dt__trainer_speaks(t))
         dt__tell("fast     the first batch differs from exact numerics by %.1e of the loss, %.1e of the largest "
                  "gradient\n", t->distance[0], t->distance[1]);
     return DT_OK;
@@ -25700,9 +25660,9 @@ static dt_result dt__fast_distance(dt_trainer *t, dt__two_ways *w)
 /* Recorded and compiled plans change places. */
 static void dt__compilation_swap(dt_trainer *t)
 {
-    for (int64_t q = 0; q < t->e.p.net.count; q++) {
-        dt__plan *p = t->e.p.net.segments[q].plan, *plain = dt__fusion_of(p)->plain, swap = *p;
-        if (!dt__compiled_plan(t, q)) continue;
+    for (const dt__built *b = t->e.p.net.segments; b < t->e.p.net.segments + t->e.p.net.count; b++) {
+        dt__plan *p = b->plan, *plain = dt__fusion_of(p)->plain, swap = *p;
+        if (!b->owner) continue;
         *p = *plain, *plain = swap;
         p->fused = plain->fused, plain->fused = NULL;
     }
@@ -25757,27 +25717,35 @@ static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
 }
 #endif
 
+/* Takes the next batch, unless the first one is there already, and counts the targets of all ranks. */
+static dt_result dt__trainer_next(dt_trainer *t, uint32_t *said, int64_t *valid)
+{
+    const dt_plan *p = &t->e.p;
+    int64_t targets = (p->hi - p->lo) * p->micros * p->rows * t->feed.is.targets;
+    dt_result r = t->ahead ? DT_OK : dt__loader_next(t->loader, &t->batch, dt__trainer_tick, t);
+    t->ahead = 0, *valid = 0;
+    if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), valid, said);
+    t->e.inv_valid = 1.0f / (float)dt__max(1, *valid);
+    return r;
+}
+
 /* Loads the first batch; runs it, if that is asked for, before and after compiling, and in exact and fast numerics. */
 static dt_result dt__trainer_first(dt_trainer *t)
 {
-    dt__engine *e = &t->e;
-    int64_t valid = 0, targets = (e->p.hi - e->p.lo) * e->p.micros * e->p.rows * t->feed.is.targets;
-    uint32_t said = 0;
+    int64_t valid;
     dt__two_ways compile, fast;
     dt_result r = DT_OK;
-    int tries = 0, apart = e->env.dot != DT__DOT_NONE;
+    int tries = 0, apart = t->e.env.dot != DT__DOT_NONE;
 #ifdef DT_COMPILER
-    tries = e->p.net.compiler && e->p.compiling.tries;
+    tries = t->e.p.net.compiler && t->e.p.compiling.tries;
 #endif
     if ((!tries && !apart) || t->first == t->recipe.steps) return DT_OK;
     memset(&compile, 0, sizeof compile);
-    compile.kept = (float *)dt__alloc(4 * e->p.store.param_floats, "gradients");
+    compile.kept = (float *)dt__alloc(4 * t->e.p.store.param_floats, "gradients");
     fast = compile;
     if (!compile.kept) return DT_E_MEMORY;
+    r = dt__trainer_next(t, NULL, &valid);
     t->ahead = 1;
-    r = dt__loader_next(t->loader, &t->batch, dt__trainer_tick, t);
-    if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid, &said);
-    e->inv_valid = 1.0f / (float)dt__max(1, valid);
 #ifdef DT_COMPILER
     if (!r && valid && tries) r = dt__compilation_try(t, &compile);
 #endif
@@ -25790,23 +25758,14 @@ static dt_result dt__trainer_first(dt_trainer *t)
 static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, float *auxiliary)
 {
     dt__engine *e = &t->e;
-    int64_t targets = (e->p.hi - e->p.lo) * e->p.micros * e->p.rows * t->feed.is.targets;
-    int64_t valid = 0, leaves = dt__layout_leaves(&e->p);
-    float sum = 0.0f, other = 0.0f;
-    dt_result r;
-    r = t->ahead ? DT_OK /* the first batch is there, and a rank that waits for data is alive */
-                 : dt__loader_next(t->loader, &t->batch, dt__trainer_tick, t);
-    t->ahead = 0;
-    if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), &valid, said);
+    int64_t valid, units = (e->p.hi - e->p.lo) * dt__layout_leaves(&e->p);
+    dt_result r = dt__trainer_next(t, said, &valid);
     if (!r && t->save.writing && !(*said & DT__SAID_WRITING)) r = dt__save_result(t, dt__save_end(t));
-    e->inv_valid = 1.0f / (float)dt__max(1, valid);
-    memset(e->shard_loss, 0, 4 * (size_t)((e->p.hi - e->p.lo) * leaves * (1 + e->p.net.count))); /* if none is valid */
+    memset(e->shard_loss, 0, 4 * (size_t)(units * (1 + e->p.net.count))); /* if none is valid */
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
-    if (!r) r = dt__tree_loss(t, e->shard_loss, leaves, 1, dt__engine_last(e) && !e->p.mesh.at[DT_AXIS_TENSOR], &sum);
-    if (!r && e->p.net.watched)
-        r = dt__tree_loss(t, e->shard_auxiliary, leaves, e->p.net.count, !e->p.mesh.at[DT_AXIS_TENSOR], &other);
-    *loss = sum / (float)dt__max(1, valid);
-    *auxiliary = other;
+    if (!r) r = dt__tree_loss(t, e->shard_loss, 1, loss);
+    if (!r && e->p.net.watched) r = dt__tree_loss(t, e->shard_auxiliary, e->p.net.count, auxiliary);
+    *loss = *loss / (float)dt__max(1, valid);
     return r;
 }
 

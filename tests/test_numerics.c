@@ -1704,7 +1704,7 @@ static void test_shards(const dt_model *model)
     tree_into(unit[0], unit[1], n), tree_into(unit[2], unit[3], n), tree_into(unit[0], unit[2], n);
     add_uses(&r, unit[0]);
     tap_same_bits(rig_gradients(&r), unit[0], n, "R2 R8 leaves of contiguous samples, TREE per use, then the uses of the tied weight added");
-    if (dt__tree_loss(r.t, r.t->e.shard_loss, 1, 1, 1, &first_loss)) tap_bail("%s", dt_last_error());
+    if (dt__tree_loss(r.t, r.t->e.shard_loss, 1, &first_loss)) tap_bail("%s", dt_last_error());
     want_loss = ref_tree(loss, 4);
     tap_same_bits(&first_loss, &want_loss, 1, "R12 loss: sums of the leaves, then TREE");
     rig_close(&r);
@@ -1720,7 +1720,7 @@ static void test_shards(const dt_model *model)
     tap_ok(!rig_same(&r, &whole), "R4 accumulation each is not accumulation shard");
     want_loss = 0.0f; /* chain over micro-batches of each shard, then TREE */
     want_loss = (((0.0f + loss[0]) + loss[2]) + ((0.0f + loss[1]) + loss[3]));
-    if (dt__tree_loss(whole.t, whole.t->e.shard_loss, 1, 1, 1, &first_loss)) tap_bail("%s", dt_last_error());
+    if (dt__tree_loss(whole.t, whole.t->e.shard_loss, 1, &first_loss)) tap_bail("%s", dt_last_error());
     tap_same_bits(&first_loss, &want_loss, 1, "R12 loss: chain over the micro-batches of a shard, then TREE");
     rig_close(&r), rig_close(&whole);
     for (int i = 0; i < 4; i++) free(unit[i]);
