@@ -18538,11 +18538,10 @@ struct dt_optimizer {
     dt_recipe recipe;
     dt__powers powers;
     const dt__kernels *kernels;
-    dt_pool *pool;
     int64_t step, count, kept; /* kept: values per weight */
     float steps;               /* as a program sees and loads it */
     dt_parameter *list;        /* (count), then what is kept of each, then the steps */
-    char *names;
+    char (*names)[160];
     float *state, *sums; /* sums: after the state, sums of squares of the blocks of a parameter */
 };
 
@@ -18552,19 +18551,17 @@ static dt_result dt__optimizer_state(dt_optimizer *o, const dt_parameter *list, 
     static const char *const part[] = {"first", "second"};
     dt_parameter *p;
     float *at;
-    int64_t size = 0, kept = floats * o->kept;
-    for (int64_t i = 0; i < o->count; i++) size = dt__max(size, (int64_t)strlen(list[i].name) + 8);
+    int64_t kept = floats * o->kept;
     o->list = p = (dt_parameter *)dt__alloc((o->count * (1 + o->kept) + 1) * (int64_t)sizeof *p, "an optimizer");
-    o->names = (char *)dt__alloc(size * o->count * o->kept, "an optimizer");
+    o->names = (char (*)[160])dt__alloc((int64_t)sizeof *o->names * o->count * o->kept, "an optimizer");
     o->state = at = (float *)dt__alloc(4 * (kept + dt__ceil_div(floats, DT__BLOCK)), "an optimizer's state");
     if (!p || !o->names || !at) return DT_E_MEMORY;
     if (o->count) memcpy(p, list, sizeof *p * (size_t)o->count);
     p += o->count;
     for (int64_t i = 0; i < o->count * o->kept; i++, p++) {
         *p = list[i % o->count];
-        p->name = o->names + size * i;
-        snprintf(o->names + size * i, (size_t)size, "%s.%s", part[i / o->count], list[i % o->count].name);
-        p->gradient = NULL, p->values = at;
+        DT__PRINT(o->names[i], "%s.%s", part[i / o->count], list[i % o->count].name);
+        p->name = o->names[i], p->gradient = NULL, p->values = at;
         at += dt__round_up(dt_shape_count(p->shape), 16);
     }
     o->sums = o->state + kept;
@@ -18587,7 +18584,6 @@ DT_API dt_result dt_optimizer_open(dt_optimizer **optimizer, const dt_recipe *re
         for (int i = 0; i < DT__STATE_AVERAGE; i++) o->kept += dt__state_kept(recipe, i);
         r = dt__choose_kernels(&o->kernels);
     }
-    if (!r) r = dt__pool_open(&o->pool, 1);
     if (!r) r = dt__optimizer_state(o, list, floats);
     if (r) dt_optimizer_close(optimizer);
     return r;
@@ -18598,7 +18594,6 @@ DT_API void dt_optimizer_close(dt_optimizer **optimizer)
     if (dt__refused("o", optimizer)) return;
     dt_optimizer *o = *optimizer;
     if (!o) return;
-    dt__pool_close(&o->pool);
     dt__free(o->list);
     dt__free(o->names);
     dt__free(o->state);
@@ -18638,8 +18633,8 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
         float *g = o->list[i].gradient;
         int64_t n = dt_shape_count(o->list[i].shape);
         if (c) r = dt_all_reduce(c, g, n, DT_SUM);
-        if (c) dt__mem_scale(o->kernels, o->pool, g, share, n);
-        dt__mem_squares(o->kernels, o->pool, g, n, o->sums);
+        if (c) dt__mem_scale(o->kernels, NULL, g, share, n);
+        dt__mem_squares(o->kernels, NULL, g, n, o->sums);
         squares = squares + dt__tree(o->sums, dt__ceil_div(n, DT__BLOCK));
     }
     if (!r) r = dt__optimizer_seek(o);
@@ -18652,7 +18647,7 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
         v.n = dt_shape_count(o->list[i].shape), v.u = &u[o->list[i].shape.dims >= 2];
         v.to = o->list[i].values, v.from = o->list[i].gradient;
         for (int k = 0; k < o->kept; k++) v.state[k] = o->list[(k + 1) * o->count + i].values;
-        dt__verb_run(o->pool, &v);
+        dt__verb_run(NULL, &v);
     }
     dt__fp_leave(saved);
     o->steps = (float)++o->step;
@@ -22908,12 +22903,12 @@ static dt_result dt__fast_open(dt_trainer *t)
 static dt_result dt__measure_peak(dt_trainer *t)
 {
     double rate = 0.0, workers = (double)t->pool->workers, cores = dt__comm_cores(t->comm);
-    float own;
+    float sum;
     dt_result r = dt_barrier(t->comm);
     if (!r) r = dt__gemm_rate(t->e.k, t->pool, &rate);
-    own = (float)rate;
-    if (!r) r = dt_all_gather(t->comm, &own, t->counts, 1);
-    for (int i = 0; i < dt_comm_size(t->comm); i++) t->peak_gflops += (double)t->counts[i];
+    sum = (float)rate;
+    if (!r) r = dt_all_reduce(t->comm, &sum, 1, DT_SUM);
+    t->peak_gflops = (double)sum;
     if (workers > cores) t->peak_gflops *= cores / workers; /* each was measured in its slices of time */
     return r;
 }
@@ -22990,6 +22985,14 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (t->first)
         printf("resumed  after step %lld of %lld, from %s\n", (long long)t->first, (long long)r->steps,
                t->layout.checkpoint.place);
+#ifdef DT_COMPILER
+    if (*t->e.p.compiling.why) printf("compiler groups run tile by tile: %s\n", t->e.p.compiling.why);
+    if (t->e.p.net.compiler && t->layout.compile.memory &&
+        4.0 * dt__compiled_floats(&t->e.p.net) > (double)t->layout.compile.memory)
+        dt__tell("compiler a unit needs %.1f MB: no more can be computed again cheaply for the goal of %.1f MB. Choose "
+                 "another --recompute, or a smaller micro-batch\n", 4e-6 * dt__compiled_floats(&t->e.p.net),
+                 1e-6 * (double)t->layout.compile.memory);
+#endif
     fflush(stdout);
 }
 
@@ -23140,7 +23143,8 @@ static dt_result dt__trainer_feed(dt_trainer *t)
 {
     dt_recipe *r = &t->recipe;
     int64_t tokens = 0, known;
-    dt_result result = r->source && !*t->serves ? dt__check_source(r) : DT_OK;
+    dt_result result = dt__check_rest(r, &t->layout);
+    if (!result && r->source && !*t->serves) result = dt__check_source(r);
     if (!result) result = dt__trainer_tokenizer(t);
     if (result) return result;
     known = t->tokenizer ? dt_tokenizer_size(t->tokenizer) : INT64_MAX;
@@ -23175,7 +23179,6 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     dt_result result = dt__recipe_settle(r, &t->layout);
     t->e.p.recipe = r, t->e.p.layout = &t->layout;
     if (!result && !dry) result = dt__engine_begin(&t->e);
-    if (!result && (!dry || (!r->model.segments && !r->model.vocabulary))) result = dt__check_rest(r, &t->layout);
     if (!result && (!dry || (!r->model.segments && !r->model.vocabulary))) result = dt__trainer_feed(t);
     if (!result && dry)
         return dt_trainer_is_root(t) ? dt__plan_print(r, &t->layout) : dt__error(DT_E_HELP, "rank 0 prints the plan");
@@ -24777,15 +24780,6 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && t->loader && !dt__mem_attach(t->e.k, DT__PINNED, t->loader->memory, dt__loader_bytes(t->loader)))
         r = DT_E_MEMORY;
     if (!r && dt__trainer_speaks(t)) dt__trainer_banner(t);
-#ifdef DT_COMPILER
-    if (!r && *t->e.p.compiling.why && dt__trainer_speaks(t))
-        printf("compiler groups run tile by tile: %s\n", t->e.p.compiling.why);
-    if (!r && t->e.p.net.compiler && t->layout.compile.memory && dt__trainer_speaks(t) &&
-        4.0 * dt__compiled_floats(&t->e.p.net) > (double)t->layout.compile.memory)
-        dt__tell("compiler a unit needs %.1f MB: no more can be computed again cheaply for the goal of %.1f MB. Choose "
-                 "another --recompute, or a smaller micro-batch\n", 4e-6 * dt__compiled_floats(&t->e.p.net),
-                 1e-6 * (double)t->layout.compile.memory);
-#endif
     dt__busy_end(t, busy);
     if (!r && !from) r = dt__trainer_first(t);
     if (!r) r = dt__probe_all(t, DT_AT_START, NULL);
@@ -25275,7 +25269,6 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     const dt_output *o = &t->layout.output;
     int last = info->step == t->recipe.steps, speaks = dt__trainer_speaks(t);
     dt_result r = DT_OK;
-    info->validation = __builtin_nanf("");
     if (t->feed.is.samples[DT_VALIDATION] && (last || (o->eval_every && info->step % o->eval_every == 0)))
         r = dt_trainer_evaluate(t, o->eval_batches, &info->validation);
     if (r) return r;
@@ -25414,9 +25407,8 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
     if (!r) dt__save_learn(t);
     if (r || !stop) return r;
     return dt__error(DT_E_STOPPED, "stopped %s after step %lld of %lld; its checkpoint is in %s: run the same "
-                     "command again to resume",
-                     *t->stopper ? t->stopper : "on request",
-                     (long long)info->step, (long long)t->recipe.steps, l->place);
+                     "command again to resume", *t->stopper ? t->stopper : "on request", (long long)info->step,
+                     (long long)t->recipe.steps, l->place);
 }
 
 /* The only step of a run that was complete when it was resumed: returns the last step's figures and a sample. */
@@ -25599,8 +25591,7 @@ static void dt__trainer_tick(void *trainer) { dt__comm_tick(((dt_trainer *)train
 /* What two ways of computing the same step make of it, on this rank. */
 typedef struct dt__two_ways {
     float *kept;         /* the gradients of the first way */
-    float loss[2];
-    double seconds[2];   /* the shorter of two steps */
+    float loss[2], seconds[2]; /* seconds: of the shorter of two steps */
     float far[2];        /* largest difference of the gradients, largest gradient */
     const char *differs; /* the first parameter whose gradient has other bits, or NULL */
 } dt__two_ways;
@@ -25613,10 +25604,10 @@ static dt_result dt__dry_steps(dt_trainer *t, dt__two_ways *w, int way)
     float *to = w->kept;
     e->dry = 1;
     for (int i = 0; i < 2 && !r; i++) {
-        double start = dt__now(), took;
+        double start = dt__now();
         r = dt__engine_step(e, dt__trainer_load, t);
-        took = dt__now() - start;
-        w->seconds[way] = i && w->seconds[way] < took ? w->seconds[way] : took;
+        start = dt__now() - start;
+        if (!i || start < (double)w->seconds[way]) w->seconds[way] = (float)start;
     }
     e->dry = 0;
     if (!r) r = dt__tree_loss(t, e->shard_loss, 1, &w->loss[way]);
@@ -25687,10 +25678,8 @@ static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
 {
     dt__engine *e = &t->e;
     dt_compilation_report *report = &t->compilation;
-    double by_op[DT__OP_COUNT + 1];
-    float slowest[2];
+    double by_op[DT__OP_COUNT + 1] = DT__ZERO;
     dt_result r;
-    memset(by_op, 0, sizeof by_op);
     dt__compilation_count(t, report);
     dt__compilation_swap(t);
     r = dt__dry_steps(t, w, 0);
@@ -25704,10 +25693,9 @@ static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
                       "compiled than op by op: a fault of the compiler. Train with --compile off, and report it.",
                       w->differs);
     r = dt__trainer_agree(t, r);
-    for (int i = 0; i < 2; i++) slowest[i] = (float)w->seconds[i];
-    if (!r) r = dt_all_reduce(t->comm, slowest, 2, DT_MAX);
+    if (!r) r = dt_all_reduce(t->comm, w->seconds, 2, DT_MAX);
     if (r) return r;
-    report->before = (double)slowest[0], report->seconds = (double)slowest[1];
+    report->before = (double)w->seconds[0], report->seconds = (double)w->seconds[1];
     report->compiling = e->p.compiling.seconds;
     if (report->seconds < report->before) report->break_even = report->compiling / (report->before - report->seconds);
     report->compiled = t->layout.compile.mode != DT_COMPILE_AUTO || report->break_even > 0.0;
