@@ -11323,22 +11323,26 @@ enum { DT__FILE_RUN = 1 << 20 }; /* largest number of bytes in one operation */
 static dt_result dt__file_error(const char *what, const char *path)
 {
     int full = errno == ENOSPC || errno == EDQUOT;
-    return dt__error(DT_E_FILE, "cannot %s %s (%s): %s", what, path, strerror(errno),
+    return dt__error(DT_E_FILE, "cannot %s %.700s (%s): %s", what, path, strerror(errno),
                      full              ? "free some space, or keep fewer checkpoints (--keep)"
                      : errno == EFBIG  ? "raise the limit on the size of a file (ulimit -f), or choose another place"
                      : errno == ENOENT ? "check the name"
+                     : errno == ENAMETOOLONG ? "use a shorter name"
                                        : "check the disk and the permissions, or choose another place");
 }
 
-/* Did all of a path fit into PATH_MAX bytes? A path that is cut names another file. */
-static dt_result dt__path_fits(int printed, const char *path)
+/* The name of a file. What does not fit is cut, to a name that is too long for the system, which refuses it. */
+typedef struct dt__path {
+    char at[PATH_MAX + 1];
+} dt__path;
+__attribute__((format(printf, 1, 2))) static dt__path dt__path_of(const char *format, ...)
 {
-    if (printed >= 0 && printed < PATH_MAX) return DT_OK;
-    return dt__error(DT_E_FILE, "the name %.60s... is too long: use a shorter one", path);
-}
-static dt_result dt__path_join(char joined[PATH_MAX], const char *folder, const char *name)
-{
-    return dt__path_fits(snprintf(joined, PATH_MAX, "%s/%s", folder, name), folder);
+    dt__path path;
+    va_list args;
+    va_start(args, format);
+    dt__vprint(path.at, sizeof path.at, format, args);
+    va_end(args);
+    return path;
 }
 
 /* Beyond `ulimit -f` a write fails (EFBIG) unless SIGXFSZ ends the process first: ignored where it would. */
@@ -11439,17 +11443,12 @@ static dt_result dt__file_rename(const char *from, const char *to)
 /* Makes a directory and its parents. */
 static dt_result dt__dir_make(const char *path)
 {
-    char part[PATH_MAX];
-    if (dt__path_fits(DT__PRINT(part, "%s", path), path)) return DT_E_FILE;
-    for (char *p = part + 1; *p; p++) {
-        if (*p != '/') continue;
-        *p = 0;
-        (void)mkdir(part, 0777);
-        *p = '/';
-    }
-    if (!DT__FILE_ALLOWS() || (mkdir(path, 0777) && errno != EEXIST))
-        return dt__file_error("make the directory", path);
-    return DT_OK;
+    dt__path above = dt__path_of("%s", path);
+    int missing = mkdir(path, 0777) && errno == ENOENT && strcmp(dirname(above.at), path);
+    dt_result r = missing ? dt__dir_make(above.at) : DT_OK;
+    if (!r && (!DT__FILE_ALLOWS() || (mkdir(path, 0777) && errno != EEXIST)))
+        r = dt__file_error("make the directory", path);
+    return r;
 }
 
 /* Flushes the names in a directory to the disk. */
@@ -11476,43 +11475,39 @@ static dt_result dt__dir_each(const char *path, dt__visit_name *visit, void *use
     return r;
 }
 
-static dt_result dt__dir_remove(const char *path);
-
-/* For dt__dir_each(): removes a file or a directory, or notes in *user that it stays. */
-static dt_result dt__file_remove(void *user, const char *folder, const char *file)
+static dt_result dt__remove(const char *path);
+static dt_result dt__remove_from(void *stays, const char *folder, const char *name)
 {
-    char name[PATH_MAX];
-    dt_result r = dt__path_join(name, folder, file);
-    if (!r && (!DT__FILE_ALLOWS() || unlink(name)))
-        r = errno == EISDIR ? dt__dir_remove(name) : dt__file_error("remove", name);
-    if (r) *(dt_result *)user = r;
+    dt_result r = dt__remove(dt__path_of("%s/%s", folder, name).at);
+    if (r) *(dt_result *)stays = r;
     return DT_OK;
 }
 
-/* Removes a directory, if there is one; what cannot be removed stays, and is an error. */
-static dt_result dt__dir_remove(const char *path)
+/* Removes a file, or a directory and what is in it, if there is one; what cannot be removed stays, and is an error. */
+static dt_result dt__remove(const char *path)
 {
-    dt_result stays = DT_OK, r = dt__dir_each(path, dt__file_remove, &stays);
-    if (!r && !stays && (!DT__FILE_ALLOWS() || (rmdir(path) && errno != ENOENT))) r = dt__file_error("remove", path);
+    dt_result stays = DT_OK, r = DT_OK;
+    if (DT__FILE_ALLOWS() && (!remove(path) || errno == ENOENT)) return DT_OK;
+    if (errno != ENOTEMPTY && errno != EEXIST) return dt__file_error("remove", path);
+    r = dt__dir_each(path, dt__remove_from, &stays);
+    if (!r && !stays && (!DT__FILE_ALLOWS() || remove(path))) r = dt__file_error("remove", path);
     return r ? r : stays;
 }
 
 /* Gives a complete draft the name of a file and flushes the directory. After an error `r` the draft is removed. */
 static dt_result dt__file_settle(const char *draft, const char *path, dt_result r)
 {
-    char folder[PATH_MAX];
-    DT__PRINT(folder, "%s", path);
+    dt__path folder = dt__path_of("%s", path);
     if (!r) r = dt__file_rename(draft, path);
-    if (!r) return dt__dir_sync(dirname(folder));
+    if (!r) return dt__dir_sync(dirname(folder.at));
     if (DT__FILE_ALLOWS()) unlink(draft);
     return r;
 }
 
 static dt_result dt__file_replace(const char *path, const char *text, int64_t bytes)
 {
-    char draft[PATH_MAX];
-    dt_result r = dt__path_fits(DT__PRINT(draft, "%s.%ld.tmp", path, (long)getpid()), path);
-    return r ? r : dt__file_settle(draft, path, dt__file_put(draft, text, bytes));
+    dt__path draft = dt__path_of("%s.%ld.tmp", path, (long)getpid());
+    return dt__file_settle(draft.at, path, dt__file_put(draft.at, text, bytes));
 }
 
 /* Gives a complete draft the name of a directory. What had the name is called `draft` then; or `aside`, where the file
@@ -12555,20 +12550,15 @@ static dt_result dt__tokenizer_finish(dt_tokenizer *t, const char *path)
 DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
 {
     if (dt__refused("t! path", handle, path)) return DT_E_USAGE;
-    char file[PATH_MAX];
+    dt__path file = dt__path_of("%s/tokenizer.json", path);
+    int folder = !access(dt__path_of("%s/", path).at, F_OK);
     dt__json j;
     dt_tokenizer *t;
     dt_result r;
     if (!*path) return dt__misuse("no tokenizer is named: give a directory or a .json file");
-    r = dt__path_join(file, path, "");
-    if (!r && !access(file, F_OK)) { /* a directory */
-        r = dt__path_join(file, path, "tokenizer.json");
-        if (!r && access(file, F_OK)) r = dt__error(DT_E_FILE, "%s has no tokenizer.json: " DT__CONVERT, path);
-        path = file;
-    }
-    if (r) return r;
+    if (folder && access(file.at, F_OK)) return dt__error(DT_E_FILE, "%s has no tokenizer.json: " DT__CONVERT, path);
     t = (dt_tokenizer *)dt__alloc((int64_t)sizeof *t, "a tokenizer");
-    r = t ? dt__json_open(&j, path) : DT_E_MEMORY;
+    r = t ? dt__json_open(&j, folder ? file.at : path) : DT_E_MEMORY;
     if (!r && !dt__read_json(t, &j)) r = j.result;
     if (t) t->file = (char *)(uintptr_t)j.text, t->bytes = j.bytes, dt__free(j.string);
     if (!r) r = dt__tokenizer_finish(t, path);
@@ -17406,7 +17396,7 @@ typedef struct dt__stored {
 } dt__stored;
 
 typedef struct dt__stored_file {
-    char path[PATH_MAX];
+    dt__path path;
     int fd;
 } dt__stored_file;
 
@@ -17528,8 +17518,8 @@ static dt_result dt__tensors_add(dt__tensors *t, const char *path)
     if (!dt__reserve((void **)&t->file, t->files, &t->file_room, t->files + 1, sizeof *t->file, "a list of files"))
         return DT_E_MEMORY;
     file = &t->file[t->files++];
-    r = dt__path_fits(DT__PRINT(file->path, "%s", path), path);
-    if (!r) r = dt__file_open(path, &file->fd, &bytes);
+    file->path = dt__path_of("%s", path);
+    r = dt__file_open(path, &file->fd, &bytes);
     if (!r && bytes < 8) r = dt__error(DT_E_DATA, "%s has %lld bytes: it is cut", path, (long long)bytes);
     if (!r) r = dt__file_read(file->fd, path, &length, sizeof length, 0);
     if (!r && (length < 0 || length > DT__HEADER_MOST || length > bytes - 8))
@@ -17551,7 +17541,7 @@ static dt_result dt__tensors_sort(dt__tensors *t)
     for (int64_t i = 1; i < t->count; i++)
         if (!strcmp(t->list[i - 1].name, t->list[i].name))
             return dt__error(DT_E_DATA, "%s and %s both hold %s: name files of one checkpoint",
-                             t->file[t->list[i - 1].file].path, t->file[t->list[i].file].path, t->list[i].name);
+                             t->file[t->list[i - 1].file].path.at, t->file[t->list[i].file].path.at, t->list[i].name);
     return DT_OK;
 }
 
@@ -17574,7 +17564,7 @@ static dt__stored *dt__tensors_find(const dt__tensors *t, const char *name)
 
 static dt_result dt__tensors_read(const dt__tensors *t, const dt__stored *s, void *data, int64_t bytes, int64_t at)
 {
-    return dt__file_read(t->file[s->file].fd, t->file[s->file].path, data, bytes, s->at + at);
+    return dt__file_read(t->file[s->file].fd, t->file[s->file].path.at, data, bytes, s->at + at);
 }
 
 static void dt__sha256_of(const void *data, int64_t bytes, char hex[65])
@@ -17593,7 +17583,7 @@ typedef struct dt__part_file {
 
 /* A safetensors file being written: begin, names, open, numbers, close. After an error the calls do nothing. */
 typedef struct dt__tensor_file {
-    char path[PATH_MAX];
+    dt__path path;
     int fd;
     dt__text header;     /* of the tensors announced so far */
     int64_t bytes;       /* of their numbers */
@@ -17602,14 +17592,12 @@ typedef struct dt__tensor_file {
     dt_result result;
 } dt__tensor_file;
 
-static void dt__tensor_file_begin(dt__tensor_file *w, const char *folder, const char *name)
+static void dt__tensor_file_begin(dt__tensor_file *w, dt__path path)
 {
     memset(w, 0, sizeof *w);
-    w->fd = -1;
-    DT__PRINT(w->part.name, "%s", name);
+    w->fd = -1, w->path = path;
     dt__sha256_begin(&w->sha);
     dt__text_add(&w->header, "{\"__metadata__\":{\"format\":\"pt\"}");
-    w->result = dt__path_join(w->path, folder, name);
 }
 
 /* Announces a tensor; the numbers follow in the same order. */
@@ -17629,7 +17617,7 @@ static void dt__tensor_file_put(dt__tensor_file *w, const void *data, int64_t by
     if (w->result) return;
     dt__sha256_add(&w->sha, data, bytes);
     w->part.bytes += bytes;
-    w->result = dt__file_write(w->fd, w->path, data, bytes);
+    w->result = dt__file_write(w->fd, w->path.at, data, bytes);
 }
 
 /* Creates the file once all tensors are announced. Spaces after the header align the numbers. */
@@ -17639,9 +17627,9 @@ static void dt__tensor_file_open(dt__tensor_file *w)
     while (!w->header.failed && (w->header.length + 8) % 64) dt__text_add(&w->header, " ");
     if (w->header.failed) w->result = DT_E_MEMORY;
     else if (w->header.length > DT__HEADER_MOST)
-        w->result = dt__error(DT_E_FILE, "%s: its tensors' names and shapes take %lld bytes: %d can be read", w->path,
-                              (long long)w->header.length, (int)DT__HEADER_MOST);
-    if (!w->result) w->result = dt__file_create(w->path, &w->fd);
+        w->result = dt__error(DT_E_FILE, "%s: its tensors' names and shapes take %lld bytes: %d can be read",
+                              w->path.at, (long long)w->header.length, (int)DT__HEADER_MOST);
+    if (!w->result) w->result = dt__file_create(w->path.at, &w->fd);
     dt__tensor_file_put(w, &w->header.length, sizeof w->header.length);
     dt__tensor_file_put(w, w->header.at, w->header.length);
 }
@@ -17650,8 +17638,9 @@ static void dt__tensor_file_open(dt__tensor_file *w)
 static dt_result dt__tensor_file_close(dt__tensor_file *w, dt_result r, dt__part_file *part)
 {
     if (!r) r = w->result;
-    if (w->fd >= 0 && close(w->fd) && !r) r = dt__file_error("write", w->path);
+    if (w->fd >= 0 && close(w->fd) && !r) r = dt__file_error("write", w->path.at);
     dt__sha256_end(&w->sha, w->part.hash);
+    DT__PRINT(w->part.name, "%s", basename(w->path.at));
     dt__free(w->header.at);
     *part = w->part;
     return r;
@@ -17689,24 +17678,22 @@ static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const d
     *found = s;
     if (!s)
         return dt__misuse("%s has no %s, of shape %s here: it is of another model, give its --model or "
-                          "options", t->file[0].path, name, dt__shape_text(shape, a));
+                          "options", t->file[0].path.at, name, dt__shape_text(shape, a));
     if (s->type > DT__STORED_F16)
-        return dt__error(DT_E_DATA, "%s holds %s as %s: convert it to F32, F16 or BF16", t->file[s->file].path,
-                         s->name, dt__stored_types[s->type].name);
+        return dt__error(DT_E_DATA, "%s holds %s as %s: convert it to F32, F16 or BF16",
+                         t->file[s->file].path.at, s->name, dt__stored_types[s->type].name);
     if (dt__stored_fits(s, shape)) return DT_OK;
     return dt__misuse("%s holds %s of shape %s, it has %s here: give the model and --vocabulary as there, "
-                      "and no longer --sequence", t->file[s->file].path, s->name, dt__shape_text(&s->shape, a),
+                      "and no longer --sequence", t->file[s->file].path.at, s->name, dt__shape_text(&s->shape, a),
                       dt__shape_text(shape, b));
 }
 
 /* ---- the directory ---- */
 
 /* folder/step-000000200, and a tail after it. */
-static dt_result dt__step_path(char path[PATH_MAX], const char *folder, int64_t step, const char *tail)
+static dt__path dt__step_path(const char *folder, int64_t step, const char *tail)
 {
-    char name[48];
-    DT__PRINT(name, "step-%09lld%s", (long long)step, tail);
-    return dt__path_join(path, folder, name);
+    return dt__path_of("%s/step-%09lld%s", folder, (long long)step, tail);
 }
 
 /* For dt__dir_each(): found[1] becomes the largest step below found[0] that a name stands for. */
@@ -17735,60 +17722,53 @@ static dt_result dt__step_newest(const char *folder, int64_t before, int64_t *st
  * goes. A whole checkpoint that was set aside gets its name back, unless another one has it. */
 static dt_result dt__step_mend(void *user, const char *folder, const char *name)
 {
-    char path[PATH_MAX], whole[PATH_MAX];
+    dt__path path = dt__path_of("%s/%s", folder, name), whole = path;
     int ours = !strncmp(name, "step-", 5) || !strncmp(name, "latest.", 7) || !strncmp(name, "probe-", 6) ||
                !strcmp(name, "restored.tmp");
-    dt_result r = dt__path_join(path, folder, name), stays;
     (void)user;
-    if (r || !ours || !dt__ends_with(name, ".tmp")) return r;
-    DT__PRINT(whole, "%.*s", (int)strlen(path) - 10, path);
-    if (dt__ends_with(name, ".aside.tmp") && DT__FILE_ALLOWS() && access(whole, F_OK))
-        return errno == ENOENT ? dt__file_rename(path, whole) : DT_OK;
-    return dt__file_remove(&stays, folder, name);
+    if (!ours || !dt__ends_with(name, ".tmp")) return DT_OK;
+    if (dt__ends_with(name, ".aside.tmp")) whole.at[strlen(whole.at) - strlen(".aside.tmp")] = 0;
+    if (dt__ends_with(name, ".aside.tmp") && DT__FILE_ALLOWS() && access(whole.at, F_OK))
+        return errno == ENOENT ? dt__file_rename(path.at, whole.at) : DT_OK;
+    (void)dt__remove(path.at);
+    return DT_OK;
 }
 
 /* Makes an empty directory for the checkpoint of a step. */
-static dt_result dt__step_begin(const char *folder, int64_t step, char draft[PATH_MAX])
+static dt_result dt__step_begin(const char *folder, int64_t step)
 {
-    dt_result r = dt__step_path(draft, folder, step, ".tmp");
-    if (!r) r = dt__dir_make(folder);
-    if (!r) (void)dt__dir_remove(draft);
-    return r ? r : dt__dir_make(draft);
+    dt__path draft = dt__step_path(folder, step, ".tmp");
+    (void)dt__remove(draft.at);
+    return dt__dir_make(draft.at);
 }
 
 /* Removes the checkpoint of a step. It is renamed first, so that no incomplete directory has the final name. */
 static dt_result dt__step_remove(const char *folder, int64_t step)
 {
-    char whole[PATH_MAX], going[PATH_MAX];
-    dt_result r = dt__step_path(whole, folder, step, "");
-    if (!r) r = dt__step_path(going, folder, step, ".old.tmp");
-    if (!r) r = dt__file_rename(whole, going);
-    return r ? r : dt__dir_remove(going);
+    dt__path going = dt__step_path(folder, step, ".old.tmp");
+    dt_result r = dt__file_rename(dt__step_path(folder, step, "").at, going.at);
+    return r ? r : dt__remove(going.at);
 }
 
 /* Makes `latest` name a step, atomically. */
 static dt_result dt__latest_put(const char *folder, int64_t step)
 {
-    char name[32], latest[PATH_MAX];
+    char name[32];
     int n = DT__PRINT(name, "step-%09lld\n", (long long)step);
-    dt_result r = dt__path_join(latest, folder, "latest");
-    return r ? r : dt__file_replace(latest, name, n);
+    return dt__file_replace(dt__path_of("%s/latest", folder).at, name, n);
 }
 
 /* Gives a complete .tmp its name and switches `latest`. What had the name, a checkpoint of an earlier run, is removed
  * last, as far as that goes. *newest, unless NULL, becomes the step when the step is there. */
 static dt_result dt__step_publish(const char *folder, int64_t step, int64_t *newest)
 {
-    char draft[PATH_MAX], whole[PATH_MAX], aside[PATH_MAX];
-    dt_result r = dt__step_path(draft, folder, step, ".tmp");
-    if (!r) r = dt__step_path(whole, folder, step, "");
-    if (!r) r = dt__step_path(aside, folder, step, ".aside.tmp");
-    if (!r) r = dt__dir_sync(draft);
-    if (!r) r = dt__dir_replace(draft, whole, aside);
+    dt__path draft = dt__step_path(folder, step, ".tmp"), aside = dt__step_path(folder, step, ".aside.tmp");
+    dt_result r = dt__dir_sync(draft.at);
+    if (!r) r = dt__dir_replace(draft.at, dt__step_path(folder, step, "").at, aside.at);
     if (!r && newest) __atomic_store_n(newest, step, __ATOMIC_SEQ_CST);
     if (!r) r = dt__dir_sync(folder);
     if (!r) r = dt__latest_put(folder, step);
-    if (!r) (void)dt__dir_remove(draft), (void)dt__dir_remove(aside);
+    if (!r) (void)dt__remove(draft.at), (void)dt__remove(aside.at);
     return r;
 }
 
@@ -17813,7 +17793,8 @@ static void dt__steps_retain(const char *folder, int64_t keep, int64_t step, int
 
 enum { DT__LOCK_WATCH = 20 };
 typedef struct dt__lock {
-    char path[PATH_MAX], host[256], space[64], name[400];
+    dt__path path;
+    char host[256], space[64], name[400];
     int fd, mine, closing; /* closing: ends the thread, atomic */
     dt__queue keeper;      /* touches the file */
 } dt__lock;
@@ -17823,10 +17804,10 @@ static dt_result dt__lock_try(dt__lock *l, char name[400], int *locked)
 {
     struct stat is, named;
     memset(name, 0, 400);
-    l->fd = DT__FILE_ALLOWS() ? open(l->path, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : -1;
-    if (l->fd < 0 || pread(l->fd, name, 399, 0) < 0) return dt__file_error("open", l->path);
+    l->fd = DT__FILE_ALLOWS() ? open(l->path.at, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : -1;
+    if (l->fd < 0 || pread(l->fd, name, 399, 0) < 0) return dt__file_error("open", l->path.at);
     if (!flock(l->fd, LOCK_EX | LOCK_NB)) /* held, unless the file was removed meanwhile */
-        *locked = !fstat(l->fd, &is) && !stat(l->path, &named) && is.st_ino == named.st_ino;
+        *locked = !fstat(l->fd, &is) && !stat(l->path.at, &named) && is.st_ino == named.st_ino;
     else *locked = errno == EWOULDBLOCK || errno == EINTR ? 0 : -1;
     return DT_OK;
 }
@@ -17856,11 +17837,11 @@ static dt_result dt__lock_open(dt__lock *l, const char *folder, dt_comm *comm)
     double start = dt__now(), now = start, changed = start, wrote = 0.0;
     int changes = -1, locked = 0;
     int64_t touched = -1;
-    dt_result r = dt__path_join(l->path, folder, "in-use");
+    dt_result r = dt__dir_make(folder);
+    l->path = dt__path_of("%s/in-use", folder);
     if (gethostname(l->host, sizeof l->host - 1) || !*l->host) DT__PRINT(l->host, "localhost");
     if (readlink("/proc/self/ns/pid", l->space, sizeof l->space - 1) < 0) *l->space = 0;
     DT__PRINT(l->name, "%s %ld %s\n", l->host, (long)getpid(), l->space);
-    if (!r) r = dt__dir_make(folder);
     for (; !r && !l->mine; now = dt__now()) {
         long process;
         int runs, own;
@@ -17893,7 +17874,7 @@ static void dt__lock_close(dt__lock *l)
     if (!l->mine) return;
     __atomic_store_n(&l->closing, 1, __ATOMIC_RELAXED);
     dt__queue_close(&l->keeper);
-    if (!dt__lock_try(l, name, &locked) && !strcmp(name, l->name)) unlink(l->path);
+    if (!dt__lock_try(l, name, &locked) && !strcmp(name, l->name)) unlink(l->path.at);
     if (l->fd >= 0) close(l->fd);
     close(fd);
     l->mine = 0;
@@ -17903,17 +17884,17 @@ static void dt__lock_close(dt__lock *l)
 static dt_result dt__part_scan(const char *folder, const char *name, dt__part_file *p, dt_comm *comm,
                                int out, const char *to)
 {
-    char *block = (char *)dt__alloc(DT__FILE_RUN, "reading a checkpoint"), path[PATH_MAX];
+    char *block = (char *)dt__alloc(DT__FILE_RUN, "reading a checkpoint");
+    dt__path path = dt__path_of("%s/%s", folder, name);
     int fd = -1;
     dt__sha256 h;
-    dt_result r = block ? dt__path_join(path, folder, name) : DT_E_MEMORY;
+    dt_result r = block ? DT_OK : DT_E_MEMORY;
     memset(p, 0, sizeof *p);
-    DT__PRINT(p->name, "%s", name);
     dt__sha256_begin(&h);
-    if (!r) r = dt__file_open(path, &fd, &p->bytes);
+    if (!r) r = dt__file_open(path.at, &fd, &p->bytes);
     for (int64_t at = 0, n; !r && at < p->bytes; at += n) {
         n = dt__min(DT__FILE_RUN, p->bytes - at);
-        r = dt__file_read(fd, path, block, n, at);
+        r = dt__file_read(fd, path.at, block, n, at);
         if (!r) dt__sha256_add(&h, block, n);
         if (!r && out >= 0) r = dt__file_write(out, to, block, n);
         dt__comm_tick(comm);
@@ -17927,34 +17908,31 @@ static dt_result dt__part_scan(const char *folder, const char *name, dt__part_fi
 /* For dt__dir_each(): copies a file, unless it is hidden, into the directory that `user` names. */
 static dt_result dt__part_copy(void *user, const char *folder, const char *name)
 {
-    char to[PATH_MAX];
+    dt__path to = dt__path_of("%s/%s", (const char *)user, name);
     dt__part_file part;
     int out = -1;
-    dt_result r = dt__path_join(to, (const char *)user, name);
-    if (*name == '.') return r;
-    if (!r) r = dt__file_create(to, &out);
-    if (!r) r = dt__part_scan(folder, name, &part, NULL, out, to);
-    return dt__file_finish(out, to, r);
+    dt_result r;
+    if (*name == '.') return DT_OK;
+    r = dt__file_create(to.at, &out);
+    if (!r) r = dt__part_scan(folder, name, &part, NULL, out, to.at);
+    return dt__file_finish(out, to.at, r);
 }
 
 static dt_result dt__part_put(const char *folder, const char *name, const char *text, int64_t bytes, dt__part_file *p)
 {
-    char path[PATH_MAX];
-    dt_result r = dt__path_join(path, folder, name);
     DT__PRINT(p->name, "%s", name);
     p->bytes = bytes;
     dt__sha256_of(text, bytes, p->hash);
-    return r ? r : dt__file_put(path, text, bytes);
+    return dt__file_put(dt__path_of("%s/%s", folder, name).at, text, bytes);
 }
 
 static dt_result dt__part_flush(const char *folder, const char *name)
 {
-    char path[PATH_MAX];
+    dt__path path = dt__path_of("%s/%s", folder, name);
     int64_t bytes;
     int fd = -1;
-    dt_result r = dt__path_join(path, folder, name);
-    if (!r) r = dt__file_open(path, &fd, &bytes);
-    return dt__file_finish(fd, path, r);
+    dt_result r = dt__file_open(path.at, &fd, &bytes);
+    return dt__file_finish(fd, path.at, r);
 }
 
 static dt_result dt__part_check(const char *folder, const dt__part_file *p, dt_comm *comm)
@@ -17971,11 +17949,10 @@ static dt_result dt__part_check(const char *folder, const dt__part_file *p, dt_c
 
 static dt_result dt__step_copy(const char *from, const char *to, int64_t step)
 {
-    char source[PATH_MAX], draft[PATH_MAX];
-    dt_result r = dt__step_path(source, from, step, "");
-    if (!r) r = dt__step_begin(to, step, draft);
-    if (!r && access(source, R_OK)) r = dt__file_error("read the directory", source);
-    if (!r) r = dt__dir_each(source, dt__part_copy, draft);
+    dt__path source = dt__step_path(from, step, ""), draft = dt__step_path(to, step, ".tmp");
+    dt_result r = dt__step_begin(to, step);
+    if (!r && access(source.at, R_OK)) r = dt__file_error("read the directory", source.at);
+    if (!r) r = dt__dir_each(source.at, dt__part_copy, draft.at);
     return r ? r : dt__step_publish(to, step, NULL);
 }
 
@@ -18108,12 +18085,12 @@ static dt_result dt__manifest_parse(dt__manifest *m, const char *name)
 /* Reads and checks folder/manifest.json. dt__manifest_close() frees it, after an error as well. */
 static dt_result dt__manifest_read(dt__manifest *m, const char *folder)
 {
-    char name[PATH_MAX];
-    dt_result r = dt__path_join(name, folder, "manifest.json");
+    dt__path name = dt__path_of("%s/manifest.json", folder);
+    dt_result r;
     memset(m, 0, sizeof *m);
-    if (!r) r = dt__file_get(name, DT__MANIFEST_MOST, &m->text, &m->bytes);
-    if (!r) r = dt__manifest_check(name, m->text, m->bytes);
-    return r ? r : dt__manifest_parse(m, name);
+    r = dt__file_get(name.at, DT__MANIFEST_MOST, &m->text, &m->bytes);
+    if (!r) r = dt__manifest_check(name.at, m->text, m->bytes);
+    return r ? r : dt__manifest_parse(m, name.at);
 }
 
 static int dt__part_has_tensors(const dt__part_file *p) { return dt__ends_with(p->name, ".safetensors"); }
@@ -18121,15 +18098,12 @@ static int dt__part_has_tensors(const dt__part_file *p) { return dt__ends_with(p
 /* Opens the tensors that a manifest lists. dt__tensors_close() frees them, after an error as well. */
 static dt_result dt__tensors_open(dt__tensors *t, const char *folder, const dt__manifest *m)
 {
-    char path[PATH_MAX];
     dt_result r = DT_OK;
     memset(t, 0, sizeof *t);
     t->find = m->full ? dt__tensors_fit : NULL;
-    for (int64_t i = 0; i < m->files && !r; i++) {
-        if (!dt__part_has_tensors(&m->file[i])) continue;
-        r = dt__path_join(path, folder, m->file[i].name);
-        if (!r) r = dt__tensors_add(t, path);
-    }
+    for (int64_t i = 0; i < m->files && !r; i++)
+        if (dt__part_has_tensors(&m->file[i]))
+            r = dt__tensors_add(t, dt__path_of("%s/%s", folder, m->file[i].name).at);
     return r ? r : dt__tensors_sort(t);
 }
 
@@ -18336,18 +18310,16 @@ static void dt__config_read(dt__json *j, dt__config *c)
 /* Does a directory hold a file? */
 static int dt__holds(const char *folder, const char *name)
 {
-    char path[PATH_MAX];
-    return !dt__path_join(path, folder, name) && !access(path, F_OK);
+    return !access(dt__path_of("%s/%s", folder, name).at, F_OK);
 }
 
 /* The directory with the weights of `path`: itself, or its newest step. *published: not a checkpoint. */
-static dt_result dt__weights_find(const char *path, char found[PATH_MAX], int *published)
+static dt_result dt__weights_find(const char *path, dt__path *found, int *published)
 {
     struct stat is;
     int64_t step;
-    dt_result r = dt__path_fits(snprintf(found, PATH_MAX, "%s", path), path);
-    *published = 0;
-    if (r) return r;
+    dt_result r;
+    *found = dt__path_of("%s", path), *published = 0;
     if (stat(path, &is)) return dt__file_error("read", path);
     if (dt__holds(path, "manifest.json")) return DT_OK;
     *published = 1;
@@ -18357,36 +18329,34 @@ static dt_result dt__weights_find(const char *path, char found[PATH_MAX], int *p
     if (dt__holds(path, "model.safetensors") || dt__holds(path, "model.safetensors.index.json")) return DT_OK;
     *published = 0;
     if ((r = dt__step_newest(path, INT64_MAX, &step)) != DT_OK) return r;
-    if (step >= 0) return dt__step_path(found, path, step, "");
+    if (step >= 0) return *found = dt__step_path(path, step, ""), DT_OK;
     return dt__error(DT_E_DATA, "%s holds neither model.safetensors nor model.safetensors.index.json nor a checkpoint: "
                      "name a directory of Hugging Face, a folder of checkpoints, or a step in it", path);
 }
 
 /* The config.json in a directory, of a checkpoint or beside published weights; any other path is the file's own. */
-static dt_result dt__config_path(char name[PATH_MAX], const char *path)
+static dt__path dt__config_path(const char *path)
 {
-    int64_t bytes = (int64_t)strlen(path);
-    char found[PATH_MAX];
+    const char *name = strrchr(path, '/');
+    dt__path found;
     struct stat is;
     int published;
     if (!stat(path, &is) && S_ISDIR(is.st_mode))
-        return dt__path_join(name, dt__holds(path, "config.json") || dt__weights_find(path, found, &published) ? path
-                                   : found, "config.json");
-    while (dt__ends_with(path, ".safetensors") && bytes && path[bytes - 1] != '/') bytes--;
-    if (bytes < (int64_t)strlen(path))
-        return dt__path_fits(snprintf(name, PATH_MAX, "%.*sconfig.json", (int)bytes, path), path);
-    return dt__path_fits(snprintf(name, PATH_MAX, "%s", path), path);
+        return dt__path_of("%s/config.json", dt__holds(path, "config.json") ||
+                           dt__weights_find(path, &found, &published) ? path : found.at);
+    if (!dt__ends_with(path, ".safetensors")) return dt__path_of("%s", path);
+    return dt__path_of("%.*sconfig.json", name ? (int)(name - path) + 1 : 0, path);
 }
 
 /* *sequence: the positions of the model, 0 if the file does not say. */
 static dt_result dt__config_open(const char *path, dt_model *m, int64_t *sequence)
 {
-    char name[PATH_MAX];
+    dt__path name = dt__config_path(path);
     dt__json j;
     dt__config c = DT__ZERO;
-    dt_result r = dt__config_path(name, path);
+    dt_result r = dt__json_open(&j, name.at);
     memset(m, 0, sizeof *m);
-    if (r || (r = dt__json_open(&j, name)) != DT_OK) return r;
+    if (r) return r;
     dt__config_read(&j, &c);
     dt__json_close(&j);
     if (j.result) return j.result;
@@ -18404,12 +18374,11 @@ static int64_t dt__config_sequence(const dt_model *m, int64_t positions)
 /* The model of a config.json, of its directory, or of a checkpoint. */
 static dt_result dt__model_read(dt_model *m, const char *path)
 {
-    char name[PATH_MAX];
+    dt__path name = dt__config_path(path);
     dt_recipe recipe;
     int64_t sequence;
-    dt_result r = dt__config_path(name, path);
-    if (r || strcmp(name, path) == 0 || !access(name, F_OK) || dt_recipe_from(&recipe, path))
-        return r ? r : dt__config_open(path, m, &sequence);
+    if (!strcmp(name.at, path) || !access(name.at, F_OK) || dt_recipe_from(&recipe, path))
+        return dt__config_open(path, m, &sequence);
     *m = recipe.model; /* of a checkpoint without config.json */
     return DT_OK;
 }
@@ -18417,22 +18386,22 @@ static dt_result dt__model_read(dt_model *m, const char *path)
 /* ---- published weights ---- */
 
 /* Adds the files of {"weight_map": {"name of a tensor": "file", ..}}, each once. */
-static dt_result dt__weights_index(dt__tensors *t, const char *folder, const char *index)
+static dt_result dt__weights_index(dt__tensors *t, const char *folder)
 {
     static const char *const keys[] = {"weight_map", NULL};
-    char path[PATH_MAX];
+    dt__path index = dt__path_of("%s/model.safetensors.index.json", folder), path;
     int64_t place, count = 0;
     dt__json j;
-    (void)dt__json_open(&j, index);
+    (void)dt__json_open(&j, index.at);
     if (!j.result && dt__json_members(&j, keys, &place)) (void)dt__json_find(&j, place, keys[0]);
     while (!j.result && dt__json_each(&j, '{', &count)) {
         int64_t known = 0;
         if (!dt__json_key(&j) || !dt__json_string(&j)) break;
         j.string[j.length] = 0;
         if (strchr(j.string, '/')) dt__json_fail(&j, "%.80s lies elsewhere: put it beside the index", j.string);
-        if (!j.result) j.result = dt__path_join(path, folder, j.string);
-        while (known < t->files && strcmp(t->file[known].path, path)) known++;
-        if (!j.result && known == t->files) j.result = dt__tensors_add(t, path);
+        path = dt__path_of("%s/%s", folder, j.string);
+        while (known < t->files && strcmp(t->file[known].path.at, path.at)) known++;
+        if (!j.result && known == t->files) j.result = dt__tensors_add(t, path.at);
     }
     dt__json_close(&j);
     return j.result;
@@ -18441,14 +18410,12 @@ static dt_result dt__weights_index(dt__tensors *t, const char *folder, const cha
 /* Opens the tensors of a directory or a file. dt__tensors_close() frees them, after an error as well. */
 static dt_result dt__weights_open(dt__tensors *t, const char *path)
 {
-    char name[PATH_MAX];
-    dt_result r = DT_OK;
+    dt_result r;
     memset(t, 0, sizeof *t);
     t->find = dt__weights_fit;
     if (dt__ends_with(path, ".safetensors")) r = dt__tensors_add(t, path);
-    else if (!(r = dt__path_join(name, path, "model.safetensors")) && !access(name, F_OK)) r = dt__tensors_add(t, name);
-    else if (!r && !(r = dt__path_join(name, path, "model.safetensors.index.json")))
-        r = dt__weights_index(t, path, name);
+    else if (!dt__holds(path, "model.safetensors")) r = dt__weights_index(t, path);
+    else r = dt__tensors_add(t, dt__path_of("%s/model.safetensors", path).at);
     return r ? r : dt__tensors_sort(t);
 }
 
@@ -18487,15 +18454,13 @@ DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, 
     dt__tensor_file w;
     dt_result r = dt__parameters_check(__func__, list, count, 0);
     if (r) return r;
-    dt__tensor_file_begin(&w, "", "");
-    r = dt__path_fits(DT__PRINT(w.path, "%s.%ld.tmp", path, (long)getpid()), path);
+    dt__tensor_file_begin(&w, dt__path_of("%s.%ld.tmp", path, (long)getpid()));
     for (int64_t i = 0; i < count; i++) dt__tensor_file_name(&w, list[i].name, DT__STORED_F32, &list[i].shape);
-    if (!r) dt__tensor_file_open(&w);
-    for (int64_t i = 0; i < count && !r; i++)
+    dt__tensor_file_open(&w);
+    for (int64_t i = 0; i < count; i++)
         dt__tensor_file_put(&w, list[i].values, 4 * dt_shape_count(list[i].shape));
-    r = dt__file_finish(w.fd, w.path, r ? r : w.result);
     dt__free(w.header.at);
-    return dt__file_settle(w.path, path, r);
+    return dt__file_settle(w.path.at, path, dt__file_finish(w.fd, w.path.at, w.result));
 }
 
 /* Reads a tensor of 2- or 4-byte numbers as floats. */
@@ -22457,7 +22422,7 @@ enum { DT__TRAINER_ROWS = 9 }; /* of memory, with the snapshot */
 struct dt_trainer {
     dt_recipe recipe;
     dt_layout layout;
-    char serves[PATH_MAX]; /* only predicts, from this checkpoint or these published weights; "": it trains */
+    char serves[PATH_MAX + 1]; /* only predicts, from this checkpoint or these published weights; "": it trains */
     dt_comm *comm;
     dt__queue alive; /* shows that this rank lives */
     int64_t busy;    /* 1 + the job of `alive` that runs; 0: none */
@@ -23087,13 +23052,12 @@ static dt_result dt__trainer_engine(dt_trainer *t)
 /* Reads those of the companions first to end - 1 that a folder has. */
 static dt_result dt__companions_read(dt__saver *s, const char *folder, int first, int end)
 {
-    char path[PATH_MAX];
     dt_result r = DT_OK;
     for (int i = first; i < end && !r; i++) {
-        r = dt__path_join(path, folder, dt__companions[i]);
-        if (r || access(path, F_OK)) continue;
+        dt__path path = dt__path_of("%s/%s", folder, dt__companions[i]);
+        if (access(path.at, F_OK)) continue;
         dt__free(s->companion[i].at);
-        r = dt__file_get(path, DT__FILE_LIMIT, &s->companion[i].at, &s->companion[i].length);
+        r = dt__file_get(path.at, DT__FILE_LIMIT, &s->companion[i].at, &s->companion[i].length);
     }
     return r;
 }
@@ -23104,12 +23068,11 @@ static dt_result dt__ends_read(dt_trainer *t, const char *folder)
     static const char *const file[] = {"generation_config.json", "config.json"}, *const key[] = {"eos_token_id", NULL};
     dt_result r = DT_OK;
     for (int i = 0; i < 2 && !t->ends && !r; i++) {
-        char path[PATH_MAX];
+        dt__path path = dt__path_of("%s/%s", folder, file[i]);
         int64_t place, id, count = 0;
         dt__json j;
-        r = dt__path_join(path, folder, file[i]);
-        if (r || access(path, F_OK)) continue;
-        (void)dt__json_open(&j, path);
+        if (access(path.at, F_OK)) continue;
+        (void)dt__json_open(&j, path.at);
         if (!j.result && dt__json_members(&j, key, &place) && !dt__json_absent(&j, place)) {
             int list = dt__json_peek(&j) == '[';
             while (list ? dt__json_each(&j, '[', &count) : !count++)
@@ -23126,16 +23089,16 @@ static dt_result dt__ends_read(dt_trainer *t, const char *folder)
 static dt_result dt__trainer_tokenizer(dt_trainer *t)
 {
     static const char file[] = "/tokenizer.json";
-    char folder[PATH_MAX];
+    dt__path folder;
     dt_result r = DT_OK;
     if (t->recipe.tokenizer) r = dt_tokenizer_open(&t->tokenizer, t->recipe.tokenizer);
     if (!r && *t->serves) r = dt__ends_read(t, t->serves);
     if (r || !t->tokenizer) return r;
     dt__sha256_of(t->tokenizer->file, t->tokenizer->bytes, t->save.now.tokenizer);
     if (*t->serves || !t->layout.checkpoint.place) return DT_OK;
-    if ((r = dt__path_fits(DT__PRINT(folder, "%s", t->recipe.tokenizer), t->recipe.tokenizer)) != DT_OK) return r;
-    if (dt__ends_with(folder, file)) folder[strlen(folder) - (sizeof file - 1)] = 0;
-    return dt__companions_read(&t->save, folder, 0, DT__OF_TOKENIZER);
+    folder = dt__path_of("%s", t->recipe.tokenizer);
+    if (dt__ends_with(folder.at, file)) folder.at[strlen(folder.at) - (sizeof file - 1)] = 0;
+    return dt__companions_read(&t->save, folder.at, 0, DT__OF_TOKENIZER);
 }
 
 /* Opens the files, or takes the source. */
@@ -23562,7 +23525,7 @@ static dt_result dt__state_write(dt__walk w, const char *folder, const char *nam
     dt__tensor_file f;
     dt__walk names = w;
     uint16_t half[1024];
-    dt__tensor_file_begin(&f, folder, name);
+    dt__tensor_file_begin(&f, dt__path_of("%s/%s", folder, name));
     while (dt__walk_tensor(&names)) dt__walk_announce(&names, &f, type);
     if (!w.whole || dt__state_is_local(w.t) || dt_trainer_is_root(w.t)) dt__tensor_file_open(&f);
     while (dt__walk_run(&w)) {
@@ -23961,10 +23924,9 @@ static dt_result dt__save_publish(dt_trainer *t, const char *folder)
 static dt_result dt__save_job(void *owner, int64_t job)
 {
     dt_trainer *t = (dt_trainer *)owner;
-    char folder[PATH_MAX];
-    dt_result r = dt__step_path(folder, t->layout.checkpoint.place, t->save.now.step, ".tmp");
-    if (!r && job % 2 == 0) return dt__save_write(t, folder);
-    return r || !dt_trainer_is_root(t) ? r : dt__save_publish(t, folder);
+    dt__path folder = dt__step_path(t->layout.checkpoint.place, t->save.now.step, ".tmp");
+    if (job % 2 == 0) return dt__save_write(t, folder.at);
+    return dt_trainer_is_root(t) ? dt__save_publish(t, folder.at) : DT_OK;
 }
 
 /* ---- the mirror: a second place for complete checkpoints ---- */
@@ -23972,11 +23934,11 @@ static dt_result dt__save_job(void *owner, int64_t job)
 /* Runs the command of the mirror: to the mirror, or from there to the directory `back`. */
 static dt_result dt__mirror_command(const dt_checkpoints *l, const char *back)
 {
-    char place[PATH_MAX];
-    const char *command = dt__mirror_line(l), *from = back ? place : l->place, *to = back ? back : place;
+    const char *command = dt__mirror_line(l);
+    dt__path place = dt__path_of("%.*s", (int)(command - l->mirror), l->mirror);
+    const char *from = back ? place.at : l->place, *to = back ? back : place.at;
     const char *argv[] = {"sh", "-c", "export DT_FROM=\"$1\" DT_TO=\"$2\"; exec sh -c \"$0\"", command, from, to, NULL};
     int status;
-    if (dt__path_fits(DT__PRINT(place, "%.*s", (int)(command - l->mirror), l->mirror), l->mirror)) return DT_E_FILE;
     if (!(status = dt__run_program((char *const *)(uintptr_t)argv, NULL))) return DT_OK;
     return dt__error(DT_E_FILE, "the mirror's command ended with status %d: run it by hand with DT_FROM=%s DT_TO=%s to "
                      "see why", WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), from, to);
@@ -23988,26 +23950,24 @@ static dt_result dt__mirror_copy(dt_trainer *t, int64_t step)
 {
     const dt_checkpoints *l = &t->layout.checkpoint;
     int64_t newest = -1, i = INT64_MAX;
-    char back[PATH_MAX], from[PATH_MAX], to[PATH_MAX];
-    const char *source = dt__mirror_line(l) ? back : l->mirror;
+    dt__path back = dt__path_of("%s/restored.tmp", l->place);
+    const char *source = dt__mirror_line(l) ? back.at : l->mirror;
     dt_result r = step < 0 ? dt__step_newest(l->place, INT64_MAX, &newest) : DT_OK;
     if (r || newest >= 0) return r;
     if (step >= 0 && dt__mirror_line(l)) return dt__mirror_command(l, NULL);
     if (step >= 0) r = dt__step_copy(l->place, l->mirror, step);
     if (!r && step >= 0) dt__steps_retain(l->mirror, l->keep, step, -1);
     if (r || step >= 0) return r;
-    r = dt__path_join(back, l->place, "restored.tmp");
-    if (!r && source == back) r = dt__dir_make(back);
-    if (!r && source == back) r = dt__mirror_command(l, back);
+    if (source == back.at) r = dt__dir_make(back.at);
+    if (!r && source == back.at) r = dt__mirror_command(l, back.at);
     while (!r && !(r = dt__step_newest(source, i, &i)) && i >= 0) {
         newest = dt__max(newest, i);
         if (!t->layout.output.quiet)
             fprintf(stderr, "dtrain: %s is empty; restoring step %lld from %s\n", l->place, (long long)i, l->mirror);
-        if (source != back) r = dt__step_copy(l->mirror, l->place, i);
-        else if (!(r = dt__step_path(from, back, i, "")) && !(r = dt__step_path(to, l->place, i, "")))
-            r = dt__file_rename(from, to);
+        if (source != back.at) r = dt__step_copy(l->mirror, l->place, i);
+        else r = dt__file_rename(dt__step_path(back.at, i, "").at, dt__step_path(l->place, i, "").at);
     }
-    if (!r && source == back) (void)dt__dir_remove(back);
+    if (!r && source == back.at) (void)dt__remove(back.at);
     return r || newest < 0 ? r : dt__latest_put(l->place, newest);
 }
 
@@ -24068,8 +24028,8 @@ static dt_result dt__save_begin(dt_trainer *t)
 {
     dt__saver *s = &t->save;
     const dt_checkpoints *l = &t->layout.checkpoint;
-    char folder[PATH_MAX];
-    dt_result r;
+    dt__path folder = dt__step_path(l->place, t->e.step, ".tmp");
+    dt_result r = DT_OK;
     s->now.full = l->kind == DT_FULL;
     s->now.step = t->e.step;
     s->now.powers = t->e.powers;
@@ -24077,11 +24037,10 @@ static dt_result dt__save_begin(dt_trainer *t)
     s->last = dt__now();
     s->parts = 0;
     memset(s->part, 0, sizeof s->part);
-    r = dt__step_path(folder, l->place, s->now.step, ".tmp");
-    if (!r && dt_trainer_is_root(t)) r = dt__step_begin(l->place, s->now.step, folder);
+    if (dt_trainer_is_root(t)) r = dt__step_begin(l->place, s->now.step);
     if (!r && s->snapshot) (void)dt__save_copy(t);
     r = dt__trainer_agree(t, r);
-    if (!r && s->now.full) r = dt__save_full(t, folder);
+    if (!r && s->now.full) r = dt__save_full(t, folder.at);
     if (r) return r;
     s->written = dt__queue_ask(&s->queue);
     s->writing = 1;
@@ -24123,11 +24082,11 @@ static dt_result dt__save_result(dt_trainer *t, dt_result r)
     dt__saver *s = &t->save;
     const char *place = t->layout.checkpoint.place;
     int64_t newest = -1;
-    char draft[PATH_MAX], said[512], left[64] = "no checkpoint is left";
+    char said[512], left[64] = "no checkpoint is left";
     int placed = s->newest == s->now.step;
     if (r != DT_E_FILE) return r;
     DT__PRINT(said, "%.500s", dt_last_error());
-    if (dt_trainer_is_root(t) && !dt__step_path(draft, place, s->now.step, ".tmp")) (void)dt__dir_remove(draft);
+    if (dt_trainer_is_root(t)) (void)dt__remove(dt__step_path(place, s->now.step, ".tmp").at);
     if (dt_trainer_is_root(t) && dt__step_newest(place, INT64_MAX, &newest))
         DT__PRINT(left, "nobody knows which steps are saved");
     else if (newest >= 0) DT__PRINT(left, "steps up to %lld are saved", (long long)newest);
@@ -24195,13 +24154,11 @@ static dt_result dt__save_probe(dt_trainer *t)
 {
     const char *place = t->layout.checkpoint.place;
     double bytes = (4.0 + dt__optimizer_bytes(&t->recipe)) * (double)t->e.p.net.weights;
-    char name[32], path[PATH_MAX];
+    dt__path path = dt__path_of("%s/probe-%03d.tmp", place, dt_comm_rank(t->comm));
     struct statvfs is;
     dt_result r = dt__dir_make(place);
-    DT__PRINT(name, "probe-%03d.tmp", dt_comm_rank(t->comm));
-    if (!r) r = dt__path_join(path, place, name);
-    if (!r) r = dt__file_put(path, "", 0);
-    if (!r) unlink(path);
+    if (!r) r = dt__file_put(path.at, "", 0);
+    if (!r) unlink(path.at);
     if (r || !dt_trainer_is_root(t) || statvfs(place, &is)) return r;
     if (bytes < (double)is.f_bavail * (double)is.f_frsize) return r;
     return dt__error(DT_E_FILE, "%s has %.1f MB free, a checkpoint takes %.1f MB: free some space, or name another "
@@ -24252,32 +24209,32 @@ static void dt__save_close(dt__saver *s)
 /* Takes the config.json that checkpoints keep. One that describes another model is left out, or an error (agrees). */
 static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
 {
-    char name[PATH_MAX], there[64], value[64];
+    dt__path name = dt__config_path(path);
+    char there[64], value[64];
     const dt_model *here = &t->e.p.net.model;
     dt__tls before = dt__thread; /* another model may be no error */
     dt_model m;
-    dt_result differs = DT_OK, r = dt__config_path(name, path);
-    if (r || !dt__config_knows(&t->recipe.model) || access(name, F_OK)) return r;
-    r = dt__config_open(name, &m, &t->positions);
+    dt_result differs = DT_OK, r;
+    if (!dt__config_knows(&t->recipe.model) || access(name.at, F_OK)) return DT_OK;
+    r = dt__config_open(name.at, &m, &t->positions);
     for (const dt__option *o = dt__config_members; !r && !differs && o < dt__config_members + DT__CONFIG_COUNT; o++) {
         if (o->offset >= sizeof m || (o->group < DT__GROUP_ROPE && o->group != (int)m.family)) continue;
         dt__option_text(o, &m, there, sizeof there), dt__option_text(o, here, value, sizeof value);
         if (strcmp(there, value))
-            differs = dt__misuse("%s says %s %s, the recipe %s: --model %s takes all from it", name, o->name, there,
+            differs = dt__misuse("%s says %s %s, the recipe %s: --model %s takes all from it", name.at, o->name, there,
                                  value, path);
     }
     if (!r && !differs && (m.window != here->window || m.rope_scaling.kind != here->rope_scaling.kind))
         differs = dt__misuse("%s has another sliding_window or rope_type than the recipe: --model %s takes all from it",
-                             name, path);
+                             name.at, path);
     if (differs && agrees) return differs;
     if (differs) return dt__thread = before, t->positions = 0, DT_OK;
     if (r || !dt_trainer_is_root(t) || (m.family == DT_GPT2 && !t->positions)) return r;
     dt__free(t->config);
     t->config = NULL;
-    r = dt__file_get(name, DT__FILE_LIMIT, &t->config, &t->config_bytes);
-    if (r || !dt__ends_with(name, "/config.json")) return r;
-    name[strlen(name) - strlen("/config.json")] = 0;
-    return dt__companions_read(&t->save, name, DT__OF_TOKENIZER, DT__COMPANIONS);
+    r = dt__file_get(name.at, DT__FILE_LIMIT, &t->config, &t->config_bytes);
+    if (r || !dt__ends_with(name.at, "/config.json")) return r;
+    return dt__companions_read(&t->save, dirname(name.at), DT__OF_TOKENIZER, DT__COMPANIONS);
 }
 
 /* One rank checks each file of a checkpoint (collective). */
@@ -24326,7 +24283,7 @@ static dt_result dt__trainer_resume(dt_trainer *t)
 {
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__queue *mirror = &t->save.mirror;
-    char folder[PATH_MAX];
+    dt__path folder;
     int64_t given = dt__environment_int("DT_RESTARTS", 0) ? 0 : l->step, step = given ? given + 1 : INT64_MAX;
     int damaged = 0;
     dt_result r = dt__trainer_agree(t, mirror->running ? dt__save_wait(t, mirror, dt__queue_ask(mirror)) : DT_OK);
@@ -24335,8 +24292,8 @@ static dt_result dt__trainer_resume(dt_trainer *t)
         if (l->resume == DT_RESUME_NEVER)
             return dt__misuse("%s holds checkpoints, and --resume is never: name another directory, or resume",
                               l->place);
-        r = dt__step_path(folder, l->place, step, "");
-        if (!r) r = dt__resume_one(t, folder);
+        folder = dt__step_path(l->place, step, "");
+        r = dt__resume_one(t, folder.at);
         if (!r) {
             dt__comm_progress(t->comm, t->first = t->e.step);
             return DT_OK;
@@ -24372,7 +24329,7 @@ static dt_result dt__rows_keep(dt_trainer *t, dt__state_tensor *x, const dt__ten
 /* `t` is never opened: it holds the recipe, the parameters and the state. */
 typedef struct dt__checkpoint {
     dt_checkpoint is;
-    char path[PATH_MAX];
+    dt__path path;
     dt__manifest m;
     dt__tensors tensors;
     dt_trainer t;
@@ -24385,18 +24342,17 @@ static dt_result dt__checkpoint_model(dt__checkpoint *c)
     dt_trainer *t = &c->t;
     dt_recipe *recipe = &c->is.recipe;
     int64_t longest = 0;
-    char path[PATH_MAX];
-    dt_result r = dt__path_join(path, c->path, "config.json");
+    dt_result r = DT_OK;
     *recipe = dt_recipe_default();
-    if (!r && !access(path, F_OK)) r = dt__model_read(&recipe->model, c->path);
-    if (!r) r = dt__manifest_recipe(&c->m, c->path, recipe);
+    if (dt__holds(c->path.at, "config.json")) r = dt__model_read(&recipe->model, c->path.at);
+    if (!r) r = dt__manifest_recipe(&c->m, c->path.at, recipe);
     recipe->model.segment_count = c->m.segments;
     t->recipe = *recipe;
     t->layout = dt_layout_default();
     t->e.p.recipe = &t->recipe, t->e.p.layout = &t->layout;
     t->e.p.net.tensor_shards = t->e.p.net.own_shards = recipe->tensor_shards;
     if (r || c->m.shapes < 0) return r;
-    r = dt__net_read(&t->e.p.net, &c->m, c->path);
+    r = dt__net_read(&t->e.p.net, &c->m, c->path.at);
     for (int32_t i = 0; i < t->e.p.net.param_count; i++) longest = dt__max(longest, t->e.p.net.params[i].count);
     if (!r && !(c->stored = (float *)dt__alloc(4 * longest, "a checkpoint"))) r = DT_E_MEMORY;
     if (!r) r = dt__state_open(t);
@@ -24414,7 +24370,7 @@ static dt_result dt__checkpoint_list(dt__checkpoint *c)
 {
     dt_checkpoint *is = &c->is;
     dt_checkpoint_entry *e;
-    is->path = c->path, is->step = c->m.step, is->kind = c->m.full ? DT_FULL : DT_SHARDED;
+    is->path = c->path.at, is->step = c->m.step, is->kind = c->m.full ? DT_FULL : DT_SHARDED;
     is->files = c->m.files, is->tensors = c->tensors.count, is->arrays = c->t.state.count;
     is->file = is->array = e = (dt_checkpoint_entry *)dt__alloc((is->files + is->arrays + 1) * (int64_t)sizeof *e,
                                                                 "the contents of a checkpoint");
@@ -24452,12 +24408,12 @@ DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
     if (dt__refused("c! path", handle, path)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)dt__alloc((int64_t)sizeof *c, "a checkpoint");
     int published = 0;
-    dt_result r = c ? dt__weights_find(path, c->path, &published) : DT_E_MEMORY;
+    dt_result r = c ? dt__weights_find(path, &c->path, &published) : DT_E_MEMORY;
     *handle = c ? &c->is : NULL;
     if (published || r == DT_E_DATA)
         r = dt__error(DT_E_FILE, "%s holds no checkpoint: name one with manifest.json, or with steps", path);
-    if (!r) r = dt__manifest_read(&c->m, c->path);
-    if (!r) r = dt__tensors_open(&c->tensors, c->path, &c->m);
+    if (!r) r = dt__manifest_read(&c->m, c->path.at);
+    if (!r) r = dt__tensors_open(&c->tensors, c->path.at, &c->m);
     if (!r) r = dt__checkpoint_model(c);
     if (!r) r = dt__checkpoint_list(c);
     if (r) dt_checkpoint_close(handle);
@@ -24469,14 +24425,14 @@ DT_API dt_result dt_checkpoint_verify(dt_checkpoint *checkpoint)
     if (dt__refused("c", checkpoint)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
     dt_result r = DT_OK;
-    for (int64_t i = 0; i < c->m.files && !r; i++) r = dt__part_check(c->path, &c->m.file[i], NULL);
+    for (int64_t i = 0; i < c->m.files && !r; i++) r = dt__part_check(c->path.at, &c->m.file[i], NULL);
     return r;
 }
 
 static dt_result dt__checkpoint_known(const dt__checkpoint *c, int64_t index)
 {
     if (index >= 0 && index < c->is.arrays) return DT_OK;
-    return dt__misuse("there is no array %lld in %s, which has %lld: count from 0", (long long)index, c->path,
+    return dt__misuse("there is no array %lld in %s, which has %lld: count from 0", (long long)index, c->path.at,
                       (long long)c->is.arrays);
 }
 
@@ -24495,12 +24451,11 @@ DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, fl
 /* Copies config.json for weights of another type. */
 static dt_result dt__config_retype(const char *from, const char *to, const char *type)
 {
-    char name[PATH_MAX], *was = NULL;
+    char *was = NULL;
     int64_t bytes;
     dt__text text = DT__ZERO;
     dt__part_file part;
-    dt_result r = dt__path_join(name, from, "config.json");
-    if (!r) r = dt__file_get(name, DT__FILE_LIMIT, &was, &bytes);
+    dt_result r = dt__file_get(dt__path_of("%s/config.json", from).at, DT__FILE_LIMIT, &was, &bytes);
     if (!r) dt__config_copy(&text, was, bytes, 0, type);
     if (!r && text.failed) r = DT_E_MEMORY;
     if (!r) r = dt__part_put(to, "config.json", text.at, text.length, &part);
@@ -24515,38 +24470,38 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
     dt__part_file *part = (dt__part_file *)dt__alloc((c->m.files + 3) * (int64_t)sizeof *part, "a list of files");
     dt__walk w = dt__walk_of(&c->t, 0, c->is.arrays, 0);
-    char draft[PATH_MAX] = "", to[PATH_MAX], said[sizeof dt__thread.error];
+    dt__path draft = dt__step_path(directory, c->m.step, ".tmp"), to = dt__step_path(directory, c->m.step, "");
+    char said[sizeof dt__thread.error];
     int full = kind == DT_FULL, sharded = kind == DT_SHARDED, files = 1 + full;
     dt__text text = DT__ZERO;
     dt__lock lock = DT__ZERO;
     dt_result r = part ? dt__checkpoint_known(c, 0) : DT_E_MEMORY;
-    if (!r) r = dt__step_path(to, directory, c->m.step, "");
-    if (!r && !access(to, F_OK)) r = dt__misuse("%s is there already: convert into another directory", to);
+    if (!r && !access(to.at, F_OK)) r = dt__misuse("%s is there already: convert into another directory", to.at);
     if (!r) r = dt_checkpoint_verify(checkpoint); /* damaged data must not get a new hash */
     if (!r) r = dt__lock_open(&lock, directory, NULL);
-    if (!r) r = dt__step_begin(directory, c->m.step, draft);
+    if (!r) r = dt__step_begin(directory, c->m.step);
     w.memory = c->stored, w.from = &c->tensors, w.file = 1, w.whole = !sharded;
-    if (!r && full) r = dt__state_write_full(w, draft, part);
-    if (!r && sharded) r = dt__state_write(w, draft, "shard-000.safetensors", 0, part);
+    if (!r && full) r = dt__state_write_full(w, draft.at, part);
+    if (!r && sharded) r = dt__state_write(w, draft.at, "shard-000.safetensors", 0, part);
     w.end = c->t.e.p.net.param_count;
-    if (!r && !sharded && !full) r = dt__state_write(w, draft, "model.safetensors", DT__STORED_BF16, part);
-    for (int i = 0; i < files && !r; i++) r = dt__part_flush(draft, part[i].name);
+    if (!r && !sharded && !full) r = dt__state_write(w, draft.at, "model.safetensors", DT__STORED_BF16, part);
+    for (int i = 0; i < files && !r; i++) r = dt__part_flush(draft.at, part[i].name);
     for (int64_t i = 0; i < c->m.files && !r; i++) {
         if (dt__part_has_tensors(&c->m.file[i])) continue;
         if (full || sharded || strcmp(c->m.file[i].name, "config.json"))
-            r = dt__part_copy(draft, c->path, c->m.file[i].name);
-        else r = dt__config_retype(c->path, draft, "bfloat16");
+            r = dt__part_copy(draft.at, c->path.at, c->m.file[i].name);
+        else r = dt__config_retype(c->path.at, draft.at, "bfloat16");
         part[files++] = c->m.file[i];
     }
     dt__text_add(&text, "%.*s", (int)c->m.kind, c->m.text); /* the kind and the list of files end a manifest */
     if (!r) dt__manifest_end(&text, full, part, files);
     if (text.failed) r = DT_E_MEMORY;
-    if (!r && (full || sharded)) r = dt__part_put(draft, "manifest.json", text.at, text.length, &part[files]);
+    if (!r && (full || sharded)) r = dt__part_put(draft.at, "manifest.json", text.at, text.length, &part[files]);
     dt__free(text.at);
     dt__free(part);
     if (!r) r = dt__step_publish(directory, c->m.step, NULL);
     DT__PRINT(said, "%s", dt__thread.error);
-    if (r && *draft) (void)dt__dir_remove(draft), (void)dt__error(r, "%s", said);
+    if (r && lock.mine) (void)dt__remove(draft.at), (void)dt__error(r, "%s", said);
     dt__lock_close(&lock);
     return r;
 }
@@ -24584,7 +24539,7 @@ static dt_result dt__weights_check(dt_trainer *t)
         if (!strcmp(s->name, "lm_head.weight")) r = dt__weights_digest(from, s, hash);
         if (r || (!strcmp(s->name, "lm_head.weight") && !strcmp(hash, table))) continue;
         r = dt__misuse("%s holds %s, for which the model has no place: it is of another model%s",
-                       from->file[s->file].path, s->name, strcmp(s->name, "lm_head.weight") ? "" :
+                       from->file[s->file].path.at, s->name, strcmp(s->name, "lm_head.weight") ? "" :
                        t->recipe.model.family == DT_GPT2 ? " than GPT-2, whose head is its table: choose one with a "
                        "tied head" : ", or leave --tied out");
     }
@@ -24595,32 +24550,31 @@ static dt_result dt__weights_check(dt_trainer *t)
 static dt_result dt__weights_begin(dt_trainer *t)
 {
     const char *path = t->recipe.weights, *place = t->layout.checkpoint.place;
-    char found[PATH_MAX], above[PATH_MAX];
+    dt__path found;
     struct stat a, b;
-    int published = 0;
+    int published;
     dt__text lines = DT__ZERO;
     dt__checkpoint *c = NULL;
-    dt_result r = dt__weights_find(path, found, &published);
-    if (!r && !published && place) r = dt__path_join(above, found, "..");
-    t->inherits = !r && !published && place && !stat(above, &a) && !stat(place, &b) && a.st_dev == b.st_dev &&
-                  a.st_ino == b.st_ino;
+    dt_result r = dt__weights_find(path, &found, &published);
+    t->inherits = !r && !published && place && !stat(dt__path_of("%s/..", found.at).at, &a) && !stat(place, &b) &&
+                  a.st_dev == b.st_dev && a.st_ino == b.st_ino;
     if (t->inherits) t->recipe.weights = NULL;
-    else if (!r && (published || dt__holds(found, "model.safetensors"))) {
-        r = dt__weights_open(&t->published, found);
+    else if (!r && (published || dt__holds(found.at, "model.safetensors"))) {
+        r = dt__weights_open(&t->published, found.at);
         if (!r) r = dt__weights_check(t);
     } else if (!r) {
-        r = dt_checkpoint_open(&t->initial, found);
+        r = dt_checkpoint_open(&t->initial, found.at);
         c = (dt__checkpoint *)t->initial;
         if (!r && c->t.more)
             r = dt__misuse("--weights %s: its table of positions has rows that were not trained. Convert it to a full "
                            "checkpoint first (dt_checkpoint_convert, examples/72_checkpoint_tool.c)", path);
-        if (!r) r = dt__model_agrees(t, &c->m, found);
+        if (!r) r = dt__model_agrees(t, &c->m, found.at);
         if (!r) dt__sha256_of(c->m.text, c->m.bytes, t->save.now.weights);
     }
-    if (!r && t->recipe.weights) r = dt__config_take(t, found, 1);
+    if (!r && t->recipe.weights) r = dt__config_take(t, found.at, 1);
     if (!r) dt__text_add(&lines, "the SHA-256 of --weights\t%s\n", t->save.now.weights);
     r = dt__trainer_alike(t, r, &lines);
-    return r || !c ? r : dt__parts_check(t, found, &c->m);
+    return r || !c ? r : dt__parts_check(t, found.at, &c->m);
 }
 
 /* Reads the initial weights, slices one parameter at a time; the average begins with a copy. */
@@ -25429,7 +25383,7 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
 /* ---- use of what was trained ---- */
 
 /* Finds the recipe at `path`, what a sample is, and the directory that has the weights. config: there are none. */
-static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, int config, char found[PATH_MAX],
+static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, int config, dt__path *found,
                                  dt_source *sample)
 {
     dt_checkpoint *c = NULL;
@@ -25444,7 +25398,7 @@ static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, int config
         recipe->sequence = dt__config_sequence(&recipe->model, positions);
         return r;
     }
-    if (!r) r = dt_checkpoint_open(&c, found);
+    if (!r) r = dt_checkpoint_open(&c, found->at);
     if (r) return r;
     *recipe = c->recipe, *sample = ((dt__checkpoint *)c)->m.sample;
     dt_checkpoint_close(&c);
@@ -25454,10 +25408,10 @@ static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, int config
 DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path)
 {
     if (dt__refused("recipe path", recipe, path)) return DT_E_USAGE;
-    char found[PATH_MAX];
+    dt__path found;
     dt_source sample;
     int config = dt__ends_with(path, ".json");
-    dt_result r = dt__recipe_find(recipe, path, config, found, &sample);
+    dt_result r = dt__recipe_find(recipe, path, config, &found, &sample);
     recipe->weights = config ? NULL : path;
     return r;
 }
@@ -25490,8 +25444,8 @@ DT_API dt_result dt_predictor_open(dt_trainer **handle, const char *path, const 
     dt_layout l = layout ? *layout : dt_layout_default();
     dt_recipe recipe;
     dt_source sample;
-    char found[PATH_MAX];
-    dt_result r = dt__recipe_find(&recipe, path, 0, found, &sample);
+    dt__path found;
+    dt_result r = dt__recipe_find(&recipe, path, 0, &found, &sample);
     *handle = NULL;
     if (!r) r = dt__predictor_model(&recipe, path, model, &sample);
     if (!r && l.tp > 0 && l.cp > 0 && (recipe.tensor_shards % l.tp || recipe.context_shards % l.cp))
@@ -25499,16 +25453,16 @@ DT_API dt_result dt_predictor_open(dt_trainer **handle, const char *path, const 
                        "them, or share the model by --pp or --zero 3", path, (long long)recipe.tensor_shards,
                        (long long)recipe.context_shards, (long long)l.tp, (long long)l.cp);
     if (r) return r;
-    recipe.data = found; /* the checks need a name; no file is opened */
-    if (recipe.weights) recipe.weights = found;
-    if (dt__holds(found, "tokenizer.json")) recipe.tokenizer = found;
+    recipe.data = found.at; /* the checks need a name; no file is opened */
+    if (recipe.weights) recipe.weights = found.at;
+    if (dt__holds(found.at, "tokenizer.json")) recipe.tokenizer = found.at;
     recipe.optimizer = DT_SGD, recipe.momentum = 0.0f, recipe.nesterov = 0; /* keep nothing */
     if (!recipe.evaluate_ema) recipe.ema = 0.0f;
     recipe.numerics = DT_EXACT;
     l.checkpoint = dt_layout_default().checkpoint;
     l.output = dt_layout_default().output;
     l.output.quiet = 1, l.output.no_cache = layout ? layout->output.no_cache : 0;
-    return dt__trainer_open(handle, &recipe, &l, found);
+    return dt__trainer_open(handle, &recipe, &l, found.at);
 }
 
 DT_API dt_generation dt_generation_default(void)

@@ -162,7 +162,7 @@ static void fuzz_names(const unsigned char *data, size_t size)
     dt__tensors t;
     char names[64][64];
     int64_t count = 0;
-    (void)dt__tensor_file_begin(&w, ".", "none");
+    (void)dt__tensor_file_begin(&w, dt__path_of("./none"));
     for (size_t i = 0; i + 2 < size && count < 64; count++) {
         size_t length = 1 + data[i] % 40, used = 0;
         dt_shape shape = dt_shape2(data[i + 1] % 7, 3);
@@ -271,7 +271,7 @@ static int64_t seed_header(dt__text *text)
 {
     static const char *const name[] = {"weight/transformer.wte.weight/000000/000000000000", "lm_head.weight", "x", "first.y"};
     dt__tensor_file w;
-    (void)dt__tensor_file_begin(&w, ".", "none");
+    (void)dt__tensor_file_begin(&w, dt__path_of("./none"));
     for (int i = 0; i < 4; i++) {
         dt_shape shape = i == 2 ? dt_shape1(0) : dt_shape2(1 + draw(5), 1 + draw(9));
         dt__tensor_file_name(&w, name[i], (int)draw(4), &shape);
