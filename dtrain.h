@@ -17401,15 +17401,12 @@ typedef struct dt__stored_file {
 } dt__stored_file;
 
 /* The tensors of all files of a checkpoint. */
-typedef struct dt__tensors dt__tensors;
-/* Finds a tensor by the name and shape that a parameter has in files. */
-typedef dt_result dt__find_fn(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found);
-struct dt__tensors {
-    dt__find_fn *find; /* of whole tensors; NULL: files hold slices */
-    dt__stored *list; /* sorted by name after dt__tensors_sort() */
+typedef struct dt__tensors {
+    int whole, published; /* whole: 0: files hold slices */
+    dt__stored *list;     /* sorted by name after dt__tensors_sort() */
     dt__stored_file *file;
     int64_t count, room, files, file_room;
-};
+} dt__tensors;
 
 static void dt__tensors_close(dt__tensors *t)
 {
@@ -17656,36 +17653,25 @@ static int dt__stored_fits(const dt__stored *s, const dt_shape *shape)
     return dt__same_shape(&first, shape);
 }
 
-/* A dt__find_fn for full checkpoints. */
+/* Finds the tensor of a parameter by its name and shape in files. Some published files leave out a prefix of names. */
 static dt_result dt__tensors_fit(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found)
-{
-    dt__stored *s = *found = dt__tensors_find(t, name);
-    char a[96], b[96];
-    if (!s) return dt__error(DT_E_DATA, "the checkpoint does not hold %s: it is of another model", name);
-    if (s->type == DT__STORED_F32 && dt__stored_fits(s, shape)) return DT_OK;
-    return dt__error(DT_E_DATA, "%s is %s %s in the checkpoint, the model has %s: it is of another model", name,
-                     dt__stored_types[s->type].name, dt__shape_text(&s->shape, a), dt__shape_text(shape, b));
-}
-
-/* A dt__find_fn for published weights. Some files shorten the names of parameters by a prefix. */
-static dt_result dt__weights_fit(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found)
 {
     static const char *const prefix[] = {"transformer.", "model."};
     dt__stored *s = dt__tensors_find(t, name);
-    char a[96], b[96];
-    for (int i = 0; i < 2 && !s; i++)
+    const char *path = t->files && t->whole == t->published ? t->file->path.at : "the checkpoint";
+    char here[96], there[96];
+    dt_result wrong = t->published ? DT_E_USAGE : DT_E_DATA;
+    for (int i = 0; i < 2 && !s && t->published; i++)
         if (!strncmp(name, prefix[i], strlen(prefix[i]))) s = dt__tensors_find(t, name + strlen(prefix[i]));
     *found = s;
+    if (s && s->type <= DT__STORED_F16 && dt__stored_fits(s, shape)) return DT_OK;
+    dt__shape_text(shape, here);
     if (!s)
-        return dt__misuse("%s has no %s, of shape %s here: it is of another model, give its --model or "
-                          "options", t->file[0].path.at, name, dt__shape_text(shape, a));
-    if (s->type > DT__STORED_F16)
-        return dt__error(DT_E_DATA, "%s holds %s as %s: convert it to F32, F16 or BF16",
-                         t->file[s->file].path.at, s->name, dt__stored_types[s->type].name);
-    if (dt__stored_fits(s, shape)) return DT_OK;
-    return dt__misuse("%s holds %s of shape %s, it has %s here: give the model and --vocabulary as there, "
-                      "and no longer --sequence", t->file[s->file].path.at, s->name, dt__shape_text(&s->shape, a),
-                      dt__shape_text(shape, b));
+        return dt__error(wrong, "%s does not hold %s, of shape %s here: it is of another model, give its --model or "
+                         "options", path, name, here);
+    return dt__error(wrong, "%s holds %s of shape %s in %s, expected are %s in F32, F16 or BF16: it is of another "
+                     "model, give its --model, --vocabulary and at most its --sequence", t->file[s->file].path.at,
+                     s->name, dt__shape_text(&s->shape, there), dt__stored_types[s->type].name, here);
 }
 
 /* ---- the directory ---- */
@@ -17959,8 +17945,8 @@ static dt_result dt__step_copy(const char *from, const char *to, int64_t step)
 /* ---- the manifest ---- */
 
 typedef struct dt__manifest {
-    char *text;
-    int64_t bytes;
+    dt__path path;
+    dt__json json;
     int full;
     int64_t step;
     dt__powers powers;          /* of the optimizer (R18) */
@@ -17978,7 +17964,6 @@ typedef struct dt__manifest {
     int64_t files, room;
 } dt__manifest;
 
-enum { DT__MANIFEST_MOST = 64 << 20 };
 #define DT__MANIFEST_SEAL ",\n \"sha256\": \"" /* then 64 digits, the hash of the text before, and "\n} */
 
 /* The values that a manifest holds and a resumed run needs; what it lists of a file. */
@@ -18013,7 +17998,7 @@ static const dt__option dt__part_members[] = {DT__MEMBER(0, CHARS, "name", dt__p
 
 static void dt__manifest_close(dt__manifest *m)
 {
-    dt__free(m->text);
+    dt__json_close(&m->json);
     dt__free(m->file);
     memset(m, 0, sizeof *m);
 }
@@ -18053,8 +18038,9 @@ static void dt__manifest_end(dt__text *t, int full, const dt__part_file *file, i
 }
 
 /* [{"name": .., "bytes": .., "sha256": ..}, ..] */
-static int dt__manifest_files(dt__manifest *m, dt__json *j)
+static int dt__manifest_files(dt__manifest *m)
 {
+    dt__json *j = &m->json;
     j->at = dt__max(0, m->list);
     for (int64_t count = 0; dt__json_each(j, '[', &count);) {
         dt__part_file *p;
@@ -18069,28 +18055,26 @@ static int dt__manifest_files(dt__manifest *m, dt__json *j)
 }
 
 /* Reads the text after its seal was checked. */
-static dt_result dt__manifest_parse(dt__manifest *m, const char *name)
+static dt_result dt__manifest_parse(dt__manifest *m)
 {
-    dt__json j = DT__ZERO;
-    j.path = name, j.text = m->text, j.bytes = m->bytes;
-    if (dt__json_options(&j, DT__ROWS(dt__manifest_members), 0, m)) {
-        if (m->recipe < 0 || m->kind < 0) dt__json_fail(&j, "recipe or kind is missing: the file is of another kind");
-        else (void)dt__manifest_files(m, &j);
+    dt__json *j = &m->json;
+    if (dt__json_options(j, DT__ROWS(dt__manifest_members), 0, m)) {
+        if (m->recipe < 0 || m->kind < 0) dt__json_fail(j, "recipe or kind is missing: the file is of another kind");
+        else (void)dt__manifest_files(m);
     }
-    m->full = !j.result && !strncmp(m->text + m->kind, "\"full\"", 6);
-    dt__free(j.string);
-    return j.result;
+    m->full = !j->result && !strncmp(j->text + m->kind, "\"full\"", 6);
+    return j->result;
 }
 
 /* Reads and checks folder/manifest.json. dt__manifest_close() frees it, after an error as well. */
 static dt_result dt__manifest_read(dt__manifest *m, const char *folder)
 {
-    dt__path name = dt__path_of("%s/manifest.json", folder);
     dt_result r;
     memset(m, 0, sizeof *m);
-    r = dt__file_get(name.at, DT__MANIFEST_MOST, &m->text, &m->bytes);
-    if (!r) r = dt__manifest_check(name.at, m->text, m->bytes);
-    return r ? r : dt__manifest_parse(m, name.at);
+    m->path = dt__path_of("%s/manifest.json", folder);
+    r = dt__json_open(&m->json, m->path.at);
+    if (!r) r = dt__manifest_check(m->path.at, m->json.text, m->json.bytes);
+    return r ? r : dt__manifest_parse(m);
 }
 
 static int dt__part_has_tensors(const dt__part_file *p) { return dt__ends_with(p->name, ".safetensors"); }
@@ -18100,7 +18084,7 @@ static dt_result dt__tensors_open(dt__tensors *t, const char *folder, const dt__
 {
     dt_result r = DT_OK;
     memset(t, 0, sizeof *t);
-    t->find = m->full ? dt__tensors_fit : NULL;
+    t->whole = m->full;
     for (int64_t i = 0; i < m->files && !r; i++)
         if (dt__part_has_tensors(&m->file[i]))
             r = dt__tensors_add(t, dt__path_of("%s/%s", folder, m->file[i].name).at);
@@ -18193,27 +18177,29 @@ static int dt__config_kind(const dt_model *m)
 /* Can config.json describe the model? */
 static int dt__config_knows(const dt_model *m) { return !m->segments && !m->experts && dt__config_kind(m) >= 0; }
 
-/* A config.json as it was read, but for the type of numbers and, unless 0, the number of positions. */
-static void dt__config_copy(dt__text *t, const char *text, int64_t bytes, int64_t positions, const char *type)
+/* A config.json as it is in a file, but for the type of numbers and, unless 0, the number of positions. */
+static dt_result dt__config_copy(dt__text *t, const char *path, int64_t positions, const char *type)
 {
     static const char *const keys[] = {"dtype", "torch_dtype", "n_positions", "n_ctx", "max_position_embeddings"};
     const int most = positions ? 5 : 2;
-    dt__json j = DT__ZERO;
+    dt__json j;
     int64_t count = 0, from = 0;
-    j.path = "config.json", j.text = text, j.bytes = bytes;
+    (void)dt__json_open(&j, path);
     while (dt__json_each(&j, '{', &count) && dt__json_key(&j)) {
         int key = 0;
         while (key < most && !dt__json_is(&j, keys[key])) key++;
         (void)dt__json_peek(&j);
-        if (key < most) dt__text_add(t, "%.*s", (int)(j.at - from), text + from);
+        if (key < most) dt__text_add(t, "%.*s", (int)(j.at - from), j.text + from);
         (void)dt__json_skip(&j);
         if (key >= most) continue;
         from = j.at;
         if (key < 2) dt__text_string(t, type);
         else dt__text_add(t, "%lld", (long long)positions);
     }
-    dt__text_add(t, "%s", text + from);
-    dt__free(j.string);
+    if (!j.result) dt__text_add(t, "%s", j.text + from);
+    if (!j.result && t->failed) j.result = DT_E_MEMORY;
+    dt__json_close(&j);
+    return j.result;
 }
 
 /* config.json of a model. The begin and end tokens of a text are the tokenizer's matter. */
@@ -18412,7 +18398,7 @@ static dt_result dt__weights_open(dt__tensors *t, const char *path)
 {
     dt_result r;
     memset(t, 0, sizeof *t);
-    t->find = dt__weights_fit;
+    t->whole = t->published = 1;
     if (dt__ends_with(path, ".safetensors")) r = dt__tensors_add(t, path);
     else if (!dt__holds(path, "model.safetensors")) r = dt__weights_index(t, path);
     else r = dt__tensors_add(t, dt__path_of("%s/model.safetensors", path).at);
@@ -18463,14 +18449,15 @@ DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, 
     return dt__file_settle(w.path.at, path, dt__file_finish(w.fd, w.path.at, w.result));
 }
 
-/* Reads a tensor of 2- or 4-byte numbers as floats. */
-static dt_result dt__parameter_read(const dt__tensors *t, const dt__stored *s, const dt__kernels *k, float *values)
+/* Reads the first numbers of a tensor, of 2 or 4 bytes each, as floats. */
+static dt_result dt__parameter_read(const dt__tensors *t, const dt__stored *s, const dt__kernels *k, float *values,
+                                    int64_t count)
 {
     const dt__stored_type *type = &dt__stored_types[s->type];
-    void *raw = type->bytes == 4 ? (void *)values : dt__alloc(s->bytes, "a tensor");
+    void *raw = type->bytes == 4 ? (void *)values : dt__alloc(count * type->bytes, "a tensor");
     dt_result r = DT_E_MEMORY;
-    if (raw) r = dt__tensors_read(t, s, raw, s->bytes, 0);
-    if (!r && raw != values) k->convert(DT_F32, values, type->dtype, raw, s->bytes / type->bytes);
+    if (raw) r = dt__tensors_read(t, s, raw, count * type->bytes, 0);
+    if (!r && raw != values) k->convert(DT_F32, values, type->dtype, raw, count);
     if (raw != values) dt__free(raw);
     return r;
 }
@@ -18480,20 +18467,15 @@ DT_API dt_result dt_parameters_load(const char *path, const dt_parameter *list, 
     if (dt__refused("path list/", path, list, count)) return DT_E_USAGE;
     const dt__kernels *k;
     dt__tensors t = DT__ZERO;
-    char a[96], b[96];
+    dt__stored *s;
     dt_result r = dt__parameters_check(__func__, list, count, 0);
     if (!r) r = dt__choose_kernels(&k);
     if (!r) r = dt__tensors_add(&t, path);
     if (!r) r = dt__tensors_sort(&t);
     for (int64_t i = 0; i < 2 * count && !r; i++) {
         const dt_parameter *p = &list[i % count];
-        const dt__stored *s = dt__tensors_find(&t, p->name);
-        if (i >= count) r = dt__parameter_read(&t, s, k, p->values);
-        else if (!s) r = dt__error(DT_E_DATA, "%s has no tensor %s: it is of another model", path, p->name);
-        else if (s->type > DT__STORED_F16 || !dt__same_shape(&s->shape, &p->shape))
-            r = dt__error(DT_E_DATA, "%s holds %s as %s %s, expected are floats %s: it is of another model", path,
-                          p->name, dt__stored_types[s->type].name, dt__shape_text(&s->shape, a),
-                          dt__shape_text(&p->shape, b));
+        r = dt__tensors_fit(&t, p->name, &p->shape, &s); /* all of them, before values change */
+        if (!r && i >= count) r = dt__parameter_read(&t, s, k, p->values, dt_shape_count(p->shape));
     }
     dt__tensors_close(&t);
     return r;
@@ -22391,11 +22373,12 @@ typedef struct dt__state {
     int64_t count;
 } dt__state;
 
-/* Files beside published weights or a tokenizer that training does not change: checkpoints get them as they are. */
+/* What other programs need to use the weights, and files beside a tokenizer or published weights that they may need:
+ * checkpoints get them as they are, but for config.json. */
 static const char *const dt__companions[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                                              "chat_template.jinja", "vocab.json", "merges.txt",
-                                             "generation_config.json"};
-enum { DT__OF_TOKENIZER = 6, DT__COMPANIONS = 7, DT__SAVE_PARTS = DT__COMPANIONS + 4 };
+                                             "generation_config.json", "config.json", "tokenizer.json"};
+enum { DT__OF_TOKENIZER = 6, DT__CONFIG_FILE, DT__TOKENIZER_FILE, DT__COMPANIONS, DT__SAVE_PARTS = DT__COMPANIONS + 2 };
 typedef struct dt__saver {
     dt__queue queue;        /* two jobs per save: write, publish */
     float *snapshot;        /* of what this rank writes, for asynchronous saves */
@@ -22449,8 +22432,7 @@ struct dt_trainer {
     dt__state state;
     dt__saver save;
     int64_t first;       /* step of the checkpoint that training resumed from; 0: none */
-    char *config;        /* rank 0: the config.json that checkpoints keep; NULL: they get a new one */
-    int64_t config_bytes, positions; /* positions that it counts; 0: it does not say */
+    int64_t positions;   /* that config.json counts; 0: it does not say */
     float *kept;         /* rank 0: a table in the files of the initial weights */
     int64_t more;        /* its rows after those of the model */
     char hash[68];
@@ -23089,6 +23071,7 @@ static dt_result dt__ends_read(dt_trainer *t, const char *folder)
 static dt_result dt__trainer_tokenizer(dt_trainer *t)
 {
     static const char file[] = "/tokenizer.json";
+    dt__text *kept = &t->save.companion[DT__TOKENIZER_FILE];
     dt__path folder;
     dt_result r = DT_OK;
     if (t->recipe.tokenizer) r = dt_tokenizer_open(&t->tokenizer, t->recipe.tokenizer);
@@ -23096,6 +23079,7 @@ static dt_result dt__trainer_tokenizer(dt_trainer *t)
     if (r || !t->tokenizer) return r;
     dt__sha256_of(t->tokenizer->file, t->tokenizer->bytes, t->save.now.tokenizer);
     if (*t->serves || !t->layout.checkpoint.place) return DT_OK;
+    kept->at = t->tokenizer->file, kept->length = t->tokenizer->bytes, t->tokenizer->file = NULL;
     folder = dt__path_of("%s", t->recipe.tokenizer);
     if (dt__ends_with(folder.at, file)) folder.at[strlen(folder.at) - (sizeof file - 1)] = 0;
     return dt__companions_read(&t->save, folder.at, 0, DT__OF_TOKENIZER);
@@ -23381,13 +23365,13 @@ static dt_result dt__walk_read(dt__walk *w)
     float *raw;
     dt__comm_tick(w->t->comm);
     if (!dt__walk_slice(w)) return w->result;
-    if (!w->from->find) {
+    if (!w->from->whole) {
         do w->result = dt__slice_read(w);
         while (!w->result && dt__walk_slice(w));
         return w->result;
     }
     dt__state_tensor_name(w->of, name, &shape);
-    if ((w->result = w->from->find(w->from, name, &shape, &s)) != DT_OK) return w->result;
+    if ((w->result = dt__tensors_fit(w->from, name, &shape, &s)) != DT_OK) return w->result;
     do if (w->of->is->pad) memset(w->data, 0, 4 * (size_t)w->count);
     while (dt__walk_slice(w));
     dt__block_begin(w, w->of->transposed);
@@ -23551,6 +23535,249 @@ static dt_result dt__state_write_full(dt__walk model, const char *folder, dt__pa
     return r ? r : other;
 }
 
+/* ---- a checkpoint without a trainer ---- */
+
+/* Lists the parameters of a manifest: "NAME": [axis that shards cut, from 1, or 0; groups, pad, experts; the shape]. */
+static void dt__net_text(dt__text *text, const dt__net *net)
+{
+    for (const dt__net_param *x = net->params; x < net->params + net->param_count; x++) {
+        const dt__param *p = &x->is;
+        dt__text_add(text, x == net->params ? "\n  " : ",\n  ");
+        dt__text_string(text, p->name);
+        dt__text_add(text, ": [%d, %lld, %lld, %lld", (int)p->cut + 1, (long long)p->groups, (long long)p->pad,
+                     (long long)p->experts);
+        for (int i = 0; i < p->shape.dims; i++) dt__text_add(text, ", %lld", (long long)p->shape.n[i]);
+        dt__text_add(text, "]");
+    }
+}
+
+/* Sets a parameter from such numbers; 0: there is none. */
+static int dt__param_read(dt__param *p, const int64_t *n, int64_t count, int64_t vt)
+{
+    int64_t most = (int64_t)1 << 40, cut;
+    if (count < 4 || count > 4 + DT_MAX_DIMS) return 0;
+    p->cut = (int32_t)dt__min(n[0], DT_MAX_DIMS + 1) - 1, p->groups = n[1], p->pad = n[2];
+    p->experts = p->own_experts = n[3];
+    p->shape.dims = (int32_t)count - 4;
+    for (int i = 0; i < p->shape.dims; i++) {
+        p->shape.n[i] = n[4 + i];
+        if (!n[4 + i] || n[4 + i] > most) return 0;
+        most /= n[4 + i];
+    }
+    if (p->experts && (!p->shape.dims || p->shape.n[0] % p->experts)) return 0;
+    if (p->cut < 0) return 1;
+    if (p->cut >= p->shape.dims || !p->groups || p->groups > p->shape.n[p->cut] || p->pad >= vt) return 0;
+    cut = p->shape.n[p->cut] + p->pad; /* divided step by step: a product could overflow */
+    return cut % vt == 0 && cut / vt % p->groups == 0 && (p->cut || p->groups % dt__max(1, p->experts) == 0);
+}
+
+static dt_result dt__net_read(dt__net *net, dt__manifest *m)
+{
+    int64_t n[4 + DT_MAX_DIMS], count = 0;
+    int32_t index;
+    dt__json *j = &m->json;
+    j->at = m->shapes;
+    while (dt__json_each(j, '{', &count) && dt__json_key(j)) {
+        dt__param p = DT__ZERO;
+        if (DT__PRINT(p.name, "%.*s", (int)j->length, j->string) >= (int)sizeof p.name)
+            dt__json_fail(j, "the name of parameter %.60s.. is too long", p.name);
+        else if (!dt__param_read(&p, n, dt__stored_numbers(j, j->at, n, 4 + DT_MAX_DIMS), net->tensor_shards) ||
+            dt__net_find(net, p.name) >= 0)
+            dt__json_fail(j, "parameter %s stands here twice, or cannot have this shape", p.name);
+        else j->result = dt__net_param_add(net, &p, &index);
+    }
+    return j->result;
+}
+
+/* Reads the options of the recipe that a manifest holds. */
+static dt_result dt__manifest_recipe(dt__manifest *m, dt_recipe *recipe)
+{
+    m->json.at = m->recipe;
+    (void)dt__json_options(&m->json, DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe);
+    return m->json.result;
+}
+
+/* Keeps the rows of a table in files that training leaves as they are, from `first` on. */
+static dt_result dt__rows_keep(dt_trainer *t, dt__state_tensor *x, const dt__tensors *from, const dt__stored *s,
+                               int64_t first)
+{
+    x->more = t->more = dt__max(0, s->shape.n[0] - first);
+    if (!x->more || (t->comm && !dt_trainer_is_root(t))) return DT_OK;
+    if (!(t->kept = (float *)dt__alloc(4 * dt_shape_count(s->shape), "a table of positions"))) return DT_E_MEMORY;
+    x->kept = t->kept + first * s->shape.n[1];
+    return dt__parameter_read(from, s, t->e.k, t->kept, dt_shape_count(s->shape));
+}
+
+/* `t` is never opened: it holds the recipe, the parameters and the state. */
+typedef struct dt__checkpoint {
+    dt_checkpoint is;
+    dt__path path;
+    dt__manifest m;
+    dt__tensors tensors;
+    dt_trainer t;
+    float *stored;     /* one tensor, in arrays */
+} dt__checkpoint;
+
+/* Reads the recipe and the parameters, and lists the state. */
+static dt_result dt__checkpoint_model(dt__checkpoint *c)
+{
+    dt_trainer *t = &c->t;
+    dt_recipe *recipe = &c->is.recipe;
+    dt_result r = DT_OK;
+    *recipe = dt_recipe_default();
+    if (dt__holds(c->path.at, "config.json")) r = dt__model_read(&recipe->model, c->path.at);
+    if (!r) r = dt__manifest_recipe(&c->m, recipe);
+    recipe->model.segment_count = c->m.segments;
+    t->recipe = *recipe;
+    t->layout = dt_layout_default();
+    t->e.p.recipe = &t->recipe, t->e.p.layout = &t->layout;
+    t->e.p.net.tensor_shards = t->e.p.net.own_shards = recipe->tensor_shards;
+    if (r || c->m.shapes < 0) return r;
+    r = dt__net_read(&t->e.p.net, &c->m);
+    if (!r) r = dt__state_open(t);
+    for (dt__state_tensor *x = t->state.tensor; !r && x < t->state.tensor + t->e.p.net.param_count; x++) {
+        const dt__stored *s = dt__tensors_find(&c->tensors, x->is->name);
+        if (s && dt__ends_with(s->name, "wpe.weight") && s->type == DT__STORED_F32 && s->shape.dims == 2 &&
+            s->shape.n[1] == x->is->shape.n[1])
+            r = dt__rows_keep(t, x, &c->tensors, s, c->m.full ? x->is->shape.n[0] : 0);
+    }
+    return r;
+}
+
+/* Lists files and arrays. */
+static dt_result dt__checkpoint_list(dt__checkpoint *c)
+{
+    dt_checkpoint *is = &c->is;
+    dt_checkpoint_entry *e;
+    is->path = c->path.at, is->step = c->m.step, is->kind = c->m.full ? DT_FULL : DT_SHARDED;
+    is->files = c->m.files, is->tensors = c->tensors.count, is->arrays = c->t.state.count;
+    is->file = is->array = e = (dt_checkpoint_entry *)dt__alloc((is->files + is->arrays + 1) * (int64_t)sizeof *e,
+                                                                "the contents of a checkpoint");
+    if (!e) return DT_E_MEMORY;
+    for (const dt__part_file *p = c->m.file; p < c->m.file + is->files; p++, e++) {
+        DT__PRINT(e->name, "%s", p->name);
+        e->sha256 = p->hash, e->bytes = p->bytes, is->bytes += p->bytes;
+    }
+    is->array = e;
+    for (const dt__state_tensor *x = c->t.state.tensor; x < c->t.state.tensor + is->arrays; x++, e++) {
+        dt__state_tensor_name(x, e->name, &e->shape);
+        e->shape = x->is->shape, e->bytes = 4 * dt_shape_count(e->shape);
+    }
+    return DT_OK;
+}
+
+DT_API void dt_checkpoint_close(dt_checkpoint **handle)
+{
+    if (dt__refused("c", handle)) return;
+    dt__checkpoint *c = (dt__checkpoint *)*handle;
+    if (!c) return;
+    dt__manifest_close(&c->m);
+    dt__tensors_close(&c->tensors);
+    dt__free(c->t.state.tensor);
+    dt__free(c->t.kept);
+    dt__net_close(&c->t.e.p.net);
+    dt__free(c->stored);
+    dt__free((void *)(uintptr_t)c->is.file);
+    dt__free(c);
+    *handle = NULL;
+}
+
+DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
+{
+    if (dt__refused("c! path", handle, path)) return DT_E_USAGE;
+    dt__checkpoint *c = (dt__checkpoint *)dt__alloc((int64_t)sizeof *c, "a checkpoint");
+    int published = 0;
+    dt_result r = c ? dt__weights_find(path, &c->path, &published) : DT_E_MEMORY;
+    *handle = c ? &c->is : NULL;
+    if (published || r == DT_E_DATA)
+        r = dt__error(DT_E_FILE, "%s holds no checkpoint: name one with manifest.json, or with steps", path);
+    if (!r) r = dt__manifest_read(&c->m, c->path.at);
+    if (!r) r = dt__tensors_open(&c->tensors, c->path.at, &c->m);
+    if (!r) r = dt__checkpoint_model(c);
+    if (!r) r = dt__checkpoint_list(c);
+    if (r) dt_checkpoint_close(handle);
+    return r;
+}
+
+DT_API dt_result dt_checkpoint_verify(dt_checkpoint *checkpoint)
+{
+    if (dt__refused("c", checkpoint)) return DT_E_USAGE;
+    dt__checkpoint *c = (dt__checkpoint *)checkpoint;
+    dt_result r = DT_OK;
+    for (int64_t i = 0; i < c->m.files && !r; i++) r = dt__part_check(c->path.at, &c->m.file[i], NULL);
+    return r;
+}
+
+/* A walk that reads arrays `index` to `end` - 1 from the files. */
+static dt_result dt__checkpoint_walk(dt__checkpoint *c, int64_t index, int64_t end, dt__walk *w)
+{
+    const dt__net *net = &c->t.e.p.net;
+    int64_t longest = 0;
+    if (index < 0 || index >= c->is.arrays)
+        return dt__misuse("there is no array %lld in %s, which has %lld: count from 0", (long long)index, c->path.at,
+                          (long long)c->is.arrays);
+    for (int32_t i = 0; i < net->param_count; i++) longest = dt__max(longest, net->params[i].count);
+    if (!c->stored && !(c->stored = (float *)dt__alloc(4 * longest, "a checkpoint"))) return DT_E_MEMORY;
+    *w = dt__walk_of(&c->t, index, end, 0);
+    w->memory = c->stored, w->from = &c->tensors, w->whole = 1;
+    return DT_OK;
+}
+
+DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, float *values)
+{
+    if (dt__refused("c values", checkpoint, values)) return DT_E_USAGE;
+    dt__walk w = DT__ZERO;
+    dt_result r = dt__checkpoint_walk((dt__checkpoint *)checkpoint, index, index + 1, &w);
+    for (; !r && dt__walk_run(&w); values += w.count) memcpy(values, w.data, 4 * (size_t)w.count);
+    dt__free(w.block);
+    return r ? r : w.result;
+}
+
+DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *directory, dt_checkpoint_kind kind)
+{
+    if (dt__refused("c directory kind<3", checkpoint, directory, kind)) return DT_E_USAGE;
+    dt__checkpoint *c = (dt__checkpoint *)checkpoint;
+    dt__part_file *part = (dt__part_file *)dt__alloc((c->m.files + 3) * (int64_t)sizeof *part, "a list of files");
+    dt__walk w = DT__ZERO;
+    dt__path draft = dt__step_path(directory, c->m.step, ".tmp"), to = dt__step_path(directory, c->m.step, "");
+    char said[sizeof dt__thread.error];
+    int full = kind == DT_FULL, sharded = kind == DT_SHARDED, files = 1 + full;
+    dt__text text = DT__ZERO, config = DT__ZERO;
+    dt__lock lock = DT__ZERO;
+    dt_result r = part ? dt__checkpoint_walk(c, 0, c->is.arrays, &w) : DT_E_MEMORY;
+    if (!r && !access(to.at, F_OK)) r = dt__misuse("%s is there already: convert into another directory", to.at);
+    if (!r) r = dt_checkpoint_verify(checkpoint); /* damaged data must not get a new hash */
+    if (!r) r = dt__lock_open(&lock, directory, NULL);
+    if (!r) r = dt__step_begin(directory, c->m.step);
+    w.file = 1, w.whole = !sharded;
+    if (!r && full) r = dt__state_write_full(w, draft.at, part);
+    if (!r && sharded) r = dt__state_write(w, draft.at, "shard-000.safetensors", 0, part);
+    w.end = c->t.e.p.net.param_count;
+    if (!r && !sharded && !full) r = dt__state_write(w, draft.at, "model.safetensors", DT__STORED_BF16, part);
+    for (int i = 0; i < files && !r; i++) r = dt__part_flush(draft.at, part[i].name);
+    for (int64_t i = 0; i < c->m.files && !r; i++) {
+        part[files] = c->m.file[i];
+        if (dt__part_has_tensors(&part[files])) continue;
+        if (full || sharded || strcmp(part[files].name, "config.json"))
+            r = dt__part_copy(draft.at, c->path.at, part[files].name);
+        else if (!(r = dt__config_copy(&config, dt__path_of("%s/config.json", c->path.at).at, 0, "bfloat16")))
+            r = dt__part_put(draft.at, "config.json", config.at, config.length, &part[files]);
+        files++;
+    }
+    dt__text_add(&text, "%.*s", (int)c->m.kind, c->m.json.text); /* the kind and the list of files end a manifest */
+    if (!r) dt__manifest_end(&text, full, part, files);
+    if (text.failed) r = DT_E_MEMORY;
+    if (!r && (full || sharded)) r = dt__part_put(draft.at, "manifest.json", text.at, text.length, &part[files]);
+    dt__free(text.at);
+    dt__free(config.at);
+    dt__free(part);
+    if (!r) r = dt__step_publish(directory, c->m.step, NULL);
+    DT__PRINT(said, "%s", dt__thread.error);
+    if (r && lock.mine) (void)dt__remove(draft.at), (void)dt__error(r, "%s", said);
+    dt__lock_close(&lock);
+    return r;
+}
+
 /* ---- what a checkpoint must agree with ---- */
 
 /* A hash that identifies the model: names and shapes of the parameters, and what no option says. */
@@ -23703,59 +23930,6 @@ static dt_result dt__alike_contents(dt__text *text, dt_trainer *t)
     return r;
 }
 
-/* Lists the parameters of a manifest: "NAME": [axis that shards cut, from 1, or 0; groups, pad, experts; the shape]. */
-static void dt__net_text(dt__text *text, const dt__net *net)
-{
-    for (const dt__net_param *x = net->params; x < net->params + net->param_count; x++) {
-        const dt__param *p = &x->is;
-        dt__text_add(text, x == net->params ? "\n  " : ",\n  ");
-        dt__text_string(text, p->name);
-        dt__text_add(text, ": [%d, %lld, %lld, %lld", (int)p->cut + 1, (long long)p->groups, (long long)p->pad,
-                     (long long)p->experts);
-        for (int i = 0; i < p->shape.dims; i++) dt__text_add(text, ", %lld", (long long)p->shape.n[i]);
-        dt__text_add(text, "]");
-    }
-}
-
-/* Sets a parameter from such numbers; 0: there is none. */
-static int dt__param_read(dt__param *p, const int64_t *n, int64_t count, int64_t vt)
-{
-    int64_t most = (int64_t)1 << 40, cut;
-    if (count < 4 || count > 4 + DT_MAX_DIMS) return 0;
-    p->cut = (int32_t)dt__min(n[0], DT_MAX_DIMS + 1) - 1, p->groups = n[1], p->pad = n[2];
-    p->experts = p->own_experts = n[3];
-    p->shape.dims = (int32_t)count - 4;
-    for (int i = 0; i < p->shape.dims; i++) {
-        p->shape.n[i] = n[4 + i];
-        if (!n[4 + i] || n[4 + i] > most) return 0;
-        most /= n[4 + i];
-    }
-    if (p->experts && (!p->shape.dims || p->shape.n[0] % p->experts)) return 0;
-    if (p->cut < 0) return 1;
-    if (p->cut >= p->shape.dims || !p->groups || p->groups > p->shape.n[p->cut] || p->pad >= vt) return 0;
-    cut = p->shape.n[p->cut] + p->pad; /* divided step by step: a product could overflow */
-    return cut % vt == 0 && cut / vt % p->groups == 0 && (p->cut || p->groups % dt__max(1, p->experts) == 0);
-}
-
-static dt_result dt__net_read(dt__net *net, const dt__manifest *m, const char *path)
-{
-    int64_t n[4 + DT_MAX_DIMS], count = 0;
-    int32_t index;
-    dt__json j = DT__ZERO;
-    j.path = path, j.text = m->text, j.bytes = m->bytes, j.at = m->shapes;
-    while (dt__json_each(&j, '{', &count) && dt__json_key(&j)) {
-        dt__param p = DT__ZERO;
-        if (DT__PRINT(p.name, "%.*s", (int)j.length, j.string) >= (int)sizeof p.name)
-            dt__json_fail(&j, "the name of parameter %.60s.. is too long", p.name);
-        else if (!dt__param_read(&p, n, dt__stored_numbers(&j, j.at, n, 4 + DT_MAX_DIMS), net->tensor_shards) ||
-            dt__net_find(net, p.name) >= 0)
-            dt__json_fail(&j, "parameter %s stands here twice, or cannot have this shape", p.name);
-        else j.result = dt__net_param_add(net, &p, &index);
-    }
-    dt__free(j.string);
-    return j.result;
-}
-
 /* The manifest of a checkpoint that all ranks have written. */
 static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__part_file *file, int64_t files)
 {
@@ -23773,35 +23947,24 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     dt__manifest_end(text, m->full, file, files);
 }
 
-/* Reads the options of the recipe that a manifest holds. */
-static dt_result dt__manifest_recipe(const dt__manifest *m, const char *path, dt_recipe *recipe)
-{
-    dt__json j = DT__ZERO;
-    j.path = path, j.text = m->text, j.bytes = m->bytes, j.at = m->recipe;
-    (void)dt__json_options(&j, DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe);
-    dt__free(j.string);
-    return j.result;
-}
-
 /* Compares the options that decide the bits of the remaining steps, not names of files, whose contents have a hash.
  * Other --steps must leave the rates up to the next step: with constant always, with wsd before the decay. */
-static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
+static dt_result dt__recipe_agrees(const dt_trainer *t, dt__checkpoint *c)
 {
     static const char *const gone[] = {"wire", NULL};
+    const char *path = c->path.at;
+    dt__manifest *m = &c->m;
     dt_recipe old = dt_recipe_default(), longer = t->recipe;
-    dt__json j = DT__ZERO;
     int64_t same = 0, place;
     char longer_by[160];
     dt_result r;
-    old.model.family = t->recipe.model.family; /* early checkpoints lack it; their models differ in names */
-    old.model.rope_scaling = t->recipe.model.rope_scaling; /* likewise; the model's identity has it */
-    r = dt__manifest_recipe(m, path, &old);
-    j.path = path, j.text = m->text, j.bytes = m->bytes, j.at = m->recipe;
-    if (!r && dt__json_members(&j, gone, &place) && !dt__json_absent(&j, place) &&
-        strcmp(dt__json_text(&j, place, "wire"), "fp32"))
+    old.model.rope_scaling = t->recipe.model.rope_scaling; /* early checkpoints lack it; the model's identity has it */
+    r = dt__manifest_recipe(m, &old);
+    m->json.at = m->recipe;
+    if (!r && dt__json_members(&m->json, gone, &place) && !dt__json_absent(&m->json, place) &&
+        strcmp(dt__json_text(&m->json, place, "wire"), "fp32"))
         r = dt__misuse("%s was made with --wire %s, gradients in fewer bytes, an option that is gone: begin in "
-                       "another --checkpoint", path, j.string);
-    dt__free(j.string);
+                       "another --checkpoint", path, m->json.string);
     longer.steps = old.steps;
     while (same <= m->step && dt__learning_rate(&t->recipe, same) == dt__learning_rate(&longer, same)) same++;
     DT__PRINT(longer_by, ". To train longer, also resume before the rates differ (--resume-step, up to step %lld), or "
@@ -23819,42 +23982,37 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, const dt__manifest *m, c
 }
 
 /* Compares the parameters that a manifest lists with those of the model. */
-static dt_result dt__model_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
+static dt_result dt__model_agrees(const dt_trainer *t, const dt__checkpoint *c)
 {
-    const dt__net *here = &t->e.p.net;
-    dt__net there = DT__ZERO;
-    dt_recipe old = dt_recipe_default();
+    const dt__net *here = &t->e.p.net, *there = &c->t.e.p.net;
     char a[96], b[96];
-    dt_result r = m->shapes < 0 ? DT_OK : dt__manifest_recipe(m, path, &old);
-    there.tensor_shards = there.own_shards = old.tensor_shards;
-    if (!r && m->shapes >= 0) r = dt__net_read(&there, m, path);
-    for (int32_t i = 0; i < there.param_count && !r; i++)
-        if (dt__net_find(here, there.params[i].is.name) < 0)
-            r = dt__misuse("%s is of another model: it has %s, which this model lacks. Give the model that it was "
-                           "trained with", path, there.params[i].is.name);
-    for (int32_t i = 0; i < here->param_count && there.param_count && !r; i++) {
+    for (int32_t i = 0; i < there->param_count; i++)
+        if (dt__net_find(here, there->params[i].is.name) < 0)
+            return dt__misuse("%s is of another model: it has %s, which this model lacks. Give the model that it was "
+                              "trained with", c->path.at, there->params[i].is.name);
+    for (int32_t i = 0; i < here->param_count && there->param_count; i++) {
         const dt__param *p = &here->params[i].is;
-        int32_t k = dt__net_find(&there, p->name);
-        if (k < 0 || !dt__same_shape(&there.params[k].is.shape, &p->shape))
-            r = dt__misuse("%s is of another model: %s has shape %s here, and there %s. Give the model that it was "
-                           "trained with", path, p->name, dt__shape_text(&p->shape, a),
-                           k < 0 ? "no place" : dt__shape_text(&there.params[k].is.shape, b));
+        int32_t k = dt__net_find(there, p->name);
+        if (k < 0 || !dt__same_shape(&there->params[k].is.shape, &p->shape))
+            return dt__misuse("%s is of another model: %s has shape %s here, and there %s. Give the model that it was "
+                              "trained with", c->path.at, p->name, dt__shape_text(&p->shape, a),
+                              k < 0 ? "no place" : dt__shape_text(&there->params[k].is.shape, b));
     }
-    dt__net_close(&there);
-    return r;
+    return DT_OK;
 }
 
 /* Does a checkpoint belong to this run? */
-static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, const char *path)
+static dt_result dt__trainer_agrees(const dt_trainer *t, dt__checkpoint *c)
 {
-    const dt__manifest *now = &t->save.now;
-    dt_result r = dt__recipe_agrees(t, m, path);
+    const dt__manifest *now = &t->save.now, *m = &c->m;
+    const char *path = c->path.at;
+    dt_result r = dt__recipe_agrees(t, c);
     const char *what = strcmp(m->model, now->model) ? "of another model"
                        : strcmp(m->data, now->data) ? "of a run with other data"
                        : strcmp(m->weights, now->weights) && !t->inherits ? "of a run with other initial weights"
                        : *m->tokenizer && strcmp(m->tokenizer, now->tokenizer) ? "of a run with another tokenizer"
                                                                                : NULL;
-    if (!r) r = dt__model_agrees(t, m, path);
+    if (!r) r = dt__model_agrees(t, c);
     if (r) return r;
     if (what)
         return dt__misuse("%s is %s: give the same, or another --checkpoint and --weights %s to begin with its weights",
@@ -23867,22 +24025,15 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, const dt__manifest *m, 
 
 /* ---- saving ---- */
 
-/* Writes what other programs need to use the weights (rank 0): config.json, and the files of the tokenizer. */
+/* Writes the files that have no tensors (rank 0). A model without a config.json gets a new one. */
 static dt_result dt__save_extras(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
-    int64_t rows = t->recipe.sequence + t->more;
-    dt__text config = DT__ZERO;
-    dt_result r = DT_OK;
-    if (t->config) /* a table has as many positions as rows, angles have more than one knows of */
-        dt__config_copy(&config, t->config, t->config_bytes, t->recipe.model.family == DT_GPT2 ? rows :
-                        dt__max(t->positions, t->recipe.sequence), "float32");
-    else if (dt__config_knows(&t->recipe.model)) dt__config_text(&config, &t->recipe.model, rows);
-    if (config.failed) r = DT_E_MEMORY;
-    if (!r && config.at) r = dt__part_put(folder, "config.json", config.at, config.length, &s->part[s->parts++]);
-    dt__free(config.at);
-    if (!r && t->tokenizer)
-        r = dt__part_put(folder, "tokenizer.json", t->tokenizer->file, t->tokenizer->bytes, &s->part[s->parts++]);
+    dt__text *config = &s->companion[DT__CONFIG_FILE];
+    dt_result r;
+    if (!config->length && dt__config_knows(&t->recipe.model))
+        dt__config_text(config, &t->recipe.model, t->recipe.sequence + t->more);
+    r = config->failed ? DT_E_MEMORY : DT_OK;
     for (int i = 0; i < DT__COMPANIONS && !r; i++)
         if (s->companion[i].length)
             r = dt__part_put(folder, dt__companions[i], s->companion[i].at, s->companion[i].length,
@@ -24209,6 +24360,7 @@ static void dt__save_close(dt__saver *s)
 /* Takes the config.json that checkpoints keep. One that describes another model is left out, or an error (agrees). */
 static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
 {
+    dt__text *config = &t->save.companion[DT__CONFIG_FILE];
     dt__path name = dt__config_path(path);
     char there[64], value[64];
     const dt_model *here = &t->e.p.net.model;
@@ -24230,19 +24382,19 @@ static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
     if (differs && agrees) return differs;
     if (differs) return dt__thread = before, t->positions = 0, DT_OK;
     if (r || !dt_trainer_is_root(t) || (m.family == DT_GPT2 && !t->positions)) return r;
-    dt__free(t->config);
-    t->config = NULL;
-    r = dt__file_get(name.at, DT__FILE_LIMIT, &t->config, &t->config_bytes);
+    config->length = 0;
+    r = dt__config_copy(config, name.at, m.family == DT_GPT2 ? t->recipe.sequence + t->more :
+                        dt__max(t->positions, t->recipe.sequence), "float32"); /* as many as rows; as angles, or more */
     if (r || !dt__ends_with(name.at, "/config.json")) return r;
     return dt__companions_read(&t->save, dirname(name.at), DT__OF_TOKENIZER, DT__COMPANIONS);
 }
 
 /* One rank checks each file of a checkpoint (collective). */
-static dt_result dt__parts_check(dt_trainer *t, const char *folder, const dt__manifest *m)
+static dt_result dt__parts_check(dt_trainer *t, const dt__checkpoint *c)
 {
     dt_result r = DT_OK;
-    for (int64_t i = dt_comm_rank(t->comm); i < m->files && !r; i += dt_comm_size(t->comm))
-        r = dt__part_check(folder, &m->file[i], t->comm);
+    for (int64_t i = dt_comm_rank(t->comm); i < c->m.files && !r; i += dt_comm_size(t->comm))
+        r = dt__part_check(c->path.at, &c->m.file[i], t->comm);
     return dt__trainer_agree(t, r); /* before a rank reads a file that another rank has found to be cut */
 }
 
@@ -24250,22 +24402,19 @@ static dt_result dt__parts_check(dt_trainer *t, const char *folder, const dt__ma
 static dt_result dt__resume_one(dt_trainer *t, const char *folder)
 {
     dt__text lines = DT__ZERO;
-    dt__manifest m;
-    dt__tensors from = DT__ZERO;
-    dt_result r = dt__manifest_read(&m, folder);
-    if (!r) r = *t->serves ? dt__model_agrees(t, &m, folder) : dt__trainer_agrees(t, &m, folder);
-    if (!r) dt__text_add(&lines, "the SHA-256 of %s\t%.64s\n", folder, m.text + m.bytes - 68);
+    dt_checkpoint *found;
+    dt_result r = dt_checkpoint_open(&found, folder);
+    dt__checkpoint *c = (dt__checkpoint *)found;
+    if (!r) r = *t->serves ? dt__model_agrees(t, c) : dt__trainer_agrees(t, c);
+    if (!r) dt__text_add(&lines, "the SHA-256 of %s\t%.64s\n", folder, c->m.json.text + c->m.json.bytes - 68);
     r = dt__trainer_alike(t, r, &lines);
-    if (!r) r = dt__parts_check(t, folder, &m);
-    if (!r) r = dt__tensors_open(&from, folder, &m);
-    if (!r) r = dt__state_read(t, t->state.count, &from);
-    dt__tensors_close(&from);
+    if (!r) r = dt__parts_check(t, c);
+    if (!r) r = dt__state_read(t, t->state.count, &c->tensors);
     if (!r) r = dt__config_take(t, folder, 0);
     r = dt__trainer_agree(t, r);
-    if (!r) t->e.step = m.step, t->e.powers = m.powers;
-    if (!r) t->save.now.loss = m.loss;
-    if (!r && t->inherits) memcpy(t->save.now.weights, m.weights, sizeof m.weights);
-    dt__manifest_close(&m);
+    if (!r) t->e.step = c->m.step, t->e.powers = c->m.powers, t->save.now.loss = c->m.loss;
+    if (!r && t->inherits) memcpy(t->save.now.weights, c->m.weights, sizeof c->m.weights);
+    dt_checkpoint_close(&found);
     return r;
 }
 
@@ -24313,199 +24462,6 @@ static dt_result dt__trainer_resume(dt_trainer *t)
     return r;
 }
 
-/* Keeps the rows of a table in files that training leaves as they are, from `first` on. */
-static dt_result dt__rows_keep(dt_trainer *t, dt__state_tensor *x, const dt__tensors *from, const dt__stored *s,
-                               int64_t first)
-{
-    x->more = t->more = dt__max(0, s->shape.n[0] - first);
-    if (!x->more || (t->comm && !dt_trainer_is_root(t))) return DT_OK;
-    if (!(t->kept = (float *)dt__alloc(4 * dt_shape_count(s->shape), "a table of positions"))) return DT_E_MEMORY;
-    x->kept = t->kept + first * s->shape.n[1];
-    return dt__parameter_read(from, s, t->e.k, t->kept);
-}
-
-/* ---- a checkpoint without a trainer ---- */
-
-/* `t` is never opened: it holds the recipe, the parameters and the state. */
-typedef struct dt__checkpoint {
-    dt_checkpoint is;
-    dt__path path;
-    dt__manifest m;
-    dt__tensors tensors;
-    dt_trainer t;
-    float *stored;     /* one tensor, in arrays */
-} dt__checkpoint;
-
-/* Reads the recipe and the parameters, and lists the state. */
-static dt_result dt__checkpoint_model(dt__checkpoint *c)
-{
-    dt_trainer *t = &c->t;
-    dt_recipe *recipe = &c->is.recipe;
-    int64_t longest = 0;
-    dt_result r = DT_OK;
-    *recipe = dt_recipe_default();
-    if (dt__holds(c->path.at, "config.json")) r = dt__model_read(&recipe->model, c->path.at);
-    if (!r) r = dt__manifest_recipe(&c->m, c->path.at, recipe);
-    recipe->model.segment_count = c->m.segments;
-    t->recipe = *recipe;
-    t->layout = dt_layout_default();
-    t->e.p.recipe = &t->recipe, t->e.p.layout = &t->layout;
-    t->e.p.net.tensor_shards = t->e.p.net.own_shards = recipe->tensor_shards;
-    if (r || c->m.shapes < 0) return r;
-    r = dt__net_read(&t->e.p.net, &c->m, c->path.at);
-    for (int32_t i = 0; i < t->e.p.net.param_count; i++) longest = dt__max(longest, t->e.p.net.params[i].count);
-    if (!r && !(c->stored = (float *)dt__alloc(4 * longest, "a checkpoint"))) r = DT_E_MEMORY;
-    if (!r) r = dt__state_open(t);
-    for (dt__state_tensor *x = t->state.tensor; !r && x < t->state.tensor + t->e.p.net.param_count; x++) {
-        const dt__stored *s = dt__tensors_find(&c->tensors, x->is->name);
-        if (s && dt__ends_with(s->name, "wpe.weight") && s->type == DT__STORED_F32 && s->shape.dims == 2 &&
-            s->shape.n[1] == x->is->shape.n[1])
-            r = dt__rows_keep(t, x, &c->tensors, s, c->m.full ? x->is->shape.n[0] : 0);
-    }
-    return r;
-}
-
-/* Lists files and arrays. */
-static dt_result dt__checkpoint_list(dt__checkpoint *c)
-{
-    dt_checkpoint *is = &c->is;
-    dt_checkpoint_entry *e;
-    is->path = c->path.at, is->step = c->m.step, is->kind = c->m.full ? DT_FULL : DT_SHARDED;
-    is->files = c->m.files, is->tensors = c->tensors.count, is->arrays = c->t.state.count;
-    is->file = is->array = e = (dt_checkpoint_entry *)dt__alloc((is->files + is->arrays + 1) * (int64_t)sizeof *e,
-                                                                "the contents of a checkpoint");
-    if (!e) return DT_E_MEMORY;
-    for (const dt__part_file *p = c->m.file; p < c->m.file + is->files; p++, e++) {
-        DT__PRINT(e->name, "%s", p->name);
-        e->sha256 = p->hash, e->bytes = p->bytes, is->bytes += p->bytes;
-    }
-    is->array = e;
-    for (const dt__state_tensor *x = c->t.state.tensor; x < c->t.state.tensor + is->arrays; x++, e++) {
-        dt__state_tensor_name(x, e->name, &e->shape);
-        e->shape = x->is->shape, e->bytes = 4 * dt_shape_count(e->shape);
-    }
-    return DT_OK;
-}
-
-DT_API void dt_checkpoint_close(dt_checkpoint **handle)
-{
-    if (dt__refused("c", handle)) return;
-    dt__checkpoint *c = (dt__checkpoint *)*handle;
-    if (!c) return;
-    dt__manifest_close(&c->m);
-    dt__tensors_close(&c->tensors);
-    dt__free(c->t.state.tensor);
-    dt__free(c->t.kept);
-    dt__net_close(&c->t.e.p.net);
-    dt__free(c->stored);
-    dt__free((void *)(uintptr_t)c->is.file);
-    dt__free(c);
-    *handle = NULL;
-}
-
-DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
-{
-    if (dt__refused("c! path", handle, path)) return DT_E_USAGE;
-    dt__checkpoint *c = (dt__checkpoint *)dt__alloc((int64_t)sizeof *c, "a checkpoint");
-    int published = 0;
-    dt_result r = c ? dt__weights_find(path, &c->path, &published) : DT_E_MEMORY;
-    *handle = c ? &c->is : NULL;
-    if (published || r == DT_E_DATA)
-        r = dt__error(DT_E_FILE, "%s holds no checkpoint: name one with manifest.json, or with steps", path);
-    if (!r) r = dt__manifest_read(&c->m, c->path.at);
-    if (!r) r = dt__tensors_open(&c->tensors, c->path.at, &c->m);
-    if (!r) r = dt__checkpoint_model(c);
-    if (!r) r = dt__checkpoint_list(c);
-    if (r) dt_checkpoint_close(handle);
-    return r;
-}
-
-DT_API dt_result dt_checkpoint_verify(dt_checkpoint *checkpoint)
-{
-    if (dt__refused("c", checkpoint)) return DT_E_USAGE;
-    dt__checkpoint *c = (dt__checkpoint *)checkpoint;
-    dt_result r = DT_OK;
-    for (int64_t i = 0; i < c->m.files && !r; i++) r = dt__part_check(c->path.at, &c->m.file[i], NULL);
-    return r;
-}
-
-static dt_result dt__checkpoint_known(const dt__checkpoint *c, int64_t index)
-{
-    if (index >= 0 && index < c->is.arrays) return DT_OK;
-    return dt__misuse("there is no array %lld in %s, which has %lld: count from 0", (long long)index, c->path.at,
-                      (long long)c->is.arrays);
-}
-
-DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, float *values)
-{
-    if (dt__refused("c values", checkpoint, values)) return DT_E_USAGE;
-    dt__checkpoint *c = (dt__checkpoint *)checkpoint;
-    dt__walk w = dt__walk_of(&c->t, index, index + 1, 0);
-    dt_result r = dt__checkpoint_known(c, index);
-    w.memory = c->stored, w.from = &c->tensors, w.whole = 1;
-    for (; !r && dt__walk_run(&w); values += w.count) memcpy(values, w.data, 4 * (size_t)w.count);
-    dt__free(w.block);
-    return r ? r : w.result;
-}
-
-/* Copies config.json for weights of another type. */
-static dt_result dt__config_retype(const char *from, const char *to, const char *type)
-{
-    char *was = NULL;
-    int64_t bytes;
-    dt__text text = DT__ZERO;
-    dt__part_file part;
-    dt_result r = dt__file_get(dt__path_of("%s/config.json", from).at, DT__FILE_LIMIT, &was, &bytes);
-    if (!r) dt__config_copy(&text, was, bytes, 0, type);
-    if (!r && text.failed) r = DT_E_MEMORY;
-    if (!r) r = dt__part_put(to, "config.json", text.at, text.length, &part);
-    dt__free(was);
-    dt__free(text.at);
-    return r;
-}
-
-DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *directory, dt_checkpoint_kind kind)
-{
-    if (dt__refused("c directory kind<3", checkpoint, directory, kind)) return DT_E_USAGE;
-    dt__checkpoint *c = (dt__checkpoint *)checkpoint;
-    dt__part_file *part = (dt__part_file *)dt__alloc((c->m.files + 3) * (int64_t)sizeof *part, "a list of files");
-    dt__walk w = dt__walk_of(&c->t, 0, c->is.arrays, 0);
-    dt__path draft = dt__step_path(directory, c->m.step, ".tmp"), to = dt__step_path(directory, c->m.step, "");
-    char said[sizeof dt__thread.error];
-    int full = kind == DT_FULL, sharded = kind == DT_SHARDED, files = 1 + full;
-    dt__text text = DT__ZERO;
-    dt__lock lock = DT__ZERO;
-    dt_result r = part ? dt__checkpoint_known(c, 0) : DT_E_MEMORY;
-    if (!r && !access(to.at, F_OK)) r = dt__misuse("%s is there already: convert into another directory", to.at);
-    if (!r) r = dt_checkpoint_verify(checkpoint); /* damaged data must not get a new hash */
-    if (!r) r = dt__lock_open(&lock, directory, NULL);
-    if (!r) r = dt__step_begin(directory, c->m.step);
-    w.memory = c->stored, w.from = &c->tensors, w.file = 1, w.whole = !sharded;
-    if (!r && full) r = dt__state_write_full(w, draft.at, part);
-    if (!r && sharded) r = dt__state_write(w, draft.at, "shard-000.safetensors", 0, part);
-    w.end = c->t.e.p.net.param_count;
-    if (!r && !sharded && !full) r = dt__state_write(w, draft.at, "model.safetensors", DT__STORED_BF16, part);
-    for (int i = 0; i < files && !r; i++) r = dt__part_flush(draft.at, part[i].name);
-    for (int64_t i = 0; i < c->m.files && !r; i++) {
-        if (dt__part_has_tensors(&c->m.file[i])) continue;
-        if (full || sharded || strcmp(c->m.file[i].name, "config.json"))
-            r = dt__part_copy(draft.at, c->path.at, c->m.file[i].name);
-        else r = dt__config_retype(c->path.at, draft.at, "bfloat16");
-        part[files++] = c->m.file[i];
-    }
-    dt__text_add(&text, "%.*s", (int)c->m.kind, c->m.text); /* the kind and the list of files end a manifest */
-    if (!r) dt__manifest_end(&text, full, part, files);
-    if (text.failed) r = DT_E_MEMORY;
-    if (!r && (full || sharded)) r = dt__part_put(draft.at, "manifest.json", text.at, text.length, &part[files]);
-    dt__free(text.at);
-    dt__free(part);
-    if (!r) r = dt__step_publish(directory, c->m.step, NULL);
-    DT__PRINT(said, "%s", dt__thread.error);
-    if (r && lock.mine) (void)dt__remove(draft.at), (void)dt__error(r, "%s", said);
-    dt__lock_close(&lock);
-    return r;
-}
-
 /* ---- initial weights from published files ---- */
 
 /* Pairs parameters and tensors and hashes them. A tied model accepts a head with the numbers of its table. */
@@ -24521,7 +24477,7 @@ static dt_result dt__weights_check(dt_trainer *t)
         dt_shape shape;
         dt__stored *s;
         dt__state_tensor_name(x, name, &shape);
-        r = dt__weights_fit(from, name, &shape, &s);
+        r = dt__tensors_fit(from, name, &shape, &s);
         if (!r) r = dt__weights_digest(from, s, hash);
         if (!r && s->shape.n[0] > shape.n[0]) r = dt__rows_keep(t, x, from, s, shape.n[0]);
         if (r) break;
@@ -24568,13 +24524,13 @@ static dt_result dt__weights_begin(dt_trainer *t)
         if (!r && c->t.more)
             r = dt__misuse("--weights %s: its table of positions has rows that were not trained. Convert it to a full "
                            "checkpoint first (dt_checkpoint_convert, examples/72_checkpoint_tool.c)", path);
-        if (!r) r = dt__model_agrees(t, &c->m, found.at);
-        if (!r) dt__sha256_of(c->m.text, c->m.bytes, t->save.now.weights);
+        if (!r) r = dt__model_agrees(t, c);
+        if (!r) dt__sha256_of(c->m.json.text, c->m.json.bytes, t->save.now.weights);
     }
     if (!r && t->recipe.weights) r = dt__config_take(t, found.at, 1);
     if (!r) dt__text_add(&lines, "the SHA-256 of --weights\t%s\n", t->save.now.weights);
     r = dt__trainer_alike(t, r, &lines);
-    return r || !c ? r : dt__parts_check(t, found.at, &c->m);
+    return r || !c ? r : dt__parts_check(t, c);
 }
 
 /* Reads the initial weights, slices one parameter at a time; the average begins with a copy. */
@@ -24760,7 +24716,6 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__save_close(&t->save);
     dt__free(t->state.tensor);
     dt__free(t->kept);
-    dt__free(t->config);
     if (t->metrics) fclose(t->metrics);
     dt__generator_close(&t->generator, t->e.k);
     dt__free(dt__mem_detach(t->e.k, t->unit));

@@ -109,28 +109,29 @@ static void fuzz_file(const unsigned char *data, size_t size)
 static void fuzz_manifest(const unsigned char *data, size_t size)
 {
     static dt_trainer t;
-    dt__manifest m;
+    static dt__checkpoint c;
+    dt__manifest *m = &c.m;
     dt__text text;
+    char *was;
     memset(&text, 0, sizeof text);
-    memset(&m, 0, sizeof m);
     t.recipe = dt_recipe_default();
     dt__text_add(&text, "%.*s", (int)size, (const char *)data);
     if (!dt__manifest_check("manifest", text.at, text.length)) stop("a manifest without its seal");
     dt__manifest_seal(&text);
     if (text.failed || dt__manifest_check("manifest", text.at, text.length)) stop("the seal");
-    m.text = copy_of((const unsigned char *)text.at, (size_t)text.length);
-    m.bytes = text.length;
-    if (dt__manifest_parse(&m, "manifest")) refused();
+    was = copy_of((const unsigned char *)text.at, (size_t)text.length);
+    m->json.path = "manifest", m->json.text = was, m->json.bytes = text.length;
+    if (dt__manifest_parse(m)) refused();
     else {
-        memcpy(t.save.now.model, m.model, sizeof m.model);
-        memcpy(t.save.now.data, m.data, sizeof m.data);
-        if (dt__trainer_agrees(&t, &m, "manifest")) refused();
-        for (int64_t i = 0; i < m.files; i++)
-            if (!*m.file[i].name || strchr(m.file[i].name, '/')) stop("a file elsewhere");
+        memcpy(t.save.now.model, m->model, sizeof m->model);
+        memcpy(t.save.now.data, m->data, sizeof m->data);
+        if (dt__trainer_agrees(&t, &c)) refused();
+        for (int64_t i = 0; i < m->files; i++)
+            if (!*m->file[i].name || strchr(m->file[i].name, '/')) stop("a file elsewhere");
     }
-    free(m.text);
-    m.text = NULL;
-    dt__manifest_close(&m);
+    free(was);
+    m->json.text = NULL;
+    dt__manifest_close(m);
     dt__free(text.at);
 }
 
@@ -139,11 +140,13 @@ static void fuzz_shapes(const unsigned char *data, size_t size)
 {
     dt__manifest m;
     dt__net net;
+    char *was;
     memset(&m, 0, sizeof m);
     memset(&net, 0, sizeof net);
     net.tensor_shards = net.own_shards = 2;
-    m.text = copy_of(data, size), m.bytes = (int64_t)size;
-    if (dt__net_read(&net, &m, "manifest")) refused();
+    was = copy_of(data, size);
+    m.json.path = "manifest", m.json.text = was, m.json.bytes = (int64_t)size;
+    if (dt__net_read(&net, &m)) refused();
     for (int32_t i = 0; i < net.param_count; i++) {
         const dt__param *p = &net.params[i].is;
         int64_t array = dt__param_arrays(p, 2) - 1, last = dt__shard_floats(p, 2) - 1;
@@ -152,7 +155,8 @@ static void fuzz_shapes(const unsigned char *data, size_t size)
             stop("a parameter without numbers");
     }
     dt__net_close(&net);
-    free(m.text);
+    dt__free(m.json.string);
+    free(was);
 }
 
 /* Names of 1 to 40 letters that JSON must escape or not, numbered so that all differ. */

@@ -187,15 +187,15 @@ static void weights(void)
     snprintf(folder, sizeof folder, "%s/gpt2", hub);
     if (prepare(folder, 8)) tap_bail("%s", dt_last_error());
     recipe.model.layers = 3;
-    refuse(DT_E_USAGE, "has no transformer.h.2.ln_1.weight, of shape (12)", "a layer that is missing");
+    refuse(DT_E_USAGE, "does not hold transformer.h.2.ln_1.weight, of shape (12)", "a layer that is missing");
     recipe.model.layers = 1;
     refuse(DT_E_USAGE, "for which the model has no place", "a layer too many");
     recipe.model.layers = 2, recipe.model.heads = 3;
     refuse(DT_E_USAGE, "config.json says n_head 2, the recipe 3", "config.json says other heads");
     recipe.model.heads = 2, recipe.model.vocabulary = 64;
-    refuse(DT_E_USAGE, "wte.weight of shape (40,12), it has (64,12) here", "a larger vocabulary");
+    refuse(DT_E_USAGE, "wte.weight of shape (40,12) in F32, expected are (64,12) in F32, F16 or BF16", "a larger vocabulary");
     prepare(folder, 12);
-    refuse(DT_E_USAGE, "wpe.weight of shape (10,12), it has (12,12) here", "sequences longer than positions");
+    refuse(DT_E_USAGE, "wpe.weight of shape (10,12) in F32, expected are (12,12) in F32, F16 or BF16", "sequences longer than positions");
     prepare(folder, 8);
     recipe.weights = scratch;
     refuse(DT_E_DATA, "holds neither model.safetensors nor", "a directory without weights");
@@ -240,7 +240,7 @@ static void weights(void)
     snprintf(folder, sizeof folder, "%s/qwen3", hub);
     prepare(folder, 8);
     recipe.model.head = 0;
-    refuse(DT_E_USAGE, "it has (16,16) here", "another width of heads");
+    refuse(DT_E_USAGE, "expected are (16,16)", "another width of heads");
 }
 
 int main(int argc, char **argv)

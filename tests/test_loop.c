@@ -219,7 +219,7 @@ static void test_files(void)
     tap_ok(!dt_parameters_load(path, q, 1) && !memcmp(a, c, sizeof a), "  one of them is loaded");
     memset(c, 0, sizeof c);
     q[1] = p[1], q[1].name = "c";
-    told(dt_parameters_load(path, q, 2) == DT_E_DATA && strstr(dt_last_error(), "has no tensor c") && !memcmp(c, zero, sizeof c),
+    told(dt_parameters_load(path, q, 2) == DT_E_DATA && strstr(dt_last_error(), "does not hold c, of shape") && !memcmp(c, zero, sizeof c),
            "a name that is not there: %s", dt_last_error());
     q[0].shape = dt_shape2(3, 2);
     told(dt_parameters_load(path, q, 1) == DT_E_DATA && strstr(dt_last_error(), "(2,3)"), "another shape: %s", dt_last_error());
