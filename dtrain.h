@@ -13164,21 +13164,25 @@ typedef struct dt__heartbeats {
     dt__message *asked, *reply, *tell; /* (size), one after the other */
 } dt__heartbeats;
 
-/* Two threads of a process may use a link at once. */
+/* What MPI, libfabric and the emulated network have in common, and five verbs of each. Two threads of a process may use
+ * a link at once; one of them is inside a verb. */
 typedef struct dt__link dt__link;
 struct dt__link {
     char name[64];
-    int rank, size;                                    /* in the world */
-    int busy;                                          /* a thread is inside */
-    dt_result (*start)(dt__link *f, dt__message *m); /* returns at once */
+    int rank, size;      /* in the world */
+    int busy;            /* a thread is inside */
+    dt__message *wanted; /* receives without a message, oldest first */
+    dt__message *early;  /* messages without a receive, oldest first */
+    dt_result (*send)(dt__link *f, dt__message *m);                          /* returns at once */
+    dt_result (*match)(dt__link *f, dt__message *m, const dt__message *in); /* m receives `in`, an early message */
     dt_result (*poll)(dt__link *f);              /* moves what can be moved; never waits */
-    void (*cancel)(dt__link *f, dt__message *m);     /* m and its data are the caller's again */
-    void (*close)(dt__link *f);                      /* frees f; its messages are done or cancelled */
-    dt_comm *base;                                     /* emulated nodes: all ranks; else NULL */
+    void (*cancel)(dt__link *f, dt__message *m); /* m and its data are the caller's again */
+    void (*close)(dt__link *f);                  /* frees f; its messages are done or cancelled */
+    dt_comm *base;       /* emulated nodes: all ranks; else NULL */
     dt__heartbeats *beats;
-    int64_t memory;                                    /* bytes of this process's for collectives over nodes */
-    uint32_t ids;                                      /* communicators over nodes have had numbers below */
-    uint32_t polled;                                   /* milliseconds: when compute code last polled */
+    int64_t memory;      /* bytes of this process's for collectives over nodes */
+    uint32_t ids;        /* communicators over nodes have had numbers below */
+    uint32_t polled;     /* milliseconds: when compute code last polled */
 };
 
 static int dt__link_try(dt__link *f) { return !__atomic_exchange_n(&f->busy, 1, __ATOMIC_ACQUIRE); }
@@ -13218,24 +13222,42 @@ static dt__message *dt__message_keep(const dt__message *in, int64_t room)
     if (m) *m = *in, m->data = (char *)(m + 1);
     return m;
 }
-static dt_result dt__message_begin(const dt__link *f, dt__message *m)
+static void dt__message_finish(dt__message *m, int how) { __atomic_store_n(&m->done, how, __ATOMIC_RELEASE); }
+/* Gives a receive the message that came for it: a link's `match` where all data is here. */
+static dt_result dt__message_deliver(dt__link *f, dt__message *m, const dt__message *in)
 {
+    int fits = in->bytes <= m->bytes;
+    (void)f;
+    if (fits && in->bytes > 0) memcpy(m->data, in->data, (size_t)in->bytes);
+    if (m->peer != in->peer) m->peer = in->peer; /* from any */
+    m->moved = in->bytes;
+    dt__message_finish(m, fits ? 1 : DT__TOO_LONG);
+    return DT_OK;
+}
+/* Starts a message, which the link keeps until it is done or cancelled. */
+static dt_result dt__link_start(dt__link *f, dt__message *m)
+{
+    dt__message *in;
+    dt_result r = DT_OK;
     if (m->bytes < 0 || m->peer >= f->size || m->peer < (m->sends ? 0 : DT__FROM_ANY))
         return dt__misuse("a message of %lld bytes %s rank %d: the ranks are 0..%d", (long long)m->bytes,
                           m->sends ? "to" : "from", m->peer, f->size - 1);
     m->moved = 0, m->own = NULL;
     __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
-    return DT_OK;
+    dt__link_enter(f);
+    if (m->sends) r = f->send(f, m);
+    else if ((in = dt__message_take(&f->early, m)) != NULL) r = f->match(f, m, in), dt__free(in);
+    else dt__message_append(&f->wanted, m);
+    dt__link_leave(f);
+    return r;
 }
-static void dt__message_finish(dt__message *m, int how) { __atomic_store_n(&m->done, how, __ATOMIC_RELEASE); }
-/* Gives a receive the message that came for it. */
-static void dt__message_deliver(dt__message *m, const dt__message *in)
+static void dt__message_cancel(dt__link *f, dt__message *m)
 {
-    int fits = in->bytes <= m->bytes;
-    if (fits && in->bytes > 0) memcpy(m->data, in->data, (size_t)in->bytes);
-    if (m->peer != in->peer) m->peer = in->peer; /* from any */
-    m->moved = in->bytes;
-    dt__message_finish(m, fits ? 1 : DT__TOO_LONG);
+    if (!m->data || __atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) return;
+    dt__link_enter(f);
+    (void)dt__message_remove(&f->wanted, m);
+    if (!m->done) f->cancel(f, m);
+    dt__link_leave(f);
 }
 static void dt__messages_free(dt__message *list)
 {
@@ -13592,7 +13614,7 @@ static void dt__beat_start(dt__link *f, dt__message *m, int sends, int peer, dt_
 {
     m->sends = sends, m->peer = peer, m->tag = DT__TAG_NOTICE;
     m->data = (char *)notice, m->bytes = (int64_t)sizeof *notice;
-    if (f->start(f, m)) m->data = NULL;
+    if (dt__link_start(f, m)) m->data = NULL;
 }
 
 /* Can the message be started again? */
@@ -13640,14 +13662,25 @@ static void dt__beats_poll(dt__link *f)
     __atomic_store_n(&h->busy, 0, __ATOMIC_RELEASE);
 }
 
+/* Moves messages, unless another thread does, and answers notices. */
+static dt_result dt__link_move(dt__link *f)
+{
+    dt_result r = DT_OK;
+    if (dt__link_try(f)) {
+        r = f->poll(f);
+        dt__link_leave(f);
+    }
+    dt__beats_poll(f);
+    return r;
+}
+
 /* Lets messages between nodes move while this rank computes, or waits for a peer on its node. */
 static void dt__link_poll(dt__link *f)
 {
     uint32_t now = dt__clock_ms();
     if (now == __atomic_load_n(&f->polled, __ATOMIC_RELAXED)) return;
     __atomic_store_n(&f->polled, now, __ATOMIC_RELAXED);
-    (void)f->poll(f);
-    dt__beats_poll(f);
+    (void)dt__link_move(f);
 }
 
 /* Compute code calls this often, so that a rank in a long computation does not look frozen. */
@@ -13704,10 +13737,6 @@ static dt_result dt__beats_open(dt__link *f, struct dt__job *job)
     return DT_OK;
 }
 
-static void dt__message_cancel(dt__link *f, dt__message *m)
-{
-    if (m->data && !__atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) f->cancel(f, m);
-}
 static void dt__beats_close(dt__link *f)
 {
     dt__heartbeats *h = f->beats;
@@ -13839,7 +13868,7 @@ static int dt__give_up(dt_comm *c, const dt__awaited *a, dt__watch *w)
     if (!troubled && !gone && !left)
         troubled = at ? dt__job_silent(c, p->job, w) : dt__beat_is_late(c->link, p->world, w);
     if (!troubled && !gone && !left) return 0;
-    if (c->link) (void)c->link->poll(c->link);
+    if (c->link) (void)dt__link_move(c->link);
     if (dt__arrived(a) || (!troubled && far && at && dt__link_unread(c->link, a, p->world))) return 0;
     if (dt__comm_fault(c) || __atomic_load_n(&c->job->stop, __ATOMIC_SEQ_CST) == 2 || !(gone || left)) return 1;
     if (dt__end_failed((int)(gone & ~DT__GONE))) dt__blame(&c->job->fault, DT__FAULT_DIED, p->job);
@@ -13856,7 +13885,7 @@ static dt_result dt__wait_asleep(dt_comm *c, const dt__awaited *a)
     __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
     if (same_job) __atomic_store_n(&me->waiting, 1 + c->place[a->peer].job, __ATOMIC_RELAXED);
     while (!dt__arrived(a) && !r && !up) {
-        if (c->link) r = c->link->poll(c->link), dt__beats_poll(c->link), dt__nap();
+        if (c->link) r = dt__link_move(c->link), dt__nap();
         else dt__event_sleep(a->event, a->target);
         __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
         up = dt__give_up(c, a, &watch);
@@ -13874,7 +13903,7 @@ static dt_result dt__wait_for(dt_comm *c, const dt__awaited *a)
     double start = dt__now(), spin = a->event || c->stream || c->spins < DT__SPINS ? 0.0 : DT__MESSAGE_SPIN;
     dt_result r = DT_OK;
     for (int i = 0; i < c->spins + 8 && !r && !dt__arrived(a); i++) {
-        if (a->message) r = c->link->poll(c->link), dt__beats_poll(c->link);
+        if (a->message) r = dt__link_move(c->link);
         else dt__relax();
         if (i >= c->spins || (a->message && i % 16 == 15)) sched_yield(); /* the kernel's network thread needs a core */
         if (i + 1 == c->spins && dt__now() - start < spin) i = -1;
@@ -14130,7 +14159,7 @@ static dt_result dt__message_start(dt_comm *c, dt__message *m, int sends, int pe
     m->sends = sends, m->peer = c->place[peer].world;
     m->tag = 2 * (c->id + (uint32_t)DT__IDS) + (uint32_t)kind;
     m->data = (char *)data, m->bytes = bytes;
-    return c->link->start(c->link, m);
+    return dt__link_start(c->link, m);
 }
 
 /* One more message of this round. */
@@ -15075,17 +15104,15 @@ typedef struct dt__traffic {
 
 typedef struct dt__emulated {
     dt__link link;
-    dt__message *in;    /* receives without a message, oldest first */
-    dt__message *early; /* messages without a receive, oldest first */
-    dt__traffic *flow;  /* (size) */
-    char *packets;      /* (size, DT__PACKETS, bytes) to each rank, in symmetric memory */
+    dt__traffic *flow; /* (size) */
+    char *packets;     /* (size, DT__PACKETS, bytes) to each rank, in symmetric memory */
     int64_t bytes;
-    uint32_t delay;     /* microseconds from the start of a message to its arrival */
+    uint32_t delay;    /* microseconds from the start of a message to its arrival */
 } dt__emulated;
 
 static uint32_t dt__clock_us(void) { return (uint32_t)(int64_t)(dt__now() * 1e6); }
 
-static void dt__emulated_send(dt__emulated *f, int peer)
+static void dt__emulated_post(dt__emulated *f, int peer)
 {
     dt_comm *base = f->link.base;
     dt__traffic *flow = &f->flow[peer];
@@ -15119,9 +15146,8 @@ static dt_result dt__emulated_take(dt__emulated *f, int peer, const dt__packet *
     m->moved += packet->bytes;
     if (m->moved < m->bytes) return DT_OK;
     flow->arriving = NULL;
-    if (!(taker = dt__message_take(&f->in, m))) return dt__message_append(&f->early, m), DT_OK;
-    dt__message_deliver(taker, m);
-    dt__free(m);
+    if ((taker = dt__message_take(&f->link.wanted, m)) != NULL) dt__message_deliver(&f->link, taker, m), dt__free(m);
+    else dt__message_append(&f->link.early, m);
     return DT_OK;
 }
 
@@ -15145,45 +15171,32 @@ static dt_result dt__emulated_poll(dt__link *link)
 {
     dt__emulated *f = (dt__emulated *)link;
     dt_result r = DT_OK;
-    if (!dt__link_try(link)) return DT_OK;
     for (int p = 0; p < link->size && !r; p++) {
         if (p == link->rank || f->flow[p].lost) continue;
-        dt__emulated_send(f, p);
+        dt__emulated_post(f, p);
         r = dt__emulated_recv(f, p);
     }
-    dt__link_leave(link);
     return r;
 }
 
-static dt_result dt__emulated_start(dt__link *link, dt__message *m)
+static dt_result dt__emulated_send(dt__link *link, dt__message *m)
 {
-    dt__emulated *f = (dt__emulated *)link;
-    dt__message *in;
-    dt_result r = dt__message_begin(link, m);
-    if (r) return r;
-    dt__link_enter(link);
-    if ((in = m->sends ? NULL : dt__message_take(&f->early, m)) != NULL) dt__message_deliver(m, in);
-    else dt__message_append(m->sends ? &f->flow[m->peer].out : &f->in, m);
-    dt__free(in);
-    dt__link_leave(link);
+    dt__message_append(&((dt__emulated *)link)->flow[m->peer].out, m);
     return DT_OK;
 }
 
 /* Nothing can move to a peer after a part of a message. */
 static void dt__emulated_cancel(dt__link *link, dt__message *m)
 {
-    dt__emulated *f = (dt__emulated *)link;
-    dt__link_enter(link);
-    if (!m->sends) (void)dt__message_remove(&f->in, m);
-    else if (dt__message_remove(&f->flow[m->peer].out, m) && m->moved) f->flow[m->peer].lost = 1;
-    dt__link_leave(link);
+    dt__traffic *flow = ((dt__emulated *)link)->flow;
+    if (m->sends && dt__message_remove(&flow[m->peer].out, m) && m->moved) flow[m->peer].lost = 1;
 }
 
 static void dt__emulated_close(dt__link *link)
 {
     dt__emulated *f = (dt__emulated *)link;
     dt_comm *base = link->base;
-    dt__messages_free(f->early);
+    dt__messages_free(link->early);
     for (int p = 0; p < link->size; p++) dt__messages_free(f->flow[p].arriving);
     dt__free(f);
     dt_comm_close(&base);
@@ -15387,7 +15400,7 @@ static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
     f->flow = (dt__traffic *)(void *)(f + 1), node = (int *)(void *)(f->flow + n);
     f->bytes = n <= 16 ? DT__PACKET_BYTES : DT__PACKET_BYTES / 8;
     f->link.base = base, f->link.rank = base->rank, f->link.size = base->size;
-    f->link.start = dt__emulated_start, f->link.poll = dt__emulated_poll;
+    f->link.send = dt__emulated_send, f->link.match = dt__message_deliver, f->link.poll = dt__emulated_poll;
     f->link.cancel = dt__emulated_cancel, f->link.close = dt__emulated_close;
     DT__PRINT(f->link.name, "an emulated network");
     for (int p = 0; p < n; p++) node[p] = (int)((int64_t)p * nodes / n);
@@ -15518,15 +15531,15 @@ DT_API void dt_comm_close(dt_comm **handle)
  * calls poll and sleeps in between (MPI_Wait would spin). MPI_THREAD_MULTIPLE is requested, so the program may call MPI
  * as well. If MPI was initialised here, it is finalised when the process exits.
  * A receive is handed to MPI when a probe has found its message, so that the length is known: Open MPI 4.1 writes the
- * whole of a message of more than 4 kB to memory, however short the receive is (measured, shared memory and TCP). */
+ * whole of a message of more than 4 kB to memory, however short the receive is (measured, shared memory and TCP). MPI
+ * keeps the messages without a receive, so the link has none that are early. */
 
 typedef struct dt__mpi {
     dt__link link;
     MPI_Comm comm;
-    int top;              /* the largest tag, which no message has */
-    int lonely;           /* MPI serves only the thread that initialised it */
-    dt__message *waiting; /* receives without a message, oldest first */
-    dt__message *active;  /* messages with a request of MPI, which message.own holds */
+    int top;             /* the largest tag, which no message has */
+    int lonely;          /* MPI serves only the thread that initialised it */
+    dt__message *active; /* messages with a request of MPI, which message.own holds */
 } dt__mpi;
 
 typedef char dt__mpi_request_fits[sizeof(MPI_Request) <= sizeof(void *) ? 1 : -1]; /* in dt__message.own */
@@ -15582,24 +15595,21 @@ static void dt__mpi_activate(dt__mpi *f, dt__message *m, MPI_Request request)
     f->active = m;
 }
 
-static dt_result dt__mpi_start(dt__link *link, dt__message *m)
+static dt_result dt__mpi_send(dt__link *link, dt__message *m)
 {
     dt__mpi *f = (dt__mpi *)link;
     MPI_Request request = MPI_REQUEST_NULL;
-    int code = MPI_SUCCESS;
-    dt_result r = dt__message_begin(link, m);
-    if (!r && m->tag >= (uint32_t)f->top)
-        r = dt__misuse("tag %u of a message: %s takes tags up to %d", m->tag, link->name, f->top - 1);
-    if (!r && m->bytes > INT_MAX && (m->bytes % 4 || m->bytes / 4 > INT_MAX))
-        r = dt__misuse("a message of %lld bytes: %s takes up to %d floats. Send it in parts.",
-                       (long long)m->bytes, link->name, INT_MAX);
-    if (!r) r = dt__mpi_admit(f);
+    int code;
+    dt_result r = dt__mpi_admit(f);
     if (r) return r;
-    dt__link_enter(link);
-    if (!m->sends) dt__message_append(&f->waiting, m);
-    else if ((code = dt__mpi_request(f, m, NULL, NULL, &request)) == MPI_SUCCESS) dt__mpi_activate(f, m, request);
-    dt__link_leave(link);
-    return code ? dt__mpi_error("MPI_Isend", code) : DT_OK;
+    if (m->tag >= (uint32_t)f->top)
+        return dt__misuse("tag %u of a message: %s takes tags up to %d", m->tag, link->name, f->top - 1);
+    if (m->bytes > INT_MAX && (m->bytes % 4 || m->bytes / 4 > INT_MAX))
+        return dt__misuse("a message of %lld bytes: %s takes up to %d floats. Send it in parts.",
+                          (long long)m->bytes, link->name, INT_MAX);
+    if ((code = dt__mpi_request(f, m, NULL, NULL, &request)) != MPI_SUCCESS) return dt__mpi_error("MPI_Isend", code);
+    dt__mpi_activate(f, m, request);
+    return DT_OK;
 }
 
 /* Does a request complete within `seconds`? If not, the request belongs to MPI from now on. */
@@ -15641,7 +15651,7 @@ static int dt__mpi_claim(dt__mpi *f, const dt__message *m)
     if (code || !come) return code;
     MPI_Get_elements_x(&status, MPI_BYTE, &bytes);
     in.peer = status.MPI_SOURCE;
-    first = dt__message_take(&f->waiting, &in);
+    first = dt__message_take(&f->link.wanted, &in);
     if (first->peer != in.peer) first->peer = in.peer;
     first->moved = (int64_t)bytes;
     if (first->moved > first->bytes) return dt__mpi_drain(f, first, &found);
@@ -15670,9 +15680,9 @@ static dt_result dt__mpi_poll(dt__link *link)
     dt__message **p = &f->active, *m, *next;
     int code = MPI_SUCCESS, come;
     dt_result r = dt__mpi_admit(f);
-    if (r || !dt__link_try(link)) return r;
-    if (!f->waiting && !f->active) MPI_Iprobe(MPI_ANY_SOURCE, f->top, f->comm, &come, MPI_STATUS_IGNORE);
-    for (m = f->waiting; m && !code; m = next) {
+    if (r) return r;
+    if (!link->wanted && !f->active) MPI_Iprobe(MPI_ANY_SOURCE, f->top, f->comm, &come, MPI_STATUS_IGNORE);
+    for (m = link->wanted; m && !code; m = next) {
         next = m->next;
         code = dt__mpi_claim(f, m);
     }
@@ -15681,24 +15691,20 @@ static dt_result dt__mpi_poll(dt__link *link)
         if (dt__mpi_complete(m)) *p = next;
         else p = &m->next;
     }
-    dt__link_leave(link);
     return code ? dt__mpi_error("MPI_Improbe or MPI_Imrecv (this MPI's transport may lack it: choose another)", code)
                 : DT_OK;
 }
 
-/* Removes a receive without a message. A request cannot be withdrawn: MPI may use its memory if the peer goes on. */
+/* A request cannot be withdrawn: MPI may use its memory if the peer goes on. */
 static void dt__mpi_cancel(dt__link *link, dt__message *m)
 {
-    dt__mpi *f = (dt__mpi *)link;
     MPI_Request request;
-    dt__link_enter(link);
-    if (dt__message_remove(&f->active, m)) {
+    if (dt__message_remove(&((dt__mpi *)link)->active, m)) {
         memcpy(&request, &m->own, sizeof request);
         (void)dt__mpi_wait(&request, 0.2);
-    } else if (dt__message_remove(&f->waiting, m) && m->tag != DT__TAG_NOTICE) {
+    } else if (m->tag != DT__TAG_NOTICE) {
         __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
     }
-    dt__link_leave(link);
 }
 
 /* ---- opening and closing MPI ---- */
@@ -15766,7 +15772,7 @@ static dt_result dt__mpi_open(dt__link **link, int *argc, char ***argv)
     dt_result r;
     *link = NULL;
     if (!f) return DT_E_MEMORY;
-    f->comm = MPI_COMM_NULL, f->link.start = dt__mpi_start, f->link.poll = dt__mpi_poll;
+    f->comm = MPI_COMM_NULL, f->link.send = dt__mpi_send, f->link.poll = dt__mpi_poll;
     f->link.cancel = dt__mpi_cancel, f->link.close = dt__mpi_close;
     r = dt__mpi_init(f, argc, argv);
     if (!r) r = dt__mpi_learn(f);
@@ -16553,8 +16559,6 @@ typedef struct dt__ofi {
     struct fid_cq *events;
     struct fid_ep *end;    /* NULL: closed, all messages are lost */
     dt__ofi_peer *peers;   /* (size) */
-    dt__message *wanted;   /* receives without a message, oldest first */
-    dt__message *early;    /* messages without a receive, oldest first; `moved` as in dt__ofi_match */
     dt__ofi_item *items;   /* long messages under way and all buffers, by `older` */
     dt__ofi_item *pending; /* operations that libfabric could not take yet, oldest first */
     dt__ofi_item *idle;    /* free buffers */
@@ -16678,12 +16682,13 @@ static dt_result dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_header *h, dt__
 /* ---- matching ---- */
 
 /* A receive has met its message. in->moved: the sender's number of a long message, -1: the data is here. */
-static dt_result dt__ofi_match(dt__ofi *f, dt__message *m, const dt__message *in)
+static dt_result dt__ofi_match(dt__link *link, dt__message *m, const dt__message *in)
 {
+    dt__ofi *f = (dt__ofi *)link;
     dt__ofi_header take = {DT__OFI_TAKE, in->tag, (uint32_t)in->moved, 0, in->bytes, f->job, f->link.rank};
     dt__ofi_item *i;
     if (in->moved < 0 || in->bytes > m->bytes) {
-        dt__message_deliver(m, in);
+        dt__message_deliver(link, m, in);
         take.bytes = -1;
         return in->moved < 0 ? DT_OK : dt__ofi_say(f, in->peer, &take, NULL);
     }
@@ -16702,10 +16707,10 @@ static dt_result dt__ofi_came(dt__ofi *f, const dt__ofi_header *h, char *data)
     memset(&in, 0, sizeof in);
     in.peer = h->from, in.tag = h->tag, in.bytes = h->bytes, in.data = data;
     in.moved = h->kind == DT__OFI_ASK ? (int64_t)h->number : -1;
-    if ((m = dt__message_take(&f->wanted, &in)) != NULL) return dt__ofi_match(f, m, &in);
+    if ((m = dt__message_take(&f->link.wanted, &in)) != NULL) return dt__ofi_match(&f->link, m, &in);
     if (!(m = dt__message_keep(&in, in.moved < 0 ? in.bytes : 0))) return DT_E_MEMORY;
     if (in.moved < 0 && in.bytes) memcpy(m->data, data, (size_t)in.bytes);
-    dt__message_append(&f->early, m);
+    dt__message_append(&f->link.early, m);
     return DT_OK;
 }
 
@@ -16745,12 +16750,29 @@ static dt_result dt__ofi_ended(dt__ofi *f, dt__ofi_item *i, int good, int64_t by
     return r;
 }
 
-static dt_result dt__ofi_move(dt__ofi *f)
+/* All messages are over, without the endpoint, which nothing uses any more. */
+static void dt__ofi_forget(dt__ofi *f)
 {
+    dt__message *m;
+    f->end = NULL;
+    for (dt__ofi_item *i = f->items, *next; i; i = next) {
+        next = i->older;
+        dt__ofi_over(f, i, 0);
+    }
+    while ((m = f->link.wanted) != NULL) {
+        f->link.wanted = m->next;
+        dt__message_finish(m, DT__LOST);
+    }
+    f->pending = f->idle = NULL, f->sending = 0;
+}
+
+static dt_result dt__ofi_poll(dt__link *link)
+{
+    dt__ofi *f = (dt__ofi *)link;
     struct fi_cq_tagged_entry entry[DT__OFI_BATCH];
     dt_result r = DT_OK;
     ssize_t n = DT__OFI_BATCH;
-    if (!f->end) return DT_OK;
+    if (!f->end) return dt__ofi_forget(f), DT_OK;
     for (int rounds = 0; rounds < 64 && n == DT__OFI_BATCH && !r; rounds++) {
         n = fi_cq_read(f->events, entry, DT__OFI_BATCH);
         if (n == -FI_EAVAIL) {
@@ -16770,66 +16792,21 @@ static dt_result dt__ofi_move(dt__ofi *f)
     return r;
 }
 
-static dt_result dt__ofi_poll(dt__link *link)
-{
-    dt_result r;
-    if (!dt__link_try(link)) return DT_OK; /* another thread polls */
-    r = dt__ofi_move((dt__ofi *)link);
-    dt__link_leave(link);
-    return r;
-}
-
 /* ---- starting and cancelling messages ---- */
 
-static dt_result dt__ofi_send(dt__ofi *f, dt__message *m)
+static dt_result dt__ofi_send(dt__link *link, dt__message *m)
 {
-    dt__ofi_header h = {DT__OFI_SHORT, m->tag, 0, 0, m->bytes, f->job, f->link.rank};
+    dt__ofi *f = (dt__ofi *)link;
+    dt__ofi_header h = {DT__OFI_SHORT, m->tag, 0, 0, m->bytes, f->job, link->rank};
     dt__ofi_item *i;
+    if ((uint64_t)m->bytes > f->info->ep_attr->max_msg_size)
+        return dt__misuse("a message of %lld bytes: %s takes up to %lld. Send it in parts.",
+                          (long long)m->bytes, link->name, (long long)f->info->ep_attr->max_msg_size);
+    if (!f->end) return dt__message_finish(m, DT__LOST), DT_OK;
     if (m->bytes <= DT__OFI_BUFFER - (int64_t)sizeof h) return dt__ofi_say(f, m->peer, &h, m);
     if (!(i = dt__ofi_item_open(f, m, m->bytes))) return DT_E_MEMORY;
     h.kind = DT__OFI_ASK, h.number = i->number;
     return dt__ofi_say(f, m->peer, &h, NULL);
-}
-
-static dt_result dt__ofi_receive(dt__ofi *f, dt__message *m)
-{
-    dt__message *in = dt__message_take(&f->early, m);
-    dt_result r;
-    if (!in) return dt__message_append(&f->wanted, m), DT_OK;
-    r = dt__ofi_match(f, m, in);
-    dt__free(in);
-    return r;
-}
-
-static dt_result dt__ofi_start(dt__link *link, dt__message *m)
-{
-    dt__ofi *f = (dt__ofi *)link;
-    dt_result r = dt__message_begin(link, m);
-    if (r) return r;
-    if ((uint64_t)m->bytes > f->info->ep_attr->max_msg_size)
-        return dt__misuse("a message of %lld bytes: %s takes up to %lld. Send it in parts.",
-                          (long long)m->bytes, link->name, (long long)f->info->ep_attr->max_msg_size);
-    dt__link_enter(link);
-    if (!f->end) dt__message_finish(m, DT__LOST);
-    else r = m->sends ? dt__ofi_send(f, m) : dt__ofi_receive(f, m);
-    dt__link_leave(link);
-    return r;
-}
-
-/* All messages are over, without the endpoint, which nothing uses any more. */
-static void dt__ofi_forget(dt__ofi *f)
-{
-    dt__message *m;
-    f->end = NULL;
-    for (dt__ofi_item *i = f->items, *next; i; i = next) {
-        next = i->older;
-        dt__ofi_over(f, i, 0);
-    }
-    while ((m = f->wanted) != NULL) {
-        f->wanted = m->next;
-        dt__message_finish(m, DT__LOST);
-    }
-    f->pending = f->idle = NULL, f->sending = 0;
 }
 
 /* Abandons the endpoint. Closing the endpoint is the only way to make a provider with a thread of its own forget memory
@@ -16846,22 +16823,19 @@ static void dt__ofi_cancel(dt__link *link, dt__message *m)
 {
     dt__ofi *f = (dt__ofi *)link;
     double until = dt__now() + DT__OFI_PATIENCE;
-    dt__ofi_item **p = &f->pending, *i = NULL;
-    dt__link_enter(link);
-    if (!m->done && f->end && (i = (dt__ofi_item *)m->own) == NULL) {
-        dt__message_remove(&f->wanted, m);
-    } else if (!m->done && f->end && i->buffer) {
+    dt__ofi_item **p = &f->pending, *i = (dt__ofi_item *)m->own;
+    if (!i) return;
+    if (i->buffer) {
         i->m = NULL;
-    } else if (!m->done && f->end && !i->issued) {
+    } else if (!i->issued) {
         while (*p && *p != i) p = &(*p)->next;
         if (*p) *p = i->next;
         dt__ofi_over(f, i, 0);
-    } else if (!m->done && f->end) {
+    } else {
         fi_cancel(&f->end->fid, &i->context);
-        while (!m->done && dt__now() < until) (void)dt__ofi_move(f);
+        while (!m->done && dt__now() < until) (void)dt__ofi_poll(link);
         if (!m->done) dt__ofi_abandon(f);
     }
-    dt__link_leave(link);
 }
 
 /* The shm provider leaves the file of a process that was killed. */
@@ -16875,9 +16849,9 @@ static void dt__ofi_close(dt__link *link)
 {
     dt__ofi *f = (dt__ofi *)link;
     double end = dt__now() + 2;
-    while (f->end && f->sending && dt__now() < end && !dt__ofi_move(f)) sched_yield();
+    while (f->end && f->sending && dt__now() < end && !dt__ofi_poll(link)) sched_yield();
     if (f->end) fi_close(&f->end->fid), dt__ofi_forget(f);
-    dt__messages_free(f->early);
+    dt__messages_free(link->early);
     while (f->items) dt__ofi_item_close(f, f->items);
     if (f->names) fi_close(&f->names->fid);
     if (f->events) fi_close(&f->events->fid);
@@ -17023,7 +16997,7 @@ static dt_result dt__ofi_open(dt__link **handle, dt__world *w)
     dt_result r;
     *handle = NULL;
     if (!f) return DT_E_MEMORY;
-    f->link.rank = w->rank, f->link.size = w->size, f->link.start = dt__ofi_start;
+    f->link.rank = w->rank, f->link.size = w->size, f->link.send = dt__ofi_send, f->link.match = dt__ofi_match;
     f->link.poll = dt__ofi_poll, f->link.cancel = dt__ofi_cancel, f->link.close = dt__ofi_close;
     dt__job_proof(digest, w->job, (int64_t)strlen(w->job));
     memcpy(&f->job, digest, sizeof f->job);
@@ -21758,13 +21732,13 @@ static dt_result dt__start_message(dt__link *f, int sends, int peer, void *data,
     dt__message m = DT__ZERO;
     dt_result r;
     m.sends = sends, m.peer = peer, m.tag = DT__TAG_START, m.data = (char *)data, m.bytes = bytes;
-    if ((r = f->start(f, &m)) != DT_OK) return r;
+    if ((r = dt__link_start(f, &m)) != DT_OK) return r;
     while (!(done = __atomic_load_n(&m.done, __ATOMIC_ACQUIRE)) && !r && dt__now() < until) {
-        r = f->poll(f);
+        r = dt__link_move(f);
         if (!__atomic_load_n(&m.done, __ATOMIC_ACQUIRE)) dt__nap();
     }
     if (!r && done != 1) r = dt__error(DT_E_PEER, "rank %d did not answer at the start: is it running?", peer);
-    if (!done) f->cancel(f, &m);
+    dt__message_cancel(f, &m);
     return r;
 }
 

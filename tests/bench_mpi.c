@@ -19,7 +19,7 @@ static float *data;
 static void finish(const dt__message *m)
 {
     while (!__atomic_load_n(&m->done, __ATOMIC_ACQUIRE))
-        if (fabric->poll(fabric)) exit(dt_fail("progress"));
+        if (dt__link_move(fabric)) exit(dt_fail("progress"));
 }
 
 static void by_mpi(int count)
@@ -36,7 +36,7 @@ static void one_way(int sends, int64_t bytes)
     m.bytes = bytes;
     m.peer = 1 - fabric->rank;
     m.sends = sends;
-    if (fabric->start(fabric, &m)) exit(dt_fail("message"));
+    if (dt__link_start(fabric, &m)) exit(dt_fail("message"));
     finish(&m);
 }
 static void ping_fabric(int count)

@@ -58,7 +58,7 @@ static void drop(dt__message *m)
 static dt__message *started(int sends, int peer, uint32_t tag, int64_t bytes, int key)
 {
     dt__message *m = message(sends, peer, tag, bytes, key);
-    if (fabric->start(fabric, m)) tap_bail("rank %d: %s", fabric->rank, dt_last_error());
+    if (dt__link_start(fabric, m)) tap_bail("rank %d: %s", fabric->rank, dt_last_error());
     return m;
 }
 
@@ -67,7 +67,7 @@ static int ended(dt__message *m)
 {
     double until = dt__now() + PATIENCE;
     for (int turn = 0; !__atomic_load_n(&m->done, __ATOMIC_ACQUIRE); turn++) {
-        if (fabric->poll(fabric)) tap_bail("rank %d: %s", fabric->rank, dt_last_error());
+        if (dt__link_move(fabric)) tap_bail("rank %d: %s", fabric->rank, dt_last_error());
         if (turn > 200) usleep(50);
         if (dt__now() > until) return 0;
     }
@@ -215,16 +215,16 @@ static void test_refused(void)
 {
     dt__mpi *f = (dt__mpi *)(void *)fabric;
     dt__message *m = message(1, fabric->size, 0, 1, 0);
-    int bad = fabric->start(fabric, m) != DT_E_USAGE, top = f->top;
+    int bad = dt__link_start(fabric, m) != DT_E_USAGE, top = f->top;
     m->peer = DT__FROM_ANY;
-    bad |= fabric->start(fabric, m) != DT_E_USAGE;
+    bad |= dt__link_start(fabric, m) != DT_E_USAGE;
     m->peer = 0;
     m->bytes = -1;
-    bad |= fabric->start(fabric, m) != DT_E_USAGE;
+    bad |= dt__link_start(fabric, m) != DT_E_USAGE;
     m->bytes = 1;
     m->tag = 50;
     f->top = 50;
-    bad |= fabric->start(fabric, m) != DT_E_USAGE || !strstr(dt_last_error(), "tags up to 49");
+    bad |= dt__link_start(fabric, m) != DT_E_USAGE || !strstr(dt_last_error(), "tags up to 49");
     f->top = top;
     drop(m);
     verdict(bad || top < 1 << 29, "wrong ranks, sizes and tags are refused");
@@ -236,14 +236,14 @@ static void test_cancel(void)
     int bad = 0, to = next_rank(), from = last_rank();
     dt__message *never = started(0, from, 13, 65536, 0), *out;
     double began = dt__now();
-    fabric->poll(fabric);
-    fabric->cancel(fabric, never);
+    dt__link_move(fabric);
+    dt__message_cancel(fabric, never);
     bad |= dt__now() - began > 2.0;
     MPI_Barrier(MPI_COMM_WORLD);
     out = started(1, to, 13, 65536, 4);
     bad |= wrong(started(0, from, 13, 65536, 4), 65536, 4) | wrong(out, 65536, 4);
     for (int i = 0; i < 65536 + MARGIN; i++) bad |= never->data[i] != 0x55;
-    fabric->cancel(fabric, never); /* not under way: nothing happens */
+    dt__message_cancel(fabric, never); /* not under way: nothing happens */
     drop(never);
     verdict(bad, "a cancelled receive takes nothing, the next one gets the message");
 }
@@ -282,7 +282,7 @@ static void test_threads(void)
 static void test_rest(void)
 {
     const dt__mpi *f = (const dt__mpi *)(const void *)fabric;
-    verdict(f->waiting || f->active, "nothing is left of all that");
+    verdict(fabric->wanted || f->active, "nothing is left of all that");
 }
 
 /* ---- what main() does ---- */
@@ -324,7 +324,7 @@ static void test_huge(void)
     dt__message *m = message(fabric->rank == 0, 1 - fabric->rank, 1, bytes, 1);
     MPI_Barrier(MPI_COMM_WORLD);
     began = dt__now();
-    if (fabric->start(fabric, m)) tap_bail("%s", dt_last_error());
+    if (dt__link_start(fabric, m)) tap_bail("%s", dt_last_error());
     ended(m);
     if (fabric->rank == 0) tap_note("%.2f s", dt__now() - began);
     bad = wrong(m, bytes, 1);
@@ -335,7 +335,7 @@ static void test_huge(void)
 static void *start_elsewhere(void *argument)
 {
     dt__message *m = message(1, 0, 0, 1, 0);
-    *(int *)argument = fabric->start(fabric, m) != DT_E_USAGE || fabric->poll(fabric) != DT_E_USAGE;
+    *(int *)argument = dt__link_start(fabric, m) != DT_E_USAGE || dt__link_move(fabric) != DT_E_USAGE;
     drop(m);
     return NULL;
 }
@@ -369,7 +369,7 @@ static void test_abandoned(void)
 {
     dt__message *m = started(1, next_rank(), 1, 1 << 20, 0);
     double began = dt__now();
-    fabric->cancel(fabric, m);
+    dt__message_cancel(fabric, m);
     verdict(dt__now() - began > 2.0, "a send that nobody takes can be cancelled");
     drop(m);
 }
@@ -384,8 +384,8 @@ static void test_lost(int kill_it)
     }
     m = started(0, 1, 7, 100, 0); /* not the tag of notices, whose receives nobody misses */
     for (double until = dt__now() + (kill_it ? 30 : 0.5); !m->done && dt__now() < until; usleep(50))
-        fabric->poll(fabric);
-    fabric->cancel(fabric, m);
+        dt__link_move(fabric);
+    dt__message_cancel(fabric, m);
     fprintf(stderr, "rank %d gave up\n", fabric->rank);
     drop(m);
 }

@@ -21,7 +21,7 @@ static void begin(dt__message *m, int sends, char *data, int64_t bytes, int peer
     m->bytes = bytes;
     m->peer = peer;
     m->tag = tag;
-    if (fabric->start(fabric, m)) {
+    if (dt__link_start(fabric, m)) {
         fprintf(stderr, "rank %d: %s\n", rank, dt_last_error());
         exit(1);
     }
@@ -34,7 +34,7 @@ static int finish_within(dt__message *m, double seconds)
 {
     double end = dt__now() + seconds;
     while (!done(m) && dt__now() < end) {
-        if (fabric->poll(fabric)) {
+        if (dt__link_move(fabric)) {
             fprintf(stderr, "rank %d: %s\n", rank, dt_last_error());
             exit(1);
         }
@@ -233,9 +233,9 @@ static void cancelled(void)
         double start = dt__now();
         begin(&m, 0, data, 100, 0, 13);
         begin(&n, 0, data, 100, DT__FROM_ANY, 13);
-        fabric->poll(fabric);
-        fabric->cancel(fabric, &m);
-        fabric->cancel(fabric, &n);
+        dt__link_move(fabric);
+        dt__message_cancel(fabric, &m);
+        dt__message_cancel(fabric, &n);
         check(dt__now() - start < 1, "cancel takes long", 0);
     }
     meet();
@@ -259,13 +259,13 @@ static void unsent(void)
         begin(&m, 1, data, 4000000, 1, 14);
         begin(&n, 1, data, 10, 1, 15);
         finish_within(&m, 0.2);
-        fabric->cancel(fabric, &m);
+        dt__message_cancel(fabric, &m);
         check(dt__now() - start < 2, "cancel of a send takes long", 0);
         memset(data, 0x66, 4000000);
     } else if (rank == 1) {
         begin(&m, 0, data, 4000000, 0, 16);
         check(finish_within(&m, 5) != 1, "a message that nobody sent", m.done);
-        fabric->cancel(fabric, &m);
+        dt__message_cancel(fabric, &m);
     }
     free(data);
 }
@@ -284,7 +284,7 @@ static void frozen(void)
         begin(&m, 1, data, bytes, 1, 17);
         if (!finish_within(&m, 1)) {
             start = dt__now();
-            fabric->cancel(fabric, &m);
+            dt__message_cancel(fabric, &m);
             check(dt__now() - start < 2 && m.done, "cancel of a message under way takes long", m.done);
             begin(&n, 1, data, 10, 1, 17);
             check(finish(&n) == DT__LOST, "a later message is not lost", n.done);
@@ -339,7 +339,7 @@ static void killed(void)
     begin(&m[2], 1, data[2], 200000, size - 1, 32);
     for (int i = 0; i < 3; i++) check(finish_within(&m[i], 0.3) != 1, "a message with a dead rank ended well", i);
     start = dt__now();
-    for (int i = 0; i < 3; i++) fabric->cancel(fabric, &m[i]);
+    for (int i = 0; i < 3; i++) dt__message_cancel(fabric, &m[i]);
     check(dt__now() - start < 1, "cancel takes long", 0);
     if (rank == 0) begin(&m[0], 0, data[0], 100, size - 1, 40);
     if (rank == 0) check(finish(&m[0]) == 1, "what it sent before it died", m[0].done);

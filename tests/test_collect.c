@@ -199,7 +199,7 @@ static void *poll_slowly(void *user)
     dt__message *m;
     for (m = NULL; !__atomic_load_n(&dt__comm_slot(f->base, 0)->left, __ATOMIC_ACQUIRE) || !m; dt__nap()) {
         dt__link_enter(f);
-        m = e->in;
+        m = f->wanted;
         dt__link_leave(f);
     }
     usleep(60000);
