@@ -13019,20 +13019,11 @@ enum { DT__STAGES = 3, DT__FAR_STAGE = 1 << 18, DT_WORK_FLOATS = 1 << 20 };
 #define DT__JOB_MAGIC 0x64745231u
 #define DT__GONE 0x40000000u /* in dt__rank_state.gone, beside the wait status */
 
-#define DT__CALLS(X) \
-    X(DT__CALL_OPEN, "opening") X(DT__CALL_BARRIER, "barrier") X(DT__CALL_BROADCAST, "broadcast") \
-    X(DT__CALL_ALL_REDUCE, "all-reduce") X(DT__CALL_REDUCE_SCATTER, "reduce-scatter") \
-    X(DT__CALL_ALL_GATHER, "all-gather") X(DT__CALL_ALL_TO_ALL, "all-to-all") \
-    X(DT__CALL_REDUCE_PARTS, "reduce-parts") X(DT__CALL_ALLOC, "allocation") X(DT__CALL_SPLIT, "split") \
-    X(DT__CALL_SEND, "send") X(DT__CALL_RECV, "receive")
-#define DT__CALL_ENUM(code, name) code,
-#define DT__CALL_NAME(code, name) case code: return name;
-enum { DT__CALLS(DT__CALL_ENUM) DT__CALL_COUNT };
-
-static const char *dt__call_name(int op)
-{
-    switch (op) { DT__CALLS(DT__CALL_NAME) default: return "call"; }
-}
+enum { DT__CALL_OPEN, DT__CALL_BARRIER, DT__CALL_BROADCAST, DT__CALL_ALL_REDUCE, DT__CALL_REDUCE_SCATTER,
+       DT__CALL_ALL_GATHER, DT__CALL_ALL_TO_ALL, DT__CALL_REDUCE_PARTS, DT__CALL_ALLOC, DT__CALL_SPLIT, DT__CALL_SEND,
+       DT__CALL_RECV };
+static const char *const dt__call_name[] = {"opening", "barrier", "broadcast", "all-reduce", "reduce-scatter",
+    "all-gather", "all-to-all", "reduce-parts", "allocation", "split", "send", "receive"};
 
 /* A counter that other ranks wait for. */
 typedef struct dt__event {
@@ -13275,6 +13266,8 @@ typedef struct dt__rank_place {
     int job;         /* its rank in this rank's job, if it belongs to that job */
     int node, local; /* its node, and its rank among those of its node */
     int relay;       /* of a rank of another node: its index among those whose leader here is the same rank */
+    uint32_t posted; /* messages that this rank has sent it in the background */
+    int64_t sent;    /* bytes of this rank's data that reached it */
 } dt__rank_place;
 
 /* A partial sum that a rank holds: the subtree (level, index) over leaves [index << level, (index + 1) << level). */
@@ -13314,10 +13307,8 @@ struct dt_comm {
     int root;                   /* the job's mapping is its own, 2: its fd, too */
     dt_comm *parent;            /* communicator that this one was split from */
     dt__link *link;         /* between the nodes of the job; NULL: there is one node */
-    float **view;               /* (size) data of the local ranks in the current call, by local rank */
-    const float **from;         /* (size) scratch of one reduction */
-    int64_t *sent;              /* (size) bytes of this rank's data that reached each peer */
-    float **to;                 /* (size) as well */
+    float **view;               /* (size) data of the local ranks in the current call, by local rank; of all in a small sum */
+    float **to;                 /* (size) scratch of one reduction */
     int64_t *cut, *length;      /* (size + 1) scratch of one collective: where ranges begin; how long they are */
     dt__extent *give, *take;    /* (size) scratch of one collective */
     double rate, met;           /* of an emulated link, bytes per second, 0: none; when the collective began to send */
@@ -13341,7 +13332,6 @@ struct dt_comm {
     dt__message *messages;      /* (2 (size + nodes)) of a round, the first `under_way` in use */
     int under_way;
     dt__message *outbox;        /* (size, DT__PACKETS) sends in the background */
-    uint32_t *posted;           /* (size) how many */
     float *work;                /* of the current round, or the inputs of a small sum */
     dt__subtree *subtree;       /* of the current sum, in the order of leaves */
     const float **source;       /* twice as many: leaves, then subtrees */
@@ -13817,7 +13807,7 @@ static dt_result dt__comm_explain_in(dt_comm *c, const char *call)
 static dt_result dt__comm_explain(dt_comm *c)
 {
     char call[64];
-    DT__PRINT(call, "%s #%lld", dt__call_name(c->call.op), (long long)c->call.sequence);
+    DT__PRINT(call, "%s #%lld", dt__call_name[c->call.op], (long long)c->call.sequence);
     return dt__comm_explain_in(c, call);
 }
 
@@ -13930,7 +13920,7 @@ static dt_result dt__wait_message(dt_comm *c, const dt__message *m, int peer)
     }
     DT__PRINT(c->message, "a message of another length: rank %d sends %s%lld floats where rank %d receives %lld in %s",
               c->place[peer].world, m->moved ? "" : "more than ", (long long)((m->moved ? m->moved : m->bytes) / 4),
-              c->place[c->rank].world, (long long)(m->bytes / 4), dt__call_name(c->call.op));
+              c->place[c->rank].world, (long long)(m->bytes / 4), dt__call_name[c->call.op]);
     return dt__comm_fail(c, DT_E_PEER);
 }
 
@@ -14122,7 +14112,7 @@ static void dt__format_call(char *text, size_t size, const dt__published *call)
     else if (call->op == DT__CALL_ALL_REDUCE || call->op == DT__CALL_REDUCE_SCATTER)
         DT__PRINT(how, ", %s", call->extra < 3 ? ops[call->extra] : "?");
     else if (call->extra) DT__PRINT(how, ", kind %d", call->extra);
-    snprintf(text, size, "%s #%lld (%lld %s%s)", dt__call_name(call->op), (long long)call->sequence,
+    snprintf(text, size, "%s #%lld (%lld %s%s)", dt__call_name[call->op], (long long)call->sequence,
              (long long)call->count, call->op == DT__CALL_ALLOC ? "bytes" : "floats", how);
 }
 
@@ -14145,7 +14135,7 @@ static dt_result dt__begin(dt_comm *c, int op, int64_t count, int extra)
     c->call.op = op, c->call.count = count, c->call.extra = extra;
     c->call.where = -1;
     if (op < DT__CALL_SEND) c->call.sequence++;
-    if (count < 0) return dt__misuse("%s of %lld floats: the count is negative", dt__call_name(op), (long long)count);
+    if (count < 0) return dt__misuse("%s of %lld floats: the count is negative", dt__call_name[op], (long long)count);
     if (!c->job) return DT_OK;
     dt__comm_tick(c);
     return dt__comm_troubled(c) ? dt__comm_explain(c) : DT_OK;
@@ -14158,7 +14148,7 @@ static dt_result dt__message_start(dt_comm *c, dt__message *m, int sends, int pe
 {
     m->sends = sends, m->peer = c->place[peer].world;
     m->tag = 2 * (c->id + (uint32_t)DT__IDS) + (uint32_t)kind;
-    m->data = (char *)data, m->bytes = bytes;
+    m->data = (char *)(data ? data : m), m->bytes = bytes; /* NULL would be a message that is not started */
     return dt__link_start(c->link, m);
 }
 
@@ -14189,7 +14179,7 @@ static void dt__count_sent(dt_comm *c, int peer, int64_t floats)
 {
     if (c->nodes == 1 || dt__is_far(c, peer)) __atomic_fetch_add(&c->owed, 4 * floats, __ATOMIC_RELAXED);
     for (; c; peer = c->place[peer].parent, c = c->parent)
-        __atomic_fetch_add(&c->sent[peer], 4 * floats, __ATOMIC_RELAXED);
+        __atomic_fetch_add(&c->place[peer].sent, 4 * floats, __ATOMIC_RELAXED);
 }
 
 /* Sends floats of this rank's to a rank of another node. */
@@ -14269,39 +14259,35 @@ static dt_result dt__conclude(dt_comm *c, int staged, dt_result r)
 
 typedef struct dt__sum {
     dt_op op;
-    int size;
-    const float *const *from; /* (size) the ranks' data */
-    const dt__part *parts;    /* rank by rank, the parts of each in the order of leaves; NULL: one leaf per rank */
-    const int *counts;        /* (size) parts of each rank; NULL: one */
+    int count;
+    const float *const *from; /* (count) the addends, in the order of leaves */
+    const dt__part *parts;    /* (count) which subtrees they are; NULL: leaves */
     float *const *to;         /* (outputs) where results go */
     int outputs;
 } dt__sum;
 
 /* One block of the sum, n <= DT__BLOCK. A stack of subtrees: a node is combined with its left neighbour as soon as both
  * are complete; at the end the remaining subtrees are folded from the right. The last combination writes the outputs.
- * An output may be the first source of its rank, because this block of the source has been read by then. */
+ * An output may be an addend, because this block of the addend has been read by then. */
 static void dt__sum_block(const dt__kernels *k, const dt__sum *s, int64_t at, int64_t n)
 {
     float temp[DT__TREE_DEPTH][DT__BLOCK];
     const float *value[DT__TREE_DEPTH];
     int level[DT__TREE_DEPTH], depth = 0;
     int op = s->op == DT_SUM ? DT__OP_ADD : s->op == DT_MAX ? DT__OP_MAXIMUM : DT__OP_MINIMUM;
-    const dt__part *part = s->parts;
-    for (int r = 0; r < s->size; r++)
-        for (int j = 0, count = s->counts ? s->counts[r] : 1; j < count; j++) {
-            int64_t index = part ? part->index : r;
-            int last = r == s->size - 1 && j == count - 1;
-            level[depth] = part ? part->level : 0;
-            value[depth++] = s->from[r] + (part ? part->offset : 0) + at;
-            if (part) part++;
-            while (depth > 1 && (last || (level[depth - 2] == level[depth - 1] && (index & 1)))) {
-                float *to = last && depth == 2 ? s->to[0] + at : temp[depth - 2];
-                k->binary(op, to, value[depth - 2], 1, value[depth - 1], 1, n);
-                value[--depth - 1] = to;
-                level[depth - 1]++;
-                index >>= 1;
-            }
+    for (int i = 0; i < s->count; i++) {
+        int64_t index = s->parts ? s->parts[i].index : i;
+        int last = i == s->count - 1;
+        level[depth] = s->parts ? s->parts[i].level : 0;
+        value[depth++] = s->from[i] + at;
+        while (depth > 1 && (last || (level[depth - 2] == level[depth - 1] && (index & 1)))) {
+            float *to = last && depth == 2 ? s->to[0] + at : temp[depth - 2];
+            k->binary(op, to, value[depth - 2], 1, value[depth - 1], 1, n);
+            value[--depth - 1] = to;
+            level[depth - 1]++;
+            index >>= 1;
         }
+    }
     if (value[0] != s->to[0] + at) memcpy(s->to[0] + at, value[0], (size_t)n * sizeof(float));
     for (int i = 1; i < s->outputs; i++) memcpy(s->to[i] + at, s->to[0] + at, (size_t)n * sizeof(float));
 }
@@ -14327,11 +14313,10 @@ static void dt__copy(float *to, const float *from, int64_t n)
     if (n > 0 && to != from) memcpy(to, from, (size_t)n * sizeof(float));
 }
 
-/* A sum of one leaf per source, or of `parts`, into one place. */
-static void dt__sum_into(dt_comm *c, dt_op op, const float *const *from, const dt__part *parts, int size, float *to,
+static void dt__sum_into(dt_comm *c, dt_op op, const float *const *from, const dt__part *parts, int count, float *to,
                          int64_t n)
 {
-    dt__sum s = {op, size, from, parts, NULL, &to, 1};
+    dt__sum s = {op, count, from, parts, &to, 1};
     dt__sum_range(c, &s, n);
 }
 
@@ -14488,11 +14473,11 @@ static const float *dt__range_source(const dt_comm *c, const dt__reduction *x, i
                      : c->view[local] + x->begin + x->cut[p] + at;
 }
 
-/* Lists the whole subtrees that one node has, in the order of leaves. */
+/* Lists the addends in the order of leaves: the whole subtrees that one of several nodes has, or all parts. */
 static dt_result dt__subtrees_list(dt_comm *c, const dt__part *parts, const int *counts)
 {
-    const char *what = "a sum over nodes";
-    int n = 0;
+    const char *what = "a sum over ranks";
+    int n = 0, merges = c->nodes > 1;
     int64_t all = 0;
     for (int p = 0; p < c->size; p++) all += counts ? counts[p] : 1;
     if (!dt__reserve((void **)&c->subtree, 0, &c->subtree_room, all, (int64_t)sizeof *c->subtree, what) ||
@@ -14505,7 +14490,7 @@ static dt_result dt__subtrees_list(dt_comm *c, const dt__part *parts, const int 
             t->level = parts ? parts[first].level : 0;
             t->index = parts ? parts[first].index : p;
             t->node = c->place[p].node, t->rank = p, t->part = j, t->first = first, t->parts = 1;
-            for (; n > 1 && t[-1].node == t->node && t[-1].level == t->level && (t->index & 1); t--, n--)
+            for (; merges && n > 1 && t[-1].node == t->node && t[-1].level == t->level && (t->index & 1); t--, n--)
                 t[-1].parts += t->parts, t[-1].level++, t[-1].index >>= 1;
         }
     c->subtrees = n, c->widest = 1;
@@ -14514,30 +14499,33 @@ static dt_result dt__subtrees_list(dt_comm *c, const dt__part *parts, const int 
         dt__subtree *t = &c->subtree[i];
         t->nth = c->subtrees_of[t->node]++;
         c->widest = (int)dt__max(c->widest, c->subtrees_of[t->node]);
-        c->top[i].level = t->level, c->top[i].index = t->index, c->top[i].offset = 0;
+        c->top[i].level = t->level, c->top[i].index = t->index;
     }
     return DT_OK;
 }
 
-/* Work memory for the subtrees of node k; k >= nodes: for what this rank sends as a leader. */
-static float *dt__subtrees_at(const dt_comm *c, const dt__reduction *x, int k)
+/* Work memory for number `nth` of the subtrees of node k, n floats each; k >= nodes: for what this rank sends as a
+ * leader. */
+static float *dt__subtree_at(const dt_comm *c, const dt__reduction *x, int k, int nth, int64_t n)
 {
-    return c->work + k * c->widest * x->width;
+    return c->work + k * c->widest * x->width + nth * n;
 }
 
-/* n floats of range p of a subtree of this node: returned in place, or computed into `to`. */
+/* n floats of range p of a subtree of this node: returned in place, or computed into the work memory of node k. */
 static const float *dt__subtree_sum(dt_comm *c, const dt__reduction *x, const dt__subtree *t, int p, int64_t at,
-                                    int64_t n, float *to)
+                                    int64_t n, int k)
 {
     const dt__part *parts = x->parts ? x->parts + t->first : NULL;
     int rank = t->rank, part = t->part;
+    float *to;
     for (int j = 0; j < t->parts; j++) {
-        c->source[j] = dt__range_source(c, x, c->place[rank].local, p, at);
+        c->source[j] = dt__range_source(c, x, c->place[rank].local, p, at) + (parts ? parts[j].offset : 0);
         if (++part < (x->counts ? x->counts[rank] : 1)) continue;
         rank++;
         part = 0;
     }
-    if (t->parts == 1) return c->source[0] + (parts ? parts->offset : 0);
+    if (t->parts == 1) return c->source[0];
+    to = dt__subtree_at(c, x, k, t->nth, n);
     dt__sum_into(c, x->op, c->source, parts, t->parts, to, n);
     return to;
 }
@@ -14550,36 +14538,34 @@ static dt_result dt__reduce_nodes(dt_comm *c, const dt__reduction *x, int64_t at
     dt_result r = DT_OK;
     for (int k = 0; k < c->nodes && !r; k++)
         if (k != c->node)
-            r = dt__round_message(c, 0, dt__leader(c, k, c->rank), dt__subtrees_at(c, x, k),
+            r = dt__round_message(c, 0, dt__leader(c, k, c->rank), dt__subtree_at(c, x, k, 0, 0),
                                   4 * own * c->subtrees_of[k]);
     for (int p = 0; p < c->size && !r; p++) {
         int64_t n = dt__round_part(c->length[p], at, x->width);
-        float *box = dt__subtrees_at(c, x, c->nodes + c->place[p].relay);
-        const float *data = box;
+        int box = c->nodes + c->place[p].relay;
+        const float *data = NULL;
         if (!n || !dt__is_far(c, p) || dt__leader(c, c->node, p) != c->rank) continue;
         for (int i = 0; i < c->subtrees; i++) {
             const dt__subtree *t = &c->subtree[i];
             if (t->node != c->node) continue;
-            data = dt__subtree_sum(c, x, t, p, at, n, box + t->nth * n);
-            if (mine > 1) dt__copy(box + t->nth * n, data, n), data = box;
+            data = dt__subtree_sum(c, x, t, p, at, n, box);
+            if (mine > 1) dt__copy(dt__subtree_at(c, x, box, t->nth, n), data, n);
         }
-        r = dt__round_send(c, p, data, mine * n);
+        r = dt__round_send(c, p, mine > 1 ? dt__subtree_at(c, x, box, 0, n) : data, mine * n);
     }
     return dt__round_wait(c, r);
 }
 
-/* Adds this rank's range: the subtrees of all nodes, or the data of all ranks of the only node. */
+/* Adds this rank's range. */
 static void dt__reduce_own(dt_comm *c, const dt__reduction *x, int64_t at, int64_t n, float *const *to, int outputs)
 {
     const float **addend = c->source + (c->source_room - c->subtrees);
-    dt__sum s = {x->op, c->size, c->from, x->parts, x->counts, to, outputs};
-    for (int p = 0; p < c->size && c->nodes == 1; p++) c->from[p] = dt__range_source(c, x, p, c->rank, at);
-    for (int i = 0; i < c->subtrees && c->nodes > 1; i++) {
+    dt__sum s = {x->op, c->subtrees, addend, c->top, to, outputs};
+    for (int i = 0; i < c->subtrees; i++) {
         const dt__subtree *t = &c->subtree[i];
-        float *box = dt__subtrees_at(c, x, t->node) + t->nth * n;
-        addend[i] = t->node == c->node ? dt__subtree_sum(c, x, t, c->rank, at, n, box) : box;
+        addend[i] = t->node == c->node ? dt__subtree_sum(c, x, t, c->rank, at, n, t->node)
+                                       : dt__subtree_at(c, x, t->node, t->nth, n);
     }
-    if (c->nodes > 1) s.from = addend, s.size = c->subtrees, s.parts = c->top, s.counts = NULL;
     dt__sum_range(c, &s, n);
 }
 
@@ -14657,7 +14643,7 @@ static void dt__count_reduce(dt_comm *c, const dt__reduction *x)
 static dt_result dt__reduce(dt_comm *c, dt__reduction *x)
 {
     int64_t longest = 0, sources = 0;
-    dt_result r = c->nodes > 1 ? dt__subtrees_list(c, x->parts, x->counts) : DT_OK;
+    dt_result r = dt__subtrees_list(c, x->parts, x->counts);
     if (!r) r = dt__meet_data(c, x->data, x->reach, &x->staged);
     if (r) return dt__conclude(c, 1, r);
     for (int p = 0; p < c->size; p++) longest = dt__max(longest, c->length[p] = x->cut[p + 1] - x->cut[p]);
@@ -14687,20 +14673,21 @@ static dt_result dt__reduce_small(dt_comm *c, const float *in, float *out, int64
 {
     int64_t total = count * sections, mine = sections > 1 ? c->rank * count : 0;
     dt_result r;
+    if (!c->job) return dt__copy(out, in, count), DT_OK;
     if (c->nodes > 1) {
         if (!dt__reserve((void **)&c->work, 0, &c->work_room, c->size * total, 4, "a collective"))
             return dt__conclude(c, 1, DT_E_MEMORY);
         r = dt__gather(c, in, total, dt__equal_extents(c, c->give, 0, total), c->size, c->work);
-        for (int p = 0; p < c->size; p++) c->from[p] = c->work + p * total + mine;
+        for (int p = 0; p < c->size; p++) c->view[p] = c->work + p * total + mine;
     } else {
         int64_t round = c->round++;
         dt__copy(dt__stage(c, c->rank, round), in, total);
         r = dt__meet(c);
-        for (int p = 0; p < c->size; p++) c->from[p] = dt__stage(c, p, round) + mine;
+        for (int p = 0; p < c->size; p++) c->view[p] = dt__stage(c, p, round) + mine;
         for (int p = 0; p < c->size && !r; p++)
             if (p != c->rank) dt__count_sent(c, p, count);
     }
-    if (!r) dt__sum_into(c, op, c->from, NULL, c->size, out, count);
+    if (!r) dt__sum_into(c, op, (const float *const *)c->view, NULL, c->size, out, count);
     return r;
 }
 
@@ -14724,7 +14711,7 @@ static dt_result dt__exchange(dt_comm *c, int op, const float *in, float *out, i
         dt__equal_extents(c, c->give, count, count);
         return dt__swap(c, in, c->give, out, c->give, c->length, staged);
     }
-    if (c->job && total <= DT__EAGER) return dt__reduce_small(c, in, out, count, sections, (dt_op)extra);
+    if (total <= DT__EAGER) return dt__reduce_small(c, in, out, count, sections, (dt_op)extra);
     x.op = (dt_op)extra, x.data = in, x.reach = total, x.cut = c->cut;
     for (int p = 0; p <= c->size; p++) c->cut[p] = sections > 1 ? p * count : dt__piece(count, c->size, p);
     if (op == DT__CALL_ALL_REDUCE) x.all = out;
@@ -14782,27 +14769,10 @@ DT_API dt_result dt_all_to_all(dt_comm *c, const float *in, float *out, int64_t 
     return dt__collective(c, DT__CALL_ALL_TO_ALL, in, out, count, c->size, 0);
 }
 
-/* The parts must cover the leaves 0..V-1 in order, V a power of two. */
-static dt_result dt__check_parts(const dt_comm *c, const dt__part *parts, const int *counts)
-{
-    int64_t leaf = 0;
-    for (int r = 0; r < c->size; r++) {
-        if (counts[r] < 1) return dt__misuse("rank %d does not own a part of the sum", c->place[r].world);
-        for (int j = 0; j < counts[r]; j++, parts++) {
-            if (parts->level < 0 || parts->level >= DT__TREE_DEPTH - 2 || parts->index << parts->level != leaf)
-                return dt__misuse("part %d of rank %d does not begin at leaf %lld", j, c->place[r].world,
-                                  (long long)leaf);
-            leaf += (int64_t)1 << parts->level;
-        }
-    }
-    if (!dt__is_pow2(leaf)) return dt__misuse("the parts cover %lld leaves, not a power of two", (long long)leaf);
-    return DT_OK;
-}
-
 /* The exact all-reduce over the tree of leaves (R1, R2). `mine` is this rank's data in symmetric memory. `parts` lists
- * all ranks' parts in the order of leaves, `counts` (size) how many each has: the same on all ranks. The sum of
- * elements [begin, begin + count) of all parts replaces those of every rank's first part. With `cuts` (size + 1,
- * relative to begin, rising from 0 to count) the sum of [cuts[r], cuts[r + 1]) goes only to rank r. */
+ * all ranks' parts in the order of leaves (a power of two), `counts` (size) how many each has, at least 1: the same on
+ * all ranks. The sum of elements [begin, begin + count) of all parts replaces those of every rank's first part. With
+ * cuts (size + 1, relative to begin, rising from 0 to count) the sum of [cuts[r], cuts[r + 1]) goes only to rank r. */
 static dt_result dt__reduce_parts(dt_comm *c, float *mine, const dt__part *parts, const int *counts, int64_t begin,
                                   int64_t count, const int64_t *cuts)
 {
@@ -14810,7 +14780,6 @@ static dt_result dt__reduce_parts(dt_comm *c, float *mine, const dt__part *parts
     const dt__part *first = parts;
     float *sum;
     dt_result r = dt__begin(c, DT__CALL_REDUCE_PARTS, count, cuts ? 1 : 0);
-    if (!r) r = dt__check_parts(c, parts, counts);
     if (r) return r;
     for (int p = 0; p < c->rank; p++) first += counts[p];
     for (int j = 0; j < counts[c->rank]; j++) x.reach = dt__max(x.reach, first[j].offset + begin + count);
@@ -14887,7 +14856,7 @@ static dt_result dt__begin_pair(dt_comm *c, int op, int64_t count, int peer)
 {
     dt_result r = dt__check_rank(c, op == DT__CALL_SEND ? "send to rank" : "receive from rank", peer);
     if (r) return r;
-    if (peer == c->rank) return dt__misuse("rank %d in a %s with itself", peer, dt__call_name(op));
+    if (peer == c->rank) return dt__misuse("rank %d in a %s with itself", peer, dt__call_name[op]);
     return dt__begin(c, op, count, peer);
 }
 
@@ -14901,7 +14870,7 @@ static dt_result dt__send_finish(dt_comm *c, int to, uint32_t ticket)
     if (c->failed) return dt__error(c->failed, "%s", c->message);
     if (!dt__is_far(c, to))
         return dt__wait(c, to, &dt__comm_channel(c, c->local_rank, c->place[to].local)->taken, ticket);
-    if (c->posted[to] - ticket >= (uint32_t)DT__PACKETS) return DT_OK;
+    if (c->place[to].posted - ticket >= (uint32_t)DT__PACKETS) return DT_OK;
     return dt__wait_message(c, dt__outbox_message(c, to, ticket), to);
 }
 
@@ -14914,10 +14883,10 @@ static dt_result dt__send_post(dt_comm *c, const float *data, int64_t count, int
     if (where < 0) return dt__misuse("a send in the background needs memory of dt_comm_alloc");
     dt__count_sent(c, to, count);
     if (!dt__is_far(c, to)) return dt__post(c, to, where, bytes, bytes, ticket);
-    *ticket = c->posted[to] + 1;
+    *ticket = c->place[to].posted + 1;
     m = dt__outbox_message(c, to, *ticket);
     if (m->data && (r = dt__wait_message(c, m, to)) != DT_OK) return r;
-    c->posted[to]++;
+    c->place[to].posted++;
     return dt__message_start(c, m, 1, to, 1, (void *)(intptr_t)data, bytes);
 }
 
@@ -14959,25 +14928,20 @@ DT_API dt_result dt_send(dt_comm *c, const float *data, int64_t count, int to)
     return r ? r : dt__send_finish(c, to, ticket);
 }
 
-static dt_result dt__recv_far(dt_comm *c, float *data, int64_t count, int from)
-{
-    dt__message m;
-    dt_result r;
-    memset(&m, 0, sizeof m);
-    r = dt__message_start(c, &m, 0, from, 1, data, 4 * count);
-    if (!r) r = dt__wait_message(c, &m, from);
-    if (r) dt__message_cancel(c->link, &m);
-    return r;
-}
-
 DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from)
 {
     if (dt__refused("c data/", c, data, count)) return DT_E_USAGE;
     int64_t at = 0;
     dt__channel *channel;
+    dt__message m = DT__ZERO;
     dt_result r = dt__begin_pair(c, DT__CALL_RECV, count, from);
     if (r) return r;
-    if (dt__is_far(c, from)) return dt__recv_far(c, data, count, from);
+    if (dt__is_far(c, from)) {
+        r = dt__message_start(c, &m, 0, from, 1, data, 4 * count);
+        if (!r) r = dt__wait_message(c, &m, from);
+        dt__message_cancel(c->link, &m);
+        return r;
+    }
     channel = dt__comm_channel(c, c->place[from].local, c->local_rank);
     do {
         uint32_t next = channel->taken.value + 1;
@@ -15032,8 +14996,8 @@ static dt_result dt__agree(dt_comm *c, int ok, int *all)
     return r;
 }
 
-/* Either every node gets the memory, or none does. */
-static dt_result dt__comm_alloc_shared(dt_comm *c, int64_t bytes, dt__region **region)
+/* Either every node gets the memory, or none does. A rank alone has a region without peers. */
+static dt_result dt__region_open(dt_comm *c, int64_t bytes, dt__region **region)
 {
     int64_t stride = dt__pages(dt__max(bytes, 1)), total = stride * c->local_size, where;
     int64_t available = dt__memory_available();
@@ -15043,7 +15007,7 @@ static dt_result dt__comm_alloc_shared(dt_comm *c, int64_t bytes, dt__region **r
     r = dt__meet(c);
     c->sharing = 0;
     if (r) return r;
-    where = dt__peer_call(c, 0)->where;
+    where = c->job ? dt__peer_call(c, 0)->where : c->call.where;
     ok = where >= 0 && (c->fd < 0 || !dt__file_reserve(c->fd, where + c->local_rank * stride, stride));
     *region = ok ? dt__region_join(c, where, total, stride) : NULL;
     if ((r = dt__agree(c, *region != NULL, &all)) != DT_OK || all) return r;
@@ -15054,15 +15018,6 @@ static dt_result dt__comm_alloc_shared(dt_comm *c, int64_t bytes, dt__region **r
     return dt__alloc_refused(c->size, bytes, available);
 }
 
-/* One rank alone: the same region without peers. */
-static dt_result dt__comm_alloc_alone(dt_comm *c, int64_t bytes, dt__region **region)
-{
-    int64_t stride = dt__pages(dt__max(bytes, 1)), where = dt__region_create(NULL, stride);
-    if (where < 0) return dt__alloc_refused(1, bytes, dt__memory_available());
-    *region = dt__region_join(c, where, stride, stride);
-    return *region ? DT_OK : DT_E_MEMORY;
-}
-
 DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine)
 {
     if (dt__refused("c mine", c, mine)) return DT_E_USAGE;
@@ -15070,7 +15025,7 @@ DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine)
     dt_result r = dt__begin(c, DT__CALL_ALLOC, bytes, 0);
     *mine = NULL;
     if (!r && bytes > INT64_MAX / 2 / c->size) r = dt__alloc_refused(c->size, bytes, dt__memory_available());
-    if (!r) r = c->job ? dt__comm_alloc_shared(c, bytes, &region) : dt__comm_alloc_alone(c, bytes, &region);
+    if (!r) r = dt__region_open(c, bytes, &region);
     if (!r) *mine = region->base + c->local_rank * region->stride;
     return r;
 }
@@ -15231,7 +15186,7 @@ DT_API int dt_comm_node(const dt_comm *c, int rank)
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer)
 {
     if (dt__refused("c", c) || dt__check_rank(c, "rank", peer)) return 0;
-    return __atomic_load_n(&c->sent[peer], __ATOMIC_RELAXED);
+    return __atomic_load_n(&c->place[peer].sent, __ATOMIC_RELAXED);
 }
 /* Bytes sent to all ranks, or to those on other nodes; c may be NULL. */
 static int64_t dt__comm_sent(const dt_comm *c, int far)
@@ -15242,36 +15197,32 @@ static int64_t dt__comm_sent(const dt_comm *c, int far)
     return bytes;
 }
 
-/* The next `bytes` of a block; without a block only counts them. */
-static void *dt__carve(char *block, int64_t *used, int64_t bytes)
+/* Places a table at block + used, or with a block of NULL only counts. Returns what is used after it. */
+static int64_t dt__carve(void **table, char *block, int64_t used, int64_t bytes)
 {
-    char *at = block ? block + *used : NULL;
-    *used += dt__round_up(bytes, 16);
-    return at;
+    *table = block ? block + used : NULL;
+    return used + dt__round_up(bytes, 16);
 }
+#define DT__CARVE(table, count) \
+    used = dt__carve((void **)&c->table, block, used, (int64_t)(count) * (int64_t)sizeof *c->table)
 
 /* Places a communicator's tables in a block. Returns their bytes. */
 static int64_t dt__comm_tables(dt_comm *c, char *block)
 {
-    const int64_t word = (int64_t)sizeof(int), pointer = (int64_t)sizeof(void *);
-    const int64_t message = (int64_t)sizeof(dt__message);
     int64_t used = 0, n = c->size, far = c->nodes > 1 ? n : 0;
-    c->place = (dt__rank_place *)dt__carve(block, &used, n * (int64_t)sizeof(dt__rank_place));
-    c->member = (int *)dt__carve(block, &used, n * word);
-    c->first = (int *)dt__carve(block, &used, (c->nodes + 1) * word);
-    c->view = (float **)dt__carve(block, &used, n * pointer);
-    c->from = (const float **)dt__carve(block, &used, n * pointer);
-    c->to = (float **)dt__carve(block, &used, n * pointer);
-    c->sent = (int64_t *)dt__carve(block, &used, n * 8);
-    c->cut = (int64_t *)dt__carve(block, &used, (n + 1) * 8);
-    c->length = (int64_t *)dt__carve(block, &used, n * 8);
-    c->give = (dt__extent *)dt__carve(block, &used, n * (int64_t)sizeof(dt__extent));
-    c->take = (dt__extent *)dt__carve(block, &used, n * (int64_t)sizeof(dt__extent));
-    c->calls = (dt__published *)dt__carve(block, &used, c->nodes * (int64_t)sizeof(dt__published));
-    c->subtrees_of = (int *)dt__carve(block, &used, c->nodes * word);
-    c->messages = (dt__message *)dt__carve(block, &used, 2 * (far + c->nodes) * message);
-    c->outbox = (dt__message *)dt__carve(block, &used, far * DT__PACKETS * message);
-    c->posted = (uint32_t *)dt__carve(block, &used, far * 4);
+    DT__CARVE(place, n);
+    DT__CARVE(member, n);
+    DT__CARVE(first, c->nodes + 1);
+    DT__CARVE(view, n);
+    DT__CARVE(to, n);
+    DT__CARVE(cut, n + 1);
+    DT__CARVE(length, n);
+    DT__CARVE(give, n);
+    DT__CARVE(take, n);
+    DT__CARVE(calls, c->nodes);
+    DT__CARVE(subtrees_of, c->nodes);
+    DT__CARVE(messages, 2 * (far + c->nodes));
+    DT__CARVE(outbox, far * DT__PACKETS);
     return used;
 }
 
@@ -15340,7 +15291,7 @@ static dt_result dt__stage_open(dt_comm *c)
     c->stage = (char *)stage - c->local_rank * c->stride;
     c->part = DT__FAR_STAGE;
     c->link->memory += 4 * (DT__STAGES * DT__FAR_STAGE + DT_WORK_FLOATS);
-    memset(c->sent, 0, (size_t)c->size * sizeof *c->sent);
+    for (int p = 0; p < c->size; p++) c->place[p].sent = 0;
     c->call.sequence = 0;
     return DT_OK;
 }
@@ -15446,15 +15397,14 @@ static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd,
 
 /* The ranks of this rank's color, before they share memory. all (size, 2): the colors of all ranks, and how many
  * communicators between nodes they have been in. up, node (size): scratch. */
-static dt_comm *dt__split_new(dt_comm *c, int color, const float *all, int *up, int *node)
+static dt_comm *dt__split_new(dt_comm *c, int color, const int32_t *all, int *up, int *node)
 {
-    int32_t words[2], id = 0;
+    int32_t id = 0;
     int members = 0, rank = 0;
     dt_comm *s;
     for (int p = 0; p < c->size; p++) {
-        memcpy(words, all + 2 * p, sizeof words);
-        id = (int32_t)dt__max(id, words[1]);
-        if (words[0] != color) continue;
+        id = (int32_t)dt__max(id, all[2 * p + 1]);
+        if (all[2 * p] != color) continue;
         if (p == c->rank) rank = members;
         node[members] = c->place[p].node, up[members++] = p;
     }
@@ -15474,17 +15424,15 @@ static dt_comm *dt__split_new(dt_comm *c, int color, const float *all, int *up, 
 DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
 {
     if (dt__refused("sub! c", sub, c)) return DT_E_USAGE;
-    int32_t words[2] = {color, c->link ? (int32_t)c->link->ids : 0};
-    float input[2], *all;
+    int32_t own[2] = {color, c->link ? (int32_t)c->link->ids : 0}, *all;
     int *up;
     dt_comm *s = NULL;
     dt_result r = dt__begin(c, DT__CALL_SPLIT, 0, 0);
     if (!r && color < 0) r = dt__misuse("color %d: it must not be negative", color);
     if (r) return r;
-    if (!(all = (float *)dt__alloc(4 * c->size * (int64_t)sizeof *all, "a split"))) return DT_E_MEMORY;
-    up = (int *)(void *)(all + 2 * c->size);
-    memcpy(input, words, sizeof input);
-    r = dt__exchange(c, DT__CALL_ALL_GATHER, input, all, 2, 1, 0);
+    if (!(all = (int32_t *)dt__alloc(4 * c->size * (int64_t)sizeof *all, "a split"))) return DT_E_MEMORY;
+    up = (int *)(all + 2 * c->size);
+    r = dt__exchange(c, DT__CALL_ALL_GATHER, (float *)(void *)own, (float *)(void *)all, 2, 1, 0); /* only copies */
     if (!r && !(s = dt__split_new(c, color, all, up, up + c->size))) r = DT_E_MEMORY;
     if (!r && c->job) { /* the first local rank of each color names the area that it made */
         c->call.where = s->local_rank == 0 ? dt__area_create(c->job, c->fd, s->local_size) : -1;
