@@ -6485,19 +6485,25 @@ static void dt__map_part(const dt__call *c, int64_t begin, int64_t end)
     }
 }
 
+static dt__strided dt__map_walk(const dt_graph *g, const dt__node *n)
+{
+    dt__strided w = DT__ZERO;
+    w.shape = n->shape, w.arrays = n->inputs;
+    for (int i = 0; i < w.arrays; i++) dt__strides(&g->nodes[n->in[i]].shape, &w.shape, w.stride[i]);
+    dt__strided_begin(&w);
+    return w;
+}
 static void dt__run_map(const dt__call *c)
 {
     const dt__param *p = c->n->inputs == 2 ? dt__cut_param(c->g, dt__in(c, 1)) : NULL;
     dt__call whole = *c;
-    dt__strided w = DT__ZERO;
-    w.shape = c->n->shape, w.arrays = c->n->inputs;
-    for (int i = 0; i < w.arrays; i++) dt__strides(&dt__in(c, i)->shape, &w.shape, w.stride[i]);
+    dt__strided w = dt__map_walk(c->g, c->n);
     if (p) { /* a vector that is stored in shards: columns of input 0 */
         w.shape = dt_shape3(dt__rows(c->n), dt__own(c->g), dt__param_width(p, c->g->tensor_shards));
         dt__strides(&w.shape, &w.shape, w.stride[0]);
         w.stride[1][0] = 0, w.stride[1][1] = dt__shard_step(p, c->g->tensor_shards), w.stride[1][2] = 1;
+        dt__strided_begin(&w);
     }
-    dt__strided_begin(&w);
     whole.strided = &w;
     dt__split(&whole, dt__count(c->n), 4096, dt__map_part);
 }
@@ -8802,18 +8808,12 @@ typedef struct dt__fused {
     int64_t scratch;
 } dt__fused;
 
-/* Is it a move that does not run, because its readers walk over its source (H9)? */
-static int dt__is_view(const dt__node *n)
-{
-    return n->tile && !n->group && dt__op_of(n->op)->class_of == DT__CLASS_MOVE;
-}
-
-/* The node whose memory `id` shares: aliases, views, and a COMBINE of one part on one rank, share their input's. */
+/* The node whose memory `id` shares: aliases, and a COMBINE of one part on one rank, share their input's. */
 static int32_t dt__root(const dt_graph *g, int32_t id)
 {
     for (;;) {
         const dt__node *n = &g->nodes[id];
-        if (!n->inputs || (!dt__is_alias(n->op) && !dt__is_view(n) &&
+        if (!n->inputs || (!dt__is_alias(n->op) &&
                            !(n->op == DT__OP_COMBINE && g->nodes[n->in[0]].shape.n[0] == 1 && !n->i[0])))
             return id;
         id = n->in[0];
@@ -8884,9 +8884,7 @@ static int32_t dt__reusable(const dt__planner *w, int32_t id, int32_t now)
         int32_t r = dt__root(g, n->in[i]);
         if (!(dt__op_of(n->op)->in_place >> i & 1u) || w->last[r] != now || dt__count(&g->nodes[r]) != dt__count(n))
             continue;
-        if (!dt__same_shape(&g->nodes[n->in[i]].shape, &n->shape) || !dt__read_once(g, id, r) ||
-            dt__is_view(&g->nodes[n->in[i]]))
-            continue;
+        if (!dt__same_shape(&g->nodes[n->in[i]].shape, &n->shape) || !dt__read_once(g, id, r)) continue;
         if (w->p->home[r].place == DT__AT_TEMP || (w->p->home[r].place == DT__AT_SAVED && now >= w->p->forward_count))
             return r;
     }
@@ -8953,7 +8951,6 @@ static int32_t dt__plan_order(dt__planner *w, int32_t from, int32_t to, int earl
     for (int32_t id = from; id < to; id++) {
         const dt__node *n = &g->nodes[id];
         if (!w->live[id] || dt__is_leaf(n->op) || n->op == DT__OP_AUX || dt__root(g, id) != id) continue;
-        if (dt__is_view(n)) continue;
         if (early >= 0 && w->early[id] != early) continue;
         for (int i = 0; i < n->inputs; i++) w->last[dt__root(g, n->in[i])] = count;
         if (dt__op_of(n->op)->flops)
@@ -9748,7 +9745,7 @@ static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
 
 /* X(name, text): the passes, in execution order. */
 #define DT__PASSES(X) \
-    X(LAYOUT, "layout") X(BIAS, "bias") X(RECOMPUTE, "recompute") X(LOGITS, "logits") X(FUSE, "fuse") X(ORDER, "order")
+    X(BIAS, "bias") X(RECOMPUTE, "recompute") X(LOGITS, "logits") X(FUSE, "fuse") X(ORDER, "order")
 #define DT__PASS_ENUM(name, text) DT__PASS_##name,
 enum { DT__PASSES(DT__PASS_ENUM) DT__PASS_COUNT };
 enum { DT__MOST_MEMBERS = 24, DT__TILE = 1024 }; /* ops per group; elements per tile, unless a row has more */
@@ -9756,7 +9753,6 @@ enum { DT__MOST_MEMBERS = 24, DT__TILE = 1024 }; /* ops per group; elements per 
 /* A graph being rewritten. Ops start as units; fusion joins units. A unit's number is its least id; `next`: a ring. */
 typedef struct dt__rewrite {
     dt_graph *g;
-    const dt__kernels *k;
     dt_tensor *output, *grad_in;
     int how;                        /* dt__plan_open's */
     unsigned passes;                /* bit i: pass i runs */
@@ -9817,82 +9813,6 @@ static void dt__rewrite_live(dt__rewrite *w)
 }
 
 /* ---- passes that rewrite ---- */
-/* May readers walk over this move's source instead? Runs of the last axis must be contiguous, or one element. */
-static int dt__is_strided(const dt_graph *g, const dt__node *n)
-{
-    const dt__node *x = &g->nodes[n->in[0]];
-    int last = n->shape.dims - 1;
-    if (dt__op_of(n->op)->class_of != DT__CLASS_MOVE) return 0;
-    if (n->op == DT__OP_FULL) return 1;
-    if (x->tile || dt__cut_param(g, x)) return 0;
-    return n->op == DT__OP_EXPAND || n->op == DT__OP_SLICE ||
-           (n->op == DT__OP_PERMUTE && last >= 0 && (n->i[last] == last || n->shape.n[last] == 1));
-}
-/* The walk of a map op; for an input that is a view, over the view's source. */
-static dt__strided dt__member_walk(const dt_graph *g, const dt__node *n)
-{
-    dt__strided w = DT__ZERO;
-    w.shape = n->shape, w.arrays = n->inputs;
-    for (int i = 0; i < w.arrays; i++) {
-        const dt__node *x = &g->nodes[n->in[i]];
-        if (x->tile && x->op == DT__OP_FULL) continue;
-        if (!x->tile || x->group) dt__strides(&x->shape, &w.shape, w.stride[i]);
-        else {
-            dt__call move = DT__ZERO;
-            dt__strided v;
-            move.g = g, move.n = x;
-            v = dt__move_strided(&move, 0, 0);
-            memcpy(w.stride[i], v.stride[1], sizeof v.stride[1]);
-            w.start[i] = v.start[1];
-        }
-    }
-    dt__strided_begin(&w);
-    return w;
-}
-
-/* Is `id` a map op, no input stored in shards, that can read this view: a constant, or of the op's shape? */
-static int dt__takes_view(const dt_graph *g, int32_t id, const dt__node *view)
-{
-    const dt__node *n = &g->nodes[id];
-    if (view->op != DT__OP_FULL && !dt__same_shape(&view->shape, &n->shape)) return 0;
-    return dt__op_of(n->op)->class_of == DT__CLASS_MAP && n->slot < 0 &&
-           !(n->inputs == 2 && dt__cut_param(g, &g->nodes[n->in[1]]) && dt__own(g) > 1);
-}
-/* Can map op `id` walk over its inputs? Kernels take steps of 0 and 1. */
-static int dt__can_walk(const dt_graph *g, int32_t id)
-{
-    dt__strided w = dt__member_walk(g, &g->nodes[id]);
-    for (int i = 0; i < w.arrays; i++)
-        if (w.step[i] != 0 && w.step[i] != 1) return 0;
-    return 1;
-}
-/* Turns moves into strides of their readers: a transpose becomes a flag of its product, a move that only map ops read a
- * view. A view has tile set and no longer runs; its root is the source (dt__root). Every product still packs the
- * weights that it reads: 1.5 % of its time at 1,024 rows. */
-static void dt__pass_layout(dt__rewrite *w)
-{
-    dt_graph *g = w->g;
-    for (int32_t id = 1; id < g->count; id++) {
-        dt__node *n = &g->nodes[id];
-        for (int i = 0; n->op == DT__OP_MATMUL && n->inputs == 2 && !n->i[2] && n->slot < 0 && i < 2; i++) {
-            const dt__node *m = &g->nodes[n->in[i]];
-            if (m->op != DT__OP_PERMUTE || m->shape.dims != 2 || m->i[0] != 1 || dt__cut_param(g, &g->nodes[m->in[0]]))
-                continue;
-            n->in[i] = m->in[0], n->i[i] = !n->i[i];
-        }
-    }
-    dt__rewrite_live(w);
-    for (int32_t id = 1; id < g->count; id++) {
-        dt__node *n = &g->nodes[id];
-        int fits = w->live[id] && !dt__is_result(w, id) && n->dtype == DT_F32 && dt__is_strided(g, n);
-        n->tile = fits;
-        for (int32_t r = id + 1; r < g->count && fits; r++)
-            for (int i = 0; w->live[r] && i < g->nodes[r].inputs; i++)
-                if (g->nodes[r].in[i] == id) fits = fits && dt__takes_view(g, r, n) && dt__can_walk(g, r);
-        n->tile = fits;
-    }
-}
-
 /* The (rows, cols) an op walks over; 0: it runs alone. */
 static int dt__walks(const dt_graph *g, const dt__node *n, int64_t *rows, int64_t *cols)
 {
@@ -9923,8 +9843,7 @@ static void dt__pass_bias(dt__rewrite *w)
         const dt__node *m = &g->nodes[at], *b = &g->nodes[n->in[1]];
         int64_t rows, cols;
         if (!w->live[id] || m->op != DT__OP_MATMUL || m->inputs != 2 || w->readers[at] != 1 || dt__is_result(w, at) ||
-            !dt__walks(g, m, &rows, &cols) || dt_shape_count(b->shape) != cols || dt__cols(b) != cols || b->tile ||
-            dt__cut_param(g, b) || dt__count(n) != rows * cols || dt__cols(n) != cols || w->phase[id] != w->phase[at])
+            !dt__walks(g, m, &rows, &cols) || dt_shape_count(b->shape) != cols || dt__cols(b) != cols || dt__cut_param(g, b) || dt__count(n) != rows * cols || dt__cols(n) != cols || w->phase[id] != w->phase[at])
             continue;
         n->op = DT__OP_MATMUL, n->inputs = 3;
         n->in[0] = m->in[0], n->in[2] = n->in[1], n->in[1] = m->in[1];
@@ -9990,7 +9909,7 @@ static void dt__pass_recompute(dt__rewrite *w)
         for (int32_t r = g->forward_count; r < g->count; r++)
             for (int i = 0; i < g->nodes[r].inputs; i++)
                 if (dt__root(g, g->nodes[r].in[i]) == id) /* an auxiliary loss is read after forward */
-                    cheap &= !dt__is_view(&g->nodes[g->nodes[r].in[i]]) && g->nodes[r].op != DT__OP_AUX_LOSS_GRAD;
+                    cheap &= g->nodes[r].op != DT__OP_AUX_LOSS_GRAD;
         if (!cheap || g->count + 2 * w->readers[id] + 1 >= w->room) continue;
         for (int i = 0; i < copy.inputs; i++) kept[dt__root(g, copy.in[i])] = 1;
         copy.aux = 0, copy.slot = -1;
@@ -10078,8 +9997,8 @@ static int dt__reads_along(const dt_graph *g, int32_t id, int i)
     const dt__node *n = &g->nodes[id], *x = &g->nodes[n->in[i]];
     const char *kinds = dt__op_of(n->op)->inputs;
     dt_shape one = n->shape;
-    if (n->op == DT__OP_CAST) return !x->tile && dt__same_shape(&x->shape, &n->shape);
-    if (n->op == DT__OP_MATMUL || x->tile || x->dtype != DT_F32) return 0;
+    if (n->op == DT__OP_CAST) return dt__same_shape(&x->shape, &n->shape);
+    if (n->op == DT__OP_MATMUL || x->dtype != DT_F32) return 0;
     if (!dt__is_map(g, id)) return kinds[i] == 'r' || kinds[i] == 's';
     if (one.dims) one.n[one.dims - 1] = 1;
     return x->op != DT__OP_AUX && (dt__same_shape(&x->shape, &n->shape) || dt__same_shape(&x->shape, &one));
@@ -10300,14 +10219,6 @@ static void dt__emit_phase(dt__rewrite *w, int phase, int32_t begin, int32_t rec
         if (dt__ends_unit(w, id, phase, recorded)) dt__emit_unit(w, id);
 }
 
-/* Does the unit run as a group? A map op alone does if it reads a view. */
-static int dt__is_group(const dt__rewrite *w, int32_t unit)
-{
-    int views = 0;
-    for (int i = 0; i < w->g->nodes[unit].inputs; i++) views |= w->g->nodes[w->g->nodes[unit].in[i]].tile;
-    return w->next[unit] != unit || (views && dt__is_map(w->g, unit));
-}
-
 /* Reorders the nodes and updates what refers to them. */
 static dt_result dt__renumber(dt__rewrite *w)
 {
@@ -10324,7 +10235,7 @@ static dt_result dt__renumber(dt__rewrite *w)
     memset(last, 0, sizeof *last * (size_t)w->room);
     for (int32_t i = 1; i <= w->ordered; i++) {
         int32_t id = w->order[i - 1];
-        if (g->nodes[id].op != DT__OP_AUX && dt__is_group(w, w->unit[id])) last[w->unit[id]] = i;
+        if (g->nodes[id].op != DT__OP_AUX && w->next[id] != id) last[w->unit[id]] = i;
     }
     for (int32_t i = 1; i <= w->ordered; i++) {
         int32_t id = w->order[i - 1], unit = w->unit[g->nodes[id].op == DT__OP_AUX ? g->nodes[id].in[0] : id];
@@ -10553,13 +10464,8 @@ static void dt__group_go(const dt__plan *p, int32_t id, const dt__bind *b, const
     if (f->library) own.k = &f->own;
     r.f = f, r.group = f->groups, r.env = env = &own;
     while (r.group->last != id) r.group++;
-    for (int32_t i = 0; i < r.group->count; i++) {
+    for (int32_t i = 0; i < r.group->count; i++)
         r.call[i] = dt__call_of(p, f->members[r.group->begin + i].id, b, env, fresh);
-        for (int k = 0; k < r.call[i].n->inputs; k++) {
-            const dt__node *x = &p->g->nodes[r.call[i].n->in[k]];
-            if (x->op == DT__OP_FULL && x->tile) r.call[i].in[k] = &x->f;
-        }
-    }
     if (r.group->blocked) {
         dt__logits_go(&r);
         return;
@@ -10593,7 +10499,7 @@ static void dt__group_lay_out(dt__fusion *f, const dt__plan *p, dt__group *group
         const dt__node *n = &g->nodes[m->id];
         uint32_t free_after = 0;
         m->tile = -1, m->per = dt__count(n) / group->rows;
-        if (dt__is_each(g, m->id)) m->walk = dt__member_walk(g, n);
+        if (dt__is_each(g, m->id)) m->walk = dt__map_walk(g, n);
         for (int k = 0; k < 3; k++) m->from[k] = -1;
         for (int k = 0; k < n->inputs && k < 3; k++)
             for (x = &f->members[group->begin]; x < m; x++) {
@@ -10659,6 +10565,9 @@ static dt_result dt__fusion_open(dt__plan *p)
  * expressions: what only they read stays in registers. Row ops are printed from theirs. Sizes are arguments, so a new
  * shape finds its code in the cache. The vector functions come from this file's text, which the program embeds. */
 #ifdef __ELF__
+static dt_result dt__file_get(const char *path, int64_t most, char **text, int64_t *bytes);
+static dt_result dt__file_put(const char *path, const char *text, int64_t bytes);
+static dt_result dt__file_error(const char *what, const char *path);
 
 #ifndef DT_SOURCE_PATH
 #define DT_SOURCE_PATH __FILE__
@@ -10781,74 +10690,66 @@ static int dt__cache_folder(char *folder, size_t size)
     }
     return 0;
 }
-/* The last 64 bytes of compiled code: a hash of its key and the rest. */
+/* The last 64 bytes of compiled code: a hash of its key and the rest. check: are they? Else appends them. */
 static int dt__seal(const char *path, const char *key, int check)
 {
-    char hex[65], found[65] = "", buffer[4096];
-    FILE *file = fopen(path, check ? "rb" : "r+b");
+    char hex[65], *code;
+    FILE *file = NULL;
     dt__sha256 h;
-    long left = 0;
+    int64_t bytes;
     int good;
-    if (!file) return 0;
-    if (!fseek(file, 0, SEEK_END)) left = ftell(file) - (check ? 64 : 0);
-    rewind(file);
+    if (dt__file_get(path, 1 << 28, &code, &bytes)) return 0;
+    if (check) bytes -= 64;
     dt__sha256_begin(&h);
     dt__sha256_add(&h, key, 64);
-    for (size_t n = 1; left > 0 && n; left -= (long)n) {
-        n = fread(buffer, 1, (size_t)dt__min((int64_t)sizeof buffer, left), file);
-        dt__sha256_add(&h, buffer, (int64_t)n);
-    }
+    dt__sha256_add(&h, code, dt__max(0, bytes));
     dt__sha256_end(&h, hex);
-    if (check) good = fread(found, 1, 64, file) == 64 && !memcmp(found, hex, 64);
-    else good = !fseek(file, 0, SEEK_END) && fwrite(hex, 1, 64, file) == 64;
-    return !fclose(file) && good && !left;
+    if (!check) file = fopen(path, "ab");
+    good = check ? bytes > 0 && !memcmp(code + bytes, hex, 64) : file && fputs(hex, file) >= 0;
+    if (file && fclose(file)) good = 0;
+    dt__free(code);
+    return good;
 }
 
-/* Compiles `text` for `key` to the file `path` through a draft, so that it is complete or absent. why: what failed. */
-static int dt__chains_build(const char *path, const char *key, const char *text, const char *cc, const char *flags,
-                            char *why, int size)
+/* Compiles `text` for `key` to the file `path` through a draft, so that it is complete or absent. */
+static dt_result dt__chains_build(const char *path, const char *key, const char *text, const char *cc,
+                                  const char *flags)
 {
     enum { WORDS = 64 };
-    char draft[PATH_MAX], line[PATH_MAX], said[PATH_MAX + 8], out[PATH_MAX + 8], first[160];
-    char *argv[WORDS + 4], *rest = NULL;
-    int done = 0, words = 0, n = DT__PRINT(draft, "%s.XXXXXX.c", path), fd = mkstemps(draft, 2);
-    FILE *file = fd >= 0 && n < (int)sizeof draft ? fdopen(fd, "w") : NULL;
-    if (file) done = fputs(text, file) >= 0;
-    if (file) done &= !fclose(file);
-    snprintf(why, (size_t)size, "%.200s cannot be written", draft);
-    if (!done && fd >= 0) unlink(draft);
-    if (!done) return 0;
+    char draft[PATH_MAX], line[PATH_MAX], said[PATH_MAX], out[PATH_MAX], first[160] = "", *argv[WORDS + 4], *rest = NULL;
+    int status, words = 0;
+    dt_result r;
+    DT__PRINT(draft, "%s.%ld.c", path, (long)getpid());
     DT__PRINT(said, "%s.txt", draft);
     DT__PRINT(out, "%s.so", draft);
+    r = dt__file_put(draft, text, (int64_t)strlen(text));
+    if (r) return r;
     DT__PRINT(line, "%s -std=gnu11 -O2 -fPIC -shared -w -ffp-contract=off -fno-fast-math %s -o", cc, flags);
     for (char *w = strtok_r(line, " ", &rest); w && words < WORDS; w = strtok_r(NULL, " ", &rest)) argv[words++] = w;
     argv[words] = out, argv[words + 1] = draft, argv[words + 2] = NULL;
-    done = dt__run_program(argv, said);
-    if (done < 0) DT__PRINT(first, "%s", strerror(errno));
-    else DT__PRINT(first, "it ended with status %d", WIFEXITED(done) ? WEXITSTATUS(done) : 128 + WTERMSIG(done));
-    done = !done;
-    if ((file = fopen(said, "r")) != NULL) {
-        if (fgets(first, sizeof first, file)) first[strcspn(first, "\n")] = 0;
-        fclose(file);
-    }
-    snprintf(why, (size_t)size, "the compiler '%s' failed: %s. Set CC to one that compiles C", cc, first);
+    status = dt__run_program(argv, said);
+    if (status < 0) DT__PRINT(first, "%s", strerror(errno));
+    else if (status && !dt__system_read(said, first, sizeof first - 1))
+        DT__PRINT(first, "it ended with status %d", WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
+    first[strcspn(first, "\n")] = 0;
     unlink(said);
     unlink(draft);
-    done = done && dt__seal(out, key, 0) && !rename(out, path);
-    if (!done) unlink(out);
-    return done;
+    if (status) r = dt__error(DT_E_FILE, "the compiler '%s' failed: %s. Set CC to one that compiles C", cc, first);
+    else if (!dt__seal(out, key, 0) || rename(out, path)) r = dt__file_error("write", path);
+    unlink(out);
+    return r;
 }
 
-/* Loads the library for `text` from the cache, or compiles it (*built), one rank at a time. NULL: why tells. */
-static void *dt__chains_load(const char *text, const char *flags, char *why, int size, int *built)
+/* Loads the library for `text` from the cache, or compiles it (*built), one rank at a time. */
+static dt_result dt__chains_load(void **library, const char *text, const char *flags, int *built)
 {
     char folder[PATH_MAX - 128], path[PATH_MAX], key[65];
     const char *cc = getenv("CC");
-    int lock, there;
-    void *library = NULL;
+    dt_result r = DT_OK;
     dt__sha256 h;
-    snprintf(why, (size_t)size, "cannot write to any cache directory. Set XDG_CACHE_HOME to a writable one");
-    if (!dt__cache_folder(folder, sizeof folder)) return NULL;
+    int lock;
+    if (!dt__cache_folder(folder, sizeof folder))
+        return dt__error(DT_E_FILE, "cannot write to any cache directory. Set XDG_CACHE_HOME to a writable one");
     if (!cc || !*cc) cc = "cc";
     dt__sha256_begin(&h);
     dt__sha256_add(&h, text, (int64_t)strlen(text));
@@ -10858,27 +10759,27 @@ static void *dt__chains_load(const char *text, const char *flags, char *why, int
     DT__PRINT(path, "%s/%s.so", folder, key);
     lock = open(folder, O_RDONLY | O_CLOEXEC);
     if (lock >= 0) flock(lock, LOCK_EX);
-    there = dt__seal(path, key, 1);
-    *built = !there;
-    if (!there) there = dt__chains_build(path, key, text, cc, flags, why, size);
-    if (there && !(library = dlopen(path, RTLD_NOW | RTLD_LOCAL)))
-        snprintf(why, (size_t)size, "the code cannot be loaded: %s", dlerror());
+    *built = !dt__seal(path, key, 1);
+    if (*built) r = dt__chains_build(path, key, text, cc, flags);
+    if (!r && !(*library = dlopen(path, RTLD_NOW | RTLD_LOCAL)))
+        r = dt__error(DT_E_FILE, "the code cannot be loaded: %s", dlerror());
     if (lock >= 0) close(lock);
-    return library;
+    return r;
 }
 
 /* Gives a plan's chains and row ops their code. */
-static void dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels *k, char *why, int size, int *built)
+static dt_result dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels *k, int *built)
 {
     dt__text text = DT__ZERO;
     char name[32];
     const char *flags = !strcmp(k->name, "avx512") ? "-mavx2 -mfma -mavx512f -mavx512vl -mavx512dq -mavx512bw" :
                         !strcmp(k->name, "avx2") ? "-mavx2 -mfma" : "";
+    dt_result r = DT_OK;
     int32_t count = 0;
     void *code;
     for (int32_t i = 0; i < f->group_count; i++) dt__chains_find(f, g, &f->groups[i]);
-    if (dt__chains_print(&text, f, g, k) && !text.failed)
-        f->library = dt__chains_load(text.at, flags, why, size, built);
+    if (dt__chains_print(&text, f, g, k))
+        r = text.failed ? DT_E_MEMORY : dt__chains_load(&f->library, text.at, flags, built);
     for (int32_t m = 0; f->library && m < f->member_count; m++) {
         if (f->members[m].chain < 2) continue;
         DT__PRINT(name, "dt_chain_%d", (int)count++);
@@ -10888,12 +10789,13 @@ static void dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels 
     f->own = *k;
     if (f->library && (code = dlsym(f->library, "dt_row")) != NULL) memcpy(&f->own.row, &code, sizeof code);
     dt__free(text.at);
+    return r;
 }
 #else
-static void dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels *k, char *why, int size, int *built)
+static dt_result dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels *k, int *built)
 {
     (void)f, (void)g, (void)k, (void)built;
-    snprintf(why, (size_t)size, "programs on this system cannot embed the text of dtrain.h");
+    return dt__error(DT_E_FILE, "programs on this system cannot embed the text of dtrain.h");
 }
 #endif
 
@@ -10961,25 +10863,22 @@ static void dt__rewrite_close(dt__rewrite *w)
     dt__free(w->live);
 }
 
+static void *dt__copied(const void *from, int64_t bytes)
+{
+    void *copy = dt__alloc(bytes, "a graph");
+    return copy && bytes ? memcpy(copy, from, (size_t)bytes) : copy;
+}
 /* A copy of the recorded graph, for a plan beside the compiled one; the original keeps the tables. */
 static dt_graph *dt__graph_copy(const dt_graph *g)
 {
-    dt_graph *copy = dt__graph_new(0, g->seed);
-    void *nodes = dt__alloc((int64_t)sizeof *g->nodes * g->count, "a graph");
-    void *params = dt__alloc((int64_t)sizeof *g->params * (g->param_count + 1), "a graph");
-    void *slots = dt__alloc((int64_t)sizeof *g->slots * (g->slot_count + 1), "a graph");
-    if (!copy || !nodes || !params || !slots) {
-        dt_graph_close(&copy);
-        dt__free(nodes), dt__free(params), dt__free(slots);
-        return NULL;
-    }
-    dt__free(copy->nodes);
-    *copy = *g;
-    copy->nodes = (dt__node *)memcpy(nodes, g->nodes, sizeof *g->nodes * (size_t)g->count);
-    copy->params = (dt__param *)params, copy->slots = (int32_t *)slots;
-    if (g->param_count) memcpy(params, g->params, sizeof *g->params * (size_t)g->param_count);
-    if (g->slot_count) memcpy(slots, g->slots, sizeof *g->slots * (size_t)g->slot_count);
+    dt_graph *copy = (dt_graph *)dt__copied(g, (int64_t)sizeof *g);
+    if (!copy) return NULL;
     copy->tables = NULL, copy->table_count = 0;
+    copy->nodes = (dt__node *)dt__copied(g->nodes, (int64_t)sizeof *g->nodes * g->count);
+    copy->params = (dt__param *)dt__copied(g->params, (int64_t)sizeof *g->params * g->param_count);
+    copy->slots = (int32_t *)dt__copied(g->slots, (int64_t)sizeof *g->slots * g->slot_count);
+    if (!copy->nodes) copy->count = 0;
+    if (!copy->nodes || !copy->params || !copy->slots) dt_graph_close(&copy);
     return copy;
 }
 
@@ -10987,8 +10886,7 @@ static dt_graph *dt__graph_copy(const dt_graph *g)
 static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_graph *g, dt_tensor output,
                                    dt_tensor grad_in, int how)
 {
-    static void (*const pass[])(dt__rewrite *) = {dt__pass_layout, dt__pass_bias, dt__pass_recompute,
-                                                  dt__pass_logits};
+    static void (*const pass[])(dt__rewrite *) = {dt__pass_bias, dt__pass_recompute, dt__pass_logits};
     dt__compiling *c = (dt__compiling *)(void *)compiler;
     dt__plan *plain = NULL;
     double start = dt__now(), flops[2] = {0.0, 0.0}; /* of the model, without recomputation */
@@ -10996,7 +10894,7 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
     dt__rewrite w = DT__ZERO;
     dt_result r;
     *plan = NULL;
-    w.g = g, w.k = c->k, w.output = &output, w.grad_in = &grad_in, w.how = how, w.passes = c->passes, w.keep = c->keep;
+    w.g = g, w.output = &output, w.grad_in = &grad_in, w.how = how, w.passes = c->passes, w.keep = c->keep;
     r = dt__rewrite_open(&w, g) ? DT_OK : DT_E_MEMORY;
     for (int32_t id = 1; !r && id < g->count; id++)
         if (w.live[id] && dt__root(g, id) == id && dt__op_of(g->nodes[id].op)->flops)
@@ -11017,10 +10915,11 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
         dt__plan_close(&plain), dt__plan_close(plan);
     else {
         dt__fusion *f = dt__fusion_of(*plan);
-        char why[sizeof c->why] = "";
+        dt__tls before = dt__thread; /* without the code it runs by tiles: not an error */
         int built = 0;
-        if (c->backend == DT_BACKEND_CC) dt__chains_open(f, (*plan)->g, c->k, why, sizeof why, &built);
-        if (!f->library && *why) memcpy(c->why, why, sizeof why);
+        if (c->backend == DT_BACKEND_CC && dt__chains_open(f, (*plan)->g, c->k, &built))
+            DT__PRINT(c->why, "%s", dt_last_error());
+        dt__thread = before;
         c->plans++, c->built += built;
         (*plan)->forward_flops = flops[0], (*plan)->backward_flops = flops[1];
         f->plain = plain, f->saved = (*plan)->saved, f->temp = (*plan)->temp;
