@@ -33,15 +33,7 @@ void test_free(void *p)
 /* The model of all runs, a GPT-2 with tied tables, is of the recipe's sizes; ids are below VOCABULARY. */
 enum { VOCABULARY = 100, MOST_RANKS = 8, SEGMENTS = 8, KINDS = 4 };
 
-static dt_result fetch(void *user, dt_split split, int64_t sample, void *input, void *target)
-{
-    int64_t length = *(const int64_t *)user;
-    for (int64_t i = 0; i < length; i++) {
-        ((int32_t *)input)[i] = (int32_t)((sample * 31 + i * 7 + split) % VOCABULARY);
-        ((int32_t *)target)[i] = (int32_t)((sample * 17 + i * 5 + 3) % VOCABULARY);
-    }
-    return DT_OK;
-}
+#include "tokens.h"
 
 /* ---- one rank: the program calls itself with: measure [options of recipe and layout] [launcher's options] ---- */
 
