@@ -5105,14 +5105,12 @@ typedef struct dt__ep {
     void *user;
 } dt__ep;
 
-/* Messages between the ranks that share a unit's context leaves, numbered along the context axis. send() starts a
- * message; its data must not change until wait() for its place, one of DT__CP_PLACES. receive() waits for the next
- * message from rank `from`. The callbacks record errors themselves. */
-enum { DT__CP_PLACES = 4 };
+/* Messages between the ranks that share a unit's context leaves, numbered along the context axis. SEND starts a message
+ * to `rank`; its data must not change until WAIT for its place, one of DT__CP_PLACES. RECEIVE waits for the next
+ * message from `rank`. The callback records errors itself. */
+enum { DT__CP_SEND, DT__CP_WAIT, DT__CP_RECEIVE, DT__CP_PLACES = 4 };
 typedef struct dt__cp {
-    void (*send)(void *user, int place, const float *data, int64_t count, int to);
-    void (*wait)(void *user, int place);
-    void (*receive)(void *user, float *to, int64_t count, int from);
+    void (*message)(void *user, int kind, int place, float *data, int64_t count, int rank);
     void *user;
     float *work; /* (dt__net.sliced) */
 } dt__cp;
@@ -7516,20 +7514,22 @@ static void dt__sliced_run(const dt__call *c, const dt__attention *a)
     }
     for (int step = 0; step < s.ranks; step++) {
         int owner = dt__sliced_owner(&s, step), rank = (s.at + step) % s.ranks, place = 2 + (step & 1);
-        int here = step & 1, there = !here, more = step + 1 < s.ranks;
-        if (more) cp->send(cp->user, here, s.block[here], count, (s.at + 1) % s.ranks); /* on, while this rank works */
-        if (backward && step > 1) cp->wait(cp->user, place);
+        int here = step & 1, there = !here, more = step + 1 < s.ranks, next = (s.at + 1) % s.ranks;
+        int64_t given = dt__slice_message(&s, s.at, owner), taken = dt__slice_message(&s, rank, s.at);
+        if (more) cp->message(cp->user, DT__CP_SEND, here, s.block[here], count, next); /* on, while this rank works */
+        if (backward && step > 1) cp->message(cp->user, DT__CP_WAIT, place, NULL, 0, 0);
         dt__sliced_block(&s, &tree, step);
-        if (backward && step) cp->send(cp->user, place, s.box[step & 1], dt__slice_message(&s, s.at, owner), owner);
+        if (backward && step) cp->message(cp->user, DT__CP_SEND, place, s.box[step & 1], given, owner);
         if (more) {
-            cp->wait(cp->user, there);
-            cp->receive(cp->user, s.block[there], count, (s.at + s.ranks - 1) % s.ranks);
+            cp->message(cp->user, DT__CP_WAIT, there, NULL, 0, 0);
+            cp->message(cp->user, DT__CP_RECEIVE, 0, s.block[there], count, (s.at + s.ranks - 1) % s.ranks);
         }
         if (!backward) continue;
-        if (step) cp->receive(cp->user, s.inbox, dt__slice_message(&s, rank, s.at), rank);
+        if (step) cp->message(cp->user, DT__CP_RECEIVE, 0, s.inbox, taken, rank);
         dt__sliced_arrive(&s, &keys, rank, step ? s.inbox : s.box[0]);
     }
-    for (int place = 0; place < DT__CP_PLACES && s.ranks > 1; place++) cp->wait(cp->user, place);
+    for (int place = 0; place < DT__CP_PLACES && s.ranks > 1; place++)
+        cp->message(cp->user, DT__CP_WAIT, place, NULL, 0, 0);
     end.s = &s, end.from = s.nodes + tree.node[0].set * s.node;
     if (backward) dt__sliced_gradients(&s, end.from, s.key_nodes + keys.node[0].set * 2 * s.leaves * s.keys);
     else dt__parallel(c->env->pool, a->b, dt__slice_end_task, &end);
@@ -18494,7 +18494,8 @@ static int dt__mesh_crosses(const dt_mesh *m, const dt_comm *c)
 /* ---- partition ---------------------------------------------------------------------------------------- */
 
 /* The least sum of squared costs of `parts` runs that cost at most `limit` each, or a negative number when no such runs
- * exist. cut[j][i]: the begin of the last of j runs that end at i. */
+ * exist; without a limit (1e300) the least cost of the most expensive run. cut[j][i]: the begin of the last of j runs
+ * that end at i. */
 static double dt__partition_under(const double *sum, int64_t n, int64_t parts, double limit, double *best, int32_t *cut)
 {
     for (int64_t i = 0; i <= n; i++) best[i] = i ? -1.0 : 0.0;
@@ -18504,9 +18505,10 @@ static double dt__partition_under(const double *sum, int64_t n, int64_t parts, d
         for (int64_t i = 0; i <= n; i++) {
             now[i] = -1.0;
             for (int64_t c = i - 1; c >= 0 && sum[i] - sum[c] <= limit; c--) {
-                double square = before[c] + (sum[i] - sum[c]) * (sum[i] - sum[c]);
-                if (before[c] < 0.0 || (now[i] >= 0.0 && now[i] <= square)) continue;
-                now[i] = square;
+                double cost = sum[i] - sum[c], whole = before[c] + cost * cost;
+                if (limit >= 1e300) whole = before[c] > cost ? before[c] : cost;
+                if (before[c] < 0.0 || (now[i] >= 0.0 && now[i] <= whole)) continue;
+                now[i] = whole;
                 cut[j * (n + 1) + i] = (int32_t)c;
             }
         }
@@ -18514,11 +18516,10 @@ static double dt__partition_under(const double *sum, int64_t n, int64_t parts, d
     return best[parts * (n + 1) + n];
 }
 
-/* Bisects the cost of the most expensive run. */
 DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int64_t *begin)
 {
     if (dt__refused("costs begin", costs, begin)) return DT_E_USAGE;
-    double *best, *sum, low = 0.0, high = 0.0;
+    double *best, *sum, most;
     int32_t *cut;
     if (parts < 1 || n < parts || n > 100000)
         return dt__misuse("%lld segments cannot be cut into %lld parts: use at most %lld", (long long)n,
@@ -18527,19 +18528,11 @@ DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int
     cut = (int32_t *)dt__alloc(4 * (parts + 1) * (n + 1), "the partition");
     if (!best || !cut) return dt__free(best), dt__free(cut), DT_E_MEMORY;
     sum = best + (parts + 1) * (n + 1);
-    for (int64_t i = 0; i < n; i++) {
-        sum[i + 1] = sum[i] + (costs[i] < 0.0 ? 0.0 : costs[i]);
-        low = costs[i] > low ? costs[i] : low;
-    }
-    high = sum[n];
-    if (!(high <= 1e150)) /* squares are finite, too */
-        return dt__free(best), dt__free(cut), dt__misuse("dt_partition: the costs sum to %g: pass finite ones", high);
-    for (int k = 0; k < 60 && dt__partition_under(sum, n, parts, low, best, cut) < 0.0; k++) {
-        double middle = low + (high - low) / 2;
-        if (dt__partition_under(sum, n, parts, middle, best, cut) < 0.0) low = middle;
-        else high = middle;
-        if (high - low <= 1e-12 * high) low = high;
-    }
+    for (int64_t i = 0; i < n; i++) sum[i + 1] = sum[i] + (costs[i] < 0.0 ? 0.0 : costs[i]);
+    if (!(sum[n] <= 1e150)) /* squares are finite, too */
+        return dt__free(best), dt__free(cut), dt__misuse("dt_partition: the costs sum to %g: pass finite ones", sum[n]);
+    most = dt__partition_under(sum, n, parts, 1e300, best, cut);
+    dt__partition_under(sum, n, parts, most + 5e-13 * sum[n], best, cut); /* equal but for rounding */
     for (int64_t j = parts, i = n; j >= 0; j--) {
         begin[j] = i;
         if (j) i = cut[j * (n + 1) + i];
@@ -18924,13 +18917,7 @@ typedef struct dt__shape_of_work {
 typedef struct dt__program {
     dt_instr *list;
     int32_t count, capacity;
-    int32_t gathered, worked; /* 1 + segment of the last GATHER; index of the last FORWARD or RECOMPUTE; 0: none */
-    const void *loaded;       /* the unit of the last LOAD */
-    dt__work *work;
-    int64_t works;
     dt__stack parts; /* this rank's partial sums at the end of the run */
-    dt_result result;
-    dt_instr lost;  /* takes what has no memory */
 } dt__program;
 
 /* A unit of this rank. Accumulation `shard`: a shard's micro-batches first; `each`: a micro-batch's shards first. */
@@ -18942,26 +18929,43 @@ typedef struct dt__work_unit {
     dt__stack stack;     /* partial sums, before the leaf is folded */
 } dt__work_unit;
 
-static dt_instr *dt__emit(dt__program *p, int op, int32_t segment, const dt__work_unit *u, const dt__work *w)
+/* A program while it is made, and the work that instructions are made for. */
+typedef struct dt__making {
+    dt__program *p;
+    const dt__shape_of_work *s;
+    const dt__store *store;
+    const dt__chunk *c;
+    const dt__work *w;
+    const dt__work_unit *u, *loaded; /* loaded: of the last LOAD */
+    int32_t gathered, worked;        /* 1 + segment of the last GATHER; index of the last FORWARD or RECOMPUTE */
+    dt_result result;
+    dt_instr lost; /* takes what has no memory, and the work of ghosts */
+} dt__making;
+
+static dt_instr *dt__emit(dt__making *m, int op, int32_t segment, int32_t bucket)
 {
+    dt__program *p = m->p;
     dt_instr *i;
-    if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list)) return p->result = DT_E_MEMORY, &p->lost;
-    i = &p->list[p->count];
+    if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list)) return m->result = DT_E_MEMORY, &m->lost;
+    i = &p->list[p->count++];
     memset(i, 0, sizeof *i);
-    i->op = op, i->segment = segment;
-    i->bucket = i->set = i->from = i->after[0] = i->after[1] = i->peer = -1;
-    i->shard = u ? u->shard : -1;
-    i->micro = u ? u->micro : -1;
-    i->slot = w ? w->slot : -1;
-    i->chunk = w ? w->chunk : -1;
-    if (op == DT_FORWARD || op == DT_RECOMPUTE) p->worked = p->count;
-    p->count++;
+    i->op = op, i->segment = segment, i->bucket = bucket;
+    i->shard = i->micro = i->slot = i->chunk = i->set = i->from = i->after[0] = i->after[1] = i->peer = -1;
     return i;
 }
-static dt_instr *dt__emit_bucket(dt__program *p, int op, int32_t bucket, int32_t set, int32_t from)
+
+/* An instruction of the unit in work, unless that is a ghost. */
+static dt_instr *dt__emit_work(dt__making *m, int op, int32_t segment)
 {
-    dt_instr *i = dt__emit(p, op, -1, NULL, NULL);
-    i->bucket = bucket, i->set = set, i->from = from;
+    dt_instr *i = m->u->ghost ? &m->lost : dt__emit(m, op, segment, -1);
+    i->shard = m->u->shard, i->micro = m->u->micro, i->slot = m->w->slot, i->chunk = m->w->chunk;
+    if (!m->u->ghost && (op == DT_FORWARD || op == DT_RECOMPUTE)) m->worked = m->p->count - 1;
+    return i;
+}
+static dt_instr *dt__emit_bucket(dt__making *m, int op, int32_t bucket, int32_t set, int32_t from)
+{
+    dt_instr *i = dt__emit(m, op, -1, bucket);
+    i->set = set, i->from = from;
     return i;
 }
 
@@ -18987,79 +18991,79 @@ static void dt__program_units(const dt__shape_of_work *s, dt__work_unit *unit)
 }
 
 /* After backward of a segment: folds, reduces and totals the buckets that it completes. */
-static void dt__program_buckets(dt__program *p, const dt__shape_of_work *s, const dt__store *store, int32_t segment,
-                                const dt__work_unit *u)
+static void dt__program_buckets(dt__making *m, int32_t segment)
 {
-    for (int32_t b = 0; b < store->buckets; b++) {
-        dt__stack joined = u->stack;
+    const dt__shape_of_work *s = m->s;
+    for (int32_t b = 0; b < m->store->buckets; b++) {
+        dt__stack joined = m->u->stack;
         int32_t into, from;
-        if (store->bucket[b].last != segment || !u->done) continue;
-        if (s->context) dt__emit_bucket(p, DT_CONTEXT, b, u->set, -1);
-        while (dt__stack_join(&joined, &into, &from)) dt__emit_bucket(p, DT_FOLD, b, into, from);
-        if (!u->reduce) continue;
+        if (m->store->bucket[b].last != segment || !m->u->done) continue;
+        if (s->context) dt__emit_bucket(m, DT_CONTEXT, b, m->u->set, -1);
+        while (dt__stack_join(&joined, &into, &from)) dt__emit_bucket(m, DT_FOLD, b, into, from);
+        if (!m->u->reduce) continue;
         from = joined.node[0].set;
-        if (s->reduce) dt__emit_bucket(p, DT_REDUCE, b, from, -1)->micro = u->micro;
-        if (s->total) dt__emit_bucket(p, DT_TOTAL, b, -1, from)->fresh = s->accumulation == DT_SHARD || !u->micro;
+        if (s->reduce) dt__emit_bucket(m, DT_REDUCE, b, from, -1)->micro = m->u->micro;
+        if (s->total) dt__emit_bucket(m, DT_TOTAL, b, -1, from)->fresh = s->accumulation == DT_SHARD || !m->u->micro;
     }
 }
 
 /* Gathers the parameters of a segment, unless the last gather did. */
-static void dt__program_gather(dt__program *p, const dt__shape_of_work *s, int32_t segment)
+static void dt__program_gather(dt__making *m, int32_t segment)
 {
-    if (s->zero < 3 || p->gathered == segment + 1) return;
-    p->gathered = segment + 1;
-    dt__emit(p, DT_GATHER, segment, NULL, NULL);
+    if (m->s->zero < 3 || m->gathered == segment + 1) return;
+    m->gathered = segment + 1;
+    dt__emit(m, DT_GATHER, segment, -1);
 }
 
 /* Loads the samples of a unit, unless the last work was of it. */
-static void dt__program_load(dt__program *p, const dt__work_unit *u, const dt__work *w)
+static void dt__program_load(dt__making *m)
 {
-    if (!u->ghost && p->loaded != u) dt__emit(p, DT_LOAD, -1, u, w);
-    if (!u->ghost) p->loaded = u;
+    if (m->u->ghost || m->loaded == m->u) return;
+    m->loaded = m->u;
+    dt__emit_work(m, DT_LOAD, -1);
 }
 
-static void dt__program_forward(dt__program *p, const dt__shape_of_work *s, const dt__chunk *c, const dt__work_unit *u,
-                                const dt__work *w)
+static void dt__program_forward(dt__making *m)
 {
-    dt__program_load(p, u, w);
-    if (!u->ghost && !c->first) dt__emit(p, DT_RECV, c->begin, u, w);
+    const dt__chunk *c = m->c;
+    dt__program_load(m);
+    if (!c->first) dt__emit_work(m, DT_RECV, c->begin);
     for (int32_t q = c->begin; q < c->end; q++) {
-        dt__program_gather(p, s, q);
-        if (u->ghost) continue;
-        dt__emit(p, DT_FORWARD, q, u, w);
-        if (s->horizon && q) dt__emit(p, DT_OFFLOAD, q, u, w);
+        dt__program_gather(m, q);
+        dt__emit_work(m, DT_FORWARD, q);
+        if (m->s->horizon && q) dt__emit_work(m, DT_OFFLOAD, q);
     }
-    if (!u->ghost && !c->last) dt__emit(p, DT_SEND, c->end - 1, u, w);
+    if (!c->last) dt__emit_work(m, DT_SEND, c->end - 1);
 }
 
 /* Recomputes the values that backward needs, unless this segment's forward was the last and nothing is offloaded. */
-static void dt__program_recompute(dt__program *p, const dt__shape_of_work *s, int32_t segment, const dt__work_unit *u,
-                              const dt__work *w)
+static void dt__program_recompute(dt__making *m, int32_t segment)
 {
-    const dt_instr *f = &p->list[p->worked];
-    if (s->recompute != DT_RECOMPUTE_FULL) return;
-    if (!s->horizon && f->segment == segment && f->shard == u->shard && f->micro == u->micro) return;
-    dt__emit(p, DT_RECOMPUTE, segment, u, w);
+    const dt_instr *f = &m->p->list[m->worked];
+    if (m->s->recompute != DT_RECOMPUTE_FULL) return;
+    if (!m->s->horizon && f->segment == segment && f->shard == m->u->shard && f->micro == m->u->micro) return;
+    dt__emit_work(m, DT_RECOMPUTE, segment);
 }
 
-static void dt__program_backward(dt__program *p, const dt__shape_of_work *s, const dt__store *store, const dt__chunk *c,
-                                 const dt__work_unit *u, const dt__work *w)
+static void dt__program_backward(dt__making *m)
 {
-    dt__program_load(p, u, w);
-    if (!u->ghost && !c->last && w->kind == DT__WORK_BACKWARD) dt__emit(p, DT_RECV, c->end - 1, u, w)->back = 1;
+    const dt__chunk *c = m->c;
+    const int32_t horizon = m->s->horizon;
+    const int split = m->s->pipe.kind == DT_ZERO_BUBBLE, weights = m->w->kind == DT__WORK_WEIGHTS;
+    dt__program_load(m);
+    if (!c->last && !weights) dt__emit_work(m, DT_RECV, c->end - 1)->back = 1;
     for (int32_t q = c->end - 1; q >= c->begin; q--) {
         dt_instr *i;
-        dt__program_gather(p, s, q);
-        if (u->ghost) continue;
-        for (int32_t f = q == c->end - 1 ? q : q - s->horizon; f >= q - s->horizon && f >= c->begin && s->horizon; f--)
-            if (f) dt__emit(p, DT_FETCH, f, u, w);
-        if (w->kind == DT__WORK_BACKWARD) dt__program_recompute(p, s, q, u, w);
-        i = dt__emit(p, w->kind == DT__WORK_WEIGHTS ? DT_WEIGHTS : DT_BACKWARD, q, u, w);
-        i->set = u->set, i->fresh = u->fresh;
-        i->completes = u->done && (s->pipe.kind != DT_ZERO_BUBBLE || i->op == DT_WEIGHTS);
-        if (s->pipe.kind != DT_ZERO_BUBBLE || w->kind == DT__WORK_WEIGHTS) dt__program_buckets(p, s, store, q, u);
+        dt__program_gather(m, q);
+        for (int32_t f = q == c->end - 1 ? q : q - horizon; f >= q - horizon && f >= c->begin && horizon; f--)
+            if (f) dt__emit_work(m, DT_FETCH, f);
+        if (!weights) dt__program_recompute(m, q);
+        i = dt__emit_work(m, weights ? DT_WEIGHTS : DT_BACKWARD, q);
+        i->set = m->u->set, i->fresh = m->u->fresh;
+        i->completes = m->u->done && (!split || weights);
+        if (!split || weights) dt__program_buckets(m, q);
     }
-    if (!u->ghost && !c->first && w->kind == DT__WORK_BACKWARD) dt__emit(p, DT_SEND, c->begin, u, w)->back = 1;
+    if (!c->first && !weights) dt__emit_work(m, DT_SEND, c->begin)->back = 1;
 }
 
 static int dt__is_work(const dt_instr *i)
@@ -19128,43 +19132,36 @@ static dt_result dt__program_streams(dt__program *p, const dt__shape_of_work *s,
     return DT_OK;
 }
 
-static void dt__program_close(dt__program *p)
-{
-    dt__free(p->list);
-    dt__free(p->work);
-    memset(p, 0, sizeof *p);
-}
-
 /* The program of a rank: its stage's work in the order of the schedule, then the update. Sets chunks[].slots. */
 static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, const dt__store *store, dt__chunk *chunks)
 {
-    dt__work_unit *unit = (dt__work_unit *)dt__alloc((int64_t)sizeof *unit * s->pipe.units, "the step program");
-    int32_t *slot = (int32_t *)dt__alloc(8 * (int64_t)s->pipe.chunks * (s->pipe.units + 1), "the step program");
-    p->works = dt__pipe_length(&s->pipe);
-    p->work = (dt__work *)dt__alloc((int64_t)sizeof *p->work * p->works, "the step program");
-    if (!unit || !slot || !p->work) return dt__free(unit), dt__free(slot), DT_E_MEMORY;
+    const int64_t works = dt__pipe_length(&s->pipe), slots = (int64_t)s->pipe.chunks * (2 * s->pipe.units + 2);
+    dt__work_unit *unit = (dt__work_unit *)dt__alloc((int64_t)sizeof *unit * s->pipe.units + 4 * slots +
+                                                     (int64_t)sizeof(dt__work) * works, "the step program");
+    dt__work *work = (dt__work *)(void *)(unit + s->pipe.units);
+    int32_t *slot = (int32_t *)(void *)(work + works);
+    dt__making m = DT__ZERO;
+    m.p = p, m.s = s, m.store = store;
+    if (!unit) return DT_E_MEMORY;
     dt__run_parts(s->lo, s->hi, &p->parts);
     dt__program_units(s, unit);
-    dt__pipe_order(&s->pipe, s->stage, p->work);
-    dt__pipe_slots(&s->pipe, p->work, slot, slot + s->pipe.chunks);
+    dt__pipe_order(&s->pipe, s->stage, work);
+    dt__pipe_slots(&s->pipe, work, slot, slot + s->pipe.chunks);
     for (int c = 0; c < s->pipe.chunks; c++) chunks[c].slots = slot[c];
-    for (int64_t k = 0; k < p->works; k++) {
-        const dt__work *w = &p->work[k];
-        if (w->kind == DT__WORK_FORWARD) dt__program_forward(p, s, &chunks[w->chunk], &unit[w->unit], w);
-        else dt__program_backward(p, s, store, &chunks[w->chunk], &unit[w->unit], w);
+    for (m.w = work; m.w < work + works; m.w++) {
+        m.c = &chunks[m.w->chunk], m.u = &unit[m.w->unit];
+        if (m.w->kind == DT__WORK_FORWARD) dt__program_forward(&m);
+        else dt__program_backward(&m);
     }
-    dt__emit(p, DT_TIE, -1, NULL, NULL);
-    dt__emit(p, DT_UPDATE, -1, NULL, NULL);
+    dt__emit(&m, DT_TIE, -1, -1);
+    dt__emit(&m, DT_UPDATE, -1, -1);
     for (int c = 0; c < s->pipe.chunks && s->zero && s->zero < 3; c++) /* in the order of their readers */
         for (int32_t q = chunks[c].begin; q < chunks[c].end; q++)
             for (int32_t b = 0; b < store->buckets; b++)
-                if (store->bucket[b].param >= 0 && store->reader[b] == q)
-                    dt__emit(p, DT_GATHER, -1, NULL, NULL)->bucket = b;
-    if (!p->result && s->overlap && s->zero > 2) p->result = dt__program_ahead(p);
-    if (!p->result) p->result = dt__program_streams(p, s, store);
+                if (store->bucket[b].param >= 0 && store->reader[b] == q) dt__emit(&m, DT_GATHER, -1, b);
+    if (!m.result && s->overlap && s->zero > 2) m.result = dt__program_ahead(p);
     dt__free(unit);
-    dt__free(slot);
-    return p->result;
+    return m.result ? m.result : dt__program_streams(p, s, store);
 }
 
 /* The program of a pass without gradients: a unit's forward in slot 0 of each chunk. gathers: weights, as in ZeRO 3. */
@@ -19174,9 +19171,11 @@ static dt_result dt__program_pass(dt__program *p, const dt__shape_of_work *s, co
     dt__shape_of_work pass = *s;
     dt__work_unit unit = DT__ZERO;
     dt__work w = DT__ZERO;
+    dt__making m = DT__ZERO;
     pass.horizon = 0, pass.zero = gathers ? 3 : 0;
-    for (; w.chunk < s->pipe.chunks; w.chunk++) dt__program_forward(p, &pass, &chunks[w.chunk], &unit, &w);
-    return p->result ? p->result : dt__program_streams(p, &pass, store);
+    m.p = p, m.s = &pass, m.store = store, m.u = &unit, m.w = &w;
+    for (m.c = chunks; m.c < chunks + s->pipe.chunks; m.c++, w.chunk++) dt__program_forward(&m);
+    return m.result ? m.result : dt__program_streams(p, &pass, store);
 }
 
 #define DT__INSTR_NAME(name) #name,
@@ -20036,8 +20035,8 @@ static void dt__layout_close(dt_plan *plan)
 {
     dt__free(plan->chunks);
     dt__store_close(&plan->store);
-    dt__program_close(&plan->program);
-    dt__program_close(&plan->pass);
+    dt__free(plan->program.list);
+    dt__free(plan->pass.list);
     dt__net_close(&plan->net);
     dt__free(plan->parts);
     dt__free(plan->replica_parts);
@@ -20284,26 +20283,16 @@ static dt_result dt__posted_wait(dt_comm *c, dt__posted *p)
     return r;
 }
 
-/* dt__cp over the context group. */
-static void dt__engine_post(void *user, int place, const float *data, int64_t count, int to)
+/* dt__cp.message over the context group. */
+static void dt__engine_slices(void *user, int kind, int place, float *data, int64_t count, int rank)
 {
     dt__engine *e = (dt__engine *)user;
+    dt_result *r = &e->exchanged;
     double start = dt__now();
-    if (!e->exchanged) e->exchanged = dt__posted_send(e->k, e->context, data, count, to, &e->posted[place]);
-    dt__engine_within(e, start);
-}
-static void dt__engine_posted(void *user, int place)
-{
-    dt__engine *e = (dt__engine *)user;
-    double start = dt__now();
-    if (!e->exchanged) e->exchanged = dt__posted_wait(e->context, &e->posted[place]);
-    dt__engine_within(e, start);
-}
-static void dt__engine_take(void *user, float *to, int64_t count, int from)
-{
-    dt__engine *e = (dt__engine *)user;
-    double start = dt__now();
-    if (!e->exchanged) e->exchanged = dt__recv_in(e->k, e->context, to, count, from);
+    if (*r) return;
+    if (kind == DT__CP_SEND) *r = dt__posted_send(e->k, e->context, data, count, rank, &e->posted[place]);
+    else if (kind == DT__CP_WAIT) *r = dt__posted_wait(e->context, &e->posted[place]);
+    else *r = dt__recv_in(e->k, e->context, data, count, rank);
     dt__engine_within(e, start);
 }
 
@@ -20437,8 +20426,7 @@ static dt_result dt__engine_open(dt__engine *e)
 {
     dt_result r = dt__layout_end(&e->p);
     e->env.tp.combine = dt__engine_combine;
-    e->env.cp.send = dt__engine_post, e->env.cp.wait = dt__engine_posted, e->env.cp.receive = dt__engine_take;
-    e->env.ep.exchange = dt__engine_exchange;
+    e->env.cp.message = dt__engine_slices, e->env.ep.exchange = dt__engine_exchange;
     e->env.tp.user = e->env.cp.user = e->env.ep.user = e;
     return r ? r : dt__engine_comms(e);
 }

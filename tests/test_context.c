@@ -242,6 +242,12 @@ static void take(void *user, float *to, int64_t count, int from)
     pthread_cond_broadcast(&g->change);
     pthread_mutex_unlock(&g->lock);
 }
+static void message(void *user, int kind, int place, float *data, int64_t count, int peer)
+{
+    if (kind == DT__CP_SEND) post(user, place, data, count, peer);
+    else if (kind == DT__CP_WAIT) settle(user, place);
+    else take(user, data, count, peer);
+}
 
 /* Rows of this rank, (leaves, b, two slices), from or to the rows of whole sequences; width floats each. */
 static void move_rows(const rank *r, float *own, int64_t ld, float *all, int64_t width, int give)
@@ -282,7 +288,7 @@ static void *run_rank(void *context)
     move_rows(r, x + c, ld, r->in->k, kc, 0);
     move_rows(r, x + c + kc, ld, r->in->v, kc, 0);
     move_rows(r, dout, c, r->in->dout, c, 0);
-    env.k = r->k, env.cp.send = post, env.cp.wait = settle, env.cp.receive = take, env.cp.user = r;
+    env.k = r->k, env.cp.message = message, env.cp.user = r;
     floats = dt__sliced_of(&sizes, &g, &a, NULL, 0);
     floats = dt__max(floats, dt__sliced_of(&sizes, &g, &a, NULL, 1));
     env.cp.work = values(floats);
