@@ -22672,24 +22672,24 @@ static dt_result dt__measure_peak(dt_trainer *t)
 static void dt__trainer_banner(const dt_trainer *t)
 {
     const dt_recipe *r = &t->recipe;
-    const dt_model *m = &t->e.p.net.model;
+    const dt_plan *p = &t->e.p;
+    const dt_model *m = &p->net.model;
     const dt_source *feed = &t->feed.is;
     int64_t threads = dt__comm_here(t->comm) * t->pool->workers; /* on this machine, those that compute */
     int64_t positions = dt__max(t->positions, r->sequence + t->more), samples = feed->samples[DT_TRAIN];
     double cores = dt__comm_cores(t->comm) * (double)dt__comm_here(t->comm);
-    int ranks = dt_comm_size(t->comm), nodes = dt_comm_nodes(t->comm);
+    int ranks = dt_comm_size(t->comm), nodes = dt_comm_nodes(t->comm), dp = p->mesh.size[DT_AXIS_DATA];
     if (m->segments) printf("model    %lld segments of the program's own", (long long)m->segment_count);
     else {
-        int llama = m->family == DT_LLAMA;
-        printf("model    %s, %lld layers, %lld heads", llama ? "Llama" : "GPT-2", (long long)m->layers,
+        printf("model    %s, %lld layers, %lld heads", m->family == DT_LLAMA ? "Llama" : "GPT-2", (long long)m->layers,
                (long long)m->heads);
-        if (llama) printf(" (%lld KV heads)", (long long)m->kv_heads);
+        if (m->family == DT_LLAMA) printf(" (%lld KV heads)", (long long)m->kv_heads);
         printf(", width %lld", (long long)m->width);
         if (m->head) printf(", heads of width %lld", (long long)m->head);
-        if (llama) printf(", hidden %lld", (long long)m->hidden);
+        if (m->family == DT_LLAMA) printf(", hidden %lld", (long long)m->hidden);
         printf(", vocabulary %lld%s", (long long)m->vocabulary, m->tied ? ", tied" : "");
     }
-    printf(": %lld parameters\n", (long long)t->e.p.net.weights);
+    printf(": %lld parameters\n", (long long)p->net.weights);
     if (!m->segments && m->experts)
         printf("         %lld experts in each block, %lld per token (GFLOP/s counts only these)\n",
                (long long)m->experts, (long long)dt__model_moe(&r->model).active);
@@ -22709,32 +22709,29 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (nodes > 1) printf(" on %d nodes (shared memory inside, %s between)", nodes, t->comm->link->name);
     else if (ranks > 1) printf(" (%s, shared memory)", dt__thread.rank ? "threads" : "processes");
     dt__tell(" x %d thread%s%s, %s kernels, %s%s; GEMM peak %.1f GFLOP/s together\n", t->pool->workers,
-             t->pool->workers == 1 ? "" : "s", t->e.p.shape.overlap ? " and one that communicates" : "", t->e.k->name,
+             t->pool->workers == 1 ? "" : "s", p->shape.overlap ? " and one that communicates" : "", t->e.k->name,
              r->numerics == DT_FAST ? "fast numerics" : "exact",
-             t->e.p.net.precision == DT_BF16 ? " fp32 sums of bf16" : t->e.p.net.precision ? " fp32 sums of fp16" : "",
+             p->net.precision == DT_BF16 ? " fp32 sums of bf16" : p->net.precision ? " fp32 sums of fp16" : "",
              t->peak_gflops);
     if ((double)threads > cores + 0.99)
         dt__tell("         %lld threads share %.3g cores: %s\n", (long long)threads, cores,
                  t->layout.threads > 1 ? "lower --threads" : "use fewer ranks");
-    if (t->e.p.shape.zero > 1 && !t->e.p.shape.buffered) {
-        printf("         --zero %d shares no gradients", t->e.p.shape.zero);
-        if (r->data_shards == t->e.p.mesh.size[DT_AXIS_DATA])
-            printf(" of several micro-batches: use --accumulation each\n");
-        else
-            printf(": %d data-parallel ranks have %lld data shards, it takes one each\n",
-                   t->e.p.mesh.size[DT_AXIS_DATA], (long long)r->data_shards);
-    }
+    if (p->shape.zero > 1 && !p->shape.buffered && r->data_shards == dp)
+        printf("         --zero %d shares no gradients of several micro-batches: use --accumulation each\n",
+               p->shape.zero);
+    else if (p->shape.zero > 1 && !p->shape.buffered)
+        printf("         --zero %d shares no gradients: %d data-parallel ranks have %lld data shards, it takes one "
+               "each\n", p->shape.zero, dp, (long long)r->data_shards);
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
-    if (r->numerics == DT_FAST)
-        printf("fast     products %s; every other sum is exact\n", dt__dot_names[t->e.env.dot]);
-    if (dt__mesh_crosses(&t->e.p.mesh, t->comm))
+    if (r->numerics == DT_FAST) printf("fast     products %s; every other sum is exact\n", dt__dot_names[t->e.env.dot]);
+    if (dt__mesh_crosses(&p->mesh, t->comm))
         printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
                "network. Keep --tp within a node (--order cluster), and use --pp or data parallelism across nodes.\n");
     if (r->warmup >= r->steps && !r->rate)
         printf("warm-up  all %lld steps: the learning rate rises to the end, because --warmup is %lld. Lower it\n",
                (long long)r->steps, (long long)r->warmup);
     dt__memory_print(t->row, t->rows, "per rank");
-    if (t->recipe.weights && !t->first) printf("weights  initialized from %s\n", t->recipe.weights);
+    if (r->weights && !t->first) printf("weights  initialized from %s\n", r->weights);
     if (positions > r->sequence)
         printf("sequence %lld tokens of the model's %lld positions%s\n", (long long)r->sequence, (long long)positions,
                t->more ? "; the other rows of its table stay as they are" : "");
@@ -22742,11 +22739,11 @@ static void dt__trainer_banner(const dt_trainer *t)
         printf("resumed  after step %lld of %lld, from %s\n", (long long)t->first, (long long)r->steps,
                t->layout.checkpoint.place);
 #ifdef DT_COMPILER
-    if (*t->e.p.compiling.why) printf("compiler groups run tile by tile: %s\n", t->e.p.compiling.why);
-    if (t->e.p.net.compiler && t->layout.compile.memory &&
-        4.0 * dt__compiled_floats(&t->e.p.net) > (double)t->layout.compile.memory)
+    if (*p->compiling.why) printf("compiler groups run tile by tile: %s\n", p->compiling.why);
+    if (p->net.compiler && t->layout.compile.memory &&
+        4.0 * dt__compiled_floats(&p->net) > (double)t->layout.compile.memory)
         dt__tell("compiler a unit needs %.1f MB: no more can be computed again cheaply for the goal of %.1f MB. Choose "
-                 "another --recompute, or a smaller micro-batch\n", 4e-6 * dt__compiled_floats(&t->e.p.net),
+                 "another --recompute, or a smaller micro-batch\n", 4e-6 * dt__compiled_floats(&p->net),
                  1e-6 * (double)t->layout.compile.memory);
 #endif
     fflush(stdout);
@@ -22787,7 +22784,7 @@ static int64_t dt__logits_segment(const dt__net *net, int64_t words, int64_t voc
 }
 
 /* The initial weights of this rank's shards: no rank ever holds more (delayed initialisation). */
-static dt_result dt__trainer_draw(dt_trainer *t)
+static void dt__trainer_draw(dt_trainer *t)
 {
     dt__engine *e = &t->e;
     for (int32_t i = 0; i < e->p.net.param_count; i++) {
@@ -22804,7 +22801,6 @@ static dt_result dt__trainer_draw(dt_trainer *t)
         if (t->recipe.ema > 0.0f)
             dt__mem_copy(e->k, t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
     }
-    return DT_OK;
 }
 
 /* The model, recorded. */
@@ -22837,7 +22833,8 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     dt__memory_rows(t);
     r = dt__check_memory(t, 0);
     if (!r) r = dt__trainer_allocate(t);
-    return r ? r : dt__trainer_draw(t);
+    if (!r) dt__trainer_draw(t);
+    return r;
 }
 
 /* Reads those of the companions first to end - 1 that a folder has. */
@@ -25212,10 +25209,6 @@ DT_API dt_result dt_predictor_open(dt_trainer **handle, const char *path, const 
     dt_result r = dt__recipe_find(&recipe, path, 0, &found, &sample);
     *handle = NULL;
     if (!r) r = dt__predictor_model(&recipe, path, model, &sample);
-    if (!r && l.tp > 0 && l.cp > 0 && (recipe.tensor_shards % l.tp || recipe.context_shards % l.cp))
-        r = dt__misuse("%s has %lld tensor and %lld context shards: --tp %lld and --cp %lld must divide them. Lower "
-                       "them, or share the model by --pp or --zero 3", path, (long long)recipe.tensor_shards,
-                       (long long)recipe.context_shards, (long long)l.tp, (long long)l.cp);
     if (r) return r;
     recipe.data = found.at; /* the checks need a name; no file is opened */
     if (recipe.weights) recipe.weights = found.at;
