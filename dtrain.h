@@ -68,7 +68,7 @@
  *       dt__engine_comms         groups of ranks: data, pipeline, tensor, context, expert (H13)
  *       dt__rows_open          allocates the planned rows; dt__trainer_draw: initial weights
  *     dt_trainer_step            one step
- *       dt__trainer_batch        dt__loader_next: the samples of this rank, read in advance (H11)
+ *       dt__trainer_batch        dt__loader_next: the samples of this rank, read in advance
  *         dt__sum_valid          all ranks count the targets, by which the loss is divided (R12)
  *         dt__engine_step        the step program:
  *           dt__program_run      instruction by instruction, dt__engine_run; communication may go to stream 1
@@ -12766,104 +12766,6 @@ static dt_result dt__feed_fetch(const dt__feed *f, dt_split split, int64_t sampl
     return r ? r : dt__feed_check(f, 1, target, dt__split_name(split), sample);
 }
 
-/* ---- prefetch ----
- * A loader prepares the batches of steps first, first + 1, ... on a thread of its own, in a ring of slots: the caller
- * holds one, the others are filled ahead. A batch depends on its step alone. One thread at a time may use a loader. */
-
-enum { DT__LOADER_MAX_SLOTS = 4 };
-
-/* The sample for row `row` of step `step`. Called on the loader's thread, also for steps that are never asked for. */
-typedef int64_t (*dt__sample_fn)(const void *context, int64_t step, int64_t row);
-
-typedef struct dt__batch {
-    int64_t step;
-    uint32_t *input, *target; /* (rows,inputs), (rows,targets) words: int32 or floats */
-} dt__batch;
-
-typedef struct dt__loader {
-    const dt__feed *feed;
-    dt_split split;
-    dt__sample_fn sample;
-    const void *context;
-    int64_t rows, first, slots;
-    dt__batch slot[DT__LOADER_MAX_SLOTS];
-    uint32_t *memory;
-    dt__queue queue;       /* job n prepares batch n, counted from the first */
-    int64_t filled, taken; /* batches prepared (written by the thread); batches handed out */
-    double waited;         /* seconds that the caller waited for data */
-    int closing;
-} dt__loader;
-
-static dt_result dt__loader_fill(void *owner, int64_t n)
-{
-    dt__loader *l = (dt__loader *)owner;
-    dt__batch *b = &l->slot[n % l->slots];
-    const dt_source *s = &l->feed->is;
-    dt_result r = DT_OK;
-    b->step = l->first + n;
-    b->input = l->memory + n % l->slots * l->rows * (s->inputs + s->targets);
-    b->target = b->input + l->rows * s->inputs;
-    for (int64_t row = 0; row < l->rows && !r && !__atomic_load_n(&l->closing, __ATOMIC_RELAXED); row++)
-        r = dt__feed_fetch(l->feed, l->split, l->sample(l->context, b->step, row), b->input + row * s->inputs,
-                           b->target + row * s->targets);
-    if (!r) __atomic_store_n(&l->filled, n + 1, __ATOMIC_RELAXED);
-    return r;
-}
-
-static int64_t dt__loader_bytes(const dt__loader *l)
-{
-    return 4 * l->slots * l->rows * (l->feed->is.inputs + l->feed->is.targets);
-}
-
-static void dt__loader_close(dt__loader **handle)
-{
-    dt__loader *l = *handle;
-    if (!l) return;
-    __atomic_store_n(&l->closing, 1, __ATOMIC_RELAXED);
-    dt__queue_close(&l->queue);
-    dt__free(l->memory);
-    dt__free(l);
-    *handle = NULL;
-}
-
-/* Batches of `rows` samples of one split from step `first` on. `slots`: 2 to 4; without threads there is one, filled
- * when it is asked for. `feed` and `context` outlive the loader. */
-static dt_result dt__loader_open(dt__loader **handle, const dt__feed *feed, dt_split split, int64_t rows,
-                                 int64_t first, int slots, dt__sample_fn sample, const void *context)
-{
-    dt__loader *l = (dt__loader *)dt__alloc((int64_t)sizeof *l, "the data loader");
-    dt_result r = DT_E_MEMORY;
-    *handle = NULL;
-    if (!l) return r;
-    l->feed = feed, l->split = split, l->sample = sample;
-    l->context = context, l->rows = rows, l->first = first;
-    l->slots = dt__max(2, dt__min(slots, DT__LOADER_MAX_SLOTS));
-#ifdef DT_NO_THREADS
-    l->slots = 1;
-#endif
-    l->memory = (uint32_t *)dt__alloc(dt__loader_bytes(l), "batches of samples");
-    if (l->memory) r = dt__queue_open(&l->queue, dt__loader_fill, l, l->slots, "read data");
-    for (int64_t i = 1; i < l->slots && !r; i++) (void)dt__queue_ask(&l->queue);
-    if (r) dt__loader_close(&l);
-    *handle = l;
-    return r;
-}
-
-/* The batch of the next step, valid until the next call or the close. The wait for it calls tick(user) every 0.1 ms. */
-static dt_result dt__loader_next(dt__loader *l, dt__batch *batch, void (*tick)(void *user), void *user)
-{
-    double start = dt__now();
-    int64_t n = l->taken++; /* gives the previous batch back */
-    dt_result r;
-    while (l->queue.asked < n + l->slots) (void)dt__queue_ask(&l->queue);
-    while (tick && dt__queue_pending(&l->queue, n + 1)) tick(user), dt__nap();
-    r = dt__queue_wait(&l->queue, n + 1);
-    l->waited += dt__now() - start;
-    if (__atomic_load_n(&l->filled, __ATOMIC_RELAXED) <= n) return r;
-    *batch = l->slot[n % l->slots];
-    return DT_OK;
-}
-
 /* ============================================================================
  * H12  the GEMM rate, of which steps report a share */
 
@@ -22211,6 +22113,24 @@ typedef struct dt__saver {
 } dt__saver;
 
 enum { DT__TRAINER_ROWS = 9 }; /* of memory, with the snapshot */
+/* A thread fills batches in a ring: the trainer holds one, the others are filled ahead. Without threads there is one,
+ * filled when it is asked for. A batch depends on its step alone. */
+#ifdef DT_NO_THREADS
+enum { DT__BATCHES = 1 };
+#else
+enum { DT__BATCHES = 3 };
+#endif
+typedef struct dt__loader {
+    uint32_t *memory;         /* the ring */
+    uint32_t *input, *target; /* of the batch of the step: (rows,inputs), (rows,targets) words, int32 or floats */
+    dt__queue queue;          /* job n fills the batch of step first + n */
+    int64_t first;
+    int64_t filled, taken;    /* batches filled (written by the thread); batches handed out */
+    double waited;            /* seconds that the trainer waited for data */
+    int closing;
+    int ahead;                /* the first batch is loaded */
+} dt__loader;
+
 struct dt_trainer {
     dt_recipe recipe;
     dt_layout layout;
@@ -22224,8 +22144,7 @@ struct dt_trainer {
     int ends;
     dt_data *data;           /* NULL with a source, and in a generator */
     dt__feed feed;
-    dt__loader *loader;
-    dt__batch batch; /* this rank's samples of the step */
+    dt__loader loader; /* this rank's samples of the step */
     dt__engine e;
     dt__generator generator; /* text samples */
     uint32_t *unit; /* validation samples: input and target words of one unit */
@@ -22249,7 +22168,6 @@ struct dt_trainer {
     int live; /* a line of progress that the next one replaces */
     double peak_gflops, opened, started, printed;
     double distance[2];                        /* of fast numerics to exact ones: loss, gradients, relative */
-    int ahead;                                 /* the first batch is loaded */
     double agreeing; /* seconds in exchanges of counts and losses, where ranks wait for a late rank */
     dt_compilation_report compilation;
     dt_row row[DT__ROW_COUNT + DT__TRAINER_ROWS]; /* of memory: the plan's and the trainer's */
@@ -22449,17 +22367,76 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 
 /* ---- opening -------------------------------------------------------------------------------------------- */
 
-/* Row `row` of this rank's batch of a step: units in order of (shard, micro), each of `rows` samples. */
-static int64_t dt__trainer_index(const dt_trainer *t, int64_t step, int64_t row)
+/* This rank's samples in a batch. */
+static int64_t dt__loader_rows(const dt_trainer *t) { return (t->e.p.hi - t->e.p.lo) * t->e.p.micros * t->e.p.rows; }
+
+static int64_t dt__loader_bytes(const dt_trainer *t)
 {
-    const dt__engine *e = &t->e;
-    int64_t unit = row / e->p.rows, shard = e->p.lo + unit / e->p.micros, micro = unit % e->p.micros;
-    return step * t->recipe.batch + micro * t->recipe.micro_batch + shard * e->p.rows + row % e->p.rows;
+    return 4 * DT__BATCHES * dt__loader_rows(t) * (t->feed.is.inputs + t->feed.is.targets);
 }
-static int64_t dt__trainer_row(const void *context, int64_t step, int64_t row)
+
+/* The place in the run of row `row` of a batch: units in order of (shard, micro), each of `rows` samples. */
+static int64_t dt__loader_place(const dt_trainer *t, int64_t step, int64_t row)
 {
-    const dt_trainer *t = (const dt_trainer *)context;
-    return dt__sample_at(t->feed.is.samples[DT_TRAIN], (uint64_t)t->recipe.seed, dt__trainer_index(t, step, row));
+    const dt_plan *p = &t->e.p;
+    int64_t unit = row / p->rows, shard = p->lo + unit / p->micros, micro = unit % p->micros;
+    return step * t->recipe.batch + micro * t->recipe.micro_batch + shard * p->rows + row % p->rows;
+}
+
+static uint32_t *dt__loader_batch(const dt_trainer *t, int64_t n)
+{
+    return t->loader.memory + n % DT__BATCHES * (dt__loader_bytes(t) / (4 * DT__BATCHES));
+}
+
+static dt_result dt__loader_fill(void *trainer, int64_t n)
+{
+    dt_trainer *t = (dt_trainer *)trainer;
+    const dt_source *s = &t->feed.is;
+    uint32_t *input = dt__loader_batch(t, n), *target = input + dt__loader_rows(t) * s->inputs;
+    dt_result r = DT_OK;
+    for (int64_t row = 0; row < dt__loader_rows(t) && !r; row++) {
+        int64_t place = dt__loader_place(t, t->loader.first + n, row);
+        if (__atomic_load_n(&t->loader.closing, __ATOMIC_RELAXED)) return DT_OK;
+        r = dt__feed_fetch(&t->feed, DT_TRAIN, dt__sample_at(s->samples[DT_TRAIN], (uint64_t)t->recipe.seed, place),
+                           input + row * s->inputs, target + row * s->targets);
+    }
+    if (!r) __atomic_store_n(&t->loader.filled, n + 1, __ATOMIC_RELAXED);
+    return r;
+}
+
+static dt_result dt__loader_open(dt_trainer *t)
+{
+    dt__loader *l = &t->loader;
+    dt_result r;
+    l->first = t->e.step;
+    l->memory = (uint32_t *)dt__alloc(dt__loader_bytes(t), "batches of samples");
+    if (!dt__mem_attach(t->e.k, DT__PINNED, l->memory, dt__loader_bytes(t))) return DT_E_MEMORY;
+    r = dt__queue_open(&l->queue, dt__loader_fill, t, DT__BATCHES, "read data");
+    for (int i = 1; i < DT__BATCHES && !r; i++) (void)dt__queue_ask(&l->queue);
+    return r;
+}
+
+static void dt__loader_close(dt_trainer *t)
+{
+    __atomic_store_n(&t->loader.closing, 1, __ATOMIC_RELAXED);
+    dt__queue_close(&t->loader.queue);
+    dt__free(dt__mem_detach(t->e.k, t->loader.memory));
+    t->loader.memory = NULL;
+}
+
+/* The batch of the next step, valid until the next call. */
+static dt_result dt__loader_next(dt_trainer *t)
+{
+    dt__loader *l = &t->loader;
+    double start = dt__now();
+    int64_t n = l->taken++; /* gives the previous batch back */
+    dt_result r;
+    while (l->queue.asked < n + DT__BATCHES) (void)dt__queue_ask(&l->queue);
+    while (dt__queue_pending(&l->queue, n + 1)) dt__comm_tick(t->comm), dt__nap();
+    r = dt__queue_wait(&l->queue, n + 1);
+    l->waited += dt__now() - start;
+    l->input = dt__loader_batch(t, n), l->target = l->input + dt__loader_rows(t) * t->feed.is.inputs;
+    return __atomic_load_n(&l->filled, __ATOMIC_RELAXED) > n ? DT_OK : r;
 }
 
 /* Samples and random streams of unit (shard, micro). */
@@ -22468,10 +22445,10 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
     dt_trainer *t = (dt_trainer *)owner;
     dt__engine *e = &t->e;
     int64_t row = ((shard - e->p.lo) * e->p.micros + micro) * e->p.rows, step = e->step;
-    dt__engine_samples(e, t->batch.input + row * t->feed.is.inputs, t->batch.target + row * t->feed.is.targets);
+    dt__engine_samples(e, t->loader.input + row * t->feed.is.inputs, t->loader.target + row * t->feed.is.targets);
     for (int64_t i = 0; i < e->p.rows * dt__layout_leaves(&e->p); i++)
         e->env.rng[i] = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_DROPOUT,
-                                     (uint32_t)dt__trainer_index(t, step, row + i % e->p.rows), (uint32_t)step, 0);
+                                     (uint32_t)dt__loader_place(t, step, row + i % e->p.rows), (uint32_t)step, 0);
 }
 
 static void dt__memory_add(dt_trainer *t, const char *name, int purpose, int64_t bytes)
@@ -22512,7 +22489,7 @@ static void dt__memory_rows(dt_trainer *t)
     for (int i = 0; i < e->p.rows_count; i++) t->row[t->rows++] = e->p.row[i];
     dt__memory_add(t, "kernel scratch", DT_FOR_BUFFERS, dt__trainer_scratch(t) * e->pool->workers);
     dt__memory_add(t, "a whole parameter", DT_FOR_BUFFERS, 4 * longest);
-    dt__memory_add(t, "samples read in advance", DT_FOR_BUFFERS, unit * (1 + 3 * (e->p.hi - e->p.lo) * e->p.micros));
+    dt__memory_add(t, "samples read in advance", DT_FOR_BUFFERS, unit + dt__loader_bytes(t));
     dt__memory_add(t, "tokens", DT_FOR_BUFFERS, data);
     dt__memory_add(t, "rotary angles", DT_FOR_BUFFERS, 4 * tables);
     dt__memory_add(t, "drawing of text", DT_FOR_BUFFERS, t->layout.output.sample_length ? text : 0);
@@ -24490,11 +24467,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     dt__tensors_close(&t->published);
     dt_checkpoint_close(&t->initial);
     if (!r && t->layout.output.metrics && dt_trainer_is_root(t)) r = dt__metrics_open(t);
-    if (!r && !from)
-        r = dt__loader_open(&t->loader, &t->feed, DT_TRAIN, (t->e.p.hi - t->e.p.lo) * t->e.p.micros * t->e.p.rows,
-                            t->e.step, 3, dt__trainer_row, t);
-    if (!r && t->loader && !dt__mem_attach(t->e.k, DT__PINNED, t->loader->memory, dt__loader_bytes(t->loader)))
-        r = DT_E_MEMORY;
+    if (!r && !from) r = dt__loader_open(t);
     if (!r && dt__trainer_speaks(t)) dt__trainer_banner(t);
     dt__busy_end(t, busy);
     if (!r && !from) r = dt__trainer_first(t);
@@ -24517,8 +24490,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     if (!t) return;
     dt__busy_end(t, 1);
     (void)dt__probe_all(t, DT_AT_CLOSE, NULL);
-    if (t->loader) (void)dt__mem_detach(t->e.k, t->loader->memory);
-    dt__loader_close(&t->loader);
+    dt__loader_close(t);
     dt__save_close(&t->save);
     dt__free(t->state.tensor);
     dt__free(t->kept);
@@ -25295,8 +25267,6 @@ DT_API dt_result dt_evaluate(dt_trainer *t, const char *data, float *loss, int64
     return r;
 }
 
-static void dt__trainer_tick(void *trainer) { dt__comm_tick(((dt_trainer *)trainer)->comm); }
-
 /* ---- the first batch in two ways ------------------------------------------------------------------------------- */
 
 /* What two ways of computing the same step make of it, on this rank. */
@@ -25419,11 +25389,11 @@ static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
 /* Takes the next batch, unless the first one is there already, and counts the targets of all ranks. */
 static dt_result dt__trainer_next(dt_trainer *t, uint32_t *said, int64_t *valid)
 {
-    const dt_plan *p = &t->e.p;
-    int64_t targets = (p->hi - p->lo) * p->micros * p->rows * t->feed.is.targets;
-    dt_result r = t->ahead ? DT_OK : dt__loader_next(t->loader, &t->batch, dt__trainer_tick, t);
-    t->ahead = 0, *valid = 0;
-    if (!r) r = dt__sum_valid(t, dt__valid_targets(t->batch.target, t->feed.is.target_type, targets), valid, said);
+    const dt_source *s = &t->feed.is;
+    int64_t targets = dt__loader_rows(t) * s->targets;
+    dt_result r = t->loader.ahead ? DT_OK : dt__loader_next(t);
+    t->loader.ahead = 0, *valid = 0;
+    if (!r) r = dt__sum_valid(t, dt__valid_targets(t->loader.target, s->target_type, targets), valid, said);
     t->e.inv_valid = 1.0f / (float)dt__max(1, *valid);
     return r;
 }
@@ -25444,7 +25414,7 @@ static dt_result dt__trainer_first(dt_trainer *t)
     fast = compile;
     if (!compile.kept) return DT_E_MEMORY;
     r = dt__trainer_next(t, NULL, &valid);
-    t->ahead = 1;
+    t->loader.ahead = 1;
 #ifdef DT_COMPILER
     if (!r && valid && tries) r = dt__compilation_try(t, &compile);
 #endif
@@ -25475,7 +25445,7 @@ static void dt__trainer_count(dt_trainer *t, dt_step_info *i, int sign)
     const dt_comm *data = e->ranks.data;
     double waited, hidden;
     dt__queue_times(&t->e.queue, &waited, &hidden);
-    i->seconds += sign * dt__now(), i->data_seconds += sign * t->loader->waited;
+    i->seconds += sign * dt__now(), i->data_seconds += sign * t->loader.waited;
     i->work_seconds += sign * e->seconds_working, i->comm_seconds += sign * (e->seconds_sending + waited + hidden);
     i->exposed_seconds += sign * (e->seconds_sending + waited);
     i->gradient_seconds += sign * (e->seconds_summing + waited), i->within_seconds += sign * e->seconds_within;

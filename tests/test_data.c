@@ -270,88 +270,97 @@ static void test_order(void)
 
 /* ---- the loader --------------------------------------------------------------------------- */
 
-typedef struct feed {
-    const dt_data *data;
-    dt__feed from;
+static struct {
+    dt_data *data;
     int64_t rows, wrong_from; /* samples from this step on do not exist */
+    int64_t calls;
     int delay;                /* a batch is up to that many microseconds late */
 } feed;
 
-static int64_t feed_sample(const void *context, int64_t step, int64_t row)
+static dt_result feed_fetch(void *user, dt_split split, int64_t sample, void *input, void *target)
 {
-    const feed *f = (const feed *)context;
-    if (f->delay && row == 0) usleep((unsigned)(step * 7919 % f->delay));
-    return step >= f->wrong_from ? -1 : dt__sample_at(dt_data_samples(f->data, DT_TRAIN), 11, step * f->rows + row);
+    int64_t step = feed.calls / feed.rows, row = feed.calls % feed.rows;
+    (void)user;
+    feed.calls++;
+    if (feed.delay && row == 0) usleep((unsigned)(step * 7919 % feed.delay));
+    return dt_data_fetch(feed.data, split, step >= feed.wrong_from ? -1 : sample, (int32_t *)input, (int32_t *)target);
 }
 
-static int batch_is_right(const feed *f, const dt__batch *b, int64_t step, int64_t sequence)
+static dt_trainer *open_loader(int64_t first)
+{
+    dt_trainer *t = (dt_trainer *)dt__alloc((int64_t)sizeof *t, "a trainer");
+    if (!t || dt__choose_kernels(&t->e.k)) tap_bail("%s", dt_last_error());
+    dt__feed_files(&t->feed, feed.data);
+    t->feed.is.fetch = feed_fetch, feed.calls = first * feed.rows;
+    t->recipe.seed = 11, t->recipe.batch = t->recipe.micro_batch = t->e.p.rows = feed.rows;
+    t->e.p.hi = t->e.p.micros = 1, t->e.step = first;
+    if (dt__loader_open(t)) tap_bail("%s", dt_last_error());
+    return t;
+}
+
+static void close_loader(dt_trainer *t)
+{
+    dt__loader_close(t);
+    dt__free(t);
+}
+
+static int batch_is_right(const dt_trainer *t, int64_t step, int64_t sequence)
 {
     int32_t tokens[64], targets[64];
     size_t bytes = (size_t)sequence * sizeof *tokens;
-    if (b->step != step) return 0;
-    for (int64_t row = 0; row < f->rows; row++) {
-        int64_t sample = dt__sample_at(dt_data_samples(f->data, DT_TRAIN), 11, step * f->rows + row);
-        if (dt_data_fetch(f->data, DT_TRAIN, sample, tokens, targets)) return 0;
-        if (memcmp(tokens, b->input + row * sequence, bytes)) return 0;
-        if (memcmp(targets, b->target + row * sequence, bytes)) return 0;
+    for (int64_t row = 0; row < feed.rows; row++) {
+        int64_t sample = dt__sample_at(dt_data_samples(feed.data, DT_TRAIN), 11, step * feed.rows + row);
+        if (dt_data_fetch(feed.data, DT_TRAIN, sample, tokens, targets)) return 0;
+        if (memcmp(tokens, t->loader.input + row * sequence, bytes)) return 0;
+        if (memcmp(targets, t->loader.target + row * sequence, bytes)) return 0;
     }
     return 1;
 }
 
 /* `steps` batches from step 5 on; the caller, too, is slow now and then, and looks again at the end of its delay. */
-static void run_loader(const feed *f, int slots, int steps, int delay)
+static void run_loader(int steps, int delay)
 {
-    dt__loader *l;
-    dt__batch b;
+    dt_trainer *t = open_loader(5);
     int fine = 1;
-    if (dt__loader_open(&l, &f->from, DT_TRAIN, f->rows, 5, slots, feed_sample, f)) tap_bail("%s", dt_last_error());
     for (int64_t step = 5; step < 5 + steps && fine; step++) {
-        fine = !dt__loader_next(l, &b, NULL, NULL) && batch_is_right(f, &b, step, 7);
+        fine = !dt__loader_next(t) && batch_is_right(t, step, 7);
         if (delay) usleep((unsigned)(step * 104729 % delay));
-        fine = fine && batch_is_right(f, &b, step, 7);
+        fine = fine && batch_is_right(t, step, 7);
     }
-    tap_ok(fine, "%d batches in order, %d slots, reader <= %d us late, caller <= %d us", steps, slots, f->delay, delay);
-    tap_ok(f->delay <= delay || l->waited > 1e-3, "waited %.1f ms", 1e3 * l->waited);
-    dt__loader_close(&l);
+    tap_ok(fine, "%d batches in order, reader <= %d us late, caller <= %d us", steps, feed.delay, delay);
+    tap_ok(feed.delay <= delay || t->loader.waited > 1e-3, "waited %.1f ms", 1e3 * t->loader.waited);
+    close_loader(t);
 }
 
 static void test_loader(void)
 {
-    feed f;
-    dt__loader *l;
-    dt__batch b;
-    dt_data *d;
+    dt_trainer *t;
     int fine = 1;
-    if (dt_data_open(&d, in("count.txt"), NULL, 7, 0.2)) tap_bail("%s", dt_last_error());
-    f.data = d;
-    dt__feed_files(&f.from, d);
-    f.rows = 3;
-    f.wrong_from = INT64_MAX;
-    for (int slots = 2; slots <= 4; slots++) {
-        f.delay = 0;
-        run_loader(&f, slots, 300, 0);
-        run_loader(&f, slots, 100, 400);
-        f.delay = 400;
-        run_loader(&f, slots, 100, 0);
-        run_loader(&f, slots, 100, 400);
-    }
+    if (dt_data_open(&feed.data, in("count.txt"), NULL, 7, 0.2)) tap_bail("%s", dt_last_error());
+    feed.rows = 3;
+    feed.wrong_from = INT64_MAX;
+    run_loader(300, 0);
+    run_loader(100, 400);
+    feed.delay = 400;
+    run_loader(100, 0);
+    run_loader(100, 400);
     for (int taken = 0; taken < 60 && fine; taken++) { /* close at any moment */
-        f.delay = taken % 3 * 100;
-        fine = !dt__loader_open(&l, &f.from, DT_TRAIN, f.rows, 0, 2 + taken % 3, feed_sample, &f);
-        for (int i = 0; i < taken % 7 && fine; i++) fine = !dt__loader_next(l, &b, NULL, NULL);
+        feed.delay = taken % 3 * 100;
+        t = open_loader(0);
+        for (int i = 0; i < taken % 7 && fine; i++) fine = !dt__loader_next(t);
         if (taken % 2) usleep(50);
-        dt__loader_close(&l);
+        close_loader(t);
     }
-    tap_ok(fine && !l, "closed early 60 times");
-    f.wrong_from = 3;
-    f.delay = 0;
-    if (dt__loader_open(&l, &f.from, DT_TRAIN, f.rows, 0, 3, feed_sample, &f)) tap_bail("%s", dt_last_error());
-    for (int i = 0; i < 3; i++) fine = fine && !dt__loader_next(l, &b, NULL, NULL);
-    tap_ok(fine && dt__loader_next(l, &b, NULL, NULL) == DT_E_USAGE && strstr(dt_last_error(), "no training sample -1"),
+    tap_ok(fine, "closed early 60 times");
+    feed.wrong_from = 3;
+    feed.delay = 0;
+    t = open_loader(0);
+    for (int i = 0; i < 3; i++) fine = fine && !dt__loader_next(t);
+    tap_ok(fine && dt__loader_next(t) == DT_E_USAGE && strstr(dt_last_error(), "no training sample -1"),
            "an error arrives with its step: %s", dt_last_error());
-    tap_ok(dt__loader_next(l, &b, NULL, NULL) == DT_E_USAGE, "and stays");
-    dt__loader_close(&l);
-    dt_data_close(&d);
+    tap_ok(dt__loader_next(t) == DT_E_USAGE, "and stays");
+    close_loader(t);
+    dt_data_close(&feed.data);
 }
 
 /* ---- the generator ------------------------------------------------------------------------ */

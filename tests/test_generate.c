@@ -190,7 +190,7 @@ static void check_streams(dt_model model)
     dt_trainer *t = open_trainer(model, LENGTH, 1, 0, 1);
     dt_sampling how = dt_generation_default().sampling;
     enlarge(t);
-    dt__loader_close(&t->loader); /* its thread reads the recipe, which changes here */
+    dt__loader_close(t); /* its thread reads the recipe, which changes here */
     for (int k = 0; k < 5; k++) {
         int32_t tokens[LENGTH] = {'T', 'h', 'e', ' '}, targets[LENGTH], token;
         const float *row;
