@@ -1746,7 +1746,7 @@ static size_t dt__system_read(const char *path, char *text, size_t room)
  * number of workers never reach a bit. Each worker owns scratch memory, reserved before step 1.
  * One thread at a time may call dt__parallel on a pool. A NULL pool is one worker without scratch. */
 
-typedef void (*dt__task_fn)(void *context, int64_t task, int worker);
+typedef void (*dt__task_fn)(void *context, int64_t task, void *scratch); /* the worker's scratch memory */
 
 typedef struct dt_pool {
     int workers;           /* the calling thread included */
@@ -1759,6 +1759,7 @@ typedef struct dt_pool {
     uint64_t left; /* atomic: tasks that no worker has taken, plus 2^32 times the number of the dt__parallel call */
     int sleepers;  /* atomic: workers that wait for a signal */
     int quit;      /* atomic */
+    int started;   /* atomic: threads that have a number */
 #ifndef DT_NO_THREADS
     pthread_t *threads;
     pthread_mutex_t lock;
@@ -1775,33 +1776,25 @@ static void dt__relax(void)
 #endif
 }
 
-static void *dt__scratch(dt_pool *pool, int worker) { return pool->scratch + (int64_t)worker * pool->scratch_bytes; }
-
 /* Takes tasks until none is left. The fields of a call are valid until every task that this worker took is finished. */
 static void dt__pool_work(dt_pool *pool, int worker)
 {
     uint64_t left = __atomic_load_n(&pool->left, __ATOMIC_ACQUIRE);
     while ((uint32_t)left) {
         if (!__atomic_compare_exchange_n(&pool->left, &left, left - 1, 1, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) continue;
-        pool->fn(pool->context, pool->tasks - (uint32_t)left, worker);
+        pool->fn(pool->context, pool->tasks - (uint32_t)left, pool->scratch + worker * pool->scratch_bytes);
         __atomic_fetch_add(&pool->done, 1, __ATOMIC_RELEASE);
         left = __atomic_load_n(&pool->left, __ATOMIC_ACQUIRE);
     }
 }
 
 #ifndef DT_NO_THREADS
-typedef struct dt__worker_start {
-    dt_pool *pool;
-    int worker;
-} dt__worker_start;
-
 static void *dt__pool_main(void *argument)
 {
-    dt__worker_start start = *(dt__worker_start *)argument;
-    dt_pool *pool = start.pool;
+    dt_pool *pool = (dt_pool *)argument;
+    int worker = __atomic_add_fetch(&pool->started, 1, __ATOMIC_RELAXED);
     uint64_t seen = 0, now;
     unsigned saved = dt__fp_enter();
-    dt__free(argument);
     for (;;) {
         int spin = 0;
         while ((now = __atomic_load_n(&pool->left, __ATOMIC_ACQUIRE) >> 32) == seen && ++spin < 4000) dt__relax();
@@ -1815,7 +1808,7 @@ static void *dt__pool_main(void *argument)
         }
         seen = now;
         if (__atomic_load_n(&pool->quit, __ATOMIC_RELAXED)) break;
-        dt__pool_work(pool, start.worker);
+        dt__pool_work(pool, worker);
     }
     dt__fp_leave(saved);
     return NULL;
@@ -1837,7 +1830,7 @@ static void dt__pool_begin(dt_pool *pool, int64_t tasks)
 static void dt__parallel(dt_pool *pool, int64_t tasks, dt__task_fn fn, void *context)
 {
     if (!pool || pool->workers == 1 || tasks <= 1) {
-        for (int64_t i = 0; i < tasks; i++) fn(context, i, 0);
+        for (int64_t i = 0; i < tasks; i++) fn(context, i, pool ? pool->scratch : NULL);
         return;
     }
 #ifndef DT_NO_THREADS
@@ -1898,15 +1891,9 @@ static dt_result dt__pool_open(dt_pool **handle, int workers)
         pool->threads = (pthread_t *)dt__alloc((int64_t)sizeof(pthread_t) * workers, "a thread pool");
         if (!pool->threads) return dt__pool_close(handle), DT_E_MEMORY;
         for (; pool->workers < workers; pool->workers++) {
-            dt__worker_start *start = (dt__worker_start *)dt__alloc((int64_t)sizeof *start, "a thread");
-            if (!start) return dt__pool_close(handle), DT_E_MEMORY;
-            start->pool = pool, start->worker = pool->workers;
-            if (pthread_create(&pool->threads[pool->workers], NULL, dt__pool_main, start)) {
-                dt__error(DT_E_SYSTEM, "cannot start thread %d of %d: lower --threads", pool->workers, workers);
-                dt__free(start);
-                dt__pool_close(handle);
-                return DT_E_SYSTEM;
-            }
+            if (!pthread_create(&pool->threads[pool->workers], NULL, dt__pool_main, pool)) continue;
+            dt__error(DT_E_SYSTEM, "cannot start thread %d of %d: lower --threads", pool->workers, workers);
+            return dt__pool_close(handle), DT_E_SYSTEM;
         }
     }
 #else
@@ -1949,6 +1936,16 @@ typedef struct dt__queue {
     int running;
 } dt__queue;
 
+#ifdef DT_NO_THREADS
+#define dt__queue_lock(q) ((void)(q))
+#define dt__queue_unlock(q) ((void)(q))
+#define dt__queue_sleep(q) ((void)(q))
+#else
+static void dt__queue_lock(dt__queue *q) { pthread_mutex_lock(&q->lock); }
+static void dt__queue_unlock(dt__queue *q) { pthread_mutex_unlock(&q->lock); }
+static void dt__queue_sleep(dt__queue *q) { pthread_cond_wait(&q->change, &q->lock); } /* until something changes */
+#endif
+
 /* The two sums together are the jobs' time. Ranks that wait for this one see whom it waits for (dt__find_culprit). */
 static void dt__queue_mark(dt__queue *q, int busy, int waiting)
 {
@@ -1967,21 +1964,21 @@ static void *dt__queue_main(void *argument)
 {
     dt__queue *q = (dt__queue *)argument;
     unsigned saved = dt__fp_enter();
-    pthread_mutex_lock(&q->lock);
+    dt__queue_lock(q);
     for (;;) {
         dt_result r = q->result;
-        while (q->done == q->asked && !q->quit) pthread_cond_wait(&q->change, &q->lock);
+        while (q->done == q->asked && !q->quit) dt__queue_sleep(q);
         if (q->done == q->asked) break;
-        pthread_mutex_unlock(&q->lock);
+        dt__queue_unlock(q);
         if (!r) r = q->run(q->owner, q->done);
-        pthread_mutex_lock(&q->lock);
+        dt__queue_lock(q);
         if (r && !q->result) memcpy(q->error, dt__thread.error, sizeof q->error);
         q->result = r;
         q->done++;
         dt__queue_mark(q, q->done < q->asked, q->waiting);
         pthread_cond_broadcast(&q->change);
     }
-    pthread_mutex_unlock(&q->lock);
+    dt__queue_unlock(q);
     dt__fp_leave(saved);
     return NULL;
 }
@@ -2027,20 +2024,15 @@ static void dt__queue_close(dt__queue *q)
 static dt_result dt__queue_wait(dt__queue *q, int64_t ticket)
 {
     dt_result r;
-#ifndef DT_NO_THREADS
-    pthread_mutex_lock(&q->lock);
+    dt__queue_lock(q);
     if (q->done < ticket) {
         q->wanted = ticket;
         dt__queue_mark(q, q->busy, 1);
-        while (q->done < ticket) pthread_cond_wait(&q->change, &q->lock);
+        while (q->done < ticket) dt__queue_sleep(q);
         dt__queue_mark(q, q->busy, 0);
     }
     r = q->result;
-    pthread_mutex_unlock(&q->lock);
-#else
-    (void)ticket;
-    r = q->result;
-#endif
+    dt__queue_unlock(q);
     return r ? dt__error(r, "%s", q->error) : DT_OK;
 }
 
@@ -2071,28 +2063,18 @@ static int64_t dt__queue_ask(dt__queue *q)
 /* Is the job of this ticket still to be done? */
 static int dt__queue_pending(dt__queue *q, int64_t ticket)
 {
-    int pending;
-#ifndef DT_NO_THREADS
-    pthread_mutex_lock(&q->lock);
-    pending = q->done < ticket;
-    pthread_mutex_unlock(&q->lock);
-#else
-    pending = q->done < ticket;
-#endif
+    dt__queue_lock(q);
+    int pending = q->done < ticket;
+    dt__queue_unlock(q);
     return pending;
 }
 
-/* The two sums up to now. */
+/* The two sums up to now; 0 when the queue was never opened. */
 static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
 {
-#ifndef DT_NO_THREADS
-    if (q->running) pthread_mutex_lock(&q->lock);
-    dt__queue_mark(q, q->busy, q->waiting);
-#endif
+    if (q->running) dt__queue_lock(q), dt__queue_mark(q, q->busy, q->waiting);
     *waited = q->waited, *hidden = q->hidden;
-#ifndef DT_NO_THREADS
-    if (q->running) pthread_mutex_unlock(&q->lock);
-#endif
+    if (q->running) dt__queue_unlock(q);
 }
 
 /* ---- texts, written ---- */
@@ -2153,35 +2135,10 @@ static __attribute__((noinline)) float dt__fmaf_soft(float a, float b, float c)
 #define dt__fmaf(a, b, c) __builtin_fmaf(a, b, c)
 #endif
 
-static float dt__sqrtf(float x)
-{
-#if defined(__x86_64__)
-    return _mm_cvtss_f32(_mm_sqrt_ss(_mm_set_ss(x)));
-#else
-    return __builtin_sqrtf(x);
-#endif
-}
-
 /* A random stream: its words depend on the key, the counter and the element, never on who asks (R16). */
 typedef struct dt__rng {
     uint32_t key[2], counter[3];
 } dt__rng;
-
-/* ---- exp ----
- * e^x = 2^n e^r with n = round(x / ln 2) by adding 1.5 * 2^23 and r = x - n ln 2 in two parts (n times the upper part
- * is exact); e^r by a polynomial fitted there. 2^n is applied in two halves, so that subnormal results are rounded
- * once. Below -103.98 the result is +0, above 88.73 +inf; the error stays below 1 ulp. Vector kernels do the same. */
-#define DT__EXP_MAX 89.0f
-#define DT__EXP_MIN (-104.0f)
-#define DT__EXP_LOG2E 0x1.715476p+0f
-#define DT__EXP_ROUND 0x1.8p+23f
-#define DT__EXP_LN2_HI 0x1.62e4p-1f
-#define DT__EXP_LN2_LO 0x1.7f7d1cp-20f
-#define DT__EXP_C2 0.5f
-#define DT__EXP_C3 0x1.5554a2p-3f
-#define DT__EXP_C4 0x1.555682p-5f
-#define DT__EXP_C5 0x1.12306ap-7f
-#define DT__EXP_C6 0x1.6b76p-10f
 
 static float dt__float_of_bits(uint32_t bits)
 {
@@ -2194,27 +2151,6 @@ static uint32_t dt__bits_of_float(float x)
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     return bits;
-}
-
-static float dt__expf(float x)
-{
-    float t, n, r, q;
-    int32_t whole, half;
-    x = x > DT__EXP_MAX ? DT__EXP_MAX : x < DT__EXP_MIN ? DT__EXP_MIN : x;
-    t = dt__fmaf(x, DT__EXP_LOG2E, DT__EXP_ROUND);
-    n = t - DT__EXP_ROUND;
-    r = dt__fmaf(n, -DT__EXP_LN2_HI, x);
-    r = dt__fmaf(n, -DT__EXP_LN2_LO, r);
-    q = dt__fmaf(DT__EXP_C6, r, DT__EXP_C5);
-    q = dt__fmaf(q, r, DT__EXP_C4);
-    q = dt__fmaf(q, r, DT__EXP_C3);
-    q = dt__fmaf(q, r, DT__EXP_C2);
-    q = dt__fmaf(q, r, 1.0f);
-    q = dt__fmaf(q, r, 1.0f);
-    whole = (int32_t)(dt__bits_of_float(t) - dt__bits_of_float(DT__EXP_ROUND));
-    half = whole >> 1;
-    q = q * dt__float_of_bits((uint32_t)(half + 127) << 23);
-    return q * dt__float_of_bits((uint32_t)(whole - half + 127) << 23);
 }
 
 /* ---- Philox4x32-10 ----
@@ -2358,36 +2294,38 @@ static const uint32_t dt__sha256_k[64] = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-/* The eight variables change names, not places. */
-static void dt__sha256_plain(uint32_t state[8], const uint8_t *p)
+/* Blocks of 64 bytes. The eight variables change names, not places. */
+static void dt__sha256_plain(uint32_t state[8], const uint8_t *p, int64_t blocks)
 {
 #define DT__ROTATE(x, n) ((x) >> (n) | (x) << (32 - (n)))
 #define DT__SHA_ROUND(a, b, c, d, e, f, g, h, k) \
     t = h + (DT__ROTATE(e, 6) ^ DT__ROTATE(e, 11) ^ DT__ROTATE(e, 25)) + (g ^ (e & (f ^ g))) + w[i + k]; \
     d += t; \
     h = t + (DT__ROTATE(a, 2) ^ DT__ROTATE(a, 13) ^ DT__ROTATE(a, 22)) + ((a & b) | (c & (a | b)));
-    uint32_t a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6],
-             h = state[7], t, w[64];
-    for (int i = 0; i < 16; i++, p += 4)
-        w[i] = (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | (uint32_t)p[3];
-    for (int i = 16; i < 64; i++) {
-        uint32_t x = w[i - 15], y = w[i - 2];
-        w[i] = w[i - 16] + (DT__ROTATE(x, 7) ^ DT__ROTATE(x, 18) ^ x >> 3) + w[i - 7] +
-               (DT__ROTATE(y, 17) ^ DT__ROTATE(y, 19) ^ y >> 10);
+    for (; blocks > 0; blocks--) {
+        uint32_t a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6],
+                 h = state[7], t, w[64];
+        for (int i = 0; i < 16; i++, p += 4)
+            w[i] = (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | (uint32_t)p[3];
+        for (int i = 16; i < 64; i++) {
+            uint32_t x = w[i - 15], y = w[i - 2];
+            w[i] = w[i - 16] + (DT__ROTATE(x, 7) ^ DT__ROTATE(x, 18) ^ x >> 3) + w[i - 7] +
+                   (DT__ROTATE(y, 17) ^ DT__ROTATE(y, 19) ^ y >> 10);
+        }
+        for (int i = 0; i < 64; i++) w[i] += dt__sha256_k[i];
+        for (int i = 0; i < 64; i += 8) {
+            DT__SHA_ROUND(a, b, c, d, e, f, g, h, 0)
+            DT__SHA_ROUND(h, a, b, c, d, e, f, g, 1)
+            DT__SHA_ROUND(g, h, a, b, c, d, e, f, 2)
+            DT__SHA_ROUND(f, g, h, a, b, c, d, e, 3)
+            DT__SHA_ROUND(e, f, g, h, a, b, c, d, 4)
+            DT__SHA_ROUND(d, e, f, g, h, a, b, c, 5)
+            DT__SHA_ROUND(c, d, e, f, g, h, a, b, 6)
+            DT__SHA_ROUND(b, c, d, e, f, g, h, a, 7)
+        }
+        state[0] += a, state[1] += b, state[2] += c, state[3] += d, state[4] += e, state[5] += f, state[6] += g,
+            state[7] += h;
     }
-    for (int i = 0; i < 64; i++) w[i] += dt__sha256_k[i];
-    for (int i = 0; i < 64; i += 8) {
-        DT__SHA_ROUND(a, b, c, d, e, f, g, h, 0)
-        DT__SHA_ROUND(h, a, b, c, d, e, f, g, 1)
-        DT__SHA_ROUND(g, h, a, b, c, d, e, f, 2)
-        DT__SHA_ROUND(f, g, h, a, b, c, d, e, 3)
-        DT__SHA_ROUND(e, f, g, h, a, b, c, d, 4)
-        DT__SHA_ROUND(d, e, f, g, h, a, b, c, 5)
-        DT__SHA_ROUND(c, d, e, f, g, h, a, b, 6)
-        DT__SHA_ROUND(b, c, d, e, f, g, h, a, 7)
-    }
-    state[0] += a, state[1] += b, state[2] += c, state[3] += d, state[4] += e, state[5] += f, state[6] += g,
-        state[7] += h;
 #undef DT__SHA_ROUND
 #undef DT__ROTATE
 }
@@ -2438,10 +2376,7 @@ __attribute__((target("sha,sse4.1"))) static void dt__sha256_fast(uint32_t state
 }
 #else
 static int dt__sha256_has(void) { return 0; }
-static void dt__sha256_fast(uint32_t state[8], const uint8_t *p, int64_t blocks)
-{
-    for (; blocks > 0; blocks--, p += 64) dt__sha256_plain(state, p);
-}
+#define dt__sha256_fast dt__sha256_plain
 #endif
 
 static void dt__sha256_begin(dt__sha256 *h)
@@ -2460,18 +2395,13 @@ static void dt__sha256_add(dt__sha256 *h, const void *data, int64_t bytes)
         const char *wanted = getenv("DT_ISA");
         h->fast = dt__sha256_has() && !(wanted && !strcmp(wanted, "portable")) ? 1 : -1;
     }
-    while (bytes > 0) {
-        int64_t used = (int64_t)(h->bytes & 63), take = dt__min(64 - used, bytes);
-        const uint8_t *block = used == 0 && take == 64 ? p : h->block;
-        if (block == h->block) memcpy(h->block + used, p, (size_t)take);
-        if (block == p && h->fast > 0) {
-            take = bytes / 64 * 64;
-            dt__sha256_fast(h->state, p, take / 64);
-        } else if (used + take == 64)
-            dt__sha256_plain(h->state, block);
+    for (int64_t take; bytes > 0; p += take, bytes -= take) {
+        int64_t used = (int64_t)(h->bytes & 63);
+        take = used || bytes < 64 ? dt__min(64 - used, bytes) : bytes / 64 * 64;
+        if (take >= 64) (h->fast > 0 ? dt__sha256_fast : dt__sha256_plain)(h->state, p, take / 64);
+        else memcpy(h->block + used, p, (size_t)take);
+        if (used && used + take == 64) dt__sha256_plain(h->state, h->block, 1);
         h->bytes += (uint64_t)take;
-        p += take;
-        bytes -= take;
     }
 }
 
@@ -2751,12 +2681,7 @@ typedef float dt__v4 __attribute__((vector_size(16)));
 #define DT__SHUFFLE4(a, b, i, j, k, l) __builtin_shufflevector(a, b, i, j, k, l)
 #else
 typedef int32_t dt__i4 __attribute__((vector_size(16)));
-static inline dt__i4 dt__i4_of(int i, int j, int k, int l)
-{
-    dt__i4 v = {i, j, k, l};
-    return v;
-}
-#define DT__SHUFFLE4(a, b, i, j, k, l) __builtin_shuffle(a, b, dt__i4_of(i, j, k, l))
+#define DT__SHUFFLE4(a, b, i, j, k, l) __extension__({ const dt__i4 at = {i, j, k, l}; __builtin_shuffle(a, b, at); })
 #endif
 
 /* The kernels of one instruction set. */
@@ -2771,9 +2696,7 @@ typedef struct dt__kernels {
     void (*drop)(float *out, const float *x, int64_t n, const dt__rng *rng, int64_t first, uint32_t threshold,
                  float scale);
     void (*rope)(float *out, const float *x, const float *turn, int64_t heads, int64_t d, float sign);
-    float (*row_sum)(const float *x, int64_t n);
     float (*row_dot)(const float *a, const float *b, int64_t n);
-    float (*row_max)(const float *x, int64_t n);
     void (*add_scaled)(float *out, const float *x, int64_t n, float s);
     void (*column)(int op, float *chain, const float *p0, const float *p1, const float *stats, int64_t rows,
                    int64_t cols, int64_t ld);
@@ -2856,22 +2779,15 @@ static dt_result dt__choose_kernels(const dt__kernels **k) { return *k = dt__isa
  * operators, each rounding once (contraction is off); fma and square root are the instructions. A comparison gives
  * all-ones or all-zeros lanes. Every function below is inlined into its kernel. */
 #if DT__ISA == 2
-#define DT__W 16
 #define DT__K(name) name##_avx512
-#define DT__ISA_NAME "avx512"
 #elif DT__ISA == 1
-#define DT__W 8
 #define DT__K(name) name##_avx2
-#define DT__ISA_NAME "avx2"
 #elif DT__ISA == 3
-#define DT__W 4
 #define DT__K(name) name##_neon
-#define DT__ISA_NAME "neon"
 #else
-#define DT__W 4
 #define DT__K(name) name##_portable
-#define DT__ISA_NAME "portable"
 #endif
+#define DT__W (DT__ISA == 2 ? 16 : DT__ISA == 1 ? 8 : 4)
 #define dt__vf DT__K(dt__vf)
 #define dt__vfu DT__K(dt__vfu)
 #define dt__vi DT__K(dt__vi)
@@ -2888,6 +2804,7 @@ static dt_result dt__choose_kernels(const dt__kernels **k) { return *k = dt__isa
 #define dt__v_select DT__K(dt__v_select)
 #define dt__v_max DT__K(dt__v_max)
 #define dt__v_min DT__K(dt__v_min)
+#define dt__v_polynomial DT__K(dt__v_polynomial)
 #define dt__v_exp DT__K(dt__v_exp)
 #define dt__v_log DT__K(dt__v_log)
 #define dt__v_tanh DT__K(dt__v_tanh)
@@ -2908,11 +2825,19 @@ typedef uint64_t dt__vl __attribute__((vector_size(4 * DT__W), may_alias));
 
 DT__INLINE dt__vf dt__v_load(const float *p) { return (dt__vf) * (const dt__vfu *)p; }
 DT__INLINE void dt__v_store(float *p, dt__vf v) { *(dt__vfu *)p = (dt__vfu)v; }
+DT__INLINE dt__vf dt__v_set(float x)
+{
+    const dt__vf zero = {0};
+    return x - zero; /* x in every lane, -0 as well */
+}
+DT__INLINE dt__vi dt__v_seti(int32_t x)
+{
+    const dt__vi zero = {0};
+    return x - zero;
+}
 
 #if DT__ISA == 2
 /* maskz with all lanes set is the plain instruction, whose header reads an undefined vector, as g++ 12 warns. */
-DT__INLINE dt__vf dt__v_set(float x) { return (dt__vf)_mm512_set1_ps(x); }
-DT__INLINE dt__vi dt__v_seti(int32_t x) { return (dt__vi)_mm512_set1_epi32(x); }
 DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c)
 {
     return (dt__vf)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -2930,8 +2855,6 @@ DT__INLINE void dt__v_storen(float *p, dt__vf v, int64_t n)
     else _mm512_mask_storeu_ps(p, (__mmask16)((1u << n) - 1u), (__m512)v);
 }
 #elif DT__ISA == 1
-DT__INLINE dt__vf dt__v_set(float x) { return (dt__vf)_mm256_set1_ps(x); }
-DT__INLINE dt__vi dt__v_seti(int32_t x) { return (dt__vi)_mm256_set1_epi32(x); }
 DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c)
 {
     return (dt__vf)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
@@ -2952,16 +2875,6 @@ DT__INLINE void dt__v_storen(float *p, dt__vf v, int64_t n)
     else _mm256_maskstore_ps(p, DT__K(dt__v_mask)(n), (__m256)v);
 }
 #else
-DT__INLINE dt__vf dt__v_set(float x)
-{
-    dt__vf v = {x, x, x, x};
-    return v;
-}
-DT__INLINE dt__vi dt__v_seti(int32_t x)
-{
-    dt__vi v = {x, x, x, x};
-    return v;
-}
 #if DT__ISA == 3
 DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c)
 {
@@ -2976,7 +2889,7 @@ DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c)
 }
 DT__INLINE dt__vf dt__v_sqrt(dt__vf a)
 {
-    for (int i = 0; i < DT__W; i++) a[i] = dt__sqrtf(a[i]);
+    for (int i = 0; i < DT__W; i++) a[i] = __builtin_sqrtf(a[i]);
     return a;
 }
 #endif
@@ -3023,27 +2936,35 @@ DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return dt__v_select((dt__vi)(a
 #define dt__v_above(a, b) (((a) > (b)) | ((a) != (a)))
 #define dt__v_below(a, b) (((a) < (b)) | ((a) != (a)))
 
-/* ---- exp on vectors: dt__expf, operation for operation ---- */
+/* c[0] x^(n-1) + .. + c[n-1] by Horner's rule; n is a constant. */
+DT__INLINE dt__vf dt__v_polynomial(dt__vf x, const float *c, const int n)
+{
+    dt__vf p = dt__v_set(c[0]);
+    DT__UNROLL for (int i = 1; i < n; i++) p = dt__v_fma(p, x, dt__v_set(c[i]));
+    return p;
+}
+
+/* ---- exp ----
+ * e^x = 2^n e^r with n = round(x / ln 2) by adding 1.5 * 2^23 and r = x - n ln 2 in two parts (n times the upper part
+ * is exact); e^r by a polynomial fitted there. 2^n is applied in two halves, so that subnormal results are rounded
+ * once. Below -103.98 the result is +0, above 88.73 +inf; the error stays below 1 ulp. */
 DT__INLINE dt__vf dt__v_exp(dt__vf x)
 {
+    static const float c[] = {0x1.6b76p-10f, 0x1.12306ap-7f, 0x1.555682p-5f, 0x1.5554a2p-3f, 0.5f, 1.0f, 1.0f};
+    const dt__vf round = dt__v_set(0x1.8p+23f);
     dt__vf t, n, r, q;
     dt__vi whole, half;
-    x = dt__v_min(dt__v_set(DT__EXP_MAX), x); /* NaN stays: the second operand */
-    x = dt__v_max(dt__v_set(DT__EXP_MIN), x);
-    t = dt__v_fma(x, dt__v_set(DT__EXP_LOG2E), dt__v_set(DT__EXP_ROUND));
-    n = t - dt__v_set(DT__EXP_ROUND);
-    r = dt__v_fma(n, dt__v_set(-DT__EXP_LN2_HI), x);
-    r = dt__v_fma(n, dt__v_set(-DT__EXP_LN2_LO), r);
-    q = dt__v_fma(dt__v_set(DT__EXP_C6), r, dt__v_set(DT__EXP_C5));
-    q = dt__v_fma(q, r, dt__v_set(DT__EXP_C4));
-    q = dt__v_fma(q, r, dt__v_set(DT__EXP_C3));
-    q = dt__v_fma(q, r, dt__v_set(DT__EXP_C2));
-    q = dt__v_fma(q, r, dt__v_set(1.0f));
-    q = dt__v_fma(q, r, dt__v_set(1.0f));
-    whole = (dt__vi)t - (dt__vi)dt__v_set(DT__EXP_ROUND);
+    x = dt__v_min(dt__v_set(89.0f), x); /* NaN stays: the second operand */
+    x = dt__v_max(dt__v_set(-104.0f), x);
+    t = dt__v_fma(x, dt__v_set(0x1.715476p+0f), round);
+    n = t - round;
+    r = dt__v_fma(n, dt__v_set(-0x1.62e4p-1f), x);
+    r = dt__v_fma(n, dt__v_set(-0x1.7f7d1cp-20f), r);
+    q = dt__v_polynomial(r, c, 7);
+    whole = (dt__vi)t - (dt__vi)round;
     half = whole >> 1;
-    q = q * (dt__vf)((half + dt__v_seti(127)) << 23);
-    return q * (dt__vf)((whole - half + dt__v_seti(127)) << 23);
+    q = q * (dt__vf)((half + 127) << 23);
+    return q * (dt__vf)((whole - half + 127) << 23);
 }
 
 /* ---- log, tanh, and GELU ---- */
@@ -3051,46 +2972,35 @@ DT__INLINE dt__vf dt__v_exp(dt__vf x)
  * Cephes' logf; coefficients a minimax fit). 0 gives -inf, negative gives NaN, subnormals are scaled first. */
 DT__INLINE dt__vf dt__v_log(dt__vf x)
 {
-    dt__vi tiny = (dt__vi)(x < dt__v_set(0x1p-126f)), bits, big;
-    dt__vf scaled = dt__v_select(tiny, x * dt__v_set(0x1p23f), x), e, m, f, z, p, y;
-    bits = (dt__vi)scaled;
-    e = __builtin_convertvector((bits >> 23) - 126, dt__vf) - dt__v_select(tiny, dt__v_set(23.0f), dt__v_set(0.0f));
+    static const float c[] = {7.0376836292e-2f, -1.1514610310e-1f, 1.1676998740e-1f,
+                              -1.2420140846e-1f, 1.4249322787e-1f, -1.6668057665e-1f,
+                              2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f};
+    const dt__vf zero = dt__v_set(0.0f), one = dt__v_set(1.0f);
+    dt__vi tiny = (dt__vi)(x < 0x1p-126f), bits = (dt__vi)dt__v_select(tiny, x * 0x1p23f, x), big;
+    dt__vf e, m, f, z, y;
+    e = __builtin_convertvector((bits >> 23) - 126, dt__vf) - dt__v_select(tiny, dt__v_set(23.0f), zero);
     m = (dt__vf)((bits & 0x007fffff) | 0x3f000000); /* [1/2, 1) */
-    big = (dt__vi)(m < dt__v_set(0.707106781f));
-    e = e - dt__v_select(big, dt__v_set(1.0f), dt__v_set(0.0f));
-    f = dt__v_select(big, m + m, m) - dt__v_set(1.0f);
+    big = (dt__vi)(m < 0.707106781f);
+    e = e - dt__v_select(big, one, zero);
+    f = dt__v_select(big, m + m, m) - 1.0f;
     z = f * f;
-    p = dt__v_set(7.0376836292e-2f);
-    p = dt__v_fma(p, f, dt__v_set(-1.1514610310e-1f));
-    p = dt__v_fma(p, f, dt__v_set(1.1676998740e-1f));
-    p = dt__v_fma(p, f, dt__v_set(-1.2420140846e-1f));
-    p = dt__v_fma(p, f, dt__v_set(1.4249322787e-1f));
-    p = dt__v_fma(p, f, dt__v_set(-1.6668057665e-1f));
-    p = dt__v_fma(p, f, dt__v_set(2.0000714765e-1f));
-    p = dt__v_fma(p, f, dt__v_set(-2.4999993993e-1f));
-    p = dt__v_fma(p, f, dt__v_set(3.3333331174e-1f));
-    y = dt__v_fma(p * f, z, e * dt__v_set(-2.12194440e-4f));
+    y = dt__v_fma(dt__v_polynomial(f, c, 9) * f, z, e * -2.12194440e-4f);
     y = dt__v_fma(dt__v_set(-0.5f), z, y);
     y = dt__v_fma(e, dt__v_set(0.693359375f), f + y);
-    y = dt__v_select((dt__vi)(x == dt__v_set(__builtin_inff())), x, y);
-    y = dt__v_select((dt__vi)(x == dt__v_set(0.0f)), dt__v_set(-__builtin_inff()), y);
-    y = dt__v_select((dt__vi)(x < dt__v_set(0.0f)), dt__v_set(__builtin_nanf("")), y);
-    return dt__v_select((dt__vi)(x != x), x, y);
+    y = dt__v_where(x == __builtin_inff(), x, y);
+    y = dt__v_where(x == 0.0f, dt__v_set(-__builtin_inff()), y);
+    y = dt__v_where(x < 0.0f, dt__v_set(__builtin_nanf("")), y);
+    return dt__v_where(x != x, x, y);
 }
 
 /* tanh x = 1 - 2 / (exp(2|x|) + 1) with the sign of x; below 0.625 an odd polynomial keeps the relative error. */
 DT__INLINE dt__vf dt__v_tanh(dt__vf x)
 {
+    static const float c[] = {-5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f,
+                              -3.33332819422e-1f};
     dt__vi sign = (dt__vi)x & dt__v_seti((int32_t)0x80000000);
-    dt__vf a = dt__v_abs(x), z = x * x, big, p;
-    big = dt__v_set(1.0f) - dt__v_set(2.0f) / (dt__v_exp(a + a) + dt__v_set(1.0f));
-    p = dt__v_set(-5.70498872745e-3f);
-    p = dt__v_fma(p, z, dt__v_set(2.06390887954e-2f));
-    p = dt__v_fma(p, z, dt__v_set(-5.37397155531e-2f));
-    p = dt__v_fma(p, z, dt__v_set(1.33314422036e-1f));
-    p = dt__v_fma(p, z, dt__v_set(-3.33332819422e-1f));
-    p = dt__v_fma(p * z, a, a);
-    a = dt__v_select((dt__vi)(a < dt__v_set(0.625f)), p, big);
+    dt__vf a = dt__v_abs(x), z = x * x, big = 1.0f - 2.0f / (dt__v_exp(a + a) + 1.0f);
+    a = dt__v_where(a < 0.625f, dt__v_fma(dt__v_polynomial(z, c, 5) * z, a, a), big);
     return (dt__vf)((dt__vi)a | sign);
 }
 
@@ -3099,52 +3009,44 @@ DT__INLINE dt__vf DT__K(dt__gelu_exp)(dt__vf x) /* exp(-2u) */
 {
     return dt__v_exp(x * dt__v_fma(x * x, dt__v_set(-0.0713548163f), dt__v_set(-1.59576912f)));
 }
-DT__INLINE dt__vf dt__v_gelu(dt__vf x)
-{
-    return x * (dt__v_set(1.0f) / (dt__v_set(1.0f) + DT__K(dt__gelu_exp)(x)));
-}
+DT__INLINE dt__vf dt__v_gelu(dt__vf x) { return x * (1.0f / (1.0f + DT__K(dt__gelu_exp)(x))); }
 
 /* dy * (s + x s (1 - s) 2u') with the gate s = 1 / (1 + e); 1 - s is e s, which does not cancel. Where the second term
  * vanishes it is left out, since its factors may overflow there. */
 DT__INLINE dt__vf dt__v_gelu_grad(dt__vf x, dt__vf dy)
 {
-    dt__vf e = DT__K(dt__gelu_exp)(x), s = dt__v_set(1.0f) / (dt__v_set(1.0f) + e), p = s * (e * s);
+    dt__vf e = DT__K(dt__gelu_exp)(x), s = 1.0f / (1.0f + e), p = s * (e * s);
     dt__vf slope = dt__v_fma(x * x, dt__v_set(0.214064449f), dt__v_set(1.59576912f)); /* 2u' */
-    return dy * dt__v_select((dt__vi)(p > dt__v_set(0.0f)), dt__v_fma(x * slope, p, s), s);
+    return dy * dt__v_where(p > 0.0f, dt__v_fma(x * slope, p, s), s);
 }
 
 /* The gradient of SiLU: dy (s + x s (1 - s)), s = 1 / (1 + e^-x). With e = exp(-|x|), s (1 - s) is e / (1 + e)^2. */
 DT__INLINE dt__vf dt__v_silu_grad(dt__vf x, dt__vf dy)
 {
-    const dt__vf one = dt__v_set(1.0f), most = dt__v_set(120.0f);
-    dt__vf c = dt__v_max(-most, dt__v_min(most, x)), e = dt__v_exp(-dt__v_abs(c)), d = one / (one + e);
-    dt__vf s = dt__v_select((dt__vi)(c < dt__v_set(0.0f)), e * d, d);
-    return dy * dt__v_fma(c * d, e * d, s);
+    const dt__vf most = dt__v_set(120.0f);
+    dt__vf c = dt__v_max(-most, dt__v_min(most, x)), e = dt__v_exp(-dt__v_abs(c)), d = 1.0f / (1.0f + e);
+    return dy * dt__v_fma(c * d, e * d, dt__v_where(c < 0.0f, e * d, d));
 }
 
 /* max(x,0) - x t + log(1 + u), u = exp(-|x|). With w = 1 + u, log(w) + (u - (w - 1)) / w keeps digits of small u. */
 DT__INLINE dt__vf dt__v_bce(dt__vf x, dt__vf t)
 {
-    const dt__vf one = dt__v_set(1.0f), zero = dt__v_set(0.0f);
-    dt__vf u = dt__v_exp(dt__v_select(x > zero, -x, x)), w = one + u;
-    dt__vf tail = dt__v_log(w) + (u - (w - one)) / w;
-    return dt__v_fma(-x, t, dt__v_max(x, zero)) + tail;
+    const dt__vf zero = dt__v_set(0.0f);
+    dt__vf u = dt__v_exp(dt__v_where(x > zero, -x, x)), w = 1.0f + u;
+    return dt__v_fma(-x, t, dt__v_max(x, zero)) + (dt__v_log(w) + (u - (w - 1.0f)) / w);
 }
 
 /* sigmoid(x) - t: 1 / (1 + u) where x is above 0, else u / (1 + u). */
 DT__INLINE dt__vf dt__v_bce_grad(dt__vf x, dt__vf t)
 {
-    const dt__vf one = dt__v_set(1.0f), zero = dt__v_set(0.0f);
-    dt__vi above = x > zero;
-    dt__vf u = dt__v_exp(dt__v_select(above, -x, x));
-    return dt__v_select(above, one, u) / (one + u) - t;
+    dt__vf u = dt__v_exp(dt__v_where(x > 0.0f, -x, x));
+    return dt__v_where(x > 0.0f, dt__v_set(1.0f), u) / (1.0f + u) - t;
 }
 
 /* 1 or -1; zeros and NaN stay as they are. */
 DT__INLINE dt__vf dt__v_sign(dt__vf x)
 {
-    dt__vf y = dt__v_select((dt__vi)(x > dt__v_set(0.0f)), dt__v_set(1.0f), x);
-    return dt__v_select((dt__vi)(x < dt__v_set(0.0f)), dt__v_set(-1.0f), y);
+    return dt__v_where(x < 0.0f, dt__v_set(-1.0f), dt__v_where(x > 0.0f, dt__v_set(1.0f), x));
 }
 /* ---- functions in double ----
  * Half as many lanes, in double: then short formulas without corrections are good to about 2^-30, and rounding to float
@@ -3155,29 +3057,14 @@ DT__INLINE dt__vf dt__v_sign(dt__vf x)
 typedef double dt__vd __attribute__((vector_size(4 * DT__W), may_alias));
 typedef float dt__vh __attribute__((vector_size(2 * DT__W), may_alias)); /* as many floats */
 
-#if DT__ISA == 2
-DT__INLINE dt__vd DT__K(dt__d_set)(double x) { return (dt__vd)_mm512_set1_pd(x); }
-#elif DT__ISA == 1
-DT__INLINE dt__vd DT__K(dt__d_set)(double x) { return (dt__vd)_mm256_set1_pd(x); }
-#else
-DT__INLINE dt__vd DT__K(dt__d_set)(double x)
-{
-    dt__vd v = {x, x};
-    return v;
-}
-#endif
-DT__INLINE dt__vd DT__K(dt__d_select)(dt__vl mask, dt__vd a, dt__vd b)
-{
-    return (dt__vd)(((dt__vl)a & mask) | ((dt__vl)b & ~mask));
-}
-#define DT__WHERE(condition, a, b) DT__K(dt__d_select)((dt__vl)(condition), a, b)
+#define DT__WHERE(condition, a, b) ((dt__vd)dt__v_where(condition, (dt__vf)(a), (dt__vf)(b)))
 
 /* 1 + e^-x. 2^v is s (1 + p), p = 2^f - 1 to 2^-32 and s = 2^n; v is kept within +-300. v + 1.5 * 2^52 ends with n. */
 #define DT__LOG2E 0x1.71547652b82fep+0
 #define DT__ROUND_52 0x1.8p52
 DT__INLINE dt__vd DT__K(dt__d_gate)(dt__vd x)
 {
-    const dt__vd most = DT__K(dt__d_set)(300.0);
+    const dt__vd zero = {0}, most = 300.0 - zero;
     dt__vd v = x * -DT__LOG2E, t, f, p, s;
     v = DT__WHERE(v > most, most, v);
     v = DT__WHERE(v < -most, -most, v);
@@ -3199,7 +3086,7 @@ DT__INLINE dt__vd DT__K(dt__d_gate)(dt__vd x)
         dt__vh h[2]; \
         memcpy(h, &u, sizeof u); \
         for (int i = 0; i < 2; i++) { \
-            const dt__vd x = __builtin_convertvector(h[i], dt__vd), least = DT__K(dt__d_set)(-1000.0); \
+            const dt__vd x = __builtin_convertvector(h[i], dt__vd), zero = {0}, least = -1000.0 - zero; \
             (void)least; \
             h[i] = __builtin_convertvector(expression, dt__vh); \
         } \
@@ -3287,21 +3174,6 @@ static float DT__K(dt__row_dot)(const float *p0, const float *p1, int64_t n)
     DT__DOT(dot, a, b, r)
     return dot[0];
 }
-static float DT__K(dt__row_sum)(const float *p0, int64_t n)
-{
-    const float *p1 = p0, *p2 = p0, *old = p0;
-    dt__vf sum;
-    DT__SUM(sum, a, r)
-    return sum[0];
-}
-static float DT__K(dt__row_max)(const float *p0, int64_t n)
-{
-    const float *p1 = p0, *p2 = p0, *old = p0;
-    dt__vf most;
-    DT__MAX(most, a, r)
-    return most[0];
-}
-
 /* One row (n) of a row op: in holds its inputs, out its result, s its scalars before and after. */
 static void DT__K(dt__row)(int op, float *out, const float *const in[3], float s[4], int64_t n)
 {
@@ -3428,8 +3300,7 @@ static void DT__K(dt__unary)(int op, float *out, const float *x, int64_t n, floa
 /* ---- conversions of storage types ----
  * All four are a sign, an exponent and a mantissa, narrower than fp32's by `shift` bits (dt__format, H3). */
 
-/* mask lane set ? a : b */
-DT__INLINE dt__vi DT__K(dt__v_pick)(dt__vi mask, dt__vi a, dt__vi b) { return (a & mask) | (b & ~mask); }
+#define DT__PICK(mask, a, b) ((dt__vi)dt__v_select(mask, (dt__vf)(a), (dt__vf)(b)))
 
 /* The codes of x: to nearest, ties to even. Where the result is normal its bits are the upper bits of x, rounded by an
  * integer addition; where it is not, adding a power of two whose last bit is the format's smallest number rounds. */
@@ -3439,16 +3310,16 @@ DT__INLINE dt__vi DT__K(dt__v_narrow)(dt__vf x, const dt__format *f)
     dt__vi nan = a > infinity;
     if (f->shift == 16) { /* bf16 is the upper half of fp32 */
         code = (u & ~nan) + dt__v_seti(0x7fff) + ((u >> 16) & dt__v_seti(1));
-        return (DT__K(dt__v_pick)(nan, u | dt__v_seti(0x7fc00000), code) >> 16) & dt__v_seti(0xffff);
+        return (DT__PICK(nan, u | dt__v_seti(0x7fc00000), code) >> 16) & dt__v_seti(0xffff);
     }
-    a = DT__K(dt__v_pick)(nan, infinity, a);
+    a = DT__PICK(nan, infinity, a);
     magic = dt__v_seti((128 - f->bias + f->shift) << 23);
     small = (dt__vi)((dt__vf)a + (dt__vf)magic) - magic;
     code = (a + dt__v_seti((1 << (f->shift - 1)) - 1) + ((a >> f->shift) & dt__v_seti(1))) >> f->shift;
     code = code - dt__v_seti((127 - f->bias) << (23 - f->shift));
-    code = DT__K(dt__v_pick)(a < dt__v_seti((128 - f->bias) << 23), small, code);
-    code = DT__K(dt__v_pick)(code > dt__v_seti(f->top), dt__v_seti(f->top), code);
-    code = DT__K(dt__v_pick)(nan, dt__v_seti(f->nan), code);
+    code = DT__PICK(a < dt__v_seti((128 - f->bias) << 23), small, code);
+    code = DT__PICK(code > dt__v_seti(f->top), dt__v_seti(f->top), code);
+    code = DT__PICK(nan, dt__v_seti(f->nan), code);
     return code | (((u >> 31) & dt__v_seti(1)) << (8 * f->bytes - 1));
 }
 
@@ -3459,7 +3330,7 @@ DT__INLINE dt__vf DT__K(dt__v_widen)(dt__vi code, const dt__format *f)
     dt__vf x = (dt__vf)(a << f->shift) * (dt__vf)dt__v_seti((254 - f->bias) << 23);
     dt__vi special = (a << f->shift) | dt__v_seti(0x7f800000);
     if (f->shift == 16) return (dt__vf)(code << 16);
-    return (dt__vf)(DT__K(dt__v_pick)(a >= dt__v_seti(f->top), special, (dt__vi)x) | sign);
+    return (dt__vf)(DT__PICK(a >= dt__v_seti(f->top), special, (dt__vi)x) | sign);
 }
 
 /* n numbers, rounded in place to a type of fewer bits. */
@@ -3481,16 +3352,9 @@ static void DT__K(dt__round)(float *x, int64_t n, int to)
  * so any tiling gives the same chain. Blocks of k store and reload the fp32 accumulator, which is exact. B is packed
  * into strips of DT__NR columns that stay in the second-level cache while A's rows pass; A is read in place when its
  * rows are contiguous, else packed by panels. k is never padded; padded rows and columns are not stored. */
-#if DT__ISA >= 2 /* 32 registers: 24 accumulators; else 16 of them */
-#define DT__MR 8
-#define DT__NV 3
-#elif DT__ISA == 1
-#define DT__MR 6
-#define DT__NV 2
-#else
-#define DT__MR 4
-#define DT__NV 4
-#endif
+/* 32 registers: 24 accumulators; else 16 of them */
+#define DT__MR (DT__ISA >= 2 ? 8 : DT__ISA == 1 ? 6 : 4)
+#define DT__NV (DT__ISA >= 2 ? 3 : DT__ISA == 1 ? 2 : 4)
 #define DT__NR (DT__NV * DT__W)
 #define DT__KC 384                       /* block of k: a strip of B and a panel of A of this depth share the caches */
 #define DT__MC (4 * DT__MR)              /* rows of a transposed A that are packed together */
@@ -3541,22 +3405,17 @@ DT__INLINE void DT__K(dt__tile_body)(const int nv, const int dot, int64_t k, con
     }
 }
 
+/* Code in which the number of vectors is a constant. */
+#define DT__EACH_WIDTH(CODE) CODE(1) CODE(2) CODE(3) CODE(4)
 static void DT__K(dt__tile)(int nv, int dot, int64_t k, const float *a, int64_t ars, int64_t acs, const float *b,
                             int64_t brs, float *c, int64_t ldc, int load, const float *bias)
 {
 #define DT__TILE(n) \
-    if (nv == n && DT__ISA == 2 && dot) DT__K(dt__tile_body)(n, 1, k, a, ars, 1, b, brs, c, ldc, load, bias); \
-    else if (nv == n && ars == 1) DT__K(dt__tile_body)(n, 0, k, a, 1, acs, b, brs, c, ldc, load, bias); \
-    else if (nv == n) DT__K(dt__tile_body)(n, 0, k, a, ars, 1, b, brs, c, ldc, load, bias);
-    DT__TILE(1)
-    DT__TILE(2)
-#if DT__NV > 2
-    DT__TILE(3)
-#endif
-#if DT__NV > 3
-    DT__TILE(4)
-#endif
-#undef DT__TILE
+    if (n > DT__NV || nv != n) {} \
+    else if (DT__ISA == 2 && dot) DT__K(dt__tile_body)(n, 1, k, a, ars, 1, b, brs, c, ldc, load, bias); \
+    else if (ars == 1) DT__K(dt__tile_body)(n, 0, k, a, 1, acs, b, brs, c, ldc, load, bias); \
+    else DT__K(dt__tile_body)(n, 0, k, a, ars, 1, b, brs, c, ldc, load, bias);
+    DT__EACH_WIDTH(DT__TILE)
 }
 
 /* A tile of which only rows x cols exist: computed in a full-size copy. */
@@ -3651,7 +3510,6 @@ static void DT__K(dt__pack_a)(float *dst, const float *a, int64_t ars, int64_t a
 /* ---- tasks: output tiles ---- */
 typedef struct DT__K(dt__gemm_job) {
     const dt__gemm *g;
-    dt_pool *pool;
     int64_t mt, nt, across; /* a task is mt x nt elements of C; `across` tasks share the same rows */
 } DT__K(dt__gemm_job);
 
@@ -3822,21 +3680,20 @@ static void DT__K(dt__gemm_block)(const dt__gemm *g, float *scratch, int64_t i0,
     }
 }
 
-static void DT__K(dt__gemm_task)(void *context, int64_t task, int worker)
+static void DT__K(dt__gemm_task)(void *context, int64_t task, void *scratch)
 {
     const DT__K(dt__gemm_job) *job = (const DT__K(dt__gemm_job) *)context;
     const dt__gemm *g = job->g;
     int64_t i0 = task / job->across * job->mt, j0 = task % job->across * job->nt;
     int64_t m = dt__min(job->mt, g->m - i0), n = dt__min(job->nt, g->n - j0);
     int64_t blocks = dt__max(1, dt__ceil_div(g->k, DT__KC)), kc = dt__ceil_div(g->k, blocks);
-    float *scratch = (float *)dt__scratch(job->pool, worker);
     for (int64_t block = 0; block < blocks; block++) {
         int64_t p0 = block * kc;
 #if DT__ISA == 2
-        if (g->dot) DT__K(dt__dot_block)(g, scratch, i0, m, j0, n, p0, dt__min(kc, g->k - p0));
+        if (g->dot) DT__K(dt__dot_block)(g, (float *)scratch, i0, m, j0, n, p0, dt__min(kc, g->k - p0));
         if (g->dot) continue;
 #endif
-        DT__K(dt__gemm_block)(g, scratch, i0, m, j0, n, p0, dt__min(kc, g->k - p0));
+        DT__K(dt__gemm_block)(g, (float *)scratch, i0, m, j0, n, p0, dt__min(kc, g->k - p0));
     }
 }
 
@@ -3846,7 +3703,7 @@ static void DT__K(dt__gemm_run)(dt_pool *pool, const dt__gemm *g)
     DT__K(dt__gemm_job) job;
     int64_t strips = dt__ceil_div(g->n, DT__NR), want = pool->workers == 1 ? 1 : 3 * pool->workers, down;
     if (g->m <= 0 || g->n <= 0) return;
-    job.g = g, job.pool = pool;
+    job.g = g;
     job.across = dt__ceil_div(g->n, DT__NC);
     if (g->acs == 1) job.across = dt__max(job.across, dt__min(want, dt__ceil_div(strips, 2)));
     job.nt = dt__ceil_div(strips, job.across) * DT__NR;
@@ -4135,14 +3992,9 @@ DT__INLINE void DT__K(dt__some_rows_body)(const int nv, const DT__K(dt__run) *ru
 static void DT__K(dt__some_rows)(int nv, const DT__K(dt__run) *run, const float *x, int64_t xr, int64_t xn,
                                  const float *side, int64_t width, float *c, int64_t ldc)
 {
-    if (nv == 1) DT__K(dt__some_rows_body)(1, run, x, xr, xn, side, width, c, ldc);
-    else if (nv == 2) DT__K(dt__some_rows_body)(2, run, x, xr, xn, side, width, c, ldc);
-#if DT__NV > 2
-    else if (nv == 3) DT__K(dt__some_rows_body)(3, run, x, xr, xn, side, width, c, ldc);
-#endif
-#if DT__NV > 3
-    else DT__K(dt__some_rows_body)(4, run, x, xr, xn, side, width, c, ldc);
-#endif
+#define DT__SOME_ROWS(n) \
+    if (n <= DT__NV && nv == n) DT__K(dt__some_rows_body)(n, run, x, xr, xn, side, width, c, ldc);
+    DT__EACH_WIDTH(DT__SOME_ROWS)
 }
 
 /* tile (MR,d) = [tile +] the runs' terms: row r takes x[r*xr + n*xn] times row n of side (depth,d). A stride is 1. */
@@ -4237,6 +4089,17 @@ static void DT__K(dt__softmax_panel)(const DT__K(dt__head) *w, float *x, int64_t
     }
 }
 
+/* The tile's rows, each divided by its sum; sums NULL: as they are. */
+static void DT__K(dt__tile_rows)(const DT__K(dt__head) *w, float *out, int64_t ld, int64_t rows, const float *sums)
+{
+    const float *from = w->tile;
+    for (int64_t r = 0; r < rows; r++, from += dt__round_up(w->d, DT__W), out += ld) {
+        dt__vf sum = dt__v_set(sums ? sums[r] : 1.0f);
+        for (int64_t c = 0; c < w->d; c += DT__W)
+            dt__v_storen(out + c, dt__v_load(from + c) / sum, dt__min(DT__W, w->d - c));
+    }
+}
+
 /* o (rows,d) = softmax(q k^T scale) v for the queries i .. i + rows-1 */
 static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows)
 {
@@ -4256,13 +4119,7 @@ static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows
     for (int64_t r = 0; a->round && r < rows; r++) DT__K(dt__round)(w->probs + r * w->lds, keys, a->round);
     DT__K(dt__panel_runs)(w, 0, i, rows, 0, keys);
     DT__K(dt__chain_panel)(w, rows, w->probs, w->lds, 1, w->side, w->s, 0);
-    for (int64_t r = 0; r < rows; r++) {
-        const float *from = w->tile + r * dt__round_up(w->d, DT__W);
-        float *o = DT__HEAD_ROW(w, a->o, a->ldo, i + r), sum = a->part ? 1.0f : w->sum[i + r];
-        for (int64_t c = 0; c < w->d; c += DT__W) {
-            dt__v_storen(o + c, dt__v_load(from + c) / dt__v_set(sum), dt__min(DT__W, w->d - c));
-        }
-    }
+    DT__K(dt__tile_rows)(w, DT__HEAD_ROW(w, a->o, a->ldo, i), a->ldo, rows, a->part ? NULL : w->sum + i);
 }
 
 /* left = left + right, sums of two neighbouring runs of keys: each is scaled by exp(its maximum - the larger one). */
@@ -4290,15 +4147,6 @@ static void DT__K(dt__attention_join)(const dt__slice_sums *left, const dt__slic
 }
 
 /* ---- backward ---- */
-/* The tile's rows to a gradient. */
-static void DT__K(dt__tile_rows)(const DT__K(dt__head) *w, float *out, int64_t ld, int64_t rows)
-{
-    const float *from = w->tile;
-    for (int64_t r = 0; r < rows; r++, from += dt__round_up(w->d, DT__W), out += ld) {
-        for (int64_t c = 0; c < w->d; c += DT__W) dt__v_storen(out + c, dt__v_load(from + c), dt__min(DT__W, w->d - c));
-    }
-}
-
 /* Row i of scores p and of dO V^T g becomes the dropped probabilities and the gradient of the scores; dot = dO . O. */
 static void DT__K(dt__backward_row)(const DT__K(dt__head) *w, int64_t i, float dot_row, float *p, float *g)
 {
@@ -4336,7 +4184,7 @@ static void DT__K(dt__backward_panel)(DT__K(dt__head) *w, int64_t i, int64_t row
         DT__K(dt__backward_row)(w, i + r, dot[r], probs + r * w->lds, grads + r * w->lds);
     DT__K(dt__panel_runs)(w, 0, i, rows, 0, keys);
     DT__K(dt__chain_panel)(w, rows, grads, w->lds, 1, w->side, w->s, 0);
-    DT__K(dt__tile_rows)(w, DT__HEAD_ROW(w, a->dq, a->lddq, i), a->lddq, rows);
+    DT__K(dt__tile_rows)(w, DT__HEAD_ROW(w, a->dq, a->lddq, i), a->lddq, rows, NULL);
 }
 
 /* Continues the chains of dk or dv of the keys j .. j + rows-1 over the runs' queries: x (count,s) is a score panel, y
@@ -4351,7 +4199,7 @@ static void DT__K(dt__key_panel)(const DT__K(dt__head) *w, const float *x, const
     }
     for (int64_t r = 0; go_on && r < rows; r++) memcpy(w->tile + r * dw, out + r * ld, sizeof(float) * (size_t)w->d);
     DT__K(dt__chain_panel)(w, rows, x + j, 1, w->lds, y, count, go_on);
-    DT__K(dt__tile_rows)(w, out, ld, rows);
+    DT__K(dt__tile_rows)(w, out, ld, rows, NULL);
 }
 
 /* Continues dk's and dv's chains of the keys that queries i .. i + count-1 see. The first query head starts them. */
@@ -4371,19 +4219,13 @@ static void DT__K(dt__backward_keys)(DT__K(dt__head) *w, int64_t i, int64_t coun
     }
 }
 
-typedef struct DT__K(dt__attention_job) {
-    const dt__attention *a;
-    dt_pool *pool;
-} DT__K(dt__attention_job);
-
 /* One head of the keys of one sample: forward, or backward where there is a gradient of the output. */
-static void DT__K(dt__attention_task)(void *context, int64_t task, int worker)
+static void DT__K(dt__attention_task)(void *context, int64_t task, void *scratch)
 {
-    const DT__K(dt__attention_job) *job = (const DT__K(dt__attention_job) *)context;
-    const dt__attention *a = job->a;
+    const dt__attention *a = (const dt__attention *)context;
     int64_t block = a->dout ? DT__QB : DT__MR;
     DT__K(dt__head) w;
-    DT__K(dt__head_begin)(&w, a, (float *)dt__scratch(job->pool, worker), task);
+    DT__K(dt__head_begin)(&w, a, (float *)scratch, task);
     DT__K(dt__pack_b)(w.keys_t, DT__KEY_ROW(&w, a->k, a->ldk, 0), 1, a->ldk, w.d, w.s);
     if (a->dout) DT__K(dt__pack_b)(w.values_t, DT__KEY_ROW(&w, a->v, a->ldk, 0), 1, a->ldk, w.d, w.s);
     DT__K(dt__pack_b)(w.side, DT__KEY_ROW(&w, a->dout ? a->k : a->v, a->ldk, 0), a->ldk, 1, w.s, w.d);
@@ -4402,15 +4244,8 @@ static void DT__K(dt__attention_task)(void *context, int64_t task, int worker)
 
 static void DT__K(dt__attention)(dt_pool *pool, const dt__attention *a)
 {
-    DT__K(dt__attention_job) job;
-    job.a = a, job.pool = pool;
-    dt__parallel(pool, a->b * a->hk, DT__K(dt__attention_task), &job);
+    dt__parallel(pool, a->b * a->hk, DT__K(dt__attention_task), (void *)(uintptr_t)a);
 }
-
-#undef dt__vw
-#undef dt__vwu
-#undef DT__HEAD_ROW
-#undef DT__KEY_ROW
 
 #ifdef DT__FORCED
 #pragma GCC pop_options
@@ -4438,51 +4273,35 @@ typedef uint16_t DT__K(dt__vs) __attribute__((vector_size(2 * DT__W), may_alias)
 /* n <= DT__W elements of type `from` as fp32, and the way back. */
 DT__INLINE dt__vf DT__K(dt__v_from)(int from, const void *x, int64_t n)
 {
-    int32_t lane[DT__W];
-    float number[DT__W];
-    dt__vi code;
-    memset(lane, 0, sizeof lane);
-    if (from == DT_F32) return dt__v_loadn((const float *)x, n);
-    if (from == DT_I32) {
-        memcpy(lane, x, 4 * (size_t)n);
-        for (int l = 0; l < DT__W; l++) number[l] = (float)lane[l];
-        return dt__v_load(number);
+    const dt__format *f = &dt__format_of[from];
+    dt__vi code = {0};
+    if (f->bytes == 4) {
+        dt__vf word = dt__v_loadn((const float *)x, n);
+        return from == DT_I32 ? __builtin_convertvector((dt__vi)word, dt__vf) : word;
     }
-    if (dt__format_of[from].bytes == 2 && n == DT__W) {
+    if (f->bytes == 2 && n == DT__W) {
         dt__vs half;
         memcpy(&half, x, sizeof half);
-        return DT__K(dt__v_widen)(__builtin_convertvector(half, dt__vi), &dt__format_of[from]);
+        return DT__K(dt__v_widen)(__builtin_convertvector(half, dt__vi), f);
     }
-    for (int64_t l = 0; l < n; l++)
-        lane[l] = dt__format_of[from].bytes == 2 ? ((const uint16_t *)x)[l] : ((const uint8_t *)x)[l];
-    memcpy(&code, lane, sizeof code);
-    return DT__K(dt__v_widen)(code, &dt__format_of[from]);
+    for (int64_t l = 0; l < n; l++) code[l] = f->bytes == 2 ? ((const uint16_t *)x)[l] : ((const uint8_t *)x)[l];
+    return DT__K(dt__v_widen)(code, f);
 }
 DT__INLINE void DT__K(dt__v_to)(int to, void *out, dt__vf x, int64_t n)
 {
-    int32_t lane[DT__W];
-    float number[DT__W];
-    dt__vi code;
-    if (to == DT_F32) {
-        dt__v_storen((float *)out, x, n);
+    const dt__format *f = &dt__format_of[to];
+    dt__vi code = (dt__vi)x;
+    if (f->bytes == 4) {
+        for (int l = 0; to == DT_I32 && l < DT__W; l++) code[l] = dt__to_int(x[l]);
+        dt__v_storen((float *)out, (dt__vf)code, n);
         return;
     }
-    if (to == DT_I32) {
-        dt__v_store(number, x);
-        for (int l = 0; l < DT__W; l++) lane[l] = dt__to_int(number[l]);
-        memcpy(out, lane, 4 * (size_t)n);
-        return;
-    }
-    code = DT__K(dt__v_narrow)(x, &dt__format_of[to]);
-    if (dt__format_of[to].bytes == 2 && n == DT__W) {
-        dt__vs half = __builtin_convertvector(code, dt__vs);
-        memcpy(out, &half, sizeof half);
-        return;
-    }
-    memcpy(lane, &code, sizeof lane);
-    for (int64_t l = 0; l < n; l++)
-        if (dt__format_of[to].bytes == 2) ((uint16_t *)out)[l] = (uint16_t)lane[l];
-        else ((uint8_t *)out)[l] = (uint8_t)lane[l];
+    code = DT__K(dt__v_narrow)(x, f);
+    dt__vs half = __builtin_convertvector(code, dt__vs);
+    if (f->bytes == 2 && n == DT__W) memcpy(out, &half, sizeof half);
+    else for (int64_t l = 0; l < n; l++)
+        if (f->bytes == 2) ((uint16_t *)out)[l] = half[l];
+        else ((uint8_t *)out)[l] = (uint8_t)code[l];
 }
 
 /* out (n) of type `to` = x (n) of type `from` (dt_cast). Mixed precision's types are constants where it is inlined. */
@@ -4511,13 +4330,12 @@ DT__INLINE dt__vf DT__K(dt__v_clipped)(const float *grad, int64_t k, const dt__u
     return dt__v_max(dt__v_min(dt__v_loadn(grad, k) * dt__v_set(u->clip), limit), -limit);
 }
 
-/* Adam's step, before its rate. The moments go on; *root receives sqrt(var). */
-DT__INLINE dt__vf DT__K(dt__v_adam)(dt__vf g, dt__vf *mean, dt__vf *var, dt__vf *root, const dt__update *u)
+/* Adam's step, before its rate. The moments go on. */
+DT__INLINE dt__vf DT__K(dt__v_adam)(dt__vf g, dt__vf *mean, dt__vf *var, const dt__update *u)
 {
     *mean = dt__v_fma(dt__v_set(u->beta1), *mean, dt__v_set(u->one_minus_beta1) * g);
     *var = dt__v_fma(dt__v_set(u->beta2), *var, dt__v_set(u->one_minus_beta2) * (g * g));
-    *root = dt__v_sqrt(*var);
-    return *mean / dt__v_fma(*root, dt__v_set(u->root_scale), dt__v_set(u->eps));
+    return *mean / dt__v_fma(dt__v_sqrt(*var), dt__v_set(u->root_scale), dt__v_set(u->eps));
 }
 
 DT__INLINE dt__vf DT__K(dt__v_lion)(dt__vf g, dt__vf *mean, const dt__update *u)
@@ -4545,7 +4363,7 @@ DT__INLINE void DT__K(dt__update_by)(const int optimizer, float *w, float *const
     const dt__update u = *scalars; /* a copy, which the stores cannot change */
     for (int64_t i = 0; i < n; i += DT__W) {
         int64_t k = n - i < DT__W ? n - i : DT__W;
-        dt__vf g = DT__K(dt__v_clipped)(grad + i, k, &u), mean = g, var, root;
+        dt__vf g = DT__K(dt__v_clipped)(grad + i, k, &u), mean = g, var;
         if (optimizer == DT_ADAM || optimizer == DT_SGD) g = dt__v_fma(dt__v_set(u.decay), dt__v_loadn(w + i, k), g);
         if (m) mean = dt__v_loadn(m + i, k);
         if (optimizer == DT_SGD) {
@@ -4555,7 +4373,7 @@ DT__INLINE void DT__K(dt__update_by)(const int optimizer, float *w, float *const
             g = DT__K(dt__v_lion)(g, &mean, &u);
         } else {
             var = dt__v_loadn(v + i, k);
-            g = DT__K(dt__v_adam)(g, &mean, &var, &root, &u);
+            g = DT__K(dt__v_adam)(g, &mean, &var, &u);
             dt__v_storen(v + i, var, k);
         }
         if (m) dt__v_storen(m + i, mean, k);
@@ -4576,21 +4394,13 @@ static void DT__K(dt__update_run)(int optimizer, float *w, float *const *state, 
 }
 
 static const dt__kernels DT__K(dt__table) = {
-    DT__ISA_NAME, NULL, DT__K(dt__gemm_run), DT__K(dt__gemm_scratch), DT__K(dt__attention),
-    DT__K(dt__attention_scratch), DT__K(dt__attention_join), DT__K(dt__drop), DT__K(dt__rope), DT__K(dt__row_sum),
-    DT__K(dt__row_dot), DT__K(dt__row_max), DT__K(dt__add_scaled), DT__K(dt__column), DT__K(dt__row), DT__K(dt__map),
-    DT__K(dt__unary), DT__K(dt__binary), DT__K(dt__convert), DT__K(dt__update_run)};
+    DT__ISA == 2 ? "avx512" : DT__ISA == 1 ? "avx2" : DT__ISA == 3 ? "neon" : "portable", NULL,
+    DT__K(dt__gemm_run), DT__K(dt__gemm_scratch), DT__K(dt__attention), DT__K(dt__attention_scratch),
+    DT__K(dt__attention_join), DT__K(dt__drop), DT__K(dt__rope), DT__K(dt__row_dot), DT__K(dt__add_scaled),
+    DT__K(dt__column), DT__K(dt__row), DT__K(dt__map), DT__K(dt__unary), DT__K(dt__binary), DT__K(dt__convert),
+    DT__K(dt__update_run)};
 
-#undef DT__W
 #undef DT__K
-#undef DT__ISA_NAME
-#undef DT__MR
-#undef DT__NV
-#undef DT__NR
-#undef DT__KC
-#undef DT__NC
-#undef DT__QB
-#undef DT__MC
 #endif /* DT__ISA: end of the kernel text */
 
 #ifndef DT__ISA
@@ -4676,6 +4486,15 @@ DT_API const char *dt_isa(void)
     return dt__choose_kernels(&k) ? "none" : k->name;
 }
 
+/* The sum of a row (op DT__OP_ROW_SUM), or the largest element (DT__OP_ROW_MAX). */
+static float dt__row_value(const dt__kernels *k, int op, const float *x, int64_t n)
+{
+    const float *in[3] = {x, NULL, NULL};
+    float s[4] = {0};
+    k->row(op, NULL, in, s, n);
+    return s[0];
+}
+
 static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64_t parts, int64_t stride, int64_t n)
 {
     float right[1024];
@@ -4754,13 +4573,13 @@ static void *dt__mem_detach(const dt__kernels *k, void *mem)
     return host;
 }
 
-static void dt__verb_task(void *context, int64_t task, int worker)
+static void dt__verb_task(void *context, int64_t task, void *scratch)
 {
     const dt__verb *v = (const dt__verb *)context;
     int64_t at = task * DT__VERB_RUN, n = dt__min(DT__VERB_RUN, v->n - at);
     float *to = v->to + (v->kind == DT__VERB_SQUARES ? at / DT__BLOCK : at), *state[DT__STATE_COUNT];
     const float *from = v->from ? v->from + at : NULL;
-    (void)worker;
+    (void)scratch;
     switch (v->kind) {
     case DT__VERB_COPY: memcpy(to, from, 4 * (size_t)n); return;
     case DT__VERB_FILL:
@@ -4884,7 +4703,9 @@ static void dt__self_sums(const dt__kernels *k, const float *x, const float *y, 
         dt__sha256_add(h, row, dt__format_of[to].bytes * 1001);
         dt__sha256_add(h, out, 4 * 1001);
     }
-    out[0] = k->row_sum(x, 1001), out[1] = k->row_dot(x, y, 1001), out[2] = k->row_max(x, 1001);
+    out[0] = dt__row_value(k, DT__OP_ROW_SUM, x, 1001);
+    out[1] = k->row_dot(x, y, 1001);
+    out[2] = dt__row_value(k, DT__OP_ROW_MAX, x, 1001);
     memcpy(out + 3, y, 4 * 97);
     k->add_scaled(out + 3, x + 1, 97, 0.7f);
     dt__sha256_add(h, out, 4 * 100);
@@ -5649,11 +5470,11 @@ typedef struct dt__init_job {
     float *data;
     int64_t begin, n, vt, array; /* floats [begin, begin + n) of the array */
 } dt__init_job;
-static void dt__init_task(void *context, int64_t task, int worker)
+static void dt__init_task(void *context, int64_t task, void *scratch)
 {
     const dt__init_job *j = (const dt__init_job *)context;
     int64_t end = dt__min(j->n, task * 65536 + 65536), run;
-    (void)worker;
+    (void)scratch;
     for (int64_t at = task * 65536; at < end; at += run) {
         int64_t first = dt__param_index(j->p, j->vt, j->array, j->begin + at);
         run = dt__min(end - at, dt__param_run(j->p, j->vt, j->begin + at));
@@ -5811,10 +5632,10 @@ typedef struct dt__split_job {
     int64_t total, piece;
 } dt__split_job;
 
-static void dt__split_task(void *context, int64_t task, int worker)
+static void dt__split_task(void *context, int64_t task, void *scratch)
 {
     const dt__split_job *job = (const dt__split_job *)context;
-    (void)worker;
+    (void)scratch;
     job->body(job->c, task * job->piece, dt__min(job->total, (task + 1) * job->piece));
 }
 
@@ -6532,7 +6353,7 @@ static void dt__some_row_op(const dt__call *c, int64_t begin, int64_t end)
 static float dt__whole_sum(const dt__kernels *k, const float *x, int64_t n)
 {
     int64_t half = DT__BLOCK;
-    if (n <= DT__BLOCK) return k->row_sum(x, n);
+    if (n <= DT__BLOCK) return dt__row_value(k, DT__OP_ROW_SUM, x, n);
     while (2 * half < n) half *= 2;
     return dt__whole_sum(k, x, half) + dt__whole_sum(k, x + half, n - half);
 }
@@ -7162,7 +6983,7 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
     for (int64_t i = 0; fused && (g->context || mask.id) && i < 3; i++) part[i] = dt__shard_piece(g, q, 3, i);
     if (fused && (g->context || mask.id))
         return g->result ? dt__none() : dt_attend(g, part[0], part[1], part[2], mask, o);
-    n.f = o->scale == 0.0f ? 1.0f / dt__sqrtf((float)d) : o->scale;
+    n.f = o->scale == 0.0f ? 1.0f / __builtin_sqrtf((float)d) : o->scale;
     if (!dt__bounded(g, "attention: dropout", o->dropout, 0.0, 0.999) ||
         !dt__bounded(g, "attention: scale", n.f, 1e-30, 1e30) ||
         (o->dropout > 0.0f && !dt__counts_samples(g, "attention with dropout", &sq)))
@@ -7358,13 +7179,13 @@ typedef struct dt__slice_job {
 } dt__slice_job;
 
 /* to += from for the query slice of sample b. */
-static void dt__slice_join_task(void *context, int64_t b, int worker)
+static void dt__slice_join_task(void *context, int64_t b, void *scratch)
 {
     const dt__slice_job *j = (const dt__slice_job *)context;
     const dt__sliced *s = j->s;
     const dt__attention *a = s->a;
     int64_t row = dt__slice_row(s, j->place) + b * a->t;
-    (void)worker;
+    (void)scratch;
     if (a->dout) {
         float *to = j->to + row * s->width;
         s->c->env->k->binary(DT__OP_ADD, to, to, 1, j->from + row * s->width, 1, s->rows * s->width);
@@ -7381,12 +7202,12 @@ static void dt__slice_join_task(void *context, int64_t b, int worker)
         s->c->env->k->attention_join(&side[0], &side[1], s->rows, a->d);
     }
 }
-static void dt__slice_end_task(void *context, int64_t b, int worker) /* out = o / sum of sample b */
+static void dt__slice_end_task(void *context, int64_t b, void *scratch) /* out = o / sum of sample b */
 {
     const dt__slice_job *j = (const dt__slice_job *)context;
     const dt__sliced *s = j->s;
     const dt__attention *a = s->a;
-    (void)worker;
+    (void)scratch;
     for (int64_t i = 0; i < a->h * a->t; i++) {
         int64_t row = b * a->t + i % a->t, head = i / a->t, stat = b * a->h * a->t + i;
         const float *o = j->from + 2 * s->stats + row * s->width + head * a->d;
@@ -7792,9 +7613,10 @@ static void dt__entropy_loss(const dt__call *c, int64_t r)
 /* All passes of c->part: 1, the maximum of each row; 2, its sums; 4, its loss. */
 static void dt__entropy_rows(const dt__call *c, int64_t begin, int64_t end)
 {
+    const dt__kernels *k = c->env->k;
     int64_t cols = dt__cols(dt__in(c, 0));
     for (int64_t r = begin; r < end; r++) {
-        if (c->part & 1) dt__entropy_part(c, 0)[r] = c->env->k->row_max(c->in[0] + r * cols, cols);
+        if (c->part & 1) dt__entropy_part(c, 0)[r] = dt__row_value(k, DT__OP_ROW_MAX, c->in[0] + r * cols, cols);
         if (c->part & 2) dt__entropy_sums(c, r);
         if (c->part & 4) dt__entropy_loss(c, r);
     }
@@ -7813,7 +7635,7 @@ static void dt__run_cross_entropy(const dt__call *c)
         if (pass.part == 1) tp->combine(tp->user, DT__TP_MAX, max, max, rows);
         if (pass.part == 2) tp->combine(tp->user, DT__TP_SUM, sums, sums, (c->n->f > 0.0f ? 3 : 2) * rows);
     }
-    c->out[0] = c->env->k->row_sum(c->aux + 2 * rows, rows);
+    c->out[0] = dt__row_value(c->env->k, DT__OP_ROW_SUM, c->aux + 2 * rows, rows);
 }
 /* in: logits, stats, targets, dloss. (softmax - w) dloss, w = e/classes, + 1 - e at the target; +0 where ignored. */
 static void dt__some_cross_entropy_grad(const dt__call *c, int64_t begin, int64_t end)
@@ -9189,7 +9011,7 @@ static dt_moe_options dt__model_moe(const dt_model *m)
     o.active = m->active ? m->active : 2;
     o.raw_weights = o.active == 1;
     o.capacity = m->capacity, o.balance = m->balance;
-    o.down_std = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
+    o.down_std = 0.02f / __builtin_sqrtf(2.0f * (float)m->layers);
     o.gated = m->family == DT_LLAMA;
     o.bias = !o.gated;
     if (o.gated) o.width = m->hidden;
@@ -9320,7 +9142,7 @@ static dt_tensor dt__family_block(dt_graph *g, dt_tensor x, const void *user) /*
 {
     const dt_model *m = (const dt_model *)user;
     int llama = m->family == DT_LLAMA;
-    float residual = 0.02f / dt__sqrtf(2.0f * (float)m->layers);
+    float residual = 0.02f / __builtin_sqrtf(2.0f * (float)m->layers);
     dt_moe_options moe = dt__model_moe(m);
     if (!dt__shards_divide(g, "heads", m->heads)) return dt__none();
     dt_tensor h = dt__family_norm(g, x, m, "ln_1", "input_layernorm");
@@ -10391,20 +10213,15 @@ static void dt__tile_run(const dt__group_run *r, const dt__tile *t)
         else dt__member_rows(r, m, &r->call[i], t);
     }
 }
-static dt__tile dt__tile_of(const dt__group_run *r, int worker)
-{
-    dt__tile t = DT__ZERO;
-    t.values = (float *)dt__scratch(r->env->pool, worker);
-    return t;
-}
 
 /* A task of a group: r->tiles tiles. */
-static void dt__group_task(void *user, int64_t task, int worker)
+static void dt__group_task(void *user, int64_t task, void *scratch)
 {
     const dt__group_run *r = (const dt__group_run *)user;
     const dt__group *g = r->group;
-    dt__tile t = dt__tile_of(r, worker);
+    dt__tile t = DT__ZERO;
     int64_t all = dt__ceil_div(g->rows, g->tall) * r->across, end = dt__min(all, (task + 1) * r->tiles);
+    t.values = (float *)scratch;
     for (int64_t i = task * r->tiles; i < end; i++) {
         t.row = i / r->across * g->tall, t.col = i % r->across * g->wide;
         t.rows = dt__min(g->tall, g->rows - t.row), t.cols = dt__min(g->wide, g->cols - t.col);
@@ -10417,11 +10234,11 @@ typedef struct dt__logits_job {
     dt__call c;
     int64_t row, end;
 } dt__logits_job;
-static void dt__logits_task(void *user, int64_t task, int worker)
+static void dt__logits_task(void *user, int64_t task, void *scratch)
 {
     const dt__logits_job *job = (const dt__logits_job *)user;
     int64_t begin = job->row + 16 * task, end = dt__min(begin + 16, job->end);
-    (void)worker;
+    (void)scratch;
     if (job->c.n->op == DT__OP_CROSS_ENTROPY) dt__entropy_rows(&job->c, begin, end);
     else dt__some_cross_entropy_grad(&job->c, begin, end);
 }
@@ -10452,7 +10269,8 @@ static void dt__logits_go(const dt__group_run *r)
     rows = dt__count(dt__in(loss, loss->n->op == DT__OP_CROSS_ENTROPY ? 1 : 2));
     for (int64_t row = 0; row < rows; row += block)
         for (int32_t i = 0; i < r->group->count; i++) dt__logits_block(r, i, row, block);
-    if (loss->n->op == DT__OP_CROSS_ENTROPY) loss->out[0] = r->env->k->row_sum(loss->aux + 2 * rows, rows);
+    if (loss->n->op == DT__OP_CROSS_ENTROPY)
+        loss->out[0] = dt__row_value(r->env->k, DT__OP_ROW_SUM, loss->aux + 2 * rows, rows);
 }
 
 static void dt__group_go(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
@@ -18310,7 +18128,7 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
     if (!r) r = dt__optimizer_seek(o);
     if (!r) r = dt__update_check(&o->powers, &o->recipe, squares, o->step, &rate, &skip);
     if (r) return dt__fp_leave(saved), r;
-    dt__update_begin(&o->powers, &o->recipe, rate, dt__sqrtf(squares), u);
+    dt__update_begin(&o->powers, &o->recipe, rate, __builtin_sqrtf(squares), u);
     for (int64_t i = 0; i < o->count; i++) {
         dt__verb v = DT__ZERO;
         v.k = o->kernels, v.kind = DT__VERB_UPDATE, v.optimizer = o->recipe.optimizer;
@@ -18321,7 +18139,7 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
     }
     dt__fp_leave(saved);
     o->steps = (float)++o->step;
-    if (info) info->step = o->step, info->norm = dt__sqrtf(squares), info->learning_rate = rate;
+    if (info) info->step = o->step, info->norm = __builtin_sqrtf(squares), info->learning_rate = rate;
     return DT_OK;
 }
 
@@ -20429,7 +20247,7 @@ static void dt__engine_loss(const dt__engine *e, int slot, float *loss)
         const dt__node *n = &p->g->nodes[id];
         for (int64_t l = 0; n->op == DT__OP_CROSS_ENTROPY && l < leaves; l++) {
             const float *row = dt__where(p, &b, n->aux) + (2 * leaves + l) * rows;
-            loss[l] = loss[l] + e->k->row_sum(dt__download(e->k, row, rows), rows);
+            loss[l] = loss[l] + dt__row_value(e->k, DT__OP_ROW_SUM, dt__download(e->k, row, rows), rows);
         }
     }
 }
@@ -20781,7 +20599,7 @@ static dt_result dt__engine_update(dt__engine *e)
     int skip = 0;
     dt__update u[2];
     dt_result result = dt__engine_squares(e, &squares);
-    e->norm = dt__sqrtf(squares) / (float)e->powers.scale;
+    e->norm = __builtin_sqrtf(squares) / (float)e->powers.scale;
     if (!result) result = dt__update_check(&e->powers, e->p.recipe, squares, e->step, &e->rate, &skip);
     if (result || skip) return result;
     dt__update_begin(&e->powers, e->p.recipe, e->rate, e->norm, u);
@@ -24770,9 +24588,10 @@ static void dt__keep_top(const dt_sampling *s, const float *logits, float *weigh
 static int32_t dt__draw(dt__generator *d, const dt__kernels *k, const dt_sampling *how, const float *logits, int64_t n,
                         double uniform)
 {
-    float top = k->row_max(logits, n), sum = 0.0f, limit, at = 0.0f;
+    float top = dt__row_value(k, DT__OP_ROW_MAX, logits, n), sum = 0.0f, limit, at = 0.0f;
     if (how->temperature == 0.0f) return (int32_t)dt__first_max(logits, top, n);
-    for (int64_t i = 0; i < n; i++) d->weight[i] = dt__expf((logits[i] - top) / how->temperature);
+    for (int64_t i = 0; i < n; i++) d->weight[i] = (logits[i] - top) / how->temperature;
+    k->unary(DT__OP_EXP, d->weight, d->weight, n, 0.0f);
     if (how->top_k || how->top_p > 0.0f) dt__keep_top(how, logits, d->weight, d->order, n);
     for (int64_t i = 0; i < n; i++) sum = sum + d->weight[i];
     limit = (float)uniform * sum;

@@ -47,6 +47,24 @@ REF_FN float ref_row_max(const float *x, int64_t n)
     for (int64_t i = 0; i < n; i++) m = m > x[i] || isnan(m) ? m : x[i];
     return m + 0.0f;
 }
+/* e^x as the kernels compute it: the same operations, one number at a time. */
+REF_FN float ref_expf(float x)
+{
+    static const float c[] = {0x1.6b76p-10f, 0x1.12306ap-7f, 0x1.555682p-5f, 0x1.5554a2p-3f, 0.5f, 1.0f, 1.0f};
+    float t, n, r, q;
+    int32_t whole, half;
+    uint32_t bits;
+    x = x > 89.0f ? 89.0f : x < -104.0f ? -104.0f : x;
+    t = fmaf(x, 0x1.715476p+0f, 0x1.8p+23f), n = t - 0x1.8p+23f;
+    r = fmaf(n, -0x1.7f7d1cp-20f, fmaf(n, -0x1.62e4p-1f, x));
+    q = c[0];
+    for (int i = 1; i < 7; i++) q = fmaf(q, r, c[i]);
+    memcpy(&bits, &t, 4);
+    whole = (int32_t)(bits - 0x4b400000u), half = whole >> 1;
+    bits = (uint32_t)(half + 127) << 23, memcpy(&t, &bits, 4), q = q * t;
+    bits = (uint32_t)(whole - half + 127) << 23, memcpy(&t, &bits, 4);
+    return q * t;
+}
 REF_FN float ref_tree(const float *x, int64_t n) /* n a power of two */
 {
     return n == 1 ? x[0] : ref_tree(x, n / 2) + ref_tree(x + n / 2, n / 2);

@@ -2,6 +2,7 @@
  * a draw is what the doc of dt_sampling says, written down plainly here; texts are decided by their seeds. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "reference.h"
 #include "../examples/prose.h"
 #include "tap.h"
 
@@ -92,7 +93,7 @@ static int32_t plain_draw(const dt_sampling *how, const float *logits, int64_t n
     order_by = logits;
     qsort(order, (size_t)n, sizeof *order, by_logit);
     if (how->temperature == 0.0f) return order[0];
-    for (int64_t i = 0; i < n; i++) weight[i] = dt__expf((logits[i] - logits[order[0]]) / how->temperature), keep[i] = 0;
+    for (int64_t i = 0; i < n; i++) weight[i] = ref_expf((logits[i] - logits[order[0]]) / how->temperature), keep[i] = 0;
     for (int64_t i = 0; i < most; i++) keep[order[i]] = 1;
     for (int64_t i = 0; i < n; i++)
         if (keep[i]) sum = sum + weight[i];

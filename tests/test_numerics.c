@@ -149,7 +149,7 @@ static void test_rows(const dt__kernels *k)
     for (int64_t n = 1; n; n = next_size(n)) {
         float got, want;
         fill(A, n, wild);
-        got = k->row_sum(A, n), want = ref_row_sum(A, n);
+        got = dt__row_value(k, DT__OP_ROW_SUM, A, n), want = ref_row_sum(A, n);
         compare(&got, &want, 1, "row_sum", n);
     }
     compare_end("R5 row sum: lane i mod 32, then 16, 8, 4, 2, 1; %s", k->name);
@@ -167,11 +167,11 @@ static void test_rows(const dt__kernels *k)
         fill(A, n, wild);
         for (int64_t i = 0; n % 3 == 0 && i < n; i++) A[i] = -fabsf(A[i]); /* the maximum is often a zero */
         if (n % 7 == 0) A[below(n)] = -INFINITY;
-        got = k->row_max(A, n), want = ref_row_max(A, n);
+        got = dt__row_value(k, DT__OP_ROW_MAX, A, n), want = ref_row_max(A, n);
         compare(&got, &want, 1, "row_max", n);
     }
     A[0] = A[1] = -INFINITY;
-    expect(k->row_max(A, 2) == -INFINITY, "maximum of -inf", 2);
+    expect(dt__row_value(k, DT__OP_ROW_MAX, A, 2) == -INFINITY, "maximum of -inf", 2);
     compare_end("R14 row max: a > b ? a : b, zero is +0; %s", k->name);
     compare_begin();
     for (int64_t n = 1; n <= 100; n++) {
@@ -1897,7 +1897,7 @@ static void test_whole_sum(void)
         float blocks[9], got;
         int count = 0;
         dt_graph *g = eager(dt__isa_table(0), 1);
-        for (int64_t at = 0; at < n; at += 1024) blocks[count++] = dt__isa_table(0)->row_sum(x + at, n - at < 1024 ? n - at : 1024);
+        for (int64_t at = 0; at < n; at += 1024) blocks[count++] = dt__row_value(dt__isa_table(0), DT__OP_ROW_SUM, x + at, n - at < 1024 ? n - at : 1024);
         for (int step = 1; step < count; step *= 2)
             for (int i = 0; i + step < count; i += 2 * step) blocks[i] = blocks[i] + blocks[i + step];
         got = dt_value(g, dt_sum(g, dt_tensor_of(g, DT_F32, dt_shape1(n), x), DT_ALL))[0];

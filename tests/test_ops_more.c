@@ -289,7 +289,7 @@ static void ref_row(ref_rows *w, int op, int64_t r, int64_t n)
     const float *x = w->x + r * n, *dy = w->dy + r * n;
     float *y = w->y + r * n, *dx = w->dx + r * n, *e = w->scratch, max = ref_row_max(x, n), sum;
     if (op == 0) {
-        for (int64_t i = 0; i < n; i++) e[i] = dt__expf(x[i] - max);
+        for (int64_t i = 0; i < n; i++) e[i] = ref_expf(x[i] - max);
         sum = ref_row_sum(e, n);
         for (int64_t i = 0; i < n; i++) y[i] = e[i] / sum;
         sum = ref_row_dot(dy, y, n);
@@ -310,7 +310,7 @@ static void ref_row(ref_rows *w, int op, int64_t r, int64_t n)
         }
     } else
         for (int64_t i = 0; i < n; i++) {
-            float u = dt__expf(x[i] > 0.0f ? -x[i] : x[i]), v = 1.0f + u, lost = (u - (v - 1.0f)) / v, tail = ref_log(v) + lost, d;
+            float u = ref_expf(x[i] > 0.0f ? -x[i] : x[i]), v = 1.0f + u, lost = (u - (v - 1.0f)) / v, tail = ref_log(v) + lost, d;
             y[i] = fmaf(-x[i], w->gamma[i], x[i] > 0.0f ? x[i] : 0.0f) + tail;
             d = (x[i] > 0.0f ? 1.0f : u) / (1.0f + u) - w->gamma[i];
             dx[i] = dy[i] * d;
