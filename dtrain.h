@@ -4868,6 +4868,8 @@ typedef struct dt__param {
                      * slice is the heads of a shard in all rows */
     int64_t groups; /* equal pieces of the cut axis, each of which is cut: 3 for c_attn's q, k and v; else 1 */
     int64_t pad;    /* elements added to the cut axis of a vocabulary so that Vt divides it */
+    int64_t shards; /* tensor shards that cut it, 1: none do; and this rank's run of them */
+    int64_t first_shard, own_shards;
     int64_t experts; /* equal pieces of axis 0, each stored as an array; 0: the parameter belongs to no experts */
     int64_t first_expert, own_experts; /* this rank's run of them */
 } dt__param;
@@ -5151,60 +5153,51 @@ static int64_t dt__leaves(const dt_graph *g) { return g->own_leaves ? g->own_lea
 /* This rank's share of n items that all shards divide equally. */
 static int64_t dt__part_of(const dt_graph *g, int64_t n) { return n / g->tensor_shards * dt__own(g); }
 
-static int dt__param_is_cut(const dt__param *p, int64_t vt) { return p->cut >= 0 && vt > 1; }
 /* Size of the cut axis in a shard. */
-static int64_t dt__param_width(const dt__param *p, int64_t vt) { return (p->shape.n[p->cut] + p->pad) / vt; }
+static int64_t dt__param_width(const dt__param *p) { return (p->shape.n[p->cut] + p->pad) / p->shards; }
 /* Floats of an array, and the distance from one array to the next. */
-static int64_t dt__shard_floats(const dt__param *p, int64_t vt)
+static int64_t dt__shard_floats(const dt__param *p)
 {
     int64_t all = dt_shape_count(p->shape);
-    if (dt__param_is_cut(p, vt)) all = all / p->shape.n[p->cut] * dt__param_width(p, vt);
+    if (p->shards > 1) all = all / p->shape.n[p->cut] * dt__param_width(p);
     return all / dt__max(1, p->experts);
 }
-static int64_t dt__shard_step(const dt__param *p, int64_t vt)
+static int64_t dt__shard_step(const dt__param *p) { return dt__round_up(dt__shard_floats(p), DT__BLOCK); }
+/* Number of arrays of the whole parameter, and of those that this rank stores. */
+static int64_t dt__param_arrays(const dt__param *p) { return dt__max(1, p->experts) * p->shards; }
+static int64_t dt__param_shards(const dt__param *p) { return dt__max(1, p->own_experts) * p->own_shards; }
+/* Number in the whole parameter of this rank's array i. */
+static int64_t dt__param_array(const dt__param *p, int64_t i)
 {
-    return dt__round_up(dt__shard_floats(p, vt), DT__BLOCK);
-}
-/* Number of arrays of the whole parameter; number that a rank with `own` tensor shards stores. */
-static int64_t dt__param_arrays(const dt__param *p, int64_t vt)
-{
-    return dt__max(1, p->experts) * (dt__param_is_cut(p, vt) ? vt : 1);
-}
-static int64_t dt__param_shards(const dt__param *p, int64_t vt, int64_t own)
-{
-    return dt__max(1, p->own_experts) * (dt__param_is_cut(p, vt) ? own : 1);
-}
-/* Global number of array i of a rank that owns `own` shards from `first` on. */
-static int64_t dt__param_array(const dt__param *p, int64_t vt, int64_t first, int64_t own, int64_t i)
-{
-    return dt__param_is_cut(p, vt) ? (p->first_expert + i / own) * vt + first + i % own : p->first_expert + i;
+    return (p->first_expert + i / p->own_shards) * p->shards + p->first_shard + i % p->own_shards;
 }
 /* Ranks that share the parameter's experts: a separate gradient is kept for the tokens of each rank. */
 static int64_t dt__param_copies(const dt__param *p) { return p->own_experts ? p->experts / p->own_experts : 1; }
-static int64_t dt__param_local(const dt__param *p, int64_t vt, int64_t own)
+/* Floats that this rank stores, gaps between arrays included. */
+static int64_t dt__param_local(const dt__param *p)
 {
-    return (dt__param_shards(p, vt, own) - 1) * dt__shard_step(p, vt) + dt__shard_floats(p, vt);
+    return (dt__param_shards(p) - 1) * dt__shard_step(p) + dt__shard_floats(p);
 }
 /* Index in the whole parameter of element i of an array; -1: padding. */
-static int64_t dt__param_index(const dt__param *p, int64_t vt, int64_t array, int64_t i)
+static int64_t dt__param_index(const dt__param *p, int64_t array, int64_t i)
 {
     int64_t inner, width, run, n, at, experts = dt__max(1, p->experts), of_expert;
     of_expert = dt_shape_count(p->shape) / experts;
-    if (!dt__param_is_cut(p, vt)) return array * of_expert + i;
+    if (p->shards == 1) return array * of_expert + i;
     inner = dt__span(&p->shape, p->cut + 1, p->shape.dims);
     n = p->shape.n[p->cut];
-    width = dt__param_width(p, vt), run = width / p->groups;
+    width = dt__param_width(p), run = width / p->groups;
     if (!p->cut) n /= experts, width /= experts;
     at = i / inner % width;
-    at = at / run * (run * vt) + array % vt * run + at % run;
-    return at < n ? array / vt * of_expert + (i / inner / width * n + at) * inner + i % inner : -1;
+    at = at / run * (run * p->shards) + array % p->shards * run + at % run;
+    return at < n ? array / p->shards * of_expert + (i / inner / width * n + at) * inner + i % inner : -1;
 }
 /* Length of the run of elements from element i of an array that is contiguous in the whole parameter or is padding. */
-static int64_t dt__param_run(const dt__param *p, int64_t vt, int64_t i)
+static int64_t dt__param_run(const dt__param *p, int64_t i)
 {
-    int64_t run = dt__shard_floats(p, vt);
-    if (dt__param_is_cut(p, vt)) /* a row at a time where there is padding, which is a run of its own */
-        run = dt__span(&p->shape, p->cut + 1, p->shape.dims) * (p->pad ? 1 : dt__param_width(p, vt) / p->groups);
+    int64_t run = dt__shard_floats(p);
+    if (p->shards > 1) /* a row at a time where there is padding, which is a run of its own */
+        run = dt__span(&p->shape, p->cut + 1, p->shape.dims) * (p->pad ? 1 : dt__param_width(p) / p->groups);
     return run - i % run;
 }
 
@@ -5225,7 +5218,7 @@ static const dt__param *dt__node_param(const dt_graph *g, const dt__node *n)
 static const dt__param *dt__cut_param(const dt_graph *g, const dt__node *n)
 {
     const dt__param *p = dt__node_param(g, n);
-    return p && p->cut >= 0 && dt__in_shards(g) ? p : NULL;
+    return p && p->shards > 1 ? p : NULL;
 }
 
 /* ---- building ---- */
@@ -5468,7 +5461,7 @@ typedef struct dt__init_job {
     const dt__param *p;
     dt__rng rng;
     float *data;
-    int64_t begin, n, vt, array; /* floats [begin, begin + n) of the array */
+    int64_t begin, n, array; /* floats [begin, begin + n) of the array */
 } dt__init_job;
 static void dt__init_task(void *context, int64_t task, void *scratch)
 {
@@ -5476,17 +5469,16 @@ static void dt__init_task(void *context, int64_t task, void *scratch)
     int64_t end = dt__min(j->n, task * 65536 + 65536), run;
     (void)scratch;
     for (int64_t at = task * 65536; at < end; at += run) {
-        int64_t first = dt__param_index(j->p, j->vt, j->array, j->begin + at);
-        run = dt__min(end - at, dt__param_run(j->p, j->vt, j->begin + at));
+        int64_t first = dt__param_index(j->p, j->array, j->begin + at);
+        run = dt__min(end - at, dt__param_run(j->p, j->begin + at));
         if (first >= 0 && j->p->init == DT_INIT_NORMAL)
             dt__normals(&j->rng, (uint64_t)first, (uint64_t)(first + run), j->p->std, j->data + at);
         else
             for (int64_t i = at; i < at + run; i++) j->data[i] = first >= 0 && j->p->init == DT_INIT_ONES ? 1.0f : 0.0f;
     }
 }
-/* Initializes floats [from, from + count) of a rank's shards [first, first + own) of vt, in whole blocks; padding 0. */
-static void dt__init_shards(const dt__param *p, int64_t vt, int64_t first, int64_t own, uint64_t seed, dt_pool *pool,
-                            float *data, int64_t from, int64_t count)
+/* Initializes floats [from, from + count) of what this rank stores, in whole blocks; padding 0. */
+static void dt__init_shards(const dt__param *p, uint64_t seed, dt_pool *pool, float *data, int64_t from, int64_t count)
 {
     dt__sha256 h;
     dt__init_job j;
@@ -5494,14 +5486,14 @@ static void dt__init_shards(const dt__param *p, int64_t vt, int64_t first, int64
     dt__sha256_begin(&h);
     dt__sha256_add(&h, p->name, (int64_t)strlen(p->name));
     dt__sha256_bytes(&h, hash);
-    j.p = p, j.vt = vt;
+    j.p = p;
     j.rng = dt__rng_make(seed, DT__RNG_INIT, h.state[0], h.state[1], h.state[2]);
     unsigned saved = dt__fp_enter();
-    for (int64_t v = 0; v < dt__param_shards(p, vt, own); v++) {
-        int64_t at = v * dt__shard_step(p, vt), low = dt__max(from, at);
-        j.array = dt__param_array(p, vt, first, own, v);
+    for (int64_t v = 0; v < dt__param_shards(p); v++) {
+        int64_t at = v * dt__shard_step(p), low = dt__max(from, at);
+        j.array = dt__param_array(p, v);
         j.begin = low - at;
-        j.n = dt__min(from + count, at + dt__shard_floats(p, vt)) - low;
+        j.n = dt__min(from + count, at + dt__shard_floats(p)) - low;
         j.data = data + low - from;
         if (j.n > 0) dt__parallel(pool, dt__ceil_div(j.n, 65536), dt__init_task, &j);
     }
@@ -5509,7 +5501,7 @@ static void dt__init_shards(const dt__param *p, int64_t vt, int64_t first, int64
 }
 static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, float *data)
 {
-    dt__init_shards(p, 1, 0, 1, seed, pool, data, 0, dt_shape_count(p->shape));
+    dt__init_shards(p, seed, pool, data, 0, dt__param_local(p));
 }
 
 /* "1, 2, 3, 6": the divisors of n up to `most`, times `unit`. Those of n & -n are the powers of two that divide n. */
@@ -5577,6 +5569,8 @@ static dt_tensor dt__param_declare(dt_graph *g, const char *name, const char *pa
     memcpy(p->name, full, sizeof p->name);
     p->shape = shape, p->init = init, p->std = std;
     p->cut = cut, p->rows = 0, p->groups = groups, p->pad = pad;
+    p->shards = cut >= 0 && dt__in_shards(g) ? g->tensor_shards : 1;
+    p->first_shard = p->shards > 1 ? g->first_shard : 0, p->own_shards = p->shards > 1 ? g->own_shards : 1;
     p->experts = g->own_shards ? experts : 0;
     p->own_experts = p->experts / dt__expert_ranks(g);
     p->first_expert = p->own_experts * g->expert_rank;
@@ -5685,7 +5679,7 @@ static float *dt__slice(const dt__call *c, int64_t slice)
 {
     const dt__param *p = dt__node_param(c->g, c->n);
     if (!slice) return c->out;
-    return c->slices + (slice - 1) * dt__round_up(dt__param_local(p, c->g->tensor_shards, dt__own(c->g)), DT__BLOCK);
+    return c->slices + (slice - 1) * dt__round_up(dt__param_local(p), DT__BLOCK);
 }
 
 /* Sizes of an attention node or its gradient. It has one fused input [q | k | v] or separate ones, of which k and v
@@ -6318,9 +6312,9 @@ static void dt__run_map(const dt__call *c)
     dt__call whole = *c;
     dt__strided w = dt__map_walk(c->g, c->n);
     if (p) { /* a vector that is stored in shards: columns of input 0 */
-        w.shape = dt_shape3(dt__rows(c->n), dt__own(c->g), dt__param_width(p, c->g->tensor_shards));
+        w.shape = dt_shape3(dt__rows(c->n), p->own_shards, dt__param_width(p));
         dt__strides(&w.shape, &w.shape, w.stride[0]);
-        w.stride[1][0] = 0, w.stride[1][1] = dt__shard_step(p, c->g->tensor_shards), w.stride[1][2] = 1;
+        w.stride[1][0] = 0, w.stride[1][1] = dt__shard_step(p), w.stride[1][2] = 1;
         dt__strided_begin(&w);
     }
     whole.strided = &w;
@@ -6372,8 +6366,7 @@ static void dt__some_column_op(const dt__call *c, int64_t begin, int64_t end)
     int64_t cols = dt__count(c->n), slices = dt__slices(c), rows = dt__count(dt__in(c, 0)) / cols / slices;
     int64_t own = c->slices && whole && whole->rows == 3 ? dt__own(c->g) : 1, heads = rows;
     if (own > 1) heads = rows * slices / own / (c->g->samples * c->g->positions);
-    int64_t width = p ? dt__param_width(p, c->g->tensor_shards) : cols;
-    int64_t step = p ? dt__shard_step(p, c->g->tensor_shards) : 0;
+    int64_t width = p ? dt__param_width(p) : cols, step = p ? dt__shard_step(p) : 0;
     for (int64_t n; begin < end; begin += n) {
         n = dt__min(end, (begin / width + 1) * width) - begin;
         for (int64_t v = 0; v < slices; v++) {
@@ -6538,9 +6531,9 @@ static void dt__run_pieces(const dt__call *c, const dt__gemm *all, const dt__par
 {
     const dt__param *p = b ? b : of_c;
     int along_n = p && (b ? p->cut != (int)c->n->i[1] : p->cut), along_m = !b && !along_n;
-    int64_t vt = c->g->tensor_shards, slices = dt__slices(c), k = all->k / slices;
+    int64_t slices = dt__slices(c), k = all->k / slices;
     int64_t total = along_m ? all->m : along_n ? all->n : k;
-    int64_t width = p ? dt__param_width(p, vt) : total, step = p ? dt__shard_step(p, vt) : 0;
+    int64_t width = p ? dt__param_width(p) : total, step = p ? dt__shard_step(p) : 0;
     for (int64_t s = 0; s < slices; s++)
         for (int64_t v = 0; v * width < total; v++) {
             dt__gemm job = *all;
@@ -6677,14 +6670,14 @@ DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
 }
 
 /* First element of row `token` of a table, which p says is stored in shards; -1: on another rank, -2: on none. */
-static int64_t dt__table_at(const dt_graph *g, const dt__param *p, int64_t vocabulary, int64_t cols, int64_t token)
+static int64_t dt__table_at(const dt__param *p, int64_t vocabulary, int64_t cols, int64_t token)
 {
     if (token < 0 || token >= (p ? p->shape.n[0] : vocabulary)) return -2;
     if (!p) return token * cols;
-    int64_t width = dt__param_width(p, g->tensor_shards);
-    token -= g->first_shard * width;
-    if (token < 0 || token >= g->own_shards * width) return -1;
-    return token / width * dt__shard_step(p, g->tensor_shards) + token % width * cols;
+    int64_t width = dt__param_width(p);
+    token -= p->first_shard * width;
+    if (token < 0 || token >= p->own_shards * width) return -1;
+    return token / width * dt__shard_step(p) + token % width * cols;
 }
 /* A row of another rank is -0 here: x + -0 is x. A token outside the vocabulary gives +0, from the first shard. */
 static void dt__some_embed(const dt__call *c, int64_t begin, int64_t end)
@@ -6694,9 +6687,9 @@ static void dt__some_embed(const dt__call *c, int64_t begin, int64_t end)
     int64_t cols = dt__cols(c->n), width = dt__width(c->n), vocabulary = dt__in(c, 0)->shape.n[0];
     for (int64_t r = begin; r < end; r++) {
         char *to = (char *)c->out + r * cols * width;
-        int64_t at = dt__table_at(c->g, p, vocabulary, cols, tokens[r]);
+        int64_t at = dt__table_at(p, vocabulary, cols, tokens[r]);
         if (at >= 0) memcpy(to, (const char *)c->in[0] + at * width, (size_t)(cols * width));
-        else if (at == -2 && !(p && c->g->first_shard)) memset(to, 0, (size_t)(cols * width));
+        else if (at == -2 && !(p && p->first_shard)) memset(to, 0, (size_t)(cols * width));
         else
             for (int64_t i = 0; i < cols; i++) c->out[r * cols + i] = -0.0f;
     }
@@ -6708,13 +6701,13 @@ static void dt__some_embed_grad(const dt__call *c, int64_t begin, int64_t end)
     const int32_t *tokens = dt__ids(c, 0);
     const dt__param *p = dt__cut_param(c->g, c->n);
     int64_t vocabulary = c->n->shape.n[0], cols = dt__cols(c->n), rows = dt__rows(dt__in(c, 1)), n = end - begin;
-    int64_t first = p ? c->g->first_shard * dt__param_width(p, c->g->tensor_shards) : 0, slices = dt__slices(c);
+    int64_t first = p ? p->first_shard * dt__param_width(p) : 0, slices = dt__slices(c);
     for (int64_t i = 0; c->fresh && i < vocabulary * slices; i++) {
-        int64_t at = dt__table_at(c->g, p, vocabulary, cols, first + i % vocabulary);
+        int64_t at = dt__table_at(p, vocabulary, cols, first + i % vocabulary);
         memset(dt__slice(c, i / vocabulary) + at + begin, 0, 4 * (size_t)n);
     }
     for (int64_t r = 0; r < rows; r++) {
-        int64_t at = dt__table_at(c->g, p, vocabulary, cols, tokens[r]);
+        int64_t at = dt__table_at(p, vocabulary, cols, tokens[r]);
         float *to = dt__slice(c, r / (rows / slices)) + dt__max(at, 0) + begin;
         if (at < 0) continue;
         c->env->k->binary(DT__OP_ADD, to, to, 1, c->in[1] + r * cols + begin, 1, n);
@@ -7565,7 +7558,7 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
         const dt__param *p = NULL;
         for (int32_t id = logits.id; id && !p; id = g->nodes[id].in[0])
             if (g->nodes[id].op == DT__OP_MATMUL) p = dt__cut_param(g, &g->nodes[g->nodes[id].in[1]]);
-        n.i[0] = p ? p->shape.n[p->cut] : 0, n.i[1] = p ? dt__param_width(p, g->tensor_shards) : 0;
+        n.i[0] = p ? p->shape.n[p->cut] : 0, n.i[1] = p ? dt__param_width(p) : 0;
         n.i[2] = g->first_shard * n.i[1], n.i[3] = dt__own(g);
     }
     n.f = smoothing;
@@ -7940,14 +7933,14 @@ static dt__moe_cut dt__moe_cut_of(const dt__call *c, const dt__node *weight, int
     cut.begin = dt__ids(c, 1);
     cut.bins = dt__table_bins(dt__in(c, 1));
     cut.experts = dt__in(c, 1)->i[0] / dt__expert_ranks(c->g);
-    cut.shards = p ? c->g->own_shards : 1;
+    cut.shards = p ? p->own_shards : 1;
     cut.of_expert = dt__count(weight) / cut.experts;
     if (stored && stored->experts) {
-        cut.of_shard = dt__shard_step(stored, c->g->tensor_shards);
+        cut.of_shard = dt__shard_step(stored);
         cut.of_expert = cut.shards * cut.of_shard;
     }
     if (!p) return cut;
-    cut.width = dt__param_width(p, c->g->tensor_shards);
+    cut.width = dt__param_width(p);
     if (weight == c->n) cut.along_m = p->cut == 1, cut.along_n = !cut.along_m;
     else cut.along_n = (p->cut == 2) != transpose, cut.along_k = !cut.along_n;
     return cut;
@@ -8921,7 +8914,7 @@ static int64_t dt__node_floats(const dt_graph *g, int32_t id)
 {
     const dt__node *n = &g->nodes[dt__root(g, id)];
     const dt__param *p = dt__node_param(g, n);
-    return p ? dt__param_local(p, g->tensor_shards, dt__own(g)) : dt__floats(n);
+    return p ? dt__param_local(p) : dt__floats(n);
 }
 /* Floats of what a call writes; of a gradient slot the sums over each rank's tokens, or their other row slices. */
 static int64_t dt__written(const dt__call *c, int slices)
@@ -9257,7 +9250,7 @@ static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *in
     *index = net->param_count++;
     added = &net->params[*index]; /* zero */
     added->is = *p;
-    added->count = dt__param_local(p, net->tensor_shards, net->own_shards);
+    added->count = dt__param_local(p);
     added->offset = -1;
     net->weights += dt_shape_count(p->shape);
     return DT_OK;
@@ -9383,13 +9376,13 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
 }
 
 /* Zeroes the padding of a gradient, where other segments may have left numbers: the norm (R11) reads whole blocks. */
-static void dt__net_pad(const dt__net *net, const dt__param *p, float *slot, const dt__env *env)
+static void dt__net_pad(const dt__param *p, float *slot, const dt__env *env)
 {
-    int64_t vt = net->tensor_shards, floats = dt__shard_floats(p, vt), step = dt__shard_step(p, vt);
-    for (int64_t v = 0; v < dt__param_shards(p, vt, net->own_shards); v++) {
-        int64_t width = p->pad ? dt__param_width(p, vt) : 1, filled = floats;
+    int64_t floats = dt__shard_floats(p), step = dt__shard_step(p);
+    for (int64_t v = 0; v < dt__param_shards(p); v++) {
+        int64_t width = p->pad ? dt__param_width(p) : 1, filled = floats;
         if (p->pad)
-            filled = dt__max(0, dt__min(width, p->shape.n[0] - (net->first_shard + v) * width)) * (floats / width);
+            filled = dt__max(0, dt__min(width, p->shape.n[0] - (p->first_shard + v) * width)) * (floats / width);
         dt__mem_fill(env->k, env->pool, slot + v * step + filled, 0.0f, step - filled);
     }
 }
@@ -9406,7 +9399,7 @@ static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *
             const dt__param *p = &g->params[g->slots[i]];
             int64_t leaf = dt__leaf_slices(g, p);
             dt__terms t;
-            t.n = dt__param_local(p, net->tensor_shards, net->own_shards);
+            t.n = dt__param_local(p);
             t.stride = dt__round_up(t.n, DT__BLOCK), t.count = dt__row_slices(g, p);
             for (int64_t r = 0; r < dt__param_copies(p); r++) {
                 t.first = set + b->slot[i] + r * b->slot[2 * g->slot_count + i];
@@ -9415,7 +9408,7 @@ static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *
                 for (int64_t v = 0; leaf < g->tensor_shards && p->rows && dt__in_shards(g) && v < t.count; v += leaf)
                     env->tp.combine(env->tp.user, DT__TP_SUM, dt__term(&t, v), dt__term(&t, v), t.n);
                 dt__mem_tree(env->k, env->pool, &t, leaf, t.count);
-                dt__net_pad(net, p, t.first, env);
+                dt__net_pad(p, t.first, env);
             }
         }
     }
@@ -9527,23 +9520,22 @@ static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int
 }
 
 /* Copies elements of `bytes` each between this rank's shards of a parameter and the whole; cut: to the shards. */
-static void dt__net_move(const dt__net *net, const dt__net_param *p, char *shards, char *whole, int64_t bytes, int cut)
+static void dt__param_move(const dt__param *p, char *shards, char *whole, int64_t bytes, int cut)
 {
-    int64_t vt = net->tensor_shards, size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt), run;
-    for (int64_t v = 0; v < dt__param_shards(&p->is, vt, net->own_shards); v++)
+    int64_t size = dt__shard_floats(p), step = dt__shard_step(p), run;
+    for (int64_t v = 0; v < dt__param_shards(p); v++)
         for (int64_t at = 0; at < size; at += run) {
-            int64_t array = dt__param_array(&p->is, vt, net->first_shard, net->own_shards, v);
-            int64_t place = dt__param_index(&p->is, vt, array, at);
+            int64_t place = dt__param_index(p, dt__param_array(p, v), at);
             char *a = shards + (v * step + at) * bytes, *b = whole + place * bytes;
-            run = dt__param_run(&p->is, vt, at);
+            run = dt__param_run(p, at);
             if (place >= 0) memcpy(cut ? a : b, cut ? b : a, (size_t)(run * bytes));
         }
 }
-static void dt__net_whole(const dt__net *net, const dt__net_param *p, const void *shards, int64_t bytes, void *whole)
+static void dt__param_whole(const dt__param *p, const void *shards, int64_t bytes, void *whole)
 {
     char *from;
     memcpy(&from, &shards, sizeof from); /* only read */
-    dt__net_move(net, p, from, (char *)whole, bytes, 0);
+    dt__param_move(p, from, (char *)whole, bytes, 0);
 }
 
 /* Bytes of scratch that the kernels of a network need per worker. */
@@ -19495,11 +19487,7 @@ static int dt__layout_fits(const dt_plan *plan, int ranks)
 }
 
 /* Blocks of a whole parameter. */
-static int64_t dt__layout_blocks(const dt_plan *plan, const dt__param *p)
-{
-    int64_t vt = plan->net.tensor_shards;
-    return dt__param_arrays(p, vt) * dt__shard_step(p, vt) / DT__BLOCK;
-}
+static int64_t dt__param_blocks(const dt__param *p) { return dt__param_arrays(p) * dt__shard_step(p) / DT__BLOCK; }
 
 #ifdef DT_COMPILER
 /* Floats of a unit: what its segments save, and their largest temporary memory. */
@@ -19626,7 +19614,7 @@ static void dt__cost_fold(const dt_plan *plan, const dt_graph *g, dt_instr *i)
     int ranks = plan->mesh.size[DT_AXIS_TENSOR], rank = plan->mesh.at[DT_AXIS_TENSOR];
     for (int32_t k = 0; k < g->slot_count; k++) {
         const dt__param *p = &g->params[g->slots[k]];
-        int64_t leaf = dt__leaf_slices(g, p), floats = dt__param_local(p, g->tensor_shards, dt__own(g));
+        int64_t leaf = dt__leaf_slices(g, p), floats = dt__param_local(p);
         if (leaf < g->tensor_shards && p->rows && dt__in_shards(g))
             i->sent[DT_AXIS_TENSOR] += dt__param_copies(p) * dt__ceil_div(dt__row_slices(g, p), leaf) *
                                        dt__all_reduce_bytes(ranks, rank, floats);
@@ -19743,7 +19731,7 @@ static dt_result dt__layout_end(dt_plan *plan)
     if (!r) r = dt__layout_reduction(plan, plan->store.shards);
     if (r) return r;
     for (int32_t i = 0; i < plan->net.param_count; i++)
-        plan->blocks += dt__layout_blocks(plan, &plan->net.params[i].is);
+        plan->blocks += dt__param_blocks(&plan->net.params[i].is);
     dt__layout_pieces(plan);
     dt__layout_slots(plan);
     dt__layout_rows(plan);
@@ -20547,14 +20535,13 @@ static dt__piece_of dt__engine_piece(const dt__engine *e, const dt__net_param *p
 /* Sums of squares of the blocks of this rank's piece of a parameter's gradient, at their places in the whole. */
 static void dt__engine_square(dt__engine *e, const dt__net_param *p, float *sums)
 {
-    int64_t vt = e->p.net.tensor_shards, step = dt__shard_step(&p->is, vt);
+    int64_t step = dt__shard_step(&p->is);
     dt__piece_of x = dt__engine_piece(e, p);
-    for (int64_t i = 0; i < dt__param_shards(&p->is, vt, e->p.net.own_shards); i++) {
+    for (int64_t i = 0; i < dt__param_shards(&p->is); i++) {
         int64_t low = dt__max(x.from, i * step), end = dt__min(x.from + x.count, (i + 1) * step);
-        int64_t array = dt__param_array(&p->is, vt, e->p.net.first_shard, e->p.net.own_shards, i);
         if (low < end)
             dt__mem_squares(e->k, e->pool, x.gradient + low - x.from, end - low,
-                              sums + (array * step + low - i * step) / DT__BLOCK);
+                              sums + (dt__param_array(&p->is, i) * step + low - i * step) / DT__BLOCK);
     }
 }
 
@@ -20562,7 +20549,7 @@ static void dt__engine_square(dt__engine *e, const dt__net_param *p, float *sums
  * shard of an expert is one; a chain over parameters, experts and tensor shards. Padding is +0. */
 static dt_result dt__engine_squares(dt__engine *e, float *squares)
 {
-    int64_t at = 0, vt = e->p.net.tensor_shards;
+    int64_t at = 0;
     int once = e->p.mesh.at[DT_AXIS_DATA] % dt__max(e->p.store.shards, e->p.layout->ep) < e->p.store.shards;
     double start;
     float *sums;
@@ -20570,10 +20557,10 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
     if (e->copy) dt__mem_fill(e->k, e->pool, e->sums, 0.0f, e->p.blocks);
     for (int32_t i = 0; i < e->p.net.param_count; i++) {
         const dt__net_param *p = &e->p.net.params[i];
-        if (p->stage[0] == e->p.shape.stage && (dt__param_is_cut(&p->is, vt) || !e->p.mesh.at[DT_AXIS_TENSOR]) &&
+        if (p->stage[0] == e->p.shape.stage && (p->is.shards > 1 || !e->p.mesh.at[DT_AXIS_TENSOR]) &&
             (once || dt__param_copies(&p->is) > 1))
             dt__engine_square(e, p, e->sums + at);
-        at += dt__layout_blocks(&e->p, &p->is);
+        at += dt__param_blocks(&p->is);
     }
     start = dt__now();
     if (e->copy) r = dt__reduce_in(e->k, e->copy, e->sums, e->p.blocks, DT_SUM); /* one number and zeros */
@@ -20583,8 +20570,8 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
     *squares = 0.0f;
     for (int32_t i = 0; i < e->p.net.param_count && !r; i++) {
         const dt__param *p = &e->p.net.params[i].is;
-        int64_t blocks = dt__ceil_div(dt__shard_floats(p, vt), DT__BLOCK);
-        for (int64_t v = 0; v < dt__param_arrays(p, vt); v++) {
+        int64_t blocks = dt__ceil_div(dt__shard_floats(p), DT__BLOCK);
+        for (int64_t v = 0; v < dt__param_arrays(p); v++) {
             *squares = *squares + dt__tree(sums + at, blocks);
             at += blocks;
         }
@@ -22013,15 +22000,14 @@ static const float *dt__trainer_part(const dt_trainer *t, const float *array, co
     const dt__net *net = &t->e.p.net;
     int32_t i = array ? dt__net_find(net, name) : -1;
     const dt__net_param *p = i < 0 || net->params[i].offset < 0 ? NULL : &net->params[i];
-    int64_t arrays = p ? dt__param_arrays(&p->is, net->tensor_shards) : 0;
-    if (arrays > 1 && dt__param_shards(&p->is, net->tensor_shards, net->own_shards) < arrays) p = NULL;
+    if (p && dt__param_shards(&p->is) < dt__param_arrays(&p->is)) p = NULL;
     if (count) *count = p ? dt_shape_count(p->is.shape) : 0;
     if (!p)
         dt__misuse("this rank has not all of a parameter %s: dt_trainer_parameter_at lists them, dt_trainer_own reads "
                    "a rank's share", name);
     if (p) array = dt__download(t->e.k, array + p->offset, p->count);
-    if (!p || arrays == 1) return p ? array : NULL;
-    dt__net_whole(net, p, array, 4, t->whole);
+    if (!p || dt__param_arrays(&p->is) == 1) return p ? array : NULL;
+    dt__param_whole(&p->is, array, 4, t->whole);
     return t->whole;
 }
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count)
@@ -22040,7 +22026,7 @@ DT_API dt_result dt_trainer_gradient(dt_trainer *t, const char *name, float *val
     if (r) return r;
     if (!p || t->e.copy) return dt__misuse("this rank has not all of the gradient of a parameter %s", name);
     dt__piece_of x = dt__engine_piece(&t->e, p);
-    dt__net_whole(&t->e.p.net, p, dt__download(t->e.k, x.gradient, x.count), 4, values);
+    dt__param_whole(&p->is, dt__download(t->e.k, x.gradient, x.count), 4, values);
     for (int64_t i = 0; t->e.env.loss_scale > 1.0f && i < dt_shape_count(p->is.shape); i++)
         values[i] /= t->e.env.loss_scale;
     return DT_OK;
@@ -22280,7 +22266,7 @@ static int64_t dt__trainer_longest(const dt_trainer *t)
 {
     int64_t longest = 0;
     for (int32_t i = 0; i < t->e.p.net.param_count; i++)
-        if (dt__param_arrays(&t->e.p.net.params[i].is, t->e.p.net.tensor_shards) > 1)
+        if (dt__param_arrays(&t->e.p.net.params[i].is) > 1)
             longest = dt__max(longest, dt_shape_count(t->e.p.net.params[i].is.shape));
     return longest;
 }
@@ -22590,8 +22576,7 @@ static void dt__trainer_draw(dt_trainer *t)
         if (p->offset < 0) continue;
         dt__comm_tick(t->comm);
         weights = dt__host(e->k, whole ? e->params + p->offset : x.weight);
-        dt__init_shards(&p->is, e->p.net.tensor_shards, e->p.net.first_shard, e->p.net.own_shards,
-                        (uint64_t)t->recipe.seed, t->pool, weights, whole ? 0 : x.from, whole ? p->count : x.count);
+        dt__init_shards(&p->is, (uint64_t)t->recipe.seed, t->pool, weights, whole ? 0 : x.from, whole ? p->count : x.count);
         dt__upload(e->k, weights, whole ? p->count : x.count);
         if (t->recipe.ema > 0.0f)
             dt__mem_copy(e->k, t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
@@ -22813,7 +22798,7 @@ static void dt__engine_share(const dt__engine *e, const dt__net_param *p, int64_
     int64_t ranks = m->size[DT_AXIS_DATA] / alike, self = m->at[DT_AXIS_DATA] / alike, end = *from + *count;
     int64_t blocks = dt__ceil_div(*count, DT__BLOCK), first = *from;
     ranks *= m->size[DT_AXIS_CONTEXT], self = self * m->size[DT_AXIS_CONTEXT] + m->at[DT_AXIS_CONTEXT];
-    if (!dt__param_is_cut(&p->is, e->p.net.tensor_shards))
+    if (p->is.shards == 1)
         ranks *= m->size[DT_AXIS_TENSOR], self = self * m->size[DT_AXIS_TENSOR] + m->at[DT_AXIS_TENSOR];
     *from = dt__min(end, first + blocks * self / ranks * DT__BLOCK);
     *count = dt__min(end, first + blocks * (self + 1) / ranks * DT__BLOCK) - *from;
@@ -22847,14 +22832,13 @@ static int dt__walk_tensor(dt__walk *w)
 /* Moves to this rank's next slice of the tensor; 0: there is none. */
 static int dt__walk_slice(dt__walk *w)
 {
-    const dt__net *net = &w->t->e.p.net;
     const dt__param *p = w->of->is;
-    int64_t vt = net->tensor_shards, step = dt__shard_step(p, vt), first;
-    while (w->shard < dt__param_shards(p, vt, net->own_shards)) {
-        w->array = dt__param_array(p, vt, net->first_shard, net->own_shards, w->shard);
+    int64_t step = dt__shard_step(p), first;
+    while (w->shard < dt__param_shards(p)) {
+        w->array = dt__param_array(p, w->shard);
         first = step * w->shard++;
         w->at = dt__max(0, w->begin - first);
-        w->count = dt__min(w->begin + w->floats - first, dt__shard_floats(p, vt)) - w->at;
+        w->count = dt__min(w->begin + w->floats - first, dt__shard_floats(p)) - w->at;
         if (w->count <= 0) continue;
         w->data = w->snapshot ? w->snapshot : w->part + (first + w->at - w->begin);
         if (w->snapshot) w->snapshot += w->count;
@@ -22903,13 +22887,12 @@ static int dt__block_next(dt__walk *w)
 static void dt__block_copy(dt__walk *w, int way)
 {
     const dt__param *p = w->of->is;
-    int64_t vt = w->t->e.p.net.tensor_shards;
     w->low = w->hi - w->lo, w->high = 0;
     for (w->shard = 0; dt__walk_slice(w);)
         for (int64_t i = w->at, n; i < w->at + w->count; i += n) {
-            int64_t place = dt__param_index(p, vt, w->array, i), row = place / w->cols, lo, hi, at;
+            int64_t place = dt__param_index(p, w->array, i), row = place / w->cols, lo, hi, at;
             float *a, *b;
-            n = dt__min(dt__param_run(p, vt, i), w->at + w->count - i);
+            n = dt__min(dt__param_run(p, i), w->at + w->count - i);
             if (place < 0) continue; /* padding */
             place %= w->cols, n = dt__min(n, w->cols - place);
             lo = dt__max(place, w->lo / w->rows), hi = dt__min(place + n, w->hi / w->rows);
@@ -23158,7 +23141,7 @@ static int dt__param_read(dt__param *p, const int64_t *n, int64_t count, int64_t
     int64_t most = (int64_t)1 << 40, cut;
     if (count < 4 || count > 4 + DT_MAX_DIMS) return 0;
     p->cut = (int32_t)dt__min(n[0], DT_MAX_DIMS + 1) - 1, p->groups = n[1], p->pad = n[2];
-    p->experts = p->own_experts = n[3];
+    p->shards = p->own_shards = p->cut < 0 ? 1 : vt, p->experts = p->own_experts = n[3];
     p->shape.dims = (int32_t)count - 4;
     for (int i = 0; i < p->shape.dims; i++) {
         p->shape.n[i] = n[4 + i];

@@ -149,9 +149,9 @@ static void fuzz_shapes(const unsigned char *data, size_t size)
     if (dt__net_read(&net, &m)) refused();
     for (int32_t i = 0; i < net.param_count; i++) {
         const dt__param *p = &net.params[i].is;
-        int64_t array = dt__param_arrays(p, 2) - 1, last = dt__shard_floats(p, 2) - 1;
-        if (last < 0 || net.params[i].count <= last || dt__param_run(p, 2, last) < 1 ||
-            dt__param_index(p, 2, array, last) >= dt_shape_count(p->shape))
+        int64_t array = dt__param_arrays(p) - 1, last = dt__shard_floats(p) - 1;
+        if (last < 0 || net.params[i].count <= last || dt__param_run(p, last) < 1 ||
+            dt__param_index(p, array, last) >= dt_shape_count(p->shape))
             stop("a parameter without numbers");
     }
     dt__net_close(&net);
@@ -326,7 +326,7 @@ static void seed_shapes(dt__text *text)
         snprintf(p.name, sizeof p.name, "part.%d", i);
         p.shape = dt_shape2(4 * (1 + (int)draw(9)) - (i == 3), 4 * (1 + (int)draw(9)));
         p.cut = i == 3 ? 0 : i - 1, p.groups = i == 3 ? 1 : 1 + (int)draw(2), p.pad = i == 3;
-        p.experts = p.own_experts = i == 2 ? 2 : 0;
+        p.shards = p.own_shards = p.cut < 0 ? 1 : 2, p.experts = p.own_experts = i == 2 ? 2 : 0;
         if (dt__net_param_add(&net, &p, &index)) stop("a parameter");
     }
     dt__text_add(text, "{");

@@ -603,7 +603,7 @@ static void tiny_open(int family, int64_t shards)
         const dt__net_param *p = &tiny->e.p.net.params[i];
         const float *start = tap_golden_f32(golden, p->is.name, dt_shape_count(p->is.shape));
         if (!start) tap_bail("no %s in the golden file", p->is.name);
-        dt__net_move(&tiny->e.p.net, p, (char *)(tiny->e.params + p->offset), (char *)(uintptr_t)start, 4, 1);
+        dt__param_move(&p->is, (char *)(tiny->e.params + p->offset), (char *)(uintptr_t)start, 4, 1);
     }
 }
 
@@ -617,7 +617,7 @@ static void tiny_compare(const char *prefix, int gradients)
         int64_t count = dt_shape_count(p->is.shape);
         char name[160];
         if (!got) tap_bail("no memory");
-        dt__net_whole(&tiny->e.p.net, p, gradients ? dt__engine_piece(&tiny->e, p).gradient : tiny->e.params + p->offset, 4, got);
+        dt__param_whole(&p->is, gradients ? dt__engine_piece(&tiny->e, p).gradient : tiny->e.params + p->offset, 4, got);
         snprintf(name, sizeof name, "%s.%s", prefix, p->is.name);
         want = tap_golden_f32(golden, name, count);
         if (!gradients && strstr(name, "c_attn.bias")) {

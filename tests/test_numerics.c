@@ -1769,7 +1769,7 @@ static void test_init(void)
     dt_tensor t;
     memset(&p, 0, sizeof p);
     snprintf(p.name, sizeof p.name, "transformer.h.0.mlp.c_fc.weight");
-    p.shape = dt_shape2(400, 500), p.init = DT_INIT_NORMAL, p.std = 0.02f;
+    p.shape = dt_shape2(400, 500), p.init = DT_INIT_NORMAL, p.std = 0.02f, p.shards = p.own_shards = 1;
     q = p;
     q.name[14] = '1';
     if (dt__pool_open(&pool, 3)) tap_bail("%s", dt_last_error());
@@ -1781,7 +1781,7 @@ static void test_init(void)
     memset(threads, 0, 4 * 200000);
     for (int64_t from = 0, n; from < 200000; from += n) { /* the owners of pieces of 1, 3, 5... blocks */
         n = dt__min((from / 4096 + 1) * DT__BLOCK, 200000 - from);
-        dt__init_shards(&p, 1, 0, 1, 5, pool, threads + from, from, n);
+        dt__init_shards(&p, 5, pool, threads + from, from, n);
     }
     tap_same_bits(threads, whole, 200000, "R16 a piece of a parameter is drawn alone");
     dt__init_param(&q, 5, NULL, threads);

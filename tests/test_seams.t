@@ -15,7 +15,7 @@ my $memory = qr/\be(?:->|\.)(?:params|sets|total|row_slices|grown_sum|window|tem
     | \bdt__(?:where|bucket_sum|set|engine_kept|engine_message|engine_weights|mem_copy_of)\( | \bat\[DT__AT_ | \b(?:x|piece)\.(?:weight|gradient)\b
     | \b(?:ring|generator)(?:->|\.)memory\b | \bo->memory\b/x;
 # Calls that read or write through a pointer on the host.
-my $touches = qr/\b(?:memcpy|memset|memmove|fwrite|fread|pread|pwrite|dt__copy|dt__tree|dt__tree_sum|dt__normals|dt__sha256_add|dt__net_move|dt__net_whole|dt__softmax
+my $touches = qr/\b(?:memcpy|memset|memmove|fwrite|fread|pread|pwrite|dt__copy|dt__tree|dt__tree_sum|dt__normals|dt__sha256_add|dt__param_move|dt__param_whole|dt__softmax
     |dt_all_reduce|dt_all_gather|dt_reduce_scatter|dt_broadcast|dt_send|dt_recv|dt__send_start|dt__reduce_parts|dt__gather_spans|dt__all_reduce_apart
     |dt__all_to_all_rows|dt__gather_give|dt__init_shards|dt__trainer_scatter|dt__whole_rows
     |\w+->(?:unary|binary|convert|select|row_\w+|col_sum|add_scaled|gemm|update))(?=\()/x;

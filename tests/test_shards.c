@@ -183,11 +183,11 @@ static void open_rank(rank *r, meeting *m, int number, const dt_model *model, in
         if (drawn.init != DT_INIT_NORMAL) drawn.std = 0.3f;
         else drawn.std *= 5.0f;
         drawn.init = DT_INIT_NORMAL;
-        dt__init_shards(&drawn, shards, r->net.first_shard, r->net.own_shards, SEED, r->pool, r->params + p->offset, 0, p->count);
-        for (int64_t v = 0; v < dt__param_shards(&p->is, shards, r->net.own_shards); v++) /* and of every sign of 0 */
-            for (int64_t e = 0; e < dt__shard_floats(&p->is, shards); e++)
-                if (dt__param_index(&p->is, shards, dt__param_array(&p->is, shards, r->net.first_shard, r->net.own_shards, v), e) % 13 == 4)
-                    r->params[p->offset + v * dt__shard_step(&p->is, shards) + e] = -0.0f;
+        dt__init_shards(&drawn, SEED, r->pool, r->params + p->offset, 0, p->count);
+        for (int64_t v = 0; v < dt__param_shards(&p->is); v++) /* and of every sign of 0 */
+            for (int64_t e = 0; e < dt__shard_floats(&p->is); e++)
+                if (dt__param_index(&p->is, dt__param_array(&p->is, v), e) % 13 == 4)
+                    r->params[p->offset + v * dt__shard_step(&p->is) + e] = -0.0f;
     }
     memset(r->set, 0x55, 4 * (size_t)r->set_floats); /* fresh sums must not read what was there */
 }
@@ -237,16 +237,16 @@ static void close_ranks(rank *r, int ranks)
 static int same_param(const rank *one, const rank *all, int ranks, int32_t i, int u)
 {
     const dt__net_param *p = &one->net.params[i];
-    int64_t vt = one->net.tensor_shards, size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt);
+    int64_t size = dt__shard_floats(&p->is), step = dt__shard_step(&p->is);
     for (int k = 0; k < ranks; k++) {
         const dt__net *net = &all[k].net;
         const dt__net_param *q = &net->params[i];
-        for (int64_t v = 0; v < dt__param_shards(&q->is, vt, net->own_shards); v++) {
-            int64_t shard = dt__param_array(&q->is, vt, net->first_shard, net->own_shards, v);
+        for (int64_t v = 0; v < dt__param_shards(&q->is); v++) {
+            int64_t shard = dt__param_array(&q->is, v);
             const float *want = one->set + slot_of(&one->net, p, u) + shard * step, *got = all[k].set + slot_of(net, q, u) + v * step;
             if (strcmp(p->is.name, q->is.name)) return 0;
             for (int64_t e = 0; e < size; e++)
-                if (dt__param_index(&p->is, vt, shard, e) >= 0 && memcmp(want + e, got + e, 4)) return 0;
+                if (dt__param_index(&p->is, shard, e) >= 0 && memcmp(want + e, got + e, 4)) return 0;
         }
     }
     return 1;
@@ -315,7 +315,7 @@ static void check_model(const char *what, const dt_model *model)
 static int same_source(const rank *one, const rank *all, int ranks, int source, int32_t i, int u)
 {
     const dt__net_param *p = &one->net.params[i];
-    int64_t vt = one->net.tensor_shards, size = dt__shard_floats(&p->is, vt), step = dt__shard_step(&p->is, vt);
+    int64_t size = dt__shard_floats(&p->is), step = dt__shard_step(&p->is);
     for (int k = 0; k < ranks; k++) {
         const dt__net_param *q = &all[k].net.params[i];
         int64_t at = slot_of(&all[k].net, q, u);
@@ -325,8 +325,8 @@ static int same_source(const rank *one, const rank *all, int ranks, int source, 
         for (int32_t b = 0; shared && source && b < all[k].store.buckets; b++) /* the sums for the ranks lie one behind another */
             if (at >= all[k].store.bucket[b].slot && at < all[k].store.bucket[b].slot + all[k].store.bucket[b].floats)
                 got += source * all[k].store.bucket[b].floats;
-        for (int64_t a = 0; a < dt__param_shards(&q->is, vt, vt); a++, got += step) {
-            const float *want = one->set + slot_of(&one->net, p, u) + dt__param_array(&q->is, vt, 0, vt, a) * step;
+        for (int64_t a = 0; a < dt__param_shards(&q->is); a++, got += step) {
+            const float *want = one->set + slot_of(&one->net, p, u) + dt__param_array(&q->is, a) * step;
             if (memcmp(want, got, 4 * (size_t)size)) return 0;
             for (int64_t e = size; shared && e < step; e++)
                 if (got[e] != 0.0f || signbit(got[e])) return 0; /* padding, which the norm counts */
@@ -390,8 +390,8 @@ static void check_near(const char *what, const dt_model *model, int64_t shards)
             const dt__net_param *p = &cut->net.params[i];
             int64_t n = dt_shape_count(p->is.shape);
             if (n > LARGEST) tap_bail("a parameter is too large");
-            dt__net_whole(&cut->net, p, cut->set + slot_of(&cut->net, p, u), 4, got);
-            dt__net_whole(&one->net, &one->net.params[i], one->set + slot_of(&one->net, &one->net.params[i], u), 4, want);
+            dt__param_whole(&p->is, cut->set + slot_of(&cut->net, p, u), 4, got);
+            dt__param_whole(&one->net.params[i].is, one->set + slot_of(&one->net, &one->net.params[i], u), 4, want);
             error = tap_error(got, want, n, NULL);
             if (strstr(p->is.name, "c_attn.bias")) error = tap_error(got + n / 3 * 2, want + n / 3 * 2, n / 3, NULL); /* the rest is noise */
             if (error > worst || error != error) worst = error, name = p->is.name;
@@ -406,34 +406,31 @@ static void check_near(const char *what, const dt_model *model, int64_t shards)
 /* A matrix (rows,cols) whose columns are groups: the column of the whole that is column c of a shard. */
 static void check_columns(int64_t rows, int64_t cols, int64_t groups, int64_t vt)
 {
-    dt__param p;
-    dt__net net;
-    dt__net_param np;
+    dt__param p, uncut;
     float *whole = (float *)malloc(4 * (size_t)(rows * cols)), *drawn = (float *)malloc(4 * (size_t)(rows * cols)), *cut;
     int64_t width = cols / vt, each = width / groups, right = 0;
     dt_pool *pool = NULL;
-    memset(&p, 0, sizeof p), memset(&net, 0, sizeof net), memset(&np, 0, sizeof np);
+    memset(&p, 0, sizeof p);
     snprintf(p.name, sizeof p.name, "w");
     p.shape = dt_shape2(rows, cols), p.cut = 1, p.groups = groups, p.std = 1.0f, p.init = DT_INIT_NORMAL;
-    net.tensor_shards = net.own_shards = vt;
-    np.is = p;
-    cut = (float *)calloc((size_t)dt__param_local(&p, vt, vt), 4);
+    uncut = p, uncut.shards = uncut.own_shards = 1, p.shards = p.own_shards = vt;
+    cut = (float *)calloc((size_t)dt__param_local(&p), 4);
     if (!whole || !drawn || !cut || dt__pool_open(&pool, 2)) tap_bail("no memory");
-    dt__init_param(&p, 3, NULL, whole);
-    dt__init_shards(&p, vt, 0, vt, 3, pool, cut, 0, dt__param_local(&p, vt, vt));
+    dt__init_param(&uncut, 3, NULL, whole);
+    dt__init_param(&p, 3, pool, cut);
     for (int64_t v = 0; v < vt; v++)
         for (int64_t r = 0; r < rows; r++)
             for (int64_t c = 0; c < width; c++) {
                 int64_t at = r * cols + c / each * (cols / groups) + v * each + c % each;
-                right += dt__param_index(&p, vt, v, r * width + c) == at &&
-                         !memcmp(cut + v * dt__shard_step(&p, vt) + r * width + c, whole + at, 4);
+                right += dt__param_index(&p, v, r * width + c) == at &&
+                         !memcmp(cut + v * dt__shard_step(&p) + r * width + c, whole + at, 4);
             }
-    dt__net_whole(&net, &np, cut, 4, drawn);
-    tap_ok(right == rows * cols && !memcmp(whole, drawn, 4 * (size_t)(rows * cols)) && dt__shard_step(&p, vt) % DT__BLOCK == 0,
+    dt__param_whole(&p, cut, 4, drawn);
+    tap_ok(right == rows * cols && !memcmp(whole, drawn, 4 * (size_t)(rows * cols)) && dt__shard_step(&p) % DT__BLOCK == 0,
            "R11 R16 (%d,%d) in %d groups, %d shards: every element is at its place, and drawn alike", (int)rows, (int)cols, (int)groups, (int)vt);
-    memset(cut, 0, 4 * (size_t)dt__param_local(&p, vt, vt));
-    dt__net_move(&net, &np, (char *)cut, (char *)(uintptr_t)whole, 4, 1);
-    dt__net_whole(&net, &np, cut, 4, drawn);
+    memset(cut, 0, 4 * (size_t)dt__param_local(&p));
+    dt__param_move(&p, (char *)cut, (char *)(uintptr_t)whole, 4, 1);
+    dt__param_whole(&p, cut, 4, drawn);
     tap_ok(!memcmp(whole, drawn, 4 * (size_t)(rows * cols)), "cut and put together again");
     free(whole), free(drawn), free(cut);
     dt__pool_close(&pool);
@@ -447,15 +444,16 @@ static void check_table(int64_t vocabulary, int64_t cols, int64_t vt)
     float *cut;
     memset(&p, 0, sizeof p);
     p.shape = dt_shape2(vocabulary, cols), p.groups = 1, p.pad = vt * width - vocabulary, p.init = DT_INIT_ONES;
-    n = dt__param_local(&p, vt, vt);
+    p.shards = p.own_shards = vt;
+    n = dt__param_local(&p);
     cut = (float *)malloc(4 * (size_t)n);
     if (!cut) tap_bail("no memory");
-    dt__init_shards(&p, vt, 0, vt, 3, NULL, cut, 0, n);
+    dt__init_param(&p, 3, NULL, cut);
     for (int64_t v = 0; v < vt; v++)
         for (int64_t i = 0; i < width * cols; i++) {
             int64_t row = v * width + i / cols;
-            right += dt__param_index(&p, vt, v, i) == (row < vocabulary ? row * cols + i % cols : -1) &&
-                     cut[v * dt__shard_step(&p, vt) + i] == (row < vocabulary ? 1.0f : 0.0f);
+            right += dt__param_index(&p, v, i) == (row < vocabulary ? row * cols + i % cols : -1) &&
+                     cut[v * dt__shard_step(&p) + i] == (row < vocabulary ? 1.0f : 0.0f);
         }
     tap_ok(right == vt * width * cols, "R1 a table (%d,%d) in %d shards: padding is at no place", (int)vocabulary, (int)cols, (int)vt);
     free(cut);
@@ -497,8 +495,8 @@ static void check_entropy(int64_t vocabulary, int64_t shards)
     float *tables = (float *)malloc(8 * (size_t)(vocabulary * WIDE)), *x = (float *)malloc(12 * (size_t)vocabulary), losses[BATCH * LENGTH], total;
     int64_t width = (vocabulary + shards - 1) / shards;
     if (!tables || !x || strcmp(in->name, "in.in") || out->shape.n[0] != vocabulary) tap_bail("not the model that was meant");
-    dt__net_whole(&one->net, &one->net.params[0], one->params + one->net.params[0].offset, 4, tables);
-    dt__net_whole(&one->net, &one->net.params[1], one->params + one->net.params[1].offset, 4, tables + vocabulary * WIDE);
+    dt__param_whole(&one->net.params[0].is, one->params + one->net.params[0].offset, 4, tables);
+    dt__param_whole(&one->net.params[1].is, one->params + one->net.params[1].offset, 4, tables + vocabulary * WIDE);
     for (int r = 0; r < BATCH * LENGTH; r++) {
         const float *h = tables + one->tokens[0][r] * WIDE;
         float max = -1e30f, part[2][RANKS], log_sum, sum, even, *e = x + vocabulary, *d = e + vocabulary;
