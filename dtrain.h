@@ -2443,7 +2443,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  *   from the reduction r and the row's length `count`; DT__SUM_OUT also stores its terms; DT__OUT stores the result
  *   y. a, b, c are the inputs in order. s0 and s1 begin as row statistics, s2 as the node's scalar.
  * COLUMN(name, inputs, expression, gradients): every column is a chain over the rows: r becomes the expression.
- * OP(name, class, inputs, in place, shape, shards, scratch, FLOPs, domain, text, gradient, gradients): all others;
+ * OP(name, class, inputs, in place, shape, shards, FLOPs, domain, text, gradient, gradients): all others;
  *   dt__grad_<gradient> or rules append the nodes of the derivative (H7), NONE: there is none.
  * domain: what the op iterates over (DT__OVER_..). text: the op's function. SOME(x): dt__some_x, items [begin, end) of
  *   the domain, in any split. RUN(x): dt__run_x, the whole value (H6). A device may have functions of its own.
@@ -2466,30 +2466,30 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  * as plain scalar text. The random graphs of tests/test_random.c find map ops in this table, and the self-check all but
  * the last kind: put the hash that its error names into DT__SELF_CHECK. */
 #define DT__OPS(OP, MAP, GRAD, ROW, COLUMN, RULE) \
-    OP(NONE, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NOTHING, NONE, NONE, ) \
-    OP(INPUT, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NOTHING, NONE, NONE, ) \
-    OP(PARAM, LEAF, "f", 0, GIVEN, REFUSE, NONE, NONE, NOTHING, NONE, NONE, ) \
-    OP(AUX, OUTPUT, "f", 0, GIVEN, REFUSE, NONE, NONE, NOTHING, NONE, NONE, ) \
-    OP(RESHAPE, ALIAS, "*", 0, GIVEN, REFUSE, NONE, NONE, NOTHING, NONE, NONE, RULE(RESHAPE, 0, RESHAPE, D, FLOW)) \
-    OP(DETACH, ALIAS, "*", 0, SAME, REFUSE, NONE, NONE, NOTHING, NONE, NONE, ) \
-    OP(PERMUTE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, MOVES, RUN(move), permute, ) \
-    OP(SLICE, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, MOVES, RUN(move), NONE, RULE(SLICE, 0, PAD, D, FLOW)) \
-    OP(PAD, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, MOVES, RUN(move), NONE, ) \
-    OP(CONCAT, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, MOVES, RUN(move), concat, ) \
-    OP(EXPAND, MOVE, "*", 0, GIVEN, REFUSE, NONE, NONE, MOVES, RUN(move), NONE, RULE(EXPAND, 0, NONE, D, REDUCED)) \
-    OP(FULL, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, ELEMENTS, SOME(full), NONE, ) \
-    OP(CAST, MOVE, "*", 0, GIVEN, KEEP, NONE, NONE, ELEMENTS, SOME(cast), cast, ) \
-    OP(GATHER, MOVE, "*i", 0, GIVEN, REFUSE, NONE, NONE, ELEMENTS, SOME(gather), NONE, \
+    OP(NONE, LEAF, "f", 0, GIVEN, REFUSE, NONE, NOTHING, NONE, NONE, ) \
+    OP(INPUT, LEAF, "f", 0, GIVEN, REFUSE, NONE, NOTHING, NONE, NONE, ) \
+    OP(PARAM, LEAF, "f", 0, GIVEN, REFUSE, NONE, NOTHING, NONE, NONE, ) \
+    OP(AUX, OUTPUT, "f", 0, GIVEN, REFUSE, NONE, NOTHING, NONE, NONE, ) \
+    OP(RESHAPE, ALIAS, "*", 0, GIVEN, REFUSE, NONE, NOTHING, NONE, NONE, RULE(RESHAPE, 0, RESHAPE, D, FLOW)) \
+    OP(DETACH, ALIAS, "*", 0, SAME, REFUSE, NONE, NOTHING, NONE, NONE, ) \
+    OP(PERMUTE, MOVE, "*", 0, GIVEN, REFUSE, NONE, MOVES, RUN(move), permute, ) \
+    OP(SLICE, MOVE, "*", 0, GIVEN, REFUSE, NONE, MOVES, RUN(move), NONE, RULE(SLICE, 0, PAD, D, FLOW)) \
+    OP(PAD, MOVE, "*", 0, GIVEN, REFUSE, NONE, MOVES, RUN(move), NONE, ) \
+    OP(CONCAT, MOVE, "*", 0, GIVEN, REFUSE, NONE, MOVES, RUN(move), concat, ) \
+    OP(EXPAND, MOVE, "*", 0, GIVEN, REFUSE, NONE, MOVES, RUN(move), NONE, RULE(EXPAND, 0, NONE, D, REDUCED)) \
+    OP(FULL, MOVE, "f", 0, GIVEN, REFUSE, NONE, ELEMENTS, SOME(full), NONE, ) \
+    OP(CAST, MOVE, "*", 0, GIVEN, KEEP, NONE, ELEMENTS, SOME(cast), cast, ) \
+    OP(GATHER, MOVE, "*i", 0, GIVEN, REFUSE, NONE, ELEMENTS, SOME(gather), NONE, \
        RULE(GATHER, 0, SCATTER_ADD, BD, CHAIN)) \
-    OP(SCATTER_ADD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, LANES, SOME(scatter_add), NONE, ) \
-    OP(TOP_K, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, ROWS, SOME(top_k), NONE, ) \
-    OP(CUSTOM, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, HOST, RUN(custom), custom, ) \
-    OP(CUSTOM_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, HOST, RUN(custom), NONE, ) \
-    OP(COMBINE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, SPECIAL, RUN(combine), combine, ) \
-    OP(ALL_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, HOST, RUN(all_rows), NONE, RULE(ALL_ROWS, 0, NONE, D, FLOW)) \
-    OP(OWN_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, SPECIAL, RUN(own_rows), NONE, \
+    OP(SCATTER_ADD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, LANES, SOME(scatter_add), NONE, ) \
+    OP(TOP_K, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, ROWS, SOME(top_k), NONE, ) \
+    OP(CUSTOM, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, HOST, RUN(custom), custom, ) \
+    OP(CUSTOM_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, HOST, RUN(custom), NONE, ) \
+    OP(COMBINE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, SPECIAL, RUN(combine), combine, ) \
+    OP(ALL_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, HOST, RUN(all_rows), NONE, RULE(ALL_ROWS, 0, NONE, D, FLOW)) \
+    OP(OWN_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, SPECIAL, RUN(own_rows), NONE, \
        RULE(OWN_ROWS, 0, ALL_ROWS, D, FLOW)) \
-    OP(SAME_ROWS, ALIAS, "f", 0, SAME, REFUSE, NONE, NONE, NOTHING, NONE, same_rows, ) \
+    OP(SAME_ROWS, ALIAS, "f", 0, SAME, REFUSE, NONE, NOTHING, NONE, same_rows, ) \
     MAP(NEG, A, CODE, DT_NEG, -a, GRAD(NEG, 0, D, -dy)) \
     MAP(SCALE, A, OWN, dt_scale, a * s, GRAD(SCALE, 0, D, dy * s)) \
     MAP(EXP, A, CODE, DT_EXP, dt__v_exp(a), GRAD(EXP, 0, YD, dy * y)) \
@@ -2520,7 +2520,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     ROW(ROW_SUM, "r", 0, GIVEN, REFUSE, DT__SUM(s0, a, r), VALUES, RUN(row_sum), row_sum, ) \
     ROW(ROW_MAX, "r", 0, GIVEN, REFUSE, DT__MAX(s0, a, r), VALUES, SOME(row_op), NONE, \
        RULE(ROW_MAX, 0, MAX_GRAD, AYD, FLOW)) \
-    OP(MAX_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, SPECIAL, RUN(max_grad), NONE, ) \
+    OP(MAX_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, SPECIAL, RUN(max_grad), NONE, ) \
     ROW(SOFTMAX, "r", 1, SAME, REFUSE, \
         DT__MAX(s0, a, r) DT__SUM_OUT(s1, dt__v_exp(a - s0), r) DT__OUT(y / s1), \
         ROWS, SOME(row_op), NONE, RULE(SOFTMAX, 0, SOFTMAX_GRAD, YD, FLOW)) \
@@ -2540,37 +2540,34 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
         DT__DOT(s3, a * c, b * s1, r / count) DT__OUT((a * c - b * s1 * s3) * s1), ROWS, SOME(row_op), NONE, ) \
     COLUMN(COL_SUM, "f", r + a, RULE(COL_SUM, 0, EXPAND, D, FLOW)) \
     COLUMN(LAYERNORM_DGAMMA, "ffs", dt__v_fma(a, (b - s0) * s1, r), ) \
-    OP(MATMUL, GEMM, "f", 0, GIVEN, PRODUCT, GEMM, matmul, PRODUCTS, RUN(matmul), matmul, ) \
-    OP(EMBED, MOVE, "*i", 0, GIVEN, WHOLE, NONE, NONE, ROWS, SOME(embed), NONE, RULE(EMBED, 0, EMBED_GRAD, BD, CHAIN)) \
-    OP(EMBED_GRAD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, TABLE, SOME(embed_grad), NONE, ) \
-    OP(ATTENTION, SPECIAL, "fff*", 0, GIVEN, HEADS, ATTENTION, attention, ATTENTION, RUN(attention), attention, ) \
-    OP(ATTENTION_GRAD, SPECIAL, "ffffff*", 0, GIVEN, REFUSE, ATTENTION, attention, ATTENTION, \
-       RUN(attention_grad), NONE, ) \
-    OP(ROPE, SPECIAL, "f", 1, SAME, FIRST, NONE, NONE, ROWS, SOME(rope), NONE, RULE(ROPE, 0, ROPE, D, BACK)) \
-    OP(POSITIONS, MOVE, "f", 0, GIVEN, REFUSE, NONE, NONE, ELEMENTS, SOME(positions), NONE, ) \
-    OP(CACHE, MOVE, "f", 0, GIVEN, FIRST, NONE, NONE, MOVES, RUN(move), NONE, ) \
-    OP(DROPOUT, SPECIAL, "f", 1, SAME, REFUSE, NONE, NONE, SAMPLES, SOME(dropout), NONE, \
-       RULE(DROPOUT, 0, DROPOUT, D, FLOW)) \
+    OP(MATMUL, GEMM, "f", 0, GIVEN, PRODUCT, matmul, PRODUCTS, RUN(matmul), matmul, ) \
+    OP(EMBED, MOVE, "*i", 0, GIVEN, WHOLE, NONE, ROWS, SOME(embed), NONE, RULE(EMBED, 0, EMBED_GRAD, BD, CHAIN)) \
+    OP(EMBED_GRAD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, TABLE, SOME(embed_grad), NONE, ) \
+    OP(ATTENTION, SPECIAL, "fff*", 0, GIVEN, HEADS, attention, ATTENTION, RUN(attention), attention, ) \
+    OP(ATTENTION_GRAD, SPECIAL, "ffffff*", 0, GIVEN, REFUSE, attention, ATTENTION, RUN(attention_grad), NONE, ) \
+    OP(ROPE, SPECIAL, "f", 1, SAME, KEEP, NONE, ROWS, SOME(rope), NONE, RULE(ROPE, 0, ROPE, D, BACK)) \
+    OP(POSITIONS, MOVE, "f", 0, GIVEN, REFUSE, NONE, ELEMENTS, SOME(positions), NONE, ) \
+    OP(CACHE, MOVE, "f", 0, GIVEN, KEEP, NONE, MOVES, RUN(move), NONE, ) \
+    OP(DROPOUT, SPECIAL, "f", 1, SAME, REFUSE, NONE, SAMPLES, SOME(dropout), NONE, RULE(DROPOUT, 0, DROPOUT, D, FLOW)) \
     ROW(CROSS_ENTROPY, "fi", 0, GIVEN, WHOLE, DT__SUM(s1, dt__v_exp(a - s0), r) DT__SUM(s2, a - s0, r), \
         SPECIAL, RUN(cross_entropy), NONE, RULE(CROSS_ENTROPY, 0, CROSS_ENTROPY_GRAD, AXBD, FLOW)) \
     ROW(CROSS_ENTROPY_GRAD, "ffif", 1, GIVEN, REFUSE, DT__OUT((dt__v_exp(a - s0) / s1 - s2) * s3), \
         ROWS, SOME(cross_entropy_grad), NONE, ) \
-    OP(LOSS, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, SPECIAL, RUN(loss), NONE, \
-       RULE(LOSS, 0, LOSS_GRAD, DB, FLOW)) \
-    OP(LOSS_GRAD, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, SAMPLES, SOME(loss_grad), NONE, ) \
-    OP(AUX_LOSS, ALIAS, "f", 0, SAME, REFUSE, NONE, NONE, NOTHING, NONE, NONE, \
+    OP(LOSS, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, SPECIAL, RUN(loss), NONE, RULE(LOSS, 0, LOSS_GRAD, DB, FLOW)) \
+    OP(LOSS_GRAD, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, SAMPLES, SOME(loss_grad), NONE, ) \
+    OP(AUX_LOSS, ALIAS, "f", 0, SAME, REFUSE, NONE, NOTHING, NONE, NONE, \
        RULE(AUX_LOSS, 0, NONE, D, FLOW) RULE(AUX_LOSS, 1, AUX_LOSS_GRAD, B, FLOW)) \
-    OP(AUX_LOSS_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, ELEMENTS, SOME(aux_loss_grad), NONE, ) \
-    OP(MOE_ROUTE, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, SPECIAL, RUN(moe_route), NONE, ) \
-    OP(MOE_BINS, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, NONE, HOST, RUN(moe_bins), NONE, ) \
-    OP(MOE_ROWS, MOVE, "f*f", 0, GIVEN, REFUSE, NONE, NONE, ROWS, SOME(moe_rows), moe_rows, ) \
-    OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, REFUSE, NONE, NONE, HOST, RUN(moe_exchange), moe_exchange, ) \
-    OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, GEMM, experts, HOST, RUN(moe_linear), moe_linear, ) \
-    OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, GEMM, experts, HOST, RUN(moe_dw), NONE, ) \
-    OP(MOE_DB, SPECIAL, "f*f", 0, GIVEN, REFUSE, GEMM, NONE, HOST, RUN(moe_dw), NONE, ) \
-    OP(MOE_SUM, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, ROWS, SOME(moe_sum), moe_sum, ) \
-    OP(MOE_DOT, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, NONE, ROWS, SOME(moe_dot), NONE, ) \
-    OP(ACCUMULATE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, NONE, ELEMENTS, SOME(accumulate), NONE, )
+    OP(AUX_LOSS_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, ELEMENTS, SOME(aux_loss_grad), NONE, ) \
+    OP(MOE_ROUTE, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, SPECIAL, RUN(moe_route), NONE, ) \
+    OP(MOE_BINS, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, HOST, RUN(moe_bins), NONE, ) \
+    OP(MOE_ROWS, MOVE, "f*f", 0, GIVEN, REFUSE, NONE, ROWS, SOME(moe_rows), moe_rows, ) \
+    OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, REFUSE, NONE, HOST, RUN(moe_exchange), moe_exchange, ) \
+    OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, experts, HOST, RUN(moe_linear), moe_linear, ) \
+    OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, experts, HOST, RUN(moe_dw), NONE, ) \
+    OP(MOE_DB, GEMM, "f*f", 0, GIVEN, REFUSE, NONE, HOST, RUN(moe_dw), NONE, ) \
+    OP(MOE_SUM, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, ROWS, SOME(moe_sum), moe_sum, ) \
+    OP(MOE_DOT, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, ROWS, SOME(moe_dot), NONE, ) \
+    OP(ACCUMULATE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, ELEMENTS, SOME(accumulate), NONE, )
 
 #define DT__SKIP(...)
 #define DT__NAME_OP(name, ...) DT__OP_##name,
@@ -4909,34 +4906,25 @@ struct dt_graph {
     dt_pool *pool;
 };
 
-/* The collectives of the ranks that share a unit's tensor shards; all ranks call them in the same order. `from` has
- * count floats. SUM: to (count) = TREE over the ranks of `from`; MAX likewise by R14; both may be in place. SCATTER:
- * each rank gets its slice, count / ranks floats, of the same sums. GATHER: to (ranks * count) = the floats of all
- * ranks in rank order. The callback records its errors itself. */
-enum { DT__TP_SUM, DT__TP_MAX, DT__TP_SCATTER, DT__TP_GATHER };
-typedef struct dt__tp {
-    void (*combine)(void *user, int kind, float *to, const float *from, int64_t count);
-    void *user;
-} dt__tp;
-
-/* The all-to-all of the ranks that share experts; all ranks call it in the same order. Rank p receives rows
+/* What ops ask of other ranks; the callbacks record errors themselves.
+ * combine: a collective of the ranks that share a unit's tensor shards; all call it in the same order. `from` has count
+ * floats. SUM: to (count) = TREE over the ranks of `from`; MAX likewise by R14; both may be in place. SCATTER: each
+ * rank gets its slice, count / ranks floats, of the same sums. GATHER: to (ranks * count) = the floats of all ranks.
+ * exchange: the all-to-all of the ranks that share experts; all call it in the same order. Rank p receives rows
  * [give[p * bins], give[(p + 1) * bins]) of `from`, and rows [take[p * bins], take[(p + 1) * bins]) of `to` come from
- * rank p. A row has `width` floats. After an error `to` is +0. */
-typedef struct dt__ep {
+ * rank p. A row has `width` floats. After an error `to` is +0.
+ * message: between the ranks that share a unit's context leaves, numbered along the context axis. SEND starts a message
+ * to `rank`; its data must not change until WAIT for its place, one of DT__CP_PLACES. RECEIVE waits for the next
+ * message from `rank`. */
+enum { DT__TP_SUM, DT__TP_MAX, DT__TP_SCATTER, DT__TP_GATHER };
+enum { DT__CP_SEND, DT__CP_WAIT, DT__CP_RECEIVE, DT__CP_PLACES = 4 };
+typedef struct dt__peers {
+    void (*combine)(void *user, int kind, float *to, const float *from, int64_t count);
     void (*exchange)(void *user, float *to, const int32_t *take, const float *from, const int32_t *give, int64_t bins,
                      int64_t width);
-    void *user;
-} dt__ep;
-
-/* Messages between the ranks that share a unit's context leaves, numbered along the context axis. SEND starts a message
- * to `rank`; its data must not change until WAIT for its place, one of DT__CP_PLACES. RECEIVE waits for the next
- * message from `rank`. The callback records errors itself. */
-enum { DT__CP_SEND, DT__CP_WAIT, DT__CP_RECEIVE, DT__CP_PLACES = 4 };
-typedef struct dt__cp {
     void (*message)(void *user, int kind, int place, float *data, int64_t count, int rank);
     void *user;
-    float *work; /* (dt__net.sliced) */
-} dt__cp;
+} dt__peers;
 
 /* Context of a run, shared by all its ops. */
 typedef struct dt__env {
@@ -4950,9 +4938,8 @@ typedef struct dt__env {
     float loss_scale; /* the factor of all seeds of backward */
     int dot;          /* R19: the dt__dot_kind of products of bf16 */
     double *by_op;    /* NULL, or gets the seconds of each kind of op; groups are the last kind */
-    dt__tp tp;        /* used when this rank does not own all tensor shards */
-    dt__ep ep;        /* used when this rank does not own all experts */
-    dt__cp cp;        /* called when a graph has not all context leaves; work is needed for slices in any case */
+    dt__peers peers;  /* called when this rank lacks some tensor shards, experts or context leaves */
+    float *sliced;    /* for attention over context slices (dt__net.sliced) */
 } dt__env;
 
 /* One op being computed. fresh: chains start from +0 instead of continuing from out. */
@@ -4977,8 +4964,7 @@ typedef void (*dt__grad_fn)(dt_graph *g, int32_t id, dt_tensor dy);
 enum { DT__CLASS_LEAF, DT__CLASS_OUTPUT, DT__CLASS_ALIAS, DT__CLASS_MOVE, DT__CLASS_MAP, DT__CLASS_ROW,
        DT__CLASS_COLUMN, DT__CLASS_GEMM, DT__CLASS_SPECIAL };
 enum { DT__SHAPE_GIVEN, DT__SHAPE_SAME, DT__SHAPE_BROADCAST };
-enum { DT__SHARDS_REFUSE, DT__SHARDS_KEEP, DT__SHARDS_FIRST, DT__SHARDS_WHOLE, DT__SHARDS_PRODUCT, DT__SHARDS_HEADS };
-enum { DT__SCRATCH_NONE, DT__SCRATCH_GEMM, DT__SCRATCH_ATTENTION };
+enum { DT__SHARDS_REFUSE, DT__SHARDS_KEEP, DT__SHARDS_WHOLE, DT__SHARDS_PRODUCT, DT__SHARDS_HEADS };
 /* What an op iterates over: ELEMENTS or ROWS of the result; VALUES that rows of the input make; COLUMNS, over all rows
  * in order; those of a TABLE whose rows an index picks; LANES, the elements along an axis; SAMPLES (i[0] of them).
  * MOVES are copies by strides, PRODUCTS tiles of a matrix, ATTENTION panels of heads, SPECIAL an order of its own.
@@ -4989,7 +4975,7 @@ enum { DT__OVER_NOTHING, DT__OVER_ELEMENTS, DT__OVER_ROWS, DT__OVER_VALUES, DT__
        DT__OVER_HOST };
 typedef struct dt__op {
     const char *name, *inputs, *expression; /* expression: of a map, row or column op, as text */
-    int class_of, shape, shards, scratch;
+    int class_of, shape, shards;
     unsigned in_place;
     double (*flops)(const dt_graph *g, const dt__node *n); /* NULL: none that count */
     int domain;
@@ -5005,7 +4991,7 @@ typedef struct dt__grad_rule {
     int op, input, by, flow;
     const char *operands;
 } dt__grad_rule;
-#define DT__RULES_OF_OP(n, class_of, in, in_place, shape, shards, scratch, flops, domain, text, grad, ...) __VA_ARGS__
+#define DT__RULES_OF_OP(n, class_of, in, in_place, shape, shards, flops, domain, text, grad, ...) __VA_ARGS__
 #define DT__RULES_OF_MAP(name, operands, kind, builder, expression, ...) __VA_ARGS__
 #define DT__RULES_OF_ROW(name, inputs, in_place, shape, shards, passes, domain, text, grad, ...) __VA_ARGS__
 #define DT__RULES_OF_COLUMN(name, inputs, expression, ...) __VA_ARGS__
@@ -5078,6 +5064,14 @@ static const char *dt__shape_text(const dt_shape *s, char *text)
         used += snprintf(text + used, 96 - (size_t)used, i ? ",%lld" : "%lld", (long long)s->n[i]);
     snprintf(text + used, 96 - (size_t)used, ")");
     return text;
+}
+
+/* The shape of n parts of shape s. */
+static dt_shape dt__in_parts(dt_shape s, int64_t n)
+{
+    memmove(s.n + 1, s.n, sizeof(int64_t) * (DT_MAX_DIMS - 1));
+    s.n[0] = n, s.dims++;
+    return s;
 }
 
 /* The shape that a and b broadcast to; returns 0 when they do not. */
@@ -5356,7 +5350,6 @@ static int dt__cut_of(const dt_graph *g, const dt__node *n)
         return a->cut ? 0 : -1;
     }
     case DT__SHARDS_WHOLE: return 0;
-    case DT__SHARDS_FIRST: return a->cut;
     case DT__SHARDS_HEADS: return a->cut && (!n->i[3] || (b->cut && g->nodes[n->in[2]].cut)) ? 1 : any ? -1 : 0;
     case DT__SHARDS_KEEP: return !any ? 0 : same ? 1 : -1;
     default: return any ? -1 : 0;
@@ -5583,15 +5576,10 @@ static dt_tensor dt__param_cut(dt_graph *g, const char *name, const char *part, 
 {
     return dt__param_declare(g, name, part, shape, init, std, cut, groups, 0, 0);
 }
-static dt_tensor dt__param_whole(dt_graph *g, const char *name, const char *part, dt_shape shape, dt_init init,
-                                 float std)
-{
-    return dt__param_declare(g, name, part, shape, init, std, -1, 1, 0, 0);
-}
 DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std)
 {
     if (dt__refuses(g, "name init<3 std~", name, init, std)) return dt__none();
-    return dt__param_whole(g, name, "", shape, init, std);
+    return dt__param_cut(g, name, "", shape, init, std, -1, 1);
 }
 
 /* A table (vocabulary,width) whose rows are cut; padding makes the shards equal. No shard may be all padding. */
@@ -5682,18 +5670,20 @@ static float *dt__slice(const dt__call *c, int64_t slice)
     return c->slices + (slice - 1) * dt__round_up(dt__param_local(p), DT__BLOCK);
 }
 
-/* Sizes of an attention node or its gradient. It has one fused input [q | k | v] or separate ones, of which k and v
- * may have fewer heads. i: heads, causal, dropout site, KV heads (0: fused), bits of the scale, tensor shards
- * (0: the heads are not cut); of a fused input each shard has its own [q | k | v]. */
+/* Tensor shards of an attention node, each a job of its own: a fused input has [q | k | v] of shard after shard. */
+static int64_t dt__fused_shards(const dt__node *n) { return n->i[3] ? 1 : dt__max(1, n->i[5]); }
+/* Sizes of a job of an attention node or its gradient. It has one fused input [q | k | v] or separate ones, of which k
+ * and v may have fewer heads. i: heads, causal, dropout site, KV heads (0: fused), bits of the scale, tensor shards
+ * (0: the heads are not cut). */
 static dt__attention dt__attention_sizes(const dt_graph *g, const dt__node *n)
 {
     const dt__node *q = &g->nodes[n->in[0]], *k = n->i[3] ? &g->nodes[n->in[1]] : q;
     dt__attention a = DT__ZERO;
     a.b = q->shape.n[0], a.t = q->shape.n[1], a.s = a.room = k->shape.n[1];
-    a.h = n->i[0], a.hk = n->i[3] ? n->i[3] : a.h;
+    a.h = n->i[0] / dt__fused_shards(n), a.hk = n->i[3] ? n->i[3] : a.h;
     a.ld = dt__cols(q), a.ldk = dt__cols(k);
-    a.d = a.ldk / a.hk / (n->i[3] ? 1 : 3);
-    a.first_head = n->i[5] ? g->first_shard * (a.h / n->i[5]) : 0;
+    a.d = n->i[3] ? a.ldk / a.hk : a.ldk / n->i[0] / 3;
+    a.first_head = n->i[5] ? g->first_shard * (n->i[0] / n->i[5]) : 0;
     a.causal = (int)n->i[1];
     a.scale = dt__float_of_bits((uint32_t)n->i[4]);
     a.round = g->precision;
@@ -5704,8 +5694,8 @@ static dt__attention dt__attention_sizes(const dt_graph *g, const dt__node *n)
 static int64_t dt__node_scratch(const dt__kernels *k, const dt_graph *g, int32_t id)
 {
     const dt__node *n = &g->nodes[id];
-    if (dt__op_of(n->op)->scratch == DT__SCRATCH_NONE) return 0;
-    if (dt__op_of(n->op)->scratch != DT__SCRATCH_ATTENTION) return k->gemm_scratch();
+    if (dt__op_of(n->op)->class_of == DT__CLASS_GEMM) return k->gemm_scratch();
+    if (dt__op_of(n->op)->domain != DT__OVER_ATTENTION) return 0;
     dt__attention a = dt__attention_sizes(g, n);
     return k->attention_scratch(a.s, a.d);
 }
@@ -6126,12 +6116,12 @@ static int dt__rows_divide(dt_graph *g, const dt_shape *s)
 {
     return dt__shards_divide(g, "rows of a unit of work", dt__span(s, 0, s->dims - 1) / dt__leaves(g));
 }
-/* dt__tp.combine leaf by leaf: the ranks of a tensor group have equal shares of each leaf's rows. */
+/* dt__peers.combine leaf by leaf: the ranks of a tensor group have equal shares of each leaf's rows. */
 static void dt__combine_rows(const dt__call *c, int kind, float *to, int64_t to_count, const float *from, int64_t count)
 {
     int64_t leaves = dt__leaves(c->g);
     for (int64_t l = 0; l < leaves; l++)
-        c->env->tp.combine(c->env->tp.user, kind, to + l * (to_count / leaves), from + l * (count / leaves),
+        c->env->peers.combine(c->env->peers.user, kind, to + l * (to_count / leaves), from + l * (count / leaves),
                            count / leaves);
 }
 
@@ -6189,12 +6179,12 @@ static void dt__combine_part(const dt__call *c, int64_t begin, int64_t end)
 static void dt__run_combine(const dt__call *c)
 {
     const dt__node *in = dt__in(c, 0);
-    const dt__tp *tp = &c->env->tp;
+    const dt__peers *peers = &c->env->peers;
     int64_t parts = in->shape.n[0], count = dt__count(in) / parts;
     const float *sums = parts == 1 ? c->in[0] : c->n->aux ? c->aux : c->out;
     if (parts > 1 || !c->n->i[0]) dt__split(c, count, 4096, dt__combine_part);
     if (c->n->i[1]) dt__combine_rows(c, DT__TP_SCATTER, c->out, dt__count(c->n), sums, count);
-    else if (c->n->i[0]) tp->combine(tp->user, DT__TP_SUM, c->out, sums, count);
+    else if (c->n->i[0]) peers->combine(peers->user, DT__TP_SUM, c->out, sums, count);
 }
 
 /* ---- elementwise ops ---- */
@@ -6204,26 +6194,20 @@ static dt_tensor dt__constant(dt_graph *g, float value) { return dt_full(g, dt_s
 static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor b)
 {
     dt__node n = dt__node_make(op, dt__at(g, a)->shape, a, b, dt__none());
-    int fits = 1;
+    int narrow = 0, wide = 0; /* inputs in the graph's format, and others; a constant is neither */
     n.inputs = (int)strlen(dt__op_of(op)->inputs);
     n.f = s;
     for (int i = 0; i < n.inputs; i++) {
         const dt_shape so_far = n.shape;
-        fits = fits && dt__broadcast(&so_far, &g->nodes[n.in[i]].shape, &n.shape);
+        if (!dt__broadcast(&so_far, &g->nodes[n.in[i]].shape, &n.shape))
+            return dt__poison(g, DT_E_SHAPE, "%s: shapes %s, %s do not broadcast: aligned at the last axis, sizes must "
+                              "be equal or 1", dt__op_of(op)->name, dt__show(g, &dt__at(g, a)->shape),
+                              dt__show(g, &dt__at(g, b)->shape));
+        if (dt__in_format(g, n.in[i])) narrow++;
+        else wide += g->nodes[n.in[i]].op != DT__OP_FULL;
     }
-    if (fits && g->precision && !g->forward_count) { /* one rounding where all tensors are in the format */
-        int numbers = 0, narrow = 0;
-        for (int i = 0; i < n.inputs; i++) {
-            int constant = g->nodes[n.in[i]].op == DT__OP_FULL;
-            numbers += constant, narrow += !constant && dt__in_format(g, n.in[i]);
-        }
-        a = dt__push(g, &n, NULL);
-        return narrow && numbers + narrow == n.inputs ? dt__narrow(g, a) : a;
-    }
-    if (fits) return dt__push(g, &n, NULL);
-    return dt__poison(g, DT_E_SHAPE,
-                      "%s: shapes %s, %s do not broadcast: aligned at the last axis, sizes must be equal or 1",
-                      dt__op_of(op)->name, dt__show(g, &dt__at(g, a)->shape), dt__show(g, &dt__at(g, b)->shape));
+    a = dt__push(g, &n, NULL);
+    return narrow && !wide ? dt__narrow(g, a) : a; /* one rounding where all tensors are in the format */
 }
 #define DT__BUILD_UNARY(name, builder) \
     DT_API dt_tensor builder(dt_graph *g, dt_tensor x) \
@@ -6494,17 +6478,7 @@ static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int t
     if (!dt__matmul_shape(&sa, &sb, ta, tb, &n.shape))
         return dt__poison(g, DT_E_SHAPE, "matmul: %s%s and %s%s do not fit: inner sizes must be equal, leading axes "
                           "equal, 1 or absent", dt__show(g, &sa), ta ? "^T" : "", dt__show(g, &sb), tb ? "^T" : "");
-    int64_t k = sa.n[sa.dims - 1 - ta];
-    if (parts && sa.dims == DT_MAX_DIMS)
-        return dt__poison(g, DT_E_SHAPE, "matmul: a row-parallel product has at most %d axes", DT_MAX_DIMS - 1);
-    if (parts && k % parts && !dt__cut_param(g, dt__at(g, b)))
-        return dt__poison(g, DT_E_SHAPE, "matmul: %lld does not divide into %lld tensor shards", (long long)k,
-                          (long long)parts);
-    if (parts) {
-        memmove(n.shape.n + 1, n.shape.n, sizeof(int64_t) * (size_t)n.shape.dims);
-        n.shape.n[0] = parts;
-        n.shape.dims++;
-    }
+    if (parts) n.shape = dt__in_parts(n.shape, parts);
     n.i[0] = ta, n.i[1] = tb, n.i[2] = parts, n.i[3] = grad_parts;
     return dt__push(g, &n, NULL);
 }
@@ -6526,14 +6500,14 @@ DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_
 }
 
 /* A product in row slices of k (a weight's gradient: R2, R7), perhaps with one operand stored in shards: b, a weight,
- * or c, the gradient of a weight. The shards cut m, n or k; where they cut k, each makes a partial product. */
+ * or c, the gradient of a weight. The shards cut m, n or k; where they cut k, each makes a partial product, and so do
+ * i[2] parts of k without shards. */
 static void dt__run_pieces(const dt__call *c, const dt__gemm *all, const dt__param *b, const dt__param *of_c)
 {
     const dt__param *p = b ? b : of_c;
-    int along_n = p && (b ? p->cut != (int)c->n->i[1] : p->cut), along_m = !b && !along_n;
-    int64_t slices = dt__slices(c), k = all->k / slices;
-    int64_t total = along_m ? all->m : along_n ? all->n : k;
-    int64_t width = p ? dt__param_width(p) : total, step = p ? dt__shard_step(p) : 0;
+    int along_n = p && (b ? p->cut != (int)c->n->i[1] : p->cut), along_m = of_c && !along_n;
+    int64_t slices = dt__slices(c), k = all->k / slices, total = along_m ? all->m : along_n ? all->n : k;
+    int64_t width = p ? dt__param_width(p) : total / dt__max(1, c->n->i[2]), step = p ? dt__shard_step(p) : 0;
     for (int64_t s = 0; s < slices; s++)
         for (int64_t v = 0; v * width < total; v++) {
             dt__gemm job = *all;
@@ -6542,12 +6516,9 @@ static void dt__run_pieces(const dt__call *c, const dt__gemm *all, const dt__par
             *(along_m ? &job.m : along_n ? &job.n : &job.k) = dt__min(width, total - at);
             job.a += s * k * job.acs + at * (along_m ? job.ars : along_n ? 0 : job.acs);
             if (b && b->cut) *(c->n->i[1] ? &job.bcs : &job.brs) = width;
-            if (b) job.b += v * step, job.c += along_n ? at : v * job.m * job.n;
-            else {
-                job.b += s * k * job.brs + (along_n ? at * job.bcs : 0);
-                job.c = dt__slice(c, s) + v * step;
-                if (p && p->cut) job.ldc = width;
-            }
+            job.b += b ? v * step : s * k * job.brs + at * (along_m ? 0 : along_n ? job.bcs : job.brs);
+            job.c = dt__slice(c, s) + (of_c ? v * step : along_n ? at : v * job.m * job.n);
+            if (of_c && of_c->cut) job.ldc = width;
             c->env->k->gemm(c->env->pool, &job);
         }
 }
@@ -6571,22 +6542,19 @@ static void dt__run_product(const dt__call *c, int first)
     if (dt__in(c, first + 1)->op == DT__OP_PARAM) job.round = c->g->precision;
     if (dt__in_format(c->g, c->n->in[first]) && (job.round || dt__in_format(c->g, c->n->in[first + 1])))
         job.dot = c->env->dot;
-    if (b || of_c || c->slices) {
-        job.a = c->in[first], job.b = c->in[first + 1], job.c = c->out;
+    job.a = c->in[first], job.b = c->in[first + 1];
+    if (b || of_c || c->slices || batch == 1) {
         dt__run_pieces(c, &job, b, of_c);
         return;
     }
-    job.k /= parts;
     sa.dims -= 2, sb.dims -= 2, lead.dims -= 2;
-    if (!tall) dt__strides(&sa, &lead, stride_a), dt__strides(&sb, &lead, stride_b);
-    for (int64_t i = 0; i < batch * parts; i++) { /* batch or parts is 1 or both are: parts are slices of k */
-        int64_t slice = parts > 1 ? i * job.k : 0;
-        int64_t ia = batch > 1 ? dt__offset(&lead, lead.dims, stride_a, i) : 0;
-        int64_t ib = batch > 1 ? dt__offset(&lead, lead.dims, stride_b, i) : 0;
-        job.a = c->in[first] + ia * job.m * job.k + slice * job.acs;
-        job.b = c->in[first + 1] + ib * job.k * job.n + slice * job.brs;
-        job.c = c->out + i * job.m * job.n;
-        c->env->k->gemm(c->env->pool, &job);
+    dt__strides(&sa, &lead, stride_a), dt__strides(&sb, &lead, stride_b);
+    for (int64_t i = 0; i < batch; i++) {
+        dt__gemm entry = job;
+        entry.a += dt__offset(&lead, lead.dims, stride_a, i) * job.m * job.k;
+        entry.b += dt__offset(&lead, lead.dims, stride_b, i) * job.k * job.n;
+        entry.c = c->out + i * job.m * job.n;
+        c->env->k->gemm(c->env->pool, &entry);
     }
 }
 /* Inputs a, b, and perhaps more pairs, whose products continue the chains of the first; or a bias (H9). */
@@ -6664,9 +6632,7 @@ DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
     s.n[s.dims++] = dt_dim(g, table, 1);
     tokens = dt__push_op(g, DT__OP_EMBED, s, table, tokens, dt__none());
     if (!dt__cut_param(g, dt__at(g, table))) return tokens;
-    memmove(s.n + 1, s.n, sizeof(int64_t) * (size_t)s.dims++);
-    s.n[0] = 1;
-    return dt__combine_shards(g, dt_reshape(g, tokens, s), 0);
+    return dt__combine_shards(g, dt_reshape(g, tokens, dt__in_parts(s, 1)), 0);
 }
 
 /* First element of row `token` of a table, which p says is stored in shards; -1: on another rank, -2: on none. */
@@ -6827,9 +6793,10 @@ static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name
     dt_shape stats = dt_shape2(dt__rows(dt__at(g, x)), 2), width = dt_shape1(dt_dim(g, x, -1));
     dt_tensor weight, bias = dt__none();
     if (!dt__bounded(g, op == DT__OP_RMSNORM ? "rmsnorm: eps" : "layernorm: eps", eps, 0.0, 1.0)) return dt__none();
-    weight = dt__param_rows(g, dt__param_whole(g, name, ".weight", width, DT_INIT_ONES, 0.0f), stats.n[0], split);
+    weight = dt__param_cut(g, name, ".weight", width, DT_INIT_ONES, 0.0f, -1, 1);
+    weight = dt__param_rows(g, weight, stats.n[0], split);
     if (op == DT__OP_LAYERNORM)
-        bias = dt__param_rows(g, dt__param_whole(g, name, ".bias", width, DT_INIT_ZEROS, 0.0f), stats.n[0], 1);
+        bias = dt__param_rows(g, dt__param_cut(g, name, ".bias", width, DT_INIT_ZEROS, 0.0f, -1, 1), stats.n[0], 1);
     dt__node n = dt__node_make(op, dt_shape_of(g, x), x, weight, bias);
     n.f = eps;
     return dt__push(g, &n, &stats);
@@ -7005,22 +6972,11 @@ static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask
         a.mask_step = dt__in(c, mask)->shape.dims == 3 ? a.t * a.s : 0;
     }
     if (c->g->context) a.s = c->env->position + a.t; /* of the cache's rows */
-    a.ldo = a.lddo = a.h * a.d;
+    a.ldo = a.lddo = n->i[0] * a.d;
     a.row_max = stats, a.row_sum = stats + a.b * a.h * a.t;
     a.drop_threshold = c->env->inference ? 0 : dt__drop_threshold(n->f);
     a.drop_scale = 1.0f / (1.0f - n->f);
     if (a.drop_threshold) a.rng = c->env->rng, a.site = dt__site(c, n->i[2]);
-    return a;
-}
-/* The job of shard v of a fused job: rows hold [q | k | v] of shard after shard; so do the statistics. */
-static dt__attention dt__attention_shard(dt__attention a, int64_t v, int64_t shards)
-{
-    a.h /= shards, a.hk /= shards;
-    int64_t row = a.h * a.d, stats = a.b * a.h * a.t;
-    a.q += v * 3 * row, a.k = a.q + row, a.v = a.k + row, a.o += v * row;
-    if (a.dout) a.dout += v * row, a.dq += v * 3 * row, a.dk = a.dq + row, a.dv = a.dk + row;
-    a.row_max += v * 2 * stats, a.row_sum = a.row_max + stats;
-    a.first_head += v * a.h;
     return a;
 }
 
@@ -7077,23 +7033,13 @@ static int64_t dt__slice_message(const dt__sliced *s, int rank, int owner)
     return count * s->keys;
 }
 
-/* The most nodes that exist at once on any rank: of the tree over keys, or of the owner's tree over queries. */
-static int dt__sliced_alive(const dt__sliced *s, int over_queries)
+/* The most nodes that exist at once of a tree whose leaves come rank by rank: the early slices of the ranks that have
+ * come, and their late slices, are at most 2 (log2(ranks) - 1) aligned subtrees each, beside the node that comes. */
+static int64_t dt__sliced_alive(int ranks)
 {
-    int most = 0;
-    int32_t to, from;
-    for (int at = 0; at < s->ranks; at++) {
-        dt__stack tree = DT__ZERO;
-        for (int64_t i = 0; i < s->ranks * 2 * s->leaves; i++) {
-            int step = (int)(i / (2 * s->leaves)), rank = (at + (over_queries ? step : s->ranks - step)) % s->ranks;
-            int64_t number = dt__slice_number(s, rank, i % (2 * s->leaves));
-            if (over_queries && number % s->leaves) continue;
-            dt__stack_push(&tree, over_queries ? s->level : 0, over_queries ? number >> s->level : number);
-            while (dt__stack_join(&tree, &to, &from)) continue;
-        }
-        most = tree.sets > most ? tree.sets : most;
-    }
-    return most;
+    int64_t log = 0;
+    while (1 << log < ranks) log++;
+    return log < 2 ? log + 2 : 4 * log - 3;
 }
 
 /* The sizes of a job, and its buffers in `work`. Returns how many floats forward or backward needs. */
@@ -7118,16 +7064,15 @@ static int64_t dt__sliced_of(dt__sliced *s, const dt_graph *g, const dt__attenti
     s->box[1] = work + at, at += s->ranks > 1 ? box : 0;
     s->inbox = work + at, at += s->ranks > 1 ? box : 0;
     s->key_stack = work + at, at += backward ? s->level * s->keys : 0;
-    s->key_nodes = work + at, at += backward ? dt__sliced_alive(s, 1) * block : 0;
-    s->nodes = work + at, at += dt__sliced_alive(s, 0) * s->node;
+    s->key_nodes = work + at, at += backward ? dt__sliced_alive(s->ranks) * block : 0;
+    s->nodes = work + at, at += (dt__sliced_alive(s->ranks) + s->level) * s->node;
     return at;
 }
-/* Floats of dt__env.cp.work that an attention node needs, forward and backward. */
+/* Floats of dt__env.sliced that an attention node needs, forward and backward. */
 static int64_t dt__sliced_floats(const dt_graph *g, const dt__node *n)
 {
     dt__attention a = dt__attention_sizes(g, n);
     dt__sliced s;
-    if (!n->i[3]) a.h /= dt__max(1, n->i[5]), a.hk /= dt__max(1, n->i[5]);
     return dt__max(dt__sliced_of(&s, g, &a, NULL, 0), dt__sliced_of(&s, g, &a, NULL, 1));
 }
 
@@ -7138,8 +7083,6 @@ static int64_t dt__sliced_row(const dt__sliced *s, int64_t i)
     return dt__slice_row(s, place) + sample * 2 * s->rows + i % s->rows;
 }
 
-/* Step i of the ring works on the block of the i-th rank before this one. */
-static int dt__sliced_owner(const dt__sliced *s, int step) { return (s->at + s->ranks - step) % s->ranks; }
 /* This rank's q-th slice of queries against the k-th of `owner`'s keys: o and its statistics, or dq, go to `node`. */
 static dt__attention dt__sliced_pair(const dt__sliced *s, int64_t q, const float *block, int owner, int64_t k,
                                      float *node)
@@ -7280,9 +7223,8 @@ static void dt__sliced_arrive(const dt__sliced *s, dt__stack *tree, int rank, co
 }
 
 /* One block: its nodes of the tree over keys, and in backward the message to its owner. */
-static void dt__sliced_block(const dt__sliced *s, dt__stack *tree, int step)
+static void dt__sliced_block(const dt__sliced *s, dt__stack *tree, int step, int owner)
 {
-    int owner = dt__sliced_owner(s, step);
     float *box = s->box[step & 1];
     int32_t to, from;
     for (int64_t k = 0; k < 2 * s->leaves; k++) {
@@ -7313,12 +7255,12 @@ static void dt__sliced_gradients(const dt__sliced *s, const float *dq, const flo
 /* Forward, or backward where there is a gradient of the output. */
 static void dt__sliced_run(const dt__call *c, const dt__attention *a)
 {
-    const dt__cp *cp = &c->env->cp;
+    const dt__peers *peers = &c->env->peers;
     int backward = a->dout != NULL;
     dt__sliced s;
     dt__stack tree = DT__ZERO, keys = DT__ZERO;
     dt__slice_job end;
-    (void)dt__sliced_of(&s, c->g, a, cp->work, backward);
+    (void)dt__sliced_of(&s, c->g, a, c->env->sliced, backward);
     s.c = c;
     int64_t count = 2 * s.leaves * s.keys, half = s.pair / 2;
     for (int64_t i = 0; i < a->b * a->t; i++) { /* this rank's block */
@@ -7327,36 +7269,39 @@ static void dt__sliced_run(const dt__call *c, const dt__attention *a)
         memcpy(s.block[0] + i * s.pair + half, a->v + row * a->ldk, 4 * (size_t)half);
     }
     for (int step = 0; step < s.ranks; step++) {
-        int owner = dt__sliced_owner(&s, step), rank = (s.at + step) % s.ranks, place = 2 + (step & 1);
+        int owner = (s.at + s.ranks - step) % s.ranks, rank = (s.at + step) % s.ranks, place = 2 + (step & 1);
         int here = step & 1, there = !here, more = step + 1 < s.ranks, next = (s.at + 1) % s.ranks;
         int64_t given = dt__slice_message(&s, s.at, owner), taken = dt__slice_message(&s, rank, s.at);
-        if (more) cp->message(cp->user, DT__CP_SEND, here, s.block[here], count, next); /* on, while this rank works */
-        if (backward && step > 1) cp->message(cp->user, DT__CP_WAIT, place, NULL, 0, 0);
-        dt__sliced_block(&s, &tree, step);
-        if (backward && step) cp->message(cp->user, DT__CP_SEND, place, s.box[step & 1], given, owner);
+        if (more) peers->message(peers->user, DT__CP_SEND, here, s.block[here], count, next);
+        if (backward && step > 1) peers->message(peers->user, DT__CP_WAIT, place, NULL, 0, 0);
+        dt__sliced_block(&s, &tree, step, owner);
+        if (backward && step) peers->message(peers->user, DT__CP_SEND, place, s.box[step & 1], given, owner);
         if (more) {
-            cp->message(cp->user, DT__CP_WAIT, there, NULL, 0, 0);
-            cp->message(cp->user, DT__CP_RECEIVE, 0, s.block[there], count, (s.at + s.ranks - 1) % s.ranks);
+            peers->message(peers->user, DT__CP_WAIT, there, NULL, 0, 0);
+            peers->message(peers->user, DT__CP_RECEIVE, 0, s.block[there], count, (s.at + s.ranks - 1) % s.ranks);
         }
         if (!backward) continue;
-        if (step) cp->message(cp->user, DT__CP_RECEIVE, 0, s.inbox, taken, rank);
+        if (step) peers->message(peers->user, DT__CP_RECEIVE, 0, s.inbox, taken, rank);
         dt__sliced_arrive(&s, &keys, rank, step ? s.inbox : s.box[0]);
     }
     for (int place = 0; place < DT__CP_PLACES && s.ranks > 1; place++)
-        cp->message(cp->user, DT__CP_WAIT, place, NULL, 0, 0);
+        peers->message(peers->user, DT__CP_WAIT, place, NULL, 0, 0);
     end.s = &s, end.from = s.nodes + tree.node[0].set * s.node;
     if (backward) dt__sliced_gradients(&s, end.from, s.key_nodes + keys.node[0].set * 2 * s.leaves * s.keys);
     else dt__parallel(c->env->pool, a->b, dt__slice_end_task, &end);
 }
 
-/* A whole job, shard by shard. */
+/* The jobs of all shards, of which `a` is the first. Statistics stand shard after shard, too. */
 static void dt__attention_run(const dt__call *c, dt__attention a)
 {
-    int64_t shards = c->n->i[3] ? 1 : dt__max(1, c->n->i[5]);
-    for (int64_t v = 0; v < shards; v++) {
-        dt__attention job = shards > 1 ? dt__attention_shard(a, v, shards) : a;
-        if (c->g->context_shards) dt__sliced_run(c, &job);
-        else c->env->k->attention(c->env->pool, &job);
+    int64_t row = a.h * a.d, stats = 2 * a.b * a.h * a.t;
+    for (int64_t left = dt__fused_shards(c->n); left > 0; left--) {
+        if (c->g->context_shards) dt__sliced_run(c, &a);
+        else c->env->k->attention(c->env->pool, &a);
+        if (left == 1) return;
+        a.q += 3 * row, a.k += 3 * row, a.v += 3 * row, a.o += row;
+        if (a.dout) a.dout += row, a.dq += 3 * row, a.dk += 3 * row, a.dv += 3 * row;
+        a.row_max += stats, a.row_sum += stats, a.first_head += a.h;
     }
 }
 static void dt__run_attention(const dt__call *c)
@@ -7374,8 +7319,8 @@ static void dt__run_attention_grad(const dt__call *c)
     memcpy(&o, &c->in[first + 1], sizeof o);
     dt__attention a = dt__attention_job(c, stats, first + 3);
     a.o = o, a.dout = c->in[first + 2], a.dq = c->out;
-    a.dk = a.dq + (fused ? a.ldo : a.b * a.t * a.ldo);
-    a.dv = a.dk + (fused ? a.ldo : a.b * a.s * a.ldk);
+    a.dk = a.dq + (fused ? a.h * a.d : a.b * a.t * a.ldo);
+    a.dv = a.dk + (fused ? a.h * a.d : a.b * a.s * a.ldk);
     a.lddq = a.ld, a.lddk = a.ldk;
     dt__attention_run(c, a);
 }
@@ -7620,13 +7565,13 @@ static void dt__run_cross_entropy(const dt__call *c)
 {
     int64_t rows = dt__count(dt__in(c, 1));
     float *max = dt__entropy_part(c, 0), *sums = dt__entropy_part(c, 1);
-    const dt__tp *tp = &c->env->tp;
+    const dt__peers *peers = &c->env->peers;
     dt__call pass = *c;
     int shared = c->n->i[3] * c->n->i[1] < c->n->i[0];
     for (pass.part = shared ? 1 : 7; pass.part < 8; pass.part *= 2) {
         dt__split(&pass, rows, 16, dt__entropy_rows);
-        if (pass.part == 1) tp->combine(tp->user, DT__TP_MAX, max, max, rows);
-        if (pass.part == 2) tp->combine(tp->user, DT__TP_SUM, sums, sums, (c->n->f > 0.0f ? 3 : 2) * rows);
+        if (pass.part == 1) peers->combine(peers->user, DT__TP_MAX, max, max, rows);
+        if (pass.part == 2) peers->combine(peers->user, DT__TP_SUM, sums, sums, (c->n->f > 0.0f ? 3 : 2) * rows);
     }
     c->out[0] = dt__row_value(c->env->k, DT__OP_ROW_SUM, c->aux + 2 * rows, rows);
 }
@@ -7840,14 +7785,14 @@ static dt_tensor dt__moe_bins(dt_graph *g, dt_tensor route)
 static int64_t dt__table_bins(const dt__node *n) { return n->i[0] * n->i[3]; }
 static void dt__run_moe_bins(const dt__call *c)
 {
-    const dt__ep *ep = &c->env->ep;
+    const dt__peers *peers = &c->env->peers;
     int64_t bins = dt__table_bins(c->n);
     int32_t *begin = (int32_t *)(void *)c->out, *here = begin + bins + 1, *there = here + bins, next = 0;
     dt__route r = dt__route_at(dt__in(c, 0), c->in[0]);
     float *of_here = c->out + bins + 1, *of_there = of_here + bins;
     for (int64_t b = 0; b < bins; b++) here[b] = r.begin[b + 1] - r.begin[b];
     for (int64_t b = 0; b <= bins; b++) begin[b] = (int32_t)b;
-    ep->exchange(ep->user, of_there, begin, of_here, begin, bins / dt__expert_ranks(c->g), 1);
+    peers->exchange(peers->user, of_there, begin, of_here, begin, bins / dt__expert_ranks(c->g), 1);
     for (int64_t b = 0; b < bins; next += there[b++]) begin[b] = next;
     begin[bins] = next;
 }
@@ -7865,7 +7810,7 @@ static dt_tensor dt__moe_exchange(dt_graph *g, dt_tensor rows, dt_tensor route, 
 }
 static void dt__run_moe_exchange(const dt__call *c)
 {
-    const dt__ep *ep = &c->env->ep;
+    const dt__peers *peers = &c->env->peers;
     const dt__node *x = dt__in(c, 0);
     int64_t cols = dt__cols(x), from = x->shape.n[x->shape.dims - 2], to = c->n->shape.n[x->shape.dims - 2];
     int64_t bins = dt__table_bins(dt__in(c, 2));
@@ -7874,7 +7819,7 @@ static void dt__run_moe_exchange(const dt__call *c)
     for (int64_t p = 0; p < dt__count(x) / (from * cols); p++) {
         float *out = c->out + p * to * cols;
         int64_t used = take[bins];
-        ep->exchange(ep->user, out, take, c->in[0] + p * from * cols, give, bins / dt__expert_ranks(c->g), cols);
+        peers->exchange(peers->user, out, take, c->in[0] + p * from * cols, give, bins / dt__expert_ranks(c->g), cols);
         memset(out + used * cols, 0, 4 * (size_t)((to - used) * cols));
     }
 }
@@ -8115,7 +8060,7 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     int64_t choices = dt_dim(g, tokens, 0) * o->active, width = dt__default(o->width, 4 * dt_dim(g, x, -1));
     if (dt__in_shards(g) && !dt__shards_divide(g, "hidden units of an expert", width)) return dt__none();
     dt_shape experts = dt_shape2(dt_dim(g, x, -1), o->experts);
-    dt_tensor gate = dt__param_whole(g, name, ".gate.weight", experts, DT_INIT_NORMAL, 0.02f);
+    dt_tensor gate = dt__param_cut(g, name, ".gate.weight", experts, DT_INIT_NORMAL, 0.02f, -1, 1);
     gate = dt__param_rows(g, gate, dt_dim(g, tokens, 0), 2);
     dt_tensor route = dt__moe_router(g, dt_matmul(g, alike, gate, 0, 0), o, &p);
     if (!route.id) return route;
@@ -8339,20 +8284,12 @@ static int dt__columns_first(const dt_graph *g, int32_t id)
 static dt_tensor dt__columns_dx(dt_graph *g, int32_t id, int64_t parts)
 {
     dt_shape s = dt__at(g, dt__input(g, id, 0))->shape;
-    dt__node n = dt__node_one(DT__OP_MATMUL, s, dt__none());
-    if (s.dims == DT_MAX_DIMS)
-        return dt__poison(g, DT_E_SHAPE, "matmul: %s has too many axes for a column-parallel product", dt__show(g, &s));
+    dt__node n = dt__node_one(DT__OP_MATMUL, dt__in_parts(s, parts), dt__none());
     for (int32_t i = 0; i < g->nodes[id].i[5] - g->nodes[id].i[4]; i++) {
-        int64_t width = dt__cols(&g->nodes[id + i]);
         if (!g->nodes[id + i].grad) continue; /* not used */
-        if (width % parts && !dt__in_shards(g))
-            return dt__poison(g, DT_E_SHAPE, "matmul: %lld does not divide into %lld tensor shards", (long long)width,
-                              (long long)parts);
         n.in[n.inputs++] = g->nodes[id + i].grad;
         n.in[n.inputs++] = g->nodes[id + i].in[1];
     }
-    memmove(n.shape.n + 1, n.shape.n, sizeof(int64_t) * (size_t)n.shape.dims++);
-    n.shape.n[0] = parts;
     n.i[1] = 1, n.i[2] = parts;
     return dt__push(g, &n, NULL);
 }
@@ -8464,7 +8401,7 @@ static double dt__flops_attention(const dt_graph *g, const dt__node *n)
 {
     dt__attention a = dt__attention_sizes(g, n);
     double pairs = (double)a.t * (double)a.s * (a.causal ? 0.5 : 1.0) * (double)dt__max(1, g->context_shards);
-    return (n->op == DT__OP_ATTENTION ? 4.0 : 8.0) * (double)a.b * pairs * (double)(a.h * a.d);
+    return (n->op == DT__OP_ATTENTION ? 4.0 : 8.0) * (double)a.b * pairs * (double)(n->i[0] * a.d);
 }
 
 #define DT__TEXT_NONE NULL, NULL
@@ -8472,12 +8409,12 @@ static double dt__flops_attention(const dt_graph *g, const dt__node *n)
 #define DT__TEXT_SOME(name) NULL, dt__some_##name
 #define dt__grad_NONE NULL
 #define dt__flops_NONE NULL
-#define DT__OP_ROW(name, class_of, inputs, in_place, shape, shards, scratch, flops, domain, text, grad, ...) \
-    {#name, inputs, "", DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_##scratch, in_place, \
-     dt__flops_##flops, DT__OVER_##domain, DT__TEXT_##text, dt__grad_##grad},
+#define DT__OP_ROW(name, class_of, inputs, in_place, shape, shards, flops, domain, text, grad, ...) \
+    {#name, inputs, "", DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, in_place, dt__flops_##flops, \
+     DT__OVER_##domain, DT__TEXT_##text, dt__grad_##grad},
 #define DT__OP_ROW_EXPRESSION(name, inputs, expression, class_of, in_place, shape, shards, domain, text, grad) \
-    {name, inputs, expression, DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, DT__SCRATCH_NONE, \
-     in_place, NULL, DT__OVER_##domain, DT__TEXT_##text, dt__grad_##grad},
+    {name, inputs, expression, DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, in_place, NULL, \
+     DT__OVER_##domain, DT__TEXT_##text, dt__grad_##grad},
 #define DT__OP_ROW_MAP(name, operands, kind, builder, expression, ...) \
     DT__OP_ROW_EXPRESSION(#name, #operands, #expression, MAP, 7, BROADCAST, KEEP, ELEMENTS, RUN(map), NONE) \
     __VA_ARGS__
@@ -8941,7 +8878,7 @@ static void dt__plan_on_host(const dt__plan *p, int32_t id, const dt__bind *b, c
     dt__env own = *env;
     dt__bind host = *b;
     const dt__node *n = &p->g->nodes[id];
-    k.device = NULL, own.k = &k, own.cp.work = dt__host(env->k, env->cp.work);
+    k.device = NULL, own.k = &k, own.sliced = dt__host(env->k, env->sliced);
     for (int i = 0; i < DT__PLACES; i++) host.at[i] = dt__host(env->k, b->at[i]);
     host.params = dt__host(env->k, b->params), host.slots = dt__host(env->k, b->slots);
     host.slices = dt__host(env->k, b->slices);
@@ -9406,7 +9343,7 @@ static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *
                 t.more = slices + b->slot[g->slot_count + i] + r * (t.count - 1) * t.stride;
                 dt__mem_tree(env->k, env->pool, &t, 1, leaf);
                 for (int64_t v = 0; leaf < g->tensor_shards && p->rows && dt__in_shards(g) && v < t.count; v += leaf)
-                    env->tp.combine(env->tp.user, DT__TP_SUM, dt__term(&t, v), dt__term(&t, v), t.n);
+                    env->peers.combine(env->peers.user, DT__TP_SUM, dt__term(&t, v), dt__term(&t, v), t.n);
                 dt__mem_tree(env->k, env->pool, &t, leaf, t.count);
                 dt__net_pad(p, t.first, env);
             }
@@ -18962,7 +18899,7 @@ enum { DT__BY_NONE, DT__BY_SAME, DT__BY_DATA, DT__BY_EXPERT, DT__BY_CONTEXT, DT_
     X(RING_PLACE, ring.place, HOST, HOST, NONE, "places of inputs", w->horizon ? 4 * (net->count + 1) : -1) \
     X(SAVED, saved, ACTIVATIONS, DEVICE, NONE, "values of a segment", full ? 4 * net->most_saved : 0) \
     X(TEMP, temp, ACTIVATIONS, DEVICE, NONE, "temporary values", 4 * (net->temp + 2 * net->widest)) \
-    X(CONTEXT, env.cp.work, ACTIVATIONS, DEVICE, CONTEXT, "attention over slices", 4 * net->sliced) \
+    X(CONTEXT, env.sliced, ACTIVATIONS, DEVICE, CONTEXT, "attention over slices", 4 * net->sliced) \
     X(SPANS, spans, HOST, HOST, NONE, "pieces of a gather", params * s->shards * (int64_t)sizeof(dt__extent)) \
     X(RNG, env.rng, HOST, HOST, NONE, "random streams", plan->rows * leaves * (int64_t)sizeof(dt__rng)) \
     X(LOSS, shard_loss, HOST, HOST, NONE, "losses", 4 * (plan->hi - plan->lo) * leaves * (1 + net->count)) \
@@ -19567,15 +19504,14 @@ static int64_t dt__all_reduce_bytes(int ranks, int rank, int64_t floats)
 /* What attention over context slices sends: keys and values around the ring, and gradients to their owners. */
 static int64_t dt__sliced_bytes(const dt_graph *g, const dt__node *n)
 {
-    int64_t shards = n->i[3] ? 1 : dt__max(1, n->i[5]), floats;
+    int64_t floats;
     dt__attention a = dt__attention_sizes(g, n);
     dt__sliced s;
-    a.h /= shards, a.hk /= shards;
     (void)dt__sliced_of(&s, g, &a, NULL, n->op == DT__OP_ATTENTION_GRAD);
     floats = (s.ranks - 1) * 2 * s.leaves * s.keys;
     for (int p = 0; p < s.ranks && n->op == DT__OP_ATTENTION_GRAD; p++)
         if (p != s.at) floats += dt__slice_message(&s, s.at, p);
-    return 4 * floats * shards;
+    return 4 * floats * dt__fused_shards(n);
 }
 
 /* Adds the cost of ops [from, from + count) of a segment. */
@@ -19940,7 +19876,7 @@ static dt_result dt__recv_in(const dt__kernels *k, dt_comm *c, float *mem, int64
     return dt__comm_out(k, mem, count), r;
 }
 
-/* dt__tp.combine over the tensor group. */
+/* dt__peers.combine over the tensor group. */
 static void dt__engine_combine(void *user, int kind, float *to, const float *from, int64_t count)
 {
     dt__engine *e = (dt__engine *)user;
@@ -19991,7 +19927,7 @@ static dt_result dt__posted_wait(dt_comm *c, dt__posted *p)
     return r;
 }
 
-/* dt__cp.message over the context group. */
+/* dt__peers.message over the context group. */
 static void dt__engine_slices(void *user, int kind, int place, float *data, int64_t count, int rank)
 {
     dt__engine *e = (dt__engine *)user;
@@ -20133,9 +20069,8 @@ static dt_result dt__engine_begin(dt__engine *e)
 static dt_result dt__engine_open(dt__engine *e)
 {
     dt_result r = dt__layout_end(&e->p);
-    e->env.tp.combine = dt__engine_combine;
-    e->env.cp.message = dt__engine_slices, e->env.ep.exchange = dt__engine_exchange;
-    e->env.tp.user = e->env.cp.user = e->env.ep.user = e;
+    e->env.peers.combine = dt__engine_combine, e->env.peers.exchange = dt__engine_exchange;
+    e->env.peers.message = dt__engine_slices, e->env.peers.user = e;
     return r ? r : dt__engine_comms(e);
 }
 
@@ -22576,7 +22511,8 @@ static void dt__trainer_draw(dt_trainer *t)
         if (p->offset < 0) continue;
         dt__comm_tick(t->comm);
         weights = dt__host(e->k, whole ? e->params + p->offset : x.weight);
-        dt__init_shards(&p->is, (uint64_t)t->recipe.seed, t->pool, weights, whole ? 0 : x.from, whole ? p->count : x.count);
+        dt__init_shards(&p->is, (uint64_t)t->recipe.seed, t->pool, weights, whole ? 0 : x.from,
+                        whole ? p->count : x.count);
         dt__upload(e->k, weights, whole ? p->count : x.count);
         if (t->recipe.ema > 0.0f)
             dt__mem_copy(e->k, t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);

@@ -149,7 +149,7 @@ static int mirror_supports(const dt__call *c)
 /* In a trainer's plan the device reads and writes its own memory and pinned memory, never the host's. */
 static float *mirror_operand(const dt__call *c, const float *mem, const char *what)
 {
-    if (mem && c->env->tp.user && !mirror_find(mem, 0).bytes) {
+    if (mem && c->env->peers.user && !mirror_find(mem, 0).bytes) {
         fprintf(stderr, "mirror: the device runs %s, whose %s is memory of the host\n", dt__op_of(c->n->op)->name, what);
         abort();
     }
@@ -163,7 +163,7 @@ static void mirror_run(const dt__call *c)
     k.device = NULL, env.k = &k, own.env = &env;
     for (int i = 0; i < c->n->inputs; i++) own.in[i] = mirror_operand(c, c->in[i], "input");
     own.out = mirror_operand(c, c->out, "output"), own.aux = mirror_operand(c, c->aux, "second output");
-    own.slices = mirror_operand(c, c->slices, "row slices"), env.cp.work = mirror_see(env.cp.work);
+    own.slices = mirror_operand(c, c->slices, "row slices"), env.sliced = mirror_see(env.sliced);
     dt__host_run(&own);
     mirror_wrote(c->out, dt__written(c, 0));
     __atomic_fetch_add(&mirror_device.runs[c->n->op], 1, __ATOMIC_RELAXED);

@@ -288,10 +288,10 @@ static void *run_rank(void *context)
     move_rows(r, x + c, ld, r->in->k, kc, 0);
     move_rows(r, x + c + kc, ld, r->in->v, kc, 0);
     move_rows(r, dout, c, r->in->dout, c, 0);
-    env.k = r->k, env.cp.message = message, env.cp.user = r;
+    env.k = r->k, env.peers.message = message, env.peers.user = r;
     floats = dt__sliced_of(&sizes, &g, &a, NULL, 0);
     floats = dt__max(floats, dt__sliced_of(&sizes, &g, &a, NULL, 1));
-    env.cp.work = values(floats);
+    env.sliced = values(floats);
     if (dt__pool_open(&env.pool, r->workers) || dt__pool_reserve(env.pool, r->k->attention_scratch(a.s, a.d)))
         tap_bail("%s", dt_last_error());
     call.g = &g, call.env = &env;
@@ -304,7 +304,7 @@ static void *run_rank(void *context)
     move_rows(r, dx + c, ld, r->out->dk, kc, 1);
     move_rows(r, dx + c + kc, ld, r->out->dv, kc, 1);
     dt__pool_close(&env.pool);
-    free(x), free(dx), free(o), free(dout), free(stats), free(env.cp.work);
+    free(x), free(dx), free(o), free(dout), free(stats), free(env.sliced);
     return NULL;
 }
 

@@ -37,10 +37,9 @@ enum { VOCABULARY = 100, MOST_RANKS = 8, SEGMENTS = 8, KINDS = 4 };
 
 /* ---- one rank: the program calls itself with: measure [options of recipe and layout] [launcher's options] ---- */
 
-/* dt__tp.combine and dt__ep.exchange, counted. rows: those with channels, not counts, that went to other ranks. */
+/* dt__peers.combine and .exchange, counted. rows: those with channels, not counts, that went to other ranks. */
 typedef struct hook {
-    dt__tp real;
-    dt__ep trade;
+    dt__peers real;
     int ranks, rank; /* that share experts */
     int64_t calls[KINDS], floats[KINDS], trades, rows;
 } hook;
@@ -51,7 +50,7 @@ static void counted_trade(void *user, float *to, const int32_t *take, const floa
     h->trades++;
     for (int p = 0; p < h->ranks && width > 1; p++)
         h->rows += p == h->rank ? 0 : give[(p + 1) * bins] - give[p * bins];
-    h->trade.exchange(h->trade.user, to, take, from, give, bins, width);
+    h->real.exchange(h->real.user, to, take, from, give, bins, width);
 }
 static void counted_combine(void *user, int kind, float *to, const float *from, int64_t count)
 {
@@ -59,6 +58,12 @@ static void counted_combine(void *user, int kind, float *to, const float *from, 
     h->calls[kind]++;
     h->floats[kind] += count;
     h->real.combine(h->real.user, kind, to, from, count);
+}
+
+static void passed_message(void *user, int kind, int place, float *data, int64_t count, int rank)
+{
+    hook *h = (hook *)user;
+    h->real.message(h->real.user, kind, place, data, count, rank);
 }
 
 /* What dt_comm_alloc gave this rank, in all communicators. */
@@ -161,13 +166,11 @@ static int measure(int argc, char **argv)
     if (e) return dt_fail("open");
     memset(&step, 0, sizeof step);
     t = s.t;
-    step.real = t->e.env.tp;
-    t->e.env.tp.combine = counted_combine;
-    t->e.env.tp.user = &step;
-    step.trade = t->e.env.ep;
+    step.real = t->e.env.peers;
+    t->e.env.peers.combine = counted_combine;
     step.ranks = (int)t->layout.ep, step.rank = t->e.p.mesh.at[DT_AXIS_DATA] % step.ranks;
-    t->e.env.ep.exchange = counted_trade;
-    t->e.env.ep.user = &step;
+    t->e.env.peers.exchange = counted_trade, t->e.env.peers.message = passed_message;
+    t->e.env.peers.user = &step;
     e = dt_trainer_evaluate(t, 0, &loss);
     forward = step;
     for (int i = 0; i < 2 && !e; i++) {

@@ -103,7 +103,7 @@ static int64_t sent_to_all(const dt_trainer *t)
 }
 
 /* The exchange of experts' tokens, and the bytes that this rank sent in it. */
-static dt__ep trade;
+static dt__peers trade;
 static dt_comm *traders;
 static int64_t traded;
 static void exchange(void *user, float *to, const int32_t *take, const float *from, const int32_t *give, int64_t bins, int64_t width)
@@ -148,7 +148,7 @@ static int run(int argc, char **argv)
     if (!e) t->e.when = (double *)calloc((size_t)(2 * count), sizeof *t->e.when);
     if (!e) e = dt__engine_wait(&t->e);
     if (!e) e = dt_barrier(t->comm);
-    if (!e) before = sent_to_all(t), traders = t->e.expert, trade = t->e.env.ep, t->e.env.ep.exchange = exchange;
+    if (!e) before = sent_to_all(t), traders = t->e.expert, trade = t->e.env.peers, t->e.env.peers.exchange = exchange;
     if (!e) e = dt__engine_step(&t->e, dt__trainer_load, t);
     if (!e) e = dt__engine_wait(&t->e);
     for (int64_t i = 0; i < count && !e; i++) { /* all were executed, those of a stream in order */

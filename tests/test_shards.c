@@ -47,7 +47,7 @@ typedef struct rank {
     const char *failed;
 } rank;
 
-/* TREE over ranks by number, like the contract of dt__tp says. */
+/* TREE over ranks by number, like the contract of dt__peers says. */
 static void combine(void *user, int kind, float *to, const float *from, int64_t count)
 {
     rank *r = (rank *)user;
@@ -164,8 +164,8 @@ static void open_rank(rank *r, meeting *m, int number, const dt_model *model, in
         dt__pool_reserve(r->pool, dt__net_scratch(&r->net, r->env.k)))
         tap_bail("%s", dt_last_error());
     r->env.pool = r->pool, r->env.unit_share = 0.25f, r->env.loss_scale = 1.0f;
-    r->env.tp.combine = combine, r->env.tp.user = r;
-    r->env.ep.exchange = trade, r->env.ep.user = r;
+    r->env.peers.combine = combine, r->env.peers.user = r;
+    r->env.peers.exchange = trade;
     for (int64_t s = 0; s < r->net.count; s++) r->outputs += dt__round_up(r->net.segments[s].output, 16);
     memory = r->net.temp + r->net.saved + 2 * r->net.widest;
     memset(&all, 0, sizeof all);
