@@ -12773,14 +12773,17 @@ static dt_result dt__message_deliver(dt__link *f, dt__message *m, const dt__mess
     dt__message_finish(m, fits ? 1 : DT__TOO_LONG);
     return DT_OK;
 }
-/* Starts a message, which the link keeps until it is done or cancelled. */
-static dt_result dt__link_start(dt__link *f, dt__message *m)
+/* Starts a message, which the link keeps until it is done or cancelled. The data is NULL only where bytes are 0. */
+static dt_result dt__link_start(dt__link *f, dt__message *m, int sends, int peer, uint32_t tag, void *data,
+                                int64_t bytes)
 {
     dt__message *in;
     dt_result r = DT_OK;
-    if (m->bytes < 0 || m->peer >= f->size || m->peer < (m->sends ? 0 : DT__FROM_ANY))
-        return dt__misuse("a message of %lld bytes %s rank %d: the ranks are 0..%d", (long long)m->bytes,
-                          m->sends ? "to" : "from", m->peer, f->size - 1);
+    if (bytes < 0 || peer >= f->size || peer < (sends ? 0 : DT__FROM_ANY))
+        return dt__misuse("a message of %lld bytes %s rank %d: the ranks are 0..%d", (long long)bytes,
+                          sends ? "to" : "from", peer, f->size - 1);
+    m->sends = sends, m->peer = peer, m->tag = tag;
+    m->data = (char *)(data ? data : m), m->bytes = bytes; /* NULL: not started */
     m->moved = 0, m->own = NULL;
     __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
     dt__link_enter(f);
@@ -12855,7 +12858,7 @@ struct dt_comm {
     int root;                   /* the job's mapping is its own, 2: its fd, too */
     dt_comm *parent;            /* communicator that this one was split from */
     dt__link *link;         /* between the nodes of the job; NULL: there is one node */
-    float **view;               /* (size) data of the local ranks in the current call, by local rank; of all in a small sum */
+    float **view;               /* (size) data of the local ranks in the current call; of all in a small sum */
     float **to;                 /* (size) scratch of one reduction */
     int64_t *cut, *length;      /* (size + 1) scratch of one collective: where ranges begin; how long they are */
     dt__extent *give, *take;    /* (size) scratch of one collective */
@@ -13150,9 +13153,7 @@ enum { DT__TAG_START = 0, DT__TAG_NOTICE = 1, DT__IDS = 1 }; /* communicators ha
 
 static void dt__beat_start(dt__link *f, dt__message *m, int sends, int peer, dt__notice *notice)
 {
-    m->sends = sends, m->peer = peer, m->tag = DT__TAG_NOTICE;
-    m->data = (char *)notice, m->bytes = (int64_t)sizeof *notice;
-    if (dt__link_start(f, m)) m->data = NULL;
+    if (dt__link_start(f, m, sends, peer, DT__TAG_NOTICE, notice, (int64_t)sizeof *notice)) m->data = NULL;
 }
 
 /* Can the message be started again? */
@@ -13694,10 +13695,8 @@ static dt_result dt__begin(dt_comm *c, int op, int64_t count, int extra)
 /* Starts a message to or from a rank of another node. kind: 0 of a collective, 1 from point to point. */
 static dt_result dt__message_start(dt_comm *c, dt__message *m, int sends, int peer, int kind, void *data, int64_t bytes)
 {
-    m->sends = sends, m->peer = c->place[peer].world;
-    m->tag = 2 * (c->id + (uint32_t)DT__IDS) + (uint32_t)kind;
-    m->data = (char *)(data ? data : m), m->bytes = bytes; /* NULL would be a message that is not started */
-    return dt__link_start(c->link, m);
+    uint32_t tag = 2 * (c->id + (uint32_t)DT__IDS) + (uint32_t)kind;
+    return dt__link_start(c->link, m, sends, c->place[peer].world, tag, data, bytes);
 }
 
 /* One more message of this round. */
@@ -13957,30 +13956,29 @@ static dt_result dt__gather(dt_comm *c, const float *from, int64_t reach, const 
 }
 
 /* ---- exchanges of sections ----
- * Rank p gets give[p] of this rank's data, whose take[p] comes from it. theirs (size): where this rank's section begins
- * in a local rank's data that can be read in place. Sections of private memory are equally long. */
+ * Rank p gets c->give[p] of this rank's data, whose take[p] comes from it. c->length[p] is where this rank's section
+ * begins in a local rank's data that can be read in place. Sections of private memory are equally long. */
 
 /* Sections of local ranks through the stage. */
-static dt_result dt__swap_staged(dt_comm *c, const float *from, const dt__extent *give, float *to,
-                                 const dt__extent *take)
+static dt_result dt__swap_staged(dt_comm *c, const float *from, float *to)
 {
-    int64_t count = give[c->rank].count, width = c->part / c->local_size;
+    int64_t count = c->give[c->rank].count, width = c->part / c->local_size;
     dt_result r = DT_OK;
     for (int64_t at = 0; at < count && !r; at += width) {
         int64_t n = dt__min(width, count - at), round = c->round++;
         for (int q = 0; q < c->local_size; q++)
-            dt__copy(dt__stage(c, c->local_rank, round) + q * width, from + give[dt__local(c, q)].from + at, n);
+            dt__copy(dt__stage(c, c->local_rank, round) + q * width, from + c->give[dt__local(c, q)].from + at, n);
         r = dt__comm_step(c);
         for (int q = 0; q < c->local_size && !r; q++)
-            dt__copy(to + take[dt__local(c, q)].to + at, dt__stage(c, q, round) + c->local_rank * width, n);
+            dt__copy(to + c->give[dt__local(c, q)].to + at, dt__stage(c, q, round) + c->local_rank * width, n);
         dt__comm_tick(c);
     }
     return r;
 }
 
-static dt_result dt__swap(dt_comm *c, const float *from, const dt__extent *give, float *to, const dt__extent *take,
-                          const int64_t *theirs, int staged)
+static dt_result dt__swap(dt_comm *c, const float *from, float *to, const dt__extent *take, int staged)
 {
+    const dt__extent *give = c->give;
     dt_result r = DT_OK;
     for (int p = 0; p < c->size && !r; p++) {
         if (dt__is_far(c, p)) {
@@ -13989,9 +13987,9 @@ static dt_result dt__swap(dt_comm *c, const float *from, const dt__extent *give,
             continue;
         }
         if (p != c->rank) dt__count_sent(c, p, give[p].count);
-        if (!staged) dt__copy(to + take[p].to, c->view[c->place[p].local] + theirs[p], take[p].count);
+        if (!staged) dt__copy(to + take[p].to, c->view[c->place[p].local] + c->length[p], take[p].count);
     }
-    if (!r && staged) r = dt__swap_staged(c, from, give, to, take);
+    if (!r && staged) r = dt__swap_staged(c, from, to);
     return dt__conclude(c, staged, dt__round_wait(c, r));
 }
 
@@ -14121,16 +14119,12 @@ static void dt__reduce_own(dt_comm *c, const dt__reduction *x, int64_t at, int64
 static dt_result dt__reduce_in_place(dt_comm *c, const dt__reduction *x)
 {
     const dt__part *part = x->parts;
-    float *out = x->out;
-    if (!x->all) {
-        dt__reduce_own(c, x, 0, c->length[c->rank], &out, 1);
-        return dt__conclude(c, 0, DT_OK);
-    }
-    for (int p = 0; p < c->size; p++) {
+    c->to[0] = x->out;
+    for (int p = 0; p < c->size && x->all; p++) {
         c->to[p] = c->view[p] + x->begin + x->cut[c->rank] + (part ? part->offset : 0);
         if (part) part += x->counts[p];
     }
-    dt__reduce_own(c, x, 0, c->length[c->rank], c->to, c->size);
+    dt__reduce_own(c, x, 0, c->length[c->rank], c->to, x->all ? c->size : 1);
     return dt__conclude(c, 0, DT_OK);
 }
 
@@ -14240,24 +14234,25 @@ static dt_result dt__reduce_small(dt_comm *c, const float *in, float *out, int64
 }
 
 /* in is (sections, count); extra: the dt_op of a sum, or the root. */
-static dt_result dt__exchange(dt_comm *c, int op, const float *in, float *out, int64_t count, int sections, int extra)
+static dt_result dt__collective(dt_comm *c, int op, const float *in, float *out, int64_t count, int sections, int extra)
 {
     int64_t total = count * sections;
     int staged;
     dt__reduction x = DT__ZERO;
-    dt_result r;
+    dt_result r = dt__begin(c, op, count, extra);
+    if (r) return r;
     if (op == DT__CALL_BROADCAST) {
         c->give->rank = extra, c->give->from = c->give->to = 0, c->give->count = count;
         return dt__gather(c, in, total, c->give, 1, out);
     }
-    if (op == DT__CALL_ALL_GATHER)
+    if (op == DT__CALL_ALL_GATHER || op == DT__CALL_SPLIT)
         return dt__gather(c, in, total, dt__equal_extents(c, c->give, 0, count), c->size, out);
     if (op == DT__CALL_ALL_TO_ALL) {
         r = dt__meet_data(c, in, total, &staged);
         for (int p = 0; p < c->size; p++) c->length[p] = c->rank * count;
         if (r) return r;
         dt__equal_extents(c, c->give, count, count);
-        return dt__swap(c, in, c->give, out, c->give, c->length, staged);
+        return dt__swap(c, in, out, c->give, staged);
     }
     if (total <= DT__EAGER) return dt__reduce_small(c, in, out, count, sections, (dt_op)extra);
     x.op = (dt_op)extra, x.data = in, x.reach = total, x.cut = c->cut;
@@ -14265,12 +14260,6 @@ static dt_result dt__exchange(dt_comm *c, int op, const float *in, float *out, i
     if (op == DT__CALL_ALL_REDUCE) x.all = out;
     else x.out = out;
     return dt__reduce(c, &x);
-}
-
-static dt_result dt__collective(dt_comm *c, int op, const float *in, float *out, int64_t count, int sections, int extra)
-{
-    dt_result r = dt__begin(c, op, count, extra);
-    return r ? r : dt__exchange(c, op, in, out, count, sections, extra);
 }
 
 static dt_result dt__check_rank(const dt_comm *c, const char *what, int rank)
@@ -14382,7 +14371,7 @@ static dt_result dt__all_to_all_rows(dt_comm *c, float *stage, float *to, const 
         memcpy(&first, c->view[q] + c->rank, sizeof first);
         c->length[dt__local(c, q)] = head + first * width;
     }
-    return r ? dt__conclude(c, 1, r) : dt__swap(c, stage, c->give, to, c->take, c->length, 0);
+    return r ? dt__conclude(c, 1, r) : dt__swap(c, stage, to, c->take, 0);
 }
 
 /* ---- point to point ---- */
@@ -14533,15 +14522,16 @@ static double dt__comm_cores(const dt_comm *c)
     return cores < quota ? cores : quota;
 }
 
-/* All ranks learn whether all succeeded. */
-static dt_result dt__agree(dt_comm *c, int ok, int *all)
+/* Every rank passes its result; every rank returns the result of the lowest rank that failed. */
+static dt_result dt__comm_agree(dt_comm *c, dt_result r)
 {
-    float failed = !ok;
-    dt_result r;
-    c->call.where = -1;
-    r = dt__reduce_small(c, &failed, &failed, 1, 1, DT_MAX);
-    *all = !(failed > 0);
-    return r;
+    float worst = r ? (float)(c->size - c->rank) : 0.0f, said[257];
+    dt_result sent = dt_all_reduce(c, &worst, 1, DT_MAX);
+    if (sent || worst == 0.0f) return sent;
+    said[0] = (float)r;
+    memcpy(said + 1, dt__thread.error, sizeof dt__thread.error);
+    sent = dt_broadcast(c, said, 257, c->size - (int)worst);
+    return sent ? sent : dt__error((dt_result)(int)said[0], "%.1000s", (const char *)(said + 1));
 }
 
 /* Either every node gets the memory, or none does. A rank alone has a region without peers. */
@@ -14549,7 +14539,7 @@ static dt_result dt__region_open(dt_comm *c, int64_t bytes, dt__region **region)
 {
     int64_t stride = dt__pages(dt__max(bytes, 1)), total = stride * c->local_size, where;
     int64_t available = dt__memory_available();
-    int all = 1, ok;
+    int ok;
     dt_result r;
     if (c->local_rank == 0 && stride <= available / dt__comm_here(c)) c->call.where = dt__region_create(c->job, total);
     r = dt__meet(c);
@@ -14558,12 +14548,12 @@ static dt_result dt__region_open(dt_comm *c, int64_t bytes, dt__region **region)
     where = c->job ? dt__peer_call(c, 0)->where : c->call.where;
     ok = where >= 0 && (c->fd < 0 || !dt__file_reserve(c->fd, where + c->local_rank * stride, stride));
     *region = ok ? dt__region_join(c, where, total, stride) : NULL;
-    if ((r = dt__agree(c, *region != NULL, &all)) != DT_OK || all) return r;
-    if (*region) {
+    r = dt__comm_agree(c, *region ? DT_OK : dt__alloc_refused(c->size, bytes, available));
+    if (r && *region) {
         c->regions = (*region)->next;
         dt__region_drop(c, *region, c->fd >= 0 || c->local_rank == 0);
     }
-    return dt__alloc_refused(c->size, bytes, available);
+    return r;
 }
 
 DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine)
@@ -14637,37 +14627,29 @@ static void dt__emulated_post(dt__emulated *f, int peer)
     }
 }
 
-/* A packet has come. A message that is complete goes to its receive, or waits for one. */
-static dt_result dt__emulated_take(dt__emulated *f, int peer, const dt__packet *packet)
-{
-    dt__traffic *flow = &f->flow[peer];
-    dt__message in, *m = flow->arriving, *taker;
-    memset(&in, 0, sizeof in);
-    in.peer = peer, in.tag = packet->tag, in.bytes = packet->total;
-    if (!m && !(m = flow->arriving = dt__message_keep(&in, in.bytes))) return DT_E_MEMORY;
-    if (packet->bytes > 0) memcpy(m->data + m->moved, dt__resolve(f->link.base, packet->where), (size_t)packet->bytes);
-    m->moved += packet->bytes;
-    if (m->moved < m->bytes) return DT_OK;
-    flow->arriving = NULL;
-    if ((taker = dt__message_take(&f->link.wanted, m)) != NULL) dt__message_deliver(&f->link, taker, m), dt__free(m);
-    else dt__message_append(&f->link.early, m);
-    return DT_OK;
-}
-
+/* Takes the packets that have come. A message that is complete goes to its receive, or waits for one. */
 static dt_result dt__emulated_recv(dt__emulated *f, int peer)
 {
     dt_comm *base = f->link.base;
     dt__channel *channel = dt__comm_channel(base, peer, base->rank);
-    dt_result r = DT_OK;
-    while (!r && dt__event_reached(&channel->posted, channel->taken.value + 1)) {
+    dt__traffic *flow = &f->flow[peer];
+    while (dt__event_reached(&channel->posted, channel->taken.value + 1)) {
         uint32_t next = channel->taken.value + 1;
         const dt__packet packet = channel->packet[next % DT__PACKETS];
-        int delayed = f->delay && (int32_t)(dt__clock_us() - packet.sent - f->delay) < 0;
-        if (delayed && !f->flow[peer].arriving) return DT_OK;
-        r = dt__emulated_take(f, peer, &packet);
-        if (!r) dt__event_raise(&channel->taken, next);
+        dt__message in = DT__ZERO, *m = flow->arriving, *taker;
+        if (!m && f->delay && (int32_t)(dt__clock_us() - packet.sent - f->delay) < 0) return DT_OK;
+        in.peer = peer, in.tag = packet.tag, in.bytes = packet.total;
+        if (!m && !(m = flow->arriving = dt__message_keep(&in, in.bytes))) return DT_E_MEMORY;
+        if (packet.bytes > 0) memcpy(m->data + m->moved, dt__resolve(base, packet.where), (size_t)packet.bytes);
+        if ((m->moved += packet.bytes) == m->bytes) {
+            flow->arriving = NULL;
+            taker = dt__message_take(&f->link.wanted, m);
+            if (taker) dt__message_deliver(&f->link, taker, m), dt__free(m);
+            else dt__message_append(&f->link.early, m);
+        }
+        dt__event_raise(&channel->taken, next);
     }
-    return r;
+    return DT_OK;
 }
 
 static dt_result dt__emulated_poll(dt__link *link)
@@ -14774,43 +14756,23 @@ static int64_t dt__comm_tables(dt_comm *c, char *block)
     return used;
 }
 
-/* The handle and its tables, without shared memory. All ranks are on this node until dt__comm_place. */
-static dt_comm *dt__comm_new(int rank, int size, int nodes, dt__job *job, int fd)
-{
-    dt_comm *c, sizes;
-    sizes.size = size, sizes.nodes = nodes;
-    c = (dt_comm *)dt__alloc((int64_t)sizeof *c + dt__comm_tables(&sizes, NULL), "a communicator");
-    if (!c) return NULL;
-    c->rank = c->local_rank = rank;
-    c->size = c->local_size = size;
-    c->nodes = nodes;
-    (void)dt__comm_tables(c, (char *)(c + 1));
-    c->job = job, c->fd = fd;
-    c->spins = dt__spins(job, 1);
-    if (dt__choose_kernels(&c->k)) c->k = dt__isa_table(0); /* the trainer refuses an unknown DT_ISA */
-    c->first[1] = size;
-    for (int p = 0; p < size; p++)
-        c->member[p] = c->place[p].local = c->place[p].parent = c->place[p].job = c->place[p].world = p;
-    return c;
-}
-
+/* node (size): any numbers; NULL: all ranks are on one. */
 static int dt__node_count(const int *node, int size)
 {
     int nodes = 0;
     for (int p = 0, q; p < size; p++) {
-        for (q = 0; node[q] != node[p];) q++;
+        for (q = 0; node && node[q] != node[p];) q++;
         nodes += q == p;
     }
     return nodes;
 }
 
-/* Numbers nodes by their first ranks, the ranks of each, and those that a rank leads. node (size): any numbers. */
+/* Numbers nodes by their first ranks, the ranks of each, and those that a rank leads. */
 static void dt__comm_place(dt_comm *c, const int *node)
 {
     int k = 0;
-    memset(c->first, 0, (size_t)(c->nodes + 1) * sizeof *c->first);
     for (int p = 0, q; p < c->size; p++) {
-        for (q = 0; node[q] != node[p];) q++;
+        for (q = 0; node && node[q] != node[p];) q++;
         c->place[p].node = q == p ? k++ : c->place[q].node;
         c->place[p].local = c->first[c->place[p].node + 1]++;
     }
@@ -14827,6 +14789,23 @@ static void dt__comm_place(dt_comm *c, const int *node)
         }
         c->relays = (int)dt__max(c->relays, relays);
     }
+}
+
+/* The handle and its tables, without shared memory. */
+static dt_comm *dt__comm_new(int rank, int size, const int *node, dt__job *job, int fd)
+{
+    dt_comm *c, sizes;
+    sizes.size = size, sizes.nodes = dt__node_count(node, size);
+    c = (dt_comm *)dt__alloc((int64_t)sizeof *c + dt__comm_tables(&sizes, NULL), "a communicator");
+    if (!c) return NULL;
+    c->rank = rank, c->size = size, c->nodes = sizes.nodes;
+    (void)dt__comm_tables(c, (char *)(c + 1));
+    c->job = job, c->fd = fd;
+    c->spins = dt__spins(job, 1);
+    if (dt__choose_kernels(&c->k)) c->k = dt__isa_table(0); /* the trainer refuses an unknown DT_ISA */
+    for (int p = 0; p < size; p++) c->place[p].parent = c->place[p].job = c->place[p].world = p;
+    dt__comm_place(c, node);
+    return c;
 }
 
 /* Between nodes a stage is larger, so that messages are longer. */
@@ -14870,10 +14849,9 @@ static int64_t dt__area_create(dt__job *job, int fd, int size)
 /* A communicator over all ranks of a job on several nodes, which takes `near`, those of this node, for its own. */
 static dt_result dt__comm_span(dt_comm **handle, dt__link *f, dt_comm *near, const int *node)
 {
-    dt_comm *c = dt__comm_new(f->rank, f->size, dt__node_count(node, f->size), near->job, near->fd);
+    dt_comm *c = dt__comm_new(f->rank, f->size, node, near->job, near->fd);
     *handle = c;
     if (!c) return dt_comm_close(&near), DT_E_MEMORY;
-    dt__comm_place(c, node);
     for (int q = 0; q < c->local_size; q++) c->place[dt__local(c, q)].job = near->place[q].job;
     c->link = f, c->root = near->root, c->rate = near->rate;
     c->area = near->area, c->regions = near->regions;
@@ -14918,7 +14896,7 @@ static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
  * stay with the communicator. alone: these are all ranks; DT_NODES may make nodes of them. */
 static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd, int alone)
 {
-    dt_comm *c = dt__comm_new(rank, job ? job->size : 1, 1, job, fd);
+    dt_comm *c = dt__comm_new(rank, job ? job->size : 1, NULL, job, fd);
     double nodes = 1.0;
     dt_result r = DT_OK;
     *handle = c;
@@ -14956,12 +14934,11 @@ static dt_comm *dt__split_new(dt_comm *c, int color, const int32_t *all, int *up
         if (p == c->rank) rank = members;
         node[members] = c->place[p].node, up[members++] = p;
     }
-    if (!(s = dt__comm_new(rank, members, dt__node_count(node, members), c->job, c->fd))) return NULL;
+    if (!(s = dt__comm_new(rank, members, node, c->job, c->fd))) return NULL;
     s->parent = c, s->link = c->link;
     s->rate = s->nodes < 2 && c->nodes > 1 ? 0.0 : c->rate; /* with nodes, the emulated link connects them */
     s->id = (uint32_t)id;
     if (c->link) c->link->ids = (uint32_t)id + 1;
-    dt__comm_place(s, node);
     for (int p = 0; p < members; p++) {
         s->place[p].parent = up[p], s->place[p].world = c->place[up[p]].world;
         s->place[p].job = c->place[up[p]].job;
@@ -14975,12 +14952,11 @@ DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
     int32_t own[2] = {color, c->link ? (int32_t)c->link->ids : 0}, *all;
     int *up;
     dt_comm *s = NULL;
-    dt_result r = dt__begin(c, DT__CALL_SPLIT, 0, 0);
-    if (!r && color < 0) r = dt__misuse("color %d: it must not be negative", color);
-    if (r) return r;
+    dt_result r;
+    if (color < 0) return dt__misuse("color %d: it must not be negative", color);
     if (!(all = (int32_t *)dt__alloc(4 * c->size * (int64_t)sizeof *all, "a split"))) return DT_E_MEMORY;
     up = (int *)(all + 2 * c->size);
-    r = dt__exchange(c, DT__CALL_ALL_GATHER, (float *)(void *)own, (float *)(void *)all, 2, 1, 0); /* only copies */
+    r = dt__collective(c, DT__CALL_SPLIT, (float *)(void *)own, (float *)(void *)all, 2, 1, 0); /* only copies */
     if (!r && !(s = dt__split_new(c, color, all, up, up + c->size))) r = DT_E_MEMORY;
     if (!r && c->job) { /* the first local rank of each color names the area that it made */
         c->call.where = s->local_rank == 0 ? dt__area_create(c->job, c->fd, s->local_size) : -1;
@@ -15071,8 +15047,6 @@ static dt_result dt__mpi_admit(const dt__mpi *f)
     return dt__misuse("MPI was initialised for one thread and is called by another: call MPI_Init_thread "
                       "with MPI_THREAD_MULTIPLE, or leave the initialisation to dt_comm_open");
 }
-
-/* ---- messages ---- */
 
 /* Hands a message to MPI; found: by a probe, m->moved bytes for `to`. Counts are int: floats above 2 GB. */
 static int dt__mpi_request(dt__mpi *f, dt__message *m, MPI_Message *found, char *to, MPI_Request *request)
@@ -15335,8 +15309,6 @@ static void dt__world_job(dt__world *w, const char *launcher, const char *id, co
     DT__PRINT(w->job, "%s %s%.16s", launcher, !id ? "" : strlen(id) > 64 ? hex : id, part);
 }
 
-/* ---- Slurm ---- */
-
 /* The first host of what Slurm writes for a list, "gpu[07-09,12]-ib,login": "gpu07-ib". 0: malformed. */
 static int dt__host_first(const char *list, char *host, size_t room)
 {
@@ -15391,8 +15363,6 @@ static dt_result dt__world_slurm(dt__world *w)
     dt__world_job(w, "slurm", id, part);
     return DT_OK;
 }
-
-/* ---- the others ---- */
 
 static dt_result dt__world_mpi(dt__world *w)
 {
@@ -16305,16 +16275,10 @@ static dt_result dt__ofi_send(dt__link *link, dt__message *m)
     return dt__ofi_say(f, m->peer, &h, NULL);
 }
 
-/* Abandons the endpoint. Closing the endpoint is the only way to make a provider with a thread of its own forget memory
- * that a peer has begun to read or write. Any other provider moves data only inside calls, and no more calls are made:
- * tcp;ofi_rxm of libfabric 1.17 may crash when it closes a connection whose link is cut. */
-static void dt__ofi_abandon(dt__ofi *f)
-{
-    if (f->info->domain_attr->data_progress == FI_PROGRESS_AUTO) fi_close(&f->end->fid);
-    dt__ofi_forget(f);
-}
-
-/* Cancels a long message that libfabric holds; if the provider cannot cancel it, abandons the endpoint. */
+/* Cancels a long message that libfabric holds; if the provider cannot cancel it, abandons the endpoint. Closing the
+ * endpoint is the only way to make a provider with a thread of its own forget memory that a peer has begun to read or
+ * write. Any other provider moves data only inside calls, and no more calls are made: tcp;ofi_rxm of libfabric 1.17 may
+ * crash when it closes a connection whose link is cut. */
 static void dt__ofi_cancel(dt__link *link, dt__message *m)
 {
     dt__ofi *f = (dt__ofi *)link;
@@ -16330,7 +16294,9 @@ static void dt__ofi_cancel(dt__link *link, dt__message *m)
     } else {
         fi_cancel(&f->end->fid, &i->context);
         while (!m->done && dt__now() < until) (void)dt__ofi_poll(link);
-        if (!m->done) dt__ofi_abandon(f);
+        if (m->done) return;
+        if (f->info->domain_attr->data_progress == FI_PROGRESS_AUTO) fi_close(&f->end->fid);
+        dt__ofi_forget(f);
     }
 }
 
@@ -16676,19 +16642,6 @@ static dt_result dt__nccl_prepare(dt_nccl *n, int gpu)
     return code ? dt__cuda_error(n, code) : DT_OK;
 }
 
-/* Every rank learns whether one has failed; otherwise the others would wait for that rank in NCCL. */
-static dt_result dt__nccl_agree(dt_comm *c, dt_result r)
-{
-    char why[512];
-    float worst = r ? (float)(c->size - c->rank) : 0.0f; /* of the first rank that failed */
-    dt_result agreed;
-    DT__PRINT(why, "%s", r ? dt_last_error() : "");
-    if ((agreed = dt_all_reduce(c, &worst, 1, DT_MAX)) != DT_OK) return agreed;
-    if (r) return dt__error(r, "%s", why);
-    if (worst == 0.0f) return DT_OK;
-    return dt__error(DT_E_SYSTEM, "rank %d cannot use NCCL. Read the message of that rank.", c->size - (int)worst);
-}
-
 /* Rank 0 makes the id by which NCCL's ranks find each other. */
 static dt_result dt__nccl_join(dt_nccl *n)
 {
@@ -16698,7 +16651,7 @@ static dt_result dt__nccl_join(dt_nccl *n)
     int code = 0;
     dt_result r;
     if (c->rank == 0) code = n->f.ncclGetUniqueId(&id);
-    r = dt__nccl_agree(c, code ? dt__error(DT_E_SYSTEM, "ncclGetUniqueId failed: %.400s", n->f.ncclGetLastError(NULL))
+    r = dt__comm_agree(c, code ? dt__error(DT_E_SYSTEM, "ncclGetUniqueId failed: %.400s", n->f.ncclGetLastError(NULL))
                                : DT_OK);
     if (!r) r = dt_broadcast(c, (float *)(void *)id.internal, (int64_t)sizeof id / 4, 0);
     if (r) return r;
@@ -16731,7 +16684,7 @@ DT_API dt_result dt_nccl_open(dt_nccl **handle, dt_comm *c, int gpu)
     dt_nccl *n = *handle = (dt_nccl *)dt__alloc((int64_t)sizeof *n, "NCCL's communicator");
     dt_result r;
     if (n) n->comm = c, n->gpu = -1, DT__PRINT(n->doing, "NCCL's opening");
-    r = dt__nccl_agree(c, n ? dt__nccl_prepare(n, gpu) : DT_E_MEMORY);
+    r = dt__comm_agree(c, n ? dt__nccl_prepare(n, gpu) : DT_E_MEMORY);
     if (!r) r = dt__nccl_join(n);
     if (r) dt_nccl_close(handle);
     return r;
@@ -21207,9 +21160,8 @@ static dt_result dt__start_message(dt__link *f, int sends, int peer, void *data,
 {
     int done;
     dt__message m = DT__ZERO;
-    dt_result r;
-    m.sends = sends, m.peer = peer, m.tag = DT__TAG_START, m.data = (char *)data, m.bytes = bytes;
-    if ((r = dt__link_start(f, &m)) != DT_OK) return r;
+    dt_result r = dt__link_start(f, &m, sends, peer, DT__TAG_START, data, bytes);
+    if (r) return r;
     while (!(done = __atomic_load_n(&m.done, __ATOMIC_ACQUIRE)) && !r && dt__now() < until) {
         r = dt__link_move(f);
         if (!__atomic_load_n(&m.done, __ATOMIC_ACQUIRE)) dt__nap();
@@ -23334,20 +23286,7 @@ static dt_result dt__trainer_identity(dt_trainer *t)
     return r;
 }
 
-/* Every rank passes its result; every rank returns the result of the lowest rank that failed. */
-static dt_result dt__trainer_agree(dt_trainer *t, dt_result r)
-{
-    float code = (float)r, sentence[256];
-    int size = dt_comm_size(t->comm), first = -1;
-    dt_result sent = dt_all_gather(t->comm, &code, t->counts, 1);
-    for (int i = size; i-- > 0 && !sent;)
-        if (t->counts[i] != 0.0f) first = i;
-    if (sent || first < 0) return sent;
-    r = (dt_result)(int)t->counts[first];
-    memcpy(sentence, dt__thread.error, sizeof sentence);
-    sent = dt_broadcast(t->comm, sentence, 256, first);
-    return sent ? sent : dt__error(r, "%.1000s", (const char *)sentence);
-}
+static dt_result dt__trainer_agree(dt_trainer *t, dt_result r) { return dt__comm_agree(t->comm, r); }
 
 /* Which "what<TAB>value" of rank 0's lines is another one in those of rank `rank`? */
 static dt_result dt__lines_differ(const char *at, const char *own, int rank)

@@ -32,11 +32,7 @@ static void one_way(int sends, int64_t bytes)
 {
     dt__message m;
     memset(&m, 0, sizeof m);
-    m.data = (char *)data;
-    m.bytes = bytes;
-    m.peer = 1 - fabric->rank;
-    m.sends = sends;
-    if (dt__link_start(fabric, &m)) exit(dt_fail("message"));
+    if (dt__link_start(fabric, &m, sends, 1 - fabric->rank, 0, data, bytes)) exit(dt_fail("message"));
     finish(&m);
 }
 static void ping_fabric(int count)

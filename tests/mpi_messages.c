@@ -55,10 +55,14 @@ static void drop(dt__message *m)
     free(m);
 }
 
+static dt_result start(dt__message *m)
+{
+    return dt__link_start(fabric, m, m->sends, m->peer, m->tag, m->data, m->bytes);
+}
 static dt__message *started(int sends, int peer, uint32_t tag, int64_t bytes, int key)
 {
     dt__message *m = message(sends, peer, tag, bytes, key);
-    if (dt__link_start(fabric, m)) tap_bail("rank %d: %s", fabric->rank, dt_last_error());
+    if (start(m)) tap_bail("rank %d: %s", fabric->rank, dt_last_error());
     return m;
 }
 
@@ -215,16 +219,16 @@ static void test_refused(void)
 {
     dt__mpi *f = (dt__mpi *)(void *)fabric;
     dt__message *m = message(1, fabric->size, 0, 1, 0);
-    int bad = dt__link_start(fabric, m) != DT_E_USAGE, top = f->top;
+    int bad = start(m) != DT_E_USAGE, top = f->top;
     m->peer = DT__FROM_ANY;
-    bad |= dt__link_start(fabric, m) != DT_E_USAGE;
+    bad |= start(m) != DT_E_USAGE;
     m->peer = 0;
     m->bytes = -1;
-    bad |= dt__link_start(fabric, m) != DT_E_USAGE;
+    bad |= start(m) != DT_E_USAGE;
     m->bytes = 1;
     m->tag = 50;
     f->top = 50;
-    bad |= dt__link_start(fabric, m) != DT_E_USAGE || !strstr(dt_last_error(), "tags up to 49");
+    bad |= start(m) != DT_E_USAGE || !strstr(dt_last_error(), "tags up to 49");
     f->top = top;
     drop(m);
     verdict(bad || top < 1 << 29, "wrong ranks, sizes and tags are refused");
@@ -324,7 +328,7 @@ static void test_huge(void)
     dt__message *m = message(fabric->rank == 0, 1 - fabric->rank, 1, bytes, 1);
     MPI_Barrier(MPI_COMM_WORLD);
     began = dt__now();
-    if (dt__link_start(fabric, m)) tap_bail("%s", dt_last_error());
+    if (start(m)) tap_bail("%s", dt_last_error());
     ended(m);
     if (fabric->rank == 0) tap_note("%.2f s", dt__now() - began);
     bad = wrong(m, bytes, 1);
@@ -335,7 +339,7 @@ static void test_huge(void)
 static void *start_elsewhere(void *argument)
 {
     dt__message *m = message(1, 0, 0, 1, 0);
-    *(int *)argument = dt__link_start(fabric, m) != DT_E_USAGE || dt__link_move(fabric) != DT_E_USAGE;
+    *(int *)argument = start(m) != DT_E_USAGE || dt__link_move(fabric) != DT_E_USAGE;
     drop(m);
     return NULL;
 }

@@ -16,12 +16,7 @@ static void check(int good, const char *what, long long detail)
 static void begin(dt__message *m, int sends, char *data, int64_t bytes, int peer, uint32_t tag)
 {
     memset(m, 0, sizeof *m);
-    m->sends = sends;
-    m->data = data;
-    m->bytes = bytes;
-    m->peer = peer;
-    m->tag = tag;
-    if (dt__link_start(fabric, m)) {
+    if (dt__link_start(fabric, m, sends, peer, tag, data, bytes)) {
         fprintf(stderr, "rank %d: %s\n", rank, dt_last_error());
         exit(1);
     }

@@ -132,7 +132,7 @@ static void check_culprits(void)
     memset(&plan, 0, sizeof plan);
     plan.ranks = RANKS, plan.timeout = 10.0;
     dt__job_init(job, &plan);
-    c = dt__comm_new(0, RANKS, 1, job, -1);
+    c = dt__comm_new(0, RANKS, NULL, job, -1);
     tap_ok(dt__job_rank(job, RANKS - 1)->stream[1].waiting == OTHER, "before there is a second thread it counts as one without work");
     for (int i = 0; i < (int)(sizeof standings / sizeof *standings); i++) {
         const standing *s = &standings[i];
