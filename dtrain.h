@@ -14500,10 +14500,10 @@ DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from)
 
 /* ---- symmetric memory ---- */
 
-static dt_result dt__alloc_refused(int size, int64_t bytes, int64_t available)
+static dt_result dt__alloc_refused(int size, int64_t bytes)
 {
     return dt__error(DT_E_MEMORY, "no shared memory for %d x %.1f MB (%.1f MB are free): use fewer ranks or a smaller "
-                     "model", size, (double)bytes / 1e6, (double)available / 1e6);
+                     "model", size, (double)bytes / 1e6, (double)dt__memory_available() / 1e6);
 }
 
 /* The ranks that share this machine's cores and memory. */
@@ -14538,17 +14538,17 @@ static dt_result dt__comm_agree(dt_comm *c, dt_result r)
 static dt_result dt__region_open(dt_comm *c, int64_t bytes, dt__region **region)
 {
     int64_t stride = dt__pages(dt__max(bytes, 1)), total = stride * c->local_size, where;
-    int64_t available = dt__memory_available();
     int ok;
     dt_result r;
-    if (c->local_rank == 0 && stride <= available / dt__comm_here(c)) c->call.where = dt__region_create(c->job, total);
+    if (c->local_rank == 0 && stride <= dt__memory_available() / dt__comm_here(c))
+        c->call.where = dt__region_create(c->job, total);
     r = dt__meet(c);
     c->sharing = 0;
     if (r) return r;
     where = c->job ? dt__peer_call(c, 0)->where : c->call.where;
     ok = where >= 0 && (c->fd < 0 || !dt__file_reserve(c->fd, where + c->local_rank * stride, stride));
     *region = ok ? dt__region_join(c, where, total, stride) : NULL;
-    r = dt__comm_agree(c, *region ? DT_OK : dt__alloc_refused(c->size, bytes, available));
+    r = dt__comm_agree(c, *region ? DT_OK : dt__alloc_refused(c->size, bytes));
     if (r && *region) {
         c->regions = (*region)->next;
         dt__region_drop(c, *region, c->fd >= 0 || c->local_rank == 0);
@@ -14562,7 +14562,7 @@ DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine)
     dt__region *region = NULL;
     dt_result r = dt__begin(c, DT__CALL_ALLOC, bytes, 0);
     *mine = NULL;
-    if (!r && bytes > INT64_MAX / 2 / c->size) r = dt__alloc_refused(c->size, bytes, dt__memory_available());
+    if (!r && bytes > INT64_MAX / 2 / c->size) r = dt__alloc_refused(c->size, bytes);
     if (!r) r = dt__region_open(c, bytes, &region);
     if (!r) *mine = region->base + c->local_rank * region->stride;
     return r;
@@ -14829,7 +14829,7 @@ static dt_result dt__comm_join(dt_comm *c, int64_t where)
     dt__region *region;
     int64_t bytes = dt__area_bytes(c->local_size);
     if (where < 0 || (region = dt__region_join(c, where, bytes, bytes)) == NULL)
-        return dt__alloc_refused(1, bytes, dt__memory_available());
+        return dt__alloc_refused(1, bytes);
     c->area = (dt__area *)(void *)region->base;
     c->part = dt__chunk_floats(c->local_size);
     c->stage = (char *)dt__area_stage(c, 0, 0);
