@@ -18875,6 +18875,8 @@ static const char *const dt__purposes[DT_PURPOSES] = {"bookkeeping", "weights", 
 struct dt_plan {
     const dt_recipe *recipe;
     const dt_layout *layout;
+    dt_recipe own_recipe; /* of a plan by itself */
+    dt_layout own_layout;
     int ranks, rank;
     int spare;         /* a core is free for a second thread: AUTO overlaps */
     dt_mesh mesh;
@@ -19641,30 +19643,22 @@ static void dt__layout_close(dt_plan *plan)
     dt__free(plan->replica_count);
 }
 
-/* A plan with its own copies of what it is a plan of. */
-typedef struct dt__planned {
-    dt_plan is;
-    dt_recipe recipe;
-    dt_layout layout;
-} dt__planned;
-
 DT_API dt_result dt_plan_open(dt_plan **plan, const dt_recipe *recipe, const dt_layout *layout, int ranks, int rank)
 {
     if (dt__refused("plan! recipe layout", plan, recipe, layout)) return DT_E_USAGE;
-    dt__planned *p = (dt__planned *)dt__alloc((int64_t)sizeof *p, "a plan");
+    dt_plan *p = *plan = (dt_plan *)dt__alloc((int64_t)sizeof *p, "a plan");
     const dt__kernels *k = NULL;
     dt_result r = p ? dt__choose_kernels(&k) : DT_E_MEMORY;
     if (!p) return r;
-    p->recipe = *recipe, p->layout = *layout, p->layout.compile.backend = DT_BACKEND_TILES;
-    p->is.recipe = &p->recipe, p->is.layout = &p->layout, p->is.ranks = ranks, p->is.rank = rank;
-    if (!r) r = dt__recipe_settle(&p->recipe, &p->layout);
-    if (!r && !p->recipe.model.segments && p->recipe.model.vocabulary < 1)
+    p->own_recipe = *recipe, p->own_layout = *layout, p->own_layout.compile.backend = DT_BACKEND_TILES;
+    p->recipe = &p->own_recipe, p->layout = &p->own_layout, p->ranks = ranks, p->rank = rank;
+    if (!r) r = dt__recipe_settle(&p->own_recipe, p->layout);
+    if (!r && !p->recipe->model.segments && p->recipe->model.vocabulary < 1)
         r = dt__misuse("a plan of a model without data needs the number of its token ids: set --vocabulary");
-    if (!r) r = dt__layout_begin(&p->is);
-    p->is.net.source = p->recipe.source;
-    if (!r) r = dt__layout_net(&p->is, k, 0);
-    if (!r) r = dt__layout_end(&p->is);
-    *plan = &p->is;
+    if (!r) r = dt__layout_begin(p);
+    p->net.source = p->recipe->source;
+    if (!r) r = dt__layout_net(p, k, 0);
+    if (!r) r = dt__layout_end(p);
     if (r) dt_plan_close(plan);
     return r;
 }
@@ -19672,7 +19666,7 @@ DT_API void dt_plan_close(dt_plan **plan)
 {
     if (dt__refused("plan", plan) || !*plan) return;
     dt__layout_close(*plan);
-    dt__free(*plan); /* it is the first member */
+    dt__free(*plan);
     *plan = NULL;
 }
 DT_API const dt_instr *dt_plan_program(const dt_plan *plan, int64_t *count)
@@ -20405,31 +20399,22 @@ static dt_result dt__engine_tie(dt__engine *e)
     return r;
 }
 
-/* This rank's piece of a parameter: elements [from, from + count), their gradient, weight and offset in the state. */
-typedef struct dt__piece_of {
-    int64_t from, count;
-    float *gradient, *weight;
-    int64_t state;
-} dt__piece_of;
-static dt__piece_of dt__engine_piece(const dt__engine *e, const dt__net_param *p)
+/* This rank's piece of a parameter, (own) from element p->from on: its gradient, and its weights. */
+static float *dt__own_gradient(const dt__engine *e, const dt__net_param *p) { return dt__sums(e) + p->gradient; }
+static float *dt__own_weights(const dt__engine *e, const dt__net_param *p)
 {
-    dt__piece_of x;
-    x.from = p->from, x.count = p->own, x.state = p->state;
-    x.gradient = dt__sums(e) + p->gradient;
-    x.weight = e->params + (e->p.shape.zero > 2 ? p->state : p->offset + p->from);
-    return x;
+    return e->params + (e->p.shape.zero > 2 ? p->state : p->offset + p->from);
 }
 
 /* Sums of squares of the blocks of this rank's piece of a parameter's gradient, at their places in the whole. */
 static void dt__engine_square(dt__engine *e, const dt__net_param *p, float *sums)
 {
     int64_t step = dt__shard_step(&p->is);
-    dt__piece_of x = dt__engine_piece(e, p);
     for (int64_t i = 0; i < dt__param_shards(&p->is); i++) {
-        int64_t low = dt__max(x.from, i * step), end = dt__min(x.from + x.count, (i + 1) * step);
+        int64_t low = dt__max(p->from, i * step), end = dt__min(p->from + p->own, (i + 1) * step);
         if (low < end)
-            dt__mem_squares(e->k, e->pool, x.gradient + low - x.from, end - low,
-                              sums + (dt__param_array(&p->is, i) * step + low - i * step) / DT__BLOCK);
+            dt__mem_squares(e->k, e->pool, dt__own_gradient(e, p) + low - p->from, end - low,
+                            sums + (dt__param_array(&p->is, i) * step + low - i * step) / DT__BLOCK);
     }
 }
 
@@ -20479,11 +20464,11 @@ static dt_result dt__engine_update(dt__engine *e)
     if (result || skip) return result;
     dt__update_begin(&e->powers, e->p.recipe, e->rate, e->norm, u);
     for (int32_t i = 0; i < e->p.net.param_count; i++) {
-        dt__piece_of x = dt__engine_piece(e, &e->p.net.params[i]);
+        const dt__net_param *p = &e->p.net.params[i];
         dt__verb v = DT__ZERO;
-        v.k = e->k, v.kind = DT__VERB_UPDATE, v.optimizer = e->p.recipe->optimizer, v.n = x.count;
-        v.u = &u[e->p.net.params[i].is.shape.dims >= 2], v.to = x.weight, v.from = x.gradient;
-        for (int k = 0; k < DT__STATE_COUNT; k++) v.state[k] = e->state[k] ? e->state[k] + x.state : NULL;
+        v.k = e->k, v.kind = DT__VERB_UPDATE, v.optimizer = e->p.recipe->optimizer, v.n = p->own;
+        v.u = &u[p->is.shape.dims >= 2], v.to = dt__own_weights(e, p), v.from = dt__own_gradient(e, p);
+        for (int k = 0; k < DT__STATE_COUNT; k++) v.state[k] = e->state[k] ? e->state[k] + p->state : NULL;
         dt__verb_run(e->pool, &v);
     }
     return DT_OK;
@@ -21483,13 +21468,10 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
     plan.backoff = 1;
     r = dt__environment_timeout(&timeout);
     plan.timeout = (float)timeout;
-    if (!r && !dt__by_mpi())
-        r = dt__environment_number("DT_BACKOFF", 0.0, 1e6, "a number of seconds from 0 to 1e6", &plan.backoff);
+    if (!r) r = dt__environment_number("DT_BACKOFF", 0.0, 1e6, "a number of seconds from 0 to 1e6", &plan.backoff);
     if (!r) r = dt__launch_parse(&plan, argc, *argv);
-    if (!r && dt__by_mpi() && (plan.ranks > 1 || plan.restarts))
-        r = dt__misuse("mpirun has started the ranks: leave --ranks and --max-restarts to it");
     if (!r) r = dt__check_foreign(&world);
-    if (!r && world.size != 1 && (plan.ranks > 1 || plan.restarts))
+    if (!r && (world.size != 1 || dt__by_mpi()) && (plan.ranks > 1 || plan.restarts))
         r = dt__misuse("%s: leave --ranks and --max-restarts to it", world.line);
     if (r) return r;
     if (plan.nodes) dt__setenv_number("DT_NODES", (double)plan.nodes);
@@ -21912,8 +21894,7 @@ DT_API dt_result dt_trainer_gradient(dt_trainer *t, const char *name, float *val
     const dt__net_param *p = at < 0 ? NULL : &t->e.p.net.params[at];
     if (r) return r;
     if (!p || t->e.copy) return dt__misuse("this rank has not all of the gradient of a parameter %s", name);
-    dt__piece_of x = dt__engine_piece(&t->e, p);
-    dt__param_whole(&p->is, dt__download(t->e.k, x.gradient, x.count), 4, values);
+    dt__param_whole(&p->is, dt__download(t->e.k, dt__own_gradient(&t->e, p), p->own), 4, values);
     for (int64_t i = 0; t->e.env.loss_scale > 1.0f && i < dt_shape_count(p->is.shape); i++)
         values[i] /= t->e.env.loss_scale;
     return DT_OK;
@@ -22457,17 +22438,16 @@ static void dt__trainer_draw(dt_trainer *t)
     dt__engine *e = &t->e;
     for (int32_t i = 0; i < e->p.net.param_count; i++) {
         const dt__net_param *p = &e->p.net.params[i];
-        dt__piece_of x = dt__engine_piece(e, p);
         int whole = e->p.shape.zero < 3;
+        int64_t count = whole ? p->count : p->own;
         float *weights;
         if (p->offset < 0) continue;
         dt__comm_tick(t->comm);
-        weights = dt__host(e->k, whole ? e->params + p->offset : x.weight);
-        dt__init_shards(&p->is, (uint64_t)t->recipe.seed, t->pool, weights, whole ? 0 : x.from,
-                        whole ? p->count : x.count);
-        dt__upload(e->k, weights, whole ? p->count : x.count);
+        weights = dt__host(e->k, whole ? e->params + p->offset : dt__own_weights(e, p));
+        dt__init_shards(&p->is, (uint64_t)t->recipe.seed, t->pool, weights, whole ? 0 : p->from, count);
+        dt__upload(e->k, weights, count);
         if (t->recipe.ema > 0.0f)
-            dt__mem_copy(e->k, t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
+            dt__mem_copy(e->k, t->pool, e->state[DT__STATE_AVERAGE] + p->state, dt__own_weights(e, p), p->own);
     }
 }
 
@@ -22698,7 +22678,6 @@ static int dt__walk_tensor(dt__walk *w)
 {
     const dt__engine *e = &w->t->e;
     const dt__net_param *p;
-    dt__piece_of piece;
     const float *part = e->params;
     if (w->next >= w->end) return 0;
     w->of = &w->t->state.tensor[w->next++];
@@ -22708,10 +22687,10 @@ static int dt__walk_tensor(dt__walk *w)
     if (p->offset < 0) return w->floats = 0, 1;
     if (!w->of->kind && !w->writes && e->p.shape.zero < 3) part += p->offset;
     else {
-        piece = dt__engine_piece(e, p);
-        w->begin = piece.from, w->floats = piece.count;
+        w->begin = p->from, w->floats = p->own;
         if (w->writes) dt__engine_share(e, p, &w->begin, &w->floats);
-        part = (w->of->kind ? e->state[w->of->kind - 1] + piece.state : piece.weight) + (w->begin - piece.from);
+        part = w->of->kind ? e->state[w->of->kind - 1] + p->state : dt__own_weights(e, p);
+        part += w->begin - p->from;
     }
     if (!w->snapshot) w->part = dt__download(e->k, part, w->floats); /* a snapshot is written beside the next step */
     return 1;
@@ -24000,14 +23979,13 @@ static dt_result dt__weights_load(dt_trainer *t)
     dt_result r = c ? DT_OK : dt__state_read(t, e->p.net.param_count, &t->published);
     for (int32_t i = 0; i < e->p.net.param_count && !r; i++) {
         const dt__net_param *p = &e->p.net.params[i];
-        dt__piece_of x = dt__engine_piece(e, p);
         dt__walk w = dt__walk_of(t, i, i + 1, 0);
         if (c && !(w.block = (float *)dt__alloc(4 * dt_shape_count(p->is.shape), "a parameter"))) r = DT_E_MEMORY;
         if (c && !r) r = dt_checkpoint_read(t->initial, dt__net_find(&c->t.e.p.net, p->is.name), w.block);
         if (c && !r && dt__walk_tensor(&w)) dt__block_whole(&w, DT__COPY_OUT), dt__upload(e->k, w.part, w.floats);
         dt__free(w.block);
         if (!r && t->recipe.ema > 0.0f && p->offset >= 0)
-            dt__mem_copy(e->k, t->pool, e->state[DT__STATE_AVERAGE] + x.state, x.weight, x.count);
+            dt__mem_copy(e->k, t->pool, e->state[DT__STATE_AVERAGE] + p->state, dt__own_weights(e, p), p->own);
     }
     return r;
 }
@@ -24970,17 +24948,17 @@ static dt_result dt__dry_steps(dt_trainer *t, dt__two_ways *w, int way)
     e->dry = 0;
     if (!r) r = dt__tree_loss(t, e->shard_loss, 1, &w->loss[way]);
     for (int32_t p = 0; p < e->p.net.param_count && !r; p++) {
-        dt__piece_of x = dt__engine_piece(e, &e->p.net.params[p]);
-        const float *now = dt__download(e->k, x.gradient, x.count);
-        if (!x.count) continue; /* of another stage or owner */
-        for (int64_t j = 0; j < x.count && way; j++) {
+        const dt__net_param *of = &e->p.net.params[p];
+        const float *now = dt__download(e->k, dt__own_gradient(e, of), of->own);
+        if (!of->own) continue; /* of another stage or owner */
+        for (int64_t j = 0; j < of->own && way; j++) {
             float apart = __builtin_fabsf(now[j] - to[j]), size = __builtin_fabsf(to[j]);
             if (apart > w->far[0]) w->far[0] = apart;
             if (size > w->far[1]) w->far[1] = size;
         }
-        if (way && !w->differs && memcmp(to, now, 4 * (size_t)x.count)) w->differs = e->p.net.params[p].is.name;
-        if (!way) memcpy(to, now, 4 * (size_t)x.count);
-        to += x.count;
+        if (way && !w->differs && memcmp(to, now, 4 * (size_t)of->own)) w->differs = of->is.name;
+        if (!way) memcpy(to, now, 4 * (size_t)of->own);
+        to += of->own;
     }
     return r;
 }

@@ -1650,7 +1650,7 @@ static void add_uses(const rig *r, float *gradients)
     const dt__net *net = &r->t->e.p.net;
     for (int32_t i = 0; i < net->param_count; i++) {
         const dt__net_param *p = &net->params[i];
-        int64_t to = dt__engine_piece(&r->t->e, p).gradient - rig_gradients(r);
+        int64_t to = dt__own_gradient(&r->t->e, p) - rig_gradients(r);
         for (int64_t k = 0; k < p->count && p->uses > 1; k++) {
             float sum = gradients[slot_of(net, p, 0) + k];
             for (int32_t u = 1; u < p->uses; u++) sum += gradients[slot_of(net, p, u) + k];
