@@ -18217,17 +18217,6 @@ static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, in
     }
 }
 
-static dt_result dt__pipe_check(const dt__pipe *p)
-{
-    if (p->kind < DT_1F1B || p->kind > DT_ZERO_BUBBLE)
-        return dt__misuse("%d is not a pipeline schedule: DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE", p->kind);
-    if (p->chunks > 1 && p->units % p->stages)
-        return dt__misuse("the interleaved schedule takes micro-batches in groups of %d, one per stage, and a rank has "
-                          "%d: change --batch, --micro-batch or --data-shards so that its number is a multiple, or use "
-                          "--pipeline 1f1b", p->stages, p->units);
-    return DT_OK;
-}
-
 /* ---- the store: places of this rank's parameters and gradients ------------------------------------------- */
 
 /* Gradients reduced together, in the order of their parameters. A tied parameter has a bucket for each use (R8). */
@@ -18928,8 +18917,6 @@ static dt_result dt__check_model(const dt_model *m)
     if (m->experts && (m->active ? m->active : 2) > m->experts)
         return dt__misuse("--active %lld of --experts %lld: a token has 1 to --experts of them, 0 means 2",
                           (long long)m->active, (long long)m->experts);
-    if (m->family != DT_GPT2 && m->family != DT_LLAMA)
-        return dt__misuse("unknown model family %d: use DT_GPT2 or DT_LLAMA", (int)m->family);
     if (m->family == DT_GPT2) {
         if (!m->kv_heads && !m->hidden && m->rope_base == 0.0f && m->norm_eps == 0.0f && !m->tied && !m->head &&
             !m->window && !m->qkv_bias && !m->o_bias && !m->mlp_bias && !m->qk_norm && m->rope_scaling.factor == 0.0)
@@ -18937,10 +18924,10 @@ static dt_result dt__check_model(const dt_model *m)
         return dt__misuse("--kv-heads, --hidden, --norm-eps, --tied, --head-width, --window, --rope-.., biases and "
                           "--qk-norm are for the Llama family: --model llama-nano, or leave them out");
     }
-    if (m->kv_heads < 0 || (m->kv_heads && m->heads % m->kv_heads))
+    if (m->kv_heads && m->heads % m->kv_heads)
         return dt__misuse("%lld KV heads do not divide %lld heads: --kv-heads one of %s", (long long)m->kv_heads,
                           (long long)m->heads, dt__divisors(m->heads, 64, 1, list, sizeof list));
-    if (m->head < 0 || dt__head_width(m) % 2)
+    if (dt__head_width(m) % 2)
         return dt__misuse("a head of width %lld (width %lld, %lld heads) cannot be rotated in pairs: make it even",
                           (long long)dt__head_width(m), (long long)m->width, (long long)m->heads);
     if (m->experts && m->mlp_bias)
@@ -18959,7 +18946,7 @@ static dt_result dt__check_batch(const dt_recipe *r, int dp)
         return dt__misuse("batch %lld does not divide into %lld data shards: another --batch, or --data-shards one of "
                           "%s (a recipe choice: other bits)", (long long)r->batch, (long long)r->data_shards,
                           dt__divisors(r->batch & -r->batch, 1024, 1, list, sizeof list));
-    if (r->micro_batch < 1 || r->batch % r->micro_batch || r->micro_batch % r->data_shards)
+    if (r->batch % r->micro_batch || r->micro_batch % r->data_shards)
         return dt__misuse("micro-batch %lld does not divide batch %lld into multiples of %lld data shards: "
                           "--micro-batch one of %s, or lower --data-shards (a recipe choice: other bits)",
                           (long long)r->micro_batch, (long long)r->batch, (long long)r->data_shards,
@@ -19086,7 +19073,11 @@ static dt_result dt__layout_shape(dt_plan *plan)
     s->buffered = dp == plan->recipe->data_shards && (s->accumulation == DT_EACH || (plan->micros == 1 && s->zero > 1));
     s->buffered += s->buffered && s->overlap;
     s->total = s->buffered || s->accumulation == DT_EACH;
-    return dt__pipe_check(&s->pipe);
+    if (s->pipe.chunks > 1 && s->pipe.units % s->pipe.stages)
+        return dt__misuse("the interleaved schedule takes micro-batches in groups of %d, one per stage, and a rank has "
+                          "%d: change --batch, --micro-batch or --data-shards so that its number is a multiple, or use "
+                          "--pipeline 1f1b", s->pipe.stages, s->pipe.units);
+    return DT_OK;
 }
 
 /* DT_E_USAGE: choices that exclude each other. */
@@ -19540,6 +19531,14 @@ static void dt__cost_update(const dt_plan *plan, dt_instr *i)
             if (k < 0 || dt__state_kept(plan->recipe, k)) i->touched += 8 * plan->net.params[p].own;
 }
 
+/* Does a stage use a parameter? */
+static int dt__stage_uses(const dt__net_param *p, int stage)
+{
+    for (int u = 0; u < p->uses; u++)
+        if (p->stage[u] == stage) return 1;
+    return 0;
+}
+
 /* What this stage sends to the others that use a tied parameter. */
 static void dt__cost_tie(const dt_plan *plan, dt_instr *i)
 {
@@ -19547,10 +19546,8 @@ static void dt__cost_tie(const dt_plan *plan, dt_instr *i)
         for (int u = 0; u < p->uses && p->uses > 1 && p->offset >= 0; u++)
             for (int s = 0; s < plan->shape.pipe.stages && p->stage[u] == plan->shape.stage; s++) {
                 int64_t from, count;
-                int shares = 0;
-                for (int o = 0; o < p->uses; o++) shares |= p->stage[o] == s && s != plan->shape.stage;
                 (void)dt__bucket_sum(plan, p->bucket, &from, &count);
-                i->sent[DT_AXIS_PIPELINE] += shares * 4 * count;
+                if (s != plan->shape.stage && dt__stage_uses(p, s)) i->sent[DT_AXIS_PIPELINE] += 4 * count;
             }
 }
 
@@ -20139,13 +20136,6 @@ static void dt__engine_backward(dt__engine *e, const dt_instr *i)
 
 /* ---- offload ---- */
 
-/* Before forward: takes the place of the ring for the output, which is the next segment's input. */
-static void dt__engine_advance(dt__engine *e, int64_t q)
-{
-    if (!dt__engine_rings(e)) return;
-    e->ring.place[q + 1] = e->ring.output = dt__ring_take(&e->ring);
-}
-
 /* OFFLOAD or FETCH: asks for a copy of the input of a segment to or from the second memory, which holds it as the input
  * of the chunk or the output of the segment before. Neither side may be touched until the place's ticket is done. */
 static void dt__engine_move(dt__engine *e, const dt_instr *i)
@@ -20162,14 +20152,6 @@ static void dt__engine_move(dt__engine *e, const dt_instr *i)
     r->move[n].from = fetch ? kept : place;
     r->move[n].count = e->p.net.segments[i->segment].input;
     r->ticket[r->place[i->segment]] = dt__queue_ask(&r->queue);
-}
-
-/* Before a segment is recomputed: waits for its input, and lets its output go to the place that nobody reads. */
-static void dt__engine_arrive(dt__engine *e, int64_t q)
-{
-    if (!e->p.shape.horizon) return;
-    if (q) (void)dt__queue_wait(&e->ring.queue, e->ring.ticket[e->ring.place[q]]);
-    e->ring.output = e->ring.places;
 }
 
 /* Input and target of the unit in work from samples (rows,T), or its context slices, (leaves,rows,2,slice). */
@@ -20328,35 +20310,31 @@ static dt_result dt__engine_collect(dt__engine *e, dt_comm *group, float *array,
     return r;
 }
 
-/* ZeRO 3: gathers the parameters of a segment from `array`, weights or their average, into a window. */
-static dt_result dt__engine_gather_segment(dt__engine *e, int64_t q, float *array, int window)
+/* GATHER: a bucket's new parameters, whose bytes are counted, to all ranks; or those of a segment, or their average, to
+ * a window. */
+static dt_result dt__engine_gather(dt__engine *e, const dt_instr *i)
 {
-    const dt__built *seg = &e->p.net.segments[q];
-    float *to = e->window + window * e->p.store.window;
+    const dt__store *s = &e->p.store;
+    const dt__bucket *b = i->bucket < 0 ? NULL : &s->bucket[i->bucket];
+    const dt__built *seg = b ? NULL : &e->p.net.segments[i->segment];
+    float *from = b ? e->params : dt__engine_weights(e, e->env.inference);
+    float *to = b ? e->params : e->window + i->window * s->window;
     dt_result r = DT_OK;
     for (int shared = 0; shared < 2 && !r; shared++) {
         dt_comm *group = shared ? e->expert_ranks.group : e->ranks.group;
         int n = 0;
-        for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
-            const dt__net_param *p = &e->p.net.params[seg->param_of[i]];
-            const dt__bucket *b = &e->p.store.bucket[p->bucket];
-            if ((b->copies > 1) != shared) continue;
-            n += dt__bucket_spans(&e->p.store, p->bucket, p->offset - b->param, dt__round_up(p->count, DT__BLOCK),
-                                  seg->window[i], 0, e->spans + n);
+        if (b && (b->copies > 1) == shared) n = dt__bucket_spans(s, i->bucket, 0, b->floats, b->param, 1, e->spans);
+        for (int32_t k = 0; seg && k < seg->plan->g->param_count; k++) {
+            const dt__net_param *p = &e->p.net.params[seg->param_of[k]];
+            if ((s->bucket[p->bucket].copies > 1) != shared) continue;
+            n += dt__bucket_spans(s, p->bucket, p->offset - s->bucket[p->bucket].param,
+                                  dt__round_up(p->count, DT__BLOCK), seg->window[k], 0, e->spans + n);
         }
-        for (int k = 0; k < n; k++)
-            if (group && e->spans[k].rank == dt_comm_rank(group)) dt__engine_count(group, e->spans[k].count);
-        if (!shared || n) r = dt__engine_collect(e, group, array, e->p.store.most_params, n, to);
+        for (int k = 0; seg && group && k < n; k++)
+            if (e->spans[k].rank == dt_comm_rank(group)) dt__engine_count(group, e->spans[k].count);
+        if (n) r = dt__engine_collect(e, group, from, b ? s->param_floats : s->most_params, n, to);
     }
     return r;
-}
-
-/* ZeRO 1 and 2: gathers a bucket's new parameters on all ranks; dt__engine_step has counted the bytes. */
-static dt_result dt__engine_gather_bucket(dt__engine *e, int32_t bucket)
-{
-    const dt__bucket *b = &e->p.store.bucket[bucket];
-    int n = dt__bucket_spans(&e->p.store, bucket, 0, b->floats, b->param, 1, e->spans);
-    return dt__engine_collect(e, dt__engine_sharing(e, b)->group, e->params, e->p.store.param_floats, n, e->params);
 }
 
 /* ---- update ---- */
@@ -20378,9 +20356,7 @@ static dt_result dt__tie_param(dt__engine *e, int32_t i)
     }
     for (int u = 0; u < p->uses && first && !r; u++) {
         for (int s = 0; s < e->p.shape.pipe.stages && !r; s++) {
-            int shares = 0;
-            for (int o = 0; o < p->uses; o++) shares |= p->stage[o] == s;
-            if (!shares || s == p->stage[u]) continue;
+            if (!dt__stage_uses(p, s) || s == p->stage[u]) continue;
             if (own[u]) r = dt_send(e->out[0].comm, dt__comm_in(e->k, own[u], count), count, s);
             else if (s == e->p.shape.stage) r = dt__recv_in(e->k, e->out[0].comm, room, count, p->stage[u]);
         }
@@ -20488,15 +20464,17 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     case DT_LOAD:
         if (load) load(owner, i->shard, i->micro);
         return DT_OK;
-    case DT_FORWARD:
-        dt__engine_advance(e, i->segment);
+    case DT_FORWARD: /* the output is the next segment's input */
+        if (dt__engine_rings(e)) e->ring.place[i->segment + 1] = e->ring.output = dt__ring_take(&e->ring);
         dt__engine_forward(e, i->segment, i->slot);
         if (e->env.inference) return DT_OK;
         dt__engine_watch(e, i->segment, i->slot, e->shard_auxiliary + shard * leaves * e->p.net.count);
         if (i->segment == e->p.net.count - 1) dt__engine_loss(e, i->slot, e->shard_loss + shard * leaves);
         return DT_OK;
-    case DT_RECOMPUTE:
-        dt__engine_arrive(e, i->segment);
+    case DT_RECOMPUTE: /* the output goes to the place that nobody reads */
+        if (dt__engine_rings(e) && i->segment)
+            (void)dt__queue_wait(&e->ring.queue, e->ring.ticket[e->ring.place[i->segment]]);
+        e->ring.output = e->ring.places;
         dt__engine_forward(e, i->segment, i->slot);
         return DT_OK;
     case DT_OFFLOAD:
@@ -20513,9 +20491,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     case DT_REDUCE:
         __atomic_fetch_add(&e->reductions, 1, __ATOMIC_RELAXED);
         return dt__engine_reduce(e, i);
-    case DT_GATHER:
-        if (i->bucket >= 0) return dt__engine_gather_bucket(e, i->bucket);
-        return dt__engine_gather_segment(e, i->segment, dt__engine_weights(e, e->env.inference), i->window);
+    case DT_GATHER: return dt__engine_gather(e, i);
     case DT_TIE: return dt__engine_tie(e);
     default: return e->dry ? DT_OK : dt__engine_update(e);
     }
@@ -21014,14 +20990,14 @@ static dt_result dt__supervise_start(dt__supervisor *s, char **argv)
 static int dt__supervise_shrink(dt__supervisor *s)
 {
     int ranks = (int)s->plan.ranks, left = ranks - s->lost, use = left;
-    char whole[64] = "", others[64] = "";
+    char part[64] = "";
     if (!s->plan.most || !s->lost) return 1;
     while (use && dt__job_rank(s->job, use - 1)->unfit) use--;
-    if (use < left) DT__PRINT(whole, ", of which the layout can use %d", use);
-    if (use < left) DT__PRINT(others, ": the layout cannot use all %d that are left", left);
-    if (use >= s->plan.fewest) fprintf(stderr, "dtrain: going on with %d of %d ranks%s\n", use, ranks, others);
+    if (use < left && use >= s->plan.fewest) DT__PRINT(part, ": the layout cannot use all %d that are left", left);
+    else if (use < left) DT__PRINT(part, ", of which the layout can use %d", use);
+    if (use >= s->plan.fewest) fprintf(stderr, "dtrain: going on with %d of %d ranks%s\n", use, ranks, part);
     else
-        fprintf(stderr, "dtrain: %d of %d ranks are left%s: too few for --elastic %d:%d\n", left, ranks, whole,
+        fprintf(stderr, "dtrain: %d of %d ranks are left%s: too few for --elastic %d:%d\n", left, ranks, part,
                 s->plan.fewest, s->plan.most);
     s->plan.ranks = use;
     return use >= s->plan.fewest;
@@ -21606,19 +21582,13 @@ static dt_probe_option *dt__probe_option(const dt_layout *l, int i)
 static const char *const dt__probes[][2] = {{"rules", "rules"}, {"stop-on", "rules"}, {"doctor", "doctor"},
                                              {"timeline", "timeline"}, {"compile-report", "report"}};
 
-static void dt__option_nearest(const dt__option *list, int count, const char *name, const char **nearest, int *best)
-{
-    for (int i = 0; i < count; i++) {
-        int d = dt__distance(name, list[i].name);
-        if (d < *best) *best = d, *nearest = list[i].name;
-    }
-}
-
 /* dashes: before the text. */
 static dt_result dt__option_unknown(const char *text, int length, int dashes)
 {
     char name[48];
     const char *nearest = "help";
+    const dt__option *const list[] = {dt__options, dt__launch_options};
+    const size_t options[] = {sizeof dt__options, sizeof dt__launch_options};
     int best;
     DT__PRINT(name, "%.*s", length, text);
     if (dashes > 1 && dt__option_find(DT__ROWS(dt__launch_options), text, (size_t)length))
@@ -21628,8 +21598,11 @@ static dt_result dt__option_unknown(const char *text, int length, int dashes)
             return dt__misuse("--%s is an option of examples/%s.h: include it after dtrain.h, and call dt_%s_attach("
                               "&layout, &probe) before dt_args", name, dt__probes[i][1], dt__probes[i][1]);
     best = dt__distance(name, nearest);
-    dt__option_nearest(DT__ROWS(dt__options), name, &nearest, &best);
-    dt__option_nearest(DT__ROWS(dt__launch_options), name, &nearest, &best);
+    for (int k = 0; k < 2; k++)
+        for (const dt__option *o = list[k]; o < list[k] + options[k] / sizeof *o; o++) {
+            int d = dt__distance(name, o->name);
+            if (d < best) best = d, nearest = o->name;
+        }
     return dt__misuse("unknown option %s%s: %sdid you mean --%s? --help all lists all", &"--"[2 - dashes], name,
                       dashes > 1 ? "" : "options begin with --, ", nearest);
 }
