@@ -11485,6 +11485,57 @@ static void dt__json_close(dt__json *j)
 }
 
 #ifndef DT_COMM_ONLY
+/* ---- structs as JSON objects ----
+ * The table that describes the options of a group describes the members of a JSON object, too: of a manifest, of the
+ * recipe in it, of config.json, of tokenizer.json. A negative preset marks a required member. */
+
+#define DT__MEMBER(group, kind, name, type, member, preset, range) \
+    {group, name, "", DT__KIND_##kind, offsetof(type, member), preset, range, NULL}
+
+/* Adds the values of a group to an object. */
+static void dt__options_json(dt__text *t, const dt__option *list, int count, int of, const void *group)
+{
+    char value[PATH_MAX];
+    for (const dt__option *o = list; o < list + count; o++) {
+        int plain, real = o->kind == DT__KIND_REAL || o->kind == DT__KIND_DOUBLE;
+        if (o->group != of || o->kind == DT__KIND_MODEL || o->kind == DT__KIND_PLACE) continue;
+        dt__option_text(o, group, value, sizeof value);
+        plain = o->kind != DT__KIND_TEXT && o->kind != DT__KIND_CHARS &&
+                (strspn(value, "+-.e0123456789") == strlen(value) || strstr("true,false,null", value));
+        dt__text_add(t, "%s\n  \"%s\": ", t->length && t->at[t->length - 1] == '{' ? "" : ",", o->name);
+        if (plain) dt__text_add(t, "%s%s", value, real && !strpbrk(value, ".e") ? ".0" : "");
+        else dt__text_string(t, value);
+    }
+}
+
+/* Reads a group's members, but for texts, of the object under the cursor. Absent or null ones keep their values. */
+static int dt__json_options(dt__json *j, const dt__option *list, int count, int of, void *group)
+{
+    const dt__option *row[96];
+    const char *key[97];
+    int64_t place[96], end;
+    char value[128];
+    int n = 0;
+    for (const dt__option *o = list; o < list + count; o++)
+        if (o->group == of && o->kind != DT__KIND_TEXT && o->kind != DT__KIND_MODEL && n < 96)
+            row[n] = o, key[n++] = o->name;
+    key[n] = NULL;
+    if (!dt__json_members(j, key, place)) return 0;
+    end = j->at;
+    for (int i = 0; i < n && !j->result; i++) {
+        if (row[i]->kind == DT__KIND_PLACE) *(int64_t *)(void *)((char *)group + row[i]->offset) = place[i];
+        else if (!dt__json_absent(j, place[i])) {
+            if (dt__json_peek(j) == '"') DT__PRINT(value, "%.120s", dt__json_text(j, place[i], key[i]));
+            else if (dt__json_skip(j))
+                DT__PRINT(value, "%.*s", (int)dt__min(120, j->at - place[i]), j->text + place[i]);
+            if (!j->result && dt__option_set(row[i], value, group)) dt__json_fail(j, "%s", dt__thread.error + 2);
+        } else if (row[i]->preset < 0)
+            (void)dt__json_find(j, -1, key[i]);
+    }
+    j->at = end;
+    return !j->result;
+}
+
 /* ---- classes of characters ----
  * Runs of code points of Unicode 14.0 that are not letters, are, are not .. (general categories L* and N*), from 0 on.
  * A length is 57 lead + last: # to [ is last, 0 to 56, and ends it; ] to ~ before it are lead's digits, base 34. */
@@ -11546,11 +11597,11 @@ static int dt__class_of(const uint8_t *map, const unsigned char *p, int64_t n, i
     return map[code] & 3;
 }
 
-/* Where the run of characters of one class that goes on at `at` ends. */
-static int64_t dt__class_end(const uint8_t *map, const unsigned char *p, int64_t at, int64_t n, int kind)
+/* Where the run of at most `most` characters of one class that goes on at `at` ends. */
+static int64_t dt__class_end(const uint8_t *map, const unsigned char *p, int64_t at, int64_t n, int kind, int64_t most)
 {
     int length;
-    while (at < n && dt__class_of(map, p + at, n - at, &length) == kind) at += length;
+    for (; most && at < n && dt__class_of(map, p + at, n - at, &length) == kind; most--) at += length;
     return at;
 }
 
@@ -11630,7 +11681,7 @@ static int64_t dt__pretoken_gpt2(const uint8_t *map, const unsigned char *p, int
     int64_t end = dt__contraction(p, n, 0), from = p[0] == ' ' && n > 1;
     int length, kind = dt__class_of(map, p + from, n - from, &length);
     if (end) return end;
-    return kind == DT__SPACE ? dt__white_space(map, p, n, 0) : dt__class_end(map, p, from, n, kind);
+    return kind == DT__SPACE ? dt__white_space(map, p, n, 0) : dt__class_end(map, p, from, n, kind, n);
 }
 
 /* Llama 3's, or Qwen 2's, which differ in how many digits stand together. */
@@ -11639,18 +11690,14 @@ static int64_t dt__pretoken_llama3(const uint8_t *map, const unsigned char *p, i
     int64_t end = dt__contraction(p, n, 1), from = p[0] == ' ' && n > 1;
     int length, next, kind = dt__class_of(map, p, n, &length);
     if (end) return end;
-    if (kind == DT__LETTER) return dt__class_end(map, p, 0, n, DT__LETTER);
-    if (kind == DT__NUMBER) {
-        for (int i = 0; i < digits && end < n && dt__class_of(map, p + end, n - end, &length) == DT__NUMBER; i++)
-            end += length;
-        return end;
-    }
+    if (kind == DT__LETTER || kind == DT__NUMBER)
+        return dt__class_end(map, p, 0, n, kind, kind == DT__NUMBER ? digits : n);
     if (p[0] != '\r' && p[0] != '\n') { /* one character of any other kind goes with the letters after it */
-        end = dt__class_end(map, p, length, n, DT__LETTER);
+        end = dt__class_end(map, p, length, n, DT__LETTER, n);
         if (end > length) return end;
     }
     if (dt__class_of(map, p + from, n - from, &next) != DT__OTHER) return dt__white_space(map, p, n, 1);
-    end = dt__class_end(map, p, from, n, DT__OTHER);
+    end = dt__class_end(map, p, from, n, DT__OTHER, n);
     while (end < n && (p[end] == '\r' || p[end] == '\n')) end++;
     return end;
 }
@@ -11968,48 +12015,60 @@ static const char *const dt__split_rules[] = {
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
     "\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"};
 
-/* Checks members whose other values would change ids: `fit` has a row for each key with the values that are supported,
- * as JSON and each between blanks, or NULL. Leaves the cursor where it is. */
-static int dt__read_fit(dt__json *j, const char *const *key, const char *const *fit, const int64_t *place)
-{
-    int64_t end = j->at;
-    for (int i = 0; key[i]; i++) {
-        char value[64] = " absent ";
-        if (!fit[i]) continue;
-        if (place[i] >= 0) {
-            j->at = place[i];
-            (void)dt__json_skip(j);
-            DT__PRINT(value, " %.*s ", (int)dt__min(60, j->at - place[i]), j->text + place[i]);
-        }
-        if (!strstr(fit[i], value))
-            return j->at = place[i] < 0 ? end : place[i],
-                   dt__json_fail(j, "the %s is%sbut only%sis supported: use another tokenizer", key[i], value, fit[i]);
-    }
-    j->at = end;
-    return 1;
-}
+/* Members of tokenizer.json; others do not change ids. */
+typedef struct dt__token_file {
+    int64_t model, normalizer, pretokenizer, added, vocabulary, merges, content, pattern, regex, elements; /* places */
+    int64_t id;
+    int32_t type, only, normalized, special, whole_words, use_regex; /* only: values of which one is supported */
+    char prefix[65], suffix[65];
+} dt__token_file;
+enum { DT__TOKEN_FILE, DT__TOKEN_MODEL, DT__TOKEN_ADD, DT__TOKEN_PATTERN, DT__TOKEN_CUT,
+       DT__TOKEN_BYTES, DT__TOKEN_SPLIT, DT__TOKEN_SEQUENCE }; /* the last three in the order of the types */
+#define DT__TOKEN(group, kind, name, member, preset, range) \
+    DT__MEMBER(DT__TOKEN_##group, kind, name, dt__token_file, member, preset, range)
+static const dt__option dt__token_members[] = {
+    DT__TOKEN(FILE, PLACE, "model", model, 0, NULL),
+    DT__TOKEN(FILE, PLACE, "normalizer", normalizer, 0, NULL),
+    DT__TOKEN(FILE, PLACE, "pre_tokenizer", pretokenizer, 0, NULL),
+    DT__TOKEN(FILE, PLACE, "added_tokens", added, 0, NULL),
+    DT__TOKEN(MODEL, WORD, "type", only, 0, "BPE"),
+    DT__TOKEN(MODEL, WORD, "dropout", only, 0, "0,0.0"),
+    DT__TOKEN(MODEL, CHARS, "continuing_subword_prefix", prefix, 0, NULL),
+    DT__TOKEN(MODEL, CHARS, "end_of_word_suffix", suffix, 0, NULL),
+    DT__TOKEN(MODEL, WORD, "byte_fallback", only, 0, "false"),
+    DT__TOKEN(MODEL, WORD, "ignore_merges", whole_words, 0, "false,true"),
+    DT__TOKEN(MODEL, PLACE, "vocab", vocabulary, 0, NULL),
+    DT__TOKEN(MODEL, PLACE, "merges", merges, 0, NULL),
+    DT__TOKEN(ADD, WHOLE, "id", id, -1, "[0,1048575]"),
+    DT__TOKEN(ADD, PLACE, "content", content, 0, NULL),
+    DT__TOKEN(ADD, WORD, "single_word", only, 0, "false"),
+    DT__TOKEN(ADD, WORD, "lstrip", only, 0, "false"),
+    DT__TOKEN(ADD, WORD, "rstrip", only, 0, "false"),
+    DT__TOKEN(ADD, WORD, "normalized", normalized, 0, "false,true"),
+    DT__TOKEN(ADD, WORD, "special", special, 0, "false,true"),
+    DT__TOKEN(PATTERN, PLACE, "Regex", regex, 0, NULL),
+    DT__TOKEN(CUT, WORD, "type", type, -1, "ByteLevel,Split,Sequence"),
+    DT__TOKEN(BYTES, WORD, "add_prefix_space", only, -1, "false"),
+    DT__TOKEN(BYTES, WORD, "use_regex", use_regex, 1, "false,true"),
+    DT__TOKEN(SPLIT, WORD, "behavior", only, -1, "Isolated"),
+    DT__TOKEN(SPLIT, WORD, "invert", only, 0, "false"),
+    DT__TOKEN(SPLIT, PLACE, "pattern", pattern, 0, NULL),
+    DT__TOKEN(SEQUENCE, PLACE, "pretokenizers", elements, 0, NULL)};
 
-/* A value that dt__read_fit() found to be true, false or absent. */
-static int dt__read_flag(const dt__json *j, int64_t place, int absent)
+static int dt__token_options(dt__json *j, int group, dt__token_file *f)
 {
-    return place < 0 ? absent : j->text[place] == 't';
-}
-
-static int dt__read_id(dt__json *j, int32_t *id)
-{
-    int64_t whole = -1;
-    if (!dt__json_number(j, &whole)) return 0;
-    *id = (int32_t)whole;
-    return (whole >= 0 && whole < DT__TOKEN_LIMIT) ||
-           dt__json_fail(j, "a token's id is a whole number from 0 to %d: write another", (int)DT__TOKEN_LIMIT - 1);
+    return dt__json_options(j, DT__ROWS(dt__token_members), group, f);
 }
 
 /* {"token": id, ..} */
 static int dt__read_vocabulary(dt_tokenizer *t, dt__json *j)
 {
     for (int64_t count = 0; dt__json_each(j, '{', &count);) {
-        int32_t id = 0;
-        if (!dt__json_key(j) || !dt__read_id(j, &id)) return 0;
+        int64_t id = 0;
+        if (!dt__json_key(j) || !dt__json_number(j, &id)) return 0;
+        if (id < 0 || id >= DT__TOKEN_LIMIT)
+            return dt__json_fail(j, "a token's id is a whole number from 0 to %d: write another",
+                                 (int)DT__TOKEN_LIMIT - 1);
         j->length = dt__unspell(j->string, j->length);
         if (!j->length || (id < t->token.count && t->token.entry[id].length) ||
             dt__table_find(&t->token, j->string, j->length) >= 0)
@@ -12064,36 +12123,29 @@ static int dt__read_merges(dt_tokenizer *t, dt__json *j)
 /* An element of "added_tokens". Its content is taken as it is. */
 static int dt__read_added_token(dt_tokenizer *t, dt__json *j)
 {
-    static const char *const key[] = {"id",     "content",    "single_word", "lstrip",
-                                      "rstrip", "normalized", "special",     NULL};
-    static const char flag[] = " absent true false ", no[] = " absent false ";
-    static const char *const fit[] = {NULL, NULL, no, no, no, flag, flag};
-    int64_t place[7], end;
-    int32_t id = 0;
-    int special, late;
-    if (!dt__json_members(j, key, place) || !dt__read_fit(j, key, fit, place)) return 0;
+    dt__token_file f = DT__ZERO;
+    int64_t end;
+    f.normalized = -1;
+    if (!dt__token_options(j, DT__TOKEN_ADD, &f)) return 0;
+    if (f.normalized < 0) f.normalized = !f.special;
     end = j->at;
-    special = dt__read_flag(j, place[6], 0);
-    late = dt__read_flag(j, place[5], !special);
-    if (!dt__json_find(j, place[0], "id of an added token") || !dt__read_id(j, &id)) return 0;
-    dt__json_text(j, place[1], "content of an added token");
+    dt__json_text(j, f.content, "content of an added token");
     if (j->result) return 0;
-    if (!j->length || (id < t->token.count && (t->token.entry[id].value & DT__TOKEN_ADDED)))
-        return dt__json_fail(j, "added token %d is empty, or has the id of another one: give each its own", (int)id);
-    if (!dt__table_set(&t->token, id, j->string, j->length)) return j->result = DT_E_MEMORY, 0;
-    t->token.entry[id].value = DT__TOKEN_ADDED | (special ? DT__TOKEN_SPECIAL : 0) | (late ? DT__TOKEN_LATE : 0);
+    if (!j->length || (f.id < t->token.count && (t->token.entry[f.id].value & DT__TOKEN_ADDED)))
+        return dt__json_fail(j, "added token %d is empty, or has the id of another one: give each its own", (int)f.id);
+    if (!dt__table_set(&t->token, f.id, j->string, j->length)) return j->result = DT_E_MEMORY, 0;
+    t->token.entry[f.id].value =
+        DT__TOKEN_ADDED | (f.special ? DT__TOKEN_SPECIAL : 0) | (f.normalized ? DT__TOKEN_LATE : 0);
     j->at = end;
     return 1;
 }
 
 /* The rule of a pre-tokenizer {"type": "Split"}: {"Regex": ".."} */
-static int dt__read_rule(dt_tokenizer *t, dt__json *j, int64_t pattern)
+static int dt__read_rule(dt_tokenizer *t, dt__json *j, dt__token_file *f)
 {
-    static const char *const key[] = {"Regex", NULL};
-    int64_t regex;
     const char *text;
-    if (!dt__json_find(j, pattern, "pattern of Split") || !dt__json_members(j, key, &regex)) return 0;
-    text = dt__json_text(j, regex, "Regex in the pattern of Split");
+    if (!dt__json_find(j, f->pattern, "pattern of Split") || !dt__token_options(j, DT__TOKEN_PATTERN, f)) return 0;
+    text = dt__json_text(j, f->regex, "Regex in the pattern of Split");
     for (int rule = 0; rule < 3; rule++)
         if (!strcmp(text, dt__split_rules[rule])) return t->rule = (dt_pretokens)rule, !j->result;
     return dt__json_fail(j, "Split by a pattern that is not GPT-2's, Llama 3's or Qwen 2's: use another tokenizer");
@@ -12103,24 +12155,16 @@ static int dt__read_rule(dt_tokenizer *t, dt__json *j, int64_t pattern)
  * rule, 3 Split; a Sequence appends what its elements do. */
 static int dt__read_pretokenizer(dt_tokenizer *t, dt__json *j, unsigned *found)
 {
-    static const char *const key[] = {"type",    "add_prefix_space", "use_regex", "behavior",
-                                      "invert",  "pattern",          "pretokenizers", NULL};
-    static const char known[] = " \"ByteLevel\" \"Split\" \"Sequence\" ";
-    static const char *const fit[3][7] = {{known, " false ", " absent true false ", NULL, NULL, NULL, NULL},
-                                          {known, NULL, NULL, " \"Isolated\" ", " absent false ", NULL, NULL},
-                                          {known, NULL, NULL, NULL, NULL, NULL, NULL}};
-    int64_t place[7], end;
-    const char *type;
-    int kind;
-    if (!dt__json_members(j, key, place)) return 0;
-    end = j->at;
-    type = dt__json_text(j, place[0], "type of the pre-tokenizer");
-    kind = !strcmp(type, "ByteLevel") ? 0 : !strcmp(type, "Split") ? 1 : 2;
-    if (j->result || !dt__read_fit(j, key, fit[kind], place)) return 0;
-    if (kind < 2) *found = *found << 2 | (kind ? 3u : dt__read_flag(j, place[2], 1) ? 1u : 2u);
-    if (kind == 1 && !dt__read_rule(t, j, place[5])) return 0;
-    if (kind == 2 && !dt__json_find(j, place[6], key[6])) return 0;
-    for (int64_t count = 0; kind == 2 && dt__json_each(j, '[', &count);)
+    dt__token_file f = DT__ZERO;
+    int64_t begin = j->at, end;
+    f.use_regex = 1;
+    if (!dt__token_options(j, DT__TOKEN_CUT, &f)) return 0;
+    end = j->at, j->at = begin;
+    if (!dt__token_options(j, DT__TOKEN_BYTES + f.type, &f)) return 0;
+    if (f.type < 2) *found = *found << 2 | (f.type ? 3u : f.use_regex ? 1u : 2u);
+    if (f.type == 1 && !dt__read_rule(t, j, &f)) return 0;
+    if (f.type == 2 && !dt__json_find(j, f.elements, "pretokenizers")) return 0;
+    for (int64_t count = 0; f.type == 2 && dt__json_each(j, '[', &count);)
         if (!dt__read_pretokenizer(t, j, found)) return 0;
     j->at = end;
     return !j->result;
@@ -12128,16 +12172,13 @@ static int dt__read_pretokenizer(dt_tokenizer *t, dt__json *j, unsigned *found)
 
 static int dt__read_model(dt_tokenizer *t, dt__json *j)
 {
-    static const char *const key[] = {"type", "dropout", "continuing_subword_prefix", "end_of_word_suffix",
-                                      "byte_fallback", "ignore_merges", "vocab", "merges", NULL};
-    static const char none[] = " absent null \"\" ";
-    static const char *const fit[] = {" absent \"BPE\" ", " absent null 0 0.0 ", none, none, " absent false ",
-                                      " absent true false ", NULL, NULL};
-    int64_t place[8];
-    if (!dt__json_members(j, key, place) || !dt__read_fit(j, key, fit, place)) return 0;
-    t->whole_words = dt__read_flag(j, place[5], 0);
-    return dt__json_find(j, place[6], key[6]) && dt__read_vocabulary(t, j) && dt__json_find(j, place[7], key[7]) &&
-           dt__read_merges(t, j);
+    dt__token_file f = DT__ZERO;
+    if (!dt__token_options(j, DT__TOKEN_MODEL, &f)) return 0;
+    if (*f.prefix || *f.suffix)
+        return dt__json_fail(j, "continuing_subword_prefix or end_of_word_suffix is not empty: use another tokenizer");
+    t->whole_words = f.whole_words;
+    return dt__json_find(j, f.vocabulary, "vocab") && dt__read_vocabulary(t, j) &&
+           dt__json_find(j, f.merges, "merges") && dt__read_merges(t, j);
 }
 
 #define DT__CONVERT \
@@ -12146,27 +12187,26 @@ static int dt__read_model(dt_tokenizer *t, dt__json *j)
 
 static int dt__read_json(dt_tokenizer *t, dt__json *j)
 {
-    static const char *const key[] = {"model", "normalizer", "pre_tokenizer", "added_tokens", NULL};
     static const char *const type[] = {"type", NULL};
-    int64_t place[4];
+    dt__token_file f = DT__ZERO;
     unsigned found = 0;
-    if (!dt__json_members(j, key, place)) return 0;
+    if (!dt__token_options(j, DT__TOKEN_FILE, &f)) return 0;
     if (dt__json_peek(j)) return dt__json_fail(j, "something follows the last bracket: remove it");
-    if (place[0] < 0 || j->text[place[0]] != '{')
+    if (f.model < 0 || j->text[f.model] != '{')
         return dt__json_fail(j, "there is no \"model\", so this is not a tokenizer.json: " DT__CONVERT);
-    if (!dt__json_find(j, place[0], key[0]) || !dt__read_model(t, j)) return 0; /* first: its type says most */
-    if (!dt__json_absent(j, place[1]) && dt__json_members(j, type, place + 1)) {
-        j->at = place[1];
-        if (strcmp(dt__json_text(j, place[1], "type of the normalizer"), "NFC"))
+    j->at = f.model;
+    if (!dt__read_model(t, j)) return 0; /* first: its type says most */
+    if (!dt__json_absent(j, f.normalizer) && dt__json_members(j, type, &f.normalizer)) {
+        if (strcmp(dt__json_text(j, f.normalizer, "type of the normalizer"), "NFC"))
             return dt__json_fail(j, "the normalizer is %.40s, but only NFC is supported: use another tokenizer",
                                  j->string ? j->string : "");
         t->nfc = 1;
     }
-    if (!dt__json_absent(j, place[2]) && !dt__read_pretokenizer(t, j, &found)) return 0;
+    if (!dt__json_absent(j, f.pretokenizer) && !dt__read_pretokenizer(t, j, &found)) return 0;
     if (found != 1 && found != 14) /* Split, then ByteLevel without a rule */
         return dt__json_fail(j, "the pre_tokenizer is neither ByteLevel with use_regex nor a Sequence of Split and "
                              "ByteLevel without: use a tokenizer of GPT-2 or Llama 3");
-    if (j->result || dt__json_absent(j, place[3])) return !j->result;
+    if (j->result || dt__json_absent(j, f.added)) return !j->result;
     for (int64_t count = 0; dt__json_each(j, '[', &count);)
         if (!dt__read_added_token(t, j)) return 0;
     return !j->result;
@@ -12477,14 +12517,13 @@ static dt_result dt__feed_check(const dt__feed *f, int part, const void *values,
     const int32_t *id = (const int32_t *)values;
     const float *number = (const float *)values;
     const char *what = part ? "target" : "input";
-    if ((part ? f->is.target_type : f->is.input_type) == DT_F32) {
-        while (i < n && number[i] - number[i] == 0.0f) i++;
-        if (i == n) return DT_OK;
+    int floats = (part ? f->is.target_type : f->is.input_type) == DT_F32;
+    while (i < n && (floats ? number[i] - number[i] == 0.0f :
+                     id[i] < below && (id[i] >= 0 || part || below == INT64_MAX))) i++;
+    if (i == n) return DT_OK;
+    if (floats)
         return dt__error(DT_E_DATA, "%s sample %lld: %s %lld is %g: write finite numbers, and all of them", whose,
                          (long long)sample, what, (long long)i, (double)number[i]);
-    }
-    while (i < n && id[i] < below && (id[i] >= 0 || part || below == INT64_MAX)) i++;
-    if (i == n) return DT_OK;
     return dt__error(DT_E_DATA, "%s sample %lld: %s %lld is %d, but the model has %lld %s: fix the data or enlarge "
                      "the model", whose, (long long)sample, what, (long long)i, (int)id[i], (long long)below,
                      part ? "classes" : "table rows");
@@ -16742,57 +16781,6 @@ DT_API void dt_nccl_close(dt_nccl **n) { (void)dt__refused("n!", n); }
  * A checkpoint is written as step-000000200.tmp. When all files and the directory are on the disk, the directory is
  * renamed and `latest` is replaced: a directory with the final name is complete after any crash. This section handles
  * files; which numbers of the training state go where, H16 says (dt__walk). */
-
-/* ---- structs as JSON objects ----
- * The table that describes the options of a group describes the members of a JSON object, too: of a manifest, of the
- * recipe in it, of config.json. A negative preset marks a required member. */
-
-#define DT__MEMBER(group, kind, name, type, member, preset, range) \
-    {group, name, "", DT__KIND_##kind, offsetof(type, member), preset, range, NULL}
-
-/* Adds the values of a group to an object. */
-static void dt__options_json(dt__text *t, const dt__option *list, int count, int of, const void *group)
-{
-    char value[PATH_MAX];
-    for (const dt__option *o = list; o < list + count; o++) {
-        int plain, real = o->kind == DT__KIND_REAL || o->kind == DT__KIND_DOUBLE;
-        if (o->group != of || o->kind == DT__KIND_MODEL || o->kind == DT__KIND_PLACE) continue;
-        dt__option_text(o, group, value, sizeof value);
-        plain = o->kind != DT__KIND_TEXT && o->kind != DT__KIND_CHARS &&
-                (strspn(value, "+-.e0123456789") == strlen(value) || strstr("true,false,null", value));
-        dt__text_add(t, "%s\n  \"%s\": ", t->length && t->at[t->length - 1] == '{' ? "" : ",", o->name);
-        if (plain) dt__text_add(t, "%s%s", value, real && !strpbrk(value, ".e") ? ".0" : "");
-        else dt__text_string(t, value);
-    }
-}
-
-/* Reads a group's members, but for texts, of the object under the cursor. Absent or null ones keep their values. */
-static int dt__json_options(dt__json *j, const dt__option *list, int count, int of, void *group)
-{
-    const dt__option *row[96];
-    const char *key[97];
-    int64_t place[96], end;
-    char value[128];
-    int n = 0;
-    for (const dt__option *o = list; o < list + count; o++)
-        if (o->group == of && o->kind != DT__KIND_TEXT && o->kind != DT__KIND_MODEL && n < 96)
-            row[n] = o, key[n++] = o->name;
-    key[n] = NULL;
-    if (!dt__json_members(j, key, place)) return 0;
-    end = j->at;
-    for (int i = 0; i < n && !j->result; i++) {
-        if (row[i]->kind == DT__KIND_PLACE) *(int64_t *)(void *)((char *)group + row[i]->offset) = place[i];
-        else if (!dt__json_absent(j, place[i])) {
-            if (dt__json_peek(j) == '"') DT__PRINT(value, "%.120s", dt__json_text(j, place[i], key[i]));
-            else if (dt__json_skip(j))
-                DT__PRINT(value, "%.*s", (int)dt__min(120, j->at - place[i]), j->text + place[i]);
-            if (!j->result && dt__option_set(row[i], value, group)) dt__json_fail(j, "%s", dt__thread.error + 2);
-        } else if (row[i]->preset < 0)
-            (void)dt__json_find(j, -1, key[i]);
-    }
-    j->at = end;
-    return !j->result;
-}
 
 /* ---- safetensors: the header's length in 8 bytes, a JSON header (name, type, shape, offsets), the numbers ---- */
 
@@ -23254,21 +23242,21 @@ static dt_result dt__lines_differ(const char *at, const char *own, int rank)
 }
 
 /* Every rank passes its result, and lines that must be the same on all ranks; every rank returns which line is not, or
- * the result of the lowest rank that failed. One collective of 72 bytes when all is well. Frees the lines. */
+ * the result of the lowest rank that failed. One collective of 64 bytes when all is well. Frees the lines. */
 static dt_result dt__trainer_alike(dt_trainer *t, dt_result r, dt__text *own)
 {
-    enum { BYTES = 72 }; /* the hash of the lines, and at last whether the rank failed */
-    char mine[BYTES] = "", *all = (char *)dt__alloc(BYTES * dt_comm_size(t->comm), "what ranks agree on"), *at = NULL;
+    enum { BYTES = 64 }; /* most of the hash of the lines, and at last whether the rank failed */
+    char mine[BYTES + 1] = "", *all = (char *)(void *)t->counts, *at = NULL;
     int failed = 0, rank = 0;
-    dt_result sent = all ? DT_OK : DT_E_MEMORY;
+    dt_result sent;
     dt__text_add(own, "\n\n\n"); /* floats are sent */
     if (!own->failed) dt__sha256_of(own->at, own->length, mine);
     else if (!r) r = DT_E_MEMORY;
     mine[BYTES - 1] = r != DT_OK;
-    if (!sent) sent = dt_all_gather(t->comm, (float *)(void *)mine, (float *)(void *)all, BYTES / 4);
+    sent = dt_all_gather(t->comm, (float *)(void *)mine, t->counts, BYTES / 4);
     for (int p = dt_comm_size(t->comm); p-- > 0 && !sent;) {
         failed |= all[p * BYTES + BYTES - 1];
-        if (memcmp(all, all + p * BYTES, 64)) rank = p;
+        if (memcmp(all, all + p * BYTES, BYTES - 1)) rank = p;
     }
     if (!sent && rank) {
         float length = (float)own->length;
@@ -23279,7 +23267,6 @@ static dt_result dt__trainer_alike(dt_trainer *t, dt_result r, dt__text *own)
         if (!sent) sent = dt_broadcast(t->comm, (float *)(void *)at, (int64_t)length / 4, 0);
         if (!sent && rank == dt_comm_rank(t->comm) && dt__lines_differ(at, own->at, rank)) r = DT_E_USAGE;
     }
-    dt__free(all);
     dt__free(at);
     dt__free(own->at);
     return sent || (!failed && !rank) ? sent : dt__trainer_agree(t, r);
@@ -23934,7 +23921,7 @@ static dt_result dt__weights_begin(dt_trainer *t)
         c = (dt__checkpoint *)t->initial;
         if (!r && c->t.more)
             r = dt__misuse("--weights %s: its table of positions has rows that were not trained. Convert it to a full "
-                           "checkpoint first (dt_checkpoint_convert, examples/72_checkpoint_tool.c)", path);
+                           "checkpoint first (./build.sh checkpoint convert, or dt_checkpoint_convert)", path);
         if (!r) r = dt__model_agrees(t, c);
         if (!r) dt__sha256_of(c->m.json.text, c->m.json.bytes, t->save.now.weights);
     }

@@ -656,12 +656,12 @@ static void test_refusals(void)
     refuses_text(json(NULL, NULL, NULL, "[[\"a\"]]"), "a merge is two tokens, in a list or with one space");
     refuses_text(json(NULL, NULL, NULL, "[[\"a\",\"b\",\"a\"]]"), "a merge is two tokens, in a list or with one space");
     refuses_text(json(NULL, NULL, NULL, "[7]"), "a '\"' is missing");
-    refuses_text(json(NULL, "\"type\":\"Unigram\"", NULL, NULL), "the type is \"Unigram\" but only absent \"BPE\" is supported");
-    refuses_text(json(NULL, "\"dropout\":0.1", NULL, NULL), "the dropout is 0.1 but only");
-    refuses_text(json(NULL, "\"continuing_subword_prefix\":\"##\"", NULL, NULL), "the continuing_subword_prefix is \"##\" but");
-    refuses_text(json(NULL, "\"end_of_word_suffix\":\"</w>\"", NULL, NULL), "the end_of_word_suffix is \"</w>\" but");
-    refuses_text(json(NULL, "\"byte_fallback\":true", NULL, NULL), "the byte_fallback is true but only absent false");
-    refuses_text(json(NULL, "\"ignore_merges\":1", NULL, NULL), "the ignore_merges is 1 but only absent true false");
+    refuses_text(json(NULL, "\"type\":\"Unigram\"", NULL, NULL), "type Unigram: choose one of BPE");
+    refuses_text(json(NULL, "\"dropout\":0.1", NULL, NULL), "dropout 0.1: choose one of 0,0.0");
+    refuses_text(json(NULL, "\"continuing_subword_prefix\":\"##\"", NULL, NULL), "continuing_subword_prefix or end_of_word_suffix is not empty");
+    refuses_text(json(NULL, "\"end_of_word_suffix\":\"</w>\"", NULL, NULL), "continuing_subword_prefix or end_of_word_suffix is not empty");
+    refuses_text(json(NULL, "\"byte_fallback\":true", NULL, NULL), "byte_fallback true: choose one of false");
+    refuses_text(json(NULL, "\"ignore_merges\":1", NULL, NULL), "ignore_merges 1: choose one of false,true");
     refuses_text("{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"vocab\":{}}}",
                  "there is no merges");
     refuses_text("{\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"merges\":[]}}",
@@ -669,20 +669,20 @@ static void test_refusals(void)
     refuses_text("{\"model\":{\"vocab\":{},\"merges\":[]},\"normalizer\":{\"type\":\"Prepend\",\n\"prepend\":\"_\"}}", "line 1, byte 64 of the file: the normalizer is Prepend, but only NFC is");
     refuses_text("{\"model\":{\"vocab\":{},\"merges\":[]},\"normalizer\":{\"prepend\":\"_\"}}", "there is no type of the normalizer");
     refuses_text("{\"model\":{\"vocab\":{},\"merges\":[]},\"normalizer\":7}", "a '{' is missing");
-    refuses_text("{\"normalizer\":{\"type\":\"Sequence\"},\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", "line 1, byte 50 of the file: the type is \"Unigram\"");
+    refuses_text("{\"normalizer\":{\"type\":\"Sequence\"},\"model\":{\"type\":\"Unigram\",\"vocab\":[]}}", "of the file: type Unigram: choose one of BPE");
     refuses_text("{\"model\":{\"vocab\":{},\"merges\":[]}}", "the pre_tokenizer is neither ByteLevel with use_regex nor");
     refuses_text(json("null", NULL, NULL, NULL), "the pre_tokenizer is neither ByteLevel with use_regex nor");
-    refuses_text(json("{\"type\":\"Whitespace\"}", NULL, NULL, NULL), "the type is \"Whitespace\" but only");
-    refuses_text(json("{\"a\":1}", NULL, NULL, NULL), "there is no type of the pre-tokenizer");
-    refuses_text(json("{\"type\":\"ByteLevel\",\"add_prefix_space\":true}", NULL, NULL, NULL), "the add_prefix_space is true but only false is");
-    refuses_text(json("{\"type\":\"ByteLevel\"}", NULL, NULL, NULL), "the add_prefix_space is absent but only false is");
+    refuses_text(json("{\"type\":\"Whitespace\"}", NULL, NULL, NULL), "type Whitespace: choose one of ByteLevel,Split,Sequence");
+    refuses_text(json("{\"a\":1}", NULL, NULL, NULL), "there is no type");
+    refuses_text(json("{\"type\":\"ByteLevel\",\"add_prefix_space\":true}", NULL, NULL, NULL), "add_prefix_space true: choose one of false");
+    refuses_text(json("{\"type\":\"ByteLevel\"}", NULL, NULL, NULL), "there is no add_prefix_space");
     refuses_text(json(BYTE_LEVEL, NULL, NULL, NULL), "is neither ByteLevel with use_regex nor");
     refuses_text(json("{\"type\":\"Sequence\",\"pretokenizers\":[]}", NULL, NULL, NULL), "is neither ByteLevel");
-    refuses_text(json("{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\"}]}", NULL, NULL, NULL), "\"Digits\"");
+    refuses_text(json("{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Digits\"}]}", NULL, NULL, NULL), "type Digits");
     refuses_text(json("{\"type\":\"Sequence\",\"pretokenizers\":[" SPLIT("\\\\w+") "," BYTE_LEVEL "]}", NULL, NULL, NULL),
                  "Split by a pattern that is not GPT-2's");
-    refuses_text(json(NULL, NULL, "[{\"id\":300,\"content\":\"x\",\"lstrip\":true}]", NULL), "the lstrip is true but only absent false");
-    refuses_text(json(NULL, NULL, "[{\"content\":\"x\"}]", NULL), "there is no id of an added token");
+    refuses_text(json(NULL, NULL, "[{\"id\":300,\"content\":\"x\",\"lstrip\":true}]", NULL), "lstrip true: choose one of false");
+    refuses_text(json(NULL, NULL, "[{\"content\":\"x\"}]", NULL), "there is no id");
     refuses_text(json(NULL, NULL, "[{\"id\":300}]", NULL), "there is no content of an added token");
     refuses_text(json(NULL, NULL, "[{\"id\":300,\"content\":\"\"}]", NULL), "added token 300 is empty, or has the id of another one");
     refuses_text(json(NULL, NULL, "[{\"id\":300,\"content\":\"x\"},{\"id\":300,\"content\":\"y\"}]", NULL),
