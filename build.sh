@@ -31,9 +31,11 @@ Usage: ./build.sh [COMMAND]
                 run --help all lists every one. Checkpoints stay in build/runs; the same command resumes from them
   generate [CHECKPOINT] --prompt TEXT
                 continue a text with what was trained: the last run, a checkpoint, or a directory of Hugging Face (more
-                options: examples/08_generate.c)
+                options: examples/tools/generate.c)
   eval [CHECKPOINT] --data FILE
                 its loss, perplexity and bits per byte on a text
+  checkpoint show DIR | verify DIR | convert DIR TO sharded|full|bf16 | diff DIR DIR
+                what is in a checkpoint, whether it is whole, another kind of it, how two differ
   tokenizer TEXT ... -o DIR
                 learn a vocabulary from texts and keep DIR/tokenizer.json, for run --tokenizer DIR; --help lists the
                 options, among them token files of a large text
@@ -386,11 +388,18 @@ command_generate() {
     local last=
     install_missing compiler
     choose_compiler
-    compile_example examples/08_generate.c
+    compile_example examples/tools/generate.c
     [ ! -e $build/runs/last ] || last=$(cat $build/runs/last)
-    (cd "$started_in" && "$root/$build/examples/08_generate" "$@" --default "$last")
+    (cd "$started_in" && "$root/$build/examples/generate" "$@" --default "$last")
 }
 command_eval() { command_generate eval "$@"; }
+
+command_checkpoint() {
+    install_missing compiler
+    choose_compiler
+    compile_example examples/tools/checkpoint.c
+    (cd "$started_in" && "$root/$build/examples/checkpoint" "$@")
+}
 
 command_tokenizer() {
     install_missing compiler
@@ -635,7 +644,7 @@ main() {
     local command=${1:-build}
     [ $# -eq 0 ] || shift
     case $command in
-    build | run | generate | eval | tokenizer | test | lab | notebooks | bench | doctor | lines) "command_$command" "$@" ;;
+    build | run | generate | eval | checkpoint | tokenizer | test | lab | notebooks | bench | doctor | lines) "command_$command" "$@" ;;
     compile) # for compile_all: [COUNT] CALL
         [ -n "${CC:-}" ] || choose_compiler
         [ $# -eq 1 ] || { compile_count=$1; shift; }
@@ -644,7 +653,7 @@ main() {
     object) command_object "$1" ;;
     clean) rm -rf $build ;;
     help | --help | -h) usage ;;
-    *) die_usage "unknown command '$command': build, run, generate, eval, tokenizer, test, lab, notebooks, bench, doctor, lines, clean or help" ;;
+    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, tokenizer, test, lab, notebooks, bench, doctor, lines, clean or help" ;;
     esac
 }
 

@@ -134,10 +134,10 @@ sub parts {
 
 # Examples of more than 150 lines: these numbers may only fall.
 my %length = (
-    '08_generate.c' => 215, '12_cnn.c' => 159, '20_network.c' => 294, '23_race.c' => 194, '27_trees.c' => 211,
+    '12_cnn.c' => 159, '20_network.c' => 294, '23_race.c' => 194, '27_trees.c' => 211,
     '31_data_parallel.c' => 175, '36_compression.c' => 233, '38_parameter_server.c' => 188,
     '50_pipeline_by_hand.c' => 189, '54_ring_attention_by_hand.c' => 181, '58_nodes.c' => 187,
-    '60_when_not.c' => 196, '71_shards_by_hand.c' => 201, '72_checkpoint_tool.c' => 221, '80_doctor.c' => 210,
+    '60_when_not.c' => 196, '71_shards_by_hand.c' => 201, '80_doctor.c' => 210,
     '82_rules.c' => 213, '83_report.c' => 327, '90_launchers.c' => 235,
 );
 

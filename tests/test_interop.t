@@ -53,7 +53,7 @@ for my $from (grep { m{/(gpt2|llama|qwen3)/} } @written) {
 
 # ---- a tokenizer goes with the weights ----
 
-my $program = linked_with('library', "$root/examples/72_checkpoint_tool.c", "$tmp/checkpoint_tool");
+my $program = linked_with('library', "$root/examples/tools/checkpoint.c", "$tmp/checkpoint");
 my ($status, $out, $error);
 like(hash("$small --model nano --tokenizer $root/tests/golden/tokens/gpt2.json --checkpoint $tmp/words"), qr/^\w{64}$/,
      'a checkpoint with a tokenizer');

@@ -1,5 +1,5 @@
 #!/usr/bin/env perl
-# A checkpoint in use, by examples/08_generate: of either kind, in several layouts, without the training text, it draws the
+# A checkpoint in use, by examples/tools/generate: of either kind, in several layouts, without the training text, it draws the
 # text that the trainer drew, and its loss is the trainer's; a directory of Hugging Face; stop strings; wrong command lines.
 # By tests/predicts.c: what a program trained, another one predicts with the same bits, in any layout, and a third one
 # begins with.
@@ -11,7 +11,7 @@ use Dt;
 use Test::More;
 
 my $train = trainer();
-my $program = linked_with('library', "$root/examples/08_generate.c", "$tmp/08_generate");
+my $program = linked_with('library', "$root/examples/tools/generate.c", "$tmp/generate");
 my $text = "$root/tests/golden/tokens/train.txt";
 my $threads = ($ENV{DT_SANITIZE} || '') =~ /thread/ ? '--launch threads' : '';
 my $recipe = "--data $text --steps 12 --batch 8 --sequence 32 --learning-rate 5e-3 --validation 0.5 --eval-batches 0 --sample-length 60 --threads 1";
@@ -57,7 +57,7 @@ is($many, $alone, 'evaluated on 4 ranks: the same loss');
 
 is((run(60, "$program eval --checkpoint $place --data $text"))[1], $alone, '--checkpoint names it, too');
 my ($used, $out, $which) = run(60, "$program eval --data $text --default $place");
-ok(!$used && $out eq $alone && $which =~ /^08_generate: using \Q$place\E$/m && $which =~ /^left out: the first token/m, 'or --default, which is said, and so is what is left out');
+ok(!$used && $out eq $alone && $which =~ /^generate: using \Q$place\E$/m && $which =~ /^left out: the first token/m, 'or --default, which is said, and so is what is left out');
 spew("$tmp/short", 'The end');
 like((run(60, "$program eval $place --data $tmp/short"))[1], qr/^6 tokens, 6 bytes: loss /, 'a text shorter than a sequence is measured');
 

@@ -1,0 +1,33 @@
+/* checkpoint: what is in a checkpoint, is it whole, and how do two differ?
+ *
+ *     ./build.sh checkpoint show build/runs/NAME         files, sizes, hashes, arrays
+ *     ./build.sh checkpoint verify build/runs/NAME       every file has the bytes and the SHA-256 that its manifest says
+ *     ./build.sh checkpoint convert build/runs/NAME TO full
+ *                                                        into another kind: sharded, full, or bf16: weights to export
+ *     ./build.sh checkpoint diff build/runs/A build/runs/B
+ *                                                        the arrays that differ; exit status 1 if any do
+ *
+ * Of a folder with several checkpoints the newest counts. What the kinds are, and why: 72_checkpoint_tool.c. By hand, in
+ * the folder of dtrain.h:
+ *     cc -O2 -I. examples/tools/checkpoint.c -o checkpoint -lm -lpthread */
+#define DTRAIN_IMPLEMENTATION
+#include "checkpoint.h"
+
+int main(int argc, char **argv)
+{
+    const char *verb = argc > 1 ? argv[1] : "";
+    int64_t differ = 0, kind = 2;
+    dt_result r;
+    while (kind >= 0 && (argc < 5 || strcmp(argv[4], checkpoint_kinds[kind]))) kind--;
+    if (argc == 3 && !strcmp(verb, "show")) r = checkpoint_show(argv[2], INT64_MAX);
+    else if (argc == 3 && !strcmp(verb, "verify")) r = checkpoint_verify(argv[2]);
+    else if (argc == 5 && !strcmp(verb, "convert") && kind >= 0)
+        r = checkpoint_convert(argv[2], argv[3], (dt_checkpoint_kind)kind);
+    else if (argc == 4 && !strcmp(verb, "diff")) r = checkpoint_diff(argv[2], argv[3], &differ);
+    else {
+        fprintf(stderr, "Usage: checkpoint show DIR | verify DIR | convert DIR TO sharded|full|bf16 | diff DIR DIR\n");
+        return dt_exit_code(DT_E_USAGE);
+    }
+    if (r) return dt_fail(verb);
+    return differ > 0;
+}
