@@ -23784,7 +23784,7 @@ static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
     r = dt__config_copy(config, name.at, m.family == DT_GPT2 ? t->recipe.sequence + t->more :
                         dt__max(t->positions, t->recipe.sequence), "float32"); /* as many as rows; as angles, or more */
     if (r || !dt__ends_with(name.at, "/config.json")) return r;
-    return dt__companions_read(&t->save, dirname(name.at), DT__OF_TOKENIZER, DT__COMPANIONS);
+    return dt__companions_read(&t->save, dirname(name.at), DT__OF_TOKENIZER, DT__CONFIG_FILE);
 }
 
 /* One rank checks each file of a checkpoint (collective). */
