@@ -9456,23 +9456,16 @@ static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int
     return dt__net_open_at(net, m, rows, sequence, 0);
 }
 
-/* Copies elements of `bytes` each between this rank's shards of a parameter and the whole; cut: to the shards. */
-static void dt__param_move(const dt__param *p, char *shards, char *whole, int64_t bytes, int cut)
+/* Puts a parameter together from this rank's shards. */
+static void dt__param_whole(const dt__param *p, const float *shards, float *whole)
 {
     int64_t size = dt__shard_floats(p), step = dt__shard_step(p), run;
     for (int64_t v = 0; v < dt__param_shards(p); v++)
         for (int64_t at = 0; at < size; at += run) {
             int64_t place = dt__param_index(p, dt__param_array(p, v), at);
-            char *a = shards + (v * step + at) * bytes, *b = whole + place * bytes;
             run = dt__param_run(p, at);
-            if (place >= 0) memcpy(cut ? a : b, cut ? b : a, (size_t)(run * bytes));
+            if (place >= 0) memcpy(whole + place, shards + v * step + at, 4 * (size_t)run);
         }
-}
-static void dt__param_whole(const dt__param *p, const void *shards, int64_t bytes, void *whole)
-{
-    char *from;
-    memcpy(&from, &shards, sizeof from); /* only read */
-    dt__param_move(p, from, (char *)whole, bytes, 0);
 }
 
 /* Bytes of scratch that the kernels of a network need per worker. */
@@ -11193,7 +11186,7 @@ static int dt__name_order(const void *a, const void *b) { return strcmp(*(char *
 static dt_result dt__names_list(glob_t *names, const char *path)
 {
     size_t length, most = strlen(path);
-    char *name = (char *)dt__alloc(4 * (int64_t)most + 2, "a list of file names"), *pattern, *comma, *to;
+    char *name = (char *)dt__alloc(3 * (int64_t)most + 2, "a list of file names"), *pattern, *comma, *to;
     int bad = 0, literal;
     dt_result r = name ? DT_OK : DT_E_MEMORY;
     memset(names, 0, sizeof *names);
@@ -11202,14 +11195,10 @@ static dt_result dt__names_list(glob_t *names, const char *path)
         memcpy(name, at, strlen(at) + 1);
         while (access(name, F_OK) && (comma = strrchr(name, ',')) != NULL) *comma = 0; /* a file may have commas */
         literal = !access(name, F_OK), length = strlen(name), pattern = to = name + most + 1;
-        for (const char *c = name; *c; c++) { /* [c] stands for the character c itself */
-            int special = *c == '[' || (literal && (*c == '*' || *c == '?'));
-            if (special) *to++ = '[';
-            *to++ = *c;
-            if (special) *to++ = ']';
-        }
+        for (const char *c = name; *c; *to++ = *c++)
+            if (strchr("[\\", *c) || (literal && strchr("*?", *c))) *to++ = '\\'; /* for the character itself */
         *to = 0;
-        if (length) bad = glob(pattern, GLOB_NOSORT | GLOB_NOESCAPE | (old ? GLOB_APPEND : 0), NULL, names);
+        if (length) bad = glob(pattern, GLOB_NOSORT | (old ? GLOB_APPEND : 0), NULL, names);
         if (bad && !access(name, F_OK)) errno = ENOMEM;
         if (bad) r = dt__file_error("read", name);
         else if (length) qsort(names->gl_pathv + old, names->gl_pathc - old, sizeof *names->gl_pathv, dt__name_order);
@@ -11537,8 +11526,9 @@ static int dt__json_options(dt__json *j, const dt__option *list, int count, int 
 }
 
 /* ---- classes of characters ----
- * Runs of code points of Unicode 14.0 that are not letters, are, are not .. (general categories L* and N*), from 0 on.
- * A length is 57 lead + last: # to [ is last, 0 to 56, and ends it; ] to ~ before it are lead's digits, base 34. */
+ * Runs of code points of Unicode 14.0 that are not letters, are, are not .. (general categories L* and N*, white space),
+ * from 0 on. A length is 57 lead + last: # to [ is last, 0 to 56, and ends it; ] to ~ before it are lead's digits, base
+ * 34. */
 static const char dt__letters[] =
     "^+=)=R$-$'$(:$B$e%'/1(*$$$_2($%%'$$)$$&$$$7$^=$_<+_W$I%$)L^1>''PNF%$^M$$2%*%-&%$3$$A@^C.$;D,%'$(9'$,$&$:<*.(;$)4M^"
     "$Y&$5$*-23'+%%%9$*$$&'&$3$0%$&1%-$+)'%%9$*$%$%$%B'$$6&3,$&$9$*$%$(&$5$2%:$.+%%%9$*$%$(&$A%$&2$4$$)&&$'&%$$$%&%&&&/"
@@ -11558,6 +11548,8 @@ static const char dt__numbers[] =
     ">V%(iM^&^89h&Au4$jG$<,1&c$'_;-A+$2C-J2le--`4-bF)_K-I-`>-9-^@-d*-g~,-eHP/^#4%b[>G'@$+$_7(`B-mA+<*J,^5(9)_Q%%3%Q^*,W"
     "%A&^5(^R+;+L*bP)S-b,B_O-M'^Z*_7A_1-^&-_A-*7a:-c#-_'-cC-^P-^P/d86^G-j4@`[-^0-f88oL^Yfe*-^@-_7-$*k#:je:7^V<p=U^dB-d:"
     "-w&,_1-jU^%$&$'^6P$2mU0^kV-";
+
+static const char dt__spaces[] = ",(5$^N$=$_{0$^eH.@%($R$__-$";
 
 enum { DT__OTHER, DT__LETTER, DT__NUMBER, DT__SPACE };
 enum { DT__CODES = 0x110000 };
@@ -11581,11 +11573,9 @@ static void dt__classes_unpack(uint8_t *map, const char *runs, int kind)
 /* Writes the class of every code point: the zeros of map[DT__CODES] stay where there is none. */
 static void dt__classes(uint8_t *map)
 {
-    static const uint16_t space[][2] = {{9, 5},       {32, 1},     {0x85, 1},   {0xa0, 1},   {0x1680, 1},
-                                        {0x2000, 11}, {0x2028, 2}, {0x202f, 1}, {0x205f, 1}, {0x3000, 1}};
     dt__classes_unpack(map, dt__letters, DT__LETTER);
     dt__classes_unpack(map, dt__numbers, DT__NUMBER);
-    for (size_t i = 0; i < sizeof space / sizeof *space; i++) memset(map + space[i][0], DT__SPACE, space[i][1]);
+    dt__classes_unpack(map, dt__spaces, DT__SPACE);
 }
 
 /* The class of the character at p[0..n-1], n at least 1, and its length. */
@@ -17336,12 +17326,9 @@ static dt_result dt__part_check(const char *folder, const dt__part_file *p, dt_c
 {
     dt__part_file is;
     dt_result r = dt__part_scan(folder, p->name, &is, comm, -1, NULL);
-    if (!r && is.bytes != p->bytes)
-        r = dt__error(DT_E_DATA, "%s/%s has %lld bytes, its manifest says %lld: it is cut or another file", folder,
-                      p->name, (long long)is.bytes, (long long)p->bytes);
-    if (!r && strcmp(is.hash, p->hash))
-        r = dt__error(DT_E_DATA, "%s/%s is damaged: its SHA-256 is not the one in the manifest", folder, p->name);
-    return r;
+    if (r || (is.bytes == p->bytes && !strcmp(is.hash, p->hash))) return r;
+    return dt__error(DT_E_DATA, "%s/%s is damaged: its SHA-256 is not the one in the manifest, and of %lld bytes it "
+                     "has %lld", folder, p->name, (long long)p->bytes, (long long)is.bytes);
 }
 
 static dt_result dt__step_copy(const char *from, const char *to, int64_t step)
@@ -17452,7 +17439,7 @@ static void dt__manifest_end(dt__text *t, int full, const dt__part_file *file, i
 static int dt__manifest_files(dt__manifest *m)
 {
     dt__json *j = &m->json;
-    j->at = dt__max(0, m->list);
+    j->at = m->list;
     for (int64_t count = 0; dt__json_each(j, '[', &count);) {
         dt__part_file *p;
         if (!dt__reserve((void **)&m->file, m->files, &m->room, m->files + 1, sizeof *m->file, "a list of files"))
@@ -17470,7 +17457,8 @@ static dt_result dt__manifest_parse(dt__manifest *m)
 {
     dt__json *j = &m->json;
     if (dt__json_options(j, DT__ROWS(dt__manifest_members), 0, m)) {
-        if (m->recipe < 0 || m->kind < 0) dt__json_fail(j, "recipe or kind is missing: the file is of another kind");
+        if (m->recipe < 0 || m->shapes < 0 || m->kind < 0 || m->list < 0)
+            dt__json_fail(j, "recipe, shapes, kind or files are missing: the file is of another kind");
         else (void)dt__manifest_files(m);
     }
     m->full = !j->result && !strncmp(j->text + m->kind, "\"full\"", 6);
@@ -21837,7 +21825,7 @@ static const float *dt__trainer_part(const dt_trainer *t, const float *array, co
                    "a rank's share", name);
     if (p) array = dt__download(t->e.k, array + p->offset, p->count);
     if (!p || dt__param_arrays(&p->is) == 1) return p ? array : NULL;
-    dt__param_whole(&p->is, array, 4, t->whole);
+    dt__param_whole(&p->is, array, t->whole);
     return t->whole;
 }
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count)
@@ -21855,7 +21843,7 @@ DT_API dt_result dt_trainer_gradient(dt_trainer *t, const char *name, float *val
     const dt__net_param *p = at < 0 ? NULL : &t->e.p.net.params[at];
     if (r) return r;
     if (!p || t->e.copy) return dt__misuse("this rank has not all of the gradient of a parameter %s", name);
-    dt__param_whole(&p->is, dt__download(t->e.k, dt__own_gradient(&t->e, p), p->own), 4, values);
+    dt__param_whole(&p->is, dt__download(t->e.k, dt__own_gradient(&t->e, p), p->own), values);
     for (int64_t i = 0; t->e.env.loss_scale > 1.0f && i < dt_shape_count(p->is.shape); i++)
         values[i] /= t->e.env.loss_scale;
     return DT_OK;
@@ -22966,16 +22954,13 @@ static void dt__net_text(dt__text *text, const dt__net *net)
 /* Sets a parameter from such numbers; 0: there is none. */
 static int dt__param_read(dt__param *p, const int64_t *n, int64_t count, int64_t vt)
 {
-    int64_t most = (int64_t)1 << 40, cut;
+    int64_t cut;
     if (count < 4 || count > 4 + DT_MAX_DIMS) return 0;
     p->cut = (int32_t)dt__min(n[0], DT_MAX_DIMS + 1) - 1, p->groups = n[1], p->pad = n[2];
     p->shards = p->own_shards = p->cut < 0 ? 1 : vt, p->experts = p->own_experts = n[3];
     p->shape.dims = (int32_t)count - 4;
-    for (int i = 0; i < p->shape.dims; i++) {
-        p->shape.n[i] = n[4 + i];
-        if (!n[4 + i] || n[4 + i] > most) return 0;
-        most /= n[4 + i];
-    }
+    memcpy(p->shape.n, n + 4, sizeof *n * (size_t)(count - 4));
+    if (!dt__shape_ok(&p->shape)) return 0;
     if (p->experts && (!p->shape.dims || p->shape.n[0] % p->experts)) return 0;
     if (p->cut < 0) return 1;
     if (p->cut >= p->shape.dims || !p->groups || p->groups > p->shape.n[p->cut] || p->pad >= vt) return 0;
@@ -23044,8 +23029,7 @@ static dt_result dt__checkpoint_model(dt__checkpoint *c)
     t->layout = dt_layout_default();
     t->e.p.recipe = &t->recipe, t->e.p.layout = &t->layout;
     t->e.p.net.tensor_shards = t->e.p.net.own_shards = recipe->tensor_shards;
-    if (r || c->m.shapes < 0) return r;
-    r = dt__net_read(&t->e.p.net, &c->m);
+    if (!r) r = dt__net_read(&t->e.p.net, &c->m);
     if (!r) r = dt__state_open(t);
     for (dt__state_tensor *x = t->state.tensor; !r && x < t->state.tensor + t->e.p.net.param_count; x++) {
         const dt__stored *s = dt__tensors_find(&c->tensors, x->is->name);
@@ -23388,7 +23372,7 @@ static dt_result dt__model_agrees(const dt_trainer *t, const dt__checkpoint *c)
         if (dt__net_find(here, there->params[i].is.name) < 0)
             return dt__misuse("%s is of another model: it has %s, which this model lacks. Give the model that it was "
                               "trained with", c->path.at, there->params[i].is.name);
-    for (int32_t i = 0; i < here->param_count && there->param_count; i++) {
+    for (int32_t i = 0; i < here->param_count; i++) {
         const dt__param *p = &here->params[i].is;
         int32_t k = dt__net_find(there, p->name);
         if (k < 0 || !dt__same_shape(&there->params[k].is.shape, &p->shape))

@@ -74,7 +74,7 @@ sub keep_only {
 }
 
 # A file is checked by one rank, while others read what they need of it: what they see comes before a hash that is wrong.
-my $damage = qr/its SHA-256 is not the one in the manifest|or not a safetensors file|byte \d+ of the file: |the checkpoint does not hold|bytes, its manifest says \d+: it is cut/;
+my $damage = qr/its SHA-256 is not the one in the manifest|or not a safetensors file|byte \d+ of the file: |the checkpoint does not hold/;
 my $seal = qr/,\n "sha256": "(\w{64})"\n\}\n\z/;
 
 # What is wrong with the checkpoint of a directory, or nothing.
@@ -410,7 +410,7 @@ my @damages = ( # what, how, and the words that it must be refused with
     ['a file missing', sub { unlink "$_[0]/$_[2]" }, qr/cannot read \S+ \(No such file/],
     ['a file that is a directory', sub { unlink "$_[0]/$_[2]"; mkdir "$_[0]/$_[2]" }, qr/is not a plain file/],
     ['a file that is a pipe', sub { unlink "$_[0]/$_[2]"; POSIX::mkfifo("$_[0]/$_[2]", 0666) }, qr/is not a plain file/],
-    ['a file of another checkpoint', sub { system "cp $_[3]/" . name_of(2) . "/$_[2] $_[0]" }, qr/is damaged: its SHA-256|bytes, its manifest says/],
+    ['a file of another checkpoint', sub { system "cp $_[3]/" . name_of(2) . "/$_[2] $_[0]" }, qr/is damaged: its SHA-256/],
     ['a foreign file', sub { forge($_[0], $_[2], sub { my $h = '{"x":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'; $_ = pack('Q<', length $h) . $h . "\0" x 8 }) }, qr/the checkpoint does not hold /],
     ['no safetensors', sub { forge($_[0], $_[2], sub { $_ = "PK\3\4" . 'x' x 100 }) }, qr/does not begin with a header's length/],
     ['an empty file', sub { forge($_[0], $_[2], sub { $_ = '' }) }, qr/has 0 bytes: it is cut/],
@@ -438,7 +438,7 @@ for my $case (some($short ? 8 : 24, @damages)) {
     damaged("$shard{$source}, $what", $source, sub { $how->(@_, $shard{$source}, $source) }, $says);
 }
 damaged('two files swapped', $ground, sub { rename "$_[0]/shard-000.safetensors", "$_[0]/x"; rename "$_[0]/shard-001.safetensors", "$_[0]/shard-000.safetensors"; rename "$_[0]/x", "$_[0]/shard-001.safetensors" },
-    qr/bytes, its manifest says|is damaged/);
+    qr/is damaged/);
 damaged('an empty directory', $ground, sub { forget($_[0]); mkdir $_[0] }, qr/manifest\.json \(No such file/);
 damaged('a plain file', $ground, sub { forget($_[0]); spew($_[0], '') }, qr/manifest\.json \(Not a directory/);
 

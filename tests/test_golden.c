@@ -151,7 +151,7 @@ static const float *whole(const dt__net_param *p, const float *at)
     static float values[2][LARGEST];
     static int turn;
     turn = !turn;
-    dt__param_whole(&p->is, at, 4, values[turn]);
+    dt__param_whole(&p->is, at, values[turn]);
     return values[turn];
 }
 
@@ -202,7 +202,7 @@ static void start_there(void)
         const dt__net_param *p = &e.p.net.params[i];
         const float *start = tap_golden_f32(golden, p->is.name, dt_shape_count(p->is.shape));
         if (!start) tap_bail("no %s in the golden file", p->is.name);
-        dt__param_move(&p->is, (char *)(e.params + p->offset), (char *)(uintptr_t)start, 4, 1);
+        cut_up(&p->is, start, e.params + p->offset);
     }
 }
 

@@ -4,6 +4,7 @@
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "../examples/prose.h"
+#include "slot.h"
 #include "tap.h"
 #include <unistd.h>
 
@@ -603,7 +604,7 @@ static void tiny_open(int family, int64_t shards)
         const dt__net_param *p = &tiny->e.p.net.params[i];
         const float *start = tap_golden_f32(golden, p->is.name, dt_shape_count(p->is.shape));
         if (!start) tap_bail("no %s in the golden file", p->is.name);
-        dt__param_move(&p->is, (char *)(tiny->e.params + p->offset), (char *)(uintptr_t)start, 4, 1);
+        cut_up(&p->is, start, tiny->e.params + p->offset);
     }
 }
 
@@ -617,7 +618,7 @@ static void tiny_compare(const char *prefix, int gradients)
         int64_t count = dt_shape_count(p->is.shape);
         char name[160];
         if (!got) tap_bail("no memory");
-        dt__param_whole(&p->is, gradients ? dt__own_gradient(&tiny->e, p) : tiny->e.params + p->offset, 4, got);
+        dt__param_whole(&p->is, gradients ? dt__own_gradient(&tiny->e, p) : tiny->e.params + p->offset, got);
         snprintf(name, sizeof name, "%s.%s", prefix, p->is.name);
         want = tap_golden_f32(golden, name, count);
         if (!gradients && strstr(name, "c_attn.bias")) {

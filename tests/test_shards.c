@@ -390,8 +390,8 @@ static void check_near(const char *what, const dt_model *model, int64_t shards)
             const dt__net_param *p = &cut->net.params[i];
             int64_t n = dt_shape_count(p->is.shape);
             if (n > LARGEST) tap_bail("a parameter is too large");
-            dt__param_whole(&p->is, cut->set + slot_of(&cut->net, p, u), 4, got);
-            dt__param_whole(&one->net.params[i].is, one->set + slot_of(&one->net, &one->net.params[i], u), 4, want);
+            dt__param_whole(&p->is, cut->set + slot_of(&cut->net, p, u), got);
+            dt__param_whole(&one->net.params[i].is, one->set + slot_of(&one->net, &one->net.params[i], u), want);
             error = tap_error(got, want, n, NULL);
             if (strstr(p->is.name, "c_attn.bias")) error = tap_error(got + n / 3 * 2, want + n / 3 * 2, n / 3, NULL); /* the rest is noise */
             if (error > worst || error != error) worst = error, name = p->is.name;
@@ -425,12 +425,12 @@ static void check_columns(int64_t rows, int64_t cols, int64_t groups, int64_t vt
                 right += dt__param_index(&p, v, r * width + c) == at &&
                          !memcmp(cut + v * dt__shard_step(&p) + r * width + c, whole + at, 4);
             }
-    dt__param_whole(&p, cut, 4, drawn);
+    dt__param_whole(&p, cut, drawn);
     tap_ok(right == rows * cols && !memcmp(whole, drawn, 4 * (size_t)(rows * cols)) && dt__shard_step(&p) % DT__BLOCK == 0,
            "R11 R16 (%d,%d) in %d groups, %d shards: every element is at its place, and drawn alike", (int)rows, (int)cols, (int)groups, (int)vt);
     memset(cut, 0, 4 * (size_t)dt__param_local(&p));
-    dt__param_move(&p, (char *)cut, (char *)(uintptr_t)whole, 4, 1);
-    dt__param_whole(&p, cut, 4, drawn);
+    cut_up(&p, whole, cut);
+    dt__param_whole(&p, cut, drawn);
     tap_ok(!memcmp(whole, drawn, 4 * (size_t)(rows * cols)), "cut and put together again");
     free(whole), free(drawn), free(cut);
     dt__pool_close(&pool);
@@ -495,8 +495,8 @@ static void check_entropy(int64_t vocabulary, int64_t shards)
     float *tables = (float *)malloc(8 * (size_t)(vocabulary * WIDE)), *x = (float *)malloc(12 * (size_t)vocabulary), losses[BATCH * LENGTH], total;
     int64_t width = (vocabulary + shards - 1) / shards;
     if (!tables || !x || strcmp(in->name, "in.in") || out->shape.n[0] != vocabulary) tap_bail("not the model that was meant");
-    dt__param_whole(&one->net.params[0].is, one->params + one->net.params[0].offset, 4, tables);
-    dt__param_whole(&one->net.params[1].is, one->params + one->net.params[1].offset, 4, tables + vocabulary * WIDE);
+    dt__param_whole(&one->net.params[0].is, one->params + one->net.params[0].offset, tables);
+    dt__param_whole(&one->net.params[1].is, one->params + one->net.params[1].offset, tables + vocabulary * WIDE);
     for (int r = 0; r < BATCH * LENGTH; r++) {
         const float *h = tables + one->tokens[0][r] * WIDE;
         float max = -1e30f, part[2][RANKS], log_sum, sum, even, *e = x + vocabulary, *d = e + vocabulary;
