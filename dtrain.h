@@ -110,7 +110,7 @@
  *     DT_HEADER               the name under which this file includes itself, default "dtrain.h"
  *
  * CONTENTS, with words to search for. Start with the tensors: the kernels before them are what their ops call.
- *     H1  results, memory, threads (dt__parallel)         H10 optimizer and schedules
+ *     H1  results, memory, threads (dt__parallel), files  H10 optimizer and schedules
  *     H2  Philox, scalar math, SHA-256                    H11 data, tokenizers
  *     H3  the table of ops (DT__OPS)                      H12 probes: speed of products
  *     H4  kernels (dt__kernels): products, attention      H13 transports and collectives
@@ -1279,7 +1279,7 @@ const int DT__LINK_VERSION = 1;
 #endif
 
 /* ============================================================================
- * H1  base: results, memory, threads */
+ * H1  base: results, memory, threads, files */
 
 /* Numbers look the same in every locale: functions that print or parse fractions do so in the C locale, entered so. */
 static locale_t dt__locale_enter(void)
@@ -2109,6 +2109,277 @@ static void dt__text_wrap(dt__text *t, int column, int indent, const char *words
         column += (column > indent) + n;
     }
     dt__text_add(t, "\n");
+}
+
+/* ---- files ----
+ * These functions write all files and read checkpoints. DT__FILE_ALLOWS lets a test make one fail (tests/disk.h). */
+
+#ifndef DT__FILE_ALLOWS
+#define DT__FILE_ALLOWS() 1 /* 0: fails; 2: writes half, dies */
+#endif
+enum { DT__FILE_RUN = 1 << 20 }; /* largest number of bytes in one operation */
+
+static dt_result dt__file_error(const char *what, const char *path)
+{
+    int full = errno == ENOSPC || errno == EDQUOT;
+    return dt__error(DT_E_FILE, "cannot %s %.700s (%s): %s", what, path, strerror(errno),
+                     full              ? "free some space, or keep fewer checkpoints (--keep)"
+                     : errno == EFBIG  ? "raise the limit on the size of a file (ulimit -f), or choose another place"
+                     : errno == ENOENT ? "check the name"
+                     : errno == ENAMETOOLONG ? "use a shorter name"
+                                       : "check the disk and the permissions, or choose another place");
+}
+
+/* The name of a file. What does not fit is cut, to a name that is too long for the system, which refuses it. */
+typedef struct dt__path {
+    char at[PATH_MAX + 1];
+} dt__path;
+__attribute__((format(printf, 1, 2))) static dt__path dt__path_of(const char *format, ...)
+{
+    dt__path path;
+    va_list args;
+    va_start(args, format);
+    dt__vprint(path.at, sizeof path.at, format, args);
+    va_end(args);
+    return path;
+}
+
+/* Beyond `ulimit -f` a write fails (EFBIG) unless SIGXFSZ ends the process first: ignored where it would. */
+static void dt__file_limit_fails(void)
+{
+    struct sigaction is;
+    if (!sigaction(SIGXFSZ, NULL, &is) && !(is.sa_flags & SA_SIGINFO) && is.sa_handler == SIG_DFL)
+        signal(SIGXFSZ, SIG_IGN);
+}
+
+static dt_result dt__file_create(const char *path, int *fd)
+{
+    dt__descriptors_fill();
+    dt__file_limit_fails();
+    *fd = DT__FILE_ALLOWS() ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
+    return *fd < 0 ? dt__file_error("create", path) : DT_OK;
+}
+
+static dt_result dt__file_write(int fd, const char *path, const void *data, int64_t bytes)
+{
+    const char *from = (const char *)data, *end = from + bytes;
+    while (from < end) {
+        size_t n = (size_t)dt__min(end - from, DT__FILE_RUN);
+        int allows = DT__FILE_ALLOWS();
+        ssize_t wrote = allows ? write(fd, from, allows == 2 ? n / 2 : n) : -1;
+        if (allows == 2) raise(SIGKILL);
+        if (wrote < 0 && errno == EINTR) continue;
+        if (wrote < 0) return dt__file_error("write", path);
+        from += wrote;
+    }
+    return DT_OK;
+}
+
+/* Flushes a file to the disk and closes it. After an earlier error `r` the file is only closed, and r is returned. */
+static dt_result dt__file_finish(int fd, const char *path, dt_result r)
+{
+    if (fd < 0) return r;
+    if (!r && (!DT__FILE_ALLOWS() || fsync(fd))) r = dt__file_error("write", path);
+    if (close(fd) && !r) r = dt__file_error("write", path);
+    return r;
+}
+
+static dt_result dt__file_open(const char *path, int *fd, int64_t *bytes)
+{
+    struct stat is;
+    dt__descriptors_fill();
+    *fd = DT__FILE_ALLOWS() ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1; /* a FIFO must not block */
+    if (*fd < 0) return dt__file_error("read", path);
+    if (!fstat(*fd, &is) && S_ISREG(is.st_mode)) return *bytes = is.st_size, DT_OK;
+    close(*fd);
+    *fd = -1;
+    return dt__error(DT_E_DATA, "%s is not a plain file, but a directory, a pipe or a device: name a file", path);
+}
+
+static dt_result dt__file_read(int fd, const char *path, void *data, int64_t bytes, int64_t at)
+{
+    char *to = (char *)data, *end = to + bytes;
+    while (to < end) {
+        ssize_t n = DT__FILE_ALLOWS() ? pread(fd, to, (size_t)dt__min(end - to, DT__FILE_RUN), (off_t)at) : -1;
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return dt__file_error("read", path);
+        if (!n) return dt__error(DT_E_DATA, "%s ends at byte %lld: the file is cut", path, (long long)at);
+        to += n;
+        at += n;
+    }
+    return DT_OK;
+}
+
+static dt_result dt__file_put(const char *path, const char *text, int64_t bytes)
+{
+    int fd;
+    dt_result r = dt__file_create(path, &fd);
+    if (!r) r = dt__file_write(fd, path, text, bytes);
+    return dt__file_finish(fd, path, r);
+}
+
+/* Reads a file of at most `most` bytes and appends a NUL. dt__free() frees the text. */
+static dt_result dt__file_get(const char *path, int64_t most, char **text, int64_t *bytes)
+{
+    int fd;
+    dt_result r = dt__file_open(path, &fd, bytes);
+    *text = NULL;
+    if (!r && *bytes > most)
+        r = dt__error(DT_E_DATA, "%s has %.1f MB, at most %.1f are expected: name another file", path,
+                      (double)*bytes / 1e6, (double)most / 1e6);
+    if (!r && !(*text = (char *)dt__alloc(*bytes + 1, "a file"))) r = DT_E_MEMORY;
+    if (!r) r = dt__file_read(fd, path, *text, *bytes, 0);
+    if (fd >= 0) close(fd);
+    if (r) dt__free(*text), *text = NULL;
+    return r;
+}
+
+static dt_result dt__file_rename(const char *from, const char *to)
+{
+    return DT__FILE_ALLOWS() && !rename(from, to) ? DT_OK : dt__file_error("rename", from);
+}
+
+/* Makes a directory and its parents. */
+static dt_result dt__dir_make(const char *path)
+{
+    dt__path above = dt__path_of("%s", path);
+    int missing = mkdir(path, 0777) && errno == ENOENT && strcmp(dirname(above.at), path);
+    dt_result r = missing ? dt__dir_make(above.at) : DT_OK;
+    if (!r && (!DT__FILE_ALLOWS() || (mkdir(path, 0777) && errno != EEXIST)))
+        r = dt__file_error("make the directory", path);
+    return r;
+}
+
+/* Flushes the names in a directory to the disk. */
+static dt_result dt__dir_sync(const char *path)
+{
+    int fd = DT__FILE_ALLOWS() ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    int bad = fd < 0 || (fsync(fd) && errno != EINVAL); /* some file systems cannot */
+    if (fd >= 0) close(fd);
+    return bad ? dt__file_error("write", path) : DT_OK;
+}
+
+/* Calls visit() for every name in a directory. A missing directory has no names. */
+typedef dt_result dt__visit_name(void *user, const char *folder, const char *name);
+static dt_result dt__dir_each(const char *path, dt__visit_name *visit, void *user)
+{
+    DIR *dir = DT__FILE_ALLOWS() ? opendir(path) : NULL;
+    struct dirent *entry = NULL;
+    dt_result r = DT_OK;
+    if (!dir && errno == ENOENT) return DT_OK;
+    while (dir && !r && (errno = 0, entry = readdir(dir)) != NULL)
+        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..")) r = visit(user, path, entry->d_name);
+    if (!dir || (!entry && (errno || !DT__FILE_ALLOWS()))) r = dt__file_error("read the directory", path);
+    if (dir) closedir(dir);
+    return r;
+}
+
+static dt_result dt__remove(const char *path);
+static dt_result dt__remove_from(void *stays, const char *folder, const char *name)
+{
+    dt_result r = dt__remove(dt__path_of("%s/%s", folder, name).at);
+    if (r) *(dt_result *)stays = r;
+    return DT_OK;
+}
+
+/* Removes a file, or a directory and what is in it, if there is one; what cannot be removed stays, and is an error. */
+static dt_result dt__remove(const char *path)
+{
+    dt_result stays = DT_OK, r = DT_OK;
+    if (DT__FILE_ALLOWS() && (!remove(path) || errno == ENOENT)) return DT_OK;
+    if (errno != ENOTEMPTY && errno != EEXIST) return dt__file_error("remove", path);
+    r = dt__dir_each(path, dt__remove_from, &stays);
+    if (!r && !stays && (!DT__FILE_ALLOWS() || remove(path))) r = dt__file_error("remove", path);
+    return r ? r : stays;
+}
+
+/* Gives a complete draft the name of a file and flushes the directory. After an error `r` the draft is removed. */
+static dt_result dt__file_settle(const char *draft, const char *path, dt_result r)
+{
+    dt__path folder = dt__path_of("%s", path);
+    if (!r) r = dt__file_rename(draft, path);
+    if (!r) return dt__dir_sync(dirname(folder.at));
+    if (DT__FILE_ALLOWS()) unlink(draft);
+    return r;
+}
+
+static dt_result dt__file_replace(const char *path, const char *text, int64_t bytes)
+{
+    dt__path draft = dt__path_of("%s.%ld.tmp", path, (long)getpid());
+    return dt__file_settle(draft.at, path, dt__file_put(draft.at, text, bytes));
+}
+
+/* Gives a complete draft the name of a directory. What had the name is called `draft` then; or `aside`, where the file
+ * system cannot exchange two names: a crash between the two renames leaves it there, for dt__step_mend(). */
+static dt_result dt__dir_replace(const char *draft, const char *path, const char *aside)
+{
+    dt_result r;
+    errno = EINVAL;
+#ifdef SYS_renameat2
+    if (DT__FILE_ALLOWS() && !syscall(SYS_renameat2, AT_FDCWD, draft, AT_FDCWD, path, 2)) return DT_OK; /* exchanges */
+    if (errno != ENOENT && errno != EINVAL && errno != ENOSYS && errno != ENOTSUP)
+        return dt__file_error("rename", draft);
+#endif
+    if (!DT__FILE_ALLOWS() || (rename(path, aside) && errno != ENOENT)) return dt__file_error("rename", path);
+    r = dt__file_rename(draft, path);
+    if (r && DT__FILE_ALLOWS()) rename(aside, path);
+    return r;
+}
+
+/* Maps a plain file read-only. After an error *map is NULL; munmap() unmaps it. */
+static dt_result dt__file_map(const char *path, void **map, int64_t *bytes)
+{
+    int fd;
+    dt_result r = dt__file_open(path, &fd, bytes);
+    *map = NULL;
+    if (r) return r;
+    if (*bytes) *map = mmap(NULL, (size_t)*bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (*map == MAP_FAILED) *map = NULL, r = dt__file_error("map", path);
+    close(fd);
+    return *bytes ? r : dt__error(DT_E_DATA, "%s is empty: name a file with text or tokens", path);
+}
+
+static int dt__name_order(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
+
+/* The files of a list of names and patterns; globfree() frees it. A name of a file that exists is that file, whatever
+ * characters are in it. glob() would sort by the locale, and the order of shards decides bits. */
+static dt_result dt__names_list(glob_t *names, const char *path)
+{
+    size_t length, most = strlen(path);
+    char *name = (char *)dt__alloc(3 * (int64_t)most + 2, "a list of file names"), *pattern, *comma, *to;
+    int bad = 0, literal;
+    dt_result r = name ? DT_OK : DT_E_MEMORY;
+    memset(names, 0, sizeof *names);
+    for (const char *at = path; *at && !r; at += length + (at[length] == ',')) {
+        size_t old = names->gl_pathc;
+        memcpy(name, at, strlen(at) + 1);
+        while (access(name, F_OK) && (comma = strrchr(name, ',')) != NULL) *comma = 0; /* a file may have commas */
+        literal = !access(name, F_OK), length = strlen(name), pattern = to = name + most + 1;
+        for (const char *c = name; *c; *to++ = *c++)
+            if (strchr("[\\", *c) || (literal && strchr("*?", *c))) *to++ = '\\'; /* for the character itself */
+        *to = 0;
+        if (length) bad = glob(pattern, GLOB_NOSORT | (old ? GLOB_APPEND : 0), NULL, names);
+        if (bad && !access(name, F_OK)) errno = ENOMEM;
+        if (bad) r = dt__file_error("read", name);
+        else if (length) qsort(names->gl_pathv + old, names->gl_pathc - old, sizeof *names->gl_pathv, dt__name_order);
+    }
+    if (!r && !names->gl_pathc) r = dt__misuse("no file is named in \"%s\": give the name of a text", path);
+    if (r) globfree(names);
+    dt__free(name);
+    return r;
+}
+
+/* Is this file, by any name or link, one of a list of input files? */
+static int dt__is_input(const char *path, const char *list)
+{
+    struct stat is, in;
+    glob_t names;
+    int found = 0;
+    if (stat(path, &is) || !list || dt__names_list(&names, list)) return 0;
+    for (size_t i = 0; i < names.gl_pathc; i++)
+        found |= !stat(names.gl_pathv[i], &in) && in.st_dev == is.st_dev && in.st_ino == is.st_ino;
+    globfree(&names);
+    return found;
 }
 
 /* ============================================================================
@@ -10305,9 +10576,6 @@ static dt_result dt__fusion_open(dt__plan *p)
  * expressions: what only they read stays in registers. Row ops are printed from theirs. Sizes are arguments, so a new
  * shape finds its code in the cache. The vector functions come from this file's text, which the program embeds. */
 #ifdef __ELF__
-static dt_result dt__file_get(const char *path, int64_t most, char **text, int64_t *bytes);
-static dt_result dt__file_put(const char *path, const char *text, int64_t bytes);
-static dt_result dt__file_error(const char *what, const char *path);
 
 #ifndef DT_SOURCE_PATH
 #define DT_SOURCE_PATH __FILE__
@@ -10951,277 +11219,6 @@ static dt_result dt__update_check(dt__powers *p, const dt_recipe *r, float squar
 /* ============================================================================
  * H11  data, tokenizers */
 
-/* ---- files ----
- * These functions write all files and read checkpoints. DT__FILE_ALLOWS lets a test make one fail (tests/disk.h). */
-
-#ifndef DT__FILE_ALLOWS
-#define DT__FILE_ALLOWS() 1 /* 0: fails; 2: writes half, dies */
-#endif
-enum { DT__FILE_RUN = 1 << 20 }; /* largest number of bytes in one operation */
-
-static dt_result dt__file_error(const char *what, const char *path)
-{
-    int full = errno == ENOSPC || errno == EDQUOT;
-    return dt__error(DT_E_FILE, "cannot %s %.700s (%s): %s", what, path, strerror(errno),
-                     full              ? "free some space, or keep fewer checkpoints (--keep)"
-                     : errno == EFBIG  ? "raise the limit on the size of a file (ulimit -f), or choose another place"
-                     : errno == ENOENT ? "check the name"
-                     : errno == ENAMETOOLONG ? "use a shorter name"
-                                       : "check the disk and the permissions, or choose another place");
-}
-
-/* The name of a file. What does not fit is cut, to a name that is too long for the system, which refuses it. */
-typedef struct dt__path {
-    char at[PATH_MAX + 1];
-} dt__path;
-__attribute__((format(printf, 1, 2))) static dt__path dt__path_of(const char *format, ...)
-{
-    dt__path path;
-    va_list args;
-    va_start(args, format);
-    dt__vprint(path.at, sizeof path.at, format, args);
-    va_end(args);
-    return path;
-}
-
-/* Beyond `ulimit -f` a write fails (EFBIG) unless SIGXFSZ ends the process first: ignored where it would. */
-static void dt__file_limit_fails(void)
-{
-    struct sigaction is;
-    if (!sigaction(SIGXFSZ, NULL, &is) && !(is.sa_flags & SA_SIGINFO) && is.sa_handler == SIG_DFL)
-        signal(SIGXFSZ, SIG_IGN);
-}
-
-static dt_result dt__file_create(const char *path, int *fd)
-{
-    dt__descriptors_fill();
-    dt__file_limit_fails();
-    *fd = DT__FILE_ALLOWS() ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
-    return *fd < 0 ? dt__file_error("create", path) : DT_OK;
-}
-
-static dt_result dt__file_write(int fd, const char *path, const void *data, int64_t bytes)
-{
-    const char *from = (const char *)data, *end = from + bytes;
-    while (from < end) {
-        size_t n = (size_t)dt__min(end - from, DT__FILE_RUN);
-        int allows = DT__FILE_ALLOWS();
-        ssize_t wrote = allows ? write(fd, from, allows == 2 ? n / 2 : n) : -1;
-        if (allows == 2) raise(SIGKILL);
-        if (wrote < 0 && errno == EINTR) continue;
-        if (wrote < 0) return dt__file_error("write", path);
-        from += wrote;
-    }
-    return DT_OK;
-}
-
-/* Flushes a file to the disk and closes it. After an earlier error `r` the file is only closed, and r is returned. */
-static dt_result dt__file_finish(int fd, const char *path, dt_result r)
-{
-    if (fd < 0) return r;
-    if (!r && (!DT__FILE_ALLOWS() || fsync(fd))) r = dt__file_error("write", path);
-    if (close(fd) && !r) r = dt__file_error("write", path);
-    return r;
-}
-
-static dt_result dt__file_open(const char *path, int *fd, int64_t *bytes)
-{
-    struct stat is;
-    dt__descriptors_fill();
-    *fd = DT__FILE_ALLOWS() ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1; /* a FIFO must not block */
-    if (*fd < 0) return dt__file_error("read", path);
-    if (!fstat(*fd, &is) && S_ISREG(is.st_mode)) return *bytes = is.st_size, DT_OK;
-    close(*fd);
-    *fd = -1;
-    return dt__error(DT_E_DATA, "%s is not a plain file, but a directory, a pipe or a device: name a file", path);
-}
-
-static dt_result dt__file_read(int fd, const char *path, void *data, int64_t bytes, int64_t at)
-{
-    char *to = (char *)data, *end = to + bytes;
-    while (to < end) {
-        ssize_t n = DT__FILE_ALLOWS() ? pread(fd, to, (size_t)dt__min(end - to, DT__FILE_RUN), (off_t)at) : -1;
-        if (n < 0 && errno == EINTR) continue;
-        if (n < 0) return dt__file_error("read", path);
-        if (!n) return dt__error(DT_E_DATA, "%s ends at byte %lld: the file is cut", path, (long long)at);
-        to += n;
-        at += n;
-    }
-    return DT_OK;
-}
-
-static dt_result dt__file_put(const char *path, const char *text, int64_t bytes)
-{
-    int fd;
-    dt_result r = dt__file_create(path, &fd);
-    if (!r) r = dt__file_write(fd, path, text, bytes);
-    return dt__file_finish(fd, path, r);
-}
-
-/* Reads a file of at most `most` bytes and appends a NUL. dt__free() frees the text. */
-static dt_result dt__file_get(const char *path, int64_t most, char **text, int64_t *bytes)
-{
-    int fd;
-    dt_result r = dt__file_open(path, &fd, bytes);
-    *text = NULL;
-    if (!r && *bytes > most)
-        r = dt__error(DT_E_DATA, "%s has %.1f MB, at most %.1f are expected: name another file", path,
-                      (double)*bytes / 1e6, (double)most / 1e6);
-    if (!r && !(*text = (char *)dt__alloc(*bytes + 1, "a file"))) r = DT_E_MEMORY;
-    if (!r) r = dt__file_read(fd, path, *text, *bytes, 0);
-    if (fd >= 0) close(fd);
-    if (r) dt__free(*text), *text = NULL;
-    return r;
-}
-
-static dt_result dt__file_rename(const char *from, const char *to)
-{
-    return DT__FILE_ALLOWS() && !rename(from, to) ? DT_OK : dt__file_error("rename", from);
-}
-
-/* Makes a directory and its parents. */
-static dt_result dt__dir_make(const char *path)
-{
-    dt__path above = dt__path_of("%s", path);
-    int missing = mkdir(path, 0777) && errno == ENOENT && strcmp(dirname(above.at), path);
-    dt_result r = missing ? dt__dir_make(above.at) : DT_OK;
-    if (!r && (!DT__FILE_ALLOWS() || (mkdir(path, 0777) && errno != EEXIST)))
-        r = dt__file_error("make the directory", path);
-    return r;
-}
-
-/* Flushes the names in a directory to the disk. */
-static dt_result dt__dir_sync(const char *path)
-{
-    int fd = DT__FILE_ALLOWS() ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    int bad = fd < 0 || (fsync(fd) && errno != EINVAL); /* some file systems cannot */
-    if (fd >= 0) close(fd);
-    return bad ? dt__file_error("write", path) : DT_OK;
-}
-
-/* Calls visit() for every name in a directory. A missing directory has no names. */
-typedef dt_result dt__visit_name(void *user, const char *folder, const char *name);
-static dt_result dt__dir_each(const char *path, dt__visit_name *visit, void *user)
-{
-    DIR *dir = DT__FILE_ALLOWS() ? opendir(path) : NULL;
-    struct dirent *entry = NULL;
-    dt_result r = DT_OK;
-    if (!dir && errno == ENOENT) return DT_OK;
-    while (dir && !r && (errno = 0, entry = readdir(dir)) != NULL)
-        if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..")) r = visit(user, path, entry->d_name);
-    if (!dir || (!entry && (errno || !DT__FILE_ALLOWS()))) r = dt__file_error("read the directory", path);
-    if (dir) closedir(dir);
-    return r;
-}
-
-static dt_result dt__remove(const char *path);
-static dt_result dt__remove_from(void *stays, const char *folder, const char *name)
-{
-    dt_result r = dt__remove(dt__path_of("%s/%s", folder, name).at);
-    if (r) *(dt_result *)stays = r;
-    return DT_OK;
-}
-
-/* Removes a file, or a directory and what is in it, if there is one; what cannot be removed stays, and is an error. */
-static dt_result dt__remove(const char *path)
-{
-    dt_result stays = DT_OK, r = DT_OK;
-    if (DT__FILE_ALLOWS() && (!remove(path) || errno == ENOENT)) return DT_OK;
-    if (errno != ENOTEMPTY && errno != EEXIST) return dt__file_error("remove", path);
-    r = dt__dir_each(path, dt__remove_from, &stays);
-    if (!r && !stays && (!DT__FILE_ALLOWS() || remove(path))) r = dt__file_error("remove", path);
-    return r ? r : stays;
-}
-
-/* Gives a complete draft the name of a file and flushes the directory. After an error `r` the draft is removed. */
-static dt_result dt__file_settle(const char *draft, const char *path, dt_result r)
-{
-    dt__path folder = dt__path_of("%s", path);
-    if (!r) r = dt__file_rename(draft, path);
-    if (!r) return dt__dir_sync(dirname(folder.at));
-    if (DT__FILE_ALLOWS()) unlink(draft);
-    return r;
-}
-
-static dt_result dt__file_replace(const char *path, const char *text, int64_t bytes)
-{
-    dt__path draft = dt__path_of("%s.%ld.tmp", path, (long)getpid());
-    return dt__file_settle(draft.at, path, dt__file_put(draft.at, text, bytes));
-}
-
-/* Gives a complete draft the name of a directory. What had the name is called `draft` then; or `aside`, where the file
- * system cannot exchange two names: a crash between the two renames leaves it there, for dt__step_mend(). */
-static dt_result dt__dir_replace(const char *draft, const char *path, const char *aside)
-{
-    dt_result r;
-    errno = EINVAL;
-#ifdef SYS_renameat2
-    if (DT__FILE_ALLOWS() && !syscall(SYS_renameat2, AT_FDCWD, draft, AT_FDCWD, path, 2)) return DT_OK; /* exchanges */
-    if (errno != ENOENT && errno != EINVAL && errno != ENOSYS && errno != ENOTSUP)
-        return dt__file_error("rename", draft);
-#endif
-    if (!DT__FILE_ALLOWS() || (rename(path, aside) && errno != ENOENT)) return dt__file_error("rename", path);
-    r = dt__file_rename(draft, path);
-    if (r && DT__FILE_ALLOWS()) rename(aside, path);
-    return r;
-}
-
-/* Maps a plain file read-only. After an error *map is NULL; munmap() unmaps it. */
-static dt_result dt__file_map(const char *path, void **map, int64_t *bytes)
-{
-    int fd;
-    dt_result r = dt__file_open(path, &fd, bytes);
-    *map = NULL;
-    if (r) return r;
-    if (*bytes) *map = mmap(NULL, (size_t)*bytes, PROT_READ, MAP_SHARED, fd, 0);
-    if (*map == MAP_FAILED) *map = NULL, r = dt__file_error("map", path);
-    close(fd);
-    return *bytes ? r : dt__error(DT_E_DATA, "%s is empty: name a file with text or tokens", path);
-}
-
-static int dt__name_order(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
-
-/* The files of a list of names and patterns; globfree() frees it. A name of a file that exists is that file, whatever
- * characters are in it. glob() would sort by the locale, and the order of shards decides bits. */
-static dt_result dt__names_list(glob_t *names, const char *path)
-{
-    size_t length, most = strlen(path);
-    char *name = (char *)dt__alloc(3 * (int64_t)most + 2, "a list of file names"), *pattern, *comma, *to;
-    int bad = 0, literal;
-    dt_result r = name ? DT_OK : DT_E_MEMORY;
-    memset(names, 0, sizeof *names);
-    for (const char *at = path; *at && !r; at += length + (at[length] == ',')) {
-        size_t old = names->gl_pathc;
-        memcpy(name, at, strlen(at) + 1);
-        while (access(name, F_OK) && (comma = strrchr(name, ',')) != NULL) *comma = 0; /* a file may have commas */
-        literal = !access(name, F_OK), length = strlen(name), pattern = to = name + most + 1;
-        for (const char *c = name; *c; *to++ = *c++)
-            if (strchr("[\\", *c) || (literal && strchr("*?", *c))) *to++ = '\\'; /* for the character itself */
-        *to = 0;
-        if (length) bad = glob(pattern, GLOB_NOSORT | (old ? GLOB_APPEND : 0), NULL, names);
-        if (bad && !access(name, F_OK)) errno = ENOMEM;
-        if (bad) r = dt__file_error("read", name);
-        else if (length) qsort(names->gl_pathv + old, names->gl_pathc - old, sizeof *names->gl_pathv, dt__name_order);
-    }
-    if (!r && !names->gl_pathc) r = dt__misuse("no file is named in \"%s\": give the name of a text", path);
-    if (r) globfree(names);
-    dt__free(name);
-    return r;
-}
-
-/* Is this file, by any name or link, one of a list of input files? */
-static int dt__is_input(const char *path, const char *list)
-{
-    struct stat is, in;
-    glob_t names;
-    int found = 0;
-    if (stat(path, &is) || !list || dt__names_list(&names, list)) return 0;
-    for (size_t i = 0; i < names.gl_pathc; i++)
-        found |= !stat(names.gl_pathv[i], &in) && in.st_dev == is.st_dev && in.st_ino == is.st_ino;
-    globfree(&names);
-    return found;
-}
-
 /* ---- JSON, written ---- */
 /* Appends a JSON string. Bytes that are not ASCII are copied. */
 static void dt__text_string(dt__text *t, const char *s)
@@ -11526,8 +11523,8 @@ static int dt__json_options(dt__json *j, const dt__option *list, int count, int 
 }
 
 /* ---- classes of characters ----
- * Runs of code points of Unicode 14.0 that are not letters, are, are not .. (general categories L* and N*, white space),
- * from 0 on. A length is 57 lead + last: # to [ is last, 0 to 56, and ends it; ] to ~ before it are lead's digits, base
+ * Runs of code points of Unicode 14.0 that are not letters, are, are not .. (categories L*, N* and white space), from 0
+ * on. A length is 57 lead + last: # to [ is last, 0 to 56, and ends it; ] to ~ before it are lead's digits, base
  * 34. */
 static const char dt__letters[] =
     "^+=)=R$-$'$(:$B$e%'/1(*$$$_2($%%'$$)$$&$$$7$^=$_<+_W$I%$)L^1>''PNF%$^M$$2%*%-&%$3$$A@^C.$;D,%'$(9'$,$&$:<*.(;$)4M^"
