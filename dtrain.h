@@ -991,17 +991,15 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
 /* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: temperature 0.7 over all tokens, seed 0), of
  * the recipe's tokenizer, the last one cut, or of a byte vocabulary; text has room for count + 1 bytes and may hold
  * bytes 0. Any rank alone may call it if it has the whole model (pp, tp and ep 1, ZeRO below 3), else all ranks
- * together; output.sample_length must not be 0. The families cache keys and values of earlier tokens (output.no_cache:
- * not), with the same bits. A text that fills the sequence continues from its second half. */
+ * together; output.sample_length must not be 0. A text that fills the sequence continues from its second half. */
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how,
                                    char *text);
 /* What was trained, for use in any program: a trainer that only predicts, draws text and measures. `path` is a
  * checkpoint of either kind and of any layout (a step, or the folder of steps: the newest), or a directory of Hugging
- * Face with config.json and model.safetensors; its tokenizer.json is used, too. No training data is needed, and nothing
- * of the recipe is given again. model: NULL, or the program's own segments, which a checkpoint does not hold: their
- * parameters must have the names and shapes of the checkpoint's. Collective over the ranks that dt_launch started, in
- * any layout that the recipe allows (NULL: dt_layout_default()). dt_trainer_predict takes any number of samples and has
- * the bits of the program that trained (examples/18_use.c). */
+ * Face with config.json and model.safetensors; its tokenizer.json is used, too. model: NULL, or the program's own
+ * segments, which a checkpoint does not hold: their parameters must have the names and shapes of the checkpoint's.
+ * Collective over the ranks that dt_launch started, in any layout that the recipe allows (NULL: dt_layout_default()).
+ * Predictions have the bits of the program that trained (examples/18_use.c). */
 DT_API dt_result dt_predictor_open(dt_trainer **t, const char *path, const dt_model *model, const dt_layout *layout);
 /* What to draw; start from dt_generation_default(): 400 bytes, no stop, temperature 0.7 over all tokens, seed 0. */
 typedef struct dt_generation {
@@ -21809,27 +21807,24 @@ DT_API dt_comm *dt_trainer_comm(dt_trainer *t)
     return dt__refused("t", t) || dt__engine_wait(&t->e) ? NULL : t->comm;
 }
 DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return dt__refused("t", t) ? 0 : t->e.p.net.weights; }
-/* A parameter in an array of weights, or NULL unless this rank has all of it; a copy where tensor shards cut it. */
-static const float *dt__trainer_part(const dt_trainer *t, const float *array, const char *name, int64_t *count)
-{
-    const dt__net *net = &t->e.p.net;
-    int32_t i = array ? dt__net_find(net, name) : -1;
-    const dt__net_param *p = i < 0 || net->params[i].offset < 0 ? NULL : &net->params[i];
-    if (p && dt__param_shards(&p->is) < dt__param_arrays(&p->is)) p = NULL;
-    if (count) *count = p ? dt_shape_count(p->is.shape) : 0;
-    if (!p)
-        dt__misuse("this rank has not all of a parameter %s: dt_trainer_parameter_at lists them, dt_trainer_own reads "
-                   "a rank's share", name);
-    if (p) array = dt__download(t->e.k, array + p->offset, p->count);
-    if (!p || dt__param_arrays(&p->is) == 1) return p ? array : NULL;
-    dt__param_whole(&p->is, array, t->whole);
-    return t->whole;
-}
+/* A copy where tensor shards cut the parameter. */
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count)
 {
     if (dt__refused("t name", t, name)) return NULL;
+    const dt__net *net = &t->e.p.net;
+    int32_t i = t->e.p.shape.zero < 3 ? dt__net_find(net, name) : -1;
+    const dt__net_param *p = i < 0 || net->params[i].offset < 0 ? NULL : &net->params[i];
+    const float *values;
     if (dt__engine_wait((dt__engine *)(uintptr_t)&t->e)) return NULL;
-    return dt__trainer_part(t, t->e.p.shape.zero < 3 ? t->e.params : NULL, name, count);
+    if (p && dt__param_shards(&p->is) < dt__param_arrays(&p->is)) p = NULL;
+    if (count) *count = p ? dt_shape_count(p->is.shape) : 0;
+    if (!p)
+        return dt__misuse("this rank has not all of a parameter %s: dt_trainer_parameter_at lists them, dt_trainer_own "
+                          "reads a rank's share", name), (const float *)NULL;
+    values = dt__download(t->e.k, t->e.params + p->offset, p->count);
+    if (dt__param_arrays(&p->is) == 1) return values;
+    dt__param_whole(&p->is, values, t->whole);
+    return t->whole;
 }
 
 DT_API dt_result dt_trainer_gradient(dt_trainer *t, const char *name, float *values)
@@ -22121,19 +22116,18 @@ DT_API dt_memory dt_trainer_memory(const dt_trainer *t) { return dt__refused("t"
 /* The budget of a rank in bytes; -1: none. */
 static dt_result dt__memory_limit(int64_t *limit)
 {
-    const char *text = getenv("DT_MEM_LIMIT");
-    char *end = NULL;
-    double value = text && *text ? dt__number(text, &end, 0) : -1.0, unit = 1.0;
+    static const char units[] = "kKMG";
+    static const double unit[] = {1e3, 1e3, 1e6, 1e9};
+    const char *text = getenv("DT_MEM_LIMIT"), *found;
+    char *end;
+    double value;
     *limit = -1;
-    if (value < 0.0 && !end) return DT_OK;
-    if (*end == 'k' || *end == 'K') unit = 1e3, end++;
-    else if (*end == 'M') unit = 1e6, end++;
-    else if (*end == 'G') unit = 1e9, end++;
-    if (end == text || *end || !(value * unit >= 1.0 && value * unit < 9e18))
-        return dt__misuse("DT_MEM_LIMIT=%s: it is a number of bytes, or of k, M or G of 1000, 1e6 or 1e9 of them, e.g. "
-                          "200M", text);
-    *limit = (int64_t)(value * unit);
-    return DT_OK;
+    if (!text || !*text) return DT_OK;
+    value = dt__number(text, &end, 0);
+    if (*end && (found = strchr(units, *end)) != NULL) value *= unit[found - units], end++;
+    if (end > text && !*end && value >= 1.0 && value < 9e18) return *limit = (int64_t)value, DT_OK;
+    return dt__misuse("DT_MEM_LIMIT=%s: it is a number of bytes, or of k, M or G of 1000, 1e6 or 1e9 of them, e.g. "
+                      "200M", text);
 }
 
 /* Do the plans of all ranks fit into the budget and the machine? All ranks see all plans and reach the same answer. */
@@ -22241,25 +22235,18 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     return r ? r : dt__pool_reserve(t->pool, dt__trainer_scratch(t));
 }
 
-/* Chooses what fast numerics use (R19): of 16-bit products what all ranks have. */
-static dt_result dt__fast_open(dt_trainer *t)
+/* Chooses of 16-bit products what all ranks have, for fast numerics (R19), and measures the GEMM rate of all ranks
+ * together, at the same time. */
+static dt_result dt__trainer_speed(dt_trainer *t)
 {
-    float kind = t->e.p.net.precision == DT_BF16 ? (float)dt__dot_kind(t->e.k) : (float)DT__DOT_NONE;
-    dt_result r = dt_all_reduce(t->comm, &kind, 1, DT_MIN);
-    t->e.env.dot = (int)kind;
-    return r;
-}
-
-/* GEMM rate of all ranks together, measured at the same time. */
-static dt_result dt__measure_peak(dt_trainer *t)
-{
+    int fast = t->recipe.numerics == DT_FAST && t->e.p.net.precision == DT_BF16;
     double rate = 0.0, workers = (double)t->pool->workers, cores = dt__comm_cores(t->comm);
-    float sum;
-    dt_result r = dt_barrier(t->comm);
+    float kind = (float)(fast ? dt__dot_kind(t->e.k) : DT__DOT_NONE), sum;
+    dt_result r = dt_all_reduce(t->comm, &kind, 1, DT_MIN);
     if (!r) r = dt__gemm_rate(t->e.k, t->pool, &rate);
     sum = (float)rate;
     if (!r) r = dt_all_reduce(t->comm, &sum, 1, DT_SUM);
-    t->peak_gflops = (double)sum;
+    t->e.env.dot = (int)kind, t->peak_gflops = (double)sum;
     if (workers > cores) t->peak_gflops *= cores / workers; /* each was measured in its slices of time */
     return r;
 }
@@ -24052,8 +24039,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r) r = dt__trainer_engine(t);
     if (!r) r = dt__state_open(t);
     if (!r && t->recipe.model.config && !t->recipe.weights) r = dt__config_take(t, t->recipe.model.config, 0);
-    if (!r && t->recipe.numerics == DT_FAST) r = dt__fast_open(t);
-    if (!r && !from) r = dt__measure_peak(t);
+    if (!r && !from) r = dt__trainer_speed(t);
     if (!r && t->layout.checkpoint.place) r = dt__save_open(t);
     if (!r && t->recipe.weights) r = dt__weights_begin(t);
     if (!r && t->layout.checkpoint.place) r = dt__trainer_resume(t);
@@ -24727,8 +24713,7 @@ static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, int config
         recipe->sequence = dt__config_sequence(&recipe->model, positions);
         return r;
     }
-    if (!r) r = dt_checkpoint_open(&c, found->at);
-    if (r) return r;
+    if (r || (r = dt_checkpoint_open(&c, found->at)) != DT_OK) return r;
     *recipe = c->recipe, *sample = ((dt__checkpoint *)c)->m.sample;
     dt_checkpoint_close(&c);
     return DT_OK;

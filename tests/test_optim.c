@@ -387,7 +387,13 @@ static void test_trainers(void)
 
 static const float *average_of(const dt_trainer *t, const char *name, int64_t *count)
 {
-    return dt__trainer_part(t, t->e.state[DT__STATE_AVERAGE], name, count);
+    dt_trainer *use = (dt_trainer *)(uintptr_t)t;
+    float *before = t->e.params;
+    const float *average;
+    use->e.params = t->e.state[DT__STATE_AVERAGE];
+    average = dt_trainer_parameter(t, name, count);
+    use->e.params = before;
+    return average;
 }
 
 static void test_average(void)
@@ -422,7 +428,7 @@ static void test_average(void)
     dt_trainer_close(&t);
     r.ema = 0, r.evaluate_ema = 0;
     t = open_trainer(&r);
-    tap_ok(!average_of(t, name, &n) && n == 0, "without ema there is no average");
+    tap_ok(!t->e.state[DT__STATE_AVERAGE], "without ema there is no average");
     dt_trainer_close(&t);
 }
 
