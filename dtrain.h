@@ -18167,25 +18167,20 @@ static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
     while (split && w < total) *list++ = dt__pipe_nth(p, DT__WORK_WEIGHTS, w++);
 }
 
-/* Gives every unit in flight the lowest free slot of its chunk; slots[c] becomes the number that chunk c needs. Scratch
- * of a chunk (2 units + 1): the slot of each unit, which slots are taken, and a slot below which none is free. */
-static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, int32_t *scratch)
+/* Gives units the slots of their chunk in turn, because they begin and end in order; slots[c] becomes the number that
+ * chunk c needs. live (chunks): scratch. */
+static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, int32_t *live)
 {
-    int last = p->kind == DT_ZERO_BUBBLE ? DT__WORK_WEIGHTS : DT__WORK_BACKWARD;
-    const int64_t each = 2 * (int64_t)p->units + 1;
+    const int last = p->kind == DT_ZERO_BUBBLE ? DT__WORK_WEIGHTS : DT__WORK_BACKWARD;
+    const dt__work *end = list + dt__pipe_length(p);
     memset(slots, 0, 4 * (size_t)p->chunks);
-    memset(scratch, 0, 4 * (size_t)(p->chunks * each));
-    for (int64_t i = 0; i < dt__pipe_length(p); i++) {
-        dt__work *w = &list[i];
-        int32_t *of = scratch + w->chunk * each, *taken = of + p->units, *low = taken + p->units;
-        if (w->kind == DT__WORK_FORWARD) {
-            while (taken[*low]) ++*low;
-            of[w->unit] = *low, taken[*low] = 1;
-            slots[w->chunk] = (int32_t)dt__max(slots[w->chunk], *low + 1);
-        }
-        w->slot = of[w->unit];
-        if (w->kind == last) taken[w->slot] = 0, *low = (int32_t)dt__min(*low, w->slot);
+    memset(live, 0, 4 * (size_t)p->chunks);
+    for (const dt__work *w = list; w < end; w++) {
+        live[w->chunk] += w->kind == DT__WORK_FORWARD;
+        slots[w->chunk] = (int32_t)dt__max(slots[w->chunk], live[w->chunk]);
+        live[w->chunk] -= w->kind == last;
     }
+    for (dt__work *w = list; w < end; w++) w->slot = w->unit % slots[w->chunk];
 }
 
 /* ---- the store: places of this rank's parameters and gradients ------------------------------------------- */
@@ -18491,6 +18486,23 @@ typedef struct dt__work_unit {
     dt__stack stack;     /* partial sums, before the leaf is folded */
 } dt__work_unit;
 
+static dt__work_unit dt__program_unit(const dt__shape_of_work *s, int64_t unit)
+{
+    const int64_t shards = s->hi - s->lo + s->ghosts;
+    const int each = s->accumulation == DT_EACH;
+    dt__work_unit u = DT__ZERO;
+    u.shard = (int32_t)(s->lo - s->ghosts + (each ? unit % shards : unit / s->micros));
+    u.micro = (int32_t)(each ? unit / shards : unit % s->micros);
+    if ((u.ghost = u.shard < s->lo) != 0) return u;
+    u.fresh = each || u.micro == 0;
+    u.done = each || u.micro == s->micros - 1;
+    u.reduce = u.done && u.shard == s->hi - 1;
+    dt__run_parts(s->lo, u.shard, &u.stack);
+    dt__stack_push(&u.stack, 0, u.shard);
+    u.set = u.stack.node[u.stack.count - 1].set;
+    return u;
+}
+
 /* A program while it is made, and the work that instructions are made for. */
 typedef struct dt__making {
     dt__program *p;
@@ -18498,8 +18510,9 @@ typedef struct dt__making {
     const dt__store *store;
     const dt__chunk *c;
     const dt__work *w;
-    const dt__work_unit *u, *loaded; /* loaded: of the last LOAD */
-    int32_t gathered, worked;        /* 1 + segment of the last GATHER; index of the last FORWARD or RECOMPUTE */
+    dt__work_unit u;
+    int32_t loaded, gathered; /* 1 + unit of the last LOAD; 1 + segment of the last GATHER */
+    int32_t worked;           /* index of the last FORWARD or RECOMPUTE */
     dt_result result;
     dt_instr lost; /* takes what has no memory, and the work of ghosts */
 } dt__making;
@@ -18519,9 +18532,9 @@ static dt_instr *dt__emit(dt__making *m, int op, int32_t segment, int32_t bucket
 /* An instruction of the unit in work, unless that is a ghost. */
 static dt_instr *dt__emit_work(dt__making *m, int op, int32_t segment)
 {
-    dt_instr *i = m->u->ghost ? &m->lost : dt__emit(m, op, segment, -1);
-    i->shard = m->u->shard, i->micro = m->u->micro, i->slot = m->w->slot, i->chunk = m->w->chunk;
-    if (!m->u->ghost && (op == DT_FORWARD || op == DT_RECOMPUTE)) m->worked = m->p->count - 1;
+    dt_instr *i = m->u.ghost ? &m->lost : dt__emit(m, op, segment, -1);
+    i->shard = m->u.shard, i->micro = m->u.micro, i->slot = m->w->slot, i->chunk = m->w->chunk;
+    if (!m->u.ghost && (op == DT_FORWARD || op == DT_RECOMPUTE)) m->worked = m->p->count - 1;
     return i;
 }
 static dt_instr *dt__emit_bucket(dt__making *m, int op, int32_t bucket, int32_t set, int32_t from)
@@ -18531,41 +18544,20 @@ static dt_instr *dt__emit_bucket(dt__making *m, int op, int32_t bucket, int32_t 
     return i;
 }
 
-static void dt__program_units(const dt__shape_of_work *s, dt__work_unit *unit)
-{
-    int64_t shards = s->hi - s->lo + s->ghosts, count = shards * s->micros;
-    int each = s->accumulation == DT_EACH;
-    dt__stack stack = DT__ZERO;
-    int32_t set, from;
-    for (int64_t i = 0; i < count; i++) {
-        dt__work_unit *u = &unit[i];
-        u->shard = (int32_t)(s->lo - s->ghosts + (each ? i % shards : i / s->micros));
-        u->micro = (int32_t)(each ? i / shards : i % s->micros);
-        if ((u->ghost = u->shard < s->lo) != 0) continue;
-        u->fresh = each || u->micro == 0;
-        u->done = each || u->micro == s->micros - 1;
-        u->reduce = u->done && u->shard == s->hi - 1;
-        if (each && u->shard == s->lo) memset(&stack, 0, sizeof stack);
-        if (u->fresh) dt__stack_push(&stack, 0, u->shard);
-        u->set = stack.node[stack.count - 1].set, u->stack = stack;
-        while (u->done && dt__stack_join(&stack, &set, &from)) continue;
-    }
-}
-
 /* After backward of a segment: folds, reduces and totals the buckets that it completes. */
 static void dt__program_buckets(dt__making *m, int32_t segment)
 {
     const dt__shape_of_work *s = m->s;
     for (int32_t b = 0; b < m->store->buckets; b++) {
-        dt__stack joined = m->u->stack;
+        dt__stack joined = m->u.stack;
         int32_t into, from;
-        if (m->store->bucket[b].last != segment || !m->u->done) continue;
-        if (s->context) dt__emit_bucket(m, DT_CONTEXT, b, m->u->set, -1);
+        if (m->store->bucket[b].last != segment || !m->u.done) continue;
+        if (s->context) dt__emit_bucket(m, DT_CONTEXT, b, m->u.set, -1);
         while (dt__stack_join(&joined, &into, &from)) dt__emit_bucket(m, DT_FOLD, b, into, from);
-        if (!m->u->reduce) continue;
+        if (!m->u.reduce) continue;
         from = joined.node[0].set;
-        if (s->reduce) dt__emit_bucket(m, DT_REDUCE, b, from, -1)->micro = m->u->micro;
-        if (s->total) dt__emit_bucket(m, DT_TOTAL, b, -1, from)->fresh = s->accumulation == DT_SHARD || !m->u->micro;
+        if (s->reduce) dt__emit_bucket(m, DT_REDUCE, b, from, -1)->micro = m->u.micro;
+        if (s->total) dt__emit_bucket(m, DT_TOTAL, b, -1, from)->fresh = s->accumulation == DT_SHARD || !m->u.micro;
     }
 }
 
@@ -18580,8 +18572,8 @@ static void dt__program_gather(dt__making *m, int32_t segment)
 /* Loads the samples of a unit, unless the last work was of it. */
 static void dt__program_load(dt__making *m)
 {
-    if (m->u->ghost || m->loaded == m->u) return;
-    m->loaded = m->u;
+    if (m->u.ghost || m->loaded == m->w->unit + 1) return;
+    m->loaded = m->w->unit + 1;
     dt__emit_work(m, DT_LOAD, -1);
 }
 
@@ -18603,7 +18595,7 @@ static void dt__program_recompute(dt__making *m, int32_t segment)
 {
     const dt_instr *f = &m->p->list[m->worked];
     if (m->s->recompute != DT_RECOMPUTE_FULL) return;
-    if (!m->s->horizon && f->segment == segment && f->shard == m->u->shard && f->micro == m->u->micro) return;
+    if (!m->s->horizon && f->segment == segment && f->shard == m->u.shard && f->micro == m->u.micro) return;
     dt__emit_work(m, DT_RECOMPUTE, segment);
 }
 
@@ -18621,8 +18613,8 @@ static void dt__program_backward(dt__making *m)
             if (f) dt__emit_work(m, DT_FETCH, f);
         if (!weights) dt__program_recompute(m, q);
         i = dt__emit_work(m, weights ? DT_WEIGHTS : DT_BACKWARD, q);
-        i->set = m->u->set, i->fresh = m->u->fresh;
-        i->completes = m->u->done && (!split || weights);
+        i->set = m->u.set, i->fresh = m->u.fresh;
+        i->completes = m->u.done && (!split || weights);
         if (!split || weights) dt__program_buckets(m, q);
     }
     if (!c->first && !weights) dt__emit_work(m, DT_SEND, c->begin)->back = 1;
@@ -18697,21 +18689,18 @@ static dt_result dt__program_streams(dt__program *p, const dt__shape_of_work *s,
 /* The program of a rank: its stage's work in the order of the schedule, then the update. Sets chunks[].slots. */
 static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, const dt__store *store, dt__chunk *chunks)
 {
-    const int64_t works = dt__pipe_length(&s->pipe), slots = (int64_t)s->pipe.chunks * (2 * s->pipe.units + 2);
-    dt__work_unit *unit = (dt__work_unit *)dt__alloc((int64_t)sizeof *unit * s->pipe.units + 4 * slots +
-                                                     (int64_t)sizeof(dt__work) * works, "the step program");
-    dt__work *work = (dt__work *)(void *)(unit + s->pipe.units);
+    const int64_t works = dt__pipe_length(&s->pipe);
+    dt__work *work = (dt__work *)dt__alloc((int64_t)sizeof *work * works + 8 * s->pipe.chunks, "the step program");
     int32_t *slot = (int32_t *)(void *)(work + works);
     dt__making m = DT__ZERO;
     m.p = p, m.s = s, m.store = store;
-    if (!unit) return DT_E_MEMORY;
+    if (!work) return DT_E_MEMORY;
     dt__run_parts(s->lo, s->hi, &p->parts);
-    dt__program_units(s, unit);
     dt__pipe_order(&s->pipe, s->stage, work);
     dt__pipe_slots(&s->pipe, work, slot, slot + s->pipe.chunks);
     for (int c = 0; c < s->pipe.chunks; c++) chunks[c].slots = slot[c];
     for (m.w = work; m.w < work + works; m.w++) {
-        m.c = &chunks[m.w->chunk], m.u = &unit[m.w->unit];
+        m.c = &chunks[m.w->chunk], m.u = dt__program_unit(s, m.w->unit);
         if (m.w->kind == DT__WORK_FORWARD) dt__program_forward(&m);
         else dt__program_backward(&m);
     }
@@ -18722,7 +18711,7 @@ static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, co
             for (int32_t b = 0; b < store->buckets; b++)
                 if (store->bucket[b].param >= 0 && store->reader[b] == q) dt__emit(&m, DT_GATHER, -1, b);
     if (!m.result && s->overlap && s->zero > 2) m.result = dt__program_ahead(p);
-    dt__free(unit);
+    dt__free(work);
     return m.result ? m.result : dt__program_streams(p, s, store);
 }
 
@@ -18731,11 +18720,10 @@ static dt_result dt__program_pass(dt__program *p, const dt__shape_of_work *s, co
                                   const dt__chunk *chunks)
 {
     dt__shape_of_work pass = *s;
-    dt__work_unit unit = DT__ZERO;
     dt__work w = DT__ZERO;
     dt__making m = DT__ZERO;
     pass.horizon = 0, pass.zero = gathers ? 3 : 0;
-    m.p = p, m.s = &pass, m.store = store, m.u = &unit, m.w = &w;
+    m.p = p, m.s = &pass, m.store = store, m.w = &w;
     for (m.c = chunks; m.c < chunks + s->pipe.chunks; m.c++, w.chunk++) dt__program_forward(&m);
     return m.result ? m.result : dt__program_streams(p, &pass, store);
 }
@@ -19069,10 +19057,11 @@ static dt_result dt__layout_choices(const dt_layout *l)
 static dt_result dt__layout_parts(dt_plan *plan, int from, int ranks)
 {
     int64_t base = 0, lo, hi;
-    dt__part *part = plan->parts = (dt__part *)dt__alloc((int64_t)sizeof *part * 64 * ranks, "the reduction plan");
+    int64_t bytes = (64 * (int64_t)sizeof *plan->parts + (int64_t)sizeof *plan->part_count) * ranks;
+    dt__part *part = plan->parts = (dt__part *)dt__alloc(bytes, "the reduction plan");
     dt__stack s;
-    plan->part_count = (int *)dt__alloc((int64_t)sizeof(int) * ranks, "the reduction plan");
-    if (!plan->parts || !plan->part_count) return DT_E_MEMORY;
+    plan->part_count = (int *)(void *)(part + 64 * ranks);
+    if (!part) return DT_E_MEMORY;
     for (int rank = 0; rank < ranks; rank++) {
         dt__run_of(plan->recipe->data_shards, plan->mesh.size[DT_AXIS_DATA], from + rank, &lo, &hi);
         if (!rank) base = lo;
@@ -19099,9 +19088,9 @@ static dt_result dt__layout_reduction(dt_plan *plan, int group)
     plan->sets_count = 1;
     r = dt__layout_parts(plan, group > 1 ? d / group * group : 0, ranks);
     if (r || ((group == 1 || group == dp) && (plan->layout->ep == 1 || plan->layout->ep == dp))) return r;
-    plan->replica_parts = (dt__part *)dt__alloc((int64_t)sizeof *plan->parts * dp, "the reduction plan");
-    plan->replica_count = (int *)dt__alloc((int64_t)sizeof(int) * dp, "the reduction plan");
-    if (!plan->replica_parts || !plan->replica_count) return DT_E_MEMORY;
+    plan->replica_parts = (dt__part *)dt__alloc((int64_t)(sizeof(dt__part) + sizeof(int)) * dp, "the reduction plan");
+    plan->replica_count = (int *)(void *)(plan->replica_parts + dp);
+    if (!plan->replica_parts) return DT_E_MEMORY;
     for (int i = 0; i < dp; i++) {
         dt__part *part = &plan->replica_parts[i];
         dt__run_of(uneven ? plan->recipe->data_shards : dp, dp, (int)(i * ep % dp), &lo, &hi);
@@ -19607,8 +19596,6 @@ static void dt__layout_close(dt_plan *plan)
     dt__net_close(&plan->net);
     dt__free(plan->parts);
     dt__free(plan->replica_parts);
-    dt__free(plan->part_count);
-    dt__free(plan->replica_count);
 }
 
 DT_API dt_result dt_plan_open(dt_plan **plan, const dt_recipe *recipe, const dt_layout *layout, int ranks, int rank)

@@ -278,9 +278,9 @@ static int in_flight_formula(const dt__pipe *p, int stage)
 
 static int check_slots(const dt__pipe *p, dt__work *list, int stage)
 {
-    int32_t slots[CHUNKS], scratch[CHUNKS * (2 * UNITS + 1)];
+    int32_t slots[CHUNKS], live[CHUNKS];
     int most, sum = 0;
-    dt__pipe_slots(p, list, slots, scratch);
+    dt__pipe_slots(p, list, slots, live);
     most = most_in_flight(p, list, slots);
     for (int c = 0; c < p->chunks; c++) sum += slots[c];
     if (p->chunks == 1 && sum != most) return 0;
