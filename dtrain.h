@@ -18220,8 +18220,6 @@ typedef struct dt__store {
     int64_t window;                     /* parameters of the largest segment */
     int64_t *cut;                       /* (buckets, shards + 1): where the owners' pieces of a bucket begin */
     int64_t *own;                       /* (buckets + 1, shards): where a rank keeps its piece of the parameters */
-    int32_t *reader;                    /* (buckets): the first segment that reads its parameters */
-    int32_t *final;                     /* (segments): of the buckets with its parameters, the last that is gathered */
 } dt__store;
 
 static const int64_t *dt__store_cut(const dt__store *s, int32_t bucket)
@@ -18384,35 +18382,11 @@ static dt_result dt__store_cuts(dt__store *s)
     return DT_OK;
 }
 
-/* The first segment that reads each bucket, and the last gathered bucket that each segment reads. */
-static dt_result dt__store_readers(dt__store *s, const dt__net *net, const dt__chunk *chunks, int count)
-{
-    s->reader = (int32_t *)dt__alloc(4 * s->buckets, "the layout");
-    s->final = (int32_t *)dt__alloc(4 * net->count, "the layout");
-    if (!s->reader || !s->final) return DT_E_MEMORY;
-    for (int32_t b = 0; b < s->buckets; b++) s->reader[b] = -1;
-    for (int c = 0; c < count; c++)
-        for (int32_t q = chunks[c].begin; q < chunks[c].end; q++) {
-            const dt__built *seg = &net->segments[q];
-            s->final[q] = -1;
-            for (int32_t i = 0; i < seg->plan->g->param_count; i++) {
-                int32_t b = net->params[seg->param_of[i]].bucket;
-                if (s->reader[b] < 0) s->reader[b] = q;
-                if (s->final[q] < 0 || s->reader[b] > s->reader[s->final[q]] ||
-                    (s->reader[b] == s->reader[s->final[q]] && b > s->final[q]))
-                    s->final[q] = b;
-            }
-        }
-    return DT_OK;
-}
-
 static void dt__store_close(dt__store *s)
 {
     dt__free(s->bucket);
     dt__free(s->cut);
     dt__free(s->own);
-    dt__free(s->reader);
-    dt__free(s->final);
     memset(s, 0, sizeof *s);
 }
 
@@ -18429,7 +18403,6 @@ static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chu
     dt__store_buffer(s, buffered);
     for (int c = 0; c < count; c++)
         for (int32_t q = chunks[c].begin; q < chunks[c].end; q++) dt__store_segment(s, net, q, buffered, shared);
-    if (dt__store_readers(s, net, chunks, count)) return DT_E_MEMORY;
     return dt__store_cuts(s);
 }
 
@@ -18454,8 +18427,6 @@ static void dt__run_parts(int64_t lo, int64_t hi, dt__stack *s)
     }
 }
 
-/* ---- making step programs --------------------------------------------------------------------------------- */
-
 /* What a rank's step program depends on. */
 typedef struct dt__shape_of_work {
     dt__pipe pipe;
@@ -18476,257 +18447,6 @@ typedef struct dt__program {
     int32_t count, capacity;
     dt__stack parts; /* this rank's partial sums at the end of the run */
 } dt__program;
-
-/* A unit of this rank. Accumulation `shard`: a shard's micro-batches first; `each`: a micro-batch's shards first. */
-typedef struct dt__work_unit {
-    int32_t shard, micro, set;
-    int32_t fresh, done; /* first, last micro-batch of its leaf */
-    int32_t reduce;      /* the rank's sum is complete */
-    int32_t ghost;       /* no work: the rank only takes part in collectives */
-    dt__stack stack;     /* partial sums, before the leaf is folded */
-} dt__work_unit;
-
-static dt__work_unit dt__program_unit(const dt__shape_of_work *s, int64_t unit)
-{
-    const int64_t shards = s->hi - s->lo + s->ghosts;
-    const int each = s->accumulation == DT_EACH;
-    dt__work_unit u = DT__ZERO;
-    u.shard = (int32_t)(s->lo - s->ghosts + (each ? unit % shards : unit / s->micros));
-    u.micro = (int32_t)(each ? unit / shards : unit % s->micros);
-    if ((u.ghost = u.shard < s->lo) != 0) return u;
-    u.fresh = each || u.micro == 0;
-    u.done = each || u.micro == s->micros - 1;
-    u.reduce = u.done && u.shard == s->hi - 1;
-    dt__run_parts(s->lo, u.shard, &u.stack);
-    dt__stack_push(&u.stack, 0, u.shard);
-    u.set = u.stack.node[u.stack.count - 1].set;
-    return u;
-}
-
-/* A program while it is made, and the work that instructions are made for. */
-typedef struct dt__making {
-    dt__program *p;
-    const dt__shape_of_work *s;
-    const dt__store *store;
-    const dt__chunk *c;
-    const dt__work *w;
-    dt__work_unit u;
-    int32_t loaded, gathered; /* 1 + unit of the last LOAD; 1 + segment of the last GATHER */
-    int32_t worked;           /* index of the last FORWARD or RECOMPUTE */
-    dt_result result;
-    dt_instr lost; /* takes what has no memory, and the work of ghosts */
-} dt__making;
-
-static dt_instr *dt__emit(dt__making *m, int op, int32_t segment, int32_t bucket)
-{
-    dt__program *p = m->p;
-    dt_instr *i;
-    if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list)) return m->result = DT_E_MEMORY, &m->lost;
-    i = &p->list[p->count++];
-    memset(i, 0, sizeof *i);
-    i->op = op, i->segment = segment, i->bucket = bucket;
-    i->shard = i->micro = i->slot = i->chunk = i->set = i->from = i->after[0] = i->after[1] = i->peer = -1;
-    return i;
-}
-
-/* An instruction of the unit in work, unless that is a ghost. */
-static dt_instr *dt__emit_work(dt__making *m, int op, int32_t segment)
-{
-    dt_instr *i = m->u.ghost ? &m->lost : dt__emit(m, op, segment, -1);
-    i->shard = m->u.shard, i->micro = m->u.micro, i->slot = m->w->slot, i->chunk = m->w->chunk;
-    if (!m->u.ghost && (op == DT_FORWARD || op == DT_RECOMPUTE)) m->worked = m->p->count - 1;
-    return i;
-}
-static dt_instr *dt__emit_bucket(dt__making *m, int op, int32_t bucket, int32_t set, int32_t from)
-{
-    dt_instr *i = dt__emit(m, op, -1, bucket);
-    i->set = set, i->from = from;
-    return i;
-}
-
-/* After backward of a segment: folds, reduces and totals the buckets that it completes. */
-static void dt__program_buckets(dt__making *m, int32_t segment)
-{
-    const dt__shape_of_work *s = m->s;
-    for (int32_t b = 0; b < m->store->buckets; b++) {
-        dt__stack joined = m->u.stack;
-        int32_t into, from;
-        if (m->store->bucket[b].last != segment || !m->u.done) continue;
-        if (s->context) dt__emit_bucket(m, DT_CONTEXT, b, m->u.set, -1);
-        while (dt__stack_join(&joined, &into, &from)) dt__emit_bucket(m, DT_FOLD, b, into, from);
-        if (!m->u.reduce) continue;
-        from = joined.node[0].set;
-        if (s->reduce) dt__emit_bucket(m, DT_REDUCE, b, from, -1)->micro = m->u.micro;
-        if (s->total) dt__emit_bucket(m, DT_TOTAL, b, -1, from)->fresh = s->accumulation == DT_SHARD || !m->u.micro;
-    }
-}
-
-/* Gathers the parameters of a segment, unless the last gather did. */
-static void dt__program_gather(dt__making *m, int32_t segment)
-{
-    if (m->s->zero < 3 || m->gathered == segment + 1) return;
-    m->gathered = segment + 1;
-    dt__emit(m, DT_GATHER, segment, -1);
-}
-
-/* Loads the samples of a unit, unless the last work was of it. */
-static void dt__program_load(dt__making *m)
-{
-    if (m->u.ghost || m->loaded == m->w->unit + 1) return;
-    m->loaded = m->w->unit + 1;
-    dt__emit_work(m, DT_LOAD, -1);
-}
-
-static void dt__program_forward(dt__making *m)
-{
-    const dt__chunk *c = m->c;
-    dt__program_load(m);
-    if (!c->first) dt__emit_work(m, DT_RECV, c->begin);
-    for (int32_t q = c->begin; q < c->end; q++) {
-        dt__program_gather(m, q);
-        dt__emit_work(m, DT_FORWARD, q);
-        if (m->s->horizon && q) dt__emit_work(m, DT_OFFLOAD, q);
-    }
-    if (!c->last) dt__emit_work(m, DT_SEND, c->end - 1);
-}
-
-/* Recomputes the values that backward needs, unless this segment's forward was the last and nothing is offloaded. */
-static void dt__program_recompute(dt__making *m, int32_t segment)
-{
-    const dt_instr *f = &m->p->list[m->worked];
-    if (m->s->recompute != DT_RECOMPUTE_FULL) return;
-    if (!m->s->horizon && f->segment == segment && f->shard == m->u.shard && f->micro == m->u.micro) return;
-    dt__emit_work(m, DT_RECOMPUTE, segment);
-}
-
-static void dt__program_backward(dt__making *m)
-{
-    const dt__chunk *c = m->c;
-    const int32_t horizon = m->s->horizon;
-    const int split = m->s->pipe.kind == DT_ZERO_BUBBLE, weights = m->w->kind == DT__WORK_WEIGHTS;
-    dt__program_load(m);
-    if (!c->last && !weights) dt__emit_work(m, DT_RECV, c->end - 1)->back = 1;
-    for (int32_t q = c->end - 1; q >= c->begin; q--) {
-        dt_instr *i;
-        dt__program_gather(m, q);
-        for (int32_t f = q == c->end - 1 ? q : q - horizon; f >= q - horizon && f >= c->begin && horizon; f--)
-            if (f) dt__emit_work(m, DT_FETCH, f);
-        if (!weights) dt__program_recompute(m, q);
-        i = dt__emit_work(m, weights ? DT_WEIGHTS : DT_BACKWARD, q);
-        i->set = m->u.set, i->fresh = m->u.fresh;
-        i->completes = m->u.done && (!split || weights);
-        if (!split || weights) dt__program_buckets(m, q);
-    }
-    if (!c->first && !weights) dt__emit_work(m, DT_SEND, c->begin)->back = 1;
-}
-
-static int dt__is_work(const dt_instr *i)
-{
-    return i->op == DT_FORWARD || i->op == DT_RECOMPUTE || i->op == DT_BACKWARD || i->op == DT_WEIGHTS;
-}
-
-/* With overlap, the parameters of a segment are gathered during the work on the segment before it, when all work on the
- * segment whose window they replace is done. Each gather moves to the place of the gather before it, and so keeps its
- * order among the reductions on all ranks, ghosts included. */
-static dt_result dt__program_ahead(dt__program *p)
-{
-    dt_instr *list = (dt_instr *)dt__alloc((int64_t)sizeof *list * p->count, "the step program");
-    int32_t n = 0, seen = 0, moved = 0, next = 0; /* gathers seen and moved; next: index of the next one to move */
-    if (!list) return DT_E_MEMORY;
-    for (int32_t i = 0; i < p->count; i++) {
-        if (p->list[i].op == DT_GATHER) seen++;
-        else list[n] = p->list[i], list[n++].window = dt__is_work(&p->list[i]) && !(seen & 1);
-        for (; moved <= seen; moved++, next++) {
-            while (next < p->count && p->list[next].op != DT_GATHER) next++;
-            if (next == p->count) break;
-            list[n] = p->list[next], list[n++].window = moved & 1;
-        }
-    }
-    dt__free(p->list);
-    p->list = list, p->capacity = p->count;
-    return DT_OK;
-}
-
-/* The last instruction of stream 1 that work on stream 0 needs: the gather of its parameters, and reductions that read
- * what it writes. reduced (buckets): 1 + the last instruction of stream 1 that read a bucket. */
-static int32_t dt__program_needs(const dt__program *p, const dt__shape_of_work *s, const dt__store *store, int32_t at,
-                                 const int32_t *reduced)
-{
-    const dt_instr *i = &p->list[at];
-    int32_t need = -1, g = at;
-    if (s->zero > 2) {
-        while (p->list[g].op != DT_GATHER || p->list[g].segment != i->segment) g--;
-        need = g;
-    } else if (s->zero && i->op == DT_FORWARD && store->final[i->segment] >= 0) {
-        for (g = p->count - 1; p->list[g].bucket != store->final[i->segment];) g--; /* of the step before */
-        need = g;
-    }
-    for (int32_t b = 0; b < store->buckets && (i->op == DT_BACKWARD || i->op == DT_WEIGHTS); b++)
-        if (reduced[b] > need + 1 && dt__store_writes(store, s->buffered, i->segment, b)) need = reduced[b] - 1;
-    return need;
-}
-
-/* The stream of each instruction, and what it needs of the other stream. */
-static dt_result dt__program_streams(dt__program *p, const dt__shape_of_work *s, const dt__store *store)
-{
-    int32_t *reduced = (int32_t *)dt__alloc(4 * store->buckets, "the step program"), last[DT__STREAMS];
-    if (!reduced) return DT_E_MEMORY;
-    last[0] = last[1] = -1;
-    for (int32_t k = 0; k < p->count; k++) {
-        dt_instr *i = &p->list[k];
-        i->stream = s->overlap && (i->op == DT_REDUCE || i->op == DT_TOTAL || i->op == DT_GATHER);
-        i->after[0] = last[i->stream];
-        if (i->stream) i->after[1] = last[0];
-        else if (s->overlap && dt__is_work(i)) i->after[1] = dt__program_needs(p, s, store, k, reduced);
-        else if (i->op == DT_TIE || i->op == DT_UPDATE) i->after[1] = last[1];
-        if (i->stream && i->bucket >= 0) reduced[i->bucket] = k + 1;
-        last[i->stream] = k;
-    }
-    dt__free(reduced);
-    return DT_OK;
-}
-
-/* The program of a rank: its stage's work in the order of the schedule, then the update. Sets chunks[].slots. */
-static dt_result dt__program_open(dt__program *p, const dt__shape_of_work *s, const dt__store *store, dt__chunk *chunks)
-{
-    const int64_t works = dt__pipe_length(&s->pipe);
-    dt__work *work = (dt__work *)dt__alloc((int64_t)sizeof *work * works + 8 * s->pipe.chunks, "the step program");
-    int32_t *slot = (int32_t *)(void *)(work + works);
-    dt__making m = DT__ZERO;
-    m.p = p, m.s = s, m.store = store;
-    if (!work) return DT_E_MEMORY;
-    dt__run_parts(s->lo, s->hi, &p->parts);
-    dt__pipe_order(&s->pipe, s->stage, work);
-    dt__pipe_slots(&s->pipe, work, slot, slot + s->pipe.chunks);
-    for (int c = 0; c < s->pipe.chunks; c++) chunks[c].slots = slot[c];
-    for (m.w = work; m.w < work + works; m.w++) {
-        m.c = &chunks[m.w->chunk], m.u = dt__program_unit(s, m.w->unit);
-        if (m.w->kind == DT__WORK_FORWARD) dt__program_forward(&m);
-        else dt__program_backward(&m);
-    }
-    dt__emit(&m, DT_TIE, -1, -1);
-    dt__emit(&m, DT_UPDATE, -1, -1);
-    for (int c = 0; c < s->pipe.chunks && s->zero && s->zero < 3; c++) /* in the order of their readers */
-        for (int32_t q = chunks[c].begin; q < chunks[c].end; q++)
-            for (int32_t b = 0; b < store->buckets; b++)
-                if (store->bucket[b].param >= 0 && store->reader[b] == q) dt__emit(&m, DT_GATHER, -1, b);
-    if (!m.result && s->overlap && s->zero > 2) m.result = dt__program_ahead(p);
-    dt__free(work);
-    return m.result ? m.result : dt__program_streams(p, s, store);
-}
-
-/* The program of a pass without gradients: a unit's forward in slot 0 of each chunk. gathers: weights, as in ZeRO 3. */
-static dt_result dt__program_pass(dt__program *p, const dt__shape_of_work *s, const dt__store *store, int gathers,
-                                  const dt__chunk *chunks)
-{
-    dt__shape_of_work pass = *s;
-    dt__work w = DT__ZERO;
-    dt__making m = DT__ZERO;
-    pass.horizon = 0, pass.zero = gathers ? 3 : 0;
-    m.p = p, m.s = &pass, m.store = store, m.w = &w;
-    for (m.c = chunks; m.c < chunks + s->pipe.chunks; m.c++, w.chunk++) dt__program_forward(&m);
-    return m.result ? m.result : dt__program_streams(p, &pass, store);
-}
 
 #define DT__INSTR_NAME(name) #name,
 static const char *const dt__instr_names[] = {DT_INSTRUCTIONS(DT__INSTR_NAME)};
@@ -19253,20 +18973,17 @@ static void dt__memory_print(const dt_row *row, int count, const char *whose)
     }
 }
 
-/* Sets this rank's context leaves and tensor shards of a network before it is built. */
-static void dt__layout_context(const dt_plan *plan, dt__net *net)
+/* Sets this rank's tensor shards of a network before it is built, and its context leaves of the one that is trained. */
+static void dt__layout_shards(const dt_plan *plan, dt__net *net)
 {
-    if (plan->recipe->context_shards < 2) return;
-    net->context_shards = plan->recipe->context_shards;
-    net->own_leaves = net->context_shards / plan->mesh.size[DT_AXIS_CONTEXT];
-    net->first_leaf = net->own_leaves * plan->mesh.at[DT_AXIS_CONTEXT];
-}
-static void dt__layout_shards(const dt_plan *plan, dt__net *net, int split_rows)
-{
+    int trained = net == &plan->net, context = trained && plan->recipe->context_shards > 1;
     net->tensor_shards = plan->recipe->tensor_shards;
     net->own_shards = net->tensor_shards / plan->mesh.size[DT_AXIS_TENSOR];
     net->first_shard = net->own_shards * plan->mesh.at[DT_AXIS_TENSOR];
-    net->sequence_parallel = split_rows, net->expert_ranks = plan->layout->ep;
+    net->context_shards = context ? plan->recipe->context_shards : 0;
+    net->own_leaves = net->context_shards / plan->mesh.size[DT_AXIS_CONTEXT];
+    net->first_leaf = net->own_leaves * plan->mesh.at[DT_AXIS_CONTEXT];
+    net->sequence_parallel = trained && plan->layout->sequence_parallel, net->expert_ranks = plan->layout->ep;
     net->precision = plan->recipe->precision == DT_PRECISION_BF16   ? DT_BF16
                      : plan->recipe->precision == DT_PRECISION_FP16 ? DT_F16 : 0;
     net->expert_rank = plan->mesh.at[DT_AXIS_DATA] % plan->layout->ep;
@@ -19310,8 +19027,7 @@ static dt_result dt__layout_begin(dt_plan *plan)
                        "Set --tp to 2 or more.");
     if (!r) r = dt__layout_choices(l);
     if (!r) r = dt__layout_shape(plan);
-    if (!r) dt__layout_shards(plan, &plan->net, l->sequence_parallel);
-    if (!r) dt__layout_context(plan, &plan->net);
+    if (!r) dt__layout_shards(plan, &plan->net);
     if (l->pipeline == DT_ZERO_BUBBLE) plan->net.how |= DT__PLAN_SPLIT;
     if (l->recompute == DT_RECOMPUTE_SELECTIVE) plan->net.how |= DT__PLAN_RECOMPUTE;
     return r;
@@ -19392,6 +19108,278 @@ static dt_result dt__layout_net(dt_plan *plan, const dt__kernels *k, int serves)
         r = dt__misuse("--tp %lld: no product of this model can be cut, and ranks would repeat its work: leave "
                        "--tp out, or build products by dt_linear_with, DT_COLUMNS and DT_ROWS", (long long)l->tp);
     return r;
+}
+
+/* ---- making step programs ---- */
+
+/* A unit of this rank. Accumulation `shard`: a shard's micro-batches first; `each`: a micro-batch's shards first. */
+typedef struct dt__work_unit {
+    int32_t shard, micro, set;
+    int32_t fresh, done; /* first, last micro-batch of its leaf */
+    int32_t reduce;      /* the rank's sum is complete */
+    int32_t ghost;       /* no work: the rank only takes part in collectives */
+    dt__stack stack;     /* partial sums, before the leaf is folded */
+} dt__work_unit;
+
+static dt__work_unit dt__program_unit(const dt__shape_of_work *s, int64_t unit)
+{
+    const int64_t shards = s->hi - s->lo + s->ghosts;
+    const int each = s->accumulation == DT_EACH;
+    dt__work_unit u = DT__ZERO;
+    u.shard = (int32_t)(s->lo - s->ghosts + (each ? unit % shards : unit / s->micros));
+    u.micro = (int32_t)(each ? unit / shards : unit % s->micros);
+    if ((u.ghost = u.shard < s->lo) != 0) return u;
+    u.fresh = each || u.micro == 0;
+    u.done = each || u.micro == s->micros - 1;
+    u.reduce = u.done && u.shard == s->hi - 1;
+    dt__run_parts(s->lo, u.shard, &u.stack);
+    dt__stack_push(&u.stack, 0, u.shard);
+    u.set = u.stack.node[u.stack.count - 1].set;
+    return u;
+}
+
+/* A program while it is made, and the work that instructions are made for. */
+typedef struct dt__making {
+    const dt_plan *plan;
+    dt__program *p;
+    const dt__shape_of_work *s;
+    const dt__chunk *c;
+    const dt__work *w;
+    dt__work_unit u;
+    int32_t loaded, gathered; /* 1 + unit of the last LOAD; 1 + segment of the last GATHER */
+    int32_t worked;           /* index of the last FORWARD or RECOMPUTE */
+    dt_result result;
+    dt_instr lost; /* takes what has no memory, and the work of ghosts */
+} dt__making;
+
+static dt_instr *dt__emit(dt__making *m, int op, int32_t segment, int32_t bucket)
+{
+    dt__program *p = m->p;
+    dt_instr *i;
+    if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list)) return m->result = DT_E_MEMORY, &m->lost;
+    i = &p->list[p->count++];
+    memset(i, 0, sizeof *i);
+    i->op = op, i->segment = segment, i->bucket = bucket;
+    i->shard = i->micro = i->slot = i->chunk = i->set = i->from = i->after[0] = i->after[1] = i->peer = -1;
+    return i;
+}
+
+/* An instruction of the unit in work, unless that is a ghost. */
+static dt_instr *dt__emit_work(dt__making *m, int op, int32_t segment)
+{
+    dt_instr *i = m->u.ghost ? &m->lost : dt__emit(m, op, segment, -1);
+    i->shard = m->u.shard, i->micro = m->u.micro, i->slot = m->w->slot, i->chunk = m->w->chunk;
+    if (!m->u.ghost && (op == DT_FORWARD || op == DT_RECOMPUTE)) m->worked = m->p->count - 1;
+    return i;
+}
+static dt_instr *dt__emit_bucket(dt__making *m, int op, int32_t bucket, int32_t set, int32_t from)
+{
+    dt_instr *i = dt__emit(m, op, -1, bucket);
+    i->set = set, i->from = from;
+    return i;
+}
+
+/* After backward of a segment: folds, reduces and totals the buckets that it completes. */
+static void dt__program_buckets(dt__making *m, int32_t segment)
+{
+    const dt__shape_of_work *s = m->s;
+    for (int32_t b = 0; b < m->plan->store.buckets; b++) {
+        dt__stack joined = m->u.stack;
+        int32_t into, from;
+        if (m->plan->store.bucket[b].last != segment || !m->u.done) continue;
+        if (s->context) dt__emit_bucket(m, DT_CONTEXT, b, m->u.set, -1);
+        while (dt__stack_join(&joined, &into, &from)) dt__emit_bucket(m, DT_FOLD, b, into, from);
+        if (!m->u.reduce) continue;
+        from = joined.node[0].set;
+        if (s->reduce) dt__emit_bucket(m, DT_REDUCE, b, from, -1)->micro = m->u.micro;
+        if (s->total) dt__emit_bucket(m, DT_TOTAL, b, -1, from)->fresh = s->accumulation == DT_SHARD || !m->u.micro;
+    }
+}
+
+/* Gathers the parameters of a segment, unless the last gather did. */
+static void dt__program_gather(dt__making *m, int32_t segment)
+{
+    if (m->s->zero < 3 || m->gathered == segment + 1) return;
+    m->gathered = segment + 1;
+    dt__emit(m, DT_GATHER, segment, -1);
+}
+
+/* Loads the samples of a unit, unless the last work was of it. */
+static void dt__program_load(dt__making *m)
+{
+    if (m->u.ghost || m->loaded == m->w->unit + 1) return;
+    m->loaded = m->w->unit + 1;
+    dt__emit_work(m, DT_LOAD, -1);
+}
+
+static void dt__program_forward(dt__making *m)
+{
+    const dt__chunk *c = m->c;
+    dt__program_load(m);
+    if (!c->first) dt__emit_work(m, DT_RECV, c->begin);
+    for (int32_t q = c->begin; q < c->end; q++) {
+        dt__program_gather(m, q);
+        dt__emit_work(m, DT_FORWARD, q);
+        if (m->s->horizon && q) dt__emit_work(m, DT_OFFLOAD, q);
+    }
+    if (!c->last) dt__emit_work(m, DT_SEND, c->end - 1);
+}
+
+/* Recomputes the values that backward needs, unless this segment's forward was the last and nothing is offloaded. */
+static void dt__program_recompute(dt__making *m, int32_t segment)
+{
+    const dt_instr *f = &m->p->list[m->worked];
+    if (m->s->recompute != DT_RECOMPUTE_FULL) return;
+    if (!m->s->horizon && f->segment == segment && f->shard == m->u.shard && f->micro == m->u.micro) return;
+    dt__emit_work(m, DT_RECOMPUTE, segment);
+}
+
+static void dt__program_backward(dt__making *m)
+{
+    const dt__chunk *c = m->c;
+    const int32_t horizon = m->s->horizon;
+    const int split = m->s->pipe.kind == DT_ZERO_BUBBLE, weights = m->w->kind == DT__WORK_WEIGHTS;
+    dt__program_load(m);
+    if (!c->last && !weights) dt__emit_work(m, DT_RECV, c->end - 1)->back = 1;
+    for (int32_t q = c->end - 1; q >= c->begin; q--) {
+        dt_instr *i;
+        dt__program_gather(m, q);
+        for (int32_t f = q == c->end - 1 ? q : q - horizon; f >= q - horizon && f >= c->begin && horizon; f--)
+            if (f) dt__emit_work(m, DT_FETCH, f);
+        if (!weights) dt__program_recompute(m, q);
+        i = dt__emit_work(m, weights ? DT_WEIGHTS : DT_BACKWARD, q);
+        i->set = m->u.set, i->fresh = m->u.fresh;
+        i->completes = m->u.done && (!split || weights);
+        if (!split || weights) dt__program_buckets(m, q);
+    }
+    if (!c->first && !weights) dt__emit_work(m, DT_SEND, c->begin)->back = 1;
+}
+
+static int dt__is_work(const dt_instr *i)
+{
+    return i->op == DT_FORWARD || i->op == DT_RECOMPUTE || i->op == DT_BACKWARD || i->op == DT_WEIGHTS;
+}
+
+/* With overlap, the parameters of a segment are gathered during the work on the segment before it, when all work on the
+ * segment whose window they replace is done. Each gather moves to the place of the gather before it, and so keeps its
+ * order among the reductions on all ranks, ghosts included. */
+static dt_result dt__program_ahead(dt__program *p)
+{
+    dt_instr *list = (dt_instr *)dt__alloc((int64_t)sizeof *list * p->count, "the step program");
+    int32_t n = 0, seen = 0, moved = 0, next = 0; /* gathers seen and moved; next: index of the next one to move */
+    if (!list) return DT_E_MEMORY;
+    for (int32_t i = 0; i < p->count; i++) {
+        if (p->list[i].op == DT_GATHER) seen++;
+        else list[n] = p->list[i], list[n++].window = dt__is_work(&p->list[i]) && !(seen & 1);
+        for (; moved <= seen; moved++, next++) {
+            while (next < p->count && p->list[next].op != DT_GATHER) next++;
+            if (next == p->count) break;
+            list[n] = p->list[next], list[n++].window = moved & 1;
+        }
+    }
+    dt__free(p->list);
+    p->list = list, p->capacity = p->count;
+    return DT_OK;
+}
+
+/* Does a segment read parameters of a bucket? */
+static int dt__segment_reads(const dt__net *net, int32_t segment, int32_t bucket)
+{
+    const dt__built *seg = &net->segments[segment];
+    for (int32_t i = 0; i < seg->plan->g->param_count; i++)
+        if (net->params[seg->param_of[i]].bucket == bucket) return 1;
+    return 0;
+}
+
+/* The last instruction of stream 1 that work on stream 0 needs: the gather of its parameters, and reductions that read
+ * what it writes. reduced (buckets): 1 + the last instruction of stream 1 that read a bucket. */
+static int32_t dt__program_needs(const dt_plan *plan, const dt__program *p, const dt__shape_of_work *s, int32_t at,
+                                 const int32_t *reduced)
+{
+    const dt__store *store = &plan->store;
+    const dt_instr *i = &p->list[at];
+    int32_t need = -1, g = at;
+    if (s->zero > 2) {
+        while (p->list[g].op != DT_GATHER || p->list[g].segment != i->segment) g--;
+        need = g;
+    } else if (s->zero && i->op == DT_FORWARD) { /* of the step before */
+        for (g = p->count - 1; p->list[g].op == DT_GATHER && need < 0; g--)
+            if (dt__segment_reads(&plan->net, i->segment, p->list[g].bucket)) need = g;
+    }
+    for (int32_t b = 0; b < store->buckets && (i->op == DT_BACKWARD || i->op == DT_WEIGHTS); b++)
+        if (reduced[b] > need + 1 && dt__store_writes(store, s->buffered, i->segment, b)) need = reduced[b] - 1;
+    return need;
+}
+
+/* The stream of each instruction, and what it needs of the other stream. */
+static dt_result dt__program_streams(const dt_plan *plan, dt__program *p, const dt__shape_of_work *s)
+{
+    int32_t *reduced = (int32_t *)dt__alloc(4 * plan->store.buckets, "the step program"), last[DT__STREAMS];
+    if (!reduced) return DT_E_MEMORY;
+    last[0] = last[1] = -1;
+    for (int32_t k = 0; k < p->count; k++) {
+        dt_instr *i = &p->list[k];
+        i->stream = s->overlap && (i->op == DT_REDUCE || i->op == DT_TOTAL || i->op == DT_GATHER);
+        i->after[0] = last[i->stream];
+        if (i->stream) i->after[1] = last[0];
+        else if (s->overlap && dt__is_work(i)) i->after[1] = dt__program_needs(plan, p, s, k, reduced);
+        else if (i->op == DT_TIE || i->op == DT_UPDATE) i->after[1] = last[1];
+        if (i->stream && i->bucket >= 0) reduced[i->bucket] = k + 1;
+        last[i->stream] = k;
+    }
+    dt__free(reduced);
+    return DT_OK;
+}
+
+/* After the update: gathers the buckets that a segment reads, unless a segment before it does. */
+static void dt__program_gathers(dt__making *m, int32_t segment)
+{
+    for (int32_t b = 0; b < m->plan->store.buckets; b++) {
+        int32_t g = m->p->count - 1;
+        if (!dt__segment_reads(&m->plan->net, segment, b)) continue;
+        while (m->p->list[g].op == DT_GATHER && m->p->list[g].bucket != b) g--;
+        if (m->p->list[g].op != DT_GATHER) dt__emit(m, DT_GATHER, -1, b);
+    }
+}
+
+/* The program of a rank: its stage's work in the order of the schedule, then the update. Sets chunks[].slots. */
+static dt_result dt__program_open(dt_plan *plan)
+{
+    const dt__shape_of_work *s = &plan->shape;
+    const int64_t works = dt__pipe_length(&s->pipe);
+    dt__work *work = (dt__work *)dt__alloc((int64_t)sizeof *work * works + 8 * s->pipe.chunks, "the step program");
+    int32_t *slot = (int32_t *)(void *)(work + works);
+    dt__making m = DT__ZERO;
+    m.plan = plan, m.p = &plan->program, m.s = s;
+    if (!work) return DT_E_MEMORY;
+    dt__run_parts(s->lo, s->hi, &m.p->parts);
+    dt__pipe_order(&s->pipe, s->stage, work);
+    dt__pipe_slots(&s->pipe, work, slot, slot + s->pipe.chunks);
+    for (int c = 0; c < s->pipe.chunks; c++) plan->chunks[c].slots = slot[c];
+    for (m.w = work; m.w < work + works; m.w++) {
+        m.c = &plan->chunks[m.w->chunk], m.u = dt__program_unit(s, m.w->unit);
+        if (m.w->kind == DT__WORK_FORWARD) dt__program_forward(&m);
+        else dt__program_backward(&m);
+    }
+    dt__emit(&m, DT_TIE, -1, -1);
+    dt__emit(&m, DT_UPDATE, -1, -1);
+    for (int c = 0; c < s->pipe.chunks && s->zero && s->zero < 3; c++) /* in the order of the segments that read them */
+        for (int32_t q = plan->chunks[c].begin; q < plan->chunks[c].end; q++) dt__program_gathers(&m, q);
+    if (!m.result && s->overlap && s->zero > 2) m.result = dt__program_ahead(m.p);
+    dt__free(work);
+    return m.result ? m.result : dt__program_streams(plan, m.p, s);
+}
+
+/* The program of a pass without gradients: a unit's forward in slot 0 of each chunk. */
+static dt_result dt__program_pass(dt_plan *plan)
+{
+    dt__shape_of_work pass = plan->shape;
+    dt__work w = DT__ZERO;
+    dt__making m = DT__ZERO;
+    pass.horizon = 0, pass.zero = dt__layout_gathers(plan, 1) ? 3 : 0;
+    m.plan = plan, m.p = &plan->pass, m.s = &pass, m.w = &w;
+    for (m.c = plan->chunks; m.c < plan->chunks + pass.pipe.chunks; m.c++, w.chunk++) dt__program_forward(&m);
+    return m.result ? m.result : dt__program_streams(plan, m.p, &pass);
 }
 
 /* ---- what an instruction costs ---- */
@@ -19573,9 +19561,8 @@ static dt_result dt__layout_end(dt_plan *plan)
     r = dt__store_open(&plan->store, &plan->net, plan->chunks, plan->shape.pipe.chunks,
                        plan->shape.zero > 2 ? 1 : plan->layout->bucket, plan->shape.buffered,
                        plan->shape.accumulation == DT_EACH || plan->micros == 1);
-    if (!r) r = dt__program_open(&plan->program, &plan->shape, &plan->store, plan->chunks);
-    if (!r)
-        r = dt__program_pass(&plan->pass, &plan->shape, &plan->store, dt__layout_gathers(plan, 1), plan->chunks);
+    if (!r) r = dt__program_open(plan);
+    if (!r) r = dt__program_pass(plan);
     if (!r) r = dt__layout_reduction(plan, plan->store.shards);
     if (r) return r;
     for (int32_t i = 0; i < plan->net.param_count; i++)
@@ -22381,7 +22368,7 @@ static dt_result dt__trainer_model(dt_trainer *t)
     e->env.k = e->k;
     e->env.unit_share = 1.0f / (float)(e->p.micros * r->data_shards * r->context_shards);
     if (t->feed.own) e->p.net.source = t->generator.net[DT__WHOLE].source = &t->feed.is;
-    for (int i = 0; i < DT__GENERATOR_NETS; i++) dt__layout_shards(&e->p, &t->generator.net[i], 0);
+    for (int i = 0; i < DT__GENERATOR_NETS; i++) dt__layout_shards(&e->p, &t->generator.net[i]);
     result = dt__layout_net(&e->p, e->k, *t->serves != 0);
     return result ? result : dt__trainer_ids(t);
 }
