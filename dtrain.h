@@ -18431,15 +18431,13 @@ static void dt__run_parts(int64_t lo, int64_t hi, dt__stack *s)
 typedef struct dt__shape_of_work {
     dt__pipe pipe;
     int stage;
-    int64_t lo, hi, micros; /* data shards; micro-batches */
-    int64_t ghosts;         /* empty shards that pad the run to the longest of any rank: collectives match */
+    int64_t ghosts; /* empty shards that pad the run to the longest of any rank: collectives match */
     int accumulation, zero, recompute;
-    int horizon;            /* of offloaded inputs; 0: none are */
-    int buffered;           /* number of bucket buffers that hold a leaf's gradients; 0: sets do */
-    int total;              /* the sum lies apart from the sets */
-    int reduce;             /* other ranks have gradients of these segments */
-    int overlap;            /* a second thread communicates with them */
-    int context;            /* other ranks have context leaves of the same data shards */
+    int horizon;    /* of offloaded inputs; 0: none are */
+    int buffered;   /* number of bucket buffers that hold a leaf's gradients; 0: sets do */
+    int total;      /* the sum lies apart from the sets */
+    int reduce;     /* other ranks have gradients of these segments */
+    int overlap;    /* a second thread communicates with them */
 } dt__shape_of_work;
 
 typedef struct dt__program {
@@ -18739,16 +18737,15 @@ static dt_result dt__layout_shape(dt_plan *plan)
     s->pipe.stages = plan->mesh.size[DT_AXIS_PIPELINE];
     s->pipe.chunks = l->pipeline == DT_INTERLEAVED && s->pipe.stages > 1 ? (int)l->chunks : 1;
     s->stage = plan->mesh.at[DT_AXIS_PIPELINE];
-    s->lo = plan->lo, s->hi = plan->hi, s->micros = plan->micros;
     s->accumulation = plan->micros > 1 ? plan->recipe->accumulation : DT_SHARD;
     s->zero = dp > 1 && l->zero_group != 1 ? (int)l->zero : 0;
-    if (s->zero > 2 || s->pipe.chunks > 1) s->ghosts = dt__ceil_div(plan->recipe->data_shards, dp) - (s->hi - s->lo);
+    if (s->zero > 2 || s->pipe.chunks > 1)
+        s->ghosts = dt__ceil_div(plan->recipe->data_shards, dp) - (plan->hi - plan->lo);
     s->pipe.units = (int)((plan->hi - plan->lo + s->ghosts) * plan->micros);
     s->recompute = l->recompute;
     s->horizon = l->offload ? (int)l->horizon : 0;
     s->reduce = dp > 1;
     s->overlap = dp > 1 && DT__THREADS && (l->overlap == DT_OVERLAP_ON || (!l->overlap && plan->spare));
-    s->context = plan->mesh.size[DT_AXIS_CONTEXT] > 1;
     s->buffered = dp == plan->recipe->data_shards && (s->accumulation == DT_EACH || (plan->micros == 1 && s->zero > 1));
     s->buffered += s->buffered && s->overlap;
     s->total = s->buffered || s->accumulation == DT_EACH;
@@ -19121,18 +19118,18 @@ typedef struct dt__work_unit {
     dt__stack stack;     /* partial sums, before the leaf is folded */
 } dt__work_unit;
 
-static dt__work_unit dt__program_unit(const dt__shape_of_work *s, int64_t unit)
+static dt__work_unit dt__program_unit(const dt_plan *plan, int64_t unit)
 {
-    const int64_t shards = s->hi - s->lo + s->ghosts;
-    const int each = s->accumulation == DT_EACH;
+    const int64_t shards = plan->hi - plan->lo + plan->shape.ghosts;
+    const int each = plan->shape.accumulation == DT_EACH;
     dt__work_unit u = DT__ZERO;
-    u.shard = (int32_t)(s->lo - s->ghosts + (each ? unit % shards : unit / s->micros));
-    u.micro = (int32_t)(each ? unit / shards : unit % s->micros);
-    if ((u.ghost = u.shard < s->lo) != 0) return u;
+    u.shard = (int32_t)(plan->lo - plan->shape.ghosts + (each ? unit % shards : unit / plan->micros));
+    u.micro = (int32_t)(each ? unit / shards : unit % plan->micros);
+    if ((u.ghost = u.shard < plan->lo) != 0) return u;
     u.fresh = each || u.micro == 0;
-    u.done = each || u.micro == s->micros - 1;
-    u.reduce = u.done && u.shard == s->hi - 1;
-    dt__run_parts(s->lo, u.shard, &u.stack);
+    u.done = each || u.micro == plan->micros - 1;
+    u.reduce = u.done && u.shard == plan->hi - 1;
+    dt__run_parts(plan->lo, u.shard, &u.stack);
     dt__stack_push(&u.stack, 0, u.shard);
     u.set = u.stack.node[u.stack.count - 1].set;
     return u;
@@ -19187,7 +19184,7 @@ static void dt__program_buckets(dt__making *m, int32_t segment)
         dt__stack joined = m->u.stack;
         int32_t into, from;
         if (m->plan->store.bucket[b].last != segment || !m->u.done) continue;
-        if (s->context) dt__emit_bucket(m, DT_CONTEXT, b, m->u.set, -1);
+        if (m->plan->mesh.size[DT_AXIS_CONTEXT] > 1) dt__emit_bucket(m, DT_CONTEXT, b, m->u.set, -1);
         while (dt__stack_join(&joined, &into, &from)) dt__emit_bucket(m, DT_FOLD, b, into, from);
         if (!m->u.reduce) continue;
         from = joined.node[0].set;
@@ -19352,12 +19349,12 @@ static dt_result dt__program_open(dt_plan *plan)
     dt__making m = DT__ZERO;
     m.plan = plan, m.p = &plan->program, m.s = s;
     if (!work) return DT_E_MEMORY;
-    dt__run_parts(s->lo, s->hi, &m.p->parts);
+    dt__run_parts(plan->lo, plan->hi, &m.p->parts);
     dt__pipe_order(&s->pipe, s->stage, work);
     dt__pipe_slots(&s->pipe, work, slot, slot + s->pipe.chunks);
     for (int c = 0; c < s->pipe.chunks; c++) plan->chunks[c].slots = slot[c];
     for (m.w = work; m.w < work + works; m.w++) {
-        m.c = &plan->chunks[m.w->chunk], m.u = dt__program_unit(s, m.w->unit);
+        m.c = &plan->chunks[m.w->chunk], m.u = dt__program_unit(plan, m.w->unit);
         if (m.w->kind == DT__WORK_FORWARD) dt__program_forward(&m);
         else dt__program_backward(&m);
     }
