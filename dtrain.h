@@ -12655,8 +12655,7 @@ typedef struct dt__published {
 typedef struct dt__member {
     dt__event arrived;
     uint32_t left; /* dt_comm_close */
-    uint32_t out;  /* this rank's calls fail from now on */
-    char pad[48];
+    char pad[52];
     dt__published call[2];
 } dt__member;
 
@@ -12673,7 +12672,7 @@ typedef struct dt__channel { /* from one local rank to one local rank */
 } dt__channel;
 
 typedef struct dt__area {
-    uint32_t fault, outs; /* outs: ranks whose slot says out */
+    uint32_t fault, outs; /* outs: ranks whose calls fail from now on */
     int32_t inside;       /* ranks that have not left: the last one returns the memory */
     char pad[116];
 } dt__area; /* dt__member slots[ranks], dt__channel channels[from][to], float stage[ranks][5][chunk] follow */
@@ -12894,8 +12893,6 @@ struct dt_comm {
     int64_t part, stride;       /* floats of a part; bytes from one rank's stage to the next one's */
     uint32_t step, meets;
     int64_t round;
-    uint32_t shared_step;       /* thread ranks: peers may read this rank's private memory since this step */
-    int sharing;
     dt__published call;
     dt_result failed;
     char message[900];
@@ -13312,20 +13309,6 @@ static void dt__beats_close(dt__link *f)
 
 /* ---- how a communicator fails ---- */
 
-/* Thread ranks read each other's private buffers. A failing rank must not give its buffer back to the caller while a
- * peer that arrived at the same step still reads it. A peer that arrives later sees `outs` and does not read. */
-static void dt__comm_drain(dt_comm *c)
-{
-    double start = dt__now();
-    for (int p = 0; p < c->local_size; p++) {
-        dt__member *slot = dt__comm_slot(c, p);
-        while (p != c->local_rank && __atomic_load_n(&slot->arrived.value, __ATOMIC_SEQ_CST) == c->shared_step &&
-               !__atomic_load_n(&slot->out, __ATOMIC_SEQ_CST) && !__atomic_load_n(&slot->left, __ATOMIC_SEQ_CST) &&
-               (dt__now() - start) * 1e3 < c->job->timeout_ms)
-            dt__nap();
-    }
-}
-
 /* Where a fault of one communicator is noted, so that all its ranks see it. */
 static uint32_t *dt__fault_of(dt_comm *c)
 {
@@ -13348,11 +13331,7 @@ static dt_result dt__comm_fail(dt_comm *c, dt_result code)
     c->failed = code;
     if (c->nodes > 1) dt__comm_tell(c);
     dt__beats_flush(c->link);
-    if (c->area && !again) {
-        __atomic_store_n(&dt__comm_slot(c, c->local_rank)->out, 1u, __ATOMIC_SEQ_CST);
-        __atomic_fetch_add(&c->area->outs, 1u, __ATOMIC_SEQ_CST);
-        if (c->sharing) dt__comm_drain(c);
-    }
+    if (c->area && !again) __atomic_fetch_add(&c->area->outs, 1u, __ATOMIC_SEQ_CST);
     return dt__error(code, "%s", c->message);
 }
 
@@ -13783,24 +13762,21 @@ static dt_result dt__meet(dt_comm *c)
 {
     dt_result r;
     if (!c->job) return DT_OK;
-    c->shared_step = c->step + 1;
-    c->sharing = c->job->threads && c->call.where >= 0;
     r = dt__publish_call(c);
     __atomic_store_n(&c->owed, 0, __ATOMIC_RELAXED);
     for (int p = 1; p < c->local_size && !r; p++)
         r = dt__check_same(c, dt__local(c, 0), dt__peer_call(c, 0), dt__local(c, p), dt__peer_call(c, p));
     if (!r && c->nodes > 1) r = dt__meet_nodes(c);
     c->met = c->rate > 0.0 ? dt__now() : 0.0;
-    if (!r && c->sharing && dt__comm_troubled(c)) r = dt__comm_explain(c); /* see dt__comm_drain */
     return r;
 }
 
-/* Starts a collective that reads `count` floats of each rank's data. *staged: private memory of a process, which
- * local ranks cannot read; otherwise c->view is where they read each other's. */
+/* Starts a collective that reads `count` floats of each rank's data. *staged: private memory, which goes through the
+ * stage; otherwise c->view is where local ranks read each other's. */
 static dt_result dt__meet_data(dt_comm *c, const float *data, int64_t count, int *staged)
 {
     dt_result r;
-    if (c->job) c->call.where = c->job->threads ? (int64_t)(intptr_t)data : dt__locate(c, data, 4 * count);
+    if (c->job) c->call.where = dt__locate(c, data, 4 * count);
     r = dt__meet(c);
     *staged = 0;
     c->view[0] = (float *)(intptr_t)data;
@@ -13809,7 +13785,6 @@ static dt_result dt__meet_data(dt_comm *c, const float *data, int64_t count, int
         if (where < 0) *staged = 1;
         else c->view[p] = dt__resolve(c, where);
     }
-    if (*staged) c->sharing = 0;
     return r;
 }
 
@@ -13819,7 +13794,6 @@ static dt_result dt__conclude(dt_comm *c, int staged, dt_result r)
     while (!r && c->rate > 0.0 && dt__now() < c->met + (double)__atomic_load_n(&c->owed, __ATOMIC_RELAXED) / c->rate)
         dt__nap(), dt__comm_tick(c);
     if (!r && !staged) r = dt__comm_step(c);
-    c->sharing = 0;
     dt__comm_tick(c);
     if (!r || c->failed || c->nodes == 1) return r;
     DT__PRINT(c->message, "%.890s", dt_last_error());
@@ -14566,9 +14540,7 @@ static dt_result dt__region_open(dt_comm *c, int64_t bytes, dt__region **region)
     dt_result r;
     if (c->local_rank == 0 && stride <= dt__memory_available() / dt__comm_here(c))
         c->call.where = dt__region_create(c->job, total);
-    r = dt__meet(c);
-    c->sharing = 0;
-    if (r) return r;
+    if ((r = dt__meet(c)) != DT_OK) return r;
     where = c->job ? dt__peer_call(c, 0)->where : c->call.where;
     ok = where >= 0 && (c->fd < 0 || !dt__file_reserve(c->fd, where + c->local_rank * stride, stride));
     *region = ok ? dt__region_join(c, where, total, stride) : NULL;
