@@ -14842,20 +14842,13 @@ static int64_t dt__area_create(dt__job *job, int fd, int size)
     return where;
 }
 
-/* A communicator over all ranks of a job on several nodes, which takes `near`, those of this node, for its own. */
-static dt_result dt__comm_span(dt_comm **handle, dt__link *f, dt_comm *near, const int *node)
+/* The first local rank of s, local rank `first` of c, makes the area of s and tells the others its name. */
+static dt_result dt__area_share(dt_comm *c, dt_comm *s, int first)
 {
-    dt_comm *c = dt__comm_new(f->rank, f->size, node, near->job, near->fd);
-    *handle = c;
-    if (!c) return dt_comm_close(&near), DT_E_MEMORY;
-    for (int q = 0; q < c->local_size; q++) c->place[dt__local(c, q)].job = near->place[q].job;
-    c->link = f, c->root = near->root, c->rate = near->rate;
-    c->area = near->area, c->regions = near->regions;
-    c->part = near->part, c->stage = near->stage, c->stride = near->stride;
-    c->step = near->step, c->meets = near->meets, c->round = near->round;
-    dt__free(near);
-    f->ids = 1;
-    return dt__stage_open(c);
+    dt_result r;
+    c->call.where = s->local_rank == 0 ? dt__area_create(c->job, c->fd, s->local_size) : -1;
+    r = dt__publish_call(c);
+    return r ? r : dt__comm_join(s, dt__peer_call(c, first)->where);
 }
 
 /* Emulates DT_NODES nodes on contiguous runs of the ranks of `base`, which belongs to the link from then on. */
@@ -14864,7 +14857,6 @@ static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
     int64_t n = base->size, each = (int64_t)(sizeof(dt__traffic) + sizeof(int));
     dt__emulated *f = (dt__emulated *)dt__alloc((int64_t)sizeof *f + n * each, "emulated nodes");
     double delay = 0.0;
-    dt_comm *near = NULL;
     void *packets = NULL;
     int *node;
     dt_result r;
@@ -14881,39 +14873,43 @@ static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
                                "e.g. 2e-4", &delay);
     if (!r) r = dt_comm_alloc(base, n * DT__PACKETS * f->bytes, &packets);
     f->delay = (uint32_t)(delay * 1e6), f->packets = (char *)packets;
-    if (!r) r = dt_comm_split(base, node[base->rank], &near);
-    if (!r) r = dt__comm_span(handle, &f->link, near, node);
-    if (r && *handle) dt_comm_close(handle);
-    else if (r) f->link.close(&f->link);
+    if (!r && !(*handle = dt__comm_new(base->rank, base->size, node, base->job, base->fd))) r = DT_E_MEMORY;
+    if (r) return f->link.close(&f->link), r;
+    (*handle)->link = &f->link, (*handle)->rate = base->rate, f->link.ids = 1;
+    r = dt__area_share(base, *handle, dt__local(*handle, 0));
+    if (r) dt_comm_close(handle);
     return r;
 }
 
 /* A communicator over all ranks of the job; a job of NULL is a rank alone. The job's mapping (not for threads) and fd
- * stay with the communicator. alone: these are all ranks; DT_NODES may make nodes of them. */
-static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd, int alone)
+ * stay with the communicator. DT_NODES may make nodes of the ranks. With a link, over all of its ranks: the job is that
+ * of this rank's node, and if there are several nodes, the link stays with the communicator, also after an error. */
+static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd, dt__link *f, const int *node)
 {
-    dt_comm *c = dt__comm_new(rank, job ? job->size : 1, NULL, job, fd);
+    dt_comm *c = f ? dt__comm_new(f->rank, f->size, node, job, fd)
+                   : dt__comm_new(rank, job ? job->size : 1, NULL, job, fd);
     double nodes = 1.0;
     dt_result r = DT_OK;
     *handle = c;
     if (!c) return DT_E_MEMORY;
-    c->root = alone ? 1 : 2;
+    c->root = f ? 2 : 1;
+    if (c->nodes > 1) c->link = f, f->ids = 1;
     r = dt__environment_number("DT_LINK_RATE", 1.0, 1e15, "a number of bytes per second, e.g. 1e8", &c->rate);
-    if (!r && alone)
+    if (!r && !f)
         r = dt__environment_number("DT_NODES", 1.0, 1e9, "the number of nodes to emulate here, e.g. 2", &nodes);
     nodes = nodes > c->size ? c->size : nodes;
     if (job && !r) {
-        uint32_t ordinal = ++dt__job_rank(job, rank)->opened;
-        for (int p = 0; p < c->size; p++) c->place[p].world = dt__job_rank(job, p)->world;
-        if (rank == 0) {
+        uint32_t ordinal = ++dt__job_rank(job, c->local_rank)->opened;
+        for (int q = 0; q < c->local_size; q++) c->place[dt__local(c, q)].job = q;
+        if (c->local_rank == 0) {
             job->where = dt__area_create(job, fd, job->size);
             dt__event_raise(&job->opened, ordinal);
         }
-        r = dt__wait(c, 0, &job->opened, ordinal);
+        r = dt__wait(c, dt__local(c, 0), &job->opened, ordinal);
         if (!r) r = dt__comm_join(c, job->where);
         if (!r && nodes > 1.0) return dt__emulate(handle, c, (int)nodes);
     }
-    if (r) dt_comm_close(handle);
+    if (r && !f) dt_comm_close(handle);
     return r;
 }
 
@@ -14954,11 +14950,7 @@ DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
     up = (int *)(all + 2 * c->size);
     r = dt__collective(c, DT__CALL_SPLIT, (float *)(void *)own, (float *)(void *)all, 2, 1, 0); /* only copies */
     if (!r && !(s = dt__split_new(c, color, all, up, up + c->size))) r = DT_E_MEMORY;
-    if (!r && c->job) { /* the first local rank of each color names the area that it made */
-        c->call.where = s->local_rank == 0 ? dt__area_create(c->job, c->fd, s->local_size) : -1;
-        r = dt__publish_call(c);
-        if (!r) r = dt__comm_join(s, dt__peer_call(c, c->place[up[dt__local(s, 0)]].local)->where);
-    }
+    if (!r && c->job) r = dt__area_share(c, s, c->place[up[dt__local(s, 0)]].local);
     if (r) dt_comm_close(&s);
     dt__free(all);
     *sub = s;
@@ -21111,8 +21103,7 @@ static dt_result dt__join(dt_comm **c, dt__link *f)
     double timeout = 0;
     const int64_t each = (int64_t)(sizeof(dt__address) + sizeof(int));
     dt__address *address = (dt__address *)dt__alloc(f->size * each, "the addresses of ranks");
-    int *node = (int *)(void *)(address + f->size), fd = -1, place = 0, nodes;
-    dt_comm *near = NULL;
+    int *node = (int *)(void *)(address + f->size), fd = -1, place = 0;
     dt__job *job = NULL;
     dt_result r = address ? dt__environment_timeout(&timeout) : DT_E_MEMORY;
     *c = NULL;
@@ -21122,15 +21113,12 @@ static dt_result dt__join(dt_comm **c, dt__link *f)
     if (!r && (job = dt__attach(fd)) == NULL) r = dt__error(DT_E_SYSTEM, "the node's memory cannot be mapped");
     if (!r) dt__job_rank(job, place)->world = f->rank, dt__job_rank(job, place)->pid = (int32_t)getpid();
     if (!r) r = dt__exchange_addresses(f, address); /* then all know the processes of a node */
-    if (!r) r = dt__comm_open(&near, job, place, fd, 0);
     for (int p = 0; p < f->size && !r; p++)
         for (node[p] = 0; address[node[p]].node != address[p].node;) node[p]++;
-    nodes = r ? 0 : dt__node_count(node, f->size);
-    if (!r && nodes > 1) r = dt__beats_open(f, job);
-    if (!r && nodes > 1) r = dt__comm_span(c, f, near, node);
-    else if (!r) *c = near;
+    if (!r && dt__node_count(node, f->size) > 1) r = dt__beats_open(f, job);
+    if (!r) r = dt__comm_open(c, job, place, fd, f, node);
     dt__free(address);
-    if (nodes == 1 || (r && !*c)) f->close(f);
+    if (!*c || !(*c)->link) f->close(f);
     if (r) dt_comm_close(c);
     return r;
 }
@@ -21394,13 +21382,13 @@ static dt_result dt__comm_connect(dt_comm **c, int *argc, char ***argv, dt__worl
     if (!link && !r && w->size > 1) r = dt__ofi_open(&link, w);
 #endif
     if (r || link) return r ? r : dt__join(c, link);
-    if (dt__thread.rank) return dt__comm_open(c, dt__thread.rank->job, dt__thread.rank->rank, -1, 1);
+    if (dt__thread.rank) return dt__comm_open(c, dt__thread.rank->job, dt__thread.rank->rank, -1, NULL, NULL);
 #ifdef __linux__
     int fd = dt__environment_int("DT_MEMFD", -1);
     dt__job *job = dt__attach(fd);
-    if (job) return dt__comm_open(c, job, dt__environment_int("RANK", 0), fd, 1);
+    if (job) return dt__comm_open(c, job, dt__environment_int("RANK", 0), fd, NULL, NULL);
 #endif
-    return dt__comm_open(c, NULL, 0, -1, 1);
+    return dt__comm_open(c, NULL, 0, -1, NULL, NULL);
 }
 
 DT_API dt_result dt_comm_open(dt_comm **c, int *argc, char ***argv)
