@@ -14545,7 +14545,7 @@ static dt_result dt__region_open(dt_comm *c, int64_t bytes, dt__region **region)
     ok = where >= 0 && (c->fd < 0 || !dt__file_reserve(c->fd, where + c->local_rank * stride, stride));
     *region = ok ? dt__region_join(c, where, total, stride) : NULL;
     r = dt__comm_agree(c, *region ? DT_OK : dt__alloc_refused(c->size, bytes));
-    if (r && *region) {
+    if (r && *region && !c->failed) { /* no rank uses it */
         c->regions = (*region)->next;
         dt__region_drop(c, *region, c->fd >= 0 || c->local_rank == 0);
     }
