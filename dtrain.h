@@ -21972,13 +21972,13 @@ static void dt__loader_close(dt_trainer *t)
 static dt_result dt__loader_next(dt_trainer *t)
 {
     dt__loader *l = &t->loader;
-    double start = dt__now();
     int64_t n = l->taken++; /* gives the previous batch back */
     dt_result r;
+    l->waited -= dt__now();
     while (l->queue.asked < n + DT__BATCHES) (void)dt__queue_ask(&l->queue);
     while (dt__queue_pending(&l->queue, n + 1)) dt__comm_tick(t->comm), dt__nap();
     r = dt__queue_wait(&l->queue, n + 1);
-    l->waited += dt__now() - start;
+    l->waited += dt__now();
     l->input = dt__loader_batch(t, n), l->target = l->input + dt__loader_rows(t) * t->feed.is.inputs;
     return __atomic_load_n(&l->filled, __ATOMIC_RELAXED) > n ? DT_OK : r;
 }
@@ -24034,14 +24034,13 @@ static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t each, fl
     int64_t whole = leaves * m->size[DT_AXIS_CONTEXT], shards = t->recipe.data_shards * whole;
     int counts = !m->at[DT_AXIS_TENSOR] && (each > 1 || dt__engine_last(&t->e));
     float *all = t->gathered;
-    double start;
     dt_result r;
     memset(all, 0, 4 * (size_t)(shards * each));
     for (int64_t i = 0; i < (t->e.p.hi - t->e.p.lo) * run && counts; i++)
         all[((t->e.p.lo + i / run) * whole + first) * each + i % run] = own[i] + 0.0f;
-    start = dt__now();
+    t->agreeing -= dt__now();
     r = dt_all_reduce(t->comm, all, shards * each, DT_SUM);
-    t->agreeing += dt__now() - start;
+    t->agreeing += dt__now();
     for (int64_t s = 0; s < shards; s++) {
         float chain = all[s * each];
         for (int64_t i = 1; i < each; i++) chain = chain + all[s * each + i];
@@ -24058,14 +24057,13 @@ enum { DT__SAID_STOP = 1, DT__SAID_WRITING = 2, DT__SAID_DUE = 4 };
 static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total, uint32_t *said)
 {
     enum { TOP = 56 };
-    double start;
     dt_result r;
     const int *at = t->e.p.mesh.at; /* of the ranks that share samples one counts them */
     if (at[DT_AXIS_PIPELINE] || at[DT_AXIS_TENSOR] || at[DT_AXIS_CONTEXT]) own = 0;
     if (said) own |= (int64_t)*said << TOP;
-    start = dt__now();
+    t->agreeing -= dt__now();
     r = dt_all_gather(t->comm, (const float *)(const void *)&own, t->counts, 2);
-    t->agreeing += dt__now() - start;
+    t->agreeing += dt__now();
     *total = 0;
     for (int i = 0; i < dt_comm_size(t->comm) && !r; i++) {
         memcpy(&own, t->counts + 2 * i, 8);
@@ -24914,14 +24912,13 @@ static dt_result dt__trainer_next(dt_trainer *t, uint32_t *said, int64_t *valid)
 static dt_result dt__trainer_first(dt_trainer *t)
 {
     int64_t valid;
-    dt__two_ways compile, fast;
-    dt_result r = DT_OK;
+    dt__two_ways compile = DT__ZERO, fast;
+    dt_result r;
     int tries = 0, apart = t->e.env.dot != DT__DOT_NONE;
 #ifdef DT_COMPILER
     tries = t->e.p.net.compiler && t->e.p.compiling.tries;
 #endif
     if ((!tries && !apart) || t->first == t->recipe.steps) return DT_OK;
-    memset(&compile, 0, sizeof compile);
     compile.kept = (float *)dt__alloc(4 * t->e.p.store.param_floats, "gradients");
     fast = compile;
     if (!compile.kept) return DT_E_MEMORY;
@@ -24935,8 +24932,8 @@ static dt_result dt__trainer_first(dt_trainer *t)
     return r;
 }
 
-/* The samples, gradients and update of a step, and its mean loss. */
-static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, float *auxiliary)
+/* The samples, gradients and update of a step, and its mean losses. */
+static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, dt_step_info *info)
 {
     dt__engine *e = &t->e;
     int64_t valid, units = (e->p.hi - e->p.lo) * dt__layout_leaves(&e->p);
@@ -24944,9 +24941,9 @@ static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, float *loss, f
     if (!r && t->save.writing && !(*said & DT__SAID_WRITING)) r = dt__save_result(t, dt__save_end(t));
     memset(e->shard_loss, 0, 4 * (size_t)(units * (1 + e->p.net.count))); /* if none is valid */
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
-    if (!r) r = dt__tree_loss(t, e->shard_loss, 1, loss);
-    if (!r && e->p.net.watched) r = dt__tree_loss(t, e->shard_auxiliary, e->p.net.count, auxiliary);
-    *loss = *loss / (float)dt__max(1, valid);
+    if (!r) r = dt__tree_loss(t, e->shard_loss, 1, &info->loss);
+    if (!r && e->p.net.watched) r = dt__tree_loss(t, e->shard_auxiliary, e->p.net.count, &info->auxiliary);
+    info->loss /= (float)dt__max(1, valid), info->auxiliary *= e->env.unit_share;
     return r;
 }
 
@@ -24973,14 +24970,13 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     dt__engine *e = &t->e;
     double units = (double)(t->recipe.data_shards * e->p.micros), saved = t->save.blocked;
     dt_step_info now = dt_step_info_zero();
-    float loss = 0.0f, auxiliary = 0.0f;
     uint32_t said = dt__save_says(t);
     dt_result r, logged;
     if (*t->serves) return dt__misuse("%s is open for use: open a trainer to train (dt_trainer_open)", t->serves);
     if (e->step == t->recipe.steps) return dt__trainer_done(t, info);
     dt__trainer_count(t, &now, -1);
-    r = dt__trainer_batch(t, &said, &loss, &auxiliary);
-    if (!r && !(loss - loss == 0.0f))
+    r = dt__trainer_batch(t, &said, &now);
+    if (!r && !(now.loss - now.loss == 0.0f))
         r = dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate",
                       (long long)e->step + 1);
     if (r) dt__line_end(t);
@@ -24992,10 +24988,8 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     dt__trainer_count(t, &now, 1);
     *info = now;
     info->step = ++e->step;
-    t->save.now.loss = (double)loss;
+    t->save.now.loss = (double)now.loss;
     info->tokens = t->recipe.batch * (t->feed.own ? 1 : t->recipe.sequence);
-    info->loss = loss;
-    info->auxiliary = auxiliary * e->env.unit_share;
     info->norm = e->norm, info->learning_rate = e->rate;
     info->loss_scale = (float)e->powers.scale, info->skipped = e->powers.skipped;
     info->gflops = 1e-9 * units * (e->p.net.forward_flops + e->p.net.backward_flops) / info->seconds;
