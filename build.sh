@@ -154,31 +154,37 @@ compile_all() {
 # to it. implementation NAME prints the call of compile that makes it; uses NAME, what the compiler needs to use it:
 #   build     as a user compiles it with all that examples switch on
 #   library   the same for tests: files fail where DT_FAULT says
-#   open      its private functions are declared to tests, which can replace its allocator
+#   open      its private functions are declared to tests, which can replace its allocator and its disk
 #   engines   open, with the engines for MPI and libfabric that can be had here
 #   checked   open, under the sanitizers that fuzz targets need
-# With DT_SANITIZE, library and open are one, because the sanitizers take a minute for each.
+# open and engines are one. With DT_SANITIZE, library and open are one, because the sanitizers take a minute for each.
+one_of() {
+    case ${DT_SANITIZE:+sanitized-}$1 in engines | sanitized-library) say open ;; *) say "$1" ;; esac
+}
 implementation() {
-    [ -z "${DT_SANITIZE:-}" ] || case $1 in library | open) set -- sanitized ;; esac
-    case $1 in
-    sanitized) say "$build/open/dtrain.c $test_build/open.o -c $test_cflags -DDT_NCCL -DDT_COMPILER -include tests/disk.h -include tests/mirror.h -include tests/memory.h" ;;
+    local name tests="-include tests/disk.h -include tests/mirror.h"
+    name=$(one_of "$1")
+    case $name in
     build) say "$build/dtrain.c $build/dtrain.o -c -DDT_NCCL -DDT_COMPILER" ;;
-    library) say "$build/dtrain.c $test_build/library.o -c $train_cflags -DDT_NCCL -DDT_COMPILER -include tests/disk.h -include tests/mirror.h" ;;
-    open) say "$build/open/dtrain.c $test_build/open.o -c $test_cflags -DDT_NCCL -DDT_COMPILER -include tests/mirror.h -include tests/memory.h" ;;
-    engines) say "$build/open/dtrain.c $test_build/engines.o -c $test_cflags -DDT_NCCL $(engine_flags | xargs) -include tests/disk.h -include tests/mirror.h" ;;
+    library) say "$build/dtrain.c $test_build/library.o -c $train_cflags -DDT_NCCL -DDT_COMPILER $tests" ;;
+    open | engines) say "$build/open/dtrain.c $test_build/$name.o -c $test_cflags $(switches "$name" | xargs) -DDT__MEET $tests -include tests/memory.h" ;;
     checked) say "$build/open/dtrain.c $test_build/checked.o -c -g $checked_cflags -include tests/memory.h" ;;
     esac
 }
 uses() {
-    local object=$1
-    [ -z "${DT_SANITIZE:-}" ] || [ "$1" != library ] || object=open
+    local name
+    name=$(one_of "$1")
     case $1 in
     build) say "-DDTRAIN_IMPLEMENTED $root/$build/dtrain.o -ldl" ;;
-    library) say "-DDTRAIN_IMPLEMENTED $root/$test_build/$object.o $train_cflags -ldl" ;;
-    open) say "-I$root/$build/open -DDT_NCCL -DDT_COMPILER $root/$test_build/open.o $test_cflags -ldl" ;;
-    engines) say "-I$root/$build/open $root/$test_build/engines.o $test_cflags -DDT_NCCL $(engine_flags | xargs) -ldl" ;;
+    library) say "-DDTRAIN_IMPLEMENTED $root/$test_build/$name.o $train_cflags -ldl" ;;
+    open | engines) say "-I$root/$build/open $root/$test_build/$name.o $test_cflags $(switches "$name" | xargs) -ldl" ;;
     checked) say "-I$root/$build/open -g $checked_cflags $root/$test_build/checked.o" ;;
     esac
+}
+# What open or engines has.
+switches() {
+    say -DDT_NCCL -DDT_COMPILER= # as programs define it
+    [ "${DT_SANITIZE:+$1}" = open ] || engine_flags
 }
 engine_flags() {
     ! have mpicc || say "-DDT_MPI $(mpi_flags)"
@@ -423,22 +429,20 @@ test_flags() {
     export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=1} UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
 }
 
-# The test programs. Three compile the implementation themselves: to reach into kernels, or with macros of their own; these
-# compute little.
+# The test programs. One compiles the implementation itself, to reach into kernels; one has a disk of its own.
 test_calls() {
     local source
     for source in tests/test_*.c; do
         case $source in
-        *_kernels.c) calls_for "$test_build" "$test_cflags" "$source" ;;
-        *_environment.c | *_fast.c) calls_for "$test_build" "$test_cflags -O0" "$source" ;;
-        *_interrupted.c) calls_for "$test_build" "$test_cflags -O0" "$source" ;;
+        *_kernels.c) ;;
+        *_interrupted.c) calls_for "$test_build" "$(uses open) -Wl,--wrap=syscall,--wrap=flock" "$source" ;;
         *) calls_for "$test_build" "$(uses open)" "$source" ;;
         esac
     done
 }
 
 command_test() {
-    local calls test files=() objects=(open)
+    local calls test files objects=(open)
     [ -z "${DT_README_QUICK:-}" ] || { say "not again: this is the test of the README"; return 0; }
     case "${1:-}" in
     --full) export DT_FULL=1 ;;
@@ -452,18 +456,28 @@ command_test() {
     test_flags
     export DT_TEST_BUILD=$test_build DT_TEST_CFLAGS="$test_cflags"
     implementation_source
-    [ -n "${DT_SANITIZE:-}" ] || objects+=(library)
-    [ -z "$(engine_flags)" ] || objects+=(engines)
-    [ -n "${DT_SANITIZE:-}" ] || ! has_sanitizers || objects+=(checked)
-    mapfile -t calls < <(for test in "${objects[@]}"; do implementation "$test"; done)
+    if [ -n "${DT_SANITIZE:-}" ]; then
+        [ -z "$(engine_flags)" ] || objects+=(engines)
+    else
+        objects=(library open)
+        ! has_sanitizers || objects=(checked "${objects[@]}")
+    fi
+    mapfile -t calls < <(for test in "${objects[@]}"; do implementation "$test"; done
+                         calls_for "$test_build" "$test_cflags" tests/test_kernels.c)
     compile_all "${calls[@]}"
     mapfile -t calls < <(calls_for "$test_build" "$(uses library)" examples/06_train.c
                          test_calls
                          ! have mpicc || calls_for "$test_build" "$(uses engines)" tests/mpi_*.c)
     compile_all "${calls[@]}"
-    for test in tests/test_*.t; do files+=("$test"); done
-    for test in tests/test_*.c; do [ -e "$test" ] && files+=("$test_build/$(basename "$test" .c)"); done
-    prove -j "${JOBS:-2}" --timer "${files[@]}"
+    mapfile -t files < <(test_files)
+    prove -j "${JOBS:-3}" --timer "${files[@]}" # one more than cores: some wait
+}
+
+# What prove runs: those that take longest first, so that none of them is alone at the end.
+test_files() {
+    local long=(tests/test_{examples,nodes,notebooks,api,checkpoints,compile,layouts,readme,ofi,labs,launch,compiler,hash,mirror}.t
+                tests/test_{interrupted,random}.c)
+    printf '%s\n' "${long[@]}" tests/test_*.[ct] | awk '!seen[$0]++' | sed "s#^tests/\(.*\)\.c\$#$test_build/\1#"
 }
 
 # Python's packages of these names into build/notebooks/venv, where the kernel is registered. Fails when that cannot be.

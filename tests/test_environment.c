@@ -2,8 +2,6 @@
  * each really sets, malformed ones, and several at once. Then the rendezvous: all ranks get what each brings; strangers
  * change nothing, and every failure has its sentence. */
 #define DTRAIN_IMPLEMENTATION
-#define DT_STATIC
-#define DT__MEET 1 /* the rendezvous without an engine */
 #include "dtrain.h"
 #include "tap.h"
 

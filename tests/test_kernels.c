@@ -1,9 +1,46 @@
 /* R5, R9, R14, R16: the exact matrix product and attention against plain scalar text, bit for bit, on every instruction
- * set of this processor and on 1 and 2 workers. TAP. */
+ * set of this processor and on 1 and 2 workers. R19: fast products: dot products of 16-bit pairs, and tiles of AMX, whose
+ * instructions are played here in C, since few machines have them (tests/test_precision.t trains with them). */
+#include <stdint.h>
+#include <string.h>
+
+/* Eight tiles of 16 rows of 64 bytes. */
+static struct { int open; float row[8][16][16]; } tiles;
+#define DT__AMX_OPEN(shape) (tiles.open = (shape).palette == 1 && (shape).bytes[7] == 64 && (shape).rows[7] == 16)
+#define DT__AMX_CLOSE() (tiles.open = 0)
+#define DT__AMX_ZERO(t) memset(tiles.row[t], 0, sizeof tiles.row[t])
+#define DT__AMX_LOAD(t, p, stride) tile_load(t, (const char *)(p), stride)
+#define DT__AMX_STORE(t, p, stride) tile_store(t, (char *)(p), stride)
+#define DT__AMX_DOT(c, a, b) tile_dot(c, a, b)
+static void tile_load(int t, const char *p, int64_t stride)
+{
+    for (int i = 0; i < 16; i++) memcpy(tiles.row[t][i], p + i * stride, 64);
+}
+static void tile_store(int t, char *p, int64_t stride)
+{
+    for (int i = 0; i < 16; i++) memcpy(p + i * stride, tiles.row[t][i], 64);
+}
+static float half_of(float pair, int upper)
+{
+    uint32_t bits;
+    memcpy(&bits, &pair, 4);
+    bits = upper ? bits & 0xffff0000u : bits << 16;
+    memcpy(&pair, &bits, 4);
+    return pair;
+}
+static void tile_dot(int c, int a, int b)
+{
+    for (int i = 0; i < 16; i++)
+        for (int k = 0; k < 16; k++)
+            for (int j = 0; j < 16; j++)
+                for (int upper = 0; upper < 2; upper++)
+                    tiles.row[c][i][j] += half_of(tiles.row[a][i][k], upper) * half_of(tiles.row[b][k][j], upper);
+}
+
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "reference.h" /* and fp-contract=off for the references below: aarch64 would fuse a * b + c */
-#include <math.h>
+#include "tap.h"
 
 typedef struct isa {
     const char *name;
@@ -18,7 +55,7 @@ typedef struct isa {
 
 
 static isa isas[3];
-static int isa_count, test_number, failures;
+static int isa_count;
 static uint32_t state = 1;
 
 static uint32_t next(void)
@@ -49,16 +86,7 @@ static float *values(int64_t n, int wild)
     for (int64_t i = 0; i < n; i++) p[i] = value(wild);
     return p;
 }
-static void result(int ok, const char *what, const char *where)
-{
-    test_number++;
-    failures += !ok;
-    printf("%sok %d - %s, %s\n", ok ? "" : "not ", test_number, what, where);
-    fflush(stdout);
-}
-#if defined(__x86_64__)
-static void result_skip(const char *name) { printf("ok %d - %s # SKIP this processor does not have it\n", ++test_number, name); }
-#endif
+static void result(int ok, const char *what, const char *where) { tap_ok(ok, "%s, %s", what, where); }
 static int same(const float *x, const float *y, int64_t n)
 {
     if (!memcmp(x, y, (size_t)n * 4)) return 1;
@@ -462,6 +490,88 @@ static void philox_tests(void)
     result(ok, "R16 Philox", "vectors");
 }
 
+/* ---- fast products ----
+ * With small whole numbers every order of a sum gives the same bits, so that a fast product must equal the exact one; with
+ * others it must be near the sum in double. Edges, strides, chains that go on, and bias. */
+
+static float fast_value(int whole)
+{
+    if (whole) return (float)((int)(next() >> 20) - 8);
+    return half_of((float)((int)next() - 8388608) / 8388608.0f, 1); /* of bf16 */
+}
+
+typedef struct product { int64_t m, n, k, ldc; int ta, tb, more, biased; } product;
+
+/* The largest difference to the sum in double over the sum of magnitudes. */
+static double fast_case(const dt__kernels *k, dt_pool *pool, const product *s, int dot, int whole, int *equal)
+{
+    enum { MOST = 1 << 18 };
+    static float a[MOST], b[MOST], want[MOST], got[MOST], bias[1024];
+    dt__gemm g;
+    double worst = 0;
+    memset(&g, 0, sizeof g);
+    g.m = s->m, g.n = s->n, g.k = s->k, g.ldc = s->ldc, g.a = a, g.b = b, g.c = want, g.accumulate = s->more;
+    g.ars = s->ta ? 1 : s->k, g.acs = s->ta ? s->m : 1, g.brs = s->tb ? 1 : s->n, g.bcs = s->tb ? s->k : 1;
+    g.bias = s->biased ? bias : NULL;
+    for (int64_t i = 0; i < s->m * s->k; i++) a[i] = fast_value(whole);
+    for (int64_t i = 0; i < s->k * s->n; i++) b[i] = fast_value(whole);
+    for (int64_t i = 0; i < s->n; i++) bias[i] = fast_value(whole);
+    for (int64_t i = 0; i < s->m * s->ldc; i++) want[i] = got[i] = fast_value(whole);
+    k->gemm(pool, &g);
+    g.c = got, g.dot = dot;
+    k->gemm(pool, &g);
+    *equal = !memcmp(want, got, 4 * (size_t)(s->m * s->ldc));
+    for (int64_t i = 0; i < s->m; i++)
+        for (int64_t j = 0; j < s->ldc; j++) {
+            double size = 1.0, far = fabs((double)want[i * s->ldc + j] - (double)got[i * s->ldc + j]);
+            for (int64_t p = 0; p < s->k && j < s->n; p++) size += fabs((double)a[i * g.ars + p * g.acs] * (double)b[p * g.brs + j * g.bcs]);
+            if (!(far <= worst * size)) worst = far / size;
+        }
+    return worst;
+}
+
+/* A NaN stays one, whatever its bits; the largest number rounds to infinity. */
+static void fast_specials(void)
+{
+#if defined(__x86_64__)
+    float numbers[2] = {0, 0x1.fffffep127f}, pair[32];
+    uint32_t bits = 0x7fffffffu, first;
+    memcpy(numbers, &bits, 4);
+    dt__dot_row_avx512(pair, numbers, 2);
+    memcpy(&first, pair, 4);
+    tap_ok((first & 0x7f80u) == 0x7f80u && (first & 0x7fu), "a NaN stays a NaN");
+    tap_ok(first >> 16 == 0x7f80u, "the largest number becomes infinity");
+#endif
+}
+
+static void fast_tests(void)
+{
+    static const product all[] = {{1, 1, 1, 1, 0, 0, 0, 0}, {7, 5, 3, 9, 0, 1, 1, 1}, {33, 49, 31, 49, 1, 0, 0, 1},
+        {100, 350, 400, 353, 0, 0, 1, 0}, {65, 17, 801, 17, 1, 1, 0, 0}, {32, 32, 32, 32, 0, 1, 0, 0}, {8, 700, 64, 700, 1, 0, 1, 1},
+        {259, 48, 33, 48, 0, 1, 1, 1}};
+    const dt__kernels *k;
+    int kind;
+    if (dt__choose_kernels(&k)) tap_bail("%s", dt_last_error());
+    kind = dt__dot_kind(k);
+    tap_ok(kind >= DT__DOT_NONE && kind <= DT__DOT_AMX && kind == dt__dot_kind(k), "this processor multiplies %s", dt__dot_names[kind]);
+    if (kind == DT__DOT_NONE) return;
+    for (int dot = DT__DOT_PAIRS; dot <= DT__DOT_AMX; dot++) {
+        dt_pool *pool;
+        if (dt__pool_open(&pool, dot == DT__DOT_AMX ? 1 : 2) || dt__pool_reserve(pool, k->gemm_scratch())) tap_bail("%s", dt_last_error()); /* one set of tiles */
+        for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+            const product *s = &all[i];
+            int equal, other;
+            double far = fast_case(k, pool, s, dot, 1, &equal);
+            tap_ok(equal && far == 0.0, "R19 %s: (%d,%d,%d)%s%s%s%s with whole numbers is exact", dt__dot_names[dot], (int)s->m, (int)s->n, (int)s->k,
+                   s->ta ? " A^T" : "", s->tb ? " B^T" : "", s->more ? " + C" : "", s->biased ? " + bias" : "");
+            far = fast_case(k, pool, s, dot, 0, &other);
+            tap_ok(far >= 0.0 && far < 1e-6 && !tiles.open, "  with others it is %.1e from exact", far);
+        }
+        dt__pool_close(&pool);
+    }
+    fast_specials();
+}
+
 #define ADD_ISA(suffix, w)                                                                                   \
     do {                                                                                                     \
         isa *i = &isas[isa_count++];                                                                         \
@@ -478,9 +588,9 @@ int main(void)
     ADD_ISA(portable, 4);
 #if defined(__x86_64__)
     if (dt__isa_runs(1)) ADD_ISA(avx2, 8);
-    else result_skip("avx2");
+    else tap_skip(1, "avx2: this processor does not have it");
     if (dt__isa_runs(2)) ADD_ISA(avx512, 16);
-    else result_skip("avx512");
+    else tap_skip(1, "avx512: this processor does not have it");
 #elif defined(__aarch64__)
     ADD_ISA(neon, 4);
 #endif
@@ -495,7 +605,8 @@ int main(void)
     attention_tests();
     attention_general_tests();
     decode_tests();
-    printf("1..%d\n# %d instruction sets, %.1f s\n", test_number, isa_count, dt__now() - t0);
     for (int w = 0; w < 2; w++) dt__pool_close(&pools[w]);
-    return failures != 0;
+    fast_tests();
+    tap_note("%d instruction sets, %.1f s", isa_count, dt__now() - t0);
+    return tap_done();
 }
