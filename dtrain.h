@@ -12553,9 +12553,11 @@ static dt_result dt__gemm_rate(const dt__kernels *k, dt_pool *pool, double *gflo
     g.ars = g.brs = g.ldc = SIDE;
     g.acs = g.bcs = 1;
     for (int i = 0; i < 8 && (!i || dt__now() < begin + 0.25); i++) {
-        double start = dt__now();
+        double start = dt__now(), took;
         k->gemm(pool, &g);
-        if (dt__now() - start < best) best = dt__now() - start;
+        took = dt__now() - start;
+        if (took < best) best = took;
+        else if (i > 1) break;
     }
     dt__free(x);
     *gflops = 2e-9 * (double)SIDE * (double)SIDE * (double)SIDE / best;
@@ -12655,7 +12657,8 @@ typedef struct dt__published {
 typedef struct dt__member {
     dt__event arrived;
     uint32_t left; /* dt_comm_close */
-    char pad[52];
+    uint32_t out;  /* this rank's calls fail from now on */
+    char pad[48];
     dt__published call[2];
 } dt__member;
 
@@ -12672,7 +12675,7 @@ typedef struct dt__channel { /* from one local rank to one local rank */
 } dt__channel;
 
 typedef struct dt__area {
-    uint32_t fault, outs; /* outs: ranks whose calls fail from now on */
+    uint32_t fault, outs; /* outs: ranks whose slot says out */
     int32_t inside;       /* ranks that have not left: the last one returns the memory */
     char pad[116];
 } dt__area; /* dt__member slots[ranks], dt__channel channels[from][to], float stage[ranks][5][chunk] follow */
@@ -12893,6 +12896,8 @@ struct dt_comm {
     int64_t part, stride;       /* floats of a part; bytes from one rank's stage to the next one's */
     uint32_t step, meets;
     int64_t round;
+    uint32_t shared_step;       /* thread ranks: peers may read this rank's private memory since this step */
+    int sharing;
     dt__published call;
     dt_result failed;
     char message[900];
@@ -13309,6 +13314,20 @@ static void dt__beats_close(dt__link *f)
 
 /* ---- how a communicator fails ---- */
 
+/* Thread ranks read each other's private buffers. A failing rank must not give its buffer back to the caller while a
+ * peer that arrived at the same step still reads it. A peer that arrives later sees `outs` and does not read. */
+static void dt__comm_drain(dt_comm *c)
+{
+    double start = dt__now();
+    for (int p = 0; p < c->local_size; p++) {
+        dt__member *slot = dt__comm_slot(c, p);
+        while (p != c->local_rank && __atomic_load_n(&slot->arrived.value, __ATOMIC_SEQ_CST) == c->shared_step &&
+               !__atomic_load_n(&slot->out, __ATOMIC_SEQ_CST) && !__atomic_load_n(&slot->left, __ATOMIC_SEQ_CST) &&
+               (dt__now() - start) * 1e3 < c->job->timeout_ms)
+            dt__nap();
+    }
+}
+
 /* Where a fault of one communicator is noted, so that all its ranks see it. */
 static uint32_t *dt__fault_of(dt_comm *c)
 {
@@ -13331,7 +13350,11 @@ static dt_result dt__comm_fail(dt_comm *c, dt_result code)
     c->failed = code;
     if (c->nodes > 1) dt__comm_tell(c);
     dt__beats_flush(c->link);
-    if (c->area && !again) __atomic_fetch_add(&c->area->outs, 1u, __ATOMIC_SEQ_CST);
+    if (c->area && !again) {
+        __atomic_store_n(&dt__comm_slot(c, c->local_rank)->out, 1u, __ATOMIC_SEQ_CST);
+        __atomic_fetch_add(&c->area->outs, 1u, __ATOMIC_SEQ_CST);
+        if (c->sharing) dt__comm_drain(c);
+    }
     return dt__error(code, "%s", c->message);
 }
 
@@ -13762,21 +13785,24 @@ static dt_result dt__meet(dt_comm *c)
 {
     dt_result r;
     if (!c->job) return DT_OK;
+    c->shared_step = c->step + 1;
+    c->sharing = c->job->threads && c->call.where >= 0;
     r = dt__publish_call(c);
     __atomic_store_n(&c->owed, 0, __ATOMIC_RELAXED);
     for (int p = 1; p < c->local_size && !r; p++)
         r = dt__check_same(c, dt__local(c, 0), dt__peer_call(c, 0), dt__local(c, p), dt__peer_call(c, p));
     if (!r && c->nodes > 1) r = dt__meet_nodes(c);
     c->met = c->rate > 0.0 ? dt__now() : 0.0;
+    if (!r && c->sharing && dt__comm_troubled(c)) r = dt__comm_explain(c); /* see dt__comm_drain */
     return r;
 }
 
-/* Starts a collective that reads `count` floats of each rank's data. *staged: private memory, which goes through the
- * stage; otherwise c->view is where local ranks read each other's. */
+/* Starts a collective that reads `count` floats of each rank's data. *staged: private memory of a process, which
+ * local ranks cannot read; otherwise c->view is where they read each other's. */
 static dt_result dt__meet_data(dt_comm *c, const float *data, int64_t count, int *staged)
 {
     dt_result r;
-    if (c->job) c->call.where = dt__locate(c, data, 4 * count);
+    if (c->job) c->call.where = c->job->threads ? (int64_t)(intptr_t)data : dt__locate(c, data, 4 * count);
     r = dt__meet(c);
     *staged = 0;
     c->view[0] = (float *)(intptr_t)data;
@@ -13785,6 +13811,7 @@ static dt_result dt__meet_data(dt_comm *c, const float *data, int64_t count, int
         if (where < 0) *staged = 1;
         else c->view[p] = dt__resolve(c, where);
     }
+    if (*staged) c->sharing = 0;
     return r;
 }
 
@@ -13794,6 +13821,7 @@ static dt_result dt__conclude(dt_comm *c, int staged, dt_result r)
     while (!r && c->rate > 0.0 && dt__now() < c->met + (double)__atomic_load_n(&c->owed, __ATOMIC_RELAXED) / c->rate)
         dt__nap(), dt__comm_tick(c);
     if (!r && !staged) r = dt__comm_step(c);
+    c->sharing = 0;
     dt__comm_tick(c);
     if (!r || c->failed || c->nodes == 1) return r;
     DT__PRINT(c->message, "%.890s", dt_last_error());
@@ -14540,12 +14568,14 @@ static dt_result dt__region_open(dt_comm *c, int64_t bytes, dt__region **region)
     dt_result r;
     if (c->local_rank == 0 && stride <= dt__memory_available() / dt__comm_here(c))
         c->call.where = dt__region_create(c->job, total);
-    if ((r = dt__meet(c)) != DT_OK) return r;
+    r = dt__meet(c);
+    c->sharing = 0;
+    if (r) return r;
     where = c->job ? dt__peer_call(c, 0)->where : c->call.where;
     ok = where >= 0 && (c->fd < 0 || !dt__file_reserve(c->fd, where + c->local_rank * stride, stride));
     *region = ok ? dt__region_join(c, where, total, stride) : NULL;
     r = dt__comm_agree(c, *region ? DT_OK : dt__alloc_refused(c->size, bytes));
-    if (r && *region && !c->failed) { /* no rank uses it */
+    if (r && *region) {
         c->regions = (*region)->next;
         dt__region_drop(c, *region, c->fd >= 0 || c->local_rank == 0);
     }
@@ -14842,13 +14872,20 @@ static int64_t dt__area_create(dt__job *job, int fd, int size)
     return where;
 }
 
-/* The first local rank of s, local rank `first` of c, makes the area of s and tells the others its name. */
-static dt_result dt__area_share(dt_comm *c, dt_comm *s, int first)
+/* A communicator over all ranks of a job on several nodes, which takes `near`, those of this node, for its own. */
+static dt_result dt__comm_span(dt_comm **handle, dt__link *f, dt_comm *near, const int *node)
 {
-    dt_result r;
-    c->call.where = s->local_rank == 0 ? dt__area_create(c->job, c->fd, s->local_size) : -1;
-    r = dt__publish_call(c);
-    return r ? r : dt__comm_join(s, dt__peer_call(c, first)->where);
+    dt_comm *c = dt__comm_new(f->rank, f->size, node, near->job, near->fd);
+    *handle = c;
+    if (!c) return dt_comm_close(&near), DT_E_MEMORY;
+    for (int q = 0; q < c->local_size; q++) c->place[dt__local(c, q)].job = near->place[q].job;
+    c->link = f, c->root = near->root, c->rate = near->rate;
+    c->area = near->area, c->regions = near->regions;
+    c->part = near->part, c->stage = near->stage, c->stride = near->stride;
+    c->step = near->step, c->meets = near->meets, c->round = near->round;
+    dt__free(near);
+    f->ids = 1;
+    return dt__stage_open(c);
 }
 
 /* Emulates DT_NODES nodes on contiguous runs of the ranks of `base`, which belongs to the link from then on. */
@@ -14857,6 +14894,7 @@ static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
     int64_t n = base->size, each = (int64_t)(sizeof(dt__traffic) + sizeof(int));
     dt__emulated *f = (dt__emulated *)dt__alloc((int64_t)sizeof *f + n * each, "emulated nodes");
     double delay = 0.0;
+    dt_comm *near = NULL;
     void *packets = NULL;
     int *node;
     dt_result r;
@@ -14873,43 +14911,39 @@ static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
                                "e.g. 2e-4", &delay);
     if (!r) r = dt_comm_alloc(base, n * DT__PACKETS * f->bytes, &packets);
     f->delay = (uint32_t)(delay * 1e6), f->packets = (char *)packets;
-    if (!r && !(*handle = dt__comm_new(base->rank, base->size, node, base->job, base->fd))) r = DT_E_MEMORY;
-    if (r) return f->link.close(&f->link), r;
-    (*handle)->link = &f->link, (*handle)->rate = base->rate, f->link.ids = 1;
-    r = dt__area_share(base, *handle, dt__local(*handle, 0));
-    if (r) dt_comm_close(handle);
+    if (!r) r = dt_comm_split(base, node[base->rank], &near);
+    if (!r) r = dt__comm_span(handle, &f->link, near, node);
+    if (r && *handle) dt_comm_close(handle);
+    else if (r) f->link.close(&f->link);
     return r;
 }
 
 /* A communicator over all ranks of the job; a job of NULL is a rank alone. The job's mapping (not for threads) and fd
- * stay with the communicator. DT_NODES may make nodes of the ranks. With a link, over all of its ranks: the job is that
- * of this rank's node, and if there are several nodes, the link stays with the communicator, also after an error. */
-static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd, dt__link *f, const int *node)
+ * stay with the communicator. alone: these are all ranks; DT_NODES may make nodes of them. */
+static dt_result dt__comm_open(dt_comm **handle, dt__job *job, int rank, int fd, int alone)
 {
-    dt_comm *c = f ? dt__comm_new(f->rank, f->size, node, job, fd)
-                   : dt__comm_new(rank, job ? job->size : 1, NULL, job, fd);
+    dt_comm *c = dt__comm_new(rank, job ? job->size : 1, NULL, job, fd);
     double nodes = 1.0;
     dt_result r = DT_OK;
     *handle = c;
     if (!c) return DT_E_MEMORY;
-    c->root = f ? 2 : 1;
-    if (c->nodes > 1) c->link = f, f->ids = 1;
+    c->root = alone ? 1 : 2;
     r = dt__environment_number("DT_LINK_RATE", 1.0, 1e15, "a number of bytes per second, e.g. 1e8", &c->rate);
-    if (!r && !f)
+    if (!r && alone)
         r = dt__environment_number("DT_NODES", 1.0, 1e9, "the number of nodes to emulate here, e.g. 2", &nodes);
     nodes = nodes > c->size ? c->size : nodes;
     if (job && !r) {
-        uint32_t ordinal = ++dt__job_rank(job, c->local_rank)->opened;
-        for (int q = 0; q < c->local_size; q++) c->place[dt__local(c, q)].job = q;
-        if (c->local_rank == 0) {
+        uint32_t ordinal = ++dt__job_rank(job, rank)->opened;
+        for (int p = 0; p < c->size; p++) c->place[p].world = dt__job_rank(job, p)->world;
+        if (rank == 0) {
             job->where = dt__area_create(job, fd, job->size);
             dt__event_raise(&job->opened, ordinal);
         }
-        r = dt__wait(c, dt__local(c, 0), &job->opened, ordinal);
+        r = dt__wait(c, 0, &job->opened, ordinal);
         if (!r) r = dt__comm_join(c, job->where);
         if (!r && nodes > 1.0) return dt__emulate(handle, c, (int)nodes);
     }
-    if (r && !f) dt_comm_close(handle);
+    if (r) dt_comm_close(handle);
     return r;
 }
 
@@ -14950,7 +14984,11 @@ DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
     up = (int *)(all + 2 * c->size);
     r = dt__collective(c, DT__CALL_SPLIT, (float *)(void *)own, (float *)(void *)all, 2, 1, 0); /* only copies */
     if (!r && !(s = dt__split_new(c, color, all, up, up + c->size))) r = DT_E_MEMORY;
-    if (!r && c->job) r = dt__area_share(c, s, c->place[up[dt__local(s, 0)]].local);
+    if (!r && c->job) { /* the first local rank of each color names the area that it made */
+        c->call.where = s->local_rank == 0 ? dt__area_create(c->job, c->fd, s->local_size) : -1;
+        r = dt__publish_call(c);
+        if (!r) r = dt__comm_join(s, dt__peer_call(c, c->place[up[dt__local(s, 0)]].local)->where);
+    }
     if (r) dt_comm_close(&s);
     dt__free(all);
     *sub = s;
@@ -21103,7 +21141,8 @@ static dt_result dt__join(dt_comm **c, dt__link *f)
     double timeout = 0;
     const int64_t each = (int64_t)(sizeof(dt__address) + sizeof(int));
     dt__address *address = (dt__address *)dt__alloc(f->size * each, "the addresses of ranks");
-    int *node = (int *)(void *)(address + f->size), fd = -1, place = 0;
+    int *node = (int *)(void *)(address + f->size), fd = -1, place = 0, nodes;
+    dt_comm *near = NULL;
     dt__job *job = NULL;
     dt_result r = address ? dt__environment_timeout(&timeout) : DT_E_MEMORY;
     *c = NULL;
@@ -21113,12 +21152,15 @@ static dt_result dt__join(dt_comm **c, dt__link *f)
     if (!r && (job = dt__attach(fd)) == NULL) r = dt__error(DT_E_SYSTEM, "the node's memory cannot be mapped");
     if (!r) dt__job_rank(job, place)->world = f->rank, dt__job_rank(job, place)->pid = (int32_t)getpid();
     if (!r) r = dt__exchange_addresses(f, address); /* then all know the processes of a node */
+    if (!r) r = dt__comm_open(&near, job, place, fd, 0);
     for (int p = 0; p < f->size && !r; p++)
         for (node[p] = 0; address[node[p]].node != address[p].node;) node[p]++;
-    if (!r && dt__node_count(node, f->size) > 1) r = dt__beats_open(f, job);
-    if (!r) r = dt__comm_open(c, job, place, fd, f, node);
+    nodes = r ? 0 : dt__node_count(node, f->size);
+    if (!r && nodes > 1) r = dt__beats_open(f, job);
+    if (!r && nodes > 1) r = dt__comm_span(c, f, near, node);
+    else if (!r) *c = near;
     dt__free(address);
-    if (!*c || !(*c)->link) f->close(f);
+    if (nodes == 1 || (r && !*c)) f->close(f);
     if (r) dt_comm_close(c);
     return r;
 }
@@ -21382,13 +21424,13 @@ static dt_result dt__comm_connect(dt_comm **c, int *argc, char ***argv, dt__worl
     if (!link && !r && w->size > 1) r = dt__ofi_open(&link, w);
 #endif
     if (r || link) return r ? r : dt__join(c, link);
-    if (dt__thread.rank) return dt__comm_open(c, dt__thread.rank->job, dt__thread.rank->rank, -1, NULL, NULL);
+    if (dt__thread.rank) return dt__comm_open(c, dt__thread.rank->job, dt__thread.rank->rank, -1, 1);
 #ifdef __linux__
     int fd = dt__environment_int("DT_MEMFD", -1);
     dt__job *job = dt__attach(fd);
-    if (job) return dt__comm_open(c, job, dt__environment_int("RANK", 0), fd, NULL, NULL);
+    if (job) return dt__comm_open(c, job, dt__environment_int("RANK", 0), fd, 1);
 #endif
-    return dt__comm_open(c, NULL, 0, -1, NULL, NULL);
+    return dt__comm_open(c, NULL, 0, -1, 1);
 }
 
 DT_API dt_result dt_comm_open(dt_comm **c, int *argc, char ***argv)
