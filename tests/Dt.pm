@@ -7,11 +7,12 @@ use Cwd qw(abs_path);
 use Digest::SHA qw(sha256_hex);
 use File::Basename qw(dirname);
 use File::Temp qw(tempdir);
+use List::Util qw(min shuffle);
 use POSIX qw(:sys_wait_h);
 use Test::More ();
 use Time::HiRes qw(sleep time);
 use Exporter qw(import);
-our @EXPORT = qw($root $tmp $build run run_in slurp spew have seeded sanitized full isas implementation linked_with built fuzz trainer corpus %recipe golden hash_of kill_one
+our @EXPORT = qw($root $tmp $build run run_in slurp spew have seeded drawn sanitized full isas implementation linked_with built sanitizers_missing fuzz trainer corpus %recipe golden hash_of kill_one
                  mpi_missing mpi_flags mpi_program mpirun);
 
 our $root = abs_path(dirname(__FILE__) . '/..');
@@ -27,6 +28,14 @@ sub seeded {
     my $seed = $ENV{DT_SEED} || hex substr sha256_hex(slurp("$root/dtrain.h")), 0, 8;
     srand $seed;
     Test::More::diag("DT_SEED=$seed");
+}
+
+# So many of the cases, as seeded() draws, in their order; all of them with --full.
+sub drawn {
+    my ($count, @cases) = @_;
+    return @cases if full();
+    my @which = sort { $a <=> $b } (shuffle 0 .. $#cases)[0 .. min($count, scalar @cases) - 1];
+    return @cases[@which];
 }
 
 sub slurp { my $file = shift; open my $f, '<:raw', $file or return ''; local $/; my $text = <$f>; return defined $text ? $text : '' }
@@ -111,14 +120,20 @@ sub mpi_missing {
     return $tool ? "$tool is not installed (apt-get install openmpi-bin libopenmpi-dev)" : '';
 }
 
+# Why the implementation 'checked' cannot be had, or nothing.
+sub sanitizers_missing {
+    return 'the usual build does it' if sanitized();
+    my ($no, undef, $err) = run(60, "echo 'int main(void) { return 0; }' | " . ($ENV{CC} || 'cc') . ' -x c - -o none -fsanitize=address,undefined');
+    return $no ? "no sanitizers here: $err" : '';
+}
+
 # Runs tests/fuzz_NAME.c for so many seconds under the sanitizers that find what it looks for. A sanitized build, which
 # would be another one, leaves it out.
 sub fuzz {
     my ($name, $seconds) = @_;
   SKIP: {
-        Test::More::skip("fuzzing: the usual build does it", 1) if sanitized();
-        my ($no, undef, $err) = run(60, "echo 'int main(void) { return 0; }' | " . ($ENV{CC} || 'cc') . ' -x c - -o none -fsanitize=address,undefined');
-        Test::More::skip("no sanitizers here: $err", 1) if $no;
+        my $missing = sanitizers_missing();
+        Test::More::skip("fuzzing: $missing", 1) if $missing;
         my $program = linked_with('checked', "$root/tests/fuzz_$name.c", "$tmp/fuzz_$name");
         my ($bad, $said, $error) = run($seconds + 120, "$program $seconds");
         Test::More::ok($bad == 0 && $said =~ /nothing found/, "fuzzing: $said") or Test::More::diag($error);

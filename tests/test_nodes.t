@@ -9,7 +9,7 @@ use FindBin;
 use lib $FindBin::Bin;
 use Dt;
 use IO::Socket::INET;
-use List::Util qw(min shuffle sum0);
+use List::Util qw(shuffle sum0);
 use Test::More;
 use Time::HiRes qw(sleep time);
 
@@ -39,11 +39,6 @@ sub ranks {
 }
 
 seeded();
-# So many of the cases, drawn; all of them with --full.
-sub drawn {
-    my ($count, @cases) = @_;
-    return full() ? @cases : (shuffle(@cases))[0 .. min($count, scalar @cases) - 1];
-}
 
 my %want = golden();
 # in: on hosts, how each rank comes to its own (over MPI, the command that starts all)
@@ -61,8 +56,14 @@ sub equal {
 my @layouts = ([3, 'shard', ''], [4, 'each', '--zero 3 --overlap on'], [4, 'tensor', '--tp 2 --pp 2'],
     [4, 'context', '--cp 4'], [4, 'experts', '--ep 4 --zero 1'], [4, 'deep', '--pp 4 --pipeline interleaved']);
 my @engines = (($mpi ? 'mpi' : ()), $ofi ? ('tcp;ofi_rxm', 'net', 'shm') : ());
+# The next one in turn, so that each has its share of the cases; all of them with --full.
+my @turn = shuffle @engines;
+sub engines {
+    push @turn, shift @turn;
+    return full() ? @engines : $turn[-1];
+}
 for my $l (@layouts) {
-    for my $engine (drawn(2, @engines)) { equal($engine, $l->[0], $_, $l->[1], $l->[2]) for drawn(1, $l->[0], 2) }
+    for my $engine (engines()) { equal($engine, $l->[0], $_, $l->[1], $l->[2]) for drawn(1, $l->[0], 2) }
 }
 equal($_, 2, 1, 'shard', '') for @engines;
 my ($status, $out, $err) = run(60, ranks($engines[0], 4, "$train --data " . corpus(20000) . ' --model nano --steps 1 --validation 0 --sample-length 0', 'DT_NODES=2'));
@@ -73,7 +74,7 @@ like($out, qr/^started  by $started/m, 'and who started the ranks');
 # ---- the collectives alone ----
 
 for my $what (qw(private symmetric parts split), full() ? 'races' : 'races 500', qw(background rows)) {
-    for my $engine (drawn(2, @engines)) {
+    for my $engine (engines()) {
         for my $shape (drawn(1, [2, 2], [4, 2], [5, 3], [4, 4], [4, 1])) {
             my ($status, $out, $err) = run(200, ranks($engine, $shape->[0], "$comm $what", "DT_NODES=$shape->[1]"));
             is($status, 0, "$engine: $what on $shape->[0] ranks, $shape->[1] nodes") or diag(substr("$out$err", 0, 2000));
@@ -93,7 +94,7 @@ for my $what ('real', 'large') {
 
 # ranks that do not make the same call are told, whether a message says so, or one that nobody waits for
 for my $what ('', '_short', '_root', '_count', '_sender') {
-    for my $engine (drawn(2, @engines)) {
+    for my $engine (engines()) {
         my ($status, $out, $err) = run(60, ranks($engine, 3, "$collect mismatch$what --timeout 2", 'DT_NODES=3'));
         $err .= join '', map { slurp("$tmp/rank.$_") } $engine eq 'mpi' ? () : (1, 2);
         my $named = ($engine eq 'mpi' && $what eq '_root') || $err =~ /ranks disagree: rank \d is in [a-z-]+ #\d+ \(/; # MPI: a length
@@ -190,7 +191,7 @@ sub far_apart {
 # Each mode over the two hosts, and over four with a rank on each.
 sub modes_over {
     my ($mpi, $in) = @_;
-    for my $l (drawn(4, @layouts)) {
+    for my $l (drawn(3, @layouts)) {
         for my $engine (drawn(1, grep { $_ ne 'shm' && ($_ ne 'mpi' || $mpi) } @engines)) {
             equal($engine, $engine eq 'mpi' ? 4 : $l->[0], '', $l->[1], $l->[2], $engine eq 'mpi' ? $mpi : $in);
         }
