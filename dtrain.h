@@ -7703,7 +7703,7 @@ static void dt__some_positions(const dt__call *c, int64_t begin, int64_t end)
     for (int64_t r = begin; r < end; r++) ids[r] = (int32_t)(c->env->position + dt__row_position(c->g, r));
 }
 
-/* i: samples, whether these are rows of this rank alone, the site. */
+/* i: runs of elements, whether a run is a row of the unit instead of a sample, the site. */
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
 {
     if (dt__refuses(g, "x# p~", x, p)) return dt__none();
@@ -7711,40 +7711,32 @@ DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
     if (!dt__bounded(g, "dropout", p, 0.0, 0.999)) return dt__none();
     if (n.shape.dims < 1) return dt__poison(g, DT_E_SHAPE, "dropout: axis 0 must count samples");
     if (p == 0.0f) return x;
-    n.i[1] = dt__splits_rows(g) && n.shape.dims == 3 && n.shape.n[0] == 1 && /* own rows alone */
-             n.shape.n[1] == dt__part_of(g, g->samples * g->positions);
-    if (!n.i[1] && !dt__counts_samples(g, "dropout", &n.shape)) return dt__none();
-    n.f = p, n.i[0] = n.i[1] ? g->samples : n.shape.n[0], n.i[2] = dt__new_site(g);
+    int own_rows = dt__splits_rows(g) && n.shape.dims == 3 && n.shape.n[0] == 1 &&
+                   n.shape.n[1] == dt__part_of(g, g->samples * g->positions);
+    if (!own_rows && !dt__counts_samples(g, "dropout", &n.shape)) return dt__none();
+    n.i[1] = own_rows || g->context_shards;
+    n.f = p, n.i[0] = n.i[1] ? dt__rows(&n) : n.shape.n[0], n.i[2] = dt__new_site(g);
     return dt__narrow_as(g, dt__push(g, &n, NULL), x);
-}
-/* Elements [begin, end) of this rank's part of sample b; out and x point to its element 0, which may be absent. */
-static void dt__drop_sample(const dt__call *c, int64_t b, float *out, const float *x, int64_t begin, int64_t end)
-{
-    int64_t rows = c->g->context_shards ? c->g->positions : 0, slice = rows ? rows / 2 * dt__cols(c->n) : end;
-    dt__rng rng = c->env->rng[b];
-    rng.counter[2] = dt__site(c, c->n->i[2]);
-    for (int64_t i = begin, n; i < end; i += n) { /* a slice's rows are neighbours in the sequence */
-        int64_t k = i / slice, first = rows ? dt__row_position(c->g, b * rows + k * rows / 2) * dt__cols(c->n) : 0;
-        n = dt__min(end, (k + 1) * slice) - i;
-        c->env->k->drop(out + i, x + i, n, &rng, first + i - k * slice, dt__drop_threshold(c->n->f),
-                        1.0f / (1.0f - c->n->f));
-    }
 }
 static void dt__some_dropout(const dt__call *c, int64_t begin, int64_t end)
 {
-    int64_t count = dt__count(c->n), first = 0, each = count / c->n->shape.n[0], samples = c->n->i[0];
-    if (c->n->i[1]) { /* elements [first, first + count) of a leaf's samples */
-        samples = c->g->samples / dt__leaves(c->g);
-        each = c->g->positions * dt__cols(c->n);
-        count /= dt__leaves(c->g);
-        first = count / dt__own(c->g) * c->g->first_shard;
-    }
-    for (int64_t b = begin; b < end; b++) {
-        int64_t low = b % samples * each, from = dt__max(first, low), to = dt__min(first + count, low + each);
-        float *out = c->out + b / samples * count + low - first;
-        const float *x = c->in[0] + (out - c->out);
-        if (from < to && !c->env->inference) dt__drop_sample(c, b, out, x, from - low, to - low);
-        else if (from < to && out != x) memcpy(out + from - low, x + from - low, 4 * (size_t)(to - from));
+    const dt_graph *g = c->g;
+    int64_t run = dt__count(c->n) / c->n->i[0], own = c->n->i[0] / dt__leaves(g); /* rows of a leaf here, and of all */
+    int64_t rows = g->samples * g->positions / dt__leaves(g);
+    int64_t skipped = own < rows ? own / dt__own(g) * g->first_shard : 0;
+    for (int64_t i = begin; i < end; i++) {
+        int64_t sample = i, first = 0;
+        float *out = c->out + i * run;
+        const float *x = c->in[0] + i * run;
+        if (c->n->i[1]) {
+            int64_t row = i / own * rows + skipped + i % own;
+            sample = row / g->positions, first = dt__row_position(g, row) * run;
+        }
+        if (!c->env->inference) {
+            dt__rng rng = c->env->rng[sample];
+            rng.counter[2] = dt__site(c, c->n->i[2]);
+            c->env->k->drop(out, x, run, &rng, first, dt__drop_threshold(c->n->f), 1.0f / (1.0f - c->n->f));
+        } else if (out != x) memcpy(out, x, 4 * (size_t)run);
     }
 }
 
