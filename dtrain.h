@@ -429,7 +429,7 @@ typedef struct dt_checkpoints {
 typedef struct dt_compilation {
     int32_t mode;          /* dt_compile */
     int32_t backend;       /* dt_backend */
-    const char *passes;    /* "fuse,cse": only these; "-fuse": the usual ones but this; NULL: the usual ones */
+    const char *passes;    /* "bias,fuse": only these; "-fuse": all but this; NULL: all */
     int64_t memory;        /* goal in bytes for a unit (dt_compilation_report.memory, but of all stages): backward
                             * recomputes only as many cheap values as the goal takes; 0: all of them */
     int32_t verify;        /* refuse to train unless the first batch gives the same bits compiled and op by op */
@@ -5207,6 +5207,8 @@ typedef struct dt__env {
     float loss_scale; /* the factor of all seeds of backward */
     int dot;          /* R19: the dt__dot_kind of products of bf16 */
     double *by_op;    /* NULL, or gets the seconds of each kind of op; groups are the last kind */
+    float *logits;    /* of the host: gets the first logit_rows rows of logits that are made a block at a time (H9) */
+    int64_t logit_rows;
     dt__peers peers;  /* called when this rank lacks some tensor shards, experts or context leaves */
     float *sliced;    /* for attention over context slices (dt__net.sliced) */
 } dt__env;
@@ -8643,11 +8645,16 @@ static void dt__grad_moe_linear(dt_graph *g, int32_t id, dt_tensor dy)
     dt__flow_chain(g, id, 3, &db);
 }
 
+/* Of logits that are made a block of rows at a time (H9), or their gradient, the product's other side has all rows. */
 static double dt__flops_matmul(const dt_graph *g, const dt__node *n)
 {
+    int64_t rows = dt__max(dt__rows(n), n->i[0] ? 0 : dt__rows(&g->nodes[n->in[0]]));
     double terms = 0.0; /* of a chain, in all parts together */
-    for (int i = 0; i + 1 < n->inputs; i += 2) terms += (double)dt_dim(g, dt__tensor(g, n->in[i]), -1 - (int)n->i[0]);
-    return 2.0 * (double)dt__count(n) * terms / (double)dt__max(1, n->i[2]);
+    for (int i = 0; i + 1 < n->inputs; i += 2) {
+        int64_t a = dt_dim(g, dt__tensor(g, n->in[i]), -1 - (int)n->i[0]);
+        terms += (double)(n->i[0] && !n->i[1] ? dt__max(a, dt_dim(g, dt__tensor(g, n->in[i + 1]), -2)) : a);
+    }
+    return 2.0 * (double)rows * (double)dt__cols(n) * terms / (double)dt__max(1, n->i[2]);
 }
 /* One expert per row: active experts count. */
 static double dt__flops_experts(const dt_graph *g, const dt__node *n)
@@ -9753,14 +9760,29 @@ static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
     X(BIAS, "bias") X(RECOMPUTE, "recompute") X(LOGITS, "logits") X(FUSE, "fuse") X(ORDER, "order")
 #define DT__PASS_ENUM(name, text) DT__PASS_##name,
 enum { DT__PASSES(DT__PASS_ENUM) DT__PASS_COUNT };
-enum { DT__MOST_MEMBERS = 24, DT__TILE = 1024 }; /* ops per group; elements per tile, unless a row has more */
+/* Ops per group; elements per tile, unless a row has more; the smallest vocabulary that is large (dt__pass_logits). */
+enum { DT__MOST_MEMBERS = 24, DT__TILE = 1024, DT__WIDE = 8192 };
+
+/* The compiler of a network. */
+typedef struct dt__compiling {
+    dt__compiler base;
+    const dt__kernels *k;
+    unsigned passes;  /* bit i: pass i runs */
+    int tries;        /* also run the recorded plans */
+    int backend;      /* dt_backend */
+    int64_t plans, built; /* graphs compiled; those whose C was not cached */
+    char why[256];    /* groups run by tiles, not as C; empty: they run as chosen */
+    double keep;      /* share of a segment's saved floats that may stay; the rest is recomputed if cheap */
+    int64_t wide;     /* vocabulary from which on logits are made a block at a time */
+    double seconds;   /* spent compiling */
+} dt__compiling;
 
 /* A graph being rewritten. Ops start as units; fusion joins units. A unit's number is its least id; `next`: a ring. */
 typedef struct dt__rewrite {
     dt_graph *g;
     dt_tensor *output, *grad_in;
     int how;                        /* dt__plan_open's */
-    unsigned passes;                /* bit i: pass i runs */
+    const dt__compiling *c;
     int32_t room;                   /* of the lists, in nodes */
     int32_t *at;                    /* the new numbers of nodes */
     int32_t *readers;               /* live uses of a root */
@@ -9770,7 +9792,6 @@ typedef struct dt__rewrite {
     int64_t *rows, *cols;           /* what a unit's ops walk over; rows 0: the unit joins no other */
     int64_t *floats;                /* temporary memory of a root while it has readers */
     int64_t held, peak;             /* temporary floats after the ops ordered so far, and at most */
-    double keep;                    /* dt__compiling's */
     uint8_t *live, *seen;
     uint8_t *phase;                 /* 0 forward, 1 backward, 2 weight gradients, if split off */
     uint8_t *by_rows;               /* the unit has row ops or one value per row */
@@ -9848,7 +9869,8 @@ static void dt__pass_bias(dt__rewrite *w)
         const dt__node *m = &g->nodes[at], *b = &g->nodes[n->in[1]];
         int64_t rows, cols;
         if (!w->live[id] || m->op != DT__OP_MATMUL || m->inputs != 2 || w->readers[at] != 1 || dt__is_result(w, at) ||
-            !dt__walks(g, m, &rows, &cols) || dt_shape_count(b->shape) != cols || dt__cols(b) != cols || dt__cut_param(g, b) || dt__count(n) != rows * cols || dt__cols(n) != cols || w->phase[id] != w->phase[at])
+            !dt__walks(g, m, &rows, &cols) || dt_shape_count(b->shape) != cols || dt__cols(b) != cols ||
+            dt__cut_param(g, b) || dt__count(n) != rows * cols || dt__cols(n) != cols || w->phase[id] != w->phase[at])
             continue;
         n->op = DT__OP_MATMUL, n->inputs = 3;
         n->in[0] = m->in[0], n->in[2] = n->in[1], n->in[1] = m->in[1];
@@ -9894,7 +9916,7 @@ static int64_t dt__kept_floats(const dt__rewrite *w, const uint8_t *kept)
         if (kept[id] && !dt__is_leaf(w->g->nodes[id].op)) floats += dt__floats(&w->g->nodes[id]);
     return floats;
 }
-/* Recomputes cheap values of forward in backward, from what is saved anyway, until at most the share w->keep of the
+/* Recomputes cheap values of forward in backward, from what is saved anyway, until at most the share w->c->keep of the
  * saved floats is left. The copies are appended to the graph; the order puts each right before its first reader. */
 static void dt__pass_recompute(dt__rewrite *w)
 {
@@ -9905,7 +9927,7 @@ static void dt__pass_recompute(dt__rewrite *w)
     memset(kept, 0, (size_t)w->room);
     for (int32_t r = g->forward_count; r < count; r++)
         for (int i = 0; w->live[r] && i < g->nodes[r].inputs; i++) kept[dt__root(g, g->nodes[r].in[i])] = 1;
-    goal = w->keep * (double)dt__kept_floats(w, kept);
+    goal = w->c->keep * (double)dt__kept_floats(w, kept);
     for (int32_t id = g->forward_count - 1; id > 0; id--) { /* readers first: their inputs may follow */
         dt__node copy = g->nodes[id];
         int cheap = kept[id] && w->live[id] && (double)dt__kept_floats(w, kept) > goal && dt__at_hand(w, kept, id, 0);
@@ -9942,27 +9964,28 @@ static int dt__is_product(const dt__node *n)
 {
     return n->op == DT__OP_MATMUL && n->inputs == 2 && n->i[2] <= 1 && n->dtype == DT_F32;
 }
-/* Makes, reads and drops logits (rows,V) a block of rows at a time: in forward for the cross-entropy, and again in
- * backward, where the products for both operands read the block's gradient at once. Neither logits nor gradient is ever
- * whole. Both operands' chains continue in row order (R3). Sharded and 16-bit logits stay. The first member of such a
- * group makes the logits; their node has a block's shape. */
+/* Makes, reads and drops logits (rows,V) of a large vocabulary a block of rows at a time: in forward for the
+ * cross-entropy, and again in backward, where the products for both operands read the block's gradient at once. Both
+ * operands' chains continue in row order (R3). Sharded and 16-bit logits stay. The first member of such a group makes
+ * the logits; their node has a block's shape. */
 static void dt__pass_logits(dt__rewrite *w)
 {
     dt_graph *g = w->g;
     for (int32_t id = 1; id < g->forward_count; id++) {
-        int32_t x = dt__root(g, g->nodes[id].in[0]), use[2], by[2], count = g->count, logits = g->logits.id;
+        int32_t x = dt__root(g, g->nodes[id].in[0]), use[2], by[2], count = g->count;
         const dt__node *n = &g->nodes[id], *m = &g->nodes[x];
         int64_t rows = dt__rows(m), block = dt__min(128, rows / 4), least = dt__ceil_div(block, 4);
         dt__node copy = *m;
-        dt_tensor t;
-        if (n->op != DT__OP_CROSS_ENTROPY || !w->live[id] || g->tensor_shards > 1 || g->context_shards ||
-            g->precision || w->how & DT__PLAN_SPLIT || block < 1 || m->slot >= 0 || m->i[0] || !dt__is_product(m) ||
-            dt__root(g, g->prediction.id) == x || g->nodes[m->in[1]].shape.dims != 2)
+        dt_tensor t, logits = g->logits;
+        if (n->op != DT__OP_CROSS_ENTROPY || dt__cols(m) < w->c->wide || !w->live[id] || g->tensor_shards > 1 ||
+            g->context_shards || g->precision || w->how & DT__PLAN_SPLIT || block < 1 || m->slot >= 0 || m->i[0] ||
+            !dt__is_product(m) || dt__root(g, g->prediction.id) == x || g->nodes[m->in[1]].shape.dims != 2)
             continue;
-        if (dt__root(g, logits) == x) g->logits.id = 0; /* no one reads them */
+        g->logits.id = 0; /* whoever asks for them gets them a block at a time (dt__env.logits) */
         if (!dt__two_readers(w, x, use) || use[0] != id || g->nodes[use[1]].op != DT__OP_CROSS_ENTROPY_GRAD ||
             !dt__two_readers(w, use[1], by))
             block = 0;
+        g->logits = logits;
         for (int i = 0; i < 2 && block; i++) { /* dX reads rows of the gradient, dW columns */
             const dt__node *p = &g->nodes[by[i]];
             if (!dt__is_product(p) || dt__root(g, p->in[0]) != use[1] || (p->slot >= 0) != (p->i[0] == 1) ||
@@ -9970,10 +9993,7 @@ static void dt__pass_logits(dt__rewrite *w)
                 block = 0;
         }
         while (block && rows % block) block--; /* blocks are of equal size */
-        if (block < least || !block || g->count + 2 >= w->room) {
-            g->logits.id = logits;
-            continue;
-        }
+        if (block < least || !block || g->count + 2 >= w->room) continue;
         copy.aux = 0;
         t = dt__append(g, &copy);
         if (!t.id) return;
@@ -10096,7 +10116,7 @@ static void dt__pass_fuse(dt__rewrite *w)
                 w->rows[r] = 0, dt__join_rings(w, w->unit[id], w->unit[r]);
         w->rows[dt__root(g, g->nodes[id].in[0])] = 0;
     }
-    for (int32_t id = 1; id < g->count && w->passes >> DT__PASS_FUSE & 1u; id++)
+    for (int32_t id = 1; id < g->count && w->c->passes >> DT__PASS_FUSE & 1u; id++)
         for (int i = 0; w->rows[id] && i < g->nodes[id].inputs; i++) dt__join_units(w, id, i);
 }
 
@@ -10268,7 +10288,7 @@ static dt_result dt__pass_order(dt__rewrite *w, int32_t recorded)
         int64_t peak;
         dt__emit_phase(w, phase, begin, recorded, 0);
         peak = w->peak;
-        if (w->passes >> DT__PASS_ORDER & 1u) {
+        if (w->c->passes >> DT__PASS_ORDER & 1u) {
             dt__emit_phase(w, phase, begin, recorded, 1);
             if (w->peak >= peak) dt__emit_phase(w, phase, begin, recorded, 0);
         }
@@ -10447,11 +10467,16 @@ static void dt__logits_block(const dt__group_run *r, int32_t i, int64_t row, int
 static void dt__logits_go(const dt__group_run *r)
 {
     const dt__call *loss = r->call;
-    int64_t block = dt__rows(r->call[0].n), rows;
+    const dt_graph *g = loss->g;
+    int64_t block = dt__rows(loss->n), columns = dt__cols(loss->n), rows;
+    int64_t asked = &g->nodes[dt__root(g, g->logits.id)] == loss->n ? r->env->logit_rows : 0;
     while (loss->n->op == DT__OP_MATMUL) loss++;
     rows = dt__count(dt__in(loss, loss->n->op == DT__OP_CROSS_ENTROPY ? 1 : 2));
-    for (int64_t row = 0; row < rows; row += block)
+    for (int64_t row = 0; row < rows; row += block) {
         for (int32_t i = 0; i < r->group->count; i++) dt__logits_block(r, i, row, block);
+        if (row < asked)
+            memcpy(r->env->logits + row * columns, r->call->out, 4 * (size_t)(dt__min(block, asked - row) * columns));
+    }
     if (loss->n->op == DT__OP_CROSS_ENTROPY)
         loss->out[0] = dt__row_value(r->env->k, DT__OP_ROW_SUM, loss->aux + 2 * rows, rows);
 }
@@ -10714,7 +10739,8 @@ static dt_result dt__chains_build(const char *path, const char *key, const char 
                                   const char *flags)
 {
     enum { WORDS = 64 };
-    char draft[PATH_MAX], line[PATH_MAX], said[PATH_MAX], out[PATH_MAX], first[160] = "", *argv[WORDS + 4], *rest = NULL;
+    char draft[PATH_MAX], line[PATH_MAX], said[PATH_MAX], out[PATH_MAX], first[160] = "";
+    char *argv[WORDS + 4], *rest = NULL;
     int status, words = 0;
     dt_result r;
     DT__PRINT(draft, "%s.%ld.c", path, (long)getpid());
@@ -10802,10 +10828,9 @@ static dt_result dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__ker
 #define DT__PASS_TEXT(name, text) text ", "
 static const char *const dt__pass_names[] = {DT__PASSES(DT__PASS_NAME)};
 
-/* "a,b": these; "-a,-b": the usual ones but these. */
+/* "a,b": these; "-a,-b": all but these. */
 static dt_result dt__passes_of(const char *list, unsigned *passes)
 {
-    const unsigned usual = (1u << DT__PASS_COUNT) - 1u - (1u << DT__PASS_LOGITS);
     unsigned given = 0;
     int drops = list && *list == '-';
     for (const char *at = list; at && *at;) {
@@ -10815,30 +10840,17 @@ static dt_result dt__passes_of(const char *list, unsigned *passes)
             pass++;
         if (pass == DT__PASS_COUNT || minus != drops)
             return dt__misuse("--compile-passes: '%s%.*s' %s. A list names the passes to run or, with - "
-                              "before each, those to leave out: " DT__PASSES(DT__PASS_TEXT) "all but logits "
-                              "by default.", minus ? "-" : "", length, at,
+                              "before each, those to leave out: " DT__PASSES(DT__PASS_TEXT) "all by default.",
+                              minus ? "-" : "", length, at,
                               pass < DT__PASS_COUNT ? "does not fit the rest" : "is not a pass");
         given |= 1u << pass;
         at += length + (at[length] == ',');
     }
-    *passes = !given ? usual : drops ? usual & ~given : given;
+    *passes = drops || !given ? ((1u << DT__PASS_COUNT) - 1u) & ~given : given;
     return DT_OK;
 }
 
 /* ---- a compiled plan ---- */
-/* The compiler of a network. */
-typedef struct dt__compiling {
-    dt__compiler base;
-    const dt__kernels *k;
-    unsigned passes;
-    int tries;        /* also run the recorded plans */
-    int backend;      /* dt_backend */
-    int64_t plans, built; /* graphs compiled; those whose C was not cached */
-    char why[256];    /* groups run by tiles, not as C; empty: they run as chosen */
-    double keep;      /* share of a segment's saved floats that may stay; the rest is recomputed if cheap */
-    double seconds;   /* spent compiling */
-} dt__compiling;
-
 static int dt__rewrite_open(dt__rewrite *w, dt_graph *g)
 {
     int32_t room = w->room = 3 * g->count + 64;
@@ -10892,7 +10904,7 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
     dt__rewrite w = DT__ZERO;
     dt_result r;
     *plan = NULL;
-    w.g = g, w.output = &output, w.grad_in = &grad_in, w.how = how, w.passes = c->passes, w.keep = c->keep;
+    w.g = g, w.output = &output, w.grad_in = &grad_in, w.how = how, w.c = c;
     r = dt__rewrite_open(&w, g) ? DT_OK : DT_E_MEMORY;
     for (int32_t id = 1; !r && id < g->count; id++)
         if (w.live[id] && dt__root(g, id) == id && dt__op_of(g->nodes[id].op)->flops)
@@ -10935,6 +10947,8 @@ static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how,
     c->base.open = dt__compiled_open, c->k = k;
     c->backend = how->backend;
     c->tries = how->verify || how->report || how->mode == DT_COMPILE_AUTO;
+    c->wide = how->passes && *how->passes && *how->passes != '-' ? 0 /* it is named */
+              : how->mode == DT_COMPILE_AUTO ? INT64_MAX /* has the memory of both plans in any case */ : DT__WIDE;
     return dt__passes_of(how->passes, &c->passes);
 }
 
@@ -19072,8 +19086,8 @@ static dt_result dt__layout_keep(dt_plan *plan)
 }
 #endif
 
-/* Records the segments, and compiles them if the layout says so. serves: logits stay whole, for predictions. */
-static dt_result dt__layout_net(dt_plan *plan, const dt__kernels *k, int serves)
+/* Records the segments, and compiles them if the layout says so. */
+static dt_result dt__layout_net(dt_plan *plan, const dt__kernels *k)
 {
     const dt_layout *l = plan->layout;
     int cut = 0;
@@ -19082,10 +19096,9 @@ static dt_result dt__layout_net(dt_plan *plan, const dt__kernels *k, int serves)
 #ifdef DT_COMPILER
         r = dt__compiling_open(&plan->compiling, &l->compile, k);
         plan->net.compiler = &plan->compiling.base;
-        if (serves) plan->compiling.passes &= ~(1u << DT__PASS_LOGITS);
         if (!r) r = dt__layout_keep(plan);
 #else
-        (void)k, (void)serves;
+        (void)k;
         r = dt__misuse("--compile needs the compiler, and this program was built without DT_COMPILER. Leave "
                        "the option out, or build with the switch.");
 #endif
@@ -19399,7 +19412,14 @@ static int64_t dt__sliced_bytes(const dt_graph *g, const dt__node *n)
     return 4 * floats * dt__fused_shards(n);
 }
 
-/* Adds the cost of ops [from, from + count) of a segment. */
+/* Bytes of a value, if it is in memory. */
+static int64_t dt__touched(const dt__plan *p, int32_t id)
+{
+    const dt__node *n = &p->g->nodes[id];
+    return p->home[dt__root(p->g, id)].place == DT__AT_NOWHERE ? 0 : dt__count(n) * dt__width(n);
+}
+
+/* Adds the cost of ops [from, from + count) of a segment. Every op of a group counts. */
 static void dt__cost_ops(const dt_plan *plan, const dt__plan *p, int32_t from, int32_t count, dt_instr *i)
 {
     const dt_graph *g = p->g;
@@ -19408,10 +19428,12 @@ static void dt__cost_ops(const dt_plan *plan, const dt__plan *p, int32_t from, i
     for (const int32_t *id = p->order + from; id < p->order + from + count; id++) {
         const dt__node *n = &g->nodes[*id], *x = &g->nodes[n->in[0]];
         int64_t floats = dt__count(x);
-        if (dt__op_of(n->op)->flops) i->flops += dt__op_of(n->op)->flops(g, n);
-        i->touched += dt__count(n) * dt__width(n);
-        for (int k = 0; k < n->inputs; k++)
-            i->touched += dt__count(&g->nodes[n->in[k]]) * dt__width(&g->nodes[n->in[k]]);
+        for (int32_t m = *id; m == *id || (n->group && g->nodes[m].group == n->group); m--) {
+            const dt__node *member = &g->nodes[m];
+            if (dt__op_of(member->op)->flops) i->flops += dt__op_of(member->op)->flops(g, member);
+            i->touched += dt__touched(p, m);
+            for (int k = 0; k < member->inputs; k++) i->touched += dt__touched(p, member->in[k]);
+        }
         if (n->op == DT__OP_COMBINE) floats /= x->shape.n[0];
         if (n->op == DT__OP_COMBINE && n->i[1]) *tensor += 4 * (ranks - 1) * (floats / ranks);
         else if (n->op == DT__OP_COMBINE && n->i[0]) *tensor += dt__all_reduce_bytes(ranks, rank, floats);
@@ -19590,7 +19612,7 @@ DT_API dt_result dt_plan_open(dt_plan **plan, const dt_recipe *recipe, const dt_
         r = dt__misuse("a plan of a model without data needs the number of its token ids: set --vocabulary");
     if (!r) r = dt__layout_begin(p);
     p->net.source = p->recipe->source;
-    if (!r) r = dt__layout_net(p, k, 0);
+    if (!r) r = dt__layout_net(p, k);
     if (!r) r = dt__layout_end(p);
     if (r) dt_plan_close(plan);
     return r;
@@ -22360,7 +22382,7 @@ static dt_result dt__trainer_model(dt_trainer *t)
     e->env.unit_share = 1.0f / (float)(e->p.micros * r->data_shards * r->context_shards);
     if (t->feed.own) e->p.net.source = t->generator.net[DT__WHOLE].source = &t->feed.is;
     for (int i = 0; i < DT__GENERATOR_NETS; i++) dt__layout_shards(&e->p, &t->generator.net[i]);
-    result = dt__layout_net(&e->p, e->k, *t->serves != 0);
+    result = dt__layout_net(&e->p, e->k);
     return result ? result : dt__trainer_ids(t);
 }
 
@@ -24204,14 +24226,16 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     int64_t at, has;
     int32_t id;
     const dt__built *segment = dt__net_prediction(&e->p.net, &at, &id);
-    int cut = segment && e->tensor && segment->plan->g->nodes[id].cut;
+    const dt__node *n = segment ? &segment->plan->g->nodes[id] : NULL;
+    int cut = n && e->tensor && n->cut, blocks;
     const float *values;
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
-    has = segment ? dt__count(&segment->plan->g->nodes[id]) / e->p.rows * e->p.mesh.size[DT_AXIS_CONTEXT] : 0;
-    if (cut) has = has / dt__cols(&segment->plan->g->nodes[id]) * t->recipe.model.vocabulary;
-    if (!segment) r = dt__misuse("the model predicts nothing: mark what it predicts with dt_prediction in a segment%s",
-                                 e->p.net.compiler ? ", or compile without the pass logits" : "");
+    has = n ? id == segment->plan->g->prediction.id ? dt__count(n) : segment->logits : 0;
+    blocks = n && dt__count(n) < has; /* of whole logits, which never are in memory together */
+    has = has / e->p.rows * e->p.mesh.size[DT_AXIS_CONTEXT];
+    if (cut) has = has / dt__cols(n) * t->recipe.model.vocabulary;
+    if (!segment) r = dt__misuse("the model predicts nothing: mark what it predicts with dt_prediction in a segment");
     else if (count < 0 || each != has)
         r = dt__misuse("the model predicts %lld numbers for each sample: %lld x %lld cannot be asked for",
                        (long long)has, (long long)count, (long long)each);
@@ -24222,21 +24246,22 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     memset(target, 0xff, 4 * (size_t)(e->p.rows * s->targets));
     for (int64_t first = 0; first < count && !r; first += e->p.rows) {
         dt__bind b;
-        int64_t n = dt__min(e->p.rows, count - first);
+        int64_t some = dt__min(e->p.rows, count - first);
         float *to = predictions + first * each;
         for (int64_t i = 0; i < e->p.rows; i++)
             memcpy(input + i * s->inputs, (const uint32_t *)inputs + dt__min(first + i, count - 1) * s->inputs,
                    4 * (size_t)s->inputs);
         dt__engine_samples(e, input, target);
+        if (blocks) e->env.logits = to, e->env.logit_rows = some * each / dt__cols(n);
         r = dt__engine_pass(e, at + 1);
-        if (r || segment->stage != e->p.shape.stage) continue;
+        if (r || blocks || segment->stage != e->p.shape.stage) continue;
         dt__engine_bind(e, at, 0, -1, &b);
-        values = dt__download(e->k, dt__where(segment->plan, &b, id), dt__floats(&segment->plan->g->nodes[id]));
-        if (e->p.net.context_shards) r = dt__whole_rows(e, segment->plan->g, values, n, to);
-        else if (cut) r = dt__whole_rows(e, NULL, values, n * each / t->recipe.model.vocabulary, to);
-        else memcpy(to, values, 4 * (size_t)(n * each));
+        values = dt__download(e->k, dt__where(segment->plan, &b, id), dt__floats(n));
+        if (e->p.net.context_shards) r = dt__whole_rows(e, segment->plan->g, values, some, to);
+        else if (cut) r = dt__whole_rows(e, NULL, values, some * each / t->recipe.model.vocabulary, to);
+        else memcpy(to, values, 4 * (size_t)(some * each));
     }
-    e->env.inference = 0;
+    e->env.inference = 0, e->env.logit_rows = 0;
     dt__fp_leave(saved);
     if (!r && e->out[0].comm) r = dt_broadcast(e->out[0].comm, predictions, count * each, segment->stage);
     return r;

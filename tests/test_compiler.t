@@ -63,11 +63,11 @@ for my $model (qw(11_mlp 12_cnn 13_forecaster)) {
 
 # ---- what the trainer reads beside outputs: auxiliary losses, counts of experts ----
 linked_with('library', "$root/tests/watched.c", "$tmp/watched");
-for my $kind (0 .. 4) {
+for my $kind (0 .. 5) {
     my $watched = "$tmp/watched $kind --quiet --data " . corpus(20000);
     my (undef, $plain) = run(120, $watched);
     my $lines = () = $plain =~ /^(?:step|mixture|logit|[0-9a-f]{64}$)/mg;
-    is($lines, (3, 3, 7, 3, 12)[$kind], "watched $kind: losses, counts and a hash");
+    is($lines, (3, 3, 7, 3, 31, 30)[$kind], "watched $kind: losses, counts and a hash");
     for (drawn(2, '--compile on', $by_cc, '--compile on --compile-passes recompute', $every)) {
         my ($status, $out, $err) = run(120, "$watched $_");
         is($out, $plain, "watched $kind: $_: the same") or diag("status $status: $err");
@@ -98,6 +98,10 @@ like($said, qr/time of a step [0-9.]+ ms before, [0-9.]+ ms compiled: [0-9.]+x; 
 my (undef, $blocks) = run(120, "$program $small --compile on --compile-passes logits --compile-report --verify-compiler --threads 2");
 my ($was, $is) = $blocks =~ /memory of a unit ([0-9.]+) MB before, ([0-9.]+) MB compiled/;
 ok($blocks =~ /^\Q$measured\E$/m && $blocks =~ /every bit is the same$/m && $is < $was, 'logits by blocks of rows: the same bits, less memory') or diag($blocks);
+my %wide = map { $_ => (run(120, "$program $small --tokenizer $root/tests/golden/tokens/gpt2.json --vocabulary 9000 --sample-length 40 --compile on --compile-report --compile-passes $_"))[1] } '-order', '-order,-logits';
+my @of = map { [/memory of a unit [0-9.]+ MB before, ([0-9.]+) MB compiled/, /^sha256 (\w+)/m, /^(---- sample.*?\n----\n)/ms] } @wide{'-order', '-order,-logits'};
+ok($of[0][0] < 0.7 * $of[1][0], "a large vocabulary: the pass logits is a usual one: $of[0][0] instead of $of[1][0] MB") or diag($wide{-order});
+ok($of[0][2] && $of[0][1] . $of[0][2] eq $of[1][1] . $of[1][2], 'with the same hash and text') or diag(%wide);
 
 # ---- a compiler with a fault ----
 SKIP: {

@@ -31,6 +31,9 @@ void test_free(void *p)
 }
 #define DT_MALLOC(size) test_malloc(size)
 #define DT_FREE(p)      test_free(p)
+#ifndef DT_COMPILER
+#define DT_COMPILER
+#endif
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "tap.h"
@@ -335,6 +338,33 @@ static void check_executed(void)
     tap_ok(changed[3] && loss[3] != loss[0], "two segments in the other order: another loss");
 }
 
+/* ---- what groups of the compiler compute ---- */
+
+static double flops_of(int mode, const char *passes)
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout layout = dt_layout_default();
+    dt_plan *p = NULL;
+    const dt_instr *list;
+    double sum = 0.0;
+    int64_t count = 0;
+    recipe.model = dt_model_gpt2("nano");
+    recipe.model.vocabulary = 9000, recipe.sequence = 64, recipe.batch = 8;
+    layout.compile.mode = mode, layout.compile.passes = passes;
+    if (dt_plan_open(&p, &recipe, &layout, 1, 0)) tap_bail("%s", dt_last_error());
+    list = dt_plan_program(p, &count);
+    for (int64_t i = 0; i < count; i++) sum += list[i].flops;
+    dt_plan_close(&p);
+    return sum;
+}
+static void check_flops(void)
+{
+    double plain = flops_of(DT_COMPILE_OFF, NULL), fused = flops_of(DT_COMPILE_ON, "-logits"), blocks = flops_of(DT_COMPILE_ON, NULL);
+    double head = 2.0 * 8 * 64 * 9000 * 64;
+    tap_ok(plain > 3.0 * head && fused == plain, "groups have the FLOPs of their members: %.0f and %.0f", fused, plain);
+    tap_ok(blocks == plain + head, "logits by blocks are one more product of the head: %.0f and %.0f", blocks, plain + head);
+}
+
 /* ---- plans of many ranks ---- */
 
 static void check_many(void)
@@ -375,6 +405,7 @@ int main(int argc, char **argv)
 {
     if (argc > 1 && !strcmp(argv[1], "run")) return run(argc, argv);
     check_many();
+    check_flops();
     check_executed();
     check_printed(argv[0]);
     check_layouts(argv[0]);

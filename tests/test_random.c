@@ -345,7 +345,7 @@ static int check_planned(rig *r, int isa, int workers, unsigned passes, failure 
     int ok;
     memset(&all, 0, sizeof all), memset(&compiling, 0, sizeof compiling);
     if (dt__compiling_open(&compiling, &all, k)) tap_bail("%s", dt_last_error());
-    compiling.passes = passes & (BY_CC - 1u);
+    compiling.passes = passes & (BY_CC - 1u), compiling.wide = 0;
     compiling.backend = passes & BY_CC ? DT_BACKEND_CC : DT_BACKEND_TILES;
     compiling.keep = (double)(r->recipe->seed / 5 % 3) / 2.0; /* none, half or all of what is saved may stay */
     r->run = r->plan;
