@@ -8847,13 +8847,15 @@ static void dt__mark(const dt_graph *g, uint8_t *live, int32_t id)
     for (int i = 0; i < g->nodes[id].inputs; i++) dt__mark(g, live, g->nodes[id].in[i]);
 }
 
-/* Ranks that share a node's work, each for its tensor shards and context leaves. */
-static double dt__node_ranks(const dt_graph *g, const dt__node *n)
+/* Of this rank; `all`: of those that share the node's work, each for its tensor shards and context leaves, too. */
+static double dt__node_flops(const dt_graph *g, int32_t id, int all)
 {
+    const dt__node *n = &g->nodes[id];
     int cut = dt__cut_param(g, n) || ((n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) && n->i[5]);
+    double flops = dt__op_of(n->op)->flops ? dt__op_of(n->op)->flops(g, n) : 0.0;
     for (int i = 0; i < n->inputs; i++) cut = cut || dt__cut_param(g, &g->nodes[n->in[i]]);
-    return (cut ? (double)g->tensor_shards / (double)dt__own(g) : 1.0) *
-           (double)dt__max(1, g->context_shards / dt__leaves(g));
+    if (all && cut) flops *= (double)g->tensor_shards / (double)dt__own(g);
+    return all ? flops * (double)dt__max(1, g->context_shards / dt__leaves(g)) : flops;
 }
 
 typedef struct dt__block {
@@ -8902,9 +8904,9 @@ static int32_t dt__reusable(const dt__planner *w, int32_t id, int32_t now)
     const dt__node *n = &g->nodes[id];
     for (int i = 0; i < n->inputs; i++) {
         int32_t r = dt__root(g, n->in[i]);
-        if (!(dt__op_of(n->op)->in_place >> i & 1u) || w->last[r] != now || dt__count(&g->nodes[r]) != dt__count(n))
+        if (!(dt__op_of(n->op)->in_place >> i & 1u) || w->last[r] != now ||
+            !dt__same_shape(&g->nodes[n->in[i]].shape, &n->shape) || !dt__read_once(g, id, r))
             continue;
-        if (!dt__same_shape(&g->nodes[n->in[i]].shape, &n->shape) || !dt__read_once(g, id, r)) continue;
         if (w->p->home[r].place == DT__AT_TEMP || (w->p->home[r].place == DT__AT_SAVED && now >= w->p->forward_count))
             return r;
     }
@@ -8973,9 +8975,7 @@ static int32_t dt__plan_order(dt__planner *w, int32_t from, int32_t to, int earl
         if (!w->live[id] || dt__is_leaf(n->op) || n->op == DT__OP_AUX || dt__root(g, id) != id) continue;
         if (early >= 0 && w->early[id] != early) continue;
         for (int i = 0; i < n->inputs; i++) w->last[dt__root(g, n->in[i])] = count;
-        if (dt__op_of(n->op)->flops)
-            *(id < g->forward_count ? &p->forward_flops : &p->backward_flops) +=
-                dt__op_of(n->op)->flops(g, n) * dt__node_ranks(g, n);
+        *(id < g->forward_count ? &p->forward_flops : &p->backward_flops) += dt__node_flops(g, id, 1);
         if (!n->group || n->group == id) p->order[count++] = id;
     }
     return count;
@@ -9029,7 +9029,6 @@ static void dt__plan_close(dt__plan **plan)
     dt_graph_close(&p->g);
     if (p->fused) p->fused->close(p->fused);
     dt__free(p->home);
-    dt__free(p->order);
     dt__free(p);
     *plan = NULL;
 }
@@ -9048,17 +9047,18 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
 {
     dt__plan *p = (dt__plan *)dt__alloc((int64_t)sizeof *p, "a plan");
     dt__planner w = DT__ZERO;
+    dt_result r;
     *plan = p;
     if (!p) return dt_graph_close(&g), DT_E_MEMORY;
     w.p = p;
     p->g = g, p->output = output, p->grad_in = grad_in;
-    p->home = (dt__home *)dt__alloc((int64_t)sizeof *p->home * g->count, "a plan");
-    p->order = (int32_t *)dt__alloc((int64_t)sizeof *p->order * 2 * g->count, "a plan");
-    w.live = (uint8_t *)dt__alloc(2 * g->count, "a plan");
-    w.last = (int32_t *)dt__alloc((int64_t)sizeof *w.last * g->count, "a plan");
-    w.blocks = (dt__block *)dt__alloc((int64_t)sizeof *w.blocks * g->count, "a plan");
-    if (p->home && p->order && w.live && w.last && w.blocks) {
-        w.early = w.live + g->count;
+    p->home = (dt__home *)dt__alloc((int64_t)(sizeof *p->home + 2 * sizeof *p->order) * g->count, "a plan");
+    w.blocks = (dt__block *)dt__alloc((int64_t)(sizeof *w.blocks + sizeof *w.last + 2) * g->count, "a plan");
+    r = p->home && w.blocks ? DT_OK : DT_E_MEMORY;
+    if (!r) {
+        p->order = (int32_t *)(void *)(p->home + g->count);
+        w.last = (int32_t *)(void *)(w.blocks + g->count);
+        w.live = (uint8_t *)(w.last + g->count), w.early = w.live + g->count;
         for (int32_t id = 1; id < g->count; id++) {
             dt__node *n = &g->nodes[id];
             w.last[id] = -1;
@@ -9077,12 +9077,9 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
         w.recomputes = how & DT__PLAN_RECOMPUTE && g->count > g->forward_count;
         dt__plan_lay_out(&w, how & DT__PLAN_SPLIT);
     }
-    dt__free(w.live);
-    dt__free(w.last);
     dt__free(w.blocks);
-    if (p->home && p->order && w.blocks) return DT_OK;
-    dt__plan_close(plan);
-    return DT_E_MEMORY;
+    if (r) dt__plan_close(plan);
+    return r;
 }
 
 static float *dt__where(const dt__plan *p, const dt__bind *b, int32_t id)
@@ -9755,11 +9752,9 @@ static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
  * values that are left; a value that only its own group reads needs no memory. */
 #ifdef DT_COMPILER
 
-/* X(name, text): the passes, in execution order. */
-#define DT__PASSES(X) \
-    X(BIAS, "bias") X(RECOMPUTE, "recompute") X(LOGITS, "logits") X(FUSE, "fuse") X(ORDER, "order")
-#define DT__PASS_ENUM(name, text) DT__PASS_##name,
-enum { DT__PASSES(DT__PASS_ENUM) DT__PASS_COUNT };
+/* The passes, in execution order. */
+enum { DT__PASS_BIAS, DT__PASS_RECOMPUTE, DT__PASS_LOGITS, DT__PASS_FUSE, DT__PASS_ORDER, DT__PASS_COUNT };
+static const char *const dt__pass_names[] = {"bias", "recompute", "logits", "fuse", "order"};
 /* Ops per group; elements per tile, unless a row has more; the smallest vocabulary that is large (dt__pass_logits). */
 enum { DT__MOST_MEMBERS = 24, DT__TILE = 1024, DT__WIDE = 8192 };
 
@@ -10824,10 +10819,6 @@ static dt_result dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__ker
 #endif
 
 /* ---- which passes run ---- */
-#define DT__PASS_NAME(name, text) text,
-#define DT__PASS_TEXT(name, text) text ", "
-static const char *const dt__pass_names[] = {DT__PASSES(DT__PASS_NAME)};
-
 /* "a,b": these; "-a,-b": all but these. */
 static dt_result dt__passes_of(const char *list, unsigned *passes)
 {
@@ -10840,7 +10831,7 @@ static dt_result dt__passes_of(const char *list, unsigned *passes)
             pass++;
         if (pass == DT__PASS_COUNT || minus != drops)
             return dt__misuse("--compile-passes: '%s%.*s' %s. A list names the passes to run or, with - "
-                              "before each, those to leave out: " DT__PASSES(DT__PASS_TEXT) "all by default.",
+                              "before each, those to leave out: bias, recompute, logits, fuse, order; all by default.",
                               minus ? "-" : "", length, at,
                               pass < DT__PASS_COUNT ? "does not fit the rest" : "is not a pass");
         given |= 1u << pass;
@@ -10851,26 +10842,18 @@ static dt_result dt__passes_of(const char *list, unsigned *passes)
 }
 
 /* ---- a compiled plan ---- */
-static int dt__rewrite_open(dt__rewrite *w, dt_graph *g)
+static int dt__rewrite_open(dt__rewrite *w, const dt_graph *g)
 {
     int32_t room = w->room = 3 * g->count + 64;
-    int32_t *lists = (int32_t *)dt__alloc(6 * 4 * (int64_t)room, "a compiler");
-    int64_t *sizes = (int64_t *)dt__alloc(3 * 8 * (int64_t)room, "a compiler");
-    uint8_t *flags = (uint8_t *)dt__alloc(4 * (int64_t)room, "a compiler");
-    w->at = lists, w->rows = sizes, w->live = flags;
-    if (!lists || !sizes || !flags) return 0;
-    w->readers = lists + room, w->unit = lists + 2 * room, w->next = lists + 3 * room;
-    w->before = lists + 4 * room, w->order = lists + 5 * room;
-    w->cols = sizes + room, w->floats = sizes + 2 * room;
-    w->phase = flags + room, w->seen = flags + 2 * room, w->by_rows = flags + 3 * room;
+    w->rows = (int64_t *)dt__alloc((3 * 8 + 6 * 4 + 4) * (int64_t)room, "a compiler");
+    if (!w->rows) return 0;
+    w->cols = w->rows + room, w->floats = w->cols + room;
+    w->at = (int32_t *)(void *)(w->floats + room), w->readers = w->at + room, w->unit = w->readers + room;
+    w->next = w->unit + room, w->before = w->next + room, w->order = w->before + room;
+    w->live = (uint8_t *)(w->order + room), w->phase = w->live + room, w->seen = w->phase + room;
+    w->by_rows = w->seen + room;
     dt__rewrite_live(w);
     return 1;
-}
-static void dt__rewrite_close(dt__rewrite *w)
-{
-    dt__free(w->at);
-    dt__free(w->rows);
-    dt__free(w->live);
 }
 
 static void *dt__copied(const void *from, int64_t bytes)
@@ -10907,9 +10890,7 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
     w.g = g, w.output = &output, w.grad_in = &grad_in, w.how = how, w.c = c;
     r = dt__rewrite_open(&w, g) ? DT_OK : DT_E_MEMORY;
     for (int32_t id = 1; !r && id < g->count; id++)
-        if (w.live[id] && dt__root(g, id) == id && dt__op_of(g->nodes[id].op)->flops)
-            flops[id >= g->forward_count] +=
-                dt__op_of(g->nodes[id].op)->flops(g, &g->nodes[id]) * dt__node_ranks(g, &g->nodes[id]);
+        if (w.live[id]) flops[id >= g->forward_count] += dt__node_flops(g, id, 1);
     if (!r && c->tries) {
         dt_graph *copy = dt__graph_copy(g);
         r = copy ? dt__plan_open(&plain, copy, output, grad_in, how) : DT_E_MEMORY;
@@ -10919,7 +10900,7 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
         r = dt_graph_result(g);
     }
     if (!r) dt__pass_fuse(&w), r = dt__pass_order(&w, recorded);
-    dt__rewrite_close(&w);
+    dt__free(w.rows);
     if (r) dt__plan_close(&plain), dt_graph_close(&g);
     else if ((r = dt__plan_open(plan, g, output, grad_in, how)) != DT_OK || (r = dt__fusion_open(*plan)) != DT_OK)
         dt__plan_close(&plain), dt__plan_close(plan);
@@ -19429,10 +19410,8 @@ static void dt__cost_ops(const dt_plan *plan, const dt__plan *p, int32_t from, i
         const dt__node *n = &g->nodes[*id], *x = &g->nodes[n->in[0]];
         int64_t floats = dt__count(x);
         for (int32_t m = *id; m == *id || (n->group && g->nodes[m].group == n->group); m--) {
-            const dt__node *member = &g->nodes[m];
-            if (dt__op_of(member->op)->flops) i->flops += dt__op_of(member->op)->flops(g, member);
-            i->touched += dt__touched(p, m);
-            for (int k = 0; k < member->inputs; k++) i->touched += dt__touched(p, member->in[k]);
+            i->flops += dt__node_flops(g, m, 0), i->touched += dt__touched(p, m);
+            for (int k = 0; k < g->nodes[m].inputs; k++) i->touched += dt__touched(p, g->nodes[m].in[k]);
         }
         if (n->op == DT__OP_COMBINE) floats /= x->shape.n[0];
         if (n->op == DT__OP_COMBINE && n->i[1]) *tensor += 4 * (ranks - 1) * (floats / ranks);
