@@ -89,7 +89,7 @@
  *               dt__engine_squares  the norm of all gradients (R11)
  *               dt__update_check, dt__update_begin  learning rate, is the norm finite; clipping, loss scale (H10)
  *               dt__verb_run        the optimizer, on this rank's piece of each parameter
- *             GATHER             dt__engine_gather_bucket: each rank gets the weights that the other one updated
+ *             GATHER             dt__engine_gather: each rank gets the weights that the other one updated
  *         dt__tree_loss          the mean loss, by the tree over shards
  *       dt__trainer_due          validation and text: dt__engine_pass runs the same segments' forward program
  *       dt__trainer_keep         a checkpoint, when due: dt__save_begin, dt__state_write, dt__save_end (files: H14)
@@ -19214,7 +19214,7 @@ static void dt__program_forward(dt__making *m)
 static void dt__program_recompute(dt__making *m, int32_t segment)
 {
     const dt_instr *f = &m->p->list[m->worked];
-    if (m->s->recompute != DT_RECOMPUTE_FULL) return;
+    if (m->s->recompute != DT_RECOMPUTE_FULL || m->u.ghost) return;
     if (!m->s->horizon && f->segment == segment && f->shard == m->u.shard && f->micro == m->u.micro) return;
     dt__emit_work(m, DT_RECOMPUTE, segment);
 }
