@@ -21913,11 +21913,8 @@ static dt_result dt__check_output(const dt_recipe *r, const dt_layout *l, const 
 static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 {
     int64_t tail = dt__decay_steps(r);
-#ifdef DT_COMPILER
-    unsigned passes;
-#endif
     const dt_probe_option *p;
-    dt_result bad = DT_OK;
+    dt_result bad;
     if (r->optimizer != DT_SGD && (r->momentum > 0.0f || r->nesterov))
         return dt__misuse("--momentum and --nesterov belong to --optimizer sgd: the others have --beta1");
     if (r->nesterov && !(r->momentum > 0.0f))
@@ -21933,9 +21930,6 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
     if (r->schedule == DT_WSD && !r->rate && (tail < 2 || tail > r->steps))
         return dt__misuse("--schedule wsd would decay in %lld of %lld steps: --decay is 2 to --steps, 0: a tenth of it",
                           (long long)tail, (long long)r->steps);
-#ifdef DT_COMPILER
-    if (dt__passes_of(l->compile.passes, &passes)) return DT_E_USAGE;
-#endif
     if (l->compile.mode == DT_COMPILE_OFF && (l->compile.verify || l->compile.report))
         return dt__misuse("--verify-compiler and --compile-report need --compile on or auto");
     bad = dt__check_output(r, l, "metrics", l->output.metrics);
