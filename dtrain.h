@@ -63,10 +63,10 @@
  *       dt__layout_net           for each segment of the model, in dt__net_segment (H8):
  *         dt__segment_record     calls the segment's function; dt__push appends its ops to the graph (H6)
  *           dt__differentiate    appends the gradient ops of each op, by its row of the op table (H7)
- *         dt__plan_open          orders the ops and gives each value an offset in memory (H7)
+ *         dt__segment_open       orders the ops and gives each value an offset in memory (H7)
  *       dt__layout_end           stages, buckets of gradients, the step program, rows of memory, costs
  *       dt__engine_comms         groups of ranks: data, pipeline, tensor, context, expert (H13)
- *       dt__rows_open          allocates the planned rows; dt__trainer_draw: initial weights
+ *       dt__rows_open            allocates the planned rows; dt__trainer_draw: initial weights
  *     dt_trainer_step            one step
  *       dt__trainer_batch        dt__loader_next: the samples of this rank, read in advance
  *         dt__sum_valid          all ranks count the targets, by which the loss is divided (R12)
@@ -75,7 +75,7 @@
  *             LOAD               dt__trainer_load: tokens and random streams of a unit, (data shard, micro-batch)
  *             FORWARD            dt__engine_forward, segment by segment
  *               dt__engine_bind  addresses: parameters, input, output, what backward will read
- *               dt__plan_run     op by op: dt__call_of (operands), dt__host_run (the op's function, H6)
+ *               dt__segment_run  op by op: dt__call_of (operands), dt__host_run (the op's function, H6)
  *                 dt__split      splits the output over threads; each part calls a kernel (H4; a GEMM splits itself)
  *             BACKWARD           dt__engine_backward, last segment first: the same for gradient ops, which add to the
  *                                gradient set of the unit's shard (R3)
@@ -116,7 +116,7 @@
  *     H4  kernels (dt__kernels): products, attention      H13 transports and collectives
  *     H5  devices (dt__device), verbs, self-check         H14 checkpoints
  *     H6  tensors, graph, ops (dt__push, dt__run_)        H15 mesh, layout, plans, engine
- *     H7  gradients, FLOPs, plans (dt__plan_open)         H16 trainer, launcher, restarts
+ *     H7  gradients, FLOPs, plans (dt__segment_open)      H16 trainer, launcher, restarts
  *     H8  models, the network (dt__net)
  *     H9  compiler: passes, fusion (dt__pass_)
  *
@@ -8800,7 +8800,8 @@ typedef struct dt__home {
     int64_t offset; /* floats; PARAM and SLOT: index */
 } dt__home;
 
-typedef struct dt__plan {
+/* The plan of one segment; dt_plan is a rank's. */
+typedef struct dt__segment_plan {
     dt_graph *g;
     dt_tensor output, grad_in; /* grad_in: gradient of the input, or poison */
     dt__home *home;            /* per node */
@@ -8810,7 +8811,7 @@ typedef struct dt__plan {
     int64_t saved, temp, cache; /* floats */
     double forward_flops, backward_flops; /* of all tensor and context ranks */
     struct dt__fused *fused; /* how its groups run (H9), or NULL */
-} dt__plan;
+} dt__segment_plan;
 
 /* The memory of a plan's places for one unit of work. */
 typedef struct dt__bind {
@@ -8823,7 +8824,7 @@ typedef struct dt__bind {
 
 /* What the compiler (H9) adds to a plan: it runs the group that ends with op `id`; and bytes of scratch per worker. */
 typedef struct dt__fused {
-    void (*run)(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh);
+    void (*run)(const dt__segment_plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh);
     void (*close)(struct dt__fused *f);
     int64_t scratch;
 } dt__fused;
@@ -8880,7 +8881,7 @@ static int64_t dt__fit(const dt__block *blocks, int32_t count, int32_t now, int6
 }
 
 typedef struct dt__planner {
-    dt__plan *p;
+    dt__segment_plan *p;
     uint8_t *live, *early; /* early: grad_in needs it */
     int recomputes;        /* backward recomputes attention */
     int32_t *last; /* per root: position in the order of its last reader */
@@ -8914,7 +8915,7 @@ static int32_t dt__reusable(const dt__planner *w, int32_t id, int32_t now)
 }
 
 /* The end of the phase that contains position `now` of the order. */
-static int32_t dt__phase_end(const dt__plan *p, int32_t now)
+static int32_t dt__phase_end(const dt__segment_plan *p, int32_t now)
 {
     if (now < p->forward_count) return p->forward_count;
     return p->forward_count + p->backward_count + (now < p->forward_count + p->backward_count ? 0 : p->weights_count);
@@ -8942,7 +8943,7 @@ static void dt__place_block(dt__planner *w, dt__home *home, int64_t size, int32_
 /* Gives the value of position `now` its place. */
 static void dt__place(dt__planner *w, int32_t id, int32_t now)
 {
-    dt__plan *p = w->p;
+    dt__segment_plan *p = w->p;
     dt__home *home = &p->home[id];
     int64_t size = dt__round_up(dt__floats(&p->g->nodes[id]), 16);
     int32_t reuse, end = dt__phase_end(p, now);
@@ -8966,9 +8967,9 @@ static void dt__place(dt__planner *w, int32_t id, int32_t now)
 }
 
 /* Appends the live ops of nodes [from, to) to the order; with `early` 0 or 1, only those marked so. */
-static int32_t dt__plan_order(dt__planner *w, int32_t from, int32_t to, int early, int32_t count)
+static int32_t dt__segment_order(dt__planner *w, int32_t from, int32_t to, int early, int32_t count)
 {
-    dt__plan *p = w->p;
+    dt__segment_plan *p = w->p;
     dt_graph *g = p->g;
     for (int32_t id = from; id < to; id++) {
         const dt__node *n = &g->nodes[id];
@@ -8982,7 +8983,7 @@ static int32_t dt__plan_order(dt__planner *w, int32_t from, int32_t to, int earl
 }
 
 /* Places the recomputed ops, with which backward begins, where they were. */
-static void dt__plan_recompute(dt__planner *w, int32_t now)
+static void dt__segment_recompute(dt__planner *w, int32_t now)
 {
     for (int32_t id = 1; id < w->p->g->forward_count; id++) {
         dt__home *home = &w->p->home[id];
@@ -8992,11 +8993,11 @@ static void dt__plan_recompute(dt__planner *w, int32_t now)
 }
 
 /* Order of the live ops, last readers, then a place for each value. */
-static void dt__plan_lay_out(dt__planner *w, int split)
+static void dt__segment_lay_out(dt__planner *w, int split)
 {
-    dt__plan *p = w->p;
+    dt__segment_plan *p = w->p;
     dt_graph *g = p->g;
-    int32_t count = p->forward_count = dt__plan_order(w, 1, g->forward_count, -1, 0);
+    int32_t count = p->forward_count = dt__segment_order(w, 1, g->forward_count, -1, 0);
     for (int32_t i = 0; i < p->forward_count && w->recomputes; i++) {
         const dt__node *n = &g->nodes[p->order[i]];
         if (!dt__is_recomputed(w, p->order[i])) continue;
@@ -9004,16 +9005,16 @@ static void dt__plan_lay_out(dt__planner *w, int split)
         p->order[count++] = p->order[i];
     }
     if (split) dt__mark(g, w->early, p->grad_in.id);
-    count = dt__plan_order(w, g->forward_count, g->count, split ? 1 : -1, count);
+    count = dt__segment_order(w, g->forward_count, g->count, split ? 1 : -1, count);
     p->backward_count = count - p->forward_count;
-    if (split) count = dt__plan_order(w, g->forward_count, g->count, 0, count);
+    if (split) count = dt__segment_order(w, g->forward_count, g->count, 0, count);
     p->weights_count = count - p->forward_count - p->backward_count;
     w->last[dt__root(g, g->prediction.id)] = count; /* read after the run */
     for (int32_t i = 0; i < count; i++) {
         int32_t id = p->order[i];
         if (i == p->forward_count || i == p->forward_count + p->backward_count)
             w->block_count = 0; /* temporaries are dead */
-        if (i == p->forward_count) dt__plan_recompute(w, i);
+        if (i == p->forward_count) dt__segment_recompute(w, i);
         while (g->nodes[id].group && g->nodes[id - 1].group == g->nodes[id].group) id--;
         for (; id <= p->order[i]; id++) {
             if (!g->nodes[id].tile || w->last[id] > i) dt__place(w, id, i);
@@ -9022,9 +9023,9 @@ static void dt__plan_lay_out(dt__planner *w, int split)
     }
 }
 
-static void dt__plan_close(dt__plan **plan)
+static void dt__segment_close(dt__segment_plan **plan)
 {
-    dt__plan *p = *plan;
+    dt__segment_plan *p = *plan;
     if (!p) return;
     dt_graph_close(&p->g);
     if (p->fused) p->fused->close(p->fused);
@@ -9033,9 +9034,9 @@ static void dt__plan_close(dt__plan **plan)
     *plan = NULL;
 }
 
-/* Makes plans as dt__plan_open does, of the compiled graph; the first member of what H9 keeps. */
+/* Makes plans as dt__segment_open does, of the compiled graph; the first member of what H9 keeps. */
 typedef struct dt__compiler {
-    dt_result (*open)(struct dt__compiler *c, dt__plan **plan, dt_graph *g, dt_tensor output, dt_tensor grad_in,
+    dt_result (*open)(struct dt__compiler *c, dt__segment_plan **plan, dt_graph *g, dt_tensor output, dt_tensor grad_in,
                       int how);
 } dt__compiler;
 
@@ -9043,9 +9044,9 @@ typedef struct dt__compiler {
  * get a phase of their own; DT__PLAN_RECOMPUTE, backward recomputes attention (Korthikanti et al. 2022), so that its
  * output is not saved; its probabilities never are. */
 enum { DT__PLAN_SPLIT = 1, DT__PLAN_RECOMPUTE = 2 };
-static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, dt_tensor grad_in, int how)
+static dt_result dt__segment_open(dt__segment_plan **plan, dt_graph *g, dt_tensor output, dt_tensor grad_in, int how)
 {
-    dt__plan *p = (dt__plan *)dt__alloc((int64_t)sizeof *p, "a plan");
+    dt__segment_plan *p = (dt__segment_plan *)dt__alloc((int64_t)sizeof *p, "a plan");
     dt__planner w = DT__ZERO;
     dt_result r;
     *plan = p;
@@ -9075,14 +9076,14 @@ static dt_result dt__plan_open(dt__plan **plan, dt_graph *g, dt_tensor output, d
         p->home[dt__root(g, grad_in.id)].place = DT__AT_GRAD_IN;
         p->home[0].place = DT__AT_NOWHERE;
         w.recomputes = how & DT__PLAN_RECOMPUTE && g->count > g->forward_count;
-        dt__plan_lay_out(&w, how & DT__PLAN_SPLIT);
+        dt__segment_lay_out(&w, how & DT__PLAN_SPLIT);
     }
     dt__free(w.blocks);
-    if (r) dt__plan_close(plan);
+    if (r) dt__segment_close(plan);
     return r;
 }
 
-static float *dt__where(const dt__plan *p, const dt__bind *b, int32_t id)
+static float *dt__where(const dt__segment_plan *p, const dt__bind *b, int32_t id)
 {
     const dt__home *h = &p->home[dt__root(p->g, id)];
     if (h->place == DT__AT_PARAM) return b->params + b->param[h->offset];
@@ -9092,7 +9093,7 @@ static float *dt__where(const dt__plan *p, const dt__bind *b, int32_t id)
 }
 
 /* The call of node `id`. fresh: its gradient slot starts from +0. */
-static dt__call dt__call_of(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
+static dt__call dt__call_of(const dt__segment_plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
 {
     const dt__node *n = &p->g->nodes[id];
     dt__call c = DT__ZERO;
@@ -9137,7 +9138,7 @@ static void dt__call_move(const dt__call *c, int upload)
     if (c->aux && upload) move(k, c->aux, dt__floats(&c->g->nodes[c->n->aux]));
 }
 /* Runs op `id`, or the group that ends with it, on the host's copies. */
-static void dt__plan_on_host(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
+static void dt__segment_on_host(const dt__segment_plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
 {
     dt__kernels k = *env->k;
     dt__env own = *env;
@@ -9162,15 +9163,15 @@ static void dt__plan_on_host(const dt__plan *p, int32_t id, const dt__bind *b, c
 }
 
 /* Runs ops [begin, begin + count) of the order. */
-static void dt__plan_run(const dt__plan *p, int32_t begin, int32_t count, const dt__bind *b, const dt__env *env,
-                         int fresh)
+static void dt__segment_run(const dt__segment_plan *p, int32_t begin, int32_t count, const dt__bind *b,
+                            const dt__env *env, int fresh)
 {
     for (int32_t k = begin; k < begin + count; k++) {
         const dt__node *n = &p->g->nodes[p->order[k]];
         double start = env->by_op ? dt__now() : 0.0;
         const dt__call c = dt__call_of(p, p->order[k], b, env, fresh);
         if (env->k->device && (n->group || !env->k->device->supports(&c)))
-            dt__plan_on_host(p, p->order[k], b, env, fresh);
+            dt__segment_on_host(p, p->order[k], b, env, fresh);
         else if (n->group) p->fused->run(p, p->order[k], b, env, fresh);
         else (env->k->device ? env->k->device->run : dt__host_run)(&c);
         if (env->by_op) env->by_op[n->group ? DT__OP_COUNT : n->op] += dt__now() - start;
@@ -9370,7 +9371,7 @@ typedef struct dt__use {
 } dt__use;
 
 typedef struct dt__built {
-    dt__plan *plan;
+    dt__segment_plan *plan;
     int owner; /* of the plan; segments that differ only in their parameters share one */
     int32_t recorded; /* nodes of its graph before it was compiled */
     int64_t logits;   /* elements of its logits; 0: it has none */
@@ -9410,7 +9411,7 @@ typedef struct dt__net {
     dt__net_param *params;
     int32_t param_count, param_capacity;
     int64_t weights;                            /* of the whole model */
-    int how;                                    /* to plan (dt__plan_open) */
+    int how;                                    /* to plan (dt__segment_open) */
     dt__compiler *compiler;                     /* makes the plans (H9), or NULL */
     int64_t saved, most_saved, temp, widest;    /* floats: sum and most of segments, largest temp, largest output */
     int64_t cache;                              /* floats that decode graphs keep from run to run, sum over segments */
@@ -9570,7 +9571,7 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     b->owner = !b->plan;
     if (b->plan) dt_graph_close(&g);
     else if (net->compiler) r = net->compiler->open(net->compiler, &b->plan, g, y, dx, net->how);
-    else r = dt__plan_open(&b->plan, g, y, dx, net->how);
+    else r = dt__segment_open(&b->plan, g, y, dx, net->how);
     if (r) return r;
     *shape = dt__at(b->plan->g, b->plan->output)->shape;
     b->output = dt_shape_count(*shape);
@@ -9619,7 +9620,7 @@ static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *
 static void dt__net_close(dt__net *net)
 {
     for (int64_t s = 0; net->segments && s < net->count; s++) {
-        if (net->segments[s].owner) dt__plan_close(&net->segments[s].plan);
+        if (net->segments[s].owner) dt__segment_close(&net->segments[s].plan);
         dt__free(net->segments[s].param);
         dt__free(net->segments[s].slot);
         dt__free(net->segments[s].param_of);
@@ -9738,7 +9739,7 @@ static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
 {
     int64_t bytes = k->gemm_scratch();
     for (int64_t s = 0; s < net->count; s++) {
-        const dt__plan *p = net->segments[s].plan;
+        const dt__segment_plan *p = net->segments[s].plan;
         for (int32_t id = 1; id < p->g->count; id++) bytes = dt__max(bytes, dt__node_scratch(k, p->g, id));
         if (p->fused) bytes = dt__max(bytes, p->fused->scratch);
     }
@@ -9776,7 +9777,7 @@ typedef struct dt__compiling {
 typedef struct dt__rewrite {
     dt_graph *g;
     dt_tensor *output, *grad_in;
-    int how;                        /* dt__plan_open's */
+    int how;                        /* dt__segment_open's */
     const dt__compiling *c;
     int32_t room;                   /* of the lists, in nodes */
     int32_t *at;                    /* the new numbers of nodes */
@@ -10323,12 +10324,12 @@ typedef struct dt__fusion {
     dt__fused_op *members;
     int32_t group_count, member_count;
     int64_t traffic; /* bytes no longer written and read per unit of work, forward and backward */
-    dt__plan *plain; /* of the recorded graph, for comparison, or NULL */
+    dt__segment_plan *plain; /* of the recorded graph, for comparison, or NULL */
     int64_t saved, temp; /* the compiled graph's; the plan's fit `plain`, too, if both run */
     void *library;   /* code of chains and row ops, or NULL */
     dt__kernels own; /* kernels with the library's row ops */
 } dt__fusion;
-static dt__fusion *dt__fusion_of(const dt__plan *p) { return (dt__fusion *)(void *)p->fused; }
+static dt__fusion *dt__fusion_of(const dt__segment_plan *p) { return (dt__fusion *)(void *)p->fused; }
 
 /* A running group. */
 typedef struct dt__group_run {
@@ -10476,7 +10477,7 @@ static void dt__logits_go(const dt__group_run *r)
         loss->out[0] = dt__row_value(r->env->k, DT__OP_ROW_SUM, loss->aux + 2 * rows, rows);
 }
 
-static void dt__group_go(const dt__plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
+static void dt__group_go(const dt__segment_plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
 {
     const dt__fusion *f = dt__fusion_of(p);
     dt__group_run r;
@@ -10500,7 +10501,7 @@ static void dt__group_go(const dt__plan *p, int32_t id, const dt__bind *b, const
 static void dt__fusion_close(dt__fused *fused)
 {
     dt__fusion *f = (dt__fusion *)(void *)fused;
-    dt__plan_close(&f->plain);
+    dt__segment_close(&f->plain);
 #ifdef __ELF__
     if (f->library) dlclose(f->library);
 #endif
@@ -10510,7 +10511,7 @@ static void dt__fusion_close(dt__fused *fused)
 }
 
 /* Lays out a group's members. Values without planned memory get tiles, which are free after their last reader. */
-static void dt__group_lay_out(dt__fusion *f, const dt__plan *p, dt__group *group)
+static void dt__group_lay_out(dt__fusion *f, const dt__segment_plan *p, dt__group *group)
 {
     const dt_graph *g = p->g;
     int64_t size = dt__max(DT__TILE, dt__round_up(group->tall * group->wide, 16));
@@ -10544,7 +10545,7 @@ static void dt__group_lay_out(dt__fusion *f, const dt__plan *p, dt__group *group
     }
 }
 
-static dt_result dt__fusion_open(dt__plan *p)
+static dt_result dt__fusion_open(dt__segment_plan *p)
 {
     const dt_graph *g = p->g;
     dt__fusion *f = (dt__fusion *)dt__alloc((int64_t)sizeof *f, "a compiled plan");
@@ -10876,12 +10877,12 @@ static dt_graph *dt__graph_copy(const dt_graph *g)
 }
 
 /* dt__compiler.open */
-static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_graph *g, dt_tensor output,
+static dt_result dt__compiled_open(dt__compiler *compiler, dt__segment_plan **plan, dt_graph *g, dt_tensor output,
                                    dt_tensor grad_in, int how)
 {
     static void (*const pass[])(dt__rewrite *) = {dt__pass_bias, dt__pass_recompute, dt__pass_logits};
     dt__compiling *c = (dt__compiling *)(void *)compiler;
-    dt__plan *plain = NULL;
+    dt__segment_plan *plain = NULL;
     double start = dt__now(), flops[2] = {0.0, 0.0}; /* of the model, without recomputation */
     int32_t recorded = g->count;
     dt__rewrite w = DT__ZERO;
@@ -10893,7 +10894,7 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
         if (w.live[id]) flops[id >= g->forward_count] += dt__node_flops(g, id, 1);
     if (!r && c->tries) {
         dt_graph *copy = dt__graph_copy(g);
-        r = copy ? dt__plan_open(&plain, copy, output, grad_in, how) : DT_E_MEMORY;
+        r = copy ? dt__segment_open(&plain, copy, output, grad_in, how) : DT_E_MEMORY;
     }
     for (int i = 0; !r && i <= DT__PASS_LOGITS; i++) {
         if (c->passes >> i & 1u) pass[i](&w), dt__rewrite_live(&w);
@@ -10901,9 +10902,9 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__plan **plan, dt_g
     }
     if (!r) dt__pass_fuse(&w), r = dt__pass_order(&w, recorded);
     dt__free(w.rows);
-    if (r) dt__plan_close(&plain), dt_graph_close(&g);
-    else if ((r = dt__plan_open(plan, g, output, grad_in, how)) != DT_OK || (r = dt__fusion_open(*plan)) != DT_OK)
-        dt__plan_close(&plain), dt__plan_close(plan);
+    if (r) dt__segment_close(&plain), dt_graph_close(&g);
+    else if ((r = dt__segment_open(plan, g, output, grad_in, how)) != DT_OK || (r = dt__fusion_open(*plan)) != DT_OK)
+        dt__segment_close(&plain), dt__segment_close(plan);
     else {
         dt__fusion *f = dt__fusion_of(*plan);
         dt__tls before = dt__thread; /* without the code it runs by tiles: not an error */
@@ -18690,7 +18691,7 @@ static dt_result dt__layout_partition(dt_plan *plan)
     if (!cost || !plan->chunks) return dt__free(cost), DT_E_MEMORY;
     begin = (int64_t *)(void *)(cost + n);
     for (int64_t s = 0; s < n; s++) {
-        const dt__plan *p = plan->net.segments[s].plan;
+        const dt__segment_plan *p = plan->net.segments[s].plan;
         double weights = 0.0;
         for (int32_t i = 0; i < p->g->param_count; i++) weights += (double)dt_shape_count(p->g->params[i].shape);
         cost[s] = weight * (16.0 * weights + 4.0 * (double)p->saved) / bytes;
@@ -19394,14 +19395,14 @@ static int64_t dt__sliced_bytes(const dt_graph *g, const dt__node *n)
 }
 
 /* Bytes of a value, if it is in memory. */
-static int64_t dt__touched(const dt__plan *p, int32_t id)
+static int64_t dt__touched(const dt__segment_plan *p, int32_t id)
 {
     const dt__node *n = &p->g->nodes[id];
     return p->home[dt__root(p->g, id)].place == DT__AT_NOWHERE ? 0 : dt__count(n) * dt__width(n);
 }
 
 /* Adds the cost of ops [from, from + count) of a segment. Every op of a group counts. */
-static void dt__cost_ops(const dt_plan *plan, const dt__plan *p, int32_t from, int32_t count, dt_instr *i)
+static void dt__cost_ops(const dt_plan *plan, const dt__segment_plan *p, int32_t from, int32_t count, dt_instr *i)
 {
     const dt_graph *g = p->g;
     int ranks = plan->mesh.size[DT_AXIS_TENSOR], rank = plan->mesh.at[DT_AXIS_TENSOR];
@@ -19497,7 +19498,7 @@ static void dt__cost(const dt_plan *plan, dt_instr *i)
     const dt_mesh *m = &plan->mesh;
     const dt__store *store = &plan->store;
     const dt__built *seg = i->segment < 0 ? NULL : &plan->net.segments[i->segment];
-    const dt__plan *p = seg ? seg->plan : NULL;
+    const dt__segment_plan *p = seg ? seg->plan : NULL;
     const dt__bucket *b = i->bucket < 0 ? NULL : &store->bucket[i->bucket];
     int pp = m->size[DT_AXIS_PIPELINE], stage = m->at[DT_AXIS_PIPELINE];
     int64_t from, own = 0, floats = b ? b->floats * b->copies : 0;
@@ -20010,10 +20011,10 @@ static void dt__engine_bind(const dt__engine *e, int64_t q, int slot, int set, d
 static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
 {
     dt__bind b;
-    const dt__plan *p = dt__engine_net(e)->segments[q].plan;
+    const dt__segment_plan *p = dt__engine_net(e)->segments[q].plan;
     dt__engine_bind(e, q, slot, -1, &b);
     e->env.segment = (uint32_t)q;
-    dt__plan_run(p, 0, p->forward_count, &b, &e->env, 0);
+    dt__segment_run(p, 0, p->forward_count, &b, &e->env, 0);
 }
 
 /* After segment q: adds auxiliary losses of each leaf to `auxiliary` (leaves, segments), and counts experts' tokens. */
@@ -20041,7 +20042,7 @@ static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliar
 /* After the last segment: adds the unit's loss to loss[0]; with context shards, row sums to loss (leaves) (R12). */
 static void dt__engine_loss(const dt__engine *e, int slot, float *loss)
 {
-    const dt__plan *p = e->p.net.segments[e->p.net.count - 1].plan;
+    const dt__segment_plan *p = e->p.net.segments[e->p.net.count - 1].plan;
     int64_t leaves = dt__layout_leaves(&e->p), cut = dt__max(1, e->p.net.context_shards);
     int64_t rows = e->p.rows * e->p.recipe->sequence / cut;
     dt__bind b;
@@ -20060,14 +20061,14 @@ static void dt__engine_loss(const dt__engine *e, int slot, float *loss)
 static void dt__engine_backward(dt__engine *e, const dt_instr *i)
 {
     dt__bind b;
-    const dt__plan *p = e->p.net.segments[i->segment].plan;
+    const dt__segment_plan *p = e->p.net.segments[i->segment].plan;
     int weights = i->op == DT_WEIGHTS;
     dt__engine_bind(e, i->segment, i->slot, i->set, &b);
     if (i->segment == e->p.net.count - 1)
         dt__mem_fill(e->k, NULL, b.at[DT__AT_GRAD_OUT], e->inv_valid * e->env.loss_scale, 1);
     e->env.segment = (uint32_t)i->segment;
-    dt__plan_run(p, p->forward_count + (weights ? p->backward_count : 0),
-                 weights ? p->weights_count : p->backward_count, &b, &e->env, i->fresh);
+    dt__segment_run(p, p->forward_count + (weights ? p->backward_count : 0),
+                    weights ? p->weights_count : p->backward_count, &b, &e->env, i->fresh);
     if (i->completes) dt__net_fold(&e->p.net, i->segment, i->segment + 1, b.slots, b.slices, &e->env);
 }
 
@@ -24249,7 +24250,7 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
 {
     dt__engine *e = &t->e;
     int64_t at = t->generator.logits;
-    const dt__plan *p = net->segments[at].plan;
+    const dt__segment_plan *p = net->segments[at].plan;
     dt__bind b;
     dt_result r;
     e->drawn = net, e->drawing = t->generator.memory, e->cache = t->generator.cache;
@@ -24482,7 +24483,7 @@ static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
 /* Is the loss a cross-entropy? The unit of any other loss is unknown. */
 static int dt__loss_in_nats(const dt_trainer *t)
 {
-    const dt__plan *p = t->e.p.net.segments[t->e.p.net.count - 1].plan;
+    const dt__segment_plan *p = t->e.p.net.segments[t->e.p.net.count - 1].plan;
     return p->g->nodes[p->output.id].op == DT__OP_CROSS_ENTROPY;
 }
 
@@ -24875,7 +24876,7 @@ static dt_result dt__fast_distance(dt_trainer *t, dt__two_ways *w)
 static void dt__compilation_swap(dt_trainer *t)
 {
     for (const dt__built *b = t->e.p.net.segments; b < t->e.p.net.segments + t->e.p.net.count; b++) {
-        dt__plan *p = b->plan, *plain = dt__fusion_of(p)->plain, swap = *p;
+        dt__segment_plan *p = b->plan, *plain = dt__fusion_of(p)->plain, swap = *p;
         if (!b->owner) continue;
         *p = *plain, *plain = swap;
         p->fused = plain->fused, plain->fused = NULL;

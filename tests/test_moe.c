@@ -635,13 +635,13 @@ static void tiny_forward(void)
 {
     const dt__net *net = &tiny->e.p.net;
     const tap_tensor *dropped = tap_golden_find(golden, "dropped");
-    const dt__plan *head = net->segments[net->count - 1].plan;
+    const dt__segment_plan *head = net->segments[net->count - 1].plan;
     int64_t logits = config("batch") * config("sequence") * config("vocabulary");
     float *whole;
     dt__bind b;
     tiny_load(NULL, 0, 0);
     for (int64_t s = 0; s < net->count; s++) {
-        const dt__plan *p = net->segments[s].plan;
+        const dt__segment_plan *p = net->segments[s].plan;
         dt__engine_forward(&tiny->e, s, 0);
         dt__engine_bind(&tiny->e, s, 0, -1, &b);
         for (int32_t id = 1; id < p->g->forward_count; id++) {

@@ -1488,12 +1488,12 @@ static void test_modes(void)
  * Every float of the planned memory remembers which value was written to it last; an op may only read what is still there. */
 
 typedef struct shadow {
-    const dt__plan *p;
+    const dt__segment_plan *p;
     int32_t *memory[DT__PLACES];
     int64_t size[DT__PLACES];
 } shadow;
 
-static int64_t shadow_size(const dt__plan *p, int32_t id) { return dt__count(&p->g->nodes[id]); }
+static int64_t shadow_size(const dt__segment_plan *p, int32_t id) { return dt__count(&p->g->nodes[id]); }
 
 static void shadow_read(const shadow *s, int32_t reader, int32_t id)
 {
@@ -1531,7 +1531,7 @@ static void shadow_write(shadow *s, int32_t op, int32_t id)
     for (int64_t i = 0; i < shadow_size(s->p, id); i++) s->memory[h->place][h->offset + i] = id;
 }
 
-static void check_plan(const dt__plan *p)
+static void check_plan(const dt__segment_plan *p)
 {
     static const int places[] = { DT__AT_SAVED, DT__AT_TEMP, DT__AT_OUTPUT, DT__AT_GRAD_IN };
     shadow s;

@@ -1213,7 +1213,7 @@ static dt_tensor functions(dt_graph *g, dt_tensor x, const void *user) /* (B,T,8
 }
 
 typedef struct planned {
-    dt__plan *plan;
+    dt__segment_plan *plan;
     float *params, *slots, *x, *w, *output, *grad_in, *saved, *temp;
     int64_t param[64], slot[64], slot_floats;
 } planned;
@@ -1253,7 +1253,7 @@ static void planned_close(planned *s)
 {
     float *const all[] = { s->params, s->slots, s->output, s->w, s->x, s->grad_in, s->saved, s->temp };
     for (int i = 0; i < 8; i++) dt__free(all[i]);
-    dt__plan_close(&s->plan);
+    dt__segment_close(&s->plan);
 }
 
 static void planned_run(planned *s, const dt__kernels *k, int workers, int32_t *targets, int64_t samples)
@@ -1261,7 +1261,7 @@ static void planned_run(planned *s, const dt__kernels *k, int workers, int32_t *
     dt__bind b;
     dt__env env;
     unsigned saved = dt__fp_enter();
-    const dt__plan *p = s->plan;
+    const dt__segment_plan *p = s->plan;
     memset(&b, 0, sizeof b);
     memset(&env, 0, sizeof env);
     env.loss_scale = 1.0f;
@@ -1275,9 +1275,9 @@ static void planned_run(planned *s, const dt__kernels *k, int workers, int32_t *
     b.at[DT__AT_INPUT] = s->x, b.at[DT__AT_OUTPUT] = s->output, b.at[DT__AT_GRAD_OUT] = s->w, b.at[DT__AT_GRAD_IN] = s->grad_in;
     b.at[DT__AT_SAVED] = s->saved, b.at[DT__AT_TEMP] = s->temp;
     memcpy(&b.at[DT__AT_TARGETS], &targets, sizeof targets);
-    dt__plan_run(p, 0, p->forward_count, &b, &env, 0);
+    dt__segment_run(p, 0, p->forward_count, &b, &env, 0);
     for (int64_t i = 0; i < p->temp; i++) s->temp[i] = NAN; /* other units run between forward and backward */
-    dt__plan_run(p, p->forward_count, p->backward_count, &b, &env, 1);
+    dt__segment_run(p, p->forward_count, p->backward_count, &b, &env, 1);
     dt__pool_close(&env.pool);
     dt__free(env.rng);
     dt__fp_leave(saved);
@@ -1397,15 +1397,15 @@ static dt_tensor flat_attention(dt_graph *g, dt_tensor x, const void *user)
 static void test_refused_segments(void)
 {
     dt_segment s;
-    dt__plan *plan = NULL;
+    dt__segment_plan *plan = NULL;
     s.name = "flat", s.build = flat_dropout, s.user = NULL;
     tap_ok(segment_plan(dt__graph_new(0, 0), &s, dt_shape3(2, 4, 6), dt_shape2(2, 4), 0, 0, NULL, &plan) == DT_E_SHAPE && strstr(dt_last_error(), "dropout"),
            "R16 dropout in a segment: axis 0 must be the samples");
-    dt__plan_close(&plan);
+    dt__segment_close(&plan);
     s.build = flat_attention;
     tap_ok(segment_plan(dt__graph_new(0, 0), &s, dt_shape3(2, 4, 6), dt_shape2(2, 4), 0, 0, NULL, &plan) == DT_E_SHAPE && strstr(dt_last_error(), "attention"),
            "R16 attention with dropout in a segment: axis 0 must be the samples");
-    dt__plan_close(&plan);
+    dt__segment_close(&plan);
 }
 
 /* Each op has one text and a domain that fits it; the host alone runs what reads sizes from tensors. */

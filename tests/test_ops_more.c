@@ -690,11 +690,11 @@ static void test_segment_errors(void)
 {
     static const struct { dt_segment_fn build; const char *says; } bad[] = { { returns_bf16, "a segment returns fp32 numbers, this one bf16" }, { flat_loss, "loss: axis 0 must count" } };
     for (int i = 0; i < 2; i++) {
-        dt__plan *plan = NULL;
+        dt__segment_plan *plan = NULL;
         dt_segment s;
         s.name = "bad", s.build = bad[i].build, s.user = NULL;
         tap_ok(segment_plan(dt__graph_new(0, 0), &s, dt_shape3(2, 4, 6), dt_shape2(2, 4), 0, 0, NULL, &plan) == DT_E_SHAPE && strstr(dt_last_error(), bad[i].says), "a segment's error: %s", bad[i].says);
-        dt__plan_close(&plan);
+        dt__segment_close(&plan);
     }
 }
 

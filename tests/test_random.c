@@ -78,7 +78,7 @@ static dt_tensor build_recipe(dt_graph *g, dt_tensor x, const void *user);
 
 typedef struct rig {
     const recipe *recipe;
-    dt__plan *plan, *run; /* of the recorded graph; of the one that runs */
+    dt__segment_plan *plan, *run; /* of the recorded graph; of the one that runs */
     unit unit[MOST_UNITS];
     float *params;
     int64_t param[2 * MOST_STEPS + 8], slot[128], slot_floats, input, outputs;
@@ -153,7 +153,7 @@ static void unit_reference(rig *r, int u)
 }
 
 /* Records the segment; NULL: not compiled. */
-static dt_result record(const recipe *c, dt__compiler *compiler, dt__plan **plan)
+static dt_result record(const recipe *c, dt__compiler *compiler, dt__segment_plan **plan)
 {
     dt_segment segment;
     dt_graph *g = dt__graph_new(0, 0);
@@ -188,12 +188,12 @@ static void rig_close(rig *r)
         dt__free(d->x), dt__free(d->w), dt__free(d->targets), dt__free(d->value), dt__free(d->room), dt__free(d->slots);
     }
     dt__free(r->params);
-    dt__plan_close(&r->plan);
+    dt__segment_close(&r->plan);
 }
 
 static const char *node_text(const dt_graph *g, int32_t id, char *text, size_t size);
 /* With DT_SHOW=1: the graph that fails, as it was compiled. */
-static void show(const dt__plan *p)
+static void show(const dt__segment_plan *p)
 {
     char text[400];
     for (int32_t id = 1; id < p->g->count; id++)
@@ -268,18 +268,18 @@ static void planned_close(planned *p)
  * between, so nothing is left in temporary memory. */
 static int planned_part(planned *p, int u, int32_t begin, int32_t count)
 {
-    const dt__plan *plan = p->r->run;
+    const dt__segment_plan *plan = p->r->run;
     unsigned saved = dt__fp_enter();
     int ok = 1;
     for (int64_t i = 0; i < plan->temp; i++) p->temp[i] = NAN;
-    if (!p->stepwise) dt__plan_run(plan, begin, count, &p->bind[u], &p->env, u == 0);
+    if (!p->stepwise) dt__segment_run(plan, begin, count, &p->bind[u], &p->env, u == 0);
     for (int32_t i = begin; ok && p->stepwise && i < begin + count; i++) {
         int32_t id = plan->order[i];
         const dt__node *n = &plan->g->nodes[id];
         char text[400];
         size_t bytes = (size_t)(dt__count(n) * dt__width(n));
         const float *got;
-        dt__plan_run(plan, i, 1, &p->bind[u], &p->env, u == 0);
+        dt__segment_run(plan, i, 1, &p->bind[u], &p->env, u == 0);
         got = dt__where(plan, &p->bind[u], id);
         if (memcmp(got, p->r->unit[u].value[id], bytes)) {
             failure at;
@@ -324,12 +324,12 @@ static void check_order(const recipe *c)
     for (int i = 0; i < 2; i++) {
         dt_compilation how;
         dt__compiling compiling;
-        dt__plan *plan;
+        dt__segment_plan *plan;
         memset(&how, 0, sizeof how), memset(&compiling, 0, sizeof compiling);
         how.passes = i ? "fuse,order" : "fuse";
         if (dt__compiling_open(&compiling, &how, dt__isa_table(0)) || record(c, &compiling.base, &plan)) tap_bail("%s", dt_last_error());
         order_floats[i] += floats[i] = plan->temp;
-        dt__plan_close(&plan);
+        dt__segment_close(&plan);
     }
     order_helps += floats[1] < floats[0], order_harms += floats[1] > floats[0];
 }
@@ -366,7 +366,7 @@ static int check_planned(rig *r, int isa, int workers, unsigned passes, failure 
     for (int32_t id = 1; passes && id < r->run->g->count; id++) grouped += r->run->g->nodes[id].group == id;
     for (int32_t i = 0; passes && i < dt__fusion_of(r->run)->group_count; i++) by_rows += dt__fusion_of(r->run)->groups[i].blocked != 0;
     if (passes && !ok && getenv("DT_SHOW")) show(r->run);
-    if (passes) dt__plan_close(&r->run);
+    if (passes) dt__segment_close(&r->run);
     if (!ok && !passes) { /* once more, to find the node */
         failure node;
         memset(&node, 0, sizeof node);

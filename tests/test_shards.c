@@ -125,18 +125,18 @@ static void run(rank *r)
         memcpy(rng, streams[micro], sizeof rng);
         r->env.rng = rng;
         for (int64_t s = 0; s < net->count; s++) {
-            const dt__plan *p = net->segments[s].plan;
+            const dt__segment_plan *p = net->segments[s].plan;
             bind_segment(r, s, micro, &b);
             r->env.segment = (uint32_t)s, r->busy = (int)(2 * s);
-            dt__plan_run(p, 0, p->forward_count, &b, &r->env, 0);
+            dt__segment_run(p, 0, p->forward_count, &b, &r->env, 0);
         }
         r->loss[micro] = b.at[DT__AT_OUTPUT][0];
         for (int64_t s = net->count - 1; s >= 0; s--) {
-            const dt__plan *p = net->segments[s].plan;
+            const dt__segment_plan *p = net->segments[s].plan;
             bind_segment(r, s, micro, &b);
             if (s == net->count - 1) b.at[DT__AT_GRAD_OUT][0] = 0.037f;
             r->env.segment = (uint32_t)s, r->busy = (int)(2 * s + 1);
-            dt__plan_run(p, p->forward_count, p->backward_count, &b, &r->env, micro == 0);
+            dt__segment_run(p, p->forward_count, p->backward_count, &b, &r->env, micro == 0);
         }
     }
     r->busy = 63;
