@@ -54,7 +54,8 @@ Usage: ./build.sh [COMMAND]
   help          this text
 
 Environment: CC, CXX, CFLAGS; DT_SANITIZE=address, undefined, thread (a comma list) for test;
-DT_ISA=portable, avx2, avx512, neon forces an instruction set; JOBS, the compilations at the same time (default: cores).
+DT_ISA=portable, avx2, avx512, neon forces an instruction set; JOBS, the compilations at the same time (default: cores)
+and the tests (default: 3).
 TEXT
 }
 

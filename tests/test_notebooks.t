@@ -1,12 +1,11 @@
 #!/usr/bin/env perl
 # The kernel of the C notebooks, and every notebook, run without a browser: notebook_kernel.py and execute.py print TAP.
-# Three notebooks, which seeded() draws, run with the learner's cells left blank, too; with --full all of them do.
+# Two notebooks, which seeded() draws, run with the learner's cells left blank, too; with --full all of them do.
 use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::Bin;
 use Dt;
-use List::Util qw(shuffle);
 use Test::More;
 
 my $python = "$root/build/notebooks/venv/bin/python";
@@ -32,7 +31,7 @@ run(300, "$python $root/notebooks-c/kernel.py --library"); # now, for no client 
 passes_on('the kernel', "timeout 300 $python $root/tests/notebook_kernel.py");
 seeded();
 my @notebooks = glob "$root/notebooks-c/[0-9]*.ipynb";
-my %blank = map { $_ => 1 } full() ? @notebooks : (shuffle(sort @notebooks))[0 .. 2];
+my %blank = map { $_ => 1 } drawn(2, sort @notebooks);
 for my $notebook (sort @notebooks) {
     my $what = $blank{$notebook} ? 'check' : 'solved';
     passes_on($notebook =~ s{.*/}{}r, "timeout 300 $python $root/notebooks-c/execute.py $what $notebook");
