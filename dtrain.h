@@ -725,12 +725,8 @@ typedef enum dt_numerics { DT_EXACT, DT_FAST } dt_numerics;
 /* A byte-level BPE tokenizer (Sennrich et al. 2016; Radford et al. 2019): text is cut into pre-tokens by a rule, the
  * bytes of each are merged pair by pair, the lowest rank first. Read-only once open: any threads may use it. */
 typedef struct dt_tokenizer dt_tokenizer;
-/* How text is cut into pre-tokens, by the classes of Unicode 14.0 (L letters, N numbers, white space). A byte that is
- * not part of well-formed UTF-8 counts as one character of no class.
- * GPT2: 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
- * LLAMA3: (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|
- *         \s+(?!\S)|\s+
- * QWEN2: as LLAMA3, but \p{N} in place of \p{N}{1,3} */
+/* How text is cut into pre-tokens: by the pattern of the model (dt__split_rules), with the classes of Unicode 14.0. A
+ * byte that is not part of well-formed UTF-8 counts as one character of no class. */
 typedef enum dt_pretokens { DT_PRETOKENS_GPT2, DT_PRETOKENS_LLAMA3, DT_PRETOKENS_QWEN2 } dt_pretokens;
 /* Opens a tokenizer.json of Hugging Face, or its directory: a BPE model; the pre-tokenizer ByteLevel (GPT2), or Split
  * by one of the rules and ByteLevel; at most 1048576 ids. Encoding adds no tokens. With the normalizer NFC, text that
@@ -1089,8 +1085,8 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
 DT_API int64_t dt_optimizer_parameters(const dt_optimizer *o, dt_parameter *list, int64_t room);
 /* Writes a list's values as a safetensors file, which appears when complete. Names differ, 1 to 159 bytes of UTF-8. */
 DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, int64_t count);
-/* Reads the values of a list from a safetensors file, F32, F16 or BF16, by name. The file may hold more. DT_E_DATA: it
- * lacks a name, or another shape has it; nothing was read. */
+/* Reads the values of a list from a safetensors file, F32, F16 or BF16, by name. The file may hold more, also
+ * rows of a "wpe.weight". DT_E_DATA: it lacks a name, or has it with another shape; nothing was read. */
 DT_API dt_result dt_parameters_load(const char *path, const dt_parameter *list, int64_t count);
 
 /* ---- H14  checkpoints without a trainer ---- */

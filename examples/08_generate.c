@@ -11,8 +11,8 @@
  * Build and run it, in this folder
  *     cc -O2 -I.. 08_generate.c -o 08_generate -lm -lpthread
  *     ./08_generate
- *     On a checkpoint of yours, or a directory of Hugging Face: ./build.sh generate CHECKPOINT --prompt TEXT, and
- *     ./build.sh eval CHECKPOINT --data FILE (tools/generate.c)
+ *     With a checkpoint of yours, or a directory of Hugging Face: ./build.sh generate CHECKPOINT --prompt TEXT, or eval
+ *     CHECKPOINT --data FILE (tools/generate.c)
  *
  * What it prints (and two texts)
  *     a demo model: 60 steps on a generated text
