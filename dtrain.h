@@ -22865,14 +22865,17 @@ static dt_result dt__state_write(dt__walk w, const char *folder, const char *nam
     return dt__tensor_file_close(&f, w.result, part);
 }
 
-/* Writes both files of a full checkpoint. */
-static dt_result dt__state_write_full(dt__walk model, const char *folder, dt__part_file part[2])
+/* Writes the tensors of a walk into the one or, of a full checkpoint, two files of a kind. */
+static dt_result dt__state_save(dt__walk w, const char *folder, int kind, dt__part_file part[2])
 {
-    dt__walk rest = model;
-    dt_result r, other;
-    model.end = rest.next = model.t->e.p.net.param_count;
-    r = dt__state_write(model, folder, "model.safetensors", 0, &part[0]);
-    other = dt__state_write(rest, folder, "optimizer.safetensors", 0, &part[1]);
+    dt__walk rest = w;
+    dt_result r, other = DT_OK;
+    char name[64];
+    DT__PRINT(name, "shard-%03d.safetensors", w.t->comm ? dt_comm_rank(w.t->comm) : 0);
+    if (kind == DT_SHARDED) return dt__state_write(w, folder, name, DT__STORED_F32, part);
+    w.end = rest.next = w.t->e.p.net.param_count;
+    r = dt__state_write(w, folder, "model.safetensors", kind == DT_FULL ? DT__STORED_F32 : DT__STORED_BF16, part);
+    if (kind == DT_FULL) other = dt__state_write(rest, folder, "optimizer.safetensors", DT__STORED_F32, part + 1);
     return r ? r : other;
 }
 
@@ -23087,10 +23090,7 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     if (!r) r = dt__lock_open(&lock, directory, NULL);
     if (!r) r = dt__step_begin(directory, c->m.step);
     w.file = 1, w.whole = !sharded;
-    if (!r && full) r = dt__state_write_full(w, draft.at, part);
-    if (!r && sharded) r = dt__state_write(w, draft.at, "shard-000.safetensors", 0, part);
-    w.end = c->t.e.p.net.param_count;
-    if (!r && !sharded && !full) r = dt__state_write(w, draft.at, "model.safetensors", DT__STORED_BF16, part);
+    if (!r) r = dt__state_save(w, draft.at, kind, part);
     for (int i = 0; i < files && !r; i++) r = dt__part_flush(draft.at, part[i].name);
     for (int64_t i = 0; i < c->m.files && !r; i++) {
         part[files] = c->m.file[i];
@@ -23369,11 +23369,9 @@ static dt_result dt__save_write(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
     dt__walk w = dt__walk_of(t, 0, t->state.count, 1);
-    char name[64];
     dt_result r = DT_OK;
     w.snapshot = s->snapshot, w.file = 1;
-    DT__PRINT(name, "shard-%03d.safetensors", dt_comm_rank(t->comm));
-    if (!s->now.full) r = dt__state_write(w, folder, name, 0, &s->part[s->parts++]);
+    if (!s->now.full) r = dt__state_save(w, folder, DT_SHARDED, &s->part[s->parts++]);
     for (int64_t i = 0; i < s->parts && !r; i++) r = dt__part_flush(folder, s->part[i].name);
     return r || !dt_trainer_is_root(t) ? r : dt__save_extras(t, folder);
 }
@@ -23492,7 +23490,7 @@ static dt_result dt__save_full(dt_trainer *t, const char *folder)
     dt__walk w = dt__walk_of(t, 0, t->state.count, !whole);
     dt_result r = dt__trainer_agree(t, dt__engine_wait(&t->e));
     w.whole = w.file = 1;
-    if (!r && (root || !whole)) r = dt__state_write_full(w, folder, root ? s->part : none);
+    if (!r && (root || !whole)) r = dt__state_save(w, folder, DT_FULL, root ? s->part : none);
     s->parts = root ? 2 : 0;
     return dt__trainer_agree(t, r);
 }
