@@ -389,7 +389,7 @@ my @damages = ( # what, how, and the words that it must be refused with
     ['manifest, its last byte missing', sub { change("$_[0]/manifest.json", sub { chop }) }, qr/manifest\.json is cut or damaged/],
     ['manifest, its half missing', sub { change("$_[0]/manifest.json", sub { $_ = substr $_, 0, length() / 2 }) }, qr/manifest\.json is cut or damaged/],
     ['manifest, a byte more', sub { change("$_[0]/manifest.json", sub { $_ .= "\n" }) }, qr/manifest\.json is cut or damaged/],
-    ['manifest, missing', sub { unlink "$_[0]/manifest.json" }, qr/cannot read \S+manifest\.json \(No such file/],
+    ['manifest, missing', sub { unlink "$_[0]/manifest.json" }, qr/holds no checkpoint: name one with manifest\.json/],
     ['manifest, a directory', sub { unlink "$_[0]/manifest.json"; mkdir "$_[0]/manifest.json" }, qr/manifest\.json is not a plain file/],
     ['manifest, a pipe', sub { unlink "$_[0]/manifest.json"; POSIX::mkfifo("$_[0]/manifest.json", 0666) }, qr/manifest\.json is not a plain file/],
     ['manifest, of the checkpoint before', sub { system "cp $_[3]/" . name_of(2) . "/manifest.json $_[0]" },
@@ -435,8 +435,8 @@ for my $case (some($short ? 8 : 24, @damages)) {
 }
 damaged('two files swapped', $ground, sub { rename "$_[0]/shard-000.safetensors", "$_[0]/x"; rename "$_[0]/shard-001.safetensors", "$_[0]/shard-000.safetensors"; rename "$_[0]/x", "$_[0]/shard-001.safetensors" },
     qr/is damaged/);
-damaged('an empty directory', $ground, sub { forget($_[0]); mkdir $_[0] }, qr/manifest\.json \(No such file/);
-damaged('a plain file', $ground, sub { forget($_[0]); spew($_[0], '') }, qr/manifest\.json \(Not a directory/);
+damaged('an empty directory', $ground, sub { forget($_[0]); mkdir $_[0] }, qr/holds no checkpoint/);
+damaged('a plain file', $ground, sub { forget($_[0]); spew($_[0], '') }, qr/holds no checkpoint/);
 
 # A newer one that cannot be read counts for nothing when old ones are taken away.
 SKIP: {
