@@ -10926,7 +10926,7 @@ static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how,
     c->backend = how->backend;
     c->tries = how->verify || how->report || how->mode == DT_COMPILE_AUTO;
     c->wide = how->passes && *how->passes && *how->passes != '-' ? 0 /* it is named */
-              : how->mode == DT_COMPILE_AUTO ? INT64_MAX /* has the memory of both plans in any case */ : DT__WIDE;
+              : how->mode == DT_COMPILE_AUTO ? INT64_MAX /* has the memory of both plans in any case */ : (int64_t)DT__WIDE;
     return dt__passes_of(how->passes, &c->passes);
 }
 
