@@ -476,7 +476,7 @@ command_test() {
 
 # What prove runs: those that take longest first, so that none of them is alone at the end.
 test_files() {
-    local long=(tests/test_{examples,nodes,notebooks,api,checkpoints,compile,layouts,readme,ofi,labs,launch,compiler,hash,mirror}.t
+    local long=(tests/test_{examples,nodes,notebooks,api,checkpoints,compile,layouts,readme,ofi,labs,launch,compiler,hash,isa,mirror}.t
                 tests/test_{interrupted,random}.c)
     printf '%s\n' "${long[@]}" tests/test_*.[ct] | awk '!seen[$0]++' | sed "s#^tests/\(.*\)\.c\$#$test_build/\1#"
 }

@@ -30,7 +30,8 @@ static void start(job *j, const char *self, const char *arguments)
     j->supervisor = fork();
     if (j->supervisor == 0) {
         setpgid(0, 0);
-        signal(SIGINT, SIG_DFL); /* a shell ignores it for what it runs in the background, and programs inherit that */
+        signal(SIGINT, SIG_DFL); /* a shell ignores both for what it runs in the background, and programs inherit that */
+        signal(SIGQUIT, SIG_DFL);
         dup2(pipe_fd[1], 1);
         dup2(pipe_fd[1], 2);
         close(pipe_fd[0]);
