@@ -8910,13 +8910,6 @@ static int32_t dt__reusable(const dt__planner *w, int32_t id, int32_t now)
     return 0;
 }
 
-/* The end of the phase that contains position `now` of the order. */
-static int32_t dt__phase_end(const dt__segment_plan *p, int32_t now)
-{
-    if (now < p->forward_count) return p->forward_count;
-    return p->forward_count + p->backward_count + (now < p->forward_count + p->backward_count ? 0 : p->weights_count);
-}
-
 /* Does backward recompute the value? Its place is free from the end of forward until then. */
 static int dt__is_recomputed(const dt__planner *w, int32_t id)
 {
@@ -8942,7 +8935,9 @@ static void dt__place(dt__planner *w, int32_t id, int32_t now)
     dt__segment_plan *p = w->p;
     dt__home *home = &p->home[id];
     int64_t size = dt__round_up(dt__floats(&p->g->nodes[id]), 16);
-    int32_t reuse, end = dt__phase_end(p, now);
+    int32_t reuse, end = p->forward_count; /* of the phase */
+    if (now >= end) end += p->backward_count;
+    if (now >= end) end += p->weights_count;
     reuse = p->g->nodes[id].op == DT__OP_AUX ? 0 : dt__reusable(w, id, now);
     if (home->place == DT__AT_OUTPUT && reuse && p->home[reuse].place == DT__AT_TEMP) p->home[reuse] = *home;
     if (home->place) return;
@@ -10400,15 +10395,6 @@ static void dt__member_rows(const dt__group_run *r, const dt__fused_op *m, const
     dt__some_row_op(&c, 0, t->rows);
 }
 
-static void dt__tile_run(const dt__group_run *r, const dt__tile *t)
-{
-    for (int32_t i = 0; i < r->group->count; i++) {
-        const dt__fused_op *m = &r->f->members[r->group->begin + i];
-        if (dt__is_each(r->call[i].g, m->id)) dt__member_each(r, i, t), i += m->code ? m->chain - 1 : 0;
-        else dt__member_rows(r, m, &r->call[i], t);
-    }
-}
-
 /* A task of a group: r->tiles tiles. */
 static void dt__group_task(void *user, int64_t task, void *scratch)
 {
@@ -10420,7 +10406,11 @@ static void dt__group_task(void *user, int64_t task, void *scratch)
     for (int64_t i = task * r->tiles; i < end; i++) {
         t.row = i / r->across * g->tall, t.col = i % r->across * g->wide;
         t.rows = dt__min(g->tall, g->rows - t.row), t.cols = dt__min(g->wide, g->cols - t.col);
-        dt__tile_run(r, &t);
+        for (int32_t k = 0; k < g->count; k++) {
+            const dt__fused_op *m = &r->f->members[g->begin + k];
+            if (dt__is_each(r->call[k].g, m->id)) dt__member_each(r, k, &t), k += m->code ? m->chain - 1 : 0;
+            else dt__member_rows(r, m, &r->call[k], &t);
+        }
     }
 }
 
@@ -10926,7 +10916,7 @@ static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how,
     c->backend = how->backend;
     c->tries = how->verify || how->report || how->mode == DT_COMPILE_AUTO;
     c->wide = how->passes && *how->passes && *how->passes != '-' ? 0 /* it is named */
-              : how->mode == DT_COMPILE_AUTO ? INT64_MAX /* has the memory of both plans in any case */ : (int64_t)DT__WIDE;
+              : how->mode == DT_COMPILE_AUTO ? INT64_MAX /* both plans need memory */ : (int64_t)DT__WIDE;
     return dt__passes_of(how->passes, &c->passes);
 }
 
