@@ -557,9 +557,7 @@ typedef struct dt_custom_op {
 DT_API dt_tensor dt_custom(dt_graph *g, const dt_custom_op *op, const dt_tensor *in, int64_t count, dt_shape shape);
 
 /* Elementwise, (..) -> (..). Ops of several tensors broadcast: shapes are aligned at the last axis, sizes equal or 1.
- * Every function is right for zeros of both signs, subnormals, inf and NaN. Errors against the real value, over all
- * floats (tests/ulp.md): exp, log, tanh below 2 ulp; sqrt and reciprocal rounded once; rsqrt 1.5 ulp; sigmoid and silu
- * below 0.51 ulp. */
+ * Every function is right for zeros of both signs, subnormals, inf and NaN. Errors over all floats: tests/ulp.md. */
 DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s);
 DT_API dt_tensor dt_tanh(dt_graph *g, dt_tensor x);
 /* x / (1 + e^-x) (Elfwing et al. 2018; Hendrycks and Gimpel 2016). -inf gives the limit, -0. */
@@ -771,12 +769,12 @@ DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample,
 
 /* Samples of the program's own: images, series, measurements. fetch writes sample `sample`, below samples[split], to
  * input (inputs) and target (targets). The first segment's x is then (B,inputs) of input_type, dt_targets() (B,targets)
- * of target_type. Order, shards, prefetch and validation are those of files, and so is the contract: the same bits in
- * any layout. For that, what fetch writes must depend on (split, sample) alone. Several threads call it at the same
- * time: it changes nothing that user points to. It writes every element: floats finite, int32 inputs inside the table
- * that reads them; int32 targets below 0 are ignored. The step or validation that needs the sample returns fetch's
- * error. A fetch of a validation sample, and with DT_NO_THREADS every fetch, must take less than --timeout. Make floats
- * from integers, or scale integers in the first segment: your compiler decides how float arithmetic in fetch rounds. */
+ * of target_type. Order, shards, prefetch and validation are those of files. For the same bits in any layout, what
+ * fetch writes must depend on (split, sample) alone; several threads call it at the same time, so it changes nothing
+ * that user points to. It writes every element: floats finite, int32 inputs inside the table that reads them; int32
+ * targets below 0 are ignored. The step or validation that needs the sample returns fetch's error. A fetch for
+ * validation, and with DT_NO_THREADS every fetch, must take less than --timeout. Make floats from integers, or scale
+ * integers in the first segment: your compiler decides how float arithmetic in fetch rounds. */
 typedef struct dt_source {
     void *user;
     int64_t samples[2];               /* by dt_split; validation may be 0 */
@@ -785,19 +783,14 @@ typedef struct dt_source {
     dt_result (*fetch)(void *user, dt_split split, int64_t sample, void *input, void *target);
 } dt_source;
 /* ---- H13  communicators ---- */
-/* Options of the launcher, which dt_launch takes out of argc and argv: --ranks, --launch, --nodes, --timeout (also
- * DT_TIMEOUT), --max-restarts (after 1, 2, 4 .. 30 times DT_BACKOFF seconds), --elastic; --help explains them.
- * DT_NODES emulates nodes as --nodes does; DT_LINK_RATE then lets a collective on more than 2048 floats take as long
- * as its bytes need at so many bytes per second, DT_LINK_DELAY is the seconds of a message. DT_RESTARTS tells ranks
- * how often they were restarted. Wrong options or data and numbers that are not finite are not restarted.
- *
+/* dt_launch takes its options out of argc and argv; --help explains them, examples/reference.md the environment.
  * A rank sends a heartbeat in every call on a communicator: when the work between two calls takes longer, raise
  * --timeout. Calls that disagree fail with DT_E_PEER and both calls' names. When a rank dies, freezes or leaves, the
  * others' calls return DT_E_PEER: at once when it is dead, after the timeout when it is frozen. Ctrl-C or SIGTERM:
  * DT_E_INTERRUPTED. From then on each call returns the same code and sentence; buffers may be half-written.
  * DT_E_USAGE: a negative count, a rank outside 0..size-1.
- * With DT_MPI or DT_OFI the ranks may be those that mpirun, srun, torchrun or SageMaker started, on any number of
- * machines; of the launcher's options only --timeout is for them. */
+ * Wrong options or data and numbers that are not finite are not restarted. With DT_MPI or DT_OFI the ranks may be those
+ * that mpirun, srun, torchrun or SageMaker started, on any number of machines; only --timeout is for them. */
 
 /* A communicator over the ranks of c with the same color (>= 0), in their order. c must live longer. Collective. */
 DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub);
@@ -824,16 +817,10 @@ DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from);
 DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine);
 /* Where `rank`'s copy of `mine` is mapped here; NULL: other memory or node. dt_barrier orders reads and writes. */
 DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank);
-/* NCCL, for buffers in the memory of NVIDIA GPUs, one GPU per rank (DT_NCCL). dt_nccl_open loads
- * libnccl.so.2 and the driver's libcuda.so.1 (or the files that DT_NCCL_LIBRARY and DT_CUDA_LIBRARY name). Sums are in
- * NCCL's order.
- *     dt_nccl *n = NULL;
- *     dt_result r = dt_nccl_open(&n, c, -1);
- *     if (!r) r = dt_nccl_collect(n, DT_ALL_REDUCE, gradient, gradient, count, DT_SUM, stream);  queued; on the GPU
- *     if (!r) r = dt_nccl_wait(n, stream);
- *     dt_nccl_close(&n); It belongs to c's thread; c notices failures and must live longer. When a rank dies or leaves,
- * a GPU fails, or a call takes longer than --timeout, NCCL is aborted, and c fails with DT_E_PEER or DT_E_SYSTEM on all
- * ranks, for good. */
+/* NCCL, for buffers in the memory of NVIDIA GPUs, one GPU per rank (DT_NCCL; examples/28_nccl.c). Sums are in NCCL's
+ * order. A dt_nccl belongs to the thread of its dt_comm, which notices failures and must live longer. When a rank dies
+ * or leaves, a GPU fails, or a call takes longer than --timeout, NCCL is aborted, and the dt_comm fails with DT_E_PEER
+ * or DT_E_SYSTEM on all ranks, for good. */
 typedef struct dt_nccl dt_nccl;
 typedef enum dt_call { DT_ALL_REDUCE, DT_REDUCE_SCATTER, DT_ALL_GATHER } dt_call;
 /* Joins the ranks of c. Collective. gpu: the number of this rank's GPU, -1: its rank on the node modulo the GPUs
@@ -990,12 +977,11 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
  * together; output.sample_length must not be 0. A text that fills the sequence continues from its second half. */
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how,
                                    char *text);
-/* What was trained, for use in any program: a trainer that only predicts, draws text and measures. `path` is a
- * checkpoint of either kind and of any layout (a step, or the folder of steps: the newest), or a directory of Hugging
- * Face with config.json and model.safetensors; its tokenizer.json is used, too. model: NULL, or the program's own
- * segments, which a checkpoint does not hold: their parameters must have the names and shapes of the checkpoint's.
- * Collective over the ranks that dt_launch started, in any layout that the recipe allows (NULL: dt_layout_default()).
- * Predictions have the bits of the program that trained (examples/18_use.c). */
+/* A trainer that only predicts, draws text and measures (examples/18_use.c). `path` is a checkpoint of either kind (a
+ * step, or the folder of steps: the newest), or a directory of Hugging Face with config.json and model.safetensors; its
+ * tokenizer.json is used, too. model: NULL, or the program's own segments, which a checkpoint does not hold, with
+ * parameters of its names and shapes. Collective over the ranks that dt_launch started, in any layout that the recipe
+ * allows (NULL: dt_layout_default()). Predictions have the bits of the program that trained. */
 DT_API dt_result dt_predictor_open(dt_trainer **t, const char *path, const dt_model *model, const dt_layout *layout);
 /* What to draw; start from dt_generation_default(): 400 bytes, no stop, temperature 0.7 over all tokens, seed 0. */
 typedef struct dt_generation {
@@ -3169,7 +3155,7 @@ DT__INLINE void dt__v_storen(float *p, dt__vf v, int64_t n)
 }
 #endif
 
-DT__INLINE dt__vf dt__v_abs(dt__vf x) { return (dt__vf)((dt__vi)x & dt__v_seti(0x7fffffff)); }
+DT__INLINE dt__vf dt__v_abs(dt__vf x) { return (dt__vf)((dt__vi)x & 0x7fffffff); }
 /* mask lane set ? a : b */
 DT__INLINE dt__vf dt__v_select(dt__vi mask, dt__vf a, dt__vf b)
 {
@@ -3260,7 +3246,7 @@ DT__INLINE dt__vf dt__v_tanh(dt__vf x)
 {
     static const float c[] = {-5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f, 1.33314422036e-1f,
                               -3.33332819422e-1f};
-    dt__vi sign = (dt__vi)x & dt__v_seti((int32_t)0x80000000);
+    dt__vi sign = (dt__vi)x & INT32_MIN;
     dt__vf a = dt__v_abs(x), z = x * x, big = 1.0f - 2.0f / (dt__v_exp(a + a) + 1.0f);
     a = dt__v_where(a < 0.625f, dt__v_fma(dt__v_polynomial(z, c, 5) * z, a, a), big);
     return (dt__vf)((dt__vi)a | sign);
@@ -3356,7 +3342,6 @@ DT__INLINE dt__vd DT__K(dt__d_gate)(dt__vd x)
         return u; \
     }
 DT__BY_DOUBLE(dt__v_sigmoid, 1.0 / DT__K(dt__d_gate)(x))
-/* x / (1 + e^-x) (Elfwing et al. 2018); -inf gives the limit, -0. */
 DT__BY_DOUBLE(dt__v_silu, DT__WHERE(x < least, least, x) / DT__K(dt__d_gate)(x))
 
 /* ---- row and column sums (R5) ----
@@ -3544,18 +3529,14 @@ static void DT__K(dt__map)(int op, float *out, const float *const in[3], const i
 }
 static void DT__K(dt__binary)(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n)
 {
-    const float *in[3];
-    int step[3];
-    in[0] = a, in[1] = b, in[2] = NULL;
-    step[0] = astep, step[1] = bstep, step[2] = 0;
+    const float *in[3] = {a, b, NULL};
+    const int step[3] = {astep, bstep, 0};
     DT__K(dt__map)(op, out, in, step, n, 0.0f);
 }
 static void DT__K(dt__unary)(int op, float *out, const float *x, int64_t n, float s)
 {
-    const float *in[3];
-    int step[3];
-    in[0] = x, in[1] = in[2] = NULL;
-    step[0] = 1, step[1] = step[2] = 0;
+    const float *in[3] = {x, NULL, NULL};
+    const int step[3] = {1, 0, 0};
     DT__K(dt__map)(op, out, in, step, n, s);
 }
 
@@ -3568,31 +3549,31 @@ static void DT__K(dt__unary)(int op, float *out, const float *x, int64_t n, floa
  * integer addition; where it is not, adding a power of two whose last bit is the format's smallest number rounds. */
 DT__INLINE dt__vi DT__K(dt__v_narrow)(dt__vf x, const dt__format *f)
 {
-    dt__vi u = (dt__vi)x, infinity = dt__v_seti(0x7f800000), a = u & dt__v_seti(0x7fffffff), magic, small, code;
+    dt__vi u = (dt__vi)x, infinity = dt__v_seti(0x7f800000), a = u & 0x7fffffff, magic, small, code;
     dt__vi nan = a > infinity;
     if (f->shift == 16) { /* bf16 is the upper half of fp32 */
-        code = (u & ~nan) + dt__v_seti(0x7fff) + ((u >> 16) & dt__v_seti(1));
-        return (DT__PICK(nan, u | dt__v_seti(0x7fc00000), code) >> 16) & dt__v_seti(0xffff);
+        code = (u & ~nan) + 0x7fff + ((u >> 16) & 1);
+        return (DT__PICK(nan, u | 0x7fc00000, code) >> 16) & 0xffff;
     }
     a = DT__PICK(nan, infinity, a);
     magic = dt__v_seti((128 - f->bias + f->shift) << 23);
     small = (dt__vi)((dt__vf)a + (dt__vf)magic) - magic;
-    code = (a + dt__v_seti((1 << (f->shift - 1)) - 1) + ((a >> f->shift) & dt__v_seti(1))) >> f->shift;
-    code = code - dt__v_seti((127 - f->bias) << (23 - f->shift));
-    code = DT__PICK(a < dt__v_seti((128 - f->bias) << 23), small, code);
-    code = DT__PICK(code > dt__v_seti(f->top), dt__v_seti(f->top), code);
+    code = (a + ((1 << (f->shift - 1)) - 1) + ((a >> f->shift) & 1)) >> f->shift;
+    code = code - ((127 - f->bias) << (23 - f->shift));
+    code = DT__PICK(a < (128 - f->bias) << 23, small, code);
+    code = DT__PICK(code > f->top, dt__v_seti(f->top), code);
     code = DT__PICK(nan, dt__v_seti(f->nan), code);
-    return code | (((u >> 31) & dt__v_seti(1)) << (8 * f->bytes - 1));
+    return code | (((u >> 31) & 1) << (8 * f->bytes - 1));
 }
 
 /* The numbers of codes: exact. The shifted bits are the number over a power of two, subnormal or not. */
 DT__INLINE dt__vf DT__K(dt__v_widen)(dt__vi code, const dt__format *f)
 {
-    dt__vi sign = (code >> (8 * f->bytes - 1)) << 31, a = code & dt__v_seti((1 << (8 * f->bytes - 1)) - 1);
+    dt__vi sign = (code >> (8 * f->bytes - 1)) << 31, a = code & ((1 << (8 * f->bytes - 1)) - 1);
     dt__vf x = (dt__vf)(a << f->shift) * (dt__vf)dt__v_seti((254 - f->bias) << 23);
-    dt__vi special = (a << f->shift) | dt__v_seti(0x7f800000);
+    dt__vi special = (a << f->shift) | 0x7f800000;
     if (f->shift == 16) return (dt__vf)(code << 16);
-    return (dt__vf)(DT__PICK(a >= dt__v_seti(f->top), special, (dt__vi)x) | sign);
+    return (dt__vf)(DT__PICK(a >= f->top, special, (dt__vi)x) | sign);
 }
 
 /* n numbers, rounded in place to a type of fewer bits. */
@@ -3726,8 +3707,7 @@ static void DT__K(dt__pack_transposed)(float *dst, int64_t ld, const float *src,
 static int64_t DT__K(dt__strip)(int64_t left)
 {
     int64_t vectors = dt__ceil_div(left, DT__W);
-    /* two even strips rather than a full one and a thin one */
-    if (vectors == DT__NV + 1) return (DT__NV + 2) / 2 * DT__W;
+    if (vectors == DT__NV + 1) return (DT__NV + 2) / 2 * DT__W; /* two even strips, not a full one and a thin one */
     return dt__min(vectors, DT__NV) * DT__W;
 }
 
@@ -4024,9 +4004,9 @@ static void DT__K(dt__rng_words)(uint32_t *words, const dt__rng *rng, uint32_t b
     for (int round = 0; round < 10; round++) {
         DT__K(dt__v_mul_wide)(x[0], DT__PHILOX_M0, &low0, &high0);
         DT__K(dt__v_mul_wide)(x[2], DT__PHILOX_M1, &low1, &high1);
-        x[0] = high1 ^ x[1] ^ (dt__vw)dt__v_seti((int32_t)k0);
+        x[0] = high1 ^ x[1] ^ k0;
         x[1] = low1;
-        x[2] = high0 ^ x[3] ^ (dt__vw)dt__v_seti((int32_t)k1);
+        x[2] = high0 ^ x[3] ^ k1;
         x[3] = low0;
         k0 += DT__PHILOX_W0;
         k1 += DT__PHILOX_W1;
@@ -4039,8 +4019,8 @@ static void DT__K(dt__rng_words)(uint32_t *words, const dt__rng *rng, uint32_t b
 
 DT__INLINE dt__vf DT__K(dt__v_drop)(dt__vf x, const uint32_t *words, uint32_t threshold, float scale)
 {
-    dt__vi keep = (dt__vi)((dt__vw) * (const dt__vwu *)words >= (dt__vw)dt__v_seti((int32_t)threshold));
-    return (dt__vf)((dt__vi)(x * dt__v_set(scale)) & keep);
+    dt__vi keep = (dt__vi)((dt__vw) * (const dt__vwu *)words >= threshold);
+    return (dt__vf)((dt__vi)(x * scale) & keep);
 }
 
 /* Dropout: element i of x has the random word of element first + i, and is kept, times scale, from threshold on. */
@@ -4301,7 +4281,7 @@ DT__INLINE dt__vf DT__K(dt__v_score)(const float *x, int64_t j, int64_t keys, dt
     dt__vi lane;
     if (j + DT__W <= keys) return v;
     memcpy(&lane, index, sizeof lane);
-    return dt__v_select(lane < dt__v_seti((int32_t)(keys - j)), v, dt__v_set(-__builtin_inff()));
+    return dt__v_where(lane < (int32_t)(keys - j), v, dt__v_set(-__builtin_inff()));
 }
 
 /* Hidden keys' scores x (rows,s) become -inf. */
@@ -4401,7 +4381,7 @@ static void DT__K(dt__attention_join)(const dt__slice_sums *left, const dt__slic
             const float *p = right->o + (i + r) * right->ld;
             for (int64_t c = 0; c < d; c += DT__W) {
                 int64_t m = dt__min(DT__W, d - c);
-                dt__vf own = dt__v_set(a[r]) * dt__v_loadn(o + c, m);
+                dt__vf own = a[r] * dt__v_loadn(o + c, m);
                 dt__v_storen(o + c, dt__v_fma(dt__v_set(b[r]), dt__v_loadn(p + c, m), own), m);
             }
         }
@@ -4522,7 +4502,7 @@ static void DT__K(dt__rope)(float *out, const float *x, const float *turn, int64
         for (int64_t c = 0; c < half; c += DT__W) {
             int64_t n = half - c < DT__W ? half - c : DT__W;
             dt__vf low = dt__v_loadn(x + c, n), high = dt__v_loadn(x + half + c, n), cosine = dt__v_loadn(turn + c, n);
-            dt__vf sine = dt__v_loadn(turn + half + c, n) * dt__v_set(sign);
+            dt__vf sine = dt__v_loadn(turn + half + c, n) * sign;
             dt__v_storen(out + c, dt__v_fma(-high, sine, low * cosine), n);
             dt__v_storen(out + half + c, dt__v_fma(low, sine, high * cosine), n);
         }
@@ -4589,31 +4569,31 @@ static void DT__K(dt__convert)(int to, void *out, int from, const void *x, int64
 DT__INLINE dt__vf DT__K(dt__v_clipped)(const float *grad, int64_t k, const dt__update *u)
 {
     dt__vf limit = dt__v_set(u->limit);
-    return dt__v_max(dt__v_min(dt__v_loadn(grad, k) * dt__v_set(u->clip), limit), -limit);
+    return dt__v_max(dt__v_min(dt__v_loadn(grad, k) * u->clip, limit), -limit);
 }
 
 /* Adam's step, before its rate. The moments go on. */
 DT__INLINE dt__vf DT__K(dt__v_adam)(dt__vf g, dt__vf *mean, dt__vf *var, const dt__update *u)
 {
-    *mean = dt__v_fma(dt__v_set(u->beta1), *mean, dt__v_set(u->one_minus_beta1) * g);
-    *var = dt__v_fma(dt__v_set(u->beta2), *var, dt__v_set(u->one_minus_beta2) * (g * g));
+    *mean = dt__v_fma(dt__v_set(u->beta1), *mean, u->one_minus_beta1 * g);
+    *var = dt__v_fma(dt__v_set(u->beta2), *var, u->one_minus_beta2 * (g * g));
     return *mean / dt__v_fma(dt__v_sqrt(*var), dt__v_set(u->root_scale), dt__v_set(u->eps));
 }
 
 DT__INLINE dt__vf DT__K(dt__v_lion)(dt__vf g, dt__vf *mean, const dt__update *u)
 {
-    dt__vf c = dt__v_fma(dt__v_set(u->beta1), *mean, dt__v_set(u->one_minus_beta1) * g), zero = dt__v_set(0.0f);
-    *mean = dt__v_fma(dt__v_set(u->beta2), *mean, dt__v_set(u->one_minus_beta2) * g);
-    return dt__v_select((dt__vi)(c > zero), dt__v_set(1.0f), dt__v_select((dt__vi)(c < zero), dt__v_set(-1.0f), zero));
+    dt__vf c = dt__v_fma(dt__v_set(u->beta1), *mean, u->one_minus_beta1 * g), zero = dt__v_set(0.0f);
+    *mean = dt__v_fma(dt__v_set(u->beta2), *mean, u->one_minus_beta2 * g);
+    return dt__v_where(c > zero, dt__v_set(1.0f), dt__v_where(c < zero, dt__v_set(-1.0f), zero));
 }
 
 /* w = keep w - step d, and the average follows. */
 DT__INLINE void DT__K(dt__v_move)(float *w, float *average, dt__vf d, int64_t k, const dt__update *u)
 {
-    dt__vf x = dt__v_fma(dt__v_set(-u->step), d, dt__v_loadn(w, k) * dt__v_set(u->keep));
+    dt__vf x = dt__v_fma(dt__v_set(-u->step), d, dt__v_loadn(w, k) * u->keep);
     dt__v_storen(w, x, k);
     if (!average) return;
-    x = dt__v_fma(dt__v_set(u->average), dt__v_loadn(average, k), dt__v_set(u->one_minus_average) * x);
+    x = dt__v_fma(dt__v_set(u->average), dt__v_loadn(average, k), u->one_minus_average * x);
     dt__v_storen(average, x, k);
 }
 
