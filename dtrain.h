@@ -3558,7 +3558,7 @@ DT__INLINE dt__vi DT__K(dt__v_narrow)(dt__vf x, const dt__format *f)
     a = DT__PICK(nan, infinity, a);
     magic = dt__v_seti((128 - f->bias + f->shift) << 23);
     small = (dt__vi)((dt__vf)a + (dt__vf)magic) - magic;
-    code = (a + ((1 << (f->shift - 1)) - 1) + ((a >> f->shift) & 1)) >> f->shift;
+    code = (a + dt__v_seti((1 << (f->shift - 1)) - 1) + ((a >> f->shift) & 1)) >> f->shift;
     code = code - ((127 - f->bias) << (23 - f->shift));
     code = DT__PICK(a < (128 - f->bias) << 23, small, code);
     code = DT__PICK(code > f->top, dt__v_seti(f->top), code);
@@ -3569,7 +3569,7 @@ DT__INLINE dt__vi DT__K(dt__v_narrow)(dt__vf x, const dt__format *f)
 /* The numbers of codes: exact. The shifted bits are the number over a power of two, subnormal or not. */
 DT__INLINE dt__vf DT__K(dt__v_widen)(dt__vi code, const dt__format *f)
 {
-    dt__vi sign = (code >> (8 * f->bytes - 1)) << 31, a = code & ((1 << (8 * f->bytes - 1)) - 1);
+    dt__vi sign = (code >> (8 * f->bytes - 1)) << 31, a = code & dt__v_seti((1 << (8 * f->bytes - 1)) - 1);
     dt__vf x = (dt__vf)(a << f->shift) * (dt__vf)dt__v_seti((254 - f->bias) << 23);
     dt__vi special = (a << f->shift) | 0x7f800000;
     if (f->shift == 16) return (dt__vf)(code << 16);
@@ -4149,16 +4149,6 @@ static const uint32_t *DT__K(dt__row_words)(const DT__K(dt__head) *w, int64_t i,
     return w->words + skip;
 }
 
-/* Prefetches `rows` rows of this head from row i on: no hardware prefetcher follows the stride of a matrix row. */
-static void DT__K(dt__fetch)(const DT__K(dt__head) *w, const float *matrix, int64_t ld, int64_t i, int64_t rows)
-{
-    rows = dt__min(rows, w->t - i);
-    for (int64_t r = 0; r < rows; r++) {
-        const float *row = DT__HEAD_ROW(w, matrix, ld, i + r);
-        for (int64_t c = 0; c < w->d; c += 16) __builtin_prefetch(row + c);
-    }
-}
-
 /* out (MR, keys) = x (rows,d) times packed (d,s): whole vectors of columns are computed. */
 static void DT__K(dt__score_panel)(const DT__K(dt__head) *w, const float *x, int64_t ld, int64_t rows, int64_t keys,
                                    const float *packed, float *out)
@@ -4347,8 +4337,6 @@ static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows
 {
     const dt__attention *a = w->a;
     int64_t keys = DT__K(dt__keys)(w, i + rows - 1);
-    DT__K(dt__fetch)(w, a->o, a->ldo, i, rows);
-    DT__K(dt__fetch)(w, a->q, a->ld, i + rows, DT__MR);
     DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->q, a->ld, i), a->ld, rows, keys, w->keys_t, w->probs);
     if (w->mask) DT__K(dt__mask_panel)(w, w->probs, i, rows);
     DT__K(dt__softmax_panel)(w, w->probs, i, rows);
@@ -4412,10 +4400,6 @@ static void DT__K(dt__backward_panel)(DT__K(dt__head) *w, int64_t i, int64_t row
     const dt__attention *a = w->a;
     int64_t keys = DT__K(dt__keys)(w, i + rows - 1);
     float dot[DT__MR];
-    DT__K(dt__fetch)(w, a->o, a->ldo, i, rows);
-    DT__K(dt__fetch)(w, a->dq, a->lddq, i, rows);
-    DT__K(dt__fetch)(w, a->dout, a->lddo, i + rows, DT__MR);
-    DT__K(dt__fetch)(w, a->q, a->ld, i + rows, DT__MR);
     DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->q, a->ld, i), a->ld, rows, keys, w->keys_t, probs);
     DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->dout, a->lddo, i), a->lddo, rows, keys, w->values_t, grads);
     for (int64_t r = 0; r < rows; r++) {
