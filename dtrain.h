@@ -4149,6 +4149,16 @@ static const uint32_t *DT__K(dt__row_words)(const DT__K(dt__head) *w, int64_t i,
     return w->words + skip;
 }
 
+/* Prefetches `rows` rows of this head from row i on: no hardware prefetcher follows the stride of a matrix row. */
+static void DT__K(dt__fetch)(const DT__K(dt__head) *w, const float *matrix, int64_t ld, int64_t i, int64_t rows)
+{
+    rows = dt__min(rows, w->t - i);
+    for (int64_t r = 0; r < rows; r++) {
+        const float *row = DT__HEAD_ROW(w, matrix, ld, i + r);
+        for (int64_t c = 0; c < w->d; c += 16) __builtin_prefetch(row + c);
+    }
+}
+
 /* out (MR, keys) = x (rows,d) times packed (d,s): whole vectors of columns are computed. */
 static void DT__K(dt__score_panel)(const DT__K(dt__head) *w, const float *x, int64_t ld, int64_t rows, int64_t keys,
                                    const float *packed, float *out)
@@ -4337,6 +4347,8 @@ static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows
 {
     const dt__attention *a = w->a;
     int64_t keys = DT__K(dt__keys)(w, i + rows - 1);
+    DT__K(dt__fetch)(w, a->o, a->ldo, i, rows);
+    DT__K(dt__fetch)(w, a->q, a->ld, i + rows, DT__MR);
     DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->q, a->ld, i), a->ld, rows, keys, w->keys_t, w->probs);
     if (w->mask) DT__K(dt__mask_panel)(w, w->probs, i, rows);
     DT__K(dt__softmax_panel)(w, w->probs, i, rows);
@@ -4400,6 +4412,10 @@ static void DT__K(dt__backward_panel)(DT__K(dt__head) *w, int64_t i, int64_t row
     const dt__attention *a = w->a;
     int64_t keys = DT__K(dt__keys)(w, i + rows - 1);
     float dot[DT__MR];
+    DT__K(dt__fetch)(w, a->o, a->ldo, i, rows);
+    DT__K(dt__fetch)(w, a->dq, a->lddq, i, rows);
+    DT__K(dt__fetch)(w, a->dout, a->lddo, i + rows, DT__MR);
+    DT__K(dt__fetch)(w, a->q, a->ld, i + rows, DT__MR);
     DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->q, a->ld, i), a->ld, rows, keys, w->keys_t, probs);
     DT__K(dt__score_panel)(w, DT__HEAD_ROW(w, a->dout, a->lddo, i), a->lddo, rows, keys, w->values_t, grads);
     for (int64_t r = 0; r < rows; r++) {
