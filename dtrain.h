@@ -23060,7 +23060,7 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     if (!r) r = dt__lock_open(&lock, directory, NULL);
     if (!r) r = dt__step_begin(directory, c->m.step);
     w.file = 1, w.whole = !sharded;
-    if (!r) r = dt__state_save(w, draft.at, kind, part);
+    if (!r) r = dt__state_save(w, draft.at, (int)kind, part);
     for (int i = 0; i < files && !r; i++) r = dt__part_flush(draft.at, part[i].name);
     for (int64_t i = 0; i < c->m.files && !r; i++) {
         part[files] = c->m.file[i];
