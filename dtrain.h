@@ -18048,8 +18048,9 @@ static double dt__partition_under(const double *sum, int64_t n, int64_t parts, d
 DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int64_t *begin)
 {
     if (dt__refused("costs begin", costs, begin)) return DT_E_USAGE;
-    double *best, *sum, most;
+    double *best, *sum, most = 0.0;
     int32_t *cut;
+    dt_result r = DT_OK;
     if (parts < 1 || n < parts || n > 100000)
         return dt__misuse("%lld segments cannot be cut into %lld parts: use at most %lld", (long long)n,
                           (long long)parts, (long long)n);
@@ -18058,17 +18059,17 @@ DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int
     if (!best || !cut) return dt__free(best), dt__free(cut), DT_E_MEMORY;
     sum = best + (parts + 1) * (n + 1);
     for (int64_t i = 0; i < n; i++) sum[i + 1] = sum[i] + (costs[i] < 0.0 ? 0.0 : costs[i]);
-    if (!(sum[n] <= 1e150)) /* squares are finite, too */
-        return dt__free(best), dt__free(cut), dt__misuse("dt_partition: the costs sum to %g: pass finite ones", sum[n]);
-    most = dt__partition_under(sum, n, parts, 1e300, best, cut);
-    dt__partition_under(sum, n, parts, most + 5e-13 * sum[n], best, cut); /* equal but for rounding */
-    for (int64_t j = parts, i = n; j >= 0; j--) {
+    if (!(sum[n] <= 1e150)) /* their squares are finite, too */
+        r = dt__misuse("dt_partition: the costs sum to %g: pass finite ones", sum[n]);
+    if (!r) most = dt__partition_under(sum, n, parts, 1e300, best, cut);
+    if (!r) dt__partition_under(sum, n, parts, most + 5e-13 * sum[n], best, cut); /* equal but for rounding */
+    for (int64_t j = parts, i = n; j >= 0 && !r; j--) {
         begin[j] = i;
         if (j) i = cut[j * (n + 1) + i];
     }
     dt__free(best);
     dt__free(cut);
-    return DT_OK;
+    return r;
 }
 
 /* ---- schedules: the order of units and chunks on a stage ----------------------------------------------- */
