@@ -168,7 +168,7 @@ implementation() {
     case $name in
     build) say "$build/dtrain.c $build/dtrain.o -c -DDT_NCCL -DDT_COMPILER" ;;
     library) say "$build/dtrain.c $test_build/library.o -c $train_cflags -DDT_NCCL -DDT_COMPILER $tests" ;;
-    open | engines) say "$build/open/dtrain.c $test_build/$name.o -c $test_cflags $(switches "$name" | xargs) -DDT__MEET $tests -include tests/memory.h" ;;
+    open | engines) say "$build/open/dtrain.c $test_build/$name.o -c $test_cflags $(switches "$name" | xargs) $tests -include tests/memory.h" ;;
     checked) say "$build/open/dtrain.c $test_build/checked.o -c -g $checked_cflags -include tests/memory.h" ;;
     esac
 }
@@ -182,9 +182,9 @@ uses() {
     checked) say "-I$root/$build/open -g $checked_cflags $root/$test_build/checked.o" ;;
     esac
 }
-# What open or engines has.
+# What open or engines has: the meeting of ranks as well where no engine needs it.
 switches() {
-    say -DDT_NCCL -DDT_COMPILER= # as programs define it
+    say -DDT_NCCL -DDT__MEET -DDT_COMPILER= # as programs define them
     [ "${DT_SANITIZE:+$1}" = open ] || engine_flags
 }
 engine_flags() {
