@@ -21898,8 +21898,8 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
     if (r->schedule == DT_WSD && !r->rate && (tail < 2 || tail > r->steps))
         return dt__misuse("--schedule wsd would decay in %lld of %lld steps: --decay is 2 to --steps, 0: a tenth of it",
                           (long long)tail, (long long)r->steps);
-    if (l->compile.mode == DT_COMPILE_OFF && (l->compile.verify || l->compile.report))
-        return dt__misuse("--verify-compiler and --compile-report need --compile on or auto");
+    if (l->compile.mode == DT_COMPILE_OFF && (l->compile.verify || l->compile.report || l->compile.passes))
+        return dt__misuse("--verify-compiler, --compile-report and --compile-passes need --compile on or auto");
     bad = dt__check_output(r, l, "metrics", l->output.metrics);
     for (int i = 0; !bad && (p = dt__probe_option(l, i)) != NULL; i++)
         if (p->argument && !strcmp(p->argument, "FILE")) bad = dt__check_output(r, l, p->name, p->value);

@@ -172,6 +172,7 @@ like($tight, qr/^compiler a unit needs \S+ MB: no more can be computed again che
 # ---- what is refused ----
 for ([ '--compile on --compile-passes fuze', qr/'fuze' is not a pass\. A list names .*: bias, .*logits/ ],
      [ '--compile on --compile-passes fuse,-bias', qr/'-bias' does not fit the rest/ ],
+     [ '--compile-passes fuse', qr/--compile-passes need --compile on or auto/ ],
      [ '--compile maybe', qr/off,on,auto|'maybe'/ ],
      [ '--compile on --compile-backend gcc', qr/tiles,cc|'gcc'/ ]) {
     my ($status, undef, $err) = run(60, "$program $small $_->[0]");

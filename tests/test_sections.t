@@ -47,7 +47,7 @@ my ($declared) = grep { $line[$_] =~ /^#define DTRAIN_IMPLEMENTED/ } 0 .. $#line
 my ($first) = grep { $line[$_] =~ /^#define DT_VERSION/ } 0 .. $#line;
 my @public = map { /^DT_API [^(]*?\b(dt_\w+)\(/ ? $1 : () } @line[0 .. $declared];
 cmp_ok(scalar @line, '<=', 25_067, 'the header keeps its budget: ' . @line . ' lines');
-cmp_ok(-s "$root/dtrain.h", '<=', 1_242_600, '  of ' . (-s "$root/dtrain.h") . ' bytes');
+cmp_ok(-s "$root/dtrain.h", '<=', 1_242_700, '  of ' . (-s "$root/dtrain.h") . ' bytes');
 cmp_ok(scalar @public, '<=', 160, '  with ' . @public . ' public functions');
 cmp_ok($declared - $first, '<=', 1150, '  declared in ' . ($declared - $first) . ' lines with their documentation');
 my $used = join '', map { slurp($_) } "$root/README.md", glob "$root/examples/{reference,running,parallel}.md $root/examples/*.[ch] $root/examples/tools/*.[ch]";

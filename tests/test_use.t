@@ -25,7 +25,7 @@ sub trained {
     return ($sample, $out =~ /validation loss ([\d.]+)/);
 }
 # What the program prints for a checkpoint; control characters as the trainer shows them.
-sub drawn {
+sub continued {
     my ($status, $out, $err) = run(60, "$program @_");
     diag($err) if $status;
     $out =~ s/\n\z//;
@@ -41,7 +41,7 @@ for (@models) {
     my ($kind, $what, $options, $layouts) = @$_;
     my $place = "$tmp/" . ($what =~ s/\W/-/gr);
     my ($sample, $loss) = trained($place, "$options --checkpoint-kind $kind $threads");
-    is(drawn("$place --prompt 'The ' --bytes 60 $_ $threads"), $sample, "$what, $kind" . ($_ && ", $_") . ': the text that the trainer drew') for @$layouts;
+    is(continued("$place --prompt 'The ' --bytes 60 $_ $threads"), $sample, "$what, $kind" . ($_ && ", $_") . ': the text that the trainer drew') for @$layouts;
     next if $what =~ /tokenizer/;
     my ($status, $out) = run(60, "$program eval $place --data $text");
     my ($tokens, $bytes, $nats, $perplexity, $bits) = $out =~ /^(\d+) tokens, (\d+) bytes: loss ([\d.]+) nats per token, perplexity ([\d.]+), ([\d.]+) bits per byte$/;
@@ -65,11 +65,11 @@ like((run(60, "$program eval $place --data $tmp/short"))[1], qr/^6 tokens, 6 byt
 my $hub = "$tmp/hub";
 rename "$tmp/GPT-2/step-000000012", $hub or die "$hub: $!";
 unlink "$hub/manifest.json";
-my $greedy = drawn("$hub --prompt 'The ' --bytes 40 --temperature 0");
-my $words = drawn("$hub --prompt 'The ' --bytes 300 --seed 3");
+my $greedy = continued("$hub --prompt 'The ' --bytes 40 --temperature 0");
+my $words = continued("$hub --prompt 'The ' --bytes 300 --seed 3");
 like($words, qr/\w/, 'a directory with config.json and model.safetensors');
 my ($word) = substr($words, 20) =~ /(\w\w)/;
-is(drawn("$hub --prompt 'The ' --bytes 300 --seed 3 --stop '$word' --stop zzzz"), substr($words, 0, index $words, $word), "the text ends before a stop string, $word");
+is(continued("$hub --prompt 'The ' --bytes 300 --seed 3 --stop '$word' --stop zzzz"), substr($words, 0, index $words, $word), "the text ends before a stop string, $word");
 # The text ends where the first of several strings begins, in any order of theirs, though one is complete before another;
 # strings that only begin, that are longer than the text, or that tokens cut.
 sub quoted { return join ' ', map { "--stop '" . s/'/'\\''/gr . "'" } @_ }
@@ -87,12 +87,12 @@ for my $from ($hub, $cut) {
         }
     }
 }
-is(drawn("$hub --prompt 'The ' --bytes 40 --samples 2 --temperature 0"), "$greedy\n----\nThe $greedy", 'two samples of the most likely');
+is(continued("$hub --prompt 'The ' --bytes 40 --samples 2 --temperature 0"), "$greedy\n----\nThe $greedy", 'two samples of the most likely');
 spew("$tmp/prompt", "The \n");
-isnt(drawn("$hub --prompt-file $tmp/prompt --bytes 40 --seed 1"), drawn("$hub --prompt 'The ' --bytes 40 --seed 2"), 'another seed, another text');
+isnt(continued("$hub --prompt-file $tmp/prompt --bytes 40 --seed 1"), continued("$hub --prompt 'The ' --bytes 40 --seed 2"), 'another seed, another text');
 spew("$tmp/long", 'x' x 500 . 'The end of ');
 spew("$tmp/tail", substr 'x' x 500 . 'The end of ', -1023);
-is(drawn("$hub --prompt-file $tmp/long --bytes 10 --temperature 0") =~ s/.* of//sr, drawn("$hub --prompt-file $tmp/tail --bytes 10 --temperature 0") =~ s/.* of//sr, 'of a long prompt its end counts');
+is(continued("$hub --prompt-file $tmp/long --bytes 10 --temperature 0") =~ s/.* of//sr, continued("$hub --prompt-file $tmp/tail --bytes 10 --temperature 0") =~ s/.* of//sr, 'of a long prompt its end counts');
 
 for (["$tmp/none --prompt x", 1, qr/cannot read .*none/], ["$tmp --prompt x", 1, qr/holds neither model.safetensors nor .* nor a checkpoint/], [$hub, 2, qr/give one of --prompt/], ["$hub --prompt ''", 2, qr/the prompt is empty/],
     ["$hub y --prompt x", 2, qr/what is 'y'/], ["$hub --checkpoint $hub --prompt x", 2, qr/what is '/], ['--prompt x', 2, qr/no checkpoint is named. Usage/],
