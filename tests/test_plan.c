@@ -148,8 +148,8 @@ static int run(int argc, char **argv)
     if (!e) e = dt_trainer_open(&t, &j.recipe, &j.layout);
     if (!e) e = dt_trainer_step(t, &info);
     if (!e) list = dt_plan_program(dt_trainer_plan(t), &count);
+    if (!e) e = dt__engine_wait(&t->e); /* its thread reads `when`, too */
     if (!e) t->e.when = (double *)calloc((size_t)(2 * count), sizeof *t->e.when);
-    if (!e) e = dt__engine_wait(&t->e);
     if (!e) e = dt_barrier(t->comm);
     if (!e) before = sent_to_all(t), traders = t->e.expert, trade = t->e.env.peers, t->e.env.peers.exchange = exchange;
     if (!e) e = dt__engine_step(&t->e, dt__trainer_load, t);
@@ -369,7 +369,7 @@ static void check_flops(void)
 
 static void check_many(void)
 {
-#ifdef __linux__
+#if defined(__linux__) && !defined(__SANITIZE_THREAD__) /* whose own thread would outlive the child's */
     dt_recipe recipe = dt_recipe_default();
     dt_layout layout = dt_layout_default();
     pid_t child;
@@ -397,7 +397,7 @@ static void check_many(void)
     if (child > 0) (void)waitpid(child, &status, 0);
     tap_ok(WIFEXITED(status) && WEXITSTATUS(status) == 0, "32 plans of 1,024 ranks of the 124M model open without a system call (%d)", status);
 #else
-    tap_note("skipped: seccomp is Linux's");
+    tap_note("skipped: seccomp is Linux's, and of processes of one thread");
 #endif
 }
 
