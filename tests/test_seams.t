@@ -11,13 +11,13 @@ use Dt;
 use Test::More;
 
 # What names tensor memory.
-my $memory = qr/\be(?:->|\.)(?:params|sets|total|row_slices|grown_sum|window|temp|saved|units|tie\[\w+\]|gradient\[\w+\]|state\[[^]]+\])(?!\w)
-    | \bdt__(?:where|bucket_sum|set|engine_kept|engine_message|engine_weights|mem_copy_of)\( | \bat\[DT__AT_ | \b(?:x|piece)\.(?:weight|gradient)\b
+my $memory = qr/\be(?:->|\.)(?:params|sets|total|row_slices|window|temp|saved|units|tie\[\w+\]|gradient\[\w+\]|state\[[^]]+\])(?!\w)
+    | \bdt__(?:where|bucket_sum|set|sums|engine_message|engine_weights|own_gradient|own_weights)\( | \bat\[DT__AT_ 
     | \b(?:ring|generator)(?:->|\.)memory\b | \bo->memory\b/x;
 # Calls that read or write through a pointer on the host.
-my $touches = qr/\b(?:memcpy|memset|memmove|fwrite|fread|pread|pwrite|dt__copy|dt__tree|dt__tree_sum|dt__normals|dt__sha256_add|dt__param_move|dt__param_whole|dt__softmax
-    |dt_all_reduce|dt_all_gather|dt_reduce_scatter|dt_broadcast|dt_send|dt_recv|dt__send_start|dt__reduce_parts|dt__gather_spans|dt__all_reduce_apart
-    |dt__all_to_all_rows|dt__gather_give|dt__init_shards|dt__trainer_scatter|dt__whole_rows
+my $touches = qr/\b(?:memcpy|memset|memmove|fwrite|fread|pread|pwrite|dt__copy|dt__tree|dt__tree_sum|dt__normals|dt__sha256_add|dt__param_whole|dt__row_value
+    |dt_all_reduce|dt_all_gather|dt_reduce_scatter|dt_broadcast|dt_send|dt_recv|dt__send_start|dt__reduce_parts|dt__gather|dt__gather_extents
+    |dt__all_to_all_rows|dt__init_shards|dt__whole_rows
     |\w+->(?:unary|binary|convert|select|row_\w+|col_sum|add_scaled|gemm|update))(?=\()/x;
 # What host code and tests may not see through: each of these says why.
 my %exempt = ();
@@ -72,15 +72,20 @@ sub faults {
 
 # The test can fail: what the executor did before there were verbs.
 my @bad = ('float *sum = dt__bucket_sum(e, b, &from, &count); memset(sum, 0, 4);', 'memcpy(e->params + 3, w, 4);', 'float *g = dt__set(e, 1); float *h = g + 2; x = h[0];',
-    'char *data = kind ? (char *)e->state[kind - 1] + at : (char *)w; r = dt__gather_give(l, e, kind, i, from, count, data);',
-    'b.at[DT__AT_GRAD_OUT][0] = 1.0f;', 'r = dt_all_reduce(c, e->sets + i, n, DT_SUM);', 'e->k->binary(DT__OP_ADD, x.gradient, x.gradient, 1, all, 1, n);');
+    'char *data = kind ? (char *)e->state[kind - 1] + at : (char *)w; r = dt__gather_extents(c, data, reach, e, count, out);',
+    'b.at[DT__AT_GRAD_OUT][0] = 1.0f;', 'r = dt_all_reduce(c, e->sets + i, n, DT_SUM);', 'float *g = dt__own_gradient(e, p); e->k->binary(DT__OP_ADD, g, g, 1, all, 1, n);');
 ok(scalar faults($_), "refused: $_") for @bad;
 my @good = ('float *sum = dt__bucket_sum(e, b, &from, &count); dt__mem_fill(NULL, sum, 0.0f, 4);', 'memcpy(dt__host(e->params) + 3, w, 4);',
     'loss = dt__download(b.at[DT__AT_OUTPUT], 1)[0];', 'const float *v = dt__download(dt__where(p, b, id), n); x = v[0];', 'r = dt_all_reduce(c, dt__host(e->sets + i), n, DT_SUM);');
 is(join(' ', faults($_)), '', "allowed: $_") for @good;
 
+my $header = slurp("$root/dtrain.h");
+my @gone = grep { $header !~ /\b$_\(/ } map { /\bdt__\w+/g } "$touches";
+push @gone, grep { $header !~ /\bdt__$_\(/ } split /\|/, ("$memory" =~ /dt__\(\?:([\w|]+)\)/)[0];
+is("@gone", '', 'each function that is looked for exists');
+
 my ($section, $name, $body, $functions) = ('', '', '', 0);
-for my $line (split /\n/, slurp("$root/dtrain.h")) {
+for my $line (split /\n/, $header) {
     $section = $1 if $line =~ /^ \* H(\d+)  \S/;
     next unless $section && $section >= 10 && $section <= 16;
     $name = $1 if $line =~ /^(?:static|DT_API) [^=;]*?\b(dt_\w+)\(/ && $line !~ /;$/;
