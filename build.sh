@@ -166,8 +166,8 @@ implementation() {
     local name tests="-include tests/disk.h -include tests/mirror.h"
     name=$(one_of "$1")
     case $name in
-    build) say "$build/dtrain.c $build/dtrain.o -c -DDT_NCCL -DDT_COMPILER" ;;
-    library) say "$build/dtrain.c $test_build/library.o -c $train_cflags -DDT_NCCL -DDT_COMPILER $tests" ;;
+    build) say "$build/dtrain.c $build/dtrain.o -c -DDT_COMPILER" ;;
+    library) say "$build/dtrain.c $test_build/library.o -c $train_cflags -DDT_COMPILER $tests" ;;
     open | engines) say "$build/open/dtrain.c $test_build/$name.o -c $test_cflags $(switches "$name" | xargs) $tests -include tests/memory.h" ;;
     checked) say "$build/open/dtrain.c $test_build/checked.o -c -g $checked_cflags -include tests/memory.h" ;;
     esac
@@ -184,7 +184,7 @@ uses() {
 }
 # What open or engines has: the meeting of ranks as well where no engine needs it.
 switches() {
-    say -DDT_NCCL -DDT__MEET -DDT_COMPILER= # as programs define them
+    say -DDT__MEET -DDT_COMPILER= # as programs define them
     [ "${DT_SANITIZE:+$1}" = open ] || engine_flags
 }
 engine_flags() {

@@ -103,7 +103,6 @@
  *     DT_DEBUG                the user's -O level for the kernels, too (gcc): for debuggers (slow)
  *     DT_MPI                  several machines over MPI 3 (mpi.h; tested with Open MPI 4.1): see mpicc --showme
  *     DT_OFI                  libfabric as the engine between machines; add -lfabric
- *     DT_NCCL                 collectives on buffers of NVIDIA GPUs; NCCL is loaded on first use
  *     DT_COMPILER             enables layout.compile, which fuses the ops of segments
  *     DT_SOURCE_PATH          file with this text, which DT_COMPILER embeds, default __FILE__
  *     DT_COMM_ONLY            the communicator and the launcher alone, for programs with a loop of their own
@@ -503,8 +502,14 @@ DT_API int dt_comm_rank(const dt_comm *c);
 DT_API int dt_comm_size(const dt_comm *c);
 DT_API dt_result dt_barrier(dt_comm *c); /* returns when all ranks have called it */
 /* A rank that is silent for --timeout seconds counts as frozen: call this during longer work of your own. The trainer
- * calls it while it opens, compiles, saves, generates or runs a probe. */
-DT_API void dt_comm_alive(dt_comm *c);
+ * calls it while it opens, compiles, saves, generates or runs a probe. DT_E_PEER, DT_E_INTERRUPTED: no call on c would
+ * end, because a rank has failed or left, or has to stop. */
+DT_API dt_result dt_comm_alive(dt_comm *c);
+/* c fails for good, here and at every peer, with the error of this rank (dt_last_error). For work that peers wait for
+ * outside of c, on a device for example (examples/dt_nccl.h). Returns code. */
+DT_API dt_result dt_comm_fail(dt_comm *c, dt_result code);
+/* Every rank passes its result and returns the result, and the error, of the lowest rank that failed. Collective. */
+DT_API dt_result dt_comm_agree(dt_comm *c, dt_result r);
 /* data (count) of root to all ranks; data replaced by the op over all ranks; in (count) of rank r to row r of out
  * (size,count), where in may be out + rank * count. */
 DT_API dt_result dt_broadcast(dt_comm *c, float *data, int64_t count, int root);
@@ -817,23 +822,6 @@ DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from);
 DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine);
 /* Where `rank`'s copy of `mine` is mapped here; NULL: other memory or node. dt_barrier orders reads and writes. */
 DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank);
-/* NCCL, for buffers in the memory of NVIDIA GPUs, one GPU per rank (DT_NCCL; examples/28_nccl.c). Sums are in NCCL's
- * order. A dt_nccl belongs to the thread of its dt_comm, which notices failures and must live longer. When a rank dies
- * or leaves, a GPU fails, or a call takes longer than --timeout, NCCL is aborted, and the dt_comm fails with DT_E_PEER
- * or DT_E_SYSTEM on all ranks, for good. */
-typedef struct dt_nccl dt_nccl;
-typedef enum dt_call { DT_ALL_REDUCE, DT_REDUCE_SCATTER, DT_ALL_GATHER } dt_call;
-/* Joins the ranks of c. Collective. gpu: the number of this rank's GPU, -1: its rank on the node modulo the GPUs
- * there. The GPU's primary context becomes this thread's, as by cudaSetDevice. NCCL refuses two ranks on one GPU
- * unless each has another NCCL_HOSTID in its environment. DT_E_USAGE: built without DT_NCCL, no such GPU; DT_E_SYSTEM:
- * NCCL, a driver or a GPU is missing on some rank. *n is NULL on errors. */
-DT_API dt_result dt_nccl_open(dt_nccl **n, dt_comm *c, int gpu);
-/* Queues a collective on floats in GPU memory on a CUDA stream (a cudaStream_t or CUstream, NULL: the default).
- * Collective. Shapes are those of dt_all_reduce (in may be out), dt_reduce_scatter, dt_all_gather (op is not used). */
-DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, float *out, int64_t count, dt_op op,
-                                 void *stream);
-DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream); /* returns when all that was queued on the stream is done */
-DT_API void dt_nccl_close(dt_nccl **n); /* collective, unless it failed. NULL is fine. */
 
 /* ---- H15  layout, mesh, schedules ---- */
 /* How units of work, (data shard, micro-batch), go through the stages of a pipeline. 1F1B: a backward as soon as one is
@@ -1188,7 +1176,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <sys/syscall.h>
 #include <sys/un.h>
 #endif
-#if defined(DT_NCCL) || defined(DT_COMPILER)
+#ifdef DT_COMPILER
 #include <dlfcn.h>
 #endif
 #ifdef DT_MPI
@@ -13210,11 +13198,6 @@ static void dt__comm_tick(dt_comm *c)
     if (c->link) dt__link_poll(c->link);
 }
 
-DT_API void dt_comm_alive(dt_comm *c)
-{
-    if (!dt__refused("c", c)) dt__comm_tick(c);
-}
-
 /* Waits until the other nodes have been told, at most half a second. Runs before a failing call returns. */
 static void dt__beats_flush(dt__link *f)
 {
@@ -13345,6 +13328,30 @@ static int dt__comm_troubled(const dt_comm *c)
 {
     return dt__comm_fault(c) || __atomic_load_n(&c->job->stop, __ATOMIC_ACQUIRE) == 2 ||
            (c->area && __atomic_load_n(&c->area->outs, __ATOMIC_SEQ_CST));
+}
+
+DT_API dt_result dt_comm_alive(dt_comm *c)
+{
+    if (dt__refused("c", c)) return DT_E_USAGE;
+    dt__comm_tick(c);
+    if (c->failed) return dt__error(c->failed, "%s", c->message);
+    if (c->job && dt__comm_troubled(c)) return dt__comm_explain_in(c, "dt_comm_alive");
+    for (int p = 0; c->area && p < c->local_size; p++)
+        if (__atomic_load_n(&dt__comm_slot(c, p)->left, __ATOMIC_ACQUIRE))
+            return dt__error(DT_E_PEER, "rank %d left (dt_comm_close, or the end of its program)",
+                             c->place[dt__local(c, p)].world);
+    return DT_OK;
+}
+
+DT_API dt_result dt_comm_fail(dt_comm *c, dt_result code)
+{
+    if (dt__refused("c", c)) return DT_E_USAGE;
+    if (code <= DT_OK || code >= DT__RESULT_COUNT)
+        return dt__misuse("dt_comm_fail: code is %d: pass the result that failed", (int)code);
+    if (c->failed) return dt__error(c->failed, "%s", c->message);
+    DT__PRINT(c->message, "%s", dt_last_error());
+    if (c->job) dt__comm_tell(c);
+    return dt__comm_fail(c, code);
 }
 
 /* ---- waiting ----
@@ -14502,16 +14509,17 @@ static double dt__comm_cores(const dt_comm *c)
     return cores < quota ? cores : quota;
 }
 
-/* Every rank passes its result; every rank returns the result of the lowest rank that failed. */
-static dt_result dt__comm_agree(dt_comm *c, dt_result r)
+DT_API dt_result dt_comm_agree(dt_comm *c, dt_result r)
 {
+    if (dt__refused("c", c)) return DT_E_USAGE;
     float worst = r ? (float)(c->size - c->rank) : 0.0f, said[257];
     dt_result sent = dt_all_reduce(c, &worst, 1, DT_MAX);
     if (sent || worst == 0.0f) return sent;
-    said[0] = (float)r;
+    memcpy(said, &r, sizeof r);
     memcpy(said + 1, dt__thread.error, sizeof dt__thread.error);
     sent = dt_broadcast(c, said, 257, c->size - (int)worst);
-    return sent ? sent : dt__error((dt_result)(int)said[0], "%.1000s", (const char *)(said + 1));
+    memcpy(&r, said, sizeof r);
+    return sent ? sent : dt__error(r, "%.1000s", (const char *)(said + 1));
 }
 
 /* Either every node gets the memory, or none does. A rank alone has a region without peers. */
@@ -14528,7 +14536,7 @@ static dt_result dt__region_open(dt_comm *c, int64_t bytes, dt__region **region)
     where = c->job ? dt__peer_call(c, 0)->where : c->call.where;
     ok = where >= 0 && (c->fd < 0 || !dt__file_reserve(c->fd, where + c->local_rank * stride, stride));
     *region = ok ? dt__region_join(c, where, total, stride) : NULL;
-    r = dt__comm_agree(c, *region ? DT_OK : dt__alloc_refused(c->size, bytes));
+    r = dt_comm_agree(c, *region ? DT_OK : dt__alloc_refused(c->size, bytes));
     if (r && *region) {
         c->regions = (*region)->next;
         dt__region_drop(c, *region, c->fd >= 0 || c->local_rank == 0);
@@ -16456,257 +16464,6 @@ static dt_result dt__ofi_open(dt__link **handle, dt__world *w)
     return r;
 }
 #endif /* DT_OFI */
-
-/* ---- NCCL -----------------------------------------------------------------------------------------------------
- * The types and numbers of NCCL and CUDA that are used here are declared here; a test compares them with the headers.
- * NCCL (2.14 or newer) is non-blocking: its calls return, so this rank can watch its peers while it waits. */
-#ifdef DT_NCCL
-
-enum { DT__NCCL_PEER = 6, DT__NCCL_PROGRESS = 7, DT__CUDA_NOT_READY = 600 };
-enum { DT__NCCL_SUM = 0, DT__NCCL_MAX = 2, DT__NCCL_MIN = 3, DT__NCCL_F32 = 7 };
-#define DT__NCCL_MAGIC 0xcafebeefu
-#define DT__NCCL_VERSION 21400u /* of the configuration below; newer versions of NCCL accept it */
-
-typedef struct dt__nccl_id {
-    char internal[128];
-} dt__nccl_id;
-typedef struct dt__nccl_config {
-    size_t size;
-    unsigned magic, version;
-    int blocking;
-} dt__nccl_config;
-
-/* X(result, name, arguments); handles and streams are void *. */
-#define DT__NCCL_CALLS(X) \
-    X(int, ncclGetUniqueId, (dt__nccl_id *)) X(int, ncclCommGetAsyncError, (void *, int *)) \
-    X(int, ncclCommInitRankConfig, (void **, int, dt__nccl_id, int, dt__nccl_config *)) \
-    X(int, ncclCommFinalize, (void *)) X(int, ncclCommDestroy, (void *)) X(int, ncclCommAbort, (void *)) \
-    X(const char *, ncclGetErrorString, (int)) X(const char *, ncclGetLastError, (void *)) \
-    X(int, ncclAllReduce, (const void *, void *, size_t, int, int, void *, void *)) \
-    X(int, ncclReduceScatter, (const void *, void *, size_t, int, int, void *, void *)) \
-    X(int, ncclAllGather, (const void *, void *, size_t, int, void *, void *))
-#define DT__CUDA_CALLS(X) \
-    X(int, cuInit, (unsigned)) X(int, cuDeviceGetCount, (int *)) X(int, cuDeviceGet, (int *, int)) \
-    X(int, cuDevicePrimaryCtxRetain, (void **, int)) X(int, cuDevicePrimaryCtxRelease_v2, (int)) \
-    X(int, cuCtxSetCurrent, (void *)) X(int, cuStreamQuery, (void *)) \
-    X(int, cuGetErrorString, (int, const char **))
-#define DT__CALL_FIELD(result, name, arguments) result(*name) arguments;
-#define DT__CALL_FIND(result, name, arguments) dt__symbol(library, #name, &f->name, &missing);
-
-typedef struct dt__nccl_calls {
-    DT__NCCL_CALLS(DT__CALL_FIELD)
-    DT__CUDA_CALLS(DT__CALL_FIELD)
-} dt__nccl_calls;
-
-struct dt_nccl {
-    dt__nccl_calls f;
-    dt_comm *comm;
-    void *handle; /* NULL before the ranks have joined and after an abort */
-    int gpu;      /* CUDA's number of the device; -1: no context is held */
-    int64_t calls;
-    char doing[64]; /* the last call, for error messages */
-};
-
-/* The shared library that the environment variable names, or else `name`. It stays loaded. */
-static void *dt__library(const char *variable, const char *name)
-{
-    const char *other = dt__environment(variable);
-    return dlopen(other ? other : name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-}
-
-static void dt__symbol(void *library, const char *name, void *place, const char **missing)
-{
-    void *symbol = dlsym(library, name);
-    if (symbol) memcpy(place, &symbol, sizeof symbol);
-    else if (!*missing) *missing = name;
-}
-
-static dt_result dt__nccl_load(dt__nccl_calls *f)
-{
-    void *library = dt__library("DT_NCCL_LIBRARY", "libnccl.so.2");
-    const char *missing = NULL;
-    if (!library)
-        return dt__error(DT_E_SYSTEM, "NCCL cannot be loaded (%s). Install libnccl2, or name its file in "
-                         "DT_NCCL_LIBRARY.", dlerror());
-    DT__NCCL_CALLS(DT__CALL_FIND)
-    if (missing) return dt__error(DT_E_SYSTEM, "NCCL has no %s here. Install NCCL 2.14 or newer.", missing);
-    if (!(library = dt__library("DT_CUDA_LIBRARY", "libcuda.so.1")))
-        return dt__error(DT_E_SYSTEM, "NCCL is here, but the driver of a GPU is not (%s). Install it, or call "
-                         "dt_all_reduce, which works on the CPU's memory.", dlerror());
-    DT__CUDA_CALLS(DT__CALL_FIND)
-    if (missing) return dt__error(DT_E_SYSTEM, "the driver has no %s. Install CUDA 11 or newer.", missing);
-    return DT_OK;
-}
-
-/* Aborts NCCL and fails the communicator with the last error, which the peers receive. */
-static dt_result dt__nccl_fail(dt_nccl *n, dt_result code)
-{
-    dt_comm *c = n->comm;
-    DT__PRINT(c->message, "%s", dt_last_error());
-    if (n->handle) n->f.ncclCommAbort(n->handle);
-    n->handle = NULL;
-    if (c->job) dt__comm_tell(c);
-    return dt__comm_fail(c, code);
-}
-
-static dt_result dt__cuda_error(const dt_nccl *n, int code)
-{
-    const char *detail = NULL;
-    n->f.cuGetErrorString(code, &detail);
-    return dt__error(DT_E_SYSTEM, "the GPU failed in %s: %.200s (%d)", n->doing, detail ? detail : "unknown error",
-                     code);
-}
-
-static dt_result dt__nccl_broke(dt_nccl *n, int code)
-{
-    const char *detail = n->f.ncclGetLastError(n->handle);
-    return dt__nccl_fail(n, dt__error(code == DT__NCCL_PEER ? DT_E_PEER : DT_E_SYSTEM,
-                                      "%s failed: %.100s%s%.500s (NCCL_DEBUG=INFO says more)", n->doing,
-                                      n->f.ncclGetErrorString(code), detail && *detail ? ": " : "",
-                                      detail ? detail : ""));
-}
-
-/* Fails if a peer has failed or left the communicator, or if the call began too long ago. */
-static dt_result dt__nccl_watch(dt_nccl *n, double began)
-{
-    dt_comm *c = n->comm;
-    int troubled = dt__comm_troubled(c);
-    for (int p = 0; c->area && p < c->local_size && !troubled; p++)
-        if (__atomic_load_n(&dt__comm_slot(c, p)->left, __ATOMIC_ACQUIRE)) {
-            dt__blame(&c->area->fault, DT__FAULT_LEFT, c->place[dt__local(c, p)].job);
-            troubled = 1;
-        }
-    if (!troubled && (dt__now() - began) * 1e3 <= c->job->timeout_ms) return DT_OK;
-    if (!troubled)
-        return dt__nccl_fail(n, dt__error(DT_E_PEER, "%s has not ended after %g s: a rank does not take part, or a GPU "
-                                          "is stuck. If the work that was queued before takes longer, raise --timeout.",
-                                          n->doing, c->job->timeout_ms * 1e-3));
-    return dt__nccl_fail(n, dt__comm_explain_in(c, n->doing));
-}
-
-/* Returns when NCCL has queued its last call; with `queued`, when the stream has completed all of its work. */
-static dt_result dt__nccl_await(dt_nccl *n, int queued, void *stream)
-{
-    double began = dt__now();
-    dt_result r = DT_OK;
-    for (int polls = 0; !r; polls++) {
-        int state = 0, gpu = 0, code = n->f.ncclCommGetAsyncError(n->handle, &state);
-        if (!code) code = state;
-        if (!code && queued) gpu = 1, code = n->f.cuStreamQuery(stream);
-        if (!code) return DT_OK;
-        if (code != (gpu ? DT__CUDA_NOT_READY : DT__NCCL_PROGRESS))
-            return gpu ? dt__nccl_fail(n, dt__cuda_error(n, code)) : dt__nccl_broke(n, code);
-        dt__comm_tick(n->comm);
-        if (n->comm->job) r = dt__nccl_watch(n, began);
-        if (polls > n->comm->spins) dt__nap();
-    }
-    return r;
-}
-
-/* Loads the libraries and makes the GPU current in this thread. Not collective. */
-static dt_result dt__nccl_prepare(dt_nccl *n, int gpu)
-{
-    int count = 0, code;
-    void *context = NULL;
-    dt_result r = dt__nccl_load(&n->f);
-    if (r) return r;
-    if (!(code = n->f.cuInit(0))) code = n->f.cuDeviceGetCount(&count);
-    if (!code && !count)
-        return dt__error(DT_E_SYSTEM, "NCCL and a driver are here, but no GPU. Look at CUDA_VISIBLE_DEVICES.");
-    if (!code && (gpu < -1 || gpu >= count))
-        return dt__misuse("GPU %d: the GPUs here are 0..%d. Choose one of them, or -1.", gpu, count - 1);
-    if (!code) code = n->f.cuDeviceGet(&gpu, gpu < 0 ? n->comm->local_rank % count : gpu);
-    if (!code) code = n->f.cuDevicePrimaryCtxRetain(&context, gpu);
-    if (!code) n->gpu = gpu;
-    if (!code) code = n->f.cuCtxSetCurrent(context);
-    return code ? dt__cuda_error(n, code) : DT_OK;
-}
-
-/* Rank 0 makes the id by which NCCL's ranks find each other. */
-static dt_result dt__nccl_join(dt_nccl *n)
-{
-    dt_comm *c = n->comm;
-    dt__nccl_config config = {sizeof config, DT__NCCL_MAGIC, DT__NCCL_VERSION, 0};
-    dt__nccl_id id = DT__ZERO;
-    int code = 0;
-    dt_result r;
-    if (c->rank == 0) code = n->f.ncclGetUniqueId(&id);
-    r = dt__comm_agree(c, code ? dt__error(DT_E_SYSTEM, "ncclGetUniqueId failed: %.400s", n->f.ncclGetLastError(NULL))
-                               : DT_OK);
-    if (!r) r = dt_broadcast(c, (float *)(void *)id.internal, (int64_t)sizeof id / 4, 0);
-    if (r) return r;
-    code = n->f.ncclCommInitRankConfig(&n->handle, c->size, id, c->rank, &config);
-    if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, code);
-    return dt__nccl_await(n, 0, NULL);
-}
-
-DT_API void dt_nccl_close(dt_nccl **handle)
-{
-    if (dt__refused("n", handle)) return;
-    dt_nccl *n = *handle;
-    int code;
-    *handle = NULL;
-    if (!n) return;
-    if (n->handle && !n->comm->failed) {
-        code = n->f.ncclCommFinalize(n->handle);
-        if (code && code != DT__NCCL_PROGRESS) dt__nccl_broke(n, code);
-        else if (!dt__nccl_await(n, 0, NULL)) n->f.ncclCommDestroy(n->handle);
-    } else if (n->handle) {
-        n->f.ncclCommAbort(n->handle);
-    }
-    if (n->gpu >= 0) n->f.cuDevicePrimaryCtxRelease_v2(n->gpu);
-    dt__free(n);
-}
-
-DT_API dt_result dt_nccl_open(dt_nccl **handle, dt_comm *c, int gpu)
-{
-    if (dt__refused("n! c", handle, c)) return DT_E_USAGE;
-    dt_nccl *n = *handle = (dt_nccl *)dt__alloc((int64_t)sizeof *n, "NCCL's communicator");
-    dt_result r;
-    if (n) n->comm = c, n->gpu = -1, DT__PRINT(n->doing, "NCCL's opening");
-    r = dt__comm_agree(c, n ? dt__nccl_prepare(n, gpu) : DT_E_MEMORY);
-    if (!r) r = dt__nccl_join(n);
-    if (r) dt_nccl_close(handle);
-    return r;
-}
-
-DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, float *out, int64_t count, dt_op op,
-                                 void *stream)
-{
-    if (dt__refused("n call<3 in/ out/ op<3", n, call, in, count, out, count, op)) return DT_E_USAGE;
-    static const char *const names[] = {"all-reduce", "reduce-scatter", "all-gather"};
-    dt_result r = n->comm->failed ? dt__error(n->comm->failed, "%s", n->comm->message) : DT_OK;
-    int code, how = op == DT_SUM ? DT__NCCL_SUM : op == DT_MAX ? DT__NCCL_MAX : DT__NCCL_MIN;
-    size_t floats = (size_t)count;
-    if (r || !count) return r;
-    DT__PRINT(n->doing, "NCCL's %s #%lld", names[call], (long long)++n->calls);
-    if (call == DT_ALL_REDUCE) code = n->f.ncclAllReduce(in, out, floats, DT__NCCL_F32, how, n->handle, stream);
-    else if (call == DT_ALL_GATHER) code = n->f.ncclAllGather(in, out, floats, DT__NCCL_F32, n->handle, stream);
-    else code = n->f.ncclReduceScatter(in, out, floats, DT__NCCL_F32, how, n->handle, stream);
-    if (code && code != DT__NCCL_PROGRESS) return dt__nccl_broke(n, code);
-    return code ? dt__nccl_await(n, 0, NULL) : DT_OK;
-}
-
-DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream)
-{
-    if (dt__refused("n", n)) return DT_E_USAGE;
-    return n->comm->failed ? dt__error(n->comm->failed, "%s", n->comm->message) : dt__nccl_await(n, 1, stream);
-}
-
-#else
-static dt_result dt__nccl_missing(void) { return dt__misuse("NCCL is not compiled in: build with DT_NCCL"); }
-DT_API dt_result dt_nccl_open(dt_nccl **n, dt_comm *c, int gpu)
-{
-    return dt__refused("n! c", n, c) ? DT_E_USAGE : ((void)gpu, dt__nccl_missing());
-}
-DT_API dt_result dt_nccl_collect(dt_nccl *n, dt_call call, const float *in, float *out, int64_t count, dt_op op,
-                                 void *stream)
-{
-    return (void)n, (void)call, (void)in, (void)out, (void)count, (void)op, (void)stream, dt__nccl_missing();
-}
-DT_API dt_result dt_nccl_wait(dt_nccl *n, void *stream) { return (void)n, (void)stream, dt__nccl_missing(); }
-DT_API void dt_nccl_close(dt_nccl **n) { (void)dt__refused("n!", n); }
-#endif /* DT_NCCL */
 
 #ifndef DT_COMM_ONLY
 /* ============================================================================
@@ -23122,7 +22879,7 @@ static dt_result dt__trainer_identity(dt_trainer *t)
     return r;
 }
 
-static dt_result dt__trainer_agree(dt_trainer *t, dt_result r) { return dt__comm_agree(t->comm, r); }
+static dt_result dt__trainer_agree(dt_trainer *t, dt_result r) { return dt_comm_agree(t->comm, r); }
 
 /* Which "what<TAB>value" of rank 0's lines is another one in those of rank `rank`? */
 static dt_result dt__lines_differ(const char *at, const char *own, int rank)

@@ -5,7 +5,8 @@
  *       failure shows later, when somebody waits. A rank that does not come leaves the other GPUs spinning, which a
  *       monitor shows as full use.
  *     - Who waits must look around: dt_nccl_wait asks NCCL for errors (ncclCommGetAsyncError) and the communicator for
- *       dead ranks, and aborts NCCL when it finds one or when --timeout is over.
+ *       dead ranks (dt_comm_alive), and aborts NCCL when it finds one or DT_TIMEOUT seconds are over. Then
+ *       dt_comm_fail tells the peers why: any device or library that ranks wait for can be watched so (dt_nccl.h).
  *     - Ranks find each other by an id that one makes and all others need before NCCL can talk. Here the communicator
  *       carries it, over shared memory, MPI or libfabric.
  *     - NCCL adds in an order of its own, so its last bits are not those of dt_all_reduce. Its "bus bandwidth" is data
@@ -14,10 +15,10 @@
  *       then talk over a network interface.
  *
  * Build and run it, in this folder
- *     cc -O2 -DDT_NCCL -I.. 28_nccl.c -o 28_nccl -lm -lpthread
+ *     cc -O2 -I.. 28_nccl.c -o 28_nccl -lm -lpthread
  *     ./28_nccl --ranks 2                       (a GPU for each; on machines without one it says what is missing)
  *
- * What it prints (on a machine without GPUs, behind what is missing; with GPUs a table of sizes)
+ * What it prints (on a machine without GPUs, after what is missing; with GPUs a table of sizes)
  *     ok: no sum on GPUs here
  *
  * Predict first: without a GPU, which sentence does the program print, and with which exit status does it end?
@@ -26,6 +27,7 @@
  * Read on: 30_drop_in.c for a training loop that uses such sums, 31_data_parallel.c for what they are for. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "dt_nccl.h"
 #include <dlfcn.h>
 #include <math.h>
 #include <stdio.h>

@@ -150,7 +150,6 @@ static dt_tokenizer *tokenizer;
 static dt_data *texts;
 static dt_rules *rules;
 static dt_comm *comm;
-static dt_nccl *nccl;
 static dt_trainer *trainer;
 static dt_trainer *generator;
 static dt_optimizer *optimizer;
@@ -395,8 +394,8 @@ static int32_t out32[16];
     X(dt_recv, (void)dt_recv(comm, (float *)some(room), few(), odd() ? small() : 1)) X(dt_comm_alloc, (void)dt_comm_alloc(comm, odd() ? whole() : 100, (void **)some(out64))) \
     X(dt_comm_peer, (void)dt_comm_peer(comm, some(room), small())) \
     X(dt_comm_split, (sub = NULL, (void)dt_comm_split(comm, small(), odd() ? NULL : &sub), dt_comm_close(&sub))) X(dt_comm_launcher, (void)dt_comm_launcher(comm)) X(dt_comm_sent, (void)dt_comm_sent(comm, small())) \
-    X(dt_comm_nodes, (void)dt_comm_nodes(comm)) X(dt_comm_network, (void)dt_comm_network(comm)) X(dt_comm_alive, dt_comm_alive(comm)) X(dt_comm_node, (void)dt_comm_node(comm, small())) X(dt_nccl_open, (void)dt_nccl_open(odd() ? NULL : &nccl, comm, small())) \
-    X(dt_nccl_collect, (void)dt_nccl_collect(nccl, (dt_call)small(), (float *)some(room), (float *)some(room), few(), (dt_op)small(), NULL)) X(dt_nccl_wait, (void)dt_nccl_wait(nccl, NULL)) X(dt_nccl_close, dt_nccl_close(odd() ? NULL : &nccl))
+    X(dt_comm_nodes, (void)dt_comm_nodes(comm)) X(dt_comm_network, (void)dt_comm_network(comm)) X(dt_comm_alive, (void)dt_comm_alive(comm)) X(dt_comm_agree, (void)dt_comm_agree(comm, odd() ? (dt_result)small() : DT_OK)) X(dt_comm_node, (void)dt_comm_node(comm, small())) \
+    X(dt_comm_fail, (void)(odd() ? dt_comm_fail(comm, (dt_result)small()) : DT_OK))
 #define TRAINERS(X) \
     X(dt_trainer_open, (void)(dt_trainer_close(&trainer), dt_trainer_open(odd() ? NULL : &trainer, recipe(), layout()))) X(dt_trainer_close, dt_trainer_close(odd() ? NULL : &trainer)) \
     X(dt_trainer_step, (void)(quick() || !trainer ? dt_trainer_step(trainer, (dt_step_info *)some(&info)) : DT_OK)) X(dt_trainer_run, (void)(quick() || !trainer ? dt_trainer_run(trainer, (dt_step_info *)some(&info)) : DT_OK)) \

@@ -1,28 +1,26 @@
 /* Calls of NCCL, for test_nccl.t: nccl_calls SCENARIO [--ranks N --launch threads ..]. Each rank prints what it saw. */
-#ifndef DT_NCCL
-#define DT_NCCL
-#endif
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "../examples/dt_nccl.h"
 #include <dlfcn.h>
 #if defined(__has_include)
 #if __has_include(<nccl.h>) && __has_include(<cuda.h>)
 #include <cuda.h>
 #include <nccl.h>
 #define SAME(ours, theirs) _Static_assert((int)(ours) == (int)(theirs), #theirs)
-SAME(DT__NCCL_PEER, ncclRemoteError);
-SAME(DT__NCCL_PROGRESS, ncclInProgress);
-SAME(DT__NCCL_SUM, ncclSum);
-SAME(DT__NCCL_MAX, ncclMax);
-SAME(DT__NCCL_MIN, ncclMin);
-SAME(DT__NCCL_F32, ncclFloat32);
-SAME(DT__CUDA_NOT_READY, CUDA_ERROR_NOT_READY);
-SAME(sizeof(dt__nccl_id), sizeof(ncclUniqueId));
-SAME(offsetof(dt__nccl_config, magic), offsetof(ncclConfig_t, magic));
-SAME(offsetof(dt__nccl_config, version), offsetof(ncclConfig_t, version));
-SAME(offsetof(dt__nccl_config, blocking), offsetof(ncclConfig_t, blocking));
+SAME(NCCL_REMOTE_ERROR, ncclRemoteError);
+SAME(NCCL_IN_PROGRESS, ncclInProgress);
+SAME(NCCL_SUM, ncclSum);
+SAME(NCCL_MAX, ncclMax);
+SAME(NCCL_MIN, ncclMin);
+SAME(NCCL_F32, ncclFloat32);
+SAME(CUDA_NOT_READY, CUDA_ERROR_NOT_READY);
+SAME(sizeof(nccl_id), sizeof(ncclUniqueId));
+SAME(offsetof(nccl_config, magic), offsetof(ncclConfig_t, magic));
+SAME(offsetof(nccl_config, version), offsetof(ncclConfig_t, version));
+SAME(offsetof(nccl_config, blocking), offsetof(ncclConfig_t, blocking));
 static const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
-#define HEADERS (theirs.magic == DT__NCCL_MAGIC ? "the same magic" : "another magic")
+#define HEADERS (theirs.magic == NCCL_CONFIG_MAGIC ? "the same magic" : "another magic")
 #endif
 #endif
 #ifndef HEADERS
@@ -90,8 +88,8 @@ static dt_result play(dt_nccl *n, dt_comm *c, const char *scenario)
     if (is(scenario, "every")) return every(n, c);
     if ((r = dt_barrier(c)) != DT_OK) return r;
     if (is(scenario, "late") && last) {
-        double until = dt__now() + 1.7;
-        while (dt__now() < until) dt__comm_tick(c); /* it works, but does not take part */
+        double until = nccl_now() + 1.7;
+        while (nccl_now() < until) (void)dt_comm_alive(c); /* it works, but does not take part */
         return dt_barrier(c);
     }
     if (is(scenario, "leaves") && last) return DT_OK;
@@ -116,8 +114,8 @@ int main(int argc, char **argv)
     if (r || argc < 2) return dt_fail("start");
     scenario = argv[1];
     if (is(scenario, "load")) {
-        dt__nccl_calls f;
-        printf("%s: %s\n", HEADERS, dt__nccl_load(&f) ? dt_last_error() : "fine");
+        nccl_calls f;
+        printf("%s: %s\n", HEADERS, nccl_load(&f) ? dt_last_error() : "fine");
         dt_comm_close(&c);
         return 0;
     }

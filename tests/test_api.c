@@ -239,7 +239,20 @@ static void check_lists(void)
     if (dt_optimizer_open(&o, &recipe, NULL, 0)) tap_bail("%s", dt_last_error());
     says(dt_optimizer_parameters(o, NULL, 4) == 0, "list is NULL", "what an optimizer keeps, without a list");
     dt_optimizer_close(&o);
-    says(dt_nccl_open(NULL, NULL, 0) == DT_E_USAGE, "dt_nccl_open", "dt_nccl_open of nothing");
+    says(dt_comm_fail(NULL, DT_E_PEER) == DT_E_USAGE, "dt_comm_fail", "dt_comm_fail of nothing");
+    {
+        dt_comm *c = NULL;
+        if (dt_comm_open(&c, NULL, NULL)) tap_bail("%s", dt_last_error());
+        says(dt_comm_fail(c, DT_OK) == DT_E_USAGE, "code is 0", "dt_comm_fail without a failure");
+        says(dt_comm_fail(c, (dt_result)99) == DT_E_USAGE, "code is 99", "with a code that there is not");
+        says(dt_comm_alive(c) == DT_OK && dt_comm_agree(c, dt_error(DT_E_DATA, "my file is %d", 7)) == DT_E_DATA, "my file is 7", "one rank agrees with itself");
+        dt_error(DT_E_SYSTEM, "my device is gone");
+        says(dt_comm_fail(c, DT_E_SYSTEM) == DT_E_SYSTEM, "my device is gone", "a communicator fails with the program's error");
+        says(dt_barrier(c) == DT_E_SYSTEM, "my device is gone", "and every later call does");
+        dt_comm_close(&c);
+    }
+    says(dt_comm_alive(NULL) == DT_E_USAGE, "dt_comm_alive", "dt_comm_alive of nothing");
+    says(dt_comm_agree(NULL, DT_OK) == DT_E_USAGE, "dt_comm_agree", "dt_comm_agree of nothing");
     costs[1] = INFINITY;
     says(dt_partition(costs, 3, 2, begin) == DT_E_USAGE, "finite", "a partition of an infinite cost");
     costs[1] = NAN;

@@ -11,7 +11,7 @@ use Test::More;
 
 # NULL, or any number, that the documentation allows. A function's name: all that it takes.
 my %allowed = map { $_ => 1 } qw(dt_fail.what dt_comm_open.argc dt_comm_open.argv dt_top_k.indices
-    dt_rope.scaling dt_data_open.t dt_error.code dt_error.format dt_nccl_collect.stream dt_nccl_wait.stream dt_trainer_sample.how dt_predictor_open.model dt_predictor_open.layout
+    dt_rope.scaling dt_data_open.t dt_error.code dt_error.format dt_comm_agree.r dt_comm_fail.code dt_trainer_sample.how dt_predictor_open.model dt_predictor_open.layout
     dt_generate.tokens dt_evaluate.tokens dt_evaluate.bytes dt_optimizer_step.c
     dt_optimizer_step.info dt_full.value dt_clamp.low dt_clamp.high dt_tokenizer_decode.text dt_model_gpt2.size dt_model_llama.size
     dt_trainer_parameter.count dt_trainer_parameter_at.shape
@@ -30,7 +30,6 @@ while ($public =~ /^DT_API ([^;{}()]*?)(\w+)\(([^;{}()]*)\);/mg) {
 }
 while ($code =~ /^DT_API [^;{}()]*?(\w+)\([^;{}()]*\)\s*(\{[^\n]+\}$|\{\n.*?^\})/msg) {
     my ($name, $body) = ($1, $2);
-    next if $spec{$name}; # what stands in without NCCL
     $spec{$name} = [$1 eq 'refuses', $2] if $body =~ /dt__(refuse[ds])\((?:\w+, )?"([^"]*)"/;
 }
 $spec{$_} = [1, $code =~ /DT__BUILD_UNARY.*?"(x#)"/s] for qw(dt_tanh dt_silu dt_gelu dt_relu);
