@@ -9373,7 +9373,7 @@ typedef struct dt__net {
     int how;                                    /* to plan (dt__segment_open) */
     dt__compiler *compiler;                     /* makes the plans (H9), or NULL */
     int64_t saved, most_saved, temp, widest;    /* floats: sum and most of segments, largest temp, largest output */
-    int64_t cache;                              /* floats that decode graphs keep from run to run, sum over segments */
+    int64_t context;                            /* of decode graphs: keys and values, at most; 0: others */
     int64_t tables;                             /* floats of the ops' constants */
     int64_t sliced;                             /* floats that attention over context slices works in */
     double forward_flops, backward_flops;       /* of one unit */
@@ -9427,12 +9427,10 @@ static dt_tensor dt__computed(dt_graph *g, dt_tensor t)
 /* Records segment s over an input of `shape`: forward, then its gradient; with a context forward alone, and the output
  * of the last segment is its logits. *output; *grad_in: the gradient of the input, or poison. */
 static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape shape, dt_shape targets,
-                                    int64_t context, int first, int last, const dt_source *source, dt_tensor *output,
-                                    dt_tensor *grad_in)
+                                    int first, int last, const dt_source *source, dt_tensor *output, dt_tensor *grad_in)
 {
     dt_tensor y, dx = dt__none();
     DT__PRINT(g->prefix, "%s", s->name);
-    g->context = context;
     g->input = dt__leaf(g, DT__OP_INPUT, shape, !first ? (int)DT_F32 : source ? (int)source->input_type : (int)DT_I32);
     g->targets = dt__leaf(g, DT__OP_INPUT, targets, source ? (int)source->target_type : (int)DT_I32);
     y = s->build(g, g->input, s->user);
@@ -9446,9 +9444,9 @@ static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape s
     y = dt__computed(g, y);
     if (!g->result && last && (!y.id || dt__count(dt__at(g, y)) != 1))
         dt__poison(g, DT_E_SHAPE, "the last segment must return a scalar loss (dt_cross_entropy, dt_loss, ..)");
-    if (context && last) y = g->logits;
+    if (g->context && last) y = g->logits;
     g->forward_count = g->count;
-    if (!g->result && !context) {
+    if (!g->result && !g->context) {
         g->loss_seed = dt__leaf(g, DT__OP_INPUT, dt__at(g, y)->shape, DT_F32);
         dt__differentiate(g, y, g->loss_seed);
         dx = dt__computed(g, dt__tensor(g, first ? 0 : dt__at(g, g->input)->grad));
@@ -9497,8 +9495,7 @@ static dt_result dt__net_uses(dt__net *net, dt__built *b, const dt_graph *g)
 }
 
 /* Builds segment `at`; shares the plan of an earlier segment that differs only in its parameters. */
-static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t at, dt_shape *shape, dt_shape targets,
-                                 int64_t context)
+static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t at, dt_shape *shape, dt_shape targets)
 {
     dt__built *b = &net->segments[at], *o = b;
     dt_graph *g = dt__graph_new(0, 0);
@@ -9509,16 +9506,16 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     g->sequence_parallel = net->sequence_parallel, g->precision = net->precision;
     g->expert_ranks = net->expert_ranks, g->expert_rank = net->expert_rank;
     g->context_shards = net->context_shards, g->first_leaf = net->first_leaf, g->own_leaves = net->own_leaves;
-    g->samples = targets.n[0], g->positions = targets.n[1];
-    dt_result r = dt__segment_record(g, &list[at], *shape, targets, context, at == 0, at == net->count - 1, net->source,
-                                     &y, &dx);
+    g->samples = targets.n[0], g->positions = targets.n[1], g->context = net->context;
+    int last = at == net->count - 1;
+    dt_result r = dt__segment_record(g, &list[at], *shape, targets, !at, last, net->source, &y, &dx);
     if (!r) r = dt__net_uses(net, b, g);
     if (r) return dt_graph_close(&g), r;
     dt__net_ids(net, g, at == 0);
     b->input = dt_shape_count(*shape);
     b->recorded = g->count;
     b->logits = g->logits.id ? dt__count(dt__at(g, g->logits)) : 0, b->logits_cut = dt__at(g, g->logits)->cut;
-    while (o > net->segments && at < net->count - 1) {
+    while (o > net->segments && !last) {
         int64_t e = --o - net->segments;
         if (!o->owner || list[e].build != list[at].build || list[e].user != list[at].user ||
             o->recorded != g->count || e == 0 ||
@@ -9627,10 +9624,10 @@ static dt_result dt__net_shards(dt__net *net, const dt_model *m, int64_t sequenc
                       (long long)net->context_shards, dt__divisors(slices & -slices, slices, 1, list, sizeof list));
 }
 
-/* Builds and plans a model for units of `rows` samples of T tokens, or of net->source. With a context (families alone)
- * in the decode form: T positions against the keys and values of up to `context`. net is zero but for the fields that
- * may be set before, and must not move afterwards. */
-static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, int64_t sequence, int64_t context)
+/* Builds and plans a model for units of `rows` samples of T tokens, or of net->source. With net->context (families
+ * alone) in the decode form: T positions against the keys and values of up to so many. net is zero but for the fields
+ * that may be set before, and must not move afterwards. */
+static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int64_t sequence)
 {
     int64_t leaves = dt__max(1, net->own_leaves), cut = dt__max(1, net->context_shards);
     dt_shape shape = dt_shape2(rows * leaves, (net->source ? net->source->inputs : sequence) / cut);
@@ -9648,9 +9645,9 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
     if (!net->segments) return DT_E_MEMORY;
     if (!m->segments) r = dt__family_list(net, m);
     for (int64_t s = 0; s < net->count && !r; s++)
-        r = dt__net_segment(net, m->segments ? m->segments : net->own, s, &shape, targets, context);
+        r = dt__net_segment(net, m->segments ? m->segments : net->own, s, &shape, targets);
     if (r) return r;
-    for (int32_t i = 0; i < net->param_count && !context; i++)
+    for (int32_t i = 0; i < net->param_count && !net->context; i++)
         if (!net->params[i].uses)
             return dt__error(DT_E_SHAPE, "the loss does not depend on parameter %s: use it, or leave it out",
                              net->params[i].is.name);
@@ -9666,7 +9663,6 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
         }
         net->saved += b->plan->saved;
         net->most_saved = dt__max(net->most_saved, b->plan->saved);
-        net->cache += b->plan->cache;
         if (b->owner) net->tables += b->plan->g->table_floats;
         net->temp = dt__max(net->temp, b->plan->temp);
         net->widest = dt__max(net->widest, dt__round_up(b->output, 16));
@@ -9674,11 +9670,6 @@ static dt_result dt__net_open_at(dt__net *net, const dt_model *m, int64_t rows, 
         net->backward_flops += b->plan->backward_flops;
     }
     return DT_OK;
-}
-
-static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int64_t sequence)
-{
-    return dt__net_open_at(net, m, rows, sequence, 0);
 }
 
 /* Puts a parameter together from this rank's shards. */
@@ -9728,6 +9719,7 @@ typedef struct dt__compiling {
     int64_t plans, built; /* graphs compiled; those whose C was not cached */
     char why[256];    /* groups run by tiles, not as C; empty: they run as chosen */
     double keep;      /* share of a segment's saved floats that may stay; the rest is recomputed if cheap */
+    double floats;    /* that a unit then needs, if there is a goal; else 0 */
     int64_t wide;     /* vocabulary from which on logits are made a block at a time */
     double seconds;   /* spent compiling */
 } dt__compiling;
@@ -17915,7 +17907,6 @@ typedef struct dt__bucket {
 /* A run of segments that a stage works on at once. */
 typedef struct dt__chunk {
     int32_t begin, end;  /* segments */
-    int32_t first, last; /* of the model? */
     int32_t slots;       /* units in flight */
     int64_t floats;      /* of one slot: input, outputs, saved values */
     int64_t at;          /* offset of (slots, floats) in the memory of units */
@@ -18074,9 +18065,9 @@ static void dt__store_segment(dt__store *s, const dt__net *net, int32_t q, int b
 static dt_result dt__store_cuts(dt__store *s)
 {
     int shards = s->shards;
-    s->cut = (int64_t *)dt__alloc(8 * s->buckets * (shards + 1), "the layout");
-    s->own = (int64_t *)dt__alloc(8 * (s->buckets + 1) * shards, "the layout");
-    if (!s->cut || !s->own) return DT_E_MEMORY;
+    s->cut = (int64_t *)dt__alloc(8 * (s->buckets * (shards + 1) + (s->buckets + 1) * shards), "the layout");
+    if (!s->cut) return DT_E_MEMORY;
+    s->own = s->cut + s->buckets * (shards + 1);
     for (int32_t b = 0; b < s->buckets; b++) {
         int pieces = dt__bucket_shards(s, b), piece = dt__bucket_piece(s, b, s->piece);
         int64_t blocks = s->bucket[b].floats / DT__BLOCK, each = blocks / pieces, more = blocks % pieces;
@@ -18100,7 +18091,6 @@ static void dt__store_close(dt__store *s)
 {
     dt__free(s->bucket);
     dt__free(s->cut);
-    dt__free(s->own);
     memset(s, 0, sizeof *s);
 }
 
@@ -18425,10 +18415,7 @@ static dt_result dt__layout_partition(dt_plan *plan)
     for (int64_t run = 0; run < runs && !r; run++) {
         int32_t stage = (int32_t)(run % plan->shape.pipe.stages);
         dt__chunk *c = stage == plan->shape.stage ? &plan->chunks[run / plan->shape.pipe.stages] : NULL;
-        if (c) {
-            c->begin = (int32_t)begin[run], c->end = (int32_t)begin[run + 1];
-            c->first = run == 0, c->last = run == runs - 1;
-        }
+        if (c) c->begin = (int32_t)begin[run], c->end = (int32_t)begin[run + 1];
         for (int64_t s = begin[run]; s < begin[run + 1]; s++) {
             dt__built *seg = &plan->net.segments[s];
             seg->stage = stage;
@@ -18571,7 +18558,7 @@ static void dt__layout_slots(dt_plan *plan)
 {
     for (int c = 0; c < plan->shape.pipe.chunks; c++) {
         dt__chunk *chunk = &plan->chunks[c];
-        int64_t at = chunk->first ? 0 : dt__round_up(plan->net.segments[chunk->begin].input, 16);
+        int64_t at = !chunk->begin ? 0 : dt__round_up(plan->net.segments[chunk->begin].input, 16);
         for (int32_t q = chunk->begin; q < chunk->end; q++) {
             dt__built *seg = &plan->net.segments[q];
             seg->chunk = c;
@@ -18588,7 +18575,6 @@ static int dt__layout_gathers(const dt_plan *plan, int inference)
 {
     return plan->shape.zero > 2 || (plan->shape.zero && inference && plan->recipe->evaluate_ema);
 }
-static int dt__layout_windows(const dt_plan *plan) { return plan->shape.overlap && plan->shape.zero > 2 ? 2 : 1; }
 
 /* Floats of the largest exchange of rows in the expert group, maybe a text sample's whole sequence; and its table. */
 static int64_t dt__layout_staged(const dt_plan *plan)
@@ -18629,7 +18615,7 @@ static void dt__layout_rows(dt_plan *plan)
     const dt__shape_of_work *w = &plan->shape;
     const dt__net *net = &plan->net;
     const int64_t total = !w->total ? 0 : w->zero > 1 ? s->own_slots : s->total_floats;
-    const int64_t window = dt__layout_gathers(plan, 1) ? s->window * dt__layout_windows(plan) : 0;
+    const int64_t window = !dt__layout_gathers(plan, 1) ? 0 : s->window * (w->overlap && w->zero > 2 ? 2 : 1);
     const int64_t sent = w->pipe.stages > 1 ? 4 * DT__OUTBOX * net->widest : -1, count = plan->program.count;
     const int64_t leaves = dt__layout_leaves(plan), places = w->horizon ? w->horizon + 3 : -1;
     const int64_t staged = plan->layout->ep > 1 ? 4 * dt__layout_staged(plan) : -1;
@@ -18760,30 +18746,24 @@ static int dt__layout_fits(const dt_plan *plan, int ranks)
 static int64_t dt__param_blocks(const dt__param *p) { return dt__param_arrays(p) * dt__shard_step(p) / DT__BLOCK; }
 
 #ifdef DT_COMPILER
-/* Floats of a unit: what its segments save, and their largest temporary memory. */
-static double dt__compiled_floats(const dt__net *net)
-{
-    int64_t saved = 0, temp = 0;
-    for (int64_t q = 0; q < net->count; q++) {
-        saved += dt__fusion_of(net->segments[q].plan)->saved;
-        temp = dt__max(temp, dt__fusion_of(net->segments[q].plan)->temp);
-    }
-    return (double)(saved + temp);
-}
-
 /* Finds how much of their values segments keep for the goal of memory: a smaller share at every try. */
 static dt_result dt__layout_keep(dt_plan *plan)
 {
     const dt__net settings = plan->net;
     dt__compiling *c = &plan->compiling;
-    double goal = (double)plan->layout->compile.memory / 4.0, floats = 2.0 * goal;
+    double goal = (double)plan->layout->compile.memory / 4.0;
     c->backend = DT_BACKEND_TILES; /* of what is tried */
-    c->keep = goal > 0.0;
-    for (int tries = 0; floats > goal && (!tries || c->keep > 0.0); tries++) {
+    c->keep = goal > 0.0, c->floats = 2.0 * goal;
+    for (int tries = 0; c->floats > goal && (!tries || c->keep > 0.0); tries++) {
+        int64_t saved = 0, temp = 0;
         dt_result r = dt__net_open(&plan->net, &plan->recipe->model, plan->rows, plan->recipe->sequence);
         if (r) return r;
-        floats = dt__compiled_floats(&plan->net);
-        if (floats > goal) c->keep *= tries < 4 ? 0.97 * goal / floats : 0.0;
+        for (int64_t q = 0; q < plan->net.count; q++) {
+            const dt__fusion *f = dt__fusion_of(plan->net.segments[q].plan);
+            saved += f->saved, temp = dt__max(temp, f->temp);
+        }
+        c->floats = (double)(saved + temp);
+        if (c->floats > goal) c->keep *= tries < 4 ? 0.97 * goal / c->floats : 0.0;
         dt__net_close(&plan->net);
         plan->net = settings;
     }
@@ -18926,13 +18906,13 @@ static void dt__program_forward(dt__making *m)
 {
     const dt__chunk *c = m->c;
     dt__program_load(m);
-    if (!c->first) dt__emit_work(m, DT_RECV, c->begin);
+    if (c->begin) dt__emit_work(m, DT_RECV, c->begin);
     for (int32_t q = c->begin; q < c->end; q++) {
         dt__program_gather(m, q);
         dt__emit_work(m, DT_FORWARD, q);
         if (m->s->horizon && q) dt__emit_work(m, DT_OFFLOAD, q);
     }
-    if (!c->last) dt__emit_work(m, DT_SEND, c->end - 1);
+    if (c->end < m->plan->net.count) dt__emit_work(m, DT_SEND, c->end - 1);
 }
 
 /* Recomputes the values that backward needs, unless this segment's forward was the last and nothing is offloaded. */
@@ -18950,7 +18930,7 @@ static void dt__program_backward(dt__making *m)
     const int32_t horizon = m->s->horizon;
     const int split = m->s->pipe.kind == DT_ZERO_BUBBLE, weights = m->w->kind == DT__WORK_WEIGHTS;
     dt__program_load(m);
-    if (!c->last && !weights) dt__emit_work(m, DT_RECV, c->end - 1)->back = 1;
+    if (c->end < m->plan->net.count && !weights) dt__emit_work(m, DT_RECV, c->end - 1)->back = 1;
     for (int32_t q = c->end - 1; q >= c->begin; q--) {
         dt_instr *i;
         dt__program_gather(m, q);
@@ -18962,7 +18942,7 @@ static void dt__program_backward(dt__making *m)
         i->completes = m->u.done && (!split || weights);
         if (!split || weights) dt__program_buckets(m, q);
     }
-    if (!c->first && !weights) dt__emit_work(m, DT_SEND, c->begin)->back = 1;
+    if (c->begin && !weights) dt__emit_work(m, DT_SEND, c->begin)->back = 1;
 }
 
 static int dt__is_work(const dt_instr *i)
@@ -19454,7 +19434,8 @@ typedef struct dt__engine {
     int64_t inners, inner_room, inner_kept; /* kept: of the step */
 } dt__engine;
 
-static int dt__engine_last(const dt__engine *e) { return e->p.chunks[e->p.shape.pipe.chunks - 1].last; }
+/* Does this stage have the last segment? */
+static int dt__engine_last(const dt__engine *e) { return e->p.shape.stage == e->p.shape.pipe.stages - 1; }
 
 /* ---- inside segments: what operations call ---- */
 
@@ -20187,16 +20168,15 @@ static dt_result dt__engine_wait(dt__engine *e)
 /* After a step that failed here: makes peers leave collectives of stream 1, waits for it, keeps `r` and its message. */
 static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
 {
-    char error[sizeof dt__thread.error];
+    dt__tls before = dt__thread;
     dt__job *job = e->comm->job;
     if (!e->queue.running) return r;
-    memcpy(error, dt__thread.error, sizeof error);
     for (int i = 0; i < e->owned_count && dt__queue_pending(&e->queue, e->queue.asked) && job; i++)
         if (e->owned[i]->stream && !__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) &&
             __atomic_load_n(&job->stop, __ATOMIC_SEQ_CST) != 2)
             dt__blame(dt__fault_of(e->owned[i]), DT__FAULT_LEFT, DT__FAR | dt_comm_rank(e->comm));
     (void)dt__engine_wait(e);
-    return dt__error(r, "%s", error);
+    return dt__thread = before, r;
 }
 
 /* Runs the instructions of a program, of a pass those before segment `end`. */
@@ -21722,6 +21702,13 @@ static void dt__loader_close(dt_trainer *t)
     t->loader.memory = NULL;
 }
 
+/* Waits for a job of a queue; heartbeats continue. */
+static dt_result dt__trainer_wait(dt_trainer *t, dt__queue *q, int64_t ticket)
+{
+    while (dt__queue_pending(q, ticket)) dt__comm_tick(t->comm), dt__nap();
+    return dt__queue_wait(q, ticket);
+}
+
 /* The batch of the next step, valid until the next call. */
 static dt_result dt__loader_next(dt_trainer *t)
 {
@@ -21730,8 +21717,7 @@ static dt_result dt__loader_next(dt_trainer *t)
     dt_result r;
     l->waited -= dt__now();
     while (l->queue.asked < n + DT__BATCHES) (void)dt__queue_ask(&l->queue);
-    while (dt__queue_pending(&l->queue, n + 1)) dt__comm_tick(t->comm), dt__nap();
-    r = dt__queue_wait(&l->queue, n + 1);
+    r = dt__trainer_wait(t, &l->queue, n + 1);
     l->waited += dt__now();
     l->input = dt__loader_batch(t, n), l->target = l->input + dt__loader_rows(t) * t->feed.is.inputs;
     return __atomic_load_n(&l->filled, __ATOMIC_RELAXED) > n ? DT_OK : r;
@@ -21875,8 +21861,9 @@ static dt_result dt__generator_open(dt__generator *d, const dt__engine *e, int64
     if (m->segments || e->p.layout->output.no_cache || (m->experts && m->capacity > 0.0f))
         r = dt__net_open(&d->net[DT__WHOLE], m, 1, length);
     else {
-        r = dt__net_open_at(&d->net[DT__ONE], m, 1, 1, length);
-        if (!r && length >= DT__PREFILL) r = dt__net_open_at(&d->net[DT__SEVERAL], m, 1, DT__PREFILL, length);
+        d->net[DT__ONE].context = d->net[DT__SEVERAL].context = length;
+        r = dt__net_open(&d->net[DT__ONE], m, 1, 1);
+        if (!r && length >= DT__PREFILL) r = dt__net_open(&d->net[DT__SEVERAL], m, 1, DT__PREFILL);
     }
     for (dt__net *net = d->net; net < d->net + DT__GENERATOR_NETS && !r; net++)
         if (net->count) dt__generator_place(d, e, net);
@@ -22007,10 +21994,9 @@ static void dt__trainer_banner(const dt_trainer *t)
                t->layout.checkpoint.place);
 #ifdef DT_COMPILER
     if (*p->compiling.why) printf("compiler groups run tile by tile: %s\n", p->compiling.why);
-    if (p->net.compiler && t->layout.compile.memory &&
-        4.0 * dt__compiled_floats(&p->net) > (double)t->layout.compile.memory)
+    if (4.0 * p->compiling.floats > (double)t->layout.compile.memory)
         dt__tell("compiler a unit needs %.1f MB: no more can be computed again cheaply for the goal of %.1f MB. Choose "
-                 "another --recompute, or a smaller micro-batch\n", 4e-6 * dt__compiled_floats(&p->net),
+                 "another --recompute, or a smaller micro-batch\n", 4e-6 * p->compiling.floats,
                  1e-6 * (double)t->layout.compile.memory);
 #endif
     fflush(stdout);
@@ -22808,7 +22794,7 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     dt__part_file *part = (dt__part_file *)dt__alloc((c->m.files + 3) * (int64_t)sizeof *part, "a list of files");
     dt__walk w = DT__ZERO;
     dt__path draft = dt__step_path(directory, c->m.step, ".tmp"), to = dt__step_path(directory, c->m.step, "");
-    char said[sizeof dt__thread.error];
+    dt__tls before;
     int full = kind == DT_FULL, sharded = kind == DT_SHARDED, files = 1 + full;
     dt__text text = DT__ZERO, config = DT__ZERO;
     dt__lock lock = DT__ZERO;
@@ -22837,8 +22823,8 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
     dt__free(config.at);
     dt__free(part);
     if (!r) r = dt__step_publish(directory, c->m.step, NULL);
-    DT__PRINT(said, "%s", dt__thread.error);
-    if (r && lock.mine) (void)dt__remove(draft.at), (void)dt__error(r, "%s", said);
+    before = dt__thread;
+    if (r && lock.mine) (void)dt__remove(draft.at), dt__thread = before;
     dt__lock_close(&lock);
     return r;
 }
@@ -22878,8 +22864,6 @@ static dt_result dt__trainer_identity(dt_trainer *t)
     dt__free(room);
     return r;
 }
-
-static dt_result dt__trainer_agree(dt_trainer *t, dt_result r) { return dt_comm_agree(t->comm, r); }
 
 /* Which "what<TAB>value" of rank 0's lines is another one in those of rank `rank`? */
 static dt_result dt__lines_differ(const char *at, const char *own, int rank)
@@ -22922,7 +22906,7 @@ static dt_result dt__trainer_alike(dt_trainer *t, dt_result r, dt__text *own)
     }
     dt__free(at);
     dt__free(own->at);
-    return sent || (!failed && !rank) ? sent : dt__trainer_agree(t, r);
+    return sent || (!failed && !rank) ? sent : dt_comm_agree(t->comm, r);
 }
 
 /* The options of this rank that all ranks must have. Paths may differ: contents have a hash. */
@@ -23192,13 +23176,6 @@ static dt_result dt__mirror_job(void *owner, int64_t job)
 
 /* ---- a save: begin and end (both collective) ---- */
 
-/* Waits for a job of a queue; heartbeats continue. */
-static dt_result dt__save_wait(dt_trainer *t, dt__queue *q, int64_t ticket)
-{
-    while (dt__queue_pending(q, ticket)) dt__comm_tick(t->comm), dt__nap();
-    return dt__queue_wait(q, ticket);
-}
-
 /* Copies what this rank writes into the snapshot, if there is one. Returns its floats. */
 static int64_t dt__save_copy(dt_trainer *t)
 {
@@ -23216,11 +23193,11 @@ static dt_result dt__save_full(dt_trainer *t, const char *folder)
     dt__part_file none[2];
     int whole = dt__state_is_local(t), root = dt_trainer_is_root(t);
     dt__walk w = dt__walk_of(t, 0, t->state.count, !whole);
-    dt_result r = dt__trainer_agree(t, dt__engine_wait(&t->e));
+    dt_result r = dt_comm_agree(t->comm, dt__engine_wait(&t->e));
     w.whole = w.file = 1;
     if (!r && (root || !whole)) r = dt__state_save(w, folder, DT_FULL, root ? s->part : none);
     s->parts = root ? 2 : 0;
-    return dt__trainer_agree(t, r);
+    return dt_comm_agree(t->comm, r);
 }
 
 /* Begins a save of the current state. When it returns, the next step may begin. */
@@ -23239,7 +23216,7 @@ static dt_result dt__save_begin(dt_trainer *t)
     memset(s->part, 0, sizeof s->part);
     if (dt_trainer_is_root(t)) r = dt__step_begin(l->place, s->now.step);
     if (!r && s->snapshot) (void)dt__save_copy(t);
-    r = dt__trainer_agree(t, r);
+    r = dt_comm_agree(t->comm, r);
     if (!r && s->now.full) r = dt__save_full(t, folder.at);
     if (r) return r;
     s->written = dt__queue_ask(&s->queue);
@@ -23257,7 +23234,7 @@ static dt_result dt__save_end(dt_trainer *t)
     dt_result r;
     if (!s->writing) return DT_OK;
     s->writing = 0;
-    r = dt__trainer_agree(t, dt__save_wait(t, &s->queue, s->written));
+    r = dt_comm_agree(t->comm, dt__trainer_wait(t, &s->queue, s->written));
     if (!r) r = dt_all_gather(t->comm, (const float *)(const void *)s->part, (float *)(void *)s->all, words);
     if (r) return r;
     s->bytes = 0;
@@ -23267,7 +23244,7 @@ static dt_result dt__save_end(dt_trainer *t)
     }
     s->manifest.length = 0;
     if (dt_trainer_is_root(t)) dt__trainer_manifest(t, &s->manifest, s->all, files);
-    r = dt__trainer_agree(t, dt__save_wait(t, &s->queue, dt__queue_ask(&s->queue)));
+    r = dt_comm_agree(t->comm, dt__trainer_wait(t, &s->queue, dt__queue_ask(&s->queue)));
     if (r) return r;
     s->saved = s->now.step;
     s->seconds = dt__now() - s->last;
@@ -23290,7 +23267,7 @@ static dt_result dt__save_result(dt_trainer *t, dt_result r)
     if (dt_trainer_is_root(t) && dt__step_newest(place, INT64_MAX, &newest))
         DT__PRINT(left, "nobody knows which steps are saved");
     else if (newest >= 0) DT__PRINT(left, "steps up to %lld are saved", (long long)newest);
-    return dt__trainer_agree(t, dt__error(DT_E_FILE, "%s. Step %lld %s; %s in %s", said, (long long)s->now.step,
+    return dt_comm_agree(t->comm, dt__error(DT_E_FILE, "%s. Step %lld %s; %s in %s", said, (long long)s->now.step,
                                           placed ? "may not survive a loss of power" : "is not saved", left, place));
 }
 
@@ -23377,7 +23354,7 @@ static dt_result dt__save_open(dt_trainer *t)
     if (!r && dt_trainer_is_root(t)) r = dt__lock_open(&s->lock[0], l->place, t->comm);
     if (!r && dt_trainer_is_root(t) && l->mirror && !dt__mirror_line(l))
         r = dt__lock_open(&s->lock[1], l->mirror, t->comm);
-    r = dt__trainer_agree(t, r);
+    r = dt_comm_agree(t->comm, r);
     if (!r && l->async) r = dt__save_snapshot(t);
     if (!r) r = dt__queue_open(&s->queue, dt__save_job, t, 2, "write checkpoints");
     s->newest = s->mirroring = s->mirrored = s->saved = -1;
@@ -23444,7 +23421,7 @@ static dt_result dt__parts_check(dt_trainer *t, const dt__checkpoint *c)
     dt_result r = DT_OK;
     for (int64_t i = dt_comm_rank(t->comm); i < c->m.files && !r; i += dt_comm_size(t->comm))
         r = dt__part_check(c->path.at, &c->m.file[i], t->comm);
-    return dt__trainer_agree(t, r); /* before a rank reads a file that another rank has found to be cut */
+    return dt_comm_agree(t->comm, r); /* before a rank reads a file that another rank has found to be cut */
 }
 
 /* Resumes from one checkpoint (collective): one rank checks each file, then every rank reads its slices. */
@@ -23460,7 +23437,7 @@ static dt_result dt__resume_one(dt_trainer *t, const char *folder)
     if (!r) r = dt__parts_check(t, c);
     if (!r) r = dt__state_read(t, t->state.count, &c->tensors);
     if (!r) r = dt__config_take(t, folder, 0);
-    r = dt__trainer_agree(t, r);
+    r = dt_comm_agree(t->comm, r);
     if (!r) t->e.step = c->m.step, t->e.powers = c->m.powers, t->save.now.loss = c->m.loss;
     if (!r && t->inherits) memcpy(t->save.now.weights, c->m.weights, sizeof c->m.weights);
     dt_checkpoint_close(&found);
@@ -23472,7 +23449,7 @@ static dt_result dt__resume_next(dt_trainer *t, int64_t *step)
 {
     dt_result r = DT_OK;
     if (dt_trainer_is_root(t)) r = dt__step_newest(t->layout.checkpoint.place, *step, step);
-    r = dt__trainer_agree(t, r);
+    r = dt_comm_agree(t->comm, r);
     return r ? r : dt_broadcast(t->comm, (float *)(void *)step, 2, 0);
 }
 
@@ -23484,7 +23461,7 @@ static dt_result dt__trainer_resume(dt_trainer *t)
     dt__path folder;
     int64_t given = dt__environment_int("DT_RESTARTS", 0) ? 0 : l->step, step = given ? given + 1 : INT64_MAX;
     int damaged = 0;
-    dt_result r = dt__trainer_agree(t, mirror->running ? dt__save_wait(t, mirror, dt__queue_ask(mirror)) : DT_OK);
+    dt_result r = dt_comm_agree(t->comm, mirror->running ? dt__trainer_wait(t, mirror, dt__queue_ask(mirror)) : DT_OK);
     for (; !r && !(r = dt__resume_next(t, &step)) && step >= 0; damaged++) {
         if (given && step != given) break;
         if (l->resume == DT_RESUME_NEVER)
@@ -23727,7 +23704,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && t->recipe.weights) r = dt__weights_begin(t);
     if (!r && t->layout.checkpoint.place) r = dt__trainer_resume(t);
     if (!r && from && !t->recipe.weights) r = dt__resume_one(t, from);
-    if (!r && t->recipe.weights && !t->first) r = dt__trainer_agree(t, dt__weights_load(t));
+    if (!r && t->recipe.weights && !t->first) r = dt_comm_agree(t->comm, dt__weights_load(t));
     dt__tensors_close(&t->published);
     dt_checkpoint_close(&t->initial);
     if (!r && t->layout.output.metrics && dt_trainer_is_root(t)) r = dt__metrics_open(t);
@@ -24638,7 +24615,7 @@ static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
         r = dt__error(DT_E_SELFCHECK, "--verify-compiler: of the first batch, the gradient of %s has other bits "
                       "compiled than op by op: a fault of the compiler. Train with --compile off, and report it.",
                       w->differs);
-    r = dt__trainer_agree(t, r);
+    r = dt_comm_agree(t->comm, r);
     if (!r) r = dt_all_reduce(t->comm, w->seconds, 2, DT_MAX);
     if (r) return r;
     report->before = (double)w->seconds[0], report->seconds = (double)w->seconds[1];

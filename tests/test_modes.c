@@ -628,7 +628,6 @@ static void check_stages(dt__net *net, int stages, int chunks, int shards, int64
         for (int c = 0; c < chunks; c++) {
             int64_t run = (int64_t)c * stages + stage;
             chunk[c].begin = (int32_t)begin[run], chunk[c].end = (int32_t)begin[run + 1];
-            chunk[c].first = run == 0, chunk[c].last = run == runs - 1;
         }
         check_store(net, chunk, chunks, shards, bytes, o);
     }
