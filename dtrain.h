@@ -1131,6 +1131,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <libgen.h>
 #include <limits.h>
 #include <locale.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <spawn.h>
@@ -1147,9 +1148,6 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-#ifndef DT_NO_THREADS
-#include <pthread.h>
-#endif
 #if defined(DT_OFI) || defined(DT__MEET)
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -1563,17 +1561,15 @@ static const char *dt__option_text(const dt__option *o, const void *group, char 
 {
     const void *place = (const char *)group + o->offset;
     int64_t whole = o->kind <= DT__KIND_AUTO ? *(const int64_t *)place : 0;
+    size_t length = 4;
+    const char *word = o->kind == DT__KIND_AUTO && whole < 0 ? "auto" : NULL;
     text[0] = 0;
-    if (o->kind == DT__KIND_AUTO && whole < 0) snprintf(text, size, "auto");
-    else if (o->kind <= DT__KIND_AUTO) snprintf(text, size, "%lld", (long long)whole);
+    if (o->kind == DT__KIND_FLAG || o->kind == DT__KIND_WORD) whole = *(const int32_t *)place;
+    if (o->kind == DT__KIND_WORD) word = dt__option_word(o->range, (int)whole, &length);
+    if (word) snprintf(text, size, "%.*s", (int)length, word);
     else if (o->kind == DT__KIND_REAL) dt__float_text(*(const float *)place, text, size);
-    else if (o->kind == DT__KIND_FLAG) snprintf(text, size, "%d", (int)*(const int32_t *)place);
-    else if (o->kind == DT__KIND_WORD) {
-        size_t length;
-        const char *word = dt__option_word(o->range, *(const int32_t *)place, &length);
-        if (word) snprintf(text, size, "%.*s", (int)length, word);
-        else snprintf(text, size, "%d", (int)*(const int32_t *)place);
-    } else if (o->kind == DT__KIND_TEXT && *(const char *const *)place)
+    else if (o->kind <= DT__KIND_WORD) snprintf(text, size, "%lld", (long long)whole);
+    else if (o->kind == DT__KIND_TEXT && *(const char *const *)place)
         snprintf(text, size, "%s", *(const char *const *)place);
     else if (o->kind == DT__KIND_DOUBLE) dt__print(text, size, "%.17g", *(const double *)place);
     else if (o->kind == DT__KIND_CHARS) snprintf(text, size, "%s", (const char *)place);
@@ -1664,7 +1660,7 @@ static void dt__options_preset(const dt__option *list, int count, int of, void *
 /* Opens /dev/null where descriptor 0, 1 or 2 is closed, so that nothing of ours gets their numbers. Called first. */
 static void dt__descriptors_fill(void)
 {
-    int fd = open("/dev/null", O_RDWR);
+    int fd = 0;
     while (fd >= 0 && fd < 3) fd = open("/dev/null", O_RDWR);
     if (fd >= 0) close(fd);
 }
@@ -1709,6 +1705,13 @@ static size_t dt__system_read(const char *path, char *text, size_t room)
     return bytes;
 }
 
+/* Is a thread ever started? */
+#ifdef DT_NO_THREADS
+enum { DT__THREADS = 0 };
+#else
+enum { DT__THREADS = 1 };
+#endif
+
 /* ---- threads of one rank ----
  * A pool runs `tasks` independent pieces of one operation. Pieces write disjoint outputs, so their order and the
  * number of workers never reach a bit. Each worker owns scratch memory, reserved before step 1.
@@ -1728,11 +1731,9 @@ typedef struct dt_pool {
     int sleepers;  /* atomic: workers that wait for a signal */
     int quit;      /* atomic */
     int started;   /* atomic: threads that have a number */
-#ifndef DT_NO_THREADS
     pthread_t *threads;
     pthread_mutex_t lock;
     pthread_cond_t wake;
-#endif
 } dt_pool;
 
 static void dt__relax(void)
@@ -1756,7 +1757,6 @@ static void dt__pool_work(dt_pool *pool, int worker)
     }
 }
 
-#ifndef DT_NO_THREADS
 static void *dt__pool_main(void *argument)
 {
     dt_pool *pool = (dt_pool *)argument;
@@ -1792,7 +1792,6 @@ static void dt__pool_begin(dt_pool *pool, int64_t tasks)
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->lock);
 }
-#endif
 
 /* Returns when all tasks are done: waits for workers that took one, not for those that sleep, maybe without a core. */
 static void dt__parallel(dt_pool *pool, int64_t tasks, dt__task_fn fn, void *context)
@@ -1801,7 +1800,6 @@ static void dt__parallel(dt_pool *pool, int64_t tasks, dt__task_fn fn, void *con
         for (int64_t i = 0; i < tasks; i++) fn(context, i, pool ? pool->scratch : NULL);
         return;
     }
-#ifndef DT_NO_THREADS
     pool->fn = fn, pool->context = context, pool->tasks = tasks;
     pool->done = 0;
     dt__pool_begin(pool, tasks);
@@ -1810,7 +1808,6 @@ static void dt__parallel(dt_pool *pool, int64_t tasks, dt__task_fn fn, void *con
         if (spin < 4000) dt__relax();
         else sched_yield();
     }
-#endif
 }
 
 /* Grows every worker's scratch to at least `bytes`. Not while dt__parallel runs. */
@@ -1830,7 +1827,6 @@ static void dt__pool_close(dt_pool **handle)
 {
     dt_pool *pool = *handle;
     if (!pool) return;
-#ifndef DT_NO_THREADS
     if (pool->threads) {
         __atomic_store_n(&pool->quit, 1, __ATOMIC_RELAXED);
         dt__pool_begin(pool, 0);
@@ -1839,7 +1835,6 @@ static void dt__pool_close(dt_pool **handle)
         pthread_cond_destroy(&pool->wake);
         dt__free(pool->threads);
     }
-#endif
     dt__free(pool->scratch);
     dt__free(pool);
     *handle = NULL;
@@ -1852,8 +1847,7 @@ static dt_result dt__pool_open(dt_pool **handle, int workers)
     dt_pool *pool = *handle = (dt_pool *)dt__alloc((int64_t)sizeof *pool, "a thread pool");
     if (!pool) return DT_E_MEMORY;
     pool->workers = 1;
-#ifndef DT_NO_THREADS
-    if (workers > 1) {
+    if (DT__THREADS && workers > 1) {
         pthread_mutex_init(&pool->lock, NULL);
         pthread_cond_init(&pool->wake, NULL);
         pool->threads = (pthread_t *)dt__alloc((int64_t)sizeof(pthread_t) * workers, "a thread pool");
@@ -1864,9 +1858,6 @@ static dt_result dt__pool_open(dt_pool **handle, int workers)
             return dt__pool_close(handle), DT_E_SYSTEM;
         }
     }
-#else
-    (void)workers;
-#endif
     return DT_OK;
 }
 
@@ -1895,24 +1886,11 @@ typedef struct dt__queue {
     int32_t *waits[2];      /* where others see what the user and the thread wait for (H13); NULL: nobody looks */
     dt_result result;
     char error[sizeof dt__thread.error];
-#ifndef DT_NO_THREADS
     pthread_mutex_t lock; /* guards all that changes, but the user alone writes asked */
     pthread_cond_t change;
     pthread_t thread;
-    int quit;
-#endif
-    int running;
+    int quit, running; /* quit: the thread ends when all jobs are done */
 } dt__queue;
-
-#ifdef DT_NO_THREADS
-#define dt__queue_lock(q) ((void)(q))
-#define dt__queue_unlock(q) ((void)(q))
-#define dt__queue_sleep(q) ((void)(q))
-#else
-static void dt__queue_lock(dt__queue *q) { pthread_mutex_lock(&q->lock); }
-static void dt__queue_unlock(dt__queue *q) { pthread_mutex_unlock(&q->lock); }
-static void dt__queue_sleep(dt__queue *q) { pthread_cond_wait(&q->change, &q->lock); } /* until something changes */
-#endif
 
 /* The two sums together are the jobs' time. Ranks that wait for this one see whom it waits for (dt__find_culprit). */
 static void dt__queue_mark(dt__queue *q, int busy, int waiting)
@@ -1927,47 +1905,41 @@ static void dt__queue_mark(dt__queue *q, int busy, int waiting)
     q->busy = busy, q->waiting = waiting;
 }
 
-#ifndef DT_NO_THREADS
 static void *dt__queue_main(void *argument)
 {
     dt__queue *q = (dt__queue *)argument;
     unsigned saved = dt__fp_enter();
-    dt__queue_lock(q);
+    pthread_mutex_lock(&q->lock);
     for (;;) {
         dt_result r = q->result;
-        while (q->done == q->asked && !q->quit) dt__queue_sleep(q);
+        while (q->done == q->asked && !q->quit) pthread_cond_wait(&q->change, &q->lock);
         if (q->done == q->asked) break;
-        dt__queue_unlock(q);
+        pthread_mutex_unlock(&q->lock);
         if (!r) r = q->run(q->owner, q->done);
-        dt__queue_lock(q);
+        pthread_mutex_lock(&q->lock);
         if (r && !q->result) memcpy(q->error, dt__thread.error, sizeof q->error);
         q->result = r;
         q->done++;
         dt__queue_mark(q, q->done < q->asked, q->waiting);
         pthread_cond_broadcast(&q->change);
     }
-    dt__queue_unlock(q);
+    pthread_mutex_unlock(&q->lock);
     dt__fp_leave(saved);
     return NULL;
 }
-#endif
 
 /* `what` names the thread's work in the error message if no thread can be started. */
 static dt_result dt__queue_open(dt__queue *q, dt__job_fn run, void *owner, int64_t room, const char *what)
 {
     memset(q, 0, sizeof *q);
-    q->run = run, q->owner = owner, q->room = room;
-#ifndef DT_NO_THREADS
+    q->run = run, q->owner = owner, q->room = room, q->quit = !DT__THREADS;
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->change, NULL);
-    if ((errno = pthread_create(&q->thread, NULL, dt__queue_main, q)) != 0) {
+    if (DT__THREADS && (errno = pthread_create(&q->thread, NULL, dt__queue_main, q)) != 0) {
         pthread_mutex_destroy(&q->lock);
         pthread_cond_destroy(&q->change);
         return dt__error(DT_E_SYSTEM, "no thread to %s (%s)", what, strerror(errno));
     }
-#else
-    (void)what;
-#endif
     q->running = 1;
     return DT_OK;
 }
@@ -1976,15 +1948,13 @@ static dt_result dt__queue_open(dt__queue *q, dt__job_fn run, void *owner, int64
 static void dt__queue_close(dt__queue *q)
 {
     if (!q->running) return;
-#ifndef DT_NO_THREADS
     pthread_mutex_lock(&q->lock);
     q->quit = 1;
     pthread_cond_broadcast(&q->change);
     pthread_mutex_unlock(&q->lock);
-    pthread_join(q->thread, NULL);
+    if (DT__THREADS) pthread_join(q->thread, NULL);
     pthread_mutex_destroy(&q->lock);
     pthread_cond_destroy(&q->change);
-#endif
     q->running = 0;
 }
 
@@ -1992,15 +1962,15 @@ static void dt__queue_close(dt__queue *q)
 static dt_result dt__queue_wait(dt__queue *q, int64_t ticket)
 {
     dt_result r;
-    dt__queue_lock(q);
+    pthread_mutex_lock(&q->lock);
     if (q->done < ticket) {
         q->wanted = ticket;
         dt__queue_mark(q, q->busy, 1);
-        while (q->done < ticket) dt__queue_sleep(q);
+        while (q->done < ticket) pthread_cond_wait(&q->change, &q->lock);
         dt__queue_mark(q, q->busy, 0);
     }
     r = q->result;
-    dt__queue_unlock(q);
+    pthread_mutex_unlock(&q->lock);
     return r ? dt__error(r, "%s", q->error) : DT_OK;
 }
 
@@ -2014,35 +1984,30 @@ static int64_t dt__queue_next(dt__queue *q)
 /* Asks for it; returns its ticket. */
 static int64_t dt__queue_ask(dt__queue *q)
 {
-#ifndef DT_NO_THREADS
     pthread_mutex_lock(&q->lock);
     q->asked++;
-    dt__queue_mark(q, 1, 0);
+    dt__queue_mark(q, DT__THREADS, 0);
     pthread_cond_broadcast(&q->change);
     pthread_mutex_unlock(&q->lock);
-#else
-    if (!q->result && (q->result = q->run(q->owner, q->asked)) != DT_OK)
-        memcpy(q->error, dt__thread.error, sizeof q->error);
-    q->done = ++q->asked;
-#endif
+    if (!DT__THREADS) (void)dt__queue_main(q);
     return q->asked;
 }
 
 /* Is the job of this ticket still to be done? */
 static int dt__queue_pending(dt__queue *q, int64_t ticket)
 {
-    dt__queue_lock(q);
+    pthread_mutex_lock(&q->lock);
     int pending = q->done < ticket;
-    dt__queue_unlock(q);
+    pthread_mutex_unlock(&q->lock);
     return pending;
 }
 
 /* The two sums up to now; 0 when the queue was never opened. */
 static void dt__queue_times(dt__queue *q, double *waited, double *hidden)
 {
-    if (q->running) dt__queue_lock(q), dt__queue_mark(q, q->busy, q->waiting);
+    if (q->running) pthread_mutex_lock(&q->lock), dt__queue_mark(q, q->busy, q->waiting);
     *waited = q->waited, *hidden = q->hidden;
-    if (q->running) dt__queue_unlock(q);
+    if (q->running) pthread_mutex_unlock(&q->lock);
 }
 
 /* ---- texts, written ---- */
@@ -2112,18 +2077,12 @@ __attribute__((format(printf, 1, 2))) static dt__path dt__path_of(const char *fo
     return path;
 }
 
-/* Beyond `ulimit -f` a write fails (EFBIG) unless SIGXFSZ ends the process first: ignored where it would. */
-static void dt__file_limit_fails(void)
-{
-    struct sigaction is;
-    if (!sigaction(SIGXFSZ, NULL, &is) && !(is.sa_flags & SA_SIGINFO) && is.sa_handler == SIG_DFL)
-        signal(SIGXFSZ, SIG_IGN);
-}
-
 static dt_result dt__file_create(const char *path, int *fd)
 {
+    struct sigaction is;
     dt__descriptors_fill();
-    dt__file_limit_fails();
+    if (!sigaction(SIGXFSZ, NULL, &is) && is.sa_handler == SIG_DFL)
+        signal(SIGXFSZ, SIG_IGN); /* beyond `ulimit -f` a write fails (EFBIG), and does not end the process */
     *fd = DT__FILE_ALLOWS() ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
     return *fd < 0 ? dt__file_error("create", path) : DT_OK;
 }
@@ -11490,21 +11449,18 @@ static uint32_t dt__packed(const char **at)
     return 57 * n + (uint32_t)(*(*at)++ - '#');
 }
 
-static void dt__classes_unpack(uint8_t *map, const char *runs, int kind)
-{
-    uint32_t length;
-    for (int inside = 0; *runs; inside = !inside, map += length) {
-        length = dt__packed(&runs);
-        if (inside) memset(map, kind, length);
-    }
-}
-
 /* Writes the class of every code point: the zeros of map[DT__CODES] stay where there is none. */
 static void dt__classes(uint8_t *map)
 {
-    dt__classes_unpack(map, dt__letters, DT__LETTER);
-    dt__classes_unpack(map, dt__numbers, DT__NUMBER);
-    dt__classes_unpack(map, dt__spaces, DT__SPACE);
+    const char *const runs[] = {dt__letters, dt__numbers, dt__spaces};
+    for (int i = 0; i < 3; i++) {
+        const char *at = runs[i];
+        uint8_t *to = map;
+        for (uint32_t length, inside = 0; *at; inside = !inside, to += length) {
+            length = dt__packed(&at);
+            if (inside) memset(to, DT__LETTER + i, length);
+        }
+    }
 }
 
 /* The class of the character at p[0..n-1], n at least 1, and its length. */
@@ -12204,11 +12160,9 @@ static int dt__ends_with(const char *name, const char *tail)
     return n >= m && !strcmp(name + n - m, tail);
 }
 
-/* Checks the header of a token file. */
+/* Checks the header of a token file, which has one of the magic numbers. */
 static dt_result dt__shard_ids(dt__shard *s, const char *path, const int32_t header[3])
 {
-    for (int i = 0; i < 3; i++)
-        if (header[0] == dt__bins[i].magic && header[1] == dt__bins[i].version) s->width = dt__bins[i].width;
     if (s->bytes >= DT__BIN_HEADER && !s->width)
         return dt__error(DT_E_DATA, "%s is a token file of version %d (magic %d). Write magic 20240520 with version 1 "
                          "(uint16 ids), or 20240801 with version 7 (uint32 ids)", path, (int)header[1], (int)header[0]);
@@ -12237,12 +12191,16 @@ static dt_result dt__shard_encode(dt__shard *s, const char *path, const dt_token
 /* Maps a file. Its first bytes decide whether it holds ids or text. */
 static dt_result dt__shard_open(dt__shard *s, const char *path, const dt_tokenizer *t)
 {
-    int32_t header[3] = DT__ZERO;
+    int32_t header[3] = DT__ZERO, ids = 0;
     dt_result r = dt__file_map(path, &s->map, &s->bytes);
     if (r) return r;
     memcpy(header, s->map, (size_t)dt__min(s->bytes, (int64_t)sizeof header));
-    for (int i = 0; i < 3; i++)
-        if (header[0] == dt__bins[i].magic) return dt__shard_ids(s, path, header);
+    for (int i = 0; i < 3; i++) {
+        if (header[0] != dt__bins[i].magic) continue;
+        ids = 1;
+        if (header[1] == dt__bins[i].version) s->width = dt__bins[i].width;
+    }
+    if (ids) return dt__shard_ids(s, path, header);
     if (dt__ends_with(path, ".bin"))
         return dt__error(DT_E_DATA, "%s has no header of a token file (nanoGPT's train.bin has none): put 256 int32 "
                          "before its uint16 ids, 20240520, 1, their number and zeros, or rename it if it is a text",
@@ -13296,10 +13254,13 @@ static uint32_t dt__comm_fault(const dt_comm *c)
     return fault ? fault : __atomic_load_n(&c->job->fault, __ATOMIC_SEQ_CST);
 }
 
-static dt_result dt__comm_explain_in(dt_comm *c, const char *call)
+/* Fails because of what happened elsewhere, in a function, or with NULL in the collective that is under way. */
+static dt_result dt__comm_explain(dt_comm *c, const char *call)
 {
     uint32_t fault = dt__comm_fault(c);
-    char text[700];
+    char text[700], own[64];
+    DT__PRINT(own, "%s #%lld", dt__call_name[c->call.op], (long long)c->call.sequence);
+    if (!call) call = own;
     if (!fault) {
         DT__PRINT(c->message, "interrupted in %s", call);
         return dt__comm_fail(c, DT_E_INTERRUPTED);
@@ -13307,12 +13268,6 @@ static dt_result dt__comm_explain_in(dt_comm *c, const char *call)
     dt__format_fault(text, sizeof text, c->job, fault);
     DT__PRINT(c->message, "%s while this rank (%d) was in %s", text, c->place[c->rank].world, call);
     return dt__comm_fail(c, DT_E_PEER);
-}
-static dt_result dt__comm_explain(dt_comm *c)
-{
-    char call[64];
-    DT__PRINT(call, "%s #%lld", dt__call_name[c->call.op], (long long)c->call.sequence);
-    return dt__comm_explain_in(c, call);
 }
 
 /* The loads acquire, so a peer that arrived before the fault is seen to have arrived (dt__give_up). */
@@ -13327,7 +13282,7 @@ DT_API dt_result dt_comm_alive(dt_comm *c)
     if (dt__refused("c", c)) return DT_E_USAGE;
     dt__comm_tick(c);
     if (c->failed) return dt__error(c->failed, "%s", c->message);
-    if (c->job && dt__comm_troubled(c)) return dt__comm_explain_in(c, "dt_comm_alive");
+    if (c->job && dt__comm_troubled(c)) return dt__comm_explain(c, "dt_comm_alive");
     for (int p = 0; c->area && p < c->local_size; p++)
         if (__atomic_load_n(&dt__comm_slot(c, p)->left, __ATOMIC_ACQUIRE))
             return dt__error(DT_E_PEER, "rank %d left (dt_comm_close, or the end of its program)",
@@ -13409,7 +13364,7 @@ static dt_result dt__wait_asleep(dt_comm *c, const dt__awaited *a)
         up = dt__give_up(c, a, &watch);
     }
     __atomic_store_n(&me->waiting, 0, __ATOMIC_RELAXED);
-    return !r && up ? dt__comm_explain(c) : r;
+    return !r && up ? dt__comm_explain(c, NULL) : r;
 }
 
 /* How long a rank with a core of its own polls for a message before it sleeps: the time that 32 MB take on a fast link,
@@ -13444,7 +13399,7 @@ static dt_result dt__wait_message(dt_comm *c, const dt__message *m, int peer)
     if (r || (m->done == 1 && (m->sends || m->moved == m->bytes))) return r;
     if (m->done == DT__LOST) {
         dt__blame(dt__fault_of(c), DT__FAULT_LOST, DT__FAR | c->place[peer].world);
-        return dt__comm_explain(c);
+        return dt__comm_explain(c, NULL);
     }
     DT__PRINT(c->message, "a message of another length: rank %d sends %s%lld floats where rank %d receives %lld in %s",
               c->place[peer].world, m->moved ? "" : "more than ", (long long)((m->moved ? m->moved : m->bytes) / 4),
@@ -13666,7 +13621,7 @@ static dt_result dt__begin(dt_comm *c, int op, int64_t count, int extra)
     if (count < 0) return dt__misuse("%s of %lld floats: the count is negative", dt__call_name[op], (long long)count);
     if (!c->job) return DT_OK;
     dt__comm_tick(c);
-    return dt__comm_troubled(c) ? dt__comm_explain(c) : DT_OK;
+    return dt__comm_troubled(c) ? dt__comm_explain(c, NULL) : DT_OK;
 }
 
 /* ---- messages of one communicator ---- */
@@ -13746,7 +13701,7 @@ static dt_result dt__meet(dt_comm *c)
         r = dt__check_same(c, dt__local(c, 0), dt__peer_call(c, 0), dt__local(c, p), dt__peer_call(c, p));
     if (!r && c->nodes > 1) r = dt__meet_nodes(c);
     c->met = c->rate > 0.0 ? dt__now() : 0.0;
-    if (!r && c->sharing && dt__comm_troubled(c)) r = dt__comm_explain(c); /* see dt__comm_drain */
+    if (!r && c->sharing && dt__comm_troubled(c)) r = dt__comm_explain(c, NULL); /* see dt__comm_drain */
     return r;
 }
 
@@ -14736,23 +14691,20 @@ static int64_t dt__comm_tables(dt_comm *c, char *block)
     return used;
 }
 
-/* node (size): any numbers; NULL: all ranks are on one. */
-static int dt__node_count(const int *node, int size)
+/* The first rank on the node of rank p. node (size): any numbers; NULL: all ranks are on one. */
+static int dt__first_there(const int *node, int p)
 {
-    int nodes = 0;
-    for (int p = 0, q; p < size; p++) {
-        for (q = 0; node && node[q] != node[p];) q++;
-        nodes += q == p;
-    }
-    return nodes;
+    int q = 0;
+    while (node && node[q] != node[p]) q++;
+    return q;
 }
 
 /* Numbers nodes by their first ranks, the ranks of each, and those that a rank leads. */
 static void dt__comm_place(dt_comm *c, const int *node)
 {
     int k = 0;
-    for (int p = 0, q; p < c->size; p++) {
-        for (q = 0; node && node[q] != node[p];) q++;
+    for (int p = 0; p < c->size; p++) {
+        int q = dt__first_there(node, p);
         c->place[p].node = q == p ? k++ : c->place[q].node;
         c->place[p].local = c->first[c->place[p].node + 1]++;
     }
@@ -14775,7 +14727,8 @@ static void dt__comm_place(dt_comm *c, const int *node)
 static dt_comm *dt__comm_new(int rank, int size, const int *node, dt__job *job, int fd)
 {
     dt_comm *c, sizes;
-    sizes.size = size, sizes.nodes = dt__node_count(node, size);
+    sizes.size = size, sizes.nodes = 0;
+    for (int p = 0; p < size; p++) sizes.nodes += dt__first_there(node, p) == p;
     c = (dt_comm *)dt__alloc((int64_t)sizeof *c + dt__comm_tables(&sizes, NULL), "a communicator");
     if (!c) return NULL;
     c->rank = rank, c->size = size, c->nodes = sizes.nodes;
@@ -16947,10 +16900,8 @@ static dt_result dt__lock_open(dt__lock *l, const char *folder, dt_comm *comm)
                           folder, process, host);
         if (!l->mine) close(l->fd), dt__comm_tick(comm), usleep(50000);
     }
-#ifndef DT_NO_THREADS
-    if (l->mine && locked < 0) r = dt__queue_open(&l->keeper, dt__lock_keep, l, 1, "keep a lock");
+    if (DT__THREADS && l->mine && locked < 0) r = dt__queue_open(&l->keeper, dt__lock_keep, l, 1, "keep a lock");
     if (l->keeper.running) (void)dt__queue_ask(&l->keeper);
-#endif
     return r ? r : dt__dir_each(folder, dt__step_mend, NULL);
 }
 
@@ -17067,8 +17018,8 @@ typedef struct dt__manifest {
 /* The values that a manifest holds and a resumed run needs; what it lists of a file. */
 #define DT__MANIFEST(kind, name, member, preset, range) DT__MEMBER(0, kind, name, dt__manifest, member, preset, range)
 static const dt__option dt__manifest_members[] = {
-    DT__MEMBER(0, WORD, "format", dt__manifest, format, 0, "dtrain checkpoint"),
-    DT__MEMBER(0, WHOLE, "version", dt__manifest, version, 2, "[2,2]"),
+    DT__MANIFEST(WORD, "format", format, 0, "dtrain checkpoint"),
+    DT__MANIFEST(WHOLE, "version", version, 2, "[2,2]"),
     DT__MANIFEST(WHOLE, "step", step, -1, "[0,1e15]"),
     DT__MANIFEST(DOUBLE, "power1", powers.power1, -1, "[0,1]"),
     DT__MANIFEST(DOUBLE, "power2", powers.power2, -1, "[0,1]"),
@@ -17084,8 +17035,8 @@ static const dt__option dt__manifest_members[] = {
     DT__MANIFEST(WHOLE, "segments", segments, 0, "[0,1e6]"),
     DT__MANIFEST(WHOLE, "inputs", sample.inputs, 0, "[0,1e9]"),
     DT__MANIFEST(WHOLE, "targets", sample.targets, 0, "[0,1e9]"),
-    DT__MEMBER(0, WORD, "input_type", dt__manifest, sample.input_type, DT_I32, "f32,i32"),
-    DT__MEMBER(0, WORD, "target_type", dt__manifest, sample.target_type, DT_I32, "f32,i32"),
+    DT__MANIFEST(WORD, "input_type", sample.input_type, DT_I32, "f32,i32"),
+    DT__MANIFEST(WORD, "target_type", sample.target_type, DT_I32, "f32,i32"),
     DT__MANIFEST(PLACE, "recipe", recipe, 0, NULL),
     DT__MANIFEST(PLACE, "shapes", shapes, 0, NULL),
     DT__MANIFEST(PLACE, "kind", kind, 0, NULL),
@@ -17102,24 +17053,17 @@ static void dt__manifest_close(dt__manifest *m)
 }
 
 /* Writes the seal, which ends a manifest: a hash of the text before it, so that no byte can change unnoticed. */
-static int64_t dt__manifest_hash(const char *text, int64_t bytes, char seal[128])
+static int64_t dt__manifest_seal(const char *text, int64_t bytes, char seal[128])
 {
     char hex[65];
     dt__sha256_of(text, bytes, hex);
     return snprintf(seal, 128, DT__MANIFEST_SEAL "%s\"\n}\n", hex);
 }
-static void dt__manifest_seal(dt__text *t)
-{
-    char seal[128];
-    if (t->failed) return;
-    (void)dt__manifest_hash(t->at, t->length, seal);
-    dt__text_add(t, "%s", seal);
-}
 static dt_result dt__manifest_check(const char *path, const char *text, int64_t bytes)
 {
     char seal[128];
     int64_t tail = (int64_t)sizeof DT__MANIFEST_SEAL - 1 + 64 + 4;
-    if (bytes >= tail && !memcmp(text + bytes - tail, seal, (size_t)dt__manifest_hash(text, bytes - tail, seal)))
+    if (bytes >= tail && !memcmp(text + bytes - tail, seal, (size_t)dt__manifest_seal(text, bytes - tail, seal)))
         return DT_OK;
     return dt__error(DT_E_DATA, "%s is cut or damaged: its own SHA-256 is another one", path);
 }
@@ -17127,12 +17071,13 @@ static dt_result dt__manifest_check(const char *path, const char *text, int64_t 
 /* The kind, the list of files and the seal. */
 static void dt__manifest_end(dt__text *t, int full, const dt__part_file *file, int64_t files)
 {
+    char seal[128];
     dt__text_add(t, "\"%s\",\n \"files\": ", full ? "full" : "sharded");
     for (int64_t i = 0; i < files; i++)
         dt__text_add(t, "%s\n  {\"name\": \"%s\", \"bytes\": %lld, \"sha256\": \"%s\"}", i ? "," : "[",
                      file[i].name, (long long)file[i].bytes, file[i].hash);
     dt__text_add(t, "]");
-    dt__manifest_seal(t);
+    if (!t->failed) (void)dt__manifest_seal(t->at, t->length, seal), dt__text_add(t, "%s", seal);
 }
 
 /* [{"name": .., "bytes": .., "sha256": ..}, ..] */
@@ -18269,12 +18214,6 @@ struct dt_plan {
 };
 
 enum { DT__OUTBOX = 4 }; /* messages to a neighbour in flight, at most */
-
-#ifdef DT_NO_THREADS
-enum { DT__THREADS = 0 };
-#else
-enum { DT__THREADS = 1 };
-#endif
 
 /* ---- checks: one sentence each, before anything is opened ---- */
 
@@ -20839,7 +20778,7 @@ static dt_result dt__join(dt_comm **c, dt__link *f)
     double timeout = 0;
     const int64_t each = (int64_t)(sizeof(dt__address) + sizeof(int));
     dt__address *address = (dt__address *)dt__alloc(f->size * each, "the addresses of ranks");
-    int *node = (int *)(void *)(address + f->size), fd = -1, place = 0, nodes;
+    int *node = (int *)(void *)(address + f->size), fd = -1, place = 0, nodes = 0;
     dt_comm *near = NULL;
     dt__job *job = NULL;
     dt_result r = address ? dt__environment_timeout(&timeout) : DT_E_MEMORY;
@@ -20853,7 +20792,7 @@ static dt_result dt__join(dt_comm **c, dt__link *f)
     if (!r) r = dt__comm_open(&near, job, place, fd, 0);
     for (int p = 0; p < f->size && !r; p++)
         for (node[p] = 0; address[node[p]].node != address[p].node;) node[p]++;
-    nodes = r ? 0 : dt__node_count(node, f->size);
+    for (int p = 0; p < f->size && !r; p++) nodes += node[p] == p;
     if (!r && nodes > 1) r = dt__beats_open(f, job);
     if (!r && nodes > 1) r = dt__comm_span(c, f, near, node);
     else if (!r) *c = near;
@@ -20866,7 +20805,6 @@ static dt_result dt__join(dt_comm **c, dt__link *f)
 
 /* ---- ranks as threads ---- */
 
-#ifndef DT_NO_THREADS
 /* The program's main, called again by every thread rank. Another name for it: main itself must not be called. */
 #ifdef __APPLE__
 #define DT__MAIN_SYMBOL "_main"
@@ -20967,7 +20905,6 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
     dt__free(s.job);
     exit(status);
 }
-#endif
 
 /* What --help lists. --help all lists every option, under headings that begin at these options. */
 static const char dt__help_common[] =
@@ -21097,9 +21034,7 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
         dt__setenv_number("DT_TIMEOUT", (double)plan.timeout);
         return DT_OK;
     }
-#ifndef DT_NO_THREADS
-    if (plan.threads) return dt__launch_threads(&plan, *argc, *argv);
-#endif
+    if (DT__THREADS && plan.threads) return dt__launch_threads(&plan, *argc, *argv);
 #ifdef __linux__
     if (!plan.threads) return dt__launch_processes(&plan, *argv);
 #endif
@@ -21404,11 +21339,7 @@ typedef struct dt__saver {
 enum { DT__TRAINER_ROWS = 9 }; /* of memory, with the snapshot */
 /* A thread fills batches in a ring: the trainer holds one, the others are filled ahead. Without threads there is one,
  * filled when it is asked for. A batch depends on its step alone. */
-#ifdef DT_NO_THREADS
-enum { DT__BATCHES = 1 };
-#else
-enum { DT__BATCHES = 3 };
-#endif
+enum { DT__BATCHES = DT__THREADS ? 3 : 1 };
 typedef struct dt__loader {
     uint32_t *memory;         /* the ring */
     uint32_t *input, *target; /* of the batch of the step: (rows,inputs), (rows,targets) words, int32 or floats */
@@ -23678,10 +23609,8 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     t->hashed = -1;
     t->opened = dt__now();
     r = dt_comm_open(&t->comm, NULL, NULL);
-#ifndef DT_NO_THREADS
-    if (!r && dt_comm_size(t->comm) > 1)
+    if (!r && DT__THREADS && dt_comm_size(t->comm) > 1)
         r = dt__queue_open(&t->alive, dt__alive_job, t, INT64_MAX, "show that this rank lives");
-#endif
     busy = dt__busy_begin(t);
     t->e.comm = t->comm;
     if (t->comm) {
