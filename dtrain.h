@@ -1403,6 +1403,12 @@ static double dt__now(void)
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
+/* What threads or processes share changes in one order for all of them. Adding and swapping give the value before. */
+#define DT__LOAD(place) __atomic_load_n(place, __ATOMIC_SEQ_CST)
+#define DT__STORE(place, value) __atomic_store_n(place, value, __ATOMIC_SEQ_CST)
+#define DT__ADD(place, value) __atomic_fetch_add(place, value, __ATOMIC_SEQ_CST)
+#define DT__SWAP(place, value) __atomic_exchange_n(place, value, __ATOMIC_SEQ_CST)
+
 /* Zeroed, 64-byte aligned memory from DT_MALLOC; NULL with the error recorded. */
 static void *dt__alloc(int64_t bytes, const char *what)
 {
@@ -1418,6 +1424,8 @@ static void *dt__alloc(int64_t bytes, const char *what)
     memset(p, 0, size);
     return p;
 }
+/* Memory for a list of a type. */
+#define DT__NEW(type, count, what) ((type *)dt__alloc((int64_t)sizeof(type) * (int64_t)(count), what))
 static void dt__free(void *p)
 {
     void *raw;
@@ -1440,6 +1448,8 @@ static int dt__reserve(void **list, int64_t used, int64_t *room, int64_t wanted,
     *room = bigger;
     return 1;
 }
+#define DT__RESERVE(list, used, room, wanted, what) \
+    dt__reserve((void **)&(list), used, &(room), wanted, (int64_t)sizeof *(list), what)
 
 /* The length of the well-formed UTF-8 sequence at p[0..n-1] and its code point (Unicode 14.0, table 3-7), or 0. */
 static int dt__utf8(const unsigned char *p, int64_t n, uint32_t *code)
@@ -1748,34 +1758,33 @@ static void dt__relax(void)
 /* Takes tasks until none is left. The fields of a call are valid until every task that this worker took is finished. */
 static void dt__pool_work(dt_pool *pool, int worker)
 {
-    uint64_t left = __atomic_load_n(&pool->left, __ATOMIC_ACQUIRE);
+    uint64_t left = DT__LOAD(&pool->left);
     while ((uint32_t)left) {
         if (!__atomic_compare_exchange_n(&pool->left, &left, left - 1, 1, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE)) continue;
         pool->fn(pool->context, pool->tasks - (uint32_t)left, pool->scratch + worker * pool->scratch_bytes);
-        __atomic_fetch_add(&pool->done, 1, __ATOMIC_RELEASE);
-        left = __atomic_load_n(&pool->left, __ATOMIC_ACQUIRE);
+        DT__ADD(&pool->done, 1);
+        left = DT__LOAD(&pool->left);
     }
 }
 
 static void *dt__pool_main(void *argument)
 {
     dt_pool *pool = (dt_pool *)argument;
-    int worker = __atomic_add_fetch(&pool->started, 1, __ATOMIC_RELAXED);
+    int worker = DT__ADD(&pool->started, 1) + 1;
     uint64_t seen = 0, now;
     unsigned saved = dt__fp_enter();
     for (;;) {
         int spin = 0;
-        while ((now = __atomic_load_n(&pool->left, __ATOMIC_ACQUIRE) >> 32) == seen && ++spin < 4000) dt__relax();
+        while ((now = DT__LOAD(&pool->left) >> 32) == seen && ++spin < 4000) dt__relax();
         if (now == seen) {
             pthread_mutex_lock(&pool->lock);
-            __atomic_fetch_add(&pool->sleepers, 1, __ATOMIC_SEQ_CST);
-            while ((now = __atomic_load_n(&pool->left, __ATOMIC_SEQ_CST) >> 32) == seen)
-                pthread_cond_wait(&pool->wake, &pool->lock);
-            __atomic_fetch_sub(&pool->sleepers, 1, __ATOMIC_RELAXED);
+            DT__ADD(&pool->sleepers, 1);
+            while ((now = DT__LOAD(&pool->left) >> 32) == seen) pthread_cond_wait(&pool->wake, &pool->lock);
+            DT__ADD(&pool->sleepers, -1);
             pthread_mutex_unlock(&pool->lock);
         }
         seen = now;
-        if (__atomic_load_n(&pool->quit, __ATOMIC_RELAXED)) break;
+        if (DT__LOAD(&pool->quit)) break;
         dt__pool_work(pool, worker);
     }
     dt__fp_leave(saved);
@@ -1785,9 +1794,9 @@ static void *dt__pool_main(void *argument)
 /* Begins a call and wakes the workers that sleep. */
 static void dt__pool_begin(dt_pool *pool, int64_t tasks)
 {
-    uint64_t call = (__atomic_load_n(&pool->left, __ATOMIC_RELAXED) >> 32) + 1;
-    __atomic_store_n(&pool->left, call << 32 | (uint32_t)tasks, __ATOMIC_SEQ_CST);
-    if (!__atomic_load_n(&pool->sleepers, __ATOMIC_SEQ_CST)) return;
+    uint64_t call = (DT__LOAD(&pool->left) >> 32) + 1;
+    DT__STORE(&pool->left, call << 32 | (uint32_t)tasks);
+    if (!DT__LOAD(&pool->sleepers)) return;
     pthread_mutex_lock(&pool->lock);
     pthread_cond_broadcast(&pool->wake);
     pthread_mutex_unlock(&pool->lock);
@@ -1804,7 +1813,7 @@ static void dt__parallel(dt_pool *pool, int64_t tasks, dt__task_fn fn, void *con
     pool->done = 0;
     dt__pool_begin(pool, tasks);
     dt__pool_work(pool, 0);
-    for (int spin = 0; __atomic_load_n(&pool->done, __ATOMIC_ACQUIRE) < tasks; spin++) {
+    for (int spin = 0; DT__LOAD(&pool->done) < tasks; spin++) {
         if (spin < 4000) dt__relax();
         else sched_yield();
     }
@@ -1828,7 +1837,7 @@ static void dt__pool_close(dt_pool **handle)
     dt_pool *pool = *handle;
     if (!pool) return;
     if (pool->threads) {
-        __atomic_store_n(&pool->quit, 1, __ATOMIC_RELAXED);
+        DT__STORE(&pool->quit, 1);
         dt__pool_begin(pool, 0);
         for (int i = 1; i < pool->workers; i++) pthread_join(pool->threads[i], NULL);
         pthread_mutex_destroy(&pool->lock);
@@ -1844,13 +1853,13 @@ static dt_result dt__pool_open(dt_pool **handle, int workers)
 {
     *handle = NULL;
     if (workers > 1024) return dt__misuse("%d threads: use at most 1024", workers);
-    dt_pool *pool = *handle = (dt_pool *)dt__alloc((int64_t)sizeof *pool, "a thread pool");
+    dt_pool *pool = *handle = DT__NEW(dt_pool, 1, "a thread pool");
     if (!pool) return DT_E_MEMORY;
     pool->workers = 1;
     if (DT__THREADS && workers > 1) {
         pthread_mutex_init(&pool->lock, NULL);
         pthread_cond_init(&pool->wake, NULL);
-        pool->threads = (pthread_t *)dt__alloc((int64_t)sizeof(pthread_t) * workers, "a thread pool");
+        pool->threads = DT__NEW(pthread_t, workers, "a thread pool");
         if (!pool->threads) return dt__pool_close(handle), DT_E_MEMORY;
         for (; pool->workers < workers; pool->workers++) {
             if (!pthread_create(&pool->threads[pool->workers], NULL, dt__pool_main, pool)) continue;
@@ -1900,8 +1909,8 @@ static void dt__queue_mark(dt__queue *q, int busy, int waiting)
     if (q->waiting) q->waited += now - q->since;
     else if (q->busy) q->hidden += now - q->since;
     q->since = now;
-    if (q->waits[0] && (q->waiting || waiting)) __atomic_store_n(q->waits[0], user, __ATOMIC_RELAXED);
-    if (q->waits[1] && q->busy != busy) __atomic_store_n(q->waits[1], thread, __ATOMIC_RELAXED);
+    if (q->waits[0] && (q->waiting || waiting)) DT__STORE(q->waits[0], user);
+    if (q->waits[1] && q->busy != busy) DT__STORE(q->waits[1], thread);
     q->busy = busy, q->waiting = waiting;
 }
 
@@ -2024,7 +2033,7 @@ __attribute__((format(printf, 2, 3))) static void dt__text_add(dt__text *t, cons
     va_start(args, format);
     n = dt__vprint(NULL, 0, format, args);
     va_end(args);
-    t->failed |= n < 0 || !dt__reserve((void **)&t->at, t->length, &t->room, t->length + n + 1, 1, "a text");
+    t->failed |= n < 0 || !DT__RESERVE(t->at, t->length, t->room, t->length + n + 1, "a text");
     if (t->failed) return;
     va_start(args, format);
     dt__vprint(t->at + t->length, (size_t)n + 1, format, args);
@@ -4985,7 +4994,7 @@ static void dt__self_matrix(const dt__kernels *k, dt_pool *pool, const float *x,
 /* The hash of all kernels' results on the fixed input; pool needs its scratch reserved. */
 static dt_result dt__self_hash(const dt__kernels *k, dt_pool *pool, char hex[65])
 {
-    float *x = (float *)dt__alloc(4 * 6 * DT__SELF_N, "the self-check"), *y, *out;
+    float *x = DT__NEW(float, 6 * DT__SELF_N, "the self-check"), *y, *out;
     dt__sha256 h;
     unsigned saved;
     if (!x) return DT_E_MEMORY;
@@ -5471,9 +5480,9 @@ static int dt__grow(void **list, int32_t count, int32_t *capacity, size_t item)
 static int32_t dt__graphs; /* made so far by the process */
 static dt_graph *dt__graph_new(int eager, uint64_t seed)
 {
-    dt_graph *g = (dt_graph *)dt__alloc((int64_t)sizeof *g, "a graph");
+    dt_graph *g = DT__NEW(dt_graph, 1, "a graph");
     if (!g) return NULL;
-    g->number = __atomic_add_fetch(&dt__graphs, 1, __ATOMIC_RELAXED);
+    g->number = DT__ADD(&dt__graphs, 1) + 1;
     g->eager = eager, g->seed = seed, g->tensor_shards = 1;
     if (!dt__grow((void **)&g->nodes, 0, &g->capacity, sizeof *g->nodes)) return dt__free(g), (dt_graph *)NULL;
     g->nodes[0].shape = dt_shape1(1), g->nodes[0].slot = -1; /* builders read a node before they push one */
@@ -5968,7 +5977,7 @@ static void dt__compute(dt_graph *g, int32_t id)
     }
     if (n->op == DT__OP_DROPOUT || n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) {
         int64_t samples = g->nodes[n->in[0]].shape.n[0];
-        env.rng = (dt__rng *)dt__alloc((int64_t)sizeof *env.rng * samples, "random streams");
+        env.rng = DT__NEW(dt__rng, samples, "random streams");
         if (!env.rng) {
             dt__poison(g, DT_E_MEMORY, "no memory for random streams");
             return;
@@ -7564,7 +7573,7 @@ static const float *dt__rope_table(dt_graph *g, int64_t t, int64_t d, double bas
 {
     float *table = NULL;
     if (dt__grow((void **)&g->tables, g->table_count, &g->table_capacity, sizeof *g->tables))
-        table = (float *)dt__alloc(4 * t * d, "a table of angles");
+        table = DT__NEW(float, t * d, "a table of angles");
     if (!table) return dt__poison(g, DT_E_MEMORY, "rope: no memory for the table of angles"), (const float *)NULL;
     g->tables[g->table_count++] = table;
     g->table_floats += t * d;
@@ -8964,7 +8973,7 @@ typedef struct dt__compiler {
 enum { DT__PLAN_SPLIT = 1, DT__PLAN_RECOMPUTE = 2 };
 static dt_result dt__segment_open(dt__segment_plan **plan, dt_graph *g, dt_tensor output, dt_tensor grad_in, int how)
 {
-    dt__segment_plan *p = (dt__segment_plan *)dt__alloc((int64_t)sizeof *p, "a plan");
+    dt__segment_plan *p = DT__NEW(dt__segment_plan, 1, "a plan");
     dt__planner w = DT__ZERO;
     dt_result r;
     *plan = p;
@@ -9077,7 +9086,7 @@ static void dt__segment_on_host(const dt__segment_plan *p, int32_t id, const dt_
             dt__host_run(&c);
         }
     }
-    __atomic_fetch_add(&env->k->device->on_host[n->group ? DT__OP_COUNT : n->op], 1, __ATOMIC_RELAXED);
+    DT__ADD(&env->k->device->on_host[n->group ? DT__OP_COUNT : n->op], 1);
 }
 
 /* Runs ops [begin, begin + count) of the order. */
@@ -9435,8 +9444,8 @@ static dt_result dt__net_uses(dt__net *net, dt__built *b, const dt_graph *g)
 {
     b->param = (int64_t *)dt__alloc(16 * g->param_count, "a segment");
     b->slot = (int64_t *)dt__alloc(24 * g->slot_count, "a segment");
-    b->param_of = (int32_t *)dt__alloc(4 * g->param_count, "a segment");
-    b->use = (dt__use *)dt__alloc((int64_t)sizeof *b->use * g->slot_count, "a segment");
+    b->param_of = DT__NEW(int32_t, g->param_count, "a segment");
+    b->use = DT__NEW(dt__use, g->slot_count, "a segment");
     if (!b->param || !b->slot || !b->param_of || !b->use) return DT_E_MEMORY;
     b->window = b->param + g->param_count;
     for (int32_t i = 0; i < g->param_count; i++) {
@@ -9550,7 +9559,7 @@ static void dt__net_close(dt__net *net)
 static dt_result dt__family_list(dt__net *net, const dt_model *m)
 {
     const char *model = m->family == DT_LLAMA ? "model" : "transformer";
-    net->own = (dt_segment *)dt__alloc((int64_t)sizeof *net->own * net->count, "the model");
+    net->own = DT__NEW(dt_segment, net->count, "the model");
     if (!net->own) return DT_E_MEMORY;
     for (int64_t s = 0; s < net->count; s++) {
         int block = s > 0 && s <= m->layers;
@@ -9600,7 +9609,7 @@ static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int
     net->ids[0] = net->ids[1] = INT64_MAX;
     net->count = m->segments ? m->segment_count : m->layers + 2;
     net->model = dt__model_settled(*m);
-    net->segments = (dt__built *)dt__alloc((int64_t)sizeof *net->segments * net->count, "the model");
+    net->segments = DT__NEW(dt__built, net->count, "the model");
     if (!net->segments) return DT_E_MEMORY;
     if (!m->segments) r = dt__family_list(net, m);
     for (int64_t s = 0; s < net->count && !r; s++)
@@ -10155,7 +10164,7 @@ static dt_result dt__renumber(dt__rewrite *w)
 {
     dt_graph *g = w->g;
     dt_tensor *named[7];
-    dt__node *nodes = (dt__node *)dt__alloc((int64_t)sizeof *nodes * (w->ordered + 1), "a graph");
+    dt__node *nodes = DT__NEW(dt__node, w->ordered + 1, "a graph");
     int32_t *at = w->at, *last = w->readers; /* of a group's unit: its last op */
     if (!nodes) return DT_E_MEMORY;
     named[0] = &g->input, named[1] = &g->targets, named[2] = &g->logits, named[3] = &g->prediction;
@@ -10453,12 +10462,12 @@ static void dt__group_lay_out(dt__fusion *f, const dt__segment_plan *p, dt__grou
 static dt_result dt__fusion_open(dt__segment_plan *p)
 {
     const dt_graph *g = p->g;
-    dt__fusion *f = (dt__fusion *)dt__alloc((int64_t)sizeof *f, "a compiled plan");
+    dt__fusion *f = DT__NEW(dt__fusion, 1, "a compiled plan");
     if (!f) return DT_E_MEMORY;
     p->fused = &f->base;
     f->base.run = dt__group_go, f->base.close = dt__fusion_close;
-    f->groups = (dt__group *)dt__alloc((int64_t)sizeof *f->groups * g->count, "a compiled plan");
-    f->members = (dt__fused_op *)dt__alloc((int64_t)sizeof *f->members * g->count, "a compiled plan");
+    f->groups = DT__NEW(dt__group, g->count, "a compiled plan");
+    f->members = DT__NEW(dt__fused_op, g->count, "a compiled plan");
     if (!f->groups || !f->members) return DT_E_MEMORY;
     for (int32_t id = 1; id < g->count; id++) {
         const dt__node *n = &g->nodes[id];
@@ -11227,8 +11236,7 @@ static int dt__json_append(dt__json *j)
         const unsigned char *p = (const unsigned char *)j->text + j->at;
         uint32_t code;
         int length = dt__utf8(p, j->bytes - j->at, &code);
-        if (!dt__reserve((void **)&j->string, j->length, &j->room, j->length + 5, 1, "a string"))
-            return j->result = DT_E_MEMORY, 0;
+        if (!DT__RESERVE(j->string, j->length, j->room, j->length + 5, "a string")) return j->result = DT_E_MEMORY, 0;
         if (*p == '"') return j->at++, 1;
         if (j->at == j->bytes) return dt__json_fail(j, "a string without an end: the file is cut, copy it again");
         if (!length || *p < 0x20)
@@ -11619,8 +11627,8 @@ static int64_t dt__table_find(const dt__table *s, const void *bytes, int64_t n)
 static int dt__table_set(dt__table *s, int64_t number, const void *bytes, int64_t n)
 {
     dt__entry *e;
-    if (!dt__reserve((void **)&s->entry, s->count, &s->entries, number + 1, (int64_t)sizeof *e, "tokens") ||
-        !dt__reserve((void **)&s->bytes, s->used, &s->room, s->used + n, 1, "the bytes of tokens"))
+    if (!DT__RESERVE(s->entry, s->count, s->entries, number + 1, "tokens") ||
+        !DT__RESERVE(s->bytes, s->used, s->room, s->used + n, "the bytes of tokens"))
         return 0;
     e = &s->entry[number];
     e->at = s->used, e->length = n;
@@ -11636,7 +11644,7 @@ static int dt__table_put(dt__table *s, int64_t number, const void *bytes, int64_
     if (2 * s->count >= s->slots) { /* there are at most as many strings as numbers */
         dt__table bigger = *s;
         bigger.slots = dt__max(64, 2 * s->slots);
-        bigger.slot = (int64_t *)dt__alloc(bigger.slots * (int64_t)sizeof *s->slot, "a table of tokens");
+        bigger.slot = DT__NEW(int64_t, bigger.slots, "a table of tokens");
         if (!bigger.slot) return 0;
         for (int64_t i = 0; i < s->slots; i++) {
             const dt__entry *e = &s->entry[dt__max(0, s->slot[i] - 1)];
@@ -11790,8 +11798,7 @@ static dt_result dt__encode(dt__encoder *e, const unsigned char *p, int64_t n, i
 {
     int64_t whole = id < 0 && e->t->whole_words ? dt__table_find(&e->t->token, p, n) : id, count;
     int32_t *to;
-    if (!dt__reserve((void **)&e->id, e->count, &e->room, e->count + n, sizeof *e->id, "the ids of a text"))
-        return DT_E_MEMORY;
+    if (!DT__RESERVE(e->id, e->count, e->room, e->count + n, "the ids of a text")) return DT_E_MEMORY;
     to = e->id + e->count;
     for (int64_t i = 0; i < n; i++) to[i] = e->t->byte_id[p[i]];
     if (whole >= 0) *to = (int32_t)whole;
@@ -12100,8 +12107,7 @@ static dt_result dt__tokenizer_finish(dt_tokenizer *t, const char *path)
     for (int64_t id = 0; id < t->token.count; id++) {
         const dt__entry *e = &t->token.entry[id];
         if (!(e->value & DT__TOKEN_ADDED)) continue;
-        if (!dt__reserve((void **)&t->added, t->addeds, &t->room, t->addeds + 1, sizeof *t->added, "added tokens"))
-            return DT_E_MEMORY;
+        if (!DT__RESERVE(t->added, t->addeds, t->room, t->addeds + 1, "added tokens")) return DT_E_MEMORY;
         t->added[t->addeds++] = (int32_t)id;
         t->begins[(unsigned char)t->token.bytes[e->at]] = 1;
     }
@@ -12118,7 +12124,7 @@ DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
     dt_result r;
     if (!*path) return dt__misuse("no tokenizer is named: give a directory or a .json file");
     if (folder && access(file.at, F_OK)) return dt__error(DT_E_FILE, "%s has no tokenizer.json: " DT__CONVERT, path);
-    t = (dt_tokenizer *)dt__alloc((int64_t)sizeof *t, "a tokenizer");
+    t = DT__NEW(dt_tokenizer, 1, "a tokenizer");
     r = t ? dt__json_open(&j, folder ? file.at : path) : DT_E_MEMORY;
     if (!r && !dt__read_json(t, &j)) r = j.result;
     if (t) t->file = (char *)(uintptr_t)j.text, t->bytes = j.bytes, dt__free(j.string);
@@ -12250,8 +12256,8 @@ DT_API dt_result dt_data_open(dt_data **handle, const char *path, const dt_token
         return dt__misuse("a validation fraction of %g: use 0 to below 1, such as 0.1", validation_fraction);
     r = dt__names_list(&names, path);
     if (r) return r;
-    d = (dt_data *)dt__alloc((int64_t)sizeof *d, "the data");
-    if (d) d->shard = (dt__shard *)dt__alloc((int64_t)(sizeof *d->shard * names.gl_pathc), "a list of data files");
+    d = DT__NEW(dt_data, 1, "the data");
+    if (d) d->shard = DT__NEW(dt__shard, names.gl_pathc, "a list of data files");
     if (!d || !d->shard) r = DT_E_MEMORY;
     else {
         d->sequence = sequence, d->shards = (int)names.gl_pathc;
@@ -12493,7 +12499,8 @@ static const char *const dt__call_name[] = {"opening", "barrier", "broadcast", "
 
 /* A counter that other ranks wait for. */
 typedef struct dt__event {
-    uint32_t value, sleepers;
+    uint32_t value;
+    int32_t sleepers;
 } dt__event;
 
 /* The first fault of a job or communicator: kind << 16 | rank in the job, or DT__FAR | rank in the world; 0: none. */
@@ -12642,12 +12649,12 @@ struct dt__link {
     uint32_t polled;     /* milliseconds: when compute code last polled */
 };
 
-static int dt__link_try(dt__link *f) { return !__atomic_exchange_n(&f->busy, 1, __ATOMIC_ACQUIRE); }
+static int dt__link_try(dt__link *f) { return !DT__SWAP(&f->busy, 1); }
 static void dt__link_enter(dt__link *f)
 {
     while (!dt__link_try(f)) sched_yield();
 }
-static void dt__link_leave(dt__link *f) { __atomic_store_n(&f->busy, 0, __ATOMIC_RELEASE); }
+static void dt__link_leave(dt__link *f) { DT__STORE(&f->busy, 0); }
 
 static void dt__message_append(dt__message **list, dt__message *m)
 {
@@ -12679,7 +12686,7 @@ static dt__message *dt__message_keep(const dt__message *in, int64_t room)
     if (m) *m = *in, m->data = (char *)(m + 1);
     return m;
 }
-static void dt__message_finish(dt__message *m, int how) { __atomic_store_n(&m->done, how, __ATOMIC_RELEASE); }
+static void dt__message_finish(dt__message *m, int how) { DT__STORE(&m->done, how); }
 /* Gives a receive the message that came for it: a link's `match` where all data is here. */
 static dt_result dt__message_deliver(dt__link *f, dt__message *m, const dt__message *in)
 {
@@ -12703,7 +12710,7 @@ static dt_result dt__link_start(dt__link *f, dt__message *m, int sends, int peer
     m->sends = sends, m->peer = peer, m->tag = tag;
     m->data = (char *)(data ? data : m), m->bytes = bytes; /* NULL: not started */
     m->moved = 0, m->own = NULL;
-    __atomic_store_n(&m->done, 0, __ATOMIC_RELAXED);
+    DT__STORE(&m->done, 0);
     dt__link_enter(f);
     if (m->sends) r = f->send(f, m);
     else if ((in = dt__message_take(&f->early, m)) != NULL) r = f->match(f, m, in), dt__free(in);
@@ -12713,7 +12720,7 @@ static dt_result dt__link_start(dt__link *f, dt__message *m, int sends, int peer
 }
 static void dt__message_cancel(dt__link *f, dt__message *m)
 {
-    if (!m->data || __atomic_load_n(&m->done, __ATOMIC_ACQUIRE)) return;
+    if (!m->data || DT__LOAD(&m->done)) return;
     dt__link_enter(f);
     (void)dt__message_remove(&f->wanted, m);
     if (!m->done) f->cancel(f, m);
@@ -12862,7 +12869,7 @@ static uint32_t dt__clock_ms(void) { return (uint32_t)(int64_t)(dt__now() * 1e3)
 /* The signal that asked this process, a rank without a supervisor, to stop; 0: none. Handlers get no handle. */
 static int dt__stop_signal;
 
-static void dt__note_stop(int sig) { __atomic_store_n(&dt__stop_signal, sig, __ATOMIC_RELAXED); }
+static void dt__note_stop(int sig) { DT__STORE(&dt__stop_signal, sig); }
 
 enum { DT__STOPS = 3 };
 static const int dt__stops[DT__STOPS] = {SIGINT, SIGTERM, SIGHUP};
@@ -12929,20 +12936,19 @@ static void dt__comm_catch_stop(const dt_comm *c)
 /* Whether Ctrl-C or SIGTERM was seen. Ranks see it at different moments: agree by a collective before acting. */
 static int dt__comm_stop_requested(const dt_comm *c)
 {
-    return __atomic_load_n(&dt__stop_signal, __ATOMIC_RELAXED) != 0 ||
-           (c->job && __atomic_load_n(&c->job->stop, __ATOMIC_RELAXED) != 0);
+    return DT__LOAD(&dt__stop_signal) != 0 || (c->job && DT__LOAD(&c->job->stop) != 0);
 }
 
 /* Lets collectives go on for `seconds` after a stop request, so that a step can end and be saved. */
 static void dt__comm_stop_grace(dt_comm *c, double seconds)
 {
-    if (c->job) __atomic_store_n(&c->job->grace_ms, (int32_t)(seconds * 1e3), __ATOMIC_RELAXED);
+    if (c->job) DT__STORE(&c->job->grace_ms, (int32_t)(seconds * 1e3));
 }
 
 /* Tells the supervisor the step of the newest complete checkpoint: after a save, and after a resume from one. */
 static void dt__comm_progress(dt_comm *c, int64_t step)
 {
-    if (c->job) __atomic_store_n(&c->job->progress, step, __ATOMIC_RELAXED);
+    if (c->job) DT__STORE(&c->job->progress, step);
 }
 
 /* Did a rank that ended with this wait status fail? A rank that stopped on request did not. */
@@ -12964,7 +12970,7 @@ static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fau
     int number = (int)(fault & 0x7fffu), rank = fault & DT__FAR ? number : dt__job_rank(job, number)->world;
     int kind = (int)(fault >> 16), status;
     if (kind == DT__FAULT_DIED) {
-        status = (int)(__atomic_load_n(&dt__job_rank(job, number)->gone, __ATOMIC_ACQUIRE) & ~DT__GONE);
+        status = (int)(DT__LOAD(&dt__job_rank(job, number)->gone) & ~DT__GONE);
         if (!WIFSIGNALED(status)) snprintf(text, size, "rank %d ended with status %d", rank, WEXITSTATUS(status));
         else snprintf(text, size, "rank %d was killed by signal %d (%s)", rank, WTERMSIG(status),
                       strsignal(WTERMSIG(status)));
@@ -12980,15 +12986,14 @@ static void dt__format_fault(char *text, size_t size, dt__job *job, uint32_t fau
 
 static int dt__event_reached(const dt__event *e, uint32_t target)
 {
-    return (int32_t)(__atomic_load_n(&e->value, __ATOMIC_ACQUIRE) - target) >= 0;
+    return (int32_t)(DT__LOAD(&e->value) - target) >= 0;
 }
 
 static void dt__event_raise(dt__event *e, uint32_t value)
 {
-    __atomic_store_n(&e->value, value, __ATOMIC_SEQ_CST);
+    DT__STORE(&e->value, value);
 #ifdef __linux__
-    if (__atomic_load_n(&e->sleepers, __ATOMIC_SEQ_CST))
-        syscall(SYS_futex, &e->value, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    if (DT__LOAD(&e->sleepers)) syscall(SYS_futex, &e->value, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 #endif
 }
 
@@ -12999,10 +13004,10 @@ static void dt__event_sleep(dt__event *e, uint32_t target)
     struct timespec slice;
     uint32_t seen;
     slice.tv_sec = 0, slice.tv_nsec = 20000000;
-    __atomic_fetch_add(&e->sleepers, 1u, __ATOMIC_SEQ_CST);
-    seen = __atomic_load_n(&e->value, __ATOMIC_SEQ_CST);
+    DT__ADD(&e->sleepers, 1);
+    seen = DT__LOAD(&e->value);
     if ((int32_t)(seen - target) < 0) syscall(SYS_futex, &e->value, FUTEX_WAIT, seen, &slice, NULL, 0);
-    __atomic_fetch_sub(&e->sleepers, 1u, __ATOMIC_SEQ_CST);
+    DT__ADD(&e->sleepers, -1);
 #else
     (void)e, (void)target;
     dt__nap();
@@ -13038,9 +13043,9 @@ static int dt__find_culprit(dt__job *job, int stream, int rank, uint32_t *life)
     *life = 0;
     for (int hops = 0; hops <= DT__STREAMS * job->size; hops++) {
         dt__rank_state *state = dt__job_rank(job, rank);
-        uint32_t stamp = __atomic_load_n(&state->stream[stream].stamp, __ATOMIC_RELAXED);
-        int waiting = __atomic_load_n(&state->stream[stream].waiting, __ATOMIC_RELAXED);
-        *life += __atomic_load_n(&state->tick, __ATOMIC_RELAXED);
+        uint32_t stamp = DT__LOAD(&state->stream[stream].stamp);
+        int waiting = DT__LOAD(&state->stream[stream].waiting);
+        *life += DT__LOAD(&state->tick);
         if (waiting == DT__OTHER_STREAM) {
             stream = 1 - stream;
             continue;
@@ -13075,14 +13080,14 @@ static void dt__beat_start(dt__link *f, dt__message *m, int sends, int peer, dt_
 }
 
 /* Can the message be started again? */
-static int dt__beat_is_free(const dt__message *m) { return !m->data || __atomic_load_n(&m->done, __ATOMIC_ACQUIRE); }
+static int dt__beat_is_free(const dt__message *m) { return !m->data || DT__LOAD(&m->done); }
 
 /* Tells all ranks once why this node's job failed. */
 static void dt__beat_report_fault(dt__link *f)
 {
     dt__heartbeats *h = f->beats;
     h->told = 1, h->fault.kind = DT__TELL;
-    h->fault.fault = __atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST);
+    h->fault.fault = DT__LOAD(&h->job->fault);
     dt__format_fault(h->fault.why, sizeof h->fault.why, h->job, h->fault.fault);
     if (!(h->fault.fault & DT__FAR)) h->fault.fault = (uint32_t)DT__FAULT_TOLD << 16 | DT__FAR | (uint32_t)f->rank;
     for (int p = 0; p < f->size; p++)
@@ -13093,12 +13098,12 @@ static void dt__beat_take(dt__link *f, int from, const dt__notice *notice)
 {
     dt__heartbeats *h = f->beats;
     uint32_t now = dt__clock_ms();
-    __atomic_store_n(&h->seen[from], now ? now : 1, __ATOMIC_RELAXED);
+    DT__STORE(&h->seen[from], now ? now : 1);
     if (notice->kind == DT__ASK && dt__beat_is_free(&h->reply[from]))
         dt__beat_start(f, &h->reply[from], 1, from, &h->alive);
     if (notice->kind != DT__TELL || h->told) return;
     h->told = 1;
-    if (!__atomic_exchange_n(&h->job->explained, 1u, __ATOMIC_SEQ_CST))
+    if (!DT__SWAP(&h->job->explained, 1u))
         memcpy(h->job->why, notice->why, sizeof notice->why), h->job->why[sizeof notice->why - 1] = 0;
     dt__blame(&h->job->fault, (int)(notice->fault >> 16), (int)(notice->fault & 0xffffu));
 }
@@ -13107,16 +13112,14 @@ static void dt__beat_take(dt__link *f, int from, const dt__notice *notice)
 static void dt__beats_poll(dt__link *f)
 {
     dt__heartbeats *h = f->beats;
-    if (!h || (__atomic_load_n(&h->inbox.done, __ATOMIC_RELAXED) != 1 &&
-               !__atomic_load_n(&h->job->fault, __ATOMIC_RELAXED)))
-        return;
-    if (__atomic_exchange_n(&h->busy, 1, __ATOMIC_ACQUIRE)) return;
-    while (h->inbox.data && __atomic_load_n(&h->inbox.done, __ATOMIC_ACQUIRE) == 1) {
+    if (!h || (DT__LOAD(&h->inbox.done) != 1 && !DT__LOAD(&h->job->fault))) return;
+    if (DT__SWAP(&h->busy, 1)) return;
+    while (h->inbox.data && DT__LOAD(&h->inbox.done) == 1) {
         dt__beat_take(f, h->inbox.peer, &h->in);
         dt__beat_start(f, &h->inbox, 0, DT__FROM_ANY, &h->in);
     }
-    if (!h->told && __atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST)) dt__beat_report_fault(f);
-    __atomic_store_n(&h->busy, 0, __ATOMIC_RELEASE);
+    if (!h->told && DT__LOAD(&h->job->fault)) dt__beat_report_fault(f);
+    DT__STORE(&h->busy, 0);
 }
 
 /* Moves messages, unless another thread does, and answers notices. */
@@ -13135,8 +13138,8 @@ static dt_result dt__link_move(dt__link *f)
 static void dt__link_poll(dt__link *f)
 {
     uint32_t now = dt__clock_ms();
-    if (now == __atomic_load_n(&f->polled, __ATOMIC_RELAXED)) return;
-    __atomic_store_n(&f->polled, now, __ATOMIC_RELAXED);
+    if (now == DT__LOAD(&f->polled)) return;
+    DT__STORE(&f->polled, now);
     (void)dt__link_move(f);
 }
 
@@ -13144,7 +13147,7 @@ static void dt__link_poll(dt__link *f)
 static void dt__comm_tick(dt_comm *c)
 {
     if (!c || !c->job) return;
-    __atomic_fetch_add(&dt__own_state(c)->tick, 1u, __ATOMIC_RELAXED);
+    DT__ADD(&dt__own_state(c)->tick, 1u);
     if (c->link) dt__link_poll(c->link);
 }
 
@@ -13155,8 +13158,7 @@ static void dt__beats_flush(dt__link *f)
     double until = dt__now() + 0.5;
     if (!h) return;
     for (int p = 0; p < f->size; p++)
-        while (((__atomic_load_n(&h->job->fault, __ATOMIC_SEQ_CST) && !h->told) || !dt__beat_is_free(&h->tell[p])) &&
-               dt__now() < until)
+        while (((DT__LOAD(&h->job->fault) && !h->told) || !dt__beat_is_free(&h->tell[p])) && dt__now() < until)
             dt__link_poll(f);
 }
 
@@ -13165,14 +13167,14 @@ static int dt__beat_is_late(dt__link *f, int peer, dt__watch *w)
 {
     dt__heartbeats *h = f->beats;
     double now = dt__now();
-    if (!__atomic_exchange_n(&h->busy, 1, __ATOMIC_ACQUIRE)) {
+    if (!DT__SWAP(&h->busy, 1)) {
         if (now > w->asked + h->job->timeout_ms * 1e-3 / 8 && dt__beat_is_free(&h->asked[peer])) {
             w->asked = now;
             dt__beat_start(f, &h->asked[peer], 1, peer, &h->ask);
         }
-        __atomic_store_n(&h->busy, 0, __ATOMIC_RELEASE);
+        DT__STORE(&h->busy, 0);
     }
-    if (!dt__silent_too_long(w, peer, __atomic_load_n(&h->seen[peer], __ATOMIC_RELAXED), h->job->timeout_ms)) return 0;
+    if (!dt__silent_too_long(w, peer, DT__LOAD(&h->seen[peer]), h->job->timeout_ms)) return 0;
     dt__blame(&h->job->fault, DT__FAULT_FROZEN, DT__FAR | peer);
     return 1;
 }
@@ -13208,9 +13210,8 @@ static void dt__comm_drain(dt_comm *c)
     double start = dt__now();
     for (int p = 0; p < c->local_size; p++) {
         dt__member *slot = dt__comm_slot(c, p);
-        while (p != c->local_rank && __atomic_load_n(&slot->arrived.value, __ATOMIC_SEQ_CST) == c->shared_step &&
-               !__atomic_load_n(&slot->out, __ATOMIC_SEQ_CST) && !__atomic_load_n(&slot->left, __ATOMIC_SEQ_CST) &&
-               (dt__now() - start) * 1e3 < c->job->timeout_ms)
+        while (p != c->local_rank && DT__LOAD(&slot->arrived.value) == c->shared_step &&
+               !DT__LOAD(&slot->out) && !DT__LOAD(&slot->left) && (dt__now() - start) * 1e3 < c->job->timeout_ms)
             dt__nap();
     }
 }
@@ -13225,7 +13226,7 @@ static uint32_t *dt__fault_of(dt_comm *c)
 /* Tells all ranks what failed here: c->message. */
 static void dt__comm_tell(dt_comm *c)
 {
-    if (__atomic_exchange_n(&c->job->explained, 1u, __ATOMIC_SEQ_CST)) return;
+    if (DT__SWAP(&c->job->explained, 1u)) return;
     DT__PRINT(c->job->why, "rank %d failed: %.460s", c->place[c->rank].world, c->message);
     dt__blame(dt__fault_of(c), DT__FAULT_TOLD, DT__FAR | c->place[c->rank].world);
 }
@@ -13238,8 +13239,8 @@ static dt_result dt__comm_fail(dt_comm *c, dt_result code)
     if (c->nodes > 1) dt__comm_tell(c);
     dt__beats_flush(c->link);
     if (c->area && !again) {
-        __atomic_store_n(&dt__comm_slot(c, c->local_rank)->out, 1u, __ATOMIC_SEQ_CST);
-        __atomic_fetch_add(&c->area->outs, 1u, __ATOMIC_SEQ_CST);
+        DT__STORE(&dt__comm_slot(c, c->local_rank)->out, 1u);
+        DT__ADD(&c->area->outs, 1u);
         if (c->sharing) dt__comm_drain(c);
     }
     return dt__error(code, "%s", c->message);
@@ -13249,9 +13250,9 @@ static dt_result dt__comm_fail(dt_comm *c, dt_result code)
 static uint32_t dt__comm_fault(const dt_comm *c)
 {
     const dt_comm *base = c->link ? c->link->base : NULL;
-    uint32_t fault = c->area ? __atomic_load_n(&c->area->fault, __ATOMIC_SEQ_CST) : 0;
-    if (!fault && base) fault = __atomic_load_n(&base->area->fault, __ATOMIC_SEQ_CST);
-    return fault ? fault : __atomic_load_n(&c->job->fault, __ATOMIC_SEQ_CST);
+    uint32_t fault = c->area ? DT__LOAD(&c->area->fault) : 0;
+    if (!fault && base) fault = DT__LOAD(&base->area->fault);
+    return fault ? fault : DT__LOAD(&c->job->fault);
 }
 
 /* Fails because of what happened elsewhere, in a function, or with NULL in the collective that is under way. */
@@ -13270,11 +13271,10 @@ static dt_result dt__comm_explain(dt_comm *c, const char *call)
     return dt__comm_fail(c, DT_E_PEER);
 }
 
-/* The loads acquire, so a peer that arrived before the fault is seen to have arrived (dt__give_up). */
+/* A peer that arrived before the fault is seen to have arrived (dt__give_up). */
 static int dt__comm_troubled(const dt_comm *c)
 {
-    return dt__comm_fault(c) || __atomic_load_n(&c->job->stop, __ATOMIC_ACQUIRE) == 2 ||
-           (c->area && __atomic_load_n(&c->area->outs, __ATOMIC_SEQ_CST));
+    return dt__comm_fault(c) || DT__LOAD(&c->job->stop) == 2 || (c->area && DT__LOAD(&c->area->outs));
 }
 
 DT_API dt_result dt_comm_alive(dt_comm *c)
@@ -13284,7 +13284,7 @@ DT_API dt_result dt_comm_alive(dt_comm *c)
     if (c->failed) return dt__error(c->failed, "%s", c->message);
     if (c->job && dt__comm_troubled(c)) return dt__comm_explain(c, "dt_comm_alive");
     for (int p = 0; c->area && p < c->local_size; p++)
-        if (__atomic_load_n(&dt__comm_slot(c, p)->left, __ATOMIC_ACQUIRE))
+        if (DT__LOAD(&dt__comm_slot(c, p)->left))
             return dt__error(DT_E_PEER, "rank %d left (dt_comm_close, or the end of its program)",
                              c->place[dt__local(c, p)].world);
     return DT_OK;
@@ -13315,7 +13315,7 @@ typedef struct dt__awaited {
 static int dt__arrived(const dt__awaited *a)
 {
     if (a->event) return dt__event_reached(a->event, a->target);
-    return __atomic_load_n(&a->message->done, __ATOMIC_ACQUIRE) != 0;
+    return DT__LOAD(&a->message->done) != 0;
 }
 
 /* Has a rank sent what this rank has not taken, delayed by the emulated link or in the hands of another thread? */
@@ -13324,7 +13324,7 @@ static int dt__link_unread(dt__link *f, const dt__awaited *a, int from)
     const dt__channel *channel = dt__comm_channel(f->base, from, f->rank);
     int unread;
     dt__link_enter(f);
-    unread = dt__arrived(a) || __atomic_load_n(&channel->posted.value, __ATOMIC_ACQUIRE) != channel->taken.value;
+    unread = dt__arrived(a) || DT__LOAD(&channel->posted.value) != channel->taken.value;
     dt__link_leave(f);
     return unread;
 }
@@ -13336,14 +13336,14 @@ static int dt__give_up(dt_comm *c, const dt__awaited *a, dt__watch *w)
     int far = dt__is_far(c, a->peer), troubled = dt__comm_troubled(c);
     const dt_comm *at = far ? c->link->base : c;
     uint32_t gone = 0, left = 0;
-    if (at) gone = __atomic_load_n(&dt__job_rank(c->job, p->job)->gone, __ATOMIC_ACQUIRE);
-    if (at && at->area) left = __atomic_load_n(&dt__comm_slot(at, far ? p->world : p->local)->left, __ATOMIC_ACQUIRE);
+    if (at) gone = DT__LOAD(&dt__job_rank(c->job, p->job)->gone);
+    if (at && at->area) left = DT__LOAD(&dt__comm_slot(at, far ? p->world : p->local)->left);
     if (!troubled && !gone && !left)
         troubled = at ? dt__job_silent(c, p->job, w) : dt__beat_is_late(c->link, p->world, w);
     if (!troubled && !gone && !left) return 0;
     if (c->link) (void)dt__link_move(c->link);
     if (dt__arrived(a) || (!troubled && far && at && dt__link_unread(c->link, a, p->world))) return 0;
-    if (dt__comm_fault(c) || __atomic_load_n(&c->job->stop, __ATOMIC_SEQ_CST) == 2 || !(gone || left)) return 1;
+    if (dt__comm_fault(c) || DT__LOAD(&c->job->stop) == 2 || !(gone || left)) return 1;
     if (dt__end_failed((int)(gone & ~DT__GONE))) dt__blame(&c->job->fault, DT__FAULT_DIED, p->job);
     else dt__blame(dt__fault_of(c), DT__FAULT_LEFT, p->job);
     return 1;
@@ -13355,15 +13355,15 @@ static dt_result dt__wait_asleep(dt_comm *c, const dt__awaited *a)
     int same_job = !dt__is_far(c, a->peer) || c->link->base, up = 0;
     dt__watch watch = {0, 0, 0.0, dt__now(), 0.0};
     dt_result r = DT_OK;
-    __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
-    if (same_job) __atomic_store_n(&me->waiting, 1 + c->place[a->peer].job, __ATOMIC_RELAXED);
+    DT__STORE(&me->stamp, dt__clock_ms());
+    if (same_job) DT__STORE(&me->waiting, 1 + c->place[a->peer].job);
     while (!dt__arrived(a) && !r && !up) {
         if (c->link) r = dt__link_move(c->link), dt__nap();
         else dt__event_sleep(a->event, a->target);
-        __atomic_store_n(&me->stamp, dt__clock_ms(), __ATOMIC_RELAXED);
+        DT__STORE(&me->stamp, dt__clock_ms());
         up = dt__give_up(c, a, &watch);
     }
-    __atomic_store_n(&me->waiting, 0, __ATOMIC_RELAXED);
+    DT__STORE(&me->waiting, 0);
     return !r && up ? dt__comm_explain(c, NULL) : r;
 }
 
@@ -13515,7 +13515,7 @@ static int64_t dt__region_create(dt__job *job, int64_t bytes)
 {
     void *base;
     if (bytes > dt__memory_available()) return -1;
-    if (job && !job->threads) return __atomic_fetch_add(&job->end, bytes, __ATOMIC_RELAXED);
+    if (job && !job->threads) return DT__ADD(&job->end, bytes);
     base = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     return base == MAP_FAILED ? -1 : (int64_t)(intptr_t)base;
 }
@@ -13523,7 +13523,7 @@ static int64_t dt__region_create(dt__job *job, int64_t bytes)
 /* Maps shared memory that dt__region_create named and puts it on the list. NULL when that fails. */
 static dt__region *dt__region_join(dt_comm *c, int64_t where, int64_t bytes, int64_t stride)
 {
-    dt__region *region = (dt__region *)dt__alloc((int64_t)sizeof *region, "a shared region");
+    dt__region *region = DT__NEW(dt__region, 1, "a shared region");
     void *base = (void *)(intptr_t)where;
     if (!region) return NULL;
     if (c->fd >= 0) base = mmap(NULL, (size_t)bytes, PROT_READ | PROT_WRITE, MAP_SHARED, c->fd, (off_t)where);
@@ -13658,9 +13658,8 @@ static dt_result dt__round_wait(dt_comm *c, dt_result r)
  * use. A link between nodes, or the one that a single node emulates, needs time for them. */
 static void dt__count_sent(dt_comm *c, int peer, int64_t floats)
 {
-    if (c->nodes == 1 || dt__is_far(c, peer)) __atomic_fetch_add(&c->owed, 4 * floats, __ATOMIC_RELAXED);
-    for (; c; peer = c->place[peer].parent, c = c->parent)
-        __atomic_fetch_add(&c->place[peer].sent, 4 * floats, __ATOMIC_RELAXED);
+    if (c->nodes == 1 || dt__is_far(c, peer)) DT__ADD(&c->owed, 4 * floats);
+    for (; c; peer = c->place[peer].parent, c = c->parent) DT__ADD(&c->place[peer].sent, 4 * floats);
 }
 
 /* Sends floats of this rank's to a rank of another node. */
@@ -13696,7 +13695,7 @@ static dt_result dt__meet(dt_comm *c)
     c->shared_step = c->step + 1;
     c->sharing = c->job->threads && c->call.where >= 0;
     r = dt__publish_call(c);
-    __atomic_store_n(&c->owed, 0, __ATOMIC_RELAXED);
+    DT__STORE(&c->owed, 0);
     for (int p = 1; p < c->local_size && !r; p++)
         r = dt__check_same(c, dt__local(c, 0), dt__peer_call(c, 0), dt__local(c, p), dt__peer_call(c, p));
     if (!r && c->nodes > 1) r = dt__meet_nodes(c);
@@ -13726,7 +13725,7 @@ static dt_result dt__meet_data(dt_comm *c, const float *data, int64_t count, int
 /* Ends a collective when no local rank reads this rank's data any more. Over nodes, all ranks fail together. */
 static dt_result dt__conclude(dt_comm *c, int staged, dt_result r)
 {
-    while (!r && c->rate > 0.0 && dt__now() < c->met + (double)__atomic_load_n(&c->owed, __ATOMIC_RELAXED) / c->rate)
+    while (!r && c->rate > 0.0 && dt__now() < c->met + (double)DT__LOAD(&c->owed) / c->rate)
         dt__nap(), dt__comm_tick(c);
     if (!r && !staged) r = dt__comm_step(c);
     c->sharing = 0;
@@ -13960,9 +13959,8 @@ static dt_result dt__subtrees_list(dt_comm *c, const dt__part *parts, const int 
     int n = 0, merges = c->nodes > 1;
     int64_t all = 0;
     for (int p = 0; p < c->size; p++) all += counts ? counts[p] : 1;
-    if (!dt__reserve((void **)&c->subtree, 0, &c->subtree_room, all, (int64_t)sizeof *c->subtree, what) ||
-        !dt__reserve((void **)&c->top, 0, &c->top_room, all, (int64_t)sizeof *c->top, what) ||
-        !dt__reserve((void **)&c->source, 0, &c->source_room, 2 * all, (int64_t)sizeof *c->source, what))
+    if (!DT__RESERVE(c->subtree, 0, c->subtree_room, all, what) || !DT__RESERVE(c->top, 0, c->top_room, all, what) ||
+        !DT__RESERVE(c->source, 0, c->source_room, 2 * all, what))
         return DT_E_MEMORY;
     for (int p = 0, first = 0; p < c->size; p++)
         for (int j = 0; j < (counts ? counts[p] : 1); j++, first++) {
@@ -14130,7 +14128,7 @@ static dt_result dt__reduce(dt_comm *c, dt__reduction *x)
     x->width = dt__stage_width(c, x->places);
     if (c->nodes > 1) sources = (int64_t)(c->nodes + c->relays) * c->widest;
     if (sources) x->width = dt__min(x->width, dt__max(DT_WORK_FLOATS / sources / 16 * 16, 16));
-    if (!dt__reserve((void **)&c->work, 0, &c->work_room, sources * x->width, 4, "a sum over nodes")) r = DT_E_MEMORY;
+    if (!DT__RESERVE(c->work, 0, c->work_room, sources * x->width, "a sum over nodes")) r = DT_E_MEMORY;
     if (!r) r = dt__reduce_rounds(c, x, dt__ceil_div(longest, x->width));
     return dt__conclude(c, x->staged, r);
 }
@@ -14151,7 +14149,7 @@ static dt_result dt__reduce_small(dt_comm *c, const float *in, float *out, int64
     dt_result r;
     if (!c->job) return dt__copy(out, in, count), DT_OK;
     if (c->nodes > 1) {
-        if (!dt__reserve((void **)&c->work, 0, &c->work_room, c->size * total, 4, "a collective"))
+        if (!DT__RESERVE(c->work, 0, c->work_room, c->size * total, "a collective"))
             return dt__conclude(c, 1, DT_E_MEMORY);
         r = dt__gather(c, in, total, dt__equal_extents(c, c->give, 0, total), c->size, c->work);
         for (int p = 0; p < c->size; p++) c->view[p] = c->work + p * total + mine;
@@ -14651,7 +14649,7 @@ DT_API int dt_comm_node(const dt_comm *c, int rank)
 DT_API int64_t dt_comm_sent(const dt_comm *c, int peer)
 {
     if (dt__refused("c", c) || dt__check_rank(c, "rank", peer)) return 0;
-    return __atomic_load_n(&c->place[peer].sent, __ATOMIC_RELAXED);
+    return DT__LOAD(&c->place[peer].sent);
 }
 /* Bytes sent to all ranks, or to those on other nodes; c may be NULL. */
 static int64_t dt__comm_sent(const dt_comm *c, int far)
@@ -14767,7 +14765,7 @@ static dt_result dt__comm_join(dt_comm *c, int64_t where)
     c->part = dt__chunk_floats(c->local_size);
     c->stage = (char *)dt__area_stage(c, 0, 0);
     c->stride = (DT__STAGES + 2) * c->part * (int64_t)sizeof(float);
-    __atomic_fetch_add(&c->area->inside, 1, __ATOMIC_SEQ_CST);
+    DT__ADD(&c->area->inside, 1);
     return c->nodes > 1 ? dt__stage_open(c) : dt__meet(c);
 }
 
@@ -14887,7 +14885,7 @@ DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
     dt_comm *s = NULL;
     dt_result r;
     if (color < 0) return dt__misuse("color %d: it must not be negative", color);
-    if (!(all = (int32_t *)dt__alloc(4 * c->size * (int64_t)sizeof *all, "a split"))) return DT_E_MEMORY;
+    if (!(all = DT__NEW(int32_t, 4 * c->size, "a split"))) return DT_E_MEMORY;
     up = (int *)(all + 2 * c->size);
     r = dt__collective(c, DT__CALL_SPLIT, (float *)(void *)own, (float *)(void *)all, 2, 1, 0); /* only copies */
     if (!r && !(s = dt__split_new(c, color, all, up, up + c->size))) r = DT_E_MEMORY;
@@ -14911,8 +14909,8 @@ DT_API void dt_comm_close(dt_comm **handle)
     for (int k = 0; k < c->size * DT__PACKETS && c->nodes > 1; k++) dt__message_cancel(c->link, &c->outbox[k]);
     if (c->link && !c->parent) dt__beats_close(c->link);
     if (c->area) {
-        __atomic_store_n(&dt__comm_slot(c, c->local_rank)->left, 1u, __ATOMIC_SEQ_CST);
-        last = __atomic_fetch_sub(&c->area->inside, 1, __ATOMIC_SEQ_CST) == 1;
+        DT__STORE(&dt__comm_slot(c, c->local_rank)->left, 1u);
+        last = DT__ADD(&c->area->inside, -1) == 1;
     }
     while (c->regions) {
         dt__region *region = c->regions;
@@ -14967,7 +14965,7 @@ static dt_result dt__mpi_error(const char *call, int code)
 {
     char text[MPI_MAX_ERROR_STRING];
     int length = 0;
-    __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
+    DT__STORE(&dt__mpi_trouble, 1);
     if (MPI_Error_string(code, text, &length)) DT__PRINT(text, "error %d", code);
     return dt__error(DT_E_PEER, "%s failed: %s", call, text);
 }
@@ -15025,7 +15023,7 @@ static int dt__mpi_wait(MPI_Request *request, double seconds)
         if (!code && !done) dt__nap();
     }
     *request = MPI_REQUEST_NULL;
-    if (!done || code) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
+    if (!done || code) DT__STORE(&dt__mpi_trouble, 1);
     return done && !code;
 }
 
@@ -15035,7 +15033,7 @@ static int dt__mpi_drain(dt__mpi *f, dt__message *m, MPI_Message *found)
     MPI_Request request = MPI_REQUEST_NULL;
     char *scratch = (char *)DT_MALLOC((size_t)m->moved);
     int code = scratch ? dt__mpi_request(f, m, found, scratch, &request) : MPI_SUCCESS;
-    if (!scratch) __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
+    if (!scratch) DT__STORE(&dt__mpi_trouble, 1);
     else if (!code && dt__mpi_wait(&request, 1.0)) DT_FREE(scratch);
     dt__message_finish(m, DT__TOO_LONG);
     return code;
@@ -15106,7 +15104,7 @@ static void dt__mpi_cancel(dt__link *link, dt__message *m)
         memcpy(&request, &m->own, sizeof request);
         (void)dt__mpi_wait(&request, 0.2);
     } else if (m->tag != DT__TAG_NOTICE) {
-        __atomic_store_n(&dt__mpi_trouble, 1, __ATOMIC_RELAXED);
+        DT__STORE(&dt__mpi_trouble, 1);
     }
 }
 
@@ -15117,7 +15115,7 @@ static void dt__mpi_cancel(dt__link *link, dt__message *m)
 static void dt__mpi_end(void)
 {
     MPI_Request request = MPI_REQUEST_NULL;
-    double patience = __atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED) ? 10.0 : 1e9;
+    double patience = DT__LOAD(&dt__mpi_trouble) ? 10.0 : 1e9;
     int finalized = 1;
     if (MPI_Finalized(&finalized) || finalized || MPI_Ibarrier(MPI_COMM_WORLD, &request)) return;
     if (dt__mpi_wait(&request, patience)) MPI_Finalize();
@@ -15164,14 +15162,14 @@ static dt_result dt__mpi_learn(dt__mpi *f)
 static void dt__mpi_close(dt__link *link)
 {
     dt__mpi *f = (dt__mpi *)link;
-    if (f->comm != MPI_COMM_NULL && !__atomic_load_n(&dt__mpi_trouble, __ATOMIC_RELAXED)) MPI_Comm_free(&f->comm);
+    if (f->comm != MPI_COMM_NULL && !DT__LOAD(&dt__mpi_trouble)) MPI_Comm_free(&f->comm);
     dt__free(f);
 }
 
 /* Collective over all ranks. argc and argv may be NULL. */
 static dt_result dt__mpi_open(dt__link **link, int *argc, char ***argv)
 {
-    dt__mpi *f = (dt__mpi *)dt__alloc((int64_t)sizeof *f, "the connection to MPI");
+    dt__mpi *f = DT__NEW(dt__mpi, 1, "the connection to MPI");
     dt_result r;
     *link = NULL;
     if (!f) return DT_E_MEMORY;
@@ -15712,7 +15710,7 @@ static dt_result dt__meet_gather(dt__meeting *m)
     double end;
     dt__welcome answer;
     struct pollfd p[DT__GUESTS + 1];
-    dt__guest *guests = (dt__guest *)dt__alloc(DT__GUESTS * (int64_t)sizeof *guests, "the rendezvous");
+    dt__guest *guests = DT__NEW(dt__guest, DT__GUESTS, "the rendezvous");
     if (!guests) return DT_E_MEMORY;
     for (int i = 0; i < DT__GUESTS; i++) guests[i].fd = -1;
     while (m->present < w->size && (end = dt__now()) < m->end) {
@@ -15751,7 +15749,7 @@ static dt_result dt__meet_host(dt__world *w, const void *mine, int bytes, void *
 {
     dt__meeting m = {w, bytes, -1, 1, dt__now() + w->patience, NULL, (char *)all};
     dt_result r;
-    m.caller = (int *)dt__alloc(w->size * (int64_t)sizeof *m.caller, "the rendezvous");
+    m.caller = DT__NEW(int, w->size, "the rendezvous");
     if (!m.caller) return DT_E_MEMORY;
     memcpy(all, mine, (size_t)bytes);
     for (int i = 0; i < w->size; i++) m.caller[i] = -1;
@@ -16368,7 +16366,7 @@ static dt_result dt__ofi_meet_peer(dt__ofi *f, int p, dt__ofi_endpoint *there, c
 /* Exchanges addresses. */
 static dt_result dt__ofi_meet(dt__ofi *f, dt__world *w)
 {
-    dt__ofi_endpoint own, *all = (dt__ofi_endpoint *)dt__alloc(w->size * (int64_t)sizeof own, "addresses of the ranks");
+    dt__ofi_endpoint own, *all = DT__NEW(dt__ofi_endpoint, w->size, "addresses of the ranks");
     size_t length = sizeof own.address;
     int bad;
     dt_result r;
@@ -16386,7 +16384,7 @@ static dt_result dt__ofi_meet(dt__ofi *f, dt__world *w)
 
 static dt_result dt__ofi_open(dt__link **handle, dt__world *w)
 {
-    dt__ofi *f = (dt__ofi *)dt__alloc((int64_t)sizeof *f, "libfabric's engine");
+    dt__ofi *f = DT__NEW(dt__ofi, 1, "libfabric's engine");
     dt__ofi_item *i;
     uint8_t digest[32];
     dt_result r;
@@ -16396,7 +16394,7 @@ static dt_result dt__ofi_open(dt__link **handle, dt__world *w)
     f->link.poll = dt__ofi_poll, f->link.cancel = dt__ofi_cancel, f->link.close = dt__ofi_close;
     dt__job_proof(digest, w->job, (int64_t)strlen(w->job));
     memcpy(&f->job, digest, sizeof f->job);
-    f->peers = (dt__ofi_peer *)dt__alloc(w->size * (int64_t)sizeof *f->peers, "the ranks");
+    f->peers = DT__NEW(dt__ofi_peer, w->size, "the ranks");
     r = f->peers ? dt__ofi_find(f, w) : DT_E_MEMORY;
     if (!r) r = dt__ofi_build(f);
     if (!r) r = dt__ofi_meet(f, w);
@@ -16528,8 +16526,7 @@ static int dt__stored_add(dt__tensors *t, dt__json *j, int64_t data, int64_t byt
     dt__stored *s;
     if (!dt__json_key(j)) return 0;
     if (dt__json_is(j, "__metadata__")) return dt__json_skip(j);
-    if (!dt__reserve((void **)&t->list, t->count, &t->room, t->count + 1, sizeof *t->list, "a list of tensors"))
-        return j->result = DT_E_MEMORY, 0;
+    if (!DT__RESERVE(t->list, t->count, t->room, t->count + 1, "a list of tensors")) return j->result = DT_E_MEMORY, 0;
     s = &t->list[t->count++];
     memset(s, 0, sizeof *s);
     if (j->length >= (int64_t)sizeof s->name || memchr(j->string, 0, (size_t)j->length))
@@ -16566,8 +16563,7 @@ static dt_result dt__tensors_add(dt__tensors *t, const char *path)
     int64_t bytes = 0, length = 0;
     char *header = NULL;
     dt_result r;
-    if (!dt__reserve((void **)&t->file, t->files, &t->file_room, t->files + 1, sizeof *t->file, "a list of files"))
-        return DT_E_MEMORY;
+    if (!DT__RESERVE(t->file, t->files, t->file_room, t->files + 1, "a list of files")) return DT_E_MEMORY;
     file = &t->file[t->files++];
     file->path = dt__path_of("%s", path);
     r = dt__file_open(path, &file->fd, &bytes);
@@ -16805,7 +16801,7 @@ static dt_result dt__step_publish(const char *folder, int64_t step, int64_t *new
     dt__path draft = dt__step_path(folder, step, ".tmp"), aside = dt__step_path(folder, step, ".aside.tmp");
     dt_result r = dt__dir_sync(draft.at);
     if (!r) r = dt__dir_replace(draft.at, dt__step_path(folder, step, "").at, aside.at);
-    if (!r && newest) __atomic_store_n(newest, step, __ATOMIC_SEQ_CST);
+    if (!r && newest) DT__STORE(newest, step);
     if (!r) r = dt__dir_sync(folder);
     if (!r) r = dt__latest_put(folder, step);
     if (!r) (void)dt__remove(draft.at), (void)dt__remove(aside.at);
@@ -16865,7 +16861,7 @@ static int dt__lock_runs(const dt__lock *l, const char *name, long *process, cha
 static dt_result dt__lock_keep(void *lock, int64_t job)
 {
     dt__lock *l = (dt__lock *)lock;
-    for (; !__atomic_load_n(&l->closing, __ATOMIC_RELAXED); usleep(50000))
+    for (; !DT__LOAD(&l->closing); usleep(50000))
         if (job++ % 20 == 0) (void)futimens(l->fd, NULL);
     return DT_OK;
 }
@@ -16910,7 +16906,7 @@ static void dt__lock_close(dt__lock *l)
     char name[400];
     int fd = l->fd, locked;
     if (!l->mine) return;
-    __atomic_store_n(&l->closing, 1, __ATOMIC_RELAXED);
+    DT__STORE(&l->closing, 1);
     dt__queue_close(&l->keeper);
     if (!dt__lock_try(l, name, &locked) && !strcmp(name, l->name)) unlink(l->path.at);
     if (l->fd >= 0) close(l->fd);
@@ -17087,7 +17083,7 @@ static int dt__manifest_files(dt__manifest *m)
     j->at = m->list;
     for (int64_t count = 0; dt__json_each(j, '[', &count);) {
         dt__part_file *p;
-        if (!dt__reserve((void **)&m->file, m->files, &m->room, m->files + 1, sizeof *m->file, "a list of files"))
+        if (!DT__RESERVE(m->file, m->files, m->room, m->files + 1, "a list of files"))
             return j->result = DT_E_MEMORY, 0;
         p = &m->file[m->files++];
         if (!dt__json_options(j, DT__ROWS(dt__part_members), 0, p)) return 0;
@@ -17543,9 +17539,9 @@ static dt_result dt__optimizer_state(dt_optimizer *o, const dt_parameter *list, 
     dt_parameter *p;
     float *at;
     int64_t kept = floats * o->kept;
-    o->list = p = (dt_parameter *)dt__alloc((o->count * (1 + o->kept) + 1) * (int64_t)sizeof *p, "an optimizer");
+    o->list = p = DT__NEW(dt_parameter, o->count * (1 + o->kept) + 1, "an optimizer");
     o->names = (char (*)[160])dt__alloc((int64_t)sizeof *o->names * o->count * o->kept, "an optimizer");
-    o->state = at = (float *)dt__alloc(4 * (kept + dt__ceil_div(floats, DT__BLOCK)), "an optimizer's state");
+    o->state = at = DT__NEW(float, kept + dt__ceil_div(floats, DT__BLOCK), "an optimizer's state");
     if (!p || !o->names || !at) return DT_E_MEMORY;
     if (o->count) memcpy(p, list, sizeof *p * (size_t)o->count);
     p += o->count;
@@ -17564,7 +17560,7 @@ DT_API dt_result dt_optimizer_open(dt_optimizer **optimizer, const dt_recipe *re
                                    int64_t count)
 {
     if (dt__refused("o! recipe list/", optimizer, recipe, list, count)) return DT_E_USAGE;
-    dt_optimizer *o = *optimizer = (dt_optimizer *)dt__alloc((int64_t)sizeof *o, "an optimizer");
+    dt_optimizer *o = *optimizer = DT__NEW(dt_optimizer, 1, "an optimizer");
     int64_t floats = 0;
     dt_result r = o ? dt__options_check(DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe) : DT_E_MEMORY;
     if (!r) r = dt__parameters_check(__func__, list, count, 1);
@@ -17748,7 +17744,7 @@ DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int
     if (parts < 1 || n < parts || n > 100000)
         return dt__misuse("%lld segments cannot be cut into %lld parts: use at most %lld", (long long)n,
                           (long long)parts, (long long)n);
-    best = (double *)dt__alloc(8 * ((parts + 2) * (n + 1)), "the partition");
+    best = DT__NEW(double, (parts + 2) * (n + 1), "the partition");
     cut = (int32_t *)dt__alloc(4 * (parts + 1) * (n + 1), "the partition");
     if (!best || !cut) return dt__free(best), dt__free(cut), DT_E_MEMORY;
     sum = best + (parts + 1) * (n + 1);
@@ -18010,7 +18006,7 @@ static void dt__store_segment(dt__store *s, const dt__net *net, int32_t q, int b
 static dt_result dt__store_cuts(dt__store *s)
 {
     int shards = s->shards;
-    s->cut = (int64_t *)dt__alloc(8 * (s->buckets * (shards + 1) + (s->buckets + 1) * shards), "the layout");
+    s->cut = DT__NEW(int64_t, s->buckets * (shards + 1) + (s->buckets + 1) * shards, "the layout");
     if (!s->cut) return DT_E_MEMORY;
     s->own = s->cut + s->buckets * (shards + 1);
     for (int32_t b = 0; b < s->buckets; b++) {
@@ -18340,7 +18336,7 @@ static dt_result dt__layout_partition(dt_plan *plan)
         return dt__misuse("%lld segments cannot fill %d stages: --pp up to %lld, or more --layers",
                           (long long)n, plan->shape.pipe.stages, (long long)n);
     cost = (double *)dt__alloc(8 * n + 8 * (runs + 1), "the partition");
-    plan->chunks = (dt__chunk *)dt__alloc((int64_t)sizeof *plan->chunks * plan->shape.pipe.chunks, "the partition");
+    plan->chunks = DT__NEW(dt__chunk, plan->shape.pipe.chunks, "the partition");
     if (!cost || !plan->chunks) return dt__free(cost), DT_E_MEMORY;
     begin = (int64_t *)(void *)(cost + n);
     for (int64_t s = 0; s < n; s++) {
@@ -18894,7 +18890,7 @@ static int dt__is_work(const dt_instr *i)
  * order among the reductions on all ranks, ghosts included. */
 static dt_result dt__program_ahead(dt__program *p)
 {
-    dt_instr *list = (dt_instr *)dt__alloc((int64_t)sizeof *list * p->count, "the step program");
+    dt_instr *list = DT__NEW(dt_instr, p->count, "the step program");
     int32_t n = 0, seen = 0, moved = 0, next = 0; /* gathers seen and moved; next: index of the next one to move */
     if (!list) return DT_E_MEMORY;
     for (int32_t i = 0; i < p->count; i++) {
@@ -18943,7 +18939,7 @@ static int32_t dt__program_needs(const dt_plan *plan, const dt__program *p, cons
 /* The stream of each instruction, and what it needs of the other stream. */
 static dt_result dt__program_streams(const dt_plan *plan, dt__program *p, const dt__shape_of_work *s)
 {
-    int32_t *reduced = (int32_t *)dt__alloc(4 * plan->store.buckets, "the step program"), last[DT__STREAMS];
+    int32_t *reduced = DT__NEW(int32_t, plan->store.buckets, "the step program"), last[DT__STREAMS];
     if (!reduced) return DT_E_MEMORY;
     last[0] = last[1] = -1;
     for (int32_t k = 0; k < p->count; k++) {
@@ -19224,7 +19220,7 @@ static void dt__layout_close(dt_plan *plan)
 DT_API dt_result dt_plan_open(dt_plan **plan, const dt_recipe *recipe, const dt_layout *layout, int ranks, int rank)
 {
     if (dt__refused("plan! recipe layout", plan, recipe, layout)) return DT_E_USAGE;
-    dt_plan *p = *plan = (dt_plan *)dt__alloc((int64_t)sizeof *p, "a plan");
+    dt_plan *p = *plan = DT__NEW(dt_plan, 1, "a plan");
     const dt__kernels *k = NULL;
     dt_result r = p ? dt__choose_kernels(&k) : DT_E_MEMORY;
     if (!p) return r;
@@ -19385,8 +19381,7 @@ static void dt__engine_within(dt__engine *e, double start)
     e->seconds_sending += seconds;
     e->seconds_within += seconds;
     e->seconds_working -= seconds;
-    if (!e->when || !dt__reserve((void **)&e->inner, e->inners, &e->inner_room, e->inners + 1, 16, "events"))
-        return;
+    if (!e->when || !DT__RESERVE(e->inner, e->inners, e->inner_room, e->inners + 1, "events")) return;
     e->inner[e->inners][0] = start, e->inner[e->inners++][1] = start + seconds;
 }
 
@@ -20071,7 +20066,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
         return DT_OK;
     case DT_TOTAL: dt__engine_total(e, i); return DT_OK;
     case DT_REDUCE:
-        __atomic_fetch_add(&e->reductions, 1, __ATOMIC_RELAXED);
+        DT__ADD(&e->reductions, 1);
         return dt__engine_reduce(e, i);
     case DT_GATHER: return dt__engine_gather(e, i);
     case DT_TIE: return dt__engine_tie(e);
@@ -20111,8 +20106,7 @@ static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
     dt__job *job = e->comm->job;
     if (!e->queue.running) return r;
     for (int i = 0; i < e->owned_count && dt__queue_pending(&e->queue, e->queue.asked) && job; i++)
-        if (e->owned[i]->stream && !__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) &&
-            __atomic_load_n(&job->stop, __ATOMIC_SEQ_CST) != 2)
+        if (e->owned[i]->stream && !DT__LOAD(&job->fault) && DT__LOAD(&job->stop) != 2)
             dt__blame(dt__fault_of(e->owned[i]), DT__FAULT_LEFT, DT__FAR | dt_comm_rank(e->comm));
     (void)dt__engine_wait(e);
     return dt__thread = before, r;
@@ -20303,9 +20297,8 @@ static int dt__job_memory(const dt__launch_plan *plan, dt__job **job)
 /* One rank has ended with this wait status. Its end is written before the fault that refers to it. */
 static void dt__job_ended(dt__job *job, int rank, int status)
 {
-    __atomic_store_n(&dt__job_rank(job, rank)->gone, DT__GONE | (uint32_t)status, __ATOMIC_SEQ_CST);
-    if (dt__end_failed(status) && !__atomic_load_n(&job->stop, __ATOMIC_RELAXED))
-        dt__blame(&job->fault, DT__FAULT_DIED, rank);
+    DT__STORE(&dt__job_rank(job, rank)->gone, DT__GONE | (uint32_t)status);
+    if (dt__end_failed(status) && !DT__LOAD(&job->stop)) dt__blame(&job->fault, DT__FAULT_DIED, rank);
 }
 
 typedef struct dt__supervisor {
@@ -20338,7 +20331,7 @@ static void dt__supervise_count(dt__supervisor *s, int status)
 /* Says once, in one line, why the job ends early, and starts the clock. */
 static void dt__supervise_announce(dt__supervisor *s)
 {
-    uint32_t fault = __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST);
+    uint32_t fault = DT__LOAD(&s->job->fault);
     char text[700], who[40] = "", rest[40] = "", *what = text;
     int rank = (int)(fault & 0x7fffu), pid, usage;
     if (s->announced || !fault || s->signal) return;
@@ -20355,7 +20348,7 @@ static void dt__supervise_announce(dt__supervisor *s)
 /* Handles a signal that asks for an end. A second Ctrl-C ends the grace time. */
 static void dt__supervise_signal(dt__supervisor *s, int sig)
 {
-    int32_t grace = __atomic_load_n(&s->job->grace_ms, __ATOMIC_RELAXED);
+    int32_t grace = DT__LOAD(&s->job->grace_ms);
     double patience = grace > 0 ? grace * 1e-3 : 4; /* seconds until all must have ended */
     char rest[60];
     if (s->signal) {
@@ -20363,7 +20356,7 @@ static void dt__supervise_signal(dt__supervisor *s, int sig)
         return;
     }
     s->signal = sig;
-    __atomic_store_n(&s->job->stop, grace > 0 ? 1 : 2, __ATOMIC_SEQ_CST);
+    DT__STORE(&s->job->stop, grace > 0 ? 1 : 2);
     s->pressing = patience < 8 ? patience / 4 : 2;
     patience -= 2 * s->pressing;
     DT__PRINT(rest, "; waiting up to %.0f s for %d ranks", patience, s->alive);
@@ -20374,7 +20367,7 @@ static void dt__supervise_signal(dt__supervisor *s, int sig)
 /* Names the rank that holds up a job that was asked to stop, and the checkpoint that is left. */
 static void dt__supervise_late(dt__supervisor *s)
 {
-    int64_t step = __atomic_load_n(&s->job->progress, __ATOMIC_RELAXED);
+    int64_t step = DT__LOAD(&s->job->progress);
     char left[60] = "there is no checkpoint";
     uint32_t life;
     int rank = 0;
@@ -20442,8 +20435,7 @@ static void dt__supervise_reap(dt__supervisor *s)
             state->stopped = WIFSTOPPED(status);
             continue;
         }
-        if (WIFSIGNALED(status) && (!s->escalation || __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST) == frozen))
-            s->lost++;
+        if (WIFSIGNALED(status) && (!s->escalation || DT__LOAD(&s->job->fault) == frozen)) s->lost++;
         dt__supervise_count(s, status);
         dt__job_ended(s->job, r, status);
     }
@@ -20475,14 +20467,14 @@ static void dt__supervise_kill(dt__supervisor *s, int sig)
 /* Waits, sends SIGTERM, then SIGKILL. The last rank, if frozen, is killed at once; a second Ctrl-C ends the wait. */
 static void dt__supervise_press(dt__supervisor *s)
 {
-    uint32_t fault = __atomic_load_n(&s->job->fault, __ATOMIC_SEQ_CST);
+    uint32_t fault = DT__LOAD(&s->job->fault);
     int only_frozen = s->alive == 1 && fault >> 16 == DT__FAULT_FROZEN && !(fault & DT__FAR) &&
                       !dt__job_rank(s->job, (int)fault & 0x7fff)->gone;
     if (s->escalation == 2) return;
     if (only_frozen) s->escalation = 1;
     else if (s->deadline <= 0 || dt__now() < s->deadline) return;
     if (s->escalation == 0) {
-        __atomic_store_n(&s->job->stop, 2, __ATOMIC_SEQ_CST);
+        DT__STORE(&s->job->stop, 2);
         if (s->signal) dt__supervise_late(s);
     }
     dt__supervise_kill(s, s->escalation == 0 ? SIGTERM : SIGKILL);
@@ -20704,9 +20696,9 @@ static dt_result dt__start_message(dt__link *f, int sends, int peer, void *data,
     dt__message m = DT__ZERO;
     dt_result r = dt__link_start(f, &m, sends, peer, DT__TAG_START, data, bytes);
     if (r) return r;
-    while (!(done = __atomic_load_n(&m.done, __ATOMIC_ACQUIRE)) && !r && dt__now() < until) {
+    while (!(done = DT__LOAD(&m.done)) && !r && dt__now() < until) {
         r = dt__link_move(f);
-        if (!__atomic_load_n(&m.done, __ATOMIC_ACQUIRE)) dt__nap();
+        if (!DT__LOAD(&m.done)) dt__nap();
     }
     if (!r && done != 1) r = dt__error(DT_E_PEER, "rank %d did not answer at the start: is it running?", peer);
     dt__message_cancel(f, &m);
@@ -20858,7 +20850,7 @@ static void dt__supervise_threads(dt__supervisor *s, dt__rank_thread *threads, i
         dt__supervise_listen(s);
         for (int r = 0; r < ranks; r++) {
             dt__rank_thread *t = &threads[r];
-            uint32_t gone = __atomic_load_n(&dt__job_rank(s->job, r)->gone, __ATOMIC_ACQUIRE);
+            uint32_t gone = DT__LOAD(&dt__job_rank(s->job, r)->gone);
             if (!t->argv || !gone) continue;
             pthread_join(t->thread, NULL);
             dt__free(t->argv);
@@ -20866,7 +20858,7 @@ static void dt__supervise_threads(dt__supervisor *s, dt__rank_thread *threads, i
             dt__supervise_count(s, (int)(gone & ~DT__GONE));
         }
         dt__supervise_announce(s);
-        if (s->deadline > 0 && dt__now() > s->deadline) __atomic_store_n(&s->job->stop, 2, __ATOMIC_SEQ_CST);
+        if (s->deadline > 0 && dt__now() > s->deadline) DT__STORE(&s->job->stop, 2);
     }
 }
 
@@ -20878,7 +20870,7 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
     dt_result r = DT_OK;
     if (!dt__user_main) return dt__misuse("--launch threads: no main function to call; use processes");
     s.job = (dt__job *)dt__alloc(dt__job_bytes(ranks), "the ranks' shared state");
-    threads = (dt__rank_thread *)dt__alloc(ranks * (int64_t)sizeof *threads, "the rank threads");
+    threads = DT__NEW(dt__rank_thread, ranks, "the rank threads");
     if (!s.job || !threads) return dt__free(s.job), dt__free(threads), DT_E_MEMORY;
     dt__job_init(s.job, plan);
     dt__supervise_signals(&s.signals);
@@ -20887,7 +20879,7 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
         s.alive += !r;
     }
     if (r) { /* the ranks that did start must not wait for the others */
-        __atomic_store_n(&s.job->stop, 2, __ATOMIC_SEQ_CST);
+        DT__STORE(&s.job->stop, 2);
         fprintf(stderr, "dtrain: %s\n", dt_last_error());
         s.status = dt_exit_code(r) << 8;
         s.announced = 1;
@@ -21109,12 +21101,12 @@ static int dt__fail_speaks(void)
     if (!job) return 1;
     /* A missing file may be a wrong name, unless a checkpoint shows that files could be read and written. */
     if (code != DT_OK && code != DT_E_PEER && code != DT_E_SYSTEM &&
-        (code != DT_E_FILE || __atomic_load_n(&job->progress, __ATOMIC_RELAXED) < 0))
-        __atomic_store_n(&job->permanent, 1u, __ATOMIC_RELAXED);
+        (code != DT_E_FILE || DT__LOAD(&job->progress) < 0))
+        DT__STORE(&job->permanent, 1u);
     /* The first failure gives the job its sentence and exit status: wait until the supervisor has noted it. */
-    while (code == DT_E_PEER && !__atomic_load_n(&job->fault, __ATOMIC_SEQ_CST) && dt__now() < until) dt__nap();
-    if (code == DT_E_PEER && __atomic_load_n(&job->fault, __ATOMIC_SEQ_CST)) speaks = 0;
-    else speaks = !__atomic_exchange_n(&job->printed, 1u, __ATOMIC_SEQ_CST);
+    while (code == DT_E_PEER && !DT__LOAD(&job->fault) && dt__now() < until) dt__nap();
+    if (code == DT_E_PEER && DT__LOAD(&job->fault)) speaks = 0;
+    else speaks = !DT__SWAP(&job->printed, 1u);
     if (mapped) munmap(job, (size_t)dt__job_bytes(job->size));
     return speaks;
 }
@@ -21605,11 +21597,11 @@ static dt_result dt__loader_fill(void *trainer, int64_t n)
     dt_result r = DT_OK;
     for (int64_t row = 0; row < dt__loader_rows(t) && !r; row++) {
         int64_t place = dt__loader_place(t, t->loader.first + n, row);
-        if (__atomic_load_n(&t->loader.closing, __ATOMIC_RELAXED)) return DT_OK;
+        if (DT__LOAD(&t->loader.closing)) return DT_OK;
         r = dt__feed_fetch(&t->feed, DT_TRAIN, dt__sample_at(s->samples[DT_TRAIN], (uint64_t)t->recipe.seed, place),
                            input + row * s->inputs, target + row * s->targets);
     }
-    if (!r) __atomic_store_n(&t->loader.filled, n + 1, __ATOMIC_RELAXED);
+    if (!r) DT__STORE(&t->loader.filled, n + 1);
     return r;
 }
 
@@ -21627,7 +21619,7 @@ static dt_result dt__loader_open(dt_trainer *t)
 
 static void dt__loader_close(dt_trainer *t)
 {
-    __atomic_store_n(&t->loader.closing, 1, __ATOMIC_RELAXED);
+    DT__STORE(&t->loader.closing, 1);
     dt__queue_close(&t->loader.queue);
     dt__free(dt__mem_detach(t->e.k, t->loader.memory));
     t->loader.memory = NULL;
@@ -21651,7 +21643,7 @@ static dt_result dt__loader_next(dt_trainer *t)
     r = dt__trainer_wait(t, &l->queue, n + 1);
     l->waited += dt__now();
     l->input = dt__loader_batch(t, n), l->target = l->input + dt__loader_rows(t) * t->feed.is.inputs;
-    return __atomic_load_n(&l->filled, __ATOMIC_RELAXED) > n ? DT_OK : r;
+    return DT__LOAD(&l->filled) > n ? DT_OK : r;
 }
 
 /* Samples and random streams of unit (shard, micro). */
@@ -21804,7 +21796,7 @@ static dt_result dt__generator_open(dt__generator *d, const dt__engine *e, int64
 static dt_result dt__generator_allocate(dt__generator *d, const dt__kernels *k, int64_t vocabulary)
 {
     int64_t floats = d->memory_floats + d->cache_floats;
-    d->block = (float *)dt__alloc(4 * (floats + 4 * vocabulary), "sampling");
+    d->block = DT__NEW(float, floats + 4 * vocabulary, "sampling");
     d->memory = (float *)dt__mem_attach(k, DT__DEVICE, d->block, 4 * floats);
     if (!d->memory) return DT_E_MEMORY;
     if (d->net[DT__ONE].count) d->cache = d->memory + d->memory_floats;
@@ -21828,10 +21820,10 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     int64_t longest = dt__trainer_longest(t), unit = 4 * e->p.rows * (t->feed.is.inputs + t->feed.is.targets);
     dt_result r = dt__engine_allocate(e);
     if (r) return r;
-    if (longest && !(t->whole = (float *)dt__alloc(4 * longest, "a parameter"))) return DT_E_MEMORY;
+    if (longest && !(t->whole = DT__NEW(float, longest, "a parameter"))) return DT_E_MEMORY;
     t->unit = (uint32_t *)dt__alloc(unit, "validation samples");
     if (!dt__mem_attach(e->k, DT__PINNED, t->unit, unit)) return DT_E_MEMORY;
-    t->gathered = (float *)dt__alloc(4 * losses, "losses");
+    t->gathered = DT__NEW(float, losses, "losses");
     t->text = (char *)dt__alloc(t->layout.output.sample_length + 1, "a text sample");
     if (!t->text || !t->gathered) return DT_E_MEMORY;
     if (t->layout.output.sample_length) r = dt__generator_allocate(&t->generator, e->k, t->recipe.model.vocabulary);
@@ -22148,8 +22140,7 @@ static int dt__param_transposed(const dt_recipe *r, const dt__param *p)
 static dt_result dt__state_open(dt_trainer *t)
 {
     const dt__net *n = &t->e.p.net;
-    t->state.tensor = (dt__state_tensor *)dt__alloc(n->param_count * DT__PARTS * (int64_t)sizeof *t->state.tensor,
-                                                    "the state");
+    t->state.tensor = DT__NEW(dt__state_tensor, n->param_count * DT__PARTS, "the state");
     if (!t->state.tensor) return DT_E_MEMORY;
     for (int kind = 0; kind < DT__PARTS; kind++) {
         if (kind && !dt__state_kept(&t->recipe, kind - 1)) continue;
@@ -22589,7 +22580,7 @@ static dt_result dt__rows_keep(dt_trainer *t, dt__state_tensor *x, const dt__ten
 {
     x->more = t->more = dt__max(0, s->shape.n[0] - first);
     if (!x->more || (t->comm && !dt_trainer_is_root(t))) return DT_OK;
-    if (!(t->kept = (float *)dt__alloc(4 * dt_shape_count(s->shape), "a table of positions"))) return DT_E_MEMORY;
+    if (!(t->kept = DT__NEW(float, dt_shape_count(s->shape), "a table of positions"))) return DT_E_MEMORY;
     x->kept = t->kept + first * s->shape.n[1];
     return dt__parameter_read(from, s, t->e.k, t->kept, dt_shape_count(s->shape));
 }
@@ -22636,8 +22627,7 @@ static dt_result dt__checkpoint_list(dt__checkpoint *c)
     dt_checkpoint_entry *e;
     is->path = c->path.at, is->step = c->m.step, is->kind = c->m.full ? DT_FULL : DT_SHARDED;
     is->files = c->m.files, is->tensors = c->tensors.count, is->arrays = c->t.state.count;
-    is->file = is->array = e = (dt_checkpoint_entry *)dt__alloc((is->files + is->arrays + 1) * (int64_t)sizeof *e,
-                                                                "the contents of a checkpoint");
+    is->file = is->array = e = DT__NEW(dt_checkpoint_entry, is->files + is->arrays + 1, "the contents of a checkpoint");
     if (!e) return DT_E_MEMORY;
     for (const dt__part_file *p = c->m.file; p < c->m.file + is->files; p++, e++) {
         DT__PRINT(e->name, "%s", p->name);
@@ -22670,7 +22660,7 @@ DT_API void dt_checkpoint_close(dt_checkpoint **handle)
 DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
 {
     if (dt__refused("c! path", handle, path)) return DT_E_USAGE;
-    dt__checkpoint *c = (dt__checkpoint *)dt__alloc((int64_t)sizeof *c, "a checkpoint");
+    dt__checkpoint *c = DT__NEW(dt__checkpoint, 1, "a checkpoint");
     int published = 0;
     dt_result r = c ? dt__weights_find(path, &c->path, &published) : DT_E_MEMORY;
     *handle = c ? &c->is : NULL;
@@ -22702,7 +22692,7 @@ static dt_result dt__checkpoint_walk(dt__checkpoint *c, int64_t index, int64_t e
         return dt__misuse("there is no array %lld in %s, which has %lld: count from 0", (long long)index, c->path.at,
                           (long long)c->is.arrays);
     for (int32_t i = 0; i < net->param_count; i++) longest = dt__max(longest, net->params[i].count);
-    if (!c->stored && !(c->stored = (float *)dt__alloc(4 * longest, "a checkpoint"))) return DT_E_MEMORY;
+    if (!c->stored && !(c->stored = DT__NEW(float, longest, "a checkpoint"))) return DT_E_MEMORY;
     *w = dt__walk_of(&c->t, index, end, 0);
     w->memory = c->stored, w->from = &c->tensors, w->whole = 1;
     return DT_OK;
@@ -22722,7 +22712,7 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
 {
     if (dt__refused("c directory kind<3", checkpoint, directory, kind)) return DT_E_USAGE;
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
-    dt__part_file *part = (dt__part_file *)dt__alloc((c->m.files + 3) * (int64_t)sizeof *part, "a list of files");
+    dt__part_file *part = DT__NEW(dt__part_file, c->m.files + 3, "a list of files");
     dt__walk w = DT__ZERO;
     dt__path draft = dt__step_path(directory, c->m.step, ".tmp"), to = dt__step_path(directory, c->m.step, "");
     dt__tls before;
@@ -22783,7 +22773,7 @@ static dt_result dt__trainer_identity(dt_trainer *t)
 {
     const dt_source *feed = &t->feed.is;
     int64_t samples = feed->samples[DT_TRAIN], words = feed->inputs + feed->targets;
-    uint32_t *room = (uint32_t *)dt__alloc(4 * (6 + 3 * words), "samples"), *to = room + 6;
+    uint32_t *room = DT__NEW(uint32_t, 6 + 3 * words, "samples"), *to = room + 6;
     int64_t sizes[3] = {samples, feed->inputs, feed->targets};
     dt_result r = room ? dt__model_identity(t, t->save.now.model) : DT_E_MEMORY;
     for (int i = 0; i < 3 && !r; i++, to += words) {
@@ -23031,7 +23021,7 @@ static dt_result dt__save_publish(dt_trainer *t, const char *folder)
     if (r) return r;
     dt__comm_progress(t->comm, s->now.step);
     if (s->mirror.running) (void)dt__queue_ask(&s->mirror);
-    dt__steps_retain(l->place, l->keep, s->now.step, __atomic_load_n(&s->mirroring, __ATOMIC_SEQ_CST));
+    dt__steps_retain(l->place, l->keep, s->now.step, DT__LOAD(&s->mirroring));
     return DT_OK;
 }
 
@@ -23094,14 +23084,14 @@ static dt_result dt__mirror_job(void *owner, int64_t job)
     int64_t step;
     if (!job) return dt__mirror_copy(t, -1);
     do {
-        step = __atomic_load_n(&s->newest, __ATOMIC_SEQ_CST);
-        __atomic_store_n(&s->mirroring, step, __ATOMIC_SEQ_CST);
-    } while (step != __atomic_load_n(&s->newest, __ATOMIC_SEQ_CST)); /* from here on retention keeps the step */
+        step = DT__LOAD(&s->newest);
+        DT__STORE(&s->mirroring, step);
+    } while (step != DT__LOAD(&s->newest)); /* from here on retention keeps the step */
     if (step != s->mirrored && dt__mirror_copy(t, step))
         fprintf(stderr, "dtrain: step %lld was not mirrored: %s; training continues\n", (long long)step,
                 dt_last_error());
     s->mirrored = step;
-    __atomic_store_n(&s->mirroring, -1, __ATOMIC_SEQ_CST);
+    DT__STORE(&s->mirroring, -1);
     return DT_OK;
 }
 
@@ -23206,7 +23196,7 @@ static dt_result dt__save_result(dt_trainer *t, dt_result r)
 static dt_result dt__alive_job(void *trainer, int64_t job)
 {
     dt_trainer *t = (dt_trainer *)trainer;
-    for (; __atomic_load_n(&t->busy, __ATOMIC_ACQUIRE) == job + 1; usleep(2000)) dt__comm_tick(t->comm);
+    for (; DT__LOAD(&t->busy) == job + 1; usleep(2000)) dt__comm_tick(t->comm);
     return DT_OK;
 }
 
@@ -23214,12 +23204,12 @@ static dt_result dt__alive_job(void *trainer, int64_t job)
 static int dt__busy_begin(dt_trainer *t)
 {
     int begins = t->alive.running && !t->busy;
-    if (begins) __atomic_store_n(&t->busy, t->alive.asked + 1, __ATOMIC_RELEASE), (void)dt__queue_ask(&t->alive);
+    if (begins) DT__STORE(&t->busy, t->alive.asked + 1), (void)dt__queue_ask(&t->alive);
     return begins;
 }
 static void dt__busy_end(dt_trainer *t, int begun)
 {
-    if (begun) __atomic_store_n(&t->busy, 0, __ATOMIC_RELEASE);
+    if (begun) DT__STORE(&t->busy, 0);
 }
 
 /* Saves unless the checkpoint of this step exists; `behind`: the files are written while training goes on. */
@@ -23253,7 +23243,7 @@ static dt_result dt__save_snapshot(dt_trainer *t)
     dt_result r;
     dt__memory_add(t, "a snapshot for checkpoints", DT_FOR_BUFFERS, 4 * count);
     r = dt__check_memory(t, 1);
-    if (!r && !(t->save.snapshot = (float *)dt__alloc(4 * count, "the snapshot of the state"))) r = DT_E_MEMORY;
+    if (!r && !(t->save.snapshot = DT__NEW(float, count, "the snapshot of the state"))) r = DT_E_MEMORY;
     return r;
 }
 
@@ -23280,7 +23270,7 @@ static dt_result dt__save_open(dt_trainer *t)
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__job *job = t->comm->job;
     dt_result r;
-    s->all = (dt__part_file *)dt__alloc((int64_t)sizeof s->part * dt_comm_size(t->comm), "a checkpoint");
+    s->all = DT__NEW(dt__part_file, dt_comm_size(t->comm), "a checkpoint");
     r = s->all ? dt__save_probe(t) : DT_E_MEMORY;
     if (!r && dt_trainer_is_root(t)) r = dt__lock_open(&s->lock[0], l->place, t->comm);
     if (!r && dt_trainer_is_root(t) && l->mirror && !dt__mirror_line(l))
@@ -23296,7 +23286,7 @@ static dt_result dt__save_open(dt_trainer *t)
     if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
     if (!r) dt__comm_catch_stop(t->comm);
     for (int n = 1; job && n < dt_comm_size(t->comm) && n <= job->size && !r; n++) /* could n ranks go on? */
-        __atomic_store_n(&dt__job_rank(job, n - 1)->unfit, !dt__layout_fits(&t->e.p, n), __ATOMIC_RELAXED);
+        DT__STORE(&dt__job_rank(job, n - 1)->unfit, !dt__layout_fits(&t->e.p, n));
     s->last = dt__now();
     return r;
 }
@@ -23499,7 +23489,7 @@ static dt_result dt__weights_load(dt_trainer *t)
     for (int32_t i = 0; i < e->p.net.param_count && !r; i++) {
         const dt__net_param *p = &e->p.net.params[i];
         dt__walk w = dt__walk_of(t, i, i + 1, 0);
-        if (c && !(w.block = (float *)dt__alloc(4 * dt_shape_count(p->is.shape), "a parameter"))) r = DT_E_MEMORY;
+        if (c && !(w.block = DT__NEW(float, dt_shape_count(p->is.shape), "a parameter"))) r = DT_E_MEMORY;
         if (c && !r) r = dt_checkpoint_read(t->initial, dt__net_find(&c->t.e.p.net, p->is.name), w.block);
         if (c && !r && dt__walk_tensor(&w)) dt__block_whole(&w, DT__COPY_OUT), dt__upload(e->k, w.part, w.floats);
         dt__free(w.block);
@@ -23598,7 +23588,7 @@ static dt_result dt__trainer_first(dt_trainer *t);
 static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, const dt_layout *layout,
                                   const char *from)
 {
-    dt_trainer *t = (dt_trainer *)dt__alloc((int64_t)sizeof *t, "the trainer");
+    dt_trainer *t = DT__NEW(dt_trainer, 1, "the trainer");
     dt__text lines = DT__ZERO;
     dt_result r;
     int busy;
@@ -23981,7 +23971,7 @@ static dt_result dt__next_token(dt_trainer *t, int32_t *tokens, int64_t *used, c
 static dt_result dt__sample_prompt(const dt_trainer *t, const char *prompt, int32_t *tokens, int64_t *used)
 {
     int64_t bytes = (int64_t)strlen(prompt), n = bytes, most = t->recipe.sequence - 1;
-    int32_t *ids = (int32_t *)dt__alloc(bytes * (int64_t)sizeof *ids, "a prompt");
+    int32_t *ids = DT__NEW(int32_t, bytes, "a prompt");
     dt_result r = ids ? DT_OK : DT_E_MEMORY;
     memset(tokens, 0, sizeof *tokens * (size_t)t->recipe.sequence);
     for (int64_t i = 0; i < bytes && ids && !t->tokenizer; i++) ids[i] = (int32_t)(unsigned char)prompt[i];
@@ -24580,7 +24570,7 @@ static dt_result dt__trainer_first(dt_trainer *t)
     tries = t->e.p.net.compiler && t->e.p.compiling.tries;
 #endif
     if ((!tries && !apart) || t->first == t->recipe.steps) return DT_OK;
-    compile.kept = (float *)dt__alloc(4 * t->e.p.store.param_floats, "gradients");
+    compile.kept = DT__NEW(float, t->e.p.store.param_floats, "gradients");
     fast = compile;
     if (!compile.kept) return DT_E_MEMORY;
     r = dt__trainer_next(t, NULL, &valid);
