@@ -149,9 +149,8 @@
  *     R18  16-bit precision rounds at fixed places of the graph. Sums, master weights, their gradients stay fp32.
  *     R19  Fast numerics may change the order of sums in 16-bit products, in one way per kind of processor.
  *
- * LIMITS. CPU only; sums in fp32 only, also where operands have 16 bits (recipe.precision). It does not
- * print, exit or abort below the trainer and launcher. The header holds what a training run, or a program's own loop,
- * uses. One mechanism per job. A lesson that no run uses is a program in examples/.
+ * LIMITS. CPU only; sums in fp32 only, also of 16-bit operands (recipe.precision). Below trainer and launcher nothing
+ * prints, exits or aborts. What no training run and no program's own loop uses is a program in examples/.
  */
 #ifndef DT__ISA
 #ifndef DTRAIN_H
@@ -235,15 +234,14 @@ typedef struct dt_tensor {
 } dt_tensor;
 DT_API dt_result dt_graph_open(dt_graph **graph, uint64_t seed); /* seed keys initialisation and dropout */
 DT_API void dt_graph_close(dt_graph **graph);
-/* The first error of the graph, or DT_OK. */
-DT_API dt_result dt_graph_result(const dt_graph *g);
+DT_API dt_result dt_graph_result(const dt_graph *g); /* the first error of the graph, or DT_OK */
 DT_API int64_t dt_dim(const dt_graph *g, dt_tensor t, int axis); /* size; a negative axis counts from the end */
 /* Elements of an eager fp32 tensor, row-major, owned by the graph; else NULL. */
 DT_API const float *dt_value(const dt_graph *g, dt_tensor t);
-/* Type of a tensor's elements. Arithmetic is fp32; int32 holds tokens and indices; the others are storage: bfloat16,
- * IEEE half, and the 8-bit forms e4m3 (without infinities) and e5m2 of OFP8 (OCP 2023). Ops that only move data
- * (reshape, detach, permute, slice, expand, concat, gather, embed) take every type, all others fp32, or
- * int32 where they say so. Gradients are fp32. */
+/* Type of a tensor's elements. Arithmetic and gradients are fp32; int32 holds tokens and indices; the others are
+ * storage: bfloat16, IEEE half, and the 8-bit forms e4m3 (without infinities) and e5m2 of OFP8 (OCP 2023). Ops that
+ * only move data (reshape, detach, permute, slice, expand, concat, gather, embed) take every type, all others fp32, or
+ * int32 where they say so. */
 typedef enum dt_dtype { DT_F32, DT_I32, DT_BF16, DT_F16, DT_F8_E4M3, DT_F8_E5M2 } dt_dtype;
 /* A tensor with a copy of `data`, in any graph but a segment's. Gradients flow into it as into a parameter. */
 DT_API dt_tensor dt_tensor_of(dt_graph *g, dt_dtype dtype, dt_shape shape, const void *data);
@@ -362,8 +360,8 @@ typedef struct dt_recipe {
 DT_API dt_recipe dt_recipe_default(void);
 
 /* ---- H15  layout: where and when. It never changes a bit ---- */
-/* How the next token is drawn: from softmax(logits / temperature) over the top_k largest logits, the largest of which
- * are kept until their probabilities sum to top_p (Holtzman et al. 2020). Of equal logits the lower token is larger. */
+/* How the next token is drawn: from softmax(logits / temperature) over the top_k largest logits, and of these the
+ * largest whose probabilities sum to top_p (Holtzman et al. 2020). Of equal logits the lower token is larger. */
 typedef struct dt_sampling {
     int64_t top_k;     /* 0: all */
     int64_t seed;      /* a draw is a function of (recipe.seed, step, seed, its number in the text) */
@@ -372,8 +370,8 @@ typedef struct dt_sampling {
 } dt_sampling;
 struct dt_trainer;
 typedef struct dt_step_info dt_step_info; /* what a step did: loss, norm, times, bytes; below, with its _zero() */
-/* A probe looks at a run: a header beside this one, a companion (examples/rules.h), or a function of the program's own.
- * The trainer calls the probes of layout.output on every rank, one after another. Set it to zeros first. */
+/* A probe looks at a run: a companion header (examples/rules.h), or a function of the program's own. The trainer calls
+ * the probes of layout.output on every rank, one after another. Set it to zeros first. */
 typedef enum dt_moment {
     DT_AT_OPEN,  /* before anything else: checks; may change the layout. Ranks need not agree */
     DT_AT_START, /* the trainer is open */
@@ -501,9 +499,9 @@ DT_API void dt_comm_close(dt_comm **c); /* leaves: peers that still wait for thi
 DT_API int dt_comm_rank(const dt_comm *c);
 DT_API int dt_comm_size(const dt_comm *c);
 DT_API dt_result dt_barrier(dt_comm *c); /* returns when all ranks have called it */
-/* A rank that is silent for --timeout seconds counts as frozen: call this during longer work of your own. The trainer
- * calls it while it opens, compiles, saves, generates or runs a probe. DT_E_PEER, DT_E_INTERRUPTED: no call on c would
- * end, because a rank has failed or left, or has to stop. */
+/* A rank that makes no call on a communicator for --timeout seconds counts as frozen: call this during longer work of
+ * your own. The trainer calls it in all of its work. DT_E_PEER, DT_E_INTERRUPTED: no call on c would end, because a
+ * rank has failed or left, or has to stop. */
 DT_API dt_result dt_comm_alive(dt_comm *c);
 /* c fails for good, here and at every peer, with the error of this rank (dt_last_error). For work that peers wait for
  * outside of c, on a device for example (examples/dt_nccl.h). Returns code. */
@@ -698,11 +696,10 @@ typedef enum dt_schedule { DT_CONSTANT, DT_COSINE, DT_LINEAR, DT_WSD } dt_schedu
 /* How micro-batches add up (R3, R4). SHARD: one chain per data shard through all micro-batches, reduced once per step.
  * EACH: every micro-batch is reduced, and the totals are added. The bits differ. */
 typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
-/* recipe.weights: a directory with model.safetensors, or with the index of several files, or a .safetensors file. Names
- * and shapes are Hugging Face's, numbers fp32, fp16 or bf16. Each tensor must have the model's shape and each must have
- * its place in the model; copies of a tied table and buffers are left out. A vocabulary of another size is refused.
- * The first rows of a longer table of positions are trained, the others go into checkpoints as they are. config.json
- * beside the files must agree, and goes into checkpoints with all its members. */
+/* recipe.weights: a directory with model.safetensors or the index of several files, or a .safetensors file. Names and
+ * shapes are Hugging Face's, numbers fp32, fp16 or bf16. Each tensor must have its place in the model, and its shape;
+ * copies of a tied table and buffers are left out. Of a longer table of positions the first rows are trained, and
+ * checkpoints keep the others. config.json beside the files must agree, and checkpoints keep all its members. */
 /* g is the gradient after both clips, lr the learning rate, t the step from 1, d the weight decay, 0 for parameters of
  * fewer than two dimensions; b1, b2 are beta1, beta2. In brackets: bytes of state per weight.
  * ADAMW (8): m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2,
@@ -714,14 +711,12 @@ typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
  *     2023). */
 typedef enum dt_optimizer_kind { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION } dt_optimizer_kind;
 /* Mixed precision (Micikevicius et al. 2018): operands of products and attention, and activations kept for backward, in
- * 16 bits; weights, optimizer state, residual stream, norms, softmax, losses and all sums in fp32. Products are fp32
- * chains over rounded operands: the same bits in every layout. FP16 lacks small numbers: backward begins with
- * recipe.loss_scale; a step whose gradients overflow changes no weight and halves a scale that adapts; 2,000 good steps
- * double it. */
+ * 16 bits; weights, optimizer state, residual stream, norms, softmax, losses and all sums in fp32. FP16 lacks small
+ * numbers: backward begins with recipe.loss_scale; a step whose gradients overflow changes no weight and halves a scale
+ * that adapts; 2,000 good steps double it. */
 typedef enum dt_precision { DT_PRECISION_FP32, DT_PRECISION_BF16, DT_PRECISION_FP16 } dt_precision;
 /* Exact: every sum has one order, and the bits are the same in every layout. Fast: products of bf16 use AMX, else
- * AVX512-BF16, if all ranks' processors have it (R19); other bits, which depend on the processors. The distance from
- * exact numerics is measured on the first batch, printed and logged. */
+ * AVX512-BF16, if all ranks' processors have it (R19): other bits, whose distance on the first batch is printed. */
 typedef enum dt_numerics { DT_EXACT, DT_FAST } dt_numerics;
 
 /* ---- H11  data, tokenizers ---- */
@@ -753,7 +748,7 @@ DT_API dt_result dt_tokenizer_walk(const dt_tokenizer *t, const void *text, int6
 /* The text of `count` ids; *bytes becomes its length. text NULL only counts. DT_E_DATA: no such id. */
 DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, int64_t count, char *text,
                                      int64_t *bytes);
-/* Training sequences from memory-mapped files: do not shorten them. Read-only once open: any threads may use it. */
+/* Training sequences from memory-mapped files: do not shorten them. Any threads may use it. */
 typedef struct dt_data dt_data;
 typedef enum dt_split { DT_TRAIN, DT_VALIDATION } dt_split;
 /* Opens a file, a comma-separated list, or a pattern with * or ? (matches in byte order of their names); files follow
@@ -761,8 +756,8 @@ typedef enum dt_split { DT_TRAIN, DT_VALIDATION } dt_split;
  * the ids: magic 20240520 with uint16 in version 1 and uint32 in version 2; 20240801, for Llama 3, with uint32 in
  * version 7), or anything else: every byte is a token. A file *.bin must be of the first kind, and kinds do not mix.
  * `sequence` is T, the tokens of a sample. The last `validation_fraction` (0 to below 1) of the tokens is set apart.
- * With a tokenizer (t may be NULL) a text is encoded when it is opened, with its special tokens. That takes seconds per
- * 10 MB and rank: examples/tools/tokenizer.c turns a large text into shards. DT_E_DATA: too short or damaged. */
+ * With a tokenizer (t may be NULL) a text is encoded when it is opened, special tokens included: seconds per 10 MB and
+ * rank (examples/tools/tokenizer.c turns a large text into shards). DT_E_DATA: too short or damaged. */
 DT_API dt_result dt_data_open(dt_data **d, const char *path, const dt_tokenizer *t, int64_t sequence,
                               double validation_fraction);
 DT_API void dt_data_close(dt_data **d);
@@ -774,12 +769,11 @@ DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample,
 
 /* Samples of the program's own: images, series, measurements. fetch writes sample `sample`, below samples[split], to
  * input (inputs) and target (targets). The first segment's x is then (B,inputs) of input_type, dt_targets() (B,targets)
- * of target_type. Order, shards, prefetch and validation are those of files. For the same bits in any layout, what
- * fetch writes must depend on (split, sample) alone; several threads call it at the same time, so it changes nothing
- * that user points to. It writes every element: floats finite, int32 inputs inside the table that reads them; int32
- * targets below 0 are ignored. The step or validation that needs the sample returns fetch's error. A fetch for
- * validation, and with DT_NO_THREADS every fetch, must take less than --timeout. Make floats from integers, or scale
- * integers in the first segment: your compiler decides how float arithmetic in fetch rounds. */
+ * of target_type. What fetch writes depends on (split, sample) alone, for the same bits in any layout; several threads
+ * call it at the same time, so it changes nothing that user points to. It writes every element: floats finite, int32
+ * inputs inside the table that reads them; int32 targets below 0 are ignored. The step or validation that needs the
+ * sample returns fetch's error. A fetch for validation, and with DT_NO_THREADS every fetch, must take less than
+ * --timeout. Your compiler decides how float arithmetic in fetch rounds: scale integers in the first segment. */
 typedef struct dt_source {
     void *user;
     int64_t samples[2];               /* by dt_split; validation may be 0 */
@@ -788,14 +782,13 @@ typedef struct dt_source {
     dt_result (*fetch)(void *user, dt_split split, int64_t sample, void *input, void *target);
 } dt_source;
 /* ---- H13  communicators ---- */
-/* dt_launch takes its options out of argc and argv; --help explains them, examples/reference.md the environment.
- * A rank sends a heartbeat in every call on a communicator: when the work between two calls takes longer, raise
- * --timeout. Calls that disagree fail with DT_E_PEER and both calls' names. When a rank dies, freezes or leaves, the
- * others' calls return DT_E_PEER: at once when it is dead, after the timeout when it is frozen. Ctrl-C or SIGTERM:
- * DT_E_INTERRUPTED. From then on each call returns the same code and sentence; buffers may be half-written.
- * DT_E_USAGE: a negative count, a rank outside 0..size-1.
- * Wrong options or data and numbers that are not finite are not restarted. With DT_MPI or DT_OFI the ranks may be those
- * that mpirun, srun, torchrun or SageMaker started, on any number of machines; only --timeout is for them. */
+/* dt_launch takes its options out of argc and argv; --help explains them, examples/reference.md the environment. Calls
+ * that disagree fail with DT_E_PEER and both calls' names. When a rank dies, freezes (dt_comm_alive) or leaves, the
+ * others' calls return DT_E_PEER: at once when it is dead, after --timeout when it is frozen. Ctrl-C or SIGTERM:
+ * DT_E_INTERRUPTED. From then on each call returns the same code and sentence; buffers may be half-written. DT_E_USAGE:
+ * a negative count, a rank outside 0..size-1. Wrong options or data and numbers that are not finite are not restarted.
+ * With DT_MPI or DT_OFI the ranks may be those that mpirun, srun, torchrun or SageMaker started, on any number of
+ * machines; only --timeout is for them. */
 
 /* A communicator over the ranks of c with the same color (>= 0), in their order. c must live longer. Collective. */
 DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub);
@@ -832,9 +825,9 @@ typedef enum dt_pipeline { DT_1F1B, DT_GPIPE, DT_INTERLEAVED, DT_ZERO_BUBBLE } d
 /* Which values of forward are kept for backward: all; all but those of attention (Korthikanti et al. 2022); the inputs
  * of segments (Chen et al. 2016). Backward computes the others again. */
 typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMPUTE_FULL } dt_recompute;
-/* Whether a second thread per rank communicates gradients and weights during the work (Li et al. 2020). It needs a
- * core: AUTO is on where there are more cores than ranks x threads, on one machine. With accumulation `each` and ZeRO
- * 2 and 3 it also needs memory: a second bucket of gradients, a second segment's weights. */
+/* Whether a second thread per rank communicates gradients and weights during the work (Li et al. 2020). AUTO: where a
+ * machine has more cores than ranks x threads. With accumulation `each` and ZeRO 2 and 3 it also needs memory: a second
+ * bucket of gradients, a second segment's weights. */
 typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_overlap;
 /* Whether segments are compiled before step 1: no, yes, or if they are then faster on this machine. */
 typedef enum dt_compile { DT_COMPILE_OFF, DT_COMPILE_ON, DT_COMPILE_AUTO } dt_compile;
@@ -842,8 +835,8 @@ typedef enum dt_compile { DT_COMPILE_OFF, DT_COMPILE_ON, DT_COMPILE_AUTO } dt_co
  * compiled by CC or cc at start, and cached in XDG_CACHE_HOME or ~/.cache. Without a compiler, tiles run. */
 typedef enum dt_backend { DT_BACKEND_TILES, DT_BACKEND_CC } dt_backend;
 /* Both kinds resume in any layout. Sharded: each rank writes what it owns. Full: rank 0 writes whole tensors under
- * Hugging Face's names, with config.json for the families, in blocks of 256 KB or a row. EXPORT_BF16, of
- * dt_checkpoint_convert() alone: the weights of a full one in bf16 for other programs and --weights, not to resume. */
+ * Hugging Face's names, with config.json for the families. EXPORT_BF16, of dt_checkpoint_convert() alone: the weights
+ * of a full one in bf16 for other programs and --weights, not to resume. */
 typedef enum dt_checkpoint_kind { DT_SHARDED, DT_FULL, DT_EXPORT_BF16 } dt_checkpoint_kind;
 /* A directory with checkpoints at the start: resume from the newest complete one; an error; an error without one. */
 typedef enum dt_resume { DT_RESUME_AUTO, DT_RESUME_NEVER, DT_RESUME_ONLY } dt_resume;
@@ -859,13 +852,12 @@ DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m)
 /* Cuts n segments of these costs into `parts` runs of neighbours: run i is [begin[i], begin[i + 1]), begin (parts + 1).
  * The costliest run is as cheap as possible, and of such cuts the most even (least squares). O(n^2 parts). */
 DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int64_t *begin);
-/* A plan: what one rank does in a step, and the memory that this takes. It depends on recipe, layout, number of ranks
- * and rank alone: no rank runs, and no data is read. A trainer executes the plan of each of its ranks.
+/* A plan: what one rank does in a step, and the memory that this takes, from recipe, layout, number of ranks and rank
+ * alone: no rank runs, and no data is read. A trainer executes the plan of each of its ranks.
  *
- * An instruction of the step program. Stream 0 runs its instructions in order on the rank's own thread; with overlap it
- * hands those of stream 1, when it reaches them, to a second thread, which runs them in that order. after[0] is the
- * instruction before on the same stream, after[1] the last one that it needs of the other stream: of the step before
- * when it comes later in the list; -1: none.
+ * An instruction of the step program. Stream 0 runs on the rank's own thread, in order, and hands the instructions of
+ * stream 1 (overlap) to a second thread when it reaches them. after[0]: the instruction before on the same stream;
+ * after[1]: the last one that it needs of the other, of the step before when it comes later in the list; -1: none.
  *   LOAD       samples of (shard, micro)
  *   FORWARD    segment of (shard, micro), in a slot of its chunk
  *   RECOMPUTE  the same once more, for the values that backward needs
@@ -959,17 +951,16 @@ DT_API dt_comm *dt_trainer_comm(dt_trainer *t);
 DT_API dt_result dt_trainer_save(dt_trainer *t);
 /* Mean validation loss over `batches` batches (0: all) and their valid targets. Collective. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
-/* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: temperature 0.7 over all tokens, seed 0), of
- * the recipe's tokenizer, the last one cut, or of a byte vocabulary; text has room for count + 1 bytes and may hold
- * bytes 0. Any rank alone may call it if it has the whole model (pp, tp and ep 1, ZeRO below 3), else all ranks
- * together; output.sample_length must not be 0. A text that fills the sequence continues from its second half. */
+/* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: as dt_generation_default()); the last token
+ * is cut. text has room for count + 1 bytes and may hold bytes 0. Any rank alone may call it if it has the whole model
+ * (pp, tp and ep 1, ZeRO below 3), else all ranks together; output.sample_length must not be 0. A text that fills the
+ * sequence continues from its second half. */
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how,
                                    char *text);
-/* A trainer that only predicts, draws text and measures (examples/18_use.c). `path` is a checkpoint of either kind (a
- * step, or the folder of steps: the newest), or a directory of Hugging Face with config.json and model.safetensors; its
- * tokenizer.json is used, too. model: NULL, or the program's own segments, which a checkpoint does not hold, with
- * parameters of its names and shapes. Collective over the ranks that dt_launch started, in any layout that the recipe
- * allows (NULL: dt_layout_default()). Predictions have the bits of the program that trained. */
+/* A trainer that only predicts, draws text and measures (examples/18_use.c), with the bits of the program that trained.
+ * `path`: a checkpoint (a step, or the folder of steps: the newest), or a directory of Hugging Face with config.json
+ * and model.safetensors; its tokenizer.json is used, too. model: NULL, or the program's own segments, which a
+ * checkpoint does not hold. Collective over dt_launch's ranks, in any layout (NULL: dt_layout_default()). */
 DT_API dt_result dt_predictor_open(dt_trainer **t, const char *path, const dt_model *model, const dt_layout *layout);
 /* What to draw; start from dt_generation_default(): 400 bytes, no stop, temperature 0.7 over all tokens, seed 0. */
 typedef struct dt_generation {
@@ -986,11 +977,10 @@ DT_API dt_result dt_generate(dt_trainer *t, const char *prompt, const dt_generat
 /* Mean loss, in nats per token, of files named as in dt_data_open(), cut into sequences, the last perhaps shorter;
  * *tokens and *bytes, if not NULL: number of targets, and bytes of their text (the first token is none). Collective. */
 DT_API dt_result dt_evaluate(dt_trainer *t, const char *data, float *loss, int64_t *tokens, int64_t *bytes);
-/* The recipe of a checkpoint, or of a directory of Hugging Face (GPT-2, Llama, Mistral, Qwen2, Qwen3), whose optimizer
- * and data are the default ones. Names of files are NULL, but for weights: `path`, which must outlive the recipe. So a
- * trainer starts from these weights, or resumes, where `path` is in its checkpoint.place. A config.json has no weights.
- * DT_E_DATA names the line of what is not computed here (another activation, quantized weights ..). Set model again if
- * it was of the program's own segments. */
+/* The recipe of a checkpoint, or of a directory of Hugging Face (GPT-2, Llama, Mistral, Qwen2, Qwen3). Names of files
+ * are NULL, but for weights: `path`, which must outlive the recipe; NULL for a config.json alone. So a trainer starts
+ * from these weights, or resumes, where `path` is in its checkpoint.place. DT_E_DATA names the line of what is not
+ * computed here (another activation, quantized weights ..). Set a model of the program's own again. */
 DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path);
 /* What the model predicts (dt_prediction, or its logits) for inputs (count, elements of a sample) of the data's type:
  * predictions (count, each). No dropout, no targets. Ranks call it as dt_trainer_sample, with cp above 1 together. */
@@ -2501,17 +2491,19 @@ static const uint32_t dt__sha256_k[64] = {
     0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
     0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-/* Blocks of 64 bytes. The eight variables change names, not places. */
+#if defined(__clang__)
+#define DT__UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define DT__UNROLL _Pragma("GCC unroll 16")
+#endif
+
+/* Blocks of 64 bytes. Variable k of the eight is in v[(k - j) & 7] in round j: values stay, names move on. */
 static void dt__sha256_plain(uint32_t state[8], const uint8_t *p, int64_t blocks)
 {
 #define DT__ROTATE(x, n) ((x) >> (n) | (x) << (32 - (n)))
-#define DT__SHA_ROUND(a, b, c, d, e, f, g, h, k) \
-    t = h + (DT__ROTATE(e, 6) ^ DT__ROTATE(e, 11) ^ DT__ROTATE(e, 25)) + (g ^ (e & (f ^ g))) + w[i + k]; \
-    d += t; \
-    h = t + (DT__ROTATE(a, 2) ^ DT__ROTATE(a, 13) ^ DT__ROTATE(a, 22)) + ((a & b) | (c & (a | b)));
+#define DT__SHA(k) v[(k - j) & 7]
     for (; blocks > 0; blocks--) {
-        uint32_t a = state[0], b = state[1], c = state[2], d = state[3], e = state[4], f = state[5], g = state[6],
-                 h = state[7], t, w[64];
+        uint32_t v[8], w[64];
         for (int i = 0; i < 16; i++, p += 4)
             w[i] = (uint32_t)p[0] << 24 | (uint32_t)p[1] << 16 | (uint32_t)p[2] << 8 | (uint32_t)p[3];
         for (int i = 16; i < 64; i++) {
@@ -2519,29 +2511,21 @@ static void dt__sha256_plain(uint32_t state[8], const uint8_t *p, int64_t blocks
             w[i] = w[i - 16] + (DT__ROTATE(x, 7) ^ DT__ROTATE(x, 18) ^ x >> 3) + w[i - 7] +
                    (DT__ROTATE(y, 17) ^ DT__ROTATE(y, 19) ^ y >> 10);
         }
-        for (int i = 0; i < 64; i++) w[i] += dt__sha256_k[i];
-        for (int i = 0; i < 64; i += 8) {
-            DT__SHA_ROUND(a, b, c, d, e, f, g, h, 0)
-            DT__SHA_ROUND(h, a, b, c, d, e, f, g, 1)
-            DT__SHA_ROUND(g, h, a, b, c, d, e, f, 2)
-            DT__SHA_ROUND(f, g, h, a, b, c, d, e, 3)
-            DT__SHA_ROUND(e, f, g, h, a, b, c, d, 4)
-            DT__SHA_ROUND(d, e, f, g, h, a, b, c, 5)
-            DT__SHA_ROUND(c, d, e, f, g, h, a, b, 6)
-            DT__SHA_ROUND(b, c, d, e, f, g, h, a, 7)
-        }
-        state[0] += a, state[1] += b, state[2] += c, state[3] += d, state[4] += e, state[5] += f, state[6] += g,
-            state[7] += h;
+        memcpy(v, state, sizeof v);
+        for (int i = 0; i < 64; i += 8)
+            DT__UNROLL for (int j = 0; j < 8; j++) {
+                uint32_t a = DT__SHA(0), e = DT__SHA(4), t = DT__SHA(7) + dt__sha256_k[i + j] + w[i + j];
+                t += (DT__ROTATE(e, 6) ^ DT__ROTATE(e, 11) ^ DT__ROTATE(e, 25)) +
+                     (DT__SHA(6) ^ (e & (DT__SHA(5) ^ DT__SHA(6))));
+                DT__SHA(3) += t;
+                DT__SHA(7) = t + (DT__ROTATE(a, 2) ^ DT__ROTATE(a, 13) ^ DT__ROTATE(a, 22)) +
+                             ((a & DT__SHA(1)) | (DT__SHA(2) & (a | DT__SHA(1))));
+            }
+        for (int i = 0; i < 8; i++) state[i] += v[i];
     }
-#undef DT__SHA_ROUND
+#undef DT__SHA
 #undef DT__ROTATE
 }
-
-#if defined(__clang__)
-#define DT__UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define DT__UNROLL _Pragma("GCC unroll 16")
-#endif
 
 /* The same with SHA instructions: two or four rounds each, the schedule four words at a time. */
 #if defined(__x86_64__)
@@ -17650,12 +17634,9 @@ static dt_result dt__check_divides(const char *option, int64_t degree, int64_t n
 {
     char list[256];
     if (degree > 0 && n % degree == 0) return DT_OK;
-    if (n == 1)
-        return dt__misuse("--%s %lld does not divide 1 %s. Set --%s to 1, or raise --ranks.", option,
-                          (long long)degree, of, option);
-    return dt__misuse("--%s %lld does not divide %lld %ss. Set --%s to one of %s.", option,
-                      (long long)degree, (long long)n, of, option,
-                      dt__divisors(option[1] == 'p' && *option != 'p' ? n & -n : n, n, 1, list, sizeof list));
+    dt__divisors(option[1] == 'p' && *option != 'p' ? n & -n : n, n, 1, list, sizeof list);
+    return dt__misuse("--%s %lld does not divide %lld %s%s. Set --%s to %s%s.", option, (long long)degree, (long long)n,
+                      of, n == 1 ? "" : "s", option, n == 1 ? "" : "one of ", n == 1 ? "1, or raise --ranks" : list);
 }
 
 /* ---- mesh: ranks as points (data, pipeline, tensor, context) -------------------------------------------- */
@@ -19353,7 +19334,7 @@ typedef struct dt__engine {
     dt_result exchanged;          /* first error of the communication inside operations */
     float *input, *target;        /* of the unit in work: (rows,inputs) and (rows,targets), int32 or floats */
     dt__queue queue;              /* of stream 1; not running without overlap */
-    int32_t *queued;              /* (program.count), used as a ring: the instruction of a job (dt__engine_ask) */
+    int32_t *queued;              /* (program.count), used as a ring: the instruction of a job */
     int64_t *ticket;              /* (program.count): the last job of an instruction */
     int window_in_work;
     const dt__net *drawn;         /* a net that draws text with this one's parameters, in memory of its own; or NULL */
@@ -20085,14 +20066,6 @@ static dt_result dt__engine_job(void *owner, int64_t job)
     return r;
 }
 
-/* Queues an instruction of the program on stream 1, or -1 - at of a pass. */
-static int64_t dt__engine_ask(dt__engine *e, int32_t at)
-{
-    int64_t job = dt__queue_next(&e->queue);
-    e->queued[job % e->queue.room] = at;
-    return dt__queue_ask(&e->queue);
-}
-
 /* Waits until stream 1 is idle. Then the weights are complete; with ZeRO 1 and 2 the next step begins before that. */
 static dt_result dt__engine_wait(dt__engine *e)
 {
@@ -20128,7 +20101,8 @@ static dt_result dt__program_run(dt__engine *e, const dt__program *p, int64_t en
             dt__engine_count(dt__engine_sharing(e, &e->p.store.bucket[i->bucket])->group, cut[piece + 1] - cut[piece]);
         }
         if (i->stream) {
-            e->ticket[k] = dt__engine_ask(e, step ? k : -1 - k);
+            e->queued[dt__queue_next(&e->queue) % e->queue.room] = step ? k : -1 - k; /* -1 - k: of a pass */
+            e->ticket[k] = dt__queue_ask(&e->queue);
             continue;
         }
         if (i->after[1] >= 0) r = dt__queue_wait(&e->queue, e->ticket[i->after[1]]);
@@ -21893,12 +21867,10 @@ static void dt__trainer_banner(const dt_trainer *t)
     if ((double)threads > cores + 0.99)
         dt__tell("         %lld threads share %.3g cores: %s\n", (long long)threads, cores,
                  t->layout.threads > 1 ? "lower --threads" : "use fewer ranks");
-    if (p->shape.zero > 1 && !p->shape.buffered && r->data_shards == dp)
-        printf("         --zero %d shares no gradients of several micro-batches: use --accumulation each\n",
-               p->shape.zero);
-    else if (p->shape.zero > 1 && !p->shape.buffered)
-        printf("         --zero %d shares no gradients: %d data-parallel ranks have %lld data shards, it takes one "
-               "each\n", p->shape.zero, dp, (long long)r->data_shards);
+    if (p->shape.zero > 1 && !p->shape.buffered)
+        printf("         --zero %d shares no gradients: it takes one data shard for each data-parallel rank (%lld for "
+               "%d), and --accumulation each for several micro-batches\n", p->shape.zero, (long long)r->data_shards,
+               dp);
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     if (r->numerics == DT_FAST) printf("fast     products %s; every other sum is exact\n", dt__dot_names[t->e.env.dot]);
     if (dt__mesh_crosses(&p->mesh, t->comm))
