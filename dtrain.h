@@ -1215,6 +1215,9 @@ extern "C" {
 #pragma STDC FP_CONTRACT OFF
 #pragma clang diagnostic push
 #pragma clang diagnostic ignored "-Wunused-function"
+#ifdef __APPLE__ /* int64_t, which prints as %jd, is long long there, and intmax_t long: both have 64 bits */
+#pragma clang diagnostic ignored "-Wformat"
+#endif
 #else
 #ifdef __CUDACC__
 #pragma nv_diag_suppress 1675 /* GCC pragmas that its own front end does not know */
@@ -17635,8 +17638,8 @@ static dt_result dt__check_divides(const char *option, int64_t degree, int64_t n
     char list[256];
     if (degree > 0 && n % degree == 0) return DT_OK;
     dt__divisors(option[1] == 'p' && *option != 'p' ? n & -n : n, n, 1, list, sizeof list);
-    return dt__misuse("--%s %lld does not divide %lld %s%s. Set --%s to %s%s.", option, (long long)degree, (long long)n,
-                      of, n == 1 ? "" : "s", option, n == 1 ? "" : "one of ", n == 1 ? "1, or raise --ranks" : list);
+    return dt__misuse("--%s %jd does not divide %jd %s%s. Set --%s to %s%s.", option, degree, n, of, n == 1 ? "" : "s",
+                      option, n == 1 ? "" : "one of ", n == 1 ? "1, or raise --ranks" : list);
 }
 
 /* ---- mesh: ranks as points (data, pipeline, tensor, context) -------------------------------------------- */
@@ -17723,8 +17726,7 @@ DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int
     int32_t *cut;
     dt_result r = DT_OK;
     if (parts < 1 || n < parts || n > 100000)
-        return dt__misuse("%lld segments cannot be cut into %lld parts: use at most %lld", (long long)n,
-                          (long long)parts, (long long)n);
+        return dt__misuse("%jd segments cannot be cut into %jd parts: use at most %jd", n, parts, n);
     best = DT__NEW(double, (parts + 2) * (n + 1), "the partition");
     cut = (int32_t *)dt__alloc(4 * (parts + 1) * (n + 1), "the partition");
     if (!best || !cut) return dt__free(best), dt__free(cut), DT_E_MEMORY;
@@ -18200,20 +18202,19 @@ static dt_result dt__check_model(const dt_model *m)
     char list[256];
     if (m->segments) return m->segment_count >= 1 ? DT_OK : dt__misuse("the model has no segments: give one or more");
     if (m->segment_count)
-        return dt__misuse("the model is of %lld segments of a program's own, which a checkpoint does not hold: give "
-                          "them (dt_model_segments)", (long long)m->segment_count);
+        return dt__misuse("the model is of %jd segments of a program's own, which a checkpoint does not hold: give "
+                          "them (dt_model_segments)", m->segment_count);
     if (m->layers < 1 || m->heads < 1 || m->width < 1)
-        return dt__misuse("the model has %lld layers, %lld heads, width %lld: choose a --model ("
-                          DT__MODEL_NAMES ") or set --layers, --heads, --width to 1 or more", (long long)m->layers,
-                          (long long)m->heads, (long long)m->width);
+        return dt__misuse("the model has %jd layers, %jd heads, width %jd: choose a --model ("
+                          DT__MODEL_NAMES ") or set --layers, --heads, --width to 1 or more", m->layers, m->heads,
+                          m->width);
     if (!m->head && m->width % m->heads)
-        return dt__misuse("%lld heads do not divide width %lld: --heads one of %s", (long long)m->heads,
-                          (long long)m->width,
+        return dt__misuse("%jd heads do not divide width %jd: --heads one of %s", m->heads, m->width,
                           dt__divisors((m->family == DT_LLAMA ? m->width / 2 : m->width) / unit, 64, unit, list,
                                        sizeof list));
     if (m->experts && (m->active ? m->active : 2) > m->experts)
-        return dt__misuse("--active %lld of --experts %lld: a token has 1 to --experts of them, 0 means 2",
-                          (long long)m->active, (long long)m->experts);
+        return dt__misuse("--active %jd of --experts %jd: a token has 1 to --experts of them, 0 means 2", m->active,
+                          m->experts);
     if (m->family == DT_GPT2) {
         if (!m->kv_heads && !m->hidden && m->rope_base == 0.0f && m->norm_eps == 0.0f && !m->tied && !m->head &&
             !m->window && !m->qkv_bias && !m->o_bias && !m->mlp_bias && !m->qk_norm && m->rope_scaling.factor == 0.0)
@@ -18222,11 +18223,11 @@ static dt_result dt__check_model(const dt_model *m)
                           "--qk-norm are for the Llama family: --model llama-nano, or leave them out");
     }
     if (m->kv_heads && m->heads % m->kv_heads)
-        return dt__misuse("%lld KV heads do not divide %lld heads: --kv-heads one of %s", (long long)m->kv_heads,
-                          (long long)m->heads, dt__divisors(m->heads, 64, 1, list, sizeof list));
+        return dt__misuse("%jd KV heads do not divide %jd heads: --kv-heads one of %s", m->kv_heads, m->heads,
+                          dt__divisors(m->heads, 64, 1, list, sizeof list));
     if (dt__head_width(m) % 2)
-        return dt__misuse("a head of width %lld (width %lld, %lld heads) cannot be rotated in pairs: make it even",
-                          (long long)dt__head_width(m), (long long)m->width, (long long)m->heads);
+        return dt__misuse("a head of width %jd (width %jd, %jd heads) cannot be rotated in pairs: make it even",
+                          dt__head_width(m), m->width, m->heads);
     if (m->experts && m->mlp_bias)
         return dt__misuse("--mlp-bias: the experts of the Llama family have no biases. Leave it out");
     if (m->rope_base > 0.0f && m->rope_base < 1.0f)
@@ -18240,18 +18241,17 @@ static dt_result dt__check_batch(const dt_recipe *r, int dp)
 {
     char list[256];
     if (r->batch % r->data_shards)
-        return dt__misuse("batch %lld does not divide into %lld data shards: another --batch, or --data-shards one of "
-                          "%s (a recipe choice: other bits)", (long long)r->batch, (long long)r->data_shards,
+        return dt__misuse("batch %jd does not divide into %jd data shards: another --batch, or --data-shards one of "
+                          "%s (a recipe choice: other bits)", r->batch, r->data_shards,
                           dt__divisors(r->batch & -r->batch, 1024, 1, list, sizeof list));
     if (r->batch % r->micro_batch || r->micro_batch % r->data_shards)
-        return dt__misuse("micro-batch %lld does not divide batch %lld into multiples of %lld data shards: "
+        return dt__misuse("micro-batch %jd does not divide batch %jd into multiples of %jd data shards: "
                           "--micro-batch one of %s, or lower --data-shards (a recipe choice: other bits)",
-                          (long long)r->micro_batch, (long long)r->batch, (long long)r->data_shards,
+                          r->micro_batch, r->batch, r->data_shards,
                           dt__divisors(r->batch / r->data_shards, r->batch, r->data_shards, list, sizeof list));
     if (dp > r->data_shards)
-        return dt__misuse("%d data-parallel ranks cannot share %lld data shards: use up to %lld, or raise "
-                          "--data-shards (a recipe choice: other bits)", dp, (long long)r->data_shards,
-                          (long long)r->data_shards);
+        return dt__misuse("%d data-parallel ranks cannot share %jd data shards: use up to %jd, or raise "
+                          "--data-shards (a recipe choice: other bits)", dp, r->data_shards, r->data_shards);
     return DT_OK;
 }
 
@@ -18263,13 +18263,12 @@ static dt_result dt__layout_groups(const dt_plan *plan, int dp, int *group)
     dt_result r = dt__check_divides("zero-group", l->zero_group ? l->zero_group : 1, dp, "data-parallel rank");
     *group = !l->zero ? 1 : l->zero_group ? (int)l->zero_group : dp;
     if (l->zero_group && !l->zero)
-        return dt__misuse("--zero-group %lld has no effect without ZeRO. Set --zero to 1, 2 or 3.",
-                          (long long)l->zero_group);
+        return dt__misuse("--zero-group %jd has no effect without ZeRO. Set --zero to 1, 2 or 3.", l->zero_group);
     if (r) return r;
     if (*group < dp && *group > 1 && (shards % dp || !dt__is_pow2(dp / *group)))
-        return dt__misuse("--zero-group %d: groups of %d of %d ranks with %lld data shards do not match whole "
+        return dt__misuse("--zero-group %d: groups of %d of %d ranks with %jd data shards do not match whole "
                           "subtrees of the sum. Use a power of two of data-parallel ranks, or leave --zero-group out.",
-                          *group, *group, dp, (long long)shards);
+                          *group, *group, dp, shards);
     return DT_OK;
 }
 
@@ -18294,10 +18293,10 @@ static dt_result dt__layout_experts(const dt_plan *plan, int dp)
     dt_result r = dt__check_divides("ep", l->ep, dp, "data-parallel rank");
     if (r) return r;
     if (l->ep > 1 && (!dt__is_pow2(l->ep) || l->ep > most))
-        return dt__error(DT_E_USAGE, "--ep %lld: the ranks of an expert group need equal numbers of data shards, "
-                         "together a whole subtree of the sum. With %d data-parallel ranks and %lld data shards, set "
-                         "--ep to one of %s, or use a power of two of data-parallel ranks.", (long long)l->ep, dp,
-                         (long long)plan->recipe->data_shards, dt__divisors(most, most, 1, list, sizeof list));
+        return dt__error(DT_E_USAGE, "--ep %jd: the ranks of an expert group need equal numbers of data shards, "
+                         "together a whole subtree of the sum. With %d data-parallel ranks and %jd data shards, set "
+                         "--ep to one of %s, or use a power of two of data-parallel ranks.", l->ep, dp,
+                         plan->recipe->data_shards, dt__divisors(most, most, 1, list, sizeof list));
     return DT_OK;
 }
 
@@ -18310,12 +18309,11 @@ static dt_result dt__layout_partition(dt_plan *plan)
     double bytes = 16.0 * (double)plan->net.weights + 4.0 * (double)plan->net.saved;
     dt_result r;
     if (runs > n && plan->shape.pipe.chunks > 1 && plan->shape.pipe.stages <= n)
-        return dt__misuse("%lld segments cannot fill %d stages of %d chunks: --chunks up to %lld, or more "
-                          "--layers", (long long)n, plan->shape.pipe.stages, plan->shape.pipe.chunks,
-                          (long long)(n / plan->shape.pipe.stages));
+        return dt__misuse("%jd segments cannot fill %d stages of %d chunks: --chunks up to %jd, or more "
+                          "--layers", n, plan->shape.pipe.stages, plan->shape.pipe.chunks, n / plan->shape.pipe.stages);
     if (runs > n)
-        return dt__misuse("%lld segments cannot fill %d stages: --pp up to %lld, or more --layers",
-                          (long long)n, plan->shape.pipe.stages, (long long)n);
+        return dt__misuse("%jd segments cannot fill %d stages: --pp up to %jd, or more --layers", n,
+                          plan->shape.pipe.stages, n);
     cost = (double *)dt__alloc(8 * n + 8 * (runs + 1), "the partition");
     plan->chunks = DT__NEW(dt__chunk, plan->shape.pipe.chunks, "the partition");
     if (!cost || !plan->chunks) return dt__free(cost), DT_E_MEMORY;
@@ -18606,9 +18604,9 @@ static void dt__layout_shards(const dt_plan *plan, dt__net *net)
 static dt_result dt__check_cuts(const char *option, int64_t degree, const char *kind, int64_t shards)
 {
     if (dt__is_pow2(degree) && shards % degree == 0) return DT_OK;
-    return dt__misuse("--%s %lld does not divide %lld %s shard%s. Set --%s to a power of two up to %lld, "
-                      "or raise --%s-shards, which changes the bits of the recipe.", option, (long long)degree,
-                      (long long)shards, kind, shards == 1 ? "" : "s", option, (long long)shards, kind);
+    return dt__misuse("--%s %jd does not divide %jd %s shard%s. Set --%s to a power of two up to %jd, "
+                      "or raise --%s-shards, which changes the bits of the recipe.", option, degree, shards, kind,
+                      shards == 1 ? "" : "s", option, shards, kind);
 }
 
 /* Defaults and checks of what a plan is made of. */
@@ -18708,11 +18706,10 @@ static dt_result dt__layout_net(dt_plan *plan, const dt__kernels *k)
     if (!r) r = dt__net_open(&plan->net, &plan->recipe->model, plan->rows, plan->recipe->sequence);
     for (int32_t i = 0; i < plan->net.param_count; i++) cut |= plan->net.params[i].is.cut >= 0;
     if (!r && l->ep > 1 && !plan->net.routed)
-        r = dt__misuse("--ep %lld: the model has no experts to share: set --experts, or leave --ep out",
-                       (long long)l->ep);
+        r = dt__misuse("--ep %jd: the model has no experts to share: set --experts, or leave --ep out", l->ep);
     if (!r && l->tp > 1 && !cut)
-        r = dt__misuse("--tp %lld: no product of this model can be cut, and ranks would repeat its work: leave "
-                       "--tp out, or build products by dt_linear_with, DT_COLUMNS and DT_ROWS", (long long)l->tp);
+        r = dt__misuse("--tp %jd: no product of this model can be cut, and ranks would repeat its work: leave "
+                       "--tp out, or build products by dt_linear_with, DT_COLUMNS and DT_ROWS", l->tp);
     return r;
 }
 
@@ -19257,10 +19254,9 @@ static dt_result dt__plan_print(const dt_recipe *recipe, const dt_layout *layout
     printf("    # stream  after  instruction   segment shard micro bucket        FLOPs        bytes         sent\n");
     for (int32_t k = 0; k < p->program.count; k++) {
         const dt_instr *i = &p->program.list[k];
-        printf("%5d %6d %6d  %s%-9s %7d %5d %5d %6d %12lld %12lld %12lld", k, i->stream, i->after[1],
+        printf("%5d %6d %6d  %s%-9s %7d %5d %5d %6d %12jd %12jd %12jd", k, i->stream, i->after[1],
                i->back ? "back " : "     ", dt__instr_names[i->op], i->segment, i->shard, i->micro, i->bucket,
-               (long long)i->flops, (long long)i->touched,
-               (long long)(i->sent[0] + i->sent[1] + i->sent[2] + i->sent[3]));
+               (int64_t)i->flops, i->touched, i->sent[0] + i->sent[1] + i->sent[2] + i->sent[3]);
         for (int axis = 0; axis < DT_AXES; axis++)
             if (i->axes >> axis & 1) printf(" %s", axes[axis]);
         if (i->peer >= 0) printf(" with rank %d", i->peer);
@@ -20349,7 +20345,7 @@ static void dt__supervise_late(dt__supervisor *s)
     rank = dt__find_culprit(s->job, 0, rank, &life);
     for (int r = 0; r < s->job->size; r++) /* it may have been waiting, too */
         if (dt__job_rank(s->job, r)->stopped && !dt__job_rank(s->job, r)->gone) rank = r;
-    if (step >= 0) DT__PRINT(left, "the newest checkpoint is of step %lld", (long long)step);
+    if (step >= 0) DT__PRINT(left, "the newest checkpoint is of step %jd", step);
     if (rank == DT__RANKS_MAX) fprintf(stderr, "dtrain: %d ranks have not stopped; %s\n", s->alive, left);
     else fprintf(stderr, "dtrain: rank %d (pid %d) has not stopped, %d in all; %s\n", rank,
                  dt__job_rank(s->job, rank)->pid, s->alive, left);
@@ -20556,7 +20552,7 @@ static int dt__supervise_wait(dt__supervisor *s)
     double wait = s->plan.backoff * (double)dt__min((int64_t)1 << dt__min(s->idle, 5), 30), until = dt__now() + wait;
     char why[700], from[64] = "";
     dt__format_fault(why, sizeof why, s->job, s->job->fault);
-    if (s->progress >= 0) DT__PRINT(from, ", to go on from step %lld", (long long)s->progress);
+    if (s->progress >= 0) DT__PRINT(from, ", to go on from step %jd", s->progress);
     s->restarts++;
     s->idle++;
     dt__say(stderr, "dtrain: %s: restart %d of %d in %g s%s\n", why, s->idle, (int)s->plan.restarts, wait, from);
@@ -20724,7 +20720,7 @@ static dt_result dt__node_join(dt__link *f, dt__address *address, float timeout,
     *fd = own->fd = first == f->rank ? dt__node_memory(ranks, timeout) : -1;
     own->pid = (int64_t)getpid();
     if ((r = dt__exchange_addresses(f, address)) != DT_OK) return r;
-    DT__PRINT(path, "/proc/%lld/fd/%d", (long long)address[first].pid, (int)address[first].fd);
+    DT__PRINT(path, "/proc/%jd/fd/%d", address[first].pid, (int)address[first].fd);
     if (first != f->rank) *fd = open(path, O_RDWR | O_CLOEXEC);
     own->ok = *fd >= 0;
     if ((r = dt__exchange_addresses(f, address)) != DT_OK) return r;
@@ -21413,7 +21409,7 @@ DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, d
 {
     if (dt__refused("t", t)) return NULL;
     if (index < 0 || index >= t->e.p.net.param_count)
-        return dt__misuse("there is no parameter %lld of %d", (long long)index, (int)t->e.p.net.param_count),
+        return dt__misuse("there is no parameter %jd of %d", index, (int)t->e.p.net.param_count),
                (const char *)NULL;
     if (shape) *shape = t->e.p.net.params[index].is.shape;
     return t->e.p.net.params[index].is.name;
@@ -21445,7 +21441,7 @@ DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
             }
             asked += n->i[0];
         }
-    return dt__misuse("dt_trainer_experts: there is no mixture %lld in the model: count from 0", (long long)index);
+    return dt__misuse("dt_trainer_experts: there is no mixture %jd in the model: count from 0", index);
 }
 
 /* ---- checks: one sentence each, before anything is opened ---------------------------------------------- */
@@ -21458,11 +21454,11 @@ static dt_result dt__check_source(const dt_recipe *r)
     if (!s->fetch) return dt__misuse("the source has no fetch: set the function that writes a sample");
     if (s->samples[DT_TRAIN] < 1 || s->samples[DT_VALIDATION] < 0 || s->samples[DT_TRAIN] > most ||
         s->samples[DT_VALIDATION] > most)
-        return dt__misuse("the source has %lld training and %lld validation samples: it needs 1 or more, and 0 or more",
-                          (long long)s->samples[DT_TRAIN], (long long)s->samples[DT_VALIDATION]);
+        return dt__misuse("the source has %jd training and %jd validation samples: it needs 1 or more, and 0 or more",
+                          s->samples[DT_TRAIN], s->samples[DT_VALIDATION]);
     if (s->inputs < 1 || s->targets < 1 || s->inputs > widest || s->targets > widest)
-        return dt__misuse("a sample of the source has %lld inputs and %lld targets: each must be 1 to 2^30",
-                          (long long)s->inputs, (long long)s->targets);
+        return dt__misuse("a sample of the source has %jd inputs and %jd targets: each must be 1 to 2^30", s->inputs,
+                          s->targets);
     if ((s->input_type != DT_F32 && s->input_type != DT_I32) || (s->target_type != DT_F32 && s->target_type != DT_I32))
         return dt__misuse("the source's types are DT_F32 or DT_I32: dt_cast in a segment makes others");
     if (r->tokenizer && (s->input_type != DT_I32 || s->target_type != DT_I32))
@@ -21530,8 +21526,8 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
     if (!r->source && (!r->data || !r->data[0]))
         return dt__misuse("no data: --data FILE names a text or .bin token shards");
     if (r->schedule == DT_WSD && !r->rate && (tail < 2 || tail > r->steps))
-        return dt__misuse("--schedule wsd would decay in %lld of %lld steps: --decay is 2 to --steps, 0: a tenth of it",
-                          (long long)tail, (long long)r->steps);
+        return dt__misuse("--schedule wsd would decay in %jd of %jd steps: --decay is 2 to --steps, 0: a tenth of it",
+                          tail, r->steps);
     if (l->compile.mode == DT_COMPILE_OFF && (l->compile.verify || l->compile.report || l->compile.passes))
         return dt__misuse("--verify-compiler, --compile-report and --compile-passes need --compile on or auto");
     bad = dt__check_output(r, l, "metrics", l->output.metrics);
@@ -21830,32 +21826,30 @@ static void dt__trainer_banner(const dt_trainer *t)
     int64_t positions = dt__max(t->positions, r->sequence + t->more), samples = feed->samples[DT_TRAIN];
     double cores = dt__comm_cores(t->comm) * (double)dt__comm_here(t->comm);
     int ranks = dt_comm_size(t->comm), nodes = dt_comm_nodes(t->comm), dp = p->mesh.size[DT_AXIS_DATA];
-    if (m->segments) printf("model    %lld segments of the program's own", (long long)m->segment_count);
+    if (m->segments) printf("model    %jd segments of the program's own", m->segment_count);
     else {
-        printf("model    %s, %lld layers, %lld heads", m->family == DT_LLAMA ? "Llama" : "GPT-2", (long long)m->layers,
-               (long long)m->heads);
-        if (m->family == DT_LLAMA) printf(" (%lld KV heads)", (long long)m->kv_heads);
-        printf(", width %lld", (long long)m->width);
-        if (m->head) printf(", heads of width %lld", (long long)m->head);
-        if (m->family == DT_LLAMA) printf(", hidden %lld", (long long)m->hidden);
-        printf(", vocabulary %lld%s", (long long)m->vocabulary, m->tied ? ", tied" : "");
+        printf("model    %s, %jd layers, %jd heads", m->family == DT_LLAMA ? "Llama" : "GPT-2", m->layers, m->heads);
+        if (m->family == DT_LLAMA) printf(" (%jd KV heads)", m->kv_heads);
+        printf(", width %jd", m->width);
+        if (m->head) printf(", heads of width %jd", m->head);
+        if (m->family == DT_LLAMA) printf(", hidden %jd", m->hidden);
+        printf(", vocabulary %jd%s", m->vocabulary, m->tied ? ", tied" : "");
     }
-    printf(": %lld parameters\n", (long long)p->net.weights);
+    printf(": %jd parameters\n", p->net.weights);
     if (!m->segments && m->experts)
-        printf("         %lld experts in each block, %lld per token (GFLOP/s counts only these)\n",
-               (long long)m->experts, (long long)dt__model_moe(&r->model).active);
+        printf("         %jd experts in each block, %jd per token (GFLOP/s counts only these)\n", m->experts,
+               dt__model_moe(&r->model).active);
     if (t->feed.own)
-        printf("data     of the program's own: %lld training samples of %lld inputs and %lld targets, ",
-               (long long)samples, (long long)feed->inputs, (long long)feed->targets);
+        printf("data     of the program's own: %jd training samples of %jd inputs and %jd targets, ", samples,
+               feed->inputs, feed->targets);
     else
-        printf("data     %s: %lld training sequences of %lld tokens, ", r->data, (long long)samples,
-               (long long)r->sequence);
-    printf("%lld for validation\nrecipe   %lld steps of %lld %s, micro-batch %lld, %lld data shards, ",
-           (long long)feed->samples[DT_VALIDATION], (long long)r->steps, (long long)r->batch,
-           t->feed.own ? "samples" : "sequences", (long long)r->micro_batch, (long long)r->data_shards);
-    if (r->tensor_shards > 1) printf("%lld tensor shards, ", (long long)r->tensor_shards);
-    if (r->context_shards > 1) printf("%lld context shards, ", (long long)r->context_shards);
-    printf("seed %lld\n", (long long)r->seed);
+        printf("data     %s: %jd training sequences of %jd tokens, ", r->data, samples, r->sequence);
+    printf("%jd for validation\nrecipe   %jd steps of %jd %s, micro-batch %jd, %jd data shards, ",
+           feed->samples[DT_VALIDATION], r->steps, r->batch, t->feed.own ? "samples" : "sequences", r->micro_batch,
+           r->data_shards);
+    if (r->tensor_shards > 1) printf("%jd tensor shards, ", r->tensor_shards);
+    if (r->context_shards > 1) printf("%jd context shards, ", r->context_shards);
+    printf("seed %jd\n", r->seed);
     printf("layout   %d %srank%s", ranks, nodes == 1 && ranks > 1 ? "local " : "", ranks == 1 ? "" : "s");
     if (nodes > 1) printf(" on %d nodes (shared memory inside, %s between)", nodes, t->comm->link->name);
     else if (ranks > 1) printf(" (%s, shared memory)", dt__thread.rank ? "threads" : "processes");
@@ -21865,28 +21859,26 @@ static void dt__trainer_banner(const dt_trainer *t)
              p->net.precision == DT_BF16 ? " fp32 sums of bf16" : p->net.precision ? " fp32 sums of fp16" : "",
              t->peak_gflops);
     if ((double)threads > cores + 0.99)
-        dt__tell("         %lld threads share %.3g cores: %s\n", (long long)threads, cores,
+        dt__tell("         %jd threads share %.3g cores: %s\n", threads, cores,
                  t->layout.threads > 1 ? "lower --threads" : "use fewer ranks");
     if (p->shape.zero > 1 && !p->shape.buffered)
-        printf("         --zero %d shares no gradients: it takes one data shard for each data-parallel rank (%lld for "
-               "%d), and --accumulation each for several micro-batches\n", p->shape.zero, (long long)r->data_shards,
-               dp);
+        printf("         --zero %d shares no gradients: it takes one data shard for each data-parallel rank (%jd for "
+               "%d), and --accumulation each for several micro-batches\n", p->shape.zero, r->data_shards, dp);
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     if (r->numerics == DT_FAST) printf("fast     products %s; every other sum is exact\n", dt__dot_names[t->e.env.dot]);
     if (dt__mesh_crosses(&p->mesh, t->comm))
         printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
                "network. Keep --tp within a node (--order cluster), and use --pp or data parallelism across nodes.\n");
     if (r->warmup >= r->steps && !r->rate)
-        printf("warm-up  all %lld steps: the learning rate rises to the end, because --warmup is %lld. Lower it\n",
-               (long long)r->steps, (long long)r->warmup);
+        printf("warm-up  all %jd steps: the learning rate rises to the end, because --warmup is %jd. Lower it\n",
+               r->steps, r->warmup);
     dt__memory_print(t->row, t->rows, "per rank");
     if (r->weights && !t->first) printf("weights  initialized from %s\n", r->weights);
     if (positions > r->sequence)
-        printf("sequence %lld tokens of the model's %lld positions%s\n", (long long)r->sequence, (long long)positions,
+        printf("sequence %jd tokens of the model's %jd positions%s\n", r->sequence, positions,
                t->more ? "; the other rows of its table stay as they are" : "");
     if (t->first)
-        printf("resumed  after step %lld of %lld, from %s\n", (long long)t->first, (long long)r->steps,
-               t->layout.checkpoint.place);
+        printf("resumed  after step %jd of %jd, from %s\n", t->first, r->steps, t->layout.checkpoint.place);
 #ifdef DT_COMPILER
     if (*p->compiling.why) printf("compiler groups run tile by tile: %s\n", p->compiling.why);
     if (4.0 * p->compiling.floats > (double)t->layout.compile.memory)
@@ -21904,8 +21896,8 @@ static dt_result dt__trainer_ids(dt_trainer *t)
     int64_t least = dt__min(below[0], below[1]), ids;
     memcpy(t->feed.ids, below, sizeof t->feed.ids);
     if (!t->data || least >= t->recipe.model.vocabulary || least >= (ids = dt__data_ids(t->data))) return DT_OK;
-    return dt__misuse("the data has token ids up to %lld, but the model's %s has %lld: make it larger",
-                      (long long)ids - 1, below[0] < ids ? "table" : "loss", (long long)least);
+    return dt__misuse("the data has token ids up to %jd, but the model's %s has %jd: make it larger", ids - 1,
+                      below[0] < ids ? "table" : "loss", least);
 }
 
 /* Columns of the logits that this rank has, from the first of its tensor shards on. */
@@ -22062,13 +22054,13 @@ static dt_result dt__trainer_feed(dt_trainer *t)
         tokens = dt__data_vocabulary(t->data);
     }
     if (tokens > known)
-        return dt__misuse("the data has token ids up to %lld, the tokenizer %s up to %lld: name the one that made them",
-                          (long long)tokens - 1, r->tokenizer, (long long)known - 1);
+        return dt__misuse("the data has token ids up to %jd, the tokenizer %s up to %jd: name the one that made them",
+                          tokens - 1, r->tokenizer, known - 1);
     if (t->tokenizer) tokens = known; /* a sample may use any */
     if (!r->model.vocabulary) r->model.vocabulary = tokens;
     if (r->model.vocabulary >= tokens) return DT_OK;
-    return dt__misuse("the %s has token ids up to %lld, the vocabulary holds %lld: raise --vocabulary",
-                      r->source ? "tokenizer" : "data", (long long)tokens - 1, (long long)r->model.vocabulary);
+    return dt__misuse("the %s has token ids up to %jd, the vocabulary holds %jd: raise --vocabulary",
+                      r->source ? "tokenizer" : "data", tokens - 1, r->model.vocabulary);
 }
 
 /* Defaults that depend on the data and the machine. */
@@ -22083,8 +22075,8 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     if (!result && dry)
         return dt_trainer_is_root(t) ? dt__plan_print(r, &t->layout) : dt__error(DT_E_HELP, "rank 0 prints the plan");
     if (!result && r->model.window && r->sequence > r->model.window)
-        return dt__misuse("sequences of %lld tokens are longer than the window of %lld that the model's attention "
-                          "sees: --sequence up to that", (long long)r->sequence, (long long)r->model.window);
+        return dt__misuse("sequences of %jd tokens are longer than the window of %jd that the model's attention "
+                          "sees: --sequence up to that", r->sequence, r->model.window);
     if (result) return result;
     t->layout.threads = dt__engine_threads(&t->layout, t->comm);
     return dt__pool_open(&t->pool, (int)t->layout.threads);
@@ -22215,8 +22207,8 @@ static int dt__walk_slice(dt__walk *w)
 /* The name of a slice, "weight/transformer.wte.weight/000003/000000001024": array, first number; sorts as they do. */
 static void dt__slice_name(const dt__walk *w, int64_t from, char name[160])
 {
-    snprintf(name, 160, "%s/%s/%06lld/%012lld", w->of->kind ? dt__part_names[w->of->kind] : "weight", w->of->is->name,
-             (long long)w->array, (long long)from);
+    snprintf(name, 160, "%s/%s/%06jd/%012jd", w->of->kind ? dt__part_names[w->of->kind] : "weight", w->of->is->name,
+             w->array, from);
 }
 
 /* The name of a tensor in a full checkpoint, and its shape there. */
@@ -22496,9 +22488,8 @@ static void dt__net_text(dt__text *text, const dt__net *net)
         const dt__param *p = &x->is;
         dt__text_add(text, x == net->params ? "\n  " : ",\n  ");
         dt__text_string(text, p->name);
-        dt__text_add(text, ": [%d, %lld, %lld, %lld", (int)p->cut + 1, (long long)p->groups, (long long)p->pad,
-                     (long long)p->experts);
-        for (int i = 0; i < p->shape.dims; i++) dt__text_add(text, ", %lld", (long long)p->shape.n[i]);
+        dt__text_add(text, ": [%d, %jd, %jd, %jd", (int)p->cut + 1, p->groups, p->pad, p->experts);
+        for (int i = 0; i < p->shape.dims; i++) dt__text_add(text, ", %jd", p->shape.n[i]);
         dt__text_add(text, "]");
     }
 }
@@ -22661,8 +22652,7 @@ static dt_result dt__checkpoint_walk(dt__checkpoint *c, int64_t index, int64_t e
     const dt__net *net = &c->t.e.p.net;
     int64_t longest = 0;
     if (index < 0 || index >= c->is.arrays)
-        return dt__misuse("there is no array %lld in %s, which has %lld: count from 0", (long long)index, c->path.at,
-                          (long long)c->is.arrays);
+        return dt__misuse("there is no array %jd in %s, which has %jd: count from 0", index, c->path.at, c->is.arrays);
     for (int32_t i = 0; i < net->param_count; i++) longest = dt__max(longest, net->params[i].count);
     if (!c->stored && !(c->stored = DT__NEW(float, longest, "a checkpoint"))) return DT_E_MEMORY;
     *w = dt__walk_of(&c->t, index, end, 0);
@@ -22730,8 +22720,8 @@ static dt_result dt__model_identity(const dt_trainer *t, char hash[65])
     const dt_rope_scaling *s = &t->recipe.model.rope_scaling;
     char shape[96];
     dt__text text = DT__ZERO;
-    dt__text_add(&text, "%d %.9g %.9g %.9g %lld\n", (int)t->recipe.model.family, s->factor, s->low_freq_factor,
-                 s->high_freq_factor, (long long)s->original_context);
+    dt__text_add(&text, "%d %.9g %.9g %.9g %jd\n", (int)t->recipe.model.family, s->factor, s->low_freq_factor,
+                 s->high_freq_factor, s->original_context);
     if (s->kind) dt__text_add(&text, "%d %d %.9g\n", (int)s->kind, (int)s->untruncated, s->attention);
     for (const dt__net_param *p = t->e.p.net.params; p < t->e.p.net.params + t->e.p.net.param_count; p++)
         dt__text_add(&text, "%s %s\n", p->is.name, dt__shape_text(&p->is.shape, shape));
@@ -22819,14 +22809,13 @@ static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layou
         dt__text_add(text, "--%s\t%s\n", p->name, !p->value ? "not given" : p->argument && !strcmp(p->argument, "FILE")
                      ? "given" : p->value);
     dt__text_add(text, "recipe.source\t%s\nrecipe.rate\t%s\nlayout.output.probes\t%s\nlayout.compile.report\t%d\n"
-                 "model.segment_count\t%lld\n"
-                 "model.dropout\t%.9g\nlayout.output.sampling.seed\t%lld\n"
-                 "model.rope_scaling\t%.17g %.17g %.17g %lld %d %d %.17g\n",
-                 r->source ? "set" : "NULL", r->rate ? "set" : "NULL", l->output.probes ? "set" : "NULL",
-                 (int)l->compile.report,
-                 (long long)r->model.segment_count, (double)r->model.dropout, (long long)l->output.sampling.seed,
-                 s->factor, s->low_freq_factor, s->high_freq_factor, (long long)s->original_context, (int)s->kind,
-                 (int)s->untruncated, s->attention);
+                 "model.segment_count\t%jd\n"
+                 "model.dropout\t%.9g\nlayout.output.sampling.seed\t%jd\n"
+                 "model.rope_scaling\t%.17g %.17g %.17g %jd %d %d %.17g\n", r->source ? "set" : "NULL",
+                 r->rate ? "set" : "NULL", l->output.probes ? "set" : "NULL", (int)l->compile.report,
+                 r->model.segment_count, (double)r->model.dropout, l->output.sampling.seed, s->factor,
+                 s->low_freq_factor, s->high_freq_factor, s->original_context, (int)s->kind, (int)s->untruncated,
+                 s->attention);
 }
 
 /* Data, and the graphs of a program's own segments. */
@@ -22836,12 +22825,10 @@ static dt_result dt__alike_contents(dt__text *text, dt_trainer *t)
     const dt__built *b = t->e.p.net.segments;
     int identified = t->layout.checkpoint.place || (!*t->serves && dt_comm_size(t->comm) > 1);
     dt_result r = identified ? dt__trainer_identity(t) : DT_OK;
-    if (!r) dt__text_add(text, "the number of samples\t%lld, %lld for validation, of %lld inputs and %lld targets\n"
-                 "the number of token ids\t%lld\nthe SHA-256 of samples of the data\t%s\n"
-                 "the SHA-256 of --tokenizer\t%s\n",
-                 (long long)d->samples[DT_TRAIN], (long long)d->samples[DT_VALIDATION], (long long)d->inputs,
-                 (long long)d->targets, (long long)t->recipe.model.vocabulary, t->save.now.data,
-                 t->save.now.tokenizer);
+    if (!r) dt__text_add(text, "the number of samples\t%jd, %jd for validation, of %jd inputs and %jd targets\n"
+                         "the number of token ids\t%jd\nthe SHA-256 of samples of the data\t%s\n"
+                         "the SHA-256 of --tokenizer\t%s\n", d->samples[DT_TRAIN], d->samples[DT_VALIDATION], d->inputs,
+                         d->targets, t->recipe.model.vocabulary, t->save.now.data, t->save.now.tokenizer);
     for (int64_t q = 0; q < t->e.p.net.count && t->recipe.model.segments; q++, b++)
         for (int32_t id = 1; id < b->plan->g->forward_count; id++) {
             const dt__node *n = &b->plan->g->nodes[id];
@@ -22852,7 +22839,7 @@ static dt_result dt__alike_contents(dt__text *text, dt_trainer *t)
             for (int i = 0; i < n->inputs; i++) dt__text_add(text, " %d", (int)n->in[i]);
             dt__text_add(text, ", %.9g", (double)n->f);
             for (int i = 0; i < DT_MAX_DIMS && n->op != DT__OP_CUSTOM; i++)
-                dt__text_add(text, " %lld", (long long)n->i[i]);
+                dt__text_add(text, " %jd", n->i[i]);
             dt__text_add(text, "\n");
         }
     return r;
@@ -22864,7 +22851,7 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     const dt__manifest *m = &t->save.now;
     dt__text_add(text, "{\n \"library\": \"%s\"", dt_version());
     dt__options_json(text, DT__ROWS(dt__manifest_members), 0, m);
-    dt__text_add(text, ",\n \"parameters\": %lld,\n \"ranks\": %d,\n \"recipe\": {", (long long)t->e.p.net.weights,
+    dt__text_add(text, ",\n \"parameters\": %jd,\n \"ranks\": %d,\n \"recipe\": {", t->e.p.net.weights,
                  dt_comm_size(t->comm));
     dt__options_json(text, DT__ROWS(dt__options), DT__GROUP_RECIPE, &t->recipe);
     dt__text_add(text, "},\n \"layout\": {");
@@ -22895,8 +22882,8 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, dt__checkpoint *c)
                        "another --checkpoint", path, m->json.string);
     longer.steps = old.steps;
     while (same <= m->step && dt__learning_rate(&t->recipe, same) == dt__learning_rate(&longer, same)) same++;
-    DT__PRINT(longer_by, ". To train longer, also resume before the rates differ (--resume-step, up to step %lld), or "
-              "train with --schedule constant or wsd", (long long)same - 1);
+    DT__PRINT(longer_by, ". To train longer, also resume before the rates differ (--resume-step, up to step %jd), or "
+              "train with --schedule constant or wsd", same - 1);
     for (const dt__option *o = dt__options; o < dt__options + sizeof dt__options / sizeof *o && !r; o++) {
         char was[64], is[64];
         if (o->group != DT__GROUP_RECIPE || o->kind >= DT__KIND_TEXT) continue;
@@ -22946,8 +22933,8 @@ static dt_result dt__trainer_agrees(const dt_trainer *t, dt__checkpoint *c)
         return dt__misuse("%s is %s: give the same, or another --checkpoint and --weights %s to begin with its weights",
                           path, what, path);
     if (m->step > t->recipe.steps)
-        return dt__misuse("%s is of step %lld, this run ends after %lld: raise --steps, or give another --checkpoint",
-                          path, (long long)m->step, (long long)t->recipe.steps);
+        return dt__misuse("%s is of step %jd, this run ends after %jd: raise --steps, or give another --checkpoint",
+                          path, m->step, t->recipe.steps);
     return DT_OK;
 }
 
@@ -23040,7 +23027,7 @@ static dt_result dt__mirror_copy(dt_trainer *t, int64_t step)
     while (!r && !(r = dt__step_newest(source, i, &i)) && i >= 0) {
         newest = dt__max(newest, i);
         if (!t->layout.output.quiet)
-            fprintf(stderr, "dtrain: %s is empty; restoring step %lld from %s\n", l->place, (long long)i, l->mirror);
+            fprintf(stderr, "dtrain: %s is empty; restoring step %jd from %s\n", l->place, i, l->mirror);
         if (source != back.at) r = dt__step_copy(l->mirror, l->place, i);
         else r = dt__file_rename(dt__step_path(back.at, i, "").at, dt__step_path(l->place, i, "").at);
     }
@@ -23060,8 +23047,7 @@ static dt_result dt__mirror_job(void *owner, int64_t job)
         DT__STORE(&s->mirroring, step);
     } while (step != DT__LOAD(&s->newest)); /* from here on retention keeps the step */
     if (step != s->mirrored && dt__mirror_copy(t, step))
-        fprintf(stderr, "dtrain: step %lld was not mirrored: %s; training continues\n", (long long)step,
-                dt_last_error());
+        fprintf(stderr, "dtrain: step %jd was not mirrored: %s; training continues\n", step, dt_last_error());
     s->mirrored = step;
     DT__STORE(&s->mirroring, -1);
     return DT_OK;
@@ -23159,9 +23145,9 @@ static dt_result dt__save_result(dt_trainer *t, dt_result r)
     if (dt_trainer_is_root(t)) (void)dt__remove(dt__step_path(place, s->now.step, ".tmp").at);
     if (dt_trainer_is_root(t) && dt__step_newest(place, INT64_MAX, &newest))
         DT__PRINT(left, "nobody knows which steps are saved");
-    else if (newest >= 0) DT__PRINT(left, "steps up to %lld are saved", (long long)newest);
-    return dt_comm_agree(t->comm, dt__error(DT_E_FILE, "%s. Step %lld %s; %s in %s", said, (long long)s->now.step,
-                                          placed ? "may not survive a loss of power" : "is not saved", left, place));
+    else if (newest >= 0) DT__PRINT(left, "steps up to %jd are saved", newest);
+    return dt_comm_agree(t->comm, dt__error(DT_E_FILE, "%s. Step %jd %s; %s in %s", said, s->now.step,
+                                            placed ? "may not survive a loss of power" : "is not saved", left, place));
 }
 
 /* In code that is not ours, and while files are slow, a rank is busy, not frozen: a thread shows that it lives. */
@@ -23371,8 +23357,8 @@ static dt_result dt__trainer_resume(dt_trainer *t)
         r = DT_OK;
     }
     if (!r && given)
-        r = dt__misuse("%s holds no intact checkpoint of step %lld: choose another --resume-step, or leave it "
-                       "out", l->place, (long long)given);
+        r = dt__misuse("%s holds no intact checkpoint of step %jd: choose another --resume-step, or leave it "
+                       "out", l->place, given);
     if (!r && damaged)
         r = dt__error(DT_E_DATA, "%s holds no intact checkpoint (%d are damaged): name another directory", l->place,
                       damaged);
@@ -23723,7 +23709,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     int64_t shards = t->recipe.data_shards, dp = e->p.mesh.size[DT_AXIS_DATA], leaves = dt__layout_leaves(&e->p);
     dt_result r = DT_OK;
     unsigned saved;
-    if (batches < 0) return dt__misuse("dt_trainer_evaluate: %lld batches: pass 0 (all) or more", (long long)batches);
+    if (batches < 0) return dt__misuse("dt_trainer_evaluate: %jd batches: pass 0 (all) or more", batches);
     if (batches) samples = dt__min(samples, dt__min(batches, samples) * t->recipe.batch);
     if (!samples)
         return dt__misuse("there is no validation data: %s",
@@ -23801,8 +23787,8 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     if (cut) has = has / dt__cols(n) * t->recipe.model.vocabulary;
     if (!segment) r = dt__misuse("the model predicts nothing: mark what it predicts with dt_prediction in a segment");
     else if (count < 0 || each != has)
-        r = dt__misuse("the model predicts %lld numbers for each sample: %lld x %lld cannot be asked for",
-                       (long long)has, (long long)count, (long long)each);
+        r = dt__misuse("the model predicts %jd numbers for each sample: %jd x %jd cannot be asked for", has, count,
+                       each);
     for (int64_t i = 0; i < count && !r; i++)
         r = dt__feed_check(&t->feed, 0, (const uint32_t *)inputs + i * s->inputs, "predict:", i);
     if (!r) r = dt__engine_wait(e);
@@ -24009,14 +23995,14 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
     r = dt__sample_prompt(t, prompt, tokens, &used);
     if (!r && !(how->temperature >= 0.0f && how->temperature <= 1e30f && how->top_k >= 0 && how->top_p >= 0.0f &&
                 how->top_p <= 1.0f))
-        r = dt__misuse("--temperature %g and --top-k %lld must be 0 or more, --top-p %g 0 to 1",
-                       (double)how->temperature, (long long)how->top_k, (double)how->top_p);
+        r = dt__misuse("--temperature %g and --top-k %jd must be 0 or more, --top-p %g 0 to 1",
+                       (double)how->temperature, how->top_k, (double)how->top_p);
     if (!r) r = dt__engine_wait(&t->e);
     if (r) return r;
     if (t->recipe.model.vocabulary > 256 && !t->tokenizer)
-        return dt__misuse("the model has %lld token ids and no tokenizer that says what they mean: name it when the "
+        return dt__misuse("the model has %jd token ids and no tokenizer that says what they mean: name it when the "
                           "model is trained (--tokenizer, recipe.tokenizer), or put its tokenizer.json beside the "
-                          "weights", (long long)t->recipe.model.vocabulary);
+                          "weights", t->recipe.model.vocabulary);
     if (used < 1) return dt__misuse("the prompt is empty, or the sequence has no room for it: give a longer one");
     memcpy(&seed, &how->seed, sizeof seed);
     rng = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_TEXT, (uint32_t)t->e.step, (uint32_t)seed,
@@ -24042,7 +24028,7 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how, char *text)
 {
     if (dt__refused("t prompt text", t, prompt, text)) return DT_E_USAGE;
-    if (count < 0) return dt__misuse("dt_trainer_sample: %lld bytes: pass 0 or more", (long long)count);
+    if (count < 0) return dt__misuse("dt_trainer_sample: %jd bytes: pass 0 or more", count);
     dt_generation usual = dt_generation_default();
     dt__drawn d = {text, 0, count, 0, 0, &usual};
     usual.past_end = 1;
@@ -24066,7 +24052,7 @@ static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
     for (int64_t i = 0; i < t->layout.output.sample_length; i++)
         if ((unsigned char)t->text[i] < 32 && t->text[i] != '\n' && t->text[i] != '\t') t->text[i] = '?';
     dt__line_end(t);
-    printf("---- sample at step %lld ----\n%s%s\n----\n", (long long)step, prompt, t->text);
+    printf("---- sample at step %jd ----\n%s%s\n----\n", step, prompt, t->text);
     return DT_OK;
 }
 
@@ -24095,7 +24081,7 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     if (r) return r;
     if (speaks && info->validation == info->validation) {
         dt__line_end(t);
-        printf("step %lld/%lld  validation loss ", (long long)info->step, (long long)t->recipe.steps);
+        printf("step %jd/%jd  validation loss ", info->step, t->recipe.steps);
         if (dt__loss_in_nats(t))
             dt__tell("%.4f nats, %.3f bits per %s\n", (double)info->validation,
                      (double)info->validation * 1.4426950408889634, t->feed.own ? "target" : "token");
@@ -24121,7 +24107,7 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
     struct winsize w;
     if (i->step > t->first + 1 && !last && now - t->printed < (terminal ? 0.2 : 2.0)) return;
     if (terminal && !ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) && w.ws_col) columns = (int)dt__min(100, w.ws_col - 1);
-    DT__PRINT(part[0], "step %lld/%lld", (long long)i->step, (long long)t->recipe.steps);
+    DT__PRINT(part[0], "step %jd/%jd", i->step, t->recipe.steps);
     DT__PRINT(part[1], dt__loss_in_nats(t) ? "  loss %.4f" : "  loss %.5g", (double)i->loss);
     DT__PRINT(part[2], "  lr %.2e", (double)i->learning_rate);
     DT__PRINT(part[3], "  norm %.3f", (double)i->norm);
@@ -24130,7 +24116,7 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
     if (dt_comm_size(t->comm) > 1)
         DT__PRINT(part[6], "  comm %.0f %%, %.0f %% exposed", 100.0 * i->comm_seconds / i->seconds,
                   100.0 * i->exposed_seconds / i->seconds);
-    if (i->skipped) DT__PRINT(part[7], "  %lld skipped", (long long)i->skipped);
+    if (i->skipped) DT__PRINT(part[7], "  %jd skipped", i->skipped);
     if (!last) DT__PRINT(part[8], "  eta %dm%02ds", (int)(left / 60.0), (int)left % 60);
     if (terminal) printf("\r\033[K");
     for (int k = 0; k < PARTS; k++) used += (int)strlen(part[k]);
@@ -24221,15 +24207,14 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
     r = dt__trainer_save(t, behind);
     if (!r && !behind && dt__trainer_speaks(t)) {
         dt__line_end(t);
-        dt__tell("step %lld/%lld  checkpoint %s/step-%09lld, %.1f MB in %.2f s\n", (long long)info->step,
-                 (long long)t->recipe.steps, l->place, (long long)info->step, (double)t->save.bytes / 1e6,
-                 t->save.seconds);
+        dt__tell("step %jd/%jd  checkpoint %s/step-%09jd, %.1f MB in %.2f s\n", info->step, t->recipe.steps, l->place,
+                 info->step, (double)t->save.bytes / 1e6, t->save.seconds);
     }
     if (!r) dt__save_learn(t);
     if (r || !stop) return r;
-    return dt__error(DT_E_STOPPED, "stopped %s after step %lld of %lld; its checkpoint is in %s: run the same "
-                     "command again to resume", *t->stopper ? t->stopper : "on request", (long long)info->step,
-                     (long long)t->recipe.steps, l->place);
+    return dt__error(DT_E_STOPPED, "stopped %s after step %jd of %jd; its checkpoint is in %s: run the same "
+                     "command again to resume", *t->stopper ? t->stopper : "on request", info->step, t->recipe.steps,
+                     l->place);
 }
 
 /* The only step of a run that was complete when it was resumed: returns the last step's figures and a sample. */
@@ -24237,12 +24222,11 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
 {
     dt_result r = DT_OK;
     if (t->first != t->e.step) /* done here */
-        return dt__misuse("all %lld steps are done: raise --steps to train longer", (long long)t->recipe.steps);
+        return dt__misuse("all %jd steps are done: raise --steps to train longer", t->recipe.steps);
     t->first = -1;
     info->step = t->e.step, info->loss = (float)t->save.now.loss;
     if (dt__trainer_speaks(t))
-        dt__tell("complete: all %lld steps are done, the last with loss %.5g\n", (long long)info->step,
-                 (double)info->loss);
+        dt__tell("complete: all %jd steps are done, the last with loss %.5g\n", info->step, (double)info->loss);
     if (dt__trainer_draws(t)) r = dt__trainer_print_sample(t, info->step);
     return r || dt__state_is_local(t) ? r : dt__trainer_hash(t);
 }
@@ -24295,8 +24279,8 @@ static dt_result dt__predictor_model(dt_recipe *recipe, const char *path, const 
         return dt__misuse("%s is of an earlier version, which did not note what a sample is: resume its run with this "
                           "version and save it again (dt_trainer_save), or set recipe.weights", path);
     if (model->vocabulary && model->vocabulary != vocabulary)
-        return dt__misuse("%s is of a model with a vocabulary of %lld, the segments come with %lld: give the same, or "
-                          "0", path, (long long)vocabulary, (long long)model->vocabulary);
+        return dt__misuse("%s is of a model with a vocabulary of %jd, the segments come with %jd: give the same, or "
+                          "0", path, vocabulary, model->vocabulary);
     recipe->model = *model, recipe->model.vocabulary = vocabulary;
     if (sample->input_type != DT_I32 || sample->target_type != DT_I32 || sample->inputs != sample->targets)
         recipe->source = sample; /* else as tokens */
@@ -24342,7 +24326,7 @@ DT_API dt_result dt_generate(dt_trainer *t, const char *prompt, const dt_generat
     dt_result r;
     int busy;
     if (how->bytes < 0 || how->bytes > DT__FILE_LIMIT)
-        return dt__misuse("%lld bytes of text: choose 0 to %d", (long long)how->bytes, (int)DT__FILE_LIMIT);
+        return dt__misuse("%jd bytes of text: choose 0 to %d", how->bytes, (int)DT__FILE_LIMIT);
     for (const char *const *stop = how->stop; stop && *stop; stop++)
         if (!**stop) return dt__misuse("a stop string is empty: give it a text, or leave it out");
     d.text = (char *)dt__alloc(how->bytes + 1, "a text");
@@ -24379,8 +24363,8 @@ DT_API dt_result dt_evaluate(dt_trainer *t, const char *data, float *loss, int64
     if ((r = dt_data_open(&t->data, data, t->tokenizer, 1, 0.0)) != DT_OK) return r;
     ids = dt__data_vocabulary(t->data);
     if (!t->tokenizer && ids > t->recipe.model.vocabulary)
-        r = dt__misuse("%s has token ids up to %lld, the vocabulary of the model holds %lld: evaluate on data of its "
-                       "tokenizer", data, (long long)ids - 1, (long long)t->recipe.model.vocabulary);
+        r = dt__misuse("%s has token ids up to %jd, the vocabulary of the model holds %jd: evaluate on data of its "
+                       "tokenizer", data, ids - 1, t->recipe.model.vocabulary);
     targets = dt_data_samples(t->data, DT_TRAIN);
     feed->user = t, feed->fetch = dt__whole_fetch;
     feed->samples[DT_VALIDATION] = dt__ceil_div(targets, feed->inputs);
@@ -24600,12 +24584,11 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
     dt__trainer_count(t, &now, -1);
     r = dt__trainer_batch(t, &said, &now);
     if (!r && !(now.loss - now.loss == 0.0f))
-        r = dt__error(DT_E_NUMERIC, "the loss of step %lld is not finite: lower --learning-rate",
-                      (long long)e->step + 1);
+        r = dt__error(DT_E_NUMERIC, "the loss of step %jd is not finite: lower --learning-rate", e->step + 1);
     if (r) dt__line_end(t);
     if (r == DT_E_INTERRUPTED && !t->layout.checkpoint.place)
-        return dt__error(r, "stopped in step %lld and not saved: without --checkpoint there is no place for it",
-                         (long long)e->step + 1);
+        return dt__error(r, "stopped in step %jd and not saved: without --checkpoint there is no place for it",
+                         e->step + 1);
     if (r == DT_E_NUMERIC) info->step = e->step;
     if (r) return r == DT_E_NUMERIC ? dt__probe_end(t, DT_AT_FAULT, info, r) : r;
     dt__trainer_count(t, &now, 1);
