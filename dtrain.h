@@ -1240,7 +1240,7 @@ const int DT__LINK_VERSION = 1;
 /* ============================================================================
  * H1  base: results, memory, threads, files */
 
-/* Numbers look the same in every locale: functions that print or parse fractions do so in the C locale, entered so. */
+/* Fractions are printed and parsed in the C locale, so that they look the same in every locale. */
 static locale_t dt__locale_enter(void)
 {
     locale_t c = newlocale(LC_ALL_MASK, "C", (locale_t)0);
@@ -1266,7 +1266,6 @@ __attribute__((format(printf, 3, 4))) static int dt__print(char *text, size_t si
     va_end(args);
     return n;
 }
-/* Prints into an array of characters. */
 #define DT__PRINT(text, ...) dt__print(text, sizeof(text), __VA_ARGS__)
 __attribute__((format(printf, 2, 3))) static int dt__say(FILE *file, const char *format, ...)
 {
@@ -1311,7 +1310,6 @@ DT_API dt_result dt_error(dt_result code, const char *format, ...)
     dt__thread.code = code;
     return code;
 }
-/* The error of a wrong option or argument. */
 #define dt__misuse(...) dt__error(DT_E_USAGE, __VA_ARGS__)
 
 /* Checks the arguments of a public function. `spec` has a word per value: "data" is a pointer, which must not be NULL;
@@ -1716,9 +1714,9 @@ enum { DT__THREADS = 1 };
 #endif
 
 /* ---- threads of one rank ----
- * A pool runs `tasks` independent pieces of one operation. Pieces write disjoint outputs, so their order and the
- * number of workers never reach a bit. Each worker owns scratch memory, reserved before step 1.
- * One thread at a time may call dt__parallel on a pool. A NULL pool is one worker without scratch. */
+ * A pool runs `tasks` independent pieces of one operation, which write disjoint outputs, so their order and the number
+ * of workers never reach a bit. Each worker owns scratch memory, reserved before step 1. One thread at a time may call
+ * dt__parallel on a pool. A NULL pool is one worker without scratch. */
 
 typedef void (*dt__task_fn)(void *context, int64_t task, void *scratch); /* the worker's scratch memory */
 
@@ -1795,7 +1793,7 @@ static void dt__pool_begin(dt_pool *pool, int64_t tasks)
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* Returns when all tasks are done: waits for workers that took one, not for those that sleep, maybe without a core. */
+/* Returns when all tasks are done: waits for workers that took one, not for those that sleep. */
 static void dt__parallel(dt_pool *pool, int64_t tasks, dt__task_fn fn, void *context)
 {
     if (!pool || pool->workers == 1 || tasks <= 1) {
@@ -1863,16 +1861,10 @@ static dt_result dt__pool_open(dt_pool **handle, int workers)
     return DT_OK;
 }
 
-/* Sleeps 0.1 ms. */
-static void dt__nap(void)
-{
-    struct timespec t;
-    t.tv_sec = 0, t.tv_nsec = 100000;
-    nanosleep(&t, NULL);
-}
+static void dt__nap(void) { usleep(100); }
 
-/* ---- work in the background ---- */
-/* A thread that runs the jobs of another thread, its user, in the order of asking. Jobs are numbered from 0; a ticket
+/* ---- work in the background ----
+ * A thread that runs the jobs of another thread, its user, in the order of asking. Jobs are numbered from 0; a ticket
  * is a job's number plus 1. After a failure no further job runs. Without threads a job runs when it is asked for. */
 enum { DT__OTHER_STREAM = -1 }; /* peer code: the other thread of this rank */
 typedef dt_result (*dt__job_fn)(void *owner, int64_t job);
@@ -2047,7 +2039,7 @@ static void dt__text_wrap(dt__text *t, int column, int indent, const char *words
 }
 
 /* ---- files ----
- * These functions write all files and read checkpoints. DT__FILE_ALLOWS lets a test make one fail (tests/disk.h). */
+ * These functions write all files and read checkpoints; DT__FILE_ALLOWS lets a test make one fail (tests/disk.h). */
 
 #ifndef DT__FILE_ALLOWS
 #define DT__FILE_ALLOWS() 1 /* 0: fails; 2: writes half, dies */
@@ -11024,7 +11016,7 @@ static int dt__state_kept(const dt_recipe *r, int which)
     return which == DT__STATE_FIRST || r->optimizer != DT_LION;
 }
 
-/* Bytes per weight that the recipe's optimizer keeps between steps, the average of the weights included. */
+/* Bytes per weight that the recipe's optimizer keeps, the average of the weights included. */
 static double dt__optimizer_bytes(const dt_recipe *r)
 {
     double bytes = 0.0;
@@ -11106,7 +11098,6 @@ static dt_result dt__update_check(dt__powers *p, const dt_recipe *r, float squar
 /* ============================================================================
  * H11  data, tokenizers */
 
-/* ---- JSON, written ---- */
 /* Appends a JSON string. Bytes that are not ASCII are copied. */
 static void dt__text_string(dt__text *t, const char *s)
 {
@@ -11163,8 +11154,8 @@ static int dt__json_take(dt__json *j, char c)
     return 1;
 }
 
-/* Is there another element of the list or object that `open` opens? Takes that bracket when *count is 0, later the
- * comma before an element, at last the closing bracket. */
+/* Is there another element of the list or object that `open` opens? Takes that bracket when *count is 0, the comma
+ * before an element, at last the closing bracket. */
 static int dt__json_each(dt__json *j, char open, int64_t *count)
 {
     if (!*count && j->depth == DT__JSON_DEPTH)
@@ -11409,9 +11400,8 @@ static int dt__json_options(dt__json *j, const dt__option *list, int count, int 
 }
 
 /* ---- classes of characters ----
- * Runs of code points of Unicode 14.0 that are not letters, are, are not .. (categories L*, N* and white space), from 0
- * on. A length is 57 lead + last: # to [ is last, 0 to 56, and ends it; ] to ~ before it are lead's digits, base
- * 34. */
+ * Runs of code points of Unicode 14.0 that are not letters, are, are not .. (categories L*, N* and white space), from
+ * 0. A length is 57 lead + last: # to [ is last, 0 to 56, and ends it; ] to ~ before it are lead's digits, base 34. */
 static const char dt__letters[] =
     "^+=)=R$-$'$(:$B$e%'/1(*$$$_2($%%'$$)$$&$$$7$^=$_<+_W$I%$)L^1>''PNF%$^M$$2%*%-&%$3$$A@^C.$;D,%'$(9'$,$&$:<*.(;$)4M^"
     "$Y&$5$*-23'+%%%9$*$$&'&$3$0%$&1%-$+)'%%9$*$%$%$%B'$$6&3,$&$9$*$%$(&$5$2%:$.+%%%9$*$%$(&$A%$&2$4$$)&&$'&%$$$%&%&&&/"
@@ -11517,8 +11507,8 @@ static int64_t dt__nfc_end(const uint8_t *map, const unsigned char *p, int64_t n
     return n;
 }
 
-/* ---- pre-tokens ---- */
-/* The length of 's 't 're 've 'm 'll 'd, or 0; in any case: also in capitals, and with the long s (U+017F) as s. */
+/* ---- pre-tokens ----
+ * The length of 's 't 're 've 'm 'll 'd, or 0; in any case: also in capitals, and with the long s (U+017F) as s. */
 static int64_t dt__contraction(const unsigned char *p, int64_t n, int any_case)
 {
     int a, b, fold = any_case ? 'a' - 'A' : 0; /* turns capitals, and nothing else, into these letters */
@@ -11578,8 +11568,8 @@ static int64_t dt__pretoken(const uint8_t *map, dt_pretokens rule, const unsigne
     return dt__pretoken_llama3(map, p, n, rule == DT_PRETOKENS_LLAMA3 ? 3 : 1);
 }
 
-/* ---- tables ---- */
-/* Strings of bytes under numbers, each with a value. A hash table, at most half full, finds numbers; none leaves it. */
+/* ---- tables ----
+ * Strings of bytes under numbers, each with a value. A hash table, at most half full, finds numbers; none leaves it. */
 typedef struct dt__entry {
     int64_t at, length; /* in dt__table.bytes; length 0: no string has this number */
     int64_t value;
@@ -11653,8 +11643,8 @@ static void dt__table_free(dt__table *s)
 }
 
 /* ---- tokenizer ---- */
-enum { DT__TOKEN_LIMIT = 1 << 20 };
 enum {
+    DT__TOKEN_LIMIT = 1 << 20,
     DT__TOKEN_ADDED = 1,  /* found in the text before the text is cut into pre-tokens ... */
     DT__TOKEN_LATE = 2,   /* ... but after the added tokens without this flag ("normalized") */
     DT__TOKEN_SPECIAL = 4 /* found only when the caller wants special tokens */
@@ -11738,8 +11728,8 @@ DT_API const char *dt_tokenizer_token(const dt_tokenizer *t, int64_t id, int64_t
     return t->token.bytes + e->at;
 }
 
-/* ---- text to ids and back ---- */
-/* The rank of the merge of two ids, or INT64_MAX. */
+/* ---- text to ids and back ----
+ * The rank of the merge of two ids, or INT64_MAX. */
 static int64_t dt__merge_rank(const dt_tokenizer *t, int32_t left, int32_t right)
 {
     const int32_t pair[2] = {left, right};
@@ -11875,8 +11865,8 @@ DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, 
     return DT_OK;
 }
 
-/* ---- tokenizer files: reading ---- */
-/* The rules, as files spell them. */
+/* ---- tokenizer files: reading ----
+ * The rules, as files spell them. */
 static const char *const dt__split_rules[] = {
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+",
     "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|"
@@ -12123,8 +12113,8 @@ DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
     return r;
 }
 
-/* ---- data ---- */
-/* Token files: 256 int32 (magic, version, number of tokens), then the ids. */
+/* ---- data ----
+ * Token files: 256 int32 (magic, version, number of tokens), then the ids. */
 enum { DT__BIN_HEADER = 1024 /* bytes */ };
 static const struct { int32_t magic, version, width; } dt__bins[] = {
     {20240520, 1, 2}, {20240520, 2, 4}, {20240801, 7, 4}}; /* llm.c's for GPT-2; the same, wider; llm.c's for Llama 3 */
@@ -12146,7 +12136,6 @@ struct dt_data {
     int64_t tokens[2]; /* of each dt_split; those of DT_VALIDATION come last */
 };
 
-/* ---- opening ---- */
 static int dt__ends_with(const char *name, const char *tail)
 {
     size_t n = strlen(name), m = strlen(tail);
@@ -12580,10 +12569,7 @@ struct dt__local_rank {
     int rank;
 };
 
-/* ---- links: messages between nodes ----
- * Ranks on one node share memory. Between nodes a link carries messages: MPI, libfabric, or the emulated network
- * below. */
-
+/* ---- links carry messages between nodes: MPI, libfabric, or the emulated network below ---- */
 enum { DT__LOST = -1, DT__TOO_LONG = -2, DT__FROM_ANY = -1 };
 
 typedef struct dt__message {
@@ -12920,19 +12906,19 @@ static void dt__comm_catch_stop(const dt_comm *c)
     }
 }
 
-/* Whether Ctrl-C or SIGTERM was seen. Ranks see it at different moments: agree by a collective before acting. */
+/* Ranks see a stop signal at different moments: they agree by a collective before they act. */
 static int dt__comm_stop_requested(const dt_comm *c)
 {
     return DT__LOAD(&dt__stop_signal) != 0 || (c->job && DT__LOAD(&c->job->stop) != 0);
 }
 
-/* Lets collectives go on for `seconds` after a stop request, so that a step can end and be saved. */
+/* Lets collectives go on for `seconds` after a stop request: a step ends and is saved. */
 static void dt__comm_stop_grace(dt_comm *c, double seconds)
 {
     if (c->job) DT__STORE(&c->job->grace_ms, (int32_t)(seconds * 1e3));
 }
 
-/* Tells the supervisor the step of the newest complete checkpoint: after a save, and after a resume from one. */
+/* Tells the supervisor the step of the newest complete checkpoint. */
 static void dt__comm_progress(dt_comm *c, int64_t step)
 {
     if (c->job) DT__STORE(&c->job->progress, step);
@@ -13019,10 +13005,10 @@ static int dt__silent_too_long(dt__watch *w, int suspect, uint32_t life, int tim
     return w->silence * 1e3 >= timeout_ms;
 }
 
-/* Follows "waits for" from a rank of the job to the rank that holds up the others, stream by stream. A stream that
- * waits for a rank waits for the stream of that rank that makes the same calls; one that waits for the other stream of
- * its rank waits for whatever that waits for. Waiting streams renew their stamps, so an old one belongs to a frozen
- * rank. Returns the rank, or DT__RANKS_MAX for a cycle; *life is what must change. */
+/* Follows "waits for" from a rank of the job to the rank that holds up the others. A stream that waits for a rank waits
+ * for the stream of the same number there; one that waits for the other stream of its rank, for what that waits for.
+ * Waiting streams renew their stamps, so an old one belongs to a frozen rank. Returns the rank, or DT__RANKS_MAX for a
+ * cycle; *life is what must change. */
 static int dt__find_culprit(dt__job *job, int stream, int rank, uint32_t *life)
 {
     uint32_t now = dt__clock_ms();
@@ -13055,9 +13041,8 @@ static int dt__job_silent(dt_comm *c, int rank, dt__watch *w)
 }
 
 /* ---- heartbeats between nodes ----
- * A rank that waits for a rank of another node asks it now and then; that rank answers while it waits and, in
- * dt__comm_tick, while it computes. One that does not answer within the time limit is frozen. All are told what
- * fails. */
+ * A rank that waits for a rank of another node asks it now and then, and gets answers from dt__comm_tick and while that
+ * rank waits. A rank that does not answer within the time limit is frozen. All ranks are told what fails. */
 
 enum { DT__TAG_START = 0, DT__TAG_NOTICE = 1, DT__IDS = 1 }; /* communicators have the tags from 2 DT__IDS on */
 
@@ -13546,8 +13531,6 @@ static float *dt__resolve(const dt_comm *c, int64_t where)
     return NULL;
 }
 
-/* ---- steps ---- */
-
 static dt_result dt__comm_step(dt_comm *c)
 {
     dt_result r = DT_OK;
@@ -13969,8 +13952,7 @@ static dt_result dt__subtrees_list(dt_comm *c, const dt__part *parts, const int 
     return DT_OK;
 }
 
-/* Work memory for number `nth` of the subtrees of node k, n floats each; k >= nodes: for what this rank sends as a
- * leader. */
+/* Work memory for subtree `nth` of node k, n floats each; k >= nodes: for what this rank sends as a leader. */
 static float *dt__subtree_at(const dt_comm *c, const dt__reduction *x, int k, int nth, int64_t n)
 {
     return c->work + k * c->widest * x->width + nth * n;
@@ -14119,8 +14101,6 @@ static dt_result dt__reduce(dt_comm *c, dt__reduction *x)
     if (!r) r = dt__reduce_rounds(c, x, dt__ceil_div(longest, x->width));
     return dt__conclude(c, x->staged, r);
 }
-
-/* ---- each collective ---- */
 
 /* Extents of equal length for all ranks: from `from`, to p * count. */
 static dt__extent *dt__equal_extents(dt_comm *c, dt__extent *e, int64_t from, int64_t count)
@@ -14916,10 +14896,10 @@ DT_API void dt_comm_close(dt_comm **handle)
 }
 
 #ifdef DT_MPI
-/* ---- Open MPI, or another MPI of version 3 ----------------------------------------------------------------
- * A link over MPI_Isend, MPI_Improbe, MPI_Imrecv and MPI_Test. MPI moves data only while it is called: a waiting rank
- * calls poll and sleeps in between (MPI_Wait would spin). MPI_THREAD_MULTIPLE is requested, so the program may call MPI
- * as well. If MPI was initialised here, it is finalised when the process exits.
+/* ---- Open MPI, or another MPI of version 3 ----
+ * MPI moves data only while it is called: a waiting rank calls poll and sleeps in between (MPI_Wait would spin).
+ * MPI_THREAD_MULTIPLE is requested, so the program may call MPI as well. If MPI was initialised here, it is finalised
+ * when the process exits.
  * A receive is handed to MPI when a probe has found its message, so that the length is known: Open MPI 4.1 writes the
  * whole of a message of more than 4 kB to memory, however short the receive is (measured, shared memory and TCP). MPI
  * keeps the messages without a receive, so the link has none that are early. */
@@ -15125,7 +15105,6 @@ static dt_result dt__mpi_init(dt__mpi *f, int *argc, char ***argv)
     return DT_OK;
 }
 
-/* Reads this process's rank and what this MPI can do. */
 static dt_result dt__mpi_learn(dt__mpi *f)
 {
     char text[MPI_MAX_LIBRARY_VERSION_STRING];
@@ -15170,7 +15149,7 @@ static dt_result dt__mpi_open(dt__link **link, int *argc, char ***argv)
 }
 #endif /* DT_MPI */
 
-/* ---- which launcher started this process ------------------------------------------------------------------
+/* ---- which launcher started this process ----
  * A launcher gives each process its rank, the number of ranks and their meeting point in environment variables. The
  * first of these counts: Open MPI (the MPI engine asks MPI itself for the rest), Slurm, the convention of torchrun,
  * SageMaker; else the process is alone. Contradictions are refused: ranks with wrong numbers would wait forever. */
@@ -15457,7 +15436,7 @@ static dt_result dt__world_detect(dt__world *w)
 }
 
 #if defined(DT_OFI) || defined(DT__MEET)
-/* ---- rendezvous ---------------------------------------------------------------------------------------------
+/* ---- rendezvous ----
  * Ranks on several hosts first have to learn each other's addresses: each contributes a few bytes and receives
  * everyone's. Rank 0 listens and serves all callers at once, each with a deadline. Before a rank sends its bytes, both
  * sides prove that they know DT_JOB_KEY: each returns HMAC-SHA-256 (RFC 2104) over the other side's fresh nonce. The
@@ -15887,7 +15866,7 @@ static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
 #endif /* DT_OFI or DT__MEET */
 
 #ifdef DT_OFI
-/* ---- libfabric ------------------------------------------------------------------------------------------------
+/* ---- libfabric ----
  * A link over tagged messages of one reliable-datagram endpoint. Providers differ in what they do with a message that
  * has no receive, or a receive that is too short: over net (libfabric 1.17) the first holds up all that its sender
  * sends later, and the second breaks the connection. So libfabric only gets what every provider does well: short
@@ -16245,7 +16224,6 @@ static void dt__ofi_close(dt__link *link)
 
 /* ---- opening ---- */
 
-/* The provider that is asked for, or the default. */
 static dt_result dt__ofi_provider(const dt__world *w, const char **name)
 {
     static const char *const known[] = {"net", "tcp;ofi_rxm", "shm", "efa"};
@@ -16303,7 +16281,6 @@ static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
     return DT_OK;
 }
 
-/* Opens what was found. The failing call is named. */
 static dt_result dt__ofi_build(dt__ofi *f)
 {
     struct fi_av_attr names = DT__ZERO;
@@ -16350,7 +16327,6 @@ static dt_result dt__ofi_meet_peer(dt__ofi *f, int p, dt__ofi_endpoint *there, c
     return DT_OK;
 }
 
-/* Exchanges addresses. */
 static dt_result dt__ofi_meet(dt__ofi *f, dt__world *w)
 {
     dt__ofi_endpoint own, *all = DT__NEW(dt__ofi_endpoint, w->size, "addresses of the ranks");
@@ -16542,7 +16518,7 @@ static int dt__tensors_header(dt__tensors *t, dt__json *j, int64_t data, int64_t
                          (long long)(data + bytes - end));
 }
 
-/* Adds the tensors of a file. dt__tensors_close() frees them, after an error as well. */
+/* Adds the tensors of a file; dt__tensors_close() follows, after an error as well. */
 static dt_result dt__tensors_add(dt__tensors *t, const char *path)
 {
     dt__stored_file *file;
@@ -17080,7 +17056,6 @@ static int dt__manifest_files(dt__manifest *m)
     return !j->result;
 }
 
-/* Reads the text after its seal was checked. */
 static dt_result dt__manifest_parse(dt__manifest *m)
 {
     dt__json *j = &m->json;
@@ -17093,7 +17068,7 @@ static dt_result dt__manifest_parse(dt__manifest *m)
     return j->result;
 }
 
-/* Reads and checks folder/manifest.json. dt__manifest_close() frees it, after an error as well. */
+/* Reads and checks folder/manifest.json; dt__manifest_close() follows, after an error as well. */
 static dt_result dt__manifest_read(dt__manifest *m, const char *folder)
 {
     dt_result r;
@@ -17106,7 +17081,7 @@ static dt_result dt__manifest_read(dt__manifest *m, const char *folder)
 
 static int dt__part_has_tensors(const dt__part_file *p) { return dt__ends_with(p->name, ".safetensors"); }
 
-/* Opens the tensors that a manifest lists. dt__tensors_close() frees them, after an error as well. */
+/* Opens the tensors that a manifest lists; dt__tensors_close() follows. */
 static dt_result dt__tensors_open(dt__tensors *t, const char *folder, const dt__manifest *m)
 {
     dt_result r = DT_OK;
@@ -17320,7 +17295,6 @@ static void dt__config_read(dt__json *j, dt__config *c)
     m->window = dt__config_window(j, c);
 }
 
-/* Does a directory hold a file? */
 static int dt__holds(const char *folder, const char *name)
 {
     return !access(dt__path_of("%s/%s", folder, name).at, F_OK);
@@ -17420,7 +17394,7 @@ static dt_result dt__weights_index(dt__tensors *t, const char *folder)
     return j.result;
 }
 
-/* Opens the tensors of a directory or a file. dt__tensors_close() frees them, after an error as well. */
+/* Opens the tensors of a directory or a file; dt__tensors_close() follows. */
 static dt_result dt__weights_open(dt__tensors *t, const char *path)
 {
     dt_result r;
