@@ -1237,7 +1237,7 @@ extern const int DT__LINK_VERSION;
 const int DT__LINK_VERSION = 1;
 #endif
 
-/* ============================================================================
+/* ====================
  * H1  base: results, memory, threads, files */
 
 /* Fractions are printed and parsed in the C locale, so that they look the same in every locale. */
@@ -1658,7 +1658,7 @@ static void dt__options_preset(const dt__option *list, int count, int of, void *
     }
 }
 
-/* Opens /dev/null where descriptor 0, 1 or 2 is closed, so that nothing of ours gets their numbers. Called first. */
+/* Opens /dev/null where descriptor 0, 1 or 2 is closed, so that nothing of ours gets their numbers. */
 static void dt__descriptors_fill(void)
 {
     int fd = 0;
@@ -2231,7 +2231,7 @@ static dt_result dt__file_replace(const char *path, const char *text, int64_t by
 }
 
 /* Gives a complete draft the name of a directory. What had the name is called `draft` then; or `aside`, where the file
- * system cannot exchange two names: a crash between the two renames leaves it there, for dt__step_mend(). */
+ * system cannot exchange two names; dt__step_mend() puts right a crash between the two renames. */
 static dt_result dt__dir_replace(const char *draft, const char *path, const char *aside)
 {
     dt_result r;
@@ -2303,7 +2303,7 @@ static int dt__is_input(const char *path, const char *list)
     return found;
 }
 
-/* ============================================================================
+/* ====================
  * H2  numerics: Philox, exact math, SHA-256 */
 
 /* a * b + c rounded once. Without an FMA instruction: the product is exact in double (48 bits), the sum is made odd
@@ -2612,7 +2612,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
 }
 
 #ifndef DT_COMM_ONLY
-/* ============================================================================
+/* ====================
  * H3  the table of ops
  * and plain structs of operands. Then this file includes itself once per instruction set, and the text of H4 becomes
  * functions named ..._portable, ..._avx2, ..._avx512 and ..._neon. The best one is chosen at run time (H5). */
@@ -2954,7 +2954,7 @@ static dt_result dt__choose_kernels(const dt__kernels **k) { return *k = dt__isa
 #endif /* DT__ISA */
 
 #ifdef DT__ISA
-/* ============================================================================
+/* ====================
  * H4  kernels */
 
 /* ---- vectors: the same text at 4, 8 and 16 lanes ----
@@ -4585,7 +4585,7 @@ static const dt__kernels DT__K(dt__table) = {
 #undef DT__IMPLEMENT
 
 #ifndef DT_COMM_ONLY
-/* ============================================================================
+/* ====================
  * H5  devices: CPU */
 
 #define DT__ISA_COUNT 4
@@ -5006,7 +5006,7 @@ static dt_result dt__self_check(const dt__kernels *k, dt_pool *pool)
     return r;
 }
 
-/* ============================================================================
+/* ====================
  * H6  tensors and graph */
 
 #define DT__MAX_IN 8
@@ -8262,7 +8262,7 @@ static void dt__some_accumulate(const dt__call *c, int64_t begin, int64_t end)
     else c->env->k->binary(DT__OP_ADD, c->out + begin, c->out + begin, 1, c->in[0] + begin, 1, end - begin);
 }
 
-/* ============================================================================
+/* ====================
  * H7  gradients, FLOPs, plans of a segment */
 
 /* What one use adds to a tensor's gradient. Added in the order of uses in forward: key = (consumer, input). */
@@ -9088,7 +9088,7 @@ static void dt__segment_run(const dt__segment_plan *p, int32_t begin, int32_t co
 #include DT__DEVICE_HEADER
 #endif
 
-/* ============================================================================
+/* ====================
  * H8  models: segments, GPT-2, Llama */
 
 DT_API dt_tensor dt_targets(dt_graph *g)
@@ -9643,7 +9643,7 @@ static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
     return bytes;
 }
 
-/* ============================================================================
+/* ====================
  * H9  compiler: passes, fusion
  * Between recording and planning (H7), passes rewrite a segment's graph, forward and gradient together, and keep every
  * bit (R13). The last two, fusion and order, decide which ops run together and when. The planner then places the
@@ -10829,7 +10829,7 @@ static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how,
 
 #endif /* DT_COMPILER */
 
-/* ============================================================================
+/* ====================
  * H10  optimizer and schedules */
 
 /* ---- options of recipe and layout ---- */
@@ -11095,7 +11095,7 @@ static dt_result dt__update_check(dt__powers *p, const dt_recipe *r, float squar
 
 #endif /* DT_COMM_ONLY */
 
-/* ============================================================================
+/* ====================
  * H11  data, tokenizers */
 
 /* Appends a JSON string. Bytes that are not ASCII are copied. */
@@ -12318,8 +12318,8 @@ DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample,
 enum { DT__FEISTEL_ROUNDS = 6 };
 
 /* Where place i of 0..n-1 goes in the permutation of (seed, epoch). A Feistel network permutes the numbers of 2 * half
- * bits, whatever its round function is; a result of n or more is sent through again until it falls below n, which
- * leaves a permutation of 0..n-1. There are at most 4n such numbers, so it takes 4 passes or fewer on average. */
+ * bits, whatever its round function is; a result of n or more goes through again, which leaves a permutation of 0..n-1.
+ * There are at most 4n such numbers, so it takes 4 passes or fewer on average. */
 static int64_t dt__permute(int64_t n, int64_t i, uint64_t seed, int64_t epoch)
 {
     uint64_t x = (uint64_t)i;
@@ -12388,7 +12388,7 @@ static dt_result dt__feed_check(const dt__feed *f, int part, const void *values,
                      part ? "classes" : "table rows");
 }
 
-/* Writes a sample, like dt_source.fetch; with the library's rounding mode, whichever thread asks (R15). */
+/* Writes a sample, with the library's rounding mode, whichever thread asks (R15). */
 static dt_result dt__feed_fetch(const dt__feed *f, dt_split split, int64_t sample, void *input, void *target)
 {
     char why[sizeof dt__thread.error] = "fetch returned an error";
@@ -12411,7 +12411,7 @@ static dt_result dt__feed_fetch(const dt__feed *f, dt_split split, int64_t sampl
     return r ? r : dt__feed_check(f, 1, target, dt__split_name(split), sample);
 }
 
-/* ============================================================================
+/* ====================
  * H12  the GEMM rate, of which steps report a share */
 
 /* Best GEMM rate of this rank in GFLOP/s on a 384^3 product: what a share of peak refers to. */
@@ -12440,26 +12440,22 @@ static dt_result dt__gemm_rate(const dt__kernels *k, dt_pool *pool, double *gflo
 
 #endif /* DT_COMM_ONLY */
 
-/* ============================================================================
+/* ====================
  * H13  transports and collectives
  * Ranks of one node are processes that map one memfd, or threads of one process; the code is the same.
  *
- *   job     one per launch and node: the state of each rank (heartbeat, how it ended), the first fault, the request
- *           to stop
- *   area    one per communicator and node: a slot per local rank (arrival counter, published calls), a channel per pair
- *           of local ranks, a stage per local rank (buffers through which private memory travels)
+ *   job     one per launch and node: the state of each rank, the first fault, the request to stop
+ *   area    one per communicator and node: per local rank a slot (arrival counter, published calls) and a stage
+ *           (buffers through which private memory travels), a channel per pair of local ranks
  *   region  dt_comm_alloc memory: (local ranks, bytes), mapped by all local ranks
  *   link    messages between nodes
  *
- * Three moves make up every collective:
- *   step    a rank raises its counter and waits until the counters of all local ranks are there
- *   fold    a rank adds what it reads in the memory of local ranks, in the order of the tree
- *   message a rank sends data to a rank of another node
- * A collective starts when all ranks meet and compare their calls. Then it works in rounds over chunks of the data.
- * Symmetric memory is read in place; private memory is copied to the stage first. A round packs and receives into part
- * `round % 3` of the stage. Local ranks read packed data after one step, and the sum of that data after two. A rank
- * writes the part again three rounds later, when it has passed a step that came after all reading. Counters are 32 bits
- * and wrap: they are compared by difference. */
+ * Every collective is made of steps (a rank raises its counter and waits for those of all local ranks), sums of what
+ * local ranks hold, in the order of the tree, and messages between nodes. All ranks meet and compare their calls; then
+ * they work in rounds over chunks of the data. Symmetric memory is read in place; private memory is copied to the stage
+ * first. A round packs and receives into part `round % 3` of the stage. Local ranks read packed data after one step,
+ * and the sum of that data after two. A rank writes the part again three rounds later, after a step that came after all
+ * reading. Counters are 32 bits and wrap: they are compared by difference. */
 
 enum { DT__RANKS_MAX = 1024, DT__EAGER = 2048, DT__TREE_DEPTH = 20, DT__PACKETS = 4, DT__SPINS = 4000 };
 /* Floats of a part of a stage between nodes, and the upper bound of the work memory of a sum between nodes. */
@@ -12483,7 +12479,7 @@ typedef struct dt__event {
 enum { DT__FAULT_DIED = 1, DT__FAULT_FROZEN, DT__FAULT_DEADLOCK, DT__FAULT_LEFT, DT__FAULT_LENGTH, DT__FAULT_LOST,
        DT__FAULT_TOLD, DT__FAR = 0x8000 };
 
-/* The threads of a rank that communicate: stream 0 is the rank's own thread, stream 1 its background thread (H15). */
+/* Threads of a rank that communicate: stream 0 is the rank's own, stream 1 its background thread (H15). */
 enum { DT__STREAMS = 2 };
 typedef struct dt__stream {
     int32_t waiting; /* 1 + the rank that this stream waits for; DT__OTHER_STREAM; 0 when it works */
@@ -12508,10 +12504,10 @@ typedef struct dt__job {
     int32_t size, threads, timeout_ms;
     uint32_t fault;
     int32_t stop;     /* 1: requested, 2: waits end with DT_E_INTERRUPTED */
-    int32_t grace_ms; /* how long the job may go on after a stop request (dt__comm_stop_grace) */
+    int32_t grace_ms; /* how long the job may go on after a stop request */
     uint32_t printed; /* a rank has printed what failed (dt_fail) */
     int64_t end;      /* file offset of the next region */
-    int64_t where;    /* the area of the communicator being opened, -1 when there was no memory */
+    int64_t where;    /* the area of the communicator being opened; -1: no memory */
     dt__event opened; /* raised by rank 0 when `where` is valid */
     int64_t progress; /* step of the newest complete checkpoint, -1: none */
     uint32_t permanent; /* a rank has failed in a way that a restart would repeat (dt_fail) */
@@ -12558,7 +12554,7 @@ typedef struct dt__area {
 typedef struct dt__region {
     struct dt__region *next;
     char *base;
-    int64_t where;  /* how peers name base: file offset, or the address itself when ranks are threads */
+    int64_t where;  /* how peers name base: file offset, for threads the address */
     int64_t bytes;  /* mapped */
     int64_t stride; /* bytes of one rank */
 } dt__region;
@@ -12591,7 +12587,7 @@ typedef struct dt__notice {
     char why[504];
 } dt__notice;
 
-/* One process's. Emulated nodes need none: their ranks see each other's heartbeats in shared memory. */
+/* One process's; emulated nodes see heartbeats in shared memory. */
 typedef struct dt__heartbeats {
     struct dt__job *job; /* of this node */
     int busy, told;
@@ -12601,8 +12597,7 @@ typedef struct dt__heartbeats {
     dt__message *asked, *reply, *tell; /* (size), one after the other */
 } dt__heartbeats;
 
-/* What MPI, libfabric and the emulated network have in common, and five verbs of each. Two threads of a process may use
- * a link at once; one of them is inside a verb. */
+/* Two threads of a process may use a link at once; one of them is inside a verb. */
 typedef struct dt__link dt__link;
 struct dt__link {
     char name[64];
@@ -12642,7 +12637,7 @@ static int dt__message_remove(dt__message **list, const dt__message *m)
     *list = m->next;
     return 1;
 }
-/* Takes from a list the oldest message that belongs to another: the receive of one that came, or one for a receive. */
+/* Takes the oldest match from a list: the receive of a message that came, or the message for a receive. */
 static dt__message *dt__message_take(dt__message **list, const dt__message *other)
 {
     dt__message *m = *list;
@@ -12660,7 +12655,7 @@ static dt__message *dt__message_keep(const dt__message *in, int64_t room)
     return m;
 }
 static void dt__message_finish(dt__message *m, int how) { DT__STORE(&m->done, how); }
-/* Gives a receive the message that came for it: a link's `match` where all data is here. */
+/* Gives a receive its message: a link's `match` where all data is here. */
 static dt_result dt__message_deliver(dt__link *f, dt__message *m, const dt__message *in)
 {
     int fits = in->bytes <= m->bytes;
@@ -12714,7 +12709,7 @@ typedef struct dt__rank_place {
     int world;       /* its rank among all ranks */
     int job;         /* its rank in this rank's job, if it belongs to that job */
     int node, local; /* its node, and its rank among those of its node */
-    int relay;       /* of a rank of another node: its index among those whose leader here is the same rank */
+    int relay;       /* of a rank elsewhere: its index among those with the same leader here */
     uint32_t posted; /* messages that this rank has sent it in the background */
     int64_t sent;    /* bytes of this rank's data that reached it */
 } dt__rank_place;
@@ -12732,7 +12727,7 @@ typedef struct dt__extent {
     int64_t from, to, count;
 } dt__extent;
 
-/* A whole subtree (level, index) of a sum that lies on one node. */
+/* A whole subtree of a sum that lies on one node. */
 typedef struct dt__subtree {
     int level;
     int64_t index;
@@ -12760,7 +12755,7 @@ struct dt_comm {
     float **to;                 /* (size) scratch of one reduction */
     int64_t *cut, *length;      /* (size + 1) scratch of one collective: where ranges begin; how long they are */
     dt__extent *give, *take;    /* (size) scratch of one collective */
-    double rate, met;           /* of an emulated link, bytes per second, 0: none; when the collective began to send */
+    double rate, met;           /* of an emulated link, bytes per second; when the collective began */
     int64_t owed;               /* bytes of the collective, over the emulated link */
     dt__area *area;
     dt__region *regions;        /* newest first; the area is the last */
@@ -12820,7 +12815,7 @@ static float *dt__stage(const dt_comm *c, int local, int64_t round)
     return (float *)(void *)(c->stage + local * c->stride) + round % DT__STAGES * c->part;
 }
 
-/* Regions begin at whole pages of the shared file; pages are 4 to 64 kB, depending on the processor and the kernel. */
+/* Regions begin at whole pages of the shared file. */
 static int64_t dt__pages(int64_t bytes) { return dt__round_up(bytes, (int64_t)sysconf(_SC_PAGESIZE)); }
 
 static int64_t dt__job_bytes(int size)
@@ -12839,7 +12834,7 @@ static int64_t dt__area_bytes(int size)
 
 static uint32_t dt__clock_ms(void) { return (uint32_t)(int64_t)(dt__now() * 1e3); }
 
-/* The signal that asked this process, a rank without a supervisor, to stop; 0: none. Handlers get no handle. */
+/* The signal that asked this process, a rank without a supervisor, to stop; 0: none. */
 static int dt__stop_signal;
 
 static void dt__note_stop(int sig) { DT__STORE(&dt__stop_signal, sig); }
@@ -12860,8 +12855,8 @@ static void dt__code_file(uintptr_t at, char file[PATH_MAX])
     if (f) fclose(f);
 }
 
-/* Is a signal as the system or a library set it? A handler counts as the program's if its code is in the executable,
- * in the file that this code is in, or in no file; libraries that libfabric loads install some, too. */
+/* Is a signal as the system or a library (libfabric loads some) set it? A handler is the program's if its code is in
+ * the executable, in the file that this code is in, or in no file. */
 static int dt__signal_is_free(int sig)
 {
     char file[PATH_MAX], own[PATH_MAX], main_file[PATH_MAX] = "";
@@ -12924,7 +12919,7 @@ static void dt__comm_progress(dt_comm *c, int64_t step)
     if (c->job) DT__STORE(&c->job->progress, step);
 }
 
-/* Did a rank that ended with this wait status fail? A rank that stopped on request did not. */
+/* Is this wait status a failure? A stop on request is not. */
 static int dt__end_failed(int status) { return status && status != dt_exit_code(DT_E_STOPPED) << 8; }
 
 static void dt__blame(uint32_t *fault, int kind, int rank)
@@ -12993,8 +12988,8 @@ typedef struct dt__watch {
     double silence, looked, asked;
 } dt__watch;
 
-/* Adds up how long the suspect has been silent. At most 0.1 s counts per look, so that time during which this very rank
- * did not run (a stopped job, a sleeping laptop) counts for nobody. */
+/* Adds up how long the suspect has been silent, at most 0.1 s per look: time in which this very rank did not run (a
+ * stopped job, a sleeping laptop) does not count. */
 static int dt__silent_too_long(dt__watch *w, int suspect, uint32_t life, int timeout_ms)
 {
     double now = dt__now(), passed = now - w->looked;
@@ -13115,7 +13110,7 @@ static void dt__link_poll(dt__link *f)
     (void)dt__link_move(f);
 }
 
-/* Compute code calls this often, so that a rank in a long computation does not look frozen. */
+/* Called often, so that a rank in a long computation does not look frozen. */
 static void dt__comm_tick(dt_comm *c)
 {
     if (!c || !c->job) return;
@@ -13123,7 +13118,7 @@ static void dt__comm_tick(dt_comm *c)
     if (c->link) dt__link_poll(c->link);
 }
 
-/* Waits until the other nodes have been told, at most half a second. Runs before a failing call returns. */
+/* Waits until the other nodes have been told, at most half a second. */
 static void dt__beats_flush(dt__link *f)
 {
     dt__heartbeats *h = f ? f->beats : NULL;
@@ -13173,9 +13168,8 @@ static void dt__beats_close(dt__link *f)
     f->beats = NULL;
 }
 
-/* ---- how a communicator fails ---- */
-
-/* Thread ranks read each other's private buffers. A failing rank must not give its buffer back to the caller while a
+/* ---- how a communicator fails ----
+ * Thread ranks read each other's private buffers. A failing rank must not give its buffer back to the caller while a
  * peer that arrived at the same step still reads it. A peer that arrives later sees `outs` and does not read. */
 static void dt__comm_drain(dt_comm *c)
 {
@@ -13290,7 +13284,7 @@ static int dt__arrived(const dt__awaited *a)
     return DT__LOAD(&a->message->done) != 0;
 }
 
-/* Has a rank sent what this rank has not taken, delayed by the emulated link or in the hands of another thread? */
+/* Has a rank sent what is not taken yet, delayed by the emulated link or in the hands of another thread? */
 static int dt__link_unread(dt__link *f, const dt__awaited *a, int from)
 {
     const dt__channel *channel = dt__comm_channel(f->base, from, f->rank);
@@ -13356,7 +13350,6 @@ static dt_result dt__wait_for(dt_comm *c, const dt__awaited *a)
     return r || dt__arrived(a) ? r : dt__wait_asleep(c, a);
 }
 
-/* Waits until the event, which a rank of this node raises, has the target value. */
 static dt_result dt__wait(dt_comm *c, int peer, dt__event *e, uint32_t target)
 {
     dt__awaited a = {peer, e, target, NULL};
@@ -13421,7 +13414,7 @@ static double dt__core_quota(void)
     return least;
 }
 
-/* Polls before sleeping: many if the machine has a core for each stream of the job, and a rank may use as many. */
+/* Polls before sleeping: many if each stream of the job has a core. */
 static int dt__spins(const dt__job *job, int streams)
 {
     int users[DT__CORES] = DT__ZERO;
@@ -13429,9 +13422,8 @@ static int dt__spins(const dt__job *job, int streams)
     return fits ? DT__SPINS : streams > 1 ? 4 : 20;
 }
 
-/* ---- shared memory ---- */
-
-/* The number after `key`, which begins a line in a file of the kernel; -1: there is none. */
+/* ---- shared memory ----
+ * The number after `key`, which begins a line in a file of the kernel; -1: there is none. */
 static int64_t dt__read_number(const char *path, const char *key)
 {
     char text[8192] = "\n", line[32], *at, *end;
@@ -13443,7 +13435,7 @@ static int64_t dt__read_number(const char *path, const char *key)
     return end > at + strlen(line) ? value : -1;
 }
 
-/* Bytes available without swapping or the out-of-memory killer: the lesser of the machine's and the container's. */
+/* Bytes available without swapping: the lesser of the machine's and the container's. */
 static int64_t dt__memory_available(void)
 {
     int64_t free_kb = dt__read_number("/proc/meminfo", "MemAvailable:");
@@ -13455,7 +13447,7 @@ static int64_t dt__memory_available(void)
     return dt__max(available, 0);
 }
 
-/* Allocates pages [where, where + bytes) of the job's file now, so that a lack is an error and not a SIGBUS. */
+/* Allocates pages of the job's file now, so that a lack is an error and not a SIGBUS. */
 static int dt__file_reserve(int fd, int64_t where, int64_t bytes)
 {
 #ifdef __linux__
@@ -13492,7 +13484,7 @@ static int64_t dt__region_create(dt__job *job, int64_t bytes)
     return base == MAP_FAILED ? -1 : (int64_t)(intptr_t)base;
 }
 
-/* Maps shared memory that dt__region_create named and puts it on the list. NULL when that fails. */
+/* Maps shared memory that dt__region_create named; NULL when that fails. */
 static dt__region *dt__region_join(dt_comm *c, int64_t where, int64_t bytes, int64_t stride)
 {
     dt__region *region = DT__NEW(dt__region, 1, "a shared region");
@@ -13594,9 +13586,8 @@ static dt_result dt__begin(dt_comm *c, int op, int64_t count, int extra)
     return dt__comm_troubled(c) ? dt__comm_explain(c, NULL) : DT_OK;
 }
 
-/* ---- messages of one communicator ---- */
-
-/* Starts a message to or from a rank of another node. kind: 0 of a collective, 1 from point to point. */
+/* ---- messages of one communicator ----
+ * Starts a message to or from a rank of another node. kind: 0 of a collective, 1 from point to point. */
 static dt_result dt__message_start(dt_comm *c, dt__message *m, int sends, int peer, int kind, void *data, int64_t bytes)
 {
     uint32_t tag = 2 * (c->id + (uint32_t)DT__IDS) + (uint32_t)kind;
@@ -13639,9 +13630,8 @@ static dt_result dt__round_send(dt_comm *c, int peer, const float *data, int64_t
     return dt__round_message(c, 1, peer, data, 4 * count);
 }
 
-/* ---- how a collective begins and ends ---- */
-
-/* The first ranks of the nodes compare their calls. */
+/* ---- how a collective begins and ends ----
+ * The first ranks of the nodes compare their calls. */
 static dt_result dt__meet_nodes(dt_comm *c)
 {
     const int64_t bytes = (int64_t)sizeof c->call;
@@ -13674,8 +13664,8 @@ static dt_result dt__meet(dt_comm *c)
     return r;
 }
 
-/* Starts a collective that reads `count` floats of each rank's data. *staged: private memory of a process, which
- * local ranks cannot read; otherwise c->view is where they read each other's. */
+/* Starts a collective that reads `count` floats of each rank's data: at c->view, or *staged: private memory of a
+ * process, which local ranks cannot read. */
 static dt_result dt__meet_data(dt_comm *c, const float *data, int64_t count, int *staged)
 {
     dt_result r;
@@ -13717,8 +13707,8 @@ typedef struct dt__sum {
 } dt__sum;
 
 /* One block of the sum, n <= DT__BLOCK. A stack of subtrees: a node is combined with its left neighbour as soon as both
- * are complete; at the end the remaining subtrees are folded from the right. The last combination writes the outputs.
- * An output may be an addend, because this block of the addend has been read by then. */
+ * are complete; at the end the remaining subtrees are folded from the right, into the outputs. An output may be an
+ * addend: this block of it has been read by then. */
 static void dt__sum_block(const dt__kernels *k, const dt__sum *s, int64_t at, int64_t n)
 {
     float temp[DT__TREE_DEPTH][DT__BLOCK];
@@ -13804,7 +13794,7 @@ static int64_t dt__stage_width(const dt_comm *c, int places)
 }
 
 /* Sends this rank's chunk of c->length floats to all nodes and receives those of the ranks that it leads. A part of
- * the stage has `places` of `width` floats, then one for each of these ranks; this rank's chunk is in place `own`. */
+ * the stage has `places` of `width` floats, then one per such rank; this rank's chunk is in place `own`. */
 static dt_result dt__spread(dt_comm *c, int64_t round, int64_t at, int64_t width, int places, int own)
 {
     float *stage = dt__stage(c, c->local_rank, round);
@@ -13958,7 +13948,7 @@ static float *dt__subtree_at(const dt_comm *c, const dt__reduction *x, int k, in
     return c->work + k * c->widest * x->width + nth * n;
 }
 
-/* n floats of range p of a subtree of this node: returned in place, or computed into the work memory of node k. */
+/* n floats of range p of a subtree of this node: in place, or computed into the work memory of node k. */
 static const float *dt__subtree_sum(dt_comm *c, const dt__reduction *x, const dt__subtree *t, int p, int64_t at,
                                     int64_t n, int k)
 {
@@ -13977,7 +13967,7 @@ static const float *dt__subtree_sum(dt_comm *c, const dt__reduction *x, const dt
     return to;
 }
 
-/* Sends this node's subtrees of the ranges that this rank is the leader for, and receives those of its own range. */
+/* Sends this node's subtrees of the ranges that this rank leads, and receives those of its own range. */
 static dt_result dt__reduce_nodes(dt_comm *c, const dt__reduction *x, int64_t at)
 {
     int64_t own = dt__round_part(c->length[c->rank], at, x->width);
@@ -14016,7 +14006,6 @@ static void dt__reduce_own(dt_comm *c, const dt__reduction *x, int64_t at, int64
     dt__sum_range(c, &s, n);
 }
 
-/* All ranks share memory and read and write each other's data in place. */
 static dt_result dt__reduce_in_place(dt_comm *c, const dt__reduction *x)
 {
     const dt__part *part = x->parts;
@@ -14072,8 +14061,8 @@ static dt_result dt__reduce_rounds(dt_comm *c, dt__reduction *x, int64_t rounds)
     return r;
 }
 
-/* A rank sends a peer the range that the peer, or this node's leader for it, adds; in an all-reduce the owner sends its
- * range to the local ranks. Messages between nodes are counted when they are sent. */
+/* A rank sends a peer the range that the peer, or this node's leader for it, adds; in an all-reduce the owner sends it
+ * back. Messages between nodes are counted when they are sent. */
 static void dt__count_reduce(dt_comm *c, const dt__reduction *x)
 {
     for (int p = 0; p < c->size; p++) {
@@ -14273,9 +14262,8 @@ static dt_result dt__all_to_all_rows(dt_comm *c, float *stage, float *to, const 
     return r ? dt__conclude(c, 1, r) : dt__swap(c, stage, to, c->take, 0);
 }
 
-/* ---- point to point ---- */
-
-/* Posts data, which must stay as it is until the packet is taken. Waits when DT__PACKETS are posted. */
+/* ---- point to point ----
+ * Posts data, which must stay as it is until the packet is taken. Waits when DT__PACKETS are posted. */
 static dt_result dt__post(dt_comm *c, int to, int64_t where, int64_t bytes, int64_t total, uint32_t *ticket)
 {
     dt__channel *channel = dt__comm_channel(c, c->local_rank, c->place[to].local);
@@ -14326,7 +14314,7 @@ static dt_result dt__send_post(dt_comm *c, const float *data, int64_t count, int
     return dt__message_start(c, m, 1, to, 1, (void *)(intptr_t)data, bytes);
 }
 
-/* A send that does not wait: data (count) in symmetric memory must not change before dt__send_finish(ticket). */
+/* Does not wait: data in symmetric memory must not change before dt__send_finish(ticket). */
 static dt_result dt__send_start(dt_comm *c, const float *data, int64_t count, int to, uint32_t *ticket)
 {
     dt_result r = dt__begin_pair(c, DT__CALL_SEND, count, to);
@@ -14408,7 +14396,7 @@ static dt_result dt__alloc_refused(int size, int64_t bytes)
 /* The ranks that share this machine's cores and memory. */
 static int64_t dt__comm_here(const dt_comm *c) { return c->nodes > 1 && c->link->base ? c->size : c->local_size; }
 
-/* Cores for this rank's threads: its part of each one that it may use, and at most its part of the quota. */
+/* Cores for this rank's threads: its part of those that it may use, at most its part of the quota. */
 static double dt__comm_cores(const dt_comm *c)
 {
     int own[DT__CORES] = DT__ZERO, users[DT__CORES] = DT__ZERO, bound = c->job && c->job->bound;
@@ -14483,8 +14471,8 @@ DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank)
 }
 
 /* ---- several nodes on one machine ----
- * DT_NODES=N emulates N nodes on this machine. Their ranks exchange packets, into which messages are cut, through the
- * channels of a communicator over all ranks; the data lies in the sender's symmetric memory. */
+ * The ranks of DT_NODES=N emulated nodes exchange packets, into which messages are cut, through the channels of a
+ * communicator over all ranks; the data lies in the sender's symmetric memory. */
 
 enum { DT__PACKET_BYTES = 1 << 13 }; /* for up to 16 ranks */
 
@@ -14627,7 +14615,7 @@ static int64_t dt__comm_sent(const dt_comm *c, int far)
     return bytes;
 }
 
-/* Places a table at block + used, or with a block of NULL only counts. Returns what is used after it. */
+/* Places a table at block + used; block NULL: only counts. Returns what is used after it. */
 static int64_t dt__carve(void **table, char *block, int64_t used, int64_t bytes)
 {
     *table = block ? block + used : NULL;
@@ -14760,7 +14748,7 @@ static dt_result dt__comm_span(dt_comm **handle, dt__link *f, dt_comm *near, con
     return dt__stage_open(c);
 }
 
-/* Emulates DT_NODES nodes on contiguous runs of the ranks of `base`, which belongs to the link from then on. */
+/* Emulates nodes on runs of the ranks of `base`, which belongs to the link from then on. */
 static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
 {
     int64_t n = base->size, each = (int64_t)(sizeof(dt__traffic) + sizeof(int));
@@ -14914,7 +14902,7 @@ typedef struct dt__mpi {
 
 typedef char dt__mpi_request_fits[sizeof(MPI_Request) <= sizeof(void *) ? 1 : -1]; /* in dt__message.own */
 
-/* Set when MPI returned an error, or when a message was abandoned: other ranks may never reach MPI_Finalize then. */
+/* MPI returned an error, or a message was abandoned: other ranks may never reach MPI_Finalize. */
 static int dt__mpi_trouble;
 
 /* The processes that an MPI launcher says it started, this one included; 0: no launcher says so. mpirun sets a variable
@@ -14980,7 +14968,7 @@ static dt_result dt__mpi_send(dt__link *link, dt__message *m)
     return DT_OK;
 }
 
-/* Does a request complete within `seconds`? If not, the request belongs to MPI from now on. */
+/* Does a request complete within `seconds`? If not, it is MPI's from now on. */
 static int dt__mpi_wait(MPI_Request *request, double seconds)
 {
     double until = dt__now() + seconds;
@@ -14994,7 +14982,7 @@ static int dt__mpi_wait(MPI_Request *request, double seconds)
     return done && !code;
 }
 
-/* The message that was found for m is longer than m. Receives it elsewhere, so that its sender can complete. */
+/* The message found for m is too long: receives it elsewhere, so that its sender can complete. */
 static int dt__mpi_drain(dt__mpi *f, dt__message *m, MPI_Message *found)
 {
     MPI_Request request = MPI_REQUEST_NULL;
@@ -15041,7 +15029,7 @@ static int dt__mpi_complete(dt__message *m)
     return 1;
 }
 
-/* With no message under way, a probe for the largest tag, which none has, lets MPI move buffered data. */
+/* With no message under way, a probe for a tag that none has lets MPI move buffered data. */
 static dt_result dt__mpi_poll(dt__link *link)
 {
     dt__mpi *f = (dt__mpi *)link;
@@ -15075,9 +15063,8 @@ static void dt__mpi_cancel(dt__link *link, dt__message *m)
     }
 }
 
-/* ---- opening and closing MPI ---- */
-
-/* Runs at exit. MPI_Finalize would wait for a frozen rank forever, so the ranks meet first. After a failure a rank
+/* ---- opening and closing MPI ----
+ * Runs at exit. MPI_Finalize would wait for a frozen rank forever, so the ranks meet first. After a failure a rank
  * waits 10 s for the others, then ends without MPI_Finalize, and mpirun ends the job. */
 static void dt__mpi_end(void)
 {
@@ -15159,15 +15146,15 @@ enum { DT__WORLD_RANKS = 16384, DT__WORLD_PORT = 29500, DT__MUST = INT_MIN };
 
 typedef struct dt__world {
     int kind, rank, size;
-    int local_rank, local_size; /* among the ranks of this host; local_size 0: the launcher does not say */
+    int local_rank, local_size; /* on this host; size 0: the launcher does not say */
     int host, hosts;            /* hosts 0: the launcher does not say */
     int port;
     double patience;   /* seconds to wait for the others where all meet: DT_RENDEZVOUS_TIMEOUT */
     char address[256]; /* where rank 0 listens; "": the launcher does not say */
-    int everywhere;    /* rank 0 listens on all interfaces, because its host does not have the address */
+    int everywhere;    /* rank 0 listens on all interfaces: its host does not have the address */
     char job[96];      /* the same for all ranks of one start; another start rarely has the same */
     char fabric[32];   /* libfabric's provider: DT_FABRIC */
-    char network[64];  /* interface or address of this host to use: DT_INTERFACE; "": the way to rank 0 */
+    char network[64];  /* interface or address to use: DT_INTERFACE; "": the way to rank 0 */
     char line[384];    /* what was found, as a sentence */
 } dt__world;
 
@@ -15195,7 +15182,7 @@ static int dt__world_number(dt_result *r, const char *name, int lowest, int high
 
 static void dt__world_copy(char *to, size_t room, const char *from) { snprintf(to, room, "%s", from ? from : ""); }
 
-/* What tells this job from others: the launcher's id, or its hash where that is shorter. */
+/* What tells this job from others: the launcher's id, or its hash if that is shorter. */
 static void dt__world_job(dt__world *w, const char *launcher, const char *id, const char *part)
 {
     char hex[65];
@@ -15222,7 +15209,7 @@ static int dt__host_first(const char *list, char *host, size_t room)
            (int)room;
 }
 
-/* "2(x3),1": 2 on each of the first three hosts, 1 on the fourth. Returns the tasks of a host; 0: it is not listed. */
+/* The tasks of a host in "2(x3),1": 2 on each of the first three, 1 on the fourth; 0: it is not listed. */
 static int dt__host_tasks(const char *list, int host)
 {
     for (const char *p = list; p && *p;) {
@@ -15321,7 +15308,7 @@ static dt_result dt__world_nested(dt__world *outer)
                       "Unset the variables of the one that does not start the ranks", outer->line, w.rank, w.size);
 }
 
-/* ["algo-1", "algo-2"]: counts the hosts, looks for this one, and takes the first one's name as the address. */
+/* ["algo-1", "algo-2"]: counts the hosts, looks for this one; the first one's name is the address. */
 static void dt__world_hosts(dt__world *w, dt__json *j, const char *here)
 {
     int64_t count = 0;
@@ -15399,9 +15386,9 @@ static const char *dt__sagemaker_checkpoints(void)
     return config && !dt__world_sagemaker(&w, config) && w.size == 1 && !access(place, W_OK) ? place : NULL;
 }
 
-/* Finds the launcher of this process. A rank of our supervisor counts as alone, because its job is local. srun sets
- * SLURM_STEP_ID for the ranks of a step; a batch job's script has SLURM_PROCID too and is not a rank. A torchrun that
- * runs inside a step numbers its own ranks. */
+/* Finds the launcher of this process. A rank of our supervisor counts as alone: its job is local. srun sets
+ * SLURM_STEP_ID for the ranks of a step; a batch job's script has SLURM_PROCID without it. A torchrun inside a step
+ * numbers its own ranks. */
 static dt_result dt__world_detect(dt__world *w)
 {
     const char *config = dt__sagemaker_config(), *network = dt__environment("DT_INTERFACE");
@@ -15437,10 +15424,10 @@ static dt_result dt__world_detect(dt__world *w)
 
 #if defined(DT_OFI) || defined(DT__MEET)
 /* ---- rendezvous ----
- * Ranks on several hosts first have to learn each other's addresses: each contributes a few bytes and receives
- * everyone's. Rank 0 listens and serves all callers at once, each with a deadline. Before a rank sends its bytes, both
- * sides prove that they know DT_JOB_KEY: each returns HMAC-SHA-256 (RFC 2104) over the other side's fresh nonce. The
- * empty key, without one, only shows that a caller speaks this protocol. Three messages and an answer:
+ * Ranks on several hosts first learn each other's addresses: each contributes a few bytes and receives everyone's.
+ * Rank 0 listens and serves all callers at once, each with a deadline. Before a rank sends its bytes, both sides prove
+ * that they know DT_JOB_KEY by HMAC-SHA-256 (RFC 2104) over the other side's fresh nonce. The empty key, without one,
+ * only shows that a caller speaks this protocol. Three messages and an answer:
  *     caller  dt__hello     job, rank, size, nonce
  *     rank 0  dt__welcome   nonce and proof, or the reason for a rejection
  *     caller  proof and its bytes
@@ -15500,7 +15487,7 @@ static void dt__side_proof(uint8_t proof[32], char side, const dt__hello *h, con
     dt__job_proof(proof, text, sizeof text);
 }
 
-/* The addresses of a host, to be freed by freeaddrinfo, or NULL and the reason. `passive`: all those of this host. */
+/* The addresses of a host (`passive`: all of this one) for freeaddrinfo, or NULL and the reason. */
 static struct addrinfo *dt__host_addresses(const char *address, int port, int passive, const char **why)
 {
     struct addrinfo hints, *list = NULL;
@@ -15523,7 +15510,7 @@ static int dt__ready(int fd, short events, double end)
     return poll(&p, 1, (int)(seconds > 0 ? seconds * 1e3 + 1 : 0)) > 0;
 }
 
-/* Moves all bytes, or returns -1 with errno when the connection ends first or time runs out (ETIMEDOUT). */
+/* Moves all bytes; -1 with errno: the connection ended first, or time ran out (ETIMEDOUT). */
 static int dt__transfer(int fd, void *data, int64_t bytes, int sends, double end)
 {
     for (int64_t done = 0; done < bytes;) {
@@ -15607,7 +15594,7 @@ static void dt__judge_hello(const dt__meeting *m, const dt__hello *h, char *text
         snprintf(text, room, "two processes say that they are rank %d: let the launcher number them", h->rank);
 }
 
-/* A connection that has not joined: what it has sent or received of the stage's bytes, and when it must be through. */
+/* A connection that has not joined; `done` of the stage's bytes have moved. */
 enum { DT__GUESTS = 64 };
 typedef struct dt__guest {
     int fd, stage; /* 0: hello, 1: welcome, 2: proof, 3: the bytes of all ranks' blobs that are its own */
@@ -15619,7 +15606,7 @@ typedef struct dt__guest {
     char blob[DT__BLOB];
 } dt__guest;
 
-/* Goes on with one caller. 1: it joins; 0: it has more to do; -1: it goes. One that proves nothing learns nothing. */
+/* Goes on with one caller. 1: it joins; 0: it has more to do; -1: it goes. */
 static int dt__meet_serve(dt__meeting *m, dt__guest *g)
 {
     dt__hello *h = &g->hello;
@@ -15667,7 +15654,7 @@ static void dt__meet_admit(dt__meeting *m, dt__guest *guests)
     g->fd = fd, g->end = dt__now() + (double)DT__MEET_SECONDS;
 }
 
-/* Serves all callers until all ranks are present, then sends each the answer, or the reason why there is none. */
+/* Serves callers until all ranks are present, then sends each the answer, or why there is none. */
 static dt_result dt__meet_gather(dt__meeting *m)
 {
     dt__world *w = m->w;
@@ -15728,9 +15715,8 @@ static dt_result dt__meet_host(dt__world *w, const void *mine, int bytes, void *
     return r;
 }
 
-/* ---- the others call ---- */
-
-/* Reads one dt__welcome. 1: rank 0 agrees; 0: try again; -1: no use, the error is recorded. */
+/* ---- the others call ----
+ * Reads one dt__welcome. 1: rank 0 agrees; 0: try again; -1: no use, the error is recorded. */
 static int dt__meet_welcome(const dt__world *w, int fd, dt__welcome *in, double end)
 {
     if (dt__transfer(fd, in->magic, sizeof in->magic, 0, end)) return 0;
@@ -15803,9 +15789,8 @@ static dt_result dt__rendezvous(dt__world *w, const void *mine, int bytes, void 
     return w->rank ? dt__meet_caller(w, mine, bytes, all) : dt__meet_host(w, mine, bytes, all);
 }
 
-/* ---- the address of this host that the others can reach ---- */
-
-/* The address of an interface by its name, or with NULL of the first one that leads out of the host. IPv4 first. */
+/* ---- the address of this host that the others can reach ----
+ * The address of an interface by its name, or with NULL of the first one that leads out of the host. IPv4 first. */
 static int dt__interface_address(const char *name, char *text, size_t room)
 {
     static const int families[] = {AF_INET, AF_INET6};
@@ -15845,7 +15830,7 @@ static int dt__route_address(const dt__world *w, char *text, size_t room)
     return found;
 }
 
-/* The address in digits: DT_INTERFACE (name or address), the way to rank 0, or the first interface leading out. */
+/* In digits: DT_INTERFACE (name or address), the way to rank 0, or the first interface leading out. */
 static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
 {
     unsigned char digits[16];
@@ -15867,10 +15852,10 @@ static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
 
 #ifdef DT_OFI
 /* ---- libfabric ----
- * A link over tagged messages of one reliable-datagram endpoint. Providers differ in what they do with a message that
- * has no receive, or a receive that is too short: over net (libfabric 1.17) the first holds up all that its sender
- * sends later, and the second breaks the connection. So libfabric only gets what every provider does well: short
- * datagrams into buffers that are always posted, and data into memory that the receiver posts before the sender sends.
+ * Tagged messages of one reliable-datagram endpoint. Providers differ in what they do with a message that has no
+ * receive, or a receive that is too short: over net (libfabric 1.17) the first holds up all that its sender sends
+ * later, the second breaks the connection. So libfabric only gets what every provider does well: short datagrams into
+ * buffers that are always posted, and data into memory that the receiver posts before the sender sends.
  *
  *   SHORT  header and data; a rank without a matching receive keeps a copy
  *   ASK    the header of a long message
@@ -15908,7 +15893,7 @@ typedef struct dt__ofi_item {
 
 typedef struct dt__ofi_peer {
     fi_addr_t address;
-    uint32_t blocked;       /* the look at pending operations in which libfabric took none for this peer */
+    uint32_t blocked;       /* the look at pending operations that found this peer busy */
     int process;            /* over shared memory: the peer's process, and .. */
     char memory[64];        /* .. the file that a killed process leaves behind */
 } dt__ofi_peer;
@@ -15931,9 +15916,8 @@ typedef struct dt__ofi {
     uint64_t keys;
 } dt__ofi;
 
-/* ---- operations ---- */
-
-/* Memory of `bytes` that the provider knows: what a long message sends or receives, or with m NULL a buffer. */
+/* ---- operations ----
+ * Memory of `bytes` that the provider knows: what a long message sends or receives, or with m NULL a buffer. */
 static dt__ofi_item *dt__ofi_item_open(dt__ofi *f, dt__message *m, int64_t bytes)
 {
     dt__ofi_item *i = (dt__ofi_item *)dt__alloc((int64_t)sizeof *i + (m ? 0 : bytes), "a message");
@@ -15984,7 +15968,7 @@ static void dt__ofi_over(dt__ofi *f, dt__ofi_item *i, int good)
     dt__message_finish(m, good ? 1 : DT__LOST);
 }
 
-/* Gives libfabric the pending operations, those of one peer in their order. */
+/* Gives libfabric the pending operations, one peer's in their order. */
 static void dt__ofi_retry(dt__ofi *f)
 {
     dt__ofi_item **p = &f->pending, *i = NULL;
@@ -16042,9 +16026,8 @@ static dt_result dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_header *h, dt__
     return DT_OK;
 }
 
-/* ---- matching ---- */
-
-/* A receive has met its message. in->moved: the sender's number of a long message, -1: the data is here. */
+/* ---- matching ----
+ * A receive has met its message. in->moved: the sender's number of a long message, -1: the data is here. */
 static dt_result dt__ofi_match(dt__link *link, dt__message *m, const dt__message *in)
 {
     dt__ofi *f = (dt__ofi *)link;
@@ -16101,9 +16084,8 @@ static dt_result dt__ofi_heard(dt__ofi *f, char *data, int64_t bytes)
     return DT_OK;
 }
 
-/* ---- polling ---- */
-
-/* An operation has ended, after `bytes`. */
+/* ---- polling ----
+ * An operation has ended, after `bytes`. */
 static dt_result dt__ofi_ended(dt__ofi *f, dt__ofi_item *i, int good, int64_t bytes)
 {
     dt_result r = DT_OK;
@@ -16172,10 +16154,9 @@ static dt_result dt__ofi_send(dt__link *link, dt__message *m)
     return dt__ofi_say(f, m->peer, &h, NULL);
 }
 
-/* Cancels a long message that libfabric holds; if the provider cannot cancel it, abandons the endpoint. Closing the
- * endpoint is the only way to make a provider with a thread of its own forget memory that a peer has begun to read or
- * write. Any other provider moves data only inside calls, and no more calls are made: tcp;ofi_rxm of libfabric 1.17 may
- * crash when it closes a connection whose link is cut. */
+/* Cancels a long message that libfabric holds, or abandons the endpoint. A provider with a thread of its own forgets
+ * memory that a peer has begun to read or write only when the endpoint is closed. Any other moves data only inside
+ * calls, and none follows: tcp;ofi_rxm of libfabric 1.17 may crash when it closes a connection whose link is cut. */
 static void dt__ofi_cancel(dt__link *link, dt__message *m)
 {
     dt__ofi *f = (dt__ofi *)link;
@@ -16239,7 +16220,7 @@ static dt_result dt__ofi_provider(const dt__world *w, const char **name)
     return DT_OK;
 }
 
-/* Asks for a provider at an address of this host, NULL: any. Returns libfabric's error. */
+/* Asks for a provider at an address of this host, NULL: any; libfabric's error. */
 static int dt__ofi_ask(dt__ofi *f, const char *name, const char *node)
 {
     struct fi_info *hints = fi_allocinfo();
@@ -16372,7 +16353,7 @@ static dt_result dt__ofi_open(dt__link **handle, dt__world *w)
 #endif /* DT_OFI */
 
 #ifndef DT_COMM_ONLY
-/* ============================================================================
+/* ====================
  * H14  checkpoints
  * A checkpoint is a directory, complete or absent:
  *
@@ -16382,9 +16363,9 @@ static dt_result dt__ofi_open(dt__link **handle, dt__world *w)
  *                      manifest.json              recipe, layout and step; size and SHA-256 of every file
  *   DIR/latest                                    the name of the newest checkpoint
  *
- * A checkpoint is written as step-000000200.tmp. When all files and the directory are on the disk, the directory is
- * renamed and `latest` is replaced: a directory with the final name is complete after any crash. This section handles
- * files; which numbers of the training state go where, H16 says (dt__walk). */
+ * It is written as step-000000200.tmp. When all files and the directory are on the disk, the directory is renamed and
+ * `latest` is replaced: a directory with the final name is complete after any crash. This section handles files; which
+ * numbers of the training state go where, H16 says (dt__walk). */
 
 /* ---- safetensors: the header's length in 8 bytes, a JSON header (name, type, shape, offsets), the numbers ---- */
 
@@ -16591,7 +16572,7 @@ typedef struct dt__part_file {
     int64_t bytes;
 } dt__part_file;
 
-/* A safetensors file being written: begin, names, open, numbers, close. After an error the calls do nothing. */
+/* A safetensors file being written: begin, names, open, numbers, close. An error makes later calls do nothing. */
 typedef struct dt__tensor_file {
     dt__path path;
     int fd;
@@ -16656,9 +16637,8 @@ static dt_result dt__tensor_file_close(dt__tensor_file *w, dt_result r, dt__part
     return r;
 }
 
-/* ---- which tensor of a file a parameter is ---- */
-
-/* Is a stored tensor of this shape? A table of positions may have more rows, after those of the model. */
+/* ---- which tensor of a file a parameter is ----
+ * Is a stored tensor of this shape? A table of positions may have more rows, after those of the model. */
 static int dt__stored_fits(const dt__stored *s, const dt_shape *shape)
 {
     dt_shape first = s->shape;
@@ -16666,7 +16646,7 @@ static int dt__stored_fits(const dt__stored *s, const dt_shape *shape)
     return dt__same_shape(&first, shape);
 }
 
-/* Finds the tensor of a parameter by its name and shape in files. Some published files leave out a prefix of names. */
+/* Finds the tensor of a parameter by its name and shape. Some published files leave out a prefix of names. */
 static dt_result dt__tensors_fit(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found)
 {
     static const char *const prefix[] = {"transformer.", "model."};
@@ -16687,9 +16667,8 @@ static dt_result dt__tensors_fit(const dt__tensors *t, const char *name, const d
                      s->name, dt__shape_text(&s->shape, there), dt__stored_types[s->type].name, here);
 }
 
-/* ---- the directory ---- */
-
-/* folder/step-000000200, and a tail after it. */
+/* ---- the directory ----
+ * folder/step-000000200, and a tail after it. */
 static dt__path dt__step_path(const char *folder, int64_t step, const char *tail)
 {
     return dt__path_of("%s/step-%09lld%s", folder, (long long)step, tail);
@@ -16757,8 +16736,8 @@ static dt_result dt__latest_put(const char *folder, int64_t step)
     return dt__file_replace(dt__path_of("%s/latest", folder).at, name, n);
 }
 
-/* Gives a complete .tmp its name and switches `latest`. What had the name, a checkpoint of an earlier run, is removed
- * last, as far as that goes. *newest, unless NULL, becomes the step when the step is there. */
+/* Gives a complete .tmp its name and switches `latest`. A checkpoint of an earlier run that had the name is removed
+ * last, as far as that goes. *newest, unless NULL, becomes the step. */
 static dt_result dt__step_publish(const char *folder, int64_t step, int64_t *newest)
 {
     dt__path draft = dt__step_path(folder, step, ".tmp"), aside = dt__step_path(folder, step, ".aside.tmp");
@@ -17109,61 +17088,62 @@ typedef struct dt__config {
     char rope_type[65];
 } dt__config;
 
-enum { DT__GROUP_ROPE = 2, DT__GROUP_FAMILY, DT__GROUP_LLAMA3, DT__GROUP_LINEAR, DT__GROUP_YARN };
+enum { DT__GROUP_GPT2 = DT_GPT2, DT__GROUP_LLAMA = DT_LLAMA, DT__GROUP_ROPE, DT__GROUP_FAMILY, DT__GROUP_LLAMA3,
+       DT__GROUP_LINEAR, DT__GROUP_YARN };
 #define DT__CONFIG(group, kind, name, member, preset, range) \
-    DT__MEMBER(group, kind, name, dt__config, member, preset, range)
+    DT__MEMBER(DT__GROUP_##group, kind, name, dt__config, member, preset, range)
 static const dt__option dt__config_members[] = {
-    DT__CONFIG(DT__GROUP_FAMILY, WORD, "model_type", type, -1, "gpt2,llama,mistral,qwen2,qwen3"),
-    DT__CONFIG(DT_GPT2, WHOLE, "n_positions", sequence, 0, "[1,1e9]"),
-    DT__CONFIG(DT_GPT2, WHOLE, "n_layer", m.layers, -1, "[1,1e9]"),
-    DT__CONFIG(DT_GPT2, WHOLE, "n_head", m.heads, -1, "[1,1e9]"),
-    DT__CONFIG(DT_GPT2, WHOLE, "n_embd", m.width, -1, "[1,1e9]"),
-    DT__CONFIG(DT_GPT2, WHOLE, "n_inner", inner, 0, "[1,1e9]"),
-    DT__CONFIG(DT_GPT2, WHOLE, "vocab_size", m.vocabulary, -1, "[1,1e9]"),
-    DT__CONFIG(DT_GPT2, REAL, "layer_norm_epsilon", number, 1e-5, "[0.99999e-5,1.00001e-5]"),
-    DT__CONFIG(DT_GPT2, WORD, "activation_function", word, 0, "gelu_new,gelu_pytorch_tanh"),
-    DT__CONFIG(DT_GPT2, WORD, "scale_attn_weights", word, 0, "true"),
-    DT__CONFIG(DT_GPT2, WORD, "scale_attn_by_inverse_layer_idx", word, 0, "false"),
-    DT__CONFIG(DT_GPT2, WORD, "tie_word_embeddings", word, 0, "true"),
-    DT__CONFIG(DT_GPT2, WORD, "add_cross_attention", word, 0, "false"),
-    DT__CONFIG(DT_GPT2, WORD, "quantization_config", word, 0, "null"),
-    DT__CONFIG(DT_LLAMA, WHOLE, "max_position_embeddings", sequence, 0, "[1,1e9]"),
-    DT__CONFIG(DT_LLAMA, WHOLE, "num_hidden_layers", m.layers, -1, "[1,1e9]"),
-    DT__CONFIG(DT_LLAMA, WHOLE, "num_attention_heads", m.heads, -1, "[1,1e9]"),
-    DT__CONFIG(DT_LLAMA, WHOLE, "hidden_size", m.width, -1, "[1,1e9]"),
-    DT__CONFIG(DT_LLAMA, WHOLE, "vocab_size", m.vocabulary, -1, "[1,1e9]"),
-    DT__CONFIG(DT_LLAMA, WHOLE, "num_key_value_heads", m.kv_heads, 0, "[1,1e9]"),
-    DT__CONFIG(DT_LLAMA, WHOLE, "head_dim", head, 0, "[1,1e9]"),
-    DT__CONFIG(DT_LLAMA, WHOLE, "intermediate_size", m.hidden, -1, "[1,1e9]"),
-    DT__CONFIG(DT_LLAMA, REAL, "rms_norm_eps", m.norm_eps, 1e-6, NULL),
-    DT__CONFIG(DT_LLAMA, REAL, "rope_theta", m.rope_base, 1e4, NULL),
-    DT__CONFIG(DT_LLAMA, WORD, "tie_word_embeddings", m.tied, 0, "false,true"),
-    DT__CONFIG(DT_LLAMA, WORD, "hidden_act", word, 0, "silu,swish"),
-    DT__CONFIG(DT_LLAMA, WORD, "attention_bias", attention_bias, 0, "false,true"),
-    DT__CONFIG(DT_LLAMA, WORD, "mlp_bias", mlp_bias, 0, "false,true"),
-    DT__CONFIG(DT_LLAMA, WORD, "use_sliding_window", windowed, 0, "false,true"),
-    DT__CONFIG(DT_LLAMA, REAL, "partial_rotary_factor", number, 1, "[1,1]"),
-    DT__CONFIG(DT_LLAMA, WORD, "quantization_config", word, 0, "null"),
-    DT__CONFIG(DT_LLAMA, PLACE, "sliding_window", window, 0, NULL),
-    DT__CONFIG(DT_LLAMA, PLACE, "layer_types", kinds, 0, NULL),
-    DT__CONFIG(DT_LLAMA, PLACE, "original_max_position_embeddings", original, 0, NULL),
-    DT__CONFIG(DT_LLAMA, PLACE, "rope_scaling", scaling, 0, NULL),
-    DT__CONFIG(DT_LLAMA, PLACE, "rope_parameters", rope, 0, NULL), /* of newer files */
-    DT__CONFIG(DT__GROUP_ROPE, CHARS, "type", rope_type, 0, NULL), /* of older files */
-    DT__CONFIG(DT__GROUP_ROPE, CHARS, "rope_type", rope_type, 0, NULL),
-    DT__CONFIG(DT__GROUP_ROPE, REAL, "rope_theta", m.rope_base, 0, NULL),
-    DT__CONFIG(DT__GROUP_ROPE, REAL, "partial_rotary_factor", number, 0, "[1,1]"),
-    DT__CONFIG(DT__GROUP_ROPE, DOUBLE, "factor", m.rope_scaling.factor, 0, NULL),
-    DT__CONFIG(DT__GROUP_LLAMA3, WHOLE, "original_max_position_embeddings", m.rope_scaling.original_context, 0, NULL),
-    DT__CONFIG(DT__GROUP_LLAMA3, DOUBLE, "low_freq_factor", m.rope_scaling.low_freq_factor, 0, NULL),
-    DT__CONFIG(DT__GROUP_LLAMA3, DOUBLE, "high_freq_factor", m.rope_scaling.high_freq_factor, 0, NULL),
-    DT__CONFIG(DT__GROUP_YARN, WHOLE, "original_max_position_embeddings", m.rope_scaling.original_context, 0, NULL),
-    DT__CONFIG(DT__GROUP_YARN, DOUBLE, "beta_slow", m.rope_scaling.low_freq_factor, 0, NULL),
-    DT__CONFIG(DT__GROUP_YARN, DOUBLE, "beta_fast", m.rope_scaling.high_freq_factor, 0, NULL),
-    DT__CONFIG(DT__GROUP_YARN, DOUBLE, "attention_factor", m.rope_scaling.attention, 0, NULL),
-    DT__CONFIG(DT__GROUP_YARN, WORD, "truncate", m.rope_scaling.untruncated, 0, "true,false"),
-    DT__CONFIG(DT__GROUP_YARN, WORD, "mscale", word, 0, "null"),
-    DT__CONFIG(DT__GROUP_YARN, WORD, "mscale_all_dim", word, 0, "null")};
+    DT__CONFIG(FAMILY, WORD, "model_type", type, -1, "gpt2,llama,mistral,qwen2,qwen3"),
+    DT__CONFIG(GPT2, WHOLE, "n_positions", sequence, 0, "[1,1e9]"),
+    DT__CONFIG(GPT2, WHOLE, "n_layer", m.layers, -1, "[1,1e9]"),
+    DT__CONFIG(GPT2, WHOLE, "n_head", m.heads, -1, "[1,1e9]"),
+    DT__CONFIG(GPT2, WHOLE, "n_embd", m.width, -1, "[1,1e9]"),
+    DT__CONFIG(GPT2, WHOLE, "n_inner", inner, 0, "[1,1e9]"),
+    DT__CONFIG(GPT2, WHOLE, "vocab_size", m.vocabulary, -1, "[1,1e9]"),
+    DT__CONFIG(GPT2, REAL, "layer_norm_epsilon", number, 1e-5, "[0.99999e-5,1.00001e-5]"),
+    DT__CONFIG(GPT2, WORD, "activation_function", word, 0, "gelu_new,gelu_pytorch_tanh"),
+    DT__CONFIG(GPT2, WORD, "scale_attn_weights", word, 0, "true"),
+    DT__CONFIG(GPT2, WORD, "scale_attn_by_inverse_layer_idx", word, 0, "false"),
+    DT__CONFIG(GPT2, WORD, "tie_word_embeddings", word, 0, "true"),
+    DT__CONFIG(GPT2, WORD, "add_cross_attention", word, 0, "false"),
+    DT__CONFIG(GPT2, WORD, "quantization_config", word, 0, "null"),
+    DT__CONFIG(LLAMA, WHOLE, "max_position_embeddings", sequence, 0, "[1,1e9]"),
+    DT__CONFIG(LLAMA, WHOLE, "num_hidden_layers", m.layers, -1, "[1,1e9]"),
+    DT__CONFIG(LLAMA, WHOLE, "num_attention_heads", m.heads, -1, "[1,1e9]"),
+    DT__CONFIG(LLAMA, WHOLE, "hidden_size", m.width, -1, "[1,1e9]"),
+    DT__CONFIG(LLAMA, WHOLE, "vocab_size", m.vocabulary, -1, "[1,1e9]"),
+    DT__CONFIG(LLAMA, WHOLE, "num_key_value_heads", m.kv_heads, 0, "[1,1e9]"),
+    DT__CONFIG(LLAMA, WHOLE, "head_dim", head, 0, "[1,1e9]"),
+    DT__CONFIG(LLAMA, WHOLE, "intermediate_size", m.hidden, -1, "[1,1e9]"),
+    DT__CONFIG(LLAMA, REAL, "rms_norm_eps", m.norm_eps, 1e-6, NULL),
+    DT__CONFIG(LLAMA, REAL, "rope_theta", m.rope_base, 1e4, NULL),
+    DT__CONFIG(LLAMA, WORD, "tie_word_embeddings", m.tied, 0, "false,true"),
+    DT__CONFIG(LLAMA, WORD, "hidden_act", word, 0, "silu,swish"),
+    DT__CONFIG(LLAMA, WORD, "attention_bias", attention_bias, 0, "false,true"),
+    DT__CONFIG(LLAMA, WORD, "mlp_bias", mlp_bias, 0, "false,true"),
+    DT__CONFIG(LLAMA, WORD, "use_sliding_window", windowed, 0, "false,true"),
+    DT__CONFIG(LLAMA, REAL, "partial_rotary_factor", number, 1, "[1,1]"),
+    DT__CONFIG(LLAMA, WORD, "quantization_config", word, 0, "null"),
+    DT__CONFIG(LLAMA, PLACE, "sliding_window", window, 0, NULL),
+    DT__CONFIG(LLAMA, PLACE, "layer_types", kinds, 0, NULL),
+    DT__CONFIG(LLAMA, PLACE, "original_max_position_embeddings", original, 0, NULL),
+    DT__CONFIG(LLAMA, PLACE, "rope_scaling", scaling, 0, NULL),
+    DT__CONFIG(LLAMA, PLACE, "rope_parameters", rope, 0, NULL), /* of newer files */
+    DT__CONFIG(ROPE, CHARS, "type", rope_type, 0, NULL), /* of older files */
+    DT__CONFIG(ROPE, CHARS, "rope_type", rope_type, 0, NULL),
+    DT__CONFIG(ROPE, REAL, "rope_theta", m.rope_base, 0, NULL),
+    DT__CONFIG(ROPE, REAL, "partial_rotary_factor", number, 0, "[1,1]"),
+    DT__CONFIG(ROPE, DOUBLE, "factor", m.rope_scaling.factor, 0, NULL),
+    DT__CONFIG(LLAMA3, WHOLE, "original_max_position_embeddings", m.rope_scaling.original_context, 0, NULL),
+    DT__CONFIG(LLAMA3, DOUBLE, "low_freq_factor", m.rope_scaling.low_freq_factor, 0, NULL),
+    DT__CONFIG(LLAMA3, DOUBLE, "high_freq_factor", m.rope_scaling.high_freq_factor, 0, NULL),
+    DT__CONFIG(YARN, WHOLE, "original_max_position_embeddings", m.rope_scaling.original_context, 0, NULL),
+    DT__CONFIG(YARN, DOUBLE, "beta_slow", m.rope_scaling.low_freq_factor, 0, NULL),
+    DT__CONFIG(YARN, DOUBLE, "beta_fast", m.rope_scaling.high_freq_factor, 0, NULL),
+    DT__CONFIG(YARN, DOUBLE, "attention_factor", m.rope_scaling.attention, 0, NULL),
+    DT__CONFIG(YARN, WORD, "truncate", m.rope_scaling.untruncated, 0, "true,false"),
+    DT__CONFIG(YARN, WORD, "mscale", word, 0, "null"),
+    DT__CONFIG(YARN, WORD, "mscale_all_dim", word, 0, "null")};
 
 enum { DT__CONFIG_COUNT = (int)(sizeof dt__config_members / sizeof *dt__config_members) };
 
@@ -17370,9 +17350,8 @@ static dt_result dt__model_read(dt_model *m, const char *path)
     return DT_OK;
 }
 
-/* ---- published weights ---- */
-
-/* Adds the files of {"weight_map": {"name of a tensor": "file", ..}}, each once. */
+/* ---- published weights ----
+ * Adds the files of {"weight_map": {"name of a tensor": "file", ..}}, each once. */
 static dt_result dt__weights_index(dt__tensors *t, const char *folder)
 {
     static const char *const keys[] = {"weight_map", NULL};
@@ -17417,9 +17396,8 @@ static dt_result dt__weights_digest(const dt__tensors *t, const dt__stored *s, c
     return r;
 }
 
-/* ---- a program's own loop ---- */
-
-/* A list that a file can hold, and that its reader takes: names differ; trained: each has a gradient. */
+/* ---- a program's own loop ----
+ * A list that a file can hold, and that its reader takes: names differ; trained: each has a gradient. */
 static dt_result dt__parameters_check(const char *function, const dt_parameter *list, int64_t count, int trained)
 {
     const int most = (int)sizeof ((dt__stored *)0)->name - (trained ? 8 : 1); /* the optimizer's: "second.NAME" */
@@ -17603,7 +17581,7 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
     return DT_OK;
 }
 
-/* ============================================================================
+/* ====================
  * H15  mesh, layout, plans, engine */
 
 /* DT_E_USAGE unless the degree that an option sets divides n of something ("rank", without the plural's s). */
@@ -17616,7 +17594,7 @@ static dt_result dt__check_divides(const char *option, int64_t degree, int64_t n
                       option, n == 1 ? "" : "one of ", n == 1 ? "1, or raise --ranks" : list);
 }
 
-/* ---- mesh: ranks as points (data, pipeline, tensor, context) -------------------------------------------- */
+/* ---- mesh: ranks as points (data, pipeline, tensor, context) ---- */
 
 /* The axes that the letters of an order name, slowest first; C is inside D unless named. 0: it is not an order. */
 static int dt__mesh_order(const char *order, int axis[DT_AXES])
@@ -17668,7 +17646,7 @@ static int dt__mesh_crosses(const dt_mesh *m, const dt_comm *c)
     return 0;
 }
 
-/* ---- partition ---------------------------------------------------------------------------------------- */
+/* ---- partition ---- */
 
 /* The least sum of squared costs of `parts` runs that cost at most `limit` each, or a negative number when no such runs
  * exist; without a limit (1e300) the least cost of the most expensive run. cut[j][i]: the begin of the last of j runs
@@ -17719,7 +17697,7 @@ DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int
     return r;
 }
 
-/* ---- schedules: the order of units and chunks on a stage ----------------------------------------------- */
+/* ---- schedules: the order of units and chunks on a stage ---- */
 
 /* Work of a stage on one of `units` units. A stage has `chunks` runs of segments, one unless the schedule is
  * interleaved; run c of stage s is number c stages + s of the model. */
@@ -17787,7 +17765,7 @@ static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, in
     for (dt__work *w = list; w < end; w++) w->slot = w->unit % slots[w->chunk];
 }
 
-/* ---- the store: places of this rank's parameters and gradients ------------------------------------------- */
+/* ---- the store: places of this rank's parameters and gradients ---- */
 
 /* Gradients reduced together, in the order of their parameters. A tied parameter has a bucket for each use (R8). */
 typedef struct dt__bucket {
@@ -18008,7 +17986,7 @@ static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chu
     return dt__store_cuts(s);
 }
 
-/* ---- partial sums over data shards ------------------------------------------------------------------------ */
+/* ---- partial sums over data shards ---- */
 
 /* Rank r of `ranks` owns the contiguous run [lo, hi) of V shards, as even as possible, longer runs first (R1). */
 static void dt__run_of(int64_t shards, int ranks, int rank, int64_t *lo, int64_t *hi)
@@ -18052,7 +18030,7 @@ typedef struct dt__program {
 static const char *const dt__instr_names[] = {DT_INSTRUCTIONS(DT__INSTR_NAME)};
 #undef DT__INSTR_NAME
 
-/* ---- offload: the second memory ------------------------------------------------------------------------ */
+/* ---- offload: the second memory ---- */
 
 /* A ring of buffers for the segments in work; the second memory for units in flight; a thread copies at `rate`. */
 enum { DT__MOVES = 64 };
@@ -19240,7 +19218,7 @@ static dt_result dt__plan_print(const dt_recipe *recipe, const dt_layout *layout
     return dt__error(DT_E_HELP, "the plan was printed");
 }
 
-/* ---- the executor ---------------------------------------------------------------------------------- */
+/* ---- the executor ---- */
 
 /* A message on its way to rank to - 1 of a communicator; to 0: none is. */
 typedef struct dt__posted {
@@ -20115,7 +20093,7 @@ static dt_result dt__engine_pass(dt__engine *e, int64_t end)
 
 #endif /* DT_COMM_ONLY */
 
-/* ============================================================================
+/* ====================
  * H16  trainer, launcher, restarts
  * The launcher. The supervisor is the program that was started with --ranks: it starts N copies of itself, waits for
  * them and for signals, and exits. Ranks learn who they are from the environment (as threads, from dt__thread.rank). A
@@ -21029,7 +21007,7 @@ DT_API const char *dt_comm_launcher(const dt_comm *c)
     return c->launcher;
 }
 
-/* ---- dt_fail ---------------------------------------------------------------------------------------- */
+/* ---- dt_fail ---- */
 
 /* Tells the supervisor about a failure that a restart would repeat. Returns whether this rank prints its error: the
  * first rank that fails does, and the supervisor names a rank that died or froze. */
@@ -21062,7 +21040,7 @@ DT_API int dt_fail(const char *what)
 }
 
 #ifndef DT_COMM_ONLY
-/* ---- options ------------------------------------------------------------------------------------- */
+/* ---- options ---- */
 
 /* Edit distance of two short names (Levenshtein). */
 static int dt__distance(const char *a, const char *b)
@@ -21208,7 +21186,7 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
     return DT_OK;
 }
 
-/* ---- trainer ----------------------------------------------------------------------------------------- */
+/* ---- trainer ---- */
 
 typedef struct dt__candidate {
     float logit;
@@ -21418,7 +21396,7 @@ DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
     return dt__misuse("dt_trainer_experts: there is no mixture %jd in the model: count from 0", index);
 }
 
-/* ---- checks: one sentence each, before anything is opened ---------------------------------------------- */
+/* ---- checks: one sentence each, before anything is opened ---- */
 
 static dt_result dt__check_source(const dt_recipe *r)
 {
@@ -21510,7 +21488,7 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
     return bad ? bad : dt__check_checkpoint(&l->checkpoint);
 }
 
-/* ---- opening -------------------------------------------------------------------------------------------- */
+/* ---- opening ---- */
 
 /* This rank's samples in a batch. */
 static int64_t dt__loader_rows(const dt_trainer *t) { return (t->e.p.hi - t->e.p.lo) * t->e.p.micros * t->e.p.rows; }
@@ -22056,7 +22034,7 @@ static dt_result dt__trainer_settle(dt_trainer *t)
     return dt__pool_open(&t->pool, (int)t->layout.threads);
 }
 
-/* ---- the state as slices ----------------------------------------------------------------------------------
+/* ---- the state as slices ----
  * The state is a list of named tensors. Ranks store a tensor as arrays, one per tensor shard and expert (R11), and of
  * each array a slice. A sharded checkpoint holds slices as they are stored. In a full checkpoint, and for the hash, the
  * numbers have the order of the tensor; some files hold its transpose. A block, a part of the tensor, is between the
@@ -23603,7 +23581,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     *handle = NULL;
 }
 
-/* ---- stepping ---------------------------------------------------------------------------------------------- */
+/* ---- stepping ---- */
 
 /* Sums the losses own (shards of this rank, its leaves, each): the `each` of a leaf, auxiliary losses of segments, as a
  * chain, then TREE over the leaves of all shards. Every layout adds +0 at the same places and has the same bits. */
@@ -23791,7 +23769,7 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     return r;
 }
 
-/* ---- text ---------------------------------------------------------------------------------------------------- */
+/* ---- text ---- */
 
 /* *logits: (T,V) of the T tokens that `net` takes, the first of them at `position`, on the stage that has them, else
  * NULL; they live until the next call. The stages of a pipeline call it together. */
@@ -24358,7 +24336,7 @@ DT_API dt_result dt_evaluate(dt_trainer *t, const char *data, float *loss, int64
     return r;
 }
 
-/* ---- the first batch in two ways ------------------------------------------------------------------------------- */
+/* ---- the first batch in two ways ---- */
 
 /* What two ways of computing the same step make of it, on this rank. */
 typedef struct dt__two_ways {
