@@ -17728,10 +17728,9 @@ static dt__work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
     return w;
 }
 
-/* `ahead` is the number of forwards of a stage in the warm-up. GPipe: all (Huang et al. 2019). 1F1B: one for each later
- * stage (Narayanan et al. 2019). Interleaved: the same over chunks (Narayanan et al. 2021). Zero-bubble: as 1F1B, but a
- * stage delays its weight gradients by one unit for each earlier stage, so that they fill the bubble at the end (ZB-H1,
- * Qi et al. 2023). Every schedule computes weight gradients in the order of units (R3). */
+/* `ahead`: forwards of a stage in the warm-up (sources at dt_pipeline). Zero-bubble delays weight gradients by one unit
+ * for each earlier stage, so that they fill the bubble at the end. Each schedule computes weight gradients in the order
+ * of units (R3). */
 static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
 {
     int64_t total = (int64_t)p->units * p->chunks, ahead = p->stages - 1 - stage, f = 0, b = 0, w = 0;
@@ -17749,8 +17748,8 @@ static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
     while (split && w < total) *list++ = dt__pipe_nth(p, DT__WORK_WEIGHTS, w++);
 }
 
-/* Gives units the slots of their chunk in turn, because they begin and end in order; slots[c] becomes the number that
- * chunk c needs. live (chunks): scratch. */
+/* Gives units the slots of their chunk in turn, because they begin and end in order. slots[c]: how many chunk c needs.
+ * live (chunks): scratch. */
 static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, int32_t *live)
 {
     const int last = p->kind == DT_ZERO_BUBBLE ? DT__WORK_WEIGHTS : DT__WORK_BACKWARD;
@@ -17808,7 +17807,7 @@ static const int64_t *dt__store_cut(const dt__store *s, int32_t bucket)
     return s->cut + (int64_t)bucket * (s->shards + 1);
 }
 
-/* Pieces into which ranks (with the same experts) that share state cut a bucket, and the one of a rank of the group. */
+/* Pieces into which the ranks (with the same experts) that share state cut a bucket, and the piece of one of them. */
 static int dt__bucket_shards(const dt__store *s, int32_t b) { return (int)dt__max(1, s->shards / s->bucket[b].copies); }
 static int dt__bucket_piece(const dt__store *s, int32_t b, int rank)
 {
@@ -17912,9 +17911,9 @@ static int dt__store_writes(const dt__store *s, int buffered, int32_t segment, i
     return 0;
 }
 
-/* Offsets of a segment's parameters in this rank's weights and in their window (ZeRO 3), and of row slices, of which
- * the slot is the first. `shared`: segments share slices, as a leaf is complete after a unit of work. Moves gradients
- * from the set to the buffer that replaces it, and notes the distance between copies of shared experts. */
+/* Offsets of a segment's parameters in this rank's weights and in their window (ZeRO 3), and of row slices, whose first
+ * is the slot; `shared`: segments share slices, as a leaf is complete after a unit of work. Moves gradients from the
+ * set to the buffer that replaces it, and notes the distance between copies of shared experts. */
 static void dt__store_segment(dt__store *s, const dt__net *net, int32_t q, int buffered, int shared)
 {
     dt__built *seg = &net->segments[q];
@@ -18224,8 +18223,8 @@ static dt_result dt__layout_groups(const dt_plan *plan, int dp, int *group)
     return DT_OK;
 }
 
-/* The largest expert group. Its ranks work in step on the same number of units, and the sum over the shards of all is a
- * whole subtree, so that it is a power of two of neighbours. Different groups may have different numbers of shards. */
+/* The largest expert group: ranks with equal numbers of shards work in step, and the shards of all are a whole subtree
+ * of the sum, so that it is a power of two of neighbours. Other groups may have other numbers of shards. */
 static int64_t dt__experts_most(int64_t shards, int dp)
 {
     int64_t lo, hi, first, end, ep = 1;
@@ -18501,7 +18500,6 @@ static void dt__layout_rows(dt_plan *plan)
 #undef DT__ROW_ADD
 }
 
-/* Bytes by category. */
 static dt_memory dt__memory_of(const dt_row *row, int count)
 {
     dt_memory m = DT__ZERO;
@@ -18513,7 +18511,6 @@ static dt_memory dt__memory_of(const dt_row *row, int count)
     return m;
 }
 
-/* Prints rows of memory by category. */
 static void dt__memory_print(const dt_row *row, int count, const char *whose)
 {
     const int64_t total = dt__memory_of(row, count).total;
@@ -18608,7 +18605,6 @@ static int dt__layout_fits(const dt_plan *plan, int ranks)
     return fits;
 }
 
-/* Blocks of a whole parameter. */
 static int64_t dt__param_blocks(const dt__param *p) { return dt__param_arrays(p) * dt__shard_step(p) / DT__BLOCK; }
 
 #ifdef DT_COMPILER
@@ -18815,9 +18811,9 @@ static int dt__is_work(const dt_instr *i)
     return i->op == DT_FORWARD || i->op == DT_RECOMPUTE || i->op == DT_BACKWARD || i->op == DT_WEIGHTS;
 }
 
-/* With overlap, the parameters of a segment are gathered during the work on the segment before it, when all work on the
- * segment whose window they replace is done. Each gather moves to the place of the gather before it, and so keeps its
- * order among the reductions on all ranks, ghosts included. */
+/* With overlap, the parameters of a segment are gathered during the work on the segment before it, once all work on the
+ * segment whose window they replace is done: each gather moves to the place of the gather before it, so that gathers
+ * and reductions keep one order on all ranks, ghosts included. */
 static dt_result dt__program_ahead(dt__program *p)
 {
     dt_instr *list = DT__NEW(dt_instr, p->count, "the step program");
@@ -18846,7 +18842,7 @@ static int dt__segment_reads(const dt__net *net, int32_t segment, int32_t bucket
     return 0;
 }
 
-/* The last instruction of stream 1 that work on stream 0 needs: the gather of its parameters, and reductions that read
+/* The last instruction of stream 1 that work on stream 0 needs: the gather of its parameters, or a reduction that reads
  * what it writes. reduced (buckets): 1 + the last instruction of stream 1 that read a bucket. */
 static int32_t dt__program_needs(const dt_plan *plan, const dt__program *p, const dt__shape_of_work *s, int32_t at,
                                  const int32_t *reduced)
@@ -19114,7 +19110,7 @@ static void dt__cost(const dt_plan *plan, dt_instr *i)
     for (int axis = 0; axis < DT_AXES; axis++) i->axes |= (i->sent[axis] > 0) << axis;
 }
 
-/* Everything else, for the network that was built. */
+/* The rest, of the network that was built. */
 static dt_result dt__layout_end(dt_plan *plan)
 {
     dt_result r = dt__layout_partition(plan);
@@ -19234,7 +19230,7 @@ typedef struct dt__outbox {
     int32_t count;
 } dt__outbox;
 
-/* Communicators of the ranks with the same parameters. NULL: this rank alone, here and below. */
+/* Communicators of the ranks with the same parameters. Here and below NULL: this rank alone. */
 typedef struct dt__sharing {
     dt_comm *data;     /* all of them: they sum gradients */
     dt_comm *group;    /* those that share one copy of the state (ZeRO) */
@@ -19392,7 +19388,7 @@ static void dt__engine_slices(void *user, int kind, int place, float *data, int6
 
 /* ---- opening: communicators, memory ---- */
 
-/* Splits `from` by color into groups of `size`. One rank: NULL; all ranks of `from`: `from` itself, unless `own`. */
+/* Splits `from` by color into groups of `size`. One rank: NULL; all ranks of `from`: `from`, unless `own`. */
 static dt_result dt__engine_comms(dt__engine *e)
 {
     const dt_mesh *m = &e->p.mesh;
@@ -19478,7 +19474,7 @@ static void dt__memory_close(dt__engine *e)
 
 static dt_result dt__engine_job(void *owner, int64_t job);
 
-/* Starts the thread of stream 1, which alone uses the communicators between data-parallel ranks from now on. */
+/* Starts the thread of stream 1, which from now on alone uses the communicators between data-parallel ranks. */
 static dt_result dt__engine_overlap(dt__engine *e)
 {
     dt_comm *comms[] = {e->ranks.data,        e->ranks.group,        e->ranks.replicas,
@@ -19642,8 +19638,8 @@ static void dt__engine_backward(dt__engine *e, const dt_instr *i)
 
 /* ---- offload ---- */
 
-/* OFFLOAD or FETCH: asks for a copy of the input of a segment to or from the second memory, which holds it as the input
- * of the chunk or the output of the segment before. Neither side may be touched until the place's ticket is done. */
+/* OFFLOAD or FETCH: asks for a copy of a segment's input to or from the second memory, where it is the input of the
+ * chunk or the output of the segment before. Neither side may be touched until the place's ticket is done. */
 static void dt__engine_move(dt__engine *e, const dt_instr *i)
 {
     dt__ring *r = &e->ring;
@@ -19753,7 +19749,7 @@ static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts
 }
 
 /* REDUCE: the tree over the partial sums of all ranks, to all; or each piece to its owner, and then between groups.
- * Before that, each rank's sums for shared experts, a subtree over shards, are added in place of the first. */
+ * First each rank's sums for shared experts, a subtree over shards, are added in place of the first. */
 static dt_result dt__engine_reduce(dt__engine *e, const dt_instr *i)
 {
     const dt__bucket *b = &e->p.store.bucket[i->bucket];
@@ -19816,8 +19812,8 @@ static dt_result dt__engine_collect(dt__engine *e, dt_comm *group, float *array,
     return r;
 }
 
-/* GATHER: a bucket's new parameters, whose bytes are counted, to all ranks; or those of a segment, or their average, to
- * a window. */
+/* GATHER: a bucket's new parameters (dt__program_run counts their bytes), or those of a segment, or their average, to a
+ * window. */
 static dt_result dt__engine_gather(dt__engine *e, const dt_instr *i)
 {
     const dt__store *s = &e->p.store;
@@ -19846,7 +19842,7 @@ static dt_result dt__engine_gather(dt__engine *e, const dt_instr *i)
 /* ---- update ---- */
 
 /* R8: adds the uses of a tied parameter, each summed over leaves, in the order of use, in place of its first use here.
- * A stage sends its uses to the other stages that share the parameter; all compute the same sum. */
+ * A stage sends its uses to the others that share the parameter; all compute the same sum. */
 static dt_result dt__tie_param(dt__engine *e, int32_t i)
 {
     const dt__net_param *p = &e->p.net.params[i];
@@ -19900,8 +19896,8 @@ static void dt__engine_square(dt__engine *e, const dt__net_param *p, float *sums
     }
 }
 
-/* The squared norm of all gradients (R11): sums of blocks, each from one rank that has it; TREE per array, and each
- * shard of an expert is one; a chain over parameters, experts and tensor shards. Padding is +0. */
+/* The squared norm of all gradients (R11): sums of blocks, each from one rank that has it; TREE per array (each shard
+ * of an expert is one); a chain over parameters, experts and tensor shards. Padding is +0. */
 static dt_result dt__engine_squares(dt__engine *e, float *squares)
 {
     int64_t at = 0;
@@ -20020,7 +20016,7 @@ static dt_result dt__engine_wait(dt__engine *e)
     return e->queue.running ? dt__queue_wait(&e->queue, e->queue.asked) : DT_OK;
 }
 
-/* After a step that failed here: makes peers leave collectives of stream 1, waits for it, keeps `r` and its message. */
+/* After a step that failed here: makes peers leave collectives of stream 1, and waits for it. Returns r. */
 static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
 {
     dt__tls before = dt__thread;
@@ -20069,8 +20065,8 @@ static dt_result dt__program_run(dt__engine *e, const dt__program *p, int64_t en
     return r;
 }
 
-/* Runs one optimizer step. shard_loss (s - lo, leaf) becomes the chain of the leaf's losses over micro-batches (R12),
- * on the last stage; shard_auxiliary that of its auxiliary losses per segment. */
+/* Runs one optimizer step. On the last stage shard_loss (s - lo, leaf) becomes the chain of the leaf's losses over
+ * micro-batches (R12), shard_auxiliary that of its auxiliary losses per segment. */
 static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
 {
     unsigned saved = dt__fp_enter();
@@ -20084,8 +20080,8 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
     return r ? dt__engine_abandon(e, r) : DT_OK;
 }
 
-/* Forward of segments [0, end) without gradients, through all stages; input and target are set. All ranks of this
- * rank's pipeline, and with gathered weights of its group, call it together. */
+/* Forward of segments [0, end) without gradients; input and target are set. The ranks of a pipeline, and with gathered
+ * weights those of the group, call it together. */
 static dt_result dt__engine_pass(dt__engine *e, int64_t end)
 {
     return dt__program_run(e, &e->p.pass, end, NULL, NULL);
@@ -20123,7 +20119,6 @@ static const dt__option dt__launch_options[] = {
     DT__LAUNCH("elastic", "MIN:MAX", TEXT, elastic, 0, NULL, "restart without lost ranks, as long as MIN are left"),
 };
 
-/* Checks the options against each other. */
 static dt_result dt__launch_settle(dt__launch_plan *plan)
 {
     char end;
@@ -20267,7 +20262,7 @@ static void dt__supervise_announce(dt__supervisor *s)
     s->deadline = dt__now() + 2;
 }
 
-/* Handles a signal that asks for an end. A second Ctrl-C ends the grace time. */
+/* A signal asks for an end. A second Ctrl-C ends the grace time. */
 static void dt__supervise_signal(dt__supervisor *s, int sig)
 {
     int32_t grace = DT__LOAD(&s->job->grace_ms);
@@ -20303,7 +20298,7 @@ static void dt__supervise_late(dt__supervisor *s)
                  dt__job_rank(s->job, rank)->pid, s->alive, left);
 }
 
-/* The exit status of the job: that of the rank that died first, even if the supervisor noticed it later. */
+/* The exit status of the job: that of the rank that died first, even if it was noticed later. */
 static int dt__supervise_status(const dt__supervisor *s)
 {
     uint32_t fault = s->job->fault;
@@ -20315,7 +20310,7 @@ static int dt__supervise_status(const dt__supervisor *s)
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
-/* The signals that the supervisor waits for, blocked in it alone, and not those that nohup or a shell's & ignores. */
+/* The signals that the supervisor alone blocks and waits for: not those that nohup or a shell's & ignores. */
 static void dt__supervise_signals(sigset_t *set)
 {
     struct sigaction old;
@@ -20364,7 +20359,7 @@ static void dt__supervise_reap(dt__supervisor *s)
 }
 
 /* Blames a rank when all that run have been stopped (SIGSTOP) for the time limit, so that no rank can notice. A look
- * adds at most 0.1 s, because a terminal may stop and continue the supervisor as well. */
+ * adds at most 0.1 s, because a terminal may stop the supervisor as well. */
 static void dt__supervise_stopped(dt__supervisor *s)
 {
     double now = dt__now();
@@ -20386,7 +20381,7 @@ static void dt__supervise_kill(dt__supervisor *s, int sig)
     }
 }
 
-/* Waits, sends SIGTERM, then SIGKILL. The last rank, if frozen, is killed at once; a second Ctrl-C ends the wait. */
+/* Waits, sends SIGTERM, then SIGKILL. The last rank, if frozen, is killed at once. */
 static void dt__supervise_press(dt__supervisor *s)
 {
     uint32_t fault = DT__LOAD(&s->job->fault);
@@ -20531,7 +20526,7 @@ static int dt__supervise_again(dt__supervisor *s)
     return 1;
 }
 
-/* Starts and watches the ranks. Returns only when they cannot be started. */
+/* Returns only when the ranks cannot be started. */
 static dt_result dt__launch_processes(const dt__launch_plan *plan, char **argv)
 {
     dt__supervisor s = DT__ZERO;
@@ -20548,7 +20543,7 @@ static dt_result dt__launch_processes(const dt__launch_plan *plan, char **argv)
 }
 
 /* A rank leaves Ctrl-C and a closed terminal to the supervisor and passes SIGTERM on to it, so that the whole job stops
- * in order, whichever process gets the signal. SIGTERM from the supervisor is final. */
+ * in order. SIGTERM from the supervisor is final. */
 static void dt__rank_signal(int sig, siginfo_t *info, void *context)
 {
     int saved = errno;
@@ -20686,7 +20681,7 @@ static dt_result dt__node_join(dt__link *f, dt__address *address, float timeout,
     return dt__exchange_addresses(f, address);
 }
 
-/* A communicator over all ranks of a link, which it owns from then on. On one node shared memory replaces the link. */
+/* A communicator over all ranks of a link, which it owns from then on; on one node shared memory replaces it. */
 static dt_result dt__join(dt_comm **c, dt__link *f)
 {
     double timeout = 0;
@@ -21010,7 +21005,7 @@ DT_API const char *dt_comm_launcher(const dt_comm *c)
 /* ---- dt_fail ---- */
 
 /* Tells the supervisor about a failure that a restart would repeat. Returns whether this rank prints its error: the
- * first rank that fails does, and the supervisor names a rank that died or froze. */
+ * first that fails does; the supervisor names a rank that died or froze. */
 static int dt__fail_speaks(void)
 {
     dt__job *job = dt__thread.rank ? dt__thread.rank->job : NULL;
@@ -21222,8 +21217,8 @@ typedef struct dt__state {
     int64_t count;
 } dt__state;
 
-/* What other programs need to use the weights, and files beside a tokenizer or published weights that they may need:
- * checkpoints get them as they are, but for config.json. */
+/* What other programs need beside a tokenizer or the weights: checkpoints get these files as they are, but for
+ * config.json. */
 static const char *const dt__companions[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                                              "chat_template.jinja", "vocab.json", "merges.txt",
                                              "generation_config.json", "config.json", "tokenizer.json"};
@@ -21252,7 +21247,7 @@ typedef struct dt__saver {
 
 enum { DT__TRAINER_ROWS = 9 }; /* of memory, with the snapshot */
 /* A thread fills batches in a ring: the trainer holds one, the others are filled ahead. Without threads there is one,
- * filled when it is asked for. A batch depends on its step alone. */
+ * filled when it is asked for. */
 enum { DT__BATCHES = DT__THREADS ? 3 : 1 };
 typedef struct dt__loader {
     uint32_t *memory;         /* the ring */
@@ -21646,7 +21641,7 @@ static dt_result dt__memory_limit(int64_t *limit)
                       "200M", text);
 }
 
-/* Do the plans of all ranks fit into the budget and the machine? All ranks see all plans and reach the same answer. */
+/* Do the plans of all ranks fit into the budget and the machine? All ranks reach the same answer. */
 static dt_result dt__check_memory(dt_trainer *t, int allocated)
 {
     enum { LINES = (int)(sizeof(dt_memory) / 8), TOTAL = 6 };
@@ -21677,7 +21672,7 @@ static dt_result dt__check_memory(dt_trainer *t, int allocated)
 }
 
 /* A net that draws text uses the parameters of the trained one, and memory of its own: the input of a chunk, temporary
- * values, what this rank's segments make. */
+ * values, what its segments make. */
 static void dt__generator_place(dt__generator *d, const dt__engine *e, dt__net *net)
 {
     int64_t floats = net->widest + net->temp;
@@ -21752,8 +21747,7 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     return r ? r : dt__pool_reserve(t->pool, dt__trainer_scratch(t));
 }
 
-/* Chooses of 16-bit products what all ranks have, for fast numerics (R19), and measures the GEMM rate of all ranks
- * together, at the same time. */
+/* Chooses of 16-bit products what all ranks have (R19), and measures the GEMM rate of all ranks at the same time. */
 static dt_result dt__trainer_speed(dt_trainer *t)
 {
     int fast = t->recipe.numerics == DT_FAST && t->e.p.net.precision == DT_BF16;
@@ -22036,10 +22030,9 @@ static dt_result dt__trainer_settle(dt_trainer *t)
 
 /* ---- the state as slices ----
  * The state is a list of named tensors. Ranks store a tensor as arrays, one per tensor shard and expert (R11), and of
- * each array a slice. A sharded checkpoint holds slices as they are stored. In a full checkpoint, and for the hash, the
- * numbers have the order of the tensor; some files hold its transpose. A block, a part of the tensor, is between the
- * two orders: slices are copied into it or from it, so no rank needs memory for a whole tensor. One walk serves hashes,
- * saves, loads and conversions. */
+ * each array a slice. A sharded checkpoint holds slices; a full one, and the hash, the numbers in the order of the
+ * tensor, or in some files of its transpose. A block, a part of the tensor, is between the two orders: no rank needs
+ * memory for a whole tensor. One walk serves hashes, saves, loads and conversions. */
 
 /* The parts of the state: weights, and what the optimizer keeps. */
 enum { DT__PARTS = 1 + DT__STATE_COUNT };
@@ -22070,7 +22063,7 @@ static dt_result dt__state_open(dt_trainer *t)
     return DT_OK;
 }
 
-/* A walk over tensors, and in each over the slices of this rank, or over runs of numbers for a file. */
+/* A walk over tensors, and in each over this rank's slices, or over runs of numbers for a file. */
 typedef struct dt__walk {
     dt_trainer *t;
     int64_t next, end; /* tensors of the state that are left */
@@ -22192,7 +22185,7 @@ static int dt__block_next(dt__walk *w)
     return w->lo < w->hi && !w->result;
 }
 
-/* Copies the numbers that slices have of the block, to or from it, and notes their range in the block. */
+/* Copies the numbers that slices have of the block, to or from it; notes their range. */
 static void dt__block_copy(dt__walk *w, int way)
 {
     const dt__param *p = w->of->is;
@@ -22316,7 +22309,7 @@ static dt_result dt__block_join(dt__walk *w)
 }
 
 /* Moves to the next numbers of a file, `count` at `data`: a slice; or a block of a whole tensor, on rank 0 alone unless
- * every rank has the whole state; or the rows kept. 0: there are no more, or w->result. */
+ * each rank has the whole state; or the rows kept. 0: there are no more, or w->result. */
 static int dt__walk_run(dt__walk *w)
 {
     const int whole = dt__state_is_local(w->t);
@@ -22395,8 +22388,8 @@ static void dt__walk_announce(dt__walk *w, dt__tensor_file *f, int type)
     if (w->whole || w->of->kept) dt__tensor_file_name(f, name, type, &shape);
 }
 
-/* Writes the tensors of a walk as folder/name: slices, or whole tensors, for which all ranks take part unless each has
- * the whole state, and rank 0 writes. It receives to the end after an error of the file, since others send. */
+/* Writes the tensors of a walk as folder/name: slices, or whole tensors, which rank 0 writes and all ranks send, unless
+ * each has the whole state. Rank 0 receives to the end after an error of the file. */
 static dt_result dt__state_write(dt__walk w, const char *folder, const char *name, int type, dt__part_file *part)
 {
     dt__tensor_file f;
@@ -22417,7 +22410,7 @@ static dt_result dt__state_write(dt__walk w, const char *folder, const char *nam
     return dt__tensor_file_close(&f, w.result, part);
 }
 
-/* Writes the tensors of a walk into the one or, of a full checkpoint, two files of a kind. */
+/* Writes the tensors of a walk into the one or two files of a kind. */
 static dt_result dt__state_save(dt__walk w, const char *folder, int kind, dt__part_file part[2])
 {
     dt__walk rest = w;
@@ -22535,7 +22528,6 @@ static dt_result dt__checkpoint_model(dt__checkpoint *c)
     return r;
 }
 
-/* Lists files and arrays. */
 static dt_result dt__checkpoint_list(dt__checkpoint *c)
 {
     dt_checkpoint *is = &c->is;
@@ -22713,8 +22705,8 @@ static dt_result dt__lines_differ(const char *at, const char *own, int rank)
     return DT_OK;
 }
 
-/* Every rank passes its result, and lines that must be the same on all ranks; every rank returns which line is not, or
- * the result of the lowest rank that failed. One collective of 64 bytes when all is well. Frees the lines. */
+/* Every rank passes its result, and lines that must be the same on all; every rank returns which line is not, or the
+ * result of the lowest rank that failed. One collective of 64 bytes when all is well. Frees the lines. */
 static dt_result dt__trainer_alike(dt_trainer *t, dt_result r, dt__text *own)
 {
     enum { BYTES = 64 }; /* most of the hash of the lines, and at last whether the rank failed */
@@ -22814,8 +22806,8 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
     dt__manifest_end(text, m->full, file, files);
 }
 
-/* Compares the options that decide the bits of the remaining steps, not names of files, whose contents have a hash.
- * Other --steps must leave the rates up to the next step: with constant always, with wsd before the decay. */
+/* Compares the options that decide the bits of the remaining steps; files have a hash. Other --steps must leave the
+ * rates up to the next step: with constant always, with wsd before the decay. */
 static dt_result dt__recipe_agrees(const dt_trainer *t, dt__checkpoint *c)
 {
     static const char *const gone[] = {"wire", NULL};
@@ -22960,8 +22952,8 @@ static dt_result dt__mirror_command(const dt_checkpoints *l, const char *back)
                      "see why", WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), from, to);
 }
 
-/* Copies a checkpoint to the mirror; step -1: unless checkpoints are here, all of the mirror, from there (rank 0). What
- * a command brings back may be incomplete: it gets its names when the command has ended. */
+/* Copies a checkpoint to the mirror; step -1: unless checkpoints are here, all from the mirror (rank 0). What a command
+ * brings back may be incomplete: it gets its names when the command has ended. */
 static dt_result dt__mirror_copy(dt_trainer *t, int64_t step)
 {
     const dt_checkpoints *l = &t->layout.checkpoint;
@@ -23102,7 +23094,7 @@ static dt_result dt__save_result(dt_trainer *t, dt_result r)
                                             placed ? "may not survive a loss of power" : "is not saved", left, place));
 }
 
-/* In code that is not ours, and while files are slow, a rank is busy, not frozen: a thread shows that it lives. */
+/* In code that is not ours, and while files are slow, a thread shows that this rank lives. */
 static dt_result dt__alive_job(void *trainer, int64_t job)
 {
     dt_trainer *t = (dt_trainer *)trainer;
@@ -23146,7 +23138,6 @@ DT_API dt_result dt_trainer_save(dt_trainer *t)
     return dt__trainer_save(t, 0);
 }
 
-/* Memory for the snapshot of asynchronous saves. */
 static dt_result dt__save_snapshot(dt_trainer *t)
 {
     int64_t count = dt__save_copy(t);
@@ -23214,7 +23205,7 @@ static void dt__save_close(dt__saver *s)
 
 /* ---- resuming ---- */
 
-/* Takes the config.json that checkpoints keep. One that describes another model is left out, or an error (agrees). */
+/* Takes the config.json that checkpoints keep. One of another model is left out, or an error (agrees). */
 static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
 {
     dt__text *config = &t->save.companion[DT__CONFIG_FILE];
@@ -23359,7 +23350,7 @@ static dt_result dt__weights_check(dt_trainer *t)
     return r;
 }
 
-/* Opens and checks the files (collective). Where they are those of the place to resume from, there are no others. */
+/* Opens and checks the files (collective). Those of the place to resume from count as none. */
 static dt_result dt__weights_begin(dt_trainer *t)
 {
     const char *path = t->recipe.weights, *place = t->layout.checkpoint.place;
@@ -23390,7 +23381,7 @@ static dt_result dt__weights_begin(dt_trainer *t)
     return r || !c ? r : dt__parts_check(t, c);
 }
 
-/* Reads the initial weights, slices one parameter at a time; the average begins with a copy. */
+/* Reads the initial weights, one parameter at a time; the average begins with a copy. */
 static dt_result dt__weights_load(dt_trainer *t)
 {
     dt__engine *e = &t->e;
@@ -23584,7 +23575,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
 /* ---- stepping ---- */
 
 /* Sums the losses own (shards of this rank, its leaves, each): the `each` of a leaf, auxiliary losses of segments, as a
- * chain, then TREE over the leaves of all shards. Every layout adds +0 at the same places and has the same bits. */
+ * chain, then TREE over the leaves of all shards. Each layout adds +0 at the same places. */
 static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t each, float *sum)
 {
     const dt_mesh *m = &t->e.p.mesh;
@@ -23611,7 +23602,7 @@ static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t each, fl
 /* Flags that ranks exchange at every step: asked to stop, still writing, and, by rank 0's clock, time to save. */
 enum { DT__SAID_STOP = 1, DT__SAID_WRITING = 2, DT__SAID_DUE = 4 };
 
-/* Valid targets over all ranks, in integers (R12). said: NULL, or flags, which the count's top byte brings to all. */
+/* Valid targets over all ranks, in integers (R12). said: NULL, or flags, which go in the count's top byte. */
 static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total, uint32_t *said)
 {
     enum { TOP = 56 };
@@ -23688,7 +23679,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
 }
 
 /* Logits (samples,V) from the columns that the ranks of a tensor group have: -0 + x is x. With the graph of a context
- * group, (samples,T,V) of a unit's first samples in the order of positions, from the rows that its ranks have, too. */
+ * group, (samples,T,V) of a unit's first samples by position, from the rows of its ranks, too. */
 static dt_result dt__whole_rows(dt__engine *e, const dt_graph *g, const float *columns, int64_t samples, float *whole)
 {
     int64_t vocabulary = e->p.recipe->model.vocabulary, first;
@@ -23909,8 +23900,8 @@ typedef struct dt__drawn {
     const dt_generation *how;
 } dt__drawn;
 
-/* Appends the bytes of a token, and passes text on. Returns whether the text has ended: where a stop string begins and
- * none can begin earlier, however tokens cut the text. Bytes that may begin a stop string wait. */
+/* Appends the bytes of a token, and passes text on. Has the text ended: where a stop string begins and none can begin
+ * earlier, however tokens cut the text? Bytes that may begin a stop string wait. */
 static int dt__drawn_put(dt__drawn *d, const char *text, int64_t bytes)
 {
     int64_t first = d->most, open = d->most, end;
@@ -24046,7 +24037,7 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     return r;
 }
 
-/* On a terminal one line that changes, of its width; else a line of at most 100 columns every 2 seconds. */
+/* On a terminal one line that changes; else a line of at most 100 columns every 2 seconds. */
 static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
 {
     enum { PARTS = 9 };
@@ -24128,8 +24119,8 @@ static uint32_t dt__save_says(dt_trainer *t)
     return said;
 }
 
-/* Uses the cost of a save: one pays off every sqrt(2 cost mtbf) seconds for a failure every mtbf (Young 1974; Daly
- * 2006 differs by a few percent while cost is far below mtbf), and should fit between a request to stop and the end. */
+/* One save pays off every sqrt(2 cost mtbf) seconds for a failure every mtbf (Young 1974; Daly 2006 differs by a few
+ * percent while cost is far below mtbf), and should fit between a request to stop and the end. */
 static void dt__save_learn(dt_trainer *t)
 {
     dt__saver *s = &t->save;
@@ -24164,12 +24155,11 @@ static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint3
     }
     if (!r) dt__save_learn(t);
     if (r || !stop) return r;
-    return dt__error(DT_E_STOPPED, "stopped %s after step %jd of %jd; its checkpoint is in %s: run the same "
-                     "command again to resume", *t->stopper ? t->stopper : "on request", info->step, t->recipe.steps,
-                     l->place);
+    return dt__error(DT_E_STOPPED, "stopped %s after step %jd of %jd; its checkpoint is in %s: run the same command "
+                     "again to resume", *t->stopper ? t->stopper : "on request", info->step, t->recipe.steps, l->place);
 }
 
-/* The only step of a run that was complete when it was resumed: returns the last step's figures and a sample. */
+/* The only step of a run that was complete when it was resumed: the last step's figures, a sample. */
 static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
 {
     dt_result r = DT_OK;
@@ -24186,8 +24176,7 @@ static dt_result dt__trainer_done(dt_trainer *t, dt_step_info *info)
 /* ---- use of what was trained ---- */
 
 /* Finds the recipe at `path`, what a sample is, and the directory that has the weights. config: there are none. */
-static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, int config, dt__path *found,
-                                 dt_source *sample)
+static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, int config, dt__path *found, dt_source *sample)
 {
     dt_checkpoint *c = NULL;
     int64_t positions = 0;
@@ -24290,7 +24279,7 @@ DT_API dt_result dt_generate(dt_trainer *t, const char *prompt, const dt_generat
     return r;
 }
 
-/* A dt_source.fetch: all tokens of files that were opened with samples of one token; targets after the end are -1. */
+/* A dt_source.fetch: all tokens of files opened with samples of one token; targets after the end are -1. */
 static dt_result dt__whole_fetch(void *user, dt_split split, int64_t sample, void *input, void *target)
 {
     const dt_trainer *t = (const dt_trainer *)user;
@@ -24409,7 +24398,6 @@ static void dt__compilation_swap(dt_trainer *t)
     }
 }
 
-/* The ops that take longest. */
 static void dt__compilation_slowest(dt_compilation_report *r, double *by_op)
 {
     double all = 0.0;
@@ -24467,7 +24455,7 @@ static dt_result dt__trainer_next(dt_trainer *t, uint32_t *said, int64_t *valid)
     return r;
 }
 
-/* Loads the first batch; runs it, if that is asked for, before and after compiling, and in exact and fast numerics. */
+/* Loads the first batch; runs it, if that is asked for, before and after compiling, and in both numerics. */
 static dt_result dt__trainer_first(dt_trainer *t)
 {
     int64_t valid;
@@ -24613,15 +24601,5 @@ DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info)
  * OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE
  * SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
  *
- * B: Public domain (www.unlicense.org).
- * This is free and unencumbered software released into the public domain. Anyone is free to copy, modify, publish, use,
- * compile, sell, or distribute this software, either in source code form or as a compiled binary, for any purpose,
- * commercial or non-commercial, and by any means. In jurisdictions that recognize copyright laws, the author or authors
- * of this software dedicate any and all copyright interest in the software to the public domain. We make this
- * dedication for the benefit of the public at large and to the detriment of our heirs and successors. We intend this
- * dedication to be an overt act of relinquishment in perpetuity of all present and future rights to this software under
- * copyright law. THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT
- * LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL
- * THE AUTHORS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE,
- * ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
+ * B: Public domain: the Unlicense (www.unlicense.org). LICENSE in the repository has its text, too.
  */
