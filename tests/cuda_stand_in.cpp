@@ -1,0 +1,861 @@
+/* Stands in for libcuda.so.1 and libnvrtc.so where there is no GPU: kernels are the printed device text, which is
+ * compiled with this file, and run on the emulation (cuda_emulation.h). The device text is the file DT__TEXT:
+ *
+ *     g++ -std=c++17 -O2 -ffp-contract=off -mfma -shared -fPIC -DDT__TEXT='"cuda.txt"' cuda_stand_in.cpp -o cuda_stand_in.so
+ *
+ * Device memory faults when the host touches it, starts as 0x7f bytes, and ends with bytes that must not change. Work
+ * waits in its stream and runs when somebody waits, in a random order that streams and events allow. What a program must
+ * not do ends with a sentence and abort(). Environment:
+ *
+ *     STAND_IN_GPUS=1  STAND_IN_ARCH=9.0  STAND_IN_MEMORY=1073741824  STAND_IN_NO_DEVICE=1
+ *     STAND_IN_SEED=1      of the orders
+ *     STAND_IN_FAIL=n      the n-th call fails, STAND_IN_ERROR=code says how; an error of the device lasts
+ *     STAND_IN_SAY=1       counts of calls, launches and of what was not released, at exit (without it: if anything was not)
+ *     STAND_IN_UNWRITTEN=1 a checked build lets kernels read device memory that nothing has written
+ *
+ * Where CUDA's headers are, the compiler compares the prototypes with them. */
+#include <algorithm>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+#if __has_include(<cuda.h>) && __has_include(<nvrtc.h>) && !defined(STAND_IN_NO_HEADERS)
+#include <cuda.h>
+#include <nvrtc.h>
+#elif __has_include("/usr/local/cuda/include/nvrtc.h") && !defined(STAND_IN_NO_HEADERS)
+#include "/usr/local/cuda/include/cuda.h"
+#include "/usr/local/cuda/include/nvrtc.h"
+#else
+typedef int CUresult, CUdevice, CUdevice_attribute, CUfunction_attribute, nvrtcResult;
+typedef unsigned long long CUdeviceptr;
+typedef struct CUctx_st *CUcontext;
+typedef struct CUmod_st *CUmodule;
+typedef struct CUfunc_st *CUfunction;
+typedef struct CUstream_st *CUstream;
+typedef struct CUevent_st *CUevent;
+typedef struct _nvrtcProgram *nvrtcProgram;
+enum { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NO_DEVICE = 100,
+       CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_IMAGE = 200, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
+       CUDA_ERROR_ECC_UNCORRECTABLE = 214, CUDA_ERROR_NOT_FOUND = 500, CUDA_ERROR_NOT_READY = 600, CUDA_ERROR_ILLEGAL_ADDRESS = 700,
+       CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
+       CUDA_ERROR_LAUNCH_FAILED = 719, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803, CUDA_ERROR_UNKNOWN = 999 };
+enum { NVRTC_SUCCESS, NVRTC_ERROR_OUT_OF_MEMORY, NVRTC_ERROR_INVALID_INPUT = 3, NVRTC_ERROR_INVALID_OPTION = 5, NVRTC_ERROR_COMPILATION,
+       NVRTC_ERROR_INTERNAL_ERROR = 11 };
+enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_STREAM_NON_BLOCKING = 1 };
+#define CUDAAPI
+#define CU_LAUNCH_PARAM_END            ((void *)0)
+#define CU_LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
+#define CU_LAUNCH_PARAM_BUFFER_SIZE    ((void *)2)
+#define cuDeviceTotalMem          cuDeviceTotalMem_v2
+#define cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2
+#define cuMemGetInfo              cuMemGetInfo_v2
+#define cuMemAlloc                cuMemAlloc_v2
+#define cuMemFree                 cuMemFree_v2
+#define cuMemHostRegister         cuMemHostRegister_v2
+#define cuMemcpyHtoDAsync         cuMemcpyHtoDAsync_v2
+#define cuMemcpyDtoHAsync         cuMemcpyDtoHAsync_v2
+#define cuMemcpyDtoDAsync         cuMemcpyDtoDAsync_v2
+#define cuStreamDestroy           cuStreamDestroy_v2
+#define cuEventDestroy            cuEventDestroy_v2
+#endif
+#include "cuda_emulation.h"
+#pragma GCC diagnostic ignored "-Wunknown-pragmas"
+#include DT__TEXT
+__asm__(".pushsection .rodata\nstand_in_text: .incbin \"" DT__TEXT "\"\nstand_in_text_end: .byte 0\n.popsection\n");
+extern "C" __attribute__((visibility("hidden"))) const char stand_in_text[], stand_in_text_end[];
+
+/* ---- what there is ---- */
+
+struct token { /* one record of an event */
+    int uses;
+    bool done;
+};
+enum kind { TO_DEVICE, TO_HOST, ON_DEVICE, SET, LAUNCH, RECORD, WAIT };
+struct job {
+    kind what;
+    CUdeviceptr to, from;
+    void *host;
+    size_t bytes; /* of a launch: dynamic shared memory */
+    unsigned value, grid[3], threads;
+    const emulation::kernel *f;
+    std::string held; /* bytes of pageable memory, a kernel's argument */
+    token *mark;
+};
+struct CUctx_st {
+    int device, retained;
+    CUstream legacy; /* of the calls that name none */
+};
+struct CUstream_st {
+    CUcontext context;
+    unsigned flags;
+    bool destroyed;
+    std::deque<job> queue;
+};
+struct CUevent_st {
+    CUcontext context;
+    token *last; /* NULL: never recorded */
+};
+struct CUfunc_st {
+    CUmodule module;
+    const emulation::kernel *f;
+    int dynamic; /* the most dynamic shared memory */
+};
+struct CUmod_st {
+    CUcontext context;
+    std::deque<CUfunc_st> functions;
+};
+struct allocation {
+    CUcontext context;
+    size_t bytes, mapped;
+    char *map;
+};
+struct registration {
+    CUcontext context;
+    size_t bytes;
+};
+struct image { /* what stands for a cubin */
+    char magic[16];
+    uint64_t text;
+    int arch;
+};
+struct _nvrtcProgram {
+    std::string text, log;
+    image made;
+    bool compiled;
+};
+enum { DEVICES = 8, FIRST_DEVICE = 10, CANARY = 0xc5 };
+static const char image_magic[16] = "STAND-IN CUBIN";
+
+static std::recursive_mutex lock;
+static CUctx_st contexts[DEVICES];
+static std::set<CUstream> streams;
+static std::set<CUevent> events;
+static std::set<CUmodule> modules;
+static std::map<CUdeviceptr, allocation> allocations;
+static std::map<uintptr_t, registration> registrations;
+static std::set<nvrtcProgram> programs;
+static thread_local CUcontext current;
+static bool initialized, running; /* running: this process's work, on `runner` */
+static pthread_t runner;
+static pid_t process;
+static uintptr_t next_address;
+static size_t used[DEVICES];
+static long calls, launches, jobs, fail_at;
+static int arch, gpus, last_error; /* an error of the device: all calls give it from then on */
+static size_t capacity;
+
+static long long setting(const char *name, long long otherwise) { return getenv(name) ? atoll(getenv(name)) : otherwise; }
+
+[[noreturn]] __attribute__((format(printf, 1, 2))) static void misuse(const char *format, ...)
+{
+    va_list list;
+    fflush(stdout);
+    fputs("cuda stand-in: ", stderr);
+    va_start(list, format);
+    vfprintf(stderr, format, list);
+    va_end(list);
+    fputs("\n", stderr);
+    abort();
+}
+
+static uint64_t hash(const char *text, size_t n)
+{
+    uint64_t h = 14695981039346656037ull;
+    for (size_t i = 0; i < n; i++) h = (h ^ (unsigned char)text[i]) * 1099511628211ull;
+    return h;
+}
+
+/* An error that lasts: the device, or the context on it, is lost. */
+static bool lasts(int code) { return code == 214 || code == 700 || code == 702 || (code >= 710 && code <= 719 && code != 712 && code != 713) || code == 999; }
+
+/* A call of the driver: one thread at a time, counted, and perhaps told to fail. */
+enum { ANY, DRIVER, CONTEXT, RELEASE };
+struct call {
+    std::lock_guard<std::recursive_mutex> held;
+    CUresult code;
+    call(const char *name, int level, int error) : held(lock), code(CUDA_SUCCESS)
+    {
+        if (!calls++) {
+            fail_at = setting("STAND_IN_FAIL", 0), gpus = (int)setting("STAND_IN_GPUS", 1), capacity = (size_t)setting("STAND_IN_MEMORY", 1 << 30);
+            arch = getenv("STAND_IN_ARCH") ? (int)(10 * atof(getenv("STAND_IN_ARCH")) + 0.5) : 90;
+            emulation::seed ^= (uint64_t)setting("STAND_IN_SEED", 1) * 0x9e3779b97f4a7c15ull;
+            emulation::allow_unwritten = (int)setting("STAND_IN_UNWRITTEN", 0);
+            if (gpus > DEVICES) misuse("STAND_IN_GPUS=%d: at most %d", gpus, DEVICES);
+        }
+        if (process && process != getpid()) misuse("%s in a process that was forked after cuInit. Call cuInit in the child.", name);
+        if (level != ANY && !initialized) misuse("%s before cuInit", name);
+        if (level >= CONTEXT && !current) misuse("%s without a current context. Call cuCtxSetCurrent in each thread.", name);
+        if (calls == fail_at) {
+            code = (CUresult)setting("STAND_IN_ERROR", error);
+            if (lasts((int)code) && level != ANY) last_error = (int)code;
+        } else if (last_error && level >= CONTEXT) code = (CUresult)last_error;
+    }
+};
+#define DRIVER_CALL extern "C" CUresult CUDAAPI
+#define NVRTC_CALL  extern "C" nvrtcResult
+#define ENTER(name, level, error) \
+    call entered(name, level, error); \
+    if (entered.code != CUDA_SUCCESS && level != RELEASE) return entered.code
+
+/* ---- work in random order ---- */
+
+static std::map<CUdeviceptr, allocation>::iterator find(CUdeviceptr at, size_t bytes, const char *what)
+{
+    auto a = allocations.upper_bound(at);
+    if (a == allocations.begin() || at >= (--a)->first + a->second.bytes) misuse("%s: no allocation at %#llx (%zu bytes)", what, at, bytes);
+    if (bytes > a->first + a->second.bytes - at)
+        misuse("%s: %zu bytes from byte %llu of an allocation of %zu", what, bytes, at - a->first, a->second.bytes);
+    return a;
+}
+static bool registered(const void *p, size_t bytes, const char *what)
+{
+    const uintptr_t at = (uintptr_t)p;
+    auto r = registrations.upper_bound(at);
+    if (r != registrations.end() && at + bytes > r->first) misuse("%s: %zu bytes at %p reach into registered memory", what, bytes, p);
+    if (r == registrations.begin() || at >= (--r)->first + r->second.bytes) return false;
+    if (bytes > r->first + r->second.bytes - at) misuse("%s: %zu bytes at %p end beyond registered memory", what, bytes, p);
+    return true;
+}
+
+static void check_canaries(const allocation &a, CUdeviceptr at)
+{
+    for (char *p = a.map; p < a.map + a.mapped; p++)
+        if ((p < (char *)at || p >= (char *)at + a.bytes) && (unsigned char)*p != CANARY)
+            misuse("an allocation of %zu bytes at %#llx: byte %td was written (launch %ld or before)", a.bytes, at, p - (char *)at, launches);
+}
+static void on_fault(int number, siginfo_t *info, void *)
+{
+    if (pthread_equal(runner, pthread_self())) {
+        if (emulation::running) emulation::fault("touches %p, which is not device memory in use (or a stack of %d bytes is full)", info->si_addr, emulation::STACK);
+        misuse("a copy touches %p", info->si_addr);
+    }
+    signal(number, SIG_DFL);
+}
+static void expose(bool on)
+{
+    static struct sigaction before[2];
+    static stack_t stack_before;
+    static char stack[1 << 14];
+    struct sigaction action = {};
+    stack_t own = {};
+    for (auto &a : allocations) {
+        if (!on) check_canaries(a.second, a.first);
+        if (mprotect(a.second.map, a.second.mapped, on ? PROT_READ | PROT_WRITE : PROT_NONE)) misuse("mprotect failed");
+    }
+    runner = pthread_self(), running = on;
+    own.ss_sp = stack, own.ss_size = sizeof stack;
+    action.sa_sigaction = on_fault, action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaltstack(on ? &own : &stack_before, on ? &stack_before : NULL);
+    sigaction(SIGSEGV, on ? &action : &before[0], on ? &before[0] : NULL);
+    sigaction(SIGBUS, on ? &action : &before[1], on ? &before[1] : NULL);
+}
+
+static void drop(token *t)
+{
+    if (t && !--t->uses) delete t;
+}
+static void run(job &j)
+{
+    jobs++;
+    if (j.to && j.what != LAUNCH) find(j.to, j.bytes, "a copy whose memory was freed");
+    if (j.from) find(j.from, j.bytes, "a copy whose memory was freed");
+    if (j.what == TO_DEVICE) memcpy((void *)j.to, j.host ? j.host : j.held.data(), j.bytes);
+    if (j.what == TO_HOST) memcpy(j.host, (const void *)j.from, j.bytes);
+    if (j.what == ON_DEVICE) memcpy((void *)j.to, (const void *)j.from, j.bytes);
+    if (j.what == SET)
+        for (size_t i = 0; i < j.bytes / 4; i++) ((unsigned *)j.to)[i] = j.value;
+    if (j.what == TO_DEVICE || j.what == ON_DEVICE || j.what == SET) emulation::set_cells((void *)j.to, j.bytes, emulation::ticks << 16);
+    if (j.what == LAUNCH) emulation::launch(j.f, j.grid, j.threads, j.bytes, j.held.data());
+    if (j.what == RECORD) j.mark->done = true;
+    drop(j.mark);
+}
+/* Runs the first job of a random stream that does not wait for an event. */
+static void step(void)
+{
+    std::vector<CUstream> ready;
+    for (auto s : streams)
+        if (!s->queue.empty() && (s->queue.front().what != WAIT || s->queue.front().mark->done)) ready.push_back(s);
+    if (ready.empty()) misuse("streams wait for each other");
+    CUstream s = ready[emulation::draw() % ready.size()];
+    job j = std::move(s->queue.front());
+    s->queue.pop_front();
+    run(j);
+    if (s->destroyed && s->queue.empty()) streams.erase(s), delete s;
+}
+static bool idle(void)
+{
+    for (auto s : streams)
+        if (!s->queue.empty()) return false;
+    return true;
+}
+/* Runs work until a condition holds, and perhaps some more. */
+template <class C> static void run_until(C done)
+{
+    unsigned more = emulation::draw() % 4;
+    if (done() && (!more || idle())) return;
+    expose(true);
+    while (!done()) step();
+    for (; more && !idle(); more--) step();
+    expose(false);
+}
+
+static token *record(CUstream s)
+{
+    job j = {};
+    j.what = RECORD, j.mark = new token{2, false}; /* the job's, and whose it becomes */
+    s->queue.push_back(j);
+    return j.mark;
+}
+static void wait_for(CUstream s, token *t)
+{
+    job j = {};
+    if (!t || t->done) return;
+    j.what = WAIT, j.mark = t, t->uses++;
+    s->queue.push_back(j);
+}
+/* The stream of a call; the one without a name waits for all others of its context, and they wait for it. */
+static CUstream stream_of(CUstream s, const char *name)
+{
+    if (s && (!streams.count(s) || s->destroyed)) misuse("%s: stream %p was destroyed, or never created", name, (void *)s);
+    if (s && s->context != current) misuse("%s: a stream of another context than the current one", name);
+    CUstream own = s ? s : current->legacy;
+    for (auto other : streams) {
+        if (other == own || other->context != current || other->queue.empty() || (s && other != current->legacy)) continue;
+        if ((other->flags | own->flags) & CU_STREAM_NON_BLOCKING) continue;
+        token *t = record(other);
+        wait_for(own, t);
+        drop(t);
+    }
+    return own;
+}
+static CUresult enqueue(CUstream s, job &j)
+{
+    s->queue.push_back(std::move(j));
+    if (emulation::draw() % 32 == 0) run_until([] { return true; }); /* a device does not wait until somebody waits */
+    return CUDA_SUCCESS;
+}
+
+/* ---- the driver ---- */
+
+DRIVER_CALL cuInit(unsigned flags)
+{
+    ENTER("cuInit", ANY, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH);
+    if (flags) return CUDA_ERROR_INVALID_VALUE;
+    if (getenv("STAND_IN_NO_DEVICE")) return CUDA_ERROR_NO_DEVICE;
+    initialized = true, process = getpid();
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuDriverGetVersion(int *version)
+{
+    ENTER("cuDriverGetVersion", ANY, CUDA_ERROR_INVALID_VALUE);
+    *version = 13000;
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuDeviceGetCount(int *count)
+{
+    ENTER("cuDeviceGetCount", DRIVER, CUDA_ERROR_NOT_INITIALIZED);
+    *count = gpus;
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuDeviceGet(CUdevice *device, int number)
+{
+    ENTER("cuDeviceGet", DRIVER, CUDA_ERROR_INVALID_DEVICE);
+    if (number < 0 || number >= gpus) return CUDA_ERROR_INVALID_DEVICE;
+    *device = FIRST_DEVICE + number; /* not its number: who mixes them up is told so */
+    return CUDA_SUCCESS;
+}
+static int number_of(CUdevice device, const char *name)
+{
+    if (device < FIRST_DEVICE || device >= FIRST_DEVICE + gpus) misuse("%s: device %d did not come from cuDeviceGet", name, device);
+    return device - FIRST_DEVICE;
+}
+DRIVER_CALL cuDeviceGetName(char *name, int room, CUdevice device)
+{
+    ENTER("cuDeviceGetName", DRIVER, CUDA_ERROR_INVALID_DEVICE);
+    snprintf(name, (size_t)room, "stand-in GPU %d", number_of(device, "cuDeviceGetName"));
+    return CUDA_SUCCESS;
+}
+static int shared_of_block(void) { return (arch == 80 || arch == 87 ? 163 : arch == 86 || arch == 89 || arch >= 120 ? 99 : 227) << 10; }
+DRIVER_CALL cuDeviceGetAttribute(int *value, CUdevice_attribute what, CUdevice device)
+{
+    static const int known[][2] = {{1, 1024}, {2, 1024}, {5, 2147483647}, {6, 65535}, {7, 65535}, {8, 48 << 10}, {10, 32}, {12, 65536}, {13, 1980000}, {14, 512},
+        {16, 132}, {18, 0}, {19, 1}, {31, 1}, {32, 1}, {33, 1}, {34, 0}, {36, 2619000}, {37, 5120}, {38, 50 << 20}, {39, 2048}, {40, 3}, {41, 1}, {50, 0}, {81, 228 << 10}};
+    ENTER("cuDeviceGetAttribute", DRIVER, CUDA_ERROR_INVALID_DEVICE);
+    number_of(device, "cuDeviceGetAttribute");
+    if ((int)what == 75 || (int)what == 76) return *value = (int)what == 75 ? arch / 10 : arch % 10, CUDA_SUCCESS;
+    if ((int)what == 97) return *value = shared_of_block(), CUDA_SUCCESS;
+    for (auto &k : known)
+        if (k[0] == (int)what) return *value = k[1], CUDA_SUCCESS;
+    misuse("cuDeviceGetAttribute: attribute %d is not known here", (int)what);
+}
+DRIVER_CALL cuDeviceTotalMem(size_t *bytes, CUdevice device)
+{
+    ENTER("cuDeviceTotalMem", DRIVER, CUDA_ERROR_INVALID_DEVICE);
+    number_of(device, "cuDeviceTotalMem");
+    *bytes = capacity;
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    ENTER("cuDevicePrimaryCtxRetain", DRIVER, CUDA_ERROR_OUT_OF_MEMORY);
+    const int n = number_of(device, "cuDevicePrimaryCtxRetain");
+    CUcontext c = &contexts[n];
+    c->device = n;
+    if (!c->retained++) streams.insert(c->legacy = new CUstream_st{c, 0, false, {}});
+    *context = c;
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuDevicePrimaryCtxRelease(CUdevice device)
+{
+    call entered("cuDevicePrimaryCtxRelease", DRIVER, CUDA_ERROR_INVALID_DEVICE);
+    CUcontext c = &contexts[number_of(device, "cuDevicePrimaryCtxRelease")];
+    if (!c->retained) misuse("cuDevicePrimaryCtxRelease: the context is not retained");
+    if (!--c->retained) { /* what lives in it is counted at exit */
+        if (!last_error) run_until(idle);
+        streams.erase(c->legacy);
+        delete c->legacy;
+        if (current == c) current = NULL;
+    }
+    return entered.code;
+}
+DRIVER_CALL cuCtxSetCurrent(CUcontext context)
+{
+    ENTER("cuCtxSetCurrent", DRIVER, CUDA_ERROR_INVALID_CONTEXT);
+    if (context && (context < contexts || context >= contexts + DEVICES || !context->retained)) misuse("cuCtxSetCurrent: context %p is not retained", (void *)context);
+    current = context;
+    return CUDA_SUCCESS;
+}
+
+/* ---- memory ---- */
+
+DRIVER_CALL cuMemGetInfo(size_t *free, size_t *total)
+{
+    ENTER("cuMemGetInfo", CONTEXT, CUDA_ERROR_ILLEGAL_ADDRESS);
+    *free = capacity - used[current->device], *total = capacity;
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuMemAlloc(CUdeviceptr *at, size_t bytes)
+{
+    ENTER("cuMemAlloc", CONTEXT, CUDA_ERROR_OUT_OF_MEMORY);
+    const size_t front = 256 * (emulation::draw() % 15 + 1), page = emulation::PAGE, mapped = (front + bytes + 64 + page - 1) / page * page;
+    if (!bytes) return CUDA_ERROR_INVALID_VALUE;
+    if (bytes > capacity - used[current->device]) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (!emulation::device) {
+        const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        void *all = mmap(NULL, emulation::device_span, PROT_NONE, flags, -1, 0), *cells = NULL;
+#ifdef EMULATION_CHECKED
+        cells = mmap(NULL, emulation::device_span / 4 * sizeof(emulation::cell), PROT_READ | PROT_WRITE, flags, -1, 0);
+#endif
+        if (all == MAP_FAILED || cells == MAP_FAILED) misuse("no addresses for device memory");
+        emulation::device = next_address = (uintptr_t)all, emulation::device_cells = (emulation::cell *)cells;
+    }
+    char *map = (char *)next_address;
+    if (next_address + mapped + page > emulation::device + emulation::device_span || mprotect(map, mapped, PROT_READ | PROT_WRITE)) return CUDA_ERROR_OUT_OF_MEMORY;
+    next_address += mapped + page; /* no address is used twice, and a page after each faults */
+    memset(map, CANARY, mapped);
+    memset(map + front, 0x7f, bytes);
+    emulation::set_cells(map + front, bytes, 1);
+    if (!running) mprotect(map, mapped, PROT_NONE);
+    *at = (CUdeviceptr)(map + front);
+    allocations[*at] = {current, bytes, mapped, map};
+    used[current->device] += bytes;
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuMemFree(CUdeviceptr at)
+{
+    ENTER("cuMemFree", RELEASE, CUDA_ERROR_ILLEGAL_ADDRESS);
+    auto a = allocations.find(at);
+    if (!at) return entered.code;
+    if (a == allocations.end()) misuse("cuMemFree: no allocation starts at %#llx", at);
+    if (!last_error) run_until(idle);
+    const allocation gone = a->second;
+    mprotect(gone.map, gone.mapped, PROT_READ | PROT_WRITE);
+    check_canaries(gone, at);
+    emulation::set_cells((void *)at, gone.bytes, 0);
+    if (mmap(gone.map, gone.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) misuse("mmap failed");
+    used[gone.context->device] -= gone.bytes;
+    allocations.erase(a);
+    return entered.code;
+}
+DRIVER_CALL cuMemHostRegister(void *p, size_t bytes, unsigned)
+{
+    ENTER("cuMemHostRegister", CONTEXT, CUDA_ERROR_OUT_OF_MEMORY);
+    const uintptr_t at = (uintptr_t)p;
+    if (!p || !bytes) return CUDA_ERROR_INVALID_VALUE;
+    auto next = registrations.upper_bound(at);
+    if (next != registrations.end() && at + bytes > next->first) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    if (next != registrations.begin() && at < (--next)->first + next->second.bytes) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    registrations[at] = {current, bytes};
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuMemHostUnregister(void *p)
+{
+    ENTER("cuMemHostUnregister", RELEASE, CUDA_ERROR_ILLEGAL_ADDRESS);
+    auto r = registrations.find((uintptr_t)p);
+    if (r == registrations.end()) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    for (auto s : streams)
+        for (auto &j : s->queue)
+            if (!last_error && j.host >= p && (char *)j.host < (char *)p + r->second.bytes) misuse("cuMemHostUnregister: a copy of this memory has not ended");
+    registrations.erase(r);
+    return entered.code;
+}
+/* Pageable bytes are taken at the call, registered ones when the copy runs. */
+DRIVER_CALL cuMemcpyHtoDAsync(CUdeviceptr to, const void *from, size_t bytes, CUstream s)
+{
+    ENTER("cuMemcpyHtoDAsync", CONTEXT, CUDA_ERROR_ILLEGAL_ADDRESS);
+    job j = {};
+    CUstream own = stream_of(s, "cuMemcpyHtoDAsync");
+    if (!bytes) return CUDA_SUCCESS;
+    find(to, bytes, "cuMemcpyHtoDAsync");
+    j.what = TO_DEVICE, j.to = to, j.bytes = bytes;
+    if (registered(from, bytes, "cuMemcpyHtoDAsync")) j.host = (void *)(uintptr_t)from;
+    else j.held.assign((const char *)from, bytes);
+    return enqueue(own, j);
+}
+/* A copy to pageable memory has ended when the call returns. */
+DRIVER_CALL cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream s)
+{
+    ENTER("cuMemcpyDtoHAsync", CONTEXT, CUDA_ERROR_ILLEGAL_ADDRESS);
+    job j = {};
+    CUstream own = stream_of(s, "cuMemcpyDtoHAsync");
+    if (!bytes) return CUDA_SUCCESS;
+    find(from, bytes, "cuMemcpyDtoHAsync");
+    j.what = TO_HOST, j.from = from, j.host = to, j.bytes = bytes;
+    const bool pinned = registered(to, bytes, "cuMemcpyDtoHAsync");
+    enqueue(own, j);
+    if (!pinned) run_until([own] { return own->queue.empty(); });
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream s)
+{
+    ENTER("cuMemcpyDtoDAsync", CONTEXT, CUDA_ERROR_ILLEGAL_ADDRESS);
+    job j = {};
+    CUstream own = stream_of(s, "cuMemcpyDtoDAsync");
+    if (!bytes) return CUDA_SUCCESS;
+    find(to, bytes, "cuMemcpyDtoDAsync"), find(from, bytes, "cuMemcpyDtoDAsync");
+    if (to < from + bytes && from < to + bytes) misuse("cuMemcpyDtoDAsync: %zu bytes from %#llx to %#llx overlap", bytes, from, to);
+    j.what = ON_DEVICE, j.to = to, j.from = from, j.bytes = bytes;
+    return enqueue(own, j);
+}
+DRIVER_CALL cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream s)
+{
+    ENTER("cuMemsetD32Async", CONTEXT, CUDA_ERROR_ILLEGAL_ADDRESS);
+    job j = {};
+    CUstream own = stream_of(s, "cuMemsetD32Async");
+    if (to % 4) return CUDA_ERROR_INVALID_VALUE;
+    if (!count) return CUDA_SUCCESS;
+    find(to, 4 * count, "cuMemsetD32Async");
+    j.what = SET, j.to = to, j.value = value, j.bytes = 4 * count;
+    return enqueue(own, j);
+}
+
+/* ---- streams and events ---- */
+
+DRIVER_CALL cuStreamCreate(CUstream *s, unsigned flags)
+{
+    ENTER("cuStreamCreate", CONTEXT, CUDA_ERROR_OUT_OF_MEMORY);
+    streams.insert(*s = new CUstream_st{current, flags, false, {}});
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuStreamDestroy(CUstream s)
+{
+    ENTER("cuStreamDestroy", RELEASE, CUDA_ERROR_ILLEGAL_ADDRESS);
+    if (!s) misuse("cuStreamDestroy: the default stream");
+    stream_of(s, "cuStreamDestroy");
+    s->destroyed = true; /* its work goes on */
+    if (s->queue.empty() || last_error) streams.erase(s), delete s;
+    return entered.code;
+}
+DRIVER_CALL cuStreamSynchronize(CUstream s)
+{
+    ENTER("cuStreamSynchronize", CONTEXT, CUDA_ERROR_ILLEGAL_ADDRESS);
+    CUstream own = stream_of(s, "cuStreamSynchronize");
+    run_until([own] { return own->queue.empty(); });
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuStreamQuery(CUstream s)
+{
+    ENTER("cuStreamQuery", CONTEXT, CUDA_ERROR_LAUNCH_FAILED);
+    CUstream own = stream_of(s, "cuStreamQuery");
+    const long before = jobs;
+    run_until([own, before] { return own->queue.empty() || jobs > before; });
+    return own->queue.empty() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+static CUevent event_of(CUevent e, const char *name)
+{
+    if (!events.count(e)) misuse("%s: event %p was destroyed, or never created", name, (void *)e);
+    return e;
+}
+DRIVER_CALL cuStreamWaitEvent(CUstream s, CUevent e, unsigned flags)
+{
+    ENTER("cuStreamWaitEvent", CONTEXT, CUDA_ERROR_ILLEGAL_ADDRESS);
+    if (flags) return CUDA_ERROR_INVALID_VALUE;
+    CUstream own = stream_of(s, "cuStreamWaitEvent");
+    wait_for(own, event_of(e, "cuStreamWaitEvent")->last);
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuEventCreate(CUevent *e, unsigned)
+{
+    ENTER("cuEventCreate", CONTEXT, CUDA_ERROR_OUT_OF_MEMORY);
+    events.insert(*e = new CUevent_st{current, NULL});
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuEventDestroy(CUevent e)
+{
+    ENTER("cuEventDestroy", RELEASE, CUDA_ERROR_ILLEGAL_ADDRESS);
+    drop(event_of(e, "cuEventDestroy")->last);
+    events.erase(e);
+    delete e;
+    return entered.code;
+}
+DRIVER_CALL cuEventRecord(CUevent e, CUstream s)
+{
+    ENTER("cuEventRecord", CONTEXT, CUDA_ERROR_ILLEGAL_ADDRESS);
+    CUstream own = stream_of(s, "cuEventRecord");
+    if (event_of(e, "cuEventRecord")->context != own->context) misuse("cuEventRecord: the event and the stream are of different contexts");
+    drop(e->last);
+    e->last = record(own);
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuEventSynchronize(CUevent e)
+{
+    ENTER("cuEventSynchronize", CONTEXT, CUDA_ERROR_ECC_UNCORRECTABLE);
+    token *t = event_of(e, "cuEventSynchronize")->last;
+    run_until([t] { return !t || t->done; });
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuEventQuery(CUevent e)
+{
+    ENTER("cuEventQuery", CONTEXT, CUDA_ERROR_LAUNCH_FAILED);
+    token *t = event_of(e, "cuEventQuery")->last;
+    const long before = jobs;
+    run_until([t, before] { return !t || t->done || jobs > before; });
+    return !t || t->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+/* ---- modules and launches ---- */
+
+DRIVER_CALL cuModuleLoadData(CUmodule *m, const void *data)
+{
+    ENTER("cuModuleLoadData", CONTEXT, CUDA_ERROR_NO_BINARY_FOR_GPU);
+    image i;
+    if (memcmp(data, image_magic, sizeof image_magic)) return CUDA_ERROR_INVALID_IMAGE;
+    memcpy(&i, data, sizeof i);
+    if (i.text != hash(stand_in_text, (size_t)(stand_in_text_end - stand_in_text))) return CUDA_ERROR_INVALID_IMAGE;
+    if (i.arch != arch) return CUDA_ERROR_NO_BINARY_FOR_GPU;
+    modules.insert(*m = new CUmod_st{current, {}});
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuModuleUnload(CUmodule m)
+{
+    ENTER("cuModuleUnload", RELEASE, CUDA_ERROR_ILLEGAL_ADDRESS);
+    if (!modules.erase(m)) misuse("cuModuleUnload: module %p is not loaded", (void *)m);
+    if (!last_error) run_until(idle);
+    delete m;
+    return entered.code;
+}
+DRIVER_CALL cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name)
+{
+    ENTER("cuModuleGetFunction", CONTEXT, CUDA_ERROR_NOT_FOUND);
+    if (!modules.count(m)) misuse("cuModuleGetFunction: module %p is not loaded", (void *)m);
+    for (auto k = emulation::kernels; k; k = k->next) {
+        if (strcmp(k->name, name)) continue;
+        for (auto &known : m->functions)
+            if (known.f == k) return *f = &known, CUDA_SUCCESS;
+        m->functions.push_back({m, k, 48 << 10});
+        *f = &m->functions.back();
+        return CUDA_SUCCESS;
+    }
+    return CUDA_ERROR_NOT_FOUND;
+}
+static void check_function(CUfunction f, const char *name)
+{
+    for (auto m : modules)
+        for (auto &known : m->functions)
+            if (f == &known && m->context == current) return;
+    misuse("%s: function %p is not of a loaded module of the current context", name, (void *)f);
+}
+DRIVER_CALL cuFuncSetAttribute(CUfunction f, CUfunction_attribute what, int value)
+{
+    ENTER("cuFuncSetAttribute", CONTEXT, CUDA_ERROR_INVALID_VALUE);
+    check_function(f, "cuFuncSetAttribute");
+    if (what == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES) {
+        if (value < 0 || value > shared_of_block()) return CUDA_ERROR_INVALID_VALUE;
+        f->dynamic = value;
+    }
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream s, void **params, void **extra)
+{
+    ENTER("cuLaunchKernel", CONTEXT, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
+    job j = {};
+    CUstream own = stream_of(s, "cuLaunchKernel");
+    check_function(f, "cuLaunchKernel");
+    const emulation::kernel *k = f->f;
+    const void *argument = params ? params[0] : NULL;
+    if (!gx || !gy || !gz || gx > 2147483647u || gy > 65535 || gz > 65535) misuse("%s: a grid of %u x %u x %u blocks", k->name, gx, gy, gz);
+    if (!bx || by != 1 || bz != 1 || bx > k->threads) misuse("%s: a block of %u x %u x %u threads; it is made for %u", k->name, bx, by, bz, k->threads);
+    if (shared > (unsigned)f->dynamic) misuse("%s: %u bytes of dynamic shared memory; %d are allowed (cuFuncSetAttribute)", k->name, shared, f->dynamic);
+    if (extra) {
+        size_t size = k->bytes;
+        for (; *extra != CU_LAUNCH_PARAM_END; extra += 2) {
+            if (*extra == CU_LAUNCH_PARAM_BUFFER_POINTER) argument = extra[1];
+            if (*extra == CU_LAUNCH_PARAM_BUFFER_SIZE) size = *(size_t *)extra[1];
+        }
+        if (size != k->bytes) misuse("%s: an argument of %zu bytes; the kernel's has %zu", k->name, size, k->bytes);
+    }
+    if (!argument) misuse("%s: without its argument", k->name);
+    j.what = LAUNCH, j.f = k, j.threads = bx, j.bytes = shared;
+    j.grid[0] = gx, j.grid[1] = gy, j.grid[2] = gz;
+    j.held.assign((const char *)argument, k->bytes);
+    launches++;
+    emulation::shared_limit = (size_t)shared_of_block();
+    return enqueue(own, j);
+}
+
+static const struct { int code; const char *name, *text; } errors[] = {
+    {0, "CUDA_SUCCESS", "no error"},
+    {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+    {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+    {3, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {100, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
+    {101, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
+    {200, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+    {201, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
+    {209, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"},
+    {214, "CUDA_ERROR_ECC_UNCORRECTABLE", "uncorrectable ECC error encountered"},
+    {500, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},
+    {600, "CUDA_ERROR_NOT_READY", "device not ready"},
+    {700, "CUDA_ERROR_ILLEGAL_ADDRESS", "an illegal memory access was encountered"},
+    {701, "CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES", "too many resources requested for launch"},
+    {712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the requested memory range is already mapped"},
+    {713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer does not correspond to a registered memory region"},
+    {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
+    {803, "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"},
+    {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
+};
+static CUresult say_error(int code, const char **text, bool name)
+{
+    for (auto &e : errors)
+        if (e.code == code) return *text = name ? e.name : e.text, CUDA_SUCCESS;
+    return *text = NULL, CUDA_ERROR_INVALID_VALUE;
+}
+DRIVER_CALL cuGetErrorString(CUresult code, const char **text) { return say_error((int)code, text, false); }
+DRIVER_CALL cuGetErrorName(CUresult code, const char **text) { return say_error((int)code, text, true); }
+
+/* ---- NVRTC ---- */
+
+#define COMPILE(name, error) \
+    call entered(name, ANY, error); \
+    if (entered.code != CUDA_SUCCESS) return (nvrtcResult)entered.code
+
+NVRTC_CALL nvrtcVersion(int *major, int *minor)
+{
+    COMPILE("nvrtcVersion", NVRTC_ERROR_INVALID_INPUT);
+    *major = 13, *minor = 0;
+    return NVRTC_SUCCESS;
+}
+NVRTC_CALL nvrtcCreateProgram(nvrtcProgram *p, const char *text, const char *, int headers, const char *const *, const char *const *)
+{
+    COMPILE("nvrtcCreateProgram", NVRTC_ERROR_OUT_OF_MEMORY);
+    if (headers) misuse("nvrtcCreateProgram: with %d headers; the device text needs none", headers);
+    programs.insert(*p = new _nvrtcProgram{text, "", {}, false});
+    return NVRTC_SUCCESS;
+}
+static nvrtcProgram program_of(nvrtcProgram p, const char *name)
+{
+    if (!programs.count(p)) misuse("%s: program %p was destroyed, or never created", name, (void *)p);
+    return p;
+}
+NVRTC_CALL nvrtcCompileProgram(nvrtcProgram p, int count, const char *const *options)
+{
+    call entered("nvrtcCompileProgram", ANY, NVRTC_ERROR_COMPILATION);
+    bool fused = true;
+    int target = 0;
+    program_of(p, "nvrtcCompileProgram")->log = "";
+    if (entered.code != CUDA_SUCCESS) return p->log = "cuda.cu(1): error: the stand-in was told to fail", (nvrtcResult)entered.code;
+    for (int i = 0; i < count; i++) {
+        const char *is = strstr(options[i], "sm_");
+        if (is) target = atoi(is + 3);
+        fused = fused && !strstr(options[i], "fmad=false");
+    }
+    if (!target) return p->log = "nvrtc: error: the stand-in needs --gpu-architecture=sm_..", NVRTC_ERROR_INVALID_OPTION;
+    if (fused) return p->log = "nvrtc: error: the stand-in needs -fmad=false", NVRTC_ERROR_INVALID_OPTION;
+    const std::string built(stand_in_text, (size_t)(stand_in_text_end - stand_in_text));
+    if (p->text != built) {
+        size_t same = 0;
+        while (same < built.size() && same < p->text.size() && built[same] == p->text[same]) same++;
+        const size_t line = (size_t)std::count(built.begin(), built.begin() + (long)same, '\n') + 1, start = same ? built.rfind('\n', same - 1) + 1 : 0;
+        p->log = "cuda.cu(" + std::to_string(line) + "): error: not the text that the stand-in was built from, whose line is: " + built.substr(start, built.find('\n', start) - start)
+            + "\nhere it is: " + p->text.substr(start, p->text.find('\n', start) - start);
+        return NVRTC_ERROR_COMPILATION;
+    }
+    memcpy(p->made.magic, image_magic, sizeof image_magic);
+    p->made.text = hash(built.data(), built.size()), p->made.arch = target, p->compiled = true;
+    return NVRTC_SUCCESS;
+}
+NVRTC_CALL nvrtcGetCUBINSize(nvrtcProgram p, size_t *bytes)
+{
+    COMPILE("nvrtcGetCUBINSize", NVRTC_ERROR_INTERNAL_ERROR);
+    *bytes = program_of(p, "nvrtcGetCUBINSize")->compiled ? sizeof p->made : 0;
+    return NVRTC_SUCCESS;
+}
+NVRTC_CALL nvrtcGetCUBIN(nvrtcProgram p, char *cubin)
+{
+    COMPILE("nvrtcGetCUBIN", NVRTC_ERROR_INTERNAL_ERROR);
+    if (!program_of(p, "nvrtcGetCUBIN")->compiled) misuse("nvrtcGetCUBIN: the program was not compiled");
+    memcpy(cubin, &p->made, sizeof p->made);
+    return NVRTC_SUCCESS;
+}
+NVRTC_CALL nvrtcGetProgramLogSize(nvrtcProgram p, size_t *bytes)
+{
+    COMPILE("nvrtcGetProgramLogSize", NVRTC_ERROR_INTERNAL_ERROR);
+    *bytes = program_of(p, "nvrtcGetProgramLogSize")->log.size() + 1;
+    return NVRTC_SUCCESS;
+}
+NVRTC_CALL nvrtcGetProgramLog(nvrtcProgram p, char *log)
+{
+    COMPILE("nvrtcGetProgramLog", NVRTC_ERROR_INTERNAL_ERROR);
+    strcpy(log, program_of(p, "nvrtcGetProgramLog")->log.c_str());
+    return NVRTC_SUCCESS;
+}
+NVRTC_CALL nvrtcDestroyProgram(nvrtcProgram *p)
+{
+    call entered("nvrtcDestroyProgram", ANY, NVRTC_ERROR_INTERNAL_ERROR);
+    programs.erase(program_of(*p, "nvrtcDestroyProgram"));
+    delete *p;
+    *p = NULL;
+    return (nvrtcResult)entered.code;
+}
+extern "C" const char *nvrtcGetErrorString(nvrtcResult code)
+{
+    static const char *const names[] = {"NVRTC_SUCCESS", "NVRTC_ERROR_OUT_OF_MEMORY", "NVRTC_ERROR_PROGRAM_CREATION_FAILURE", "NVRTC_ERROR_INVALID_INPUT", "NVRTC_ERROR_INVALID_PROGRAM",
+        "NVRTC_ERROR_INVALID_OPTION", "NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE"};
+    return (size_t)code < sizeof names / sizeof *names ? names[code] : (int)code == 11 ? "NVRTC_ERROR_INTERNAL_ERROR" : "NVRTC_ERROR unknown";
+}
+
+/* ---- at exit ---- */
+
+static struct farewell {
+    ~farewell()
+    {
+        size_t bytes = 0, queued = 0, kept = 0, own = 0;
+        if (process && process != getpid()) return;
+        for (auto &a : allocations) {
+            bytes += a.second.bytes;
+            mprotect(a.second.map, a.second.mapped, PROT_READ);
+            check_canaries(a.second, a.first);
+        }
+        for (auto &c : contexts) kept += (size_t)c.retained, own += c.retained > 0;
+        for (auto s : streams) queued += s->queue.size();
+        const size_t left = allocations.size() + modules.size() + streams.size() - own + events.size() + registrations.size() + kept + programs.size() + queued;
+        if (!getenv("STAND_IN_SAY") && !left) return;
+        fprintf(stderr, "cuda stand-in: %ld calls, %ld launches; left: %zu allocations (%zu bytes), %zu modules, %zu streams, %zu events, %zu registrations, %zu contexts, %zu programs, %zu jobs\n",
+            calls, launches, allocations.size(), bytes, modules.size(), streams.size() - own, events.size(), registrations.size(), kept, programs.size(), queued);
+    }
+} at_exit;
