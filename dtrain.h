@@ -239,9 +239,8 @@ DT_API int64_t dt_dim(const dt_graph *g, dt_tensor t, int axis); /* size; a nega
 /* Elements of an eager fp32 tensor, row-major, owned by the graph; else NULL. */
 DT_API const float *dt_value(const dt_graph *g, dt_tensor t);
 /* Type of a tensor's elements. Arithmetic and gradients are fp32; int32 holds tokens and indices; the others are
- * storage: bfloat16, IEEE half, and the 8-bit forms e4m3 (without infinities) and e5m2 of OFP8 (OCP 2023). Ops that
- * only move data (reshape, detach, permute, slice, expand, concat, gather, embed) take every type, all others fp32, or
- * int32 where they say so. */
+ * storage: bfloat16, IEEE half, e4m3 (without infinities) and e5m2 of OFP8 (OCP 2023). Ops that move data (reshape,
+ * detach, permute, slice, expand, concat, gather, embed) take every type, others fp32, or int32 where they say so. */
 typedef enum dt_dtype { DT_F32, DT_I32, DT_BF16, DT_F16, DT_F8_E4M3, DT_F8_E5M2 } dt_dtype;
 /* A tensor with a copy of `data`, in any graph but a segment's. Gradients flow into it as into a parameter. */
 DT_API dt_tensor dt_tensor_of(dt_graph *g, dt_dtype dtype, dt_shape shape, const void *data);
@@ -255,9 +254,8 @@ DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss);
 /* The gradient of t, of t's shape, after dt_backward; poisoned when the loss does not depend on t. */
 DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t);
 
-/* A graph for a program's own loop: ops are built once, with the shapes of the data, and computed by every
- * dt_graph_run(), on `threads` threads. Tensors have memory from the start; their elements count as 0 before the first
- * run. Dropout draws anew in each run. (dt_graph_run also computes an eager graph again.) */
+/* A graph for a program's own loop: built once, for fixed shapes, and computed by every dt_graph_run() on `threads`
+ * threads, with new dropout. Elements are 0 before the first run. (dt_graph_run computes an eager graph again, too.) */
 DT_API dt_result dt_graph_record(dt_graph **graph, uint64_t seed, int threads);
 DT_API dt_result dt_graph_run(dt_graph *g);
 /* New elements for a parameter, or for a tensor that was made from data. */
@@ -371,7 +369,7 @@ typedef struct dt_sampling {
 struct dt_trainer;
 typedef struct dt_step_info dt_step_info; /* what a step did: loss, norm, times, bytes; below, with its _zero() */
 /* A probe looks at a run: a companion header (examples/rules.h), or a function of the program's own. The trainer calls
- * the probes of layout.output on every rank, one after another. Set it to zeros first. */
+ * those of layout.output on every rank, one after another. Set it to zeros first. */
 typedef enum dt_moment {
     DT_AT_OPEN,  /* before anything else: checks; may change the layout. Ranks need not agree */
     DT_AT_START, /* the trainer is open */
@@ -500,8 +498,8 @@ DT_API int dt_comm_rank(const dt_comm *c);
 DT_API int dt_comm_size(const dt_comm *c);
 DT_API dt_result dt_barrier(dt_comm *c); /* returns when all ranks have called it */
 /* A rank that makes no call on a communicator for --timeout seconds counts as frozen: call this during longer work of
- * your own. The trainer calls it in all of its work. DT_E_PEER, DT_E_INTERRUPTED: no call on c would end, because a
- * rank has failed or left, or has to stop. */
+ * your own (the trainer does). DT_E_PEER, DT_E_INTERRUPTED: no call on c would end: a rank failed, left or has to
+ * stop. */
 DT_API dt_result dt_comm_alive(dt_comm *c);
 /* c fails for good, here and at every peer, with the error of this rank (dt_last_error). For work that peers wait for
  * outside of c, on a device for example (examples/dt_nccl.h). Returns code. */
@@ -638,8 +636,7 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p);
 /* Losses are scalars. In an eager graph a loss is a mean. In a segment it is a sum, which the trainer divides by the
  * number of targets of the whole batch that are 0 or above (all, where they are floats); if terms and targets differ in
- * number, the sum is first scaled by targets / terms. So the trainer shows, and differentiates, the mean over the whole
- * batch.
+ * number, the sum is scaled by targets / terms. So the trainer shows, and differentiates, the mean over the batch.
  * cross_entropy: -sum_v w_v log softmax(logits)[v], (..,V) and int32 (..); w is 1 - smoothing at the target plus
  * smoothing/V at every class (0: the target's alone; Szegedy et al. 2016). Targets below 0 are ignored. */
 DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing);
@@ -668,10 +665,9 @@ typedef struct dt_moe_options {
     float z_loss;    /* coefficient of the mean over tokens of logsumexp(logits)^2 (Zoph et al. 2022) */
     float down_std;  /* standard deviation of the second weights at the start; 0: 0.02 */
 } dt_moe_options;
-/* sum of w_e expert_e(x) over the k experts with the largest p_e, p = softmax(x Wr): (..,C) -> (..,C). Of equal p the
- * lower expert is taken; a token adds its experts in index order. Tokens of a unit are routed in order; an expert at
- * its capacity drops a token, which keeps its other weights; a token dropped by all gives +0. With context shards each
- * of them is a unit, however many ranks there are.
+/* sum of w_e expert_e(x) over the k experts with the largest p_e, p = softmax(x Wr): (..,C) -> (..,C), in index order
+ * (R10). An expert at its capacity drops a token, which keeps its other weights; a token dropped by all gives +0. With
+ * context shards each of them is a unit, however many ranks there are.
  * The load-balance loss is E * sum_e f_e P_e per unit, f_e the share of the unit's N k choices (drops included) that
  * expert e got, P_e the mean of p_e over the N tokens: 1 when all is even, E/k at most (Fedus et al. 2022, equation
  * 4); gradients flow through P alone.
@@ -723,8 +719,8 @@ typedef enum dt_numerics { DT_EXACT, DT_FAST } dt_numerics;
 /* A byte-level BPE tokenizer (Sennrich et al. 2016; Radford et al. 2019): text is cut into pre-tokens by a rule, the
  * bytes of each are merged pair by pair, the lowest rank first. Read-only once open: any threads may use it. */
 typedef struct dt_tokenizer dt_tokenizer;
-/* How text is cut into pre-tokens: by the pattern of the model (dt__split_rules), with the classes of Unicode 14.0. A
- * byte that is not part of well-formed UTF-8 counts as one character of no class. */
+/* How text is cut into pre-tokens: by the pattern of the model, with the classes of Unicode 14.0. A byte that is not
+ * part of well-formed UTF-8 counts as one character of no class. */
 typedef enum dt_pretokens { DT_PRETOKENS_GPT2, DT_PRETOKENS_LLAMA3, DT_PRETOKENS_QWEN2 } dt_pretokens;
 /* Opens a tokenizer.json of Hugging Face, or its directory: a BPE model; the pre-tokenizer ByteLevel (GPT2), or Split
  * by one of the rules and ByteLevel; at most 1048576 ids. Encoding adds no tokens. With the normalizer NFC, text that
@@ -21148,16 +21144,15 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
             printf("dtrain.h %s\n", dt_version());
             return dt__error(DT_E_HELP, "the version was printed");
         }
-        if (!strcmp(arg[i], "-h")) return dt__help(arg[0], NULL, recipe, layout);
+        if (!strcmp(arg[i], "-h") || (length == 4 && !strncmp(arg[i], "--help", 6))) {
+            if (!value && i + 1 < *argc && strncmp(arg[i + 1], "--", 2)) value = arg[i + 1] - 1;
+            return dt__help(arg[0], value ? value + 1 : NULL, recipe, layout);
+        }
         if (arg[i][0] == '-' && arg[i][1] && !strchr("-.0123456789", arg[i][1])) /* a number may be the program's */
             return dt__option_unknown(name - 1, length + 1, 1);
         if (strncmp(arg[i], "--", 2)) {
             arg[kept++] = arg[i];
             continue;
-        }
-        if (length == 4 && !strncmp(name, "help", 4)) {
-            if (!value && i + 1 < *argc && strncmp(arg[i + 1], "--", 2)) value = arg[i + 1] - 1;
-            return dt__help(arg[0], value ? value + 1 : NULL, recipe, layout);
         }
         o = dt__option_find(DT__ROWS(dt__options), name, (size_t)length);
         for (int k = 0; (p = dt__probe_option(layout, k)) != NULL; k++)
