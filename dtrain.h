@@ -150,7 +150,7 @@
  *     R19  Fast numerics may change the order of sums in 16-bit products, in one way per kind of processor.
  *
  * LIMITS. CPU only; sums in fp32 only, also of 16-bit operands (recipe.precision). Below trainer and launcher nothing
- * prints, exits or aborts. What no training run and no program's own loop uses is a program in examples/.
+ * prints, exits or aborts. What neither a training run nor a program's own loop uses is a program in examples/.
  */
 #ifndef DT__ISA
 #ifndef DTRAIN_H
@@ -497,9 +497,8 @@ DT_API void dt_comm_close(dt_comm **c); /* leaves: peers that still wait for thi
 DT_API int dt_comm_rank(const dt_comm *c);
 DT_API int dt_comm_size(const dt_comm *c);
 DT_API dt_result dt_barrier(dt_comm *c); /* returns when all ranks have called it */
-/* A rank that makes no call on a communicator for --timeout seconds counts as frozen: call this during longer work of
- * your own (the trainer does). DT_E_PEER, DT_E_INTERRUPTED: no call on c would end: a rank failed, left or has to
- * stop. */
+/* A rank that makes no call on a communicator for --timeout seconds counts as frozen: call this in longer work of your
+ * own (the trainer does). DT_E_PEER, DT_E_INTERRUPTED: no call on c would end: a rank failed, left or must stop. */
 DT_API dt_result dt_comm_alive(dt_comm *c);
 /* c fails for good, here and at every peer, with the error of this rank (dt_last_error). For work that peers wait for
  * outside of c, on a device for example (examples/dt_nccl.h). Returns code. */
@@ -1017,8 +1016,7 @@ DT_API dt_result dt_trainer_compilation(const dt_trainer *t, dt_compilation_repo
 /* Values (count) of the parameter with this full name, owned by the trainer, good until the next call for it; NULL when
  * there is none, or this rank has not all of it. */
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count);
-/* Its gradient in the last step, before clipping, into values (count). DT_E_USAGE: this rank has not all of it (tp, pp
- * or ep above 1, ZeRO). */
+/* Its gradient in the last step, before clipping, into values (count). DT_E_USAGE: ranks share it (tp, pp, ep, ZeRO). */
 DT_API dt_result dt_trainer_gradient(dt_trainer *t, const char *name, float *values);
 /* The full name of parameter `index` of the model, from 0 in definition order, and its shape; NULL past the last. */
 DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, dt_shape *shape);
@@ -2638,12 +2636,9 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
  * Expressions are C for vectors of any width, one lane included, and are kept as text in the op's row.
  *
  * How to add an op.
- *   A map op: 1. a row in this table; 2. its declaration above, or its code in dt_function. The row makes its kernel,
- *   builder and gradient.
- *   A row op: 1. a row in this table with its passes; 2. a builder in H6, which checks its arguments (dt__refuses) and
- *   pushes the node.
- *   Any other: 1. a row in this table; 2. its builder and its run function in H6; 3. its gradient, in H7 if rules
- *   cannot say it.
+ *   A map op: 1. a row in this table; 2. its declaration above, or its code in dt_function. The row makes the rest.
+ *   A row op: 1. a row in this table with its passes; 2. a builder in H6, which checks arguments by dt__refuses.
+ *   Any other: 1. a row in this table; 2. builder and run function in H6; 3. its gradient, in H7 if no rule says it.
  * Then a row in tests/test_ops.c, which checks finite differences, and one in tests/interpreter.h: what the op computes
  * as plain scalar text. The random graphs of tests/test_random.c find map ops in this table, and the self-check all but
  * the last kind: put the hash that its error names into DT__SELF_CHECK. */
@@ -17644,9 +17639,9 @@ static int dt__mesh_crosses(const dt_mesh *m, const dt_comm *c)
 
 /* ---- partition ---- */
 
-/* The least sum of squared costs of `parts` runs that cost at most `limit` each, or a negative number when no such runs
- * exist; without a limit (1e300) the least cost of the most expensive run. cut[j][i]: the begin of the last of j runs
- * that end at i. */
+/* The least sum of squared costs of `parts` runs that cost at most `limit` each, or a negative number when there are no
+ * such runs; without a limit (1e300) the least cost of the costliest run. cut[j][i]: where the last of j runs that end
+ * at i begins. */
 static double dt__partition_under(const double *sum, int64_t n, int64_t parts, double limit, double *best, int32_t *cut)
 {
     for (int64_t i = 0; i <= n; i++) best[i] = i ? -1.0 : 0.0;
@@ -17725,8 +17720,7 @@ static dt__work dt__pipe_nth(const dt__pipe *p, int kind, int64_t k)
 }
 
 /* `ahead`: forwards of a stage in the warm-up (sources at dt_pipeline). Zero-bubble delays weight gradients by one unit
- * for each earlier stage, so that they fill the bubble at the end. Each schedule computes weight gradients in the order
- * of units (R3). */
+ * for each earlier stage, so that they fill the bubble at the end. Weight gradients come in the order of units (R3). */
 static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
 {
     int64_t total = (int64_t)p->units * p->chunks, ahead = p->stages - 1 - stage, f = 0, b = 0, w = 0;
@@ -17744,8 +17738,8 @@ static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
     while (split && w < total) *list++ = dt__pipe_nth(p, DT__WORK_WEIGHTS, w++);
 }
 
-/* Gives units the slots of their chunk in turn, because they begin and end in order. slots[c]: how many chunk c needs.
- * live (chunks): scratch. */
+/* Gives units the slots of their chunk in turn: they begin and end in order. slots[c]: how many chunk c needs; live:
+ * scratch. */
 static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, int32_t *live)
 {
     const int last = p->kind == DT_ZERO_BUBBLE ? DT__WORK_WEIGHTS : DT__WORK_BACKWARD;
@@ -19808,8 +19802,7 @@ static dt_result dt__engine_collect(dt__engine *e, dt_comm *group, float *array,
     return r;
 }
 
-/* GATHER: a bucket's new parameters (dt__program_run counts their bytes), or those of a segment, or their average, to a
- * window. */
+/* GATHER: a bucket's new parameters, or those of a segment, or their average, to a window. */
 static dt_result dt__engine_gather(dt__engine *e, const dt_instr *i)
 {
     const dt__store *s = &e->p.store;
@@ -20035,10 +20028,10 @@ static dt_result dt__program_run(dt__engine *e, const dt__program *p, int64_t en
         double start, done;
         dt__comm_tick(e->comm);
         if (!step && i->segment + (i->op == DT_SEND) >= end) continue;
-        if (i->op == DT_GATHER && i->bucket >= 0) {
-            const int64_t *cut = dt__store_cut(&e->p.store, i->bucket);
-            int piece = dt__bucket_piece(&e->p.store, i->bucket, e->p.store.piece);
-            dt__engine_count(dt__engine_sharing(e, &e->p.store.bucket[i->bucket])->group, cut[piece + 1] - cut[piece]);
+        if (i->op == DT_GATHER && i->bucket >= 0) { /* stream 1 may send them in the next step */
+            int64_t from, count;
+            (void)dt__bucket_sum(&e->p, i->bucket, &from, &count);
+            dt__engine_count(dt__engine_sharing(e, &e->p.store.bucket[i->bucket])->group, count);
         }
         if (i->stream) {
             e->queued[dt__queue_next(&e->queue) % e->queue.room] = step ? k : -1 - k; /* -1 - k: of a pass */
@@ -21212,8 +21205,7 @@ typedef struct dt__state {
     int64_t count;
 } dt__state;
 
-/* What other programs need beside a tokenizer or the weights: checkpoints get these files as they are, but for
- * config.json. */
+/* Files that others need beside a tokenizer or weights: checkpoints get them as they are, but for config.json. */
 static const char *const dt__companions[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                                              "chat_template.jinja", "vocab.json", "merges.txt",
                                              "generation_config.json", "config.json", "tokenizer.json"};
@@ -21241,8 +21233,8 @@ typedef struct dt__saver {
 } dt__saver;
 
 enum { DT__TRAINER_ROWS = 9 }; /* of memory, with the snapshot */
-/* A thread fills batches in a ring: the trainer holds one, the others are filled ahead. Without threads there is one,
- * filled when it is asked for. */
+/* A thread fills batches in a ring: the trainer holds one, others are filled ahead. Without threads one is filled on
+ * demand. */
 enum { DT__BATCHES = DT__THREADS ? 3 : 1 };
 typedef struct dt__loader {
     uint32_t *memory;         /* the ring */
@@ -24181,7 +24173,7 @@ static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, int config
     *recipe = dt_recipe_default();
     if ((!r && published) || config) {
         r = dt__config_open(path, &recipe->model, &positions);
-        recipe->weights = config ? NULL : path;
+        recipe->weights = path;
         recipe->sequence = dt__config_sequence(&recipe->model, positions);
         return r;
     }
