@@ -1016,7 +1016,7 @@ DT_API dt_result dt_trainer_compilation(const dt_trainer *t, dt_compilation_repo
 /* Values (count) of the parameter with this full name, owned by the trainer, good until the next call for it; NULL when
  * there is none, or this rank has not all of it. */
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count);
-/* Its gradient in the last step, before clipping, into values (count). DT_E_USAGE: ranks share it (tp, pp, ep, ZeRO). */
+/* Its gradient in the last step, before clipping, into values (count). DT_E_USAGE: it is shared (tp, pp, ep, ZeRO). */
 DT_API dt_result dt_trainer_gradient(dt_trainer *t, const char *name, float *values);
 /* The full name of parameter `index` of the model, from 0 in definition order, and its shape; NULL past the last. */
 DT_API const char *dt_trainer_parameter_at(const dt_trainer *t, int64_t index, dt_shape *shape);

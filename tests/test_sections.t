@@ -11,7 +11,7 @@ use Test::More;
 my @line = split /\n/, slurp("$root/dtrain.h");
 my (@banner, @defined, %ahead, $section);
 for my $i (0 .. $#line) {
-    if ($line[$i - 1] =~ m{^/\* ={60,}} && $line[$i] =~ /^ \* (H(\d+))  \S/) {
+    if ($line[$i - 1] =~ m{^/\* ={16,}} && $line[$i] =~ /^ \* (H(\d+))  \S/) {
         push @banner, $2;
         $section = $1;
     }
