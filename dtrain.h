@@ -23158,7 +23158,7 @@ static dt_result dt__save_open(dt_trainer *t)
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__job *job = t->comm->job;
     dt_result r;
-    s->all = DT__NEW(dt__part_file, dt_comm_size(t->comm), "a checkpoint");
+    s->all = DT__NEW(dt__part_file, DT__SAVE_PARTS * dt_comm_size(t->comm), "a checkpoint");
     r = s->all ? dt__save_probe(t) : DT_E_MEMORY;
     if (!r && dt_trainer_is_root(t)) r = dt__lock_open(&s->lock[0], l->place, t->comm);
     if (!r && dt_trainer_is_root(t) && l->mirror && !dt__mirror_line(l))
