@@ -17575,7 +17575,7 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
 /* ====================
  * H15  mesh, layout, plans, engine */
 
-/* DT_E_USAGE unless the degree that an option sets divides n of something ("rank", without the plural's s). */
+/* DT_E_USAGE unless the degree that an option sets divides n of something ("rank": the singular). */
 static dt_result dt__check_divides(const char *option, int64_t degree, int64_t n, const char *of)
 {
     char list[256];
@@ -17738,7 +17738,7 @@ static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
     while (split && w < total) *list++ = dt__pipe_nth(p, DT__WORK_WEIGHTS, w++);
 }
 
-/* Gives units the slots of their chunk in turn: they begin and end in order. slots[c]: how many chunk c needs; live:
+/* Gives units the slots of their chunk in turn. slots (chunks): how many each needs, since units end in order; live:
  * scratch. */
 static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, int32_t *live)
 {
@@ -17804,7 +17804,6 @@ static int dt__bucket_piece(const dt__store *s, int32_t b, int rank)
     return dt__bucket_shards(s, b) > 1 ? rank / (int)s->bucket[b].copies : 0;
 }
 
-/* Opens a bucket at the end of the slots. */
 static dt__bucket *dt__store_bucket(dt__store *s, int32_t *capacity, int32_t tied, int64_t copies)
 {
     dt__bucket *b;
@@ -18177,7 +18176,6 @@ static dt_result dt__check_model(const dt_model *m)
     return DT_OK;
 }
 
-/* dp: data-parallel ranks. */
 static dt_result dt__check_batch(const dt_recipe *r, int dp)
 {
     char list[256];
@@ -18282,7 +18280,6 @@ static dt_result dt__layout_partition(dt_plan *plan)
     return r;
 }
 
-/* The shape of this rank's work under the layout. */
 static dt_result dt__layout_shape(dt_plan *plan)
 {
     const dt_layout *l = plan->layout;
@@ -18312,7 +18309,6 @@ static dt_result dt__layout_shape(dt_plan *plan)
     return DT_OK;
 }
 
-/* DT_E_USAGE: choices that exclude each other. */
 static dt_result dt__layout_choices(const dt_layout *l)
 {
     if (!DT__THREADS && l->overlap == DT_OVERLAP_ON)
@@ -18583,7 +18579,6 @@ static dt_result dt__layout_begin(dt_plan *plan)
     return r;
 }
 
-/* Can this layout go on with another number of ranks? */
 static int dt__layout_fits(const dt_plan *plan, int ranks)
 {
     dt__tls before = dt__thread; /* a layout that does not fit is not an error */
@@ -18823,7 +18818,6 @@ static dt_result dt__program_ahead(dt__program *p)
     return DT_OK;
 }
 
-/* Does a segment read parameters of a bucket? */
 static int dt__segment_reads(const dt__net *net, int32_t segment, int32_t bucket)
 {
     const dt__built *seg = &net->segments[segment];
@@ -19027,7 +19021,6 @@ static void dt__cost_update(const dt_plan *plan, dt_instr *i)
             if (k < 0 || dt__state_kept(plan->recipe, k)) i->touched += 8 * plan->net.params[p].own;
 }
 
-/* Does a stage use a parameter? */
 static int dt__stage_uses(const dt__net_param *p, int stage)
 {
     for (int u = 0; u < p->uses; u++)
@@ -19100,7 +19093,6 @@ static void dt__cost(const dt_plan *plan, dt_instr *i)
     for (int axis = 0; axis < DT_AXES; axis++) i->axes |= (i->sent[axis] > 0) << axis;
 }
 
-/* The rest, of the network that was built. */
 static dt_result dt__layout_end(dt_plan *plan)
 {
     dt_result r = dt__layout_partition(plan);
@@ -19284,7 +19276,6 @@ typedef struct dt__engine {
     int64_t inners, inner_room, inner_kept; /* kept: of the step */
 } dt__engine;
 
-/* Does this stage have the last segment? */
 static int dt__engine_last(const dt__engine *e) { return e->p.shape.stage == e->p.shape.pipe.stages - 1; }
 
 /* ---- inside segments: what operations call ---- */
@@ -19300,7 +19291,6 @@ static void dt__engine_within(dt__engine *e, double start)
     e->inner[e->inners][0] = start, e->inner[e->inners++][1] = start + seconds;
 }
 
-/* Reduces tensor memory in place; receives into it. */
 static dt_result dt__reduce_in(const dt__kernels *k, dt_comm *c, float *mem, int64_t count, dt_op op)
 {
     dt_result r = dt_all_reduce(c, dt__comm_in(k, mem, count), count, op);
@@ -19528,7 +19518,6 @@ static float *dt__engine_weights(const dt__engine *e, int inference)
     return inference && e->p.recipe->evaluate_ema ? e->state[DT__STATE_AVERAGE] : e->params;
 }
 
-/* The network that is in work. */
 static const dt__net *dt__engine_net(const dt__engine *e) { return e->drawn ? e->drawn : &e->p.net; }
 static int dt__engine_rings(const dt__engine *e) { return e->p.shape.horizon && !e->drawn; }
 
@@ -19988,7 +19977,6 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     }
 }
 
-/* A job of stream 1. */
 static dt_result dt__engine_job(void *owner, int64_t job)
 {
     dt__engine *e = (dt__engine *)owner;
@@ -20573,7 +20561,6 @@ static void dt__become_rank(int fd)
  * mpirun, srun or a torchrun-like launcher starts the processes, and a link connects them. Those on one node then
  * share memory: the first of them makes it, and the others open it through its entry in /proc. */
 
-/* Where a rank's shared memory is. */
 typedef struct dt__address {
     uint64_t node;  /* equal on one node */
     int64_t pid;
@@ -20872,7 +20859,6 @@ static dt_result dt__help_launch(int argc, char **argv)
 
 /* ---- dt_launch ---- */
 
-/* Does MPI connect this process to others? */
 static int dt__by_mpi(void)
 {
 #if defined(DT_MPI) && defined(__linux__)
@@ -21082,7 +21068,6 @@ static dt_result dt__option_unknown(const char *text, int length, int dashes)
                       dashes > 1 ? "" : "options begin with --, ", nearest);
 }
 
-/* Which: NULL, or "all". */
 static dt_result dt__help(const char *program, const char *which, const dt_recipe *recipe, const dt_layout *layout)
 {
     dt__text t = DT__ZERO;
@@ -21233,8 +21218,7 @@ typedef struct dt__saver {
 } dt__saver;
 
 enum { DT__TRAINER_ROWS = 9 }; /* of memory, with the snapshot */
-/* A thread fills batches in a ring: the trainer holds one, others are filled ahead. Without threads one is filled on
- * demand. */
+/* A thread fills batches in a ring: the trainer holds one. Without threads there is one, filled on demand. */
 enum { DT__BATCHES = DT__THREADS ? 3 : 1 };
 typedef struct dt__loader {
     uint32_t *memory;         /* the ring */
@@ -21298,7 +21282,6 @@ DT_API dt_step_info dt_step_info_zero(void)
     return s;
 }
 DT_API int dt_trainer_is_root(const dt_trainer *t) { return dt__refused("t", t) ? 0 : dt_comm_rank(t->comm) == 0; }
-/* Does this rank print? */
 static int dt__trainer_speaks(const dt_trainer *t) { return dt_trainer_is_root(t) && !t->layout.output.quiet; }
 DT_API dt_comm *dt_trainer_comm(dt_trainer *t)
 {
@@ -21472,7 +21455,6 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
 
 /* ---- opening ---- */
 
-/* This rank's samples in a batch. */
 static int64_t dt__loader_rows(const dt_trainer *t) { return (t->e.p.hi - t->e.p.lo) * t->e.p.micros * t->e.p.rows; }
 
 static int64_t dt__loader_bytes(const dt_trainer *t)
@@ -21679,7 +21661,6 @@ static void dt__generator_place(dt__generator *d, const dt__engine *e, dt__net *
     d->memory_floats = dt__max(d->memory_floats, dt__round_up(floats, 16));
 }
 
-/* Plans the nets that draw text for sequences of `length`. */
 static dt_result dt__generator_open(dt__generator *d, const dt__engine *e, int64_t length)
 {
     const dt_model *m = &e->p.recipe->model;
@@ -21875,7 +21856,6 @@ static void dt__trainer_draw(dt_trainer *t)
     }
 }
 
-/* The model, recorded. */
 static dt_result dt__trainer_model(dt_trainer *t)
 {
     dt__engine *e = &t->e;
@@ -21890,7 +21870,6 @@ static dt_result dt__trainer_model(dt_trainer *t)
     return result ? result : dt__trainer_ids(t);
 }
 
-/* Plan, program and their memory. */
 static dt_result dt__trainer_engine(dt_trainer *t)
 {
     dt__engine *e = &t->e;
@@ -22360,7 +22339,6 @@ DT_API const char *dt_trainer_hash(dt_trainer *t)
     return t->hash;
 }
 
-/* Announces what a file will hold of the tensor in hand. */
 static void dt__walk_announce(dt__walk *w, dt__tensor_file *f, int type)
 {
     char name[160], part[160];
@@ -22461,7 +22439,6 @@ static dt_result dt__net_read(dt__net *net, dt__manifest *m)
     return j->result;
 }
 
-/* Reads the options of the recipe that a manifest holds. */
 static dt_result dt__manifest_recipe(dt__manifest *m, dt_recipe *recipe)
 {
     m->json.at = m->recipe;
@@ -22490,7 +22467,6 @@ typedef struct dt__checkpoint {
     float *stored;     /* one tensor, in arrays */
 } dt__checkpoint;
 
-/* Reads the recipe and the parameters, and lists the state. */
 static dt_result dt__checkpoint_model(dt__checkpoint *c)
 {
     dt_trainer *t = &c->t;
@@ -22776,7 +22752,6 @@ static dt_result dt__alike_contents(dt__text *text, dt_trainer *t)
     return r;
 }
 
-/* The manifest of a checkpoint that all ranks have written. */
 static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__part_file *file, int64_t files)
 {
     const dt__manifest *m = &t->save.now;
@@ -22827,7 +22802,6 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, dt__checkpoint *c)
     return r;
 }
 
-/* Compares the parameters that a manifest lists with those of the model. */
 static dt_result dt__model_agrees(const dt_trainer *t, const dt__checkpoint *c)
 {
     const dt__net *here = &t->e.p.net, *there = &c->t.e.p.net;
@@ -22847,7 +22821,6 @@ static dt_result dt__model_agrees(const dt_trainer *t, const dt__checkpoint *c)
     return DT_OK;
 }
 
-/* Does a checkpoint belong to this run? */
 static dt_result dt__trainer_agrees(const dt_trainer *t, dt__checkpoint *c)
 {
     const dt__manifest *now = &t->save.now, *m = &c->m;
@@ -23151,7 +23124,6 @@ static dt_result dt__save_probe(dt_trainer *t)
                      "--checkpoint", place, (double)is.f_bavail * (double)is.f_frsize / 1e6, bytes / 1e6);
 }
 
-/* Memory and threads of saving, before step 1. */
 static dt_result dt__save_open(dt_trainer *t)
 {
     dt__saver *s = &t->save;
@@ -23442,7 +23414,6 @@ static dt_result dt__metrics_open(dt_trainer *t)
 }
 
 #ifdef DT_COMPILER
-/* What is known without a measurement. */
 static void dt__compilation_count(const dt_trainer *t, dt_compilation_report *r)
 {
     const dt__net *net = &t->e.p.net;
@@ -23870,7 +23841,6 @@ static dt_result dt__sample_prompt(const dt_trainer *t, const char *prompt, int3
     return r;
 }
 
-/* The bytes of a token. */
 static const char *dt__token_text(const dt_trainer *t, int32_t token, char *byte, int64_t *bytes)
 {
     const char *text = t->tokenizer ? dt_tokenizer_token(t->tokenizer, token, bytes) : NULL;
@@ -23910,7 +23880,6 @@ static int dt__drawn_put(dt__drawn *d, const char *text, int64_t bytes)
     return ended;
 }
 
-/* Draws tokens until the text ends. */
 static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
 {
     const dt_sampling *how = &d->how->sampling;
@@ -24374,7 +24343,6 @@ static dt_result dt__fast_distance(dt_trainer *t, dt__two_ways *w)
 }
 
 #ifdef DT_COMPILER
-/* Recorded and compiled plans change places. */
 static void dt__compilation_swap(dt_trainer *t)
 {
     for (const dt__built *b = t->e.p.net.segments; b < t->e.p.net.segments + t->e.p.net.count; b++) {
