@@ -852,26 +852,23 @@ DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int
  *
  * An instruction of the step program. Stream 0 runs on the rank's own thread, in order, and hands the instructions of
  * stream 1 (overlap) to a second thread when it reaches them. after[0]: the instruction before on the same stream;
- * after[1]: the last one that it needs of the other, of the step before when it comes later in the list; -1: none.
- *   LOAD       samples of (shard, micro)
- *   FORWARD    segment of (shard, micro), in a slot of its chunk
- *   RECOMPUTE  the same once more, for the values that backward needs
- *   OFFLOAD    starts to copy the input of a segment to the second memory
- *   FETCH      starts to copy it back
- *   BACKWARD   segment of (shard, micro); gradients continue in set `set`, from +0 where `fresh`
- *   WEIGHTS    zero-bubble: the gradients of weights, which BACKWARD left out
- *   SEND, RECV activations to or from a neighbour stage; with `back` gradients
- *   CONTEXT    all-reduce over context ranks of one data shard's sums: a bucket of set `set`
- *   FOLD       set += from, a bucket: two neighbours of the tree over data shards
- *   REDUCE     sum over all ranks of a bucket: to every rank, or each piece to its owner (ZeRO)
- *   TOTAL      total += set, a bucket
- *   GATHER     weights from their owners: of a segment before its work (ZeRO 3; with overlap one segment ahead, into
- *              the other of two windows), or of a bucket after the update (ZeRO 1, 2)
- *   TIE        adds the uses of tied weights, across stages
- *   UPDATE     norm, clip, optimizer, average of the weights */
+ * after[1]: the last one that it needs of the other, of the step before when it comes later in the list; -1: none. */
 #define DT_INSTRUCTIONS(X) \
-    X(LOAD) X(FORWARD) X(RECOMPUTE) X(OFFLOAD) X(FETCH) X(BACKWARD) X(WEIGHTS) X(SEND) X(RECV) X(CONTEXT) X(FOLD) \
-    X(REDUCE) X(TOTAL) X(GATHER) X(TIE) X(UPDATE)
+    X(LOAD)         /* samples of (shard, micro) */ \
+    X(FORWARD)      /* segment of (shard, micro), in a slot of its chunk */ \
+    X(RECOMPUTE)    /* the same once more, for the values that backward needs */ \
+    X(OFFLOAD)      /* starts to copy the input of a segment to the second memory */ \
+    X(FETCH)        /* starts to copy it back */ \
+    X(BACKWARD)     /* segment of (shard, micro); gradients continue in set `set`, from +0 where `fresh` */ \
+    X(WEIGHTS)      /* zero-bubble: the gradients of weights, which BACKWARD left out */ \
+    X(SEND) X(RECV) /* activations to or from a neighbour stage; with `back` gradients */ \
+    X(CONTEXT)      /* all-reduce over context ranks of one data shard's sums: a bucket of set `set` */ \
+    X(FOLD)         /* set += from, a bucket: two neighbours of the tree over data shards */ \
+    X(REDUCE)       /* sum over all ranks of a bucket: to every rank, or each piece to its owner (ZeRO) */ \
+    X(TOTAL)        /* total += set, a bucket */ \
+    X(GATHER)       /* weights from their owners: of a segment (ZeRO 3), of a bucket after the update (ZeRO 1, 2) */ \
+    X(TIE)          /* adds the uses of tied weights, across stages */ \
+    X(UPDATE)       /* norm, clip, optimizer, average of the weights */
 #define DT__INSTR_ENUM(name) DT_##name,
 typedef enum dt_instr_op { DT_INSTRUCTIONS(DT__INSTR_ENUM) DT_INSTR_COUNT } dt_instr_op;
 #undef DT__INSTR_ENUM
@@ -884,7 +881,7 @@ typedef struct dt_instr {
     int64_t touched;          /* bytes that operations read and write */
     int32_t set, from, fresh; /* sets of gradients */
     int32_t chunk, slot, back;
-    int32_t window;    /* where the weights of the segment are gathered */
+    int32_t window;    /* where the weights of the segment are gathered; with overlap one segment ahead, in turns */
     int32_t completes; /* the leaf's gradients in this segment are complete: their row slices are folded (R7) */
 } dt_instr;
 /* A row of memory. Ranks that read each other's row in place all allocate `most` bytes, what the rank with most needs.
@@ -17738,7 +17735,7 @@ static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
     while (split && w < total) *list++ = dt__pipe_nth(p, DT__WORK_WEIGHTS, w++);
 }
 
-/* Gives units the slots of their chunk in turn. slots (chunks): how many each needs, since units end in order; live:
+/* Gives units the slots of their chunk in turn: units end in order. slots (chunks): how many it needs; live:
  * scratch. */
 static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, int32_t *live)
 {
@@ -18232,10 +18229,10 @@ static dt_result dt__layout_experts(const dt_plan *plan, int dp)
     dt_result r = dt__check_divides("ep", l->ep, dp, "data-parallel rank");
     if (r) return r;
     if (l->ep > 1 && (!dt__is_pow2(l->ep) || l->ep > most))
-        return dt__error(DT_E_USAGE, "--ep %jd: the ranks of an expert group need equal numbers of data shards, "
-                         "together a whole subtree of the sum. With %d data-parallel ranks and %jd data shards, set "
-                         "--ep to one of %s, or use a power of two of data-parallel ranks.", l->ep, dp,
-                         plan->recipe->data_shards, dt__divisors(most, most, 1, list, sizeof list));
+        return dt__misuse("--ep %jd: the ranks of an expert group need equal numbers of data shards, together a whole "
+                          "subtree of the sum. With %d data-parallel ranks and %jd data shards, set --ep to one of %s, "
+                          "or use a power of two of data-parallel ranks.", l->ep, dp, plan->recipe->data_shards,
+                          dt__divisors(most, most, 1, list, sizeof list));
     return DT_OK;
 }
 
