@@ -88,6 +88,10 @@ static const uintptr_t device_span = (uintptr_t)1 << 38;
 static uintptr_t device; /* all device memory lies in [device, device + device_span) */
 [[maybe_unused]] static cell *device_cells;
 [[maybe_unused]] static int allow_unwritten; /* device memory that nothing has written may be read */
+/* Of a checked build with streams: what had the clock `when`, at `settled` or later, comes before the work that runs. */
+[[maybe_unused]] static uint64_t settled;
+[[maybe_unused]] static bool (*comes_before)(uint64_t when);
+[[maybe_unused]] static void (*describe)(uintptr_t at, char *text, size_t room); /* an address of device memory */
 #ifdef EMULATION_CHECKED
 static cell shared_cells[sizeof shared / 4];
 EMULATION_OWN void compare_value(void);
@@ -99,6 +103,7 @@ EMULATION_OWN void set_cells(const void *at, size_t bytes, uint64_t write)
 }
 #else
 EMULATION_OWN void compare_value(void) {}
+EMULATION_OWN void copied(const void *, size_t, bool) {}
 EMULATION_OWN void set_cells(const void *, size_t, uint64_t) {}
 #endif
 
@@ -333,6 +338,7 @@ template <class T> EMULATION_OWN T *take_dynamic(const char *name, int &floats, 
 #define __align__(n)           __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define DT__UNROLL
+#define DT__ROLLED
 #define DT__KERNEL(name, type, ...) \
     static void name(const type &a); \
     static void name##_run(const void *a) { name(*(const type *)a); } \
@@ -392,7 +398,6 @@ enum { ONE, OF_WARP, OF_BLOCK, OF_GRID }; /* whose accesses a mark stands for; o
 static struct { const char *at; uint32_t value; } rewritten[1024]; /* words that must not change by the write that follows */
 static int rewritten_count;
 extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end; /* this object's own variables */
-static void (*describe)(uintptr_t at, char *text, size_t room); /* an address of device memory */
 
 EMULATION_OWN uint64_t mark(int kind, unsigned bytes) { return ticks << 16 | (uint64_t)threadIdx.x << 6 | (uint64_t)kind << 4 | bytes; }
 EMULATION_OWN int kind_of(uint64_t m) { return (int)(m >> 4 & 3); }
@@ -402,7 +407,12 @@ EMULATION_OWN bool by_this_warp(uint64_t m) { return m >> 16 >= started && kind_
 EMULATION_OWN bool ordered(uint64_t m)
 {
     const uint64_t when = m >> 16;
-    if (when < launched) return true;
+    if (when < launched) {
+        if (when < settled || !comes_before) return true;
+        inside = false;
+        const bool before = comes_before(when);
+        return inside = true, before;
+    }
     if (when < started || kind_of(m) == OF_GRID) return false;
     if (when < separated) return true;
     if (!by_this_warp(m)) return false;
@@ -414,8 +424,9 @@ EMULATION_OWN bool ordered(uint64_t m)
     char where[200] = "", who[80] = "";
     for (int i = 0; i < array_count; i++)
         if (at >= arrays[i].at - GUARD && at < arrays[i].at + arrays[i].bytes + GUARD) snprintf(where, sizeof where, ", %s + %td bytes of %zu", arrays[i].name, at - arrays[i].at, arrays[i].bytes);
+    inside = false;
     if ((uintptr_t)at - device < device_span && describe) describe((uintptr_t)at, where, sizeof where);
-    if (m > 1) snprintf(who, sizeof who, " by thread %u of %s block", thread_of(m), m >> 16 < started ? "another" : "this");
+    if (m > 1) snprintf(who, sizeof who, " by thread %u of %s", thread_of(m), m >> 16 < launched ? "other work, which no event or wait puts before" : m >> 16 < started ? "another block" : "this block");
     fault("%s %zu bytes at %p%s: %s%s", writes ? "writes" : "reads", size, (const void *)at, where, why, who);
 }
 
@@ -466,6 +477,18 @@ __attribute__((noinline)) EMULATION_OWN void touch(const void *p, size_t size, b
         n = 4 - i % 4 < at + size - i ? 4 - i % 4 : at + size - i;
         touch_word(c, (const char *)i, size, ((1u << n) - 1) << i % 4, writes);
     }
+}
+
+/* A copy reads or writes device memory. */
+static const kernel copy = {"a copy", 0, NULL, 1};
+EMULATION_OWN void copied(const void *at, size_t bytes, bool writes)
+{
+    const int allowed = allow_unwritten;
+    running = &copy, inside = true, allow_unwritten = 1, blockIdx = {0, 0, 0}, threadIdx.x = 0;
+    launched = started = separated = ++ticks;
+    touch(at, bytes, writes, 1);
+    compare_value();
+    running = NULL, inside = false, allow_unwritten = allowed;
 }
 
 } // namespace emulation

@@ -71,9 +71,18 @@ extern "C" __attribute__((visibility("hidden"))) const char stand_in_text[], sta
 
 /* ---- what there is ---- */
 
+/* What comes before a point of the program: of each stream, by number, so many jobs. */
+struct moment : std::vector<long> {
+    void join(const moment &other)
+    {
+        if (size() < other.size()) resize(other.size());
+        for (size_t i = 0; i < other.size(); i++) (*this)[i] = std::max((*this)[i], other[i]);
+    }
+};
 struct token { /* one record of an event */
     int uses;
     bool done;
+    moment at;
 };
 enum kind { TO_DEVICE, TO_HOST, ON_DEVICE, SET, LAUNCH, RECORD, WAIT };
 struct job {
@@ -85,6 +94,7 @@ struct job {
     const emulation::kernel *f;
     std::string held; /* bytes of pageable memory, a kernel's argument */
     token *mark;
+    moment at;
 };
 struct CUctx_st {
     int device, retained;
@@ -95,6 +105,8 @@ struct CUstream_st {
     unsigned flags;
     bool destroyed;
     std::deque<job> queue;
+    size_t number;
+    moment at; /* of its last job */
 };
 struct CUevent_st {
     CUcontext context;
@@ -255,13 +267,64 @@ static void expose(bool on)
     sigaction(SIGBUS, on ? &action : &before[1], on ? &before[1] : NULL);
 }
 
+/* ---- which work comes before which: for the races of a checked build ---- */
+
+struct past { /* a job that has run: its first tick, and its number in its stream */
+    uint64_t tick;
+    size_t stream;
+    long number;
+};
+static std::vector<past> pasts;
+static moment host; /* what the program has waited for */
+static const moment *present;
+static size_t stream_count;
+
+static bool comes_before(uint64_t when)
+{
+    static size_t last;
+    if (last + 1 >= pasts.size() || when < pasts[last].tick || when >= pasts[last + 1].tick)
+        last = (size_t)(std::upper_bound(pasts.begin(), pasts.end(), when, [](uint64_t w, const past &p) { return w < p.tick; }) - pasts.begin()) - 1;
+    return last >= pasts.size() || (pasts[last].stream < present->size() && (*present)[pasts[last].stream] >= pasts[last].number);
+}
+static void describe(uintptr_t at, char *text, size_t room)
+{
+    auto a = allocations.upper_bound(at);
+    if (a != allocations.begin()) --a, snprintf(text, room, ", byte %lld of %zu that cuMemAlloc gave", (long long)(at - a->first), a->second.bytes);
+}
+static void put(CUstream s, job &j)
+{
+    s->at.join(host);
+    if (s->at.size() <= s->number) s->at.resize(s->number + 1);
+    s->at[s->number]++;
+    j.at = s->at;
+    s->queue.push_back(std::move(j));
+}
+static bool idle(void)
+{
+    for (auto s : streams)
+        if (!s->queue.empty()) return false;
+    return true;
+}
+static void waited(const moment &m)
+{
+    host.join(m);
+    if (!idle()) return;
+    for (auto &p : pasts)
+        if (pasts.size() < 100000 && (p.stream >= host.size() || host[p.stream] < p.number)) return;
+    pasts.clear();
+    emulation::settled = emulation::ticks + 1;
+}
+
 static void drop(token *t)
 {
     if (t && !--t->uses) delete t;
 }
-static void run(job &j)
+static void run(job &j, size_t stream)
 {
     jobs++;
+    present = &j.at;
+    pasts.push_back({emulation::ticks + 1, stream, j.at[stream]});
+    emulation::comes_before = comes_before, emulation::describe = describe;
     if (j.to && j.what != LAUNCH) find(j.to, j.bytes, "a copy whose memory was freed");
     if (j.from) find(j.from, j.bytes, "a copy whose memory was freed");
     if (j.what == TO_DEVICE) memcpy((void *)j.to, j.host ? j.host : j.held.data(), j.bytes);
@@ -269,7 +332,8 @@ static void run(job &j)
     if (j.what == ON_DEVICE) memcpy((void *)j.to, (const void *)j.from, j.bytes);
     if (j.what == SET)
         for (size_t i = 0; i < j.bytes / 4; i++) ((unsigned *)j.to)[i] = j.value;
-    if (j.what == TO_DEVICE || j.what == ON_DEVICE || j.what == SET) emulation::set_cells((void *)j.to, j.bytes, emulation::ticks << 16);
+    if (j.from) emulation::copied((const void *)j.from, j.bytes, false);
+    if (j.to) emulation::copied((const void *)j.to, j.bytes, true);
     if (j.what == LAUNCH) emulation::launch(j.f, j.grid, j.threads, j.bytes, j.held.data());
     if (j.what == RECORD) j.mark->done = true;
     drop(j.mark);
@@ -284,14 +348,8 @@ static void step(void)
     CUstream s = ready[emulation::draw() % ready.size()];
     job j = std::move(s->queue.front());
     s->queue.pop_front();
-    run(j);
+    run(j, s->number);
     if (s->destroyed && s->queue.empty()) streams.erase(s), delete s;
-}
-static bool idle(void)
-{
-    for (auto s : streams)
-        if (!s->queue.empty()) return false;
-    return true;
 }
 /* Runs work until a condition holds, and perhaps some more. */
 template <class C> static void run_until(C done)
@@ -307,16 +365,20 @@ template <class C> static void run_until(C done)
 static token *record(CUstream s)
 {
     job j = {};
-    j.what = RECORD, j.mark = new token{2, false}; /* the job's, and whose it becomes */
-    s->queue.push_back(j);
-    return j.mark;
+    token *t = j.mark = new token{2, false, {}}; /* the job's, and whose it becomes */
+    j.what = RECORD;
+    put(s, j);
+    t->at = s->at;
+    return t;
 }
 static void wait_for(CUstream s, token *t)
 {
     job j = {};
-    if (!t || t->done) return;
+    if (!t) return;
+    s->at.join(t->at);
+    if (t->done) return;
     j.what = WAIT, j.mark = t, t->uses++;
-    s->queue.push_back(j);
+    put(s, j);
 }
 /* The stream of a call; the one without a name waits for all others of its context, and they wait for it. */
 static CUstream stream_of(CUstream s, const char *name)
@@ -335,9 +397,23 @@ static CUstream stream_of(CUstream s, const char *name)
 }
 static CUresult enqueue(CUstream s, job &j)
 {
-    s->queue.push_back(std::move(j));
+    put(s, j);
     if (emulation::draw() % 32 == 0) run_until([] { return true; }); /* a device does not wait until somebody waits */
     return CUDA_SUCCESS;
+}
+
+static void wait_for_stream(CUstream s)
+{
+    run_until([s] { return s->queue.empty(); });
+    waited(s->at);
+}
+static void wait_for_all(void)
+{
+    moment all;
+    if (last_error) return;
+    run_until(idle);
+    for (auto s : streams) all.join(s->at);
+    waited(all);
 }
 
 /* ---- the driver ---- */
@@ -406,7 +482,7 @@ DRIVER_CALL cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
     const int n = number_of(device, "cuDevicePrimaryCtxRetain");
     CUcontext c = &contexts[n];
     c->device = n;
-    if (!c->retained++) streams.insert(c->legacy = new CUstream_st{c, 0, false, {}});
+    if (!c->retained++) streams.insert(c->legacy = new CUstream_st{c, 0, false, {}, stream_count++, {}});
     *context = c;
     return CUDA_SUCCESS;
 }
@@ -416,7 +492,7 @@ DRIVER_CALL cuDevicePrimaryCtxRelease(CUdevice device)
     CUcontext c = &contexts[number_of(device, "cuDevicePrimaryCtxRelease")];
     if (!c->retained) misuse("cuDevicePrimaryCtxRelease: the context is not retained");
     if (!--c->retained) { /* what lives in it is counted at exit */
-        if (!last_error) run_until(idle);
+        wait_for_all();
         streams.erase(c->legacy);
         delete c->legacy;
         if (current == c) current = NULL;
@@ -472,7 +548,7 @@ DRIVER_CALL cuMemFree(CUdeviceptr at)
     auto a = allocations.find(at);
     if (!at) return entered.code;
     if (a == allocations.end()) misuse("cuMemFree: no allocation starts at %#llx", at);
-    if (!last_error) run_until(idle);
+    wait_for_all();
     const allocation gone = a->second;
     mprotect(gone.map, gone.mapped, PROT_READ | PROT_WRITE);
     check_canaries(gone, at);
@@ -528,7 +604,7 @@ DRIVER_CALL cuMemcpyDtoHAsync(void *to, CUdeviceptr from, size_t bytes, CUstream
     j.what = TO_HOST, j.from = from, j.host = to, j.bytes = bytes;
     const bool pinned = registered(to, bytes, "cuMemcpyDtoHAsync");
     enqueue(own, j);
-    if (!pinned) run_until([own] { return own->queue.empty(); });
+    if (!pinned) wait_for_stream(own);
     return CUDA_SUCCESS;
 }
 DRIVER_CALL cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream s)
@@ -559,7 +635,7 @@ DRIVER_CALL cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstr
 DRIVER_CALL cuStreamCreate(CUstream *s, unsigned flags)
 {
     ENTER("cuStreamCreate", CONTEXT, CUDA_ERROR_OUT_OF_MEMORY);
-    streams.insert(*s = new CUstream_st{current, flags, false, {}});
+    streams.insert(*s = new CUstream_st{current, flags, false, {}, stream_count++, {}});
     return CUDA_SUCCESS;
 }
 DRIVER_CALL cuStreamDestroy(CUstream s)
@@ -575,7 +651,7 @@ DRIVER_CALL cuStreamSynchronize(CUstream s)
 {
     ENTER("cuStreamSynchronize", CONTEXT, CUDA_ERROR_ILLEGAL_ADDRESS);
     CUstream own = stream_of(s, "cuStreamSynchronize");
-    run_until([own] { return own->queue.empty(); });
+    wait_for_stream(own);
     return CUDA_SUCCESS;
 }
 DRIVER_CALL cuStreamQuery(CUstream s)
@@ -584,7 +660,9 @@ DRIVER_CALL cuStreamQuery(CUstream s)
     CUstream own = stream_of(s, "cuStreamQuery");
     const long before = jobs;
     run_until([own, before] { return own->queue.empty() || jobs > before; });
-    return own->queue.empty() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    if (!own->queue.empty()) return CUDA_ERROR_NOT_READY;
+    waited(own->at);
+    return CUDA_SUCCESS;
 }
 static CUevent event_of(CUevent e, const char *name)
 {
@@ -627,6 +705,7 @@ DRIVER_CALL cuEventSynchronize(CUevent e)
     ENTER("cuEventSynchronize", CONTEXT, CUDA_ERROR_ECC_UNCORRECTABLE);
     token *t = event_of(e, "cuEventSynchronize")->last;
     run_until([t] { return !t || t->done; });
+    if (t) waited(t->at);
     return CUDA_SUCCESS;
 }
 DRIVER_CALL cuEventQuery(CUevent e)
@@ -635,7 +714,9 @@ DRIVER_CALL cuEventQuery(CUevent e)
     token *t = event_of(e, "cuEventQuery")->last;
     const long before = jobs;
     run_until([t, before] { return !t || t->done || jobs > before; });
-    return !t || t->done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+    if (t && !t->done) return CUDA_ERROR_NOT_READY;
+    if (t) waited(t->at);
+    return CUDA_SUCCESS;
 }
 
 /* ---- modules and launches ---- */
@@ -655,7 +736,7 @@ DRIVER_CALL cuModuleUnload(CUmodule m)
 {
     ENTER("cuModuleUnload", RELEASE, CUDA_ERROR_ILLEGAL_ADDRESS);
     if (!modules.erase(m)) misuse("cuModuleUnload: module %p is not loaded", (void *)m);
-    if (!last_error) run_until(idle);
+    wait_for_all();
     delete m;
     return entered.code;
 }

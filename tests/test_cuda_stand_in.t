@@ -159,7 +159,7 @@ my $race = qr/4 bytes at 0x.*: a race with the (read|write) by thread \d+ of thi
 finds('checked', 'check_tile', $_, $race) for 1, 2;
 finds('checked', 'check_warp', 1, qr/ a race[ :]/);
 finds('checked', 'check_wrong', 1, qr/thread 255: writes 4 bytes at 0x\w+, s \+ 1024 bytes of 1024: outside arrays and allocations$/m);
-finds('checked', 'check_wrong', $_, qr/thread 0: writes 4 bytes at 0x\w+: outside arrays and allocations$/m) for 3, 4;
+finds('checked', 'check_wrong', $_, qr/thread 0: writes 4 bytes at 0x\w+, byte \d+ of 16384 that cuMemAlloc gave: outside arrays and allocations$/m) for 3, 4;
 finds('checked', 'check_wrong', 5, $race);
 finds('checked', 'check_wrong', 8, qr/: not aligned$/m);
 finds('checked', 'check_wrong', 9, qr/: nothing has written them$/m);
@@ -182,6 +182,8 @@ finds('fast', 'check_wrong', 4, qr/: touches 0x\w+, which is not device memory i
 my %sums;
 $sums{(calls('fast', 'streams 0', "STAND_IN_SEED=$_"))[1]}++ for 1 .. 12;
 cmp_ok(scalar keys %sums, '>', 2, 'without events, work of two streams runs in many orders');
+like((calls('checked', 'streams 0', "STAND_IN_SEED=$_ STAND_IN_UNWRITTEN=1"))[2], qr/: a race with the (read|write) by thread \d+ of other work, which no event or wait puts before$/m, "  and a checked build finds each: seed $_") for 1 .. 6;
+is((calls('checked', 'streams 1', "STAND_IN_SEED=$_"))[1], "sum 798486\n", "  with events it finds none: seed $_") for 1 .. 3;
 is((calls('fast', 'streams 1', "STAND_IN_SEED=$_"))[1], "sum 798486\n", "with events in one: seed $_") for 1 .. 6;
 is((calls('fast', 'host'))[1], "device memory faults\n", 'the host cannot read device memory');
 is((calls('fast', 'fresh'))[1], "7f7f7f7f\n", 'fresh memory is not zeros');
