@@ -20683,6 +20683,10 @@ static dt_result dt__join(dt_comm **c, dt__link *f)
     if (r) dt_comm_close(c);
     return r;
 }
+#else /* ranks are threads of one process */
+static dt__job *dt__attach(int fd) { return (void)fd, (dt__job *)NULL; }
+static void dt__become_rank(int fd) { (void)fd; }
+static dt_result dt__join(dt_comm **c, dt__link *f) { return (void)c, (void)f, DT_E_SYSTEM; }
 #endif
 
 /* ---- ranks as threads ---- */
@@ -20891,7 +20895,6 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
     dt_result r;
     if (dt__thread.rank) return DT_OK;
     dt__descriptors_fill();
-#ifdef __linux__
     int fd = dt__environment_int("DT_MEMFD", -1);
     dt__job *job = dt__attach(fd);
     if (job) {
@@ -20899,7 +20902,6 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
         dt__become_rank(fd);
         return DT_OK;
     }
-#endif
     dt__signals_reset();
     plan.backoff = 1;
     r = dt__environment_timeout(&timeout);
@@ -20939,12 +20941,9 @@ static dt_result dt__comm_connect(dt_comm **c, int *argc, char ***argv, dt__worl
 #endif
     if (r || link) return r ? r : dt__join(c, link);
     if (dt__thread.rank) return dt__comm_open(c, dt__thread.rank->job, dt__thread.rank->rank, -1, 1);
-#ifdef __linux__
     int fd = dt__environment_int("DT_MEMFD", -1);
     dt__job *job = dt__attach(fd);
-    if (job) return dt__comm_open(c, job, dt__environment_int("RANK", 0), fd, 1);
-#endif
-    return dt__comm_open(c, NULL, 0, -1, 1);
+    return dt__comm_open(c, job, job ? dt__environment_int("RANK", 0) : 0, job ? fd : -1, 1);
 }
 
 DT_API dt_result dt_comm_open(dt_comm **c, int *argc, char ***argv)
@@ -20984,9 +20983,7 @@ static int dt__fail_speaks(void)
     double until = dt__now() + 1;
     dt_result code = dt__thread.code;
     int speaks = 1, mapped = !job;
-#ifdef __linux__
     if (!job) job = dt__attach(dt__environment_int("DT_MEMFD", -1));
-#endif
     if (!job) return 1;
     /* A missing file may be a wrong name, unless a checkpoint shows that files could be read and written. */
     if (code != DT_OK && code != DT_E_PEER && code != DT_E_SYSTEM &&
