@@ -3087,14 +3087,8 @@ DT__INLINE dt__vf dt__v_select(dt__vi mask, dt__vf a, dt__vf b)
 #define dt__v_where(condition, a, b) dt__v_select((dt__vi)(condition), a, b)
 /* a > b ? a : b, and a < b ? a : b: so are x86's instructions, zeros and NaN included, but not NEON's fmax and fmin. */
 #if DT__ISA == 2
-DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b)
-{
-    return (dt__vf)_mm512_maskz_max_ps((__mmask16)0xffff, (__m512)a, (__m512)b);
-}
-DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b)
-{
-    return (dt__vf)_mm512_maskz_min_ps((__mmask16)0xffff, (__m512)a, (__m512)b);
-}
+DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b) { return (dt__vf)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b); }
+DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return (dt__vf)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b); }
 #elif DT__ISA == 1
 DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b) { return (dt__vf)_mm256_max_ps((__m256)a, (__m256)b); }
 DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return (dt__vf)_mm256_min_ps((__m256)a, (__m256)b); }
