@@ -1518,7 +1518,7 @@ typedef struct dt__option {
     size_t offset;     /* of the value in the struct of the group */
     double preset;
     const char *range; /* of a number, as an interval; of a word, all words: "constant,cosine"; NULL: any */
-    const char *help;
+    const char *help;  /* after "*" where --help without all has it, and "heading|" where one of --help all begins */
 } dt__option;
 #define DT__OPTION(group, name, argument, kind, member, preset, range, help) \
     {DT__GROUP_##group, name, argument, DT__KIND_##kind, offsetof(dt__group_##group, member), preset, range, help}
@@ -2030,11 +2030,7 @@ static void dt__text_wrap(dt__text *t, int column, int indent, const char *words
 }
 
 /* ---- files ----
- * These functions write all files and read checkpoints; DT__FILE_ALLOWS lets a test make one fail (tests/disk.h). */
-
-#ifndef DT__FILE_ALLOWS
-#define DT__FILE_ALLOWS() 1 /* 0: fails; 2: writes half, dies */
-#endif
+ * These functions write all files and read checkpoints; tests make their system calls fail (tests/disk.h). */
 enum { DT__FILE_RUN = 1 << 20 }; /* largest number of bytes in one operation */
 
 static dt_result dt__file_error(const char *what, const char *path)
@@ -2068,7 +2064,7 @@ static dt_result dt__file_create(const char *path, int *fd)
     dt__descriptors_fill();
     if (!sigaction(SIGXFSZ, NULL, &is) && is.sa_handler == SIG_DFL)
         signal(SIGXFSZ, SIG_IGN); /* beyond `ulimit -f` a write fails (EFBIG), and does not end the process */
-    *fd = DT__FILE_ALLOWS() ? open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666) : -1;
+    *fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
     return *fd < 0 ? dt__file_error("create", path) : DT_OK;
 }
 
@@ -2076,10 +2072,7 @@ static dt_result dt__file_write(int fd, const char *path, const void *data, int6
 {
     const char *from = (const char *)data, *end = from + bytes;
     while (from < end) {
-        size_t n = (size_t)dt__min(end - from, DT__FILE_RUN);
-        int allows = DT__FILE_ALLOWS();
-        ssize_t wrote = allows ? write(fd, from, allows == 2 ? n / 2 : n) : -1;
-        if (allows == 2) raise(SIGKILL);
+        ssize_t wrote = write(fd, from, (size_t)dt__min(end - from, DT__FILE_RUN));
         if (wrote < 0 && errno == EINTR) continue;
         if (wrote < 0) return dt__file_error("write", path);
         from += wrote;
@@ -2091,7 +2084,7 @@ static dt_result dt__file_write(int fd, const char *path, const void *data, int6
 static dt_result dt__file_finish(int fd, const char *path, dt_result r)
 {
     if (fd < 0) return r;
-    if (!r && (!DT__FILE_ALLOWS() || fsync(fd))) r = dt__file_error("write", path);
+    if (!r && fsync(fd)) r = dt__file_error("write", path);
     if (close(fd) && !r) r = dt__file_error("write", path);
     return r;
 }
@@ -2100,7 +2093,7 @@ static dt_result dt__file_open(const char *path, int *fd, int64_t *bytes)
 {
     struct stat is;
     dt__descriptors_fill();
-    *fd = DT__FILE_ALLOWS() ? open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK) : -1; /* a FIFO must not block */
+    *fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a FIFO must not block */
     if (*fd < 0) return dt__file_error("read", path);
     if (!fstat(*fd, &is) && S_ISREG(is.st_mode)) return *bytes = is.st_size, DT_OK;
     close(*fd);
@@ -2112,7 +2105,7 @@ static dt_result dt__file_read(int fd, const char *path, void *data, int64_t byt
 {
     char *to = (char *)data, *end = to + bytes;
     while (to < end) {
-        ssize_t n = DT__FILE_ALLOWS() ? pread(fd, to, (size_t)dt__min(end - to, DT__FILE_RUN), (off_t)at) : -1;
+        ssize_t n = pread(fd, to, (size_t)dt__min(end - to, DT__FILE_RUN), (off_t)at);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return dt__file_error("read", path);
         if (!n) return dt__error(DT_E_DATA, "%s ends at byte %lld: the file is cut", path, (long long)at);
@@ -2148,7 +2141,7 @@ static dt_result dt__file_get(const char *path, int64_t most, char **text, int64
 
 static dt_result dt__file_rename(const char *from, const char *to)
 {
-    return DT__FILE_ALLOWS() && !rename(from, to) ? DT_OK : dt__file_error("rename", from);
+    return rename(from, to) ? dt__file_error("rename", from) : DT_OK;
 }
 
 /* Makes a directory and its parents. */
@@ -2157,15 +2150,13 @@ static dt_result dt__dir_make(const char *path)
     dt__path above = dt__path_of("%s", path);
     int missing = mkdir(path, 0777) && errno == ENOENT && strcmp(dirname(above.at), path);
     dt_result r = missing ? dt__dir_make(above.at) : DT_OK;
-    if (!r && (!DT__FILE_ALLOWS() || (mkdir(path, 0777) && errno != EEXIST)))
-        r = dt__file_error("make the directory", path);
-    return r;
+    return !r && mkdir(path, 0777) && errno != EEXIST ? dt__file_error("make the directory", path) : r;
 }
 
 /* Flushes the names in a directory to the disk. */
 static dt_result dt__dir_sync(const char *path)
 {
-    int fd = DT__FILE_ALLOWS() ? open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+    int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     int bad = fd < 0 || (fsync(fd) && errno != EINVAL); /* some file systems cannot */
     if (fd >= 0) close(fd);
     return bad ? dt__file_error("write", path) : DT_OK;
@@ -2175,13 +2166,13 @@ static dt_result dt__dir_sync(const char *path)
 typedef dt_result dt__visit_name(void *user, const char *folder, const char *name);
 static dt_result dt__dir_each(const char *path, dt__visit_name *visit, void *user)
 {
-    DIR *dir = DT__FILE_ALLOWS() ? opendir(path) : NULL;
+    DIR *dir = opendir(path);
     struct dirent *entry = NULL;
     dt_result r = DT_OK;
     if (!dir && errno == ENOENT) return DT_OK;
     while (dir && !r && (errno = 0, entry = readdir(dir)) != NULL)
         if (strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..")) r = visit(user, path, entry->d_name);
-    if (!dir || (!entry && (errno || !DT__FILE_ALLOWS()))) r = dt__file_error("read the directory", path);
+    if (!dir || (!entry && errno)) r = dt__file_error("read the directory", path);
     if (dir) closedir(dir);
     return r;
 }
@@ -2198,10 +2189,10 @@ static dt_result dt__remove_from(void *stays, const char *folder, const char *na
 static dt_result dt__remove(const char *path)
 {
     dt_result stays = DT_OK, r = DT_OK;
-    if (DT__FILE_ALLOWS() && (!remove(path) || errno == ENOENT)) return DT_OK;
+    if (!remove(path) || errno == ENOENT) return DT_OK;
     if (errno != ENOTEMPTY && errno != EEXIST) return dt__file_error("remove", path);
     r = dt__dir_each(path, dt__remove_from, &stays);
-    if (!r && !stays && (!DT__FILE_ALLOWS() || remove(path))) r = dt__file_error("remove", path);
+    if (!r && !stays && remove(path)) r = dt__file_error("remove", path);
     return r ? r : stays;
 }
 
@@ -2211,7 +2202,7 @@ static dt_result dt__file_settle(const char *draft, const char *path, dt_result 
     dt__path folder = dt__path_of("%s", path);
     if (!r) r = dt__file_rename(draft, path);
     if (!r) return dt__dir_sync(dirname(folder.at));
-    if (DT__FILE_ALLOWS()) unlink(draft);
+    unlink(draft);
     return r;
 }
 
@@ -2228,13 +2219,13 @@ static dt_result dt__dir_replace(const char *draft, const char *path, const char
     dt_result r;
     errno = EINVAL;
 #ifdef SYS_renameat2
-    if (DT__FILE_ALLOWS() && !syscall(SYS_renameat2, AT_FDCWD, draft, AT_FDCWD, path, 2)) return DT_OK; /* exchanges */
+    if (!syscall(SYS_renameat2, AT_FDCWD, draft, AT_FDCWD, path, 2)) return DT_OK; /* exchanges */
     if (errno != ENOENT && errno != EINVAL && errno != ENOSYS && errno != ENOTSUP)
         return dt__file_error("rename", draft);
 #endif
-    if (!DT__FILE_ALLOWS() || (rename(path, aside) && errno != ENOENT)) return dt__file_error("rename", path);
+    if (rename(path, aside) && errno != ENOENT) return dt__file_error("rename", path);
     r = dt__file_rename(draft, path);
-    if (r && DT__FILE_ALLOWS()) rename(aside, path);
+    if (r) rename(aside, path);
     return r;
 }
 
@@ -10823,11 +10814,11 @@ typedef dt_layout dt__group_LAYOUT;
 #define DT__RECIPE(...) DT__OPTION(RECIPE, __VA_ARGS__) /* name, argument, kind, member, default, range, help */
 #define DT__LAYOUT(...) DT__OPTION(LAYOUT, __VA_ARGS__)
 static const dt__option dt__options[] = {
-    DT__RECIPE("data", "FILE", TEXT, data, 0, NULL, "text or .bin token shards; a comma list or a pattern"),
-    DT__RECIPE("tokenizer", "PATH", TEXT, tokenizer, 0, NULL, "directory or .json file of a tokenizer; none: bytes"),
+    DT__RECIPE("data", "FILE", TEXT, data, 0, NULL, "*data|text or .bin token shards; a comma list or a pattern"),
+    DT__RECIPE("tokenizer", "PATH", TEXT, tokenizer, 0, NULL, "*directory or .json file of a tokenizer; none: bytes"),
     DT__RECIPE("validation", "X", REAL, validation, 0.05f, "[0,1)", "share of the data kept for validation"),
-    DT__RECIPE("model", "NAME", MODEL, model, 0, NULL, DT__MODEL_NAMES),
-    DT__RECIPE("weights", "PATH", TEXT, weights, 0, NULL, "initial weights: folder or .safetensors file; none: drawn"),
+    DT__RECIPE("model", "NAME", MODEL, model, 0, NULL, "*model|" DT__MODEL_NAMES),
+    DT__RECIPE("weights", "PATH", TEXT, weights, 0, NULL, "*initial weights: folder or .safetensors file; none: drawn"),
     DT__RECIPE("family", "NAME", WORD, model.family, DT_GPT2, "gpt2,llama", "family of the sizes below"),
     DT__RECIPE("layers", "N", WHOLE, model.layers, 0, "[0,1000]", "blocks"),
     DT__RECIPE("heads", "N", WHOLE, model.heads, 0, "[0,65536]", "attention heads"),
@@ -10862,23 +10853,25 @@ static const dt__option dt__options[] = {
     DT__RECIPE("balance", "X", REAL, model.balance, 0, "[0,1e6]", "coefficient of the load-balance loss"),
     DT__RECIPE("vocabulary", "N", WHOLE, model.vocabulary, 0, "[0,2147483647]", "token ids; 0: those of the data"),
     DT__RECIPE("dropout", "P", REAL, dropout, 0, "[0,1)", "probability"),
-    DT__RECIPE("steps", "N", WHOLE, steps, 200, "[1,inf)", "optimizer steps"),
-    DT__RECIPE("batch", "N", WHOLE, batch, 16, "[1,1000000]", "sequences per step"),
-    DT__RECIPE("micro-batch", "N", WHOLE, micro_batch, 0, "[0,1000000]", "sequences per micro-batch; 0: the batch"),
+    DT__RECIPE("steps", "N", WHOLE, steps, 200, "[1,inf)", "*steps and batch|optimizer steps"),
+    DT__RECIPE("batch", "N", WHOLE, batch, 16, "[1,1000000]", "*sequences per step"),
+    DT__RECIPE("micro-batch", "N", WHOLE, micro_batch, 0, "[0,1000000]", "*sequences per micro-batch; 0: the batch"),
     DT__RECIPE("sequence", "T", WHOLE, sequence, 128, "[1,1000000]",
-               "tokens per sequence; with --weights the model's own, of rotary positions up to 1024"),
-    DT__RECIPE("seed", "N", WHOLE, seed, 1, NULL, "of weights, order and dropout"),
+               "*tokens per sequence; with --weights the model's own, of rotary positions up to 1024"),
+    DT__RECIPE("seed", "N", WHOLE, seed, 1, NULL, "*of weights, order and dropout"),
     DT__RECIPE("data-shards", "N", POWER, data_shards, 8, "[1,1024]", "shards of the batch: most data-parallel ranks"),
     DT__RECIPE("tensor-shards", "N", POWER, tensor_shards, 1, "[1,1024]", "shards of heads and hidden units"),
     DT__RECIPE("context-shards", "N", POWER, context_shards, 1, "[1,1024]", "shards of each sequence"),
     DT__RECIPE("accumulation", "KIND", WORD, accumulation, DT_SHARD, "shard,each",
                "reduce the gradients once per step, or after each micro-batch"),
-    DT__RECIPE("schedule", "KIND", WORD, schedule, DT_COSINE, "constant,cosine,linear,wsd", "learning rate over steps"),
-    DT__RECIPE("learning-rate", "X", REAL, learning_rate, 1e-3f, "[0,inf)", "peak of the schedule"),
+    DT__RECIPE("schedule", "KIND", WORD, schedule, DT_COSINE, "constant,cosine,linear,wsd",
+               "learning rate|learning rate over steps"),
+    DT__RECIPE("learning-rate", "X", REAL, learning_rate, 1e-3f, "[0,inf)", "*peak of the schedule"),
     DT__RECIPE("final-rate", "X", REAL, final_rate, 0.1f, "[0,inf)", "share of the peak at the end"),
-    DT__RECIPE("warmup", "N", WHOLE, warmup, 20, "[0,inf)", "steps of linear warm-up"),
+    DT__RECIPE("warmup", "N", WHOLE, warmup, 20, "[0,inf)", "*steps of linear warm-up"),
     DT__RECIPE("decay", "N", WHOLE, decay, 0, "[0,inf)", "steps of wsd's final decay; 0: a tenth"),
-    DT__RECIPE("optimizer", "KIND", WORD, optimizer, DT_ADAMW, "adamw,adam,sgd,lion", "how gradients move the weights"),
+    DT__RECIPE("optimizer", "KIND", WORD, optimizer, DT_ADAMW, "adamw,adam,sgd,lion",
+               "*optimizer|how gradients move the weights"),
     DT__RECIPE("beta1", "X", REAL, beta1, 0.9f, "[0,1)", "AdamW, Adam, Lion"),
     DT__RECIPE("beta2", "X", REAL, beta2, 0.95f, "[0,1)", "AdamW, Adam, Lion (there 0.99 is usual)"),
     DT__RECIPE("epsilon", "X", REAL, epsilon, 1e-8f, "(0,inf)", "AdamW, Adam"),
@@ -10891,15 +10884,16 @@ static const dt__option dt__options[] = {
     DT__RECIPE("ema", "X", REAL, ema, 0, "[0,1)", "decay of an average of the weights; 0: none"),
     DT__RECIPE("evaluate-ema", NULL, FLAG, evaluate_ema, 0, NULL, "validation and samples use the average"),
     DT__RECIPE("precision", "KIND", WORD, precision, DT_PRECISION_FP32, "fp32,bf16,fp16",
-               "of operands and kept activations; sums, norms and weights stay fp32"),
+               "precision|of operands and kept activations; sums, norms and weights stay fp32"),
     DT__RECIPE("loss-scale", "X", REAL, loss_scale, 0, "[0,16777216]",
                "fp16: factor of the loss in backward, a power of two; 0: adapts to what overflows"),
     DT__RECIPE("numerics", "KIND", WORD, numerics, DT_EXACT, "exact,fast",
                "fast: 16-bit products of the processor; bits depend on what all ranks have"),
-    DT__LAYOUT("threads", "N", WHOLE, threads, 0, "[0,1024]", "threads per rank; 0: its part of the cores"),
-    DT__LAYOUT("tp", "N", WHOLE, tp, 1, NULL, "tensor parallel degree"),
+    DT__LAYOUT("threads", "N", WHOLE, threads, 0, "[0,1024]",
+               "*threads and axes of ranks|threads per rank; 0: its part of the cores"),
+    DT__LAYOUT("tp", "N", WHOLE, tp, 1, NULL, "*tensor parallel degree"),
     DT__LAYOUT("sequence-parallel", NULL, FLAG, sequence_parallel, 0, NULL, "--tp ranks split rows between products"),
-    DT__LAYOUT("pp", "N", WHOLE, pp, 1, NULL, "stages of the pipeline"),
+    DT__LAYOUT("pp", "N", WHOLE, pp, 1, NULL, "*stages of the pipeline"),
     DT__LAYOUT("cp", "N", WHOLE, cp, 1, NULL, "context parallel degree (ring attention); the rest is data parallel"),
     DT__LAYOUT("order", "DPT", TEXT, order, 0, NULL, "of the mesh, slowest axis first; cluster is DPT, spread TPD"),
     DT__LAYOUT("pipeline", "KIND", WORD, pipeline, DT_1F1B, "1f1b,gpipe,interleaved,zero-bubble", "schedule of stages"),
@@ -10907,10 +10901,10 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("memory-weight", "X", REAL, memory_weight, 0, "[0,1]", "stages balance time (0) to memory (1)"),
     DT__LAYOUT("ep", "N", WHOLE, ep, 1, NULL, "expert parallel degree: data-parallel ranks that share the experts"),
     DT__LAYOUT("zero", "N", WHOLE, zero, 0, "[0,3]",
-               "ZeRO stage: share 1 optimizer state, 2 + gradients (given a data shard per rank), 3 + weights"),
+               "*memory|ZeRO stage: share 1 optimizer state, 2 + gradients (given a data shard per rank), 3 + weights"),
     DT__LAYOUT("zero-group", "N", WHOLE, zero_group, 0, NULL, "ranks that share (hybrid sharding); 0: all"),
     DT__LAYOUT("recompute", "KIND", WORD, recompute, DT_RECOMPUTE_NONE, "none,selective,full",
-               "what backward computes again; selective: attention"),
+               "*what backward computes again; selective: attention"),
     DT__LAYOUT("offload", NULL, FLAG, offload, 0, NULL, "what --recompute full keeps goes to a second memory"),
     DT__LAYOUT("horizon", "N", WHOLE, horizon, 1, "[1,1000]", "offload: segments ahead that an input is fetched"),
     DT__LAYOUT("offload-rate", "X", REAL, offload_rate, 0, "[0,inf)", "offload: bytes per second; 0: no limit"),
@@ -10924,25 +10918,27 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("verify-compiler", NULL, FLAG, compile.verify, 0, NULL,
                "compare the first batch's bits, compiled and op by op"),
     DT__LAYOUT("no-memory-check", NULL, FLAG, no_memory_check, 0, NULL, "start although memory looks too small"),
-    DT__LAYOUT("bucket", "BYTES", WHOLE, bucket, 25000000, "[1,inf)", "gradient bytes per reduction"),
+    DT__LAYOUT("bucket", "BYTES", WHOLE, bucket, 25000000, "[1,inf)", "network|gradient bytes per reduction"),
     DT__LAYOUT("overlap", "KIND", WORD, overlap, DT_OVERLAP_AUTO, "auto,off,on",
                "a thread per rank communicates during the work; auto: if cores are free"),
-    DT__LAYOUT("eval-every", "N", WHOLE, output.eval_every, 100, "[0,inf)", "steps between validations; 0: at the end"),
+    DT__LAYOUT("eval-every", "N", WHOLE, output.eval_every, 100, "[0,inf)",
+               "*observation|steps between validations; 0: at the end"),
     DT__LAYOUT("eval-batches", "N", WHOLE, output.eval_batches, 8, "[0,inf)", "batches per validation; 0: all"),
-    DT__LAYOUT("sample-every", "N", WHOLE, output.sample_every, 0, "[0,inf)", "steps between samples; 0: at the end"),
+    DT__LAYOUT("sample-every", "N", WHOLE, output.sample_every, 0, "[0,inf)", "*steps between samples; 0: at the end"),
     DT__LAYOUT("sample-length", "N", WHOLE, output.sample_length, 200, "[0,inf)", "bytes per sample; 0: none"),
     DT__LAYOUT("temperature", "X", REAL, output.sampling.temperature, 0.7f, "[0,1e30]",
                "of samples; 0: always the most likely token"),
     DT__LAYOUT("top-k", "N", WHOLE, output.sampling.top_k, 0, "[0,inf)", "samples draw from so many tokens; 0: all"),
     DT__LAYOUT("top-p", "P", REAL, output.sampling.top_p, 0, "[0,1]", "samples draw from so much probability; 0: all"),
     DT__LAYOUT("no-cache", NULL, FLAG, output.no_cache, 0, NULL, "samples compute the whole sequence for every token"),
-    DT__LAYOUT("metrics", "FILE", TEXT, output.metrics, 0, NULL, "JSON lines: run, then steps; a resumed run appends"),
-    DT__LAYOUT("quiet", NULL, FLAG, output.quiet, 0, NULL, "no progress"),
+    DT__LAYOUT("metrics", "FILE", TEXT, output.metrics, 0, NULL, "*JSON lines: run, then steps; a resumed run appends"),
+    DT__LAYOUT("quiet", NULL, FLAG, output.quiet, 0, NULL, "*no progress"),
     DT__LAYOUT("dry-run", "RANK:RANKS", TEXT, output.dry_run, 0, NULL,
                "print a rank's memory and program, and end; with --vocabulary no data is read"),
-    DT__LAYOUT("checkpoint", "DIR", TEXT, checkpoint.place, 0, NULL, "folder of checkpoints; resumes from the newest"),
+    DT__LAYOUT("checkpoint", "DIR", TEXT, checkpoint.place, 0, NULL,
+               "*checkpoints|folder of checkpoints; resumes from the newest"),
     DT__LAYOUT("checkpoint-every", "N", AUTO, checkpoint.interval, 0, "[0,inf)",
-               "steps; auto: Young's interval, by --mtbf; 0: at the end and on a stop"),
+               "*steps; auto: Young's interval, by --mtbf; 0: at the end and on a stop"),
     DT__LAYOUT("mtbf", "SECONDS", REAL, checkpoint.mtbf, 14400, "(0,1e12)",
                "between failures, for --checkpoint-every auto"),
     DT__LAYOUT("checkpoint-kind", "KIND", WORD, checkpoint.kind, DT_SHARDED, "sharded,full",
@@ -12299,12 +12295,13 @@ DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample,
 /* ---- order ---- */
 enum { DT__FEISTEL_ROUNDS = 6 };
 
-/* Where place i of 0..n-1 goes in the permutation of (seed, epoch). A Feistel network permutes the numbers of 2 * half
- * bits, whatever its round function is; a result of n or more goes through again, which leaves a permutation of 0..n-1.
- * There are at most 4n such numbers, so it takes 4 passes or fewer on average. */
-static int64_t dt__permute(int64_t n, int64_t i, uint64_t seed, int64_t epoch)
+/* Of n samples, the one at a place of an endless run: a permutation for each seed and epoch. A Feistel network permutes
+ * the numbers of 2 * half bits, whatever its round function is; a result of n or more goes through again, which leaves
+ * a permutation of 0..n-1. There are at most 4n such numbers, so it takes 4 passes or fewer on average. */
+static int64_t dt__sample_at(int64_t n, uint64_t seed, int64_t place)
 {
-    uint64_t x = (uint64_t)i;
+    int64_t epoch = place / n;
+    uint64_t x = (uint64_t)(place % n);
     uint32_t mask, low = (uint32_t)epoch, high = (uint32_t)((uint64_t)epoch >> 32);
     int half = 1;
     while (half < 31 && ((int64_t)1 << (2 * half)) < n) half++;
@@ -12320,12 +12317,6 @@ static int64_t dt__permute(int64_t n, int64_t i, uint64_t seed, int64_t epoch)
         x = (uint64_t)left << half | right;
     } while (x >= (uint64_t)n);
     return (int64_t)x;
-}
-
-/* Of n samples, the one at a place of an endless run. */
-static int64_t dt__sample_at(int64_t n, uint64_t seed, int64_t global_index)
-{
-    return dt__permute(n, global_index % n, seed, global_index / n);
 }
 /* ---- a feed: files or a source of the program's own, and what its ids must be below ---- */
 typedef struct dt__feed {
@@ -16688,7 +16679,7 @@ static dt_result dt__step_mend(void *user, const char *folder, const char *name)
     (void)user;
     if (!ours || !dt__ends_with(name, ".tmp")) return DT_OK;
     if (dt__ends_with(name, ".aside.tmp")) whole.at[strlen(whole.at) - strlen(".aside.tmp")] = 0;
-    if (dt__ends_with(name, ".aside.tmp") && DT__FILE_ALLOWS() && access(whole.at, F_OK))
+    if (dt__ends_with(name, ".aside.tmp") && access(whole.at, F_OK))
         return errno == ENOENT ? dt__file_rename(path.at, whole.at) : DT_OK;
     (void)dt__remove(path.at);
     return DT_OK;
@@ -16764,7 +16755,7 @@ static dt_result dt__lock_try(dt__lock *l, char name[400], int *locked)
 {
     struct stat is, named;
     memset(name, 0, 400);
-    l->fd = DT__FILE_ALLOWS() ? open(l->path.at, O_RDWR | O_CREAT | O_CLOEXEC, 0666) : -1;
+    l->fd = open(l->path.at, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (l->fd < 0 || pread(l->fd, name, 399, 0) < 0) return dt__file_error("open", l->path.at);
     if (!flock(l->fd, LOCK_EX | LOCK_NB)) /* held, unless the file was removed meanwhile */
         *locked = !fstat(l->fd, &is) && !stat(l->path.at, &named) && is.st_ino == named.st_ino;
@@ -20077,13 +20068,13 @@ typedef struct dt__launch_plan {
 typedef dt__launch_plan dt__group_LAUNCH;
 #define DT__LAUNCH(...) DT__OPTION(LAUNCH, __VA_ARGS__)
 static const dt__option dt__launch_options[] = {
-    DT__LAUNCH("ranks", "N", WHOLE, ranks, 0, "[1,1024]", "run on N local ranks; without it on 1"),
+    DT__LAUNCH("ranks", "N", WHOLE, ranks, 0, "[1,1024]", "*processes|run on N local ranks; without it on 1"),
     DT__LAUNCH("launch", "KIND", WORD, threads, 0, "processes,threads", "what a rank is"),
     DT__LAUNCH("nodes", "N", WHOLE, nodes, 0, "[1,1024]", "emulate N nodes here: only ranks of a node share memory"),
     DT__LAUNCH("bind", "KIND", WORD, unbound, 0, "auto,none", "auto: processes get cores that no other job has"),
     DT__LAUNCH("timeout", "SECONDS", REAL, timeout, 10, "[0.05,1e6]", "a rank silent for so long counts as frozen"),
     DT__LAUNCH("max-restarts", "N", WHOLE, restarts, 0, "[0,1000000]",
-               "restart after a failure, up to N times without a new checkpoint"),
+               "*restart after a failure, up to N times without a new checkpoint"),
     DT__LAUNCH("elastic", "MIN:MAX", TEXT, elastic, 0, NULL, "restart without lost ranks, as long as MIN are left"),
 };
 
@@ -20786,16 +20777,6 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
     exit(status);
 }
 
-/* What --help lists. --help all lists every option, under headings that begin at these options. */
-static const char dt__help_common[] =
-    " data model tokenizer weights steps batch micro-batch sequence seed learning-rate warmup optimizer threads tp pp "
-    "zero recompute eval-every sample-every metrics quiet checkpoint checkpoint-every ranks max-restarts ";
-static const char *const dt__help_headings[][2] = {
-    {"data", "data"}, {"model", "model"}, {"steps", "steps and batch"}, {"schedule", "learning rate"},
-    {"optimizer", "optimizer"}, {"precision", "precision"}, {"threads", "threads and axes of ranks"},
-    {"zero", "memory"}, {"bucket", "network"}, {"eval-every", "observation"}, {"checkpoint", "checkpoints"},
-    {"ranks", "processes"}};
-
 /* Options that do nothing for a model of the program's own, or a source of its own. */
 static const char dt__help_own[2][80] = {" model sample-every sample-length ", " data tokenizer validation "};
 
@@ -20815,16 +20796,16 @@ static void dt__help_group(dt__text *t, int all, const char *title, const dt__op
     if (!all) dt__text_add(t, "\n%s\n", title);
     for (const dt__option *o = list; o < list + count; o++) {
         int word = o->kind == DT__KIND_WORD;
+        const char *help = o->help + (*o->help == '*'), *bar = strchr(help, '|');
         DT__PRINT(text, " %s ", o->name);
-        if (o->group != of || (!all && !strstr(dt__help_common, text))) continue;
+        if (o->group != of || (!all && help == o->help)) continue;
         if ((own & 1 && strstr(dt__help_own[0], text)) || (own & 2 && strstr(dt__help_own[1], text))) continue;
         if (own & 1 && of == DT__GROUP_RECIPE && o->offset - offsetof(dt_recipe, model) < sizeof(dt_model)) continue;
-        for (size_t i = 0; all && i < sizeof dt__help_headings / sizeof *dt__help_headings; i++)
-            if (!strcmp(o->name, dt__help_headings[i][0]))
-                dt__text_add(t, "\n%s: %s\n", title, dt__help_headings[i][1]);
+        if (all && bar) dt__text_add(t, "\n%s: %.*s\n", title, (int)(bar - help), help);
+        if (bar) help = bar + 1;
         dt__option_text(o, group, value, sizeof value);
         if (o->kind == DT__KIND_FLAG || !dt__option_fits(o, (const char *)group + o->offset)) *value = 0;
-        DT__PRINT(text, "%s%s%s%s%s%s", word ? o->range : "", word ? ": " : "", o->help, *value ? " [" : "", value,
+        DT__PRINT(text, "%s%s%s%s%s%s", word ? o->range : "", word ? ": " : "", help, *value ? " [" : "", value,
                   *value ? "]" : "");
         dt__help_row(t, o->name, o->argument, text);
     }
