@@ -1406,7 +1406,6 @@ static void *dt__alloc(int64_t bytes, const char *what)
     memset(p, 0, size);
     return p;
 }
-/* Memory for a list of a type. */
 #define DT__NEW(type, count, what) ((type *)dt__alloc((int64_t)sizeof(type) * (int64_t)(count), what))
 static void dt__free(void *p)
 {
@@ -1568,7 +1567,6 @@ static const char *dt__option_text(const dt__option *o, const void *group, char 
     return text;
 }
 
-/* The error for a value that the option does not take: lists what it takes. */
 static dt_result dt__option_refuse(const dt__option *o, const char *value)
 {
     static const char *const what[] = {"a whole number", "a power of two", "auto or a whole number", "a number"};
@@ -1626,7 +1624,6 @@ static dt_result dt__option_set(const dt__option *o, const char *value, void *gr
     return DT_OK;
 }
 
-/* Checks what a program has set in the struct of a group. */
 static dt_result dt__options_check(const dt__option *list, int count, int of, const void *group)
 {
     char value[64];
@@ -1697,7 +1694,6 @@ static size_t dt__system_read(const char *path, char *text, size_t room)
     return bytes;
 }
 
-/* Is a thread ever started? */
 #ifdef DT_NO_THREADS
 enum { DT__THREADS = 0 };
 #else
@@ -1773,7 +1769,6 @@ static void *dt__pool_main(void *argument)
     return NULL;
 }
 
-/* Begins a call and wakes the workers that sleep. */
 static void dt__pool_begin(dt_pool *pool, int64_t tasks)
 {
     uint64_t call = (DT__LOAD(&pool->left) >> 32) + 1;
@@ -1978,7 +1973,6 @@ static int64_t dt__queue_ask(dt__queue *q)
     return q->asked;
 }
 
-/* Is the job of this ticket still to be done? */
 static int dt__queue_pending(dt__queue *q, int64_t ticket)
 {
     pthread_mutex_lock(&q->lock);
@@ -11333,7 +11327,6 @@ static void dt__json_close(dt__json *j)
 #define DT__MEMBER(group, kind, name, type, member, preset, range) \
     {group, name, "", DT__KIND_##kind, offsetof(type, member), preset, range, NULL}
 
-/* Adds the values of a group to an object. */
 static void dt__options_json(dt__text *t, const dt__option *list, int count, int of, const void *group)
 {
     char value[PATH_MAX];
@@ -12183,7 +12176,6 @@ static dt_result dt__data_open_shards(dt_data *d, char *const *path, const dt_to
     return DT_OK;
 }
 
-/* Cuts the tokens into the training part and, after it, the validation part. */
 static dt_result dt__data_cut(dt_data *d, const char *path, double fraction)
 {
     const dt__shard *last = &d->shard[d->shards - 1];
@@ -12676,7 +12668,6 @@ static void dt__messages_free(dt__message *list)
     }
 }
 
-/* Where a rank of a communicator is. */
 typedef struct dt__rank_place {
     int parent;      /* its rank in the communicator that this one was split from */
     int world;       /* its rank among all ranks */
@@ -13509,7 +13500,6 @@ static dt_result dt__comm_step(dt_comm *c)
     return r;
 }
 
-/* The call that a local rank published last. */
 static const dt__published *dt__peer_call(const dt_comm *c, int local)
 {
     return &dt__comm_slot(c, local)->call[c->meets & 1u];
@@ -13534,7 +13524,6 @@ static void dt__format_call(char *text, size_t size, const dt__published *call)
              (long long)call->count, call->op == DT__CALL_ALLOC ? "bytes" : "floats", how);
 }
 
-/* Do ranks p and q make the same call? */
 static dt_result dt__check_same(dt_comm *c, int p, const dt__published *a, int q, const dt__published *b)
 {
     char first[128], other[128];
@@ -13567,7 +13556,6 @@ static dt_result dt__message_start(dt_comm *c, dt__message *m, int sends, int pe
     return dt__link_start(c->link, m, sends, c->place[peer].world, tag, data, bytes);
 }
 
-/* One more message of this round. */
 static dt_result dt__round_message(dt_comm *c, int sends, int peer, const void *data, int64_t bytes)
 {
     return bytes ? dt__message_start(c, &c->messages[c->under_way++], sends, peer, 0, (void *)(intptr_t)data, bytes)
@@ -13596,7 +13584,6 @@ static void dt__count_sent(dt_comm *c, int peer, int64_t floats)
     for (; c; peer = c->place[peer].parent, c = c->parent) DT__ADD(&c->place[peer].sent, 4 * floats);
 }
 
-/* Sends floats of this rank's to a rank of another node. */
 static dt_result dt__round_send(dt_comm *c, int peer, const float *data, int64_t count)
 {
     dt__count_sent(c, peer, count);
@@ -13966,7 +13953,6 @@ static dt_result dt__reduce_nodes(dt_comm *c, const dt__reduction *x, int64_t at
     return dt__round_wait(c, r);
 }
 
-/* Adds this rank's range. */
 static void dt__reduce_own(dt_comm *c, const dt__reduction *x, int64_t at, int64_t n, float *const *to, int outputs)
 {
     const float **addend = c->source + (c->source_room - c->subtrees);
@@ -13991,7 +13977,6 @@ static dt_result dt__reduce_in_place(dt_comm *c, const dt__reduction *x)
     return dt__conclude(c, 0, DT_OK);
 }
 
-/* Private data of all ranges to the stage. */
 static void dt__reduce_pack(dt_comm *c, const dt__reduction *x, int64_t k)
 {
     float *stage = dt__stage(c, c->local_rank, x->round + k);
@@ -15252,7 +15237,6 @@ static dt_result dt__world_torchrun(dt__world *w)
     return r;
 }
 
-/* What was found, in one line. */
 static void dt__world_describe(dt__world *w)
 {
     static const char *const name[] = {"the program itself", "Open MPI", "Slurm", "torchrun", "SageMaker"};
@@ -15924,7 +15908,6 @@ static dt__ofi_item *dt__ofi_buffer(dt__ofi *f)
     return dt__ofi_item_open(f, NULL, DT__OFI_BUFFER);
 }
 
-/* The operation is over. */
 static void dt__ofi_over(dt__ofi *f, dt__ofi_item *i, int good)
 {
     dt__message *m = i->m;
@@ -16210,7 +16193,7 @@ static int dt__ofi_ask(dt__ofi *f, const char *name, const char *node)
     return bad;
 }
 
-/* Finds the provider. net has less latency than tcp;ofi_rxm, but not every libfabric has net. */
+/* net has less latency than tcp;ofi_rxm, but not every libfabric has net. */
 static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
 {
     const char *name = "", *node = NULL;
@@ -16354,7 +16337,6 @@ enum { DT__STORED_F32, DT__STORED_BF16, DT__STORED_F16 };
 enum { DT__STORED_TYPES = (int)(sizeof dt__stored_types / sizeof *dt__stored_types) };
 enum { DT__HEADER_MOST = 100000000 }; /* bytes, the limit of the format's own reader */
 
-/* A tensor in a file. */
 typedef struct dt__stored {
     char name[160];
     int type;          /* in dt__stored_types */
@@ -16539,7 +16521,6 @@ static void dt__sha256_of(const void *data, int64_t bytes, char hex[65])
     dt__sha256_end(&h, hex);
 }
 
-/* A file as a manifest lists it. */
 typedef struct dt__part_file {
     char name[65], hash[65];
     int64_t bytes;
@@ -16701,7 +16682,6 @@ static dt_result dt__step_remove(const char *folder, int64_t step)
     return r ? r : dt__remove(going.at);
 }
 
-/* Makes `latest` name a step, atomically. */
 static dt_result dt__latest_put(const char *folder, int64_t step)
 {
     char name[32];
@@ -17129,7 +17109,6 @@ static int dt__config_kind(const dt_model *m)
     if (m->family == DT_GPT2) return DT__TYPE_GPT2;
     return bias || (type != DT__TYPE_LLAMA && m->mlp_bias) || (type == DT__TYPE_QWEN3 && m->window) ? -1 : type;
 }
-/* Can config.json describe the model? */
 static int dt__config_knows(const dt_model *m) { return !m->segments && !m->experts && dt__config_kind(m) >= 0; }
 
 /* A config.json as it is in a file, but for the type of numbers and, unless 0, the number of positions. */
@@ -17444,7 +17423,6 @@ struct dt_optimizer {
     float *state, *sums; /* sums: after the state, sums of squares of the blocks of a parameter */
 };
 
-/* Lists what the optimizer keeps, and gives it memory. */
 static dt_result dt__optimizer_state(dt_optimizer *o, const dt_parameter *list, int64_t floats)
 {
     static const char *const part[] = {"first", "second"};

@@ -190,7 +190,7 @@ for my $way (@ways ? @ways[0, 2] : ()) { # reading, too: from checkpoints after 
     }
     my $dir = copy_of($ground);
     keep_only($dir, 2);
-    my $r = faulty("--checkpoint $dir $options", 'fail:' . (12 + int rand 10) . ":$rank");
+    my $r = faulty("--checkpoint $dir $options", 'fail:' . (17 + int rand 10) . ":$rank");
     ok($r->{status} == 1 && $r->{err} =~ /cannot read .*trying the checkpoint before it/ && $r->{err} =~ /holds no intact checkpoint \(1 are damaged\)/,
         "$options: the only checkpoint cannot be read") or diag("status $r->{status}\n$r->{err}");
     is(train('little', "--checkpoint $dir $options")->{hash}, $want{little}, '  but later');
@@ -445,7 +445,7 @@ SKIP: {
     train('little', "--checkpoint $dir --checkpoint-every 1 --keep 0 --ranks 1");
     keep_only($dir, 1, 4);
     unlink "$dir/" . name_of(4) . '/manifest.json';
-    my $last = operations('--checkpoint-every 2 --keep 1 --ranks 1', 0, $dir) - 30; # in the save of step 4
+    my $last = operations('--checkpoint-every 2 --keep 1 --ranks 1', 0, $dir) - 34; # in the save of step 4
     my $r = train('little', "--checkpoint $dir --checkpoint-every 2 --keep 1 --ranks 1", "DT_FAULT=fail:$last");
     keep_only($dir, grep { !flaw("$dir/" . name_of($_)) } steps_in($dir));
     is(join(' ', steps_in($dir)), '2', 'the one before a damaged one stays while there is no newer one') or diag($r->{err});
