@@ -1332,7 +1332,7 @@ static int dt__argument_wrong(char *text, size_t size, const char *function, int
             void *x = va_arg(*args, void *);
             int64_t count = w[name] == '/' ? va_arg(*args, int64_t) : 1;
             if (x && w[name] == '!') memset(x, 0, sizeof(void *));
-            if (count < 0) DT__PRINT(is, "a list of %lld", (long long)count), wrong = "a count is 0 or more";
+            if (count < 0) DT__PRINT(is, "a list of %jd", count), wrong = "a count is 0 or more";
             else if (!x && count) wrong = "pass what it points to";
         }
         if (wrong) return snprintf(text, size, "%s: %.*s is %s: %s", function, name, w, is, wrong);
@@ -1559,7 +1559,7 @@ static const char *dt__option_text(const dt__option *o, const void *group, char 
     if (o->kind == DT__KIND_WORD) word = dt__option_word(o->range, (int)whole, &length);
     if (word) snprintf(text, size, "%.*s", (int)length, word);
     else if (o->kind == DT__KIND_REAL) dt__float_text(*(const float *)place, text, size);
-    else if (o->kind <= DT__KIND_WORD) snprintf(text, size, "%lld", (long long)whole);
+    else if (o->kind <= DT__KIND_WORD) snprintf(text, size, "%jd", whole);
     else if (o->kind == DT__KIND_TEXT && *(const char *const *)place)
         snprintf(text, size, "%s", *(const char *const *)place);
     else if (o->kind == DT__KIND_DOUBLE) dt__print(text, size, "%.17g", *(const double *)place);
@@ -2102,7 +2102,7 @@ static dt_result dt__file_read(int fd, const char *path, void *data, int64_t byt
         ssize_t n = pread(fd, to, (size_t)dt__min(end - to, DT__FILE_RUN), (off_t)at);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return dt__file_error("read", path);
-        if (!n) return dt__error(DT_E_DATA, "%s ends at byte %lld: the file is cut", path, (long long)at);
+        if (!n) return dt__error(DT_E_DATA, "%s ends at byte %jd: the file is cut", path, at);
         to += n;
         at += n;
     }
@@ -11054,13 +11054,12 @@ static dt_result dt__update_check(dt__powers *p, const dt_recipe *r, float squar
 {
     *rate = dt__learning_rate(r, step);
     if (!(*rate >= 0.0f && *rate <= 3.402823466e38f)) /* NaN fails */
-        return dt__error(DT_E_NUMERIC, "recipe.rate gives %g for step %lld: return a finite number not below 0",
-                         (double)*rate, (long long)step + 1);
+        return dt__error(DT_E_NUMERIC, "recipe.rate gives %g for step %jd: return a finite number not below 0",
+                         (double)*rate, step + 1);
     *skip = !(squares <= 3.402823466e38f);
     if (*skip && p->scale <= 1.0)
-        return dt__error(DT_E_NUMERIC,
-                         "the gradient norm of step %lld is not finite: lower --learning-rate, or raise --warmup",
-                         (long long)step + 1);
+        return dt__error(DT_E_NUMERIC, "the gradient norm of step %jd is not finite: lower --learning-rate, or raise "
+                         "--warmup", step + 1);
     if (*skip) p->skipped++, p->good = 0, p->scale *= dt__scale_adapts(r) ? 0.5 : 1.0;
     return DT_OK;
 }
@@ -11105,8 +11104,7 @@ __attribute__((format(printf, 2, 3))) static int dt__json_fail(dt__json *j, cons
     dt__vprint(what, sizeof what, format, args);
     va_end(args);
     for (int64_t i = 0; i < j->at; i++) line += j->text[i] == '\n';
-    j->result = dt__error(DT_E_DATA, "%s, line %lld, byte %lld of the file: %s", j->path, (long long)line,
-                          (long long)(j->base + j->at), what);
+    j->result = dt__error(DT_E_DATA, "%s, line %jd, byte %jd of the file: %s", j->path, line, j->base + j->at, what);
     return 0;
 }
 
@@ -11677,7 +11675,7 @@ DT_API int dt_tokenizer_merge(const dt_tokenizer *t, int64_t rank, int32_t *left
 {
     if (dt__refused("t left right", t, left, right)) return 0;
     const char *pair;
-    if (rank < 0 || rank >= t->merge.count) return dt__misuse("there is no merge %lld", (long long)rank), 0;
+    if (rank < 0 || rank >= t->merge.count) return dt__misuse("there is no merge %jd", rank), 0;
     pair = t->merge.bytes + t->merge.entry[rank].at;
     memcpy(left, pair, sizeof *left);
     memcpy(right, pair + sizeof *left, sizeof *right);
@@ -11694,7 +11692,7 @@ DT_API const char *dt_tokenizer_token(const dt_tokenizer *t, int64_t id, int64_t
 {
     if (dt__refused("t bytes", t, bytes)) return NULL;
     const dt__entry *e = dt__token_at(t, id);
-    if (!e) return dt__misuse("the vocabulary has no token %lld", (long long)id), (const char *)NULL;
+    if (!e) return dt__misuse("the vocabulary has no token %jd", id), (const char *)NULL;
     *bytes = e->length;
     return t->token.bytes + e->at;
 }
@@ -11777,9 +11775,9 @@ static dt_result dt__walk_text(dt__encoder *w, const unsigned char *p, int64_t n
     int64_t from = 0, at = pass == 1 && w->t->nfc ? dt__nfc_end(w->t->classes, p, n) : n;
     dt_result r = DT_OK;
     if (at < n)
-        return dt__error(DT_E_DATA, "%s, byte %lld: the tokenizer normalizes to NFC, which may change the character "
+        return dt__error(DT_E_DATA, "%s, byte %jd: the tokenizer normalizes to NFC, which may change the character "
                          "here: save the text in NFC; if it is, use another tokenizer", w->name,
-                         (long long)(p + at - w->begin));
+                         (int64_t)(p + at - w->begin));
     for (at = 0; pass == 2 && at < n && !r; at += from) {
         from = dt__pretoken(w->t->classes, w->t->rule, p + at, n - at);
         r = dt__encode(w, p + at, from, -1);
@@ -11827,9 +11825,8 @@ DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, 
         int64_t length;
         const char *token = dt_tokenizer_token(t, ids[i], &length);
         if (!token)
-            return dt__error(DT_E_DATA, "id %d at place %lld is not in the vocabulary, which has ids up to %lld: use "
-                             "the tokenizer that made the ids", (int)ids[i], (long long)i,
-                             (long long)t->token.count - 1);
+            return dt__error(DT_E_DATA, "id %d at place %jd is not in the vocabulary, which has ids up to %jd: use the "
+                             "tokenizer that made the ids", (int)ids[i], i, t->token.count - 1);
         if (text) memcpy(text + *bytes, token, (size_t)length);
         *bytes += length;
     }
@@ -11919,10 +11916,10 @@ static int dt__read_merge(dt_tokenizer *t, dt__json *j, int64_t left)
     memmove(a + of_a, b, (size_t)of_b);
     made = dt__table_find(&t->token, a, of_a + of_b);
     if (x < 0 || y < 0 || made < 0)
-        return dt__json_fail(j, "merge %lld has a side or a result that the vocabulary lacks: take both from the same "
-                             "tokenizer", (long long)t->merge.count);
+        return dt__json_fail(j, "merge %jd has a side or a result that the vocabulary lacks: take both from the same "
+                             "tokenizer", t->merge.count);
     if (dt__table_find(&t->merge, pair, sizeof pair) >= 0)
-        return dt__json_fail(j, "merge %lld stands here a second time: keep the first", (long long)t->merge.count);
+        return dt__json_fail(j, "merge %jd stands here a second time: keep the first", t->merge.count);
     if (!dt__table_put(&t->merge, t->merge.count, pair, sizeof pair)) return j->result = DT_E_MEMORY, 0;
     t->merge.entry[t->merge.count - 1].value = made;
     return 1;
@@ -12121,9 +12118,8 @@ static dt_result dt__shard_ids(dt__shard *s, const char *path, const int32_t hea
                          "(uint16 ids), or 20240801 with version 7 (uint32 ids)", path, (int)header[1], (int)header[0]);
     s->tokens = header[2];
     if (s->tokens < 1 || s->bytes != DT__BIN_HEADER + s->width * s->tokens)
-        return dt__error(DT_E_DATA, "%s has %lld bytes, but %lld tokens (1 or more) need %lld: it is cut or damaged, "
-                         "copy it again", path, (long long)s->bytes, (long long)s->tokens,
-                         (long long)(DT__BIN_HEADER + s->width * s->tokens));
+        return dt__error(DT_E_DATA, "%s has %jd bytes, but %jd tokens (1 or more) need %jd: it is cut or damaged, copy "
+                         "it again", path, s->bytes, s->tokens, DT__BIN_HEADER + s->width * s->tokens);
     s->data = (const unsigned char *)s->map + DT__BIN_HEADER;
     return DT_OK;
 }
@@ -12181,10 +12177,9 @@ static dt_result dt__data_cut(dt_data *d, const char *path, double fraction)
     const dt__shard *last = &d->shard[d->shards - 1];
     int64_t all = last->first + last->tokens, validation = (int64_t)((double)all * fraction), need = d->sequence + 1;
     if (all - validation < need || (fraction > 0 && validation < need))
-        return dt__error(DT_E_DATA, "%s: a validation fraction of %g cuts %lld tokens into %lld and %lld, but one "
-                         "sequence needs %lld: use a longer text, a shorter sequence or another fraction", path,
-                         fraction, (long long)all, (long long)(all - validation), (long long)validation,
-                         (long long)need);
+        return dt__error(DT_E_DATA, "%s: a validation fraction of %g cuts %jd tokens into %jd and %jd, but one "
+                         "sequence needs %jd: use a longer text, a shorter sequence or another fraction", path,
+                         fraction, all, all - validation, validation, need);
     d->tokens[DT_TRAIN] = all - validation, d->tokens[DT_VALIDATION] = validation;
     return DT_OK;
 }
@@ -12197,7 +12192,7 @@ DT_API dt_result dt_data_open(dt_data **handle, const char *path, const dt_token
     dt_result r;
     dt_data *d;
     if (sequence < 1 || sequence > INT32_MAX)
-        return dt__misuse("a sequence of %lld tokens: use 1 or more", (long long)sequence);
+        return dt__misuse("a sequence of %jd tokens: use 1 or more", sequence);
     if (!(validation_fraction >= 0.0 && validation_fraction < 1.0))
         return dt__misuse("a validation fraction of %g: use 0 to below 1, such as 0.1", validation_fraction);
     r = dt__names_list(&names, path);
@@ -12276,8 +12271,8 @@ DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample,
     if (dt__refused("d split<2 tokens targets", d, split, tokens, targets)) return DT_E_USAGE;
     int64_t n = d->sequence, at, samples = dt_data_samples(d, split);
     if (sample < 0 || sample >= samples)
-        return dt__misuse("there is no %s sample %lld: there are %lld, counted from 0",
-                          dt__split_name(split), (long long)sample, (long long)samples);
+        return dt__misuse("there is no %s sample %jd: there are %jd, counted from 0", dt__split_name(split), sample,
+                          samples);
     at = (split == DT_VALIDATION ? d->tokens[DT_TRAIN] : 0) + sample * n;
     dt__data_read(d, at, n, tokens);
     dt__data_read(d, at + 1, n, targets);
@@ -12346,11 +12341,10 @@ static dt_result dt__feed_check(const dt__feed *f, int part, const void *values,
                      id[i] < below && (id[i] >= 0 || part || below == INT64_MAX))) i++;
     if (i == n) return DT_OK;
     if (floats)
-        return dt__error(DT_E_DATA, "%s sample %lld: %s %lld is %g: write finite numbers, and all of them", whose,
-                         (long long)sample, what, (long long)i, (double)number[i]);
-    return dt__error(DT_E_DATA, "%s sample %lld: %s %lld is %d, but the model has %lld %s: fix the data or enlarge "
-                     "the model", whose, (long long)sample, what, (long long)i, (int)id[i], (long long)below,
-                     part ? "classes" : "table rows");
+        return dt__error(DT_E_DATA, "%s sample %jd: %s %jd is %g: write finite numbers, and all of them", whose, sample,
+                         what, i, (double)number[i]);
+    return dt__error(DT_E_DATA, "%s sample %jd: %s %jd is %d, but the model has %jd %s: fix the data or enlarge the "
+                     "model", whose, sample, what, i, (int)id[i], below, part ? "classes" : "table rows");
 }
 
 /* Writes a sample, with the library's rounding mode, whichever thread asks (R15). */
@@ -12368,8 +12362,7 @@ static dt_result dt__feed_fetch(const dt__feed *f, dt_split split, int64_t sampl
     dt__fp_leave(saved);
     if (r) {
         if (dt__thread.code) memcpy(why, dt__thread.error, sizeof why);
-        return dt__error(r, "%s sample %lld: %.400s (%s)", dt__split_name(split), (long long)sample, why,
-                         dt_result_name(r));
+        return dt__error(r, "%s sample %jd: %.400s (%s)", dt__split_name(split), sample, why, dt_result_name(r));
     }
     dt__thread.code = before;
     r = dt__feed_check(f, 0, input, dt__split_name(split), sample);
@@ -12638,8 +12631,8 @@ static dt_result dt__link_start(dt__link *f, dt__message *m, int sends, int peer
     dt__message *in;
     dt_result r = DT_OK;
     if (bytes < 0 || peer >= f->size || peer < (sends ? 0 : DT__FROM_ANY))
-        return dt__misuse("a message of %lld bytes %s rank %d: the ranks are 0..%d", (long long)bytes,
-                          sends ? "to" : "from", peer, f->size - 1);
+        return dt__misuse("a message of %jd bytes %s rank %d: the ranks are 0..%d", bytes, sends ? "to" : "from", peer,
+                          f->size - 1);
     m->sends = sends, m->peer = peer, m->tag = tag;
     m->data = (char *)(data ? data : m), m->bytes = bytes; /* NULL: not started */
     m->moved = 0, m->own = NULL;
@@ -13190,7 +13183,7 @@ static dt_result dt__comm_explain(dt_comm *c, const char *call)
 {
     uint32_t fault = dt__comm_fault(c);
     char text[700], own[64];
-    DT__PRINT(own, "%s #%lld", dt__call_name[c->call.op], (long long)c->call.sequence);
+    DT__PRINT(own, "%s #%jd", dt__call_name[c->call.op], c->call.sequence);
     if (!call) call = own;
     if (!fault) {
         DT__PRINT(c->message, "interrupted in %s", call);
@@ -13330,9 +13323,9 @@ static dt_result dt__wait_message(dt_comm *c, const dt__message *m, int peer)
         dt__blame(dt__fault_of(c), DT__FAULT_LOST, DT__FAR | c->place[peer].world);
         return dt__comm_explain(c, NULL);
     }
-    DT__PRINT(c->message, "a message of another length: rank %d sends %s%lld floats where rank %d receives %lld in %s",
-              c->place[peer].world, m->moved ? "" : "more than ", (long long)((m->moved ? m->moved : m->bytes) / 4),
-              c->place[c->rank].world, (long long)(m->bytes / 4), dt__call_name[c->call.op]);
+    DT__PRINT(c->message, "a message of another length: rank %d sends %s%jd floats where rank %d receives %jd in %s",
+              c->place[peer].world, m->moved ? "" : "more than ", (m->moved ? m->moved : m->bytes) / 4,
+              c->place[c->rank].world, m->bytes / 4, dt__call_name[c->call.op]);
     return dt__comm_fail(c, DT_E_PEER);
 }
 
@@ -13520,8 +13513,8 @@ static void dt__format_call(char *text, size_t size, const dt__published *call)
     else if (call->op == DT__CALL_ALL_REDUCE || call->op == DT__CALL_REDUCE_SCATTER)
         DT__PRINT(how, ", %s", call->extra < 3 ? ops[call->extra] : "?");
     else if (call->extra) DT__PRINT(how, ", kind %d", call->extra);
-    snprintf(text, size, "%s #%lld (%lld %s%s)", dt__call_name[call->op], (long long)call->sequence,
-             (long long)call->count, call->op == DT__CALL_ALLOC ? "bytes" : "floats", how);
+    snprintf(text, size, "%s #%jd (%jd %s%s)", dt__call_name[call->op], call->sequence, call->count,
+             call->op == DT__CALL_ALLOC ? "bytes" : "floats", how);
 }
 
 static dt_result dt__check_same(dt_comm *c, int p, const dt__published *a, int q, const dt__published *b)
@@ -13542,7 +13535,7 @@ static dt_result dt__begin(dt_comm *c, int op, int64_t count, int extra)
     c->call.op = op, c->call.count = count, c->call.extra = extra;
     c->call.where = -1;
     if (op < DT__CALL_SEND) c->call.sequence++;
-    if (count < 0) return dt__misuse("%s of %lld floats: the count is negative", dt__call_name[op], (long long)count);
+    if (count < 0) return dt__misuse("%s of %jd floats: the count is negative", dt__call_name[op], count);
     if (!c->job) return DT_OK;
     dt__comm_tick(c);
     return dt__comm_troubled(c) ? dt__comm_explain(c, NULL) : DT_OK;
@@ -14331,8 +14324,8 @@ DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from)
         if ((r = dt__wait(c, from, &channel->posted, next)) != DT_OK) return r;
         if (packet->total != 4 * count) {
             dt__blame(&c->area->fault, DT__FAULT_LENGTH, c->place[c->rank].job);
-            DT__PRINT(c->message, "rank %d sends %lld floats where rank %d receives %lld",
-                      c->place[from].world, (long long)(packet->total / 4), c->place[c->rank].world, (long long)count);
+            DT__PRINT(c->message, "rank %d sends %jd floats where rank %d receives %jd", c->place[from].world,
+                      packet->total / 4, c->place[c->rank].world, count);
             return dt__comm_fail(c, DT_E_PEER);
         }
         dt__copy(data + at, dt__resolve(c, packet->where), packet->bytes / 4);
@@ -14919,8 +14912,8 @@ static dt_result dt__mpi_send(dt__link *link, dt__message *m)
     if (m->tag >= (uint32_t)f->top)
         return dt__misuse("tag %u of a message: %s takes tags up to %d", m->tag, link->name, f->top - 1);
     if (m->bytes > INT_MAX && (m->bytes % 4 || m->bytes / 4 > INT_MAX))
-        return dt__misuse("a message of %lld bytes: %s takes up to %d floats. Send it in parts.",
-                          (long long)m->bytes, link->name, INT_MAX);
+        return dt__misuse("a message of %jd bytes: %s takes up to %d floats. Send it in parts.", m->bytes, link->name,
+                          INT_MAX);
     if ((code = dt__mpi_request(f, m, NULL, NULL, &request)) != MPI_SUCCESS) return dt__mpi_error("MPI_Isend", code);
     dt__mpi_activate(f, m, request);
     return DT_OK;
@@ -16101,8 +16094,8 @@ static dt_result dt__ofi_send(dt__link *link, dt__message *m)
     dt__ofi_header h = {DT__OFI_SHORT, m->tag, 0, 0, m->bytes, f->job, link->rank};
     dt__ofi_item *i;
     if ((uint64_t)m->bytes > f->info->ep_attr->max_msg_size)
-        return dt__misuse("a message of %lld bytes: %s takes up to %lld. Send it in parts.",
-                          (long long)m->bytes, link->name, (long long)f->info->ep_attr->max_msg_size);
+        return dt__misuse("a message of %jd bytes: %s takes up to %jd. Send it in parts.", m->bytes, link->name,
+                          (int64_t)f->info->ep_attr->max_msg_size);
     if (!f->end) return dt__message_finish(m, DT__LOST), DT_OK;
     if (m->bytes <= DT__OFI_BUFFER - (int64_t)sizeof h) return dt__ofi_say(f, m->peer, &h, m);
     if (!(i = dt__ofi_item_open(f, m, m->bytes))) return DT_E_MEMORY;
@@ -16429,8 +16422,8 @@ static int dt__stored_add(dt__tensors *t, dt__json *j, int64_t data, int64_t byt
     s = &t->list[t->count++];
     memset(s, 0, sizeof *s);
     if (j->length >= (int64_t)sizeof s->name || memchr(j->string, 0, (size_t)j->length))
-        return dt__json_fail(j, "the name of a tensor has %lld bytes: up to %d are read, without zeros",
-                             (long long)j->length, (int)sizeof s->name - 1);
+        return dt__json_fail(j, "the name of a tensor has %jd bytes: up to %d are read, without zeros", j->length,
+                             (int)sizeof s->name - 1);
     memcpy(s->name, j->string, (size_t)j->length);
     s->file = (int32_t)t->files - 1;
     return dt__stored_read(j, s, data, bytes);
@@ -16450,8 +16443,7 @@ static int dt__tensors_header(dt__tensors *t, dt__json *j, int64_t data, int64_t
             return dt__json_fail(j, "%.100s does not begin where the tensor before it ends: the file is damaged, copy "
                                  "it again", t->list[i].name);
     if (end == data + bytes) return 1;
-    return dt__json_fail(j, "%lld bytes belong to no tensor: the file is damaged, copy it again",
-                         (long long)(data + bytes - end));
+    return dt__json_fail(j, "%jd bytes belong to no tensor: the file is damaged, copy it again", data + bytes - end);
 }
 
 /* Adds the tensors of a file; dt__tensors_close() follows, after an error as well. */
@@ -16466,7 +16458,7 @@ static dt_result dt__tensors_add(dt__tensors *t, const char *path)
     file = &t->file[t->files++];
     file->path = dt__path_of("%s", path);
     r = dt__file_open(path, &file->fd, &bytes);
-    if (!r && bytes < 8) r = dt__error(DT_E_DATA, "%s has %lld bytes: it is cut", path, (long long)bytes);
+    if (!r && bytes < 8) r = dt__error(DT_E_DATA, "%s has %jd bytes: it is cut", path, bytes);
     if (!r) r = dt__file_read(file->fd, path, &length, sizeof length, 0);
     if (!r && (length < 0 || length > DT__HEADER_MOST || length > bytes - 8))
         r = dt__error(DT_E_DATA, "%s does not begin with a header's length: it is damaged, or not a safetensors file",
@@ -16552,8 +16544,8 @@ static void dt__tensor_file_name(dt__tensor_file *w, const char *name, int type,
     dt__text_add(&w->header, ",");
     dt__text_string(&w->header, name);
     dt__text_add(&w->header, ":{\"dtype\":\"%s\",\"shape\":[", dt__stored_types[type].name);
-    for (int i = 0; i < shape->dims; i++) dt__text_add(&w->header, i ? ",%lld" : "%lld", (long long)shape->n[i]);
-    dt__text_add(&w->header, "],\"data_offsets\":[%lld,%lld]}", (long long)w->bytes, (long long)(w->bytes + bytes));
+    for (int i = 0; i < shape->dims; i++) dt__text_add(&w->header, i ? ",%jd" : "%jd", shape->n[i]);
+    dt__text_add(&w->header, "],\"data_offsets\":[%jd,%jd]}", w->bytes, w->bytes + bytes);
     w->bytes += bytes;
 }
 
@@ -16572,8 +16564,8 @@ static void dt__tensor_file_open(dt__tensor_file *w)
     while (!w->header.failed && (w->header.length + 8) % 64) dt__text_add(&w->header, " ");
     if (w->header.failed) w->result = DT_E_MEMORY;
     else if (w->header.length > DT__HEADER_MOST)
-        w->result = dt__error(DT_E_FILE, "%s: its tensors' names and shapes take %lld bytes: %d can be read",
-                              w->path.at, (long long)w->header.length, (int)DT__HEADER_MOST);
+        w->result = dt__error(DT_E_FILE, "%s: its tensors' names and shapes take %jd bytes: %d can be read", w->path.at,
+                              w->header.length, (int)DT__HEADER_MOST);
     if (!w->result) w->result = dt__file_create(w->path.at, &w->fd);
     dt__tensor_file_put(w, &w->header.length, sizeof w->header.length);
     dt__tensor_file_put(w, w->header.at, w->header.length);
@@ -16625,7 +16617,7 @@ static dt_result dt__tensors_fit(const dt__tensors *t, const char *name, const d
  * folder/step-000000200, and a tail after it. */
 static dt__path dt__step_path(const char *folder, int64_t step, const char *tail)
 {
-    return dt__path_of("%s/step-%09lld%s", folder, (long long)step, tail);
+    return dt__path_of("%s/step-%09jd%s", folder, step, tail);
 }
 
 /* For dt__dir_each(): found[1] becomes the largest step below found[0] that a name stands for. */
@@ -16685,7 +16677,7 @@ static dt_result dt__step_remove(const char *folder, int64_t step)
 static dt_result dt__latest_put(const char *folder, int64_t step)
 {
     char name[32];
-    int n = DT__PRINT(name, "step-%09lld\n", (long long)step);
+    int n = DT__PRINT(name, "step-%09jd\n", step);
     return dt__file_replace(dt__path_of("%s/latest", folder).at, name, n);
 }
 
@@ -16869,8 +16861,8 @@ static dt_result dt__part_check(const char *folder, const dt__part_file *p, dt_c
     dt__part_file is;
     dt_result r = dt__part_scan(folder, p->name, &is, comm, -1, NULL);
     if (r || (is.bytes == p->bytes && !strcmp(is.hash, p->hash))) return r;
-    return dt__error(DT_E_DATA, "%s/%s is damaged: its SHA-256 is not the one in the manifest, and of %lld bytes it "
-                     "has %lld", folder, p->name, (long long)p->bytes, (long long)is.bytes);
+    return dt__error(DT_E_DATA, "%s/%s is damaged: its SHA-256 is not the one in the manifest, and of %jd bytes it has "
+                     "%jd", folder, p->name, p->bytes, is.bytes);
 }
 
 static dt_result dt__step_copy(const char *from, const char *to, int64_t step)
@@ -16965,8 +16957,8 @@ static void dt__manifest_end(dt__text *t, int full, const dt__part_file *file, i
     char seal[128];
     dt__text_add(t, "\"%s\",\n \"files\": ", full ? "full" : "sharded");
     for (int64_t i = 0; i < files; i++)
-        dt__text_add(t, "%s\n  {\"name\": \"%s\", \"bytes\": %lld, \"sha256\": \"%s\"}", i ? "," : "[",
-                     file[i].name, (long long)file[i].bytes, file[i].hash);
+        dt__text_add(t, "%s\n  {\"name\": \"%s\", \"bytes\": %jd, \"sha256\": \"%s\"}", i ? "," : "[", file[i].name,
+                     file[i].bytes, file[i].hash);
     dt__text_add(t, "]");
     if (!t->failed) (void)dt__manifest_seal(t->at, t->length, seal), dt__text_add(t, "%s", seal);
 }
@@ -17128,7 +17120,7 @@ static dt_result dt__config_copy(dt__text *t, const char *path, int64_t position
         if (key >= most) continue;
         from = j.at;
         if (key < 2) dt__text_string(t, type);
-        else dt__text_add(t, "%lld", (long long)positions);
+        else dt__text_add(t, "%jd", positions);
     }
     if (!j.result) dt__text_add(t, "%s", j.text + from);
     if (!j.result && t->failed) j.result = DT_E_MEMORY;
@@ -17151,7 +17143,7 @@ static void dt__config_text(dt__text *t, const dt_model *model, int64_t sequence
     dt__options_json(t, DT__ROWS(dt__config_members), c.m.family, &c);
     for (int i = 0; i < 3 && !llama; i++)
         dt__text_add(t, ",\n  \"%s_pdrop\": %.9g", i == 0 ? "embd" : i == 1 ? "attn" : "resid", (double)c.m.dropout);
-    if (c.m.window) dt__text_add(t, ",\n  \"sliding_window\": %lld", (long long)c.m.window);
+    if (c.m.window) dt__text_add(t, ",\n  \"sliding_window\": %jd", c.m.window);
     if (s->factor > 0.0) {
         DT__PRINT(c.rope_type, "%s", dt__rope_kinds[s->kind]);
         dt__text_add(t, ",\n  \"rope_scaling\": {");
