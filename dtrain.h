@@ -150,8 +150,7 @@
  *     R19  Fast numerics may change the order of sums in 16-bit products, in one way per kind of processor.
  *
  * LIMITS. CPU only; sums in fp32 only, also of 16-bit operands (recipe.precision). Below trainer and launcher nothing
- * prints, exits or aborts. What neither a training run nor a program's own loop uses is a program in examples/.
- */
+ * prints, exits or aborts. What neither a training run nor a program's own loop uses is a program in examples/. */
 #ifndef DT__ISA
 #ifndef DTRAIN_H
 #define DTRAIN_H
@@ -317,8 +316,7 @@ typedef struct dt_model {
     int32_t qkv_bias, o_bias, mlp_bias; /* Llama: biases of q, k and v, of attention's output, of the MLP */
     int32_t qk_norm;              /* Llama: RMSNorm of each head of q and k, before the rotation */
 } dt_model;
-/* A size of the GPT-2 family: "nano", "micro", "tiny", "small", "124M", "355M", "774M", "1558M"; layers is 0 when the
- * name is unknown. Any other size: set the fields. */
+/* A size of GPT-2: "nano", "micro", "tiny", "small", "124M", "355M", "774M", "1558M"; layers is 0 for another name. */
 DT_API dt_model dt_model_gpt2(const char *size);
 DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int64_t vocabulary);
 
@@ -706,9 +704,9 @@ typedef enum dt_accumulation { DT_SHARD, DT_EACH } dt_accumulation;
  *     2023). */
 typedef enum dt_optimizer_kind { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION } dt_optimizer_kind;
 /* Mixed precision (Micikevicius et al. 2018): operands of products and attention, and activations kept for backward, in
- * 16 bits; weights, optimizer state, residual stream, norms, softmax, losses and all sums in fp32. FP16 lacks small
- * numbers: backward begins with recipe.loss_scale; a step whose gradients overflow changes no weight and halves a scale
- * that adapts; 2,000 good steps double it. */
+ * 16 bits; weights, optimizer state, residual stream, norms, softmax, losses and sums in fp32. FP16: backward begins
+ * with recipe.loss_scale; a step whose gradients overflow changes no weight and halves a scale that adapts; 2,000 good
+ * steps double it. */
 typedef enum dt_precision { DT_PRECISION_FP32, DT_PRECISION_BF16, DT_PRECISION_FP16 } dt_precision;
 /* Exact: every sum has one order, and the bits are the same in every layout. Fast: products of bf16 use AMX, else
  * AVX512-BF16, if all ranks' processors have it (R19): other bits, whose distance on the first batch is printed. */
@@ -943,10 +941,9 @@ DT_API dt_comm *dt_trainer_comm(dt_trainer *t);
 DT_API dt_result dt_trainer_save(dt_trainer *t);
 /* Mean validation loss over `batches` batches (0: all) and their valid targets. Collective. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss);
-/* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: as dt_generation_default()); the last token
- * is cut. text has room for count + 1 bytes and may hold bytes 0. Any rank alone may call it if it has the whole model
- * (pp, tp and ep 1, ZeRO below 3), else all ranks together; output.sample_length must not be 0. A text that fills the
- * sequence continues from its second half. */
+/* Continues `prompt` by `count` bytes of tokens drawn as `how` says (NULL: as dt_generation_default()); the last is
+ * cut. text has room for count + 1 bytes and may hold bytes 0. A rank may call it alone if it has the whole model (pp,
+ * tp and ep 1, ZeRO below 3), else all do; output.sample_length is above 0. A full sequence keeps its later half. */
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how,
                                    char *text);
 /* A trainer that only predicts, draws text and measures (examples/18_use.c), with the bits of the program that trained.
@@ -2738,8 +2735,7 @@ enum { DT__OPS(DT__NAME_OP, DT__NAME_MAP, DT__NAME_GRAD, DT__NAME_OP, DT__NAME_O
 enum { DT__IN_A = 1, DT__IN_B = 2, DT__IN_Y = 4, DT__IN_D = 8, DT__IN_AB = 3, DT__IN_AD = 9, DT__IN_BD = 10,
        DT__IN_YD = 12, DT__IN_ABD = 11, DT__IN_BYD = 14 };
 
-/* C (m,n) = [C +] A (m,k) B (k,n): one fmaf chain per element, in k order. R5: a chain has existing terms only, never
- * products with padding or masked values. */
+/* C (m,n) = [C +] A (m,k) B (k,n): one fmaf chain per element, in k order, without products with padding (R5). */
 typedef struct dt__gemm {
     int64_t m, n, k;
     const float *a; /* A(i,p) = a[i*ars + p*acs], one of the strides is 1 */
@@ -17591,9 +17587,8 @@ static int dt__mesh_crosses(const dt_mesh *m, const dt_comm *c)
 
 /* ---- partition ---- */
 
-/* The least sum of squared costs of `parts` runs that cost at most `limit` each, or a negative number when there are no
- * such runs; without a limit (1e300) the least cost of the costliest run. cut[j][i]: where the last of j runs that end
- * at i begins. */
+/* The least sum of squared costs of `parts` runs that cost at most `limit` each, or a negative number if there are
+ * none; without a limit (1e300) the least cost of the costliest run. cut[j][i]: begin of the last of j runs up to i. */
 static double dt__partition_under(const double *sum, int64_t n, int64_t parts, double limit, double *best, int32_t *cut)
 {
     for (int64_t i = 0; i <= n; i++) best[i] = i ? -1.0 : 0.0;
@@ -17690,8 +17685,7 @@ static void dt__pipe_order(const dt__pipe *p, int stage, dt__work *list)
     while (split && w < total) *list++ = dt__pipe_nth(p, DT__WORK_WEIGHTS, w++);
 }
 
-/* Gives units the slots of their chunk in turn: units end in order. slots (chunks): how many it needs; live:
- * scratch. */
+/* Gives units the slots of their chunk in turn: they end in order. slots (chunks): how many it needs; live: scratch. */
 static void dt__pipe_slots(const dt__pipe *p, dt__work *list, int32_t *slots, int32_t *live)
 {
     const int last = p->kind == DT_ZERO_BUBBLE ? DT__WORK_WEIGHTS : DT__WORK_BACKWARD;
@@ -18012,8 +18006,7 @@ static int dt__ring_take(dt__ring *r)
 /* Which ranks read a row of memory in place (dt__row_readers). */
 enum { DT__BY_NONE, DT__BY_SAME, DT__BY_DATA, DT__BY_EXPERT, DT__BY_CONTEXT, DT__BY_NEXT, DT__BY_LAST, DT__BY_KINDS };
 
-/* All that an engine allocates: X(row, field of dt__engine, purpose, access, readers, name, bytes). Bytes are computed
- * in dt__layout_rows; -1: there is no row. */
+/* All that an engine allocates: X(row, field of dt__engine, purpose, access, readers, name, bytes or -1: no row). */
 #define DT__MEMORY_ROWS(X) \
     X(PARAMS, params, WEIGHTS, DEVICE, SAME, "weights", 4 * (w->zero > 2 ? s->own_params : s->param_floats)) \
     X(SETS, sets, GRADIENTS, DEVICE, SAME, "gradient sets", 4 * plan->set_floats * plan->sets_count) \
@@ -21579,8 +21572,8 @@ static dt_result dt__check_memory(dt_trainer *t, int allocated)
                      (double)most / 1e9, ranks, (double)free_bytes / 1e9);
 }
 
-/* A net that draws text uses the parameters of the trained one, and memory of its own: the input of a chunk, temporary
- * values, what its segments make. */
+/* A net that draws text has parameters of the trained one and own memory: a chunk's input, temporary values,
+ * outputs. */
 static void dt__generator_place(dt__generator *d, const dt__engine *e, dt__net *net)
 {
     int64_t floats = net->widest + net->temp;
@@ -22145,8 +22138,8 @@ static dt_result dt__slice_read(const dt__walk *w)
     return r;
 }
 
-/* Reads this rank's slices of the tensor in hand from slices in files, or from the blocks of a whole tensor that they
- * need. 2-byte numbers become floats, padding +0. */
+/* Reads this rank's slices of the tensor in hand from slices in files, or from the blocks that they need of a whole
+ * one. 2-byte numbers become floats, padding +0. */
 static dt_result dt__walk_read(dt__walk *w)
 {
     const dt__stored_type *type;

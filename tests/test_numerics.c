@@ -1053,7 +1053,7 @@ static void sym_forward(symbols *s, const dt_instr *i)
 {
     const dt__chunk *c = &s->e.p.chunks[i->chunk];
     int unit = sym_unit(i), *f = &s->done[0][i->chunk][unit], b = s->done[1][i->chunk][unit];
-    expect(i->op == DT_RECOMPUTE || c->first || s->arrived[0][i->chunk] == unit + 1, "forward of a later stage: after its input came", i->segment);
+    expect(i->op == DT_RECOMPUTE || !c->begin || s->arrived[0][i->chunk] == unit + 1, "forward of a later stage: after its input came", i->segment);
     if (i->op == DT_FORWARD) expect(c->begin + *f == i->segment && b == 0, "forward: segments in order, once", i->segment);
     else expect(*f == c->end - c->begin && c->end - 1 - b == i->segment, "values are computed again right before their backward", i->segment);
     *f += i->op == DT_FORWARD;
@@ -1088,7 +1088,7 @@ static void sym_backward(symbols *s, const dt_instr *i)
     int split = s->e.p.shape.pipe.kind == DT_ZERO_BUBBLE, *b = &s->done[1 + weights][i->chunk][unit];
     expect(s->done[weights][i->chunk][unit] == segments && i->segment == c->end - 1 - *b,
            "backward: segments in reverse order, once, after forward", i->segment);
-    expect(weights || c->last || s->arrived[1][i->chunk] == unit + 1, "backward of an earlier stage: after its gradient came", i->segment);
+    expect(weights || c->end == s->e.p.net.count || s->arrived[1][i->chunk] == unit + 1, "backward of an earlier stage: after its gradient came", i->segment);
     expect(s->e.p.shape.recompute != DT_RECOMPUTE_FULL || (s->values == i->segment && s->values_unit == unit),
            "backward finds the values of its segment", i->segment);
     expect(!!i->completes == (weights == split && (s->each || i->micro == s->e.p.micros - 1)), "the last micro-batch completes a leaf", i->segment);
@@ -1174,7 +1174,7 @@ static int sym_message(symbols *s, symbols *stages, const dt_instr *i)
     uint64_t message = mix((uint64_t)unit, (uint64_t)(ahead ? c->end : c->begin));
     symbols *from = sends ? s : &stages[(s->e.p.shape.stage + (ahead ? 1 : pp - 1)) % pp];
     if (sends ? from->sent[i->back] == from->taken[i->back] + DT__OUTBOX : from->sent[i->back] == from->taken[i->back]) return 1;
-    expect(i->segment == (ahead ? c->end - 1 : c->begin) && (ahead ? !c->last : !c->first), "messages go over the ends of a chunk", i->segment);
+    expect(i->segment == (ahead ? c->end - 1 : c->begin) && (ahead ? c->end < s->e.p.net.count : c->begin > 0), "messages go over the ends of a chunk", i->segment);
     expect(i->shard == s->shard && i->micro == s->micro, "a message is of the unit that was loaded", i->shard);
     if (!sends || !i->back) sym_hold(s, i); /* a gradient leaves from shared memory */
     if (sends) {
