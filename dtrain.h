@@ -596,7 +596,7 @@ DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_
 /* x W + b: (..,K) -> (..,width), W (K,width) "<name>.weight" ~ N(0, 0.02^2), b (width) "<name>.bias" = 0. */
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width);
 /* dt_linear with the std of W and flags, 0 or any of these. DT_COLUMNS: tensor shards have columns of W and b;
- * the gradient of x is Vt partial sums and a COMBINE (R6). With Vt > 1 the result is then this rank's columns, which
+ * the gradient of x is Vt partial sums and a COMBINE (R6). With Vt > 1 the result has the shape of a shard, which
  * until DT_ROWS only elementwise ops (no dropout), dt_rope and attention may read, with the heads of the whole model, a
  * multiple of Vt. DT_ROWS: shards have rows of W, for such columns: Vt partial products, a COMBINE, and b. DT_QKV, with
  * DT_COLUMNS: the width is [q | k | v], and each of the three is cut. */
@@ -2641,7 +2641,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     OP(TOP_K, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, ROWS, SOME(top_k), NONE, ) \
     OP(CUSTOM, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, HOST, RUN(custom), custom, ) \
     OP(CUSTOM_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, HOST, RUN(custom), NONE, ) \
-    OP(COMBINE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, SPECIAL, RUN(combine), combine, ) \
+    OP(COMBINE, SPECIAL, "f", 0, GIVEN, WHOLE, NONE, SPECIAL, RUN(combine), combine, ) \
     OP(ALL_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, HOST, RUN(all_rows), NONE, RULE(ALL_ROWS, 0, NONE, D, FLOW)) \
     OP(OWN_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, SPECIAL, RUN(own_rows), NONE, \
        RULE(OWN_ROWS, 0, ALL_ROWS, D, FLOW)) \
@@ -2697,7 +2697,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     COLUMN(COL_SUM, "f", r + a, RULE(COL_SUM, 0, EXPAND, D, FLOW)) \
     COLUMN(LAYERNORM_DGAMMA, "ffs", dt__v_fma(a, (b - s0) * s1, r), ) \
     OP(MATMUL, GEMM, "f", 0, GIVEN, PRODUCT, matmul, PRODUCTS, RUN(matmul), matmul, ) \
-    OP(EMBED, MOVE, "*i", 0, GIVEN, WHOLE, NONE, ROWS, SOME(embed), NONE, RULE(EMBED, 0, EMBED_GRAD, BD, CHAIN)) \
+    OP(EMBED, MOVE, "*i", 0, GIVEN, EACH, NONE, ROWS, SOME(embed), NONE, RULE(EMBED, 0, EMBED_GRAD, BD, CHAIN)) \
     OP(EMBED_GRAD, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, TABLE, SOME(embed_grad), NONE, ) \
     OP(ATTENTION, SPECIAL, "fff*", 0, GIVEN, HEADS, attention, ATTENTION, RUN(attention), attention, ) \
     OP(ATTENTION_GRAD, SPECIAL, "ffffff*", 0, GIVEN, REFUSE, attention, ATTENTION, RUN(attention_grad), NONE, ) \
@@ -2716,12 +2716,17 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     OP(AUX_LOSS_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, ELEMENTS, SOME(aux_loss_grad), NONE, ) \
     OP(MOE_ROUTE, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, SPECIAL, RUN(moe_route), NONE, ) \
     OP(MOE_BINS, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, HOST, RUN(moe_bins), NONE, ) \
-    OP(MOE_ROWS, MOVE, "f*f", 0, GIVEN, REFUSE, NONE, ROWS, SOME(moe_rows), moe_rows, ) \
-    OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, REFUSE, NONE, HOST, RUN(moe_exchange), moe_exchange, ) \
-    OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, experts, HOST, RUN(moe_linear), moe_linear, ) \
+    OP(MOE_ROWS, MOVE, "f*f", 0, GIVEN, REFUSE, NONE, ROWS, SOME(moe_rows), NONE, \
+       RULE(MOE_ROWS, 0, MOE_SUM, DB, FLOW)) \
+    OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, EACH, NONE, HOST, RUN(moe_exchange), NONE, \
+       RULE(MOE_EXCHANGE, 0, MOE_EXCHANGE, DBC, BACK)) \
+    OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, experts, HOST, RUN(moe_linear), NONE, \
+       RULE(MOE_LINEAR, 0, MOE_LINEAR, DBC, BACK) RULE(MOE_LINEAR, 2, MOE_DW, ABD, CHAIN) \
+       RULE(MOE_LINEAR, 3, MOE_DB, DB, CHAIN)) \
     OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, experts, HOST, RUN(moe_dw), NONE, ) \
     OP(MOE_DB, GEMM, "f*f", 0, GIVEN, REFUSE, NONE, HOST, RUN(moe_dw), NONE, ) \
-    OP(MOE_SUM, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, ROWS, SOME(moe_sum), moe_sum, ) \
+    OP(MOE_SUM, SPECIAL, "f*f", 0, GIVEN, EACH, NONE, ROWS, SOME(moe_sum), NONE, \
+       RULE(MOE_SUM, 0, MOE_ROWS, DBC, FLOW) RULE(MOE_SUM, 2, MOE_DOT, DBA, FLOW)) \
     OP(MOE_DOT, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, ROWS, SOME(moe_dot), NONE, ) \
     OP(ACCUMULATE, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, ELEMENTS, SOME(accumulate), NONE, )
 
@@ -4989,7 +4994,7 @@ typedef struct dt__node {
     float f;
     const float *table; /* the op's constants, owned by the graph; NULL for most */
     int32_t grad;       /* after dt_backward: id of the gradient, or 0 */
-    int32_t cut;       /* 1: the last axis holds only this rank's tensor shards, one after another */
+    int32_t cut;       /* 1: the shape is a tensor shard's, and memory has those of this rank one after another */
     int32_t group, tile; /* the last op of those that run together, a run of ids (H9), or 0; tile: the value stays in
                           * the group's tile unless an op outside the group reads it */
     float *data;  /* eager: the value, owned */
@@ -5033,7 +5038,7 @@ struct dt_graph {
     int64_t table_floats;  /* of all tables */
     int32_t sites;         /* random sites (dropout) so far */
     int64_t tensor_shards; /* Vt */
-    int64_t first_shard, own_shards; /* this rank's run of them; own_shards 0: all, and parameters are stored whole */
+    int64_t first_shard, own_shards; /* this rank's run of them */
     int sequence_parallel; /* between parallel products a rank holds only the row slices of its shards */
     int64_t expert_ranks, expert_rank; /* ranks that share the experts of a mixture, and this rank among them */
     int64_t context_shards, first_leaf, own_leaves; /* Vc, and this rank's run of them; 0: sequences are whole */
@@ -5097,6 +5102,7 @@ typedef struct dt__call {
     int64_t of_rank; /* of experts that ranks share: floats from the sum over one rank's tokens to the next one's */
     const float *in[DT__MAX_IN];
     int fresh;
+    int64_t shard; /* of a node that is cut: which of this rank's tensor shards */
     const struct dt__strided *strided; /* of a map or move */
     int part;                    /* of the op: the input of a move, the passes of a cross-entropy */
 } dt__call;
@@ -5104,12 +5110,12 @@ typedef struct dt__call {
 typedef void (*dt__run_fn)(const dt__call *c);
 typedef void (*dt__some_fn)(const dt__call *c, int64_t begin, int64_t end);
 typedef void (*dt__grad_fn)(dt_graph *g, int32_t id, dt_tensor dy);
-/* Columns of the table of ops. Shards: what a node whose inputs are cut over tensor shards along the last axis is
- * (dt__cut_of). ALIAS: the value is another name of the first input's. */
+/* Columns of the table of ops. Shards: what a node is whose inputs are cut over tensor shards (dt__cut_of). ALIAS: the
+ * value is another name of the first input's. */
 enum { DT__CLASS_LEAF, DT__CLASS_OUTPUT, DT__CLASS_ALIAS, DT__CLASS_MOVE, DT__CLASS_MAP, DT__CLASS_ROW,
        DT__CLASS_COLUMN, DT__CLASS_GEMM, DT__CLASS_SPECIAL };
 enum { DT__SHAPE_GIVEN, DT__SHAPE_SAME, DT__SHAPE_BROADCAST };
-enum { DT__SHARDS_REFUSE, DT__SHARDS_KEEP, DT__SHARDS_WHOLE, DT__SHARDS_PRODUCT, DT__SHARDS_HEADS };
+enum { DT__SHARDS_REFUSE, DT__SHARDS_KEEP, DT__SHARDS_EACH, DT__SHARDS_WHOLE, DT__SHARDS_PRODUCT, DT__SHARDS_HEADS };
 /* What an op iterates over: ELEMENTS or ROWS of the result; VALUES that rows of the input make; COLUMNS, over all rows
  * in order; those of a TABLE whose rows an index picks; LANES, the elements along an axis; SAMPLES (i[0] of them).
  * MOVES are copies by strides, PRODUCTS tiles of a matrix, ATTENTION panels of heads, SPECIAL an order of its own.
@@ -5211,14 +5217,6 @@ static const char *dt__shape_text(const dt_shape *s, char *text)
     return text;
 }
 
-/* The shape of n parts of shape s. */
-static dt_shape dt__in_parts(dt_shape s, int64_t n)
-{
-    memmove(s.n + 1, s.n, sizeof(int64_t) * (DT_MAX_DIMS - 1));
-    s.n[0] = n, s.dims++;
-    return s;
-}
-
 /* The shape that a and b broadcast to; returns 0 when they do not. */
 static int dt__broadcast(const dt_shape *a, const dt_shape *b, dt_shape *out)
 {
@@ -5282,15 +5280,14 @@ static int64_t dt__strided_at(const dt__strided *w, int64_t begin, int64_t end, 
 }
 
 /* ---- tensor shards ---- */
-/* Shards of this rank; are parameters stored in shards; are rows split between the parallel products? */
-static int64_t dt__own(const dt_graph *g) { return g->own_shards ? g->own_shards : g->tensor_shards; }
-static int dt__in_shards(const dt_graph *g) { return g->own_shards && g->tensor_shards > 1; }
-static int dt__splits_rows(const dt_graph *g) { return g->sequence_parallel && dt__own(g) < g->tensor_shards; }
+/* Shards of the node on this rank; are rows split between the parallel products? */
+static int64_t dt__copies(const dt_graph *g, const dt__node *n) { return n->cut ? g->own_shards : 1; }
+static int dt__splits_rows(const dt_graph *g) { return g->sequence_parallel && g->own_shards < g->tensor_shards; }
 static int64_t dt__expert_ranks(const dt_graph *g) { return dt__max(1, g->expert_ranks); }
 /* Context leaves of this rank: its rows are those of the first one's samples, then those of the next one's. */
 static int64_t dt__leaves(const dt_graph *g) { return g->own_leaves ? g->own_leaves : 1; }
 /* This rank's share of n items that all shards divide equally. */
-static int64_t dt__part_of(const dt_graph *g, int64_t n) { return n / g->tensor_shards * dt__own(g); }
+static int64_t dt__part_of(const dt_graph *g, int64_t n) { return n / g->tensor_shards * g->own_shards; }
 
 /* Size of the cut axis in a shard. */
 static int64_t dt__param_width(const dt__param *p) { return (p->shape.n[p->cut] + p->pad) / p->shards; }
@@ -5343,7 +5340,7 @@ static int64_t dt__param_run(const dt__param *p, int64_t i)
 /* Row slices of a leaf by which this rank sums the gradient of p (R7), and those of all its leaves (R2). */
 static int64_t dt__leaf_slices(const dt_graph *g, const dt__param *p)
 {
-    if (!p->rows || !dt__in_shards(g)) return 1;
+    if (!p->rows) return 1;
     return p->rows == 3 || (p->rows == 1 && dt__splits_rows(g)) ? g->own_shards : g->tensor_shards;
 }
 static int64_t dt__row_slices(const dt_graph *g, const dt__param *p) { return dt__leaves(g) * dt__leaf_slices(g, p); }
@@ -5358,6 +5355,31 @@ static const dt__param *dt__cut_param(const dt_graph *g, const dt__node *n)
 {
     const dt__param *p = dt__node_param(g, n);
     return p && p->shards > 1 ? p : NULL;
+}
+
+static int dt__is_alias(int op) { return dt__op_of(op)->class_of == DT__CLASS_ALIAS; }
+/* The node whose memory `id` shares: aliases, and a COMBINE of one part on one rank, share their input's. */
+static int32_t dt__root(const dt_graph *g, int32_t id)
+{
+    for (const dt__node *n = &g->nodes[id]; n->inputs; n = &g->nodes[id]) {
+        if (!dt__is_alias(n->op) && !(n->op == DT__OP_COMBINE && n->i[2] == 1 && !n->i[0])) break;
+        id = n->in[0];
+    }
+    return id;
+}
+/* Floats of a node's memory, and from one of its shards to the next: 0 where all share one value. */
+static int64_t dt__node_floats(const dt_graph *g, int32_t id)
+{
+    const dt__node *n = &g->nodes[dt__root(g, id)];
+    const dt__param *p = dt__node_param(g, n);
+    return p ? dt__param_local(p) : dt__copies(g, n) * dt__floats(n);
+}
+static int64_t dt__node_step(const dt_graph *g, int32_t id)
+{
+    const dt__node *n = &g->nodes[dt__root(g, id)];
+    const dt__param *p = dt__node_param(g, n);
+    if (!n->cut || (p && p->shards == 1)) return 0;
+    return p ? dt__shard_step(p) : dt__floats(n);
 }
 
 /* ---- building ---- */
@@ -5425,7 +5447,7 @@ static dt_graph *dt__graph_new(int eager, uint64_t seed)
     dt_graph *g = DT__NEW(dt_graph, 1, "a graph");
     if (!g) return NULL;
     g->number = DT__ADD(&dt__graphs, 1) + 1;
-    g->eager = eager, g->seed = seed, g->tensor_shards = 1;
+    g->eager = eager, g->seed = seed, g->tensor_shards = g->own_shards = 1;
     if (!dt__grow((void **)&g->nodes, 0, &g->capacity, sizeof *g->nodes)) return dt__free(g), (dt_graph *)NULL;
     g->nodes[0].shape = dt_shape1(1), g->nodes[0].slot = -1; /* builders read a node before they push one */
     g->count = 1;
@@ -5475,30 +5497,26 @@ static int dt__takes(int op, int input)
     return kind == '*' ? (int)DT__ANY : kind == 'i' ? (int)DT_I32 : (int)DT_F32;
 }
 
-/* Is the value of a new node cut over tensor shards along its last axis? -1: the op would mix shards, or sum over them,
- * without a COMBINE (R6). Map ops keep the cut; a product with a cut weight begins or ends it. */
+/* Is a new node cut over tensor shards? -1: the op would mix shards, or sum over them, without a COMBINE (R6). Map ops
+ * keep the cut; a product with a cut weight begins it, or makes the shards of a sum. What a gradient reads, and what a
+ * builder says is right for each shard, is cut where an input is. */
 static int dt__cut_of(const dt_graph *g, const dt__node *n)
 {
     const dt__node *a = &g->nodes[n->in[0]], *b = &g->nodes[n->in[1]];
-    int any = 0, same = 1;
+    int any = n->cut, same = 1, kind = dt__op_of(n->op)->shards;
     for (int i = 0; i < n->inputs; i++) {
         const dt__node *in = &g->nodes[n->in[i]];
         any |= in->cut;
         same &= in->cut || !in->shape.dims || in->shape.n[in->shape.dims - 1] == 1;
     }
-    switch (dt__op_of(n->op)->shards) {
-    case DT__SHARDS_PRODUCT: {
-        const dt__param *p = dt__cut_param(g, n->op == DT__OP_MATMUL ? b : &g->nodes[n->in[2]]);
-        int last = p && p->cut == p->shape.dims - 1, transposed = n->op == DT__OP_MATMUL && n->i[1];
-        if (!p) return any ? -1 : 0;
-        if (last != transposed) return a->cut ? -1 : 1;
-        return a->cut ? 0 : -1;
-    }
-    case DT__SHARDS_WHOLE: return 0;
-    case DT__SHARDS_HEADS: return a->cut && (!n->i[3] || (b->cut && g->nodes[n->in[2]].cut)) ? 1 : any ? -1 : 0;
-    case DT__SHARDS_KEEP: return !any ? 0 : same ? 1 : -1;
-    default: return any ? -1 : 0;
-    }
+    if (kind == DT__SHARDS_WHOLE) return n->op == DT__OP_COMBINE && any && n->shape.dims < a->shape.dims ? -1 : 0;
+    if (n->cut || g->forward_count || !any || kind == DT__SHARDS_EACH) return any;
+    if (kind == DT__SHARDS_KEEP) return same ? 1 : -1;
+    if (kind == DT__SHARDS_HEADS) return a->cut && (!n->i[3] || (b->cut && g->nodes[n->in[2]].cut)) ? 1 : -1;
+    const dt__param *p = kind == DT__SHARDS_PRODUCT ? dt__cut_param(g, n->op == DT__OP_MATMUL ? b : &g->nodes[n->in[2]])
+                                                    : NULL;
+    if (!p) return -1;
+    return a->cut == ((p->cut == p->shape.dims - 1) == (n->op == DT__OP_MATMUL && n->i[1])) ? 1 : -1;
 }
 
 /* Adds the node (and its second output of shape *aux), and computes it when the graph is eager. */
@@ -5524,7 +5542,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
         if (!g->eager && in->op == DT__OP_PARAM && !g->forward_count && (n->use[i] = dt__new_slot(g, in->param)) < 0)
             return dt__poison(g, DT_E_MEMORY, "no memory for the graph");
     }
-    if (dt__in_shards(g) && !g->forward_count && n->inputs) {
+    if (g->tensor_shards > 1 && n->inputs) {
         n->cut = dt__cut_of(g, n);
         if (n->cut < 0)
             return dt__poison(g, DT_E_SHAPE,
@@ -5535,6 +5553,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
     dt_tensor t = dt__append(g, n);
     if (aux && t.id) {
         dt__node second = dt__node_one(DT__OP_AUX, *aux, t);
+        second.cut = n->cut;
         dt__append(g, &second);
     }
     if (g->eager && !g->result && dt__hold(g, id) && !g->recorded) dt__compute(g, id);
@@ -5677,42 +5696,40 @@ static dt_tensor dt__param_known(dt_graph *g, const char *full, int shared, dt_s
 }
 
 /* A parameter "<name><part>" whose axis `cut` (-1: none) has `groups` pieces, each cut over tensor shards, and whose
- * axis 0 counts `experts` (0: none). The node has the shape of this rank's part, without padding. */
+ * axis 0 counts `experts` (0: none). The node has the shape of a shard. */
 static dt_tensor dt__param_declare(dt_graph *g, const char *name, const char *part, dt_shape shape, dt_init init,
                                       float std, int cut, int64_t groups, int64_t pad, int64_t experts)
 {
     dt__param *p;
-    dt_shape local = shape;
+    dt__node n = dt__node_one(DT__OP_PARAM, shape, dt__none());
     char full[sizeof p->name + 1]; /* has room to be too long */
     const char *wrong;
     if (g->result) return dt__none();
+    n.needs_grad = 1, n.param = g->param_count, n.cut = cut >= 0 && g->tensor_shards > 1;
     if (name[0] == '/') DT__PRINT(full, "%s%s", name + 1, part);
     else DT__PRINT(full, "%s%s%s%s", g->prefix, g->prefix[0] ? "." : "", name, part);
     if ((wrong = dt__name_wrong(full, 1, sizeof p->name - 1)) != NULL)
         return dt__poison(g, DT_E_USAGE, DT__NAME_WRONG, full, "parameter", wrong, 1, (int)sizeof p->name - 1);
-    if (cut >= 0 && dt__in_shards(g)) {
-        int64_t width = (shape.n[cut] + pad) / g->tensor_shards, first = g->first_shard * width;
-        if (!pad && !dt__shards_divide(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__none();
-        local.n[cut] = dt__min(shape.n[cut], first + g->own_shards * width) - first;
-    }
-    if (experts) local.n[0] /= dt__expert_ranks(g);
+    if (n.cut && !pad && !dt__shards_divide(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__none();
+    if (n.cut) n.shape.n[cut] = (shape.n[cut] + pad) / g->tensor_shards;
+    if (experts) n.shape.n[0] /= dt__expert_ranks(g);
     dt_tensor t = dt__param_known(g, full, name[0] == '/', shape);
     if (t.id || g->result) return t;
     if (!dt__grow((void **)&g->params, g->param_count, &g->param_capacity, sizeof *p))
         return dt__poison(g, DT_E_MEMORY, "no memory for parameter %s", full);
-    t = dt__leaf(g, DT__OP_PARAM, local, DT_F32);
-    if (!t.id) return t;
-    dt__at(g, t)->cut = cut == shape.dims - 1 && dt__in_shards(g);
     p = &g->params[g->param_count];
+    memset(p, 0, sizeof *p);
     memcpy(p->name, full, sizeof p->name);
     p->shape = shape, p->init = init, p->std = std;
-    p->cut = cut, p->rows = 0, p->groups = groups, p->pad = pad;
-    p->shards = cut >= 0 && dt__in_shards(g) ? g->tensor_shards : 1;
-    p->first_shard = p->shards > 1 ? g->first_shard : 0, p->own_shards = p->shards > 1 ? g->own_shards : 1;
-    p->experts = g->own_shards ? experts : 0;
+    p->cut = cut, p->groups = groups, p->pad = pad;
+    p->shards = n.cut ? g->tensor_shards : 1;
+    p->first_shard = n.cut ? g->first_shard : 0, p->own_shards = n.cut ? g->own_shards : 1;
+    p->experts = g->eager ? 0 : experts;
     p->own_experts = p->experts / dt__expert_ranks(g);
     p->first_expert = p->own_experts * g->expert_rank;
-    dt__at(g, t)->param = g->param_count++;
+    t = dt__push(g, &n, NULL);
+    if (!t.id) return t;
+    g->param_count++;
     if (g->eager) dt__init_param(p, g->seed, NULL, dt__at(g, t)->data);
     return t;
 }
@@ -5741,10 +5758,10 @@ static dt_tensor dt__table_param(dt_graph *g, const char *name, int64_t vocabula
 /* Declares that parameter t acts on `rows` rows of this rank (R7); kind as in dt__param.rows. */
 static dt_tensor dt__param_rows(dt_graph *g, dt_tensor t, int64_t rows, int kind)
 {
-    if (!t.id || !dt__in_shards(g)) return t;
+    if (!t.id || g->tensor_shards == 1 || g->eager) return t;
     dt__param *p = &g->params[dt__at(g, t)->param];
     p->rows = kind;
-    int64_t slices = dt__row_slices(g, p);
+    int64_t slices = kind == 3 ? 1 : dt__row_slices(g, p);
     if (rows % slices && !g->context) /* decode graphs have no gradient */
         return dt__poison(g, DT_E_USAGE, "%s acts on %lld rows of a unit of work, which do not divide into %lld "
                           "slices, one for each tensor shard: change the micro-batch, --sequence or --tensor-shards",
@@ -5777,7 +5794,22 @@ static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__some_
     else dt__parallel(c->env->pool, dt__ceil_div(total, job.piece), dt__split_task, &job);
 }
 
-/* The host runs an op. */
+/* The call for shard v of those that this rank has. */
+static dt__call dt__call_shard(const dt__call *c, int64_t v)
+{
+    dt__call own = *c;
+    if (!v) return own;
+    int64_t step = v * dt__node_step(c->g, (int32_t)(c->n - c->g->nodes));
+    own.shard = v;
+    if (c->out) own.out += step;
+    if (c->slices) own.slices += step;
+    if (c->aux) own.aux += v * dt__node_step(c->g, c->n->aux);
+    for (int i = 0; i < c->n->inputs; i++)
+        if (c->in[i]) own.in[i] += v * dt__node_step(c->g, c->n->in[i]);
+    return own;
+}
+
+/* The host runs an op: of a node that is cut, shard by shard. */
 static void dt__host_run(const dt__call *c)
 {
     static const int64_t grain[] = {0, 4096, 16, 16, 64, 64, 64, 1}; /* the fewest items of a task, by domain */
@@ -5787,8 +5819,11 @@ static void dt__host_run(const dt__call *c)
     if (op->domain == DT__OVER_TABLE) items = dt__cols(c->n);
     if (op->domain == DT__OVER_LANES) items /= c->n->shape.n[c->n->i[0]];
     if (op->domain == DT__OVER_SAMPLES) items = c->n->i[0];
-    if (op->some) dt__split(c, items, grain[op->domain], op->some);
-    else op->run(c);
+    for (int64_t v = 0; v < dt__copies(c->g, c->n); v++) {
+        const dt__call own = dt__call_shard(c, v);
+        if (op->some) dt__split(&own, items, grain[op->domain], op->some);
+        else op->run(&own);
+    }
 }
 
 static const dt__node *dt__in(const dt__call *c, int i) { return &c->g->nodes[c->n->in[i]]; }
@@ -5815,20 +5850,16 @@ static float *dt__slice(const dt__call *c, int64_t slice)
     return c->slices + (slice - 1) * dt__round_up(dt__param_local(p), DT__BLOCK);
 }
 
-/* Tensor shards of an attention node, each a job of its own: a fused input has [q | k | v] of shard after shard. */
-static int64_t dt__fused_shards(const dt__node *n) { return n->i[3] ? 1 : dt__max(1, n->i[5]); }
-/* Sizes of a job of an attention node or its gradient. It has one fused input [q | k | v] or separate ones, of which k
- * and v may have fewer heads. i: heads, causal, dropout site, KV heads (0: fused), bits of the scale, tensor shards
- * (0: the heads are not cut). */
+/* Sizes of an attention node or its gradient. It has one fused input [q | k | v] or separate ones, of which k and v may
+ * have fewer heads. i: heads, causal, dropout site, KV heads (0: fused), bits of the scale. */
 static dt__attention dt__attention_sizes(const dt_graph *g, const dt__node *n)
 {
     const dt__node *q = &g->nodes[n->in[0]], *k = n->i[3] ? &g->nodes[n->in[1]] : q;
     dt__attention a = DT__ZERO;
     a.b = q->shape.n[0], a.t = q->shape.n[1], a.s = a.room = k->shape.n[1];
-    a.h = n->i[0] / dt__fused_shards(n), a.hk = n->i[3] ? n->i[3] : a.h;
+    a.h = n->i[0], a.hk = n->i[3] ? n->i[3] : a.h;
     a.ld = dt__cols(q), a.ldk = dt__cols(k);
     a.d = n->i[3] ? a.ldk / a.hk : a.ldk / n->i[0] / 3;
-    a.first_head = n->i[5] ? g->first_shard * (n->i[0] / n->i[5]) : 0;
     a.causal = (int)n->i[1];
     a.scale = dt__float_of_bits((uint32_t)n->i[4]);
     a.round = g->precision;
@@ -5844,8 +5875,6 @@ static int64_t dt__node_scratch(const dt__kernels *k, const dt_graph *g, int32_t
     dt__attention a = dt__attention_sizes(g, n);
     return k->attention_scratch(a.s, a.d);
 }
-
-static int dt__is_alias(int op) { return dt__op_of(op)->class_of == DT__CLASS_ALIAS; }
 
 /* In a graph of a program's own, every index of an op that looks it up is in range. */
 static int dt__indices_ok(dt_graph *g, const dt__node *n)
@@ -5872,7 +5901,7 @@ static void dt__let_go(dt_graph *g, int32_t id)
 static int dt__hold(dt_graph *g, int32_t id)
 {
     for (int i = 0, at = (int)id; i < 2 && at; i++, at = (int)g->nodes[id].aux) {
-        int64_t bytes = 4 * dt__floats(&g->nodes[at]);
+        int64_t bytes = 4 * dt__node_floats(g, at);
         float *data = g->nodes[at].data = (float *)dt__alloc(bytes, "a tensor");
         if (data && dt__mem_attach(g->kernels, DT__DEVICE, data, bytes)) continue;
         dt__free(data), g->nodes[at].data = NULL;
@@ -5890,12 +5919,12 @@ static void dt__call_run(dt__call *c)
         dt__host_run(c);
         return;
     }
-    for (int i = 0; i < n->inputs; i++) c->in[i] = dt__upload(k, c->in[i], dt__floats(dt__in(c, i)));
+    for (int i = 0; i < n->inputs; i++) c->in[i] = dt__upload(k, c->in[i], dt__node_floats(c->g, n->in[i]));
     c->out = dt__upload(k, c->out, 0);
     if (n->aux) c->aux = dt__upload(k, c->aux, 0);
     k->device->run(c);
-    dt__download(k, c->out, dt__floats(n));
-    if (n->aux) dt__download(k, c->aux, dt__floats(&c->g->nodes[n->aux]));
+    dt__download(k, c->out, dt__node_floats(c->g, (int32_t)(n - c->g->nodes)));
+    if (n->aux) dt__download(k, c->aux, dt__node_floats(c->g, n->aux));
 }
 
 /* Computes node `id` from the present values of its inputs. Aliases copy. */
@@ -5911,7 +5940,7 @@ static void dt__compute(dt_graph *g, int32_t id)
     c.aux = n->aux ? g->nodes[n->aux].data : NULL;
     c.fresh = 1;
     for (int i = 0; i < n->inputs; i++) c.in[i] = g->nodes[n->in[i]].data;
-    if (dt__is_alias(n->op)) memcpy(c.out, c.in[0], 4 * (size_t)dt__floats(n));
+    if (dt__is_alias(n->op)) memcpy(c.out, c.in[0], 4 * (size_t)dt__node_floats(g, id));
     if (dt__op_of(n->op)->domain == DT__OVER_NOTHING) return;
     if (dt__pool_reserve(g->pool, dt__node_scratch(g->kernels, g, id))) {
         dt__poison(g, DT_E_MEMORY, "no memory for scratch");
@@ -6247,9 +6276,10 @@ DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x)
     if (s.dims < 1 || !dt__is_pow2(s.n[0]))
         return dt__poison(g, DT_E_SHAPE, "combine: axis 0 holds %lld parts; 1, 2, 4, .. are possible",
                           (long long)(s.dims ? s.n[0] : 0));
-    memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(s.dims - 1));
-    s.dims--;
-    return dt__push_one(g, DT__OP_COMBINE, s, x);
+    dt__node n = dt__node_one(DT__OP_COMBINE, s, x);
+    memmove(n.shape.n, s.n + 1, sizeof(int64_t) * (size_t)(--n.shape.dims));
+    n.i[2] = s.n[0];
+    return dt__push(g, &n, NULL);
 }
 
 /* (1,rows,C): this rank's slices of the B*T rows of (B,T,C) where rows are split. */
@@ -6270,19 +6300,16 @@ static void dt__combine_rows(const dt__call *c, int kind, float *to, int64_t to_
                            count / leaves);
 }
 
-/* Sums axis 0 of x (own shards, ..) over the tensor shards of all ranks. `scatter`: where rows are split, a rank keeps
- * only its own rows of the sums. i: over ranks, scatter. A second output holds this rank's sums before the scatter. */
+/* Sums the tensor shards of x over all ranks. `scatter`: where rows are split, a rank keeps only its own rows of the
+ * sums. i: over ranks, scatter, parts on this rank. A second output holds this rank's sums before the scatter. */
 static dt_tensor dt__combine_shards(dt_graph *g, dt_tensor x, int scatter)
 {
-    dt_shape s = dt__at(g, x)->shape;
-    scatter = scatter && dt__splits_rows(g);
-    memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(--s.dims));
-    const dt_shape all = s;
-    if (scatter && !dt__rows_divide(g, &s)) return dt__none();
-    if (scatter) s = dt__rows_shape(g, &s);
-    dt__node n = dt__node_one(DT__OP_COMBINE, s, x);
-    n.i[0] = dt__own(g) < g->tensor_shards, n.i[1] = scatter;
-    return dt__push(g, &n, scatter && dt__own(g) > 1 ? &all : NULL);
+    const dt_shape all = dt__at(g, x)->shape;
+    dt__node n = dt__node_one(DT__OP_COMBINE, all, x);
+    n.i[0] = g->own_shards < g->tensor_shards, n.i[1] = scatter && dt__splits_rows(g), n.i[2] = g->own_shards;
+    if (n.i[1] && !dt__rows_divide(g, &all)) return dt__none();
+    if (n.i[1]) n.shape = dt__rows_shape(g, &all);
+    return dt__push(g, &n, n.i[1] && g->own_shards > 1 ? &all : NULL);
 }
 
 /* Gathers all rows (B,T,C), as a matrix (B*T,C), of the unit from every rank's (1,rows,C); x where rows are not split.
@@ -6308,24 +6335,23 @@ static dt_tensor dt__own_rows(dt_graph *g, dt_tensor x)
 static void dt__run_own_rows(const dt__call *c)
 {
     int64_t leaves = dt__leaves(c->g), own = dt__count(c->n) / leaves, all = dt__count(dt__in(c, 0)) / leaves;
-    const float *from = c->in[0] + c->g->first_shard * (own / dt__own(c->g));
+    const float *from = c->in[0] + c->g->first_shard * (own / c->g->own_shards);
     for (int64_t l = 0; l < leaves; l++) memcpy(c->out + l * own, from + l * all, 4 * (size_t)own);
 }
 
-/* TREE over axis 0. */
+/* TREE over the parts, which are tensor shards or axis 0. */
+static int64_t dt__combine_count(const dt__call *c) { return dt__node_floats(c->g, c->n->in[0]) / c->n->i[2]; }
 static void dt__combine_part(const dt__call *c, int64_t begin, int64_t end)
 {
-    const dt__node *in = dt__in(c, 0);
     float *out = c->n->aux ? c->aux : c->out;
     for (; begin < end; begin += 1024)
-        dt__tree_sum(c->env->k, out + begin, c->in[0] + begin, in->shape.n[0], dt__count(in) / in->shape.n[0],
+        dt__tree_sum(c->env->k, out + begin, c->in[0] + begin, c->n->i[2], dt__combine_count(c),
                      dt__min(1024, end - begin));
 }
 static void dt__run_combine(const dt__call *c)
 {
-    const dt__node *in = dt__in(c, 0);
     const dt__peers *peers = &c->env->peers;
-    int64_t parts = in->shape.n[0], count = dt__count(in) / parts;
+    int64_t parts = c->n->i[2], count = dt__combine_count(c);
     const float *sums = parts == 1 ? c->in[0] : c->n->aux ? c->aux : c->out;
     if (parts > 1 || !c->n->i[0]) dt__split(c, count, 4096, dt__combine_part);
     if (c->n->i[1]) dt__combine_rows(c, DT__TP_SCATTER, c->out, dt__count(c->n), sums, count);
@@ -6437,15 +6463,8 @@ static dt__strided dt__map_walk(const dt_graph *g, const dt__node *n)
 }
 static void dt__run_map(const dt__call *c)
 {
-    const dt__param *p = c->n->inputs == 2 ? dt__cut_param(c->g, dt__in(c, 1)) : NULL;
     dt__call whole = *c;
     dt__strided w = dt__map_walk(c->g, c->n);
-    if (p) { /* a vector that is stored in shards: columns of input 0 */
-        w.shape = dt_shape3(dt__rows(c->n), p->own_shards, dt__param_width(p));
-        dt__strides(&w.shape, &w.shape, w.stride[0]);
-        w.stride[1][0] = 0, w.stride[1][1] = dt__shard_step(p), w.stride[1][2] = 1;
-        dt__strided_begin(&w);
-    }
     whole.strided = &w;
     dt__split(&whole, dt__count(c->n), 4096, dt__map_part);
 }
@@ -6487,27 +6506,19 @@ static void dt__run_row_sum(const dt__call *c)
     else dt__split(c, dt__count(c->n), 16, dt__some_row_op);
 }
 
-/* Column ops: a second input of rows and row statistics are optional. The result, a gradient, may be stored in shards
- * of columns or summed by row slices; a slice of a shard's heads has some of every row's. */
+/* Column ops: a second input of rows and row statistics are optional. The result, a gradient, may be summed by row
+ * slices, of which the heads of a shard are one for each leaf. */
 static void dt__some_column_op(const dt__call *c, int64_t begin, int64_t end)
 {
-    const dt__param *p = dt__cut_param(c->g, c->n), *whole = dt__node_param(c->g, c->n);
-    int64_t cols = dt__count(c->n), slices = dt__slices(c), rows = dt__count(dt__in(c, 0)) / cols / slices;
-    int64_t own = c->slices && whole && whole->rows == 3 ? dt__own(c->g) : 1, heads = rows;
-    if (own > 1) heads = rows * slices / own / (c->g->samples * c->g->positions);
-    int64_t width = p ? dt__param_width(p) : cols, step = p ? dt__shard_step(p) : 0;
-    for (int64_t n; begin < end; begin += n) {
-        n = dt__min(end, (begin / width + 1) * width) - begin;
-        for (int64_t v = 0; v < slices; v++) {
-            float *out = dt__slice(c, v) + begin / width * step + begin % width;
-            if (c->fresh) memset(out, 0, 4 * (size_t)n);
-            for (int64_t i = 0; i < rows; i += heads) {
-                int64_t row = own > 1 ? (v / own * rows + i) * own + v % own * heads : v * rows;
-                int64_t at = row * cols + begin;
-                c->env->k->column(c->n->op, out, c->in[0] + at, c->in[1] ? c->in[1] + at : NULL,
-                                  c->in[2] ? c->in[2] + 2 * row : NULL, heads, n, cols);
-            }
-        }
+    int heads = c->slices && dt__node_param(c->g, c->n)->rows == 3;
+    int64_t shards = heads ? c->g->own_shards : 1, slices = dt__slices(c) / shards;
+    int64_t cols = dt__count(c->n), rows = dt__count(dt__in(c, 0)) / cols / slices;
+    for (int64_t v = 0; v < slices; v++) {
+        float *out = dt__slice(c, v * shards + (heads ? c->shard : 0)) + begin;
+        int64_t row = v * rows, at = row * cols + begin;
+        if (c->fresh) memset(out, 0, 4 * (size_t)(end - begin));
+        c->env->k->column(c->n->op, out, c->in[0] + at, c->in[1] ? c->in[1] + at : NULL,
+                          c->in[2] ? c->in[2] + 2 * row : NULL, rows, end - begin, cols);
     }
 }
 
@@ -6614,17 +6625,15 @@ static int dt__matmul_shape(const dt_shape *a, const dt_shape *b, int ta, int tb
     return 1;
 }
 
-/* i: transpose_a, transpose_b, parts of K (0: an ordinary product), parts of the input gradient (0: likewise), index
- * among the products that share a (dt__columns), and the number of these (0: not shared). */
-static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int tb, int64_t parts, int64_t grad_parts)
+/* i: transpose_a, transpose_b, index among the products that share a (dt__columns), their number (0: not shared). */
+static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int tb)
 {
     dt_shape sa = dt__at(g, a)->shape, sb = dt__at(g, b)->shape;
     dt__node n = dt__node_make(DT__OP_MATMUL, sa, a, b, dt__none());
     if (!dt__matmul_shape(&sa, &sb, ta, tb, &n.shape))
         return dt__poison(g, DT_E_SHAPE, "matmul: %s%s and %s%s do not fit: inner sizes must be equal, leading axes "
                           "equal, 1 or absent", dt__show(g, &sa), ta ? "^T" : "", dt__show(g, &sb), tb ? "^T" : "");
-    if (parts) n.shape = dt__in_parts(n.shape, parts);
-    n.i[0] = ta, n.i[1] = tb, n.i[2] = parts, n.i[3] = grad_parts;
+    n.i[0] = ta, n.i[1] = tb;
     return dt__push(g, &n, NULL);
 }
 
@@ -6636,7 +6645,7 @@ DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_
     a = dt__narrow(g, a), b = dt__narrow(g, b);
     if (row) a = dt_reshape(g, a, dt_shape2(1, dt_dim(g, a, 0)));
     if (column) b = dt_reshape(g, b, dt_shape2(dt_dim(g, b, 0), 1));
-    dt_tensor y = dt__narrow(g, dt__matmul(g, a, b, !row && transpose_a, !column && transpose_b, 0, 0));
+    dt_tensor y = dt__narrow(g, dt__matmul(g, a, b, !row && transpose_a, !column && transpose_b));
     dt_shape s = dt__at(g, y)->shape;
     if (!y.id || (!row && !column)) return y;
     if (row && !column) s.n[s.dims - 2] = s.n[s.dims - 1];
@@ -6644,42 +6653,19 @@ DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_
     return dt_reshape(g, y, s);
 }
 
-/* A product in row slices of k (a weight's gradient: R2, R7), perhaps with one operand stored in shards: b, a weight,
- * or c, the gradient of a weight. The shards cut m, n or k; where they cut k, each makes a partial product, and so do
- * i[2] parts of k without shards. */
-static void dt__run_pieces(const dt__call *c, const dt__gemm *all, const dt__param *b, const dt__param *of_c)
-{
-    const dt__param *p = b ? b : of_c;
-    int along_n = p && (b ? p->cut != (int)c->n->i[1] : p->cut), along_m = of_c && !along_n;
-    int64_t slices = dt__slices(c), k = all->k / slices, total = along_m ? all->m : along_n ? all->n : k;
-    int64_t width = p ? dt__param_width(p) : total / dt__max(1, c->n->i[2]), step = p ? dt__shard_step(p) : 0;
-    for (int64_t s = 0; s < slices; s++)
-        for (int64_t v = 0; v * width < total; v++) {
-            dt__gemm job = *all;
-            int64_t at = v * width;
-            job.k = k;
-            *(along_m ? &job.m : along_n ? &job.n : &job.k) = dt__min(width, total - at);
-            job.a += s * k * job.acs + at * (along_m ? job.ars : along_n ? 0 : job.acs);
-            if (b && b->cut) *(c->n->i[1] ? &job.bcs : &job.brs) = width;
-            job.b += b ? v * step : s * k * job.brs + at * (along_m ? 0 : along_n ? job.bcs : job.brs);
-            job.c = dt__slice(c, s) + (of_c ? v * step : along_n ? at : v * job.m * job.n);
-            if (of_c && of_c->cut) job.ldc = width;
-            c->env->k->gemm(c->env->pool, &job);
-        }
-}
-
-/* The product of inputs `first` and first + 1. A matrix serves the batch as one tall product; else one per entry. */
+/* The product of inputs `first` and first + 1. A matrix serves the batch as one tall product; else one per entry. A
+ * weight's gradient may be a sum in row slices of k (R2, R7); columns that pad a vocabulary are no terms of a sum. */
 static void dt__run_product(const dt__call *c, int first)
 {
     dt_shape sa = dt__in(c, first)->shape, sb = dt__in(c, first + 1)->shape, lead = c->n->shape;
     int ta = (int)c->n->i[0], tb = (int)c->n->i[1], tall = sb.dims == 2 && (!ta || sa.dims == 2);
-    int64_t parts = dt__max(1, c->n->i[2]), batch = tall ? 1 : dt__span(&lead, 0, lead.dims - 2);
+    int64_t slices = dt__slices(c), batch = tall ? 1 : dt__span(&lead, 0, lead.dims - 2);
     int64_t stride_a[DT_MAX_DIMS], stride_b[DT_MAX_DIMS];
-    const dt__param *b = dt__cut_param(c->g, dt__in(c, first + 1)), *of_c = dt__cut_param(c->g, c->n);
+    const dt__param *table = dt__cut_param(c->g, dt__in(c, first + 1));
     dt__gemm job = DT__ZERO;
     job.n = dt__cols(c->n);
     job.k = sa.n[sa.dims - 1 - ta];
-    job.m = dt__count(c->n) / parts / batch / job.n;
+    job.m = dt__count(c->n) / batch / job.n;
     job.ars = ta ? 1 : job.k, job.acs = ta ? job.m : 1;
     job.brs = tb ? 1 : job.n, job.bcs = tb ? job.k : 1;
     job.ldc = job.n, job.accumulate = !c->fresh || first > 0;
@@ -6687,18 +6673,18 @@ static void dt__run_product(const dt__call *c, int first)
     if (dt__in(c, first + 1)->op == DT__OP_PARAM) job.round = c->g->precision;
     if (dt__in_format(c->g, c->n->in[first]) && (job.round || dt__in_format(c->g, c->n->in[first + 1])))
         job.dot = c->env->dot;
-    job.a = c->in[first], job.b = c->in[first + 1];
-    if (b || of_c || c->slices || batch == 1) {
-        dt__run_pieces(c, &job, b, of_c);
-        return;
-    }
     sa.dims -= 2, sb.dims -= 2, lead.dims -= 2;
     dt__strides(&sa, &lead, stride_a), dt__strides(&sb, &lead, stride_b);
-    for (int64_t i = 0; i < batch; i++) {
+    int64_t of_a = job.m * job.k, of_b = job.k * job.n;
+    if (table && table->pad && !tb)
+        job.k = dt__min(job.k, table->shape.n[0] - (c->g->first_shard + c->shard) * job.k);
+    job.k /= slices;
+    for (int64_t i = 0; i < batch * slices; i++) {
         dt__gemm entry = job;
-        entry.a += dt__offset(&lead, lead.dims, stride_a, i) * job.m * job.k;
-        entry.b += dt__offset(&lead, lead.dims, stride_b, i) * job.k * job.n;
-        entry.c = c->out + i * job.m * job.n;
+        int64_t at = i / slices, slice = i % slices;
+        entry.a = c->in[first] + dt__offset(&lead, lead.dims, stride_a, at) * of_a + slice * job.k * job.acs;
+        entry.b = c->in[first + 1] + dt__offset(&lead, lead.dims, stride_b, at) * of_b + slice * job.k * job.brs;
+        entry.c = dt__slice(c, slice) + at * job.m * job.n;
         c->env->k->gemm(c->env->pool, &entry);
     }
 }
@@ -6712,7 +6698,7 @@ static void dt__run_matmul(const dt__call *c)
 static dt_tensor dt__linear_weight(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std, unsigned how)
 {
     int64_t k = dt_dim(g, x, -1);
-    if (how & DT_ROWS && dt__in_shards(g)) k = k / g->own_shards * g->tensor_shards; /* x has this rank's part of K */
+    if (how & DT_ROWS) k *= g->tensor_shards; /* x is cut */
     return dt__param_cut(g, name, ".weight", dt_shape2(k, width), DT_INIT_NORMAL, std,
                          how & DT_COLUMNS ? 1 : how & DT_ROWS ? 0 : -1, how & DT_QKV ? 3 : 1);
 }
@@ -6729,8 +6715,7 @@ DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int6
     }
     dt_tensor w = dt__linear_weight(g, x, name, width, std, how), b;
     x = dt__narrow(g, x);
-    if (how & DT_COLUMNS) x = dt__matmul(g, dt__all_rows(g, x, 0), w, 0, 0, 0, dt__own(g));
-    else x = dt__matmul(g, x, w, 0, 0, how & DT_ROWS ? dt__own(g) : 0, 0);
+    x = dt__matmul(g, how & DT_COLUMNS ? dt__all_rows(g, x, 0) : x, w, 0, 0);
     if (how & DT_ROWS) x = dt__combine_shards(g, x, 1);
     if (how & DT_NO_BIAS) return dt__narrow(g, x);
     b = dt__param_cut(g, name, ".bias", dt_shape1(width), DT_INIT_ZEROS, 0.0f, how & DT_COLUMNS ? 0 : -1,
@@ -6753,8 +6738,8 @@ static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, cons
     for (int i = 0; i < count; i++) w[i] = dt__linear_weight(g, x, names[i], widths[i], 0.02f, DT_COLUMNS);
     x = dt__all_rows(g, dt__narrow(g, x), 0);
     for (int i = 0; i < count; i++) { /* nodes in a row: dt__grad_matmul finds the others by their place */
-        out[i] = dt__matmul(g, x, w[i], 0, 0, 0, dt__own(g));
-        if (out[i].id) dt__at(g, out[i])->i[4] = i, dt__at(g, out[i])->i[5] = count;
+        out[i] = dt__matmul(g, x, w[i], 0, 0);
+        if (out[i].id) dt__at(g, out[i])->i[2] = i, dt__at(g, out[i])->i[3] = count;
     }
     for (int i = 0; i < count; i++) {
         if (biases)
@@ -6776,31 +6761,28 @@ DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
         return dt__poison(g, DT_E_SHAPE, "embed: needs a table (V,C) and int32 tokens");
     s.n[s.dims++] = dt_dim(g, table, 1);
     tokens = dt__push_op(g, DT__OP_EMBED, s, table, tokens, dt__none());
-    if (!dt__cut_param(g, dt__at(g, table))) return tokens;
-    return dt__combine_shards(g, dt_reshape(g, tokens, dt__in_parts(s, 1)), 0);
+    return dt__at(g, tokens)->cut ? dt__combine_shards(g, tokens, 0) : tokens;
 }
 
-/* First element of row `token` of a table, which p says is stored in shards; -1: on another rank, -2: on none. */
-static int64_t dt__table_at(const dt__param *p, int64_t vocabulary, int64_t cols, int64_t token)
+/* The row of a table, or of the call's shard of it, that `token` has; -1: another shard has it, -2: none. */
+static int64_t dt__table_row(const dt__call *c, const dt__node *table, int64_t token)
 {
-    if (token < 0 || token >= (p ? p->shape.n[0] : vocabulary)) return -2;
-    if (!p) return token * cols;
-    int64_t width = dt__param_width(p);
-    token -= p->first_shard * width;
-    if (token < 0 || token >= p->own_shards * width) return -1;
-    return token / width * dt__shard_step(p) + token % width * cols;
+    const dt__param *p = dt__cut_param(c->g, table);
+    int64_t rows = table->shape.n[0];
+    if (token < 0 || token >= (p ? p->shape.n[0] : rows)) return -2;
+    if (p) token -= (p->first_shard + c->shard) * rows;
+    return token < 0 || token >= rows ? -1 : token;
 }
-/* A row of another rank is -0 here: x + -0 is x. A token outside the vocabulary gives +0, from the first shard. */
+/* A row of another shard is -0 here: x + -0 is x. A token outside the vocabulary gives +0, from the first shard. */
 static void dt__some_embed(const dt__call *c, int64_t begin, int64_t end)
 {
     const int32_t *tokens = dt__ids(c, 1);
-    const dt__param *p = dt__cut_param(c->g, dt__in(c, 0));
-    int64_t cols = dt__cols(c->n), width = dt__width(c->n), vocabulary = dt__in(c, 0)->shape.n[0];
+    int64_t cols = dt__cols(c->n), width = cols * dt__width(c->n);
     for (int64_t r = begin; r < end; r++) {
-        char *to = (char *)c->out + r * cols * width;
-        int64_t at = dt__table_at(p, vocabulary, cols, tokens[r]);
-        if (at >= 0) memcpy(to, (const char *)c->in[0] + at * width, (size_t)(cols * width));
-        else if (at == -2 && !(p && p->first_shard)) memset(to, 0, (size_t)(cols * width));
+        char *to = (char *)c->out + r * width;
+        int64_t row = dt__table_row(c, dt__in(c, 0), tokens[r]);
+        if (row >= 0) memcpy(to, (const char *)c->in[0] + row * width, (size_t)width);
+        else if (row == -2 && !c->g->first_shard && !c->shard) memset(to, 0, (size_t)width);
         else
             for (int64_t i = 0; i < cols; i++) c->out[r * cols + i] = -0.0f;
     }
@@ -6810,17 +6792,13 @@ static void dt__some_embed(const dt__call *c, int64_t begin, int64_t end)
 static void dt__some_embed_grad(const dt__call *c, int64_t begin, int64_t end)
 {
     const int32_t *tokens = dt__ids(c, 0);
-    const dt__param *p = dt__cut_param(c->g, c->n);
-    int64_t vocabulary = c->n->shape.n[0], cols = dt__cols(c->n), rows = dt__rows(dt__in(c, 1)), n = end - begin;
-    int64_t first = p ? p->first_shard * dt__param_width(p) : 0, slices = dt__slices(c);
-    for (int64_t i = 0; c->fresh && i < vocabulary * slices; i++) {
-        int64_t at = dt__table_at(p, vocabulary, cols, first + i % vocabulary);
-        memset(dt__slice(c, i / vocabulary) + at + begin, 0, 4 * (size_t)n);
-    }
+    int64_t cols = dt__cols(c->n), rows = dt__rows(dt__in(c, 1)), n = end - begin, slices = dt__slices(c);
+    for (int64_t i = 0; c->fresh && i < dt__rows(c->n) * slices; i++)
+        memset(dt__slice(c, i % slices) + i / slices * cols + begin, 0, 4 * (size_t)n);
     for (int64_t r = 0; r < rows; r++) {
-        int64_t at = dt__table_at(p, vocabulary, cols, tokens[r]);
-        float *to = dt__slice(c, r / (rows / slices)) + dt__max(at, 0) + begin;
-        if (at < 0) continue;
+        int64_t row = dt__table_row(c, c->n, tokens[r]);
+        if (row < 0) continue;
+        float *to = dt__slice(c, r / (rows / slices)) + row * cols + begin;
         c->env->k->binary(DT__OP_ADD, to, to, 1, c->in[1] + r * cols + begin, 1, n);
     }
 }
@@ -6943,7 +6921,7 @@ static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name
     if (op == DT__OP_LAYERNORM)
         bias = dt__param_rows(g, dt__param_cut(g, name, ".bias", width, DT_INIT_ZEROS, 0.0f, -1, 1), stats.n[0], 1);
     dt__node n = dt__node_make(op, dt_shape_of(g, x), x, weight, bias);
-    n.f = eps;
+    n.f = eps, n.cut = split == 3 && dt__at(g, x)->cut;
     return dt__push(g, &n, &stats);
 }
 DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name, float eps)
@@ -6956,17 +6934,19 @@ DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name, float ep
     return dt__refuses(g, "x# name eps~", x, name, eps) ? dt__none()
                                                     : dt__row_norm(g, DT__OP_RMSNORM, x, name, eps, 1);
 }
+/* x in another shape: in each shard, where it is cut. */
+static dt_tensor dt__each_reshape(dt_graph *g, dt_tensor x, dt_shape shape)
+{
+    dt__node n = dt__node_one(DT__OP_RESHAPE, shape, x);
+    n.cut = dt__at(g, x)->cut;
+    return dt__push(g, &n, NULL);
+}
 /* The norm of each head, of width d, of x (B,T,H*d), which may be cut. */
 static dt_tensor dt__head_norm(dt_graph *g, dt_tensor x, const char *name, int64_t d, float eps)
 {
     dt_shape s = dt_shape_of(g, x);
-    int32_t id = x.id, cut = dt__at(g, x)->cut;
-    dt__at(g, x)->cut = 0; /* here shards are not mixed */
-    x = dt__row_norm(g, DT__OP_RMSNORM, dt_reshape(g, x, dt_shape2(dt_shape_count(s) / d, d)), name, eps, 3);
-    x = dt__narrow(g, dt_reshape(g, x, s));
-    g->nodes[id].cut = cut;
-    dt__at(g, x)->cut = x.id ? cut : 0;
-    return x;
+    x = dt__each_reshape(g, x, dt_shape2(dt_shape_count(s) / d, d));
+    return dt__narrow(g, dt__each_reshape(g, dt__row_norm(g, DT__OP_RMSNORM, x, name, eps, 3), s));
 }
 
 /* ---- tree sums whose terms come one by one ---- */
@@ -7034,28 +7014,20 @@ static int dt__counts_samples(dt_graph *g, const char *op, const dt_shape *s)
     return 0;
 }
 
-/* This rank's part of `heads` when x is cut, else all; 0 with the graph poisoned when they do not divide. */
+/* A shard's part of `heads` when x is cut, else all; 0 with the graph poisoned when they do not divide. */
 static int64_t dt__heads_of(dt_graph *g, dt_tensor x, const char *what, int64_t heads)
 {
     if (!dt__at(g, x)->cut) return heads;
-    return heads < 1 || dt__shards_divide(g, what, heads) ? dt__part_of(g, heads) : 0;
+    return heads < 1 || dt__shards_divide(g, what, heads) ? heads / g->tensor_shards : 0;
 }
 
-/* Piece `piece` of the `pieces` equal pieces of each shard of x (..,C), the shards concatenated: (..,C/pieces). */
+/* Piece `piece` of the `pieces` equal pieces of x (..,C), or of each shard of it: (..,C/pieces). */
 static dt_tensor dt__shard_piece(dt_graph *g, dt_tensor x, int64_t pieces, int64_t piece)
 {
-    dt_shape s = dt_shape_of(g, x), apart = s;
-    int32_t id = x.id, cut = dt__at(g, x)->cut;
-    int64_t shards = cut ? g->own_shards : 1;
-    s.n[s.dims - 1] /= pieces;
-    apart.n[0] = dt__span(&s, 0, s.dims - 1), apart.n[1] = shards, apart.n[2] = pieces;
-    apart.n[3] = s.n[s.dims - 1] / shards, apart.dims = 4;
-    dt__at(g, x)->cut = 0; /* here shards are not mixed */
-    x = dt_slice(g, dt_reshape(g, x, apart), 2, piece, piece + 1);
-    x = dt_reshape(g, x, s);
-    g->nodes[id].cut = cut;
-    dt__at(g, x)->cut = x.id ? cut : 0;
-    return x;
+    dt__node n = dt__node_one(DT__OP_SLICE, dt_shape_of(g, x), x);
+    n.cut = dt__at(g, x)->cut, n.i[0] = n.shape.dims - 1;
+    n.i[1] = piece * (n.shape.n[n.i[0]] /= pieces);
+    return dt__push(g, &n, NULL);
 }
 
 /* One fused input q has rows [q | k | v]; a mask takes them apart, or a decode graph, which caches keys and values. */
@@ -7097,7 +7069,7 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
     if (mask.id) n.in[n.inputs++] = mask.id;
     if (g->context) n.in[1] = dt__cache(g, k).id, n.in[2] = dt__cache(g, v).id;
     n.i[0] = heads, n.i[1] = o->causal != 0, n.i[2] = o->dropout > 0.0f ? dt__new_site(g) : 0, n.i[3] = kv_heads;
-    n.i[4] = (int64_t)dt__bits_of_float(n.f), n.i[5] = dt__at(g, q)->cut ? g->own_shards : 0;
+    n.i[4] = (int64_t)dt__bits_of_float(n.f);
     n.f = o->dropout, n.shape.n[2] = heads * d;
     stats = dt_shape4(2, sq.n[0], heads, sq.n[1]);
     return dt__narrow(g, dt__push(g, &n, &stats));
@@ -7117,6 +7089,7 @@ static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask
         a.mask_step = dt__in(c, mask)->shape.dims == 3 ? a.t * a.s : 0;
     }
     if (c->g->context) a.s = c->env->position + a.t; /* of the cache's rows */
+    a.first_head = n->cut ? (c->g->first_shard + c->shard) * a.h : 0;
     a.ldo = a.lddo = n->i[0] * a.d;
     a.row_max = stats, a.row_sum = stats + a.b * a.h * a.t;
     a.drop_threshold = c->env->inference ? 0 : dt__drop_threshold(n->f);
@@ -7436,24 +7409,16 @@ static void dt__sliced_run(const dt__call *c, const dt__attention *a)
     else dt__parallel(c->env->pool, a->b, dt__slice_end_task, &end);
 }
 
-/* The jobs of all shards, of which `a` is the first. Statistics stand shard after shard, too. */
-static void dt__attention_run(const dt__call *c, dt__attention a)
+static void dt__attention_run(const dt__call *c, const dt__attention *a)
 {
-    int64_t row = a.h * a.d, stats = 2 * a.b * a.h * a.t;
-    for (int64_t left = dt__fused_shards(c->n); left > 0; left--) {
-        if (c->g->context_shards) dt__sliced_run(c, &a);
-        else c->env->k->attention(c->env->pool, &a);
-        if (left == 1) return;
-        a.q += 3 * row, a.k += 3 * row, a.v += 3 * row, a.o += row;
-        if (a.dout) a.dout += row, a.dq += 3 * row, a.dk += 3 * row, a.dv += 3 * row;
-        a.row_max += stats, a.row_sum += stats, a.first_head += a.h;
-    }
+    if (c->g->context_shards) dt__sliced_run(c, a);
+    else c->env->k->attention(c->env->pool, a);
 }
 static void dt__run_attention(const dt__call *c)
 {
     dt__attention a = dt__attention_job(c, c->aux, 3);
     a.o = c->out;
-    dt__attention_run(c, a);
+    dt__attention_run(c, &a);
 }
 /* in: qkv, stats, o, dout; or q, k, v, stats, o, dout, perhaps the mask: then out is dq, dk, dv in one row. */
 static void dt__run_attention_grad(const dt__call *c)
@@ -7467,7 +7432,7 @@ static void dt__run_attention_grad(const dt__call *c)
     a.dk = a.dq + (fused ? a.h * a.d : a.b * a.t * a.ldo);
     a.dv = a.dk + (fused ? a.h * a.d : a.b * a.s * a.ldk);
     a.lddq = a.ld, a.lddk = a.ldk;
-    dt__attention_run(c, a);
+    dt__attention_run(c, &a);
 }
 
 /* The share of the frequency f of pair c that scaling keeps; the rest is divided by the factor. */
@@ -7599,7 +7564,7 @@ static void dt__some_dropout(const dt__call *c, int64_t begin, int64_t end)
     const dt_graph *g = c->g;
     int64_t run = dt__count(c->n) / c->n->i[0], own = c->n->i[0] / dt__leaves(g); /* rows of a leaf here, and of all */
     int64_t rows = g->samples * g->positions / dt__leaves(g);
-    int64_t skipped = own < rows ? own / dt__own(g) * g->first_shard : 0;
+    int64_t skipped = own < rows ? own / g->own_shards * g->first_shard : 0;
     for (int64_t i = begin; i < end; i++) {
         int64_t sample = i, first = 0;
         float *out = c->out + i * run;
@@ -7640,8 +7605,8 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
         const dt__param *p = NULL;
         for (int32_t id = logits.id; id && !p; id = g->nodes[id].in[0])
             if (g->nodes[id].op == DT__OP_MATMUL) p = dt__cut_param(g, &g->nodes[g->nodes[id].in[1]]);
-        n.i[0] = p ? p->shape.n[p->cut] : 0, n.i[1] = p ? dt__param_width(p) : 0;
-        n.i[2] = g->first_shard * n.i[1], n.i[3] = dt__own(g);
+        n.i[0] = p ? p->shape.n[p->cut] : 0;
+        n.i[2] = g->first_shard * n.i[1], n.i[3] = g->own_shards;
     }
     n.f = smoothing;
     dt_tensor sum = dt__push(g, &n, &stats);
@@ -7655,21 +7620,37 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
  * the target's logit, -0 where another rank has it, and the sum of x - max. */
 static float *dt__entropy_part(const dt__call *c, int part) { return c->aux + (3 + part) * dt__count(dt__in(c, 1)); }
 
+/* Row r of shard v of the logits, and its columns without padding. */
+static const float *dt__entropy_row(const dt__call *c, int64_t v, int64_t r)
+{
+    return c->in[0] + (v * dt__count(dt__in(c, 1)) + r) * c->n->i[1];
+}
+static int64_t dt__entropy_columns(const dt__node *n, int64_t v)
+{
+    return dt__min(n->i[1], n->i[0] - n->i[2] - v * n->i[1]);
+}
+static void dt__entropy_max(const dt__call *c, int64_t r)
+{
+    float *max = dt__entropy_part(c, 0) + r, of;
+    for (int64_t v = 0; v < c->n->i[3]; v++) {
+        of = dt__row_value(c->env->k, DT__OP_ROW_MAX, dt__entropy_row(c, v, r), dt__entropy_columns(c->n, v));
+        if (!v || !(*max > of)) *max = of;
+    }
+}
 /* Sums over the columns of the logits that this rank has, TREE over its tensor shards. */
 static void dt__entropy_sums(const dt__call *c, int64_t r)
 {
-    int64_t cols = dt__cols(dt__in(c, 0)), width = c->n->i[1], shards = c->n->i[3];
-    int64_t at = dt__ids(c, 1)[r] - c->n->i[2];
-    const float *x = c->in[0] + r * cols;
+    int64_t width = c->n->i[1], shards = c->n->i[3], target = dt__ids(c, 1)[r], at = target - c->n->i[2];
+    int here = at >= 0 && at < shards * width && target < c->n->i[0];
     float sum[DT__TENSOR_SHARDS][4], total[4];
     for (int64_t v = 0; v < shards; v++) {
-        const float *in[3] = {x + v * width, NULL, NULL};
+        const float *in[3] = {dt__entropy_row(c, v, r), NULL, NULL};
         sum[v][0] = dt__entropy_part(c, 0)[r], sum[v][1] = sum[v][2] = sum[v][3] = 0.0f;
-        c->env->k->row(DT__OP_CROSS_ENTROPY, NULL, in, sum[v], dt__min(width, cols - v * width));
+        c->env->k->row(DT__OP_CROSS_ENTROPY, NULL, in, sum[v], dt__entropy_columns(c->n, v));
     }
     dt__tree_sum(c->env->k, total, sum[0], shards, 4, 4);
     dt__entropy_part(c, 1)[r] = total[1];
-    dt__entropy_part(c, 2)[r] = at >= 0 && at < cols ? x[at] : -0.0f;
+    dt__entropy_part(c, 2)[r] = here ? dt__entropy_row(c, at / width, r)[at % width] : -0.0f;
     dt__entropy_part(c, 3)[r] = total[2];
 }
 /* Statistics and loss, with smoothing e: (1 - e) (log sum - (x_target - max)) + e (log sum - mean(x - max)). */
@@ -7688,10 +7669,8 @@ static void dt__entropy_loss(const dt__call *c, int64_t r)
 /* All passes of c->part: 1, the maximum of each row; 2, its sums; 4, its loss. */
 static void dt__entropy_rows(const dt__call *c, int64_t begin, int64_t end)
 {
-    const dt__kernels *k = c->env->k;
-    int64_t cols = dt__cols(dt__in(c, 0));
     for (int64_t r = begin; r < end; r++) {
-        if (c->part & 1) dt__entropy_part(c, 0)[r] = dt__row_value(k, DT__OP_ROW_MAX, c->in[0] + r * cols, cols);
+        if (c->part & 1) dt__entropy_max(c, r);
         if (c->part & 2) dt__entropy_sums(c, r);
         if (c->part & 4) dt__entropy_loss(c, r);
     }
@@ -7715,18 +7694,17 @@ static void dt__run_cross_entropy(const dt__call *c)
 /* in: logits, stats, targets, dloss. (softmax - w) dloss, w = e/classes, + 1 - e at the target; +0 where ignored. */
 static void dt__some_cross_entropy_grad(const dt__call *c, int64_t begin, int64_t end)
 {
-    int64_t cols = dt__cols(c->n), classes = c->n->i[0];
+    int64_t width = dt__cols(c->n), classes = c->n->i[0], cols = dt__entropy_columns(c->n, c->shard);
     float spread = c->n->f / (float)classes;
     for (int64_t r = begin; r < end; r++) {
-        int64_t target = dt__ids(c, 2)[r], at = target - c->n->i[2];
+        int64_t target = dt__ids(c, 2)[r], at = target - c->n->i[2] - c->shard * width;
         int here = at >= 0 && at < cols;
-        const float *in[3] = {c->in[0] + r * cols, NULL, NULL};
-        float *out = c->out + r * cols, logit = here ? in[0][at] : 0.0f;
+        const float *in[3] = {c->in[0] + r * width, NULL, NULL};
+        float *out = c->out + r * width, logit = here ? in[0][at] : 0.0f;
         float s[4] = {c->in[1][2 * r], c->in[1][2 * r + 1], spread, c->in[3][0]};
-        if (target < 0 || target >= classes) {
-            memset(out, 0, 4 * (size_t)cols);
-            continue;
-        }
+        int64_t from = target < 0 || target >= classes ? 0 : cols; /* padding has no gradient, either */
+        memset(out + from, 0, 4 * (size_t)(width - from));
+        if (!from) continue;
         c->env->k->row(DT__OP_CROSS_ENTROPY_GRAD, out, in, s, cols);
         in[0] = &logit, s[2] = 1.0f - c->n->f + spread;
         if (here) c->env->k->row(DT__OP_CROSS_ENTROPY_GRAD, out + at, in, s, 1);
@@ -7934,167 +7912,132 @@ static void dt__run_moe_bins(const dt__call *c)
     begin[bins] = next;
 }
 
-/* in: rows (R,C) or parts (S,R,C), table, bins. out: the rows that all ranks route to this rank's experts, by bin; with
- * i[0] the way back: the rows of this rank's tokens, by expert. Unused rows are +0. */
+/* in: rows (R,C), table, bins. out: the rows that all ranks route to this rank's experts, by bin; with i[1] the way
+ * back: the rows of this rank's tokens, by expert. Unused rows are +0. */
 static dt_tensor dt__moe_exchange(dt_graph *g, dt_tensor rows, dt_tensor route, dt_tensor bins, int back)
 {
     dt_shape s = dt_shape_of(g, rows);
     if (!rows.id || !bins.id) return dt__none();
-    s.n[s.dims - 2] = dt__at(g, bins)->i[back ? 1 : 2];
+    s.n[0] = dt__at(g, bins)->i[back ? 1 : 2];
     dt__node n = dt__node_make(DT__OP_MOE_EXCHANGE, s, rows, route, bins);
-    n.i[0] = back;
+    n.i[1] = back;
     return dt__push(g, &n, NULL);
 }
 static void dt__run_moe_exchange(const dt__call *c)
 {
     const dt__peers *peers = &c->env->peers;
-    const dt__node *x = dt__in(c, 0);
-    int64_t cols = dt__cols(x), from = x->shape.n[x->shape.dims - 2], to = c->n->shape.n[x->shape.dims - 2];
-    int64_t bins = dt__table_bins(dt__in(c, 2));
-    int back = (int)c->n->i[0];
+    int64_t cols = dt__cols(c->n), bins = dt__table_bins(dt__in(c, 2));
+    int back = (int)c->n->i[1];
     const int32_t *give = dt__ids(c, back ? 2 : 1), *take = dt__ids(c, back ? 1 : 2);
-    for (int64_t p = 0; p < dt__count(x) / (from * cols); p++) {
-        float *out = c->out + p * to * cols;
-        int64_t used = take[bins];
-        peers->exchange(peers->user, out, take, c->in[0] + p * from * cols, give, bins / dt__expert_ranks(c->g), cols);
-        memset(out + used * cols, 0, 4 * (size_t)((to - used) * cols));
-    }
+    int64_t used = take[bins];
+    peers->exchange(peers->user, c->out, take, c->in[0], give, bins / dt__expert_ranks(c->g), cols);
+    memset(c->out + used * cols, 0, 4 * (size_t)((dt__rows(c->n) - used) * cols));
 }
 
-/* in: rows (R,C) or parts (S,R,C) (R10), table [, w (N,k)]. out (N,C) or (S,N,C): sums of [w *] row in expert order. */
+/* in: rows (R,C), table [, w (N,k)]. out (N,C): sums of [w *] row in expert order, in each tensor shard (R10). */
 static dt_tensor dt__moe_sum(dt_graph *g, dt_tensor rows, dt_tensor route, dt_tensor w)
 {
-    dt__route r = dt__route_at(dt__at(g, route), NULL);
     dt_shape s = dt_shape_of(g, rows);
-    s.n[s.dims - 2] = r.tokens;
+    s.n[0] = dt__route_at(dt__at(g, route), NULL).tokens;
     return dt__push_op(g, DT__OP_MOE_SUM, s, rows, route, w);
 }
-/* Tokens [begin, end) of all parts, numbered consecutively. */
 static void dt__some_moe_sum(const dt__call *c, int64_t begin, int64_t end)
 {
     dt__route r = dt__route_of(c);
-    int64_t cols = dt__cols(c->n), rows = dt__in(c, 0)->shape.n[c->n->shape.dims - 2];
+    int64_t cols = dt__cols(c->n);
     memset(c->out + begin * cols, 0, 4 * (size_t)((end - begin) * cols));
-    for (int64_t n = begin; n < end; n++) {
-        const float *x = c->in[0] + n / r.tokens * rows * cols;
-        for (int64_t i = n % r.tokens * r.active, last = i + r.active; i < last; i++)
-            if (r.row[i] >= 0)
-                c->env->k->add_scaled(c->out + n * cols, x + r.row[i] * cols, cols,
-                                      c->n->inputs > 2 ? c->in[2][i] : 1.0f);
-    }
+    for (int64_t i = begin * r.active; i < end * r.active; i++)
+        if (r.row[i] >= 0)
+            c->env->k->add_scaled(c->out + i / r.active * cols, c->in[0] + r.row[i] * cols, cols,
+                                  c->n->inputs > 2 ? c->in[2][i] : 1.0f);
 }
 
-/* in: dy (N,C), table, rows (R,C) or parts (S,R,C). out (N,k) or (S,N,k): the token's dy . the choice's row, or +0. */
+/* in: dy (N,C), table, rows (R,C). out (N,k): the token's dy . the choice's row, or +0. */
 static void dt__some_moe_dot(const dt__call *c, int64_t begin, int64_t end)
 {
     dt__route r = dt__route_of(c);
-    const dt__node *x = dt__in(c, 2);
-    int64_t cols = dt__cols(x), rows = x->shape.n[x->shape.dims - 2], choices = r.tokens * r.active;
-    for (int64_t i = begin * r.active; i < end * r.active; i++) {
-        int64_t at = i % choices, row = r.row[at];
-        const float *part = c->in[2] + i / choices * rows * cols;
-        c->out[i] = row < 0 ? 0.0f : c->env->k->row_dot(c->in[0] + at / r.active * cols, part + row * cols, cols);
-    }
+    int64_t cols = dt__cols(dt__in(c, 2));
+    for (int64_t i = begin * r.active; i < end * r.active; i++)
+        c->out[i] = r.row[i] < 0 ? 0.0f : c->env->k->row_dot(c->in[0] + i / r.active * cols,
+                                                             c->in[2] + r.row[i] * cols, cols);
 }
 
-/* How shards cut the products of experts. The weight (E,..) is b, or c where it is a gradient; this rank has `experts`
- * of its experts and `shards` of its shards. A bin holds the rows of one expert from one source, a context leaf of a
- * rank; a gradient is one sum per source (R10). */
-typedef struct dt__moe_cut {
-    int along_m, along_n, along_k;
-    int64_t shards, width;       /* width: of a shard along what is cut */
-    int64_t bins, experts;       /* bin b is of expert b % experts and of source b / experts: by rank, then leaf */
-    int64_t of_shard, of_expert; /* floats from one to the next */
-    const int32_t *begin;        /* (bins + 1) rows */
-} dt__moe_cut;
+/* Where the products of experts find rows and weights. A bin holds the rows of one expert from one source, a context
+ * leaf of a rank; a gradient is one sum per source (R10). */
+typedef struct dt__moe_bin {
+    int64_t bins, experts; /* bin b is of this rank's expert b % experts, of source b / experts: by rank, then leaf */
+    int64_t of_expert;     /* floats from one to the next of the weight, or of its gradient */
+    const int32_t *begin;  /* (bins + 1) rows */
+} dt__moe_bin;
 
-static dt__moe_cut dt__moe_cut_of(const dt__call *c, const dt__node *weight, int transpose)
+static dt__moe_bin dt__moe_bin_of(const dt__call *c, const dt__node *weight)
 {
-    const dt__param *p = dt__cut_param(c->g, weight), *stored = dt__node_param(c->g, weight);
-    dt__moe_cut cut = DT__ZERO;
-    cut.begin = dt__ids(c, 1);
-    cut.bins = dt__table_bins(dt__in(c, 1));
-    cut.experts = dt__in(c, 1)->i[0] / dt__expert_ranks(c->g);
-    cut.shards = p ? p->own_shards : 1;
-    cut.of_expert = dt__count(weight) / cut.experts;
-    if (stored && stored->experts) {
-        cut.of_shard = dt__shard_step(stored);
-        cut.of_expert = cut.shards * cut.of_shard;
-    }
-    if (!p) return cut;
-    cut.width = dt__param_width(p);
-    if (weight == c->n) cut.along_m = p->cut == 1, cut.along_n = !cut.along_m;
-    else cut.along_n = (p->cut == 2) != transpose, cut.along_k = !cut.along_n;
-    return cut;
+    const dt__param *p = dt__node_param(c->g, weight);
+    dt__moe_bin w;
+    w.begin = dt__ids(c, 1);
+    w.bins = dt__table_bins(dt__in(c, 1));
+    w.experts = dt__in(c, 1)->i[0] / dt__expert_ranks(c->g);
+    w.of_expert = p && p->experts ? p->own_shards * dt__shard_step(p) : dt__count(weight) / w.experts;
+    return w;
 }
 
 /* The gradient of bin b's expert that the rows of bin b's source are summed into. */
-static float *dt__moe_sum_of(const dt__call *c, const dt__moe_cut *cut, int64_t b)
+static float *dt__moe_sum_of(const dt__call *c, const dt__moe_bin *w, int64_t b)
 {
-    int64_t leaves = dt__leaves(c->g), source = b / cut->experts, rank = source / leaves, leaf = source % leaves;
+    int64_t leaves = dt__leaves(c->g), source = b / w->experts, rank = source / leaves, leaf = source % leaves;
     float *sum = leaf ? dt__slice(c, rank * (leaves - 1) + leaf) : c->out + rank * c->of_rank;
-    return sum + b % cut->experts * cut->of_expert;
+    return sum + b % w->experts * w->of_expert;
 }
 
-/* in: x (R,K), table, w (E,K,H) [, bias (E*H)]. out (R,H): the rows of expert e times w[e]; i[0]: times its transpose,
- * x (R,H) and out (R,K). Where shards cut the axis of the sum, out is parts (S,R,H), and shard 0 adds the bias. */
-static dt_tensor dt__moe_linear(dt_graph *g, dt_tensor x, dt_tensor route, dt_tensor w, dt_tensor bias, int transpose)
+/* in: x (R,K), table, w (E,K,H) [, bias (E*H)]. out (R,H): the rows of expert e times w[e]; i[1]: times its transpose,
+ * x (R,H) and out (R,K). To shards of a sum the first one adds a bias that is not cut. */
+static dt_tensor dt__moe_linear(dt_graph *g, dt_tensor x, dt_tensor route, dt_tensor w, dt_tensor bias)
 {
-    const dt__param *p = dt__cut_param(g, dt__at(g, w));
-    dt_shape s = dt_shape2(dt_dim(g, x, 0), dt_dim(g, w, transpose ? 1 : 2));
-    if (p && (p->cut == 2) == transpose) s = dt_shape3(g->own_shards, s.n[0], s.n[1]);
-    dt__node n = dt__node_make(DT__OP_MOE_LINEAR, s, x, route, w);
+    dt__node n = dt__node_make(DT__OP_MOE_LINEAR, dt_shape2(dt_dim(g, x, 0), dt_dim(g, w, 2)), x, route, w);
     if (bias.id) n.in[n.inputs++] = bias.id;
-    n.i[0] = transpose;
     return dt__push(g, &n, NULL);
 }
 
 static void dt__run_moe_linear(const dt__call *c)
 {
-    int transpose = (int)c->n->i[0], biased = c->n->inputs > 3;
-    dt__moe_cut w = dt__moe_cut_of(c, dt__in(c, 2), transpose), of_bias = w;
-    int64_t used = w.begin[w.bins], rows = c->n->shape.n[c->n->shape.dims - 2], cols = dt__cols(c->n);
+    int transpose = (int)c->n->i[1], biased = c->n->inputs > 3;
+    dt__moe_bin w = dt__moe_bin_of(c, dt__in(c, 2)), of_bias = w;
+    int64_t used = w.begin[w.bins], cols = dt__cols(c->n);
     dt__gemm job = DT__ZERO;
-    if (biased) of_bias = dt__moe_cut_of(c, dt__in(c, 3), 0);
+    if (biased) of_bias = dt__moe_bin_of(c, dt__in(c, 3));
+    if (biased && !dt__in(c, 3)->cut) biased = c->g->first_shard + c->shard == 0;
     if (dt__in_format(c->g, c->n->in[0])) job.dot = c->env->dot;
-    job.ldc = cols, job.ars = dt__cols(dt__in(c, 0)), job.acs = 1;
-    job.n = w.along_n ? w.width : cols;
-    job.k = w.along_k ? w.width : job.ars;
+    job.n = job.ldc = cols, job.k = job.ars = dt__cols(dt__in(c, 0)), job.acs = 1;
     job.brs = transpose ? 1 : job.n, job.bcs = transpose ? job.k : 1;
-    for (int64_t i = 0; i < w.shards * w.bins; i++) {
-        int64_t v = i / w.bins, b = i % w.bins, e = b % w.experts;
+    for (int64_t b = 0; b < w.bins; b++) {
+        int64_t e = b % w.experts;
         job.m = w.begin[b + 1] - w.begin[b];
-        job.a = c->in[0] + w.begin[b] * job.ars + (w.along_k ? v * w.width : 0);
-        job.b = c->in[2] + v * w.of_shard + e * w.of_expert, job.round = c->g->precision;
-        job.c = c->out + w.begin[b] * cols + v * (w.along_k ? rows * cols : w.width);
-        job.bias = biased && (!w.along_k || c->g->first_shard + v == 0)
-                       ? c->in[3] + v * of_bias.of_shard + e * of_bias.of_expert : NULL;
+        job.a = c->in[0] + w.begin[b] * job.ars;
+        job.b = c->in[2] + e * w.of_expert, job.round = c->g->precision;
+        job.c = c->out + w.begin[b] * cols;
+        job.bias = biased ? c->in[3] + e * of_bias.of_expert : NULL;
         c->env->k->gemm(c->env->pool, &job);
     }
-    for (int64_t v = 0; v < (w.along_k ? w.shards : 1); v++)
-        memset(c->out + (v * rows + used) * cols, 0, 4 * (size_t)((rows - used) * cols));
+    memset(c->out + used * cols, 0, 4 * (size_t)((dt__rows(c->n) - used) * cols));
 }
 
 /* in: x (R,K), table, dy (R,H). out (E,K,H): one chain per element over the rows of the expert; +0 without rows. Or in:
  * dy, table, with ones for x. out (E*H): column sums. */
 static void dt__run_moe_dw(const dt__call *c)
 {
-    dt__moe_cut cut = dt__moe_cut_of(c, c->n, 0);
+    dt__moe_bin w = dt__moe_bin_of(c, c->n);
     int sums = c->n->op == DT__OP_MOE_DB;
     float one = 1.0f;
     dt__gemm job = DT__ZERO;
-    job.ars = !sums, job.acs = sums ? 0 : dt__cols(dt__in(c, 0));
-    job.brs = dt__cols(dt__in(c, sums ? 0 : 2)), job.bcs = 1;
-    job.m = sums ? 1 : job.acs / (cut.along_m ? cut.shards : 1);
-    job.n = job.ldc = job.brs / (cut.along_n ? cut.shards : 1);
+    job.ars = !sums, job.acs = sums ? 0 : dt__cols(dt__in(c, 0)), job.m = sums ? 1 : job.acs;
+    job.n = job.ldc = job.brs = dt__cols(dt__in(c, sums ? 0 : 2)), job.bcs = 1;
     if (!sums && dt__in_format(c->g, c->n->in[0]) && dt__in_format(c->g, c->n->in[2])) job.dot = c->env->dot;
     job.accumulate = !c->fresh;
-    for (int64_t i = 0; i < cut.shards * cut.bins; i++) {
-        int64_t v = i / cut.bins, b = i % cut.bins;
-        job.k = cut.begin[b + 1] - cut.begin[b];
-        job.a = sums ? &one : c->in[0] + cut.begin[b] * job.acs + (cut.along_m ? v * job.m : 0);
-        job.b = c->in[sums ? 0 : 2] + cut.begin[b] * job.brs + (cut.along_n ? v * job.n : 0);
-        job.c = dt__moe_sum_of(c, &cut, b) + v * cut.of_shard;
+    for (int64_t b = 0; b < w.bins; b++) {
+        job.k = w.begin[b + 1] - w.begin[b];
+        job.a = sums ? &one : c->in[0] + w.begin[b] * job.acs;
+        job.b = c->in[sums ? 0 : 2] + w.begin[b] * job.brs;
+        job.c = dt__moe_sum_of(c, &w, b);
         if (job.k || c->fresh) c->env->k->gemm(c->env->pool, &job);
     }
 }
@@ -8145,8 +8088,8 @@ static dt_tensor dt__moe_layer(dt_graph *g, dt_tensor x, dt_tensor route, const 
     if (o->bias)
         b = dt__param_declare(g, full, "_bias", dt_shape1(shape.n[0] * shape.n[2]), DT_INIT_ZEROS, 0.0f,
                                  cut == 2 ? 0 : -1, cut == 2 ? shape.n[0] * groups : 1, 0, o->experts);
-    w = dt__moe_linear(g, dt__narrow(g, x), route, w, b, 0);
-    return cut == 2 ? dt__narrow(g, w) : w; /* else parts of a sum */
+    w = dt__moe_linear(g, dt__narrow(g, x), route, w, b);
+    return cut == 2 ? dt__narrow(g, w) : w; /* else shards of a sum */
 }
 
 static int dt__moe_ok(dt_graph *g, dt_tensor x, const dt_moe_options *o)
@@ -8195,7 +8138,7 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     if (dt__at(g, tokens)->op == DT__OP_ALL_ROWS)
         alike = dt__push_one(g, DT__OP_SAME_ROWS, dt__at(g, tokens)->shape, tokens);
     int64_t choices = dt_dim(g, tokens, 0) * o->active, width = dt__default(o->width, 4 * dt_dim(g, x, -1));
-    if (dt__in_shards(g) && !dt__shards_divide(g, "hidden units of an expert", width)) return dt__none();
+    if (!dt__shards_divide(g, "hidden units of an expert", width)) return dt__none();
     dt_shape experts = dt_shape2(dt_dim(g, x, -1), o->experts);
     dt_tensor gate = dt__param_cut(g, name, ".gate.weight", experts, DT_INIT_NORMAL, 0.02f, -1, 1);
     gate = dt__param_rows(g, gate, dt_dim(g, tokens, 0), 2);
@@ -8212,7 +8155,7 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
     if (shared) h = dt__moe_exchange(g, h, route, bins, 1);
     if (!h.id) return h;
     h = dt__moe_sum(g, h, route, w);
-    if (dt__in_shards(g)) h = dt__combine_shards(g, h, 1);
+    if (g->tensor_shards > 1) h = dt__combine_shards(g, h, 1);
     return dt_reshape(g, h, dt__at(g, x)->shape);
 }
 
@@ -8247,16 +8190,20 @@ static int dt__to_slot(const dt_graph *g, int32_t id, int input)
     return !g->eager && g->nodes[g->nodes[id].in[input]].op == DT__OP_PARAM;
 }
 
-/* Says that `t` is the gradient of input `input` of node `id`. */
+/* Says that `t` is the gradient of input `input` of node `id`. Of a whole input that shards read it is their sum, which
+ * for rows of experts is made after that over the rows of a token (R10). */
 static void dt__flow(dt_graph *g, int32_t id, int input, dt_tensor t)
 {
-    int32_t target = g->nodes[id].in[input];
+    int32_t target = g->nodes[id].in[input], op = g->nodes[id].op;
     dt__share *s;
     if (g->nodes[target].op == DT__OP_CAST && g->nodes[target].i[1]) target = (int32_t)g->nodes[target].i[1];
     if (!t.id || !g->nodes[target].needs_grad) return;
+    if (dt__at(g, t)->cut && !g->nodes[target].cut && op != DT__OP_MOE_LINEAR && op != DT__OP_MOE_EXCHANGE &&
+        op != DT__OP_CAST)
+        t = dt__combine_shards(g, t, g->nodes[target].op == DT__OP_ALL_ROWS);
     if (dt__to_slot(g, id, input)) {
         dt__node n = dt__node_one(DT__OP_ACCUMULATE, g->nodes[target].shape, t);
-        n.slot = g->nodes[id].use[input];
+        n.slot = g->nodes[id].use[input], n.cut = g->nodes[target].cut;
         dt__push(g, &n, NULL);
         return;
     }
@@ -8275,6 +8222,7 @@ static void dt__flow_chain(dt_graph *g, int32_t id, int input, dt__node *chain)
     dt_tensor t;
     if (!dt__wants(g, id, input)) return;
     if (slot) chain->slot = g->nodes[id].use[input];
+    chain->cut = dt__at(g, dt__input(g, id, input))->cut;
     t = dt__push(g, chain, NULL);
     if (!slot) dt__flow(g, id, input, t);
 }
@@ -8338,14 +8286,15 @@ static void dt__grad_concat(dt_graph *g, int32_t id, dt_tensor dy)
         at += n;
     }
 }
-/* Every part of a combined sum has the sum's gradient; a product takes it once for all parts. */
+/* Every part of a combined sum has the sum's gradient, and tensor shards read one. */
 static void dt__grad_combine(dt_graph *g, int32_t id, dt_tensor dy)
 {
+    const dt__node of = g->nodes[id];
     dt_shape parts = dt__at(g, dt__input(g, id, 0))->shape, one = parts;
-    int op = dt__at(g, dt__input(g, id, 0))->op;
-    one.n[0] = 1;
-    dy = dt_reshape(g, g->nodes[id].i[1] ? dt__all_rows(g, dy, 0) : dy, one);
-    dt__flow(g, id, 0, parts.n[0] == 1 || op == DT__OP_MATMUL || op == DT__OP_MOE_SUM ? dy : dt_expand(g, dy, parts));
+    int axis = parts.dims > of.shape.dims; /* the parts are axis 0 */
+    if (axis) one.n[0] = 1;
+    dy = dt_reshape(g, of.i[1] ? dt__all_rows(g, dy, 0) : dy, one);
+    dt__flow(g, id, 0, axis && parts.n[0] > 1 ? dt_expand(g, dy, parts) : dy);
 }
 static void dt__grad_custom(dt_graph *g, int32_t id, dt_tensor dy)
 {
@@ -8413,21 +8362,20 @@ static int dt__flow_batch_chain(dt_graph *g, int32_t id, dt_tensor dy)
 static int dt__columns_first(const dt_graph *g, int32_t id)
 {
     for (int32_t i = 0; i < g->shares->count; i++)
-        if (g->shares->list[i].target < id && g->shares->list[i].target >= id - g->nodes[id].i[4]) return 0;
+        if (g->shares->list[i].target < id && g->shares->list[i].target >= id - g->nodes[id].i[2]) return 0;
     return 1;
 }
 
-/* The gradient of an x that product `id` and later ones share: for every slice of their columns one chain. */
-static dt_tensor dt__columns_dx(dt_graph *g, int32_t id, int64_t parts)
+/* The gradient of an x that product `id` and later ones share: for every shard of their columns one chain. */
+static dt_tensor dt__columns_dx(dt_graph *g, int32_t id)
 {
-    dt_shape s = dt__at(g, dt__input(g, id, 0))->shape;
-    dt__node n = dt__node_one(DT__OP_MATMUL, dt__in_parts(s, parts), dt__none());
-    for (int32_t i = 0; i < g->nodes[id].i[5] - g->nodes[id].i[4]; i++) {
+    dt__node n = dt__node_one(DT__OP_MATMUL, dt__at(g, dt__input(g, id, 0))->shape, dt__none());
+    for (int32_t i = 0; i < g->nodes[id].i[3] - g->nodes[id].i[2]; i++) {
         if (!g->nodes[id + i].grad) continue; /* not used */
         n.in[n.inputs++] = g->nodes[id + i].grad;
         n.in[n.inputs++] = g->nodes[id + i].in[1];
     }
-    n.i[1] = 1, n.i[2] = parts;
+    n.i[1] = 1;
     return dt__push(g, &n, NULL);
 }
 
@@ -8437,17 +8385,10 @@ static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
     const dt__node n = g->nodes[id];
     dt_tensor a = dt__input(g, id, 0), b = dt__input(g, id, 1), da;
     int ta = (int)n.i[0], tb = (int)n.i[1];
-    if (n.i[2]) { /* every part has the same gradient: dt__grad_combine gives it once */
-        dt_shape s = dt__at(g, dy)->shape;
-        dy = s.n[0] > 1 ? dt_slice(g, dy, 0, 0, 1) : dy;
-        memmove(s.n, s.n + 1, sizeof(int64_t) * (size_t)(--s.dims));
-        dy = dt_reshape(g, dy, s);
-    }
     if (dt__wants(g, id, 0) && dt__columns_first(g, id)) { /* products that share A make dA once */
-        if (n.i[5]) da = dt__columns_dx(g, id, n.i[3]);
-        else da = ta ? dt__matmul(g, b, dy, tb, 1, 0, 0) : dt__matmul(g, dy, b, 0, !tb, n.i[3], 0);
-        if (!n.i[3]) dt__flow_reduced(g, id, 0, da);
-        else dt__flow(g, id, 0, dt__combine_shards(g, da, dt__at(g, a)->op == DT__OP_ALL_ROWS));
+        if (n.i[3]) da = dt__columns_dx(g, id);
+        else da = ta ? dt__matmul(g, b, dy, tb, 1) : dt__matmul(g, dy, b, 0, !tb);
+        dt__flow_reduced(g, id, 0, da);
     }
     if (!dy.id || !dt__wants(g, id, 1)) return;
     if (dt__at(g, b)->shape.dims == 2 && (!ta || dt__at(g, a)->shape.dims == 2)) {
@@ -8455,7 +8396,7 @@ static void dt__grad_matmul(dt_graph *g, int32_t id, dt_tensor dy)
         dt__node chain = dt__weight_chain(&dt__at(g, b)->shape, all, rows, !ta, tb);
         dt__flow_chain(g, id, 1, &chain);
     } else if (!dt__flow_batch_chain(g, id, dy))
-        dt__flow_reduced(g, id, 1, tb ? dt__matmul(g, dy, a, 1, ta, 0, 0) : dt__matmul(g, a, dy, !ta, 0, 0, 0));
+        dt__flow_reduced(g, id, 1, tb ? dt__matmul(g, dy, a, 1, ta) : dt__matmul(g, a, dy, !ta, 0));
 }
 
 /* Of separate inputs the three gradients are pieces of one flat tensor. */
@@ -8482,53 +8423,16 @@ static void dt__grad_attention(dt_graph *g, int32_t id, dt_tensor dy)
     }
 }
 
-/* Parts of the gradient, one from each tensor shard, are summed by token, then over shards. */
-static void dt__grad_moe_rows(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    int parts = dt__at(g, dy)->shape.dims == 3;
-    dt_tensor dx = dt__moe_sum(g, dy, dt__input(g, id, 1), dt__none());
-    if (parts) dx = dt__combine_shards(g, dx, dt__at(g, dt__input(g, id, 0))->op == DT__OP_ALL_ROWS);
-    dt__flow(g, id, 0, dx);
-}
-/* Rows in parts have one gradient, that of their sum; the weights' is summed over the parts. */
-static void dt__grad_moe_sum(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt_tensor rows = dt__input(g, id, 0), route = dt__input(g, id, 1), w = dt__input(g, id, 2), dw;
-    dt_shape s = dt__at(g, rows)->shape, sw = dt__at(g, w)->shape;
-    int parts = s.dims == 3;
-    if (parts) dy = dt_reshape(g, dy, dt_shape2(sw.n[0], s.n[2]));
-    dt__flow(g, id, 0, dt__moe_rows(g, dy, route, w));
-    if (!dt__wants(g, id, 2)) return;
-    dw = dt__push_op(g, DT__OP_MOE_DOT, parts ? dt_shape3(s.n[0], sw.n[0], sw.n[1]) : sw, dy, route, rows);
-    dt__flow(g, id, 2, parts ? dt__combine_shards(g, dw, 0) : dw);
-}
-/* What went to the owners comes back, and the other way round. */
-static void dt__grad_moe_exchange(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    int back = (int)g->nodes[id].i[0];
-    dt__flow(g, id, 0, dt__moe_exchange(g, dy, dt__input(g, id, 1), dt__input(g, id, 2), !back));
-}
-static void dt__grad_moe_linear(dt_graph *g, int32_t id, dt_tensor dy)
-{
-    dt_tensor x = dt__input(g, id, 0), route = dt__input(g, id, 1), w = dt__input(g, id, 2);
-    dt__node dw = dt__node_make(DT__OP_MOE_DW, dt__at(g, w)->shape, x, route, dy), db;
-    if (dt__wants(g, id, 0)) dt__flow(g, id, 0, dt__moe_linear(g, dy, route, w, dt__none(), 1));
-    dt__flow_chain(g, id, 2, &dw);
-    if (g->nodes[id].inputs < 4) return;
-    db = dt__node_make(DT__OP_MOE_DB, dt__at(g, dt__input(g, id, 3))->shape, dy, route, dt__none());
-    dt__flow_chain(g, id, 3, &db);
-}
-
 /* Of logits that are made a block of rows at a time (H9), or their gradient, the product's other side has all rows. */
 static double dt__flops_matmul(const dt_graph *g, const dt__node *n)
 {
     int64_t rows = dt__max(dt__rows(n), n->i[0] ? 0 : dt__rows(&g->nodes[n->in[0]]));
-    double terms = 0.0; /* of a chain, in all parts together */
+    double terms = 0.0; /* of a chain */
     for (int i = 0; i + 1 < n->inputs; i += 2) {
         int64_t a = dt_dim(g, dt__tensor(g, n->in[i]), -1 - (int)n->i[0]);
         terms += (double)(n->i[0] && !n->i[1] ? dt__max(a, dt_dim(g, dt__tensor(g, n->in[i + 1]), -2)) : a);
     }
-    return 2.0 * (double)rows * (double)dt__cols(n) * terms / (double)dt__max(1, n->i[2]);
+    return 2.0 * (double)rows * (double)dt__cols(n) * terms;
 }
 /* One expert per row: active experts count. */
 static double dt__flops_experts(const dt_graph *g, const dt__node *n)
@@ -8703,18 +8607,6 @@ typedef struct dt__fused {
     int64_t scratch;
 } dt__fused;
 
-/* The node whose memory `id` shares: aliases, and a COMBINE of one part on one rank, share their input's. */
-static int32_t dt__root(const dt_graph *g, int32_t id)
-{
-    for (;;) {
-        const dt__node *n = &g->nodes[id];
-        if (!n->inputs || (!dt__is_alias(n->op) &&
-                           !(n->op == DT__OP_COMBINE && g->nodes[n->in[0]].shape.n[0] == 1 && !n->i[0])))
-            return id;
-        id = n->in[0];
-    }
-}
-
 static void dt__mark(const dt_graph *g, uint8_t *live, int32_t id)
 {
     if (!id || live[id]) return;
@@ -8726,10 +8618,8 @@ static void dt__mark(const dt_graph *g, uint8_t *live, int32_t id)
 static double dt__node_flops(const dt_graph *g, int32_t id, int all)
 {
     const dt__node *n = &g->nodes[id];
-    int cut = dt__cut_param(g, n) || ((n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) && n->i[5]);
     double flops = dt__op_of(n->op)->flops ? dt__op_of(n->op)->flops(g, n) : 0.0;
-    for (int i = 0; i < n->inputs; i++) cut = cut || dt__cut_param(g, &g->nodes[n->in[i]]);
-    if (all && cut) flops *= (double)g->tensor_shards / (double)dt__own(g);
+    flops *= (double)(all && n->cut ? g->tensor_shards : dt__copies(g, n));
     return all ? flops * (double)dt__max(1, g->context_shards / dt__leaves(g)) : flops;
 }
 
@@ -8780,7 +8670,8 @@ static int32_t dt__reusable(const dt__planner *w, int32_t id, int32_t now)
     for (int i = 0; i < n->inputs; i++) {
         int32_t r = dt__root(g, n->in[i]);
         if (!(dt__op_of(n->op)->in_place >> i & 1u) || w->last[r] != now ||
-            !dt__same_shape(&g->nodes[n->in[i]].shape, &n->shape) || !dt__read_once(g, id, r))
+            !dt__same_shape(&g->nodes[n->in[i]].shape, &n->shape) || g->nodes[r].cut != n->cut ||
+            !dt__read_once(g, id, r))
             continue;
         if (w->p->home[r].place == DT__AT_TEMP || (w->p->home[r].place == DT__AT_SAVED && now >= w->p->forward_count))
             return r;
@@ -8812,7 +8703,7 @@ static void dt__place(dt__planner *w, int32_t id, int32_t now)
 {
     dt__segment_plan *p = w->p;
     dt__home *home = &p->home[id];
-    int64_t size = dt__round_up(dt__floats(&p->g->nodes[id]), 16);
+    int64_t size = dt__round_up(dt__node_floats(p->g, id), 16);
     int32_t reuse, end = p->forward_count; /* of the phase */
     if (now >= end) end += p->backward_count;
     if (now >= end) end += p->weights_count;
@@ -8857,7 +8748,7 @@ static void dt__segment_recompute(dt__planner *w, int32_t now)
     for (int32_t id = 1; id < w->p->g->forward_count; id++) {
         dt__home *home = &w->p->home[id];
         if (dt__is_recomputed(w, id) && home->place == DT__AT_TEMP)
-            dt__place_block(w, home, dt__round_up(dt__floats(&w->p->g->nodes[id]), 16), now, w->last[id]);
+            dt__place_block(w, home, dt__round_up(dt__node_floats(w->p->g, id), 16), now, w->last[id]);
     }
 }
 
@@ -8968,7 +8859,7 @@ static dt__call dt__call_of(const dt__segment_plan *p, int32_t id, const dt__bin
     dt__call c = DT__ZERO;
     c.g = p->g, c.n = n, c.env = env;
     c.fresh = n->slot < 0 || fresh;
-    if (n->slot >= 0 && (dt__in_shards(p->g) || p->g->expert_ranks > 1 || p->g->context_shards)) {
+    if (n->slot >= 0 && (p->g->tensor_shards > 1 || p->g->expert_ranks > 1 || p->g->context_shards)) {
         const int64_t *slices = b->slot + p->g->slot_count + n->slot;
         if (*slices >= 0) c.slices = b->slices + *slices;
         c.of_rank = slices[p->g->slot_count];
@@ -8981,13 +8872,6 @@ static dt__call dt__call_of(const dt__segment_plan *p, int32_t id, const dt__bin
 
 /* ---- ops that the host runs for a device ---- */
 
-/* Floats of a node's memory. A parameter, and so its gradient, is stored shard after shard. */
-static int64_t dt__node_floats(const dt_graph *g, int32_t id)
-{
-    const dt__node *n = &g->nodes[dt__root(g, id)];
-    const dt__param *p = dt__node_param(g, n);
-    return p ? dt__param_local(p) : dt__floats(n);
-}
 /* Floats of what a call writes; of a gradient slot the sums over each rank's tokens, or their other row slices. */
 static int64_t dt__written(const dt__call *c, int slices)
 {
@@ -9004,7 +8888,7 @@ static void dt__call_move(const dt__call *c, int upload)
     for (int i = 0; i < c->n->inputs && !upload; i++) move(k, c->in[i], dt__node_floats(c->g, c->n->in[i]));
     if (upload || c->n->slot >= 0) move(k, c->out, dt__written(c, 0));
     if (c->slices) move(k, c->slices, dt__written(c, 1));
-    if (c->aux && upload) move(k, c->aux, dt__floats(&c->g->nodes[c->n->aux]));
+    if (c->aux && upload) move(k, c->aux, dt__node_floats(c->g, c->n->aux));
 }
 /* Runs op `id`, or the group that ends with it, on the host's copies. */
 static void dt__segment_on_host(const dt__segment_plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
@@ -9223,7 +9107,7 @@ static dt_tensor dt__family_head(dt_graph *g, dt_tensor x, const void *user) /* 
 {
     const dt_model *m = (const dt_model *)user;
     dt_tensor h = dt__family_norm(g, x, m, "ln_f", "norm"), table = dt__family_table(g, m, 1);
-    return dt_cross_entropy(g, dt__matmul(g, dt__all_rows(g, h, 0), table, 0, 1, 0, dt__own(g)), dt_targets(g), 0.0f);
+    return dt_cross_entropy(g, dt__matmul(g, dt__all_rows(g, h, 0), table, 0, 1), dt_targets(g), 0.0f);
 }
 
 DT_API dt_model dt_model_segments(const dt_segment *segments, int64_t count, int64_t vocabulary)
@@ -9243,7 +9127,7 @@ typedef struct dt__built {
     dt__segment_plan *plan;
     int owner; /* of the plan; segments that differ only in their parameters share one */
     int32_t recorded; /* nodes of its graph before it was compiled */
-    int64_t logits;   /* elements of its logits; 0: it has none */
+    int64_t logits;   /* elements of its logits, or of a tensor shard of them; 0: it has none */
     int logits_cut;   /* by tensor shards */
     int32_t *param_of;      /* its parameters in the net's list */
     struct dt__use *use;    /* of its gradient slots */
@@ -9351,6 +9235,9 @@ static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape s
     if (dt__at(g, y)->dtype != DT_F32)
         y = dt__poison(g, DT_E_SHAPE, "a segment returns fp32 numbers, this one %s: dt_cast it to DT_F32",
                        dt__format_of[dt__at(g, y)->dtype].name);
+    if (dt__at(g, y)->cut)
+        y = dt__poison(g, DT_E_SHAPE, "a segment returns columns that are cut over tensor shards: end it with a linear "
+                       "with DT_ROWS");
     y = dt__computed(g, y);
     if (!g->result && last && (!y.id || dt__count(dt__at(g, y)) != 1))
         dt__poison(g, DT_E_SHAPE, "the last segment must return a scalar loss (dt_cross_entropy, dt_loss, ..)");
@@ -9440,20 +9327,16 @@ static dt_result dt__net_segment(dt__net *net, const dt_segment *list, int64_t a
     else r = dt__segment_open(&b->plan, g, y, dx, net->how);
     if (r) return r;
     *shape = dt__at(b->plan->g, b->plan->output)->shape;
-    b->output = dt_shape_count(*shape);
+    b->output = dt__node_floats(b->plan->g, b->plan->output.id);
     return DT_OK;
 }
 
-/* Zeroes the padding of a gradient, where other segments may have left numbers: the norm (R11) reads whole blocks. */
+/* Zeroes the gaps in a gradient, where other segments may have left numbers: the norm (R11) reads whole blocks. */
 static void dt__net_pad(const dt__param *p, float *slot, const dt__env *env)
 {
-    int64_t floats = dt__shard_floats(p), step = dt__shard_step(p);
-    for (int64_t v = 0; v < dt__param_shards(p); v++) {
-        int64_t width = p->pad ? dt__param_width(p) : 1, filled = floats;
-        if (p->pad)
-            filled = dt__max(0, dt__min(width, p->shape.n[0] - (p->first_shard + v) * width)) * (floats / width);
+    int64_t filled = dt__shard_floats(p), step = dt__shard_step(p);
+    for (int64_t v = 0; v < dt__param_shards(p); v++)
         dt__mem_fill(env->k, env->pool, slot + v * step + filled, 0.0f, step - filled);
-    }
 }
 
 /* Folds the row slices (R2, R7) of the gradients of segments [begin, end) in a set, before the leaf is added to others:
@@ -9474,7 +9357,7 @@ static void dt__net_fold(const dt__net *net, int64_t begin, int64_t end, float *
                 t.first = set + b->slot[i] + r * b->slot[2 * g->slot_count + i];
                 t.more = slices + b->slot[g->slot_count + i] + r * (t.count - 1) * t.stride;
                 dt__mem_tree(env->k, env->pool, &t, 1, leaf);
-                for (int64_t v = 0; leaf < g->tensor_shards && p->rows && dt__in_shards(g) && v < t.count; v += leaf)
+                for (int64_t v = 0; leaf < g->tensor_shards && p->rows && v < t.count; v += leaf)
                     env->peers.combine(env->peers.user, DT__TP_SUM, dt__term(&t, v), dt__term(&t, v), t.n);
                 dt__mem_tree(env->k, env->pool, &t, leaf, t.count);
                 dt__net_pad(p, t.first, env);
@@ -9703,12 +9586,11 @@ static int dt__walks(const dt_graph *g, const dt__node *n, int64_t *rows, int64_
     const dt__node *a = &g->nodes[n->in[0]], *b = &g->nodes[n->in[1]];
     *rows = dt__rows(n), *cols = dt__cols(n);
     if (n->slot >= 0 || n->inputs < 1 || n->dtype == DT_I32 || a->dtype == DT_I32) return 0;
-    if (n->op == DT__OP_CAST) return !dt__cut_param(g, a);
+    if (n->op == DT__OP_CAST) return 1;
     if (n->dtype != DT_F32) return 0;
-    if (op->class_of == DT__CLASS_MAP) return !(n->inputs == 2 && dt__cut_param(g, b) && dt__own(g) > 1);
+    if (op->class_of == DT__CLASS_MAP) return 1;
     if (n->op == DT__OP_MATMUL)
-        return n->inputs < 4 && n->i[2] <= 1 && b->shape.dims == 2 && (!n->i[0] || a->shape.dims == 2) &&
-               !dt__cut_param(g, b);
+        return n->inputs < 4 && b->shape.dims == 2 && (!n->i[0] || a->shape.dims == 2);
     if (op->some != dt__some_row_op && (n->op != DT__OP_ROW_SUM || !n->shape.dims)) return 0;
     if (op->shape != DT__SHAPE_SAME) *rows = dt__count(n), *cols = dt__count(a) / dt__count(n);
     return 1;
@@ -9727,12 +9609,11 @@ static void dt__pass_bias(dt__rewrite *w)
         int64_t rows, cols;
         if (!w->live[id] || m->op != DT__OP_MATMUL || m->inputs != 2 || w->readers[at] != 1 || dt__is_result(w, at) ||
             !dt__walks(g, m, &rows, &cols) || dt_shape_count(b->shape) != cols || dt__cols(b) != cols ||
-            dt__cut_param(g, b) || dt__count(n) != rows * cols || dt__cols(n) != cols || w->phase[id] != w->phase[at])
+            dt__count(n) != rows * cols || dt__cols(n) != cols || w->phase[id] != w->phase[at] || n->cut != m->cut)
             continue;
         n->op = DT__OP_MATMUL, n->inputs = 3;
         n->in[0] = m->in[0], n->in[2] = n->in[1], n->in[1] = m->in[1];
         memcpy(n->i, m->i, sizeof n->i);
-        n->i[2] = 0;
     }
 }
 
@@ -9770,7 +9651,7 @@ static int64_t dt__kept_floats(const dt__rewrite *w, const uint8_t *kept)
 {
     int64_t floats = 0;
     for (int32_t id = 1; id < w->g->forward_count; id++)
-        if (kept[id] && !dt__is_leaf(w->g->nodes[id].op)) floats += dt__floats(&w->g->nodes[id]);
+        if (kept[id] && !dt__is_leaf(w->g->nodes[id].op)) floats += dt__node_floats(w->g, id);
     return floats;
 }
 /* Recomputes cheap values of forward in backward, from what is saved anyway, until at most the share w->c->keep of the
@@ -9819,7 +9700,7 @@ static int dt__two_readers(const dt__rewrite *w, int32_t id, int32_t reader[2])
 }
 static int dt__is_product(const dt__node *n)
 {
-    return n->op == DT__OP_MATMUL && n->inputs == 2 && n->i[2] <= 1 && n->dtype == DT_F32;
+    return n->op == DT__OP_MATMUL && n->inputs == 2 && n->dtype == DT_F32;
 }
 /* Makes, reads and drops logits (rows,V) of a large vocabulary a block of rows at a time: in forward for the
  * cross-entropy, and again in backward, where the products for both operands read the block's gradient at once. Both
@@ -9945,6 +9826,7 @@ static void dt__join_units(dt__rewrite *w, int32_t id, int i)
     int32_t a = w->unit[dt__maker(w->g, w->g->nodes[id].in[i])], b = w->unit[id];
     int64_t rows, cols;
     if (a == b || !w->rows[a] || !w->rows[b] || w->phase[a] != w->phase[b]) return;
+    if (w->g->nodes[a].cut != w->g->nodes[b].cut) return;
     if (!dt__fits(w, a, b, &rows, &cols) || !dt__may_join(w, a, b)) return;
     w->by_rows[a] = w->by_rows[b] = w->by_rows[a] || w->by_rows[b] || rows * cols != w->rows[a] * w->cols[a] ||
                                     rows * cols != w->rows[b] * w->cols[b];
@@ -9993,7 +9875,7 @@ static void dt__account_begin(dt__rewrite *w)
                 if (g->nodes[r].op == DT__OP_AUX || dt__is_leaf(g->nodes[x].op)) continue;
                 if (!later) w->readers[x]++;
                 if (later == (w->phase[by] != w->phase[r]) && w->unit[by] != w->unit[r])
-                    w->floats[x] = later || dt__is_result(w, x) ? 0 : dt__round_up(dt__floats(&g->nodes[x]), 16);
+                    w->floats[x] = later || dt__is_result(w, x) ? 0 : dt__round_up(dt__node_floats(g, x), 16);
             }
     w->held = w->peak = 0;
 }
@@ -10342,16 +10224,20 @@ static void dt__group_go(const dt__segment_plan *p, int32_t id, const dt__bind *
     if (f->library) own.k = &f->own;
     r.f = f, r.group = f->groups, r.env = env = &own;
     while (r.group->last != id) r.group++;
-    for (int32_t i = 0; i < r.group->count; i++)
-        r.call[i] = dt__call_of(p, f->members[r.group->begin + i].id, b, env, fresh);
-    if (r.group->blocked) {
-        dt__logits_go(&r);
-        return;
+    for (int64_t v = 0; v < dt__copies(p->g, &p->g->nodes[id]); v++) {
+        for (int32_t i = 0; i < r.group->count; i++) {
+            const dt__call whole = dt__call_of(p, f->members[r.group->begin + i].id, b, env, fresh);
+            r.call[i] = dt__call_shard(&whole, v);
+        }
+        if (r.group->blocked) {
+            dt__logits_go(&r);
+            return;
+        }
+        r.across = dt__ceil_div(r.group->cols, r.group->wide);
+        all = dt__ceil_div(r.group->rows, r.group->tall) * r.across;
+        r.tiles = dt__ceil_div(all, env->pool->workers == 1 ? 1 : 4 * (int64_t)env->pool->workers);
+        dt__parallel(env->pool, dt__ceil_div(all, r.tiles), dt__group_task, &r);
     }
-    r.across = dt__ceil_div(r.group->cols, r.group->wide);
-    all = dt__ceil_div(r.group->rows, r.group->tall) * r.across;
-    r.tiles = dt__ceil_div(all, env->pool->workers == 1 ? 1 : 4 * (int64_t)env->pool->workers);
-    dt__parallel(env->pool, dt__ceil_div(all, r.tiles), dt__group_task, &r);
 }
 
 static void dt__fusion_close(dt__fused *fused)
@@ -10394,7 +10280,7 @@ static void dt__group_lay_out(dt__fusion *f, const dt__segment_plan *p, dt__grou
             int at = __builtin_ctz(~taken);
             m->tile = (int32_t)(at * size);
             taken |= 1u << at;
-            f->traffic += 8 * dt__count(n);
+            f->traffic += 8 * dt__copies(g, n) * dt__count(n);
             group->floats = dt__max(group->floats, (at + 1) * size);
         }
         taken &= ~free_after;
@@ -18885,14 +18771,15 @@ static int64_t dt__sliced_bytes(const dt_graph *g, const dt__node *n)
     floats = (s.ranks - 1) * 2 * s.leaves * s.keys;
     for (int p = 0; p < s.ranks && n->op == DT__OP_ATTENTION_GRAD; p++)
         if (p != s.at) floats += dt__slice_message(&s, s.at, p);
-    return 4 * floats * dt__fused_shards(n);
+    return 4 * floats * dt__copies(g, n);
 }
 
 /* Bytes of a value, if it is in memory. */
 static int64_t dt__touched(const dt__segment_plan *p, int32_t id)
 {
     const dt__node *n = &p->g->nodes[id];
-    return p->home[dt__root(p->g, id)].place == DT__AT_NOWHERE ? 0 : dt__count(n) * dt__width(n);
+    return p->home[dt__root(p->g, id)].place == DT__AT_NOWHERE ? 0
+           : dt__copies(p->g, n) * dt__count(n) * dt__width(n);
 }
 
 /* Adds the cost of ops [from, from + count) of a segment. Every op of a group counts. */
@@ -18908,7 +18795,6 @@ static void dt__cost_ops(const dt_plan *plan, const dt__segment_plan *p, int32_t
             i->flops += dt__node_flops(g, m, 0), i->touched += dt__touched(p, m);
             for (int k = 0; k < g->nodes[m].inputs; k++) i->touched += dt__touched(p, g->nodes[m].in[k]);
         }
-        if (n->op == DT__OP_COMBINE) floats /= x->shape.n[0];
         if (n->op == DT__OP_COMBINE && n->i[1]) *tensor += 4 * (ranks - 1) * (floats / ranks);
         else if (n->op == DT__OP_COMBINE && n->i[0]) *tensor += dt__all_reduce_bytes(ranks, rank, floats);
         else if (n->op == DT__OP_ALL_ROWS) *tensor += 4 * (ranks - 1) * floats;
@@ -18920,8 +18806,7 @@ static void dt__cost_ops(const dt_plan *plan, const dt__segment_plan *p, int32_t
             i->sent[DT_AXIS_CONTEXT] += dt__sliced_bytes(g, n);
         else if (n->op == DT__OP_MOE_BINS) i->sent[DT_AXIS_DATA] += 4 * dt__table_bins(n) / ep * (ep - 1);
         else if (n->op == DT__OP_MOE_EXCHANGE)
-            i->sent[DT_AXIS_DATA] += 4 * floats / x->shape.n[x->shape.dims - 2] * g->nodes[n->in[2]].i[1] / ep *
-                                     (ep - 1);
+            i->sent[DT_AXIS_DATA] += 4 * dt__copies(g, n) * dt__cols(x) * g->nodes[n->in[2]].i[1] / ep * (ep - 1);
     }
 }
 
@@ -18932,7 +18817,7 @@ static void dt__cost_fold(const dt_plan *plan, const dt_graph *g, dt_instr *i)
     for (int32_t k = 0; k < g->slot_count; k++) {
         const dt__param *p = &g->params[g->slots[k]];
         int64_t leaf = dt__leaf_slices(g, p), floats = dt__param_local(p);
-        if (leaf < g->tensor_shards && p->rows && dt__in_shards(g))
+        if (leaf < g->tensor_shards && p->rows)
             i->sent[DT_AXIS_TENSOR] += dt__param_copies(p) * dt__ceil_div(dt__row_slices(g, p), leaf) *
                                        dt__all_reduce_bytes(ranks, rank, floats);
     }
@@ -21746,25 +21631,16 @@ static dt_result dt__trainer_ids(dt_trainer *t)
                       below[0] < ids ? "table" : "loss", least);
 }
 
-/* Columns of the logits that this rank has, from the first of its tensor shards on. */
-static int64_t dt__logits_columns(const dt__net *net, int64_t vocabulary, int64_t *first)
-{
-    int64_t width = dt__ceil_div(vocabulary, net->tensor_shards);
-    *first = net->first_shard * width;
-    return dt__min(net->own_shards * width, vocabulary - *first);
-}
-
 /* The segment with a row of logits for each of a unit's `words` tokens, so that text can be drawn from it; -1: none. */
 static int64_t dt__logits_segment(const dt__net *net, int64_t words, int64_t vocabulary)
 {
-    int64_t first, found = -1;
+    int64_t found = -1;
     if (net->source && (net->source->input_type != DT_I32 || net->source->target_type != DT_I32 ||
                         net->source->inputs != net->source->targets))
         return -1;
     for (int64_t s = 0; s < net->count; s++) {
         const dt__built *b = &net->segments[s];
-        int64_t columns = b->logits_cut ? dt__logits_columns(net, vocabulary, &first) : vocabulary;
-        if (b->logits == words * columns) found = s;
+        if (b->logits == words * dt__ceil_div(vocabulary, b->logits_cut ? net->tensor_shards : 1)) found = s;
     }
     return found;
 }
@@ -23568,19 +23444,21 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     return r;
 }
 
-/* Logits (samples,V) from the columns that the ranks of a tensor group have: -0 + x is x. With the graph of a context
- * group, (samples,T,V) of a unit's first samples by position, from the rows of its ranks, too. */
-static dt_result dt__whole_rows(dt__engine *e, const dt_graph *g, const float *columns, int64_t samples, float *whole)
+/* Logits (samples,V) from the shards of node n that the ranks of a tensor group have: -0 + x is x. With the graph of a
+ * context group, (samples,T,V) of a unit's first samples by position, from the rows of its ranks, too. */
+static dt_result dt__whole_rows(dt__engine *e, const dt_graph *g, const dt__node *n, const float *values,
+                                int64_t samples, float *whole)
 {
-    int64_t vocabulary = e->p.recipe->model.vocabulary, first;
-    int64_t count = dt__logits_columns(&e->p.net, vocabulary, &first);
+    int64_t vocabulary = e->p.recipe->model.vocabulary, width = dt__cols(n), own = n->cut ? e->p.net.own_shards : 1;
     int64_t length = g ? e->p.recipe->sequence : 1, rows = g ? g->samples * g->positions : samples;
     dt_result r = DT_OK;
     for (int64_t i = 0; i < samples * length * vocabulary; i++) whole[i] = -0.0f;
-    for (int64_t i = 0; i < rows; i++) {
-        int64_t sample = g ? i / g->positions % e->p.rows : i, position = g ? dt__row_position(g, i) : 0;
+    for (int64_t i = 0; i < rows * own; i++) {
+        int64_t v = i / rows, row = i % rows, first = n->cut ? (e->p.net.first_shard + v) * width : 0;
+        int64_t sample = g ? row / g->positions % e->p.rows : row, position = g ? dt__row_position(g, row) : 0;
         float *to = whole + (sample * length + position) * vocabulary + first;
-        if (sample < samples) dt__copy(to, columns + i * count, count);
+        if (sample < samples)
+            dt__copy(to, values + (v * dt__rows(n) + row) * width, dt__min(width, vocabulary - first));
     }
     if (e->tensor) r = dt_all_reduce(e->tensor, whole, samples * length * vocabulary, DT_SUM);
     if (e->context && g && !r) r = dt_all_reduce(e->context, whole, samples * length * vocabulary, DT_SUM);
@@ -23610,7 +23488,7 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     int32_t id;
     const dt__built *segment = dt__net_prediction(&e->p.net, &at, &id);
     const dt__node *n = segment ? &segment->plan->g->nodes[id] : NULL;
-    int cut = n && e->tensor && n->cut, blocks;
+    int cut = n && n->cut, blocks;
     const float *values;
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
@@ -23639,9 +23517,9 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
         r = dt__engine_pass(e, at + 1);
         if (r || blocks || segment->stage != e->p.shape.stage) continue;
         dt__engine_bind(e, at, 0, -1, &b);
-        values = dt__download(e->k, dt__where(segment->plan, &b, id), dt__floats(n));
-        if (e->p.net.context_shards) r = dt__whole_rows(e, segment->plan->g, values, some, to);
-        else if (cut) r = dt__whole_rows(e, NULL, values, some * each / t->recipe.model.vocabulary, to);
+        values = dt__download(e->k, dt__where(segment->plan, &b, id), dt__node_floats(segment->plan->g, id));
+        if (e->p.net.context_shards) r = dt__whole_rows(e, segment->plan->g, n, values, some, to);
+        else if (cut) r = dt__whole_rows(e, NULL, n, values, some * each / t->recipe.model.vocabulary, to);
         else memcpy(to, values, 4 * (size_t)(some * each));
     }
     e->env.inference = 0, e->env.logit_rows = 0;
@@ -23652,9 +23530,9 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
 
 /* ---- text ---- */
 
-/* *logits: (T,V) of the T tokens that `net` takes, the first of them at `position`, on the stage that has them, else
- * NULL; they live until the next call. The stages of a pipeline call it together. */
-static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *tokens, int64_t position,
+/* *logits: (V) after the last of `used` tokens of those that `net` takes, the first of them at `position`, on the stage
+ * that has them, else NULL; they live until the next call. The stages of a pipeline call it together. */
+static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *tokens, int64_t used, int64_t position,
                             const float **logits)
 {
     dt__engine *e = &t->e;
@@ -23668,8 +23546,12 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
     r = dt__engine_pass(e, at + 1);
     dt__engine_bind(e, at, 0, -1, &b);
     *logits = NULL;
-    if (!r && e->p.net.segments[at].stage == e->p.shape.stage)
-        *logits = dt__download(e->k, dt__where(p, &b, p->g->logits.id), dt__floats(dt__at(p->g, p->g->logits)));
+    if (!r && e->p.net.segments[at].stage == e->p.shape.stage) {
+        const dt__node *n = dt__at(p->g, p->g->logits);
+        *logits = dt__download(e->k, dt__where(p, &b, p->g->logits.id), dt__node_floats(p->g, p->g->logits.id));
+        *logits += (used - 1) * dt__cols(n);
+        if (n->cut) r = dt__whole_rows(e, NULL, n, *logits, 1, t->generator.row), *logits = t->generator.row;
+    }
     e->env.inference = 0, e->env.position = 0;
     e->drawn = NULL, e->cache = NULL;
     return r;
@@ -23679,19 +23561,13 @@ static dt_result dt__logits(dt_trainer *t, const dt__net *net, const int32_t *to
 static dt_result dt__next_logits(dt_trainer *t, const int32_t *tokens, int64_t used, const float **logits)
 {
     dt__generator *d = &t->generator;
-    int64_t vocabulary = t->recipe.model.vocabulary, n = used;
+    int64_t n = used;
     dt_result r = DT_OK;
-    if (!d->cache) r = dt__logits(t, &d->net[DT__WHOLE], tokens, 0, logits);
+    if (!d->cache) r = dt__logits(t, &d->net[DT__WHOLE], tokens, used, 0, logits);
     for (; d->cache && d->cached < used && !r; d->cached += n) {
         n = d->net[DT__SEVERAL].count && used - d->cached >= DT__PREFILL ? DT__PREFILL : 1;
-        r = dt__logits(t, &d->net[n > 1 ? DT__SEVERAL : DT__ONE], tokens + d->cached, d->cached, logits);
+        r = dt__logits(t, &d->net[n > 1 ? DT__SEVERAL : DT__ONE], tokens + d->cached, n, d->cached, logits);
     }
-    if (!*logits || r) return r;
-    if (t->e.tensor) {
-        int64_t first, columns = dt__logits_columns(&t->e.p.net, vocabulary, &first);
-        r = dt__whole_rows(&t->e, NULL, *logits + (n - 1) * columns, 1, d->row);
-        *logits = d->row;
-    } else *logits += (n - 1) * vocabulary;
     return r;
 }
 

@@ -261,7 +261,7 @@ static void ref_op_accumulate(const ref_call *c)
 static void ref_op_combine(const ref_call *c)
 {
     float part[64];
-    int64_t parts = node_in(c, 0)->shape.n[0], n = size_of(c->n);
+    int64_t parts = c->n->i[2], n = size_of(c->n);
     for (int64_t k = 0; k < n; k++) {
         for (int64_t p = 0; p < parts; p++) part[p] = floats_in(c, 0)[p * n + k];
         floats_out(c)[k] = ref_tree(part, parts);
@@ -377,23 +377,20 @@ static void ref_op_norm_dgamma(const ref_call *c) /* in: dy, x, stats */
 
 /* ---- matrix products ---- */
 
-/* i: transposed a, transposed b, parts of k. Leading axes broadcast; with parts there is one product. */
+/* i: transposed a, transposed b. Leading axes broadcast. */
 static void ref_op_matmul(const ref_call *c)
 {
     dt_shape la = node_in(c, 0)->shape, lb = node_in(c, 1)->shape, lead = c->n->shape;
     int ta = (int)c->n->i[0], tb = (int)c->n->i[1];
-    int64_t parts = c->n->i[2] ? c->n->i[2] : 1, m = la.n[la.dims - 2 + ta], k = la.n[la.dims - 1 - ta], n = last_size(c->n), each = k / parts;
+    int64_t m = la.n[la.dims - 2 + ta], k = la.n[la.dims - 1 - ta], n = last_size(c->n);
     la.dims -= 2, lb.dims -= 2, lead.dims -= 2;
     for (int64_t e = 0; e < size_of(c->n); e++) {
-        int64_t entry = e / (m * n), i = e / n % m, j = e % n, part = 0, at[DT_MAX_DIMS];
+        int64_t entry = e / (m * n), i = e / n % m, j = e % n, at[DT_MAX_DIMS];
         const float *a = floats_in(c, 0), *b = floats_in(c, 1);
         float sum = c->fresh ? 0.0f : floats_out(c)[e];
-        if (parts > 1) part = entry / (size_of(c->n) / parts / (m * n)), a += entry % (size_of(c->n) / parts / (m * n)) * m * k;
-        else {
-            unravel(&lead, entry, at);
-            a += ravel(&la, at, lead.dims) * m * k, b += ravel(&lb, at, lead.dims) * k * n;
-        }
-        for (int64_t p = part * each; p < (part + 1) * each; p++) {
+        unravel(&lead, entry, at);
+        a += ravel(&la, at, lead.dims) * m * k, b += ravel(&lb, at, lead.dims) * k * n;
+        for (int64_t p = 0; p < k; p++) {
             float weight = b[tb ? j * k + p : p * n + j];
             sum = fmaf(a[ta ? p * m + i : i * k + p], node_in(c, 1)->op == DT__OP_PARAM ? rounded(c, weight) : weight, sum);
         }
@@ -643,29 +640,33 @@ static ref_fn reference_of(int op)
 
 /* ---- a graph ---- */
 
-/* Gives the nodes of g below `count` their values: `leaf` those of the leaves. slots may be NULL in an eager graph. */
+/* Gives the nodes of g below `count` their values: `leaf` those of the leaves. slots may be NULL in an eager graph. A node
+ * that is cut over tensor shards has a value for each. */
 static void interpret(const dt_graph *g, int32_t count, const float *const *leaf, float **value, float *room, float *slots, const int64_t *slot, int fresh, uint64_t seed)
 {
     for (int32_t id = 1; id < count; id++) {
         const dt__node *n = &g->nodes[id];
         ref_call c;
-        int64_t floats = dt__floats(n);
+        int64_t floats = dt__node_floats(g, id);
         value[id] = room, room += floats;
         if (leaf[id]) memcpy(value[id], leaf[id], 4 * (size_t)floats);
         if (leaf[id] || n->op == DT__OP_AUX) continue;
         if (n->slot >= 0 && !fresh) memcpy(value[id], slots + slot[n->slot], 4 * (size_t)floats);
-        c.g = g, c.n = n, c.out = value[id], c.seed = seed;
+        c.g = g, c.n = n, c.seed = seed;
         c.fresh = n->slot < 0 || fresh;
-        c.aux = n->aux ? room : NULL; /* the next node */
-        for (int i = 0; i < n->inputs; i++) c.in[i] = value[n->in[i]];
-        reference_of(n->op)(&c);
+        for (int64_t v = 0; v < dt__copies(g, n); v++) {
+            c.out = value[id] + v * dt__node_step(g, id);
+            c.aux = n->aux ? room + v * dt__node_step(g, n->aux) : NULL; /* the next node */
+            for (int i = 0; i < n->inputs; i++) c.in[i] = value[n->in[i]] + v * dt__node_step(g, n->in[i]);
+            reference_of(n->op)(&c);
+        }
         if (n->slot >= 0) memcpy(slots + slot[n->slot], value[id], 4 * (size_t)floats);
     }
 }
 static int64_t all_floats(const dt_graph *g)
 {
     int64_t n = 0;
-    for (int32_t id = 1; id < g->count; id++) n += dt__floats(&g->nodes[id]);
+    for (int32_t id = 1; id < g->count; id++) n += dt__node_floats(g, id);
     return n;
 }
 

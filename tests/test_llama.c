@@ -101,17 +101,23 @@ static void plain_dx(const float *const *dy, const float *const *w, int64_t shar
         }
 }
 
+/* The values of a parameter, put together from tensor shards. */
+static void whole(const dt_graph *g, dt_tensor t, float *values)
+{
+    dt__param_whole(&g->params[dt__at(g, t)->param], dt_value(g, t), values);
+}
+
 /* used: bit i when product i is; one that is not has no terms. */
 static void check_shared(int64_t shards, int used)
 {
     static const char *const names[COUNT] = {"q", "k", "v"};
-    static float x[ROWS * WIDE], dy[COUNT][ROWS * 24], want[ROWS * WIDE];
+    static float x[ROWS * WIDE], dy[COUNT][ROWS * 24], w[COUNT][WIDE * 24], want[ROWS * WIDE];
     const float *dys[COUNT], *weights[COUNT];
     char text[100];
     dt_graph *g;
     dt_tensor in, out[COUNT], loss = dt__none();
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
-    g->tensor_shards = shards;
+    g->tensor_shards = g->own_shards = shards;
     fill(x, ROWS * WIDE, 1);
     in = dt_tensor_of(g, DT_F32, dt_shape3(2, 3, WIDE), x);
     dt__columns(g, in, names, widths, COUNT, 0, out);
@@ -119,10 +125,12 @@ static void check_shared(int64_t shards, int used)
         dt_tensor part;
         dys[i] = NULL;
         if (!(used >> i & 1)) continue;
-        fill(dy[i], ROWS * widths[i], 2 + (uint32_t)i);
-        dys[i] = dy[i];
-        weights[i] = dt_value(g, dt__input(g, out[i].id, 1));
-        part = dt_sum(g, dt_mul(g, out[i], dt_tensor_of(g, DT_F32, dt_shape3(2, 3, widths[i]), dy[i])), DT_ALL);
+        dys[i] = dy[i], weights[i] = w[i];
+        whole(g, dt__input(g, out[i].id, 1), w[i]);
+        part = dt__param_cut(g, names[i], ".dy", dt_shape2(ROWS, widths[i]), DT_INIT_NORMAL, 1.0f, 1, 1); /* cut as out is */
+        whole(g, part, dy[i]);
+        part = dt_mul(g, out[i], dt__each_reshape(g, part, dt_shape3(2, 3, widths[i] / shards)));
+        part = dt_sum(g, dt__combine_shards(g, part, 0), DT_ALL);
         loss = loss.id ? dt_add(g, loss, part) : part;
     }
     if (dt_backward(g, loss)) tap_bail("%s", dt_last_error());
@@ -140,7 +148,7 @@ static dt_tensor block(dt_graph **g, const dt_model *m, int64_t shards, dt_tenso
 {
     static float values[2 * 5 * 64];
     if (dt_graph_open(g, 1)) tap_bail("%s", dt_last_error());
-    (*g)->tensor_shards = shards;
+    (*g)->tensor_shards = (*g)->own_shards = shards;
     fill(values, 2 * 5 * m->width, 9);
     *x = dt_tensor_of(*g, DT_F32, dt_shape3(2, 5, m->width), values);
     return dt__family_block(*g, *x, m);
@@ -205,7 +213,7 @@ static void check_refused(void)
     m = dt__model_settled(dt_model_llama("llama-nano"));
     m.vocabulary = 5;
     if (dt_graph_open(&g, 1)) tap_bail("%s", dt_last_error());
-    g->tensor_shards = 4, g->targets = dt_tensor_of(g, DT_I32, dt_shape2(1, 2), ids);
+    g->tensor_shards = g->own_shards = 4, g->targets = dt_tensor_of(g, DT_I32, dt_shape2(1, 2), ids);
     dt__family_head(g, dt_full(g, dt_shape3(1, 2, 64), 1.0f), &m);
     tap_ok(dt_graph_result(g) && strstr(dt_last_error(), "5 token ids are too few for 4 tensor shards"), "refused: %s", dt_last_error());
     dt_graph_close(&g);

@@ -172,7 +172,7 @@ static void with_ops(const sizes *s, const int32_t *ids, const tensors *t, const
     b = dt_tensor_of(g, DT_F32, dt_shape1(s->experts * s->out), t->bias);
     gate = dt_tensor_of(g, DT_F32, dt_shape2(s->tokens, s->active), t->gate);
     route = dt__moe_route(g, dt_tensor_of(g, DT_I32, dt_shape2(s->tokens, s->active), ids), s->experts, s->capacity);
-    out = dt__moe_sum(g, dt__moe_linear(g, dt__moe_rows(g, x, route, dt__none()), route, w, b, 0), route, gate);
+    out = dt__moe_sum(g, dt__moe_linear(g, dt__moe_rows(g, x, route, dt__none()), route, w, b), route, gate);
     if (dt_backward(g, dt_sum(g, dt_mul(g, out, dt_tensor_of(g, DT_F32, dt_shape2(s->tokens, s->out), t->dout)), DT_ALL))) tap_bail("%s", dt_last_error());
     table = dt__route_at(dt__at(g, route), dt__at(g, route)->data);
     wrong += memcmp(table.chosen, r->chosen, 4 * (size_t)choices) != 0;
@@ -654,7 +654,7 @@ static void tiny_forward(void)
         }
     }
     whole = (float *)malloc(4 * (size_t)logits);
-    if (!whole || dt__whole_rows(&tiny->e, head->g, dt__where(head, &b, head->g->logits.id), config("batch"), whole))
+    if (!whole || dt__whole_rows(&tiny->e, head->g, dt__at(head->g, head->g->logits), dt__where(head, &b, head->g->logits.id), config("batch"), whole))
         tap_bail("no logits");
     tap_near(whole, tap_golden_f32(golden, "logits", logits), logits, 1e-5, "logits");
     free(whole);

@@ -47,8 +47,9 @@ static float *room_for(int64_t n)
 static int has_nan(const dt_graph *g, float *const *value)
 {
     for (int32_t id = 1; id < g->count; id++)
-        for (int64_t k = 0; g->nodes[id].op != DT__OP_AUX && g->nodes[id].dtype == DT_F32 && k < dt__count(&g->nodes[id]); k++)
-            if (value[id][k] != value[id][k]) return 1;
+        for (int64_t v = 0; g->nodes[id].op != DT__OP_AUX && g->nodes[id].dtype == DT_F32 && v < dt__copies(g, &g->nodes[id]); v++)
+            for (int64_t k = v * dt__node_step(g, id), end = k + dt__count(&g->nodes[id]); k < end; k++)
+                if (value[id][k] != value[id][k]) return 1;
     return 0;
 }
 
@@ -81,7 +82,7 @@ typedef struct rig {
     dt__segment_plan *plan, *run; /* of the recorded graph; of the one that runs */
     unit unit[MOST_UNITS];
     float *params;
-    int64_t param[2 * MOST_STEPS + 8], slot[128], slot_floats, input, outputs;
+    int64_t param[2 * MOST_STEPS + 8], slot[3 * 128], slot_floats, input, outputs;
     uint8_t written[128]; /* a slot that some gradient goes to */
 } rig;
 
@@ -171,10 +172,11 @@ static int rig_open(rig *r, const recipe *c)
     r->recipe = c;
     if (record(c, NULL, &r->plan)) return 0;
     g = r->plan->g;
-    for (int32_t i = 0; i < g->param_count; i++) r->param[i] = n, n += dt_shape_count(g->params[i].shape);
+    for (int32_t i = 0; i < g->param_count; i++) r->param[i] = n, n += dt__param_local(&g->params[i]);
     r->params = room_for(n);
     for (int32_t i = 0; i < g->param_count; i++) dt__init_param(&g->params[i], c->seed, NULL, r->params + r->param[i]);
-    for (int32_t i = 0; i < g->slot_count; i++) r->slot[i] = r->slot_floats, r->slot_floats += dt_shape_count(g->params[g->slots[i]].shape);
+    for (int32_t i = 0; i < g->slot_count; i++) r->slot[i] = r->slot_floats, r->slot_floats += dt__param_local(&g->params[g->slots[i]]);
+    for (int32_t i = 0; i < g->slot_count; i++) r->slot[g->slot_count + i] = -1; /* no row slices */
     for (int32_t id = 1; id < g->count; id++)
         if (g->nodes[id].slot >= 0) r->written[g->nodes[id].slot] = 1;
     r->input = dt_shape_count(c->x), r->outputs = dt__count(dt__at(g, r->plan->output));
@@ -278,12 +280,12 @@ static int planned_part(planned *p, int u, int32_t begin, int32_t count)
         const dt__node *n = &plan->g->nodes[id];
         char text[400];
         size_t bytes = (size_t)(dt__count(n) * dt__width(n));
-        const float *got;
         dt__segment_run(plan, i, 1, &p->bind[u], &p->env, u == 0);
-        got = dt__where(plan, &p->bind[u], id);
-        if (memcmp(got, p->r->unit[u].value[id], bytes)) {
+        for (int64_t v = 0; v < dt__copies(plan->g, n); v++) {
+            const float *got = dt__where(plan, &p->bind[u], id) + v * dt__node_step(plan->g, id), *want = p->r->unit[u].value[id] + v * dt__node_step(plan->g, id);
             failure at;
-            same(got, p->r->unit[u].value[id], (int64_t)(bytes / 4), &at, "%s", "");
+            if (!memcmp(got, want, bytes)) continue;
+            same(got, want, (int64_t)(bytes / 4), &at, "%s", "");
             snprintf(p->failure->where, sizeof p->failure->where, "%.300s, unit %d: %.150s", node_text(plan->g, id, text, sizeof text), u, at.where);
             ok = 0;
         }
@@ -305,7 +307,7 @@ static int planned_units(planned *p, const char *how)
         for (int32_t i = 0; ok && i < r->run->g->slot_count; i++) {
             const dt__param *param = &r->run->g->params[r->run->g->slots[i]];
             if (r->written[i])
-                ok = same(p->slots + r->slot[i], r->unit[u].slots + r->slot[i], dt_shape_count(param->shape), f,
+                ok = same(p->slots + r->slot[i], r->unit[u].slots + r->slot[i], dt__param_local(param), f,
                           "planned (%s) is not the reference: gradient of %s, slot %d, after unit %d", how, param->name, (int)i, u);
         }
     }
@@ -383,7 +385,7 @@ static int check_planned(rig *r, int isa, int workers, unsigned passes, failure 
 static const float *sum_of_uses(const rig *r, int u, int32_t param, float *sum)
 {
     const dt_graph *g = r->plan->g;
-    int64_t n = dt_shape_count(g->params[param].shape);
+    int64_t n = dt__param_local(&g->params[param]);
     int uses = 0;
     for (int32_t i = 0; i < g->slot_count; i++) {
         const float *use = r->unit[u].slots + r->slot[i];
@@ -405,9 +407,13 @@ static void find_eager(const dt_graph *g, uint64_t seed, failure *f)
     interpret(g, g->count, leaf, value, room, NULL, NULL, 1, seed);
     for (int32_t id = 1; id < g->count; id++) {
         char text[400];
-        if (g->nodes[id].op == DT__OP_AUX || !memcmp(value[id], g->nodes[id].data, (size_t)(dt__count(&g->nodes[id]) * dt__width(&g->nodes[id])))) continue;
-        same(g->nodes[id].data, value[id], dt__floats(&g->nodes[id]), f, "eager %s", node_text(g, id, text, sizeof text));
-        break;
+        for (int64_t v = 0, ok = 1; ok && g->nodes[id].op != DT__OP_AUX && v < dt__copies(g, &g->nodes[id]); v++) {
+            int64_t at = v * dt__node_step(g, id);
+            ok = !memcmp(value[id] + at, g->nodes[id].data + at, (size_t)(dt__count(&g->nodes[id]) * dt__width(&g->nodes[id])));
+            if (ok) continue;
+            same(g->nodes[id].data + at, value[id] + at, dt__floats(&g->nodes[id]), f, "eager %s", node_text(g, id, text, sizeof text));
+            id = g->count - 1; /* the first one */
+        }
     }
     dt__free(leaf), dt__free(value), dt__free(room);
 }
@@ -423,7 +429,9 @@ static int compare_eager(const rig *r, const dt_graph *g, dt_tensor x, dt_tensor
     for (int32_t id = 1; ok && id < g->forward_count; id++) {
         const dt__node *n = &g->nodes[id];
         const float *want = n->op == DT__OP_PARAM ? sum_of_uses(r, 0, n->param, sum) : NULL;
-        if (want) ok = n->grad && same(g->nodes[n->grad].data, want, dt__count(n), f, "eager (%s) is not the reference: gradient of %s", g->kernels->name, g->params[n->param].name);
+        for (int64_t v = 0; want && ok && v < dt__copies(g, n); v++)
+            ok = n->grad && same(g->nodes[n->grad].data + v * dt__node_step(g, n->grad), want + v * dt__node_step(g, id), dt__count(n), f,
+                                 "eager (%s) is not the reference: gradient of %s", g->kernels->name, g->params[n->param].name);
     }
     return ok;
 }
@@ -490,8 +498,8 @@ static double loss_at(const rig *r, float h)
         const float *from = id == g->input.id ? d->x : n->op == DT__OP_PARAM ? r->params + r->param[n->param] : NULL;
         int64_t first = id == g->input.id ? 0 : at;
         if (!from) continue;
-        for (int64_t k = 0; k < dt__count(n); k++) next[k] = from[k] + h * sign_of(r, first + k);
-        leaf[id] = next, next += dt__count(n), at += first ? dt__count(n) : 0;
+        for (int64_t k = 0; k < dt__node_floats(g, id); k++) next[k] = from[k] + h * sign_of(r, first + k);
+        leaf[id] = next, next += dt__node_floats(g, id), at += first ? dt__node_floats(g, id) : 0;
     }
     interpret(g, g->forward_count, leaf, value, room, NULL, NULL, 1, r->recipe->seed);
     for (int64_t k = 0; k < r->outputs; k++) loss += (double)value[r->plan->output.id][k] * (double)d->w[k];
@@ -505,10 +513,11 @@ static double slope_of_gradient(const rig *r)
     int64_t at = r->input;
     for (int64_t k = 0; k < r->input; k++) slope += (double)r->unit[0].grad_in[k] * (double)sign_of(r, k);
     for (int32_t p = 0; p < r->plan->g->param_count; p++) {
-        int64_t n = dt_shape_count(r->plan->g->params[p].shape);
+        const dt__param *param = &r->plan->g->params[p];
         const float *grad = sum_of_uses(r, 0, p, sum);
-        for (int64_t k = 0; grad && k < n; k++) slope += (double)grad[k] * (double)sign_of(r, at + k);
-        at += n;
+        for (int64_t v = 0; grad && v < dt__param_shards(param); v++)
+            for (int64_t k = v * dt__shard_step(param), end = k + dt__shard_floats(param); k < end; k++) slope += (double)grad[k] * (double)sign_of(r, at + k);
+        at += dt__param_local(param);
     }
     return slope;
 }
@@ -954,17 +963,27 @@ static dt_tensor make_matmul(maker *m)
     say(m, "dt_matmul(g, %s, dt_param(g, \"p%d\", %s, ..), %d, %d)", m->name[0], m->s->name, shape_c(b), ta, tb);
     return dt_matmul(m->g, m->in[0], parameter(m, b, ""), ta, tb);
 }
+/* One alone; or two, between which columns are cut over tensor shards. */
 static dt_tensor make_linear(maker *m)
 {
-    char name[12];
-    static const unsigned how[] = { 0, DT_COLUMNS, DT_ROWS, DT_NO_BIAS };
-    int64_t width = m->c->size[choose(m, 0, SIZES)], form = choose(m, 1, 4);
-    if (!floats_of(m, 2, 3) || dt__rows(dt__at(m->g, m->in[0])) * width > MOST_COUNT) return nothing();
-    if (form == 2 && dt_dim(m->g, m->in[0], -1) % m->c->shards) form = 0;
-    if (form == 1 && width % m->c->shards) form = 0;
-    snprintf(name, sizeof name, "l%d", m->s->name);
-    say(m, "dt_linear_with(g, %s, \"%s\", %d, 0.5f, %u)", m->name[0], name, (int)width, how[form]);
-    return dt_linear_with(m->g, m->in[0], name, width, 0.5f, how[form]);
+    char name[12], wide[12];
+    int64_t width = m->c->size[choose(m, 0, SIZES)], form = choose(m, 1, 4), rows, between = m->c->shards * (1 + choose(m, 2, 5));
+    dt_tensor h;
+    if (!floats_of(m, 2, 3)) return nothing();
+    rows = dt__rows(dt__at(m->g, m->in[0]));
+    if (rows * width > MOST_COUNT) return nothing();
+    snprintf(name, sizeof name, "l%d", m->s->name), snprintf(wide, sizeof wide, "m%d", m->s->name);
+    if (form % 3 == 0 || rows * between > MOST_COUNT) {
+        say(m, "dt_linear_with(g, %s, \"%s\", %d, 0.5f, %u)", m->name[0], name, (int)width, form == 3 ? DT_NO_BIAS : 0u);
+        return dt_linear_with(m->g, m->in[0], name, width, 0.5f, form == 3 ? DT_NO_BIAS : 0u);
+    }
+    say(m, "dt_linear_with(g, %sdt_linear_with(g, %s, \"%s\", %d, 0.5f, DT_COLUMNS)%s, \"%s\", %d, 0.5f, DT_ROWS | DT_NO_BIAS)", form == 1 ? "dt_gelu(g, " : "", m->name[0], wide,
+        (int)between, form == 1 ? ")" : "", name, (int)width);
+    m->g->tensor_shards = m->c->shards; /* here alone, so that no other gradient is a sum of row slices (R7) */
+    h = dt_linear_with(m->g, m->in[0], wide, between, 0.5f, DT_COLUMNS);
+    h = dt_linear_with(m->g, form == 1 ? dt_gelu(m->g, h) : h, name, width, 0.5f, DT_ROWS | DT_NO_BIAS);
+    m->g->tensor_shards = 1;
+    return h;
 }
 
 /* ---- attention, dropout, rotation ---- */
@@ -1153,11 +1172,12 @@ static dt_tensor build_recipe(dt_graph *g, dt_tensor x, const void *user)
     const recipe *c = (const recipe *)user;
     dt_tensor value[GIVEN + MOST_STEPS];
     value[0] = x, value[1] = g->targets;
-    g->tensor_shards = c->shards;
+    g->own_shards = c->shards;
     for (int i = 0; i < c->steps; i++) {
         value[GIVEN + i] = apply(g, c, i, value, NULL);
         if (!value[GIVEN + i].id) return dt__poison(g, DT_E_USAGE, "step %d does not fit", i);
     }
+    g->tensor_shards = c->shards; /* of the gradient */
     return value[GIVEN + c->steps - 1];
 }
 static void print_recipe(const recipe *c)
@@ -1168,7 +1188,7 @@ static void print_recipe(const recipe *c)
     if (!g) tap_bail("%s", dt_last_error());
     g->input = value[0] = dt__leaf(g, DT__OP_INPUT, c->x, c->first ? DT_I32 : DT_F32);
     g->targets = value[1] = dt__leaf(g, DT__OP_INPUT, dt_shape2(c->x.n[0], c->targets), DT_I32);
-    g->tensor_shards = c->shards, g->precision = c->precision;
+    g->own_shards = c->shards, g->precision = c->precision;
     tap_note("    /* x: %s %s; targets: %d for each sample%s; parameters, data: seed %llu; Vt = %d; units: %d; operands %s */", c->first ? "int32" : "fp32", shape_c(c->x), (int)c->targets,
              c->ignored ? ", none for the first" : "", (unsigned long long)c->seed, (int)c->shards, c->units, dt__format_of[c->precision].name);
     for (int i = 0; i < c->steps; i++) {
@@ -1220,7 +1240,7 @@ static void draw_steps(recipe *c, uint64_t *state, int wanted)
     int32_t *ids = (int32_t *)room_for(input + tokens);
     if (dt_graph_open(&g, c->seed)) tap_bail("%s", dt_last_error());
     snprintf(g->prefix, sizeof g->prefix, "s");
-    g->tensor_shards = c->shards;
+    g->own_shards = c->shards;
     draw_numbers(state, x, input);
     for (int64_t i = 0; i < input + tokens; i++) ids[i] = (int32_t)below(state, 3);
     g->input = value[0] = c->first ? dt_tensor_of(g, DT_I32, c->x, ids) : dt_tensor_of(g, DT_F32, c->x, x);

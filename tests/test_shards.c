@@ -471,7 +471,7 @@ static dt_tensor table_segment(dt_graph *g, dt_tensor tokens, const void *user) 
 static dt_tensor smooth_segment(dt_graph *g, dt_tensor x, const void *user) /* (B,T,C) -> loss */
 {
     dt_tensor table = dt__table_param(g, "out", *(const int64_t *)user, WIDE);
-    return dt_cross_entropy(g, dt__matmul(g, x, table, 0, 1, 0, dt__own(g)), dt_targets(g), smoothing);
+    return dt_cross_entropy(g, dt__matmul(g, x, table, 0, 1), dt_targets(g), smoothing);
 }
 
 /* 32 lanes and a butterfly. */
@@ -583,6 +583,11 @@ static dt_tensor mixing_segment(dt_graph *g, dt_tensor x, const void *user)
     (void)user;
     return dt_linear_with(g, dt_softmax(g, dt_linear_with(g, x, "up", 8, 0.1f, DT_COLUMNS), DT_LAST), "down", WIDE, 0.1f, DT_ROWS);
 }
+static dt_tensor wide_segment(dt_graph *g, dt_tensor x, const void *user)
+{
+    (void)user;
+    return dt_linear_with(g, x, "up", 8, 0.1f, DT_COLUMNS);
+}
 static dt_tensor end_segment(dt_graph *g, dt_tensor x, const void *user)
 {
     return dt_cross_entropy(g, dt_linear(g, x, "out", *(const int64_t *)user), dt_targets(g), 0.0f);
@@ -603,7 +608,8 @@ static void check_refused(void)
 {
     int64_t vocabulary = 37;
     const dt_segment mixing[3] = { { "in", table_segment, &vocabulary }, { "mix", mixing_segment, NULL }, { "out", end_segment, &vocabulary } };
-    dt_model m = a_model(DT_GPT2), own = dt_model_segments(mixing, 3, 37);
+    const dt_segment wide[3] = { { "in", table_segment, &vocabulary }, { "wide", wide_segment, NULL }, { "out", end_segment, &vocabulary } };
+    dt_model m = a_model(DT_GPT2), own = dt_model_segments(mixing, 3, 37), columns = dt_model_segments(wide, 3, 37);
     refused(&m, 8, 0, 8, "4 heads do not divide into 8 tensor shards: --tensor-shards one of 1, 2, 4");
     refused(&m, 3, 0, 8, "3 tensor shards: it is a power of two up to 1024");
     refused(&m, 4, 0, 7, "acts on 7 rows of a unit of work, which do not divide into 4 slices");
@@ -616,6 +622,7 @@ static void check_refused(void)
     m.experts = 2;
     refused(&m, 4, 0, 8, "38 hidden units of an expert do not divide into 4 tensor shards");
     refused(&own, 2, 0, 8, "SOFTMAX reads columns that are cut over tensor shards");
+    refused(&columns, 2, 0, 8, "wide: a segment returns columns that are cut over tensor shards: end it with a linear with DT_ROWS");
     refused(&own, 2, 1, 8, "sequence parallelism and context shards cut the sequences of the model families");
 }
 
