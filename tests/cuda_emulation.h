@@ -133,7 +133,7 @@ EMULATION_OWN int pick(uint32_t set, uint32_t r)
 
 /* ---- fibers ---- */
 
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(EMULATION_UCONTEXT)
 /* Saves the registers that a call keeps on the stack, changes stacks, takes the registers from there. */
 extern "C" __attribute__((visibility("hidden"))) void emulation_swap(void **save, void *load);
 __asm__(".text\n.globl emulation_swap\n.hidden emulation_swap\n.type emulation_swap,@function\nemulation_swap:\n"
@@ -395,7 +395,8 @@ EMULATION_BITS(__longlong_as_double, double, long long)
 namespace emulation {
 
 enum { ONE, OF_WARP, OF_BLOCK, OF_GRID }; /* whose accesses a mark stands for; of writes, OF_WARP: lanes that wrote the same value */
-static struct { const char *at; uint32_t value; } rewritten[1024]; /* words that must not change by the write that follows */
+static struct { const char *at, *site; uint64_t before; uint32_t value; } rewritten[1024]; /* words that the write that follows must not change */
+static const char *site; /* the code that accesses memory */
 static int rewritten_count;
 extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end; /* this object's own variables */
 
@@ -419,6 +420,7 @@ EMULATION_OWN bool ordered(uint64_t m)
     return when < warps[this_warp].phase || (kind_of(m) == ONE && thread_of(m) == threadIdx.x);
 }
 
+/* The sentence names the code for `addr2line -i -e`. */
 [[noreturn]] EMULATION_OWN void bad_access(const char *at, size_t size, bool writes, const char *why, uint64_t m)
 {
     char where[200] = "", who[80] = "";
@@ -426,14 +428,14 @@ EMULATION_OWN bool ordered(uint64_t m)
         if (at >= arrays[i].at - GUARD && at < arrays[i].at + arrays[i].bytes + GUARD) snprintf(where, sizeof where, ", %s + %td bytes of %zu", arrays[i].name, at - arrays[i].at, arrays[i].bytes);
     inside = false;
     if ((uintptr_t)at - device < device_span && describe) describe((uintptr_t)at, where, sizeof where);
-    if (m > 1) snprintf(who, sizeof who, " by thread %u of %s", thread_of(m), m >> 16 < launched ? "other work, which no event or wait puts before" : m >> 16 < started ? "another block" : "this block");
-    fault("%s %zu bytes at %p%s: %s%s", writes ? "writes" : "reads", size, (const void *)at, where, why, who);
+    if (m > 1) snprintf(who, sizeof who, " by thread %u%s of %s", thread_of(m), kind_of(m) == ONE ? "" : " and others", m >> 16 < launched ? "other work, which no event or wait puts before" : m >> 16 < started ? "another block" : "this block");
+    fault("%s %zu bytes at %p%s (code %#tx): %s%s", writes ? "writes" : "reads", size, (const void *)at, where, site - &__ehdr_start - 1, why, who);
 }
 
 EMULATION_OWN void compare_value(void)
 {
     for (int i = 0; i < rewritten_count; i++)
-        if (memcmp(rewritten[i].at, &rewritten[i].value, 4)) bad_access(rewritten[i].at, 4, true, "a race: lanes of a warp write different values, or one writes what another reads", 0);
+        if (memcmp(rewritten[i].at, &rewritten[i].value, 4)) site = rewritten[i].site, bad_access(rewritten[i].at, 4, true, "a race in a warp: a new value where there was an access", rewritten[i].before);
     rewritten_count = 0;
 }
 
@@ -452,7 +454,8 @@ EMULATION_OWN void touch_word(cell *c, const char *at, size_t size, unsigned byt
     if (read && !by_this_warp(c->read)) bad_access(at, size, true, "a race with the read", c->read);
     if (wrote || read) {
         if (rewritten_count == (int)(sizeof rewritten / sizeof *rewritten)) fault("a write of more than %d words", rewritten_count);
-        rewritten[rewritten_count].at = (const char *)((uintptr_t)at & ~(uintptr_t)3);
+        rewritten[rewritten_count].at = (const char *)((uintptr_t)at & ~(uintptr_t)3), rewritten[rewritten_count].site = site;
+        rewritten[rewritten_count].before = wrote ? c->write : c->read;
         memcpy(&rewritten[rewritten_count].value, rewritten[rewritten_count].at, 4);
         rewritten_count++;
     }
@@ -463,7 +466,6 @@ EMULATION_OWN void touch_word(cell *c, const char *at, size_t size, unsigned byt
 __attribute__((noinline)) EMULATION_OWN void touch(const void *p, size_t size, bool writes, size_t align)
 {
     const uintptr_t at = (uintptr_t)p, in_shared = at - (uintptr_t)shared;
-    if (!inside) return;
     if (rewritten_count) compare_value();
     if (at - (uintptr_t)stacks < (uintptr_t)STACK * THREADS) return;
     if (at - (uintptr_t)&__ehdr_start < (uintptr_t)&_end - (uintptr_t)&__ehdr_start && in_shared >= sizeof shared) {
@@ -494,19 +496,20 @@ EMULATION_OWN void copied(const void *at, size_t bytes, bool writes)
 } // namespace emulation
 
 #define EMULATION_HOOK extern "C" EMULATION_PLAIN __attribute__((visibility("hidden"))) void
+#define EMULATION_SITE if (emulation::inside) emulation::site = (const char *)__builtin_return_address(0)
 #define EMULATION_HOOKS(n) \
-    EMULATION_HOOK __tsan_read##n(void *p) { emulation::touch(p, n, false, n); } \
-    EMULATION_HOOK __tsan_write##n(void *p) { emulation::touch(p, n, true, n); } \
-    EMULATION_HOOK __tsan_unaligned_read##n(void *p) { emulation::touch(p, n, false, 1); } \
-    EMULATION_HOOK __tsan_unaligned_write##n(void *p) { emulation::touch(p, n, true, 1); }
+    EMULATION_HOOK __tsan_read##n(void *p) { EMULATION_SITE, emulation::touch(p, n, false, n); } \
+    EMULATION_HOOK __tsan_write##n(void *p) { EMULATION_SITE, emulation::touch(p, n, true, n); } \
+    EMULATION_HOOK __tsan_unaligned_read##n(void *p) { EMULATION_SITE, emulation::touch(p, n, false, 1); } \
+    EMULATION_HOOK __tsan_unaligned_write##n(void *p) { EMULATION_SITE, emulation::touch(p, n, true, 1); }
 EMULATION_HOOKS(1) EMULATION_HOOKS(2) EMULATION_HOOKS(4) EMULATION_HOOKS(8) EMULATION_HOOKS(16)
-EMULATION_HOOK __tsan_read_range(void *p, size_t n) { emulation::touch(p, n, false, 1); }
-EMULATION_HOOK __tsan_write_range(void *p, size_t n) { emulation::touch(p, n, true, 1); }
+EMULATION_HOOK __tsan_read_range(void *p, size_t n) { EMULATION_SITE, emulation::touch(p, n, false, 1); }
+EMULATION_HOOK __tsan_write_range(void *p, size_t n) { EMULATION_SITE, emulation::touch(p, n, true, 1); }
 EMULATION_HOOK __tsan_init(void) {}
 EMULATION_HOOK __tsan_func_entry(void *) {}
 EMULATION_HOOK __tsan_func_exit(void) {}
 EMULATION_HOOK __tsan_vptr_update(void *, void *) {}
-#define memset(p, v, n) (emulation::touch(p, n, true, 1), memset(p, v, n))
-#define memcpy(p, q, n) (emulation::touch(q, n, false, 1), emulation::touch(p, n, true, 1), memcpy(p, q, n))
+#define memset(p, v, n) (__tsan_write_range(p, n), memset(p, v, n))
+#define memcpy(p, q, n) (__tsan_read_range((void *)(uintptr_t)(q), n), __tsan_write_range(p, n), memcpy(p, q, n))
 #endif
 #endif

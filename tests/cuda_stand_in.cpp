@@ -64,7 +64,7 @@ enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_STREAM_NON_BLOCKI
 #define cuEventDestroy            cuEventDestroy_v2
 #endif
 #include "cuda_emulation.h"
-#pragma GCC diagnostic ignored "-Wunknown-pragmas"
+#pragma GCC diagnostic ignored "-Wunused-function" /* the text has functions that only some of its kernels call */
 #include DT__TEXT
 __asm__(".pushsection .rodata\nstand_in_text: .incbin \"" DT__TEXT "\"\nstand_in_text_end: .byte 0\n.popsection\n");
 extern "C" __attribute__((visibility("hidden"))) const char stand_in_text[], stand_in_text_end[];
@@ -228,6 +228,7 @@ static bool registered(const void *p, size_t bytes, const char *what)
 {
     const uintptr_t at = (uintptr_t)p;
     auto r = registrations.upper_bound(at);
+    if (emulation::device && at - emulation::device < emulation::device_span) misuse("%s: the host's address %p is device memory", what, p);
     if (r != registrations.end() && at + bytes > r->first) misuse("%s: %zu bytes at %p reach into registered memory", what, bytes, p);
     if (r == registrations.begin() || at >= (--r)->first + r->second.bytes) return false;
     if (bytes > r->first + r->second.bytes - at) misuse("%s: %zu bytes at %p end beyond registered memory", what, bytes, p);
@@ -236,9 +237,10 @@ static bool registered(const void *p, size_t bytes, const char *what)
 
 static void check_canaries(const allocation &a, CUdeviceptr at)
 {
-    for (char *p = a.map; p < a.map + a.mapped; p++)
-        if ((p < (char *)at || p >= (char *)at + a.bytes) && (unsigned char)*p != CANARY)
-            misuse("an allocation of %zu bytes at %#llx: byte %td was written (launch %ld or before)", a.bytes, at, p - (char *)at, launches);
+    for (char *p = a.map; p < a.map + a.mapped; p++) {
+        if (p == (char *)at) p += a.bytes; /* at least one byte follows */
+        if ((unsigned char)*p != CANARY) misuse("an allocation of %zu bytes at %#llx: byte %td was written (launch %ld or before)", a.bytes, at, p - (char *)at, launches);
+    }
 }
 static void on_fault(int number, siginfo_t *info, void *)
 {

@@ -155,18 +155,18 @@ sub finds {
     ($status, $out, $err) = calls($which, "kernel $kernel $what", $environment);
     like($err, $says, "$which: $kernel $what");
 }
-my $race = qr/4 bytes at 0x.*: a race with the (read|write) by thread \d+ of this block$/m;
+my $race = qr/4 bytes at 0x.* \(code 0x\w+\): a race with the (read|write) by thread \d+( and others)? of this block$/m;
 finds('checked', 'check_tile', $_, $race) for 1, 2;
-finds('checked', 'check_warp', 1, qr/ a race[ :]/);
-finds('checked', 'check_wrong', 1, qr/thread 255: writes 4 bytes at 0x\w+, s \+ 1024 bytes of 1024: outside arrays and allocations$/m);
-finds('checked', 'check_wrong', $_, qr/thread 0: writes 4 bytes at 0x\w+, byte \d+ of 16384 that cuMemAlloc gave: outside arrays and allocations$/m) for 3, 4;
+finds('checked', 'check_warp', 1, qr/: a race (in|with) /);
+finds('checked', 'check_wrong', 1, qr/thread 255: writes 4 bytes at 0x\w+, s \+ 1024 bytes of 1024 \(code 0x\w+\): outside arrays and allocations$/m);
+finds('checked', 'check_wrong', $_, qr/thread 0: writes 4 bytes at 0x\w+, byte \d+ of 16384 that cuMemAlloc gave \(code 0x\w+\): outside arrays and allocations$/m) for 3, 4;
 finds('checked', 'check_wrong', 5, $race);
 finds('checked', 'check_wrong', 8, qr/: not aligned$/m);
 finds('checked', 'check_wrong', 9, qr/: nothing has written them$/m);
-finds('checked', 'check_wrong', 10, qr/: a race with the write by thread \d+ of (another|this) block$/m);
-finds('checked', 'check_wrong', 11, qr/: a race: lanes of a warp write different values/);
+finds('checked', 'check_wrong', 10, qr/: a race with the write by thread \d+( and others)? of (another|this) block$/m);
+finds('checked', 'check_wrong', 11, qr/: a race in a warp: a new value where there was an access by thread \d+( and others)? of this block$/m);
 finds('checked', 'check_wrong', '14 host', qr/: no memory of the device$/m);
-finds('checked', 'check_wrong', 15, qr/: a race with the write by thread \d+ of another block$/m);
+finds('checked', 'check_wrong', 15, qr/: a race with the write by thread \d+( and others)? of another block$/m);
 for my $which (qw(fast checked)) {
     finds($which, 'check_wrong', 2, qr/: d ends after 1200 bytes of dynamic shared memory; the launch says 1024$/m);
     finds($which, 'check_wrong', 6, qr/: deadlock: 16 threads wait at __syncthreads, 16 elsewhere$/m);
@@ -182,7 +182,7 @@ finds('fast', 'check_wrong', 4, qr/: touches 0x\w+, which is not device memory i
 my %sums;
 $sums{(calls('fast', 'streams 0', "STAND_IN_SEED=$_"))[1]}++ for 1 .. 12;
 cmp_ok(scalar keys %sums, '>', 2, 'without events, work of two streams runs in many orders');
-like((calls('checked', 'streams 0', "STAND_IN_SEED=$_ STAND_IN_UNWRITTEN=1"))[2], qr/: a race with the (read|write) by thread \d+ of other work, which no event or wait puts before$/m, "  and a checked build finds each: seed $_") for 1 .. 6;
+like((calls('checked', 'streams 0', "STAND_IN_SEED=$_ STAND_IN_UNWRITTEN=1"))[2], qr/: a race with the (read|write) by thread \d+( and others)? of other work, which no event or wait puts before$/m, "  and a checked build finds each: seed $_") for 1 .. 6;
 is((calls('checked', 'streams 1', "STAND_IN_SEED=$_"))[1], "sum 798486\n", "  with events it finds none: seed $_") for 1 .. 3;
 is((calls('fast', 'streams 1', "STAND_IN_SEED=$_"))[1], "sum 798486\n", "with events in one: seed $_") for 1 .. 6;
 is((calls('fast', 'host'))[1], "device memory faults\n", 'the host cannot read device memory');
