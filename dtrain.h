@@ -5212,7 +5212,7 @@ static const char *dt__shape_text(const dt_shape *s, char *text)
     int used = snprintf(text, 96, s->dims < 0 ? "of too many axes" : "(");
     if (s->dims < 0) return text;
     for (int i = 0; i < s->dims && i < DT_MAX_DIMS && used < 70; i++)
-        used += snprintf(text + used, 96 - (size_t)used, i ? ",%lld" : "%lld", (long long)s->n[i]);
+        used += snprintf(text + used, 96 - (size_t)used, i ? ",%jd" : "%jd", s->n[i]);
     snprintf(text + used, 96 - (size_t)used, ")");
     return text;
 }
@@ -5667,8 +5667,7 @@ static const char *dt__divisors(int64_t n, int64_t most, int64_t unit, char *tex
     size_t used = 0;
     text[0] = 0;
     for (int64_t d = 1; d <= n && d <= most && used + 24 < size; d++)
-        if (n % d == 0) used += (size_t)snprintf(text + used, size - used, "%s%lld", used ? ", " : "",
-                                             (long long)(d * unit));
+        if (n % d == 0) used += (size_t)snprintf(text + used, size - used, "%s%jd", used ? ", " : "", d * unit);
     return text;
 }
 
@@ -5677,8 +5676,8 @@ static int dt__shards_divide(dt_graph *g, const char *what, int64_t n)
 {
     char list[128];
     if (n % g->tensor_shards == 0) return 1;
-    dt__poison(g, DT_E_USAGE, "%lld %s do not divide into %lld tensor shards: --tensor-shards one of %s", (long long)n,
-               what, (long long)g->tensor_shards, dt__divisors(n & -n, n, 1, list, sizeof list));
+    dt__poison(g, DT_E_USAGE, "%jd %s do not divide into %jd tensor shards: --tensor-shards one of %s", n, what,
+               g->tensor_shards, dt__divisors(n & -n, n, 1, list, sizeof list));
     return 0;
 }
 
@@ -5749,8 +5748,8 @@ static dt_tensor dt__table_param(dt_graph *g, const char *name, int64_t vocabula
 {
     int64_t vt = g->tensor_shards, rows = dt__ceil_div(vocabulary, vt);
     if ((vt - 1) * rows >= vocabulary)
-        return dt__poison(g, DT_E_SHAPE, "%lld token ids are too few for %lld tensor shards: use fewer shards",
-                          (long long)vocabulary, (long long)vt);
+        return dt__poison(g, DT_E_SHAPE, "%jd token ids are too few for %jd tensor shards: use fewer shards",
+                          vocabulary, vt);
     return dt__param_declare(g, name, "", dt_shape2(vocabulary, width), DT_INIT_NORMAL, 0.02f, 0, 1,
                                 rows * vt - vocabulary, 0);
 }
@@ -5763,9 +5762,9 @@ static dt_tensor dt__param_rows(dt_graph *g, dt_tensor t, int64_t rows, int kind
     p->rows = kind;
     int64_t slices = kind == 3 ? 1 : dt__row_slices(g, p);
     if (rows % slices && !g->context) /* decode graphs have no gradient */
-        return dt__poison(g, DT_E_USAGE, "%s acts on %lld rows of a unit of work, which do not divide into %lld "
-                          "slices, one for each tensor shard: change the micro-batch, --sequence or --tensor-shards",
-                          p->name, (long long)rows, (long long)slices);
+        return dt__poison(g, DT_E_USAGE, "%s acts on %jd rows of a unit of work, which do not divide into %jd slices, "
+                          "one for each tensor shard: change the micro-batch, --sequence or --tensor-shards", p->name,
+                          rows, slices);
     return t;
 }
 
@@ -5886,8 +5885,8 @@ static int dt__indices_ok(dt_graph *g, const dt__node *n)
     for (int64_t i = 0; i < dt__count(index); i++) {
         int32_t at = ((const int32_t *)(const void *)index->data)[i];
         if (at < range && (at >= 0 || targets)) continue;
-        return dt__poison(g, DT_E_SHAPE, "%s: index %d at %lld is outside [0, %lld)", dt__op_of(n->op)->name, (int)at,
-                          (long long)i, (long long)range), 0;
+        return dt__poison(g, DT_E_SHAPE, "%s: index %d at %jd is outside [0, %jd)", dt__op_of(n->op)->name, (int)at, i,
+                          range), 0;
     }
     return 1;
 }
@@ -6084,8 +6083,8 @@ DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int
     dt__node n = dt__node_one(DT__OP_SLICE, dt__at(g, x)->shape, x);
     if ((axis = dt__axis(g, "slice", x, axis)) < 0) return dt__none();
     if (begin < 0 || begin >= end || end > n.shape.n[axis])
-        return dt__poison(g, DT_E_SHAPE, "slice: [%lld, %lld) of axis %d is outside %s", (long long)begin,
-                          (long long)end, axis, dt__show(g, &n.shape));
+        return dt__poison(g, DT_E_SHAPE, "slice: [%jd, %jd) of axis %d is outside %s", begin, end, axis,
+                          dt__show(g, &n.shape));
     n.shape.n[axis] = end - begin;
     n.i[0] = axis, n.i[1] = begin;
     return dt__push(g, &n, NULL);
@@ -6107,7 +6106,7 @@ DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count,
         if (dt__refuses(g, "tensors#", tensors[i])) return dt__none();
     int64_t parts = dt__min(count, DT__MAX_IN);
     if (count < 1)
-        return dt__poison(g, DT_E_SHAPE, "concat: needs at least one tensor, got %lld", (long long)count);
+        return dt__poison(g, DT_E_SHAPE, "concat: needs at least one tensor, got %jd", count);
     axis = dt__axis(g, "concat", tensors[0], axis);
     if (axis < 0 || count == 1) return axis < 0 ? dt__none() : tensors[0];
     dt__node n = dt__node_one(DT__OP_CONCAT, dt__at(g, tensors[0])->shape, dt__none());
@@ -6115,9 +6114,8 @@ DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count,
     for (int64_t i = 0; i < count; i++) {
         const dt__node *first = dt__at(g, tensors[0]), *other = dt__at(g, tensors[i]);
         if (!dt__joins(first, other, axis))
-            return dt__poison(g, DT_E_SHAPE,
-                              "concat: tensor %lld, %s %s, and the first, %s %s, may differ in axis %d only",
-                              (long long)i, dt__format_of[other->dtype].name, dt__show(g, &other->shape),
+            return dt__poison(g, DT_E_SHAPE, "concat: tensor %jd, %s %s, and the first, %s %s, may differ in axis %d "
+                              "only", i, dt__format_of[other->dtype].name, dt__show(g, &other->shape),
                               dt__format_of[first->dtype].name, dt__show(g, &first->shape), axis);
         n.shape.n[axis] += other->shape.n[axis];
     }
@@ -6274,8 +6272,8 @@ DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x)
     if (dt__refuses(g, "x#", x)) return dt__none();
     dt_shape s = dt__at(g, x)->shape;
     if (s.dims < 1 || !dt__is_pow2(s.n[0]))
-        return dt__poison(g, DT_E_SHAPE, "combine: axis 0 holds %lld parts; 1, 2, 4, .. are possible",
-                          (long long)(s.dims ? s.n[0] : 0));
+        return dt__poison(g, DT_E_SHAPE, "combine: axis 0 holds %jd parts; 1, 2, 4, .. are possible",
+                          s.dims ? s.n[0] : 0);
     dt__node n = dt__node_one(DT__OP_COMBINE, s, x);
     memmove(n.shape.n, s.n + 1, sizeof(int64_t) * (size_t)(--n.shape.dims));
     n.i[2] = s.n[0];
@@ -6707,8 +6705,8 @@ DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int6
 {
     if (dt__refuses(g, "x# name std~", x, name, std)) return dt__none();
     if (how > 15 || (how & DT_COLUMNS && how & DT_ROWS) || (how & DT_QKV && (!(how & DT_COLUMNS) || width % 3)))
-        return dt__poison(g, DT_E_USAGE, "linear: how %u for a width of %lld: DT_COLUMNS or DT_ROWS, and DT_QKV with "
-                          "DT_COLUMNS for three equal parts", how, (long long)width);
+        return dt__poison(g, DT_E_USAGE, "linear: how %u for a width of %jd: DT_COLUMNS or DT_ROWS, and DT_QKV with "
+                          "DT_COLUMNS for three equal parts", how, width);
     if (dt__at(g, x)->shape.dims == 1) {
         x = dt_linear_with(g, dt_reshape(g, x, dt_shape2(1, dt_dim(g, x, 0))), name, width, std, how);
         return x.id ? dt_reshape(g, x, dt_shape1(dt_dim(g, x, -1))) : x;
@@ -6886,8 +6884,8 @@ DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indice
     if (indices) *indices = dt__none();
     if (last < 0) return dt__none();
     if (k < 1 || k > dt__min(n.shape.n[last], INT32_MAX))
-        return dt__poison(g, DT_E_SHAPE, "top_k: k = %lld is outside 1..%lld, the size of the last axis", (long long)k,
-                          (long long)n.shape.n[last]);
+        return dt__poison(g, DT_E_SHAPE, "top_k: k = %jd is outside 1..%jd, the size of the last axis", k,
+                          n.shape.n[last]);
     n.shape.n[last] = k, n.dtype = DT_I32;
     dt_tensor places = dt__push(g, &n, NULL);
     if (indices) *indices = places;
@@ -7010,7 +7008,7 @@ static int dt__counts_samples(dt_graph *g, const char *op, const dt_shape *s)
 {
     int64_t n = s->dims ? s->n[0] : 1;
     if (g->eager || n == dt_dim(g, g->targets, 0)) return 1;
-    dt__poison(g, DT_E_SHAPE, "%s: axis 0 must count the unit's samples, it holds %lld", op, (long long)n);
+    dt__poison(g, DT_E_SHAPE, "%s: axis 0 must count the unit's samples, it holds %jd", op, n);
     return 0;
 }
 
@@ -7044,13 +7042,13 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
     dt_tensor part[3];
     if (sq.dims != 3 || heads < 1 || heads > sq.n[2] || sq.n[2] % (pieces * heads))
         return dt__poison(g, DT_E_SHAPE, "attend: q %s must be (B,T,C), or [q | k | v] (B,T,3C), with C divisible by "
-                          "%lld heads", dt__show(g, &sq), (long long)heads);
+                          "%jd heads", dt__show(g, &sq), heads);
     d = sq.n[2] / pieces / heads;
     if (!fused && (kv_heads < 1 || heads % kv_heads || sk.dims != 3 || sk.n[0] != sq.n[0] || sk.n[2] != kv_heads * d ||
                    !dt__same_shape(&sk, &dt__at(g, v)->shape)))
-        return dt__poison(g, DT_E_SHAPE, "attend: k %s and v %s for q %s must both be (B,S,%lld %lld), and %lld heads "
-                          "a multiple of these %lld", dt__show(g, &sk), dt__show(g, &dt__at(g, v)->shape),
-                          dt__show(g, &sq), (long long)kv_heads, (long long)d, (long long)heads, (long long)kv_heads);
+        return dt__poison(g, DT_E_SHAPE, "attend: k %s and v %s for q %s must both be (B,S,%jd %jd), and %jd heads a "
+                          "multiple of these %jd", dt__show(g, &sk), dt__show(g, &dt__at(g, v)->shape),
+                          dt__show(g, &sq), kv_heads, d, heads, kv_heads);
     if (mask.id && ((dt__at(g, mask)->dtype != DT_I32 && dt__at(g, mask)->dtype != DT_F32) || sm.dims < 2 ||
                     sm.dims > 3 || sm.n[sm.dims - 1] != sk.n[1] || sm.n[sm.dims - 2] != sq.n[1] ||
                     (sm.dims == 3 && sm.n[0] != sq.n[0])))
@@ -7504,8 +7502,8 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
     dt__node n = dt__node_one(DT__OP_ROPE, s, x);
     heads = dt__heads_of(g, x, "heads", heads);
     if (s.dims != 3 || heads < 1 || heads > s.n[2] || s.n[2] % (2 * heads))
-        return dt__poison(g, DT_E_SHAPE, "rope: %s must be (B,T,H*d) with %lld heads of an even width d",
-                          dt__show(g, &s), (long long)heads);
+        return dt__poison(g, DT_E_SHAPE, "rope: %s must be (B,T,H*d) with %jd heads of an even width d",
+                          dt__show(g, &s), heads);
     if (!dt__bounded(g, "rope: base", base, 1.0, 1e300) ||
         !dt__bounded(g, "rope: offset", (double)offset, 0.0, (double)INT32_MAX))
         return dt__none();
@@ -7598,8 +7596,7 @@ DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targe
     dt_shape stats = dt_shape2(7, rows); /* max and sum interleaved (rows,2), losses (rows), and dt__entropy_part */
     if (!dt__bounded(g, "cross_entropy: smoothing", smoothing, 0.0, 1.0)) return dt__none();
     if (dt__at(g, targets)->dtype != DT_I32 || dt__count(dt__at(g, targets)) != rows)
-        return dt__poison(g, DT_E_SHAPE, "cross_entropy: needs one int32 target per row of logits (%lld rows)",
-                          (long long)rows);
+        return dt__poison(g, DT_E_SHAPE, "cross_entropy: needs one int32 target per row of logits (%jd rows)", rows);
     n.i[0] = n.i[1] = dt_dim(g, logits, -1), n.i[3] = 1;
     if (dt__at(g, logits)->cut) { /* the columns of a shard are those of the table whose product the logits are */
         const dt__param *p = NULL;
@@ -7781,8 +7778,8 @@ DT_API dt_tensor dt_auxiliary_loss(dt_graph *g, dt_tensor x, dt_tensor loss, flo
     if (dt__refuses(g, "x# loss# coefficient~", x, loss, coefficient)) return dt__none();
     dt__node n = dt__node_make(DT__OP_AUX_LOSS, dt__at(g, x)->shape, x, loss, dt__none());
     if (dt__count(dt__at(g, loss)) != dt__leaves(g))
-        return dt__poison(g, DT_E_SHAPE, "auxiliary_loss: the loss has %lld elements and must be a scalar: dt_mean it",
-                          (long long)dt__count(dt__at(g, loss)));
+        return dt__poison(g, DT_E_SHAPE, "auxiliary_loss: the loss has %jd elements and must be a scalar: dt_mean it",
+                          dt__count(dt__at(g, loss)));
     if (!dt__bounded(g, "auxiliary_loss: coefficient", coefficient, 0.0, 3e38)) return dt__none();
     n.f = coefficient;
     return dt__push(g, &n, NULL);
@@ -8099,9 +8096,8 @@ static int dt__moe_ok(dt_graph *g, dt_tensor x, const dt_moe_options *o)
     char text[96];
     if (s->dims < 2) dt__poison(g, DT_E_SHAPE, "moe: x %s must be (..,C): tokens, then channels", dt__show(g, s));
     if (o->experts % dt__expert_ranks(g))
-        dt__poison(g, DT_E_USAGE, "moe: %lld experts cannot be shared by %lld ranks: --ep one of %s",
-                   (long long)o->experts, (long long)g->expert_ranks,
-                   dt__divisors(o->experts & -o->experts, o->experts, 1, text, sizeof text));
+        dt__poison(g, DT_E_USAGE, "moe: %jd experts cannot be shared by %jd ranks: --ep one of %s", o->experts,
+                   g->expert_ranks, dt__divisors(o->experts & -o->experts, o->experts, 1, text, sizeof text));
     return !g->result && dt__bounded(g, "moe: experts", (double)o->experts, 1.0, 65536.0) &&
            dt__bounded(g, "moe: active", (double)o->active, 1.0, (double)o->experts) &&
            dt__bounded(g, "moe: width", (double)o->width, 0.0, (double)INT32_MAX) &&
@@ -9406,15 +9402,15 @@ static dt_result dt__net_shards(dt__net *net, const dt_model *m, int64_t sequenc
     if (!net->tensor_shards) net->tensor_shards = 1;
     if (!net->own_shards) net->own_shards = net->tensor_shards;
     if (!dt__is_pow2(net->tensor_shards) || net->tensor_shards > DT__TENSOR_SHARDS)
-        return dt__misuse("%lld tensor shards: it is a power of two up to %d",
-                          (long long)net->tensor_shards, (int)DT__TENSOR_SHARDS);
+        return dt__misuse("%jd tensor shards: it is a power of two up to %d", net->tensor_shards,
+                          (int)DT__TENSOR_SHARDS);
     if (m->segments && (net->sequence_parallel || net->context_shards))
         return dt__misuse("sequence parallelism and context shards cut the sequences of the model families: "
                           "give a model of your own --context-shards 1 and no --sequence-parallel");
     if (!net->context_shards || sequence % (2 * net->context_shards) == 0) return DT_OK;
-    return dt__misuse("%lld tokens do not divide into two slices for each of %lld context shards: "
-                      "--context-shards one of %s, or another --sequence", (long long)sequence,
-                      (long long)net->context_shards, dt__divisors(slices & -slices, slices, 1, list, sizeof list));
+    return dt__misuse("%jd tokens do not divide into two slices for each of %jd context shards: --context-shards one "
+                      "of %s, or another --sequence", sequence, net->context_shards,
+                      dt__divisors(slices & -slices, slices, 1, list, sizeof list));
 }
 
 /* Builds and plans a model for units of `rows` samples of T tokens, or of net->source. With net->context (families
