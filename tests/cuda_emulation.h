@@ -1,14 +1,16 @@
 /* CUDA's execution model on one CPU thread: the device text runs where there is no GPU (cuda_stand_in.cpp launches it).
  *
  * Each thread of a block is a fiber. The lanes of a warp run in random order up to the next shuffle, barrier or end;
- * warps, and the blocks of a grid, follow each other in random order. Shared memory starts each block as NaNs. A barrier
- * that a thread cannot reach, a shuffle with a lane that has ended, too much shared memory: a sentence, and abort().
+ * warps, and the blocks of a grid, follow each other in random order. Shared memory starts each block as NaNs. A
+ * barrier that a thread cannot reach, a shuffle with a lane that has ended, too much shared memory: a sentence, and
+ * abort().
  *
  * Compiled with -fsanitize=thread and linked without it (libtsan is not used), each access to memory calls a function
  * at the end of this file, which finds addresses outside arrays and allocations, misaligned addresses, reads of memory
  * that nothing has written, and races: two threads that touch a word, one of them writes, and no barrier is between.
  * __syncthreads orders the threads of a block, __syncwarp those of a warp, shuffles and ballots none. Lanes of a warp
- * may write the same value to the same place, as scalar statements of the text do. Include it before the device text. */
+ * may write the same value to the same place, as scalar statements of the text do. Include it before the device text.
+ */
 #ifndef CUDA_EMULATION_H
 #define CUDA_EMULATION_H
 #include <math.h>
@@ -35,7 +37,12 @@ static emulated_index threadIdx, blockIdx, blockDim, gridDim;
 namespace emulation {
 
 enum { LANES = 32, WARPS = 32, THREADS = LANES * WARPS, STACK = 1 << 18, PAGE = 4096 };
-enum { STATIC = 48 << 10, DYNAMIC = 228 << 10, GUARD = 64, ARRAYS = 32 }; /* shared memory, and what lies between arrays: bytes */
+enum {
+    STATIC = 48 << 10,
+    DYNAMIC = 228 << 10,
+    GUARD = 64,
+    ARRAYS = 32
+}; /* shared memory, and what lies between arrays: bytes */
 enum meeting { SHUFFLE, BALLOT, SYNC };
 
 /* What DT__KERNEL registers. threads: the most that a block may have (__launch_bounds__). */
@@ -58,8 +65,8 @@ inline kernel::kernel(const char *name_, size_t bytes_, void (*run_)(const void 
 struct warp {
     uint32_t live, fresh, ready, waiting, blocked;
     int kind, turn;
-    uint64_t phase;        /* the clock at its last __syncwarp */
-    uint32_t given[2];     /* lanes that took part in the last two meetings, and their values */
+    uint64_t phase;    /* the clock at its last __syncwarp */
+    uint32_t given[2]; /* lanes that took part in the last two meetings, and their values */
     uint64_t value[2][LANES];
 };
 struct fiber {
@@ -69,15 +76,22 @@ struct fiber {
 static const kernel *running;
 static __thread bool inside __attribute__((tls_model("initial-exec"))); /* this thread of the program runs it */
 static warp warps[WARPS];
-static fiber caller, fibers[THREADS], *on[THREADS], *idle[THREADS], *now; /* on: the fiber of a thread that has started */
+static fiber caller, fibers[THREADS], *idle[THREADS], *now;
+static fiber *on[THREADS]; /* of the threads that have started */
 static int made, idling, this_warp, this_lane;
 static uint32_t able; /* warps with a lane that can run */
 static unsigned live, blocked;
-static uint64_t seed = 88172645463325252ull, ticks = 1, launched, started, separated; /* ticks: of the launch, the block, its last barrier */
+static uint64_t seed = 88172645463325252ull;
+static uint64_t ticks = 1, launched, started, separated; /* a clock; of the launch, the block, its last barrier */
 static char *stacks;
-alignas(16) static char argument[4096], shared[STATIC + GUARD * ARRAYS + DYNAMIC], *const dynamic = shared + STATIC + GUARD * ARRAYS;
-static size_t shared_limit = STATIC, shared_end, shared_sum, dynamic_bytes; /* sum: of static arrays; end: with guards */
-static struct { const char *name, *at; size_t bytes; } arrays[ARRAYS];
+alignas(16) static char argument[4096], shared[STATIC + GUARD * ARRAYS + DYNAMIC];
+static char *const dynamic = shared + STATIC + GUARD * ARRAYS;
+static size_t shared_limit = STATIC, dynamic_bytes;
+static size_t shared_sum, shared_end; /* of static arrays: bytes, and bytes with guards */
+static struct {
+    const char *name, *at;
+    size_t bytes;
+} arrays[ARRAYS];
 static int array_count;
 
 /* What a checked build knows of each word of memory. */
@@ -88,7 +102,7 @@ static const uintptr_t device_span = (uintptr_t)1 << 38;
 static uintptr_t device; /* all device memory lies in [device, device + device_span) */
 [[maybe_unused]] static cell *device_cells;
 [[maybe_unused]] static int allow_unwritten; /* device memory that nothing has written may be read */
-/* Of a checked build with streams: what had the clock `when`, at `settled` or later, comes before the work that runs. */
+/* Of streams: whether accesses of an earlier launch, at `settled` or later, come before the work that runs. */
 [[maybe_unused]] static uint64_t settled;
 [[maybe_unused]] static bool (*comes_before)(uint64_t when);
 [[maybe_unused]] static void (*describe)(uintptr_t at, char *text, size_t room); /* an address of device memory */
@@ -111,7 +125,8 @@ EMULATION_OWN void set_cells(const void *, size_t, uint64_t) {}
 {
     va_list list;
     fflush(stdout);
-    fprintf(stderr, "cuda emulation: %s, block (%u,%u,%u), thread %u: ", running ? running->name : "no kernel", blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x);
+    fprintf(stderr, "cuda emulation: %s, block (%u,%u,%u), thread %u: ", running ? running->name : "no kernel",
+            blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x);
     va_start(list, format);
     vfprintf(stderr, format, list);
     va_end(list);
@@ -171,10 +186,13 @@ EMULATION_OWN void fiber_main(void);
 
 EMULATION_OWN fiber *new_fiber(void)
 {
-    if (!stacks) stacks = (char *)mmap(NULL, (size_t)STACK * THREADS, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    if (!stacks) stacks = (char *)mmap(NULL, (size_t)STACK * THREADS, PROT_NONE, flags, -1, 0);
     char *base = stacks + (size_t)STACK * (size_t)made;
-    if (stacks == MAP_FAILED || mprotect(base + PAGE, STACK - PAGE, PROT_READ | PROT_WRITE)) fault("no memory for a thread's stack");
-    fibers[made].stack = new_stack(base + STACK - 64 * (made * 11 % 61 + 1), fiber_main); /* not all tops in one set of the cache */
+    if (stacks == MAP_FAILED || mprotect(base + PAGE, STACK - PAGE, PROT_READ | PROT_WRITE))
+        fault("no memory for a thread's stack");
+    char *top = base + STACK - 64 * (made * 11 % 61 + 1); /* tops do not share one set of the cache */
+    fibers[made].stack = new_stack(top, fiber_main);
     return &fibers[made++];
 }
 
@@ -229,8 +247,11 @@ EMULATION_OWN int meet(int kind, unsigned mask, uint64_t value)
 {
     warp *w = &warps[this_warp];
     const int turn = w->turn;
-    if ((mask & w->live) != w->live) fault("the mask %08x of a warp's function leaves out lanes that run: %08x", mask, w->live & ~mask);
-    if (w->waiting && w->kind != kind) fault("lanes of a warp wait at different functions (shuffle 0, ballot 1, __syncwarp 2: %d and %d)", kind, w->kind);
+    if ((mask & w->live) != w->live)
+        fault("the mask %08x of a warp's function leaves out lanes that run: %08x", mask, w->live & ~mask);
+    if (w->waiting && w->kind != kind)
+        fault("lanes of a warp wait at different functions (shuffle 0, ballot 1, __syncwarp 2: %d and %d)", kind,
+              w->kind);
     w->kind = kind, w->value[turn][this_lane] = value;
     w->waiting |= 1u << this_lane;
     settle(w);
@@ -286,7 +307,10 @@ EMULATION_OWN void launch(const kernel *f, const unsigned grid[3], unsigned thre
     uint64_t step = blocks, b = draw() % blocks;
     for (uint64_t rest = 0; rest != 1 && blocks > 1;) { /* a step that reaches all blocks */
         step = draw() % blocks, rest = blocks;
-        for (uint64_t x = step; x;) { const uint64_t y = rest % x; rest = x, x = y; }
+        for (uint64_t x = step; x;) {
+            const uint64_t y = rest % x;
+            rest = x, x = y;
+        }
     }
     memcpy(argument, a, f->bytes);
     running = f, gridDim = {grid[0], grid[1], grid[2]}, blockDim = {threads, 1, 1}, dynamic_bytes = dynamic_size;
@@ -307,7 +331,9 @@ template <class T> struct shared_array {
         if (block == started) return at;
         const size_t bytes = (n * sizeof(T) + 15) / 16 * 16;
         shared_sum += bytes;
-        if (shared_sum > STATIC || shared_sum + dynamic_bytes > shared_limit) fault("%s: %zu bytes of shared memory, and %zu dynamic ones; at most %d static, %zu together", name, shared_sum, dynamic_bytes, STATIC, shared_limit);
+        if (shared_sum > STATIC || shared_sum + dynamic_bytes > shared_limit)
+            fault("%s: %zu bytes of shared memory, and %zu dynamic ones; at most %d static, %zu together", name,
+                  shared_sum, dynamic_bytes, STATIC, shared_limit);
         block = started, at = (T *)(void *)(shared + shared_end);
         new_array(name, shared + shared_end, n * sizeof(T));
         shared_end += bytes + GUARD;
@@ -318,7 +344,9 @@ template <class T> struct shared_array {
 template <class T> EMULATION_OWN T *take_dynamic(const char *name, int &floats, size_t n)
 {
     char *at = dynamic + 4 * (size_t)floats;
-    if (4 * (size_t)floats + n * sizeof(T) > dynamic_bytes) fault("%s ends after %zu bytes of dynamic shared memory; the launch says %zu", name, 4 * (size_t)floats + n * sizeof(T), dynamic_bytes);
+    if (4 * (size_t)floats + n * sizeof(T) > dynamic_bytes)
+        fault("%s ends after %zu bytes of dynamic shared memory; the launch says %zu", name,
+              4 * (size_t)floats + n * sizeof(T), dynamic_bytes);
     floats += (int)((n * sizeof(T) + 3) / 4);
     for (int i = 0; i < array_count; i++)
         if (arrays[i].at == at) return (T *)(void *)at;
@@ -334,8 +362,8 @@ template <class T> EMULATION_OWN T *take_dynamic(const char *name, int &floats, 
 #define __global__
 #define __host__
 #define __constant__
-#define __forceinline__        inline
-#define __align__(n)           __attribute__((aligned(n)))
+#define __forceinline__ inline
+#define __align__(n)    __attribute__((aligned(n)))
 #define __launch_bounds__(...)
 #define DT__UNROLL
 #define DT__ROLLED
@@ -394,16 +422,27 @@ EMULATION_BITS(__longlong_as_double, double, long long)
 #ifdef EMULATION_CHECKED
 namespace emulation {
 
-enum { ONE, OF_WARP, OF_BLOCK, OF_GRID }; /* whose accesses a mark stands for; of writes, OF_WARP: lanes that wrote the same value */
-static struct { const char *at, *site; uint64_t before; uint32_t value; } rewritten[1024]; /* words that the write that follows must not change */
-static const char *site; /* the code that accesses memory */
+/* Whose accesses a mark stands for. Of writes, OF_WARP: lanes that wrote the same value. */
+enum { ONE, OF_WARP, OF_BLOCK, OF_GRID };
+static struct { /* words that the write that follows must not change */
+    const char *at, *site;
+    uint64_t before;
+    uint32_t value;
+} rewritten[256];
 static int rewritten_count;
+static const char *site; /* the code that accesses memory */
 extern "C" __attribute__((visibility("hidden"))) char __ehdr_start, _end; /* this object's own variables */
 
-EMULATION_OWN uint64_t mark(int kind, unsigned bytes) { return ticks << 16 | (uint64_t)threadIdx.x << 6 | (uint64_t)kind << 4 | bytes; }
+EMULATION_OWN uint64_t mark(int kind, unsigned bytes)
+{
+    return ticks << 16 | (uint64_t)threadIdx.x << 6 | (uint64_t)kind << 4 | bytes;
+}
 EMULATION_OWN int kind_of(uint64_t m) { return (int)(m >> 4 & 3); }
 EMULATION_OWN unsigned thread_of(uint64_t m) { return (unsigned)(m >> 6) & (THREADS - 1); }
-EMULATION_OWN bool by_this_warp(uint64_t m) { return m >> 16 >= started && kind_of(m) <= OF_WARP && (int)thread_of(m) / LANES == this_warp; }
+EMULATION_OWN bool by_this_warp(uint64_t m)
+{
+    return m >> 16 >= started && kind_of(m) <= OF_WARP && (int)thread_of(m) / LANES == this_warp;
+}
 /* The present access comes after those of a mark in all orders in which threads may run. */
 EMULATION_OWN bool ordered(uint64_t m)
 {
@@ -425,39 +464,52 @@ EMULATION_OWN bool ordered(uint64_t m)
 {
     char where[200] = "", who[80] = "";
     for (int i = 0; i < array_count; i++)
-        if (at >= arrays[i].at - GUARD && at < arrays[i].at + arrays[i].bytes + GUARD) snprintf(where, sizeof where, ", %s + %td bytes of %zu", arrays[i].name, at - arrays[i].at, arrays[i].bytes);
+        if (at >= arrays[i].at - GUARD && at < arrays[i].at + arrays[i].bytes + GUARD)
+            snprintf(where, sizeof where, ", %s + %td bytes of %zu", arrays[i].name, at - arrays[i].at,
+                     arrays[i].bytes);
     inside = false;
     if ((uintptr_t)at - device < device_span && describe) describe((uintptr_t)at, where, sizeof where);
-    if (m > 1) snprintf(who, sizeof who, " by thread %u%s of %s", thread_of(m), kind_of(m) == ONE ? "" : " and others", m >> 16 < launched ? "other work, which no event or wait puts before" : m >> 16 < started ? "another block" : "this block");
-    fault("%s %zu bytes at %p%s (code %#tx): %s%s", writes ? "writes" : "reads", size, (const void *)at, where, site - &__ehdr_start - 1, why, who);
+    if (m > 1)
+        snprintf(who, sizeof who, " by thread %u%s of %s", thread_of(m), kind_of(m) == ONE ? "" : " and others",
+                 m >> 16 < launched  ? "other work, which no event or wait puts before"
+                 : m >> 16 < started ? "another block"
+                                     : "this block");
+    fault("%s %zu bytes at %p%s (code %#tx): %s%s", writes ? "writes" : "reads", size, (const void *)at, where,
+          site - &__ehdr_start - 1, why, who);
 }
 
 EMULATION_OWN void compare_value(void)
 {
     for (int i = 0; i < rewritten_count; i++)
-        if (memcmp(rewritten[i].at, &rewritten[i].value, 4)) site = rewritten[i].site, bad_access(rewritten[i].at, 4, true, "a race in a warp: a new value where there was an access", rewritten[i].before);
+        if (memcmp(rewritten[i].at, &rewritten[i].value, 4)) {
+            site = rewritten[i].site;
+            bad_access(rewritten[i].at, 4, true, "a race in a warp: a new value where there was an access",
+                       rewritten[i].before);
+        }
     rewritten_count = 0;
 }
 
 EMULATION_OWN void touch_word(cell *c, const char *at, size_t size, unsigned bytes, bool writes)
 {
-    const bool wrote = (c->write & bytes) && c->write > 1 && !ordered(c->write), read = (c->read & bytes) && !ordered(c->read);
+    const bool wrote = (c->write & bytes) && c->write > 1 && !ordered(c->write);
+    const bool read = (c->read & bytes) && !ordered(c->read);
     if (!c->write) bad_access(at, size, writes, "outside arrays and allocations", 0);
     if (!writes) {
         const uint64_t old = c->read;
-        if (c->write == 1 && !allow_unwritten && (uintptr_t)at - device < device_span) bad_access(at, size, false, "nothing has written them", 0);
-        if (wrote && !(by_this_warp(c->write) && kind_of(c->write) == OF_WARP)) bad_access(at, size, false, "a race with the write", c->write);
-        c->read = mark(!read ? ONE : old >> 16 < started || kind_of(old) == OF_GRID ? OF_GRID : by_this_warp(old) ? OF_WARP : OF_BLOCK, bytes);
+        if (c->write == 1 && !allow_unwritten && (uintptr_t)at - device < device_span)
+            bad_access(at, size, false, "nothing has written them", 0);
+        if (wrote && !(by_this_warp(c->write) && kind_of(c->write) == OF_WARP))
+            bad_access(at, size, false, "a race with the write", c->write);
+        const bool of_grid = old >> 16 < started || kind_of(old) == OF_GRID;
+        c->read = mark(!read ? ONE : of_grid ? OF_GRID : by_this_warp(old) ? OF_WARP : OF_BLOCK, bytes);
         return;
     }
     if (wrote && !by_this_warp(c->write)) bad_access(at, size, true, "a race with the write", c->write);
     if (read && !by_this_warp(c->read)) bad_access(at, size, true, "a race with the read", c->read);
-    if (wrote || read) {
-        if (rewritten_count == (int)(sizeof rewritten / sizeof *rewritten)) fault("a write of more than %d words", rewritten_count);
-        rewritten[rewritten_count].at = (const char *)((uintptr_t)at & ~(uintptr_t)3), rewritten[rewritten_count].site = site;
-        rewritten[rewritten_count].before = wrote ? c->write : c->read;
-        memcpy(&rewritten[rewritten_count].value, rewritten[rewritten_count].at, 4);
-        rewritten_count++;
+    if ((wrote || read) && rewritten_count < (int)(sizeof rewritten / sizeof *rewritten)) {
+        auto &r = rewritten[rewritten_count++];
+        r.at = (const char *)((uintptr_t)at & ~(uintptr_t)3), r.site = site, r.before = wrote ? c->write : c->read;
+        memcpy(&r.value, r.at, 4);
     }
     c->write = mark(wrote ? OF_WARP : ONE, bytes);
 }
@@ -472,7 +524,8 @@ __attribute__((noinline)) EMULATION_OWN void touch(const void *p, size_t size, b
         if (writes) bad_access((const char *)p, size, true, "a variable of the program", 0);
         return;
     }
-    if (in_shared >= sizeof shared && at - device >= device_span) bad_access((const char *)p, size, writes, "no memory of the device", 0);
+    if (in_shared >= sizeof shared && at - device >= device_span)
+        bad_access((const char *)p, size, writes, "no memory of the device", 0);
     if (at % align) bad_access((const char *)p, size, writes, "not aligned", 0);
     cell *c = in_shared < sizeof shared ? shared_cells + in_shared / 4 : device_cells + (at - device) / 4;
     for (uintptr_t i = at, n; i < at + size; i += n, c++) {
@@ -502,7 +555,11 @@ EMULATION_OWN void copied(const void *at, size_t bytes, bool writes)
     EMULATION_HOOK __tsan_write##n(void *p) { EMULATION_SITE, emulation::touch(p, n, true, n); } \
     EMULATION_HOOK __tsan_unaligned_read##n(void *p) { EMULATION_SITE, emulation::touch(p, n, false, 1); } \
     EMULATION_HOOK __tsan_unaligned_write##n(void *p) { EMULATION_SITE, emulation::touch(p, n, true, 1); }
-EMULATION_HOOKS(1) EMULATION_HOOKS(2) EMULATION_HOOKS(4) EMULATION_HOOKS(8) EMULATION_HOOKS(16)
+EMULATION_HOOKS(1)
+EMULATION_HOOKS(2)
+EMULATION_HOOKS(4)
+EMULATION_HOOKS(8)
+EMULATION_HOOKS(16)
 EMULATION_HOOK __tsan_read_range(void *p, size_t n) { EMULATION_SITE, emulation::touch(p, n, false, 1); }
 EMULATION_HOOK __tsan_write_range(void *p, size_t n) { EMULATION_SITE, emulation::touch(p, n, true, 1); }
 EMULATION_HOOK __tsan_init(void) {}

@@ -1,17 +1,19 @@
 /* Stands in for libcuda.so.1 and libnvrtc.so where there is no GPU: kernels are the printed device text, which is
- * compiled with this file, and run on the emulation (cuda_emulation.h). The device text is the file DT__TEXT:
+ * compiled with this file and runs on the emulation (cuda_emulation.h). The device text is the file DT__TEXT:
  *
- *     g++ -std=c++17 -O2 -ffp-contract=off -mfma -shared -fPIC -DDT__TEXT='"cuda.txt"' cuda_stand_in.cpp -o cuda_stand_in.so
+ *     g++ -std=c++17 -O2 -ffp-contract=off -mfma -shared -fPIC -DDT__TEXT='"cuda.txt"' cuda_stand_in.cpp -o fast.so
+ *     g++ -std=c++17 -O1 -g -ffp-contract=off -mfma -fsanitize=thread -fPIC -DDT__TEXT='"cuda.txt"' -c \
+ *         cuda_stand_in.cpp -o checked.o && g++ -shared checked.o -o checked.so
  *
- * Device memory faults when the host touches it, starts as 0x7f bytes, and ends with bytes that must not change. Work
- * waits in its stream and runs when somebody waits, in a random order that streams and events allow. What a program must
- * not do ends with a sentence and abort(). Environment:
+ * Device memory faults when the host touches it, starts as 0x7f bytes, and lies between bytes that must not change.
+ * Work waits in its stream and runs when somebody waits, in a random order that streams and events allow. What a
+ * program must not do ends with a sentence and abort(). Environment:
  *
  *     STAND_IN_GPUS=1  STAND_IN_ARCH=9.0  STAND_IN_MEMORY=1073741824  STAND_IN_NO_DEVICE=1
- *     STAND_IN_SEED=1      of the orders
- *     STAND_IN_FAIL=n      the n-th call fails, STAND_IN_ERROR=code says how; an error of the device lasts
- *     STAND_IN_SAY=1       counts of calls, launches and of what was not released, at exit (without it: if anything was not)
- *     STAND_IN_UNWRITTEN=1 a checked build lets kernels read device memory that nothing has written
+ *     STAND_IN_SEED=1       of the random orders
+ *     STAND_IN_FAIL=n       the n-th call fails, STAND_IN_ERROR=code says how; an error of the device lasts
+ *     STAND_IN_SAY=1        at exit: calls, launches, and what was not released; without it only if something was not
+ *     STAND_IN_UNWRITTEN=1  kernels of a checked build may read device memory that nothing has written
  *
  * Where CUDA's headers are, the compiler compares the prototypes with them. */
 #include <algorithm>
@@ -39,34 +41,39 @@ typedef struct CUfunc_st *CUfunction;
 typedef struct CUstream_st *CUstream;
 typedef struct CUevent_st *CUevent;
 typedef struct _nvrtcProgram *nvrtcProgram;
-enum { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_NOT_INITIALIZED, CUDA_ERROR_NO_DEVICE = 100,
-       CUDA_ERROR_INVALID_DEVICE, CUDA_ERROR_INVALID_IMAGE = 200, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
-       CUDA_ERROR_ECC_UNCORRECTABLE = 214, CUDA_ERROR_NOT_FOUND = 500, CUDA_ERROR_NOT_READY = 600, CUDA_ERROR_ILLEGAL_ADDRESS = 700,
-       CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED,
-       CUDA_ERROR_LAUNCH_FAILED = 719, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803, CUDA_ERROR_UNKNOWN = 999 };
-enum { NVRTC_SUCCESS, NVRTC_ERROR_OUT_OF_MEMORY, NVRTC_ERROR_INVALID_INPUT = 3, NVRTC_ERROR_INVALID_OPTION = 5, NVRTC_ERROR_COMPILATION,
-       NVRTC_ERROR_INTERNAL_ERROR = 11 };
+enum { CUDA_SUCCESS, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_ERROR_NOT_INITIALIZED };
+enum { CUDA_ERROR_NO_DEVICE = 100, CUDA_ERROR_INVALID_DEVICE };
+enum { CUDA_ERROR_INVALID_IMAGE = 200, CUDA_ERROR_INVALID_CONTEXT };
+enum { CUDA_ERROR_NO_BINARY_FOR_GPU = 209, CUDA_ERROR_ECC_UNCORRECTABLE = 214, CUDA_ERROR_NOT_FOUND = 500 };
+enum { CUDA_ERROR_NOT_READY = 600, CUDA_ERROR_ILLEGAL_ADDRESS = 700, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES = 701 };
+enum { CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED };
+enum { CUDA_ERROR_LAUNCH_FAILED = 719, CUDA_ERROR_SYSTEM_DRIVER_MISMATCH = 803 };
+enum { NVRTC_SUCCESS, NVRTC_ERROR_OUT_OF_MEMORY, NVRTC_ERROR_INVALID_INPUT = 3, NVRTC_ERROR_INVALID_OPTION = 5 };
+enum { NVRTC_ERROR_COMPILATION = 6, NVRTC_ERROR_INTERNAL_ERROR = 11 };
 enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_STREAM_NON_BLOCKING = 1 };
 #define CUDAAPI
 #define CU_LAUNCH_PARAM_END            ((void *)0)
 #define CU_LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
 #define CU_LAUNCH_PARAM_BUFFER_SIZE    ((void *)2)
-#define cuDeviceTotalMem          cuDeviceTotalMem_v2
-#define cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2
-#define cuMemGetInfo              cuMemGetInfo_v2
-#define cuMemAlloc                cuMemAlloc_v2
-#define cuMemFree                 cuMemFree_v2
-#define cuMemHostRegister         cuMemHostRegister_v2
-#define cuMemcpyHtoDAsync         cuMemcpyHtoDAsync_v2
-#define cuMemcpyDtoHAsync         cuMemcpyDtoHAsync_v2
-#define cuMemcpyDtoDAsync         cuMemcpyDtoDAsync_v2
-#define cuStreamDestroy           cuStreamDestroy_v2
-#define cuEventDestroy            cuEventDestroy_v2
+#define cuDeviceTotalMem               cuDeviceTotalMem_v2
+#define cuDevicePrimaryCtxRelease      cuDevicePrimaryCtxRelease_v2
+#define cuMemGetInfo                   cuMemGetInfo_v2
+#define cuMemAlloc                     cuMemAlloc_v2
+#define cuMemFree                      cuMemFree_v2
+#define cuMemHostRegister              cuMemHostRegister_v2
+#define cuMemcpyHtoDAsync              cuMemcpyHtoDAsync_v2
+#define cuMemcpyDtoHAsync              cuMemcpyDtoHAsync_v2
+#define cuMemcpyDtoDAsync              cuMemcpyDtoDAsync_v2
+#define cuStreamDestroy                cuStreamDestroy_v2
+#define cuEventDestroy                 cuEventDestroy_v2
 #endif
 #include "cuda_emulation.h"
 #pragma GCC diagnostic ignored "-Wunused-function" /* the text has functions that only some of its kernels call */
 #include DT__TEXT
-__asm__(".pushsection .rodata\nstand_in_text: .incbin \"" DT__TEXT "\"\nstand_in_text_end: .byte 0\n.popsection\n");
+#ifndef DT__GIVEN /* the text that programs give; another one when the kernels are changed for a test */
+#define DT__GIVEN DT__TEXT
+#endif
+__asm__(".pushsection .rodata\nstand_in_text: .incbin \"" DT__GIVEN "\"\nstand_in_text_end: .byte 0\n.popsection\n");
 extern "C" __attribute__((visibility("hidden"))) const char stand_in_text[], stand_in_text_end[];
 
 /* ---- what there is ---- */
@@ -161,7 +168,10 @@ static long calls, launches, jobs, fail_at;
 static int arch, gpus, last_error; /* an error of the device: all calls give it from then on */
 static size_t capacity;
 
-static long long setting(const char *name, long long otherwise) { return getenv(name) ? atoll(getenv(name)) : otherwise; }
+static long long setting(const char *name, long long otherwise)
+{
+    return getenv(name) ? atoll(getenv(name)) : otherwise;
+}
 
 [[noreturn]] __attribute__((format(printf, 1, 2))) static void misuse(const char *format, ...)
 {
@@ -183,7 +193,11 @@ static uint64_t hash(const char *text, size_t n)
 }
 
 /* An error that lasts: the device, or the context on it, is lost. */
-static bool lasts(int code) { return code == 214 || code == 700 || code == 702 || (code >= 710 && code <= 719 && code != 712 && code != 713) || code == 999; }
+static bool lasts(int code)
+{
+    return code == 214 || code == 700 || code == 702 || (code >= 710 && code <= 719 && code != 712 && code != 713) ||
+           code == 999;
+}
 
 /* A call of the driver: one thread at a time, counted, and perhaps told to fail. */
 enum { ANY, DRIVER, CONTEXT, RELEASE };
@@ -193,19 +207,23 @@ struct call {
     call(const char *name, int level, int error) : held(lock), code(CUDA_SUCCESS)
     {
         if (!calls++) {
-            fail_at = setting("STAND_IN_FAIL", 0), gpus = (int)setting("STAND_IN_GPUS", 1), capacity = (size_t)setting("STAND_IN_MEMORY", 1 << 30);
+            fail_at = setting("STAND_IN_FAIL", 0), gpus = (int)setting("STAND_IN_GPUS", 1),
+            capacity = (size_t)setting("STAND_IN_MEMORY", 1 << 30);
             arch = getenv("STAND_IN_ARCH") ? (int)(10 * atof(getenv("STAND_IN_ARCH")) + 0.5) : 90;
             emulation::seed ^= (uint64_t)setting("STAND_IN_SEED", 1) * 0x9e3779b97f4a7c15ull;
             emulation::allow_unwritten = (int)setting("STAND_IN_UNWRITTEN", 0);
             if (gpus > DEVICES) misuse("STAND_IN_GPUS=%d: at most %d", gpus, DEVICES);
         }
-        if (process && process != getpid()) misuse("%s in a process that was forked after cuInit. Call cuInit in the child.", name);
+        if (process && process != getpid())
+            misuse("%s in a process that was forked after cuInit. Call cuInit in the child.", name);
         if (level != ANY && !initialized) misuse("%s before cuInit", name);
-        if (level >= CONTEXT && !current) misuse("%s without a current context. Call cuCtxSetCurrent in each thread.", name);
+        if (level >= CONTEXT && !current)
+            misuse("%s without a current context. Call cuCtxSetCurrent in each thread.", name);
         if (calls == fail_at) {
             code = (CUresult)setting("STAND_IN_ERROR", error);
             if (lasts((int)code) && level != ANY) last_error = (int)code;
-        } else if (last_error && level >= CONTEXT) code = (CUresult)last_error;
+        } else if (last_error && level >= CONTEXT)
+            code = (CUresult)last_error;
     }
 };
 #define DRIVER_CALL extern "C" CUresult CUDAAPI
@@ -219,7 +237,8 @@ struct call {
 static std::map<CUdeviceptr, allocation>::iterator find(CUdeviceptr at, size_t bytes, const char *what)
 {
     auto a = allocations.upper_bound(at);
-    if (a == allocations.begin() || at >= (--a)->first + a->second.bytes) misuse("%s: no allocation at %#llx (%zu bytes)", what, at, bytes);
+    if (a == allocations.begin() || at >= (--a)->first + a->second.bytes)
+        misuse("%s: no allocation at %#llx (%zu bytes)", what, at, bytes);
     if (bytes > a->first + a->second.bytes - at)
         misuse("%s: %zu bytes from byte %llu of an allocation of %zu", what, bytes, at - a->first, a->second.bytes);
     return a;
@@ -228,10 +247,13 @@ static bool registered(const void *p, size_t bytes, const char *what)
 {
     const uintptr_t at = (uintptr_t)p;
     auto r = registrations.upper_bound(at);
-    if (emulation::device && at - emulation::device < emulation::device_span) misuse("%s: the host's address %p is device memory", what, p);
-    if (r != registrations.end() && at + bytes > r->first) misuse("%s: %zu bytes at %p reach into registered memory", what, bytes, p);
+    if (emulation::device && at - emulation::device < emulation::device_span)
+        misuse("%s: the host's address %p is device memory", what, p);
+    if (r != registrations.end() && at + bytes > r->first)
+        misuse("%s: %zu bytes at %p reach into registered memory", what, bytes, p);
     if (r == registrations.begin() || at >= (--r)->first + r->second.bytes) return false;
-    if (bytes > r->first + r->second.bytes - at) misuse("%s: %zu bytes at %p end beyond registered memory", what, bytes, p);
+    if (bytes > r->first + r->second.bytes - at)
+        misuse("%s: %zu bytes at %p end beyond registered memory", what, bytes, p);
     return true;
 }
 
@@ -239,13 +261,17 @@ static void check_canaries(const allocation &a, CUdeviceptr at)
 {
     for (char *p = a.map; p < a.map + a.mapped; p++) {
         if (p == (char *)at) p += a.bytes; /* at least one byte follows */
-        if ((unsigned char)*p != CANARY) misuse("an allocation of %zu bytes at %#llx: byte %td was written (launch %ld or before)", a.bytes, at, p - (char *)at, launches);
+        if ((unsigned char)*p != CANARY)
+            misuse("an allocation of %zu bytes at %#llx: byte %td was written (launch %ld or before)", a.bytes, at,
+                   p - (char *)at, launches);
     }
 }
 static void on_fault(int number, siginfo_t *info, void *)
 {
     if (pthread_equal(runner, pthread_self())) {
-        if (emulation::running) emulation::fault("touches %p, which is not device memory in use (or a stack of %d bytes is full)", info->si_addr, emulation::STACK);
+        if (emulation::running)
+            emulation::fault("touches %p, which is not device memory in use (or a stack of %d bytes is full)",
+                             info->si_addr, emulation::STACK);
         misuse("a copy touches %p", info->si_addr);
     }
     signal(number, SIG_DFL);
@@ -254,7 +280,7 @@ static void expose(bool on)
 {
     static struct sigaction before[2];
     static stack_t stack_before;
-    static char stack[1 << 14];
+    static char stack[1 << 16];
     struct sigaction action = {};
     stack_t own = {};
     for (auto &a : allocations) {
@@ -277,27 +303,33 @@ struct past { /* a job that has run: its first tick, and its number in its strea
     long number;
 };
 static std::vector<past> pasts;
-static moment host; /* what the program has waited for */
+static moment host, everything; /* what the program has waited for, what it has asked for */
 static const moment *present;
 static size_t stream_count;
 
 static bool comes_before(uint64_t when)
 {
-    static size_t last;
-    if (last + 1 >= pasts.size() || when < pasts[last].tick || when >= pasts[last + 1].tick)
-        last = (size_t)(std::upper_bound(pasts.begin(), pasts.end(), when, [](uint64_t w, const past &p) { return w < p.tick; }) - pasts.begin()) - 1;
-    return last >= pasts.size() || (pasts[last].stream < present->size() && (*present)[pasts[last].stream] >= pasts[last].number);
+    static size_t at; /* of the last answer: often of the next one, too */
+    if (at + 1 >= pasts.size() || when < pasts[at].tick || when >= pasts[at + 1].tick) {
+        size_t end = pasts.size();
+        for (at = 0; end - at > 1;) (when < pasts[(at + end) / 2].tick ? end : at) = (at + end) / 2;
+    }
+    const past &p = pasts[at];
+    return when < p.tick || (p.stream < present->size() && (*present)[p.stream] >= p.number);
 }
 static void describe(uintptr_t at, char *text, size_t room)
 {
     auto a = allocations.upper_bound(at);
-    if (a != allocations.begin()) --a, snprintf(text, room, ", byte %lld of %zu that cuMemAlloc gave", (long long)(at - a->first), a->second.bytes);
+    if (a != allocations.begin())
+        --a, snprintf(text, room, ", byte %lld of %zu that cuMemAlloc gave", (long long)(at - a->first),
+                      a->second.bytes);
 }
 static void put(CUstream s, job &j)
 {
     s->at.join(host);
     if (s->at.size() <= s->number) s->at.resize(s->number + 1);
     s->at[s->number]++;
+    everything.join(s->at);
     j.at = s->at;
     s->queue.push_back(std::move(j));
 }
@@ -385,11 +417,13 @@ static void wait_for(CUstream s, token *t)
 /* The stream of a call; the one without a name waits for all others of its context, and they wait for it. */
 static CUstream stream_of(CUstream s, const char *name)
 {
-    if (s && (!streams.count(s) || s->destroyed)) misuse("%s: stream %p was destroyed, or never created", name, (void *)s);
+    if (s && (!streams.count(s) || s->destroyed))
+        misuse("%s: stream %p was destroyed, or never created", name, (void *)s);
     if (s && s->context != current) misuse("%s: a stream of another context than the current one", name);
     CUstream own = s ? s : current->legacy;
     for (auto other : streams) {
-        if (other == own || other->context != current || other->queue.empty() || (s && other != current->legacy)) continue;
+        if (other == own || other->context != current || other->queue.empty() || (s && other != current->legacy))
+            continue;
         if ((other->flags | own->flags) & CU_STREAM_NON_BLOCKING) continue;
         token *t = record(other);
         wait_for(own, t);
@@ -411,11 +445,9 @@ static void wait_for_stream(CUstream s)
 }
 static void wait_for_all(void)
 {
-    moment all;
     if (last_error) return;
     run_until(idle);
-    for (auto s : streams) all.join(s->at);
-    waited(all);
+    waited(everything);
 }
 
 /* ---- the driver ---- */
@@ -449,7 +481,8 @@ DRIVER_CALL cuDeviceGet(CUdevice *device, int number)
 }
 static int number_of(CUdevice device, const char *name)
 {
-    if (device < FIRST_DEVICE || device >= FIRST_DEVICE + gpus) misuse("%s: device %d did not come from cuDeviceGet", name, device);
+    if (device < FIRST_DEVICE || device >= FIRST_DEVICE + gpus)
+        misuse("%s: device %d did not come from cuDeviceGet", name, device);
     return device - FIRST_DEVICE;
 }
 DRIVER_CALL cuDeviceGetName(char *name, int room, CUdevice device)
@@ -458,11 +491,16 @@ DRIVER_CALL cuDeviceGetName(char *name, int room, CUdevice device)
     snprintf(name, (size_t)room, "stand-in GPU %d", number_of(device, "cuDeviceGetName"));
     return CUDA_SUCCESS;
 }
-static int shared_of_block(void) { return (arch == 80 || arch == 87 ? 163 : arch == 86 || arch == 89 || arch >= 120 ? 99 : 227) << 10; }
+static int shared_of_block(void)
+{
+    return (arch == 80 || arch == 87 ? 163 : arch == 86 || arch == 89 || arch >= 120 ? 99 : 227) << 10;
+}
 DRIVER_CALL cuDeviceGetAttribute(int *value, CUdevice_attribute what, CUdevice device)
 {
-    static const int known[][2] = {{1, 1024}, {2, 1024}, {5, 2147483647}, {6, 65535}, {7, 65535}, {8, 48 << 10}, {10, 32}, {12, 65536}, {13, 1980000}, {14, 512},
-        {16, 132}, {18, 0}, {19, 1}, {31, 1}, {32, 1}, {33, 1}, {34, 0}, {36, 2619000}, {37, 5120}, {38, 50 << 20}, {39, 2048}, {40, 3}, {41, 1}, {50, 0}, {81, 228 << 10}};
+    static const int known[][2] = { /* CUdevice_attribute, its value on an H100 */
+        {1, 1024}, {2, 1024}, {5, 2147483647}, {6, 65535}, {7, 65535}, {8, 48 << 10}, {10, 32}, {12, 65536}, {13, 1980000},
+        {14, 512}, {16, 132}, {18, 0}, {19, 1}, {31, 1}, {32, 1}, {33, 1}, {34, 0}, {36, 2619000}, {37, 5120}, {38, 50 << 20},
+        {39, 2048}, {40, 3}, {41, 1}, {50, 0}, {81, 228 << 10}};
     ENTER("cuDeviceGetAttribute", DRIVER, CUDA_ERROR_INVALID_DEVICE);
     number_of(device, "cuDeviceGetAttribute");
     if ((int)what == 75 || (int)what == 76) return *value = (int)what == 75 ? arch / 10 : arch % 10, CUDA_SUCCESS;
@@ -504,7 +542,8 @@ DRIVER_CALL cuDevicePrimaryCtxRelease(CUdevice device)
 DRIVER_CALL cuCtxSetCurrent(CUcontext context)
 {
     ENTER("cuCtxSetCurrent", DRIVER, CUDA_ERROR_INVALID_CONTEXT);
-    if (context && (context < contexts || context >= contexts + DEVICES || !context->retained)) misuse("cuCtxSetCurrent: context %p is not retained", (void *)context);
+    if (context && (context < contexts || context >= contexts + DEVICES || !context->retained))
+        misuse("cuCtxSetCurrent: context %p is not retained", (void *)context);
     current = context;
     return CUDA_SUCCESS;
 }
@@ -520,7 +559,8 @@ DRIVER_CALL cuMemGetInfo(size_t *free, size_t *total)
 DRIVER_CALL cuMemAlloc(CUdeviceptr *at, size_t bytes)
 {
     ENTER("cuMemAlloc", CONTEXT, CUDA_ERROR_OUT_OF_MEMORY);
-    const size_t front = 256 * (emulation::draw() % 15 + 1), page = emulation::PAGE, mapped = (front + bytes + 64 + page - 1) / page * page;
+    const size_t front = 256 * (emulation::draw() % 15 + 1), page = emulation::PAGE;
+    const size_t mapped = (front + bytes + 64 + page - 1) / page * page;
     if (!bytes) return CUDA_ERROR_INVALID_VALUE;
     if (bytes > capacity - used[current->device]) return CUDA_ERROR_OUT_OF_MEMORY;
     if (!emulation::device) {
@@ -533,7 +573,9 @@ DRIVER_CALL cuMemAlloc(CUdeviceptr *at, size_t bytes)
         emulation::device = next_address = (uintptr_t)all, emulation::device_cells = (emulation::cell *)cells;
     }
     char *map = (char *)next_address;
-    if (next_address + mapped + page > emulation::device + emulation::device_span || mprotect(map, mapped, PROT_READ | PROT_WRITE)) return CUDA_ERROR_OUT_OF_MEMORY;
+    if (next_address + mapped + page > emulation::device + emulation::device_span ||
+        mprotect(map, mapped, PROT_READ | PROT_WRITE))
+        return CUDA_ERROR_OUT_OF_MEMORY;
     next_address += mapped + page; /* no address is used twice, and a page after each faults */
     memset(map, CANARY, mapped);
     memset(map + front, 0x7f, bytes);
@@ -555,7 +597,8 @@ DRIVER_CALL cuMemFree(CUdeviceptr at)
     mprotect(gone.map, gone.mapped, PROT_READ | PROT_WRITE);
     check_canaries(gone, at);
     emulation::set_cells((void *)at, gone.bytes, 0);
-    if (mmap(gone.map, gone.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED) misuse("mmap failed");
+    const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+    if (mmap(gone.map, gone.mapped, PROT_NONE, flags, -1, 0) == MAP_FAILED) misuse("mmap failed");
     used[gone.context->device] -= gone.bytes;
     allocations.erase(a);
     return entered.code;
@@ -567,7 +610,8 @@ DRIVER_CALL cuMemHostRegister(void *p, size_t bytes, unsigned)
     if (!p || !bytes) return CUDA_ERROR_INVALID_VALUE;
     auto next = registrations.upper_bound(at);
     if (next != registrations.end() && at + bytes > next->first) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    if (next != registrations.begin() && at < (--next)->first + next->second.bytes) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    if (next != registrations.begin() && at < (--next)->first + next->second.bytes)
+        return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     registrations[at] = {current, bytes};
     return CUDA_SUCCESS;
 }
@@ -578,7 +622,8 @@ DRIVER_CALL cuMemHostUnregister(void *p)
     if (r == registrations.end()) return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
     for (auto s : streams)
         for (auto &j : s->queue)
-            if (!last_error && j.host >= p && (char *)j.host < (char *)p + r->second.bytes) misuse("cuMemHostUnregister: a copy of this memory has not ended");
+            if (!last_error && j.host >= p && (char *)j.host < (char *)p + r->second.bytes)
+                misuse("cuMemHostUnregister: a copy of this memory has not ended");
     registrations.erase(r);
     return entered.code;
 }
@@ -616,7 +661,8 @@ DRIVER_CALL cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CU
     CUstream own = stream_of(s, "cuMemcpyDtoDAsync");
     if (!bytes) return CUDA_SUCCESS;
     find(to, bytes, "cuMemcpyDtoDAsync"), find(from, bytes, "cuMemcpyDtoDAsync");
-    if (to < from + bytes && from < to + bytes) misuse("cuMemcpyDtoDAsync: %zu bytes from %#llx to %#llx overlap", bytes, from, to);
+    if (to < from + bytes && from < to + bytes)
+        misuse("cuMemcpyDtoDAsync: %zu bytes from %#llx to %#llx overlap", bytes, from, to);
     j.what = ON_DEVICE, j.to = to, j.from = from, j.bytes = bytes;
     return enqueue(own, j);
 }
@@ -697,7 +743,8 @@ DRIVER_CALL cuEventRecord(CUevent e, CUstream s)
 {
     ENTER("cuEventRecord", CONTEXT, CUDA_ERROR_ILLEGAL_ADDRESS);
     CUstream own = stream_of(s, "cuEventRecord");
-    if (event_of(e, "cuEventRecord")->context != own->context) misuse("cuEventRecord: the event and the stream are of different contexts");
+    if (event_of(e, "cuEventRecord")->context != own->context)
+        misuse("cuEventRecord: the event and the stream are of different contexts");
     drop(e->last);
     e->last = record(own);
     return CUDA_SUCCESS;
@@ -773,7 +820,8 @@ DRIVER_CALL cuFuncSetAttribute(CUfunction f, CUfunction_attribute what, int valu
     }
     return CUDA_SUCCESS;
 }
-DRIVER_CALL cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, unsigned shared, CUstream s, void **params, void **extra)
+DRIVER_CALL cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                           unsigned shared, CUstream s, void **params, void **extra)
 {
     ENTER("cuLaunchKernel", CONTEXT, CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES);
     job j = {};
@@ -781,9 +829,13 @@ DRIVER_CALL cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, 
     check_function(f, "cuLaunchKernel");
     const emulation::kernel *k = f->f;
     const void *argument = params ? params[0] : NULL;
-    if (!gx || !gy || !gz || gx > 2147483647u || gy > 65535 || gz > 65535) misuse("%s: a grid of %u x %u x %u blocks", k->name, gx, gy, gz);
-    if (!bx || by != 1 || bz != 1 || bx > k->threads) misuse("%s: a block of %u x %u x %u threads; it is made for %u", k->name, bx, by, bz, k->threads);
-    if (shared > (unsigned)f->dynamic) misuse("%s: %u bytes of dynamic shared memory; %d are allowed (cuFuncSetAttribute)", k->name, shared, f->dynamic);
+    if (!gx || !gy || !gz || gx > 2147483647u || gy > 65535 || gz > 65535)
+        misuse("%s: a grid of %u x %u x %u blocks", k->name, gx, gy, gz);
+    if (!bx || by != 1 || bz != 1 || bx > k->threads)
+        misuse("%s: a block of %u x %u x %u threads; it is made for %u", k->name, bx, by, bz, k->threads);
+    if (shared > (unsigned)f->dynamic)
+        misuse("%s: %u bytes of dynamic shared memory; %d are allowed (cuFuncSetAttribute)", k->name, shared,
+               f->dynamic);
     if (extra) {
         size_t size = k->bytes;
         for (; *extra != CU_LAUNCH_PARAM_END; extra += 2) {
@@ -801,7 +853,10 @@ DRIVER_CALL cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, 
     return enqueue(own, j);
 }
 
-static const struct { int code; const char *name, *text; } errors[] = {
+static const struct {
+    int code;
+    const char *name, *text;
+} errors[] = {
     {0, "CUDA_SUCCESS", "no error"},
     {1, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {2, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
@@ -843,7 +898,8 @@ NVRTC_CALL nvrtcVersion(int *major, int *minor)
     *major = 13, *minor = 0;
     return NVRTC_SUCCESS;
 }
-NVRTC_CALL nvrtcCreateProgram(nvrtcProgram *p, const char *text, const char *, int headers, const char *const *, const char *const *)
+NVRTC_CALL nvrtcCreateProgram(nvrtcProgram *p, const char *text, const char *, int headers, const char *const *,
+                              const char *const *)
 {
     COMPILE("nvrtcCreateProgram", NVRTC_ERROR_OUT_OF_MEMORY);
     if (headers) misuse("nvrtcCreateProgram: with %d headers; the device text needs none", headers);
@@ -861,21 +917,26 @@ NVRTC_CALL nvrtcCompileProgram(nvrtcProgram p, int count, const char *const *opt
     bool fused = true;
     int target = 0;
     program_of(p, "nvrtcCompileProgram")->log = "";
-    if (entered.code != CUDA_SUCCESS) return p->log = "cuda.cu(1): error: the stand-in was told to fail", (nvrtcResult)entered.code;
+    if (entered.code != CUDA_SUCCESS)
+        return p->log = "cuda.cu(1): error: the stand-in was told to fail", (nvrtcResult)entered.code;
     for (int i = 0; i < count; i++) {
         const char *is = strstr(options[i], "sm_");
         if (is) target = atoi(is + 3);
         fused = fused && !strstr(options[i], "fmad=false");
     }
-    if (!target) return p->log = "nvrtc: error: the stand-in needs --gpu-architecture=sm_..", NVRTC_ERROR_INVALID_OPTION;
+    if (!target)
+        return p->log = "nvrtc: error: the stand-in needs --gpu-architecture=sm_..", NVRTC_ERROR_INVALID_OPTION;
     if (fused) return p->log = "nvrtc: error: the stand-in needs -fmad=false", NVRTC_ERROR_INVALID_OPTION;
     const std::string built(stand_in_text, (size_t)(stand_in_text_end - stand_in_text));
     if (p->text != built) {
         size_t same = 0;
         while (same < built.size() && same < p->text.size() && built[same] == p->text[same]) same++;
-        const size_t line = (size_t)std::count(built.begin(), built.begin() + (long)same, '\n') + 1, start = same ? built.rfind('\n', same - 1) + 1 : 0;
-        p->log = "cuda.cu(" + std::to_string(line) + "): error: not the text that the stand-in was built from, whose line is: " + built.substr(start, built.find('\n', start) - start)
-            + "\nhere it is: " + p->text.substr(start, p->text.find('\n', start) - start);
+        const size_t line = (size_t)std::count(built.begin(), built.begin() + (long)same, '\n') + 1;
+        const size_t start = same ? built.rfind('\n', same - 1) + 1 : 0;
+        p->log = "cuda.cu(" + std::to_string(line) +
+                 "): error: not the text that the stand-in was built from, whose line is: " +
+                 built.substr(start, built.find('\n', start) - start) +
+                 "\nhere it is: " + p->text.substr(start, p->text.find('\n', start) - start);
         return NVRTC_ERROR_COMPILATION;
     }
     memcpy(p->made.magic, image_magic, sizeof image_magic);
@@ -917,9 +978,14 @@ NVRTC_CALL nvrtcDestroyProgram(nvrtcProgram *p)
 }
 extern "C" const char *nvrtcGetErrorString(nvrtcResult code)
 {
-    static const char *const names[] = {"NVRTC_SUCCESS", "NVRTC_ERROR_OUT_OF_MEMORY", "NVRTC_ERROR_PROGRAM_CREATION_FAILURE", "NVRTC_ERROR_INVALID_INPUT", "NVRTC_ERROR_INVALID_PROGRAM",
-        "NVRTC_ERROR_INVALID_OPTION", "NVRTC_ERROR_COMPILATION", "NVRTC_ERROR_BUILTIN_OPERATION_FAILURE"};
-    return (size_t)code < sizeof names / sizeof *names ? names[code] : (int)code == 11 ? "NVRTC_ERROR_INTERNAL_ERROR" : "NVRTC_ERROR unknown";
+    switch ((int)code) {
+    case NVRTC_SUCCESS: return "NVRTC_SUCCESS";
+    case NVRTC_ERROR_OUT_OF_MEMORY: return "NVRTC_ERROR_OUT_OF_MEMORY";
+    case NVRTC_ERROR_INVALID_INPUT: return "NVRTC_ERROR_INVALID_INPUT";
+    case NVRTC_ERROR_INVALID_OPTION: return "NVRTC_ERROR_INVALID_OPTION";
+    case NVRTC_ERROR_COMPILATION: return "NVRTC_ERROR_COMPILATION";
+    default: return "NVRTC_ERROR_INTERNAL_ERROR";
+    }
 }
 
 /* ---- at exit ---- */
@@ -936,9 +1002,13 @@ static struct farewell {
         }
         for (auto &c : contexts) kept += (size_t)c.retained, own += c.retained > 0;
         for (auto s : streams) queued += s->queue.size();
-        const size_t left = allocations.size() + modules.size() + streams.size() - own + events.size() + registrations.size() + kept + programs.size() + queued;
+        const size_t left = allocations.size() + modules.size() + streams.size() - own + events.size() +
+                            registrations.size() + kept + programs.size() + queued;
         if (!getenv("STAND_IN_SAY") && !left) return;
-        fprintf(stderr, "cuda stand-in: %ld calls, %ld launches; left: %zu allocations (%zu bytes), %zu modules, %zu streams, %zu events, %zu registrations, %zu contexts, %zu programs, %zu jobs\n",
-            calls, launches, allocations.size(), bytes, modules.size(), streams.size() - own, events.size(), registrations.size(), kept, programs.size(), queued);
+        fprintf(stderr,
+                "cuda stand-in: %ld calls, %ld launches; left: %zu allocations (%zu bytes), %zu modules, %zu streams, "
+                "%zu events, %zu registrations, %zu contexts, %zu programs, %zu jobs\n",
+                calls, launches, allocations.size(), bytes, modules.size(), streams.size() - own, events.size(),
+                registrations.size(), kept, programs.size(), queued);
     }
 } at_exit;
