@@ -7640,7 +7640,7 @@ static void dt__entropy_sums(const dt__call *c, int64_t r)
     int64_t width = c->n->i[1], shards = c->n->i[3], target = dt__ids(c, 1)[r], at = target - c->n->i[2];
     int here = at >= 0 && at < shards * width && target < c->n->i[0];
     float sum[DT__TENSOR_SHARDS][4], total[4];
-    for (int64_t v = 0; v < shards; v++) {
+    for (int64_t v = 0; !v || v < shards; v++) { /* one or more */
         const float *in[3] = {dt__entropy_row(c, v, r), NULL, NULL};
         sum[v][0] = dt__entropy_part(c, 0)[r], sum[v][1] = sum[v][2] = sum[v][3] = 0.0f;
         c->env->k->row(DT__OP_CROSS_ENTROPY, NULL, in, sum[v], dt__entropy_columns(c->n, v));
