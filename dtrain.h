@@ -18428,7 +18428,7 @@ static dt_result dt__layout_keep(dt_plan *plan)
     double goal = (double)plan->layout->compile.memory / 4.0;
     c->backend = DT_BACKEND_TILES; /* of what is tried */
     c->keep = goal > 0.0, c->floats = 2.0 * goal;
-    for (int tries = 0; c->floats > goal && (!tries || c->keep > 0.0); tries++) {
+    for (int tries = 0; c->floats > goal && tries < 6; tries++) { /* the last one keeps nothing */
         int64_t saved = 0, temp = 0;
         dt_result r = dt__net_open(&plan->net, &plan->recipe->model, plan->rows, plan->recipe->sequence);
         if (r) return r;
