@@ -49,6 +49,7 @@ Usage: ./build.sh [COMMAND]
                 (training beside two busy loops), modes, ..: ratios against OpenBLAS, Open MPI and PyTorch where they
                 are installed
   doctor        what was found, what is missing, and the line that installs it
+  cuda-text     print the code for GPUs that DT_CUDA gives to NVRTC
   lines         lines and bytes of dtrain.h per section, its public functions, and seconds to compile it
   clean         remove build/
   help          this text
@@ -637,6 +638,14 @@ command_lab() {
 
 # A section begins at its banner: the line that follows /* ==== and reads " * H6  tensors and graph". Declarations end where
 # the implementation begins.
+# The device's text of dtrain.h, compiled without optimisation, since it only prints.
+command_cuda_text() {
+    mkdir -p $build
+    choose_compiler
+    $CC -std=gnu11 -O0 -DDT_DEBUG -w -I. tests/cuda_text.c -o $build/cuda_text -lm -lpthread -ldl
+    $build/cuda_text
+}
+
 command_lines() {
     choose_compiler
     LC_ALL=C awk '
@@ -659,7 +668,7 @@ main() {
     local command=${1:-build}
     [ $# -eq 0 ] || shift
     case $command in
-    build | run | generate | eval | checkpoint | tokenizer | test | lab | notebooks | bench | doctor | lines) "command_$command" "$@" ;;
+    build | run | generate | eval | checkpoint | tokenizer | test | lab | notebooks | bench | doctor | lines | cuda-text) "command_${command//-/_}" "$@" ;;
     compile) # for compile_all: [COUNT] CALL
         [ -n "${CC:-}" ] || choose_compiler
         [ $# -eq 1 ] || { compile_count=$1; shift; }

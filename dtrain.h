@@ -103,6 +103,7 @@
  *     DT_DEBUG                the user's -O level for the kernels, too (gcc): for debuggers (slow)
  *     DT_MPI                  several machines over MPI 3 (mpi.h; tested with Open MPI 4.1): see mpicc --showme
  *     DT_OFI                  libfabric as the engine between machines; add -lfabric
+ *     DT_CUDA                 layout.device: a GPU of NVIDIA, whose driver and NVRTC are loaded on first use
  *     DT_COMPILER             enables layout.compile, which fuses the ops of segments
  *     DT_SOURCE_PATH          file with this text, which DT_COMPILER embeds, default __FILE__
  *     DT_COMM_ONLY            the communicator and the launcher alone, for programs with a loop of their own
@@ -431,6 +432,8 @@ typedef struct dt_compilation {
 /* Start from dt_layout_default(): later versions add fields. */
 typedef struct dt_layout {
     int64_t threads;           /* per rank; 0: as many as its part of the cores */
+    const char *device;        /* "cpu", "cuda" (GPU: the rank's number on its node modulo the GPUs there), "cuda:1";
+                                * "auto", NULL: a GPU if DT_CUDA is compiled in and one is there */
     int64_t tp, pp, cp;        /* degrees of tensor, pipeline and context parallelism; dp = ranks / (tp pp cp) */
     int32_t sequence_parallel; /* tensor groups also split rows between products (Korthikanti et al. 2022) */
     int32_t pipeline;          /* dt_pipeline */
@@ -1152,7 +1155,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <sys/syscall.h>
 #include <sys/un.h>
 #endif
-#ifdef DT_COMPILER
+#if defined(DT_COMPILER) || defined(DT_CUDA)
 #include <dlfcn.h>
 #endif
 #ifdef DT_MPI
@@ -1372,6 +1375,16 @@ static int64_t dt__min(int64_t a, int64_t b) { return a < b ? a : b; }
 static int64_t dt__max(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t dt__round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 static int64_t dt__ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
+static void dt__copy(float *to, const float *from, int64_t n)
+{
+    if (n > 0 && to != from) memcpy(to, from, (size_t)n * sizeof(float));
+}
+static void dt__fill(float *to, float value, int64_t n)
+{
+    static const float zero = 0.0f; /* of this sign */
+    if (!memcmp(&value, &zero, sizeof zero)) memset(to, 0, (size_t)n * sizeof *to);
+    else for (int64_t i = 0; i < n; i++) to[i] = value;
+}
 static int dt__is_pow2(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
 /* Monotonic seconds. For reports only: no decision of a training run uses time (R12). */
@@ -1388,17 +1401,22 @@ static double dt__now(void)
 #define DT__ADD(place, value) __atomic_fetch_add(place, value, __ATOMIC_SEQ_CST)
 #define DT__SWAP(place, value) __atomic_exchange_n(place, value, __ATOMIC_SEQ_CST)
 
-/* Zeroed, 64-byte aligned memory from DT_MALLOC; NULL with the error recorded. */
+#ifdef DT_CUDA
+enum { DT__ALIGN = 4096, DT__UNIT = 4096 }; /* whole pages, which a GPU may be given */
+#else
+enum { DT__ALIGN = 64, DT__UNIT = 1 };
+#endif
+/* Zeroed, aligned memory from DT_MALLOC; NULL with the error recorded. */
 static void *dt__alloc(int64_t bytes, const char *what)
 {
-    size_t size = (size_t)(bytes > 0 ? bytes : 1);
-    char *raw = (char *)DT_MALLOC(size + 64 + sizeof(void *)), *p;
+    size_t size = (size_t)dt__round_up(dt__max(bytes, 1), DT__UNIT);
+    char *raw = (char *)DT_MALLOC(size + DT__ALIGN + sizeof(void *)), *p;
     if (!raw) {
         dt__error(DT_E_MEMORY, "no memory for %s (%.1f MB): use a smaller model, batch or sequence", what,
                   (double)bytes / 1e6);
         return NULL;
     }
-    p = (char *)(((uintptr_t)raw + sizeof(void *) + 63) & ~(uintptr_t)63);
+    p = (char *)(((uintptr_t)raw + sizeof(void *) + DT__ALIGN - 1) & ~(uintptr_t)(DT__ALIGN - 1));
     memcpy(p - sizeof(void *), &raw, sizeof raw);
     memset(p, 0, size);
     return p;
@@ -2345,7 +2363,7 @@ static uint32_t dt__rng_word(const dt__rng *r, uint64_t element)
     const uint32_t counter[4] = {(uint32_t)(element >> 2), r->counter[0], r->counter[1], r->counter[2]};
     uint32_t out[4];
     dt__philox(counter, r->key, out);
-    return out[element & 3];
+    return element & 2 ? (element & 1 ? out[3] : out[2]) : element & 1 ? out[1] : out[0];
 }
 
 /* c[0] z^(n-1) + .. + c[n-1], by Horner's rule. */
@@ -2720,11 +2738,11 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
        RULE(MOE_ROWS, 0, MOE_SUM, DB, FLOW)) \
     OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, EACH, NONE, HOST, RUN(moe_exchange), NONE, \
        RULE(MOE_EXCHANGE, 0, MOE_EXCHANGE, DBC, BACK)) \
-    OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, experts, HOST, RUN(moe_linear), NONE, \
+    OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, experts, SPECIAL, RUN(moe_linear), NONE, \
        RULE(MOE_LINEAR, 0, MOE_LINEAR, DBC, BACK) RULE(MOE_LINEAR, 2, MOE_DW, ABD, CHAIN) \
        RULE(MOE_LINEAR, 3, MOE_DB, DB, CHAIN)) \
-    OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, experts, HOST, RUN(moe_dw), NONE, ) \
-    OP(MOE_DB, GEMM, "f*f", 0, GIVEN, REFUSE, NONE, HOST, RUN(moe_dw), NONE, ) \
+    OP(MOE_DW, GEMM, "f*f", 0, GIVEN, REFUSE, experts, SPECIAL, RUN(moe_dw), NONE, ) \
+    OP(MOE_DB, GEMM, "f*f", 0, GIVEN, REFUSE, NONE, SPECIAL, RUN(moe_dw), NONE, ) \
     OP(MOE_SUM, SPECIAL, "f*f", 0, GIVEN, EACH, NONE, ROWS, SOME(moe_sum), NONE, \
        RULE(MOE_SUM, 0, MOE_ROWS, DBC, FLOW) RULE(MOE_SUM, 2, MOE_DOT, DBA, FLOW)) \
     OP(MOE_DOT, SPECIAL, "f*f", 0, GIVEN, REFUSE, NONE, ROWS, SOME(moe_dot), NONE, ) \
@@ -3252,6 +3270,8 @@ DT__BY_DOUBLE(dt__v_silu, DT__WHERE(x < least, least, x) / DT__K(dt__d_gate)(x))
  * two zmm, four ymm or eight xmm: the same additions on every machine. */
 
 #define DT__LANES (32 / DT__W)
+#define dt__l_load  dt__v_load
+#define dt__l_store dt__v_storen
 
 DT__INLINE float DT__K(dt__fold_sum)(const float lane[32])
 {
@@ -3278,7 +3298,7 @@ DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
 #define DT__REDUCE(target, start, update, fold, result) \
     { \
         dt__vf lanes[DT__LANES], r; \
-        float lane[32], *tail = lane; \
+        float lane[DT__LANES * DT__W], *tail = lane; \
         int64_t i = 0, k = DT__W; \
         DT__UNROLL for (int l = 0; l < DT__LANES; l++) lanes[l] = dt__v_set(start); \
         while (i + 32 <= n) { \
@@ -3288,12 +3308,12 @@ DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
                 lanes[l] = (update); \
             } \
         } \
-        DT__UNROLL for (int l = 0; l < DT__LANES; l++) dt__v_store(lane + l * DT__W, lanes[l]); \
+        DT__UNROLL for (int l = 0; l < DT__LANES; l++) dt__l_store(lane + l * DT__W, lanes[l], DT__W); \
         for (; i < n; i += DT__W, tail += DT__W) { \
             k = n - i < DT__W ? n - i : DT__W; \
             DT__ROW_LOAD \
-            r = dt__v_load(tail); \
-            dt__v_storen(tail, update, k); \
+            r = dt__l_load(tail); \
+            dt__l_store(tail, update, k); \
         } \
         r = dt__v_set(DT__K(fold)(lane)); \
         target = (result); \
@@ -3378,17 +3398,19 @@ static void DT__K(dt__add_scaled)(float *out, const float *x, int64_t n, float s
 
 /* ---- map ops ---- */
 /* Vector i of the operand of bit `bit` among those of `mask`. */
+#define DT__MAP_LOAD(p, step) dt__v_load(p + i * step)
+#define DT__MAP_STORE(p, x)   dt__v_store(p + i, x)
 #define DT__OPERAND(mask, bit) \
-    (__builtin_popcount((mask) & ((bit) - 1)) == 0   ? dt__v_load(p0 + i * step0) \
-     : __builtin_popcount((mask) & ((bit) - 1)) == 1 ? dt__v_load(p1 + i * step1) \
-                                                     : dt__v_load(p2 + i * step2))
+    (__builtin_popcount((mask) & ((bit) - 1)) == 0   ? DT__MAP_LOAD(p0, step0) \
+     : __builtin_popcount((mask) & ((bit) - 1)) == 1 ? DT__MAP_LOAD(p1, step1) \
+                                                     : DT__MAP_LOAD(p2, step2))
 #define DT__CASE_OPERANDS(op, mask, expression) \
     case op: \
         for (int64_t i = 0; i < n; i += DT__W) { \
             const dt__vf a = DT__OPERAND(mask, DT__IN_A), b = DT__OPERAND(mask, DT__IN_B); \
             const dt__vf y = DT__OPERAND(mask, DT__IN_Y), dy = DT__OPERAND(mask, DT__IN_D); \
             (void)a, (void)b, (void)y, (void)dy; \
-            dt__v_store(out + i, expression); \
+            DT__MAP_STORE(out, expression); \
         } \
         break;
 #define DT__CASE_MAP(name, operands, kind, builder, expression, ...) \
@@ -4640,6 +4662,12 @@ static float dt__row_value(const dt__kernels *k, int op, const float *x, int64_t
     return s[0];
 }
 
+static float dt__log_value(const dt__kernels *k, float x)
+{
+    k->unary(DT__OP_LOG, &x, &x, 1, 0.0f);
+    return x;
+}
+
 static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64_t parts, int64_t stride, int64_t n)
 {
     float right[1024];
@@ -4680,6 +4708,7 @@ typedef struct dt__verb {
 } dt__verb;
 
 struct dt__call;
+#define DT__SYNC ((void)0) /* between a scalar read of memory and a vector's write, or the other way round: H7, CUDA */
 /* A device that is not the host. What it does not support, the host runs between downloads and uploads. */
 typedef struct dt__device {
     const char *name;
@@ -4690,9 +4719,19 @@ typedef struct dt__device {
     void (*verb)(struct dt__device *d, dt_pool *pool, const dt__verb *v);
     int (*supports)(const struct dt__call *c);
     void (*run)(const struct dt__call *c);
+    void (*split)(const struct dt__call *c, int64_t total, int64_t grain, /* dt__split in run */
+                  void (*body)(const struct dt__call *c, int64_t begin, int64_t end));
+    void (*wait)(struct dt__device *d); /* until all that was begun is done */
+    void (*close)(struct dt__device *d);
+    dt_result failed;                   /* the first error, after which nothing runs */
+    char why[512];
     int64_t on_host[DT__OP_COUNT + 1]; /* how often the host ran each op for the device; the last: groups of ops */
 } dt__device;
 
+static dt_result dt__device_result(const dt__kernels *k)
+{
+    return k->device && k->device->failed ? dt__error(k->device->failed, "%s", k->device->why) : DT_OK;
+}
 /* n words of tensor memory, at the host's address of them. */
 static float *dt__download(const dt__kernels *k, const void *mem, int64_t n)
 {
@@ -4726,10 +4765,8 @@ static void dt__verb_task(void *context, int64_t task, void *scratch)
     const float *from = v->from ? v->from + at : NULL;
     (void)scratch;
     switch (v->kind) {
-    case DT__VERB_COPY: memcpy(to, from, 4 * (size_t)n); return;
-    case DT__VERB_FILL:
-        for (int64_t i = 0; i < n; i++) to[i] = v->value;
-        return;
+    case DT__VERB_COPY: dt__copy(to, from, n); return;
+    case DT__VERB_FILL: dt__fill(to, v->value, n); return;
     case DT__VERB_ADD: v->k->binary(DT__OP_ADD, to, to, 1, from, 1, n); return;
     case DT__VERB_SCALE: v->k->binary(DT__OP_MUL, to, to, 1, &v->value, 0, n); return;
     case DT__VERB_SQUARES:
@@ -4778,12 +4815,27 @@ static void dt__mem_tree(const dt__kernels *k, dt_pool *pool, const dt__terms *t
             dt__mem_add(k, pool, dt__term(t, v), dt__term(t, v + near), t->n);
 }
 
-/* TREE over n floats of the host; overwrites them. */
-static float dt__tree(float *x, int64_t n)
+/* TREE over n terms that come in order: term i joins the partial sums held, of which held[l] has 2^l terms. */
+static void dt__tree_add(float *held, int64_t i, float term)
 {
-    for (int64_t step = 1; step < n; step *= 2)
-        for (int64_t i = 0; i + step < n; i += 2 * step) x[i] = x[i] + x[i + step];
-    return x[0];
+    int level = 0;
+    for (; i >> level & 1; level++) term = held[level] + term;
+    held[level] = term;
+}
+static float dt__tree_end(const float *held, int64_t n)
+{
+    int level = 0;
+    while (!(n >> level & 1)) level++;
+    float sum = held[level];
+    while (n >> ++level)
+        if (n >> level & 1) sum = held[level] + sum;
+    return sum;
+}
+static float dt__tree(const float *x, int64_t n)
+{
+    float held[64];
+    for (int64_t i = 0; i < n; i++) dt__tree_add(held, i, x[i]);
+    return dt__tree_end(held, n);
 }
 
 /* ---- self-check (R15) ----
@@ -5119,8 +5171,8 @@ enum { DT__SHARDS_REFUSE, DT__SHARDS_KEEP, DT__SHARDS_EACH, DT__SHARDS_WHOLE, DT
 /* What an op iterates over: ELEMENTS or ROWS of the result; VALUES that rows of the input make; COLUMNS, over all rows
  * in order; those of a TABLE whose rows an index picks; LANES, the elements along an axis; SAMPLES (i[0] of them).
  * MOVES are copies by strides, PRODUCTS tiles of a matrix, ATTENTION panels of heads, SPECIAL an order of its own.
- * Sizes follow from shapes, except for HOST: what calls ranks or the program, or reads sizes from a tensor, is run by
- * the host alone. */
+ * Sizes follow from shapes, but those of products of experts, which are downloaded. What calls ranks or the program is
+ * HOST: the host alone runs it. */
 enum { DT__OVER_NOTHING, DT__OVER_ELEMENTS, DT__OVER_ROWS, DT__OVER_VALUES, DT__OVER_COLUMNS, DT__OVER_TABLE,
        DT__OVER_LANES, DT__OVER_SAMPLES, DT__OVER_MOVES, DT__OVER_PRODUCTS, DT__OVER_ATTENTION, DT__OVER_SPECIAL,
        DT__OVER_HOST };
@@ -5789,7 +5841,8 @@ static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__some_
     int64_t workers = c->env->pool ? c->env->pool->workers : 1;
     job.c = c, job.body = body, job.total = total;
     job.piece = dt__round_up(dt__max(grain, dt__ceil_div(total, workers * 4)), grain);
-    if (workers == 1) body(c, 0, total);
+    if (c->env->k->device && c->env->k->device->split) c->env->k->device->split(c, total, grain, body);
+    else if (workers == 1) body(c, 0, total);
     else dt__parallel(c->env->pool, dt__ceil_div(total, job.piece), dt__split_task, &job);
 }
 
@@ -5915,6 +5968,9 @@ static void dt__call_run(dt__call *c)
     const dt__kernels *k = c->env->k;
     const dt__node *n = c->n;
     if (!k->device || !k->device->supports(c)) {
+        dt__kernels host = *k;
+        dt__env env = *c->env;
+        host.device = NULL, env.k = &host, c->env = &env;
         dt__host_run(c);
         return;
     }
@@ -6181,7 +6237,7 @@ static void dt__move_part(const dt__call *c, int64_t begin, int64_t end)
 static void dt__run_move(const dt__call *c)
 {
     int64_t at = 0;
-    if (c->n->op == DT__OP_PAD) memset(c->out, 0, 4 * (size_t)dt__floats(c->n));
+    if (c->n->op == DT__OP_PAD) dt__mem_fill(c->env->k, c->env->pool, c->out, 0.0f, dt__floats(c->n));
     for (int i = 0; i < c->n->inputs; i++) {
         dt__strided w = dt__move_strided(c, i, at);
         dt__call part = *c;
@@ -6205,7 +6261,7 @@ DT_API dt_tensor dt_full(dt_graph *g, dt_shape shape, float value)
 }
 static void dt__some_full(const dt__call *c, int64_t begin, int64_t end)
 {
-    for (int64_t i = begin; i < end; i++) c->out[i] = c->n->f;
+    dt__fill(c->out + begin, c->n->f, end - begin);
 }
 
 /* i[0]: rounds a value of forward to the format of the graph (R18, below). */
@@ -6334,7 +6390,7 @@ static void dt__run_own_rows(const dt__call *c)
 {
     int64_t leaves = dt__leaves(c->g), own = dt__count(c->n) / leaves, all = dt__count(dt__in(c, 0)) / leaves;
     const float *from = c->in[0] + c->g->first_shard * (own / c->g->own_shards);
-    for (int64_t l = 0; l < leaves; l++) memcpy(c->out + l * own, from + l * all, 4 * (size_t)own);
+    for (int64_t l = 0; l < leaves; l++) dt__mem_copy(c->env->k, c->env->pool, c->out + l * own, from + l * all, own);
 }
 
 /* TREE over the parts, which are tensor shards or axis 0. */
@@ -6492,16 +6548,27 @@ static void dt__some_row_op(const dt__call *c, int64_t begin, int64_t end)
 /* A whole-tensor sum: blocks of 1024 elements, then TREE (R5). */
 static float dt__whole_sum(const dt__kernels *k, const float *x, int64_t n)
 {
-    int64_t half = DT__BLOCK;
-    if (n <= DT__BLOCK) return dt__row_value(k, DT__OP_ROW_SUM, x, n);
-    while (2 * half < n) half *= 2;
-    return dt__whole_sum(k, x, half) + dt__whole_sum(k, x + half, n - half);
+    int64_t blocks = dt__max(1, dt__ceil_div(n, DT__BLOCK));
+    float held[64];
+    for (int64_t i = 0; i < blocks; i++)
+        dt__tree_add(held, i, dt__row_value(k, DT__OP_ROW_SUM, x + i * DT__BLOCK,
+                                            dt__min(DT__BLOCK, n - i * DT__BLOCK)));
+    return dt__tree_end(held, blocks);
+}
+/* The result of an op that is one number: the sum of its input, of samples' sums, or of rows' losses. */
+static void dt__total(const dt__call *c, int64_t begin, int64_t end)
+{
+    int op = c->n->op;
+    int64_t n = op == DT__OP_LOSS ? c->n->i[0] : dt__count(dt__in(c, op == DT__OP_CROSS_ENTROPY));
+    (void)begin, (void)end;
+    if (op == DT__OP_CROSS_ENTROPY) c->out[0] = dt__row_value(c->env->k, DT__OP_ROW_SUM, c->aux + 2 * n, n);
+    else c->out[0] = dt__whole_sum(c->env->k, op == DT__OP_LOSS ? c->aux : c->in[0], n);
 }
 
 static void dt__run_row_sum(const dt__call *c)
 {
-    if (!c->n->shape.dims) c->out[0] = dt__whole_sum(c->env->k, c->in[0], dt__count(dt__in(c, 0)));
-    else dt__split(c, dt__count(c->n), 16, dt__some_row_op);
+    if (c->n->shape.dims) dt__split(c, dt__count(c->n), 16, dt__some_row_op);
+    else dt__split(c, 1, 1, dt__total);
 }
 
 /* Column ops: a second input of rows and row statistics are optional. The result, a gradient, may be summed by row
@@ -6514,7 +6581,7 @@ static void dt__some_column_op(const dt__call *c, int64_t begin, int64_t end)
     for (int64_t v = 0; v < slices; v++) {
         float *out = dt__slice(c, v * shards + (heads ? c->shard : 0)) + begin;
         int64_t row = v * rows, at = row * cols + begin;
-        if (c->fresh) memset(out, 0, 4 * (size_t)(end - begin));
+        if (c->fresh) dt__fill(out, 0.0f, end - begin);
         c->env->k->column(c->n->op, out, c->in[0] + at, c->in[1] ? c->in[1] + at : NULL,
                           c->in[2] ? c->in[2] + 2 * row : NULL, rows, end - begin, cols);
     }
@@ -6534,7 +6601,7 @@ static void dt__max_grad_rows(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t cols = dt__count(c->n) / dt__count(dt__in(c, 1));
     for (int64_t r = begin; r < end; r++) {
-        memset(c->out + r * cols, 0, 4 * (size_t)cols);
+        dt__fill(c->out + r * cols, 0.0f, cols);
         c->out[r * cols + dt__first_max(c->in[0] + r * cols, c->in[1][r], cols)] = c->in[2][r];
     }
 }
@@ -6779,10 +6846,10 @@ static void dt__some_embed(const dt__call *c, int64_t begin, int64_t end)
     for (int64_t r = begin; r < end; r++) {
         char *to = (char *)c->out + r * width;
         int64_t row = dt__table_row(c, dt__in(c, 0), tokens[r]);
-        if (row >= 0) memcpy(to, (const char *)c->in[0] + row * width, (size_t)width);
+        if (row >= 0 && width == 4 * cols) dt__copy(c->out + r * cols, c->in[0] + row * cols, cols);
+        else if (row >= 0) memcpy(to, (const char *)c->in[0] + row * width, (size_t)width);
         else if (row == -2 && !c->g->first_shard && !c->shard) memset(to, 0, (size_t)width);
-        else
-            for (int64_t i = 0; i < cols; i++) c->out[r * cols + i] = -0.0f;
+        else dt__fill(c->out + r * cols, -0.0f, cols);
     }
 }
 
@@ -6792,7 +6859,7 @@ static void dt__some_embed_grad(const dt__call *c, int64_t begin, int64_t end)
     const int32_t *tokens = dt__ids(c, 0);
     int64_t cols = dt__cols(c->n), rows = dt__rows(dt__in(c, 1)), n = end - begin, slices = dt__slices(c);
     for (int64_t i = 0; c->fresh && i < dt__rows(c->n) * slices; i++)
-        memset(dt__slice(c, i % slices) + i / slices * cols + begin, 0, 4 * (size_t)n);
+        dt__fill(dt__slice(c, i % slices) + i / slices * cols + begin, 0.0f, n);
     for (int64_t r = 0; r < rows; r++) {
         int64_t row = dt__table_row(c, c->n, tokens[r]);
         if (row < 0) continue;
@@ -7493,6 +7560,12 @@ static const float *dt__rope_table(dt_graph *g, int64_t t, int64_t d, double bas
     return table;
 }
 
+/* Positions that a table of angles has for x (B,T,..). */
+static int64_t dt__rope_positions(const dt_graph *g, const dt_shape *x)
+{
+    return g->context ? g->context : x->n[1] * dt__max(1, g->context_shards);
+}
+
 /* i: heads, direction. */
 DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, int64_t offset,
                          const dt_rope_scaling *scaling)
@@ -7512,8 +7585,7 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
                           "linear 0 < low_freq_factor < high_freq_factor, original_context");
     n.i[0] = heads;
     unsigned saved = dt__fp_enter();
-    n.table = dt__rope_table(g, g->context ? g->context : s.n[1] * dt__max(1, g->context_shards), s.n[2] / heads, base,
-                             offset, scaling);
+    n.table = dt__rope_table(g, dt__rope_positions(g, &s), s.n[2] / heads, base, offset, scaling);
     dt__fp_leave(saved);
     return dt__narrow_as(g, dt__push(g, &n, NULL), x);
 }
@@ -7575,7 +7647,7 @@ static void dt__some_dropout(const dt__call *c, int64_t begin, int64_t end)
             dt__rng rng = c->env->rng[sample];
             rng.counter[2] = dt__site(c, c->n->i[2]);
             c->env->k->drop(out, x, run, &rng, first, dt__drop_threshold(c->n->f), 1.0f / (1.0f - c->n->f));
-        } else if (out != x) memcpy(out, x, 4 * (size_t)run);
+        } else dt__copy(out, x, run);
     }
 }
 
@@ -7639,16 +7711,16 @@ static void dt__entropy_sums(const dt__call *c, int64_t r)
 {
     int64_t width = c->n->i[1], shards = c->n->i[3], target = dt__ids(c, 1)[r], at = target - c->n->i[2];
     int here = at >= 0 && at < shards * width && target < c->n->i[0];
-    float sum[DT__TENSOR_SHARDS][4], total[4];
+    float held[2][16];
     for (int64_t v = 0; !v || v < shards; v++) { /* one or more */
         const float *in[3] = {dt__entropy_row(c, v, r), NULL, NULL};
-        sum[v][0] = dt__entropy_part(c, 0)[r], sum[v][1] = sum[v][2] = sum[v][3] = 0.0f;
-        c->env->k->row(DT__OP_CROSS_ENTROPY, NULL, in, sum[v], dt__entropy_columns(c->n, v));
+        float s[4] = {dt__entropy_part(c, 0)[r], 0.0f, 0.0f, 0.0f};
+        c->env->k->row(DT__OP_CROSS_ENTROPY, NULL, in, s, dt__entropy_columns(c->n, v));
+        dt__tree_add(held[0], v, s[1]), dt__tree_add(held[1], v, s[2]);
     }
-    dt__tree_sum(c->env->k, total, sum[0], shards, 4, 4);
-    dt__entropy_part(c, 1)[r] = total[1];
+    dt__entropy_part(c, 1)[r] = dt__tree_end(held[0], shards);
     dt__entropy_part(c, 2)[r] = here ? dt__entropy_row(c, at / width, r)[at % width] : -0.0f;
-    dt__entropy_part(c, 3)[r] = total[2];
+    dt__entropy_part(c, 3)[r] = dt__tree_end(held[1], shards);
 }
 /* Statistics and loss, with smoothing e: (1 - e) (log sum - (x_target - max)) + e (log sum - mean(x - max)). */
 static void dt__entropy_loss(const dt__call *c, int64_t r)
@@ -7657,7 +7729,7 @@ static void dt__entropy_loss(const dt__call *c, int64_t r)
     int32_t target = dt__ids(c, 1)[r];
     float max = dt__entropy_part(c, 0)[r], sum = dt__entropy_part(c, 1)[r], log_sum, loss, even;
     c->aux[2 * r] = max, c->aux[2 * r + 1] = sum;
-    c->env->k->unary(DT__OP_LOG, &log_sum, &sum, 1, 0.0f);
+    log_sum = dt__log_value(c->env->k, sum);
     loss = log_sum - (dt__entropy_part(c, 2)[r] - max);
     even = log_sum - dt__entropy_part(c, 3)[r] / (float)classes;
     if (c->n->f > 0.0f) loss = (1.0f - c->n->f) * loss + c->n->f * even;
@@ -7686,7 +7758,7 @@ static void dt__run_cross_entropy(const dt__call *c)
         if (pass.part == 1) peers->combine(peers->user, DT__TP_MAX, max, max, rows);
         if (pass.part == 2) peers->combine(peers->user, DT__TP_SUM, sums, sums, (c->n->f > 0.0f ? 3 : 2) * rows);
     }
-    c->out[0] = dt__row_value(c->env->k, DT__OP_ROW_SUM, c->aux + 2 * rows, rows);
+    dt__split(c, 1, 1, dt__total);
 }
 /* in: logits, stats, targets, dloss. (softmax - w) dloss, w = e/classes, + 1 - e at the target; +0 where ignored. */
 static void dt__some_cross_entropy_grad(const dt__call *c, int64_t begin, int64_t end)
@@ -7700,9 +7772,11 @@ static void dt__some_cross_entropy_grad(const dt__call *c, int64_t begin, int64_
         float *out = c->out + r * width, logit = here ? in[0][at] : 0.0f;
         float s[4] = {c->in[1][2 * r], c->in[1][2 * r + 1], spread, c->in[3][0]};
         int64_t from = target < 0 || target >= classes ? 0 : cols; /* padding has no gradient, either */
-        memset(out + from, 0, 4 * (size_t)(width - from));
+        DT__SYNC; /* the row may be in place */
+        dt__fill(out + from, 0.0f, width - from);
         if (!from) continue;
         c->env->k->row(DT__OP_CROSS_ENTROPY_GRAD, out, in, s, cols);
+        DT__SYNC;
         in[0] = &logit, s[2] = 1.0f - c->n->f + spread;
         if (here) c->env->k->row(DT__OP_CROSS_ENTROPY_GRAD, out + at, in, s, 1);
     }
@@ -7747,15 +7821,14 @@ static void dt__loss_samples(const dt__call *c, int64_t begin, int64_t end)
 static void dt__run_loss(const dt__call *c)
 {
     dt__split(c, c->n->i[0], 1, dt__loss_samples);
-    c->out[0] = dt__whole_sum(c->env->k, c->aux, c->n->i[0]);
+    dt__split(c, 1, 1, dt__total);
 }
 /* in: dloss, targets unless eager. */
 static void dt__some_loss_grad(const dt__call *c, int64_t begin, int64_t end)
 {
     int64_t each = dt__count(c->n) / c->n->i[0];
     for (int64_t b = begin; b < end; b++) {
-        float d = dt__has_target(c, b) ? c->in[0][0] : 0.0f;
-        for (int64_t i = b * each; i < (b + 1) * each; i++) c->out[i] = d;
+        dt__fill(c->out + b * each, dt__has_target(c, b) ? c->in[0][0] : 0.0f, each);
     }
 }
 
@@ -7834,8 +7907,9 @@ static int64_t dt__route_bin(const dt__route *r, int64_t own, int64_t leaf, int6
 {
     return (e / own * r->leaves + leaf) * own + e % own;
 }
-static void dt__run_moe_route(const dt__call *c)
+static void dt__route_all(const dt__call *c, int64_t begin, int64_t end)
 {
+    (void)begin, (void)end;
     dt__route r = dt__route_at(c->n, c->out);
     const int32_t *ids = dt__ids(c, 0);
     int64_t choices = r.tokens * r.active, of_leaf = choices / r.leaves, own = r.experts / dt__expert_ranks(c->g);
@@ -7858,6 +7932,7 @@ static void dt__run_moe_route(const dt__call *c)
         if (r.row[i] >= 0) r.from[r.row[i]] = (int32_t)i;
     }
 }
+static void dt__run_moe_route(const dt__call *c) { dt__split(c, 1, 1, dt__route_all); }
 
 /* in: x (N,C), table [, w (N,k)]. out (R,C): the token of each row [times the weight of its choice]. */
 static dt_tensor dt__moe_rows(dt_graph *g, dt_tensor x, dt_tensor route, dt_tensor w)
@@ -7873,7 +7948,7 @@ static void dt__some_moe_rows(const dt__call *c, int64_t begin, int64_t end)
     int64_t cols = dt__cols(c->n), used = r.begin[r.bins];
     for (int64_t i = begin; i < end; i++) {
         const float *x = c->in[0] + (i < used ? r.from[i] / r.active * cols : 0);
-        if (i >= used) memset(c->out + i * cols, 0, 4 * (size_t)cols);
+        if (i >= used) dt__fill(c->out + i * cols, 0.0f, cols);
         else c->env->k->unary(DT__OP_SCALE, c->out + i * cols, x, cols, c->n->inputs < 3 ? 1.0f : c->in[2][r.from[i]]);
     }
 }
@@ -7928,7 +8003,7 @@ static void dt__run_moe_exchange(const dt__call *c)
     const int32_t *give = dt__ids(c, back ? 2 : 1), *take = dt__ids(c, back ? 1 : 2);
     int64_t used = take[bins];
     peers->exchange(peers->user, c->out, take, c->in[0], give, bins / dt__expert_ranks(c->g), cols);
-    memset(c->out + used * cols, 0, 4 * (size_t)((dt__rows(c->n) - used) * cols));
+    dt__mem_fill(c->env->k, c->env->pool, c->out + used * cols, 0.0f, (dt__rows(c->n) - used) * cols);
 }
 
 /* in: rows (R,C), table [, w (N,k)]. out (N,C): sums of [w *] row in expert order, in each tensor shard (R10). */
@@ -7942,7 +8017,7 @@ static void dt__some_moe_sum(const dt__call *c, int64_t begin, int64_t end)
 {
     dt__route r = dt__route_of(c);
     int64_t cols = dt__cols(c->n);
-    memset(c->out + begin * cols, 0, 4 * (size_t)((end - begin) * cols));
+    dt__fill(c->out + begin * cols, 0.0f, (end - begin) * cols);
     for (int64_t i = begin * r.active; i < end * r.active; i++)
         if (r.row[i] >= 0)
             c->env->k->add_scaled(c->out + i / r.active * cols, c->in[0] + r.row[i] * cols, cols,
@@ -7971,8 +8046,8 @@ static dt__moe_bin dt__moe_bin_of(const dt__call *c, const dt__node *weight)
 {
     const dt__param *p = dt__node_param(c->g, weight);
     dt__moe_bin w;
-    w.begin = dt__ids(c, 1);
     w.bins = dt__table_bins(dt__in(c, 1));
+    w.begin = (const int32_t *)(const void *)dt__download(c->env->k, c->in[1], w.bins + 1);
     w.experts = dt__in(c, 1)->i[0] / dt__expert_ranks(c->g);
     w.of_expert = p && p->experts ? p->own_shards * dt__shard_step(p) : dt__count(weight) / w.experts;
     return w;
@@ -8015,7 +8090,7 @@ static void dt__run_moe_linear(const dt__call *c)
         job.bias = biased ? c->in[3] + e * of_bias.of_expert : NULL;
         c->env->k->gemm(c->env->pool, &job);
     }
-    memset(c->out + used * cols, 0, 4 * (size_t)((dt__rows(c->n) - used) * cols));
+    dt__mem_fill(c->env->k, c->env->pool, c->out + used * cols, 0.0f, (dt__rows(c->n) - used) * cols);
 }
 
 /* in: x (R,K), table, dy (R,H). out (E,K,H): one chain per element over the rows of the expert; +0 without rows. Or in:
@@ -8159,8 +8234,8 @@ DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe
 static void dt__some_accumulate(const dt__call *c, int64_t begin, int64_t end)
 {
     for (int64_t v = 1; c->fresh && v < dt__slices(c); v++)
-        memset(dt__slice(c, v) + begin, 0, 4 * (size_t)(end - begin));
-    if (c->fresh) memcpy(c->out + begin, c->in[0] + begin, 4 * (size_t)(end - begin));
+        dt__fill(dt__slice(c, v) + begin, 0.0f, end - begin);
+    if (c->fresh) dt__copy(c->out + begin, c->in[0] + begin, end - begin);
     else c->env->k->binary(DT__OP_ADD, c->out + begin, c->out + begin, 1, c->in[0] + begin, 1, end - begin);
 }
 
@@ -8925,6 +9000,1335 @@ static void dt__segment_run(const dt__segment_plan *p, int32_t begin, int32_t co
         else (env->k->device ? env->k->device->run : dt__host_run)(&c);
         if (env->by_op) env->by_op[n->group ? DT__OP_COUNT : n->op] += dt__now() - start;
     }
+}
+
+static void *dt__copied(const void *from, int64_t bytes)
+{
+    void *copy = dt__alloc(bytes, "a graph");
+    return copy && bytes ? memcpy(copy, from, (size_t)bytes) : copy;
+}
+
+/* ---- this file's text ----
+ * What is printed for another compiler, chains of ops (H9) and the device's code, is taken from this file. */
+#if (defined(DT_COMPILER) || defined(DT_CUDA)) && defined(__ELF__)
+#ifndef DT_SOURCE_PATH
+#define DT_SOURCE_PATH __FILE__
+#endif
+__asm__(".pushsection .rodata\n.weak dt__source\n.hidden dt__source\ndt__source: .incbin \"" DT_SOURCE_PATH "\"\n"
+        ".byte 0\n.popsection\n");
+extern const char dt__source[];
+
+/* Appends the part of this file from `begin` up to `end`. */
+static void dt__source_add(dt__text *text, const char *begin, const char *end)
+{
+    const char *from = strstr(dt__source, begin), *to = from ? strstr(from, end) : NULL;
+    dt__text_add(text, "%.*s", to ? (int)(to - from) : 0, to ? from : "");
+}
+/* The folder of compiled code, made if missing: the first of three that only this user writes; 0: none. */
+static int dt__cache_folder(char *folder, size_t size)
+{
+    const char *temporary = getenv("TMPDIR"), *base[3] = {getenv("XDG_CACHE_HOME"), getenv("HOME"), "/tmp"};
+    if (temporary && *temporary) base[2] = temporary;
+    for (int i = 0; i < 3; i++) {
+        struct stat s;
+        int n = base[i] && *base[i] ? snprintf(folder, size, "%s%s", base[i], i == 1 ? "/.cache" : "") : -1;
+        if (n < 0 || n + 128 >= (int)size) continue; /* room for what follows: no name is cut */
+        mkdir(folder, 0777);
+        snprintf(folder + n, size - (size_t)n, i < 2 ? "/dtrain" : "/dtrain-%u", (unsigned)geteuid());
+        mkdir(folder, 0700);
+        if (!lstat(folder, &s) && S_ISDIR(s.st_mode) && s.st_uid == geteuid() && !(s.st_mode & 022) &&
+            !access(folder, W_OK)) return 1;
+    }
+    return 0;
+}
+/* The last 64 bytes of compiled code: a hash of its key and the rest. check: are they? Else appends them. */
+static int dt__seal(const char *path, const char *key, int check)
+{
+    char hex[65], *code;
+    FILE *file = NULL;
+    dt__sha256 h;
+    int64_t bytes;
+    int good;
+    if (dt__file_get(path, 1 << 28, &code, &bytes)) return 0;
+    if (check) bytes -= 64;
+    dt__sha256_begin(&h);
+    dt__sha256_add(&h, key, 64);
+    dt__sha256_add(&h, code, dt__max(0, bytes));
+    dt__sha256_end(&h, hex);
+    if (!check) file = fopen(path, "ab");
+    good = check ? bytes > 0 && !memcmp(code + bytes, hex, 64) : file && fputs(hex, file) >= 0;
+    if (file && fclose(file)) good = 0;
+    dt__free(code);
+    return good;
+}
+
+/* Code to be compiled: its text, what compiles it and how. */
+typedef struct dt__code {
+    const char *text, *by, *flags, *suffix;
+    dt_result (*build)(const struct dt__code *code, const char *out);
+} dt__code;
+/* Where the code's file is, which is complete or absent: from the cache, or built now (*built), one rank at a time. */
+static dt_result dt__code_get(const dt__code *code, char *path, size_t size, int *built)
+{
+    char folder[PATH_MAX - 128], draft[PATH_MAX], key[65];
+    const char *parts[3] = {code->text, code->flags, code->by};
+    dt_result r = DT_OK;
+    dt__sha256 h;
+    int lock;
+    *built = 0;
+    if (!dt__cache_folder(folder, sizeof folder))
+        return dt__error(DT_E_FILE, "cannot write to any cache directory. Set XDG_CACHE_HOME to a writable one");
+    dt__sha256_begin(&h);
+    for (int i = 0; i < 3; i++) dt__sha256_add(&h, parts[i], (int64_t)strlen(parts[i]));
+    dt__sha256_end(&h, key);
+    snprintf(path, size, "%s/%s.%s", folder, key, code->suffix);
+    DT__PRINT(draft, "%s.%ld", path, (long)getpid());
+    lock = open(folder, O_RDONLY | O_CLOEXEC);
+    if (lock >= 0) flock(lock, LOCK_EX);
+    *built = !dt__seal(path, key, 1);
+    if (*built) r = code->build(code, draft);
+    if (*built && !r && (!dt__seal(draft, key, 0) || rename(draft, path))) r = dt__file_error("write", path);
+    if (*built) unlink(draft);
+    if (lock >= 0) close(lock);
+    return r;
+}
+#ifdef DT_CUDA
+/* Appends the one declaration or function of this file that begins a line with `begin`. */
+static void dt__source_one(dt__text *text, const char *begin)
+{
+    const char *from = strstr(dt__source, begin), *to = from;
+    int depth = 0;
+    while (to > dt__source && to && to[-1] != '\n') from = to = strstr(to + 1, begin);
+    while (to && *to && (*to != '\n' || depth || (to[-1] != '}' && to[-1] != ';' && to[-1] != '/')))
+        depth += *to == '{', depth -= *to++ == '}';
+    dt__text_add(text, "%.*s\n", to ? (int)(to - from) : 0, to ? from : "");
+}
+#endif
+#endif
+
+#if defined(DT_CUDA) && defined(__ELF__)
+/* ---- CUDA: the device's text ----
+ * A warp is a vector of 32 lanes, of which each thread holds one. So the text of H4 and the functions of ops in H6 are
+ * the device's code as well, printed from this file (dt__cuda_print). A scalar statement runs in all lanes, with the
+ * same values; dt__fill and dt__copy are for memory that the lanes share out. Two rules follow for the shared text:
+ * DT__SYNC stands between a scalar read of memory and a vector's write of it, and a local variable is not a vector. An
+ * op's function that is a scalar loop over its items gets a thread for each item in place of a warp for a run. */
+#define DT__BODIES(WARP, ITEM) \
+    ITEM(dt__move_part) ITEM(dt__some_gather) ITEM(dt__some_scatter_add) ITEM(dt__some_top_k) \
+    ITEM(dt__some_positions) ITEM(dt__some_aux_loss_grad) ITEM(dt__route_all) \
+    WARP(dt__some_full) WARP(dt__some_cast) WARP(dt__combine_part) WARP(dt__map_part) WARP(dt__some_row_op) \
+    WARP(dt__total) WARP(dt__some_column_op) WARP(dt__max_grad_rows) WARP(dt__some_embed) WARP(dt__some_embed_grad) \
+    WARP(dt__some_rope) WARP(dt__some_dropout) WARP(dt__entropy_rows) WARP(dt__some_cross_entropy_grad) \
+    WARP(dt__loss_samples) WARP(dt__some_loss_grad) WARP(dt__some_moe_rows) WARP(dt__some_moe_sum) \
+    WARP(dt__some_moe_dot) WARP(dt__some_accumulate)
+/* The arguments of a launch of such a function: copies of what the call points to. */
+typedef struct dt__launch {
+    dt__call c;
+    dt__node n;
+    dt__env env;
+    dt__strided strided;
+    int64_t total, piece;
+} dt__launch;
+typedef struct dt__gemm_args {
+    dt__gemm g;
+    int64_t step_a, step_b, step_c; /* elements from one product of a batch to the next: blockIdx.y */
+} dt__gemm_args;
+typedef struct dt__verb_args {
+    dt__verb v;
+    dt__update u;
+} dt__verb_args;
+
+#ifdef DT__ON_DEVICE /* 1: the primitives of a warp */
+#define DT__W 32
+#define DT__K(name) name##_cuda
+#define DT__INLINE static __forceinline__
+#define DT__LANE ((int64_t)(threadIdx.x & 31))
+#define DT__SYNC __syncwarp()
+#define DT__ZERO {}
+#define __builtin_inff() __int_as_float(0x7f800000)
+#define __builtin_nanf(text) __int_as_float(0x7fc00000)
+#define __builtin_popcount(x) __popc(x)
+#define dt__fmaf(a, b, c) fmaf(a, b, c)
+#ifdef __CUDACC_RTC__
+#define DT__UNROLL _Pragma("unroll")
+#define INT32_MAX 0x7fffffff
+#define INT32_MIN (-INT32_MAX - 1)
+typedef unsigned char uint8_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t, uintptr_t;
+#endif
+#ifndef DT__KERNEL /* a kernel's name and the struct of its arguments, a; then its threads, blocks per multiprocessor */
+#define DT__KERNEL(name, type, ...) \
+    extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ type a)
+#endif
+typedef uint32_t dt__word;
+typedef int dt_result;
+struct dt_pool;
+struct dt_graph;
+struct dt__kernels;
+
+/* One lane of a vector of floats, int32s, doubles or uint64s. A cast copies bits; a comparison gives ones or zeros. */
+struct dt__vf;
+struct dt__vd;
+struct dt__vi {
+    int v;
+    dt__vi() {}
+    dt__vi(int x) : v(x) {}
+    inline explicit operator dt__vf() const;
+    int operator[](int) const { return v; }
+};
+struct dt__vf {
+    float v;
+    dt__vf() {}
+    dt__vf(float x) : v(x) {}
+    explicit operator dt__vi() const { return __float_as_int(v); }
+    float operator[](int) const { return v; }
+};
+inline dt__vi::operator dt__vf() const { return __int_as_float(v); }
+struct dt__vl {
+    uint64_t v;
+    dt__vl(uint64_t x) : v(x) {}
+    inline explicit operator dt__vd() const;
+};
+struct dt__vd {
+    double v;
+    dt__vd() {}
+    dt__vd(double x) : v(x) {}
+    explicit operator dt__vl() const { return (uint64_t)__double_as_longlong(v); }
+};
+inline dt__vl::operator dt__vd() const { return __longlong_as_double((long long)v); }
+#define DT__BY_LANES(type, op) \
+    DT__INLINE type operator op(type a, type b) { return type(a.v op b.v); }
+#define DT__IF_LANES(type, mask, op) \
+    DT__INLINE mask operator op(type a, type b) { return a.v op b.v ? ~mask(0).v : mask(0).v; }
+#define DT__ALL_LANES(type) DT__BY_LANES(type, +) DT__BY_LANES(type, -)
+#define DT__BIT_LANES(type) \
+    DT__ALL_LANES(type) DT__BY_LANES(type, &) DT__BY_LANES(type, |) DT__BY_LANES(type, ^) DT__BY_LANES(type, <<) \
+    DT__BY_LANES(type, >>) DT__INLINE type operator~(type a) { return ~a.v; }
+#define DT__REAL_LANES(type, mask) \
+    DT__ALL_LANES(type) DT__BY_LANES(type, *) DT__BY_LANES(type, /) DT__IF_LANES(type, mask, <) \
+    DT__IF_LANES(type, mask, >) DT__IF_LANES(type, mask, <=) DT__IF_LANES(type, mask, >=) \
+    DT__IF_LANES(type, mask, ==) DT__IF_LANES(type, mask, !=) DT__INLINE type operator-(type a) { return -a.v; }
+DT__BIT_LANES(dt__vi)
+DT__BIT_LANES(dt__vl)
+DT__IF_LANES(dt__vi, dt__vi, <)
+DT__IF_LANES(dt__vi, dt__vi, >)
+DT__IF_LANES(dt__vi, dt__vi, >=)
+DT__REAL_LANES(dt__vf, dt__vi)
+DT__REAL_LANES(dt__vd, dt__vl)
+#define __builtin_convertvector(x, type) type((float)(x).v)
+DT__INLINE dt__vf dt__v_load(const float *p) { return p[DT__LANE]; }
+DT__INLINE void dt__v_store(float *p, dt__vf x) { p[DT__LANE] = x.v; }
+DT__INLINE dt__vf dt__v_loadn(const float *p, int64_t n) { return DT__LANE < n ? p[DT__LANE] : 0.0f; }
+DT__INLINE void dt__v_storen(float *p, dt__vf x, int64_t n) { if (DT__LANE < n) p[DT__LANE] = x.v; }
+DT__INLINE dt__vf dt__v_set(float x) { return x; }
+DT__INLINE dt__vi dt__v_seti(int x) { return x; }
+DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c) { return fmaf(a.v, b.v, c.v); }
+DT__INLINE dt__vf dt__v_sqrt(dt__vf a) { return sqrtf(a.v); }
+DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b) { return a.v > b.v ? a.v : b.v; }
+DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return a.v < b.v ? a.v : b.v; }
+#define DT__WHERE(condition, a, b) ((condition).v ? (a) : (b))
+/* An array of one vector holds a thread's own lane. */
+#define DT__LANES (1 / 1)
+DT__INLINE dt__vf dt__l_load(const float *p) { return p[0]; }
+DT__INLINE void dt__l_store(float *p, dt__vf x, int64_t n) { if (DT__LANE < n) p[0] = x.v; }
+static float dt__fold_sum_cuda(const float *lane)
+{
+    float x = lane[0];
+    for (int w = 16; w; w /= 2) x = x + __shfl_xor_sync(0xffffffffu, x, w);
+    return x;
+}
+static float dt__fold_max_cuda(const float *lane)
+{
+    float x = lane[0], y;
+    for (int w = 16; w; w /= 2) y = __shfl_xor_sync(0xffffffffu, x, w), x = x > y || x != x ? x : y;
+    return x + 0.0f;
+}
+static void dt__fill(float *to, float value, int64_t n)
+{
+    for (int64_t i = DT__LANE; i < n; i += 32) to[i] = value;
+    DT__SYNC;
+}
+static void dt__copy(float *to, const float *from, int64_t n)
+{
+    for (int64_t i = DT__LANE; i < n; i += 32) to[i] = from[i];
+    DT__SYNC;
+}
+#endif /* 1 */
+
+#ifdef DT__ON_DEVICE /* 2: vectors of 16 and 8 bits, maps, dropout */
+#define DT__BY_DOUBLE(name, expression) \
+    static dt__vf name(dt__vf u) \
+    { \
+        const dt__vd x = (double)u.v, least = -1000.0; \
+        (void)least; \
+        return (float)dt__vd(expression).v; \
+    }
+#define DT__MAP_LOAD(p, step) ((step) ? dt__v_loadn(p + i, n - i) : dt__vf(p ? p[0] : 0.0f))
+#define DT__MAP_STORE(p, x)   dt__v_storen(p + i, x, n - i)
+#endif /* 2 */
+
+#ifdef DT__ON_DEVICE /* 3: maps, casts, dropout */
+static void dt__map_cuda(int op, float *out, const float *const in[3], const int step[3], int64_t n, float scalar)
+{
+    const int64_t by[3] = {step[0], step[1], step[2]};
+    dt__map_vectors_cuda(op, out, in, by, n, scalar);
+}
+DT__INLINE dt__vf dt__v_from_cuda(int from, const void *x, int64_t n)
+{
+    const dt__format *f = &dt__format_of[from];
+    const int64_t l = DT__LANE;
+    if (l >= n) return 0.0f;
+    if (from == DT_F32) return ((const float *)x)[l];
+    if (from == DT_I32) return (float)((const int32_t *)x)[l];
+    return dt__v_widen_cuda(f->bytes == 2 ? (int)((const uint16_t *)x)[l] : (int)((const uint8_t *)x)[l], f);
+}
+DT__INLINE void dt__v_to_cuda(int to, void *out, dt__vf x, int64_t n)
+{
+    const dt__format *f = &dt__format_of[to];
+    const int64_t l = DT__LANE;
+    if (l >= n) return;
+    if (to == DT_F32) ((float *)out)[l] = x.v;
+    else if (to == DT_I32) ((int32_t *)out)[l] = dt__to_int(x.v);
+    else if (f->bytes == 2) ((uint16_t *)out)[l] = (uint16_t)dt__v_narrow_cuda(x, f).v;
+    else ((uint8_t *)out)[l] = (uint8_t)dt__v_narrow_cuda(x, f).v;
+}
+static void dt__drop_cuda(float *out, const float *x, int64_t n, const dt__rng *rng, int64_t first, uint32_t threshold,
+                          float scale)
+{
+    for (int64_t i = DT__LANE; i < n; i += 32) {
+        const uint64_t block = (uint32_t)((first + i) >> 2);
+        out[i] = dt__rng_word(rng, block * 4 + ((first + i) & 3)) >= threshold ? x[i] * scale : 0.0f;
+    }
+}
+#endif /* 3 */
+
+#ifdef DT__ON_DEVICE /* 4: the table of kernels, whose entries are called through a pointer that nobody reads */
+struct dt__kernels {
+    static void drop(float *out, const float *x, int64_t n, const dt__rng *rng, int64_t first, uint32_t threshold,
+                     float scale)
+    {
+        dt__drop_cuda(out, x, n, rng, first, threshold, scale);
+    }
+    static void rope(float *out, const float *x, const float *turn, int64_t heads, int64_t d, float sign)
+    {
+        dt__rope_cuda(out, x, turn, heads, d, sign);
+    }
+    static float row_dot(const float *a, const float *b, int64_t n) { return dt__row_dot_cuda(a, b, n); }
+    static void add_scaled(float *out, const float *x, int64_t n, float s) { dt__add_scaled_cuda(out, x, n, s); }
+    static void column(int op, float *chain, const float *p0, const float *p1, const float *stats, int64_t rows,
+                       int64_t cols, int64_t ld)
+    {
+        dt__column_cuda(op, chain, p0, p1, stats, rows, cols, ld);
+    }
+    static void row(int op, float *out, const float *const in[3], float s[4], int64_t n)
+    {
+        dt__row_cuda(op, out, in, s, n);
+        DT__SYNC;
+    }
+    static void map(int op, float *out, const float *const in[3], const int step[3], int64_t n, float scalar)
+    {
+        dt__map_cuda(op, out, in, step, n, scalar);
+    }
+    static void unary(int op, float *out, const float *x, int64_t n, float s) { dt__unary_cuda(op, out, x, n, s); }
+    static void binary(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n)
+    {
+        dt__binary_cuda(op, out, a, astep, b, bstep, n);
+    }
+    static void convert(int to, void *out, int from, const void *x, int64_t n)
+    {
+        dt__convert_cuda(to, out, from, x, n);
+    }
+    static void update(int optimizer, float *w, float *const *state, const float *grad, int64_t n, const dt__update *u)
+    {
+        dt__update_run_cuda(optimizer, w, state, grad, n, u);
+    }
+};
+static float dt__log_value(const dt__kernels *, float x) { return dt__v_log(x).v; }
+static void dt__tree_sum(const dt__kernels *, float *out, const float *x, int64_t parts, int64_t stride, int64_t n)
+{
+    for (int64_t i = DT__LANE; i < n; i += 32) {
+        float held[16];
+        for (int64_t p = 0; p < parts; p++) dt__tree_add(held, p, x[p * stride + i]);
+        out[i] = dt__tree_end(held, parts);
+    }
+}
+enum { DT__VERB_RUN = DT__BLOCK };
+#endif /* 4 */
+
+#ifdef DT__ON_DEVICE /* 5: the columns of the table of ops that functions of ops read */
+static int64_t dt_shape_count(dt_shape s) { return dt__span(&s, 0, s.dims); }
+struct dt__op {
+    const char *inputs;
+    int shape, class_of;
+};
+#define DT__READ_OP(name, class_of, ...) {"", 0, DT__CLASS_##class_of},
+#define DT__READ_MAP(name, operands, kind, builder, expression, ...) {"", 0, 0}, __VA_ARGS__
+#define DT__READ_ROW(name, inputs, in_place, shape, ...) {inputs, DT__SHAPE_##shape, 0},
+#define DT__READ_NOT(...) {"", 0, 0},
+static const dt__op dt__ops_read[] = {
+    DT__OPS(DT__READ_OP, DT__READ_MAP, DT__READ_NOT, DT__READ_ROW, DT__READ_NOT, DT__SKIP)};
+static const dt__op *dt__op_of(int op) { return &dt__ops_read[op]; }
+#endif /* 5 */
+
+#ifdef DT__ON_DEVICE /* 7: products and attention */
+/* ---- block kernels ----
+ * Products and attention, by blocks of 256 threads with tiles in shared memory. A chain has the terms that exist, one
+ * fmaf each, in the host's order. */
+#ifndef DT__SHARED /* an array of shared memory: static, at most 48 KB; or the next n floats of what the launch adds */
+#define DT__SHARED(type, name, n) __shared__ __align__(16) type name[n]
+extern __shared__ __align__(16) float dt__dynamic[];
+#define DT__DYNAMIC(type, name, n) \
+    type *const name = (type *)(dt__dynamic + dynamic); \
+    dynamic += (n)
+#endif
+#ifndef DT__ROLLED
+#define DT__ROLLED _Pragma("unroll 1") /* a loop stays a loop */
+#endif
+#define DT__EACH(i, n) DT__UNROLL for (int i = 0; i < (n); i++)
+
+/* x rounded to the dt_dtype `to`; 0: as it is. */
+DT__INLINE float dt__rounded(float x, int to)
+{
+    return to ? dt__v_widen_cuda(dt__v_narrow_cuda(x, &dt__format_of[to]), &dt__format_of[to]).v : x;
+}
+
+/* ---- products ----
+ * A block computes a tile (B,B) of C, B = 16 T; a thread computes T x T elements, groups of 4 x 4 that are 64 apart. k
+ * is walked in slabs of 8, two of which are in shared memory as (8,B): one is loaded while the other is multiplied. k
+ * is neither split nor padded; rows and columns that do not exist are zero and are not stored. */
+#define DT__SLAB 8
+/* Hides from the compiler that x keeps its value: what follows from x is computed again and holds no register. */
+#define DT__AGAIN(x) asm volatile("" : "+r"(x))
+
+/* Thread t loads T / 2 elements of a slab. K: k is the operand's contiguous axis, and they are in rows 32 apart; else
+ * they are in one row, 16 / T apart along k. Row and depth of the first one: */
+#define DT__SLAB_ROW(K, T)   (K ? t / DT__SLAB : t % (16 * T))
+#define DT__SLAB_DEPTH(K, T) (K ? t % DT__SLAB : t / (16 * T))
+template <int T, int K>
+DT__INLINE void dt__slab_load(int t, float to[T / 2], const float *&from, int64_t step, int rows, int depth)
+{
+    const float *x = from;
+    rows -= DT__SLAB_ROW(K, T), depth -= DT__SLAB_DEPTH(K, T);
+    DT__UNROLL for (int e = 0; e < T / 2; e++, x += step)
+        to[e] = (K ? e * 32 : 0) < rows && (K ? 0 : e * (16 / T)) < depth ? *x : 0.0f;
+    from = K ? from + DT__SLAB : x;
+}
+template <int T, int K> DT__INLINE void dt__slab_store(int t, float *slabs, int at, const float x[T / 2], int to)
+{
+    const int ld = 16 * T + 4, first = (at + DT__SLAB_DEPTH(K, T)) * ld + DT__SLAB_ROW(K, T);
+    DT__UNROLL for (int e = 0; e < T / 2; e++) slabs[first + e * (K ? 32 : 16 / T * ld)] = dt__rounded(x[e], to);
+}
+/* The terms at depth p, p + 1, .. of the thread's chains: half a slab, or the `count` that exist. */
+template <int T> DT__INLINE void dt__slab_term(int t, float acc[T][T], float *as, float *bs, int p)
+{
+    const int row = p * (16 * T + 4) + t / 16 * 4, col = p * (16 * T + 4) + t % 16 * 4;
+    float x[T], y[T];
+    DT__EACH(i, T) x[i] = as[row + i / 4 * 64 + i % 4], y[i] = bs[col + i / 4 * 64 + i % 4];
+    DT__EACH(i, T) DT__EACH(j, T) acc[i][j] = fmaf(x[i], y[j], acc[i][j]);
+}
+template <int T> DT__INLINE void dt__slab_terms(int t, float acc[T][T], float *as, float *bs, int p, int count)
+{
+    if (count >= DT__SLAB / 2) DT__EACH(i, DT__SLAB / 2) dt__slab_term<T>(t, acc, as, bs, p + i);
+    else DT__ROLLED for (; count > 0; count--, p++) dt__slab_term<T>(t, acc, as, bs, p);
+}
+template <int T, int A_K, int B_K> DT__INLINE void dt__gemm_tile(const dt__gemm_args &a)
+{
+    enum { B = 16 * T };
+    DT__SHARED(float, as, 2 * DT__SLAB * (B + 4));
+    DT__SHARED(float, bs, 2 * DT__SLAB * (B + 4));
+    const dt__gemm &g = a.g;
+    int t = (int)threadIdx.x, tile = (int)blockIdx.x;
+#define DT__TILE_I (tile / (int)dt__ceil_div(g.n, B) * B)
+#define DT__TILE_J (tile % (int)dt__ceil_div(g.n, B) * B)
+#define DT__ROW(i) (DT__TILE_I + t / 16 * 4 + (i) / 4 * 64 + (i) % 4)
+#define DT__COL(j) (DT__TILE_J + t % 16 * 4 + (j) / 4 * 64 + (j) % 4)
+    const int m = (int)g.m - DT__TILE_I, n = (int)g.n - DT__TILE_J;
+    const int64_t i0 = DT__TILE_I + DT__SLAB_ROW(A_K, T), j0 = DT__TILE_J + DT__SLAB_ROW(B_K, T);
+    const float *x = g.a + blockIdx.y * a.step_a + i0 * g.ars + DT__SLAB_DEPTH(A_K, T) * g.acs;
+    const float *y = g.b + blockIdx.y * a.step_b + j0 * g.bcs + DT__SLAB_DEPTH(B_K, T) * g.brs;
+    const int64_t step_x = A_K ? 32 * g.ars : 16 / T * g.acs, step_y = B_K ? 32 * g.bcs : 16 / T * g.brs;
+    float *c = g.c + blockIdx.y * a.step_c, acc[T][T], next[T / 2];
+    DT__EACH(i, T) DT__EACH(j, T)
+        acc[i][j] = g.accumulate && DT__ROW(i) < g.m && DT__COL(j) < g.n ? c[DT__ROW(i) * g.ldc + DT__COL(j)] : 0.0f;
+    for (int left = (int)g.k, at = 0, count = 0;; left -= DT__SLAB) { /* count: terms of the slab before */
+        DT__AGAIN(t);
+        dt__slab_load<T, A_K>(t, next, x, step_x, m, left);
+        dt__slab_terms<T>(t, acc, as, bs, at, count);
+        dt__slab_store<T, A_K>(t, as, at ^ DT__SLAB, next, 0);
+        dt__slab_load<T, B_K>(t, next, y, step_y, n, left);
+        dt__slab_terms<T>(t, acc, as, bs, at + DT__SLAB / 2, count - DT__SLAB / 2);
+        if (left <= 0) break;
+        at ^= DT__SLAB, count = left;
+        dt__slab_store<T, B_K>(t, bs, at, next, g.round);
+        __syncthreads();
+    }
+    DT__AGAIN(tile);
+    c = g.c + blockIdx.y * a.step_c;
+    DT__EACH(i, T) DT__EACH(j, T)
+        if (DT__ROW(i) < g.m && DT__COL(j) < g.n)
+            c[DT__ROW(i) * g.ldc + DT__COL(j)] = g.bias ? acc[i][j] + g.bias[DT__COL(j)] : acc[i][j];
+}
+#define DT__GEMM(T, A_K, B_K) \
+    DT__KERNEL(dt__gemm_##T##A_K##B_K, dt__gemm_args, 256, 2) { dt__gemm_tile<T, A_K, B_K>(a); }
+DT__GEMM(8, 0, 0)
+DT__GEMM(8, 0, 1)
+DT__GEMM(8, 1, 0)
+DT__GEMM(8, 1, 1)
+DT__GEMM(4, 0, 0)
+DT__GEMM(4, 0, 1)
+DT__GEMM(4, 1, 0)
+DT__GEMM(4, 1, 1)
+
+/* ---- attention ----
+ * A block has 64 rows of one head, queries or keys, and walks tiles of 64 terms, the keys or queries that meet them.
+ * blockIdx.x counts the heads of all samples, blockIdx.y tiles of rows; blockIdx.z counts groups of 64 D columns of the
+ * result, and each computes the scores again. Tiles in shared memory have a row every 68 floats: rows start 4 banks
+ * apart. A thread has rows 4 ty + i; of scores the terms tx + 16 j, so that 16 threads have all lanes of a row's sum,
+ * and of results the columns 4 tx + j of every 64. */
+#define DT__SIDE 64
+#define DT__SIDE_LD 68
+#define DT__TILE_AT(i, j) (((int)threadIdx.x / 16 * 4 + (i)) * DT__SIDE_LD + (int)threadIdx.x % 16 + 16 * (j))
+#define DT__NO_TERM __uint_as_float(0x7fffdeadu) /* stands for a term that does not exist: a NaN that no sum makes */
+#define DT__IS_TERM(x) (__float_as_uint(x) != 0x7fffdeadu)
+
+/* Rows of a matrix from x on, `count` of which exist. */
+typedef struct dt__rows_at {
+    const float *x;
+    int64_t ld;
+    int count;
+} dt__rows_at;
+
+/* to (64,64) = rows of m, columns c to d; the rest is zero. */
+DT__INLINE void dt__tile_load(float *to, dt__rows_at m, int c, int d)
+{
+    const int row = (int)threadIdx.x / DT__SIDE, col = (int)threadIdx.x % DT__SIDE;
+    m.x += row * m.ld + c + col;
+    DT__UNROLL for (int r = row; r < DT__SIDE; r += 4, m.x += 4 * m.ld)
+        to[r * DT__SIDE_LD + col] = r < m.count && c + col < d ? *m.x : 0.0f;
+}
+/* The thread's scores s to a tile; those that are terms are rounded to the dt_dtype `to`. */
+DT__INLINE void dt__tile_put(float *tile, const float s[4][4], int to)
+{
+    DT__EACH(i, 4) DT__EACH(j, 4) tile[DT__TILE_AT(i, j)] = s[i][j];
+    DT__ROLLED for (int e = 0; to && e < 16; e++) {
+        const float x = tile[DT__TILE_AT(e / 4, e % 4)];
+        if (DT__IS_TERM(x)) tile[DT__TILE_AT(e / 4, e % 4)] = dt__rounded(x, to);
+    }
+}
+/* acc (4,4): the terms c .. c + N-1 of chains, columns of xs. SCORES: they are columns of ys, too, whose rows belong to
+ * the columns of acc; else they are rows of ys. CHECK: some terms do not exist. */
+template <int N, int SCORES, int CHECK> DT__INLINE void dt__tile_terms(float acc[4][4], float *xs, float *ys, int c)
+{
+    const int ty = (int)threadIdx.x / 16, tx = (int)threadIdx.x % 16;
+    float x[4][N], y[4][N];
+    DT__EACH(i, 4) DT__EACH(p, N) x[i][p] = xs[(4 * ty + i) * DT__SIDE_LD + c + p];
+    DT__EACH(p, N) DT__EACH(j, 4)
+        y[j][p] = SCORES ? ys[(tx + 16 * j) * DT__SIDE_LD + c + p] : ys[(c + p) * DT__SIDE_LD + 4 * tx + j];
+    DT__EACH(p, N) DT__EACH(i, 4) DT__EACH(j, 4)
+        if (!CHECK || DT__IS_TERM(x[i][p])) acc[i][j] = fmaf(x[i][p], y[j][p], acc[i][j]);
+}
+template <int SCORES> DT__INLINE void dt__tile_chains(float acc[4][4], float *xs, float *ys, int terms, int all)
+{
+    int c = 0;
+    for (; c + 4 <= terms; c += 4)
+        if (all) dt__tile_terms<4, SCORES, 0>(acc, xs, ys, c);
+        else dt__tile_terms<4, SCORES, !SCORES>(acc, xs, ys, c);
+    DT__ROLLED for (; c < terms; c++) dt__tile_terms<1, SCORES, !SCORES>(acc, xs, ys, c);
+}
+/* s (4,4) = chains over the d columns of x and y. */
+DT__INLINE void dt__tile_scores(float s[4][4], float *xs, float *ys, dt__rows_at x, dt__rows_at y, int d)
+{
+    DT__EACH(i, 4) DT__EACH(j, 4) s[i][j] = 0.0f;
+    for (int c = 0; c < d; c += DT__SIDE) {
+        __syncthreads();
+        dt__tile_load(xs, x, c, d);
+        dt__tile_load(ys, y, c, d);
+        __syncthreads();
+        dt__tile_chains<1>(s, xs, ys, (int)dt__min(DT__SIDE, d - c), 1);
+    }
+}
+/* The sum of 2 n neighbouring lanes, in the order of the host's fold. */
+DT__INLINE float dt__folded(float x, int n)
+{
+    for (; n; n /= 2) x = x + __shfl_xor_sync(0xffffffffu, x, n);
+    return x;
+}
+
+/* Keys that come before query i, masks aside. */
+DT__INLINE int dt__keys_of(const dt__attention &a, int i)
+{
+    return (int)(a.causal ? dt__max(0, dt__min(a.s, i + 1 + a.s - a.t)) : a.s);
+}
+/* Of the thread's scores of the queries from i0 on and the keys from j0 on. Bit 4 i + j: the query of score (i,j) sees
+ * the key; all: it does. Bit 16 + 4 i + j: dropout keeps it. KEYS: the tile's rows are keys. */
+#define DT__SEEN(bits, i, j) ((bits) >> (4 * (i) + (j)) & 1)
+#define DT__KEPT(bits, i, j) ((bits) >> (16 + 4 * (i) + (j)) & 1)
+template <int KEYS>
+DT__INLINE uint32_t dt__scores_that(const dt__attention &a, int sample, int head, int i0, int j0, int all)
+{
+    const int64_t t = a.whole ? a.whole : a.t, s = a.whole ? a.whole : a.s;
+    uint32_t bits = 0;
+    dt__rng rng = {{0, 0}, {0, 0, 0}};
+    if (all && !a.drop_threshold) return 0xffffffffu;
+    if (a.drop_threshold) rng = a.rng[sample], rng.counter[2] |= a.site;
+    DT__ROLLED for (int e = 0; e < 16; e++) {
+        const int row = (int)threadIdx.x / 16 * 4 + e / 4, term = (int)threadIdx.x % 16 + e % 4 * 16;
+        const int query = i0 + (KEYS ? term : row), key = j0 + (KEYS ? row : term);
+        const int64_t word = ((a.first_head + head) * t + a.t_at + query) * s + a.s_at + key;
+        int seen = all || (query < a.t && key < dt__keys_of(a, query));
+        if (seen && a.mask) seen = (a.mask[sample * a.mask_step + query * a.s + key] & a.mask_bits) != 0;
+        bits |= (uint32_t)seen << e;
+        if (!a.drop_threshold || dt__rng_word(&rng, (uint64_t)word) >= a.drop_threshold) bits |= 0x10000u << e;
+    }
+    return bits;
+}
+
+/* FORWARD walks the keys twice: for the largest score of every row (R9), then for the sums and chains of
+ * exp(score - largest). QUERIES: rows of dq. KEYS: rows of dk and dv, whose chains go through all heads that share the
+ * keys. */
+enum { DT__FORWARD, DT__QUERIES, DT__KEYS };
+template <int D, int KIND> DT__INLINE void dt__attention_tile(const dt__attention &a)
+{
+    enum { BACK = KIND != DT__FORWARD, KEYS = KIND == DT__KEYS };
+    int dynamic = 0;
+    DT__DYNAMIC(float, xs, DT__SIDE * DT__SIDE_LD);
+    DT__DYNAMIC(float, ys, DT__SIDE * DT__SIDE_LD);
+    DT__DYNAMIC(float, ps, DT__SIDE * DT__SIDE_LD); /* probabilities (rows,terms), after dropout */
+    DT__DYNAMIC(float, gs, DT__SIDE * DT__SIDE_LD); /* gradients of the scores */
+    DT__DYNAMIC(float, dots, DT__SIDE);             /* of queries: dO . O, the largest score, the sum */
+    DT__DYNAMIC(float, tops, DT__SIDE);
+    DT__DYNAMIC(float, sums, DT__SIDE);
+    const int ty = (int)threadIdx.x / 16, tx = (int)threadIdx.x % 16, d = (int)a.d, group = (int)(a.h / a.hk);
+    const int heads = (int)(KEYS ? a.hk : a.h), sample = (int)blockIdx.x / heads, own = (int)blockIdx.x % heads;
+    const int first = (int)(KEYS ? blockIdx.y : gridDim.y - 1 - blockIdx.y) * DT__SIDE; /* long rows start early */
+    const int c0 = (int)blockIdx.z * D * DT__SIDE, turns = KEYS ? group : BACK ? 1 : 2;
+    const int begin = KEYS && a.causal ? (int)dt__max(0, first - a.s + a.t) / DT__SIDE * DT__SIDE : 0;
+    const int end = KEYS ? (int)a.t : dt__keys_of(a, (int)dt__min(first + DT__SIDE, a.t) - 1);
+    float acc[1 + KEYS][D][4][4], s[4][4], g[4][4], top[4], sum[4][2];
+    DT__EACH(n, 1 + KEYS) DT__EACH(w, D) DT__EACH(i, 4) DT__EACH(j, 4) acc[n][w][i][j] = 0.0f;
+    DT__EACH(i, 4) top[i] = -__builtin_inff(), sum[i][0] = sum[i][1] = 0.0f;
+    DT__ROLLED for (int turn = 0; turn < turns; turn++) {
+        const int head = KEYS ? own * group + turn : own;
+        for (int at = begin; at < end; at += DT__SIDE) {
+            const int i0 = KEYS ? at : first, j0 = KEYS ? first : at;
+            const int all = !a.mask && dt__keys_of(a, i0) >= j0 + DT__SIDE; /* every query sees every key */
+            const int64_t row = sample * (a.t + a.gap) + i0, stat = (sample * a.h + head) * (a.t + a.gap) + i0;
+            const int64_t key_row = sample * a.room + j0, column = head / group * a.d;
+            const int queries = (int)dt__min(DT__SIDE, a.t - i0), keys = (int)dt__min(DT__SIDE, a.s - j0);
+            const dt__rows_at q = {a.q + row * a.ld + head * a.d, a.ld, queries};
+            const dt__rows_at dout = {a.dout + row * a.lddo + head * a.d, a.lddo, queries};
+            const dt__rows_at k = {a.k + key_row * a.ldk + column, a.ldk, keys};
+            const dt__rows_at v = {a.v + key_row * a.ldk + column, a.ldk, keys};
+            const uint32_t bits = dt__scores_that<KEYS>(a, sample, head, i0, j0, all);
+            for (int r = (int)threadIdx.x / 32; BACK && r < queries && (KEYS || at == begin); r += 8) {
+                const float *x = dout.x + r * a.lddo, *o = a.o + (row + r) * a.ldo + head * a.d;
+                float dot = 0.0f;
+                for (int c = DT__LANE; c < d; c += 32) dot = fmaf(x[c], o[c], dot);
+                dot = dt__folded(dot, 16);
+                if (!DT__LANE) dots[r] = dot, tops[r] = a.row_max[stat + r], sums[r] = a.row_sum[stat + r];
+            }
+            dt__tile_scores(s, xs, ys, KEYS ? k : q, KEYS ? q : k, d);
+            if (BACK) dt__tile_scores(g, xs, ys, KEYS ? v : dout, KEYS ? dout : v, d);
+            if (a.round) dt__tile_put(ps, s, a.round);
+            if (a.round && BACK) dt__tile_put(gs, g, a.round);
+            DT__EACH(i, 4) DT__EACH(j, 4) {
+                const int of = KEYS ? tx + 16 * j : 4 * ty + i;
+                float x = (a.round ? ps[DT__TILE_AT(i, j)] : s[i][j]) * a.scale, grad = 0.0f;
+                if (!BACK && !turn) {
+                    if (DT__SEEN(bits, i, j) && x > top[i]) top[i] = x;
+                    continue;
+                }
+                x = dt__v_exp(x - (BACK ? tops[of] : top[i])).v;
+                if (BACK) x = x / sums[of], grad = a.round ? gs[DT__TILE_AT(i, j)] : g[i][j];
+                else if (DT__SEEN(bits, i, j)) sum[i][j % 2] = sum[i][j % 2] + x;
+                s[i][j] = !a.drop_threshold ? x : DT__KEPT(bits, i, j) ? x * a.drop_scale : 0.0f;
+                if (a.drop_threshold) grad = DT__KEPT(bits, i, j) ? grad * a.drop_scale : 0.0f;
+                if (BACK) g[i][j] = x * (grad - dots[of]) * a.scale;
+                if (!DT__SEEN(bits, i, j)) s[i][j] = g[i][j] = DT__NO_TERM;
+            }
+            if (!BACK && !turn) continue;
+            if (KIND != DT__QUERIES) dt__tile_put(ps, s, a.round);
+            if (BACK) dt__tile_put(gs, g, a.round);
+            DT__EACH(w, D) {
+                const int c = c0 + w * DT__SIDE, terms = KEYS ? queries : keys;
+                __syncthreads();
+                dt__tile_load(ys, KEYS ? q : BACK ? k : v, c, d);
+                if (KEYS) dt__tile_load(xs, dout, c, d);
+                __syncthreads();
+                dt__tile_chains<0>(acc[0][w], BACK ? gs : ps, ys, terms, all);
+                if (KEYS) dt__tile_chains<0>(acc[KEYS][w], ps, xs, terms, all);
+            }
+        }
+        DT__EACH(i, 4) {
+            for (int n = 8; !BACK && !turn && n; n /= 2) {
+                const float x = __shfl_xor_sync(0xffffffffu, top[i], n);
+                top[i] = x > top[i] ? x : top[i];
+            }
+            if (!turn) top[i] = top[i] == -__builtin_inff() ? 0.0f : top[i] + 0.0f; /* a zero is +0 */
+        }
+    }
+    DT__EACH(i, 4) {
+        const int64_t r = first + 4 * ty + i, row = sample * (a.t + a.gap) + r, key_row = sample * a.room + r;
+        const int64_t stat = (sample * a.h + own) * (a.t + a.gap) + r;
+        float total = BACK ? 1.0f : dt__folded(sum[i][0] + sum[i][1], 8);
+        total = total == 0.0f ? 1.0f : total;
+        if (r >= (KEYS ? a.s : a.t)) continue;
+        if (!BACK && !tx && !blockIdx.z) a.row_max[stat] = top[i], a.row_sum[stat] = total;
+        DT__EACH(w, D) DT__EACH(j, 4) {
+            const int64_t c = c0 + w * DT__SIDE + 4 * tx + j, to = own * a.d + c;
+            if (c >= d) continue;
+            if (KEYS) a.dk[key_row * a.lddk + to] = acc[0][w][i][j], a.dv[key_row * a.lddk + to] = acc[KEYS][w][i][j];
+            else if (BACK) a.dq[row * a.lddq + to] = acc[0][w][i][j];
+            else a.o[row * a.ldo + to] = a.part ? acc[0][w][i][j] : acc[0][w][i][j] / total;
+        }
+    }
+}
+#define DT__ATTENTION(name, blocks, D, KIND) \
+    DT__KERNEL(dt__attention_##name, dt__attention, 256, blocks) { dt__attention_tile<D, KIND>(a); }
+DT__ATTENTION(64, 2, 1, DT__FORWARD)
+DT__ATTENTION(128, 2, 2, DT__FORWARD)
+DT__ATTENTION(dq_64, 2, 1, DT__QUERIES)
+DT__ATTENTION(dq_128, 2, 2, DT__QUERIES)
+DT__ATTENTION(dkv_64, 2, 1, DT__KEYS)
+DT__ATTENTION(dkv_128, 1, 2, DT__KEYS)
+#endif /* 7 */
+
+#ifdef DT__ON_DEVICE /* 6: kernels */
+#define DT__WARP ((int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32)
+#define DT__THREAD ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
+#define DT__LAUNCH(body, item) \
+    DT__KERNEL(body##_launch, dt__launch, 128) \
+    { \
+        const int64_t at = (item) * a.piece; \
+        dt__call c = a.c; \
+        c.n = &a.n, c.env = &a.env; \
+        if (c.strided) c.strided = &a.strided; \
+        if (at < a.total) body(&c, at, dt__min(a.total, at + a.piece)); \
+    }
+#define DT__LAUNCH_WARP(body) DT__LAUNCH(body, DT__WARP)
+#define DT__LAUNCH_ITEM(body) DT__LAUNCH(body, DT__THREAD)
+DT__BODIES(DT__LAUNCH_WARP, DT__LAUNCH_ITEM)
+DT__KERNEL(dt__verb_launch, dt__verb_args, 128)
+{
+    dt__verb v = a.v;
+    v.u = &a.u;
+    if (DT__WARP * DT__VERB_RUN < v.n) dt__verb_task(&v, DT__WARP, NULL);
+}
+#endif /* 6 */
+
+/* The parts of this file that the device needs, in order: from `begin` up to `end`, or where that is NULL the one
+ * declaration or function that begins so. */
+static const char *const dt__cuda_parts[][2] = {
+    {"#ifdef DT__ON_DEVICE /* 1:", "#endif /* 1 */"},
+    /* H1, H2, H3 */
+    {"#define DT_MAX_DIMS", "/* "}, {"typedef struct dt_shape {", NULL}, {"typedef struct dt_tensor {", NULL},
+    {"typedef enum dt_dtype {", NULL}, {"typedef enum dt_init {", NULL}, {"typedef enum dt_optimizer_kind {", NULL},
+    {"enum { DT__BLOCK =", "static void dt__copy("}, {"typedef struct dt__rng {", "/* ---- Philox4x32-10"},
+    {"#define DT__PHILOX_M0", "/* c[0] z^(n-1)"}, {"#define DT__OPS(OP,", "/* 16-bit products that a"},
+    {"/* Multi-head attention over all", "/* Four floats, and four"},
+    /* H4 */
+    {"DT__INLINE dt__vf dt__v_abs(", "/* a > b ? a : b, and a < b"},
+    {"/* R14: does a win", "/* ---- functions in double"}, {"#ifdef DT__ON_DEVICE /* 2:", "#endif /* 2 */"},
+    {"/* 1 + e^-x. 2^v is", "/* A function of floats by one"},
+    {"DT__BY_DOUBLE(dt__v_sigmoid", "/* ---- row and column"},
+    {"/* Elements [i, i + k) of the", "/* ---- map ops ---- */"},
+    {"#define DT__OPERAND(mask, bit)", "/* A map op on n elements"},
+    {"/* ---- conversions of storage", "#ifdef DT__FORCED"}, {"#ifdef DT__ON_DEVICE /* 3:", "#endif /* 3 */"},
+    {"static void DT__K(dt__binary)(", "/* ---- conversions of storage"},
+    {"/* ---- rotary embedding", "typedef uint16_t DT__K(dt__vs)"},
+    {"/* out (n) of type `to`", "static const dt__kernels DT__K(dt__table)"},
+    /* H5 */
+    {"/* TREE over n terms", "static float dt__tree("}, {"#ifdef DT__ON_DEVICE /* 4:", "#endif /* 4 */"},
+    {"static float dt__row_value(", NULL}, {"enum { DT__VERB_COPY,", NULL}, {"typedef struct dt__verb {", NULL},
+    {"static void dt__verb_task(", NULL},
+    /* H6 */
+    {"#define DT__MAX_IN 8", "#define DT__ELEMENTS"}, {"typedef struct dt__node {", "/* What ops ask of other"},
+    {"typedef struct dt__peers {", "typedef void (*dt__run_fn)"}, {"enum { DT__CLASS_LEAF,", NULL},
+    {"enum { DT__SHAPE_GIVEN,", NULL}, {"static int64_t dt__span(", NULL},
+    {"static int64_t dt__count(", "static int dt__same_shape("},
+    {"static int64_t dt__cols(", "/* \"(4,16,32)\" for error"}, {"static int64_t dt__offset(", NULL},
+    {"typedef struct dt__strided {", NULL}, {"static int64_t dt__strided_at(", NULL},
+    {"#ifdef DT__ON_DEVICE /* 5:", "#endif /* 5 */"},
+    {"/* ---- tensor shards ---- */", "/* Number of arrays of the whole"}, {"static int64_t dt__param_shards(", NULL},
+    {"static int64_t dt__param_local(", NULL}, {"static int64_t dt__leaf_slices(", "/* ---- building ---- */"},
+    {"static const dt__node *dt__in(", "/* Sizes of an attention node or"}, {"static void dt__move_part(", NULL},
+    {"static void dt__some_full(", NULL}, {"static void dt__some_cast(", NULL},
+    {"static int64_t dt__combine_count(", NULL}, {"static void dt__combine_part(", NULL},
+    {"static void dt__map_part(", NULL}, {"static void dt__some_row_op(", NULL}, {"static float dt__whole_sum(", NULL},
+    {"static void dt__total(", NULL}, {"static void dt__some_column_op(", NULL},
+    {"static int dt__larger(", "static void dt__run_max_grad("}, {"static int64_t dt__table_row(", NULL},
+    {"static void dt__some_embed(", "/* ---- picking by index"}, {"static void dt__some_gather(", NULL},
+    {"static void dt__some_scatter_add(", NULL}, {"static void dt__some_top_k(", NULL},
+    {"static uint32_t dt__drop_threshold(", NULL}, {"static uint32_t dt__site(", NULL},
+    {"static void dt__some_rope(", NULL}, {"static void dt__some_positions(", NULL},
+    {"static void dt__some_dropout(", NULL},
+    {"static float *dt__entropy_part(", "/* A row goes through all passes while"},
+    {"static void dt__some_cross_entropy_grad(", NULL}, {"static int64_t dt__valid_targets(", NULL},
+    {"static int dt__has_target(", NULL}, {"static void dt__loss_samples(", NULL},
+    {"static void dt__some_loss_grad(", NULL}, {"static void dt__some_aux_loss_grad(", NULL},
+    {"typedef struct dt__route {", NULL}, {"static int64_t dt__route_size(", NULL},
+    {"static dt__route dt__route_at(", NULL}, {"static dt__route dt__route_of(", NULL},
+    {"static int64_t dt__route_bin(", NULL}, {"static void dt__route_all(", NULL},
+    {"static void dt__some_moe_rows(", NULL}, {"static void dt__some_moe_sum(", NULL},
+    {"static void dt__some_moe_dot(", NULL}, {"static void dt__some_accumulate(", NULL},
+    {"#define DT__BODIES(WARP, ITEM)", "#ifdef DT__ON_DEVICE /* 1:"}, {"#ifdef DT__ON_DEVICE /* 6:", "#endif /* 6 */"},
+    {"#ifdef DT__ON_DEVICE /* 7:", "#endif /* 7 */"}};
+
+/* Prints the device's text: one file of CUDA C++ without includes. */
+static void dt__cuda_print(dt__text *text)
+{
+    static const struct {
+        const char *name;
+        size_t size;
+    } shared[] = {{"dt_graph", sizeof(dt_graph)}, {"dt__param", sizeof(dt__param)}, {"dt__launch", sizeof(dt__launch)},
+                  {"dt__gemm_args", sizeof(dt__gemm_args)}, {"dt__attention", sizeof(dt__attention)},
+                  {"dt__verb_args", sizeof(dt__verb_args)}};
+    dt__text_add(text, "#define DT__ON_DEVICE 1\n#define DT__SKIP(...)\n");
+    for (size_t i = 0; i < sizeof dt__cuda_parts / sizeof *dt__cuda_parts; i++) {
+        const char *begin = dt__cuda_parts[i][0], *end = dt__cuda_parts[i][1];
+        if (end) dt__source_add(text, begin, end);
+        else dt__source_one(text, begin);
+        if (begin[0] == '#' && begin[1] == 'i') dt__text_add(text, "#endif\n");
+    }
+    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
+        dt__text_add(text, "static_assert(sizeof(%s) == %zu, \"host and device agree\");\n", shared[i].name,
+                     shared[i].size);
+}
+/* ---- CUDA: the driver and its compiler ----
+ * Both are loaded when a layout asks for a GPU, so a program that has this code runs without them. The few types and
+ * numbers are declared here; tests/test_cuda.t compares them with the real headers. */
+typedef unsigned long long dt__gpu_address;
+enum { DT__GPU_NO_MEMORY = 2, DT__GPU_MAJOR = 75, DT__GPU_MINOR = 76, DT__GPU_PORTABLE = 1, DT__GPU_DYNAMIC = 8 };
+/* X(name, arguments); handles are void *. */
+#define DT__DRIVER(X) \
+    X(cuInit, (unsigned)) X(cuDeviceGetCount, (int *)) X(cuDeviceGet, (int *, int)) \
+    X(cuDeviceGetName, (char *, int, int)) X(cuDeviceGetAttribute, (int *, int, int)) \
+    X(cuDevicePrimaryCtxRetain, (void **, int)) X(cuDevicePrimaryCtxRelease_v2, (int)) X(cuCtxSetCurrent, (void *)) \
+    X(cuMemGetInfo_v2, (size_t *, size_t *)) X(cuMemAlloc_v2, (dt__gpu_address *, size_t)) \
+    X(cuMemFree_v2, (dt__gpu_address)) X(cuMemHostRegister_v2, (void *, size_t, unsigned)) \
+    X(cuMemHostUnregister, (void *)) X(cuMemcpyHtoDAsync_v2, (dt__gpu_address, const void *, size_t, void *)) \
+    X(cuMemcpyDtoHAsync_v2, (void *, dt__gpu_address, size_t, void *)) \
+    X(cuMemcpyDtoDAsync_v2, (dt__gpu_address, dt__gpu_address, size_t, void *)) \
+    X(cuMemsetD32Async, (dt__gpu_address, unsigned, size_t, void *)) X(cuStreamCreate, (void **, unsigned)) \
+    X(cuStreamDestroy_v2, (void *)) X(cuStreamSynchronize, (void *)) X(cuModuleLoadData, (void **, const void *)) \
+    X(cuModuleUnload, (void *)) X(cuModuleGetFunction, (void **, void *, const char *)) \
+    X(cuFuncSetAttribute, (void *, int, int)) \
+    X(cuLaunchKernel, (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, \
+                       void **)) \
+    X(cuGetErrorString, (int, const char **))
+#define DT__NVRTC(X) \
+    X(nvrtcVersion, (int *, int *)) \
+    X(nvrtcCreateProgram, (void **, const char *, const char *, int, const char *const *, const char *const *)) \
+    X(nvrtcCompileProgram, (void *, int, const char *const *)) X(nvrtcGetCUBINSize, (void *, size_t *)) \
+    X(nvrtcGetCUBIN, (void *, char *)) X(nvrtcGetProgramLogSize, (void *, size_t *)) \
+    X(nvrtcGetProgramLog, (void *, char *)) X(nvrtcDestroyProgram, (void **))
+#define DT__CALL_FIELD(name, arguments) int(*name) arguments;
+#define DT__CALL_NAME(name, arguments)  #name,
+typedef struct dt__driver {
+    DT__DRIVER(DT__CALL_FIELD)
+} dt__driver;
+typedef struct dt__nvrtc {
+    DT__NVRTC(DT__CALL_FIELD)
+} dt__nvrtc;
+
+/* Fills a struct of function pointers, called names[0], .. [count - 1], from the first of the libraries there. */
+static dt_result dt__library_load(const char *variable, const char *const *files, const char *what,
+                                  const char *const *names, int count, void *calls)
+{
+    const char *chosen = getenv(variable);
+    void *library = NULL, *symbol;
+    if (chosen && *chosen) library = dlopen(chosen, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    else while (*files && !library) library = dlopen(*files++, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    if (!library)
+        return dt__error(DT_E_SYSTEM, "%s cannot be loaded (%.300s). Install it, or name its file in %s", what,
+                         dlerror(), variable);
+    for (int i = 0; i < count; i++) {
+        if (!(symbol = dlsym(library, names[i])))
+            return dt__error(DT_E_SYSTEM, "%s has no %s. Install CUDA 12 or newer, or name its file in %s", what,
+                             names[i], variable);
+        memcpy((char *)calls + (size_t)i * sizeof symbol, &symbol, sizeof symbol);
+    }
+    return DT_OK;
+}
+
+/* The GPU's code for the text, compiled for its architecture, e.g. "sm_90a". */
+static dt_result dt__cuda_compile(const dt__code *code, const char *out)
+{
+    static const char *const files[] = {"libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", NULL};
+    static const char *const names[] = {DT__NVRTC(DT__CALL_NAME)};
+    const char *options[] = {code->flags, "-default-device", "--std=c++17", "-fmad=false", "-ftz=false",
+                             "-prec-div=true", "-prec-sqrt=true", "-diag-suppress=177"};
+    dt__nvrtc f;
+    void *program = NULL;
+    size_t bytes = 0;
+    char *data = NULL;
+    int failed;
+    dt_result r = dt__library_load("DT_NVRTC_LIBRARY", files, "NVRTC, the compiler of CUDA (libnvrtc),", names,
+                                   (int)(sizeof names / sizeof *names), &f);
+    if (r) return r;
+    if (f.nvrtcCreateProgram(&program, code->text, "dtrain.cu", 0, NULL, NULL))
+        return dt__error(DT_E_SYSTEM, "NVRTC cannot begin. Look at the memory that is left");
+    failed = f.nvrtcCompileProgram(program, (int)(sizeof options / sizeof *options), options);
+    if (failed) f.nvrtcGetProgramLogSize(program, &bytes);
+    else f.nvrtcGetCUBINSize(program, &bytes);
+    data = (char *)dt__alloc((int64_t)bytes + 1, "the GPU's code");
+    if (!data) r = DT_E_MEMORY;
+    else if (failed) f.nvrtcGetProgramLog(program, data);
+    else f.nvrtcGetCUBIN(program, data);
+    if (!r && failed)
+        r = dt__error(DT_E_SYSTEM, "NVRTC refuses the GPU's code (%s): %.600s", code->flags, data);
+    if (!r) r = dt__file_put(out, data, (int64_t)bytes);
+    f.nvrtcDestroyProgram(&program);
+    dt__free(data);
+    return r;
+}
+
+/* ---- CUDA: the device ----
+ * Tensors have the GPU's addresses. All work is queued on one stream; a download waits for it. */
+
+#define DT__BODY_NAME(body) {body, #body "_launch", 0},
+#define DT__BODY_ITEM(body) {body, #body "_launch", 1},
+static const struct dt__body {
+    dt__some_fn body;
+    const char *name;
+    int item; /* a thread for each item */
+} dt__bodies[] = {DT__BODIES(DT__BODY_NAME, DT__BODY_ITEM)};
+enum { DT__BODY_COUNT = (int)(sizeof dt__bodies / sizeof *dt__bodies) };
+
+static const char *const dt__tiles[] = {"dt__gemm_800", "dt__gemm_801", "dt__gemm_810", "dt__gemm_811", "dt__gemm_400",
+                                        "dt__gemm_401", "dt__gemm_410", "dt__gemm_411", "dt__attention_64",
+                                        "dt__attention_128", "dt__attention_dq_64", "dt__attention_dq_128",
+                                        "dt__attention_dkv_64", "dt__attention_dkv_128"};
+enum { DT__TILES = (int)(sizeof dt__tiles / sizeof *dt__tiles) };
+enum { DT__GPU_TILES = 4 * (4 * 64 * 68 + 3 * 64) }; /* bytes of shared memory of attention */
+
+/* A block of memory: the address that tensors carry, and the host's. They are one for pinned memory. */
+typedef struct dt__gpu_block {
+    char *mem, *host;
+    int64_t bytes;
+} dt__gpu_block;
+/* A graph on the GPU; its nodes as the host passes them, with tables that are on the GPU. */
+typedef struct dt__gpu_graph {
+    const dt_graph *g;
+    int32_t number;
+    dt__gpu_address at;
+    dt__node *nodes;
+} dt__gpu_graph;
+
+typedef struct dt__cuda {
+    dt__device is;   /* first */
+    dt__kernels k, run; /* the host's with this device; what functions of ops call while they run on the device */
+    dt__driver f;
+    int gpu, arch;
+    void *context, *stream, *module, *body[DT__BODY_COUNT], *verb, *tile[DT__TILES];
+    char name[64];
+    pthread_mutex_t lock;
+    dt__gpu_block *block;
+    dt__gpu_graph *graph;
+    int64_t blocks, blocks_room, graphs, graphs_room;
+    dt__gpu_address one, rng; /* 1.0f; the random streams of samples */
+    int64_t rng_bytes;
+} dt__cuda;
+static __thread dt__cuda *dt__gpu; /* whose context is this thread's */
+
+/* Keeps the device's first error. Returns whether it has one. */
+static int dt__gpu_failed(dt__cuda *d, int code, const char *doing)
+{
+    const char *detail = NULL;
+    if (!code || d->is.failed) return d->is.failed != DT_OK;
+    d->f.cuGetErrorString(code, &detail);
+    DT__PRINT(d->is.why, "the GPU failed %s: %.200s (%d). %s", doing, detail ? detail : "unknown error", code,
+              code == DT__GPU_NO_MEMORY ? "Use a smaller model, micro-batch or sequence, or more ranks"
+                                        : "Run nvidia-smi: if the GPU is lost or other programs fail on it, reset it");
+    d->is.failed = code == DT__GPU_NO_MEMORY ? DT_E_MEMORY : DT_E_SYSTEM;
+    return 1;
+}
+/* Makes the device's context this thread's. 0 after an error. */
+static int dt__gpu_enter(dt__cuda *d)
+{
+    if (d->is.failed) return 0;
+    if (dt__gpu != d && dt__gpu_failed(d, d->f.cuCtxSetCurrent(d->context), "as a thread took its context")) return 0;
+    dt__gpu = d;
+    return 1;
+}
+static void dt__gpu_wait(dt__device *is)
+{
+    dt__cuda *d = (dt__cuda *)(void *)is;
+    if (dt__gpu_enter(d)) (void)dt__gpu_failed(d, d->f.cuStreamSynchronize(d->stream), "in a kernel or a copy");
+}
+
+/* The block that holds an address of tensors, or of the host; bytes 0: none does. */
+static dt__gpu_block dt__gpu_find(dt__cuda *d, const void *address, int host)
+{
+    dt__gpu_block found = DT__ZERO;
+    const char *at = (const char *)address;
+    pthread_mutex_lock(&d->lock);
+    for (int64_t i = 0; i < d->blocks && !found.bytes; i++) {
+        const char *begin = host ? d->block[i].host : d->block[i].mem;
+        if (at >= begin && at < begin + d->block[i].bytes) found = d->block[i];
+    }
+    pthread_mutex_unlock(&d->lock);
+    return found;
+}
+static int dt__gpu_sees(dt__cuda *d, const void *address) { return dt__gpu_find(d, address, 0).bytes > 0; }
+static dt__gpu_address dt__gpu_at(const void *address) { return (dt__gpu_address)(uintptr_t)address; }
+
+static void *dt__gpu_attach(dt__device *is, int kind, void *host, int64_t bytes)
+{
+    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__gpu_block b = DT__ZERO;
+    dt__gpu_address at = 0;
+    int code = 0, room;
+    b.bytes = dt__round_up(dt__max(bytes, 4), 4), b.host = b.mem = (char *)host;
+    if (!dt__gpu_enter(d)) return (void)dt__error(d->is.failed, "%s", d->is.why), (void *)NULL;
+    if (kind == DT__PINNED) code = d->f.cuMemHostRegister_v2(host, (size_t)b.bytes, DT__GPU_PORTABLE);
+    else if (!(code = d->f.cuMemAlloc_v2(&at, (size_t)b.bytes))) {
+        b.mem = (char *)(uintptr_t)at;
+        code = d->f.cuMemsetD32Async(at, 0, (size_t)(b.bytes / 4), d->stream);
+    }
+    pthread_mutex_lock(&d->lock);
+    room = !code && dt__reserve((void **)&d->block, d->blocks, &d->blocks_room, d->blocks + 1, (int64_t)sizeof b,
+                                "blocks of the GPU's memory");
+    if (room) d->block[d->blocks++] = b;
+    pthread_mutex_unlock(&d->lock);
+    if (code == DT__GPU_NO_MEMORY)
+        dt__error(DT_E_MEMORY, "the GPU has no %.1f MB left for this rank: use a smaller model, micro-batch or "
+                  "sequence, --recompute, or more ranks", (double)bytes / 1e6);
+    else if (code && dt__gpu_failed(d, code, "as memory was taken")) dt__error(d->is.failed, "%s", d->is.why);
+    return room ? b.mem : NULL;
+}
+static void dt__gpu_detach(dt__device *is, void *mem)
+{
+    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__gpu_block b = DT__ZERO;
+    dt__gpu_wait(is);
+    pthread_mutex_lock(&d->lock);
+    for (int64_t i = 0; i < d->blocks && !b.bytes; i++)
+        if (d->block[i].mem == (char *)mem) b = d->block[i], d->block[i] = d->block[--d->blocks];
+    pthread_mutex_unlock(&d->lock);
+    if (!b.bytes) return;
+    (void)d->f.cuCtxSetCurrent(d->context);
+    if (b.mem == b.host) (void)d->f.cuMemHostUnregister(b.host);
+    else (void)d->f.cuMemFree_v2(dt__gpu_at(b.mem));
+}
+
+static float *dt__gpu_download(dt__device *is, const void *mem, int64_t n)
+{
+    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__gpu_block b = dt__gpu_find(d, mem, 0);
+    char *host = b.bytes ? b.host + ((const char *)mem - b.mem) : (char *)(uintptr_t)mem;
+    if (!n || !b.bytes) return (float *)(void *)host;
+    if (b.mem != b.host && dt__gpu_enter(d))
+        (void)dt__gpu_failed(d, d->f.cuMemcpyDtoHAsync_v2(host, dt__gpu_at(mem), 4 * (size_t)n, d->stream),
+                             "in a copy to the host");
+    dt__gpu_wait(is);
+    return (float *)(void *)host;
+}
+static float *dt__gpu_upload(dt__device *is, const void *host, int64_t n)
+{
+    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__gpu_block b = dt__gpu_find(d, host, 1);
+    char *mem = b.bytes ? b.mem + ((const char *)host - b.host) : (char *)(uintptr_t)host;
+    if (n && mem != host && dt__gpu_enter(d))
+        (void)dt__gpu_failed(d, d->f.cuMemcpyHtoDAsync_v2(dt__gpu_at(mem), host, 4 * (size_t)n, d->stream),
+                             "in a copy from the host");
+    return (float *)(void *)mem;
+}
+
+/* Queues a kernel whose one argument is a struct: `blocks` x y blocks of `threads` threads. */
+static void dt__gpu_go(dt__cuda *d, void *kernel, void *arguments, int64_t x, int64_t y, int64_t z, int threads,
+                       int shared, const char *doing)
+{
+    void *list[1];
+    list[0] = arguments;
+    if (x > 0 && dt__gpu_enter(d))
+        (void)dt__gpu_failed(d, d->f.cuLaunchKernel(kernel, (unsigned)x, (unsigned)y, (unsigned)z, (unsigned)threads, 1,
+                                                    1, (unsigned)shared, d->stream, list, NULL), doing);
+}
+
+/* The random streams of samples, on the GPU. */
+static dt__rng *dt__gpu_streams(dt__cuda *d, const dt__rng *rng, int64_t samples)
+{
+    int64_t bytes = samples * (int64_t)sizeof *rng;
+    int code = 0;
+    if (!rng || !dt__gpu_enter(d)) return NULL;
+    if (bytes > d->rng_bytes) {
+        dt__gpu_wait(&d->is);
+        if (d->rng) (void)d->f.cuMemFree_v2(d->rng);
+        d->rng = 0, d->rng_bytes = 0;
+        if (!(code = d->f.cuMemAlloc_v2(&d->rng, (size_t)bytes))) d->rng_bytes = bytes;
+    }
+    if (!code) code = d->f.cuMemcpyHtoDAsync_v2(d->rng, rng, (size_t)bytes, d->stream);
+    return dt__gpu_failed(d, code, "as random streams came") ? NULL : (dt__rng *)(uintptr_t)d->rng;
+}
+
+/* Products, by tiles of 128 x 128 where these fill the multiprocessors of a large GPU, else of 64 x 64. */
+static void dt__gpu_gemm(dt_pool *pool, const dt__gemm *g)
+{
+    dt__cuda *d = dt__gpu;
+    dt__gemm_args a = DT__ZERO;
+    int small = dt__ceil_div(g->m, 128) * dt__ceil_div(g->n, 128) < 132, side = small ? 64 : 128;
+    (void)pool;
+    a.g = *g;
+    if (!g->ars && !g->acs) a.g.a = (const float *)(uintptr_t)d->one; /* ones, for sums of columns */
+    if (g->m > 0 && g->n > 0)
+        dt__gpu_go(d, d->tile[4 * small + 2 * (g->acs == 1) + (g->brs == 1)], &a,
+                   dt__ceil_div(g->m, side) * dt__ceil_div(g->n, side), 1, 1, 256, 0, "in a product");
+}
+static void dt__gpu_attention(dt_pool *pool, const dt__attention *attention)
+{
+    dt__cuda *d = dt__gpu;
+    dt__attention a = *attention;
+    int wide = a.d > 64, back = a.dout != NULL;
+    int64_t z = dt__ceil_div(a.d, wide ? 128 : 64);
+    (void)pool;
+    if (a.drop_threshold && !(a.rng = dt__gpu_streams(d, a.rng, a.b))) return;
+    dt__gpu_go(d, d->tile[8 + 2 * back + wide], &a, a.b * a.h, dt__ceil_div(a.t, 64), z, 256, DT__GPU_TILES,
+               "in attention");
+    if (back) dt__gpu_go(d, d->tile[12 + wide], &a, a.b * a.hk, dt__ceil_div(a.s, 64), z, 256, DT__GPU_TILES,
+                         "in attention");
+}
+
+/* Copies n floats between the GPU's memory and the host's, or inside of one. */
+static void dt__gpu_copy(dt__cuda *d, float *to, const float *from, int64_t n)
+{
+    dt__gpu_block there = dt__gpu_find(d, to, 0), here = dt__gpu_find(d, from, 0);
+    size_t bytes = 4 * (size_t)n;
+    int write = there.mem != there.host, read = here.mem != here.host, code = 0; /* the GPU's memory */
+    if (!n || !dt__gpu_enter(d)) return;
+    if (write && read) code = d->f.cuMemcpyDtoDAsync_v2(dt__gpu_at(to), dt__gpu_at(from), bytes, d->stream);
+    else if (write) code = d->f.cuMemcpyHtoDAsync_v2(dt__gpu_at(to), from, bytes, d->stream);
+    else if (read) code = d->f.cuMemcpyDtoHAsync_v2(to, dt__gpu_at(from), bytes, d->stream);
+    (void)dt__gpu_failed(d, code, "in a copy");
+    if (!write) dt__gpu_wait(&d->is);
+    if (!write && !read && to != from) memmove(to, from, bytes);
+}
+
+static void dt__gpu_verb(dt__device *is, dt_pool *pool, const dt__verb *v)
+{
+    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__verb_args a = DT__ZERO;
+    if (v->kind == DT__VERB_COPY) dt__gpu_copy(d, v->to, v->from, v->n);
+    else if (!dt__gpu_sees(d, v->to)) { /* of the host */
+        dt__verb own = *v;
+        dt__kernels k = *v->k;
+        k.device = NULL, own.k = &k;
+        dt__verb_run(pool, &own);
+    } else {
+        DT_ASSERT(!v->from || dt__gpu_sees(d, v->from));
+        a.v = *v, a.v.k = NULL;
+        if (v->u) a.u = *v->u;
+        dt__gpu_go(d, d->verb, &a, dt__ceil_div(dt__ceil_div(v->n, DT__BLOCK), 4), 1, 1, 128, 0, "in a verb");
+    }
+}
+
+/* The bytes of a graph's facts; `image` NULL only counts. Else writes them as they are for the GPU's address `at`. */
+static int64_t dt__gpu_image(const dt_graph *g, char *image, dt__gpu_address at, dt__node *nodes)
+{
+    dt_graph own = *g;
+    int64_t size[3] = {(int64_t)sizeof *g->nodes * g->count, (int64_t)sizeof *g->params * g->param_count,
+                       dt__round_up(4 * (int64_t)g->slot_count, 8)}, used = (int64_t)sizeof own;
+    const void *from[3] = {nodes, g->params, g->slots};
+    own.nodes = (dt__node *)(uintptr_t)(at + (size_t)used);
+    own.params = (dt__param *)(uintptr_t)(at + (size_t)(used + size[0]));
+    own.slots = (int32_t *)(uintptr_t)(at + (size_t)(used + size[0] + size[1]));
+    for (int i = 0; i < 3; used += size[i++])
+        if (image && size[i]) memcpy(image + used, from[i], i < 2 ? (size_t)size[i] : 4 * (size_t)g->slot_count);
+    for (int32_t id = 1; id < g->count; id++) { /* angles of positions */
+        const dt__node *n = &g->nodes[id];
+        int64_t bytes = n->table ? 4 * dt__rope_positions(g, &n->shape) * (dt__cols(n) / n->i[0]) : 0;
+        if (image && bytes) memcpy(image + used, n->table, (size_t)bytes);
+        if (image && bytes) nodes[id].table = (const float *)(uintptr_t)(at + (size_t)used);
+        used += bytes;
+    }
+    if (image) memcpy(image, &own, sizeof own);
+    return used;
+}
+/* A graph on the GPU, where it is copied once; at 0: after an error. */
+static dt__gpu_graph dt__gpu_graph_of(dt__cuda *d, const dt_graph *g)
+{
+    dt__gpu_graph found = DT__ZERO;
+    int64_t bytes, nodes = (int64_t)sizeof *g->nodes * g->count;
+    char *image;
+    pthread_mutex_lock(&d->lock);
+    for (int64_t i = 0; i < d->graphs && !found.at; i++)
+        if (d->graph[i].g == g && d->graph[i].number == g->number) found = d->graph[i];
+    if (!found.at && dt__gpu_enter(d)) {
+        bytes = dt__gpu_image(g, NULL, 0, NULL);
+        image = (char *)dt__alloc(bytes, "a graph for the GPU");
+        found.g = g, found.number = g->number, found.nodes = (dt__node *)dt__copied(g->nodes, nodes);
+        if (!image || !found.nodes ||
+            !dt__reserve((void **)&d->graph, d->graphs, &d->graphs_room, d->graphs + 1, (int64_t)sizeof found,
+                         "graphs of the GPU") ||
+            dt__gpu_failed(d, d->f.cuMemAlloc_v2(&found.at, (size_t)bytes), "as a graph came"))
+            found.at = 0;
+        else {
+            int code;
+            (void)dt__gpu_image(g, image, found.at, found.nodes);
+            code = d->f.cuMemcpyHtoDAsync_v2(found.at, image, (size_t)bytes, d->stream);
+            (void)dt__gpu_failed(d, code ? code : d->f.cuStreamSynchronize(d->stream), "as a graph came");
+            d->graph[d->graphs++] = found;
+        }
+        if (!found.at) dt__free(found.nodes);
+        dt__free(image);
+    }
+    pthread_mutex_unlock(&d->lock);
+    return found;
+}
+
+/* A function of ops over its items, which dt__split would give to threads of the host. */
+static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__some_fn body)
+{
+    dt__cuda *d = (dt__cuda *)(void *)c->env->k->device;
+    dt__gpu_graph g = dt__gpu_graph_of(d, c->g);
+    dt__launch a = DT__ZERO;
+    int i = 0;
+    int64_t id = c->n - c->g->nodes, per;
+    while (i < DT__BODY_COUNT && dt__bodies[i].body != body) i++;
+    DT_ASSERT(i < DT__BODY_COUNT);
+    if (!g.at || i == DT__BODY_COUNT) return;
+    a.c = *c, a.n = *c->n, a.env = *c->env;
+    a.c.g = (const dt_graph *)(uintptr_t)g.at, a.c.n = NULL, a.c.env = NULL;
+    if (c->strided) a.strided = *c->strided;
+    if (id > 0 && id < c->g->count) a.n.table = g.nodes[id].table;
+    if (c->n->op == DT__OP_DROPOUT && !c->env->inference)
+        a.env.rng = dt__gpu_streams(d, c->env->rng, c->g->samples);
+    a.total = total, a.piece = dt__bodies[i].item ? 1 : grain == 4096 ? 256 : grain == 64 ? 32 : 1;
+    per = dt__bodies[i].item ? 128 : 4;
+    dt__gpu_go(d, d->body[i], &a, dt__ceil_div(dt__ceil_div(total, a.piece), per), 1, 1, 128, 0,
+               dt__op_of(c->n->op)->name);
+}
+
+static int dt__gpu_supports(const dt__call *c)
+{
+    int op = c->n->op, domain = dt__op_of(op)->domain;
+    if (domain == DT__OVER_ATTENTION) return !c->g->context_shards;
+    if (c->env->dot && dt__op_of(op)->class_of == DT__CLASS_GEMM) return 0; /* fast numerics */
+    return domain != DT__OVER_HOST && !(op == DT__OP_COMBINE && c->n->i[0]) &&
+           !(op == DT__OP_CROSS_ENTROPY && c->n->i[3] * c->n->i[1] < c->n->i[0]);
+}
+static void dt__gpu_run(const dt__call *c)
+{
+    dt__call own = *c;
+    dt__env env = *c->env;
+    env.k = &((dt__cuda *)(void *)c->env->k->device)->run, own.env = &env;
+    if (dt__gpu_enter((dt__cuda *)(void *)c->env->k->device)) dt__host_run(&own);
+}
+
+/* ---- CUDA: opening ---- */
+static void dt__gpu_close(dt__device *is)
+{
+    dt__cuda *d = (dt__cuda *)(void *)is;
+    if (d->context) (void)d->f.cuCtxSetCurrent(d->context);
+    for (int64_t i = 0; i < d->graphs; i++) (void)d->f.cuMemFree_v2(d->graph[i].at), dt__free(d->graph[i].nodes);
+    if (d->rng) (void)d->f.cuMemFree_v2(d->rng);
+    if (d->one) (void)d->f.cuMemFree_v2(d->one);
+    dt__free(d->graph);
+    dt__free(d->block);
+    if (d->stream) (void)d->f.cuStreamDestroy_v2(d->stream);
+    if (d->module) (void)d->f.cuModuleUnload(d->module);
+    if (d->context) (void)d->f.cuDevicePrimaryCtxRelease_v2(d->gpu);
+    dt__free(d);
+}
+
+/* The GPU's code, from the cache or NVRTC, and its kernels. */
+static dt_result dt__gpu_load(dt__cuda *d)
+{
+    dt__text text = DT__ZERO;
+    dt__code code = DT__ZERO;
+    char path[PATH_MAX], flags[64], *data = NULL;
+    int64_t bytes;
+    int built, failed = 0;
+    dt_result r;
+    DT__PRINT(flags, "--gpu-architecture=sm_%d%s", d->arch, d->arch == 90 ? "a" : "");
+    dt__cuda_print(&text);
+    code.text = text.at, code.by = "nvrtc", code.flags = flags, code.suffix = "cubin", code.build = dt__cuda_compile;
+    r = text.failed ? DT_E_MEMORY : dt__code_get(&code, path, sizeof path, &built);
+    if (!r) r = dt__file_get(path, 1 << 28, &data, &bytes);
+    if (!r && !dt__gpu_failed(d, d->f.cuModuleLoadData(&d->module, data), "as its code was loaded")) {
+        for (int i = 0; i < DT__BODY_COUNT && !failed; i++)
+            failed = d->f.cuModuleGetFunction(&d->body[i], d->module, dt__bodies[i].name);
+        for (int i = 0; i < DT__TILES && !failed; i++) {
+            failed = d->f.cuModuleGetFunction(&d->tile[i], d->module, dt__tiles[i]);
+            if (!failed && i >= 8) failed = d->f.cuFuncSetAttribute(d->tile[i], DT__GPU_DYNAMIC, DT__GPU_TILES);
+        }
+        if (!failed) failed = d->f.cuModuleGetFunction(&d->verb, d->module, "dt__verb_launch");
+        if (!failed) failed = d->f.cuMemAlloc_v2(&d->one, 4);
+        if (!failed) failed = d->f.cuMemsetD32Async(d->one, 0x3f800000, 1, d->stream);
+        (void)dt__gpu_failed(d, failed, "as its kernels were looked up");
+    }
+    dt__free(text.at);
+    dt__free(data);
+    return r ? r : d->is.failed ? dt__error(d->is.failed, "%s", d->is.why) : DT_OK;
+}
+
+static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
+{
+    static const char *const files[] = {"libcuda.so.1", NULL}, *const names[] = {DT__DRIVER(DT__CALL_NAME)};
+    dt__cuda *d = (dt__cuda *)dt__alloc((int64_t)sizeof *d, "the GPU");
+    int count = 0, failed, major = 0, minor = 0;
+    dt_result r;
+    if (!d) return DT_E_MEMORY;
+    r = dt__library_load("DT_CUDA_LIBRARY", files, "the driver of NVIDIA's GPUs (libcuda)", names,
+                         (int)(sizeof names / sizeof *names), &d->f);
+    if (!r) {
+        failed = d->f.cuInit(0);
+        if (!failed) failed = d->f.cuDeviceGetCount(&count);
+        if (!failed && !count) r = dt__error(DT_E_SYSTEM, "the driver sees no GPU. Look at CUDA_VISIBLE_DEVICES");
+        else if (!failed && gpu >= count)
+            r = dt__misuse("--device cuda:%d: the GPUs here are 0..%d", gpu, count - 1);
+        if (!failed && !r) failed = d->f.cuDeviceGet(&d->gpu, gpu < 0 ? local_rank % count : gpu);
+        if (!failed && !r) failed = d->f.cuDeviceGetName(d->name, (int)sizeof d->name, d->gpu);
+        if (!failed && !r) failed = d->f.cuDeviceGetAttribute(&major, DT__GPU_MAJOR, d->gpu);
+        if (!failed && !r) failed = d->f.cuDeviceGetAttribute(&minor, DT__GPU_MINOR, d->gpu);
+        if (!failed && !r) failed = d->f.cuDevicePrimaryCtxRetain(&d->context, d->gpu);
+        if (!failed && !r) failed = d->f.cuCtxSetCurrent(d->context);
+        if (!failed && !r) failed = d->f.cuStreamCreate(&d->stream, 1);
+        if (!r && dt__gpu_failed(d, failed, "as it was opened")) r = dt__error(d->is.failed, "%s", d->is.why);
+    }
+    d->arch = 10 * major + minor;
+    if (!r && d->arch < 80)
+        r = dt__error(DT_E_SYSTEM, "%s has compute capability %d.%d: 8.0 or newer is needed", d->name, major, minor);
+    if (!r) r = dt__gpu_load(d);
+    if (r) {
+        dt__gpu_close(&d->is);
+        return r;
+    }
+    d->is.name = d->name, d->is.attach = dt__gpu_attach, d->is.detach = dt__gpu_detach;
+    d->is.download = dt__gpu_download, d->is.upload = dt__gpu_upload, d->is.verb = dt__gpu_verb;
+    d->is.supports = dt__gpu_supports, d->is.run = dt__gpu_run, d->is.split = dt__gpu_split;
+    d->is.wait = dt__gpu_wait, d->is.close = dt__gpu_close;
+    (void)pthread_mutex_init(&d->lock, NULL);
+    d->k = d->run = **k;
+    d->k.device = d->run.device = &d->is;
+    d->run.gemm = dt__gpu_gemm, d->run.attention = dt__gpu_attention;
+    *k = &d->k;
+    return DT_OK;
+}
+#endif /* DT_CUDA */
+
+/* Puts a device under the kernels, as layout.device says. `why` (size bytes) gets the reason when AUTO finds no GPU. */
+static dt_result dt__choose_device(const dt__kernels **k, const char *device, int local_rank, char *why, size_t size)
+{
+    int wanted = device && !strncmp(device, "cuda", 4), gpu = -1;
+    char *end = NULL;
+    if (wanted && device[4] == ':' && device[5] >= '0' && device[5] <= '9') gpu = (int)strtol(device + 5, &end, 10);
+    if (wanted ? device[4] && (!end || *end) : device && strcmp(device, "cpu") && strcmp(device, "auto"))
+        return dt__misuse("--device %s: it is auto, cpu, cuda or cuda:N", device);
+    if ((device && !strcmp(device, "cpu")) || (*k)->device) return DT_OK;
+#if defined(DT_CUDA) && defined(__ELF__)
+    if (!dt__gpu_open(k, gpu, local_rank)) return DT_OK;
+    if (wanted) return dt__thread.code;
+    snprintf(why, size, "%s", dt_last_error());
+    return DT_OK;
+#else
+    (void)local_rank, (void)why, (void)size, (void)gpu;
+    return wanted ? dt__misuse("--device %s: this program was built without DT_CUDA", device) : DT_OK;
+#endif
 }
 
 #ifdef DT__DEVICE_HEADER
@@ -10326,13 +11730,6 @@ static dt_result dt__fusion_open(dt__segment_plan *p)
  * shape finds its code in the cache. The vector functions come from this file's text, which the program embeds. */
 #ifdef __ELF__
 
-#ifndef DT_SOURCE_PATH
-#define DT_SOURCE_PATH __FILE__
-#endif
-__asm__(".pushsection .rodata\n.weak dt__source\n.hidden dt__source\ndt__source: .incbin \"" DT_SOURCE_PATH "\"\n"
-        ".byte 0\n.popsection\n");
-extern const char dt__source[];
-
 /* Finds a group's chains, their inputs in registers and the results others read. */
 static void dt__chains_find(dt__fusion *f, const dt_graph *g, const dt__group *group)
 {
@@ -10385,12 +11782,6 @@ static void dt__chain_print(dt__text *text, const dt_graph *g, const dt__fused_o
                  "    if (i < n) body_%d(p, t, i, n - i);\n}\n", (int)number, (int)number, (int)number);
 }
 
-/* Appends the part of this file from `begin` up to `end`. */
-static void dt__source_add(dt__text *text, const char *begin, const char *end)
-{
-    const char *from = strstr(dt__source, begin), *to = from ? strstr(from, end) : NULL;
-    dt__text_add(text, "%.*s", to ? (int)(to - from) : 0, to ? from : "");
-}
 /* Prints the C of a plan's chains and row ops; returns their number. */
 static int32_t dt__chains_print(dt__text *text, const dt__fusion *f, const dt_graph *g, const dt__kernels *k)
 {
@@ -10430,61 +11821,22 @@ static int32_t dt__chains_print(dt__text *text, const dt__fusion *f, const dt_gr
     return count + rows;
 }
 
-/* The folder of compiled code, made if missing: the first of three that only this user writes; 0: none. */
-static int dt__cache_folder(char *folder, size_t size)
-{
-    const char *temporary = getenv("TMPDIR"), *base[3] = {getenv("XDG_CACHE_HOME"), getenv("HOME"), "/tmp"};
-    if (temporary && *temporary) base[2] = temporary;
-    for (int i = 0; i < 3; i++) {
-        struct stat s;
-        int n = base[i] && *base[i] ? snprintf(folder, size, "%s%s", base[i], i == 1 ? "/.cache" : "") : -1;
-        if (n < 0 || n + 128 >= (int)size) continue; /* room for what follows: no name is cut */
-        mkdir(folder, 0777);
-        snprintf(folder + n, size - (size_t)n, i < 2 ? "/dtrain" : "/dtrain-%u", (unsigned)geteuid());
-        mkdir(folder, 0700);
-        if (!lstat(folder, &s) && S_ISDIR(s.st_mode) && s.st_uid == geteuid() && !(s.st_mode & 022) &&
-            !access(folder, W_OK)) return 1;
-    }
-    return 0;
-}
-/* The last 64 bytes of compiled code: a hash of its key and the rest. check: are they? Else appends them. */
-static int dt__seal(const char *path, const char *key, int check)
-{
-    char hex[65], *code;
-    FILE *file = NULL;
-    dt__sha256 h;
-    int64_t bytes;
-    int good;
-    if (dt__file_get(path, 1 << 28, &code, &bytes)) return 0;
-    if (check) bytes -= 64;
-    dt__sha256_begin(&h);
-    dt__sha256_add(&h, key, 64);
-    dt__sha256_add(&h, code, dt__max(0, bytes));
-    dt__sha256_end(&h, hex);
-    if (!check) file = fopen(path, "ab");
-    good = check ? bytes > 0 && !memcmp(code + bytes, hex, 64) : file && fputs(hex, file) >= 0;
-    if (file && fclose(file)) good = 0;
-    dt__free(code);
-    return good;
-}
-
-/* Compiles `text` for `key` to the file `path` through a draft, so that it is complete or absent. */
-static dt_result dt__chains_build(const char *path, const char *key, const char *text, const char *cc,
-                                  const char *flags)
+/* Compiles C with the system's compiler. */
+static dt_result dt__chains_build(const dt__code *code, const char *out)
 {
     enum { WORDS = 64 };
-    char draft[PATH_MAX], line[PATH_MAX], said[PATH_MAX], out[PATH_MAX], first[160] = "";
-    char *argv[WORDS + 4], *rest = NULL;
+    char draft[PATH_MAX], line[PATH_MAX], said[PATH_MAX], first[160] = "";
+    char *argv[WORDS + 4], *rest = NULL, path[PATH_MAX];
     int status, words = 0;
     dt_result r;
-    DT__PRINT(draft, "%s.%ld.c", path, (long)getpid());
-    DT__PRINT(said, "%s.txt", draft);
-    DT__PRINT(out, "%s.so", draft);
-    r = dt__file_put(draft, text, (int64_t)strlen(text));
+    DT__PRINT(path, "%s", out);
+    DT__PRINT(draft, "%s.c", out);
+    DT__PRINT(said, "%s.txt", out);
+    r = dt__file_put(draft, code->text, (int64_t)strlen(code->text));
     if (r) return r;
-    DT__PRINT(line, "%s -std=gnu11 -O2 -fPIC -shared -w -ffp-contract=off -fno-fast-math %s -o", cc, flags);
+    DT__PRINT(line, "%s -std=gnu11 -O2 -fPIC -shared -w -ffp-contract=off -fno-fast-math %s -o", code->by, code->flags);
     for (char *w = strtok_r(line, " ", &rest); w && words < WORDS; w = strtok_r(NULL, " ", &rest)) argv[words++] = w;
-    argv[words] = out, argv[words + 1] = draft, argv[words + 2] = NULL;
+    argv[words] = path, argv[words + 1] = draft, argv[words + 2] = NULL;
     status = dt__run_program(argv, said);
     if (status < 0) DT__PRINT(first, "%s", strerror(errno));
     else if (status && !dt__system_read(said, first, sizeof first - 1))
@@ -10492,36 +11844,20 @@ static dt_result dt__chains_build(const char *path, const char *key, const char 
     first[strcspn(first, "\n")] = 0;
     unlink(said);
     unlink(draft);
-    if (status) r = dt__error(DT_E_FILE, "the compiler '%s' failed: %s. Set CC to one that compiles C", cc, first);
-    else if (!dt__seal(out, key, 0) || rename(out, path)) r = dt__file_error("write", path);
-    unlink(out);
-    return r;
+    if (!status) return DT_OK;
+    return dt__error(DT_E_FILE, "the compiler '%s' failed: %s. Set CC to one that compiles C", code->by, first);
 }
 
-/* Loads the library for `text` from the cache, or compiles it (*built), one rank at a time. */
+/* Loads the library for `text` from the cache, or compiles it (*built). */
 static dt_result dt__chains_load(void **library, const char *text, const char *flags, int *built)
 {
-    char folder[PATH_MAX - 128], path[PATH_MAX], key[65];
-    const char *cc = getenv("CC");
-    dt_result r = DT_OK;
-    dt__sha256 h;
-    int lock;
-    if (!dt__cache_folder(folder, sizeof folder))
-        return dt__error(DT_E_FILE, "cannot write to any cache directory. Set XDG_CACHE_HOME to a writable one");
-    if (!cc || !*cc) cc = "cc";
-    dt__sha256_begin(&h);
-    dt__sha256_add(&h, text, (int64_t)strlen(text));
-    dt__sha256_add(&h, flags, (int64_t)strlen(flags));
-    dt__sha256_add(&h, cc, (int64_t)strlen(cc));
-    dt__sha256_end(&h, key);
-    DT__PRINT(path, "%s/%s.so", folder, key);
-    lock = open(folder, O_RDONLY | O_CLOEXEC);
-    if (lock >= 0) flock(lock, LOCK_EX);
-    *built = !dt__seal(path, key, 1);
-    if (*built) r = dt__chains_build(path, key, text, cc, flags);
+    dt__code code = {text, getenv("CC"), flags, "so", dt__chains_build};
+    char path[PATH_MAX];
+    dt_result r;
+    if (!code.by || !*code.by) code.by = "cc";
+    r = dt__code_get(&code, path, sizeof path, built);
     if (!r && !(*library = dlopen(path, RTLD_NOW | RTLD_LOCAL)))
-        r = dt__error(DT_E_FILE, "the code cannot be loaded: %s", dlerror());
-    if (lock >= 0) close(lock);
+        r = dt__error(DT_E_FILE, "the code cannot be loaded: %s. Remove %s", dlerror(), path);
     return r;
 }
 
@@ -10595,11 +11931,6 @@ static int dt__rewrite_open(dt__rewrite *w, const dt_graph *g)
     return 1;
 }
 
-static void *dt__copied(const void *from, int64_t bytes)
-{
-    void *copy = dt__alloc(bytes, "a graph");
-    return copy && bytes ? memcpy(copy, from, (size_t)bytes) : copy;
-}
 /* A copy of the recorded graph, for a plan beside the compiled one; the original keeps the tables. */
 static dt_graph *dt__graph_copy(const dt_graph *g)
 {
@@ -10763,6 +12094,7 @@ static const dt__option dt__options[] = {
                "fast: 16-bit products of the processor; bits depend on what all ranks have"),
     DT__LAYOUT("threads", "N", WHOLE, threads, 0, "[0,1024]",
                "*threads and axes of ranks|threads per rank; 0: its part of the cores"),
+    DT__LAYOUT("device", "WHERE", TEXT, device, 0, NULL, "cpu, cuda, cuda:N (DT_CUDA); auto: a GPU if one is there"),
     DT__LAYOUT("tp", "N", WHOLE, tp, 1, NULL, "*tensor parallel degree"),
     DT__LAYOUT("sequence-parallel", NULL, FLAG, sequence_parallel, 0, NULL, "--tp ranks split rows between products"),
     DT__LAYOUT("pp", "N", WHOLE, pp, 1, NULL, "*stages of the pipeline"),
@@ -13577,11 +14909,6 @@ static void dt__sum_range(dt_comm *c, const dt__sum *s, int64_t count)
 static int64_t dt__piece(int64_t count, int size, int r)
 {
     return dt__min(count, dt__ceil_div(count, DT__BLOCK) * r / size * DT__BLOCK);
-}
-
-static void dt__copy(float *to, const float *from, int64_t n)
-{
-    if (n > 0 && to != from) memcpy(to, from, (size_t)n * sizeof(float));
 }
 
 static void dt__sum_into(dt_comm *c, dt_op op, const float *const *from, const dt__part *parts, int count, float *to,
@@ -19768,6 +21095,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     int64_t begin = b ? dt__bucket_at(&e->p, i->bucket) : 0, floats = b ? b->floats * b->copies : 0;
     switch (i->op) {
     case DT_LOAD:
+        if (e->k->device && e->k->device->wait) e->k->device->wait(e->k->device); /* it may read the unit before */
         if (load) load(owner, i->shard, i->micro);
         return DT_OK;
     case DT_FORWARD: /* the output is the next segment's input */
@@ -19858,6 +21186,7 @@ static dt_result dt__program_run(dt__engine *e, const dt__program *p, int64_t en
         start = dt__now();
         r = dt__engine_run(e, i, load, owner);
         if (!r) r = e->exchanged;
+        if (!r) r = dt__device_result(e->k);
         done = dt__now();
         if (!step) continue;
         if (i->axes && !dt__is_work(i) && i->op != DT_UPDATE) e->seconds_sending += done - start;
@@ -21049,7 +22378,8 @@ struct dt_trainer {
     dt_layout layout;
     char serves[PATH_MAX + 1]; /* only predicts, from this checkpoint or these published weights; "": it trains */
     dt_comm *comm;
-    dt__queue alive; /* shows that this rank lives */
+    char on_cpu[200]; /* why there is no GPU */
+    dt__queue alive;  /* shows that this rank lives */
     int64_t busy;    /* 1 + the job of `alive` that runs; 0: none */
     dt_pool *pool;
     dt_tokenizer *tokenizer; /* NULL: bytes */
@@ -21585,6 +22915,8 @@ static void dt__trainer_banner(const dt_trainer *t)
              r->numerics == DT_FAST ? "fast numerics" : "exact",
              p->net.precision == DT_BF16 ? " fp32 sums of bf16" : p->net.precision ? " fp32 sums of fp16" : "",
              t->peak_gflops);
+    if (t->e.k->device) dt__tell("         %s computes\n", t->e.k->device->name);
+    else if (t->on_cpu[0]) dt__tell("         on the CPU: %s\n", t->on_cpu);
     if ((double)threads > cores + 0.99)
         dt__tell("         %jd threads share %.3g cores: %s\n", threads, cores,
                  t->layout.threads > 1 ? "lower --threads" : "use fewer ranks");
@@ -22083,7 +23415,7 @@ static dt_result dt__block_join(dt__walk *w)
 static int dt__walk_run(dt__walk *w)
 {
     const int whole = dt__state_is_local(w->t);
-    while (!w->result) {
+    while (!w->result && !(w->result = dt__device_result(w->t->e.k))) {
         const dt__state_tensor *x = w->of;
         if (x && !w->whole && dt__walk_slice(w)) return 1;
         while (x && w->whole && dt__block_next(w)) {
@@ -22511,7 +23843,7 @@ static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layou
     char name[48], value[PATH_MAX];
     for (const dt__option *o = dt__options; o < dt__options + sizeof dt__options / sizeof *o; o++) {
         DT__PRINT(name, " %s ", o->name);
-        if (strstr(" threads quiet metrics offload-rate ", name)) continue; /* of one rank */
+        if (strstr(" threads device quiet metrics offload-rate ", name)) continue; /* of one rank */
         dt__option_text(o, o->group == DT__GROUP_RECIPE ? (const void *)r : (const void *)l, value, sizeof value);
         if (*value && o->kind == DT__KIND_TEXT && strstr("FILE PATH", o->argument)) DT__PRINT(value, "given");
         dt__text_add(text, "--%s\t%s\n", o->name, *value ? value : "not given");
@@ -23269,6 +24601,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (t->comm) {
         t->counts = (float *)dt__alloc((int64_t)sizeof(dt_memory) * dt_comm_size(t->comm), "counts");
         if (!r) r = t->counts ? dt__choose_kernels(&t->e.k) : DT_E_MEMORY;
+        if (!r) r = dt__choose_device(&t->e.k, layout->device, t->comm->local_rank, t->on_cpu, sizeof t->on_cpu);
         dt__alike_options(&lines, recipe, layout);
         if (from) t->layout.output.probes = NULL;
         if (!r) r = dt__probe_all(t, DT_AT_OPEN, NULL);
@@ -23325,6 +24658,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__free(t->counts);
     dt__free(t->gathered);
     dt__engine_close(&t->e);
+    if (t->e.k && t->e.k->device && t->e.k->device->close) t->e.k->device->close(t->e.k->device);
     dt_data_close(&t->data);
     dt_tokenizer_close(&t->tokenizer);
     dt__pool_close(&t->pool);

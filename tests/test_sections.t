@@ -41,13 +41,19 @@ my $cites = join '', map { slurp($_) } "$root/dtrain.h", glob "$root/README.md $
 is(join(' ', sort grep { !$rule{$_} } $cites =~ /(?<![\w"])R(\d\d?)\b(?=[^\w"\n]{0,3}[\s\w.])/g), '', 'each rule that is cited is there');
 # What changes in a process and belongs to no handle: README names it. (dt__no_mesh and dt__no_memory stay zero.)
 my @variable = map { /^\s*static (?!const|inline)(?:[^(=]*?)\b(\w+)(?:\[\w*\])?(?: = [^(]*)?;/ && !/\*const \w+\b/ ? $1 : () } @line;
-is(join(' ', sort grep { !/^dt__no_/ } @variable), 'dt__graphs dt__mpi_trouble dt__stop_signal dt__thread', 'README names the variables that change');
-# The goal is 24,600 lines, 1.20 MB and 170 public functions. The bounds are what has been reached: they only fall.
+is(join(' ', sort grep { !/^dt__no_/ } @variable), 'dt__gpu dt__graphs dt__mpi_trouble dt__stop_signal dt__thread', 'README names the variables that change');
+# The goals are 24,600 lines, 1.20 MB and 170 public functions without the code for GPUs, and 26,500 lines, 1.29 MB with it.
+# The bounds are what has been reached: they only fall.
 my ($declared) = grep { $line[$_] =~ /^#define DTRAIN_IMPLEMENTED/ } 0 .. $#line;
 my ($first) = grep { $line[$_] =~ /^#define DT_VERSION/ } 0 .. $#line;
 my @public = map { /^DT_API [^(]*?\b(dt_\w+)\(/ ? $1 : () } @line[0 .. $declared];
-cmp_ok(scalar @line, '<=', 24_824, 'the header keeps its budget: ' . @line . ' lines');
-cmp_ok(-s "$root/dtrain.h", '<=', 1_230_700, '  of ' . (-s "$root/dtrain.h") . ' bytes');
+my $gpu = join '', slurp("$root/dtrain.h") =~ m{^(#if defined\(DT_CUDA\) && defined\(__ELF__\)\n/\* ---- CUDA.*?^#endif /\* DT_CUDA \*/\n)}ms;
+my ($plain, $bytes) = (@line - ($gpu =~ tr/\n//), (-s "$root/dtrain.h") - length $gpu);
+cmp_ok($plain, '<=', 24_600, "the header keeps its budget: $plain lines, and " . ($gpu =~ tr/\n//) . ' of code for GPUs');
+cmp_ok($bytes, '<=', 1_212_000, "  of $bytes bytes, and " . length($gpu));
+cmp_ok(length $gpu, '>', 40_000, '  which has been found');
+cmp_ok(scalar @line, '<=', 26_500, '  ' . @line . ' lines in all');
+cmp_ok(-s "$root/dtrain.h", '<=', 1_290_000, '  of ' . (-s "$root/dtrain.h") . ' bytes');
 cmp_ok(scalar @public, '<=', 158, '  with ' . @public . ' public functions');
 cmp_ok($declared - $first, '<=', 1150, '  declared in ' . ($declared - $first) . ' lines with their documentation');
 my $used = join '', map { slurp($_) } "$root/README.md", glob "$root/examples/{reference,running,parallel}.md $root/examples/*.[ch] $root/examples/tools/*.[ch]";

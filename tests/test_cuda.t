@@ -1,0 +1,94 @@
+#!/usr/bin/env perl
+# CUDA without a GPU. The real compiler, NVRTC, takes the device's text where it is installed. The text also runs on an
+# emulation of warps (cuda_emulation.h) as part of a stand-in for the driver (cuda_stand_in.cpp), whose device memory the
+# host cannot touch and whose streams run in random allowed orders: trainers with --device cuda reach the hashes of the
+# CPU, failures at drawn calls end with a sentence, and nothing is left behind. With --full more of each.
+use strict;
+use warnings;
+use FindBin;
+use lib $FindBin::Bin;
+use Dt;
+use Test::More;
+
+plan skip_all => 'the device is emulated in a usual build' if sanitized();
+my $cc = $ENV{CC} || 'cc';
+my $cxx = $ENV{CXX} || 'g++';
+plan skip_all => "$cxx is not installed (apt-get install g++)" unless have($cxx);
+seeded();
+
+# ---- the text ----
+
+my $text = "$tmp/cuda.txt";
+my ($bad, undef, $err) = run(120, "$cc -std=gnu11 -O0 -DDT_DEBUG -w -I$root $root/tests/cuda_text.c -o text -lm -lpthread -ldl && ./text >$text");
+ok(!$bad && -s $text > 50000, 'the device text is printed') or BAIL_OUT($err);
+unlike(slurp($text), qr/#include/, 'it includes nothing');
+my ($nvrtc) = grep { -e $_ } $ENV{DT_NVRTC_LIBRARY} || (), glob('/usr/local/cuda*/lib*/libnvrtc.so'), glob('/usr/lib/x86_64-linux-gnu/libnvrtc.so*');
+SKIP: {
+    my @archs = full() ? qw(sm_80 sm_90a sm_100) : 'sm_90a';
+    skip 'NVRTC is not installed (cuda-nvrtc of the CUDA Toolkit)', scalar @archs unless $nvrtc;
+    my ($bad, undef, $err) = run(60, "$cc -std=gnu11 -O1 -Wall -Wextra -Werror $root/tests/cuda_compile.c -o cuda_compile -ldl");
+    BAIL_OUT($err) if $bad;
+    my ($options) = slurp("$root/dtrain.h") =~ /const char \*options\[\] = \{code->flags, (.*?)\};/s; # of dt__cuda_compile
+    $options =~ s/[",\n]+/ /g;
+    for my $arch (@archs) {
+        my ($status, $said, $error) = run(600, "./cuda_compile $nvrtc $text --gpu-architecture=$arch $options");
+        is("$status $said$error", "0 compiled without a warning\n", "NVRTC compiles it for $arch");
+    }
+}
+
+# ---- the stand-in ----
+
+my $stand_in = "$tmp/stand_in.so";
+($bad, undef, $err) = run(300, "$cxx -std=c++17 -O2 -ffp-contract=off -mfma -shared -fPIC -Wall -Wextra -Wno-unused-function -Wno-unknown-pragmas -I$root/tests -DDT__TEXT='\"$text\"' $root/tests/cuda_stand_in.cpp -o $stand_in -lpthread");
+ok(!$bad, 'the stand-in is compiled from the same text') or BAIL_OUT($err);
+($bad, undef, $err) = run(300, "$cc -std=gnu11 -O1 -DDT_DEBUG -DDT_CUDA -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -I$root -I$root/examples $root/examples/06_train.c -o train -lm -lpthread -ldl");
+ok(!$bad, 'a trainer with DT_CUDA is compiled without a warning') or BAIL_OUT($err);
+
+my $data = corpus(4000);
+my $there = "XDG_CACHE_HOME=$tmp DT_CUDA_LIBRARY=$stand_in DT_NVRTC_LIBRARY=$stand_in";
+my $common = "--data $data --steps 2 --warmup 1 --batch 4 --data-shards 2 --sequence 32 --threads 1 --validation 0 --sample-length 0";
+mkdir "$tmp/none";
+sub train { my ($environment, $options) = @_; return run(300, "$environment ./train $common $options") }
+sub hash { return $_[0] =~ /^sha256 ([0-9a-f]{64})$/m ? $1 : 'none' }
+
+# Without a driver.
+my ($status, $out, $error) = train("XDG_CACHE_HOME=$tmp DT_CUDA_LIBRARY=/nowhere.so", '--model nano --layers 1');
+like($out, qr/^ +on the CPU: the driver of NVIDIA's GPUs \(libcuda\) cannot be loaded \(.*\)\. Install it, or name its\s+file in DT_CUDA_LIBRARY$/m, 'auto: without a driver it computes on the CPU, and says why');
+($status, undef, $error) = train("DT_CUDA_LIBRARY=/nowhere.so", '--model nano --layers 1 --device cuda');
+ok($status && $error =~ /the driver of NVIDIA's GPUs \(libcuda\) cannot be loaded/, 'cuda: without a driver it fails') or diag($error);
+for (['cuda:7' => qr/--device cuda:7: the GPUs here are 0\.\.0/], ['gpu' => qr/--device gpu: it is auto, cpu, cuda or cuda:N/], ['cuda:x' => qr/--device cuda:x: it is auto/]) {
+    ($status, undef, $error) = train($there, "--model nano --layers 1 --device $_->[0]");
+    ok($status && $error =~ $_->[1], "--device $_->[0] is refused") or diag($error);
+}
+($status, undef, $error) = train("$there STAND_IN_GPUS=0", '--model nano --layers 1 --device cuda');
+ok($status && $error =~ /the driver sees no GPU\. Look at CUDA_VISIBLE_DEVICES/, 'no GPU') or diag($error);
+($status, undef, $error) = train("$there STAND_IN_ARCH=7.0", '--model nano --layers 1 --device cuda');
+ok($status && $error =~ /has compute capability 7\.0: 8\.0 or newer is needed/, 'an old GPU') or diag($error);
+($status, undef, $error) = train("$there STAND_IN_MEMORY=300000", '--model nano --layers 1 --device cuda');
+ok($status && $error =~ /the GPU has no \d+\.\d MB left for this rank: use a smaller model/, 'a small GPU') or diag($error);
+
+# The hashes of the CPU.
+my @layouts = ('--model nano', '--model nano --dropout 0.1 --ranks 2', '--model nano --ranks 2 --tp 2 --tensor-shards 2', '--model llama-nano',
+               '--model llama-nano --experts 4', '--model nano --precision bf16', '--model nano --ranks 2 --pp 2 --layers 2',
+               '--model nano --ranks 2 --zero 3', '--model nano --recompute full --offload', '--model nano --context-shards 2 --ranks 2 --cp 2',
+               '--model llama-nano --precision fp16 --ranks 2', '--model nano --optimizer lion --ema 0.9', '--model nano --ranks 4 --tp 2 --tensor-shards 2');
+for my $layout (full() ? @layouts : ('--model nano', drawn(4, @layouts[1 .. $#layouts]))) {
+    my $options = "--layers 1 $layout";
+    my $want = hash((train('', "$options --device cpu"))[1]);
+    my ($bad, $out, $error) = train($there, "$options --device cuda");
+    is(hash($out), $want, "the hash of the CPU: $layout") or diag($error);
+    like($out, qr/stand-in GPU 0 computes/, '  on the device');
+    unlike("$out$error", qr/stand-in: .*not/, '  and nothing is left behind');
+}
+
+# A failure at a call: a sentence, no hang, nothing left.
+my $short = '--model nano --layers 1 --steps 1 --warmup 0 --device cuda';
+my (undef, $fine, $said) = train("$there STAND_IN_SAY=1", $short);
+my ($calls) = $said =~ /(\d+) calls/;
+ok($calls && $calls > 100, 'the calls of a step are counted: ' . ($calls || 'none'));
+for my $n (full() ? 1 .. $calls : drawn(6, 1 .. $calls || 1)) {
+    my ($bad, $out, $error) = train("$there STAND_IN_FAIL=$n", $short);
+    my $right = $bad ? $bad != 124 && $error =~ /GPU|CUDA|driver|NVRTC|memory/ : hash($out) eq hash($fine); # what fails at the end changes nothing
+    ok($right, "call $n fails: " . ($bad ? $error =~ s/\n.*//sr : 'after the hash')) or diag("status $bad\n$out$error");
+}
+done_testing();
