@@ -434,7 +434,7 @@ static CUstream stream_of(CUstream s, const char *name)
 static CUresult enqueue(CUstream s, job &j)
 {
     put(s, j);
-    if (emulation::draw() % 32 == 0) run_until([] { return true; }); /* a device does not wait until somebody waits */
+    if (emulation::draw() % 128 == 0) run_until([] { return true; }); /* a device does not wait until somebody waits */
     return CUDA_SUCCESS;
 }
 
