@@ -1398,6 +1398,7 @@ static double dt__now(void)
 /* What threads or processes share changes in one order for all of them. Adding and swapping give the value before. */
 #define DT__LOAD(place) __atomic_load_n(place, __ATOMIC_SEQ_CST)
 #define DT__STORE(place, value) __atomic_store_n(place, value, __ATOMIC_SEQ_CST)
+#define DT__NOTE(place, value) __atomic_store_n(place, value, __ATOMIC_RELAXED) /* orders nothing: for who watches */
 #define DT__ADD(place, value) __atomic_fetch_add(place, value, __ATOMIC_SEQ_CST)
 #define DT__SWAP(place, value) __atomic_exchange_n(place, value, __ATOMIC_SEQ_CST)
 
@@ -14488,15 +14489,15 @@ static dt_result dt__wait_asleep(dt_comm *c, const dt__awaited *a)
     int same_job = !dt__is_far(c, a->peer) || c->link->base, up = 0;
     dt__watch watch = {0, 0, 0.0, dt__now(), 0.0};
     dt_result r = DT_OK;
-    DT__STORE(&me->stamp, dt__clock_ms());
-    if (same_job) DT__STORE(&me->waiting, 1 + c->place[a->peer].job);
+    DT__NOTE(&me->stamp, dt__clock_ms());
+    if (same_job) DT__NOTE(&me->waiting, 1 + c->place[a->peer].job);
     while (!dt__arrived(a) && !r && !up) {
         if (c->link) r = dt__link_move(c->link), dt__nap();
         else dt__event_sleep(a->event, a->target);
-        DT__STORE(&me->stamp, dt__clock_ms());
+        DT__NOTE(&me->stamp, dt__clock_ms());
         up = dt__give_up(c, a, &watch);
     }
-    DT__STORE(&me->waiting, 0);
+    DT__NOTE(&me->waiting, 0);
     return !r && up ? dt__comm_explain(c, NULL) : r;
 }
 
