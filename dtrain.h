@@ -2936,8 +2936,10 @@ typedef struct dt__kernels {
 } dt__kernels;
 static void dt__plain_binary(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n)
 {
-    for (int64_t i = 0; i < n; i++, a += astep, b += bstep)
-        out[i] = op == DT__OP_ADD ? *a + *b : (op == DT__OP_MAXIMUM ? *a > *b : *a < *b) || *a != *a ? *a : *b;
+    int64_t i = 0;
+    for (; op == DT__OP_ADD && i < n; i++, a += astep, b += bstep) out[i] = *a + *b;
+    for (; i < n; i++, a += astep, b += bstep)
+        out[i] = (op == DT__OP_MAXIMUM ? *a > *b : *a < *b) || *a != *a ? *a : *b;
 }
 static const dt__kernels dt__plain_kernels = {dt__plain_binary};
 static const dt__kernels *dt__isa_table(int i) { return i ? NULL : &dt__plain_kernels; }
