@@ -80,10 +80,18 @@ long disk_syscall(long number, ...)
     return number == SYS_renameat2 && !disk_allows() ? -1 : syscall(number, a[0], a[1], a[2], a[3], a[4], a[5]);
 }
 
+/* The memory that ranks inherit has no name: it is not on the disk. */
+ssize_t disk_pread(int file, void *data, size_t bytes, off_t at);
+ssize_t disk_pread(int file, void *data, size_t bytes, off_t at)
+{
+    struct stat is;
+    int named = fstat(file, &is) || is.st_nlink;
+    return named && !disk_allows() ? -1 : pread(file, data, bytes, at);
+}
+
 #define DISK(result, name, parameters, arguments, fails) \
     result disk_##name parameters; \
     result disk_##name parameters { return disk_allows() ? name arguments : fails; }
-DISK(ssize_t, pread, (int file, void *data, size_t bytes, off_t at), (file, data, bytes, at), -1)
 DISK(int, fsync, (int file), (file), -1)
 DISK(int, mkdir, (const char *path, mode_t mode), (path, mode), -1)
 DISK(DIR *, opendir, (const char *path), (path), NULL)
