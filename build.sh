@@ -56,7 +56,7 @@ Usage: ./build.sh [COMMAND]
 
 Environment: CC, CXX, CFLAGS; DT_SANITIZE=address, undefined, thread (a comma list) for test;
 DT_ISA=portable, avx2, avx512, neon forces an instruction set; JOBS, the compilations at the same time (default: cores)
-and the tests (default: 3).
+and the tests (default: 4).
 TEXT
 }
 
@@ -465,20 +465,20 @@ command_test() {
         ! has_sanitizers || objects=(checked "${objects[@]}")
     fi
     mapfile -t calls < <(for test in "${objects[@]}"; do implementation "$test"; done
-                         calls_for "$test_build" "$test_cflags" tests/test_kernels.c)
+                         calls_for "$test_build" "$test_cflags -DDT_STATIC" tests/test_kernels.c) # only what it calls
     compile_all "${calls[@]}"
     mapfile -t calls < <(calls_for "$test_build" "$(uses library)" examples/06_train.c
                          test_calls
                          ! have mpicc || calls_for "$test_build" "$(uses engines)" tests/mpi_*.c)
     compile_all "${calls[@]}"
     mapfile -t files < <(test_files)
-    prove -j "${JOBS:-3}" --timer "${files[@]}" # one more than cores: some wait
+    prove -j "${JOBS:-4}" --timer "${files[@]}" # more than cores: many wait
 }
 
 # What prove runs: those that take longest first, so that none of them is alone at the end.
 test_files() {
-    local long=(tests/test_{examples,nodes,notebooks,api,checkpoints,compile,layouts,readme,ofi,labs,launch,compiler,hash,isa,mirror}.t
-                tests/test_{interrupted,random}.c)
+    local long=(tests/test_{examples,nodes,api,checkpoints,notebooks,compile,readme,layouts,compiler,ofi,labs,launch,hash,isa,mirror}.t
+                tests/test_{comm,plan,interrupted,random,formulas}.c)
     printf '%s\n' "${long[@]}" tests/test_*.[ct] | awk '!seen[$0]++' | sed "s#^tests/\(.*\)\.c\$#$test_build/\1#"
 }
 
