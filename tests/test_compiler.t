@@ -28,8 +28,8 @@ for my $name (@recipes) {
 is(hash_of($_, "$every --threads 2"), $want{$_}, "$_: by every pass, with 2 threads") for drawn(4, @recipes);
 is(hash_of('llama', "--compile on --compile-passes $_"), $want{llama}, "llama: $_ alone") for drawn(4, @passes);
 is(hash_of('base', "--compile on --compile-passes -$_"), $want{base}, "base: all but $_") for drawn(3, @passes);
-is(hash_of('base', $every, "DT_ISA=$_"), $want{base}, "base: $_") for @{(isas())[0]};
-is(hash_of('base', "$by_cc --ranks 2", "DT_ISA=$_"), $want{base}, "base: $_, chains as C") for @{(isas())[0]};
+is(hash_of('adam', $every, "DT_ISA=$_"), $want{adam}, "adam: $_") for @{(isas())[0]};
+is(hash_of('adam', "$by_cc --ranks 2", "DT_ISA=$_"), $want{adam}, "adam: $_, chains as C") for @{(isas())[0]};
 is(hash_of($_, "$by_cc --verify-compiler --ranks 2"), $want{$_}, "$_: chains as C, 2 ranks") for drawn(2, qw(llama experts tensor context dropout));
 is(hash_of('experts', "--compile auto --ranks 4 --ep 2"), $want{experts}, 'experts: auto, 4 ranks');
 
