@@ -4,6 +4,7 @@
     execute.py check FILE ...    TAP: the outputs are up to date; with the solutions every graded cell is ok; with the
                                  learner's cells left blank no graded cell is
     execute.py solved FILE ...   the same without the blank cells
+    execute.py current FILE ...  the same without running anything
 
 A cell's metadata has {"dtrain": {"role": "learner", "solution": TEXT}} for a cell that the learner fills in, and
 {"role": "grade"} for one that grades. The stored outputs are those of the solutions.
@@ -93,16 +94,18 @@ class Tap:
             print("".join(f"# {line}\n" for line in details.splitlines()), end="", flush=True)
 
 
-def check(path, tap, with_blank):
+def check(path, tap, what):
     book = nbformat.read(path, 4)
     name = Path(path).name
     made_from = book.metadata.get("dtrain", {}).get("made_from")
     tap.ok(made_from == sources_hash(book), f"{name}: its outputs are up to date",
            f"its cells or the library have changed: ./build.sh notebooks run notebooks-c/{name}")
+    if what == "current":
+        return
     solved = executed(book, True)
     bad = [f"{errors(c)[0].evalue}\n{c.source}\n{text_of(c)}" for c in solved.cells if errors(c)]
     tap.ok(not bad, f"{name}: runs, and with the solutions every graded cell is ok", "\n".join(bad))
-    if not with_blank:
+    if what == "solved":
         return
     blank = executed(book, False)
     graded = [c for c in blank.cells if role(c) == "grade"]
@@ -116,11 +119,11 @@ def check(path, tap, with_blank):
 
 def main():
     what, files = (sys.argv[1:2] or [""])[0], sys.argv[2:]
-    if what not in ("store", "check", "solved") or not files:
+    if what not in ("store", "check", "solved", "current") or not files:
         sys.exit(__doc__)
     tap = Tap()
     for path in files:
-        store(path) if what == "store" else check(path, tap, what == "check")
+        store(path) if what == "store" else check(path, tap, what)
     if what != "store":
         print(f"1..{tap.count}")
     sys.exit(tap.failed > 0)

@@ -1,7 +1,7 @@
 #!/usr/bin/env perl
 # Every lab accepts its solution, and another right one (tests/labs/) where there is one. It refuses its stub and wrong
-# solutions, each for the reason that the table names; a wrong solution is the solution with a change. Two wrong ones of
-# each lab, drawn by seeded(), are graded; all of them with --full. The library is compiled once, by the first lab that uses
+# solutions, each for the reason that the table names; a wrong solution is the solution with a change. A wrong one of
+# each lab, drawn by seeded(), is graded; all of them with --full. The library is compiled once, by the first lab that uses
 # it; without --full a cc in front of the compiler hands out the tests' implementation instead.
 use strict;
 use warnings;
@@ -179,7 +179,7 @@ for my $name (sort { ($a =~ /(\d+)/)[0] <=> ($b =~ /(\d+)/)[0] } map { m{([^/]+)
     my $solution = slurp("$labs/solutions/$name.c");
     my @wrong = @{$wrong{$name} || []};
     ok(@wrong >= 3, '  at least three wrong solutions');
-    my %drawn = map { $_ => 1 } full() ? @wrong : (shuffle(@wrong))[0 .. 1];
+    my %drawn = map { $_ => 1 } full() ? @wrong : (shuffle(@wrong))[0];
     for my $case (@wrong) {
         my ($what, $changes, $test, $note) = @$case;
         my $text = $solution;
