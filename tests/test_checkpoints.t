@@ -126,7 +126,7 @@ sub chain {
     forget($dir);
 }
 my @names = grep { !/long|base/ } sort keys %recipe;
-for my $name (drawn($short ? 6 : 14, @names)) {
+for my $name (drawn($short ? 6 : 10, @names)) {
     chain($name, $_) for full() ? (map { 1 + $_ % 3 } 1 .. 9) : 1 + (rand(3) < 1);
 }
 
@@ -310,7 +310,7 @@ my $began = time;
 train('long', '--ranks 2' . $kind);
 my $whole_run = time - $began;
 my ($kills, $jobs) = (0, 0);
-while ($kills < (full() ? 300 : $short ? 5 : 15) && $jobs < (full() ? 200 : 12)) {
+while ($kills < (full() ? 300 : $short ? 5 : 8) && $jobs < (full() ? 200 : 12)) {
     $kills += campaign(('long', 'longer')[$jobs % 2], $whole_run, $only_threads || $jobs % 3 ? () : 'lose 2 of the ranks');
     $jobs++;
 }

@@ -252,7 +252,7 @@ static void all_of(const scenario *s, const char *hash)
     for (int kind = DIE; kind < FAULTS; kind++) {
         int bad = 0, done = 0;
         for (int64_t n = 1; n <= count; n++) {
-            if (!full && rand() % (int)count >= 9) continue;
+            if (!full && rand() % (int)count >= 6) continue;
             done++;
             tried(s, kind, n, hash);
             bad += *wrong != 0;

@@ -575,7 +575,7 @@ static int run_case(const recipe *c, failure *f)
     rig r;
     int result = PASSED, isas[DT__ISA_COUNT], count = 0;
     unsigned all = (1u << DT__PASS_COUNT) - 1u;
-    uint64_t one_of = getenv("DT_FULL") ? 32 : 128; /* graphs; the C compiler takes half a second for it */
+    uint64_t one_of = getenv("DT_FULL") ? 32 : 256; /* graphs; the C compiler takes half a second for it */
     memset(f, 0, sizeof *f);
     ref_misfit = NULL;
     if (!rig_open(&r, c)) {
