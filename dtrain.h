@@ -9270,7 +9270,7 @@ static void dt__copy(float *to, const float *from, int64_t n)
         (void)least; \
         return (float)dt__vd(expression).v; \
     }
-#define DT__MAP_LOAD(p, step) ((step) ? dt__v_loadn(p + i, n - i) : dt__vf(p ? p[0] : 0.0f))
+#define DT__MAP_LOAD(p, step) dt__vf((p) && DT__LANE < n - i ? (p)[(step) * (i + DT__LANE)] : 0.0f)
 #define DT__MAP_STORE(p, x)   dt__v_storen(p + i, x, n - i)
 #endif /* 2 */
 
@@ -9805,7 +9805,8 @@ static void dt__cuda_print(dt__text *text)
  * Both are loaded when a layout asks for a GPU, so a program that has this code runs without them. The few types and
  * numbers are declared here; tests/test_cuda.t compares them with the real headers. */
 typedef unsigned long long dt__gpu_address;
-enum { DT__GPU_NO_MEMORY = 2, DT__GPU_MAJOR = 75, DT__GPU_MINOR = 76, DT__GPU_PORTABLE = 1, DT__GPU_DYNAMIC = 8 };
+enum { DT__GPU_NO_MEMORY = 2, DT__GPU_MAJOR = 75, DT__GPU_MINOR = 76, DT__GPU_MAPS = 91, DT__GPU_MAPPED = 3,
+       DT__GPU_DYNAMIC = 8 };
 /* X(name, arguments); handles are void *. */
 #define DT__DRIVER(X) \
     X(cuInit, (unsigned)) X(cuDeviceGetCount, (int *)) X(cuDeviceGet, (int *, int)) \
@@ -9988,7 +9989,7 @@ static void *dt__gpu_attach(dt__device *is, int kind, void *host, int64_t bytes)
     int code = 0, room;
     b.bytes = dt__round_up(dt__max(bytes, 4), 4), b.host = b.mem = (char *)host;
     if (!dt__gpu_enter(d)) return (void)dt__error(d->is.failed, "%s", d->is.why), (void *)NULL;
-    if (kind == DT__PINNED) code = d->f.cuMemHostRegister_v2(host, (size_t)b.bytes, DT__GPU_PORTABLE);
+    if (kind == DT__PINNED) code = d->f.cuMemHostRegister_v2(host, (size_t)b.bytes, DT__GPU_MAPPED);
     else if (!(code = d->f.cuMemAlloc_v2(&at, (size_t)b.bytes))) {
         b.mem = (char *)(uintptr_t)at;
         code = d->f.cuMemsetD32Async(at, 0, (size_t)(b.bytes / 4), d->stream);
@@ -10273,7 +10274,7 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
 {
     static const char *const files[] = {"libcuda.so.1", NULL}, *const names[] = {DT__DRIVER(DT__CALL_NAME)};
     dt__cuda *d = (dt__cuda *)dt__alloc((int64_t)sizeof *d, "the GPU");
-    int count = 0, failed, major = 0, minor = 0;
+    int count = 0, failed, major = 0, minor = 0, maps = 0;
     dt_result r;
     if (!d) return DT_E_MEMORY;
     r = dt__library_load("DT_CUDA_LIBRARY", files, "the driver of NVIDIA's GPUs (libcuda)", names,
@@ -10288,6 +10289,7 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
         if (!failed && !r) failed = d->f.cuDeviceGetName(d->name, (int)sizeof d->name, d->gpu);
         if (!failed && !r) failed = d->f.cuDeviceGetAttribute(&major, DT__GPU_MAJOR, d->gpu);
         if (!failed && !r) failed = d->f.cuDeviceGetAttribute(&minor, DT__GPU_MINOR, d->gpu);
+        if (!failed && !r) failed = d->f.cuDeviceGetAttribute(&maps, DT__GPU_MAPS, d->gpu);
         if (!failed && !r) failed = d->f.cuDevicePrimaryCtxRetain(&d->context, d->gpu);
         if (!failed && !r) failed = d->f.cuCtxSetCurrent(d->context);
         if (!failed && !r) failed = d->f.cuStreamCreate(&d->stream, 1);
@@ -10296,6 +10298,9 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
     d->arch = 10 * major + minor;
     if (!r && d->arch < 80)
         r = dt__error(DT_E_SYSTEM, "%s has compute capability %d.%d: 8.0 or newer is needed", d->name, major, minor);
+    if (!r && !maps)
+        r = dt__error(DT_E_SYSTEM, "%s cannot use the host's memory at the host's addresses, as steps do. Choose "
+                      "another GPU, or --device cpu", d->name);
     if (!r) r = dt__gpu_load(d);
     if (r) {
         dt__gpu_close(&d->is);
@@ -25697,5 +25702,15 @@ DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info)
  * OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN CONNECTION WITH THE
  * SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
  *
- * B: Public domain: the Unlicense (www.unlicense.org). LICENSE in the repository has its text, too.
+ * B: Public domain (www.unlicense.org).
+ * This is free and unencumbered software released into the public domain. Anyone is free to copy, modify, publish, use,
+ * compile, sell, or distribute this software, either in source code form or as a compiled binary, for any purpose,
+ * commercial or non-commercial, and by any means. In jurisdictions that recognize copyright laws, the author or authors
+ * of this software dedicate any and all copyright interest in the software to the public domain. We make this
+ * dedication for the benefit of the public at large and to the detriment of our heirs and successors. We intend this
+ * dedication to be an overt act of relinquishment in perpetuity of all present and future rights to this software under
+ * copyright law. THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT
+ * LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL
+ * THE AUTHORS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE,
+ * ARISING FROM, OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.
  */

@@ -105,6 +105,7 @@ static uintptr_t device; /* all device memory lies in [device, device + device_s
 /* Of streams: whether accesses of an earlier launch, at `settled` or later, come before the work that runs. */
 [[maybe_unused]] static uint64_t settled;
 [[maybe_unused]] static bool (*comes_before)(uint64_t when);
+[[maybe_unused]] static bool (*host_mapped)(const void *at, size_t bytes); /* host memory that kernels may use */
 [[maybe_unused]] static void (*describe)(uintptr_t at, char *text, size_t room); /* an address of device memory */
 #ifdef EMULATION_CHECKED
 static cell shared_cells[sizeof shared / 4];
@@ -524,8 +525,13 @@ __attribute__((noinline)) EMULATION_OWN void touch(const void *p, size_t size, b
         if (writes) bad_access((const char *)p, size, true, "a variable of the program", 0);
         return;
     }
-    if (in_shared >= sizeof shared && at - device >= device_span)
+    if (in_shared >= sizeof shared && at - device >= device_span) {
+        inside = false;
+        const bool mapped = host_mapped && host_mapped(p, size);
+        inside = true;
+        if (mapped) return;
         bad_access((const char *)p, size, writes, "no memory of the device", 0);
+    }
     if (at % align) bad_access((const char *)p, size, writes, "not aligned", 0);
     cell *c = in_shared < sizeof shared ? shared_cells + in_shared / 4 : device_cells + (at - device) / 4;
     for (uintptr_t i = at, n; i < at + size; i += n, c++) {

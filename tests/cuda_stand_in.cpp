@@ -136,6 +136,7 @@ struct allocation {
 struct registration {
     CUcontext context;
     size_t bytes;
+    bool mapped; /* kernels may use it */
 };
 struct image { /* what stands for a cubin */
     char magic[16];
@@ -307,6 +308,11 @@ static moment host, everything; /* what the program has waited for, what it has 
 static const moment *present;
 static size_t stream_count;
 
+static bool host_mapped(const void *p, size_t bytes)
+{
+    auto r = registrations.upper_bound((uintptr_t)p);
+    return r != registrations.begin() && (--r)->second.mapped && (uintptr_t)p + bytes <= r->first + r->second.bytes;
+}
 static bool comes_before(uint64_t when)
 {
     static size_t at; /* of the last answer: often of the next one, too */
@@ -358,7 +364,7 @@ static void run(job &j, size_t stream)
     jobs++;
     present = &j.at;
     pasts.push_back({emulation::ticks + 1, stream, j.at[stream]});
-    emulation::comes_before = comes_before, emulation::describe = describe;
+    emulation::comes_before = comes_before, emulation::describe = describe, emulation::host_mapped = host_mapped;
     if (j.to && j.what != LAUNCH) find(j.to, j.bytes, "a copy whose memory was freed");
     if (j.from) find(j.from, j.bytes, "a copy whose memory was freed");
     if (j.what == TO_DEVICE) memcpy((void *)j.to, j.host ? j.host : j.held.data(), j.bytes);
@@ -500,7 +506,7 @@ DRIVER_CALL cuDeviceGetAttribute(int *value, CUdevice_attribute what, CUdevice d
     static const int known[][2] = { /* CUdevice_attribute, its value on an H100 */
         {1, 1024}, {2, 1024}, {5, 2147483647}, {6, 65535}, {7, 65535}, {8, 48 << 10}, {10, 32}, {12, 65536}, {13, 1980000},
         {14, 512}, {16, 132}, {18, 0}, {19, 1}, {31, 1}, {32, 1}, {33, 1}, {34, 0}, {36, 2619000}, {37, 5120}, {38, 50 << 20},
-        {39, 2048}, {40, 3}, {41, 1}, {50, 0}, {81, 228 << 10}};
+        {39, 2048}, {40, 3}, {41, 1}, {50, 0}, {81, 228 << 10}, {91, 1}};
     ENTER("cuDeviceGetAttribute", DRIVER, CUDA_ERROR_INVALID_DEVICE);
     number_of(device, "cuDeviceGetAttribute");
     if ((int)what == 75 || (int)what == 76) return *value = (int)what == 75 ? arch / 10 : arch % 10, CUDA_SUCCESS;
@@ -603,7 +609,7 @@ DRIVER_CALL cuMemFree(CUdeviceptr at)
     allocations.erase(a);
     return entered.code;
 }
-DRIVER_CALL cuMemHostRegister(void *p, size_t bytes, unsigned)
+DRIVER_CALL cuMemHostRegister(void *p, size_t bytes, unsigned flags)
 {
     ENTER("cuMemHostRegister", CONTEXT, CUDA_ERROR_OUT_OF_MEMORY);
     const uintptr_t at = (uintptr_t)p;
@@ -612,7 +618,7 @@ DRIVER_CALL cuMemHostRegister(void *p, size_t bytes, unsigned)
     if (next != registrations.end() && at + bytes > next->first) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     if (next != registrations.begin() && at < (--next)->first + next->second.bytes)
         return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-    registrations[at] = {current, bytes};
+    registrations[at] = {current, bytes, (flags & 2) != 0};
     return CUDA_SUCCESS;
 }
 DRIVER_CALL cuMemHostUnregister(void *p)
