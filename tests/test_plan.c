@@ -1,4 +1,4 @@
-/* test_plan.c: a plan is a function of recipe, layout, number of ranks and rank. Ranks of 40 drawn layouts (DT_FULL: 240)
+/* test_plan.c: a plan is a function of recipe, layout, number of ranks and rank. Ranks of 60 drawn layouts (DT_FULL: 240)
  * execute the instructions, send the bytes (without those of experts' tokens) and have the rows of memory of plans that
  * another process opens; the engine executes what is in the plan and nothing else; plans of 1,024 ranks open without a
  * system call; refusals are the trainer's.
@@ -248,7 +248,7 @@ static void check_layouts(const char *self)
 {
     static const char *const bad[] = {"--tp 3", "--pp 9", "--cp 2 --tp 4", "--zero-group 2", "--ep 2", "--sequence-parallel", "--offload",
                                       "--pipeline zero-bubble --recompute full", "--batch 6", "--micro-batch 3", "--order PT", "--context-shards 16"};
-    int layouts = getenv("DT_FULL") ? 240 : 40, done = 0, good = 0, refused = 0, same = 0, experts = 0;
+    int layouts = getenv("DT_FULL") ? 240 : 60, done = 0, good = 0, refused = 0, same = 0, experts = 0;
     char options[LENGTH];
     while (done < layouts) {
         int ranks = drawn(options), fits = agrees(self, options, ranks);
