@@ -4711,6 +4711,7 @@ typedef struct dt__verb {
 } dt__verb;
 
 struct dt__call;
+#define DT__LEADS 1        /* in a block of threads: the first warp alone */
 #define DT__SYNC ((void)0) /* between a scalar read of memory and a vector's write, or the other way round: H7, CUDA */
 /* A device that is not the host. What it does not support, the host runs between downloads and uploads. */
 typedef struct dt__device {
@@ -6584,7 +6585,7 @@ static void dt__some_column_op(const dt__call *c, int64_t begin, int64_t end)
     for (int64_t v = 0; v < slices; v++) {
         float *out = dt__slice(c, v * shards + (heads ? c->shard : 0)) + begin;
         int64_t row = v * rows, at = row * cols + begin;
-        if (c->fresh) dt__fill(out, 0.0f, end - begin);
+        if (c->fresh && DT__LEADS) dt__fill(out, 0.0f, end - begin);
         c->env->k->column(c->n->op, out, c->in[0] + at, c->in[1] ? c->in[1] + at : NULL,
                           c->in[2] ? c->in[2] + 2 * row : NULL, rows, end - begin, cols);
     }
@@ -9116,11 +9117,16 @@ static void dt__source_one(dt__text *text, const char *begin)
  * same values; dt__fill and dt__copy are for memory that the lanes share out. Two rules follow for the shared text:
  * DT__SYNC stands between a scalar read of memory and a vector's write of it, and a local variable is not a vector. An
  * op's function that is a scalar loop over its items gets a thread for each item in place of a warp for a run. */
-#define DT__BODIES(WARP, ITEM) \
+typedef struct dt__gemm_args {
+    dt__gemm g;
+    int64_t step_a, step_b, step_c; /* elements from one product of a batch to the next: blockIdx.y */
+} dt__gemm_args;
+#define DT__BODIES(WARP, ITEM, BLOCK) \
+    BLOCK(dt__some_column_op) \
     ITEM(dt__move_part) ITEM(dt__some_gather) ITEM(dt__some_scatter_add) ITEM(dt__some_top_k) \
     ITEM(dt__some_positions) ITEM(dt__some_aux_loss_grad) ITEM(dt__route_all) \
     WARP(dt__some_full) WARP(dt__some_cast) WARP(dt__combine_part) WARP(dt__map_part) WARP(dt__some_row_op) \
-    WARP(dt__total) WARP(dt__some_column_op) WARP(dt__max_grad_rows) WARP(dt__some_embed) WARP(dt__some_embed_grad) \
+    WARP(dt__total) WARP(dt__max_grad_rows) WARP(dt__some_embed) \
     WARP(dt__some_rope) WARP(dt__some_dropout) WARP(dt__entropy_rows) WARP(dt__some_cross_entropy_grad) \
     WARP(dt__loss_samples) WARP(dt__some_loss_grad) WARP(dt__some_moe_rows) WARP(dt__some_moe_sum) \
     WARP(dt__some_moe_dot) WARP(dt__some_accumulate)
@@ -9132,10 +9138,6 @@ typedef struct dt__launch {
     dt__strided strided;
     int64_t total, piece;
 } dt__launch;
-typedef struct dt__gemm_args {
-    dt__gemm g;
-    int64_t step_a, step_b, step_c; /* elements from one product of a batch to the next: blockIdx.y */
-} dt__gemm_args;
 typedef struct dt__verb_args {
     dt__verb v;
     dt__update u;
@@ -9147,6 +9149,7 @@ typedef struct dt__verb_args {
 #define DT__INLINE static __forceinline__
 #define DT__LANE ((int64_t)(threadIdx.x & 31))
 #define DT__SYNC __syncwarp()
+#define DT__LEADS (threadIdx.x < 32)
 #define DT__ZERO {}
 #define __builtin_inff() __int_as_float(0x7f800000)
 #define __builtin_nanf(text) __int_as_float(0x7fc00000)
@@ -9309,7 +9312,337 @@ static void dt__drop_cuda(float *out, const float *x, int64_t n, const dt__rng *
 }
 #endif /* 3 */
 
-#ifdef DT__ON_DEVICE /* 4: the table of kernels, whose entries are called through a pointer that nobody reads */
+#ifdef DT__ON_DEVICE /* 4: products, attention, column chains */
+/* ---- block kernels ----
+ * Products and attention, by blocks of 256 threads with tiles in shared memory. A chain has the terms that exist, one
+ * fmaf each, in the host's order. */
+#ifndef DT__SHARED /* an array of shared memory: static, at most 48 KB; or the next n floats of what the launch adds */
+#define DT__SHARED(type, name, n) __shared__ __align__(16) type name[n]
+extern __shared__ __align__(16) float dt__dynamic[];
+#define DT__DYNAMIC(type, name, n) \
+    type *const name = (type *)(dt__dynamic + dynamic); \
+    dynamic += (n)
+#endif
+#ifndef DT__ROLLED
+#define DT__ROLLED _Pragma("unroll 1") /* a loop stays a loop */
+#endif
+/* Hides from the compiler that x keeps its value: what follows from x is computed again and holds no register. */
+#define DT__AGAIN(x) asm volatile("" : "+r"(x))
+#define DT__EACH(i, n) DT__UNROLL for (int i = 0; i < (n); i++)
+
+/* ---- tiles ----
+ * A tile (64,64) in shared memory has a row every 68 floats, so rows start 4 banks apart. Thread (ty,tx) of (16,16) has
+ * 4 x 4 results: rows 4 ty + i; columns tx + 16 j where terms are columns of the right tile, so that 16 threads hold
+ * the 32 lanes of a row's sum; else columns 4 tx + j. */
+#define DT__SIDE 64
+#define DT__SIDE_LD 68
+#define DT__TILE_SIZE (DT__SIDE * DT__SIDE_LD)
+#define DT__TY ((int)threadIdx.x / 16)
+#define DT__TX ((int)threadIdx.x % 16)
+#define DT__NO_TERM __uint_as_float(0x7fffdeadu) /* stands for a term that does not exist: a NaN that no sum makes */
+#define DT__IS_TERM(x) (__float_as_uint(x) != 0x7fffdeadu)
+
+/* Rounds this thread's 4 x 4 elements of a tile to the dt_dtype `to`; 0: leaves them. */
+#define DT__TILE_AT(i, j) ((4 * DT__TY + (i)) * DT__SIDE_LD + DT__TX + 16 * (j))
+DT__INLINE void dt__tile_round(float *tile, int to)
+{
+    DT__ROLLED for (int e = 0; to && e < 16; e++) {
+        float *const x = tile + DT__TILE_AT(e / 4, e % 4);
+        if (DT__IS_TERM(*x)) *x = dt__v_widen_cuda(dt__v_narrow_cuda(*x, &dt__format_of[to]), &dt__format_of[to]).v;
+    }
+}
+/* A matrix (rows,cols). */
+typedef struct dt__matrix {
+    const float *x;
+    int64_t ld;
+    int rows, cols;
+} dt__matrix;
+/* tile (64,64) = m from its element (row,col) on, rounded; what does not exist is zero. */
+DT__INLINE void dt__tile_load(float *tile, const dt__matrix &m, int row, int col, int to)
+{
+    row += 4 * DT__TY, col += DT__TX;
+    const float *x = m.x + row * m.ld + col;
+    DT__EACH(i, 4) {
+        DT__EACH(j, 4) tile[DT__TILE_AT(i, j)] = row + i < m.rows && col + 16 * j < m.cols ? x[16 * j] : 0.0f;
+        x += m.ld;
+    }
+    dt__tile_round(tile, to);
+}
+/* acc (4 U,4 U): terms c .. c + N-1 of chains, of U tiles xs and U tiles ys. X_K, Y_K: terms are columns of a tile,
+ * else rows. CHECK: terms of xs may be missing; `all`: none is. */
+template <int N, int U, int X_K, int Y_K, int CHECK>
+DT__INLINE void dt__tile_terms(float acc[4 * U][4 * U], const float *xs, const float *ys, int c)
+{
+    float x[4 * U][N], y[4 * U][N];
+    xs += X_K ? 4 * DT__TY * DT__SIDE_LD + c : c * DT__SIDE_LD + 4 * DT__TY;
+    ys += Y_K ? DT__TX * DT__SIDE_LD + c : c * DT__SIDE_LD + 4 * DT__TX;
+#define DT__X(i, p) xs[(i) / 4 * DT__TILE_SIZE + (X_K ? (i) % 4 * DT__SIDE_LD + (p) : (p) * DT__SIDE_LD + (i) % 4)]
+#define DT__Y(j, p) ys[(j) / 4 * DT__TILE_SIZE + (Y_K ? (j) % 4 * 16 * DT__SIDE_LD + (p) : (p) * DT__SIDE_LD + (j) % 4)]
+    DT__EACH(i, 4 * U) DT__EACH(p, N) if (X_K) x[i][p] = DT__X(i, p);
+    DT__EACH(i, 4 * U) DT__EACH(p, N) if (Y_K) y[i][p] = DT__Y(i, p);
+    DT__EACH(p, N) {
+        DT__EACH(i, 4 * U) if (!X_K) x[i][p] = DT__X(i, p);
+        DT__EACH(i, 4 * U) if (!Y_K) y[i][p] = DT__Y(i, p);
+        DT__EACH(i, 4 * U) DT__EACH(j, 4 * U)
+            if (!CHECK || DT__IS_TERM(x[i][p])) acc[i][j] = fmaf(x[i][p], y[j][p], acc[i][j]);
+    }
+}
+template <int U, int X_K, int Y_K, int CHECK>
+DT__INLINE void dt__tile_chains(float acc[4 * U][4 * U], const float *xs, const float *ys, int terms, int all)
+{
+    int c = 0;
+    for (; c + 4 <= terms; c += 4)
+        if (!CHECK || all) dt__tile_terms<4, U, X_K, Y_K, 0>(acc, xs, ys, c);
+        else dt__tile_terms<4, U, X_K, Y_K, CHECK>(acc, xs, ys, c);
+    DT__ROLLED for (; c < terms; c++) dt__tile_terms<1, U, X_K, Y_K, CHECK>(acc, xs, ys, c);
+}
+
+/* ---- products ----
+ * A block computes U x U tiles of C, k in runs of 64. A_K, B_K: k is the operand's contiguous axis. */
+/* acc = a block of C that begins at (row,col), or the other way round. */
+template <int U, int B_K, int STORE>
+DT__INLINE void dt__gemm_move(const dt__gemm &g, float *c, int row, int col, float acc[4 * U][4 * U])
+{
+    row += 4 * DT__TY, col += B_K ? DT__TX : 4 * DT__TX, c += row * g.ldc + col;
+    const int m = (int)g.m - row, n = (int)g.n - col;
+    DT__EACH(j, 4 * U) {
+        const int at = j / 4 * DT__SIDE + (B_K ? j % 4 * 16 : j % 4);
+        const float bias = STORE && g.bias && at < n ? g.bias[col + at] : 0.0f;
+        DT__EACH(i, 4 * U) {
+            float *const to = c + (i / 4 * DT__SIDE + i % 4) * g.ldc + at;
+            if (i / 4 * DT__SIDE + i % 4 >= m || at >= n) continue;
+            if (STORE) *to = g.bias ? acc[i][j] + bias : acc[i][j];
+            else acc[i][j] = *to;
+        }
+    }
+}
+template <int U, int A_K, int B_K> DT__INLINE void dt__gemm_tile(const dt__gemm_args &a)
+{
+    int dynamic = 0, tile = (int)blockIdx.x, batch = (int)blockIdx.y;
+    DT__DYNAMIC(float, xs, U * DT__TILE_SIZE);
+    DT__DYNAMIC(float, ys, U * DT__TILE_SIZE);
+    const dt__gemm &g = a.g;
+#define DT__GEMM_I (tile / (int)dt__ceil_div(g.n, U * DT__SIDE) * U * DT__SIDE)
+#define DT__GEMM_J (tile % (int)dt__ceil_div(g.n, U * DT__SIDE) * U * DT__SIDE)
+    float acc[4 * U][4 * U];
+    DT__EACH(i, 4 * U) DT__EACH(j, 4 * U) acc[i][j] = 0.0f;
+    if (g.accumulate) dt__gemm_move<U, B_K, 0>(g, g.c + batch * a.step_c, DT__GEMM_I, DT__GEMM_J, acc);
+    for (int k = 0, m = (int)g.m, n = (int)g.n, deep = (int)g.k; k < deep; k += DT__SIDE) {
+        const dt__matrix x = {g.a + batch * a.step_a, A_K ? g.ars : g.acs, A_K ? m : deep, A_K ? deep : m};
+        const dt__matrix y = {g.b + batch * a.step_b, B_K ? g.bcs : g.brs, B_K ? n : deep, B_K ? deep : n};
+        __syncthreads();
+        DT__ROLLED for (int u = 0; u < U; u++) {
+            const int i = DT__GEMM_I + u * DT__SIDE, j = DT__GEMM_J + u * DT__SIDE;
+            dt__tile_load(xs + u * DT__TILE_SIZE, x, A_K ? i : k, A_K ? k : i, 0);
+            dt__tile_load(ys + u * DT__TILE_SIZE, y, B_K ? j : k, B_K ? k : j, g.round);
+        }
+        __syncthreads();
+        DT__AGAIN(tile);
+        DT__AGAIN(batch);
+        dt__tile_chains<U, A_K, B_K, 0>(acc, xs, ys, (int)dt__min(DT__SIDE, deep - k), 1);
+    }
+    dt__gemm_move<U, B_K, 1>(g, g.c + batch * a.step_c, DT__GEMM_I, DT__GEMM_J, acc);
+}
+#define DT__GEMM(name, U, A_K, B_K) \
+    DT__KERNEL(dt__gemm_##name##A_K##B_K, dt__gemm_args, 256, 2) { dt__gemm_tile<U, A_K, B_K>(a); }
+DT__GEMM(8, 2, 0, 0) DT__GEMM(8, 2, 0, 1) DT__GEMM(8, 2, 1, 0) DT__GEMM(8, 2, 1, 1)
+DT__GEMM(4, 1, 0, 0) DT__GEMM(4, 1, 0, 1) DT__GEMM(4, 1, 1, 0) DT__GEMM(4, 1, 1, 1)
+
+/* ---- attention ----
+ * A block has 64 rows of one head, queries or keys, and walks tiles of 64 terms, the keys or queries that meet them.
+ * blockIdx.x counts the heads of all samples, blockIdx.y tiles of rows; blockIdx.z counts groups of 64 D columns of the
+ * result, and each computes the scores again. */
+/* tile = the thread's scores s, rounded. */
+DT__INLINE void dt__tile_put(float *tile, const float s[4][4], int to)
+{
+    DT__EACH(i, 4) DT__EACH(j, 4) tile[DT__TILE_AT(i, j)] = s[i][j];
+    dt__tile_round(tile, to);
+}
+/* s (4,4) = chains over the d columns of x and y. */
+DT__INLINE void dt__tile_scores(float s[4][4], float *xs, float *ys, const dt__matrix &x, const dt__matrix &y)
+{
+    DT__EACH(i, 4) DT__EACH(j, 4) s[i][j] = 0.0f;
+    for (int c = 0; c < x.cols; c += DT__SIDE) {
+        __syncthreads();
+        dt__tile_load(xs, x, 0, c, 0);
+        dt__tile_load(ys, y, 0, c, 0);
+        __syncthreads();
+        dt__tile_chains<1, 1, 1, 0>(s, xs, ys, dt__min(DT__SIDE, x.cols - c), 1);
+    }
+}
+/* The sum of 2 n neighbouring lanes, in the order of dt__fold_sum. */
+DT__INLINE float dt__folded(float x, int n)
+{
+    for (; n; n /= 2) x = x + __shfl_xor_sync(0xffffffffu, x, n);
+    return x;
+}
+
+/* Keys that come before query i, masks aside. */
+DT__INLINE int dt__keys_of(const dt__attention &a, int i)
+{
+    return (int)(a.causal ? dt__max(0, dt__min(a.s, i + 1 + a.s - a.t)) : a.s);
+}
+/* Of the thread's scores of the queries from i0 on and the keys from j0 on. Bit 4 i + j: the query of score (i,j) sees
+ * the key; all: it does. Bit 16 + 4 i + j: dropout keeps it. KEYS: the tile's rows are keys. */
+#define DT__SEEN(bits, i, j) ((bits) >> (4 * (i) + (j)) & 1)
+#define DT__KEPT(bits, i, j) ((bits) >> (16 + 4 * (i) + (j)) & 1)
+template <int KEYS>
+DT__INLINE uint32_t dt__scores_that(const dt__attention &a, int sample, int head, int i0, int j0, int all)
+{
+    const int64_t t = a.whole ? a.whole : a.t, s = a.whole ? a.whole : a.s;
+    uint32_t bits = 0;
+    dt__rng rng = {{0, 0}, {0, 0, 0}};
+    if (all && !a.drop_threshold) return 0xffffffffu;
+    if (a.drop_threshold) rng = a.rng[sample], rng.counter[2] |= a.site;
+    DT__ROLLED for (int e = 0; e < 16; e++) {
+        const int row = 4 * DT__TY + e / 4, term = DT__TX + e % 4 * 16;
+        const int query = i0 + (KEYS ? term : row), key = j0 + (KEYS ? row : term);
+        const int64_t word = ((a.first_head + head) * t + a.t_at + query) * s + a.s_at + key;
+        int seen = all || (query < a.t && key < dt__keys_of(a, query));
+        if (seen && a.mask) seen = (a.mask[sample * a.mask_step + query * a.s + key] & a.mask_bits) != 0;
+        bits |= (uint32_t)seen << e;
+        if (!a.drop_threshold || dt__rng_word(&rng, (uint64_t)word) >= a.drop_threshold) bits |= 0x10000u << e;
+    }
+    return bits;
+}
+
+/* FORWARD walks the keys twice: for the largest score of every row (R9), then for sums and chains of exp(score - it).
+ * QUERIES makes dq. KEYS makes dk and dv; their chains go through all heads that share the keys, one per turn. */
+enum { DT__FORWARD, DT__QUERIES, DT__KEYS };
+template <int D, int KIND> DT__INLINE void dt__attention_tile(const dt__attention &a)
+{
+    enum { BACK = KIND != DT__FORWARD, KEYS = KIND == DT__KEYS };
+    int dynamic = 0;
+    DT__DYNAMIC(float, xs, DT__TILE_SIZE);
+    DT__DYNAMIC(float, ys, DT__TILE_SIZE);
+    DT__DYNAMIC(float, ps, DT__TILE_SIZE); /* probabilities (rows,terms), after dropout */
+    DT__DYNAMIC(float, gs, DT__TILE_SIZE); /* gradients of the scores */
+    DT__DYNAMIC(float, dots, DT__SIDE); /* of the queries: dO . O, the largest score, the sum */
+    DT__DYNAMIC(float, tops, DT__SIDE);
+    DT__DYNAMIC(float, sums, DT__SIDE);
+    const int d = (int)a.d, group = (int)(a.h / a.hk);
+    const int heads = (int)(KEYS ? a.hk : a.h), sample = (int)blockIdx.x / heads, own = (int)blockIdx.x % heads;
+    const int first = (int)(KEYS ? blockIdx.y : gridDim.y - 1 - blockIdx.y) * DT__SIDE; /* long rows start early */
+    const int c0 = (int)blockIdx.z * D * DT__SIDE, turns = KEYS ? group : BACK ? 1 : 2;
+    const int begin = KEYS && a.causal ? (int)dt__max(0, first - a.s + a.t) / DT__SIDE * DT__SIDE : 0;
+    const int end = KEYS ? (int)a.t : dt__keys_of(a, (int)dt__min(first + DT__SIDE, a.t) - 1);
+    float acc[1 + KEYS][D][4][4], s[4][4], g[4][4], top[4], sum[4][2];
+    DT__EACH(n, 1 + KEYS) DT__EACH(w, D) DT__EACH(i, 4) DT__EACH(j, 4) acc[n][w][i][j] = 0.0f;
+    DT__EACH(i, 4) top[i] = -__builtin_inff(), sum[i][0] = sum[i][1] = 0.0f;
+    DT__ROLLED for (int turn = 0; turn < turns; turn++) {
+        const int head = KEYS ? own * group + turn : own;
+        for (int at = begin; at < end; at += DT__SIDE) {
+            const int i0 = KEYS ? at : first, j0 = KEYS ? first : at;
+            const int all = !a.mask && dt__keys_of(a, i0) >= j0 + DT__SIDE; /* every query sees every key */
+            const int64_t row = sample * (a.t + a.gap) + i0, stat = (sample * a.h + head) * (a.t + a.gap) + i0;
+            const int64_t key_row = sample * a.room + j0, column = head / group * a.d;
+            const int queries = (int)dt__min(DT__SIDE, a.t - i0), keys = (int)dt__min(DT__SIDE, a.s - j0);
+            const dt__matrix q = {a.q + row * a.ld + head * a.d, a.ld, queries, d};
+            const dt__matrix dout = {a.dout + row * a.lddo + head * a.d, a.lddo, queries, d};
+            const dt__matrix k = {a.k + key_row * a.ldk + column, a.ldk, keys, d};
+            const dt__matrix v = {a.v + key_row * a.ldk + column, a.ldk, keys, d};
+            const uint32_t bits = dt__scores_that<KEYS>(a, sample, head, i0, j0, all);
+            for (int r = (int)threadIdx.x / 32; BACK && r < queries && (KEYS || at == begin); r += 8) {
+                const float *x = dout.x + r * a.lddo, *o = a.o + (row + r) * a.ldo + head * a.d;
+                float dot = 0.0f;
+                for (int c = DT__LANE; c < d; c += 32) dot = fmaf(x[c], o[c], dot);
+                dot = dt__folded(dot, 16);
+                if (!DT__LANE) dots[r] = dot, tops[r] = a.row_max[stat + r], sums[r] = a.row_sum[stat + r];
+            }
+            dt__tile_scores(s, xs, ys, KEYS ? k : q, KEYS ? q : k);
+            if (BACK) dt__tile_scores(g, xs, ys, KEYS ? v : dout, KEYS ? dout : v);
+            if (a.round) dt__tile_put(ps, s, a.round);
+            if (a.round && BACK) dt__tile_put(gs, g, a.round);
+            DT__EACH(i, 4) DT__EACH(j, 4) {
+                const int of = KEYS ? DT__TX + 16 * j : 4 * DT__TY + i;
+                float x = (a.round ? ps[DT__TILE_AT(i, j)] : s[i][j]) * a.scale, grad = 0.0f;
+                if (!BACK && !turn) {
+                    if (DT__SEEN(bits, i, j) && x > top[i]) top[i] = x;
+                    continue;
+                }
+                x = dt__v_exp(x - (BACK ? tops[of] : top[i])).v;
+                if (BACK) x = x / sums[of], grad = a.round ? gs[DT__TILE_AT(i, j)] : g[i][j];
+                else if (DT__SEEN(bits, i, j)) sum[i][j % 2] = sum[i][j % 2] + x;
+                s[i][j] = !a.drop_threshold ? x : DT__KEPT(bits, i, j) ? x * a.drop_scale : 0.0f;
+                if (a.drop_threshold) grad = DT__KEPT(bits, i, j) ? grad * a.drop_scale : 0.0f;
+                if (BACK) g[i][j] = x * (grad - dots[of]) * a.scale;
+                if (!DT__SEEN(bits, i, j)) s[i][j] = g[i][j] = DT__NO_TERM;
+            }
+            if (!BACK && !turn) continue;
+            if (KIND != DT__QUERIES) dt__tile_put(ps, s, a.round);
+            if (BACK) dt__tile_put(gs, g, a.round);
+            DT__EACH(w, D) {
+                const int c = c0 + w * DT__SIDE, terms = KEYS ? queries : keys;
+                __syncthreads();
+                dt__tile_load(ys, KEYS ? q : BACK ? k : v, 0, c, 0);
+                if (KEYS) dt__tile_load(xs, dout, 0, c, 0);
+                __syncthreads();
+                dt__tile_chains<1, 1, 0, 1>(acc[0][w], BACK ? gs : ps, ys, terms, all);
+                if (KEYS) dt__tile_chains<1, 1, 0, 1>(acc[KEYS][w], ps, xs, terms, all);
+            }
+        }
+        DT__EACH(i, 4) {
+            for (int n = 8; !BACK && !turn && n; n /= 2) {
+                const float x = __shfl_xor_sync(0xffffffffu, top[i], n);
+                top[i] = x > top[i] ? x : top[i];
+            }
+            if (!turn) top[i] = top[i] == -__builtin_inff() ? 0.0f : top[i] + 0.0f; /* a zero is +0 */
+        }
+    }
+    DT__EACH(i, 4) {
+        const int64_t r = first + 4 * DT__TY + i, row = sample * (a.t + a.gap) + r, key_row = sample * a.room + r;
+        const int64_t stat = (sample * a.h + own) * (a.t + a.gap) + r;
+        float total = dt__folded(sum[i][0] + sum[i][1], 8);
+        if (total == 0.0f) total = 1.0f;
+        if (r >= (KEYS ? a.s : a.t)) continue;
+        if (!BACK && !DT__TX && !blockIdx.z) a.row_max[stat] = top[i], a.row_sum[stat] = total;
+        DT__EACH(w, D) DT__EACH(j, 4) {
+            const int64_t c = c0 + w * DT__SIDE + 4 * DT__TX + j, to = own * a.d + c;
+            if (c >= d) continue;
+            if (KEYS) a.dk[key_row * a.lddk + to] = acc[0][w][i][j], a.dv[key_row * a.lddk + to] = acc[KEYS][w][i][j];
+            else if (BACK) a.dq[row * a.lddq + to] = acc[0][w][i][j];
+            else a.o[row * a.ldo + to] = a.part ? acc[0][w][i][j] : acc[0][w][i][j] / total;
+        }
+    }
+}
+#define DT__ATTENTION(name, blocks, D, KIND) \
+    DT__KERNEL(dt__attention_##name, dt__attention, 256, blocks) { dt__attention_tile<D, KIND>(a); }
+DT__ATTENTION(64, 2, 1, DT__FORWARD) DT__ATTENTION(dq_64, 2, 1, DT__QUERIES) DT__ATTENTION(dkv_64, 2, 1, DT__KEYS)
+DT__ATTENTION(128, 2, 2, DT__FORWARD) DT__ATTENTION(dq_128, 2, 2, DT__QUERIES) DT__ATTENTION(dkv_128, 1, 2, DT__KEYS)
+
+/* dt__column of up to 32 columns by a block of 512 threads: the first warp goes on with the chains through 128 rows in
+ * shared memory while all warps load the next ones to registers. */
+static void dt__column_block(int op, float *chain, const float *p0, const float *p1, const float *stats, int64_t rows,
+                             int64_t cols, int64_t ld)
+{
+    enum { DEEP = 128 };
+    DT__SHARED(float, x, DEEP * 32);
+    DT__SHARED(float, y, DEEP * 32);
+    DT__SHARED(float, s, 2 * DEEP);
+    DT__SHARED(float, sum, 32);
+    const int t = (int)threadIdx.x;
+    float next_x[8], next_y[8], next_s = 0.0f;
+    __syncthreads();
+    if (t < cols) sum[t] = chain[t];
+    for (int64_t at = 0; at < rows + DEEP; at += DEEP) {
+        DT__EACH(e, 8) {
+            const int64_t row = at + t / 32 + 16 * e, from = row * ld + DT__LANE;
+            next_x[e] = row < rows && DT__LANE < cols ? p0[from] : 0.0f;
+            next_y[e] = row < rows && DT__LANE < cols && p1 ? p1[from] : 0.0f;
+        }
+        if (stats && t < 2 * dt__min(DEEP, rows - at)) next_s = stats[2 * at + t];
+        if (t < 32 && at)
+            dt__column_cuda(op, sum, x, p1 ? y : NULL, stats ? s : NULL, dt__min(DEEP, rows + DEEP - at), cols, 32);
+        __syncthreads();
+        DT__EACH(e, 8) x[t + 512 * e] = next_x[e], y[t + 512 * e] = next_y[e];
+        if (t < 2 * DEEP) s[t] = next_s;
+        __syncthreads();
+    }
+    if (t < cols) chain[t] = sum[t];
+}
+#endif /* 4 */
+
+#ifdef DT__ON_DEVICE /* 5: the table of kernels, whose entries are called through a pointer that nobody reads */
 struct dt__kernels {
     static void drop(float *out, const float *x, int64_t n, const dt__rng *rng, int64_t first, uint32_t threshold,
                      float scale)
@@ -9325,7 +9658,7 @@ struct dt__kernels {
     static void column(int op, float *chain, const float *p0, const float *p1, const float *stats, int64_t rows,
                        int64_t cols, int64_t ld)
     {
-        dt__column_cuda(op, chain, p0, p1, stats, rows, cols, ld);
+        dt__column_block(op, chain, p0, p1, stats, rows, cols, ld);
     }
     static void row(int op, float *out, const float *const in[3], float s[4], int64_t n)
     {
@@ -9360,9 +9693,9 @@ static void dt__tree_sum(const dt__kernels *, float *out, const float *x, int64_
     }
 }
 enum { DT__VERB_RUN = DT__BLOCK };
-#endif /* 4 */
+#endif /* 5 */
 
-#ifdef DT__ON_DEVICE /* 5: the columns of the table of ops that functions of ops read */
+#ifdef DT__ON_DEVICE /* 6: the columns of the table of ops that functions of ops read */
 static int64_t dt_shape_count(dt_shape s) { return dt__span(&s, 0, s.dims); }
 struct dt__op {
     const char *inputs;
@@ -9375,336 +9708,13 @@ struct dt__op {
 static const dt__op dt__ops_read[] = {
     DT__OPS(DT__READ_OP, DT__READ_MAP, DT__READ_NOT, DT__READ_ROW, DT__READ_NOT, DT__SKIP)};
 static const dt__op *dt__op_of(int op) { return &dt__ops_read[op]; }
-#endif /* 5 */
+#endif /* 6 */
 
-#ifdef DT__ON_DEVICE /* 7: products and attention */
-/* ---- block kernels ----
- * Products and attention, by blocks of 256 threads with tiles in shared memory. A chain has the terms that exist, one
- * fmaf each, in the host's order. */
-#ifndef DT__SHARED /* an array of shared memory: static, at most 48 KB; or the next n floats of what the launch adds */
-#define DT__SHARED(type, name, n) __shared__ __align__(16) type name[n]
-extern __shared__ __align__(16) float dt__dynamic[];
-#define DT__DYNAMIC(type, name, n) \
-    type *const name = (type *)(dt__dynamic + dynamic); \
-    dynamic += (n)
-#endif
-#ifndef DT__ROLLED
-#define DT__ROLLED _Pragma("unroll 1") /* a loop stays a loop */
-#endif
-#define DT__EACH(i, n) DT__UNROLL for (int i = 0; i < (n); i++)
-
-/* x rounded to the dt_dtype `to`; 0: as it is. */
-DT__INLINE float dt__rounded(float x, int to)
-{
-    return to ? dt__v_widen_cuda(dt__v_narrow_cuda(x, &dt__format_of[to]), &dt__format_of[to]).v : x;
-}
-
-/* ---- products ----
- * A block computes a tile (B,B) of C, B = 16 T; a thread computes T x T elements, groups of 4 x 4 that are 64 apart. k
- * is walked in slabs of 8, two of which are in shared memory as (8,B): one is loaded while the other is multiplied. k
- * is neither split nor padded; rows and columns that do not exist are zero and are not stored. */
-#define DT__SLAB 8
-/* Hides from the compiler that x keeps its value: what follows from x is computed again and holds no register. */
-#define DT__AGAIN(x) asm volatile("" : "+r"(x))
-
-/* Thread t loads T / 2 elements of a slab. K: k is the operand's contiguous axis, and they are in rows 32 apart; else
- * they are in one row, 16 / T apart along k. Row and depth of the first one: */
-#define DT__SLAB_ROW(K, T)   (K ? t / DT__SLAB : t % (16 * T))
-#define DT__SLAB_DEPTH(K, T) (K ? t % DT__SLAB : t / (16 * T))
-template <int T, int K>
-DT__INLINE void dt__slab_load(int t, float to[T / 2], const float *&from, int64_t step, int rows, int depth)
-{
-    const float *x = from;
-    rows -= DT__SLAB_ROW(K, T), depth -= DT__SLAB_DEPTH(K, T);
-    DT__UNROLL for (int e = 0; e < T / 2; e++, x += step)
-        to[e] = (K ? e * 32 : 0) < rows && (K ? 0 : e * (16 / T)) < depth ? *x : 0.0f;
-    from = K ? from + DT__SLAB : x;
-}
-template <int T, int K> DT__INLINE void dt__slab_store(int t, float *slabs, int at, const float x[T / 2], int to)
-{
-    const int ld = 16 * T + 4, first = (at + DT__SLAB_DEPTH(K, T)) * ld + DT__SLAB_ROW(K, T);
-    DT__UNROLL for (int e = 0; e < T / 2; e++) slabs[first + e * (K ? 32 : 16 / T * ld)] = dt__rounded(x[e], to);
-}
-/* The terms at depth p, p + 1, .. of the thread's chains: half a slab, or the `count` that exist. */
-template <int T> DT__INLINE void dt__slab_term(int t, float acc[T][T], float *as, float *bs, int p)
-{
-    const int row = p * (16 * T + 4) + t / 16 * 4, col = p * (16 * T + 4) + t % 16 * 4;
-    float x[T], y[T];
-    DT__EACH(i, T) x[i] = as[row + i / 4 * 64 + i % 4], y[i] = bs[col + i / 4 * 64 + i % 4];
-    DT__EACH(i, T) DT__EACH(j, T) acc[i][j] = fmaf(x[i], y[j], acc[i][j]);
-}
-template <int T> DT__INLINE void dt__slab_terms(int t, float acc[T][T], float *as, float *bs, int p, int count)
-{
-    if (count >= DT__SLAB / 2) DT__EACH(i, DT__SLAB / 2) dt__slab_term<T>(t, acc, as, bs, p + i);
-    else DT__ROLLED for (; count > 0; count--, p++) dt__slab_term<T>(t, acc, as, bs, p);
-}
-template <int T, int A_K, int B_K> DT__INLINE void dt__gemm_tile(const dt__gemm_args &a)
-{
-    enum { B = 16 * T };
-    DT__SHARED(float, as, 2 * DT__SLAB * (B + 4));
-    DT__SHARED(float, bs, 2 * DT__SLAB * (B + 4));
-    const dt__gemm &g = a.g;
-    int t = (int)threadIdx.x, tile = (int)blockIdx.x;
-#define DT__TILE_I (tile / (int)dt__ceil_div(g.n, B) * B)
-#define DT__TILE_J (tile % (int)dt__ceil_div(g.n, B) * B)
-#define DT__ROW(i) (DT__TILE_I + t / 16 * 4 + (i) / 4 * 64 + (i) % 4)
-#define DT__COL(j) (DT__TILE_J + t % 16 * 4 + (j) / 4 * 64 + (j) % 4)
-    const int m = (int)g.m - DT__TILE_I, n = (int)g.n - DT__TILE_J;
-    const int64_t i0 = DT__TILE_I + DT__SLAB_ROW(A_K, T), j0 = DT__TILE_J + DT__SLAB_ROW(B_K, T);
-    const float *x = g.a + blockIdx.y * a.step_a + i0 * g.ars + DT__SLAB_DEPTH(A_K, T) * g.acs;
-    const float *y = g.b + blockIdx.y * a.step_b + j0 * g.bcs + DT__SLAB_DEPTH(B_K, T) * g.brs;
-    const int64_t step_x = A_K ? 32 * g.ars : 16 / T * g.acs, step_y = B_K ? 32 * g.bcs : 16 / T * g.brs;
-    float *c = g.c + blockIdx.y * a.step_c, acc[T][T], next[T / 2];
-    DT__EACH(i, T) DT__EACH(j, T)
-        acc[i][j] = g.accumulate && DT__ROW(i) < g.m && DT__COL(j) < g.n ? c[DT__ROW(i) * g.ldc + DT__COL(j)] : 0.0f;
-    for (int left = (int)g.k, at = 0, count = 0;; left -= DT__SLAB) { /* count: terms of the slab before */
-        DT__AGAIN(t);
-        dt__slab_load<T, A_K>(t, next, x, step_x, m, left);
-        dt__slab_terms<T>(t, acc, as, bs, at, count);
-        dt__slab_store<T, A_K>(t, as, at ^ DT__SLAB, next, 0);
-        dt__slab_load<T, B_K>(t, next, y, step_y, n, left);
-        dt__slab_terms<T>(t, acc, as, bs, at + DT__SLAB / 2, count - DT__SLAB / 2);
-        if (left <= 0) break;
-        at ^= DT__SLAB, count = left;
-        dt__slab_store<T, B_K>(t, bs, at, next, g.round);
-        __syncthreads();
-    }
-    DT__AGAIN(tile);
-    c = g.c + blockIdx.y * a.step_c;
-    DT__EACH(i, T) DT__EACH(j, T)
-        if (DT__ROW(i) < g.m && DT__COL(j) < g.n)
-            c[DT__ROW(i) * g.ldc + DT__COL(j)] = g.bias ? acc[i][j] + g.bias[DT__COL(j)] : acc[i][j];
-}
-#define DT__GEMM(T, A_K, B_K) \
-    DT__KERNEL(dt__gemm_##T##A_K##B_K, dt__gemm_args, 256, 2) { dt__gemm_tile<T, A_K, B_K>(a); }
-DT__GEMM(8, 0, 0)
-DT__GEMM(8, 0, 1)
-DT__GEMM(8, 1, 0)
-DT__GEMM(8, 1, 1)
-DT__GEMM(4, 0, 0)
-DT__GEMM(4, 0, 1)
-DT__GEMM(4, 1, 0)
-DT__GEMM(4, 1, 1)
-
-/* ---- attention ----
- * A block has 64 rows of one head, queries or keys, and walks tiles of 64 terms, the keys or queries that meet them.
- * blockIdx.x counts the heads of all samples, blockIdx.y tiles of rows; blockIdx.z counts groups of 64 D columns of the
- * result, and each computes the scores again. Tiles in shared memory have a row every 68 floats: rows start 4 banks
- * apart. A thread has rows 4 ty + i; of scores the terms tx + 16 j, so that 16 threads have all lanes of a row's sum,
- * and of results the columns 4 tx + j of every 64. */
-#define DT__SIDE 64
-#define DT__SIDE_LD 68
-#define DT__TILE_AT(i, j) (((int)threadIdx.x / 16 * 4 + (i)) * DT__SIDE_LD + (int)threadIdx.x % 16 + 16 * (j))
-#define DT__NO_TERM __uint_as_float(0x7fffdeadu) /* stands for a term that does not exist: a NaN that no sum makes */
-#define DT__IS_TERM(x) (__float_as_uint(x) != 0x7fffdeadu)
-
-/* Rows of a matrix from x on, `count` of which exist. */
-typedef struct dt__rows_at {
-    const float *x;
-    int64_t ld;
-    int count;
-} dt__rows_at;
-
-/* to (64,64) = rows of m, columns c to d; the rest is zero. */
-DT__INLINE void dt__tile_load(float *to, dt__rows_at m, int c, int d)
-{
-    const int row = (int)threadIdx.x / DT__SIDE, col = (int)threadIdx.x % DT__SIDE;
-    m.x += row * m.ld + c + col;
-    DT__UNROLL for (int r = row; r < DT__SIDE; r += 4, m.x += 4 * m.ld)
-        to[r * DT__SIDE_LD + col] = r < m.count && c + col < d ? *m.x : 0.0f;
-}
-/* The thread's scores s to a tile; those that are terms are rounded to the dt_dtype `to`. */
-DT__INLINE void dt__tile_put(float *tile, const float s[4][4], int to)
-{
-    DT__EACH(i, 4) DT__EACH(j, 4) tile[DT__TILE_AT(i, j)] = s[i][j];
-    DT__ROLLED for (int e = 0; to && e < 16; e++) {
-        const float x = tile[DT__TILE_AT(e / 4, e % 4)];
-        if (DT__IS_TERM(x)) tile[DT__TILE_AT(e / 4, e % 4)] = dt__rounded(x, to);
-    }
-}
-/* acc (4,4): the terms c .. c + N-1 of chains, columns of xs. SCORES: they are columns of ys, too, whose rows belong to
- * the columns of acc; else they are rows of ys. CHECK: some terms do not exist. */
-template <int N, int SCORES, int CHECK> DT__INLINE void dt__tile_terms(float acc[4][4], float *xs, float *ys, int c)
-{
-    const int ty = (int)threadIdx.x / 16, tx = (int)threadIdx.x % 16;
-    float x[4][N], y[4][N];
-    DT__EACH(i, 4) DT__EACH(p, N) x[i][p] = xs[(4 * ty + i) * DT__SIDE_LD + c + p];
-    DT__EACH(p, N) DT__EACH(j, 4)
-        y[j][p] = SCORES ? ys[(tx + 16 * j) * DT__SIDE_LD + c + p] : ys[(c + p) * DT__SIDE_LD + 4 * tx + j];
-    DT__EACH(p, N) DT__EACH(i, 4) DT__EACH(j, 4)
-        if (!CHECK || DT__IS_TERM(x[i][p])) acc[i][j] = fmaf(x[i][p], y[j][p], acc[i][j]);
-}
-template <int SCORES> DT__INLINE void dt__tile_chains(float acc[4][4], float *xs, float *ys, int terms, int all)
-{
-    int c = 0;
-    for (; c + 4 <= terms; c += 4)
-        if (all) dt__tile_terms<4, SCORES, 0>(acc, xs, ys, c);
-        else dt__tile_terms<4, SCORES, !SCORES>(acc, xs, ys, c);
-    DT__ROLLED for (; c < terms; c++) dt__tile_terms<1, SCORES, !SCORES>(acc, xs, ys, c);
-}
-/* s (4,4) = chains over the d columns of x and y. */
-DT__INLINE void dt__tile_scores(float s[4][4], float *xs, float *ys, dt__rows_at x, dt__rows_at y, int d)
-{
-    DT__EACH(i, 4) DT__EACH(j, 4) s[i][j] = 0.0f;
-    for (int c = 0; c < d; c += DT__SIDE) {
-        __syncthreads();
-        dt__tile_load(xs, x, c, d);
-        dt__tile_load(ys, y, c, d);
-        __syncthreads();
-        dt__tile_chains<1>(s, xs, ys, (int)dt__min(DT__SIDE, d - c), 1);
-    }
-}
-/* The sum of 2 n neighbouring lanes, in the order of the host's fold. */
-DT__INLINE float dt__folded(float x, int n)
-{
-    for (; n; n /= 2) x = x + __shfl_xor_sync(0xffffffffu, x, n);
-    return x;
-}
-
-/* Keys that come before query i, masks aside. */
-DT__INLINE int dt__keys_of(const dt__attention &a, int i)
-{
-    return (int)(a.causal ? dt__max(0, dt__min(a.s, i + 1 + a.s - a.t)) : a.s);
-}
-/* Of the thread's scores of the queries from i0 on and the keys from j0 on. Bit 4 i + j: the query of score (i,j) sees
- * the key; all: it does. Bit 16 + 4 i + j: dropout keeps it. KEYS: the tile's rows are keys. */
-#define DT__SEEN(bits, i, j) ((bits) >> (4 * (i) + (j)) & 1)
-#define DT__KEPT(bits, i, j) ((bits) >> (16 + 4 * (i) + (j)) & 1)
-template <int KEYS>
-DT__INLINE uint32_t dt__scores_that(const dt__attention &a, int sample, int head, int i0, int j0, int all)
-{
-    const int64_t t = a.whole ? a.whole : a.t, s = a.whole ? a.whole : a.s;
-    uint32_t bits = 0;
-    dt__rng rng = {{0, 0}, {0, 0, 0}};
-    if (all && !a.drop_threshold) return 0xffffffffu;
-    if (a.drop_threshold) rng = a.rng[sample], rng.counter[2] |= a.site;
-    DT__ROLLED for (int e = 0; e < 16; e++) {
-        const int row = (int)threadIdx.x / 16 * 4 + e / 4, term = (int)threadIdx.x % 16 + e % 4 * 16;
-        const int query = i0 + (KEYS ? term : row), key = j0 + (KEYS ? row : term);
-        const int64_t word = ((a.first_head + head) * t + a.t_at + query) * s + a.s_at + key;
-        int seen = all || (query < a.t && key < dt__keys_of(a, query));
-        if (seen && a.mask) seen = (a.mask[sample * a.mask_step + query * a.s + key] & a.mask_bits) != 0;
-        bits |= (uint32_t)seen << e;
-        if (!a.drop_threshold || dt__rng_word(&rng, (uint64_t)word) >= a.drop_threshold) bits |= 0x10000u << e;
-    }
-    return bits;
-}
-
-/* FORWARD walks the keys twice: for the largest score of every row (R9), then for the sums and chains of
- * exp(score - largest). QUERIES: rows of dq. KEYS: rows of dk and dv, whose chains go through all heads that share the
- * keys. */
-enum { DT__FORWARD, DT__QUERIES, DT__KEYS };
-template <int D, int KIND> DT__INLINE void dt__attention_tile(const dt__attention &a)
-{
-    enum { BACK = KIND != DT__FORWARD, KEYS = KIND == DT__KEYS };
-    int dynamic = 0;
-    DT__DYNAMIC(float, xs, DT__SIDE * DT__SIDE_LD);
-    DT__DYNAMIC(float, ys, DT__SIDE * DT__SIDE_LD);
-    DT__DYNAMIC(float, ps, DT__SIDE * DT__SIDE_LD); /* probabilities (rows,terms), after dropout */
-    DT__DYNAMIC(float, gs, DT__SIDE * DT__SIDE_LD); /* gradients of the scores */
-    DT__DYNAMIC(float, dots, DT__SIDE);             /* of queries: dO . O, the largest score, the sum */
-    DT__DYNAMIC(float, tops, DT__SIDE);
-    DT__DYNAMIC(float, sums, DT__SIDE);
-    const int ty = (int)threadIdx.x / 16, tx = (int)threadIdx.x % 16, d = (int)a.d, group = (int)(a.h / a.hk);
-    const int heads = (int)(KEYS ? a.hk : a.h), sample = (int)blockIdx.x / heads, own = (int)blockIdx.x % heads;
-    const int first = (int)(KEYS ? blockIdx.y : gridDim.y - 1 - blockIdx.y) * DT__SIDE; /* long rows start early */
-    const int c0 = (int)blockIdx.z * D * DT__SIDE, turns = KEYS ? group : BACK ? 1 : 2;
-    const int begin = KEYS && a.causal ? (int)dt__max(0, first - a.s + a.t) / DT__SIDE * DT__SIDE : 0;
-    const int end = KEYS ? (int)a.t : dt__keys_of(a, (int)dt__min(first + DT__SIDE, a.t) - 1);
-    float acc[1 + KEYS][D][4][4], s[4][4], g[4][4], top[4], sum[4][2];
-    DT__EACH(n, 1 + KEYS) DT__EACH(w, D) DT__EACH(i, 4) DT__EACH(j, 4) acc[n][w][i][j] = 0.0f;
-    DT__EACH(i, 4) top[i] = -__builtin_inff(), sum[i][0] = sum[i][1] = 0.0f;
-    DT__ROLLED for (int turn = 0; turn < turns; turn++) {
-        const int head = KEYS ? own * group + turn : own;
-        for (int at = begin; at < end; at += DT__SIDE) {
-            const int i0 = KEYS ? at : first, j0 = KEYS ? first : at;
-            const int all = !a.mask && dt__keys_of(a, i0) >= j0 + DT__SIDE; /* every query sees every key */
-            const int64_t row = sample * (a.t + a.gap) + i0, stat = (sample * a.h + head) * (a.t + a.gap) + i0;
-            const int64_t key_row = sample * a.room + j0, column = head / group * a.d;
-            const int queries = (int)dt__min(DT__SIDE, a.t - i0), keys = (int)dt__min(DT__SIDE, a.s - j0);
-            const dt__rows_at q = {a.q + row * a.ld + head * a.d, a.ld, queries};
-            const dt__rows_at dout = {a.dout + row * a.lddo + head * a.d, a.lddo, queries};
-            const dt__rows_at k = {a.k + key_row * a.ldk + column, a.ldk, keys};
-            const dt__rows_at v = {a.v + key_row * a.ldk + column, a.ldk, keys};
-            const uint32_t bits = dt__scores_that<KEYS>(a, sample, head, i0, j0, all);
-            for (int r = (int)threadIdx.x / 32; BACK && r < queries && (KEYS || at == begin); r += 8) {
-                const float *x = dout.x + r * a.lddo, *o = a.o + (row + r) * a.ldo + head * a.d;
-                float dot = 0.0f;
-                for (int c = DT__LANE; c < d; c += 32) dot = fmaf(x[c], o[c], dot);
-                dot = dt__folded(dot, 16);
-                if (!DT__LANE) dots[r] = dot, tops[r] = a.row_max[stat + r], sums[r] = a.row_sum[stat + r];
-            }
-            dt__tile_scores(s, xs, ys, KEYS ? k : q, KEYS ? q : k, d);
-            if (BACK) dt__tile_scores(g, xs, ys, KEYS ? v : dout, KEYS ? dout : v, d);
-            if (a.round) dt__tile_put(ps, s, a.round);
-            if (a.round && BACK) dt__tile_put(gs, g, a.round);
-            DT__EACH(i, 4) DT__EACH(j, 4) {
-                const int of = KEYS ? tx + 16 * j : 4 * ty + i;
-                float x = (a.round ? ps[DT__TILE_AT(i, j)] : s[i][j]) * a.scale, grad = 0.0f;
-                if (!BACK && !turn) {
-                    if (DT__SEEN(bits, i, j) && x > top[i]) top[i] = x;
-                    continue;
-                }
-                x = dt__v_exp(x - (BACK ? tops[of] : top[i])).v;
-                if (BACK) x = x / sums[of], grad = a.round ? gs[DT__TILE_AT(i, j)] : g[i][j];
-                else if (DT__SEEN(bits, i, j)) sum[i][j % 2] = sum[i][j % 2] + x;
-                s[i][j] = !a.drop_threshold ? x : DT__KEPT(bits, i, j) ? x * a.drop_scale : 0.0f;
-                if (a.drop_threshold) grad = DT__KEPT(bits, i, j) ? grad * a.drop_scale : 0.0f;
-                if (BACK) g[i][j] = x * (grad - dots[of]) * a.scale;
-                if (!DT__SEEN(bits, i, j)) s[i][j] = g[i][j] = DT__NO_TERM;
-            }
-            if (!BACK && !turn) continue;
-            if (KIND != DT__QUERIES) dt__tile_put(ps, s, a.round);
-            if (BACK) dt__tile_put(gs, g, a.round);
-            DT__EACH(w, D) {
-                const int c = c0 + w * DT__SIDE, terms = KEYS ? queries : keys;
-                __syncthreads();
-                dt__tile_load(ys, KEYS ? q : BACK ? k : v, c, d);
-                if (KEYS) dt__tile_load(xs, dout, c, d);
-                __syncthreads();
-                dt__tile_chains<0>(acc[0][w], BACK ? gs : ps, ys, terms, all);
-                if (KEYS) dt__tile_chains<0>(acc[KEYS][w], ps, xs, terms, all);
-            }
-        }
-        DT__EACH(i, 4) {
-            for (int n = 8; !BACK && !turn && n; n /= 2) {
-                const float x = __shfl_xor_sync(0xffffffffu, top[i], n);
-                top[i] = x > top[i] ? x : top[i];
-            }
-            if (!turn) top[i] = top[i] == -__builtin_inff() ? 0.0f : top[i] + 0.0f; /* a zero is +0 */
-        }
-    }
-    DT__EACH(i, 4) {
-        const int64_t r = first + 4 * ty + i, row = sample * (a.t + a.gap) + r, key_row = sample * a.room + r;
-        const int64_t stat = (sample * a.h + own) * (a.t + a.gap) + r;
-        float total = BACK ? 1.0f : dt__folded(sum[i][0] + sum[i][1], 8);
-        total = total == 0.0f ? 1.0f : total;
-        if (r >= (KEYS ? a.s : a.t)) continue;
-        if (!BACK && !tx && !blockIdx.z) a.row_max[stat] = top[i], a.row_sum[stat] = total;
-        DT__EACH(w, D) DT__EACH(j, 4) {
-            const int64_t c = c0 + w * DT__SIDE + 4 * tx + j, to = own * a.d + c;
-            if (c >= d) continue;
-            if (KEYS) a.dk[key_row * a.lddk + to] = acc[0][w][i][j], a.dv[key_row * a.lddk + to] = acc[KEYS][w][i][j];
-            else if (BACK) a.dq[row * a.lddq + to] = acc[0][w][i][j];
-            else a.o[row * a.ldo + to] = a.part ? acc[0][w][i][j] : acc[0][w][i][j] / total;
-        }
-    }
-}
-#define DT__ATTENTION(name, blocks, D, KIND) \
-    DT__KERNEL(dt__attention_##name, dt__attention, 256, blocks) { dt__attention_tile<D, KIND>(a); }
-DT__ATTENTION(64, 2, 1, DT__FORWARD)
-DT__ATTENTION(128, 2, 2, DT__FORWARD)
-DT__ATTENTION(dq_64, 2, 1, DT__QUERIES)
-DT__ATTENTION(dq_128, 2, 2, DT__QUERIES)
-DT__ATTENTION(dkv_64, 2, 1, DT__KEYS)
-DT__ATTENTION(dkv_128, 1, 2, DT__KEYS)
-#endif /* 7 */
-
-#ifdef DT__ON_DEVICE /* 6: kernels */
+#ifdef DT__ON_DEVICE /* 7: kernels */
 #define DT__WARP ((int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32)
 #define DT__THREAD ((int64_t)blockIdx.x * blockDim.x + threadIdx.x)
-#define DT__LAUNCH(body, item) \
-    DT__KERNEL(body##_launch, dt__launch, 128) \
+#define DT__LAUNCH(body, item, threads) \
+    DT__KERNEL(body##_launch, dt__launch, threads) \
     { \
         const int64_t at = (item) * a.piece; \
         dt__call c = a.c; \
@@ -9712,16 +9722,50 @@ DT__ATTENTION(dkv_128, 1, 2, DT__KEYS)
         if (c.strided) c.strided = &a.strided; \
         if (at < a.total) body(&c, at, dt__min(a.total, at + a.piece)); \
     }
-#define DT__LAUNCH_WARP(body) DT__LAUNCH(body, DT__WARP)
-#define DT__LAUNCH_ITEM(body) DT__LAUNCH(body, DT__THREAD)
-DT__BODIES(DT__LAUNCH_WARP, DT__LAUNCH_ITEM)
+#define DT__LAUNCH_WARP(body) DT__LAUNCH(body, DT__WARP, 128)
+#define DT__LAUNCH_ITEM(body) DT__LAUNCH(body, DT__THREAD, 128)
+#define DT__LAUNCH_BLOCK(body) DT__LAUNCH(body, (int64_t)blockIdx.x, 512)
+DT__BODIES(DT__LAUNCH_WARP, DT__LAUNCH_ITEM, DT__LAUNCH_BLOCK)
 DT__KERNEL(dt__verb_launch, dt__verb_args, 128)
 {
     dt__verb v = a.v;
     v.u = &a.u;
     if (DT__WARP * DT__VERB_RUN < v.n) dt__verb_task(&v, DT__WARP, NULL);
 }
-#endif /* 6 */
+/* dt__some_embed_grad: a warp adds to the rows own, own + warps, .., of the table, in token order. blockIdx.y counts
+ * strips of 128 columns. The sum at work, of the row `last`, is in registers. */
+DT__KERNEL(dt__some_embed_grad_launch, dt__launch, 256)
+{
+    dt__call c = a.c;
+    c.n = &a.n, c.env = &a.env;
+    const int32_t *tokens = dt__ids(&c, 0);
+    const int64_t cols = dt__cols(c.n), rows = dt__rows(dt__in(&c, 1)), slices = dt__slices(&c);
+    const int64_t begin = blockIdx.y * 128, left = cols - begin;
+    const uint32_t warps = gridDim.x * 8, own = blockIdx.x * 8 + threadIdx.x / 32;
+    dt__vf sum[4];
+    float *last = NULL;
+    for (int64_t row = 0; c.fresh && row < dt__rows(c.n) * slices; row++) {
+        const int64_t id = row / slices;
+        if ((uint32_t)id % warps == own)
+            dt__fill(dt__slice(&c, row % slices) + id * cols + begin, 0.0f, dt__min(128, left));
+    }
+    for (int64_t r0 = 0; r0 < rows; r0 += 32) {
+        const int64_t id = r0 + DT__LANE < rows ? dt__table_row(&c, c.n, tokens[r0 + DT__LANE]) : -1;
+        uint32_t mine = __ballot_sync(0xffffffffu, id >= 0 && (uint32_t)id % warps == own);
+        for (; mine; mine &= mine - 1) {
+            const int64_t r = r0 + __ffs((int)mine) - 1, row = dt__table_row(&c, c.n, tokens[r]);
+            float *to = dt__slice(&c, r / (rows / slices)) + row * cols + begin;
+            if (to != last) DT__EACH(e, 4) {
+                if (last) dt__v_storen(last + 32 * e, sum[e], left - 32 * e);
+                sum[e] = dt__v_loadn(to + 32 * e, left - 32 * e);
+            }
+            DT__EACH(e, 4) sum[e] = sum[e] + dt__v_loadn(c.in[1] + r * cols + begin + 32 * e, left - 32 * e);
+            last = to;
+        }
+    }
+    if (last) DT__EACH(e, 4) dt__v_storen(last + 32 * e, sum[e], left - 32 * e);
+}
+#endif /* 7 */
 
 /* The parts of this file that the device needs, in order: from `begin` up to `end`, or where that is NULL the one
  * declaration or function that begins so. */
@@ -9732,7 +9776,7 @@ static const char *const dt__cuda_parts[][2] = {
     {"typedef enum dt_dtype {", NULL}, {"typedef enum dt_init {", NULL}, {"typedef enum dt_optimizer_kind {", NULL},
     {"enum { DT__BLOCK =", "static void dt__copy("}, {"typedef struct dt__rng {", "/* ---- Philox4x32-10"},
     {"#define DT__PHILOX_M0", "/* c[0] z^(n-1)"}, {"#define DT__OPS(OP,", "/* 16-bit products that a"},
-    {"/* Multi-head attention over all", "/* Four floats, and four"},
+    {"/* Multi-head attention over all", "/* Four floats, and four"}, {"typedef struct dt__gemm_args {", NULL},
     /* H4 */
     {"DT__INLINE dt__vf dt__v_abs(", "/* a > b ? a : b, and a < b"},
     {"/* R14: does a win", "/* ---- functions in double"}, {"#ifdef DT__ON_DEVICE /* 2:", "#endif /* 2 */"},
@@ -9746,8 +9790,8 @@ static const char *const dt__cuda_parts[][2] = {
     {"/* out (n) of type `to`", "static const dt__kernels DT__K(dt__table)"},
     /* H5 */
     {"/* TREE over n terms", "static float dt__tree("}, {"#ifdef DT__ON_DEVICE /* 4:", "#endif /* 4 */"},
-    {"static float dt__row_value(", NULL}, {"enum { DT__VERB_COPY,", NULL}, {"typedef struct dt__verb {", NULL},
-    {"static void dt__verb_task(", NULL},
+    {"#ifdef DT__ON_DEVICE /* 5:", "#endif /* 5 */"}, {"static float dt__row_value(", NULL},
+    {"enum { DT__VERB_COPY,", NULL}, {"typedef struct dt__verb {", NULL}, {"static void dt__verb_task(", NULL},
     /* H6 */
     {"#define DT__MAX_IN 8", "#define DT__ELEMENTS"}, {"typedef struct dt__node {", "/* What ops ask of other"},
     {"typedef struct dt__peers {", "typedef void (*dt__run_fn)"}, {"enum { DT__CLASS_LEAF,", NULL},
@@ -9755,7 +9799,7 @@ static const char *const dt__cuda_parts[][2] = {
     {"static int64_t dt__count(", "static int dt__same_shape("},
     {"static int64_t dt__cols(", "/* \"(4,16,32)\" for error"}, {"static int64_t dt__offset(", NULL},
     {"typedef struct dt__strided {", NULL}, {"static int64_t dt__strided_at(", NULL},
-    {"#ifdef DT__ON_DEVICE /* 5:", "#endif /* 5 */"},
+    {"#ifdef DT__ON_DEVICE /* 6:", "#endif /* 6 */"},
     {"/* ---- tensor shards ---- */", "/* Number of arrays of the whole"}, {"static int64_t dt__param_shards(", NULL},
     {"static int64_t dt__param_local(", NULL}, {"static int64_t dt__leaf_slices(", "/* ---- building ---- */"},
     {"static const dt__node *dt__in(", "/* Sizes of an attention node or"}, {"static void dt__move_part(", NULL},
@@ -9778,7 +9822,7 @@ static const char *const dt__cuda_parts[][2] = {
     {"static int64_t dt__route_bin(", NULL}, {"static void dt__route_all(", NULL},
     {"static void dt__some_moe_rows(", NULL}, {"static void dt__some_moe_sum(", NULL},
     {"static void dt__some_moe_dot(", NULL}, {"static void dt__some_accumulate(", NULL},
-    {"#define DT__BODIES(WARP, ITEM)", "#ifdef DT__ON_DEVICE /* 1:"}, {"#ifdef DT__ON_DEVICE /* 6:", "#endif /* 6 */"},
+    {"#define DT__BODIES(WARP, ITEM, BLOCK)", "#ifdef DT__ON_DEVICE /* 1:"},
     {"#ifdef DT__ON_DEVICE /* 7:", "#endif /* 7 */"}};
 
 /* Prints the device's text: one file of CUDA C++ without includes. */
@@ -9805,8 +9849,8 @@ static void dt__cuda_print(dt__text *text)
  * Both are loaded when a layout asks for a GPU, so a program that has this code runs without them. The few types and
  * numbers are declared here; tests/test_cuda.t compares them with the real headers. */
 typedef unsigned long long dt__gpu_address;
-enum { DT__GPU_NO_MEMORY = 2, DT__GPU_MAJOR = 75, DT__GPU_MINOR = 76, DT__GPU_MAPS = 91, DT__GPU_MAPPED = 3,
-       DT__GPU_DYNAMIC = 8 };
+enum { DT__GPU_NO_MEMORY = 2, DT__GPU_MAJOR = 75, DT__GPU_MINOR = 76, DT__GPU_PROCESSORS = 16, DT__GPU_MAPS = 91,
+       DT__GPU_MAPPED = 3, DT__GPU_DYNAMIC = 8 };
 /* X(name, arguments); handles are void *. */
 #define DT__DRIVER(X) \
     X(cuInit, (unsigned)) X(cuDeviceGetCount, (int *)) X(cuDeviceGet, (int *, int)) \
@@ -9894,13 +9938,15 @@ static dt_result dt__cuda_compile(const dt__code *code, const char *out)
 /* ---- CUDA: the device ----
  * Tensors have the GPU's addresses. All work is queued on one stream; a download waits for it. */
 
-#define DT__BODY_NAME(body) {body, #body "_launch", 0},
-#define DT__BODY_ITEM(body) {body, #body "_launch", 1},
+#define DT__BODY_WARP(body)  {body, #body "_launch", 128, 32},
+#define DT__BODY_ITEM(body)  {body, #body "_launch", 128, 1},
+#define DT__BODY_BLOCK(body) {body, #body "_launch", 512, 512},
 static const struct dt__body {
     dt__some_fn body;
     const char *name;
-    int item; /* a thread for each item */
-} dt__bodies[] = {DT__BODIES(DT__BODY_NAME, DT__BODY_ITEM)};
+    int threads, each; /* of a block; that work on a run of items */
+} dt__bodies[] = {DT__BODIES(DT__BODY_WARP, DT__BODY_ITEM, DT__BODY_BLOCK)
+                      {dt__some_embed_grad, "dt__some_embed_grad_launch", 256, 0}};
 enum { DT__BODY_COUNT = (int)(sizeof dt__bodies / sizeof *dt__bodies) };
 
 static const char *const dt__tiles[] = {"dt__gemm_800", "dt__gemm_801", "dt__gemm_810", "dt__gemm_811", "dt__gemm_400",
@@ -9908,7 +9954,8 @@ static const char *const dt__tiles[] = {"dt__gemm_800", "dt__gemm_801", "dt__gem
                                         "dt__attention_128", "dt__attention_dq_64", "dt__attention_dq_128",
                                         "dt__attention_dkv_64", "dt__attention_dkv_128"};
 enum { DT__TILES = (int)(sizeof dt__tiles / sizeof *dt__tiles) };
-enum { DT__GPU_TILES = 4 * (4 * 64 * 68 + 3 * 64) }; /* bytes of shared memory of attention */
+/* Bytes of shared memory: of a tile, and of attention. */
+enum { DT__GPU_TILE = 4 * 64 * 68, DT__GPU_TILES = 4 * DT__GPU_TILE + 4 * 3 * 64 };
 
 /* A block of memory: the address that tensors carry, and the host's. They are one for pinned memory. */
 typedef struct dt__gpu_block {
@@ -9927,7 +9974,7 @@ typedef struct dt__cuda {
     dt__device is;   /* first */
     dt__kernels k, run; /* the host's with this device; what functions of ops call while they run on the device */
     dt__driver f;
-    int gpu, arch;
+    int gpu, arch, processors;
     void *context, *stream, *module, *body[DT__BODY_COUNT], *verb, *tile[DT__TILES];
     char name[64];
     pthread_mutex_t lock;
@@ -10075,13 +10122,14 @@ static void dt__gpu_gemm(dt_pool *pool, const dt__gemm *g)
 {
     dt__cuda *d = dt__gpu;
     dt__gemm_args a = DT__ZERO;
-    int small = dt__ceil_div(g->m, 128) * dt__ceil_div(g->n, 128) < 132, side = small ? 64 : 128;
+    int small = dt__ceil_div(g->m, 128) * dt__ceil_div(g->n, 128) < d->processors, side = small ? 64 : 128;
     (void)pool;
     a.g = *g;
     if (!g->ars && !g->acs) a.g.a = (const float *)(uintptr_t)d->one; /* ones, for sums of columns */
     if (g->m > 0 && g->n > 0)
         dt__gpu_go(d, d->tile[4 * small + 2 * (g->acs == 1) + (g->brs == 1)], &a,
-                   dt__ceil_div(g->m, side) * dt__ceil_div(g->n, side), 1, 1, 256, 0, "in a product");
+                   dt__ceil_div(g->m, side) * dt__ceil_div(g->n, side), 1, 1, 256, DT__GPU_TILE * (small ? 2 : 4),
+                   "in a product");
 }
 static void dt__gpu_attention(dt_pool *pool, const dt__attention *attention)
 {
@@ -10191,7 +10239,8 @@ static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__s
     dt__gpu_graph g = dt__gpu_graph_of(d, c->g);
     dt__launch a = DT__ZERO;
     int i = 0;
-    int64_t id = c->n - c->g->nodes, per;
+    int64_t id = c->n - c->g->nodes, x, y = 1;
+    const struct dt__body *b;
     while (i < DT__BODY_COUNT && dt__bodies[i].body != body) i++;
     DT_ASSERT(i < DT__BODY_COUNT);
     if (!g.at || i == DT__BODY_COUNT) return;
@@ -10201,10 +10250,11 @@ static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__s
     if (id > 0 && id < c->g->count) a.n.table = g.nodes[id].table;
     if (c->n->op == DT__OP_DROPOUT && !c->env->inference)
         a.env.rng = dt__gpu_streams(d, c->env->rng, c->g->samples);
-    a.total = total, a.piece = dt__bodies[i].item ? 1 : grain == 4096 ? 256 : grain == 64 ? 32 : 1;
-    per = dt__bodies[i].item ? 128 : 4;
-    dt__gpu_go(d, d->body[i], &a, dt__ceil_div(dt__ceil_div(total, a.piece), per), 1, 1, 128, 0,
-               dt__op_of(c->n->op)->name);
+    b = &dt__bodies[i];
+    a.total = total, a.piece = b->each == 1 ? 1 : grain == 4096 ? 256 : grain == 64 ? 32 : 1;
+    if (b->each) x = dt__ceil_div(dt__ceil_div(total, a.piece), b->threads / b->each);
+    else x = dt__min(d->processors, dt__ceil_div(dt__rows(c->n), 8)), y = dt__ceil_div(total, 128); /* of a table */
+    dt__gpu_go(d, d->body[i], &a, x, y, 1, b->threads, 0, dt__op_of(c->n->op)->name);
 }
 
 static int dt__gpu_supports(const dt__call *c)
@@ -10258,7 +10308,7 @@ static dt_result dt__gpu_load(dt__cuda *d)
             failed = d->f.cuModuleGetFunction(&d->body[i], d->module, dt__bodies[i].name);
         for (int i = 0; i < DT__TILES && !failed; i++) {
             failed = d->f.cuModuleGetFunction(&d->tile[i], d->module, dt__tiles[i]);
-            if (!failed && i >= 8) failed = d->f.cuFuncSetAttribute(d->tile[i], DT__GPU_DYNAMIC, DT__GPU_TILES);
+            if (!failed) failed = d->f.cuFuncSetAttribute(d->tile[i], DT__GPU_DYNAMIC, DT__GPU_TILES);
         }
         if (!failed) failed = d->f.cuModuleGetFunction(&d->verb, d->module, "dt__verb_launch");
         if (!failed) failed = d->f.cuMemAlloc_v2(&d->one, 4);
@@ -10289,6 +10339,7 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
         if (!failed && !r) failed = d->f.cuDeviceGetName(d->name, (int)sizeof d->name, d->gpu);
         if (!failed && !r) failed = d->f.cuDeviceGetAttribute(&major, DT__GPU_MAJOR, d->gpu);
         if (!failed && !r) failed = d->f.cuDeviceGetAttribute(&minor, DT__GPU_MINOR, d->gpu);
+        if (!failed && !r) failed = d->f.cuDeviceGetAttribute(&d->processors, DT__GPU_PROCESSORS, d->gpu);
         if (!failed && !r) failed = d->f.cuDeviceGetAttribute(&maps, DT__GPU_MAPS, d->gpu);
         if (!failed && !r) failed = d->f.cuDevicePrimaryCtxRetain(&d->context, d->gpu);
         if (!failed && !r) failed = d->f.cuCtxSetCurrent(d->context);

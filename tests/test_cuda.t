@@ -31,8 +31,24 @@ SKIP: {
     my ($options) = slurp("$root/dtrain.h") =~ /const char \*options\[\] = \{code->flags, (.*?)\};/s; # of dt__cuda_compile
     $options =~ s/[",\n]+/ /g;
     for my $arch (@archs) {
-        my ($status, $said, $error) = run(600, "./cuda_compile $nvrtc $text --gpu-architecture=$arch $options");
+        my ($status, $said, $error) = run(600, "./cuda_compile $nvrtc $text - --gpu-architecture=$arch $options");
         is("$status $said$error", "0 compiled without a warning\n", "NVRTC compiles it for $arch");
+    }
+}
+
+# Registers: no kernel of products and attention spills.
+SKIP: {
+    my ($ptxas) = grep { -x } glob('/usr/local/cuda*/bin/ptxas');
+    skip 'registers are counted with --full, by ptxas', 1 unless full() && $nvrtc && $ptxas;
+    my ($options) = slurp("$root/dtrain.h") =~ /const char \*options\[\] = \{code->flags, (.*?)\};/s;
+    $options =~ s/[",\n]+/ /g;
+    for my $arch (qw(80 90a 100)) {
+        run(600, "./cuda_compile $nvrtc $text text.ptx --gpu-architecture=compute_$arch $options");
+        my (undef, undef, $said) = run(600, "$ptxas -v -arch=sm_$arch text.ptx -o text.cubin");
+        my %kernel = map { /^'(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers/s ? ($1 => [$2, $3]) : () } split /Compiling entry function /, $said;
+        my @hot = grep { /^dt__(?:gemm|attention)_/ } sort keys %kernel;
+        note("sm_$arch: " . join ', ', map { "$_ $kernel{$_}[1]" } @hot);
+        is(@hot . ' ' . join(' ', grep { $kernel{$_}[0] } @hot), '14 ', "sm_$arch: no spills in products and attention");
     }
 }
 
