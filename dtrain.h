@@ -4734,7 +4734,7 @@ typedef struct dt__device {
 
 static dt_result dt__device_result(const dt__kernels *k)
 {
-    return k->device && k->device->failed ? dt__error(k->device->failed, "%s", k->device->why) : DT_OK;
+    return k && k->device && k->device->failed ? dt__error(k->device->failed, "%s", k->device->why) : DT_OK;
 }
 /* n words of tensor memory, at the host's address of them. */
 static float *dt__download(const dt__kernels *k, const void *mem, int64_t n)
@@ -10373,14 +10373,14 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
 /* Puts a device under the kernels, as layout.device says. `why` (size bytes) gets the reason when AUTO finds no GPU. */
 static dt_result dt__choose_device(const dt__kernels **k, const char *device, int local_rank, char *why, size_t size)
 {
-    int wanted = device && !strncmp(device, "cuda", 4), gpu = -1;
+    int wanted = device && !strncmp(device, "cuda", 4);
     char *end = NULL;
-    if (wanted && device[4] == ':' && device[5] >= '0' && device[5] <= '9') gpu = (int)strtol(device + 5, &end, 10);
+    long gpu = wanted && device[4] == ':' && device[5] >= '0' && device[5] <= '9' ? strtol(device + 5, &end, 10) : -1;
     if (wanted ? device[4] && (!end || *end) : device && strcmp(device, "cpu") && strcmp(device, "auto"))
         return dt__misuse("--device %s: it is auto, cpu, cuda or cuda:N", device);
     if ((device && !strcmp(device, "cpu")) || (*k)->device) return DT_OK;
 #if defined(DT_CUDA) && defined(__ELF__)
-    if (!dt__gpu_open(k, gpu, local_rank)) return DT_OK;
+    if (!dt__gpu_open(k, (int)dt__min(gpu, INT32_MAX), local_rank)) return DT_OK;
     if (wanted) return dt__thread.code;
     snprintf(why, size, "%s", dt_last_error());
     return DT_OK;
@@ -20337,6 +20337,29 @@ static void dt__layout_close(dt_plan *plan)
     dt__free(plan->replica_parts);
 }
 
+static dt_result dt__check_source(const dt_recipe *r)
+{
+    const dt_source *s = r->source;
+    const int64_t most = (int64_t)1 << 60, widest = (int64_t)1 << 30;
+    if (r->data && r->data[0]) return dt__misuse("the recipe has files (%s) and a source: give one of them", r->data);
+    if (!s->fetch) return dt__misuse("the source has no fetch: set the function that writes a sample");
+    if (s->samples[DT_TRAIN] < 1 || s->samples[DT_VALIDATION] < 0 || s->samples[DT_TRAIN] > most ||
+        s->samples[DT_VALIDATION] > most)
+        return dt__misuse("the source has %jd training and %jd validation samples: it needs 1 or more, and 0 or more",
+                          s->samples[DT_TRAIN], s->samples[DT_VALIDATION]);
+    if (s->inputs < 1 || s->targets < 1 || s->inputs > widest || s->targets > widest)
+        return dt__misuse("a sample of the source has %jd inputs and %jd targets: each must be 1 to 2^30", s->inputs,
+                          s->targets);
+    if ((s->input_type != DT_F32 && s->input_type != DT_I32) || (s->target_type != DT_F32 && s->target_type != DT_I32))
+        return dt__misuse("the source's types are DT_F32 or DT_I32: dt_cast in a segment makes others");
+    if (r->tokenizer && (s->input_type != DT_I32 || s->target_type != DT_I32))
+        return dt__misuse("a source of numbers has no text: leave --tokenizer %s out", r->tokenizer);
+    if (!r->model.segments && r->model.vocabulary < 1 && !r->tokenizer)
+        return dt__misuse("a source does not say how many token ids there are: set model.vocabulary, or name its "
+                          "tokenizer");
+    return DT_OK;
+}
+
 DT_API dt_result dt_plan_open(dt_plan **plan, const dt_recipe *recipe, const dt_layout *layout, int ranks, int rank)
 {
     if (dt__refused("plan! recipe layout", plan, recipe, layout)) return DT_E_USAGE;
@@ -20351,6 +20374,7 @@ DT_API dt_result dt_plan_open(dt_plan **plan, const dt_recipe *recipe, const dt_
         r = dt__misuse("a plan of a model without data needs the number of its token ids: set --vocabulary");
     if (!r) r = dt__layout_begin(p);
     p->net.source = p->recipe->source;
+    if (!r && p->net.source) r = dt__check_source(p->recipe);
     if (!r) r = dt__layout_net(p, k);
     if (!r) r = dt__layout_end(p);
     if (r) dt_plan_close(plan);
@@ -22564,29 +22588,6 @@ DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
 }
 
 /* ---- checks: one sentence each, before anything is opened ---- */
-
-static dt_result dt__check_source(const dt_recipe *r)
-{
-    const dt_source *s = r->source;
-    const int64_t most = (int64_t)1 << 60, widest = (int64_t)1 << 30;
-    if (r->data && r->data[0]) return dt__misuse("the recipe has files (%s) and a source: give one of them", r->data);
-    if (!s->fetch) return dt__misuse("the source has no fetch: set the function that writes a sample");
-    if (s->samples[DT_TRAIN] < 1 || s->samples[DT_VALIDATION] < 0 || s->samples[DT_TRAIN] > most ||
-        s->samples[DT_VALIDATION] > most)
-        return dt__misuse("the source has %jd training and %jd validation samples: it needs 1 or more, and 0 or more",
-                          s->samples[DT_TRAIN], s->samples[DT_VALIDATION]);
-    if (s->inputs < 1 || s->targets < 1 || s->inputs > widest || s->targets > widest)
-        return dt__misuse("a sample of the source has %jd inputs and %jd targets: each must be 1 to 2^30", s->inputs,
-                          s->targets);
-    if ((s->input_type != DT_F32 && s->input_type != DT_I32) || (s->target_type != DT_F32 && s->target_type != DT_I32))
-        return dt__misuse("the source's types are DT_F32 or DT_I32: dt_cast in a segment makes others");
-    if (r->tokenizer && (s->input_type != DT_I32 || s->target_type != DT_I32))
-        return dt__misuse("a source of numbers has no text: leave --tokenizer %s out", r->tokenizer);
-    if (!r->model.segments && r->model.vocabulary < 1 && !r->tokenizer)
-        return dt__misuse("a source does not say how many token ids there are: set model.vocabulary, or name its "
-                          "tokenizer");
-    return DT_OK;
-}
 
 /* The command of a mirror, after the name of the place; NULL: the mirror is a directory. */
 static const char *dt__mirror_line(const dt_checkpoints *c)
