@@ -6723,7 +6723,7 @@ DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_
 }
 
 /* The product of inputs `first` and first + 1. A matrix serves the batch as one tall product; else one per entry. A
- * weight's gradient may be a sum in row slices of k (R2, R7); columns that pad a vocabulary are no terms of a sum. */
+ * weight's gradient may be a sum in row slices of k (R2, R7); columns that pad a vocabulary are not terms of a sum. */
 static void dt__run_product(const dt__call *c, int first)
 {
     dt_shape sa = dt__in(c, first)->shape, sb = dt__in(c, first + 1)->shape, lead = c->n->shape;

@@ -58,6 +58,7 @@ static dt_result train(const dt_recipe *recipe, const dt_layout *layout)
     dt_trainer *t = NULL;
     dt_result r = dt_trainer_open(&t, recipe, layout);
     while (!r && info.step < recipe->steps) r = dt_trainer_step(t, &info); /* one step of the optimizer */
+    if (!r && dt_trainer_is_root(t) && !*dt_trainer_hash(t)) r = DT_E_SYSTEM; /* the state cannot be read */
     if (!r && dt_trainer_is_root(t)) {
         printf("sha256 %s\n", dt_trainer_hash(t));
         printf("ok: %lld steps, loss %.3f nats per token\n", (long long)info.step, (double)info.loss);
