@@ -470,7 +470,7 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
 /* One rank's part of a training run, for one thread at a time. Rank 0 prints unless output.quiet; nothing else does. */
 typedef struct dt_trainer dt_trainer;
 /* Collective over dt_launch's ranks. Checks recipe and layout, opens the data, allocates all memory, draws the
- * parameters. Recipe, data, model and layout must be the same on all ranks, but for threads, quiet, metrics and
+ * parameters. Recipe, data, model and layout must be the same on all ranks, but for threads, device, quiet, metrics and
  * offload_rate: else all return DT_E_USAGE with what differs. Structs are copied; strings, segments must outlive *t. */
 DT_API dt_result dt_trainer_open(dt_trainer **t, const dt_recipe *recipe, const dt_layout *layout);
 DT_API void dt_trainer_close(dt_trainer **t);

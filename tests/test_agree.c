@@ -200,7 +200,7 @@ static int options(int rank, const char *help, int *wrong)
         if (!on || strncmp(line, "  --", 4)) continue;
         sscanf(line + 2, "%39s", name);
         if (line[3 + strlen(name)] > ' ') sscanf(line + 3 + strlen(name), "%39s", argument);
-        if (!strcmp(name, "--model") || !strcmp(name, "--data") || !strcmp(name, "--offload-rate")) continue; /* --model sets the sizes; the rate is a rank's own */
+        if (!strcmp(name, "--model") || !strcmp(name, "--data") || !strcmp(name, "--device") || !strcmp(name, "--offload-rate")) continue; /* --model sets the sizes; device and rate are a rank's own */
         rest = strchr(line + 2, ' ') ? line + 27 : line;
         if (!strcmp(argument, "KIND") || (*argument && strchr(rest, ':') && strcspn(rest, ",") < strcspn(rest, " ")))
             sscanf(strchr(rest, ',') + 1, "%39[^:]", value); /* all of its words but the first */

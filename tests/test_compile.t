@@ -48,6 +48,7 @@ my %switches = (
     'DT_ASSERT' => '-include assert.h -D_GNU_SOURCE -D"DT_ASSERT(x)=assert(x)"',
     'DT_NO_THREADS' => '-DDT_NO_THREADS',
     'DT_DEBUG' => '-DDT_DEBUG',
+    'DT_CUDA' => '-DDT_CUDA',
     'DT_COMM_ONLY' => '-DDT_COMM_ONLY',
     'DT_COMPILER' => '-DDT_COMPILER',
 );
