@@ -116,7 +116,7 @@
  *     H4  kernels (dt__kernels): products, attention      H13 transports and collectives
  *     H5  devices (dt__device), verbs, self-check         H14 checkpoints
  *     H6  tensors, graph, ops (dt__push, dt__run_)        H15 mesh, layout, plans, engine
- *     H7  gradients, FLOPs, plans (dt__segment_open)      H16 trainer, launcher, restarts
+ *     H7  gradients, plans of segments, CUDA (dt__gpu_)   H16 trainer, launcher, restarts
  *     H8  models, the network (dt__net)
  *     H9  compiler: passes, fusion (dt__pass_)
  *
@@ -150,8 +150,8 @@
  *     R18  16-bit precision rounds at fixed places of the graph. Sums, master weights, their gradients stay fp32.
  *     R19  Fast numerics may change the order of sums in 16-bit products, in one way per kind of processor.
  *
- * LIMITS. CPU only; sums in fp32 only, also of 16-bit operands (recipe.precision). Below trainer and launcher nothing
- * prints, exits or aborts. What neither a training run nor a program's own loop uses is a program in examples/. */
+ * LIMITS. GPUs were emulated only; sums in fp32 only, also of 16-bit operands (recipe.precision). Below trainer and
+ * launcher nothing prints, exits or aborts. What neither a run nor a program's own loop uses is in examples/. */
 #ifndef DT__ISA
 #ifndef DTRAIN_H
 #define DTRAIN_H
