@@ -575,7 +575,11 @@ int main(int argc, char **argv)
         dt_comm *c = NULL;
         float sums[2] = {0.0f, 0.0f};
         if (dt_comm_open(&c, &argc, &argv)) return dt_fail("ranks");
-        if (!strcmp(argv[1], "busy")) return busy(c);
+        if (!strcmp(argv[1], "busy")) {
+            int status = busy(c);
+            dt_comm_close(&c);
+            return status;
+        }
         if (beside(c, sums)) return dt_fail("beside");
         argc = sums[0] != (dt_comm_rank(c) % 2 ? 6.0f : 4.0f) || sums[1] != (dt_comm_rank(c) < 2 ? 3.0f : 7.0f);
         dt_comm_close(&c);
