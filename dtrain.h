@@ -9238,7 +9238,7 @@ DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b) { return a.v > b.v ? a.v : b.v; 
 DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return a.v < b.v ? a.v : b.v; }
 #define DT__WHERE(condition, a, b) ((condition).v ? (a) : (b))
 /* An array of one vector holds a thread's own lane. */
-#define DT__LANES (1 / 1)
+#define DT__LANES 1
 DT__INLINE dt__vf dt__l_load(const float *p) { return p[0]; }
 DT__INLINE void dt__l_store(float *p, dt__vf x, int64_t n) { if (DT__LANE < n) p[0] = x.v; }
 static float dt__fold_sum_cuda(const float *lane)
@@ -9265,7 +9265,7 @@ static void dt__copy(float *to, const float *from, int64_t n)
 }
 #endif /* 1 */
 
-#ifdef DT__ON_DEVICE /* 2: vectors of 16 and 8 bits, maps, dropout */
+#ifdef DT__ON_DEVICE /* 2: functions of doubles, operands of maps */
 #define DT__BY_DOUBLE(name, expression) \
     static dt__vf name(dt__vf u) \
     { \
@@ -9847,16 +9847,16 @@ static void dt__cuda_print(dt__text *text)
 }
 /* ---- CUDA: the driver and its compiler ----
  * Both are loaded when a layout asks for a GPU, so a program that has this code runs without them. The few types and
- * numbers are declared here; tests/test_cuda.t compares them with the real headers. */
+ * numbers are declared here; tests/cuda_text.c compares them with the real headers. */
 typedef unsigned long long dt__gpu_address;
 enum { DT__GPU_NO_MEMORY = 2, DT__GPU_MAJOR = 75, DT__GPU_MINOR = 76, DT__GPU_PROCESSORS = 16, DT__GPU_MAPS = 91,
-       DT__GPU_MAPPED = 3, DT__GPU_DYNAMIC = 8 };
+       DT__GPU_MAPPED = 3, DT__GPU_DYNAMIC = 8, DT__GPU_UNTIED = 1 }; /* untied to the default stream */
 /* X(name, arguments); handles are void *. */
 #define DT__DRIVER(X) \
     X(cuInit, (unsigned)) X(cuDeviceGetCount, (int *)) X(cuDeviceGet, (int *, int)) \
     X(cuDeviceGetName, (char *, int, int)) X(cuDeviceGetAttribute, (int *, int, int)) \
     X(cuDevicePrimaryCtxRetain, (void **, int)) X(cuDevicePrimaryCtxRelease_v2, (int)) X(cuCtxSetCurrent, (void *)) \
-    X(cuMemGetInfo_v2, (size_t *, size_t *)) X(cuMemAlloc_v2, (dt__gpu_address *, size_t)) \
+    X(cuMemAlloc_v2, (dt__gpu_address *, size_t)) \
     X(cuMemFree_v2, (dt__gpu_address)) X(cuMemHostRegister_v2, (void *, size_t, unsigned)) \
     X(cuMemHostUnregister, (void *)) X(cuMemcpyHtoDAsync_v2, (dt__gpu_address, const void *, size_t, void *)) \
     X(cuMemcpyDtoHAsync_v2, (void *, dt__gpu_address, size_t, void *)) \
@@ -9869,7 +9869,6 @@ enum { DT__GPU_NO_MEMORY = 2, DT__GPU_MAJOR = 75, DT__GPU_MINOR = 76, DT__GPU_PR
                        void **)) \
     X(cuGetErrorString, (int, const char **))
 #define DT__NVRTC(X) \
-    X(nvrtcVersion, (int *, int *)) \
     X(nvrtcCreateProgram, (void **, const char *, const char *, int, const char *const *, const char *const *)) \
     X(nvrtcCompileProgram, (void *, int, const char *const *)) X(nvrtcGetCUBINSize, (void *, size_t *)) \
     X(nvrtcGetCUBIN, (void *, char *)) X(nvrtcGetProgramLogSize, (void *, size_t *)) \
@@ -9914,21 +9913,20 @@ static dt_result dt__cuda_compile(const dt__code *code, const char *out)
     void *program = NULL;
     size_t bytes = 0;
     char *data = NULL;
-    int failed;
+    int failed, lost; /* the compilation; what it made, or said */
     dt_result r = dt__library_load("DT_NVRTC_LIBRARY", files, "NVRTC, the compiler of CUDA (libnvrtc),", names,
                                    (int)(sizeof names / sizeof *names), &f);
     if (r) return r;
     if (f.nvrtcCreateProgram(&program, code->text, "dtrain.cu", 0, NULL, NULL))
         return dt__error(DT_E_SYSTEM, "NVRTC cannot begin. Look at the memory that is left");
     failed = f.nvrtcCompileProgram(program, (int)(sizeof options / sizeof *options), options);
-    if (failed) f.nvrtcGetProgramLogSize(program, &bytes);
-    else f.nvrtcGetCUBINSize(program, &bytes);
-    data = (char *)dt__alloc((int64_t)bytes + 1, "the GPU's code");
+    lost = failed ? f.nvrtcGetProgramLogSize(program, &bytes) : f.nvrtcGetCUBINSize(program, &bytes);
+    data = (char *)dt__alloc(lost ? 1 : (int64_t)bytes + 1, "the GPU's code");
     if (!data) r = DT_E_MEMORY;
-    else if (failed) f.nvrtcGetProgramLog(program, data);
-    else f.nvrtcGetCUBIN(program, data);
-    if (!r && failed)
-        r = dt__error(DT_E_SYSTEM, "NVRTC refuses the GPU's code (%s): %.600s", code->flags, data);
+    else if (!lost) lost = failed ? f.nvrtcGetProgramLog(program, data) : f.nvrtcGetCUBIN(program, data);
+    if (!r && (failed || lost))
+        r = dt__error(DT_E_SYSTEM, "NVRTC refuses the GPU's code (%s): %.600s. Install the newest CUDA that the driver "
+                      "takes, or choose --device cpu", code->flags, data);
     if (!r) r = dt__file_put(out, data, (int64_t)bytes);
     f.nvrtcDestroyProgram(&program);
     dt__free(data);
@@ -9948,6 +9946,13 @@ static const struct dt__body {
 } dt__bodies[] = {DT__BODIES(DT__BODY_WARP, DT__BODY_ITEM, DT__BODY_BLOCK)
                       {dt__some_embed_grad, "dt__some_embed_grad_launch", 256, 0}};
 enum { DT__BODY_COUNT = (int)(sizeof dt__bodies / sizeof *dt__bodies) };
+/* The number of a function of ops; DT__BODY_COUNT: the device's text lacks it. */
+static int dt__body_of(dt__some_fn body)
+{
+    int i = 0;
+    while (i < DT__BODY_COUNT && dt__bodies[i].body != body) i++;
+    return i;
+}
 
 static const char *const dt__tiles[] = {"dt__gemm_800", "dt__gemm_801", "dt__gemm_810", "dt__gemm_811", "dt__gemm_400",
                                         "dt__gemm_401", "dt__gemm_410", "dt__gemm_411", "dt__attention_64",
@@ -9992,7 +9997,7 @@ static int dt__gpu_failed(dt__cuda *d, int code, const char *doing)
     const char *detail = NULL;
     if (!code || d->is.failed) return d->is.failed != DT_OK;
     d->f.cuGetErrorString(code, &detail);
-    DT__PRINT(d->is.why, "the GPU failed %s: %.200s (%d). %s", doing, detail ? detail : "unknown error", code,
+    DT__PRINT(d->is.why, "the GPU failed in %s: %.200s (%d). %s", doing, detail ? detail : "unknown error", code,
               code == DT__GPU_NO_MEMORY ? "Use a smaller model, micro-batch or sequence, or more ranks"
                                         : "Run nvidia-smi: if the GPU is lost or other programs fail on it, reset it");
     d->is.failed = code == DT__GPU_NO_MEMORY ? DT_E_MEMORY : DT_E_SYSTEM;
@@ -10002,14 +10007,14 @@ static int dt__gpu_failed(dt__cuda *d, int code, const char *doing)
 static int dt__gpu_enter(dt__cuda *d)
 {
     if (d->is.failed) return 0;
-    if (dt__gpu != d && dt__gpu_failed(d, d->f.cuCtxSetCurrent(d->context), "as a thread took its context")) return 0;
+    if (dt__gpu != d && dt__gpu_failed(d, d->f.cuCtxSetCurrent(d->context), "a change of threads")) return 0;
     dt__gpu = d;
     return 1;
 }
 static void dt__gpu_wait(dt__device *is)
 {
     dt__cuda *d = (dt__cuda *)(void *)is;
-    if (dt__gpu_enter(d)) (void)dt__gpu_failed(d, d->f.cuStreamSynchronize(d->stream), "in a kernel or a copy");
+    if (dt__gpu_enter(d)) (void)dt__gpu_failed(d, d->f.cuStreamSynchronize(d->stream), "a kernel or a copy");
 }
 
 /* The block that holds an address of tensors, or of the host; bytes 0: none does. */
@@ -10046,10 +10051,11 @@ static void *dt__gpu_attach(dt__device *is, int kind, void *host, int64_t bytes)
                                 "blocks of the GPU's memory");
     if (room) d->block[d->blocks++] = b;
     pthread_mutex_unlock(&d->lock);
+    if (!room && at) (void)d->f.cuMemFree_v2(at);
     if (code == DT__GPU_NO_MEMORY)
         dt__error(DT_E_MEMORY, "the GPU has no %.1f MB left for this rank: use a smaller model, micro-batch or "
                   "sequence, --recompute, or more ranks", (double)bytes / 1e6);
-    else if (code && dt__gpu_failed(d, code, "as memory was taken")) dt__error(d->is.failed, "%s", d->is.why);
+    else if (code && dt__gpu_failed(d, code, "taking memory")) dt__error(d->is.failed, "%s", d->is.why);
     return room ? b.mem : NULL;
 }
 static void dt__gpu_detach(dt__device *is, void *mem)
@@ -10075,7 +10081,7 @@ static float *dt__gpu_download(dt__device *is, const void *mem, int64_t n)
     if (!n || !b.bytes) return (float *)(void *)host;
     if (b.mem != b.host && dt__gpu_enter(d))
         (void)dt__gpu_failed(d, d->f.cuMemcpyDtoHAsync_v2(host, dt__gpu_at(mem), 4 * (size_t)n, d->stream),
-                             "in a copy to the host");
+                             "a copy to the host");
     dt__gpu_wait(is);
     return (float *)(void *)host;
 }
@@ -10086,11 +10092,11 @@ static float *dt__gpu_upload(dt__device *is, const void *host, int64_t n)
     char *mem = b.bytes ? b.mem + ((const char *)host - b.host) : (char *)(uintptr_t)host;
     if (n && mem != host && dt__gpu_enter(d))
         (void)dt__gpu_failed(d, d->f.cuMemcpyHtoDAsync_v2(dt__gpu_at(mem), host, 4 * (size_t)n, d->stream),
-                             "in a copy from the host");
+                             "a copy from the host");
     return (float *)(void *)mem;
 }
 
-/* Queues a kernel whose one argument is a struct: `blocks` x y blocks of `threads` threads. */
+/* Queues a kernel, whose one argument is a struct: x y z blocks of `threads` threads, with `shared` bytes more each. */
 static void dt__gpu_go(dt__cuda *d, void *kernel, void *arguments, int64_t x, int64_t y, int64_t z, int threads,
                        int shared, const char *doing)
 {
@@ -10114,7 +10120,7 @@ static dt__rng *dt__gpu_streams(dt__cuda *d, const dt__rng *rng, int64_t samples
         if (!(code = d->f.cuMemAlloc_v2(&d->rng, (size_t)bytes))) d->rng_bytes = bytes;
     }
     if (!code) code = d->f.cuMemcpyHtoDAsync_v2(d->rng, rng, (size_t)bytes, d->stream);
-    return dt__gpu_failed(d, code, "as random streams came") ? NULL : (dt__rng *)(uintptr_t)d->rng;
+    return dt__gpu_failed(d, code, "copying random streams") ? NULL : (dt__rng *)(uintptr_t)d->rng;
 }
 
 /* Products, by tiles of 128 x 128 where these fill the multiprocessors of a large GPU, else of 64 x 64. */
@@ -10129,7 +10135,7 @@ static void dt__gpu_gemm(dt_pool *pool, const dt__gemm *g)
     if (g->m > 0 && g->n > 0)
         dt__gpu_go(d, d->tile[4 * small + 2 * (g->acs == 1) + (g->brs == 1)], &a,
                    dt__ceil_div(g->m, side) * dt__ceil_div(g->n, side), 1, 1, 256, DT__GPU_TILE * (small ? 2 : 4),
-                   "in a product");
+                   "a product");
 }
 static void dt__gpu_attention(dt_pool *pool, const dt__attention *attention)
 {
@@ -10140,9 +10146,9 @@ static void dt__gpu_attention(dt_pool *pool, const dt__attention *attention)
     (void)pool;
     if (a.drop_threshold && !(a.rng = dt__gpu_streams(d, a.rng, a.b))) return;
     dt__gpu_go(d, d->tile[8 + 2 * back + wide], &a, a.b * a.h, dt__ceil_div(a.t, 64), z, 256, DT__GPU_TILES,
-               "in attention");
+               "attention");
     if (back) dt__gpu_go(d, d->tile[12 + wide], &a, a.b * a.hk, dt__ceil_div(a.s, 64), z, 256, DT__GPU_TILES,
-                         "in attention");
+                         "attention");
 }
 
 /* Copies n floats between the GPU's memory and the host's, or inside of one. */
@@ -10155,7 +10161,7 @@ static void dt__gpu_copy(dt__cuda *d, float *to, const float *from, int64_t n)
     if (write && read) code = d->f.cuMemcpyDtoDAsync_v2(dt__gpu_at(to), dt__gpu_at(from), bytes, d->stream);
     else if (write) code = d->f.cuMemcpyHtoDAsync_v2(dt__gpu_at(to), from, bytes, d->stream);
     else if (read) code = d->f.cuMemcpyDtoHAsync_v2(to, dt__gpu_at(from), bytes, d->stream);
-    (void)dt__gpu_failed(d, code, "in a copy");
+    (void)dt__gpu_failed(d, code, "a copy");
     if (!write) dt__gpu_wait(&d->is);
     if (!write && !read && to != from) memmove(to, from, bytes);
 }
@@ -10174,7 +10180,8 @@ static void dt__gpu_verb(dt__device *is, dt_pool *pool, const dt__verb *v)
         DT_ASSERT(!v->from || dt__gpu_sees(d, v->from));
         a.v = *v, a.v.k = NULL;
         if (v->u) a.u = *v->u;
-        dt__gpu_go(d, d->verb, &a, dt__ceil_div(dt__ceil_div(v->n, DT__BLOCK), 4), 1, 1, 128, 0, "in a verb");
+        dt__gpu_go(d, d->verb, &a, dt__ceil_div(dt__ceil_div(v->n, DT__BLOCK), 4), 1, 1, 128, 0,
+                   "a pass over an array");
     }
 }
 
@@ -10216,13 +10223,13 @@ static dt__gpu_graph dt__gpu_graph_of(dt__cuda *d, const dt_graph *g)
         if (!image || !found.nodes ||
             !dt__reserve((void **)&d->graph, d->graphs, &d->graphs_room, d->graphs + 1, (int64_t)sizeof found,
                          "graphs of the GPU") ||
-            dt__gpu_failed(d, d->f.cuMemAlloc_v2(&found.at, (size_t)bytes), "as a graph came"))
+            dt__gpu_failed(d, d->f.cuMemAlloc_v2(&found.at, (size_t)bytes), "copying a graph"))
             found.at = 0;
         else {
             int code;
             (void)dt__gpu_image(g, image, found.at, found.nodes);
             code = d->f.cuMemcpyHtoDAsync_v2(found.at, image, (size_t)bytes, d->stream);
-            (void)dt__gpu_failed(d, code ? code : d->f.cuStreamSynchronize(d->stream), "as a graph came");
+            (void)dt__gpu_failed(d, code ? code : d->f.cuStreamSynchronize(d->stream), "copying a graph");
             d->graph[d->graphs++] = found;
         }
         if (!found.at) dt__free(found.nodes);
@@ -10238,19 +10245,17 @@ static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__s
     dt__cuda *d = (dt__cuda *)(void *)c->env->k->device;
     dt__gpu_graph g = dt__gpu_graph_of(d, c->g);
     dt__launch a = DT__ZERO;
-    int i = 0;
+    int i = dt__body_of(body);
     int64_t id = c->n - c->g->nodes, x, y = 1;
-    const struct dt__body *b;
-    while (i < DT__BODY_COUNT && dt__bodies[i].body != body) i++;
-    DT_ASSERT(i < DT__BODY_COUNT);
-    if (!g.at || i == DT__BODY_COUNT) return;
+    const struct dt__body *b = &dt__bodies[i];
+    DT_ASSERT(i < DT__BODY_COUNT); /* dt__gpu_supports */
+    if (!g.at) return;
     a.c = *c, a.n = *c->n, a.env = *c->env;
     a.c.g = (const dt_graph *)(uintptr_t)g.at, a.c.n = NULL, a.c.env = NULL;
     if (c->strided) a.strided = *c->strided;
     if (id > 0 && id < c->g->count) a.n.table = g.nodes[id].table;
     if (c->n->op == DT__OP_DROPOUT && !c->env->inference)
         a.env.rng = dt__gpu_streams(d, c->env->rng, c->g->samples);
-    b = &dt__bodies[i];
     a.total = total, a.piece = b->each == 1 ? 1 : grain == 4096 ? 256 : grain == 64 ? 32 : 1;
     if (b->each) x = dt__ceil_div(dt__ceil_div(total, a.piece), b->threads / b->each);
     else x = dt__min(d->processors, dt__ceil_div(dt__rows(c->n), 8)), y = dt__ceil_div(total, 128); /* of a table */
@@ -10261,6 +10266,7 @@ static int dt__gpu_supports(const dt__call *c)
 {
     int op = c->n->op, domain = dt__op_of(op)->domain;
     if (domain == DT__OVER_ATTENTION) return !c->g->context_shards;
+    if (dt__op_of(op)->some && dt__body_of(dt__op_of(op)->some) == DT__BODY_COUNT) return 0;
     if (c->env->dot && dt__op_of(op)->class_of == DT__CLASS_GEMM) return 0; /* fast numerics */
     return domain != DT__OVER_HOST && !(op == DT__OP_COMBINE && c->n->i[0]) &&
            !(op == DT__OP_CROSS_ENTROPY && c->n->i[3] * c->n->i[1] < c->n->i[0]);
@@ -10286,6 +10292,7 @@ static void dt__gpu_close(dt__device *is)
     if (d->stream) (void)d->f.cuStreamDestroy_v2(d->stream);
     if (d->module) (void)d->f.cuModuleUnload(d->module);
     if (d->context) (void)d->f.cuDevicePrimaryCtxRelease_v2(d->gpu);
+    if (dt__gpu == d) dt__gpu = NULL;
     dt__free(d);
 }
 
@@ -10303,7 +10310,9 @@ static dt_result dt__gpu_load(dt__cuda *d)
     code.text = text.at, code.by = "nvrtc", code.flags = flags, code.suffix = "cubin", code.build = dt__cuda_compile;
     r = text.failed ? DT_E_MEMORY : dt__code_get(&code, path, sizeof path, &built);
     if (!r) r = dt__file_get(path, 1 << 28, &data, &bytes);
-    if (!r && !dt__gpu_failed(d, d->f.cuModuleLoadData(&d->module, data), "as its code was loaded")) {
+    if (!r) failed = d->f.cuModuleLoadData(&d->module, data);
+    if (!r && failed) unlink(path); /* the next start compiles it again */
+    if (!r && !dt__gpu_failed(d, failed, "loading its code")) {
         for (int i = 0; i < DT__BODY_COUNT && !failed; i++)
             failed = d->f.cuModuleGetFunction(&d->body[i], d->module, dt__bodies[i].name);
         for (int i = 0; i < DT__TILES && !failed; i++) {
@@ -10313,7 +10322,7 @@ static dt_result dt__gpu_load(dt__cuda *d)
         if (!failed) failed = d->f.cuModuleGetFunction(&d->verb, d->module, "dt__verb_launch");
         if (!failed) failed = d->f.cuMemAlloc_v2(&d->one, 4);
         if (!failed) failed = d->f.cuMemsetD32Async(d->one, 0x3f800000, 1, d->stream);
-        (void)dt__gpu_failed(d, failed, "as its kernels were looked up");
+        (void)dt__gpu_failed(d, failed, "finding its kernels");
     }
     dt__free(text.at);
     dt__free(data);
@@ -10343,8 +10352,8 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
         if (!failed && !r) failed = d->f.cuDeviceGetAttribute(&maps, DT__GPU_MAPS, d->gpu);
         if (!failed && !r) failed = d->f.cuDevicePrimaryCtxRetain(&d->context, d->gpu);
         if (!failed && !r) failed = d->f.cuCtxSetCurrent(d->context);
-        if (!failed && !r) failed = d->f.cuStreamCreate(&d->stream, 1);
-        if (!r && dt__gpu_failed(d, failed, "as it was opened")) r = dt__error(d->is.failed, "%s", d->is.why);
+        if (!failed && !r) failed = d->f.cuStreamCreate(&d->stream, DT__GPU_UNTIED);
+        if (!r && dt__gpu_failed(d, failed, "its opening")) r = dt__error(d->is.failed, "%s", d->is.why);
     }
     d->arch = 10 * major + minor;
     if (!r && d->arch < 80)
