@@ -107,6 +107,22 @@ for my $layout (full() ? @layouts : ('--model nano', drawn(4, @layouts[1 .. $#la
     unlike("$out$error", qr/stand-in: .*not/, '  and nothing is left behind');
 }
 
+# Text, validation, and checkpoints of either kind that go from the CPU to the GPU and back.
+my $six = "./train --data $data --model nano --layers 1 --batch 4 --data-shards 2 --sequence 32 --threads 1 --steps 6 --warmup 1";
+my %said = map { $_ => join('', grep { !m{tokens/s|computes|GEMM} } split /^/, (run(300, "$there $six --sample-length 24 --sample-every 3 --eval-every 3 --device $_"))[1]) } qw(cpu cuda);
+ok($said{cpu} eq $said{cuda} && $said{cpu} =~ /validation loss.*sample at step 6/s, 'text is drawn and validation computed as on the CPU') or diag("$said{cpu}\n$said{cuda}");
+for my $kind (drawn(1, 'sharded', 'full')) {
+    my ($last, @hash);
+    for (['cpu', 0], ['cuda', 2], ['cpu', 4]) { # a copy of the step that the one before has saved
+        my ($where, $step) = @$_;
+        my $folder = sprintf '%s-%d', $kind, $step;
+        run(10, sprintf 'mkdir %s && cp -r %s/step-%09d %s', $folder, $last, $step, $folder) if $last;
+        push @hash, hash((run(300, "$there $six --validation 0 --sample-length 0 --checkpoint $folder --checkpoint-kind $kind --checkpoint-every 2 --keep 0 --device $where"))[1]);
+        $last = $folder;
+    }
+    is("@hash[1, 2]", "$hash[0] $hash[0]", "a $kind checkpoint goes to the GPU and back");
+}
+
 # A failure at a call: a sentence, no hang, nothing left.
 my $short = '--model nano --layers 1 --steps 1 --warmup 0 --device cuda';
 my (undef, $fine, $said) = train("$there STAND_IN_SAY=1", $short);
