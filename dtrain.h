@@ -2771,12 +2771,13 @@ typedef struct dt__gemm {
     int accumulate;    /* 0: chains start from +0 and C is not read; 1: they go on from C */
     const float *bias; /* (n) or NULL: added after the chain, rounded once more */
     int round;         /* 0, or the dt_dtype that B's elements are rounded to */
-    int dot;           /* R19: the dt__dot_kind whose sums of pairs replace the chain; A and B hold numbers of bf16 */
+    int dot;           /* R19: the dt__dot_kind whose sums replace the chain; A and B hold numbers of its format */
 } dt__gemm;
 
-/* 16-bit products that a processor has: none, dot products of pairs (AVX512-BF16), or tiles of them (AMX). */
-enum { DT__DOT_NONE, DT__DOT_PAIRS, DT__DOT_AMX };
-static const char *const dt__dot_names[] = {"by fp32 chains, as in exact numerics", "by AVX512-BF16", "by AMX"};
+/* 16-bit products that a processor has: none, dot products of pairs (AVX512-BF16), or tiles of them (AMX); a GPU's. */
+enum { DT__DOT_NONE, DT__DOT_PAIRS, DT__DOT_AMX, DT__DOT_TF32, DT__DOT_BF16, DT__DOT_FP16 };
+static const char *const dt__dot_names[] = {"by fp32 chains, as in exact numerics", "by AVX512-BF16", "by AMX",
+                                            "by cuBLASLt in tf32", "by cuBLASLt in bf16", "by cuBLASLt in fp16"};
 
 typedef uint32_t dt__word __attribute__((may_alias)); /* the bits of a number */
 
@@ -4725,6 +4726,7 @@ typedef struct dt__device {
     void (*run)(const struct dt__call *c);
     void (*split)(const struct dt__call *c, int64_t total, int64_t grain, /* dt__split in run */
                   void (*body)(const struct dt__call *c, int64_t begin, int64_t end));
+    int (*dot)(struct dt__device *d, int precision); /* NULL, or the dt__dot_kind of fast numerics */
     void (*wait)(struct dt__device *d); /* until all that was begun is done */
     void (*close)(struct dt__device *d);
     dt_result failed;                   /* the first error, after which nothing runs */
@@ -5140,7 +5142,7 @@ typedef struct dt__env {
     int64_t position; /* position of the first token; 0 except in decode graphs */
     float unit_share; /* 1 / units of work of the step: the weight of a unit's auxiliary losses */
     float loss_scale; /* the factor of all seeds of backward */
-    int dot;          /* R19: the dt__dot_kind of products of bf16 */
+    int dot;          /* R19: the dt__dot_kind of products of the recipe's format */
     double *by_op;    /* NULL, or gets the seconds of each kind of op; groups are the last kind */
     float *logits;    /* of the host: gets the first logit_rows rows of logits that are made a block at a time (H9) */
     int64_t logit_rows;
@@ -6298,7 +6300,8 @@ static int dt__in_format(const dt_graph *g, int32_t id)
     while (n->op != DT__OP_CAST && n->inputs == 1 && n->op != DT__OP_AUX && n->op != DT__OP_COMBINE &&
            (dt__op_of(n->op)->class_of == DT__CLASS_MOVE || dt__is_alias(n->op)))
         n = &g->nodes[n->in[0]];
-    return n->op == DT__OP_CAST && n->dtype == DT_F32 && g->nodes[n->in[0]].dtype == g->precision;
+    return !g->precision ||
+           (n->op == DT__OP_CAST && n->dtype == DT_F32 && g->nodes[n->in[0]].dtype == g->precision);
 }
 /* x rounded to the graph's format, by one cast for all its readers. Products round the weights that they read. */
 static dt_tensor dt__narrow(dt_graph *g, dt_tensor x)
@@ -9142,6 +9145,13 @@ typedef struct dt__verb_args {
     dt__verb v;
     dt__update u;
 } dt__verb_args;
+/* x (rows,cols), row stride ld, rounded to the 16-bit dt_dtype `to`. */
+typedef struct dt__round_args {
+    const float *x;
+    uint16_t *out;
+    int64_t rows, cols, ld, out_ld;
+    int to;
+} dt__round_args;
 
 #ifdef DT__ON_DEVICE /* 1: the primitives of a warp */
 #define DT__W 32
@@ -9732,6 +9742,15 @@ DT__KERNEL(dt__verb_launch, dt__verb_args, 128)
     v.u = &a.u;
     if (DT__WARP * DT__VERB_RUN < v.n) dt__verb_task(&v, DT__WARP, NULL);
 }
+/* A warp rounds 256 elements of a row. */
+DT__KERNEL(dt__round_launch, dt__round_args, 256)
+{
+    const int64_t runs = dt__ceil_div(a.cols, 256), row = DT__WARP / runs, begin = DT__WARP % runs * 256;
+    dt__vf x[8];
+    if (row >= a.rows) return;
+    DT__EACH(e, 8) x[e] = dt__v_loadn(a.x + row * a.ld + begin + 32 * e, a.cols - begin - 32 * e);
+    DT__EACH(e, 8) dt__v_to_cuda(a.to, a.out + row * a.out_ld + begin + 32 * e, x[e], a.cols - begin - 32 * e);
+}
 /* dt__some_embed_grad: a warp adds to the rows own, own + warps, .., of the table, in token order. blockIdx.y counts
  * strips of 128 columns. The sum at work, of the row `last`, is in registers. */
 DT__KERNEL(dt__some_embed_grad_launch, dt__launch, 256)
@@ -9833,7 +9852,7 @@ static void dt__cuda_print(dt__text *text)
         size_t size;
     } shared[] = {{"dt_graph", sizeof(dt_graph)}, {"dt__param", sizeof(dt__param)}, {"dt__launch", sizeof(dt__launch)},
                   {"dt__gemm_args", sizeof(dt__gemm_args)}, {"dt__attention", sizeof(dt__attention)},
-                  {"dt__verb_args", sizeof(dt__verb_args)}};
+                  {"dt__verb_args", sizeof(dt__verb_args)}, {"dt__round_args", sizeof(dt__round_args)}};
     dt__text_add(text, "#define DT__ON_DEVICE 1\n#define DT__SKIP(...)\n");
     for (size_t i = 0; i < sizeof dt__cuda_parts / sizeof *dt__cuda_parts; i++) {
         const char *begin = dt__cuda_parts[i][0], *end = dt__cuda_parts[i][1];
@@ -9873,6 +9892,28 @@ enum { DT__GPU_NO_MEMORY = 2, DT__GPU_MAJOR = 75, DT__GPU_MINOR = 76, DT__GPU_PR
     X(nvrtcCompileProgram, (void *, int, const char *const *)) X(nvrtcGetCUBINSize, (void *, size_t *)) \
     X(nvrtcGetCUBIN, (void *, char *)) X(nvrtcGetProgramLogSize, (void *, size_t *)) \
     X(nvrtcGetProgramLog, (void *, char *)) X(nvrtcDestroyProgram, (void **))
+/* cuBLASLt: types of data, of sums; attributes of a product, of the choice of its kernel. */
+enum { DT__LT_F32 = 0, DT__LT_F16 = 2, DT__LT_BF16 = 14, DT__LT_SUM = 68, DT__LT_SUM_TF32 = 77, DT__LT_TRANSPOSE = 3,
+       DT__LT_EPILOGUE = 7, DT__LT_BIAS = 8, DT__LT_ADD_BIAS = 4, DT__LT_WORKSPACE = 1, DT__LT_ALIGNMENT = 5,
+       DT__LT_ROOM = 32 << 20 };
+typedef struct dt__lt_choice {
+    uint64_t kernel[8];
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+} dt__lt_choice;
+#define DT__CUBLAS(X) \
+    X(cublasLtCreate, (void **)) X(cublasLtDestroy, (void *)) X(cublasLtMatmulDescCreate, (void **, int, int)) \
+    X(cublasLtMatmulDescDestroy, (void *)) X(cublasLtMatmulDescSetAttribute, (void *, int, const void *, size_t)) \
+    X(cublasLtMatrixLayoutCreate, (void **, int, uint64_t, uint64_t, int64_t)) \
+    X(cublasLtMatrixLayoutDestroy, (void *)) X(cublasLtMatmulPreferenceCreate, (void **)) \
+    X(cublasLtMatmulPreferenceDestroy, (void *)) \
+    X(cublasLtMatmulPreferenceSetAttribute, (void *, int, const void *, size_t)) \
+    X(cublasLtMatmulAlgoGetHeuristic, (void *, void *, void *, void *, void *, void *, void *, int, dt__lt_choice *, \
+                                       int *)) \
+    X(cublasLtMatmul, (void *, void *, const float *, const void *, void *, const void *, void *, const float *, \
+                       const void *, void *, void *, void *, const uint64_t *, void *, size_t, void *))
 #define DT__CALL_FIELD(name, arguments) int(*name) arguments;
 #define DT__CALL_NAME(name, arguments)  #name,
 typedef struct dt__driver {
@@ -9881,6 +9922,9 @@ typedef struct dt__driver {
 typedef struct dt__nvrtc {
     DT__NVRTC(DT__CALL_FIELD)
 } dt__nvrtc;
+typedef struct dt__cublas {
+    DT__CUBLAS(DT__CALL_FIELD)
+} dt__cublas;
 
 /* Fills a struct of function pointers, called names[0], .. [count - 1], from the first of the libraries there. */
 static dt_result dt__library_load(const char *variable, const char *const *files, const char *what,
@@ -9975,12 +10019,26 @@ typedef struct dt__gpu_graph {
     dt__node *nodes;
 } dt__gpu_graph;
 
+/* The copy of an operand in 16 bits, in `room` bytes. writes: dt__cuda.writes when it was made. */
+typedef struct dt__rounded {
+    dt__round_args of;
+    dt__gpu_address at;
+    int64_t room, writes;
+} dt__rounded;
+/* A product as cuBLASLt knows it: of B, A and C, since its matrices have columns where ours have rows. */
+typedef struct dt__product {
+    int64_t key[8]; /* m, n, k, strides of B, A and C, dt__gpu_fast's `how`, alignment */
+    void *is, *layout[3];
+    dt__lt_choice by;
+    int found; /* 0: cuBLASLt has no kernel for it */
+} dt__product;
+
 typedef struct dt__cuda {
     dt__device is;   /* first */
     dt__kernels k, run; /* the host's with this device; what functions of ops call while they run on the device */
     dt__driver f;
     int gpu, arch, processors;
-    void *context, *stream, *module, *body[DT__BODY_COUNT], *verb, *tile[DT__TILES];
+    void *context, *stream, *module, *body[DT__BODY_COUNT], *verb, *round, *tile[DT__TILES];
     char name[64];
     pthread_mutex_t lock;
     dt__gpu_block *block;
@@ -9988,6 +10046,13 @@ typedef struct dt__cuda {
     int64_t blocks, blocks_room, graphs, graphs_room;
     dt__gpu_address one, rng; /* 1.0f; the random streams of samples */
     int64_t rng_bytes;
+    dt__cublas lt;
+    void *lt_handle;
+    dt__gpu_address lt_room;
+    dt__product *product;
+    dt__rounded side[2], *weight;
+    int64_t products, products_room, weights, weights_room;
+    int64_t writes; /* of memory by passes over arrays, copies and uploads, after which weights may be others */
 } dt__cuda;
 static __thread dt__cuda *dt__gpu; /* whose context is this thread's */
 
@@ -10090,6 +10155,7 @@ static float *dt__gpu_upload(dt__device *is, const void *host, int64_t n)
     dt__cuda *d = (dt__cuda *)(void *)is;
     dt__gpu_block b = dt__gpu_find(d, host, 1);
     char *mem = b.bytes ? b.mem + ((const char *)host - b.host) : (char *)(uintptr_t)host;
+    DT__ADD(&d->writes, 1);
     if (n && mem != host && dt__gpu_enter(d))
         (void)dt__gpu_failed(d, d->f.cuMemcpyHtoDAsync_v2(dt__gpu_at(mem), host, 4 * (size_t)n, d->stream),
                              "a copy from the host");
@@ -10123,6 +10189,128 @@ static dt__rng *dt__gpu_streams(dt__cuda *d, const dt__rng *rng, int64_t samples
     return dt__gpu_failed(d, code, "copying random streams") ? NULL : (dt__rng *)(uintptr_t)d->rng;
 }
 
+/* ---- CUDA: products of fast numerics ----
+ * cuBLASLt multiplies, if it loads; what it has no kernel for, the exact tiles multiply (R19). */
+static void dt__gpu_lt_failed(dt__cuda *d, int status)
+{
+    if (!status || d->is.failed) return;
+    DT__PRINT(d->is.why, "cuBLASLt failed in a product (status %d). Install the newest cuBLAS that the driver takes, "
+              "or choose --numerics exact", status);
+    d->is.failed = DT_E_SYSTEM;
+}
+/* The dt__dot_kind of fast numerics, for which cuBLASLt is loaded; DT__DOT_NONE: dt_last_error says why. */
+static int dt__gpu_dot(dt__device *is, int precision)
+{
+    static const char *const files[] = {"libcublasLt.so.13", "libcublasLt.so.12", NULL};
+    static const char *const names[] = {DT__CUBLAS(DT__CALL_NAME)};
+    dt__cuda *d = (dt__cuda *)(void *)is;
+    int failed;
+    if (!dt__gpu_enter(d) || dt__library_load("DT_CUBLAS_LIBRARY", files, "cuBLASLt (libcublasLt)", names,
+                                              (int)(sizeof names / sizeof *names), &d->lt))
+        return DT__DOT_NONE;
+    failed = d->lt.cublasLtCreate(&d->lt_handle);
+    if (failed)
+        dt__error(DT_E_SYSTEM, "cuBLASLt cannot begin (status %d). Look at the memory that is left on the GPU", failed);
+    else (void)dt__gpu_failed(d, d->f.cuMemAlloc_v2(&d->lt_room, DT__LT_ROOM), "taking memory for products");
+    return failed ? DT__DOT_NONE : precision ? precision - DT_BF16 + DT__DOT_BF16 : DT__DOT_TF32;
+}
+
+/* The copy of operand 0 (B) or 1 (A) in 16 bits. A weight's is kept until something writes. */
+static const void *dt__gpu_rounded(dt__cuda *d, dt__round_args *a, int side, int weight)
+{
+    dt__rounded *o = NULL;
+    int64_t bytes = 2 * a->rows * a->out_ld, writes = DT__ADD(&d->writes, 0);
+    int fresh, code = 0;
+    for (int64_t i = 0; weight && i < d->weights && !o; i++)
+        if (!memcmp(&d->weight[i].of, a, sizeof *a)) o = &d->weight[i];
+    if (!o && weight && dt__reserve((void **)&d->weight, d->weights, &d->weights_room, d->weights + 1,
+                                    (int64_t)sizeof *o, "weights in 16 bits"))
+        o = (dt__rounded *)memset(&d->weight[d->weights++], 0, sizeof *o);
+    if (!o) o = &d->side[side];
+    fresh = weight && o->room && o->writes == writes;
+    o->of = *a, o->writes = writes;
+    if (o->room < bytes) {
+        dt__gpu_wait(&d->is);
+        if (o->room) (void)d->f.cuMemFree_v2(o->at);
+        o->room = (code = d->f.cuMemAlloc_v2(&o->at, (size_t)bytes)) ? 0 : bytes;
+    }
+    a->out = (uint16_t *)(uintptr_t)o->at;
+    if (!dt__gpu_failed(d, code, "taking memory for an operand") && !fresh)
+        dt__gpu_go(d, d->round, a, dt__ceil_div(a->rows * dt__ceil_div(a->cols, 256), 8), 1, 1, 256, 0,
+                   "rounding an operand");
+    return a->out;
+}
+
+/* The product of a key, which is new to cuBLASLt the first time. NULL after an error. */
+static const dt__product *dt__gpu_product(dt__cuda *d, const int64_t key[8], int type, const float *bias)
+{
+    const uint64_t m = (uint64_t)key[0], n = (uint64_t)key[1], k = (uint64_t)key[2], room = DT__LT_ROOM;
+    const int how = (int)key[6], turned[2] = {how & 1, how >> 1 & 1}, adds = DT__LT_ADD_BIAS;
+    const int in = type == DT_BF16 ? DT__LT_BF16 : type == DT_F16 ? DT__LT_F16 : DT__LT_F32;
+    const uint32_t alignment = (uint32_t)key[7];
+    dt__product *p;
+    void *wish = NULL;
+    int count = 0, failed;
+    for (p = d->product; p < d->product + d->products; p++)
+        if (!memcmp(p->key, key, sizeof p->key)) return p;
+    if (!dt__reserve((void **)&d->product, d->products, &d->products_room, d->products + 1, (int64_t)sizeof *p,
+                     "products")) return NULL;
+    p = (dt__product *)memset(&d->product[d->products++], 0, sizeof *p);
+    memcpy(p->key, key, sizeof p->key);
+    failed = d->lt.cublasLtMatmulDescCreate(&p->is, type ? DT__LT_SUM : DT__LT_SUM_TF32, DT__LT_F32);
+    for (int i = 0; i < 2 && !failed; i++)
+        failed = d->lt.cublasLtMatmulDescSetAttribute(p->is, DT__LT_TRANSPOSE + i, &turned[i], sizeof turned[i]);
+    if (bias && !failed) failed = d->lt.cublasLtMatmulDescSetAttribute(p->is, DT__LT_EPILOGUE, &adds, sizeof adds);
+    if (bias && !failed) failed = d->lt.cublasLtMatmulDescSetAttribute(p->is, DT__LT_BIAS, &bias, sizeof bias);
+    if (!failed)
+        failed = d->lt.cublasLtMatrixLayoutCreate(&p->layout[0], in, turned[0] ? k : n, turned[0] ? n : k, key[3]);
+    if (!failed)
+        failed = d->lt.cublasLtMatrixLayoutCreate(&p->layout[1], in, turned[1] ? m : k, turned[1] ? k : m, key[4]);
+    if (!failed) failed = d->lt.cublasLtMatrixLayoutCreate(&p->layout[2], DT__LT_F32, n, m, key[5]);
+    if (!failed) failed = d->lt.cublasLtMatmulPreferenceCreate(&wish);
+    if (!failed) failed = d->lt.cublasLtMatmulPreferenceSetAttribute(wish, DT__LT_WORKSPACE, &room, sizeof room);
+    for (int i = 0; i < 4 && !failed; i++)
+        failed = d->lt.cublasLtMatmulPreferenceSetAttribute(wish, DT__LT_ALIGNMENT + i, &alignment, sizeof alignment);
+    dt__gpu_lt_failed(d, failed);
+    if (!failed && !d->lt.cublasLtMatmulAlgoGetHeuristic(d->lt_handle, p->is, p->layout[0], p->layout[1], p->layout[2],
+                                                         p->layout[2], wish, 1, &p->by, &count))
+        p->found = count > 0 && !p->by.state;
+    if (wish) (void)d->lt.cublasLtMatmulPreferenceDestroy(wish);
+    return failed ? NULL : p;
+}
+
+/* Queues a product of fast numerics. 0: cuBLASLt does not have it. */
+static int dt__gpu_fast(dt__cuda *d, const dt__gemm *g)
+{
+    const float one = 1.0f, more = g->accumulate ? 1.0f : 0.0f;
+    const int type = g->dot > DT__DOT_TF32 ? g->dot - DT__DOT_BF16 + DT_BF16 : DT_F32;
+    const int turned[2] = {g->bcs != 1, g->acs != 1};
+    const int64_t outer[2] = {g->n, g->m}, along[2] = {turned[0] ? g->bcs : g->brs, turned[1] ? g->acs : g->ars};
+    int64_t key[8] = {g->m, g->n, g->k, 0, 0, g->ldc, 0, 0};
+    const void *at[2] = {g->b, g->a};
+    uintptr_t bits = (uintptr_t)g->c | 256;
+    const dt__product *p;
+    if (g->dot < DT__DOT_TF32 || g->m < 1 || g->n < 1 || g->k < 1) return 0;
+    for (int i = 0; i < 2; i++) {
+        dt__round_args a = DT__ZERO;
+        int first = turned[i] == i; /* k is the axis of rows: B as it is, or A turned */
+        a.x = (const float *)at[i], a.rows = first ? g->k : outer[i], a.cols = first ? outer[i] : g->k;
+        a.ld = dt__max(along[i], a.cols), a.out_ld = dt__round_up(a.cols, 8), a.to = type;
+        if (type) at[i] = dt__gpu_rounded(d, &a, i, !i && g->round);
+        key[3 + i] = type ? a.out_ld : a.ld, bits |= (uintptr_t)at[i];
+    }
+    key[6] = turned[0] | turned[1] << 1 | (g->bias != NULL) << 2 | type << 3, key[7] = (int64_t)(bits & (0 - bits));
+    p = dt__gpu_enter(d) ? dt__gpu_product(d, key, type, g->bias) : NULL;
+    if (p && !p->found) return 0;
+    if (p && g->bias)
+        dt__gpu_lt_failed(d, d->lt.cublasLtMatmulDescSetAttribute(p->is, DT__LT_BIAS, &g->bias, sizeof g->bias));
+    if (p && dt__gpu_enter(d))
+        dt__gpu_lt_failed(d, d->lt.cublasLtMatmul(d->lt_handle, p->is, &one, at[0], p->layout[0], at[1], p->layout[1],
+                                                  &more, g->c, p->layout[2], g->c, p->layout[2], p->by.kernel,
+                                                  (void *)(uintptr_t)d->lt_room, DT__LT_ROOM, d->stream));
+    return 1;
+}
+
 /* Products, by tiles of 128 x 128 where these fill the multiprocessors of a large GPU, else of 64 x 64. */
 static void dt__gpu_gemm(dt_pool *pool, const dt__gemm *g)
 {
@@ -10131,6 +10319,7 @@ static void dt__gpu_gemm(dt_pool *pool, const dt__gemm *g)
     int small = dt__ceil_div(g->m, 128) * dt__ceil_div(g->n, 128) < d->processors, side = small ? 64 : 128;
     (void)pool;
     a.g = *g;
+    if (dt__gpu_fast(d, g)) return;
     if (!g->ars && !g->acs) a.g.a = (const float *)(uintptr_t)d->one; /* ones, for sums of columns */
     if (g->m > 0 && g->n > 0)
         dt__gpu_go(d, d->tile[4 * small + 2 * (g->acs == 1) + (g->brs == 1)], &a,
@@ -10170,6 +10359,7 @@ static void dt__gpu_verb(dt__device *is, dt_pool *pool, const dt__verb *v)
 {
     dt__cuda *d = (dt__cuda *)(void *)is;
     dt__verb_args a = DT__ZERO;
+    DT__ADD(&d->writes, 1);
     if (v->kind == DT__VERB_COPY) dt__gpu_copy(d, v->to, v->from, v->n);
     else if (!dt__gpu_sees(d, v->to)) { /* of the host */
         dt__verb own = *v;
@@ -10267,7 +10457,6 @@ static int dt__gpu_supports(const dt__call *c)
     int op = c->n->op, domain = dt__op_of(op)->domain;
     if (domain == DT__OVER_ATTENTION) return !c->g->context_shards;
     if (dt__op_of(op)->some && dt__body_of(dt__op_of(op)->some) == DT__BODY_COUNT) return 0;
-    if (c->env->dot && dt__op_of(op)->class_of == DT__CLASS_GEMM) return 0; /* fast numerics */
     return domain != DT__OVER_HOST && !(op == DT__OP_COMBINE && c->n->i[0]) &&
            !(op == DT__OP_CROSS_ENTROPY && c->n->i[3] * c->n->i[1] < c->n->i[0]);
 }
@@ -10287,6 +10476,19 @@ static void dt__gpu_close(dt__device *is)
     for (int64_t i = 0; i < d->graphs; i++) (void)d->f.cuMemFree_v2(d->graph[i].at), dt__free(d->graph[i].nodes);
     if (d->rng) (void)d->f.cuMemFree_v2(d->rng);
     if (d->one) (void)d->f.cuMemFree_v2(d->one);
+    for (int64_t i = 0; i < d->products; i++) {
+        for (int k = 0; k < 3; k++)
+            if (d->product[i].layout[k]) (void)d->lt.cublasLtMatrixLayoutDestroy(d->product[i].layout[k]);
+        if (d->product[i].is) (void)d->lt.cublasLtMatmulDescDestroy(d->product[i].is);
+    }
+    for (int64_t i = -2; i < d->weights; i++) {
+        const dt__rounded *o = i < 0 ? &d->side[i + 2] : &d->weight[i];
+        if (o->room) (void)d->f.cuMemFree_v2(o->at);
+    }
+    if (d->lt_handle) (void)d->lt.cublasLtDestroy(d->lt_handle);
+    if (d->lt_room) (void)d->f.cuMemFree_v2(d->lt_room);
+    dt__free(d->product);
+    dt__free(d->weight);
     dt__free(d->graph);
     dt__free(d->block);
     if (d->stream) (void)d->f.cuStreamDestroy_v2(d->stream);
@@ -10320,6 +10522,7 @@ static dt_result dt__gpu_load(dt__cuda *d)
             if (!failed) failed = d->f.cuFuncSetAttribute(d->tile[i], DT__GPU_DYNAMIC, DT__GPU_TILES);
         }
         if (!failed) failed = d->f.cuModuleGetFunction(&d->verb, d->module, "dt__verb_launch");
+        if (!failed) failed = d->f.cuModuleGetFunction(&d->round, d->module, "dt__round_launch");
         if (!failed) failed = d->f.cuMemAlloc_v2(&d->one, 4);
         if (!failed) failed = d->f.cuMemsetD32Async(d->one, 0x3f800000, 1, d->stream);
         (void)dt__gpu_failed(d, failed, "finding its kernels");
@@ -10369,7 +10572,7 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
     d->is.name = d->name, d->is.attach = dt__gpu_attach, d->is.detach = dt__gpu_detach;
     d->is.download = dt__gpu_download, d->is.upload = dt__gpu_upload, d->is.verb = dt__gpu_verb;
     d->is.supports = dt__gpu_supports, d->is.run = dt__gpu_run, d->is.split = dt__gpu_split;
-    d->is.wait = dt__gpu_wait, d->is.close = dt__gpu_close;
+    d->is.dot = dt__gpu_dot, d->is.wait = dt__gpu_wait, d->is.close = dt__gpu_close;
     (void)pthread_mutex_init(&d->lock, NULL);
     d->k = d->run = **k;
     d->k.device = d->run.device = &d->is;
@@ -22470,7 +22673,7 @@ struct dt_trainer {
     dt_layout layout;
     char serves[PATH_MAX + 1]; /* only predicts, from this checkpoint or these published weights; "": it trains */
     dt_comm *comm;
-    char on_cpu[200]; /* why there is no GPU */
+    char on_cpu[200]; /* why there is no GPU, or no cuBLASLt */
     dt__queue alive;  /* shows that this rank lives */
     int64_t busy;    /* 1 + the job of `alive` that runs; 0: none */
     dt_pool *pool;
@@ -22930,14 +23133,22 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
 /* Chooses of 16-bit products what all ranks have (R19), and measures the GEMM rate of all ranks at the same time. */
 static dt_result dt__trainer_speed(dt_trainer *t)
 {
-    int fast = t->recipe.numerics == DT_FAST && t->e.p.net.precision == DT_BF16;
+    int fast = t->recipe.numerics == DT_FAST, precision = t->e.p.net.precision, kind = DT__DOT_NONE;
+    dt__device *device = t->e.k->device;
     double rate = 0.0, workers = (double)t->pool->workers, cores = dt__comm_cores(t->comm);
-    float kind = (float)(fast ? dt__dot_kind(t->e.k) : DT__DOT_NONE), sum;
-    dt_result r = dt_all_reduce(t->comm, &kind, 1, DT_MIN);
+    float ends[2], sum; /* the kinds of all ranks: least, and most (negated) */
+    dt_result r;
+    if (fast && device && device->dot) {
+        kind = device->dot(device, precision);
+        if (!kind) DT__PRINT(t->on_cpu, "%.180s", dt_last_error());
+    } else if (fast && precision == DT_BF16) kind = dt__dot_kind(t->e.k);
+    ends[0] = (float)kind, ends[1] = (float)-kind;
+    r = dt_all_reduce(t->comm, ends, 2, DT_MIN);
+    kind = -ends[1] >= (float)DT__DOT_TF32 && -ends[1] > ends[0] ? DT__DOT_NONE : (int)ends[0];
     if (!r) r = dt__gemm_rate(t->e.k, t->pool, &rate);
     sum = (float)rate;
     if (!r) r = dt_all_reduce(t->comm, &sum, 1, DT_SUM);
-    t->e.env.dot = (int)kind, t->peak_gflops = (double)sum;
+    t->e.env.dot = kind, t->peak_gflops = (double)sum;
     if (workers > cores) t->peak_gflops *= cores / workers; /* each was measured in its slices of time */
     return r;
 }
@@ -22994,6 +23205,7 @@ static void dt__trainer_banner(const dt_trainer *t)
                "%d), and --accumulation each for several micro-batches\n", p->shape.zero, r->data_shards, dp);
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     if (r->numerics == DT_FAST) printf("fast     products %s; every other sum is exact\n", dt__dot_names[t->e.env.dot]);
+    if (r->numerics == DT_FAST && t->e.k->device && t->on_cpu[0]) dt__tell("         %s\n", t->on_cpu);
     if (dt__mesh_crosses(&p->mesh, t->comm))
         printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
                "network. Keep --tp within a node (--order cluster), and use --pp or data parallelism across nodes.\n");

@@ -1,5 +1,6 @@
-/* Stands in for libcuda.so.1 and libnvrtc.so where there is no GPU: kernels are the printed device text, which is
- * compiled with this file and runs on the emulation (cuda_emulation.h). The device text is the file DT__TEXT:
+/* Stands in for libcuda.so.1, libnvrtc.so and libcublasLt.so where there is no GPU: kernels are the printed device text,
+ * which is compiled with this file and runs on the emulation (cuda_emulation.h); products are sums of doubles. The device
+ * text is the file DT__TEXT:
  *
  *     g++ -std=c++17 -O2 -ffp-contract=off -mfma -shared -fPIC -DDT__TEXT='"cuda.txt"' cuda_stand_in.cpp -o fast.so
  *     g++ -std=c++17 -O1 -g -ffp-contract=off -mfma -fsanitize=thread -fPIC -DDT__TEXT='"cuda.txt"' -c \
@@ -14,10 +15,12 @@
  *     STAND_IN_FAIL=n       the n-th call fails, STAND_IN_ERROR=code says how; an error of the device lasts
  *     STAND_IN_SAY=1        at exit: calls, launches, and what was not released; without it only if something was not
  *     STAND_IN_UNWRITTEN=1  kernels of a checked build may read device memory that nothing has written
+ *     STAND_IN_NO_KERNEL=1  cuBLASLt has no kernel for any product
  *
  * Where CUDA's headers are, the compiler compares the prototypes with them. */
 #include <algorithm>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -91,7 +94,7 @@ struct token { /* one record of an event */
     bool done;
     moment at;
 };
-enum kind { TO_DEVICE, TO_HOST, ON_DEVICE, SET, LAUNCH, RECORD, WAIT };
+enum kind { TO_DEVICE, TO_HOST, ON_DEVICE, SET, LAUNCH, PRODUCT, RECORD, WAIT };
 struct job {
     kind what;
     CUdeviceptr to, from;
@@ -102,6 +105,7 @@ struct job {
     std::string held; /* bytes of pageable memory, a kernel's argument */
     token *mark;
     moment at;
+    std::function<void()> multiply;
 };
 struct CUctx_st {
     int device, retained;
@@ -375,6 +379,7 @@ static void run(job &j, size_t stream)
     if (j.from) emulation::copied((const void *)j.from, j.bytes, false);
     if (j.to) emulation::copied((const void *)j.to, j.bytes, true);
     if (j.what == LAUNCH) emulation::launch(j.f, j.grid, j.threads, j.bytes, j.held.data());
+    if (j.what == PRODUCT) j.multiply();
     if (j.what == RECORD) j.mark->done = true;
     drop(j.mark);
 }
@@ -994,6 +999,182 @@ extern "C" const char *nvrtcGetErrorString(nvrtcResult code)
     }
 }
 
+/* ---- cuBLASLt: of its calls what a trainer uses ---- */
+
+enum { LT_INVALID = 7, LT_FAILED = 13, LT_NOT_SUPPORTED = 15, LT_CLASSES = 4 };
+struct lt_object { /* a handle, product, layout or wish for a kernel */
+    int kind, type, turned[2], epilogue, sum, alignment[4];
+    uint64_t rows, cols, room;
+    int64_t ld;
+    const void *bias;
+};
+struct lt_choice {
+    uint64_t kernel[8];
+    size_t workspace;
+    int state;
+    float waves;
+    int reserved[4];
+};
+static std::set<lt_object *> lt_objects;
+static const char *const lt_names[LT_CLASSES] = {"handle", "product", "layout", "preference"};
+
+static int lt_width(int type) { return type ? 2 : 4; }
+static lt_object *lt_at(void *p, int kind, const char *name)
+{
+    lt_object *o = (lt_object *)p;
+    if (!lt_objects.count(o) || o->kind != kind) misuse("%s: %p is not a %s of cuBLASLt", name, p, lt_names[kind]);
+    return o;
+}
+#define LT_CALL extern "C" int
+#define LT_OBJECT(name, Name, number, arguments, ...) \
+    LT_CALL name##Create arguments \
+    { \
+        ENTER(#name "Create", CONTEXT, (CUresult)3); \
+        lt_object o = {}; \
+        o.kind = number; \
+        __VA_ARGS__; \
+        lt_objects.insert((lt_object *)(*made = new lt_object(o))); \
+        return 0; \
+    } \
+    LT_CALL name##Destroy(void *p) \
+    { \
+        ENTER(#name "Destroy", RELEASE, (CUresult)LT_FAILED); \
+        lt_objects.erase(lt_at(p, number, #name "Destroy")), delete (lt_object *)p; \
+        return (int)entered.code; \
+    }
+LT_OBJECT(cublasLt, handle, 0, (void **made), )
+LT_OBJECT(cublasLtMatmulDesc, product, 1, (void **made, int sum, int scale),
+          if (scale || (sum != 68 && sum != 77)) misuse("cublasLtMatmulDescCreate: sums %d, scale %d", sum, scale);
+          o.sum = sum)
+LT_OBJECT(cublasLtMatrixLayout, layout, 2, (void **made, int type, uint64_t rows, uint64_t cols, int64_t ld),
+          if (type != 0 && type != 2 && type != 14) misuse("cublasLtMatrixLayoutCreate: type %d", type);
+          if (!rows || !cols || ld < (int64_t)rows)
+              misuse("cublasLtMatrixLayoutCreate: %llu rows, %llu columns, leading dimension %lld",
+                     (unsigned long long)rows, (unsigned long long)cols, (long long)ld);
+          o.type = type; o.rows = rows; o.cols = cols; o.ld = ld)
+LT_OBJECT(cublasLtMatmulPreference, preference, 3, (void **made), for (int &a : o.alignment) a = 256)
+
+LT_CALL cublasLtMatmulDescSetAttribute(void *p, int what, const void *value, size_t bytes)
+{
+    ENTER("cublasLtMatmulDescSetAttribute", CONTEXT, (CUresult)LT_INVALID);
+    lt_object *o = lt_at(p, 1, "cublasLtMatmulDescSetAttribute");
+    if ((what == 3 || what == 4) && bytes == 4) memcpy(&o->turned[what - 3], value, 4);
+    else if (what == 7 && bytes == 4) memcpy(&o->epilogue, value, 4);
+    else if (what == 8 && bytes == sizeof o->bias) memcpy(&o->bias, value, sizeof o->bias);
+    else return LT_INVALID;
+    return 0;
+}
+LT_CALL cublasLtMatmulPreferenceSetAttribute(void *p, int what, const void *value, size_t bytes)
+{
+    ENTER("cublasLtMatmulPreferenceSetAttribute", CONTEXT, (CUresult)LT_INVALID);
+    lt_object *o = lt_at(p, 3, "cublasLtMatmulPreferenceSetAttribute");
+    if (what == 1 && bytes == 8) memcpy(&o->room, value, 8);
+    else if (what >= 5 && what <= 8 && bytes == 4) memcpy(&o->alignment[what - 5], value, 4);
+    else return LT_INVALID;
+    return 0;
+}
+/* D (m,n) = A (m,k) B (k,n), in columns. The sizes must fit; returns k. */
+static uint64_t lt_fits(const lt_object *o, const lt_object *a, const lt_object *b, const lt_object *c,
+                        const lt_object *d, const char *name)
+{
+    const uint64_t m = o->turned[0] ? a->cols : a->rows, k = o->turned[0] ? a->rows : a->cols;
+    const uint64_t n = o->turned[1] ? b->rows : b->cols, deep = o->turned[1] ? b->cols : b->rows;
+    if (k != deep || c->rows != m || c->cols != n || d->rows != m || d->cols != n || c->type != d->type)
+        misuse("%s: (%llu,%llu) by (%llu,%llu) to (%llu,%llu)", name, (unsigned long long)m, (unsigned long long)k,
+               (unsigned long long)deep, (unsigned long long)n, (unsigned long long)d->rows,
+               (unsigned long long)d->cols);
+    if (a->type != b->type || (d->type && d->type != a->type) || (a->type ? o->sum != 68 : o->sum != 77))
+        misuse("%s: types %d and %d, sums %d, result %d", name, a->type, b->type, o->sum, d->type);
+    return k;
+}
+LT_CALL cublasLtMatmulAlgoGetHeuristic(void *handle, void *p, void *a, void *b, void *c, void *d, void *wish, int wanted,
+                                       lt_choice *choice, int *count)
+{
+    const char *name = "cublasLtMatmulAlgoGetHeuristic";
+    ENTER(name, CONTEXT, (CUresult)LT_NOT_SUPPORTED);
+    const lt_object *o = lt_at(p, 1, name), *x = lt_at(a, 2, name), *w = lt_at(wish, 3, name);
+    lt_at(handle, 0, name);
+    lt_fits(o, x, lt_at(b, 2, name), lt_at(c, 2, name), lt_at(d, 2, name), name);
+    memset(choice, 0, sizeof *choice), *count = 0;
+    if (wanted != 1) return LT_INVALID;
+    if (getenv("STAND_IN_NO_KERNEL")) return LT_NOT_SUPPORTED;
+    for (int i = 0; i < 4; i++) choice->kernel[i] = (uint64_t)w->alignment[i];
+    choice->kernel[4] = (uint64_t)(uintptr_t)p, choice->workspace = std::min<uint64_t>(w->room, 4096), *count = 1;
+    return 0;
+}
+
+static double lt_value(const void *at, int type, bool tf32)
+{
+    uint32_t bits = type ? *(const uint16_t *)at : *(const uint32_t *)at;
+    float x;
+    if (type == 2) {
+        const int e = bits >> 10 & 31, m = bits & 1023;
+        const double v = e == 31 ? m ? NAN : INFINITY : e ? ldexp(1024 + m, e - 25) : ldexp(m, -24);
+        return bits >> 15 ? -v : v;
+    }
+    if (type == 14) bits <<= 16;
+    if (tf32) bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+static void lt_put(void *at, int type, double value)
+{
+    float x = (float)value;
+    uint32_t bits;
+    if (type == 2) misuse("the stand-in has no results in fp16");
+    memcpy(&bits, &x, 4);
+    if (type) *(uint16_t *)at = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    else *(float *)at = x;
+}
+LT_CALL cublasLtMatmul(void *handle, void *p, const float *alpha, const void *a, void *la, const void *b, void *lb,
+                       const float *beta, const void *c, void *lc, void *d, void *ld, const uint64_t *kernel,
+                       void *workspace, size_t bytes, CUstream s)
+{
+    const char *name = "cublasLtMatmul";
+    ENTER(name, CONTEXT, (CUresult)LT_FAILED);
+    lt_at(handle, 0, name);
+    const lt_object o = *lt_at(p, 1, name), x = *lt_at(la, 2, name), y = *lt_at(lb, 2, name), z = *lt_at(lc, 2, name);
+    const uint64_t k = lt_fits(&o, &x, &y, &z, lt_at(ld, 2, name), name);
+    const float scale = *alpha, more = *beta;
+    const void *at[4] = {a, b, c, d};
+    if (c != d || la == NULL || kernel[4] != (uint64_t)(uintptr_t)p) misuse("%s: the kernel of another product", name);
+    for (int i = 0; i < 4; i++)
+        if ((uintptr_t)at[i] % kernel[i]) misuse("%s: operand %d is not aligned to %d bytes", name, i, (int)kernel[i]);
+    find((CUdeviceptr)workspace, bytes, name);
+    for (int i = 0; i < 3; i++) {
+        const lt_object &l = i == 0 ? x : i == 1 ? y : z;
+        find((CUdeviceptr)at[i], ((l.cols - 1) * (size_t)l.ld + l.rows) * (size_t)lt_width(l.type), name);
+    }
+    if (o.epilogue == 4) find((CUdeviceptr)o.bias, z.rows * (size_t)lt_width(z.type), name);
+    else if (o.epilogue) misuse("%s: epilogue %d", name, o.epilogue);
+    job j = {};
+    j.what = PRODUCT;
+    j.multiply = [=] {
+        for (int i = 0; i < 3; i++) {
+            const lt_object &l = i == 0 ? x : i == 1 ? y : z;
+            const size_t width = (size_t)lt_width(l.type);
+            for (uint64_t col = 0; col < l.cols; col++)
+                emulation::copied((const char *)at[i] + col * (size_t)l.ld * width, l.rows * width, i == 2);
+        }
+        const size_t wx = (size_t)lt_width(x.type), wz = (size_t)lt_width(z.type);
+        for (uint64_t col = 0; col < z.cols; col++)
+            for (uint64_t row = 0; row < z.rows; row++) {
+                double sum = 0.0;
+                char *to = (char *)d + (col * (size_t)z.ld + row) * wz;
+                for (uint64_t i = 0; i < k; i++)
+                    sum += lt_value((const char *)a + (o.turned[0] ? row * (size_t)x.ld + i : i * (size_t)x.ld + row) * wx,
+                                    x.type, o.sum == 77) *
+                           lt_value((const char *)b + (o.turned[1] ? i * (size_t)y.ld + col : col * (size_t)y.ld + i) * wx,
+                                    y.type, o.sum == 77);
+                sum *= scale;
+                if (more != 0.0f) sum += more * lt_value(to, z.type, false);
+                if (o.epilogue) sum += lt_value((const char *)o.bias + row * wz, z.type, false);
+                lt_put(to, z.type, sum);
+            }
+    };
+    return enqueue(stream_of(s, name), j);
+}
+
 /* ---- at exit ---- */
 
 static struct farewell {
@@ -1009,7 +1190,7 @@ static struct farewell {
         for (auto &c : contexts) kept += (size_t)c.retained, own += c.retained > 0;
         for (auto s : streams) queued += s->queue.size();
         const size_t left = allocations.size() + modules.size() + streams.size() - own + events.size() +
-                            registrations.size() + kept + programs.size() + queued;
+                            registrations.size() + kept + programs.size() + queued + lt_objects.size();
         if (!getenv("STAND_IN_SAY") && !left) return;
         fprintf(stderr,
                 "cuda stand-in: %ld calls, %ld launches; left: %zu allocations (%zu bytes), %zu modules, %zu streams, "
