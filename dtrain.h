@@ -4696,7 +4696,7 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
  * one address and nothing is copied; so it is on a device with memory that is not attached. */
 
 /* Who accesses memory: host code, kernels, or both at one address. */
-enum { DT__HOST, DT__DEVICE, DT__PINNED };
+enum { DT__HOST, DT__DEVICE, DT__PINNED, DT__STAGED }; /* staged: a device's, whose host memory copies read later */
 
 enum { DT__VERB_COPY, DT__VERB_FILL, DT__VERB_ADD, DT__VERB_SCALE, DT__VERB_SQUARES, DT__VERB_UPDATE };
 enum { DT__VERB_RUN = 65536 }; /* elements of a task */
@@ -4727,7 +4727,10 @@ typedef struct dt__device {
     void (*split)(const struct dt__call *c, int64_t total, int64_t grain, /* dt__split in run */
                   void (*body)(const struct dt__call *c, int64_t begin, int64_t end));
     int (*dot)(struct dt__device *d, int precision); /* NULL, or the dt__dot_kind of fast numerics */
-    void (*wait)(struct dt__device *d); /* until all that was begun is done */
+    /* Begins a copy, after what was begun before, beside what follows; returns its ticket, not 0. Then: what is begun
+     * from now on comes after the copy of a ticket. NULL: the device has no such copies. */
+    int64_t (*move)(struct dt__device *d, float *to, const float *from, int64_t n);
+    void (*moved)(struct dt__device *d, int64_t ticket);
     void (*close)(struct dt__device *d);
     dt_result failed;                   /* the first error, after which nothing runs */
     char why[512];
@@ -4752,6 +4755,7 @@ static float *dt__upload(const dt__kernels *k, const void *host, int64_t n)
 static float *dt__comm_in(const dt__kernels *k, const float *mem, int64_t n) { return dt__download(k, mem, n); }
 static void dt__comm_out(const dt__kernels *k, const float *mem, int64_t n) { dt__upload(k, dt__host(k, mem), n); }
 /* Tensor memory for `bytes` bytes of the host, or NULL after an error; then gives it up and returns the host's. */
+static int dt__moves(const dt__kernels *k) { return k->device && k->device->move; }
 static void *dt__mem_attach(const dt__kernels *k, int kind, void *host, int64_t bytes)
 {
     return k->device && host ? k->device->attach(k->device, kind, host, bytes) : host;
@@ -4761,6 +4765,11 @@ static void *dt__mem_detach(const dt__kernels *k, void *mem)
     void *host = mem ? dt__host(k, mem) : NULL;
     if (mem && k->device) k->device->detach(k->device, mem);
     return host;
+}
+/* Frees memory of the host, attached or not. */
+static void dt__mem_free(const dt__kernels *k, void *host)
+{
+    if (host) dt__free(dt__mem_detach(k, dt__upload(k, host, 0)));
 }
 
 static void dt__verb_task(void *context, int64_t task, void *scratch)
@@ -5953,8 +5962,7 @@ static int dt__indices_ok(dt_graph *g, const dt__node *n)
 /* The program reads and writes the values of its graph on the host; a device has memory beside them. */
 static void dt__let_go(dt_graph *g, int32_t id)
 {
-    float *data = g->nodes[id].data;
-    if (data) dt__free(dt__mem_detach(g->kernels, dt__upload(g->kernels, data, 0)));
+    dt__mem_free(g->kernels, g->nodes[id].data);
 }
 static int dt__hold(dt_graph *g, int32_t id)
 {
@@ -8976,6 +8984,7 @@ static void dt__segment_on_host(const dt__segment_plan *p, int32_t id, const dt_
     dt__bind host = *b;
     const dt__node *n = &p->g->nodes[id];
     k.device = NULL, own.k = &k, own.sliced = dt__host(env->k, env->sliced);
+    own.rng = (dt__rng *)(void *)dt__host(env->k, env->rng);
     for (int i = 0; i < DT__PLACES; i++) host.at[i] = dt__host(env->k, b->at[i]);
     host.params = dt__host(env->k, b->params), host.slots = dt__host(env->k, b->slots);
     host.slices = dt__host(env->k, b->slices);
@@ -9869,7 +9878,8 @@ static void dt__cuda_print(dt__text *text)
  * numbers are declared here; tests/cuda_text.c compares them with the real headers. */
 typedef unsigned long long dt__gpu_address;
 enum { DT__GPU_NO_MEMORY = 2, DT__GPU_MAJOR = 75, DT__GPU_MINOR = 76, DT__GPU_PROCESSORS = 16, DT__GPU_MAPS = 91,
-       DT__GPU_MAPPED = 3, DT__GPU_DYNAMIC = 8, DT__GPU_UNTIED = 1 }; /* untied to the default stream */
+       DT__GPU_MAPPED = 3, DT__GPU_DYNAMIC = 8, DT__GPU_UNTIED = 1, /* to the default stream */
+       DT__GPU_NO_TIMES = 2 };
 /* X(name, arguments); handles are void *. */
 #define DT__DRIVER(X) \
     X(cuInit, (unsigned)) X(cuDeviceGetCount, (int *)) X(cuDeviceGet, (int *, int)) \
@@ -9881,7 +9891,9 @@ enum { DT__GPU_NO_MEMORY = 2, DT__GPU_MAJOR = 75, DT__GPU_MINOR = 76, DT__GPU_PR
     X(cuMemcpyDtoHAsync_v2, (void *, dt__gpu_address, size_t, void *)) \
     X(cuMemcpyDtoDAsync_v2, (dt__gpu_address, dt__gpu_address, size_t, void *)) \
     X(cuMemsetD32Async, (dt__gpu_address, unsigned, size_t, void *)) X(cuStreamCreate, (void **, unsigned)) \
-    X(cuStreamDestroy_v2, (void *)) X(cuStreamSynchronize, (void *)) X(cuModuleLoadData, (void **, const void *)) \
+    X(cuStreamDestroy_v2, (void *)) X(cuStreamSynchronize, (void *)) X(cuStreamWaitEvent, (void *, void *, unsigned)) \
+    X(cuEventCreate, (void **, unsigned)) X(cuEventRecord, (void *, void *)) X(cuEventDestroy_v2, (void *)) \
+    X(cuModuleLoadData, (void **, const void *)) \
     X(cuModuleUnload, (void *)) X(cuModuleGetFunction, (void **, void *, const char *)) \
     X(cuFuncSetAttribute, (void *, int, int)) \
     X(cuLaunchKernel, (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, \
@@ -9978,7 +9990,9 @@ static dt_result dt__cuda_compile(const dt__code *code, const char *out)
 }
 
 /* ---- CUDA: the device ----
- * Tensors have the GPU's addresses. All work is queued on one stream; a download waits for it. */
+ * Tensors have the GPU's addresses. Work is queued on streams: ops and verbs, for which downloads wait; copies that
+ * overlap with them; communication. One waits for another by a mark, an event in its queue. */
+enum { DT__GPU_OPS, DT__GPU_COPIES, DT__GPU_COMM, DT__GPU_STREAMS, DT__GPU_MARKS = 32 };
 
 #define DT__BODY_WARP(body)  {body, #body "_launch", 128, 32},
 #define DT__BODY_ITEM(body)  {body, #body "_launch", 128, 1},
@@ -10010,6 +10024,7 @@ enum { DT__GPU_TILE = 4 * 64 * 68, DT__GPU_TILES = 4 * DT__GPU_TILE + 4 * 3 * 64
 typedef struct dt__gpu_block {
     char *mem, *host;
     int64_t bytes;
+    int kind;
 } dt__gpu_block;
 /* A graph on the GPU; its nodes as the host passes them, with tables that are on the GPU. */
 typedef struct dt__gpu_graph {
@@ -10038,14 +10053,14 @@ typedef struct dt__cuda {
     dt__kernels k, run; /* the host's with this device; what functions of ops call while they run on the device */
     dt__driver f;
     int gpu, arch, processors;
-    void *context, *stream, *module, *body[DT__BODY_COUNT], *verb, *round, *tile[DT__TILES];
+    void *context, *stream[DT__GPU_STREAMS], *mark[DT__GPU_STREAMS][DT__GPU_MARKS];
+    void *module, *body[DT__BODY_COUNT], *verb, *round, *tile[DT__TILES];
     char name[64];
     pthread_mutex_t lock;
     dt__gpu_block *block;
     dt__gpu_graph *graph;
-    int64_t blocks, blocks_room, graphs, graphs_room;
-    dt__gpu_address one, rng; /* 1.0f; the random streams of samples */
-    int64_t rng_bytes;
+    int64_t blocks, blocks_room, graphs, graphs_room, marks[DT__GPU_STREAMS];
+    dt__gpu_address one; /* 1.0f */
     dt__cublas lt;
     void *lt_handle;
     dt__gpu_address lt_room;
@@ -10076,11 +10091,36 @@ static int dt__gpu_enter(dt__cuda *d)
     dt__gpu = d;
     return 1;
 }
-static void dt__gpu_wait(dt__device *is)
+static void dt__gpu_wait(dt__cuda *d)
 {
-    dt__cuda *d = (dt__cuda *)(void *)is;
-    if (dt__gpu_enter(d)) (void)dt__gpu_failed(d, d->f.cuStreamSynchronize(d->stream), "a kernel or a copy");
+    if (dt__gpu_enter(d))
+        (void)dt__gpu_failed(d, d->f.cuStreamSynchronize(d->stream[DT__GPU_OPS]), "a kernel or a copy");
 }
+
+/* The number of a mark after all that a stream has queued by now. A later mark of the stream may take its event. */
+static int64_t dt__gpu_mark(dt__cuda *d, int stream)
+{
+    int64_t n;
+    int code = 0;
+    void **event;
+    pthread_mutex_lock(&d->lock);
+    n = d->marks[stream]++, event = &d->mark[stream][n % DT__GPU_MARKS];
+    if (dt__gpu_enter(d)) {
+        if (!*event) code = d->f.cuEventCreate(event, DT__GPU_NO_TIMES);
+        (void)dt__gpu_failed(d, code ? code : d->f.cuEventRecord(*event, d->stream[stream]), "an event");
+    }
+    pthread_mutex_unlock(&d->lock);
+    return n;
+}
+/* Lets what stream `to` queues from now on wait for a mark of stream `from`. */
+static void dt__gpu_await(dt__cuda *d, int to, int from, int64_t mark)
+{
+    if (dt__gpu_enter(d))
+        (void)dt__gpu_failed(d, d->f.cuStreamWaitEvent(d->stream[to], d->mark[from][mark % DT__GPU_MARKS], 0),
+                             "an event");
+}
+/* Likewise for all that `from` has queued by now. */
+static void dt__gpu_after(dt__cuda *d, int to, int from) { dt__gpu_await(d, to, from, dt__gpu_mark(d, from)); }
 
 /* The block that holds an address of tensors, or of the host; bytes 0: none does. */
 static dt__gpu_block dt__gpu_find(dt__cuda *d, const void *address, int host)
@@ -10098,25 +10138,30 @@ static dt__gpu_block dt__gpu_find(dt__cuda *d, const void *address, int host)
 static int dt__gpu_sees(dt__cuda *d, const void *address) { return dt__gpu_find(d, address, 0).bytes > 0; }
 static dt__gpu_address dt__gpu_at(const void *address) { return (dt__gpu_address)(uintptr_t)address; }
 
+static void dt__gpu_release(dt__cuda *d, const dt__gpu_block *b)
+{
+    if (b->mem != b->host) (void)d->f.cuMemFree_v2(dt__gpu_at(b->mem));
+    if (b->kind != DT__DEVICE) (void)d->f.cuMemHostUnregister(b->host);
+}
 static void *dt__gpu_attach(dt__device *is, int kind, void *host, int64_t bytes)
 {
     dt__cuda *d = (dt__cuda *)(void *)is;
     dt__gpu_block b = DT__ZERO;
     dt__gpu_address at = 0;
     int code = 0, room;
-    b.bytes = dt__round_up(dt__max(bytes, 4), 4), b.host = b.mem = (char *)host;
+    b.bytes = dt__round_up(dt__max(bytes, 4), 4), b.host = b.mem = (char *)host, b.kind = kind;
     if (!dt__gpu_enter(d)) return (void)dt__error(d->is.failed, "%s", d->is.why), (void *)NULL;
-    if (kind == DT__PINNED) code = d->f.cuMemHostRegister_v2(host, (size_t)b.bytes, DT__GPU_MAPPED);
-    else if (!(code = d->f.cuMemAlloc_v2(&at, (size_t)b.bytes))) {
+    if (kind != DT__DEVICE) code = d->f.cuMemHostRegister_v2(host, (size_t)b.bytes, DT__GPU_MAPPED);
+    if (!code && kind != DT__PINNED && !(code = d->f.cuMemAlloc_v2(&at, (size_t)b.bytes))) {
         b.mem = (char *)(uintptr_t)at;
-        code = d->f.cuMemsetD32Async(at, 0, (size_t)(b.bytes / 4), d->stream);
+        code = d->f.cuMemsetD32Async(at, 0, (size_t)(b.bytes / 4), d->stream[DT__GPU_OPS]);
     }
     pthread_mutex_lock(&d->lock);
     room = !code && dt__reserve((void **)&d->block, d->blocks, &d->blocks_room, d->blocks + 1, (int64_t)sizeof b,
                                 "blocks of the GPU's memory");
     if (room) d->block[d->blocks++] = b;
     pthread_mutex_unlock(&d->lock);
-    if (!room && at) (void)d->f.cuMemFree_v2(at);
+    if (!room) dt__gpu_release(d, &b);
     if (code == DT__GPU_NO_MEMORY)
         dt__error(DT_E_MEMORY, "the GPU has no %.1f MB left for this rank: use a smaller model, micro-batch or "
                   "sequence, --recompute, or more ranks", (double)bytes / 1e6);
@@ -10127,15 +10172,13 @@ static void dt__gpu_detach(dt__device *is, void *mem)
 {
     dt__cuda *d = (dt__cuda *)(void *)is;
     dt__gpu_block b = DT__ZERO;
-    dt__gpu_wait(is);
+    (void)d->f.cuCtxSetCurrent(d->context);
+    for (int i = 0; i < DT__GPU_STREAMS; i++) (void)d->f.cuStreamSynchronize(d->stream[i]); /* after errors, too */
     pthread_mutex_lock(&d->lock);
     for (int64_t i = 0; i < d->blocks && !b.bytes; i++)
         if (d->block[i].mem == (char *)mem) b = d->block[i], d->block[i] = d->block[--d->blocks];
     pthread_mutex_unlock(&d->lock);
-    if (!b.bytes) return;
-    (void)d->f.cuCtxSetCurrent(d->context);
-    if (b.mem == b.host) (void)d->f.cuMemHostUnregister(b.host);
-    else (void)d->f.cuMemFree_v2(dt__gpu_at(b.mem));
+    if (b.bytes) dt__gpu_release(d, &b);
 }
 
 static float *dt__gpu_download(dt__device *is, const void *mem, int64_t n)
@@ -10145,9 +10188,9 @@ static float *dt__gpu_download(dt__device *is, const void *mem, int64_t n)
     char *host = b.bytes ? b.host + ((const char *)mem - b.mem) : (char *)(uintptr_t)mem;
     if (!n || !b.bytes) return (float *)(void *)host;
     if (b.mem != b.host && dt__gpu_enter(d))
-        (void)dt__gpu_failed(d, d->f.cuMemcpyDtoHAsync_v2(host, dt__gpu_at(mem), 4 * (size_t)n, d->stream),
-                             "a copy to the host");
-    dt__gpu_wait(is);
+        (void)dt__gpu_failed(d, d->f.cuMemcpyDtoHAsync_v2(host, dt__gpu_at(mem), 4 * (size_t)n,
+                                                          d->stream[DT__GPU_OPS]), "a copy to the host");
+    dt__gpu_wait(d);
     return (float *)(void *)host;
 }
 static float *dt__gpu_upload(dt__device *is, const void *host, int64_t n)
@@ -10157,8 +10200,8 @@ static float *dt__gpu_upload(dt__device *is, const void *host, int64_t n)
     char *mem = b.bytes ? b.mem + ((const char *)host - b.host) : (char *)(uintptr_t)host;
     DT__ADD(&d->writes, 1);
     if (n && mem != host && dt__gpu_enter(d))
-        (void)dt__gpu_failed(d, d->f.cuMemcpyHtoDAsync_v2(dt__gpu_at(mem), host, 4 * (size_t)n, d->stream),
-                             "a copy from the host");
+        (void)dt__gpu_failed(d, d->f.cuMemcpyHtoDAsync_v2(dt__gpu_at(mem), host, 4 * (size_t)n,
+                                                          d->stream[DT__GPU_OPS]), "a copy from the host");
     return (float *)(void *)mem;
 }
 
@@ -10170,23 +10213,7 @@ static void dt__gpu_go(dt__cuda *d, void *kernel, void *arguments, int64_t x, in
     list[0] = arguments;
     if (x > 0 && dt__gpu_enter(d))
         (void)dt__gpu_failed(d, d->f.cuLaunchKernel(kernel, (unsigned)x, (unsigned)y, (unsigned)z, (unsigned)threads, 1,
-                                                    1, (unsigned)shared, d->stream, list, NULL), doing);
-}
-
-/* The random streams of samples, on the GPU. */
-static dt__rng *dt__gpu_streams(dt__cuda *d, const dt__rng *rng, int64_t samples)
-{
-    int64_t bytes = samples * (int64_t)sizeof *rng;
-    int code = 0;
-    if (!rng || !dt__gpu_enter(d)) return NULL;
-    if (bytes > d->rng_bytes) {
-        dt__gpu_wait(&d->is);
-        if (d->rng) (void)d->f.cuMemFree_v2(d->rng);
-        d->rng = 0, d->rng_bytes = 0;
-        if (!(code = d->f.cuMemAlloc_v2(&d->rng, (size_t)bytes))) d->rng_bytes = bytes;
-    }
-    if (!code) code = d->f.cuMemcpyHtoDAsync_v2(d->rng, rng, (size_t)bytes, d->stream);
-    return dt__gpu_failed(d, code, "copying random streams") ? NULL : (dt__rng *)(uintptr_t)d->rng;
+                                                    1, (unsigned)shared, d->stream[DT__GPU_OPS], list, NULL), doing);
 }
 
 /* ---- CUDA: products of fast numerics ----
@@ -10230,7 +10257,7 @@ static const void *dt__gpu_rounded(dt__cuda *d, dt__round_args *a, int side, int
     fresh = weight && o->room && o->writes == writes;
     o->of = *a, o->writes = writes;
     if (o->room < bytes) {
-        dt__gpu_wait(&d->is);
+        dt__gpu_wait(d);
         if (o->room) (void)d->f.cuMemFree_v2(o->at);
         o->room = (code = d->f.cuMemAlloc_v2(&o->at, (size_t)bytes)) ? 0 : bytes;
     }
@@ -10307,7 +10334,8 @@ static int dt__gpu_fast(dt__cuda *d, const dt__gemm *g)
     if (p && dt__gpu_enter(d))
         dt__gpu_lt_failed(d, d->lt.cublasLtMatmul(d->lt_handle, p->is, &one, at[0], p->layout[0], at[1], p->layout[1],
                                                   &more, g->c, p->layout[2], g->c, p->layout[2], p->by.kernel,
-                                                  (void *)(uintptr_t)d->lt_room, DT__LT_ROOM, d->stream));
+                                                  (void *)(uintptr_t)d->lt_room, DT__LT_ROOM,
+                                                  d->stream[DT__GPU_OPS]));
     return 1;
 }
 
@@ -10333,26 +10361,37 @@ static void dt__gpu_attention(dt_pool *pool, const dt__attention *attention)
     int wide = a.d > 64, back = a.dout != NULL;
     int64_t z = dt__ceil_div(a.d, wide ? 128 : 64);
     (void)pool;
-    if (a.drop_threshold && !(a.rng = dt__gpu_streams(d, a.rng, a.b))) return;
     dt__gpu_go(d, d->tile[8 + 2 * back + wide], &a, a.b * a.h, dt__ceil_div(a.t, 64), z, 256, DT__GPU_TILES,
                "attention");
     if (back) dt__gpu_go(d, d->tile[12 + wide], &a, a.b * a.hk, dt__ceil_div(a.s, 64), z, 256, DT__GPU_TILES,
                          "attention");
 }
 
-/* Copies n floats between the GPU's memory and the host's, or inside of one. */
-static void dt__gpu_copy(dt__cuda *d, float *to, const float *from, int64_t n)
+/* Copies n floats between the GPU's memory and the host's, or inside of one. Only pinned memory may get them later. */
+static void dt__gpu_copy(dt__cuda *d, int stream, float *to, const float *from, int64_t n)
 {
     dt__gpu_block there = dt__gpu_find(d, to, 0), here = dt__gpu_find(d, from, 0);
     size_t bytes = 4 * (size_t)n;
     int write = there.mem != there.host, read = here.mem != here.host, code = 0; /* the GPU's memory */
+    void *on = d->stream[stream];
     if (!n || !dt__gpu_enter(d)) return;
-    if (write && read) code = d->f.cuMemcpyDtoDAsync_v2(dt__gpu_at(to), dt__gpu_at(from), bytes, d->stream);
-    else if (write) code = d->f.cuMemcpyHtoDAsync_v2(dt__gpu_at(to), from, bytes, d->stream);
-    else if (read) code = d->f.cuMemcpyDtoHAsync_v2(to, dt__gpu_at(from), bytes, d->stream);
+    if (write && read) code = d->f.cuMemcpyDtoDAsync_v2(dt__gpu_at(to), dt__gpu_at(from), bytes, on);
+    else if (write) code = d->f.cuMemcpyHtoDAsync_v2(dt__gpu_at(to), from, bytes, on);
+    else if (read) code = d->f.cuMemcpyDtoHAsync_v2(to, dt__gpu_at(from), bytes, on);
     (void)dt__gpu_failed(d, code, "a copy");
-    if (!write) dt__gpu_wait(&d->is);
+    if (!write && !(read && there.bytes)) dt__gpu_wait(d);
     if (!write && !read && to != from) memmove(to, from, bytes);
+}
+static int64_t dt__gpu_move(dt__device *is, float *to, const float *from, int64_t n)
+{
+    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__gpu_after(d, DT__GPU_COPIES, DT__GPU_OPS);
+    dt__gpu_copy(d, DT__GPU_COPIES, to, from, n);
+    return dt__gpu_mark(d, DT__GPU_COPIES) + 1;
+}
+static void dt__gpu_moved(dt__device *is, int64_t ticket)
+{
+    if (ticket) dt__gpu_await((dt__cuda *)(void *)is, DT__GPU_OPS, DT__GPU_COPIES, ticket - 1);
 }
 
 static void dt__gpu_verb(dt__device *is, dt_pool *pool, const dt__verb *v)
@@ -10360,7 +10399,7 @@ static void dt__gpu_verb(dt__device *is, dt_pool *pool, const dt__verb *v)
     dt__cuda *d = (dt__cuda *)(void *)is;
     dt__verb_args a = DT__ZERO;
     DT__ADD(&d->writes, 1);
-    if (v->kind == DT__VERB_COPY) dt__gpu_copy(d, v->to, v->from, v->n);
+    if (v->kind == DT__VERB_COPY) dt__gpu_copy(d, DT__GPU_OPS, v->to, v->from, v->n);
     else if (!dt__gpu_sees(d, v->to)) { /* of the host */
         dt__verb own = *v;
         dt__kernels k = *v->k;
@@ -10418,8 +10457,9 @@ static dt__gpu_graph dt__gpu_graph_of(dt__cuda *d, const dt_graph *g)
         else {
             int code;
             (void)dt__gpu_image(g, image, found.at, found.nodes);
-            code = d->f.cuMemcpyHtoDAsync_v2(found.at, image, (size_t)bytes, d->stream);
-            (void)dt__gpu_failed(d, code ? code : d->f.cuStreamSynchronize(d->stream), "copying a graph");
+            code = d->f.cuMemcpyHtoDAsync_v2(found.at, image, (size_t)bytes, d->stream[DT__GPU_OPS]);
+            if (!code) code = d->f.cuStreamSynchronize(d->stream[DT__GPU_OPS]);
+            (void)dt__gpu_failed(d, code, "copying a graph");
             d->graph[d->graphs++] = found;
         }
         if (!found.at) dt__free(found.nodes);
@@ -10444,8 +10484,6 @@ static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__s
     a.c.g = (const dt_graph *)(uintptr_t)g.at, a.c.n = NULL, a.c.env = NULL;
     if (c->strided) a.strided = *c->strided;
     if (id > 0 && id < c->g->count) a.n.table = g.nodes[id].table;
-    if (c->n->op == DT__OP_DROPOUT && !c->env->inference)
-        a.env.rng = dt__gpu_streams(d, c->env->rng, c->g->samples);
     a.total = total, a.piece = b->each == 1 ? 1 : grain == 4096 ? 256 : grain == 64 ? 32 : 1;
     if (b->each) x = dt__ceil_div(dt__ceil_div(total, a.piece), b->threads / b->each);
     else x = dt__min(d->processors, dt__ceil_div(dt__rows(c->n), 8)), y = dt__ceil_div(total, 128); /* of a table */
@@ -10474,7 +10512,6 @@ static void dt__gpu_close(dt__device *is)
     dt__cuda *d = (dt__cuda *)(void *)is;
     if (d->context) (void)d->f.cuCtxSetCurrent(d->context);
     for (int64_t i = 0; i < d->graphs; i++) (void)d->f.cuMemFree_v2(d->graph[i].at), dt__free(d->graph[i].nodes);
-    if (d->rng) (void)d->f.cuMemFree_v2(d->rng);
     if (d->one) (void)d->f.cuMemFree_v2(d->one);
     for (int64_t i = 0; i < d->products; i++) {
         for (int k = 0; k < 3; k++)
@@ -10491,7 +10528,11 @@ static void dt__gpu_close(dt__device *is)
     dt__free(d->weight);
     dt__free(d->graph);
     dt__free(d->block);
-    if (d->stream) (void)d->f.cuStreamDestroy_v2(d->stream);
+    for (int i = 0; i < DT__GPU_STREAMS; i++) {
+        for (int k = 0; k < DT__GPU_MARKS; k++)
+            if (d->mark[i][k]) (void)d->f.cuEventDestroy_v2(d->mark[i][k]);
+        if (d->stream[i]) (void)d->f.cuStreamDestroy_v2(d->stream[i]);
+    }
     if (d->module) (void)d->f.cuModuleUnload(d->module);
     if (d->context) (void)d->f.cuDevicePrimaryCtxRelease_v2(d->gpu);
     if (dt__gpu == d) dt__gpu = NULL;
@@ -10524,7 +10565,7 @@ static dt_result dt__gpu_load(dt__cuda *d)
         if (!failed) failed = d->f.cuModuleGetFunction(&d->verb, d->module, "dt__verb_launch");
         if (!failed) failed = d->f.cuModuleGetFunction(&d->round, d->module, "dt__round_launch");
         if (!failed) failed = d->f.cuMemAlloc_v2(&d->one, 4);
-        if (!failed) failed = d->f.cuMemsetD32Async(d->one, 0x3f800000, 1, d->stream);
+        if (!failed) failed = d->f.cuMemsetD32Async(d->one, 0x3f800000, 1, d->stream[DT__GPU_OPS]);
         (void)dt__gpu_failed(d, failed, "finding its kernels");
     }
     dt__free(text.at);
@@ -10555,7 +10596,8 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
         if (!failed && !r) failed = d->f.cuDeviceGetAttribute(&maps, DT__GPU_MAPS, d->gpu);
         if (!failed && !r) failed = d->f.cuDevicePrimaryCtxRetain(&d->context, d->gpu);
         if (!failed && !r) failed = d->f.cuCtxSetCurrent(d->context);
-        if (!failed && !r) failed = d->f.cuStreamCreate(&d->stream, DT__GPU_UNTIED);
+        for (int i = 0; i < DT__GPU_STREAMS && !failed && !r; i++)
+            failed = d->f.cuStreamCreate(&d->stream[i], DT__GPU_UNTIED);
         if (!r && dt__gpu_failed(d, failed, "its opening")) r = dt__error(d->is.failed, "%s", d->is.why);
     }
     d->arch = 10 * major + minor;
@@ -10572,7 +10614,7 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
     d->is.name = d->name, d->is.attach = dt__gpu_attach, d->is.detach = dt__gpu_detach;
     d->is.download = dt__gpu_download, d->is.upload = dt__gpu_upload, d->is.verb = dt__gpu_verb;
     d->is.supports = dt__gpu_supports, d->is.run = dt__gpu_run, d->is.split = dt__gpu_split;
-    d->is.dot = dt__gpu_dot, d->is.wait = dt__gpu_wait, d->is.close = dt__gpu_close;
+    d->is.dot = dt__gpu_dot, d->is.move = dt__gpu_move, d->is.moved = dt__gpu_moved, d->is.close = dt__gpu_close;
     (void)pthread_mutex_init(&d->lock, NULL);
     d->k = d->run = **k;
     d->k.device = d->run.device = &d->is;
@@ -19458,7 +19500,7 @@ typedef struct dt__ring {
     } move[DT__MOVES];
     double rate;     /* bytes per second; 0: no limit */
     float *memory;   /* (places, widest), then one output that nobody reads */
-    int64_t *ticket; /* (places): the last copy from or to it */
+    int64_t *ticket; /* (places): the last copy from or to it, of the queue or the device */
     int32_t *place;  /* (segments): where its input is */
     int places, next, output;
 } dt__ring;
@@ -19473,11 +19515,17 @@ static dt_result dt__ring_copy(void *owner, int64_t job)
     return DT_OK;
 }
 
+/* Waits for the last copy from or to a place; ops of a device do so. */
+static void dt__ring_wait(dt__ring *r, int place)
+{
+    if (dt__moves(r->k)) r->k->device->moved(r->k->device, r->ticket[place]);
+    else (void)dt__queue_wait(&r->queue, r->ticket[place]);
+}
 /* Takes the next place of the ring when its last copy is done. */
 static int dt__ring_take(dt__ring *r)
 {
     int place = r->next++ % r->places;
-    (void)dt__queue_wait(&r->queue, r->ticket[place]);
+    dt__ring_wait(r, place);
     return place;
 }
 
@@ -19499,7 +19547,7 @@ enum { DT__BY_NONE, DT__BY_SAME, DT__BY_DATA, DT__BY_EXPERT, DT__BY_CONTEXT, DT_
     X(WINDOW, window, BUFFERS, DEVICE, NONE, "gathered weights", 4 * window) \
     X(TIE, tie[0], BUFFERS, DEVICE, NONE, "sum of a tied gradient", 4 * tied) \
     X(TIE_ROOM, tie[1], BUFFERS, DEVICE, NONE, "tied gradient of another stage", 4 * tied) \
-    X(TOKENS, own_tokens, BUFFERS, PINNED, NONE, "tokens of context slices", 4 * dt__layout_own_tokens(plan)) \
+    X(TOKENS, own_tokens, BUFFERS, DEVICE, NONE, "tokens of context slices", 4 * dt__layout_own_tokens(plan)) \
     X(SUMS, sums, BUFFERS, PINNED, NONE, "sums of squares", 4 * plan->blocks) \
     X(STAGE, stage, BUFFERS, PINNED, EXPERT, "rows for experts", staged) \
     X(OUT, out[0].memory, BUFFERS, PINNED, NEXT, "activations sent", sent) \
@@ -19513,7 +19561,7 @@ enum { DT__BY_NONE, DT__BY_SAME, DT__BY_DATA, DT__BY_EXPERT, DT__BY_CONTEXT, DT_
     X(TEMP, temp, ACTIVATIONS, DEVICE, NONE, "temporary values", 4 * (net->temp + 2 * net->widest)) \
     X(CONTEXT, env.sliced, ACTIVATIONS, DEVICE, CONTEXT, "attention over slices", 4 * net->sliced) \
     X(SPANS, spans, HOST, HOST, NONE, "pieces of a gather", params * s->shards * (int64_t)sizeof(dt__extent)) \
-    X(RNG, env.rng, HOST, HOST, NONE, "random streams", plan->rows * leaves * (int64_t)sizeof(dt__rng)) \
+    X(RNG, env.rng, HOST, DEVICE, NONE, "random streams", plan->rows * leaves * (int64_t)sizeof(dt__rng)) \
     X(LOSS, shard_loss, HOST, HOST, NONE, "losses", 4 * (plan->hi - plan->lo) * leaves * (1 + net->count)) \
     X(ASKED, asked, HOST, HOST, NONE, "tokens of experts", 4 * net->routed) \
     X(QUEUED, queued, HOST, HOST, NONE, "jobs", 4 * count) \
@@ -20926,7 +20974,8 @@ static dt_result dt__engine_allocate(dt__engine *e)
     if (e->p.shape.horizon) {
         e->ring.k = e->k, e->ring.places = e->p.shape.horizon + 2, e->ring.output = e->ring.places;
         e->ring.rate = (double)e->p.layout->offload_rate;
-        r = dt__queue_open(&e->ring.queue, dt__ring_copy, &e->ring, DT__MOVES, "move activations");
+        if (!dt__moves(e->k))
+            r = dt__queue_open(&e->ring.queue, dt__ring_copy, &e->ring, DT__MOVES, "move activations");
     }
     return !r && e->p.shape.overlap ? dt__engine_overlap(e) : r;
 }
@@ -21071,16 +21120,21 @@ static void dt__engine_move(dt__engine *e, const dt_instr *i)
 {
     dt__ring *r = &e->ring;
     const dt__chunk *chunk = &e->p.chunks[e->p.net.segments[i->segment].chunk];
-    float *kept = e->units + chunk->at + i->slot * chunk->floats, *place;
+    float *kept = e->units + chunk->at + i->slot * chunk->floats, *place, *to, *from;
     int fetch = i->op == DT_FETCH;
-    int64_t n = dt__queue_next(&r->queue) % DT__MOVES;
+    int64_t n, count = e->p.net.segments[i->segment].input, *ticket;
     if (i->segment > chunk->begin) kept += e->p.net.segments[i->segment - 1].out_at;
     if (fetch) r->place[i->segment] = dt__ring_take(r);
+    ticket = &r->ticket[r->place[i->segment]];
     place = r->memory + r->place[i->segment] * e->p.net.widest;
-    r->move[n].to = fetch ? place : kept;
-    r->move[n].from = fetch ? kept : place;
-    r->move[n].count = e->p.net.segments[i->segment].input;
-    r->ticket[r->place[i->segment]] = dt__queue_ask(&r->queue);
+    to = fetch ? place : kept, from = fetch ? kept : place;
+    if (dt__moves(e->k)) {
+        *ticket = e->k->device->move(e->k->device, to, from, count);
+        return;
+    }
+    n = dt__queue_next(&r->queue) % DT__MOVES;
+    r->move[n].to = to, r->move[n].from = from, r->move[n].count = count;
+    *ticket = dt__queue_ask(&r->queue);
 }
 
 /* Input and target of the unit in work from samples (rows,T), or its context slices, (leaves,rows,2,slice). */
@@ -21090,15 +21144,16 @@ static void dt__engine_samples(dt__engine *e, const uint32_t *input, const uint3
     const dt_graph *g = net->segments[0].plan->g;
     int64_t slice = net->context_shards ? e->p.recipe->sequence / (2 * net->context_shards) : 0;
     int64_t half = dt__layout_own_tokens(&e->p) / 2;
+    float *own = dt__host(e->k, e->own_tokens);
     for (int64_t i = 0; slice && i < 2 * net->own_leaves * e->p.rows; i++) {
         int64_t leaf = net->first_leaf + i / (2 * e->p.rows);
         int64_t from = i / 2 % e->p.rows * e->p.recipe->sequence +
                        slice * (i & 1 ? 2 * net->context_shards - 1 - leaf : leaf);
-        memcpy(e->own_tokens + i * slice, input + from, 4 * (size_t)slice);
-        memcpy(e->own_tokens + half + i * slice, target + from, 4 * (size_t)slice);
+        memcpy(own + i * slice, input + from, 4 * (size_t)slice);
+        memcpy(own + half + i * slice, target + from, 4 * (size_t)slice);
     }
-    e->input = dt__upload(e->k, slice ? e->own_tokens : input, net->segments[0].input);
-    e->target = dt__upload(e->k, slice ? e->own_tokens + half : target, dt__count(&g->nodes[g->targets.id]));
+    e->input = dt__upload(e->k, slice ? (void *)own : input, net->segments[0].input);
+    e->target = dt__upload(e->k, slice ? (void *)(own + half) : target, dt__count(&g->nodes[g->targets.id]));
 }
 
 /* ---- between stages ---- */
@@ -21390,7 +21445,6 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     int64_t begin = b ? dt__bucket_at(&e->p, i->bucket) : 0, floats = b ? b->floats * b->copies : 0;
     switch (i->op) {
     case DT_LOAD:
-        if (e->k->device && e->k->device->wait) e->k->device->wait(e->k->device); /* it may read the unit before */
         if (load) load(owner, i->shard, i->micro);
         return DT_OK;
     case DT_FORWARD: /* the output is the next segment's input */
@@ -21402,7 +21456,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
         return DT_OK;
     case DT_RECOMPUTE: /* the output goes to the place that nobody reads */
         if (dt__engine_rings(e) && i->segment)
-            (void)dt__queue_wait(&e->ring.queue, e->ring.ticket[e->ring.place[i->segment]]);
+            dt__ring_wait(&e->ring, e->ring.place[i->segment]);
         e->ring.output = e->ring.places;
         dt__engine_forward(e, i->segment, i->slot);
         return DT_OK;
@@ -22912,7 +22966,7 @@ static dt_result dt__loader_open(dt_trainer *t)
     dt_result r;
     l->first = t->e.step;
     l->memory = (uint32_t *)dt__alloc(dt__loader_bytes(t), "batches of samples");
-    if (!dt__mem_attach(t->e.k, DT__PINNED, l->memory, dt__loader_bytes(t))) return DT_E_MEMORY;
+    if (!dt__mem_attach(t->e.k, DT__STAGED, l->memory, dt__loader_bytes(t))) return DT_E_MEMORY;
     r = dt__queue_open(&l->queue, dt__loader_fill, t, DT__BATCHES, "read data");
     for (int i = 1; i < DT__BATCHES && !r; i++) (void)dt__queue_ask(&l->queue);
     return r;
@@ -22922,7 +22976,7 @@ static void dt__loader_close(dt_trainer *t)
 {
     DT__STORE(&t->loader.closing, 1);
     dt__queue_close(&t->loader.queue);
-    dt__free(dt__mem_detach(t->e.k, t->loader.memory));
+    dt__mem_free(t->e.k, t->loader.memory);
     t->loader.memory = NULL;
 }
 
@@ -22954,9 +23008,12 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
     dt__engine *e = &t->e;
     int64_t row = ((shard - e->p.lo) * e->p.micros + micro) * e->p.rows, step = e->step;
     dt__engine_samples(e, t->loader.input + row * t->feed.is.inputs, t->loader.target + row * t->feed.is.targets);
-    for (int64_t i = 0; i < e->p.rows * dt__layout_leaves(&e->p); i++)
-        e->env.rng[i] = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_DROPOUT,
-                                     (uint32_t)dt__loader_place(t, step, row + i % e->p.rows), (uint32_t)step, 0);
+    int64_t streams = e->p.rows * dt__layout_leaves(&e->p);
+    dt__rng *rng = (dt__rng *)(void *)dt__host(e->k, e->env.rng);
+    for (int64_t i = 0; i < streams; i++)
+        rng[i] = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_DROPOUT,
+                              (uint32_t)dt__loader_place(t, step, row + i % e->p.rows), (uint32_t)step, 0);
+    dt__upload(e->k, rng, streams * (int64_t)(sizeof *rng / 4));
 }
 
 static void dt__memory_add(dt_trainer *t, const char *name, int purpose, int64_t bytes)
@@ -23122,7 +23179,7 @@ static dt_result dt__trainer_allocate(dt_trainer *t)
     if (r) return r;
     if (longest && !(t->whole = DT__NEW(float, longest, "a parameter"))) return DT_E_MEMORY;
     t->unit = (uint32_t *)dt__alloc(unit, "validation samples");
-    if (!dt__mem_attach(e->k, DT__PINNED, t->unit, unit)) return DT_E_MEMORY;
+    if (!dt__mem_attach(e->k, DT__DEVICE, t->unit, unit)) return DT_E_MEMORY;
     t->gathered = DT__NEW(float, losses, "losses");
     t->text = (char *)dt__alloc(t->layout.output.sample_length + 1, "a text sample");
     if (!t->text || !t->gathered) return DT_E_MEMORY;
@@ -24933,7 +24990,7 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__free(t->kept);
     if (t->metrics) fclose(t->metrics);
     dt__generator_close(&t->generator, t->e.k);
-    dt__free(dt__mem_detach(t->e.k, t->unit));
+    dt__mem_free(t->e.k, t->unit);
     dt__free(t->whole);
     dt__free(t->text);
     dt__free(t->counts);

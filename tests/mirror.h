@@ -75,7 +75,7 @@ static void *mirror_open(dt__device *d, int kind, void *host, int64_t bytes)
     mirror_block b = {(char *)host, (char *)host, (char *)host, least};
     (void)d;
     pthread_mutex_lock(&mirror_device.lock);
-    if (kind == DT__DEVICE) {
+    if (kind != DT__PINNED) {
         b.mem = mirror_device.space + mirror_device.used, b.own = b.mem + MIRROR_SPACE;
         mirror_device.used += size + MIRROR_PAGE;
         if (mirror_device.used > MIRROR_SPACE || mprotect(b.own, size, PROT_READ | PROT_WRITE)) b.mem = NULL;
@@ -164,6 +164,7 @@ static void mirror_run(const dt__call *c)
     for (int i = 0; i < c->n->inputs; i++) own.in[i] = mirror_operand(c, c->in[i], "input");
     own.out = mirror_operand(c, c->out, "output"), own.aux = mirror_operand(c, c->aux, "second output");
     own.slices = mirror_operand(c, c->slices, "row slices"), env.sliced = mirror_see(env.sliced);
+    env.rng = (dt__rng *)(void *)mirror_see((const float *)(const void *)env.rng);
     dt__host_run(&own);
     mirror_wrote(c->out, dt__written(c, 0));
     __atomic_fetch_add(&mirror_device.runs[c->n->op], 1, __ATOMIC_RELAXED);
