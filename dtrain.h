@@ -3276,6 +3276,7 @@ DT__BY_DOUBLE(dt__v_silu, DT__WHERE(x < least, least, x) / DT__K(dt__d_gate)(x))
 #define DT__LANES (32 / DT__W)
 #define dt__l_load  dt__v_load
 #define dt__l_store dt__v_storen
+#define DT__AHEAD
 
 DT__INLINE float DT__K(dt__fold_sum)(const float lane[32])
 {
@@ -3305,7 +3306,7 @@ DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
         float lane[DT__LANES * DT__W], *tail = lane; \
         int64_t i = 0, k = DT__W; \
         DT__UNROLL for (int l = 0; l < DT__LANES; l++) lanes[l] = dt__v_set(start); \
-        while (i + 32 <= n) { \
+        DT__AHEAD while (i + 32 <= n) { \
             DT__UNROLL for (int l = 0; l < DT__LANES; l++, i += DT__W) { \
                 DT__ROW_LOAD \
                 r = lanes[l]; \
@@ -3408,6 +3409,7 @@ static void DT__K(dt__add_scaled)(float *out, const float *x, int64_t n, float s
     (__builtin_popcount((mask) & ((bit) - 1)) == 0   ? DT__MAP_LOAD(p0, step0) \
      : __builtin_popcount((mask) & ((bit) - 1)) == 1 ? DT__MAP_LOAD(p1, step1) \
                                                      : DT__MAP_LOAD(p2, step2))
+#ifndef DT__CASE_OPERANDS
 #define DT__CASE_OPERANDS(op, mask, expression) \
     case op: \
         for (int64_t i = 0; i < n; i += DT__W) { \
@@ -3417,6 +3419,7 @@ static void DT__K(dt__add_scaled)(float *out, const float *x, int64_t n, float s
             DT__MAP_STORE(out, expression); \
         } \
         break;
+#endif
 #define DT__CASE_MAP(name, operands, kind, builder, expression, ...) \
     DT__CASE_OPERANDS(DT__OP_##name, DT__IN_##operands, expression) \
     __VA_ARGS__
@@ -9189,6 +9192,11 @@ typedef unsigned long long uint64_t, uintptr_t;
 #define DT__KERNEL(name, type, ...) \
     extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ type a)
 #endif
+#ifndef DT__ROLLED
+#define DT__ROLLED _Pragma("unroll 1") /* a loop stays a loop */
+#define DT__AHEAD  _Pragma("unroll 4") /* loads of a loop without stores go ahead */
+#endif
+#define DT__EACH(i, n) DT__UNROLL for (int i = 0; i < (n); i++)
 typedef uint32_t dt__word;
 typedef int dt_result;
 struct dt_pool;
@@ -9294,6 +9302,21 @@ static void dt__copy(float *to, const float *from, int64_t n)
     }
 #define DT__MAP_LOAD(p, step) dt__vf((p) && DT__LANE < n - i ? (p)[(step) * (i + DT__LANE)] : 0.0f)
 #define DT__MAP_STORE(p, x)   dt__v_storen(p + i, x, n - i)
+/* Operands are loaded a vector ahead of the store, so that a warp does not wait for one before it asks for the next. */
+#define DT__CASE_OPERANDS(op, mask, expression) \
+    case op: { \
+        int64_t i = 0; \
+        dt__vf a = DT__OPERAND(mask, DT__IN_A), b = DT__OPERAND(mask, DT__IN_B); \
+        dt__vf y = DT__OPERAND(mask, DT__IN_Y), dy = DT__OPERAND(mask, DT__IN_D); \
+        DT__ROLLED while (i < n) { \
+            const dt__vf result = expression; \
+            i += DT__W; \
+            a = DT__OPERAND(mask, DT__IN_A), b = DT__OPERAND(mask, DT__IN_B); \
+            y = DT__OPERAND(mask, DT__IN_Y), dy = DT__OPERAND(mask, DT__IN_D); \
+            dt__v_storen(out + i - DT__W, result, n - i + DT__W); \
+        } \
+        (void)b, (void)y, (void)dy; \
+    } break;
 #endif /* 2 */
 
 #ifdef DT__ON_DEVICE /* 3: maps, casts, dropout */
@@ -9342,12 +9365,8 @@ extern __shared__ __align__(16) float dt__dynamic[];
     type *const name = (type *)(dt__dynamic + dynamic); \
     dynamic += (n)
 #endif
-#ifndef DT__ROLLED
-#define DT__ROLLED _Pragma("unroll 1") /* a loop stays a loop */
-#endif
 /* Hides from the compiler that x keeps its value: what follows from x is computed again and holds no register. */
 #define DT__AGAIN(x) asm volatile("" : "+r"(x))
-#define DT__EACH(i, n) DT__UNROLL for (int i = 0; i < (n); i++)
 
 /* ---- tiles ----
  * A tile (64,64) in shared memory has a row every 68 floats, so rows start 4 banks apart. Thread (ty,tx) of (16,16) has
@@ -9629,6 +9648,23 @@ template <int D, int KIND> DT__INLINE void dt__attention_tile(const dt__attentio
 DT__ATTENTION(64, 2, 1, DT__FORWARD) DT__ATTENTION(dq_64, 2, 1, DT__QUERIES) DT__ATTENTION(dkv_64, 2, 1, DT__KEYS)
 DT__ATTENTION(128, 2, 2, DT__FORWARD) DT__ATTENTION(dq_128, 2, 2, DT__QUERIES) DT__ATTENTION(dkv_128, 1, 2, DT__KEYS)
 
+/* r: this lane's chain through N rows (N,32) in shared memory. */
+template <int N> DT__INLINE dt__vf dt__column_rows(int op, dt__vf r, const float *x, const float *y, const float *s)
+{
+#define DT__ON_COLUMN(name, inputs, expression, ...) \
+    case DT__OP_##name: \
+        DT__EACH(e, N) { \
+            const dt__vf a = x[32 * e], b = y[32 * e], s0 = s[2 * e], s1 = s[2 * e + 1]; \
+            (void)a, (void)b, (void)s0, (void)s1; \
+            r = (expression); \
+        } \
+        break;
+    switch (op) {
+        DT__OPS(DT__SKIP, DT__SKIP, DT__SKIP, DT__SKIP, DT__ON_COLUMN, DT__SKIP)
+    default: break;
+    }
+    return r;
+}
 /* dt__column of up to 32 columns by a block of 512 threads: the first warp goes on with the chains through 128 rows in
  * shared memory while all warps load the next ones to registers. */
 static void dt__column_block(int op, float *chain, const float *p0, const float *p1, const float *stats, int64_t rows,
@@ -9638,11 +9674,10 @@ static void dt__column_block(int op, float *chain, const float *p0, const float 
     DT__SHARED(float, x, DEEP * 32);
     DT__SHARED(float, y, DEEP * 32);
     DT__SHARED(float, s, 2 * DEEP);
-    DT__SHARED(float, sum, 32);
     const int t = (int)threadIdx.x;
     float next_x[8], next_y[8], next_s = 0.0f;
+    dt__vf r = t < cols ? chain[t] : 0.0f;
     __syncthreads();
-    if (t < cols) sum[t] = chain[t];
     for (int64_t at = 0; at < rows + DEEP; at += DEEP) {
         DT__EACH(e, 8) {
             const int64_t row = at + t / 32 + 16 * e, from = row * ld + DT__LANE;
@@ -9650,14 +9685,15 @@ static void dt__column_block(int op, float *chain, const float *p0, const float 
             next_y[e] = row < rows && DT__LANE < cols && p1 ? p1[from] : 0.0f;
         }
         if (stats && t < 2 * dt__min(DEEP, rows - at)) next_s = stats[2 * at + t];
-        if (t < 32 && at)
-            dt__column_cuda(op, sum, x, p1 ? y : NULL, stats ? s : NULL, dt__min(DEEP, rows + DEEP - at), cols, 32);
+        if (t < 32) for (int i = 0, n = (int)dt__min(DEEP, rows + DEEP - at); at && i < n;)
+            if (i + 16 <= n) r = dt__column_rows<16>(op, r, x + 32 * i + t, y + 32 * i + t, s + 2 * i), i += 16;
+            else r = dt__column_rows<1>(op, r, x + 32 * i + t, y + 32 * i + t, s + 2 * i), i++;
         __syncthreads();
         DT__EACH(e, 8) x[t + 512 * e] = next_x[e], y[t + 512 * e] = next_y[e];
         if (t < 2 * DEEP) s[t] = next_s;
         __syncthreads();
     }
-    if (t < cols) chain[t] = sum[t];
+    if (t < cols) chain[t] = r.v;
 }
 #endif /* 4 */
 
@@ -9711,7 +9747,7 @@ static void dt__tree_sum(const dt__kernels *, float *out, const float *x, int64_
         out[i] = dt__tree_end(held, parts);
     }
 }
-enum { DT__VERB_RUN = DT__BLOCK };
+#define DT__VERB_RUN (v->kind == DT__VERB_SQUARES ? DT__BLOCK : 128)
 #endif /* 5 */
 
 #ifdef DT__ON_DEVICE /* 6: the columns of the table of ops that functions of ops read */
@@ -9747,9 +9783,9 @@ static const dt__op *dt__op_of(int op) { return &dt__ops_read[op]; }
 DT__BODIES(DT__LAUNCH_WARP, DT__LAUNCH_ITEM, DT__LAUNCH_BLOCK)
 DT__KERNEL(dt__verb_launch, dt__verb_args, 128)
 {
-    dt__verb v = a.v;
-    v.u = &a.u;
-    if (DT__WARP * DT__VERB_RUN < v.n) dt__verb_task(&v, DT__WARP, NULL);
+    dt__verb own = a.v, *v = &own;
+    own.u = &a.u;
+    if (DT__WARP * DT__VERB_RUN < v->n) dt__verb_task(v, DT__WARP, NULL);
 }
 /* A warp rounds 256 elements of a row. */
 DT__KERNEL(dt__round_launch, dt__round_args, 256)
@@ -9772,11 +9808,9 @@ DT__KERNEL(dt__some_embed_grad_launch, dt__launch, 256)
     const uint32_t warps = gridDim.x * 8, own = blockIdx.x * 8 + threadIdx.x / 32;
     dt__vf sum[4];
     float *last = NULL;
-    for (int64_t row = 0; c.fresh && row < dt__rows(c.n) * slices; row++) {
-        const int64_t id = row / slices;
-        if ((uint32_t)id % warps == own)
-            dt__fill(dt__slice(&c, row % slices) + id * cols + begin, 0.0f, dt__min(128, left));
-    }
+    for (int64_t id = own, table = dt__rows(c.n); c.fresh && id < table; id += warps)
+        for (int64_t v = 0; v < slices; v++)
+            dt__fill(dt__slice(&c, v) + id * cols + begin, 0.0f, dt__min(128, left));
     for (int64_t r0 = 0; r0 < rows; r0 += 32) {
         const int64_t id = r0 + DT__LANE < rows ? dt__table_row(&c, c.n, tokens[r0 + DT__LANE]) : -1;
         uint32_t mine = __ballot_sync(0xffffffffu, id >= 0 && (uint32_t)id % warps == own);
@@ -10409,7 +10443,7 @@ static void dt__gpu_verb(dt__device *is, dt_pool *pool, const dt__verb *v)
         DT_ASSERT(!v->from || dt__gpu_sees(d, v->from));
         a.v = *v, a.v.k = NULL;
         if (v->u) a.u = *v->u;
-        dt__gpu_go(d, d->verb, &a, dt__ceil_div(dt__ceil_div(v->n, DT__BLOCK), 4), 1, 1, 128, 0,
+        dt__gpu_go(d, d->verb, &a, dt__ceil_div(v->n, 4 * (v->kind == DT__VERB_SQUARES ? DT__BLOCK : 128)), 1, 1, 128, 0,
                    "a pass over an array");
     }
 }
@@ -10476,7 +10510,7 @@ static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__s
     dt__gpu_graph g = dt__gpu_graph_of(d, c->g);
     dt__launch a = DT__ZERO;
     int i = dt__body_of(body);
-    int64_t id = c->n - c->g->nodes, x, y = 1;
+    int64_t id = c->n - c->g->nodes, x, y = 1, each = 1;
     const struct dt__body *b = &dt__bodies[i];
     DT_ASSERT(i < DT__BODY_COUNT); /* dt__gpu_supports */
     if (!g.at) return;
@@ -10484,7 +10518,9 @@ static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__s
     a.c.g = (const dt_graph *)(uintptr_t)g.at, a.c.n = NULL, a.c.env = NULL;
     if (c->strided) a.strided = *c->strided;
     if (id > 0 && id < c->g->count) a.n.table = g.nodes[id].table;
-    a.total = total, a.piece = b->each == 1 ? 1 : grain == 4096 ? 256 : grain == 64 ? 32 : 1;
+    /* Runs so long that all warps run at a time: what precedes the first item costs as much as some hundred items. */
+    if (b->each == 32) each = dt__ceil_div(total, (int64_t)d->processors * 32);
+    a.total = total, a.piece = b->each > 1 && grain == 4096 ? dt__round_up(each, 32) : grain == 64 ? 32 : each;
     if (b->each) x = dt__ceil_div(dt__ceil_div(total, a.piece), b->threads / b->each);
     else x = dt__min(d->processors, dt__ceil_div(dt__rows(c->n), 8)), y = dt__ceil_div(total, 128); /* of a table */
     dt__gpu_go(d, d->body[i], &a, x, y, 1, b->threads, 0, dt__op_of(c->n->op)->name);

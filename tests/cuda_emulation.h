@@ -368,6 +368,7 @@ template <class T> EMULATION_OWN T *take_dynamic(const char *name, int &floats, 
 #define __launch_bounds__(...)
 #define DT__UNROLL
 #define DT__ROLLED
+#define DT__AHEAD
 #define DT__KERNEL(name, type, ...) \
     static void name(const type &a); \
     static void name##_run(const void *a) { name(*(const type *)a); } \

@@ -117,7 +117,7 @@ static void check(void)
 
 static double start_of(void)
 {
-    gpu->device->wait(gpu->device);
+    dt__gpu_wait((dt__cuda *)(void *)gpu->device);
     return dt__now();
 }
 /* The median seconds of one of `reps` calls, in 5 rounds. */
@@ -195,9 +195,20 @@ static void speed(void)
 
 /* ---- where a step's time goes ---- */
 
+static double by_op[DT__OP_COUNT + 1];
+static void (*run_op)(const dt__call *c);
+static void timed_op(const dt__call *c)
+{
+    dt__cuda *d = (dt__cuda *)(void *)gpu->device;
+    double start = dt__now();
+    run_op(c);
+    dt__gpu_wait(d);
+    by_op[c->n->op] += dt__now() - start;
+}
+
 static int profile(int argc, char **argv)
 {
-    double by_op[DT__OP_COUNT + 1] = {0}, all = 0.0, plain = 0.0;
+    double all = 0.0, plain = 0.0;
     dt_recipe recipe = dt_recipe_default();
     dt_layout layout = dt_layout_default();
     dt_step_info info = dt_step_info_zero();
@@ -206,7 +217,10 @@ static int profile(int argc, char **argv)
     if (!r) r = dt_args(&argc, &argv, &recipe, &layout);
     if (!r) r = dt_trainer_open(&t, &recipe, &layout);
     for (int s = 0; s < 6 && !r; s++) {
-        if (s == 5) t->e.env.by_op = by_op;
+        if (s == 5 && (gpu = t->e.k)->device) {
+            dt__gpu_wait((dt__cuda *)(void *)gpu->device);
+            run_op = gpu->device->run, gpu->device->run = timed_op;
+        }
         r = dt_trainer_step(t, &info);
         if (!r) printf("step %d: loss %.6f, %.3f s, %.0f tokens/s, %.3f TFLOP/s\n", s + 1, (double)info.loss, info.seconds, (double)info.tokens / info.seconds, info.gflops * 1e-3);
         if (s == 4) plain = info.seconds;
@@ -225,7 +239,6 @@ static int profile(int argc, char **argv)
         printf("  %-24s %9.3f ms  %5.1f %%\n", most == DT__OP_COUNT ? "groups" : dt__op_of(most)->name, 1e3 * by_op[most], 100.0 * by_op[most] / all);
         by_op[most] = 0.0;
     }
-    gpu = t->e.k;
     for (int i = 0; i <= DT__OP_COUNT; i++)
         if (gpu->device && gpu->device->on_host[i]) printf("  on the host: %jd of %s\n", gpu->device->on_host[i], i == DT__OP_COUNT ? "groups" : dt__op_of(i)->name);
     dt_trainer_close(&t);
