@@ -36,6 +36,9 @@ Usage: ./build.sh [COMMAND]
                 its loss, perplexity and bits per byte on a text
   checkpoint show DIR | verify DIR | convert DIR TO sharded|full|bf16 | diff DIR DIR
                 what is in a checkpoint, whether it is whole, another kind of it, how two differ
+  plan --FIELD VALUE ..
+                from a model, hours, money and a deadline to a strategy, instances, warnings and a command line; plan
+                --cases FILE [--check] answers many at once; plan --help lists the fields
   tokenizer TEXT ... -o DIR
                 learn a vocabulary from texts and keep DIR/tokenizer.json, for run --tokenizer DIR; --help lists the
                 options, among them token files of a large text
@@ -135,7 +138,7 @@ compile() {
     local command="$CC -std=gnu11 -O2 ${CFLAGS:-} $source -o $output $* -I. -Itests $libraries"
     if [ -e "$output" ] && [ "$(cat "$output.command" 2>/dev/null)" = "$command" ] &&
         ! [ "$source" -nt "$output" ] && ! [ dtrain.h -nt "$output" ] && ! [ tests/tap.h -nt "$output" ] &&
-        { [[ $source = $build/* ]] || newer "$output" examples/*.h; }; then
+        { [[ $source = $build/* ]] || newer "$output" examples/*.h examples/tools/*.h; }; then
         return 0
     fi
     mkdir -p "$(dirname "$output")"
@@ -416,6 +419,13 @@ command_tokenizer() {
     (cd "$started_in" && "$root/$build/examples/tokenizer" "$@")
 }
 
+command_plan() { # needs nothing of dtrain.h
+    install_missing compiler
+    choose_compiler
+    newer $build/examples/plan examples/tools/*.[ch] || { mkdir -p $build/examples && $CC -O2 examples/tools/plan.c -o $build/examples/plan -lm; }
+    (cd "$started_in" && "$root/$build/examples/plan" "$@")
+}
+
 # Folder and flags of the tests: the usual, or with sanitizers. The implementation that tests look into is compiled with
 # less optimisation than the trainer's; with --full it has the same.
 test_flags() {
@@ -668,7 +678,7 @@ main() {
     local command=${1:-build}
     [ $# -eq 0 ] || shift
     case $command in
-    build | run | generate | eval | checkpoint | tokenizer | test | lab | notebooks | bench | doctor | lines | cuda-text) "command_${command//-/_}" "$@" ;;
+    build | run | generate | eval | checkpoint | tokenizer | plan | test | lab | notebooks | bench | doctor | lines | cuda-text) "command_${command//-/_}" "$@" ;;
     compile) # for compile_all: [COUNT] CALL
         [ -n "${CC:-}" ] || choose_compiler
         [ $# -eq 1 ] || { compile_count=$1; shift; }
@@ -677,7 +687,7 @@ main() {
     object) command_object "$1" ;;
     clean) rm -rf $build ;;
     help | --help | -h) usage ;;
-    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, tokenizer, test, lab, notebooks, bench, doctor, lines, clean or help" ;;
+    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, tokenizer, plan, test, lab, notebooks, bench, doctor, lines, clean or help" ;;
     esac
 }
 

@@ -1,0 +1,960 @@
+/* plan.h: from a model, data, hours, money and a deadline to a strategy, instances and settings, by rules and by the
+ * arithmetic of cost.h. A job is a table of fields, most of which may be unknown; plan_job_set reads one,
+ * plan_answer_of decides. plan.c is the program; 06_train applies the same warnings to a recipe and a layout. */
+#ifndef PLAN_H
+#define PLAN_H
+
+#include "cost.h"
+#include <ctype.h>
+#include <stdarg.h>
+
+/* ---- what is asked ------------------------------------------------------------------------------------------------
+ * Name, kind, bounds, and what it is. Kinds: i whole number, r real number, w one of the words, t text. Facts, from
+ * `query` on, may also come as k=v; in the field `facts`. */
+#define PLAN_FIELDS(F)                                                                                                 \
+    F(params_b, 'r', 1e-6, 1e6, "parameters, in 1e9")                                                                  \
+    F(trainable_pct, 'r', 0, 100, "percent of them that are trained (100; 1 with lora)")                               \
+    F(precision, 'w', 0, 0, "fp32|amp_fp16|amp_bf16|bf16")                                                             \
+    F(optimizer, 'w', 0, 0, "sgd|sgdm|adam|adamw|adam8|lora")                                                          \
+    F(layers, 'i', 1, 1e5, "layers of a transformer, for its activations")                                             \
+    F(hidden, 'i', 1, 1e6, "its width")                                                                                \
+    F(heads, 'i', 1, 1e5, "its heads (hidden / 128)")                                                                  \
+    F(seq_len, 'i', 1, 1e8, "tokens of a text (2048)")                                                                 \
+    F(micro_batch, 'i', 1, 1e7, "texts that a GPU computes at once (1)")                                               \
+    F(global_batch, 'i', 1, 1e9, "texts of a step, all GPUs together")                                                 \
+    F(dataset_gb, 'r', 0, 1e9, "size of the data, GB")                                                                 \
+    F(ref_hours, 'r', 0, 1e8, "hours that the training takes on ref_gpus")                                             \
+    F(ref_gpus, 'i', 1, 1e6, "GPUs of that measurement")                                                               \
+    F(node_eff, 'r', 0.001, 1, "efficiency over several nodes, relative to linear (0.9)")                              \
+    F(instance, 't', 0, 0, "instance type, or candidates: 'p4d|p5'")                                                   \
+    F(max_nodes, 'i', 1, 1e5, "at most so many nodes")                                                                 \
+    F(cur_nodes, 'i', 1, 1e5, "nodes that are chosen already")                                                         \
+    F(price_node_h, 't', 0, 0, "dollars an hour of a node; by candidate: '22|55'")                                     \
+    F(spot_disc_pct, 'r', 0, 100, "discount of Spot, percent (60)")                                                    \
+    F(budget_usd, 'r', 0, 1e12, "dollars")                                                                             \
+    F(deadline_h, 'r', 0, 1e8, "hours until the deadline")                                                             \
+    F(spot, 'w', 0, 0, "0|1|ask")                                                                                      \
+    F(ckpt_cfg, 'i', 0, 1, "1: checkpoints are configured, 0: none")                                                   \
+    F(gpu_util_pct, 'r', 0, 100, "utilisation of the GPUs, 95th percentile")                                           \
+    F(cpu_util_pct, 'r', 0, 10000, "utilisation of the CPUs, 95th percentile")                                         \
+    F(io_wait_pct, 'r', 0, 100, "share of the time that waits for data")                                               \
+    F(input_mode, 'w', 0, 0, "file|fastfile|pipe|fsx")                                                                 \
+    F(efa, 'i', 0, 1, "1: EFA is on, 0: off")                                                                          \
+    F(compiler, 'w', 0, 0, "0|1|ask")                                                                                  \
+    F(mp_family, 'w', 0, 0, "any|shard|partition")                                                                     \
+    F(given_strategy, 'w', 0, 0, PLAN_STRATEGIES)                                                                      \
+    F(given_tp, 'i', 1, 1e6, "your tensor-parallel degree")                                                            \
+    F(given_pp, 'i', 1, 1e6, "your stages")                                                                            \
+    F(given_mb, 'i', 1, 1e7, "your micro-batches per step")                                                            \
+    F(n_trials, 'i', 1, 1e7, "independent trainings, as in a search for hyperparameters")                              \
+    F(tokens_b, 'r', 0, 1e9, "tokens to train on, in 1e9: estimates ref_hours on one GPU")                             \
+    F(mfu_pct, 'r', 0.1, 100, "share of the peak for that estimate (40)")                                              \
+    F(query, 't', 0, 0, "what you ask")                                                                                \
+    F(claimed_hours, 'r', 0, 1e8, "hours that somebody promises")                                                      \
+    F(gpumem_p95, 'r', 0, 100, "memory of the GPUs in use, percent, 95th percentile")                                  \
+    F(comm_pct, 'r', 0, 100, "share of a step that waits for messages")                                                \
+    F(given_gpus, 'i', 1, 1e6, "GPUs that you propose")                                                                \
+    F(replica_fits, 'i', 0, 1, "1: a replica fits on a GPU, 0: it does not; overrules the arithmetic")                 \
+    F(rework_pct, 'r', 0, 1e4, "percent of the hours that Spot repeats")                                               \
+    F(ckpt_interval_min, 'r', 0, 1e6, "minutes between checkpoints")                                                   \
+    F(interruptions, 'r', 0, 1e6, "expected interruptions of the run")                                                 \
+    F(rework_h, 'r', 0, 1e6, "hours repeated per interruption")                                                        \
+    F(restart_h, 'r', 0, 1e6, "hours until work resumes after one")                                                    \
+    F(want_library, 't', 0, 0, "library that you want: smddp, ddp, fsdp, smp, ..")                                     \
+    F(library, 't', 0, 0, "library that you use")                                                                      \
+    F(libs, 't', 0, 0, "frameworks for distribution in the job: 'smddp,horovod'")                                      \
+    F(launcher, 't', 0, 0, "launcher: torch_distributed, mpi, ..")                                                     \
+    F(batch_factor, 'r', 1e-6, 1e6, "factor by which the global batch changes")                                        \
+    F(lr_scaled, 'i', 0, 1, "1: the learning rate changes with it")                                                    \
+    F(offload, 'i', 0, 1, "1: activations are offloaded")                                                              \
+    F(act_ckpt, 'i', 0, 1, "1: activations are recomputed, 0: not")                                                    \
+    F(prev_nodes, 'i', 1, 1e5, "nodes before, of a job that shrinks")                                                  \
+    F(procs_per_node, 'i', 1, 1e4, "processes of a node (its GPUs)")                                                   \
+    F(delayed_init, 'i', 0, 1, "1: each process draws its own shard of the weights only")                              \
+    F(writer, 't', 0, 0, "who writes checkpoints: rank0 or all")                                                       \
+    F(ckpt_kind, 'w', 0, 0, "full|partial")                                                                            \
+    F(purpose, 'w', 0, 0, "resume|inference|export|finetune|eval")                                                     \
+    F(ckpt_pp, 'i', 1, 1e6, "stages of the run that wrote the checkpoint")                                             \
+    F(ckpt_filename, 't', 0, 0, "name of the file: same, or with the rank in it")                                      \
+    F(ckpt_has, 't', 0, 0, "what is in it: 'weights,optimizer,lr,step,rng'")                                           \
+    F(save_bytes_per_param, 'r', 0, 100, "bytes of a parameter in a checkpoint (14)")                                  \
+    F(writers, 'i', 1, 1e6, "processes that write at the same time (1)")                                               \
+    F(writer_gb_s, 'r', 1e-9, 1e6, "GB/s of each")                                                                     \
+    F(max_run_s, 'r', 0, 1e9, "MaxRuntimeInSeconds")                                                                   \
+    F(max_wait_s, 'r', 0, 1e9, "MaxWaitTimeInSeconds")                                                                 \
+    F(random_access, 'i', 0, 1, "1: samples are read in random order")                                                 \
+    F(epochs, 'r', 0, 1e6, "epochs")                                                                                   \
+    F(epoch_s, 'r', 1e-9, 1e9, "seconds of an epoch")                                                                  \
+    F(fs_gb_s, 'r', 0, 1e6, "GB/s that storage gives")                                                                 \
+    F(compile_min, 'r', 0, 1e6, "minutes to compile (15)")                                                             \
+    F(speedup, 'r', 0, 1e3, "speed-up by the compiler (1.2)")                                                          \
+    F(supported_model, 'i', 0, 1, "0: the compiler does not support the model")                                        \
+    F(dynamic_shapes, 'i', 0, 1, "1: shapes change from step to step")                                                 \
+    F(keep_alive_s, 'r', 0, 1e7, "seconds that a warm pool stays")                                                     \
+    F(capacity_error, 'i', 0, 1, "1: instances could not be had")                                                      \
+    F(fix_retry, 'i', 0, 1, "1: RetryStrategy is the remedy")                                                          \
+    F(fix_savings_plan, 'i', 0, 1, "1: a savings plan is the remedy")
+
+#define PLAN_STRATEGIES "single|job_parallel|dp|sharded_dp|tp|pp|tp+pp|tp+dp|pp+dp|tp+pp+dp|no_scale|infeasible"
+enum { SINGLE, JOB_PARALLEL, DP, SHARDED_DP, TP, PP, TP_PP, TP_DP, PP_DP, TP_PP_DP, NO_SCALE, INFEASIBLE };
+
+/* ---- what is answered: words, or "" for a number ---------------------------------------------------------------- */
+#define PLAN_OUTPUTS(F)                                                                                                \
+    F(strategy, PLAN_STRATEGIES)                                                                                       \
+    F(shard, "none|zero1|zero2|zero3")                                                                                 \
+    F(tp, "")                                                                                                          \
+    F(pp, "")                                                                                                          \
+    F(dp, "") F(nodes, "") F(library, "none|ddp_nccl|smddp|fsdp_nccl|smp|torchrun_neuron") F(act_ckpt, "no|yes")       \
+        F(fit, "no|yes") F(ckpt, "none|rank0|sharded") F(ckpt_required, "no|recommended|yes") F(ckpt_max_min, "")      \
+            F(input, "keep|fastfile|fsx") F(compiler, "off|optional") F(spot, "0|1")
+enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
+
+#define PLAN_NUMBERS(F)                                                                                                \
+    F(states_gb)                                                                                                       \
+    F(weights_gb)                                                                                                      \
+    F(weights_per_gpu_gb)                                                                                              \
+    F(state_per_gpu_gb)                                                                                                \
+    F(min_gpus_weights_80) F(min_gpus_weights_40) F(est_hours) F(spot_hours) F(cost_od) F(cost_spot) F(lr_mult)        \
+        F(pp_slowdown) F(bubble) F(min_mb) F(host_init_gb) F(save_s) F(need_gb_s) F(break_even_min) F(waves)
+
+/* Codes, with what is wrong and what to do. */
+#define PLAN_WARNINGS(F)                                                                                               \
+    F(W_STATE_EXCEEDS_WEIGHTS, "the weights fit, the training state does not. Count 16 bytes per parameter, not 2")    \
+    F(W_MP_UNNEEDED, "a replica fits on one GPU, so cutting the model only idles GPUs. Use data parallel")             \
+    F(W_SHARD_DOWNSIZE, "the shards of fewer GPUs are larger and do not fit. Keep the nodes, or recompute")            \
+    F(W_HOST_OOM, "each process draws the whole model in fp32, more than the host's memory. Delay initialisation")     \
+    F(W_BF16_UNSUPPORTED, "V100 and T4 lack bf16. Use fp16 with loss scaling, or other GPUs")                          \
+    F(W_TP_CROSS_NODE, "a tensor group leaves its node. Use tp = GPUs of a node, and stages across nodes")             \
+    F(W_TP_DEGREE, "tp must be a power of two that divides the heads. Choose such a degree")                           \
+    F(W_BUBBLE, "stages idle more than 20 % of the time. Use at least 4 (pp - 1) micro-batches")                       \
+    F(W_MB_DIVIDE, "the batch is not a multiple of the micro-batches. Choose a divisor")                               \
+    F(W_NO_EFA, "several nodes of a type with EFA, and EFA is off. Turn it on: it costs nothing")                      \
+    F(W_EFA_UNAVAILABLE, "this type has no EFA. Leave it off, or choose a type with it")                               \
+    F(W_SMDDP_UNSUPPORTED, "SMDDP supports p4d and p4de only. Use NCCL")                                               \
+    F(W_SMDDP_SINGLE_NODE, "SMDDP gains nothing on one node. Use NCCL")                                                \
+    F(W_MIXED_FRAMEWORKS, "a job has one framework for distribution. Choose one")                                      \
+    F(W_LAUNCHER, "trn1 has one launcher. Use torch_distributed")                                                      \
+    F(W_SMALL_MODEL_DIST, "below 0.1e9 parameters and a batch of 64 messages cost more than GPUs bring. Use one GPU")  \
+    F(W_BATCH_TOO_SMALL, "CPU, GPU and its memory are all below 70 %. Raise the batch before adding GPUs")             \
+    F(W_IO_BOUND, "GPUs wait for data. Speed up the input before adding GPUs")                                         \
+    F(W_CPU_BOUND, "CPUs are full and GPUs idle. Move preprocessing offline or to a CPU group")                        \
+    F(W_LINEAR_SCALING, "the promised hours assume perfect scaling. Plan with the measured efficiency")                \
+    F(W_DEADLINE_MISS, "the plan misses the deadline. Allow more nodes, faster types, or less training")               \
+    F(W_LR_SCALING, "the global batch changes and the learning rate does not. Scale it, with warm-up")                 \
+    F(W_BUDGET_MISS, "the plan costs more than the budget. Use Spot, fewer nodes, or less training")                   \
+    F(W_NO_CKPT_SPOT, "Spot without checkpoints loses all work at an interruption. Configure checkpoints")             \
+    F(W_NO_CKPT, "a failure loses all work. Configure checkpoints")                                                    \
+    F(W_CKPT_INTERVAL, "an interruption repeats more than 30 minutes. Save more often")                                \
+    F(W_CKPT_PARTIAL, "rank 0 has one shard of the state and saves only that. Let every rank save")                    \
+    F(W_FULL_CKPT_NO_OPT, "a merged checkpoint has no optimizer state. Resume from a partial one")                     \
+    F(W_REPARTITION, "a partial checkpoint fits the degrees that wrote it. Keep them, or convert")                     \
+    F(W_CKPT_OVERWRITE, "instances overwrite each other's file. Put the rank into its name")                           \
+    F(W_WARNING_WINDOW, "a save takes longer than the 120 s of notice. Save on schedule, with more writers")           \
+    F(W_MAXWAIT, "MaxWaitTime must exceed MaxRuntime. Raise it")                                                       \
+    F(W_SCHEDULE_RESUME, "the schedule restarts: learning rate, step or RNG is not saved. Save all three")             \
+    F(W_COMPILER_SHORT_JOB, "the run is shorter than the break-even of compiling. Leave the compiler off")             \
+    F(W_COMPILER_INCOMPAT, "the compiler does not work with SMDDP and SMP. Leave it off")                              \
+    F(W_COMPILER_EOL, "SageMaker Training Compiler gets no new releases. Prefer torch.compile")                        \
+    F(W_COMPILER_RECOMPILE, "each new shape compiles again. Pad to one length")                                        \
+    F(W_WARMPOOL_SPOT, "warm pools exclude Spot. Choose one")                                                          \
+    F(W_RETRY_NOT_CAPACITY, "RetryStrategy retries internal errors, not missing capacity. Use training plans")         \
+    F(W_SAVINGS_NOT_CAPACITY, "a savings plan is a price, not capacity. Use training plans")                           \
+    F(W_LOCAL_DISK, "the data exceeds the local disks in file mode. Stream it, or use FSx")                            \
+    F(W_OFFLOAD_NO_EFFECT, "offload works only with recompute and several micro-batches. Turn both on, or it off")
+
+#define PLAN_ROW(name, kind, low, high, text) {#name, text, low, high, kind},
+#define PLAN_IN(name, kind, low, high, text)  in_##name,
+#define PLAN_OUT(name, words)                 out_##name,
+#define PLAN_NUM(name)                        num_##name,
+#define PLAN_CODE(name, text)                 name,
+#define PLAN_NAME(name)                       #name,
+#define PLAN_PAIR(name, text)                 {#name, text},
+enum { PLAN_FIELDS(PLAN_IN) PLAN_INPUTS };
+enum { PLAN_OUTPUTS(PLAN_OUT) PLAN_OUTS };
+enum { PLAN_NUMBERS(PLAN_NUM) PLAN_NUMS };
+enum { PLAN_WARNINGS(PLAN_CODE) PLAN_CODES };
+static const struct plan_field {
+    const char *name, *text;
+    double low, high;
+    char kind;
+} plan_field[] = {PLAN_FIELDS(PLAN_ROW)};
+static const char *const plan_output[][2] = {PLAN_OUTPUTS(PLAN_PAIR)}, *const plan_warning[][2] = {
+                                                                           PLAN_WARNINGS(PLAN_PAIR)};
+static const char *const plan_number[] = {PLAN_NUMBERS(PLAN_NAME)};
+
+enum { PLAN_TEXT = 200, PLAN_NOTES = 24 };
+
+typedef struct plan_job {
+    double n[PLAN_INPUTS]; /* numbers, and words by index; NAN: not given */
+    char text[PLAN_INPUTS][PLAN_TEXT];
+} plan_job;
+
+typedef struct plan_list { /* sentences; those beyond the last are left out */
+    char line[PLAN_NOTES][PLAN_TEXT];
+    int count;
+} plan_list;
+
+typedef struct plan_answer {
+    int out[PLAN_OUTS];
+    double num[PLAN_NUMS]; /* NAN: not known */
+    const cost_type *type;
+    char instance[40]; /* as the user writes it */
+    unsigned long long warn;
+    plan_list why, rejected, assumed;
+} plan_answer;
+
+__attribute__((format(printf, 2, 3))) static inline void plan_say(plan_list *l, const char *format, ...)
+{
+    va_list args;
+    if (l->count == PLAN_NOTES) return;
+    va_start(args, format);
+    vsnprintf(l->line[l->count], PLAN_TEXT, format, args);
+    va_end(args);
+    for (int i = 0; i < l->count; i++)
+        if (!strcmp(l->line[i], l->line[l->count])) return;
+    l->count++;
+}
+
+/* ---- reading a job ------------------------------------------------------------------------------------------------
+ */
+
+static inline void plan_job_clear(plan_job *j)
+{
+    memset(j, 0, sizeof *j);
+    for (int f = 0; f < PLAN_INPUTS; f++) j->n[f] = (double)NAN;
+}
+
+/* The place of a word in "a|b|c", whatever its case; -1: none. */
+static inline int plan_word(const char *words, const char *word, size_t length)
+{
+    for (int k = 0; *words; k++) {
+        size_t n = strcspn(words, "|"), i = 0;
+        while (i < n && i < length && tolower((unsigned char)words[i]) == tolower((unsigned char)word[i])) i++;
+        if (i == n && n == length) return k;
+        words += n + (words[n] == '|');
+    }
+    return -1;
+}
+
+/* The k-th word, as text. */
+static inline const char *plan_named(const char *words, int k, char text[40])
+{
+    while (k-- > 0) words += strcspn(words, "|"), words += *words == '|';
+    return snprintf(text, 40, "%.*s", (int)strcspn(words, "|"), words), text;
+}
+
+/* The field of a name, in which - and _ are the same; -1: none. */
+static inline int plan_find(const char *name, size_t length)
+{
+    for (int f = 0; f < PLAN_INPUTS; f++) {
+        size_t i = 0;
+        while (i < length && plan_field[f].name[i] && (name[i] == '-' ? '_' : name[i]) == plan_field[f].name[i]) i++;
+        if (i == length && !plan_field[f].name[i]) return f;
+    }
+    return -1;
+}
+
+/* Sets a field from a text; "-" and "" leave it unknown. 0, and a sentence in `wrong`: the text is not a value of it.
+ */
+static inline int plan_job_set(plan_job *j, int f, const char *value, char wrong[PLAN_TEXT])
+{
+    const struct plan_field *field = &plan_field[f];
+    char *end;
+    double n = strtod(value, &end);
+    if (!*value || !strcmp(value, "-")) return 1;
+    if (field->kind == 't') {
+        if (strlen(value) < PLAN_TEXT) return strcpy(j->text[f], value), j->n[f] = 1, 1;
+        return snprintf(wrong, PLAN_TEXT, "%s has %zu letters, more than %d. Shorten it", field->name, strlen(value),
+                        PLAN_TEXT - 1),
+               0;
+    }
+    if (field->kind == 'w') {
+        int k = plan_word(field->text, value, strlen(value));
+        if (k >= 0) return j->n[f] = k, 1;
+        return snprintf(wrong, PLAN_TEXT, "%s: '%.40s' is not one of %s. Choose one", field->name, value, field->text),
+               0;
+    }
+    if (end != value && !*end && n >= field->low && n <= field->high && (field->kind == 'r' || n == floor(n)))
+        return j->n[f] = n, 1;
+    return snprintf(wrong, PLAN_TEXT, "%s: '%.40s' is not a %snumber from %g to %g. Correct it or leave it out",
+                    field->name, value, field->kind == 'i' ? "whole " : "", field->low, field->high),
+           0;
+}
+
+/* Sets what "k=v;k=v" says; what cannot be read becomes a sentence of `wrong`. */
+static inline void plan_job_facts(plan_job *j, const char *facts, plan_list *wrong)
+{
+    char value[PLAN_TEXT], said[PLAN_TEXT];
+    for (; *facts; facts += *facts == ';') {
+        size_t n, name, f_end = strcspn(facts, ";");
+        int f;
+        while (f_end && isspace((unsigned char)*facts)) facts++, f_end--;
+        name = strcspn(facts, "=;");
+        f = plan_find(facts, name);
+        n = name < f_end ? f_end - name - 1 : 0;
+        if (n >= PLAN_TEXT) n = PLAN_TEXT - 1;
+        memcpy(value, facts + f_end - (name < f_end ? f_end - name - 1 : 0), n), value[n] = 0;
+        if (f < 0 && f_end && strncmp(facts, "-", f_end))
+            plan_say(wrong, "facts: '%.*s' is not a fact: it is left out", (int)(name < 40 ? name : 40), facts);
+        if (f >= 0 && !plan_job_set(j, f, value, said)) plan_say(wrong, "%s: it is left out", said);
+        facts += f_end;
+    }
+}
+
+/* ---- deciding -----------------------------------------------------------------------------------------------------
+ */
+
+typedef struct plan_proposal { /* what the user has in mind; without it one GPU */
+    int given, over;           /* over: more GPUs than there are */
+    double tp, pp, dp, gpus;
+    int zero;
+} plan_proposal;
+
+typedef struct plan { /* one job on one type */
+    const plan_job *j;
+    const cost_type *type;
+    plan_answer *a;
+    cost_bytes bytes;
+    cost_shape shape;
+    double params, price, ref_hours, ref_gpus, deadline; /* NAN: not known */
+    double least, most;                                  /* nodes */
+    int fits;                                            /* a replica, on one GPU */
+    plan_proposal user;
+} plan;
+
+static inline int plan_has(const plan_job *j, int f) { return !isnan(j->n[f]); }
+static inline int plan_is(const plan_job *j, int f, double value) { return j->n[f] == value; }
+static inline double plan_or(const plan_job *j, int f, double otherwise)
+{
+    return plan_has(j, f) ? j->n[f] : otherwise;
+}
+static inline void plan_warn(plan_answer *a, int code, int on) { a->warn |= (unsigned long long)(on != 0) << code; }
+static inline int plan_warned(const plan_answer *a, int code) { return a->warn >> code & 1; }
+static inline int plan_chose(const plan *p) { return p->a->out[out_strategy]; }
+static inline int plan_partitions(int strategy) { return strategy >= TP && strategy <= TP_PP_DP; }
+
+/* GB of states on the GPU with the largest share of a model cut tp x pp ways, of which dp copies share by ZeRO. */
+static inline double plan_states(const plan *p, double tp, double pp, double dp, int zero)
+{
+    double layers = p->shape.layers, stage = layers > 0 && pp <= layers ? ceil(layers / pp) / layers : 1 / pp;
+    return p->params * cost_zero(&p->bytes, zero, dp) * stage / tp;
+}
+
+static inline int plan_fits(const plan *p, double tp, double pp, double dp, int zero, int recompute)
+{
+    double wide = plan_is(p->j, in_precision, COST_FP32) ? 2 : 1;
+    if (plan_has(p->j, in_replica_fits) && tp * pp * (zero ? dp : 1) <= 1) return plan_is(p->j, in_replica_fits, 1);
+    if (isnan(p->params)) return 1;
+    return plan_states(p, tp, pp, dp, zero) + wide * cost_activations(&p->shape, tp, recompute) / 1e9 <=
+           cost_usable * p->type->gb;
+}
+
+/* Hours on so many GPUs: nothing is lost where the reference was measured and on one GPU. */
+static inline double plan_hours(const plan *p, double gpus, double nodes)
+{
+    double lost = gpus == p->ref_gpus || gpus == 1 ? 1 : nodes > 1 ? plan_or(p->j, in_node_eff, 0.9) : 0.9;
+    return p->ref_hours * p->ref_gpus / (gpus * lost);
+}
+static inline int plan_late(const plan *p, double hours) { return hours > p->deadline * (1 + 1e-9); }
+
+static inline void plan_layout(plan *p, int strategy, int shard, double tp, double pp, double dp, double nodes)
+{
+    int *out = p->a->out;
+    out[out_strategy] = strategy, out[out_shard] = shard;
+    out[out_tp] = (int)tp, out[out_pp] = (int)pp, out[out_dp] = (int)dp, out[out_nodes] = (int)nodes;
+}
+
+/* A layout on n nodes that fits, the simplest first; 0: none does. */
+static inline int plan_try_replicas(plan *p, double n) { return plan_layout(p, DP, 0, 1, 1, n * p->type->count, n), 1; }
+static inline int plan_try_shards(plan *p, double n)
+{
+    for (int recompute = 0; recompute < 2; recompute++)
+        for (int zero = 1; zero < 4; zero++)
+            if (plan_fits(p, 1, 1, n * p->type->count, zero, recompute)) {
+                plan_layout(p, SHARDED_DP, zero, 1, 1, n * p->type->count, n);
+                return p->a->out[out_act_ckpt] = recompute, 1;
+            }
+    return 0;
+}
+static inline int plan_cut(plan *p, double tp, double pp, double n, int recompute)
+{
+    double dp = n * p->type->count / (tp * pp);
+    int kind = tp > 1 ? pp > 1 ? dp > 1 ? TP_PP_DP : TP_PP : dp > 1 ? TP_DP : TP : dp > 1 ? PP_DP : PP;
+    if (dp != floor(dp) || !plan_fits(p, tp, pp, 1, 0, recompute)) return 0;
+    plan_layout(p, kind, 0, tp, pp, dp, n);
+    return p->a->out[out_act_ckpt] = recompute, 1;
+}
+static inline int plan_try_cuts(plan *p, double n)
+{
+    double heads = p->shape.layers > 0 ? p->shape.heads : 0, most = 1, gpus = n * p->type->count;
+    while (2 * most <= p->type->count && (heads <= 0 || fmod(heads, 2 * most) == 0)) most *= 2;
+    if (!plan_fits(p, most, floor(gpus / most), 1, 0, 1)) return 0;
+    for (int recompute = 0; recompute < 2; recompute++) {
+        for (double tp = 2; tp <= most; tp *= 2)
+            if (plan_cut(p, tp, 1, n, recompute)) return 1;
+        for (double pp = 2; pp <= gpus / most; pp++)
+            if (plan_cut(p, most, pp, n, recompute)) return 1;
+    }
+    return 0;
+}
+/* A tensor group that leaves its node becomes one per node, with the nodes as stages. */
+static inline int plan_try_stages(plan *p, double n)
+{
+    return plan_cut(p, p->type->count, n, n, 0) || plan_cut(p, p->type->count, n, n, 1);
+}
+
+/* The fewest nodes on which `try` finds a layout in time; if none is in time, the most; 0: nothing fits. */
+static inline int plan_scale(plan *p, int (*try_on)(plan *, double))
+{
+    double last = 0;
+    for (double n = p->least; n <= p->most; n++) {
+        if (!try_on(p, n)) continue;
+        if (!plan_late(p, plan_hours(p, n * p->type->count, n))) return 1;
+        last = n;
+    }
+    if (last > 0) try_on(p, last);
+    return last > 0;
+}
+
+/* What the user proposes: degrees that are left open follow from the nodes. */
+static inline void plan_propose(plan *p)
+{
+    const plan_job *j = p->j;
+    plan_proposal *u = &p->user;
+    int s = (int)plan_or(j, in_given_strategy, -1), g = p->type->count;
+    double tp = plan_or(j, in_given_tp, 1), pp = plan_or(j, in_given_pp, 1);
+    double nodes = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, 0));
+    u->given = s >= 0 || tp > 1 || pp > 1 || plan_has(j, in_given_gpus);
+    u->gpus = plan_or(j, in_given_gpus, nodes > 0 ? nodes * g : ceil(tp * pp / g) * g);
+    if (s == SINGLE || !u->given) u->gpus = 1;
+    nodes = ceil(u->gpus / g);
+    if (!plan_has(j, in_given_tp) && (s == TP || s == TP_PP || s == TP_DP || s == TP_PP_DP))
+        tp = s == TP ? floor(u->gpus / pp) : fmin(g, u->gpus);
+    if (!plan_has(j, in_given_pp) && (s == PP || s == TP_PP || s == PP_DP || s == TP_PP_DP))
+        pp = s == PP || s == TP_PP ? floor(u->gpus / tp) : nodes > 1 ? nodes : fmin(g, u->gpus);
+    u->tp = fmax(tp, 1), u->pp = fmax(pp, 1);
+    u->over = u->tp * u->pp > u->gpus;
+    u->dp = fmax(floor(u->gpus / (u->tp * u->pp)), 1);
+    u->zero = s == SHARDED_DP || (s < 0 && u->tp * u->pp == 1 && u->given) ? 3 : 0;
+}
+
+/* Does it fit? Copies of a cut model may share the optimizer's state; that counts where 20 bytes of a parameter, as
+ * SageMaker's guide counts them, fit in 85 % of the memory. */
+static inline int plan_user_fits(const plan *p)
+{
+    const plan_proposal *u = &p->user;
+    plan careful = *p;
+    int recompute = !plan_is(p->j, in_act_ckpt, 0), s = (int)plan_or(p->j, in_given_strategy, -1);
+    if (u->over) return 0;
+    if (plan_fits(p, u->tp, u->pp, u->dp, u->zero, recompute)) return 1;
+    careful.bytes.gradients += 4, careful.params *= cost_usable / 0.85;
+    return (s == TP_DP || s == PP_DP || s == TP_PP_DP) && u->dp > 1 &&
+           plan_fits(&careful, u->tp, u->pp, u->dp, 1, recompute);
+}
+
+/* Is the run slow for a reason that more GPUs do not remove? */
+static inline int plan_starved(const plan *p)
+{
+    const plan_job *j = p->j;
+    plan_answer *a = p->a;
+    double gpu = j->n[in_gpu_util_pct], cpu = j->n[in_cpu_util_pct], need = j->n[in_dataset_gb] / j->n[in_epoch_s];
+    int more, waits = gpu < 70 && j->n[in_io_wait_pct] >= 50;
+    plan_warn(a, W_BATCH_TOO_SMALL, cpu < 70 && gpu < 70 && j->n[in_gpumem_p95] < 70);
+    plan_warn(a, W_CPU_BOUND, cpu > 90 && gpu < 10);
+    plan_warn(a, W_IO_BOUND, waits || j->n[in_fs_gb_s] < need);
+    more = !plan_has(j, in_cur_nodes) || !plan_is(j, in_max_nodes, j->n[in_cur_nodes]) || plan_has(j, in_deadline_h);
+    return more && (waits || plan_warned(a, W_BATCH_TOO_SMALL) || plan_warned(a, W_CPU_BOUND));
+}
+
+/* Without a deadline: has the user chosen several GPUs already? */
+static inline int plan_wants_several(const plan *p)
+{
+    const plan_job *j = p->j;
+    int s = (int)plan_or(j, in_given_strategy, -1), small = p->params < 0.1 && plan_or(j, in_micro_batch, 1) < 64;
+    if (small || plan_partitions(s) || s == SINGLE) return 0;
+    if (p->ref_gpus > 1 && (plan_has(j, in_ref_hours) || plan_has(j, in_ref_gpus))) return 1;
+    return plan_has(j, in_cur_nodes) &&
+           (p->least > 1 || s >= DP || *j->text[in_want_library] || plan_or(j, in_given_gpus, 1) > 1);
+}
+
+/* Independent trainings, each on a GPU, or sharded on a node; 0: one needs several nodes. */
+static inline int plan_trials(plan *p)
+{
+    double trials = p->j->n[in_n_trials], nodes = plan_or(p->j, in_cur_nodes, plan_or(p->j, in_max_nodes, 1)), each;
+    if (!(trials > 1) || (!p->fits && !plan_try_shards(p, 1))) return 0;
+    each = p->fits ? p->type->count : 1;
+    if (!plan_has(p->j, in_cur_nodes)) nodes = fmin(nodes, ceil(trials / each));
+    plan_layout(p, JOB_PARALLEL, p->fits ? 0 : p->a->out[out_shard], 1, 1, p->fits ? 1 : p->type->count, nodes);
+    p->a->num[num_waves] = ceil(trials / (nodes * each));
+    plan_say(&p->a->why, "%g trainings do not depend on each other: %g at a time, each on a %s, in %g rounds", trials,
+             nodes * each, p->fits ? "GPU" : "node", p->a->num[num_waves]);
+    return 1;
+}
+
+/* A replica fits. */
+static inline void plan_replicas(plan *p)
+{
+    plan_answer *a = p->a;
+    double one = plan_hours(p, 1, 1), g = p->type->count;
+    int late = plan_late(p, one);
+    a->out[out_act_ckpt] = !plan_fits(p, 1, 1, 1, 0, 0);
+    if (isnan(p->deadline) || isnan(one) ? plan_wants_several(p) : late) {
+        if (isnan(p->deadline) && p->ref_gpus > 1 && !plan_has(p->j, in_cur_nodes))
+            p->least = fmin(p->most, fmax(1, ceil(p->ref_gpus / g)));
+        if (late) plan_say(&a->rejected, "single: %.4g h on one GPU, the deadline is %g h", one, p->deadline);
+        if (g * p->most > 1) {
+            plan_scale(p, plan_try_replicas);
+            plan_say(&a->why, "A replica fits on one GPU%s: data parallel on %d GPUs",
+                     late ? " and one GPU is too slow" : "", a->out[out_dp]);
+            return;
+        }
+    }
+    plan_layout(p, SINGLE, 0, 1, 1, 1, 1);
+    plan_say(&a->why, one <= p->deadline ? "A replica fits on one GPU, which meets the deadline"
+                                         : "A replica fits on one GPU, and nothing asks for more");
+    if (g > 1) plan_say(&a->rejected, "dp: %g GPUs are not needed", g);
+}
+
+/* A replica does not fit. */
+static inline void plan_cuts(plan *p)
+{
+    plan_answer *a = p->a;
+    const plan_proposal *u = &p->user;
+    int partition = plan_is(p->j, in_mp_family, 2), shard = plan_is(p->j, in_mp_family, 1), done = 0;
+    double room = cost_usable * p->type->gb, from = p->least;
+    plan_say(&a->rejected, "single, dp: %.4g GB of states on a GPU that holds %.4g GB", plan_states(p, 1, 1, 1, 0),
+             room);
+    if (u->tp > p->type->count && !shard) {
+        p->least = fmax(p->least, fmin(p->most, ceil(u->tp * u->pp / p->type->count)));
+        partition = 1, done = plan_scale(p, plan_try_stages);
+        p->least = from;
+    }
+    if (!done) done = plan_scale(p, partition ? plan_try_cuts : plan_try_shards);
+    if (!done) {
+        double gpus = p->most * p->type->count;
+        plan_layout(p, INFEASIBLE, 0, 1, 1, 1, p->most);
+        plan_say(&a->why, "Nothing fits on %g nodes: %.4g GB of states on each of %g GPUs, which hold %.4g GB", p->most,
+                 plan_states(p, 1, 1, gpus, 3), gpus, room);
+        return;
+    }
+    for (int zero = 1; zero < a->out[out_shard]; zero++)
+        plan_say(&a->rejected, "zero%d: %.4g GB of states on each GPU, which holds %.4g GB", zero,
+                 plan_states(p, 1, 1, a->out[out_dp], zero), room);
+    if (a->out[out_nodes] > from &&
+        !plan_late(p, plan_hours(p, p->type->count * (a->out[out_nodes] - 1), a->out[out_nodes] - 1)))
+        plan_say(&a->rejected, "%d nodes: the states do not fit", a->out[out_nodes] - 1);
+    plan_say(&a->why, "A replica does not fit: %s leaves %.4g GB of states on each GPU, which holds %.4g GB",
+             partition ? "cutting the model" : "sharding the states",
+             plan_states(p, a->out[out_tp], a->out[out_pp], a->out[out_dp], a->out[out_shard]), room);
+}
+
+static inline void plan_library(plan *p)
+{
+    int *out = p->a->out;
+    int several = out[out_nodes] > 1, s = plan_chose(p), trn = !strncmp(cost_short(p->type), "trn", 3);
+    int kind = s == DP              ? several && p->type->smddp ? SMDDP : DDP_NCCL
+               : s == SHARDED_DP    ? several && p->type->smddp ? SMDDP : FSDP_NCCL
+               : plan_partitions(s) ? SMP
+                                    : NO_LIBRARY;
+    out[out_library] = trn && s != NO_SCALE && s != INFEASIBLE ? TORCHRUN_NEURON : kind;
+}
+
+/* Hours, dollars, Spot. */
+static inline void plan_money(plan *p)
+{
+    const plan_job *j = p->j;
+    plan_answer *a = p->a;
+    double *num = a->num, nodes = a->out[out_nodes], gpus = plan_chose(p) == SINGLE ? 1 : nodes * p->type->count, cost,
+           hours;
+    int asks = plan_is(j, in_spot, 2);
+    if (plan_chose(p) == NO_SCALE || plan_chose(p) == INFEASIBLE)
+        hours = (double)NAN;
+    else if (plan_chose(p) == JOB_PARALLEL)
+        hours = plan_hours(p, p->fits ? 1 : p->type->count, 1) * num[num_waves];
+    else
+        hours = plan_hours(p, gpus, nodes);
+    num[num_est_hours] = hours;
+    num[num_cost_od] = hours * nodes * p->price;
+    num[num_spot_hours] = cost_spot_hours(hours, plan_or(j, in_rework_pct, 0), plan_or(j, in_interruptions, 0),
+                                          plan_or(j, in_rework_h, 0) + plan_or(j, in_restart_h, 0));
+    num[num_cost_spot] = num[num_spot_hours] * nodes * p->price * (1 - plan_or(j, in_spot_disc_pct, 60) / 100);
+    a->out[out_spot] =
+        asks ? !plan_late(p, num[num_spot_hours]) && num[num_cost_od] > j->n[in_budget_usd] : plan_is(j, in_spot, 1);
+    if (asks && plan_late(p, num[num_spot_hours]))
+        plan_say(&a->rejected, "spot: %.4g h, the deadline is %g h", num[num_spot_hours], p->deadline);
+    else if (asks && !a->out[out_spot] && num[num_cost_od] <= j->n[in_budget_usd])
+        plan_say(&a->rejected, "spot: on-demand costs $%.0f of the budget of $%g", num[num_cost_od],
+                 j->n[in_budget_usd]);
+    hours = num[a->out[out_spot] ? num_spot_hours : num_est_hours],
+    cost = num[a->out[out_spot] ? num_cost_spot : num_cost_od];
+    plan_warn(a, W_DEADLINE_MISS, plan_late(p, hours));
+    plan_warn(a, W_BUDGET_MISS, cost > j->n[in_budget_usd]);
+}
+
+/* Does a text name one of these words? */
+static inline int plan_mentions(const char *text, const char *words)
+{
+    char low[PLAN_TEXT], word[40];
+    size_t i = 0;
+    for (; text[i]; i++) low[i] = (char)tolower((unsigned char)text[i]);
+    low[i] = 0;
+    for (int k = 0; *plan_named(words, k, word); k++)
+        if (strstr(low, word)) return 1;
+    return 0;
+}
+
+/* How many of the frameworks does a text name? FSDP over SMDDP's collectives is one. */
+static inline int plan_frameworks(const char *text)
+{
+    static const char *const names[] = {"horovod|hvd",
+                                        "deepspeed",
+                                        "smddp|dataparallel",
+                                        "smp|modelparallel",
+                                        "fsdp",
+                                        "megatron",
+                                        "pytorchddp|torchddp|ddp_nccl",
+                                        "pytorchxla",
+                                        "parameter_server|byteps"};
+    int count = 0;
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) count += plan_mentions(text, names[i]);
+    return count - (plan_mentions(text, "smddp") && plan_mentions(text, "fsdp"));
+}
+
+static inline void plan_saves(plan *p)
+{
+    const plan_job *j = p->j;
+    plan_answer *a = p->a;
+    int *out = a->out;
+    double hours = a->num[num_est_hours], save, cap = out[out_spot] ? 30 : 60;
+    double nodes = fmax(out[out_nodes], plan_or(j, in_cur_nodes, plan_or(j, in_writers, 1)));
+    int s = plan_chose(p), own = s == SHARDED_DP || plan_partitions(s), user = (int)plan_or(j, in_given_strategy, s);
+    int shares = user == SHARDED_DP || plan_partitions(user), full = plan_is(j, in_ckpt_kind, 0),
+        partial = plan_is(j, in_ckpt_kind, 1);
+    int one = plan_mentions(j->text[in_writer], "rank0|rank_0|rank 0") || !strcmp(j->text[in_writer], "0");
+    const char *file = j->text[in_ckpt_filename], *has = j->text[in_ckpt_has];
+    save = p->params * plan_or(j, in_save_bytes_per_param, 14) / (plan_or(j, in_writers, 1) * j->n[in_writer_gb_s]);
+    if (isnan(hours)) hours = j->n[in_deadline_h];
+    out[out_ckpt] = s == INFEASIBLE ? 0 : own ? 2 : 1;
+    out[out_ckpt_required] = out[out_spot] ? 2 : !(hours <= 1);
+    if (save > 0 && j->n[in_interruptions] > 0)
+        cap = fmin(cap, cost_interval(save / 60, 60 * hours / j->n[in_interruptions]));
+    out[out_ckpt_max_min] = cap >= 1 ? (int)cap : isnan(cap) ? 30 : 1;
+    a->num[num_save_s] = save;
+    plan_warn(a, W_NO_CKPT_SPOT, out[out_spot] && plan_is(j, in_ckpt_cfg, 0));
+    plan_warn(a, W_NO_CKPT, !out[out_spot] && out[out_ckpt_required] && plan_is(j, in_ckpt_cfg, 0));
+    plan_warn(a, W_CKPT_INTERVAL, out[out_spot] && j->n[in_ckpt_interval_min] > 30);
+    plan_warn(a, W_CKPT_PARTIAL, one && shares && !full);
+    plan_warn(a, W_FULL_CKPT_NO_OPT, full && plan_is(j, in_purpose, 0));
+    plan_warn(a, W_REPARTITION,
+              partial && plan_has(j, in_ckpt_pp) && j->n[in_ckpt_pp] != plan_or(j, in_given_pp, out[out_pp]));
+    plan_warn(a, W_CKPT_OVERWRITE,
+              *file && nodes > 1 && !one && !plan_mentions(file, "rank|{|%|$|per_|per-|unique|host|node|distinct"));
+    plan_warn(a, W_WARNING_WINDOW, save > 120);
+    plan_warn(a, W_MAXWAIT, j->n[in_max_wait_s] <= j->n[in_max_run_s]);
+    plan_warn(a, W_SCHEDULE_RESUME,
+              *has && !plan_mentions(has, "all|everything") &&
+                  !(plan_mentions(has, "lr|sched|learning") && plan_mentions(has, "step|iter") &&
+                    plan_mentions(has, "rng|seed|random")));
+}
+
+static inline void plan_compile(plan *p)
+{
+    const plan_job *j = p->j;
+    plan_answer *a = p->a;
+    int asked = plan_is(j, in_compiler, 1) || plan_is(j, in_compiler, 2) || plan_has(j, in_compile_min) ||
+                plan_has(j, in_speedup);
+    double minutes = 60 * (isnan(a->num[num_est_hours]) ? p->ref_hours : a->num[num_est_hours]);
+    double even = cost_break_even(plan_or(j, in_compile_min, 15), plan_or(j, in_speedup, 1.2));
+    const char *words = "smddp|smp|smdistributed|dataparallel|modelparallel";
+    int sm = a->out[out_library] == SMDDP || a->out[out_library] == SMP || plan_mentions(j->text[in_library], words) ||
+             plan_mentions(j->text[in_want_library], words) || plan_mentions(j->text[in_libs], words);
+    if (plan_is(j, in_compiler, 0) || !asked) return;
+    a->num[num_break_even_min] = even;
+    plan_warn(a, W_COMPILER_EOL, 1);
+    plan_warn(a, W_COMPILER_INCOMPAT, sm);
+    plan_warn(a, W_COMPILER_SHORT_JOB, minutes < even);
+    plan_warn(a, W_COMPILER_RECOMPILE, plan_is(j, in_dynamic_shapes, 1));
+    a->out[out_compiler] = !sm && !(minutes < even) && !plan_is(j, in_supported_model, 0);
+    if (minutes < even)
+        plan_say(&a->rejected, "compiler: the run takes %.4g min, the break-even is %.4g min", minutes, even);
+}
+
+static inline void plan_input(plan *p)
+{
+    const plan_job *j = p->j;
+    plan_answer *a = p->a;
+    int mode = (int)plan_or(j, in_input_mode, 0), again = plan_is(j, in_random_access, 1) && !(j->n[in_epochs] <= 1);
+    int large = p->type->nvme_gb > 0 && j->n[in_dataset_gb] > p->type->nvme_gb, slow = plan_warned(a, W_IO_BOUND);
+    plan_warn(a, W_LOCAL_DISK, large && plan_is(j, in_input_mode, 0));
+    if (mode != 3 && ((slow && mode != 0) || ((slow || large) && again)))
+        a->out[out_input] = 2;
+    else if (mode == 0 && (slow || large))
+        a->out[out_input] = 1;
+    if (large)
+        plan_say(&a->rejected, "file mode: %g GB of data, %g GB on the local disks", j->n[in_dataset_gb],
+                 p->type->nvme_gb);
+    a->num[num_need_gb_s] = j->n[in_dataset_gb] / j->n[in_epoch_s];
+}
+
+static inline void plan_cluster(plan *p)
+{
+    const plan_job *j = p->j;
+    plan_answer *a = p->a;
+    const plan_proposal *u = &p->user;
+    int g = p->type->count, user = (int)plan_or(j, in_given_strategy, -1),
+        wants = plan_mentions(j->text[in_want_library], "smddp");
+    double nodes = fmax(a->out[out_nodes], plan_or(j, in_cur_nodes, 1)),
+           now = plan_or(j, in_cur_nodes, ceil(u->gpus / g));
+    double gpus = plan_chose(p) == SINGLE ? 1 : a->out[out_nodes] * g,
+           batch = plan_or(j, in_micro_batch, j->n[in_global_batch]);
+    double tp = u->given ? u->tp : a->out[out_tp], heads = j->n[in_heads],
+           claim = plan_or(j, in_given_gpus, plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, 0)) * g);
+    double real = p->ref_hours * p->ref_gpus / (claim * (claim > g ? plan_or(j, in_node_eff, 0.9) : 0.9));
+    int sharded = user == SHARDED_DP || (user < 0 && !p->fits),
+        pair = plan_has(j, in_want_library) && plan_has(j, in_library);
+    double cut = u->zero ? u->gpus : u->tp * u->pp, room = cost_usable * p->type->gb;
+    plan_warn(a, W_STATE_EXCEEDS_WEIGHTS,
+              !plan_is(j, in_replica_fits, 1) && !u->over && p->params * p->bytes.weights / cut <= room &&
+                  plan_states(p, u->tp, u->pp, u->dp, u->zero) > room);
+    plan_warn(a, W_MP_UNNEEDED, p->fits && (plan_partitions(user) || u->tp * u->pp > 1));
+    plan_warn(a, W_SHARD_DOWNSIZE,
+              sharded && plan_has(j, in_prev_nodes) && now < j->n[in_prev_nodes] && !p->fits &&
+                  !plan_fits(p, 1, 1, now * g, 3, 1));
+    plan_warn(a, W_HOST_OOM,
+              !plan_is(j, in_delayed_init, 1) && a->num[num_host_init_gb] > p->type->host_gib * 1.073741824);
+    plan_warn(a, W_BF16_UNSUPPORTED, !p->type->bf16 && plan_or(j, in_precision, 0) >= COST_AMP_BF16);
+    plan_warn(a, W_TP_CROSS_NODE, u->tp > g);
+    plan_warn(a, W_TP_DEGREE, tp > 1 && (exp2(round(log2(tp))) != tp || fmod(heads, tp) > 0));
+    plan_warn(a, W_NO_EFA, nodes > 1 && p->type->efa && plan_is(j, in_efa, 0));
+    plan_warn(a, W_EFA_UNAVAILABLE, !p->type->efa && plan_is(j, in_efa, 1));
+    plan_warn(a, W_SMDDP_UNSUPPORTED, wants && !p->type->smddp);
+    plan_warn(a, W_SMDDP_SINGLE_NODE, wants && fmin(nodes, plan_or(j, in_cur_nodes, nodes)) <= 1);
+    plan_warn(a, W_MIXED_FRAMEWORKS,
+              plan_frameworks(j->text[in_libs]) > 1 ||
+                  (pair && plan_frameworks(j->text[in_library]) && plan_frameworks(j->text[in_want_library]) &&
+                   strcmp(j->text[in_library], j->text[in_want_library]) && *j->text[in_libs]));
+    plan_warn(a, W_LAUNCHER,
+              !strncmp(cost_short(p->type), "trn", 3) && *j->text[in_launcher] &&
+                  !plan_mentions(j->text[in_launcher], "torch_distributed|torchrun"));
+    plan_warn(a, W_SMALL_MODEL_DIST,
+              p->params < 0.1 && batch < 64 &&
+                  fmax(gpus, fmax(u->gpus, user == SINGLE ? 1 : plan_or(j, in_cur_nodes, 0) * g)) > 1);
+    plan_warn(a, W_LINEAR_SCALING,
+              j->n[in_claimed_hours] <= 1.02 * p->ref_hours * p->ref_gpus / claim &&
+                  real > plan_or(j, in_deadline_h, j->n[in_claimed_hours]));
+    plan_warn(a, W_LR_SCALING,
+              plan_has(j, in_batch_factor) && !plan_is(j, in_batch_factor, 1) && !plan_is(j, in_lr_scaled, 1));
+    plan_warn(a, W_WARMPOOL_SPOT, j->n[in_keep_alive_s] > 0 && a->out[out_spot]);
+    plan_warn(a, W_RETRY_NOT_CAPACITY, plan_is(j, in_fix_retry, 1) && !plan_is(j, in_capacity_error, 0));
+    plan_warn(a, W_SAVINGS_NOT_CAPACITY, plan_is(j, in_fix_savings_plan, 1) && !plan_is(j, in_capacity_error, 0));
+    plan_warn(a, W_OFFLOAD_NO_EFFECT,
+              plan_is(j, in_offload, 1) &&
+                  (plan_or(j, in_act_ckpt, a->out[out_act_ckpt]) < 1 || plan_is(j, in_given_mb, 1)));
+}
+
+static inline void plan_numbers(plan *p)
+{
+    const plan_job *j = p->j;
+    const int *out = p->a->out;
+    double *num = p->a->num, pp = plan_or(j, in_given_pp, out[out_pp]), m = j->n[in_given_mb];
+    double tp = p->user.given ? p->user.tp : out[out_tp], cut_pp = p->user.given ? p->user.pp : out[out_pp];
+    int zero = p->user.given ? p->user.zero : out[out_shard];
+    double dp = p->user.given ? p->user.dp : out[out_dp];
+    num[num_weights_gb] = p->params * p->bytes.weights, num[num_states_gb] = plan_states(p, 1, 1, 1, 0);
+    num[num_weights_per_gpu_gb] = num[num_weights_gb] / (tp * cut_pp * (zero > 2 ? dp : 1));
+    num[num_state_per_gpu_gb] = plan_states(p, tp, cut_pp, dp, zero);
+    num[num_min_gpus_weights_80] = ceil(num[num_weights_gb] / 80),
+    num[num_min_gpus_weights_40] = ceil(num[num_weights_gb] / 40);
+    num[num_lr_mult] = j->n[in_batch_factor];
+    num[num_host_init_gb] = 4 * p->params * plan_or(j, in_procs_per_node, p->type->count);
+    if (isnan(m)) m = floor(j->n[in_global_batch] / (plan_or(j, in_micro_batch, 1) * dp));
+    if (pp > 1 || plan_has(j, in_given_pp)) {
+        num[num_min_mb] = cost_least_micro(pp);
+        if (m >= 1) num[num_bubble] = cost_bubble(pp, m), num[num_pp_slowdown] = cost_slowdown(pp, m);
+    }
+    plan_warn(p->a, W_BUBBLE, num[num_bubble] > 0.2 + 1e-9);
+    plan_warn(p->a, W_MB_DIVIDE, j->n[in_given_mb] > 0 && fmod(j->n[in_global_batch], j->n[in_given_mb]) > 0);
+}
+
+/* What is not given is assumed, and what contradicts itself is decided; each with a sentence. */
+static inline void plan_complete(plan *p, double price)
+{
+    const plan_job *j = p->j;
+    plan_list *l = &p->a->assumed;
+    cost_shape *s = &p->shape;
+    int optimizer = (int)plan_or(j, in_optimizer, COST_ADAMW), lora = optimizer == COST_LORA, g = p->type->count;
+    double from_shape = 12e-9 * j->n[in_layers] * j->n[in_hidden] * j->n[in_hidden];
+    p->params = j->n[in_params_b], p->deadline = j->n[in_deadline_h];
+    p->bytes = cost_of((int)plan_or(j, in_precision, COST_AMP_BF16), optimizer,
+                       plan_or(j, in_trainable_pct, lora ? 1 : 100) / 100);
+    if (isnan(p->params))
+        plan_say(l, "params_b is missing: a replica is assumed to fit on a GPU%s",
+                 plan_has(j, in_replica_fits) ? " as replica_fits says" : "");
+    else if (!plan_has(j, in_precision) || !plan_has(j, in_optimizer))
+        plan_say(
+            l,
+            "precision or optimizer is missing: %g bytes of states per parameter are assumed (AMP with AdamW has 16)",
+            cost_zero(&p->bytes, 0, 1));
+    if (from_shape > 2 * p->params || from_shape < 0.4 * p->params)
+        plan_say(l, "params_b %g contradicts layers and hidden (12 L h^2 is %.3g): params_b counts", p->params,
+                 from_shape);
+    if (plan_has(j, in_layers) && plan_has(j, in_hidden)) {
+        s->layers = j->n[in_layers], s->hidden = j->n[in_hidden],
+        s->heads = plan_or(j, in_heads, fmax(1, round(s->hidden / 128)));
+        s->sequence = plan_or(j, in_seq_len, 2048), s->micro = plan_or(j, in_micro_batch, 1);
+        if (!plan_has(j, in_seq_len) || !plan_has(j, in_micro_batch))
+            plan_say(l, "seq_len or micro_batch is missing: %g texts of %g tokens are assumed", s->micro, s->sequence);
+        if (fmod(s->hidden, s->heads) > 0)
+            plan_say(l, "hidden %g is not a multiple of heads %g: the formulas take both as they are", s->hidden,
+                     s->heads);
+    } else if (!isnan(p->params))
+        plan_say(l, "layers or hidden is missing: activations are not counted");
+    if (j->n[in_micro_batch] > j->n[in_global_batch])
+        plan_say(l, "micro_batch %g exceeds global_batch %g: micro_batch counts for memory", j->n[in_micro_batch],
+                 j->n[in_global_batch]);
+    p->least = plan_or(j, in_cur_nodes, 1), p->most = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, 1024));
+    if (j->n[in_cur_nodes] > j->n[in_max_nodes])
+        plan_say(l, "cur_nodes %g exceeds max_nodes %g: cur_nodes counts", j->n[in_cur_nodes], j->n[in_max_nodes]);
+    if (!plan_has(j, in_max_nodes) && !plan_has(j, in_cur_nodes))
+        plan_say(l, "max_nodes is missing: up to 1024 are considered");
+    p->ref_hours = j->n[in_ref_hours],
+    p->ref_gpus = plan_or(j, in_ref_gpus, plan_has(j, in_cur_nodes) ? p->least * g : 1);
+    if (!plan_has(j, in_ref_hours) && j->n[in_tokens_b] > 0 && !isnan(p->params) && p->type->teraflops > 0) {
+        p->ref_gpus = 1, p->ref_hours = cost_computing(1e9 * p->params, 1e9 * j->n[in_tokens_b],
+                                                       p->type->teraflops * 1e10 * plan_or(j, in_mfu_pct, 40)) /
+                                        3600;
+        plan_say(l, "ref_hours is missing: 6 x %g x %ge18 operations at %g %% of %g TFLOP/s are %.4g h on one GPU",
+                 p->params, j->n[in_tokens_b], plan_or(j, in_mfu_pct, 40), p->type->teraflops, p->ref_hours);
+    } else if (isnan(p->ref_hours) && (plan_has(j, in_deadline_h) || plan_has(j, in_budget_usd)))
+        plan_say(
+            l,
+            "ref_hours is missing: deadline and budget cannot be judged. Give ref_hours, or tokens_b for an estimate");
+    else if (!plan_has(j, in_ref_gpus) && !isnan(p->ref_hours))
+        plan_say(l, "ref_gpus is missing: ref_hours is taken as measured on %g", p->ref_gpus);
+    p->price = isnan(price) ? p->type->dollars : price;
+    if (isnan(price) && !isnan(p->ref_hours))
+        plan_say(l, "price_node_h is missing: the catalogue has %.2f dollars", p->price);
+    if (plan_has(j, in_spot) && !plan_is(j, in_spot, 0)) {
+        if (!plan_has(j, in_spot_disc_pct)) plan_say(l, "spot_disc_pct is missing: 60 is assumed");
+        if (!plan_has(j, in_interruptions) && !plan_has(j, in_rework_pct))
+            plan_say(l, "interruptions and rework_pct are missing: none are counted");
+    }
+    plan_propose(p);
+    if (p->user.over)
+        plan_say(l, "given_tp x given_pp is %g, and there are %g GPUs: your layout does not fit",
+                 p->user.tp * p->user.pp, p->user.gpus);
+}
+
+/* Decides for one type. */
+static inline void plan_on(const plan_job *j, const cost_type *type, double price, plan_answer *a)
+{
+    plan p;
+    memset(&p, 0, sizeof p), memset(a, 0, sizeof *a);
+    p.j = j, p.type = a->type = type, p.a = a;
+    for (int k = 0; k < PLAN_NUMS; k++) a->num[k] = (double)NAN;
+    plan_complete(&p, price);
+    p.fits = plan_fits(&p, 1, 1, 1, 0, 0) || plan_fits(&p, 1, 1, 1, 0, 1);
+    if (plan_starved(&p)) {
+        plan_layout(&p, NO_SCALE, 0, 1, 1, 1, plan_or(j, in_cur_nodes, 1));
+        plan_say(&a->why, "More GPUs would wait as well: mend what the warnings name first, then measure again");
+    } else if (!plan_trials(&p)) {
+        if (p.fits)
+            plan_replicas(&p);
+        else
+            plan_cuts(&p);
+    }
+    a->out[out_fit] = plan_has(j, in_given_strategy) ? plan_user_fits(&p) : p.fits;
+    if (!plan_has(j, in_node_eff) && a->out[out_nodes] > 1 && !isnan(p.ref_hours))
+        plan_say(&a->assumed, "node_eff is missing: 0.9 is assumed");
+    plan_library(&p);
+    plan_numbers(&p);
+    plan_money(&p);
+    plan_saves(&p);
+    plan_compile(&p);
+    plan_input(&p);
+    plan_cluster(&p);
+}
+
+/* How a plan compares with another one: fewer nodes, a lower given price, a simpler strategy, a lower price. */
+static inline int plan_better(const plan_answer *a, double price, const plan_answer *b, double other)
+{
+    double of_a[6], of_b[6];
+    const plan_answer *both[2] = {a, b};
+    for (int i = 0; i < 2; i++) {
+        double *to = i ? of_b : of_a, given = i ? other : price;
+        to[0] = both[i]->out[out_strategy] == INFEASIBLE;
+        to[1] = plan_warned(both[i], W_DEADLINE_MISS) + plan_warned(both[i], W_BF16_UNSUPPORTED);
+        to[2] = plan_warned(both[i], W_DEADLINE_MISS) ? both[i]->num[num_est_hours] : both[i]->out[out_nodes];
+        to[3] = isnan(given) ? 0 : given;
+        to[4] = both[i]->out[out_strategy];
+        to[5] = isnan(both[i]->type->dollars) ? 1e9 : both[i]->type->dollars;
+    }
+    for (int k = 0; k < 6; k++)
+        if (of_a[k] != of_b[k]) return of_a[k] < of_b[k];
+    return 0;
+}
+
+typedef struct plan_candidate {
+    const cost_type *type;
+    double price; /* NAN: the catalogue's */
+    char name[40];
+} plan_candidate;
+
+/* The types that a job names, with their prices, or all GPUs of the catalogue. */
+static inline int plan_candidates(const plan_job *j, const cost_catalogue *c, plan_candidate *list, plan_list *wrong)
+{
+    const char *name = j->text[in_instance], *price = j->text[in_price_node_h];
+    char text[40];
+    size_t m = strcspn(price, "|");
+    int count = 0;
+    snprintf(text, sizeof text, "%.*s", (int)m, price);
+    for (size_t n; *name && count < COST_TYPES; name += n + (name[n] == '|')) {
+        plan_candidate *to = &list[count];
+        n = strcspn(name, "|");
+        snprintf(to->name, sizeof to->name, "%.*s", (int)n, name);
+        to->type = cost_find(c, to->name, strlen(to->name));
+        to->price = cost_number(text);
+        if (*text && strcmp(text, "-") && !(to->price > 0))
+            plan_say(wrong, "price_node_h: '%s' is not a number above 0: the catalogue's price counts", text),
+                to->price = (double)NAN;
+        if (to->type)
+            count++;
+        else
+            plan_say(wrong, "instance: '%s' is not in the catalogue: it is left out", to->name);
+        if (price[m]) price += m + 1, m = strcspn(price, "|"), snprintf(text, sizeof text, "%.*s", (int)m, price);
+    }
+    for (int i = 0, all = !count; all && i < c->count; i++) {
+        plan_candidate *to = &list[count];
+        to->type = &c->type[i], to->price = cost_number(text);
+        snprintf(to->name, sizeof to->name, "%s", cost_short(to->type));
+        count += strncmp(to->name, "trn", 3) != 0;
+    }
+    return count;
+}
+
+/* The answer to a job: the best of its candidates. */
+static inline void plan_answer_of(const plan_job *j, const cost_catalogue *c, plan_answer *best)
+{
+    static plan_answer a[COST_TYPES]; /* of this thread alone: the programs here have one */
+    plan_candidate list[COST_TYPES];
+    plan_list wrong;
+    int count, first = 0;
+    memset(&wrong, 0, sizeof wrong);
+    count = plan_candidates(j, c, list, &wrong);
+    for (int i = 0; i < count; i++) {
+        plan_on(j, list[i].type, list[i].price, &a[i]);
+        memcpy(a[i].instance, list[i].name, sizeof list[i].name);
+        if (plan_better(&a[i], list[i].price, &a[first], list[first].price)) first = i;
+    }
+    *best = a[first];
+    if (!*j->text[in_instance]) plan_say(&wrong, "instance is missing: every GPU type of the catalogue is considered");
+    for (int i = 0; i < wrong.count; i++) plan_say(&best->assumed, "%s", wrong.line[i]);
+    for (int i = 0; i < count; i++)
+        if (i != first)
+            plan_say(&best->rejected, "%s: %d nodes%s", list[i].name, a[i].out[out_nodes],
+                     a[i].out[out_strategy] == INFEASIBLE  ? " do not suffice"
+                     : plan_warned(&a[i], W_DEADLINE_MISS) ? " miss the deadline"
+                                                           : "");
+}
+
+#endif
