@@ -51,9 +51,9 @@ static int product(int dot, int64_t m, int64_t n, int64_t depth, int ta, int tb,
     }
     for (int round = 0; round < 5 && timed; round++) {
         dt__device *d = k->device;
-        d->wait(d), start = dt__now();
+        dt__gpu_wait((dt__cuda *)(void *)d), start = dt__now();
         for (int i = 0; i < 10; i++) ((dt__cuda *)(void *)d)->run.gemm(NULL, &g);
-        d->wait(d);
+        dt__gpu_wait((dt__cuda *)(void *)d);
         seconds = __builtin_fmin(seconds, (dt__now() - start) / 10.0);
     }
     printf("%s %6lld x %6lld x %6lld %c%c%s%s%s  off by %.1e of the largest", names[dot - DT__DOT_TF32], (long long)m,

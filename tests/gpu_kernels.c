@@ -17,7 +17,7 @@ static const dt__kernels *on_device(void) { return &((dt__cuda *)(void *)gpu->de
 static float *device(int64_t n) { return (float *)gpu->device->attach(gpu->device, DT__DEVICE, NULL, 4 * n); }
 static void put(float *to, const float *from, int64_t n)
 {
-    dt__gpu_copy((dt__cuda *)(void *)gpu->device, to, from, n);
+    dt__gpu_copy((dt__cuda *)(void *)gpu->device, DT__GPU_OPS, to, from, n);
 }
 static void drop(float *mem) { gpu->device->detach(gpu->device, mem); }
 static float *random_floats(int64_t n, uint32_t seed)
@@ -171,7 +171,7 @@ static void speed(void)
     double copy, seconds;
     dt__verb v = DT__ZERO;
     dt__update u = DT__ZERO;
-    SECONDS(copy, 5, dt__gpu_copy((dt__cuda *)(void *)gpu->device, a, b, n));
+    SECONDS(copy, 5, dt__gpu_copy((dt__cuda *)(void *)gpu->device, DT__GPU_OPS, a, b, n));
     value("copy on the device, 1 GB", 8.0 * (double)n / copy * 1e-9, "GB/s");
     v.k = gpu, v.n = n, v.to = a, v.from = b, v.kind = DT__VERB_ADD;
     SECONDS(seconds, 5, gpu->device->verb(gpu->device, pool, &v));
