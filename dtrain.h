@@ -2661,7 +2661,7 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     OP(CUSTOM, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, HOST, RUN(custom), custom, ) \
     OP(CUSTOM_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, HOST, RUN(custom), NONE, ) \
     OP(COMBINE, SPECIAL, "f", 0, GIVEN, WHOLE, NONE, SPECIAL, RUN(combine), combine, ) \
-    OP(ALL_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, HOST, RUN(all_rows), NONE, RULE(ALL_ROWS, 0, NONE, D, FLOW)) \
+    OP(ALL_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, SPECIAL, RUN(all_rows), NONE, RULE(ALL_ROWS, 0, NONE, D, FLOW)) \
     OP(OWN_ROWS, MOVE, "f", 0, GIVEN, REFUSE, NONE, SPECIAL, RUN(own_rows), NONE, \
        RULE(OWN_ROWS, 0, ALL_ROWS, D, FLOW)) \
     OP(SAME_ROWS, ALIAS, "f", 0, SAME, REFUSE, NONE, NOTHING, NONE, same_rows, ) \
@@ -2734,10 +2734,10 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
        RULE(AUX_LOSS, 0, NONE, D, FLOW) RULE(AUX_LOSS, 1, AUX_LOSS_GRAD, B, FLOW)) \
     OP(AUX_LOSS_GRAD, SPECIAL, "f", 0, GIVEN, REFUSE, NONE, ELEMENTS, SOME(aux_loss_grad), NONE, ) \
     OP(MOE_ROUTE, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, SPECIAL, RUN(moe_route), NONE, ) \
-    OP(MOE_BINS, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, HOST, RUN(moe_bins), NONE, ) \
+    OP(MOE_BINS, SPECIAL, "if", 0, GIVEN, REFUSE, NONE, SPECIAL, RUN(moe_bins), NONE, ) \
     OP(MOE_ROWS, MOVE, "f*f", 0, GIVEN, REFUSE, NONE, ROWS, SOME(moe_rows), NONE, \
        RULE(MOE_ROWS, 0, MOE_SUM, DB, FLOW)) \
-    OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, EACH, NONE, HOST, RUN(moe_exchange), NONE, \
+    OP(MOE_EXCHANGE, MOVE, "f*", 0, GIVEN, EACH, NONE, SPECIAL, RUN(moe_exchange), NONE, \
        RULE(MOE_EXCHANGE, 0, MOE_EXCHANGE, DBC, BACK)) \
     OP(MOE_LINEAR, GEMM, "f*f", 0, GIVEN, PRODUCT, experts, SPECIAL, RUN(moe_linear), NONE, \
        RULE(MOE_LINEAR, 0, MOE_LINEAR, DBC, BACK) RULE(MOE_LINEAR, 2, MOE_DW, ABD, CHAIN) \
@@ -2812,10 +2812,9 @@ typedef struct dt__attention {
     int64_t lddq, lddk;
 } dt__attention;
 
-/* Partial attention of queries of a head over some keys (R9): largest score, sum of exp(score - max), chains by v. */
+/* Partial attention of a query over some keys (R9): largest score, sum of exp(score - max), chains by v (d). */
 typedef struct dt__slice_sums {
-    float *max, *sum, *o; /* (rows), (rows), (rows,d) with row stride ld */
-    int64_t ld;
+    float *max, *sum, *o;
 } dt__slice_sums;
 
 /* The scalars of one step of an optimizer, computed once in double and rounded. */
@@ -2861,6 +2860,9 @@ typedef int32_t dt__i4 __attribute__((vector_size(16)));
 #define DT__SHUFFLE4(a, b, i, j, k, l) __extension__({ const dt__i4 at = {i, j, k, l}; __builtin_shuffle(a, b, at); })
 #endif
 
+#define DT__LEADS 1        /* in a block of threads: the first warp alone */
+#define DT__SYNC ((void)0) /* between a scalar read of memory and a vector's write, or the other way round: H7, CUDA */
+
 /* The kernels of one instruction set. */
 typedef struct dt__kernels {
     const char *name;
@@ -2869,7 +2871,7 @@ typedef struct dt__kernels {
     int64_t (*gemm_scratch)(void);
     void (*attention)(dt_pool *pool, const dt__attention *a); /* backward where a->dout is given */
     int64_t (*attention_scratch)(int64_t s, int64_t d);
-    void (*attention_join)(const dt__slice_sums *left, const dt__slice_sums *right, int64_t rows, int64_t d);
+    void (*attention_join)(const dt__slice_sums *left, const dt__slice_sums *right, int64_t d);
     void (*drop)(float *out, const float *x, int64_t n, const dt__rng *rng, int64_t first, uint32_t threshold,
                  float scale);
     void (*rope)(float *out, const float *x, const float *turn, int64_t heads, int64_t d, float sign);
@@ -4297,26 +4299,17 @@ static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows
 }
 
 /* left = left + right, sums of two neighbouring runs of keys: each is scaled by exp(its maximum - the larger one). */
-static void DT__K(dt__attention_join)(const dt__slice_sums *left, const dt__slice_sums *right, int64_t rows, int64_t d)
+static void DT__K(dt__attention_join)(const dt__slice_sums *left, const dt__slice_sums *right, int64_t d)
 {
-    for (int64_t i = 0, n; i < rows; i += n) {
-        float a[DT__W], b[DT__W];
-        dt__vf x = dt__v_loadn(left->max + i, n = dt__min(DT__W, rows - i)), y = dt__v_loadn(right->max + i, n);
-        dt__vf max = dt__v_max(x, y), wx = dt__v_exp(x - max), wy = dt__v_exp(y - max);
-        dt__vf sum = dt__v_fma(wy, dt__v_loadn(right->sum + i, n), wx * dt__v_loadn(left->sum + i, n));
-        dt__v_storen(left->max + i, max, n);
-        dt__v_storen(left->sum + i, sum, n);
-        dt__v_store(a, wx);
-        dt__v_store(b, wy);
-        for (int64_t r = 0; r < n; r++) {
-            float *o = left->o + (i + r) * left->ld;
-            const float *p = right->o + (i + r) * right->ld;
-            for (int64_t c = 0; c < d; c += DT__W) {
-                int64_t m = dt__min(DT__W, d - c);
-                dt__vf own = a[r] * dt__v_loadn(o + c, m);
-                dt__v_storen(o + c, dt__v_fma(dt__v_set(b[r]), dt__v_loadn(p + c, m), own), m);
-            }
-        }
+    dt__vf x = dt__v_set(*left->max), y = dt__v_set(*right->max), max = dt__v_max(x, y);
+    dt__vf wx = dt__v_exp(x - max), wy = dt__v_exp(y - max);
+    dt__vf sum = dt__v_fma(wy, dt__v_set(*right->sum), wx * dt__v_set(*left->sum));
+    DT__SYNC;
+    dt__v_storen(left->max, max, 1);
+    dt__v_storen(left->sum, sum, 1);
+    for (int64_t c = 0, n; c < d; c += n) {
+        dt__vf own = wx * dt__v_loadn(left->o + c, n = dt__min(DT__W, d - c));
+        dt__v_storen(left->o + c, dt__v_fma(wy, dt__v_loadn(right->o + c, n), own), n);
     }
 }
 
@@ -4715,8 +4708,6 @@ typedef struct dt__verb {
 } dt__verb;
 
 struct dt__call;
-#define DT__LEADS 1        /* in a block of threads: the first warp alone */
-#define DT__SYNC ((void)0) /* between a scalar read of memory and a vector's write, or the other way round: H7, CUDA */
 /* A device that is not the host. What it does not support, the host runs between downloads and uploads. */
 typedef struct dt__device {
     const char *name;
@@ -4971,11 +4962,13 @@ static void dt__self_masked(const dt__kernels *k, dt_pool *pool, const float *x,
 static void dt__self_join(const dt__kernels *k, const float *x, const float *y, float *out, dt__sha256 *h)
 {
     dt__slice_sums side[2];
-    for (int i = 0; i < 2; i++) {
-        memcpy(out + 1024 * i, i ? y : x, 4 * 1024);
-        side[i].max = out + 1024 * i, side[i].sum = side[i].max + 29, side[i].o = side[i].sum + 29, side[i].ld = 17;
+    for (int64_t r = 0; r < 29; r++) {
+        for (int i = 0; i < 2; i++) {
+            if (!r) memcpy(out + 1024 * i, i ? y : x, 4 * 1024);
+            side[i].max = out + 1024 * i + r, side[i].sum = side[i].max + 29, side[i].o = out + 1024 * i + 58 + 17 * r;
+        }
+        k->attention_join(&side[0], &side[1], 13);
     }
-    k->attention_join(&side[0], &side[1], 29, 13);
     dt__sha256_add(h, out, 4 * 1024);
 }
 
@@ -5189,7 +5182,7 @@ enum { DT__SHARDS_REFUSE, DT__SHARDS_KEEP, DT__SHARDS_EACH, DT__SHARDS_WHOLE, DT
 /* What an op iterates over: ELEMENTS or ROWS of the result; VALUES that rows of the input make; COLUMNS, over all rows
  * in order; those of a TABLE whose rows an index picks; LANES, the elements along an axis; SAMPLES (i[0] of them).
  * MOVES are copies by strides, PRODUCTS tiles of a matrix, ATTENTION panels of heads, SPECIAL an order of its own.
- * Sizes follow from shapes, but those of products of experts, which are downloaded. What calls ranks or the program is
+ * Sizes follow from shapes, but those of products of experts, which the host knows as well. What calls the program is
  * HOST: the host alone runs it. */
 enum { DT__OVER_NOTHING, DT__OVER_ELEMENTS, DT__OVER_ROWS, DT__OVER_VALUES, DT__OVER_COLUMNS, DT__OVER_TABLE,
        DT__OVER_LANES, DT__OVER_SAMPLES, DT__OVER_MOVES, DT__OVER_PRODUCTS, DT__OVER_ATTENTION, DT__OVER_SPECIAL,
@@ -7218,6 +7211,12 @@ static int64_t dt__slice_row(const dt__sliced *s, int64_t place)
     return (place / 2 * s->samples * 2 + (place & 1)) * s->rows;
 }
 
+/* Of that slice of queries: its first statistic. */
+static int64_t dt__slice_stat(const dt__sliced *s, int64_t place)
+{
+    return place / 2 * s->samples * s->a->h * s->a->t + (place & 1) * s->rows;
+}
+
 /* Does any query slice below `end` see key slice `key`? */
 static int dt__slice_seen(const dt__sliced *s, int64_t end, int64_t key) { return !s->a->causal || end > key; }
 /* Does this half of a rank's query slices, the early ones or the late ones, see this key slice? */
@@ -7277,20 +7276,13 @@ static int64_t dt__sliced_floats(const dt_graph *g, const dt__node *n)
     return dt__max(dt__sliced_of(&s, g, &a, NULL, 0), dt__sliced_of(&s, g, &a, NULL, 1));
 }
 
-/* Row i of a block among the rows of a job. */
-static int64_t dt__sliced_row(const dt__sliced *s, int64_t i)
-{
-    int64_t place = i / (s->samples * s->rows), sample = i / s->rows % s->samples;
-    return dt__slice_row(s, place) + sample * 2 * s->rows + i % s->rows;
-}
-
 /* This rank's q-th slice of queries against the k-th of `owner`'s keys: o and its statistics, or dq, go to `node`. */
 static dt__attention dt__sliced_pair(const dt__sliced *s, int64_t q, const float *block, int owner, int64_t k,
                                      float *node)
 {
     dt__attention j = *s->a;
     int64_t place = dt__slice_place(s, q), row = dt__slice_row(s, place);
-    int64_t stat = place / 2 * s->samples * j.h * j.t + (place & 1) * s->rows;
+    int64_t stat = dt__slice_stat(s, place);
     j.b = s->samples, j.t = j.s = j.room = j.gap = s->rows;
     j.q += row * j.ld;
     j.k = block + dt__slice_place(s, k) * s->keys, j.v = j.k + s->pair / 2, j.ldk = s->pair;
@@ -7308,61 +7300,83 @@ static dt__attention dt__sliced_pair(const dt__sliced *s, int64_t q, const float
     return j;
 }
 
-/* ---- joining the nodes of a tree ---- */
-typedef struct dt__slice_job {
-    const dt__sliced *s;
-    int64_t place;    /* of the query slice in the block */
-    float *to, *from; /* nodes */
-} dt__slice_job;
-
-/* to += from for the query slice of sample b. */
-static void dt__slice_join_task(void *context, int64_t b, void *scratch)
+/* Copies `cols` floats of every row between arrays whose rows are those of a job, that many floats apart, or blocks (0). */
+static void dt__sliced_move(const dt__sliced *s, float *to, int64_t to_ld, const float *from, int64_t from_ld,
+                            int64_t cols)
 {
-    const dt__slice_job *j = (const dt__slice_job *)context;
-    const dt__sliced *s = j->s;
-    const dt__attention *a = s->a;
-    int64_t row = dt__slice_row(s, j->place) + b * a->t;
-    (void)scratch;
-    if (a->dout) {
-        float *to = j->to + row * s->width;
-        s->c->env->k->binary(DT__OP_ADD, to, to, 1, j->from + row * s->width, 1, s->rows * s->width);
-        return;
-    }
-    for (int64_t head = 0; head < a->h; head++) {
-        dt__slice_sums side[2];
+    const int64_t ld[2] = {to_ld, from_ld};
+    for (int64_t place = 0; place < 2 * s->leaves; place++) {
+        dt__call c = *s->c;
+        dt__strided w = DT__ZERO;
+        w.shape = dt_shape3(s->samples, s->rows, cols), w.arrays = 2;
         for (int i = 0; i < 2; i++) {
-            float *node = i ? j->from : j->to;
-            side[i].max = node + ((j->place / 2 * s->samples + b) * a->h + head) * a->t + (j->place & 1) * s->rows;
-            side[i].sum = side[i].max + s->stats;
-            side[i].o = node + 2 * s->stats + row * s->width + head * a->d, side[i].ld = s->width;
+            w.start[i] = ld[i] ? dt__slice_row(s, place) * ld[i] : place * s->keys;
+            w.stride[i][1] = ld[i] ? ld[i] : s->pair, w.stride[i][2] = 1;
+            w.stride[i][0] = w.stride[i][1] * s->rows * (ld[i] ? 2 : 1);
         }
-        s->c->env->k->attention_join(&side[0], &side[1], s->rows, a->d);
+        dt__strided_begin(&w);
+        c.out = to, c.in[0] = from, c.part = 0, c.strided = &w;
+        dt__split(&c, dt_shape_count(w.shape), 4096, dt__move_part);
     }
 }
-static void dt__slice_end_task(void *context, int64_t b, void *scratch) /* out = o / sum of sample b */
+
+/* ---- joining the nodes of a tree ---- */
+/* Rows of heads of node c->out += those of c->aux; arrays of the walk: largest scores, their sums, o of width c->part. */
+static void dt__slice_join(const dt__call *c, int64_t begin, int64_t end)
 {
-    const dt__slice_job *j = (const dt__slice_job *)context;
-    const dt__sliced *s = j->s;
-    const dt__attention *a = s->a;
-    (void)scratch;
-    for (int64_t i = 0; i < a->h * a->t; i++) {
-        int64_t row = b * a->t + i % a->t, head = i / a->t, stat = b * a->h * a->t + i;
-        const float *o = j->from + 2 * s->stats + row * s->width + head * a->d;
-        a->row_max[stat] = j->from[stat], a->row_sum[stat] = j->from[s->stats + stat];
-        for (int64_t c = 0; c < a->d; c++) a->o[row * a->ldo + head * a->d + c] = o[c] / j->from[s->stats + stat];
+    const dt__strided *w = c->strided;
+    for (int64_t n, at[DT__MAX_IN]; begin < end; begin += n) {
+        n = dt__strided_at(w, begin, end, at);
+        for (int64_t r = 0; r < n; r++) {
+            dt__slice_sums side[2];
+            for (int i = 0; i < 2; i++) {
+                float *node = i ? c->aux : c->out;
+                side[i].max = node + at[0] + r * w->step[0], side[i].sum = node + at[1] + r * w->step[1];
+                side[i].o = node + at[2] + r * w->step[2];
+            }
+            c->env->k->attention_join(&side[0], &side[1], c->part);
+        }
     }
+}
+/* The output of forward from the root: o / sum. */
+static void dt__sliced_end(const dt__sliced *s, const float *root)
+{
+    const dt__attention *a = s->a;
+    dt__call c = *s->c;
+    dt__node n = *c.n;
+    dt__strided w = DT__ZERO;
+    n.op = DT__OP_DIV, c.n = &n, c.strided = &w;
+    c.out = a->o, c.in[0] = root + 2 * s->stats, c.in[1] = root + s->stats;
+    w.shape = dt__shape(4, a->b, a->t, a->h, a->d), w.arrays = 2;
+    dt__strides(&w.shape, &w.shape, w.stride[0]);
+    w.stride[1][0] = a->h * a->t, w.stride[1][1] = 1, w.stride[1][2] = a->t;
+    dt__strided_begin(&w);
+    dt__mem_copy(c.env->k, c.env->pool, a->row_max, root, 2 * s->stats);
+    dt__split(&c, dt_shape_count(w.shape), 4096, dt__map_part);
 }
 
 /* Adds its right sibling to node `to` of the tree over keys, for each query slice that sees any of its keys. */
 static void dt__sliced_join(const dt__sliced *s, const dt__partial *sum, int to, int from)
 {
     int64_t middle = (2 * sum->index + 1) << (sum->level - 1);
-    dt__slice_job j;
-    j.s = s, j.to = s->nodes + to * s->node, j.from = s->nodes + from * s->node;
+    const dt__attention *a = s->a;
+    dt__call c = *s->c;
+    c.out = s->nodes + to * s->node, c.aux = s->nodes + from * s->node, c.part = (int)a->d;
     for (int64_t q = 0; q < 2 * s->leaves; q++) {
-        j.place = dt__slice_place(s, q);
-        if (dt__slice_seen(s, dt__slice_number(s, s->at, q) + 1, middle))
-            dt__parallel(s->c->env->pool, s->samples, dt__slice_join_task, &j);
+        int64_t place = dt__slice_place(s, q), row = dt__slice_row(s, place) * s->width;
+        dt__strided w = DT__ZERO;
+        c.strided = &w;
+        if (!dt__slice_seen(s, dt__slice_number(s, s->at, q) + 1, middle)) continue;
+        for (int64_t b = 0; a->dout && b < s->samples; b++, row += a->t * s->width)
+            dt__mem_add(c.env->k, c.env->pool, c.out + row, c.aux + row, s->rows * s->width);
+        w.shape = dt_shape3(s->samples, a->h, s->rows), w.arrays = 3;
+        for (int i = 0; i < 3; i++) { /* from sample to sample, head to head, row to row */
+            w.start[i] = i < 2 ? i * s->stats + dt__slice_stat(s, place) : 2 * s->stats + row;
+            w.stride[i][0] = i < 2 ? a->h * a->t : a->t * s->width;
+            w.stride[i][1] = i < 2 ? a->t : a->d, w.stride[i][2] = i < 2 ? 1 : s->width;
+        }
+        dt__strided_begin(&w);
+        if (!a->dout) dt__split(&c, dt_shape_count(w.shape), 16, dt__slice_join);
     }
 }
 
@@ -7441,34 +7455,19 @@ static void dt__sliced_block(const dt__sliced *s, dt__stack *tree, int step, int
     }
 }
 
-/* Copies the root of the tree over keys to dq, and the roots of the trees over queries to dk and dv. */
-static void dt__sliced_gradients(const dt__sliced *s, const float *dq, const float *dkv)
-{
-    const dt__attention *a = s->a;
-    for (int64_t i = 0; i < a->b * a->t; i++) {
-        int64_t row = dt__sliced_row(s, i);
-        memcpy(a->dq + i * a->lddq, dq + i * s->width, 4 * (size_t)s->width);
-        memcpy(a->dk + row * a->lddk, dkv + i * s->pair, 4 * (size_t)(s->pair / 2));
-        memcpy(a->dv + row * a->lddk, dkv + i * s->pair + s->pair / 2, 4 * (size_t)(s->pair / 2));
-    }
-}
-
 /* Forward, or backward where there is a gradient of the output. */
 static void dt__sliced_run(const dt__call *c, const dt__attention *a)
 {
     const dt__peers *peers = &c->env->peers;
     int backward = a->dout != NULL;
+    float *root; /* of the tree over keys, then of those over queries */
     dt__sliced s;
     dt__stack tree = DT__ZERO, keys = DT__ZERO;
-    dt__slice_job end;
     (void)dt__sliced_of(&s, c->g, a, c->env->sliced, backward);
     s.c = c;
     int64_t count = 2 * s.leaves * s.keys, half = s.pair / 2;
-    for (int64_t i = 0; i < a->b * a->t; i++) { /* this rank's block */
-        int64_t row = dt__sliced_row(&s, i);
-        memcpy(s.block[0] + i * s.pair, a->k + row * a->ldk, 4 * (size_t)half);
-        memcpy(s.block[0] + i * s.pair + half, a->v + row * a->ldk, 4 * (size_t)half);
-    }
+    dt__sliced_move(&s, s.block[0], 0, a->k, a->ldk, half); /* this rank's block */
+    dt__sliced_move(&s, s.block[0] + half, 0, a->v, a->ldk, half);
     for (int step = 0; step < s.ranks; step++) {
         int owner = (s.at + s.ranks - step) % s.ranks, rank = (s.at + step) % s.ranks, place = 2 + (step & 1);
         int here = step & 1, there = !here, more = step + 1 < s.ranks, next = (s.at + 1) % s.ranks;
@@ -7487,9 +7486,15 @@ static void dt__sliced_run(const dt__call *c, const dt__attention *a)
     }
     for (int place = 0; place < DT__CP_PLACES && s.ranks > 1; place++)
         peers->message(peers->user, DT__CP_WAIT, place, NULL, 0, 0);
-    end.s = &s, end.from = s.nodes + tree.node[0].set * s.node;
-    if (backward) dt__sliced_gradients(&s, end.from, s.key_nodes + keys.node[0].set * 2 * s.leaves * s.keys);
-    else dt__parallel(c->env->pool, a->b, dt__slice_end_task, &end);
+    root = s.nodes + tree.node[0].set * s.node;
+    if (!backward) {
+        dt__sliced_end(&s, root);
+        return;
+    }
+    dt__sliced_move(&s, a->dq, a->lddq, root, s.width, s.width);
+    root = s.key_nodes + keys.node[0].set * count;
+    dt__sliced_move(&s, a->dk, a->lddk, root, 0, half);
+    dt__sliced_move(&s, a->dv, a->lddk, root + half, 0, half);
 }
 
 static void dt__attention_run(const dt__call *c, const dt__attention *a)
@@ -7896,6 +7901,8 @@ typedef struct dt__route {
 
 static int64_t dt__route_size(int64_t bins, int64_t choices) { return 2 * bins + 1 + 3 * choices; }
 
+/* Bins of a table of either kind. */
+static int64_t dt__table_bins(const dt__node *n) { return n->i[0] * n->i[3]; }
 /* The table of node n, whose value is at `data`. i: experts, experts per token, most rows of a bin, leaves. */
 static dt__route dt__route_at(const dt__node *n, const float *data)
 {
@@ -7950,7 +7957,11 @@ static void dt__route_all(const dt__call *c, int64_t begin, int64_t end)
         if (r.row[i] >= 0) r.from[r.row[i]] = (int32_t)i;
     }
 }
-static void dt__run_moe_route(const dt__call *c) { dt__split(c, 1, 1, dt__route_all); }
+static void dt__run_moe_route(const dt__call *c)
+{
+    dt__split(c, 1, 1, dt__route_all);
+    (void)dt__download(c->env->k, c->out, dt__table_bins(c->n) + 1); /* the host asks for sizes of bins */
+}
 
 /* in: x (N,C), table [, w (N,k)]. out (R,C): the token of each row [times the weight of its choice]. */
 static dt_tensor dt__moe_rows(dt_graph *g, dt_tensor x, dt_tensor route, dt_tensor w)
@@ -7986,20 +7997,25 @@ static dt_tensor dt__moe_bins(dt_graph *g, dt_tensor route)
     bins.dtype = DT_I32;
     return dt__push(g, &bins, NULL);
 }
-/* Bins of a table of either kind. */
-static int64_t dt__table_bins(const dt__node *n) { return n->i[0] * n->i[3]; }
 static void dt__run_moe_bins(const dt__call *c)
 {
     const dt__peers *peers = &c->env->peers;
     int64_t bins = dt__table_bins(c->n);
-    int32_t *begin = (int32_t *)(void *)c->out, *here = begin + bins + 1, *there = here + bins, next = 0;
-    dt__route r = dt__route_at(dt__in(c, 0), c->in[0]);
-    float *of_here = c->out + bins + 1, *of_there = of_here + bins;
+    float *out = dt__host(c->env->k, c->out), *of_here = out + bins + 1, *of_there = of_here + bins;
+    int32_t *begin = (int32_t *)(void *)out, *here = begin + bins + 1, *there = here + bins, next = 0;
+    dt__route r = dt__route_at(dt__in(c, 0), dt__host(c->env->k, c->in[0]));
     for (int64_t b = 0; b < bins; b++) here[b] = r.begin[b + 1] - r.begin[b];
     for (int64_t b = 0; b <= bins; b++) begin[b] = (int32_t)b;
     peers->exchange(peers->user, of_there, begin, of_here, begin, bins / dt__expert_ranks(c->g), 1);
     for (int64_t b = 0; b < bins; next += there[b++]) begin[b] = next;
     begin[bins] = next;
+    dt__upload(c->env->k, out, 3 * bins + 1);
+}
+
+/* A table's first rows of bins, which its op has left on the host, too. */
+static const int32_t *dt__host_ids(const dt__call *c, int i)
+{
+    return (const int32_t *)(const void *)dt__host(c->env->k, c->in[i]);
 }
 
 /* in: rows (R,C), table, bins. out: the rows that all ranks route to this rank's experts, by bin; with i[1] the way
@@ -8018,7 +8034,7 @@ static void dt__run_moe_exchange(const dt__call *c)
     const dt__peers *peers = &c->env->peers;
     int64_t cols = dt__cols(c->n), bins = dt__table_bins(dt__in(c, 2));
     int back = (int)c->n->i[1];
-    const int32_t *give = dt__ids(c, back ? 2 : 1), *take = dt__ids(c, back ? 1 : 2);
+    const int32_t *table[2] = {dt__host_ids(c, 1), dt__host_ids(c, 2)}, *give = table[back], *take = table[!back];
     int64_t used = take[bins];
     peers->exchange(peers->user, c->out, take, c->in[0], give, bins / dt__expert_ranks(c->g), cols);
     dt__mem_fill(c->env->k, c->env->pool, c->out + used * cols, 0.0f, (dt__rows(c->n) - used) * cols);
@@ -8065,7 +8081,7 @@ static dt__moe_bin dt__moe_bin_of(const dt__call *c, const dt__node *weight)
     const dt__param *p = dt__node_param(c->g, weight);
     dt__moe_bin w;
     w.bins = dt__table_bins(dt__in(c, 1));
-    w.begin = (const int32_t *)(const void *)dt__download(c->env->k, c->in[1], w.bins + 1);
+    w.begin = dt__host_ids(c, 1);
     w.experts = dt__in(c, 1)->i[0] / dt__expert_ranks(c->g);
     w.of_expert = p && p->experts ? p->own_shards * dt__shard_step(p) : dt__count(weight) / w.experts;
     return w;
@@ -9144,7 +9160,7 @@ typedef struct dt__gemm_args {
     WARP(dt__total) WARP(dt__max_grad_rows) WARP(dt__some_embed) \
     WARP(dt__some_rope) WARP(dt__some_dropout) WARP(dt__entropy_rows) WARP(dt__some_cross_entropy_grad) \
     WARP(dt__loss_samples) WARP(dt__some_loss_grad) WARP(dt__some_moe_rows) WARP(dt__some_moe_sum) \
-    WARP(dt__some_moe_dot) WARP(dt__some_accumulate)
+    WARP(dt__some_moe_dot) WARP(dt__some_accumulate) WARP(dt__slice_join)
 /* The arguments of a launch of such a function: copies of what the call points to. */
 typedef struct dt__launch {
     dt__call c;
@@ -9715,6 +9731,10 @@ struct dt__kernels {
     {
         dt__column_block(op, chain, p0, p1, stats, rows, cols, ld);
     }
+    static void attention_join(const dt__slice_sums *left, const dt__slice_sums *right, int64_t d)
+    {
+        dt__attention_join_cuda(left, right, d);
+    }
     static void row(int op, float *out, const float *const in[3], float s[4], int64_t n)
     {
         dt__row_cuda(op, out, in, s, n);
@@ -9848,6 +9868,7 @@ static const char *const dt__cuda_parts[][2] = {
     {"#define DT__OPERAND(mask, bit)", "/* A map op on n elements"},
     {"/* ---- conversions of storage", "#ifdef DT__FORCED"}, {"#ifdef DT__ON_DEVICE /* 3:", "#endif /* 3 */"},
     {"static void DT__K(dt__binary)(", "/* ---- conversions of storage"},
+    {"static void DT__K(dt__attention_join)(", NULL},
     {"/* ---- rotary embedding", "typedef uint16_t DT__K(dt__vs)"},
     {"/* out (n) of type `to`", "static const dt__kernels DT__K(dt__table)"},
     /* H5 */
@@ -9870,7 +9891,7 @@ static const char *const dt__cuda_parts[][2] = {
     {"static void dt__map_part(", NULL}, {"static void dt__some_row_op(", NULL}, {"static float dt__whole_sum(", NULL},
     {"static void dt__total(", NULL}, {"static void dt__some_column_op(", NULL},
     {"static int dt__larger(", "static void dt__run_max_grad("}, {"static int64_t dt__table_row(", NULL},
-    {"static void dt__some_embed(", "/* ---- picking by index"}, {"static void dt__some_gather(", NULL},
+    {"static void dt__some_embed(", "/* ---- picking by index"}, {"static void dt__slice_join(", NULL}, {"static void dt__some_gather(", NULL},
     {"static void dt__some_scatter_add(", NULL}, {"static void dt__some_top_k(", NULL},
     {"static uint32_t dt__drop_threshold(", NULL}, {"static uint32_t dt__site(", NULL},
     {"static void dt__some_rope(", NULL}, {"static void dt__some_positions(", NULL},
@@ -10528,11 +10549,8 @@ static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__s
 
 static int dt__gpu_supports(const dt__call *c)
 {
-    int op = c->n->op, domain = dt__op_of(op)->domain;
-    if (domain == DT__OVER_ATTENTION) return !c->g->context_shards;
-    if (dt__op_of(op)->some && dt__body_of(dt__op_of(op)->some) == DT__BODY_COUNT) return 0;
-    return domain != DT__OVER_HOST && !(op == DT__OP_COMBINE && c->n->i[0]) &&
-           !(op == DT__OP_CROSS_ENTROPY && c->n->i[3] * c->n->i[1] < c->n->i[0]);
+    const dt__op *op = dt__op_of(c->n->op);
+    return op->domain != DT__OVER_HOST && (!op->some || dt__body_of(op->some) < DT__BODY_COUNT);
 }
 static void dt__gpu_run(const dt__call *c)
 {
@@ -25481,6 +25499,20 @@ static int dt__trainer_draws(const dt_trainer *t)
     return !t->layout.output.quiet && (dt_trainer_is_root(t) || !dt__state_is_local(t));
 }
 
+/* How many ops the host has run for this rank's device; at the end of a run they are named. */
+static double dt__trainer_on_host(const dt_trainer *t, int named)
+{
+    const int64_t *of = t->e.k->device ? t->e.k->device->on_host : NULL;
+    int64_t ops = 0;
+    for (int i = 0; of && i <= DT__OP_COUNT; i++) ops += of[i];
+    if (!named || !ops) return (double)ops;
+    printf("host     %jd ops ran on the host:", ops);
+    for (int i = 0; i <= DT__OP_COUNT; i++)
+        if (of[i]) printf(" %s %jd", i < DT__OP_COUNT ? dt__op_of(i)->name : "groups", of[i]);
+    putchar('\n');
+    return (double)ops;
+}
+
 /* The validation that is due after this step, a text sample, and the hash while all ranks are here. */
 static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
 {
@@ -25501,6 +25533,7 @@ static dt_result dt__trainer_due(dt_trainer *t, dt_step_info *info)
     if (dt__trainer_draws(t) && (last || (o->sample_every && info->step % o->sample_every == 0)))
         r = dt__trainer_print_sample(t, info->step);
     if (!r && last && !dt__state_is_local(t)) r = dt__trainer_hash(t);
+    if (speaks && last) (void)dt__trainer_on_host(t, 1);
     if (speaks) fflush(stdout);
     return r;
 }
@@ -25564,7 +25597,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
         {1, "comm_seconds", i->comm_seconds}, {1, "exposed_seconds", i->exposed_seconds},
         {1, "data_seconds", i->data_seconds}, {saves, "save_seconds", i->save_seconds},
         {1, "sent_bytes", (double)i->sent_bytes}, {1, "far_bytes", (double)i->far_bytes},
-        {1, "reductions", (double)i->reductions}};
+        {1, "reductions", (double)i->reductions}, {t->e.k->device != NULL, "host_ops", dt__trainer_on_host(t, 0)}};
     if (!t->metrics) return DT_OK;
     for (size_t k = 0; k < sizeof list / sizeof *list; k++)
         if (list[k].on) dt__metric_put(t->metrics, k ? "," : "{", list[k].name, list[k].value);

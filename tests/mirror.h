@@ -1,7 +1,7 @@
 /* mirror.h: a device whose memory host code cannot touch. Included before dtrain.h (cc -include tests/mirror.h), it is used
  * where the environment has DT_MIRROR=N. Tensors then have addresses that are reserved and not mapped; the device sees
  * their memory MIRROR_SPACE bytes further on, and runs ops and verbs there by the host's functions. An eighth of the ops,
- * which N draws, and those of mirror_host_only() are left to the host. What the device writes becomes garbage in the host's
+ * which N draws, and ops of the program's own are left to the host. What the device writes becomes garbage in the host's
  * copy: host code that forgets a download computes nonsense, and host code that uses a tensor's address dies of a SIGSEGV
  * after the functions and lines on the way to it were printed. With DT_MIRROR_SAY each process prints at its end how
  * often the host ran which op. */
@@ -134,17 +134,9 @@ static void mirror_verb(dt__device *d, dt_pool *pool, const dt__verb *v)
     mirror_wrote(v->to, n);
 }
 
-/* Must the host run the op: by its domain, or because the ranks of this graph share its work? */
-static int mirror_host_only(const dt__call *c)
-{
-    int op = c->n->op, domain = dt__op_of(op)->domain;
-    return domain == DT__OVER_HOST || (op == DT__OP_COMBINE && c->n->i[0]) ||
-           (op == DT__OP_CROSS_ENTROPY && c->n->i[3] * c->n->i[1] < c->n->i[0]) ||
-           (domain == DT__OVER_ATTENTION && c->g->context_shards);
-}
 static int mirror_supports(const dt__call *c)
 {
-    return !mirror_host_only(c) && ((unsigned long)c->n->op * 2654435761u + mirror_device.draw * 40503u) / 64 % 8 != 0;
+    return dt__op_of(c->n->op)->domain != DT__OVER_HOST && ((unsigned long)c->n->op * 2654435761u + mirror_device.draw * 40503u) / 64 % 8 != 0;
 }
 /* In a trainer's plan the device reads and writes its own memory and pinned memory, never the host's. */
 static float *mirror_operand(const dt__call *c, const float *mem, const char *what)
@@ -154,6 +146,28 @@ static float *mirror_operand(const dt__call *c, const float *mem, const char *wh
         abort();
     }
     return mirror_see(mem);
+}
+/* Ranks exchange tensors by their addresses, not where the mirror sees them; `user`: the trainer's functions. */
+static float *mirror_mem(const float *own)
+{
+    const char *at = (const char *)own, *begin = mirror_device.space + MIRROR_SPACE;
+    return (float *)(uintptr_t)(at >= begin && at < begin + MIRROR_SPACE ? at - MIRROR_SPACE : at);
+}
+static void mirror_combine(void *user, int kind, float *to, const float *from, int64_t count)
+{
+    const dt__peers *p = (const dt__peers *)user;
+    p->combine(p->user, kind, mirror_mem(to), mirror_mem(from), count);
+}
+static void mirror_exchange(void *user, float *to, const int32_t *take, const float *from, const int32_t *give,
+                            int64_t bins, int64_t width)
+{
+    const dt__peers *p = (const dt__peers *)user;
+    p->exchange(p->user, mirror_mem(to), take, mirror_mem(from), give, bins, width);
+}
+static void mirror_message(void *user, int kind, int place, float *data, int64_t count, int rank)
+{
+    const dt__peers *p = (const dt__peers *)user;
+    p->message(p->user, kind, place, mirror_mem(data), count, rank);
 }
 static void mirror_run(const dt__call *c)
 {
@@ -165,6 +179,8 @@ static void mirror_run(const dt__call *c)
     own.out = mirror_operand(c, c->out, "output"), own.aux = mirror_operand(c, c->aux, "second output");
     own.slices = mirror_operand(c, c->slices, "row slices"), env.sliced = mirror_see(env.sliced);
     env.rng = (dt__rng *)(void *)mirror_see((const float *)(const void *)env.rng);
+    env.peers.combine = mirror_combine, env.peers.exchange = mirror_exchange, env.peers.message = mirror_message;
+    env.peers.user = (void *)(uintptr_t)&c->env->peers;
     dt__host_run(&own);
     mirror_wrote(c->out, dt__written(c, 0));
     __atomic_fetch_add(&mirror_device.runs[c->n->op], 1, __ATOMIC_RELAXED);

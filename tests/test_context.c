@@ -274,8 +274,9 @@ static void *run_rank(void *context)
     dt_graph g;
     dt__env env;
     dt__call call;
+    dt__node op;
     dt__sliced sizes;
-    memset(&a, 0, sizeof a), memset(&g, 0, sizeof g), memset(&env, 0, sizeof env), memset(&call, 0, sizeof call);
+    memset(&op, 0, sizeof op), memset(&a, 0, sizeof a), memset(&g, 0, sizeof g), memset(&env, 0, sizeof env), memset(&call, 0, sizeof call);
     g.context_shards = z->vc, g.own_leaves = leaves, g.first_leaf = leaves * r->number, g.tensor_shards = 1;
     for (int64_t i = 0; i < leaves * z->b; i++) rng[i] = r->in->rng[i % z->b];
     stats = values(2 * rows * z->h);
@@ -294,7 +295,7 @@ static void *run_rank(void *context)
     env.sliced = values(floats);
     if (dt__pool_open(&env.pool, r->workers) || dt__pool_reserve(env.pool, r->k->attention_scratch(a.s, a.d)))
         tap_bail("%s", dt_last_error());
-    call.g = &g, call.env = &env;
+    call.g = &g, call.n = &op, call.env = &env;
     dt__sliced_run(&call, &a);
     r->backward = 1;
     a.dout = dout, a.dq = dx, a.dk = dx + c, a.dv = a.dk + kc;
