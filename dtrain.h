@@ -57,42 +57,7 @@
  *         return 0;
  *     }
  *
- * ONE TRAINING STEP, in the order of execution, of GPT-2 on 2 ranks with --zero 1. Each function is below its callees.
- *     dt_trainer_open            dt__engine_begin, dt__layout_net, dt__engine_open; then memory and weights (H15, H16)
- *       dt__layout_begin         mesh, this rank's data shards, shape of the work
- *       dt__layout_net           for each segment of the model, in dt__net_segment (H8):
- *         dt__segment_record     calls the segment's function; dt__push appends its ops to the graph (H6)
- *           dt__differentiate    appends the gradient ops of each op, by its row of the op table (H7)
- *         dt__segment_open       orders the ops and gives each value an offset in memory (H7)
- *       dt__layout_end           stages, buckets of gradients, the step program, rows of memory, costs
- *       dt__engine_comms         groups of ranks: data, pipeline, tensor, context, expert (H13)
- *       dt__rows_open            allocates the planned rows; dt__trainer_draw: initial weights
- *     dt_trainer_step            one step
- *       dt__trainer_batch        dt__loader_next: the samples of this rank, read in advance
- *         dt__sum_valid          all ranks count the targets, by which the loss is divided (R12)
- *         dt__engine_step        the step program:
- *           dt__program_run      instruction by instruction, dt__engine_run; communication may go to stream 1
- *             LOAD               dt__trainer_load: tokens and random streams of a unit, (data shard, micro-batch)
- *             FORWARD            dt__engine_forward, segment by segment
- *               dt__engine_bind  addresses: parameters, input, output, what backward will read
- *               dt__segment_run  op by op: dt__call_of (operands), dt__host_run (the op's function, H6)
- *                 dt__split      splits the output over threads; each part calls a kernel (H4; a GEMM splits itself)
- *             BACKWARD           dt__engine_backward, last segment first: the same for gradient ops, which add to the
- *                                gradient set of the unit's shard (R3)
- *               dt__net_fold     tree over the slices of a leaf, when it is complete (R7)
- *             FOLD               dt__mem_verb: adds neighbours of the tree over data shards
- *             REDUCE             dt__engine_reduce, bucket by bucket as backward completes them
- *               dt__reduce_parts the tree goes on over ranks; with ZeRO each rank gets the sum of its piece (R1)
- *                 dt__reduce_own reads the other ranks' sets where they are, in shared memory
- *             TIE                dt__engine_tie: the uses of a tied weight are added (R8)
- *             UPDATE             dt__engine_update
- *               dt__engine_squares  the norm of all gradients (R11)
- *               dt__update_check, dt__update_begin  learning rate, is the norm finite; clipping, loss scale (H10)
- *               dt__verb_run        the optimizer, on this rank's piece of each parameter
- *             GATHER             dt__engine_gather: each rank gets the weights that the other one updated
- *         dt__tree_loss          the mean loss, by the tree over shards
- *       dt__trainer_due          validation and text: dt__engine_pass runs the same segments' forward program
- *       dt__trainer_keep         a checkpoint, when due: dt__save_begin, dt__state_write, dt__save_end (files: H14)
+ * ONE TRAINING STEP, function by function, is in examples/reference.md.
  *
  * SWITCHES, before the include
  *     DTRAIN_IMPLEMENTATION   the implementation, in exactly one file (GNU C or C++, Linux or another POSIX)
