@@ -10906,6 +10906,7 @@ typedef struct dt__net {
     const dt_source *source;                    /* types of inputs and targets; NULL: tokens */
     int64_t ids[2];                             /* bound of ids among inputs, targets; INT64_MAX: no ids */
     int64_t routed;                             /* experts of all mixtures */
+    int64_t read;                               /* floats of a unit that the host reads (dt__engine_read), at most */
     int watched;                                /* are there mixtures or auxiliary losses? */
     dt_model model;  /* dt__model_settled */
     dt_segment *own; /* a family's list */
@@ -11163,7 +11164,7 @@ static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int
         if (!r && !m->segments[i].build) r = dt__misuse("segment %s has no function: set build", m->segments[i].name);
     }
     if (r) return r;
-    net->ids[0] = net->ids[1] = INT64_MAX;
+    net->ids[0] = net->ids[1] = INT64_MAX, net->read = 1;
     net->count = m->segments ? m->segment_count : m->layers + 2;
     net->model = dt__model_settled(*m);
     net->segments = DT__NEW(dt__built, net->count, "the model");
@@ -11181,8 +11182,11 @@ static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int
         b->routed = net->routed;
         for (int32_t id = 1; id < b->plan->g->forward_count; id++) {
             const dt__node *n = &b->plan->g->nodes[id];
+            int64_t reads = n->op == DT__OP_MOE_ROUTE ? dt__table_bins(n) : n->op == DT__OP_AUX_LOSS ? leaves : 0;
             if (n->op == DT__OP_MOE_ROUTE) net->routed += n->i[0];
-            if (n->op == DT__OP_MOE_ROUTE || n->op == DT__OP_AUX_LOSS) b->watched = net->watched = 1;
+            if (reads) b->watched = net->watched = 1;
+            net->read += reads;
+            if (n->op == DT__OP_CROSS_ENTROPY && net->context_shards) net->read += leaves * rows * (sequence / cut);
             if (n->op == DT__OP_ATTENTION && net->context_shards)
                 net->sliced = dt__max(net->sliced, dt__sliced_floats(b->plan->g, n));
         }
@@ -19581,6 +19585,7 @@ enum { DT__BY_NONE, DT__BY_SAME, DT__BY_DATA, DT__BY_EXPERT, DT__BY_CONTEXT, DT_
     X(CONTEXT, env.sliced, ACTIVATIONS, DEVICE, CONTEXT, "attention over slices", 4 * net->sliced) \
     X(SPANS, spans, HOST, HOST, NONE, "pieces of a gather", params * s->shards * (int64_t)sizeof(dt__extent)) \
     X(RNG, env.rng, HOST, DEVICE, NONE, "random streams", plan->rows * leaves * (int64_t)sizeof(dt__rng)) \
+    X(READ, read, HOST, PINNED, NONE, "losses of units", 4 * (plan->hi - plan->lo) * plan->micros * net->read) \
     X(LOSS, shard_loss, HOST, HOST, NONE, "losses", 4 * (plan->hi - plan->lo) * leaves * (1 + net->count)) \
     X(ASKED, asked, HOST, HOST, NONE, "tokens of experts", 4 * net->routed) \
     X(QUEUED, queued, HOST, HOST, NONE, "jobs", 4 * count) \
@@ -20766,6 +20771,9 @@ typedef struct dt__engine {
     float *sums;                  /* block sums of all gradients */
     dt__env env;
     dt__powers powers;
+    float *read;                  /* losses and counts of each unit, in the order of FORWARDs */
+    int64_t reads;                /* floats of it that are copied, or that were read */
+    int reading;
     float *shard_loss;            /* (shards of this rank, leaves of this rank) */
     float *shard_auxiliary;       /* (shards, leaves, segments): auxiliary losses times their coefficients */
     float *asked;                 /* (net.routed): choices of each expert in this step, of this rank's units */
@@ -21076,44 +21084,71 @@ static void dt__engine_forward(dt__engine *e, int64_t q, int slot)
     dt__segment_run(p, 0, p->forward_count, &b, &e->env, 0);
 }
 
+/* n values of a unit for the host, which does not wait for them: NULL while they are copied to the next place; in a
+ * second pass, in the same order, where they are. */
+static const float *dt__engine_read(dt__engine *e, const float *from, int64_t n)
+{
+    float *place = e->read + e->reads;
+    e->reads += n;
+    if (!e->reading) dt__mem_copy(e->k, NULL, place, from, n);
+    return e->reading ? place : NULL;
+}
+/* Begins a pass; the second one when a device has copied all. */
+static void dt__engine_reading(dt__engine *e, int reading)
+{
+    if (reading) (void)dt__download(e->k, e->read, e->reads);
+    e->reads = 0, e->reading = reading;
+}
+
 /* After segment q: adds auxiliary losses of each leaf to `auxiliary` (leaves, segments), and counts experts' tokens. */
 static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliary)
 {
     const dt__built *seg = &e->p.net.segments[q];
     const dt_graph *g = seg->plan->g;
     float *asked = e->asked + seg->routed;
+    const float *value;
     dt__bind b;
     dt__engine_bind(e, q, slot, -1, &b);
     for (int32_t id = 1; seg->watched && id < g->forward_count; id++) {
         const dt__node *n = &g->nodes[id];
-        int32_t of = n->op == DT__OP_AUX_LOSS ? n->in[1] : n->op == DT__OP_MOE_ROUTE ? id : 0;
-        const float *value = of ? dt__download(e->k, dt__where(seg->plan, &b, of), dt__floats(&g->nodes[of])) : NULL;
-        for (int64_t l = 0; value && n->op == DT__OP_AUX_LOSS && l < dt__leaves(g); l++) {
+        if (n->op == DT__OP_AUX_LOSS) value = dt__engine_read(e, dt__where(seg->plan, &b, n->in[1]), dt__leaves(g));
+        for (int64_t l = 0; n->op == DT__OP_AUX_LOSS && value && l < dt__leaves(g); l++) {
             float *sum = auxiliary + l * e->p.net.count + q;
             *sum = dt__fmaf(n->f, value[l], *sum);
         }
-        for (int64_t i = 0; value && n->op == DT__OP_MOE_ROUTE && i < dt__table_bins(n); i++)
-            asked[i % n->i[0]] += (float)dt__route_at(n, value).asked[i];
-        if (n->op == DT__OP_MOE_ROUTE) asked += n->i[0];
+        if (n->op != DT__OP_MOE_ROUTE) continue;
+        value = (const float *)(const void *)dt__route_at(n, dt__where(seg->plan, &b, id)).asked;
+        value = dt__engine_read(e, value, dt__table_bins(n));
+        for (int64_t i = 0; value && i < dt__table_bins(n); i++)
+            asked[i % n->i[0]] += (float)((const int32_t *)(const void *)value)[i];
+        asked += n->i[0];
     }
 }
 
 /* After the last segment: adds the unit's loss to loss[0]; with context shards, row sums to loss (leaves) (R12). */
-static void dt__engine_loss(const dt__engine *e, int slot, float *loss)
+static void dt__engine_loss(dt__engine *e, int slot, float *loss)
 {
     const dt__segment_plan *p = e->p.net.segments[e->p.net.count - 1].plan;
     int64_t leaves = dt__layout_leaves(&e->p), cut = dt__max(1, e->p.net.context_shards);
     int64_t rows = e->p.rows * e->p.recipe->sequence / cut;
+    const float *value;
     dt__bind b;
     dt__engine_bind(e, e->p.net.count - 1, slot, -1, &b);
-    if (!e->p.net.context_shards) loss[0] = loss[0] + dt__download(e->k, b.at[DT__AT_OUTPUT], 1)[0];
+    if (!e->p.net.context_shards && (value = dt__engine_read(e, b.at[DT__AT_OUTPUT], 1))) loss[0] = loss[0] + value[0];
     for (int32_t id = 1; id < p->g->forward_count && e->p.net.context_shards; id++) {
         const dt__node *n = &p->g->nodes[id];
-        for (int64_t l = 0; n->op == DT__OP_CROSS_ENTROPY && l < leaves; l++) {
-            const float *row = dt__where(p, &b, n->aux) + (2 * leaves + l) * rows;
-            loss[l] = loss[l] + dt__row_value(e->k, DT__OP_ROW_SUM, dt__download(e->k, row, rows), rows);
-        }
+        for (int64_t l = 0; n->op == DT__OP_CROSS_ENTROPY && l < leaves; l++)
+            if ((value = dt__engine_read(e, dt__where(p, &b, n->aux) + (2 * leaves + l) * rows, rows)))
+                loss[l] = loss[l] + dt__row_value(e->k, DT__OP_ROW_SUM, value, rows);
     }
+}
+
+/* After a FORWARD: what the host reads of it. */
+static void dt__engine_results(dt__engine *e, const dt_instr *i)
+{
+    int64_t at = (i->shard - e->p.lo) * dt__layout_leaves(&e->p);
+    dt__engine_watch(e, i->segment, i->slot, e->shard_auxiliary + at * e->p.net.count);
+    if (i->segment == e->p.net.count - 1) dt__engine_loss(e, i->slot, e->shard_loss + at);
 }
 
 /* Backward of a segment: all of it; for zero-bubble the gradient of its input, and later those of its weights. */
@@ -21430,13 +21465,18 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
     return r;
 }
 
-/* The norm, then one pass over this rank's pieces of the parameters: clipping, optimizer and average. */
+/* The norm and the losses, for which a step waits only here; then one pass over this rank's pieces of the parameters:
+ * clipping, optimizer and average. */
 static dt_result dt__engine_update(dt__engine *e)
 {
     float squares = 0.0f;
     int skip = 0;
     dt__update u[2];
-    dt_result result = dt__engine_squares(e, &squares);
+    dt_result result = e->dry ? DT_OK : dt__engine_squares(e, &squares);
+    dt__engine_reading(e, 1);
+    for (int32_t k = 0; k < e->p.program.count; k++)
+        if (e->p.program.list[k].op == DT_FORWARD) dt__engine_results(e, &e->p.program.list[k]);
+    if (e->dry) return DT_OK;
     e->norm = __builtin_sqrtf(squares) / (float)e->powers.scale;
     if (!result) result = dt__update_check(&e->powers, e->p.recipe, squares, e->step, &e->rate, &skip);
     if (result || skip) return result;
@@ -21459,7 +21499,6 @@ typedef void (*dt__load_fn)(void *owner, int64_t shard, int64_t micro);
 
 static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn load, void *owner)
 {
-    int64_t shard = i->shard - e->p.lo, leaves = dt__layout_leaves(&e->p);
     const dt__bucket *b = i->bucket < 0 ? NULL : &e->p.store.bucket[i->bucket];
     int64_t begin = b ? dt__bucket_at(&e->p, i->bucket) : 0, floats = b ? b->floats * b->copies : 0;
     switch (i->op) {
@@ -21469,9 +21508,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     case DT_FORWARD: /* the output is the next segment's input */
         if (dt__engine_rings(e)) e->ring.place[i->segment + 1] = e->ring.output = dt__ring_take(&e->ring);
         dt__engine_forward(e, i->segment, i->slot);
-        if (e->env.inference) return DT_OK;
-        dt__engine_watch(e, i->segment, i->slot, e->shard_auxiliary + shard * leaves * e->p.net.count);
-        if (i->segment == e->p.net.count - 1) dt__engine_loss(e, i->slot, e->shard_loss + shard * leaves);
+        if (!e->env.inference) dt__engine_results(e, i);
         return DT_OK;
     case DT_RECOMPUTE: /* the output goes to the place that nobody reads */
         if (dt__engine_rings(e) && i->segment)
@@ -21495,7 +21532,7 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
         return dt__engine_reduce(e, i);
     case DT_GATHER: return dt__engine_gather(e, i);
     case DT_TIE: return dt__engine_tie(e);
-    default: return e->dry ? DT_OK : dt__engine_update(e);
+    default: return dt__engine_update(e);
     }
 }
 
@@ -21573,6 +21610,7 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
     dt_result r;
     memset(e->shard_loss, 0, 4 * (size_t)((e->p.hi - e->p.lo) * dt__layout_leaves(&e->p) * (1 + e->p.net.count)));
     for (int64_t i = 0; i < e->p.net.routed; i++) e->asked[i] = 0.0f;
+    dt__engine_reading(e, 0);
     e->inners = 0, e->env.loss_scale = (float)e->powers.scale;
     r = dt__program_run(e, &e->p.program, 0, load, owner);
     e->inner_kept = e->inners;
@@ -25092,7 +25130,8 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
     dt__engine_samples(e, input, target);
     *valid += dt__valid_targets(target, s->target_type, e->p.rows * s->targets);
     r = dt__engine_pass(e, e->p.net.count);
-    if (!r && dt__engine_last(e) && loss) dt__engine_loss(e, 0, loss);
+    for (int pass = 0; pass < 2 && !r && dt__engine_last(e) && loss; pass++)
+        dt__engine_reading(e, pass), dt__engine_loss(e, 0, loss);
     return r;
 }
 

@@ -13,7 +13,7 @@
  *     STAND_IN_GPUS=1  STAND_IN_ARCH=9.0  STAND_IN_MEMORY=1073741824  STAND_IN_NO_DEVICE=1
  *     STAND_IN_SEED=1       of the random orders
  *     STAND_IN_FAIL=n       the n-th call fails, STAND_IN_ERROR=code says how; an error of the device lasts
- *     STAND_IN_SAY=1        at exit: calls, launches, and what was not released; without it only if something was not
+ *     STAND_IN_SAY=1        at exit: calls, launches, waits of the host, and what was not released; without it only if something was not
  *     STAND_IN_UNWRITTEN=1  kernels of a checked build may read device memory that nothing has written
  *     STAND_IN_NO_KERNEL=1  cuBLASLt has no kernel for any product
  *
@@ -169,7 +169,7 @@ static pthread_t runner;
 static pid_t process;
 static uintptr_t next_address;
 static size_t used[DEVICES];
-static long calls, launches, jobs, fail_at;
+static long calls, launches, waits, jobs, fail_at; /* waits: of the host */
 static int arch, gpus, last_error; /* an error of the device: all calls give it from then on */
 static size_t capacity;
 
@@ -451,6 +451,7 @@ static CUresult enqueue(CUstream s, job &j)
 
 static void wait_for_stream(CUstream s)
 {
+    waits++;
     run_until([s] { return s->queue.empty(); });
     waited(s->at);
 }
@@ -1193,9 +1194,9 @@ static struct farewell {
                             registrations.size() + kept + programs.size() + queued + lt_objects.size();
         if (!getenv("STAND_IN_SAY") && !left) return;
         fprintf(stderr,
-                "cuda stand-in: %ld calls, %ld launches; left: %zu allocations (%zu bytes), %zu modules, %zu streams, "
+                "cuda stand-in: %ld calls, %ld launches, %ld waits; left: %zu allocations (%zu bytes), %zu modules, %zu streams, "
                 "%zu events, %zu registrations, %zu contexts, %zu programs, %zu jobs\n",
-                calls, launches, allocations.size(), bytes, modules.size(), streams.size() - own, events.size(),
+                calls, launches, waits, allocations.size(), bytes, modules.size(), streams.size() - own, events.size(),
                 registrations.size(), kept, programs.size(), queued);
     }
 } at_exit;

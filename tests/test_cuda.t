@@ -131,6 +131,8 @@ my $short = '--model nano --layers 1 --steps 1 --warmup 0 --device cuda';
 my (undef, $fine, $said) = train("$there STAND_IN_SAY=1", $short);
 my ($calls) = $said =~ /(\d+) calls/;
 ok($calls && $calls > 100, 'the calls of a step are counted: ' . ($calls || 'none'));
+my ($waits, $more) = map { /(\d+) waits/ } $said, (train("$there STAND_IN_SAY=1", "$short --micro-batch 2"))[2];
+is($more, $waits, 'the host waits as often for 4 units as for 2');
 for my $n (full() ? 1 .. $calls : drawn(6, 1 .. $calls || 1)) {
     my ($bad, $out, $error) = train("$there STAND_IN_FAIL=$n", $short);
     my $right = $bad ? $bad != 124 && $error =~ /GPU|CUDA|driver|NVRTC|memory/ : hash($out) eq hash($fine); # what fails at the end changes nothing
