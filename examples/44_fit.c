@@ -14,6 +14,7 @@
  * Build and run it, in this folder
  *     cc -O2 -I.. 44_fit.c -o 44_fit -lm -lpthread
  *     ./44_fit
+ *     Your model instead: ./44_fit --params-b 13 --optimizer adam8 --layers 40 --hidden 5120 --seq-len 4096
  *
  * What it prints
  *     bytes of a weight              weights  gradients  master  moments  together
@@ -46,84 +47,99 @@
  * Exercise: add a column for GPUs of 141 GB, and LoRA: 2 bytes of every weight and 16 of one weight in a hundred.
  *
  * Read on: 45_copies.c for what a lost rank takes away, 53_tensor_parallel.c for models that are cut. */
-#include <math.h>
-#include <stdio.h>
+#include "tools/plan.h"
 
-static const double usable = 0.9; /* of a GPU's memory: the rest is the driver's, fragments and buffers */
-
-typedef struct precision {
+static const struct {
     const char *name;
-    int weights, gradients, master, moments;
-} precision;
-
-static int together(const precision *p) { return p->weights + p->gradients + p->master + p->moments; }
-
-static const precision kinds[] = {{"fp32, SGD", 4, 4, 0, 0},
-                                  {"fp32, AdamW", 4, 4, 0, 8},
-                                  {"16 bits, AdamW", 2, 2, 4, 8},
-                                  {"16 bits, AdamW, fp32 gradients", 2, 4, 4, 8},
-                                  {"16 bits, AdamW, both gradients", 2, 6, 4, 8},
-                                  {"16 bits, 8-bit Adam, no master", 2, 2, 0, 2}};
+    cost_bytes of;
+} kinds[] = {{"fp32, SGD", {4, 4, 0, 0, 1}},
+             {"fp32, AdamW", {4, 4, 0, 8, 1}},
+             {"16 bits, AdamW", {2, 2, 4, 8, 1}},
+             {"16 bits, AdamW, fp32 gradients", {2, 4, 4, 8, 1}},
+             {"16 bits, AdamW, both gradients", {2, 6, 4, 8, 1}},
+             {"16 bits, 8-bit Adam, no master", {2, 2, 0, 2, 1}}};
 enum { FP32 = 1, MIXED = 2, BOTH = 4, SMALL = 5 };
 
-static int fits(double bytes, double gb) { return bytes <= usable * 1e9 * gb; }
+static double together(int kind) { return cost_together(&kinds[kind].of); }
+static int fits(double bytes, double gb) { return bytes <= cost_usable * 1e9 * gb; }
 static const char *verdict(double bytes, double gb) { return fits(bytes, gb) ? "fit" : "do not fit"; }
-static int gpus(double bytes, double gb) { return (int)ceil(bytes / (usable * 1e9 * gb)); }
+static int gpus(double bytes, double gb) { return (int)ceil(bytes / (cost_usable * 1e9 * gb)); }
 
-static void grid(void)
+/* states, weights: bytes of a parameter. */
+static void grid(const double *sizes, int count, double states, double weights)
 {
-    static const double sizes[] = {0.35e9, 1.3e9, 3e9, 7e9, 10e9}, memory[] = {16, 24, 40, 80};
-    int state = together(&kinds[MIXED]);
+    static const double memory[] = {16, 24, 40, 80};
     printf("\nbillions of weights ");
     for (int k = 0; k < 4; k++) printf(" %4.0f GB", memory[k]);
-    for (int i = 0; i < 5; i++) {
+    for (int i = 0; i < count; i++) {
         printf("\n%-20g", sizes[i] / 1e9);
         for (int k = 0; k < 4; k++) {
-            int all = fits(state * sizes[i], memory[k]), weights = fits(2 * sizes[i], memory[k]);
-            printf(" %7s", all ? "states" : weights ? "weights" : "-");
+            int all = fits(states * sizes[i], memory[k]), some = fits(weights * sizes[i], memory[k]);
+            printf(" %7s", all ? "states" : some ? "weights" : "-");
         }
     }
     printf("\nat most, with states");
-    for (int k = 0; k < 4; k++) printf(" %7.2f", usable * memory[k] / state);
+    for (int k = 0; k < 4; k++) printf(" %7.2f", cost_usable * memory[k] / states);
     printf("\n\n");
 }
 
-/* Activations of a text of `rows` tokens in 16 bits, one layer: Korthikanti et al. 2022. */
-static double layer(double rows, double width, double heads) { return rows * width * (34 + 5 * heads * rows / width); }
-
 static void recommended(double weights, int tp, int pp, int ranks)
 {
-    double own = weights / (tp * pp), copies = ranks / (tp * pp);
+    double own = weights / (tp * pp) / 1e9;
     printf("%3.0f billion, tp %d, pp %d, %d GPUs %14.1f %29.1f\n", weights / 1e9, tp, pp, ranks,
-           together(&kinds[MIXED]) * own / 1e9, (4 + 12 / copies) * own / 1e9);
+           together(MIXED) * own, cost_zero(&kinds[MIXED].of, 1, ranks / (tp * pp)) * own);
 }
 
-int main(void)
+/* The model of the command line. */
+static int own_model(const plan_job *j)
 {
-    const double p70 = 70e9, p175 = 175e9, states = together(&kinds[MIXED]);
-    double rows = 4096, width = 8192, heads = 64, layers = 80, one = layer(rows, width, heads);
+    int optimizer = (int)plan_or(j, in_optimizer, COST_ADAMW);
+    double p = 1e9 * j->n[in_params_b], share = plan_or(j, in_trainable_pct, optimizer == COST_LORA ? 1 : 100) / 100;
+    cost_bytes of = cost_of((int)plan_or(j, in_precision, COST_AMP_BF16), optimizer, share);
+    double weights = of.weights, states = cost_zero(&of, 0, 1);
+    if (isnan(p)) return fprintf(stderr, "44_fit: the weights are missing. Give --params-b, in 1e9\n"), 2;
+    printf("%g billion weights: %.4g GB of weights, %.4g GB of states, %.3g bytes of a weight\n", p / 1e9,
+           weights * p / 1e9, states * p / 1e9, states);
+    grid(&p, 1, states, weights);
+    printf("GPUs for the weights: %d of 80 GB or %d of 40 GB; for the states: %d or %d\n", gpus(weights * p, 80),
+           gpus(weights * p, 40), gpus(states * p, 80), gpus(states * p, 40));
+    if (plan_has(j, in_layers) && plan_has(j, in_hidden)) {
+        cost_shape s = plan_shape(j);
+        printf("activations of %g texts of %g tokens: %.4g GB kept, %.4g GB with recompute\n", s.micro, s.sequence,
+               cost_activations(&s, 1, 0) / 1e9, cost_activations(&s, 1, 1) / 1e9);
+    }
+    return printf("ok: by your numbers\n"), 0;
+}
+
+int main(int argc, char **argv)
+{
+    static const double sizes[] = {0.35e9, 1.3e9, 3e9, 7e9, 10e9};
+    static plan_job j;
+    const double p70 = 70e9, p175 = 175e9, states = together(MIXED);
+    cost_shape text = {80, 8192, 64, 4096, 1};
+    if (!plan_arguments(&j, argc, argv)) return 2;
+    if (argc > 1) return own_model(&j);
     printf("bytes of a weight              weights  gradients  master  moments  together\n");
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
-        printf("%-30s %7d %10d %7d %8d %9d\n", kinds[i].name, kinds[i].weights, kinds[i].gradients, kinds[i].master,
-               kinds[i].moments, together(&kinds[i]));
-    grid();
+    for (int i = 0; i < (int)(sizeof kinds / sizeof *kinds); i++)
+        printf("%-30s %7g %10g %7g %8g %9g\n", kinds[i].name, kinds[i].of.weights, kinds[i].of.gradients,
+               kinds[i].of.master, kinds[i].of.moments, together(i));
+    grid(sizes, 5, states, 2);
     printf("70 billion weights on 8 GPUs of 80 GB: weights %.1f GB each, states %.1f GB each: %s\n", 2 * p70 / 8e9,
            states * p70 / 8e9, verdict(states * p70 / 8, 80));
     printf("  on 4 nodes of 8: %.1f GB each: %s; 8-bit Adam without a master copy, one node: %.1f GB each: %s\n",
-           states * p70 / 32e9, verdict(states * p70 / 32, 80), together(&kinds[SMALL]) * p70 / 8e9,
-           verdict(together(&kinds[SMALL]) * p70 / 8, 80));
+           states * p70 / 32e9, verdict(states * p70 / 32, 80), together(SMALL) * p70 / 8e9,
+           verdict(together(SMALL) * p70 / 8, 80));
     printf("  GPUs for the weights: %d of 80 GB or %d of 40 GB; for the states: %d or %d\n", gpus(2 * p70, 80),
            gpus(2 * p70, 40), gpus(states * p70, 80), gpus(states * p70, 40));
-    printf("  activations of a text of 4096 tokens: %.0f GB kept, %.1f GB with recompute\n", layers * one / 1e9,
-           (layers * 2 * rows * width + one) / 1e9);
+    printf("  activations of a text of 4096 tokens: %.0f GB kept, %.1f GB with recompute\n",
+           cost_activations(&text, 1, 0) / 1e9, cost_activations(&text, 1, 1) / 1e9);
     printf("175 billion weights: %.0f GB in 16 bits, states %.0f GB (%.0f times), with both gradients %.0f GB (%.0f)\n",
-           2 * p175 / 1e9, states * p175 / 1e9, states / 2, together(&kinds[BOTH]) * p175 / 1e9,
-           together(&kinds[BOTH]) / 2.0);
+           2 * p175 / 1e9, states * p175 / 1e9, states / 2, together(BOTH) * p175 / 1e9, together(BOTH) / 2);
     printf("100 billion weights, 8 processes, a host of %.0f GB: each draws all %.0f GB, its shard %.0f GB\n",
            1152 * 1.073741824, 8 * 4 * 100e9 / 1e9, 4 * 100e9 / 1e9);
     printf("recommended on p4d, GPUs of 40 GB    GB of states   with shared optimizer state\n");
     recommended(10e9, 4, 1, 128), recommended(30e9, 8, 1, 128), recommended(60e9, 8, 2, 256);
-    if (together(&kinds[FP32]) != together(&kinds[MIXED]) || fits(states * p70 / 8, 80) || !fits(2 * p70 / 8, 80))
+    if (together(FP32) != together(MIXED) || fits(states * p70 / 8, 80) || !fits(2 * p70 / 8, 80))
         return fprintf(stderr, "FAILED: a sum of bytes is not what the text says\n"), 1;
     return printf("ok: the states decide what fits, not the weights\n"), 0;
 }

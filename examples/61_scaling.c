@@ -13,6 +13,7 @@
  * Build and run it, in this folder
  *     cc -O2 -I.. 61_scaling.c -o 61_scaling -lm -lpthread
  *     ./61_scaling
+ *     Your job instead: ./61_scaling --params-b 7 --seq-len 2048 --micro-batch 8 --instance p5 --mfu-pct 40
  *
  * What it prints
  *             |                      a       a
@@ -28,54 +29,41 @@
  * Exercise: fit your own runs: which alpha and B make the model's curve go through your three points?
  *
  * Read on: 62_rule_of_thumb.c for when it pays at all, 64_hours_and_money.c for what it costs. */
-#include <math.h>
-#include <stdio.h>
+#include "tools/plan.h"
 
 enum { GPUS = 8, LINKS = 3, POINTS = 7 }; /* 1, 2, 4 .. 64 nodes */
 
-/* What a message costs and bytes per second, each way: of a GPU inside, of a node outside. alpha is assumed. */
+/* What a message costs and bytes per second, each way, of a node outside. alpha is assumed. */
 typedef struct fabric {
     const char *name;
     double alpha, bytes;
 } fabric;
 
-static const fabric nvlink = {"NVLink", 5e-6, 300e9};
-static const fabric links[LINKS] = {{"EFA, 400 Gbit/s", 20e-6, 50e9},
-                                    {"TCP, 100 Gbit/s", 50e-6, 12.5e9},
-                                    {"TCP, 25 Gbit/s", 50e-6, 3.125e9}};
+static fabric links[LINKS] = {
+    {"EFA, 400 Gbit/s", 20e-6, 50e9}, {"TCP, 100 Gbit/s", 50e-6, 12.5e9}, {"TCP, 25 Gbit/s", 50e-6, 3.125e9}};
 
-static double ring(double n, double bytes, const fabric *f)
-{
-    return 2 * (n - 1) * f->alpha + 2 * (n - 1) / n * bytes / f->bytes;
-}
-
-static double nodes_sum(double nodes, double bytes, const fabric *outside)
-{
-    return ring(GPUS, bytes, &nvlink) + ring(nodes, bytes, outside);
-}
-
-/* Forward 2 P T, backward 4 P T; 40 % of an A100's 312 TFLOP/s. */
-static double computing(double weights, double tokens) { return 6 * weights * tokens / (0.4 * 312e12); }
+/* GPUs of a node; bytes per second of a GPU to the others, each way; 40 % of an A100's 312 TFLOP/s. */
+static double gpus = GPUS, inside = 300e9, flops = 0.4 * 312e12;
 
 /* 16-bit gradients, nothing hidden. */
 static double efficiency(double weights, double tokens, double nodes, const fabric *outside)
 {
-    double work = computing(weights, tokens);
-    return work / (work + nodes_sum(nodes, 2 * weights, outside));
+    double work = cost_computing(weights, tokens, flops);
+    return work / (work + cost_nodes_sum(gpus, nodes, 2 * weights, inside, outside->alpha, outside->bytes));
 }
 
-/* 1.5 billion weights, 8192 tokens per GPU, nothing hidden. */
-static int curves(void)
+/* Nothing hidden. */
+static int curves(double weights, double tokens)
 {
     double e[LINKS][POINTS];
     int good = 1;
     for (int l = 0; l < LINKS; l++)
         for (int k = 0; k < POINTS; k++) {
-            e[l][k] = efficiency(1.5e9, 8192, 1 << k, &links[l]);
+            e[l][k] = efficiency(weights, tokens, 1 << k, &links[l]);
             good = good && (!k || e[l][k] < e[l][k - 1]) && (!l || e[l][k] <= e[l - 1][k]);
         }
-    printf("Efficiency, 1.5 billion weights, 8192 tokens per GPU: a = %s, b = %s, c = %s\n", links[0].name,
-           links[1].name, links[2].name);
+    printf("Efficiency, %g billion weights, %g tokens per GPU: a = %s, b = %s, c = %s\n", weights / 1e9, tokens,
+           links[0].name, links[1].name, links[2].name);
     for (int row = 20; row >= 5; row--) { /* 5 % each */
         int at = printf(row % 4 ? "        |" : "  %3d %% |", 5 * row);
         for (int k = 0; k < POINTS; k++)
@@ -90,14 +78,13 @@ static int curves(void)
         for (int k = 0; k < POINTS; k++) printf("%7.1f%%", 100 * e[l][k]);
     }
     printf("\n\n");
-    return good && e[0][POINTS - 1] > 0.8 && e[1][1] < 0.8; /* 64 nodes with EFA, not even 2 without */
+    return good;
 }
 
 /* One node; and the share of the exchange where messages cost nothing: the number of weights cancels. */
 static int one_node(void)
 {
-    static const fabric free_messages = {"", 0, 300e9};
-    double last = 0, ratio = ring(GPUS, 2e6, &free_messages) / computing(1e6, 8192);
+    double last = 0, ratio = cost_ring(GPUS, 2e6, 0, inside) / cost_computing(1e6, 8192, flops);
     int good = 1;
     printf("One node of 8 with NVLink, by tokens per GPU:\n ");
     for (int tokens = 512; tokens <= 16384; tokens *= 2) {
@@ -133,17 +120,31 @@ static int map(void)
             }
         }
     }
-    printf("\n%-20s", "nodes");
-    for (int l = 0; l < 2; l++) printf("     2    4    8   16   32   64 ");
-    printf("\n");
+    printf("\n%-20s%32s%32s\n", "nodes", "2    4    8   16   32   64 ", "2    4    8   16   32   64 ");
     return good;
 }
 
-int main(void)
+/* The links of the type that the command line names, in place of EFA; its GPUs. */
+static int own_job(const plan_job *j)
 {
-    int good = ring(2, 1e9, &links[0]) == 2 * 20e-6 + 1e9 / 50e9; /* 2 ranks send each other a half, twice */
-    good = good && fabs(nodes_sum(4, 14e9, &links[0]) - 0.502) < 5e-4;
-    good = curves() && good, good = one_node() && good, good = map() && good;
-    if (!good) return fprintf(stderr, "FAILED: a known point or an order is not what the formulas say\n"), 1;
+    const cost_type *t = plan_type(j, "p4d");
+    double weights = 1e9 * plan_or(j, in_params_b, 1.5), tokens = plan_or(j, in_seq_len, 2048) * plan_or(j, in_micro_batch, 4);
+    if (!t) return 2;
+    gpus = t->count, inside = cost_inside(t), flops = t->teraflops * 1e10 * plan_or(j, in_mfu_pct, 40);
+    links[0].name = cost_short(t), links[0].alpha = cost_alpha(t), links[0].bytes = cost_outside(t);
+    curves(weights, tokens);
+    return printf("ok: %.0f %% on 64 nodes of %s\n", 100 * efficiency(weights, tokens, 64, &links[0]), links[0].name), 0;
+}
+
+int main(int argc, char **argv)
+{
+    static plan_job j;
+    int good = cost_ring(2, 1e9, links[0].alpha, links[0].bytes) == 2 * 20e-6 + 1e9 / 50e9; /* a half each, twice */
+    if (!plan_arguments(&j, argc, argv)) return 2;
+    if (argc > 1) return own_job(&j);
+    good = good && fabs(cost_nodes_sum(8, 4, 14e9, 300e9, 20e-6, 50e9) - 0.502) < 5e-4;
+    good = curves(1.5e9, 8192) && good, good = one_node() && good, good = map() && good;
+    if (!good || efficiency(1.5e9, 8192, 64, &links[0]) < 0.8 || efficiency(1.5e9, 8192, 2, &links[1]) > 0.8)
+        return fprintf(stderr, "FAILED: a known point or an order is not what the formulas say\n"), 1;
     return printf("ok: known points hold; 64 nodes keep 80 %% with EFA, 2 do not without it\n"), 0;
 }

@@ -12,6 +12,7 @@
  * Build and run it, in this folder
  *     cc -O2 -I.. 64_hours_and_money.c -o 64_hours_and_money -lm -lpthread
  *     ./64_hours_and_money
+ *     Your job instead: ./64_hours_and_money --params-b 13 --tokens-b 100 --instance p5 --deadline-h 72
  *
  * What it prints
  *     days of 70 billion weights at 40 % of 989 TFLOP/s   8 GPUs  64 GPUs  512 GPUs
@@ -38,12 +39,11 @@
  * Exercise: a discount makes the price of an hour depend on the deadline. Where does the cheapest plan move?
  *
  * Read on: 65_across_nodes.c for layouts across nodes, 79_spot_bill.c for discounts. */
-#include <math.h>
-#include <stdio.h>
+#include "tools/plan.h"
 
 static double hours(double weights, double tokens, double gpus, double teraflops, double mfu)
 {
-    return 6 * weights * tokens / (gpus * teraflops * 1e12 * mfu) / 3600;
+    return cost_computing(weights, tokens, gpus * teraflops * 1e12 * mfu) / 3600;
 }
 
 static void times(void)
@@ -68,10 +68,7 @@ static int claim(void)
     return mfu > 1 && real > 80;
 }
 
-static int gpus_for(double alone, double deadline, double efficiency)
-{
-    return (int)ceil(alone / (deadline * efficiency) - 1e-9);
-}
+static int gpus_for(double alone, double deadline, double share) { return (int)cost_gpus(alone, deadline, share); }
 
 static void deadlines(void)
 {
@@ -81,17 +78,20 @@ static void deadlines(void)
            gpus_for(50, 20, 0.91));
 }
 
-/* Seconds of a step on n nodes of 8 GPUs with a fixed batch: 8 seconds of work on one node, and a ring of 3 GB of
- * gradients over a network of 25 Gbit/s, of which nothing is hidden. */
-static double step(double n) { return 8 / n + (n > 1 ? 2 * (n - 1) / n * 3e9 / 3.125e9 + 2 * (n - 1) * 50e-6 : 0); }
-
-static int epochs(void)
+/* Seconds of a step on n nodes of 8 GPUs with a fixed batch: `work` seconds on one node, and a ring of so many bytes of
+ * gradients over a network of so many bytes per second. Nothing is hidden. */
+static double step(double n, double work, double bytes, double rate)
 {
-    double dollars = 21.96, last = 0, one = 1000 * step(1) / 3600;
+    return work / n + (n > 1 ? cost_ring(n, bytes, 50e-6, rate) : 0);
+}
+
+static int epochs(double steps, double work, double bytes, double rate, double dollars)
+{
+    double last = 0, one = steps * step(1, work, bytes, rate) / 3600;
     int rising = 1, knee = 1;
     printf("nodes   hours of an epoch   times as fast   dollars\n");
     for (int n = 1; n <= 32; n *= 2) {
-        double t = 1000 * step(n) / 3600, cost = n * t * dollars;
+        double t = steps * step(n, work, bytes, rate) / 3600, cost = n * t * dollars;
         printf("%5d %19.2f %15.2f %9.0f\n", n, t, one / t, cost);
         if (n > 1 && one / t >= 0.5 * n) knee = n;
         rising = rising && cost > last, last = cost;
@@ -108,17 +108,39 @@ static void measured(void)
            speedup / nodes, nodes * took / hours_of_one);
 }
 
-/* A step of p stages and m micro-batches takes m + p - 1 turns of 1 / (m p) of the work of one GPU. */
-static double pipeline_cost(int p, int m) { return p * (double)(m + p - 1) / ((double)m * p); }
+/* p GPUs paid for the time of a pipeline, where one GPU would do. */
+static double pipeline_cost(int p, int m) { return cost_slowdown(p, m); }
 
-int main(void)
+/* The job of the command line: an epoch is all of its tokens, in steps of half a million. */
+static int own_job(const plan_job *j)
 {
+    const cost_type *t = plan_type(j, "p4d");
+    double weights = 1e9 * plan_or(j, in_params_b, 7), tokens = 1e9 * plan_or(j, in_tokens_b, 20), batch = 524288;
+    double mfu = plan_or(j, in_mfu_pct, 40) / 100, alone, work, price;
+    if (!t) return 2;
+    price = plan_has(j, in_price_node_h) ? cost_number(j->text[in_price_node_h]) : t->dollars;
+    alone = hours(weights, tokens, 1, t->teraflops, mfu), work = 3600 * hours(weights, batch, t->count, t->teraflops, mfu);
+    printf("%g billion weights, %g billion tokens: %.4g hours on one %s at %g %%, %.4g on %s\n", weights / 1e9,
+           tokens / 1e9, alone, t->accel, 100 * mfu, alone / t->count, cost_short(t));
+    if (plan_has(j, in_deadline_h))
+        printf("due in %g hours: %d GPUs at 100 %%, %d at 91 %%, %d at 80 %%\n", j->n[in_deadline_h],
+               gpus_for(alone, j->n[in_deadline_h], 1), gpus_for(alone, j->n[in_deadline_h], 0.91),
+               gpus_for(alone, j->n[in_deadline_h], 0.8));
+    epochs(tokens / batch, work, 2 * weights, cost_outside(t), price);
+    return printf("ok: by your numbers\n"), 0;
+}
+
+int main(int argc, char **argv)
+{
+    static plan_job j;
     int good;
+    if (!plan_arguments(&j, argc, argv)) return 2;
+    if (argc > 1) return own_job(&j);
     times();
     good = claim();
     deadlines();
     measured();
-    good = epochs() && good;
+    good = epochs(1000, 8, 3e9, 3.125e9, 21.96) && good; /* 25 Gbit/s */
     printf("a pipeline of 8 where one GPU is enough, times the price: %.2f with 1 micro-batch, %.3f with 8, %.2f "
            "with 32\n", pipeline_cost(8, 1), pipeline_cost(8, 8), pipeline_cost(8, 32));
     good = good && pipeline_cost(8, 1) == 8 && gpus_for(50, 5, 0.8) == 13;

@@ -14,6 +14,7 @@
  * Build and run it, in this folder
  *     cc -O2 -I.. 65_across_nodes.c -o 65_across_nodes -lm -lpthread
  *     ./65_across_nodes
+ *     Your model and types instead: ./65_across_nodes --params-b 30 --layers 48 --hidden 7168 --seq-len 4096 --instance p5
  *
  * What it prints
  *     70 billion weights, 2048 tokens: a tensor group reduces 10.7 GB, two stages pass 67 MB
@@ -36,26 +37,25 @@
  * Exercise: let half of the exchange hide behind computing. At which bandwidth does the group keep 90 %?
  *
  * Read on: 70_checkpoints.c for what such a job has to save. */
-#include <math.h>
-#include <stdio.h>
+#include "tools/plan.h"
 
 /* 70 billion weights in 80 layers of width 8192, one text of 2048 tokens, 16 bits; A100 at half their peak. */
-static const double weights = 70e9, layers = 80, width = 8192, tokens = 2048, flops = 0.5 * 312e12;
+static double weights = 70e9, layers = 80, width = 8192, tokens = 2048, flops = 0.5 * 312e12, inside = 300e9;
+static int gpus_of_a_node = 8;
 
 static double passed(void) { return 2 * tokens * width; } /* bytes that a layer passes on */
-static double ring(double n, double bytes, double alpha, double rate)
-{
-    return 2 * (n - 1) * alpha + 2 * (n - 1) / n * bytes / rate;
-}
 
 /* A step of one tensor group: four all-reduces per layer. */
 static double step(double gpus, double alpha, double rate)
 {
-    return 6 * weights * tokens / (gpus * flops) + 4 * layers * ring(gpus, passed(), alpha, rate);
+    return cost_computing(weights, tokens, gpus * flops) + 4 * layers * cost_ring(gpus, passed(), alpha, rate);
 }
 
-/* Speed of a tensor group of 32 GPUs on four nodes, times that of 8 GPUs on one. rate: bytes per second of a node. */
-static double speed(double alpha, double rate) { return step(8, 5e-6, 300e9) / step(32, alpha, rate); }
+/* Speed of a tensor group on four nodes, times that of a group on one. rate: bytes per second of a node. */
+static double speed(double alpha, double rate)
+{
+    return step(gpus_of_a_node, 5e-6, inside) / step(4 * gpus_of_a_node, alpha, rate);
+}
 
 /* The rate at which this speed is `wanted`. */
 static double rate_for(double wanted, double alpha)
@@ -72,7 +72,7 @@ static double rate_for(double wanted, double alpha)
 static int group_for(double layer_weights, double gb)
 {
     int tp = 1;
-    while (16 * layer_weights / tp > 0.9e9 * gb) tp *= 2;
+    while (16 * layer_weights / tp > cost_usable * 1e9 * gb && tp < 1 << 20) tp *= 2;
     return tp;
 }
 
@@ -86,10 +86,31 @@ static int mesh(double p, int tp, int pp, int dp, int gpus)
     return legal && gb <= 72;
 }
 
-int main(void)
+/* The model and the type of the command line. */
+static int own_model(const plan_job *j)
 {
+    const cost_type *t = plan_type(j, "p4d");
+    cost_shape s = plan_shape(j);
+    if (!t) return 2;
+    weights = 1e9 * plan_or(j, in_params_b, 70), tokens = s.sequence * s.micro;
+    if (s.layers > 0) layers = s.layers, width = s.hidden;
+    gpus_of_a_node = t->count, inside = cost_inside(t), flops = t->teraflops * 1e10 * plan_or(j, in_mfu_pct, 50);
+    printf("%g billion weights, %g tokens: a tensor group reduces %.3g GB, two stages pass %.3g MB\n", weights / 1e9,
+           tokens, 4 * layers * passed() / 1e9, 2 * passed() / 1e6);
+    printf("a tensor group on 4 x %s beside one on 1: %.2f times as fast, with TCP at 100 Gbit/s %.2f\n", cost_short(t),
+           speed(cost_alpha(t), cost_outside(t)), speed(50e-6, 12.5e9));
+    printf("one layer and its states on GPUs of %g GB: tp %d; for half the speed %.3g GB/s between nodes\n", t->gb,
+           group_for(weights / layers, t->gb), rate_for(0.5, cost_alpha(t)) / 1e9);
+    return printf("ok: by your numbers\n"), 0;
+}
+
+int main(int argc, char **argv)
+{
+    static plan_job j;
     double tensor = 4 * layers * passed(), pipe = 2 * passed(), efa = speed(20e-6, 50e9), tcp = speed(50e-6, 12.5e9);
     int good;
+    if (!plan_arguments(&j, argc, argv)) return 2;
+    if (argc > 1) return own_model(&j);
     printf("70 billion weights, 2048 tokens: a tensor group reduces %.1f GB, two stages pass %.0f MB\n", tensor / 1e9,
            pipe / 1e6);
     printf("a tensor group on 4 nodes beside one on 1: %.2f times as fast with EFA, %.2f with TCP\n", efa, tcp);

@@ -1,73 +1,150 @@
-/* 67_decisions: a model, its hours on one GPU and a deadline: how many GPUs, and which kind of parallel?
+/* 67_decisions: a model, its hours on one GPU and a deadline: which strategy, on how many nodes?
  *
  * What you learn
- *     - The order of decisions, cheapest first: one GPU; if the model fits and is too slow, data parallel in one node,
- *       then over nodes.
- *     - If the states do not fit, they are sharded or the model is cut, in as few nodes as hold it. Here 16 bytes per
- *       weight count, and nine tenths of a GPU of 80 GB.
- *     - Between plain data parallel and cut models there are shards (41_zero.c): the texts that jump from one to the
- *       other leave out the step that changes least.
- *     - "Horovod, for extreme scale" is not a further step: it only has replicas. DeepSpeed shards. SMDDP makes sums
- *       fast and does not shard: for 50 billion weights on 64 GPUs it is half of an answer.
+ *     - The order of decisions, cheapest first: independent trainings, one GPU, data parallel in one node, over nodes,
+ *       sharded states, a cut model. Shards change least (41_zero.c); Horovod and SMDDP have only replicas.
+ *     - Memory and deadline both ask for nodes; the larger number counts.
+ *     - Search first, then scale. Stopping the worse trainings early saves most hours, but idles GPUs at the end.
+ *     - A plan rests on a guess, the efficiency: run, measure, plan again.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 67_decisions.c -o 67_decisions -lm -lpthread
  *     ./67_decisions
+ *     Your job instead: ./67_decisions --params-b 13 --ref-hours 900 --deadline-h 48 --instance 'p4d|p5'
  *
  * What it prints
- *        weights   hours, 1 GPU  deadline
- *        2.5e+07              3         5   fits, in time: one GPU
- *        1.5e+09             30         5   fits, too slow: data parallel in one node
- *        1.5e+09             50         5   fits, too slow in one node: data parallel on 2 nodes
- *          7e+09            400        72   112 GB of states do not fit: sharded or cut, nodes: 1
- *          7e+10           4000       500   1120 GB of states do not fit: sharded or cut, nodes: 2
- *       1.75e+11           9000       500   2800 GB of states do not fit: sharded or cut, nodes: 5
+ *     70 billion, 4000 h, due in 500: sharded_dp zero3 on 2 x p4de, 312 h
+ *       A replica does not fit: sharding the states leaves 70 GB of states on each GPU, which holds 72 GB
  *     50 billion weights on 64 GPUs: 800 GB of states on each as replicas, 12.5 GB sharded
+ *     first 27 trainings of 9 h: job_parallel on 1 x p4de, 36 h
+ *       stopped after 1 and 3 h but for the best third: 14 h, 63 GPU hours of 243; 3 of 8 GPUs work at the end
+ *     plan 2, the run waits for data: no_scale on 3 x p4d, input fastfile
+ *     plan 3, streamed, measured efficiency 0.7: dp on 4 x p4d, input keep
+ *     compiler and SMDDP   W_COMPILER_INCOMPAT
  *     ok: one GPU, one node, several nodes; shards or cuts where the states do not fit
  *
- * Predict first: with GPUs of 141 GB, which lines end elsewhere?
- * Exercise: add the price of the answer, at 55 dollars an hour for a node. Which deadline is the most expensive hour?
+ * Predict first: with GPUs of 141 GB (p5e), which lines end elsewhere?
+ * Exercise: add the price of the answer. Which deadline has the most expensive hour?
  *
  * Read on: 68_hiding.c for what hiding costs, 70_checkpoints.c for what such a job saves. */
-#include <math.h>
-#include <stdio.h>
+#include "tools/plan.h"
 
-/* Bytes: weights, gradients and AdamW's state in mixed precision; nine tenths of a GPU of 80 GB for them. */
-static double states(double weights) { return 16 * weights; }
-static const double gpu_memory = 0.9 * 80e9;
+static cost_catalogue catalogue;
 
-/* Nodes of 8 GPUs. */
-static int decide(double weights, double hours, double deadline, char *text, size_t size)
+/* The answer to a job that is written as facts, k=v;k=v; later ones count. */
+static const plan_answer *plan_of(const char *common, const char *facts)
 {
-    int nodes = (int)ceil(states(weights) / (8 * gpu_memory));
-    if (states(weights) <= gpu_memory) {
-        int gpus = 8;
-        if (hours <= deadline) return snprintf(text, size, "fits, in time: one GPU"), 1;
-        if (hours / (0.9 * 8) <= deadline) return snprintf(text, size, "fits, too slow: data parallel in one node"), 8;
-        while (hours / (0.8 * gpus) > deadline) gpus += 8;
-        return snprintf(text, size, "fits, too slow in one node: data parallel on %d nodes", gpus / 8), gpus;
-    }
-    snprintf(text, size, "%.0f GB of states do not fit: sharded or cut, nodes: %d", 1e-9 * states(weights), nodes);
-    return 8 * nodes;
+    static plan_answer a;
+    static plan_job j;
+    static plan_list wrong;
+    plan_job_clear(&j), plan_job_facts(&j, common, &wrong), plan_job_facts(&j, facts, &wrong);
+    return plan_answer_of(&j, &catalogue, &a), &a;
 }
 
-int main(void)
+static int decisions(void)
 {
     static const struct {
-        double weights, hours, deadline;
-        int gpus;
-    } jobs[] = {{25e6, 3, 5, 1},    {1.5e9, 30, 5, 8},      {1.5e9, 50, 5, 16},
-                {7e9, 400, 72, 8}, {70e9, 4000, 500, 16}, {175e9, 9000, 500, 40}};
+        const char *name, *facts;
+        int strategy, nodes;
+    } jobs[] = {{"25 million weights, 3 h on one GPU, due in 5", "params_b=0.025;ref_hours=3;deadline_h=5", SINGLE, 1},
+                {"1.5 billion, 30 h, due in 5", "params_b=1.5;ref_hours=30;deadline_h=5", DP, 1},
+                {"1.5 billion, 50 h, due in 5", "params_b=1.5;ref_hours=50;deadline_h=5", DP, 2},
+                {"7 billion, 400 h, due in 72", "params_b=7;ref_hours=400;deadline_h=72", SHARDED_DP, 1},
+                {"7 billion, 400 h, due in 5", "params_b=7;ref_hours=400;deadline_h=5", SHARDED_DP, 13},
+                {"70 billion, 4000 h, due in 500", "params_b=70;ref_hours=4000;deadline_h=500", SHARDED_DP, 2},
+                {"175 billion, 9000 h, due in 500", "params_b=175;ref_hours=9000;deadline_h=500", SHARDED_DP, 5}};
+    char text[PLAN_TEXT];
     int good = 1;
-    printf("%10s %14s %9s\n", "weights", "hours, 1 GPU", "deadline");
     for (size_t i = 0; i < sizeof jobs / sizeof *jobs; i++) {
-        char text[100];
-        good = good && decide(jobs[i].weights, jobs[i].hours, jobs[i].deadline, text, sizeof text) == jobs[i].gpus;
-        printf("%10g %14.0f %9.0f   %s\n", jobs[i].weights, jobs[i].hours, jobs[i].deadline, text);
+        const plan_answer *a = plan_of("ref_gpus=1;node_eff=0.8;max_nodes=64;instance=p4de", jobs[i].facts);
+        printf("%s: %s, %.3g h\n  %s\n", jobs[i].name, plan_summary(a, text), a->num[num_est_hours], a->why.line[0]);
+        good = good && a->out[out_strategy] == jobs[i].strategy && a->out[out_nodes] == jobs[i].nodes;
     }
     printf("50 billion weights on 64 GPUs: %.0f GB of states on each as replicas, %.1f GB sharded\n",
-           1e-9 * states(50e9), 1e-9 * states(50e9) / 64);
-    good = good && states(50e9) > gpu_memory && states(50e9) / 64 < gpu_memory;
+           plan_of("params_b=50;instance=p4d;cur_nodes=8", "given_strategy=dp")->num[num_state_per_gpu_gb],
+           plan_of("params_b=50;instance=p4d;cur_nodes=8", "given_strategy=sharded_dp")->num[num_state_per_gpu_gb]);
+    return good;
+}
+
+/* A search of 27 trainings of 9 hours on 8 GPUs; then the best one is scaled. */
+static int search(void)
+{
+    char text[PLAN_TEXT];
+    double all = ceil(27 / 8.0) * 9, thirds = ceil(27 / 8.0) * 1 + ceil(9 / 8.0) * 2 + ceil(3 / 8.0) * 6;
+    const char *model = "params_b=1.5;ref_gpus=1;instance=p4de";
+    const plan_answer *a = plan_of(model, "n_trials=27;ref_hours=9;max_nodes=1");
+    int good = a->out[out_strategy] == JOB_PARALLEL && a->num[num_est_hours] == all;
+    printf("first 27 trainings of 9 h: %s, %.0f h\n  %s\n", plan_summary(a, text), a->num[num_est_hours], a->why.line[0]);
+    printf("  stopped after 1 and 3 h but for the best third: %.0f h, %d GPU hours of %d; 3 of 8 GPUs work at the end\n",
+           thirds, 27 * 1 + 9 * 2 + 3 * 6, 27 * 9);
+    a = plan_of(model, "ref_hours=400;deadline_h=24;node_eff=0.8;max_nodes=8");
+    printf("then the best one on all data, 400 h: %s, %.3g h\n", plan_summary(a, text), a->num[num_est_hours]);
+    return good && a->out[out_strategy] == DP && thirds < all;
+}
+
+/* A plan, what its run measures, the next plan. */
+static int loop(void)
+{
+    static const char *const rounds[][2] = {
+        {"guessed efficiency 0.9", "node_eff=0.9"},
+        {"the run waits for data", "node_eff=0.9;gpu_util_pct=40;io_wait_pct=60;input_mode=file;cur_nodes=3"},
+        {"streamed, measured efficiency 0.7", "node_eff=0.7;gpu_util_pct=92;io_wait_pct=4;input_mode=fastfile"}};
+    char text[PLAN_TEXT], word[3][40];
+    int good = 1;
+    for (int i = 0; i < 3; i++) {
+        const plan_answer *a = plan_of("params_b=1.5;ref_hours=80;ref_gpus=8;deadline_h=30;instance=p4d", rounds[i][1]);
+        good = good && a->out[out_nodes] == (i < 2 ? 3 : 4);
+        printf("plan %d, %s: %s, input %s\n", i + 1, rounds[i][0], plan_summary(a, text),
+               plan_named("keep|fastfile|fsx", a->out[out_input], word[0]));
+        if (i == 2)
+            printf("  topology %d GPUs, %s; failures: checkpoints by %s, %s; cost $%.0f; observe gpu_util_pct again\n",
+                   a->out[out_dp], plan_named(plan_output[out_library][1], a->out[out_library], word[0]),
+                   plan_named(plan_output[out_ckpt][1], a->out[out_ckpt], word[1]),
+                   plan_named(plan_output[out_ckpt_required][1], a->out[out_ckpt_required], word[2]), a->num[num_cost_od]);
+    }
+    return good;
+}
+
+/* What may be combined, by the planner's own rules. */
+static int combinations(void)
+{
+    static const struct {
+        const char *name, *facts;
+        int code;
+    } pairs[] = {{"compiler and SMDDP", "compiler=1;want_library=smddp;cur_nodes=2", W_COMPILER_INCOMPAT},
+                 {"compiler and SMP", "compiler=1;library=smp;cur_nodes=2", W_COMPILER_INCOMPAT},
+                 {"compiler and DDP", "compiler=1;library=ddp;cur_nodes=1", W_COMPILER_INCOMPAT},
+                 {"SMDDP and Horovod", "libs=smddp,horovod;cur_nodes=2", W_MIXED_FRAMEWORKS},
+                 {"FSDP and SMDDP", "libs=fsdp,smddp;cur_nodes=2", W_MIXED_FRAMEWORKS},
+                 {"warm pool and Spot", "keep_alive_s=600;spot=1", W_WARMPOOL_SPOT},
+                 {"SMDDP on p5", "instance=p5;want_library=smddp;cur_nodes=2", W_SMDDP_UNSUPPORTED},
+                 {"bf16 on V100", "instance=p3.16;precision=bf16", W_BF16_UNSUPPORTED}};
+    int refused = 0;
+    for (size_t i = 0; i < sizeof pairs / sizeof *pairs; i++) {
+        int no = plan_warned(plan_of("params_b=0.5;instance=p4d", pairs[i].facts), pairs[i].code);
+        refused += no;
+        printf("%-20s %s\n", pairs[i].name, no ? plan_warning[pairs[i].code][0] : "together");
+    }
+    return refused == 6;
+}
+
+static int own_job(const plan_job *j)
+{
+    static plan_answer a;
+    char text[PLAN_TEXT];
+    plan_answer_of(j, &catalogue, &a), printf("%s\n", plan_summary(&a, text));
+    for (int i = 0; i < a.why.count; i++) printf("  because: %s\n", a.why.line[i]);
+    for (int i = 0; i < a.rejected.count; i++) printf("  rejected: %s\n", a.rejected.line[i]);
+    return printf("ok: ./build.sh plan says more\n"), 0;
+}
+
+int main(int argc, char **argv)
+{
+    static plan_job j;
+    int good;
+    if (cost_open(&catalogue, NULL) || !plan_arguments(&j, argc, argv)) return 2;
+    if (argc > 1) return own_job(&j);
+    good = decisions(), good = search() && good, good = loop() && good, good = combinations() && good;
     if (!good) return fprintf(stderr, "FAILED: a decision ends elsewhere\n"), 1;
     return printf("ok: one GPU, one node, several nodes; shards or cuts where the states do not fit\n"), 0;
 }

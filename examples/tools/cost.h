@@ -79,9 +79,9 @@ static inline int cost_column(cost_type *t, const char *name, const char *value)
                                         "efa",   "host_gib", "nvme_gb", "smddp",       "ec2_usd_h"};
     double n = !strcmp(value, "-") ? (double)NAN : cost_number(value), *to[10] = {NULL};
     int *whole[10] = {NULL}, k = 0;
-    if (!strcmp(name, "instance")) return snprintf(t->name, sizeof t->name, "%s", value), *value != 0;
-    if (!strcmp(name, "accel")) return snprintf(t->accel, sizeof t->accel, "%s", value), 1;
-    if (!strcmp(name, "intra")) return snprintf(t->intra, sizeof t->intra, "%s", value), 1;
+    if (!strcmp(name, "instance")) return snprintf(t->name, sizeof t->name, "%.31s", value), *value != 0;
+    if (!strcmp(name, "accel")) return snprintf(t->accel, sizeof t->accel, "%.15s", value), 1;
+    if (!strcmp(name, "intra")) return snprintf(t->intra, sizeof t->intra, "%.15s", value), 1;
     while (k < 10 && strncmp(name, names[k], strlen(names[k]))) k++;
     if (k == 10) return 1; /* a column that nothing here uses */
     whole[0] = &t->count, whole[2] = &t->bf16, whole[5] = &t->efa, whole[8] = &t->smddp;
@@ -114,7 +114,7 @@ static inline const char *cost_read(cost_catalogue *c, const char *text)
         t->teraflops = t->gbit = t->host_gib = t->nvme_gb = t->dollars = (double)NAN;
         for (char *name, *value; (name = cost_field(&name_at)) && (value = cost_field(&at));)
             if (!cost_column(t, name, value))
-                return snprintf(wrong, sizeof wrong, "line %d: %s cannot be '%.40s'", row, name, value), wrong;
+                return snprintf(wrong, sizeof wrong, "line %d: %.40s cannot be '%.40s'", row, name, value), wrong;
         if (!t->count || !(t->gb > 0)) return snprintf(wrong, sizeof wrong, "line %d: no count or gb_each", row), wrong;
         c->count++;
     }

@@ -2,6 +2,8 @@
  *
  *     ./build.sh plan --params-b 7 --optimizer adamw --instance 'p4d|p5' --tokens-b 20 --deadline-h 24
  *                                             one job: what, why, what was rejected, what would change the answer
+ *     ./build.sh plan --sweep scaling|cost|spot|compiler --svg FILE
+ *                                             one number varied: a table, and a plot where --svg names a file
  *     ./build.sh plan --cases FILE            a line of key=value for each job of a tab-separated file
  *     ./build.sh plan --cases FILE --check    the same against its columns x_..; the last line is N of M
  *
@@ -9,7 +11,7 @@
  * answer says so. --json prints one object. --instances FILE replaces the catalogue, which --list prints.
  * By hand, in the folder of dtrain.h:
  *     cc -O2 examples/tools/plan.c -o plan -lm */
-#include "plan.h"
+#include "sweep.h"
 
 /* ---- a job's answer as key=value and as JSON ---- */
 
@@ -188,23 +190,6 @@ static int run_cases(const cost_catalogue *c, const char *name, int check)
 
 /* ---- one job ---- */
 
-static void print_summary(const plan_answer *a)
-{
-    char text[40];
-    int s = a->out[out_strategy];
-    printf("%s", out_text(a, out_strategy, text));
-    if (a->out[out_shard]) printf(" (%s)", out_text(a, out_shard, text));
-    if (s == INFEASIBLE)
-        printf(": %d nodes of %s do not suffice", a->out[out_nodes], a->instance);
-    else
-        printf(" on %d x %s", a->out[out_nodes], a->instance);
-    if (plan_partitions(s)) printf(", tp %d x pp %d x dp %d", a->out[out_tp], a->out[out_pp], a->out[out_dp]);
-    if (a->out[out_act_ckpt]) printf(", activations recomputed");
-    if (a->out[out_spot]) printf(", Spot");
-    if (plan_warned(a, W_DEADLINE_MISS)) printf(", late");
-    if (plan_warned(a, W_BUDGET_MISS)) printf(", over budget");
-}
-
 static int same_answer(const plan_answer *a, const plan_answer *b)
 {
     const int decide[] = {out_strategy, out_shard, out_tp, out_pp, out_nodes, out_act_ckpt, out_spot};
@@ -248,6 +233,7 @@ static double nearest_change(const plan_job *job, const cost_catalogue *c, int f
 static void print_changes(const plan_job *j, const cost_catalogue *c, const plan_answer *a)
 {
     static plan_answer changed;
+    char said[PLAN_TEXT];
     int count = 0;
     for (int f = 0; f < PLAN_INPUTS; f++)
         for (int up = 0; up < 2 && !isnan(j->n[f]) && strchr("ir", plan_field[f].kind) && plan_field[f].high > 1;
@@ -256,7 +242,7 @@ static void print_changes(const plan_job *j, const cost_catalogue *c, const plan
             if (isnan(to)) continue;
             printf("%-10s %s %.4g -> %.4g (%+.0f %%): ", count++ ? "" : "changes", plan_field[f].name, j->n[f], to,
                    100 * (to / j->n[f] - 1));
-            print_summary(&changed);
+            printf("%s", plan_summary(&changed, said));
             printf("\n");
         }
     if (!count) printf("%-10s no number that you gave changes it within a factor of 16\n", "changes");
@@ -303,9 +289,9 @@ static void print_command(const plan_job *j, const plan_answer *a)
 
 static void print_answer(const plan_job *j, const cost_catalogue *c, const plan_answer *a)
 {
-    char text[3][40];
+    char text[3][40], said[PLAN_TEXT];
     const double *num = a->num;
-    printf("plan       "), print_summary(a), printf("\n");
+    printf("plan       %s\n", plan_summary(a, said));
     print_list("why", &a->why);
     printf("topology   %d nodes x %d %s, tp %d x pp %d x dp %d, library %s, input %s, compiler %s\n", a->out[out_nodes],
            a->type->count, a->type->accel, a->out[out_tp], a->out[out_pp], a->out[out_dp],
@@ -359,21 +345,9 @@ static void print_json(const plan_answer *a)
 
 static void help(void)
 {
-    printf(
-        "Usage: plan [--FIELD VALUE ..] [--json] | plan --cases FILE [--check] | plan --list; with --instances FILE\n");
+    printf("Usage: plan [--FIELD VALUE ..] [--json] | plan --sweep NAME [--svg FILE] | plan --cases FILE [--check] | "
+           "plan --list; with --instances FILE\n");
     for (int f = 0; f < PLAN_INPUTS; f++) printf("  --%-22s %s\n", plan_field[f].name, plan_field[f].text);
-}
-
-/* A field's option: the next argument is its value. Returns the number of arguments it takes; 0: an error, told. */
-static int field_option(plan_job *j, const char *option, const char *value, plan_list *wrong)
-{
-    char said[PLAN_TEXT];
-    int f = strncmp(option, "--", 2) ? -1 : plan_find(option + 2, strlen(option + 2));
-    if (!strcmp(option, "--facts") && value) return plan_job_facts(j, value, wrong), 2;
-    if (f < 0) return fprintf(stderr, "plan: what is '%s'? --help lists the fields\n", option), 0;
-    if (!value) return fprintf(stderr, "plan: %s needs a value\n", option), 0;
-    if (!plan_job_set(j, f, value, said)) return fprintf(stderr, "plan: %s\n", said), 0;
-    return 2;
 }
 
 int main(int argc, char **argv)
@@ -381,7 +355,7 @@ int main(int argc, char **argv)
     static plan_job j;
     static plan_answer a;
     static cost_catalogue c;
-    const char *cases = NULL, *instances = NULL, *bad;
+    const char *cases = NULL, *instances = NULL, *varied = NULL, *svg = NULL, *bad;
     int check = 0, json = 0, list = 0;
     plan_list wrong;
     memset(&wrong, 0, sizeof wrong);
@@ -398,13 +372,18 @@ int main(int argc, char **argv)
             list = 1;
         else if (!strcmp(argv[i], "--cases") && value)
             cases = value, n = 2;
+        else if (!strcmp(argv[i], "--sweep") && value)
+            varied = value, n = 2;
+        else if (!strcmp(argv[i], "--svg") && value)
+            svg = value, n = 2;
         else if (!strcmp(argv[i], "--instances") && value)
             instances = value, n = 2;
-        else if (!(n = field_option(&j, argv[i], value, &wrong)))
+        else if (!(n = plan_option(&j, argv[i], value, &wrong)))
             return 2;
     }
     if ((bad = cost_open(&c, instances))) return fprintf(stderr, "plan: %s: %s\n", instances, bad), 2;
     if (list) return printf("# on-demand dollars of EC2, us-east-1, %s\n%s", c.date, cost_instances), 0;
+    if (varied) return sweep_run(varied, &j, &c, svg);
     if (cases) return run_cases(&c, cases, check);
     plan_answer_of(&j, &c, &a);
     for (int i = 0; i < wrong.count; i++) plan_say(&a.assumed, "%s", wrong.line[i]);

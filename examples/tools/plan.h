@@ -104,9 +104,11 @@ enum { SINGLE, JOB_PARALLEL, DP, SHARDED_DP, TP, PP, TP_PP, TP_DP, PP_DP, TP_PP_
     F(shard, "none|zero1|zero2|zero3")                                                                                 \
     F(tp, "")                                                                                                          \
     F(pp, "")                                                                                                          \
-    F(dp, "") F(nodes, "") F(library, "none|ddp_nccl|smddp|fsdp_nccl|smp|torchrun_neuron") F(act_ckpt, "no|yes")       \
-        F(fit, "no|yes") F(ckpt, "none|rank0|sharded") F(ckpt_required, "no|recommended|yes") F(ckpt_max_min, "")      \
-            F(input, "keep|fastfile|fsx") F(compiler, "off|optional") F(spot, "0|1")
+    F(dp, "")                                                                                                          \
+    F(nodes, "")                                                                                                       \
+    F(library, "none|ddp_nccl|smddp|fsdp_nccl|smp|torchrun_neuron")                                                    \
+    F(act_ckpt, "no|yes") F(fit, "no|yes") F(ckpt, "none|rank0|sharded") F(ckpt_required, "no|recommended|yes")        \
+        F(ckpt_max_min, "") F(input, "keep|fastfile|fsx") F(compiler, "off|optional") F(spot, "0|1")
 enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
 
 #define PLAN_NUMBERS(F)                                                                                                \
@@ -114,8 +116,11 @@ enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
     F(weights_gb)                                                                                                      \
     F(weights_per_gpu_gb)                                                                                              \
     F(state_per_gpu_gb)                                                                                                \
-    F(min_gpus_weights_80) F(min_gpus_weights_40) F(est_hours) F(spot_hours) F(cost_od) F(cost_spot) F(lr_mult)        \
-        F(pp_slowdown) F(bubble) F(min_mb) F(host_init_gb) F(save_s) F(need_gb_s) F(break_even_min) F(waves)
+    F(min_gpus_weights_80)                                                                                             \
+    F(min_gpus_weights_40)                                                                                             \
+    F(est_hours)                                                                                                       \
+    F(spot_hours) F(cost_od) F(cost_spot) F(lr_mult) F(pp_slowdown) F(bubble) F(min_mb) F(host_init_gb) F(save_s)      \
+        F(need_gb_s) F(break_even_min) F(waves)
 
 /* Codes, with what is wrong and what to do. */
 #define PLAN_WARNINGS(F)                                                                                               \
@@ -776,6 +781,16 @@ static inline void plan_numbers(plan *p)
     plan_warn(p->a, W_MB_DIVIDE, j->n[in_given_mb] > 0 && fmod(j->n[in_global_batch], j->n[in_given_mb]) > 0);
 }
 
+/* The transformer of a job; 0 layers: not given. */
+static inline cost_shape plan_shape(const plan_job *j)
+{
+    cost_shape s;
+    s.layers = plan_has(j, in_hidden) ? plan_or(j, in_layers, 0) : 0, s.hidden = j->n[in_hidden];
+    s.heads = plan_or(j, in_heads, fmax(1, round(s.hidden / 128)));
+    s.sequence = plan_or(j, in_seq_len, 2048), s.micro = plan_or(j, in_micro_batch, 1);
+    return s;
+}
+
 /* What is not given is assumed, and what contradicts itself is decided; each with a sentence. */
 static inline void plan_complete(plan *p, double price)
 {
@@ -798,10 +813,8 @@ static inline void plan_complete(plan *p, double price)
     if (from_shape > 2 * p->params || from_shape < 0.4 * p->params)
         plan_say(l, "params_b %g contradicts layers and hidden (12 L h^2 is %.3g): params_b counts", p->params,
                  from_shape);
-    if (plan_has(j, in_layers) && plan_has(j, in_hidden)) {
-        s->layers = j->n[in_layers], s->hidden = j->n[in_hidden],
-        s->heads = plan_or(j, in_heads, fmax(1, round(s->hidden / 128)));
-        s->sequence = plan_or(j, in_seq_len, 2048), s->micro = plan_or(j, in_micro_batch, 1);
+    *s = plan_shape(j);
+    if (s->layers > 0) {
         if (!plan_has(j, in_seq_len) || !plan_has(j, in_micro_batch))
             plan_say(l, "seq_len or micro_batch is missing: %g texts of %g tokens are assumed", s->micro, s->sequence);
         if (fmod(s->hidden, s->heads) > 0)
@@ -927,7 +940,7 @@ static inline int plan_candidates(const plan_job *j, const cost_catalogue *c, pl
         plan_candidate *to = &list[count];
         to->type = &c->type[i], to->price = cost_number(text);
         snprintf(to->name, sizeof to->name, "%s", cost_short(to->type));
-        count += strncmp(to->name, "trn", 3) != 0;
+        count += i == 0 || strncmp(to->name, "trn", 3); /* Trainium only where it is named */
     }
     return count;
 }
@@ -955,6 +968,55 @@ static inline void plan_answer_of(const plan_job *j, const cost_catalogue *c, pl
                      a[i].out[out_strategy] == INFEASIBLE  ? " do not suffice"
                      : plan_warned(&a[i], W_DEADLINE_MISS) ? " miss the deadline"
                                                            : "");
+}
+
+/* The built-in type that a job names, or `otherwise`; NULL: none, told. For programs that show one formula. */
+static inline const cost_type *plan_type(const plan_job *j, const char *otherwise)
+{
+    static cost_catalogue c;
+    const char *name = *j->text[in_instance] ? j->text[in_instance] : otherwise;
+    const cost_type *type = cost_open(&c, NULL) ? NULL : cost_find(&c, name, strlen(name));
+    if (!type) fprintf(stderr, "instance: '%.40s' is not in the catalogue. ./build.sh plan --list prints it\n", name);
+    return type;
+}
+
+/* A plan in one line. */
+static inline const char *plan_summary(const plan_answer *a, char text[PLAN_TEXT])
+{
+    static const char *const shards[] = {"", " zero1", " zero2", " zero3"};
+    char word[40], cut[60] = "";
+    const int *out = a->out;
+    if (plan_partitions(out[out_strategy]))
+        snprintf(cut, sizeof cut, ", tp %d x pp %d x dp %d", out[out_tp], out[out_pp], out[out_dp]);
+    snprintf(text, PLAN_TEXT, "%s%s on %d x %s%s%s%s%s%s", plan_named(PLAN_STRATEGIES, out[out_strategy], word),
+             shards[out[out_shard]], out[out_nodes], a->instance, cut, out[out_act_ckpt] ? ", recompute" : "",
+             out[out_spot] ? ", Spot" : "", plan_warned(a, W_DEADLINE_MISS) ? ", late" : "",
+             plan_warned(a, W_BUDGET_MISS) ? ", over budget" : "");
+    return text;
+}
+
+/* The option of a field: the next argument is its value. Returns how many arguments it takes; 0: an error, told. */
+static inline int plan_option(plan_job *j, const char *option, const char *value, plan_list *wrong)
+{
+    char said[PLAN_TEXT];
+    int f = strncmp(option, "--", 2) ? -1 : plan_find(option + 2, strlen(option + 2));
+    if (!strcmp(option, "--facts") && value) return plan_job_facts(j, value, wrong), 2;
+    if (f < 0) return fprintf(stderr, "plan: what is '%s'? ./build.sh plan --help lists the fields\n", option), 0;
+    if (!value) return fprintf(stderr, "plan: %s needs a value\n", option), 0;
+    if (!plan_job_set(j, f, value, said)) return fprintf(stderr, "plan: %s\n", said), 0;
+    return 2;
+}
+
+/* A job from the arguments of a program. 0: one is wrong. */
+static inline int plan_arguments(plan_job *j, int argc, char **argv)
+{
+    plan_list wrong;
+    memset(&wrong, 0, sizeof wrong);
+    plan_job_clear(j);
+    for (int i = 1, n; i < argc; i += n)
+        if (!(n = plan_option(j, argv[i], i + 1 < argc ? argv[i + 1] : NULL, &wrong))) return 0;
+    for (int i = 0; i < wrong.count; i++) fprintf(stderr, "plan: %s\n", wrong.line[i]);
+    return 1;
 }
 
 #endif
