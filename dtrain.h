@@ -367,7 +367,6 @@ typedef struct dt_output {
     int32_t events;        /* keep when each instruction of a step began and ended: dt_trainer_event */
     int32_t quiet;         /* no progress on standard output */
     dt_probe *probes;      /* a list, set before dt_args; its members must outlive the trainer */
-    const char *dry_run;   /* "RANK:RANKS": dt_trainer_open prints the plan of this rank, and is DT_E_HELP */
 } dt_output;
 /* Where and how often a run saves its state, and what it does with what it finds there. */
 enum { DT_AUTO = -1 };
@@ -12473,8 +12472,6 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("no-cache", NULL, FLAG, output.no_cache, 0, NULL, "samples compute the whole sequence for every token"),
     DT__LAYOUT("metrics", "FILE", TEXT, output.metrics, 0, NULL, "*JSON lines: run, then steps; a resumed run appends"),
     DT__LAYOUT("quiet", NULL, FLAG, output.quiet, 0, NULL, "*no progress"),
-    DT__LAYOUT("dry-run", "RANK:RANKS", TEXT, output.dry_run, 0, NULL,
-               "print a rank's memory and program, and end; with --vocabulary no data is read"),
     DT__LAYOUT("checkpoint", "DIR", TEXT, checkpoint.place, 0, NULL,
                "*checkpoints|folder of checkpoints; resumes from the newest"),
     DT__LAYOUT("checkpoint-every", "N", AUTO, checkpoint.interval, 0, "[0,inf)",
@@ -19505,10 +19502,6 @@ typedef struct dt__program {
     dt__stack parts; /* this rank's partial sums at the end of the run */
 } dt__program;
 
-#define DT__INSTR_NAME(name) #name,
-static const char *const dt__instr_names[] = {DT_INSTRUCTIONS(DT__INSTR_NAME)};
-#undef DT__INSTR_NAME
-
 /* ---- offload: the second memory ---- */
 
 /* A ring of buffers for the segments in work; the second memory for units in flight; a thread copies at `rate`. */
@@ -19994,12 +19987,12 @@ static dt_memory dt__memory_of(const dt_row *row, int count)
     return m;
 }
 
-static void dt__memory_print(const dt_row *row, int count, const char *whose)
+static void dt__memory_print(const dt_row *row, int count)
 {
     const int64_t total = dt__memory_of(row, count).total;
     const double unit = total < 10000000 ? 1e3 : 1e6;
     const char *name = unit < 1e6 ? "kB" : "MB";
-    dt__tell("memory   %.1f %s %s\n", (double)total / unit, name, whose);
+    dt__tell("memory   %.1f %s per rank\n", (double)total / unit, name);
     for (int of = DT_FOR_WEIGHTS; of < DT_PURPOSES; of++) {
         dt__text words = DT__ZERO, lines = DT__ZERO;
         int64_t sum = 0;
@@ -20685,36 +20678,6 @@ DT_API const dt_row *dt_plan_memory(const dt_plan *plan, int64_t *count)
 }
 static dt_mesh dt__no_mesh;
 DT_API dt_mesh dt_plan_mesh(const dt_plan *plan) { return dt__refused("plan", plan) ? dt__no_mesh : plan->mesh; }
-
-/* --dry-run RANK:RANKS: prints a plan. */
-static dt_result dt__plan_print(const dt_recipe *recipe, const dt_layout *layout)
-{
-    static const char *const axes[] = {"data", "pipeline", "tensor", "context"};
-    int rank, ranks;
-    char end;
-    dt_plan *p;
-    dt_result r;
-    if (sscanf(layout->output.dry_run, "%d:%d%c", &rank, &ranks, &end) != 2)
-        return dt__misuse("--dry-run %s: it is RANK:RANKS, e.g. 0:8 for the first of 8 ranks", layout->output.dry_run);
-    if ((r = dt_plan_open(&p, recipe, layout, ranks, rank)) != DT_OK) return r;
-    printf("rank %d of %d", rank, ranks);
-    for (int axis = 0; axis < DT_AXES; axis++)
-        printf(", %s %d of %d%s", axes[axis], p->mesh.at[axis], p->mesh.size[axis], axis < DT_AXES - 1 ? "" : "\n");
-    dt__memory_print(p->row, p->rows_count, "without a trainer's scratch, samples and text");
-    printf("    # stream  after  instruction   segment shard micro bucket        FLOPs        bytes         sent\n");
-    for (int32_t k = 0; k < p->program.count; k++) {
-        const dt_instr *i = &p->program.list[k];
-        printf("%5d %6d %6d  %s%-9s %7d %5d %5d %6d %12jd %12jd %12jd", k, i->stream, i->after[1],
-               i->back ? "back " : "     ", dt__instr_names[i->op], i->segment, i->shard, i->micro, i->bucket,
-               (int64_t)i->flops, i->touched, i->sent[0] + i->sent[1] + i->sent[2] + i->sent[3]);
-        for (int axis = 0; axis < DT_AXES; axis++)
-            if (i->axes >> axis & 1) printf(" %s", axes[axis]);
-        if (i->peer >= 0) printf(" with rank %d", i->peer);
-        putchar('\n');
-    }
-    dt_plan_close(&p);
-    return dt__error(DT_E_HELP, "the plan was printed");
-}
 
 /* ---- the executor ---- */
 
@@ -22589,7 +22552,8 @@ static dt_probe_option *dt__probe_option(const dt_layout *l, int i)
 
 /* Options of probes that a program may lack, and their headers. */
 static const char *const dt__probes[][2] = {{"rules", "rules"}, {"stop-on", "rules"}, {"doctor", "doctor"},
-                                             {"timeline", "timeline"}, {"compile-report", "report"}};
+                                             {"timeline", "timeline"}, {"compile-report", "report"},
+                                             {"dry-run", "dry_run"}};
 
 /* dashes: before the text. */
 static dt_result dt__option_unknown(const char *text, int length, int dashes)
@@ -23326,7 +23290,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (r->warmup >= r->steps && !r->rate)
         printf("warm-up  all %jd steps: the learning rate rises to the end, because --warmup is %jd. Lower it\n",
                r->steps, r->warmup);
-    dt__memory_print(t->row, t->rows, "per rank");
+    dt__memory_print(t->row, t->rows);
     if (r->weights && !t->first) printf("weights  initialized from %s\n", r->weights);
     if (positions > r->sequence)
         printf("sequence %jd tokens of the model's %jd positions%s\n", r->sequence, positions,
@@ -23510,13 +23474,10 @@ static dt_result dt__trainer_feed(dt_trainer *t)
 static dt_result dt__trainer_settle(dt_trainer *t)
 {
     dt_recipe *r = &t->recipe;
-    const char *dry = t->layout.output.dry_run;
     dt_result result = dt__recipe_settle(r, &t->layout);
     t->e.p.recipe = r, t->e.p.layout = &t->layout;
-    if (!result && !dry) result = dt__engine_begin(&t->e);
-    if (!result && (!dry || (!r->model.segments && !r->model.vocabulary))) result = dt__trainer_feed(t);
-    if (!result && dry)
-        return dt_trainer_is_root(t) ? dt__plan_print(r, &t->layout) : dt__error(DT_E_HELP, "rank 0 prints the plan");
+    if (!result) result = dt__engine_begin(&t->e);
+    if (!result) result = dt__trainer_feed(t);
     if (!result && r->model.window && r->sequence > r->model.window)
         return dt__misuse("sequences of %jd tokens are longer than the window of %jd that the model's attention "
                           "sees: --sequence up to that", r->sequence, r->model.window);

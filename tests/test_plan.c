@@ -36,6 +36,7 @@ void test_free(void *p)
 #endif
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "../examples/dry_run.h"
 #include "tap.h"
 
 enum { REFUSED = 12, VOCABULARY = 60, LENGTH = 1000 };
@@ -46,6 +47,7 @@ typedef struct job {
     dt_recipe recipe;
     dt_layout layout;
     dt_source source;
+    dt_probe dry_run;
 } job;
 
 static dt_result job_of(job *j, int *argc, char ***argv)
@@ -59,6 +61,7 @@ static dt_result job_of(job *j, int *argc, char ***argv)
     j->recipe.batch = 16, j->recipe.sequence = 16, j->recipe.data_shards = 4;
     j->recipe.tensor_shards = j->recipe.context_shards = 2, j->recipe.warmup = 0;
     j->layout.threads = 1, j->layout.output.quiet = 1, j->layout.output.sample_length = 0, j->layout.overlap = DT_OVERLAP_OFF;
+    dt_dry_run_attach(&j->layout, &j->dry_run);
     e = dt_args(argc, argv, &j->recipe, &j->layout);
     j->source.fetch = fetch, j->source.user = &j->recipe.sequence;
     j->source.samples[DT_TRAIN] = 64;
