@@ -4689,6 +4689,7 @@ typedef struct dt__device {
      * from now on comes after the copy of a ticket. NULL: the device has no such copies. */
     int64_t (*move)(struct dt__device *d, float *to, const float *from, int64_t n);
     void (*moved)(struct dt__device *d, int64_t ticket);
+    struct dt__compiler *compiler;      /* NULL, or makes the plans (H7) */
     void (*close)(struct dt__device *d);
     dt_result failed;                   /* the first error, after which nothing runs */
     char why[512];
@@ -6268,7 +6269,7 @@ static int dt__in_format(const dt_graph *g, int32_t id)
     while (n->op != DT__OP_CAST && n->inputs == 1 && n->op != DT__OP_AUX && n->op != DT__OP_COMBINE &&
            (dt__op_of(n->op)->class_of == DT__CLASS_MOVE || dt__is_alias(n->op)))
         n = &g->nodes[n->in[0]];
-    return !g->precision ||
+    return n->dtype == g->precision ||
            (n->op == DT__OP_CAST && n->dtype == DT_F32 && g->nodes[n->in[0]].dtype == g->precision);
 }
 /* x rounded to the graph's format, by one cast for all its readers. Products round the weights that they read. */
@@ -8740,6 +8741,7 @@ static int32_t dt__reusable(const dt__planner *w, int32_t id, int32_t now)
         int32_t r = dt__root(g, n->in[i]);
         if (!(dt__op_of(n->op)->in_place >> i & 1u) || w->last[r] != now ||
             !dt__same_shape(&g->nodes[n->in[i]].shape, &n->shape) || g->nodes[r].cut != n->cut ||
+            g->nodes[r].dtype != n->dtype ||
             !dt__read_once(g, id, r))
             continue;
         if (w->p->home[r].place == DT__AT_TEMP || (w->p->home[r].place == DT__AT_SAVED && now >= w->p->forward_count))
@@ -9137,13 +9139,12 @@ typedef struct dt__verb_args {
     dt__verb v;
     dt__update u;
 } dt__verb_args;
-/* x (rows,cols), row stride ld, rounded to the 16-bit dt_dtype `to`. */
-typedef struct dt__round_args {
+/* A matrix (rows,cols) to be copied to another type. */
+typedef struct dt__recast {
     const float *x;
-    uint16_t *out;
+    float *out;
     int64_t rows, cols, ld, out_ld;
-    int to;
-} dt__round_args;
+} dt__recast;
 
 #ifdef DT__ON_DEVICE /* 1: the primitives of a warp */
 #define DT__W 32
@@ -9233,10 +9234,12 @@ DT__IF_LANES(dt__vi, dt__vi, >=)
 DT__REAL_LANES(dt__vf, dt__vi)
 DT__REAL_LANES(dt__vd, dt__vl)
 #define __builtin_convertvector(x, type) type((float)(x).v)
-DT__INLINE dt__vf dt__v_load(const float *p) { return p[DT__LANE]; }
-DT__INLINE void dt__v_store(float *p, dt__vf x) { p[DT__LANE] = x.v; }
-DT__INLINE dt__vf dt__v_loadn(const float *p, int64_t n) { return DT__LANE < n ? p[DT__LANE] : 0.0f; }
-DT__INLINE void dt__v_storen(float *p, dt__vf x, int64_t n) { if (DT__LANE < n) p[DT__LANE] = x.v; }
+DT__INLINE float dt__get(const float *p);
+DT__INLINE void dt__put(float *p, float x);
+DT__INLINE dt__vf dt__v_load(const float *p) { return dt__get(p + DT__LANE); }
+DT__INLINE void dt__v_store(float *p, dt__vf x) { dt__put(p + DT__LANE, x.v); }
+DT__INLINE dt__vf dt__v_loadn(const float *p, int64_t n) { return DT__LANE < n ? dt__get(p + DT__LANE) : 0.0f; }
+DT__INLINE void dt__v_storen(float *p, dt__vf x, int64_t n) { if (DT__LANE < n) dt__put(p + DT__LANE, x.v); }
 DT__INLINE dt__vf dt__v_set(float x) { return x; }
 DT__INLINE dt__vi dt__v_seti(int x) { return x; }
 DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c) { return fmaf(a.v, b.v, c.v); }
@@ -9280,7 +9283,7 @@ static void dt__copy(float *to, const float *from, int64_t n)
         (void)least; \
         return (float)dt__vd(expression).v; \
     }
-#define DT__MAP_LOAD(p, step) dt__vf((p) && DT__LANE < n - i ? (p)[(step) * (i + DT__LANE)] : 0.0f)
+#define DT__MAP_LOAD(p, step) dt__vf((p) && DT__LANE < n - i ? dt__get((p) + (step) * (i + DT__LANE)) : 0.0f)
 #define DT__MAP_STORE(p, x)   dt__v_storen(p + i, x, n - i)
 /* Operands are loaded a vector ahead of the store, so that a warp does not wait for one before it asks for the next. */
 #define DT__CASE_OPERANDS(op, mask, expression) \
@@ -9300,6 +9303,19 @@ static void dt__copy(float *to, const float *from, int64_t n)
 #endif /* 2 */
 
 #ifdef DT__ON_DEVICE /* 3: maps, casts, dropout */
+/* A number of fp32, or of the 16 bits that p stands for (DT__HALVES). */
+#define DT__TYPE(p)    ((int)((uintptr_t)(p) >> 60))
+#define DT__ADDRESS(p) ((uintptr_t)(p) << 4 >> 5)
+DT__INLINE float dt__get(const float *p)
+{
+    if (!DT__TYPE(p)) return *p;
+    return dt__v_widen_cuda((int)*(const uint16_t *)DT__ADDRESS(p), &dt__format_of[DT__TYPE(p)]).v;
+}
+DT__INLINE void dt__put(float *p, float x)
+{
+    if (!DT__TYPE(p)) *p = x;
+    else *(uint16_t *)DT__ADDRESS(p) = (uint16_t)dt__v_narrow_cuda(x, &dt__format_of[DT__TYPE(p)]).v;
+}
 static void dt__map_cuda(int op, float *out, const float *const in[3], const int step[3], int64_t n, float scalar)
 {
     const int64_t by[3] = {step[0], step[1], step[2]};
@@ -9661,8 +9677,8 @@ static void dt__column_block(int op, float *chain, const float *p0, const float 
     for (int64_t at = 0; at < rows + DEEP; at += DEEP) {
         DT__EACH(e, 8) {
             const int64_t row = at + t / 32 + 16 * e, from = row * ld + DT__LANE;
-            next_x[e] = row < rows && DT__LANE < cols ? p0[from] : 0.0f;
-            next_y[e] = row < rows && DT__LANE < cols && p1 ? p1[from] : 0.0f;
+            next_x[e] = row < rows && DT__LANE < cols ? dt__get(p0 + from) : 0.0f;
+            next_y[e] = row < rows && DT__LANE < cols && p1 ? dt__get(p1 + from) : 0.0f;
         }
         if (stats && t < 2 * dt__min(DEEP, rows - at)) next_s = stats[2 * at + t];
         if (t < 32) for (int i = 0, n = (int)dt__min(DEEP, rows + DEEP - at); at && i < n;)
@@ -9771,14 +9787,14 @@ DT__KERNEL(dt__verb_launch, dt__verb_args, 128)
     own.u = &a.u;
     if (DT__WARP * DT__VERB_RUN < v->n) dt__verb_task(v, DT__WARP, NULL);
 }
-/* A warp rounds 256 elements of a row. */
-DT__KERNEL(dt__round_launch, dt__round_args, 256)
+/* A warp copies 256 elements of a row. */
+DT__KERNEL(dt__recast_launch, dt__recast, 256)
 {
     const int64_t runs = dt__ceil_div(a.cols, 256), row = DT__WARP / runs, begin = DT__WARP % runs * 256;
     dt__vf x[8];
     if (row >= a.rows) return;
     DT__EACH(e, 8) x[e] = dt__v_loadn(a.x + row * a.ld + begin + 32 * e, a.cols - begin - 32 * e);
-    DT__EACH(e, 8) dt__v_to_cuda(a.to, a.out + row * a.out_ld + begin + 32 * e, x[e], a.cols - begin - 32 * e);
+    DT__EACH(e, 8) dt__v_storen(a.out + row * a.out_ld + begin + 32 * e, x[e], a.cols - begin - 32 * e);
 }
 /* dt__some_embed_grad: a warp adds to the rows own, own + warps, .., of the table, in token order. blockIdx.y counts
  * strips of 128 columns. The sum at work, of the row `last`, is in registers. */
@@ -9880,7 +9896,7 @@ static void dt__cuda_print(dt__text *text)
         size_t size;
     } shared[] = {{"dt_graph", sizeof(dt_graph)}, {"dt__param", sizeof(dt__param)}, {"dt__launch", sizeof(dt__launch)},
                   {"dt__gemm_args", sizeof(dt__gemm_args)}, {"dt__attention", sizeof(dt__attention)},
-                  {"dt__verb_args", sizeof(dt__verb_args)}, {"dt__round_args", sizeof(dt__round_args)}};
+                  {"dt__verb_args", sizeof(dt__verb_args)}, {"dt__recast", sizeof(dt__recast)}};
     dt__text_add(text, "#define DT__ON_DEVICE 1\n#define DT__SKIP(...)\n");
     for (size_t i = 0; i < sizeof dt__cuda_parts / sizeof *dt__cuda_parts; i++) {
         const char *begin = dt__cuda_parts[i][0], *end = dt__cuda_parts[i][1];
@@ -10053,12 +10069,12 @@ typedef struct dt__gpu_graph {
     dt__node *nodes;
 } dt__gpu_graph;
 
-/* The copy of an operand in 16 bits, in `room` bytes. writes: dt__cuda.writes when it was made. */
-typedef struct dt__rounded {
-    dt__round_args of;
+/* The copy of an operand in another type, in `room` bytes. writes: dt__cuda.writes when it was made. */
+typedef struct dt__operand {
+    dt__recast of;
     dt__gpu_address at;
     int64_t room, writes;
-} dt__rounded;
+} dt__operand;
 /* A product as cuBLASLt knows it: of B, A and C, since its matrices have columns where ours have rows. */
 typedef struct dt__product {
     int64_t key[8]; /* m, n, k, strides of B, A and C, dt__gpu_fast's `how`, alignment */
@@ -10069,11 +10085,12 @@ typedef struct dt__product {
 
 typedef struct dt__cuda {
     dt__device is;   /* first */
+    dt__compiler plans;
     dt__kernels k, run; /* the host's with this device; what functions of ops call while they run on the device */
     dt__driver f;
     int gpu, arch, processors;
     void *context, *stream[DT__GPU_STREAMS], *mark[DT__GPU_STREAMS][DT__GPU_MARKS];
-    void *module, *body[DT__BODY_COUNT], *verb, *round, *tile[DT__TILES];
+    void *module, *body[DT__BODY_COUNT], *verb, *recast, *tile[DT__TILES];
     char name[64];
     pthread_mutex_t lock;
     dt__gpu_block *block;
@@ -10084,7 +10101,7 @@ typedef struct dt__cuda {
     void *lt_handle;
     dt__gpu_address lt_room;
     dt__product *product;
-    dt__rounded side[2], *weight;
+    dt__operand side[3], *weight; /* B, A and C */
     int64_t products, products_room, weights, weights_room;
     int64_t writes; /* of memory by passes over arrays, copies and uploads, after which weights may be others */
 } dt__cuda;
@@ -10235,8 +10252,46 @@ static void dt__gpu_go(dt__cuda *d, void *kernel, void *arguments, int64_t x, in
                                                     1, (unsigned)shared, d->stream[DT__GPU_OPS], list, NULL), doing);
 }
 
-/* ---- CUDA: products of fast numerics ----
- * cuBLASLt multiplies, if it loads; what it has no kernel for, the exact tiles multiply (R19). */
+/* ---- CUDA: products ----
+ * Operands and results may be in 16 bits. A float * to them has their dtype above bit 60 and twice their address below,
+ * so that it counts elements as others do. */
+static float *dt__gpu_halves(const void *x, int type)
+{
+    return (float *)((uintptr_t)x << 1 | (uintptr_t)type << 60);
+}
+static int dt__gpu_type(const void *x) { return (int)((uintptr_t)x >> 60); }
+static void *dt__gpu_real(const void *x) { return (void *)(dt__gpu_type(x) ? (uintptr_t)x << 4 >> 5 : (uintptr_t)x); }
+
+static void dt__gpu_recast(dt__cuda *d, const dt__recast *a)
+{
+    dt__recast copy = *a;
+    dt__gpu_go(d, d->recast, &copy, dt__ceil_div(a->rows * dt__ceil_div(a->cols, 256), 8), 1, 1, 256, 0, "a cast");
+}
+/* Room for matrix a in `type` (0: fp32): of operand 0 (B), 1 (A) or 2 (C), or of a weight. copy: filled; a weight's copy
+ * stays until something writes. */
+static float *dt__gpu_operand(dt__cuda *d, dt__recast *a, int side, int weight, int type, int copy)
+{
+    dt__operand *o = NULL;
+    int64_t bytes = (type ? 2 : 4) * a->rows * a->out_ld, writes = DT__ADD(&d->writes, 0);
+    int fresh, code = 0;
+    for (int64_t i = 0; weight && i < d->weights && !o; i++)
+        if (!memcmp(&d->weight[i].of, a, sizeof *a)) o = &d->weight[i];
+    if (!o && weight && dt__reserve((void **)&d->weight, d->weights, &d->weights_room, d->weights + 1,
+                                    (int64_t)sizeof *o, "weights in 16 bits"))
+        o = (dt__operand *)memset(&d->weight[d->weights++], 0, sizeof *o);
+    if (!o) o = &d->side[side];
+    fresh = weight && o->room && o->writes == writes;
+    o->of = *a, o->writes = writes;
+    if (o->room < bytes) {
+        dt__gpu_wait(d);
+        if (o->room) (void)d->f.cuMemFree_v2(o->at);
+        o->room = (code = d->f.cuMemAlloc_v2(&o->at, (size_t)bytes)) ? 0 : bytes;
+    }
+    a->out = type ? dt__gpu_halves((void *)(uintptr_t)o->at, type) : (float *)(uintptr_t)o->at;
+    if (!dt__gpu_failed(d, code, "taking memory for an operand") && copy && !fresh) dt__gpu_recast(d, a);
+    return a->out;
+}
+
 static void dt__gpu_lt_failed(dt__cuda *d, int status)
 {
     if (!status || d->is.failed) return;
@@ -10261,38 +10316,13 @@ static int dt__gpu_dot(dt__device *is, int precision)
     return failed ? DT__DOT_NONE : precision ? precision - DT_BF16 + DT__DOT_BF16 : DT__DOT_TF32;
 }
 
-/* The copy of operand 0 (B) or 1 (A) in 16 bits. A weight's is kept until something writes. */
-static const void *dt__gpu_rounded(dt__cuda *d, dt__round_args *a, int side, int weight)
-{
-    dt__rounded *o = NULL;
-    int64_t bytes = 2 * a->rows * a->out_ld, writes = DT__ADD(&d->writes, 0);
-    int fresh, code = 0;
-    for (int64_t i = 0; weight && i < d->weights && !o; i++)
-        if (!memcmp(&d->weight[i].of, a, sizeof *a)) o = &d->weight[i];
-    if (!o && weight && dt__reserve((void **)&d->weight, d->weights, &d->weights_room, d->weights + 1,
-                                    (int64_t)sizeof *o, "weights in 16 bits"))
-        o = (dt__rounded *)memset(&d->weight[d->weights++], 0, sizeof *o);
-    if (!o) o = &d->side[side];
-    fresh = weight && o->room && o->writes == writes;
-    o->of = *a, o->writes = writes;
-    if (o->room < bytes) {
-        dt__gpu_wait(d);
-        if (o->room) (void)d->f.cuMemFree_v2(o->at);
-        o->room = (code = d->f.cuMemAlloc_v2(&o->at, (size_t)bytes)) ? 0 : bytes;
-    }
-    a->out = (uint16_t *)(uintptr_t)o->at;
-    if (!dt__gpu_failed(d, code, "taking memory for an operand") && !fresh)
-        dt__gpu_go(d, d->round, a, dt__ceil_div(a->rows * dt__ceil_div(a->cols, 256), 8), 1, 1, 256, 0,
-                   "rounding an operand");
-    return a->out;
-}
-
 /* The product of a key, which is new to cuBLASLt the first time. NULL after an error. */
-static const dt__product *dt__gpu_product(dt__cuda *d, const int64_t key[8], int type, const float *bias)
+static const dt__product *dt__gpu_product(dt__cuda *d, const int64_t key[8], const float *bias)
 {
     const uint64_t m = (uint64_t)key[0], n = (uint64_t)key[1], k = (uint64_t)key[2], room = DT__LT_ROOM;
     const int how = (int)key[6], turned[2] = {how & 1, how >> 1 & 1}, adds = DT__LT_ADD_BIAS;
-    const int in = type == DT_BF16 ? DT__LT_BF16 : type == DT_F16 ? DT__LT_F16 : DT__LT_F32;
+    const int type[3] = {how >> 3 & 3, how >> 3 & 3, how >> 5}, sums = type[0] ? DT__LT_SUM : DT__LT_SUM_TF32;
+    const uint64_t size[3][2] = {{turned[0] ? k : n, turned[0] ? n : k}, {turned[1] ? m : k, turned[1] ? k : m}, {n, m}};
     const uint32_t alignment = (uint32_t)key[7];
     dt__product *p;
     void *wish = NULL;
@@ -10303,20 +10333,19 @@ static const dt__product *dt__gpu_product(dt__cuda *d, const int64_t key[8], int
                      "products")) return NULL;
     p = (dt__product *)memset(&d->product[d->products++], 0, sizeof *p);
     memcpy(p->key, key, sizeof p->key);
-    failed = d->lt.cublasLtMatmulDescCreate(&p->is, type ? DT__LT_SUM : DT__LT_SUM_TF32, DT__LT_F32);
-    for (int i = 0; i < 2 && !failed; i++)
-        failed = d->lt.cublasLtMatmulDescSetAttribute(p->is, DT__LT_TRANSPOSE + i, &turned[i], sizeof turned[i]);
-    if (bias && !failed) failed = d->lt.cublasLtMatmulDescSetAttribute(p->is, DT__LT_EPILOGUE, &adds, sizeof adds);
-    if (bias && !failed) failed = d->lt.cublasLtMatmulDescSetAttribute(p->is, DT__LT_BIAS, &bias, sizeof bias);
-    if (!failed)
-        failed = d->lt.cublasLtMatrixLayoutCreate(&p->layout[0], in, turned[0] ? k : n, turned[0] ? n : k, key[3]);
-    if (!failed)
-        failed = d->lt.cublasLtMatrixLayoutCreate(&p->layout[1], in, turned[1] ? m : k, turned[1] ? k : m, key[4]);
-    if (!failed) failed = d->lt.cublasLtMatrixLayoutCreate(&p->layout[2], DT__LT_F32, n, m, key[5]);
-    if (!failed) failed = d->lt.cublasLtMatmulPreferenceCreate(&wish);
-    if (!failed) failed = d->lt.cublasLtMatmulPreferenceSetAttribute(wish, DT__LT_WORKSPACE, &room, sizeof room);
-    for (int i = 0; i < 4 && !failed; i++)
-        failed = d->lt.cublasLtMatmulPreferenceSetAttribute(wish, DT__LT_ALIGNMENT + i, &alignment, sizeof alignment);
+#define DT__LT(call) if (!failed) failed = d->lt.cublasLt##call
+    failed = d->lt.cublasLtMatmulDescCreate(&p->is, sums, DT__LT_F32);
+    for (int i = 0; i < 2; i++)
+        DT__LT(MatmulDescSetAttribute(p->is, DT__LT_TRANSPOSE + i, &turned[i], sizeof turned[i]));
+    if (bias) DT__LT(MatmulDescSetAttribute(p->is, DT__LT_EPILOGUE, &adds, sizeof adds));
+    if (bias) DT__LT(MatmulDescSetAttribute(p->is, DT__LT_BIAS, &bias, sizeof bias));
+    for (int i = 0; i < 3; i++)
+        DT__LT(MatrixLayoutCreate(&p->layout[i], type[i] == DT_BF16 ? DT__LT_BF16 : type[i] ? DT__LT_F16 : DT__LT_F32,
+                                  size[i][0], size[i][1], key[3 + i]));
+    DT__LT(MatmulPreferenceCreate(&wish));
+    DT__LT(MatmulPreferenceSetAttribute(wish, DT__LT_WORKSPACE, &room, sizeof room));
+    for (int i = 0; i < 4; i++)
+        DT__LT(MatmulPreferenceSetAttribute(wish, DT__LT_ALIGNMENT + i, &alignment, sizeof alignment));
     dt__gpu_lt_failed(d, failed);
     if (!failed && !d->lt.cublasLtMatmulAlgoGetHeuristic(d->lt_handle, p->is, p->layout[0], p->layout[1], p->layout[2],
                                                          p->layout[2], wish, 1, &p->by, &count))
@@ -10324,54 +10353,66 @@ static const dt__product *dt__gpu_product(dt__cuda *d, const int64_t key[8], int
     if (wish) (void)d->lt.cublasLtMatmulPreferenceDestroy(wish);
     return failed ? NULL : p;
 }
-
-/* Queues a product of fast numerics. 0: cuBLASLt does not have it. */
-static int dt__gpu_fast(dt__cuda *d, const dt__gemm *g)
+/* Multiplies by cuBLASLt, or returns 0: it does not have the product, and the exact tiles multiply (R19). */
+static int dt__gpu_fast(dt__cuda *d, const dt__gemm *g, const int64_t ld[2], int type)
 {
     const float one = 1.0f, more = g->accumulate ? 1.0f : 0.0f;
-    const int type = g->dot > DT__DOT_TF32 ? g->dot - DT__DOT_BF16 + DT_BF16 : DT_F32;
-    const int turned[2] = {g->bcs != 1, g->acs != 1};
-    const int64_t outer[2] = {g->n, g->m}, along[2] = {turned[0] ? g->bcs : g->brs, turned[1] ? g->acs : g->ars};
-    int64_t key[8] = {g->m, g->n, g->k, 0, 0, g->ldc, 0, 0};
-    const void *at[2] = {g->b, g->a};
-    uintptr_t bits = (uintptr_t)g->c | 256;
+    const int to = dt__gpu_type(g->c);
+    const void *at[4] = {dt__gpu_real(g->b), dt__gpu_real(g->a), dt__gpu_real(g->c), g->bias};
+    int64_t key[8] = {g->m, g->n, g->k, ld[0], ld[1], g->ldc, 0, 0};
+    uintptr_t bits = 256;
+    dt__recast bias = DT__ZERO;
     const dt__product *p;
-    if (g->dot < DT__DOT_TF32 || g->m < 1 || g->n < 1 || g->k < 1) return 0;
-    for (int i = 0; i < 2; i++) {
-        dt__round_args a = DT__ZERO;
-        int first = turned[i] == i; /* k is the axis of rows: B as it is, or A turned */
-        a.x = (const float *)at[i], a.rows = first ? g->k : outer[i], a.cols = first ? outer[i] : g->k;
-        a.ld = dt__max(along[i], a.cols), a.out_ld = dt__round_up(a.cols, 8), a.to = type;
-        if (type) at[i] = dt__gpu_rounded(d, &a, i, !i && g->round);
-        key[3 + i] = type ? a.out_ld : a.ld, bits |= (uintptr_t)at[i];
-    }
-    key[6] = turned[0] | turned[1] << 1 | (g->bias != NULL) << 2 | type << 3, key[7] = (int64_t)(bits & (0 - bits));
-    p = dt__gpu_enter(d) ? dt__gpu_product(d, key, type, g->bias) : NULL;
-    if (p && !p->found) return 0;
-    if (p && g->bias)
-        dt__gpu_lt_failed(d, d->lt.cublasLtMatmulDescSetAttribute(p->is, DT__LT_BIAS, &g->bias, sizeof g->bias));
-    if (p && dt__gpu_enter(d))
+    bias.x = g->bias, bias.rows = 1, bias.cols = bias.ld = bias.out_ld = g->n;
+    if (to && g->bias) at[3] = dt__gpu_real(dt__gpu_operand(d, &bias, 2, 1, to, 1));
+    for (int i = 0; i < 3; i++) bits |= (uintptr_t)at[i];
+    key[6] = (g->bcs != 1) | (g->acs != 1) << 1 | (g->bias != NULL) << 2 | type << 3 | to << 5;
+    key[7] = (int64_t)(bits & (0 - bits));
+    p = dt__gpu_enter(d) ? dt__gpu_product(d, key, (const float *)at[3]) : NULL;
+    if (!p || !p->found) return !p;
+    if (g->bias) dt__gpu_lt_failed(d, d->lt.cublasLtMatmulDescSetAttribute(p->is, DT__LT_BIAS, &at[3], sizeof at[3]));
+    if (dt__gpu_enter(d))
         dt__gpu_lt_failed(d, d->lt.cublasLtMatmul(d->lt_handle, p->is, &one, at[0], p->layout[0], at[1], p->layout[1],
-                                                  &more, g->c, p->layout[2], g->c, p->layout[2], p->by.kernel,
-                                                  (void *)(uintptr_t)d->lt_room, DT__LT_ROOM,
+                                                  &more, at[2], p->layout[2], (void *)(uintptr_t)at[2], p->layout[2],
+                                                  p->by.kernel, (void *)(uintptr_t)d->lt_room, DT__LT_ROOM,
                                                   d->stream[DT__GPU_OPS]));
     return 1;
 }
 
 /* Products, by tiles of 128 x 128 where these fill the multiprocessors of a large GPU, else of 64 x 64. */
-static void dt__gpu_gemm(dt_pool *pool, const dt__gemm *g)
+static void dt__gpu_gemm(dt_pool *pool, const dt__gemm *of)
 {
     dt__cuda *d = dt__gpu;
     dt__gemm_args a = DT__ZERO;
-    int small = dt__ceil_div(g->m, 128) * dt__ceil_div(g->n, 128) < d->processors, side = small ? 64 : 128;
+    dt__gemm *g = &a.g;
+    int small = dt__ceil_div(of->m, 128) * dt__ceil_div(of->n, 128) < d->processors, side = small ? 64 : 128;
+    int type[2] = {of->dot > DT__DOT_TF32 ? of->dot - DT__DOT_BF16 + DT_BF16 : DT_F32, DT_F32};
     (void)pool;
-    a.g = *g;
-    if (dt__gpu_fast(d, g)) return;
-    if (!g->ars && !g->acs) a.g.a = (const float *)(uintptr_t)d->one; /* ones, for sums of columns */
-    if (g->m > 0 && g->n > 0)
-        dt__gpu_go(d, d->tile[4 * small + 2 * (g->acs == 1) + (g->brs == 1)], &a,
-                   dt__ceil_div(g->m, side) * dt__ceil_div(g->n, side), 1, 1, 256, DT__GPU_TILE * (small ? 2 : 4),
-                   "a product");
+    if (of->m < 1 || of->n < 1) return;
+    for (int exact = of->dot < DT__DOT_TF32 || of->k < 1; exact < 2; exact++) {
+        const float **const x[2] = {&g->b, &g->a};
+        int64_t *const outer[2] = {&g->brs, &g->ars}, *const inner[2] = {&g->bcs, &g->acs}, ld[2];
+        a.g = *of;
+        for (int i = 0; i < 2 && (g->ars || i == 0); i++) {
+            const int turned = *inner[i] != 1;
+            dt__recast r = DT__ZERO;
+            r.x = *x[i], r.rows = turned == i ? g->k : i ? g->m : g->n, r.cols = turned == i ? i ? g->m : g->n : g->k;
+            ld[i] = r.ld = dt__max(turned ? *inner[i] : *outer[i], r.cols);
+            if (dt__gpu_type(r.x) == type[exact]) continue;
+            r.out_ld = ld[i] = dt__round_up(r.cols, 8), *(turned ? inner[i] : outer[i]) = r.out_ld;
+            *x[i] = dt__gpu_operand(d, &r, i, !i && g->round && !exact, type[exact], 1);
+        }
+        if (!exact && dt__gpu_fast(d, g, ld, type[0])) return;
+    }
+    if (!g->ars && !g->acs) g->a = (const float *)(uintptr_t)d->one; /* ones, for sums of columns */
+    dt__recast r = DT__ZERO;
+    r.rows = g->m, r.cols = r.ld = r.out_ld = g->n;
+    if (dt__gpu_type(g->c)) r.x = g->c = dt__gpu_operand(d, &r, 2, 0, 0, 0), g->ldc = g->n;
+    r.out = of->c, r.out_ld = of->ldc;
+    dt__gpu_go(d, d->tile[4 * small + 2 * (g->acs == 1) + (g->brs == 1)], &a,
+               dt__ceil_div(g->m, side) * dt__ceil_div(g->n, side), 1, 1, 256, DT__GPU_TILE * (small ? 2 : 4),
+               "a product");
+    if (r.x) dt__gpu_recast(d, &r);
 }
 static void dt__gpu_attention(dt_pool *pool, const dt__attention *attention)
 {
@@ -10516,12 +10557,73 @@ static int dt__gpu_supports(const dt__call *c)
     const dt__op *op = dt__op_of(c->n->op);
     return op->domain != DT__OVER_HOST && (!op->some || dt__body_of(op->some) < DT__BODY_COUNT);
 }
+/* The type of 16 bits in which an op reads, or writes, a value; 0: none. A widened value may be a name of the rounded. */
+static int dt__gpu_half(const dt_graph *g, const dt__node *n, int32_t id)
+{
+    int kind = dt__op_of(n->op)->class_of;
+    return kind != DT__CLASS_MOVE && g->nodes[dt__root(g, id)].dtype == g->precision ? g->precision : 0;
+}
 static void dt__gpu_run(const dt__call *c)
 {
     dt__call own = *c;
     dt__env env = *c->env;
+    int half;
+    for (int i = 0; i < c->n->inputs; i++)
+        if ((half = dt__gpu_half(c->g, c->n, c->n->in[i])) != 0) own.in[i] = dt__gpu_halves(own.in[i], half);
+    if ((half = dt__gpu_half(c->g, c->n, (int32_t)(c->n - c->g->nodes))) != 0) own.out = dt__gpu_halves(own.out, half);
     env.k = &((dt__cuda *)(void *)c->env->k->device)->run, own.env = &env;
     if (dt__gpu_enter((dt__cuda *)(void *)c->env->k->device)) dt__host_run(&own);
+}
+
+/* Of root id: is op `by` its only reader? by 0: do its readers take 16 bits? */
+static int dt__gpu_read(const dt_graph *g, int32_t id, int32_t by)
+{
+    int good = 1;
+    for (int32_t r = 1; r < g->count; r++) {
+        const dt__node *n = &g->nodes[r];
+        const dt__op *op = dt__op_of(n->op);
+        int takes = op->class_of == DT__CLASS_MAP || op->class_of == DT__CLASS_COLUMN || n->op == DT__OP_MATMUL ||
+                    op->some == dt__some_row_op;
+        for (int i = 0; i < n->inputs && !dt__is_alias(n->op) && n->op != DT__OP_AUX; i++)
+            if (dt__root(g, n->in[i]) == id) good &= by ? r == by : takes && !n->cut;
+    }
+    return good;
+}
+/* Can an op round as it writes? */
+static int dt__gpu_rounds(const dt__node *n)
+{
+    const dt__op *op = dt__op_of(n->op);
+    return op->class_of == DT__CLASS_MAP || (n->op == DT__OP_MATMUL && n->inputs < 4) ||
+           (op->some == dt__some_row_op && op->shape == DT__SHAPE_SAME && n->op != DT__OP_SOFTMAX); /* reads its result */
+}
+/* Plans a graph whose 16-bit values are read and written as they are: casts become other names of values where that is
+ * possible. A product adds a vector that is added to it alone. */
+static dt_result dt__gpu_plan(dt__compiler *c, dt__segment_plan **plan, dt_graph *g, dt_tensor output,
+                              dt_tensor grad_in, int how)
+{
+    const int32_t results[4] = {output.id, grad_in.id, g->prediction.id, g->logits.id};
+    (void)c;
+    for (int32_t id = 1; g->precision && id < g->count; id++) {
+        dt__node *n = &g->nodes[id], *x = &g->nodes[dt__root(g, n->in[0])];
+        const dt__node *b = &g->nodes[n->in[1]];
+        int32_t at = (int32_t)(x - g->nodes);
+        int widens = x->dtype == g->precision, plain = !n->cut && !x->cut && x->slot < 0;
+        for (int i = 0; i < 4; i++) plain &= dt__root(g, results[i]) != (widens ? id : at);
+        if (!plain) continue;
+        if (n->op == DT__OP_ADD && b->op == DT__OP_PARAM && x->op == DT__OP_MATMUL && x->inputs == 2 &&
+            dt__count(b) == dt__cols(n) && dt__cols(x) == dt__cols(n) && dt__count(x) == dt__count(n) &&
+            g->nodes[x->in[1]].shape.dims == 2 && dt__gpu_read(g, at, id)) {
+            n->op = DT__OP_MATMUL, n->in[2] = n->in[1], n->inputs = 3;
+            memcpy(n->in, x->in, 2 * sizeof *n->in), memcpy(n->i, x->i, sizeof n->i);
+        }
+        if (n->op != DT__OP_CAST) continue;
+        if (widens ? n->dtype == DT_F32 && dt__gpu_read(g, id, 0)
+                   : n->dtype == g->precision && x->dtype == DT_F32 && dt__gpu_rounds(x) && dt__gpu_read(g, at, id)) {
+            n->op = DT__OP_RESHAPE;
+            if (!widens) x->dtype = g->precision;
+        }
+    }
+    return dt__segment_open(plan, g, output, grad_in, how);
 }
 
 /* ---- CUDA: opening ---- */
@@ -10536,8 +10638,8 @@ static void dt__gpu_close(dt__device *is)
             if (d->product[i].layout[k]) (void)d->lt.cublasLtMatrixLayoutDestroy(d->product[i].layout[k]);
         if (d->product[i].is) (void)d->lt.cublasLtMatmulDescDestroy(d->product[i].is);
     }
-    for (int64_t i = -2; i < d->weights; i++) {
-        const dt__rounded *o = i < 0 ? &d->side[i + 2] : &d->weight[i];
+    for (int64_t i = -3; i < d->weights; i++) {
+        const dt__operand *o = i < 0 ? &d->side[i + 3] : &d->weight[i];
         if (o->room) (void)d->f.cuMemFree_v2(o->at);
     }
     if (d->lt_handle) (void)d->lt.cublasLtDestroy(d->lt_handle);
@@ -10581,7 +10683,7 @@ static dt_result dt__gpu_load(dt__cuda *d)
             if (!failed) failed = d->f.cuFuncSetAttribute(d->tile[i], DT__GPU_DYNAMIC, DT__GPU_TILES);
         }
         if (!failed) failed = d->f.cuModuleGetFunction(&d->verb, d->module, "dt__verb_launch");
-        if (!failed) failed = d->f.cuModuleGetFunction(&d->round, d->module, "dt__round_launch");
+        if (!failed) failed = d->f.cuModuleGetFunction(&d->recast, d->module, "dt__recast_launch");
         if (!failed) failed = d->f.cuMemAlloc_v2(&d->one, 4);
         if (!failed) failed = d->f.cuMemsetD32Async(d->one, 0x3f800000, 1, d->stream[DT__GPU_OPS]);
         (void)dt__gpu_failed(d, failed, "finding its kernels");
@@ -10633,6 +10735,7 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
     d->is.download = dt__gpu_download, d->is.upload = dt__gpu_upload, d->is.verb = dt__gpu_verb;
     d->is.supports = dt__gpu_supports, d->is.run = dt__gpu_run, d->is.split = dt__gpu_split;
     d->is.dot = dt__gpu_dot, d->is.move = dt__gpu_move, d->is.moved = dt__gpu_moved, d->is.close = dt__gpu_close;
+    d->plans.open = dt__gpu_plan, d->is.compiler = &d->plans;
     (void)pthread_mutex_init(&d->lock, NULL);
     d->k = d->run = **k;
     d->k.device = d->run.device = &d->is;
@@ -20115,6 +20218,7 @@ static dt_result dt__layout_net(dt_plan *plan, const dt__kernels *k)
     const dt_layout *l = plan->layout;
     int cut = 0;
     dt_result r = DT_OK;
+    if (k && k->device) plan->net.compiler = k->device->compiler;
     if (l->compile.mode != DT_COMPILE_OFF) {
 #ifdef DT_COMPILER
         r = dt__compiling_open(&plan->compiling, &l->compile, k);

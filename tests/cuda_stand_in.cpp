@@ -1122,7 +1122,13 @@ static void lt_put(void *at, int type, double value)
 {
     float x = (float)value;
     uint32_t bits;
-    if (type == 2) misuse("the stand-in has no results in fp16");
+    if (type == 2) {
+        const int e = value == 0 ? -14 : std::min(std::max(ilogb(value), -14), 15);
+        const int q = (int)nearbyint(ldexp(fabs(value), 10 - e)), whole = q == 2048; /* rounded up to the next power */
+        bits = q < 1024 ? q : std::min(((e + 15 + whole) << 10) | (whole ? 0 : q & 1023), 0x7c00);
+        *(uint16_t *)at = (uint16_t)(bits | (value < 0 ? 0x8000 : 0));
+        return;
+    }
     memcpy(&bits, &x, 4);
     if (type) *(uint16_t *)at = (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
     else *(float *)at = x;
