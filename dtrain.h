@@ -6712,7 +6712,8 @@ static void dt__run_product(const dt__call *c, int first)
     job.ldc = job.n, job.accumulate = !c->fresh || first > 0;
     if (c->n->inputs == 3) job.bias = c->in[2];
     if (dt__in(c, first + 1)->op == DT__OP_PARAM) job.round = c->g->precision;
-    if (dt__in_format(c->g, c->n->in[first]) && (job.round || dt__in_format(c->g, c->n->in[first + 1])))
+    if (c->env->dot >= DT__DOT_TF32 || (dt__in_format(c->g, c->n->in[first]) &&
+                                        (job.round || dt__in_format(c->g, c->n->in[first + 1]))))
         job.dot = c->env->dot;
     sa.dims -= 2, sb.dims -= 2, lead.dims -= 2;
     dt__strides(&sa, &lead, stride_a), dt__strides(&sb, &lead, stride_b);
@@ -9303,18 +9304,37 @@ static void dt__copy(float *to, const float *from, int64_t n)
 #endif /* 2 */
 
 #ifdef DT__ON_DEVICE /* 3: maps, casts, dropout */
-/* A number of fp32, or of the 16 bits that p stands for (DT__HALVES). */
+/* A number of fp32, or in the 16 bits that p stands for (dt__gpu_halves). */
 #define DT__TYPE(p)    ((int)((uintptr_t)(p) >> 60))
 #define DT__ADDRESS(p) ((uintptr_t)(p) << 4 >> 5)
+#ifdef __CUDA_ARCH__
+#define DT__WIDEN(x, half, type) \
+    if (type == DT_BF16) x = __uint_as_float((uint32_t)half << 16); \
+    else asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half))
+#define DT__NARROW(half, x, type) \
+    if (type == DT_BF16) asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(x)); \
+    else asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x))
+#else
+#define DT__WIDEN(x, half, type)  x = dt__v_widen_cuda((int)half, &dt__format_of[type]).v
+#define DT__NARROW(half, x, type) half = (uint16_t)dt__v_narrow_cuda(x, &dt__format_of[type]).v
+#endif
 DT__INLINE float dt__get(const float *p)
 {
+    const uint16_t *half = (const uint16_t *)DT__ADDRESS(p);
+    float x;
     if (!DT__TYPE(p)) return *p;
-    return dt__v_widen_cuda((int)*(const uint16_t *)DT__ADDRESS(p), &dt__format_of[DT__TYPE(p)]).v;
+    DT__WIDEN(x, *half, DT__TYPE(p));
+    return x;
 }
 DT__INLINE void dt__put(float *p, float x)
 {
-    if (!DT__TYPE(p)) *p = x;
-    else *(uint16_t *)DT__ADDRESS(p) = (uint16_t)dt__v_narrow_cuda(x, &dt__format_of[DT__TYPE(p)]).v;
+    uint16_t half;
+    if (!DT__TYPE(p)) {
+        *p = x;
+        return;
+    }
+    DT__NARROW(half, x, DT__TYPE(p));
+    *(uint16_t *)DT__ADDRESS(p) = half;
 }
 static void dt__map_cuda(int op, float *out, const float *const in[3], const int step[3], int64_t n, float scalar)
 {
@@ -9787,6 +9807,16 @@ DT__KERNEL(dt__verb_launch, dt__verb_args, 128)
     own.u = &a.u;
     if (DT__WARP * DT__VERB_RUN < v->n) dt__verb_task(v, DT__WARP, NULL);
 }
+/* Sums of a share of the rows, a.piece of n.i[0], blockIdx.y: fast numerics add these sums afterwards. */
+DT__KERNEL(dt__column_share_launch, dt__launch, 512)
+{
+    const int64_t cols = a.total, begin = blockIdx.x * 32, first = blockIdx.y * a.piece, n = dt__min(32, cols - begin);
+    const float *const *in = a.c.in;
+    float *out = a.c.out + blockIdx.y * cols + begin;
+    if (a.c.fresh && DT__LEADS) dt__fill(out, 0.0f, n);
+    dt__column_block(a.n.op, out, in[0] + first * cols + begin, in[1] ? in[1] + first * cols + begin : NULL,
+                     in[2] ? in[2] + 2 * first : NULL, dt__min(a.piece, a.n.i[0] - first), n, cols);
+}
 /* A warp copies 256 elements of a row. */
 DT__KERNEL(dt__recast_launch, dt__recast, 256)
 {
@@ -10037,7 +10067,8 @@ static const struct dt__body {
     const char *name;
     int threads, each; /* of a block; that work on a run of items */
 } dt__bodies[] = {DT__BODIES(DT__BODY_WARP, DT__BODY_ITEM, DT__BODY_BLOCK)
-                      {dt__some_embed_grad, "dt__some_embed_grad_launch", 256, 0}};
+                      {dt__some_embed_grad, "dt__some_embed_grad_launch", 256, 0},
+                  {NULL, "dt__column_share_launch", 512, 32}};
 enum { DT__BODY_COUNT = (int)(sizeof dt__bodies / sizeof *dt__bodies) };
 /* The number of a function of ops; DT__BODY_COUNT: the device's text lacks it. */
 static int dt__body_of(dt__some_fn body)
@@ -10069,11 +10100,11 @@ typedef struct dt__gpu_graph {
     dt__node *nodes;
 } dt__gpu_graph;
 
-/* The copy of an operand in another type, in `room` bytes. writes: dt__cuda.writes when it was made. */
+/* The copy of an operand in another type, in `room` bytes. made: when, by dt__cuda.writes and .work. */
 typedef struct dt__operand {
     dt__recast of;
     dt__gpu_address at;
-    int64_t room, writes;
+    int64_t room, made;
 } dt__operand;
 /* A product as cuBLASLt knows it: of B, A and C, since its matrices have columns where ours have rows. */
 typedef struct dt__product {
@@ -10103,7 +10134,8 @@ typedef struct dt__cuda {
     dt__product *product;
     dt__operand side[3], *weight; /* B, A and C */
     int64_t products, products_room, weights, weights_room;
-    int64_t writes; /* of memory by passes over arrays, copies and uploads, after which weights may be others */
+    int64_t writes; /* of memory by passes over arrays, copies and uploads, after which weights may be others; */
+    int64_t work;   /* and kernels that ran, but for products */
 } dt__cuda;
 static __thread dt__cuda *dt__gpu; /* whose context is this thread's */
 
@@ -10247,6 +10279,7 @@ static void dt__gpu_go(dt__cuda *d, void *kernel, void *arguments, int64_t x, in
 {
     void *list[1];
     list[0] = arguments;
+    if (kernel != d->recast) d->work++;
     if (x > 0 && dt__gpu_enter(d))
         (void)dt__gpu_failed(d, d->f.cuLaunchKernel(kernel, (unsigned)x, (unsigned)y, (unsigned)z, (unsigned)threads, 1,
                                                     1, (unsigned)shared, d->stream[DT__GPU_OPS], list, NULL), doing);
@@ -10267,21 +10300,21 @@ static void dt__gpu_recast(dt__cuda *d, const dt__recast *a)
     dt__recast copy = *a;
     dt__gpu_go(d, d->recast, &copy, dt__ceil_div(a->rows * dt__ceil_div(a->cols, 256), 8), 1, 1, 256, 0, "a cast");
 }
-/* Room for matrix a in `type` (0: fp32): of operand 0 (B), 1 (A) or 2 (C), or of a weight. copy: filled; a weight's copy
- * stays until something writes. */
+/* Room for matrix a in `type` (0: fp32): of operand 0 (B), 1 (A) or 2 (C), or of a weight. copy: filled, unless it is
+ * still there: a weight's until memory is written, the others until another kernel runs. */
 static float *dt__gpu_operand(dt__cuda *d, dt__recast *a, int side, int weight, int type, int copy)
 {
     dt__operand *o = NULL;
-    int64_t bytes = (type ? 2 : 4) * a->rows * a->out_ld, writes = DT__ADD(&d->writes, 0);
+    int64_t bytes = (type ? 2 : 4) * a->rows * a->out_ld, now = DT__ADD(&d->writes, 0) + (weight ? 0 : d->work);
     int fresh, code = 0;
     for (int64_t i = 0; weight && i < d->weights && !o; i++)
         if (!memcmp(&d->weight[i].of, a, sizeof *a)) o = &d->weight[i];
     if (!o && weight && dt__reserve((void **)&d->weight, d->weights, &d->weights_room, d->weights + 1,
                                     (int64_t)sizeof *o, "weights in 16 bits"))
-        o = (dt__operand *)memset(&d->weight[d->weights++], 0, sizeof *o);
+        o = (dt__operand *)memset(&d->weight[d->weights++], 0, sizeof *o), o->made = -1;
     if (!o) o = &d->side[side];
-    fresh = weight && o->room && o->writes == writes;
-    o->of = *a, o->writes = writes;
+    fresh = o->made == now && o->room && !memcmp(&o->of, a, sizeof *a);
+    o->of = *a, o->made = now;
     if (o->room < bytes) {
         dt__gpu_wait(d);
         if (o->room) (void)d->f.cuMemFree_v2(o->at);
@@ -10322,7 +10355,7 @@ static const dt__product *dt__gpu_product(dt__cuda *d, const int64_t key[8], con
     const uint64_t m = (uint64_t)key[0], n = (uint64_t)key[1], k = (uint64_t)key[2], room = DT__LT_ROOM;
     const int how = (int)key[6], turned[2] = {how & 1, how >> 1 & 1}, adds = DT__LT_ADD_BIAS;
     const int type[3] = {how >> 3 & 3, how >> 3 & 3, how >> 5}, sums = type[0] ? DT__LT_SUM : DT__LT_SUM_TF32;
-    const uint64_t size[3][2] = {{turned[0] ? k : n, turned[0] ? n : k}, {turned[1] ? m : k, turned[1] ? k : m}, {n, m}};
+    const uint64_t rows[3] = {turned[0] ? k : n, turned[1] ? m : k, n}, cols[3] = {k + n - rows[0], m + k - rows[1], m};
     const uint32_t alignment = (uint32_t)key[7];
     dt__product *p;
     void *wish = NULL;
@@ -10341,7 +10374,7 @@ static const dt__product *dt__gpu_product(dt__cuda *d, const int64_t key[8], con
     if (bias) DT__LT(MatmulDescSetAttribute(p->is, DT__LT_BIAS, &bias, sizeof bias));
     for (int i = 0; i < 3; i++)
         DT__LT(MatrixLayoutCreate(&p->layout[i], type[i] == DT_BF16 ? DT__LT_BF16 : type[i] ? DT__LT_F16 : DT__LT_F32,
-                                  size[i][0], size[i][1], key[3 + i]));
+                                  rows[i], cols[i], key[3 + i]));
     DT__LT(MatmulPreferenceCreate(&wish));
     DT__LT(MatmulPreferenceSetAttribute(wish, DT__LT_WORKSPACE, &room, sizeof room));
     for (int i = 0; i < 4; i++)
@@ -10389,6 +10422,11 @@ static void dt__gpu_gemm(dt_pool *pool, const dt__gemm *of)
     int type[2] = {of->dot > DT__DOT_TF32 ? of->dot - DT__DOT_BF16 + DT_BF16 : DT_F32, DT_F32};
     (void)pool;
     if (of->m < 1 || of->n < 1) return;
+    for (int i = 0; i < 2; i++) { /* what the product writes is not the operand that it was */
+        const dt__recast *r = &d->side[i].of;
+        const float *c = (const float *)dt__gpu_real(of->c), *old = (const float *)dt__gpu_real(r->x);
+        if (c < old + r->rows * r->ld && old < c + of->m * of->ldc) d->side[i].made = -1;
+    }
     for (int exact = of->dot < DT__DOT_TF32 || of->k < 1; exact < 2; exact++) {
         const float **const x[2] = {&g->b, &g->a};
         int64_t *const outer[2] = {&g->brs, &g->ars}, *const inner[2] = {&g->bcs, &g->acs}, ld[2];
@@ -10529,6 +10567,20 @@ static dt__gpu_graph dt__gpu_graph_of(dt__cuda *d, const dt_graph *g)
     return found;
 }
 
+/* Sums of columns in fast numerics: of shares of the rows, then of these sums. */
+static void dt__gpu_shares(dt__cuda *d, const dt__call *c, dt__launch *a)
+{
+    const int64_t rows = dt__count(dt__in(c, 0)) / a->total, blocks = dt__ceil_div(a->total, 32);
+    const int64_t shares = dt__min(dt__ceil_div(rows, 128), dt__ceil_div(4 * d->processors, blocks));
+    dt__launch first = *a;
+    dt__recast room = DT__ZERO;
+    room.rows = shares, room.cols = room.out_ld = a->total;
+    first.n.i[0] = rows, first.piece = dt__ceil_div(rows, shares), first.c.fresh = 1;
+    a->c.in[0] = first.c.out = dt__gpu_operand(d, &room, 2, 0, 0, 0), a->c.in[1] = a->c.in[2] = NULL;
+    a->n.op = DT__OP_COL_SUM, a->n.i[0] = a->piece = shares;
+    dt__gpu_go(d, d->body[DT__BODY_COUNT - 1], &first, blocks, shares, 1, 512, 0, "sums of columns");
+    dt__gpu_go(d, d->body[DT__BODY_COUNT - 1], a, blocks, 1, 1, 512, 0, "sums of columns");
+}
 /* A function of ops over its items, which dt__split would give to threads of the host. */
 static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__some_fn body)
 {
@@ -10547,6 +10599,10 @@ static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__s
     /* Runs so long that all warps run at a time: what precedes the first item costs as much as some hundred items. */
     if (b->each == 32) each = dt__ceil_div(total, (int64_t)d->processors * 32);
     a.total = total, a.piece = b->each > 1 && grain == 4096 ? dt__round_up(each, 32) : grain == 64 ? 32 : each;
+    if (body == dt__some_column_op && c->env->dot >= DT__DOT_TF32 && !c->slices) {
+        dt__gpu_shares(d, c, &a);
+        return;
+    }
     if (b->each) x = dt__ceil_div(dt__ceil_div(total, a.piece), b->threads / b->each);
     else x = dt__min(d->processors, dt__ceil_div(dt__rows(c->n), 8)), y = dt__ceil_div(total, 128); /* of a table */
     dt__gpu_go(d, d->body[i], &a, x, y, 1, b->threads, 0, dt__op_of(c->n->op)->name);
@@ -10557,7 +10613,7 @@ static int dt__gpu_supports(const dt__call *c)
     const dt__op *op = dt__op_of(c->n->op);
     return op->domain != DT__OVER_HOST && (!op->some || dt__body_of(op->some) < DT__BODY_COUNT);
 }
-/* The type of 16 bits in which an op reads, or writes, a value; 0: none. A widened value may be a name of the rounded. */
+/* The type of 16 bits in which an op reads, or writes, a value; 0: none. A rounded value may have a wide one's name. */
 static int dt__gpu_half(const dt_graph *g, const dt__node *n, int32_t id)
 {
     int kind = dt__op_of(n->op)->class_of;
@@ -10584,7 +10640,7 @@ static int dt__gpu_read(const dt_graph *g, int32_t id, int32_t by)
         const dt__op *op = dt__op_of(n->op);
         int takes = op->class_of == DT__CLASS_MAP || op->class_of == DT__CLASS_COLUMN || n->op == DT__OP_MATMUL ||
                     op->some == dt__some_row_op;
-        for (int i = 0; i < n->inputs && !dt__is_alias(n->op) && n->op != DT__OP_AUX; i++)
+        for (int i = 0; i < n->inputs && dt__root(g, r) == r && n->op != DT__OP_AUX; i++)
             if (dt__root(g, n->in[i]) == id) good &= by ? r == by : takes && !n->cut;
     }
     return good;
@@ -10594,7 +10650,7 @@ static int dt__gpu_rounds(const dt__node *n)
 {
     const dt__op *op = dt__op_of(n->op);
     return op->class_of == DT__CLASS_MAP || (n->op == DT__OP_MATMUL && n->inputs < 4) ||
-           (op->some == dt__some_row_op && op->shape == DT__SHAPE_SAME && n->op != DT__OP_SOFTMAX); /* reads its result */
+           (op->some == dt__some_row_op && op->shape == DT__SHAPE_SAME && n->op != DT__OP_SOFTMAX); /* reads it again */
 }
 /* Plans a graph whose 16-bit values are read and written as they are: casts become other names of values where that is
  * possible. A product adds a vector that is added to it alone. */
@@ -23386,7 +23442,9 @@ static void dt__trainer_banner(const dt_trainer *t)
         printf("         --zero %d shares no gradients: it takes one data shard for each data-parallel rank (%jd for "
                "%d), and --accumulation each for several micro-batches\n", p->shape.zero, r->data_shards, dp);
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
-    if (r->numerics == DT_FAST) printf("fast     products %s; every other sum is exact\n", dt__dot_names[t->e.env.dot]);
+    if (r->numerics == DT_FAST)
+        printf("fast     products %s%s; every other sum is exact\n", dt__dot_names[t->e.env.dot],
+               t->e.env.dot < DT__DOT_TF32 ? "" : ", sums of columns by shares of the rows");
     if (r->numerics == DT_FAST && t->e.k->device && t->on_cpu[0]) dt__tell("         %s\n", t->on_cpu);
     if (dt__mesh_crosses(&p->mesh, t->comm))
         printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
