@@ -1527,7 +1527,6 @@ static const char *dt__option_word(const char *words, int index, size_t *length)
     return index < 0 ? NULL : words;
 }
 
-/* The value as --help and the manifest show it. */
 static const char *dt__option_text(const dt__option *o, const void *group, char *text, size_t size)
 {
     const void *place = (const char *)group + o->offset;
@@ -1578,7 +1577,6 @@ static int dt__option_fits(const dt__option *o, const void *place)
     return (x > low || (x >= low && *o->range == '[')) && (x < high || (x <= high && *end == ']'));
 }
 
-/* Parses the value into its place in the struct of the group, and checks its range. */
 static dt_result dt__option_set(const dt__option *o, const char *value, void *group)
 {
     void *place = (char *)group + o->offset;
@@ -1665,7 +1663,6 @@ static int dt__run_program(char *const *argv, const char *said)
     return status;
 }
 
-/* Reads at most `room` bytes of a file of the system. Returns their number. */
 static size_t dt__system_read(const char *path, char *text, size_t room)
 {
     FILE *f = fopen(path, "r");
@@ -1888,7 +1885,6 @@ static void *dt__queue_main(void *argument)
     return NULL;
 }
 
-/* `what` names the thread's work in the error message if no thread can be started. */
 static dt_result dt__queue_open(dt__queue *q, dt__job_fn run, void *owner, int64_t room, const char *what)
 {
     memset(q, 0, sizeof *q);
@@ -2118,7 +2114,6 @@ static dt_result dt__file_rename(const char *from, const char *to)
     return rename(from, to) ? dt__file_error("rename", from) : DT_OK;
 }
 
-/* Makes a directory and its parents. */
 static dt_result dt__dir_make(const char *path)
 {
     dt__path above = dt__path_of("%s", path);
@@ -2127,7 +2122,6 @@ static dt_result dt__dir_make(const char *path)
     return !r && mkdir(path, 0777) && errno != EEXIST ? dt__file_error("make the directory", path) : r;
 }
 
-/* Flushes the names in a directory to the disk. */
 static dt_result dt__dir_sync(const char *path)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -5199,7 +5193,6 @@ DT_API dt_shape dt_shape2(int64_t a, int64_t b) { return dt__shape(2, a, b, 0, 0
 DT_API dt_shape dt_shape3(int64_t a, int64_t b, int64_t c) { return dt__shape(3, a, b, c, 0); }
 DT_API dt_shape dt_shape4(int64_t a, int64_t b, int64_t c, int64_t d) { return dt__shape(4, a, b, c, d); }
 
-/* Product of the sizes of axes [begin, end). */
 static int64_t dt__span(const dt_shape *s, int begin, int end)
 {
     int64_t n = 1;
@@ -5245,7 +5238,6 @@ static const char *dt__shape_text(const dt_shape *s, char *text)
     return text;
 }
 
-/* The shape that a and b broadcast to; returns 0 when they do not. */
 static int dt__broadcast(const dt_shape *a, const dt_shape *b, dt_shape *out)
 {
     *out = a->dims >= b->dims ? *a : *b;
@@ -5699,7 +5691,6 @@ static const char *dt__divisors(int64_t n, int64_t most, int64_t unit, char *tex
     return text;
 }
 
-/* Do the tensor shards divide n? Poisons the graph if not. */
 static int dt__shards_divide(dt_graph *g, const char *what, int64_t n)
 {
     char list[128];
@@ -5822,7 +5813,6 @@ static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__some_
     else dt__parallel(c->env->pool, dt__ceil_div(total, job.piece), dt__split_task, &job);
 }
 
-/* The call for shard v of those that this rank has. */
 static dt__call dt__call_shard(const dt__call *c, int64_t v)
 {
     dt__call own = *c;
@@ -5837,7 +5827,6 @@ static dt__call dt__call_shard(const dt__call *c, int64_t v)
     return own;
 }
 
-/* The host runs an op: of a node that is cut, shard by shard. */
 static void dt__host_run(const dt__call *c)
 {
     static const int64_t grain[] = {0, 4096, 16, 16, 64, 64, 64, 1}; /* the fewest items of a task, by domain */
@@ -5937,7 +5926,6 @@ static int dt__hold(dt_graph *g, int32_t id)
     return 1;
 }
 
-/* Runs an op of a program's graph: a device gets the inputs and gives back the results. */
 static void dt__call_run(dt__call *c)
 {
     const dt__kernels *k = c->env->k;
@@ -5957,7 +5945,6 @@ static void dt__call_run(dt__call *c)
     if (n->aux) dt__download(k, c->aux, dt__node_floats(c->g, n->aux));
 }
 
-/* Computes node `id` from the present values of its inputs. Aliases copy. */
 static void dt__compute(dt_graph *g, int32_t id)
 {
     dt__node *n = &g->nodes[id];
@@ -6425,7 +6412,6 @@ static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor
 #define DT__BUILD(name, operands, kind, builder, ...) DT__BUILD_##kind(name, builder)
 DT__OPS(DT__SKIP, DT__BUILD, DT__SKIP, DT__SKIP, DT__SKIP, DT__SKIP)
 
-/* A node of the op of a function that has a code. */
 #define DT__CODE_UNARY(name, builder)
 #define DT__CODE_BINARY(name, builder)
 #define DT__CODE_OWN(name, builder)
@@ -6466,7 +6452,6 @@ DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high)
     return dt_map2(g, DT_MINIMUM, dt__constant(g, high), dt_map2(g, DT_MAXIMUM, dt__constant(g, low), x));
 }
 
-/* Array i of the walk is input i. */
 static void dt__map_part(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__strided *w = c->strided;
@@ -6678,7 +6663,6 @@ static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int t
     return dt__push(g, &n, NULL);
 }
 
-/* A vector a is a row, a vector b a column. */
 DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_a, int transpose_b)
 {
     if (dt__refuses(g, "a# b#", a, b)) return dt__none();
@@ -6791,7 +6775,6 @@ static void dt__columns(dt_graph *g, dt_tensor x, const char *const *names, cons
     }
 }
 
-/* `value`, or `fallback` if it is 0. */
 static int64_t dt__default(int64_t value, int64_t fallback) { return value ? value : fallback; }
 
 /* ---- embedding ---- */
@@ -8770,7 +8753,6 @@ static void dt__place_block(dt__planner *w, dt__home *home, int64_t size, int32_
     w->p->temp = dt__max(w->p->temp, b->offset + size);
 }
 
-/* Gives the value of position `now` its place. */
 static void dt__place(dt__planner *w, int32_t id, int32_t now)
 {
     dt__segment_plan *p = w->p;
@@ -8824,7 +8806,6 @@ static void dt__segment_recompute(dt__planner *w, int32_t now)
     }
 }
 
-/* Order of the live ops, last readers, then a place for each value. */
 static void dt__segment_lay_out(dt__planner *w, int split)
 {
     dt__segment_plan *p = w->p;
@@ -8924,7 +8905,6 @@ static float *dt__where(const dt__segment_plan *p, const dt__bind *b, int32_t id
     return h->place == DT__AT_NOWHERE ? NULL : b->at[h->place] + h->offset;
 }
 
-/* The call of node `id`. fresh: its gradient slot starts from +0. */
 static dt__call dt__call_of(const dt__segment_plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
 {
     const dt__node *n = &p->g->nodes[id];
@@ -8988,7 +8968,6 @@ static void dt__segment_on_host(const dt__segment_plan *p, int32_t id, const dt_
     DT__ADD(&env->k->device->on_host[n->group ? DT__OP_COUNT : n->op], 1);
 }
 
-/* Runs ops [begin, begin + count) of the order. */
 static void dt__segment_run(const dt__segment_plan *p, int32_t begin, int32_t count, const dt__bind *b,
                             const dt__env *env, int fresh)
 {
@@ -11077,7 +11056,6 @@ static int32_t dt__net_find(const dt__net *net, const char *name)
     return -1;
 }
 
-/* Finds a graph's parameter in the network's list, or appends it. */
 static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *index)
 {
     dt__net_param *added;
@@ -11159,7 +11137,6 @@ static void dt__net_ids(dt__net *net, const dt_graph *g, int first)
     }
 }
 
-/* The parameters of a segment's graph and their uses, in the network's list. */
 static dt_result dt__net_uses(dt__net *net, dt__built *b, const dt_graph *g)
 {
     b->param = (int64_t *)dt__alloc(16 * g->param_count, "a segment");
@@ -11359,7 +11336,6 @@ static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int
     return DT_OK;
 }
 
-/* Puts a parameter together from this rank's shards. */
 static void dt__param_whole(const dt__param *p, const float *shards, float *whole)
 {
     int64_t size = dt__shard_floats(p), step = dt__shard_step(p), run;
@@ -11371,7 +11347,6 @@ static void dt__param_whole(const dt__param *p, const float *shards, float *whol
         }
 }
 
-/* Bytes of scratch that the kernels of a network need per worker. */
 static int64_t dt__net_scratch(const dt__net *net, const dt__kernels *k)
 {
     int64_t bytes = k->gemm_scratch();
@@ -12682,7 +12657,6 @@ static float dt__learning_rate(const dt_recipe *r, int64_t step)
     return (float)(peak * (1.0 - (1.0 - floor) * x));
 }
 
-/* Does the optimizer keep this value of each weight? */
 static int dt__state_kept(const dt_recipe *r, int which)
 {
     if (which == DT__STATE_AVERAGE) return r->ema > 0.0f;
@@ -12716,7 +12690,6 @@ static int dt__scale_adapts(const dt_recipe *r)
     return r->precision == DT_PRECISION_FP16 && !(r->loss_scale > 0.0f);
 }
 
-/* The scalars of the next step, for parameters with or without weight decay. */
 static dt__update dt__update_of(const dt__powers *p, const dt_recipe *r, float lr, float clip_scale, int decays)
 {
     int coupled = r->optimizer == DT_ADAM || r->optimizer == DT_SGD;
@@ -12839,7 +12812,6 @@ static int dt__json_each(dt__json *j, char open, int64_t *count)
     return !(*count)++ || dt__json_take(j, ',');
 }
 
-/* Writes 1 to 4 bytes and returns how many. */
 static int dt__utf8_put(uint32_t code, char *out)
 {
     int length = code < 0x80 ? 1 : code < 0x800 ? 2 : code < 0x10000 ? 3 : 4;
@@ -12860,7 +12832,6 @@ static int dt__json_hex(dt__json *j, uint32_t *code)
     return 1;
 }
 
-/* Decodes an escape sequence, whose backslash is under the cursor. */
 static int dt__json_escape(dt__json *j)
 {
     static const char name[] = "\"\\/bfnrt", value[] = "\"\\/\b\f\n\r\t";
@@ -12878,7 +12849,6 @@ static int dt__json_escape(dt__json *j)
     return 1;
 }
 
-/* Appends a string to what j->string holds. */
 static int dt__json_append(dt__json *j)
 {
     if (!dt__json_take(j, '"')) return 0;
@@ -12932,7 +12902,6 @@ static int dt__json_number(dt__json *j, int64_t *whole)
     return fine || dt__json_fail(j, "a number is missing or incomplete here: write it again");
 }
 
-/* Takes the word true, false or null when it stands here. */
 static int dt__json_word(dt__json *j, const char *word)
 {
     dt__json_peek(j);
@@ -12941,7 +12910,6 @@ static int dt__json_word(dt__json *j, const char *word)
     return 1;
 }
 
-/* Checks any value and moves past it. */
 static int dt__json_skip(dt__json *j)
 {
     int64_t count = 0;
@@ -12987,7 +12955,6 @@ static int dt__json_absent(dt__json *j, int64_t place)
     return dt__json_word(j, "null");
 }
 
-/* Moves to a place; a missing value is an error. */
 static int dt__json_find(dt__json *j, int64_t place, const char *what)
 {
     if (place < 0) return dt__json_fail(j, "there is no %s: the file is of another kind, or cut", what);
@@ -13265,7 +13232,6 @@ static int64_t *dt__table_slot(const dt__table *s, const void *bytes, int64_t n)
     }
 }
 
-/* The number of a string, or -1. */
 static int64_t dt__table_find(const dt__table *s, const void *bytes, int64_t n)
 {
     return s->slots ? *dt__table_slot(s, bytes, n) - 1 : -1;
@@ -13384,7 +13350,6 @@ DT_API int dt_tokenizer_merge(const dt_tokenizer *t, int64_t rank, int32_t *left
     return 1;
 }
 
-/* The entry of an id; NULL: no token has it. */
 static const dt__entry *dt__token_at(const dt_tokenizer *t, int64_t id)
 {
     return id >= 0 && id < t->token.count && t->token.entry[id].length ? &t->token.entry[id] : NULL;
@@ -13741,7 +13706,6 @@ static int dt__read_json(dt_tokenizer *t, dt__json *j)
     return !j->result;
 }
 
-/* Finds the tokens of single bytes and lists the added tokens. */
 static dt_result dt__tokenizer_finish(dt_tokenizer *t, const char *path)
 {
     for (int i = 0; i < 256; i++) {
@@ -13812,7 +13776,6 @@ static int dt__ends_with(const char *name, const char *tail)
     return n >= m && !strcmp(name + n - m, tail);
 }
 
-/* Checks the header of a token file, which has one of the magic numbers. */
 static dt_result dt__shard_ids(dt__shard *s, const char *path, const int32_t header[3])
 {
     if (s->bytes >= DT__BIN_HEADER && !s->width)
@@ -13826,7 +13789,6 @@ static dt_result dt__shard_ids(dt__shard *s, const char *path, const int32_t hea
     return DT_OK;
 }
 
-/* Encodes a text and unmaps it. */
 static dt_result dt__shard_encode(dt__shard *s, const char *path, const dt_tokenizer *t)
 {
     dt_result r;
@@ -14019,7 +13981,6 @@ static dt_result dt__file_fetch(void *user, dt_split split, int64_t sample, void
     return dt_data_fetch((const dt_data *)user, split, sample, (int32_t *)input, (int32_t *)target);
 }
 
-/* Files as a source: tokens, and the same shifted by one. */
 static void dt__feed_files(dt__feed *f, dt_data *d)
 {
     memset(f, 0, sizeof *f);
@@ -14129,7 +14090,6 @@ enum { DT__CALL_OPEN, DT__CALL_BARRIER, DT__CALL_BROADCAST, DT__CALL_ALL_REDUCE,
 static const char *const dt__call_name[] = {"opening", "barrier", "broadcast", "all-reduce", "reduce-scatter",
     "all-gather", "all-to-all", "reduce-parts", "allocation", "split", "send", "receive"};
 
-/* A counter that other ranks wait for. */
 typedef struct dt__event {
     uint32_t value;
     int32_t sleepers;
@@ -14219,7 +14179,6 @@ typedef struct dt__region {
     int64_t stride; /* bytes of one rank */
 } dt__region;
 
-/* What the thread of a rank knows about that rank (dt__thread.rank). */
 struct dt__local_rank {
     dt__job *job;
     int rank;
@@ -14445,7 +14404,6 @@ struct dt_comm {
 };
 
 static int dt__is_far(const dt_comm *c, int peer) { return c->place[peer].node != c->node; }
-/* The rank of a local rank. */
 static int dt__local(const dt_comm *c, int local) { return c->member[c->first[c->node] + local]; }
 /* The rank of this node that exchanges data with rank p of another node. */
 static int dt__leader(const dt_comm *c, int node, int p)
@@ -14468,7 +14426,6 @@ static float *dt__area_stage(const dt_comm *c, int local, uint32_t buffer)
     float *stages = (float *)(void *)dt__comm_channel(c, c->local_size, 0);
     return stages + ((DT__STAGES + 2) * (int64_t)local + buffer) * dt__chunk_floats(c->local_size);
 }
-/* The part of a local rank's stage that belongs to a round. */
 static float *dt__stage(const dt_comm *c, int local, int64_t round)
 {
     return (float *)(void *)(c->stage + local * c->stride) + round % DT__STAGES * c->part;
@@ -14572,7 +14529,6 @@ static void dt__comm_stop_grace(dt_comm *c, double seconds)
     if (c->job) DT__STORE(&c->job->grace_ms, (int32_t)(seconds * 1e3));
 }
 
-/* Tells the supervisor the step of the newest complete checkpoint. */
 static void dt__comm_progress(dt_comm *c, int64_t step)
 {
     if (c->job) DT__STORE(&c->job->progress, step);
@@ -14705,10 +14661,8 @@ static void dt__beat_start(dt__link *f, dt__message *m, int sends, int peer, dt_
     if (dt__link_start(f, m, sends, peer, DT__TAG_NOTICE, notice, (int64_t)sizeof *notice)) m->data = NULL;
 }
 
-/* Can the message be started again? */
 static int dt__beat_is_free(const dt__message *m) { return !m->data || DT__LOAD(&m->done); }
 
-/* Tells all ranks once why this node's job failed. */
 static void dt__beat_report_fault(dt__link *f)
 {
     dt__heartbeats *h = f->beats;
@@ -14734,7 +14688,6 @@ static void dt__beat_take(dt__link *f, int from, const dt__notice *notice)
     dt__blame(&h->job->fault, (int)(notice->fault >> 16), (int)(notice->fault & 0xffffu));
 }
 
-/* Takes the notices that have come, and answers. */
 static void dt__beats_poll(dt__link *f)
 {
     dt__heartbeats *h = f->beats;
@@ -14748,7 +14701,6 @@ static void dt__beats_poll(dt__link *f)
     DT__STORE(&h->busy, 0);
 }
 
-/* Moves messages, unless another thread does, and answers notices. */
 static dt_result dt__link_move(dt__link *f)
 {
     dt_result r = DT_OK;
@@ -14788,7 +14740,6 @@ static void dt__beats_flush(dt__link *f)
             dt__link_poll(f);
 }
 
-/* Has a rank of another node been silent for too long? */
 static int dt__beat_is_late(dt__link *f, int peer, dt__watch *w)
 {
     dt__heartbeats *h = f->beats;
@@ -14848,7 +14799,6 @@ static uint32_t *dt__fault_of(dt_comm *c)
     return c->area ? &c->area->fault : &c->job->fault;
 }
 
-/* Tells all ranks what failed here: c->message. */
 static void dt__comm_tell(dt_comm *c)
 {
     if (DT__SWAP(&c->job->explained, 1u)) return;
@@ -15015,7 +14965,6 @@ static dt_result dt__wait(dt_comm *c, int peer, dt__event *e, uint32_t target)
     return dt__event_reached(e, target) ? DT_OK : dt__wait_for(c, &a);
 }
 
-/* Waits for a message to or from a peer. */
 static dt_result dt__wait_message(dt_comm *c, const dt__message *m, int peer)
 {
     dt__awaited a = {peer, NULL, 0, m};
@@ -15171,7 +15120,6 @@ static int64_t dt__locate(const dt_comm *c, const void *data, int64_t bytes)
     return -1;
 }
 
-/* The address of memory that a peer named, in this process. */
 static float *dt__resolve(const dt_comm *c, int64_t where)
 {
     if (c->fd < 0) return (float *)(intptr_t)where;
@@ -15200,7 +15148,6 @@ static const dt__published *dt__peer_call(const dt_comm *c, int local)
     return &dt__comm_slot(c, local)->call[c->meets & 1u];
 }
 
-/* A step that publishes this rank's call to the local ranks. */
 static dt_result dt__publish_call(dt_comm *c)
 {
     dt__comm_slot(c, c->local_rank)->call[++c->meets & 1u] = c->call;
@@ -15230,7 +15177,6 @@ static dt_result dt__check_same(dt_comm *c, int p, const dt__published *a, int q
     return dt__comm_fail(c, DT_E_PEER);
 }
 
-/* Names the call that begins, and refuses it when the communicator has failed. */
 static dt_result dt__begin(dt_comm *c, int op, int64_t count, int extra)
 {
     if (c->failed) return dt__error(c->failed, "%s", c->message);
@@ -15502,7 +15448,6 @@ static dt_result dt__gather(dt_comm *c, const float *from, int64_t reach, const 
  * Rank p gets c->give[p] of this rank's data, whose take[p] comes from it. c->length[p] is where this rank's section
  * begins in a local rank's data that can be read in place. Sections of private memory are equally long. */
 
-/* Sections of local ranks through the stage. */
 static dt_result dt__swap_staged(dt_comm *c, const float *from, float *to)
 {
     int64_t count = c->give[c->rank].count, width = c->part / c->local_size;
@@ -15675,7 +15620,6 @@ static void dt__reduce_pack(dt_comm *c, const dt__reduction *x, int64_t k)
         dt__copy(stage + p * x->width, x->data + x->begin + x->cut[p] + at, dt__round_part(c->length[p], at, x->width));
 }
 
-/* The sum of this rank's range, to the stage if all ranks get it. */
 static dt_result dt__reduce_add(dt_comm *c, const dt__reduction *x, int64_t k)
 {
     int64_t at = k * x->width;
@@ -16272,7 +16216,6 @@ static int64_t dt__carve(void **table, char *block, int64_t used, int64_t bytes)
 #define DT__CARVE(table, count) \
     used = dt__carve((void **)&c->table, block, used, (int64_t)(count) * (int64_t)sizeof *c->table)
 
-/* Places a communicator's tables in a block. Returns their bytes. */
 static int64_t dt__comm_tables(dt_comm *c, char *block)
 {
     int64_t used = 0, n = c->size, far = c->nodes > 1 ? n : 0;
@@ -16324,7 +16267,6 @@ static void dt__comm_place(dt_comm *c, const int *node)
     }
 }
 
-/* The handle and its tables, without shared memory. */
 static dt_comm *dt__comm_new(int rank, int size, const int *node, dt__job *job, int fd)
 {
     dt_comm *c, sizes;
@@ -16372,7 +16314,6 @@ static dt_result dt__comm_join(dt_comm *c, int64_t where)
     return c->nodes > 1 ? dt__stage_open(c) : dt__meet(c);
 }
 
-/* Makes an area for `size` local ranks. -1 when memory is short. */
 static int64_t dt__area_create(dt__job *job, int fd, int size)
 {
     int64_t bytes = dt__area_bytes(size), where = dt__region_create(job, bytes);
@@ -16573,7 +16514,6 @@ static dt_result dt__mpi_error(const char *call, int code)
     return dt__error(DT_E_PEER, "%s failed: %s", call, text);
 }
 
-/* May this thread call MPI? */
 static dt_result dt__mpi_admit(const dt__mpi *f)
 {
     int main_thread = 1;
@@ -16664,7 +16604,6 @@ static int dt__mpi_claim(dt__mpi *f, const dt__message *m)
     return code;
 }
 
-/* Is the message complete? If so, finishes it. */
 static int dt__mpi_complete(dt__message *m)
 {
     MPI_Request request;
@@ -16723,7 +16662,6 @@ static void dt__mpi_end(void)
     if (dt__mpi_wait(&request, patience)) MPI_Finalize();
 }
 
-/* Initialises MPI unless the program has. */
 static dt_result dt__mpi_init(dt__mpi *f, int *argc, char ***argv)
 {
     int begun = 0, over = 0, level = MPI_THREAD_SINGLE, code = MPI_SUCCESS;
@@ -17149,7 +17087,6 @@ static struct addrinfo *dt__host_addresses(const char *address, int port, int pa
     return error ? NULL : list;
 }
 
-/* Waits until fd is ready, at most until `end`; 0: it is not. */
 static int dt__ready(int fd, short events, double end)
 {
     struct pollfd p = {fd, events, 0};
@@ -17227,7 +17164,6 @@ static dt_result dt__meet_listen(dt__meeting *m)
                                          : "Set MASTER_ADDR to an address of the host of rank 0");
 }
 
-/* Why a caller whose hello has arrived is rejected; "" when it is not. */
 static void dt__judge_hello(const dt__meeting *m, const dt__hello *h, char *text, size_t room)
 {
     int size = m->w->size;
@@ -17646,7 +17582,6 @@ static void dt__ofi_issue(dt__ofi *f, dt__ofi_item *i)
     dt__ofi_retry(f);
 }
 
-/* Posts a buffer for a header. */
 static void dt__ofi_listen(dt__ofi *f, dt__ofi_item *i)
 {
     i->sends = 0, i->peer = 0, i->tag = DT__OFI_HEADER;
@@ -17692,7 +17627,6 @@ static dt_result dt__ofi_match(dt__link *link, dt__message *m, const dt__message
     return dt__ofi_say(f, in->peer, &take, NULL);
 }
 
-/* A message has arrived: it goes to its receive, or waits for one. */
 static dt_result dt__ofi_came(dt__ofi *f, const dt__ofi_header *h, char *data)
 {
     dt__message in, *m;
@@ -17706,7 +17640,6 @@ static dt_result dt__ofi_came(dt__ofi *f, const dt__ofi_header *h, char *data)
     return DT_OK;
 }
 
-/* The receiver of a long message is ready, or refuses it. */
 static void dt__ofi_taken(dt__ofi *f, const dt__ofi_header *h)
 {
     dt__ofi_item *i = f->items;
@@ -17929,7 +17862,6 @@ static dt_result dt__ofi_build(dt__ofi *f)
                      "by DT_FABRIC", f->link.name, what, fi_strerror(-bad), f->info->fabric_attr->prov_name);
 }
 
-/* What each rank tells the others at the rendezvous. */
 typedef struct dt__ofi_endpoint {
     char provider[40];
     int64_t process;
@@ -18041,7 +17973,6 @@ typedef struct dt__stored_file {
     int fd;
 } dt__stored_file;
 
-/* The tensors of all files of a checkpoint. */
 typedef struct dt__tensors {
     int whole, published; /* whole: 0: files hold slices */
     dt__stored *list;     /* sorted by name after dt__tensors_sort() */
@@ -18109,7 +18040,6 @@ static int dt__stored_by_name(const void *a, const void *b)
     return strcmp(((const dt__stored *)a)->name, ((const dt__stored *)b)->name);
 }
 
-/* Reads the name of a tensor, the key under the cursor, and its description. */
 static int dt__stored_add(dt__tensors *t, dt__json *j, int64_t data, int64_t bytes)
 {
     dt__stored *s;
@@ -18169,7 +18099,6 @@ static dt_result dt__tensors_add(dt__tensors *t, const char *path)
     return r;
 }
 
-/* Sorts the tensors of all files by name; no name may appear twice. */
 static dt_result dt__tensors_sort(dt__tensors *t)
 {
     if (t->count) qsort(t->list, (size_t)t->count, sizeof *t->list, dt__stored_by_name);
@@ -18355,7 +18284,6 @@ static dt_result dt__step_mend(void *user, const char *folder, const char *name)
     return DT_OK;
 }
 
-/* Makes an empty directory for the checkpoint of a step. */
 static dt_result dt__step_begin(const char *folder, int64_t step)
 {
     dt__path draft = dt__step_path(folder, step, ".tmp");
@@ -18595,7 +18523,6 @@ typedef struct dt__manifest {
 
 #define DT__MANIFEST_SEAL ",\n \"sha256\": \"" /* then 64 digits, the hash of the text before, and "\n} */
 
-/* The values that a manifest holds and a resumed run needs; what it lists of a file. */
 #define DT__MANIFEST(kind, name, member, preset, range) DT__MEMBER(0, kind, name, dt__manifest, member, preset, range)
 static const dt__option dt__manifest_members[] = {
     DT__MANIFEST(WORD, "format", format, 0, "dtrain checkpoint"),
@@ -18648,7 +18575,6 @@ static dt_result dt__manifest_check(const char *path, const char *text, int64_t 
     return dt__error(DT_E_DATA, "%s is cut or damaged: its own SHA-256 is another one", path);
 }
 
-/* The kind, the list of files and the seal. */
 static void dt__manifest_end(dt__text *t, int full, const dt__part_file *file, int64_t files)
 {
     char seal[128];
@@ -18702,7 +18628,6 @@ static dt_result dt__manifest_read(dt__manifest *m, const char *folder)
 
 static int dt__part_has_tensors(const dt__part_file *p) { return dt__ends_with(p->name, ".safetensors"); }
 
-/* Opens the tensors that a manifest lists; dt__tensors_close() follows. */
 static dt_result dt__tensors_open(dt__tensors *t, const char *folder, const dt__manifest *m)
 {
     dt_result r = DT_OK;
@@ -19014,7 +18939,6 @@ static dt_result dt__weights_index(dt__tensors *t, const char *folder)
     return j.result;
 }
 
-/* Opens the tensors of a directory or a file; dt__tensors_close() follows. */
 static dt_result dt__weights_open(dt__tensors *t, const char *path)
 {
     dt_result r;
@@ -19533,7 +19457,6 @@ static void dt__store_buffer(dt__store *s, int buffers)
     }
 }
 
-/* Does backward of a segment write to memory of a bucket? */
 static int dt__store_writes(const dt__store *s, int buffered, int32_t segment, int32_t bucket)
 {
     const dt__bucket *b = &s->bucket[bucket];
@@ -19631,7 +19554,6 @@ static void dt__run_of(int64_t shards, int ranks, int rank, int64_t *lo, int64_t
     *hi = *lo + each + (rank < more);
 }
 
-/* The partial sums of a rank after its run. */
 static void dt__run_parts(int64_t lo, int64_t hi, dt__stack *s)
 {
     int32_t set, from;
@@ -19642,7 +19564,6 @@ static void dt__run_parts(int64_t lo, int64_t hi, dt__stack *s)
     }
 }
 
-/* What a rank's step program depends on. */
 typedef struct dt__shape_of_work {
     dt__pipe pipe;
     int stage;
@@ -19696,7 +19617,6 @@ static void dt__ring_wait(dt__ring *r, int place)
     if (dt__moves(r->k)) r->k->device->moved(r->k->device, r->ticket[place]);
     else (void)dt__queue_wait(&r->queue, r->ticket[place]);
 }
-/* Takes the next place of the ring when its last copy is done. */
 static int dt__ring_take(dt__ring *r)
 {
     int place = r->next++ % r->places;
@@ -20021,7 +19941,6 @@ static dt_result dt__layout_reduction(dt_plan *plan, int group)
     return DT_OK;
 }
 
-/* The place of a bucket in a gradient set. */
 static int64_t dt__bucket_at(const dt_plan *plan, int32_t b)
 {
     return plan->shape.buffered ? plan->store.bucket[b].buffer : plan->store.bucket[b].slot;
@@ -20038,7 +19957,6 @@ static int64_t dt__bucket_sum(const dt_plan *plan, int32_t bucket, int64_t *from
     return plan->shape.zero > 1 ? s->bucket[bucket].sum : s->bucket[bucket].total + *from;
 }
 
-/* Which elements of its parameters this rank updates, and where they are. */
 static void dt__layout_pieces(dt_plan *plan)
 {
     const dt__store *s = &plan->store;
@@ -20070,7 +19988,6 @@ static void dt__layout_slots(dt_plan *plan)
     }
 }
 
-/* Does this pass gather the weights of each segment from the ranks of the shard group? */
 static int dt__layout_gathers(const dt_plan *plan, int inference)
 {
     return plan->shape.zero > 2 || (plan->shape.zero && inference && plan->recipe->evaluate_ema);
@@ -20184,7 +20101,6 @@ static void dt__layout_shards(const dt_plan *plan, dt__net *net)
     net->expert_rank = plan->mesh.at[DT_AXIS_DATA] % plan->layout->ep;
 }
 
-/* Does a degree of ranks, --tp or --cp, divide the recipe's shards of this kind? */
 static dt_result dt__check_cuts(const char *option, int64_t degree, const char *kind, int64_t shards)
 {
     if (dt__is_pow2(degree) && shards % degree == 0) return DT_OK;
@@ -20193,7 +20109,6 @@ static dt_result dt__check_cuts(const char *option, int64_t degree, const char *
                       shards == 1 ? "" : "s", option, shards, kind);
 }
 
-/* Defaults and checks of what a plan is made of. */
 static dt_result dt__recipe_settle(dt_recipe *r, const dt_layout *l)
 {
     dt_result result;
@@ -20268,7 +20183,6 @@ static dt_result dt__layout_keep(dt_plan *plan)
 }
 #endif
 
-/* Records the segments, and compiles them if the layout says so. */
 static dt_result dt__layout_net(dt_plan *plan, const dt__kernels *k)
 {
     const dt_layout *l = plan->layout;
@@ -20324,7 +20238,6 @@ static dt__work_unit dt__program_unit(const dt_plan *plan, int64_t unit)
     return u;
 }
 
-/* A program while it is made, and the work that instructions are made for. */
 typedef struct dt__making {
     const dt_plan *plan;
     dt__program *p;
@@ -20382,7 +20295,6 @@ static void dt__program_buckets(dt__making *m, int32_t segment)
     }
 }
 
-/* Gathers the parameters of a segment, unless the last gather did. */
 static void dt__program_gather(dt__making *m, int32_t segment)
 {
     if (m->s->zero < 3 || m->gathered == segment + 1) return;
@@ -20390,7 +20302,6 @@ static void dt__program_gather(dt__making *m, int32_t segment)
     dt__emit(m, DT_GATHER, segment, -1);
 }
 
-/* Loads the samples of a unit, unless the last work was of it. */
 static void dt__program_load(dt__making *m)
 {
     if (m->u.ghost || m->loaded == m->w->unit + 1) return;
@@ -20496,7 +20407,6 @@ static int32_t dt__program_needs(const dt_plan *plan, const dt__program *p, cons
     return need;
 }
 
-/* The stream of each instruction, and what it needs of the other stream. */
 static dt_result dt__program_streams(const dt_plan *plan, dt__program *p, const dt__shape_of_work *s)
 {
     int32_t *reduced = DT__NEW(int32_t, plan->store.buckets, "the step program"), last[DT__STREAMS];
@@ -20593,7 +20503,6 @@ static int64_t dt__sliced_bytes(const dt_graph *g, const dt__node *n)
     return 4 * floats * dt__copies(g, n);
 }
 
-/* Bytes of a value, if it is in memory. */
 static int64_t dt__touched(const dt__segment_plan *p, int32_t id)
 {
     const dt__node *n = &p->g->nodes[id];
@@ -20677,7 +20586,6 @@ static int dt__stage_uses(const dt__net_param *p, int stage)
     return 0;
 }
 
-/* What this stage sends to the others that use a tied parameter. */
 static void dt__cost_tie(const dt_plan *plan, dt_instr *i)
 {
     for (const dt__net_param *p = plan->net.params; p < plan->net.params + plan->net.param_count; p++)
@@ -20689,7 +20597,6 @@ static void dt__cost_tie(const dt_plan *plan, dt_instr *i)
             }
 }
 
-/* Sets what an instruction sends, computes and touches. */
 static void dt__cost(const dt_plan *plan, dt_instr *i)
 {
     const dt_mesh *m = &plan->mesh;
@@ -20985,7 +20892,6 @@ static void dt__engine_exchange(void *user, float *to, const int32_t *take, cons
     dt__engine_within(e, start);
 }
 
-/* Starts to send, and waits until the receiver has the message. */
 static dt_result dt__posted_send(const dt__kernels *k, dt_comm *c, const float *data, int64_t count, int to,
                                  dt__posted *p)
 {
@@ -21051,7 +20957,6 @@ static dt_result dt__engine_comms(dt__engine *e)
     return r;
 }
 
-/* Threads of a rank: as the layout says, or as many as it has cores. */
 static int64_t dt__engine_threads(const dt_layout *l, const dt_comm *c)
 {
     return l->threads ? l->threads : dt__max(1, (int64_t)(dt__comm_cores(c) + 1e-6));
@@ -21060,7 +20965,6 @@ static int64_t dt__engine_threads(const dt_layout *l, const dt_comm *c)
 #define DT__ROW_FIELD(row, field, purpose, access, readers, name, bytes) offsetof(dt__engine, field),
 static const size_t dt__row_field[] = {DT__MEMORY_ROWS(DT__ROW_FIELD)};
 
-/* The pointer to a row's memory, whose type is any. */
 static void *dt__row_at(dt__engine *e, const dt_row *row) { return (char *)e + dt__row_field[row->id]; }
 static dt_comm *dt__row_readers(const dt__engine *e, const dt_row *row)
 {
@@ -21069,7 +20973,6 @@ static dt_comm *dt__row_readers(const dt__engine *e, const dt_row *row)
     return readers[dt__row_of[row->id].readers];
 }
 
-/* Allocates every row, zeroed. */
 static dt_result dt__rows_open(dt__engine *e)
 {
     dt_result r = DT_OK;
@@ -21130,7 +21033,6 @@ static dt_result dt__engine_allocate(dt__engine *e)
     return !r && e->p.shape.overlap ? dt__engine_overlap(e) : r;
 }
 
-/* The shape of the plan, for these ranks. recipe and layout are set. */
 static dt_result dt__engine_begin(dt__engine *e)
 {
     e->p.ranks = dt_comm_size(e->comm), e->p.rank = dt_comm_rank(e->comm);
@@ -21138,7 +21040,6 @@ static dt_result dt__engine_begin(dt__engine *e)
     return dt__layout_begin(&e->p);
 }
 
-/* The rest of the plan, and its communicators. */
 static dt_result dt__engine_open(dt__engine *e)
 {
     dt_result r = dt__layout_end(&e->p);
@@ -21335,7 +21236,6 @@ static void dt__engine_samples(dt__engine *e, const uint32_t *input, const uint3
 
 /* ---- between stages ---- */
 
-/* The memory, size and peer of a SEND's or RECV's message. */
 static float *dt__engine_message(const dt__engine *e, const dt_instr *i, int64_t *count, int *peer)
 {
     const dt__built *seg = &dt__engine_net(e)->segments[i->segment];
@@ -21375,7 +21275,6 @@ static dt_result dt__engine_recv(dt__engine *e, const dt_instr *i)
 
 /* ---- between data-parallel ranks ---- */
 
-/* A gradient set; the memory of sums. */
 static float *dt__set(const dt__engine *e, int32_t set) { return e->sets + set * e->p.set_floats; }
 static float *dt__sums(const dt__engine *e) { return e->p.shape.total ? e->total : e->sets; }
 
@@ -21389,7 +21288,6 @@ static void dt__engine_total(dt__engine *e, const dt_instr *i)
     else dt__mem_add(e->k, pool, to, sum, count);
 }
 
-/* The ranks that keep a bucket's parameters. */
 static const dt__sharing *dt__engine_sharing(const dt__engine *e, const dt__bucket *b)
 {
     return b->copies > 1 ? &e->expert_ranks : &e->ranks;
@@ -21984,7 +21882,6 @@ static void dt__supervise_signals(sigset_t *set)
 #endif
 }
 
-/* Waits at most 20 ms for a signal. */
 static void dt__supervise_listen(dt__supervisor *s)
 {
 #ifdef __linux__
@@ -22110,7 +22007,6 @@ static int dt__spawn_ranks(dt__supervisor *s, char **argv)
     return failed;
 }
 
-/* Starts the ranks and watches them until all have ended. */
 static dt_result dt__supervise_start(dt__supervisor *s, char **argv)
 {
     int failed;
@@ -22297,7 +22193,6 @@ static dt_result dt__exchange_addresses(dt__link *f, dt__address *address)
     return r;
 }
 
-/* The shared memory of a node, for `ranks` of them; -1 when there is none. */
 static int dt__node_memory(int ranks, float timeout)
 {
     dt__launch_plan plan = DT__ZERO;
@@ -22513,7 +22408,6 @@ static void dt__help_group(dt__text *t, int all, const char *title, const dt__op
     }
 }
 
-/* Prints the text and the launcher's options, and frees the text. */
 static dt_result dt__help_end(dt__text *t, int all, int own)
 {
     dt__launch_plan asked = DT__ZERO;
@@ -22601,7 +22495,6 @@ DT_API dt_result dt_launch(int *argc, char ***argv)
     return dt__misuse("--ranks %d: this build cannot run several ranks that way", (int)plan.ranks);
 }
 
-/* *w: what the environment says of other launchers. */
 static dt_result dt__comm_connect(dt_comm **c, int *argc, char ***argv, dt__world *w)
 {
     dt_result r = argc && argv ? dt__help_launch(*argc, *argv) : DT_OK;
@@ -22701,7 +22594,6 @@ static int dt__distance(const char *a, const char *b)
     return row[n];
 }
 
-/* Option `i` of all probes; NULL past the last. */
 static dt_probe_option *dt__probe_option(const dt_layout *l, int i)
 {
     for (dt_probe *p = l->output.probes; p; p = p->next)
@@ -22759,7 +22651,6 @@ static dt_result dt__help(const char *program, const char *which, const dt_recip
     return dt__help_end(&t, !!which, own);
 }
 
-/* A size of a family, or a directory with config.json. */
 static dt_result dt__model_named(const char *name, dt_model *model)
 {
     dt_model m = dt_model_gpt2(name);
@@ -22848,7 +22739,6 @@ typedef struct dt__generator {
     dt__candidate *order;          /* (vocabulary): tokens, for top_k and top_p */
 } dt__generator;
 
-/* The tensors of the state, in the order of files. */
 typedef struct dt__state_tensor {
     const dt__param *is;
     int kind;          /* 0: weights; else a value of the optimizer */
@@ -22961,7 +22851,6 @@ DT_API dt_comm *dt_trainer_comm(dt_trainer *t)
     return dt__refused("t", t) || dt__engine_wait(&t->e) ? NULL : t->comm;
 }
 DT_API int64_t dt_trainer_weights(const dt_trainer *t) { return dt__refused("t", t) ? 0 : t->e.p.net.weights; }
-/* A copy where tensor shards cut the parameter. */
 DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, int64_t *count)
 {
     if (dt__refused("t name", t, name)) return NULL;
@@ -23161,7 +23050,6 @@ static void dt__loader_close(dt_trainer *t)
     t->loader.memory = NULL;
 }
 
-/* Waits for a job of a queue; heartbeats continue. */
 static dt_result dt__trainer_wait(dt_trainer *t, dt__queue *q, int64_t ticket)
 {
     while (dt__queue_pending(q, ticket)) dt__comm_tick(t->comm), dt__nap();
@@ -23182,7 +23070,6 @@ static dt_result dt__loader_next(dt_trainer *t)
     return DT__LOAD(&l->filled) > n ? DT_OK : r;
 }
 
-/* Samples and random streams of unit (shard, micro). */
 static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
 {
     dt_trainer *t = (dt_trainer *)owner;
@@ -23213,7 +23100,6 @@ static int64_t dt__trainer_longest(const dt_trainer *t)
     return longest;
 }
 
-/* Bytes of kernel scratch of one thread. */
 static int64_t dt__trainer_scratch(const dt_trainer *t)
 {
     int64_t bytes = dt__net_scratch(&t->e.p.net, t->e.k);
@@ -23222,7 +23108,6 @@ static int64_t dt__trainer_scratch(const dt_trainer *t)
     return bytes;
 }
 
-/* The rows of memory that this rank will allocate: those of its plan, and the trainer's. */
 static void dt__memory_rows(dt_trainer *t)
 {
     const dt__engine *e = &t->e;
@@ -23350,7 +23235,6 @@ static void dt__generator_close(dt__generator *d, const dt__kernels *k)
     dt__free(d->block);
 }
 
-/* The memory of steps; none is allocated later. */
 static dt_result dt__trainer_allocate(dt_trainer *t)
 {
     dt__engine *e = &t->e;
@@ -23581,7 +23465,6 @@ static dt_result dt__ends_read(dt_trainer *t, const char *folder)
     return r;
 }
 
-/* Opens the tokenizer and keeps what a checkpoint gets with it. */
 static dt_result dt__trainer_tokenizer(dt_trainer *t)
 {
     static const char file[] = "/tokenizer.json";
@@ -23599,7 +23482,6 @@ static dt_result dt__trainer_tokenizer(dt_trainer *t)
     return dt__companions_read(&t->save, folder.at, 0, DT__OF_TOKENIZER);
 }
 
-/* Opens the files, or takes the source. */
 static dt_result dt__trainer_feed(dt_trainer *t)
 {
     dt_recipe *r = &t->recipe;
@@ -23632,7 +23514,6 @@ static dt_result dt__trainer_feed(dt_trainer *t)
                       r->source ? "tokenizer" : "data", tokens - 1, r->model.vocabulary);
 }
 
-/* Defaults that depend on the data and the machine. */
 static dt_result dt__trainer_settle(dt_trainer *t)
 {
     dt_recipe *r = &t->recipe;
@@ -23654,7 +23535,6 @@ static dt_result dt__trainer_settle(dt_trainer *t)
  * tensor, or in some files of its transpose. A block, a part of the tensor, is between the two orders: no rank needs
  * memory for a whole tensor. One walk serves hashes, saves, loads and conversions. */
 
-/* The parts of the state: weights, and what the optimizer keeps. */
 enum { DT__PARTS = 1 + DT__STATE_COUNT };
 static const char *const dt__part_names[DT__PARTS] = {"", "first", "second", "average"};
 
@@ -23665,7 +23545,6 @@ static int dt__param_transposed(const dt_recipe *r, const dt__param *p)
            !strstr(p->name, "embed_tokens") && !strstr(p->name, "lm_head");
 }
 
-/* Lists the tensors of the state, part by part in definition order. */
 static dt_result dt__state_open(dt_trainer *t)
 {
     const dt__net *n = &t->e.p.net;
@@ -23776,7 +23655,6 @@ static void dt__slice_name(const dt__walk *w, int64_t from, char name[160])
              w->array, from);
 }
 
-/* The name of a tensor in a full checkpoint, and its shape there. */
 static void dt__state_tensor_name(const dt__state_tensor *x, char name[160], dt_shape *shape)
 {
     snprintf(name, 160, "%s%s%s", dt__part_names[x->kind], x->kind ? "." : "", x->is->name);
@@ -23797,7 +23675,6 @@ static void dt__block_begin(dt__walk *w, int transposed)
     w->lo = w->hi = 0;
 }
 
-/* Moves to the next block; 0: the tensor is complete. */
 static int dt__block_next(dt__walk *w)
 {
     w->lo = w->hi;
@@ -23894,7 +23771,6 @@ static dt_result dt__walk_read(dt__walk *w)
     return w->result;
 }
 
-/* Reads the first `count` tensors of the state. */
 static dt_result dt__state_read(dt_trainer *t, int64_t count, const dt__tensors *from)
 {
     dt__walk w = dt__walk_of(t, 0, count, 0);
@@ -23904,7 +23780,6 @@ static dt_result dt__state_read(dt_trainer *t, int64_t count, const dt__tensors 
     return w.result;
 }
 
-/* Does every rank have the whole state? */
 static int dt__state_is_local(const dt_trainer *t) { return !t->e.copy; }
 
 /* Brings the numbers of all ranks to rank 0's block. The blocks are 0 where a rank has no numbers. */
@@ -24029,7 +23904,6 @@ static dt_result dt__state_write(dt__walk w, const char *folder, const char *nam
     return dt__tensor_file_close(&f, w.result, part);
 }
 
-/* Writes the tensors of a walk into the one or two files of a kind. */
 static dt_result dt__state_save(dt__walk w, const char *folder, int kind, dt__part_file part[2])
 {
     dt__walk rest = w;
@@ -24207,7 +24081,6 @@ DT_API dt_result dt_checkpoint_verify(dt_checkpoint *checkpoint)
     return r;
 }
 
-/* A walk that reads arrays `index` to `end` - 1 from the files. */
 static dt_result dt__checkpoint_walk(dt__checkpoint *c, int64_t index, int64_t end, dt__walk *w)
 {
     const dt__net *net = &c->t.e.p.net;
@@ -24379,7 +24252,6 @@ static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layou
                  s->attention);
 }
 
-/* Data, and the graphs of a program's own segments. */
 static dt_result dt__alike_contents(dt__text *text, dt_trainer *t)
 {
     const dt_source *d = &t->feed.is;
@@ -24526,7 +24398,6 @@ static dt_result dt__save_write(dt_trainer *t, const char *folder)
     return r || !dt_trainer_is_root(t) ? r : dt__save_extras(t, folder);
 }
 
-/* Writes the manifest and gives the checkpoint its name (rank 0). */
 static dt_result dt__save_publish(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
@@ -24850,7 +24721,6 @@ static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
     return dt__companions_read(&t->save, dirname(name.at), DT__OF_TOKENIZER, DT__CONFIG_FILE);
 }
 
-/* One rank checks each file of a checkpoint (collective). */
 static dt_result dt__parts_check(dt_trainer *t, const dt__checkpoint *c)
 {
     dt_result r = DT_OK;
@@ -25031,7 +24901,6 @@ static dt_result dt__probe_all(dt_trainer *t, dt_moment when, const dt_step_info
     return r;
 }
 
-/* At the end of a run, which ends with r. */
 static dt_result dt__probe_end(dt_trainer *t, dt_moment when, const dt_step_info *info, dt_result r)
 {
     dt__tls before = dt__thread;
@@ -25314,7 +25183,6 @@ static dt_result dt__whole_rows(dt__engine *e, const dt_graph *g, const dt__node
     return r;
 }
 
-/* The segment that makes the prediction, and which of its values it is. */
 static const dt__built *dt__net_prediction(const dt__net *net, int64_t *at, int32_t *id)
 {
     for (int marked = 1; marked >= 0; marked--)
@@ -25428,7 +25296,6 @@ static int dt__candidate_order(const void *a, const void *b)
     return x->token < y->token ? -1 : 1;
 }
 
-/* Sets the weights of all tokens but those that top_k and top_p keep to 0. */
 static void dt__keep_top(const dt_sampling *s, const float *logits, float *weight, dt__candidate *order, int64_t n)
 {
     int64_t most = s->top_k && s->top_k < n ? s->top_k : n;
@@ -25443,7 +25310,6 @@ static void dt__keep_top(const dt_sampling *s, const float *logits, float *weigh
         else weight[order[i].token] = 0.0f;
 }
 
-/* Draws a token by `how` from logits (n) with a uniform number in (0,1). */
 static int32_t dt__draw(dt__generator *d, const dt__kernels *k, const dt_sampling *how, const float *logits, int64_t n,
                         double uniform)
 {
@@ -25592,14 +25458,12 @@ DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t co
     return dt__sample(t, prompt, &d);
 }
 
-/* Ends a line of progress that is still being updated on a terminal. */
 static void dt__line_end(dt_trainer *t)
 {
     if (t->live) putchar('\n'), fflush(stdout);
     t->live = 0;
 }
 
-/* Draws and prints a text sample; control characters show as '?'. */
 static dt_result dt__trainer_print_sample(dt_trainer *t, int64_t step)
 {
     static const char prompt[] = "The ";
@@ -25734,7 +25598,6 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
     return fflush(t->metrics) || ferror(t->metrics) ? dt__file_error("write", t->layout.output.metrics) : DT_OK;
 }
 
-/* The flags of this rank at the beginning of a step. */
 static uint32_t dt__save_says(dt_trainer *t)
 {
     dt__saver *s = &t->save;
@@ -25766,7 +25629,6 @@ static void dt__save_learn(dt_trainer *t)
     s->warned |= most > (double)l->deadline;
 }
 
-/* Saves when a save is due, and ends the run if that was asked for. */
 static dt_result dt__trainer_keep(dt_trainer *t, const dt_step_info *info, uint32_t said)
 {
     const dt_checkpoints *l = &t->layout.checkpoint;
@@ -25835,7 +25697,6 @@ DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path)
     return r;
 }
 
-/* Joins the segments of the program and the recipe of a checkpoint. */
 static dt_result dt__predictor_model(dt_recipe *recipe, const char *path, const dt_model *model, dt_source *sample)
 {
     int64_t vocabulary = recipe->model.vocabulary;
@@ -25955,7 +25816,6 @@ DT_API dt_result dt_evaluate(dt_trainer *t, const char *data, float *loss, int64
 
 /* ---- the first batch in two ways ---- */
 
-/* What two ways of computing the same step make of it, on this rank. */
 typedef struct dt__two_ways {
     float *kept;         /* the gradients of the first way */
     float loss[2], seconds[2]; /* seconds: of the shorter of two steps */
@@ -26106,7 +25966,6 @@ static dt_result dt__trainer_first(dt_trainer *t)
     return r;
 }
 
-/* The samples, gradients and update of a step, and its mean losses. */
 static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, dt_step_info *info)
 {
     dt__engine *e = &t->e;
