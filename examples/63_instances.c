@@ -31,7 +31,6 @@
  *     g4dn.12xlarge   4 T4           16    no  yes      no      50      900    3.91
  *     trn1.32xlarge  16 Trainium     32   yes  yes     yes     800     7600   21.50
  *     families: 10, p3 p3dn p4d p4de p5 p5e p5en g5 g4dn trn1
- *        7 billion weights,  112 GB of states, one instance: p3.16 p3dn.24 p4d.24 p4de.24 p5.48 p5e.48 p5en.48 g5.48 trn1.32
  *       30 billion weights,  480 GB of states, one instance: p4de.24 p5.48 p5e.48 p5en.48
  *       70 billion weights, 1120 GB of states, one instance: none
  *      175 billion weights, 2800 GB of states, one instance: none
@@ -126,7 +125,8 @@ int main(int argc, char **argv)
     int good;
     if (cost_open(&c, NULL) || !plan_arguments(&j, argc, argv)) return 2;
     if (argc > 1) return own_model(&c, &j);
-    small = cost_find(&c, "p3.8", 4), large = cost_find(&c, "p3.16", 5), p4d = cost_find(&c, "p4d", 3), p4de = cost_find(&c, "p4de", 4);
+    small = cost_find(&c, "p3.8", 4), large = cost_find(&c, "p3.16", 5);
+    p4d = cost_find(&c, "p4d", 3), p4de = cost_find(&c, "p4de", 4);
     good = table(&c) == 10 && holders(&c, 7e9, 112e9) > 0 && holders(&c, 30e9, 480e9) == 4;
     good = !holders(&c, 70e9, 1120e9) && !holders(&c, 175e9, 2800e9) && good;
     best = simplest(&c, 480e9);

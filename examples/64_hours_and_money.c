@@ -119,7 +119,8 @@ static int own_job(const plan_job *j)
     double mfu = plan_or(j, in_mfu_pct, 40) / 100, alone, work, price;
     if (!t) return 2;
     price = plan_has(j, in_price_node_h) ? cost_number(j->text[in_price_node_h]) : t->dollars;
-    alone = hours(weights, tokens, 1, t->teraflops, mfu), work = 3600 * hours(weights, batch, t->count, t->teraflops, mfu);
+    alone = hours(weights, tokens, 1, t->teraflops, mfu);
+    work = 3600 * hours(weights, batch, t->count, t->teraflops, mfu);
     printf("%g billion weights, %g billion tokens: %.4g hours on one %s at %g %%, %.4g on %s\n", weights / 1e9,
            tokens / 1e9, alone, t->accel, 100 * mfu, alone / t->count, cost_short(t));
     if (plan_has(j, in_deadline_h))

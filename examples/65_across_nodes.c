@@ -14,7 +14,7 @@
  * Build and run it, in this folder
  *     cc -O2 -I.. 65_across_nodes.c -o 65_across_nodes -lm -lpthread
  *     ./65_across_nodes
- *     Your model and types instead: ./65_across_nodes --params-b 30 --layers 48 --hidden 7168 --seq-len 4096 --instance p5
+ *     Yours instead: ./65_across_nodes --params-b 30 --layers 48 --hidden 7168 --seq-len 4096 --instance p5
  *
  * What it prints
  *     70 billion weights, 2048 tokens: a tensor group reduces 10.7 GB, two stages pass 67 MB

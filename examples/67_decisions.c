@@ -17,7 +17,7 @@
  *       A replica does not fit: sharding the states leaves 70 GB of states on each GPU, which holds 72 GB
  *     50 billion weights on 64 GPUs: 800 GB of states on each as replicas, 12.5 GB sharded
  *     first 27 trainings of 9 h: job_parallel on 1 x p4de, 36 h
- *       stopped after 1 and 3 h but for the best third: 14 h, 63 GPU hours of 243; 3 of 8 GPUs work at the end
+ *       stopped after 1 and 3 h but for the best third: 14 h, 63 GPU hours of 243; at the end 3 GPUs work
  *     plan 2, the run waits for data: no_scale on 3 x p4d, input fastfile
  *     plan 3, streamed, measured efficiency 0.7: dp on 4 x p4d, input keep
  *     compiler and SMDDP   W_COMPILER_INCOMPAT
@@ -74,8 +74,8 @@ static int search(void)
     const char *model = "params_b=1.5;ref_gpus=1;instance=p4de";
     const plan_answer *a = plan_of(model, "n_trials=27;ref_hours=9;max_nodes=1");
     int good = a->out[out_strategy] == JOB_PARALLEL && a->num[num_est_hours] == all;
-    printf("first 27 trainings of 9 h: %s, %.0f h\n  %s\n", plan_summary(a, text), a->num[num_est_hours], a->why.line[0]);
-    printf("  stopped after 1 and 3 h but for the best third: %.0f h, %d GPU hours of %d; 3 of 8 GPUs work at the end\n",
+    printf("first 27 trainings of 9 h: %s, %.0f h\n  %s\n", plan_summary(a, text), all, a->why.line[0]);
+    printf("  stopped after 1 and 3 h but for the best third: %.0f h, %d GPU hours of %d; at the end 3 GPUs work\n",
            thirds, 27 * 1 + 9 * 2 + 3 * 6, 27 * 9);
     a = plan_of(model, "ref_hours=400;deadline_h=24;node_eff=0.8;max_nodes=8");
     printf("then the best one on all data, 400 h: %s, %.3g h\n", plan_summary(a, text), a->num[num_est_hours]);
@@ -99,8 +99,8 @@ static int loop(void)
         if (i == 2)
             printf("  topology %d GPUs, %s; failures: checkpoints by %s, %s; cost $%.0f; observe gpu_util_pct again\n",
                    a->out[out_dp], plan_named(plan_output[out_library][1], a->out[out_library], word[0]),
-                   plan_named(plan_output[out_ckpt][1], a->out[out_ckpt], word[1]),
-                   plan_named(plan_output[out_ckpt_required][1], a->out[out_ckpt_required], word[2]), a->num[num_cost_od]);
+                   plan_named("none|rank0|sharded", a->out[out_ckpt], word[1]),
+                   plan_named("no|recommended|yes", a->out[out_ckpt_required], word[2]), a->num[num_cost_od]);
     }
     return good;
 }

@@ -189,7 +189,7 @@ static void sweep_scaling(const plan_job *j, const cost_catalogue *c, sweep *s)
     strcpy(s->x_name, "nodes"), strcpy(s->y_name, "efficiency, %"), s->series = 3;
     sweep_print(s->name[0], 48, "own, %g Gbit/s%s", w.type->gbit, w.type->efa ? ", EFA" : "");
     strcpy(s->name[1], "TCP, 100 Gbit/s"), strcpy(s->name[2], "TCP, 25 Gbit/s");
-    sweep_print(s->note, sizeof s->note, "On %g nodes: %.0f, %.0f and %.0f %%. Nothing is hidden behind backward.",
+    sweep_print(s->note, sizeof s->note, "On %g nodes: %.0f, %.0f and %.0f %%. No message is hidden.",
                 s->x[s->points - 1], s->y[0][s->points - 1], s->y[1][s->points - 1], s->y[2][s->points - 1]);
 }
 
