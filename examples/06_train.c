@@ -31,6 +31,7 @@
 #define DT_COMPILER
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "advice.h"
 #include "doctor.h"
 #include "dry_run.h"
 #include "prose.h"
@@ -72,11 +73,12 @@ int main(int argc, char **argv)
 {
     dt_recipe recipe = dt_recipe_default();
     dt_layout layout = dt_layout_default();
-    dt_probe rules, doctor, timeline, report, dry_run;
+    dt_probe rules, doctor, timeline, report, advice, dry_run;
     if (argc == 4 && !strcmp(argv[1], "--generate")) return generate(argv[2], argv[3]);
     if (dt_launch(&argc, &argv)) return dt_fail("start"); /* with --ranks N: starts N copies of this program */
     dt_rules_attach(&layout, &rules), dt_doctor_attach(&layout, &doctor);
-    dt_timeline_attach(&layout, &timeline), dt_report_attach(&layout, &report), dt_dry_run_attach(&layout, &dry_run);
+    dt_timeline_attach(&layout, &timeline), dt_report_attach(&layout, &report);
+    dt_advice_attach(&layout, &advice), dt_dry_run_attach(&layout, &dry_run);
     if (dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("options");
     if (argc > 2) {
         const char *rank = getenv("RANK"); /* one rank says it for all */

@@ -85,6 +85,21 @@ for ("nothing\n", "instance\tcount\n", "instance\tcount\tgb_each\nx\t-3\t80\n", 
     is((run(60, "$plan --instances $tmp/types.tsv"))[0], 2, 'refused: ' . s/\n.*//sr);
 }
 
+# ---- the trainer's own layouts ----
+
+my $dry = trainer() . ' --model 124M --vocabulary 50304 --dry-run';
+for (['one rank', "0:1 --checkpoint $tmp/c", []], ['a pipeline without need', '0:4 --pp 4', ['MP_UNNEEDED', 'BUBBLE', 'NO_CKPT']],
+     ['a tensor group over nodes', "0:4 --tp 4 --tensor-shards 4 --checkpoint $tmp/c --facts procs_per_node=2", ['MP_UNNEEDED', 'TP_CROSS_NODE']],
+     ['Spot', "0:2 --steps 1000 --checkpoint $tmp/c --checkpoint-every 100 --facts 'spot=1;ref_hours=10;ref_gpus=2'", ['CKPT_INTERVAL']],
+     ['Spot, saved often', "0:2 --steps 1000 --checkpoint $tmp/c --checkpoint-every 20 --facts 'spot=1;ref_hours=10;ref_gpus=2'", []],
+     ['a small batch', "0:2 --checkpoint $tmp/c --facts 'gpu_util_pct=40;cpu_util_pct=20;gpumem_p95=30;deadline_h=5'", ['BATCH_TOO_SMALL']]) {
+    my ($name, $options, $want) = @$_;
+    ($status, $out, $err) = run(60, "$dry $options");
+    my @said = $out =~ /^advice   W_(\w+): /mg;
+    is("$status @{[sort @said]}", "0 @{[sort @$want]}", "dry run: $name") or diag($err);
+}
+like((run(60, "$dry 0:1 --facts instance=none"))[2], qr/'none' is not in the catalogue/, 'dry run: an instance that is not known');
+
 # ---- bytes that nobody wrote ----
 
 seeded();

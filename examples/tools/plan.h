@@ -107,8 +107,9 @@ enum { SINGLE, JOB_PARALLEL, DP, SHARDED_DP, TP, PP, TP_PP, TP_DP, PP_DP, TP_PP_
     F(dp, "")                                                                                                          \
     F(nodes, "")                                                                                                       \
     F(library, "none|ddp_nccl|smddp|fsdp_nccl|smp|torchrun_neuron")                                                    \
-    F(act_ckpt, "no|yes") F(fit, "no|yes") F(ckpt, "none|rank0|sharded") F(ckpt_required, "no|recommended|yes")        \
-        F(ckpt_max_min, "") F(input, "keep|fastfile|fsx") F(compiler, "off|optional") F(spot, "0|1")
+    F(act_ckpt, "no|yes")                                                                                              \
+    F(fit, "no|yes") F(ckpt, "none|rank0|sharded") F(ckpt_required, "no|recommended|yes") F(ckpt_max_min, "")          \
+        F(input, "keep|fastfile|fsx") F(compiler, "off|optional") F(spot, "0|1")
 enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
 
 #define PLAN_NUMBERS(F)                                                                                                \
@@ -119,8 +120,9 @@ enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
     F(min_gpus_weights_80)                                                                                             \
     F(min_gpus_weights_40)                                                                                             \
     F(est_hours)                                                                                                       \
-    F(spot_hours) F(cost_od) F(cost_spot) F(lr_mult) F(pp_slowdown) F(bubble) F(min_mb) F(host_init_gb) F(save_s)      \
-        F(need_gb_s) F(break_even_min) F(waves)
+    F(spot_hours)                                                                                                      \
+    F(cost_od) F(cost_spot) F(lr_mult) F(pp_slowdown) F(bubble) F(min_mb) F(host_init_gb) F(save_s) F(need_gb_s)       \
+        F(break_even_min) F(waves)
 
 /* Codes, with what is wrong and what to do. */
 #define PLAN_WARNINGS(F)                                                                                               \
@@ -761,7 +763,7 @@ static inline void plan_numbers(plan *p)
 {
     const plan_job *j = p->j;
     const int *out = p->a->out;
-    double *num = p->a->num, pp = plan_or(j, in_given_pp, out[out_pp]), m = j->n[in_given_mb];
+    double *num = p->a->num, pp = p->user.pp > 1 ? p->user.pp : out[out_pp], m = j->n[in_given_mb];
     double tp = p->user.given ? p->user.tp : out[out_tp], cut_pp = p->user.given ? p->user.pp : out[out_pp];
     int zero = p->user.given ? p->user.zero : out[out_shard];
     double dp = p->user.given ? p->user.dp : out[out_dp];
