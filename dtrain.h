@@ -9669,18 +9669,21 @@ static void dt__column_block(int op, float *chain, const float *p0, const float 
     DT__SHARED(float, x, DEEP * 32);
     DT__SHARED(float, y, DEEP * 32);
     DT__SHARED(float, s, 2 * DEEP);
-    const int t = (int)threadIdx.x;
-    float next_x[8], next_y[8], next_s = 0.0f;
+    const int t = (int)threadIdx.x, all = (int)rows;
+    const int64_t first = t / 32 * ld + DT__LANE;
+    const float *from_x = p0 + first, *from_y = p1 + first;
+    float next_x[8] = {}, next_y[8] = {}, next_s = 0.0f;
     dt__vf r = t < cols ? chain[t] : 0.0f;
     __syncthreads();
-    for (int64_t at = 0; at < rows + DEEP; at += DEEP) {
+    for (int at = 0; at < all + DEEP; at += DEEP) {
+        const int left = DT__LANE < cols ? all - at - t / 32 : 0;
         DT__EACH(e, 8) {
-            const int64_t row = at + t / 32 + 16 * e, from = row * ld + DT__LANE;
-            next_x[e] = row < rows && DT__LANE < cols ? dt__get(p0 + from) : 0.0f;
-            next_y[e] = row < rows && DT__LANE < cols && p1 ? dt__get(p1 + from) : 0.0f;
+            if (16 * e < left) next_x[e] = dt__get(from_x);
+            if (16 * e < left && p1) next_y[e] = dt__get(from_y);
+            from_x += 16 * ld, from_y += 16 * ld;
         }
-        if (stats && t < 2 * dt__min(DEEP, rows - at)) next_s = stats[2 * at + t];
-        if (t < 32) for (int i = 0, n = (int)dt__min(DEEP, rows + DEEP - at); at && i < n;)
+        if (stats && t < 2 * dt__min(DEEP, all - at)) next_s = stats[2 * (int64_t)at + t];
+        if (t < 32) for (int i = 0, n = (int)dt__min(DEEP, all + DEEP - at); at && i < n;)
             if (i + 16 <= n) r = dt__column_rows<16>(op, r, x + 32 * i + t, y + 32 * i + t, s + 2 * i), i += 16;
             else r = dt__column_rows<1>(op, r, x + 32 * i + t, y + 32 * i + t, s + 2 * i), i++;
         __syncthreads();
