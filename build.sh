@@ -53,6 +53,9 @@ Usage: ./build.sh [COMMAND]
                 are installed
   doctor        what was found, what is missing, and the line that installs it
   cuda-text     print the code for GPUs that DT_CUDA gives to NVRTC
+  gpu-check [--stand-in] [--part check|sanitize|speed] [-o FILE.json]
+                on a machine with a GPU: are all bits the CPU's, does compute-sanitizer find anything, how fast is it, beside
+                PyTorch where it is installed; a table and a JSON file. --stand-in runs the script without a GPU
   lines         lines and bytes of dtrain.h per section, its public functions, and seconds to compile it
   clean         remove build/
   help          this text
@@ -656,6 +659,45 @@ command_cuda_text() {
     $build/cuda_text
 }
 
+# The programs of tests/gpu_check.py, built side by side; libraries of CUDA that the loader does not know are named.
+command_gpu_check() {
+    local parts=() json=$build/gpu/check.json stand_in=0 into=$build/gpu name of found jobs=()
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --stand-in) stand_in=1 ;;
+        --part) case ${2:-} in check | sanitize | speed) parts+=("$2") ;; *) die_usage "--part is check, sanitize or speed" ;; esac; shift ;;
+        -o) json=${2:-}; [ -n "$json" ] || die_usage "-o needs a file"; shift ;;
+        *) die_usage "gpu-check takes --stand-in, --part and -o, not '$1'" ;;
+        esac
+        shift
+    done
+    [ ${#parts[@]} -gt 0 ] || parts=(check sanitize speed)
+    have python3 || die "gpu-check is written in Python: apt-get install python3"
+    mkdir -p "$into/cache"
+    choose_compiler
+    for name in gpu_kernels gpu_fast gpu_attention train one_hash; do
+        of=tests/$name.c
+        [ $name != train ] || of=examples/06_train.c
+        [ $name != one_hash ] || of=examples/32_one_hash.c
+        $CC -std=gnu11 -O2 -DDT_CUDA -I. -Iexamples "$of" -o "$into/$name" -lm -lpthread -ldl &
+        jobs+=($!)
+    done
+    if [ $stand_in = 1 ]; then
+        have "${CXX:-g++}" || die "the stand-in is compiled by ${CXX:-g++}: apt-get install g++"
+        command_cuda_text >"$into/text"
+        "${CXX:-g++}" -std=c++17 -O2 -ffp-contract=off -mfma -shared -fPIC -w -Itests -DDT__TEXT="\"$PWD/$into/text\"" \
+            tests/cuda_stand_in.cpp -o "$into/stand_in.so" -lpthread
+        export DT_CUDA_LIBRARY=$PWD/$into/stand_in.so DT_NVRTC_LIBRARY=$PWD/$into/stand_in.so DT_CUBLAS_LIBRARY=$PWD/$into/stand_in.so
+    else
+        for name in NVRTC:nvrtc CUBLAS:cublasLt; do
+            of=DT_${name%%:*}_LIBRARY found=$(compgen -G "/usr/local/cuda*/lib64/lib${name##*:}.so.1?" | tail -1)
+            [ -n "${!of:-}" ] || [ -z "$found" ] || export "$of=$found"
+        done
+    fi
+    for name in "${jobs[@]}"; do wait "$name" || die "a program of gpu-check does not compile"; done
+    XDG_CACHE_HOME=$PWD/$into/cache python3 tests/gpu_check.py "$PWD/$into" "$json" $stand_in "${parts[@]}"
+}
+
 command_lines() {
     choose_compiler
     LC_ALL=C awk '
@@ -678,7 +720,7 @@ main() {
     local command=${1:-build}
     [ $# -eq 0 ] || shift
     case $command in
-    build | run | generate | eval | checkpoint | tokenizer | plan | test | lab | notebooks | bench | doctor | lines | cuda-text) "command_${command//-/_}" "$@" ;;
+    build | run | generate | eval | checkpoint | tokenizer | plan | test | lab | notebooks | bench | doctor | lines | cuda-text | gpu-check) "command_${command//-/_}" "$@" ;;
     compile) # for compile_all: [COUNT] CALL
         [ -n "${CC:-}" ] || choose_compiler
         [ $# -eq 1 ] || { compile_count=$1; shift; }
@@ -687,7 +729,7 @@ main() {
     object) command_object "$1" ;;
     clean) rm -rf $build ;;
     help | --help | -h) usage ;;
-    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, tokenizer, plan, test, lab, notebooks, bench, doctor, lines, clean or help" ;;
+    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, tokenizer, plan, test, lab, notebooks, bench, doctor, cuda-text, gpu-check, lines, clean or help" ;;
     esac
 }
 

@@ -1,7 +1,8 @@
-/* Kernels on a real GPU, for `./build.sh gpu-check`: gpu_kernels check | speed | profile OPTIONS OF THE TRAINER. `check`
- * compares products and attention of odd and of large shapes with the CPU's bits; `speed` times products, attention and
- * passes over memory; `profile` prints where the time of a step goes, by kind of op. Lines of results are
- * "row TAB name TAB ok|fail|value TAB unit"; others are for people. */
+/* Kernels on a GPU, for `./build.sh gpu-check`: gpu_kernels name | check | speed [small] | profile OPTIONS | curve FOLDER OPTIONS,
+ * with the options of a trainer. `name` prints the GPU's, `check` compares products and attention of odd and of large shapes with the CPU's bits;
+ * `speed` times products, attention and passes over memory; `profile` prints where the time of a step goes, by kind of op;
+ * `curve` writes a run's first weights, its tokens and losses into a folder, from which gpu_torch.py makes the same run.
+ * Lines of results are "row TAB name TAB ok|fail|value TAB unit"; others are for people. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "bench.h"
@@ -11,7 +12,7 @@ int main(void) { return fprintf(stderr, "gpu_kernels: compile with -DDT_CUDA\n")
 #else
 static const dt__kernels *cpu, *gpu; /* the second with a device; its table `run` has kernels of device memory */
 static dt_pool *pool;
-static int failed;
+static int failed, small; /* small: what an emulated GPU does in seconds */
 
 static const dt__kernels *on_device(void) { return &((dt__cuda *)(void *)gpu->device)->run; }
 static float *device(int64_t n) { return (float *)gpu->device->attach(gpu->device, DT__DEVICE, NULL, 4 * n); }
@@ -70,18 +71,20 @@ static void check_attention(int64_t b, int64_t t, int64_t h, int64_t hk, int64_t
     const int64_t ld = (h + 2 * hk) * d, rows = b * t;
     const int64_t size[] = {rows * ld, rows * h * d, b * h * t, b * h * t, rows * h * d, rows * ld};
     float *host[6], *on[6], *got;
-    dt__rng *rng = (dt__rng *)dt__alloc(b * (int64_t)sizeof *rng, "streams");
+    const int64_t rng_words = b * (int64_t)sizeof(dt__rng) / 4;
+    dt__rng *rng = (dt__rng *)dt__alloc(4 * rng_words, "streams"), *rng_there = (dt__rng *)(void *)device(rng_words);
     dt__attention a = DT__ZERO, c;
     int64_t differ[6] = {0};
     char name[128];
     for (int i = 0; i < 6; i++) host[i] = random_floats(size[i], (uint32_t)i + 5), on[i] = device(size[i]), put(on[i], host[i], size[i]);
     for (int64_t i = 0; i < b; i++) rng[i].key[0] = (uint32_t)i + 3, rng[i].key[1] = 17;
+    put((float *)(void *)rng_there, (const float *)(const void *)rng, rng_words);
     a.b = b, a.t = a.s = a.room = t, a.h = h, a.hk = hk, a.d = d, a.ld = a.ldk = a.lddq = a.lddk = ld, a.ldo = a.lddo = h * d;
     a.scale = 0.125f, a.causal = causal;
-    if (dropout) a.drop_threshold = 1u << 29, a.drop_scale = 8.0f / 7.0f, a.rng = rng;
+    if (dropout) a.drop_threshold = 1u << 29, a.drop_scale = 8.0f / 7.0f;
     for (int back = 0; back < 2; back++) for (int side = 0; side < 2; side++) {
         float **x = side ? on : host;
-        c = a, c.q = x[0], c.k = x[0] + h * d, c.v = x[0] + (h + hk) * d, c.o = x[1], c.row_max = x[2], c.row_sum = x[3];
+        c = a, c.rng = side ? rng_there : rng, c.q = x[0], c.k = x[0] + h * d, c.v = x[0] + (h + hk) * d, c.o = x[1], c.row_max = x[2], c.row_sum = x[3];
         if (back) c.dout = x[4], c.dq = x[5], c.dk = x[5] + h * d, c.dv = x[5] + (h + hk) * d;
         (side ? on_device() : cpu)->attention(pool, &c);
     }
@@ -96,18 +99,19 @@ static void check_attention(int64_t b, int64_t t, int64_t h, int64_t hk, int64_t
     if (differ[1] | differ[2] | differ[3] | differ[5])
         printf("  differ: %jd of o, %jd of max, %jd of sum, %jd of gradients\n", differ[1], differ[2], differ[3], differ[5]);
     for (int i = 0; i < 6; i++) dt__free(host[i]), drop(on[i]);
-    dt__free(rng);
+    dt__free(rng), drop((float *)(void *)rng_there);
 }
 
 static void check(void)
 {
     static const int64_t side[][3] = {{1, 1, 1}, {37, 41, 53}, {64, 64, 64}, {65, 129, 200}, {1000, 777, 333}, {2048, 1600, 256}, {1, 3000, 70}, {3000, 1, 70}};
-    for (size_t i = 0; i < sizeof side / sizeof *side; i++)
+    for (size_t i = 0; i < (small ? 4 : sizeof side / sizeof *side); i++)
         for (int way = 0; way < 4; way++) check_product(side[i][0], side[i][1], side[i][2], way & 1, way >> 1, way == 2 || i == 2, i == 3 ? DT_BF16 : 0);
     check_attention(1, 1, 1, 1, 8, 1, 0);
     check_attention(2, 39, 2, 2, 13, 1, 0);
-    check_attention(2, 200, 4, 2, 64, 1, 0);
-    check_attention(1, 129, 2, 1, 96, 0, 0);
+    check_attention(2, small ? 70 : 200, 4, 2, 64, 1, 0);
+    check_attention(1, 129, 2, 1, 96, 0, 1);
+    if (small) return;
     check_attention(1, 300, 2, 2, 128, 1, 1);
     check_attention(2, 1024, 3, 3, 64, 1, 1);
     check_attention(1, 70, 2, 2, 256, 1, 0);
@@ -140,7 +144,7 @@ static void speed_product(const char *what, int64_t m, int64_t n, int64_t k, int
     put(a, x, m * k), put(b, x, k * n);
     g.m = m, g.n = n, g.k = k, g.a = a, g.b = b, g.c = c, g.ldc = n;
     g.ars = ta ? 1 : k, g.acs = ta ? m : 1, g.brs = tb ? 1 : n, g.bcs = tb ? k : 1;
-    SECONDS(seconds, (int)dt__max(1, (int64_t)(4e11 / flop)), on_device()->gemm(pool, &g));
+    SECONDS(seconds, small ? 1 : (int)dt__max(1, (int64_t)(4e11 / flop)), on_device()->gemm(pool, &g));
     DT__PRINT(name, "exact product %s %jd x %jd x %jd", what, m, n, k);
     value(name, flop / seconds * 1e-12, "TFLOP/s");
     drop(a), drop(b), drop(c), dt__free(x);
@@ -166,13 +170,13 @@ static void speed_attention(int64_t b, int64_t t, int64_t h, int64_t d)
 }
 static void speed(void)
 {
-    const int64_t n = 1 << 28;
+    const int64_t n = small ? 1 << 16 : 1 << 28;
     float *a = device(n), *b = device(n), *c = device(n), *d = device(n);
     double copy, seconds;
     dt__verb v = DT__ZERO;
     dt__update u = DT__ZERO;
     SECONDS(copy, 5, dt__gpu_copy((dt__cuda *)(void *)gpu->device, DT__GPU_OPS, a, b, n));
-    value("copy on the device, 1 GB", 8.0 * (double)n / copy * 1e-9, "GB/s");
+    value("copy on the device", 8.0 * (double)n / copy * 1e-9, "GB/s");
     v.k = gpu, v.n = n, v.to = a, v.from = b, v.kind = DT__VERB_ADD;
     SECONDS(seconds, 5, gpu->device->verb(gpu->device, pool, &v));
     value("sum of two arrays", 12.0 * (double)n / seconds * 1e-9, "GB/s");
@@ -182,6 +186,11 @@ static void speed(void)
     SECONDS(seconds, 5, gpu->device->verb(gpu->device, pool, &v));
     value("AdamW", 28.0 * (double)n / seconds * 1e-9, "GB/s");
     drop(a), drop(b), drop(c), drop(d);
+    if (small) {
+        speed_product("small", 64, 96, 64, 0, 0);
+        speed_attention(1, 64, 1, 64);
+        return;
+    }
     speed_product("QKV", 8192, 2304, 768, 0, 0);
     speed_product("QKV dX", 8192, 768, 2304, 0, 1);
     speed_product("QKV dW", 768, 2304, 8192, 1, 0);
@@ -206,16 +215,21 @@ static void timed_op(const dt__call *c)
     by_op[c->n->op] += dt__now() - start;
 }
 
+static dt_result open_trainer(dt_trainer **t, int argc, char **argv)
+{
+    static dt_recipe recipe;
+    static dt_layout layout;
+    dt_result r = dt_launch(&argc, &argv);
+    recipe = dt_recipe_default(), layout = dt_layout_default();
+    if (!r) r = dt_args(&argc, &argv, &recipe, &layout);
+    return r ? r : dt_trainer_open(t, &recipe, &layout);
+}
 static int profile(int argc, char **argv)
 {
     double all = 0.0, plain = 0.0;
-    dt_recipe recipe = dt_recipe_default();
-    dt_layout layout = dt_layout_default();
     dt_step_info info = dt_step_info_zero();
     dt_trainer *t = NULL;
-    dt_result r = dt_launch(&argc, &argv);
-    if (!r) r = dt_args(&argc, &argv, &recipe, &layout);
-    if (!r) r = dt_trainer_open(&t, &recipe, &layout);
+    dt_result r = open_trainer(&t, argc, argv);
     for (int s = 0; s < 6 && !r; s++) {
         if (s == 5 && (gpu = t->e.k)->device) {
             dt__gpu_wait((dt__cuda *)(void *)gpu->device);
@@ -245,24 +259,61 @@ static int profile(int argc, char **argv)
     return 0;
 }
 
+/* FOLDER gets NAME.bin of each parameter, tokens.bin, int32 (steps, inputs then targets), and run.txt: the options of AdamW,
+ * then a step's learning rate and loss a line. */
+static int curve(const char *folder, int argc, char **argv)
+{
+    char path[PATH_MAX];
+    const char *name;
+    int64_t count;
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    dt_result r = open_trainer(&t, argc, argv);
+    FILE *run, *tokens, *file;
+    for (int64_t i = 0; !r && (name = dt_trainer_parameter_at(t, i, NULL)); i++) {
+        const float *x = dt_trainer_parameter(t, name, &count);
+        DT__PRINT(path, "%s/%s.bin", folder, name);
+        file = fopen(path, "wb");
+        if (!x || !file || fwrite(x, 4, (size_t)count, file) != (size_t)count || fclose(file)) return perror(path), 1;
+    }
+    DT__PRINT(path, "%s/run.txt", folder);
+    run = fopen(path, "w");
+    DT__PRINT(path, "%s/tokens.bin", folder);
+    tokens = fopen(path, "wb");
+    if (!run || !tokens) return perror(path), 1;
+    if (!r) fprintf(run, "%g %g %g %g\n", (double)t->recipe.beta1, (double)t->recipe.beta2, (double)t->recipe.epsilon, (double)t->recipe.clip);
+    for (int64_t s = 0; !r && s < t->recipe.steps; s++) {
+        size_t n;
+        if ((r = dt_trainer_step(t, &info))) break;
+        n = (size_t)(t->recipe.batch * t->recipe.sequence);
+        fprintf(run, "%.9g %.9g\n", (double)info.learning_rate, (double)info.loss);
+        if (fwrite(t->loader.input, 4, n, tokens) != n || fwrite(t->loader.target, 4, n, tokens) != n) return perror(path), 1;
+    }
+    if (fclose(run) || fclose(tokens)) return perror(folder), 1;
+    if (r) return fprintf(stderr, "gpu_kernels: %s\n", dt_last_error()), 1;
+    value("last loss of the curve", (double)info.loss, "nats");
+    dt_trainer_close(&t);
+    return 0;
+}
+
 int main(int argc, char **argv)
 {
     double start = dt__now();
     const char *what = argc > 1 ? argv[1] : "";
-    if (!strcmp(what, "profile")) {
-        argv[1] = argv[0];
-        return profile(argc - 1, argv + 1);
-    }
+    if (!strcmp(what, "profile")) return profile(argc - 1, argv + 1);
+    if (!strcmp(what, "curve") && argc > 2) return curve(argv[2], argc - 2, argv + 2);
+    small = argc > 2 && !strcmp(argv[2], "small");
     if (dt__choose_kernels(&cpu)) return fprintf(stderr, "gpu_kernels: %s\n", dt_last_error()), 1;
     gpu = cpu;
     if (dt__gpu_open(&gpu, 0, 0)) return fprintf(stderr, "gpu_kernels: %s\n", dt_last_error()), 1;
-    printf("%s: opened in %.1f s\n", gpu->device->name, dt__now() - start);
+    if (strcmp(what, "name")) value("opening, with the compiler or its cache", dt__now() - start, "s");
     dt__pool_open(&pool, 16);
     dt__pool_reserve(pool, dt__max(cpu->gemm_scratch(), cpu->attention_scratch(4096, 256)));
     dt__fp_enter();
-    if (!strcmp(what, "check")) check();
+    if (!strcmp(what, "name")) printf("%s\n", gpu->device->name);
+    else if (!strcmp(what, "check")) check();
     else if (!strcmp(what, "speed")) speed();
-    else return fprintf(stderr, "usage: gpu_kernels check | speed | profile OPTIONS\n"), 2;
+    else return fprintf(stderr, "usage: gpu_kernels name | check | speed [small] | profile OPTIONS | curve FOLDER OPTIONS\n"), 2;
     if (gpu->device->failed) printf("%s\n", gpu->device->why);
     failed |= gpu->device->failed != DT_OK;
     dt__pool_close(&pool);

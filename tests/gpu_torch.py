@@ -1,9 +1,7 @@
 """GPT-2 124M in PyTorch on a GPU, for `./build.sh gpu-check`. gpu_torch.py speed BATCH LENGTH: milliseconds per training step,
-eager and compiled, in bf16 and in fp32, and of products and attention alone. gpu_torch.py curve FOLDER: the losses from the
-weights FOLDER/model.safetensors on the tokens of FOLDER/tokens.bin, int32 (steps, batch, length + 1), in bf16 under autocast,
-with the options of FOLDER/options.json."""
-import json
-import math
+eager and compiled, in bf16 and in fp32, and of products and attention alone. gpu_torch.py curve FOLDER BATCH LENGTH: the
+largest difference between the losses that `gpu_kernels curve` wrote into the folder and PyTorch's, in bf16 under autocast,
+from the same weights, on the same tokens and at the same rates, without weight decay."""
 import statistics
 import sys
 import time
@@ -21,27 +19,27 @@ class Block(nn.Module):
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.c_attn, self.c_proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.c_fc, self.c_out = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+        self.c_fc, self.mlp_proj = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
 
     def forward(self, x):
         b, t, _ = x.shape
         q, k, v = (part.view(b, t, HEADS, -1).transpose(1, 2) for part in self.c_attn(self.ln_1(x)).split(WIDTH, 2))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.c_proj(y.transpose(1, 2).reshape(b, t, WIDTH))
-        return x + self.c_out(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
+        return x + self.mlp_proj(F.gelu(self.c_fc(self.ln_2(x)), approximate="tanh"))
 
 
 class GPT(nn.Module):
-    def __init__(self):
+    def __init__(self, vocabulary=VOCABULARY):
         super().__init__()
-        self.wte, self.wpe = nn.Embedding(VOCABULARY, WIDTH), nn.Embedding(ROWS, WIDTH)
+        self.wte, self.wpe = nn.Embedding(vocabulary, WIDTH), nn.Embedding(ROWS, WIDTH)
         self.h = nn.Sequential(*[Block() for _ in range(LAYERS)])
         self.ln_f = nn.LayerNorm(WIDTH)
 
     def forward(self, x, y):
         h = self.wte(x) + self.wpe.weight[: x.shape[1]]
         logits = F.linear(self.ln_f(self.h(h)), self.wte.weight)
-        return F.cross_entropy(logits.view(-1, VOCABULARY), y.reshape(-1))
+        return F.cross_entropy(logits.view(-1, self.wte.num_embeddings), y.reshape(-1))
 
 
 def median_ms(run, rounds=7, inner=1):
@@ -57,7 +55,7 @@ def median_ms(run, rounds=7, inner=1):
 
 
 def row(name, value, unit):
-    print(f"row\t{name}\t{value:.3f}\t{unit}", flush=True)
+    print(f"row\t{name}\t{value:.4g}\t{unit}", flush=True)
 
 
 def step_of(model, optimizer, bf16):
@@ -101,12 +99,41 @@ def speed(batch, length):
         row(f"PyTorch attention backward B{b} H{h} D{d} T{t}, bf16", 2.5 * flop / backward * 1e-9, "TFLOP/s")
 
 
+def curve(folder, batch, length):
+    lines = [[float(x) for x in line.split()] for line in open(f"{folder}/run.txt")]
+    (beta1, beta2, epsilon, clip), steps = lines[0], lines[1:]
+    tokens = torch.from_numpy(numpy.fromfile(f"{folder}/tokens.bin", dtype=numpy.int32)).long()
+    tokens = tokens.view(len(steps), 2, batch, length).cuda()
+    model = GPT(numpy.fromfile(f"{folder}/transformer.wte.weight.bin", dtype=numpy.float32).size // WIDTH).cuda()
+    for name, p in model.named_parameters():
+        of = name.replace("c_fc", "mlp.c_fc").replace("mlp_proj", "mlp.c_proj")
+        of = of.replace("c_attn", "attn.c_attn").replace(".c_proj", ".attn.c_proj").replace("mlp.attn.", "mlp.")
+        x = torch.from_numpy(numpy.fromfile(f"{folder}/transformer.{of}.bin", dtype=numpy.float32)).cuda()
+        linear = name.startswith("h.") and p.dim() == 2
+        with torch.no_grad():
+            p.copy_(x.view(p.shape[1], p.shape[0]).t() if linear else x.view(-1, *p.shape[1:])[: p.shape[0]])
+    optimizer = torch.optim.AdamW(model.parameters(), betas=(beta1, beta2), eps=epsilon, weight_decay=0.0)
+    most = 0.0
+    for (rate, ours), (x, y) in zip(steps, tokens):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(x, y)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        most = max(most, abs(loss.item() - ours))
+    row("PyTorch's last loss of the curve", loss.item(), "nats")
+    row("largest distance from PyTorch's curve", most, "nats")
+
+
 def main():
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
     if sys.argv[1] == "speed":
         speed(int(sys.argv[2]), int(sys.argv[3]))
     else:
-        curve(sys.argv[2])
+        curve(sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
 
 
 if __name__ == "__main__":
