@@ -9749,7 +9749,7 @@ static void dt__tree_sum(const dt__kernels *, float *out, const float *x, int64_
         out[i] = dt__tree_end(held, parts);
     }
 }
-#define DT__VERB_RUN (v->kind == DT__VERB_SQUARES ? DT__BLOCK : 128)
+#define DT__VERB_RUN (v->kind == DT__VERB_SQUARES || v->n > 1 << 20 ? DT__BLOCK : 128) /* as dt__gpu_verb says */
 #endif /* 5 */
 
 #ifdef DT__ON_DEVICE /* 6: the columns of the table of ops that functions of ops read */
@@ -10478,6 +10478,7 @@ static void dt__gpu_verb(dt__device *is, dt_pool *pool, const dt__verb *v)
 {
     dt__cuda *d = (dt__cuda *)(void *)is;
     dt__verb_args a = DT__ZERO;
+    int64_t run = v->kind == DT__VERB_SQUARES || v->n > 1 << 20 ? DT__BLOCK : 128; /* of a warp */
     DT__ADD(&d->writes, 1);
     if (v->kind == DT__VERB_COPY) dt__gpu_copy(d, DT__GPU_OPS, v->to, v->from, v->n);
     else if (!dt__gpu_sees(d, v->to)) { /* of the host */
@@ -10489,7 +10490,7 @@ static void dt__gpu_verb(dt__device *is, dt_pool *pool, const dt__verb *v)
         DT_ASSERT(!v->from || dt__gpu_sees(d, v->from));
         a.v = *v, a.v.k = NULL;
         if (v->u) a.u = *v->u;
-        dt__gpu_go(d, d->verb, &a, dt__ceil_div(v->n, 4 * (v->kind == DT__VERB_SQUARES ? DT__BLOCK : 128)), 1, 1, 128, 0,
+        dt__gpu_go(d, d->verb, &a, dt__ceil_div(v->n, 4 * run), 1, 1, 128, 0,
                    "a pass over an array");
     }
 }
@@ -10564,6 +10565,9 @@ static void dt__gpu_shares(dt__cuda *d, const dt__call *c, dt__launch *a)
     dt__gpu_go(d, d->body[DT__BODY_COUNT - 1], a, blocks, 1, 1, 512, 0, "sums of columns");
 }
 /* A function of ops over its items, which dt__split would give to threads of the host. */
+#ifndef DT__FILL
+#define DT__FILL 64
+#endif
 static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__some_fn body)
 {
     dt__cuda *d = (dt__cuda *)(void *)c->env->k->device;
@@ -10579,7 +10583,7 @@ static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__s
     if (c->strided) a.strided = *c->strided;
     if (id > 0 && id < c->g->count) a.n.table = g.nodes[id].table;
     /* Runs so long that all warps run at a time: what precedes the first item costs as much as some hundred items. */
-    if (b->each == 32) each = dt__ceil_div(total, (int64_t)d->processors * 32);
+    if (b->each == 32) each = dt__ceil_div(total, (int64_t)d->processors * DT__FILL);
     a.total = total, a.piece = b->each > 1 && grain == 4096 ? dt__round_up(each, 32) : grain == 64 ? 32 : each;
     if (body == dt__some_column_op && c->env->dot >= DT__DOT_TF32 && !c->slices) {
         dt__gpu_shares(d, c, &a);
