@@ -857,6 +857,7 @@ typedef struct dt_row {
     const char *name;
     int64_t bytes, most;
     int32_t purpose, id; /* dt_purpose; id: the engine's */
+    int32_t kind;        /* with a GPU 0: the host's; 1: the GPU's, with a copy; 2: the host's, for both; 3: 1 and 2 */
 } dt_row;
 typedef struct dt_plan dt_plan;
 /* recipe.model.vocabulary must be set. overlap AUTO counts as OFF, and compiled segments as tiles. Structs are copied;
@@ -4684,6 +4685,7 @@ typedef struct dt__device {
     int64_t (*move)(struct dt__device *d, float *to, const float *from, int64_t n);
     void (*moved)(struct dt__device *d, int64_t ticket);
     struct dt__compiler *compiler;      /* NULL, or makes the plans (H7) */
+    int64_t (*room)(struct dt__device *d, char id[16]); /* bytes that it has left, and who it is; NULL: not known */
     void (*close)(struct dt__device *d);
     dt_result failed;                   /* the first error, after which nothing runs */
     char why[512];
@@ -9932,7 +9934,8 @@ enum { DT__GPU_NO_MEMORY = 2, DT__GPU_MAJOR = 75, DT__GPU_MINOR = 76, DT__GPU_PR
     X(cuInit, (unsigned)) X(cuDeviceGetCount, (int *)) X(cuDeviceGet, (int *, int)) \
     X(cuDeviceGetName, (char *, int, int)) X(cuDeviceGetAttribute, (int *, int, int)) \
     X(cuDevicePrimaryCtxRetain, (void **, int)) X(cuDevicePrimaryCtxRelease_v2, (int)) X(cuCtxSetCurrent, (void *)) \
-    X(cuMemAlloc_v2, (dt__gpu_address *, size_t)) \
+    X(cuMemAlloc_v2, (dt__gpu_address *, size_t)) X(cuMemGetInfo_v2, (size_t *, size_t *)) \
+    X(cuDeviceGetUuid_v2, (void *, int)) \
     X(cuMemFree_v2, (dt__gpu_address)) X(cuMemHostRegister_v2, (void *, size_t, unsigned)) \
     X(cuMemHostUnregister, (void *)) X(cuMemcpyHtoDAsync_v2, (dt__gpu_address, const void *, size_t, void *)) \
     X(cuMemcpyDtoHAsync_v2, (void *, dt__gpu_address, size_t, void *)) \
@@ -10253,6 +10256,16 @@ static float *dt__gpu_upload(dt__device *is, const void *host, int64_t n)
         (void)dt__gpu_failed(d, d->f.cuMemcpyHtoDAsync_v2(dt__gpu_at(mem), host, 4 * (size_t)n,
                                                           d->stream[DT__GPU_OPS]), "a copy from the host");
     return (float *)(void *)mem;
+}
+
+static int64_t dt__gpu_room(dt__device *is, char id[16])
+{
+    dt__cuda *d = (dt__cuda *)(void *)is;
+    size_t bytes = 0, total;
+    int code = dt__gpu_enter(d) ? d->f.cuMemGetInfo_v2(&bytes, &total) : 0;
+    if (!code && !d->is.failed) code = d->f.cuDeviceGetUuid_v2(id, d->gpu);
+    (void)dt__gpu_failed(d, code, "telling how much memory it has left");
+    return (int64_t)bytes;
 }
 
 /* Queues a kernel, whose one argument is a struct: x y z blocks of `threads` threads, with `shared` bytes more each. */
@@ -10776,7 +10789,8 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
     d->is.name = d->name, d->is.attach = dt__gpu_attach, d->is.detach = dt__gpu_detach;
     d->is.download = dt__gpu_download, d->is.upload = dt__gpu_upload, d->is.verb = dt__gpu_verb;
     d->is.supports = dt__gpu_supports, d->is.run = dt__gpu_run, d->is.split = dt__gpu_split;
-    d->is.dot = dt__gpu_dot, d->is.move = dt__gpu_move, d->is.moved = dt__gpu_moved, d->is.close = dt__gpu_close;
+    d->is.dot = dt__gpu_dot, d->is.move = dt__gpu_move, d->is.moved = dt__gpu_moved, d->is.room = dt__gpu_room;
+    d->is.close = dt__gpu_close;
     d->plans.open = dt__gpu_plan, d->is.compiler = &d->plans;
     (void)pthread_mutex_init(&d->lock, NULL);
     d->k = d->run = **k;
@@ -20029,6 +20043,7 @@ static void dt__row_add(dt_plan *plan, int id, int64_t bytes)
     if (bytes < 0) return;
     plan->rows_count++;
     row->name = dt__row_of[id].name, row->purpose = dt__row_of[id].purpose, row->id = id;
+    row->kind = dt__row_of[id].kind;
     row->bytes = bytes, row->most = most ? 4 * plan->store.most_params : bytes;
 }
 
@@ -20059,6 +20074,15 @@ static void dt__layout_rows(dt_plan *plan)
 #undef DT__ROW_ADD
 }
 
+/* Bytes of rows of a kind; staged ones are in both memories. */
+static int64_t dt__memory_in(const dt_row *row, int count, int kind)
+{
+    int64_t bytes = 0;
+    for (int i = 0; i < count; i++)
+        if (row[i].kind == kind || row[i].kind == DT__STAGED) bytes += row[i].most;
+    return bytes;
+}
+
 static dt_memory dt__memory_of(const dt_row *row, int count)
 {
     dt_memory m = DT__ZERO;
@@ -20070,7 +20094,7 @@ static dt_memory dt__memory_of(const dt_row *row, int count)
     return m;
 }
 
-static void dt__memory_print(const dt_row *row, int count)
+static void dt__memory_print(const dt_row *row, int count, int device)
 {
     const int64_t total = dt__memory_of(row, count).total;
     const double unit = total < 10000000 ? 1e3 : 1e6;
@@ -20090,6 +20114,10 @@ static void dt__memory_print(const dt_row *row, int count)
         dt__free(words.at);
         dt__free(lines.at);
     }
+    if (device)
+        dt__tell("         on the GPU  %8.1f %s  with as much on the host, where %.1f %s are pinned as well\n",
+                 (double)dt__memory_in(row, count, DT__DEVICE) / unit, name,
+                 (double)dt__memory_in(row, count, DT__PINNED) / unit, name);
 }
 
 /* Sets this rank's tensor shards of a network before it is built, and its context leaves of the one that is trained. */
@@ -20986,11 +21014,10 @@ static dt_result dt__rows_open(dt__engine *e)
     for (const dt_row *row = e->p.row; row < e->p.row + e->p.rows_count && !r; row++) {
         dt_comm *readers = dt__row_readers(e, row);
         void *host = NULL, *memory;
-        int kind = dt__row_of[row->id].kind;
         if (readers) r = dt_comm_alloc(readers, row->most, &host);
         else if (!(host = dt__alloc(row->most, row->name))) r = DT_E_MEMORY;
         memory = host;
-        if (kind != DT__HOST) memory = dt__mem_attach(e->k, kind, host, row->most);
+        if (row->kind != DT__HOST) memory = dt__mem_attach(e->k, row->kind, host, row->most);
         if (host && !memory) r = DT_E_MEMORY, dt__free(readers ? NULL : host);
         memcpy(dt__row_at(e, row), &memory, sizeof memory);
     }
@@ -21003,7 +21030,7 @@ static void dt__memory_close(dt__engine *e)
     for (const dt_row *row = e->p.row; row < e->p.row + e->p.rows_count; row++) {
         void *memory;
         memcpy(&memory, dt__row_at(e, row), sizeof memory);
-        if (dt__row_of[row->id].kind != DT__HOST) memory = dt__mem_detach(e->k, memory);
+        if (row->kind != DT__HOST) memory = dt__mem_detach(e->k, memory);
         if (!dt__row_readers(e, row)) dt__free(memory);
     }
 }
@@ -23091,10 +23118,10 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
     dt__upload(e->k, rng, streams * (int64_t)(sizeof *rng / 4));
 }
 
-static void dt__memory_add(dt_trainer *t, const char *name, int purpose, int64_t bytes)
+static void dt__memory_add(dt_trainer *t, const char *name, int purpose, int kind, int64_t bytes)
 {
     dt_row *row = &t->row[t->rows++];
-    row->name = name, row->purpose = purpose, row->bytes = row->most = bytes, row->id = -1;
+    row->name = name, row->purpose = purpose, row->kind = kind, row->bytes = row->most = bytes, row->id = -1;
 }
 
 /* Floats of the largest parameter that must be assembled from its tensor shards or experts. */
@@ -23125,14 +23152,14 @@ static void dt__memory_rows(dt_trainer *t)
     for (int i = 0; i < DT__GENERATOR_NETS; i++) tables += d->net[i].tables;
     t->rows = 0;
     for (int i = 0; i < e->p.rows_count; i++) t->row[t->rows++] = e->p.row[i];
-    dt__memory_add(t, "kernel scratch", DT_FOR_BUFFERS, dt__trainer_scratch(t) * e->pool->workers);
-    dt__memory_add(t, "a whole parameter", DT_FOR_BUFFERS, 4 * longest);
-    dt__memory_add(t, "samples read in advance", DT_FOR_BUFFERS, unit + dt__loader_bytes(t));
-    dt__memory_add(t, "tokens", DT_FOR_BUFFERS, data);
-    dt__memory_add(t, "rotary angles", DT_FOR_BUFFERS, 4 * tables);
-    dt__memory_add(t, "drawing of text", DT_FOR_BUFFERS, t->layout.output.sample_length ? text : 0);
-    dt__memory_add(t, "messages", DT_FOR_BUFFERS, t->comm->link ? t->comm->link->memory : 0);
-    dt__memory_add(t, "keys and values for text", DT_FOR_CACHE, 4 * d->cache_floats);
+    dt__memory_add(t, "kernel scratch", DT_FOR_BUFFERS, DT__HOST, dt__trainer_scratch(t) * e->pool->workers);
+    dt__memory_add(t, "a whole parameter", DT_FOR_BUFFERS, DT__HOST, 4 * longest);
+    dt__memory_add(t, "samples read in advance", DT_FOR_BUFFERS, DT__STAGED, unit + dt__loader_bytes(t));
+    dt__memory_add(t, "tokens", DT_FOR_BUFFERS, DT__HOST, data);
+    dt__memory_add(t, "rotary angles", DT_FOR_BUFFERS, DT__HOST, 4 * tables);
+    dt__memory_add(t, "drawing of text", DT_FOR_BUFFERS, DT__DEVICE, t->layout.output.sample_length ? text : 0);
+    dt__memory_add(t, "messages", DT_FOR_BUFFERS, DT__HOST, t->comm->link ? t->comm->link->memory : 0);
+    dt__memory_add(t, "keys and values for text", DT_FOR_CACHE, DT__DEVICE, 4 * d->cache_floats);
 }
 
 static dt_memory dt__no_memory;
@@ -23184,6 +23211,51 @@ static dt_result dt__check_memory(dt_trainer *t, int allocated)
                      "smaller model, sequence or micro-batch, or fewer ranks (--no-memory-check starts all the same)",
                      (double)most / 1e9, ranks, (double)free_bytes / 1e9);
 }
+
+#if defined(DT_CUDA) && defined(__ELF__)
+/* Bytes of a GPU that this rank takes from now on: its rows, images of graphs, and 16-bit operands of fast products. */
+static int64_t dt__gpu_needs(const dt_trainer *t)
+{
+    const dt__net *net = &t->e.p.net, *end = t->generator.net + DT__GENERATOR_NETS;
+    int64_t bytes = dt__memory_in(t->row, t->rows, DT__DEVICE), longest = 0;
+    int rounds = t->recipe.numerics == DT_FAST && net->precision;
+    if (rounds) bytes += 2 * t->e.p.store.param_floats;
+    for (; net < end; net = net == &t->e.p.net ? t->generator.net : net + 1)
+        for (int64_t q = 0; q < net->count; q++) {
+            const dt_graph *g = net->segments[q].plan->g;
+            if (net->segments[q].owner) bytes += dt__gpu_image(g, NULL, 0, NULL);
+            for (int32_t id = 1; id < g->count && rounds; id++) longest = dt__max(longest, dt__node_floats(g, id));
+        }
+    return bytes + 2 * longest;
+}
+/* Do the plans of all ranks that share a GPU fit into what it has left? All ranks reach the same answer. */
+static dt_result dt__check_gpus(dt_trainer *t)
+{
+    struct gpu {
+        int64_t needs, has;
+        char id[16];
+    } own, *all;
+    dt__device *d = t->e.k->device;
+    int ranks = dt_comm_size(t->comm);
+    dt_result r;
+    memset(&own, 0, sizeof own);
+    if (d && d->room) own.has = d->room(d, own.id), own.needs = dt__gpu_needs(t);
+    if (!(all = DT__NEW(struct gpu, ranks, "the GPUs of all ranks"))) return DT_E_MEMORY;
+    r = dt_all_gather(t->comm, (const float *)(const void *)&own, (float *)(void *)all, (int64_t)sizeof own / 4);
+    for (int p = 0; p < ranks && !r && !t->layout.no_memory_check; p++) {
+        int64_t needed = 0, sharing = 0;
+        for (int q = 0; q < ranks; q++)
+            if (!memcmp(all[q].id, all[p].id, sizeof own.id)) needed += all[q].needs, sharing++;
+        if (needed > all[p].has)
+            r = dt__error(DT_E_MEMORY, "the GPU of rank %d has %.1f MB left, and its ranks (%jd) need %.1f MB: use a "
+                          "smaller model, sequence or micro-batch, --recompute full, --offload, or fewer ranks on it "
+                          "(--no-memory-check starts all the same)", p, (double)all[p].has / 1e6, sharing,
+                          (double)needed / 1e6);
+    }
+    dt__free(all);
+    return r ? r : dt__device_result(t->e.k);
+}
+#endif
 
 /* A net that draws text has parameters of the trained one and own memory: a chunk's input, temporary values,
  * outputs. */
@@ -23343,7 +23415,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (r->warmup >= r->steps && !r->rate)
         printf("warm-up  all %jd steps: the learning rate rises to the end, because --warmup is %jd. Lower it\n",
                r->steps, r->warmup);
-    dt__memory_print(t->row, t->rows);
+    dt__memory_print(t->row, t->rows, t->e.k->device != NULL);
     if (r->weights && !t->first) printf("weights  initialized from %s\n", r->weights);
     if (positions > r->sequence)
         printf("sequence %jd tokens of the model's %jd positions%s\n", r->sequence, positions,
@@ -23431,6 +23503,9 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     if (r) return r;
     dt__memory_rows(t);
     r = dt__check_memory(t, 0);
+#if defined(DT_CUDA) && defined(__ELF__)
+    if (!r) r = dt__check_gpus(t);
+#endif
     if (!r) r = dt__trainer_allocate(t);
     if (!r) dt__trainer_draw(t);
     return r;
@@ -24634,7 +24709,7 @@ static dt_result dt__save_snapshot(dt_trainer *t)
 {
     int64_t count = dt__save_copy(t);
     dt_result r;
-    dt__memory_add(t, "a snapshot for checkpoints", DT_FOR_BUFFERS, 4 * count);
+    dt__memory_add(t, "a snapshot for checkpoints", DT_FOR_BUFFERS, DT__HOST, 4 * count);
     r = dt__check_memory(t, 1);
     if (!r && !(t->save.snapshot = DT__NEW(float, count, "the snapshot of the state"))) r = DT_E_MEMORY;
     return r;

@@ -38,9 +38,9 @@ static dt_result dry_run_vocabulary(dt_recipe *recipe)
 
 static void dry_run_memory(const dt_plan *plan)
 {
-    int64_t rows = 0, sum[DT_PURPOSES] = {0}, total = 0;
+    int64_t rows = 0, sum[DT_PURPOSES] = {0}, gpu[4] = {0}, total = 0;
     const dt_row *row = dt_plan_memory(plan, &rows);
-    for (int64_t i = 0; i < rows; i++) sum[row[i].purpose] += row[i].bytes;
+    for (int64_t i = 0; i < rows; i++) sum[row[i].purpose] += row[i].bytes, gpu[row[i].kind] += row[i].most;
     for (int p = DT_FOR_WEIGHTS; p < DT_FOR_OFFLOADED; p++) total += sum[p];
     printf("memory   %.3f MB without a trainer's scratch, samples and text\n", (double)total / 1e6);
     for (int p = DT_FOR_WEIGHTS; p < DT_PURPOSES; p++) {
@@ -49,6 +49,8 @@ static void dry_run_memory(const dt_plan *plan)
             if (row[i].purpose == p && row[i].bytes) printf(" %s %.3f", row[i].name, (double)row[i].bytes / 1e6);
         if (sum[p]) putchar('\n');
     }
+    printf("         with a GPU %13.3f MB on it, as much on the host, where %.3f MB are pinned as well\n",
+           (double)(gpu[1] + gpu[3]) / 1e6, (double)(gpu[2] + gpu[3]) / 1e6);
 }
 
 static void dry_run_print(const dt_plan *plan, int ranks, int rank)

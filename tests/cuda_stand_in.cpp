@@ -13,7 +13,8 @@
  *     STAND_IN_GPUS=1  STAND_IN_ARCH=9.0  STAND_IN_MEMORY=1073741824  STAND_IN_NO_DEVICE=1
  *     STAND_IN_SEED=1       of the random orders
  *     STAND_IN_FAIL=n       the n-th call fails, STAND_IN_ERROR=code says how; an error of the device lasts
- *     STAND_IN_SAY=1        at exit: calls, launches, waits of the host, and what was not released; without it only if something was not
+ *     STAND_IN_SAY=1        at exit: calls, launches, waits of the host, and what was not released; without it only if
+ *                           something was not
  *     STAND_IN_UNWRITTEN=1  kernels of a checked build may read device memory that nothing has written
  *     STAND_IN_NO_KERNEL=1  cuBLASLt has no kernel for any product
  *
@@ -38,6 +39,7 @@
 #else
 typedef int CUresult, CUdevice, CUdevice_attribute, CUfunction_attribute, nvrtcResult;
 typedef unsigned long long CUdeviceptr;
+typedef struct CUuuid { char bytes[16]; } CUuuid;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
@@ -59,6 +61,7 @@ enum { CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES = 8, CU_STREAM_NON_BLOCKI
 #define CU_LAUNCH_PARAM_BUFFER_POINTER ((void *)1)
 #define CU_LAUNCH_PARAM_BUFFER_SIZE    ((void *)2)
 #define cuDeviceTotalMem               cuDeviceTotalMem_v2
+#define cuDeviceGetUuid                cuDeviceGetUuid_v2
 #define cuDevicePrimaryCtxRelease      cuDevicePrimaryCtxRelease_v2
 #define cuMemGetInfo                   cuMemGetInfo_v2
 #define cuMemAlloc                     cuMemAlloc_v2
@@ -526,6 +529,13 @@ DRIVER_CALL cuDeviceTotalMem(size_t *bytes, CUdevice device)
     ENTER("cuDeviceTotalMem", DRIVER, CUDA_ERROR_INVALID_DEVICE);
     number_of(device, "cuDeviceTotalMem");
     *bytes = capacity;
+    return CUDA_SUCCESS;
+}
+DRIVER_CALL cuDeviceGetUuid(CUuuid *id, CUdevice device)
+{
+    ENTER("cuDeviceGetUuid", DRIVER, CUDA_ERROR_INVALID_DEVICE);
+    memset(id, 0x55, sizeof *id);
+    id->bytes[0] = (char)number_of(device, "cuDeviceGetUuid");
     return CUDA_SUCCESS;
 }
 DRIVER_CALL cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)

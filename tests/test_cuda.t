@@ -81,8 +81,16 @@ for (['cuda:7' => qr/--device cuda:7: the GPUs here are 0\.\.0/], ['gpu' => qr/-
 ok($status && $error =~ /the driver sees no GPU\. Look at CUDA_VISIBLE_DEVICES/, 'no GPU') or diag($error);
 ($status, undef, $error) = train("$there STAND_IN_ARCH=7.0", '--model nano --layers 1 --device cuda');
 ok($status && $error =~ /has compute capability 7\.0: 8\.0 or newer is needed/, 'an old GPU') or diag($error);
-($status, undef, $error) = train("$there STAND_IN_MEMORY=300000", '--model nano --layers 1 --device cuda');
-ok($status && $error =~ /the GPU has no \d+\.\d MB left for this rank: use a smaller model/, 'a small GPU') or diag($error);
+my $little = '--model nano --layers 1 --device cuda';
+($status, undef, $error) = train("$there STAND_IN_MEMORY=300000", $little);
+my ($needs) = $error =~ /the GPU of rank 0 has 0\.3 MB left, and its ranks \(1\) need (\d+\.\d) MB: use a smaller model/;
+ok($status && $needs, 'a small GPU: before step 1 its memory is known to be too little') or diag($error);
+my $enough = "$there STAND_IN_MEMORY=" . 1e6 * (($needs || 1) + 0.1); # 0.05 of it for what was rounded
+isnt(hash((train($enough, $little))[1]), 'none', '  as much as was said is enough');
+($status, undef, $error) = train($enough, "$little --ranks 2");
+ok($status && $error =~ /and its ranks \(2\) need \d/, '  but not for two ranks') or diag($error);
+($status, undef, $error) = train("$there STAND_IN_MEMORY=300000", "$little --no-memory-check");
+ok($status && $error =~ /the GPU has no \d+\.\d MB left for this rank: use a smaller model/, '  without the check no memory is had') or diag($error);
 
 # The hashes of the CPU.
 my @layouts = ('--model nano', '--model nano --dropout 0.1 --ranks 2', '--model nano --ranks 2 --tp 2 --tensor-shards 2', '--model llama-nano',
@@ -112,7 +120,7 @@ for my $layout (full() ? @layouts : ('--model nano', drawn(4, @layouts[1 .. $#la
 
 # Text, validation, and checkpoints of either kind that go from the CPU to the GPU and back.
 my $six = "./train --data $data --model nano --layers 1 --batch 4 --data-shards 2 --sequence 32 --threads 1 --steps 6 --warmup 1";
-my %said = map { $_ => join('', grep { !m{tokens/s|computes|GEMM} } split /^/, (run(300, "$there $six --sample-length 24 --sample-every 3 --eval-every 3 --device $_"))[1]) } qw(cpu cuda);
+my %said = map { $_ => join('', grep { !m{tokens/s|computes|GEMM|on the GPU} } split /^/, (run(300, "$there $six --sample-length 24 --sample-every 3 --eval-every 3 --device $_"))[1]) } qw(cpu cuda);
 ok($said{cpu} eq $said{cuda} && $said{cpu} =~ /validation loss.*sample at step 6/s, 'text is drawn and validation computed as on the CPU') or diag("$said{cpu}\n$said{cuda}");
 for my $kind (drawn(1, 'sharded', 'full')) {
     my ($last, @hash);
