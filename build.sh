@@ -388,7 +388,7 @@ command_run() {
     [ "$started_in" != "$root" ] || place=${place#"$root/"}
     run_from_caller ${data[@]+"${data[@]}"} "${recipe[@]}" ${own[@]+"${own[@]}"} "${layout[@]}" "$@" --checkpoint "$place" \
         ${quick[@]+"${quick[@]}"} || status=$?
-    if (cd "$started_in" && [ -e "$place/latest" ]); then
+    if (cd "$started_in" && ls -d "$place"/step-* >/dev/null 2>&1); then
         (cd "$started_in" && realpath "$place") >$build/runs/last
         say "kept in ${place#"$root/"}; to continue a text with it:"
         say "./build.sh generate ${place#"$root/"} --prompt 'The '"

@@ -28,31 +28,24 @@
  *         return dt_cross_entropy(g, x, dt_targets(g), 0.0f);
  *     }
  *
- * 3. The trainer takes a recipe, which decides every bit, and a layout, which decides where and when.
- *     static dt_result train(const dt_recipe *recipe, const dt_layout *layout)
- *     {
- *         dt_step_info info = dt_step_info_zero();
- *         dt_trainer *t = NULL;
- *         dt_result r = dt_trainer_open(&t, recipe, layout);
- *         if (!r) r = dt_trainer_run(t, &info);
- *         if (!r && dt_trainer_is_root(t)) printf("sha256 %s\n", dt_trainer_hash(t));
- *         dt_trainer_close(&t);
- *         return r;
- *     }
- *
- * 4. Ranks are processes of this program, which dt_launch starts: the hash stays the same.
+ * 3. A recipe decides every bit; a layout decides where and when. dt_launch starts ranks, which are processes of this
+ * program: the hash stays the same.
  *     int main(int argc, char **argv)
  *     {
  *         static const dt_segment model[1] = {{"model", next_byte, NULL}};
  *         dt_recipe recipe = dt_recipe_default();
  *         dt_layout layout = dt_layout_default();
+ *         dt_step_info info = dt_step_info_zero();
+ *         dt_trainer *t = NULL;
  *         dt_comm *c = NULL;
  *         float sum = 1.0f;
  *         recipe.model = dt_model_segments(model, 1, 256), recipe.steps = 100;
  *         if (dt_launch(&argc, &argv) || dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("start");
  *         if (dt_comm_open(&c, NULL, NULL) || dt_all_reduce(c, &sum, 1, DT_SUM)) return dt_fail("ranks");
  *         if (!dt_comm_rank(c)) printf("%g ranks\n", sum), tensors();
- *         if (train(&recipe, &layout)) return dt_fail("training");
+ *         if (dt_trainer_open(&t, &recipe, &layout) || dt_trainer_run(t, &info)) return dt_fail("training");
+ *         if (dt_trainer_is_root(t)) printf("sha256 %s\n", dt_trainer_hash(t));
+ *         dt_trainer_close(&t);
  *         dt_comm_close(&c);
  *         return 0;
  *     }
@@ -2175,12 +2168,6 @@ static dt_result dt__file_settle(const char *draft, const char *path, dt_result 
     return r;
 }
 
-static dt_result dt__file_replace(const char *path, const char *text, int64_t bytes)
-{
-    dt__path draft = dt__path_of("%s.%ld.tmp", path, (long)getpid());
-    return dt__file_settle(draft.at, path, dt__file_put(draft.at, text, bytes));
-}
-
 /* Gives a complete draft the name of a directory. What had the name is called `draft` then; or `aside`, where the file
  * system cannot exchange two names; dt__step_mend() puts right a crash between the two renames. */
 static dt_result dt__dir_replace(const char *draft, const char *path, const char *aside)
@@ -2241,7 +2228,6 @@ static dt_result dt__names_list(glob_t *names, const char *path)
     return r;
 }
 
-/* Is this file, by any name or link, one of a list of input files? */
 static int dt__is_input(const char *path, const char *list)
 {
     struct stat is, in;
@@ -5311,7 +5297,6 @@ static int64_t dt__leaves(const dt_graph *g) { return g->own_leaves ? g->own_lea
 /* This rank's share of n items that all shards divide equally. */
 static int64_t dt__part_of(const dt_graph *g, int64_t n) { return n / g->tensor_shards * g->own_shards; }
 
-/* Size of the cut axis in a shard. */
 static int64_t dt__param_width(const dt__param *p) { return (p->shape.n[p->cut] + p->pad) / p->shards; }
 /* Floats of an array, and the distance from one array to the next. */
 static int64_t dt__shard_floats(const dt__param *p)
@@ -7500,7 +7485,6 @@ static double dt__rope_frequency(int64_t c, int64_t d, double base, const dt_rop
     }
     return f * 0.31830988618379067154;
 }
-/* What cosines and sines are multiplied by. */
 static double dt__rope_attention(const dt_rope_scaling *s)
 {
     if (!s || s->kind != DT_ROPE_YARN || s->factor <= 0.0) return 1.0;
@@ -7534,7 +7518,6 @@ static const float *dt__rope_table(dt_graph *g, int64_t t, int64_t d, double bas
     return table;
 }
 
-/* Positions that a table of angles has for x (B,T,..). */
 static int64_t dt__rope_positions(const dt_graph *g, const dt_shape *x)
 {
     return g->context ? g->context : x->n[1] * dt__max(1, g->context_shards);
@@ -7852,7 +7835,6 @@ typedef struct dt__route {
 
 static int64_t dt__route_size(int64_t bins, int64_t choices) { return 2 * bins + 1 + 3 * choices; }
 
-/* Bins of a table of either kind. */
 static int64_t dt__table_bins(const dt__node *n) { return n->i[0] * n->i[3]; }
 /* The table of node n, whose value is at `data`. i: experts, experts per token, most rows of a bin, leaves. */
 static dt__route dt__route_at(const dt__node *n, const float *data)
@@ -8584,7 +8566,6 @@ static dt_tensor dt__add_shares(dt_graph *g, int32_t target)
     }
 }
 
-/* Appends the gradient graph below `output`, whose own gradient is `seed`. */
 static dt_result dt__differentiate(dt_graph *g, dt_tensor output, dt_tensor seed)
 {
     dt__shares shares = DT__ZERO;
@@ -10868,8 +10849,6 @@ static const dt__size dt__sizes[] = {
     {"nano", 2, 2, 0, 64, 0, 0, 0.0f, 0.0f},           {"micro", 3, 4, 0, 128, 0, 0, 0.0f, 0.0f},
     {"tiny", 4, 4, 0, 192, 0, 0, 0.0f, 0.0f},          {"small", 6, 6, 0, 384, 0, 0, 0.0f, 0.0f},
     {"124M", 12, 12, 0, 768, 0, 0, 0.0f, 0.0f},        {"355M", 24, 16, 0, 1024, 0, 0, 0.0f, 0.0f},
-    {"gpt2", 12, 12, 0, 768, 0, 0, 0.0f, 0.0f},        {"gpt2-medium", 24, 16, 0, 1024, 0, 0, 0.0f, 0.0f},
-    {"gpt2-large", 36, 20, 0, 1280, 0, 0, 0.0f, 0.0f}, {"gpt2-xl", 48, 25, 0, 1600, 0, 0, 0.0f, 0.0f},
     {"774M", 36, 20, 0, 1280, 0, 0, 0.0f, 0.0f},       {"1558M", 48, 25, 0, 1600, 0, 0, 0.0f, 0.0f},
     {"llama-nano", 2, 4, 2, 64, 0, 0, 1e4f, 0.0f},     {"llama-micro", 3, 4, 2, 128, 0, 0, 1e4f, 0.0f},
     {"llama-tiny", 4, 6, 2, 192, 0, 0, 1e4f, 0.0f},    {"llama-small", 6, 6, 2, 384, 0, 0, 1e4f, 0.0f},
@@ -13822,7 +13801,6 @@ static dt_result dt__shard_encode(dt__shard *s, const char *path, const dt_token
     return r;
 }
 
-/* Maps a file. Its first bytes decide whether it holds ids or text. */
 static dt_result dt__shard_open(dt__shard *s, const char *path, const dt_tokenizer *t)
 {
     int32_t header[3] = DT__ZERO, ids = 0;
@@ -14544,12 +14522,6 @@ static int dt__comm_stop_requested(const dt_comm *c)
     return DT__LOAD(&dt__stop_signal) != 0 || (c->job && DT__LOAD(&c->job->stop) != 0);
 }
 
-/* Lets collectives go on for `seconds` after a stop request: a step ends and is saved. */
-static void dt__comm_stop_grace(dt_comm *c, double seconds)
-{
-    if (c->job) DT__STORE(&c->job->grace_ms, (int32_t)(seconds * 1e3));
-}
-
 static void dt__comm_progress(dt_comm *c, int64_t step)
 {
     if (c->job) DT__STORE(&c->job->progress, step);
@@ -14750,7 +14722,6 @@ static void dt__comm_tick(dt_comm *c)
     if (c->link) dt__link_poll(c->link);
 }
 
-/* Waits until the other nodes have been told, at most half a second. */
 static void dt__beats_flush(dt__link *f)
 {
     dt__heartbeats *h = f ? f->beats : NULL;
@@ -14813,7 +14784,6 @@ static void dt__comm_drain(dt_comm *c)
     }
 }
 
-/* Where a fault of one communicator is noted, so that all its ranks see it. */
 static uint32_t *dt__fault_of(dt_comm *c)
 {
     if (c->nodes > 1) return c->link->base ? &c->link->base->area->fault : &c->job->fault;
@@ -15113,7 +15083,6 @@ static int64_t dt__region_create(dt__job *job, int64_t bytes)
     return base == MAP_FAILED ? -1 : (int64_t)(intptr_t)base;
 }
 
-/* Maps shared memory that dt__region_create named; NULL when that fails. */
 static dt__region *dt__region_join(dt_comm *c, int64_t where, int64_t bytes, int64_t stride)
 {
     dt__region *region = DT__NEW(dt__region, 1, "a shared region");
@@ -15224,7 +15193,6 @@ static dt_result dt__round_message(dt_comm *c, int sends, int peer, const void *
                  : DT_OK;
 }
 
-/* Waits for all messages of this round. After an error none is under way. */
 static dt_result dt__round_wait(dt_comm *c, dt_result r)
 {
     for (int k = 0; k < c->under_way && !r; k++) {
@@ -15521,7 +15489,6 @@ typedef struct dt__reduction {
     int places, own;       /* as in dt__spread */
 } dt__reduction;
 
-/* Where a local rank's data of range p lies in the round that begins at `at`. */
 static const float *dt__range_source(const dt_comm *c, const dt__reduction *x, int local, int p, int64_t at)
 {
     return x->staged ? dt__stage(c, local, x->round + at / x->width) + p * x->width
@@ -16128,7 +16095,6 @@ static void dt__emulated_post(dt__emulated *f, int peer)
     }
 }
 
-/* Takes the packets that have come. A message that is complete goes to its receive, or waits for one. */
 static dt_result dt__emulated_recv(dt__emulated *f, int peer)
 {
     dt_comm *base = f->link.base;
@@ -16264,7 +16230,6 @@ static int dt__first_there(const int *node, int p)
     return q;
 }
 
-/* Numbers nodes by their first ranks, the ranks of each, and those that a rank leads. */
 static void dt__comm_place(dt_comm *c, const int *node)
 {
     int k = 0;
@@ -16959,7 +16924,6 @@ static dt_result dt__world_sagemaker(dt__world *w, const char *config)
     return j.result;
 }
 
-/* Where all meet: at MASTER_ADDR and MASTER_PORT, else where the launcher implies. */
 static dt_result dt__world_place(dt__world *w)
 {
     const char *address = dt__environment("MASTER_ADDR"), *agent = dt__environment("TORCHELASTIC_USE_AGENT_STORE");
@@ -17258,7 +17222,6 @@ static void dt__meet_admit(dt__meeting *m, dt__guest *guests)
     g->fd = fd, g->end = dt__now() + (double)DT__MEET_SECONDS;
 }
 
-/* Serves callers until all ranks are present, then sends each the answer, or why there is none. */
 static dt_result dt__meet_gather(dt__meeting *m)
 {
     dt__world *w = m->w;
@@ -17610,7 +17573,6 @@ static void dt__ofi_listen(dt__ofi *f, dt__ofi_item *i)
     dt__ofi_issue(f, i);
 }
 
-/* Sends a header, and the data of a short message (NULL: none). */
 static dt_result dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_header *h, dt__message *m)
 {
     dt__ofi_item *i = dt__ofi_buffer(f);
@@ -17960,11 +17922,9 @@ static dt_result dt__ofi_open(dt__link **handle, dt__world *w)
  *                      model.safetensors, optimizer.safetensors        full: whole tensors
  *                      config.json, tokenizer.json                     if the model has them: for other programs
  *                      manifest.json              recipe, layout and step; size and SHA-256 of every file
- *   DIR/latest                                    the name of the newest checkpoint
  *
- * It is written as step-000000200.tmp. When all files and the directory are on the disk, the directory is renamed and
- * `latest` is replaced: a directory with the final name is complete after any crash. This section handles files; which
- * numbers of the training state go where, H16 says (dt__walk). */
+ * It is written as step-000000200.tmp, which is renamed when all files and the directory are on the disk: a directory
+ * with the final name is complete after any crash. Which numbers of the training state go where, H16 says (dt__walk). */
 
 /* ---- safetensors: the header's length in 8 bytes, a JSON header (name, type, shape, offsets), the numbers ---- */
 
@@ -18239,7 +18199,7 @@ static int dt__stored_fits(const dt__stored *s, const dt_shape *shape)
     return dt__same_shape(&first, shape);
 }
 
-/* Finds the tensor of a parameter by its name and shape. Some published files leave out a prefix of names. */
+/* Some published files leave out a prefix of names. */
 static dt_result dt__tensors_fit(const dt__tensors *t, const char *name, const dt_shape *shape, dt__stored **found)
 {
     static const char *const prefix[] = {"transformer.", "model."};
@@ -18294,8 +18254,7 @@ static dt_result dt__step_newest(const char *folder, int64_t before, int64_t *st
 static dt_result dt__step_mend(void *user, const char *folder, const char *name)
 {
     dt__path path = dt__path_of("%s/%s", folder, name), whole = path;
-    int ours = !strncmp(name, "step-", 5) || !strncmp(name, "latest.", 7) || !strncmp(name, "probe-", 6) ||
-               !strcmp(name, "restored.tmp");
+    int ours = !strncmp(name, "step-", 5) || !strncmp(name, "probe-", 6) || !strcmp(name, "restored.tmp");
     (void)user;
     if (!ours || !dt__ends_with(name, ".tmp")) return DT_OK;
     if (dt__ends_with(name, ".aside.tmp")) whole.at[strlen(whole.at) - strlen(".aside.tmp")] = 0;
@@ -18320,15 +18279,8 @@ static dt_result dt__step_remove(const char *folder, int64_t step)
     return r ? r : dt__remove(going.at);
 }
 
-static dt_result dt__latest_put(const char *folder, int64_t step)
-{
-    char name[32];
-    int n = DT__PRINT(name, "step-%09jd\n", step);
-    return dt__file_replace(dt__path_of("%s/latest", folder).at, name, n);
-}
-
-/* Gives a complete .tmp its name and switches `latest`. A checkpoint of an earlier run that had the name is removed
- * last, as far as that goes. *newest, unless NULL, becomes the step. */
+/* Gives a complete .tmp its name. A checkpoint of an earlier run that had the name is removed last, as far as that goes.
+ * *newest, unless NULL, becomes the step. */
 static dt_result dt__step_publish(const char *folder, int64_t step, int64_t *newest)
 {
     dt__path draft = dt__step_path(folder, step, ".tmp"), aside = dt__step_path(folder, step, ".aside.tmp");
@@ -18336,7 +18288,6 @@ static dt_result dt__step_publish(const char *folder, int64_t step, int64_t *new
     if (!r) r = dt__dir_replace(draft.at, dt__step_path(folder, step, "").at, aside.at);
     if (!r && newest) DT__STORE(newest, step);
     if (!r) r = dt__dir_sync(folder);
-    if (!r) r = dt__latest_put(folder, step);
     if (!r) (void)dt__remove(draft.at), (void)dt__remove(aside.at);
     return r;
 }
@@ -20120,7 +20071,6 @@ static void dt__memory_print(const dt_row *row, int count, int device)
                  (double)dt__memory_in(row, count, DT__PINNED) / unit, name);
 }
 
-/* Sets this rank's tensor shards of a network before it is built, and its context leaves of the one that is trained. */
 static void dt__layout_shards(const dt_plan *plan, dt__net *net)
 {
     int trained = net == &plan->net, context = trained && plan->recipe->context_shards > 1;
@@ -20313,7 +20263,6 @@ static dt_instr *dt__emit_bucket(dt__making *m, int op, int32_t bucket, int32_t 
     return i;
 }
 
-/* After backward of a segment: folds, reduces and totals the buckets that it completes. */
 static void dt__program_buckets(dt__making *m, int32_t segment)
 {
     const dt__shape_of_work *s = m->s;
@@ -20573,7 +20522,6 @@ static void dt__cost_ops(const dt_plan *plan, const dt__segment_plan *p, int32_t
     }
 }
 
-/* Adds what a tensor group sends when the row slices of a segment's gradients are folded. */
 static void dt__cost_fold(const dt_plan *plan, const dt_graph *g, dt_instr *i)
 {
     int ranks = plan->mesh.size[DT_AXIS_TENSOR], rank = plan->mesh.at[DT_AXIS_TENSOR];
@@ -20807,7 +20755,7 @@ typedef struct dt__sharing {
 /* A plan, plus communicators, plus memory, all of it allocated before step 1. */
 typedef struct dt__engine {
     dt_plan p;
-    dt_comm *comm;     /* all ranks */
+    dt_comm *comm;
     dt_comm *same;     /* with the same segments and tensor shards */
     dt__sharing ranks, expert_ranks; /* of `same`: equal context leaves; of these: equal experts */
     dt_comm *context;  /* the context group: other context leaves of the same samples */
@@ -20829,10 +20777,10 @@ typedef struct dt__engine {
     float *total;                 /* their sum, when it lies apart */
     float *row_slices;            /* of the leaf in work */
     float *saved;                 /* of the segment in work, when values are recomputed */
-    dt__ring ring;                /* of offloaded inputs */
+    dt__ring ring;
     float *temp, *gradient[2];
     float *tie[2];                /* the sum of a tied parameter's gradients, and one that another stage sent */
-    dt__extent *spans;            /* the pieces of one gather */
+    dt__extent *spans;
     float *sums;                  /* block sums of all gradients */
     dt__env env;
     dt__powers powers;
@@ -20857,7 +20805,7 @@ typedef struct dt__engine {
     double seconds_summing;       /* of it, gradients and weights of data-parallel ranks */
     double seconds_within;        /* of it, inside a segment's work: tensor, context and expert groups */
     double seconds_working;       /* work on stream 0, without the communication in it */
-    int64_t reductions;           /* on both streams */
+    int64_t reductions;
     uint32_t *own_tokens;         /* with context shards: tokens and targets of this rank's leaves */
     double *when;                 /* (instructions, 2): begin and end of each in this step; NULL: not kept */
     double (*inner)[2];           /* likewise, of the exchanges inside segments */
@@ -20868,7 +20816,6 @@ static int dt__engine_last(const dt__engine *e) { return e->p.shape.stage == e->
 
 /* ---- inside segments: what operations call ---- */
 
-/* Counts the time since `start` as communication inside a segment's work. */
 static void dt__engine_within(dt__engine *e, double start)
 {
     double seconds = dt__now() - start;
@@ -21813,11 +21760,11 @@ static void dt__job_ended(dt__job *job, int rank, int status)
 
 typedef struct dt__supervisor {
     dt__launch_plan plan; /* with the ranks that are left */
-    int restarts;         /* so far */
-    int idle;             /* and those since there was a new checkpoint */
+    int restarts;
+    int idle;             /* restarts since there was a new checkpoint */
     int64_t progress;     /* step of the newest checkpoint, -1: none */
     int signal;           /* first SIGINT, SIGTERM or SIGHUP, else 0 */
-    sigset_t signals;     /* that it waits for */
+    sigset_t signals;
     /* of one start */
     dt__job *job;
     int fd; /* its memory */
@@ -21874,7 +21821,6 @@ static void dt__supervise_signal(dt__supervisor *s, int sig)
     s->deadline = dt__now() + patience;
 }
 
-/* Names the rank that holds up a job that was asked to stop, and the checkpoint that is left. */
 static void dt__supervise_late(dt__supervisor *s)
 {
     int64_t step = DT__LOAD(&s->job->progress);
@@ -22098,7 +22044,6 @@ static int dt__supervise_wait(dt__supervisor *s)
     return !s->signal;
 }
 
-/* Should the ranks start again? They must have failed in a way that a restart may mend, and restarts must be left. */
 static int dt__supervise_again(dt__supervisor *s)
 {
     int status = dt__supervise_status(s);
@@ -22212,7 +22157,6 @@ static dt_result dt__start_message(dt__link *f, int sends, int peer, void *data,
     return r;
 }
 
-/* Every rank receives the addresses of all ranks, through rank 0. */
 static dt_result dt__exchange_addresses(dt__link *f, dt__address *address)
 {
     const int64_t one = (int64_t)sizeof *address;
@@ -22474,7 +22418,6 @@ static int dt__by_mpi(void)
 #endif
 }
 
-/* Has another launcher started this process as one of w->size, and is there an engine that connects them? */
 static dt_result dt__check_foreign(dt__world *w)
 {
     dt_result r;
@@ -22803,7 +22746,7 @@ typedef struct dt__saver {
     int writing, warned;    /* writing: a save is under way */
     int64_t written, saved; /* ticket of the job that writes; the step of the last checkpoint that was published */
     double last;            /* time of the last save */
-    int64_t bytes;          /* of the last save, all files */
+    int64_t bytes;
     double seconds, cost;   /* seconds of the last save: until it was published; that training waited */
     double blocked;         /* seconds that training waited, all saves together */
     double interval;        /* seconds between automatic saves (rank 0); 0: not known yet */
@@ -22822,9 +22765,9 @@ typedef struct dt__loader {
     dt__queue queue;          /* job n fills the batch of step first + n */
     int64_t first;
     int64_t filled, taken;    /* batches filled (written by the thread); batches handed out */
-    double waited;            /* seconds that the trainer waited for data */
+    double waited;
     int closing;
-    int ahead;                /* the first batch is loaded */
+    int ahead;
 } dt__loader;
 
 struct dt_trainer {
@@ -22833,7 +22776,7 @@ struct dt_trainer {
     char serves[PATH_MAX + 1]; /* only predicts, from this checkpoint or these published weights; "": it trains */
     dt_comm *comm;
     char on_cpu[200]; /* why there is no GPU, or no cuBLASLt */
-    dt__queue alive;  /* shows that this rank lives */
+    dt__queue alive;
     int64_t busy;    /* 1 + the job of `alive` that runs; 0: none */
     dt_pool *pool;
     dt_tokenizer *tokenizer; /* NULL: bytes */
@@ -22841,11 +22784,11 @@ struct dt_trainer {
     int ends;
     dt_data *data;           /* NULL with a source, and in a generator */
     dt__feed feed;
-    dt__loader loader; /* this rank's samples of the step */
+    dt__loader loader;
     dt__engine e;
-    dt__generator generator; /* text samples */
+    dt__generator generator;
     uint32_t *unit; /* validation samples: input and target words of one unit */
-    char *text;           /* a text sample */
+    char *text;
     float *whole;         /* a parameter put together from its tensor shards; NULL when there is one shard */
     float *gathered;      /* (shards, 1 or segments): losses of all ranks */
     float *counts;        /* (ranks, 16): words of each */
@@ -22869,7 +22812,7 @@ struct dt_trainer {
     dt_compilation_report compilation;
     dt_row row[DT__ROW_COUNT + DT__TRAINER_ROWS]; /* of memory: the plan's and the trainer's */
     int rows;
-    dt_memory planned; /* their sums */
+    dt_memory planned;
 };
 
 DT_API dt_step_info dt_step_info_zero(void)
@@ -23124,7 +23067,6 @@ static void dt__memory_add(dt_trainer *t, const char *name, int purpose, int kin
     row->name = name, row->purpose = purpose, row->kind = kind, row->bytes = row->most = bytes, row->id = -1;
 }
 
-/* Floats of the largest parameter that must be assembled from its tensor shards or experts. */
 static int64_t dt__trainer_longest(const dt_trainer *t)
 {
     int64_t longest = 0;
@@ -23511,7 +23453,6 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     return r;
 }
 
-/* Reads those of the companions first to end - 1 that a folder has. */
 static dt_result dt__companions_read(dt__saver *s, const char *folder, int first, int end)
 {
     dt_result r = DT_OK;
@@ -23712,7 +23653,6 @@ static int dt__walk_tensor(dt__walk *w)
     return 1;
 }
 
-/* Moves to this rank's next slice of the tensor; 0: there is none. */
 static int dt__walk_slice(dt__walk *w)
 {
     const dt__param *p = w->of->is;
@@ -23795,7 +23735,6 @@ static void dt__block_whole(dt__walk *w, int way)
     dt__block_copy(w, way);
 }
 
-/* Reads a slice from the slices in files, whichever ranks wrote them. */
 static dt_result dt__slice_read(const dt__walk *w)
 {
     int64_t done = 0, n;
@@ -24360,16 +24299,21 @@ static dt_result dt__alike_contents(dt__text *text, dt_trainer *t)
     return r;
 }
 
+static void dt__trainer_json(const dt_trainer *t, dt__text *text, const char *between)
+{
+    dt__text_add(text, "\"ranks\": %d,%s\"recipe\": {", dt_comm_size(t->comm), between);
+    dt__options_json(text, DT__ROWS(dt__options), DT__GROUP_RECIPE, &t->recipe);
+    dt__text_add(text, "},%s\"layout\": {", between);
+    dt__options_json(text, DT__ROWS(dt__options), DT__GROUP_LAYOUT, &t->layout);
+}
+
 static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__part_file *file, int64_t files)
 {
     const dt__manifest *m = &t->save.now;
     dt__text_add(text, "{\n \"library\": \"%s\"", dt_version());
     dt__options_json(text, DT__ROWS(dt__manifest_members), 0, m);
-    dt__text_add(text, ",\n \"parameters\": %jd,\n \"ranks\": %d,\n \"recipe\": {", t->e.p.net.weights,
-                 dt_comm_size(t->comm));
-    dt__options_json(text, DT__ROWS(dt__options), DT__GROUP_RECIPE, &t->recipe);
-    dt__text_add(text, "},\n \"layout\": {");
-    dt__options_json(text, DT__ROWS(dt__options), DT__GROUP_LAYOUT, &t->layout);
+    dt__text_add(text, ",\n \"parameters\": %jd,\n ", t->e.p.net.weights);
+    dt__trainer_json(t, text, "\n ");
     dt__text_add(text, "},\n \"shapes\": {");
     dt__net_text(text, &t->e.p.net);
     dt__text_add(text, "},\n \"kind\": ");
@@ -24536,14 +24480,13 @@ static dt_result dt__mirror_copy(dt_trainer *t, int64_t step)
     if (source == back.at) r = dt__dir_make(back.at);
     if (!r && source == back.at) r = dt__mirror_command(l, back.at);
     while (!r && !(r = dt__step_newest(source, i, &i)) && i >= 0) {
-        newest = dt__max(newest, i);
         if (!t->layout.output.quiet)
             fprintf(stderr, "dtrain: %s is empty; restoring step %jd from %s\n", l->place, i, l->mirror);
         if (source != back.at) r = dt__step_copy(l->mirror, l->place, i);
         else r = dt__file_rename(dt__step_path(back.at, i, "").at, dt__step_path(l->place, i, "").at);
     }
     if (!r && source == back.at) (void)dt__remove(back.at);
-    return r || newest < 0 ? r : dt__latest_put(l->place, newest);
+    return r;
 }
 
 /* The first job restores, the others copy the newest checkpoint once. A failure is printed; later copies go on. */
@@ -24566,7 +24509,6 @@ static dt_result dt__mirror_job(void *owner, int64_t job)
 
 /* ---- a save: begin and end (both collective) ---- */
 
-/* Copies what this rank writes into the snapshot, if there is one. Returns its floats. */
 static int64_t dt__save_copy(dt_trainer *t)
 {
     dt__walk w = dt__walk_of(t, 0, t->state.count, 1);
@@ -24576,7 +24518,6 @@ static int64_t dt__save_copy(dt_trainer *t)
     return count;
 }
 
-/* Writes whole tensors: rank 0 writes, and gathers from the other ranks unless it has the whole state. */
 static dt_result dt__save_full(dt_trainer *t, const char *folder)
 {
     dt__saver *s = &t->save;
@@ -24750,7 +24691,7 @@ static dt_result dt__save_open(dt_trainer *t)
     s->now.segments = t->recipe.model.segment_count, s->now.sample = t->feed.is;
     if (!r && l->mirror && dt_trainer_is_root(t))
         r = dt__queue_open(&s->mirror, dt__mirror_job, t, 2, "mirror checkpoints");
-    if (!r) dt__comm_stop_grace(t->comm, (double)l->deadline);
+    if (!r && job) DT__STORE(&job->grace_ms, (int32_t)((double)l->deadline * 1e3));
     if (!r) dt__comm_catch_stop(t->comm);
     for (int n = 1; job && n < dt_comm_size(t->comm) && n <= job->size && !r; n++) /* could n ranks go on? */
         DT__STORE(&dt__job_rank(job, n - 1)->unfit, !dt__layout_fits(&t->e.p, n));
@@ -24811,7 +24752,6 @@ static dt_result dt__parts_check(dt_trainer *t, const dt__checkpoint *c)
     return dt_comm_agree(t->comm, r); /* before a rank reads a file that another rank has found to be cut */
 }
 
-/* Resumes from one checkpoint (collective): one rank checks each file, then every rank reads its slices. */
 static dt_result dt__resume_one(dt_trainer *t, const char *folder)
 {
     dt__text lines = DT__ZERO;
@@ -24840,7 +24780,6 @@ static dt_result dt__resume_next(dt_trainer *t, int64_t *step)
     return r ? r : dt_broadcast(t->comm, (float *)(void *)step, 2, 0);
 }
 
-/* Resumes from the newest complete checkpoint, if there is one (collective). */
 static dt_result dt__trainer_resume(dt_trainer *t)
 {
     const dt_checkpoints *l = &t->layout.checkpoint;
@@ -24991,7 +24930,6 @@ static dt_result dt__probe_end(dt_trainer *t, dt_moment when, const dt_step_info
     return r ? r : own;
 }
 
-/* Opens the file of metrics, whose first line describes the run; a resumed run appends. */
 static dt_result dt__metrics_open(dt_trainer *t)
 {
     dt__text text = DT__ZERO;
@@ -25005,10 +24943,8 @@ static dt_result dt__metrics_open(dt_trainer *t)
         if (ftruncate(fileno(t->metrics), 0)) return dt__file_error("write", path);
         if (!t->layout.output.quiet) printf("metrics  %s of an earlier run is replaced\n", path);
     }
-    dt__text_add(&text, "{\"version\": \"%s\", \"ranks\": %d, \"recipe\": {", dt_version(), dt_comm_size(t->comm));
-    dt__options_json(&text, DT__ROWS(dt__options), DT__GROUP_RECIPE, &t->recipe);
-    dt__text_add(&text, "}, \"layout\": {");
-    dt__options_json(&text, DT__ROWS(dt__options), DT__GROUP_LAYOUT, &t->layout);
+    dt__text_add(&text, "{\"version\": \"%s\", ", dt_version());
+    dt__trainer_json(t, &text, " ");
     dt__text_add(&text, "}}");
     if (text.failed) r = DT_E_MEMORY;
     for (char *c = text.at; !r && *c; c++)
@@ -25455,7 +25391,6 @@ static const char *dt__token_text(const dt_trainer *t, int32_t token, char *byte
     return byte;
 }
 
-/* A text of `most` bytes, and how much of it was passed on. */
 typedef struct dt__drawn {
     char *text;
     int64_t bytes, most, given, tokens;
@@ -26012,7 +25947,6 @@ static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
 }
 #endif
 
-/* Takes the next batch, unless the first one is there already, and counts the targets of all ranks. */
 static dt_result dt__trainer_next(dt_trainer *t, uint32_t *said, int64_t *valid)
 {
     const dt_source *s = &t->feed.is;

@@ -70,7 +70,6 @@ sub keep_only {
     my ($dir, @steps) = @_;
     my %stay = map { $_ => 1 } @steps;
     $stay{$_} || forget("$dir/" . name_of($_)) for steps_in($dir);
-    spew("$dir/latest", name_of((steps_in($dir))[0]) . "\n");
 }
 
 # A file is checked by one rank, while others read what they need of it: what they see comes before a hash that is wrong.
@@ -90,12 +89,10 @@ sub flaw {
     return '';
 }
 
-# What is wrong with a directory of checkpoints: each must be whole, and `latest` name one.
+# What is wrong with a directory of checkpoints: each must be whole.
 sub flaws {
     my $dir = shift;
     my @wrong = grep { $_ } map { flaw("$dir/" . name_of($_)) } steps_in($dir);
-    my ($latest) = slurp("$dir/latest") =~ /^(step-\d{9})\n\z/;
-    push @wrong, 'latest names none' if -e "$dir/latest" && !($latest && -d "$dir/$latest");
     return join ', ', @wrong;
 }
 
@@ -530,7 +527,6 @@ for my $case ([1, '4'], [2, '4 3'], [0, '4 3 2 1']) {
     my $options = "--checkpoint $dir --checkpoint-every 1 --keep $case->[0] --ranks 2 --zero 3$kind";
     is(train('little', $options)->{hash}, $want{little}, "--keep $case->[0]");
     is(join(' ', steps_in($dir)), $case->[1], '  so many stay');
-    is(slurp("$dir/latest"), name_of(4) . "\n", '  latest names the newest');
     my $r = train('little', $options . ' --resume only');
     is("$r->{status} $r->{hash} @{$r->{steps}}", "0 $want{little} ", 'a run that is complete: no step is done, the same hash') or diag($r->{err});
     forget($dir);
@@ -659,7 +655,6 @@ SKIP: {
     my $r = train('little', $options);
     is("$r->{hash} @{$r->{steps}} $r->{status}", "$want{little}  0", 'where there is none, it is restored from the mirror');
     is(flaws($dir) . join(' ', steps_in($dir)), join(' ', steps_in($mirror)), '  whole');
-    is(slurp("$dir/latest"), name_of(4) . "\n", '  latest names the newest');
     forget($_) for $dir, $mirror;
 
     $mirror = copy_of($ground);

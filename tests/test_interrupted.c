@@ -1,7 +1,7 @@
 /* A directory of checkpoints survives every failing or interrupted operation. Each file operation of a save, of a save of
  * a step that is there already, of retention, of mirrors, of resuming and of converting fails, and in another run the
- * process is killed there. Afterwards every checkpoint is whole, no step that was there is lost, `latest` names one of
- * them, and the message says what is there; the same command then reaches the hash of the run that nothing disturbed.
+ * process is killed there. Afterwards every checkpoint is whole, no step that was there is lost, and the message says what
+ * is there; the same command then reaches the hash of the run that nothing disturbed.
  * Also on file systems that cannot exchange two names, or have no locks. A random sample of the operations (DT_SEED=N
  * draws sample N), all of them with DT_FULL=1. */
 #include <errno.h>
@@ -198,9 +198,6 @@ static int look(const char *folder, int64_t had, int keep, int aside)
         }
     }
     if (had && newest < had && !(aside && newest == had - 1)) note("%s: step %d is the newest, %d was; ", folder, newest, (int)had);
-    snprintf(name, sizeof name, "%s", slurp(folder, "latest"));
-    name[strcspn(name, "\n")] = 0;
-    if (*name && !aside && !whole(folder, name)) note("%s/latest names %s; ", folder, name);
     return newest;
 }
 
@@ -293,8 +290,7 @@ int main(void)
         shell("rm -rf %s", place);
         if (in_process(&s, 0)) tap_bail("%s", slurp(scratch, "said"));
         snprintf(hash, sizeof hash, "%s", told->hash);
-        shell("cd %s && cp -r place start.%d && cd start.%d && ls -d step-* | tail -n +%d | xargs rm -rf && "
-              "echo step-00000000%d >latest", scratch, i, i, i + 1, i);
+        shell("cd %s && cp -r place start.%d && cd start.%d && ls -d step-* | tail -n +%d | xargs rm -rf", scratch, i, i, i + 1);
     }
     for (int i = 0; i < (int)(sizeof all / sizeof *all); i++)
         if (which < 0 || which == i) all_of(&all[i], hash);
