@@ -66,7 +66,7 @@ static void advice_job(plan_job *j, const dt_recipe *recipe, const dt_layout *la
     const dt_checkpoints *c = &layout->checkpoint;
     if (dt_mesh_of(layout, ranks, 0, &m) != DT_OK) return;
     j->n[in_given_gpus] = ranks, j->n[in_given_tp] = m.size[DT_AXIS_TENSOR], j->n[in_given_pp] = m.size[DT_AXIS_PIPELINE];
-    j->n[in_micro_batch] = (double)(recipe->micro_batch ? recipe->micro_batch : recipe->batch);
+    j->n[in_micro_batch] = (double)(recipe->micro_batch ? recipe->micro_batch : recipe->batch) / m.size[DT_AXIS_DATA];
     j->n[in_global_batch] = (double)recipe->batch, j->n[in_seq_len] = (double)recipe->sequence;
     j->n[in_heads] = (double)recipe->model.heads;
     if (layout->zero && m.size[DT_AXIS_TENSOR] * m.size[DT_AXIS_PIPELINE] == 1) j->n[in_given_strategy] = SHARDED_DP;

@@ -55,7 +55,17 @@ isnt($said[1], $first, '  and just after it another one');
 my $json = eval { require JSON::PP; JSON::PP->new->decode($out) };
 is_deeply([@$json{qw(strategy instance)}], ['sharded_dp', 'p5'], 'as JSON') or diag($out);
 
-for (['an unknown option', '--params 7', qr/what is '--params'/], ['no value', '--params-b', qr/--params-b needs a value/],
+for my $sweep (qw(scaling cost spot compiler)) {
+    ($status, $out, $err) = run(60, "$plan --sweep $sweep --svg $tmp/x.svg --params-b 7 --instance p5 --deadline-h 30");
+    my $svg = slurp("$tmp/x.svg");
+    my @open = $svg =~ /<(\w+)\b(?:[^>]*[^\/>])?>/g;
+    my @close = $svg =~ /<\/(\w+)>/g;
+    ok($status == 0 && $svg =~ /^<svg .*<\/svg>\n\z/s && "@{[sort @open]}" eq "@{[sort @close]}" && "$out$svg" !~ /\bnan\b|\binf\b/, "sweep: $sweep") or diag("$out$err");
+}
+like((run(60, "$plan --sweep scaling --params-b 1.5 --seq-len 8192 --micro-batch 1 --instance p4d"))[1], qr/^ +64 +81\.0 +54\.3 +23\.6$/m, '  scaling has the numbers of 61_scaling');
+like((run(60, "$plan --sweep compiler"))[1], qr/break-even T = c s \/ \(s - 1\) = 90 min/, '  with its formula');
+
+for (['a sweep', '--sweep all', qr/choose scaling, cost/], ['a price', '--sweep spot --instance p5e', qr/no price of p5e/], ['an unknown option', '--params 7', qr/what is '--params'/], ['no value', '--params-b', qr/--params-b needs a value/],
      ['a word', '--params-b many', qr/params_b: 'many' is not a number from/], ['no number', '--params-b nan', qr/params_b: 'nan'/],
      ['half a GPU', '--ref-gpus 0.5', qr/not a whole number/], ['a strategy', '--given-strategy mp', qr/not one of single\|job_parallel/],
      ['a file of cases', "--cases $tmp/absent", qr/cannot read/, 1], ['a catalogue', "--instances $tmp/absent", qr/cannot be read/]) {
@@ -86,6 +96,14 @@ for ("nothing\n", "instance\tcount\n", "instance\tcount\tgb_each\nx\t-3\t80\n", 
 }
 
 # ---- the trainer's own layouts ----
+
+for ("--params-b 0.124 --layers 12 --hidden 768 --heads 12 --instance p4d --cur-nodes 1 --ref-hours 9 --deadline-h 2", '--params-b 7 --layers 32 --hidden 4096 --cur-nodes 1 --instance p4d',
+     '--params-b 70 --layers 80 --hidden 8192 --cur-nodes 3 --instance p4de --mp-family partition --global-batch 100', '--params-b 1.3 --layers 24 --hidden 2048 --micro-batch 4 --instance p4d --cur-nodes 1') {
+    my ($command, $ranks) = (run(60, "$plan $_"))[1] =~ /^command +\.\/build\.sh run (.*--ranks (\d+).*)/m or fail("a command for $_"), next;
+    $command =~ s/--ranks \d+/--dry-run 0:$ranks --vocabulary 256/;
+    ($status, undef, $err) = run(60, trainer() . " $command");
+    is($status, 0, "the trainer plans $command") or diag($err);
+}
 
 my $dry = trainer() . ' --model 124M --vocabulary 50304 --dry-run';
 for (['one rank', "0:1 --checkpoint $tmp/c", []], ['a pipeline without need', '0:4 --pp 4', ['MP_UNNEEDED', 'BUBBLE', 'NO_CKPT']],

@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- instances ----------------------------------------------------------------------------------------------------
- */
+/* ---- instances ---- */
 
 enum { COST_TYPES = 64, COST_LINE = 400 };
 
@@ -158,8 +157,7 @@ static inline double cost_inside(const cost_type *t)
 static inline double cost_outside(const cost_type *t) { return (isnan(t->gbit) ? 10 : t->gbit) / 8 * 1e9; }
 static inline double cost_alpha(const cost_type *t) { return t->efa ? 20e-6 : 50e-6; } /* assumed; inside a node 5e-6 */
 
-/* ---- memory -------------------------------------------------------------------------------------------------------
- */
+/* ---- memory ---- */
 
 static const double cost_usable = 0.9; /* of a GPU's memory: the rest is the driver's, fragments and buffers */
 
@@ -206,8 +204,7 @@ static inline double cost_activations(const cost_shape *s, double tp, int recomp
     return recompute ? s->layers * 2 * rows * s->hidden + one : s->layers * one;
 }
 
-/* ---- time ---------------------------------------------------------------------------------------------------------
- */
+/* ---- time ---- */
 
 /* Of p stages and m micro-batches: the idle share of the time; the time, times that without idling. */
 static inline double cost_bubble(double p, double m) { return (p - 1) / (m + p - 1); }

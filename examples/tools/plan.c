@@ -126,12 +126,9 @@ static const char *read_case(plan_job *j, char **column, char **value, int count
     plan_job_clear(j);
     for (int k = 0; k < count; k++) {
         int f = plan_find(column[k], strlen(column[k]));
-        if (!strcmp(column[k], "id"))
-            id = value[k];
-        else if (!strcmp(column[k], "facts"))
-            plan_job_facts(j, value[k], wrong);
-        else if (f >= 0 && !plan_job_set(j, f, value[k], said))
-            plan_say(wrong, "%s: it is left out", said);
+        if (!strcmp(column[k], "id")) id = value[k];
+        else if (!strcmp(column[k], "facts")) plan_job_facts(j, value[k], wrong);
+        else if (f >= 0 && !plan_job_set(j, f, value[k], said)) plan_say(wrong, "%s: it is left out", said);
     }
     return id;
 }
@@ -236,7 +233,8 @@ static void print_changes(const plan_job *j, const cost_catalogue *c, const plan
     char said[PLAN_TEXT];
     int count = 0;
     for (int f = 0; f < PLAN_INPUTS; f++)
-        for (int up = 0; up < 2 && !isnan(j->n[f]) && strchr("ir", plan_field[f].kind) && plan_field[f].high > 1;
+        for (int up = 0; up < 2 && (f < in_layers || f > in_heads) && !isnan(j->n[f]) &&
+                         strchr("ir", plan_field[f].kind) && plan_field[f].high > 1;
              up++) {
             double to = nearest_change(j, c, f, up, a, &changed);
             if (isnan(to)) continue;
@@ -260,31 +258,30 @@ static void print_command(const plan_job *j, const plan_answer *a)
     static const char *const precisions[] = {"fp32", "fp16", "bf16", NULL};
     const char *optimizer = optimizers[(int)plan_or(j, in_optimizer, COST_ADAMW)];
     const char *precision = precisions[(int)plan_or(j, in_precision, COST_AMP_BF16)];
-    double tp = a->out[out_tp], pp = a->out[out_pp], dp = a->out[out_dp], micro = plan_or(j, in_micro_batch, 1);
+    double tp = a->out[out_tp], pp = a->out[out_pp], dp = a->out[out_dp], micro, units;
+    double shards = exp2(ceil(log2(dp)));
+    cost_shape shape = plan_shape(j);
     int s = a->out[out_strategy];
     if (s == NO_SCALE || s == INFEASIBLE) return;
     if (!optimizer || !precision) {
         printf("command    our trainer has no 8-bit Adam, LoRA or bf16 states\n");
         return;
     }
-    if (!plan_has(j, in_layers) || !plan_has(j, in_hidden)) {
+    if (!(shape.layers > 0)) {
         printf("command    give layers, hidden and heads for the options of our trainer\n");
         return;
     }
-    printf("command    ./build.sh run --layers %g --heads %g --width %g --sequence %g --micro-batch %g --batch %g "
-           "--precision %s "
-           "--optimizer %s --ranks %g",
-           j->n[in_layers], plan_or(j, in_heads, fmax(1, round(j->n[in_hidden] / 128))), j->n[in_hidden],
-           plan_or(j, in_seq_len, 2048), micro, plan_or(j, in_global_batch, micro * dp * fmax(1, cost_least_micro(pp))),
-           precision, optimizer, tp * pp * dp);
-    printf(" --data-shards %g", exp2(ceil(log2(dp))));
+    micro = shape.micro * shards; /* the trainer's micro-batch is of all data-parallel ranks */
+    units = plan_has(j, in_global_batch) ? j->n[in_global_batch] / micro : cost_least_micro(pp) * dp / shards;
+    printf("command    ./build.sh run --layers %g --heads %g --width %g --sequence %g --precision %s --optimizer %s",
+           shape.layers, shape.heads, shape.hidden, shape.sequence, precision, optimizer);
+    printf(" --batch %g --micro-batch %g --data-shards %g --ranks %g", micro * fmax(1, ceil(units)), micro, shards,
+           tp * pp * dp);
     if (a->out[out_shard]) printf(" --zero %d", a->out[out_shard]);
     if (tp > 1) printf(" --tp %g --tensor-shards %g", tp, tp);
     if (pp > 1) printf(" --pp %g", pp);
-    if (a->out[out_act_ckpt]) printf(" --recompute full");
-    printf("\n%s", a->out[out_nodes] > 1
-                       ? "           on several nodes a launcher starts the ranks: examples/running.md\n"
-                       : "");
+    printf("%s\n", a->out[out_act_ckpt] ? " --recompute full" : "");
+    if (a->out[out_nodes] > 1) printf("           on several nodes a launcher starts the ranks: examples/running.md\n");
 }
 
 static void print_answer(const plan_job *j, const cost_catalogue *c, const plan_answer *a)
@@ -364,22 +361,14 @@ int main(int argc, char **argv)
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         n = 1;
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return help(), 0;
-        if (!strcmp(argv[i], "--check"))
-            check = 1;
-        else if (!strcmp(argv[i], "--json"))
-            json = 1;
-        else if (!strcmp(argv[i], "--list"))
-            list = 1;
-        else if (!strcmp(argv[i], "--cases") && value)
-            cases = value, n = 2;
-        else if (!strcmp(argv[i], "--sweep") && value)
-            varied = value, n = 2;
-        else if (!strcmp(argv[i], "--svg") && value)
-            svg = value, n = 2;
-        else if (!strcmp(argv[i], "--instances") && value)
-            instances = value, n = 2;
-        else if (!(n = plan_option(&j, argv[i], value, &wrong)))
-            return 2;
+        if (!strcmp(argv[i], "--check")) check = 1;
+        else if (!strcmp(argv[i], "--json")) json = 1;
+        else if (!strcmp(argv[i], "--list")) list = 1;
+        else if (!strcmp(argv[i], "--cases") && value) cases = value, n = 2;
+        else if (!strcmp(argv[i], "--sweep") && value) varied = value, n = 2;
+        else if (!strcmp(argv[i], "--svg") && value) svg = value, n = 2;
+        else if (!strcmp(argv[i], "--instances") && value) instances = value, n = 2;
+        else if (!(n = plan_option(&j, argv[i], value, &wrong))) return 2;
     }
     if ((bad = cost_open(&c, instances))) return fprintf(stderr, "plan: %s: %s\n", instances, bad), 2;
     if (list) return printf("# on-demand dollars of EC2, us-east-1, %s\n%s", c.date, cost_instances), 0;

@@ -11,162 +11,135 @@
 /* ---- what is asked ------------------------------------------------------------------------------------------------
  * Name, kind, bounds, and what it is. Kinds: i whole number, r real number, w one of the words, t text. Facts, from
  * `query` on, may also come as k=v; in the field `facts`. */
-#define PLAN_FIELDS(F)                                                                                                 \
-    F(params_b, 'r', 1e-6, 1e6, "parameters, in 1e9")                                                                  \
-    F(trainable_pct, 'r', 0, 100, "percent of them that are trained (100; 1 with lora)")                               \
-    F(precision, 'w', 0, 0, "fp32|amp_fp16|amp_bf16|bf16")                                                             \
-    F(optimizer, 'w', 0, 0, "sgd|sgdm|adam|adamw|adam8|lora")                                                          \
-    F(layers, 'i', 1, 1e5, "layers of a transformer, for its activations")                                             \
-    F(hidden, 'i', 1, 1e6, "its width")                                                                                \
-    F(heads, 'i', 1, 1e5, "its heads (hidden / 128)")                                                                  \
-    F(seq_len, 'i', 1, 1e8, "tokens of a text (2048)")                                                                 \
-    F(micro_batch, 'i', 1, 1e7, "texts that a GPU computes at once (1)")                                               \
-    F(global_batch, 'i', 1, 1e9, "texts of a step, all GPUs together")                                                 \
-    F(dataset_gb, 'r', 0, 1e9, "size of the data, GB")                                                                 \
-    F(ref_hours, 'r', 0, 1e8, "hours that the training takes on ref_gpus")                                             \
-    F(ref_gpus, 'i', 1, 1e6, "GPUs of that measurement")                                                               \
-    F(node_eff, 'r', 0.001, 1, "efficiency over several nodes, relative to linear (0.9)")                              \
-    F(instance, 't', 0, 0, "instance type, or candidates: 'p4d|p5'")                                                   \
-    F(max_nodes, 'i', 1, 1e5, "at most so many nodes")                                                                 \
-    F(cur_nodes, 'i', 1, 1e5, "nodes that are chosen already")                                                         \
-    F(price_node_h, 't', 0, 0, "dollars an hour of a node; by candidate: '22|55'")                                     \
-    F(spot_disc_pct, 'r', 0, 100, "discount of Spot, percent (60)")                                                    \
-    F(budget_usd, 'r', 0, 1e12, "dollars")                                                                             \
-    F(deadline_h, 'r', 0, 1e8, "hours until the deadline")                                                             \
-    F(spot, 'w', 0, 0, "0|1|ask")                                                                                      \
-    F(ckpt_cfg, 'i', 0, 1, "1: checkpoints are configured, 0: none")                                                   \
-    F(gpu_util_pct, 'r', 0, 100, "utilisation of the GPUs, 95th percentile")                                           \
-    F(cpu_util_pct, 'r', 0, 10000, "utilisation of the CPUs, 95th percentile")                                         \
-    F(io_wait_pct, 'r', 0, 100, "share of the time that waits for data")                                               \
-    F(input_mode, 'w', 0, 0, "file|fastfile|pipe|fsx")                                                                 \
-    F(efa, 'i', 0, 1, "1: EFA is on, 0: off")                                                                          \
-    F(compiler, 'w', 0, 0, "0|1|ask")                                                                                  \
-    F(mp_family, 'w', 0, 0, "any|shard|partition")                                                                     \
-    F(given_strategy, 'w', 0, 0, PLAN_STRATEGIES)                                                                      \
-    F(given_tp, 'i', 1, 1e6, "your tensor-parallel degree")                                                            \
-    F(given_pp, 'i', 1, 1e6, "your stages")                                                                            \
-    F(given_mb, 'i', 1, 1e7, "your micro-batches per step")                                                            \
-    F(n_trials, 'i', 1, 1e7, "independent trainings, as in a search for hyperparameters")                              \
-    F(tokens_b, 'r', 0, 1e9, "tokens to train on, in 1e9: estimates ref_hours on one GPU")                             \
-    F(mfu_pct, 'r', 0.1, 100, "share of the peak for that estimate (40)")                                              \
-    F(query, 't', 0, 0, "what you ask")                                                                                \
-    F(claimed_hours, 'r', 0, 1e8, "hours that somebody promises")                                                      \
-    F(gpumem_p95, 'r', 0, 100, "memory of the GPUs in use, percent, 95th percentile")                                  \
-    F(comm_pct, 'r', 0, 100, "share of a step that waits for messages")                                                \
-    F(given_gpus, 'i', 1, 1e6, "GPUs that you propose")                                                                \
-    F(replica_fits, 'i', 0, 1, "1: a replica fits on a GPU, 0: it does not; overrules the arithmetic")                 \
-    F(rework_pct, 'r', 0, 1e4, "percent of the hours that Spot repeats")                                               \
-    F(ckpt_interval_min, 'r', 0, 1e6, "minutes between checkpoints")                                                   \
-    F(interruptions, 'r', 0, 1e6, "expected interruptions of the run")                                                 \
-    F(rework_h, 'r', 0, 1e6, "hours repeated per interruption")                                                        \
-    F(restart_h, 'r', 0, 1e6, "hours until work resumes after one")                                                    \
-    F(want_library, 't', 0, 0, "library that you want: smddp, ddp, fsdp, smp, ..")                                     \
-    F(library, 't', 0, 0, "library that you use")                                                                      \
-    F(libs, 't', 0, 0, "frameworks for distribution in the job: 'smddp,horovod'")                                      \
-    F(launcher, 't', 0, 0, "launcher: torch_distributed, mpi, ..")                                                     \
-    F(batch_factor, 'r', 1e-6, 1e6, "factor by which the global batch changes")                                        \
-    F(lr_scaled, 'i', 0, 1, "1: the learning rate changes with it")                                                    \
-    F(offload, 'i', 0, 1, "1: activations are offloaded")                                                              \
-    F(act_ckpt, 'i', 0, 1, "1: activations are recomputed, 0: not")                                                    \
-    F(prev_nodes, 'i', 1, 1e5, "nodes before, of a job that shrinks")                                                  \
-    F(procs_per_node, 'i', 1, 1e4, "processes of a node (its GPUs)")                                                   \
-    F(delayed_init, 'i', 0, 1, "1: each process draws its own shard of the weights only")                              \
-    F(writer, 't', 0, 0, "who writes checkpoints: rank0 or all")                                                       \
-    F(ckpt_kind, 'w', 0, 0, "full|partial")                                                                            \
-    F(purpose, 'w', 0, 0, "resume|inference|export|finetune|eval")                                                     \
-    F(ckpt_pp, 'i', 1, 1e6, "stages of the run that wrote the checkpoint")                                             \
-    F(ckpt_filename, 't', 0, 0, "name of the file: same, or with the rank in it")                                      \
-    F(ckpt_has, 't', 0, 0, "what is in it: 'weights,optimizer,lr,step,rng'")                                           \
-    F(save_bytes_per_param, 'r', 0, 100, "bytes of a parameter in a checkpoint (14)")                                  \
-    F(writers, 'i', 1, 1e6, "processes that write at the same time (1)")                                               \
-    F(writer_gb_s, 'r', 1e-9, 1e6, "GB/s of each")                                                                     \
-    F(max_run_s, 'r', 0, 1e9, "MaxRuntimeInSeconds")                                                                   \
-    F(max_wait_s, 'r', 0, 1e9, "MaxWaitTimeInSeconds")                                                                 \
-    F(random_access, 'i', 0, 1, "1: samples are read in random order")                                                 \
-    F(epochs, 'r', 0, 1e6, "epochs")                                                                                   \
-    F(epoch_s, 'r', 1e-9, 1e9, "seconds of an epoch")                                                                  \
-    F(fs_gb_s, 'r', 0, 1e6, "GB/s that storage gives")                                                                 \
-    F(compile_min, 'r', 0, 1e6, "minutes to compile (15)")                                                             \
-    F(speedup, 'r', 0, 1e3, "speed-up by the compiler (1.2)")                                                          \
-    F(supported_model, 'i', 0, 1, "0: the compiler does not support the model")                                        \
-    F(dynamic_shapes, 'i', 0, 1, "1: shapes change from step to step")                                                 \
-    F(keep_alive_s, 'r', 0, 1e7, "seconds that a warm pool stays")                                                     \
-    F(capacity_error, 'i', 0, 1, "1: instances could not be had")                                                      \
-    F(fix_retry, 'i', 0, 1, "1: RetryStrategy is the remedy")                                                          \
+#define PLAN_FIELDS(F) \
+    F(params_b, 'r', 1e-6, 1e6, "parameters, in 1e9") \
+    F(trainable_pct, 'r', 0, 100, "percent of them that are trained (100; 1 with lora)") \
+    F(precision, 'w', 0, 0, "fp32|amp_fp16|amp_bf16|bf16") \
+    F(optimizer, 'w', 0, 0, "sgd|sgdm|adam|adamw|adam8|lora") \
+    F(layers, 'i', 1, 1e5, "layers of a transformer, for its activations") F(hidden, 'i', 1, 1e6, "its width") \
+    F(heads, 'i', 1, 1e5, "its heads (hidden / 128)") F(seq_len, 'i', 1, 1e8, "tokens of a text (2048)") \
+    F(micro_batch, 'i', 1, 1e7, "texts that a GPU computes at once (1)") \
+    F(global_batch, 'i', 1, 1e9, "texts of a step, all GPUs together") \
+    F(dataset_gb, 'r', 0, 1e9, "size of the data, GB") \
+    F(ref_hours, 'r', 0, 1e8, "hours that the training takes on ref_gpus") \
+    F(ref_gpus, 'i', 1, 1e6, "GPUs of that measurement") \
+    F(node_eff, 'r', 0.001, 1, "efficiency over several nodes, relative to linear (0.9)") \
+    F(instance, 't', 0, 0, "instance type, or candidates: 'p4d|p5'") \
+    F(max_nodes, 'i', 1, 1e5, "at most so many nodes") F(cur_nodes, 'i', 1, 1e5, "nodes that are chosen already") \
+    F(price_node_h, 't', 0, 0, "dollars an hour of a node; by candidate: '22|55'") \
+    F(spot_disc_pct, 'r', 0, 100, "discount of Spot, percent (60)") F(budget_usd, 'r', 0, 1e12, "dollars") \
+    F(deadline_h, 'r', 0, 1e8, "hours until the deadline") F(spot, 'w', 0, 0, "0|1|ask") \
+    F(ckpt_cfg, 'i', 0, 1, "1: checkpoints are configured, 0: none") \
+    F(gpu_util_pct, 'r', 0, 100, "utilisation of the GPUs, 95th percentile") \
+    F(cpu_util_pct, 'r', 0, 10000, "utilisation of the CPUs, 95th percentile") \
+    F(io_wait_pct, 'r', 0, 100, "share of the time that waits for data") \
+    F(input_mode, 'w', 0, 0, "file|fastfile|pipe|fsx") F(efa, 'i', 0, 1, "1: EFA is on, 0: off") \
+    F(compiler, 'w', 0, 0, "0|1|ask") F(mp_family, 'w', 0, 0, "any|shard|partition") \
+    F(given_strategy, 'w', 0, 0, PLAN_STRATEGIES) F(given_tp, 'i', 1, 1e6, "your tensor-parallel degree") \
+    F(given_pp, 'i', 1, 1e6, "your stages") F(given_mb, 'i', 1, 1e7, "your micro-batches per step") \
+    F(n_trials, 'i', 1, 1e7, "independent trainings, as in a search for hyperparameters") \
+    F(tokens_b, 'r', 0, 1e9, "tokens to train on, in 1e9: estimates ref_hours on one GPU") \
+    F(mfu_pct, 'r', 0.1, 100, "share of the peak for that estimate (40)") F(query, 't', 0, 0, "what you ask") \
+    F(claimed_hours, 'r', 0, 1e8, "hours that somebody promises") \
+    F(gpumem_p95, 'r', 0, 100, "memory of the GPUs in use, percent, 95th percentile") \
+    F(comm_pct, 'r', 0, 100, "share of a step that waits for messages") \
+    F(given_gpus, 'i', 1, 1e6, "GPUs that you propose") \
+    F(replica_fits, 'i', 0, 1, "1: a replica fits on a GPU, 0: it does not; overrules the arithmetic") \
+    F(rework_pct, 'r', 0, 1e4, "percent of the hours that Spot repeats") \
+    F(ckpt_interval_min, 'r', 0, 1e6, "minutes between checkpoints") \
+    F(interruptions, 'r', 0, 1e6, "expected interruptions of the run") \
+    F(rework_h, 'r', 0, 1e6, "hours repeated per interruption") \
+    F(restart_h, 'r', 0, 1e6, "hours until work resumes after one") \
+    F(want_library, 't', 0, 0, "library that you want: smddp, ddp, fsdp, smp, ..") \
+    F(library, 't', 0, 0, "library that you use") \
+    F(libs, 't', 0, 0, "frameworks for distribution in the job: 'smddp,horovod'") \
+    F(launcher, 't', 0, 0, "launcher: torch_distributed, mpi, ..") \
+    F(batch_factor, 'r', 1e-6, 1e6, "factor by which the global batch changes") \
+    F(lr_scaled, 'i', 0, 1, "1: the learning rate changes with it") \
+    F(offload, 'i', 0, 1, "1: activations are offloaded") \
+    F(act_ckpt, 'i', 0, 1, "1: activations are recomputed, 0: not") \
+    F(prev_nodes, 'i', 1, 1e5, "nodes before, of a job that shrinks") \
+    F(procs_per_node, 'i', 1, 1e4, "processes of a node (its GPUs)") \
+    F(delayed_init, 'i', 0, 1, "1: each process draws its own shard of the weights only") \
+    F(writer, 't', 0, 0, "who writes checkpoints: rank0 or all") F(ckpt_kind, 'w', 0, 0, "full|partial") \
+    F(purpose, 'w', 0, 0, "resume|inference|export|finetune|eval") \
+    F(ckpt_pp, 'i', 1, 1e6, "stages of the run that wrote the checkpoint") \
+    F(ckpt_filename, 't', 0, 0, "name of the file: same, or with the rank in it") \
+    F(ckpt_has, 't', 0, 0, "what is in it: 'weights,optimizer,lr,step,rng'") \
+    F(save_bytes_per_param, 'r', 0, 100, "bytes of a parameter in a checkpoint (14)") \
+    F(writers, 'i', 1, 1e6, "processes that write at the same time (1)") \
+    F(writer_gb_s, 'r', 1e-9, 1e6, "GB/s of each") F(max_run_s, 'r', 0, 1e9, "MaxRuntimeInSeconds") \
+    F(max_wait_s, 'r', 0, 1e9, "MaxWaitTimeInSeconds") \
+    F(random_access, 'i', 0, 1, "1: samples are read in random order") F(epochs, 'r', 0, 1e6, "epochs") \
+    F(epoch_s, 'r', 1e-9, 1e9, "seconds of an epoch") F(fs_gb_s, 'r', 0, 1e6, "GB/s that storage gives") \
+    F(compile_min, 'r', 0, 1e6, "minutes to compile (15)") \
+    F(speedup, 'r', 0, 1e3, "speed-up by the compiler (1.2)") \
+    F(supported_model, 'i', 0, 1, "0: the compiler does not support the model") \
+    F(dynamic_shapes, 'i', 0, 1, "1: shapes change from step to step") \
+    F(keep_alive_s, 'r', 0, 1e7, "seconds that a warm pool stays") \
+    F(capacity_error, 'i', 0, 1, "1: instances could not be had") \
+    F(fix_retry, 'i', 0, 1, "1: RetryStrategy is the remedy") \
     F(fix_savings_plan, 'i', 0, 1, "1: a savings plan is the remedy")
 
 #define PLAN_STRATEGIES "single|job_parallel|dp|sharded_dp|tp|pp|tp+pp|tp+dp|pp+dp|tp+pp+dp|no_scale|infeasible"
 enum { SINGLE, JOB_PARALLEL, DP, SHARDED_DP, TP, PP, TP_PP, TP_DP, PP_DP, TP_PP_DP, NO_SCALE, INFEASIBLE };
 
 /* ---- what is answered: words, or "" for a number ---------------------------------------------------------------- */
-#define PLAN_OUTPUTS(F)                                                                                                \
-    F(strategy, PLAN_STRATEGIES)                                                                                       \
-    F(shard, "none|zero1|zero2|zero3")                                                                                 \
-    F(tp, "")                                                                                                          \
-    F(pp, "")                                                                                                          \
-    F(dp, "")                                                                                                          \
-    F(nodes, "")                                                                                                       \
-    F(library, "none|ddp_nccl|smddp|fsdp_nccl|smp|torchrun_neuron")                                                    \
-    F(act_ckpt, "no|yes")                                                                                              \
-    F(fit, "no|yes") F(ckpt, "none|rank0|sharded") F(ckpt_required, "no|recommended|yes") F(ckpt_max_min, "")          \
-        F(input, "keep|fastfile|fsx") F(compiler, "off|optional") F(spot, "0|1")
+#define PLAN_OUTPUTS(F) \
+    F(strategy, PLAN_STRATEGIES) F(shard, "none|zero1|zero2|zero3") F(tp, "") F(pp, "") F(dp, "") F(nodes, "") \
+    F(library, "none|ddp_nccl|smddp|fsdp_nccl|smp|torchrun_neuron") F(act_ckpt, "no|yes") F(fit, "no|yes") \
+    F(ckpt, "none|rank0|sharded") F(ckpt_required, "no|recommended|yes") F(ckpt_max_min, "") \
+    F(input, "keep|fastfile|fsx") F(compiler, "off|optional") F(spot, "0|1")
 enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
 
-#define PLAN_NUMBERS(F)                                                                                                \
-    F(states_gb)                                                                                                       \
-    F(weights_gb)                                                                                                      \
-    F(weights_per_gpu_gb)                                                                                              \
-    F(state_per_gpu_gb)                                                                                                \
-    F(min_gpus_weights_80)                                                                                             \
-    F(min_gpus_weights_40)                                                                                             \
-    F(est_hours)                                                                                                       \
-    F(spot_hours)                                                                                                      \
-    F(cost_od) F(cost_spot) F(lr_mult) F(pp_slowdown) F(bubble) F(min_mb) F(host_init_gb) F(save_s) F(need_gb_s)       \
-        F(break_even_min) F(waves)
+#define PLAN_NUMBERS(F) \
+    F(states_gb) F(weights_gb) F(weights_per_gpu_gb) F(state_per_gpu_gb) F(min_gpus_weights_80) \
+    F(min_gpus_weights_40) F(est_hours) F(spot_hours) F(cost_od) F(cost_spot) F(lr_mult) F(pp_slowdown) F(bubble) \
+    F(min_mb) F(host_init_gb) F(save_s) F(need_gb_s) F(break_even_min) F(waves)
 
 /* Codes, with what is wrong and what to do. */
-#define PLAN_WARNINGS(F)                                                                                               \
-    F(W_STATE_EXCEEDS_WEIGHTS, "the weights fit, the training state does not. Count 16 bytes per parameter, not 2")    \
-    F(W_MP_UNNEEDED, "a replica fits on one GPU, so cutting the model only idles GPUs. Use data parallel")             \
-    F(W_SHARD_DOWNSIZE, "the shards of fewer GPUs are larger and do not fit. Keep the nodes, or recompute")            \
-    F(W_HOST_OOM, "each process draws the whole model in fp32, more than the host's memory. Delay initialisation")     \
-    F(W_BF16_UNSUPPORTED, "V100 and T4 lack bf16. Use fp16 with loss scaling, or other GPUs")                          \
-    F(W_TP_CROSS_NODE, "a tensor group leaves its node. Use tp = GPUs of a node, and stages across nodes")             \
-    F(W_TP_DEGREE, "tp must be a power of two that divides the heads. Choose such a degree")                           \
-    F(W_BUBBLE, "stages idle more than 20 % of the time. Use at least 4 (pp - 1) micro-batches")                       \
-    F(W_MB_DIVIDE, "the batch is not a multiple of the micro-batches. Choose a divisor")                               \
-    F(W_NO_EFA, "several nodes of a type with EFA, and EFA is off. Turn it on: it costs nothing")                      \
-    F(W_EFA_UNAVAILABLE, "this type has no EFA. Leave it off, or choose a type with it")                               \
-    F(W_SMDDP_UNSUPPORTED, "SMDDP supports p4d and p4de only. Use NCCL")                                               \
-    F(W_SMDDP_SINGLE_NODE, "SMDDP gains nothing on one node. Use NCCL")                                                \
-    F(W_MIXED_FRAMEWORKS, "a job has one framework for distribution. Choose one")                                      \
-    F(W_LAUNCHER, "trn1 has one launcher. Use torch_distributed")                                                      \
-    F(W_SMALL_MODEL_DIST, "below 0.1e9 parameters and a batch of 64 messages cost more than GPUs bring. Use one GPU")  \
-    F(W_BATCH_TOO_SMALL, "CPU, GPU and its memory are all below 70 %. Raise the batch before adding GPUs")             \
-    F(W_IO_BOUND, "GPUs wait for data. Speed up the input before adding GPUs")                                         \
-    F(W_CPU_BOUND, "CPUs are full and GPUs idle. Move preprocessing offline or to a CPU group")                        \
-    F(W_LINEAR_SCALING, "the promised hours assume perfect scaling. Plan with the measured efficiency")                \
-    F(W_DEADLINE_MISS, "the plan misses the deadline. Allow more nodes, faster types, or less training")               \
-    F(W_LR_SCALING, "the global batch changes and the learning rate does not. Scale it, with warm-up")                 \
-    F(W_BUDGET_MISS, "the plan costs more than the budget. Use Spot, fewer nodes, or less training")                   \
-    F(W_NO_CKPT_SPOT, "Spot without checkpoints loses all work at an interruption. Configure checkpoints")             \
-    F(W_NO_CKPT, "a failure loses all work. Configure checkpoints")                                                    \
-    F(W_CKPT_INTERVAL, "an interruption repeats more than 30 minutes. Save more often")                                \
-    F(W_CKPT_PARTIAL, "rank 0 has one shard of the state and saves only that. Let every rank save")                    \
-    F(W_FULL_CKPT_NO_OPT, "a merged checkpoint has no optimizer state. Resume from a partial one")                     \
-    F(W_REPARTITION, "a partial checkpoint fits the degrees that wrote it. Keep them, or convert")                     \
-    F(W_CKPT_OVERWRITE, "instances overwrite each other's file. Put the rank into its name")                           \
-    F(W_WARNING_WINDOW, "a save takes longer than the 120 s of notice. Save on schedule, with more writers")           \
-    F(W_MAXWAIT, "MaxWaitTime must exceed MaxRuntime. Raise it")                                                       \
-    F(W_SCHEDULE_RESUME, "the schedule restarts: learning rate, step or RNG is not saved. Save all three")             \
-    F(W_COMPILER_SHORT_JOB, "the run is shorter than the break-even of compiling. Leave the compiler off")             \
-    F(W_COMPILER_INCOMPAT, "the compiler does not work with SMDDP and SMP. Leave it off")                              \
-    F(W_COMPILER_EOL, "SageMaker Training Compiler gets no new releases. Prefer torch.compile")                        \
-    F(W_COMPILER_RECOMPILE, "each new shape compiles again. Pad to one length")                                        \
-    F(W_WARMPOOL_SPOT, "warm pools exclude Spot. Choose one")                                                          \
-    F(W_RETRY_NOT_CAPACITY, "RetryStrategy retries internal errors, not missing capacity. Use training plans")         \
-    F(W_SAVINGS_NOT_CAPACITY, "a savings plan is a price, not capacity. Use training plans")                           \
-    F(W_LOCAL_DISK, "the data exceeds the local disks in file mode. Stream it, or use FSx")                            \
+#define PLAN_WARNINGS(F) \
+    F(W_STATE_EXCEEDS_WEIGHTS, "the weights fit, the training state does not. Count 16 bytes per parameter, not 2") \
+    F(W_MP_UNNEEDED, "a replica fits on one GPU, so cutting the model only idles GPUs. Use data parallel") \
+    F(W_SHARD_DOWNSIZE, "the shards of fewer GPUs are larger and do not fit. Keep the nodes, or recompute") \
+    F(W_HOST_OOM, "each process draws the whole model in fp32, more than the host's memory. Delay initialisation") \
+    F(W_BF16_UNSUPPORTED, "V100 and T4 lack bf16. Use fp16 with loss scaling, or other GPUs") \
+    F(W_TP_CROSS_NODE, "a tensor group leaves its node. Use tp = GPUs of a node, and stages across nodes") \
+    F(W_TP_DEGREE, "tp must be a power of two that divides the heads. Choose such a degree") \
+    F(W_BUBBLE, "stages idle more than 20 % of the time. Use at least 4 (pp - 1) micro-batches") \
+    F(W_MB_DIVIDE, "the batch is not a multiple of the micro-batches. Choose a divisor") \
+    F(W_NO_EFA, "several nodes of a type with EFA, and EFA is off. Turn it on: it costs nothing") \
+    F(W_EFA_UNAVAILABLE, "this type has no EFA. Leave it off, or choose a type with it") \
+    F(W_SMDDP_UNSUPPORTED, "SMDDP supports p4d and p4de only. Use NCCL") \
+    F(W_SMDDP_SINGLE_NODE, "SMDDP gains nothing on one node. Use NCCL") \
+    F(W_MIXED_FRAMEWORKS, "a job has one framework for distribution. Choose one") \
+    F(W_LAUNCHER, "trn1 has one launcher. Use torch_distributed") \
+    F(W_SMALL_MODEL_DIST, "below 0.1e9 parameters and a batch of 64 messages cost more than GPUs bring. Use one GPU") \
+    F(W_BATCH_TOO_SMALL, "CPU, GPU and its memory are all below 70 %. Raise the batch before adding GPUs") \
+    F(W_IO_BOUND, "GPUs wait for data. Speed up the input before adding GPUs") \
+    F(W_CPU_BOUND, "CPUs are full and GPUs idle. Move preprocessing offline or to a CPU group") \
+    F(W_LINEAR_SCALING, "the promised hours assume perfect scaling. Plan with the measured efficiency") \
+    F(W_DEADLINE_MISS, "the plan misses the deadline. Allow more nodes, faster types, or less training") \
+    F(W_LR_SCALING, "the global batch changes and the learning rate does not. Scale it, with warm-up") \
+    F(W_BUDGET_MISS, "the plan costs more than the budget. Use Spot, fewer nodes, or less training") \
+    F(W_NO_CKPT_SPOT, "Spot without checkpoints loses all work at an interruption. Configure checkpoints") \
+    F(W_NO_CKPT, "a failure loses all work. Configure checkpoints") \
+    F(W_CKPT_INTERVAL, "an interruption repeats more than 30 minutes. Save more often") \
+    F(W_CKPT_PARTIAL, "rank 0 has one shard of the state and saves only that. Let every rank save") \
+    F(W_FULL_CKPT_NO_OPT, "a merged checkpoint has no optimizer state. Resume from a partial one") \
+    F(W_REPARTITION, "a partial checkpoint fits the degrees that wrote it. Keep them, or convert") \
+    F(W_CKPT_OVERWRITE, "instances overwrite each other's file. Put the rank into its name") \
+    F(W_WARNING_WINDOW, "a save takes longer than the 120 s of notice. Save on schedule, with more writers") \
+    F(W_MAXWAIT, "MaxWaitTime must exceed MaxRuntime. Raise it") \
+    F(W_SCHEDULE_RESUME, "the schedule restarts: learning rate, step or RNG is not saved. Save all three") \
+    F(W_COMPILER_SHORT_JOB, "the run is shorter than the break-even of compiling. Leave the compiler off") \
+    F(W_COMPILER_INCOMPAT, "the compiler does not work with SMDDP and SMP. Leave it off") \
+    F(W_COMPILER_EOL, "SageMaker Training Compiler gets no new releases. Prefer torch.compile") \
+    F(W_COMPILER_RECOMPILE, "each new shape compiles again. Pad to one length") \
+    F(W_WARMPOOL_SPOT, "warm pools exclude Spot. Choose one") \
+    F(W_RETRY_NOT_CAPACITY, "RetryStrategy retries internal errors, not missing capacity. Use training plans") \
+    F(W_SAVINGS_NOT_CAPACITY, "a savings plan is a price, not capacity. Use training plans") \
+    F(W_LOCAL_DISK, "the data exceeds the local disks in file mode. Stream it, or use FSx") \
     F(W_OFFLOAD_NO_EFFECT, "offload works only with recompute and several micro-batches. Turn both on, or it off")
 
 #define PLAN_ROW(name, kind, low, high, text) {#name, text, low, high, kind},
@@ -222,8 +195,7 @@ __attribute__((format(printf, 2, 3))) static inline void plan_say(plan_list *l, 
     l->count++;
 }
 
-/* ---- reading a job ------------------------------------------------------------------------------------------------
- */
+/* ---- reading a job ---------------------------------------- */
 
 static inline void plan_job_clear(plan_job *j)
 {
@@ -308,8 +280,7 @@ static inline void plan_job_facts(plan_job *j, const char *facts, plan_list *wro
     }
 }
 
-/* ---- deciding -----------------------------------------------------------------------------------------------------
- */
+/* ---- deciding ---------------------------------------- */
 
 typedef struct plan_proposal { /* what the user has in mind; without it one GPU */
     int given, over;           /* over: more GPUs than there are */
@@ -487,10 +458,11 @@ static inline int plan_wants_several(const plan *p)
 /* Independent trainings, each on a GPU, or sharded on a node; 0: one needs several nodes. */
 static inline int plan_trials(plan *p)
 {
-    double trials = p->j->n[in_n_trials], nodes = plan_or(p->j, in_cur_nodes, plan_or(p->j, in_max_nodes, 1)), each;
+    const plan_job *j = p->j;
+    double trials = j->n[in_n_trials], own = ceil(plan_or(j, in_given_gpus, 1) / p->type->count);
+    double nodes = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, own)), each = p->fits ? p->type->count : 1;
     if (!(trials > 1) || (!p->fits && !plan_try_shards(p, 1))) return 0;
-    each = p->fits ? p->type->count : 1;
-    if (!plan_has(p->j, in_cur_nodes)) nodes = fmin(nodes, ceil(trials / each));
+    if (!plan_has(j, in_cur_nodes)) nodes = fmin(nodes, ceil(trials / each));
     plan_layout(p, JOB_PARALLEL, p->fits ? 0 : p->a->out[out_shard], 1, 1, p->fits ? 1 : p->type->count, nodes);
     p->a->num[num_waves] = ceil(trials / (nodes * each));
     plan_say(&p->a->why, "%g trainings do not depend on each other: %g at a time, each on a %s, in %g rounds", trials,
@@ -517,8 +489,10 @@ static inline void plan_replicas(plan *p)
         }
     }
     plan_layout(p, SINGLE, 0, 1, 1, 1, 1);
-    plan_say(&a->why, one <= p->deadline ? "A replica fits on one GPU, which meets the deadline"
-                                         : "A replica fits on one GPU, and nothing asks for more");
+    plan_say(&a->why, "A replica fits on one GPU, %s",
+             late                 ? "and there is no second one"
+             : one <= p->deadline ? "which meets the deadline"
+                                  : "and nothing asks for more");
     if (g > 1) plan_say(&a->rejected, "dp: %g GPUs are not needed", g);
 }
 
@@ -529,8 +503,10 @@ static inline void plan_cuts(plan *p)
     const plan_proposal *u = &p->user;
     int partition = plan_is(p->j, in_mp_family, 2), shard = plan_is(p->j, in_mp_family, 1), done = 0;
     double room = cost_usable * p->type->gb, from = p->least;
-    plan_say(&a->rejected, "single, dp: %.4g GB of states on a GPU that holds %.4g GB", plan_states(p, 1, 1, 1, 0),
-             room);
+    if (isnan(p->params)) plan_say(&a->rejected, "single, dp: replica_fits is 0");
+    else
+        plan_say(&a->rejected, "single, dp: %.4g GB of states on a GPU that holds %.4g GB", plan_states(p, 1, 1, 1, 0),
+                 room);
     if (u->tp > p->type->count && !shard) {
         p->least = fmax(p->least, fmin(p->most, ceil(u->tp * u->pp / p->type->count)));
         partition = 1, done = plan_scale(p, plan_try_stages);
@@ -574,12 +550,9 @@ static inline void plan_money(plan *p)
     double *num = a->num, nodes = a->out[out_nodes], gpus = plan_chose(p) == SINGLE ? 1 : nodes * p->type->count, cost,
            hours;
     int asks = plan_is(j, in_spot, 2);
-    if (plan_chose(p) == NO_SCALE || plan_chose(p) == INFEASIBLE)
-        hours = (double)NAN;
-    else if (plan_chose(p) == JOB_PARALLEL)
-        hours = plan_hours(p, p->fits ? 1 : p->type->count, 1) * num[num_waves];
-    else
-        hours = plan_hours(p, gpus, nodes);
+    if (plan_chose(p) == NO_SCALE || plan_chose(p) == INFEASIBLE) hours = (double)NAN;
+    else if (plan_chose(p) == JOB_PARALLEL) hours = plan_hours(p, p->fits ? 1 : p->type->count, 1) * num[num_waves];
+    else hours = plan_hours(p, gpus, nodes);
     num[num_est_hours] = hours;
     num[num_cost_od] = hours * nodes * p->price;
     num[num_spot_hours] = cost_spot_hours(hours, plan_or(j, in_rework_pct, 0), plan_or(j, in_interruptions, 0),
@@ -613,15 +586,8 @@ static inline int plan_mentions(const char *text, const char *words)
 /* How many of the frameworks does a text name? FSDP over SMDDP's collectives is one. */
 static inline int plan_frameworks(const char *text)
 {
-    static const char *const names[] = {"horovod|hvd",
-                                        "deepspeed",
-                                        "smddp|dataparallel",
-                                        "smp|modelparallel",
-                                        "fsdp",
-                                        "megatron",
-                                        "pytorchddp|torchddp|ddp_nccl",
-                                        "pytorchxla",
-                                        "parameter_server|byteps"};
+    static const char *const names[] = {"horovod|hvd", "deepspeed", "smddp|dataparallel", "smp|modelparallel", "fsdp",
+                                        "megatron", "ddp_nccl|torchddp", "pytorchxla", "parameter_server"};
     int count = 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) count += plan_mentions(text, names[i]);
     return count - (plan_mentions(text, "smddp") && plan_mentions(text, "fsdp"));
@@ -693,10 +659,8 @@ static inline void plan_input(plan *p)
     int mode = (int)plan_or(j, in_input_mode, 0), again = plan_is(j, in_random_access, 1) && !(j->n[in_epochs] <= 1);
     int large = p->type->nvme_gb > 0 && j->n[in_dataset_gb] > p->type->nvme_gb, slow = plan_warned(a, W_IO_BOUND);
     plan_warn(a, W_LOCAL_DISK, large && plan_is(j, in_input_mode, 0));
-    if (mode != 3 && ((slow && mode != 0) || ((slow || large) && again)))
-        a->out[out_input] = 2;
-    else if (mode == 0 && (slow || large))
-        a->out[out_input] = 1;
+    if (mode != 3 && ((slow && mode != 0) || ((slow || large) && again))) a->out[out_input] = 2;
+    else if (mode == 0 && (slow || large)) a->out[out_input] = 1;
     if (large)
         plan_say(&a->rejected, "file mode: %g GB of data, %g GB on the local disks", j->n[in_dataset_gb],
                  p->type->nvme_gb);
@@ -711,14 +675,13 @@ static inline void plan_cluster(plan *p)
     int g = p->type->count, user = (int)plan_or(j, in_given_strategy, -1),
         wants = plan_mentions(j->text[in_want_library], "smddp");
     double nodes = fmax(a->out[out_nodes], plan_or(j, in_cur_nodes, 1)),
-           now = plan_or(j, in_cur_nodes, ceil(u->gpus / g));
+           now = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, ceil(u->gpus / g)));
     double gpus = plan_chose(p) == SINGLE ? 1 : a->out[out_nodes] * g,
            batch = plan_or(j, in_micro_batch, j->n[in_global_batch]);
     double tp = u->given ? u->tp : a->out[out_tp], heads = j->n[in_heads],
-           claim = plan_or(j, in_given_gpus, plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, 0)) * g);
+           claim = plan_or(j, in_given_gpus, plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, a->out[out_nodes])) * g);
     double real = p->ref_hours * p->ref_gpus / (claim * (claim > g ? plan_or(j, in_node_eff, 0.9) : 0.9));
-    int sharded = user == SHARDED_DP || (user < 0 && !p->fits),
-        pair = plan_has(j, in_want_library) && plan_has(j, in_library);
+    int sharded = user == SHARDED_DP || (user < 0 && !p->fits);
     double cut = u->zero ? u->gpus : u->tp * u->pp, room = cost_usable * p->type->gb;
     plan_warn(a, W_STATE_EXCEEDS_WEIGHTS,
               !plan_is(j, in_replica_fits, 1) && !u->over && p->params * p->bytes.weights / cut <= room &&
@@ -736,10 +699,7 @@ static inline void plan_cluster(plan *p)
     plan_warn(a, W_EFA_UNAVAILABLE, !p->type->efa && plan_is(j, in_efa, 1));
     plan_warn(a, W_SMDDP_UNSUPPORTED, wants && !p->type->smddp);
     plan_warn(a, W_SMDDP_SINGLE_NODE, wants && fmin(nodes, plan_or(j, in_cur_nodes, nodes)) <= 1);
-    plan_warn(a, W_MIXED_FRAMEWORKS,
-              plan_frameworks(j->text[in_libs]) > 1 ||
-                  (pair && plan_frameworks(j->text[in_library]) && plan_frameworks(j->text[in_want_library]) &&
-                   strcmp(j->text[in_library], j->text[in_want_library]) && *j->text[in_libs]));
+    plan_warn(a, W_MIXED_FRAMEWORKS, plan_frameworks(j->text[in_libs]) > 1);
     plan_warn(a, W_LAUNCHER,
               !strncmp(cost_short(p->type), "trn", 3) && *j->text[in_launcher] &&
                   !plan_mentions(j->text[in_launcher], "torch_distributed|torchrun"));
@@ -793,71 +753,70 @@ static inline cost_shape plan_shape(const plan_job *j)
     return s;
 }
 
-/* What is not given is assumed, and what contradicts itself is decided; each with a sentence. */
-static inline void plan_complete(plan *p, double price)
+/* What is assumed of a field that is missing, where another one is given (-1: always) and a third one is not. */
+static const struct plan_default {
+    int field, with, without;
+    const char *text;
+} plan_default[] = {
+    {in_params_b, -1, -1, "a replica fits on a GPU, unless replica_fits is 0"},
+    {in_precision, in_params_b, -1, "16 bits with a master copy (AMP)"}, {in_optimizer, in_params_b, -1, "AdamW"},
+    {in_layers, in_params_b, -1, "activations are not counted"}, {in_seq_len, in_layers, -1, "2048"},
+    {in_micro_batch, in_layers, -1, "1"}, {in_instance, -1, -1, "any GPU type of the catalogue"},
+    {in_max_nodes, -1, in_cur_nodes, "up to 1024"},
+    {in_ref_hours, in_deadline_h, in_tokens_b, "the deadline cannot be judged. Give tokens_b for an estimate"},
+    {in_ref_hours, in_budget_usd, in_tokens_b, "the budget cannot be judged. Give tokens_b for an estimate"},
+    {in_ref_gpus, in_ref_hours, -1, "ref_hours are of the chosen nodes, else of one GPU"},
+    {in_node_eff, in_ref_hours, -1, "0.9"}, {in_spot_disc_pct, in_spot, -1, "60"},
+    {in_interruptions, in_spot, in_rework_pct, "none"}};
+
+static inline void plan_assume(plan *p, double shaped)
 {
     const plan_job *j = p->j;
+    const double *n = j->n;
     plan_list *l = &p->a->assumed;
-    cost_shape *s = &p->shape;
-    int optimizer = (int)plan_or(j, in_optimizer, COST_ADAMW), lora = optimizer == COST_LORA, g = p->type->count;
-    double from_shape = 12e-9 * j->n[in_layers] * j->n[in_hidden] * j->n[in_hidden];
-    p->params = j->n[in_params_b], p->deadline = j->n[in_deadline_h];
-    p->bytes = cost_of((int)plan_or(j, in_precision, COST_AMP_BF16), optimizer,
-                       plan_or(j, in_trainable_pct, lora ? 1 : 100) / 100);
-    if (isnan(p->params))
-        plan_say(l, "params_b is missing: a replica is assumed to fit on a GPU%s",
-                 plan_has(j, in_replica_fits) ? " as replica_fits says" : "");
-    else if (!plan_has(j, in_precision) || !plan_has(j, in_optimizer))
-        plan_say(
-            l,
-            "precision or optimizer is missing: %g bytes of states per parameter are assumed (AMP with AdamW has 16)",
-            cost_zero(&p->bytes, 0, 1));
-    if (from_shape > 2 * p->params || from_shape < 0.4 * p->params)
-        plan_say(l, "params_b %g contradicts layers and hidden (12 L h^2 is %.3g): params_b counts", p->params,
-                 from_shape);
-    *s = plan_shape(j);
-    if (s->layers > 0) {
-        if (!plan_has(j, in_seq_len) || !plan_has(j, in_micro_batch))
-            plan_say(l, "seq_len or micro_batch is missing: %g texts of %g tokens are assumed", s->micro, s->sequence);
-        if (fmod(s->hidden, s->heads) > 0)
-            plan_say(l, "hidden %g is not a multiple of heads %g: the formulas take both as they are", s->hidden,
-                     s->heads);
-    } else if (!isnan(p->params))
-        plan_say(l, "layers or hidden is missing: activations are not counted");
-    if (j->n[in_micro_batch] > j->n[in_global_batch])
-        plan_say(l, "micro_batch %g exceeds global_batch %g: micro_batch counts for memory", j->n[in_micro_batch],
-                 j->n[in_global_batch]);
-    p->least = plan_or(j, in_cur_nodes, 1), p->most = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, 1024));
-    if (j->n[in_cur_nodes] > j->n[in_max_nodes])
-        plan_say(l, "cur_nodes %g exceeds max_nodes %g: cur_nodes counts", j->n[in_cur_nodes], j->n[in_max_nodes]);
-    if (!plan_has(j, in_max_nodes) && !plan_has(j, in_cur_nodes))
-        plan_say(l, "max_nodes is missing: up to 1024 are considered");
-    p->ref_hours = j->n[in_ref_hours],
-    p->ref_gpus = plan_or(j, in_ref_gpus, plan_has(j, in_cur_nodes) ? p->least * g : 1);
-    if (!plan_has(j, in_ref_hours) && j->n[in_tokens_b] > 0 && !isnan(p->params) && p->type->teraflops > 0) {
-        p->ref_gpus = 1, p->ref_hours = cost_computing(1e9 * p->params, 1e9 * j->n[in_tokens_b],
-                                                       p->type->teraflops * 1e10 * plan_or(j, in_mfu_pct, 40)) /
-                                        3600;
-        plan_say(l, "ref_hours is missing: 6 x %g x %ge18 operations at %g %% of %g TFLOP/s are %.4g h on one GPU",
-                 p->params, j->n[in_tokens_b], plan_or(j, in_mfu_pct, 40), p->type->teraflops, p->ref_hours);
-    } else if (isnan(p->ref_hours) && (plan_has(j, in_deadline_h) || plan_has(j, in_budget_usd)))
-        plan_say(
-            l,
-            "ref_hours is missing: deadline and budget cannot be judged. Give ref_hours, or tokens_b for an estimate");
-    else if (!plan_has(j, in_ref_gpus) && !isnan(p->ref_hours))
-        plan_say(l, "ref_gpus is missing: ref_hours is taken as measured on %g", p->ref_gpus);
-    p->price = isnan(price) ? p->type->dollars : price;
-    if (isnan(price) && !isnan(p->ref_hours))
-        plan_say(l, "price_node_h is missing: the catalogue has %.2f dollars", p->price);
-    if (plan_has(j, in_spot) && !plan_is(j, in_spot, 0)) {
-        if (!plan_has(j, in_spot_disc_pct)) plan_say(l, "spot_disc_pct is missing: 60 is assumed");
-        if (!plan_has(j, in_interruptions) && !plan_has(j, in_rework_pct))
-            plan_say(l, "interruptions and rework_pct are missing: none are counted");
+    for (size_t i = 0; i < sizeof plan_default / sizeof *plan_default; i++) {
+        const struct plan_default *d = &plan_default[i];
+        if (!plan_has(j, d->field) && (d->with < 0 || plan_has(j, d->with)) &&
+            (d->without < 0 || !plan_has(j, d->without)))
+            plan_say(l, "%s is missing: %s", plan_field[d->field].name, d->text);
     }
-    plan_propose(p);
+    if (shaped > 2 * p->params || shaped < 0.4 * p->params)
+        plan_say(l, "params_b %g contradicts layers and hidden (12 L h^2 is %.3g): params_b counts", p->params, shaped);
+    if (fmod(p->shape.hidden, p->shape.heads) > 0)
+        plan_say(l, "hidden %g is not a multiple of heads %g: both count", p->shape.hidden, p->shape.heads);
+    if (n[in_micro_batch] > n[in_global_batch])
+        plan_say(l, "micro_batch %g exceeds global_batch %g: both count", n[in_micro_batch], n[in_global_batch]);
+    if (n[in_cur_nodes] > n[in_max_nodes])
+        plan_say(l, "cur_nodes %g exceeds max_nodes %g: cur_nodes counts", n[in_cur_nodes], n[in_max_nodes]);
     if (p->user.over)
         plan_say(l, "given_tp x given_pp is %g, and there are %g GPUs: your layout does not fit",
                  p->user.tp * p->user.pp, p->user.gpus);
+}
+
+/* Reads the job, with defaults. */
+static inline void plan_complete(plan *p, double price)
+{
+    const plan_job *j = p->j;
+    int optimizer = (int)plan_or(j, in_optimizer, COST_ADAMW), g = p->type->count;
+    double share = plan_or(j, in_trainable_pct, optimizer == COST_LORA ? 1 : 100) / 100, tokens = j->n[in_tokens_b];
+    p->params = j->n[in_params_b], p->deadline = j->n[in_deadline_h], p->shape = plan_shape(j);
+    p->bytes = cost_of((int)plan_or(j, in_precision, COST_AMP_BF16), optimizer, share);
+    p->least = plan_or(j, in_cur_nodes, 1), p->most = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, 1024));
+    p->ref_hours = j->n[in_ref_hours],
+    p->ref_gpus = plan_or(j, in_ref_gpus, plan_has(j, in_cur_nodes) ? p->least * g : 1);
+    p->price = isnan(price) ? p->type->dollars : price;
+    if (isnan(p->ref_hours) && p->params * tokens > 0 && p->type->teraflops > 0) {
+        double mfu = plan_or(j, in_mfu_pct, 40);
+        p->ref_gpus = 1;
+        p->ref_hours = cost_computing(1e9 * p->params, 1e9 * tokens, p->type->teraflops * 1e10 * mfu) / 3600;
+        plan_say(&p->a->assumed,
+                 "ref_hours is missing: 6 x %g x %ge18 operations at %g %% of %g TFLOP/s are %.4g h on one GPU",
+                 p->params, tokens, mfu, p->type->teraflops, p->ref_hours);
+    }
+    if (isnan(price) && !isnan(p->ref_hours))
+        plan_say(&p->a->assumed, "price_node_h is missing: %.2f dollars of the catalogue count", p->price);
+    plan_propose(p);
+    plan_assume(p, 12e-9 * j->n[in_layers] * j->n[in_hidden] * j->n[in_hidden]);
 }
 
 /* Decides for one type. */
@@ -873,14 +832,10 @@ static inline void plan_on(const plan_job *j, const cost_type *type, double pric
         plan_layout(&p, NO_SCALE, 0, 1, 1, 1, plan_or(j, in_cur_nodes, 1));
         plan_say(&a->why, "More GPUs would wait as well: mend what the warnings name first, then measure again");
     } else if (!plan_trials(&p)) {
-        if (p.fits)
-            plan_replicas(&p);
-        else
-            plan_cuts(&p);
+        if (p.fits) plan_replicas(&p);
+        else plan_cuts(&p);
     }
     a->out[out_fit] = plan_has(j, in_given_strategy) ? plan_user_fits(&p) : p.fits;
-    if (!plan_has(j, in_node_eff) && a->out[out_nodes] > 1 && !isnan(p.ref_hours))
-        plan_say(&a->assumed, "node_eff is missing: 0.9 is assumed");
     plan_library(&p);
     plan_numbers(&p);
     plan_money(&p);
@@ -890,23 +845,14 @@ static inline void plan_on(const plan_job *j, const cost_type *type, double pric
     plan_cluster(&p);
 }
 
-/* How a plan compares with another one: fewer nodes, a lower given price, a simpler strategy, a lower price. */
-static inline int plan_better(const plan_answer *a, double price, const plan_answer *b, double other)
+/* Of two plans the better one has the lower first difference: does it fit, is it in time, nodes (hours, where it is
+ * late), the given price, how simple the strategy is, the catalogue's price. */
+static inline void plan_rank(const plan_answer *a, double price, double rank[6])
 {
-    double of_a[6], of_b[6];
-    const plan_answer *both[2] = {a, b};
-    for (int i = 0; i < 2; i++) {
-        double *to = i ? of_b : of_a, given = i ? other : price;
-        to[0] = both[i]->out[out_strategy] == INFEASIBLE;
-        to[1] = plan_warned(both[i], W_DEADLINE_MISS) + plan_warned(both[i], W_BF16_UNSUPPORTED);
-        to[2] = plan_warned(both[i], W_DEADLINE_MISS) ? both[i]->num[num_est_hours] : both[i]->out[out_nodes];
-        to[3] = isnan(given) ? 0 : given;
-        to[4] = both[i]->out[out_strategy];
-        to[5] = isnan(both[i]->type->dollars) ? 1e9 : both[i]->type->dollars;
-    }
-    for (int k = 0; k < 6; k++)
-        if (of_a[k] != of_b[k]) return of_a[k] < of_b[k];
-    return 0;
+    int late = plan_warned(a, W_DEADLINE_MISS);
+    rank[0] = a->out[out_strategy] == INFEASIBLE, rank[1] = late + plan_warned(a, W_BF16_UNSUPPORTED);
+    rank[2] = late ? a->num[num_est_hours] : a->out[out_nodes], rank[3] = isnan(price) ? 0 : price;
+    rank[4] = a->out[out_strategy], rank[5] = isnan(a->type->dollars) ? 1e9 : a->type->dollars;
 }
 
 typedef struct plan_candidate {
@@ -932,10 +878,8 @@ static inline int plan_candidates(const plan_job *j, const cost_catalogue *c, pl
         if (*text && strcmp(text, "-") && !(to->price > 0))
             plan_say(wrong, "price_node_h: '%s' is not a number above 0: the catalogue's price counts", text),
                 to->price = (double)NAN;
-        if (to->type)
-            count++;
-        else
-            plan_say(wrong, "instance: '%s' is not in the catalogue: it is left out", to->name);
+        if (to->type) count++;
+        else plan_say(wrong, "instance: '%s' is not in the catalogue: it is left out", to->name);
         if (price[m]) price += m + 1, m = strcspn(price, "|"), snprintf(text, sizeof text, "%.*s", (int)m, price);
     }
     for (int i = 0, all = !count; all && i < c->count; i++) {
@@ -953,16 +897,18 @@ static inline void plan_answer_of(const plan_job *j, const cost_catalogue *c, pl
     static plan_answer a[COST_TYPES]; /* of this thread alone: the programs here have one */
     plan_candidate list[COST_TYPES];
     plan_list wrong;
+    double rank[COST_TYPES][6];
     int count, first = 0;
     memset(&wrong, 0, sizeof wrong);
     count = plan_candidates(j, c, list, &wrong);
     for (int i = 0; i < count; i++) {
         plan_on(j, list[i].type, list[i].price, &a[i]);
         memcpy(a[i].instance, list[i].name, sizeof list[i].name);
-        if (plan_better(&a[i], list[i].price, &a[first], list[first].price)) first = i;
+        plan_rank(&a[i], list[i].price, rank[i]);
+        for (int k = 0; k < 6 && rank[i][k] <= rank[first][k]; k++)
+            if (rank[i][k] < rank[first][k]) first = i;
     }
     *best = a[first];
-    if (!*j->text[in_instance]) plan_say(&wrong, "instance is missing: every GPU type of the catalogue is considered");
     for (int i = 0; i < wrong.count; i++) plan_say(&best->assumed, "%s", wrong.line[i]);
     for (int i = 0; i < count; i++)
         if (i != first)
