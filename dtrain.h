@@ -10184,7 +10184,7 @@ static void *dt__gpu_attach(dt__device *is, int kind, void *host, int64_t bytes)
     dt__gpu_address at = 0;
     int code = 0, room;
     b.bytes = dt__round_up(dt__max(bytes, 4), 4), b.host = b.mem = (char *)host, b.kind = kind;
-    if (!dt__gpu_enter(d)) return (void)dt__error(d->is.failed, "%s", d->is.why), (void *)NULL;
+    if (!dt__gpu_enter(d)) return (void)dt__device_result(&d->k), (void *)NULL;
     if (kind != DT__DEVICE) code = d->f.cuMemHostRegister_v2(host, (size_t)b.bytes, DT__GPU_MAPPED);
     if (!code && kind != DT__PINNED && !(code = d->f.cuMemAlloc_v2(&at, (size_t)b.bytes))) {
         b.mem = (char *)(uintptr_t)at;
@@ -10199,7 +10199,7 @@ static void *dt__gpu_attach(dt__device *is, int kind, void *host, int64_t bytes)
     if (code == DT__GPU_NO_MEMORY)
         dt__error(DT_E_MEMORY, "the GPU has no %.1f MB left for this rank: use a smaller model, micro-batch or "
                   "sequence, --recompute, or more ranks", (double)bytes / 1e6);
-    else if (code && dt__gpu_failed(d, code, "taking memory")) dt__error(d->is.failed, "%s", d->is.why);
+    else if (code && dt__gpu_failed(d, code, "taking memory")) (void)dt__device_result(&d->k);
     return room ? b.mem : NULL;
 }
 static void dt__gpu_detach(dt__device *is, void *mem)
@@ -10695,6 +10695,7 @@ static void dt__gpu_close(dt__device *is)
     dt__free(d);
 }
 
+#define DT__CU(call) if (!failed && !r) failed = d->f.cu##call
 /* The GPU's code, from the cache or NVRTC, and its kernels. */
 static dt_result dt__gpu_load(dt__cuda *d)
 {
@@ -10709,52 +10710,51 @@ static dt_result dt__gpu_load(dt__cuda *d)
     code.text = text.at, code.by = "nvrtc", code.flags = flags, code.suffix = "cubin", code.build = dt__cuda_compile;
     r = text.failed ? DT_E_MEMORY : dt__code_get(&code, path, sizeof path, &built);
     if (!r) r = dt__file_get(path, 1 << 28, &data, &bytes);
-    if (!r) failed = d->f.cuModuleLoadData(&d->module, data);
-    if (!r && failed) unlink(path); /* the next start compiles it again */
-    if (!r && !dt__gpu_failed(d, failed, "loading its code")) {
-        for (int i = 0; i < DT__BODY_COUNT && !failed; i++)
-            failed = d->f.cuModuleGetFunction(&d->body[i], d->module, dt__bodies[i].name);
-        for (int i = 0; i < DT__TILES && !failed; i++) {
-            failed = d->f.cuModuleGetFunction(&d->tile[i], d->module, dt__tiles[i]);
-            if (!failed) failed = d->f.cuFuncSetAttribute(d->tile[i], DT__GPU_DYNAMIC, DT__GPU_TILES);
-        }
-        if (!failed) failed = d->f.cuModuleGetFunction(&d->verb, d->module, "dt__verb_launch");
-        if (!failed) failed = d->f.cuModuleGetFunction(&d->recast, d->module, "dt__recast_launch");
-        if (!failed) failed = d->f.cuMemAlloc_v2(&d->one, 4);
-        if (!failed) failed = d->f.cuMemsetD32Async(d->one, 0x3f800000, 1, d->stream[DT__GPU_OPS]);
-        (void)dt__gpu_failed(d, failed, "finding its kernels");
+    DT__CU(ModuleLoadData(&d->module, data));
+    if (failed) unlink(path); /* the next start compiles it again */
+    for (int i = 0; i < DT__BODY_COUNT; i++)
+        DT__CU(ModuleGetFunction(&d->body[i], d->module, dt__bodies[i].name));
+    for (int i = 0; i < DT__TILES; i++) {
+        DT__CU(ModuleGetFunction(&d->tile[i], d->module, dt__tiles[i]));
+        DT__CU(FuncSetAttribute(d->tile[i], DT__GPU_DYNAMIC, DT__GPU_TILES));
     }
+    DT__CU(ModuleGetFunction(&d->verb, d->module, "dt__verb_launch"));
+    DT__CU(ModuleGetFunction(&d->recast, d->module, "dt__recast_launch"));
+    DT__CU(MemAlloc_v2(&d->one, 4));
+    DT__CU(MemsetD32Async(d->one, 0x3f800000, 1, d->stream[DT__GPU_OPS]));
+    (void)dt__gpu_failed(d, failed, "loading its code");
     dt__free(text.at);
     dt__free(data);
-    return r ? r : d->is.failed ? dt__error(d->is.failed, "%s", d->is.why) : DT_OK;
+    return r ? r : dt__device_result(&d->k);
 }
 
 static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
 {
     static const char *const files[] = {"libcuda.so.1", NULL}, *const names[] = {DT__DRIVER(DT__CALL_NAME)};
     dt__cuda *d = (dt__cuda *)dt__alloc((int64_t)sizeof *d, "the GPU");
-    int count = 0, failed, major = 0, minor = 0, maps = 0;
+    int count = 0, failed = 0, major = 0, minor = 0, maps = 0;
     dt_result r;
     if (!d) return DT_E_MEMORY;
+    d->k = d->run = **k;
+    d->k.device = d->run.device = &d->is;
     r = dt__library_load("DT_CUDA_LIBRARY", files, "the driver of NVIDIA's GPUs (libcuda)", names,
                          (int)(sizeof names / sizeof *names), &d->f);
     if (!r) {
-        failed = d->f.cuInit(0);
-        if (!failed) failed = d->f.cuDeviceGetCount(&count);
+        DT__CU(Init(0));
+        DT__CU(DeviceGetCount(&count));
         if (!failed && !count) r = dt__error(DT_E_SYSTEM, "the driver sees no GPU. Look at CUDA_VISIBLE_DEVICES");
         else if (!failed && gpu >= count)
             r = dt__misuse("--device cuda:%d: the GPUs here are 0..%d", gpu, count - 1);
-        if (!failed && !r) failed = d->f.cuDeviceGet(&d->gpu, gpu < 0 ? local_rank % count : gpu);
-        if (!failed && !r) failed = d->f.cuDeviceGetName(d->name, (int)sizeof d->name, d->gpu);
-        if (!failed && !r) failed = d->f.cuDeviceGetAttribute(&major, DT__GPU_MAJOR, d->gpu);
-        if (!failed && !r) failed = d->f.cuDeviceGetAttribute(&minor, DT__GPU_MINOR, d->gpu);
-        if (!failed && !r) failed = d->f.cuDeviceGetAttribute(&d->processors, DT__GPU_PROCESSORS, d->gpu);
-        if (!failed && !r) failed = d->f.cuDeviceGetAttribute(&maps, DT__GPU_MAPS, d->gpu);
-        if (!failed && !r) failed = d->f.cuDevicePrimaryCtxRetain(&d->context, d->gpu);
-        if (!failed && !r) failed = d->f.cuCtxSetCurrent(d->context);
-        for (int i = 0; i < DT__GPU_STREAMS && !failed && !r; i++)
-            failed = d->f.cuStreamCreate(&d->stream[i], DT__GPU_UNTIED);
-        if (!r && dt__gpu_failed(d, failed, "its opening")) r = dt__error(d->is.failed, "%s", d->is.why);
+        DT__CU(DeviceGet(&d->gpu, gpu < 0 ? local_rank % count : gpu));
+        DT__CU(DeviceGetName(d->name, (int)sizeof d->name, d->gpu));
+        DT__CU(DeviceGetAttribute(&major, DT__GPU_MAJOR, d->gpu));
+        DT__CU(DeviceGetAttribute(&minor, DT__GPU_MINOR, d->gpu));
+        DT__CU(DeviceGetAttribute(&d->processors, DT__GPU_PROCESSORS, d->gpu));
+        DT__CU(DeviceGetAttribute(&maps, DT__GPU_MAPS, d->gpu));
+        DT__CU(DevicePrimaryCtxRetain(&d->context, d->gpu));
+        DT__CU(CtxSetCurrent(d->context));
+        for (int i = 0; i < DT__GPU_STREAMS; i++) DT__CU(StreamCreate(&d->stream[i], DT__GPU_UNTIED));
+        if (!r && dt__gpu_failed(d, failed, "its opening")) r = dt__device_result(&d->k);
     }
     d->arch = 10 * major + minor;
     if (!r && d->arch < 80)
@@ -10774,8 +10774,6 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
     d->is.close = dt__gpu_close;
     d->plans.open = dt__gpu_plan, d->is.compiler = &d->plans;
     (void)pthread_mutex_init(&d->lock, NULL);
-    d->k = d->run = **k;
-    d->k.device = d->run.device = &d->is;
     d->run.gemm = dt__gpu_gemm, d->run.attention = dt__gpu_attention;
     *k = &d->k;
     return DT_OK;
@@ -20025,15 +20023,6 @@ static void dt__layout_rows(dt_plan *plan)
 #undef DT__ROW_ADD
 }
 
-/* Bytes of rows of a kind; staged ones are in both memories. */
-static int64_t dt__memory_in(const dt_row *row, int count, int kind)
-{
-    int64_t bytes = 0;
-    for (int i = 0; i < count; i++)
-        if (row[i].kind == kind || row[i].kind == DT__STAGED) bytes += row[i].most;
-    return bytes;
-}
-
 static dt_memory dt__memory_of(const dt_row *row, int count)
 {
     dt_memory m = DT__ZERO;
@@ -20045,7 +20034,7 @@ static dt_memory dt__memory_of(const dt_row *row, int count)
     return m;
 }
 
-static void dt__memory_print(const dt_row *row, int count, int device)
+static void dt__memory_print(const dt_row *row, int count)
 {
     const int64_t total = dt__memory_of(row, count).total;
     const double unit = total < 10000000 ? 1e3 : 1e6;
@@ -20065,10 +20054,6 @@ static void dt__memory_print(const dt_row *row, int count, int device)
         dt__free(words.at);
         dt__free(lines.at);
     }
-    if (device)
-        dt__tell("         on the GPU  %8.1f %s  with as much on the host, where %.1f %s are pinned as well\n",
-                 (double)dt__memory_in(row, count, DT__DEVICE) / unit, name,
-                 (double)dt__memory_in(row, count, DT__PINNED) / unit, name);
 }
 
 static void dt__layout_shards(const dt_plan *plan, dt__net *net)
@@ -23159,9 +23144,10 @@ static dt_result dt__check_memory(dt_trainer *t, int allocated)
 static int64_t dt__gpu_needs(const dt_trainer *t)
 {
     const dt__net *net = &t->e.p.net, *end = t->generator.net + DT__GENERATOR_NETS;
-    int64_t bytes = dt__memory_in(t->row, t->rows, DT__DEVICE), longest = 0;
     int rounds = t->recipe.numerics == DT_FAST && net->precision;
-    if (rounds) bytes += 2 * t->e.p.store.param_floats;
+    int64_t bytes = rounds ? 2 * t->e.p.store.param_floats : 0, longest = 0;
+    for (const dt_row *row = t->row; row < t->row + t->rows; row++)
+        if (row->kind == DT__DEVICE || row->kind == DT__STAGED) bytes += row->most;
     for (; net < end; net = net == &t->e.p.net ? t->generator.net : net + 1)
         for (int64_t q = 0; q < net->count; q++) {
             const dt_graph *g = net->segments[q].plan->g;
@@ -23357,7 +23343,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (r->warmup >= r->steps && !r->rate)
         printf("warm-up  all %jd steps: the learning rate rises to the end, because --warmup is %jd. Lower it\n",
                r->steps, r->warmup);
-    dt__memory_print(t->row, t->rows, t->e.k->device != NULL);
+    dt__memory_print(t->row, t->rows);
     if (r->weights && !t->first) printf("weights  initialized from %s\n", r->weights);
     if (positions > r->sequence)
         printf("sequence %jd tokens of the model's %jd positions%s\n", r->sequence, positions,
