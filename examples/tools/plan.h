@@ -97,58 +97,95 @@ enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
     F(min_gpus_weights_40) F(est_hours) F(spot_hours) F(cost_od) F(cost_spot) F(lr_mult) F(pp_slowdown) F(bubble) \
     F(min_mb) F(host_init_gb) F(save_s) F(need_gb_s) F(break_even_min) F(waves)
 
-/* Codes, with what is wrong and what to do. */
+/* Codes: when, what is wrong, and what to do. The names in the conditions are those of plan_check. */
 #define PLAN_WARNINGS(F) \
-    F(W_STATE_EXCEEDS_WEIGHTS, "the weights fit, the training state does not. Count 16 bytes per parameter, not 2") \
-    F(W_MP_UNNEEDED, "a replica fits on one GPU, so cutting the model only idles GPUs. Use data parallel") \
-    F(W_SHARD_DOWNSIZE, "the shards of fewer GPUs are larger and do not fit. Keep the nodes, or recompute") \
-    F(W_HOST_OOM, "each process draws the whole model in fp32, more than the host's memory. Delay initialisation") \
-    F(W_BF16_UNSUPPORTED, "V100 and T4 lack bf16. Use fp16 with loss scaling, or other GPUs") \
-    F(W_TP_CROSS_NODE, "a tensor group leaves its node. Use tp = GPUs of a node, and stages across nodes") \
-    F(W_TP_DEGREE, "tp must be a power of two that divides the heads. Choose such a degree") \
-    F(W_BUBBLE, "stages idle more than 20 % of the time. Use at least 4 (pp - 1) micro-batches") \
-    F(W_MB_DIVIDE, "the batch is not a multiple of the micro-batches. Choose a divisor") \
-    F(W_NO_EFA, "several nodes of a type with EFA, and EFA is off. Turn it on: it costs nothing") \
-    F(W_EFA_UNAVAILABLE, "this type has no EFA. Leave it off, or choose a type with it") \
-    F(W_SMDDP_UNSUPPORTED, "SMDDP supports p4d and p4de only. Use NCCL") \
-    F(W_SMDDP_SINGLE_NODE, "SMDDP gains nothing on one node. Use NCCL") \
-    F(W_MIXED_FRAMEWORKS, "a job has one framework for distribution. Choose one") \
-    F(W_LAUNCHER, "trn1 has one launcher. Use torch_distributed") \
-    F(W_SMALL_MODEL_DIST, "below 0.1e9 parameters and a batch of 64 messages cost more than GPUs bring. Use one GPU") \
-    F(W_BATCH_TOO_SMALL, "CPU, GPU and its memory are all below 70 %. Raise the batch before adding GPUs") \
-    F(W_IO_BOUND, "GPUs wait for data. Speed up the input before adding GPUs") \
-    F(W_CPU_BOUND, "CPUs are full and GPUs idle. Move preprocessing offline or to a CPU group") \
-    F(W_LINEAR_SCALING, "the promised hours assume perfect scaling. Plan with the measured efficiency") \
-    F(W_DEADLINE_MISS, "the plan misses the deadline. Allow more nodes, faster types, or less training") \
-    F(W_LR_SCALING, "the global batch changes and the learning rate does not. Scale it, with warm-up") \
-    F(W_BUDGET_MISS, "the plan costs more than the budget. Use Spot, fewer nodes, or less training") \
-    F(W_NO_CKPT_SPOT, "Spot without checkpoints loses all work at an interruption. Configure checkpoints") \
-    F(W_NO_CKPT, "a failure loses all work. Configure checkpoints") \
-    F(W_CKPT_INTERVAL, "an interruption repeats more than 30 minutes. Save more often") \
-    F(W_CKPT_PARTIAL, "rank 0 has one shard of the state and saves only that. Let every rank save") \
-    F(W_FULL_CKPT_NO_OPT, "a merged checkpoint has no optimizer state. Resume from a partial one") \
-    F(W_REPARTITION, "a partial checkpoint fits the degrees that wrote it. Keep them, or convert") \
-    F(W_CKPT_OVERWRITE, "instances overwrite each other's file. Put the rank into its name") \
-    F(W_WARNING_WINDOW, "a save takes longer than the 120 s of notice. Save on schedule, with more writers") \
-    F(W_MAXWAIT, "MaxWaitTime must exceed MaxRuntime. Raise it") \
-    F(W_SCHEDULE_RESUME, "the schedule restarts: learning rate, step or RNG is not saved. Save all three") \
-    F(W_COMPILER_SHORT_JOB, "the run is shorter than the break-even of compiling. Leave the compiler off") \
-    F(W_COMPILER_INCOMPAT, "the compiler does not work with SMDDP and SMP. Leave it off") \
-    F(W_COMPILER_EOL, "SageMaker Training Compiler gets no new releases. Prefer torch.compile") \
-    F(W_COMPILER_RECOMPILE, "each new shape compiles again. Pad to one length") \
-    F(W_WARMPOOL_SPOT, "warm pools exclude Spot. Choose one") \
-    F(W_RETRY_NOT_CAPACITY, "RetryStrategy retries internal errors, not missing capacity. Use training plans") \
-    F(W_SAVINGS_NOT_CAPACITY, "a savings plan is a price, not capacity. Use training plans") \
-    F(W_LOCAL_DISK, "the data exceeds the local disks in file mode. Stream it, or use FSx") \
-    F(W_OFFLOAD_NO_EFFECT, "offload works only with recompute and several micro-batches. Turn both on, or it off")
+    F(W_STATE_EXCEEDS_WEIGHTS, n[in_replica_fits] != 1 && !u->over && weights <= room && states > room, \
+      "the weights fit, the training state does not. Count 16 bytes per parameter, not 2") \
+    F(W_MP_UNNEEDED, p->fits && (plan_partitions(user) || u->tp * u->pp > 1), \
+      "a replica fits on one GPU, so cutting the model only idles GPUs. Use data parallel") \
+    F(W_SHARD_DOWNSIZE, shares && now < n[in_prev_nodes] && !p->fits && !plan_fits(p, 1, 1, now * g, 3, 1), \
+      "the shards of fewer GPUs are larger and do not fit. Keep the nodes, or recompute") \
+    F(W_HOST_OOM, n[in_delayed_init] != 1 && num[num_host_init_gb] > t->host_gib * 1.073741824, \
+      "each process draws the whole model in fp32, more than the host's memory. Delay initialisation") \
+    F(W_BF16_UNSUPPORTED, !t->bf16 && n[in_precision] >= COST_AMP_BF16, \
+      "V100 and T4 lack bf16. Use fp16 with loss scaling, or other GPUs") \
+    F(W_TP_CROSS_NODE, u->tp > g, \
+      "a tensor group leaves its node. Use tp = GPUs of a node, and stages across nodes") \
+    F(W_TP_DEGREE, tp > 1 && (exp2(round(log2(tp))) != tp || fmod(n[in_heads], tp) > 0), \
+      "tp must be a power of two that divides the heads. Choose such a degree") \
+    F(W_BUBBLE, num[num_bubble] > 0.2 + 1e-9, \
+      "stages idle more than 20 % of the time. Use at least 4 (pp - 1) micro-batches") \
+    F(W_MB_DIVIDE, fmod(n[in_global_batch], n[in_given_mb]) > 0, \
+      "the batch is not a multiple of the micro-batches. Choose a divisor") \
+    F(W_NO_EFA, nodes > 1 && t->efa && n[in_efa] == 0, \
+      "several nodes of a type with EFA, and EFA is off. Turn it on: it costs nothing") \
+    F(W_EFA_UNAVAILABLE, !t->efa && n[in_efa] == 1, \
+      "this type has no EFA. Leave it off, or choose a type with it") \
+    F(W_SMDDP_UNSUPPORTED, wants && !t->smddp, "SMDDP supports p4d and p4de only. Use NCCL") \
+    F(W_SMDDP_SINGLE_NODE, wants && plan_or(j, in_cur_nodes, nodes) <= 1, "SMDDP gains nothing on one node. Use NCCL") \
+    F(W_MIXED_FRAMEWORKS, plan_frameworks(j->text[in_libs]) > 1, \
+      "a job has one framework for distribution. Choose one") \
+    F(W_LAUNCHER, trn && *launcher && !plan_mentions(launcher, "torch_distributed|torchrun"), \
+      "trn1 has one launcher. Use torch_distributed") \
+    F(W_SMALL_MODEL_DIST, p->params < 0.1 && batch < 64 && gpus > 1, \
+      "below 0.1e9 parameters and a batch of 64 messages cost more than GPUs bring. Use one GPU") \
+    F(W_BATCH_TOO_SMALL, p->small_batch, "CPU, GPU and its memory are below 70 %. Raise the batch before adding GPUs") \
+    F(W_IO_BOUND, p->waits || n[in_fs_gb_s] < num[num_need_gb_s], \
+      "GPUs wait for data. Speed up the input before adding GPUs") \
+    F(W_CPU_BOUND, p->slow_cpu, "CPUs are full and GPUs idle. Move preprocessing offline or to a CPU group") \
+    F(W_LINEAR_SCALING, n[in_claimed_hours] <= 1.02 * ideal && real > plan_or(j, in_deadline_h, n[in_claimed_hours]), \
+      "the promised hours assume perfect scaling. Plan with the measured efficiency") \
+    F(W_DEADLINE_MISS, plan_late(p, num[spot ? num_spot_hours : num_est_hours]), \
+      "the plan misses the deadline. Allow more nodes, faster types, or less training") \
+    F(W_LR_SCALING, plan_has(j, in_batch_factor) && n[in_batch_factor] != 1 && n[in_lr_scaled] != 1, \
+      "the global batch changes and the learning rate does not. Scale it, with warm-up") \
+    F(W_BUDGET_MISS, num[spot ? num_cost_spot : num_cost_od] > n[in_budget_usd], \
+      "the plan costs more than the budget. Use Spot, fewer nodes, or less training") \
+    F(W_NO_CKPT_SPOT, spot && n[in_ckpt_cfg] == 0, \
+      "Spot without checkpoints loses all work at an interruption. Configure checkpoints") \
+    F(W_NO_CKPT, !spot && out[out_ckpt_required] && n[in_ckpt_cfg] == 0, \
+      "a failure loses all work. Configure checkpoints") \
+    F(W_CKPT_INTERVAL, spot && n[in_ckpt_interval_min] > 30, \
+      "an interruption repeats more than 30 minutes. Save more often") \
+    F(W_CKPT_PARTIAL, one && cuts && n[in_ckpt_kind] != 0, \
+      "rank 0 has one shard of the state and saves only that. Let every rank save") \
+    F(W_FULL_CKPT_NO_OPT, n[in_ckpt_kind] == 0 && n[in_purpose] == 0, \
+      "a merged checkpoint has no optimizer state. Resume from a partial one") \
+    F(W_REPARTITION, n[in_ckpt_kind] == 1 && fabs(n[in_ckpt_pp] - plan_or(j, in_given_pp, out[out_pp])) > 0, \
+      "a partial checkpoint fits the degrees that wrote it. Keep them, or convert") \
+    F(W_CKPT_OVERWRITE, *file && several && !one && !plan_mentions(file, "rank|{|%|$|per_|per-|unique|host|node"), \
+      "instances overwrite each other's file. Put the rank into its name") \
+    F(W_WARNING_WINDOW, num[num_save_s] > 120, \
+      "a save takes longer than the 120 s of notice. Save on schedule, with more writers") \
+    F(W_MAXWAIT, n[in_max_wait_s] <= n[in_max_run_s], "MaxWaitTime must exceed MaxRuntime. Raise it") \
+    F(W_SCHEDULE_RESUME, *has && !plan_mentions(has, "all|everything") && !schedule, \
+      "the schedule restarts: learning rate, step or RNG is not saved. Save all three") \
+    F(W_COMPILER_SHORT_JOB, p->compiles && p->minutes < num[num_break_even_min], \
+      "the run is shorter than the break-even of compiling. Leave the compiler off") \
+    F(W_COMPILER_INCOMPAT, p->compiles && p->sagemaker, \
+      "the compiler does not work with SMDDP and SMP. Leave it off") \
+    F(W_COMPILER_EOL, p->compiles, "SageMaker Training Compiler gets no new releases. Prefer torch.compile") \
+    F(W_COMPILER_RECOMPILE, p->compiles && n[in_dynamic_shapes] == 1, \
+      "each new shape compiles again. Pad to one length") \
+    F(W_WARMPOOL_SPOT, n[in_keep_alive_s] > 0 && spot, "warm pools exclude Spot. Choose one") \
+    F(W_RETRY_NOT_CAPACITY, n[in_fix_retry] == 1 && n[in_capacity_error] != 0, \
+      "RetryStrategy retries internal errors, not missing capacity. Use training plans") \
+    F(W_SAVINGS_NOT_CAPACITY, n[in_fix_savings_plan] == 1 && n[in_capacity_error] != 0, \
+      "a savings plan is a price, not capacity. Use training plans") \
+    F(W_LOCAL_DISK, p->large && n[in_input_mode] == 0, \
+      "the data exceeds the local disks in file mode. Stream it, or use FSx") \
+    F(W_OFFLOAD_NO_EFFECT, n[in_offload] == 1 && (n[in_given_mb] == 1 || recompute < 1), \
+      "offload works only with recompute and several micro-batches. Turn both on, or it off")
 
 #define PLAN_ROW(name, kind, low, high, text) {#name, text, low, high, kind},
 #define PLAN_IN(name, kind, low, high, text)  in_##name,
 #define PLAN_OUT(name, words)                 out_##name,
 #define PLAN_NUM(name)                        num_##name,
-#define PLAN_CODE(name, text)                 name,
+#define PLAN_CODE(name, when, text)           name,
 #define PLAN_NAME(name)                       #name,
 #define PLAN_PAIR(name, text)                 {#name, text},
+#define PLAN_LINE(name, when, text)           {#name, text},
+#define PLAN_CHECK(name, when, text)          a->warn |= (unsigned long long)((when) != 0) << name;
 enum { PLAN_FIELDS(PLAN_IN) PLAN_INPUTS };
 enum { PLAN_OUTPUTS(PLAN_OUT) PLAN_OUTS };
 enum { PLAN_NUMBERS(PLAN_NUM) PLAN_NUMS };
@@ -158,8 +195,8 @@ static const struct plan_field {
     double low, high;
     char kind;
 } plan_field[] = {PLAN_FIELDS(PLAN_ROW)};
-static const char *const plan_output[][2] = {PLAN_OUTPUTS(PLAN_PAIR)}, *const plan_warning[][2] = {
-                                                                           PLAN_WARNINGS(PLAN_PAIR)};
+static const char *const plan_output[][2] = {PLAN_OUTPUTS(PLAN_PAIR)};
+static const char *const plan_warning[][2] = {PLAN_WARNINGS(PLAN_LINE)};
 static const char *const plan_number[] = {PLAN_NUMBERS(PLAN_NAME)};
 
 enum { PLAN_TEXT = 200, PLAN_NOTES = 24 };
@@ -297,16 +334,17 @@ typedef struct plan { /* one job on one type */
     double params, price, ref_hours, ref_gpus, deadline; /* NAN: not known */
     double least, most;                                  /* nodes */
     int fits;                                            /* a replica, on one GPU */
+    int waits, slow_cpu, small_batch, large;             /* for data; idle GPUs; all idle; data above local disks */
+    int compiles, sagemaker;                             /* a compiler is considered; SageMaker's libraries */
+    double minutes;                                      /* of the run, for it */
     plan_proposal user;
 } plan;
 
 static inline int plan_has(const plan_job *j, int f) { return !isnan(j->n[f]); }
-static inline int plan_is(const plan_job *j, int f, double value) { return j->n[f] == value; }
 static inline double plan_or(const plan_job *j, int f, double otherwise)
 {
     return plan_has(j, f) ? j->n[f] : otherwise;
 }
-static inline void plan_warn(plan_answer *a, int code, int on) { a->warn |= (unsigned long long)(on != 0) << code; }
 static inline int plan_warned(const plan_answer *a, int code) { return a->warn >> code & 1; }
 static inline int plan_chose(const plan *p) { return p->a->out[out_strategy]; }
 static inline int plan_partitions(int strategy) { return strategy >= TP && strategy <= TP_PP_DP; }
@@ -320,8 +358,8 @@ static inline double plan_states(const plan *p, double tp, double pp, double dp,
 
 static inline int plan_fits(const plan *p, double tp, double pp, double dp, int zero, int recompute)
 {
-    double wide = plan_is(p->j, in_precision, COST_FP32) ? 2 : 1;
-    if (plan_has(p->j, in_replica_fits) && tp * pp * (zero ? dp : 1) <= 1) return plan_is(p->j, in_replica_fits, 1);
+    double wide = p->j->n[in_precision] == COST_FP32 ? 2 : 1;
+    if (plan_has(p->j, in_replica_fits) && tp * pp * (zero ? dp : 1) <= 1) return p->j->n[in_replica_fits] == 1;
     if (isnan(p->params)) return 1;
     return plan_states(p, tp, pp, dp, zero) + wide * cost_activations(&p->shape, tp, recompute) / 1e9 <=
            cost_usable * p->type->gb;
@@ -422,7 +460,7 @@ static inline int plan_user_fits(const plan *p)
 {
     const plan_proposal *u = &p->user;
     plan careful = *p;
-    int recompute = !plan_is(p->j, in_act_ckpt, 0), s = (int)plan_or(p->j, in_given_strategy, -1);
+    int recompute = p->j->n[in_act_ckpt] != 0, s = (int)plan_or(p->j, in_given_strategy, -1);
     if (u->over) return 0;
     if (plan_fits(p, u->tp, u->pp, u->dp, u->zero, recompute)) return 1;
     careful.bytes.gradients += 4, careful.params *= cost_usable / 0.85;
@@ -431,17 +469,14 @@ static inline int plan_user_fits(const plan *p)
 }
 
 /* Is the run slow for a reason that more GPUs do not remove? */
-static inline int plan_starved(const plan *p)
+static inline int plan_starved(plan *p)
 {
-    const plan_job *j = p->j;
-    plan_answer *a = p->a;
-    double gpu = j->n[in_gpu_util_pct], cpu = j->n[in_cpu_util_pct], need = j->n[in_dataset_gb] / j->n[in_epoch_s];
-    int more, waits = gpu < 70 && j->n[in_io_wait_pct] >= 50;
-    plan_warn(a, W_BATCH_TOO_SMALL, cpu < 70 && gpu < 70 && j->n[in_gpumem_p95] < 70);
-    plan_warn(a, W_CPU_BOUND, cpu > 90 && gpu < 10);
-    plan_warn(a, W_IO_BOUND, waits || j->n[in_fs_gb_s] < need);
-    more = !plan_has(j, in_cur_nodes) || !plan_is(j, in_max_nodes, j->n[in_cur_nodes]) || plan_has(j, in_deadline_h);
-    return more && (waits || plan_warned(a, W_BATCH_TOO_SMALL) || plan_warned(a, W_CPU_BOUND));
+    const double *n = p->j->n, gpu = n[in_gpu_util_pct], cpu = n[in_cpu_util_pct];
+    int more = isnan(n[in_cur_nodes]) || n[in_max_nodes] != n[in_cur_nodes] || !isnan(n[in_deadline_h]);
+    p->waits = gpu < 70 && n[in_io_wait_pct] >= 50;
+    p->slow_cpu = cpu > 90 && gpu < 10;
+    p->small_batch = cpu < 70 && gpu < 70 && n[in_gpumem_p95] < 70;
+    return more && (p->waits || p->slow_cpu || p->small_batch);
 }
 
 /* Without a deadline: has the user chosen several GPUs already? */
@@ -501,7 +536,7 @@ static inline void plan_cuts(plan *p)
 {
     plan_answer *a = p->a;
     const plan_proposal *u = &p->user;
-    int partition = plan_is(p->j, in_mp_family, 2), shard = plan_is(p->j, in_mp_family, 1), done = 0;
+    int partition = p->j->n[in_mp_family] == 2, shard = p->j->n[in_mp_family] == 1, done = 0;
     double room = cost_usable * p->type->gb, from = p->least;
     if (isnan(p->params)) plan_say(&a->rejected, "single, dp: replica_fits is 0");
     else
@@ -547,9 +582,8 @@ static inline void plan_money(plan *p)
 {
     const plan_job *j = p->j;
     plan_answer *a = p->a;
-    double *num = a->num, nodes = a->out[out_nodes], gpus = plan_chose(p) == SINGLE ? 1 : nodes * p->type->count, cost,
-           hours;
-    int asks = plan_is(j, in_spot, 2);
+    double *num = a->num, nodes = a->out[out_nodes], gpus = plan_chose(p) == SINGLE ? 1 : nodes * p->type->count, hours;
+    int asks = j->n[in_spot] == 2;
     if (plan_chose(p) == NO_SCALE || plan_chose(p) == INFEASIBLE) hours = (double)NAN;
     else if (plan_chose(p) == JOB_PARALLEL) hours = plan_hours(p, p->fits ? 1 : p->type->count, 1) * num[num_waves];
     else hours = plan_hours(p, gpus, nodes);
@@ -559,16 +593,12 @@ static inline void plan_money(plan *p)
                                           plan_or(j, in_rework_h, 0) + plan_or(j, in_restart_h, 0));
     num[num_cost_spot] = num[num_spot_hours] * nodes * p->price * (1 - plan_or(j, in_spot_disc_pct, 60) / 100);
     a->out[out_spot] =
-        asks ? !plan_late(p, num[num_spot_hours]) && num[num_cost_od] > j->n[in_budget_usd] : plan_is(j, in_spot, 1);
+        asks ? !plan_late(p, num[num_spot_hours]) && num[num_cost_od] > j->n[in_budget_usd] : j->n[in_spot] == 1;
     if (asks && plan_late(p, num[num_spot_hours]))
         plan_say(&a->rejected, "spot: %.4g h, the deadline is %g h", num[num_spot_hours], p->deadline);
     else if (asks && !a->out[out_spot] && num[num_cost_od] <= j->n[in_budget_usd])
         plan_say(&a->rejected, "spot: on-demand costs $%.0f of the budget of $%g", num[num_cost_od],
                  j->n[in_budget_usd]);
-    hours = num[a->out[out_spot] ? num_spot_hours : num_est_hours],
-    cost = num[a->out[out_spot] ? num_cost_spot : num_cost_od];
-    plan_warn(a, W_DEADLINE_MISS, plan_late(p, hours));
-    plan_warn(a, W_BUDGET_MISS, cost > j->n[in_budget_usd]);
 }
 
 /* Does a text name one of these words? */
@@ -583,140 +613,94 @@ static inline int plan_mentions(const char *text, const char *words)
     return 0;
 }
 
-/* How many of the frameworks does a text name? FSDP over SMDDP's collectives is one. */
+/* How many of the frameworks does a text name? FSDP over SMDDP's collectives is one, and so is SMP, which uses FSDP. */
 static inline int plan_frameworks(const char *text)
 {
     static const char *const names[] = {"horovod|hvd", "deepspeed", "smddp|dataparallel", "smp|modelparallel", "fsdp",
                                         "megatron", "ddp_nccl|torchddp", "pytorchxla", "parameter_server"};
     int count = 0;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) count += plan_mentions(text, names[i]);
-    return count - (plan_mentions(text, "smddp") && plan_mentions(text, "fsdp"));
+    return count - (plan_mentions(text, "smddp|smp") && plan_mentions(text, "fsdp"));
 }
 
 static inline void plan_saves(plan *p)
 {
-    const plan_job *j = p->j;
-    plan_answer *a = p->a;
-    int *out = a->out;
-    double hours = a->num[num_est_hours], save, cap = out[out_spot] ? 30 : 60;
-    double nodes = fmax(out[out_nodes], plan_or(j, in_cur_nodes, plan_or(j, in_writers, 1)));
-    int s = plan_chose(p), own = s == SHARDED_DP || plan_partitions(s), user = (int)plan_or(j, in_given_strategy, s);
-    int shares = user == SHARDED_DP || plan_partitions(user), full = plan_is(j, in_ckpt_kind, 0),
-        partial = plan_is(j, in_ckpt_kind, 1);
-    int one = plan_mentions(j->text[in_writer], "rank0|rank_0|rank 0") || !strcmp(j->text[in_writer], "0");
-    const char *file = j->text[in_ckpt_filename], *has = j->text[in_ckpt_has];
-    save = p->params * plan_or(j, in_save_bytes_per_param, 14) / (plan_or(j, in_writers, 1) * j->n[in_writer_gb_s]);
-    if (isnan(hours)) hours = j->n[in_deadline_h];
-    out[out_ckpt] = s == INFEASIBLE ? 0 : own ? 2 : 1;
+    const double *n = p->j->n;
+    int *out = p->a->out, s = out[out_strategy];
+    double hours = plan_or(p->j, in_deadline_h, n[in_claimed_hours]), cap = out[out_spot] ? 30 : 60, save;
+    if (!isnan(p->a->num[num_est_hours])) hours = p->a->num[num_est_hours];
+    save = p->params * plan_or(p->j, in_save_bytes_per_param, 14) / (plan_or(p->j, in_writers, 1) * n[in_writer_gb_s]);
+    out[out_ckpt] = s == INFEASIBLE ? 0 : s == SHARDED_DP || plan_partitions(s) ? 2 : 1;
     out[out_ckpt_required] = out[out_spot] ? 2 : !(hours <= 1);
-    if (save > 0 && j->n[in_interruptions] > 0)
-        cap = fmin(cap, cost_interval(save / 60, 60 * hours / j->n[in_interruptions]));
-    out[out_ckpt_max_min] = cap >= 1 ? (int)cap : isnan(cap) ? 30 : 1;
-    a->num[num_save_s] = save;
-    plan_warn(a, W_NO_CKPT_SPOT, out[out_spot] && plan_is(j, in_ckpt_cfg, 0));
-    plan_warn(a, W_NO_CKPT, !out[out_spot] && out[out_ckpt_required] && plan_is(j, in_ckpt_cfg, 0));
-    plan_warn(a, W_CKPT_INTERVAL, out[out_spot] && j->n[in_ckpt_interval_min] > 30);
-    plan_warn(a, W_CKPT_PARTIAL, one && shares && !full);
-    plan_warn(a, W_FULL_CKPT_NO_OPT, full && plan_is(j, in_purpose, 0));
-    plan_warn(a, W_REPARTITION,
-              partial && plan_has(j, in_ckpt_pp) && j->n[in_ckpt_pp] != plan_or(j, in_given_pp, out[out_pp]));
-    plan_warn(a, W_CKPT_OVERWRITE,
-              *file && nodes > 1 && !one && !plan_mentions(file, "rank|{|%|$|per_|per-|unique|host|node|distinct"));
-    plan_warn(a, W_WARNING_WINDOW, save > 120);
-    plan_warn(a, W_MAXWAIT, j->n[in_max_wait_s] <= j->n[in_max_run_s]);
-    plan_warn(a, W_SCHEDULE_RESUME,
-              *has && !plan_mentions(has, "all|everything") &&
-                  !(plan_mentions(has, "lr|sched|learning") && plan_mentions(has, "step|iter") &&
-                    plan_mentions(has, "rng|seed|random")));
+    if (save * hours > 0 && n[in_interruptions] > 0)
+        cap = fmin(cap, cost_interval(save / 60, 60 * hours / n[in_interruptions]));
+    out[out_ckpt_max_min] = cap >= 1 ? (int)cap : 1;
+    p->a->num[num_save_s] = save;
 }
 
 static inline void plan_compile(plan *p)
 {
     const plan_job *j = p->j;
     plan_answer *a = p->a;
-    int asked = plan_is(j, in_compiler, 1) || plan_is(j, in_compiler, 2) || plan_has(j, in_compile_min) ||
-                plan_has(j, in_speedup);
-    double minutes = 60 * (isnan(a->num[num_est_hours]) ? p->ref_hours : a->num[num_est_hours]);
-    double even = cost_break_even(plan_or(j, in_compile_min, 15), plan_or(j, in_speedup, 1.2));
     const char *words = "smddp|smp|smdistributed|dataparallel|modelparallel";
-    int sm = a->out[out_library] == SMDDP || a->out[out_library] == SMP || plan_mentions(j->text[in_library], words) ||
-             plan_mentions(j->text[in_want_library], words) || plan_mentions(j->text[in_libs], words);
-    if (plan_is(j, in_compiler, 0) || !asked) return;
+    double even = cost_break_even(plan_or(j, in_compile_min, 15), plan_or(j, in_speedup, 1.2));
+    p->compiles =
+        j->n[in_compiler] != 0 && (plan_has(j, in_compiler) || plan_has(j, in_compile_min) || plan_has(j, in_speedup));
+    if (!p->compiles) return;
+    p->minutes = 60 * (isnan(a->num[num_est_hours]) ? p->ref_hours : a->num[num_est_hours]);
+    p->sagemaker = a->out[out_library] == SMDDP || a->out[out_library] == SMP ||
+                   plan_mentions(j->text[in_library], words) || plan_mentions(j->text[in_want_library], words) ||
+                   plan_mentions(j->text[in_libs], words);
     a->num[num_break_even_min] = even;
-    plan_warn(a, W_COMPILER_EOL, 1);
-    plan_warn(a, W_COMPILER_INCOMPAT, sm);
-    plan_warn(a, W_COMPILER_SHORT_JOB, minutes < even);
-    plan_warn(a, W_COMPILER_RECOMPILE, plan_is(j, in_dynamic_shapes, 1));
-    a->out[out_compiler] = !sm && !(minutes < even) && !plan_is(j, in_supported_model, 0);
-    if (minutes < even)
-        plan_say(&a->rejected, "compiler: the run takes %.4g min, the break-even is %.4g min", minutes, even);
+    a->out[out_compiler] = !p->sagemaker && !(p->minutes < even) && j->n[in_supported_model] != 0;
+    if (p->minutes < even)
+        plan_say(&a->rejected, "compiler: the run takes %.4g min, the break-even is %.4g min", p->minutes, even);
 }
 
 static inline void plan_input(plan *p)
 {
-    const plan_job *j = p->j;
-    plan_answer *a = p->a;
-    int mode = (int)plan_or(j, in_input_mode, 0), again = plan_is(j, in_random_access, 1) && !(j->n[in_epochs] <= 1);
-    int large = p->type->nvme_gb > 0 && j->n[in_dataset_gb] > p->type->nvme_gb, slow = plan_warned(a, W_IO_BOUND);
-    plan_warn(a, W_LOCAL_DISK, large && plan_is(j, in_input_mode, 0));
-    if (mode != 3 && ((slow && mode != 0) || ((slow || large) && again))) a->out[out_input] = 2;
-    else if (mode == 0 && (slow || large)) a->out[out_input] = 1;
-    if (large)
-        plan_say(&a->rejected, "file mode: %g GB of data, %g GB on the local disks", j->n[in_dataset_gb],
+    const double *n = p->j->n;
+    int mode = (int)plan_or(p->j, in_input_mode, 0), again = n[in_random_access] == 1 && !(n[in_epochs] <= 1), slow;
+    p->a->num[num_need_gb_s] = n[in_dataset_gb] / n[in_epoch_s];
+    p->large = p->type->nvme_gb > 0 && n[in_dataset_gb] > p->type->nvme_gb;
+    slow = p->waits || n[in_fs_gb_s] < p->a->num[num_need_gb_s];
+    if (mode != 3 && ((slow && mode != 0) || ((slow || p->large) && again))) p->a->out[out_input] = 2;
+    else if (mode == 0 && (slow || p->large)) p->a->out[out_input] = 1;
+    if (p->large)
+        plan_say(&p->a->rejected, "file mode: %g GB of data, %g GB on the local disks", n[in_dataset_gb],
                  p->type->nvme_gb);
-    a->num[num_need_gb_s] = j->n[in_dataset_gb] / j->n[in_epoch_s];
 }
 
-static inline void plan_cluster(plan *p)
+static inline void plan_check(const plan *p)
 {
     const plan_job *j = p->j;
     plan_answer *a = p->a;
     const plan_proposal *u = &p->user;
-    int g = p->type->count, user = (int)plan_or(j, in_given_strategy, -1),
-        wants = plan_mentions(j->text[in_want_library], "smddp");
-    double nodes = fmax(a->out[out_nodes], plan_or(j, in_cur_nodes, 1)),
-           now = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, ceil(u->gpus / g)));
-    double gpus = plan_chose(p) == SINGLE ? 1 : a->out[out_nodes] * g,
-           batch = plan_or(j, in_micro_batch, j->n[in_global_batch]);
-    double tp = u->given ? u->tp : a->out[out_tp], heads = j->n[in_heads],
-           claim = plan_or(j, in_given_gpus, plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, a->out[out_nodes])) * g);
-    double real = p->ref_hours * p->ref_gpus / (claim * (claim > g ? plan_or(j, in_node_eff, 0.9) : 0.9));
-    int sharded = user == SHARDED_DP || (user < 0 && !p->fits);
-    double cut = u->zero ? u->gpus : u->tp * u->pp, room = cost_usable * p->type->gb;
-    plan_warn(a, W_STATE_EXCEEDS_WEIGHTS,
-              !plan_is(j, in_replica_fits, 1) && !u->over && p->params * p->bytes.weights / cut <= room &&
-                  plan_states(p, u->tp, u->pp, u->dp, u->zero) > room);
-    plan_warn(a, W_MP_UNNEEDED, p->fits && (plan_partitions(user) || u->tp * u->pp > 1));
-    plan_warn(a, W_SHARD_DOWNSIZE,
-              sharded && plan_has(j, in_prev_nodes) && now < j->n[in_prev_nodes] && !p->fits &&
-                  !plan_fits(p, 1, 1, now * g, 3, 1));
-    plan_warn(a, W_HOST_OOM,
-              !plan_is(j, in_delayed_init, 1) && a->num[num_host_init_gb] > p->type->host_gib * 1.073741824);
-    plan_warn(a, W_BF16_UNSUPPORTED, !p->type->bf16 && plan_or(j, in_precision, 0) >= COST_AMP_BF16);
-    plan_warn(a, W_TP_CROSS_NODE, u->tp > g);
-    plan_warn(a, W_TP_DEGREE, tp > 1 && (exp2(round(log2(tp))) != tp || fmod(heads, tp) > 0));
-    plan_warn(a, W_NO_EFA, nodes > 1 && p->type->efa && plan_is(j, in_efa, 0));
-    plan_warn(a, W_EFA_UNAVAILABLE, !p->type->efa && plan_is(j, in_efa, 1));
-    plan_warn(a, W_SMDDP_UNSUPPORTED, wants && !p->type->smddp);
-    plan_warn(a, W_SMDDP_SINGLE_NODE, wants && fmin(nodes, plan_or(j, in_cur_nodes, nodes)) <= 1);
-    plan_warn(a, W_MIXED_FRAMEWORKS, plan_frameworks(j->text[in_libs]) > 1);
-    plan_warn(a, W_LAUNCHER,
-              !strncmp(cost_short(p->type), "trn", 3) && *j->text[in_launcher] &&
-                  !plan_mentions(j->text[in_launcher], "torch_distributed|torchrun"));
-    plan_warn(a, W_SMALL_MODEL_DIST,
-              p->params < 0.1 && batch < 64 &&
-                  fmax(gpus, fmax(u->gpus, user == SINGLE ? 1 : plan_or(j, in_cur_nodes, 0) * g)) > 1);
-    plan_warn(a, W_LINEAR_SCALING,
-              j->n[in_claimed_hours] <= 1.02 * p->ref_hours * p->ref_gpus / claim &&
-                  real > plan_or(j, in_deadline_h, j->n[in_claimed_hours]));
-    plan_warn(a, W_LR_SCALING,
-              plan_has(j, in_batch_factor) && !plan_is(j, in_batch_factor, 1) && !plan_is(j, in_lr_scaled, 1));
-    plan_warn(a, W_WARMPOOL_SPOT, j->n[in_keep_alive_s] > 0 && a->out[out_spot]);
-    plan_warn(a, W_RETRY_NOT_CAPACITY, plan_is(j, in_fix_retry, 1) && !plan_is(j, in_capacity_error, 0));
-    plan_warn(a, W_SAVINGS_NOT_CAPACITY, plan_is(j, in_fix_savings_plan, 1) && !plan_is(j, in_capacity_error, 0));
-    plan_warn(a, W_OFFLOAD_NO_EFFECT,
-              plan_is(j, in_offload, 1) &&
-                  (plan_or(j, in_act_ckpt, a->out[out_act_ckpt]) < 1 || plan_is(j, in_given_mb, 1)));
+    const cost_type *t = p->type;
+    const double *n = j->n, *num = a->num, room = cost_usable * t->gb;
+    const int *out = a->out, g = t->count, spot = out[out_spot], s = out[out_strategy],
+              user = (int)plan_or(j, in_given_strategy, -1);
+    const char *launcher = j->text[in_launcher], *file = j->text[in_ckpt_filename], *has = j->text[in_ckpt_has];
+    double weights = p->params * p->bytes.weights / (u->zero ? u->gpus : u->tp * u->pp),
+           tp = u->given ? u->tp : out[out_tp];
+    double states = plan_states(p, u->tp, u->pp, u->dp, u->zero),
+           batch = plan_or(j, in_micro_batch, n[in_global_batch]);
+    double chosen = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, 0)),
+           nodes = fmax(out[out_nodes], plan_or(j, in_cur_nodes, 1));
+    double now = chosen > 0 ? chosen : ceil(u->gpus / g),
+           gpus = s == SINGLE ? u->gpus : fmax(u->gpus, out[out_nodes] * g);
+    double claim = plan_or(j, in_given_gpus, g * (chosen > 0 ? chosen : out[out_nodes])),
+           ideal = p->ref_hours * p->ref_gpus / claim;
+    double real = ideal / (claim > g ? plan_or(j, in_node_eff, 0.9) : 0.9);
+    double recompute = plan_or(j, in_act_ckpt, out[out_act_ckpt]);
+    int shares = user == SHARDED_DP || (user < 0 && !p->fits), kind = user < 0 ? s : user;
+    int cuts = kind == SHARDED_DP || plan_partitions(kind), several = fmax(nodes, plan_or(j, in_writers, 1)) > 1;
+    int wants = plan_mentions(j->text[in_want_library], "smddp"), trn = !strncmp(cost_short(t), "trn", 3);
+    int one = plan_mentions(j->text[in_writer], "rank0|rank_0|rank 0") || !strcmp(j->text[in_writer], "0");
+    int schedule = plan_mentions(has, "lr|sched|learning") && plan_mentions(has, "step|iter") &&
+                   plan_mentions(has, "rng|seed|random");
+    if (user != SINGLE) gpus = fmax(gpus, plan_or(j, in_cur_nodes, 0) * g);
+    PLAN_WARNINGS(PLAN_CHECK)
 }
 
 static inline void plan_numbers(plan *p)
@@ -739,8 +723,6 @@ static inline void plan_numbers(plan *p)
         num[num_min_mb] = cost_least_micro(pp);
         if (m >= 1) num[num_bubble] = cost_bubble(pp, m), num[num_pp_slowdown] = cost_slowdown(pp, m);
     }
-    plan_warn(p->a, W_BUBBLE, num[num_bubble] > 0.2 + 1e-9);
-    plan_warn(p->a, W_MB_DIVIDE, j->n[in_given_mb] > 0 && fmod(j->n[in_global_batch], j->n[in_given_mb]) > 0);
 }
 
 /* The transformer of a job; 0 layers: not given. */
@@ -842,7 +824,7 @@ static inline void plan_on(const plan_job *j, const cost_type *type, double pric
     plan_saves(&p);
     plan_compile(&p);
     plan_input(&p);
-    plan_cluster(&p);
+    plan_check(&p);
 }
 
 /* Of two plans the better one has the lower first difference: does it fit, is it in time, nodes (hours, where it is
