@@ -10061,7 +10061,7 @@ typedef struct dt__gpu_block {
 /* A graph on the GPU; its nodes as the host passes them, with tables that are on the GPU. */
 typedef struct dt__gpu_graph {
     const dt_graph *g;
-    int32_t number;
+    int32_t number, count; /* of its nodes: a program's own graph grows */
     dt__gpu_address at;
     dt__node *nodes;
 } dt__gpu_graph;
@@ -10518,12 +10518,17 @@ static dt__gpu_graph dt__gpu_graph_of(dt__cuda *d, const dt_graph *g)
     int64_t bytes, nodes = (int64_t)sizeof *g->nodes * g->count;
     char *image;
     pthread_mutex_lock(&d->lock);
-    for (int64_t i = 0; i < d->graphs && !found.at; i++)
-        if (d->graph[i].g == g && d->graph[i].number == g->number) found = d->graph[i];
+    for (int64_t i = d->graphs - 1; i >= 0 && !found.at; i--) {
+        if (d->graph[i].g != g || d->graph[i].number != g->number) continue;
+        found = d->graph[i];
+        if (found.count == g->count) continue;
+        (void)d->f.cuMemFree_v2(found.at), dt__free(found.nodes);
+        d->graph[i] = d->graph[--d->graphs], found.at = 0;
+    }
     if (!found.at && dt__gpu_enter(d)) {
         bytes = dt__gpu_image(g, NULL, 0, NULL);
         image = (char *)dt__alloc(bytes, "a graph for the GPU");
-        found.g = g, found.number = g->number, found.nodes = (dt__node *)dt__copied(g->nodes, nodes);
+        found.g = g, found.number = g->number, found.count = g->count, found.nodes = (dt__node *)dt__copied(g->nodes, nodes);
         if (!image || !found.nodes ||
             !dt__reserve((void **)&d->graph, d->graphs, &d->graphs_room, d->graphs + 1, (int64_t)sizeof found,
                          "graphs of the GPU") ||

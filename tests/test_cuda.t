@@ -118,6 +118,15 @@ for my $layout (full() ? @layouts : ('--model nano', drawn(4, @layouts[1 .. $#la
     unlike("$out$error", qr/stand-in: .*not/, '  and nothing is left behind');
 }
 
+# Random graphs, planned and of a program's own, node by node; and every op, and loops of a program's own.
+for my $test (full() ? qw(random ops loop) : 'random') {
+    my $graphs = full() ? 40 : 6;
+    my ($bad, undef, $err) = run(300, "$cc -std=gnu11 -O0 -DDT_DEBUG -DDT_CUDA -w -I$root -I$root/tests -include on_gpu.h $root/tests/test_$test.c -o on_gpu_$test -lm -lpthread -ldl");
+    BAIL_OUT($err) if $bad;
+    my ($status, $out, $error) = run_in($root, 1200, "$there DT_GPU=1 DT_GRAPHS=$graphs $tmp/on_gpu_$test");
+    ok(!$status && $out =~ /^ok 1/m && $out !~ /^not ok/m, "test_$test passes on the GPU") or diag("status $status\n", grep({ /^not ok/ } split /^/m, $out), $error);
+}
+
 # Text, validation, and checkpoints of either kind that go from the CPU to the GPU and back.
 my $six = "./train --data $data --model nano --layers 1 --batch 4 --data-shards 2 --sequence 32 --threads 1 --steps 6 --warmup 1";
 my %said = map { $_ => join('', grep { !m{tokens/s|computes|GEMM|on the GPU} } split /^/, (run(300, "$there $six --sample-length 24 --sample-every 3 --eval-every 3 --device $_"))[1]) } qw(cpu cuda);

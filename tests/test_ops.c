@@ -1438,7 +1438,7 @@ static void test_refused_segments(void)
     dt__segment_close(&plan);
 }
 
-/* Each op has one text and a domain that fits it; the host alone runs what reads sizes from tensors. */
+/* Each op has one text and a domain that fits it; the host alone runs what calls the program. */
 static void test_table(void)
 {
     for (int op = 0; op < DT__OP_COUNT; op++) {
@@ -1446,7 +1446,7 @@ static void test_table(void)
         int given = o->class_of == DT__CLASS_LEAF || o->class_of == DT__CLASS_OUTPUT || o->class_of == DT__CLASS_ALIAS;
         int texts = (o->run != NULL) + (o->some != NULL), split = o->domain >= DT__OVER_ELEMENTS && o->domain <= DT__OVER_SAMPLES;
         int ok = given ? !texts && o->domain == DT__OVER_NOTHING : texts == 1 && o->domain != DT__OVER_NOTHING && (!o->some || split);
-        if (op == DT__OP_MOE_BINS || op == DT__OP_MOE_EXCHANGE || op == DT__OP_CUSTOM) ok = ok && o->domain == DT__OVER_HOST;
+        if (op == DT__OP_CUSTOM) ok = ok && o->domain == DT__OVER_HOST;
         if (o->class_of == DT__CLASS_MAP) ok = ok && o->domain == DT__OVER_ELEMENTS;
         if (o->class_of == DT__CLASS_COLUMN) ok = ok && o->domain == DT__OVER_COLUMNS;
         if (!ok || op == DT__OP_COUNT - 1) tap_ok(ok, "the table says what %s iterates over, and by which text", ok ? "each op" : o->name);

@@ -339,7 +339,7 @@ static void check_order(const recipe *c)
 /* passes: of the compiler; 0: the plan of the recorded graph. */
 static int check_planned(rig *r, int isa, int workers, unsigned passes, failure *f)
 {
-    const dt__kernels *k = dt__isa_table(isa);
+    const dt__kernels *k = dt__on_device(dt__isa_table(isa));
     dt_compilation all;
     dt__compiling compiling;
     planned p;
@@ -447,7 +447,7 @@ static int check_eager(rig *r, int isa, int workers, failure *f)
     int ok;
     if (dt_graph_open(&g, c->seed)) tap_bail("%s", dt_last_error());
     own = g->pool;
-    g->pool = pools[workers - 1], g->kernels = dt__isa_table(isa);
+    g->pool = pools[workers - 1], g->kernels = dt__on_device(dt__isa_table(isa));
     snprintf(g->prefix, sizeof g->prefix, "s");
     x = c->first ? dt_tensor_of(g, DT_I32, c->x, (const int32_t *)d->x) : dt_tensor_of(g, DT_F32, c->x, d->x);
     g->targets = dt_tensor_of(g, DT_I32, dt_shape2(c->x.n[0], c->targets), d->targets);
