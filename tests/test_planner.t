@@ -73,7 +73,7 @@ for (['a sweep', '--sweep all', qr/choose scaling, cost/], ['a price', '--sweep 
     ($status, undef, $err) = run(60, "$plan $options");
     ok($status == ($want || 2) && $err =~ $pattern, "refused: $name") or diag("status $status\n$err");
 }
-for (['a missing input', '--deadline-h 5 --params-b 1', qr/^ +ref_hours is missing/m], ['nodes', '--cur-nodes 8 --max-nodes 4', qr/cur_nodes 8 exceeds max_nodes 4: cur_nodes counts/],
+for (['a missing input', '--deadline-h 5 --params-b 1', qr/ref_hours not given: the deadline cannot be judged/], ['nodes', '--cur-nodes 8 --max-nodes 4', qr/cur_nodes 8 exceeds max_nodes 4: cur_nodes counts/],
      ['sizes', '--params-b 70 --layers 24 --hidden 1024', qr/params_b 70 contradicts layers and hidden/],
      ['degrees', '--params-b 30 --given-tp 8 --given-pp 4 --cur-nodes 1 --instance p4d', qr/given_tp x given_pp is 32, and there are 8 GPUs/],
      ['a type', '--instance p9', qr/'p9' is not in the catalogue: it is left out/], ['a fact', "--facts 'colour=red'", qr/'colour' is not a fact/]) {

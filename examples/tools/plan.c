@@ -290,7 +290,7 @@ static void print_answer(const plan_job *j, const cost_catalogue *c, const plan_
     const double *num = a->num;
     printf("plan       %s\n", plan_summary(a, said));
     print_list("why", &a->why);
-    printf("topology   %d nodes x %d %s, tp %d x pp %d x dp %d, library %s, input %s, compiler %s\n", a->out[out_nodes],
+    printf("topology   %d x %d %s, tp %d x pp %d x dp %d, library %s, input %s, compiler %s\n", a->out[out_nodes],
            a->type->count, a->type->accel, a->out[out_tp], a->out[out_pp], a->out[out_dp],
            out_text(a, out_library, text[0]), out_text(a, out_input, text[1]), out_text(a, out_compiler, text[2]));
     printf("failures   checkpoints: %s, %s, every %d minutes at most\n", out_text(a, out_ckpt_required, text[0]),

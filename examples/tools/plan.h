@@ -551,7 +551,7 @@ static inline void plan_cuts(plan *p)
     if (!done) {
         double gpus = p->most * p->type->count;
         plan_layout(p, INFEASIBLE, 0, 1, 1, 1, p->most);
-        plan_say(&a->why, "Nothing fits on %g nodes: %.4g GB of states on each of %g GPUs, which hold %.4g GB", p->most,
+        plan_say(&a->why, "Nothing fits: %.4g GB of states on each of %g GPUs, which hold %.4g GB",
                  plan_states(p, 1, 1, gpus, 3), gpus, room);
         return;
     }
@@ -560,7 +560,7 @@ static inline void plan_cuts(plan *p)
                  plan_states(p, 1, 1, a->out[out_dp], zero), room);
     if (a->out[out_nodes] > from &&
         !plan_late(p, plan_hours(p, p->type->count * (a->out[out_nodes] - 1), a->out[out_nodes] - 1)))
-        plan_say(&a->rejected, "%d nodes: the states do not fit", a->out[out_nodes] - 1);
+        plan_say(&a->rejected, "nodes %d: the states do not fit", a->out[out_nodes] - 1);
     plan_say(&a->why, "A replica does not fit: %s leaves %.4g GB of states on each GPU, which holds %.4g GB",
              partition ? "cutting the model" : "sharding the states",
              plan_states(p, a->out[out_tp], a->out[out_pp], a->out[out_dp], a->out[out_shard]), room);
@@ -760,7 +760,7 @@ static inline void plan_assume(plan *p, double shaped)
         const struct plan_default *d = &plan_default[i];
         if (!plan_has(j, d->field) && (d->with < 0 || plan_has(j, d->with)) &&
             (d->without < 0 || !plan_has(j, d->without)))
-            plan_say(l, "%s is missing: %s", plan_field[d->field].name, d->text);
+            plan_say(l, "%s not given: %s", plan_field[d->field].name, d->text);
     }
     if (shaped > 2 * p->params || shaped < 0.4 * p->params)
         plan_say(l, "params_b %g contradicts layers and hidden (12 L h^2 is %.3g): params_b counts", p->params, shaped);
@@ -792,11 +792,11 @@ static inline void plan_complete(plan *p, double price)
         p->ref_gpus = 1;
         p->ref_hours = cost_computing(1e9 * p->params, 1e9 * tokens, p->type->teraflops * 1e10 * mfu) / 3600;
         plan_say(&p->a->assumed,
-                 "ref_hours is missing: 6 x %g x %ge18 operations at %g %% of %g TFLOP/s are %.4g h on one GPU",
+                 "ref_hours not given: 6 x %g x %ge18 operations at %g %% of %g TFLOP/s are %.4g h on one GPU",
                  p->params, tokens, mfu, p->type->teraflops, p->ref_hours);
     }
     if (isnan(price) && !isnan(p->ref_hours))
-        plan_say(&p->a->assumed, "price_node_h is missing: %.2f dollars of the catalogue count", p->price);
+        plan_say(&p->a->assumed, "price_node_h not given: %.2f dollars of the catalogue count", p->price);
     plan_propose(p);
     plan_assume(p, 12e-9 * j->n[in_layers] * j->n[in_hidden] * j->n[in_hidden]);
 }
@@ -873,43 +873,6 @@ static inline int plan_candidates(const plan_job *j, const cost_catalogue *c, pl
     return count;
 }
 
-/* The answer to a job: the best of its candidates. */
-static inline void plan_answer_of(const plan_job *j, const cost_catalogue *c, plan_answer *best)
-{
-    static plan_answer a[COST_TYPES]; /* of this thread alone: the programs here have one */
-    plan_candidate list[COST_TYPES];
-    plan_list wrong;
-    double rank[COST_TYPES][6];
-    int count, first = 0;
-    memset(&wrong, 0, sizeof wrong);
-    count = plan_candidates(j, c, list, &wrong);
-    for (int i = 0; i < count; i++) {
-        plan_on(j, list[i].type, list[i].price, &a[i]);
-        memcpy(a[i].instance, list[i].name, sizeof list[i].name);
-        plan_rank(&a[i], list[i].price, rank[i]);
-        for (int k = 0; k < 6 && rank[i][k] <= rank[first][k]; k++)
-            if (rank[i][k] < rank[first][k]) first = i;
-    }
-    *best = a[first];
-    for (int i = 0; i < wrong.count; i++) plan_say(&best->assumed, "%s", wrong.line[i]);
-    for (int i = 0; i < count; i++)
-        if (i != first)
-            plan_say(&best->rejected, "%s: %d nodes%s", list[i].name, a[i].out[out_nodes],
-                     a[i].out[out_strategy] == INFEASIBLE  ? " do not suffice"
-                     : plan_warned(&a[i], W_DEADLINE_MISS) ? " miss the deadline"
-                                                           : "");
-}
-
-/* The built-in type that a job names, or `otherwise`; NULL: none, told. For programs that show one formula. */
-static inline const cost_type *plan_type(const plan_job *j, const char *otherwise)
-{
-    static cost_catalogue c;
-    const char *name = *j->text[in_instance] ? j->text[in_instance] : otherwise;
-    const cost_type *type = cost_open(&c, NULL) ? NULL : cost_find(&c, name, strlen(name));
-    if (!type) fprintf(stderr, "instance: '%.40s' is not in the catalogue. ./build.sh plan --list prints it\n", name);
-    return type;
-}
-
 /* A plan in one line. */
 static inline const char *plan_summary(const plan_answer *a, char text[PLAN_TEXT])
 {
@@ -923,6 +886,45 @@ static inline const char *plan_summary(const plan_answer *a, char text[PLAN_TEXT
              out[out_spot] ? ", Spot" : "", plan_warned(a, W_DEADLINE_MISS) ? ", late" : "",
              plan_warned(a, W_BUDGET_MISS) ? ", over budget" : "");
     return text;
+}
+
+/* The answer to a job: the best of its candidates. */
+static inline void plan_answer_of(const plan_job *j, const cost_catalogue *c, plan_answer *best)
+{
+    static plan_answer a[COST_TYPES]; /* of this thread alone: the programs here have one */
+    plan_candidate list[COST_TYPES];
+    plan_list wrong;
+    double rank[COST_TYPES][6];
+    char text[PLAN_TEXT];
+    int count, first = 0;
+    memset(&wrong, 0, sizeof wrong);
+    count = plan_candidates(j, c, list, &wrong);
+    for (int i = 0; i < count; i++) {
+        plan_on(j, list[i].type, list[i].price, &a[i]);
+        memcpy(a[i].instance, list[i].name, sizeof list[i].name);
+        plan_rank(&a[i], list[i].price, rank[i]);
+        for (int k = 0; k < 6 && rank[i][k] <= rank[first][k]; k++)
+            if (rank[i][k] < rank[first][k]) first = i;
+    }
+    *best = a[first];
+    for (int i = 0; i < wrong.count; i++) plan_say(&best->assumed, "%s", wrong.line[i]);
+    for (int i = 0; i < count; i++) {
+        double hours = a[i].num[a[i].out[out_spot] ? num_spot_hours : num_est_hours];
+        double dollars = a[i].num[a[i].out[out_spot] ? num_cost_spot : num_cost_od];
+        if (i == first) continue;
+        if (isnan(hours + dollars)) plan_say(&best->rejected, "%s", plan_summary(&a[i], text));
+        else plan_say(&best->rejected, "%.150s: %.4g h, $%.0f", plan_summary(&a[i], text), hours, dollars);
+    }
+}
+
+/* The built-in type that a job names, or `otherwise`; NULL: none, told. For programs that show one formula. */
+static inline const cost_type *plan_type(const plan_job *j, const char *otherwise)
+{
+    static cost_catalogue c;
+    const char *name = *j->text[in_instance] ? j->text[in_instance] : otherwise;
+    const cost_type *type = cost_open(&c, NULL) ? NULL : cost_find(&c, name, strlen(name));
+    if (!type) fprintf(stderr, "instance: '%.40s' is not in the catalogue. ./build.sh plan --list prints it\n", name);
+    return type;
 }
 
 /* The option of a field: the next argument is its value. Returns how many arguments it takes; 0: an error, told. */
