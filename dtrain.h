@@ -2722,7 +2722,8 @@ typedef struct dt__gemm {
 /* 16-bit products that a processor has: none, dot products of pairs (AVX512-BF16), or tiles of them (AMX); a GPU's. */
 enum { DT__DOT_NONE, DT__DOT_PAIRS, DT__DOT_AMX, DT__DOT_TF32, DT__DOT_BF16, DT__DOT_FP16 };
 static const char *const dt__dot_names[] = {"by fp32 chains, as in exact numerics", "by AVX512-BF16", "by AMX",
-                                            "by cuBLASLt in tf32", "by cuBLASLt in bf16", "by cuBLASLt in fp16"};
+                                            "by cuBLASLt in tf32", "by cuBLASLt in bf16, attention by tensor cores",
+                                            "by cuBLASLt in fp16, attention by tensor cores"};
 
 typedef uint32_t dt__word __attribute__((may_alias)); /* the bits of a number */
 
@@ -2740,6 +2741,7 @@ typedef struct dt__attention {
     float *row_max, *row_sum; /* (b,h,t): written forward, read backward; 0 and 1 for a query that sees nothing */
     float scale;
     int round;               /* 0, or the dt_dtype of scores, probabilities and the gradients of both (R18) */
+    int dot;                 /* R19: the dt__dot_kind of the recipe's products; a GPU takes tensor cores */
     int causal;              /* 1: query i sees the keys 0..i+s-t; 0: all */
     const dt__word *mask;    /* (t,s) or NULL: a word without a bit of mask_bits hides its key from its query */
     uint32_t mask_bits;      /* all of an int32, all but the sign of a float */
@@ -7103,7 +7105,7 @@ static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask
     if (c->g->context) a.s = c->env->position + a.t; /* of the cache's rows */
     a.first_head = n->cut ? (c->g->first_shard + c->shard) * a.h : 0;
     a.ldo = a.lddo = n->i[0] * a.d;
-    a.row_max = stats, a.row_sum = stats + a.b * a.h * a.t;
+    a.row_max = stats, a.row_sum = stats + a.b * a.h * a.t, a.dot = c->env->dot;
     a.drop_threshold = c->env->inference ? 0 : dt__drop_threshold(n->f);
     a.drop_scale = 1.0f / (1.0f - n->f);
     if (a.drop_threshold) a.rng = c->env->rng, a.site = dt__site(c, n->i[2]);
@@ -9081,6 +9083,7 @@ typedef struct dt__gemm_args {
     dt__gemm g;
     int64_t step_a, step_b, step_c; /* elements from one product of a batch to the next: blockIdx.y */
 } dt__gemm_args;
+enum { DT__FORWARD, DT__QUERIES, DT__KEYS }; /* attention: o, dq, dk and dv */
 #define DT__BODIES(WARP, ITEM, BLOCK) \
     BLOCK(dt__some_column_op) \
     ITEM(dt__move_part) ITEM(dt__some_gather) ITEM(dt__some_scatter_add) ITEM(dt__some_top_k) \
@@ -9108,6 +9111,18 @@ typedef struct dt__recast {
     float *out;
     int64_t rows, cols, ld, out_ld;
 } dt__recast;
+/* Attention by tensor cores (R19): q, k, v and dO as numbers of 16 bits (b heads, rows, width), and for each query log2
+ * of what exp(score) is divided by, and scale dO . O. Rows are padded to 128 with zeros, the width is 64 or 128. */
+typedef struct dt__flash {
+    dt__attention a;
+    uint16_t *x[4];
+    float *stats;    /* (b h, queries, 2) */
+    int64_t rows[2]; /* of queries, of keys */
+    int width;
+} dt__flash;
+#define DT__FLASHES(X) /* width; 16-row tiles of a warp; columns of a turn of the loop */ \
+    X(FORWARD, 64, 2, 64) X(FORWARD, 128, 2, 64) X(QUERIES, 64, 2, 32) X(QUERIES, 128, 2, 32) \
+    X(KEYS, 64, 2, 32) X(KEYS, 128, 1, 32)
 
 #ifdef DT__ON_DEVICE /* 1: the primitives of a warp */
 #define DT__W 32
@@ -9132,9 +9147,19 @@ typedef unsigned uint32_t;
 typedef long long int64_t;
 typedef unsigned long long uint64_t, uintptr_t;
 #endif
-#ifndef DT__KERNEL /* a kernel's name and the struct of its arguments, a; then its threads, blocks per multiprocessor */
-#define DT__KERNEL(name, type, ...) \
+/* A kernel's name and the struct of its arguments, a; then its threads, blocks per multiprocessor. Those of fast
+ * numerics are a module of their own, for which DT__ON_DEVICE is 2. */
+#ifndef DT__KERNEL
+#define DT__ENTRY(name, type, ...) \
     extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ type a)
+#define DT__NO_ENTRY(name, type, ...) static void name(const type &a)
+#if DT__ON_DEVICE == 1
+#define DT__KERNEL      DT__ENTRY
+#define DT__FAST_KERNEL DT__NO_ENTRY
+#else
+#define DT__KERNEL      DT__NO_ENTRY
+#define DT__FAST_KERNEL DT__ENTRY
+#endif
 #endif
 #ifndef DT__ROLLED
 #define DT__ROLLED _Pragma("unroll 1") /* a loop stays a loop */
@@ -9338,7 +9363,7 @@ static void dt__drop_cuda(float *out, const float *x, int64_t n, const dt__rng *
  * fmaf each, in the host's order. */
 #ifndef DT__SHARED /* an array of shared memory: static, at most 48 KB; or the next n floats of what the launch adds */
 #define DT__SHARED(type, name, n) __shared__ __align__(16) type name[n]
-extern __shared__ __align__(16) float dt__dynamic[];
+extern __shared__ __align__(256) float dt__dynamic[];
 #define DT__DYNAMIC(type, name, n) \
     type *const name = (type *)(dt__dynamic + dynamic); \
     dynamic += (n)
@@ -9524,7 +9549,6 @@ DT__INLINE uint32_t dt__scores_that(const dt__attention &a, int sample, int head
 
 /* FORWARD walks the keys twice: for the largest score of every row (R9), then for sums and chains of exp(score - it).
  * QUERIES makes dq. KEYS makes dk and dv; their chains go through all heads that share the keys, one per turn. */
-enum { DT__FORWARD, DT__QUERIES, DT__KEYS };
 template <int D, int KIND> DT__INLINE void dt__attention_tile(const dt__attention &a)
 {
     enum { BACK = KIND != DT__FORWARD, KEYS = KIND == DT__KEYS };
@@ -9824,6 +9848,269 @@ DT__KERNEL(dt__some_embed_grad_launch, dt__launch, 256)
 }
 #endif /* 7 */
 
+#ifdef DT__ON_DEVICE /* 8: attention of fast numerics */
+/* ---- attention by tensor cores ----
+ * Online softmax (Milakov and Gimelshein 2018, Dao et al. 2022) by mma.sync: operands of 16 bits, sums and scores in
+ * fp32. A block of 4 warps has 64 M rows X of a head, queries or keys, and walks tiles of N rows Y of the other kind,
+ * of which the next one is on its way: s = X Y^T; backward also g = X2 Y2^T, gradients of probabilities.
+ *     FORWARD  X = Q           Y, Y2 = K, V    o  += p Y2
+ *     QUERIES  X, X2 = Q, dO   Y, Y2 = K, V    dq += ds Y
+ *     KEYS     X, X2 = K, V    Y, Y2 = Q, dO   dk += ds Y, dv += p Y2; through all heads that share the keys
+ * Chunks of 16 bytes of a tile in shared memory stand at chunk ^ row % 8, so that 8 rows are in 8 banks. */
+#ifndef DT__TENSOR_CORES /* the emulation has functions of its own */
+#define DT__PTX_MMA(type) \
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, " \
+        "{%0,%1,%2,%3};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) \
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
+#define DT__PTX_LOAD(turn) \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" turn ".shared.b16 {%0,%1,%2,%3}, [%4];" \
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at))
+/* c (16,8) += a (16,16) b (16,8), of bf16 or fp16. */
+template <int HALF> DT__INLINE void dt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    if (HALF) DT__PTX_MMA("f16");
+    else DT__PTX_MMA("bf16");
+}
+/* Four 8 x 8 matrices, or their transposes: lane l gives the address of row l % 8 of matrix l / 8. */
+template <int TURNED> DT__INLINE void dt__matrices(uint32_t x[4], uint32_t at)
+{
+    if (TURNED) DT__PTX_LOAD(".trans");
+    else DT__PTX_LOAD("");
+}
+template <int HALF> DT__INLINE uint32_t dt__pair(float low, float high)
+{
+    uint32_t x;
+    if (HALF) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+    else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+    return x;
+}
+DT__INLINE float dt__exp2(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+DT__INLINE uint32_t dt__shared_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
+DT__INLINE void dt__copy_16(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(from) : "memory");
+}
+DT__INLINE void dt__copy_wait(void) { asm volatile("cp.async.wait_all;" : : : "memory"); }
+#endif
+
+/* Rows of q, k, v, dO (blockIdx.z) in 16 bits, 64 of a head by a block of 8 warps; with dO the statistics. */
+template <int HALF> DT__INLINE void dt__flash_pack(const dt__flash &f)
+{
+    const dt__attention &a = f.a;
+    const int which = (int)blockIdx.z, keys = which == 1 || which == 2, lane = (int)DT__LANE;
+    const int64_t sample = blockIdx.x / a.h, head = blockIdx.x % a.h, heads = keys ? a.hk : a.h;
+    const int64_t row = sample * (keys ? a.room : a.t + a.gap), ld = which == 3 ? a.lddo : keys ? a.ldk : a.ld;
+    const int64_t first = blockIdx.y * 64 + threadIdx.x / 32, rows = keys ? a.s : a.t;
+    const int64_t padded = (sample * heads + head) * f.rows[keys] + first;
+    const float *const from = (which == 0 ? a.q : which == 1 ? a.k : which == 2 ? a.v : a.dout) + row * ld + head * a.d;
+    float dot[8];
+    if (head >= heads || first >= f.rows[keys]) return;
+    DT__EACH(i, 8) dot[i] = 0.0f;
+    for (int c = 2 * lane; c < f.width; c += 64) {
+        float x[8][2];
+        DT__EACH(i, 8) DT__EACH(j, 2) {
+            const int64_t r = first + 8 * i;
+            const int there = r < rows && c + j < a.d;
+            x[i][j] = there ? from[r * ld + c + j] : 0.0f;
+            if (which == 3 && there) dot[i] = fmaf(x[i][j], a.o[(row + r) * a.ldo + head * a.d + c + j], dot[i]);
+        }
+        DT__EACH(i, 8)
+            *(uint32_t *)(f.x[which] + (padded + 8 * i) * f.width + c) = dt__pair<HALF>(x[i][0], x[i][1]);
+    }
+    if (which == 3) DT__EACH(i, 8) {
+        const int64_t r = first + 8 * i, stat = (sample * a.h + head) * (a.t + a.gap) + r;
+        float *const to = f.stats + (padded + 8 * i) * 2;
+        dot[i] = dt__folded(dot[i], 16) * a.scale;
+        if (lane) continue;
+        to[0] = r < rows ? fmaf(a.row_max[stat], 1.44269504f, log2f(a.row_sum[stat])) : 0.0f, to[1] = dot[i];
+    }
+}
+/* Starts the copy of rows to a tile. */
+template <int D, int ROWS> DT__INLINE void dt__flash_fetch(uint32_t to, const uint16_t *from)
+{
+    const int row = (int)threadIdx.x / (D / 8), chunk = (int)threadIdx.x % (D / 8);
+    to += (uint32_t)(row * 2 * D + ((chunk ^ row % 8) << 4)), from += 8 * threadIdx.x;
+    DT__EACH(i, ROWS * D / 1024) dt__copy_16(to + 2048 * i, from + 1024 * i);
+}
+#define DT__TILE_OF(tile, row, chunk) (((tile) ^ (uint32_t)((chunk) << 4)) + (uint32_t)((row) * 2 * D))
+/* s (16 M,N) = X Y^T */
+template <int HALF, int D, int M, int N>
+DT__INLINE void dt__flash_scores(float s[M][N / 8][4], uint32_t xs, uint32_t ys)
+{
+    DT__EACH(m, M) DT__EACH(n, N / 8) DT__EACH(e, 4) s[m][n][e] = 0.0f;
+    DT__EACH(c, D / 16) {
+        uint32_t x[M][4], y[4];
+        DT__EACH(m, M) dt__matrices<0>(x[m], DT__TILE_OF(xs, 16 * m, 2 * c));
+        DT__EACH(n, N / 16) {
+            dt__matrices<0>(y, DT__TILE_OF(ys, 16 * n, 2 * c));
+            DT__EACH(m, M) {
+                dt__mma<HALF>(s[m][2 * n], x[m], y[0], y[2]);
+                dt__mma<HALF>(s[m][2 * n + 1], x[m], y[1], y[3]);
+            }
+        }
+    }
+}
+/* acc (16 M,D) += s Y, s rounded */
+template <int HALF, int D, int M, int N>
+DT__INLINE void dt__flash_sums(float acc[M][D / 8][4], const float s[M][N / 8][4], uint32_t ys)
+{
+    DT__EACH(c, N / 16) {
+        uint32_t x[M][4], y[4];
+        DT__EACH(m, M) DT__EACH(i, 4)
+            x[m][i] = dt__pair<HALF>(s[m][2 * c + i / 2][i % 2 * 2], s[m][2 * c + i / 2][i % 2 * 2 + 1]);
+        DT__EACH(n, D / 16) {
+            dt__matrices<1>(y, DT__TILE_OF(ys, 16 * c, 2 * n));
+            DT__EACH(m, M) {
+                dt__mma<HALF>(acc[m][2 * n], x[m], y[0], y[1]);
+                dt__mma<HALF>(acc[m][2 * n + 1], x[m], y[2], y[3]);
+            }
+        }
+    }
+}
+/* Of 32 keys from `key` on: those that the query sees, and those that dropout keeps for it. heads: before its own, those
+ * of other samples too. */
+DT__INLINE void dt__flash_bits(const dt__attention &a, int heads, int query, int key, uint32_t *seen, uint32_t *kept)
+{
+    const int64_t sample = heads / a.h, head = heads % a.h;
+    const int64_t t = a.whole ? a.whole : a.t, s = a.whole ? a.whole : a.s;
+    const int64_t word = ((a.first_head + head) * t + a.t_at + query) * s + a.s_at + key;
+    const int keys = query < a.t ? dt__keys_of(a, query) - key : 0;
+    uint32_t see = keys >= 32 ? 0xffffffffu : keys > 0 ? (1u << keys) - 1 : 0, keep = 0;
+    DT__ROLLED for (int j = 0; a.mask && j < 32; j++)
+        if ((see >> j & 1) && !(a.mask[sample * a.mask_step + (int64_t)query * a.s + key + j] & a.mask_bits))
+            see ^= 1u << j;
+    DT__ROLLED for (int j = -(int)(word & 3); a.drop_threshold && j < 32; j += 4) {
+        const dt__rng *const rng = a.rng + sample;
+        const uint32_t at[4] = {(uint32_t)((word + j) >> 2), rng->counter[0], rng->counter[1],
+                                rng->counter[2] | a.site};
+        uint32_t words[4];
+        dt__philox(at, rng->key, words);
+        DT__EACH(i, 4) if (words[i] >= a.drop_threshold && j + i >= 0 && j + i < 32) keep |= 1u << (j + i);
+    }
+    *seen = see, *kept = keep;
+}
+
+template <int HALF, int KIND, int D, int M, int N> DT__INLINE void dt__flash_tile(const dt__flash &f)
+{
+    enum { BACK = KIND != DT__FORWARD, KEYS = KIND == DT__KEYS, ROWS = 64 * M, LINE = 2 * D, WIDE = KEYS ? ROWS : N };
+    const dt__attention &a = f.a;
+    int dynamic = 0;
+    DT__DYNAMIC(uint32_t, xs, (1 + BACK) * ROWS * D / 2);
+    DT__DYNAMIC(uint32_t, ys, 2 * N * D); /* two turns' */
+    DT__DYNAMIC(float, stats, KEYS ? 4 * N : 2 * ROWS); /* of queries */
+    DT__DYNAMIC(uint32_t, seen, ROWS * N / 32);
+    DT__DYNAMIC(uint32_t, kept, ROWS * N / 32);
+    const int lane = (int)DT__LANE, at_row = (int)threadIdx.x / 32 * 16 * M, group = (int)(a.h / a.hk);
+    const int y_head = KEYS ? (int)blockIdx.x * group : (int)blockIdx.x / group; /* heads of all samples count */
+    const int first = (int)(KEYS ? blockIdx.y : gridDim.y - 1 - blockIdx.y) * ROWS; /* long rows start early */
+    const int begin = KEYS && a.causal ? (int)dt__max(0, first - a.s + a.t) / N * N : 0;
+    const int end = KEYS ? (int)a.t : dt__keys_of(a, (int)dt__min(first + ROWS, a.t) - 1);
+    const uint32_t lines = (uint32_t)(lane % 16 * LINE + ((lane / 16 ^ lane % 8) << 4));
+    const uint32_t to_x = dt__shared_at(xs), to_y = dt__shared_at(ys);
+    uint32_t x = to_x + lines + (uint32_t)(at_row * LINE);
+    const float unit = a.scale * 1.44269504f, gain = a.drop_threshold ? a.drop_scale : 1.0f;
+    float acc[1 + KEYS][M][D / 8][4], top[M][2], sum[M][2]; /* of rows: largest scores, sums */
+    DT__EACH(k, 1 + KEYS) DT__EACH(m, M) DT__EACH(n, D / 8) DT__EACH(e, 4) acc[k][m][n][e] = 0.0f;
+    DT__EACH(m, M) DT__EACH(i, 2) top[m][i] = -__builtin_inff(), sum[m][i] = 0.0f;
+    DT__EACH(k, 1 + BACK) {
+        const int64_t r = blockIdx.x * f.rows[KEYS] + first;
+        if (begin < end) dt__flash_fetch<D, ROWS>(to_x + (uint32_t)(k * ROWS * LINE), f.x[KEYS ? 1 + k : 3 * k] + r * D);
+        if (k && begin < end && !KEYS && (int)threadIdx.x < ROWS / 2)
+            dt__copy_16(dt__shared_at(stats) + 16 * threadIdx.x, f.stats + 2 * r + 4 * threadIdx.x);
+    }
+    for (int next = begin - N, next_head = y_head, more = 1, odd = 0; more;) {
+        const int at = next, head = KEYS ? next_head : (int)blockIdx.x, i0 = KEYS ? at : first, j0 = KEYS ? first : at;
+        const int all = !a.mask && dt__keys_of(a, i0) >= j0 + WIDE; /* every query sees every key */
+        next += N, odd ^= 1;
+        if (KEYS && next >= end) next = begin, next_head++;
+        more = next < end && next_head < y_head + (KEYS ? group : 1);
+        if (at >= begin) {
+            dt__copy_wait();
+            __syncthreads();
+        }
+        if (more) {
+            const int r = next_head * (int)f.rows[!KEYS] + next;
+            DT__EACH(k, 2)
+                dt__flash_fetch<D, N>(to_y + (uint32_t)((!odd * 2 + k) * N * LINE),
+                                      f.x[KEYS ? 3 * k : 1 + k] + (int64_t)r * D);
+            if (KEYS && (int)threadIdx.x < N / 2)
+                dt__copy_16(dt__shared_at(stats) + (uint32_t)(!odd * N * 8) + threadIdx.x * 16,
+                            f.stats + 2 * (int64_t)r + 4 * threadIdx.x);
+        }
+        if (at < begin) continue;
+        const uint32_t y = to_y + lines + (uint32_t)(odd * 2 * N * LINE);
+        if (BACK) DT__AGAIN(x); /* its 8 chunks are not held in registers */
+        if (!all || a.drop_threshold) {
+            for (int w = (int)threadIdx.x; w < ROWS * N / 32; w += 128)
+                dt__flash_bits(a, head, i0 + w / (WIDE / 32), j0 + w % (WIDE / 32) * 32, seen + w, kept + w);
+            __syncthreads();
+        }
+        float s[M][N / 8][4], g[M][N / 8][4];
+        dt__flash_scores<HALF, D, M, N>(s, x, y);
+        if (BACK) dt__flash_scores<HALF, D, M, N>(g, x + ROWS * LINE, y + N * LINE);
+#define DT__EACH_SCORE DT__EACH(m, M) DT__EACH(n, N / 8) DT__EACH(e, 4)
+#define DT__ROW_OF     (at_row + 16 * m + lane / 4 + e / 2 * 8)
+#define DT__COLUMN_OF  (8 * n + lane % 4 * 2 + e % 2)
+#define DT__FLASH_BIT(words) \
+    (words[(KEYS ? DT__COLUMN_OF : DT__ROW_OF) * (WIDE / 32) + (KEYS ? DT__ROW_OF : DT__COLUMN_OF) / 32] >> \
+     (KEYS ? DT__ROW_OF : DT__COLUMN_OF) % 32 & 1)
+        if (!all) DT__EACH_SCORE if (!DT__FLASH_BIT(seen)) s[m][n][e] = -__builtin_inff();
+        if (!BACK) DT__EACH(m, M) DT__EACH(h, 2) {
+            float most = top[m][h], base, shrink;
+            DT__EACH(n, N / 8) most = fmaxf(most, fmaxf(s[m][n][2 * h], s[m][n][2 * h + 1]));
+            DT__EACH(w, 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, w + 1));
+            base = most == -__builtin_inff() ? 0.0f : most * unit;
+            shrink = dt__exp2(fmaf(top[m][h], unit, -base));
+            top[m][h] = most, sum[m][h] *= shrink;
+            DT__EACH(n, N / 8) DT__EACH(e, 2)
+                sum[m][h] += s[m][n][2 * h + e] = dt__exp2(fmaf(s[m][n][2 * h + e], unit, -base));
+            DT__EACH(n, D / 8) DT__EACH(e, 2) acc[0][m][n][2 * h + e] *= shrink;
+        }
+        if (BACK && a.drop_threshold) DT__EACH_SCORE if (!DT__FLASH_BIT(kept)) g[m][n][e] = 0.0f;
+        if (BACK) DT__EACH_SCORE {
+            const float *const q = stats + 2 * (KEYS ? odd * N + DT__COLUMN_OF : DT__ROW_OF);
+            s[m][n][e] = dt__exp2(fmaf(s[m][n][e], unit, -q[0]));
+            g[m][n][e] = s[m][n][e] * fmaf(g[m][n][e], a.scale * gain, -q[1]);
+        }
+        if (KIND != DT__QUERIES && a.drop_threshold) DT__EACH_SCORE if (!DT__FLASH_BIT(kept)) s[m][n][e] = 0.0f;
+        if (KIND != DT__QUERIES) dt__flash_sums<HALF, D, M, N>(acc[KEYS], s, y + N * LINE);
+        if (BACK) dt__flash_sums<HALF, D, M, N>(acc[0], g, y);
+    }
+    const int64_t heads = KEYS ? a.hk : a.h, sample = blockIdx.x / heads, own = blockIdx.x % heads;
+    DT__EACH(m, M) DT__EACH(h, 2) {
+        const int64_t r = first + at_row + 16 * m + lane / 4 + 8 * h, row = sample * (a.t + a.gap) + r;
+        const int64_t key_row = sample * a.room + r, of = blockIdx.x * (a.t + a.gap) + r;
+        float total = dt__folded(sum[m][h], 2), scale = gain;
+        if (total == 0.0f) total = 1.0f;
+        if (r >= (KEYS ? a.s : a.t)) continue;
+        if (!BACK && lane % 4 == 0) {
+            a.row_max[of] = top[m][h] == -__builtin_inff() ? 0.0f : top[m][h] * a.scale + 0.0f;
+            a.row_sum[of] = total;
+        }
+        if (!BACK && !a.part) scale = gain / total;
+        DT__EACH(n, D / 8) DT__EACH(e, 2) {
+            const int64_t c = 8 * n + lane % 4 * 2 + e, to = own * a.d + c;
+            const float one = acc[0][m][n][2 * h + e], two = acc[KEYS][m][n][2 * h + e] * scale;
+            if (c >= a.d) continue;
+            if (KEYS) a.dk[key_row * a.lddk + to] = one, a.dv[key_row * a.lddk + to] = two;
+            else if (BACK) a.dq[row * a.lddq + to] = one;
+            else a.o[row * a.ldo + to] = two;
+        }
+    }
+}
+#define DT__FLASH(KIND, D, M, N) \
+    DT__FAST_KERNEL(dt__flash_##KIND##_##D##_bf16, dt__flash, 128, 2) { dt__flash_tile<0, DT__##KIND, D, M, N>(a); } \
+    DT__FAST_KERNEL(dt__flash_##KIND##_##D##_fp16, dt__flash, 128, 2) { dt__flash_tile<1, DT__##KIND, D, M, N>(a); }
+DT__FLASHES(DT__FLASH)
+DT__FAST_KERNEL(dt__flash_pack_bf16, dt__flash, 256) { dt__flash_pack<0>(a); }
+DT__FAST_KERNEL(dt__flash_pack_fp16, dt__flash, 256) { dt__flash_pack<1>(a); }
+#endif /* 8 */
+
 /* The parts of this file that the device needs, in order: from `begin` up to `end`, or where that is NULL the one
  * declaration or function that begins so. */
 static const char *const dt__cuda_parts[][2] = {
@@ -9833,7 +10120,7 @@ static const char *const dt__cuda_parts[][2] = {
     {"typedef enum dt_dtype {", NULL}, {"typedef enum dt_init {", NULL}, {"typedef enum dt_optimizer_kind {", NULL},
     {"enum { DT__BLOCK =", "static void dt__copy("}, {"typedef struct dt__rng {", "/* ---- Philox4x32-10"},
     {"#define DT__PHILOX_M0", "/* c[0] z^(n-1)"}, {"#define DT__OPS(OP,", "/* 16-bit products that a"},
-    {"/* Multi-head attention over all", "/* Four floats, and four"}, {"typedef struct dt__gemm_args {", NULL},
+    {"/* Multi-head attention over all", "/* Four floats, and four"}, {"typedef struct dt__gemm_args {", "#define DT__BODIES("},
     /* H4 */
     {"DT__INLINE dt__vf dt__v_abs(", "/* a > b ? a : b, and a < b"},
     {"/* R14: does a win", "/* ---- functions in double"}, {"#ifdef DT__ON_DEVICE /* 2:", "#endif /* 2 */"},
@@ -9881,18 +10168,19 @@ static const char *const dt__cuda_parts[][2] = {
     {"static void dt__some_moe_rows(", NULL}, {"static void dt__some_moe_sum(", NULL},
     {"static void dt__some_moe_dot(", NULL}, {"static void dt__some_accumulate(", NULL},
     {"#define DT__BODIES(WARP, ITEM, BLOCK)", "#ifdef DT__ON_DEVICE /* 1:"},
-    {"#ifdef DT__ON_DEVICE /* 7:", "#endif /* 7 */"}};
+    {"#ifdef DT__ON_DEVICE /* 7:", "#endif /* 7 */"}, {"#ifdef DT__ON_DEVICE /* 8:", "#endif /* 8 */"}};
 
-/* Prints the device's text: one file of CUDA C++ without includes. */
-static void dt__cuda_print(dt__text *text)
+/* Prints the device's text: one file of CUDA C++ without includes. module: 1, or 2 for that of fast numerics. */
+static void dt__cuda_print(dt__text *text, int module)
 {
     static const struct {
         const char *name;
         size_t size;
     } shared[] = {{"dt_graph", sizeof(dt_graph)}, {"dt__param", sizeof(dt__param)}, {"dt__launch", sizeof(dt__launch)},
                   {"dt__gemm_args", sizeof(dt__gemm_args)}, {"dt__attention", sizeof(dt__attention)},
-                  {"dt__verb_args", sizeof(dt__verb_args)}, {"dt__recast", sizeof(dt__recast)}};
-    dt__text_add(text, "#define DT__ON_DEVICE 1\n#define DT__SKIP(...)\n");
+                  {"dt__verb_args", sizeof(dt__verb_args)}, {"dt__recast", sizeof(dt__recast)},
+                  {"dt__flash", sizeof(dt__flash)}};
+    dt__text_add(text, "#define DT__ON_DEVICE %d\n#define DT__SKIP(...)\n", module);
     for (size_t i = 0; i < sizeof dt__cuda_parts / sizeof *dt__cuda_parts; i++) {
         const char *begin = dt__cuda_parts[i][0], *end = dt__cuda_parts[i][1];
         if (end) dt__source_add(text, begin, end);
@@ -10052,6 +10340,16 @@ enum { DT__TILES = (int)(sizeof dt__tiles / sizeof *dt__tiles) };
 /* Bytes of shared memory: of a tile, and of attention. */
 enum { DT__GPU_TILE = 4 * 64 * 68, DT__GPU_TILES = 4 * DT__GPU_TILE + 4 * 3 * 64 };
 
+#define DT__FLASH_ROW(KIND, D, M, N) \
+    {{"dt__flash_" #KIND "_" #D "_bf16", "dt__flash_" #KIND "_" #D "_fp16"}, 64 * M, \
+     2 * D * (64 * M * (1 + (DT__##KIND != DT__FORWARD)) + 4 * N) + (DT__##KIND == DT__KEYS ? 16 * N : 512 * M) + \
+         16 * M * N},
+static const struct dt__flash_row {
+    const char *name[2];
+    int rows, shared; /* of a block: rows, bytes of shared memory */
+} dt__flashes[] = {DT__FLASHES(DT__FLASH_ROW) {{"dt__flash_pack_bf16", "dt__flash_pack_fp16"}, 64, 0}};
+enum { DT__FLASH_PACK = (int)(sizeof dt__flashes / sizeof *dt__flashes) - 1 };
+
 /* A block of memory: the address that tensors carry, and the host's. They are one for pinned memory. */
 typedef struct dt__gpu_block {
     char *mem, *host;
@@ -10087,7 +10385,8 @@ typedef struct dt__cuda {
     dt__driver f;
     int gpu, arch, processors;
     void *context, *stream[DT__GPU_STREAMS], *mark[DT__GPU_STREAMS][DT__GPU_MARKS];
-    void *module, *body[DT__BODY_COUNT], *verb, *recast, *tile[DT__TILES];
+    void *module[2], *body[DT__BODY_COUNT], *verb, *recast, *tile[DT__TILES];
+    void *flash[2][DT__FLASH_PACK + 1]; /* of bf16, of fp16 */
     char name[64];
     pthread_mutex_t lock;
     dt__gpu_block *block;
@@ -10098,7 +10397,7 @@ typedef struct dt__cuda {
     void *lt_handle;
     dt__gpu_address lt_room;
     dt__product *product;
-    dt__operand side[3], *weight; /* B, A and C */
+    dt__operand side[4], *weight; /* B, A and C; of attention */
     int64_t products, products_room, weights, weights_room;
     int64_t writes; /* of memory by passes over arrays, copies and uploads, after which weights may be others; */
     int64_t work;   /* and kernels that ran, but for products */
@@ -10261,6 +10560,43 @@ static void dt__gpu_go(dt__cuda *d, void *kernel, void *arguments, int64_t x, in
                                                     1, (unsigned)shared, d->stream[DT__GPU_OPS], list, NULL), doing);
 }
 
+#define DT__CU(call) if (!failed && !r) failed = d->f.cu##call
+/* A module of the GPU's code, from the cache or NVRTC (dt__cuda_print). */
+static dt_result dt__gpu_module(dt__cuda *d, int which)
+{
+    dt__text text = DT__ZERO;
+    dt__code code = DT__ZERO;
+    char path[PATH_MAX], flags[64], *data = NULL;
+    int64_t bytes;
+    int built, failed = 0;
+    dt_result r;
+    DT__PRINT(flags, "--gpu-architecture=sm_%d%s", d->arch, d->arch == 90 ? "a" : "");
+    dt__cuda_print(&text, which);
+    code.text = text.at, code.by = "nvrtc", code.flags = flags, code.suffix = "cubin", code.build = dt__cuda_compile;
+    r = text.failed ? DT_E_MEMORY : dt__code_get(&code, path, sizeof path, &built);
+    if (!r) r = dt__file_get(path, 1 << 28, &data, &bytes);
+    DT__CU(ModuleLoadData(&d->module[which - 1], data));
+    if (failed) unlink(path); /* the next start compiles it again */
+    (void)dt__gpu_failed(d, failed, "loading its code");
+    dt__free(text.at);
+    dt__free(data);
+    return r ? r : dt__device_result(&d->k);
+}
+
+/* The kernels of fast numerics. */
+static dt_result dt__gpu_load_fast(dt__cuda *d)
+{
+    dt_result r = dt__gpu_module(d, 2);
+    int failed = 0;
+    for (int i = 0; i < 2 * DT__FLASH_PACK + 2; i++) {
+        void **const kernel = &d->flash[i % 2][i / 2];
+        DT__CU(ModuleGetFunction(kernel, d->module[1], dt__flashes[i / 2].name[i % 2]));
+        DT__CU(FuncSetAttribute(*kernel, DT__GPU_DYNAMIC, dt__flashes[i / 2].shared));
+    }
+    (void)dt__gpu_failed(d, failed, "loading its code");
+    return r ? r : dt__device_result(&d->k);
+}
+
 /* ---- CUDA: products ----
  * Operands and results may be in 16 bits. A float * to them has their dtype above bit 60 and twice their address below,
  * so that it counts elements as others do. */
@@ -10276,13 +10612,25 @@ static void dt__gpu_recast(dt__cuda *d, const dt__recast *a)
     dt__recast copy = *a;
     dt__gpu_go(d, d->recast, &copy, dt__ceil_div(a->rows * dt__ceil_div(a->cols, 256), 8), 1, 1, 256, 0, "a cast");
 }
+/* Memory of at least so many bytes; NULL: an error. */
+static void *dt__gpu_grown(dt__cuda *d, dt__operand *o, int64_t bytes)
+{
+    int code = 0;
+    if (o->room < bytes) {
+        dt__gpu_wait(d);
+        if (o->room) (void)d->f.cuMemFree_v2(o->at);
+        o->room = (code = d->f.cuMemAlloc_v2(&o->at, (size_t)bytes)) ? 0 : bytes;
+    }
+    return dt__gpu_failed(d, code, "taking memory for operands") ? NULL : (void *)(uintptr_t)o->at;
+}
 /* Room for matrix a in `type` (0: fp32): of operand 0 (B), 1 (A) or 2 (C), or of a weight. copy: filled, unless it is
  * still there: a weight's until memory is written, the others until another kernel runs. */
 static float *dt__gpu_operand(dt__cuda *d, dt__recast *a, int side, int weight, int type, int copy)
 {
     dt__operand *o = NULL;
     int64_t bytes = (type ? 2 : 4) * a->rows * a->out_ld, now = DT__ADD(&d->writes, 0) + (weight ? 0 : d->work);
-    int fresh, code = 0;
+    int fresh;
+    void *at;
     for (int64_t i = 0; weight && i < d->weights && !o; i++)
         if (!memcmp(&d->weight[i].of, a, sizeof *a)) o = &d->weight[i];
     if (!o && weight && dt__reserve((void **)&d->weight, d->weights, &d->weights_room, d->weights + 1,
@@ -10291,13 +10639,9 @@ static float *dt__gpu_operand(dt__cuda *d, dt__recast *a, int side, int weight, 
     if (!o) o = &d->side[side];
     fresh = o->made == now && o->room && !memcmp(&o->of, a, sizeof *a);
     o->of = *a, o->made = now;
-    if (o->room < bytes) {
-        dt__gpu_wait(d);
-        if (o->room) (void)d->f.cuMemFree_v2(o->at);
-        o->room = (code = d->f.cuMemAlloc_v2(&o->at, (size_t)bytes)) ? 0 : bytes;
-    }
-    a->out = type ? dt__gpu_halves((void *)(uintptr_t)o->at, type) : (float *)(uintptr_t)o->at;
-    if (!dt__gpu_failed(d, code, "taking memory for an operand") && copy && !fresh) dt__gpu_recast(d, a);
+    at = dt__gpu_grown(d, o, bytes);
+    a->out = type ? dt__gpu_halves(at, type) : (float *)at;
+    if (at && copy && !fresh) dt__gpu_recast(d, a);
     return a->out;
 }
 
@@ -10322,7 +10666,8 @@ static int dt__gpu_dot(dt__device *is, int precision)
     if (failed)
         dt__error(DT_E_SYSTEM, "cuBLASLt cannot begin (status %d). Look at the memory that is left on the GPU", failed);
     else (void)dt__gpu_failed(d, d->f.cuMemAlloc_v2(&d->lt_room, DT__LT_ROOM), "taking memory for products");
-    return failed ? DT__DOT_NONE : precision ? precision - DT_BF16 + DT__DOT_BF16 : DT__DOT_TF32;
+    if (failed || (precision && dt__gpu_load_fast(d))) return DT__DOT_NONE;
+    return precision ? precision - DT_BF16 + DT__DOT_BF16 : DT__DOT_TF32;
 }
 
 /* The product of a key, which is new to cuBLASLt the first time. NULL after an error. */
@@ -10428,6 +10773,38 @@ static void dt__gpu_gemm(dt_pool *pool, const dt__gemm *of)
                "a product");
     if (r.x) dt__gpu_recast(d, &r);
 }
+/* Bytes of what attention by tensor cores keeps: of q, k, v, dO and statistics, rounded up to whole tiles. */
+static int64_t dt__gpu_flash_bytes(const dt__attention *a, int64_t bytes[5])
+{
+    const int64_t rows = a->b * a->h * dt__round_up(a->t, 128), keys = a->b * a->hk * dt__round_up(a->s, 128);
+    bytes[0] = bytes[3] = 2 * rows * dt__round_up(a->d, 64), bytes[1] = bytes[2] = 2 * keys * dt__round_up(a->d, 64);
+    bytes[4] = 8 * rows;
+    return 2 * (bytes[0] + bytes[1]) + bytes[4];
+}
+/* Attention by tensor cores. 0: it takes the exact kernels. */
+static int dt__gpu_flash(dt__cuda *d, const dt__attention *a)
+{
+    const int wide = a->d > 64, back = a->dout != NULL;
+    void *const *const kernel = d->flash[a->round == DT_F16];
+    int64_t bytes[5];
+    char *at;
+    dt__flash f = DT__ZERO;
+    if (a->dot <= DT__DOT_TF32 || a->d > 128 || a->scale <= 0.0f) return 0;
+    if (!(at = (char *)dt__gpu_grown(d, &d->side[3], dt__gpu_flash_bytes(a, bytes)))) return 1;
+    f.a = *a, f.width = wide ? 128 : 64;
+    f.rows[0] = dt__round_up(a->t, 128), f.rows[1] = dt__round_up(a->s, 128);
+    for (int i = 0; i < 4; at += bytes[i++]) f.x[i] = (uint16_t *)(void *)at;
+    f.stats = (float *)(void *)at;
+    dt__gpu_go(d, kernel[DT__FLASH_PACK], &f, a->b * a->h, dt__max(f.rows[0], f.rows[1]) / 64, 3 + back, 256, 0,
+               "attention");
+    for (int kind = back; kind <= 2 * back; kind++) {
+        const struct dt__flash_row *row = &dt__flashes[2 * kind + wide];
+        const int keys = kind == DT__KEYS;
+        dt__gpu_go(d, kernel[2 * kind + wide], &f, a->b * (keys ? a->hk : a->h),
+                   dt__ceil_div(keys ? a->s : a->t, row->rows), 1, 128, row->shared, "attention");
+    }
+    return 1;
+}
 static void dt__gpu_attention(dt_pool *pool, const dt__attention *attention)
 {
     dt__cuda *d = dt__gpu;
@@ -10435,6 +10812,7 @@ static void dt__gpu_attention(dt_pool *pool, const dt__attention *attention)
     int wide = a.d > 64, back = a.dout != NULL;
     int64_t z = dt__ceil_div(a.d, wide ? 128 : 64);
     (void)pool;
+    if (dt__gpu_flash(d, &a)) return;
     dt__gpu_go(d, d->tile[8 + 2 * back + wide], &a, a.b * a.h, dt__ceil_div(a.t, 64), z, 256, DT__GPU_TILES,
                "attention");
     if (back) dt__gpu_go(d, d->tile[12 + wide], &a, a.b * a.hk, dt__ceil_div(a.s, 64), z, 256, DT__GPU_TILES,
@@ -10679,8 +11057,8 @@ static void dt__gpu_close(dt__device *is)
             if (d->product[i].layout[k]) (void)d->lt.cublasLtMatrixLayoutDestroy(d->product[i].layout[k]);
         if (d->product[i].is) (void)d->lt.cublasLtMatmulDescDestroy(d->product[i].is);
     }
-    for (int64_t i = -3; i < d->weights; i++) {
-        const dt__operand *o = i < 0 ? &d->side[i + 3] : &d->weight[i];
+    for (int64_t i = -4; i < d->weights; i++) {
+        const dt__operand *o = i < 0 ? &d->side[i + 4] : &d->weight[i];
         if (o->room) (void)d->f.cuMemFree_v2(o->at);
     }
     if (d->lt_handle) (void)d->lt.cublasLtDestroy(d->lt_handle);
@@ -10694,42 +11072,29 @@ static void dt__gpu_close(dt__device *is)
             if (d->mark[i][k]) (void)d->f.cuEventDestroy_v2(d->mark[i][k]);
         if (d->stream[i]) (void)d->f.cuStreamDestroy_v2(d->stream[i]);
     }
-    if (d->module) (void)d->f.cuModuleUnload(d->module);
+    for (int i = 0; i < 2; i++)
+        if (d->module[i]) (void)d->f.cuModuleUnload(d->module[i]);
     if (d->context) (void)d->f.cuDevicePrimaryCtxRelease_v2(d->gpu);
     if (dt__gpu == d) dt__gpu = NULL;
     dt__free(d);
 }
 
-#define DT__CU(call) if (!failed && !r) failed = d->f.cu##call
-/* The GPU's code, from the cache or NVRTC, and its kernels. */
+/* The kernels of exact numerics. */
 static dt_result dt__gpu_load(dt__cuda *d)
 {
-    dt__text text = DT__ZERO;
-    dt__code code = DT__ZERO;
-    char path[PATH_MAX], flags[64], *data = NULL;
-    int64_t bytes;
-    int built, failed = 0;
-    dt_result r;
-    DT__PRINT(flags, "--gpu-architecture=sm_%d%s", d->arch, d->arch == 90 ? "a" : "");
-    dt__cuda_print(&text);
-    code.text = text.at, code.by = "nvrtc", code.flags = flags, code.suffix = "cubin", code.build = dt__cuda_compile;
-    r = text.failed ? DT_E_MEMORY : dt__code_get(&code, path, sizeof path, &built);
-    if (!r) r = dt__file_get(path, 1 << 28, &data, &bytes);
-    DT__CU(ModuleLoadData(&d->module, data));
-    if (failed) unlink(path); /* the next start compiles it again */
+    dt_result r = dt__gpu_module(d, 1);
+    int failed = 0;
     for (int i = 0; i < DT__BODY_COUNT; i++)
-        DT__CU(ModuleGetFunction(&d->body[i], d->module, dt__bodies[i].name));
+        DT__CU(ModuleGetFunction(&d->body[i], d->module[0], dt__bodies[i].name));
     for (int i = 0; i < DT__TILES; i++) {
-        DT__CU(ModuleGetFunction(&d->tile[i], d->module, dt__tiles[i]));
+        DT__CU(ModuleGetFunction(&d->tile[i], d->module[0], dt__tiles[i]));
         DT__CU(FuncSetAttribute(d->tile[i], DT__GPU_DYNAMIC, DT__GPU_TILES));
     }
-    DT__CU(ModuleGetFunction(&d->verb, d->module, "dt__verb_launch"));
-    DT__CU(ModuleGetFunction(&d->recast, d->module, "dt__recast_launch"));
+    DT__CU(ModuleGetFunction(&d->verb, d->module[0], "dt__verb_launch"));
+    DT__CU(ModuleGetFunction(&d->recast, d->module[0], "dt__recast_launch"));
     DT__CU(MemAlloc_v2(&d->one, 4));
     DT__CU(MemsetD32Async(d->one, 0x3f800000, 1, d->stream[DT__GPU_OPS]));
     (void)dt__gpu_failed(d, failed, "loading its code");
-    dt__free(text.at);
-    dt__free(data);
     return r ? r : dt__device_result(&d->k);
 }
 
@@ -23150,16 +23515,22 @@ static int64_t dt__gpu_needs(const dt_trainer *t)
 {
     const dt__net *net = &t->e.p.net, *end = t->generator.net + DT__GENERATOR_NETS;
     int rounds = t->recipe.numerics == DT_FAST && net->precision;
-    int64_t bytes = rounds ? 2 * t->e.p.store.param_floats : 0, longest = 0;
+    int64_t bytes = rounds ? 2 * t->e.p.store.param_floats : 0, longest = 0, attention = 0;
     for (const dt_row *row = t->row; row < t->row + t->rows; row++)
         if (row->kind == DT__DEVICE || row->kind == DT__STAGED) bytes += row->most;
     for (; net < end; net = net == &t->e.p.net ? t->generator.net : net + 1)
         for (int64_t q = 0; q < net->count; q++) {
             const dt_graph *g = net->segments[q].plan->g;
             if (net->segments[q].owner) bytes += dt__gpu_image(g, NULL, 0, NULL);
-            for (int32_t id = 1; id < g->count && rounds; id++) longest = dt__max(longest, dt__node_floats(g, id));
+            for (int32_t id = 1; id < g->count && rounds; id++) {
+                int64_t part[5];
+                longest = dt__max(longest, dt__node_floats(g, id));
+                if (dt__op_of(g->nodes[id].op)->domain != DT__OVER_ATTENTION) continue;
+                dt__attention a = dt__attention_sizes(g, &g->nodes[id]);
+                attention = dt__max(attention, dt__gpu_flash_bytes(&a, part));
+            }
         }
-    return bytes + 2 * longest;
+    return bytes + 2 * longest + attention;
 }
 /* Do the plans of all ranks that share a GPU fit into what it has left? All ranks reach the same answer. */
 static dt_result dt__check_gpus(dt_trainer *t)

@@ -43,7 +43,7 @@ enum {
     GUARD = 64,
     ARRAYS = 32
 }; /* shared memory, and what lies between arrays: bytes */
-enum meeting { SHUFFLE, BALLOT, SYNC };
+enum meeting { SHUFFLE, BALLOT, SYNC, PRODUCT, MATRICES };
 
 /* What DT__KERNEL registers. threads: the most that a block may have (__launch_bounds__). */
 struct kernel {
@@ -84,7 +84,7 @@ static unsigned live, blocked;
 static uint64_t seed = 88172645463325252ull;
 static uint64_t ticks = 1, launched, started, separated; /* a clock; of the launch, the block, its last barrier */
 static char *stacks;
-alignas(16) static char argument[4096], shared[STATIC + GUARD * ARRAYS + DYNAMIC];
+alignas(256) static char argument[4096], shared[STATIC + GUARD * ARRAYS + DYNAMIC];
 static char *const dynamic = shared + STATIC + GUARD * ARRAYS;
 static size_t shared_limit = STATIC, dynamic_bytes;
 static size_t shared_sum, shared_end; /* of static arrays: bytes, and bytes with guards */
@@ -251,7 +251,7 @@ EMULATION_OWN int meet(int kind, unsigned mask, uint64_t value)
     if ((mask & w->live) != w->live)
         fault("the mask %08x of a warp's function leaves out lanes that run: %08x", mask, w->live & ~mask);
     if (w->waiting && w->kind != kind)
-        fault("lanes of a warp wait at different functions (shuffle 0, ballot 1, __syncwarp 2: %d and %d)", kind,
+        fault("lanes of a warp wait at different functions (shuffle 0, ballot 1, __syncwarp 2, mma 3, ldmatrix 4: %d and %d)", kind,
               w->kind);
     w->kind = kind, w->value[turn][this_lane] = value;
     w->waiting |= 1u << this_lane;
@@ -374,11 +374,13 @@ template <class T> EMULATION_OWN T *take_dynamic(const char *name, int &floats, 
     static void name##_run(const void *a) { name(*(const type *)a); } \
     static emulation::kernel name##_entry(#name, sizeof(type), name##_run, __VA_ARGS__); \
     static void name(const type &a)
+#define DT__FAST_KERNEL DT__KERNEL
 #define DT__SHARED(type, name, n) \
     static emulation::shared_array<type> name##_place; \
     type *const name = name##_place.take(#name, (size_t)(n))
 #define DT__DYNAMIC(type, name, n) type *const name = emulation::take_dynamic<type>(#name, dynamic, (size_t)(n))
 
+namespace emulation { EMULATION_OWN void clear(int &x) { x = 0; } }
 EMULATION_OWN void __syncthreads(void)
 {
     emulation::warps[emulation::this_warp].blocked |= 1u << emulation::this_lane;
@@ -418,6 +420,90 @@ EMULATION_BITS(__float_as_uint, unsigned, float)
 EMULATION_BITS(__uint_as_float, float, unsigned)
 EMULATION_BITS(__double_as_longlong, long long, double)
 EMULATION_BITS(__longlong_as_double, double, long long)
+
+/* ---- tensor cores ----
+ * The text's functions of PTX. Addresses of shared memory count from its begin; copies happen when they are waited for. */
+#define DT__TENSOR_CORES 1
+namespace emulation {
+static uint32_t operands[2][WARPS][LANES][6]; /* of the last two products of a warp */
+static struct copies {
+    uint64_t block;
+    int count;
+    struct { uint32_t to; const void *from; } each[256];
+} copies[THREADS];
+EMULATION_OWN float wide_16(uint32_t bits, bool half)
+{
+    float x;
+    if (!half) return bits <<= 16, __builtin_memcpy(&x, &bits, 4), x;
+    const int exponent = (int)(bits >> 10 & 31), digits = (int)(bits & 1023);
+    x = exponent == 31 ? (digits ? NAN : INFINITY) : ldexpf((float)(exponent ? digits + 1024 : digits), (exponent ? exponent : 1) - 25);
+    return bits & 0x8000 ? -x : x;
+}
+EMULATION_OWN uint32_t narrow_16(float x, bool half)
+{
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    const uint32_t sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
+    if (size > 0x7f800000) return sign | 0x7fff;
+    if (!half) return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    if (size >= 0x477ff000) return sign | 0x7c00;
+    if (size < 0x38800000) return sign | (uint32_t)rintf(ldexpf(fabsf(x), 24)); /* subnormal */
+    return sign | ((size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13);
+}
+} // namespace emulation
+template <int HALF> EMULATION_OWN uint32_t dt__pair(float low, float high)
+{
+    return emulation::narrow_16(low, HALF) | emulation::narrow_16(high, HALF) << 16;
+}
+template <int HALF> EMULATION_OWN void dt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+{
+    const int lane = emulation::this_lane, row = lane / 4, column = lane % 4 * 2;
+    auto of = emulation::operands[emulation::warps[emulation::this_warp].turn][emulation::this_warp];
+    for (int i = 0; i < 4; i++) of[lane][i] = a[i];
+    of[lane][4] = b0, of[lane][5] = b1;
+    emulation::meet(emulation::PRODUCT, ~0u, 0);
+    float x[2][16], y[2][16];
+    for (int k = 0; k < 16; k++)
+        for (int i = 0; i < 2; i++) { /* rows row, row + 8 of a; columns column, column + 1 of b */
+            const uint32_t left = of[row * 4 + k % 8 / 2][i + k / 8 * 2], right = of[(column + i) * 4 + k % 8 / 2][4 + k / 8];
+            x[i][k] = emulation::wide_16(k & 1 ? left >> 16 : left & 0xffff, HALF);
+            y[i][k] = emulation::wide_16(k & 1 ? right >> 16 : right & 0xffff, HALF);
+        }
+    for (int e = 0; e < 4; e++)
+        for (int k = 0; k < 16; k++) c[e] += x[e / 2][k] * y[e % 2][k];
+}
+template <int TURNED> static inline void dt__matrices(uint32_t x[4], uint32_t at)
+{
+    using namespace emulation;
+    const int lane = this_lane;
+    warp *const w = &warps[this_warp];
+    if (at % 16) fault("ldmatrix from byte %u of shared memory: no multiple of 16", at);
+    const int turn = meet(MATRICES, ~0u, at);
+    for (int i = 0; i < 4; i++) {
+        const int row = 8 * i + (TURNED ? lane % 4 * 2 : lane / 4), column = 2 * (TURNED ? lane / 4 : lane % 4 * 2);
+        const char *const first = shared + w->value[turn][row] + column;
+        const char *const second = TURNED ? shared + w->value[turn][row + 1] + column : first + 2;
+        x[i] = *(const uint16_t *)(const void *)first | (uint32_t)*(const uint16_t *)(const void *)second << 16;
+    }
+}
+EMULATION_OWN float dt__exp2(float x) { return exp2f(x); }
+EMULATION_OWN uint32_t dt__shared_at(const void *p) { return (uint32_t)((const char *)p - emulation::shared); }
+EMULATION_OWN void dt__copy_16(uint32_t to, const void *from)
+{
+    auto &c = emulation::copies[threadIdx.x];
+    if (c.count && c.block != emulation::started) emulation::fault("a thread of the last block left copies that it never waited for");
+    if (c.count == 256) emulation::fault("more than 256 copies that a thread does not wait for");
+    if (to % 16) emulation::fault("a copy of 16 bytes to byte %u of shared memory", to);
+    c.block = emulation::started, c.each[c.count].to = to, c.each[c.count++].from = from;
+}
+static inline void dt__copy_wait(void)
+{
+    auto &c = emulation::copies[threadIdx.x];
+    struct alignas(16) line { uint64_t x[2]; };
+    for (int i = 0; i < c.count; i++)
+        *(line *)(void *)(emulation::shared + c.each[i].to) = *(const line *)c.each[i].from;
+    emulation::clear(c.count);
+}
 
 /* ---- the accesses of a checked build ---- */
 

@@ -949,7 +949,8 @@ NVRTC_CALL nvrtcCompileProgram(nvrtcProgram p, int count, const char *const *opt
     if (!target)
         return p->log = "nvrtc: error: the stand-in needs --gpu-architecture=sm_..", NVRTC_ERROR_INVALID_OPTION;
     if (fused) return p->log = "nvrtc: error: the stand-in needs -fmad=false", NVRTC_ERROR_INVALID_OPTION;
-    const std::string built(stand_in_text, (size_t)(stand_in_text_end - stand_in_text));
+    std::string built(stand_in_text, (size_t)(stand_in_text_end - stand_in_text));
+    built.replace(0, built.find('\n'), p->text, 0, p->text.find('\n')); /* the number of the module */
     if (p->text != built) {
         size_t same = 0;
         while (same < built.size() && same < p->text.size() && built[same] == p->text[same]) same++;
@@ -962,7 +963,7 @@ NVRTC_CALL nvrtcCompileProgram(nvrtcProgram p, int count, const char *const *opt
         return NVRTC_ERROR_COMPILATION;
     }
     memcpy(p->made.magic, image_magic, sizeof image_magic);
-    p->made.text = hash(built.data(), built.size()), p->made.arch = target, p->compiled = true;
+    p->made.text = hash(stand_in_text, built.size()), p->made.arch = target, p->compiled = true;
     return NVRTC_SUCCESS;
 }
 NVRTC_CALL nvrtcGetCUBINSize(nvrtcProgram p, size_t *bytes)

@@ -41,10 +41,10 @@ SAME(sizeof(cublasComputeType_t), 4);
 #endif
 #endif
 
-int main(void)
+int main(int argc, char **argv)
 {
     dt__text text = DT__ZERO;
-    dt__cuda_print(&text);
+    dt__cuda_print(&text, argc > 1 ? atoi(argv[1]) : 1);
     if (text.failed) return 1;
     fputs(text.at, stdout);
     dt__free(text.at);

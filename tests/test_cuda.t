@@ -19,21 +19,24 @@ seeded();
 # ---- the text ----
 
 my $text = "$tmp/cuda.txt";
+my %module = (exact => $text, fast => "$tmp/fast.txt"); # the same text but for a number
 my $headers = join ' ', map { "-I$_" } glob '/usr/local/cuda/include'; # with which the compiler compares numbers
-my ($bad, undef, $err) = run(120, "$cc -std=gnu11 -O0 -DDT_DEBUG -w -I$root $headers $root/tests/cuda_text.c -o text -lm -lpthread -ldl && ./text >$text");
+my ($bad, undef, $err) = run(120, "$cc -std=gnu11 -O0 -DDT_DEBUG -w -I$root $headers $root/tests/cuda_text.c -o text -lm -lpthread -ldl && ./text >$text && ./text 2 >$module{fast}");
 ok(!$bad && -s $text > 50000, 'the device text is printed') or BAIL_OUT($err);
 unlike(slurp($text), qr/#include/, 'it includes nothing');
 my ($nvrtc) = grep { -e $_ } $ENV{DT_NVRTC_LIBRARY} || (), glob('/usr/local/cuda*/lib*/libnvrtc.so'), glob('/usr/lib/x86_64-linux-gnu/libnvrtc.so*');
 SKIP: {
     my @archs = full() ? qw(sm_80 sm_90a sm_100) : 'sm_90a';
-    skip 'NVRTC is not installed (cuda-nvrtc of the CUDA Toolkit)', scalar @archs unless $nvrtc;
+    skip 'NVRTC is not installed (cuda-nvrtc of the CUDA Toolkit)', 2 * @archs unless $nvrtc;
     my ($bad, undef, $err) = run(60, "$cc -std=gnu11 -O1 -Wall -Wextra -Werror $root/tests/cuda_compile.c -o cuda_compile -ldl");
     BAIL_OUT($err) if $bad;
     my ($options) = slurp("$root/dtrain.h") =~ /const char \*options\[\] = \{code->flags, (.*?)\};/s; # of dt__cuda_compile
     $options =~ s/[",\n]+/ /g;
     for my $arch (@archs) {
-        my ($status, $said, $error) = run(600, "./cuda_compile $nvrtc $text - --gpu-architecture=$arch $options");
-        is("$status $said$error", "0 compiled without a warning\n", "NVRTC compiles it for $arch");
+        for my $module (qw(exact fast)) {
+            my ($status, $said, $error) = run(600, "./cuda_compile $nvrtc $module{$module} - --gpu-architecture=$arch $options");
+            is("$status $said$error", "0 compiled without a warning\n", "NVRTC compiles it for $arch, $module numerics");
+        }
     }
 }
 
@@ -44,12 +47,15 @@ SKIP: {
     my ($options) = slurp("$root/dtrain.h") =~ /const char \*options\[\] = \{code->flags, (.*?)\};/s;
     $options =~ s/[",\n]+/ /g;
     for my $arch (qw(80 90a 100)) {
-        run(600, "./cuda_compile $nvrtc $text text.ptx --gpu-architecture=compute_$arch $options");
-        my (undef, undef, $said) = run(600, "$ptxas -v -arch=sm_$arch text.ptx -o text.cubin");
+        my $said = '';
+        for my $module (values %module) {
+            run(600, "./cuda_compile $nvrtc $module text.ptx --gpu-architecture=compute_$arch $options");
+            $said .= (run(600, "$ptxas -v -arch=sm_$arch text.ptx -o text.cubin"))[2];
+        }
         my %kernel = map { /^'(\w+)'.*?(\d+) bytes spill stores.*?Used (\d+) registers/s ? ($1 => [$2, $3]) : () } split /Compiling entry function /, $said;
-        my @hot = grep { /^dt__(?:gemm|attention)_/ } sort keys %kernel;
+        my @hot = grep { /^dt__(?:gemm|attention|flash)_/ } sort keys %kernel;
         note("sm_$arch: " . join ', ', map { "$_ $kernel{$_}[1]" } @hot);
-        is(@hot . ' ' . join(' ', grep { $kernel{$_}[0] } @hot), '14 ', "sm_$arch: no spills in products and attention");
+        is(@hot . ' ' . join(' ', grep { $kernel{$_}[0] } @hot), '28 ', "sm_$arch: no spills in products and attention");
     }
 }
 
@@ -103,6 +109,13 @@ my @layouts = ('--model nano', '--model nano --dropout 0.1 --ranks 2', '--model 
 my $checked = "$tmp/checked.so";
 ($bad, undef, $err) = run(600, "$cxx -std=c++17 -O1 -g -ffp-contract=off -mfma -fPIC -fsanitize=thread -w -I$root/tests -DDT__TEXT='\"$text\"' -c $root/tests/cuda_stand_in.cpp -o checked.o && $cxx -shared checked.o -o $checked");
 ok(!$bad, 'the checked stand-in is compiled') or BAIL_OUT($err);
+# Attention by tensor cores against doubles.
+($bad, undef, $err) = run(300, "$cc -std=gnu11 -O0 -DDT_DEBUG -DDT_CUDA -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror -I$root -I$root/tests $root/tests/gpu_attention.c -o attention -lm -lpthread -ldl");
+ok(!$bad, 'a program for attention is compiled without a warning') or BAIL_OUT($err);
+for (["XDG_CACHE_HOME=$tmp DT_CUDA_LIBRARY=$checked DT_NVRTC_LIBRARY=$checked", 'cases'], full() ? [$there, (1 + int rand 1e6) . ' 100'] : ()) {
+    my ($bad, $out, $error) = run(300, "$_->[0] ./attention $_->[1]");
+    ok(!$bad && $out =~ /^1\.\.10/m, "attention by tensor cores: $_->[1]") or diag(join "\n", $error, grep { !/^ok/ } split /\n/, $out);
+}
 for my $layout ('--model nano --recompute full --offload --layers 3 --dropout 0.1', # its copies overlap with ops
                 drawn(1, '--model nano --dropout 0.1 --precision bf16', '--model llama-nano --experts 4', '--model nano --ranks 2 --tp 2 --tensor-shards 2', '--model nano --optimizer sgd --ema 0.9', '--model nano --context-shards 2 --ranks 2 --cp 2')) {
     my $want = hash((train('', "--layers 1 $layout --device cpu"))[1]);
