@@ -3255,7 +3255,7 @@ DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
         float lane[DT__LANES * DT__W], *tail = lane; \
         int64_t i = 0, k = DT__W; \
         DT__UNROLL for (int l = 0; l < DT__LANES; l++) lanes[l] = dt__v_set(start); \
-        DT__AHEAD while (i + 32 <= n) { \
+        DT__AHEAD for (int64_t groups = n / 32; groups > 0; groups--) { \
             DT__UNROLL for (int l = 0; l < DT__LANES; l++, i += DT__W) { \
                 DT__ROW_LOAD \
                 r = lanes[l]; \
@@ -9295,24 +9295,27 @@ static void dt__copy(float *to, const float *from, int64_t n)
 #define DT__TYPE(p)    ((int)((uintptr_t)(p) >> 60))
 #define DT__ADDRESS(p) ((uintptr_t)(p) << 4 >> 5)
 #ifdef __CUDA_ARCH__
-#define DT__WIDEN(x, half, type) \
-    if (type == DT_BF16) x = __uint_as_float((uint32_t)half << 16); \
-    else asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"(half))
+/* One load and no branch, so that many are under way: of the word that holds the 16 bits. */
+DT__INLINE float dt__get(const float *p)
+{
+    const int type = DT__TYPE(p);
+    const uintptr_t at = type ? DT__ADDRESS(p) : (uintptr_t)p;
+    const uint32_t word = *(const uint32_t *)(at & ~(uintptr_t)3), high = at & 2 ? word & 0xffff0000u : word << 16;
+    float x = __uint_as_float(type ? high : word), half;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(half) : "h"((uint16_t)(high >> 16)));
+    return type == DT_F16 ? half : x;
+}
 #define DT__NARROW(half, x, type) \
     if (type == DT_BF16) asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(x)); \
     else asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x))
 #else
-#define DT__WIDEN(x, half, type)  x = dt__v_widen_cuda((int)half, &dt__format_of[type]).v
-#define DT__NARROW(half, x, type) half = (uint16_t)dt__v_narrow_cuda(x, &dt__format_of[type]).v
-#endif
 DT__INLINE float dt__get(const float *p)
 {
-    const uint16_t *half = (const uint16_t *)DT__ADDRESS(p);
-    float x;
-    if (!DT__TYPE(p)) return *p;
-    DT__WIDEN(x, *half, DT__TYPE(p));
-    return x;
+    const int type = DT__TYPE(p);
+    return type ? dt__v_widen_cuda((int)*(const uint16_t *)DT__ADDRESS(p), &dt__format_of[type]).v : *p;
 }
+#define DT__NARROW(half, x, type) half = (uint16_t)dt__v_narrow_cuda(x, &dt__format_of[type]).v
+#endif
 DT__INLINE void dt__put(float *p, float x)
 {
     uint16_t half;
