@@ -10934,7 +10934,7 @@ static dt__gpu_graph dt__gpu_graph_of(dt__cuda *d, const dt_graph *g)
 static void dt__gpu_shares(dt__cuda *d, const dt__call *c, dt__launch *a)
 {
     const int64_t rows = dt__count(dt__in(c, 0)) / a->total, blocks = dt__ceil_div(a->total, 32);
-    const int64_t shares = dt__min(dt__ceil_div(rows, 128), dt__ceil_div(4 * d->processors, blocks));
+    const int64_t shares = dt__min(dt__ceil_div(rows, 32), dt__ceil_div(4 * d->processors, blocks));
     dt__launch first = *a;
     dt__recast room = DT__ZERO;
     room.rows = shares, room.cols = room.out_ld = a->total;

@@ -41,7 +41,7 @@ static int product(int dot, int64_t m, int64_t n, int64_t depth, int ta, int tb,
     g.accumulate = how & 1, g.bias = how & 2 ? mem[3] : NULL, g.round = how & 4 ? type : 0;
     ((dt__cuda *)(void *)k->device)->run.gemm(NULL, &g);
     (void)dt__download(k, g.c, sizes[2]);
-    for (int64_t at = 0, step = dt__max(1, sizes[2] / 4096); at < sizes[2]; at += step) { /* some of the elements */
+    for (int64_t at = 0, step = dt__max(1, sizes[2] / 1009); at < sizes[2]; at += step) { /* some of the elements */
         const int64_t i = at / n, j = at % n;
         double sum = (how & 1 ? (double)before[at] : 0.0) + (how & 2 ? (double)host[3][j] : 0.0);
         for (int64_t p = 0; p < depth; p++)
@@ -72,7 +72,7 @@ int main(int argc, char **argv)
     static const int64_t small[][3] = {{1, 1, 1},    {3, 5, 7},     {17, 33, 65}, {64, 64, 64},
                                        {50, 129, 8}, {96, 257, 31}, {1, 96, 48},  {40, 1, 72}};
     static const int64_t large[][3] = {{8192, 2304, 768}, {8192, 768, 768}, {8192, 3072, 768}, {8192, 768, 3072},
-                                       {8192, 50304, 768}, {8192, 50257, 768}, {768, 3072, 8192}, {4096, 4096, 4096}};
+                                       {2048, 50304, 768}, {2048, 50257, 768}, {4096, 4096, 4096}};
     const int quick = argc > 1 && !strcmp(argv[1], "small");
     char why[200];
     int good = 1, kind;
@@ -88,7 +88,7 @@ int main(int argc, char **argv)
                 good &= product(dot, s[0], s[1], s[2], how & 1, how >> 1, how | (i % 2 ? 4 : 0), 0);
             }
     for (int dot = DT__DOT_TF32; dot <= DT__DOT_BF16 && !quick; dot++)
-        for (int i = 0; i < 8; i++) {
+        for (int i = 0; i < 7; i++) {
             const int64_t *s = large[i];
             good &= product(dot, s[0], s[1], s[2], 0, 0, 4, 1);      /* forward */
             good &= product(dot, s[0], s[2], s[1], 0, 1, 4, 1);      /* dX: dy (m,n) by the weight turned */

@@ -68,7 +68,8 @@ ok(!$bad, 'the stand-in is compiled from the same text') or BAIL_OUT($err);
 ok(!$bad, 'a trainer with DT_CUDA is compiled without a warning') or BAIL_OUT($err);
 
 my $data = corpus(4000);
-my $there = "XDG_CACHE_HOME=$tmp DT_CUDA_LIBRARY=$stand_in DT_NVRTC_LIBRARY=$stand_in";
+sub there { return "XDG_CACHE_HOME=$tmp " . join ' ', map "DT_${_}_LIBRARY=$_[0]", qw(CUDA NVRTC CUBLAS) }
+my $there = there($stand_in);
 my $common = "--data $data --steps 2 --warmup 1 --batch 4 --data-shards 2 --sequence 32 --threads 1 --validation 0 --sample-length 0";
 mkdir "$tmp/none";
 sub train { my ($environment, $options) = @_; return run(300, "$environment ./train $common $options") }
@@ -119,7 +120,7 @@ for (["XDG_CACHE_HOME=$tmp DT_CUDA_LIBRARY=$checked DT_NVRTC_LIBRARY=$checked", 
 for my $layout ('--model nano --recompute full --offload --layers 3 --dropout 0.1', # its copies overlap with ops
                 drawn(1, '--model nano --dropout 0.1 --precision bf16', '--model llama-nano --experts 4', '--model nano --ranks 2 --tp 2 --tensor-shards 2', '--model nano --optimizer sgd --ema 0.9', '--model nano --context-shards 2 --ranks 2 --cp 2')) {
     my $want = hash((train('', "--layers 1 $layout --device cpu"))[1]);
-    my ($bad, $out, $error) = train("XDG_CACHE_HOME=$tmp DT_CUDA_LIBRARY=$checked DT_NVRTC_LIBRARY=$checked", "--layers 1 $layout --device cuda");
+    my ($bad, $out, $error) = train(there($checked), "--layers 1 $layout --device cuda");
     is(hash($out), $want, "checked: $layout") or diag($error);
 }
 for my $layout (full() ? @layouts : ('--model nano', drawn(4, @layouts[1 .. $#layouts]))) {
@@ -156,6 +157,31 @@ for my $kind (drawn(1, 'sharded', 'full')) {
     is("@hash[1, 2]", "$hash[0] $hash[0]", "a $kind checkpoint goes to the GPU and back");
 }
 
+# Fast numerics: products by cuBLASLt, as the stand-in has it, and by the exact tiles where it has no kernel.
+($bad, undef, $err) = run(300, "$cc -std=gnu11 -O0 -DDT_DEBUG -DDT_CUDA -Wall -Wextra -Werror -I$root $root/tests/gpu_fast.c -o gpu_fast -lm -lpthread -ldl");
+ok(!$bad, 'the check of fast products is compiled') or BAIL_OUT($err);
+for ('', 'STAND_IN_NO_KERNEL=1') {
+    my ($bad, $out, $error) = run(300, "$there $_ ./gpu_fast small");
+    ok(!$bad && $out =~ /^ok$/m, "fast products are near to doubles $_") or diag("$out$error");
+}
+sub loss { return $_[0] =~ /^ok: \d steps?, loss (\S+)/m ? $1 : 'nan' }
+for (drawn(2, ['--model nano --precision bf16 --dropout 0.1', 'bf16'], ['--model llama-nano --precision fp16 --ranks 2', 'fp16'], ['--model nano', 'tf32'],
+           ['--model llama-nano --experts 4 --precision bf16', 'bf16'], ['--model nano --ranks 2 --tp 2 --tensor-shards 2 --precision bf16', 'bf16'])) {
+    my ($layout, $kind) = @$_;
+    my $want = loss((train('', "--layers 1 $layout --device cpu --numerics fast"))[1]);
+    my ($bad, $out, $error) = train(there($checked), "--layers 1 $layout --device cuda --numerics fast");
+    ok(abs(loss($out) - $want) < 3e-3, "fast: the loss of $layout") or diag("$want, not\n$out$error");
+    like($out, qr/^fast     products by cuBLASLt in $kind, .*^fast     the first batch differs from exact numerics by [\d.e-]+ of the loss, \d\.\de-0[3-9] of the largest gradient$/ms,
+         '  by cuBLASLt, and not far from exact numerics');
+    unlike("$out$error", qr/stand-in: .*not|ran on the host/, '  and nothing is left behind');
+}
+my $fast = '--model nano --layers 1 --precision bf16 --device cuda --numerics fast';
+(undef, $out) = train("$there DT_CUBLAS_LIBRARY=/nowhere.so", $fast);
+like($out, qr/^fast     products by fp32 chains.*\n +cuBLASLt \(libcublasLt\) cannot be loaded/m, 'without cuBLASLt the exact tiles multiply, and it says why');
+is(hash($out), hash((train('', '--model nano --layers 1 --precision bf16 --device cpu'))[1]), '  with the bits of exact numerics');
+(undef, $out) = train("$there STAND_IN_NO_KERNEL=1", $fast);
+like($out, qr/differs from exact numerics by 0\.0e\+00 of the loss, (\d\.\de-0[4-9]|0\.0e\+00)/, 'where cuBLASLt has no kernel, the exact tiles multiply');
+
 # A failure at a call: a sentence, no hang, nothing left.
 my $short = '--model nano --layers 1 --steps 1 --warmup 0 --device cuda';
 my (undef, $fine, $said) = train("$there STAND_IN_SAY=1", $short);
@@ -163,9 +189,11 @@ my ($calls) = $said =~ /(\d+) calls/;
 ok($calls && $calls > 100, 'the calls of a step are counted: ' . ($calls || 'none'));
 my ($waits, $more) = map { /(\d+) waits/ } $said, (train("$there STAND_IN_SAY=1", "$short --micro-batch 2"))[2];
 is($more, $waits, 'the host waits as often for 4 units as for 2');
-for my $n (full() ? 1 .. $calls : drawn(6, 1 .. $calls || 1)) {
-    my ($bad, $out, $error) = train("$there STAND_IN_FAIL=$n", $short);
-    my $right = $bad ? $bad != 124 && $error =~ /GPU|CUDA|driver|NVRTC|memory/ : hash($out) eq hash($fine); # what fails at the end changes nothing
+my ($fast_calls) = (train("$there STAND_IN_SAY=1", "$short --numerics fast"))[2] =~ /(\d+) calls/;
+for my $n (full() ? (1 .. $calls, map -$_, $calls .. $fast_calls) : (drawn(4, 1 .. $calls || 1), drawn(4, map -$_, $calls || 1 .. $fast_calls || 1))) { # below 0: of fast numerics
+    my ($bad, $out, $error) = train("$there STAND_IN_FAIL=" . abs $n, $n < 0 ? "$short --numerics fast" : $short);
+    my $right = $bad ? $bad != 124 && $error =~ /GPU|CUDA|driver|NVRTC|memory|cuBLASLt/
+                     : $n < 0 ? abs(loss($out) - loss($fine)) < 3e-3 : hash($out) eq hash($fine); # what fails at the end changes nothing
     my ($left) = "$out$error" =~ /left: (.*)/;
     $right &&= !$left || $left !~ /[1-9]/; # programs that end on errors release what they have, too
     ok($right, "call $n fails: " . ($bad ? $error =~ s/\n.*//sr : 'after the hash')) or diag("status $bad\n$out$error");
