@@ -3278,6 +3278,7 @@ DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
     DT__REDUCE(target, -__builtin_inff(), dt__v_where(dt__v_above(term, r), term, r), dt__fold_max, result)
 #define DT__SUM_OUT(target, term, result) \
     DT__REDUCE(target, 0.0f, (y = (term), dt__v_storen(out + i, y, k), r + y), dt__fold_sum, result)
+#ifndef DT__OUT
 #define DT__OUT(expression) \
     { \
         int64_t i = 0, k = DT__W; \
@@ -3290,6 +3291,7 @@ DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
             dt__v_storen(out + i, expression, k); \
         } \
     }
+#endif
 
 static float DT__K(dt__row_dot)(const float *p0, const float *p1, int64_t n)
 {
@@ -9235,6 +9237,17 @@ DT__INLINE dt__vf dt__v_sqrt(dt__vf a) { return sqrtf(a.v); }
 DT__INLINE dt__vf dt__v_max(dt__vf a, dt__vf b) { return a.v > b.v ? a.v : b.v; }
 DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return a.v < b.v ? a.v : b.v; }
 #define DT__WHERE(condition, a, b) ((condition).v ? (a) : (b))
+/* The last pass of a row op: four vectors are loaded before the first is stored. */
+#define DT__OUT(expression) \
+    for (int64_t begin = 0; begin < n; begin += 4 * DT__W) { \
+        dt__vf result[4]; \
+        DT__EACH(e, 4) { \
+            const int64_t i = begin + e * DT__W, k = n - i; \
+            DT__ROW_LOAD \
+            result[e] = expression; \
+        } \
+        DT__EACH(e, 4) dt__v_storen(out + begin + e * DT__W, result[e], n - begin - e * DT__W); \
+    }
 /* An array of one vector holds a thread's own lane. */
 #define DT__LANES 1
 DT__INLINE dt__vf dt__l_load(const float *p) { return p[0]; }
@@ -9799,6 +9812,38 @@ DT__KERNEL(dt__verb_launch, dt__verb_args, 128)
     own.u = &a.u;
     if (DT__WARP * DT__VERB_RUN < v->n) dt__verb_task(v, DT__WARP, NULL);
 }
+/* Fast numerics: a block has a row of logits, which it reads once; a sum follows its largest term so far. */
+DT__KERNEL(dt__entropy_fast_launch, dt__launch, 256)
+{
+    DT__SHARED(float, tops, 8);
+    DT__SHARED(float, sums, 8);
+    dt__call c = a.c;
+    c.n = &a.n, c.env = &a.env;
+    const int64_t r = blockIdx.x, n = dt__entropy_columns(c.n, 0), target = dt__ids(&c, 1)[r];
+    const float *x = dt__entropy_row(&c, 0, r), least = -3.4e38f;
+    float top = least, sum = 0.0f, v[8], other;
+    for (int64_t at = threadIdx.x; at < n; at += 8 * 256) {
+        const float last = top;
+        DT__EACH(e, 8) v[e] = at + 256 * e < n ? dt__get(x + at + 256 * e) : least;
+        DT__EACH(e, 8) top = v[e] > top ? v[e] : top;
+        sum = sum * dt__v_exp(last - top).v;
+        DT__EACH(e, 8) sum = sum + dt__v_exp(v[e] - top).v;
+    }
+    for (int turn = 0; turn < 2; turn++) {
+        const float last = top;
+        for (int w = 16; w; w /= 2) other = __shfl_xor_sync(0xffffffffu, top, w), top = other > top ? other : top;
+        sum = dt__folded(sum * dt__v_exp(last - top).v, 16);
+        if (!turn && !DT__LANE) tops[threadIdx.x / 32] = top, sums[threadIdx.x / 32] = sum;
+        __syncthreads();
+        if (!turn) top = DT__LANE < 8 ? tops[DT__LANE] : least, sum = DT__LANE < 8 ? sums[DT__LANE] : 0.0f;
+    }
+    if (!DT__LEADS) return;
+    dt__entropy_part(&c, 0)[r] = top, dt__entropy_part(&c, 1)[r] = sum;
+    dt__entropy_part(&c, 2)[r] = target >= 0 && target < n ? dt__get(x + target) : -0.0f;
+    dt__entropy_part(&c, 3)[r] = 0.0f; /* without smoothing */
+    DT__SYNC;
+    dt__entropy_loss(&c, r);
+}
 /* Sums of a share of the rows, a.piece of n.i[0], blockIdx.y: fast numerics add these sums afterwards. */
 DT__KERNEL(dt__column_share_launch, dt__launch, 512)
 {
@@ -10325,7 +10370,7 @@ static const struct dt__body {
     int threads, each; /* of a block; that work on a run of items */
 } dt__bodies[] = {DT__BODIES(DT__BODY_WARP, DT__BODY_ITEM, DT__BODY_BLOCK)
                       {dt__some_embed_grad, "dt__some_embed_grad_launch", 256, 0},
-                  {NULL, "dt__column_share_launch", 512, 32}};
+                  {NULL, "dt__entropy_fast_launch", 256, 256}, {NULL, "dt__column_share_launch", 512, 32}};
 enum { DT__BODY_COUNT = (int)(sizeof dt__bodies / sizeof *dt__bodies) };
 /* The number of a function of ops; DT__BODY_COUNT: the device's text lacks it. */
 static int dt__body_of(dt__some_fn body)
@@ -10965,6 +11010,8 @@ static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__s
     /* Runs so long that all warps run at a time: what precedes the first item costs as much as some hundred items. */
     if (b->each == 32) each = dt__ceil_div(total, (int64_t)d->processors * DT__FILL);
     a.total = total, a.piece = b->each > 1 && grain == 4096 ? dt__round_up(each, 32) : grain == 64 ? 32 : each;
+    if (body == dt__entropy_rows && c->env->dot >= DT__DOT_TF32 && c->part == 7 && c->n->i[3] == 1 && c->n->f == 0.0f)
+        b = &dt__bodies[i = DT__BODY_COUNT - 2], a.piece = 1;
     if (body == dt__some_column_op && c->env->dot >= DT__DOT_TF32 && !c->slices) {
         dt__gpu_shares(d, c, &a);
         return;
@@ -23714,7 +23761,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     if (r->numerics == DT_FAST)
         printf("fast     products %s%s; every other sum is exact\n", dt__dot_names[t->e.env.dot],
-               t->e.env.dot < DT__DOT_TF32 ? "" : ", sums of columns by shares of the rows");
+               t->e.env.dot < DT__DOT_TF32 ? "" : ", sums of columns and cross-entropies by shares");
     if (r->numerics == DT_FAST && t->e.k->device && t->on_cpu[0]) dt__tell("         %s\n", t->on_cpu);
     if (dt__mesh_crosses(&p->mesh, t->comm))
         printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
