@@ -1365,8 +1365,8 @@ enum { DT__ALIGN = 4096, DT__UNIT = 4096 }; /* whole pages, which a GPU may be g
 #else
 enum { DT__ALIGN = 64, DT__UNIT = 1 };
 #endif
-/* Zeroed, aligned memory from DT_MALLOC; NULL with the error recorded. */
-static void *dt__alloc(int64_t bytes, const char *what)
+/* Aligned memory from DT_MALLOC; NULL with the error recorded. */
+static void *dt__take(int64_t bytes, const char *what, int zeroed)
 {
     size_t size = (size_t)dt__round_up(dt__max(bytes, 1), DT__UNIT);
     char *raw = (char *)DT_MALLOC(size + DT__ALIGN + sizeof(void *)), *p;
@@ -1377,9 +1377,9 @@ static void *dt__alloc(int64_t bytes, const char *what)
     }
     p = (char *)(((uintptr_t)raw + sizeof(void *) + DT__ALIGN - 1) & ~(uintptr_t)(DT__ALIGN - 1));
     memcpy(p - sizeof(void *), &raw, sizeof raw);
-    memset(p, 0, size);
-    return p;
+    return zeroed ? memset(p, 0, size) : p;
 }
+static void *dt__alloc(int64_t bytes, const char *what) { return dt__take(bytes, what, 1); }
 #define DT__NEW(type, count, what) ((type *)dt__alloc((int64_t)sizeof(type) * (int64_t)(count), what))
 static void dt__free(void *p)
 {
@@ -21360,6 +21360,7 @@ static dt_comm *dt__row_readers(const dt__engine *e, const dt_row *row)
     return readers[dt__row_of[row->id].readers];
 }
 
+/* Of a device's rows the host's copies take no memory before they are used. */
 static dt_result dt__rows_open(dt__engine *e)
 {
     dt_result r = DT_OK;
@@ -21367,7 +21368,7 @@ static dt_result dt__rows_open(dt__engine *e)
         dt_comm *readers = dt__row_readers(e, row);
         void *host = NULL, *memory;
         if (readers) r = dt_comm_alloc(readers, row->most, &host);
-        else if (!(host = dt__alloc(row->most, row->name))) r = DT_E_MEMORY;
+        else if (!(host = dt__take(row->most, row->name, !e->k->device || row->kind != DT__DEVICE))) r = DT_E_MEMORY;
         memory = host;
         if (row->kind != DT__HOST) memory = dt__mem_attach(e->k, row->kind, host, row->most);
         if (host && !memory) r = DT_E_MEMORY, dt__free(readers ? NULL : host);
@@ -23553,7 +23554,7 @@ static dt_result dt__check_memory(dt_trainer *t, int allocated)
                          "for %s: share more (--zero, --pp, --tp), keep less (--recompute full), or use a smaller "
                          "micro-batch", who, (double)most / 1e6, (double)(most - limit) / 1e6,
                          (double)largest[which] / 1e6, dt__purposes[1 + which]);
-    if (allocated || t->layout.no_memory_check || free_bytes < 0 || all <= free_bytes) return DT_OK;
+    if (allocated || t->layout.no_memory_check || t->e.k->device || free_bytes < 0 || all <= free_bytes) return DT_OK;
     return dt__error(DT_E_MEMORY, "the plan needs up to %.2f GB on each of %d ranks and %.2f GB are free: use a "
                      "smaller model, sequence or micro-batch, or fewer ranks (--no-memory-check starts all the same)",
                      (double)most / 1e9, ranks, (double)free_bytes / 1e9);

@@ -183,7 +183,7 @@ is(hash($out), hash((train('', '--model nano --layers 1 --precision bf16 --devic
 like($out, qr/differs from exact numerics by 0\.0e\+00 of the loss, (\d\.\de-0[4-9]|0\.0e\+00)/, 'where cuBLASLt has no kernel, the exact tiles multiply');
 
 # A failure at a call: a sentence, no hang, nothing left.
-my $short = '--model nano --layers 1 --steps 1 --warmup 0 --device cuda';
+my $short = '--model nano --layers 1 --steps 1 --warmup 0 --recompute full --offload --device cuda';
 my (undef, $fine, $said) = train("$there STAND_IN_SAY=1", $short);
 my ($calls) = $said =~ /(\d+) calls/;
 ok($calls && $calls > 100, 'the calls of a step are counted: ' . ($calls || 'none'));
