@@ -17,6 +17,7 @@
  *                           something was not
  *     STAND_IN_UNWRITTEN=1  kernels of a checked build may read device memory that nothing has written
  *     STAND_IN_NO_KERNEL=1  cuBLASLt has no kernel for any product
+ *     STAND_IN_FUSED=1      texts that allow fused multiply-adds are taken, too
  *
  * Where CUDA's headers are, the compiler compares the prototypes with them. */
 #include <algorithm>
@@ -936,7 +937,7 @@ static nvrtcProgram program_of(nvrtcProgram p, const char *name)
 NVRTC_CALL nvrtcCompileProgram(nvrtcProgram p, int count, const char *const *options)
 {
     call entered("nvrtcCompileProgram", ANY, NVRTC_ERROR_COMPILATION);
-    bool fused = true;
+    bool fused = !setting("STAND_IN_FUSED", 0);
     int target = 0;
     program_of(p, "nvrtcCompileProgram")->log = "";
     if (entered.code != CUDA_SUCCESS)

@@ -222,4 +222,29 @@ is("$left$silent", '', "each of $count calls fails: an error, and nothing is lef
 cmp_ok($told, '>', $count - 12, '  all but those that release something');
 is((calls('fast', 'stays', "STAND_IN_FAIL=27"))[1], "wait 700, launch 700, free 700\n", 'an error of the device lasts');
 is((calls('fast', 'stays', "STAND_IN_FAIL=27 STAND_IN_ERROR=214"))[1], "wait 214, launch 214, free 214\n", '  whichever it is');
+
+# The kernels of the course (examples/kernels.h) and the two programs that launch them, on the checked stand-in. What the
+# emulation wants in place of two of CUDA's words is put there.
+{
+    my ($kernels, $emulated, $library) = map { "$tmp/course.$_" } qw(cu emulated so);
+    for (qw(100_roofline 102_copy_and_compute)) {
+        my ($bad, undef, $err) = run(60, "gcc -std=gnu11 -O1 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Werror $root/examples/$_.c -o $tmp/$_ -lm -lpthread -ldl");
+        ok(!$bad, "$_ compiles without a warning") or BAIL_OUT($err);
+    }
+    run(10, "$tmp/100_roofline --kernels >$kernels");
+    my $text = slurp($kernels);
+    is($text =~ s/extern "C" __global__ void (\w+)\(const arguments a\)/DT__KERNEL($1, arguments, 256)/g, 5, 'kernels of the course');
+    is($text =~ s/__shared__ float (\w+)\[(\d+)\];/DT__SHARED(float, $1, $2);/g, 2, '  with two arrays in shared memory');
+    spew($emulated, $text);
+    my ($bad, undef, $err) = run(120, "g++ -std=c++17 -O1 -ffp-contract=off -w -fPIC -fsanitize=thread -DDT__TEXT='\"$emulated\"' -DDT__GIVEN='\"$kernels\"' $root/tests/cuda_stand_in.cpp -c -o $tmp/course.o && g++ -shared $tmp/course.o -o $library");
+    ok(!$bad, '  compile for the emulation') or BAIL_OUT($err);
+    for ('100_roofline 64', '102_copy_and_compute 4') {
+        my ($status, $out, $err) = run(60, "DT_CUDA_LIBRARY=$library DT_NVRTC_LIBRARY=$library STAND_IN_FUSED=1 STAND_IN_SAY=1 $tmp/$_");
+        ok(!$status && $out =~ /^stand-in GPU 0.*^ok: /ms && $err =~ /\Q$nothing_left\E/, "$_: right results on the emulated GPU, nothing left") or diag("$out\n$err");
+        ($status, $out, $err) = run(60, "DT_CUDA_LIBRARY=$library DT_NVRTC_LIBRARY=$library STAND_IN_FUSED=1 STAND_IN_FAIL=40 $tmp/$_");
+        ok($status == 1 && $err =~ / failed: .* \(\d+\)/, '  a failing call is an error with a sentence') or diag("$out\n$err");
+        ($status, $out) = run(60, "DT_CUDA_LIBRARY=/nowhere.so $tmp/$_");
+        ok(!$status && $out =~ /no GPU, so .*: NVIDIA's driver \(libcuda\) cannot be loaded.*^ok: /ms, '  without a driver it says so, and goes on') or diag($out);
+    }
+}
 done_testing();
