@@ -290,6 +290,8 @@ static inline int plan_job_set(plan_job *j, int f, const char *value, char wrong
         return snprintf(wrong, PLAN_TEXT, "%s: '%.40s' is not one of %s. Choose one", field->name, value, field->text),
                0;
     }
+    if (field->kind == 'i' && field->high == 1 && plan_word("no|yes|off|on|false|true", value, strlen(value)) >= 0)
+        return j->n[f] = plan_word("no|yes|off|on|false|true", value, strlen(value)) % 2, 1;
     if (end != value && !*end && n >= field->low && n <= field->high && (field->kind == 'r' || n == floor(n)))
         return j->n[f] = n, 1;
     return snprintf(wrong, PLAN_TEXT, "%s: '%.40s' is not a %snumber from %g to %g. Correct it or leave it out",
@@ -297,23 +299,21 @@ static inline int plan_job_set(plan_job *j, int f, const char *value, char wrong
            0;
 }
 
-/* Sets what "k=v;k=v" says; what cannot be read becomes a sentence of `wrong`. */
+/* Sets what "k=v;k=v" says, k alone being k=1; what cannot be read becomes a sentence of `wrong`. */
 static inline void plan_job_facts(plan_job *j, const char *facts, plan_list *wrong)
 {
     char value[PLAN_TEXT], said[PLAN_TEXT];
-    for (; *facts; facts += *facts == ';') {
-        size_t n, name, f_end = strcspn(facts, ";");
-        int f;
-        while (f_end && isspace((unsigned char)*facts)) facts++, f_end--;
-        name = strcspn(facts, "=;");
-        f = plan_find(facts, name);
-        n = name < f_end ? f_end - name - 1 : 0;
-        if (n >= PLAN_TEXT) n = PLAN_TEXT - 1;
-        memcpy(value, facts + f_end - (name < f_end ? f_end - name - 1 : 0), n), value[n] = 0;
-        if (f < 0 && f_end && strncmp(facts, "-", f_end))
+    while (*(facts += strspn(facts, "; \t"))) {
+        size_t all = strcspn(facts, ";"), name = strcspn(facts, "=; \t");
+        const char *from = (const char *)memchr(facts, '=', all);
+        int f = plan_find(facts, name), n = from ? (int)(facts + all - ++from) : 1;
+        snprintf(value, sizeof value, "%.*s", n, from ? from : "1");
+        for (size_t i = strlen(value); i && isspace((unsigned char)value[i - 1]); i--) value[i - 1] = 0;
+        if (f >= 0 && !plan_job_set(j, f, value + strspn(value, " \t"), said))
+            plan_say(wrong, "%s: it is left out", said);
+        if (f < 0 && strcmp(facts, "-"))
             plan_say(wrong, "facts: '%.*s' is not a fact: it is left out", (int)(name < 40 ? name : 40), facts);
-        if (f >= 0 && !plan_job_set(j, f, value, said)) plan_say(wrong, "%s: it is left out", said);
-        facts += f_end;
+        facts += all;
     }
 }
 
