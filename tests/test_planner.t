@@ -88,6 +88,8 @@ for (['a missing input', '--deadline-h 5 --params-b 1', qr/ref_hours not given: 
 spew("$tmp/types.tsv", $out =~ s/^#.*\n//r);
 like((run(60, "$plan --list"))[1], qr/^ml\.p5\.48xlarge\tH100\t8\t80\t/m, 'the catalogue');
 is((run(60, "$plan --instances $tmp/types.tsv --cases $cases --check"))[0], 0, '  read back gives the same answers');
+spew("$tmp/types.tsv", "instance\taccel\tcount\tgb_each\tefa\tefa_cards\tgpudirect_rdma\nml.old.large\tK\t8\t80\t0\t4\t1\n");
+like((run(60, "$plan --instances $tmp/types.tsv --params-b 1 --cur-nodes 2 --efa 1"))[1], qr/W_EFA_UNAVAILABLE/, 'columns that nothing uses are left out');
 spew("$tmp/types.tsv", "instance\tcount\tgb_each\nbig\t4\t2000\n");
 like((run(60, "$plan --instances $tmp/types.tsv --params-b 70"))[1], qr/^plan +single on 1 x big/m, 'a catalogue of one type');
 for ("nothing\n", "instance\tcount\n", "instance\tcount\tgb_each\nx\t-3\t80\n", "instance\tcount\tgb_each\nx\t8\n", "instance\tcount\tgb_each\n" . "x\t8\t80\n" x 65) {

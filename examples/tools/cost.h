@@ -71,17 +71,17 @@ static inline int cost_line(const char **at, char *line, size_t size)
     return 1;
 }
 
-/* The column `name` (or what begins with it) of a type gets a value. 0: a number that is none, or out of its bounds. */
+/* Sets a column of a type; that of prices ends with their date. 0: not a number, or out of its bounds. */
 static inline int cost_column(cost_type *t, const char *name, const char *value)
 {
-    static const char *const names[] = {"count", "gb_each",  "bf16",    "peak_tflops", "net_gbps",
-                                        "efa",   "host_gib", "nvme_gb", "smddp",       "ec2_usd_h"};
+    static const char *const names[] = {"count", "gb_each", "bf16", "peak_tflops", "net_gbps", "efa", "host_gib",
+                                        "nvme_gb", "smddp", "ec2_usd_h"};
     double n = !strcmp(value, "-") ? (double)NAN : cost_number(value), *to[10] = {NULL};
     int *whole[10] = {NULL}, k = 0;
     if (!strcmp(name, "instance")) return snprintf(t->name, sizeof t->name, "%.31s", value), *value != 0;
     if (!strcmp(name, "accel")) return snprintf(t->accel, sizeof t->accel, "%.15s", value), 1;
     if (!strcmp(name, "intra")) return snprintf(t->intra, sizeof t->intra, "%.15s", value), 1;
-    while (k < 10 && strncmp(name, names[k], strlen(names[k]))) k++;
+    while (k < 10 && strcmp(name, names[k]) && (k < 9 || strncmp(name, names[k], strlen(names[k])))) k++;
     if (k == 10) return 1; /* a column that nothing here uses */
     whole[0] = &t->count, whole[2] = &t->bf16, whole[5] = &t->efa, whole[8] = &t->smddp;
     to[1] = &t->gb, to[3] = &t->teraflops, to[4] = &t->gbit, to[6] = &t->host_gib, to[7] = &t->nvme_gb,
@@ -152,7 +152,7 @@ static inline const cost_type *cost_find(const cost_catalogue *c, const char *na
 static inline double cost_inside(const cost_type *t)
 {
     double both = atof(t->intra + strcspn(t->intra, "0123456789"));
-    return both > 10 ? both / 2 * 1e9 : 16e9; /* PCIe of generation 4, 16 lanes: about 25 GB/s, shared */
+    return both > 10 ? both / 2 * 1e9 : 16e9; /* PCIe: assumed */
 }
 static inline double cost_outside(const cost_type *t) { return (isnan(t->gbit) ? 10 : t->gbit) / 8 * 1e9; }
 static inline double cost_alpha(const cost_type *t) { return t->efa ? 20e-6 : 50e-6; } /* assumed; inside a node 5e-6 */

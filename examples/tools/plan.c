@@ -74,9 +74,9 @@ static int same_type(const cost_catalogue *c, const char *want, const plan_answe
 static int same_codes(const char *want, const plan_answer *a)
 {
     int good = 1;
-    for (size_t m; *want; want += m + (want[m] == ',')) {
+    for (size_t m; *(want += strspn(want, ", ")); want += m) {
         int k = 0, known;
-        m = strcspn(want, ",");
+        m = strcspn(want, ", ");
         while (k < PLAN_CODES &&
                (m < 1 || strlen(plan_warning[k][0]) != m - 1 || strncmp(plan_warning[k][0], want + 1, m - 1)))
             k++;
@@ -133,10 +133,15 @@ static const char *read_case(plan_job *j, char **column, char **value, int count
     return id;
 }
 
+/* Fields without the blanks around them. */
 static int split(char *line, char **field)
 {
     int count = 0;
-    for (char *at = line; at && count < COLUMNS; count++) field[count] = cost_field(&at);
+    for (char *at = line; at && count < COLUMNS; count++) {
+        char *text = cost_field(&at);
+        text += strspn(text, " "), field[count] = text;
+        for (size_t i = strlen(text); i && text[i - 1] == ' '; i--) text[i - 1] = 0;
+    }
     return count;
 }
 
@@ -240,8 +245,7 @@ static void print_changes(const plan_job *j, const cost_catalogue *c, const plan
             if (isnan(to)) continue;
             printf("%-10s %s %.4g -> %.4g (%+.0f %%): ", count++ ? "" : "changes", plan_field[f].name, j->n[f], to,
                    100 * (to / j->n[f] - 1));
-            printf("%s", plan_summary(&changed, said));
-            printf("\n");
+            printf("%s\n", plan_summary(&changed, said));
         }
     if (!count) printf("%-10s no number that you gave changes it within a factor of 16\n", "changes");
 }

@@ -77,7 +77,7 @@
     F(supported_model, 'i', 0, 1, "0: the compiler does not support the model") \
     F(dynamic_shapes, 'i', 0, 1, "1: shapes change from step to step") \
     F(keep_alive_s, 'r', 0, 1e7, "seconds that a warm pool stays") \
-    F(capacity_error, 'i', 0, 1, "1: instances could not be had") \
+    F(capacity_error, 'i', 0, 1, "1: no instances were available") \
     F(fix_retry, 'i', 0, 1, "1: RetryStrategy is the remedy") \
     F(fix_savings_plan, 'i', 0, 1, "1: a savings plan is the remedy")
 
