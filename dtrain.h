@@ -459,7 +459,7 @@ DT_API dt_result dt_barrier(dt_comm *c); /* returns when all ranks have called i
  * own (the trainer does). DT_E_PEER, DT_E_INTERRUPTED: no call on c would end: a rank failed, left or must stop. */
 DT_API dt_result dt_comm_alive(dt_comm *c);
 /* c fails for good, here and at every peer, with the error of this rank (dt_last_error). For work that peers wait for
- * outside of c, on a device for example (examples/dt_nccl.h). Returns code. */
+ * outside of c, on a device of your own for example. Returns code. */
 DT_API dt_result dt_comm_fail(dt_comm *c, dt_result code);
 /* Every rank passes its result and returns the result, and the error, of the lowest rank that failed. Collective. */
 DT_API dt_result dt_comm_agree(dt_comm *c, dt_result r);
@@ -4637,13 +4637,14 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
  * Ops and the verbs below work on weights, gradients, optimizer state and activations. A device other than the host has
  * memory of its own, a block of it for each block of the host's that is attached. Host code (files, hashes, sampling)
  * finds tensor memory at dt__host(): it reads there after dt__download(), and calls dt__upload() when it wrote there. A
- * collective reads and writes at dt__comm_in(), and dt__comm_out() follows where it wrote. On the host all of these are
- * one address and nothing is copied; so it is on a device with memory that is not attached. */
+ * collective reads and writes at dt__comm_in(), and dt__comm_out() follows where it wrote: both copy nothing where
+ * collectives work on the device's memory (NCCL). On the host all of these are one address; so it is on a device with
+ * memory that is not attached. */
 
 /* Who accesses memory: host code, kernels, or both at one address. */
 enum { DT__HOST, DT__DEVICE, DT__PINNED, DT__STAGED }; /* staged: a device's, whose host memory copies read later */
 
-enum { DT__VERB_COPY, DT__VERB_FILL, DT__VERB_ADD, DT__VERB_SCALE, DT__VERB_SQUARES, DT__VERB_UPDATE };
+enum { DT__VERB_COPY, DT__VERB_FILL, DT__VERB_ADD, DT__VERB_MAX, DT__VERB_SCALE, DT__VERB_SQUARES, DT__VERB_UPDATE };
 enum { DT__VERB_RUN = 65536 }; /* elements of a task */
 typedef struct dt__verb {
     const dt__kernels *k;
@@ -4664,6 +4665,7 @@ typedef struct dt__device {
     void (*detach)(struct dt__device *d, void *mem);
     float *(*download)(struct dt__device *d, const void *mem, int64_t n); /* n words; returns their host address */
     float *(*upload)(struct dt__device *d, const void *host, int64_t n);  /* likewise their address on the device */
+    float *(*direct)(struct dt__device *d, const void *mem, int64_t n); /* dt__comm_in; NULL: as download */
     void (*verb)(struct dt__device *d, dt_pool *pool, const dt__verb *v);
     int (*supports)(const struct dt__call *c);
     void (*run)(const struct dt__call *c);
@@ -4674,6 +4676,8 @@ typedef struct dt__device {
      * from now on comes after the copy of a ticket. NULL: the device has no such copies. */
     int64_t (*move)(struct dt__device *d, float *to, const float *from, int64_t n);
     void (*moved)(struct dt__device *d, int64_t ticket);
+    /* What this thread (0, or 1: stream 1's) begins from now on comes after what the other one has begun; or NULL. */
+    void (*follow)(struct dt__device *d, int thread);
     struct dt__compiler *compiler;      /* NULL, or makes the plans (H7) */
     int64_t (*room)(struct dt__device *d, char id[16]); /* bytes that it has left, and who it is; NULL: not known */
     void (*close)(struct dt__device *d);
@@ -4697,8 +4701,15 @@ static float *dt__upload(const dt__kernels *k, const void *host, int64_t n)
 {
     return k->device ? k->device->upload(k->device, host, n) : (float *)(uintptr_t)host;
 }
-static float *dt__comm_in(const dt__kernels *k, const float *mem, int64_t n) { return dt__download(k, mem, n); }
-static void dt__comm_out(const dt__kernels *k, const float *mem, int64_t n) { dt__upload(k, dt__host(k, mem), n); }
+static float *dt__comm_in(const dt__kernels *k, const float *mem, int64_t n)
+{
+    return k->device && k->device->direct ? k->device->direct(k->device, mem, n) : dt__download(k, mem, n);
+}
+static void dt__comm_out(const dt__kernels *k, const float *mem, int64_t n)
+{
+    float *at = dt__comm_in(k, mem, 0);
+    if (at != mem) dt__upload(k, at, n);
+}
 /* Tensor memory for `bytes` bytes of the host, or NULL after an error; then gives it up and returns the host's. */
 static int dt__moves(const dt__kernels *k) { return k->device && k->device->move; }
 static void *dt__mem_attach(const dt__kernels *k, int kind, void *host, int64_t bytes)
@@ -4728,6 +4739,7 @@ static void dt__verb_task(void *context, int64_t task, void *scratch)
     case DT__VERB_COPY: dt__copy(to, from, n); return;
     case DT__VERB_FILL: dt__fill(to, v->value, n); return;
     case DT__VERB_ADD: v->k->binary(DT__OP_ADD, to, to, 1, from, 1, n); return;
+    case DT__VERB_MAX: v->k->binary(DT__OP_MAXIMUM, to, to, 1, from, 1, n); return;
     case DT__VERB_SCALE: v->k->binary(DT__OP_MUL, to, to, 1, &v->value, 0, n); return;
     case DT__VERB_SQUARES:
         for (int64_t i = 0; i < n; i += DT__BLOCK)
@@ -10252,7 +10264,7 @@ enum { DT__GPU_NO_MEMORY = 2, DT__GPU_MAJOR = 75, DT__GPU_MINOR = 76, DT__GPU_PR
     X(cuDeviceGetName, (char *, int, int)) X(cuDeviceGetAttribute, (int *, int, int)) \
     X(cuDevicePrimaryCtxRetain, (void **, int)) X(cuDevicePrimaryCtxRelease_v2, (int)) X(cuCtxSetCurrent, (void *)) \
     X(cuMemAlloc_v2, (dt__gpu_address *, size_t)) X(cuMemGetInfo_v2, (size_t *, size_t *)) \
-    X(cuDeviceGetUuid_v2, (void *, int)) \
+    X(cuDeviceGetUuid_v2, (void *, int)) X(cuStreamQuery, (void *)) \
     X(cuMemFree_v2, (dt__gpu_address)) X(cuMemHostRegister_v2, (void *, size_t, unsigned)) \
     X(cuMemHostUnregister, (void *)) X(cuMemcpyHtoDAsync_v2, (dt__gpu_address, const void *, size_t, void *)) \
     X(cuMemcpyDtoHAsync_v2, (void *, dt__gpu_address, size_t, void *)) \
@@ -10304,6 +10316,28 @@ typedef struct dt__nvrtc {
 typedef struct dt__cublas {
     DT__CUBLAS(DT__CALL_FIELD)
 } dt__cublas;
+
+/* NCCL 2.14 or newer: newer versions accept this configuration. */
+enum { DT__NCCL_REMOTE = 6, DT__NCCL_BUSY = 7, DT__NCCL_F32 = 7, DT__NCCL_MAGIC = (int)0xcafebeef,
+       DT__NCCL_VERSION = 21400, DT__GPU_BUSY = 600, DT__NCCL_ROOM = 1 << 22 }; /* floats of a round of a sum */
+typedef struct dt__nccl_id {
+    char internal[128];
+} dt__nccl_id;
+typedef struct dt__nccl_config {
+    size_t size;
+    int magic, version, blocking;
+} dt__nccl_config;
+#define DT__NCCL(X) \
+    X(ncclGetUniqueId, (dt__nccl_id *)) X(ncclCommInitRankConfig, (void **, int, dt__nccl_id, int, dt__nccl_config *)) \
+    X(ncclCommGetAsyncError, (void *, int *)) X(ncclCommFinalize, (void *)) X(ncclCommDestroy, (void *)) \
+    X(ncclCommAbort, (void *)) X(ncclGroupStart, (void)) X(ncclGroupEnd, (void)) \
+    X(ncclSend, (const void *, size_t, int, int, void *, void *)) \
+    X(ncclRecv, (void *, size_t, int, int, void *, void *))
+typedef struct dt__nccl_calls {
+    DT__NCCL(DT__CALL_FIELD)
+    const char *(*ncclGetLastError)(void *);
+} dt__nccl_calls;
+enum { DT__NCCL_COUNT = (int)(sizeof(dt__nccl_calls) / sizeof(void *)) };
 
 /* Fills a struct of function pointers, called names[0], .. [count - 1], from the first of the libraries there. */
 static dt_result dt__library_load(const char *variable, const char *const *files, const char *what,
@@ -10359,7 +10393,7 @@ static dt_result dt__cuda_compile(const dt__code *code, const char *out)
 /* ---- CUDA: the device ----
  * Tensors have the GPU's addresses. Work is queued on streams: ops and verbs, for which downloads wait; copies that
  * overlap with them; communication. One waits for another by a mark, an event in its queue. */
-enum { DT__GPU_OPS, DT__GPU_COPIES, DT__GPU_COMM, DT__GPU_STREAMS, DT__GPU_MARKS = 32 };
+enum { DT__GPU_OPS, DT__GPU_COPIES, DT__GPU_COMM, DT__GPU_SENDS, DT__GPU_STREAMS = DT__GPU_SENDS + 3, DT__GPU_MARKS = 32 };
 
 #define DT__BODY_WARP(body)  {body, #body "_launch", 128, 32},
 #define DT__BODY_ITEM(body)  {body, #body "_launch", 128, 1},
@@ -10449,8 +10483,15 @@ typedef struct dt__cuda {
     int64_t products, products_room, weights, weights_room;
     int64_t writes; /* of memory by passes over arrays, copies and uploads, after which weights may be others; */
     int64_t work;   /* and kernels that ran, but for products */
+    dt__nccl_calls n;
+    struct dt__nccl *nccl; /* communicators between GPUs, newest first */
+    float *room[2];        /* of each thread: parts of sums between GPUs */
+    struct dt_comm *comm;  /* all ranks */
 } dt__cuda;
 static __thread dt__cuda *dt__gpu; /* whose context is this thread's */
+static __thread int dt__gpu_stream; /* the stream for ops and verbs of this thread */
+static int dt__nccl_await(dt__cuda *d, const struct dt__nccl *n, int stream, double seconds);
+static void dt__nccl_close(dt__cuda *d);
 
 /* Keeps the device's first error. Returns whether it has one. */
 static int dt__gpu_failed(dt__cuda *d, int code, const char *doing)
@@ -10474,8 +10515,9 @@ static int dt__gpu_enter(dt__cuda *d)
 }
 static void dt__gpu_wait(dt__cuda *d)
 {
+    if (dt__gpu_enter(d) && d->nccl) (void)dt__nccl_await(d, NULL, dt__gpu_stream, 1e9); /* a peer may fail */
     if (dt__gpu_enter(d))
-        (void)dt__gpu_failed(d, d->f.cuStreamSynchronize(d->stream[DT__GPU_OPS]), "a kernel or a copy");
+        (void)dt__gpu_failed(d, d->f.cuStreamSynchronize(d->stream[dt__gpu_stream]), "a kernel or a copy");
 }
 
 /* The number of a mark after all that a stream has queued by now. A later mark of the stream may take its event. */
@@ -10554,7 +10596,10 @@ static void dt__gpu_detach(dt__device *is, void *mem)
     dt__cuda *d = (dt__cuda *)(void *)is;
     dt__gpu_block b = DT__ZERO;
     (void)d->f.cuCtxSetCurrent(d->context);
-    for (int i = 0; i < DT__GPU_STREAMS; i++) (void)d->f.cuStreamSynchronize(d->stream[i]); /* after errors, too */
+    for (int i = 0; i < DT__GPU_STREAMS; i++) { /* after errors, too */
+        if (d->nccl) (void)dt__nccl_await(d, NULL, i, 1e9);
+        (void)d->f.cuStreamSynchronize(d->stream[i]);
+    }
     pthread_mutex_lock(&d->lock);
     for (int64_t i = 0; i < d->blocks && !b.bytes; i++)
         if (d->block[i].mem == (char *)mem) b = d->block[i], d->block[i] = d->block[--d->blocks];
@@ -10568,9 +10613,10 @@ static float *dt__gpu_download(dt__device *is, const void *mem, int64_t n)
     dt__gpu_block b = dt__gpu_find(d, mem, 0);
     char *host = b.bytes ? b.host + ((const char *)mem - b.mem) : (char *)(uintptr_t)mem;
     if (!n || !b.bytes) return (float *)(void *)host;
+    if (d->nccl) dt__gpu_wait(d); /* the copy below could not be given up */
     if (b.mem != b.host && dt__gpu_enter(d))
         (void)dt__gpu_failed(d, d->f.cuMemcpyDtoHAsync_v2(host, dt__gpu_at(mem), 4 * (size_t)n,
-                                                          d->stream[DT__GPU_OPS]), "a copy to the host");
+                                                          d->stream[dt__gpu_stream]), "a copy to the host");
     dt__gpu_wait(d);
     return (float *)(void *)host;
 }
@@ -10582,7 +10628,7 @@ static float *dt__gpu_upload(dt__device *is, const void *host, int64_t n)
     DT__ADD(&d->writes, 1);
     if (n && mem != host && dt__gpu_enter(d))
         (void)dt__gpu_failed(d, d->f.cuMemcpyHtoDAsync_v2(dt__gpu_at(mem), host, 4 * (size_t)n,
-                                                          d->stream[DT__GPU_OPS]), "a copy from the host");
+                                                          d->stream[dt__gpu_stream]), "a copy from the host");
     return (float *)(void *)mem;
 }
 
@@ -10595,6 +10641,13 @@ static int64_t dt__gpu_room(dt__device *is, char id[16])
     (void)dt__gpu_failed(d, code, "telling how much memory it has left");
     return (int64_t)bytes;
 }
+/* Where collectives read and write n words of tensor memory when GPUs exchange them: in place, but pinned memory. */
+static float *dt__gpu_direct(dt__device *is, const void *mem, int64_t n)
+{
+    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__gpu_block b = dt__gpu_find(d, mem, 0);
+    return b.mem != b.host && dt__gpu_enter(d) ? (float *)(uintptr_t)mem : dt__gpu_download(is, mem, n);
+}
 
 /* Queues a kernel, whose one argument is a struct: x y z blocks of `threads` threads, with `shared` bytes more each. */
 static void dt__gpu_go(dt__cuda *d, void *kernel, void *arguments, int64_t x, int64_t y, int64_t z, int threads,
@@ -10605,7 +10658,7 @@ static void dt__gpu_go(dt__cuda *d, void *kernel, void *arguments, int64_t x, in
     if (kernel != d->recast) d->work++;
     if (x > 0 && dt__gpu_enter(d))
         (void)dt__gpu_failed(d, d->f.cuLaunchKernel(kernel, (unsigned)x, (unsigned)y, (unsigned)z, (unsigned)threads, 1,
-                                                    1, (unsigned)shared, d->stream[DT__GPU_OPS], list, NULL), doing);
+                                                    1, (unsigned)shared, d->stream[dt__gpu_stream], list, NULL), doing);
 }
 
 #define DT__CU(call) if (!failed && !r) failed = d->f.cu##call
@@ -10893,6 +10946,11 @@ static void dt__gpu_moved(dt__device *is, int64_t ticket)
 {
     if (ticket) dt__gpu_await((dt__cuda *)(void *)is, DT__GPU_OPS, DT__GPU_COPIES, ticket - 1);
 }
+static void dt__gpu_follow(dt__device *is, int thread)
+{
+    dt__gpu_stream = thread ? DT__GPU_COMM : DT__GPU_OPS;
+    dt__gpu_after((dt__cuda *)(void *)is, dt__gpu_stream, thread ? DT__GPU_OPS : DT__GPU_COMM);
+}
 
 static void dt__gpu_verb(dt__device *is, dt_pool *pool, const dt__verb *v)
 {
@@ -10900,7 +10958,7 @@ static void dt__gpu_verb(dt__device *is, dt_pool *pool, const dt__verb *v)
     dt__verb_args a = DT__ZERO;
     int64_t run = v->kind == DT__VERB_SQUARES || v->n > 1 << 20 ? DT__BLOCK : 128; /* of a warp */
     DT__ADD(&d->writes, 1);
-    if (v->kind == DT__VERB_COPY) dt__gpu_copy(d, DT__GPU_OPS, v->to, v->from, v->n);
+    if (v->kind == DT__VERB_COPY) dt__gpu_copy(d, dt__gpu_stream, v->to, v->from, v->n);
     else if (!dt__gpu_sees(d, v->to)) { /* of the host */
         dt__verb own = *v;
         dt__kernels k = *v->k;
@@ -11100,6 +11158,7 @@ static void dt__gpu_close(dt__device *is)
 {
     dt__cuda *d = (dt__cuda *)(void *)is;
     if (d->context) (void)d->f.cuCtxSetCurrent(d->context);
+    dt__nccl_close(d);
     for (int64_t i = 0; i < d->graphs; i++) (void)d->f.cuMemFree_v2(d->graph[i].at), dt__free(d->graph[i].nodes);
     if (d->one) (void)d->f.cuMemFree_v2(d->one);
     for (int64_t i = 0; i < d->products; i++) {
@@ -11191,7 +11250,7 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
     d->is.download = dt__gpu_download, d->is.upload = dt__gpu_upload, d->is.verb = dt__gpu_verb;
     d->is.supports = dt__gpu_supports, d->is.run = dt__gpu_run, d->is.split = dt__gpu_split;
     d->is.dot = dt__gpu_dot, d->is.move = dt__gpu_move, d->is.moved = dt__gpu_moved, d->is.room = dt__gpu_room;
-    d->is.close = dt__gpu_close;
+    d->is.follow = dt__gpu_follow, d->is.close = dt__gpu_close;
     d->plans.open = dt__gpu_plan, d->is.compiler = &d->plans;
     (void)pthread_mutex_init(&d->lock, NULL);
     d->run.gemm = dt__gpu_gemm, d->run.attention = dt__gpu_attention;
@@ -15763,6 +15822,280 @@ static void dt__sum_into(dt_comm *c, dt_op op, const float *const *from, const d
     dt__sum_range(c, &s, n);
 }
 
+/* Floats of a range of this length in the round that begins at `at`. */
+static int64_t dt__round_part(int64_t length, int64_t at, int64_t width)
+{
+    return dt__max(0, dt__min(width, length - at));
+}
+
+typedef struct dt__reduction {
+    dt_op op;
+    const float *data;     /* this rank's */
+    int64_t begin, reach;  /* ranges begin at data + begin; peers read `reach` floats */
+    const dt__part *parts; /* as for dt__reduce_parts; NULL: one leaf per rank */
+    const int *counts;
+    const int64_t *cut;    /* (size + 1) where ranges begin */
+    float *out;            /* this rank's range of the sum, or .. */
+    float *all;            /* .. all ranges: an all-reduce */
+    int64_t width, round;  /* round: the first one */
+    int staged;
+    int places, own;       /* as in dt__spread */
+} dt__reduction;
+
+#if defined(DT_CUDA) && defined(__ELF__) && !defined(DT_COMM_ONLY)
+/* ---- between GPUs: NCCL ----
+ * Where every rank has a GPU of its own, collectives and messages on tensor memory are calls of NCCL, queued on streams.
+ * NCCL only moves the addends: each rank adds its range, in the order of the tree. The calls do not block: a rank that
+ * waits for its GPU sees when a peer fails, and aborts NCCL, whose kernels would wait for ever. */
+typedef struct dt__nccl {
+    struct dt__nccl *next;
+    dt_comm *c;
+    int pair, stream; /* pair -1: all ranks of c; else two: 2 x the other one, + 1 where that one receives */
+    void *handle;     /* NULL: aborted */
+} dt__nccl;
+
+/* Ends this thread's work by NCCL; fails the device and all ranks' communicator. code: NCCL's, or 0: an error is set. */
+static void dt__nccl_fail(dt__cuda *d, int code)
+{
+    if (code) dt__error(code == DT__NCCL_REMOTE ? DT_E_PEER : DT_E_SYSTEM, "NCCL failed: %.600s (NCCL_DEBUG=INFO says "
+                        "more)", d->n.ncclGetLastError(NULL));
+    if (!d->is.failed) DT__PRINT(d->is.why, "%s", dt_last_error());
+    if (!d->is.failed) d->is.failed = dt__thread.code;
+    for (dt__nccl *n = d->nccl; n; n = n->next) {
+        if (!n->handle || (n->stream == DT__GPU_COMM) != (dt__gpu_stream == DT__GPU_COMM)) continue;
+        (void)d->n.ncclCommAbort(n->handle), n->handle = NULL;
+    }
+    (void)dt_comm_fail(d->comm, d->is.failed);
+}
+
+/* Returns when NCCL has queued the calls of n; without n, when it has and the stream has done its work. 0: in time. */
+static int dt__nccl_await(dt__cuda *d, const dt__nccl *n, int stream, double seconds)
+{
+    static dt__event never;
+    dt__awaited next = {(d->comm->rank + 1) % d->comm->size, &never, 1, NULL}; /* each rank watches the next one */
+    dt__watch w = {0, 0, 0.0, dt__now(), 0.0};
+    double end = w.looked + seconds;
+    int code, state = 0;
+    for (int polls = 0;; polls++) {
+        code = 0;
+        for (const dt__nccl *m = n ? n : d->nccl; m && !code; m = n ? NULL : m->next)
+            if (m->handle && !(code = d->n.ncclCommGetAsyncError(m->handle, &state))) code = state;
+        if (code && code != DT__NCCL_BUSY) dt__nccl_fail(d, code);
+        else if (!code && !n && (code = d->f.cuStreamQuery(d->stream[stream])) != DT__GPU_BUSY)
+            (void)dt__gpu_failed(d, code, "a kernel or a copy");
+        if ((code != DT__NCCL_BUSY && code != DT__GPU_BUSY) || dt__now() > end) return code;
+        dt__comm_tick(d->comm);
+        if (polls % 64 == 0 && dt__give_up(d->comm, &next, &w))
+            (void)dt__comm_explain(d->comm, "an exchange of GPUs"), dt__nccl_fail(d, 0);
+        if (polls > 1000) dt__nap();
+    }
+}
+
+/* Connects c's GPUs: all, or for step > 0 each with those that come so many ranks after and before it. Collective. */
+static dt_result dt__nccl_open(dt_comm *c, const dt__kernels *k, int step, int stream)
+{
+    dt__cuda *d = (dt__cuda *)(void *)k->device;
+    dt__nccl_config config = {sizeof config, DT__NCCL_MAGIC, DT__NCCL_VERSION, 0};
+    const int64_t words = (int64_t)sizeof(dt__nccl_id) / 4;
+    dt__nccl_id own, *id;
+    int code;
+    if (!c || !d || !d->is.direct || !dt__gpu_enter(d)) return dt__device_result(k);
+    id = DT__NEW(dt__nccl_id, c->size, "addresses of GPUs");
+    code = id ? d->n.ncclGetUniqueId(&own) : 0;
+    if (!id || code || dt_all_gather(c, (float *)(void *)&own, (float *)(void *)id, words)) dt__nccl_fail(d, code);
+    for (int sends = step > 0; sends >= 0 && !d->is.failed; sends--) {
+        dt__nccl *n = DT__NEW(dt__nccl, 1, "a communicator between GPUs");
+        int peer = (c->rank + (sends ? step : c->size - step)) % c->size;
+        if (!n) dt__nccl_fail(d, 0);
+        if (!n) break;
+        n->c = c, n->pair = step ? 2 * peer + sends : -1, n->stream = sends || !step ? stream : DT__GPU_OPS;
+        n->next = d->nccl, d->nccl = n;
+        code = d->n.ncclCommInitRankConfig(&n->handle, step ? 2 : c->size, id[!step ? 0 : sends ? c->rank : peer],
+                                           step ? !sends : c->rank, &config);
+        if (code && code != DT__NCCL_BUSY) dt__nccl_fail(d, code);
+    }
+    if (!d->is.failed) (void)dt__nccl_await(d, NULL, DT__GPU_OPS, 1e9);
+    dt__free(id);
+    return dt__device_result(k);
+}
+
+/* The last thing that is done with a device: ranks leave together, unless a rank has failed or stays away. */
+static void dt__nccl_close(dt__cuda *d)
+{
+    int well = d->nccl && !d->is.failed && !dt_comm_alive(d->comm);
+    for (dt__nccl *n = d->nccl; n && well; n = n->next) (void)d->n.ncclCommFinalize(n->handle);
+    well = well && !dt__nccl_await(d, NULL, DT__GPU_OPS, 2.0);
+    for (dt__nccl *n = d->nccl; n; n = d->nccl) {
+        if (n->handle) (void)(well ? d->n.ncclCommDestroy(n->handle) : d->n.ncclCommAbort(n->handle));
+        d->nccl = n->next;
+        dt__free(n);
+    }
+    for (int i = 0; i < 2; i++)
+        if (d->room[i]) dt__gpu_detach(&d->is, d->room[i]);
+}
+
+/* Do all ranks have NCCL and a GPU of their own? Then GPUs exchange tensors from now on, on that many threads. Else
+ * `why` (size bytes) says what is missing. Collective. */
+static dt_result dt__nccl_join(dt_comm *c, const dt__kernels *k, int threads, char *why, size_t size)
+{
+    static const char *const files[] = {"libnccl.so.2", NULL};
+    static const char *const names[] = {DT__NCCL(DT__CALL_NAME) "ncclGetLastError"};
+    char own[32] = "", *all = (char *)dt__alloc((int64_t)sizeof own * c->size, "the GPUs of all ranks");
+    dt__cuda *d = k->device && k->device->close == dt__gpu_close ? (dt__cuda *)(void *)k->device : NULL;
+    dt_result r = all ? DT_OK : DT_E_MEMORY;
+    if (getenv("NCCL_HOSTID")) DT__PRINT(own, "%.15s", getenv("NCCL_HOSTID")); /* NCCL tells machines apart by it */
+    if (d) (void)dt__gpu_room(&d->is, own + 16);
+    if (!r) r = dt_all_gather(c, (float *)(void *)own, (float *)(void *)all, (int64_t)sizeof own / 4);
+    if (!r && !d) r = dt__error(DT_E_SYSTEM, "rank %d has no GPU", c->rank);
+    if (!r) r = dt__library_load("DT_NCCL_LIBRARY", files, "NCCL (libnccl)", names, DT__NCCL_COUNT, &d->n);
+    for (int p = 0; p < c->rank && !r; p++)
+        if (!memcmp(own, all + (int64_t)sizeof own * p, sizeof own))
+            r = dt__error(DT_E_SYSTEM, "ranks %d and %d share a GPU", p, c->rank);
+    for (int i = 0; i < threads && !r; i++)
+        if (!(d->room[i] = (float *)dt__gpu_attach(&d->is, DT__DEVICE, NULL, 4 * DT__NCCL_ROOM))) r = dt__thread.code;
+    dt__free(all);
+    r = dt_comm_agree(c, r);
+    if (!r) d->comm = c, d->is.direct = dt__gpu_direct;
+    if (!r || c->failed) return r;
+    return snprintf(why, size, "%s", dt_last_error()), DT_OK;
+}
+
+/* Is this memory of a GPU, on which NCCL works? */
+static int dt__nccl_sees(const void *data)
+{
+    dt__gpu_block b = DT__ZERO;
+    if (dt__gpu && dt__gpu->is.direct) b = dt__gpu_find(dt__gpu, data, 0);
+    return b.mem != b.host;
+}
+
+/* Begins a group of calls. NULL: the device has failed. */
+static const dt__nccl *dt__nccl_begin(const dt_comm *c, int pair)
+{
+    const dt__nccl *n = dt__gpu->nccl;
+    while (n && (n->c != c || n->pair != pair)) n = n->next;
+    DT_ASSERT(n); /* dt__engine_connect */
+    if (dt__gpu->is.failed || !n->handle) return NULL;
+    return (void)dt__gpu->n.ncclGroupStart(), n;
+}
+static dt_result dt__nccl_end(const dt__nccl *n)
+{
+    int code = n ? dt__gpu->n.ncclGroupEnd() : 0; /* also an error of the calls */
+    if (code && code != DT__NCCL_BUSY) dt__nccl_fail(dt__gpu, code);
+    else if (n) (void)dt__nccl_await(dt__gpu, n, 0, 1e9);
+    DT__ADD(&dt__gpu->writes, 1);
+    return dt__device_result(&dt__gpu->k);
+}
+/* Sends floats to a rank, or receives them from it. */
+static void dt__nccl_move(const dt__nccl *n, int rank, const float *from, float *to, int64_t count)
+{
+    void *stream = dt__gpu->stream[n->stream];
+    if (count && from) (void)dt__gpu->n.ncclSend(from, (size_t)count, DT__NCCL_F32, rank, n->handle, stream);
+    if (count && to) (void)dt__gpu->n.ncclRecv(to, (size_t)count, DT__NCCL_F32, rank, n->handle, stream);
+}
+
+/* dt__gather. */
+static dt_result dt__nccl_gather(dt_comm *c, const float *from, const dt__extent *e, int count, float *to)
+{
+    const dt__nccl *n = dt__nccl_begin(c, -1);
+    int counted = c->nodes == 1 && c->call.op == DT__CALL_ALL_GATHER && c->call.extra; /* by the caller */
+    for (int i = 0; i < count && n; i++, e++) {
+        if (e->rank != c->rank) dt__nccl_move(n, e->rank, NULL, to + e->to, e->count);
+        else dt__mem_copy(&dt__gpu->k, NULL, to + e->to, from + e->from, e->count);
+        for (int p = 0; p < c->size && e->rank == c->rank; p++) {
+            if (p != c->rank) dt__nccl_move(n, p, from + e->from, NULL, e->count);
+            if (p != c->rank && !counted) dt__count_sent(c, p, e->count);
+        }
+    }
+    return dt__nccl_end(n);
+}
+
+/* Sends each rank p the floats c->give[p] of `from`, and receives c->take[p] of `to`. */
+static dt_result dt__nccl_swap(dt_comm *c, const float *from, float *to)
+{
+    const dt__nccl *n = dt__nccl_begin(c, -1);
+    for (int p = 0; p < c->size && n; p++) {
+        const dt__extent *give = &c->give[p], *take = &c->take[p];
+        if (p == c->rank) dt__mem_copy(&dt__gpu->k, NULL, to + take->to, from + give->from, give->count);
+        if (p == c->rank) continue;
+        dt__count_sent(c, p, give->count);
+        dt__nccl_move(n, p, from + give->from, NULL, give->count);
+        dt__nccl_move(n, p, NULL, to + take->to, take->count);
+    }
+    return dt__nccl_end(n);
+}
+
+/* dt__reduce: all parts of this rank's range come to the room, part j of all ranks at a time. */
+static dt_result dt__nccl_reduce(dt_comm *c, const dt__reduction *x)
+{
+    const dt__kernels *k = &dt__gpu->k;
+    const int me = c->rank, kind = x->op == DT_SUM ? DT__VERB_ADD : DT__VERB_MAX;
+    float *room = dt__gpu->room[dt__gpu_stream == DT__GPU_COMM], *value[DT__TREE_DEPTH], *sum = x->out;
+    int64_t parts = 0, longest = 0, width;
+    int most = 1, level[DT__TREE_DEPTH];
+    dt_result r = DT_OK;
+    for (int p = 0; p < c->size; p++) {
+        c->take[p].from = parts, parts += x->counts ? x->counts[p] : 1; /* its first part */
+        if (x->counts && x->counts[p] > most) most = x->counts[p];
+        longest = dt__max(longest, c->length[p] = x->cut[p + 1] - x->cut[p]);
+    }
+    if (x->all) sum = x->all + x->cut[me];
+    width = DT__NCCL_ROOM / parts / 32 * 32;
+    for (int64_t at = 0, n; at < longest && !r; at += width) {
+        int depth = 0;
+        n = dt__round_part(c->length[me], at, width);
+        for (int j = 0; j < most && !r; j++) {
+            int own = !x->counts || j < x->counts[me];
+            int64_t offset = own && x->parts ? x->parts[c->take[me].from + j].offset : 0;
+            for (int p = 0; p < c->size; p++) {
+                c->give[p].from = x->begin + offset + x->cut[p] + at;
+                c->give[p].count = own ? dt__round_part(c->length[p], at, width) : 0;
+                c->take[p].to = (c->take[p].from + j) * n, c->take[p].count = !x->counts || j < x->counts[p] ? n : 0;
+            }
+            r = dt__nccl_swap(c, x->data, room);
+        }
+        for (int64_t i = 0; i < parts && !r; i++) { /* as dt__sum_block */
+            int64_t index = x->parts ? x->parts[i].index : i;
+            level[depth] = x->parts ? x->parts[i].level : 0, value[depth++] = room + i * n;
+            for (; depth > 1 && (i == parts - 1 || (level[depth - 2] == level[depth - 1] && index & 1)); index >>= 1)
+                dt__mem_verb(k, NULL, kind, value[depth - 2], value[depth - 1], 0.0f, n), level[--depth - 1]++;
+        }
+        if (!r) dt__mem_copy(k, NULL, sum + at, room, n);
+        for (int p = 0; p < c->size; p++) {
+            c->give[p].rank = p, c->give[p].from = c->give[p].to = x->cut[p] + at;
+            c->give[p].count = dt__round_part(c->length[p], at, width);
+        }
+        if (!r && x->all) r = dt__nccl_gather(c, x->all, c->give, c->size, x->all);
+    }
+    return r;
+}
+
+/* A message of a pair: dt__send_start, on a stream of its own, so that messages pass each other; or, to: dt_recv. */
+static dt_result dt__nccl_message(dt_comm *c, const float *data, float *to, int64_t count, int peer, uint32_t *ticket)
+{
+    const dt__nccl *n = dt__nccl_begin(c, 2 * peer + !to);
+    dt_result r;
+    if (n && data) dt__gpu_after(dt__gpu, n->stream, DT__GPU_OPS);
+    if (n) dt__nccl_move(n, !to, data, to, count);
+    r = dt__nccl_end(n);
+    if (to || r) return r;
+    dt__count_sent(c, peer, count);
+    *ticket = 0x80000000u | (uint32_t)n->stream << 24 | ((uint32_t)dt__gpu_mark(dt__gpu, n->stream) & 0xffffffu);
+    return r;
+}
+/* dt__send_finish: what is queued from now on may write the data. Returns whether the ticket is a mark of NCCL's. */
+static int dt__nccl_sent(uint32_t ticket)
+{
+    if (ticket >> 31) dt__gpu_await(dt__gpu, DT__GPU_OPS, (int)(ticket >> 24 & 127), ticket & 0xffffffu);
+    return ticket >> 31 != 0;
+}
+#define DT__BY_GPUS
+#define DT__BY_NCCL(data, call) if (dt__nccl_sees(data)) return call;
+#else
+#define DT__BY_NCCL(data, call)
+#define dt__nccl_sees(data)   0
+#define dt__nccl_sent(ticket) 0
+#endif
+
 /* ---- gathering ----
  * Every rank has a stream, its extents one after the other, which all ranks receive. It crosses to each other node
  * once, to the leader there, whose stage the ranks of the node read. */
@@ -15781,12 +16114,6 @@ static void dt__stream_copy(const dt__extent *e, int count, int rank, int64_t at
         }
         at -= e[i].count;
     }
-}
-
-/* Floats of a range of this length in the round that begins at `at`. */
-static int64_t dt__round_part(int64_t length, int64_t at, int64_t width)
-{
-    return dt__max(0, dt__min(width, length - at));
 }
 
 /* Floats per place, if the stage's part has `places` of them and one for each rank that this rank leads. */
@@ -15831,7 +16158,9 @@ static dt_result dt__gather(dt_comm *c, const float *from, int64_t reach, const 
 {
     int64_t *length = c->length, longest = 0, width = dt__stage_width(c, 1);
     int staged, extents = c->call.op == DT__CALL_ALL_GATHER && c->call.extra; /* the caller counts them on one node */
-    dt_result r = dt__meet_data(c, from, reach, &staged);
+    dt_result r;
+    DT__BY_NCCL(from, dt__nccl_gather(c, from, e, count, to))
+    r = dt__meet_data(c, from, reach, &staged);
     memset(length, 0, (size_t)c->size * sizeof *length);
     for (int i = 0; i < count; i++) longest = dt__max(longest, length[e[i].rank] += e[i].count);
     if (!r && (c->nodes > 1 || !extents)) dt__count_gather(c, length[c->rank]);
@@ -15892,20 +16221,6 @@ static dt_result dt__swap(dt_comm *c, const float *from, float *to, const dt__ex
  * Every rank owns a range of the sum. On each other node one rank, the leader for that range, adds what the node's
  * ranks have, as far as the tree lets it (whole subtrees), and sends that to the owner. So each subtree crosses once,
  * however many ranks a node has. An all-reduce then spreads the ranges. A round takes `width` floats of each. */
-
-typedef struct dt__reduction {
-    dt_op op;
-    const float *data;     /* this rank's */
-    int64_t begin, reach;  /* ranges begin at data + begin; peers read `reach` floats */
-    const dt__part *parts; /* as for dt__reduce_parts; NULL: one leaf per rank */
-    const int *counts;
-    const int64_t *cut;    /* (size + 1) where ranges begin */
-    float *out;            /* this rank's range of the sum, or .. */
-    float *all;            /* .. all ranges: an all-reduce */
-    int64_t width, round;  /* round: the first one */
-    int staged;
-    int places, own;       /* as in dt__spread */
-} dt__reduction;
 
 static const float *dt__range_source(const dt_comm *c, const dt__reduction *x, int local, int p, int64_t at)
 {
@@ -16073,7 +16388,9 @@ static void dt__count_reduce(dt_comm *c, const dt__reduction *x)
 static dt_result dt__reduce(dt_comm *c, dt__reduction *x)
 {
     int64_t longest = 0, sources = 0;
-    dt_result r = dt__subtrees_list(c, x->parts, x->counts);
+    dt_result r;
+    DT__BY_NCCL(x->data, dt__nccl_reduce(c, x))
+    r = dt__subtrees_list(c, x->parts, x->counts);
     if (!r) r = dt__meet_data(c, x->data, x->reach, &x->staged);
     if (r) return dt__conclude(c, 1, r);
     for (int p = 0; p < c->size; p++) longest = dt__max(longest, c->length[p] = x->cut[p + 1] - x->cut[p]);
@@ -16140,7 +16457,7 @@ static dt_result dt__collective(dt_comm *c, int op, const float *in, float *out,
         dt__equal_extents(c, c->give, count, count);
         return dt__swap(c, in, out, c->give, staged);
     }
-    if (total <= DT__EAGER) return dt__reduce_small(c, in, out, count, sections, (dt_op)extra);
+    if (total <= DT__EAGER && !dt__nccl_sees(in)) return dt__reduce_small(c, in, out, count, sections, (dt_op)extra);
     x.op = (dt_op)extra, x.data = in, x.reach = total, x.cut = c->cut;
     for (int p = 0; p <= c->size; p++) c->cut[p] = sections > 1 ? p * count : dt__piece(count, c->size, p);
     if (op == DT__CALL_ALL_REDUCE) x.all = out;
@@ -16206,7 +16523,7 @@ static dt_result dt__reduce_parts(dt_comm *c, float *mine, const dt__part *parts
     if (r) return r;
     for (int p = 0; p < c->rank; p++) first += counts[p];
     for (int j = 0; j < counts[c->rank]; j++) x.reach = dt__max(x.reach, first[j].offset + begin + count);
-    if (c->job && dt__locate(c, mine, x.reach * (int64_t)sizeof(float)) < 0)
+    if (c->job && !dt__nccl_sees(mine) && dt__locate(c, mine, x.reach * (int64_t)sizeof(float)) < 0)
         return dt__misuse("reduce-parts needs memory of dt_comm_alloc");
     for (int p = 0; p <= c->size; p++) c->cut[p] = cuts ? cuts[p] : dt__piece(count, c->size, p);
     sum = mine + begin + first->offset;
@@ -16226,7 +16543,7 @@ static dt_result dt__gather_extents(dt_comm *c, float *mine, int64_t reach, cons
     for (int i = 0; i < count; i++) floats += e[i].count;
     r = dt__begin(c, DT__CALL_ALL_GATHER, floats, 1);
     if (r) return r;
-    if (c->job && dt__locate(c, mine, reach * (int64_t)sizeof(float)) < 0)
+    if (c->job && !dt__nccl_sees(mine) && dt__locate(c, mine, reach * (int64_t)sizeof(float)) < 0)
         return dt__misuse("a gather of extents needs memory of dt_comm_alloc");
     return dt__gather(c, mine, reach, e, count, out);
 }
@@ -16243,14 +16560,16 @@ static dt_result dt__all_to_all_rows(dt_comm *c, float *stage, float *to, const 
     if (r) return r;
     if (dt__locate(c, stage, (head + floats) * (int64_t)sizeof(float)) < 0)
         return dt__misuse("an exchange of rows needs memory of dt_comm_alloc");
-    for (int p = 0; p <= c->size; p++) memcpy(stage + p, give + p * bins, sizeof *give);
-    dt__copy(stage + head, from, floats);
+    if (dt__nccl_sees(to)) head = 0;
     for (int p = 0; p < c->size; p++) {
         c->give[p].from = head + give[p * bins] * width;
         c->give[p].count = (give[(p + 1) * bins] - give[p * bins]) * width;
         c->take[p].to = take[p * bins] * width;
         c->take[p].count = (take[(p + 1) * bins] - take[p * bins]) * width;
     }
+    DT__BY_NCCL(to, dt__nccl_swap(c, from, to))
+    for (int p = 0; p <= c->size; p++) memcpy(stage + p, give + p * bins, sizeof *give);
+    dt__copy(stage + head, from, floats);
     r = dt__meet_data(c, stage, head + floats, &staged);
     for (int q = 0; q < c->local_size && !r; q++) {
         int32_t first;
@@ -16290,6 +16609,7 @@ static dt__message *dt__outbox_message(dt_comm *c, int to, uint32_t ticket)
 static dt_result dt__send_finish(dt_comm *c, int to, uint32_t ticket)
 {
     if (c->failed) return dt__error(c->failed, "%s", c->message);
+    if (dt__nccl_sent(ticket)) return DT_OK;
     if (!dt__is_far(c, to))
         return dt__wait(c, to, &dt__comm_channel(c, c->local_rank, c->place[to].local)->taken, ticket);
     if (c->place[to].posted - ticket >= (uint32_t)DT__PACKETS) return DT_OK;
@@ -16302,6 +16622,7 @@ static dt_result dt__send_post(dt_comm *c, const float *data, int64_t count, int
     const int64_t bytes = 4 * count, where = dt__is_far(c, to) ? 0 : dt__locate(c, data, bytes);
     dt__message *m;
     dt_result r;
+    DT__BY_NCCL(data, dt__nccl_message(c, data, NULL, count, to, ticket))
     if (where < 0) return dt__misuse("a send in the background needs memory of dt_comm_alloc");
     dt__count_sent(c, to, count);
     if (!dt__is_far(c, to)) return dt__post(c, to, where, bytes, bytes, ticket);
@@ -16344,7 +16665,7 @@ DT_API dt_result dt_send(dt_comm *c, const float *data, int64_t count, int to)
     uint32_t ticket = 0;
     dt_result r = dt__begin_pair(c, DT__CALL_SEND, count, to);
     if (r) return r;
-    if (!dt__is_far(c, to) && (count == 0 || dt__locate(c, data, 4 * count) < 0))
+    if (!dt__is_far(c, to) && !dt__nccl_sees(data) && (count == 0 || dt__locate(c, data, 4 * count) < 0))
         return dt__send_staged(c, data, count, to);
     r = dt__send_post(c, data, count, to, &ticket);
     return r ? r : dt__send_finish(c, to, ticket);
@@ -16358,6 +16679,7 @@ DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from)
     dt__message m = DT__ZERO;
     dt_result r = dt__begin_pair(c, DT__CALL_RECV, count, from);
     if (r) return r;
+    DT__BY_NCCL(data, dt__nccl_message(c, NULL, data, count, from, NULL))
     if (dt__is_far(c, from)) {
         r = dt__message_start(c, &m, 0, from, 1, data, 4 * count);
         if (!r) r = dt__wait_message(c, &m, from);
@@ -20035,8 +20357,8 @@ enum { DT__BY_NONE, DT__BY_SAME, DT__BY_DATA, DT__BY_EXPERT, DT__BY_CONTEXT, DT_
     X(TOKENS, own_tokens, BUFFERS, DEVICE, NONE, "tokens of context slices", 4 * dt__layout_own_tokens(plan)) \
     X(SUMS, sums, BUFFERS, PINNED, NONE, "sums of squares", 4 * plan->blocks) \
     X(STAGE, stage, BUFFERS, PINNED, EXPERT, "rows for experts", staged) \
-    X(OUT, out[0].memory, BUFFERS, PINNED, NEXT, "activations sent", sent) \
-    X(OUT_BACK, out[1].memory, BUFFERS, PINNED, LAST, "gradients sent", sent) \
+    X(OUT, out[0].memory, BUFFERS, DEVICE, NEXT, "activations sent", sent) \
+    X(OUT_BACK, out[1].memory, BUFFERS, DEVICE, LAST, "gradients sent", sent) \
     X(UNITS, units, ACTIVATIONS, DEVICE, NONE, "units in flight", w->horizon ? -1 : 4 * units) \
     X(OFFLOADED, units, OFFLOADED, PINNED, NONE, "inputs of segments", w->horizon ? 4 * units : -1) \
     X(RING, ring.memory, ACTIVATIONS, DEVICE, NONE, "inputs fetched back", 4 * places * net->widest) \
@@ -21238,7 +21560,7 @@ static dt_result dt__reduce_in(const dt__kernels *k, dt_comm *c, float *mem, int
 }
 static dt_result dt__recv_in(const dt__kernels *k, dt_comm *c, float *mem, int64_t count, int from)
 {
-    dt_result r = dt_recv(c, dt__host(k, mem), count, from);
+    dt_result r = dt_recv(c, dt__comm_in(k, mem, 0), count, from);
     return dt__comm_out(k, mem, count), r;
 }
 
@@ -21251,10 +21573,11 @@ static void dt__engine_combine(void *user, int kind, float *to, const float *fro
     int64_t ranks = dt_comm_size(e->tensor);
     if (*r) return;
     if (kind == DT__TP_GATHER) {
-        *r = dt_all_gather(e->tensor, dt__comm_in(e->k, from, count), dt__host(e->k, to), count);
+        *r = dt_all_gather(e->tensor, dt__comm_in(e->k, from, count), dt__comm_in(e->k, to, 0), count);
         dt__comm_out(e->k, to, ranks * count);
     } else if (kind == DT__TP_SCATTER) {
-        *r = dt_reduce_scatter(e->tensor, dt__comm_in(e->k, from, count), dt__host(e->k, to), count / ranks, DT_SUM);
+        *r = dt_reduce_scatter(e->tensor, dt__comm_in(e->k, from, count), dt__comm_in(e->k, to, 0), count / ranks,
+                               DT_SUM);
         dt__comm_out(e->k, to, count / ranks);
     } else {
         dt__mem_copy(e->k, NULL, to, from, count);
@@ -21272,7 +21595,7 @@ static void dt__engine_exchange(void *user, float *to, const int32_t *take, cons
     double start = dt__now();
     int64_t last = dt_comm_size(e->expert) * bins;
     if (!*r)
-        *r = dt__all_to_all_rows(e->expert, e->stage, dt__host(e->k, to), take,
+        *r = dt__all_to_all_rows(e->expert, e->stage, dt__comm_in(e->k, to, 0), take,
                                  dt__comm_in(e->k, from, give[last] * width), give, bins, width);
     if (*r) dt__mem_fill(e->k, e->pool, to, 0.0f, take[last] * width);
     else dt__comm_out(e->k, to, take[last] * width);
@@ -21343,6 +21666,33 @@ static dt_result dt__engine_comms(dt__engine *e)
     }
     return r;
 }
+
+#ifdef DT__BY_GPUS
+/* Connects the GPUs of ranks that exchange tensors. */
+static dt_result dt__engine_connect(dt__engine *e)
+{
+    const dt__sharing *w = &e->ranks, *x = &e->expert_ranks;
+    dt_comm *const all[] = {e->expert, e->tensor, e->context, w->group ? w->group : w->data, w->replicas,
+                            x->group ? x->group : x->data, x->replicas};
+    const int pp = e->p.shape.pipe.stages, cp = e->p.mesh.size[DT_AXIS_CONTEXT];
+    dt_result r = DT_OK;
+    for (int i = 0; i < 7 && !r; i++)
+        r = dt__nccl_open(all[i], e->k, 0, i > 2 && e->p.shape.overlap ? DT__GPU_COMM : DT__GPU_OPS);
+    for (int step = 1; step < cp && !r; step++) r = dt__nccl_open(e->context, e->k, step, DT__GPU_SENDS);
+    if (pp > 1 && !r) r = dt__nccl_open(e->out[1].comm, e->k, pp - 1, DT__GPU_SENDS + 1);
+    for (int step = 1; step < pp && !r; step++) { /* to the next stage, and to those that share a parameter */
+        int used = step == 1;
+        for (const dt__net_param *p = e->p.net.params; p < e->p.net.params + e->p.net.param_count; p++)
+            for (int s = 0; s < pp; s++)
+                used |= p->uses > 1 && dt__stage_uses(p, s) && dt__stage_uses(p, (s + step) % pp);
+        if (used) r = dt__nccl_open(e->out[0].comm, e->k, step, DT__GPU_SENDS + 2);
+    }
+    return r;
+}
+#else
+#define dt__engine_connect(e) DT_OK
+#define dt__nccl_join(c, k, n, why, b) DT_OK
+#endif
 
 static int64_t dt__engine_threads(const dt_layout *l, const dt_comm *c)
 {
@@ -21432,7 +21782,8 @@ static dt_result dt__engine_open(dt__engine *e)
     dt_result r = dt__layout_end(&e->p);
     e->env.peers.combine = dt__engine_combine, e->env.peers.exchange = dt__engine_exchange;
     e->env.peers.message = dt__engine_slices, e->env.peers.user = e;
-    return r ? r : dt__engine_comms(e);
+    if (!r) r = dt__engine_comms(e);
+    return r ? r : dt__engine_connect(e);
 }
 
 static void dt__engine_close(dt__engine *e)
@@ -21688,7 +22039,7 @@ static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts
     dt_result r;
     for (int p = 0; p < dt_comm_rank(c); p++) own += counts[p];
     for (int j = 0; j < counts[dt_comm_rank(c)]; j++) dt__comm_in(e->k, e->sets + own[j].offset + begin, floats);
-    r = dt__reduce_parts(c, dt__host(e->k, e->sets), parts, counts, begin, floats, cuts);
+    r = dt__reduce_parts(c, dt__comm_in(e->k, e->sets, 0), parts, counts, begin, floats, cuts);
     return dt__comm_out(e->k, e->sets + own->offset + begin, floats), r;
 }
 
@@ -21751,7 +22102,8 @@ static dt_result dt__engine_collect(dt__engine *e, dt_comm *group, float *array,
         if (!group) dt__mem_copy(e->k, NULL, out + e->spans[i].to, array + e->spans[i].from, e->spans[i].count);
         else if (e->spans[i].rank == dt_comm_rank(group))
             dt__comm_in(e->k, array + e->spans[i].from, e->spans[i].count);
-    if (group) r = dt__gather_extents(group, dt__host(e->k, array), reach, e->spans, pieces, dt__host(e->k, out));
+    if (group)
+        r = dt__gather_extents(group, dt__comm_in(e->k, array, 0), reach, e->spans, pieces, dt__comm_in(e->k, out, 0));
     for (int i = 0; i < pieces && group; i++) dt__comm_out(e->k, out + e->spans[i].to, e->spans[i].count);
     return r;
 }
@@ -21944,12 +22296,18 @@ static dt_result dt__engine_run(dt__engine *e, const dt_instr *i, dt__load_fn lo
     }
 }
 
+static void dt__engine_follow(const dt__engine *e, int thread)
+{
+    if (e->k->device && e->k->device->follow) e->k->device->follow(e->k->device, thread);
+}
 static dt_result dt__engine_job(void *owner, int64_t job)
 {
     dt__engine *e = (dt__engine *)owner;
     int32_t at = e->queued[job % e->queue.room];
     double start = dt__now();
-    dt_result r = dt__engine_run(e, at < 0 ? &e->p.pass.list[-1 - at] : &e->p.program.list[at], NULL, NULL);
+    dt_result r;
+    dt__engine_follow(e, 1);
+    r = dt__engine_run(e, at < 0 ? &e->p.pass.list[-1 - at] : &e->p.program.list[at], NULL, NULL);
     if (e->when && at >= 0) e->when[2 * at] = start, e->when[2 * at + 1] = dt__now();
     return r;
 }
@@ -21957,7 +22315,9 @@ static dt_result dt__engine_job(void *owner, int64_t job)
 /* Waits until stream 1 is idle. Then the weights are complete; with ZeRO 1 and 2 the next step begins before that. */
 static dt_result dt__engine_wait(dt__engine *e)
 {
-    return e->queue.running ? dt__queue_wait(&e->queue, e->queue.asked) : DT_OK;
+    dt_result r = e->queue.running ? dt__queue_wait(&e->queue, e->queue.asked) : DT_OK;
+    if (e->queue.running) dt__engine_follow(e, 0);
+    return r;
 }
 
 /* After a step that failed here: makes peers leave collectives of stream 1, and waits for it. Returns r. */
@@ -21993,7 +22353,10 @@ static dt_result dt__program_run(dt__engine *e, const dt__program *p, int64_t en
             e->ticket[k] = dt__queue_ask(&e->queue);
             continue;
         }
-        if (i->after[1] >= 0) r = dt__queue_wait(&e->queue, e->ticket[i->after[1]]);
+        if (i->after[1] >= 0) {
+            r = dt__queue_wait(&e->queue, e->ticket[i->after[1]]);
+            dt__engine_follow(e, 0);
+        }
         if (r) break;
         e->window_in_work = i->window;
         start = dt__now();
@@ -23182,6 +23545,7 @@ struct dt_trainer {
     char serves[PATH_MAX + 1]; /* only predicts, from this checkpoint or these published weights; "": it trains */
     dt_comm *comm;
     char on_cpu[200]; /* why there is no GPU, or no cuBLASLt */
+    char by_host[200]; /* why GPUs do not exchange tensors themselves */
     dt__queue alive;
     int64_t busy;    /* 1 + the job of `alive` that runs; 0: none */
     dt_pool *pool;
@@ -23751,7 +24115,10 @@ static void dt__trainer_banner(const dt_trainer *t)
              r->numerics == DT_FAST ? "fast numerics" : "exact",
              p->net.precision == DT_BF16 ? " fp32 sums of bf16" : p->net.precision ? " fp32 sums of fp16" : "",
              t->peak_gflops);
-    if (t->e.k->device) dt__tell("         %s computes\n", t->e.k->device->name);
+    if (t->e.k->device && ranks > 1)
+        dt__tell("         %s computes; GPUs exchange %s%s\n", t->e.k->device->name,
+                 t->e.k->device->direct ? "by NCCL" : "through the host: ", t->by_host);
+    else if (t->e.k->device) dt__tell("         %s computes\n", t->e.k->device->name);
     else if (t->on_cpu[0]) dt__tell("         on the CPU: %s\n", t->on_cpu);
     if ((double)threads > cores + 0.99)
         dt__tell("         %jd threads share %.3g cores: %s\n", threads, cores,
@@ -23852,6 +24219,8 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     dt_result r;
     t->generator.logits = dt__logits_segment(&e->p.net, words, t->recipe.model.vocabulary);
     if (t->generator.logits < 0) t->layout.output.sample_length = 0;
+    r = t->comm->size > 1 ? dt__nccl_join(t->comm, e->k, 1 + e->p.shape.overlap, t->by_host, sizeof t->by_host) : DT_OK;
+    if (r) return r;
     r = dt__engine_open(e);
     t->layout.overlap = e->p.shape.overlap ? DT_OVERLAP_ON : DT_OVERLAP_OFF;
     if (!r && t->layout.output.sample_length) r = dt__generator_open(&t->generator, e, t->recipe.sequence);

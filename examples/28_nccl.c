@@ -1,132 +1,119 @@
-/* 28_nccl: how do GPUs add up their numbers, and what happens when a rank is gone?
+/* 28_nccl: who adds up the gradients when every rank has a GPU of its own?
  *
  * What you learn
- *     - NCCL is to GPUs what MPI is to processes. Each call only queues work on a stream of the GPU and returns, so a
- *       failure shows later, when somebody waits. A rank that does not come leaves the other GPUs spinning, which a
- *       monitor shows as full use.
- *     - Who waits must look around: dt_nccl_wait asks NCCL for errors (ncclCommGetAsyncError) and the communicator for
- *       dead ranks (dt_comm_alive), and aborts NCCL when it finds one or DT_TIMEOUT seconds are over. Then
- *       dt_comm_fail tells the peers why: any device or library that ranks wait for can be watched so (dt_nccl.h).
- *     - Ranks find each other by an id that one makes and all others need before NCCL can talk. Here the communicator
- *       carries it, over shared memory, MPI or libfabric.
- *     - NCCL adds in an order of its own, so its last bits are not those of dt_all_reduce. Its "bus bandwidth" is data
- *       per second times 2(n-1)/n: that compares with the speed of the link for any n (23_race.c).
- *     - NCCL refuses two ranks on one GPU. With --one-gpu each rank gives its machine another name (NCCL_HOSTID); they
- *       then talk over a network interface.
+ *     - NCCL is to GPUs what MPI is to processes. Each call only queues work on a stream of the GPU, so that a failure
+ *       shows later, when somebody waits. A GPU whose peer does not come spins for ever, and a monitor shows it as
+ *       busy. So the trainer looks at its peers while it waits for its GPU, and aborts NCCL when one has died.
+ *     - An all-reduce of NCCL adds in an order that depends on the number of ranks: in a ring each chunk begins at
+ *       another rank. The same numbers get other last bits.
+ *     - An exact sum needs the addends, not sums of them. Each rank owns a piece of the gradient, receives that piece
+ *       from all others, adds them by the tree of the recipe, and sends the sum back. That takes as many bytes as a
+ *       ring, two rounds in place of 2(n - 1), and room for the addends.
+ *     - Ranks find each other by an id that one makes and the others need before NCCL can talk. The communicator of the
+ *       processes carries it, over shared memory, MPI or libfabric.
+ *     - NCCL refuses two ranks on one GPU. Then, and where NCCL is missing, tensors go through the host's memory; the
+ *       trainer says so at the start. (NCCL_HOSTID=rank-0, rank-1, .. makes NCCL take them for two machines.)
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 28_nccl.c -o 28_nccl -lm -lpthread
- *     ./28_nccl --ranks 2                       (a GPU for each; on machines without one it says what is missing)
+ *     ./28_nccl --ranks 2                       (with -DDT_CUDA and -ldl on GPUs; else it says what is missing)
  *
- * What it prints (on a machine without GPUs, after what is missing; with GPUs a table of sizes)
- *     ok: no sum on GPUs here
+ * What it prints (on a machine without GPUs)
+ *     8 numbers have 7 sums in the orders of a ring, and 1 by the tree (12.2011719)
+ *     bytes sent per byte of gradient, by 2, 4, 8 ranks: ring 1.00 1.50 1.75, exact 1.00 1.50 1.75
+ *     sha256     bf10a551d659c86f4a5c0a5044f01e4229266cd58de0493a19554ed14c167051
+ *     ok: the bits of the CPU
  *
- * Predict first: without a GPU, which sentence does the program print, and with which exit status does it end?
- * Exercise: kill one rank while the others wait. After how many seconds do they end, and what do they say?
+ * Predict first: without a GPU, which sentence does the program print, and does the hash change?
+ * Exercise: print all sums of a ring. By how many units in the last place are they apart, and for which numbers are
+ *     they equal?
  *
- * Read on: 30_drop_in.c for a training loop that uses such sums, 31_data_parallel.c for what they are for. */
+ * Read on: 30_drop_in.c for such sums in a loop of your own, 31_data_parallel.c for what they are for, 32_one_hash.c
+ *     for the tree. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
-#include "dt_nccl.h"
-#include <dlfcn.h>
-#include <math.h>
+#include "prose.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-enum { LARGEST = 1 << 22, ROUNDS = 10 };
+enum { N = 8 };
+#define EXPECTED "bf10a551d659c86f4a5c0a5044f01e4229266cd58de0493a19554ed14c167051"
 
-static double now(void)
+static const float addend[N] = {0.1f, 3e4f, -0.7f, 1e-3f, 12.5f, -3e4f, 0.3f, 5e-5f};
+
+/* Chunk c of a ring: rank c + 1 adds to what rank c sends, and so on. */
+static float by_ring(int c)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    float sum = addend[c];
+    for (int i = 1; i < N; i++) sum = sum + addend[(c + i) % N];
+    return sum;
+}
+static float by_tree(int begin, int count)
+{
+    return count == 1 ? addend[begin] : by_tree(begin, count / 2) + by_tree(begin + count / 2, count / 2);
 }
 
-/* A CUDA program has cudaMalloc and cudaMemcpy. This one compiles without CUDA: it asks the driver for its own. */
-typedef struct gpu {
-    int (*allocate)(uintptr_t *, size_t);
-    int (*put)(uintptr_t, const void *, size_t);
-    int (*get)(void *, uintptr_t, size_t);
-    uintptr_t memory;
-} gpu;
-
-static int gpu_open(gpu *g, size_t bytes)
+/* How many different sums the chunks have. */
+static int different(void)
 {
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW);
-    void *f[3] = {NULL, NULL, NULL};
-    static const char *const names[3] = {"cuMemAlloc_v2", "cuMemcpyHtoD_v2", "cuMemcpyDtoH_v2"};
-    for (int i = 0; driver && i < 3; i++)
-        if (!(f[i] = dlsym(driver, names[i]))) return 0;
-    memcpy(&g->allocate, &f[0], sizeof f[0]);
-    memcpy(&g->put, &f[1], sizeof f[1]);
-    memcpy(&g->get, &f[2], sizeof f[2]);
-    return f[0] && !g->allocate(&g->memory, bytes);
-}
-
-/* One size: the seconds of a sum, and how far it is from the exact one. */
-static dt_result measure(dt_comm *c, dt_nccl *n, gpu *g, float *x, float *sum, int64_t count, double *seconds,
-                         double *error)
-{
-    float *there = NULL;
-    dt_result r = DT_OK;
-    memcpy(&there, &g->memory, sizeof there);
-    *seconds = 1e9, *error = 0.0;
-    for (int64_t i = 0; i < count; i++) x[i] = (float)((i * 37 + dt_comm_rank(c) * 11) % 1009) / 1009.0f;
-    for (int k = 0; k < ROUNDS && !r; k++) {
-        double begin;
-        if (g->put(g->memory, x, (size_t)count * 4)) return DT_E_SYSTEM;
-        r = dt_barrier(c);
-        begin = now();
-        if (!r) r = dt_nccl_collect(n, DT_ALL_REDUCE, there, there, count, DT_SUM, NULL);
-        if (!r) r = dt_nccl_wait(n, NULL);
-        if (now() - begin < *seconds) *seconds = now() - begin;
+    int count = 0;
+    for (int c = 0; c < N; c++) {
+        int known = 0;
+        for (int before = 0; before < c; before++) known |= by_ring(before) == by_ring(c);
+        count += !known;
     }
-    if (!r && g->get(sum, g->memory, (size_t)count * 4)) return DT_E_SYSTEM;
-    if (!r) r = dt_all_reduce(c, x, count, DT_SUM); /* exact, in the CPU's memory */
-    for (int64_t i = 0; i < count && !r; i++)
-        *error = fmax(*error, fabs((double)(sum[i] - x[i])) / (1e-30 + fabs((double)x[i])));
-    return r;
+    return count;
+}
+
+static void print_sums(void)
+{
+    printf("%d numbers have %d sums in the orders of a ring, and 1 by the tree (%.9g)\n", N, different(),
+           (double)by_tree(0, N));
+    printf("bytes sent per byte of gradient, by 2, 4, 8 ranks: ring");
+    for (int n = 2; n <= N; n *= 2) printf(" %.2f", (double)(2 * (n - 1)) / n); /* n - 1 rounds of a chunk, twice */
+    printf(", exact");
+    for (int n = 2; n <= N; n *= 2) printf(" %.2f", (double)(n - 1) / n + (double)(n - 1) / n); /* addends, sums */
+    printf("\n");
+}
+
+/* The same steps on a device; the hash of their weights. */
+static dt_result train(const char *text, const char *device, char hash[65])
+{
+    dt_recipe recipe = dt_recipe_default();
+    dt_layout l = dt_layout_default();
+    dt_step_info info = dt_step_info_zero();
+    dt_trainer *t = NULL;
+    dt_result e;
+    recipe.model = dt_model_gpt2("nano");
+    recipe.data = text, recipe.sequence = 32, recipe.steps = 3, recipe.warmup = 1, recipe.validation = 0;
+    recipe.data_shards = recipe.micro_batch = recipe.batch = N;
+    l.device = device, l.threads = 1, l.output.sample_length = 0;
+    l.output.quiet = strcmp(device, "cpu") == 0; /* else the start says which GPU computes, and how GPUs talk */
+    e = dt_trainer_open(&t, &recipe, &l);
+    if (!e) e = dt_trainer_run(t, &info);
+    if (!e) memcpy(hash, dt_trainer_hash(t), 65);
+    dt_trainer_close(&t);
+    return e;
 }
 
 int main(int argc, char **argv)
 {
+    char text[] = "/tmp/dtrain_XXXXXX", hash[65] = "";
     dt_comm *c = NULL;
-    dt_nccl *n = NULL;
-    gpu g;
-    char name[16];
-    int ranks, wrong = 0, one_gpu;
-    double worst = 0.0;
-    float *x = malloc(LARGEST * sizeof *x), *sum = malloc(LARGEST * sizeof *sum);
-    dt_result r = x && sum ? dt_comm_open(&c, &argc, &argv) : DT_E_MEMORY;
-    if (r) return dt_fail("28_nccl");
-    ranks = dt_comm_size(c);
-    one_gpu = argc > 1 && !strcmp(argv[1], "--one-gpu");
-    snprintf(name, sizeof name, "rank-%d", dt_comm_rank(c));
-    if (one_gpu) setenv("NCCL_HOSTID", name, 1);
-    if (dt_nccl_open(&n, c, one_gpu ? 0 : -1)) {
-        if (dt_comm_rank(c) == 0) printf("%s\nok: no sum on GPUs here\n", dt_last_error());
-        dt_comm_close(&c);
-        free(x), free(sum);
-        return 0;
-    }
-    if (!gpu_open(&g, LARGEST * sizeof *x)) r = DT_E_SYSTEM;
-    for (int64_t count = 1 << 8; count <= LARGEST && !r; count *= 8) {
-        double seconds, error;
-        r = measure(c, n, &g, x, sum, count, &seconds, &error);
-        worst = fmax(worst, error);
-        if (!r && dt_comm_rank(c) == 0) {
-            double algbw = 4e-9 * (double)count / seconds;
-            printf("%10lld B %10.1f us   algbw %8.2f GB/s   busbw %8.2f GB/s   off by %.1e\n", (long long)count * 4,
-                   seconds * 1e6, algbw, algbw * 2 * (ranks - 1) / ranks, error);
-        }
-    }
-    wrong = r || worst > 1e-5;
-    if (!r && dt_comm_rank(c) == 0)
-        printf(wrong ? "the sums differ by %.1e\n" : "ok: as dt_all_reduce, to %.1e\n", worst);
-    dt_nccl_close(&n);
+    dt_result e = dt_comm_open(&c, &argc, &argv);
+    int root, gpu;
+    if (e) return dt_fail("28_nccl");
+    root = !dt_comm_rank(c);
+    if (root) print_sums();
+    e = prose_temporary(text, 50000);
+    gpu = !e && !train(text, "cuda", hash);
+    if (!e && !gpu && root) printf("no GPU: %s\n", dt_last_error());
+    if (!e && !gpu) e = train(text, "cpu", hash);
+    remove(text);
     dt_comm_close(&c);
-    free(x), free(sum);
-    return r ? dt_fail("28_nccl") : wrong;
+    if (e || !root) return e ? dt_fail("28_nccl") : strcmp(hash, EXPECTED) != 0;
+    printf("sha256     %s\n", hash);
+    if (strcmp(hash, EXPECTED)) return fprintf(stderr, "FAILED: another hash\n"), 1;
+    return puts(gpu ? "ok: GPUs have the bits of the CPU" : "ok: the bits of the CPU"), 0;
 }

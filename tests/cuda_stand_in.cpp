@@ -98,7 +98,7 @@ struct token { /* one record of an event */
     bool done;
     moment at;
 };
-enum kind { TO_DEVICE, TO_HOST, ON_DEVICE, SET, LAUNCH, PRODUCT, RECORD, WAIT };
+enum kind { TO_DEVICE, TO_HOST, ON_DEVICE, SET, LAUNCH, PRODUCT, RECORD, WAIT, OTHER };
 struct job {
     kind what;
     CUdeviceptr to, from;
@@ -110,6 +110,8 @@ struct job {
     token *mark;
     moment at;
     std::function<void()> multiply;
+    int (*go)(void *other, int end); /* OTHER: does what it can now; not 0: it has done all, and can be ended */
+    void *other;
 };
 struct CUctx_st {
     int device, retained;
@@ -385,28 +387,36 @@ static void run(job &j, size_t stream)
     if (j.what == LAUNCH) emulation::launch(j.f, j.grid, j.threads, j.bytes, j.held.data());
     if (j.what == PRODUCT) j.multiply();
     if (j.what == RECORD) j.mark->done = true;
+    if (j.what == OTHER) j.go(j.other, 1);
     drop(j.mark);
 }
-/* Runs the first job of a random stream that does not wait for an event. */
-static void step(void)
+/* Runs the first job of a random stream that does not wait for an event. False: all that could run waits for peers. */
+static bool step(void)
 {
     std::vector<CUstream> ready;
-    for (auto s : streams)
-        if (!s->queue.empty() && (s->queue.front().what != WAIT || s->queue.front().mark->done)) ready.push_back(s);
+    bool others = false;
+    for (auto s : streams) {
+        if (s->queue.empty()) continue;
+        job &j = s->queue.front();
+        others |= j.what == OTHER;
+        if (j.what == OTHER ? j.go(j.other, 0) : j.what != WAIT || j.mark->done) ready.push_back(s);
+    }
+    if (ready.empty() && others) return usleep(100), false;
     if (ready.empty()) misuse("streams wait for each other");
     CUstream s = ready[emulation::draw() % ready.size()];
     job j = std::move(s->queue.front());
     s->queue.pop_front();
     run(j, s->number);
     if (s->destroyed && s->queue.empty()) streams.erase(s), delete s;
+    return true;
 }
-/* Runs work until a condition holds, and perhaps some more. */
-template <class C> static void run_until(C done)
+/* Runs work until a condition holds, and perhaps some more. `patient`: waits for peers. */
+template <class C> static void run_until(C done, bool patient = true)
 {
     unsigned more = emulation::draw() % 4;
     if (done() && (!more || idle())) return;
     expose(true);
-    while (!done()) step();
+    while (!done() && (step() || patient)) continue;
     for (; more && !idle(); more--) step();
     expose(false);
 }
@@ -511,6 +521,13 @@ static int shared_of_block(void)
 {
     return (arch == 80 || arch == 87 ? 163 : arch == 86 || arch == 89 || arch >= 120 ? 99 : 227) << 10;
 }
+DRIVER_CALL cuDeviceGetUuid(CUuuid *id, CUdevice device)
+{
+    ENTER("cuDeviceGetUuid", DRIVER, CUDA_ERROR_INVALID_DEVICE);
+    memset(id, 0x55, sizeof *id);
+    id->bytes[0] = (char)number_of(device, "cuDeviceGetUuid");
+    return CUDA_SUCCESS;
+}
 DRIVER_CALL cuDeviceGetAttribute(int *value, CUdevice_attribute what, CUdevice device)
 {
     static const int known[][2] = { /* CUdevice_attribute, its value on an H100 */
@@ -530,13 +547,6 @@ DRIVER_CALL cuDeviceTotalMem(size_t *bytes, CUdevice device)
     ENTER("cuDeviceTotalMem", DRIVER, CUDA_ERROR_INVALID_DEVICE);
     number_of(device, "cuDeviceTotalMem");
     *bytes = capacity;
-    return CUDA_SUCCESS;
-}
-DRIVER_CALL cuDeviceGetUuid(CUuuid *id, CUdevice device)
-{
-    ENTER("cuDeviceGetUuid", DRIVER, CUDA_ERROR_INVALID_DEVICE);
-    memset(id, 0x55, sizeof *id);
-    id->bytes[0] = (char)number_of(device, "cuDeviceGetUuid");
     return CUDA_SUCCESS;
 }
 DRIVER_CALL cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
@@ -730,7 +740,7 @@ DRIVER_CALL cuStreamQuery(CUstream s)
     ENTER("cuStreamQuery", CONTEXT, CUDA_ERROR_LAUNCH_FAILED);
     CUstream own = stream_of(s, "cuStreamQuery");
     const long before = jobs;
-    run_until([own, before] { return own->queue.empty() || jobs > before; });
+    run_until([own, before] { return own->queue.empty() || jobs > before; }, false);
     if (!own->queue.empty()) return CUDA_ERROR_NOT_READY;
     waited(own->at);
     return CUDA_SUCCESS;
@@ -789,6 +799,21 @@ DRIVER_CALL cuEventQuery(CUevent e)
     if (t && !t->done) return CUDA_ERROR_NOT_READY;
     if (t) waited(t->at);
     return CUDA_SUCCESS;
+}
+
+/* For what stands in for other libraries: work of theirs in a stream, and the device memory that it uses. */
+extern "C" void stand_in_put(CUstream s, int (*go)(void *, int), void *other)
+{
+    call entered("a library's work", CONTEXT, CUDA_ERROR_ILLEGAL_ADDRESS);
+    job j = {};
+    CUstream own = stream_of(s, "a library's work");
+    j.what = OTHER, j.go = go, j.other = other;
+    put(own, j);
+}
+extern "C" void stand_in_use(const void *at, size_t bytes, bool writes)
+{
+    find((CUdeviceptr)at, bytes, "a library's work");
+    emulation::copied(at, bytes, writes);
 }
 
 /* ---- modules and launches ---- */

@@ -17,6 +17,19 @@ SAME(DT__GPU_UNTIED, CU_STREAM_NON_BLOCKING);
 SAME(DT__GPU_NO_TIMES, CU_EVENT_DISABLE_TIMING);
 SAME(sizeof(dt__gpu_address), sizeof(CUdeviceptr));
 #endif
+#if __has_include(<nccl.h>)
+#include <nccl.h>
+#include <stddef.h>
+static const ncclConfig_t theirs = NCCL_CONFIG_INITIALIZER;
+SAME(DT__GPU_BUSY, CUDA_ERROR_NOT_READY);
+SAME(DT__NCCL_REMOTE, ncclRemoteError);
+SAME(DT__NCCL_BUSY, ncclInProgress);
+SAME(DT__NCCL_F32, ncclFloat32);
+SAME(sizeof(dt__nccl_id), sizeof(ncclUniqueId));
+SAME(offsetof(dt__nccl_config, magic), offsetof(ncclConfig_t, magic));
+SAME(offsetof(dt__nccl_config, version), offsetof(ncclConfig_t, version));
+SAME(offsetof(dt__nccl_config, blocking), offsetof(ncclConfig_t, blocking));
+#endif
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>
 #include <stddef.h>
@@ -45,6 +58,9 @@ int main(int argc, char **argv)
 {
     dt__text text = DT__ZERO;
     dt__cuda_print(&text, argc > 1 ? atoi(argv[1]) : 1);
+#ifdef NCCL_CONFIG_INITIALIZER
+    if (theirs.magic != (unsigned)DT__NCCL_MAGIC) return 1;
+#endif
     if (text.failed) return 1;
     fputs(text.at, stdout);
     dt__free(text.at);

@@ -1,192 +1,240 @@
-/* Stands in for libnccl.so.2 and libcuda.so.1 where there is no GPU: "GPU memory" is the process's own, ranks are its
- * threads, and a collective is done when its last rank has called it. What is tried with it is our side: shapes,
- * order, waiting, errors, abort. Where NCCL's headers are, the compiler compares the prototypes with them. */
-#include <pthread.h>
+/* Stands in for libnccl.so.2 over cuda_stand_in.cpp: ranks are processes or threads, and what they send goes through a file
+ * that all map. As on GPUs, calls are queued on a stream; those of a communicator run one group after the other; a send ends
+ * when its message was received. Sums are in the order of falling ranks, unlike those of the tree. Where NCCL's header is,
+ * the compiler compares the prototypes with it. Environment:
+ *
+ *     STAND_IN_NCCL_FAIL=n   the n-th group of calls fails     STAND_IN_NCCL_SAY=1   at exit: how many groups and bytes */
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #if defined(__has_include)
 #if __has_include(<nccl.h>) && __has_include(<cuda.h>)
+#include <cuda.h>
+#include <nccl.h>
 #define HAVE_HEADERS 1
 #endif
 #endif
-#ifdef HAVE_HEADERS
-#include <cuda.h>
-#include <nccl.h>
-#else
+#ifndef HAVE_HEADERS
 typedef struct ncclComm *ncclComm_t;
 typedef struct { char internal[128]; } ncclUniqueId;
 typedef struct { size_t size; unsigned magic, version; int blocking; } ncclConfig_t;
-typedef int ncclResult_t, ncclDataType_t, ncclRedOp_t, CUresult, CUdevice;
-typedef void *cudaStream_t, *CUstream, *CUcontext;
-enum { ncclSuccess, ncclInvalidArgument = 4, ncclInProgress = 7, ncclFloat32 = 7,
-       ncclSum = 0, ncclMax = 2, CUDA_SUCCESS = 0, CUDA_ERROR_NOT_READY = 600 };
-#define cuDevicePrimaryCtxRelease cuDevicePrimaryCtxRelease_v2
+typedef int ncclResult_t, ncclDataType_t, ncclRedOp_t;
+typedef void *cudaStream_t;
+enum { ncclSuccess, ncclInternalError = 3, ncclInvalidArgument, ncclInProgress = 7, ncclFloat32 = 7, ncclSum = 0 };
 #endif
 
-enum { RANKS = 8, CALLS = 4096 };
-enum { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER };
-
+enum { RANKS = 8, BOX = 1 << 14, CALLS = 4096 };
+typedef struct box { /* from one rank to another: a part of a message */
+    uint32_t full, bytes;
+    uint64_t total;
+    char data[BOX];
+} box;
+typedef struct meeting {
+    int joined, left;
+    box box[RANKS][RANKS];
+} meeting;
 typedef struct call {
-    int kind, op, here, done;
-    size_t count;
-    const void *in[RANKS];
-    void *out[RANKS];
-    void *stream[RANKS];
+    int sends, peer;
+    char *data;
+    size_t bytes, at;
+    int begun, done;
 } call;
-typedef struct group {
-    struct group *next;
-    ncclUniqueId id;
-    int size, joined;
-    call calls[CALLS];
+typedef struct group { /* of calls; with a reduction, whose addends the calls move */
+    struct group *next; /* of this thread's that is open */
+    ncclComm_t comm;
+    cudaStream_t stream;
+    long number;
+    int count, room;
+    call *calls;
+    float *sum, *terms;
+    size_t floats;
 } group;
 struct ncclComm {
-    group *group;
-    int rank, polls;
-    long calls;
+    meeting *shared;
+    int rank, size, polls, aborted, finalized;
+    ncclResult_t failed;
+    long given, turn; /* groups queued; ended */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static group *groups;
-static int broken, gpu_broken, opened, aborted, contexts; /* what a test sets and counts: stand_in_* */
-void stand_in_break(int nccl, int gpu) { broken = nccl, gpu_broken = gpu; }
-void stand_in_count(int *open, int *aborts, int *kept) { *open = opened, *aborts = aborted, *kept = contexts; }
+static __thread group *open_group;
+static __thread int depth;
+static long groups;
+static size_t moved;
 
-/* out[0..count) = op over ranks of in[rank][from ..] */
-static void reduce(const call *c, int ranks, size_t from, float *out)
+static void stop(const char *format, ...)
 {
-    for (size_t i = 0; i < c->count; i++) {
-        out[i] = ((const float *)c->in[0])[from + i];
-        for (int r = 1; r < ranks; r++) {
-            float x = ((const float *)c->in[r])[from + i];
-            out[i] = c->op == ncclSum ? out[i] + x : (c->op == ncclMax) == (x > out[i]) ? x : out[i];
-        }
-    }
+    va_list list;
+    va_start(list, format);
+    fprintf(stderr, "nccl stand-in: ");
+    vfprintf(stderr, format, list);
+    fprintf(stderr, "\n");
+    va_end(list);
+    abort();
+}
+static void *driver(const char *name)
+{
+    void *library = dlopen(getenv("DT_CUDA_LIBRARY"), RTLD_NOW), *f = library ? dlsym(library, name) : NULL;
+    if (!f) stop("DT_CUDA_LIBRARY has no %s", name);
+    return f;
+}
+static void use(const void *at, size_t bytes, int writes)
+{
+    static void (*f)(const void *, size_t, char);
+    void *symbol = f ? NULL : driver("stand_in_use");
+    if (symbol) memcpy(&f, &symbol, sizeof f);
+    if (bytes) f(at, bytes, (char)writes);
 }
 
-static void finish(call *c, int n)
+/* Moves what can be moved of a call. */
+static void move(group *g, call *c)
 {
-    size_t bytes = 4 * c->count;
-    float *sum = malloc(bytes + 1);
-    if (!sum) abort();
-    if (c->kind == ALL_REDUCE) reduce(c, n, 0, sum);
-    for (int r = 0; r < n; r++) {
-        if (c->kind == ALL_REDUCE) memcpy(c->out[r], sum, bytes);
-        if (c->kind == REDUCE_SCATTER) reduce(c, n, (size_t)r * c->count, c->out[r]);
-        for (int p = 0; p < n && c->kind == ALL_GATHER; p++) memmove((char *)c->out[r] + (size_t)p * bytes, c->in[p], bytes);
+    ncclComm_t n = g->comm;
+    box *b = c->sends ? &n->shared->box[n->rank][c->peer] : &n->shared->box[c->peer][n->rank];
+    for (;;) {
+        const int full = (int)__atomic_load_n(&b->full, __ATOMIC_SEQ_CST);
+        size_t part = c->bytes - c->at < BOX ? c->bytes - c->at : BOX;
+        if (full != !c->sends) return;
+        if (c->at == c->bytes && c->sends) break;
+        if (!c->sends && b->total != c->bytes)
+            stop("rank %d receives %zu bytes of rank %d, which sends %zu", n->rank, c->bytes, c->peer, (size_t)b->total);
+        if (c->sends) memcpy(b->data, c->data + c->at, part), b->bytes = (uint32_t)part, b->total = c->bytes;
+        else memcpy(c->data + c->at, b->data, part = b->bytes);
+        c->at += part, moved += part;
+        __atomic_store_n(&b->full, (uint32_t)c->sends, __ATOMIC_SEQ_CST);
+        if (c->at == c->bytes && !c->sends) break;
     }
-    free(sum);
     c->done = 1;
 }
-
-static ncclResult_t enter(ncclComm_t comm, int kind, const void *in, void *out, size_t count, int type, int op, cudaStream_t stream)
+/* stand_in_put */
+static int go(void *other, int end)
 {
-    group *g = comm->group;
-    call *c = &g->calls[comm->calls++ % CALLS];
-    if (!in || !out || type != ncclFloat32) return ncclInvalidArgument;
-    pthread_mutex_lock(&lock);
-    if (c->here == g->size) memset(c, 0, sizeof *c); /* of an earlier round */
-    c->kind = kind, c->op = op, c->count = count;
-    c->in[comm->rank] = in, c->out[comm->rank] = out, c->stream[comm->rank] = stream;
-    if (++c->here == g->size) finish(c, g->size);
-    pthread_mutex_unlock(&lock);
-    comm->polls = 2;
-    return ncclInProgress;
+    group *g = other;
+    int left = 0;
+    if (g->comm->aborted) return 1; /* and what it holds is lost */
+    if (g->number != g->comm->turn) return 0;
+    for (int i = 0; i < g->count && !end; i++) {
+        int waits = 0; /* for a call before, which has the same box */
+        for (int k = 0; k < i; k++)
+            waits |= !g->calls[k].done && g->calls[k].peer == g->calls[i].peer && g->calls[k].sends == g->calls[i].sends;
+        if (!waits && !g->calls[i].done) move(g, &g->calls[i]);
+        left |= !g->calls[i].done;
+    }
+    if (!end) return !left;
+    for (int i = 0; i < g->count; i++)
+        if (!g->terms || g->calls[i].sends) use(g->calls[i].data, g->calls[i].bytes, !g->calls[i].sends);
+    for (size_t i = 0; i < g->floats && g->sum; i++) {
+        float sum = g->terms[(size_t)(g->comm->size - 1) * g->floats + i];
+        for (int p = g->comm->size - 2; p >= 0; p--) sum = sum + g->terms[(size_t)p * g->floats + i];
+        g->sum[i] = sum;
+    }
+    if (g->sum) use(g->sum, 4 * g->floats, 1);
+    g->comm->turn++;
+    free(g->calls), free(g->terms), free(g);
+    return 1;
 }
 
-/* ---- NCCL ---- */
-
-const char *ncclGetErrorString(ncclResult_t code) { return code == 6 ? "remote process exited" : "unhandled error"; }
-const char *ncclGetLastError(ncclComm_t comm) { return (void)comm, "the stand-in was told to fail"; }
+ncclResult_t ncclGroupStart(void) { return depth++, ncclSuccess; }
+ncclResult_t ncclGroupEnd(void)
+{
+    static int fail_at = -1;
+    group *g = open_group;
+    void (*put)(cudaStream_t, int (*)(void *, int), void *);
+    void *symbol = driver("stand_in_put");
+    if (fail_at < 0) fail_at = getenv("STAND_IN_NCCL_FAIL") ? atoi(getenv("STAND_IN_NCCL_FAIL")) : 0;
+    if (--depth || !g) return ncclSuccess;
+    open_group = NULL;
+    memcpy(&put, &symbol, sizeof put);
+    if (__atomic_add_fetch(&groups, 1, __ATOMIC_SEQ_CST) == fail_at) g->comm->failed = ncclInternalError;
+    g->number = g->comm->given++;
+    g->comm->polls = 2;
+    put(g->stream, go, g);
+    return ncclInProgress;
+}
+static group *in_group(ncclComm_t comm, cudaStream_t stream)
+{
+    if (!depth) stop("a call outside of a group");
+    if (!open_group) {
+        open_group = calloc(1, sizeof *open_group);
+        open_group->comm = comm, open_group->stream = stream;
+    }
+    if (open_group->comm != comm || open_group->stream != stream) stop("a group of two communicators or streams");
+    return open_group;
+}
+static void add(group *g, int sends, int peer, const void *data, size_t bytes)
+{
+    if (peer < 0 || peer >= g->comm->size || peer == g->comm->rank) stop("rank %d of %d", peer, g->comm->size);
+    if (g->count == g->room) g->calls = realloc(g->calls, sizeof *g->calls * (size_t)(g->room = 2 * g->room + 8));
+    memset(&g->calls[g->count], 0, sizeof *g->calls);
+    g->calls[g->count].sends = sends, g->calls[g->count].peer = peer;
+    g->calls[g->count].data = (char *)(uintptr_t)data, g->calls[g->count++].bytes = bytes;
+}
+ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream)
+{
+    if (!count || type != ncclFloat32) return ncclInvalidArgument;
+    return add(in_group(comm, stream), 1, peer, from, 4 * count), ncclSuccess;
+}
+ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream)
+{
+    if (!count || type != ncclFloat32) return ncclInvalidArgument;
+    return add(in_group(comm, stream), 0, peer, to, 4 * count), ncclSuccess;
+}
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
 {
     static int number;
-    memset(id, 7, sizeof *id);
-    pthread_mutex_lock(&lock);
-    snprintf(id->internal, sizeof id->internal, "group %d", ++number);
-    pthread_mutex_unlock(&lock);
+    memset(id, 0, sizeof *id);
+    snprintf(id->internal, sizeof id->internal, "/dev/shm/nccl_stand_in_%d_%d", (int)getpid(),
+             __atomic_add_fetch(&number, 1, __ATOMIC_SEQ_CST));
     return ncclSuccess;
 }
-
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config)
 {
-    group *g;
-    if (config->magic != 0xcafebeef || config->version != 21400 || config->size != 24 || config->blocking) return ncclInvalidArgument;
-    pthread_mutex_lock(&lock);
-    for (g = groups; g && memcmp(&g->id, &id, sizeof id); g = g->next) ;
-    if (!g) {
-        if (!(g = calloc(1, sizeof *g))) abort();
-        g->id = id, g->size = size, g->next = groups, groups = g;
-    }
-    g->joined++;
-    opened++;
-    pthread_mutex_unlock(&lock);
-    if (!(*comm = calloc(1, sizeof **comm))) abort();
-    (*comm)->group = g, (*comm)->rank = rank, (*comm)->polls = 2;
+    int file;
+    if (config->magic != 0xcafebeef || config->version != 21400 || config->size != 24 || config->blocking ||
+        size > RANKS || rank < 0 || rank >= size)
+        return ncclInvalidArgument;
+    *comm = calloc(1, sizeof **comm);
+    file = open(id.internal, O_RDWR | O_CREAT, 0600);
+    if (file < 0 || ftruncate(file, sizeof(meeting))) stop("%s cannot be made", id.internal);
+    (*comm)->shared = mmap(NULL, sizeof(meeting), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if ((*comm)->shared == MAP_FAILED) stop("%s cannot be mapped", id.internal);
+    close(file);
+    (*comm)->rank = rank, (*comm)->size = size, (*comm)->polls = 2;
+    if (__atomic_add_fetch(&(*comm)->shared->joined, 1, __ATOMIC_SEQ_CST) == size) unlink(id.internal);
     return ncclInProgress;
 }
-
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *state)
 {
-    pthread_mutex_lock(&lock);
-    *state = broken ? (ncclResult_t)broken : comm->group->joined < comm->group->size || comm->polls > 0 ? ncclInProgress : ncclSuccess;
-    if (comm->polls > 0) comm->polls--;
-    pthread_mutex_unlock(&lock);
+    const meeting *m = comm->shared;
+    int waits = __atomic_load_n(&m->joined, __ATOMIC_SEQ_CST) < comm->size;
+    if (comm->finalized) waits = __atomic_load_n(&m->left, __ATOMIC_SEQ_CST) < comm->size;
+    *state = comm->failed ? comm->failed : waits || comm->polls-- > 0 ? ncclInProgress : ncclSuccess;
     return ncclSuccess;
 }
-
-static ncclResult_t leave(ncclComm_t comm, int abort)
+ncclResult_t ncclCommFinalize(ncclComm_t comm)
 {
-    pthread_mutex_lock(&lock);
-    opened--;
-    aborted += abort;
-    pthread_mutex_unlock(&lock);
+    comm->finalized = 1;
+    __atomic_add_fetch(&comm->shared->left, 1, __ATOMIC_SEQ_CST);
+    return ncclInProgress;
+}
+ncclResult_t ncclCommAbort(ncclComm_t comm) { return comm->aborted = 1, ncclSuccess; } /* jobs may name it */
+ncclResult_t ncclCommDestroy(ncclComm_t comm)
+{
+    if (comm->turn != comm->given) stop("a communicator ends before %ld of its groups", comm->given - comm->turn);
+    munmap(comm->shared, sizeof *comm->shared);
     free(comm);
     return ncclSuccess;
 }
-ncclResult_t ncclCommFinalize(ncclComm_t comm) { return comm->polls = 1, ncclInProgress; }
-ncclResult_t ncclCommDestroy(ncclComm_t comm) { return leave(comm, 0); }
-ncclResult_t ncclCommAbort(ncclComm_t comm) { return leave(comm, 1); }
+const char *ncclGetLastError(ncclComm_t comm) { return (void)comm, "the stand-in was told to fail"; }
 
-ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
+__attribute__((destructor)) static void say(void)
 {
-    return enter(comm, ALL_REDUCE, in, out, count, (int)type, (int)op, stream);
-}
-ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
-{
-    return enter(comm, REDUCE_SCATTER, in, out, count, (int)type, (int)op, stream);
-}
-ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t comm, cudaStream_t stream)
-{
-    return enter(comm, ALL_GATHER, in, out, count, (int)type, 0, stream);
-}
-/* ---- the driver ---- */
-
-CUresult cuInit(unsigned flags) { return (CUresult)(flags || getenv("STAND_IN_NO_DEVICE") ? 100 : 0); }
-CUresult cuDeviceGetCount(int *count) { return *count = atoi(getenv("STAND_IN_GPUS") ? getenv("STAND_IN_GPUS") : "2"), CUDA_SUCCESS; }
-CUresult cuDeviceGet(CUdevice *device, int number) { return *device = 10 + number, CUDA_SUCCESS; }
-CUresult cuCtxSetCurrent(CUcontext context) { return context ? CUDA_SUCCESS : (CUresult)201; }
-CUresult cuGetErrorString(CUresult code, const char **text) { return *text = code == 100 ? "no CUDA-capable device is detected" : "an illegal memory access", CUDA_SUCCESS; }
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
-{
-    *context = (CUcontext)(uintptr_t)(100 + device);
-    __atomic_fetch_add(&contexts, 1, __ATOMIC_SEQ_CST);
-    return device == 10 || device == 11 ? CUDA_SUCCESS : (CUresult)101;
-}
-CUresult cuDevicePrimaryCtxRelease(CUdevice device)
-{
-    __atomic_fetch_sub(&contexts, 1, __ATOMIC_SEQ_CST);
-    return device == 10 || device == 11 ? CUDA_SUCCESS : (CUresult)101;
-}
-CUresult cuStreamQuery(CUstream stream)
-{
-    int waits = 0;
-    pthread_mutex_lock(&lock);
-    for (group *g = groups; g; g = g->next)
-        for (int k = 0; k < CALLS; k++)
-            for (int r = 0; r < g->size && g->calls[k].here && !g->calls[k].done; r++) waits |= g->calls[k].stream[r] == stream;
-    pthread_mutex_unlock(&lock);
-    return gpu_broken ? (CUresult)gpu_broken : waits ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+    if (getenv("STAND_IN_NCCL_SAY")) fprintf(stderr, "nccl stand-in: %ld groups, %zu bytes\n", groups, moved);
 }

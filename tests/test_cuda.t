@@ -182,6 +182,36 @@ is(hash($out), hash((train('', '--model nano --layers 1 --precision bf16 --devic
 (undef, $out) = train("$there STAND_IN_NO_KERNEL=1", $fast);
 like($out, qr/differs from exact numerics by 0\.0e\+00 of the loss, (\d\.\de-0[4-9]|0\.0e\+00)/, 'where cuBLASLt has no kernel, the exact tiles multiply');
 
+# ---- ranks with a GPU each: NCCL, whose stand-in moves bytes between processes ----
+
+my $nccl = "$tmp/nccl.so";
+($bad, undef, $err) = run(100, "$cc -std=gnu11 -O1 -Wall -Wextra -Werror -fPIC -shared $headers $root/tests/nccl_stand_in.c -o $nccl -ldl");
+ok(!$bad, 'the stand-in for NCCL is compiled') or BAIL_OUT($err);
+my $many = "$there DT_NCCL_LIBRARY=$nccl STAND_IN_GPUS=4 STAND_IN_NCCL_SAY=1";
+my $ep = '--model llama-nano --experts 4 --ranks 2 --ep 2';
+my @between = (['--ranks 2', 8], ['--ranks 2 --zero 3 --overlap on', 15], ['--ranks 2 --zero 1 --ema 0.9', 8], ['--ranks 4 --tp 2 --tensor-shards 2', 8], ['--ranks 2 --context-shards 2 --cp 2', 15], [$ep, 4],
+     ['--ranks 4 --pp 4 --layers 4 --batch 8', 12], ['--ranks 2 --pp 2 --layers 4 --pipeline interleaved --chunks 2 --micro-batch 2', 20], ['--ranks 4 --zero 2 --zero-group 2 --data-shards 4 --overlap on', 8],
+     ['--ranks 3 --data-shards 4 --overlap off', 8], ['--ranks 4 --pp 2 --layers 2 --pipeline zero-bubble', 12]);
+for (drawn(3, @between)) {
+    my ($layout, $least) = @$_;
+    my $want = hash((train('', "--model nano --layers 1 $layout --device cpu"))[1]);
+    my ($bad, $out, $error) = train($many, "--model nano --layers 1 $layout --device cuda");
+    is(hash($out), $want, "by NCCL: $layout") or diag($error);
+    like($out, qr/computes; GPUs exchange by NCCL$/m, '  as the start says');
+    my ($groups) = $error =~ /nccl stand-in: (\d+) groups/;
+    cmp_ok($groups || 0, '>=', $least, "  in $least groups of calls or more");
+    unlike("$out$error", qr/stand-in: .*not/, '  and nothing is left behind');
+}
+for (["$many STAND_IN_GPUS=1" => qr/through the host: ranks 0 and 1\s+share a GPU/], ["$many DT_NCCL_LIBRARY=/nowhere.so" => qr/through the host: NCCL\s+\(libnccl\)\s+cannot\s+be\s+loaded/]) {
+    my ($bad, $out) = train($_->[0], '--model nano --layers 1 --ranks 2 --steps 1 --device cuda');
+    like($out, $_->[1], '  else through the host');
+}
+($status, undef, $error) = train("$many STAND_IN_NCCL_FAIL=" . (1 + int rand 10), '--model nano --layers 1 --ranks 2 --device cuda');
+ok($status && $status != 124 && $error =~ /NCCL failed: the stand-in was told to fail \(NCCL_DEBUG=INFO says more\)/, 'NCCL fails: a sentence') or diag($error);
+($status, $out, $error) = run(60, "$many ./train $common --model nano --layers 1 --steps 9999 --ranks 2 --timeout 3 --device cuda >killed 2>&1 & p=\$!; until grep -q '^step ' killed; do sleep 0.1; done; kill -9 \$(ps -o pid= --ppid \$p | tail -1); wait \$p");
+like(slurp("$tmp/killed"), qr/^dtrain: rank \d \(pid \d+\) was killed by signal 9/m, 'a rank that is killed ends the others');
+ok($status && $status != 124, '  in time');
+
 # A failure at a call: a sentence, no hang, nothing left.
 my $short = '--model nano --layers 1 --steps 1 --warmup 0 --recompute full --offload --device cuda';
 my (undef, $fine, $said) = train("$there STAND_IN_SAY=1", $short);
