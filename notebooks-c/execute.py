@@ -21,7 +21,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
 HERE = Path(__file__).resolve().parent
-MADE_FROM = [HERE.parent / "dtrain.h", HERE.parent / "examples/layers.h", HERE / "notebook.h", HERE / "notebook.c"]
+MADE_FROM = [HERE.parent / "dtrain.h", HERE.parent / "examples/layers.h",
+             HERE.parent / "examples/gpu.h", HERE.parent / "examples/kernels.h", HERE / "notebook.h", HERE / "notebook.c"]
 
 
 def role(cell):
