@@ -959,10 +959,9 @@ typedef struct dt_compilation_report {
     int64_t memory_before, memory; /* bytes kept for backward plus temporary ones */
     double before, seconds;      /* seconds of a step: op by op, and compiled */
     double compiling;            /* seconds spent compiling */
-    double break_even;           /* steps until compiling pays; 0: never */
     int32_t compiled;            /* 0: mode AUTO runs op by op */
+    int32_t as_c;                /* 0: chains of elementwise ops run tile by tile */
     int64_t segments;            /* of the model */
-    const char *chains;          /* how chains of elementwise ops run: "tile by tile", "as C from the cache", .. */
     const char *slowest[6];      /* the ops that take longest, a group is one kind; NULL: there are fewer */
     double share[6];             /* of the time of all ops */
 } dt_compilation_report;
@@ -2528,7 +2527,6 @@ static void dt__sha256_add(dt__sha256 *h, const void *data, int64_t bytes)
     }
 }
 
-/* Ends the hash and stores its 32 bytes. */
 static void dt__sha256_bytes(dt__sha256 *h, uint8_t *bytes)
 {
     static const uint8_t pad[64] = {0x80};
@@ -2540,7 +2538,6 @@ static void dt__sha256_bytes(dt__sha256 *h, uint8_t *bytes)
     for (int i = 0; i < 32; i++) bytes[i] = (uint8_t)(h->state[i / 4] >> (24 - 8 * (i % 4)));
 }
 
-/* Ends the hash; hex receives 64 digits and a NUL. */
 static void dt__sha256_end(dt__sha256 *h, char hex[65])
 {
     uint8_t bytes[32];
@@ -2810,7 +2807,6 @@ typedef int32_t dt__i4 __attribute__((vector_size(16)));
 #define DT__LEADS 1        /* in a block of threads: the first warp alone */
 #define DT__SYNC ((void)0) /* between a scalar read of memory and a vector's write, or the other way round: H7, CUDA */
 
-/* The kernels of one instruction set. */
 typedef struct dt__kernels {
     const char *name;
     struct dt__device *device; /* where tensors are and ops run; NULL: the host */
@@ -4144,7 +4140,6 @@ static void DT__K(dt__chain_panel)(const DT__K(dt__head) *w, int64_t rows, const
     }
 }
 
-/* Largest lane. */
 DT__INLINE float DT__K(dt__v_top)(dt__vf v)
 {
     float lane[DT__W];
@@ -4921,7 +4916,6 @@ static void dt__self_masked(const dt__kernels *k, dt_pool *pool, const float *x,
     dt__sha256_add(h, a.dv, 4 * 35 * 14);
 }
 
-/* The sums of two slices of keys. */
 static void dt__self_join(const dt__kernels *k, const float *x, const float *y, float *out, dt__sha256 *h)
 {
     dt__slice_sums side[2];
@@ -11848,7 +11842,6 @@ static const char *const dt__pass_names[] = {"bias", "recompute", "logits", "fus
 /* Ops per group; elements per tile, unless a row has more; the smallest vocabulary that is large (dt__pass_logits). */
 enum { DT__MOST_MEMBERS = 24, DT__TILE = 1024, DT__WIDE = 8192 };
 
-/* The compiler of a network. */
 typedef struct dt__compiling {
     dt__compiler base;
     const dt__kernels *k;
@@ -11992,7 +11985,6 @@ static void dt__read_copy(dt__rewrite *w, int32_t r, int i, int32_t copy)
     }
     w->g->nodes[r].in[i] = t.id;
 }
-/* Floats that forward saves for backward. */
 static int64_t dt__kept_floats(const dt__rewrite *w, const uint8_t *kept)
 {
     int64_t floats = 0;
@@ -12420,7 +12412,6 @@ typedef struct dt__fusion {
 } dt__fusion;
 static dt__fusion *dt__fusion_of(const dt__segment_plan *p) { return (dt__fusion *)(void *)p->fused; }
 
-/* A running group. */
 typedef struct dt__group_run {
     const dt__fusion *f;
     const dt__group *group;
@@ -12728,7 +12719,6 @@ static void dt__chain_print(dt__text *text, const dt_graph *g, const dt__fused_o
                  "    if (i < n) body_%d(p, t, i, n - i);\n}\n", (int)number, (int)number, (int)number);
 }
 
-/* Prints the C of a plan's chains and row ops; returns their number. */
 static int32_t dt__chains_print(dt__text *text, const dt__fusion *f, const dt_graph *g, const dt__kernels *k)
 {
     int32_t count = 0, rows = 0;
@@ -12738,7 +12728,7 @@ static int32_t dt__chains_print(dt__text *text, const dt__fusion *f, const dt_gr
     dt__source_add(text, "/* a * b + c rounded once.", "/* ---- Philox4x32-10");
     dt__text_add(text, "#define DT__ISA %s\n", !strcmp(k->name, "avx512") ? "2" : !strcmp(k->name, "avx2") ? "1" :
                  !strcmp(k->name, "neon") ? "3" : "0");
-    dt__source_add(text, "/* A dt_dtype: bytes;", "/* The kernels of one instruction set. */");
+    dt__source_add(text, "/* A dt_dtype: bytes;", "typedef struct dt__kernels {");
     dt__source_add(text, "/* ---- vectors: the same text", "static float DT__K(dt__row_dot)(");
     dt__source_add(text, "/* ---- conversions of storage types", "/* n numbers, rounded in place");
     dt__source_add(text, "typedef uint16_t DT__K(dt__vs)", "/* out (n) of type `to`");
@@ -12767,7 +12757,6 @@ static int32_t dt__chains_print(dt__text *text, const dt__fusion *f, const dt_gr
     return count + rows;
 }
 
-/* Compiles C with the system's compiler. */
 static dt_result dt__chains_build(const dt__code *code, const char *out)
 {
     enum { WORDS = 64 };
@@ -12807,7 +12796,6 @@ static dt_result dt__chains_load(void **library, const char *text, const char *f
     return r;
 }
 
-/* Gives a plan's chains and row ops their code. */
 static dt_result dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels *k, int *built)
 {
     dt__text text = DT__ZERO;
@@ -25752,8 +25740,7 @@ static void dt__compilation_count(const dt_trainer *t, dt_compilation_report *r)
     }
     r->memory_before += temp[0], r->memory += temp[1];
     r->plans = t->e.p.compiling.plans, r->built = t->e.p.compiling.built, r->segments = net->count;
-    r->chains = t->layout.compile.backend != DT_BACKEND_CC ? "tile by tile" : *t->e.p.compiling.why
-                ? "tile by tile: no C compiler works" : r->built ? "as C, compiled now" : "as C from the cache";
+    r->as_c = t->layout.compile.backend == DT_BACKEND_CC && !*t->e.p.compiling.why;
 }
 
 #endif
@@ -26721,8 +26708,7 @@ static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
     if (r) return r;
     report->before = (double)w->seconds[0], report->seconds = (double)w->seconds[1];
     report->compiling = e->p.compiling.seconds;
-    if (report->seconds < report->before) report->break_even = report->compiling / (report->before - report->seconds);
-    report->compiled = t->layout.compile.mode != DT_COMPILE_AUTO || report->break_even > 0.0;
+    report->compiled = t->layout.compile.mode != DT_COMPILE_AUTO || report->seconds < report->before;
     if (!report->compiled) dt__compilation_swap(t);
     dt__compilation_slowest(report, by_op);
     return DT_OK;

@@ -11,20 +11,24 @@
 #include <stdio.h>
 #include <string.h>
 
-static void report_print(const dt_compilation_report *r, int verified)
+static void report_print(const dt_compilation_report *r, const dt_layout *asked)
 {
+    const char *chains = r->as_c ? r->built ? "as C, compiled now" : "as C from the cache"
+                         : asked->compile.backend != DT_BACKEND_CC ? "tile by tile"
+                         : "tile by tile: no C compiler works";
     double gain = r->before / r->seconds;
     printf("compiler %lld ops became %lld, of which %lld are groups of %lld ops; compiled in %.3f s%s\n",
            (long long)r->recorded, (long long)r->ops, (long long)r->groups, (long long)r->grouped, r->compiling,
-           verified ? "; every bit is the same" : "");
+           asked->compile.verify ? "; every bit is the same" : "");
     printf("         %lld graphs for %lld segments; chains of elementwise ops run %s\n", (long long)r->plans,
-           (long long)r->segments, r->chains);
+           (long long)r->segments, chains);
     printf("         memory of a unit %.1f MB before, %.1f MB compiled; %.1f MB less go through memory\n",
            (double)r->memory_before / 1e6, (double)r->memory / 1e6, (double)r->traffic / 1e6);
     printf("         time of a step %.2f ms before, %.2f ms compiled: %.3fx; ", 1e3 * r->before, 1e3 * r->seconds,
            gain);
-    if (r->break_even > 0.0)
-        printf("pays from T* = c s/(s-1) = %.3g s on, %.0f steps\n", r->compiling * gain / (gain - 1.0), r->break_even);
+    if (r->seconds < r->before)
+        printf("pays from T* = c s/(s-1) = %.3g s on, %.0f steps\n", r->compiling * gain / (gain - 1.0),
+               r->compiling / (r->before - r->seconds));
     else printf("%s\n", r->compiled ? "it saves no time" : "it saves no time, and ops run one by one");
     for (int i = 0; i < 6 && r->slowest[i]; i++)
         printf("%s%s %.1f %%", i ? ", " : "         its time: ", r->slowest[i], 100.0 * r->share[i]);
@@ -40,7 +44,7 @@ static dt_result report_call(dt_probe *p, dt_trainer *t, dt_moment when, const d
     if (!p->option[0].value) return DT_OK;
     if (when == DT_AT_OPEN) p->layout->compile.report = 1;
     if (when == DT_AT_START && dt_trainer_is_root(t) && !dt_trainer_compilation(t, &report))
-        report_print(&report, p->layout->compile.verify);
+        report_print(&report, p->layout);
     return DT_OK;
 }
 
