@@ -9970,8 +9970,9 @@ template <int HALF> DT__INLINE void dt__flash_pack(const dt__flash &f)
         DT__EACH(i, 8) DT__EACH(j, 2) {
             const int64_t r = first + 8 * i;
             const int there = r < rows && c + j < a.d;
-            x[i][j] = there ? from[r * ld + c + j] : 0.0f;
-            if (which == 3 && there) dot[i] = fmaf(x[i][j], a.o[(row + r) * a.ldo + head * a.d + c + j], dot[i]);
+            x[i][j] = there ? dt__get(from + r * ld + c + j) : 0.0f;
+            if (which == 3 && there)
+                dot[i] = fmaf(x[i][j], dt__get(a.o + (row + r) * a.ldo + head * a.d + c + j), dot[i]);
         }
         DT__EACH(i, 8)
             *(uint32_t *)(f.x[which] + (padded + 8 * i) * f.width + c) = dt__pair<HALF>(x[i][0], x[i][1]);
@@ -10151,9 +10152,9 @@ template <int HALF, int KIND, int D, int M, int N> DT__INLINE void dt__flash_til
             const int64_t c = 8 * n + lane % 4 * 2 + e, to = own * a.d + c;
             const float one = acc[0][m][n][2 * h + e], two = acc[KEYS][m][n][2 * h + e] * scale;
             if (c >= a.d) continue;
-            if (KEYS) a.dk[key_row * a.lddk + to] = one, a.dv[key_row * a.lddk + to] = two;
-            else if (BACK) a.dq[row * a.lddq + to] = one;
-            else a.o[row * a.ldo + to] = two;
+            if (KEYS) dt__put(a.dk + key_row * a.lddk + to, one), dt__put(a.dv + key_row * a.lddk + to, two);
+            else if (BACK) dt__put(a.dq + row * a.lddq + to, one);
+            else dt__put(a.o + row * a.ldo + to, two);
         }
     }
 }
@@ -10440,6 +10441,7 @@ typedef struct dt__gpu_graph {
     dt__node *nodes;
 } dt__gpu_graph;
 
+enum { DT__SIDES = 5 + DT__MAX_IN };
 /* The copy of an operand in another type, in `room` bytes. made: when, by dt__cuda.writes and .work. */
 typedef struct dt__operand {
     dt__recast of;
@@ -10473,7 +10475,7 @@ typedef struct dt__cuda {
     void *lt_handle;
     dt__gpu_address lt_room;
     dt__product *product;
-    dt__operand side[4], *weight; /* B, A and C; of attention */
+    dt__operand side[DT__SIDES], *weight; /* B, A and C; of attention, and its inputs and result */
     int64_t products, products_room, weights, weights_room;
     int64_t writes; /* of memory by passes over arrays, copies and uploads, after which weights may be others; */
     int64_t work;   /* and kernels that ran, but for products */
@@ -10877,6 +10879,7 @@ static int64_t dt__gpu_flash_bytes(const dt__attention *a, int64_t bytes[5])
     return 2 * (bytes[0] + bytes[1]) + bytes[4];
 }
 /* Attention by tensor cores. 0: it takes the exact kernels. */
+static int dt__gpu_flashes(const dt__attention *a) { return a->dot > DT__DOT_TF32 && a->d <= 128 && a->scale > 0.0f; }
 static int dt__gpu_flash(dt__cuda *d, const dt__attention *a)
 {
     const int wide = a->d > 64, back = a->dout != NULL;
@@ -10884,7 +10887,7 @@ static int dt__gpu_flash(dt__cuda *d, const dt__attention *a)
     int64_t bytes[5];
     char *at;
     dt__flash f = DT__ZERO;
-    if (a->dot <= DT__DOT_TF32 || a->d > 128 || a->scale <= 0.0f) return 0;
+    if (!dt__gpu_flashes(a)) return 0;
     if (!(at = (char *)dt__gpu_grown(d, &d->side[3], dt__gpu_flash_bytes(a, bytes)))) return 1;
     f.a = *a, f.width = wide ? 128 : 64;
     f.rows[0] = dt__round_up(a->t, 128), f.rows[1] = dt__round_up(a->s, 128);
@@ -11084,16 +11087,37 @@ static int dt__gpu_half(const dt_graph *g, const dt__node *n, int32_t id)
     int kind = dt__op_of(n->op)->class_of;
     return kind != DT__CLASS_MOVE && g->nodes[dt__root(g, id)].dtype == g->precision ? g->precision : 0;
 }
+/* Attention by the exact tiles reads and writes fp32 copies of 16-bit values. */
 static void dt__gpu_run(const dt__call *c)
 {
+    dt__cuda *d = (dt__cuda *)(void *)c->env->k->device;
     dt__call own = *c;
     dt__env env = *c->env;
-    int half;
-    for (int i = 0; i < c->n->inputs; i++)
-        if ((half = dt__gpu_half(c->g, c->n, c->n->in[i])) != 0) own.in[i] = dt__gpu_halves(own.in[i], half);
-    if ((half = dt__gpu_half(c->g, c->n, (int32_t)(c->n - c->g->nodes))) != 0) own.out = dt__gpu_halves(own.out, half);
-    env.k = &((dt__cuda *)(void *)c->env->k->device)->run, own.env = &env;
-    if (dt__gpu_enter((dt__cuda *)(void *)c->env->k->device)) dt__host_run(&own);
+    dt__recast wide[DT__MAX_IN + 1] = DT__ZERO;
+    int copies = dt__op_of(c->n->op)->domain == DT__OVER_ATTENTION, half;
+    if (copies) {
+        dt__attention a = dt__attention_sizes(c->g, c->n);
+        a.dot = env.dot, copies = !dt__gpu_flashes(&a);
+    }
+    for (int i = 0; i <= c->n->inputs; i++) { /* the last: the result */
+        const int32_t id = i < c->n->inputs ? c->n->in[i] : (int32_t)(c->n - c->g->nodes);
+        const float **in = &own.in[i], *at = i < c->n->inputs ? *in : own.out;
+        if ((half = dt__gpu_half(c->g, c->n, id)) == 0) continue;
+        wide[i].x = at = dt__gpu_halves(at, half);
+        if (copies) {
+            wide[i].rows = 1, wide[i].cols = wide[i].ld = wide[i].out_ld = dt__count(&c->g->nodes[id]);
+            at = dt__gpu_operand(d, &wide[i], 4 + i, 0, 0, i < c->n->inputs);
+        }
+        if (i < c->n->inputs) *in = at;
+        else own.out = (float *)(uintptr_t)at;
+    }
+    env.k = &d->run, own.env = &env;
+    if (dt__gpu_enter(d)) dt__host_run(&own);
+    if (copies && wide[c->n->inputs].x) {
+        dt__recast back = wide[c->n->inputs];
+        back.x = own.out, back.out = (float *)(uintptr_t)wide[c->n->inputs].x;
+        dt__gpu_recast(d, &back);
+    }
 }
 
 /* Of root id: is op `by` its only reader? by 0: do its readers take 16 bits? */
@@ -11104,17 +11128,18 @@ static int dt__gpu_read(const dt_graph *g, int32_t id, int32_t by)
         const dt__node *n = &g->nodes[r];
         const dt__op *op = dt__op_of(n->op);
         int takes = op->class_of == DT__CLASS_MAP || op->class_of == DT__CLASS_COLUMN || n->op == DT__OP_MATMUL ||
-                    op->some == dt__some_row_op;
+                    op->some == dt__some_row_op || (op->domain == DT__OVER_ATTENTION && !g->context_shards);
         for (int i = 0; i < n->inputs && dt__root(g, r) == r && n->op != DT__OP_AUX; i++)
             if (dt__root(g, n->in[i]) == id) good &= by ? r == by : takes && !n->cut;
     }
     return good;
 }
 /* Can an op round as it writes? */
-static int dt__gpu_rounds(const dt__node *n)
+static int dt__gpu_rounds(const dt_graph *g, const dt__node *n)
 {
     const dt__op *op = dt__op_of(n->op);
     return op->class_of == DT__CLASS_MAP || (n->op == DT__OP_MATMUL && n->inputs < 4) ||
+           (op->domain == DT__OVER_ATTENTION && !g->context_shards) ||
            (op->some == dt__some_row_op && op->shape == DT__SHAPE_SAME && n->op != DT__OP_SOFTMAX); /* reads it again */
 }
 /* Plans a graph whose 16-bit values are read and written as they are: casts become other names of values where that is
@@ -11139,7 +11164,7 @@ static dt_result dt__gpu_plan(dt__compiler *c, dt__segment_plan **plan, dt_graph
         }
         if (n->op != DT__OP_CAST) continue;
         if (widens ? n->dtype == DT_F32 && dt__gpu_read(g, id, 0)
-                   : n->dtype == g->precision && x->dtype == DT_F32 && dt__gpu_rounds(x) && dt__gpu_read(g, at, id)) {
+                   : n->dtype == g->precision && x->dtype == DT_F32 && dt__gpu_rounds(g, x) && dt__gpu_read(g, at, id)) {
             n->op = DT__OP_RESHAPE;
             if (!widens) x->dtype = g->precision;
         }
@@ -11160,8 +11185,8 @@ static void dt__gpu_close(dt__device *is)
             if (d->product[i].layout[k]) (void)d->lt.cublasLtMatrixLayoutDestroy(d->product[i].layout[k]);
         if (d->product[i].is) (void)d->lt.cublasLtMatmulDescDestroy(d->product[i].is);
     }
-    for (int64_t i = -4; i < d->weights; i++) {
-        const dt__operand *o = i < 0 ? &d->side[i + 4] : &d->weight[i];
+    for (int64_t i = -DT__SIDES; i < d->weights; i++) {
+        const dt__operand *o = i < 0 ? &d->side[i + DT__SIDES] : &d->weight[i];
         if (o->room) (void)d->f.cuMemFree_v2(o->at);
     }
     if (d->lt_handle) (void)d->lt.cublasLtDestroy(d->lt_handle);
@@ -23918,22 +23943,26 @@ static int64_t dt__gpu_needs(const dt_trainer *t)
 {
     const dt__net *net = &t->e.p.net, *end = t->generator.net + DT__GENERATOR_NETS;
     int rounds = t->recipe.numerics == DT_FAST && net->precision;
-    int64_t bytes = rounds ? 2 * t->e.p.store.param_floats : 0, longest = 0, attention = 0;
+    int64_t bytes = rounds ? 2 * t->e.p.store.param_floats : 0, longest = 0, attention = 0, wide = 0;
     for (const dt_row *row = t->row; row < t->row + t->rows; row++)
         if (row->kind == DT__DEVICE || row->kind == DT__STAGED) bytes += row->most;
     for (; net < end; net = net == &t->e.p.net ? t->generator.net : net + 1)
         for (int64_t q = 0; q < net->count; q++) {
             const dt_graph *g = net->segments[q].plan->g;
             if (net->segments[q].owner) bytes += dt__gpu_image(g, NULL, 0, NULL);
-            for (int32_t id = 1; id < g->count && rounds; id++) {
-                int64_t part[5];
-                longest = dt__max(longest, dt__node_floats(g, id));
-                if (dt__op_of(g->nodes[id].op)->domain != DT__OVER_ATTENTION) continue;
-                dt__attention a = dt__attention_sizes(g, &g->nodes[id]);
-                attention = dt__max(attention, dt__gpu_flash_bytes(&a, part));
+            for (int32_t id = 1; id < g->count && net->precision; id++) {
+                const dt__node *n = &g->nodes[id];
+                int64_t part[5], copies = 3; /* fp32 ones for the exact tiles, of what is in 16 bits */
+                if (rounds) longest = dt__max(longest, dt__node_floats(g, id));
+                if (dt__op_of(n->op)->domain == DT__OVER_ATTENTION) {
+                    dt__attention a = dt__attention_sizes(g, n);
+                    if (rounds) attention = dt__max(attention, dt__gpu_flash_bytes(&a, part));
+                    copies = n->inputs + 2;
+                }
+                if (n->dtype == net->precision) wide = dt__max(wide, 4 * copies * dt__count(n));
             }
         }
-    return bytes + 2 * longest + attention;
+    return bytes + 2 * longest + attention + wide;
 }
 /* Do the plans of all ranks that share a GPU fit into what it has left? All ranks reach the same answer. */
 static dt_result dt__check_gpus(dt_trainer *t)
