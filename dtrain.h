@@ -2807,6 +2807,7 @@ typedef int32_t dt__i4 __attribute__((vector_size(16)));
 #define DT__LEADS 1        /* in a block of threads: the first warp alone */
 #define DT__SYNC ((void)0) /* between a scalar read of memory and a vector's write, or the other way round: H7, CUDA */
 
+/* The kernels of one instruction set. */
 typedef struct dt__kernels {
     const char *name;
     struct dt__device *device; /* where tensors are and ops run; NULL: the host */
@@ -12753,7 +12754,7 @@ static int32_t dt__chains_print(dt__text *text, const dt__fusion *f, const dt_gr
     dt__source_add(text, "/* a * b + c rounded once.", "/* ---- Philox4x32-10");
     dt__text_add(text, "#define DT__ISA %s\n", !strcmp(k->name, "avx512") ? "2" : !strcmp(k->name, "avx2") ? "1" :
                  !strcmp(k->name, "neon") ? "3" : "0");
-    dt__source_add(text, "/* A dt_dtype: bytes;", "typedef struct dt__kernels {");
+    dt__source_add(text, "/* A dt_dtype: bytes;", "/* The kernels of one");
     dt__source_add(text, "/* ---- vectors: the same text", "static float DT__K(dt__row_dot)(");
     dt__source_add(text, "/* ---- conversions of storage types", "/* n numbers, rounded in place");
     dt__source_add(text, "typedef uint16_t DT__K(dt__vs)", "/* out (n) of type `to`");
