@@ -26,6 +26,13 @@
  *     H200, GPT-2 124M, 8 x 1024 tokens, exact: 261 ms a step, 187 of them products at 37.5 TFLOP/s
  *       products at 300 TFLOP/s (tf32): 97 ms, 2.7 times as fast; 76 % of that is not products
  *       products at 650 TFLOP/s (bf16): 85 ms, 3.1 times as fast; 87 % of that is not products
+ *     TFLOP/s by data sheets, dense        GB  lanes fp32  tensor tf32   fp16   bf16  tensor / lanes
+ *       p3     V100                        16        15.7            -    125      -             8.0
+ *       g4dn   T4                          16         8.1            -     65      -             8.0
+ *       p4d    A100                        40        19.5          156    312    312            16.0
+ *       p4de   A100                        80        19.5          156    312    312            16.0
+ *       p5     H100                        80        67.0          495    989    989            14.8
+ *       p5en   H200                       141        67.0          495    989    989            14.8
  *     ok: exact is one hash anywhere, fast is near it
  *
  * Predict first: which of the five lines are the same on a GPU and on a CPU? Do two kinds of GPUs agree on the others?
@@ -87,6 +94,26 @@ static void with_tensor_cores(const char *name, double rate)
            name, step, 261 / step, 100 * other / step);
 }
 
+/* What exactness can cost at most: the quotient of the rates of tensor cores and lanes. */
+static void data_sheets(void)
+{
+    static const struct {
+        const char *instance, *gpu;
+        double gb, lanes, tf32, fp16, bf16; /* 0: not there */
+    } of[] = {{"p3", "V100", 16, 15.7, 0, 125, 0},       {"g4dn", "T4", 16, 8.1, 0, 65, 0},
+              {"p4d", "A100", 40, 19.5, 156, 312, 312},  {"p4de", "A100", 80, 19.5, 156, 312, 312},
+              {"p5", "H100", 80, 67, 495, 989, 989},     {"p5en", "H200", 141, 67, 495, 989, 989}};
+    printf("TFLOP/s by data sheets, dense        GB  lanes fp32  tensor tf32   fp16   bf16  tensor / lanes\n");
+    for (int i = 0; i < 6; i++) {
+        const double rate[3] = {of[i].tf32, of[i].fp16, of[i].bf16};
+        printf("  %-6s %-22s %6.0f %11.1f", of[i].instance, of[i].gpu, of[i].gb, of[i].lanes);
+        for (int k = 0; k < 3; k++)
+            if (rate[k] > 0) printf(" %*.0f", k ? 6 : 12, rate[k]);
+            else printf(" %*s", k ? 6 : 12, "-");
+        printf(" %15.1f\n", of[i].fp16 / of[i].lanes);
+    }
+}
+
 int main(int argc, char **argv)
 {
     const char *device = "cuda";
@@ -117,6 +144,7 @@ int main(int argc, char **argv)
     if (r) return fprintf(stderr, "101_exact_or_fast: %s\n", dt_last_error()), dt_exit_code(r);
     printf("H200, GPT-2 124M, 8 x 1024 tokens, exact: 261 ms a step, 187 of them products at 37.5 TFLOP/s\n");
     with_tensor_cores("tf32", 300), with_tensor_cores("bf16", 650);
+    data_sheets();
     if (!good) return fprintf(stderr, "FAILED: another hash, or too far from exact\n"), 1;
     return printf("ok: exact is one hash anywhere, fast is near it\n"), 0;
 }

@@ -29,7 +29,7 @@
  * Exercise: draw a step: 06_train --data text.txt --recompute full --timeline t.json shows a rank's work, RECOMPUTE
  *     and all.
  *
- * Read on: 44_fit.c for the same formulas at 70 billion weights, 50_pipeline_by_hand.c for models cut over ranks. */
+ * Read on: 44_fit.c for the same formulas at 70 billion weights, 102_copy_and_compute.c for offload on a GPU. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "planned.h"

@@ -23,7 +23,7 @@
  * Predict first: rank 1 dies at every start. How many processes are started with --max-restarts 3?
  * Exercise: let the job save a checkpoint before rank 1 dies, and read it at the second start.
  *
- * Read on: README.md, the list of programs; 78_elastic.c for going on with fewer ranks. */
+ * Read on: 100_roofline.c, the next chapter; 78_elastic.c for going on with fewer ranks. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <signal.h>
