@@ -10510,34 +10510,30 @@ static int dt__gpu_enter(dt__cuda *d)
     dt__gpu = d;
     return 1;
 }
+/* A call of the driver, unless the device has failed. */
+#define DT__GPU(call, doing) if (dt__gpu_enter(d)) (void)dt__gpu_failed(d, d->f.cu##call, doing)
 static void dt__gpu_wait(dt__cuda *d)
 {
     if (dt__gpu_enter(d) && d->nccl) (void)dt__nccl_await(d, NULL, dt__gpu_stream, 1e9); /* a peer may fail */
-    if (dt__gpu_enter(d))
-        (void)dt__gpu_failed(d, d->f.cuStreamSynchronize(d->stream[dt__gpu_stream]), "a kernel or a copy");
+    DT__GPU(StreamSynchronize(d->stream[dt__gpu_stream]), "a kernel or a copy");
 }
 
 /* The number of a mark after all that a stream has queued by now. A later mark of the stream may take its event. */
 static int64_t dt__gpu_mark(dt__cuda *d, int stream)
 {
     int64_t n;
-    int code = 0;
     void **event;
     pthread_mutex_lock(&d->lock);
     n = d->marks[stream]++, event = &d->mark[stream][n % DT__GPU_MARKS];
-    if (dt__gpu_enter(d)) {
-        if (!*event) code = d->f.cuEventCreate(event, DT__GPU_NO_TIMES);
-        (void)dt__gpu_failed(d, code ? code : d->f.cuEventRecord(*event, d->stream[stream]), "an event");
-    }
+    if (!*event) DT__GPU(EventCreate(event, DT__GPU_NO_TIMES), "an event");
+    DT__GPU(EventRecord(*event, d->stream[stream]), "an event");
     pthread_mutex_unlock(&d->lock);
     return n;
 }
 /* Lets what stream `to` queues from now on wait for a mark of stream `from`. */
 static void dt__gpu_await(dt__cuda *d, int to, int from, int64_t mark)
 {
-    if (dt__gpu_enter(d))
-        (void)dt__gpu_failed(d, d->f.cuStreamWaitEvent(d->stream[to], d->mark[from][mark % DT__GPU_MARKS], 0),
-                             "an event");
+    DT__GPU(StreamWaitEvent(d->stream[to], d->mark[from][mark % DT__GPU_MARKS], 0), "an event");
 }
 /* Likewise for all that `from` has queued by now. */
 static void dt__gpu_after(dt__cuda *d, int to, int from) { dt__gpu_await(d, to, from, dt__gpu_mark(d, from)); }
@@ -10577,8 +10573,7 @@ static void *dt__gpu_attach(dt__device *is, int kind, void *host, int64_t bytes)
         code = d->f.cuMemsetD32Async(at, 0, (size_t)(b.bytes / 4), d->stream[DT__GPU_OPS]);
     }
     pthread_mutex_lock(&d->lock);
-    room = !code && dt__reserve((void **)&d->block, d->blocks, &d->blocks_room, d->blocks + 1, (int64_t)sizeof b,
-                                "blocks of the GPU's memory");
+    room = !code && DT__RESERVE(d->block, d->blocks, d->blocks_room, d->blocks + 1, "blocks of the GPU's memory");
     if (room) d->block[d->blocks++] = b;
     pthread_mutex_unlock(&d->lock);
     if (!room) dt__gpu_release(d, &b);
@@ -10604,38 +10599,46 @@ static void dt__gpu_detach(dt__device *is, void *mem)
     if (b.bytes) dt__gpu_release(d, &b);
 }
 
+/* Copies n floats between the GPU's memory and the host's, or inside of one. Only pinned memory may get them later. */
+static void dt__gpu_copy(dt__cuda *d, int stream, float *to, const float *from, int64_t n)
+{
+    dt__gpu_block there = dt__gpu_find(d, to, 0), here = dt__gpu_find(d, from, 0);
+    size_t bytes = 4 * (size_t)n;
+    int write = there.mem != there.host, read = here.mem != here.host, code = 0; /* the GPU's memory */
+    void *on = d->stream[stream];
+    if (!n || !dt__gpu_enter(d)) return;
+    if (write && read) code = d->f.cuMemcpyDtoDAsync_v2(dt__gpu_at(to), dt__gpu_at(from), bytes, on);
+    else if (write) code = d->f.cuMemcpyHtoDAsync_v2(dt__gpu_at(to), from, bytes, on);
+    else if (read) code = d->f.cuMemcpyDtoHAsync_v2(to, dt__gpu_at(from), bytes, on);
+    (void)dt__gpu_failed(d, code, "a copy");
+    if (!write && !(read && there.bytes)) dt__gpu_wait(d);
+    if (!write && !read && to != from) memmove(to, from, bytes);
+}
 static float *dt__gpu_download(dt__device *is, const void *mem, int64_t n)
 {
     dt__cuda *d = (dt__cuda *)(void *)is;
     dt__gpu_block b = dt__gpu_find(d, mem, 0);
-    char *host = b.bytes ? b.host + ((const char *)mem - b.mem) : (char *)(uintptr_t)mem;
-    if (!n || !b.bytes) return (float *)(void *)host;
-    if (d->nccl) dt__gpu_wait(d); /* the copy below could not be given up */
-    if (b.mem != b.host && dt__gpu_enter(d))
-        (void)dt__gpu_failed(d, d->f.cuMemcpyDtoHAsync_v2(host, dt__gpu_at(mem), 4 * (size_t)n,
-                                                          d->stream[dt__gpu_stream]), "a copy to the host");
-    dt__gpu_wait(d);
-    return (float *)(void *)host;
+    float *host = (float *)(void *)(b.bytes ? b.host + ((const char *)mem - b.mem) : (char *)(uintptr_t)mem);
+    if (n && b.bytes && (b.mem == b.host || d->nccl)) dt__gpu_wait(d); /* not in the copy: a peer may fail */
+    if (b.mem != b.host) dt__gpu_copy(d, dt__gpu_stream, host, (const float *)mem, n);
+    return host;
 }
 static float *dt__gpu_upload(dt__device *is, const void *host, int64_t n)
 {
     dt__cuda *d = (dt__cuda *)(void *)is;
     dt__gpu_block b = dt__gpu_find(d, host, 1);
-    char *mem = b.bytes ? b.mem + ((const char *)host - b.host) : (char *)(uintptr_t)host;
+    float *mem = (float *)(void *)(b.bytes ? b.mem + ((const char *)host - b.host) : (char *)(uintptr_t)host);
     DT__ADD(&d->writes, 1);
-    if (n && mem != host && dt__gpu_enter(d))
-        (void)dt__gpu_failed(d, d->f.cuMemcpyHtoDAsync_v2(dt__gpu_at(mem), host, 4 * (size_t)n,
-                                                          d->stream[dt__gpu_stream]), "a copy from the host");
-    return (float *)(void *)mem;
+    if (mem != host) dt__gpu_copy(d, dt__gpu_stream, mem, (const float *)host, n);
+    return mem;
 }
 
 static int64_t dt__gpu_room(dt__device *is, char id[16])
 {
     dt__cuda *d = (dt__cuda *)(void *)is;
     size_t bytes = 0, total;
-    int code = dt__gpu_enter(d) ? d->f.cuMemGetInfo_v2(&bytes, &total) : 0;
-    if (!code && !d->is.failed) code = d->f.cuDeviceGetUuid_v2(id, d->gpu);
-    (void)dt__gpu_failed(d, code, "telling how much memory it has left");
+    DT__GPU(MemGetInfo_v2(&bytes, &total), "telling its memory");
+    DT__GPU(DeviceGetUuid_v2(id, d->gpu), "telling its name");
     return (int64_t)bytes;
 }
 /* Where collectives read and write n words of tensor memory when GPUs exchange them: in place, but pinned memory. */
@@ -10653,9 +10656,9 @@ static void dt__gpu_go(dt__cuda *d, void *kernel, void *arguments, int64_t x, in
     void *list[1];
     list[0] = arguments;
     if (kernel != d->recast) d->work++;
-    if (x > 0 && dt__gpu_enter(d))
-        (void)dt__gpu_failed(d, d->f.cuLaunchKernel(kernel, (unsigned)x, (unsigned)y, (unsigned)z, (unsigned)threads, 1,
-                                                    1, (unsigned)shared, d->stream[dt__gpu_stream], list, NULL), doing);
+    if (x > 0)
+        DT__GPU(LaunchKernel(kernel, (unsigned)x, (unsigned)y, (unsigned)z, (unsigned)threads, 1, 1, (unsigned)shared,
+                             d->stream[dt__gpu_stream], list, NULL), doing);
 }
 
 #define DT__CU(call) if (!failed && !r) failed = d->f.cu##call
@@ -10731,8 +10734,7 @@ static float *dt__gpu_operand(dt__cuda *d, dt__recast *a, int side, int weight, 
     void *at;
     for (int64_t i = 0; weight && i < d->weights && !o; i++)
         if (!memcmp(&d->weight[i].of, a, sizeof *a)) o = &d->weight[i];
-    if (!o && weight && dt__reserve((void **)&d->weight, d->weights, &d->weights_room, d->weights + 1,
-                                    (int64_t)sizeof *o, "weights in 16 bits"))
+    if (!o && weight && DT__RESERVE(d->weight, d->weights, d->weights_room, d->weights + 1, "weights in 16 bits"))
         o = (dt__operand *)memset(&d->weight[d->weights++], 0, sizeof *o), o->made = -1;
     if (!o) o = &d->side[side];
     fresh = o->made == now && o->room && !memcmp(&o->of, a, sizeof *a);
@@ -10781,8 +10783,7 @@ static const dt__product *dt__gpu_product(dt__cuda *d, const int64_t key[8], con
     int count = 0, failed;
     for (p = d->product; p < d->product + d->products; p++)
         if (!memcmp(p->key, key, sizeof p->key)) return p;
-    if (!dt__reserve((void **)&d->product, d->products, &d->products_room, d->products + 1, (int64_t)sizeof *p,
-                     "products")) return NULL;
+    if (!DT__RESERVE(d->product, d->products, d->products_room, d->products + 1, "products")) return NULL;
     p = (dt__product *)memset(&d->product[d->products++], 0, sizeof *p);
     memcpy(p->key, key, sizeof p->key);
 #define DT__LT(call) if (!failed) failed = d->lt.cublasLt##call
@@ -10918,21 +10919,6 @@ static void dt__gpu_attention(dt_pool *pool, const dt__attention *attention)
                          "attention");
 }
 
-/* Copies n floats between the GPU's memory and the host's, or inside of one. Only pinned memory may get them later. */
-static void dt__gpu_copy(dt__cuda *d, int stream, float *to, const float *from, int64_t n)
-{
-    dt__gpu_block there = dt__gpu_find(d, to, 0), here = dt__gpu_find(d, from, 0);
-    size_t bytes = 4 * (size_t)n;
-    int write = there.mem != there.host, read = here.mem != here.host, code = 0; /* the GPU's memory */
-    void *on = d->stream[stream];
-    if (!n || !dt__gpu_enter(d)) return;
-    if (write && read) code = d->f.cuMemcpyDtoDAsync_v2(dt__gpu_at(to), dt__gpu_at(from), bytes, on);
-    else if (write) code = d->f.cuMemcpyHtoDAsync_v2(dt__gpu_at(to), from, bytes, on);
-    else if (read) code = d->f.cuMemcpyDtoHAsync_v2(to, dt__gpu_at(from), bytes, on);
-    (void)dt__gpu_failed(d, code, "a copy");
-    if (!write && !(read && there.bytes)) dt__gpu_wait(d);
-    if (!write && !read && to != from) memmove(to, from, bytes);
-}
 static int64_t dt__gpu_move(dt__device *is, float *to, const float *from, int64_t n)
 {
     dt__cuda *d = (dt__cuda *)(void *)is;
@@ -11010,21 +10996,15 @@ static dt__gpu_graph dt__gpu_graph_of(dt__cuda *d, const dt_graph *g)
     if (!found.at && dt__gpu_enter(d)) {
         bytes = dt__gpu_image(g, NULL, 0, NULL);
         image = (char *)dt__alloc(bytes, "a graph for the GPU");
-        found.g = g, found.number = g->number, found.count = g->count, found.nodes = (dt__node *)dt__copied(g->nodes, nodes);
-        if (!image || !found.nodes ||
-            !dt__reserve((void **)&d->graph, d->graphs, &d->graphs_room, d->graphs + 1, (int64_t)sizeof found,
-                         "graphs of the GPU") ||
-            dt__gpu_failed(d, d->f.cuMemAlloc_v2(&found.at, (size_t)bytes), "copying a graph"))
-            found.at = 0;
-        else {
-            int code;
+        found.g = g, found.number = g->number, found.count = g->count;
+        found.nodes = (dt__node *)dt__copied(g->nodes, nodes);
+        if (image && found.nodes && DT__RESERVE(d->graph, d->graphs, d->graphs_room, d->graphs + 1, "graphs of a GPU"))
+            DT__GPU(MemAlloc_v2(&found.at, (size_t)bytes), "copying a graph");
+        if (found.at) {
             (void)dt__gpu_image(g, image, found.at, found.nodes);
-            code = d->f.cuMemcpyHtoDAsync_v2(found.at, image, (size_t)bytes, d->stream[DT__GPU_OPS]);
-            if (!code) code = d->f.cuStreamSynchronize(d->stream[DT__GPU_OPS]);
-            (void)dt__gpu_failed(d, code, "copying a graph");
+            DT__GPU(MemcpyHtoDAsync_v2(found.at, image, (size_t)bytes, d->stream[DT__GPU_OPS]), "copying a graph");
             d->graph[d->graphs++] = found;
-        }
-        if (!found.at) dt__free(found.nodes);
+        } else dt__free(found.nodes);
         dt__free(image);
     }
     pthread_mutex_unlock(&d->lock);
