@@ -3240,9 +3240,12 @@ DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
 }
 
 /* Elements [i, i + k) of the rows at p0, p1, p2 and of the result at out. */
+#ifndef DT__ROW_AT
+#define DT__ROW_AT(p) dt__v_loadn(p + i, k)
+#endif
 #define DT__ROW_LOAD \
-    const dt__vf a = dt__v_loadn(p0 + i, k), b = dt__v_loadn(p1 + i, k), c = dt__v_loadn(p2 + i, k); \
-    dt__vf y = dt__v_loadn(old + i, k); \
+    const dt__vf a = DT__ROW_AT(p0), b = DT__ROW_AT(p1), c = DT__ROW_AT(p2); \
+    dt__vf y = DT__ROW_AT(old); \
     (void)a, (void)b, (void)c, (void)y;
 
 /* The passes of a row op. Lanes of a reduction begin at `start` and become `update` of r, for elements that exist. */
@@ -9231,12 +9234,13 @@ DT__IF_LANES(dt__vi, dt__vi, >=)
 DT__REAL_LANES(dt__vf, dt__vi)
 DT__REAL_LANES(dt__vd, dt__vl)
 #define __builtin_convertvector(x, type) type((float)(x).v)
-DT__INLINE float dt__get(const float *p);
-DT__INLINE void dt__put(float *p, float x);
-DT__INLINE dt__vf dt__v_load(const float *p) { return dt__get(p + DT__LANE); }
-DT__INLINE void dt__v_store(float *p, dt__vf x) { dt__put(p + DT__LANE, x.v); }
-DT__INLINE dt__vf dt__v_loadn(const float *p, int64_t n) { return DT__LANE < n ? dt__get(p + DT__LANE) : 0.0f; }
-DT__INLINE void dt__v_storen(float *p, dt__vf x, int64_t n) { if (DT__LANE < n) dt__put(p + DT__LANE, x.v); }
+DT__INLINE float dt__get(const float *p, int64_t i);
+DT__INLINE void dt__put(float *p, int64_t i, float x);
+DT__INLINE dt__vf dt__v_load(const float *p) { return dt__get(p, DT__LANE); }
+DT__INLINE void dt__v_store(float *p, dt__vf x) { dt__put(p, DT__LANE, x.v); }
+DT__INLINE dt__vf dt__v_loadn(const float *p, int64_t n) { return DT__LANE < n ? dt__get(p, DT__LANE) : 0.0f; }
+DT__INLINE void dt__v_storen(float *p, dt__vf x, int64_t n) { if (DT__LANE < n) dt__put(p, DT__LANE, x.v); }
+#define DT__ROW_AT(p) dt__vf(DT__LANE < k ? dt__get(p, i + DT__LANE) : 0.0f)
 DT__INLINE dt__vf dt__v_set(float x) { return x; }
 DT__INLINE dt__vi dt__v_seti(int x) { return x; }
 DT__INLINE dt__vf dt__v_fma(dt__vf a, dt__vf b, dt__vf c) { return fmaf(a.v, b.v, c.v); }
@@ -9253,7 +9257,7 @@ DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return a.v < b.v ? a.v : b.v; 
             DT__ROW_LOAD \
             result[e] = expression; \
         } \
-        DT__EACH(e, 4) dt__v_storen(out + begin + e * DT__W, result[e], n - begin - e * DT__W); \
+        DT__EACH(e, 4) if (begin + e * DT__W + DT__LANE < n) dt__put(out, begin + e * DT__W + DT__LANE, result[e].v); \
     }
 /* An array of one vector holds a thread's own lane. */
 #define DT__LANES 1
@@ -9291,7 +9295,7 @@ static void dt__copy(float *to, const float *from, int64_t n)
         (void)least; \
         return (float)dt__vd(expression).v; \
     }
-#define DT__MAP_LOAD(p, step) dt__vf((p) && DT__LANE < n - i ? dt__get((p) + (step) * (i + DT__LANE)) : 0.0f)
+#define DT__MAP_LOAD(p, step) dt__vf((p) && DT__LANE < n - i ? dt__get(p, (step) * (i + DT__LANE)) : 0.0f)
 #define DT__MAP_STORE(p, x)   dt__v_storen(p + i, x, n - i)
 /* Operands are loaded a vector ahead of the store, so that a warp does not wait for one before it asks for the next. */
 #define DT__CASE_OPERANDS(op, mask, expression) \
@@ -9304,7 +9308,7 @@ static void dt__copy(float *to, const float *from, int64_t n)
             i += DT__W; \
             a = DT__OPERAND(mask, DT__IN_A), b = DT__OPERAND(mask, DT__IN_B); \
             y = DT__OPERAND(mask, DT__IN_Y), dy = DT__OPERAND(mask, DT__IN_D); \
-            dt__v_storen(out + i - DT__W, result, n - i + DT__W); \
+            if (DT__LANE < n - i + DT__W) dt__put(out, i - DT__W + DT__LANE, result.v); \
         } \
         (void)b, (void)y, (void)dy; \
     } break;
@@ -9315,36 +9319,36 @@ static void dt__copy(float *to, const float *from, int64_t n)
 #define DT__TYPE(p)    ((int)((uintptr_t)(p) >> 60))
 #define DT__ADDRESS(p) ((uintptr_t)(p) << 4 >> 5)
 #ifdef __CUDA_ARCH__
-/* One load and no branch, so that many are under way: of the word that holds the 16 bits. */
-DT__INLINE float dt__get(const float *p)
-{
-    const int type = DT__TYPE(p);
-    const uintptr_t at = type ? DT__ADDRESS(p) : (uintptr_t)p;
-    const uint32_t word = *(const uint32_t *)(at & ~(uintptr_t)3), high = at & 2 ? word & 0xffff0000u : word << 16;
-    float x = __uint_as_float(type ? high : word), half;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(half) : "h"((uint16_t)(high >> 16)));
-    return type == DT_F16 ? half : x;
-}
 #define DT__NARROW(half, x, type) \
     if (type == DT_BF16) asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(x)); \
     else asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(x))
 #else
-DT__INLINE float dt__get(const float *p)
-{
-    const int type = DT__TYPE(p);
-    return type ? dt__v_widen_cuda((int)*(const uint16_t *)DT__ADDRESS(p), &dt__format_of[type]).v : *p;
-}
 #define DT__NARROW(half, x, type) half = (uint16_t)dt__v_narrow_cuda(x, &dt__format_of[type]).v
 #endif
-DT__INLINE void dt__put(float *p, float x)
+/* Number i from p on, by one load and no branch, so that many are under way: of the word that holds the 16 bits. What p
+ * says of the type is found before a loop over i. */
+DT__INLINE float dt__get(const float *p, int64_t i)
+{
+    const int type = DT__TYPE(p);
+    const uintptr_t at = (type ? DT__ADDRESS(p) : (uintptr_t)p) + (uintptr_t)i * (type ? 2 : 4);
+#ifdef __CUDA_ARCH__
+    const uint32_t word = *(const uint32_t *)(at & ~(uintptr_t)3), half = at & 2 ? word & 0xffff0000u : word << 16;
+    float x;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(x) : "h"((uint16_t)(half >> 16)));
+    return type == DT_F16 ? x : __uint_as_float(type ? half : word);
+#else
+    return type ? dt__v_widen_cuda((int)*(const uint16_t *)at, &dt__format_of[type]).v : *(const float *)at;
+#endif
+}
+DT__INLINE void dt__put(float *p, int64_t i, float x)
 {
     uint16_t half;
     if (!DT__TYPE(p)) {
-        *p = x;
+        p[i] = x;
         return;
     }
     DT__NARROW(half, x, DT__TYPE(p));
-    *(uint16_t *)DT__ADDRESS(p) = half;
+    ((uint16_t *)DT__ADDRESS(p))[i] = half;
 }
 static void dt__map_cuda(int op, float *out, const float *const in[3], const int step[3], int64_t n, float scalar)
 {
@@ -9700,17 +9704,16 @@ static void dt__column_block(int op, float *chain, const float *p0, const float 
     DT__SHARED(float, y, DEEP * 32);
     DT__SHARED(float, s, 2 * DEEP);
     const int t = (int)threadIdx.x, all = (int)rows;
-    const int64_t first = t / 32 * ld + DT__LANE;
-    const float *from_x = p0 + first, *from_y = p1 + first;
+    int64_t from = t / 32 * ld + DT__LANE;
     float next_x[8] = {}, next_y[8] = {}, next_s = 0.0f;
     dt__vf r = t < cols ? chain[t] : 0.0f;
     __syncthreads();
     for (int at = 0; at < all + DEEP; at += DEEP) {
         const int left = DT__LANE < cols ? all - at - t / 32 : 0;
         DT__EACH(e, 8) {
-            if (16 * e < left) next_x[e] = dt__get(from_x);
-            if (16 * e < left && p1) next_y[e] = dt__get(from_y);
-            from_x += 16 * ld, from_y += 16 * ld;
+            if (16 * e < left) next_x[e] = dt__get(p0, from);
+            if (16 * e < left && p1) next_y[e] = dt__get(p1, from);
+            from += 16 * ld;
         }
         if (stats && t < 2 * dt__min(DEEP, all - at)) next_s = stats[2 * (int64_t)at + t];
         if (t < 32) for (int i = 0, n = (int)dt__min(DEEP, all + DEEP - at); at && i < n;)
@@ -9831,7 +9834,7 @@ DT__KERNEL(dt__entropy_fast_launch, dt__launch, 256)
     float top = least, sum = 0.0f, v[8], other;
     for (int64_t at = threadIdx.x; at < n; at += 8 * 256) {
         const float last = top;
-        DT__EACH(e, 8) v[e] = at + 256 * e < n ? dt__get(x + at + 256 * e) : least;
+        DT__EACH(e, 8) v[e] = at + 256 * e < n ? dt__get(x, at + 256 * e) : least;
         DT__EACH(e, 8) top = v[e] > top ? v[e] : top;
         sum = sum * dt__v_exp(last - top).v;
         DT__EACH(e, 8) sum = sum + dt__v_exp(v[e] - top).v;
@@ -9846,7 +9849,7 @@ DT__KERNEL(dt__entropy_fast_launch, dt__launch, 256)
     }
     if (!DT__LEADS) return;
     dt__entropy_part(&c, 0)[r] = top, dt__entropy_part(&c, 1)[r] = sum;
-    dt__entropy_part(&c, 2)[r] = target >= 0 && target < n ? dt__get(x + target) : -0.0f;
+    dt__entropy_part(&c, 2)[r] = target >= 0 && target < n ? dt__get(x, target) : -0.0f;
     dt__entropy_part(&c, 3)[r] = 0.0f; /* without smoothing */
     DT__SYNC;
     dt__entropy_loss(&c, r);
