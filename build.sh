@@ -662,6 +662,7 @@ command_cuda_text() {
 # The programs of tests/gpu_check.py, built side by side; libraries of CUDA that the loader does not know are named.
 command_gpu_check() {
     local parts=() json=$build/gpu/check.json stand_in=0 into=$build/gpu name of found jobs=()
+    local programs=(gpu_kernels gpu_fast gpu_attention train one_hash)
     while [ $# -gt 0 ]; do
         case $1 in
         --stand-in) stand_in=1 ;;
@@ -675,8 +676,10 @@ command_gpu_check() {
     have python3 || die "gpu-check is written in Python: apt-get install python3"
     mkdir -p "$into/cache"
     choose_compiler
-    for name in gpu_kernels gpu_fast gpu_attention train one_hash; do
+    [ $stand_in = 1 ] || programs+=(100_roofline 101_exact_or_fast 102_copy_and_compute)
+    for name in "${programs[@]}"; do
         of=tests/$name.c
+        [ -e "$of" ] || of=examples/$name.c
         [ $name != train ] || of=examples/06_train.c
         [ $name != one_hash ] || of=examples/32_one_hash.c
         $CC -std=gnu11 -O2 -DDT_CUDA -I. -Iexamples "$of" -o "$into/$name" -lm -lpthread -ldl &

@@ -87,6 +87,11 @@ def check():
     for ranks in (1,) if STAND_IN else (1, 4):
         got, said = hash_of(f"{BUILD}/one_hash --device cuda --ranks {ranks} --quiet", 300)
         row("check", f"the README's hash on {ranks} rank{'s' if ranks > 1 else ''}", "ok" if got == readme else "fail", detail="" if got == readme else said[-200:])
+    for name in () if STAND_IN else ("100_roofline", "101_exact_or_fast", "102_copy_and_compute"):
+        status, out, err = run(f"{BUILD}/{name}", 60)
+        good = not status and "no GPU" not in out
+        row("check", f"examples/{name}.c", "ok" if good else "fail", detail="" if good else (out + err)[-300:])
+        print("".join(f"  {line}\n" for line in out.splitlines()), end="")
 
 
 def sanitize():
