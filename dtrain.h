@@ -9974,9 +9974,9 @@ template <int HALF> DT__INLINE void dt__flash_pack(const dt__flash &f)
         DT__EACH(i, 8) DT__EACH(j, 2) {
             const int64_t r = first + 8 * i;
             const int there = r < rows && c + j < a.d;
-            x[i][j] = there ? dt__get(from + r * ld + c + j) : 0.0f;
+            x[i][j] = there ? dt__get(from, r * ld + c + j) : 0.0f;
             if (which == 3 && there)
-                dot[i] = fmaf(x[i][j], dt__get(a.o + (row + r) * a.ldo + head * a.d + c + j), dot[i]);
+                dot[i] = fmaf(x[i][j], dt__get(a.o, (row + r) * a.ldo + head * a.d + c + j), dot[i]);
         }
         DT__EACH(i, 8)
             *(uint32_t *)(f.x[which] + (padded + 8 * i) * f.width + c) = dt__pair<HALF>(x[i][0], x[i][1]);
@@ -10156,9 +10156,9 @@ template <int HALF, int KIND, int D, int M, int N> DT__INLINE void dt__flash_til
             const int64_t c = 8 * n + lane % 4 * 2 + e, to = own * a.d + c;
             const float one = acc[0][m][n][2 * h + e], two = acc[KEYS][m][n][2 * h + e] * scale;
             if (c >= a.d) continue;
-            if (KEYS) dt__put(a.dk + key_row * a.lddk + to, one), dt__put(a.dv + key_row * a.lddk + to, two);
-            else if (BACK) dt__put(a.dq + row * a.lddq + to, one);
-            else dt__put(a.o + row * a.ldo + to, two);
+            if (KEYS) dt__put(a.dk, key_row * a.lddk + to, one), dt__put(a.dv, key_row * a.lddk + to, two);
+            else if (BACK) dt__put(a.dq, row * a.lddq + to, one);
+            else dt__put(a.o, row * a.ldo + to, two);
         }
     }
 }
