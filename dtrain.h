@@ -9117,11 +9117,11 @@ typedef struct dt__verb_args {
     dt__verb v;
     dt__update u;
 } dt__verb_args;
-/* A matrix (rows,cols) to be copied to another type. */
+/* A matrix (rows,cols) to be copied to another type. pad: zeros make both multiples of 8. */
 typedef struct dt__recast {
     const float *x;
     float *out;
-    int64_t rows, cols, ld, out_ld;
+    int64_t rows, cols, ld, out_ld, pad;
 } dt__recast;
 /* Attention by tensor cores (R19): q, k, v and dO as numbers of 16 bits (b heads, rows, width), and for each query log2
  * of what exp(score) is divided by, and scale dO . O. Rows are padded to 128 with zeros, the width is 64 or 128. */
@@ -9854,24 +9854,34 @@ DT__KERNEL(dt__entropy_fast_launch, dt__launch, 256)
     DT__SYNC;
     dt__entropy_loss(&c, r);
 }
-/* Sums of a share of the rows, a.piece of n.i[0], blockIdx.y: fast numerics add these sums afterwards. */
+/* Sums of a share of the rows, a.piece of n.i[0], blockIdx.y, in 16 parts: fast numerics add these sums afterwards. */
 DT__KERNEL(dt__column_share_launch, dt__launch, 512)
 {
+    DT__SHARED(float, sums, 512);
     const int64_t cols = a.total, begin = blockIdx.x * 32, first = blockIdx.y * a.piece, n = dt__min(32, cols - begin);
+    const int64_t all = dt__min(a.piece, a.n.i[0] - first), each = dt__ceil_div(all, 16);
+    const int64_t part = threadIdx.x / 32 * each, at = (first + part) * cols + begin;
     const float *const *in = a.c.in;
-    float *out = a.c.out + blockIdx.y * cols + begin;
-    if (a.c.fresh && DT__LEADS) dt__fill(out, 0.0f, n);
-    dt__column_block(a.n.op, out, in[0] + first * cols + begin, in[1] ? in[1] + first * cols + begin : NULL,
-                     in[2] ? in[2] + 2 * first : NULL, dt__min(a.piece, a.n.i[0] - first), n, cols);
+    float *own = sums + threadIdx.x / 32 * 32, *out = a.c.out + blockIdx.y * cols + begin + DT__LANE, sum = 0.0f;
+    dt__fill(own, 0.0f, 32);
+    dt__column_cuda(a.n.op, own, in[0] + at, in[1] ? in[1] + at : NULL, in[2] ? in[2] + 2 * (first + part) : NULL,
+                    dt__min(each, all - part), n, cols);
+    __syncthreads();
+    if (!DT__LEADS || DT__LANE >= n) return;
+    if (!a.c.fresh) sum = *out;
+    DT__EACH(w, 16) sum = sum + sums[32 * w + DT__LANE];
+    *out = sum;
 }
 /* A warp copies 256 elements of a row. */
 DT__KERNEL(dt__recast_launch, dt__recast, 256)
 {
-    const int64_t runs = dt__ceil_div(a.cols, 256), row = DT__WARP / runs, begin = DT__WARP % runs * 256;
+    const int64_t wide = dt__round_up(a.cols, 1 + 7 * a.pad), tall = dt__round_up(a.rows, 1 + 7 * a.pad);
+    const int64_t runs = dt__ceil_div(wide, 256), row = DT__WARP / runs, begin = DT__WARP % runs * 256;
+    const int64_t n = row < a.rows ? a.cols - begin : 0;
     dt__vf x[8];
-    if (row >= a.rows) return;
-    DT__EACH(e, 8) x[e] = dt__v_loadn(a.x + row * a.ld + begin + 32 * e, a.cols - begin - 32 * e);
-    DT__EACH(e, 8) dt__v_storen(a.out + row * a.out_ld + begin + 32 * e, x[e], a.cols - begin - 32 * e);
+    if (row >= tall) return;
+    DT__EACH(e, 8) x[e] = dt__v_loadn(a.x + row * a.ld + begin + 32 * e, n - 32 * e);
+    DT__EACH(e, 8) dt__v_storen(a.out + row * a.out_ld + begin + 32 * e, x[e], wide - begin - 32 * e);
 }
 /* dt__some_embed_grad: a warp adds to the rows own, own + warps, .., of the table, in token order. blockIdx.y counts
  * strips of 128 columns. The sum at work, of the row `last`, is in registers. */
@@ -9955,6 +9965,24 @@ DT__INLINE void dt__copy_16(uint32_t to, const void *from)
 }
 DT__INLINE void dt__copy_wait(void) { asm volatile("cp.async.wait_all;" : : : "memory"); }
 #endif
+
+/* GELU, or its gradient where there is a dy, for 2,048 elements: x s, s = 1 / (1 + e^-u). */
+DT__FAST_KERNEL(dt__gelu_fast, dt__launch, 256)
+{
+    const int64_t at = blockIdx.x * 2048 + threadIdx.x;
+    const float *const x = a.c.in[0] + at, *const dy = a.c.in[1];
+    float v[8], g[8];
+    DT__EACH(e, 8) {
+        v[e] = at + 256 * e < a.total ? dt__get(x + 256 * e) : 0.0f;
+        g[e] = dy && at + 256 * e < a.total ? dt__get(dy + at + 256 * e) : 0.0f;
+    }
+    DT__EACH(e, 8) {
+        const float square = v[e] * v[e], u = v[e] * (1.5957691f + 0.0713548f * square);
+        const float s = 1.0f / (1.0f + dt__exp2(-1.44269504f * u)), slope = 1.5957691f + 0.2140645f * square;
+        if (at + 256 * e < a.total)
+            dt__put(a.c.out + at + 256 * e, dy ? g[e] * (s + v[e] * s * (1.0f - s) * slope) : v[e] * s);
+    }
+}
 
 /* Rows of q, k, v, dO (blockIdx.z) in 16 bits, 64 of a head by a block of 8 warps; with dO the statistics. */
 template <int HALF> DT__INLINE void dt__flash_pack(const dt__flash &f)
@@ -10467,7 +10495,7 @@ typedef struct dt__cuda {
     dt__driver f;
     int gpu, arch, processors;
     void *context, *stream[DT__GPU_STREAMS], *mark[DT__GPU_STREAMS][DT__GPU_MARKS];
-    void *module[2], *body[DT__BODY_COUNT], *verb, *recast, *tile[DT__TILES];
+    void *module[2], *body[DT__BODY_COUNT], *verb, *recast, *gelu, *tile[DT__TILES];
     void *flash[2][DT__FLASH_PACK + 1]; /* of bf16, of fp16 */
     char name[64];
     pthread_mutex_t lock;
@@ -10697,6 +10725,7 @@ static dt_result dt__gpu_load_fast(dt__cuda *d)
         DT__CU(ModuleGetFunction(kernel, d->module[1], dt__flashes[i / 2].name[i % 2]));
         DT__CU(FuncSetAttribute(*kernel, DT__GPU_DYNAMIC, dt__flashes[i / 2].shared));
     }
+    DT__CU(ModuleGetFunction(&d->gelu, d->module[1], "dt__gelu_fast"));
     (void)dt__gpu_failed(d, failed, "loading its code");
     return r ? r : dt__device_result(&d->k);
 }
@@ -10714,7 +10743,7 @@ static void *dt__gpu_real(const void *x) { return (void *)(dt__gpu_type(x) ? (ui
 static void dt__gpu_recast(dt__cuda *d, const dt__recast *a)
 {
     dt__recast copy = *a;
-    dt__gpu_go(d, d->recast, &copy, dt__ceil_div(a->rows * dt__ceil_div(a->cols, 256), 8), 1, 1, 256, 0, "a cast");
+    dt__gpu_go(d, d->recast, &copy, dt__ceil_div((a->rows + 7) * dt__ceil_div(a->cols + 7, 256), 8), 1, 1, 256, 0, "a cast");
 }
 /* Memory of at least so many bytes; NULL: an error. */
 static void *dt__gpu_grown(dt__cuda *d, dt__operand *o, int64_t bytes)
@@ -10732,7 +10761,7 @@ static void *dt__gpu_grown(dt__cuda *d, dt__operand *o, int64_t bytes)
 static float *dt__gpu_operand(dt__cuda *d, dt__recast *a, int side, int weight, int type, int copy)
 {
     dt__operand *o = NULL;
-    int64_t bytes = (type ? 2 : 4) * a->rows * a->out_ld, now = DT__ADD(&d->writes, 0) + (weight ? 0 : d->work);
+    int64_t bytes = (type ? 2 : 4) * (a->rows + 7 * a->pad) * a->out_ld, now = DT__ADD(&d->writes, 0) + (weight ? 0 : d->work);
     int fresh;
     void *at;
     for (int64_t i = 0; weight && i < d->weights && !o; i++)
@@ -10853,6 +10882,8 @@ static void dt__gpu_gemm(dt_pool *pool, const dt__gemm *of)
     for (int exact = of->dot < DT__DOT_TF32 || of->k < 1; exact < 2; exact++) {
         const float **const x[2] = {&g->b, &g->a};
         int64_t *const outer[2] = {&g->brs, &g->ars}, *const inner[2] = {&g->bcs, &g->acs}, ld[2];
+        int copies = 0;
+        dt__recast back = DT__ZERO;
         a.g = *of;
         for (int i = 0; i < 2 && (g->ars || i == 0); i++) {
             const int turned = *inner[i] != 1;
@@ -10860,22 +10891,26 @@ static void dt__gpu_gemm(dt_pool *pool, const dt__gemm *of)
             r.x = *x[i], r.rows = turned == i ? g->k : i ? g->m : g->n, r.cols = turned == i ? i ? g->m : g->n : g->k;
             ld[i] = r.ld = dt__max(turned ? *inner[i] : *outer[i], r.cols);
             if (dt__gpu_type(r.x) == type[exact]) continue;
-            r.out_ld = ld[i] = dt__round_up(r.cols, 8), *(turned ? inner[i] : outer[i]) = r.out_ld;
+            r.out_ld = ld[i] = dt__round_up(r.cols, 8), r.pad = !exact, copies++;
+            *(turned ? inner[i] : outer[i]) = r.out_ld;
             *x[i] = dt__gpu_operand(d, &r, i, !i && g->round && !exact, type[exact], 1);
         }
-        if (!exact && dt__gpu_fast(d, g, ld, type[0])) return;
+        back.rows = g->m, back.cols = g->n, back.out_ld = dt__round_up(g->n, 4);
+        if (exact ? dt__gpu_type(of->c) : of->ldc % 4 && !of->accumulate && of->m * of->n > 1 << 20) {
+            back.x = g->c = dt__gpu_operand(d, &back, 2, 0, 0, 0), g->ldc = back.ld = back.out_ld;
+            back.out = of->c, back.out_ld = of->ldc;
+        }
+        if (copies == 2 && !exact) g->k = dt__round_up(g->k, 8); /* of zeros */
+        if (!exact && !dt__gpu_fast(d, g, ld, type[0])) continue;
+        if (!g->ars && !g->acs) g->a = (const float *)(uintptr_t)d->one; /* ones, for sums of columns */
+        if (exact)
+            dt__gpu_go(d, d->tile[4 * small + 2 * (g->acs == 1) + (g->brs == 1)], &a,
+                       dt__ceil_div(g->m, side) * dt__ceil_div(g->n, side), 1, 1, 256, DT__GPU_TILE * (small ? 2 : 4),
+                       "a product");
+        if (back.x) dt__gpu_recast(d, &back);
+        return;
     }
-    if (!g->ars && !g->acs) g->a = (const float *)(uintptr_t)d->one; /* ones, for sums of columns */
-    dt__recast r = DT__ZERO;
-    r.rows = g->m, r.cols = r.ld = r.out_ld = g->n;
-    if (dt__gpu_type(g->c)) r.x = g->c = dt__gpu_operand(d, &r, 2, 0, 0, 0), g->ldc = g->n;
-    r.out = of->c, r.out_ld = of->ldc;
-    dt__gpu_go(d, d->tile[4 * small + 2 * (g->acs == 1) + (g->brs == 1)], &a,
-               dt__ceil_div(g->m, side) * dt__ceil_div(g->n, side), 1, 1, 256, DT__GPU_TILE * (small ? 2 : 4),
-               "a product");
-    if (r.x) dt__gpu_recast(d, &r);
 }
-/* Bytes of what attention by tensor cores keeps: of q, k, v, dO and statistics, rounded up to whole tiles. */
 static int64_t dt__gpu_flash_bytes(const dt__attention *a, int64_t bytes[5])
 {
     const int64_t rows = a->b * a->h * dt__round_up(a->t, 128), keys = a->b * a->hk * dt__round_up(a->s, 128);
@@ -11054,6 +11089,10 @@ static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__s
         b = &dt__bodies[i = DT__BODY_COUNT - 2], a.piece = 1;
     if (body == dt__some_column_op && c->env->dot >= DT__DOT_TF32 && !c->slices) {
         dt__gpu_shares(d, c, &a);
+        return;
+    }
+    if ((c->n->op == DT__OP_GELU || c->n->op == DT__OP_GELU_GRAD0) && c->env->dot > DT__DOT_TF32) {
+        dt__gpu_go(d, d->gelu, &a, dt__ceil_div(total, 2048), 1, 1, 256, 0, "GELU");
         return;
     }
     if (b->each) x = dt__ceil_div(dt__ceil_div(total, a.piece), b->threads / b->each);
@@ -23944,6 +23983,7 @@ static int64_t dt__gpu_needs(const dt_trainer *t)
                     if (rounds) attention = dt__max(attention, dt__gpu_flash_bytes(&a, part));
                     copies = n->inputs + 2;
                 }
+                if (rounds && n->op == DT__OP_MATMUL && dt__cols(n) % 4) wide = dt__max(wide, 4 * dt__count(n));
                 if (n->dtype == net->precision) wide = dt__max(wide, 4 * copies * dt__count(n));
             }
         }

@@ -70,7 +70,7 @@ static int product(int dot, int64_t m, int64_t n, int64_t depth, int ta, int tb,
 int main(int argc, char **argv)
 {
     static const int64_t small[][3] = {{1, 1, 1},    {3, 5, 7},     {17, 33, 65}, {64, 64, 64},
-                                       {50, 129, 8}, {96, 257, 31}, {1, 96, 48},  {40, 1, 72}};
+                                       {50, 129, 8}, {96, 257, 31}, {1, 96, 48},  {40, 1, 72},  {1031, 1027, 9}};
     static const int64_t large[][3] = {{8192, 2304, 768}, {8192, 768, 768}, {8192, 3072, 768}, {8192, 768, 3072},
                                        {2048, 50304, 768}, {2048, 50257, 768}, {4096, 4096, 4096}};
     const int quick = argc > 1 && !strcmp(argv[1], "small");
@@ -82,7 +82,7 @@ int main(int argc, char **argv)
     if (!(kind = k->device->dot(k->device, 0))) return printf("%s\n", dt_last_error()), 1;
     printf("%s\n", k->device->name);
     for (int dot = DT__DOT_TF32; dot <= DT__DOT_FP16; dot++)
-        for (int i = 0; i < 8; i++)
+        for (int i = 0; i < 9; i++)
             for (int how = 0; how < 4; how++) {
                 const int64_t *s = small[i];
                 good &= product(dot, s[0], s[1], s[2], how & 1, how >> 1, how | (i % 2 ? 4 : 0), 0);
