@@ -213,9 +213,9 @@ static void speed(const shape *c, int format)
         for (int i = 0; i < times; i++) compute(job);
         dt__gpu_wait((dt__cuda *)(void *)k->device);
         start = (dt__now() - start) / times;
-        printf("%s %s B %jd H %jd/%jd D %jd T %jd%s%s: %.3f ms, %.0f TFLOP/s\n", back ? "backward" : "forward ",
+        printf("row\tattention %s %s B%jd H%jd/%jd D%jd T%jd%s%s\t%.3f\tTFLOP/s\t%.3f ms\n", back ? "backward" : "forward",
                format == DT_F16 ? "fp16" : "bf16", c->b, c->h, c->hk, c->d, c->t, c->causal ? " causal" : "",
-               c->drop > 0.0 ? " dropout" : "", 1e3 * start, unit * (back ? 2.5 : 1.0) / start / 1e12);
+               c->drop > 0.0 ? " dropout" : "", unit * (back ? 2.5 : 1.0) / start / 1e12, 1e3 * start);
     }
     release();
 }

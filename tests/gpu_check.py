@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 BUILD, JSON, STAND_IN, PARTS = sys.argv[1], sys.argv[2], sys.argv[3] == "1", sys.argv[4:]
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -48,23 +49,36 @@ def run(command, limit=100):
         return 124, out, err + f"stopped after {limit} s"
 
 
-def program(part, name, command, limit=100):
-    """The rows that a program prints; those that say ok become one."""
+def rows_of(name, command, limit=100):
+    """The rows that a program prints, and what it prints besides; rows that say ok become one."""
     status, out, err = run(command, limit)
-    good = 0
+    found, good = [], 0
     for line in out.splitlines():
-        field = line.split("\t")
-        if field[0] != "row":
-            continue
-        if len(field) > 3:
-            row(part, field[1], "", float(field[2]), field[3])
-        elif field[2] == "ok":
+        field = line.split("\t") + [""] * 3
+        if field[0] == "row" and re.fullmatch(r"[-0-9.e+]+", field[2]):
+            found.append((field[1], "", float(field[2]), field[3], field[4]))
+        elif field[0] == "row" and field[2] == "ok" or line.startswith("ok "):
             good += 1
-        else:
-            row(part, field[1], "fail")
-    if good or status or "row\t" not in out:
-        row(part, f"{name}: {good} right" if good else name, "fail" if status else "ok", detail=err.strip()[-300:] if status else "")
+        elif field[0] == "row" or line.startswith("not ok "):
+            found.append((field[1] or line, "fail", None, "", field[3]))
+    if good or status or not found:
+        found.append((f"{name}: {good} right" if good else name, "fail" if status else "ok", None, "", err.strip()[-300:] if status else ""))
+    return found, out
+
+
+def program(part, name, command, limit=100):
+    found, out = rows_of(name, command, limit)
+    for line in found:
+        row(part, *line)
     return out
+
+
+def together(part, jobs):
+    """The rows of functions that run at a time, in the order of the functions."""
+    with ThreadPoolExecutor(1 if STAND_IN else 8) as pool:
+        for found in pool.map(lambda job: job(), jobs):
+            for line in found:
+                row(part, *line)
 
 
 def hash_of(command, limit=100):
@@ -73,49 +87,57 @@ def hash_of(command, limit=100):
     return (found.group(0) if found and not status else None), out + err
 
 
+def equal(name, want, got, said):
+    return [(name, "ok" if want and got == want else "fail", None, "", "" if want and got == want else said[-200:])]
+
+
+def layout(options):
+    shape = "--steps 2 --sequence 32 --layers 1" if STAND_IN else "--steps 3 --sequence 64"
+    options = f"--data {data} {shape} --warmup 1 --batch 4 --data-shards 2 --threads 2 {QUIET} {options}"
+    want, _ = hash_of(f"{BUILD}/train {options} --device cpu")
+    return want, *hash_of(f"{BUILD}/train {options} --device cuda")
+
+
+def lesson(name):
+    status, out, err = run(f"{BUILD}/{name}", 60)
+    good = not status and "no GPU" not in out
+    return [(f"examples/{name}.c", "ok" if good else "fail", None, "", "" if good else (out + err)[-300:])]
+
+
 def check():
-    size = "small" if STAND_IN else ""
-    program("check", "products and attention, bits of the CPU", f"{BUILD}/gpu_kernels check {size}")
-    program("check", "fast products against doubles", f"{BUILD}/gpu_fast {size or 'check'}")
-    program("check", "fast attention against doubles", f"{BUILD}/gpu_attention {size or 'check'}", 60)
-    for layout in LAYOUTS:
-        shape = "--steps 2 --sequence 32 --layers 1" if STAND_IN else "--steps 3 --sequence 64"
-        options = f"--data {data} {shape} --warmup 1 --batch 4 --data-shards 2 --threads 2 {QUIET} {layout}"
-        want, _ = hash_of(f"{BUILD}/train {options} --device cpu")
-        got, said = hash_of(f"{BUILD}/train {options} --device cuda")
-        row("check", f"hash of the CPU: {layout}", "ok" if want and got == want else "fail", detail="" if got == want else said[-200:])
-    for ranks in (1,) if STAND_IN else (1, 4):
-        got, said = hash_of(f"{BUILD}/one_hash --device cuda --ranks {ranks} --quiet", 300)
-        row("check", f"the README's hash on {ranks} rank{'s' if ranks > 1 else ''}", "ok" if got == readme else "fail", detail="" if got == readme else said[-200:])
-    for name in () if STAND_IN else ("100_roofline", "101_exact_or_fast", "102_copy_and_compute"):
-        status, out, err = run(f"{BUILD}/{name}", 60)
-        good = not status and "no GPU" not in out
-        row("check", f"examples/{name}.c", "ok" if good else "fail", detail="" if good else (out + err)[-300:])
-        print("".join(f"  {line}\n" for line in out.splitlines()), end="")
+    jobs = [lambda: rows_of("products and attention, bits of the CPU", f"{BUILD}/gpu_kernels check {'small' if STAND_IN else ''}")[0],
+            lambda: rows_of("fast products against doubles", f"{BUILD}/gpu_fast")[0],
+            lambda: rows_of("fast attention against doubles", f"{BUILD}/gpu_attention")[0]]
+    jobs += [lambda o=o: equal(f"hash of the CPU: {o}", *layout(o)) for o in LAYOUTS]
+    jobs += [lambda n=n: equal(f"the README's hash, ranks: {n}", readme, *hash_of(f"{BUILD}/one_hash --device cuda --ranks {n} --quiet", 300))
+             for n in ((1,) if STAND_IN else (1, 4))]
+    jobs += [lambda n=n: lesson(n) for n in (() if STAND_IN else ("100_roofline", "101_exact_or_fast", "102_copy_and_compute"))]
+    together("check", jobs)
+
+
+def sanitized(name, how):
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    title = f"compute-sanitizer {name}{', fast' if how else ''}"
+    if STAND_IN or not os.path.exists(tool):
+        return [(title, f"not run: {'no GPU is here' if STAND_IN else 'compute-sanitizer is not installed'}")]
+    options = f"--data {data} --steps 2 --warmup 1 --batch 2 --data-shards 1 --sequence 32 --model nano --layers 1 --threads 1 {QUIET} --device cuda"
+    status, out, err = run(f"{tool} --tool {name} --error-exitcode 9 {BUILD}/train {options} {how}", 60)
+    text = out + err
+    if "SUMMARY" not in text:
+        return [(title, f"not run: {text.strip()[-160:] or 'it does not start'}")]
+    clean = not status and re.search(r"SUMMARY: 0 (errors|hazards)", text)
+    return [(title, "ok" if clean else "fail", None, "", "" if clean else text[-300:])]
 
 
 def sanitize():
-    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
-    options = f"--data {data} --steps 2 --warmup 1 --batch 2 --data-shards 1 --sequence 32 --model nano --layers 1 --threads 1 {QUIET} --device cuda"
-    for name in ("memcheck", "racecheck", "synccheck", "initcheck"):
-        for how in ("", "--numerics fast --precision bf16"):
-            title = f"compute-sanitizer {name}{', fast' if how else ''}"
-            if STAND_IN or not os.path.exists(tool):
-                row("sanitize", title, f"not run: {'no GPU is here' if STAND_IN else 'compute-sanitizer is not installed'}")
-                continue
-            status, out, err = run(f"{tool} --tool {name} --error-exitcode 9 {BUILD}/train {options} {how}", 60)
-            text = out + err
-            if "ERROR SUMMARY" not in text and "RACECHECK SUMMARY" not in text:
-                row("sanitize", title, f"not run: {text.strip()[-160:] or 'it does not start'}")
-            else:
-                clean = not status and re.search(r"SUMMARY: 0 (errors|hazards)", text)
-                row("sanitize", title, "ok" if clean else "fail", detail="" if clean else text[-300:])
+    together("sanitize", [lambda t=t, h=h: sanitized(t, h) for t in ("memcheck", "racecheck", "synccheck", "initcheck")
+                          for h in ("", "--numerics fast --precision bf16")])
 
 
 def speed():
     program("speed", "kernels", f"{BUILD}/gpu_kernels speed {'small' if STAND_IN else ''}")
-    for what in ("gpu_fast", "gpu_attention"):
-        program("speed", what, f"{BUILD}/{what} {'small' if STAND_IN else 'speed'}")
+    for what in () if STAND_IN else ("gpu_fast", "gpu_attention"):
+        program("speed", what, f"{BUILD}/{what} speed")
     shape = SMALL if STAND_IN else BIG
     for name, how in (("exact", ""), ("fast, bf16", "--precision bf16 --numerics fast")):
         out = program("speed", f"step, {name}", f"{BUILD}/gpu_kernels profile --data {data} {shape} {QUIET} --device cuda {how}", 120)
