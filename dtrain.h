@@ -15971,30 +15971,20 @@ static void dt__nccl_close(dt__cuda *d)
         if (d->room[i]) dt__gpu_detach(&d->is, d->room[i]);
 }
 
-/* Do all ranks have NCCL and a GPU of their own? Then GPUs exchange tensors from now on, on that many threads. Else
- * `why` (size bytes) says what is missing. Collective. */
-static dt_result dt__nccl_join(dt_comm *c, const dt__kernels *k, int threads, char *why, size_t size)
+/* Lets GPUs exchange tensors from now on, on that many threads, if all ranks have NCCL. Else `why` says what is missing.
+ * Every rank has a GPU of its own. Collective. */
+static dt_result dt__nccl_join(dt_comm *c, const dt__kernels *k, int threads, char why[200])
 {
     static const char *const files[] = {"libnccl.so.2", NULL};
     static const char *const names[] = {DT__NCCL(DT__CALL_NAME) "ncclGetLastError"};
-    char own[32] = "", *all = (char *)dt__alloc((int64_t)sizeof own * c->size, "the GPUs of all ranks");
-    dt__cuda *d = k->device && k->device->close == dt__gpu_close ? (dt__cuda *)(void *)k->device : NULL;
-    dt_result r = all ? DT_OK : DT_E_MEMORY;
-    if (getenv("NCCL_HOSTID")) DT__PRINT(own, "%.15s", getenv("NCCL_HOSTID")); /* NCCL tells machines apart by it */
-    if (d) (void)dt__gpu_room(&d->is, own + 16);
-    if (!r) r = dt_all_gather(c, (float *)(void *)own, (float *)(void *)all, (int64_t)sizeof own / 4);
-    if (!r && !d) r = dt__error(DT_E_SYSTEM, "rank %d has no GPU", c->rank);
-    if (!r) r = dt__library_load("DT_NCCL_LIBRARY", files, "NCCL (libnccl)", names, DT__NCCL_COUNT, &d->n);
-    for (int p = 0; p < c->rank && !r; p++)
-        if (!memcmp(own, all + (int64_t)sizeof own * p, sizeof own))
-            r = dt__error(DT_E_SYSTEM, "ranks %d and %d share a GPU", p, c->rank);
+    dt__cuda *d = (dt__cuda *)(void *)k->device;
+    dt_result r = dt__library_load("DT_NCCL_LIBRARY", files, "NCCL (libnccl)", names, DT__NCCL_COUNT, &d->n);
     for (int i = 0; i < threads && !r; i++)
         if (!(d->room[i] = (float *)dt__gpu_attach(&d->is, DT__DEVICE, NULL, 4 * DT__NCCL_ROOM))) r = dt__thread.code;
-    dt__free(all);
     r = dt_comm_agree(c, r);
     if (!r) d->comm = c, d->is.direct = dt__gpu_direct;
     if (!r || c->failed) return r;
-    return snprintf(why, size, "%s", dt_last_error()), DT_OK;
+    return snprintf(why, 200, "%s", dt_last_error()), DT_OK;
 }
 
 /* Is this memory of a GPU, on which NCCL works? */
@@ -21712,23 +21702,17 @@ static dt_result dt__engine_connect(dt__engine *e)
     dt_comm *const all[] = {e->expert, e->tensor, e->context, w->group ? w->group : w->data, w->replicas,
                             x->group ? x->group : x->data, x->replicas};
     const int pp = e->p.shape.pipe.stages, cp = e->p.mesh.size[DT_AXIS_CONTEXT];
+    int steps = 2; /* to the next stage, or to all that may share a parameter */
     dt_result r = DT_OK;
     for (int i = 0; i < 7 && !r; i++)
         r = dt__nccl_open(all[i], e->k, 0, i > 2 && e->p.shape.overlap ? DT__GPU_COMM : DT__GPU_OPS);
     for (int step = 1; step < cp && !r; step++) r = dt__nccl_open(e->context, e->k, step, DT__GPU_SENDS);
     if (pp > 1 && !r) r = dt__nccl_open(e->out[1].comm, e->k, pp - 1, DT__GPU_SENDS + 1);
-    for (int step = 1; step < pp && !r; step++) { /* to the next stage, and to those that share a parameter */
-        int used = step == 1;
-        for (const dt__net_param *p = e->p.net.params; p < e->p.net.params + e->p.net.param_count; p++)
-            for (int s = 0; s < pp; s++)
-                used |= p->uses > 1 && dt__stage_uses(p, s) && dt__stage_uses(p, (s + step) % pp);
-        if (used) r = dt__nccl_open(e->out[0].comm, e->k, step, DT__GPU_SENDS + 2);
-    }
+    for (int32_t i = 0; i < e->p.net.param_count; i++)
+        if (e->p.net.params[i].uses > 1) steps = pp;
+    for (int step = 1; step < steps && pp > 1 && !r; step++) r = dt__nccl_open(e->out[0].comm, e->k, step, DT__GPU_SENDS + 2);
     return r;
 }
-#else
-#define dt__engine_connect(e) DT_OK
-#define dt__nccl_join(c, k, n, why, b) DT_OK
 #endif
 
 static int64_t dt__engine_threads(const dt_layout *l, const dt_comm *c)
@@ -21819,8 +21803,7 @@ static dt_result dt__engine_open(dt__engine *e)
     dt_result r = dt__layout_end(&e->p);
     e->env.peers.combine = dt__engine_combine, e->env.peers.exchange = dt__engine_exchange;
     e->env.peers.message = dt__engine_slices, e->env.peers.user = e;
-    if (!r) r = dt__engine_comms(e);
-    return r ? r : dt__engine_connect(e);
+    return r ? r : dt__engine_comms(e);
 }
 
 static void dt__engine_close(dt__engine *e)
@@ -24003,11 +23986,13 @@ static dt_result dt__check_gpus(dt_trainer *t)
     if (d && d->room) own.has = d->room(d, own.id), own.needs = dt__gpu_needs(t);
     if (!(all = DT__NEW(struct gpu, ranks, "the GPUs of all ranks"))) return DT_E_MEMORY;
     r = dt_all_gather(t->comm, (const float *)(const void *)&own, (float *)(void *)all, (int64_t)sizeof own / 4);
-    for (int p = 0; p < ranks && !r && !t->layout.no_memory_check; p++) {
+    for (int p = 0; p < ranks && !r; p++) {
         int64_t needed = 0, sharing = 0;
         for (int q = 0; q < ranks; q++)
             if (!memcmp(all[q].id, all[p].id, sizeof own.id)) needed += all[q].needs, sharing++;
-        if (needed > all[p].has)
+        if (!all[p].has || (sharing > 1 && !getenv("NCCL_HOSTID"))) /* by which NCCL tells machines apart */
+            DT__PRINT(t->by_host, "rank %d has no GPU of its own", p);
+        if (needed > all[p].has && !t->layout.no_memory_check)
             r = dt__error(DT_E_MEMORY, "the GPU of rank %d has %.1f MB left, and its ranks (%jd) need %.1f MB: use a "
                           "smaller model, sequence or micro-batch, --recompute full, --offload, or fewer ranks on it "
                           "(--no-memory-check starts all the same)", p, (double)all[p].has / 1e6, sharing,
@@ -24157,10 +24142,9 @@ static void dt__trainer_banner(const dt_trainer *t)
              r->numerics == DT_FAST ? "fast numerics" : "exact",
              p->net.precision == DT_BF16 ? " fp32 sums of bf16" : p->net.precision ? " fp32 sums of fp16" : "",
              t->peak_gflops);
-    if (t->e.k->device && ranks > 1)
-        dt__tell("         %s computes; GPUs exchange %s%s\n", t->e.k->device->name,
-                 t->e.k->device->direct ? "by NCCL" : "through the host: ", t->by_host);
-    else if (t->e.k->device) dt__tell("         %s computes\n", t->e.k->device->name);
+    if (t->e.k->device)
+        dt__tell("         %s computes%s%s\n", t->e.k->device->name, ranks == 1 ? "" : t->e.k->device->direct
+                 ? "; GPUs exchange by NCCL" : "; GPUs exchange through the host: ", t->by_host);
     else if (t->on_cpu[0]) dt__tell("         on the CPU: %s\n", t->on_cpu);
     if ((double)threads > cores + 0.99)
         dt__tell("         %jd threads share %.3g cores: %s\n", threads, cores,
@@ -24261,8 +24245,6 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     dt_result r;
     t->generator.logits = dt__logits_segment(&e->p.net, words, t->recipe.model.vocabulary);
     if (t->generator.logits < 0) t->layout.output.sample_length = 0;
-    r = t->comm->size > 1 ? dt__nccl_join(t->comm, e->k, 1 + e->p.shape.overlap, t->by_host, sizeof t->by_host) : DT_OK;
-    if (r) return r;
     r = dt__engine_open(e);
     t->layout.overlap = e->p.shape.overlap ? DT_OVERLAP_ON : DT_OVERLAP_OFF;
     if (!r && t->layout.output.sample_length) r = dt__generator_open(&t->generator, e, t->recipe.sequence);
@@ -24271,6 +24253,8 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     r = dt__check_memory(t, 0);
 #if defined(DT_CUDA) && defined(__ELF__)
     if (!r) r = dt__check_gpus(t);
+    if (!r && t->comm->size > 1 && !*t->by_host) r = dt__nccl_join(t->comm, e->k, 1 + e->p.shape.overlap, t->by_host);
+    if (!r) r = dt__engine_connect(e);
 #endif
     if (!r) r = dt__trainer_allocate(t);
     if (!r) dt__trainer_draw(t);

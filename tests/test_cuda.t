@@ -202,7 +202,7 @@ for (drawn(3, @between)) {
     cmp_ok($groups || 0, '>=', $least, "  in $least groups of calls or more");
     unlike("$out$error", qr/stand-in: .*not/, '  and nothing is left behind');
 }
-for (["$many STAND_IN_GPUS=1" => qr/through the host: ranks 0 and 1\s+share a GPU/], ["$many DT_NCCL_LIBRARY=/nowhere.so" => qr/through the host: NCCL\s+\(libnccl\)\s+cannot\s+be\s+loaded/]) {
+for (["$many STAND_IN_GPUS=1" => qr/through the host: rank \d\s+has\s+no\s+GPU\s+of\s+its\s+own/], ["$many DT_NCCL_LIBRARY=/nowhere.so" => qr/through the host: NCCL\s+\(libnccl\)\s+cannot\s+be\s+loaded/]) {
     my ($bad, $out) = train($_->[0], '--model nano --layers 1 --ranks 2 --steps 1 --device cuda');
     like($out, $_->[1], '  else through the host');
 }
