@@ -106,7 +106,7 @@
  *     R16  Random numbers follow from seed, purpose, step, sample and element, never from the rank.
  *     R17  Hashes and full checkpoints hold whole tensors without padding, in one order.
  *     R18  16-bit precision rounds at fixed places of the graph. Sums, master weights, their gradients stay fp32.
- *     R19  Fast numerics may change the order of sums in 16-bit products, in one way per kind of processor.
+ *     R19  Fast numerics may change the order of sums in 16-bit products, on GPUs also of others and between ranks.
  *
  * LIMITS. GPUs were emulated only; sums in fp32 only, also of 16-bit operands (recipe.precision). Below trainer and
  * launcher nothing prints, exits or aborts. What neither a run nor a program's own loop uses is in examples/. */
@@ -10359,7 +10359,8 @@ typedef struct dt__nccl_config {
     X(ncclCommGetAsyncError, (void *, int *)) X(ncclCommFinalize, (void *)) X(ncclCommDestroy, (void *)) \
     X(ncclCommAbort, (void *)) X(ncclGroupStart, (void)) X(ncclGroupEnd, (void)) \
     X(ncclSend, (const void *, size_t, int, int, void *, void *)) \
-    X(ncclRecv, (void *, size_t, int, int, void *, void *))
+    X(ncclRecv, (void *, size_t, int, int, void *, void *)) \
+    X(ncclAllReduce, (const void *, void *, size_t, int, int, void *, void *))
 typedef struct dt__nccl_calls {
     DT__NCCL(DT__CALL_FIELD)
     const char *(*ncclGetLastError)(void *);
@@ -10514,6 +10515,7 @@ typedef struct dt__cuda {
     dt__nccl_calls n;
     struct dt__nccl *nccl; /* communicators between GPUs, newest first */
     float *room[2];        /* of each thread: parts of sums between GPUs */
+    int sums;              /* NCCL's own sums will do (R19) */
     struct dt_comm *comm;  /* all ranks */
 } dt__cuda;
 static __thread dt__cuda *dt__gpu; /* whose context is this thread's */
@@ -15973,7 +15975,7 @@ static void dt__nccl_close(dt__cuda *d)
 
 /* Lets GPUs exchange tensors from now on, on that many threads, if all ranks have NCCL. Else `why` says what is missing.
  * Every rank has a GPU of its own. Collective. */
-static dt_result dt__nccl_join(dt_comm *c, const dt__kernels *k, int threads, char why[200])
+static dt_result dt__nccl_join(dt_comm *c, const dt__kernels *k, int threads, int fast, char why[200])
 {
     static const char *const files[] = {"libnccl.so.2", NULL};
     static const char *const names[] = {DT__NCCL(DT__CALL_NAME) "ncclGetLastError"};
@@ -15982,7 +15984,7 @@ static dt_result dt__nccl_join(dt_comm *c, const dt__kernels *k, int threads, ch
     for (int i = 0; i < threads && !r; i++)
         if (!(d->room[i] = (float *)dt__gpu_attach(&d->is, DT__DEVICE, NULL, 4 * DT__NCCL_ROOM))) r = dt__thread.code;
     r = dt_comm_agree(c, r);
-    if (!r) d->comm = c, d->is.direct = dt__gpu_direct;
+    if (!r) d->comm = c, d->is.direct = dt__gpu_direct, d->sums = fast;
     if (!r || c->failed) return r;
     return snprintf(why, 200, "%s", dt_last_error()), DT_OK;
 }
@@ -16066,6 +16068,14 @@ static dt_result dt__nccl_reduce(dt_comm *c, const dt__reduction *x)
         longest = dt__max(longest, c->length[p] = x->cut[p + 1] - x->cut[p]);
     }
     if (x->all) sum = x->all + x->cut[me];
+    if (dt__gpu->sums && x->op == DT_SUM && x->all && most == 1) { /* the addends lie where the sums go */
+        const dt__nccl *n = dt__nccl_begin(c, -1);
+        if (n) (void)dt__gpu->n.ncclAllReduce(x->all, x->all, (size_t)x->cut[c->size], DT__NCCL_F32, 0, n->handle,
+                                              dt__gpu->stream[n->stream]);
+        for (int p = 0; p < c->size; p++)
+            if (p != me) dt__count_sent(c, p, c->length[p] + c->length[me]);
+        return dt__nccl_end(n);
+    }
     width = DT__NCCL_ROOM / parts / 32 * 32;
     for (int64_t at = 0, n; at < longest && !r; at += width) {
         int depth = 0;
@@ -24154,8 +24164,9 @@ static void dt__trainer_banner(const dt_trainer *t)
                "%d), and --accumulation each for several micro-batches\n", p->shape.zero, r->data_shards, dp);
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     if (r->numerics == DT_FAST)
-        printf("fast     products %s%s; every other sum is exact\n", dt__dot_names[t->e.env.dot],
-               t->e.env.dot < DT__DOT_TF32 ? "" : ", sums of columns and cross-entropies by shares");
+        printf("fast     products %s%s; every other sum%s is exact\n", dt__dot_names[t->e.env.dot],
+               t->e.env.dot < DT__DOT_TF32 ? "" : ", sums of columns and cross-entropies by shares",
+               t->e.k->device && t->e.k->device->direct ? " but those of NCCL" : "");
     if (r->numerics == DT_FAST && t->e.k->device && t->on_cpu[0]) dt__tell("         %s\n", t->on_cpu);
     if (dt__mesh_crosses(&p->mesh, t->comm))
         printf("warning: tensor groups span several nodes, so that every block waits for four all-reduces over the "
@@ -24253,7 +24264,8 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     r = dt__check_memory(t, 0);
 #if defined(DT_CUDA) && defined(__ELF__)
     if (!r) r = dt__check_gpus(t);
-    if (!r && t->comm->size > 1 && !*t->by_host) r = dt__nccl_join(t->comm, e->k, 1 + e->p.shape.overlap, t->by_host);
+    if (!r && t->comm->size > 1 && !*t->by_host) r = dt__nccl_join(t->comm, e->k, 1 + e->p.shape.overlap,
+                                                                         t->recipe.numerics == DT_FAST, t->by_host);
     if (!r) r = dt__engine_connect(e);
 #endif
     if (!r) r = dt__trainer_allocate(t);

@@ -202,6 +202,9 @@ for (drawn(3, @between)) {
     cmp_ok($groups || 0, '>=', $least, "  in $least groups of calls or more");
     unlike("$out$error", qr/stand-in: .*not/, '  and nothing is left behind');
 }
+($status, $out, $error) = train($many, '--model nano --layers 1 --ranks 2 --numerics fast --device cuda');
+like($out, qr/every other sum but those of NCCL is exact/, 'fast: NCCL adds');
+ok(abs(loss($out) - loss((train('', '--model nano --layers 1 --ranks 2 --device cpu'))[1])) < 1e-3, '  near to exact numerics') or diag("$out$error");
 for (["$many STAND_IN_GPUS=1" => qr/through the host: rank \d\s+has\s+no\s+GPU\s+of\s+its\s+own/], ["$many DT_NCCL_LIBRARY=/nowhere.so" => qr/through the host: NCCL\s+\(libnccl\)\s+cannot\s+be\s+loaded/]) {
     my ($bad, $out) = train($_->[0], '--model nano --layers 1 --ranks 2 --steps 1 --device cuda');
     like($out, $_->[1], '  else through the host');
