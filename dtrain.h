@@ -11075,7 +11075,6 @@ static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__s
     dt__gpu_graph g = dt__gpu_graph_of(d, c->g);
     dt__launch a = DT__ZERO;
     int i = dt__body_of(body);
-    const uintptr_t at = (uintptr_t)c->n - (uintptr_t)c->g->nodes; /* beyond them: a node that an op has made */
     int64_t x, y = 1, each = 1;
     const struct dt__body *b = &dt__bodies[i];
     DT_ASSERT(i < DT__BODY_COUNT); /* dt__gpu_supports */
@@ -11083,7 +11082,7 @@ static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__s
     a.c = *c, a.n = *c->n, a.env = *c->env;
     a.c.g = (const dt_graph *)(uintptr_t)g.at, a.c.n = NULL, a.c.env = NULL;
     if (c->strided) a.strided = *c->strided;
-    if (at < sizeof *c->n * (size_t)c->g->count) a.n.table = g.nodes[at / sizeof *c->n].table;
+    if (a.n.table) a.n.table = g.nodes[c->n - c->g->nodes].table;
     /* Runs so long that all warps run at a time: what precedes the first item costs as much as some hundred items. */
     if (b->each == 32) each = dt__ceil_div(total, (int64_t)d->processors * DT__FILL);
     a.total = total, a.piece = b->each > 1 && grain == 4096 ? dt__round_up(each, 32) : grain == 64 ? 32 : each;
