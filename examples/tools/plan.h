@@ -402,14 +402,16 @@ static inline int plan_cut(plan *p, double tp, double pp, double n, int recomput
 }
 static inline int plan_try_cuts(plan *p, double n)
 {
-    double heads = p->shape.layers > 0 ? p->shape.heads : 0, most = 1, gpus = n * p->type->count;
-    while (2 * most <= p->type->count && (heads <= 0 || fmod(heads, 2 * most) == 0)) most *= 2;
-    if (!plan_fits(p, most, floor(gpus / most), 1, 0, 1)) return 0;
+    double layers = p->shape.layers, heads = layers > 0 ? p->shape.heads : 0, tp = 1, stages, least;
+    while (2 * tp <= p->type->count && (heads <= 0 || fmod(heads, 2 * tp) == 0)) tp *= 2;
+    stages = floor(n * p->type->count / tp), least = floor(plan_states(p, tp, 1, 1, 0) / (cost_usable * p->type->gb));
+    if (layers > 0) stages = fmin(stages, layers);
+    if (!plan_fits(p, tp, stages, 1, 0, 1)) return 0;
     for (int recompute = 0; recompute < 2; recompute++) {
-        for (double tp = 2; tp <= most; tp *= 2)
-            if (plan_cut(p, tp, 1, n, recompute)) return 1;
-        for (double pp = 2; pp <= gpus / most; pp++)
-            if (plan_cut(p, most, pp, n, recompute)) return 1;
+        for (double few = 2; few <= tp; few *= 2)
+            if (plan_cut(p, few, 1, n, recompute)) return 1;
+        for (double pp = fmax(2, least); pp <= stages; pp++)
+            if (plan_cut(p, tp, pp, n, recompute)) return 1;
     }
     return 0;
 }
@@ -419,14 +421,25 @@ static inline int plan_try_stages(plan *p, double n)
     return plan_cut(p, p->type->count, n, n, 0) || plan_cut(p, p->type->count, n, n, 1);
 }
 
-/* The fewest nodes on which `try` finds a layout in time; if none is in time, the most; 0: nothing fits. */
+/* The fewest nodes on which `try_on` finds a layout in time; if none is in time, the most; 0: nothing fits. Nodes that
+ * cannot hold the states, or are late at their efficiency, are not tried. */
 static inline int plan_scale(plan *p, int (*try_on)(plan *, double))
 {
-    double last = 0;
-    for (double n = p->least; n <= p->most; n++) {
-        if (!try_on(p, n)) continue;
-        if (!plan_late(p, plan_hours(p, n * p->type->count, n))) return 1;
-        last = n;
+    double g = p->type->count, held = plan_states(p, 1, 1, 1, 0) / (cost_usable * p->type->gb * g), last = 0;
+    double need = p->ref_hours * p->ref_gpus / (p->deadline * g * plan_or(p->j, in_node_eff, 0.9)),
+           same = p->ref_gpus / g;
+    int missed = 0;
+    if (isnan(held) || try_on == plan_try_replicas) held = 0;
+    for (double n = fmax(p->least, floor(held)); n <= p->most && missed < 4096; n++) {
+        if (!try_on(p, n)) missed++;
+        else if (!plan_late(p, plan_hours(p, n * g, n))) return 1;
+        else {
+            last = n;
+            if (same > n && same < need && same <= p->most && same == floor(same) && !plan_late(p, p->ref_hours) &&
+                try_on(p, same))
+                return 1;
+            n = fmax(n, fmin(p->most - 1, ceil(need) - 2));
+        }
     }
     if (last > 0) try_on(p, last);
     return last > 0;
