@@ -9973,14 +9973,14 @@ DT__FAST_KERNEL(dt__gelu_fast, dt__launch, 256)
     const float *const x = a.c.in[0] + at, *const dy = a.c.in[1];
     float v[8], g[8];
     DT__EACH(e, 8) {
-        v[e] = at + 256 * e < a.total ? dt__get(x + 256 * e) : 0.0f;
-        g[e] = dy && at + 256 * e < a.total ? dt__get(dy + at + 256 * e) : 0.0f;
+        v[e] = at + 256 * e < a.total ? dt__get(x, 256 * e) : 0.0f;
+        g[e] = dy && at + 256 * e < a.total ? dt__get(dy, at + 256 * e) : 0.0f;
     }
     DT__EACH(e, 8) {
         const float square = v[e] * v[e], u = v[e] * (1.5957691f + 0.0713548f * square);
         const float s = 1.0f / (1.0f + dt__exp2(-1.44269504f * u)), slope = 1.5957691f + 0.2140645f * square;
         if (at + 256 * e < a.total)
-            dt__put(a.c.out + at + 256 * e, dy ? g[e] * (s + v[e] * s * (1.0f - s) * slope) : v[e] * s);
+            dt__put(a.c.out, at + 256 * e, dy ? g[e] * (s + v[e] * s * (1.0f - s) * slope) : v[e] * s);
     }
 }
 
