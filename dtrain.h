@@ -11112,7 +11112,7 @@ static int dt__gpu_half(const dt_graph *g, const dt__node *n, int32_t id)
     int kind = dt__op_of(n->op)->class_of;
     return kind != DT__CLASS_MOVE && g->nodes[dt__root(g, id)].dtype == g->precision ? g->precision : 0;
 }
-/* Attention by the exact tiles reads and writes fp32 copies of 16-bit values. */
+/* Attention by the exact tiles, or over context slices, reads and writes fp32 copies of 16-bit values. */
 static void dt__gpu_run(const dt__call *c)
 {
     dt__cuda *d = (dt__cuda *)(void *)c->env->k->device;
@@ -11122,7 +11122,7 @@ static void dt__gpu_run(const dt__call *c)
     int copies = dt__op_of(c->n->op)->domain == DT__OVER_ATTENTION, half;
     if (copies) {
         dt__attention a = dt__attention_sizes(c->g, c->n);
-        a.dot = env.dot, copies = !dt__gpu_flashes(&a);
+        a.dot = env.dot, copies = c->g->context_shards || !dt__gpu_flashes(&a);
     }
     for (int i = 0; i <= c->n->inputs; i++) { /* the last: the result */
         const int32_t id = i < c->n->inputs ? c->n->in[i] : (int32_t)(c->n - c->g->nodes);
