@@ -23958,8 +23958,8 @@ static dt_result dt__check_memory(dt_trainer *t, int allocated)
 static int64_t dt__gpu_needs(const dt_trainer *t)
 {
     const dt__net *net = &t->e.p.net, *end = t->generator.net + DT__GENERATOR_NETS;
-    int rounds = t->recipe.numerics == DT_FAST && net->precision;
-    int64_t bytes = rounds ? 2 * t->e.p.store.param_floats : 0, longest = 0, attention = 0, wide = 0;
+    int fast = t->recipe.numerics == DT_FAST, rounds = fast && net->precision;
+    int64_t bytes = fast * DT__LT_ROOM + rounds * 2 * t->e.p.store.param_floats, longest = 0, attention = 0, wide = 0;
     for (const dt_row *row = t->row; row < t->row + t->rows; row++)
         if (row->kind == DT__DEVICE || row->kind == DT__STAGED) bytes += row->most;
     for (; net < end; net = net == &t->e.p.net ? t->generator.net : net + 1)
