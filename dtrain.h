@@ -106,7 +106,7 @@
  *     R16  Random numbers follow from seed, purpose, step, sample and element, never from the rank.
  *     R17  Hashes and full checkpoints hold whole tensors without padding, in one order.
  *     R18  16-bit precision rounds at fixed places of the graph. Sums, master weights, their gradients stay fp32.
- *     R19  Fast numerics may change the order of sums in 16-bit products, on GPUs also of others and between ranks.
+ *     R19  Fast numerics may change the order of sums, on GPUs also of those between ranks, and round more.
  *
  * LIMITS. GPUs were emulated only; sums in fp32 only, also of 16-bit operands (recipe.precision). Below trainer and
  * launcher nothing prints, exits or aborts. What neither a run nor a program's own loop uses is in examples/. */
@@ -669,7 +669,7 @@ typedef enum dt_optimizer_kind { DT_ADAMW, DT_ADAM, DT_SGD, DT_LION } dt_optimiz
  * steps double it. */
 typedef enum dt_precision { DT_PRECISION_FP32, DT_PRECISION_BF16, DT_PRECISION_FP16 } dt_precision;
 /* Exact: every sum has one order, and the bits are the same in every layout. Fast: products of bf16 use AMX, else
- * AVX512-BF16, if all ranks' processors have it (R19): other bits, whose distance on the first batch is printed. */
+ * AVX512-BF16, or on GPUs cuBLASLt, if all ranks have it (R19): other bits, at a distance that is printed. */
 typedef enum dt_numerics { DT_EXACT, DT_FAST } dt_numerics;
 
 /* ---- H11  data, tokenizers ---- */
@@ -13075,7 +13075,7 @@ static const dt__option dt__options[] = {
     DT__RECIPE("loss-scale", "X", REAL, loss_scale, 0, "[0,16777216]",
                "fp16: factor of the loss in backward, a power of two; 0: adapts to what overflows"),
     DT__RECIPE("numerics", "KIND", WORD, numerics, DT_EXACT, "exact,fast",
-               "fast: 16-bit products of the processor; bits depend on what all ranks have"),
+               "fast: products of the processor's or GPU's own; bits depend on what all ranks have"),
     DT__LAYOUT("threads", "N", WHOLE, threads, 0, "[0,1024]",
                "*threads and axes of ranks|threads per rank; 0: its part of the cores"),
     DT__LAYOUT("device", "WHERE", TEXT, device, 0, NULL, "cpu, cuda, cuda:N (DT_CUDA); auto: a GPU if one is there"),
@@ -24164,7 +24164,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     if (r->numerics == DT_FAST)
         printf("fast     products %s%s; every other sum%s is exact\n", dt__dot_names[t->e.env.dot],
-               t->e.env.dot < DT__DOT_TF32 ? "" : ", sums of columns and cross-entropies by shares",
+               t->e.env.dot < DT__DOT_TF32 ? "" : ", sums of columns and cross-entropies by shares, GELU approximate",
                t->e.k->device && t->e.k->device->direct ? " but those of NCCL" : "");
     if (r->numerics == DT_FAST && t->e.k->device && t->on_cpu[0]) dt__tell("         %s\n", t->on_cpu);
     if (dt__mesh_crosses(&p->mesh, t->comm))
