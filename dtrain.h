@@ -9970,10 +9970,10 @@ DT__INLINE void dt__copy_wait(void) { asm volatile("cp.async.wait_all;" : : : "m
 DT__FAST_KERNEL(dt__gelu_fast, dt__launch, 256)
 {
     const int64_t at = blockIdx.x * 2048 + threadIdx.x;
-    const float *const x = a.c.in[0] + at, *const dy = a.c.in[1];
+    const float *const x = a.c.in[0], *const dy = a.c.in[1];
     float v[8], g[8];
     DT__EACH(e, 8) {
-        v[e] = at + 256 * e < a.total ? dt__get(x, 256 * e) : 0.0f;
+        v[e] = at + 256 * e < a.total ? dt__get(x, at + 256 * e) : 0.0f;
         g[e] = dy && at + 256 * e < a.total ? dt__get(dy, at + 256 * e) : 0.0f;
     }
     DT__EACH(e, 8) {
@@ -11118,54 +11118,49 @@ static void dt__gpu_run(const dt__call *c)
     dt__cuda *d = (dt__cuda *)(void *)c->env->k->device;
     dt__call own = *c;
     dt__env env = *c->env;
-    dt__recast wide[DT__MAX_IN + 1] = DT__ZERO;
-    int copies = dt__op_of(c->n->op)->domain == DT__OVER_ATTENTION, half;
-    if (copies) {
-        dt__attention a = dt__attention_sizes(c->g, c->n);
-        a.dot = env.dot, copies = c->g->context_shards || !dt__gpu_flashes(&a);
-    }
-    for (int i = 0; i <= c->n->inputs; i++) { /* the last: the result */
-        const int32_t id = i < c->n->inputs ? c->n->in[i] : (int32_t)(c->n - c->g->nodes);
-        const float **in = &own.in[i], *at = i < c->n->inputs ? *in : own.out;
-        if ((half = dt__gpu_half(c->g, c->n, id)) == 0) continue;
-        wide[i].x = at = dt__gpu_halves(at, half);
-        if (copies) {
-            wide[i].rows = 1, wide[i].cols = wide[i].ld = wide[i].out_ld = dt__count(&c->g->nodes[id]);
-            at = dt__gpu_operand(d, &wide[i], 4 + i, 0, 0, i < c->n->inputs);
+    dt__recast wide = DT__ZERO; /* at last the result's */
+    const int attends = dt__op_of(c->n->op)->domain == DT__OVER_ATTENTION, last = c->n->inputs;
+    dt__attention a = DT__ZERO;
+    if (attends) a = dt__attention_sizes(c->g, c->n), a.dot = env.dot;
+    for (int i = 0; i <= last; i++) {
+        const int32_t id = i < last ? c->n->in[i] : (int32_t)(c->n - c->g->nodes);
+        const int half = dt__gpu_half(c->g, c->n, id);
+        float *at = dt__gpu_halves(i < last ? own.in[i] : own.out, half);
+        wide.x = NULL;
+        if (!half) continue;
+        if (attends && (c->g->context_shards || !dt__gpu_flashes(&a))) {
+            wide.x = at, wide.out = NULL, wide.rows = 1;
+            wide.cols = wide.ld = wide.out_ld = dt__count(&c->g->nodes[id]);
+            at = dt__gpu_operand(d, &wide, 4 + i, 0, 0, i < last);
         }
-        if (i < c->n->inputs) *in = at;
-        else own.out = (float *)(uintptr_t)at;
+        if (i < last) own.in[i] = at;
+        else own.out = at;
     }
     env.k = &d->run, own.env = &env;
     if (dt__gpu_enter(d)) dt__host_run(&own);
-    if (copies && wide[c->n->inputs].x) {
-        dt__recast back = wide[c->n->inputs];
-        back.x = own.out, back.out = (float *)(uintptr_t)wide[c->n->inputs].x;
-        dt__gpu_recast(d, &back);
-    }
+    if (!wide.x) return;
+    wide.out = (float *)(uintptr_t)wide.x, wide.x = own.out;
+    dt__gpu_recast(d, &wide);
 }
-
+/* Does an op take inputs in 16 bits? result: can it round its result as it writes? */
+static int dt__gpu_takes(const dt_graph *g, const dt__node *n, int result)
+{
+    const dt__op *op = dt__op_of(n->op);
+    if (op->class_of == DT__CLASS_MAP || (op->domain == DT__OVER_ATTENTION && !g->context_shards)) return 1;
+    if (n->op == DT__OP_MATMUL) return !result || n->inputs < 4;
+    if (op->some != dt__some_row_op) return op->class_of == DT__CLASS_COLUMN && !result;
+    return !result || (op->shape == DT__SHAPE_SAME && n->op != DT__OP_SOFTMAX); /* which reads its result */
+}
 /* Of root id: is op `by` its only reader? by 0: do its readers take 16 bits? */
 static int dt__gpu_read(const dt_graph *g, int32_t id, int32_t by)
 {
     int good = 1;
     for (int32_t r = 1; r < g->count; r++) {
         const dt__node *n = &g->nodes[r];
-        const dt__op *op = dt__op_of(n->op);
-        int takes = op->class_of == DT__CLASS_MAP || op->class_of == DT__CLASS_COLUMN || n->op == DT__OP_MATMUL ||
-                    op->some == dt__some_row_op || (op->domain == DT__OVER_ATTENTION && !g->context_shards);
         for (int i = 0; i < n->inputs && dt__root(g, r) == r && n->op != DT__OP_AUX; i++)
-            if (dt__root(g, n->in[i]) == id) good &= by ? r == by : takes && !n->cut;
+            if (dt__root(g, n->in[i]) == id) good &= by ? r == by : !n->cut && dt__gpu_takes(g, n, 0);
     }
     return good;
-}
-/* Can an op round as it writes? */
-static int dt__gpu_rounds(const dt_graph *g, const dt__node *n)
-{
-    const dt__op *op = dt__op_of(n->op);
-    return op->class_of == DT__CLASS_MAP || (n->op == DT__OP_MATMUL && n->inputs < 4) ||
-           (op->domain == DT__OVER_ATTENTION && !g->context_shards) ||
-           (op->some == dt__some_row_op && op->shape == DT__SHAPE_SAME && n->op != DT__OP_SOFTMAX); /* reads it again */
 }
 /* Plans a graph whose 16-bit values are read and written as they are: casts become other names of values where that is
  * possible. A product adds a vector that is added to it alone. */
@@ -11189,7 +11184,7 @@ static dt_result dt__gpu_plan(dt__compiler *c, dt__segment_plan **plan, dt_graph
         }
         if (n->op != DT__OP_CAST) continue;
         if (widens ? n->dtype == DT_F32 && dt__gpu_read(g, id, 0)
-                   : n->dtype == g->precision && x->dtype == DT_F32 && dt__gpu_rounds(g, x) && dt__gpu_read(g, at, id)) {
+                   : n->dtype == g->precision && x->dtype == DT_F32 && dt__gpu_takes(g, x, 1) && dt__gpu_read(g, at, id)) {
             n->op = DT__OP_RESHAPE;
             if (!widens) x->dtype = g->precision;
         }
