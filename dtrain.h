@@ -9123,14 +9123,11 @@ typedef struct dt__recast {
     float *out;
     int64_t rows, cols, ld, out_ld, pad;
 } dt__recast;
-/* Attention by tensor cores (R19): q, k, v and dO as numbers of 16 bits (b heads, rows, width), and for each query log2
- * of what exp(score) is divided by, and scale dO . O. Rows are padded to 128 with zeros, the width is 64 or 128. */
+/* Attention by tensor cores (R19): q, k, v and dO are in 16 bits (dt__gpu_halves). stats (b h,t rounded up to 128,2): of
+ * each query log2 of what exp(score) is divided by, and scale dO . O. */
 typedef struct dt__flash {
     dt__attention a;
-    uint16_t *x[4];
-    float *stats;    /* (b h, queries, 2) */
-    int64_t rows[2]; /* of queries, of keys */
-    int width;
+    float *stats;
 } dt__flash;
 #define DT__FLASHES(X) /* width; 16-row tiles of a warp; columns of a turn of the loop */ \
     X(FORWARD, 64, 2, 64) X(FORWARD, 128, 2, 64) X(QUERIES, 64, 2, 32) X(QUERIES, 128, 2, 32) \
@@ -9160,7 +9157,7 @@ typedef long long int64_t;
 typedef unsigned long long uint64_t, uintptr_t;
 #endif
 /* A kernel's name and the struct of its arguments, a; then its threads, blocks per multiprocessor. Those of fast
- * numerics are a module of their own, for which DT__ON_DEVICE is 2. */
+ * numerics are a module of their own, for which DT__ON_DEVICE is the recipe's dt_dtype, else 1. */
 #ifndef DT__KERNEL
 #define DT__ENTRY(name, type, ...) \
     extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ type a)
@@ -9926,30 +9923,31 @@ DT__KERNEL(dt__some_embed_grad_launch, dt__launch, 256)
  *     KEYS     X, X2 = K, V    Y, Y2 = Q, dO   dk += ds Y, dv += p Y2; through all heads that share the keys
  * Chunks of 16 bytes of a tile in shared memory stand at chunk ^ row % 8, so that 8 rows are in 8 banks. */
 #ifndef DT__TENSOR_CORES /* the emulation has functions of its own */
-#define DT__PTX_MMA(type) \
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." type "." type ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, " \
-        "{%0,%1,%2,%3};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) \
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1))
-#define DT__PTX_LOAD(turn) \
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4" turn ".shared.b16 {%0,%1,%2,%3}, [%4];" \
+#if DT__ON_DEVICE == 3
+#define DT__SHORT "f16"
+#else
+#define DT__SHORT "bf16"
+#endif
+#define DT__LOAD_MATRICES(turned) \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" turned ".shared.b16 {%0,%1,%2,%3}, [%4];" \
                  : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(at))
-/* c (16,8) += a (16,16) b (16,8), of bf16 or fp16. */
-template <int HALF> DT__INLINE void dt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+/* c (16,8) += a (16,16) b (16,8) */
+DT__INLINE void dt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
-    if (HALF) DT__PTX_MMA("f16");
-    else DT__PTX_MMA("bf16");
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." DT__SHORT "." DT__SHORT ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+        "{%0,%1,%2,%3};" : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 /* Four 8 x 8 matrices, or their transposes: lane l gives the address of row l % 8 of matrix l / 8. */
 template <int TURNED> DT__INLINE void dt__matrices(uint32_t x[4], uint32_t at)
 {
-    if (TURNED) DT__PTX_LOAD(".trans");
-    else DT__PTX_LOAD("");
+    if (TURNED) DT__LOAD_MATRICES(".trans");
+    else DT__LOAD_MATRICES("");
 }
-template <int HALF> DT__INLINE uint32_t dt__pair(float low, float high)
+DT__INLINE uint32_t dt__pair(float low, float high)
 {
     uint32_t x;
-    if (HALF) asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
-    else asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
+    asm("cvt.rn." DT__SHORT "x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low));
     return x;
 }
 DT__INLINE float dt__exp2(float x)
@@ -9959,9 +9957,10 @@ DT__INLINE float dt__exp2(float x)
     return y;
 }
 DT__INLINE uint32_t dt__shared_at(const void *p) { return (uint32_t)__cvta_generic_to_shared(p); }
-DT__INLINE void dt__copy_16(uint32_t to, const void *from)
+/* Begins a copy of 16 bytes; there 0: of zeros. */
+DT__INLINE void dt__copy_16(uint32_t to, const void *from, int there)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" : : "r"(to), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(to), "l"(from), "r"(16 * there) : "memory");
 }
 DT__INLINE void dt__copy_wait(void) { asm volatile("cp.async.wait_all;" : : : "memory"); }
 #endif
@@ -9984,49 +9983,21 @@ DT__FAST_KERNEL(dt__gelu_fast, dt__launch, 256)
     }
 }
 
-/* Rows of q, k, v, dO (blockIdx.z) in 16 bits, 64 of a head by a block of 8 warps; with dO the statistics. */
-template <int HALF> DT__INLINE void dt__flash_pack(const dt__flash &f)
-{
-    const dt__attention &a = f.a;
-    const int which = (int)blockIdx.z, keys = which == 1 || which == 2, lane = (int)DT__LANE;
-    const int64_t sample = blockIdx.x / a.h, head = blockIdx.x % a.h, heads = keys ? a.hk : a.h;
-    const int64_t row = sample * (keys ? a.room : a.t + a.gap), ld = which == 3 ? a.lddo : keys ? a.ldk : a.ld;
-    const int64_t first = blockIdx.y * 64 + threadIdx.x / 32, rows = keys ? a.s : a.t;
-    const int64_t padded = (sample * heads + head) * f.rows[keys] + first;
-    const float *const from = (which == 0 ? a.q : which == 1 ? a.k : which == 2 ? a.v : a.dout) + row * ld + head * a.d;
-    float dot[8];
-    if (head >= heads || first >= f.rows[keys]) return;
-    DT__EACH(i, 8) dot[i] = 0.0f;
-    for (int c = 2 * lane; c < f.width; c += 64) {
-        float x[8][2];
-        DT__EACH(i, 8) DT__EACH(j, 2) {
-            const int64_t r = first + 8 * i;
-            const int there = r < rows && c + j < a.d;
-            x[i][j] = there ? dt__get(from, r * ld + c + j) : 0.0f;
-            if (which == 3 && there)
-                dot[i] = fmaf(x[i][j], dt__get(a.o, (row + r) * a.ldo + head * a.d + c + j), dot[i]);
-        }
-        DT__EACH(i, 8)
-            *(uint32_t *)(f.x[which] + (padded + 8 * i) * f.width + c) = dt__pair<HALF>(x[i][0], x[i][1]);
-    }
-    if (which == 3) DT__EACH(i, 8) {
-        const int64_t r = first + 8 * i, stat = (sample * a.h + head) * (a.t + a.gap) + r;
-        float *const to = f.stats + (padded + 8 * i) * 2;
-        dot[i] = dt__folded(dot[i], 16) * a.scale;
-        if (lane) continue;
-        to[0] = r < rows ? fmaf(a.row_max[stat], 1.44269504f, log2f(a.row_sum[stat])) : 0.0f, to[1] = dot[i];
-    }
-}
-/* Starts the copy of rows to a tile. */
-template <int D, int ROWS> DT__INLINE void dt__flash_fetch(uint32_t to, const uint16_t *from)
+/* Begins the copy of rows to a tile: of x from element `from` on; what does not exist is zero. */
+template <int D, int ROWS>
+DT__INLINE void dt__flash_fetch(uint32_t to, const float *x, int64_t from, int64_t ld, int rows, int d)
 {
     const int row = (int)threadIdx.x / (D / 8), chunk = (int)threadIdx.x % (D / 8);
-    to += (uint32_t)(row * 2 * D + ((chunk ^ row % 8) << 4)), from += 8 * threadIdx.x;
-    DT__EACH(i, ROWS * D / 1024) dt__copy_16(to + 2048 * i, from + 1024 * i);
+    const uint16_t *at = (const uint16_t *)DT__ADDRESS(x) + from + row * ld + 8 * chunk;
+    to += (uint32_t)(row * 2 * D + ((chunk ^ row % 8) << 4));
+    DT__EACH(i, ROWS * D / 1024) {
+        dt__copy_16(to + 2048 * i, at, row + i * (1024 / D) < rows && 8 * chunk < d);
+        at += 1024 / D * ld;
+    }
 }
 #define DT__TILE_OF(tile, row, chunk) (((tile) ^ (uint32_t)((chunk) << 4)) + (uint32_t)((row) * 2 * D))
 /* s (16 M,N) = X Y^T */
-template <int HALF, int D, int M, int N>
+template <int D, int M, int N>
 DT__INLINE void dt__flash_scores(float s[M][N / 8][4], uint32_t xs, uint32_t ys)
 {
     DT__EACH(m, M) DT__EACH(n, N / 8) DT__EACH(e, 4) s[m][n][e] = 0.0f;
@@ -10036,34 +10007,33 @@ DT__INLINE void dt__flash_scores(float s[M][N / 8][4], uint32_t xs, uint32_t ys)
         DT__EACH(n, N / 16) {
             dt__matrices<0>(y, DT__TILE_OF(ys, 16 * n, 2 * c));
             DT__EACH(m, M) {
-                dt__mma<HALF>(s[m][2 * n], x[m], y[0], y[2]);
-                dt__mma<HALF>(s[m][2 * n + 1], x[m], y[1], y[3]);
+                dt__mma(s[m][2 * n], x[m], y[0], y[2]);
+                dt__mma(s[m][2 * n + 1], x[m], y[1], y[3]);
             }
         }
     }
 }
 /* acc (16 M,D) += s Y, s rounded */
-template <int HALF, int D, int M, int N>
+template <int D, int M, int N>
 DT__INLINE void dt__flash_sums(float acc[M][D / 8][4], const float s[M][N / 8][4], uint32_t ys)
 {
     DT__EACH(c, N / 16) {
         uint32_t x[M][4], y[4];
         DT__EACH(m, M) DT__EACH(i, 4)
-            x[m][i] = dt__pair<HALF>(s[m][2 * c + i / 2][i % 2 * 2], s[m][2 * c + i / 2][i % 2 * 2 + 1]);
+            x[m][i] = dt__pair(s[m][2 * c + i / 2][i % 2 * 2], s[m][2 * c + i / 2][i % 2 * 2 + 1]);
         DT__EACH(n, D / 16) {
             dt__matrices<1>(y, DT__TILE_OF(ys, 16 * c, 2 * n));
             DT__EACH(m, M) {
-                dt__mma<HALF>(acc[m][2 * n], x[m], y[0], y[1]);
-                dt__mma<HALF>(acc[m][2 * n + 1], x[m], y[2], y[3]);
+                dt__mma(acc[m][2 * n], x[m], y[0], y[1]);
+                dt__mma(acc[m][2 * n + 1], x[m], y[2], y[3]);
             }
         }
     }
 }
-/* Of 32 keys from `key` on: those that the query sees, and those that dropout keeps for it. heads: before its own, those
- * of other samples too. */
-DT__INLINE void dt__flash_bits(const dt__attention &a, int heads, int query, int key, uint32_t *seen, uint32_t *kept)
+/* Of 32 keys from `key` on: those that the query sees, and those that dropout keeps for it. */
+DT__INLINE void dt__flash_bits(const dt__attention &a, int sample, int head, int query, int key, uint32_t *seen,
+                               uint32_t *kept)
 {
-    const int64_t sample = heads / a.h, head = heads % a.h;
     const int64_t t = a.whole ? a.whole : a.t, s = a.whole ? a.whole : a.s;
     const int64_t word = ((a.first_head + head) * t + a.t_at + query) * s + a.s_at + key;
     const int keys = query < a.t ? dt__keys_of(a, query) - key : 0;
@@ -10082,7 +10052,7 @@ DT__INLINE void dt__flash_bits(const dt__attention &a, int heads, int query, int
     *seen = see, *kept = keep;
 }
 
-template <int HALF, int KIND, int D, int M, int N> DT__INLINE void dt__flash_tile(const dt__flash &f)
+template <int KIND, int D, int M, int N> DT__INLINE void dt__flash_tile(const dt__flash &f)
 {
     enum { BACK = KIND != DT__FORWARD, KEYS = KIND == DT__KEYS, ROWS = 64 * M, LINE = 2 * D, WIDE = KEYS ? ROWS : N };
     const dt__attention &a = f.a;
@@ -10093,7 +10063,7 @@ template <int HALF, int KIND, int D, int M, int N> DT__INLINE void dt__flash_til
     DT__DYNAMIC(uint32_t, seen, ROWS * N / 32);
     DT__DYNAMIC(uint32_t, kept, ROWS * N / 32);
     const int lane = (int)DT__LANE, at_row = (int)threadIdx.x / 32 * 16 * M, group = (int)(a.h / a.hk);
-    const int y_head = KEYS ? (int)blockIdx.x * group : (int)blockIdx.x / group; /* heads of all samples count */
+    const int heads = (int)(KEYS ? a.hk : a.h), own = (int)blockIdx.x % heads, sample = (int)blockIdx.x / heads;
     const int first = (int)(KEYS ? blockIdx.y : gridDim.y - 1 - blockIdx.y) * ROWS; /* long rows start early */
     const int begin = KEYS && a.causal ? (int)dt__max(0, first - a.s + a.t) / N * N : 0;
     const int end = KEYS ? (int)a.t : dt__keys_of(a, (int)dt__min(first + ROWS, a.t) - 1);
@@ -10104,14 +10074,20 @@ template <int HALF, int KIND, int D, int M, int N> DT__INLINE void dt__flash_til
     float acc[1 + KEYS][M][D / 8][4], top[M][2], sum[M][2]; /* of rows: largest scores, sums */
     DT__EACH(k, 1 + KEYS) DT__EACH(m, M) DT__EACH(n, D / 8) DT__EACH(e, 4) acc[k][m][n][e] = 0.0f;
     DT__EACH(m, M) DT__EACH(i, 2) top[m][i] = -__builtin_inff(), sum[m][i] = 0.0f;
-    DT__EACH(k, 1 + BACK) {
-        const int64_t r = blockIdx.x * f.rows[KEYS] + first;
-        if (begin < end) dt__flash_fetch<D, ROWS>(to_x + (uint32_t)(k * ROWS * LINE), f.x[KEYS ? 1 + k : 3 * k] + r * D);
-        if (k && begin < end && !KEYS && (int)threadIdx.x < ROWS / 2)
-            dt__copy_16(dt__shared_at(stats) + 16 * threadIdx.x, f.stats + 2 * r + 4 * threadIdx.x);
+#define DT__ROWS_OF(keys) (sample * (int)((keys) ? a.room : a.t + a.gap)) /* those before this sample's */
+    DT__EACH(k, 1 + BACK) { /* X */
+        const int64_t ld = KEYS ? a.ldk : k ? a.lddo : a.ld;
+        if (begin < end)
+            dt__flash_fetch<D, ROWS>(to_x + (uint32_t)(k * ROWS * LINE), KEYS ? k ? a.v : a.k : k ? a.dout : a.q,
+                                     (DT__ROWS_OF(KEYS) + first) * ld + own * a.d, ld,
+                                     (int)(KEYS ? a.s : a.t) - first, (int)a.d);
     }
+    if (KIND == DT__QUERIES && begin < end && (int)threadIdx.x < ROWS / 2)
+        dt__copy_16(dt__shared_at(stats) + 16 * threadIdx.x,
+                    f.stats + 2 * (blockIdx.x * dt__round_up(a.t, 128) + first) + 4 * threadIdx.x, 1);
+    const int y_head = KEYS ? own * group : own / group;
     for (int next = begin - N, next_head = y_head, more = 1, odd = 0; more;) {
-        const int at = next, head = KEYS ? next_head : (int)blockIdx.x, i0 = KEYS ? at : first, j0 = KEYS ? first : at;
+        const int at = next, head = KEYS ? next_head : own, i0 = KEYS ? at : first, j0 = KEYS ? first : at;
         const int all = !a.mask && dt__keys_of(a, i0) >= j0 + WIDE; /* every query sees every key */
         next += N, odd ^= 1;
         if (KEYS && next >= end) next = begin, next_head++;
@@ -10120,26 +10096,29 @@ template <int HALF, int KIND, int D, int M, int N> DT__INLINE void dt__flash_til
             dt__copy_wait();
             __syncthreads();
         }
-        if (more) {
-            const int r = next_head * (int)f.rows[!KEYS] + next;
-            DT__EACH(k, 2)
+        if (more) { /* the next Y */
+            DT__EACH(k, 2) {
+                const int64_t ld = !KEYS ? a.ldk : k ? a.lddo : a.ld;
                 dt__flash_fetch<D, N>(to_y + (uint32_t)((!odd * 2 + k) * N * LINE),
-                                      f.x[KEYS ? 3 * k : 1 + k] + (int64_t)r * D);
+                                      KEYS ? k ? a.dout : a.q : k ? a.v : a.k,
+                                      (DT__ROWS_OF(!KEYS) + next) * ld + next_head * a.d, ld,
+                                      (int)(KEYS ? a.t : a.s) - next, (int)a.d);
+            }
             if (KEYS && (int)threadIdx.x < N / 2)
-                dt__copy_16(dt__shared_at(stats) + (uint32_t)(!odd * N * 8) + threadIdx.x * 16,
-                            f.stats + 2 * (int64_t)r + 4 * threadIdx.x);
+                dt__copy_16(dt__shared_at(stats) + (uint32_t)(!odd * N * 8) + 16 * threadIdx.x,
+                            f.stats + 2 * ((sample * a.h + next_head) * dt__round_up(a.t, 128) + next) + 4 * threadIdx.x, 1);
         }
         if (at < begin) continue;
         const uint32_t y = to_y + lines + (uint32_t)(odd * 2 * N * LINE);
         if (BACK) DT__AGAIN(x); /* its 8 chunks are not held in registers */
         if (!all || a.drop_threshold) {
             for (int w = (int)threadIdx.x; w < ROWS * N / 32; w += 128)
-                dt__flash_bits(a, head, i0 + w / (WIDE / 32), j0 + w % (WIDE / 32) * 32, seen + w, kept + w);
+                dt__flash_bits(a, sample, head, i0 + w / (WIDE / 32), j0 + w % (WIDE / 32) * 32, seen + w, kept + w);
             __syncthreads();
         }
         float s[M][N / 8][4], g[M][N / 8][4];
-        dt__flash_scores<HALF, D, M, N>(s, x, y);
-        if (BACK) dt__flash_scores<HALF, D, M, N>(g, x + ROWS * LINE, y + N * LINE);
+        dt__flash_scores<D, M, N>(s, x, y);
+        if (BACK) dt__flash_scores<D, M, N>(g, x + ROWS * LINE, y + N * LINE);
 #define DT__EACH_SCORE DT__EACH(m, M) DT__EACH(n, N / 8) DT__EACH(e, 4)
 #define DT__ROW_OF     (at_row + 16 * m + lane / 4 + e / 2 * 8)
 #define DT__COLUMN_OF  (8 * n + lane % 4 * 2 + e % 2)
@@ -10165,13 +10144,11 @@ template <int HALF, int KIND, int D, int M, int N> DT__INLINE void dt__flash_til
             g[m][n][e] = s[m][n][e] * fmaf(g[m][n][e], a.scale * gain, -q[1]);
         }
         if (KIND != DT__QUERIES && a.drop_threshold) DT__EACH_SCORE if (!DT__FLASH_BIT(kept)) s[m][n][e] = 0.0f;
-        if (KIND != DT__QUERIES) dt__flash_sums<HALF, D, M, N>(acc[KEYS], s, y + N * LINE);
-        if (BACK) dt__flash_sums<HALF, D, M, N>(acc[0], g, y);
+        if (KIND != DT__QUERIES) dt__flash_sums<D, M, N>(acc[KEYS], s, y + N * LINE);
+        if (BACK) dt__flash_sums<D, M, N>(acc[0], g, y);
     }
-    const int64_t heads = KEYS ? a.hk : a.h, sample = blockIdx.x / heads, own = blockIdx.x % heads;
     DT__EACH(m, M) DT__EACH(h, 2) {
-        const int64_t r = first + at_row + 16 * m + lane / 4 + 8 * h, row = sample * (a.t + a.gap) + r;
-        const int64_t key_row = sample * a.room + r, of = blockIdx.x * (a.t + a.gap) + r;
+        const int64_t r = first + at_row + 16 * m + lane / 4 + 8 * h, of = blockIdx.x * (a.t + a.gap) + r;
         float total = dt__folded(sum[m][h], 2), scale = gain;
         if (total == 0.0f) total = 1.0f;
         if (r >= (KEYS ? a.s : a.t)) continue;
@@ -10184,18 +10161,28 @@ template <int HALF, int KIND, int D, int M, int N> DT__INLINE void dt__flash_til
             const int64_t c = 8 * n + lane % 4 * 2 + e, to = own * a.d + c;
             const float one = acc[0][m][n][2 * h + e], two = acc[KEYS][m][n][2 * h + e] * scale;
             if (c >= a.d) continue;
-            if (KEYS) dt__put(a.dk, key_row * a.lddk + to, one), dt__put(a.dv, key_row * a.lddk + to, two);
-            else if (BACK) dt__put(a.dq, row * a.lddq + to, one);
-            else dt__put(a.o, row * a.ldo + to, two);
+            if (KEYS) dt__put(a.dk, (DT__ROWS_OF(1) + r) * a.lddk + to, one);
+            if (KEYS) dt__put(a.dv, (DT__ROWS_OF(1) + r) * a.lddk + to, two);
+            else if (BACK) dt__put(a.dq, (DT__ROWS_OF(0) + r) * a.lddq + to, one);
+            else dt__put(a.o, (DT__ROWS_OF(0) + r) * a.ldo + to, two);
         }
     }
 }
 #define DT__FLASH(KIND, D, M, N) \
-    DT__FAST_KERNEL(dt__flash_##KIND##_##D##_bf16, dt__flash, 128, 2) { dt__flash_tile<0, DT__##KIND, D, M, N>(a); } \
-    DT__FAST_KERNEL(dt__flash_##KIND##_##D##_fp16, dt__flash, 128, 2) { dt__flash_tile<1, DT__##KIND, D, M, N>(a); }
+    DT__FAST_KERNEL(dt__flash_##KIND##_##D, dt__flash, 128, 2) { dt__flash_tile<DT__##KIND, D, M, N>(a); }
 DT__FLASHES(DT__FLASH)
-DT__FAST_KERNEL(dt__flash_pack_bf16, dt__flash, 256) { dt__flash_pack<0>(a); }
-DT__FAST_KERNEL(dt__flash_pack_fp16, dt__flash, 256) { dt__flash_pack<1>(a); }
+/* A warp has a query of a head. */
+DT__FAST_KERNEL(dt__flash_stats, dt__flash, 256)
+{
+    const dt__attention &j = a.a;
+    const int64_t head = blockIdx.x % j.h, i = blockIdx.y * 8 + threadIdx.x / 32, of = blockIdx.x * (j.t + j.gap) + i;
+    const int64_t row = blockIdx.x / j.h * (j.t + j.gap) + i;
+    float *const to = a.stats + 2 * (blockIdx.x * dt__round_up(j.t, 128) + i), dot = 0.0f;
+    for (int64_t c = head * j.d + DT__LANE; i < j.t && c < head * j.d + j.d; c += 32)
+        dot = fmaf(dt__get(j.dout, row * j.lddo + c), dt__get(j.o, row * j.ldo + c), dot);
+    dot = dt__folded(dot, 16) * j.scale;
+    to[0] = i < j.t ? fmaf(j.row_max[of], 1.44269504f, log2f(j.row_sum[of])) : 0.0f, to[1] = dot;
+}
 #endif /* 8 */
 
 /* The parts of this file that the device needs, in order: from `begin` up to `end`, or where that is NULL the one
@@ -10257,7 +10244,7 @@ static const char *const dt__cuda_parts[][2] = {
     {"#define DT__BODIES(WARP, ITEM, BLOCK)", "#ifdef DT__ON_DEVICE /* 1:"},
     {"#ifdef DT__ON_DEVICE /* 7:", "#endif /* 7 */"}, {"#ifdef DT__ON_DEVICE /* 8:", "#endif /* 8 */"}};
 
-/* Prints the device's text: one file of CUDA C++ without includes. module: 1, or 2 for that of fast numerics. */
+/* Prints the device's text: one file of CUDA C++ without includes. module: 1, or that of fast numerics: DT_BF16, DT_F16. */
 static void dt__cuda_print(dt__text *text, int module)
 {
     static const struct {
@@ -10451,14 +10438,13 @@ enum { DT__TILES = (int)(sizeof dt__tiles / sizeof *dt__tiles) };
 enum { DT__GPU_TILE = 4 * 64 * 68, DT__GPU_TILES = 4 * DT__GPU_TILE + 4 * 3 * 64 };
 
 #define DT__FLASH_ROW(KIND, D, M, N) \
-    {{"dt__flash_" #KIND "_" #D "_bf16", "dt__flash_" #KIND "_" #D "_fp16"}, 64 * M, \
-     2 * D * (64 * M * (1 + (DT__##KIND != DT__FORWARD)) + 4 * N) + (DT__##KIND == DT__KEYS ? 16 * N : 512 * M) + \
-         16 * M * N},
+    {"dt__flash_" #KIND "_" #D, 64 * M, 2 * D * (64 * M * (1 + (DT__##KIND != DT__FORWARD)) + 4 * N) + \
+     (DT__##KIND == DT__KEYS ? 16 * N : 512 * M) + 16 * M * N},
 static const struct dt__flash_row {
-    const char *name[2];
+    const char *name;
     int rows, shared; /* of a block: rows, bytes of shared memory */
-} dt__flashes[] = {DT__FLASHES(DT__FLASH_ROW) {{"dt__flash_pack_bf16", "dt__flash_pack_fp16"}, 64, 0}};
-enum { DT__FLASH_PACK = (int)(sizeof dt__flashes / sizeof *dt__flashes) - 1 };
+} dt__flashes[] = {DT__FLASHES(DT__FLASH_ROW) {"dt__flash_stats", 8, 0}};
+enum { DT__FLASH_STATS = (int)(sizeof dt__flashes / sizeof *dt__flashes) - 1 };
 
 /* A block of memory: the address that tensors carry, and the host's. They are one for pinned memory. */
 typedef struct dt__gpu_block {
@@ -10497,7 +10483,7 @@ typedef struct dt__cuda {
     int gpu, arch, processors;
     void *context, *stream[DT__GPU_STREAMS], *mark[DT__GPU_STREAMS][DT__GPU_MARKS];
     void *module[2], *body[DT__BODY_COUNT], *verb, *recast, *gelu, *tile[DT__TILES];
-    void *flash[2][DT__FLASH_PACK + 1]; /* of bf16, of fp16 */
+    void *flash[DT__FLASH_STATS + 1];
     char name[64];
     pthread_mutex_t lock;
     dt__gpu_block *block;
@@ -10709,7 +10695,7 @@ static dt_result dt__gpu_module(dt__cuda *d, int which)
     code.text = text.at, code.by = "nvrtc", code.flags = flags, code.suffix = "cubin", code.build = dt__cuda_compile;
     r = text.failed ? DT_E_MEMORY : dt__code_get(&code, path, sizeof path, &built);
     if (!r) r = dt__file_get(path, 1 << 28, &data, &bytes);
-    DT__CU(ModuleLoadData(&d->module[which - 1], data));
+    DT__CU(ModuleLoadData(&d->module[which > 1], data));
     if (failed) unlink(path); /* the next start compiles it again */
     (void)dt__gpu_failed(d, failed, "loading its code");
     dt__free(text.at);
@@ -10718,14 +10704,13 @@ static dt_result dt__gpu_module(dt__cuda *d, int which)
 }
 
 /* The kernels of fast numerics. */
-static dt_result dt__gpu_load_fast(dt__cuda *d)
+static dt_result dt__gpu_load_fast(dt__cuda *d, int precision)
 {
-    dt_result r = dt__gpu_module(d, 2);
+    dt_result r = dt__gpu_module(d, precision);
     int failed = 0;
-    for (int i = 0; i < 2 * DT__FLASH_PACK + 2; i++) {
-        void **const kernel = &d->flash[i % 2][i / 2];
-        DT__CU(ModuleGetFunction(kernel, d->module[1], dt__flashes[i / 2].name[i % 2]));
-        DT__CU(FuncSetAttribute(*kernel, DT__GPU_DYNAMIC, dt__flashes[i / 2].shared));
+    for (int i = 0; i <= DT__FLASH_STATS; i++) {
+        DT__CU(ModuleGetFunction(&d->flash[i], d->module[1], dt__flashes[i].name));
+        DT__CU(FuncSetAttribute(d->flash[i], DT__GPU_DYNAMIC, dt__flashes[i].shared));
     }
     DT__CU(ModuleGetFunction(&d->gelu, d->module[1], "dt__gelu_fast"));
     (void)dt__gpu_failed(d, failed, "loading its code");
@@ -10800,7 +10785,7 @@ static int dt__gpu_dot(dt__device *is, int precision)
     if (failed)
         dt__error(DT_E_SYSTEM, "cuBLASLt cannot begin (status %d). Look at the memory that is left on the GPU", failed);
     else (void)dt__gpu_failed(d, d->f.cuMemAlloc_v2(&d->lt_room, DT__LT_ROOM), "taking memory for products");
-    if (failed || (precision && dt__gpu_load_fast(d))) return DT__DOT_NONE;
+    if (failed || (precision && dt__gpu_load_fast(d, precision))) return DT__DOT_NONE;
     return precision ? precision - DT_BF16 + DT__DOT_BF16 : DT__DOT_TF32;
 }
 
@@ -10913,34 +10898,48 @@ static void dt__gpu_gemm(dt_pool *pool, const dt__gemm *of)
         return;
     }
 }
-static int64_t dt__gpu_flash_bytes(const dt__attention *a, int64_t bytes[5])
+/* Bytes of q, k, v and dO in 16 bits, and of statistics. */
+static int64_t dt__gpu_flash_bytes(const dt__attention *a)
 {
-    const int64_t rows = a->b * a->h * dt__round_up(a->t, 128), keys = a->b * a->hk * dt__round_up(a->s, 128);
-    bytes[0] = bytes[3] = 2 * rows * dt__round_up(a->d, 64), bytes[1] = bytes[2] = 2 * keys * dt__round_up(a->d, 64);
-    bytes[4] = 8 * rows;
-    return 2 * (bytes[0] + bytes[1]) + bytes[4];
+    return 4 * a->b * a->d * ((a->t + a->gap) * a->h + a->room * a->hk) + 8 * a->b * a->h * dt__round_up(a->t, 128);
 }
-/* Attention by tensor cores. 0: it takes the exact kernels. */
-static int dt__gpu_flashes(const dt__attention *a) { return a->dot > DT__DOT_TF32 && a->d <= 128 && a->scale > 0.0f; }
-static int dt__gpu_flash(dt__cuda *d, const dt__attention *a)
+/* Does attention take tensor cores? */
+static int dt__gpu_flashes(const dt__attention *a)
 {
-    const int wide = a->d > 64, back = a->dout != NULL;
-    void *const *const kernel = d->flash[a->round == DT_F16];
-    int64_t bytes[5];
-    char *at;
+    return a->dot > DT__DOT_TF32 && a->d <= 128 && a->d % 8 == 0 && a->scale > 0.0f;
+}
+/* Returns 0 where attention takes the exact kernels. */
+static int dt__gpu_flash(dt__cuda *d, const dt__attention *of)
+{
+    const int wide = of->d > 64, back = of->dout != NULL;
     dt__flash f = DT__ZERO;
-    if (!dt__gpu_flashes(a)) return 0;
-    if (!(at = (char *)dt__gpu_grown(d, &d->side[3], dt__gpu_flash_bytes(a, bytes)))) return 1;
-    f.a = *a, f.width = wide ? 128 : 64;
-    f.rows[0] = dt__round_up(a->t, 128), f.rows[1] = dt__round_up(a->s, 128);
-    for (int i = 0; i < 4; at += bytes[i++]) f.x[i] = (uint16_t *)(void *)at;
+    dt__attention *const a = &f.a;
+    const float **const x[4] = {&a->q, &a->k, &a->v, &a->dout};
+    int64_t *const ld[4] = {&a->ld, &a->ldk, &a->ldk, &a->lddo};
+    uint16_t *at;
+    int good[4] = {0}; /* in 16 bits, aligned: no copy */
+    if (!dt__gpu_flashes(of)) return 0;
+    if (!(at = (uint16_t *)dt__gpu_grown(d, &d->side[3], dt__gpu_flash_bytes(of)))) return 1;
+    *a = *of;
+    for (int i = 0; i < 3 + back; i++)
+        good[i] = dt__gpu_type(*x[i]) == of->round && (uintptr_t)dt__gpu_real(*x[i]) % 16 == 0 && *ld[i] % 8 == 0;
+    good[1] = good[2] = good[1] && good[2]; /* whose rows have one stride */
+    for (int i = 0; i < 3 + back; i++) {
+        dt__recast r = DT__ZERO;
+        if (good[i]) continue;
+        r.x = *x[i], r.rows = i % 3 ? (a->b - 1) * a->room + a->s : (a->b - 1) * (a->t + a->gap) + a->t;
+        r.cols = r.out_ld = (i % 3 ? a->hk : a->h) * a->d, r.ld = i == 2 ? of->ldk : *ld[i];
+        r.out = dt__gpu_halves(at, a->round), at += r.rows * r.cols;
+        dt__gpu_recast(d, &r);
+        *x[i] = r.out, *ld[i] = r.cols;
+    }
     f.stats = (float *)(void *)at;
-    dt__gpu_go(d, kernel[DT__FLASH_PACK], &f, a->b * a->h, dt__max(f.rows[0], f.rows[1]) / 64, 3 + back, 256, 0,
-               "attention");
+    if (back)
+        dt__gpu_go(d, d->flash[DT__FLASH_STATS], &f, a->b * a->h, dt__round_up(a->t, 128) / 8, 1, 256, 0, "attention");
     for (int kind = back; kind <= 2 * back; kind++) {
         const struct dt__flash_row *row = &dt__flashes[2 * kind + wide];
         const int keys = kind == DT__KEYS;
-        dt__gpu_go(d, kernel[2 * kind + wide], &f, a->b * (keys ? a->hk : a->h),
+        dt__gpu_go(d, d->flash[2 * kind + wide], &f, a->b * (keys ? a->hk : a->h),
                    dt__ceil_div(keys ? a->s : a->t, row->rows), 1, 128, row->shared, "attention");
     }
     return 1;
@@ -23963,11 +23962,11 @@ static int64_t dt__gpu_needs(const dt_trainer *t)
             if (net->segments[q].owner) bytes += dt__gpu_image(g, NULL, 0, NULL);
             for (int32_t id = 1; id < g->count && net->precision; id++) {
                 const dt__node *n = &g->nodes[id];
-                int64_t part[5], copies = 3; /* fp32 ones for the exact tiles, of what is in 16 bits */
+                int64_t copies = 3; /* fp32 ones for the exact tiles, of what is in 16 bits */
                 if (rounds) longest = dt__max(longest, dt__node_floats(g, id));
                 if (dt__op_of(n->op)->domain == DT__OVER_ATTENTION) {
                     dt__attention a = dt__attention_sizes(g, n);
-                    if (rounds) attention = dt__max(attention, dt__gpu_flash_bytes(&a, part));
+                    if (rounds) attention = dt__max(attention, dt__gpu_flash_bytes(&a));
                     copies = n->inputs + 2;
                 }
                 if (rounds && n->op == DT__OP_MATMUL && dt__cols(n) % 4) wide = dt__max(wide, 4 * dt__count(n));

@@ -431,7 +431,8 @@ static struct copies {
     int count;
     struct { uint32_t to; const void *from; } each[256];
 } copies[THREADS];
-EMULATION_OWN float wide_16(uint32_t bits, bool half)
+static bool half; /* 16 bits are fp16, not bf16 */
+EMULATION_OWN float wide_16(uint32_t bits)
 {
     float x;
     if (!half) return bits <<= 16, __builtin_memcpy(&x, &bits, 4), x;
@@ -439,7 +440,7 @@ EMULATION_OWN float wide_16(uint32_t bits, bool half)
     x = exponent == 31 ? (digits ? NAN : INFINITY) : ldexpf((float)(exponent ? digits + 1024 : digits), (exponent ? exponent : 1) - 25);
     return bits & 0x8000 ? -x : x;
 }
-EMULATION_OWN uint32_t narrow_16(float x, bool half)
+EMULATION_OWN uint32_t narrow_16(float x)
 {
     uint32_t bits;
     __builtin_memcpy(&bits, &x, 4);
@@ -451,11 +452,11 @@ EMULATION_OWN uint32_t narrow_16(float x, bool half)
     return sign | ((size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13);
 }
 } // namespace emulation
-template <int HALF> EMULATION_OWN uint32_t dt__pair(float low, float high)
+EMULATION_OWN uint32_t dt__pair(float low, float high)
 {
-    return emulation::narrow_16(low, HALF) | emulation::narrow_16(high, HALF) << 16;
+    return emulation::narrow_16(low) | emulation::narrow_16(high) << 16;
 }
-template <int HALF> EMULATION_OWN void dt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
+EMULATION_OWN void dt__mma(float c[4], const uint32_t a[4], uint32_t b0, uint32_t b1)
 {
     const int lane = emulation::this_lane, row = lane / 4, column = lane % 4 * 2;
     auto of = emulation::operands[emulation::warps[emulation::this_warp].turn][emulation::this_warp];
@@ -466,8 +467,8 @@ template <int HALF> EMULATION_OWN void dt__mma(float c[4], const uint32_t a[4], 
     for (int k = 0; k < 16; k++)
         for (int i = 0; i < 2; i++) { /* rows row, row + 8 of a; columns column, column + 1 of b */
             const uint32_t left = of[row * 4 + k % 8 / 2][i + k / 8 * 2], right = of[(column + i) * 4 + k % 8 / 2][4 + k / 8];
-            x[i][k] = emulation::wide_16(k & 1 ? left >> 16 : left & 0xffff, HALF);
-            y[i][k] = emulation::wide_16(k & 1 ? right >> 16 : right & 0xffff, HALF);
+            x[i][k] = emulation::wide_16(k & 1 ? left >> 16 : left & 0xffff);
+            y[i][k] = emulation::wide_16(k & 1 ? right >> 16 : right & 0xffff);
         }
     for (int e = 0; e < 4; e++)
         for (int k = 0; k < 16; k++) c[e] += x[e / 2][k] * y[e % 2][k];
@@ -488,20 +489,20 @@ template <int TURNED> static inline void dt__matrices(uint32_t x[4], uint32_t at
 }
 EMULATION_OWN float dt__exp2(float x) { return exp2f(x); }
 EMULATION_OWN uint32_t dt__shared_at(const void *p) { return (uint32_t)((const char *)p - emulation::shared); }
-EMULATION_OWN void dt__copy_16(uint32_t to, const void *from)
+EMULATION_OWN void dt__copy_16(uint32_t to, const void *from, int there)
 {
     auto &c = emulation::copies[threadIdx.x];
     if (c.count && c.block != emulation::started) emulation::fault("a thread of the last block left copies that it never waited for");
     if (c.count == 256) emulation::fault("more than 256 copies that a thread does not wait for");
     if (to % 16) emulation::fault("a copy of 16 bytes to byte %u of shared memory", to);
-    c.block = emulation::started, c.each[c.count].to = to, c.each[c.count++].from = from;
+    c.block = emulation::started, c.each[c.count].to = to, c.each[c.count++].from = there ? from : NULL;
 }
 static inline void dt__copy_wait(void)
 {
     auto &c = emulation::copies[threadIdx.x];
     struct alignas(16) line { uint64_t x[2]; };
     for (int i = 0; i < c.count; i++)
-        *(line *)(void *)(emulation::shared + c.each[i].to) = *(const line *)c.each[i].from;
+        *(line *)(void *)(emulation::shared + c.each[i].to) = c.each[i].from ? *(const line *)c.each[i].from : line{{0, 0}};
     emulation::clear(c.count);
 }
 

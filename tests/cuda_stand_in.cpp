@@ -136,6 +136,7 @@ struct CUfunc_st {
 };
 struct CUmod_st {
     CUcontext context;
+    int number;
     std::deque<CUfunc_st> functions;
 };
 struct allocation {
@@ -151,7 +152,7 @@ struct registration {
 struct image { /* what stands for a cubin */
     char magic[16];
     uint64_t text;
-    int arch;
+    int arch, number;
 };
 struct _nvrtcProgram {
     std::string text, log;
@@ -384,6 +385,7 @@ static void run(job &j, size_t stream)
         for (size_t i = 0; i < j.bytes / 4; i++) ((unsigned *)j.to)[i] = j.value;
     if (j.from) emulation::copied((const void *)j.from, j.bytes, false);
     if (j.to) emulation::copied((const void *)j.to, j.bytes, true);
+    if (j.what == LAUNCH) emulation::half = j.value == 3; /* DT_F16 */
     if (j.what == LAUNCH) emulation::launch(j.f, j.grid, j.threads, j.bytes, j.held.data());
     if (j.what == PRODUCT) j.multiply();
     if (j.what == RECORD) j.mark->done = true;
@@ -826,7 +828,7 @@ DRIVER_CALL cuModuleLoadData(CUmodule *m, const void *data)
     memcpy(&i, data, sizeof i);
     if (i.text != hash(stand_in_text, (size_t)(stand_in_text_end - stand_in_text))) return CUDA_ERROR_INVALID_IMAGE;
     if (i.arch != arch) return CUDA_ERROR_NO_BINARY_FOR_GPU;
-    modules.insert(*m = new CUmod_st{current, {}});
+    modules.insert(*m = new CUmod_st{current, i.number, {}});
     return CUDA_SUCCESS;
 }
 DRIVER_CALL cuModuleUnload(CUmodule m)
@@ -893,7 +895,7 @@ DRIVER_CALL cuLaunchKernel(CUfunction f, unsigned gx, unsigned gy, unsigned gz, 
         if (size != k->bytes) misuse("%s: an argument of %zu bytes; the kernel's has %zu", k->name, size, k->bytes);
     }
     if (!argument) misuse("%s: without its argument", k->name);
-    j.what = LAUNCH, j.f = k, j.threads = bx, j.bytes = shared;
+    j.what = LAUNCH, j.f = k, j.threads = bx, j.bytes = shared, j.value = (unsigned)f->module->number;
     j.grid[0] = gx, j.grid[1] = gy, j.grid[2] = gz;
     j.held.assign((const char *)argument, k->bytes);
     launches++;
@@ -976,7 +978,10 @@ NVRTC_CALL nvrtcCompileProgram(nvrtcProgram p, int count, const char *const *opt
         return p->log = "nvrtc: error: the stand-in needs --gpu-architecture=sm_..", NVRTC_ERROR_INVALID_OPTION;
     if (fused) return p->log = "nvrtc: error: the stand-in needs -fmad=false", NVRTC_ERROR_INVALID_OPTION;
     std::string built(stand_in_text, (size_t)(stand_in_text_end - stand_in_text));
-    built.replace(0, built.find('\n'), p->text, 0, p->text.find('\n')); /* the number of the module */
+    const char begin[] = "#define DT__ON_DEVICE ";
+    const size_t digit = sizeof begin - 1;
+    if (!built.compare(0, digit, begin) && !p->text.compare(0, digit, begin))
+        p->made.number = (built[digit] = p->text[digit]) - '0'; /* of the text's modules, which one */
     if (p->text != built) {
         size_t same = 0;
         while (same < built.size() && same < p->text.size() && built[same] == p->text[same]) same++;

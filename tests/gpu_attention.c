@@ -4,7 +4,7 @@
  *     cc -O1 -DDT_CUDA -I. tests/gpu_attention.c -o gpu_attention -lm -lpthread -ldl
  *     gpu_attention              the cases below
  *     gpu_attention speed        times forward and backward, for a real GPU
- *     gpu_attention SEED N       N cases that are drawn from SEED */
+ *     gpu_attention SEED N       N cases of each type that are drawn from SEED */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "tap.h"
@@ -233,26 +233,26 @@ int main(int argc, char **argv)
         {4, 4096, 4096, 16, 16, 128, 0, 0, 0.0, 0},
     };
     int fast = argc == 2 && !strcmp(argv[1], "speed");
-    dt_result r = dt__choose_kernels(&k);
-    if (!r) r = dt__gpu_open(&k, -1, 0);
-    if (!r) r = dt__gpu_load_fast((dt__cuda *)(void *)k->device);
-    if (r) return printf("Bail out! %s\n", dt_last_error()), 1;
-    tap_note("%s", k->device->name);
-    if (argc > 2) {
-        draw.key[0] = (uint32_t)atoi(argv[1]);
-        for (int i = 0; i < atoi(argv[2]); i++) {
+    draw.key[0] = (uint32_t)(argc > 2 ? atoi(argv[1]) : 0);
+    for (int format = DT_BF16; format <= DT_F16; format++) {
+        dt_result r = dt__choose_kernels(&k);
+        if (!r) r = dt__gpu_open(&k, -1, 0);
+        if (!r) r = dt__gpu_load_fast((dt__cuda *)(void *)k->device, format);
+        if (r) return printf("Bail out! %s\n", dt_last_error()), 1;
+        tap_note("%s", k->device->name);
+        for (int i = 0; argc > 2 && i < atoi(argv[2]); i++) {
             static const int64_t widths[] = {8, 40, 64, 96, 128};
             shape c = DT__ZERO;
             c.b = 1 + (int64_t)(2 * uniform()), c.t = 1 + (int64_t)(150 * uniform()), c.s = uniform() < 0.5 ? c.t : 1 + (int64_t)(150 * uniform());
             c.hk = 1 + (int64_t)(2 * uniform()), c.h = c.hk * (1 + (int64_t)(2 * uniform())), c.d = widths[(int)(5 * uniform())];
             c.causal = uniform() < 0.5, c.mask = uniform() < 0.3 ? 1 + (int)(2 * uniform()) : 0;
             c.drop = uniform() < 0.3 ? 0.25 : 0.0;
-            check(&c, i & 1 ? DT_F16 : DT_BF16);
+            check(&c, format);
         }
-    } else if (fast)
-        for (int i = 0; i < (int)(sizeof timed / sizeof *timed); i++) speed(&timed[i], DT_BF16);
-    else
-        for (int i = 0; i < (int)(sizeof cases / sizeof *cases); i++) check(&cases[i], i & 1 ? DT_F16 : DT_BF16);
-    k->device->close(k->device);
+        for (int i = 0; fast && format == DT_BF16 && i < (int)(sizeof timed / sizeof *timed); i++) speed(&timed[i], format);
+        for (int i = 0; argc == 1 && i < (int)(sizeof cases / sizeof *cases); i++)
+            if (i % 3 == format - DT_BF16 || i % 3 == 2) check(&cases[i], format);
+        k->device->close(k->device);
+    }
     return fast ? 0 : tap_done();
 }
