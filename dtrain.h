@@ -10674,7 +10674,7 @@ static void dt__gpu_go(dt__cuda *d, void *kernel, void *arguments, int64_t x, in
 {
     void *list[1];
     list[0] = arguments;
-    if (kernel != d->recast) d->work++;
+    if (kernel != d->recast) DT__ADD(&d->work, 1);
     if (x > 0)
         DT__GPU(LaunchKernel(kernel, (unsigned)x, (unsigned)y, (unsigned)z, (unsigned)threads, 1, 1, (unsigned)shared,
                              d->stream[dt__gpu_stream], list, NULL), doing);
@@ -10748,7 +10748,8 @@ static void *dt__gpu_grown(dt__cuda *d, dt__operand *o, int64_t bytes)
 static float *dt__gpu_operand(dt__cuda *d, dt__recast *a, int side, int weight, int type, int copy)
 {
     dt__operand *o = NULL;
-    int64_t bytes = (type ? 2 : 4) * (a->rows + 7 * a->pad) * a->out_ld, now = DT__ADD(&d->writes, 0) + (weight ? 0 : d->work);
+    int64_t bytes = (type ? 2 : 4) * (a->rows + 7 * a->pad) * a->out_ld;
+    int64_t now = DT__ADD(&d->writes, 0) + (weight ? 0 : DT__ADD(&d->work, 0));
     int fresh;
     void *at;
     for (int64_t i = 0; weight && i < d->weights && !o; i++)
