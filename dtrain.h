@@ -1245,6 +1245,7 @@ typedef struct dt__tls {
     char error[1024];
     dt_result code;
     struct dt__local_rank *rank; /* set in threads that are ranks (H13) */
+    int stream; /* of a GPU, for this thread's ops and verbs */
 } dt__tls;
 static __thread dt__tls dt__thread;
 
@@ -10408,7 +10409,8 @@ static dt_result dt__cuda_compile(const dt__code *code, const char *out)
 /* ---- CUDA: the device ----
  * Tensors have the GPU's addresses. Work is queued on streams: ops and verbs, for which downloads wait; copies that
  * overlap with them; communication. One waits for another by a mark, an event in its queue. */
-enum { DT__GPU_OPS, DT__GPU_COPIES, DT__GPU_COMM, DT__GPU_SENDS, DT__GPU_STREAMS = DT__GPU_SENDS + 3, DT__GPU_MARKS = 32 };
+enum { DT__GPU_OPS, DT__GPU_COPIES, DT__GPU_COMM, DT__GPU_SENDS, DT__GPU_STREAMS = DT__GPU_SENDS + 3,
+       DT__GPU_MARKS = 32 };
 
 #define DT__BODY_WARP(body)  {body, #body "_launch", 128, 32},
 #define DT__BODY_ITEM(body)  {body, #body "_launch", 128, 1},
@@ -10502,12 +10504,11 @@ typedef struct dt__cuda {
     struct dt__nccl *nccl; /* communicators between GPUs, newest first */
     float *room[2];        /* of each thread: parts of sums between GPUs */
     int sums;              /* NCCL's own sums will do (R19) */
+    int (*await)(struct dt__cuda *d, const struct dt__nccl *n, int stream, double seconds); /* dt__nccl_await */
+    void (*leave)(struct dt__cuda *d);
     struct dt_comm *comm;  /* all ranks */
 } dt__cuda;
 static __thread dt__cuda *dt__gpu; /* whose context is this thread's */
-static __thread int dt__gpu_stream; /* the stream for ops and verbs of this thread */
-static int dt__nccl_await(dt__cuda *d, const struct dt__nccl *n, int stream, double seconds);
-static void dt__nccl_close(dt__cuda *d);
 
 /* Keeps the device's first error. Returns whether it has one. */
 static int dt__gpu_failed(dt__cuda *d, int code, const char *doing)
@@ -10533,8 +10534,8 @@ static int dt__gpu_enter(dt__cuda *d)
 #define DT__GPU(call, doing) if (dt__gpu_enter(d)) (void)dt__gpu_failed(d, d->f.cu##call, doing)
 static void dt__gpu_wait(dt__cuda *d)
 {
-    if (dt__gpu_enter(d) && d->nccl) (void)dt__nccl_await(d, NULL, dt__gpu_stream, 1e9); /* a peer may fail */
-    DT__GPU(StreamSynchronize(d->stream[dt__gpu_stream]), "a kernel or a copy");
+    if (dt__gpu_enter(d) && d->nccl) (void)d->await(d, NULL, dt__thread.stream, 1e9); /* a peer may fail */
+    DT__GPU(StreamSynchronize(d->stream[dt__thread.stream]), "a kernel or a copy");
 }
 
 /* The number of a mark after all that a stream has queued by now. A later mark of the stream may take its event. */
@@ -10608,7 +10609,7 @@ static void dt__gpu_detach(dt__device *is, void *mem)
     dt__gpu_block b = DT__ZERO;
     (void)d->f.cuCtxSetCurrent(d->context);
     for (int i = 0; i < DT__GPU_STREAMS; i++) { /* after errors, too */
-        if (d->nccl) (void)dt__nccl_await(d, NULL, i, 1e9);
+        if (d->nccl) (void)d->await(d, NULL, i, 1e9);
         (void)d->f.cuStreamSynchronize(d->stream[i]);
     }
     pthread_mutex_lock(&d->lock);
@@ -10639,7 +10640,7 @@ static float *dt__gpu_download(dt__device *is, const void *mem, int64_t n)
     dt__gpu_block b = dt__gpu_find(d, mem, 0);
     float *host = (float *)(void *)(b.bytes ? b.host + ((const char *)mem - b.mem) : (char *)(uintptr_t)mem);
     if (n && b.bytes && (b.mem == b.host || d->nccl)) dt__gpu_wait(d); /* not in the copy: a peer may fail */
-    if (b.mem != b.host) dt__gpu_copy(d, dt__gpu_stream, host, (const float *)mem, n);
+    if (b.mem != b.host) dt__gpu_copy(d, dt__thread.stream, host, (const float *)mem, n);
     return host;
 }
 static float *dt__gpu_upload(dt__device *is, const void *host, int64_t n)
@@ -10648,7 +10649,7 @@ static float *dt__gpu_upload(dt__device *is, const void *host, int64_t n)
     dt__gpu_block b = dt__gpu_find(d, host, 1);
     float *mem = (float *)(void *)(b.bytes ? b.mem + ((const char *)host - b.host) : (char *)(uintptr_t)host);
     DT__ADD(&d->writes, 1);
-    if (mem != host) dt__gpu_copy(d, dt__gpu_stream, mem, (const float *)host, n);
+    if (mem != host) dt__gpu_copy(d, dt__thread.stream, mem, (const float *)host, n);
     return mem;
 }
 
@@ -10677,7 +10678,7 @@ static void dt__gpu_go(dt__cuda *d, void *kernel, void *arguments, int64_t x, in
     if (kernel != d->recast) DT__ADD(&d->work, 1);
     if (x > 0)
         DT__GPU(LaunchKernel(kernel, (unsigned)x, (unsigned)y, (unsigned)z, (unsigned)threads, 1, 1, (unsigned)shared,
-                             d->stream[dt__gpu_stream], list, NULL), doing);
+                             d->stream[dt__thread.stream], list, NULL), doing);
 }
 
 #define DT__CU(call) if (!failed && !r) failed = d->f.cu##call
@@ -10972,8 +10973,8 @@ static void dt__gpu_moved(dt__device *is, int64_t ticket)
 }
 static void dt__gpu_follow(dt__device *is, int thread)
 {
-    dt__gpu_stream = thread ? DT__GPU_COMM : DT__GPU_OPS;
-    dt__gpu_after((dt__cuda *)(void *)is, dt__gpu_stream, thread ? DT__GPU_OPS : DT__GPU_COMM);
+    dt__thread.stream = thread ? DT__GPU_COMM : DT__GPU_OPS;
+    dt__gpu_after((dt__cuda *)(void *)is, dt__thread.stream, thread ? DT__GPU_OPS : DT__GPU_COMM);
 }
 
 static void dt__gpu_verb(dt__device *is, dt_pool *pool, const dt__verb *v)
@@ -10982,7 +10983,7 @@ static void dt__gpu_verb(dt__device *is, dt_pool *pool, const dt__verb *v)
     dt__verb_args a = DT__ZERO;
     int64_t run = v->kind == DT__VERB_SQUARES || v->n > 1 << 20 ? DT__BLOCK : 128; /* of a warp */
     DT__ADD(&d->writes, 1);
-    if (v->kind == DT__VERB_COPY) dt__gpu_copy(d, dt__gpu_stream, v->to, v->from, v->n);
+    if (v->kind == DT__VERB_COPY) dt__gpu_copy(d, dt__thread.stream, v->to, v->from, v->n);
     else if (!dt__gpu_sees(d, v->to)) { /* of the host */
         dt__verb own = *v;
         dt__kernels k = *v->k;
@@ -11197,7 +11198,7 @@ static void dt__gpu_close(dt__device *is)
 {
     dt__cuda *d = (dt__cuda *)(void *)is;
     if (d->context) (void)d->f.cuCtxSetCurrent(d->context);
-    dt__nccl_close(d);
+    if (d->leave) d->leave(d);
     for (int64_t i = 0; i < d->graphs; i++) (void)d->f.cuMemFree_v2(d->graph[i].at), dt__free(d->graph[i].nodes);
     if (d->one) (void)d->f.cuMemFree_v2(d->one);
     for (int64_t i = 0; i < d->products; i++) {
@@ -15895,7 +15896,7 @@ static void dt__nccl_fail(dt__cuda *d, int code)
     if (!d->is.failed) DT__PRINT(d->is.why, "%s", dt_last_error());
     if (!d->is.failed) d->is.failed = dt__thread.code;
     for (dt__nccl *n = d->nccl; n; n = n->next) {
-        if (!n->handle || (n->stream == DT__GPU_COMM) != (dt__gpu_stream == DT__GPU_COMM)) continue;
+        if (!n->handle || (n->stream == DT__GPU_COMM) != (dt__thread.stream == DT__GPU_COMM)) continue;
         (void)d->n.ncclCommAbort(n->handle), n->handle = NULL;
     }
     (void)dt_comm_fail(d->comm, d->is.failed);
@@ -15904,7 +15905,7 @@ static void dt__nccl_fail(dt__cuda *d, int code)
 /* Returns when NCCL has queued the calls of n; without n, when it has and the stream has done its work. 0: in time. */
 static int dt__nccl_await(dt__cuda *d, const dt__nccl *n, int stream, double seconds)
 {
-    static dt__event never;
+    dt__event never = {0, 0};
     dt__awaited next = {(d->comm->rank + 1) % d->comm->size, &never, 1, NULL}; /* each rank watches the next one */
     dt__watch w = {0, 0, 0.0, dt__now(), 0.0};
     double end = w.looked + seconds;
@@ -15977,6 +15978,7 @@ static dt_result dt__nccl_join(dt_comm *c, const dt__kernels *k, int threads, in
     dt_result r = dt__library_load("DT_NCCL_LIBRARY", files, "NCCL (libnccl)", names, DT__NCCL_COUNT, &d->n);
     for (int i = 0; i < threads && !r; i++)
         if (!(d->room[i] = (float *)dt__gpu_attach(&d->is, DT__DEVICE, NULL, 4 * DT__NCCL_ROOM))) r = dt__thread.code;
+    d->await = dt__nccl_await, d->leave = dt__nccl_close;
     r = dt_comm_agree(c, r);
     if (!r) d->comm = c, d->is.direct = dt__gpu_direct, d->sums = fast;
     if (!r || c->failed) return r;
@@ -16052,7 +16054,7 @@ static dt_result dt__nccl_reduce(dt_comm *c, const dt__reduction *x)
 {
     const dt__kernels *k = &dt__gpu->k;
     const int me = c->rank, kind = x->op == DT_SUM ? DT__VERB_ADD : DT__VERB_MAX;
-    float *room = dt__gpu->room[dt__gpu_stream == DT__GPU_COMM], *value[DT__TREE_DEPTH], *sum = x->out;
+    float *room = dt__gpu->room[dt__thread.stream == DT__GPU_COMM], *value[DT__TREE_DEPTH], *sum = x->out;
     int64_t parts = 0, longest = 0, width;
     int most = 1, level[DT__TREE_DEPTH];
     dt_result r = DT_OK;
