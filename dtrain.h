@@ -15878,9 +15878,9 @@ typedef struct dt__reduction {
 
 #if defined(DT_CUDA) && defined(__ELF__) && !defined(DT_COMM_ONLY)
 /* ---- between GPUs: NCCL ----
- * Where every rank has a GPU of its own, collectives and messages on tensor memory are calls of NCCL, queued on streams.
- * NCCL only moves the addends: each rank adds its range, in the order of the tree. The calls do not block: a rank that
- * waits for its GPU sees when a peer fails, and aborts NCCL, whose kernels would wait for ever. */
+ * Where every rank has a GPU of its own, collectives and messages on tensor memory are calls of NCCL, queued on
+ * streams. NCCL only moves the addends: each rank adds its range, in the order of the tree. The calls do not block: a
+ * rank that waits for its GPU sees when a peer fails, and aborts NCCL, whose kernels would wait for ever. */
 typedef struct dt__nccl {
     struct dt__nccl *next;
     dt_comm *c;
@@ -15888,7 +15888,7 @@ typedef struct dt__nccl {
     void *handle;     /* NULL: aborted */
 } dt__nccl;
 
-/* Ends this thread's work by NCCL; fails the device and all ranks' communicator. code: NCCL's, or 0: an error is set. */
+/* Ends this thread's work by NCCL; the device and all ranks' communicator fail. code: NCCL's; 0: an error is set. */
 static void dt__nccl_fail(dt__cuda *d, int code)
 {
     if (code) dt__error(code == DT__NCCL_REMOTE ? DT_E_PEER : DT_E_SYSTEM, "NCCL failed: %.600s (NCCL_DEBUG=INFO says "
@@ -15968,8 +15968,8 @@ static void dt__nccl_close(dt__cuda *d)
         if (d->room[i]) dt__gpu_detach(&d->is, d->room[i]);
 }
 
-/* Lets GPUs exchange tensors from now on, on that many threads, if all ranks have NCCL. Else `why` says what is missing.
- * Every rank has a GPU of its own. Collective. */
+/* Lets GPUs, one per rank, exchange tensors from now on, on that many threads, if all ranks have NCCL. Else `why` says
+ * what is missing. Collective. */
 static dt_result dt__nccl_join(dt_comm *c, const dt__kernels *k, int threads, int fast, char why[200])
 {
     static const char *const files[] = {"libnccl.so.2", NULL};
@@ -21716,7 +21716,8 @@ static dt_result dt__engine_connect(dt__engine *e)
     if (pp > 1 && !r) r = dt__nccl_open(e->out[1].comm, e->k, pp - 1, DT__GPU_SENDS + 1);
     for (int32_t i = 0; i < e->p.net.param_count; i++)
         if (e->p.net.params[i].uses > 1) steps = pp;
-    for (int step = 1; step < steps && pp > 1 && !r; step++) r = dt__nccl_open(e->out[0].comm, e->k, step, DT__GPU_SENDS + 2);
+    for (int step = 1; step < steps && pp > 1 && !r; step++)
+        r = dt__nccl_open(e->out[0].comm, e->k, step, DT__GPU_SENDS + 2);
     return r;
 }
 #endif
