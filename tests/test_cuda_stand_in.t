@@ -193,7 +193,7 @@ is((calls('fast', 'contexts', 'STAND_IN_GPUS=2'))[1], "same context: 1, no third
 like((calls('fast', 'run', 'STAND_IN_NO_DEVICE=1'))[1], qr/^cuInit: no CUDA-capable device is detected \(100\)$/, 'no device');
 is((calls('fast', 'run', 'STAND_IN_ARCH=8.0'))[1], $right, 'another architecture');
 like((calls('fast', 'leak'))[2], qr/left: 3 allocations \(49152 bytes\), 1 modules, 2 streams, 1 events, 0 registrations, 1 contexts, 0 programs, 0 jobs$/, 'leaks are counted');
-like((calls('fast', "'other text'"))[1], qr/^NVRTC: error 6: cuda\.cu\(2\): error: not the text that the stand-in was built from.*\nhere it is: another$/, 'another text');
+like((calls('fast', "'other text'"))[1], qr/^NVRTC: error 6: cuda\.cu\(1\): error: not the text that the stand-in was built from.*\nhere it is: another$/, 'another text');
 
 # ---- misuse ----
 
