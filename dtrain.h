@@ -7251,7 +7251,7 @@ static dt__attention dt__sliced_pair(const dt__sliced *s, int64_t q, const float
     return j;
 }
 
-/* Copies `cols` floats of every row between arrays whose rows are those of a job, that many floats apart, or blocks (0). */
+/* Copies `cols` floats of every row between arrays whose rows are those of a job, so far apart, or blocks (0). */
 static void dt__sliced_move(const dt__sliced *s, float *to, int64_t to_ld, const float *from, int64_t from_ld,
                             int64_t cols)
 {
@@ -7272,7 +7272,7 @@ static void dt__sliced_move(const dt__sliced *s, float *to, int64_t to_ld, const
 }
 
 /* ---- joining the nodes of a tree ---- */
-/* Rows of heads of node c->out += those of c->aux; arrays of the walk: largest scores, their sums, o of width c->part. */
+/* Rows of heads of c->out += those of c->aux; arrays of the walk: largest scores, their sums, o of width c->part. */
 static void dt__slice_join(const dt__call *c, int64_t begin, int64_t end)
 {
     const dt__strided *w = c->strided;
@@ -9124,7 +9124,7 @@ typedef struct dt__recast {
     float *out;
     int64_t rows, cols, ld, out_ld, pad;
 } dt__recast;
-/* Attention by tensor cores (R19): q, k, v and dO are in 16 bits (dt__gpu_halves). stats (b h,t rounded up to 128,2): of
+/* Attention by tensor cores (R19): q, k, v and dO are in 16 bits (dt__gpu_halves). stats (b h,t up to 128,2): of
  * each query log2 of what exp(score) is divided by, and scale dO . O. */
 typedef struct dt__flash {
     dt__attention a;
@@ -9708,9 +9708,9 @@ static void dt__column_block(int op, float *chain, const float *p0, const float 
     __syncthreads();
     for (int at = 0; at < all + DEEP; at += DEEP) {
         const int left = DT__LANE < cols ? all - at - t / 32 : 0;
-        DT__EACH(e, 8) {
-            if (16 * e < left) next_x[e] = dt__get(p0, from);
-            if (16 * e < left && p1) next_y[e] = dt__get(p1, from);
+        DT__EACH(e, 8) { /* numbers of fp32 as they are: to look at one here would be to wait for it */
+            if (16 * e < left) next_x[e] = DT__TYPE(p0) ? dt__get(p0, from) : p0[from];
+            if (16 * e < left && p1) next_y[e] = DT__TYPE(p1) ? dt__get(p1, from) : p1[from];
             from += 16 * ld;
         }
         if (stats && t < 2 * dt__min(DEEP, all - at)) next_s = stats[2 * (int64_t)at + t];
@@ -10107,7 +10107,8 @@ template <int KIND, int D, int M, int N> DT__INLINE void dt__flash_tile(const dt
             }
             if (KEYS && (int)threadIdx.x < N / 2)
                 dt__copy_16(dt__shared_at(stats) + (uint32_t)(!odd * N * 8) + 16 * threadIdx.x,
-                            f.stats + 2 * ((sample * a.h + next_head) * dt__round_up(a.t, 128) + next) + 4 * threadIdx.x, 1);
+                            f.stats + 2 * ((sample * a.h + next_head) * dt__round_up(a.t, 128) + next) +
+                                4 * threadIdx.x, 1);
         }
         if (at < begin) continue;
         const uint32_t y = to_y + lines + (uint32_t)(odd * 2 * N * LINE);
@@ -10195,7 +10196,8 @@ static const char *const dt__cuda_parts[][2] = {
     {"typedef enum dt_dtype {", NULL}, {"typedef enum dt_init {", NULL}, {"typedef enum dt_optimizer_kind {", NULL},
     {"enum { DT__BLOCK =", "static void dt__copy("}, {"typedef struct dt__rng {", "/* ---- Philox4x32-10"},
     {"#define DT__PHILOX_M0", "/* c[0] z^(n-1)"}, {"#define DT__OPS(OP,", "/* 16-bit products that a"},
-    {"/* Multi-head attention over all", "/* Four floats, and four"}, {"typedef struct dt__gemm_args {", "#define DT__BODIES("},
+    {"/* Multi-head attention over all", "/* Four floats, and four"},
+    {"typedef struct dt__gemm_args {", "#define DT__BODIES("},
     /* H4 */
     {"DT__INLINE dt__vf dt__v_abs(", "/* a > b ? a : b, and a < b"},
     {"/* R14: does a win", "/* ---- functions in double"}, {"#ifdef DT__ON_DEVICE /* 2:", "#endif /* 2 */"},
@@ -10228,7 +10230,8 @@ static const char *const dt__cuda_parts[][2] = {
     {"static void dt__map_part(", NULL}, {"static void dt__some_row_op(", NULL}, {"static float dt__whole_sum(", NULL},
     {"static void dt__total(", NULL}, {"static void dt__some_column_op(", NULL},
     {"static int dt__larger(", "static void dt__run_max_grad("}, {"static int64_t dt__table_row(", NULL},
-    {"static void dt__some_embed(", "/* ---- picking by index"}, {"static void dt__slice_join(", NULL}, {"static void dt__some_gather(", NULL},
+    {"static void dt__some_embed(", "/* ---- picking by index"}, {"static void dt__slice_join(", NULL},
+    {"static void dt__some_gather(", NULL},
     {"static void dt__some_scatter_add(", NULL}, {"static void dt__some_top_k(", NULL},
     {"static uint32_t dt__drop_threshold(", NULL}, {"static uint32_t dt__site(", NULL},
     {"static void dt__some_rope(", NULL}, {"static void dt__some_positions(", NULL},
@@ -10245,7 +10248,7 @@ static const char *const dt__cuda_parts[][2] = {
     {"#define DT__BODIES(WARP, ITEM, BLOCK)", "#ifdef DT__ON_DEVICE /* 1:"},
     {"#ifdef DT__ON_DEVICE /* 7:", "#endif /* 7 */"}, {"#ifdef DT__ON_DEVICE /* 8:", "#endif /* 8 */"}};
 
-/* Prints the device's text: one file of CUDA C++ without includes. module: 1, or that of fast numerics: DT_BF16, DT_F16. */
+/* Prints the device's text, CUDA C++ without includes. module: 1, or that of fast numerics: DT_BF16, DT_F16. */
 static void dt__cuda_print(dt__text *text, int module)
 {
     static const struct {
@@ -10731,7 +10734,8 @@ static void *dt__gpu_real(const void *x) { return (void *)(dt__gpu_type(x) ? (ui
 static void dt__gpu_recast(dt__cuda *d, const dt__recast *a)
 {
     dt__recast copy = *a;
-    dt__gpu_go(d, d->recast, &copy, dt__ceil_div((a->rows + 7) * dt__ceil_div(a->cols + 7, 256), 8), 1, 1, 256, 0, "a cast");
+    dt__gpu_go(d, d->recast, &copy, dt__ceil_div((a->rows + 7) * dt__ceil_div(a->cols + 7, 256), 8), 1, 1, 256, 0,
+               "a cast");
 }
 /* Memory of at least so many bytes; NULL: an error. */
 static void *dt__gpu_grown(dt__cuda *d, dt__operand *o, int64_t bytes)
@@ -11185,7 +11189,8 @@ static dt_result dt__gpu_plan(dt__compiler *c, dt__segment_plan **plan, dt_graph
         }
         if (n->op != DT__OP_CAST) continue;
         if (widens ? n->dtype == DT_F32 && dt__gpu_read(g, id, 0)
-                   : n->dtype == g->precision && x->dtype == DT_F32 && dt__gpu_takes(g, x, 1) && dt__gpu_read(g, at, id)) {
+                   : n->dtype == g->precision && x->dtype == DT_F32 && dt__gpu_takes(g, x, 1) &&
+                         dt__gpu_read(g, at, id)) {
             n->op = DT__OP_RESHAPE;
             if (!widens) x->dtype = g->precision;
         }
@@ -18697,7 +18702,7 @@ static dt_result dt__ofi_open(dt__link **handle, dt__world *w)
  *                      manifest.json              recipe, layout and step; size and SHA-256 of every file
  *
  * It is written as step-000000200.tmp, which is renamed when all files and the directory are on the disk: a directory
- * with the final name is complete after any crash. Which numbers of the training state go where, H16 says (dt__walk). */
+ * with the final name is complete after any crash. Which numbers of the state go where, H16 says (dt__walk). */
 
 /* ---- safetensors: the header's length in 8 bytes, a JSON header (name, type, shape, offsets), the numbers ---- */
 
@@ -19052,7 +19057,7 @@ static dt_result dt__step_remove(const char *folder, int64_t step)
     return r ? r : dt__remove(going.at);
 }
 
-/* Gives a complete .tmp its name. A checkpoint of an earlier run that had the name is removed last, as far as that goes.
+/* Gives a complete .tmp its name. A checkpoint of an earlier run that had the name is removed last, if it can be.
  * *newest, unless NULL, becomes the step. */
 static dt_result dt__step_publish(const char *folder, int64_t step, int64_t *newest)
 {
