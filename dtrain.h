@@ -108,8 +108,8 @@
  *     R18  16-bit precision rounds at fixed places of the graph. Sums, master weights, their gradients stay fp32.
  *     R19  Fast numerics may change the order of sums, on GPUs also of those between ranks, and round more.
  *
- * LIMITS. GPUs were emulated only; sums in fp32 only, also of 16-bit operands (recipe.precision). Below trainer and
- * launcher nothing prints, exits or aborts. What neither a run nor a program's own loop uses is in examples/. */
+ * LIMITS. GPUs ran one at a time (an H200); sums in fp32, also of 16-bit operands (recipe.precision). Below trainer
+ * and launcher nothing prints, exits or aborts. What neither a run nor a program's own loop uses is in examples/. */
 #ifndef DT__ISA
 #ifndef DTRAIN_H
 #define DTRAIN_H
