@@ -9714,7 +9714,7 @@ static void dt__column_block(int op, float *chain, const float *p0, const float 
             from += 16 * ld;
         }
         if (stats && t < 2 * dt__min(DEEP, all - at)) next_s = stats[2 * (int64_t)at + t];
-        if (t < 32) for (int i = 0, n = (int)dt__min(DEEP, all + DEEP - at); at && i < n;)
+        for (int i = 0, n = t < 32 && at ? (int)dt__min(DEEP, all + DEEP - at) : 0; i < n;)
             if (i + 16 <= n) r = dt__column_rows<16>(op, r, x + 32 * i + t, y + 32 * i + t, s + 2 * i), i += 16;
             else r = dt__column_rows<1>(op, r, x + 32 * i + t, y + 32 * i + t, s + 2 * i), i++;
         __syncthreads();
