@@ -32,7 +32,7 @@ static int worker(int argc, char **argv)
     printf("pid %d %d\n", rank, (int)getpid());
     fflush(stdout);
     if (!strcmp(what, "status") && rank == 1) return left_open[0] = c, left_open[1] = own, 7;
-    if (!strcmp(what, "grace")) dt__comm_stop_grace(c, 3.0);
+    if (!strcmp(what, "grace") && c->job) DT__STORE(&c->job->grace_ms, 3000);
     r = DT_OK;
     for (int round = 0; !r; round++) {
         r = one_round(c, round % 2 ? own : (float *)p, atoi(argv[2]), round);

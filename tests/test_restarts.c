@@ -67,7 +67,7 @@ static int worker(int argc, char **argv)
     rank = dt_comm_rank(c);
     size = dt_comm_size(c);
     victim = rank == number(argv, "victim", 1) % size && start < number(argv, "starts", 1);
-    dt__comm_stop_grace(c, number(argv, "grace", 60000) * 1e-3);
+    if (c->job) DT__STORE(&c->job->grace_ms, (int32_t)number(argv, "grace", 60000));
     dt__comm_catch_stop(c);
     for (int n = 1; n < size; n++) __atomic_store_n(&dt__job_rank(c->job, n - 1)->unfit, n % number(argv, "unit", 1) != 0, __ATOMIC_RELAXED);
     if (number(argv, "step", -1) >= 0) dt__comm_progress(c, number(argv, "step", 0) + start * number(argv, "gain", 0));
