@@ -140,7 +140,9 @@ def speed():
         program("speed", what, f"{BUILD}/{what} speed")
     shape = SMALL if STAND_IN else BIG
     for name, how in (("exact", ""), ("fast, bf16", "--precision bf16 --numerics fast")):
-        out = program("speed", f"step, {name}", f"{BUILD}/gpu_kernels profile --data {data} {shape} {QUIET} --device cuda {how}", 120)
+        found, out = rows_of("step", f"{BUILD}/gpu_kernels profile --data {data} {shape} {QUIET} --device cuda {how}", 120)
+        for title, *rest in found:
+            row("speed", f"{name}: {title}", *rest)
         print("\n".join(line for line in out.splitlines() if line.startswith("  ") and ("%" in line or "on the host" in line)))
     status, _, err = run("python3 -c 'import torch; assert torch.cuda.is_available(), \"it sees no GPU\"'")
     if STAND_IN or status:
