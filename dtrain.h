@@ -22257,6 +22257,14 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
     return r;
 }
 
+/* Reads the losses of a step's units, once. */
+static void dt__engine_losses(dt__engine *e)
+{
+    if (e->reading) return;
+    dt__engine_reading(e, 1);
+    for (int32_t k = 0; k < e->p.program.count; k++)
+        if (e->p.program.list[k].op == DT_FORWARD) dt__engine_results(e, &e->p.program.list[k]);
+}
 /* The norm and the losses, for which a step waits only here; then one pass over this rank's pieces of the parameters:
  * clipping, optimizer and average. */
 static dt_result dt__engine_update(dt__engine *e)
@@ -22265,9 +22273,7 @@ static dt_result dt__engine_update(dt__engine *e)
     int skip = 0;
     dt__update u[2];
     dt_result result = e->dry ? DT_OK : dt__engine_squares(e, &squares);
-    dt__engine_reading(e, 1);
-    for (int32_t k = 0; k < e->p.program.count; k++)
-        if (e->p.program.list[k].op == DT_FORWARD) dt__engine_results(e, &e->p.program.list[k]);
+    dt__engine_losses(e);
     if (e->dry) return DT_OK;
     e->norm = __builtin_sqrtf(squares) / (float)e->powers.scale;
     if (!result) result = dt__update_check(&e->powers, e->p.recipe, squares, e->step, &e->rate, &skip);
@@ -22416,6 +22422,7 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
     dt__engine_reading(e, 0);
     e->inners = 0, e->env.loss_scale = (float)e->powers.scale;
     r = dt__program_run(e, &e->p.program, 0, load, owner);
+    if (!r) dt__engine_losses(e); /* of a program without UPDATE */
     e->inner_kept = e->inners;
     dt__fp_leave(saved);
     return r ? dt__engine_abandon(e, r) : DT_OK;

@@ -58,8 +58,8 @@ my ($plain, $bytes) = (@line - ($gpu =~ tr/\n//), (-s "$root/dtrain.h") - length
 cmp_ok($plain, '<=', 24_600, "the header keeps its budget: $plain lines, and " . ($gpu =~ tr/\n//) . ' of code for GPUs');
 cmp_ok($bytes, '<=', 1_208_000, "  of $bytes bytes, and " . length($gpu));
 cmp_ok(length $gpu, '>', 40_000, '  which has been found');
-cmp_ok(scalar @line, '<=', 26_940, '  ' . @line . ' lines in all');
-cmp_ok(-s "$root/dtrain.h", '<=', 1_330_200, '  of ' . (-s "$root/dtrain.h") . ' bytes');
+cmp_ok(scalar @line, '<=', 26_950, '  ' . @line . ' lines in all');
+cmp_ok(-s "$root/dtrain.h", '<=', 1_330_400, '  of ' . (-s "$root/dtrain.h") . ' bytes');
 TODO: {
     local $TODO = 'attention by tensor cores and NCCL took twice the room that was set aside for them';
     cmp_ok(scalar @line, '<=', 26_500, '  the goal with the code for GPUs: 26,500 lines');
