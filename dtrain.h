@@ -9294,7 +9294,6 @@ static void dt__copy(float *to, const float *from, int64_t n)
         return (float)dt__vd(expression).v; \
     }
 #define DT__MAP_LOAD(p, step) dt__vf((p) && DT__LANE < n - i ? dt__get(p, (step) * (i + DT__LANE)) : 0.0f)
-#define DT__MAP_STORE(p, x)   dt__v_storen(p + i, x, n - i)
 /* Operands are loaded a vector ahead of the store, so that a warp does not wait for one before it asks for the next. */
 #define DT__CASE_OPERANDS(op, mask, expression) \
     case op: { \
