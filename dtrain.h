@@ -13262,10 +13262,13 @@ static dt_result dt__update_check(dt__powers *p, const dt_recipe *r, float squar
 /* Appends a JSON string. Bytes that are not ASCII are copied. */
 static void dt__text_string(dt__text *t, const char *s)
 {
+    const char *end = s + strlen(s);
+    uint32_t code;
     dt__text_add(t, "\"");
-    for (; *s; s++)
-        if ((unsigned char)*s < 32) dt__text_add(t, "\\u%04x", *s);
-        else dt__text_add(t, "%s%c", *s == '"' || *s == '\\' ? "\\" : "", *s);
+    for (int n; *s; s += n ? n : 1)
+        if (!(n = dt__utf8((const unsigned char *)s, end - s, &code))) dt__text_add(t, "?");
+        else if (code < 32) dt__text_add(t, "\\u%04x", *s);
+        else dt__text_add(t, "%s%.*s", *s == '"' || *s == '\\' ? "\\" : "", n, s);
     dt__text_add(t, "\"");
 }
 
@@ -23601,6 +23604,7 @@ struct dt_trainer {
     float *gathered;      /* (shards, 1 or segments): losses of all ranks */
     float *counts;        /* (ranks, 16): words of each */
     FILE *metrics;           /* rank 0, with output.metrics; else NULL */
+    float logs;              /* 1 on all ranks if rank 0 writes metrics */
     char stopper[80];        /* why a probe stops the run */
     dt__tensors published; /* the initial weights, until they are read .. */
     dt_checkpoint *initial; /* .. or the sharded checkpoint that has them */
@@ -25760,6 +25764,9 @@ static dt_result dt__probe_end(dt_trainer *t, dt_moment when, const dt_step_info
 
 static dt_result dt__metrics_open(dt_trainer *t)
 {
+    const dt_recipe recipe = dt_recipe_default();
+    const dt_layout layout = dt_layout_default();
+    const int64_t *planned = (const int64_t *)(const void *)&t->planned;
     dt__text text = DT__ZERO;
     struct stat is;
     const char *path = t->layout.output.metrics;
@@ -25771,7 +25778,15 @@ static dt_result dt__metrics_open(dt_trainer *t)
         if (ftruncate(fileno(t->metrics), 0)) return dt__file_error("write", path);
         if (!t->layout.output.quiet) printf("metrics  %s of an earlier run is replaced\n", path);
     }
-    dt__text_add(&text, "{\"version\": \"%s\", ", dt_version());
+    dt__text_add(&text, "{\"version\": \"%s\", \"time\": %jd, \"parameters\": %jd, \"nodes\": %d, \"cores\": %.9g, "
+                 "\"device\": \"%s %s\", \"peak_gflops\": %.9g, \"memory\": {", dt_version(), (int64_t)time(NULL),
+                 t->e.p.net.weights, dt_comm_nodes(t->comm), dt__comm_cores(t->comm) * (double)dt__comm_here(t->comm),
+                 t->e.k->device ? t->e.k->device->name : "cpu", t->e.k->name, t->peak_gflops);
+    for (int i = 0; i < 6; i++) dt__text_add(&text, "%s\"%s\": %jd", i ? ", " : "", dt__purposes[1 + i], planned[i]);
+    dt__text_add(&text, "}, \"usual\": {");
+    dt__options_json(&text, DT__ROWS(dt__options), DT__GROUP_RECIPE, &recipe);
+    dt__options_json(&text, DT__ROWS(dt__options), DT__GROUP_LAYOUT, &layout);
+    dt__text_add(&text, "}, ");
     dt__trainer_json(t, &text, " ");
     dt__text_add(&text, "}}");
     if (text.failed) r = DT_E_MEMORY;
@@ -25855,6 +25870,8 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     dt__tensors_close(&t->published);
     dt_checkpoint_close(&t->initial);
     if (!r && t->layout.output.metrics && dt_trainer_is_root(t)) r = dt__metrics_open(t);
+    t->logs = t->metrics != NULL;
+    if (!r && !from) r = dt_all_reduce(t->comm, &t->logs, 1, DT_MAX);
     if (!r && !from) r = dt__loader_open(t);
     if (!r && dt__trainer_speaks(t)) dt__trainer_banner(t);
     dt__busy_end(t, busy);
@@ -26419,6 +26436,9 @@ static void dt__metric_put(FILE *f, const char *comma, const char *name, double 
 
 static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
 {
+    static const char *const names[] = {"seconds", "work", "exposed", "agree", "data", "memory"}; /* of each rank */
+    float own[6] = {(float)i->seconds, (float)i->work_seconds, (float)i->exposed_seconds, (float)i->agree_seconds,
+                    (float)i->data_seconds, 1024.0f * (float)dt__read_number("/proc/self/status", "VmRSS:")};
     int saves = t->layout.checkpoint.place != NULL, scaled = t->recipe.precision == DT_PRECISION_FP16;
     int fast = t->recipe.numerics == DT_FAST && i->step == t->first + 1;
     const struct dt__metric { int on; const char *name; double value; } list[] = {
@@ -26432,13 +26452,25 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
         {1, "comm_seconds", i->comm_seconds}, {1, "exposed_seconds", i->exposed_seconds},
         {1, "data_seconds", i->data_seconds}, {saves, "save_seconds", i->save_seconds},
         {1, "sent_bytes", (double)i->sent_bytes}, {1, "far_bytes", (double)i->far_bytes},
-        {1, "reductions", (double)i->reductions}, {t->e.k->device != NULL, "host_ops", dt__trainer_on_host(t, 0)}};
-    if (!t->metrics) return DT_OK;
+        {1, "reductions", (double)i->reductions}, {1, "gradient_bytes", (double)i->gradient_bytes},
+        {1, "gradient_far", (double)i->gradient_far}, {t->e.k->device != NULL, "host_ops", dt__trainer_on_host(t, 0)}};
+    dt__text more = DT__ZERO;
+    dt_result r = t->logs > 0.0f ? dt_all_gather(t->comm, own, t->counts, 6) : DT_OK;
+    if (r || !t->metrics) return r;
     for (size_t k = 0; k < sizeof list / sizeof *list; k++)
         if (list[k].on) dt__metric_put(t->metrics, k ? "," : "{", list[k].name, list[k].value);
     for (const dt_probe *p = t->layout.output.probes; p; p = p->next)
         if (p->metric) dt__metric_put(t->metrics, ",", p->metric, p->number);
-    fputs("}\n", t->metrics);
+    for (int k = 0; k < 6; k++) {
+        dt__text_add(&more, "%s,\"rank_%s\":[", k ? "]" : "", names[k]);
+        for (int q = 0; q < dt_comm_size(t->comm); q++)
+            dt__text_add(&more, "%s%.9g", q ? "," : "", (double)t->counts[6 * q + k]);
+    }
+    dt__text_add(&more, "]");
+    if (t->text && *t->text) dt__text_add(&more, ",\"sample\":"), dt__text_string(&more, t->text), *t->text = 0;
+    if (i->step == t->recipe.steps) dt__text_add(&more, ",\"sha256\":\"%s\"", dt_trainer_hash(t));
+    fprintf(t->metrics, "%s}\n", more.failed ? "" : more.at);
+    dt__free(more.at);
     return fflush(t->metrics) || ferror(t->metrics) ? dt__file_error("write", t->layout.output.metrics) : DT_OK;
 }
 
@@ -26884,7 +26916,13 @@ DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info)
 {
     if (dt__refused("t info", t, info)) return DT_E_USAGE;
     unsigned saved = dt__fp_enter();
+    dt__text text = DT__ZERO;
     dt_result r = dt__trainer_step(t, info);
+    if (r && r != DT_E_USAGE && t->metrics) {
+        dt__text_string(&text, dt_last_error());
+        fprintf(t->metrics, "{\"step\":%jd,\"error\":%s}\n", t->e.step, text.failed ? "\"\"" : text.at);
+        dt__free(text.at);
+    }
     dt__fp_leave(saved);
     return r;
 }

@@ -378,13 +378,16 @@ static void doctor_judge_transport(doctor_case *x)
               *engine ? ", shared memory inside nodes" : "", link[0], link[1]);
     if (efa)
         doctor_say(f->advice, "an Elastic Fabric Adapter is present but not used: set DT_FABRIC=efa, and run `fi_info "
-                  "-p efa` (the container needs its software, and the security group must admit itself)");
+                  "-p efa` (the container needs its software, and the security group must admit itself). Try "
+                  "DT_FABRIC=efa in front of the same command");
     else if (slow)
         doctor_say(f->advice, "the link is far slower than a machine's: look for %sa slow interface (DT_INTERFACE), "
-                  "and a limit of the instance or the container", first->limited ? "DT_LINK_RATE, which is set, " : "");
+                  "and a limit of the instance or the container. Try the same command with%s",
+                  first->limited ? "DT_LINK_RATE, which is set, " : "",
+                  first->limited ? "out DT_LINK_RATE" : " DT_INTERFACE=NAME in front of it");
     else if (one >= 0)
         doctor_say(f->advice, "ranks 0 and %d are on one machine, but on two nodes: start them in one container, "
-                  "without DT_NODES, so that they share memory", one);
+                  "without DT_NODES, so that they share memory. Try --nodes 1", one);
 }
 
 static void doctor_judge_data(doctor_case *x)
@@ -400,7 +403,8 @@ static void doctor_judge_data(doctor_case *x)
               1e3 * d->data, 1e3 * d->seconds, 100.0 * share);
     if (f->fires)
         doctor_say(f->advice, "load samples faster: token shards (./build.sh tokenizer) for text, a local disk or a "
-                  "streaming file system, less work in the source's fetch");
+                  "streaming file system, less work in the source's fetch. Try ./build.sh tokenizer TEXT "
+                  "-o DIR --shards DIR/NAME.bin, then --data DIR/NAME.bin");
 }
 
 static void doctor_judge_batch(doctor_case *x)
@@ -417,7 +421,8 @@ static void doctor_judge_batch(doctor_case *x)
                   d->break_even, d->worthwhile, x->batch);
     if (idle)
         doctor_say(f->advice, "the pipeline is idle for (p-1)/(m+p-1) = %.0f %% of the time: use more units m, by a "
-                  "larger --batch in micro-batches of the same size", 100.0 * x->idle);
+                  "larger --batch in micro-batches of the same size. Try --batch %.0f", 100.0 * x->idle,
+                  2.0 * x->batch);
     else if (f->fires)
         doctor_say(f->advice, "do more work per exchange: --batch %.0f, or %.0f micro-batches of %g (a recipe choice: "
                   "other bits); or use fewer ranks", d->worthwhile,
@@ -443,8 +448,8 @@ static void doctor_judge_overlap(doctor_case *x)
               crowded ? ", not meaningful while ranks share cores" : "", on ? "on" : "off", buckets, x->bucket,
               1e3 * each);
     if (f->fires)
-        doctor_say(f->advice, "%s%s%s", on ? "smaller buckets let sums begin earlier (--bucket)"
-                  : "hide it: --overlap on, with a core for it on each rank",
+        doctor_say(f->advice, "%s%s%s", on ? "smaller buckets let sums begin earlier: try --bucket 1000000"
+                  : "hide it: try --overlap on, with a core for it on each rank",
                   buckets * each > 0.3 * d->exposed ? "; messages are too small for alpha: --bucket 25000000" : "",
                   d->exposed > 3.0 * d->exchange ? "; it takes over 3 times what the links need: ranks are late" : "");
 }
@@ -486,13 +491,13 @@ static void doctor_judge_placement(doctor_case *x)
               x->threads, x->cores, who, slowest, d->alone, d->together);
     if (crossed > 0.0)
         doctor_say(f->advice, "keep tensor groups inside nodes: --order DPT, and a --tp that divides the ranks of a "
-                  "node; put pipeline stages or data-parallel ranks between nodes");
+                  "node; put pipeline stages or data-parallel ranks between nodes. Try --order DPT");
     else if (x->crowd > 1.0)
         doctor_say(f->advice, "ranks share cores: use fewer ranks or --threads, or bind them (mpirun --bind-to core, "
-                  "srun --cpu-bind)");
+                  "srun --cpu-bind). Try --threads 1");
     else if (f->fires)
         doctor_say(f->advice, "all wait for rank %d: look for another program on its cores, a slow or hot processor, "
-                  "DT_ISA; or leave that machine out", who);
+                  "DT_ISA; or leave that machine out. Try `top` there, then the same command", who);
 }
 
 /* A pipeline's share of idle time, by formula. */

@@ -7,6 +7,7 @@
  *     dt_rules_attach(&layout, &rules);          before dt_args
  *
  * a program has the options --rules (look for faults, and report at the end) and --stop-on RULE,.. (save and stop).
+ * Lines of --metrics then have rules_fired: bit r is set from the step on where rule r of dt_rule fired.
  *
  * Names and bounds are those of the built-in rules of Amazon SageMaker Debugger, where Debugger has the rule; section
  * Rules of reference.md says when each one fires. Matrices are judged, vectors (units 0: biases) are not. */
@@ -57,36 +58,58 @@ enum { RULES_BOUNDS = 5, RULES_BLOCK = 10 }; /* block: steps that are judged tog
 typedef struct rules_row {
     const char *name;
     double bound[RULES_BOUNDS];
-    const char *advice;
+    const char *advice, *next;
 } rules_row;
 /* In the order of dt_rule. */
 static const rules_row rules_table[DT_RULE_COUNT + 1] = {
-    {"VanishingGradient", {1e-7}, "use ReLU or GELU, residual connections, norms, or larger initial weights"},
-    {"ExplodingTensor", {0}, "lower the learning rate, clip the gradient norm, warm up; look for bad samples"},
-    {"DeadRelu", {0.5, 0.01}, "lower the learning rate, start biases at 0, or use GELU or a leaky ReLU"},
-    {"SaturatedActivation", {0.5, 0.01, 9.4999, -23, 16.999999}, "use smaller initial weights, scaled inputs, norms"},
-    {"LossNotDecreasing", {10, 0.001}, "raise the learning rate, or lower it if the loss jumps; check the labels"},
-    {"Overfit", {0.1, 1}, "use more data, dropout, weight decay or a smaller model; or stop here"},
-    {"Overtraining", {5, 10, 0.01}, "stop, and take the checkpoint with the lowest validation loss"},
-    {"PoorWeightInitialization", {10, 10, 0.001}, "draw weights of variance 1 or 2 over a unit's inputs"},
-    {"WeightUpdateRatio", {1e-8, 10}, "choose a learning rate by which a step changes weights by about 0.1 %"},
-    {"AllZero", {1}, "check its connection to the loss, inputs, masks and initial weights"},
-    {"TensorVariance", {0}, "check initialization and normalization"},
-    {"UnchangedTensor", {3, 1e-5, 1e-8}, "check that the optimizer has it, its gradient, and the learning rate"},
-    {"ClassImbalance", {500, 10}, "draw rare classes more often, or weight their loss"},
-    {"StalledTraining", {1800}, "a rank hangs or waits for data: stop the job, and resume from a checkpoint"},
-    {"StepOutlier", {3, 10}, "look for what else runs then: checkpoints, validation, slow files, other jobs"},
-    {"LoadBalancing", {0.5}, "give the busiest rank less work, or look for what slows its machine"},
-    {"LowUtilization", {0.7}, "more work between two exchanges, overlap, fewer ranks; dt_doctor tells which"},
-    {"Dataloader", {0.2}, "read ahead, preprocess samples, keep them on a local disk"},
-    {"MemoryIncrease", {0.05}, "look for what accumulates from step to step: lists of losses, graphs, buffers"},
-    {"MaxInitializationTime", {1200}, "copy less at the start: stream the data, keep images and caches warm"},
-    {"none", {0}, ""}};
+    {"VanishingGradient", {1e-7}, "use ReLU or GELU, residual connections, norms, or larger initial weights",
+     "--precision fp32 --learning-rate LR*3"},
+    {"ExplodingTensor", {0}, "lower the learning rate, clip the gradient norm, warm up; look for bad samples",
+     "--learning-rate LR/4 --clip 1 --warmup 100"},
+    {"DeadRelu", {0.5, 0.01}, "lower the learning rate, start biases at 0, or use GELU or a leaky ReLU",
+     "--learning-rate LR/4 --warmup 100"},
+    {"SaturatedActivation", {0.5, 0.01, 9.4999, -23, 16.999999}, "use smaller initial weights, scaled inputs, norms",
+     "--learning-rate LR/4 --warmup 100"},
+    {"LossNotDecreasing", {10, 0.001}, "raise the learning rate, or lower it if the loss jumps; check the labels",
+     "--learning-rate LR*3"},
+    {"Overfit", {0.1, 1}, "use more data, dropout, weight decay or a smaller model; or stop here",
+     "--weight-decay 0.3"},
+    {"Overtraining", {5, 10, 0.01}, "stop, and take the checkpoint with the lowest validation loss",
+     "--steps BEST"},
+    {"PoorWeightInitialization", {10, 10, 0.001}, "draw weights of variance 1 or 2 over a unit's inputs",
+     "--seed 2 --warmup 100"},
+    {"WeightUpdateRatio", {1e-8, 10}, "choose a learning rate by which a step changes weights by about 0.1 %",
+     "--learning-rate LR/4 --warmup 100"},
+    {"AllZero", {1}, "check its connection to the loss, inputs, masks and initial weights",
+     "--precision fp32 --seed 2"},
+    {"TensorVariance", {0}, "check initialization and normalization",
+     "--seed 2 --warmup 100"},
+    {"UnchangedTensor", {3, 1e-5, 1e-8}, "check that the optimizer has it, its gradient, and the learning rate",
+     "--learning-rate LR*3 --precision fp32"},
+    {"ClassImbalance", {500, 10}, "draw rare classes more often, or weight their loss",
+     "--batch BATCH*4"},
+    {"StalledTraining", {1800}, "a rank hangs or waits for data: stop the job, and resume from a checkpoint",
+     "--timeout 60 --max-restarts 3"},
+    {"StepOutlier", {3, 10}, "look for what else runs then: checkpoints, validation, slow files, other jobs",
+     "--eval-every 0 --sample-every 0"},
+    {"LoadBalancing", {0.5}, "give the busiest rank less work, or look for what slows its machine",
+     "--doctor"},
+    {"LowUtilization", {0.7}, "more work between two exchanges, overlap, fewer ranks; dt_doctor tells which",
+     "--doctor"},
+    {"Dataloader", {0.2}, "read ahead, preprocess samples, keep them on a local disk",
+     "--doctor"},
+    {"MemoryIncrease", {0.05}, "look for what accumulates from step to step: lists of losses, graphs, buffers",
+     "--sample-length 0 --eval-every 0"},
+    {"MaxInitializationTime", {1200}, "copy less at the start: stream the data, keep images and caches warm",
+     "--steps 5"},
+    {"none", {0}, "", ""}};
 
 static const rules_row *rules_at(int32_t i) { return &rules_table[i >= 0 && i < DT_RULE_COUNT ? i : DT_RULE_COUNT]; }
 /* Its name, and what to do about it ("none" and "" where there is no such rule). */
 static inline const char *dt_rule_name(int32_t rule) { return rules_at(rule)->name; }
 static inline const char *dt_rule_advice(int32_t rule) { return rules_at(rule)->advice; }
+/* Options to try first, after those of the run. LR and BATCH are its own; BEST has the lowest validation loss. */
+static inline const char *dt_rule_next(int32_t rule) { return rules_at(rule)->next; }
 
 typedef struct rules_tensor {
     char name[96];
@@ -534,7 +557,8 @@ static inline dt_result dt_rules_text(const dt_rules *r, char *text, int64_t siz
         rules_add(text, size, &used, "  %-24s  step %lld  %.4g (bound %.4g)  %s%s", dt_rule_name(i), (long long)f->step,
                   f->value, f->bound, f->name, *f->name ? "  " : "");
         if (f->rank >= 0) rules_add(text, size, &used, "rank %d  ", (int)f->rank);
-        rules_add(text, size, &used, "x%lld\n    do: %s\n", (long long)f->times, dt_rule_advice(i));
+        rules_add(text, size, &used, "x%lld\n    do: %s\n    try: the same command with %s\n",
+                  (long long)f->times, dt_rule_advice(i), dt_rule_next(i));
     }
     if (used < size) return DT_OK;
     return dt_error(DT_E_USAGE, "a text of %lld bytes does not fit into %lld. Give it room for %lld.", (long long)used,
@@ -605,7 +629,7 @@ static dt_result rules_begin_watch(dt_probe *p, dt_trainer *t)
     p->user = w = (rules_watch *)calloc(1, sizeof *w);
     if (w) w->times = (float *)malloc(5 * sizeof(float) * (size_t)ranks);
     if (!w || !w->times) return rules_no_memory();
-    p->metric = "rules", w->opened = rules_now();
+    p->metric = "rules_fired", w->opened = rules_now();
     r = p->option[RULES_STOP].value ? rules_stops(w, p->option[RULES_STOP].value) : DT_OK;
     if (!r) r = dt_rules_open(&w->rules, ranks);
     return r ? r : dt_rules_set(w->rules, DT_RULE_LOSS_NOT_DECREASING, 0, 50); /* 10 fits losses without noise */
@@ -660,7 +684,8 @@ static dt_result rules_watch_step(dt_probe *p, dt_trainer *t, const dt_step_info
         r = dt_rules_step(w->rules, &s);
     }
     if (!r && info->norm - info->norm == 0.0f) r = rules_tensors(p, t, info->step); /* else the step was skipped */
-    p->number = (double)rules_count(w->rules);
+    p->number = 0.0;
+    for (int32_t i = 0; i < DT_RULE_COUNT; i++) p->number += w->rules->fired[i].times ? (double)(1u << i) : 0.0;
     for (int32_t i = 0; i < DT_RULE_COUNT && !r; i++)
         if ((w->stops >> i & 1u) && dt_rules_fired(w->rules, i))
             return dt_error(DT_E_STOPPED, "by rule %s", dt_rule_name(i));

@@ -312,6 +312,8 @@ static void good_case(doctor_case *x)
 static int finding(doctor_case *x)
 {
     doctor_judge(x);
+    for (int i = 0; i < DT_BRANCH_COUNT; i++) /* advice names a command or an option */
+        if (found.finding[i].fires && !strpbrk(found.finding[i].advice, "-=")) return -2;
     return found.first;
 }
 
