@@ -9072,15 +9072,23 @@ static dt_result dt__code_get(const dt__code *code, char *path, size_t size, int
     return r;
 }
 #ifdef DT_CUDA
-/* Appends the one declaration or function of this file that begins a line with `begin`. */
-static void dt__source_one(dt__text *text, const char *begin)
+/* Appends functions and types of this file by their names, each from the line that begins its definition. */
+static void dt__source_names(dt__text *text, const char *names)
 {
-    const char *from = strstr(dt__source, begin), *to = from;
-    int depth = 0;
-    while (to > dt__source && to && to[-1] != '\n') from = to = strstr(to + 1, begin);
-    while (to && *to && (*to != '\n' || depth || (to[-1] != '}' && to[-1] != ';' && to[-1] != '/')))
-        depth += *to == '{', depth -= *to++ == '}';
-    dt__text_add(text, "%.*s\n", to ? (int)(to - from) : 0, to ? from : "");
+    char name[64];
+    for (int n; sscanf(names, "%63s%n", name, &n) == 1; names += n) {
+        const char *at = dt__source, *line = at, *to;
+        size_t length = strlen(name);
+        int depth = 0, found = 0;
+        while (!found && (at = strstr(at + 1, name)) != NULL) {
+            for (line = at; line[-1] != '\n'; line--) {}
+            found = (!strncmp(line, "static ", 7) || !strncmp(line, "typedef ", 8)) &&
+                    !memchr(line, '(', (size_t)(at - line)) && (at[length] == '(' || !strncmp(at + length, " {", 2));
+        }
+        for (to = line; found && (*to != '\n' || depth || (to[-1] != '}' && to[-1] != ';')); to++)
+            depth += (*to == '{') - (*to == '}');
+        dt__text_add(text, "%.*s\n", (int)(to - line), line);
+    }
 }
 #endif
 #endif
@@ -9182,55 +9190,34 @@ struct dt_pool;
 struct dt_graph;
 struct dt__kernels;
 
-/* One lane of a vector of floats, int32s, doubles or uint64s. A cast copies bits; a comparison gives ones or zeros. */
-struct dt__vf;
-struct dt__vd;
-struct dt__vi {
-    int v;
-    dt__vi() {}
-    dt__vi(int x) : v(x) {}
-    inline explicit operator dt__vf() const;
-    int operator[](int) const { return v; }
+/* A lane of a vector of T. A comparison gives ones or zeros as a lane of M; a cast to other lanes copies bits. */
+#define DT__BY_LANES(op) \
+    friend dt__lane operator op(dt__lane a, dt__lane b) { return T(a.v op b.v); }
+#define DT__IF_LANES(op) \
+    friend dt__lane<M, M> operator op(dt__lane a, dt__lane b) { return a.v op b.v ? ~M(0) : M(0); }
+template <class T, class M> struct dt__lane {
+    T v;
+    dt__lane() {}
+    dt__lane(T x) : v(x) {}
+    T operator[](int) const { return v; }
+    template <class U, class N> explicit operator dt__lane<U, N>() const
+    {
+        const union {
+            T from;
+            U to;
+        } bits = {v};
+        return bits.to;
+    }
+    DT__BY_LANES(+) DT__BY_LANES(-) DT__BY_LANES(*) DT__BY_LANES(/) DT__BY_LANES(&) DT__BY_LANES(|) DT__BY_LANES(^)
+    DT__BY_LANES(<<) DT__BY_LANES(>>) DT__IF_LANES(<) DT__IF_LANES(>) DT__IF_LANES(<=) DT__IF_LANES(>=)
+    DT__IF_LANES(==) DT__IF_LANES(!=)
+    friend dt__lane operator-(dt__lane a) { return -a.v; }
+    friend dt__lane operator~(dt__lane a) { return ~a.v; }
 };
-struct dt__vf {
-    float v;
-    dt__vf() {}
-    dt__vf(float x) : v(x) {}
-    explicit operator dt__vi() const { return __float_as_int(v); }
-    float operator[](int) const { return v; }
-};
-inline dt__vi::operator dt__vf() const { return __int_as_float(v); }
-struct dt__vl {
-    uint64_t v;
-    dt__vl(uint64_t x) : v(x) {}
-    inline explicit operator dt__vd() const;
-};
-struct dt__vd {
-    double v;
-    dt__vd() {}
-    dt__vd(double x) : v(x) {}
-    explicit operator dt__vl() const { return (uint64_t)__double_as_longlong(v); }
-};
-inline dt__vl::operator dt__vd() const { return __longlong_as_double((long long)v); }
-#define DT__BY_LANES(type, op) \
-    DT__INLINE type operator op(type a, type b) { return type(a.v op b.v); }
-#define DT__IF_LANES(type, mask, op) \
-    DT__INLINE mask operator op(type a, type b) { return a.v op b.v ? ~mask(0).v : mask(0).v; }
-#define DT__ALL_LANES(type) DT__BY_LANES(type, +) DT__BY_LANES(type, -)
-#define DT__BIT_LANES(type) \
-    DT__ALL_LANES(type) DT__BY_LANES(type, &) DT__BY_LANES(type, |) DT__BY_LANES(type, ^) DT__BY_LANES(type, <<) \
-    DT__BY_LANES(type, >>) DT__INLINE type operator~(type a) { return ~a.v; }
-#define DT__REAL_LANES(type, mask) \
-    DT__ALL_LANES(type) DT__BY_LANES(type, *) DT__BY_LANES(type, /) DT__IF_LANES(type, mask, <) \
-    DT__IF_LANES(type, mask, >) DT__IF_LANES(type, mask, <=) DT__IF_LANES(type, mask, >=) \
-    DT__IF_LANES(type, mask, ==) DT__IF_LANES(type, mask, !=) DT__INLINE type operator-(type a) { return -a.v; }
-DT__BIT_LANES(dt__vi)
-DT__BIT_LANES(dt__vl)
-DT__IF_LANES(dt__vi, dt__vi, <)
-DT__IF_LANES(dt__vi, dt__vi, >)
-DT__IF_LANES(dt__vi, dt__vi, >=)
-DT__REAL_LANES(dt__vf, dt__vi)
-DT__REAL_LANES(dt__vd, dt__vl)
+typedef dt__lane<float, int> dt__vf;
+typedef dt__lane<int, int> dt__vi;
+typedef dt__lane<double, uint64_t> dt__vd;
+typedef dt__lane<uint64_t, uint64_t> dt__vl;
 #define __builtin_convertvector(x, type) type((float)(x).v)
 DT__INLINE float dt__get(const float *p, int64_t i);
 DT__INLINE void dt__put(float *p, int64_t i, float x);
@@ -9726,48 +9713,17 @@ static void dt__column_block(int op, float *chain, const float *p0, const float 
 #endif /* 4 */
 
 #ifdef DT__ON_DEVICE /* 5: the table of kernels, whose entries are called through a pointer that nobody reads */
+#define DT__CALLED(name, function) \
+    template <class... A> static auto name(A... a) { return function(a...); }
 struct dt__kernels {
-    static void drop(float *out, const float *x, int64_t n, const dt__rng *rng, int64_t first, uint32_t threshold,
-                     float scale)
-    {
-        dt__drop_cuda(out, x, n, rng, first, threshold, scale);
-    }
-    static void rope(float *out, const float *x, const float *turn, int64_t heads, int64_t d, float sign)
-    {
-        dt__rope_cuda(out, x, turn, heads, d, sign);
-    }
-    static float row_dot(const float *a, const float *b, int64_t n) { return dt__row_dot_cuda(a, b, n); }
-    static void add_scaled(float *out, const float *x, int64_t n, float s) { dt__add_scaled_cuda(out, x, n, s); }
-    static void column(int op, float *chain, const float *p0, const float *p1, const float *stats, int64_t rows,
-                       int64_t cols, int64_t ld)
-    {
-        dt__column_block(op, chain, p0, p1, stats, rows, cols, ld);
-    }
-    static void attention_join(const dt__slice_sums *left, const dt__slice_sums *right, int64_t d)
-    {
-        dt__attention_join_cuda(left, right, d);
-    }
+    DT__CALLED(drop, dt__drop_cuda) DT__CALLED(rope, dt__rope_cuda) DT__CALLED(row_dot, dt__row_dot_cuda)
+    DT__CALLED(add_scaled, dt__add_scaled_cuda) DT__CALLED(column, dt__column_block) DT__CALLED(map, dt__map_cuda)
+    DT__CALLED(attention_join, dt__attention_join_cuda) DT__CALLED(unary, dt__unary_cuda)
+    DT__CALLED(binary, dt__binary_cuda) DT__CALLED(convert, dt__convert_cuda) DT__CALLED(update, dt__update_run_cuda)
     static void row(int op, float *out, const float *const in[3], float s[4], int64_t n)
     {
         dt__row_cuda(op, out, in, s, n);
         DT__SYNC;
-    }
-    static void map(int op, float *out, const float *const in[3], const int step[3], int64_t n, float scalar)
-    {
-        dt__map_cuda(op, out, in, step, n, scalar);
-    }
-    static void unary(int op, float *out, const float *x, int64_t n, float s) { dt__unary_cuda(op, out, x, n, s); }
-    static void binary(int op, float *out, const float *a, int astep, const float *b, int bstep, int64_t n)
-    {
-        dt__binary_cuda(op, out, a, astep, b, bstep, n);
-    }
-    static void convert(int to, void *out, int from, const void *x, int64_t n)
-    {
-        dt__convert_cuda(to, out, from, x, n);
-    }
-    static void update(int optimizer, float *w, float *const *state, const float *grad, int64_t n, const dt__update *u)
-    {
-        dt__update_run_cuda(optimizer, w, state, grad, n, u);
     }
 };
 static float dt__log_value(const dt__kernels *, float x) { return dt__v_log(x).v; }
@@ -10186,13 +10142,12 @@ DT__FAST_KERNEL(dt__flash_stats, dt__flash, 256)
 }
 #endif /* 8 */
 
-/* The parts of this file that the device needs, in order: from `begin` up to `end`, or where that is NULL the one
- * declaration or function that begins so. */
+/* The parts of this file that the device needs, in order: from one text up to another, or names. */
+#define DT__BODY_NAME(body) #body " "
 static const char *const dt__cuda_parts[][2] = {
     {"#ifdef DT__ON_DEVICE /* 1:", "#endif /* 1 */"},
     /* H1, H2, H3 */
-    {"#define DT_MAX_DIMS", "/* "}, {"typedef struct dt_shape {", NULL}, {"typedef struct dt_tensor {", NULL},
-    {"typedef enum dt_dtype {", NULL}, {"typedef enum dt_init {", NULL}, {"typedef enum dt_optimizer_kind {", NULL},
+    {"#define DT_MAX_DIMS", "/* "}, {"dt_shape dt_tensor dt_dtype dt_init dt_optimizer_kind", NULL},
     {"enum { DT__BLOCK =", "static void dt__copy("}, {"typedef struct dt__rng {", "/* ---- Philox4x32-10"},
     {"#define DT__PHILOX_M0", "/* c[0] z^(n-1)"}, {"#define DT__OPS(OP,", "/* 16-bit products that a"},
     {"/* Multi-head attention over all", "/* Four floats, and four"},
@@ -10205,45 +10160,27 @@ static const char *const dt__cuda_parts[][2] = {
     {"/* Elements [i, i + k) of the", "/* ---- map ops ---- */"},
     {"#define DT__OPERAND(mask, bit)", "/* A map op on n elements"},
     {"/* ---- conversions of storage", "#ifdef DT__FORCED"}, {"#ifdef DT__ON_DEVICE /* 3:", "#endif /* 3 */"},
-    {"static void DT__K(dt__binary)(", "/* ---- conversions of storage"},
-    {"static void DT__K(dt__attention_join)(", NULL},
+    {"static void DT__K(dt__binary)(", "/* ---- conversions of storage"}, {"DT__K(dt__attention_join)", NULL},
     {"/* ---- rotary embedding", "typedef uint16_t DT__K(dt__vs)"},
     {"/* out (n) of type `to`", "static const dt__kernels DT__K(dt__table)"},
     /* H5 */
     {"/* TREE over n terms", "static float dt__tree("}, {"#ifdef DT__ON_DEVICE /* 4:", "#endif /* 4 */"},
-    {"#ifdef DT__ON_DEVICE /* 5:", "#endif /* 5 */"}, {"static float dt__row_value(", NULL},
-    {"enum { DT__VERB_COPY,", NULL}, {"typedef struct dt__verb {", NULL}, {"static void dt__verb_task(", NULL},
+    {"#ifdef DT__ON_DEVICE /* 5:", "#endif /* 5 */"}, {"enum { DT__VERB_COPY,", "enum { DT__VERB_RUN"},
+    {"dt__row_value dt__verb dt__verb_task", NULL},
     /* H6 */
     {"#define DT__MAX_IN 8", "#define DT__ELEMENTS"}, {"typedef struct dt__node {", "/* What ops ask of other"},
-    {"typedef struct dt__peers {", "typedef void (*dt__run_fn)"}, {"enum { DT__CLASS_LEAF,", NULL},
-    {"enum { DT__SHAPE_GIVEN,", NULL}, {"static int64_t dt__span(", NULL},
+    {"typedef struct dt__peers {", "typedef void (*dt__run_fn)"},
+    {"enum { DT__CLASS_LEAF,", "enum { DT__SHARDS_REFUSE"}, {"dt__span", NULL},
     {"static int64_t dt__count(", "static int dt__same_shape("},
-    {"static int64_t dt__cols(", "/* \"(4,16,32)\" for error"}, {"static int64_t dt__offset(", NULL},
-    {"typedef struct dt__strided {", NULL}, {"static int64_t dt__strided_at(", NULL},
+    {"static int64_t dt__cols(", "/* \"(4,16,32)\" for error"}, {"dt__offset dt__strided dt__strided_at", NULL},
     {"#ifdef DT__ON_DEVICE /* 6:", "#endif /* 6 */"},
-    {"/* ---- tensor shards ---- */", "/* Number of arrays of the whole"}, {"static int64_t dt__param_shards(", NULL},
-    {"static int64_t dt__param_local(", NULL}, {"static int64_t dt__leaf_slices(", "/* ---- building ---- */"},
-    {"static const dt__node *dt__in(", "/* Sizes of an attention node or"}, {"static void dt__move_part(", NULL},
-    {"static void dt__some_full(", NULL}, {"static void dt__some_cast(", NULL},
-    {"static int64_t dt__combine_count(", NULL}, {"static void dt__combine_part(", NULL},
-    {"static void dt__map_part(", NULL}, {"static void dt__some_row_op(", NULL}, {"static float dt__whole_sum(", NULL},
-    {"static void dt__total(", NULL}, {"static void dt__some_column_op(", NULL},
-    {"static int dt__larger(", "static void dt__run_max_grad("}, {"static int64_t dt__table_row(", NULL},
-    {"static void dt__some_embed(", "/* ---- picking by index"}, {"static void dt__slice_join(", NULL},
-    {"static void dt__some_gather(", NULL},
-    {"static void dt__some_scatter_add(", NULL}, {"static void dt__some_top_k(", NULL},
-    {"static uint32_t dt__drop_threshold(", NULL}, {"static uint32_t dt__site(", NULL},
-    {"static void dt__some_rope(", NULL}, {"static void dt__some_positions(", NULL},
-    {"static void dt__some_dropout(", NULL},
-    {"static float *dt__entropy_part(", "/* A row goes through all passes while"},
-    {"static void dt__some_cross_entropy_grad(", NULL}, {"static int64_t dt__valid_targets(", NULL},
-    {"static int dt__has_target(", NULL}, {"static void dt__loss_samples(", NULL},
-    {"static void dt__some_loss_grad(", NULL}, {"static void dt__some_aux_loss_grad(", NULL},
-    {"typedef struct dt__route {", NULL}, {"static int64_t dt__route_size(", NULL},
-    {"static dt__route dt__route_at(", NULL}, {"static dt__route dt__route_of(", NULL},
-    {"static int64_t dt__route_bin(", NULL}, {"static void dt__route_all(", NULL},
-    {"static void dt__some_moe_rows(", NULL}, {"static void dt__some_moe_sum(", NULL},
-    {"static void dt__some_moe_dot(", NULL}, {"static void dt__some_accumulate(", NULL},
+    {"/* ---- tensor shards ---- */", "/* Number of arrays of the whole"}, {"dt__param_shards dt__param_local", NULL},
+    {"static int64_t dt__leaf_slices(", "/* ---- building ---- */"},
+    {"static const dt__node *dt__in(", "/* Sizes of an attention node or"},
+    {"dt__combine_count dt__whole_sum dt__larger dt__first_max dt__table_row dt__drop_threshold dt__site "
+     "dt__entropy_part dt__entropy_row dt__entropy_columns dt__entropy_max dt__entropy_sums dt__entropy_loss "
+     "dt__valid_targets dt__has_target dt__route dt__route_size dt__route_at dt__route_of dt__route_bin "
+     DT__BODIES(DT__BODY_NAME, DT__BODY_NAME, DT__BODY_NAME), NULL},
     {"#define DT__BODIES(WARP, ITEM, BLOCK)", "#ifdef DT__ON_DEVICE /* 1:"},
     {"#ifdef DT__ON_DEVICE /* 7:", "#endif /* 7 */"}, {"#ifdef DT__ON_DEVICE /* 8:", "#endif /* 8 */"}};
 
@@ -10261,7 +10198,7 @@ static void dt__cuda_print(dt__text *text, int module)
     for (size_t i = 0; i < sizeof dt__cuda_parts / sizeof *dt__cuda_parts; i++) {
         const char *begin = dt__cuda_parts[i][0], *end = dt__cuda_parts[i][1];
         if (end) dt__source_add(text, begin, end);
-        else dt__source_one(text, begin);
+        else dt__source_names(text, begin);
         if (begin[0] == '#' && begin[1] == 'i') dt__text_add(text, "#endif\n");
     }
     for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
@@ -10411,8 +10348,7 @@ static dt_result dt__cuda_compile(const dt__code *code, const char *out)
 /* ---- CUDA: the device ----
  * Tensors have the GPU's addresses. Work is queued on streams: ops and verbs, for which downloads wait; copies that
  * overlap with them; communication. One waits for another by a mark, an event in its queue. */
-enum { DT__GPU_OPS, DT__GPU_COPIES, DT__GPU_COMM, DT__GPU_SENDS, DT__GPU_STREAMS = DT__GPU_SENDS + 3,
-       DT__GPU_MARKS = 32 };
+enum { DT__GPU_OPS, DT__GPU_COPIES, DT__GPU_COMM, DT__GPU_STREAMS, DT__GPU_MARKS = 32 };
 
 #define DT__BODY_WARP(body)  {body, #body "_launch", 128, 32},
 #define DT__BODY_ITEM(body)  {body, #body "_launch", 128, 1},
@@ -10503,12 +10439,12 @@ typedef struct dt__cuda {
     int64_t writes; /* of memory by passes over arrays, copies and uploads, after which weights may be others; */
     int64_t work;   /* and kernels that ran, but for products */
     dt__nccl_calls n;
-    struct dt__nccl *nccl; /* communicators between GPUs, newest first */
-    float *room[2];        /* of each thread: parts of sums between GPUs */
-    int sums;              /* NCCL's own sums will do (R19) */
-    int (*await)(struct dt__cuda *d, const struct dt__nccl *n, int stream, double seconds); /* dt__nccl_await */
+    struct dt_comm *comm; /* all ranks, whose GPUs exchange by NCCL; or NULL */
+    void *nccl[2];        /* of each thread that communicates: NCCL's communicator, NULL once aborted; */
+    float *room[2];       /* parts of sums between GPUs */
+    int sums;             /* NCCL's own sums will do (R19) */
+    int (*await)(struct dt__cuda *d, int only, int stream, double seconds); /* dt__nccl_await */
     void (*leave)(struct dt__cuda *d);
-    struct dt_comm *comm;  /* all ranks */
 } dt__cuda;
 static __thread dt__cuda *dt__gpu; /* whose context is this thread's */
 
@@ -10536,7 +10472,7 @@ static int dt__gpu_enter(dt__cuda *d)
 #define DT__GPU(call, doing) if (dt__gpu_enter(d)) (void)dt__gpu_failed(d, d->f.cu##call, doing)
 static void dt__gpu_wait(dt__cuda *d)
 {
-    if (dt__gpu_enter(d) && d->nccl) (void)d->await(d, NULL, dt__thread.stream, 1e9); /* a peer may fail */
+    if (dt__gpu_enter(d) && d->comm) (void)d->await(d, -1, dt__thread.stream, 1e9); /* a peer may fail */
     DT__GPU(StreamSynchronize(d->stream[dt__thread.stream]), "a kernel or a copy");
 }
 
@@ -10611,7 +10547,7 @@ static void dt__gpu_detach(dt__device *is, void *mem)
     dt__gpu_block b = DT__ZERO;
     (void)d->f.cuCtxSetCurrent(d->context);
     for (int i = 0; i < DT__GPU_STREAMS; i++) { /* after errors, too */
-        if (d->nccl) (void)d->await(d, NULL, i, 1e9);
+        if (d->comm) (void)d->await(d, -1, i, 1e9);
         (void)d->f.cuStreamSynchronize(d->stream[i]);
     }
     pthread_mutex_lock(&d->lock);
@@ -10641,7 +10577,7 @@ static float *dt__gpu_download(dt__device *is, const void *mem, int64_t n)
     dt__cuda *d = (dt__cuda *)(void *)is;
     dt__gpu_block b = dt__gpu_find(d, mem, 0);
     float *host = (float *)(void *)(b.bytes ? b.host + ((const char *)mem - b.mem) : (char *)(uintptr_t)mem);
-    if (n && b.bytes && (b.mem == b.host || d->nccl)) dt__gpu_wait(d); /* not in the copy: a peer may fail */
+    if (n && b.bytes && (b.mem == b.host || d->comm)) dt__gpu_wait(d); /* not in the copy: a peer may fail */
     if (b.mem != b.host) dt__gpu_copy(d, dt__thread.stream, host, (const float *)mem, n);
     return host;
 }
@@ -15885,15 +15821,12 @@ typedef struct dt__reduction {
 
 #if defined(DT_CUDA) && defined(__ELF__) && !defined(DT_COMM_ONLY)
 /* ---- between GPUs: NCCL ----
- * Where every rank has a GPU of its own, collectives and messages on tensor memory are calls of NCCL, queued on
- * streams. NCCL only moves the addends: each rank adds its range, in the order of the tree. The calls do not block: a
- * rank that waits for its GPU sees when a peer fails, and aborts NCCL, whose kernels would wait for ever. */
-typedef struct dt__nccl {
-    struct dt__nccl *next;
-    dt_comm *c;
-    int pair, stream; /* pair -1: all ranks of c; else two: 2 x the other one, + 1 where that one receives */
-    void *handle;     /* NULL: aborted */
-} dt__nccl;
+ * Where every rank has a GPU of its own, collectives on tensor memory are groups of sends and receives by NCCL, queued
+ * on the stream of the thread that calls, which has a communicator of all ranks. NCCL only moves the addends: each rank
+ * adds its range, in the order of the tree. The calls do not block: a rank that waits for its GPU sees when a peer
+ * fails, and aborts NCCL, whose kernels would wait for ever. Messages of stages and context slices, which pass each
+ * other, go through the host. */
+#define DT__NCCL_OWN (dt__thread.stream == DT__GPU_COMM) /* this thread's */
 
 /* Ends this thread's work by NCCL; the device and all ranks' communicator fail. code: NCCL's; 0: an error is set. */
 static void dt__nccl_fail(dt__cuda *d, int code)
@@ -15902,15 +15835,14 @@ static void dt__nccl_fail(dt__cuda *d, int code)
                         "more)", d->n.ncclGetLastError(NULL));
     if (!d->is.failed) DT__PRINT(d->is.why, "%s", dt_last_error());
     if (!d->is.failed) d->is.failed = dt__thread.code;
-    for (dt__nccl *n = d->nccl; n; n = n->next) {
-        if (!n->handle || (n->stream == DT__GPU_COMM) != (dt__thread.stream == DT__GPU_COMM)) continue;
-        (void)d->n.ncclCommAbort(n->handle), n->handle = NULL;
-    }
+    if (d->nccl[DT__NCCL_OWN]) (void)d->n.ncclCommAbort(d->nccl[DT__NCCL_OWN]);
+    d->nccl[DT__NCCL_OWN] = NULL;
     (void)dt_comm_fail(d->comm, d->is.failed);
 }
 
-/* Returns when NCCL has queued the calls of n; without n, when it has and the stream has done its work. 0: in time. */
-static int dt__nccl_await(dt__cuda *d, const dt__nccl *n, int stream, double seconds)
+/* Returns when one communicator has queued its calls; only -1: when both have, and the stream has done its work. 0: in
+ * time. */
+static int dt__nccl_await(dt__cuda *d, int only, int stream, double seconds)
 {
     dt__event never = {0, 0};
     dt__awaited next = {(d->comm->rank + 1) % d->comm->size, &never, 1, NULL}; /* each rank watches the next one */
@@ -15919,10 +15851,11 @@ static int dt__nccl_await(dt__cuda *d, const dt__nccl *n, int stream, double sec
     int code, state = 0;
     for (int polls = 0;; polls++) {
         code = 0;
-        for (const dt__nccl *m = n ? n : d->nccl; m && !code; m = n ? NULL : m->next)
-            if (m->handle && !(code = d->n.ncclCommGetAsyncError(m->handle, &state))) code = state;
+        for (int i = 0; i < 2 && !code; i++)
+            if (d->nccl[i] && (only < 0 || only == i) && !(code = d->n.ncclCommGetAsyncError(d->nccl[i], &state)))
+                code = state;
         if (code && code != DT__NCCL_BUSY) dt__nccl_fail(d, code);
-        else if (!code && !n && (code = d->f.cuStreamQuery(d->stream[stream])) != DT__GPU_BUSY)
+        else if (!code && only < 0 && (code = d->f.cuStreamQuery(d->stream[stream])) != DT__GPU_BUSY)
             (void)dt__gpu_failed(d, code, "a kernel or a copy");
         if ((code != DT__NCCL_BUSY && code != DT__GPU_BUSY) || dt__now() > end) return code;
         dt__comm_tick(d->comm);
@@ -15932,47 +15865,18 @@ static int dt__nccl_await(dt__cuda *d, const dt__nccl *n, int stream, double sec
     }
 }
 
-/* Connects c's GPUs: all, or for step > 0 each with those that come so many ranks after and before it. Collective. */
-static dt_result dt__nccl_open(dt_comm *c, const dt__kernels *k, int step, int stream)
-{
-    dt__cuda *d = (dt__cuda *)(void *)k->device;
-    dt__nccl_config config = {sizeof config, DT__NCCL_MAGIC, DT__NCCL_VERSION, 0};
-    const int64_t words = (int64_t)sizeof(dt__nccl_id) / 4;
-    dt__nccl_id own, *id;
-    int code;
-    if (!c || !d || !d->is.direct || !dt__gpu_enter(d)) return dt__device_result(k);
-    id = DT__NEW(dt__nccl_id, c->size, "addresses of GPUs");
-    code = id ? d->n.ncclGetUniqueId(&own) : 0;
-    if (!id || code || dt_all_gather(c, (float *)(void *)&own, (float *)(void *)id, words)) dt__nccl_fail(d, code);
-    for (int sends = step > 0; sends >= 0 && !d->is.failed; sends--) {
-        dt__nccl *n = DT__NEW(dt__nccl, 1, "a communicator between GPUs");
-        int peer = (c->rank + (sends ? step : c->size - step)) % c->size;
-        if (!n) dt__nccl_fail(d, 0);
-        if (!n) break;
-        n->c = c, n->pair = step ? 2 * peer + sends : -1, n->stream = sends || !step ? stream : DT__GPU_OPS;
-        n->next = d->nccl, d->nccl = n;
-        code = d->n.ncclCommInitRankConfig(&n->handle, step ? 2 : c->size, id[!step ? 0 : sends ? c->rank : peer],
-                                           step ? !sends : c->rank, &config);
-        if (code && code != DT__NCCL_BUSY) dt__nccl_fail(d, code);
-    }
-    if (!d->is.failed) (void)dt__nccl_await(d, NULL, DT__GPU_OPS, 1e9);
-    dt__free(id);
-    return dt__device_result(k);
-}
-
 /* The last thing that is done with a device: ranks leave together, unless a rank has failed or stays away. */
 static void dt__nccl_close(dt__cuda *d)
 {
-    int well = d->nccl && !d->is.failed && !dt_comm_alive(d->comm);
-    for (dt__nccl *n = d->nccl; n && well; n = n->next) (void)d->n.ncclCommFinalize(n->handle);
-    well = well && !dt__nccl_await(d, NULL, DT__GPU_OPS, 2.0);
-    for (dt__nccl *n = d->nccl; n; n = d->nccl) {
-        if (n->handle) (void)(well ? d->n.ncclCommDestroy(n->handle) : d->n.ncclCommAbort(n->handle));
-        d->nccl = n->next;
-        dt__free(n);
-    }
+    int well = d->comm && !d->is.failed && !dt_comm_alive(d->comm);
     for (int i = 0; i < 2; i++)
+        if (well && d->nccl[i]) (void)d->n.ncclCommFinalize(d->nccl[i]);
+    well = well && !dt__nccl_await(d, -1, DT__GPU_OPS, 2.0);
+    d->comm = NULL;
+    for (int i = 0; i < 2; i++) {
+        if (d->nccl[i]) (void)(well ? d->n.ncclCommDestroy(d->nccl[i]) : d->n.ncclCommAbort(d->nccl[i]));
         if (d->room[i]) dt__gpu_detach(&d->is, d->room[i]);
+    }
 }
 
 /* Lets GPUs, one per rank, exchange tensors from now on, on that many threads, if all ranks have NCCL. Else `why` says
@@ -15982,14 +15886,24 @@ static dt_result dt__nccl_join(dt_comm *c, const dt__kernels *k, int threads, in
     static const char *const files[] = {"libnccl.so.2", NULL};
     static const char *const names[] = {DT__NCCL(DT__CALL_NAME) "ncclGetLastError"};
     dt__cuda *d = (dt__cuda *)(void *)k->device;
+    dt__nccl_config config = {sizeof config, DT__NCCL_MAGIC, DT__NCCL_VERSION, 0};
+    dt__nccl_id id;
     dt_result r = dt__library_load("DT_NCCL_LIBRARY", files, "NCCL (libnccl)", names, DT__NCCL_COUNT, &d->n);
     for (int i = 0; i < threads && !r; i++)
         if (!(d->room[i] = (float *)dt__gpu_attach(&d->is, DT__DEVICE, NULL, 4 * DT__NCCL_ROOM))) r = dt__thread.code;
     d->await = dt__nccl_await, d->leave = dt__nccl_close;
     r = dt_comm_agree(c, r);
-    if (!r) d->comm = c, d->is.direct = dt__gpu_direct, d->sums = fast;
-    if (!r || c->failed) return r;
-    return snprintf(why, 200, "%s", dt_last_error()), DT_OK;
+    if (r && c->failed) return r;
+    if (r) return snprintf(why, 200, "%s", dt_last_error()), DT_OK;
+    d->comm = c, d->is.direct = dt__gpu_direct, d->sums = fast;
+    for (int i = 0; i < threads && !d->is.failed; i++) {
+        int code = c->rank ? 0 : d->n.ncclGetUniqueId(&id);
+        if (!code && !(r = dt_broadcast(c, (float *)(void *)&id, (int64_t)sizeof id / 4, 0)))
+            code = d->n.ncclCommInitRankConfig(&d->nccl[i], c->size, id, c->rank, &config);
+        if (r || (code && code != DT__NCCL_BUSY)) dt__nccl_fail(d, code);
+    }
+    if (!d->is.failed) (void)dt__nccl_await(d, -1, DT__GPU_OPS, 1e9);
+    return dt__device_result(k);
 }
 
 /* Is this memory of a GPU, on which NCCL works? */
@@ -16001,58 +15915,51 @@ static int dt__nccl_sees(const void *data)
 }
 
 /* Begins a group of calls. NULL: the device has failed. */
-static const dt__nccl *dt__nccl_begin(const dt_comm *c, int pair)
+static void *dt__nccl_begin(void)
 {
-    const dt__nccl *n = dt__gpu->nccl;
-    while (n && (n->c != c || n->pair != pair)) n = n->next;
-    DT_ASSERT(n); /* dt__engine_connect */
-    if (dt__gpu->is.failed || !n->handle) return NULL;
-    return (void)dt__gpu->n.ncclGroupStart(), n;
+    void *n = dt__gpu->is.failed ? NULL : dt__gpu->nccl[DT__NCCL_OWN];
+    if (n) (void)dt__gpu->n.ncclGroupStart();
+    return n;
 }
-static dt_result dt__nccl_end(const dt__nccl *n)
+static dt_result dt__nccl_end(const void *n)
 {
     int code = n ? dt__gpu->n.ncclGroupEnd() : 0; /* also an error of the calls */
     if (code && code != DT__NCCL_BUSY) dt__nccl_fail(dt__gpu, code);
-    else if (n) (void)dt__nccl_await(dt__gpu, n, 0, 1e9);
+    else if (n) (void)dt__nccl_await(dt__gpu, DT__NCCL_OWN, 0, 1e9);
     DT__ADD(&dt__gpu->writes, 1);
     return dt__device_result(&dt__gpu->k);
 }
-/* Sends floats to a rank, or receives them from it. */
-static void dt__nccl_move(const dt__nccl *n, int rank, const float *from, float *to, int64_t count)
+/* Sends floats to rank p of c and receives floats from it, or copies what this rank gives itself. */
+static void dt__nccl_pass(void *n, dt_comm *c, int p, const float *from, int64_t given, float *to, int64_t taken)
 {
-    void *stream = dt__gpu->stream[n->stream];
-    if (count && from) (void)dt__gpu->n.ncclSend(from, (size_t)count, DT__NCCL_F32, rank, n->handle, stream);
-    if (count && to) (void)dt__gpu->n.ncclRecv(to, (size_t)count, DT__NCCL_F32, rank, n->handle, stream);
+    const dt__nccl_calls *f = &dt__gpu->n;
+    void *stream = dt__gpu->stream[dt__thread.stream];
+    int rank = 0; /* of all */
+    while (dt__gpu->comm->place[rank].world != c->place[p].world) rank++;
+    if (p == c->rank) dt__mem_copy(&dt__gpu->k, NULL, to, from, given);
+    else if (given) (void)f->ncclSend(from, (size_t)given, DT__NCCL_F32, rank, n, stream);
+    if (p != c->rank && taken) (void)f->ncclRecv(to, (size_t)taken, DT__NCCL_F32, rank, n, stream);
+    if (p == c->rank || (c->nodes == 1 && c->call.op == DT__CALL_ALL_GATHER && c->call.extra)) return; /* counted */
+    dt__count_sent(c, p, given);
 }
 
 /* dt__gather. */
 static dt_result dt__nccl_gather(dt_comm *c, const float *from, const dt__extent *e, int count, float *to)
 {
-    const dt__nccl *n = dt__nccl_begin(c, -1);
-    int counted = c->nodes == 1 && c->call.op == DT__CALL_ALL_GATHER && c->call.extra; /* by the caller */
-    for (int i = 0; i < count && n; i++, e++) {
-        if (e->rank != c->rank) dt__nccl_move(n, e->rank, NULL, to + e->to, e->count);
-        else dt__mem_copy(&dt__gpu->k, NULL, to + e->to, from + e->from, e->count);
-        for (int p = 0; p < c->size && e->rank == c->rank; p++) {
-            if (p != c->rank) dt__nccl_move(n, p, from + e->from, NULL, e->count);
-            if (p != c->rank && !counted) dt__count_sent(c, p, e->count);
-        }
-    }
+    void *n = dt__nccl_begin();
+    for (int i = 0; i < count && n; i++, e++)
+        for (int p = 0; p < c->size; p++)
+            dt__nccl_pass(n, c, p, from + e->from, e->rank == c->rank ? e->count : 0, to + e->to,
+                          e->rank == p ? e->count : 0);
     return dt__nccl_end(n);
 }
 
 /* Sends each rank p the floats c->give[p] of `from`, and receives c->take[p] of `to`. */
 static dt_result dt__nccl_swap(dt_comm *c, const float *from, float *to)
 {
-    const dt__nccl *n = dt__nccl_begin(c, -1);
-    for (int p = 0; p < c->size && n; p++) {
-        const dt__extent *give = &c->give[p], *take = &c->take[p];
-        if (p == c->rank) dt__mem_copy(&dt__gpu->k, NULL, to + take->to, from + give->from, give->count);
-        if (p == c->rank) continue;
-        dt__count_sent(c, p, give->count);
-        dt__nccl_move(n, p, from + give->from, NULL, give->count);
-        dt__nccl_move(n, p, NULL, to + take->to, take->count);
-    }
+    void *n = dt__nccl_begin();
+    for (int p = 0; p < c->size && n; p++)
+        dt__nccl_pass(n, c, p, from + c->give[p].from, c->give[p].count, to + c->take[p].to, c->take[p].count);
     return dt__nccl_end(n);
 }
 
@@ -16061,7 +15968,7 @@ static dt_result dt__nccl_reduce(dt_comm *c, const dt__reduction *x)
 {
     const dt__kernels *k = &dt__gpu->k;
     const int me = c->rank, kind = x->op == DT_SUM ? DT__VERB_ADD : DT__VERB_MAX;
-    float *room = dt__gpu->room[dt__thread.stream == DT__GPU_COMM], *value[DT__TREE_DEPTH], *sum = x->out;
+    float *room = dt__gpu->room[DT__NCCL_OWN], *value[DT__TREE_DEPTH], *sum = x->out;
     int64_t parts = 0, longest = 0, width;
     int most = 1, level[DT__TREE_DEPTH];
     dt_result r = DT_OK;
@@ -16071,10 +15978,10 @@ static dt_result dt__nccl_reduce(dt_comm *c, const dt__reduction *x)
         longest = dt__max(longest, c->length[p] = x->cut[p + 1] - x->cut[p]);
     }
     if (x->all) sum = x->all + x->cut[me];
-    if (dt__gpu->sums && x->op == DT_SUM && x->all && most == 1) { /* the addends lie where the sums go */
-        const dt__nccl *n = dt__nccl_begin(c, -1);
-        if (n) (void)dt__gpu->n.ncclAllReduce(x->all, x->all, (size_t)x->cut[c->size], DT__NCCL_F32, 0, n->handle,
-                                              dt__gpu->stream[n->stream]);
+    if (dt__gpu->sums && x->op == DT_SUM && x->all && most == 1 && c->size == dt__gpu->comm->size) {
+        void *n = dt__nccl_begin(); /* the addends lie where the sums go */
+        if (n) (void)dt__gpu->n.ncclAllReduce(x->all, x->all, (size_t)x->cut[c->size], DT__NCCL_F32, 0, n,
+                                              dt__gpu->stream[dt__thread.stream]);
         for (int p = 0; p < c->size; p++)
             if (p != me) dt__count_sent(c, p, c->length[p] + c->length[me]);
         return dt__nccl_end(n);
@@ -16109,31 +16016,10 @@ static dt_result dt__nccl_reduce(dt_comm *c, const dt__reduction *x)
     return r;
 }
 
-/* A message of a pair: dt__send_start, on a stream of its own, so that messages pass each other; or, to: dt_recv. */
-static dt_result dt__nccl_message(dt_comm *c, const float *data, float *to, int64_t count, int peer, uint32_t *ticket)
-{
-    const dt__nccl *n = dt__nccl_begin(c, 2 * peer + !to);
-    dt_result r;
-    if (n && data) dt__gpu_after(dt__gpu, n->stream, DT__GPU_OPS);
-    if (n) dt__nccl_move(n, !to, data, to, count);
-    r = dt__nccl_end(n);
-    if (to || r) return r;
-    dt__count_sent(c, peer, count);
-    *ticket = 0x80000000u | (uint32_t)n->stream << 24 | ((uint32_t)dt__gpu_mark(dt__gpu, n->stream) & 0xffffffu);
-    return r;
-}
-/* dt__send_finish: what is queued from now on may write the data. Returns whether the ticket is a mark of NCCL's. */
-static int dt__nccl_sent(uint32_t ticket)
-{
-    if (ticket >> 31) dt__gpu_await(dt__gpu, DT__GPU_OPS, (int)(ticket >> 24 & 127), ticket & 0xffffffu);
-    return ticket >> 31 != 0;
-}
-#define DT__BY_GPUS
 #define DT__BY_NCCL(data, call) if (dt__nccl_sees(data)) return call;
 #else
 #define DT__BY_NCCL(data, call)
-#define dt__nccl_sees(data)   0
-#define dt__nccl_sent(ticket) 0
+#define dt__nccl_sees(data) 0
 #endif
 
 /* ---- gathering ----
@@ -16649,7 +16535,6 @@ static dt__message *dt__outbox_message(dt_comm *c, int to, uint32_t ticket)
 static dt_result dt__send_finish(dt_comm *c, int to, uint32_t ticket)
 {
     if (c->failed) return dt__error(c->failed, "%s", c->message);
-    if (dt__nccl_sent(ticket)) return DT_OK;
     if (!dt__is_far(c, to))
         return dt__wait(c, to, &dt__comm_channel(c, c->local_rank, c->place[to].local)->taken, ticket);
     if (c->place[to].posted - ticket >= (uint32_t)DT__PACKETS) return DT_OK;
@@ -16662,7 +16547,6 @@ static dt_result dt__send_post(dt_comm *c, const float *data, int64_t count, int
     const int64_t bytes = 4 * count, where = dt__is_far(c, to) ? 0 : dt__locate(c, data, bytes);
     dt__message *m;
     dt_result r;
-    DT__BY_NCCL(data, dt__nccl_message(c, data, NULL, count, to, ticket))
     if (where < 0) return dt__misuse("a send in the background needs memory of dt_comm_alloc");
     dt__count_sent(c, to, count);
     if (!dt__is_far(c, to)) return dt__post(c, to, where, bytes, bytes, ticket);
@@ -16705,7 +16589,7 @@ DT_API dt_result dt_send(dt_comm *c, const float *data, int64_t count, int to)
     uint32_t ticket = 0;
     dt_result r = dt__begin_pair(c, DT__CALL_SEND, count, to);
     if (r) return r;
-    if (!dt__is_far(c, to) && !dt__nccl_sees(data) && (count == 0 || dt__locate(c, data, 4 * count) < 0))
+    if (!dt__is_far(c, to) && (count == 0 || dt__locate(c, data, 4 * count) < 0))
         return dt__send_staged(c, data, count, to);
     r = dt__send_post(c, data, count, to, &ticket);
     return r ? r : dt__send_finish(c, to, ticket);
@@ -16719,7 +16603,6 @@ DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from)
     dt__message m = DT__ZERO;
     dt_result r = dt__begin_pair(c, DT__CALL_RECV, count, from);
     if (r) return r;
-    DT__BY_NCCL(data, dt__nccl_message(c, NULL, data, count, from, NULL))
     if (dt__is_far(c, from)) {
         r = dt__message_start(c, &m, 0, from, 1, data, 4 * count);
         if (!r) r = dt__wait_message(c, &m, from);
@@ -21600,8 +21483,9 @@ static dt_result dt__reduce_in(const dt__kernels *k, dt_comm *c, float *mem, int
 }
 static dt_result dt__recv_in(const dt__kernels *k, dt_comm *c, float *mem, int64_t count, int from)
 {
-    dt_result r = dt_recv(c, dt__comm_in(k, mem, 0), count, from);
-    return dt__comm_out(k, mem, count), r;
+    float *at = dt__host(k, mem);
+    dt_result r = dt_recv(c, at, count, from);
+    return (void)dt__upload(k, at, count), r;
 }
 
 /* dt__peers.combine over the tensor group. */
@@ -21646,7 +21530,7 @@ static dt_result dt__posted_send(const dt__kernels *k, dt_comm *c, const float *
                                  dt__posted *p)
 {
     p->to = to + 1;
-    return dt__send_start(c, dt__comm_in(k, data, count), count, to, &p->ticket);
+    return dt__send_start(c, dt__download(k, data, count), count, to, &p->ticket);
 }
 static dt_result dt__posted_wait(dt_comm *c, dt__posted *p)
 {
@@ -21706,28 +21590,6 @@ static dt_result dt__engine_comms(dt__engine *e)
     }
     return r;
 }
-
-#ifdef DT__BY_GPUS
-/* Connects the GPUs of ranks that exchange tensors. */
-static dt_result dt__engine_connect(dt__engine *e)
-{
-    const dt__sharing *w = &e->ranks, *x = &e->expert_ranks;
-    dt_comm *const all[] = {e->expert, e->tensor, e->context, w->group ? w->group : w->data, w->replicas,
-                            x->group ? x->group : x->data, x->replicas};
-    const int pp = e->p.shape.pipe.stages, cp = e->p.mesh.size[DT_AXIS_CONTEXT];
-    int steps = 2; /* to the next stage, or to all that may share a parameter */
-    dt_result r = DT_OK;
-    for (int i = 0; i < 7 && !r; i++)
-        r = dt__nccl_open(all[i], e->k, 0, i > 2 && e->p.shape.overlap ? DT__GPU_COMM : DT__GPU_OPS);
-    for (int step = 1; step < cp && !r; step++) r = dt__nccl_open(e->context, e->k, step, DT__GPU_SENDS);
-    if (pp > 1 && !r) r = dt__nccl_open(e->out[1].comm, e->k, pp - 1, DT__GPU_SENDS + 1);
-    for (int32_t i = 0; i < e->p.net.param_count; i++)
-        if (e->p.net.params[i].uses > 1) steps = pp;
-    for (int step = 1; step < steps && pp > 1 && !r; step++)
-        r = dt__nccl_open(e->out[0].comm, e->k, step, DT__GPU_SENDS + 2);
-    return r;
-}
-#endif
 
 static int64_t dt__engine_threads(const dt_layout *l, const dt_comm *c)
 {
@@ -22027,7 +21889,7 @@ static dt_result dt__engine_send(dt__engine *e, const dt_instr *i)
     int64_t count;
     float *data = dt__engine_message(e, i, &count, &to), *copy = o->memory + place * e->p.net.widest;
     dt_result r;
-    if (e->drawn) return dt_send(o->comm, dt__comm_in(e->k, data, count), count, to); /* it may be too long to post */
+    if (e->drawn) return dt_send(o->comm, dt__download(e->k, data, count), count, to); /* it may be too long to post */
     r = dt__posted_wait(o->comm, &o->posted[place]);
     if (r) return r;
     o->count++;
@@ -22188,7 +22050,7 @@ static dt_result dt__tie_param(dt__engine *e, int32_t i)
     for (int u = 0; u < p->uses && first && !r; u++) {
         for (int s = 0; s < e->p.shape.pipe.stages && !r; s++) {
             if (!dt__stage_uses(p, s) || s == p->stage[u]) continue;
-            if (own[u]) r = dt_send(e->out[0].comm, dt__comm_in(e->k, own[u], count), count, s);
+            if (own[u]) r = dt_send(e->out[0].comm, dt__download(e->k, own[u], count), count, s);
             else if (s == e->p.shape.stage) r = dt__recv_in(e->k, e->out[0].comm, room, count, p->stage[u]);
         }
         if (u) dt__mem_add(e->k, e->pool, sum, own[u] ? own[u] : room, count);
@@ -24278,7 +24140,6 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     if (!r) r = dt__check_gpus(t);
     if (!r && t->comm->size > 1 && !*t->by_host) r = dt__nccl_join(t->comm, e->k, 1 + e->p.shape.overlap,
                                                                          t->recipe.numerics == DT_FAST, t->by_host);
-    if (!r) r = dt__engine_connect(e);
 #endif
     if (!r) r = dt__trainer_allocate(t);
     if (!r) dt__trainer_draw(t);

@@ -190,8 +190,7 @@ ok(!$bad, 'the stand-in for NCCL is compiled') or BAIL_OUT($err);
 my $many = "$there DT_NCCL_LIBRARY=$nccl STAND_IN_GPUS=4 STAND_IN_NCCL_SAY=1";
 my $ep = '--model llama-nano --experts 4 --ranks 2 --ep 2';
 my @between = (['--ranks 2', 8], ['--ranks 2 --zero 3 --overlap on', 15], ['--ranks 2 --zero 1 --ema 0.9', 8], ['--ranks 4 --tp 2 --tensor-shards 2', 8], ['--ranks 2 --context-shards 2 --cp 2', 15], [$ep, 4],
-     ['--ranks 4 --pp 4 --layers 4 --batch 8', 12], ['--ranks 2 --pp 2 --layers 4 --pipeline interleaved --chunks 2 --micro-batch 2', 20], ['--ranks 4 --zero 2 --zero-group 2 --data-shards 4 --overlap on', 8],
-     ['--ranks 3 --data-shards 4 --overlap off', 8], ['--ranks 4 --pp 2 --layers 2 --pipeline zero-bubble', 12]);
+     ['--ranks 4 --zero 2 --zero-group 2 --data-shards 4 --overlap on', 8], ['--ranks 3 --data-shards 4 --overlap off', 8], ['--ranks 4 --pp 2 --layers 2 --pipeline zero-bubble', 8]);
 for (drawn(2, @between)) {
     my ($layout, $least) = @$_;
     my $want = hash((train('', "--model nano --layers 1 $layout --device cpu"))[1]);
