@@ -39,6 +39,9 @@ Usage: ./build.sh [COMMAND]
   plan --FIELD VALUE ..
                 from a model, hours, money and a deadline to a strategy, instances, warnings and a command line; plan
                 --cases FILE [--check] answers many at once; plan --help lists the fields
+  drill [--domain NAME] [--count N] [--export FILE]
+                questions as an exam asks them, with the reason for each answer: written by hand, or drawn and answered by
+                the planner; what you know returns later (build/drill.state); drill --help lists the options
   tokenizer TEXT ... -o DIR
                 learn a vocabulary from texts and keep DIR/tokenizer.json, for run --tokenizer DIR; --help lists the
                 options, among them token files of a large text
@@ -422,12 +425,17 @@ command_tokenizer() {
     (cd "$started_in" && "$root/$build/examples/tokenizer" "$@")
 }
 
-command_plan() { # needs nothing of dtrain.h
+run_alone() { # NAME [OPTION ..]: a tool that needs nothing of dtrain.h
+    local tool=$1
+    shift
     install_missing compiler
     choose_compiler
-    newer $build/examples/plan examples/tools/*.[ch] || { mkdir -p $build/examples && $CC -O2 examples/tools/plan.c -o $build/examples/plan -lm; }
-    (cd "$started_in" && "$root/$build/examples/plan" "$@")
+    newer $build/examples/$tool examples/tools/*.[ch] ||
+        { mkdir -p $build/examples && $CC -O2 examples/tools/$tool.c -o $build/examples/$tool -lm; }
+    (cd "$started_in" && "$root/$build/examples/$tool" "$@")
 }
+command_plan() { run_alone plan "$@"; }
+command_drill() { run_alone drill --folder "$root/examples/tools/" --state "$root/$build/drill.state" "$@"; }
 
 # Folder and flags of the tests: the usual, or with sanitizers. The implementation that tests look into is compiled with
 # less optimisation than the trainer's; with --full it has the same.
@@ -723,7 +731,7 @@ main() {
     local command=${1:-build}
     [ $# -eq 0 ] || shift
     case $command in
-    build | run | generate | eval | checkpoint | tokenizer | plan | test | lab | notebooks | bench | doctor | lines | cuda-text | gpu-check) "command_${command//-/_}" "$@" ;;
+    build | run | generate | eval | checkpoint | tokenizer | plan | drill | test | lab | notebooks | bench | doctor | lines | cuda-text | gpu-check) "command_${command//-/_}" "$@" ;;
     compile) # for compile_all: [COUNT] CALL
         [ -n "${CC:-}" ] || choose_compiler
         [ $# -eq 1 ] || { compile_count=$1; shift; }
@@ -732,7 +740,7 @@ main() {
     object) command_object "$1" ;;
     clean) rm -rf $build ;;
     help | --help | -h) usage ;;
-    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, tokenizer, plan, test, lab, notebooks, bench, doctor, cuda-text, gpu-check, lines, clean or help" ;;
+    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, tokenizer, plan, drill, test, lab, notebooks, bench, doctor, cuda-text, gpu-check, lines, clean or help" ;;
     esac
 }
 
