@@ -5130,6 +5130,7 @@ typedef struct dt__call {
     int64_t shard; /* of a node that is cut: which of this rank's tensor shards */
     const struct dt__strided *strided; /* of a map or move */
     int part;                    /* of the op: the input of a move, the passes of a cross-entropy */
+    int64_t first;               /* of a block of logits: its first row */
 } dt__call;
 
 typedef void (*dt__run_fn)(const dt__call *c);
@@ -5800,10 +5801,11 @@ static void dt__split_task(void *context, int64_t task, void *scratch)
 {
     const dt__split_job *job = (const dt__split_job *)context;
     (void)scratch;
-    job->body(job->c, task * job->piece, dt__min(job->total, (task + 1) * job->piece));
+    job->body(job->c, job->c->first + task * job->piece,
+              job->c->first + dt__min(job->total, (task + 1) * job->piece));
 }
 
-/* Runs body over [0, total) in chunks of at least `grain`, which write disjoint outputs: any split gives these bits. */
+/* Runs body over c->first + [0, total) in chunks of at least `grain`, which write disjoint outputs: any split gives these bits. */
 static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__some_fn body)
 {
     dt__split_job job;
@@ -5811,7 +5813,7 @@ static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__some_
     job.c = c, job.body = body, job.total = total;
     job.piece = dt__round_up(dt__max(grain, dt__ceil_div(total, workers * 4)), grain);
     if (c->env->k->device && c->env->k->device->split) c->env->k->device->split(c, total, grain, body);
-    else if (workers == 1) body(c, 0, total);
+    else if (workers == 1) body(c, c->first, c->first + total);
     else dt__parallel(c->env->pool, dt__ceil_div(total, job.piece), dt__split_task, &job);
 }
 
@@ -8652,9 +8654,11 @@ typedef struct dt__bind {
     float *slices;
 } dt__bind;
 
-/* What the compiler (H9) adds to a plan: it runs the group that ends with op `id`; and bytes of scratch per worker. */
+/* What the compiler (H9) adds to a plan: it runs the group that ends with op `id`, if it can where k's device computes;
+ * and bytes of scratch per worker. */
 typedef struct dt__fused {
     void (*run)(const dt__segment_plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh);
+    int (*there)(const dt__segment_plan *p, int32_t id, const dt__kernels *k);
     void (*close)(struct dt__fused *f);
     int64_t scratch;
 } dt__fused;
@@ -8973,9 +8977,10 @@ static void dt__segment_run(const dt__segment_plan *p, int32_t begin, int32_t co
         const dt__node *n = &p->g->nodes[p->order[k]];
         double start = env->by_op ? dt__now() : 0.0;
         const dt__call c = dt__call_of(p, p->order[k], b, env, fresh);
-        if (env->k->device && (n->group || !env->k->device->supports(&c)))
+        if (n->group && (!env->k->device || (env->k->device->split && p->fused->there(p, p->order[k], env->k))))
+            p->fused->run(p, p->order[k], b, env, fresh);
+        else if (env->k->device && (n->group || !env->k->device->supports(&c)))
             dt__segment_on_host(p, p->order[k], b, env, fresh);
-        else if (n->group) p->fused->run(p, p->order[k], b, env, fresh);
         else (env->k->device ? env->k->device->run : dt__host_run)(&c);
         if (env->by_op) env->by_op[n->group ? DT__OP_COUNT : n->op] += dt__now() - start;
     }
@@ -9763,12 +9768,20 @@ static const dt__op *dt__op_of(int op) { return &dt__ops_read[op]; }
         dt__call c = a.c; \
         c.n = &a.n, c.env = &a.env; \
         if (c.strided) c.strided = &a.strided; \
-        if (at < a.total) body(&c, at, dt__min(a.total, at + a.piece)); \
+        if (at < a.total) body(&c, c.first + at, c.first + dt__min(a.total, at + a.piece)); \
     }
 #define DT__LAUNCH_WARP(body) DT__LAUNCH(body, DT__WARP, 128)
 #define DT__LAUNCH_ITEM(body) DT__LAUNCH(body, DT__THREAD, 128)
 #define DT__LAUNCH_BLOCK(body) DT__LAUNCH(body, (int64_t)blockIdx.x, 512)
 DT__BODIES(DT__LAUNCH_WARP, DT__LAUNCH_ITEM, DT__LAUNCH_BLOCK)
+#ifdef DT_COMPILER /* tasks of the compiler's groups (H9), whose values are in shared memory */
+DT__KERNEL(dt__group_launch, dt__group_run, 128)
+{
+    int dynamic = 0;
+    DT__DYNAMIC(float, values, a.group.floats * (blockDim.x / 32));
+    dt__group_task((void *)(uintptr_t)&a, DT__WARP, values + threadIdx.x / 32 * a.group.floats);
+}
+#endif
 DT__KERNEL(dt__verb_launch, dt__verb_args, 128)
 {
     dt__verb own = a.v, *v = &own;
@@ -9782,7 +9795,7 @@ DT__KERNEL(dt__entropy_fast_launch, dt__launch, 256)
     DT__SHARED(float, sums, 8);
     dt__call c = a.c;
     c.n = &a.n, c.env = &a.env;
-    const int64_t r = blockIdx.x, n = dt__entropy_columns(c.n, 0), target = dt__ids(&c, 1)[r];
+    const int64_t r = c.first + blockIdx.x, n = dt__entropy_columns(c.n, 0), target = dt__ids(&c, 1)[r];
     const float *x = dt__entropy_row(&c, 0, r), least = -3.4e38f;
     float top = least, sum = 0.0f, v[8], other;
     for (int64_t at = threadIdx.x; at < n; at += 8 * 256) {
@@ -10182,6 +10195,14 @@ static const char *const dt__cuda_parts[][2] = {
      "dt__valid_targets dt__has_target dt__route dt__route_size dt__route_at dt__route_of dt__route_bin "
      DT__BODIES(DT__BODY_NAME, DT__BODY_NAME, DT__BODY_NAME), NULL},
     {"#define DT__BODIES(WARP, ITEM, BLOCK)", "#ifdef DT__ON_DEVICE /* 1:"},
+#ifdef DT_COMPILER
+    {"enum { DT__MOST_MEMBERS =", NULL}, {"typedef void (*dt__chain_code)(", NULL},
+    {"typedef struct dt__fused_op {", NULL}, {"typedef struct dt__group {", NULL},
+    {"typedef struct dt__group_run {", NULL}, {"typedef struct dt__tile {", NULL},
+    {"static char *dt__member_in(", NULL}, {"static char *dt__member_out(", NULL},
+    {"static int64_t dt__member_some(", NULL}, {"static void dt__member_each(", NULL},
+    {"static void dt__member_rows(", NULL}, {"static void dt__group_task(", NULL},
+#endif
     {"#ifdef DT__ON_DEVICE /* 7:", "#endif /* 7 */"}, {"#ifdef DT__ON_DEVICE /* 8:", "#endif /* 8 */"}};
 
 /* Prints the device's text, CUDA C++ without includes. module: 1, or that of fast numerics: DT_BF16, DT_F16. */
@@ -10195,6 +10216,9 @@ static void dt__cuda_print(dt__text *text, int module)
                   {"dt__verb_args", sizeof(dt__verb_args)}, {"dt__recast", sizeof(dt__recast)},
                   {"dt__flash", sizeof(dt__flash)}};
     dt__text_add(text, "#define DT__ON_DEVICE %d\n#define DT__SKIP(...)\n", module);
+#ifdef DT_COMPILER
+    dt__text_add(text, "#define DT_COMPILER\n#define dt__chain_some(...) 0\n");
+#endif
     for (size_t i = 0; i < sizeof dt__cuda_parts / sizeof *dt__cuda_parts; i++) {
         const char *begin = dt__cuda_parts[i][0], *end = dt__cuda_parts[i][1];
         if (end) dt__source_add(text, begin, end);
@@ -10374,8 +10398,8 @@ static const char *const dt__tiles[] = {"dt__gemm_800", "dt__gemm_801", "dt__gem
                                         "dt__attention_128", "dt__attention_dq_64", "dt__attention_dq_128",
                                         "dt__attention_dkv_64", "dt__attention_dkv_128"};
 enum { DT__TILES = (int)(sizeof dt__tiles / sizeof *dt__tiles) };
-/* Bytes of shared memory: of a tile, and of attention. */
-enum { DT__GPU_TILE = 4 * 64 * 68, DT__GPU_TILES = 4 * DT__GPU_TILE + 4 * 3 * 64 };
+/* Bytes of shared memory: of a group of ops, of a tile, and of attention. */
+enum { DT__GPU_GROUP = 96 << 10, DT__GPU_TILE = 4 * 64 * 68, DT__GPU_TILES = 4 * DT__GPU_TILE + 4 * 3 * 64 };
 
 #define DT__FLASH_ROW(KIND, D, M, N) \
     {"dt__flash_" #KIND "_" #D, 64 * M, 2 * D * (64 * M * (1 + (DT__##KIND != DT__FORWARD)) + 4 * N) + \
@@ -10422,7 +10446,7 @@ typedef struct dt__cuda {
     dt__driver f;
     int gpu, arch, processors;
     void *context, *stream[DT__GPU_STREAMS], *mark[DT__GPU_STREAMS][DT__GPU_MARKS];
-    void *module[2], *body[DT__BODY_COUNT], *verb, *recast, *gelu, *tile[DT__TILES];
+    void *module[2], *body[DT__BODY_COUNT], *verb, *recast, *gelu, *group, *tile[DT__TILES];
     void *flash[DT__FLASH_STATS + 1];
     char name[64];
     pthread_mutex_t lock;
@@ -11181,6 +11205,10 @@ static dt_result dt__gpu_load(dt__cuda *d)
     }
     DT__CU(ModuleGetFunction(&d->verb, d->module[0], "dt__verb_launch"));
     DT__CU(ModuleGetFunction(&d->recast, d->module[0], "dt__recast_launch"));
+#ifdef DT_COMPILER
+    DT__CU(ModuleGetFunction(&d->group, d->module[0], "dt__group_launch"));
+    DT__CU(FuncSetAttribute(d->group, DT__GPU_DYNAMIC, DT__GPU_GROUP));
+#endif
     DT__CU(MemAlloc_v2(&d->one, 4));
     DT__CU(MemsetD32Async(d->one, 0x3f800000, 1, d->stream[DT__GPU_OPS]));
     (void)dt__gpu_failed(d, failed, "loading its code");
@@ -12395,15 +12423,17 @@ typedef struct dt__fusion {
     int64_t saved, temp; /* the compiled graph's; the plan's fit `plain`, too, if both run */
     void *library;   /* code of chains and row ops, or NULL */
     dt__kernels own; /* kernels with the library's row ops */
+    const dt__kernels *device; /* whose device has the members, too, at `there`; or NULL */
+    void *there;
 } dt__fusion;
 static dt__fusion *dt__fusion_of(const dt__segment_plan *p) { return (dt__fusion *)(void *)p->fused; }
 
 typedef struct dt__group_run {
-    const dt__fusion *f;
-    const dt__group *group;
-    const dt__env *env;
+    const dt__kernels *k;
+    const dt__fused_op *members;
+    dt__group group;
+    int64_t across, all, tiles; /* tiles side by side, in all, and of a task */
     dt__call call[DT__MOST_MEMBERS + 1];
-    int64_t across, tiles;
 } dt__group_run;
 
 /* Rows [row, row + rows) and columns [col, col + cols). */
@@ -12412,58 +12442,80 @@ typedef struct dt__tile {
     float *values;
 } dt__tile;
 
+/* Where input k (or the result) of member m is: in memory, from element `at` on, or in the tile, from its `own` on. */
+static char *dt__member_in(const dt__call *c, const dt__fused_op *m, int k, const dt__tile *t, int64_t at, int64_t own)
+{
+    int64_t bytes = dt__width(dt__in(c, k));
+    return m->from[k] < 0 ? (char *)(uintptr_t)c->in[k] + at * bytes : (char *)(t->values + m->from[k]) + own * bytes;
+}
+static char *dt__member_out(const dt__call *c, const dt__fused_op *m, const dt__tile *t, int64_t at, int64_t own)
+{
+    int64_t bytes = dt__width(c->n);
+    return m->tile < 0 ? (char *)c->out + at * bytes : (char *)(t->values + m->tile) + own * bytes;
+}
+/* Runs elements of a compiled chain, from `begin` on, number `own` of the tile; returns how many. */
+static int64_t dt__chain_some(const dt__group_run *r, int32_t i, const dt__tile *t, int64_t begin, int64_t end,
+                              int64_t own)
+{
+    const dt__fused_op *first = &r->members[i];
+    char *at[4 * DT__MOST_MEMBERS];
+    int64_t step[4 * DT__MOST_MEMBERS], where[DT__MAX_IN], n = end - begin;
+    int count = 0;
+    for (const dt__fused_op *m = first; m < first + first->chain; m++) {
+        const dt__call *c = &r->call[i + (m - first)];
+        n = dt__min(n, dt__strided_at(&m->walk, begin, end, where));
+        for (int k = 0; k < m->walk.arrays; k++) {
+            if (m->load[k] >= 0) continue;
+            at[count] = dt__member_in(c, m, k, t, where[k], own), step[count++] = m->walk.step[k];
+        }
+        if (m->store) at[count] = dt__member_out(c, m, t, begin, own), step[count++] = 1;
+    }
+    first->code(at, step, n);
+    return n;
+}
+/* Likewise of a map op or cast. */
+static int64_t dt__member_some(const dt__group_run *r, int32_t i, const dt__tile *t, int64_t begin, int64_t end,
+                               int64_t own)
+{
+    const dt__fused_op *m = &r->members[i];
+    const dt__call *c = &r->call[i];
+    const float *in[3] = {NULL, NULL, NULL};
+    int64_t where[DT__MAX_IN], n = dt__strided_at(&m->walk, begin, end, where);
+    char *out = dt__member_out(c, m, t, begin, own);
+    int by[3] = {0, 0, 0};
+    for (int k = 0; k < 3; k++) {
+        if (k >= m->walk.arrays) break;
+        in[k] = (const float *)(const void *)dt__member_in(c, m, k, t, where[k], own), by[k] = (int)m->walk.step[k];
+    }
+    if (c->n->op == DT__OP_CAST) r->k->convert(c->n->dtype, out, dt__in(c, 0)->dtype, in[0], n);
+    else r->k->map(c->n->op, (float *)(void *)out, in, by, n, c->n->f);
+    return n;
+}
 /* Runs a map op, a cast or a compiled chain on a tile: one run of elements where rows are whole, else one per row. */
 static void dt__member_each(const dt__group_run *r, int32_t i, const dt__tile *t)
 {
-    const dt__fused_op *first = &r->f->members[r->group->begin + i];
-    const dt__node *node = r->call[i].n;
-    int whole = first->per == 1 || t->cols == first->per, ops = first->code ? first->chain : 1;
+    const dt__fused_op *m = &r->members[i];
+    int whole = m->per == 1 || t->cols == m->per;
     for (int64_t row = t->row; row < t->row + t->rows; row += whole ? t->rows : 1) {
-        int64_t begin = row * first->per + (first->per == 1 ? 0 : t->col), n;
-        int64_t end = begin + (whole ? t->rows * first->per : t->cols);
-        int64_t start = first->per == 1 ? begin : begin - (row - t->row) * t->cols; /* the tile's first element */
-        for (; begin < end; begin += n) {
-            char *at[4 * DT__MOST_MEMBERS];
-            const float *in[3];
-            int64_t step[4 * DT__MOST_MEMBERS], where[DT__MAX_IN];
-            int count = 0, by[3];
-            n = end - begin;
-            for (const dt__fused_op *m = first; m < first + ops; m++) {
-                const dt__call *c = &r->call[i + (m - first)];
-                int64_t width = dt__width(c->n);
-                n = dt__min(n, dt__strided_at(&m->walk, begin, end, where));
-                for (int k = 0; k < m->walk.arrays; k++) {
-                    int64_t bytes = dt__width(dt__in(c, k));
-                    if (first->code && m->load[k] >= 0) continue;
-                    at[count] = m->from[k] < 0 ? (char *)c->in[k] + where[k] * bytes
-                                               : (char *)(t->values + m->from[k]) + (begin - start) * bytes;
-                    step[count++] = m->walk.step[k];
-                }
-                if (first->code && !m->store) continue;
-                at[count] = m->tile < 0 ? (char *)c->out + begin * width
-                                        : (char *)(t->values + m->tile) + (begin - start) * width;
-                step[count++] = 1;
-            }
-            for (int k = 0; k < 3; k++) {
-                in[k] = k < count - 1 ? (const float *)(const void *)at[k] : NULL;
-                by[k] = k < count - 1 ? (int)step[k] : 0;
-            }
-            if (first->code) first->code(at, step, n);
-            else if (node->op == DT__OP_CAST)
-                r->env->k->convert(node->dtype, at[1], dt__in(&r->call[i], 0)->dtype, at[0], n);
-            else r->env->k->map(node->op, (float *)(void *)at[count - 1], in, by, n, node->f);
-        }
+        int64_t begin = row * m->per + (m->per == 1 ? 0 : t->col), end = begin + (whole ? t->rows * m->per : t->cols);
+        int64_t start = m->per == 1 ? begin : begin - (row - t->row) * t->cols; /* the tile's first element */
+        while (begin < end)
+            begin += m->code ? dt__chain_some(r, i, t, begin, end, begin - start)
+                             : dt__member_some(r, i, t, begin, end, begin - start);
     }
 }
 
 /* Row ops see whole rows. */
-static void dt__member_rows(const dt__group_run *r, const dt__fused_op *m, const dt__call *whole, const dt__tile *t)
+static void dt__member_rows(const dt__group_run *r, int32_t i, const dt__tile *t)
 {
-    const char *kinds = dt__op_of(whole->n->op)->inputs;
-    dt__call c = *whole;
-    for (int i = 0; i < c.n->inputs; i++) {
-        if (kinds[i] == 'r') c.in[i] = m->from[i] < 0 ? c.in[i] + t->row * r->group->cols : t->values + m->from[i];
-        else if (kinds[i] == 's') c.in[i] += 2 * t->row;
+    const dt__fused_op *m = &r->members[i];
+    const char *kinds = dt__op_of(r->call[i].n->op)->inputs;
+    dt__call c = r->call[i];
+    dt__env env = DT__ZERO;
+    env.k = r->k, c.env = &env;
+    for (int k = 0; k < c.n->inputs; k++) {
+        if (kinds[k] == 'r') c.in[k] = m->from[k] < 0 ? c.in[k] + t->row * r->group.cols : t->values + m->from[k];
+        else if (kinds[k] == 's') c.in[k] += 2 * t->row;
     }
     c.out = m->tile < 0 ? c.out + t->row * m->per : t->values + m->tile;
     if (c.aux) c.aux += 2 * t->row;
@@ -12474,92 +12526,115 @@ static void dt__member_rows(const dt__group_run *r, const dt__fused_op *m, const
 static void dt__group_task(void *user, int64_t task, void *scratch)
 {
     const dt__group_run *r = (const dt__group_run *)user;
-    const dt__group *g = r->group;
+    const dt__group *g = &r->group;
     dt__tile t = DT__ZERO;
-    int64_t all = dt__ceil_div(g->rows, g->tall) * r->across, end = dt__min(all, (task + 1) * r->tiles);
     t.values = (float *)scratch;
-    for (int64_t i = task * r->tiles; i < end; i++) {
+    for (int64_t i = task * r->tiles; i < dt__min(r->all, (task + 1) * r->tiles); i++) {
         t.row = i / r->across * g->tall, t.col = i % r->across * g->wide;
         t.rows = dt__min(g->tall, g->rows - t.row), t.cols = dt__min(g->wide, g->cols - t.col);
         for (int32_t k = 0; k < g->count; k++) {
-            const dt__fused_op *m = &r->f->members[g->begin + k];
-            if (dt__is_each(r->call[k].g, m->id)) dt__member_each(r, k, &t), k += m->code ? m->chain - 1 : 0;
-            else dt__member_rows(r, m, &r->call[k], &t);
+            if (!r->members[k].walk.arrays) dt__member_rows(r, k, &t);
+            else dt__member_each(r, k, &t), k += r->members[k].code ? r->members[k].chain - 1 : 0;
+            DT__SYNC;
         }
     }
 }
 
-/* Losses or gradients of a block's rows. */
-typedef struct dt__logits_job {
-    dt__call c;
-    int64_t row, end;
-} dt__logits_job;
-static void dt__logits_task(void *user, int64_t task, void *scratch)
-{
-    const dt__logits_job *job = (const dt__logits_job *)user;
-    int64_t begin = job->row + 16 * task, end = dt__min(begin + 16, job->end);
-    (void)scratch;
-    if (job->c.n->op == DT__OP_CROSS_ENTROPY) dt__entropy_rows(&job->c, begin, end);
-    else dt__some_cross_entropy_grad(&job->c, begin, end);
-}
 /* Op i of a group over logits, for rows [row, row + block). */
-static void dt__logits_block(const dt__group_run *r, int32_t i, int64_t row, int64_t block)
+static void dt__logits_block(const dt__call *whole, int first, int64_t row, int64_t block)
 {
-    dt__logits_job job;
-    dt__call *c = &job.c;
-    dt__node n;
-    *c = r->call[i], n = *c->n, job.row = row, job.end = row + block;
+    dt__call c = *whole;
+    dt__node n = *c.n;
     if (n.op != DT__OP_MATMUL) {
-        c->part = 7;
-        c->in[0] -= row * dt__cols(dt__in(c, 0));
-        if (n.op == DT__OP_CROSS_ENTROPY_GRAD) c->out -= row * dt__cols(&n);
-        dt__parallel(r->env->pool, dt__ceil_div(block, 16), dt__logits_task, &job);
+        c.part = 7, c.first = row;
+        c.in[0] -= row * dt__cols(dt__in(&c, 0));
+        if (n.op == DT__OP_CROSS_ENTROPY_GRAD) c.out -= row * dt__cols(&n);
+        dt__split(&c, block, 16, n.op == DT__OP_CROSS_ENTROPY ? dt__entropy_rows : dt__some_cross_entropy_grad);
         return;
     }
-    if (n.slot >= 0) c->in[1] += row * dt__cols(dt__in(c, 1)), c->fresh = c->fresh && !row;
-    else if (!i) c->in[0] += row * dt__cols(dt__in(c, 0));
-    else c->out += row * dt__cols(&n), n.shape = dt_shape2(block, dt__cols(&n)), c->n = &n;
-    dt__run_matmul(c);
+    if (n.slot >= 0) c.in[1] += row * dt__cols(dt__in(&c, 1)), c.fresh = c.fresh && !row;
+    else if (first) c.in[0] += row * dt__cols(dt__in(&c, 0));
+    else c.out += row * dt__cols(&n), n.shape = dt_shape2(block, dt__cols(&n)), c.n = &n;
+    dt__run_matmul(&c);
 }
 static void dt__logits_go(const dt__group_run *r)
 {
     const dt__call *loss = r->call;
     const dt_graph *g = loss->g;
-    int64_t block = dt__rows(loss->n), columns = dt__cols(loss->n), rows;
-    int64_t asked = &g->nodes[dt__root(g, g->logits.id)] == loss->n ? r->env->logit_rows : 0;
+    const dt__env *env = loss->env;
+    int64_t block = dt__rows(loss->n), columns = dt__cols(loss->n), rows, n;
+    int64_t asked = &g->nodes[dt__root(g, g->logits.id)] == loss->n ? env->logit_rows : 0;
     while (loss->n->op == DT__OP_MATMUL) loss++;
     rows = dt__count(dt__in(loss, loss->n->op == DT__OP_CROSS_ENTROPY ? 1 : 2));
     for (int64_t row = 0; row < rows; row += block) {
-        for (int32_t i = 0; i < r->group->count; i++) dt__logits_block(r, i, row, block);
-        if (row < asked)
-            memcpy(r->env->logits + row * columns, r->call->out, 4 * (size_t)(dt__min(block, asked - row) * columns));
+        for (int32_t i = 0; i < r->group.count; i++) dt__logits_block(&r->call[i], !i, row, block);
+        if (row >= asked) continue;
+        n = dt__min(block, asked - row) * columns;
+        memcpy(env->logits + row * columns, dt__download(env->k, r->call->out, n), 4 * (size_t)n);
     }
-    if (loss->n->op == DT__OP_CROSS_ENTROPY)
-        loss->out[0] = dt__row_value(r->env->k, DT__OP_ROW_SUM, loss->aux + 2 * rows, rows);
+    if (loss->n->op == DT__OP_CROSS_ENTROPY) dt__split(loss, 1, 1, dt__total);
 }
+
+#ifdef DT_CUDA
+/* Do a group's values fit into the GPU's shared memory, and its facts into the GPU's? */
+static int dt__group_there(const dt__segment_plan *p, int32_t id, const dt__kernels *k)
+{
+    dt__fusion *f = dt__fusion_of(p);
+    const dt__group *group = f->groups;
+    int64_t bytes = (int64_t)sizeof *f->members * f->member_count;
+    while (group->last != id) group++;
+    if (!f->device && (f->there = dt__mem_attach(k, DT__DEVICE, f->members, bytes)) != NULL)
+        f->device = k, dt__upload(k, f->members, dt__ceil_div(bytes, 4));
+    return f->there && 4 * group->floats <= DT__GPU_GROUP;
+}
+/* A warp runs a task. */
+static void dt__gpu_group(dt__group_run *r, const dt__fusion *f)
+{
+    dt__cuda *d = (dt__cuda *)(void *)r->k->device;
+    const dt_graph *g = r->call[0].g, *there = (const dt_graph *)(uintptr_t)dt__gpu_graph_of(d, g).at;
+    int64_t warps = dt__min(4, DT__GPU_GROUP / dt__max(4, 4 * r->group.floats));
+    if (!there) return;
+    for (int32_t i = 0; i < r->group.count; i++)
+        r->call[i].n = (const dt__node *)(uintptr_t)(there + 1) + (r->call[i].n - g->nodes), r->call[i].g = there;
+    r->members = (const dt__fused_op *)f->there + (r->members - f->members);
+    r->tiles = dt__ceil_div(r->all, (int64_t)d->processors * DT__FILL);
+    dt__gpu_go(d, d->group, r, dt__ceil_div(dt__ceil_div(r->all, r->tiles), warps), 1, 1, 32 * (int)warps,
+               (int)(4 * warps * r->group.floats), "a group of ops");
+}
+#endif
 
 static void dt__group_go(const dt__segment_plan *p, int32_t id, const dt__bind *b, const dt__env *env, int fresh)
 {
     const dt__fusion *f = dt__fusion_of(p);
+    const dt__group *group = f->groups;
     dt__group_run r;
     dt__env own = *env;
-    int64_t all;
     if (f->library) own.k = &f->own;
-    r.f = f, r.group = f->groups, r.env = env = &own;
-    while (r.group->last != id) r.group++;
+#ifdef DT_CUDA
+    if (env->k->device) own.k = &((dt__cuda *)(void *)env->k->device)->run;
+#endif
+    while (group->last != id) group++;
+    r.k = own.k, r.group = *group;
     for (int64_t v = 0; v < dt__copies(p->g, &p->g->nodes[id]); v++) {
-        for (int32_t i = 0; i < r.group->count; i++) {
-            const dt__call whole = dt__call_of(p, f->members[r.group->begin + i].id, b, env, fresh);
+        r.members = &f->members[group->begin];
+        for (int32_t i = 0; i < group->count; i++) {
+            const dt__call whole = dt__call_of(p, r.members[i].id, b, &own, fresh);
             r.call[i] = dt__call_shard(&whole, v);
         }
-        if (r.group->blocked) {
+        if (group->blocked) {
             dt__logits_go(&r);
             return;
         }
-        r.across = dt__ceil_div(r.group->cols, r.group->wide);
-        all = dt__ceil_div(r.group->rows, r.group->tall) * r.across;
-        r.tiles = dt__ceil_div(all, env->pool->workers == 1 ? 1 : 4 * (int64_t)env->pool->workers);
-        dt__parallel(env->pool, dt__ceil_div(all, r.tiles), dt__group_task, &r);
+        r.across = dt__ceil_div(group->cols, group->wide);
+        r.all = dt__ceil_div(group->rows, group->tall) * r.across;
+#ifdef DT_CUDA
+        if (env->k->device) {
+            dt__gpu_group(&r, f);
+            continue;
+        }
+#endif
+        r.tiles = dt__ceil_div(r.all, env->pool->workers == 1 ? 1 : 4 * (int64_t)env->pool->workers);
+        dt__parallel(env->pool, dt__ceil_div(r.all, r.tiles), dt__group_task, &r);
     }
 }
 
@@ -12570,6 +12645,7 @@ static void dt__fusion_close(dt__fused *fused)
 #ifdef __ELF__
     if (f->library) dlclose(f->library);
 #endif
+    if (f->device) dt__mem_detach(f->device, f->there);
     dt__free(f->groups);
     dt__free(f->members);
     dt__free(f);
@@ -12617,6 +12693,9 @@ static dt_result dt__fusion_open(dt__segment_plan *p)
     if (!f) return DT_E_MEMORY;
     p->fused = &f->base;
     f->base.run = dt__group_go, f->base.close = dt__fusion_close;
+#ifdef DT_CUDA
+    f->base.there = dt__group_there;
+#endif
     f->groups = DT__NEW(dt__group, g->count, "a compiled plan");
     f->members = DT__NEW(dt__fused_op, g->count, "a compiled plan");
     if (!f->groups || !f->members) return DT_E_MEMORY;
@@ -12898,7 +12977,7 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__segment_plan **pl
         dt__fusion *f = dt__fusion_of(*plan);
         dt__tls before = dt__thread; /* without the code it runs by tiles: not an error */
         int built = 0;
-        if (c->backend == DT_BACKEND_CC && dt__chains_open(f, (*plan)->g, c->k, &built))
+        if (c->backend == DT_BACKEND_CC && !c->k->device && dt__chains_open(f, (*plan)->g, c->k, &built))
             DT__PRINT(c->why, "%s", dt_last_error());
         dt__thread = before;
         c->plans++, c->built += built;
