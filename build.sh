@@ -624,7 +624,7 @@ compile_lab() {
     local folder=$1 flags=$2
     objects=("$build/labs/$(basename "$folder").o")
     # shellcheck disable=SC2086
-    newer "${objects[0]}" dtrain.h build.sh examples/*.h examples/labs/*.h "$folder"/*.[ch] ||
+    newer "${objects[0]}" dtrain.h build.sh examples/{,labs/,tools/}*.h "$folder"/*.[ch] ||
         $CC $flags -c "$folder/grade.c" -o "${objects[0]}"
     grep -q '^#include "dtrain.h"' "$folder"/*.h "$folder/grade.c" || return 0
     objects+=("$build/labs/dtrain.o")

@@ -148,7 +148,19 @@ my %wrong = (
         ['the right cause, another fix', ['FIX_BROADCAST_WEIGHTS', 'FIX_SHUFFLE'], 'run A: mended', qr/with your fix: validation loss/],
         ['a rate hides the sum', ['CAUSE_GRADIENTS_SUMMED, FIX_DIVIDE_GRADIENTS, 4', 'CAUSE_LEARNING_RATE, FIX_SET_RATE, 0.02'], 'run G: the cause', qr/another one/],
     ],
+    '12_plan' => [
+        ['all of the memory is used', ['<= 0.9 * t->gb', '<= t->gb'], 'shards: ', qr/expected: +shards/],
+        ['one GPU in time, whether it fits or not', ['whole && job->hours', 'job->hours'], 'shards: ', qr/yours: +one GPU.*\n.*expected: +shards/],
+        ['perfect scaling', ['nodes > 1 ? job->efficiency : 0.9', 'nodes > 0 ? 1.0 : 0.9'], 'too late', qr/expected: .*late/],
+        ['the price before the nodes', ["    if (!x->late && x->nodes != y->nodes) return x->nodes < y->nodes;\n", ''], 'several types', qr/expected: +\w+, type/],
+        ['starved GPUs get company', ['job->io_wait >= 50', 'job->io_wait > 100'], 'starved or not', qr/expected: +no more.*\n# because: More GPUs would wait/],
+        ['a tensor group leaves its node', ['a->tp < t->gpus &&', 'a->tp < gpus &&'], 'cuts: ', qr/expected: +cuts/],
+        ['a round that is not full is forgotten', ['ceil((double)job->trials', 'floor((double)job->trials'], 'trials: ', qr/expected: +jobs/],
+        ['an endless loop', ['if (fits(job, t, sharded[a->zero])) return 1;', 'if (fits(job, t, sharded[a->zero--])) return 1;'], 'every job', qr/computed for 2 seconds/],
+    ],
 );
+
+$ENV{LAB_SEED} = 7; # of lab 12
 
 # What a handout has to have.
 my @parts = ('# Lab ', '**Why it matters.**', '## Interface', '## How it is graded', '## Hints', '**Read** ', '**To think about.** ');

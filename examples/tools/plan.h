@@ -441,7 +441,8 @@ static inline int plan_scale(plan *p, int (*try_on)(plan *, double))
             n = fmax(n, fmin(p->most - 1, ceil(need) - 2));
         }
     }
-    if (last > 0) try_on(p, last);
+    if (last > 0) /* the most nodes that the loop has not seen, or those */
+        for (double n = fmin(p->most, last + 4096); !try_on(p, n); n--) continue;
     return last > 0;
 }
 
