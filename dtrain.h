@@ -5805,7 +5805,8 @@ static void dt__split_task(void *context, int64_t task, void *scratch)
               job->c->first + dt__min(job->total, (task + 1) * job->piece));
 }
 
-/* Runs body over c->first + [0, total) in chunks of at least `grain`, which write disjoint outputs: any split gives these bits. */
+/* Runs body over c->first + [0, total) in chunks of at least `grain`, which write disjoint outputs: any split gives
+ * these bits. */
 static void dt__split(const dt__call *c, int64_t total, int64_t grain, dt__some_fn body)
 {
     dt__split_job job;
@@ -9002,10 +9003,12 @@ __asm__(".pushsection .rodata\n.weak dt__source\n.hidden dt__source\ndt__source:
         ".byte 0\n.popsection\n");
 extern const char dt__source[];
 
-/* Appends the part of this file from `begin` up to `end`. */
+/* Appends the part of this file from `begin`, the first that begins a line, up to `end`. */
 static void dt__source_add(dt__text *text, const char *begin, const char *end)
 {
-    const char *from = strstr(dt__source, begin), *to = from ? strstr(from, end) : NULL;
+    const char *from = strstr(dt__source, begin), *to;
+    while (from && from[-1] != '\n') from = strstr(from + 1, begin);
+    to = from ? strstr(from, end) : NULL;
     dt__text_add(text, "%.*s", to ? (int)(to - from) : 0, to ? from : "");
 }
 /* The folder of compiled code, made if missing: the first of three that only this user writes; 0: none. */
@@ -10196,12 +10199,9 @@ static const char *const dt__cuda_parts[][2] = {
      DT__BODIES(DT__BODY_NAME, DT__BODY_NAME, DT__BODY_NAME), NULL},
     {"#define DT__BODIES(WARP, ITEM, BLOCK)", "#ifdef DT__ON_DEVICE /* 1:"},
 #ifdef DT_COMPILER
-    {"enum { DT__MOST_MEMBERS =", NULL}, {"typedef void (*dt__chain_code)(", NULL},
-    {"typedef struct dt__fused_op {", NULL}, {"typedef struct dt__group {", NULL},
-    {"typedef struct dt__group_run {", NULL}, {"typedef struct dt__tile {", NULL},
-    {"static char *dt__member_in(", NULL}, {"static char *dt__member_out(", NULL},
-    {"static int64_t dt__member_some(", NULL}, {"static void dt__member_each(", NULL},
-    {"static void dt__member_rows(", NULL}, {"static void dt__group_task(", NULL},
+    {"enum { DT__MOST_MEMBERS =", "typedef "}, {"typedef void (*dt__chain_code)(", "/* "},
+    {"dt__fused_op dt__group dt__group_run dt__tile dt__member_in dt__member_out dt__member_some dt__member_each "
+     "dt__member_rows dt__group_task", NULL},
 #endif
     {"#ifdef DT__ON_DEVICE /* 7:", "#endif /* 7 */"}, {"#ifdef DT__ON_DEVICE /* 8:", "#endif /* 8 */"}};
 
@@ -10232,22 +10232,19 @@ static void dt__cuda_print(dt__text *text, int module)
 /* ---- CUDA: the driver and its compiler ----
  * Both are loaded when a layout asks for a GPU, so a program that has this code runs without them. The few types and
  * numbers are declared here; tests/cuda_text.c compares them with the real headers. */
-typedef unsigned long long dt__gpu_address;
 enum { DT__GPU_NO_MEMORY = 2, DT__GPU_MAJOR = 75, DT__GPU_MINOR = 76, DT__GPU_PROCESSORS = 16, DT__GPU_MAPS = 91,
        DT__GPU_MAPPED = 3, DT__GPU_DYNAMIC = 8, DT__GPU_UNTIED = 1, /* to the default stream */
        DT__GPU_NO_TIMES = 2 };
-/* X(name, arguments); handles are void *. */
+/* X(name, arguments); handles and addresses of the GPU are void *. */
 #define DT__DRIVER(X) \
     X(cuInit, (unsigned)) X(cuDeviceGetCount, (int *)) X(cuDeviceGet, (int *, int)) \
     X(cuDeviceGetName, (char *, int, int)) X(cuDeviceGetAttribute, (int *, int, int)) \
     X(cuDevicePrimaryCtxRetain, (void **, int)) X(cuDevicePrimaryCtxRelease_v2, (int)) X(cuCtxSetCurrent, (void *)) \
-    X(cuMemAlloc_v2, (dt__gpu_address *, size_t)) X(cuMemGetInfo_v2, (size_t *, size_t *)) \
+    X(cuMemAlloc_v2, (void **, size_t)) X(cuMemGetInfo_v2, (size_t *, size_t *)) X(cuMemFree_v2, (void *)) \
     X(cuDeviceGetUuid_v2, (void *, int)) X(cuStreamQuery, (void *)) \
-    X(cuMemFree_v2, (dt__gpu_address)) X(cuMemHostRegister_v2, (void *, size_t, unsigned)) \
-    X(cuMemHostUnregister, (void *)) X(cuMemcpyHtoDAsync_v2, (dt__gpu_address, const void *, size_t, void *)) \
-    X(cuMemcpyDtoHAsync_v2, (void *, dt__gpu_address, size_t, void *)) \
-    X(cuMemcpyDtoDAsync_v2, (dt__gpu_address, dt__gpu_address, size_t, void *)) \
-    X(cuMemsetD32Async, (dt__gpu_address, unsigned, size_t, void *)) X(cuStreamCreate, (void **, unsigned)) \
+    X(cuMemHostRegister_v2, (void *, size_t, unsigned)) X(cuMemHostUnregister, (void *)) \
+    X(cuMemcpyAsync, (void *, const void *, size_t, void *)) \
+    X(cuMemsetD32Async, (void *, unsigned, size_t, void *)) X(cuStreamCreate, (void **, unsigned)) \
     X(cuStreamDestroy_v2, (void *)) X(cuStreamSynchronize, (void *)) X(cuStreamWaitEvent, (void *, void *, unsigned)) \
     X(cuEventCreate, (void **, unsigned)) X(cuEventRecord, (void *, void *)) X(cuEventDestroy_v2, (void *)) \
     X(cuModuleLoadData, (void **, const void *)) \
@@ -10374,41 +10371,44 @@ static dt_result dt__cuda_compile(const dt__code *code, const char *out)
  * overlap with them; communication. One waits for another by a mark, an event in its queue. */
 enum { DT__GPU_OPS, DT__GPU_COPIES, DT__GPU_COMM, DT__GPU_STREAMS, DT__GPU_MARKS = 32 };
 
-#define DT__BODY_WARP(body)  {body, #body "_launch", 128, 32},
-#define DT__BODY_ITEM(body)  {body, #body "_launch", 128, 1},
-#define DT__BODY_BLOCK(body) {body, #body "_launch", 512, 512},
-static const struct dt__body {
-    dt__some_fn body;
+/* The device's kernels: those of fast numerics, products, attention, others, and functions of ops. */
+#define DT__FLASH_ROW(KIND, D, M, N) \
+    {"dt__flash_" #KIND "_" #D, NULL, 128, 64 * M, 2 * D * (64 * M * (1 + (DT__##KIND != DT__FORWARD)) + 4 * N) + \
+     (DT__##KIND == DT__KEYS ? 16 * N : 512 * M) + 16 * M * N},
+#define DT__GEMM_ROW(name, tiles)      {"dt__gemm_" #name, NULL, 256, 0, (tiles) * DT__GPU_TILE},
+#define DT__ATTENTION_ROW(name)        {"dt__attention_" #name, NULL, 256, 0, 4 * DT__GPU_TILE + 4 * 3 * 64},
+#define DT__OTHER_ROW(name, threads)   {"dt__" #name, NULL, threads, threads, 0},
+#define DT__BODY_ROW(body, threads, n) {#body "_launch", body, threads, n, 0},
+#define DT__BODY_WARP(body)            DT__BODY_ROW(body, 128, 32)
+#define DT__BODY_ITEM(body)            DT__BODY_ROW(body, 128, 1)
+#define DT__BODY_BLOCK(body)           DT__BODY_ROW(body, 512, 512)
+enum { DT__GPU_TILE = 4 * 64 * 68, DT__GPU_GROUP = 96 << 10 }; /* bytes of shared memory: a tile, a group of ops */
+enum { DT__GPU_STATS = 6, DT__GPU_GELU, DT__GPU_GEMM, DT__GPU_ATTENTION = DT__GPU_GEMM + 8,
+       DT__GPU_ENTROPY = DT__GPU_ATTENTION + 6, DT__GPU_SHARES, DT__GPU_VERB, DT__GPU_RECAST, DT__GPU_FUSED };
+static const struct dt__gpu_kernel {
     const char *name;
-    int threads, each; /* of a block; that work on a run of items */
-} dt__bodies[] = {DT__BODIES(DT__BODY_WARP, DT__BODY_ITEM, DT__BODY_BLOCK)
-                      {dt__some_embed_grad, "dt__some_embed_grad_launch", 256, 0},
-                  {NULL, "dt__entropy_fast_launch", 256, 256}, {NULL, "dt__column_share_launch", 512, 32}};
-enum { DT__BODY_COUNT = (int)(sizeof dt__bodies / sizeof *dt__bodies) };
-/* The number of a function of ops; DT__BODY_COUNT: the device's text lacks it. */
+    dt__some_fn body;
+    int threads, each, shared; /* of a block; that work on a run of items, or rows; bytes of dynamic shared memory */
+} dt__gpu_kernels[] = {
+    DT__FLASHES(DT__FLASH_ROW) DT__OTHER_ROW(flash_stats, 256) DT__OTHER_ROW(gelu_fast, 256)
+    DT__GEMM_ROW(800, 4) DT__GEMM_ROW(801, 4) DT__GEMM_ROW(810, 4) DT__GEMM_ROW(811, 4)
+    DT__GEMM_ROW(400, 2) DT__GEMM_ROW(401, 2) DT__GEMM_ROW(410, 2) DT__GEMM_ROW(411, 2)
+    DT__ATTENTION_ROW(64) DT__ATTENTION_ROW(128) DT__ATTENTION_ROW(dq_64) DT__ATTENTION_ROW(dq_128)
+    DT__ATTENTION_ROW(dkv_64) DT__ATTENTION_ROW(dkv_128)
+    DT__OTHER_ROW(entropy_fast_launch, 256) DT__OTHER_ROW(column_share_launch, 512)
+    DT__OTHER_ROW(verb_launch, 128) DT__OTHER_ROW(recast_launch, 256)
+#ifdef DT_COMPILER
+    {"dt__group_launch", NULL, 128, 0, DT__GPU_GROUP},
+#endif
+    DT__BODIES(DT__BODY_WARP, DT__BODY_ITEM, DT__BODY_BLOCK) DT__BODY_ROW(dt__some_embed_grad, 256, 0)};
+enum { DT__GPU_KERNELS = (int)(sizeof dt__gpu_kernels / sizeof *dt__gpu_kernels) };
+/* The kernel of a function of ops; DT__GPU_KERNELS: the device's text lacks it. */
 static int dt__body_of(dt__some_fn body)
 {
     int i = 0;
-    while (i < DT__BODY_COUNT && dt__bodies[i].body != body) i++;
+    while (i < DT__GPU_KERNELS && dt__gpu_kernels[i].body != body) i++;
     return i;
 }
-
-static const char *const dt__tiles[] = {"dt__gemm_800", "dt__gemm_801", "dt__gemm_810", "dt__gemm_811", "dt__gemm_400",
-                                        "dt__gemm_401", "dt__gemm_410", "dt__gemm_411", "dt__attention_64",
-                                        "dt__attention_128", "dt__attention_dq_64", "dt__attention_dq_128",
-                                        "dt__attention_dkv_64", "dt__attention_dkv_128"};
-enum { DT__TILES = (int)(sizeof dt__tiles / sizeof *dt__tiles) };
-/* Bytes of shared memory: of a group of ops, of a tile, and of attention. */
-enum { DT__GPU_GROUP = 96 << 10, DT__GPU_TILE = 4 * 64 * 68, DT__GPU_TILES = 4 * DT__GPU_TILE + 4 * 3 * 64 };
-
-#define DT__FLASH_ROW(KIND, D, M, N) \
-    {"dt__flash_" #KIND "_" #D, 64 * M, 2 * D * (64 * M * (1 + (DT__##KIND != DT__FORWARD)) + 4 * N) + \
-     (DT__##KIND == DT__KEYS ? 16 * N : 512 * M) + 16 * M * N},
-static const struct dt__flash_row {
-    const char *name;
-    int rows, shared; /* of a block: rows, bytes of shared memory */
-} dt__flashes[] = {DT__FLASHES(DT__FLASH_ROW) {"dt__flash_stats", 8, 0}};
-enum { DT__FLASH_STATS = (int)(sizeof dt__flashes / sizeof *dt__flashes) - 1 };
 
 /* A block of memory: the address that tensors carry, and the host's. They are one for pinned memory. */
 typedef struct dt__gpu_block {
@@ -10420,7 +10420,7 @@ typedef struct dt__gpu_block {
 typedef struct dt__gpu_graph {
     const dt_graph *g;
     int32_t number, count; /* of its nodes: a program's own graph grows */
-    dt__gpu_address at;
+    void *at;
     dt__node *nodes;
 } dt__gpu_graph;
 
@@ -10428,7 +10428,7 @@ enum { DT__SIDES = 5 + DT__MAX_IN };
 /* The copy of an operand in another type, in `room` bytes. made: when, by dt__cuda.writes and .work. */
 typedef struct dt__operand {
     dt__recast of;
-    dt__gpu_address at;
+    void *at;
     int64_t room, made;
 } dt__operand;
 /* A product as cuBLASLt knows it: of B, A and C, since its matrices have columns where ours have rows. */
@@ -10446,17 +10446,15 @@ typedef struct dt__cuda {
     dt__driver f;
     int gpu, arch, processors;
     void *context, *stream[DT__GPU_STREAMS], *mark[DT__GPU_STREAMS][DT__GPU_MARKS];
-    void *module[2], *body[DT__BODY_COUNT], *verb, *recast, *gelu, *group, *tile[DT__TILES];
-    void *flash[DT__FLASH_STATS + 1];
+    void *module[2], *kernel[DT__GPU_KERNELS]; /* exact, fast numerics */
     char name[64];
     pthread_mutex_t lock;
     dt__gpu_block *block;
     dt__gpu_graph *graph;
     int64_t blocks, blocks_room, graphs, graphs_room, marks[DT__GPU_STREAMS];
-    dt__gpu_address one; /* 1.0f */
+    void *one; /* 1.0f */
     dt__cublas lt;
-    void *lt_handle;
-    dt__gpu_address lt_room;
+    void *lt_handle, *lt_room;
     dt__product *product;
     dt__operand side[DT__SIDES], *weight; /* B, A and C; of attention, and its inputs and result */
     int64_t products, products_room, weights, weights_room;
@@ -10534,24 +10532,23 @@ static dt__gpu_block dt__gpu_find(dt__cuda *d, const void *address, int host)
     return found;
 }
 static int dt__gpu_sees(dt__cuda *d, const void *address) { return dt__gpu_find(d, address, 0).bytes > 0; }
-static dt__gpu_address dt__gpu_at(const void *address) { return (dt__gpu_address)(uintptr_t)address; }
 
 static void dt__gpu_release(dt__cuda *d, const dt__gpu_block *b)
 {
-    if (b->mem != b->host) (void)d->f.cuMemFree_v2(dt__gpu_at(b->mem));
+    if (b->mem != b->host) (void)d->f.cuMemFree_v2(b->mem);
     if (b->kind != DT__DEVICE) (void)d->f.cuMemHostUnregister(b->host);
 }
 static void *dt__gpu_attach(dt__device *is, int kind, void *host, int64_t bytes)
 {
     dt__cuda *d = (dt__cuda *)(void *)is;
     dt__gpu_block b = DT__ZERO;
-    dt__gpu_address at = 0;
+    void *at;
     int code = 0, room;
     b.bytes = dt__round_up(dt__max(bytes, 4), 4), b.host = b.mem = (char *)host, b.kind = kind;
     if (!dt__gpu_enter(d)) return (void)dt__device_result(&d->k), (void *)NULL;
     if (kind != DT__DEVICE) code = d->f.cuMemHostRegister_v2(host, (size_t)b.bytes, DT__GPU_MAPPED);
     if (!code && kind != DT__PINNED && !(code = d->f.cuMemAlloc_v2(&at, (size_t)b.bytes))) {
-        b.mem = (char *)(uintptr_t)at;
+        b.mem = (char *)at;
         code = d->f.cuMemsetD32Async(at, 0, (size_t)(b.bytes / 4), d->stream[DT__GPU_OPS]);
     }
     pthread_mutex_lock(&d->lock);
@@ -10586,13 +10583,9 @@ static void dt__gpu_copy(dt__cuda *d, int stream, float *to, const float *from, 
 {
     dt__gpu_block there = dt__gpu_find(d, to, 0), here = dt__gpu_find(d, from, 0);
     size_t bytes = 4 * (size_t)n;
-    int write = there.mem != there.host, read = here.mem != here.host, code = 0; /* the GPU's memory */
-    void *on = d->stream[stream];
+    int write = there.mem != there.host, read = here.mem != here.host; /* the GPU's memory */
     if (!n || !dt__gpu_enter(d)) return;
-    if (write && read) code = d->f.cuMemcpyDtoDAsync_v2(dt__gpu_at(to), dt__gpu_at(from), bytes, on);
-    else if (write) code = d->f.cuMemcpyHtoDAsync_v2(dt__gpu_at(to), from, bytes, on);
-    else if (read) code = d->f.cuMemcpyDtoHAsync_v2(to, dt__gpu_at(from), bytes, on);
-    (void)dt__gpu_failed(d, code, "a copy");
+    if (write || read) DT__GPU(MemcpyAsync(to, from, bytes, d->stream[stream]), "a copy");
     if (!write && !(read && there.bytes)) dt__gpu_wait(d);
     if (!write && !read && to != from) memmove(to, from, bytes);
 }
@@ -10631,22 +10624,27 @@ static float *dt__gpu_direct(dt__device *is, const void *mem, int64_t n)
     return b.mem != b.host && dt__gpu_enter(d) ? (float *)(uintptr_t)mem : dt__gpu_download(is, mem, n);
 }
 
-/* Queues a kernel, whose one argument is a struct: x y z blocks of `threads` threads, with `shared` bytes more each. */
-static void dt__gpu_go(dt__cuda *d, void *kernel, void *arguments, int64_t x, int64_t y, int64_t z, int threads,
-                       int shared, const char *doing)
+/* Queues a kernel, whose one argument is a struct: x y z blocks. */
+static void dt__gpu_queue(dt__cuda *d, int kernel, void *arguments, int64_t x, int64_t y, int64_t z, int threads,
+                          int shared)
 {
     void *list[1];
     list[0] = arguments;
-    if (kernel != d->recast) DT__ADD(&d->work, 1);
+    if (kernel != DT__GPU_RECAST) DT__ADD(&d->work, 1);
     if (x > 0)
-        DT__GPU(LaunchKernel(kernel, (unsigned)x, (unsigned)y, (unsigned)z, (unsigned)threads, 1, 1, (unsigned)shared,
-                             d->stream[dt__thread.stream], list, NULL), doing);
+        DT__GPU(LaunchKernel(d->kernel[kernel], (unsigned)x, (unsigned)y, (unsigned)z, (unsigned)threads, 1, 1,
+                             (unsigned)shared, d->stream[dt__thread.stream], list, NULL), dt__gpu_kernels[kernel].name);
+}
+static void dt__gpu_go(dt__cuda *d, int kernel, void *arguments, int64_t x, int64_t y, int64_t z)
+{
+    dt__gpu_queue(d, kernel, arguments, x, y, z, dt__gpu_kernels[kernel].threads, dt__gpu_kernels[kernel].shared);
 }
 
 #define DT__CU(call) if (!failed && !r) failed = d->f.cu##call
-/* A module of the GPU's code, from the cache or NVRTC (dt__cuda_print). */
-static dt_result dt__gpu_module(dt__cuda *d, int which)
+/* A module of the GPU's code, from the cache or NVRTC (dt__cuda_print), and its kernels. */
+static dt_result dt__gpu_load(dt__cuda *d, int which)
 {
+    const int fast = which > 1;
     dt__text text = DT__ZERO;
     dt__code code = DT__ZERO;
     char path[PATH_MAX], flags[64], *data = NULL;
@@ -10658,25 +10656,16 @@ static dt_result dt__gpu_module(dt__cuda *d, int which)
     code.text = text.at, code.by = "nvrtc", code.flags = flags, code.suffix = "cubin", code.build = dt__cuda_compile;
     r = text.failed ? DT_E_MEMORY : dt__code_get(&code, path, sizeof path, &built);
     if (!r) r = dt__file_get(path, 1 << 28, &data, &bytes);
-    DT__CU(ModuleLoadData(&d->module[which > 1], data));
+    DT__CU(ModuleLoadData(&d->module[fast], data));
     if (failed) unlink(path); /* the next start compiles it again */
+    for (int i = 0; i < DT__GPU_KERNELS; i++) {
+        if (fast != (i < DT__GPU_GEMM)) continue;
+        DT__CU(ModuleGetFunction(&d->kernel[i], d->module[fast], dt__gpu_kernels[i].name));
+        DT__CU(FuncSetAttribute(d->kernel[i], DT__GPU_DYNAMIC, dt__gpu_kernels[i].shared));
+    }
     (void)dt__gpu_failed(d, failed, "loading its code");
     dt__free(text.at);
     dt__free(data);
-    return r ? r : dt__device_result(&d->k);
-}
-
-/* The kernels of fast numerics. */
-static dt_result dt__gpu_load_fast(dt__cuda *d, int precision)
-{
-    dt_result r = dt__gpu_module(d, precision);
-    int failed = 0;
-    for (int i = 0; i <= DT__FLASH_STATS; i++) {
-        DT__CU(ModuleGetFunction(&d->flash[i], d->module[1], dt__flashes[i].name));
-        DT__CU(FuncSetAttribute(d->flash[i], DT__GPU_DYNAMIC, dt__flashes[i].shared));
-    }
-    DT__CU(ModuleGetFunction(&d->gelu, d->module[1], "dt__gelu_fast"));
-    (void)dt__gpu_failed(d, failed, "loading its code");
     return r ? r : dt__device_result(&d->k);
 }
 
@@ -10693,8 +10682,7 @@ static void *dt__gpu_real(const void *x) { return (void *)(dt__gpu_type(x) ? (ui
 static void dt__gpu_recast(dt__cuda *d, const dt__recast *a)
 {
     dt__recast copy = *a;
-    dt__gpu_go(d, d->recast, &copy, dt__ceil_div((a->rows + 7) * dt__ceil_div(a->cols + 7, 256), 8), 1, 1, 256, 0,
-               "a cast");
+    dt__gpu_go(d, DT__GPU_RECAST, &copy, dt__ceil_div((a->rows + 7) * dt__ceil_div(a->cols + 7, 256), 8), 1, 1);
 }
 /* Memory of at least so many bytes; NULL: an error. */
 static void *dt__gpu_grown(dt__cuda *d, dt__operand *o, int64_t bytes)
@@ -10705,7 +10693,7 @@ static void *dt__gpu_grown(dt__cuda *d, dt__operand *o, int64_t bytes)
         if (o->room) (void)d->f.cuMemFree_v2(o->at);
         o->room = (code = d->f.cuMemAlloc_v2(&o->at, (size_t)bytes)) ? 0 : bytes;
     }
-    return dt__gpu_failed(d, code, "taking memory for operands") ? NULL : (void *)(uintptr_t)o->at;
+    return dt__gpu_failed(d, code, "taking memory for operands") ? NULL : o->at;
 }
 /* Room for matrix a in `type` (0: fp32): of operand 0 (B), 1 (A) or 2 (C), or of a weight. copy: filled, unless it is
  * still there: a weight's until memory is written, the others until another kernel runs. */
@@ -10750,7 +10738,7 @@ static int dt__gpu_dot(dt__device *is, int precision)
     if (failed)
         dt__error(DT_E_SYSTEM, "cuBLASLt cannot begin (status %d). Look at the memory that is left on the GPU", failed);
     else (void)dt__gpu_failed(d, d->f.cuMemAlloc_v2(&d->lt_room, DT__LT_ROOM), "taking memory for products");
-    if (failed || (precision && dt__gpu_load_fast(d, precision))) return DT__DOT_NONE;
+    if (failed || (precision && dt__gpu_load(d, precision))) return DT__DOT_NONE;
     return precision ? precision - DT_BF16 + DT__DOT_BF16 : DT__DOT_TF32;
 }
 
@@ -10811,7 +10799,7 @@ static int dt__gpu_fast(dt__cuda *d, const dt__gemm *g, const int64_t ld[2], int
     if (dt__gpu_enter(d))
         dt__gpu_lt_failed(d, d->lt.cublasLtMatmul(d->lt_handle, p->is, &one, at[0], p->layout[0], at[1], p->layout[1],
                                                   &more, at[2], p->layout[2], (void *)(uintptr_t)at[2], p->layout[2],
-                                                  p->by.kernel, (void *)(uintptr_t)d->lt_room, DT__LT_ROOM,
+                                                  p->by.kernel, d->lt_room, DT__LT_ROOM,
                                                   d->stream[DT__GPU_OPS]));
     return 1;
 }
@@ -10854,11 +10842,10 @@ static void dt__gpu_gemm(dt_pool *pool, const dt__gemm *of)
         }
         if (copies == 2 && !exact) g->k = dt__round_up(g->k, 8); /* of zeros */
         if (!exact && !dt__gpu_fast(d, g, ld, type[0])) continue;
-        if (!g->ars && !g->acs) g->a = (const float *)(uintptr_t)d->one; /* ones, for sums of columns */
+        if (!g->ars && !g->acs) g->a = (const float *)d->one; /* ones, for sums of columns */
         if (exact)
-            dt__gpu_go(d, d->tile[4 * small + 2 * (g->acs == 1) + (g->brs == 1)], &a,
-                       dt__ceil_div(g->m, side) * dt__ceil_div(g->n, side), 1, 1, 256, DT__GPU_TILE * (small ? 2 : 4),
-                       "a product");
+            dt__gpu_go(d, DT__GPU_GEMM + 4 * small + 2 * (g->acs == 1) + (g->brs == 1), &a,
+                       dt__ceil_div(g->m, side) * dt__ceil_div(g->n, side), 1, 1);
         if (back.x) dt__gpu_recast(d, &back);
         return;
     }
@@ -10899,13 +10886,11 @@ static int dt__gpu_flash(dt__cuda *d, const dt__attention *of)
         *x[i] = r.out, *ld[i] = r.cols;
     }
     f.stats = (float *)(void *)at;
-    if (back)
-        dt__gpu_go(d, d->flash[DT__FLASH_STATS], &f, a->b * a->h, dt__round_up(a->t, 128) / 8, 1, 256, 0, "attention");
+    if (back) dt__gpu_go(d, DT__GPU_STATS, &f, a->b * a->h, dt__round_up(a->t, 128) / 8, 1);
     for (int kind = back; kind <= 2 * back; kind++) {
-        const struct dt__flash_row *row = &dt__flashes[2 * kind + wide];
-        const int keys = kind == DT__KEYS;
-        dt__gpu_go(d, d->flash[2 * kind + wide], &f, a->b * (keys ? a->hk : a->h),
-                   dt__ceil_div(keys ? a->s : a->t, row->rows), 1, 128, row->shared, "attention");
+        const int kernel = 2 * kind + wide, keys = kind == DT__KEYS;
+        dt__gpu_go(d, kernel, &f, a->b * (keys ? a->hk : a->h),
+                   dt__ceil_div(keys ? a->s : a->t, dt__gpu_kernels[kernel].each), 1);
     }
     return 1;
 }
@@ -10917,10 +10902,8 @@ static void dt__gpu_attention(dt_pool *pool, const dt__attention *attention)
     int64_t z = dt__ceil_div(a.d, wide ? 128 : 64);
     (void)pool;
     if (dt__gpu_flash(d, &a)) return;
-    dt__gpu_go(d, d->tile[8 + 2 * back + wide], &a, a.b * a.h, dt__ceil_div(a.t, 64), z, 256, DT__GPU_TILES,
-               "attention");
-    if (back) dt__gpu_go(d, d->tile[12 + wide], &a, a.b * a.hk, dt__ceil_div(a.s, 64), z, 256, DT__GPU_TILES,
-                         "attention");
+    dt__gpu_go(d, DT__GPU_ATTENTION + 2 * back + wide, &a, a.b * a.h, dt__ceil_div(a.t, 64), z);
+    if (back) dt__gpu_go(d, DT__GPU_ATTENTION + 4 + wide, &a, a.b * a.hk, dt__ceil_div(a.s, 64), z);
 }
 
 static int64_t dt__gpu_move(dt__device *is, float *to, const float *from, int64_t n)
@@ -10956,34 +10939,33 @@ static void dt__gpu_verb(dt__device *is, dt_pool *pool, const dt__verb *v)
         DT_ASSERT(!v->from || dt__gpu_sees(d, v->from));
         a.v = *v, a.v.k = NULL;
         if (v->u) a.u = *v->u;
-        dt__gpu_go(d, d->verb, &a, dt__ceil_div(v->n, 4 * run), 1, 1, 128, 0,
-                   "a pass over an array");
+        dt__gpu_go(d, DT__GPU_VERB, &a, dt__ceil_div(v->n, 4 * run), 1, 1);
     }
 }
 
 /* The bytes of a graph's facts; `image` NULL only counts. Else writes them as they are for the GPU's address `at`. */
-static int64_t dt__gpu_image(const dt_graph *g, char *image, dt__gpu_address at, dt__node *nodes)
+static int64_t dt__gpu_image(const dt_graph *g, char *image, uintptr_t at, dt__node *nodes)
 {
     dt_graph own = *g;
     int64_t size[3] = {(int64_t)sizeof *g->nodes * g->count, (int64_t)sizeof *g->params * g->param_count,
                        dt__round_up(4 * (int64_t)g->slot_count, 8)}, used = (int64_t)sizeof own;
     const void *from[3] = {nodes, g->params, g->slots};
-    own.nodes = (dt__node *)(uintptr_t)(at + (size_t)used);
-    own.params = (dt__param *)(uintptr_t)(at + (size_t)(used + size[0]));
-    own.slots = (int32_t *)(uintptr_t)(at + (size_t)(used + size[0] + size[1]));
+    own.nodes = (dt__node *)(at + (size_t)used);
+    own.params = (dt__param *)(at + (size_t)(used + size[0]));
+    own.slots = (int32_t *)(at + (size_t)(used + size[0] + size[1]));
     for (int i = 0; i < 3; used += size[i++])
         if (image && size[i]) memcpy(image + used, from[i], i < 2 ? (size_t)size[i] : 4 * (size_t)g->slot_count);
     for (int32_t id = 1; id < g->count; id++) { /* angles of positions */
         const dt__node *n = &g->nodes[id];
         int64_t bytes = n->table ? 4 * dt__rope_positions(g, &n->shape) * (dt__cols(n) / n->i[0]) : 0;
         if (image && bytes) memcpy(image + used, n->table, (size_t)bytes);
-        if (image && bytes) nodes[id].table = (const float *)(uintptr_t)(at + (size_t)used);
+        if (image && bytes) nodes[id].table = (const float *)(at + (size_t)used);
         used += bytes;
     }
     if (image) memcpy(image, &own, sizeof own);
     return used;
 }
-/* A graph on the GPU, where it is copied once; at 0: after an error. */
+/* A graph on the GPU, where it is copied once; at NULL: after an error. */
 static dt__gpu_graph dt__gpu_graph_of(dt__cuda *d, const dt_graph *g)
 {
     dt__gpu_graph found = DT__ZERO;
@@ -10995,7 +10977,7 @@ static dt__gpu_graph dt__gpu_graph_of(dt__cuda *d, const dt_graph *g)
         found = d->graph[i];
         if (found.count == g->count) continue;
         (void)d->f.cuMemFree_v2(found.at), dt__free(found.nodes);
-        d->graph[i] = d->graph[--d->graphs], found.at = 0;
+        d->graph[i] = d->graph[--d->graphs], found.at = NULL;
     }
     if (!found.at && dt__gpu_enter(d)) {
         bytes = dt__gpu_image(g, NULL, 0, NULL);
@@ -11005,8 +10987,8 @@ static dt__gpu_graph dt__gpu_graph_of(dt__cuda *d, const dt_graph *g)
         if (image && found.nodes && DT__RESERVE(d->graph, d->graphs, d->graphs_room, d->graphs + 1, "graphs of a GPU"))
             DT__GPU(MemAlloc_v2(&found.at, (size_t)bytes), "copying a graph");
         if (found.at) {
-            (void)dt__gpu_image(g, image, found.at, found.nodes);
-            DT__GPU(MemcpyHtoDAsync_v2(found.at, image, (size_t)bytes, d->stream[DT__GPU_OPS]), "copying a graph");
+            (void)dt__gpu_image(g, image, (uintptr_t)found.at, found.nodes);
+            DT__GPU(MemcpyAsync(found.at, image, (size_t)bytes, d->stream[DT__GPU_OPS]), "copying a graph");
             d->graph[d->graphs++] = found;
         } else dt__free(found.nodes);
         dt__free(image);
@@ -11026,8 +11008,8 @@ static void dt__gpu_shares(dt__cuda *d, const dt__call *c, dt__launch *a)
     first.n.i[0] = rows, first.piece = dt__ceil_div(rows, shares), first.c.fresh = 1;
     a->c.in[0] = first.c.out = dt__gpu_operand(d, &room, 2, 0, 0, 0), a->c.in[1] = a->c.in[2] = NULL;
     a->n.op = DT__OP_COL_SUM, a->n.i[0] = a->piece = shares;
-    dt__gpu_go(d, d->body[DT__BODY_COUNT - 1], &first, blocks, shares, 1, 512, 0, "sums of columns");
-    dt__gpu_go(d, d->body[DT__BODY_COUNT - 1], a, blocks, 1, 1, 512, 0, "sums of columns");
+    dt__gpu_go(d, DT__GPU_SHARES, &first, blocks, shares, 1);
+    dt__gpu_go(d, DT__GPU_SHARES, a, blocks, 1, 1);
 }
 /* A function of ops over its items, which dt__split would give to threads of the host. */
 #ifndef DT__FILL
@@ -11040,35 +11022,35 @@ static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__s
     dt__launch a = DT__ZERO;
     int i = dt__body_of(body);
     int64_t x, y = 1, each = 1;
-    const struct dt__body *b = &dt__bodies[i];
-    DT_ASSERT(i < DT__BODY_COUNT); /* dt__gpu_supports */
+    const struct dt__gpu_kernel *b = &dt__gpu_kernels[i];
+    DT_ASSERT(i < DT__GPU_KERNELS); /* dt__gpu_supports */
     if (!g.at) return;
     a.c = *c, a.n = *c->n, a.env = *c->env;
-    a.c.g = (const dt_graph *)(uintptr_t)g.at, a.c.n = NULL, a.c.env = NULL;
+    a.c.g = (const dt_graph *)g.at, a.c.n = NULL, a.c.env = NULL;
     if (c->strided) a.strided = *c->strided;
     if (a.n.table) a.n.table = g.nodes[c->n - c->g->nodes].table;
     /* Runs so long that all warps run at a time: what precedes the first item costs as much as some hundred items. */
     if (b->each == 32) each = dt__ceil_div(total, (int64_t)d->processors * DT__FILL);
     a.total = total, a.piece = b->each > 1 && grain == 4096 ? dt__round_up(each, 32) : grain == 64 ? 32 : each;
     if (body == dt__entropy_rows && c->env->dot >= DT__DOT_TF32 && c->part == 7 && c->n->i[3] == 1 && c->n->f == 0.0f)
-        b = &dt__bodies[i = DT__BODY_COUNT - 2], a.piece = 1;
+        b = &dt__gpu_kernels[i = DT__GPU_ENTROPY], a.piece = 1;
     if (body == dt__some_column_op && c->env->dot >= DT__DOT_TF32 && !c->slices) {
         dt__gpu_shares(d, c, &a);
         return;
     }
     if ((c->n->op == DT__OP_GELU || c->n->op == DT__OP_GELU_GRAD0) && c->env->dot > DT__DOT_TF32) {
-        dt__gpu_go(d, d->gelu, &a, dt__ceil_div(total, 2048), 1, 1, 256, 0, "GELU");
+        dt__gpu_go(d, DT__GPU_GELU, &a, dt__ceil_div(total, 2048), 1, 1);
         return;
     }
     if (b->each) x = dt__ceil_div(dt__ceil_div(total, a.piece), b->threads / b->each);
     else x = dt__min(d->processors, dt__ceil_div(dt__rows(c->n), 8)), y = dt__ceil_div(total, 128); /* of a table */
-    dt__gpu_go(d, d->body[i], &a, x, y, 1, b->threads, 0, dt__op_of(c->n->op)->name);
+    dt__gpu_go(d, i, &a, x, y, 1);
 }
 
 static int dt__gpu_supports(const dt__call *c)
 {
     const dt__op *op = dt__op_of(c->n->op);
-    return op->domain != DT__OVER_HOST && (!op->some || dt__body_of(op->some) < DT__BODY_COUNT);
+    return op->domain != DT__OVER_HOST && (!op->some || dt__body_of(op->some) < DT__GPU_KERNELS);
 }
 /* The type of 16 bits in which an op reads, or writes, a value; 0: none. A rounded value may have a wide one's name. */
 static int dt__gpu_half(const dt_graph *g, const dt__node *n, int32_t id)
@@ -11192,29 +11174,6 @@ static void dt__gpu_close(dt__device *is)
     dt__free(d);
 }
 
-/* The kernels of exact numerics. */
-static dt_result dt__gpu_load(dt__cuda *d)
-{
-    dt_result r = dt__gpu_module(d, 1);
-    int failed = 0;
-    for (int i = 0; i < DT__BODY_COUNT; i++)
-        DT__CU(ModuleGetFunction(&d->body[i], d->module[0], dt__bodies[i].name));
-    for (int i = 0; i < DT__TILES; i++) {
-        DT__CU(ModuleGetFunction(&d->tile[i], d->module[0], dt__tiles[i]));
-        DT__CU(FuncSetAttribute(d->tile[i], DT__GPU_DYNAMIC, DT__GPU_TILES));
-    }
-    DT__CU(ModuleGetFunction(&d->verb, d->module[0], "dt__verb_launch"));
-    DT__CU(ModuleGetFunction(&d->recast, d->module[0], "dt__recast_launch"));
-#ifdef DT_COMPILER
-    DT__CU(ModuleGetFunction(&d->group, d->module[0], "dt__group_launch"));
-    DT__CU(FuncSetAttribute(d->group, DT__GPU_DYNAMIC, DT__GPU_GROUP));
-#endif
-    DT__CU(MemAlloc_v2(&d->one, 4));
-    DT__CU(MemsetD32Async(d->one, 0x3f800000, 1, d->stream[DT__GPU_OPS]));
-    (void)dt__gpu_failed(d, failed, "loading its code");
-    return r ? r : dt__device_result(&d->k);
-}
-
 static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
 {
     static const char *const files[] = {"libcuda.so.1", NULL}, *const names[] = {DT__DRIVER(DT__CALL_NAME)};
@@ -11241,6 +11200,8 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
         DT__CU(DevicePrimaryCtxRetain(&d->context, d->gpu));
         DT__CU(CtxSetCurrent(d->context));
         for (int i = 0; i < DT__GPU_STREAMS; i++) DT__CU(StreamCreate(&d->stream[i], DT__GPU_UNTIED));
+        DT__CU(MemAlloc_v2(&d->one, 4));
+        DT__CU(MemsetD32Async(d->one, 0x3f800000, 1, d->stream[DT__GPU_OPS]));
         if (!r && dt__gpu_failed(d, failed, "its opening")) r = dt__device_result(&d->k);
     }
     d->arch = 10 * major + minor;
@@ -11249,7 +11210,7 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
     if (!r && !maps)
         r = dt__error(DT_E_SYSTEM, "%s cannot use the host's memory at the host's addresses, as steps do. Choose "
                       "another GPU, or --device cpu", d->name);
-    if (!r) r = dt__gpu_load(d);
+    if (!r) r = dt__gpu_load(d, 1);
     if (r) {
         dt__gpu_close(&d->is);
         return r;
@@ -12591,15 +12552,15 @@ static int dt__group_there(const dt__segment_plan *p, int32_t id, const dt__kern
 static void dt__gpu_group(dt__group_run *r, const dt__fusion *f)
 {
     dt__cuda *d = (dt__cuda *)(void *)r->k->device;
-    const dt_graph *g = r->call[0].g, *there = (const dt_graph *)(uintptr_t)dt__gpu_graph_of(d, g).at;
+    const dt_graph *g = r->call[0].g, *there = (const dt_graph *)dt__gpu_graph_of(d, g).at;
     int64_t warps = dt__min(4, DT__GPU_GROUP / dt__max(4, 4 * r->group.floats));
     if (!there) return;
     for (int32_t i = 0; i < r->group.count; i++)
-        r->call[i].n = (const dt__node *)(uintptr_t)(there + 1) + (r->call[i].n - g->nodes), r->call[i].g = there;
+        r->call[i].n = (const dt__node *)(const void *)(there + 1) + (r->call[i].n - g->nodes), r->call[i].g = there;
     r->members = (const dt__fused_op *)f->there + (r->members - f->members);
     r->tiles = dt__ceil_div(r->all, (int64_t)d->processors * DT__FILL);
-    dt__gpu_go(d, d->group, r, dt__ceil_div(dt__ceil_div(r->all, r->tiles), warps), 1, 1, 32 * (int)warps,
-               (int)(4 * warps * r->group.floats), "a group of ops");
+    dt__gpu_queue(d, DT__GPU_FUSED, r, dt__ceil_div(dt__ceil_div(r->all, r->tiles), warps), 1, 1, 32 * (int)warps,
+                  (int)(4 * warps * r->group.floats));
 }
 #endif
 

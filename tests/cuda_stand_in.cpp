@@ -701,6 +701,15 @@ DRIVER_CALL cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CU
     j.what = ON_DEVICE, j.to = to, j.from = from, j.bytes = bytes;
     return enqueue(own, j);
 }
+/* The addresses say whose memory it is. */
+DRIVER_CALL cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream s)
+{
+    const uintptr_t device = emulation::device, span = emulation::device_span;
+    const bool write = to - device < span, read = from - device < span;
+    if (!write && !read) misuse("cuMemcpyAsync: no memory of the device at %#llx or %#llx", to, from);
+    if (!read) return cuMemcpyHtoDAsync(to, (const void *)(uintptr_t)from, bytes, s);
+    return write ? cuMemcpyDtoDAsync(to, from, bytes, s) : cuMemcpyDtoHAsync((void *)(uintptr_t)to, from, bytes, s);
+}
 DRIVER_CALL cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream s)
 {
     ENTER("cuMemsetD32Async", CONTEXT, CUDA_ERROR_ILLEGAL_ADDRESS);

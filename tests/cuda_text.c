@@ -15,7 +15,7 @@ SAME(DT__GPU_MAPPED, CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP)
 SAME(DT__GPU_DYNAMIC, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES);
 SAME(DT__GPU_UNTIED, CU_STREAM_NON_BLOCKING);
 SAME(DT__GPU_NO_TIMES, CU_EVENT_DISABLE_TIMING);
-SAME(sizeof(dt__gpu_address), sizeof(CUdeviceptr));
+SAME(sizeof(void *), sizeof(CUdeviceptr));
 #endif
 #if __has_include(<nccl.h>)
 #include <nccl.h>
