@@ -42,6 +42,10 @@ Usage: ./build.sh [COMMAND]
   drill [--domain NAME] [--count N] [--export FILE]
                 questions as an exam asks them, with the reason for each answer: written by hand, or drawn and answered by
                 the planner; what you know returns later (build/drill.state); drill --help lists the options
+  report RUN.jsonl [MORE.jsonl ..] [-o FILE.html]
+                from files of run --metrics FILE: was the run healthy, where did its time go, what to do next; one page
+                for a browser. --timeline FILE and --simulated FILE add traces; --tensorboard DIR writes event files;
+                --follow keeps all up to date while the run goes on
   tokenizer TEXT ... -o DIR
                 learn a vocabulary from texts and keep DIR/tokenizer.json, for run --tokenizer DIR; --help lists the
                 options, among them token files of a large text
@@ -425,16 +429,17 @@ command_tokenizer() {
     (cd "$started_in" && "$root/$build/examples/tokenizer" "$@")
 }
 
-run_alone() { # NAME [OPTION ..]: a tool that needs nothing of dtrain.h
+run_alone() { # NAME [OPTION ..]: a tool that needs no more of dtrain.h than its declarations
     local tool=$1
     shift
     install_missing compiler
     choose_compiler
-    newer $build/examples/$tool examples/tools/*.[ch] ||
+    newer $build/examples/$tool dtrain.h examples/rules.h examples/tools/*.[ch] ||
         { mkdir -p $build/examples && $CC -O2 examples/tools/$tool.c -o $build/examples/$tool -lm; }
     (cd "$started_in" && "$root/$build/examples/$tool" "$@")
 }
 command_plan() { run_alone plan "$@"; }
+command_report() { run_alone report "$@"; }
 command_drill() { run_alone drill --folder "$root/examples/tools/" --state "$root/$build/drill.state" "$@"; }
 
 # Folder and flags of the tests: the usual, or with sanitizers. The implementation that tests look into is compiled with
@@ -474,6 +479,7 @@ command_test() {
     esac
     install_missing compiler test data arm notebooks
     prepare_notebooks ipykernel nbclient || say "skipping the notebooks"
+    prepare_notebooks tensorboard || say "skipping TensorBoard as a reader of event files"
     choose_compiler
     have prove || die "no prove: install perl (apt-get install perl)"
     test_flags
@@ -731,7 +737,7 @@ main() {
     local command=${1:-build}
     [ $# -eq 0 ] || shift
     case $command in
-    build | run | generate | eval | checkpoint | tokenizer | plan | drill | test | lab | notebooks | bench | doctor | lines | cuda-text | gpu-check) "command_${command//-/_}" "$@" ;;
+    build | run | generate | eval | checkpoint | tokenizer | plan | report | drill | test | lab | notebooks | bench | doctor | lines | cuda-text | gpu-check) "command_${command//-/_}" "$@" ;;
     compile) # for compile_all: [COUNT] CALL
         [ -n "${CC:-}" ] || choose_compiler
         [ $# -eq 1 ] || { compile_count=$1; shift; }
@@ -740,7 +746,7 @@ main() {
     object) command_object "$1" ;;
     clean) rm -rf $build ;;
     help | --help | -h) usage ;;
-    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, tokenizer, plan, drill, test, lab, notebooks, bench, doctor, cuda-text, gpu-check, lines, clean or help" ;;
+    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, tokenizer, plan, report, drill, test, lab, notebooks, bench, doctor, cuda-text, gpu-check, lines, clean or help" ;;
     esac
 }
 

@@ -1,0 +1,133 @@
+/* report: what happened in a run, was it healthy, where did the time go, and what to do next?
+ *
+ *     ./build.sh report RUN.jsonl [MORE.jsonl ..] [-o FILE.html]
+ *                                    from files of --metrics: one page for a browser, which needs nothing else (default:
+ *                                    the name of the first file with .html); up to 8 runs, side by side
+ *     --timeline FILE                the trace that --timeline wrote, of the run that is named before it
+ *     --simulated FILE               a trace of the same form by ./build.sh simulate, drawn beside the measured one
+ *     --tensorboard DIR              event files in DIR/RUN: every number of a step, and samples of text
+ *     --follow                       keep page and event files up to date until the runs end, or Ctrl-C
+ *
+ * The verdict is printed as well. The page is complete at any time: it is written under another name, then renamed.
+ * By hand, in the folder of dtrain.h:
+ *     cc -O2 examples/tools/report.c -o report -lm */
+#include "events.h"
+#include "page.h"
+#include <errno.h>
+#include <signal.h>
+
+typedef struct job {
+    const char *run[PAGE_RUNS], *timeline[PAGE_RUNS], *simulated[PAGE_RUNS], *folder;
+    char page[4096];
+    int runs, follow;
+    events event[PAGE_RUNS];
+} job;
+
+static volatile sig_atomic_t stopped;
+static void stop(int signal) { stopped = signal; }
+
+static int fails(int status, const char *sentence) { return fprintf(stderr, "report: %s\n", sentence), status; }
+
+/* Takes the arguments; a status, or 0. */
+static int take(job *j, int count, char **word)
+{
+    static char why[SENTENCE];
+    const char *base;
+    memset(j, 0, sizeof *j), *why = 0;
+    for (int i = 1; i < count; i++) {
+        int at = j->runs ? j->runs - 1 : 0, last = i + 1 == count;
+        const char *a = word[i], **to = !strcmp(a, "--timeline") ? &j->timeline[at] : !strcmp(a, "--simulated") ? &j->simulated[at]
+                                        : !strcmp(a, "--tensorboard") ? &j->folder : NULL;
+        if (!strcmp(a, "--follow")) j->follow = 1;
+        else if ((to || !strcmp(a, "-o")) && last) return say(why, SENTENCE, "%s needs a name after it", a), fails(2, why);
+        else if (to) *to = word[++i];
+        else if (!strcmp(a, "-o")) snprintf(j->page, sizeof j->page, "%s", word[++i]);
+        else if (*a == '-') return say(why, SENTENCE, "what is '%s'? The options are -o, --timeline, --simulated, --tensorboard and --follow", a), fails(2, why);
+        else if (j->runs == PAGE_RUNS) return fails(2, "a page has up to 8 runs: name fewer");
+        else j->run[j->runs++] = a;
+    }
+    if (!j->runs) return fails(2, "name a file that a run wrote with --metrics: ./build.sh report RUN.jsonl");
+    base = strrchr(j->run[0], '/'), base = base ? base + 1 : j->run[0];
+    if (!*j->page) {
+        const char *dot = strrchr(base, '.');
+        snprintf(j->page, sizeof j->page, "%.*s.html", (int)((dot && dot > base ? dot : base + strlen(base)) - j->run[0]), j->run[0]);
+    }
+    return 0;
+}
+
+/* Is there another file than a page of ours? */
+static int is_foreign(const char *path)
+{
+    char text[sizeof page_first] = "";
+    FILE *f = fopen(path, "rb");
+    size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+    if (f) fclose(f);
+    return n && strcmp(text, page_first) != 0;
+}
+
+static int write_page(const job *j, const run *runs, const page_traces *traces, int on, char why[SENTENCE])
+{
+    static char next[4200];
+    FILE *f;
+    int bad;
+    *why = 0;
+    if (is_foreign(j->page)) return say(why, SENTENCE, "%.500s exists and is not a page of report: name another with -o", j->page), 0;
+    snprintf(next, sizeof next, "%s.%d.tmp", j->page, (int)getpid());
+    if ((f = fopen(next, "wb")) == NULL) return say(why, SENTENCE, "cannot write %.400s: %s", j->page, strerror(errno)), 0;
+    page_put(f, runs, traces, j->runs, on);
+    bad = ferror(f);
+    if (!(fclose(f) || bad) && !rename(next, j->page)) return 1;
+    say(why, SENTENCE, "cannot write %.400s: %s", j->page, strerror(errno)), remove(next);
+    return 0;
+}
+
+/* Reads all files once, and writes. *going: does a run go on? *wait: is a file still empty, or a run about to begin? */
+static int report_once(job *j, int first, int *going, char why[SENTENCE])
+{
+    static run runs[PAGE_RUNS];
+    static page_traces traces[PAGE_RUNS];
+    int good = 1, opened = 0;
+    *going = 0;
+    memset(traces, 0, sizeof traces);
+    for (; good && opened < j->runs; opened += good) {
+        run *r = &runs[opened];
+        page_traces *t = &traces[opened];
+        char missing[SENTENCE] = ""; /* the trace is written when the run ends */
+        good = run_open(r, j->run[opened], why);
+        if (good && j->timeline[opened] && !trace_open(&t->measured, j->timeline[opened], missing) && !j->follow) good = 0;
+        if (good && j->simulated[opened] && !trace_open(&t->simulated, j->simulated[opened], missing)) good = 0;
+        if (!good && *missing) strcpy(why, missing);
+        if (good && j->folder) good = events_update(&j->event[opened], r, j->folder, why);
+        if (good) *going |= r->state == RUN_RUNNING || !r->steps;
+        if (!good) run_close(r);
+    }
+    if (good) good = write_page(j, runs, traces, j->follow && *going, why);
+    for (int k = 0; k < opened; k++) {
+        if (good && (first || !*going))
+            printf("%s  %s.\n  %s.\n  next: %s:\n  %s\n", runs[k].name, runs[k].what, runs[k].health, runs[k].next, runs[k].command);
+        run_close(&runs[k]);
+    }
+    for (int k = 0; k < j->runs; k++) free(traces[k].measured.bar), free(traces[k].simulated.bar);
+    if (good && (first || !*going)) printf("page %s\n", j->page);
+    fflush(stdout);
+    return good;
+}
+
+int main(int argc, char **argv)
+{
+    static job j;
+    char why[SENTENCE];
+    struct timespec pause = {0, 500000000};
+    int status = take(&j, argc, argv), going = 1, good, first = 1;
+    if (status) return status;
+    if (j.follow) signal(SIGINT, stop), signal(SIGTERM, stop);
+    for (;;) {
+        good = report_once(&j, first, &going, why);
+        if (!j.follow) return good ? 0 : fails(1, why);
+        if (!good && strstr(why, "cannot write")) return fails(1, why);
+        if (!good && first) printf("waiting: %s\n", why), fflush(stdout);
+        first = first && !good;
+        if ((good && !going) || stopped) return good ? 0 : 1;
+        nanosleep(&pause, NULL);
+    }
+}
