@@ -39,7 +39,7 @@ sub logged {
     my $options = shift;
     my ($status, $out, $err) = run(120, "$program --data " . corpus(20000) . " --model nano --warmup 2 --validation 0 --sample-length 0 --quiet $options --metrics $tmp/trial.json");
     my ($hash) = $out =~ /^sha256 (\w+)/m;
-    my $lines = join "\n", map { s/"(?:\w*seconds|elapsed|gflops|peak_share)":[^,}]*,?//gr } grep { /^\{"step"/ } split /\n/, slurp("$tmp/trial.json");
+    my $lines = join "\n", map { s/"rank_\w+":\[.*?\],?|"(?:\w*seconds|elapsed|gflops|peak_share)":[^,}]*,?//gr } grep { /^\{"step"/ } split /\n/, slurp("$tmp/trial.json");
     return ($hash || $err) . "\n$lines";
 }
 for my $case (['fp16', '--ranks 2 --zero 1'], ['sgd', '--ranks 2 --overlap on'], ['dropless', '--ranks 2 --ep 2'], ['dropout', '--ranks 1']) {
