@@ -63,7 +63,7 @@
  *     DT_OFI                  libfabric as the engine between machines; add -lfabric
  *     DT_CUDA                 layout.device: a GPU of NVIDIA, whose driver and NVRTC are loaded on first use
  *     DT_COMPILER             enables layout.compile, which fuses the ops of segments
- *     DT_SOURCE_PATH          file with this text, which DT_COMPILER embeds, default __FILE__
+ *     DT_SOURCE_PATH          file with this text, which DT_CUDA embeds, default __FILE__
  *     DT_COMM_ONLY            the communicator and the launcher alone, for programs with a loop of their own
  *     DT_HEADER               the name under which this file includes itself, default "dtrain.h"
  *
@@ -379,7 +379,6 @@ typedef struct dt_checkpoints {
 /* How the compiler (DT_COMPILER) changes the plans of segments: less memory traffic, fewer values kept. */
 typedef struct dt_compilation {
     int32_t mode;          /* dt_compile */
-    int32_t backend;       /* dt_backend */
     const char *passes;    /* "bias,fuse": only these; "-fuse": all but this; NULL: all */
     int64_t memory;        /* goal in bytes for a unit (dt_compilation_report.memory, but of all stages): backward
                             * recomputes only as many cheap values as the goal takes; 0: all of them */
@@ -784,9 +783,6 @@ typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMP
 typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_overlap;
 /* Whether segments are compiled before step 1: no, yes, or if they are then faster on this machine. */
 typedef enum dt_compile { DT_COMPILE_OFF, DT_COMPILE_ON, DT_COMPILE_AUTO } dt_compile;
-/* What runs the groups: the library's kernels, tile by tile; or C that is printed for their chains of elementwise ops,
- * compiled by CC or cc at start, and cached in XDG_CACHE_HOME or ~/.cache. Without a compiler, tiles run. */
-typedef enum dt_backend { DT_BACKEND_TILES, DT_BACKEND_CC } dt_backend;
 /* Both kinds resume in any layout. Sharded: each rank writes what it owns. Full: rank 0 writes whole tensors under
  * Hugging Face's names, with config.json for the families. EXPORT_BF16, of dt_checkpoint_convert() alone: the weights
  * of a full one in bf16 for other programs and --weights, not to resume. */
@@ -954,13 +950,12 @@ DT_API int dt_trainer_event(const dt_trainer *t, int64_t index, double *when);
 typedef struct dt_compilation_report {
     int64_t recorded, ops;       /* ops before, and after, where a group counts as one */
     int64_t groups, grouped;     /* groups, and ops in groups */
-    int64_t plans, built;        /* graphs compiled, one for segments of equal shapes; those whose C was not cached */
+    int64_t plans;               /* graphs compiled, one for segments of equal shapes */
     int64_t traffic;             /* bytes no longer written and read */
     int64_t memory_before, memory; /* bytes kept for backward plus temporary ones */
     double before, seconds;      /* seconds of a step: op by op, and compiled */
     double compiling;            /* seconds spent compiling */
     int32_t compiled;            /* 0: mode AUTO runs op by op */
-    int32_t as_c;                /* 0: chains of elementwise ops run tile by tile */
     int64_t segments;            /* of the model */
     const char *slowest[6];      /* the ops that take longest, a group is one kind; NULL: there are fewer */
     double share[6];             /* of the time of all ops */
@@ -1112,7 +1107,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <sys/syscall.h>
 #include <sys/un.h>
 #endif
-#if defined(DT_COMPILER) || defined(DT_CUDA)
+#ifdef DT_CUDA
 #include <dlfcn.h>
 #endif
 #ifdef DT_MPI
@@ -1628,31 +1623,27 @@ static void dt__descriptors_fill(void)
 
 extern char **environ; /* unistd.h hides it from programs that did not ask for GNU extensions */
 
-/* Starts a program, by path or name in PATH, that blocks no signal; `said`: file of its messages. Returns errno. */
-static int dt__spawn(pid_t *pid, char *const *argv, const char *program, const char *said)
+/* Starts a program, by path or name in PATH, that blocks no signal. Returns errno. */
+static int dt__spawn(pid_t *pid, char *const *argv, const char *program)
 {
-    posix_spawn_file_actions_t files;
     posix_spawnattr_t how;
     sigset_t none;
-    int failed = 0;
+    int failed;
     sigemptyset(&none);
-    posix_spawn_file_actions_init(&files);
     posix_spawnattr_init(&how);
     posix_spawnattr_setflags(&how, POSIX_SPAWN_SETSIGMASK);
     posix_spawnattr_setsigmask(&how, &none);
-    if (said) failed = posix_spawn_file_actions_addopen(&files, 2, said, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    if (!failed) failed = posix_spawnp(pid, program, &files, &how, argv, environ);
+    failed = posix_spawnp(pid, program, NULL, &how, argv, environ);
     posix_spawnattr_destroy(&how);
-    posix_spawn_file_actions_destroy(&files);
     return failed;
 }
 
 /* Runs a program and returns its wait status; -1 with errno: not started. Unlike system() it keeps signals (Ctrl-C). */
-static int dt__run_program(char *const *argv, const char *said)
+static int dt__run_program(char *const *argv)
 {
     int status = -1;
     pid_t pid;
-    if ((errno = dt__spawn(&pid, argv, argv[0], said)) != 0) return -1;
+    if ((errno = dt__spawn(&pid, argv, argv[0])) != 0) return -1;
     while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
     return status;
 }
@@ -5151,7 +5142,7 @@ enum { DT__OVER_NOTHING, DT__OVER_ELEMENTS, DT__OVER_ROWS, DT__OVER_VALUES, DT__
        DT__OVER_LANES, DT__OVER_SAMPLES, DT__OVER_MOVES, DT__OVER_PRODUCTS, DT__OVER_ATTENTION, DT__OVER_SPECIAL,
        DT__OVER_HOST };
 typedef struct dt__op {
-    const char *name, *inputs, *expression; /* expression: of a map, row or column op, as text */
+    const char *name, *inputs;
     int class_of, shape, shards;
     unsigned in_place;
     double (*flops)(const dt_graph *g, const dt__node *n); /* NULL: none that count */
@@ -8512,21 +8503,19 @@ static double dt__flops_attention(const dt_graph *g, const dt__node *n)
 #define dt__grad_NONE NULL
 #define dt__flops_NONE NULL
 #define DT__OP_ROW(name, class_of, inputs, in_place, shape, shards, flops, domain, text, grad, ...) \
-    {#name, inputs, "", DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, in_place, dt__flops_##flops, \
+    {#name, inputs, DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, in_place, dt__flops_##flops, \
      DT__OVER_##domain, DT__TEXT_##text, dt__grad_##grad},
-#define DT__OP_ROW_EXPRESSION(name, inputs, expression, class_of, in_place, shape, shards, domain, text, grad) \
-    {name, inputs, expression, DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, in_place, NULL, \
-     DT__OVER_##domain, DT__TEXT_##text, dt__grad_##grad},
+#define DT__OP_ROW_PLAIN(name, inputs, class_of, in_place, shape, shards, domain, text, grad) \
+    {name, inputs, DT__CLASS_##class_of, DT__SHAPE_##shape, DT__SHARDS_##shards, in_place, NULL, DT__OVER_##domain, \
+     DT__TEXT_##text, dt__grad_##grad},
 #define DT__OP_ROW_MAP(name, operands, kind, builder, expression, ...) \
-    DT__OP_ROW_EXPRESSION(#name, #operands, #expression, MAP, 7, BROADCAST, KEEP, ELEMENTS, RUN(map), NONE) \
-    __VA_ARGS__
+    DT__OP_ROW_PLAIN(#name, #operands, MAP, 7, BROADCAST, KEEP, ELEMENTS, RUN(map), NONE) __VA_ARGS__
 #define DT__OP_ROW_GRAD(name, input, operands, expression) \
-    DT__OP_ROW_EXPRESSION(#name "_GRAD" #input, #operands, #expression, MAP, 7, BROADCAST, KEEP, ELEMENTS, RUN(map), \
-                          NONE)
+    DT__OP_ROW_PLAIN(#name "_GRAD" #input, #operands, MAP, 7, BROADCAST, KEEP, ELEMENTS, RUN(map), NONE)
 #define DT__OP_ROW_ROW(name, inputs, in_place, shape, shards, passes, domain, text, grad, ...) \
-    DT__OP_ROW_EXPRESSION(#name, inputs, #passes, ROW, in_place, shape, shards, domain, text, grad)
+    DT__OP_ROW_PLAIN(#name, inputs, ROW, in_place, shape, shards, domain, text, grad)
 #define DT__OP_ROW_COLUMN(name, inputs, expression, ...) \
-    DT__OP_ROW_EXPRESSION(#name, inputs, #expression, COLUMN, 0, GIVEN, REFUSE, COLUMNS, SOME(column_op), NONE)
+    DT__OP_ROW_PLAIN(#name, inputs, COLUMN, 0, GIVEN, REFUSE, COLUMNS, SOME(column_op), NONE)
 static const dt__op *dt__op_of(int op)
 {
     static const dt__op table[] = {
@@ -8993,9 +8982,8 @@ static void *dt__copied(const void *from, int64_t bytes)
     return copy && bytes ? memcpy(copy, from, (size_t)bytes) : copy;
 }
 
-/* ---- this file's text ----
- * What is printed for another compiler, chains of ops (H9) and the device's code, is taken from this file. */
-#if (defined(DT_COMPILER) || defined(DT_CUDA)) && defined(__ELF__)
+#if defined(DT_CUDA) && defined(__ELF__)
+/* ---- this file's text, from which the device's code is printed, and the cache of that code ---- */
 #ifndef DT_SOURCE_PATH
 #define DT_SOURCE_PATH __FILE__
 #endif
@@ -9079,7 +9067,6 @@ static dt_result dt__code_get(const dt__code *code, char *path, size_t size, int
     if (lock >= 0) close(lock);
     return r;
 }
-#ifdef DT_CUDA
 /* Appends functions and types of this file by their names, each from the line that begins its definition. */
 static void dt__source_names(dt__text *text, const char *names)
 {
@@ -9098,10 +9085,7 @@ static void dt__source_names(dt__text *text, const char *names)
         dt__text_add(text, "%.*s\n", (int)(to - line), line);
     }
 }
-#endif
-#endif
 
-#if defined(DT_CUDA) && defined(__ELF__)
 /* ---- CUDA: the device's text ----
  * A warp is a vector of 32 lanes, of which each thread holds one. So the text of H4 and the functions of ops in H6 are
  * the device's code as well, printed from this file (dt__cuda_print). A scalar statement runs in all lanes, with the
@@ -10217,7 +10201,7 @@ static void dt__cuda_print(dt__text *text, int module)
                   {"dt__flash", sizeof(dt__flash)}};
     dt__text_add(text, "#define DT__ON_DEVICE %d\n#define DT__SKIP(...)\n", module);
 #ifdef DT_COMPILER
-    dt__text_add(text, "#define DT_COMPILER\n#define dt__chain_some(...) 0\n");
+    dt__text_add(text, "#define DT_COMPILER\n");
 #endif
     for (size_t i = 0; i < sizeof dt__cuda_parts / sizeof *dt__cuda_parts; i++) {
         const char *begin = dt__cuda_parts[i][0], *end = dt__cuda_parts[i][1];
@@ -11819,12 +11803,9 @@ enum { DT__MOST_MEMBERS = 24, DT__TILE = 1024, DT__WIDE = 8192 };
 
 typedef struct dt__compiling {
     dt__compiler base;
-    const dt__kernels *k;
     unsigned passes;  /* bit i: pass i runs */
     int tries;        /* also run the recorded plans */
-    int backend;      /* dt_backend */
-    int64_t plans, built; /* graphs compiled; those whose C was not cached */
-    char why[256];    /* groups run by tiles, not as C; empty: they run as chosen */
+    int64_t plans;    /* graphs compiled */
     double keep;      /* share of a segment's saved floats that may stay; the rest is recomputed if cheap */
     double floats;    /* that a unit then needs, if there is a goal; else 0 */
     int64_t wide;     /* vocabulary from which on logits are made a block at a time */
@@ -12352,20 +12333,14 @@ static dt_result dt__pass_order(dt__rewrite *w, int32_t recorded)
     return dt__renumber(w);
 }
 
-/* ---- tiles: the back end that needs no compiler ----
+/* ---- tiles ----
  * Every op of a group runs on a tile before the next tile begins: what only the group reads stays in the L1 cache. */
-
-/* Runs n elements of a chain of map ops and casts. at: its inputs and results, in order; step: 1 or 0 for each. */
-typedef void (*dt__chain_code)(char *const *at, const int64_t *step, int64_t n);
 
 /* An op of a group. Its value is in the worker's tiles, from float `tile` on, or in memory (tile -1). */
 typedef struct dt__fused_op {
     int32_t id, tile, from[3]; /* from: the same for inputs */
     int64_t per;               /* elements per row */
     dt__strided walk;          /* of a map op or cast */
-    int32_t chain, load[3];    /* length of the chain from here, or 0; load: its member with input i, or -1 */
-    int store;                 /* in a chain: an op outside it reads the value */
-    dt__chain_code code;       /* of the chain, or NULL: op by op */
 } dt__fused_op;
 
 /* The group that ends with op `last`: members [begin, begin + count), in tiles of (tall, wide). */
@@ -12382,8 +12357,6 @@ typedef struct dt__fusion {
     int64_t traffic; /* bytes no longer written and read per unit of work, forward and backward */
     dt__segment_plan *plain; /* of the recorded graph, for comparison, or NULL */
     int64_t saved, temp; /* the compiled graph's; the plan's fit `plain`, too, if both run */
-    void *library;   /* code of chains and row ops, or NULL */
-    dt__kernels own; /* kernels with the library's row ops */
     const dt__kernels *device; /* whose device has the members, too, at `there`; or NULL */
     void *there;
 } dt__fusion;
@@ -12414,27 +12387,7 @@ static char *dt__member_out(const dt__call *c, const dt__fused_op *m, const dt__
     int64_t bytes = dt__width(c->n);
     return m->tile < 0 ? (char *)c->out + at * bytes : (char *)(t->values + m->tile) + own * bytes;
 }
-/* Runs elements of a compiled chain, from `begin` on, number `own` of the tile; returns how many. */
-static int64_t dt__chain_some(const dt__group_run *r, int32_t i, const dt__tile *t, int64_t begin, int64_t end,
-                              int64_t own)
-{
-    const dt__fused_op *first = &r->members[i];
-    char *at[4 * DT__MOST_MEMBERS];
-    int64_t step[4 * DT__MOST_MEMBERS], where[DT__MAX_IN], n = end - begin;
-    int count = 0;
-    for (const dt__fused_op *m = first; m < first + first->chain; m++) {
-        const dt__call *c = &r->call[i + (m - first)];
-        n = dt__min(n, dt__strided_at(&m->walk, begin, end, where));
-        for (int k = 0; k < m->walk.arrays; k++) {
-            if (m->load[k] >= 0) continue;
-            at[count] = dt__member_in(c, m, k, t, where[k], own), step[count++] = m->walk.step[k];
-        }
-        if (m->store) at[count] = dt__member_out(c, m, t, begin, own), step[count++] = 1;
-    }
-    first->code(at, step, n);
-    return n;
-}
-/* Likewise of a map op or cast. */
+/* Runs elements of a map op or cast, from `begin` on, number `own` of the tile; returns how many. */
 static int64_t dt__member_some(const dt__group_run *r, int32_t i, const dt__tile *t, int64_t begin, int64_t end,
                                int64_t own)
 {
@@ -12452,7 +12405,7 @@ static int64_t dt__member_some(const dt__group_run *r, int32_t i, const dt__tile
     else r->k->map(c->n->op, (float *)(void *)out, in, by, n, c->n->f);
     return n;
 }
-/* Runs a map op, a cast or a compiled chain on a tile: one run of elements where rows are whole, else one per row. */
+/* Runs a map op or a cast on a tile: one run of elements where rows are whole, else one per row. */
 static void dt__member_each(const dt__group_run *r, int32_t i, const dt__tile *t)
 {
     const dt__fused_op *m = &r->members[i];
@@ -12460,9 +12413,7 @@ static void dt__member_each(const dt__group_run *r, int32_t i, const dt__tile *t
     for (int64_t row = t->row; row < t->row + t->rows; row += whole ? t->rows : 1) {
         int64_t begin = row * m->per + (m->per == 1 ? 0 : t->col), end = begin + (whole ? t->rows * m->per : t->cols);
         int64_t start = m->per == 1 ? begin : begin - (row - t->row) * t->cols; /* the tile's first element */
-        while (begin < end)
-            begin += m->code ? dt__chain_some(r, i, t, begin, end, begin - start)
-                             : dt__member_some(r, i, t, begin, end, begin - start);
+        while (begin < end) begin += dt__member_some(r, i, t, begin, end, begin - start);
     }
 }
 
@@ -12495,7 +12446,7 @@ static void dt__group_task(void *user, int64_t task, void *scratch)
         t.rows = dt__min(g->tall, g->rows - t.row), t.cols = dt__min(g->wide, g->cols - t.col);
         for (int32_t k = 0; k < g->count; k++) {
             if (!r->members[k].walk.arrays) dt__member_rows(r, k, &t);
-            else dt__member_each(r, k, &t), k += r->members[k].code ? r->members[k].chain - 1 : 0;
+            else dt__member_each(r, k, &t);
             DT__SYNC;
         }
     }
@@ -12570,7 +12521,6 @@ static void dt__group_go(const dt__segment_plan *p, int32_t id, const dt__bind *
     const dt__group *group = f->groups;
     dt__group_run r;
     dt__env own = *env;
-    if (f->library) own.k = &f->own;
 #ifdef DT_CUDA
     if (env->k->device) own.k = &((dt__cuda *)(void *)env->k->device)->run;
 #endif
@@ -12603,9 +12553,6 @@ static void dt__fusion_close(dt__fused *fused)
 {
     dt__fusion *f = (dt__fusion *)(void *)fused;
     dt__segment_close(&f->plain);
-#ifdef __ELF__
-    if (f->library) dlclose(f->library);
-#endif
     if (f->device) dt__mem_detach(f->device, f->there);
     dt__free(f->groups);
     dt__free(f->members);
@@ -12686,172 +12633,6 @@ static dt_result dt__fusion_open(dt__segment_plan *p)
     }
     return DT_OK;
 }
-
-/* ---- chains: the back end that calls the system's compiler ----
- * Consecutive map ops and casts of a group over the same elements become one C function, printed from their
- * expressions: what only they read stays in registers. Row ops are printed from theirs. Sizes are arguments, so a new
- * shape finds its code in the cache. The vector functions come from this file's text, which the program embeds. */
-#ifdef __ELF__
-
-/* Finds a group's chains, their inputs in registers and the results others read. */
-static void dt__chains_find(dt__fusion *f, const dt_graph *g, const dt__group *group)
-{
-    dt__fused_op *list = &f->members[group->begin];
-    for (int32_t i = 0, count; i < group->count; i += count ? count : 1) {
-        for (count = 0; i + count < group->count; count++)
-            if (!dt__is_each(g, list[i + count].id) || list[i + count].per != list[i].per) break;
-        list[i].chain = count;
-        for (int32_t m = i; m < i + count; m++) {
-            const dt__node *n = &g->nodes[list[m].id];
-            list[m].store = list[m].tile < 0;
-            for (int k = 0; k < 3; k++) list[m].load[k] = -1;
-            for (int32_t x = i; x < m; x++)
-                for (int k = 0; k < n->inputs; k++)
-                    if (dt__root(g, n->in[k]) == list[x].id) list[m].load[k] = x - i;
-            for (int32_t r = i + count; r < group->count; r++)
-                for (int k = 0; k < g->nodes[list[r].id].inputs; k++)
-                    list[m].store |= dt__root(g, g->nodes[list[r].id].in[k]) == list[m].id;
-        }
-    }
-}
-
-/* Prints dt_chain_<number>, which computes elements [i, i + w). A 16-bit value is held as the fp32 number it means. */
-static void dt__chain_print(dt__text *text, const dt_graph *g, const dt__fused_op *list, int32_t number)
-{
-    int array = 0;
-    dt__text_add(text, "DT__INLINE void body_%d(char *const *p, const int64_t *t, int64_t i, const int64_t w)\n{\n"
-                 "    const dt__vf zero = dt__v_set(0.0f), one = dt__v_set(1.0f);\n", (int)number);
-    for (int32_t m = 0; m < list->chain; m++) {
-        const dt__node *n = &g->nodes[list[m].id];
-        const dt__op *op = dt__op_of(n->op);
-        int cast = n->op == DT__OP_CAST;
-        dt__text_add(text, "    dt__vf v%d;\n    {\n        const dt__vf s = dt__v_set(dt__float_of_bits(0x%08xu));\n",
-                     (int)m, (unsigned)dt__bits_of_float(n->f));
-        for (int k = 0; k < n->inputs; k++) {
-            char letter = cast ? 'A' : op->inputs[k]; /* D: dy */
-            dt__text_add(text, "        const dt__vf %c%s = ", letter | 32, letter == 'D' ? "y" : "");
-            if (list[m].load[k] >= 0) dt__text_add(text, "v%d;\n", (int)list[m].load[k]);
-            else {
-                dt__text_add(text, "from(%d, p[%d], t[%d], i, w);\n", g->nodes[n->in[k]].dtype, array, array);
-                array++;
-            }
-        }
-        if (cast) dt__text_add(text, "        v%d = as(%d, a);\n    }\n", (int)m, n->dtype);
-        else dt__text_add(text, "        v%d = %s; /* %s */\n    }\n", (int)m, op->expression, op->name);
-        if (list[m].store) dt__text_add(text, "    to(%d, p[%d], i, v%d, w);\n", n->dtype, array++, (int)m);
-    }
-    dt__text_add(text, "}\nvoid dt_chain_%d(char *const *p, const int64_t *t, int64_t n)\n{\n    int64_t i = 0;\n"
-                 "    for (; i + DT__W <= n; i += DT__W) body_%d(p, t, i, DT__W);\n"
-                 "    if (i < n) body_%d(p, t, i, n - i);\n}\n", (int)number, (int)number, (int)number);
-}
-
-static int32_t dt__chains_print(dt__text *text, const dt__fusion *f, const dt_graph *g, const dt__kernels *k)
-{
-    int32_t count = 0, rows = 0;
-    dt__text_add(text, "#include <stdint.h>\n#include <string.h>\n#if defined(__x86_64__)\n#include <immintrin.h>\n"
-                 "#elif defined(__ARM_NEON)\n#include <arm_neon.h>\n#endif\n"
-                 "#define DT__UNROLL _Pragma(\"GCC unroll 16\")\nenum { DT_F32 = %d, DT_I32 = %d };\n", DT_F32, DT_I32);
-    dt__source_add(text, "/* a * b + c rounded once.", "/* ---- Philox4x32-10");
-    dt__text_add(text, "#define DT__ISA %s\n", !strcmp(k->name, "avx512") ? "2" : !strcmp(k->name, "avx2") ? "1" :
-                 !strcmp(k->name, "neon") ? "3" : "0");
-    dt__source_add(text, "/* A dt_dtype: bytes;", "/* The kernels of one");
-    dt__source_add(text, "/* ---- vectors: the same text", "static float DT__K(dt__row_dot)(");
-    dt__source_add(text, "/* ---- conversions of storage types", "/* n numbers, rounded in place");
-    dt__source_add(text, "typedef uint16_t DT__K(dt__vs)", "/* out (n) of type `to`");
-    dt__text_add(text, "DT__INLINE dt__vf from(int type, const char *p, int64_t step, int64_t i, const int64_t w)\n{\n"
-                 "    const char *at = p + i * dt__format_of[type].bytes;\n"
-                 "    if (step || type != DT_F32) return DT__K(dt__v_from)(type, at, w);\n"
-                 "    return dt__v_set(*(const float *)(const void *)p);\n}\n"
-                 "DT__INLINE void to(int type, char *p, int64_t i, dt__vf x, const int64_t w)\n{\n"
-                 "    DT__K(dt__v_to)(type, p + i * dt__format_of[type].bytes, x, w);\n}\n"
-                 "DT__INLINE dt__vf as(int type, dt__vf x)\n{\n    const dt__format *f = &dt__format_of[type];\n"
-                 "    return type == DT_F32 ? x : DT__K(dt__v_widen)(DT__K(dt__v_narrow)(x, f), f);\n}\n");
-    for (int32_t m = 0; m < f->member_count; m++)
-        if (f->members[m].chain > 1) dt__chain_print(text, g, &f->members[m], count++);
-    dt__source_add(text, "/* One row (n) of a row op:", "#define DT__CASE_ROW(");
-    dt__text_add(text, "    switch (op) {\n");
-    for (int op = 1; op < DT__OP_COUNT; op++)
-        for (int32_t m = 0; m < f->member_count; m++) {
-            if (g->nodes[f->members[m].id].op != op || dt__op_of(op)->class_of != DT__CLASS_ROW) continue;
-            dt__text_add(text, "    case %d: %s break; /* %s */\n", op, dt__op_of(op)->expression, dt__op_of(op)->name);
-            rows++;
-            break;
-        }
-    dt__text_add(text, "    }\n    s[0] = s0[0], s[1] = s1[0], s[2] = s2[0], s[3] = s3[0];\n}\n"
-                 "void dt_row(int op, float *out, const float *const in[3], float s[4], int64_t n)\n{\n"
-                 "    DT__K(dt__row)(op, out, in, s, n);\n}\n");
-    return count + rows;
-}
-
-static dt_result dt__chains_build(const dt__code *code, const char *out)
-{
-    enum { WORDS = 64 };
-    char draft[PATH_MAX], line[PATH_MAX], said[PATH_MAX], first[160] = "";
-    char *argv[WORDS + 4], *rest = NULL, path[PATH_MAX];
-    int status, words = 0;
-    dt_result r;
-    DT__PRINT(path, "%s", out);
-    DT__PRINT(draft, "%s.c", out);
-    DT__PRINT(said, "%s.txt", out);
-    r = dt__file_put(draft, code->text, (int64_t)strlen(code->text));
-    if (r) return r;
-    DT__PRINT(line, "%s -std=gnu11 -O2 -fPIC -shared -w -ffp-contract=off -fno-fast-math %s -o", code->by, code->flags);
-    for (char *w = strtok_r(line, " ", &rest); w && words < WORDS; w = strtok_r(NULL, " ", &rest)) argv[words++] = w;
-    argv[words] = path, argv[words + 1] = draft, argv[words + 2] = NULL;
-    status = dt__run_program(argv, said);
-    if (status < 0) DT__PRINT(first, "%s", strerror(errno));
-    else if (status && !dt__system_read(said, first, sizeof first - 1))
-        DT__PRINT(first, "it ended with status %d", WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status));
-    first[strcspn(first, "\n")] = 0;
-    unlink(said);
-    unlink(draft);
-    if (!status) return DT_OK;
-    return dt__error(DT_E_FILE, "the compiler '%s' failed: %s. Set CC to one that compiles C", code->by, first);
-}
-
-/* Loads the library for `text` from the cache, or compiles it (*built). */
-static dt_result dt__chains_load(void **library, const char *text, const char *flags, int *built)
-{
-    dt__code code = {text, getenv("CC"), flags, "so", dt__chains_build};
-    char path[PATH_MAX];
-    dt_result r;
-    if (!code.by || !*code.by) code.by = "cc";
-    r = dt__code_get(&code, path, sizeof path, built);
-    if (!r && !(*library = dlopen(path, RTLD_NOW | RTLD_LOCAL)))
-        r = dt__error(DT_E_FILE, "the code cannot be loaded: %s. Remove %s", dlerror(), path);
-    return r;
-}
-
-static dt_result dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels *k, int *built)
-{
-    dt__text text = DT__ZERO;
-    char name[32];
-    const char *flags = !strcmp(k->name, "avx512") ? "-mavx2 -mfma -mavx512f -mavx512vl -mavx512dq -mavx512bw" :
-                        !strcmp(k->name, "avx2") ? "-mavx2 -mfma" : "";
-    dt_result r = DT_OK;
-    int32_t count = 0;
-    void *code;
-    for (int32_t i = 0; i < f->group_count; i++) dt__chains_find(f, g, &f->groups[i]);
-    if (dt__chains_print(&text, f, g, k))
-        r = text.failed ? DT_E_MEMORY : dt__chains_load(&f->library, text.at, flags, built);
-    for (int32_t m = 0; f->library && m < f->member_count; m++) {
-        if (f->members[m].chain < 2) continue;
-        DT__PRINT(name, "dt_chain_%d", (int)count++);
-        code = dlsym(f->library, name);
-        memcpy(&f->members[m].code, &code, sizeof code);
-    }
-    f->own = *k;
-    if (f->library && (code = dlsym(f->library, "dt_row")) != NULL) memcpy(&f->own.row, &code, sizeof code);
-    dt__free(text.at);
-    return r;
-}
-#else
-static dt_result dt__chains_open(dt__fusion *f, const dt_graph *g, const dt__kernels *k, int *built)
-{
-    (void)f, (void)g, (void)k, (void)built;
-    return dt__error(DT_E_FILE, "programs on this system cannot embed the text of dtrain.h");
-}
-#endif
 
 /* ---- which passes run ---- */
 /* "a,b": these; "-a,-b": all but these. */
@@ -12936,12 +12717,7 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__segment_plan **pl
         dt__segment_close(&plain), dt__segment_close(plan);
     else {
         dt__fusion *f = dt__fusion_of(*plan);
-        dt__tls before = dt__thread; /* without the code it runs by tiles: not an error */
-        int built = 0;
-        if (c->backend == DT_BACKEND_CC && !c->k->device && dt__chains_open(f, (*plan)->g, c->k, &built))
-            DT__PRINT(c->why, "%s", dt_last_error());
-        dt__thread = before;
-        c->plans++, c->built += built;
+        c->plans++;
         (*plan)->forward_flops = flops[0], (*plan)->backward_flops = flops[1];
         f->plain = plain, f->saved = (*plan)->saved, f->temp = (*plan)->temp;
         if (c->tries) {
@@ -12953,10 +12729,9 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__segment_plan **pl
     return r;
 }
 
-static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how, const dt__kernels *k)
+static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how)
 {
-    c->base.open = dt__compiled_open, c->k = k;
-    c->backend = how->backend;
+    c->base.open = dt__compiled_open;
     c->tries = how->verify || how->report || how->mode == DT_COMPILE_AUTO;
     c->wide = how->passes && *how->passes && *how->passes != '-' ? 0 /* it is named */
               : how->mode == DT_COMPILE_AUTO ? INT64_MAX /* both plans need memory */ : (int64_t)DT__WIDE;
@@ -13074,8 +12849,6 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("offload-rate", "X", REAL, offload_rate, 0, "[0,inf)", "offload: bytes per second; 0: no limit"),
     DT__LAYOUT("compile", "KIND", WORD, compile.mode, DT_COMPILE_OFF, "off,on,auto",
                "fuse ops and keep fewer values; auto: if that is faster"),
-    DT__LAYOUT("compile-backend", "KIND", WORD, compile.backend, DT_BACKEND_TILES, "tiles,cc",
-               "runs groups: tiles through the kernels, or C compiled at start"),
     DT__LAYOUT("compile-passes", "PASS,..", TEXT, compile.passes, 0, NULL, "only these passes; with -PASS all but it"),
     DT__LAYOUT("compile-memory", "BYTES", WHOLE, compile.memory, 0, "[0,inf)",
                "recompute until a unit needs no more; 0: all that is cheap"),
@@ -20838,7 +20611,6 @@ static dt_result dt__layout_keep(dt_plan *plan)
     const dt__net settings = plan->net;
     dt__compiling *c = &plan->compiling;
     double goal = (double)plan->layout->compile.memory / 4.0;
-    c->backend = DT_BACKEND_TILES; /* of what is tried */
     c->keep = goal > 0.0, c->floats = 2.0 * goal;
     for (int tries = 0; c->floats > goal && tries < 6; tries++) { /* the last one keeps nothing */
         int64_t saved = 0, temp = 0;
@@ -20853,7 +20625,7 @@ static dt_result dt__layout_keep(dt_plan *plan)
         dt__net_close(&plan->net);
         plan->net = settings;
     }
-    c->backend = plan->layout->compile.backend, c->plans = 0;
+    c->plans = 0;
     return DT_OK;
 }
 #endif
@@ -20866,11 +20638,10 @@ static dt_result dt__layout_net(dt_plan *plan, const dt__kernels *k)
     if (k && k->device) plan->net.compiler = k->device->compiler;
     if (l->compile.mode != DT_COMPILE_OFF) {
 #ifdef DT_COMPILER
-        r = dt__compiling_open(&plan->compiling, &l->compile, k);
+        r = dt__compiling_open(&plan->compiling, &l->compile);
         plan->net.compiler = &plan->compiling.base;
         if (!r) r = dt__layout_keep(plan);
 #else
-        (void)k;
         r = dt__misuse("--compile needs the compiler, and this program was built without DT_COMPILER. Leave "
                        "the option out, or build with the switch.");
 #endif
@@ -21384,7 +21155,7 @@ DT_API dt_result dt_plan_open(dt_plan **plan, const dt_recipe *recipe, const dt_
     const dt__kernels *k = NULL;
     dt_result r = p ? dt__choose_kernels(&k) : DT_E_MEMORY;
     if (!p) return r;
-    p->own_recipe = *recipe, p->own_layout = *layout, p->own_layout.compile.backend = DT_BACKEND_TILES;
+    p->own_recipe = *recipe, p->own_layout = *layout;
     p->recipe = &p->own_recipe, p->layout = &p->own_layout, p->ranks = ranks, p->rank = rank;
     if (!r) r = dt__recipe_settle(&p->own_recipe, p->layout);
     if (!r && !p->recipe->model.segments && p->recipe->model.vocabulary < 1)
@@ -22690,7 +22461,7 @@ static int dt__spawn_ranks(dt__supervisor *s, char **argv)
         dt__setenv_number("RANK", r);
         dt__setenv_number("LOCAL_RANK", r);
         dt__give_cores(s, r);
-        failed = dt__spawn(&pid, argv, "/proc/self/exe", NULL);
+        failed = dt__spawn(&pid, argv, "/proc/self/exe");
         if (failed) break;
         dt__job_rank(s->job, r)->pid = (int32_t)pid;
         s->alive++;
@@ -24096,7 +23867,6 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (t->first)
         printf("resumed  after step %jd of %jd, from %s\n", t->first, r->steps, t->layout.checkpoint.place);
 #ifdef DT_COMPILER
-    if (*p->compiling.why) printf("compiler groups run tile by tile: %s\n", p->compiling.why);
     if (4.0 * p->compiling.floats > (double)t->layout.compile.memory)
         dt__tell("compiler a unit needs %.1f MB: no more can be computed again cheaply for the goal of %.1f MB. Choose "
                  "another --recompute, or a smaller micro-batch\n", 4e-6 * p->compiling.floats,
@@ -25191,7 +24961,7 @@ static dt_result dt__mirror_command(const dt_checkpoints *l, const char *back)
     const char *from = back ? place.at : l->place, *to = back ? back : place.at;
     const char *argv[] = {"sh", "-c", "export DT_FROM=\"$1\" DT_TO=\"$2\"; exec sh -c \"$0\"", command, from, to, NULL};
     int status;
-    if (!(status = dt__run_program((char *const *)(uintptr_t)argv, NULL))) return DT_OK;
+    if (!(status = dt__run_program((char *const *)(uintptr_t)argv))) return DT_OK;
     return dt__error(DT_E_FILE, "the mirror's command ended with status %d: run it by hand with DT_FROM=%s DT_TO=%s to "
                      "see why", WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), from, to);
 }
@@ -25713,8 +25483,7 @@ static void dt__compilation_count(const dt_trainer *t, dt_compilation_report *r)
         temp[0] = dt__max(temp[0], 4 * f->plain->temp), temp[1] = dt__max(temp[1], 4 * f->temp);
     }
     r->memory_before += temp[0], r->memory += temp[1];
-    r->plans = t->e.p.compiling.plans, r->built = t->e.p.compiling.built, r->segments = net->count;
-    r->as_c = t->layout.compile.backend == DT_BACKEND_CC && !*t->e.p.compiling.why;
+    r->plans = t->e.p.compiling.plans, r->segments = net->count;
 }
 
 #endif

@@ -13,15 +13,11 @@
 
 static void report_print(const dt_compilation_report *r, const dt_layout *asked)
 {
-    const char *chains = r->as_c ? r->built ? "as C, compiled now" : "as C from the cache"
-                         : asked->compile.backend != DT_BACKEND_CC ? "tile by tile"
-                         : "tile by tile: no C compiler works";
     double gain = r->before / r->seconds;
     printf("compiler %lld ops became %lld, of which %lld are groups of %lld ops; compiled in %.3f s%s\n",
            (long long)r->recorded, (long long)r->ops, (long long)r->groups, (long long)r->grouped, r->compiling,
            asked->compile.verify ? "; every bit is the same" : "");
-    printf("         %lld graphs for %lld segments; chains of elementwise ops run %s\n", (long long)r->plans,
-           (long long)r->segments, chains);
+    printf("         %lld graphs for %lld segments\n", (long long)r->plans, (long long)r->segments);
     printf("         memory of a unit %.1f MB before, %.1f MB compiled; %.1f MB less go through memory\n",
            (double)r->memory_before / 1e6, (double)r->memory / 1e6, (double)r->traffic / 1e6);
     printf("         time of a step %.2f ms before, %.2f ms compiled: %.3fx; ", 1e3 * r->before, 1e3 * r->seconds,

@@ -10,20 +10,17 @@
 #include "bench.h"
 
 enum { STEPS = 3, MOST = 9 };
-static const struct row { const char *name, *passes; int precision, numerics, backend; } row[] = {
-    {"op by op", NULL, DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
-    {"the usual passes", "", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
-    {"the usual passes, by cc", "", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_CC},
-    {"fuse alone", "fuse", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
-    {"recompute alone", "recompute", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
-    {"all but recompute", "-recompute", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
-    {"all but layout", "-layout", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
-    {"all but bias", "-bias", DT_PRECISION_FP32, DT_EXACT, DT_BACKEND_TILES},
-    {"bf16, op by op", NULL, DT_PRECISION_BF16, DT_EXACT, DT_BACKEND_TILES},
-    {"bf16, the usual passes", "", DT_PRECISION_BF16, DT_EXACT, DT_BACKEND_TILES},
-    {"bf16, by cc", "", DT_PRECISION_BF16, DT_EXACT, DT_BACKEND_CC},
-    {"bf16 fast, op by op", NULL, DT_PRECISION_BF16, DT_FAST, DT_BACKEND_TILES},
-    {"bf16 fast, the usual passes", "", DT_PRECISION_BF16, DT_FAST, DT_BACKEND_TILES}};
+static const struct row { const char *name, *passes; int precision, numerics; } row[] = {
+    {"op by op", NULL, DT_PRECISION_FP32, DT_EXACT},
+    {"the usual passes", "", DT_PRECISION_FP32, DT_EXACT},
+    {"fuse alone", "fuse", DT_PRECISION_FP32, DT_EXACT},
+    {"recompute alone", "recompute", DT_PRECISION_FP32, DT_EXACT},
+    {"all but recompute", "-recompute", DT_PRECISION_FP32, DT_EXACT},
+    {"all but bias", "-bias", DT_PRECISION_FP32, DT_EXACT},
+    {"bf16, op by op", NULL, DT_PRECISION_BF16, DT_EXACT},
+    {"bf16, the usual passes", "", DT_PRECISION_BF16, DT_EXACT},
+    {"bf16 fast, op by op", NULL, DT_PRECISION_BF16, DT_FAST},
+    {"bf16 fast, the usual passes", "", DT_PRECISION_BF16, DT_FAST}};
 enum { COUNT = sizeof row / sizeof *row };
 
 /* What a child prints of a run. */
@@ -43,7 +40,7 @@ static int train(const struct row *k, const char *data, int64_t threads, int64_t
     recipe.steps = STEPS, recipe.validation = 0.0f, recipe.precision = k->precision, recipe.numerics = k->numerics;
     layout.threads = threads, layout.output.quiet = 1, layout.output.sample_length = 0;
     layout.compile.mode = DT_COMPILE_ON, layout.compile.report = k->passes != NULL;
-    layout.compile.passes = k->passes && *k->passes ? k->passes : NULL, layout.compile.backend = k->backend;
+    layout.compile.passes = k->passes && *k->passes ? k->passes : NULL;
     if (!k->passes) layout.compile.mode = DT_COMPILE_OFF;
     r = dt_trainer_open(&t, &recipe, &layout);
     if (!r && k->passes) r = dt_trainer_compilation(t, &c);

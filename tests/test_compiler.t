@@ -14,9 +14,6 @@ my $program = trainer();
 my %want = golden();
 my @passes = qw(bias recompute logits fuse order);
 my $every = '--compile on --compile-passes ' . join ',', @passes;
-my $by_cc = '--compile on --compile-backend cc';
-$ENV{XDG_CACHE_HOME} = "$tmp/cache"; # of compiled code
-mkdir $ENV{XDG_CACHE_HOME};
 
 seeded();
 
@@ -29,8 +26,6 @@ is(hash_of($_, "$every --threads 2"), $want{$_}, "$_: by every pass, with 2 thre
 is(hash_of('llama', "--compile on --compile-passes $_"), $want{llama}, "llama: $_ alone") for drawn(4, @passes);
 is(hash_of('base', "--compile on --compile-passes -$_"), $want{base}, "base: all but $_") for drawn(3, @passes);
 is(hash_of('adam', $every, "DT_ISA=$_"), $want{adam}, "adam: $_") for @{(isas())[0]};
-is(hash_of('adam', "$by_cc --ranks 2", "DT_ISA=$_"), $want{adam}, "adam: $_, chains as C") for @{(isas())[0]};
-is(hash_of($_, "$by_cc --verify-compiler --ranks 2"), $want{$_}, "$_: chains as C, 2 ranks") for drawn(2, qw(llama experts tensor context dropout));
 is(hash_of('experts', "--compile auto --ranks 4 --ep 2"), $want{experts}, 'experts: auto, 4 ranks');
 
 # ---- trial steps leave no trace ----
@@ -68,7 +63,7 @@ for my $kind (0 .. 5) {
     my (undef, $plain) = run(120, $watched);
     my $lines = () = $plain =~ /^(?:step|mixture|logit|[0-9a-f]{64}$)/mg;
     is($lines, (3, 3, 7, 3, 31, 30)[$kind], "watched $kind: losses, counts and a hash");
-    for (drawn(2, '--compile on', $by_cc, '--compile on --compile-passes recompute', $every)) {
+    for (drawn(2, '--compile on', '--compile on --compile-passes recompute', $every)) {
         my ($status, $out, $err) = run(120, "$watched $_");
         is($out, $plain, "watched $kind: $_: the same") or diag("status $status: $err");
     }
@@ -115,46 +110,6 @@ SKIP: {
     ok($status && $err =~ /--verify-compiler: of the first batch, the gradient of \S+ has other bits compiled than op by op/, '--verify-compiler names a gradient that differs') or diag("status $status: $err");
 }
 
-# ---- compiled code that is cached, spoilt, or cannot be had ----
-my $report = "$small $by_cc --compile-report";
-$ENV{XDG_CACHE_HOME} = "$tmp/fresh";
-mkdir $ENV{XDG_CACHE_HOME};
-my ($chains) = (run(120, "$program $report --ranks 4"))[1] =~ /chains of elementwise ops run (.*)$/m;
-like($chains, qr/^as C, compiled now$|^as C from the cache$/, 'one of four ranks compiles the chains');
-my @cached = glob "$tmp/fresh/dtrain/*";
-ok(@cached > 0 && !(grep { !/\/[0-9a-f]{64}\.so$/ } @cached), 'and leave complete files alone: ' . @cached);
-($chains) = (run(120, "$program $report --sequence 32"))[1] =~ /chains of elementwise ops run (.*)$/m;
-is($chains, 'as C from the cache', 'another shape finds its code in the cache');
-for my $spoil (sub { substr($_[0], 0, length($_[0]) / 2) }, sub { my $t = $_[0]; substr($t, 5000, 1) ^= 'x'; $t }, sub { '' }) {
-    my %good = map { $_ => slurp($_) } @cached;
-    spew($_, $spoil->($good{$_})) for @cached;
-    my (undef, $out) = run(120, "$program $report");
-    like($out, qr/as C, compiled now.*^\Q$measured\E$/ms, 'a spoilt file is compiled again');
-}
-mkdir $_, 0700 for map { "$tmp/$_" } qw(home temporary);
-$ENV{HOME} = "$tmp/home", $ENV{TMPDIR} = "$tmp/temporary";
-for ([ "XDG_CACHE_HOME=$tmp/text/none HOME=", qr/as C, compiled now/, 'in a temporary folder, without a cache' ],
-     [ "XDG_CACHE_HOME=$tmp/text/none HOME= TMPDIR=$tmp/text", qr/^compiler groups run tile by tile: cannot write to any .* Set XDG_CACHE_HOME to a writable one/m, 'without a folder' ],
-     [ "CC=$tmp/none XDG_CACHE_HOME=$tmp/other", qr/^compiler groups run tile by tile: the compiler '.*none' failed: No such file or directory. Set CC to one that compiles C$/m, 'without a compiler' ],
-     [ "CC=false XDG_CACHE_HOME=$tmp/other", qr/tile by tile: no C compiler works/, 'with one that fails' ]) {
-    spew("$tmp/text", ''), mkdir "$tmp/other";
-    my ($status, $out, $err) = run(120, "$_->[0] $program $report");
-    ok(!$status && $out =~ $_->[1] && $out =~ /^\Q$measured\E$/m, "$_->[2] it trains, and the hash is the same") or diag("status $status: $out$err");
-}
-is(join(' ', glob("$tmp/other/dtrain/*")), '', 'and no draft stays');
-spew("$tmp/cc", "#!/bin/sh\necho \$\$ >>$tmp/calls\nsleep 0.3\nexec @{[$ENV{CC} || 'cc']} \"\$@\"\n"), chmod 0755, "$tmp/cc";
-mkdir "$tmp/$_" for 'shared', 'open', 'open/dtrain', "it's";
-run(120, "CC=$tmp/cc XDG_CACHE_HOME=$tmp/shared $program $report --model llama-nano --ranks 4");
-my @made = glob("$tmp/shared/dtrain/*");
-ok(@made && @made == (my @calls = split /\n/, slurp("$tmp/calls")), 'of 4 ranks one compiles a program, the others wait: ' . @made);
-chmod 0777, "$tmp/open/dtrain";
-{
-    my (undef, $out) = run(120, qq{XDG_CACHE_HOME="$tmp/open" $program $report});
-    ok($out =~ /as C/ && $out =~ /^\Q$measured\E$/m && !glob("$tmp/open/dtrain/*"), 'a cache that others may write is not used');
-    (undef, $out) = run(120, qq{XDG_CACHE_HOME="$tmp/it's" $program $report});
-    ok($out =~ /as C/ && $out =~ /^\Q$measured\E$/m && -e "$tmp/it's/dtrain", 'a cache with a quote in its name is');
-}
-
 # ---- memory ----
 my (%memory, $tight);
 for my $goal (0, 10_000_000, 600_000, 300_000) {
@@ -173,8 +128,7 @@ like($tight, qr/^compiler a unit needs \S+ MB: no more can be computed again che
 for ([ '--compile on --compile-passes fuze', qr/'fuze' is not a pass\. A list names .*: bias, .*logits/ ],
      [ '--compile on --compile-passes fuse,-bias', qr/'-bias' does not fit the rest/ ],
      [ '--compile-passes fuse', qr/--compile-passes need --compile on or auto/ ],
-     [ '--compile maybe', qr/off,on,auto|'maybe'/ ],
-     [ '--compile on --compile-backend gcc', qr/tiles,cc|'gcc'/ ]) {
+     [ '--compile maybe', qr/off,on,auto|'maybe'/ ]) {
     my ($status, undef, $err) = run(60, "$program $small $_->[0]");
     ok($status && $err =~ $_->[1], "$_->[0] is refused with a sentence") or diag("status $status: $err");
 }

@@ -99,6 +99,26 @@ ok($status && $error =~ /and its ranks \(2\) need \d/, '  but not for two ranks'
 ($status, undef, $error) = train("$there STAND_IN_MEMORY=300000", "$little --no-memory-check");
 ok($status && $error =~ /the GPU has no \d+\.\d MB left for this rank: use a smaller model/, '  without the check no memory is had') or diag($error);
 
+# The compiled code is cached.
+{
+    my $cached = sub { my ($folder, $options) = @_; return run(300, "$there XDG_CACHE_HOME=$tmp/$folder ./train $common $little $options") };
+    mkdir "$tmp/$_" for 'fresh', 'open', 'open/dtrain';
+    chmod 0777, "$tmp/open/dtrain";
+    my $trained = hash(($cached->('fresh', '--ranks 2'))[1]);
+    my @made = glob("$tmp/fresh/dtrain/*");
+    ok(@made == 1 && $made[0] =~ /\/[0-9a-f]{64}\.cubin$/, 'two ranks leave one complete file of code') or diag("@made");
+    my $good = slurp($made[0]);
+    for my $spoilt (substr($good, 0, length($good) / 2), 'x' . substr($good, 1), '') {
+        spew($made[0], $spoilt);
+        is(hash(($cached->('fresh', ''))[1]), $trained, 'spoilt code is not used');
+        ok(slurp($made[0]) eq $good, '  and is compiled again');
+    }
+    is(hash(($cached->('open', ''))[1]), $trained, 'where others may write to the folder of code');
+    is(join(' ', glob("$tmp/open/dtrain/*")), '', '  it is not used');
+    my ($status, undef, $error) = run(60, "$there XDG_CACHE_HOME=$made[0]/none HOME= TMPDIR=$made[0] ./train $common $little");
+    ok($status && $error =~ /cannot write to any cache directory\. Set XDG_CACHE_HOME to a writable one/, 'without a folder it fails') or diag($error);
+}
+
 # The hashes of the CPU.
 my $groups = '--compile=on --compile-passes bias,logits,fuse'; # the compiler's, also of ops on blocks of logits
 my @layouts = ('--model nano', "--model llama-nano --precision bf16 --threads 2 $groups", '--model nano --dropout 0.1 --ranks 2', '--model nano --ranks 2 --tp 2 --tensor-shards 2', '--model llama-nano',

@@ -315,8 +315,7 @@ static int planned_units(planned *p, const char *how)
 }
 
 static dt_pool *pools[2]; /* of 1 and 2 workers */
-static int64_t grouped, by_cc, by_rows; /* groups that the compiler made; graphs whose chains were compiled as C; groups over rows of logits */
-enum { BY_CC = 1 << 16 };
+static int64_t grouped, by_rows; /* groups that the compiler made; of these, over rows of logits */
 
 /* Temporary memory with the order as recorded, and with the smaller one: sums over graphs; graphs where it is smaller, and larger. */
 static int64_t order_floats[2], order_helps, order_harms;
@@ -329,7 +328,7 @@ static void check_order(const recipe *c)
         dt__segment_plan *plan;
         memset(&how, 0, sizeof how), memset(&compiling, 0, sizeof compiling);
         how.passes = i ? "fuse,order" : "fuse";
-        if (dt__compiling_open(&compiling, &how, dt__isa_table(0)) || record(c, &compiling.base, &plan)) tap_bail("%s", dt_last_error());
+        if (dt__compiling_open(&compiling, &how) || record(c, &compiling.base, &plan)) tap_bail("%s", dt_last_error());
         order_floats[i] += floats[i] = plan->temp;
         dt__segment_close(&plan);
     }
@@ -346,21 +345,15 @@ static int check_planned(rig *r, int isa, int workers, unsigned passes, failure 
     char how[80];
     int ok;
     memset(&all, 0, sizeof all), memset(&compiling, 0, sizeof compiling);
-    if (dt__compiling_open(&compiling, &all, k)) tap_bail("%s", dt_last_error());
-    compiling.passes = passes & (BY_CC - 1u), compiling.wide = 0;
-    compiling.backend = passes & BY_CC ? DT_BACKEND_CC : DT_BACKEND_TILES;
+    if (dt__compiling_open(&compiling, &all)) tap_bail("%s", dt_last_error());
+    compiling.passes = passes, compiling.wide = 0;
     compiling.keep = (double)(r->recipe->seed / 5 % 3) / 2.0; /* none, half or all of what is saved may stay */
     r->run = r->plan;
     if (passes && record(r->recipe, &compiling.base, &r->run)) tap_bail("%s", dt_last_error());
-    if (*compiling.why) {
-        snprintf(f->what, sizeof f->what, "cc: %.150s", compiling.why);
-        return 0;
-    }
     if (r->run->forward_flops != r->plan->forward_flops || r->run->backward_flops != r->plan->backward_flops) {
         snprintf(f->what, sizeof f->what, "passes 0x%x: %g and %g FLOP count, not %g and %g", passes, r->run->forward_flops, r->run->backward_flops, r->plan->forward_flops, r->plan->backward_flops);
         return 0;
     }
-    by_cc += passes & BY_CC && dt__fusion_of(r->run)->library;
     snprintf(how, sizeof how, "%s, %d thread%s, passes 0x%x", k->name, workers, workers > 1 ? "s" : "", passes);
     planned_open(&p, r, k, pools[workers - 1], f, 0);
     ok = planned_units(&p, how);
@@ -575,7 +568,6 @@ static int run_case(const recipe *c, failure *f)
     rig r;
     int result = PASSED, isas[DT__ISA_COUNT], count = 0;
     unsigned all = (1u << DT__PASS_COUNT) - 1u;
-    uint64_t one_of = getenv("DT_FULL") ? 32 : 256; /* graphs; the C compiler takes half a second for it */
     memset(f, 0, sizeof *f);
     ref_misfit = NULL;
     if (!rig_open(&r, c)) {
@@ -597,7 +589,6 @@ static int run_case(const recipe *c, failure *f)
         if (!check_planned(&r, isas[i / 2], workers, 0, f) || !check_planned(&r, isas[i / 2], workers, all, f)) result = FAILED;
         else if ((int)(c->seed % (uint64_t)count) == i / 2 && (!check_planned(&r, isas[i / 2], workers, 1u << c->seed / 7 % DT__PASS_COUNT, f) ||
                                                                !check_planned(&r, isas[i / 2], workers, 1u + (unsigned)(c->seed >> 20) % all, f))) result = FAILED;
-        else if (c->seed % one_of == 0 && (int)(c->seed / one_of % (uint64_t)count) == i / 2 && !check_planned(&r, isas[i / 2], workers, all | BY_CC, f)) result = FAILED;
         /* on one instruction set; an eager LOSS knows no ignored samples */
         else if ((int)(c->seed % (uint64_t)count) == i / 2 && !c->precision && !(c->ignored && uses_op(r.plan->g, DT__OP_LOSS)) && !check_eager(&r, isas[i / 2], workers, f)) result = FAILED;
     }
@@ -1410,7 +1401,6 @@ static void test_coverage(void)
     tap_ok(order_helps > 100 && 4 * order_harms < order_helps && order_floats[1] < order_floats[0], "the pass order needs %.2f %% of the temporary memory; less in %lld graphs, more in %lld",
            100.0 * (double)order_floats[1] / (double)order_floats[0], (long long)order_helps, (long long)order_harms);
     tap_ok(by_rows > 20, "%lld groups went over logits some rows at a time", (long long)by_rows);
-    tap_ok(by_cc > 5, "chains of %lld graphs ran as compiled C", (long long)by_cc);
     for (int op = 0; op < DT__OP_COUNT && getenv("DT_VERBOSE"); op++) tap_note("%8lld %s", (long long)seen_ops[op], dt__op_of(op)->name);
 }
 static uint64_t recipe_seed(uint64_t seed, int64_t number)
@@ -1460,14 +1450,10 @@ int main(void)
 #else
     enum { POOLS = 2 };
 #endif
-    char folder[] = "/tmp/dtrain-random-XXXXXX", remove[64];
-    if (!mkdtemp(folder) || setenv("XDG_CACHE_HOME", folder, 1)) tap_bail("no folder for compiled code");
     for (int i = 0; i < POOLS; i++)
         if (dt__pool_open(&pools[i], i + 1)) tap_bail("%s", dt_last_error());
     test_table();
     if (test_graphs((uint64_t)number_of("DT_SEED", 1), wanted) && wanted >= 2000) test_coverage();
     for (int i = 0; i < 2; i++) dt__pool_close(&pools[i]);
-    snprintf(remove, sizeof remove, "rm -r %s", folder);
-    if (system(remove)) tap_bail("%s stays", folder);
     return tap_done();
 }

@@ -82,8 +82,10 @@ while ($implementation =~ /\b(v?[sfd]?n?printf|sn?printf|strto(?:d|f|ld)|atof|f?
 }
 is(join(' ', @local), 'strtof(text, end) strtod(text, end)', 'numbers with fractions do not depend on the locale');
 is((scalar grep { length > 120 } @line), 0, 'no line is longer than 120 columns');
-my ($before) = split /^#define DT_SOURCE_PATH/m, slurp("$root/dtrain.h");
-my @passage = slurp("$root/dtrain.h") =~ /dt__source_add\(text, ("[^"]*", "[^"]*")\)/g;
-my @missing = grep { (() = $before =~ /\Q$_\E/g) != 1 } map { /"([^"]*)"/g } @passage;
-ok(@passage && !@missing, 'each passage that the compiler takes from the text begins and ends there') or diag(join "\n", @missing);
+my ($parts) = slurp("$root/dtrain.h") =~ /dt__cuda_parts\[\]\[2\] = \{\n(.*?)\};/s;
+my $rest = slurp("$root/dtrain.h") =~ s/\Q$parts\E//r;
+my @passage = map { s/\\"/"/gr } $parts =~ /\{"((?:[^"\\]|\\.)*)", "/g, $parts =~ /", "((?:[^"\\]|\\.)*)"\}/g;
+push @passage, map { split ' ', s/"\s*"//gr } $parts =~ /\{"([^{}]*)", NULL\}/g; # names
+my @missing = grep { index($rest, $_) < 0 } @passage;
+ok(@passage && !@missing, 'each part of the text that a GPU gets begins and ends there') or diag(join "\n", @missing);
 done_testing();
