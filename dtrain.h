@@ -380,8 +380,6 @@ typedef struct dt_checkpoints {
 typedef struct dt_compilation {
     int32_t mode;          /* dt_compile */
     const char *passes;    /* "bias,fuse": only these; "-fuse": all but this; NULL: all */
-    int64_t memory;        /* goal in bytes for a unit (dt_compilation_report.memory, but of all stages): backward
-                            * recomputes only as many cheap values as the goal takes; 0: all of them */
     int32_t verify;        /* refuse to train unless the first batch gives the same bits compiled and op by op */
     int32_t report;        /* measure what compiling did: dt_trainer_compilation */
 } dt_compilation;
@@ -781,8 +779,7 @@ typedef enum dt_recompute { DT_RECOMPUTE_NONE, DT_RECOMPUTE_SELECTIVE, DT_RECOMP
  * machine has more cores than ranks x threads. With accumulation `each` and ZeRO 2 and 3 it also needs memory: a second
  * bucket of gradients, a second segment's weights. */
 typedef enum dt_overlap { DT_OVERLAP_AUTO, DT_OVERLAP_OFF, DT_OVERLAP_ON } dt_overlap;
-/* Whether segments are compiled before step 1: no, yes, or if they are then faster on this machine. */
-typedef enum dt_compile { DT_COMPILE_OFF, DT_COMPILE_ON, DT_COMPILE_AUTO } dt_compile;
+typedef enum dt_compile { DT_COMPILE_OFF, DT_COMPILE_ON } dt_compile; /* Are segments compiled before step 1? */
 /* Both kinds resume in any layout. Sharded: each rank writes what it owns. Full: rank 0 writes whole tensors under
  * Hugging Face's names, with config.json for the families. EXPORT_BF16, of dt_checkpoint_convert() alone: the weights
  * of a full one in bf16 for other programs and --weights, not to resume. */
@@ -945,7 +942,7 @@ DT_API int64_t dt_trainer_weights(const dt_trainer *t); /* number of weights */
 /* When instruction `index` of the plan began and ended in the last step, in seconds of the machine's clock, into `when`
  * (2); from the number of instructions on, exchanges inside segments. With layout.output.events; 0: there is none. */
 DT_API int dt_trainer_event(const dt_trainer *t, int64_t index, double *when);
-/* What compiling did (layout.compile.report, .verify or mode AUTO) to this rank's segments. Bytes are a unit's, forward
+/* What compiling did (layout.compile.report or .verify) to this rank's segments. Bytes are a unit's, forward
  * and backward. A step is the first batch's, without update, on the slowest rank: the faster of two. */
 typedef struct dt_compilation_report {
     int64_t recorded, ops;       /* ops before, and after, where a group counts as one */
@@ -955,7 +952,6 @@ typedef struct dt_compilation_report {
     int64_t memory_before, memory; /* bytes kept for backward plus temporary ones */
     double before, seconds;      /* seconds of a step: op by op, and compiled */
     double compiling;            /* seconds spent compiling */
-    int32_t compiled;            /* 0: mode AUTO runs op by op */
     int64_t segments;            /* of the model */
     const char *slowest[6];      /* the ops that take longest, a group is one kind; NULL: there are fewer */
     double share[6];             /* of the time of all ops */
@@ -11806,8 +11802,6 @@ typedef struct dt__compiling {
     unsigned passes;  /* bit i: pass i runs */
     int tries;        /* also run the recorded plans */
     int64_t plans;    /* graphs compiled */
-    double keep;      /* share of a segment's saved floats that may stay; the rest is recomputed if cheap */
-    double floats;    /* that a unit then needs, if there is a goal; else 0 */
     int64_t wide;     /* vocabulary from which on logits are made a block at a time */
     double seconds;   /* spent compiling */
 } dt__compiling;
@@ -11941,28 +11935,19 @@ static void dt__read_copy(dt__rewrite *w, int32_t r, int i, int32_t copy)
     }
     w->g->nodes[r].in[i] = t.id;
 }
-static int64_t dt__kept_floats(const dt__rewrite *w, const uint8_t *kept)
-{
-    int64_t floats = 0;
-    for (int32_t id = 1; id < w->g->forward_count; id++)
-        if (kept[id] && !dt__is_leaf(w->g->nodes[id].op)) floats += dt__node_floats(w->g, id);
-    return floats;
-}
-/* Recomputes cheap values of forward in backward, from what is saved anyway, until at most the share w->c->keep of the
- * saved floats is left. The copies are appended to the graph; the order puts each right before its first reader. */
+/* Recomputes cheap values of forward in backward, from what is saved anyway. The copies are appended to the graph; the
+ * order puts each right before its first reader. */
 static void dt__pass_recompute(dt__rewrite *w)
 {
     dt_graph *g = w->g;
     int32_t count = g->count;
     uint8_t *kept = w->seen; /* roots that backward reads and does not recompute */
-    double goal;
     memset(kept, 0, (size_t)w->room);
     for (int32_t r = g->forward_count; r < count; r++)
         for (int i = 0; w->live[r] && i < g->nodes[r].inputs; i++) kept[dt__root(g, g->nodes[r].in[i])] = 1;
-    goal = w->c->keep * (double)dt__kept_floats(w, kept);
     for (int32_t id = g->forward_count - 1; id > 0; id--) { /* readers first: their inputs may follow */
         dt__node copy = g->nodes[id];
-        int cheap = kept[id] && w->live[id] && (double)dt__kept_floats(w, kept) > goal && dt__at_hand(w, kept, id, 0);
+        int cheap = kept[id] && w->live[id] && dt__at_hand(w, kept, id, 0);
         dt_tensor t;
         if (!cheap || dt__root(g, id) != id || dt__is_leaf(copy.op) || copy.op == DT__OP_FULL) continue;
         for (int32_t r = g->forward_count; r < g->count; r++)
@@ -12732,9 +12717,8 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__segment_plan **pl
 static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how)
 {
     c->base.open = dt__compiled_open;
-    c->tries = how->verify || how->report || how->mode == DT_COMPILE_AUTO;
-    c->wide = how->passes && *how->passes && *how->passes != '-' ? 0 /* it is named */
-              : how->mode == DT_COMPILE_AUTO ? INT64_MAX /* both plans need memory */ : (int64_t)DT__WIDE;
+    c->tries = how->verify || how->report;
+    c->wide = how->passes && *how->passes && *how->passes != '-' ? 0 : (int64_t)DT__WIDE; /* 0: it is named */
     return dt__passes_of(how->passes, &c->passes);
 }
 
@@ -12847,11 +12831,8 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("offload", NULL, FLAG, offload, 0, NULL, "what --recompute full keeps goes to a second memory"),
     DT__LAYOUT("horizon", "N", WHOLE, horizon, 1, "[1,1000]", "offload: segments ahead that an input is fetched"),
     DT__LAYOUT("offload-rate", "X", REAL, offload_rate, 0, "[0,inf)", "offload: bytes per second; 0: no limit"),
-    DT__LAYOUT("compile", "KIND", WORD, compile.mode, DT_COMPILE_OFF, "off,on,auto",
-               "fuse ops and keep fewer values; auto: if that is faster"),
+    DT__LAYOUT("compile", "KIND", WORD, compile.mode, DT_COMPILE_OFF, "off,on", "fuse ops and keep fewer values"),
     DT__LAYOUT("compile-passes", "PASS,..", TEXT, compile.passes, 0, NULL, "only these passes; with -PASS all but it"),
-    DT__LAYOUT("compile-memory", "BYTES", WHOLE, compile.memory, 0, "[0,inf)",
-               "recompute until a unit needs no more; 0: all that is cheap"),
     DT__LAYOUT("verify-compiler", NULL, FLAG, compile.verify, 0, NULL,
                "compare the first batch's bits, compiled and op by op"),
     DT__LAYOUT("no-memory-check", NULL, FLAG, no_memory_check, 0, NULL, "start although memory looks too small"),
@@ -17936,9 +17917,7 @@ typedef struct dt__ofi_item {
 
 typedef struct dt__ofi_peer {
     fi_addr_t address;
-    uint32_t blocked;       /* the look at pending operations that found this peer busy */
-    int process;            /* over shared memory: the peer's process, and .. */
-    char memory[64];        /* .. the file that a killed process leaves behind */
+    uint32_t blocked; /* the look at pending operations that found this peer busy */
 } dt__ofi_peer;
 
 typedef struct dt__ofi {
@@ -18216,13 +18195,6 @@ static void dt__ofi_cancel(dt__link *link, dt__message *m)
     }
 }
 
-/* The shm provider leaves the file of a process that was killed. */
-static void dt__ofi_clean(const dt__ofi *f)
-{
-    for (int p = 0; f->peers && p < f->link.size; p++)
-        if (f->peers[p].memory[0] && kill((pid_t)f->peers[p].process, 0) && errno == ESRCH) unlink(f->peers[p].memory);
-}
-
 static void dt__ofi_close(dt__link *link)
 {
     dt__ofi *f = (dt__ofi *)link;
@@ -18236,7 +18208,6 @@ static void dt__ofi_close(dt__link *link)
     if (f->domain) fi_close(&f->domain->fid);
     if (f->net) fi_close(&f->net->fid);
     if (f->info) fi_freeinfo(f->info);
-    dt__ofi_clean(f);
     dt__free(f->peers);
     dt__free(f);
 }
@@ -18245,17 +18216,13 @@ static void dt__ofi_close(dt__link *link)
 
 static dt_result dt__ofi_provider(const dt__world *w, const char **name)
 {
-    static const char *const known[] = {"net", "tcp;ofi_rxm", "shm", "efa"};
+    static const char *const known[] = {"net", "tcp;ofi_rxm", "efa"};
     const char *asked = w->fabric[0] ? w->fabric : known[0];
     if (!strcmp(asked, "tcp")) asked = known[1]; /* tcp alone has only connections */
     *name = NULL;
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 3; i++)
         if (!strcmp(asked, known[i])) *name = known[i];
-    if (!*name) return dt__misuse("DT_FABRIC=%s: it is net (the default), tcp;ofi_rxm, shm or efa", asked);
-    if (*name == known[2] && w->hosts > 1)
-        return dt__misuse("DT_FABRIC=shm: the ranks are on %d hosts, which share no memory; use net, "
-                          "tcp;ofi_rxm or efa", w->hosts);
-    return DT_OK;
+    return *name ? DT_OK : dt__misuse("DT_FABRIC=%s: it is net (the default), tcp;ofi_rxm or efa", asked);
 }
 
 /* Asks for a provider at an address of this host, NULL: any; libfabric's error. */
@@ -18282,7 +18249,7 @@ static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
     char address[128] = "";
     int bad;
     dt_result r = dt__ofi_provider(w, &name);
-    if (!r && name[0] != 's' && name[0] != 'e') {
+    if (!r && name[0] != 'e') {
         r = dt__own_address(w, address, sizeof address);
         node = address;
     }
@@ -18323,25 +18290,17 @@ static dt_result dt__ofi_build(dt__ofi *f)
 
 typedef struct dt__ofi_endpoint {
     char provider[40];
-    int64_t process;
-    char address[DT__BLOB - 48];
+    char address[DT__BLOB - 40];
 } dt__ofi_endpoint;
 
 static dt_result dt__ofi_meet_peer(dt__ofi *f, int p, dt__ofi_endpoint *there, const char *provider)
 {
-    static const char scheme[] = "fi_shm://";
-    const char *name = there->address + sizeof scheme - 1;
     there->provider[sizeof there->provider - 1] = 0;
     if (strcmp(there->provider, provider))
         return dt__error(DT_E_PEER, "rank %d uses %s, this one (%d) %s: set DT_FABRIC alike everywhere", p,
                          there->provider, f->link.rank, provider);
     if (fi_av_insert(f->names, there->address, 1, &f->peers[p].address, 0, NULL) != 1)
         return dt__error(DT_E_SYSTEM, "%s: the address of rank %d is refused", f->link.name, p);
-    there->address[sizeof there->address - 1] = 0;
-    f->peers[p].process = (int)there->process;
-    if (!strncmp(provider, "shm", 3) && !strncmp(there->address, scheme, sizeof scheme - 1) && !strchr(name, '/') &&
-        strlen(name) < 40)
-        snprintf(f->peers[p].memory, sizeof f->peers[p].memory, "/dev/shm/%.40s", name);
     return DT_OK;
 }
 
@@ -18354,7 +18313,6 @@ static dt_result dt__ofi_meet(dt__ofi *f, dt__world *w)
     if (!all) return DT_E_MEMORY;
     memset(&own, 0, sizeof own);
     dt__world_copy(own.provider, sizeof own.provider, f->info->fabric_attr->prov_name);
-    own.process = getpid();
     bad = fi_getname(&f->end->fid, own.address, &length);
     if (bad) r = dt__error(DT_E_SYSTEM, "%s: fi_getname failed (%s)", f->link.name, fi_strerror(-bad));
     else r = dt__rendezvous(w, &own, (int)sizeof own, all);
@@ -20604,32 +20562,6 @@ static int dt__layout_fits(const dt_plan *plan, int ranks)
 
 static int64_t dt__param_blocks(const dt__param *p) { return dt__param_arrays(p) * dt__shard_step(p) / DT__BLOCK; }
 
-#ifdef DT_COMPILER
-/* Finds how much of their values segments keep for the goal of memory: a smaller share at every try. */
-static dt_result dt__layout_keep(dt_plan *plan)
-{
-    const dt__net settings = plan->net;
-    dt__compiling *c = &plan->compiling;
-    double goal = (double)plan->layout->compile.memory / 4.0;
-    c->keep = goal > 0.0, c->floats = 2.0 * goal;
-    for (int tries = 0; c->floats > goal && tries < 6; tries++) { /* the last one keeps nothing */
-        int64_t saved = 0, temp = 0;
-        dt_result r = dt__net_open(&plan->net, &plan->recipe->model, plan->rows, plan->recipe->sequence);
-        if (r) return r;
-        for (int64_t q = 0; q < plan->net.count; q++) {
-            const dt__fusion *f = dt__fusion_of(plan->net.segments[q].plan);
-            saved += f->saved, temp = dt__max(temp, f->temp);
-        }
-        c->floats = (double)(saved + temp);
-        if (c->floats > goal) c->keep *= tries < 4 ? 0.97 * goal / c->floats : 0.0;
-        dt__net_close(&plan->net);
-        plan->net = settings;
-    }
-    c->plans = 0;
-    return DT_OK;
-}
-#endif
-
 static dt_result dt__layout_net(dt_plan *plan, const dt__kernels *k)
 {
     const dt_layout *l = plan->layout;
@@ -20640,7 +20572,6 @@ static dt_result dt__layout_net(dt_plan *plan, const dt__kernels *k)
 #ifdef DT_COMPILER
         r = dt__compiling_open(&plan->compiling, &l->compile);
         plan->net.compiler = &plan->compiling.base;
-        if (!r) r = dt__layout_keep(plan);
 #else
         r = dt__misuse("--compile needs the compiler, and this program was built without DT_COMPILER. Leave "
                        "the option out, or build with the switch.");
@@ -23447,7 +23378,7 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
         return dt__misuse("--schedule wsd would decay in %jd of %jd steps: --decay is 2 to --steps, 0: a tenth of it",
                           tail, r->steps);
     if (l->compile.mode == DT_COMPILE_OFF && (l->compile.verify || l->compile.report || l->compile.passes))
-        return dt__misuse("--verify-compiler, --compile-report and --compile-passes need --compile on or auto");
+        return dt__misuse("--verify-compiler, --compile-report and --compile-passes need --compile on");
     bad = dt__check_output(r, l, "metrics", l->output.metrics);
     for (int i = 0; !bad && (p = dt__probe_option(l, i)) != NULL; i++)
         if (p->argument && !strcmp(p->argument, "FILE")) bad = dt__check_output(r, l, p->name, p->value);
@@ -23867,10 +23798,6 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (t->first)
         printf("resumed  after step %jd of %jd, from %s\n", t->first, r->steps, t->layout.checkpoint.place);
 #ifdef DT_COMPILER
-    if (4.0 * p->compiling.floats > (double)t->layout.compile.memory)
-        dt__tell("compiler a unit needs %.1f MB: no more can be computed again cheaply for the goal of %.1f MB. Choose "
-                 "another --recompute, or a smaller micro-batch\n", 4e-6 * p->compiling.floats,
-                 1e-6 * (double)t->layout.compile.memory);
 #endif
     fflush(stdout);
 }
@@ -23914,9 +23841,16 @@ static void dt__trainer_draw(dt_trainer *t)
         weights = dt__host(e->k, whole ? e->params + p->offset : dt__own_weights(e, p));
         dt__init_shards(&p->is, (uint64_t)t->recipe.seed, t->pool, weights, whole ? 0 : p->from, count);
         dt__upload(e->k, weights, count);
-        if (t->recipe.ema > 0.0f)
-            dt__mem_copy(e->k, t->pool, e->state[DT__STATE_AVERAGE] + p->state, dt__own_weights(e, p), p->own);
     }
+}
+
+/* The average of the weights begins with a copy of the initial ones. */
+static void dt__average_begin(dt_trainer *t)
+{
+    dt__engine *e = &t->e;
+    for (const dt__net_param *p = e->p.net.params; p < e->p.net.params + e->p.net.param_count; p++)
+        if (t->recipe.ema > 0.0f && p->offset >= 0)
+            dt__mem_copy(e->k, t->pool, e->state[DT__STATE_AVERAGE] + p->state, dt__own_weights(e, p), p->own);
 }
 
 static dt_result dt__trainer_model(dt_trainer *t)
@@ -24827,20 +24761,14 @@ static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__
  * rates up to the next step: with constant always, with wsd before the decay. */
 static dt_result dt__recipe_agrees(const dt_trainer *t, dt__checkpoint *c)
 {
-    static const char *const gone[] = {"wire", NULL};
     const char *path = c->path.at;
     dt__manifest *m = &c->m;
     dt_recipe old = dt_recipe_default(), longer = t->recipe;
-    int64_t same = 0, place;
+    int64_t same = 0;
     char longer_by[160];
     dt_result r;
     old.model.rope_scaling = t->recipe.model.rope_scaling; /* early checkpoints lack it; the model's identity has it */
     r = dt__manifest_recipe(m, &old);
-    m->json.at = m->recipe;
-    if (!r && dt__json_members(&m->json, gone, &place) && !dt__json_absent(&m->json, place) &&
-        strcmp(dt__json_text(&m->json, place, "wire"), "fp32"))
-        r = dt__misuse("%s was made with --wire %s, gradients in fewer bytes, an option that is gone: begin in "
-                       "another --checkpoint", path, m->json.string);
     longer.steps = old.steps;
     while (same <= m->step && dt__learning_rate(&t->recipe, same) == dt__learning_rate(&longer, same)) same++;
     DT__PRINT(longer_by, ". To train longer, also resume before the rates differ (--resume-step, up to step %jd), or "
@@ -25388,7 +25316,7 @@ static dt_result dt__weights_begin(dt_trainer *t)
     return r || !c ? r : dt__parts_check(t, c);
 }
 
-/* Reads the initial weights, one parameter at a time; the average begins with a copy. */
+/* Reads the initial weights, of a checkpoint one parameter at a time. */
 static dt_result dt__weights_load(dt_trainer *t)
 {
     dt__engine *e = &t->e;
@@ -25401,8 +25329,6 @@ static dt_result dt__weights_load(dt_trainer *t)
         if (c && !r) r = dt_checkpoint_read(t->initial, dt__net_find(&c->t.e.p.net, p->is.name), w.block);
         if (c && !r && dt__walk_tensor(&w)) dt__block_whole(&w, DT__COPY_OUT), dt__upload(e->k, w.part, w.floats);
         dt__free(w.block);
-        if (!r && t->recipe.ema > 0.0f && p->offset >= 0)
-            dt__mem_copy(e->k, t->pool, e->state[DT__STATE_AVERAGE] + p->state, dt__own_weights(e, p), p->own);
     }
     return r;
 }
@@ -25537,6 +25463,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && t->layout.checkpoint.place) r = dt__trainer_resume(t);
     if (!r && from && !t->recipe.weights) r = dt__resume_one(t, from);
     if (!r && t->recipe.weights && !t->first) r = dt_comm_agree(t->comm, dt__weights_load(t));
+    if (!r && !t->first && !from) dt__average_begin(t);
     dt__tensors_close(&t->published);
     dt_checkpoint_close(&t->initial);
     if (!r && t->layout.output.metrics && dt_trainer_is_root(t)) r = dt__metrics_open(t);
@@ -26444,7 +26371,7 @@ static void dt__compilation_slowest(dt_compilation_report *r, double *by_op)
     }
 }
 
-/* Op by op, then compiled: compares bits, measures, and in mode AUTO keeps the faster. */
+/* Op by op, then compiled: compares bits, and measures. */
 static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
 {
     dt__engine *e = &t->e;
@@ -26468,8 +26395,6 @@ static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
     if (r) return r;
     report->before = (double)w->seconds[0], report->seconds = (double)w->seconds[1];
     report->compiling = e->p.compiling.seconds;
-    report->compiled = t->layout.compile.mode != DT_COMPILE_AUTO || report->seconds < report->before;
-    if (!report->compiled) dt__compilation_swap(t);
     dt__compilation_slowest(report, by_op);
     return DT_OK;
 }

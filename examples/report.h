@@ -25,7 +25,7 @@ static void report_print(const dt_compilation_report *r, const dt_layout *asked)
     if (r->seconds < r->before)
         printf("pays from T* = c s/(s-1) = %.3g s on, %.0f steps\n", r->compiling * gain / (gain - 1.0),
                r->compiling / (r->before - r->seconds));
-    else printf("%s\n", r->compiled ? "it saves no time" : "it saves no time, and ops run one by one");
+    else printf("it saves no time\n");
     for (int i = 0; i < 6 && r->slowest[i]; i++)
         printf("%s%s %.1f %%", i ? ", " : "         its time: ", r->slowest[i], 100.0 * r->share[i]);
     printf("\n");

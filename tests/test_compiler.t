@@ -26,7 +26,7 @@ is(hash_of($_, "$every --threads 2"), $want{$_}, "$_: by every pass, with 2 thre
 is(hash_of('llama', "--compile on --compile-passes $_"), $want{llama}, "llama: $_ alone") for drawn(4, @passes);
 is(hash_of('base', "--compile on --compile-passes -$_"), $want{base}, "base: all but $_") for drawn(3, @passes);
 is(hash_of('adam', $every, "DT_ISA=$_"), $want{adam}, "adam: $_") for @{(isas())[0]};
-is(hash_of('experts', "--compile auto --ranks 4 --ep 2"), $want{experts}, 'experts: auto, 4 ranks');
+is(hash_of('experts', "--compile on --ranks 4 --ep 2"), $want{experts}, 'experts: 4 ranks');
 
 # ---- trial steps leave no trace ----
 # Of the fp16 recipe steps overflow; the others carry averages, momentum, drops of experts, dropout.
@@ -41,7 +41,7 @@ for my $case (['fp16', '--ranks 2 --zero 1'], ['sgd', '--ranks 2 --overlap on'],
     my ($name, $layout) = @$case;
     my $plain = logged("$Dt::recipe{$name} $layout --compile on");
     is(logged("$Dt::recipe{$name} $layout $_"), $plain, "$name, $layout: the same hash, losses, norms and bytes with $_")
-        for drawn(2, '--compile on --compile-report', '--compile on --verify-compiler', '--compile auto');
+        for drawn(1, '--compile on --compile-report', '--compile on --verify-compiler');
 }
 
 # ---- models of a program's own ----
@@ -110,25 +110,11 @@ SKIP: {
     ok($status && $err =~ /--verify-compiler: of the first batch, the gradient of \S+ has other bits compiled than op by op/, '--verify-compiler names a gradient that differs') or diag("status $status: $err");
 }
 
-# ---- memory ----
-my (%memory, $tight);
-for my $goal (0, 10_000_000, 600_000, 300_000) {
-    my ($status, $out, $err) = run(120, "$program $small --compile on --compile-report --verify-compiler --compile-memory $goal");
-    ($memory{before}, $memory{$goal}) = $out =~ /memory of a unit (\S+) MB before, (\S+) MB compiled/ or diag($err);
-    like($out, qr/^\Q$measured\E$/m, "with a goal of $goal bytes, the hash is the same");
-    $tight = $out if $goal == 300_000;
-}
-is($memory{10_000_000}, $memory{before}, 'a goal that is met in any case: nothing is computed again');
-cmp_ok($memory{600_000}, '<=', 0.6, "a goal of 600 kB: $memory{600_000} MB");
-cmp_ok($memory{0}, '<', $memory{600_000}, "no goal: $memory{0} MB");
-is($memory{300_000}, $memory{0}, 'a goal out of reach: all that is cheap is computed again,');
-like($tight, qr/^compiler a unit needs \S+ MB: no more can be computed again cheaply for the goal of 0\.3 MB\. Choose/m, 'and it is said');
-
 # ---- what is refused ----
 for ([ '--compile on --compile-passes fuze', qr/'fuze' is not a pass\. A list names .*: bias, .*logits/ ],
      [ '--compile on --compile-passes fuse,-bias', qr/'-bias' does not fit the rest/ ],
-     [ '--compile-passes fuse', qr/--compile-passes need --compile on or auto/ ],
-     [ '--compile maybe', qr/off,on,auto|'maybe'/ ]) {
+     [ '--compile-passes fuse', qr/--compile-passes need --compile on/ ],
+     [ '--compile maybe', qr/off,on|'maybe'/ ]) {
     my ($status, undef, $err) = run(60, "$program $small $_->[0]");
     ok($status && $err =~ $_->[1], "$_->[0] is refused with a sentence") or diag("status $status: $err");
 }

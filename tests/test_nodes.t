@@ -56,7 +56,7 @@ sub equal {
 
 my @layouts = ([3, 'shard', ''], [4, 'each', '--zero 3 --overlap on'], [4, 'tensor', '--tp 2 --pp 2'],
     [4, 'context', '--cp 4'], [4, 'experts', '--ep 4 --zero 1'], [4, 'deep', '--pp 4 --pipeline interleaved']);
-my @engines = (($mpi ? 'mpi' : ()), $ofi ? ('tcp;ofi_rxm', 'net', 'shm') : ());
+my @engines = (($mpi ? 'mpi' : ()), $ofi ? ('tcp;ofi_rxm', 'net') : ());
 # The next one in turn, so that each has its share of the cases; all of them with --full.
 my @turn = shuffle @engines;
 sub engines {
@@ -193,7 +193,7 @@ sub far_apart {
 sub modes_over {
     my ($mpi, $in) = @_;
     for my $l (drawn(2, @layouts)) {
-        for my $engine (drawn(1, grep { $_ ne 'shm' && ($_ ne 'mpi' || $mpi) } @engines)) {
+        for my $engine (drawn(1, grep { $_ ne 'mpi' || $mpi } @engines)) {
             equal($engine, $engine eq 'mpi' ? 4 : $l->[0], '', $l->[1], $l->[2], $engine eq 'mpi' ? $mpi : $in);
         }
     }
@@ -279,7 +279,7 @@ sub hurt {
     return ($status, $said->(), $seconds // time - $start);
 }
 
-for my $engine (drawn(2, grep { $_ ne 'shm' } @engines)) {
+for my $engine (drawn(2, @engines)) {
     my ($status, $said, $seconds) = hurt($engine, 'KILL');
     cmp_ok($seconds, '<', 40, sprintf "$engine: a killed rank: over after %.1f s", $seconds);
     isnt($status, 0, '  and the job has failed');
@@ -294,7 +294,7 @@ for my $engine (drawn(2, grep { $_ ne 'shm' } @engines)) {
 
 # A link that is cut: both sides say so. What the far side of MPI says cannot come through.
 SKIP: {
-    my @cut = drawn(1, grep { $_ ne 'shm' } @engines);
+    my @cut = drawn(1, @engines);
     skip 'network namespaces are not permitted here (they need root)', 3 * @cut unless $hosts;
     for my $engine (@cut) {
         my ($status, $said, $seconds) = hurt($engine, 'CUT');

@@ -347,7 +347,6 @@ static int check_planned(rig *r, int isa, int workers, unsigned passes, failure 
     memset(&all, 0, sizeof all), memset(&compiling, 0, sizeof compiling);
     if (dt__compiling_open(&compiling, &all)) tap_bail("%s", dt_last_error());
     compiling.passes = passes, compiling.wide = 0;
-    compiling.keep = (double)(r->recipe->seed / 5 % 3) / 2.0; /* none, half or all of what is saved may stay */
     r->run = r->plan;
     if (passes && record(r->recipe, &compiling.base, &r->run)) tap_bail("%s", dt_last_error());
     if (r->run->forward_flops != r->plan->forward_flops || r->run->backward_flops != r->plan->backward_flops) {
