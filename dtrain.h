@@ -10179,7 +10179,7 @@ static const char *const dt__cuda_parts[][2] = {
      DT__BODIES(DT__BODY_NAME, DT__BODY_NAME, DT__BODY_NAME), NULL},
     {"#define DT__BODIES(WARP, ITEM, BLOCK)", "#ifdef DT__ON_DEVICE /* 1:"},
 #ifdef DT_COMPILER
-    {"enum { DT__MOST_MEMBERS =", "typedef "}, {"typedef void (*dt__chain_code)(", "/* "},
+    {"enum { DT__MOST_MEMBERS =", "typedef "},
     {"dt__fused_op dt__group dt__group_run dt__tile dt__member_in dt__member_out dt__member_some dt__member_each "
      "dt__member_rows dt__group_task", NULL},
 #endif
