@@ -9850,15 +9850,22 @@ DT__KERNEL(dt__some_embed_grad_launch, dt__launch, 256)
     for (int64_t r0 = 0; r0 < rows; r0 += 32) {
         const int64_t id = r0 + DT__LANE < rows ? dt__table_row(&c, c.n, tokens[r0 + DT__LANE]) : -1;
         uint32_t mine = __ballot_sync(0xffffffffu, id >= 0 && (uint32_t)id % warps == own);
-        for (; mine; mine &= mine - 1) {
-            const int64_t r = r0 + __ffs((int)mine) - 1, row = dt__table_row(&c, c.n, tokens[r]);
-            float *to = dt__slice(&c, r / (rows / slices)) + row * cols + begin;
-            if (to != last) DT__EACH(e, 4) {
-                if (last) dt__v_storen(last + 32 * e, sum[e], left - 32 * e);
-                sum[e] = dt__v_loadn(to + 32 * e, left - 32 * e);
+        while (mine) {
+            dt__vf x[4][4]; /* of 4 rows, whose loads do not wait for sums */
+            uint32_t rest = mine;
+            DT__UNROLL for (int k = 0; k < 4; k++, rest &= rest - 1) DT__EACH(e, 4)
+                x[k][e] = dt__v_loadn(c.in[1] + (r0 + __ffs((int)rest) - 1) * cols + begin + 32 * e,
+                                      rest ? left - 32 * e : 0);
+            DT__UNROLL for (int k = 0; k < 4 && mine; k++, mine &= mine - 1) {
+                const int64_t r = r0 + __ffs((int)mine) - 1, row = dt__table_row(&c, c.n, tokens[r]);
+                float *to = dt__slice(&c, r / (rows / slices)) + row * cols + begin;
+                if (to != last) DT__EACH(e, 4) {
+                    if (last) dt__v_storen(last + 32 * e, sum[e], left - 32 * e);
+                    sum[e] = dt__v_loadn(to + 32 * e, left - 32 * e);
+                }
+                DT__EACH(e, 4) sum[e] = sum[e] + x[k][e];
+                last = to;
             }
-            DT__EACH(e, 4) sum[e] = sum[e] + dt__v_loadn(c.in[1] + r * cols + begin + 32 * e, left - 32 * e);
-            last = to;
         }
     }
     if (last) DT__EACH(e, 4) dt__v_storen(last + 32 * e, sum[e], left - 32 * e);
