@@ -46,6 +46,9 @@ Usage: ./build.sh [COMMAND]
                 from files of run --metrics FILE: was the run healthy, where did its time go, what to do next; one page
                 for a browser. --timeline FILE and --simulated FILE add traces; --tensorboard DIR writes event files;
                 --follow keeps all up to date while the run goes on
+  simulate [RECIPE AND LAYOUT] --nodes N --instance TYPE
+                how long a step takes on a cluster, and why: MFU, messages, bubble, memory, money; --search tries layouts,
+                --trace writes a timeline, --calibrate FILE measures this machine; simulate --help lists the options
   tokenizer TEXT ... -o DIR
                 learn a vocabulary from texts and keep DIR/tokenizer.json, for run --tokenizer DIR; --help lists the
                 options, among them token files of a large text
@@ -429,17 +432,18 @@ command_tokenizer() {
     (cd "$started_in" && "$root/$build/examples/tokenizer" "$@")
 }
 
-run_alone() { # NAME [OPTION ..]: a tool that needs no more of dtrain.h than its declarations
+run_alone() { # NAME [OPTION ..]: a tool that is one program, which includes of dtrain.h what it needs
     local tool=$1
     shift
     install_missing compiler
     choose_compiler
-    newer $build/examples/$tool dtrain.h examples/rules.h examples/tools/*.[ch] ||
-        { mkdir -p $build/examples && $CC -O2 examples/tools/$tool.c -o $build/examples/$tool -lm; }
+    newer $build/examples/$tool dtrain.h examples/*.h examples/tools/*.[ch] ||
+        { mkdir -p $build/examples && $CC -O2 -I. examples/tools/$tool.c -o $build/examples/$tool -lm -lpthread -ldl; }
     (cd "$started_in" && "$root/$build/examples/$tool" "$@")
 }
 command_plan() { run_alone plan "$@"; }
 command_report() { run_alone report "$@"; }
+command_simulate() { run_alone simulate "$@"; }
 command_drill() { run_alone drill --folder "$root/examples/tools/" --state "$root/$build/drill.state" "$@"; }
 
 # Folder and flags of the tests: the usual, or with sanitizers. The implementation that tests look into is compiled with
@@ -737,7 +741,7 @@ main() {
     local command=${1:-build}
     [ $# -eq 0 ] || shift
     case $command in
-    build | run | generate | eval | checkpoint | tokenizer | plan | report | drill | test | lab | notebooks | bench | doctor | lines | cuda-text | gpu-check) "command_${command//-/_}" "$@" ;;
+    build | run | generate | eval | checkpoint | tokenizer | plan | simulate | report | drill | test | lab | notebooks | bench | doctor | lines | cuda-text | gpu-check) "command_${command//-/_}" "$@" ;;
     compile) # for compile_all: [COUNT] CALL
         [ -n "${CC:-}" ] || choose_compiler
         [ $# -eq 1 ] || { compile_count=$1; shift; }
@@ -746,7 +750,7 @@ main() {
     object) command_object "$1" ;;
     clean) rm -rf $build ;;
     help | --help | -h) usage ;;
-    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, tokenizer, plan, report, drill, test, lab, notebooks, bench, doctor, cuda-text, gpu-check, lines, clean or help" ;;
+    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, tokenizer, plan, simulate, report, drill, test, lab, notebooks, bench, doctor, cuda-text, gpu-check, lines, clean or help" ;;
     esac
 }
 

@@ -51,26 +51,33 @@ static dt_result timeline_check(const char *path)
     return DT_OK;
 }
 
+/* Adds an interval of an instruction, or (NULL) of an exchange inside one, to `count` bars. 0: the last bar goes on,
+ * since the instruction differs from the one before it only in the segment. bar NULL: only that. */
+static int timeline_add(timeline_bar *bar, int64_t count, const dt_instr *i, const dt_instr *before,
+                        const double when[2])
+{
+    int goes_on = i && before && i->op == before->op && i->back == before->back && i->shard == before->shard &&
+                  i->micro == before->micro;
+    timeline_bar *b = bar ? &bar[goes_on ? count - 1 : count] : NULL;
+    if (!b) return !goes_on;
+    b->end = when[1];
+    if (goes_on) return b->last = i->segment, 0;
+    b->begin = when[0], b->op = b->shard = b->first = -1;
+    if (!i) return 1;
+    b->op = i->op, b->back = i->back, b->shard = i->shard, b->micro = i->micro, b->stream = i->stream;
+    b->first = b->last = i->segment;
+    return 1;
+}
+
 /* The bars of this rank's last step into `bar`, unless it is NULL; returns how many there are. */
 static int64_t timeline_bars(const dt_trainer *t, timeline_bar *bar)
 {
     int64_t instructions, count = 0;
-    const dt_instr *list = dt_plan_program(dt_trainer_plan(t), &instructions), *i = list;
+    const dt_instr *list = dt_plan_program(dt_trainer_plan(t), &instructions);
     double when[2];
-    for (int64_t k = 0; dt_trainer_event(t, k, when); k++, i++) {
-        int inside = k >= instructions;
-        int goes_on = k && !inside && i->op == i[-1].op && i->back == i[-1].back && i->shard == i[-1].shard &&
-                      i->micro == i[-1].micro;
-        timeline_bar *b = bar ? &bar[goes_on ? count - 1 : count] : NULL;
-        count += !goes_on;
-        if (!b) continue;
-        b->end = when[1];
-        if (goes_on) b->last = i->segment;
-        if (goes_on) continue;
-        b->begin = when[0], b->op = b->shard = b->first = -1;
-        if (inside) continue;
-        b->op = i->op, b->back = i->back, b->shard = i->shard, b->micro = i->micro, b->stream = i->stream;
-        b->first = b->last = i->segment;
+    for (int64_t k = 0; dt_trainer_event(t, k, when); k++) {
+        const dt_instr *i = k < instructions ? &list[k] : NULL;
+        count += timeline_add(bar, count, i, k && i ? &list[k - 1] : NULL, when);
     }
     return count;
 }
@@ -82,34 +89,44 @@ static void timeline_put_time(FILE *f, const char *name, double seconds)
     fprintf(f, ",\"%s\":%lld.%03d", name, nanoseconds / 1000, (int)(nanoseconds % 1000));
 }
 
-/* Names of ranks and threads, then complete events with names like "FORWARD of shard 2, micro-batch 0, segments 1 to
- * 4". bars: (ranks, most). The communicating threads of all ranks come last. */
+static void timeline_begin(FILE *f) { fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", f); }
+static void timeline_end(FILE *f) { fputs("\n]}\n", f); }
+
+/* Names of a rank and its threads, then complete events with names like "FORWARD of shard 2, micro-batch 0, segments 1
+ * to 4", up to `most` or the first that has no end. The communicating threads of all ranks come last. */
+static void timeline_put_rank(FILE *f, const char *comma, int rank, int ranks, int node, const timeline_bar *b,
+                              int64_t most, int overlap, double from)
+{
+    fprintf(f, "%s{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d on node %d\"}}",
+            comma, rank, rank, node);
+    for (int line = 0; line <= overlap; line++)
+        fprintf(f, ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"rank %d "
+                "%s\"}}", rank, rank + line * ranks, rank, line ? "communicates" : "computes");
+    for (const timeline_bar *end = b + most; b < end && b->end > 0; b++) {
+        const char *name = timeline_names[1 + b->op];
+        fprintf(f, ",\n{\"name\":\"%s%s", b->op < 0 ? "exchange" : name, b->back ? " gradient" : "");
+        if (b->shard >= 0) fprintf(f, " of shard %d, micro-batch %d", (int)b->shard, (int)b->micro);
+        if (b->first >= 0 && b->first == b->last) fprintf(f, ", segment %d", (int)b->first);
+        else if (b->first >= 0) fprintf(f, ", segments %d to %d", (int)b->first, (int)b->last);
+        fprintf(f, "\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d", name, rank, rank + b->stream * ranks);
+        timeline_put_time(f, "ts", b->begin - from);
+        timeline_put_time(f, "dur", b->end - b->begin);
+        fputs("}", f);
+    }
+}
+
+/* bars: (ranks, most) */
 static void timeline_put(FILE *f, const dt_comm *c, const timeline_bar *bars, int64_t most, int overlap)
 {
-    const char *comma = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
     int ranks = dt_comm_size(c);
     double from = 1e300;
     for (int64_t i = 0; i < ranks * most; i++)
         if (bars[i].end > 0 && bars[i].begin < from) from = bars[i].begin;
-    for (int rank = 0; rank < ranks; rank++, comma = ",\n") {
-        fprintf(f, "%s{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"rank %d on node %d\"}}",
-                comma, rank, rank, dt_comm_node(c, rank));
-        for (int line = 0; line <= overlap; line++)
-            fprintf(f, ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"rank %d "
-                    "%s\"}}", rank, rank + line * ranks, rank, line ? "communicates" : "computes");
-        for (const timeline_bar *b = bars + rank * most, *end = b + most; b < end && b->end > 0; b++) {
-            const char *name = timeline_names[1 + b->op];
-            fprintf(f, ",\n{\"name\":\"%s%s", b->op < 0 ? "exchange" : name, b->back ? " gradient" : "");
-            if (b->shard >= 0) fprintf(f, " of shard %d, micro-batch %d", (int)b->shard, (int)b->micro);
-            if (b->first >= 0 && b->first == b->last) fprintf(f, ", segment %d", (int)b->first);
-            else if (b->first >= 0) fprintf(f, ", segments %d to %d", (int)b->first, (int)b->last);
-            fprintf(f, "\",\"cat\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d", name, rank, rank + b->stream * ranks);
-            timeline_put_time(f, "ts", b->begin - from);
-            timeline_put_time(f, "dur", b->end - b->begin);
-            fputs("}", f);
-        }
-    }
-    fputs("\n]}\n", f);
+    timeline_begin(f);
+    for (int rank = 0; rank < ranks; rank++)
+        timeline_put_rank(f, rank ? ",\n" : "", rank, ranks, dt_comm_node(c, rank), bars + rank * most, most,
+                          overlap, from);
+    timeline_end(f);
 }
 
 /* Rank 0 gathers the bars of all ranks and writes them. Collective. */

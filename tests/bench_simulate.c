@@ -1,0 +1,168 @@
+/* How far examples/tools/simulate.c is from what this machine does. It is calibrated with one rank and two links. Then
+ * each layout below trains 7 times, one run of each in turn: median and spread (highest less lowest) of a step's time,
+ * beside the simulated one, and beside the trivial model: FLOPs over the peak, plus bytes over bandwidth. Layouts with
+ * more ranks than cores are marked and do not count. Last, the catalogue's machines beside published runs. Usage:
+ * bench_simulate [RUNS]; needs no other file. */
+#define DTRAIN_IMPLEMENTATION
+#include "dtrain.h"
+#include "../examples/tools/calibrate.h"
+#include "bench.h"
+
+enum { RUNS_MAX = 9, LAYOUTS = 31 };
+
+#define GPT   "--model nano --layers 4 --heads 4 --width 128 --sequence 64 --batch 32 "
+#define WIDE  "--model nano --layers 2 --heads 4 --width 256 --sequence 128 --batch 16 "
+#define LLAMA "--model llama-nano --layers 4 --heads 4 --width 128 --sequence 64 --batch 32 "
+static const struct {
+    int ranks, nodes;
+    const char *options;
+} layout[LAYOUTS] = {{1, 1, GPT},
+                     {1, 1, GPT "--micro-batch 8"},
+                     {1, 1, GPT "--recompute full"},
+                     {1, 1, WIDE},
+                     {1, 1, LLAMA},
+                     {2, 1, GPT},
+                     {2, 1, GPT "--micro-batch 8"},
+                     {2, 1, GPT "--zero 1"},
+                     {2, 1, GPT "--zero 2"},
+                     {2, 1, GPT "--zero 3"},
+                     {2, 1, GPT "--zero 3 --micro-batch 8 --recompute full"},
+                     {2, 1, WIDE},
+                     {2, 1, WIDE "--zero 2"},
+                     {2, 1, LLAMA "--zero 1"},
+                     {2, 2, GPT},
+                     {2, 2, GPT "--zero 1"},
+                     {2, 2, GPT "--zero 3"},
+                     {2, 2, WIDE},
+                     {2, 1, GPT "--tensor-shards 2 --tp 2"},
+                     {2, 1, GPT "--tensor-shards 2 --tp 2 --sequence-parallel"},
+                     {2, 2, GPT "--tensor-shards 2 --tp 2"},
+                     {2, 1, GPT "--context-shards 2 --cp 2"},
+                     {2, 1, GPT "--pp 2 --micro-batch 16"},
+                     {2, 1, GPT "--pp 2 --micro-batch 8"},
+                     {2, 1, GPT "--pp 2 --micro-batch 8 --pipeline gpipe"},
+                     {2, 1, GPT "--pp 2 --micro-batch 8 --pipeline zero-bubble"},
+                     {2, 1, LLAMA "--pp 2 --micro-batch 8 --pipeline interleaved --chunks 2"},
+                     {2, 2, GPT "--pp 2 --micro-batch 8"},
+                     {2, 1, GPT "--experts 4 --ep 2"},
+                     {4, 1, GPT},
+                     {4, 2, GPT "--pp 2 --micro-batch 8"}};
+
+/* A layout's recipe without data: tokens from a source. */
+static dt_result prepare(int k, dt_source *source, dt_recipe *recipe, dt_layout *l)
+{
+    static char text[400];
+    char *argv[60] = {NULL}, **list = argv;
+    int argc = 1;
+    dt_result r;
+    snprintf(text, sizeof text, "%s", layout[k].options);
+    argv[0] = text + sizeof text - 1;
+    for (char *at = strtok(text, " "); at; at = strtok(NULL, " ")) argv[argc++] = at;
+    *recipe = dt_recipe_default(), *l = dt_layout_default();
+    recipe->data_shards = 4, recipe->validation = 0;
+    if ((r = dt_args(&argc, &list, recipe, l)) != DT_OK) return r;
+    recipe->model.vocabulary = 256;
+    calibrate_source(recipe, source);
+    l->threads = 1, l->overlap = DT_OVERLAP_OFF, l->output.quiet = 1, l->output.sample_length = 0;
+    return DT_OK;
+}
+
+/* A process of a run: rank 0 prints the median of the steps' seconds. */
+static int train(int k, int steps)
+{
+    static double seconds[1000];
+    dt_source source;
+    dt_recipe recipe;
+    dt_layout l;
+    dt_trainer *t = NULL;
+    dt_result r = prepare(k, &source, &recipe, &l);
+    if (!r) r = dt_trainer_open(&t, &recipe, &l);
+    for (int n = -1; n < steps && !r; n++) {
+        dt_step_info info = dt_step_info_zero();
+        r = dt_trainer_step(t, &info);
+        if (n >= 0) seconds[n] = info.seconds;
+    }
+    if (!r && dt_trainer_is_root(t)) printf("%.9g\n", median(seconds, steps));
+    dt_trainer_close(&t);
+    return r ? dt_fail("bench_simulate") : 0;
+}
+
+static double run(const char *self, int k, int steps)
+{
+    char command[500], line[100] = "";
+    FILE *f;
+    snprintf(command, sizeof command, "'%s' --one %d %d --ranks %d --nodes %d", self, k, steps, layout[k].ranks,
+             layout[k].nodes);
+    f = popen(command, "r");
+    if (f && !fgets(line, sizeof line, f)) *line = 0;
+    return f && !pclose(f) && atof(line) > 0 ? atof(line) : (double)NAN;
+}
+
+/* Simulated seconds, and those of the trivial model. */
+static dt_result predict(int k, const sim_machine *m, double *simulated, double *trivial)
+{
+    dt_source source;
+    dt_recipe recipe;
+    dt_layout l;
+    simulation s;
+    sim_job j;
+    dt_result r = prepare(k, &source, &recipe, &l);
+    memset(&j, 0, sizeof j);
+    j.recipe = &recipe, j.layout = &l, j.machine = m, j.ranks = layout[k].ranks, j.all = 1;
+    j.per_node = layout[k].ranks / layout[k].nodes;
+    if (r) return r;
+    r = sim_run(&s, &j);
+    *simulated = s.step;
+    *trivial = s.mfu * s.step + s.sent[0] / j.ranks * m->link[0].beta_all + s.sent[1] / j.ranks * m->link[1].beta_all;
+    sim_close(&s);
+    return r;
+}
+
+static int campaign(const char *self, int runs)
+{
+    static double seconds[LAYOUTS][RUNS_MAX], simulated[LAYOUTS], trivial[LAYOUTS], error[2][LAYOUTS];
+    const dt_recipe like = dt_recipe_default();
+    sim_machine m;
+    int count = 0;
+    dt_result r = calibrate(self, &like, &m);
+    for (int k = 0; k < LAYOUTS && !r; k++) r = predict(k, &m, &simulated[k], &trivial[k]);
+    if (r) return dt_fail("bench_simulate");
+    for (int n = 0; n < runs; n++)
+        for (int k = 0; k < LAYOUTS; k++) {
+            double steps = fmin(100, fmax(5, 0.4 / simulated[k]));
+            seconds[k][n] = run(self, k, (int)steps);
+        }
+    printf("products %.1f GFLOP/s, busy neighbour x %.2f; ms per step, median of %d runs\n", m.peak / 1e9, m.busy,
+           runs);
+    printf("ranks nodes   measured spread  simulated  error   trivial  error  layout\n");
+    for (int k = 0; k < LAYOUTS; k++) {
+        double measured = median(seconds[k], runs), spread = (seconds[k][runs - 1] - seconds[k][0]) / measured;
+        double off = simulated[k] / measured - 1, plain = trivial[k] / measured - 1;
+        int busy = layout[k].ranks > 2;
+        printf("%5d %5d %10.3f %5.0f%% %10.3f %+5.0f%% %9.3f %+5.0f%%  %s%s\n", layout[k].ranks, layout[k].nodes,
+               1e3 * measured, 100 * spread, 1e3 * simulated[k], 100 * off, 1e3 * trivial[k], 100 * plain,
+               layout[k].options, busy ? " (oversubscribed)" : "");
+        if (!busy) error[0][count] = fabs(off), error[1][count++] = fabs(plain);
+    }
+    for (int k = 0; k < 2; k++) {
+        double middle = median(error[k], count); /* sorts them */
+        printf("%s: error of %d layouts: median %.1f %%, worst %.1f %%\n", k ? "trivial" : "simulated", count,
+               100 * middle, 100 * error[k][count - 1]);
+    }
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    char self[400];
+    ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    int runs = argc > 1 ? atoi(argv[1]) : 7;
+    if (argc > 2 && (!strcmp(argv[1], "--links") || !strcmp(argv[1], "--one"))) {
+        if (dt_launch(&argc, &argv)) return dt_fail("bench_simulate");
+        return argv[1][2] == 'l' ? calibrate_links(argv[2]) : train(atoi(argv[2]), atoi(argv[3]));
+    }
+    if (n < 0 || runs < 1 || runs > RUNS_MAX)
+        return fprintf(stderr, "bench_simulate: the argument is the number of runs, up to 9\n"), 2;
+    self[n] = 0;
+    return campaign(self, runs);
+}
