@@ -26060,6 +26060,8 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
         {1, "gradient_far", (double)i->gradient_far}, {t->e.k->device != NULL, "host_ops", dt__trainer_on_host(t, 0)}};
     dt__text more = DT__ZERO;
     dt_result r = t->logs > 0.0f ? dt_all_gather(t->comm, own, t->counts, 6) : DT_OK;
+    int ranks = r ? 0 : dt_comm_size(t->comm);
+    if (r == DT_E_INTERRUPTED) r = DT_OK; /* the next step says it */
     if (r || !t->metrics) return r;
     for (size_t k = 0; k < sizeof list / sizeof *list; k++)
         if (list[k].on) dt__metric_put(t->metrics, k ? "," : "{", list[k].name, list[k].value);
@@ -26067,7 +26069,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
         if (p->metric) dt__metric_put(t->metrics, ",", p->metric, p->number);
     for (int k = 0; k < 6; k++) {
         dt__text_add(&more, "%s,\"rank_%s\":[", k ? "]" : "", names[k]);
-        for (int q = 0; q < dt_comm_size(t->comm); q++)
+        for (int q = 0; q < ranks; q++)
             dt__text_add(&more, "%s%.9g", q ? "," : "", (double)t->counts[6 * q + k]);
     }
     dt__text_add(&more, "]");

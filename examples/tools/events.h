@@ -1,5 +1,5 @@
 /* events.h: writes event files that TensorBoard reads, for report.c: records of a length, a checksum, an Event of
- * protocol buffers and a checksum. Field numbers are those of tensorflow/core/util/event.proto and framework/summary.proto. */
+ * protocol buffers and a checksum. TensorFlow's event.proto, summary.proto and tensor.proto number the fields. */
 #ifndef DTRAIN_EVENTS_H
 #define DTRAIN_EVENTS_H
 
@@ -76,7 +76,8 @@ static void events_value(message *summary, const char *tag, double number, const
     else {
         put_number(&part, 1, 1);                /* one string */
         put_part(&plugin, 2, part.at, part.n);  /* a dimension of this size */
-        put_number(&tensor, 1, 7), put_part(&tensor, 2, plugin.at, plugin.n), put_part(&tensor, 8, text, strlen(text)); /* DT_STRING */
+        put_number(&tensor, 1, 7);              /* DT_STRING */
+        put_part(&tensor, 2, plugin.at, plugin.n), put_part(&tensor, 8, text, strlen(text));
         part.n = plugin.n = 0;
         put_part(&part, 1, "text", 4), put_part(&plugin, 1, part.at, part.n);
         put_part(&value, 9, plugin.at, plugin.n), put_part(&value, 8, tensor.at, tensor.n);
@@ -90,7 +91,8 @@ static void events_step(FILE *f, const run *r, const run_step *s)
     message summary = {"", 0};
     char text[4096];
     for (int c = 0; c < RUN_KNOWN + r->extras; c++)
-        if (c != c_step && c != c_rules_fired && s->of[c] == s->of[c]) events_value(&summary, run_column_name(r, c), s->of[c], NULL);
+        if (c != c_step && c != c_rules_fired && s->of[c] == s->of[c])
+            events_value(&summary, run_column_name(r, c), s->of[c], NULL);
     if (s->sample.at) events_value(&summary, "sample", 0, json_text(s->sample, text, sizeof text));
     events_put(f, s->at, s->of[c_step], 5, summary.at, summary.n);
 }
@@ -102,7 +104,7 @@ typedef struct events {
     size_t bytes;   /* of the file of metrics when it was read last */
 } events;
 
-/* Brings DIR/RUN/events.out.tfevents.dtrain up to date. A new run, or one that made steps again, begins the file anew. */
+/* Brings DIR/RUN/events.out.tfevents.dtrain up to date. A new run, or one that made steps twice, begins it anew. */
 static int events_update(events *e, const run *r, const char *folder, char why[SENTENCE])
 {
     char path[4300], name[NAME];
@@ -113,13 +115,14 @@ static int events_update(events *e, const run *r, const char *folder, char why[S
     mkdir(folder, 0777), snprintf(path, sizeof path, "%.4000s/%s", folder, name), mkdir(path, 0777);
     snprintf(path, sizeof path, "%.4000s/%s/events.out.tfevents.dtrain", folder, name);
     *why = 0;
-    if ((f = fopen(path, again ? "wb" : "ab")) == NULL) return say(why, SENTENCE, "cannot write %s: choose another --tensorboard DIR", path), 0;
+    if ((f = fopen(path, again ? "wb" : "ab")) == NULL)
+        return say(why, "cannot write %s: choose another --tensorboard DIR", path);
     if (again) events_put(f, time, 0, 3, "brain.Event:2", 13), e->last = -1;
     for (int64_t i = 0; i < r->steps; i++)
         if (r->step[i].of[c_step] > e->last) events_step(f, r, &r->step[i]), e->last = r->step[i].of[c_step];
     e->time = time, e->bytes = r->bytes;
     again = ferror(f);
-    if (fclose(f) || again) return say(why, SENTENCE, "cannot write %s: is the disk full?", path), 0;
+    if (fclose(f) || again) return say(why, "cannot write %s: is the disk full?", path);
     return 1;
 }
 

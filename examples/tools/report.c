@@ -1,12 +1,12 @@
 /* report: what happened in a run, was it healthy, where did the time go, and what to do next?
  *
  *     ./build.sh report RUN.jsonl [MORE.jsonl ..] [-o FILE.html]
- *                                    from files of --metrics: one page for a browser, which needs nothing else (default:
- *                                    the name of the first file with .html); up to 8 runs, side by side
- *     --timeline FILE                the trace that --timeline wrote, of the run that is named before it
- *     --simulated FILE               a trace of the same form by ./build.sh simulate, drawn beside the measured one
- *     --tensorboard DIR              event files in DIR/RUN: every number of a step, and samples of text
- *     --follow                       keep page and event files up to date until the runs end, or Ctrl-C
+ *                            from files of --metrics: one page for a browser, which needs nothing else (default: the
+ *                            name of the first file with .html); up to 8 runs, side by side
+ *     --timeline FILE        the trace that --timeline wrote, of the run that is named before it
+ *     --simulated FILE       a trace of the same form by ./build.sh simulate, drawn beside the measured one
+ *     --tensorboard DIR      event files in DIR/RUN: every number of a step, and samples of text
+ *     --follow               keep page and event files up to date until the runs end, or Ctrl-C
  *
  * The verdict is printed as well. The page is complete at any time: it is written under another name, then renamed.
  * By hand, in the folder of dtrain.h:
@@ -26,33 +26,30 @@ typedef struct job {
 static volatile sig_atomic_t stopped;
 static void stop(int signal) { stopped = signal; }
 
-static int fails(int status, const char *sentence) { return fprintf(stderr, "report: %s\n", sentence), status; }
+static int fails(int status, const char *why) { return fprintf(stderr, "report: %s\n", why), status; }
 
-/* Takes the arguments; a status, or 0. */
-static int take(job *j, int count, char **word)
+/* Takes the arguments; 0 and a sentence: they are wrong. */
+static int take(job *j, int count, char **word, char why[SENTENCE])
 {
-    static char why[SENTENCE];
-    const char *base;
+    const char *page = NULL, *base, *dot;
     memset(j, 0, sizeof *j), *why = 0;
     for (int i = 1; i < count; i++) {
-        int at = j->runs ? j->runs - 1 : 0, last = i + 1 == count;
-        const char *a = word[i], **to = !strcmp(a, "--timeline") ? &j->timeline[at] : !strcmp(a, "--simulated") ? &j->simulated[at]
-                                        : !strcmp(a, "--tensorboard") ? &j->folder : NULL;
-        if (!strcmp(a, "--follow")) j->follow = 1;
-        else if ((to || !strcmp(a, "-o")) && last) return say(why, SENTENCE, "%s needs a name after it", a), fails(2, why);
-        else if (to) *to = word[++i];
-        else if (!strcmp(a, "-o")) snprintf(j->page, sizeof j->page, "%s", word[++i]);
-        else if (*a == '-') return say(why, SENTENCE, "what is '%s'? The options are -o, --timeline, --simulated, --tensorboard and --follow", a), fails(2, why);
-        else if (j->runs == PAGE_RUNS) return fails(2, "a page has up to 8 runs: name fewer");
+        int at = j->runs ? j->runs - 1 : 0;
+        const char *a = word[i], **to = !strcmp(a, "-o") ? &page : !strcmp(a, "--tensorboard") ? &j->folder : NULL;
+        if (!strcmp(a, "--timeline")) to = &j->timeline[at];
+        if (!strcmp(a, "--simulated")) to = &j->simulated[at];
+        if (to && i + 1 == count) return say(why, "%s needs a name after it", a);
+        if (to) *to = word[++i];
+        else if (!strcmp(a, "--follow")) j->follow = 1;
+        else if (*a == '-') return say(why, "what is '%s'? Use -o --timeline --simulated --tensorboard --follow", a);
+        else if (j->runs == PAGE_RUNS) return say(why, "a page has up to %d runs: name fewer", PAGE_RUNS);
         else j->run[j->runs++] = a;
     }
-    if (!j->runs) return fails(2, "name a file that a run wrote with --metrics: ./build.sh report RUN.jsonl");
-    base = strrchr(j->run[0], '/'), base = base ? base + 1 : j->run[0];
-    if (!*j->page) {
-        const char *dot = strrchr(base, '.');
-        snprintf(j->page, sizeof j->page, "%.*s.html", (int)((dot && dot > base ? dot : base + strlen(base)) - j->run[0]), j->run[0]);
-    }
-    return 0;
+    if (!j->runs) return say(why, "name a file that a run wrote with --metrics: ./build.sh report RUN.jsonl");
+    base = strrchr(j->run[0], '/'), dot = strrchr(base ? base : j->run[0], '.');
+    if (page) snprintf(j->page, sizeof j->page, "%s", page);
+    else snprintf(j->page, sizeof j->page, "%.*s.html", dot ? (int)(dot - j->run[0]) : 4000, j->run[0]);
+    return 1;
 }
 
 /* Is there another file than a page of ours? */
@@ -71,17 +68,17 @@ static int write_page(const job *j, const run *runs, const page_traces *traces, 
     FILE *f;
     int bad;
     *why = 0;
-    if (is_foreign(j->page)) return say(why, SENTENCE, "%.500s exists and is not a page of report: name another with -o", j->page), 0;
+    if (is_foreign(j->page)) return say(why, "%.500s exists and is not a page of report: -o names another", j->page);
     snprintf(next, sizeof next, "%s.%d.tmp", j->page, (int)getpid());
-    if ((f = fopen(next, "wb")) == NULL) return say(why, SENTENCE, "cannot write %.400s: %s", j->page, strerror(errno)), 0;
+    if ((f = fopen(next, "wb")) == NULL) return say(why, "cannot write %.400s: %s", j->page, strerror(errno));
     page_put(f, runs, traces, j->runs, on);
     bad = ferror(f);
     if (!(fclose(f) || bad) && !rename(next, j->page)) return 1;
-    say(why, SENTENCE, "cannot write %.400s: %s", j->page, strerror(errno)), remove(next);
+    say(why, "cannot write %.400s: %s", j->page, strerror(errno)), remove(next);
     return 0;
 }
 
-/* Reads all files once, and writes. *going: does a run go on? *wait: is a file still empty, or a run about to begin? */
+/* Reads all files once, and writes. *going: does a run go on, or is it about to begin? */
 static int report_once(job *j, int first, int *going, char why[SENTENCE])
 {
     static run runs[PAGE_RUNS];
@@ -94,8 +91,8 @@ static int report_once(job *j, int first, int *going, char why[SENTENCE])
         page_traces *t = &traces[opened];
         char missing[SENTENCE] = ""; /* the trace is written when the run ends */
         good = run_open(r, j->run[opened], why);
-        if (good && j->timeline[opened] && !trace_open(&t->measured, j->timeline[opened], missing) && !j->follow) good = 0;
-        if (good && j->simulated[opened] && !trace_open(&t->simulated, j->simulated[opened], missing)) good = 0;
+        if (good && j->timeline[opened]) good = trace_open(&t->measured, j->timeline[opened], missing) || j->follow;
+        if (good && j->simulated[opened]) good = trace_open(&t->simulated, j->simulated[opened], missing);
         if (!good && *missing) strcpy(why, missing);
         if (good && j->folder) good = events_update(&j->event[opened], r, j->folder, why);
         if (good) *going |= r->state == RUN_RUNNING || !r->steps;
@@ -104,7 +101,8 @@ static int report_once(job *j, int first, int *going, char why[SENTENCE])
     if (good) good = write_page(j, runs, traces, j->follow && *going, why);
     for (int k = 0; k < opened; k++) {
         if (good && (first || !*going))
-            printf("%s  %s.\n  %s.\n  next: %s:\n  %s\n", runs[k].name, runs[k].what, runs[k].health, runs[k].next, runs[k].command);
+            printf("%s  %s.\n  %s.\n  next: %s:\n  %s\n", runs[k].name, runs[k].what, runs[k].health, runs[k].next,
+                   runs[k].command);
         run_close(&runs[k]);
     }
     for (int k = 0; k < j->runs; k++) free(traces[k].measured.bar), free(traces[k].simulated.bar);
@@ -118,8 +116,8 @@ int main(int argc, char **argv)
     static job j;
     char why[SENTENCE];
     struct timespec pause = {0, 500000000};
-    int status = take(&j, argc, argv), going = 1, good, first = 1;
-    if (status) return status;
+    int going = 1, good, first = 1;
+    if (!take(&j, argc, argv, why)) return fails(2, why);
     if (j.follow) signal(SIGINT, stop), signal(SIGTERM, stop);
     for (;;) {
         good = report_once(&j, first, &going, why);

@@ -11,6 +11,7 @@
 const int DT__LINK_VERSION = 0;
 dt_result dt_error(dt_result code, const char *format, ...) { return (void)format, code; }
 #include "../rules.h"
+#include <ctype.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -78,13 +79,18 @@ static slice json_inside(slice v)
     return v;
 }
 
+static int json_is(slice key, const char *name)
+{
+    return (size_t)(key.end - key.at) == strlen(name) && !memcmp(key.at, name, strlen(name));
+}
+
 /* The member of this name; nothing: there is none. */
 static slice json_find(slice object, const char *name)
 {
     slice key, value, none = {NULL, NULL};
     object = json_inside(object);
     while (json_member(&object, &key, &value))
-        if ((size_t)(key.end - key.at) == strlen(name) && !memcmp(key.at, name, strlen(name))) return value;
+        if (json_is(key, name)) return value;
     return none;
 }
 
@@ -164,8 +170,9 @@ enum { RUN_COLUMNS(RUN_COLUMN) RUN_KNOWN, RUN_MOST = RUN_KNOWN + 16 };
 #define RUN_NAME(name) #name,
 static const char *const run_names[] = {RUN_COLUMNS(RUN_NAME)};
 enum { RANK_SECONDS, RANK_WORK, RANK_EXPOSED, RANK_AGREE, RANK_DATA, RANK_MEMORY, RANK_KINDS };
-static const char *const rank_names[] = {"rank_seconds", "rank_work", "rank_exposed", "rank_agree", "rank_data", "rank_memory"};
-enum { RUN_RANKS = 4096, NAME = 64, SENTENCE = 700 };
+static const char *const rank_names[] = {"rank_seconds", "rank_work", "rank_exposed", "rank_agree", "rank_data",
+                                         "rank_memory"};
+enum { RUN_RANKS = 4096, NAME = 64, SENTENCE = 2000 };
 
 typedef struct run_step {
     double of[RUN_MOST]; /* NaN: not known */
@@ -188,17 +195,18 @@ typedef struct run {
     size_t bytes;
     slice head; /* the last line for a run */
     run_step *step;
-    int64_t steps, room, goal, redone, broken; /* goal 0: not known; broken: lines that are not whole */
+    int64_t steps, room, timed; /* timed: steps that have seconds */
+    int64_t goal, redone, broken; /* goal 0: not known; broken: lines that are not whole */
     int resumed, extras, ranks, state;
     float *rank;       /* (steps, RANK_KINDS, ranks): of each step; NaN: not known */
     char error[SENTENCE], hash[80];
     run_part part;
     double sorted[3];  /* p50, p90, p99 of seconds */
-    double *order;     /* (steps): seconds, sorted */
+    double *order;     /* (timed): seconds, sorted */
     double mean, memory; /* of seconds; most bytes of a rank */
     run_firing fired[DT_RULE_COUNT];
     int firings;
-    char what[SENTENCE], health[SENTENCE], next[SENTENCE], command[2 * SENTENCE];
+    char what[SENTENCE], health[SENTENCE], next[SENTENCE], command[SENTENCE];
     int ill, rose; /* ill 1: a fault, 2: it could be faster; rose: the loss ended above its begin, or is not a number */
 } run;
 
@@ -255,13 +263,17 @@ static int run_column(run *r, slice key)
     memcpy(r->extra[r->extras], name, sizeof name);
     return RUN_KNOWN + r->extras++;
 }
-static const char *run_column_name(const run *r, int c) { return c < RUN_KNOWN ? run_names[c] : r->extra[c - RUN_KNOWN]; }
+static const char *run_column_name(const run *r, int c)
+{
+    return c < RUN_KNOWN ? run_names[c] : r->extra[c - RUN_KNOWN];
+}
 
 static void run_ranks(run *r, slice list, int kind, float *to)
 {
     slice value;
     list = json_inside(list);
-    for (int q = 0; q < r->ranks && json_element(&list, &value); q++) to[kind * r->ranks + q] = (float)json_number(value);
+    for (int q = 0; q < r->ranks && json_element(&list, &value); q++)
+        to[kind * r->ranks + q] = (float)json_number(value);
 }
 
 /* Room for one more step, whose numbers are not known yet; 0: no memory. */
@@ -299,11 +311,11 @@ static int run_line(run *r, slice line)
     while (json_member(&in, &key, &value)) {
         if (*value.at == '[') {
             for (kind = 0; kind < RANK_KINDS; kind++)
-                if ((size_t)(key.end - key.at) == strlen(rank_names[kind]) && !memcmp(key.at, rank_names[kind], strlen(rank_names[kind])))
+                if (json_is(key, rank_names[kind]))
                     run_ranks(r, value, kind, r->rank + r->steps * RANK_KINDS * r->ranks);
-        } else if (*value.at == '"' && key.end - key.at == 6) {
-            if (!memcmp(key.at, "sample", 6)) s->sample = value;
-            if (!memcmp(key.at, "sha256", 6)) json_text(value, r->hash, sizeof r->hash);
+        } else if (*value.at == '"') {
+            if (json_is(key, "sample")) s->sample = value;
+            if (json_is(key, "sha256")) json_text(value, r->hash, sizeof r->hash);
         } else if ((kind = run_column(r, key)) >= 0) s->of[kind] = json_number(value);
     }
     if (s->of[c_elapsed] == s->of[c_elapsed]) s->at = s->of[c_elapsed] + (begun == begun ? begun : 0);
@@ -320,7 +332,8 @@ static int run_locked(const char *path)
     int found = 0;
     FILE *f = stat(path, &is) ? NULL : fopen("/proc/locks", "r");
     while (f && !found && fgets(line, sizeof line, f))
-        found = strstr(line, "FLOCK") && sscanf(line, "%*s %*s %*s %*s %*s %*x:%*x:%llu", &inode) == 1 && inode == (unsigned long long)is.st_ino;
+        found = strstr(line, "FLOCK") && sscanf(line, "%*s %*s %*s %*s %*s %*x:%*x:%llu", &inode) == 1 &&
+                inode == (unsigned long long)is.st_ino;
     if (f) fclose(f);
     return found;
 }
@@ -355,18 +368,18 @@ static double run_rank(const run *r, int64_t i, int kind, int q)
 static void run_measure(run *r)
 {
     run_part *p = &r->part;
-    int64_t n = 0;
     double before = 0, n_ranks = r->ranks;
     memset(p, 0, sizeof *p);
     for (int64_t i = 0; i < r->steps; i++) {
         const double *of = r->step[i].of;
         double seconds = run_or(of[c_seconds], 0), save = run_or(of[c_save_seconds], 0), elapsed = of[c_elapsed];
-        if (of[c_seconds] == of[c_seconds]) r->order[n++] = seconds, r->mean += seconds;
+        if (of[c_seconds] == of[c_seconds]) r->order[r->timed++] = seconds, r->mean += seconds;
         for (int q = 0; q < r->ranks; q++) {
             double own = run_rank(r, i, RANK_SECONDS, q), parts[4];
             for (int k = 0; k < 4; k++) parts[k] = run_or(run_rank(r, i, RANK_WORK + k, q), 0);
             p->work += parts[0] / n_ranks, p->exposed += parts[1] / n_ranks, p->agree += parts[2] / n_ranks;
-            p->data += parts[3] / n_ranks, p->other += fmax(0, own - parts[0] - parts[1] - parts[2] - parts[3]) / n_ranks;
+            p->data += parts[3] / n_ranks;
+            p->other += fmax(0, own - parts[0] - parts[1] - parts[2] - parts[3]) / n_ranks;
             r->memory = fmax(r->memory, run_rank(r, i, RANK_MEMORY, q));
         }
         p->save += save;
@@ -375,9 +388,9 @@ static void run_measure(run *r)
         else p->between += fmax(0, elapsed - before - seconds - save);
         before = elapsed;
     }
-    qsort(r->order, (size_t)n, sizeof *r->order, run_order);
-    for (int k = 0; k < 3; k++) r->sorted[k] = run_percentile(r->order, n, k == 0 ? 50 : k == 1 ? 90 : 99);
-    r->mean = n ? r->mean / (double)n : (double)NAN;
+    qsort(r->order, (size_t)r->timed, sizeof *r->order, run_order);
+    for (int k = 0; k < 3; k++) r->sorted[k] = run_percentile(r->order, r->timed, k == 0 ? 50 : k == 1 ? 90 : 99);
+    r->mean = r->timed ? r->mean / (double)r->timed : (double)NAN;
     p->all = p->start + p->work + p->exposed + p->agree + p->data + p->other + p->save + p->between;
 }
 
@@ -420,29 +433,29 @@ static void run_rules(run *r)
 
 /* ---- the verdict ---- */
 
-/* Adds to a text of SENTENCE or `size` bytes. */
+/* Adds to a text, and returns 0. */
 #if defined(__GNUC__)
-__attribute__((format(printf, 3, 4)))
+__attribute__((format(printf, 2, 3)))
 #endif
-static void say(char *text, size_t size, const char *format, ...)
+static int say(char text[SENTENCE], const char *format, ...)
 {
     size_t used = strlen(text);
     va_list args;
     va_start(args, format);
-    vsnprintf(text + used, size - used, format, args);
+    vsnprintf(text + used, SENTENCE - used, format, args);
     va_end(args);
+    return 0;
 }
 
 /* A word for a shell. */
-static void say_word(char *text, size_t size, const char *word)
+static void say_word(char text[SENTENCE], const char *word)
 {
-    if (*word && strspn(word, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./,:=+-") == strlen(word)) {
-        say(text, size, " %s", word);
-        return;
-    }
-    say(text, size, " '");
-    for (; *word; word++) say(text, size, "%s%c", *word == '\'' ? "'\\'" : "", *word);
-    say(text, size, "'");
+    int plain = *word && *word != '-';
+    for (const char *p = word; *p && plain; p++) plain = isalnum((unsigned char)*p) || strchr("_./,:=+-", *p) != NULL;
+    say(text, plain ? " %s" : " '", word);
+    if (plain) return;
+    for (; *word; word++) say(text, "%s%c", *word == '\'' ? "'\\'" : "", *word);
+    say(text, "'");
 }
 
 /* Is a word of this name among words that blanks separate? */
@@ -455,7 +468,7 @@ static int has_word(const char *words, const char *name)
 }
 
 /* The command of the run, with more options instead of its own of those names. */
-static void run_command(const run *r, const char *more, char *to, size_t size)
+static void run_command(const run *r, const char *more, char to[SENTENCE])
 {
     static const char flags[] = "rope-untruncated tied nesterov evaluate-ema sequence-parallel offload verify-compiler "
                                 "no-memory-check no-cache quiet checkpoint-async qkv-bias o-bias mlp-bias qk-norm";
@@ -464,7 +477,7 @@ static void run_command(const run *r, const char *more, char *to, size_t size)
     char name[NAME], option[NAME + 3], is[400], was[400];
     double micro = run_option_number(r, "micro-batch");
     *to = 0;
-    say(to, size, "./build.sh run");
+    say(to, "./build.sh run");
     for (int k = 0; k < 2 && usual.at; k++) {
         slice in = json_inside(json_find(r->head, k ? "layout" : "recipe"));
         while (json_member(&in, &key, &value)) {
@@ -473,27 +486,31 @@ static void run_command(const run *r, const char *more, char *to, size_t size)
             if (!strcmp(name, "micro-batch") && micro < run_option_number(r, "batch")) strcpy(was, "");
             else if (has_word(settled, name) || !strcmp(is, was)) continue;
             if (has_word(more, option)) continue;
-            say(to, size, " %s", option);
-            if (!has_word(flags, name)) say_word(to, size, is);
+            say(to, " %s", option);
+            if (!has_word(flags, name)) say_word(to, is);
         }
     }
-    if (r->ranks > 1) say(to, size, " --ranks %d", r->ranks);
-    say(to, size, " --metrics");
-    say_word(to, size, r->path);
-    if (*more) say(to, size, " %s", more);
+    if (r->ranks > 1) say(to, " --ranks %d", r->ranks);
+    say(to, " --metrics");
+    say_word(to, r->path);
+    if (*more) say(to, " %s", more);
 }
 
-/* Options of a rule with the numbers of the run: LR*3, LR/4, BATCH*4, BEST. */
-static void run_options(const run *r, const char *from, char *to, size_t size)
+/* Options of a rule with the numbers of the run. */
+static void run_options(const run *r, int rule, char to[SENTENCE])
 {
-    double rate = run_option_number(r, "learning-rate"), batch = run_option_number(r, "batch"), best = 0, least = (double)INFINITY;
+    static const char *const names[] = {"LR*3", "LR/4", "BATCH*4", "BEST"};
+    double rate = run_option_number(r, "learning-rate"), best = 0, least = (double)INFINITY;
+    double number[] = {3 * rate, rate / 4, 4 * run_option_number(r, "batch"), 0};
+    const char *from = dt_rule_next(rule);
     for (int64_t i = 0; i < r->steps; i++)
         if (r->step[i].of[c_validation] < least) least = r->step[i].of[c_validation], best = r->step[i].of[c_step];
+    number[3] = best;
     for (*to = 0; *from;) {
-        int k = !strncmp(from, "LR*3", 4) ? 0 : !strncmp(from, "LR/4", 4) ? 1 : !strncmp(from, "BATCH*4", 7) ? 2 : !strncmp(from, "BEST", 4) ? 3 : 4;
-        double x = k == 0 ? 3 * rate : k == 1 ? rate / 4 : k == 2 ? 4 * batch : best;
-        if (k == 4) say(to, size, "%c", *from++);
-        else say(to, size, "%.6g", x), from += k == 2 ? 7 : 4;
+        int k = 0;
+        while (k < 4 && strncmp(from, names[k], strlen(names[k]))) k++;
+        if (k == 4) say(to, "%c", *from++);
+        else say(to, "%.6g", number[k]), from += strlen(names[k]);
     }
 }
 
@@ -501,34 +518,35 @@ static void run_options(const run *r, const char *from, char *to, size_t size)
 static void run_advise(run *r)
 {
     /* rules in the order in which a fault makes others meaningless: numbers, learning, then time */
-    static const int order[] = {DT_RULE_EXPLODING_TENSOR, DT_RULE_ALL_ZERO, DT_RULE_UNCHANGED, DT_RULE_VANISHING_GRADIENT,
-                                DT_RULE_UPDATE_RATIO, DT_RULE_POOR_INITIALIZATION, DT_RULE_LOSS_NOT_DECREASING,
-                                DT_RULE_OVERFIT, DT_RULE_OVERTRAINING, DT_RULE_STALLED, DT_RULE_DATALOADER,
-                                DT_RULE_LOAD_BALANCING, DT_RULE_MEMORY_INCREASE, DT_RULE_LOW_UTILIZATION,
-                                DT_RULE_STEP_OUTLIER, DT_RULE_INITIALIZATION_TIME};
+    static const int order[] = {
+        DT_RULE_EXPLODING_TENSOR, DT_RULE_ALL_ZERO, DT_RULE_UNCHANGED, DT_RULE_VANISHING_GRADIENT, DT_RULE_UPDATE_RATIO,
+        DT_RULE_POOR_INITIALIZATION, DT_RULE_OVERFIT, DT_RULE_OVERTRAINING, DT_RULE_LOSS_NOT_DECREASING,
+        DT_RULE_STALLED, DT_RULE_DATALOADER, DT_RULE_LOAD_BALANCING, DT_RULE_MEMORY_INCREASE, DT_RULE_LOW_UTILIZATION,
+        DT_RULE_STEP_OUTLIER, DT_RULE_INITIALIZATION_TIME};
     char more[SENTENCE] = "", place[200];
     const run_firing *f = NULL;
     for (size_t k = 0; k < sizeof order / sizeof *order && !f; k++)
         for (int i = 0; i < r->firings && !f; i++) f = r->fired[i].rule == order[k] ? &r->fired[i] : NULL;
     if (r->rose || (r->state == RUN_FAILED && strstr(r->error, "not finite"))) {
-        run_options(r, rules_at(DT_RULE_EXPLODING_TENSOR)->next, more, sizeof more);
-        say(r->next, SENTENCE, "Train with a quarter of the learning rate, with warm-up and clipping");
+        run_options(r, DT_RULE_EXPLODING_TENSOR, more);
+        say(r->next, "Train with a quarter of the learning rate, with warm-up and clipping");
     } else if (r->state == RUN_STOPPED || r->state == RUN_FAILED) {
         if (!*run_option(r, "checkpoint", place, sizeof place))
-            say(r->next, SENTENCE, "No checkpoint was kept: start again, and keep some"), say(more, sizeof more, "--checkpoint build/runs/report --checkpoint-every 100");
-        else say(r->next, SENTENCE, "The same command again resumes from the newest checkpoint");
+            say(r->next, "No checkpoint was kept: start again, and keep some"),
+                say(more, "--checkpoint build/runs/report --checkpoint-every 100");
+        else say(r->next, "The same command again resumes from the newest checkpoint");
     } else if (f && (f->rule != DT_RULE_STEP_OUTLIER || r->state == RUN_COMPLETE)) {
-        run_options(r, rules_at(f->rule)->next, more, sizeof more);
-        say(r->next, SENTENCE, "%s: %s", dt_rule_name(f->rule), dt_rule_advice(f->rule));
+        run_options(r, f->rule, more);
+        say(r->next, "%s: %s", dt_rule_name(f->rule), dt_rule_advice(f->rule));
     } else if (r->state == RUN_RUNNING) {
-        say(r->next, SENTENCE, "Wait: this page follows the run"), say(r->command, sizeof r->command, "./build.sh report");
-        say_word(r->command, sizeof r->command, r->path), say(r->command, sizeof r->command, " --follow");
+        say(r->next, "Wait until the run ends; this page follows it"), say(r->command, "./build.sh report");
+        say_word(r->command, r->path), say(r->command, " --follow");
         return;
     } else if (run_option_number(r, "steps") > 0) {
-        say(r->next, SENTENCE, "Train longer: no rule has found a reason to stop");
-        say(more, sizeof more, "--steps %.0f", 2 * run_option_number(r, "steps"));
+        say(r->next, "Train longer: no rule has found a reason to stop");
+        say(more, "--steps %.0f", 2 * run_option_number(r, "steps"));
     }
-    run_command(r, more, r->command, sizeof r->command);
+    run_command(r, more, r->command);
 }
 
 static void run_judge(run *r)
@@ -540,27 +558,34 @@ static void run_judge(run *r)
     r->state = last && r->goal && last->of[c_step] >= (double)r->goal ? RUN_COMPLETE
                : *r->error ? RUN_FAILED : run_locked(r->path) ? RUN_RUNNING : RUN_STOPPED;
     if (r->state == RUN_FAILED && !strncmp(r->error, "stopped ", 8)) r->state = RUN_STOPPED;
-    say(r->what, SENTENCE, "%s: ", words[r->state]);
-    if (!last) say(r->what, SENTENCE, "no step was made");
+    say(r->what, "%s: ", words[r->state]);
+    if (!last) say(r->what, "no step was made");
     else {
-        say(r->what, SENTENCE, "step %.0f", last->of[c_step]);
-        if (r->goal) say(r->what, SENTENCE, " of %lld", (long long)r->goal);
-        say(r->what, SENTENCE, ", loss %.4f", r->step[0].of[c_loss]), say(r->what, SENTENCE, " to %.4f", last->of[c_loss]);
-        say(r->what, SENTENCE, ", %.4g s on %d rank%s", r->part.all, r->ranks, r->ranks == 1 ? "" : "s");
+        say(r->what, "step %.0f", last->of[c_step]);
+        if (r->goal) say(r->what, " of %lld", (long long)r->goal);
+        say(r->what, ", loss %.4f to %.4f, %.4g s on %d rank%s", r->step[0].of[c_loss], last->of[c_loss], r->part.all,
+            r->ranks, r->ranks == 1 ? "" : "s");
     }
-    if (*r->error) say(r->what, SENTENCE, ". It said: %s", r->error);
-    if (r->resumed) say(r->what, SENTENCE, ". Resumed %d time%s, %lld steps made twice", r->resumed, r->resumed == 1 ? "" : "s", (long long)r->redone);
-    if (r->broken) say(r->what, SENTENCE, ". %lld line%s not whole and left out", (long long)r->broken, r->broken == 1 ? " of the file is" : "s of the file are");
-    for (int i = 0; i < r->firings; i++)
-        if (r->fired[i].rule < DT_RULE_STEP_OUTLIER) r->ill = 1;
+    if (*r->error) say(r->what, ". It said: %s", r->error);
+    if (r->resumed)
+        say(r->what, ". Resumed %d time%s, %lld steps made twice", r->resumed, r->resumed == 1 ? "" : "s",
+            (long long)r->redone);
+    if (r->broken)
+        say(r->what, ". %lld line%s not whole and left out", (long long)r->broken,
+            r->broken == 1 ? " of the file is" : "s of the file are");
     for (int64_t i = r->steps - tenth; i >= 0 && i < r->steps; i++) end += r->step[i].of[c_loss] / (double)tenth;
     r->rose = last && !(end <= r->step[0].of[c_loss]);
-    if (r->state == RUN_FAILED || r->rose) r->ill = 1;
+    r->ill = r->state == RUN_FAILED || r->rose;
+    for (int i = 0; i < r->firings; i++) /* a loss that has fallen may stand still */
+        if (r->fired[i].rule < DT_RULE_STEP_OUTLIER &&
+            (r->fired[i].rule != DT_RULE_LOSS_NOT_DECREASING || end > 0.9 * r->step[0].of[c_loss]))
+            r->ill = 1;
     if (!r->ill && (r->firings || r->state == RUN_STOPPED)) r->ill = 2;
-    say(r->health, SENTENCE, "%s%s. %d of %d rules fired%s", r->ill == 1 ? "Not healthy" : r->ill == 2 ? "Healthy, with a remark" : "Healthy", r->rose ? ": the loss ended above its begin" : "",
-        r->firings, DT_RULE_COUNT, r->firings ? ":" : "");
-    for (int i = 0; i < r->firings; i++) say(r->health, SENTENCE, "%s %s", i ? "," : "", dt_rule_name(r->fired[i].rule));
-    if (last) say(r->health, SENTENCE, ". Waiting for other ranks and messages took %.1f %% of the time", share);
+    say(r->health, "%s%s. %d of %d rules fired%s",
+        r->ill == 1 ? "Not healthy" : r->ill == 2 ? "Healthy, with a remark" : "Healthy",
+        r->rose ? ": the loss ended above its begin" : "", r->firings, DT_RULE_COUNT, r->firings ? ":" : "");
+    for (int i = 0; i < r->firings; i++) say(r->health, "%s %s", i ? "," : "", dt_rule_name(r->fired[i].rule));
+    if (last) say(r->health, ". Waiting for other ranks and messages took %.1f %% of the time", share);
     run_advise(r);
 }
 
@@ -575,8 +600,8 @@ static int run_open(run *r, const char *path, char why[SENTENCE])
     snprintf(r->name, sizeof r->name, "%s", base ? base + 1 : path);
     if (strlen(r->name) > 6 && !strcmp(r->name + strlen(r->name) - 6, ".jsonl")) r->name[strlen(r->name) - 6] = 0;
     r->text = file_read(path, &r->bytes);
-    if (!r->text) return say(why, SENTENCE, "cannot read %s: check the name. --metrics FILE of a run writes one", path), 0;
-    if (!r->bytes) return say(why, SENTENCE, "%s is empty: the run has not begun, or had no room to write. --follow waits for it", path), run_close(r), 0;
+    if (!r->text) return say(why, "cannot read %s: check the name. --metrics FILE of a run writes one", path);
+    if (!r->bytes) say(why, "%s is empty: the run has not begun, or the disk is full. --follow waits for it", path);
     all.at = r->text, all.end = r->text + r->bytes;
     for (int first = 1; all.at < all.end && !*why; all.at = line.end + 1) {
         const char *end = (const char *)memchr(all.at, '\n', (size_t)(all.end - all.at));
@@ -586,7 +611,7 @@ static int run_open(run *r, const char *path, char why[SENTENCE])
         if (line.at == line.end) continue;
         whole = whole && *line.at == '{' && (line.end[-1] == '}' || (line.end[-1] == '\r' && line.end[-2] == '}'));
         if (first && !json_find(line, "version").at && !json_find(line, "step").at)
-            say(why, SENTENCE, "%s is not a file of --metrics: its first line does not begin with {\"version\". Name one that a run wrote", path);
+            say(why, "%s is not a file of --metrics: its first line has no version. Name one that a run wrote", path);
         else if (!whole) r->broken++;
         else if (json_find(line, "version").at) {
             double ranks = json_number_of(line, "ranks");
@@ -595,12 +620,13 @@ static int run_open(run *r, const char *path, char why[SENTENCE])
             r->ranks = ranks >= 1 && ranks <= RUN_RANKS ? (int)ranks : 1;
         } else {
             if (!r->ranks) r->ranks = 1;
-            if (!run_line(r, line)) say(why, SENTENCE, "no memory for the %zu bytes of %s: cut it", r->bytes, path);
+            if (!run_line(r, line)) say(why, "no memory for the %zu bytes of %s: cut it", r->bytes, path);
         }
         first = 0;
     }
     if (!r->ranks) r->ranks = 1;
-    if (!*why && !(r->order = (double *)malloc(sizeof(double) * (size_t)(r->steps + 1)))) say(why, SENTENCE, "no memory for %s", path);
+    r->order = (double *)malloc(sizeof(double) * (size_t)(r->steps + 1));
+    if (!*why && !r->order) say(why, "no memory for %s: cut it", path);
     if (*why) return run_close(r), 0;
     r->goal = (int64_t)fmin(fmax(run_or(run_option_number(r, "steps"), 0), 0), 9e15);
     run_measure(r);
@@ -611,7 +637,7 @@ static int run_open(run *r, const char *path, char why[SENTENCE])
 
 /* ---- a trace ---- */
 
-enum { TRACE_FORWARD, TRACE_BACKWARD, TRACE_RECOMPUTE, TRACE_UPDATE, TRACE_EXCHANGE, TRACE_OTHER, TRACE_CLASSES, TRACE_LANES = 32 };
+enum { TRACE_OTHER = 5, TRACE_CLASSES, TRACE_LANES = 32 };
 static const char *const trace_classes[] = {"forward", "backward", "recompute", "update", "exchange", "other"};
 typedef struct trace_bar {
     double begin, length; /* microseconds */
@@ -628,7 +654,8 @@ typedef struct trace {
 
 static int trace_class(const char *name)
 {
-    static const char *const words[] = {"FORWARD", "BACKWARD WEIGHTS", "RECOMPUTE", "UPDATE", "EXCHANGE SEND RECV CONTEXT REDUCE GATHER TIE"};
+    static const char *const words[] = {"FORWARD", "BACKWARD WEIGHTS", "RECOMPUTE", "UPDATE",
+                                        "EXCHANGE SEND RECV CONTEXT REDUCE GATHER TIE"};
     int k = 0;
     while (k < TRACE_OTHER && !has_word(words[k], name)) k++;
     return *name ? k : TRACE_OTHER;
@@ -681,14 +708,14 @@ static int trace_open(trace *t, const char *path, char why[SENTENCE])
     slice all, list, event;
     memset(t, 0, sizeof *t);
     *why = 0;
-    if (!text) return say(why, SENTENCE, "cannot read %s: check the name. --timeline FILE of a run writes one", path), 0;
+    if (!text) return say(why, "cannot read %s: check the name. --timeline FILE of a run writes one", path);
     all.at = text, all.end = text + bytes;
     json_blanks(&all, " \t\r\n");
     list = all.at < all.end && *all.at == '[' ? all : json_find(all, "traceEvents");
     list = json_inside(list);
     while (!*why && list.at && json_element(&list, &event))
-        if (*event.at == '{' && !trace_event(t, event)) say(why, SENTENCE, "no memory for %s", path);
-    if (!*why && !t->bars) say(why, SENTENCE, "%s is not a trace, or is empty: name a file that --timeline wrote", path);
+        if (*event.at == '{' && !trace_event(t, event)) say(why, "no memory for %s", path);
+    if (!*why && !t->bars) say(why, "%s is not a trace, or is empty: name a file that --timeline wrote", path);
     free(text);
     if (*why) free(t->bar), t->bar = NULL;
     return !*why;
