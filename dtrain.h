@@ -9093,6 +9093,10 @@ typedef struct dt__gemm_args {
     int64_t step_a, step_b, step_c; /* elements from one product of a batch to the next: blockIdx.y */
 } dt__gemm_args;
 enum { DT__FORWARD, DT__QUERIES, DT__KEYS }; /* attention: o, dq, dk and dv */
+/* A float * may stand for 16 bits: then it has their dtype above bit 60 and twice their address below, so that
+ * it counts elements as others do. */
+#define DT__TYPE(p)    ((int)((uintptr_t)(p) >> 60))
+#define DT__ADDRESS(p) ((uintptr_t)(p) << 4 >> 5)
 #define DT__BODIES(WARP, ITEM, BLOCK) \
     BLOCK(dt__some_column_op) \
     ITEM(dt__move_part) ITEM(dt__some_gather) ITEM(dt__some_scatter_add) ITEM(dt__some_top_k) \
@@ -9120,7 +9124,7 @@ typedef struct dt__recast {
     float *out;
     int64_t rows, cols, ld, out_ld, pad;
 } dt__recast;
-/* Attention by tensor cores (R19): q, k, v and dO are in 16 bits (dt__gpu_halves). stats (b h,t up to 128,2): of
+/* Attention by tensor cores (R19): q, k, v and dO are in 16 bits. stats (b h,t up to 128,2): of
  * each query log2 of what exp(score) is divided by, and scale dO . O. */
 typedef struct dt__flash {
     dt__attention a;
@@ -9287,9 +9291,6 @@ static void dt__copy(float *to, const float *from, int64_t n)
 #endif /* 2 */
 
 #ifdef DT__ON_DEVICE /* 3: maps, casts, dropout */
-/* A number of fp32, or in the 16 bits that p stands for (dt__gpu_halves). */
-#define DT__TYPE(p)    ((int)((uintptr_t)(p) >> 60))
-#define DT__ADDRESS(p) ((uintptr_t)(p) << 4 >> 5)
 #ifdef __CUDA_ARCH__
 #define DT__NARROW(half, x, type) \
     if (type == DT_BF16) asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(half) : "f"(x)); \
@@ -9522,29 +9523,31 @@ DT__INLINE int dt__keys_of(const dt__attention &a, int i)
 {
     return (int)(a.causal ? dt__max(0, dt__min(a.s, i + 1 + a.s - a.t)) : a.s);
 }
-/* Of the thread's scores of the queries from i0 on and the keys from j0 on. Bit 4 i + j: the query of score (i,j) sees
- * the key; all: it does. Bit 16 + 4 i + j: dropout keeps it. KEYS: the tile's rows are keys. */
-#define DT__SEEN(bits, i, j) ((bits) >> (4 * (i) + (j)) & 1)
-#define DT__KEPT(bits, i, j) ((bits) >> (16 + 4 * (i) + (j)) & 1)
-template <int KEYS>
-DT__INLINE uint32_t dt__scores_that(const dt__attention &a, int sample, int head, int i0, int j0, int all)
+/* Of 32 keys from `key` on: those that the query sees, and those that dropout keeps for it. */
+DT__INLINE void dt__key_bits(const dt__attention &a, int sample, int head, int query, int key, uint32_t *seen,
+                             uint32_t *kept)
 {
     const int64_t t = a.whole ? a.whole : a.t, s = a.whole ? a.whole : a.s;
-    uint32_t bits = 0;
-    dt__rng rng = {{0, 0}, {0, 0, 0}};
-    if (all && !a.drop_threshold) return 0xffffffffu;
-    if (a.drop_threshold) rng = a.rng[sample], rng.counter[2] |= a.site;
-    DT__ROLLED for (int e = 0; e < 16; e++) {
-        const int row = 4 * DT__TY + e / 4, term = DT__TX + e % 4 * 16;
-        const int query = i0 + (KEYS ? term : row), key = j0 + (KEYS ? row : term);
-        const int64_t word = ((a.first_head + head) * t + a.t_at + query) * s + a.s_at + key;
-        int seen = all || (query < a.t && key < dt__keys_of(a, query));
-        if (seen && a.mask) seen = (a.mask[sample * a.mask_step + query * a.s + key] & a.mask_bits) != 0;
-        bits |= (uint32_t)seen << e;
-        if (!a.drop_threshold || dt__rng_word(&rng, (uint64_t)word) >= a.drop_threshold) bits |= 0x10000u << e;
+    const int64_t word = ((a.first_head + head) * t + a.t_at + query) * s + a.s_at + key;
+    const int keys = query < a.t ? dt__keys_of(a, query) - key : 0;
+    uint32_t see = keys >= 32 ? 0xffffffffu : keys > 0 ? (1u << keys) - 1 : 0, keep = 0;
+    DT__ROLLED for (int j = 0; a.mask && j < 32; j++)
+        if ((see >> j & 1) && !(a.mask[sample * a.mask_step + (int64_t)query * a.s + key + j] & a.mask_bits))
+            see ^= 1u << j;
+    DT__ROLLED for (int j = -(int)(word & 3); a.drop_threshold && j < 32; j += 4) {
+        const dt__rng *const rng = a.rng + sample;
+        const uint32_t at[4] = {(uint32_t)((word + j) >> 2), rng->counter[0], rng->counter[1],
+                                rng->counter[2] | a.site};
+        uint32_t words[4];
+        dt__philox(at, rng->key, words);
+        DT__EACH(i, 4) if (words[i] >= a.drop_threshold && j + i >= 0 && j + i < 32) keep |= 1u << (j + i);
     }
-    return bits;
+    *seen = see, *kept = keep;
 }
+/* In a tile whose rows are queries, or KEYS, `words` have the keys of each query: the bit of a score. */
+#define DT__BIT_OF(words, wide, row, column) \
+    ((words)[(KEYS ? (column) : (row)) * (wide) / 32 + (KEYS ? (row) : (column)) / 32] >> \
+     (KEYS ? (row) : (column)) % 32 & 1)
 
 /* FORWARD walks the keys twice: for the largest score of every row (R9), then for sums and chains of exp(score - it).
  * QUERIES makes dq. KEYS makes dk and dv; their chains go through all heads that share the keys, one per turn. */
@@ -9559,6 +9562,8 @@ template <int D, int KIND> DT__INLINE void dt__attention_tile(const dt__attentio
     DT__DYNAMIC(float, dots, DT__SIDE); /* of the queries: dO . O, the largest score, the sum */
     DT__DYNAMIC(float, tops, DT__SIDE);
     DT__DYNAMIC(float, sums, DT__SIDE);
+    DT__DYNAMIC(uint32_t, seen, DT__SIDE * DT__SIDE / 32);
+    DT__DYNAMIC(uint32_t, kept, DT__SIDE * DT__SIDE / 32);
     const int d = (int)a.d, group = (int)(a.h / a.hk);
     const int heads = (int)(KEYS ? a.hk : a.h), sample = (int)blockIdx.x / heads, own = (int)blockIdx.x % heads;
     const int first = (int)(KEYS ? blockIdx.y : gridDim.y - 1 - blockIdx.y) * DT__SIDE; /* long rows start early */
@@ -9580,7 +9585,6 @@ template <int D, int KIND> DT__INLINE void dt__attention_tile(const dt__attentio
             const dt__matrix dout = {a.dout + row * a.lddo + head * a.d, a.lddo, queries, d};
             const dt__matrix k = {a.k + key_row * a.ldk + column, a.ldk, keys, d};
             const dt__matrix v = {a.v + key_row * a.ldk + column, a.ldk, keys, d};
-            const uint32_t bits = dt__scores_that<KEYS>(a, sample, head, i0, j0, all);
             for (int r = (int)threadIdx.x / 32; BACK && r < queries && (KEYS || at == begin); r += 8) {
                 const float *x = dout.x + r * a.lddo, *o = a.o + (row + r) * a.ldo + head * a.d;
                 float dot = 0.0f;
@@ -9589,23 +9593,30 @@ template <int D, int KIND> DT__INLINE void dt__attention_tile(const dt__attentio
                 if (!DT__LANE) dots[r] = dot, tops[r] = a.row_max[stat + r], sums[r] = a.row_sum[stat + r];
             }
             dt__tile_scores(s, xs, ys, KEYS ? k : q, KEYS ? q : k);
+            if (!all || a.drop_threshold) {
+                const int w = (int)threadIdx.x, query = i0 + w / 2, key = j0 + w % 2 * 32;
+                if (w < DT__SIDE * DT__SIDE / 32) dt__key_bits(a, sample, head, query, key, seen + w, kept + w);
+                __syncthreads();
+            }
             if (BACK) dt__tile_scores(g, xs, ys, KEYS ? v : dout, KEYS ? dout : v);
             if (a.round) dt__tile_put(ps, s, a.round);
             if (a.round && BACK) dt__tile_put(gs, g, a.round);
             DT__EACH(i, 4) DT__EACH(j, 4) {
-                const int of = KEYS ? DT__TX + 16 * j : 4 * DT__TY + i;
+                const int row = 4 * DT__TY + i, term = DT__TX + 16 * j, of = KEYS ? term : row;
+                const int sees = all || DT__BIT_OF(seen, DT__SIDE, row, term);
+                const int keeps = !a.drop_threshold || DT__BIT_OF(kept, DT__SIDE, row, term);
                 float x = (a.round ? ps[DT__TILE_AT(i, j)] : s[i][j]) * a.scale, grad = 0.0f;
                 if (!BACK && !turn) {
-                    if (DT__SEEN(bits, i, j) && x > top[i]) top[i] = x;
+                    if (sees && x > top[i]) top[i] = x;
                     continue;
                 }
                 x = dt__v_exp(x - (BACK ? tops[of] : top[i])).v;
                 if (BACK) x = x / sums[of], grad = a.round ? gs[DT__TILE_AT(i, j)] : g[i][j];
-                else if (DT__SEEN(bits, i, j)) sum[i][j % 2] = sum[i][j % 2] + x;
-                s[i][j] = !a.drop_threshold ? x : DT__KEPT(bits, i, j) ? x * a.drop_scale : 0.0f;
-                if (a.drop_threshold) grad = DT__KEPT(bits, i, j) ? grad * a.drop_scale : 0.0f;
+                else if (sees) sum[i][j % 2] = sum[i][j % 2] + x;
+                s[i][j] = !a.drop_threshold ? x : keeps ? x * a.drop_scale : 0.0f;
+                if (a.drop_threshold) grad = keeps ? grad * a.drop_scale : 0.0f;
                 if (BACK) g[i][j] = x * (grad - dots[of]) * a.scale;
-                if (!DT__SEEN(bits, i, j)) s[i][j] = g[i][j] = DT__NO_TERM;
+                if (!sees) s[i][j] = g[i][j] = DT__NO_TERM;
             }
             if (!BACK && !turn) continue;
             if (KIND != DT__QUERIES) dt__tile_put(ps, s, a.round);
@@ -9924,24 +9935,6 @@ DT__INLINE void dt__copy_16(uint32_t to, const void *from, int there)
 DT__INLINE void dt__copy_wait(void) { asm volatile("cp.async.wait_all;" : : : "memory"); }
 #endif
 
-/* GELU, or its gradient where there is a dy, for 2,048 elements: x s, s = 1 / (1 + e^-u). */
-DT__FAST_KERNEL(dt__gelu_fast, dt__launch, 256)
-{
-    const int64_t at = blockIdx.x * 2048 + threadIdx.x;
-    const float *const x = a.c.in[0], *const dy = a.c.in[1];
-    float v[8], g[8];
-    DT__EACH(e, 8) {
-        v[e] = at + 256 * e < a.total ? dt__get(x, at + 256 * e) : 0.0f;
-        g[e] = dy && at + 256 * e < a.total ? dt__get(dy, at + 256 * e) : 0.0f;
-    }
-    DT__EACH(e, 8) {
-        const float square = v[e] * v[e], u = v[e] * (1.5957691f + 0.0713548f * square);
-        const float s = 1.0f / (1.0f + dt__exp2(-1.44269504f * u)), slope = 1.5957691f + 0.2140645f * square;
-        if (at + 256 * e < a.total)
-            dt__put(a.c.out, at + 256 * e, dy ? g[e] * (s + v[e] * s * (1.0f - s) * slope) : v[e] * s);
-    }
-}
-
 /* Begins the copy of rows to a tile: of x from element `from` on; what does not exist is zero. */
 template <int D, int ROWS>
 DT__INLINE void dt__flash_fetch(uint32_t to, const float *x, int64_t from, int64_t ld, int rows, int d)
@@ -9989,28 +9982,6 @@ DT__INLINE void dt__flash_sums(float acc[M][D / 8][4], const float s[M][N / 8][4
         }
     }
 }
-/* Of 32 keys from `key` on: those that the query sees, and those that dropout keeps for it. */
-DT__INLINE void dt__flash_bits(const dt__attention &a, int sample, int head, int query, int key, uint32_t *seen,
-                               uint32_t *kept)
-{
-    const int64_t t = a.whole ? a.whole : a.t, s = a.whole ? a.whole : a.s;
-    const int64_t word = ((a.first_head + head) * t + a.t_at + query) * s + a.s_at + key;
-    const int keys = query < a.t ? dt__keys_of(a, query) - key : 0;
-    uint32_t see = keys >= 32 ? 0xffffffffu : keys > 0 ? (1u << keys) - 1 : 0, keep = 0;
-    DT__ROLLED for (int j = 0; a.mask && j < 32; j++)
-        if ((see >> j & 1) && !(a.mask[sample * a.mask_step + (int64_t)query * a.s + key + j] & a.mask_bits))
-            see ^= 1u << j;
-    DT__ROLLED for (int j = -(int)(word & 3); a.drop_threshold && j < 32; j += 4) {
-        const dt__rng *const rng = a.rng + sample;
-        const uint32_t at[4] = {(uint32_t)((word + j) >> 2), rng->counter[0], rng->counter[1],
-                                rng->counter[2] | a.site};
-        uint32_t words[4];
-        dt__philox(at, rng->key, words);
-        DT__EACH(i, 4) if (words[i] >= a.drop_threshold && j + i >= 0 && j + i < 32) keep |= 1u << (j + i);
-    }
-    *seen = see, *kept = keep;
-}
-
 template <int KIND, int D, int M, int N> DT__INLINE void dt__flash_tile(const dt__flash &f)
 {
     enum { BACK = KIND != DT__FORWARD, KEYS = KIND == DT__KEYS, ROWS = 64 * M, LINE = 2 * D, WIDE = KEYS ? ROWS : N };
@@ -10073,7 +10044,7 @@ template <int KIND, int D, int M, int N> DT__INLINE void dt__flash_tile(const dt
         if (BACK) DT__AGAIN(x); /* its 8 chunks are not held in registers */
         if (!all || a.drop_threshold) {
             for (int w = (int)threadIdx.x; w < ROWS * N / 32; w += 128)
-                dt__flash_bits(a, sample, head, i0 + w / (WIDE / 32), j0 + w % (WIDE / 32) * 32, seen + w, kept + w);
+                dt__key_bits(a, sample, head, i0 + w / (WIDE / 32), j0 + w % (WIDE / 32) * 32, seen + w, kept + w);
             __syncthreads();
         }
         float s[M][N / 8][4], g[M][N / 8][4];
@@ -10082,9 +10053,7 @@ template <int KIND, int D, int M, int N> DT__INLINE void dt__flash_tile(const dt
 #define DT__EACH_SCORE DT__EACH(m, M) DT__EACH(n, N / 8) DT__EACH(e, 4)
 #define DT__ROW_OF     (at_row + 16 * m + lane / 4 + e / 2 * 8)
 #define DT__COLUMN_OF  (8 * n + lane % 4 * 2 + e % 2)
-#define DT__FLASH_BIT(words) \
-    (words[(KEYS ? DT__COLUMN_OF : DT__ROW_OF) * (WIDE / 32) + (KEYS ? DT__ROW_OF : DT__COLUMN_OF) / 32] >> \
-     (KEYS ? DT__ROW_OF : DT__COLUMN_OF) % 32 & 1)
+#define DT__FLASH_BIT(words) DT__BIT_OF(words, WIDE, DT__ROW_OF, DT__COLUMN_OF)
         if (!all) DT__EACH_SCORE if (!DT__FLASH_BIT(seen)) s[m][n][e] = -__builtin_inff();
         if (!BACK) DT__EACH(m, M) DT__EACH(h, 2) {
             float most = top[m][h], base, shrink;
@@ -10268,7 +10237,7 @@ typedef struct dt__lt_choice {
     X(cublasLtMatmul, (void *, void *, const float *, const void *, void *, const void *, void *, const float *, \
                        const void *, void *, void *, void *, const uint64_t *, void *, size_t, void *))
 #define DT__CALL_FIELD(name, arguments) int(*name) arguments;
-#define DT__CALL_NAME(name, arguments)  #name,
+#define DT__CALL_NAME(name, arguments)  #name " "
 typedef struct dt__driver {
     DT__DRIVER(DT__CALL_FIELD)
 } dt__driver;
@@ -10300,23 +10269,25 @@ typedef struct dt__nccl_calls {
     DT__NCCL(DT__CALL_FIELD)
     const char *(*ncclGetLastError)(void *);
 } dt__nccl_calls;
-enum { DT__NCCL_COUNT = (int)(sizeof(dt__nccl_calls) / sizeof(void *)) };
 
-/* Fills a struct of function pointers, called names[0], .. [count - 1], from the first of the libraries there. */
-static dt_result dt__library_load(const char *variable, const char *const *files, const char *what,
-                                  const char *const *names, int count, void *calls)
+/* Fills a struct of function pointers by their names, from the first of the libraries' files that is there. */
+static dt_result dt__library_load(const char *variable, const char *files, const char *what, const char *names,
+                                  void *calls)
 {
     const char *chosen = getenv(variable);
+    char name[64];
     void *library = NULL, *symbol;
+    int n;
     if (chosen && *chosen) library = dlopen(chosen, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
-    else while (*files && !library) library = dlopen(*files++, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
+    else for (; !library && sscanf(files, "%63s%n", name, &n) == 1; files += n)
+        library = dlopen(name, RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE);
     if (!library)
         return dt__error(DT_E_SYSTEM, "%s cannot be loaded (%.300s). Install it, or name its file in %s", what,
                          dlerror(), variable);
-    for (int i = 0; i < count; i++) {
-        if (!(symbol = dlsym(library, names[i])))
-            return dt__error(DT_E_SYSTEM, "%s has no %s. Install CUDA 12 or newer, or name its file in %s", what,
-                             names[i], variable);
+    for (int i = 0; sscanf(names, "%63s%n", name, &n) == 1; names += n, i++) {
+        if (!(symbol = dlsym(library, name)))
+            return dt__error(DT_E_SYSTEM, "%s has no %s. Install CUDA 12 or newer, or name its file in %s", what, name,
+                             variable);
         memcpy((char *)calls + (size_t)i * sizeof symbol, &symbol, sizeof symbol);
     }
     return DT_OK;
@@ -10325,8 +10296,6 @@ static dt_result dt__library_load(const char *variable, const char *const *files
 /* The GPU's code for the text, compiled for its architecture, e.g. "sm_90a". */
 static dt_result dt__cuda_compile(const dt__code *code, const char *out)
 {
-    static const char *const files[] = {"libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12", NULL};
-    static const char *const names[] = {DT__NVRTC(DT__CALL_NAME)};
     const char *options[] = {code->flags, "-default-device", "--std=c++17", "-fmad=false", "-ftz=false",
                              "-prec-div=true", "-prec-sqrt=true", "-diag-suppress=177"};
     dt__nvrtc f;
@@ -10334,8 +10303,8 @@ static dt_result dt__cuda_compile(const dt__code *code, const char *out)
     size_t bytes = 0;
     char *data = NULL;
     int failed, lost; /* the compilation; what it made, or said */
-    dt_result r = dt__library_load("DT_NVRTC_LIBRARY", files, "NVRTC, the compiler of CUDA (libnvrtc),", names,
-                                   (int)(sizeof names / sizeof *names), &f);
+    dt_result r = dt__library_load("DT_NVRTC_LIBRARY", "libnvrtc.so libnvrtc.so.13 libnvrtc.so.12",
+                                   "NVRTC, the compiler of CUDA (libnvrtc),", DT__NVRTC(DT__CALL_NAME), &f);
     if (r) return r;
     if (f.nvrtcCreateProgram(&program, code->text, "dtrain.cu", 0, NULL, NULL))
         return dt__error(DT_E_SYSTEM, "NVRTC cannot begin. Look at the memory that is left");
@@ -10363,21 +10332,21 @@ enum { DT__GPU_OPS, DT__GPU_COPIES, DT__GPU_COMM, DT__GPU_STREAMS, DT__GPU_MARKS
     {"dt__flash_" #KIND "_" #D, NULL, 128, 64 * M, 2 * D * (64 * M * (1 + (DT__##KIND != DT__FORWARD)) + 4 * N) + \
      (DT__##KIND == DT__KEYS ? 16 * N : 512 * M) + 16 * M * N},
 #define DT__GEMM_ROW(name, tiles)      {"dt__gemm_" #name, NULL, 256, 0, (tiles) * DT__GPU_TILE},
-#define DT__ATTENTION_ROW(name)        {"dt__attention_" #name, NULL, 256, 0, 4 * DT__GPU_TILE + 4 * 3 * 64},
+#define DT__ATTENTION_ROW(name)        {"dt__attention_" #name, NULL, 256, 0, 4 * DT__GPU_TILE + 4 * 448},
 #define DT__OTHER_ROW(name, threads)   {"dt__" #name, NULL, threads, threads, 0},
 #define DT__BODY_ROW(body, threads, n) {#body "_launch", body, threads, n, 0},
 #define DT__BODY_WARP(body)            DT__BODY_ROW(body, 128, 32)
 #define DT__BODY_ITEM(body)            DT__BODY_ROW(body, 128, 1)
 #define DT__BODY_BLOCK(body)           DT__BODY_ROW(body, 512, 512)
 enum { DT__GPU_TILE = 4 * 64 * 68, DT__GPU_GROUP = 96 << 10 }; /* bytes of shared memory: a tile, a group of ops */
-enum { DT__GPU_STATS = 6, DT__GPU_GELU, DT__GPU_GEMM, DT__GPU_ATTENTION = DT__GPU_GEMM + 8,
+enum { DT__GPU_STATS = 6, DT__GPU_GEMM, DT__GPU_ATTENTION = DT__GPU_GEMM + 8,
        DT__GPU_ENTROPY = DT__GPU_ATTENTION + 6, DT__GPU_SHARES, DT__GPU_VERB, DT__GPU_RECAST, DT__GPU_FUSED };
 static const struct dt__gpu_kernel {
     const char *name;
     dt__some_fn body;
     int threads, each, shared; /* of a block; that work on a run of items, or rows; bytes of dynamic shared memory */
 } dt__gpu_kernels[] = {
-    DT__FLASHES(DT__FLASH_ROW) DT__OTHER_ROW(flash_stats, 256) DT__OTHER_ROW(gelu_fast, 256)
+    DT__FLASHES(DT__FLASH_ROW) DT__OTHER_ROW(flash_stats, 256)
     DT__GEMM_ROW(800, 4) DT__GEMM_ROW(801, 4) DT__GEMM_ROW(810, 4) DT__GEMM_ROW(811, 4)
     DT__GEMM_ROW(400, 2) DT__GEMM_ROW(401, 2) DT__GEMM_ROW(410, 2) DT__GEMM_ROW(411, 2)
     DT__ATTENTION_ROW(64) DT__ATTENTION_ROW(128) DT__ATTENTION_ROW(dq_64) DT__ATTENTION_ROW(dq_128)
@@ -10411,7 +10380,8 @@ typedef struct dt__gpu_graph {
     dt__node *nodes;
 } dt__gpu_graph;
 
-enum { DT__SIDES = 5 + DT__MAX_IN };
+/* B, A and C of a product; q, k, v and dO of attention, its statistics; inputs and results of exact attention. */
+enum { DT__SIDE_FLASH = 3, DT__SIDE_STATS = 7, DT__SIDE_WIDE = 8, DT__SIDES = DT__SIDE_WIDE + DT__MAX_IN + 1 };
 /* The copy of an operand in another type, in `room` bytes. made: when, by dt__cuda.writes and .work. */
 typedef struct dt__operand {
     dt__recast of;
@@ -10443,7 +10413,7 @@ typedef struct dt__cuda {
     dt__cublas lt;
     void *lt_handle, *lt_room;
     dt__product *product;
-    dt__operand side[DT__SIDES], *weight; /* B, A and C; of attention, and its inputs and result */
+    dt__operand side[DT__SIDES], *weight;
     int64_t products, products_room, weights, weights_room;
     int64_t writes; /* of memory by passes over arrays, copies and uploads, after which weights may be others; */
     int64_t work;   /* and kernels that ran, but for products */
@@ -10656,15 +10626,12 @@ static dt_result dt__gpu_load(dt__cuda *d, int which)
     return r ? r : dt__device_result(&d->k);
 }
 
-/* ---- CUDA: products ----
- * Operands and results may be in 16 bits. A float * to them has their dtype above bit 60 and twice their address below,
- * so that it counts elements as others do. */
+/* ---- CUDA: products ---- */
 static float *dt__gpu_halves(const void *x, int type)
 {
     return (float *)((uintptr_t)x << 1 | (uintptr_t)type << 60);
 }
-static int dt__gpu_type(const void *x) { return (int)((uintptr_t)x >> 60); }
-static void *dt__gpu_real(const void *x) { return (void *)(dt__gpu_type(x) ? (uintptr_t)x << 4 >> 5 : (uintptr_t)x); }
+static void *dt__gpu_real(const void *x) { return (void *)(DT__TYPE(x) ? DT__ADDRESS(x) : (uintptr_t)x); }
 
 static void dt__gpu_recast(dt__cuda *d, const dt__recast *a)
 {
@@ -10714,12 +10681,10 @@ static void dt__gpu_lt_failed(dt__cuda *d, int status)
 /* The dt__dot_kind of fast numerics, for which cuBLASLt is loaded; DT__DOT_NONE: dt_last_error says why. */
 static int dt__gpu_dot(dt__device *is, int precision)
 {
-    static const char *const files[] = {"libcublasLt.so.13", "libcublasLt.so.12", NULL};
-    static const char *const names[] = {DT__CUBLAS(DT__CALL_NAME)};
     dt__cuda *d = (dt__cuda *)(void *)is;
     int failed;
-    if (!dt__gpu_enter(d) || dt__library_load("DT_CUBLAS_LIBRARY", files, "cuBLASLt (libcublasLt)", names,
-                                              (int)(sizeof names / sizeof *names), &d->lt))
+    if (!dt__gpu_enter(d) || dt__library_load("DT_CUBLAS_LIBRARY", "libcublasLt.so.13 libcublasLt.so.12",
+                                              "cuBLASLt (libcublasLt)", DT__CUBLAS(DT__CALL_NAME), &d->lt))
         return DT__DOT_NONE;
     failed = d->lt.cublasLtCreate(&d->lt_handle);
     if (failed)
@@ -10769,7 +10734,7 @@ static const dt__product *dt__gpu_product(dt__cuda *d, const int64_t key[8], con
 static int dt__gpu_fast(dt__cuda *d, const dt__gemm *g, const int64_t ld[2], int type)
 {
     const float one = 1.0f, more = g->accumulate ? 1.0f : 0.0f;
-    const int to = dt__gpu_type(g->c);
+    const int to = DT__TYPE(g->c);
     const void *at[4] = {dt__gpu_real(g->b), dt__gpu_real(g->a), dt__gpu_real(g->c), g->bias};
     int64_t key[8] = {g->m, g->n, g->k, ld[0], ld[1], g->ldc, 0, 0};
     uintptr_t bits = 256;
@@ -10817,13 +10782,13 @@ static void dt__gpu_gemm(dt_pool *pool, const dt__gemm *of)
             dt__recast r = DT__ZERO;
             r.x = *x[i], r.rows = turned == i ? g->k : i ? g->m : g->n, r.cols = turned == i ? i ? g->m : g->n : g->k;
             ld[i] = r.ld = dt__max(turned ? *inner[i] : *outer[i], r.cols);
-            if (dt__gpu_type(r.x) == type[exact]) continue;
+            if (DT__TYPE(r.x) == type[exact]) continue;
             r.out_ld = ld[i] = dt__round_up(r.cols, 8), r.pad = !exact, copies++;
             *(turned ? inner[i] : outer[i]) = r.out_ld;
             *x[i] = dt__gpu_operand(d, &r, i, !i && g->round && !exact, type[exact], 1);
         }
         back.rows = g->m, back.cols = g->n, back.out_ld = dt__round_up(g->n, 4);
-        if (exact ? dt__gpu_type(of->c) : of->ldc % 4 && !of->accumulate && of->m * of->n > 1 << 20) {
+        if (exact ? DT__TYPE(of->c) : of->ldc % 4 && !of->accumulate && of->m * of->n > 1 << 20) {
             back.x = g->c = dt__gpu_operand(d, &back, 2, 0, 0, 0), g->ldc = back.ld = back.out_ld;
             back.out = of->c, back.out_ld = of->ldc;
         }
@@ -10855,24 +10820,20 @@ static int dt__gpu_flash(dt__cuda *d, const dt__attention *of)
     dt__attention *const a = &f.a;
     const float **const x[4] = {&a->q, &a->k, &a->v, &a->dout};
     int64_t *const ld[4] = {&a->ld, &a->ldk, &a->ldk, &a->lddo};
-    uint16_t *at;
     int good[4] = {0}; /* in 16 bits, aligned: no copy */
     if (!dt__gpu_flashes(of)) return 0;
-    if (!(at = (uint16_t *)dt__gpu_grown(d, &d->side[3], dt__gpu_flash_bytes(of)))) return 1;
     *a = *of;
     for (int i = 0; i < 3 + back; i++)
-        good[i] = dt__gpu_type(*x[i]) == of->round && (uintptr_t)dt__gpu_real(*x[i]) % 16 == 0 && *ld[i] % 8 == 0;
+        good[i] = DT__TYPE(*x[i]) == of->round && (uintptr_t)dt__gpu_real(*x[i]) % 16 == 0 && *ld[i] % 8 == 0;
     good[1] = good[2] = good[1] && good[2]; /* whose rows have one stride */
     for (int i = 0; i < 3 + back; i++) {
         dt__recast r = DT__ZERO;
         if (good[i]) continue;
         r.x = *x[i], r.rows = i % 3 ? (a->b - 1) * a->room + a->s : (a->b - 1) * (a->t + a->gap) + a->t;
         r.cols = r.out_ld = (i % 3 ? a->hk : a->h) * a->d, r.ld = i == 2 ? of->ldk : *ld[i];
-        r.out = dt__gpu_halves(at, a->round), at += r.rows * r.cols;
-        dt__gpu_recast(d, &r);
-        *x[i] = r.out, *ld[i] = r.cols;
+        *x[i] = dt__gpu_operand(d, &r, DT__SIDE_FLASH + i, 0, a->round, 1), *ld[i] = r.cols;
     }
-    f.stats = (float *)(void *)at;
+    f.stats = (float *)dt__gpu_grown(d, &d->side[DT__SIDE_STATS], 8 * a->b * a->h * dt__round_up(a->t, 128));
     if (back) dt__gpu_go(d, DT__GPU_STATS, &f, a->b * a->h, dt__round_up(a->t, 128) / 8, 1);
     for (int kind = back; kind <= 2 * back; kind++) {
         const int kernel = 2 * kind + wide, keys = kind == DT__KEYS;
@@ -11025,10 +10986,6 @@ static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__s
         dt__gpu_shares(d, c, &a);
         return;
     }
-    if ((c->n->op == DT__OP_GELU || c->n->op == DT__OP_GELU_GRAD0) && c->env->dot > DT__DOT_TF32) {
-        dt__gpu_go(d, DT__GPU_GELU, &a, dt__ceil_div(total, 2048), 1, 1);
-        return;
-    }
     if (b->each) x = dt__ceil_div(dt__ceil_div(total, a.piece), b->threads / b->each);
     else x = dt__min(d->processors, dt__ceil_div(dt__rows(c->n), 8)), y = dt__ceil_div(total, 128); /* of a table */
     dt__gpu_go(d, i, &a, x, y, 1);
@@ -11064,7 +11021,7 @@ static void dt__gpu_run(const dt__call *c)
         if (attends && (c->g->context_shards || !dt__gpu_flashes(&a))) {
             wide.x = at, wide.out = NULL, wide.rows = 1;
             wide.cols = wide.ld = wide.out_ld = dt__count(&c->g->nodes[id]);
-            at = dt__gpu_operand(d, &wide, 4 + i, 0, 0, i < last);
+            at = dt__gpu_operand(d, &wide, DT__SIDE_WIDE + i, 0, 0, i < last);
         }
         if (i < last) own.in[i] = at;
         else own.out = at;
@@ -11163,15 +11120,14 @@ static void dt__gpu_close(dt__device *is)
 
 static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
 {
-    static const char *const files[] = {"libcuda.so.1", NULL}, *const names[] = {DT__DRIVER(DT__CALL_NAME)};
     dt__cuda *d = (dt__cuda *)dt__alloc((int64_t)sizeof *d, "the GPU");
     int count = 0, failed = 0, major = 0, minor = 0, maps = 0;
     dt_result r;
     if (!d) return DT_E_MEMORY;
     d->k = d->run = **k;
     d->k.device = d->run.device = &d->is;
-    r = dt__library_load("DT_CUDA_LIBRARY", files, "the driver of NVIDIA's GPUs (libcuda)", names,
-                         (int)(sizeof names / sizeof *names), &d->f);
+    r = dt__library_load("DT_CUDA_LIBRARY", "libcuda.so.1", "the driver of NVIDIA's GPUs (libcuda)",
+                         DT__DRIVER(DT__CALL_NAME), &d->f);
     if (!r) {
         DT__CU(Init(0));
         DT__CU(DeviceGetCount(&count));
@@ -15684,12 +15640,11 @@ static void dt__nccl_close(dt__cuda *d)
  * what is missing. Collective. */
 static dt_result dt__nccl_join(dt_comm *c, const dt__kernels *k, int threads, int fast, char why[200])
 {
-    static const char *const files[] = {"libnccl.so.2", NULL};
-    static const char *const names[] = {DT__NCCL(DT__CALL_NAME) "ncclGetLastError"};
     dt__cuda *d = (dt__cuda *)(void *)k->device;
     dt__nccl_config config = {sizeof config, DT__NCCL_MAGIC, DT__NCCL_VERSION, 0};
     dt__nccl_id id;
-    dt_result r = dt__library_load("DT_NCCL_LIBRARY", files, "NCCL (libnccl)", names, DT__NCCL_COUNT, &d->n);
+    dt_result r = dt__library_load("DT_NCCL_LIBRARY", "libnccl.so.2", "NCCL (libnccl)",
+                                   DT__NCCL(DT__CALL_NAME) "ncclGetLastError", &d->n);
     for (int i = 0; i < threads && !r; i++)
         if (!(d->room[i] = (float *)dt__gpu_attach(&d->is, DT__DEVICE, NULL, 4 * DT__NCCL_ROOM))) r = dt__thread.code;
     d->await = dt__nccl_await, d->leave = dt__nccl_close;
@@ -23788,7 +23743,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     if (r->numerics == DT_FAST)
         printf("fast     products %s%s; every other sum%s is exact\n", dt__dot_names[t->e.env.dot],
-               t->e.env.dot < DT__DOT_TF32 ? "" : ", sums of columns and cross-entropies by shares, GELU approximate",
+               t->e.env.dot < DT__DOT_TF32 ? "" : ", sums of columns and cross-entropies by shares",
                t->e.k->device && t->e.k->device->direct ? " but those of NCCL" : "");
     if (r->numerics == DT_FAST && t->e.k->device && t->on_cpu[0]) dt__tell("         %s\n", t->on_cpu);
     if (dt__mesh_crosses(&p->mesh, t->comm))
