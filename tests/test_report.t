@@ -51,7 +51,7 @@ for my $q (0, 1) {
 }
 my @part = map { my $name = $_; sum map { sum(@$_) / 2 } column("rank_$name") } qw(work exposed agree data);
 is(row('Where time goes', $_->[0]) =~ s/\|.*//r, seconds($part[$_->[1]]), "  $_->[0]: the mean of the ranks") for ['computing', 0], ['exposed communication', 1], ['waiting for late ranks', 2], ['waiting for data', 3];
-is(row('Where time goes', 'checkpoints'), seconds(0) . '|0 %', '  checkpoints: none');
+is(row('Where time goes', 'checkpoints'), seconds(0) . '|0.0 %', '  checkpoints: none');
 is(row('Memory', $_) =~ s/.*\|//r, $head->{memory}{$_}, "planned memory: $_") for qw(weights gradients optimizer activations buffers cache);
 is(row('Memory', 'optimizer') =~ s/\|.*//r, sprintf('%.4g kB', 8e-3 * $head->{parameters}), '  and by formula');
 is(row('Bytes by link', 'inside the node'), join('|', 'gradients and weights', $step[-1]{gradient_bytes}, sum column('gradient_bytes')), 'bytes by link');

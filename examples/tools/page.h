@@ -397,7 +397,7 @@ static void page_where(FILE *f, const run *r)
     }
     put(f, "</svg></div>"), table(f, "part", "seconds", "share", NULL);
     for (int k = 0; k < PARTS; k++)
-        row(f, k, part_names[k], in_seconds(part[k]), text("%.3g %%", p->all > 0 ? 100 * part[k] / p->all : 0), NULL);
+        row(f, k, part_names[k], in_seconds(part[k]), text("%.1f %%", p->all > 0 ? 100 * part[k] / p->all : 0), NULL);
     table_end(f), put(f, "</div>\n");
     if (!known) return;
     table(f, "rank", "computing", "exposed", "late ranks", "data", "memory, most", NULL);
@@ -606,7 +606,9 @@ static const char page_style[] =
     ".r7{stroke:var(--r7);stroke-dasharray:4 6}.mark{fill:var(--paper);stroke-width:1.3;stroke-dasharray:none}\n"
     ".legend{list-style:none;margin:0;padding:0;display:flex;flex-wrap:wrap;gap:2px 16px;font-size:.875rem}"
     ".legend li{overflow-wrap:anywhere;min-width:0}.key{width:40px;height:10px}.defs{position:absolute}"
-    ".swatch{width:16px;height:10px;border:1px solid var(--soft)}\n@media print{body{font-size:11pt}"
+    ".swatch{width:16px;height:10px;border:1px solid var(--soft)}\n"
+    "@media print{body{font-size:11pt}table{font-size:8.5pt}"
+    ".wide{overflow:visible}thead th,td{white-space:normal}"
     ".pair{grid-template-columns:1fr 1fr}section,.pair,tr,svg{break-inside:avoid}h2,h3{break-after:avoid}}\n";
 
 static void page_patterns(FILE *f)
