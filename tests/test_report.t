@@ -96,7 +96,7 @@ run(60, trainer() . " $nano --steps 12 --ranks 1 --learning-rate 30 --clip 0 --s
 like($out, qr/^b  Complete.*\n  Not healthy: the loss ended above its begin.*\n  next: Train with a quarter .*\n.* --learning-rate 7\.5 --clip 1 /m, 'two runs, and one of them diverges');
 $page = slurp("$tmp/two.html");
 is(row('Side by side', 'loss'), join('|', map { sprintf '%.6g', $_ } $step[-1]{loss}, decode_json((split /\n/, slurp("$tmp/b.jsonl"))[-1])->{loss}), '  side by side');
-like((run(60, "$report" . ' a.jsonl' x 2 . ' -o same.html'))[0] . slurp("$tmp/same.html"), qr/^0.*The hashes are equal/s, '  with equal hashes');
+like((run(60, "$report" . ' a.jsonl' x 2 . ' -o same.html'))[0] . slurp("$tmp/same.html"), qr/^0.*<th scope="col">a-2<.*The hashes are equal/s, '  with equal hashes and names of their own');
 
 my $whole = slurp("$tmp/a.jsonl");
 my @lines = split /^/, $whole;

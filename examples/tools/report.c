@@ -91,6 +91,8 @@ static int report_once(job *j, int first, int *going, char why[SENTENCE])
         page_traces *t = &traces[opened];
         char missing[SENTENCE] = ""; /* the trace is written when the run ends */
         good = run_open(r, j->run[opened], why);
+        for (int k = 0; k < opened && good; k++) /* equal names get a number */
+            if (!strcmp(r->name, runs[k].name)) snprintf(r->name + strlen(r->name), 4, "-%d", opened + 1);
         if (good && j->timeline[opened]) good = trace_open(&t->measured, j->timeline[opened], missing) || j->follow;
         if (good && j->simulated[opened]) good = trace_open(&t->simulated, j->simulated[opened], missing);
         if (!good && *missing) strcpy(why, missing);

@@ -597,7 +597,7 @@ static int run_open(run *r, const char *path, char why[SENTENCE])
     memset(r, 0, sizeof *r);
     *why = 0;
     r->path = path;
-    snprintf(r->name, sizeof r->name, "%s", base ? base + 1 : path);
+    snprintf(r->name, sizeof r->name - 4, "%s", base ? base + 1 : path);
     if (strlen(r->name) > 6 && !strcmp(r->name + strlen(r->name) - 6, ".jsonl")) r->name[strlen(r->name) - 6] = 0;
     r->text = file_read(path, &r->bytes);
     if (!r->text) return say(why, "cannot read %s: check the name. --metrics FILE of a run writes one", path);
