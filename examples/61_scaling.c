@@ -7,8 +7,8 @@
  *       term, alpha, bends it. "The sum costs more with every node" confuses the two.
  *     - With EFA this job keeps 80 % on 64 nodes; without EFA it drops below 80 % on 2. Most of the loss comes
  *       with the first nodes.
- *     - P cancels: computing and bytes both grow with it. Large models scale well because their batches have many
- *       tokens and their messages are large.
+ *     - P cancels: computing and bytes both grow with it. Large models scale well because their batches are large.
+ *     - This formula hides nothing. ./build.sh simulate hides buckets as the trainer does: see this folder's README.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 61_scaling.c -o 61_scaling -lm -lpthread

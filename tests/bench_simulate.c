@@ -3,6 +3,7 @@
  * beside the simulated one, and beside the trivial model: FLOPs over the peak, plus bytes over bandwidth. Layouts with
  * more ranks than cores are marked and do not count. Last, the catalogue's machines beside published runs. Usage:
  * bench_simulate [RUNS]; needs no other file. */
+#define DT_COMPILER
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "../examples/tools/calibrate.h"
@@ -48,22 +49,22 @@ static const struct {
                      {4, 1, GPT},
                      {4, 2, GPT "--pp 2 --micro-batch 8"}};
 
-/* A layout's recipe without data: tokens from a source. */
-static dt_result prepare(int k, dt_source *source, dt_recipe *recipe, dt_layout *l)
+/* A recipe and a layout of options, of tokens from nowhere. */
+static dt_result prepare(const char *options, dt_source *source, dt_recipe *recipe, dt_layout *l)
 {
     static char text[400];
     char *argv[60] = {NULL}, **list = argv;
     int argc = 1;
     dt_result r;
-    snprintf(text, sizeof text, "%s", layout[k].options);
+    snprintf(text, sizeof text, "%s", options);
     argv[0] = text + sizeof text - 1;
     for (char *at = strtok(text, " "); at; at = strtok(NULL, " ")) argv[argc++] = at;
     *recipe = dt_recipe_default(), *l = dt_layout_default();
     recipe->data_shards = 4, recipe->validation = 0;
-    if ((r = dt_args(&argc, &list, recipe, l)) != DT_OK) return r;
-    recipe->model.vocabulary = 256;
-    calibrate_source(recipe, source);
     l->threads = 1, l->overlap = DT_OVERLAP_OFF, l->output.quiet = 1, l->output.sample_length = 0;
+    if ((r = dt_args(&argc, &list, recipe, l)) != DT_OK) return r;
+    if (!recipe->model.vocabulary) recipe->model.vocabulary = 256;
+    calibrate_source(recipe, source);
     return DT_OK;
 }
 
@@ -75,7 +76,7 @@ static int train(int k, int steps)
     dt_recipe recipe;
     dt_layout l;
     dt_trainer *t = NULL;
-    dt_result r = prepare(k, &source, &recipe, &l);
+    dt_result r = prepare(layout[k].options, &source, &recipe, &l);
     if (!r) r = dt_trainer_open(&t, &recipe, &l);
     for (int n = -1; n < steps && !r; n++) {
         dt_step_info info = dt_step_info_zero();
@@ -98,23 +99,62 @@ static double run(const char *self, int k, int steps)
     return f && !pclose(f) && atof(line) > 0 ? atof(line) : (double)NAN;
 }
 
-/* Simulated seconds, and those of the trivial model. */
-static dt_result predict(int k, const sim_machine *m, double *simulated, double *trivial)
+/* Simulated seconds, those of the trivial model, and the share of the peak. */
+static dt_result predict(const char *options, int ranks, int nodes, const sim_machine *m, double *simulated,
+                         double *trivial, double *mfu)
 {
     dt_source source;
     dt_recipe recipe;
     dt_layout l;
     simulation s;
     sim_job j;
-    dt_result r = prepare(k, &source, &recipe, &l);
+    dt_result r = prepare(options, &source, &recipe, &l);
     memset(&j, 0, sizeof j);
-    j.recipe = &recipe, j.layout = &l, j.machine = m, j.ranks = layout[k].ranks, j.all = 1;
-    j.per_node = layout[k].ranks / layout[k].nodes;
+    j.recipe = &recipe, j.layout = &l, j.machine = m, j.ranks = ranks, j.per_node = ranks / nodes,
+    j.all = ranks <= SIM_ALL;
     if (r) return r;
     r = sim_run(&s, &j);
-    *simulated = s.step;
-    *trivial = s.mfu * s.step + s.sent[0] / j.ranks * m->link[0].beta_all + s.sent[1] / j.ranks * m->link[1].beta_all;
+    *simulated = s.step, *mfu = s.mfu;
+    *trivial = s.mfu * s.step + s.sent[0] / ranks * m->link[0].beta_all + s.sent[1] / ranks * m->link[1].beta_all;
     sim_close(&s);
+    return r;
+}
+
+/* What others reached on machines of the catalogue, beside what this trainer would on the assumptions of
+ * sim_machine_of. */
+static dt_result published(void)
+{
+    static const struct {
+        const char *name, *type;
+        int nodes;
+        double mfu;
+        const char *options;
+    } list[] = {
+        {"llm.c, 1.5B on 8 H100", "p5", 1, 47.4,
+         "--layers 48 --heads 25 --width 1600 --sequence 1024 --vocabulary 50304 --precision bf16 --batch 1024 "
+         "--micro-batch 128 --data-shards 8 --zero 1 --overlap on"},
+        {"llm.c, 124M on 8 A100", "p4de", 1, 56,
+         "--model 124M --sequence 1024 --vocabulary 50304 --precision bf16 --batch 512 --micro-batch 512 "
+         "--data-shards 8 --zero 1 --overlap on"},
+        {"Megatron on 6144 H100 (model assumed)", "p5", 768, 47.5,
+         "--layers 110 --heads 144 --width 18432 --sequence 4096 --vocabulary 131072 --precision bf16 --tp 8 "
+         "--tensor-shards 8 --sequence-parallel --pp 16 --data-shards 64 --batch 6144 --micro-batch 64 --zero 1 "
+         "--overlap on"}};
+    static cost_catalogue c;
+    double step, plain, mfu, fused;
+    dt_result r = cost_open(&c, NULL) ? DT_E_DATA : DT_OK;
+    printf("MFU %%   published  simulated  with --compile on\n");
+    for (size_t k = 0; k < sizeof list / sizeof *list && !r; k++) {
+        char more[500];
+        sim_machine m;
+        sim_machine_of(&m, cost_find(&c, list[k].type, strlen(list[k].type)), DT_PRECISION_BF16);
+        snprintf(more, sizeof more, "%s --compile on", list[k].options);
+        r = predict(list[k].options, list[k].nodes * m.gpus, list[k].nodes, &m, &step, &plain, &mfu);
+        if (!r) r = predict(more, list[k].nodes * m.gpus, list[k].nodes, &m, &step, &plain, &fused);
+        if (!r)
+            printf("%15.1f %10.1f %10.1f  %s: %s\n", list[k].mfu, 100 * mfu, 100 * fused, list[k].name,
+                   list[k].options);
+    }
     return r;
 }
 
@@ -123,9 +163,11 @@ static int campaign(const char *self, int runs)
     static double seconds[LAYOUTS][RUNS_MAX], simulated[LAYOUTS], trivial[LAYOUTS], error[2][LAYOUTS];
     const dt_recipe like = dt_recipe_default();
     sim_machine m;
+    double share;
     int count = 0;
     dt_result r = calibrate(self, &like, &m);
-    for (int k = 0; k < LAYOUTS && !r; k++) r = predict(k, &m, &simulated[k], &trivial[k]);
+    for (int k = 0; k < LAYOUTS && !r; k++)
+        r = predict(layout[k].options, layout[k].ranks, layout[k].nodes, &m, &simulated[k], &trivial[k], &share);
     if (r) return dt_fail("bench_simulate");
     for (int n = 0; n < runs; n++)
         for (int k = 0; k < LAYOUTS; k++) {
@@ -164,5 +206,5 @@ int main(int argc, char **argv)
     if (n < 0 || runs < 1 || runs > RUNS_MAX)
         return fprintf(stderr, "bench_simulate: the argument is the number of runs, up to 9\n"), 2;
     self[n] = 0;
-    return campaign(self, runs);
+    return campaign(self, runs) || published();
 }

@@ -24,17 +24,17 @@
     F(nodes, "N", "nodes of the cluster (1)")                                                                          \
     F(instance, "TYPE", "type of a node: p5, p4d, .. (p5)")                                                            \
     F(instances, "FILE", "a catalogue in place of the built-in one")                                                   \
-        F(calibration, "FILE", "measured rates in place of the catalogue's")                                           \
-            F(calibrate, "FILE", "measure this machine, write FILE, and end")                                          \
-                F(per_node, "N", "ranks of a node (the GPUs of the type; with --calibration 1)")                       \
-                    F(slow, "RANK=FACTOR", "a rank whose work takes times as long; may be repeated")                   \
-                        F(rank, "R", "the rank of --trace and of the bytes per rank (0)")                              \
-                            F(trace, "FILE", "write the rank's timeline")                                              \
-                                F(input_tokens_s, "N", "tokens per second that storage gives to a node (no limit)")    \
-                                    F(mtbf_h, "H", "hours between failures of a node (never)")                         \
-                                        F(save_s, "S", "seconds of a checkpoint (60)")                                 \
-                                            F(interval_s, "S", "seconds between checkpoints (by Young's formula)")     \
-                                                F(restart_s, "S", "seconds of a restart (300)")
+    F(calibration, "FILE", "measured rates in place of the catalogue's")                                               \
+    F(calibrate, "FILE", "measure this machine, write FILE, and end")                                                  \
+    F(per_node, "N", "ranks of a node (the GPUs of the type; with --calibration 1)")                                   \
+    F(slow, "RANK=FACTOR", "a rank whose work takes times as long; may be repeated")                                   \
+    F(rank, "R", "the rank of --trace (up to 8: all) and of the bytes in --json (0)")                                  \
+    F(trace, "FILE", "write a timeline for ui.perfetto.dev")                                                           \
+    F(input_tokens_s, "N", "tokens per second that storage gives to a node (no limit)")                                \
+    F(mtbf_h, "H", "hours between failures of a node (never)")                                                         \
+    F(save_s, "S", "seconds of a checkpoint (60)")                                                                     \
+    F(interval_s, "S", "seconds between checkpoints (by Young's formula)")                                             \
+    F(restart_s, "S", "seconds of a restart (300)")
 #define OPTION_ENUM(name, argument, help) OPTION_##name,
 #define OPTION_ROW(name, argument, help)  {#name, argument, help},
 enum { OPTIONS(OPTION_ENUM) OPTION_COUNT };
@@ -267,23 +267,33 @@ static void print_json(const ask *a, const simulation *s)
 
 /* ---- a trace ---- */
 
-static int write_trace(const ask *a, const simulation *s, const char *path)
+static int trace_rank(FILE *f, const ask *a, const simulation *s, int rank, double from, int first)
 {
-    const sim_rank *r = rank_of(s, a->rank);
+    const sim_rank *r = rank_of(s, rank);
     const sim_program *p = r->program;
     timeline_bar *bar = DT__NEW(timeline_bar, p->count + 1, "the trace");
     int64_t count = 0;
-    FILE *f = NULL;
-    if (!bar || timeline_check(path) || !(f = fopen(path, "w")))
-        return dt__free(bar), wrong("cannot write --trace %s: %s", path, "name another file"), 0;
-    for (int64_t k = 0; k < p->count; k++)
+    for (int64_t k = 0; k < p->count && bar; k++)
         count += timeline_add(bar, count, &p->list[k], k ? &p->list[k - 1] : NULL, r->when + 2 * k);
-    timeline_begin(f);
-    timeline_put_rank(f, "", a->rank, a->job.ranks, a->rank / a->job.per_node, bar, count, p->plan->shape.overlap,
-                      count ? bar->begin : 0);
-    timeline_end(f);
+    if (bar)
+        timeline_put_rank(f, first ? "" : ",\n", rank, a->job.ranks, rank / a->job.per_node, bar, count,
+                          p->plan->shape.overlap, from);
     dt__free(bar);
-    return !ferror(f) & !fclose(f) ? 1 : (wrong("cannot write --trace %s: %s", path, "is the disk full?"), 0);
+    return bar != NULL;
+}
+
+/* Of --rank; without it of all ranks, if they are few. */
+static int write_trace(const ask *a, const simulation *s, const char *path)
+{
+    int one = a->text[OPTION_rank] || a->job.ranks > SIM_ALL, first = one ? a->rank : 0, good = 1;
+    FILE *f = timeline_check(path) ? NULL : fopen(path, "w");
+    if (!f) return wrong("cannot write --trace %s: %s", path, "name another file"), 0;
+    timeline_begin(f);
+    for (int rank = first; rank <= (one ? first : a->job.ranks - 1); rank++)
+        good &= trace_rank(f, a, s, rank, s->begin, rank == first);
+    timeline_end(f);
+    good &= !ferror(f) & !fclose(f);
+    return good || (wrong("cannot write --trace %s: %s", path, "is the disk full?"), 0);
 }
 
 /* ---- search ---- */

@@ -77,7 +77,7 @@ static void sim_machine_of(sim_machine *m, const cost_type *t, int precision)
 }
 
 /* A calibration is a text of lines "NAME number ..", # begins a comment. Returns NULL, or what is wrong. */
-static const char *sim_machine_read(sim_machine *m, const char *path)
+static inline const char *sim_machine_read(sim_machine *m, const char *path)
 {
     static char wrong[160];
     char line[200], name[40], seen[SIM_RATES] = {0};
@@ -116,7 +116,7 @@ static const char *sim_machine_read(sim_machine *m, const char *path)
     return *wrong ? wrong : NULL;
 }
 
-static int sim_machine_write(const sim_machine *m, const char *path)
+static inline int sim_machine_write(const sim_machine *m, const char *path)
 {
     FILE *f = fopen(path, "w");
     if (!f) return 0;
@@ -279,6 +279,7 @@ static void sim_ops(const sim_view *v, const dt__segment_plan *s, int32_t from, 
             if (o->op == DT__OP_COMBINE || o->op == DT__OP_ALL_ROWS || o->op == DT__OP_MOE_EXCHANGE) continue;
             for (int k = 0; k < o->inputs; k++) bytes += (double)dt__touched(s, o->in[k]);
             c->work += sim_seconds(&rate[o->op], dt__node_flops(g, m, 0), bytes);
+            if (m != *id) c->work -= rate[o->op].each; /* a group of fused ops is one call */
         }
         if (n->op == DT__OP_COMBINE && n->i[1]) /* sequence parallel */
             sim_exchange(v, DT_AXIS_TENSOR, 4.0 * (ranks - 1) * (double)(floats / ranks), c);
@@ -424,7 +425,7 @@ typedef struct simulation {
     sim_meeting *meeting; /* (16 masks, streams, ranks) */
     int programs, ranks;
     /* the result: seconds; bytes of all ranks in a node and between nodes; of the rank with most memory */
-    double step, work, exposed, idle, sent[2], memory, mfu, tokens;
+    double step, begin, work, exposed, idle, sent[2], memory, mfu, tokens;
     int memory_rank;
 } simulation;
 
@@ -666,7 +667,7 @@ static dt_result sim_step(simulation *s)
     }
     if (left) return dt__misuse("the simulated ranks wait for each other: this is a fault of the simulator");
     for (sim_rank *r = s->rank; r < s->rank + s->ranks; r++) r->idle += last - r->clock[0], r->clock[0] = last;
-    s->step = last - begin;
+    s->step = last - begin, s->begin = begin;
     return DT_OK;
 }
 
@@ -711,7 +712,7 @@ static dt_result sim_run(simulation *s, const sim_job *j)
 
 /* Share of the time that advances the job, with failures every mtbf seconds of the job, and where none is saved by
  * itself: a save every `interval` takes `save`, a restart `restart`. Daly 2006. */
-static double sim_goodput(double mtbf, double save, double interval, double restart)
+static inline double sim_goodput(double mtbf, double save, double interval, double restart)
 {
     return mtbf > 0 ? interval / (mtbf * exp(restart / mtbf) * expm1((interval + save) / mtbf))
                     : interval / (interval + save);
