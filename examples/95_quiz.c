@@ -88,11 +88,11 @@ static int scenarios(void)
     if (!drill_read(&deck, "tools/", 0)) return fprintf(stderr, "95_quiz: %s\n", deck.wrong), 1;
     for (; asked < deck.count && drill_make(&it, &deck.row[asked], NULL, &seed); asked++) {
         printf("\n%s\n", it.question);
-        for (int i = 0; i < 4; i++) printf("  %c) %s\n", 'a' + i, it.option[i]);
+        for (int i = 0; i < 4; i++) printf("  %c) %s\n", 'a' + i, it.choice[i].text);
         if (!reads(line, sizeof line)) break;
         hits += drill_meant(&it, line) == it.right;
         printf("%s. %s\n", drill_meant(&it, line) == it.right ? "Right" : "Not right", it.rule);
-        for (int i = 0; i < 4; i++) printf("  %c) %s: %s\n", 'a' + i, i == it.right ? "right" : "wrong", it.reason[i]);
+        for (int i = 0; i < 4; i++) printf("  %c) %s: %s\n", 'a' + i, i == it.right ? "right" : "wrong", it.choice[i].reason);
         if (*it.row->cell[CELL_EXAM] != '-') printf("  the exam: %s\n", it.row->cell[CELL_EXAM]);
         printf("  (%s)\n", it.row->cell[CELL_PROGRAM]);
     }

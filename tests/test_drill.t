@@ -163,6 +163,14 @@ for (['cells', "x\tcost", qr/line 2: not as many cells/], ['domain', $two[0] =~ 
     ($status, undef, $err) = run(20, "$command </dev/null");
     ok($status == 1 && $err =~ $_->[2], "refused: a row with a wrong $_->[0]") or diag("$status $err");
 }
+my $command = folder('wrong', @two);
+my ($head, $template) = split /\n/, slurp("$tmp/wrong/templates.tsv");
+for (['kind', $template =~ s/\tnumber\t/\tguess\t/r, qr/line 2: the planner has nothing of this kind and name/], ['number', $template =~ s/\tstates_gb\t/\tstates\t/r, qr/line 2: the planner has nothing/],
+     ['option', $template =~ s/\tnumber\tstates_gb\t/\twarn\tW_NO_EFA\t/r . 'W_NO_EFA/W_NOTHING', qr/states: no question/], ['range', $template =~ s/params_b=[^;]*/params_b=9..1/r, qr/^\d+ of/m]) {
+    spew("$tmp/wrong/templates.tsv", "$head\n$_->[1]\n");
+    ($status, $out, $err) = run(20, "$command --domain memory </dev/null");
+    ok($status < 2 && "$out$err" =~ $_->[2], "a template with a wrong $_->[0] does no harm") or diag("$status $out $err");
+}
 like((run(20, "$drill --help"))[1], qr/--domain NAME.*--export FILE/s, '--help');
 
 done_testing();

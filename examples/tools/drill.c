@@ -89,10 +89,8 @@ static void print_words(int column, int indent, const char *text)
 {
     for (int n, first = 1; *text; text += n + (text[n] == ' '), first = 0) {
         n = (int)strcspn(text, " ");
-        if (!first && column + n >= 100)
-            printf("\n%*s", column = indent, "");
-        else if (!first)
-            putchar(' '), column++;
+        if (!first && column + n >= 100) printf("\n%*s", column = indent, "");
+        else if (!first) putchar(' '), column++;
         printf("%.*s", n, text), column += n;
     }
     putchar('\n');
@@ -102,7 +100,7 @@ static void print_question(const drill_item *it, int n, int count)
 {
     printf("\n%d of %d, %s\n", n, count, it->row->cell[CELL_DOMAIN]);
     print_words(0, 0, it->question);
-    for (int i = 0; i < it->options; i++) printf("  %c) ", 'a' + i), print_words(5, 5, it->option[i]);
+    for (int i = 0; i < it->options; i++) printf("  %c) ", 'a' + i), print_words(5, 5, it->choice[i].text);
     if (!it->options) printf("  (a number)\n");
 }
 
@@ -112,16 +110,16 @@ static void print_reasons(const drill_item *it, int given)
     char text[32];
     if (!it->options) printf("The answer is %s.\n", drill_digits(it->number, text));
     for (int i = 0; i < it->options; i++) {
-        if (!*it->reason[i] && i != it->right) continue;
+        if (!*it->choice[i].reason && i != it->right) continue;
         print_words(printf("  %c) %s%s", 'a' + i,
                            i == it->right ? "right"
                            : i == given   ? "wrong (yours)"
                                           : "wrong",
-                           *it->reason[i] ? ": " : ""),
-                    5, it->reason[i]);
+                           *it->choice[i].reason ? ": " : ""),
+                    5, it->choice[i].reason);
     }
     print_words(printf("Rule: "), 6, it->rule);
-    if (it->row->template_ && it->options) {
+    if (it->row->kind != DRILL_SCENARIO && it->options) {
         for (int i = 0; i < a->why.count; i++) print_words(printf("Plan: "), 6, a->why.line[i]);
         for (int i = 0; i < a->rejected.count && i < 3; i++) print_words(printf("Rejected: "), 6, a->rejected.line[i]);
     }
@@ -229,14 +227,12 @@ static void print_card(FILE *f, const drill_item *it)
 {
     char text[32];
     html(f, it->question);
-    for (int i = 0; i < it->options; i++) fprintf(f, "<br>%c) ", 'a' + i), html(f, it->option[i]);
+    for (int i = 0; i < it->options; i++) fprintf(f, "<br>%c) ", 'a' + i), html(f, it->choice[i].text);
     fprintf(f, "\t");
-    if (it->options)
-        fprintf(f, "%c) ", 'a' + it->right), html(f, it->option[it->right]);
-    else
-        fprintf(f, "%s", drill_digits(it->number, text));
+    if (it->options) fprintf(f, "%c) ", 'a' + it->right), html(f, it->choice[it->right].text);
+    else fprintf(f, "%s", drill_digits(it->number, text));
     for (int i = 0; i < it->options; i++)
-        if (*it->reason[i]) fprintf(f, "<br>%c) ", 'a' + i), html(f, it->reason[i]);
+        if (*it->choice[i].reason) fprintf(f, "<br>%c) ", 'a' + i), html(f, it->choice[i].reason);
     fprintf(f, "<br>Rule: "), html(f, it->rule);
     if (*it->row->cell[CELL_EXAM] != '-') fprintf(f, "<br>The exam: "), html(f, it->row->cell[CELL_EXAM]);
     fprintf(f, "<br>%s.c\t%s %s\n", it->row->cell[CELL_PROGRAM], it->row->cell[CELL_DOMAIN],
@@ -253,29 +249,22 @@ static void print_case(const char *id, const char *facts, const char *more, cons
 
 static void print_cases(const drill_item *it)
 {
-    const char *id = it->row->cell[CELL_ID], *kind = it->row->cell[CELL_KIND], *asked = it->row->cell[CELL_ASKED];
-    char want[DRILL_TEXT] = "", name[40];
-    if (!strcmp(kind, "number")) {
-        int out = drill_output(asked);
-        snprintf(want, sizeof want, out < 0 ? "%s=%.17g" : "%.0s%.17g", asked, it->number);
-        print_case(id, it->facts, "", out < 0 ? "num" : asked, want);
-    } else if (!strcmp(kind, "word"))
-        print_case(id, it->facts, "", asked, it->changes[it->right]);
-    else if (!strcmp(kind, "warn")) {
-        for (int i = 0; i < 4; i++)
-            snprintf(want + strlen(want), sizeof want - strlen(want), "%s%c%s", i ? "," : "",
-                     i == it->right ? '+' : '!', plan_warning[it->code[i]][0]);
-        print_case(id, it->facts, "", "warn", want);
-    } else
-        for (int i = 0; i < 4; i++) {
-            int good = i == it->right;
-            snprintf(name, sizeof name, "%.*s", (int)strcspn(asked, "="), asked);
-            if (*asked == '!')
-                snprintf(want, sizeof want, "%c%s", good ? '!' : '+', asked + 1);
-            else
-                snprintf(want, sizeof want, "%s", good == !strcmp(asked + strlen(name), "=yes") ? "yes" : "no");
-            print_case(id, it->facts, it->changes[i], *asked == '!' ? "warn" : name, want);
-        }
+    const drill_row *row = it->row;
+    const char *id = row->cell[CELL_ID], *name = row->code < 0 ? row->out < 0 ? "num" : plan_output[row->out][0] : "warn";
+    char want[DRILL_TEXT] = "";
+    if (row->kind == DRILL_NUMBER)
+        snprintf(want, sizeof want, row->out < 0 ? "%s=%.17g" : "%.0s%.17g", row->cell[CELL_ASKED], it->number);
+    if (row->kind == DRILL_WORD) strcpy(want, it->choice[it->right].value);
+    for (int i = 0; i < 4 && row->kind == DRILL_WARN; i++)
+        snprintf(want + strlen(want), sizeof want - strlen(want), "%s%c%s", i ? "," : "", i == it->right ? '+' : '!',
+                 it->choice[i].value);
+    if (row->kind != DRILL_WHICH) print_case(id, it->facts, "", name, want);
+    for (int i = 0; i < 4 && row->kind == DRILL_WHICH; i++) {
+        int right = it->choice[i].right; /* an output of two words, or a warning */
+        if (row->word < 0) snprintf(want, sizeof want, "%c%s", right ? '!' : '+', plan_warning[row->code][0]);
+        else plan_named(plan_output[row->out][1], right ? row->word : !row->word, want);
+        print_case(id, it->facts, it->choice[i].value, name, want);
+    }
 }
 
 /* Up to DRAWS different questions of each template, and each scenario. */
@@ -292,23 +281,20 @@ static int run_all(const drill_deck *d, const cost_catalogue *c, const char *dom
     }
     for (int i = 0; i < d->count; i++) {
         const drill_row *row = &d->row[i];
-        int count = 0;
+        int count = 0, drawing = row->kind != DRILL_SCENARIO;
         if (domain && strcmp(row->cell[CELL_DOMAIN], domain)) continue;
-        for (int tries = 0; count < (row->template_ ? DRAWS : 1) && tries < 3 * DRAWS; tries++) {
+        for (int tries = 0; count < (drawing ? DRAWS : 1) && tries < 3 * DRAWS; tries++) {
             int twice = 0;
             if (!drill_make(&it[count], row, c, &seed))
                 return fprintf(stderr, "drill: %s: no draw has one right answer\n", row->cell[CELL_ID]), 1;
             for (int k = 0; k < count; k++) twice = twice || !strcmp(it[k].question, it[count].question);
             if (twice) continue;
-            if (cards)
-                print_card(cards, &it[count]);
-            else if (cases && row->template_)
-                print_cases(&it[count]);
-            else if (!cases)
-                printf("%s\t%s\t%s\n", row->cell[CELL_ID], row->cell[CELL_DOMAIN], it[count].question);
+            if (cards) print_card(cards, &it[count]);
+            else if (!cases) printf("%s\t%s\t%s\n", row->cell[CELL_ID], row->cell[CELL_DOMAIN], it[count].question);
+            else if (drawing) print_cases(&it[count]);
             count++;
         }
-        templates += row->template_, drawn += row->template_ ? count : 0, written += !row->template_;
+        templates += drawing, *(drawing ? &drawn : &written) += count;
     }
     if (!cases)
         printf("%d questions: %d written by hand, %d from %d templates\n", written + drawn, written, drawn, templates);
@@ -320,10 +306,9 @@ static int run_export(const drill_deck *d, const cost_catalogue *c, const char *
 {
     char draft[PLAN_TEXT];
     FILE *f = open_new(name, draft);
-    int bad;
     if (!f) return 1;
-    bad = run_all(d, c, domain, seed, f, 0);
-    return !close_new(f, draft, name) || bad;
+    if (run_all(d, c, domain, seed, f, 0)) return fclose(f), remove(draft), 1;
+    return !close_new(f, draft, name);
 }
 
 static void help(void)
@@ -360,16 +345,12 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         const char *option = argv[i], *value = i + 1 < argc ? argv[i + 1] : NULL;
         if (!strcmp(option, "--help") || !strcmp(option, "-h")) return help(), 0;
-        if (!strcmp(option, "--list"))
-            list = 1;
-        else if (!strcmp(option, "--cases"))
-            cases = 1;
+        if (!strcmp(option, "--list")) list = 1;
+        else if (!strcmp(option, "--cases")) cases = 1;
         else if (plan_word("--count|--domain|--seed|--state|--export|--folder", option, strlen(option)) < 0)
             return fprintf(stderr, "drill: what is '%.60s'? ./build.sh drill --help lists the options\n", option), 2;
-        else if (!value)
-            return fprintf(stderr, "drill: %s needs a value\n", option), 2;
-        else
-            i++;
+        else if (!value) return fprintf(stderr, "drill: %s needs a value\n", option), 2;
+        else i++;
         if (!strcmp(option, "--count") && !whole(option, value, 1, &count)) return 2;
         if (!strcmp(option, "--seed") && !whole(option, value, 0, &seed)) return 2;
         if (!strcmp(option, "--domain")) domain = value;

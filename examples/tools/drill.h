@@ -19,9 +19,11 @@ static const char *const drill_heads[] = {
     "id\tdomain\tconcepts\tprogram\tquestion\trule\texam\ta\tb\tc\td\tright\twhy_a\twhy_b\twhy_c\twhy_d",
     "id\tdomain\tconcepts\tprogram\tquestion\trule\texam\tkind\tasked\tfacts\toptions"};
 
+enum { DRILL_NUMBER, DRILL_WORD, DRILL_WARN, DRILL_WHICH, DRILL_SCENARIO };
+
 typedef struct drill_row {
     char *cell[DRILL_CELLS];
-    int template_; /* else a scenario */
+    int kind, num, out, code, word; /* what a template asks for: places of a number, an output, a warning; -1: none */
 } drill_row;
 
 typedef struct drill_deck {
@@ -35,12 +37,38 @@ static inline int drill_wrong(drill_deck *d, const char *file, int line, const c
     return snprintf(d->wrong, sizeof d->wrong, "%.180s, line %d: %s", file, line, what), 0;
 }
 
+static inline int drill_find(const char *const *names, size_t step, int count, const char *name)
+{
+    for (int k = 0; k < count; k++)
+        if (!strcmp(names[(size_t)k * step], name)) return k;
+    return -1;
+}
+static inline int drill_code(const char *name) { return drill_find(plan_warning[0], 2, PLAN_CODES, name); }
+
+/* Reads the kind of a template and what it asks for: a number or an output, an output, a warning, or of one option
+ * "output=word" or "!WARNING". 0: the planner has no such thing. */
+static inline int drill_asked(drill_row *row)
+{
+    const char *asked = row->cell[CELL_ASKED], *kind = row->cell[CELL_KIND], *equal = strchr(asked, '=');
+    char name[40];
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(asked, "="), asked);
+    row->kind = plan_word("number|word|warn|which", kind, strlen(kind));
+    row->num = drill_find(plan_number, 1, PLAN_NUMS, name), row->out = drill_find(plan_output[0], 2, PLAN_OUTS, name);
+    row->code = drill_code(asked + (*asked == '!'));
+    row->word = row->out < 0 || !equal ? -1 : plan_word(plan_output[row->out][1], equal + 1, strlen(equal + 1));
+    return row->kind == DRILL_NUMBER  ? row->num >= 0 || row->out >= 0
+           : row->kind == DRILL_WORD  ? row->out >= 0
+           : row->kind == DRILL_WARN  ? row->code >= 0
+           : row->kind == DRILL_WHICH ? *asked == '!' ? row->code >= 0 : row->word >= 0
+                                      : 0;
+}
+
 /* Splits a line into the cells of a row. 0: wrong. */
 static inline int drill_cells(drill_deck *d, const char *file, int number, char *line, int template_)
 {
     drill_row *row = &d->row[d->count];
     int cells = template_ ? CELL_TEMPLATE : CELL_WHY + 4, count = 0;
-    row->template_ = template_;
+    row->kind = DRILL_SCENARIO;
     for (char *at = line, *cell; (cell = cost_field(&at)); count++)
         if (count < DRILL_CELLS) row->cell[count] = cell;
     if (count != cells) return drill_wrong(d, file, number, "not as many cells as the head. Separate them by one tab");
@@ -48,6 +76,8 @@ static inline int drill_cells(drill_deck *d, const char *file, int number, char 
         return drill_wrong(d, file, number, "no such domain. Choose one of " DRILL_DOMAINS);
     if (!template_ && (strlen(row->cell[CELL_RIGHT]) != 1 || !strchr("abcd", *row->cell[CELL_RIGHT])))
         return drill_wrong(d, file, number, "the right option is a, b, c or d");
+    if (template_ && !drill_asked(row))
+        return drill_wrong(d, file, number, "the planner has nothing of this kind and name. See plan --cases");
     return d->count++, 1;
 }
 
@@ -76,19 +106,23 @@ static inline int drill_read(drill_deck *d, const char *folder, int template_)
                 return drill_wrong(d, name, number, "not the head that the first lines of the file describe");
         } else if (d->count == DRILL_ROWS)
             return drill_wrong(d, name, number, "too many rows");
-        else if (!drill_cells(d, name, number, line, template_))
-            return 0;
+        else if (!drill_cells(d, name, number, line, template_)) return 0;
     }
     return 1;
 }
 
 /* ---- a question ---- */
 
+typedef struct drill_choice {
+    char text[DRILL_TEXT], reason[DRILL_TEXT], value[PLAN_TEXT]; /* value: of a template: word, warning or facts */
+    int right;
+} drill_choice;
+
 typedef struct drill_item {
     const drill_row *row;
     char question[DRILL_TEXT], rule[DRILL_TEXT], facts[DRILL_TEXT];
-    char option[4][DRILL_TEXT], reason[4][DRILL_TEXT], changes[4][PLAN_TEXT]; /* changes: option as facts */
-    int options, right, code[4]; /* no options: a number; code: the warning that an option names */
+    drill_choice choice[4];
+    int options, right; /* no options: a number */
     double number;
     plan_answer answer;
 } drill_item;
@@ -103,7 +137,7 @@ static inline int drill_random(unsigned long long *seed, int n)
 {
     unsigned long long z = *seed += 0x9e3779b97f4a7c15ull;
     z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull, z = (z ^ z >> 27) * 0x94d049bb133111ebull;
-    return (int)((z ^ z >> 31) % (unsigned)n);
+    return n > 1 ? (int)((z ^ z >> 31) % (unsigned)n) : 0;
 }
 
 static inline void drill_shuffle(unsigned long long *seed, int *order, int n)
@@ -136,27 +170,21 @@ static inline void drill_words(char part[PLAN_TEXT], char words[PLAN_TEXT])
 static inline void drill_drawn(drill_draw *d, const char *facts, unsigned long long *seed, char *text)
 {
     char fact[DRILL_TEXT], part[PLAN_TEXT];
-    *text = 0;
+    size_t used = 0;
     for (d->count = 0; d->count < DRILL_FACTS && drill_part(facts, ';', d->count, fact, sizeof fact); d->count++) {
-        char *from = strchr(fact, '='), *dots = strstr(fact, ".."), *value = d->value[d->count];
-        int n = 0;
-        if (!from)
-            from = fact + strlen(fact);
-        else
-            *from++ = 0;
-        snprintf(d->name[d->count], sizeof d->name[0], "%.39s", fact);
+        char *from = fact + strcspn(fact, "="), *value = d->value[d->count], *words = d->words[d->count];
+        int n = 0, low, high;
+        if (*from) *from++ = 0;
         while (drill_part(from, '/', n, part, sizeof part)) n++;
-        if (n)
-            drill_part(from, '/', drill_random(seed, n), value, PLAN_TEXT);
-        else
-            *value = 0;
-        drill_words(value, d->words[d->count]);
-        if (dots) {
-            int low = atoi(from), high = atoi(dots + 2);
+        *value = 0, drill_part(from, '/', drill_random(seed, n), value, PLAN_TEXT);
+        drill_words(value, words);
+        if (sscanf(value, "%d..%d", &low, &high) == 2) {
             snprintf(value, PLAN_TEXT, "%d", low + drill_random(seed, high - low + 1));
-            strcpy(d->words[d->count], value);
+            strcpy(words, value);
         }
-        snprintf(text + strlen(text), DRILL_TEXT - strlen(text), "%s%s=%s", *text ? ";" : "", d->name[d->count], value);
+        snprintf(d->name[d->count], sizeof d->name[0], "%.39s", fact);
+        if (used < DRILL_TEXT)
+            used += (size_t)snprintf(text + used, DRILL_TEXT - used, "%s%.39s=%s", used ? ";" : "", fact, value);
     }
 }
 
@@ -175,8 +203,7 @@ static inline void drill_value(const drill_draw *d, const plan_answer *a, const 
     for (int k = 0; k < PLAN_OUTS; k++)
         if (!strcmp(plan_output[k][0], name) && *plan_output[k][1])
             strcpy(value, plan_named(plan_output[k][1], a->out[k], text));
-        else if (!strcmp(plan_output[k][0], name))
-            snprintf(value, PLAN_TEXT, "%d", a->out[k]);
+        else if (!strcmp(plan_output[k][0], name)) snprintf(value, PLAN_TEXT, "%d", a->out[k]);
     if (!strcmp(name, "gpus")) snprintf(value, PLAN_TEXT, "%d", a->type->count);
     if (!strcmp(name, "gb")) snprintf(value, PLAN_TEXT, "%g", a->type->gb);
     if (!strcmp(name, "disk")) snprintf(value, PLAN_TEXT, "%g", a->type->nvme_gb);
@@ -214,136 +241,114 @@ static inline void drill_plan(plan_answer *a, const cost_catalogue *c, const cha
     plan_answer_of(&j, c, a);
 }
 
-static inline int drill_find(const char *const *names, size_t step, int count, const char *name)
+/* Is an option what the row asks for? a: the planner's answer, for DRILL_WHICH to the facts of the option. */
+static inline int drill_holds(const drill_row *row, const plan_answer *a, const char *value)
 {
-    for (int k = 0; k < count; k++)
-        if (!strcmp(names[(size_t)k * step], name)) return k;
-    return -1;
-}
-static inline int drill_code(const char *name) { return drill_find(plan_warning[0], 2, PLAN_CODES, name); }
-static inline int drill_output(const char *name) { return drill_find(plan_output[0], 2, PLAN_OUTS, name); }
-
-/* Is what a template of the kind `which` asks for true of an answer? "output=word" or "!CODE", which must not fire. */
-static inline int drill_holds(const char *asked, const plan_answer *a)
-{
-    char name[40], text[40];
-    int out;
-    if (*asked == '!') return !plan_warned(a, drill_code(asked + 1));
-    snprintf(name, sizeof name, "%.*s", (int)strcspn(asked, "="), asked);
-    out = drill_output(name);
-    return !strcmp(plan_named(plan_output[out][1], a->out[out], text), asked + strlen(name) + 1);
+    if (row->kind == DRILL_WORD) return a->out[row->out] == plan_word(plan_output[row->out][1], value, strlen(value));
+    if (row->kind == DRILL_WARN) return plan_warned(a, drill_code(value));
+    return row->word < 0 ? !plan_warned(a, row->code) : a->out[row->out] == row->word;
 }
 
-/* Keeps the right option and three others of those that were collected, in a drawn order. 0: there are too few. */
-static inline int drill_choose(drill_item *it, const drill_item *all, const int *is_right, int count,
-                               unsigned long long *seed)
+/* One option of a template: its words, whether it is right, why. 0: a warning that the planner does not have. */
+static inline int drill_option(drill_choice *o, const drill_item *it, const drill_draw *d, const cost_catalogue *c)
 {
-    int order[64], place[4], rights = 0, wrongs = 0;
-    drill_shuffle(seed, order, count), drill_shuffle(seed, place, 4);
-    it->options = 4, it->right = place[0];
-    for (int i = 0; i < count; i++) {
-        int from = order[i], to = is_right[from] ? place[0] : wrongs < 3 ? place[1 + wrongs] : -1;
-        if (is_right[from] ? rights++ : wrongs++ > 2) continue;
-        strcpy(it->option[to], all[from].option[0]), strcpy(it->reason[to], all[from].reason[0]);
-        strcpy(it->changes[to], all[from].changes[0]), it->code[to] = all[from].code[0];
+    static plan_answer own;
+    char words[PLAN_TEXT];
+    drill_words(o->value, words);
+    drill_fill(o->text, words, d, &it->answer);
+    *o->reason = 0;
+    if (it->row->kind == DRILL_WARN) {
+        int code = drill_code(o->value), fires = code >= 0 && plan_warned(&it->answer, code);
+        if (code < 0) return 0;
+        snprintf(o->text, DRILL_TEXT, "%s", plan_warning[code][1]);
+        snprintf(o->reason, DRILL_TEXT, "%s %s", o->value, fires ? "fires" : "does not fire");
+        return o->right = fires, 1;
     }
-    return rights >= 1 && wrongs >= 3;
-}
-
-/* What one option of a template is: its words, whether it is right, why. */
-static inline int drill_option(drill_item *o, const drill_item *it, const drill_draw *d, const cost_catalogue *c,
-                               char *part)
-{
-    const char *asked = it->row->cell[CELL_ASKED];
-    char words[PLAN_TEXT], text[40];
-    static plan_answer a;
-    drill_words(part, words);
-    drill_fill(o->option[0], words, d, &it->answer);
-    *o->reason[0] = 0, snprintf(o->changes[0], PLAN_TEXT, "%s", part), o->code[0] = -1;
-    if (!strcmp(it->row->cell[CELL_KIND], "warn")) {
-        o->code[0] = drill_code(part);
-        snprintf(o->option[0], DRILL_TEXT, "%s", plan_warning[o->code[0]][1]);
-        snprintf(o->reason[0], DRILL_TEXT, "%s %s", part,
-                 plan_warned(&it->answer, o->code[0]) ? "fires" : "does not fire");
-        return plan_warned(&it->answer, o->code[0]);
-    }
-    if (!strcmp(it->row->cell[CELL_KIND], "word")) {
-        int out = drill_output(asked);
-        return !strcmp(plan_named(plan_output[out][1], it->answer.out[out], text), part);
-    }
-    drill_plan(&a, c, it->facts, part, 1);
-    if (*asked == '!')
-        snprintf(o->reason[0], DRILL_TEXT, "%s %s", asked + 1, drill_holds(asked, &a) ? "does not fire" : "fires");
+    if (it->row->kind == DRILL_WORD) return o->right = drill_holds(it->row, &it->answer, o->value), 1;
+    drill_plan(&own, c, it->facts, o->value, 1), o->right = drill_holds(it->row, &own, o->value);
+    if (it->row->word < 0)
+        snprintf(o->reason, DRILL_TEXT, "%s %s", plan_warning[it->row->code][0], o->right ? "does not fire" : "fires");
     else
-        snprintf(o->reason[0], DRILL_TEXT, "%.4g GB of states on each GPU, which holds %.4g GB",
-                 a.num[num_state_per_gpu_gb], cost_usable * a.type->gb);
-    return drill_holds(asked, &a);
+        snprintf(o->reason, DRILL_TEXT, "%.4g GB of states on each GPU, which holds %.4g GB",
+                 own.num[num_state_per_gpu_gb], cost_usable * own.type->gb);
+    return 1;
+}
+
+/* Puts the four options in a drawn order. */
+static inline int drill_mix(drill_item *it, unsigned long long *seed)
+{
+    static drill_choice from[4];
+    int order[4];
+    memcpy(from, it->choice, sizeof from);
+    drill_shuffle(seed, order, it->options = 4);
+    for (int i = 0; i < 4; i++)
+        if ((it->choice[i] = from[order[i]]).right) it->right = i;
+    return 1;
+}
+
+/* A right option and three wrong ones of a template. 0: there are too few of them. */
+static inline int drill_choose(drill_item *it, const drill_draw *d, const cost_catalogue *c, unsigned long long *seed)
+{
+    static drill_choice o;
+    int order[64], all = 0, wrongs = 0, rights = 0;
+    while (all < 64 && drill_part(it->row->cell[CELL_OPTIONS], '/', all, o.value, sizeof o.value)) all++;
+    drill_shuffle(seed, order, all);
+    for (int i = 0; i < all; i++) {
+        drill_part(it->row->cell[CELL_OPTIONS], '/', order[i], o.value, sizeof o.value);
+        if (!drill_option(&o, it, d, c)) return 0;
+        if (it->row->kind == DRILL_WARN && o.right && drill_code(o.value) != it->row->code) continue;
+        if (o.right && !rights++) it->choice[0] = o;
+        else if (!o.right && wrongs < 3) it->choice[++wrongs] = o;
+    }
+    return rights && wrongs == 3 && drill_mix(it, seed);
 }
 
 /* Is the answer the same for a model that is counted with 20 bytes a parameter and 85 % of the memory, or with 95 %? */
 static inline int drill_robust(const drill_item *it, const cost_catalogue *c)
 {
-    const double times[] = {0.947, 1.33};
     static plan_answer a;
-    int which = !strcmp(it->row->cell[CELL_KIND], "which"), out = which ? 0 : drill_output(it->row->cell[CELL_ASKED]);
-    for (int k = 0; k < 2; k++)
-        for (int i = 0; i < (which ? 4 : 1); i++) {
-            drill_plan(&a, c, it->facts, which ? it->changes[i] : "", times[k]);
-            if (which ? drill_holds(it->row->cell[CELL_ASKED], &a) != (i == it->right)
-                      : a.out[out] != it->answer.out[out])
-                return 0;
-        }
+    int which = it->row->kind == DRILL_WHICH;
+    if (it->row->kind == DRILL_WARN || !strstr(it->facts, "params_b")) return 1;
+    for (int i = 0; i < 8; i++) {
+        const drill_choice *o = &it->choice[i / 2];
+        drill_plan(&a, c, it->facts, which ? o->value : "", i % 2 ? 0.947 : 1.33);
+        if (drill_holds(it->row, &a, o->value) != o->right) return 0;
+    }
     return 1;
 }
 
 /* One draw of a template. 0: it has no single right answer. */
 static inline int drill_try(drill_item *it, const cost_catalogue *c, unsigned long long *seed)
 {
-    static drill_item all[64];
     static drill_draw d;
-    const char *asked = it->row->cell[CELL_ASKED], *kind = it->row->cell[CELL_KIND];
-    char part[PLAN_TEXT];
-    int is_right[64], count = 0, k;
-    drill_drawn(&d, it->row->cell[CELL_FACTS], seed, it->facts);
+    const drill_row *row = it->row;
+    drill_drawn(&d, row->cell[CELL_FACTS], seed, it->facts);
     drill_plan(&it->answer, c, it->facts, "", 1);
-    if (!strcmp(kind, "number")) {
-        k = drill_find(plan_number, 1, PLAN_NUMS, asked);
-        it->number = k < 0 ? it->answer.out[drill_output(asked)] : it->answer.num[k], it->options = 0;
+    if (row->kind == DRILL_NUMBER) {
+        it->number = row->num < 0 ? it->answer.out[row->out] : it->answer.num[row->num], it->options = 0;
         if (!(it->number > 0)) return 0;
-    } else {
-        for (; count < 64 && drill_part(it->row->cell[CELL_OPTIONS], '/', count, part, sizeof part); count++)
-            is_right[count] = drill_option(&all[count], it, &d, c, part);
-        if (!strcmp(kind, "warn") && !plan_warned(&it->answer, drill_code(asked))) return 0;
-        if (!drill_choose(it, all, is_right, count, seed)) return 0;
-        if (!strcmp(kind, "warn") && it->code[it->right] != drill_code(asked)) return 0;
-        if (strcmp(kind, "warn") && strstr(it->facts, "params_b") && !drill_robust(it, c)) return 0;
-        if (!strcmp(kind, "which")) drill_plan(&it->answer, c, it->facts, it->changes[it->right], 1);
-    }
-    drill_fill(it->question, it->row->cell[CELL_QUESTION], &d, &it->answer);
-    drill_fill(it->rule, it->row->cell[CELL_RULE], &d, &it->answer);
+    } else if (!drill_choose(it, &d, c, seed) || !drill_robust(it, c)) return 0;
+    if (row->kind == DRILL_WHICH) drill_plan(&it->answer, c, it->facts, it->choice[it->right].value, 1);
+    drill_fill(it->question, row->cell[CELL_QUESTION], &d, &it->answer);
+    drill_fill(it->rule, row->cell[CELL_RULE], &d, &it->answer);
     return 1;
 }
 
 /* Makes the question of a row; its options come in a drawn order. 0: its numbers cannot be drawn. */
 static inline int drill_make(drill_item *it, const drill_row *row, const cost_catalogue *c, unsigned long long *seed)
 {
-    int place[4];
     it->row = row;
-    if (row->template_) {
-        for (int tries = 0; tries < 200; tries++)
-            if (drill_try(it, c, seed)) return 1;
-        return 0;
-    }
-    drill_shuffle(seed, place, 4);
+    for (int tries = 0; row->kind != DRILL_SCENARIO && tries < 200; tries++)
+        if (drill_try(it, c, seed)) return 1;
+    if (row->kind != DRILL_SCENARIO) return 0;
     for (int i = 0; i < 4; i++) {
-        snprintf(it->option[place[i]], DRILL_TEXT, "%s", row->cell[CELL_A + i]);
-        snprintf(it->reason[place[i]], DRILL_TEXT, "%s", row->cell[CELL_WHY + i]);
-        if (*row->cell[CELL_RIGHT] == 'a' + i) it->right = place[i];
+        snprintf(it->choice[i].text, DRILL_TEXT, "%s", row->cell[CELL_A + i]);
+        snprintf(it->choice[i].reason, DRILL_TEXT, "%s", row->cell[CELL_WHY + i]);
+        it->choice[i].right = *row->cell[CELL_RIGHT] == 'a' + i;
     }
-    it->options = 4, *it->facts = 0;
     snprintf(it->question, DRILL_TEXT, "%s", row->cell[CELL_QUESTION]);
     snprintf(it->rule, DRILL_TEXT, "%s", row->cell[CELL_RULE]);
-    return 1;
+    return drill_mix(it, seed);
 }
 
 /* ---- an answer ---- */
@@ -408,7 +413,7 @@ static inline int drill_meant(const drill_item *it, const char *answer)
     drill_plain(given, answer);
     if (!*given) return -1;
     for (int i = 0; i < it->options; i++) {
-        drill_plain(option, it->option[i]);
+        drill_plain(option, it->choice[i].text);
         digits = digits || isdigit((unsigned char)*option);
         if (!strcmp(option, given)) return i;
         if (strstr(option, given)) found = found == -1 ? i : -2;
