@@ -89,10 +89,10 @@ static int report_once(job *j, int first, int *going, char why[SENTENCE])
     for (; good && opened < j->runs; opened += good) {
         run *r = &runs[opened];
         page_traces *t = &traces[opened];
-        char missing[SENTENCE] = ""; /* the trace is written when the run ends */
+        char number[] = "-1", missing[SENTENCE] = ""; /* the trace is written when the run ends */
         good = run_open(r, j->run[opened], why);
         for (int k = 0; k < opened && good; k++) /* equal names get a number */
-            if (!strcmp(r->name, runs[k].name)) snprintf(r->name + strlen(r->name), 4, "-%d", opened + 1);
+            if (!strcmp(r->name, runs[k].name)) number[1] = (char)('1' + opened), strcat(r->name, number);
         if (good && j->timeline[opened]) good = trace_open(&t->measured, j->timeline[opened], missing) || j->follow;
         if (good && j->simulated[opened]) good = trace_open(&t->simulated, j->simulated[opened], missing);
         if (!good && *missing) strcpy(why, missing);
