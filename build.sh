@@ -700,7 +700,7 @@ command_gpu_check() {
         [ -e "$of" ] || of=examples/$name.c
         [ $name != train ] || of=examples/06_train.c
         [ $name != one_hash ] || of=examples/32_one_hash.c
-        $CC -std=gnu11 -O2 -DDT_CUDA -I. -Iexamples "$of" -o "$into/$name" -lm -lpthread -ldl &
+        $CC -std=gnu11 -O2 -DDT_CUDA -DDT_COMPILER= -I. -Iexamples "$of" -o "$into/$name" -lm -lpthread -ldl &
         jobs+=($!)
     done
     if [ $stand_in = 1 ]; then

@@ -9935,6 +9935,13 @@ DT__INLINE void dt__copy_16(uint32_t to, const void *from, int there)
 DT__INLINE void dt__copy_wait(void) { asm volatile("cp.async.wait_all;" : : : "memory"); }
 #endif
 
+/* Numbers i and i + 1, for i even. */
+DT__INLINE void dt__put_pair(float *p, int64_t i, float x, float y)
+{
+    if (DT__TYPE(p)) *(uint32_t *)(DT__ADDRESS(p) + 2 * (uintptr_t)i) = dt__pair(x, y);
+    else p[i] = x, p[i + 1] = y;
+}
+
 /* Begins the copy of rows to a tile: of x from element `from` on; what does not exist is zero. */
 template <int D, int ROWS>
 DT__INLINE void dt__flash_fetch(uint32_t to, const float *x, int64_t from, int64_t ld, int rows, int d)
@@ -10086,14 +10093,14 @@ template <int KIND, int D, int M, int N> DT__INLINE void dt__flash_tile(const dt
             a.row_sum[of] = total;
         }
         if (!BACK && !a.part) scale = gain / total;
-        DT__EACH(n, D / 8) DT__EACH(e, 2) {
-            const int64_t c = 8 * n + lane % 4 * 2 + e, to = own * a.d + c;
-            const float one = acc[0][m][n][2 * h + e], two = acc[KEYS][m][n][2 * h + e] * scale;
+        DT__EACH(n, D / 8) {
+            const int64_t c = 8 * n + lane % 4 * 2, to = own * a.d + c;
+            const float *const one = acc[0][m][n] + 2 * h, *const two = acc[KEYS][m][n] + 2 * h;
             if (c >= a.d) continue;
-            if (KEYS) dt__put(a.dk, (DT__ROWS_OF(1) + r) * a.lddk + to, one);
-            if (KEYS) dt__put(a.dv, (DT__ROWS_OF(1) + r) * a.lddk + to, two);
-            else if (BACK) dt__put(a.dq, (DT__ROWS_OF(0) + r) * a.lddq + to, one);
-            else dt__put(a.o, (DT__ROWS_OF(0) + r) * a.ldo + to, two);
+            if (KEYS) dt__put_pair(a.dk, (DT__ROWS_OF(1) + r) * a.lddk + to, one[0], one[1]);
+            if (KEYS) dt__put_pair(a.dv, (DT__ROWS_OF(1) + r) * a.lddk + to, two[0] * scale, two[1] * scale);
+            else if (BACK) dt__put_pair(a.dq, (DT__ROWS_OF(0) + r) * a.lddq + to, one[0], one[1]);
+            else dt__put_pair(a.o, (DT__ROWS_OF(0) + r) * a.ldo + to, two[0] * scale, two[1] * scale);
         }
     }
 }

@@ -1,5 +1,8 @@
 /* Prints the device's text of dtrain.h (./build.sh cuda-text). Where CUDA's header is, the compiler compares numbers. */
 #define DT_CUDA
+#ifndef DT_COMPILER
+#define DT_COMPILER
+#endif
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #if defined(__has_include)
