@@ -66,7 +66,7 @@ for my $sweep (qw(scaling cost spot compiler)) {
 like((run(60, "$plan --sweep scaling --params-b 1.5 --seq-len 8192 --micro-batch 1 --instance p4d"))[1], qr/^ +64 +81\.0 +54\.3 +23\.6$/m, '  scaling has the numbers of 61_scaling');
 like((run(60, "$plan --sweep compiler"))[1], qr/break-even T = c s \/ \(s - 1\) = 90 min/, '  with its formula');
 
-for (['a sweep', '--sweep all', qr/choose scaling, cost/], ['a price', '--sweep spot --instance p5e', qr/no price of p5e/], ['an unknown option', '--params 7', qr/what is '--params'/], ['no value', '--params-b', qr/--params-b needs a value/],
+for (['a sweep', '--sweep all', qr/choose scaling, cost/], ['a price', '--sweep spot --instance p5e', qr/no price of p5e/], ['an unknown option', '--colour 7', qr/what is '--colour'.*--help/], ['the beginning of one', '--params 7', qr/Do you mean --params_b/], ['nothing', '', qr/^\z/], ['no sweep', '--sweep', qr/--sweep needs a value/], ['no value', '--params-b', qr/--params-b needs a value/],
      ['a word', '--params-b many', qr/params_b: 'many' is not a number from/], ['no number', '--params-b nan', qr/params_b: 'nan'/],
      ['half a GPU', '--ref-gpus 0.5', qr/not a whole number/], ['a strategy', '--given-strategy mp', qr/not one of single\|job_parallel/],
      ['a file of cases', "--cases $tmp/absent", qr/cannot read/, 1], ['a catalogue', "--instances $tmp/absent", qr/cannot be read/]) {
@@ -74,6 +74,10 @@ for (['a sweep', '--sweep all', qr/choose scaling, cost/], ['a price', '--sweep 
     ($status, undef, $err) = run(60, "$plan $options");
     ok($status == ($want || 2) && $err =~ $pattern, "refused: $name") or diag("status $status\n$err");
 }
+for (['7B', '--params-b 7B'], ['=', '--params-b=7'], ['7000M', '--facts params_b=7000M'], ['0.007T', '--params-b 0.007T']) {
+    like((run(60, "$plan $_->[1]"))[1], qr/^numbers +states_gb +112$/m, "$_->[0] is 7 billion");
+}
+like((run(60, "$plan --params-b 1 --spot yes"))[1], qr/^plan +.*, Spot$/m, 'yes is 1');
 for (['a missing input', '--deadline-h 5 --params-b 1', qr/ref_hours not given: the deadline cannot be judged/], ['nodes', '--cur-nodes 8 --max-nodes 4', qr/cur_nodes 8 exceeds max_nodes 4: cur_nodes counts/],
      ['sizes', '--params-b 70 --layers 24 --hidden 1024', qr/params_b 70 contradicts layers and hidden/],
      ['degrees', '--params-b 30 --given-tp 8 --given-pp 4 --cur-nodes 1 --instance p4d', qr/given_tp x given_pp is 32, and there are 8 GPUs/],

@@ -108,7 +108,7 @@ static void print_reasons(const drill_item *it, int given)
 {
     const plan_answer *a = &it->answer;
     char text[32];
-    if (!it->options) printf("The answer is %s.\n", drill_digits(it->number, text));
+    if (!it->options) printf("The answer is %s.\n", plan_digits(it->number, text));
     for (int i = 0; i < it->options; i++) {
         if (!*it->choice[i].reason && i != it->right) continue;
         print_words(printf("  %c) %s%s", 'a' + i,
@@ -230,7 +230,7 @@ static void print_card(FILE *f, const drill_item *it)
     for (int i = 0; i < it->options; i++) fprintf(f, "<br>%c) ", 'a' + i), html(f, it->choice[i].text);
     fprintf(f, "\t");
     if (it->options) fprintf(f, "%c) ", 'a' + it->right), html(f, it->choice[it->right].text);
-    else fprintf(f, "%s", drill_digits(it->number, text));
+    else fprintf(f, "%s", plan_digits(it->number, text));
     for (int i = 0; i < it->options; i++)
         if (*it->choice[i].reason) fprintf(f, "<br>%c) ", 'a' + i), html(f, it->choice[i].reason);
     fprintf(f, "<br>Rule: "), html(f, it->rule);

@@ -188,18 +188,12 @@ static inline void drill_drawn(drill_draw *d, const char *facts, unsigned long l
     }
 }
 
-/* At least four digits, and no exponent. */
-static inline const char *drill_digits(double n, char text[32])
-{
-    return snprintf(text, 32, fabs(n) >= 1000 ? "%.0f" : "%.4g", n), text;
-}
-
 static inline void drill_value(const drill_draw *d, const plan_answer *a, const char *name, char value[PLAN_TEXT])
 {
     char text[40];
     snprintf(value, PLAN_TEXT, "{%s}", name);
     for (int k = 0; k < PLAN_NUMS; k++)
-        if (!strcmp(plan_number[k], name)) strcpy(value, drill_digits(a->num[k], text));
+        if (!strcmp(plan_number[k], name)) strcpy(value, plan_digits(a->num[k], text));
     for (int k = 0; k < PLAN_OUTS; k++)
         if (!strcmp(plan_output[k][0], name) && *plan_output[k][1])
             strcpy(value, plan_named(plan_output[k][1], a->out[k], text));

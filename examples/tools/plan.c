@@ -235,7 +235,7 @@ static double nearest_change(const plan_job *job, const cost_catalogue *c, int f
 static void print_changes(const plan_job *j, const cost_catalogue *c, const plan_answer *a)
 {
     static plan_answer changed;
-    char said[PLAN_TEXT];
+    char said[PLAN_TEXT], from[32], till[32];
     int count = 0;
     for (int f = 0; f < PLAN_INPUTS; f++)
         for (int up = 0; up < 2 && (f < in_layers || f > in_heads) && !isnan(j->n[f]) &&
@@ -243,9 +243,9 @@ static void print_changes(const plan_job *j, const cost_catalogue *c, const plan
              up++) {
             double to = nearest_change(j, c, f, up, a, &changed);
             if (isnan(to)) continue;
-            printf("%-10s %s %.4g -> %.4g (%+.0f %%): ", count++ ? "" : "changes", plan_field[f].name, j->n[f], to,
-                   100 * (to / j->n[f] - 1));
-            printf("%s\n", plan_summary(&changed, said));
+            printf("%-10s %s %s -> %s (%+.0f %%): %s\n", count++ ? "" : "changes", plan_field[f].name,
+                   plan_digits(j->n[f], from), plan_digits(to, till), 100 * (to / j->n[f] - 1),
+                   plan_summary(&changed, said));
         }
     if (!count) printf("%-10s no number that you gave changes it within a factor of 16\n", "changes");
 }
@@ -300,8 +300,8 @@ static void print_answer(const plan_job *j, const cost_catalogue *c, const plan_
     printf("failures   checkpoints: %s, %s, every %d minutes at most\n", out_text(a, out_ckpt_required, text[0]),
            out_text(a, out_ckpt, text[1]), a->out[out_ckpt_max_min]);
     if (!isnan(num[num_est_hours]))
-        printf("cost       %.4g h, $%.0f on demand; Spot %.4g h, $%.0f\n", num[num_est_hours], num[num_cost_od],
-               num[num_spot_hours], num[num_cost_spot]);
+        printf("cost       %s h, $%.0f on demand; Spot %s h, $%.0f\n", plan_digits(num[num_est_hours], text[0]),
+               num[num_cost_od], plan_digits(num[num_spot_hours], text[1]), num[num_cost_spot]);
     printf("observe    measure a short run (--doctor, --metrics), then plan again with gpu_util_pct, io_wait_pct and "
            "node_eff\n");
     for (int k = 0, count = 0; k < PLAN_NUMS; k++)
@@ -346,9 +346,21 @@ static void print_json(const plan_answer *a)
 
 static void help(void)
 {
-    printf("Usage: plan [--FIELD VALUE ..] [--json] | plan --sweep NAME [--svg FILE] | plan --cases FILE [--check] | "
-           "plan --list; with --instances FILE\n");
-    for (int f = 0; f < PLAN_INPUTS; f++) printf("  --%-22s %s\n", plan_field[f].name, plan_field[f].text);
+    static const struct { int field; const char *title; } groups[] = {
+        {in_params_b, "The model, and how it is trained"}, {in_dataset_gb, "Data, hours, instances, money"},
+        {in_ckpt_cfg, "The run as it is"}, {in_given_strategy, "What you have in mind"},
+        {in_n_trials, "More, which --facts 'NAME=VALUE;NAME=VALUE' sets as well"}, {PLAN_INPUTS, NULL}};
+    printf("Usage: plan --FIELD VALUE .. [--json]                 one job\n"
+           "       plan --sweep scaling|cost|spot|compiler [--svg FILE]   one number varied\n"
+           "       plan --cases FILE [--check]                    a job on each line\n"
+           "       plan --list                                    the instances; --instances FILE replaces them\n"
+           "A first job, in which the hours follow from the tokens (or give --ref-hours and --ref-gpus, measured):\n"
+           "  plan --params-b 7 --instance 'p4d|p5' --max-nodes 16 --tokens-b 20 --deadline-h 24\n"
+           "What is not given is assumed, and the answer says so.\n");
+    for (int f = 0, k = 0; f < PLAN_INPUTS; f++) {
+        if (f == groups[k].field) printf("%s\n", groups[k++].title);
+        printf("  --%-22s %s\n", plan_field[f].name, plan_field[f].text);
+    }
 }
 
 int main(int argc, char **argv)
@@ -361,10 +373,13 @@ int main(int argc, char **argv)
     plan_list wrong;
     memset(&wrong, 0, sizeof wrong);
     plan_job_clear(&j);
+    if (argc == 1) return help(), 2;
     for (int i = 1, n; i < argc; i += n) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         n = 1;
         if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return help(), 0;
+        if (!value && plan_word("--cases|--sweep|--svg|--instances", argv[i], strlen(argv[i])) >= 0)
+            return fprintf(stderr, "plan: %s needs a value\n", argv[i]), 2;
         if (!strcmp(argv[i], "--check")) check = 1;
         else if (!strcmp(argv[i], "--json")) json = 1;
         else if (!strcmp(argv[i], "--list")) list = 1;

@@ -12,7 +12,7 @@
  * Name, kind, bounds, and what it is. Kinds: i whole number, r real number, w one of the words, t text. Facts, from
  * `query` on, may also come as k=v; in the field `facts`. */
 #define PLAN_FIELDS(F) \
-    F(params_b, 'r', 1e-6, 1e6, "parameters, in 1e9") \
+    F(params_b, 'r', 1e-6, 1e6, "parameters, in 1e9: 7, 7B or 350M") \
     F(trainable_pct, 'r', 0, 100, "percent of them that are trained (100; 1 with lora)") \
     F(precision, 'w', 0, 0, "fp32|amp_fp16|amp_bf16|bf16") \
     F(optimizer, 'w', 0, 0, "sgd|sgdm|adam|adamw|adam8|lora") \
@@ -38,7 +38,7 @@
     F(given_strategy, 'w', 0, 0, PLAN_STRATEGIES) F(given_tp, 'i', 1, 1e6, "your tensor-parallel degree") \
     F(given_pp, 'i', 1, 1e6, "your stages") F(given_mb, 'i', 1, 1e7, "your micro-batches per step") \
     F(n_trials, 'i', 1, 1e7, "independent trainings, as in a search for hyperparameters") \
-    F(tokens_b, 'r', 0, 1e9, "tokens to train on, in 1e9: estimates ref_hours on one GPU") \
+    F(tokens_b, 'r', 0, 1e9, "tokens to train on, in 1e9 (20, 2T): estimates ref_hours on one GPU") \
     F(mfu_pct, 'r', 0.1, 100, "share of the peak for that estimate (40)") F(query, 't', 0, 0, "what you ask") \
     F(claimed_hours, 'r', 0, 1e8, "hours that somebody promises") \
     F(gpumem_p95, 'r', 0, 100, "memory of the GPUs in use, percent, 95th percentile") \
@@ -277,7 +277,12 @@ static inline int plan_job_set(plan_job *j, int f, const char *value, char wrong
     const struct plan_field *field = &plan_field[f];
     char *end;
     double n = strtod(value, &end);
+    int word = plan_word("no|yes|off|on|false|true", value, strlen(value)), billions = f == in_params_b || f == in_tokens_b;
     if (!*value || !strcmp(value, "-")) return 1;
+    if (word >= 0 && (!strncmp(field->text, "0|1", 3) || (field->kind == 'i' && field->high == 1)))
+        return j->n[f] = word % 2, 1;
+    if (billions && end != value && *end && strchr("mMbBtT", *end) && !end[1]) /* 350M, 7B, 2T */
+        n *= strchr("mM", *end) ? 1e-3 : strchr("tT", *end) ? 1e3 : 1, end++;
     if (field->kind == 't') {
         if (strlen(value) < PLAN_TEXT) return strcpy(j->text[f], value), j->n[f] = 1, 1;
         return snprintf(wrong, PLAN_TEXT, "%s has %zu letters, more than %d. Shorten it", field->name, strlen(value),
@@ -290,8 +295,6 @@ static inline int plan_job_set(plan_job *j, int f, const char *value, char wrong
         return snprintf(wrong, PLAN_TEXT, "%s: '%.40s' is not one of %s. Choose one", field->name, value, field->text),
                0;
     }
-    if (field->kind == 'i' && field->high == 1 && plan_word("no|yes|off|on|false|true", value, strlen(value)) >= 0)
-        return j->n[f] = plan_word("no|yes|off|on|false|true", value, strlen(value)) % 2, 1;
     if (end != value && !*end && n >= field->low && n <= field->high && (field->kind == 'r' || n == floor(n)))
         return j->n[f] = n, 1;
     return snprintf(wrong, PLAN_TEXT, "%s: '%.40s' is not a %snumber from %g to %g. Correct it or leave it out",
@@ -887,6 +890,12 @@ static inline int plan_candidates(const plan_job *j, const cost_catalogue *c, pl
     return count;
 }
 
+/* At least four digits, and no exponent. */
+static inline const char *plan_digits(double n, char text[32])
+{
+    return snprintf(text, 32, fabs(n) >= 1000 ? "%.0f" : "%.4g", n), text;
+}
+
 /* A plan in one line. */
 static inline const char *plan_summary(const plan_answer *a, char text[PLAN_TEXT])
 {
@@ -941,16 +950,23 @@ static inline const cost_type *plan_type(const plan_job *j, const char *otherwis
     return type;
 }
 
-/* The option of a field: the next argument is its value. Returns how many arguments it takes; 0: an error, told. */
+/* The option of a field: the next argument is its value, or what follows =. Returns how many arguments it takes; 0: an
+ * error, told. */
 static inline int plan_option(plan_job *j, const char *option, const char *value, plan_list *wrong)
 {
     char said[PLAN_TEXT];
-    int f = strncmp(option, "--", 2) ? -1 : plan_find(option + 2, strlen(option + 2));
-    if (!strcmp(option, "--facts") && value) return plan_job_facts(j, value, wrong), 2;
+    size_t n = strcspn(option, "=");
+    int takes = option[n] ? 1 : 2, dashes = !strncmp(option, "--", 2) && n > 2, near = 0;
+    int f = dashes ? plan_find(option + 2, n - 2) : -1;
+    if (option[n]) value = option + n + 1;
+    if (n == 7 && !strncmp(option, "--facts", 7) && value) return plan_job_facts(j, value, wrong), takes;
+    while (dashes && near < PLAN_INPUTS && strncmp(plan_field[near].name, option + 2, n - 2)) near++;
+    if (f < 0 && dashes && near < PLAN_INPUTS)
+        return fprintf(stderr, "plan: what is '%s'? Do you mean --%s?\n", option, plan_field[near].name), 0;
     if (f < 0) return fprintf(stderr, "plan: what is '%s'? ./build.sh plan --help lists the fields\n", option), 0;
     if (!value) return fprintf(stderr, "plan: %s needs a value\n", option), 0;
     if (!plan_job_set(j, f, value, said)) return fprintf(stderr, "plan: %s\n", said), 0;
-    return 2;
+    return takes;
 }
 
 /* A job from the arguments of a program. 0: one is wrong. */
