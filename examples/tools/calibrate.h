@@ -184,12 +184,9 @@ static double calibrate_message(dt_comm *c, float *data, int64_t floats, int all
     dt_barrier(c);
     start = dt__now();
     for (int n = 0; n < times; n++) {
-        if (all)
-            dt_all_reduce(c, data, floats, DT_MAX);
-        else if ((n + rank) & 1)
-            dt_recv(c, data, floats, 1 - rank);
-        else
-            dt_send(c, data, floats, 1 - rank);
+        if (all) dt_all_reduce(c, data, floats, DT_MAX);
+        else if ((n + rank) & 1) dt_recv(c, data, floats, 1 - rank);
+        else dt_send(c, data, floats, 1 - rank);
     }
     return (dt__now() - start) / times;
 }

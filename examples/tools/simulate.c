@@ -108,20 +108,14 @@ static int own_options(ask *a, int *argc, char **argv)
     for (int i = 1; i < *argc; i++) {
         int k = 0;
         while (k < OPTION_COUNT && strcmp(argv[i], dashed(k))) k++;
-        if (!strcmp(argv[i], "--search"))
-            a->search = 1;
-        else if (!strcmp(argv[i], "--json"))
-            a->json = 1;
-        else if (!strcmp(argv[i], "--every"))
-            a->every = 1;
-        else if (k == OPTION_COUNT)
-            argv[kept++] = argv[i];
-        else if (i + 1 == *argc)
-            return wrong("%s needs a value%s", argv[i], ""), 0;
+        if (!strcmp(argv[i], "--search")) a->search = 1;
+        else if (!strcmp(argv[i], "--json")) a->json = 1;
+        else if (!strcmp(argv[i], "--every")) a->every = 1;
+        else if (k == OPTION_COUNT) argv[kept++] = argv[i];
+        else if (i + 1 == *argc) return wrong("%s needs a value%s", argv[i], ""), 0;
         else if (k == OPTION_slow) {
             if (!add_slow(a, argv[++i])) return 0;
-        } else
-            a->text[k] = argv[++i];
+        } else a->text[k] = argv[++i];
     }
     argv[ *argc = kept] = NULL;
     return 1;
@@ -438,10 +432,8 @@ int main(int argc, char **argv)
     if (!machine_of(&a) || !numbers_of(&a)) return 2;
     assume(&a);
     if (a.search) return search(&a);
-    if (sim_run(&s, &a.job))
-        status = dt_fail("simulate");
-    else
-        a.json ? print_json(&a, &s) : print_answer(&a, &s);
+    if (sim_run(&s, &a.job)) status = dt_fail("simulate");
+    else a.json ? print_json(&a, &s) : print_answer(&a, &s);
     if (!status && a.text[OPTION_trace] && !write_trace(&a, &s, a.text[OPTION_trace])) status = 1;
     sim_close(&s);
     return status;

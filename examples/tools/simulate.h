@@ -93,19 +93,14 @@ static inline const char *sim_machine_read(sim_machine *m, const char *path)
         while (k < SIM_RATES && strcmp(name, sim_rate_name(k))) k++;
         good = got == (k < SIM_RATES ? 3 : !strcmp(name, "near") || !strcmp(name, "far") ? 4 : 1);
         for (int i = 0; i < got; i++) good = good && n[i] >= 0 && n[i] < 1e18;
-        if (k < SIM_RATES)
-            m->rate[k].each = n[0], m->rate[k].flop = n[1], m->rate[k].byte = n[2], seen[k] = 1;
+        if (k < SIM_RATES) m->rate[k].each = n[0], m->rate[k].flop = n[1], m->rate[k].byte = n[2], seen[k] = 1;
         else if (!strcmp(name, "near") || !strcmp(name, "far")) {
             sim_link *l = &m->link[*name == 'f'];
             l->alpha = n[0], l->beta = n[1], l->hop = n[2], l->beta_all = n[3];
-        } else if (!strcmp(name, "busy"))
-            m->busy = n[0];
-        else if (!strcmp(name, "copies"))
-            m->copies = n[0] > 0;
-        else if (!strcmp(name, "peak"))
-            m->peak = n[0];
-        else
-            good = 0;
+        } else if (!strcmp(name, "busy")) m->busy = n[0];
+        else if (!strcmp(name, "copies")) m->copies = n[0] > 0;
+        else if (!strcmp(name, "peak")) m->peak = n[0];
+        else good = 0;
         if (!good) snprintf(wrong, sizeof wrong, "line %d is not a calibration's: %.60s", row, name);
     }
     fclose(f);
@@ -187,8 +182,7 @@ static sim_view sim_view_of(const sim_job *j, const dt_plan *p)
         for (int k = 0; k < SIM_GROUPS; k++) {
             int run = k == SIM_COPY ? most : p->store.shards, others = differ;
             sim_group *g = &v.group[k];
-            if (k < DT_AXES)
-                others -= !same[k];
+            if (k < DT_AXES) others -= !same[k];
             else if (k == SIM_REPLICAS ? d % run == m->at[DT_AXIS_DATA] % run : d / run == m->at[DT_AXIS_DATA] / run)
                 others -= !same[DT_AXIS_DATA];
             if (k == SIM_COPY) others -= !same[DT_AXIS_PIPELINE] + !same[DT_AXIS_TENSOR];
@@ -248,8 +242,7 @@ static void sim_reduce(const sim_view *v, int group, int64_t floats, int parts, 
         int here = i >= g->first && i < g->first + g->here, reader = here ? i : g->first + i % g->here;
         double n = 4.0 * (double)(cut ? cut[i + 1] - cut[i]
                                       : dt__piece(floats, g->size, i + 1) - dt__piece(floats, g->size, i));
-        if (reader != g->own)
-            near += n * parts;
+        if (reader != g->own) near += n * parts;
         else if (!here)
             far += n * subtrees;
         if (i == g->own) own = n;
@@ -283,10 +276,8 @@ static void sim_ops(const sim_view *v, const dt__segment_plan *s, int32_t from, 
         }
         if (n->op == DT__OP_COMBINE && n->i[1]) /* sequence parallel */
             sim_exchange(v, DT_AXIS_TENSOR, 4.0 * (ranks - 1) * (double)(floats / ranks), c);
-        else if (n->op == DT__OP_COMBINE && n->i[0])
-            sim_reduce(v, DT_AXIS_TENSOR, floats, 1, NULL, 1, c);
-        else if (n->op == DT__OP_ALL_ROWS)
-            sim_gather(v, DT_AXIS_TENSOR, 4.0 * (double)floats, c);
+        else if (n->op == DT__OP_COMBINE && n->i[0]) sim_reduce(v, DT_AXIS_TENSOR, floats, 1, NULL, 1, c);
+        else if (n->op == DT__OP_ALL_ROWS) sim_gather(v, DT_AXIS_TENSOR, 4.0 * (double)floats, c);
         else if (n->op == DT__OP_CROSS_ENTROPY && n->i[3] * n->i[1] < n->i[0]) {
             int64_t rows = dt__count(&g->nodes[n->in[1]]);
             sim_reduce(v, DT_AXIS_TENSOR, rows, 1, NULL, 1, c);
@@ -316,10 +307,8 @@ static void sim_reduce_bucket(const sim_view *v, const dt_instr *i, sim_cost *c)
     const dt__bucket *b = &p->store.bucket[i->bucket];
     int parts = p->part_count[p->mesh.at[DT_AXIS_DATA] % (p->store.shards > 1 ? p->store.shards : INT_MAX)];
     int64_t from, own;
-    if (b->copies > 1)
-        sim_exchange(v, DT_AXIS_DATA, (double)i->sent[DT_AXIS_DATA], c);
-    else if (p->store.shards == 1)
-        sim_reduce(v, DT_AXIS_DATA, b->floats, parts, NULL, 1, c);
+    if (b->copies > 1) sim_exchange(v, DT_AXIS_DATA, (double)i->sent[DT_AXIS_DATA], c);
+    else if (p->store.shards == 1) sim_reduce(v, DT_AXIS_DATA, b->floats, parts, NULL, 1, c);
     else {
         (void)dt__bucket_sum(p, i->bucket, &from, &own);
         sim_reduce(v, SIM_SHARDS, b->floats, parts, dt__store_cut(&p->store, i->bucket), 0, c);
