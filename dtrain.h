@@ -380,8 +380,6 @@ typedef struct dt_checkpoints {
 typedef struct dt_compilation {
     int32_t mode;          /* dt_compile */
     const char *passes;    /* "bias,fuse": only these; "-fuse": all but this; NULL: all */
-    int32_t verify;        /* refuse to train unless the first batch gives the same bits compiled and op by op */
-    int32_t report;        /* measure what compiling did: dt_trainer_compilation */
 } dt_compilation;
 /* Start from dt_layout_default(): later versions add fields. */
 typedef struct dt_layout {
@@ -942,21 +940,16 @@ DT_API int64_t dt_trainer_weights(const dt_trainer *t); /* number of weights */
 /* When instruction `index` of the plan began and ended in the last step, in seconds of the machine's clock, into `when`
  * (2); from the number of instructions on, exchanges inside segments. With layout.output.events; 0: there is none. */
 DT_API int dt_trainer_event(const dt_trainer *t, int64_t index, double *when);
-/* What compiling did (layout.compile.report or .verify) to this rank's segments. Bytes are a unit's, forward
- * and backward. A step is the first batch's, without update, on the slowest rank: the faster of two. */
+/* The ops of this rank's segments, as recorded or as compiled. Bytes are a unit's, forward and backward. With probe
+ * examples/report.h a run compares both, and their times. */
 typedef struct dt_compilation_report {
-    int64_t recorded, ops;       /* ops before, and after, where a group counts as one */
-    int64_t groups, grouped;     /* groups, and ops in groups */
-    int64_t plans;               /* graphs compiled, one for segments of equal shapes */
-    int64_t traffic;             /* bytes no longer written and read */
-    int64_t memory_before, memory; /* bytes kept for backward plus temporary ones */
-    double before, seconds;      /* seconds of a step: op by op, and compiled */
-    double compiling;            /* seconds spent compiling */
-    int64_t segments;            /* of the model */
-    const char *slowest[6];      /* the ops that take longest, a group is one kind; NULL: there are fewer */
-    double share[6];             /* of the time of all ops */
+    int64_t ops;             /* a group counts as one */
+    int64_t groups, grouped; /* groups, and ops in groups; as recorded there are none */
+    int64_t plans, segments; /* graphs, one for segments of equal shapes; segments of the model */
+    int64_t traffic;         /* bytes that groups no longer write and read */
+    int64_t memory;          /* bytes kept for backward plus temporary ones */
+    double compiling;        /* seconds spent compiling */
 } dt_compilation_report;
-/* DT_E_USAGE: nothing was compiled, or nothing measured. */
 DT_API dt_result dt_trainer_compilation(const dt_trainer *t, dt_compilation_report *report);
 /* Values (count) of the parameter with this full name, owned by the trainer, good until the next call for it; NULL when
  * there is none, or this rank has not all of it. */
@@ -5097,7 +5090,6 @@ typedef struct dt__env {
     float unit_share; /* 1 / units of work of the step: the weight of a unit's auxiliary losses */
     float loss_scale; /* the factor of all seeds of backward */
     int dot;          /* R19: the dt__dot_kind of products of the recipe's format */
-    double *by_op;    /* NULL, or gets the seconds of each kind of op; groups are the last kind */
     float *logits;    /* of the host: gets the first logit_rows rows of logits that are made a block at a time (H9) */
     int64_t logit_rows;
     dt__peers peers;  /* called when this rank lacks some tensor shards, experts or context leaves */
@@ -8961,14 +8953,12 @@ static void dt__segment_run(const dt__segment_plan *p, int32_t begin, int32_t co
 {
     for (int32_t k = begin; k < begin + count; k++) {
         const dt__node *n = &p->g->nodes[p->order[k]];
-        double start = env->by_op ? dt__now() : 0.0;
         const dt__call c = dt__call_of(p, p->order[k], b, env, fresh);
         if (n->group && (!env->k->device || (env->k->device->split && p->fused->there(p, p->order[k], env->k))))
             p->fused->run(p, p->order[k], b, env, fresh);
         else if (env->k->device && (n->group || !env->k->device->supports(&c)))
             dt__segment_on_host(p, p->order[k], b, env, fresh);
         else (env->k->device ? env->k->device->run : dt__host_run)(&c);
-        if (env->by_op) env->by_op[n->group ? DT__OP_COUNT : n->op] += dt__now() - start;
     }
 }
 
@@ -11770,8 +11760,6 @@ enum { DT__MOST_MEMBERS = 24, DT__TILE = 1024, DT__WIDE = 8192 };
 typedef struct dt__compiling {
     dt__compiler base;
     unsigned passes;  /* bit i: pass i runs */
-    int tries;        /* also run the recorded plans */
-    int64_t plans;    /* graphs compiled */
     int64_t wide;     /* vocabulary from which on logits are made a block at a time */
     double seconds;   /* spent compiling */
 } dt__compiling;
@@ -12310,8 +12298,6 @@ typedef struct dt__fusion {
     dt__fused_op *members;
     int32_t group_count, member_count;
     int64_t traffic; /* bytes no longer written and read per unit of work, forward and backward */
-    dt__segment_plan *plain; /* of the recorded graph, for comparison, or NULL */
-    int64_t saved, temp; /* the compiled graph's; the plan's fit `plain`, too, if both run */
     const dt__kernels *device; /* whose device has the members, too, at `there`; or NULL */
     void *there;
 } dt__fusion;
@@ -12507,7 +12493,6 @@ static void dt__group_go(const dt__segment_plan *p, int32_t id, const dt__bind *
 static void dt__fusion_close(dt__fused *fused)
 {
     dt__fusion *f = (dt__fusion *)(void *)fused;
-    dt__segment_close(&f->plain);
     if (f->device) dt__mem_detach(f->device, f->there);
     dt__free(f->groups);
     dt__free(f->members);
@@ -12627,27 +12612,12 @@ static int dt__rewrite_open(dt__rewrite *w, const dt_graph *g)
     return 1;
 }
 
-/* A copy of the recorded graph, for a plan beside the compiled one; the original keeps the tables. */
-static dt_graph *dt__graph_copy(const dt_graph *g)
-{
-    dt_graph *copy = (dt_graph *)dt__copied(g, (int64_t)sizeof *g);
-    if (!copy) return NULL;
-    copy->tables = NULL, copy->table_count = 0;
-    copy->nodes = (dt__node *)dt__copied(g->nodes, (int64_t)sizeof *g->nodes * g->count);
-    copy->params = (dt__param *)dt__copied(g->params, (int64_t)sizeof *g->params * g->param_count);
-    copy->slots = (int32_t *)dt__copied(g->slots, (int64_t)sizeof *g->slots * g->slot_count);
-    if (!copy->nodes) copy->count = 0;
-    if (!copy->nodes || !copy->params || !copy->slots) dt_graph_close(&copy);
-    return copy;
-}
-
 /* dt__compiler.open */
 static dt_result dt__compiled_open(dt__compiler *compiler, dt__segment_plan **plan, dt_graph *g, dt_tensor output,
                                    dt_tensor grad_in, int how)
 {
     static void (*const pass[])(dt__rewrite *) = {dt__pass_bias, dt__pass_recompute, dt__pass_logits};
     dt__compiling *c = (dt__compiling *)(void *)compiler;
-    dt__segment_plan *plain = NULL;
     double start = dt__now(), flops[2] = {0.0, 0.0}; /* of the model, without recomputation */
     int32_t recorded = g->count;
     dt__rewrite w = DT__ZERO;
@@ -12657,29 +12627,16 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__segment_plan **pl
     r = dt__rewrite_open(&w, g) ? DT_OK : DT_E_MEMORY;
     for (int32_t id = 1; !r && id < g->count; id++)
         if (w.live[id]) flops[id >= g->forward_count] += dt__node_flops(g, id, 1);
-    if (!r && c->tries) {
-        dt_graph *copy = dt__graph_copy(g);
-        r = copy ? dt__segment_open(&plain, copy, output, grad_in, how) : DT_E_MEMORY;
-    }
     for (int i = 0; !r && i <= DT__PASS_LOGITS; i++) {
         if (c->passes >> i & 1u) pass[i](&w), dt__rewrite_live(&w);
         r = dt_graph_result(g);
     }
     if (!r) dt__pass_fuse(&w), r = dt__pass_order(&w, recorded);
     dt__free(w.rows);
-    if (r) dt__segment_close(&plain), dt_graph_close(&g);
+    if (r) dt_graph_close(&g);
     else if ((r = dt__segment_open(plan, g, output, grad_in, how)) != DT_OK || (r = dt__fusion_open(*plan)) != DT_OK)
-        dt__segment_close(&plain), dt__segment_close(plan);
-    else {
-        dt__fusion *f = dt__fusion_of(*plan);
-        c->plans++;
-        (*plan)->forward_flops = flops[0], (*plan)->backward_flops = flops[1];
-        f->plain = plain, f->saved = (*plan)->saved, f->temp = (*plan)->temp;
-        if (c->tries) {
-            (*plan)->saved = dt__max(f->saved, plain->saved);
-            (*plan)->temp = dt__max(f->temp, plain->temp);
-        }
-    }
+        dt__segment_close(plan);
+    else (*plan)->forward_flops = flops[0], (*plan)->backward_flops = flops[1];
     c->seconds += dt__now() - start;
     return r;
 }
@@ -12687,7 +12644,6 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__segment_plan **pl
 static dt_result dt__compiling_open(dt__compiling *c, const dt_compilation *how)
 {
     c->base.open = dt__compiled_open;
-    c->tries = how->verify || how->report;
     c->wide = how->passes && *how->passes && *how->passes != '-' ? 0 : (int64_t)DT__WIDE; /* 0: it is named */
     return dt__passes_of(how->passes, &c->passes);
 }
@@ -12803,8 +12759,6 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("offload-rate", "X", REAL, offload_rate, 0, "[0,inf)", "offload: bytes per second; 0: no limit"),
     DT__LAYOUT("compile", "KIND", WORD, compile.mode, DT_COMPILE_OFF, "off,on", "fuse ops and keep fewer values"),
     DT__LAYOUT("compile-passes", "PASS,..", TEXT, compile.passes, 0, NULL, "only these passes; with -PASS all but it"),
-    DT__LAYOUT("verify-compiler", NULL, FLAG, compile.verify, 0, NULL,
-               "compare the first batch's bits, compiled and op by op"),
     DT__LAYOUT("no-memory-check", NULL, FLAG, no_memory_check, 0, NULL, "start although memory looks too small"),
     DT__LAYOUT("bucket", "BYTES", WHOLE, bucket, 25000000, "[1,inf)", "network|gradient bytes per reduction"),
     DT__LAYOUT("overlap", "KIND", WORD, overlap, DT_OVERLAP_AUTO, "auto,off,on",
@@ -22965,7 +22919,7 @@ static dt_probe_option *dt__probe_option(const dt_layout *l, int i)
 /* Options of probes that a program may lack, and their headers. */
 static const char *const dt__probes[][2] = {{"rules", "rules"}, {"stop-on", "rules"}, {"doctor", "doctor"},
                                              {"timeline", "timeline"}, {"compile-report", "report"},
-                                             {"dry-run", "dry_run"}};
+                                             {"verify-compiler", "report"}, {"dry-run", "dry_run"}};
 
 /* dashes: before the text. */
 static dt_result dt__option_unknown(const char *text, int length, int dashes)
@@ -23194,7 +23148,6 @@ struct dt_trainer {
     double peak_gflops, opened, started, printed;
     double distance[2];                        /* of fast numerics to exact ones: loss, gradients, relative */
     double agreeing; /* seconds in exchanges of counts and losses, where ranks wait for a late rank */
-    dt_compilation_report compilation;
     dt_row row[DT__ROW_COUNT + DT__TRAINER_ROWS]; /* of memory: the plan's and the trainer's */
     int rows;
     dt_memory planned;
@@ -23346,8 +23299,8 @@ static dt_result dt__check_rest(const dt_recipe *r, const dt_layout *l)
     if (r->schedule == DT_WSD && !r->rate && (tail < 2 || tail > r->steps))
         return dt__misuse("--schedule wsd would decay in %jd of %jd steps: --decay is 2 to --steps, 0: a tenth of it",
                           tail, r->steps);
-    if (l->compile.mode == DT_COMPILE_OFF && (l->compile.verify || l->compile.report || l->compile.passes))
-        return dt__misuse("--verify-compiler, --compile-report and --compile-passes need --compile on");
+    if (l->compile.mode == DT_COMPILE_OFF && l->compile.passes)
+        return dt__misuse("--compile-passes %s: there is no compiler to run them. Set --compile on", l->compile.passes);
     bad = dt__check_output(r, l, "metrics", l->output.metrics);
     for (int i = 0; !bad && (p = dt__probe_option(l, i)) != NULL; i++)
         if (p->argument && !strcmp(p->argument, "FILE")) bad = dt__check_output(r, l, p->name, p->value);
@@ -24669,11 +24622,11 @@ static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layou
     for (int i = 0; (p = dt__probe_option(l, i)) != NULL; i++)
         dt__text_add(text, "--%s\t%s\n", p->name, !p->value ? "not given" : p->argument && !strcmp(p->argument, "FILE")
                      ? "given" : p->value);
-    dt__text_add(text, "recipe.source\t%s\nrecipe.rate\t%s\nlayout.output.probes\t%s\nlayout.compile.report\t%d\n"
+    dt__text_add(text, "recipe.source\t%s\nrecipe.rate\t%s\nlayout.output.probes\t%s\n"
                  "model.segment_count\t%jd\n"
                  "model.dropout\t%.9g\nlayout.output.sampling.seed\t%jd\n"
                  "model.rope_scaling\t%.17g %.17g %.17g %jd %d %d %.17g\n", r->source ? "set" : "NULL",
-                 r->rate ? "set" : "NULL", l->output.probes ? "set" : "NULL", (int)l->compile.report,
+                 r->rate ? "set" : "NULL", l->output.probes ? "set" : "NULL",
                  r->model.segment_count, (double)r->model.dropout, l->output.sampling.seed, s->factor,
                  s->low_freq_factor, s->high_freq_factor, s->original_context, (int)s->kind, (int)s->untruncated,
                  s->attention);
@@ -25363,31 +25316,26 @@ static dt_result dt__metrics_open(dt_trainer *t)
     return r;
 }
 
-#ifdef DT_COMPILER
-static void dt__compilation_count(const dt_trainer *t, dt_compilation_report *r)
-{
-    const dt__net *net = &t->e.p.net;
-    int64_t temp[2] = {0, 0};
-    for (const dt__built *b = net->segments; b < net->segments + net->count; b++) {
-        const dt__fusion *f = dt__fusion_of(b->plan);
-        if (b->stage != t->e.p.shape.stage) continue;
-        r->recorded += f->plain->forward_count + f->plain->backward_count + f->plain->weights_count;
-        r->ops += b->plan->forward_count + b->plan->backward_count + b->plan->weights_count;
-        r->groups += f->group_count, r->grouped += f->member_count, r->traffic += f->traffic;
-        r->memory_before += 4 * f->plain->saved, r->memory += 4 * f->saved;
-        temp[0] = dt__max(temp[0], 4 * f->plain->temp), temp[1] = dt__max(temp[1], 4 * f->temp);
-    }
-    r->memory_before += temp[0], r->memory += temp[1];
-    r->plans = t->e.p.compiling.plans, r->segments = net->count;
-}
-
-#endif
 DT_API dt_result dt_trainer_compilation(const dt_trainer *t, dt_compilation_report *report)
 {
     if (dt__refused("t report", t, report)) return DT_E_USAGE;
-    *report = t->compilation;
-    if (report->recorded) return DT_OK;
-    return dt__misuse("dt_trainer_compilation: nothing was measured. Set layout.compile.mode and .report.");
+    const dt__net *net = &t->e.p.net;
+    int64_t temp = 0;
+    memset(report, 0, sizeof *report);
+    report->segments = net->count;
+    for (const dt__built *b = net->segments; b < net->segments + net->count; b++) {
+        report->plans += b->owner;
+        if (b->stage != t->e.p.shape.stage) continue;
+        report->ops += b->plan->forward_count + b->plan->backward_count + b->plan->weights_count;
+        report->memory += 4 * b->plan->saved, temp = dt__max(temp, 4 * b->plan->temp);
+#ifdef DT_COMPILER
+        if (t->layout.compile.mode == DT_COMPILE_OFF) continue;
+        report->groups += dt__fusion_of(b->plan)->group_count, report->grouped += dt__fusion_of(b->plan)->member_count;
+        report->traffic += dt__fusion_of(b->plan)->traffic, report->compiling = t->e.p.compiling.seconds;
+#endif
+    }
+    report->memory += temp;
+    return DT_OK;
 }
 
 static dt_result dt__trainer_first(dt_trainer *t);
@@ -26258,41 +26206,33 @@ DT_API dt_result dt_evaluate(dt_trainer *t, const char *data, float *loss, int64
     return r;
 }
 
-/* ---- the first batch in two ways ---- */
+/* ---- the first batch in both numerics ---- */
 
 typedef struct dt__two_ways {
-    float *kept;         /* the gradients of the first way */
-    float loss[2], seconds[2]; /* seconds: of the shorter of two steps */
-    float far[2];        /* largest difference of the gradients, largest gradient */
-    const char *differs; /* the first parameter whose gradient has other bits, or NULL */
+    float *kept;   /* the gradients of the first way */
+    float loss[2];
+    float far[2];  /* largest difference of the gradients, largest gradient */
 } dt__two_ways;
 
-/* Steps without an update in the way `way`, 0 or 1; the second way is compared with the first. */
-static dt_result dt__dry_steps(dt_trainer *t, dt__two_ways *w, int way)
+/* A step without an update in the way `way`, 0 or 1; the second way is compared with the first. */
+static dt_result dt__dry_step(dt_trainer *t, dt__two_ways *w, int way)
 {
     dt__engine *e = &t->e;
-    dt_result r = DT_OK;
     float *to = w->kept;
+    dt_result r;
     e->dry = 1;
-    for (int i = 0; i < 2 && !r; i++) {
-        double start = dt__now();
-        r = dt__engine_step(e, dt__trainer_load, t);
-        start = dt__now() - start;
-        if (!i || start < (double)w->seconds[way]) w->seconds[way] = (float)start;
-    }
+    r = dt__engine_step(e, dt__trainer_load, t);
     e->dry = 0;
     if (!r) r = dt__tree_loss(t, e->shard_loss, 1, &w->loss[way]);
     for (int32_t p = 0; p < e->p.net.param_count && !r; p++) {
         const dt__net_param *of = &e->p.net.params[p];
         const float *now = dt__download(e->k, dt__own_gradient(e, of), of->own);
-        if (!of->own) continue; /* of another stage or owner */
         for (int64_t j = 0; j < of->own && way; j++) {
             float apart = __builtin_fabsf(now[j] - to[j]), size = __builtin_fabsf(to[j]);
             if (apart > w->far[0]) w->far[0] = apart;
             if (size > w->far[1]) w->far[1] = size;
         }
-        if (way && !w->differs && memcmp(to, now, 4 * (size_t)of->own)) w->differs = of->is.name;
-        if (!way) memcpy(to, now, 4 * (size_t)of->own);
+        if (!way && of->own) memcpy(to, now, 4 * (size_t)of->own);
         to += of->own;
     }
     return r;
@@ -26305,9 +26245,9 @@ static dt_result dt__fast_distance(dt_trainer *t, dt__two_ways *w)
     const int dot = e->env.dot;
     dt_result r;
     e->env.dot = DT__DOT_NONE;
-    r = dt__dry_steps(t, w, 0);
+    r = dt__dry_step(t, w, 0);
     e->env.dot = dot;
-    if (!r) r = dt__dry_steps(t, w, 1);
+    if (!r) r = dt__dry_step(t, w, 1);
     if (!r) r = dt_all_reduce(t->comm, w->far, 2, DT_MAX);
     if (r) return r;
     t->distance[0] = (double)__builtin_fabsf(w->loss[1] - w->loss[0]) / (double)w->loss[0];
@@ -26317,59 +26257,6 @@ static dt_result dt__fast_distance(dt_trainer *t, dt__two_ways *w)
                  "gradient\n", t->distance[0], t->distance[1]);
     return DT_OK;
 }
-
-#ifdef DT_COMPILER
-static void dt__compilation_swap(dt_trainer *t)
-{
-    for (const dt__built *b = t->e.p.net.segments; b < t->e.p.net.segments + t->e.p.net.count; b++) {
-        dt__segment_plan *p = b->plan, *plain = dt__fusion_of(p)->plain, swap = *p;
-        if (!b->owner) continue;
-        *p = *plain, *plain = swap;
-        p->fused = plain->fused, plain->fused = NULL;
-    }
-}
-
-static void dt__compilation_slowest(dt_compilation_report *r, double *by_op)
-{
-    double all = 0.0;
-    for (int i = 0; i <= DT__OP_COUNT; i++) all += by_op[i];
-    for (int n = 0; n < 6; n++) {
-        int most = 0;
-        for (int i = 1; i <= DT__OP_COUNT; i++) most = by_op[i] > by_op[most] ? i : most;
-        if (by_op[most] <= 0.0) return;
-        r->slowest[n] = most == DT__OP_COUNT ? "groups" : dt__op_of(most)->name;
-        r->share[n] = by_op[most] / all, by_op[most] = 0.0;
-    }
-}
-
-/* Op by op, then compiled: compares bits, and measures. */
-static dt_result dt__compilation_try(dt_trainer *t, dt__two_ways *w)
-{
-    dt__engine *e = &t->e;
-    dt_compilation_report *report = &t->compilation;
-    double by_op[DT__OP_COUNT + 1] = DT__ZERO;
-    dt_result r;
-    dt__compilation_count(t, report);
-    dt__compilation_swap(t);
-    r = dt__dry_steps(t, w, 0);
-    dt__compilation_swap(t);
-    e->env.by_op = by_op;
-    if (!r) r = dt__dry_steps(t, w, 1);
-    e->env.by_op = NULL;
-    if (!w->differs && memcmp(&w->loss[0], &w->loss[1], 4)) w->differs = "the loss itself";
-    if (!r && t->layout.compile.verify && w->differs)
-        r = dt__error(DT_E_SELFCHECK, "--verify-compiler: of the first batch, the gradient of %s has other bits "
-                      "compiled than op by op: a fault of the compiler. Train with --compile off, and report it.",
-                      w->differs);
-    r = dt_comm_agree(t->comm, r);
-    if (!r) r = dt_all_reduce(t->comm, w->seconds, 2, DT_MAX);
-    if (r) return r;
-    report->before = (double)w->seconds[0], report->seconds = (double)w->seconds[1];
-    report->compiling = e->p.compiling.seconds;
-    dt__compilation_slowest(report, by_op);
-    return DT_OK;
-}
-#endif
 
 static dt_result dt__trainer_next(dt_trainer *t, uint32_t *said, int64_t *valid)
 {
@@ -26382,27 +26269,19 @@ static dt_result dt__trainer_next(dt_trainer *t, uint32_t *said, int64_t *valid)
     return r;
 }
 
-/* Loads the first batch; runs it, if that is asked for, before and after compiling, and in both numerics. */
+/* Loads the first batch, and runs it in both numerics, if they are fast. */
 static dt_result dt__trainer_first(dt_trainer *t)
 {
     int64_t valid;
-    dt__two_ways compile = DT__ZERO, fast;
+    dt__two_ways w = DT__ZERO;
     dt_result r;
-    int tries = 0, apart = t->e.env.dot != DT__DOT_NONE;
-#ifdef DT_COMPILER
-    tries = t->e.p.net.compiler && t->e.p.compiling.tries;
-#endif
-    if ((!tries && !apart) || t->first == t->recipe.steps) return DT_OK;
-    compile.kept = DT__NEW(float, t->e.p.store.param_floats, "gradients");
-    fast = compile;
-    if (!compile.kept) return DT_E_MEMORY;
+    if (t->e.env.dot == DT__DOT_NONE || t->first == t->recipe.steps) return DT_OK;
+    w.kept = DT__NEW(float, t->e.p.store.param_floats, "gradients");
+    if (!w.kept) return DT_E_MEMORY;
     r = dt__trainer_next(t, NULL, &valid);
     t->loader.ahead = 1;
-#ifdef DT_COMPILER
-    if (!r && valid && tries) r = dt__compilation_try(t, &compile);
-#endif
-    if (!r && valid && apart) r = dt__fast_distance(t, &fast);
-    dt__free(compile.kept);
+    if (!r && valid) r = dt__fast_distance(t, &w);
+    dt__free(w.kept);
     return r;
 }
 

@@ -88,7 +88,7 @@ static dt_result train(const void *own, int compile, float *loss, char hash[65],
     recipe.model = dt_model_segments(&one, 1, 0), recipe.source = &source;
     recipe.batch = SAMPLES, recipe.steps = 100, recipe.warmup = 0, recipe.learning_rate = 0.01f, recipe.weight_decay = 0;
     layout.threads = 1, layout.output.quiet = 1;
-    layout.compile.mode = compile ? DT_COMPILE_ON : DT_COMPILE_OFF, layout.compile.verify = compile;
+    layout.compile.mode = compile ? DT_COMPILE_ON : DT_COMPILE_OFF;
     r = dt_trainer_open(&t, &recipe, &layout);
     if (!r && compile) r = dt_trainer_compilation(t, c);
     if (!r) r = dt_trainer_run(t, &info);

@@ -39,11 +39,11 @@ static int train(const struct row *k, const char *data, int64_t threads, int64_t
     recipe.model = dt_model_gpt2("small"), recipe.data = data, recipe.batch = 8, recipe.sequence = length;
     recipe.steps = STEPS, recipe.validation = 0.0f, recipe.precision = k->precision, recipe.numerics = k->numerics;
     layout.threads = threads, layout.output.quiet = 1, layout.output.sample_length = 0;
-    layout.compile.mode = DT_COMPILE_ON, layout.compile.report = k->passes != NULL;
+    layout.compile.mode = DT_COMPILE_ON;
     layout.compile.passes = k->passes && *k->passes ? k->passes : NULL;
     if (!k->passes) layout.compile.mode = DT_COMPILE_OFF;
     r = dt_trainer_open(&t, &recipe, &layout);
-    if (!r && k->passes) r = dt_trainer_compilation(t, &c);
+    if (!r) r = dt_trainer_compilation(t, &c);
     for (int s = 0; s < STEPS && !r; s++) {
         r = dt_trainer_step(t, &info);
         ms[s] = 1e3 * info.seconds;
