@@ -23,7 +23,8 @@ from nbclient.exceptions import DeadKernelError
 HERE = Path(__file__).resolve().parent
 MADE_FROM = [HERE.parent / "dtrain.h", HERE.parent / "examples/layers.h",
              HERE.parent / "examples/gpu.h", HERE.parent / "examples/kernels.h",
-             HERE.parent / "examples/tools/plan.h", HERE.parent / "examples/tools/cost.h", HERE / "notebook.h", HERE / "notebook.c"]
+             HERE.parent / "examples/tools/plan.h", HERE.parent / "examples/tools/cost.h",
+             HERE.parent / "examples/tools/runs.h", HERE / "notebook.h", HERE / "notebook.c"]
 
 
 def role(cell):

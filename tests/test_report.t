@@ -93,7 +93,7 @@ my @pages = 'a.html';
 
 run(60, trainer() . " $nano --steps 12 --ranks 1 --learning-rate 30 --clip 0 --sample-length 0 --metrics b.jsonl");
 ($status, $out) = run(60, "$report a.jsonl b.jsonl -o two.html");
-like($out, qr/^b  Complete.*\n  Not healthy: the loss ended above its begin.*\n  next: Train with a quarter .*\n.* --learning-rate 7\.5 --clip 1 /m, 'two runs, and one of them diverges');
+like($out, qr/^b  Complete.*\n  Not healthy: the loss rose.*\n  next: Train with a quarter .*\n.* --learning-rate 7\.5 --clip 1 /m, 'two runs, and one of them diverges');
 $page = slurp("$tmp/two.html");
 is(row('Side by side', 'loss'), join('|', map { sprintf '%.6g', $_ } $step[-1]{loss}, decode_json((split /\n/, slurp("$tmp/b.jsonl"))[-1])->{loss}), '  side by side');
 like((run(60, "$report" . ' a.jsonl' x 2 . ' -o same.html'))[0] . slurp("$tmp/same.html"), qr/^0.*<th scope="col">a-2<.*The hashes are equal/s, '  with equal hashes and names of their own');
@@ -107,6 +107,9 @@ spew("$tmp/again.jsonl", join '', @lines[0 .. 20], $lines[0], @lines[11 .. 30]);
 like((run(60, "$report again.jsonl"))[1], qr/Complete: step 30 of 30.*Resumed 1 time, 10 steps made twice/, 'a run that was resumed');
 spew("$tmp/ill.jsonl", join '', @lines[0 .. 5], qq({"step":5,"error":"the loss of step 6 is not finite: lower --learning-rate"}\n), qq({"later": [1, {"x": "}"}]}\n));
 like((run(60, "$report ill.jsonl"))[1], qr/Failed: step 5 of 30.*It said: the loss of step 6 is not finite.*\n  Not healthy.*\n.*\n.*--learning-rate 0\.00025 /, 'a run that failed');
+my $late = join '', $lines[0], map { s/"rank_(\w+)":\[[^\]]*\]/{work => qq("rank_work":[0.01,0.09]), exposed => qq("rank_exposed":[0,0]), agree => qq("rank_agree":[0.08,0]), seconds => qq("rank_seconds":[0.1,0.1])}->{$1} || $&/ger } @lines[1 .. 30];
+spew("$tmp/late.jsonl", $late =~ s/"loss":[\d.]+/"loss":4/gr);
+like((run(60, "$report late.jsonl"))[1], qr/Not healthy: the loss stands still.*; rank 1 waits least: the others wait for it\.\n  next: The loss stands still: raise .*\n.*--learning-rate 0\.003$/m, 'a loss that stands still, and a rank that is late');
 spew("$tmp/head.jsonl", $lines[0]);
 like((run(60, "$report head.jsonl"))[1], qr/no step was made/, 'a run without a step');
 my $name = q(<img src=x onerror=alert(1)>&"'`$(touch owned)`%s.jsonl);

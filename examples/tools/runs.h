@@ -207,7 +207,9 @@ typedef struct run {
     run_firing fired[DT_RULE_COUNT];
     int firings;
     char what[SENTENCE], health[SENTENCE], next[SENTENCE], command[SENTENCE];
-    int ill, rose; /* ill 1: a fault, 2: it could be faster; rose: the loss ended above its begin, or is not a number */
+    int ill;           /* 1: a fault, 2: a remark */
+    int loss;          /* 0: it fell, 1: it rose or is not a number, 2: it stands still */
+    int late;          /* the rank that waits least where one waits for more than 30 % of its time; -1: none */
 } run;
 
 static double run_head(const run *r, const char *name) { return json_number_of(r->head, name); }
@@ -364,6 +366,23 @@ static double run_rank(const run *r, int64_t i, int kind, int q)
            : kind == RANK_WORK ? all - exposed - data : kind == RANK_AGREE ? 0 : x;
 }
 
+/* Which rank is late? */
+static int run_late(const run *r)
+{
+    double least = (double)INFINITY, most = 0;
+    int late = -1;
+    for (int q = 0; q < r->ranks; q++) {
+        double waits = 0, all = 0;
+        for (int64_t i = 0; i < r->steps; i++) {
+            all += run_rank(r, i, RANK_SECONDS, q);
+            waits += run_or(run_rank(r, i, RANK_EXPOSED, q), 0) + run_or(run_rank(r, i, RANK_AGREE, q), 0);
+        }
+        waits = all > 0 ? waits / all : 0, most = fmax(most, waits);
+        if (waits < least) least = waits, late = q;
+    }
+    return most > 0.3 && least < most / 2 ? late : -1;
+}
+
 /* Percentiles, parts of the time, memory. */
 static void run_measure(run *r)
 {
@@ -391,6 +410,7 @@ static void run_measure(run *r)
     qsort(r->order, (size_t)r->timed, sizeof *r->order, run_order);
     for (int k = 0; k < 3; k++) r->sorted[k] = run_percentile(r->order, r->timed, k == 0 ? 50 : k == 1 ? 90 : 99);
     r->mean = r->timed ? r->mean / (double)r->timed : (double)NAN;
+    r->late = run_late(r);
     p->all = p->start + p->work + p->exposed + p->agree + p->data + p->other + p->save + p->between;
 }
 
@@ -501,7 +521,7 @@ static void run_options(const run *r, int rule, char to[SENTENCE])
 {
     static const char *const names[] = {"LR*3", "LR/4", "BATCH*4", "BEST"};
     double rate = run_option_number(r, "learning-rate"), best = 0, least = (double)INFINITY;
-    double number[] = {3 * rate, rate / 4, 4 * run_option_number(r, "batch"), 0};
+    double number[] = {rate > 0 ? 3 * rate : 1e-3, rate / 4, 4 * run_option_number(r, "batch"), 0};
     const char *from = dt_rule_next(rule);
     for (int64_t i = 0; i < r->steps; i++)
         if (r->step[i].of[c_validation] < least) least = r->step[i].of[c_validation], best = r->step[i].of[c_step];
@@ -527,9 +547,12 @@ static void run_advise(run *r)
     const run_firing *f = NULL;
     for (size_t k = 0; k < sizeof order / sizeof *order && !f; k++)
         for (int i = 0; i < r->firings && !f; i++) f = r->fired[i].rule == order[k] ? &r->fired[i] : NULL;
-    if (r->rose || (r->state == RUN_FAILED && strstr(r->error, "not finite"))) {
+    if (r->loss == 1 || (r->state == RUN_FAILED && strstr(r->error, "not finite"))) {
         run_options(r, DT_RULE_EXPLODING_TENSOR, more);
         say(r->next, "Train with a quarter of the learning rate, with warm-up and clipping");
+    } else if (r->loss == 2) {
+        run_options(r, DT_RULE_LOSS_NOT_DECREASING, more);
+        say(r->next, "The loss stands still: %s", dt_rule_advice(DT_RULE_LOSS_NOT_DECREASING));
     } else if (r->state == RUN_STOPPED || r->state == RUN_FAILED) {
         if (!*run_option(r, "checkpoint", place, sizeof place))
             say(r->next, "No checkpoint was kept: start again, and keep some"),
@@ -574,18 +597,20 @@ static void run_judge(run *r)
         say(r->what, ". %lld line%s not whole and left out", (long long)r->broken,
             r->broken == 1 ? " of the file is" : "s of the file are");
     for (int64_t i = r->steps - tenth; i >= 0 && i < r->steps; i++) end += r->step[i].of[c_loss] / (double)tenth;
-    r->rose = last && !(end <= r->step[0].of[c_loss]);
-    r->ill = r->state == RUN_FAILED || r->rose;
+    if (last) end /= r->step[0].of[c_loss], r->loss = !(end <= 1.02) ? 1 : r->steps >= 20 && end > 0.99 ? 2 : 0;
+    r->ill = r->state == RUN_FAILED || r->loss;
     for (int i = 0; i < r->firings; i++) /* a loss that has fallen may stand still */
         if (r->fired[i].rule < DT_RULE_STEP_OUTLIER &&
-            (r->fired[i].rule != DT_RULE_LOSS_NOT_DECREASING || end > 0.9 * r->step[0].of[c_loss]))
+            (r->fired[i].rule != DT_RULE_LOSS_NOT_DECREASING || end > 0.9))
             r->ill = 1;
     if (!r->ill && (r->firings || r->state == RUN_STOPPED)) r->ill = 2;
     say(r->health, "%s%s. %d of %d rules fired%s",
         r->ill == 1 ? "Not healthy" : r->ill == 2 ? "Healthy, with a remark" : "Healthy",
-        r->rose ? ": the loss ended above its begin" : "", r->firings, DT_RULE_COUNT, r->firings ? ":" : "");
+        r->loss == 1 ? ": the loss rose" : r->loss ? ": the loss stands still" : "", r->firings, DT_RULE_COUNT,
+        r->firings ? ":" : "");
     for (int i = 0; i < r->firings; i++) say(r->health, "%s %s", i ? "," : "", dt_rule_name(r->fired[i].rule));
     if (last) say(r->health, ". Waiting for other ranks and messages took %.1f %% of the time", share);
+    if (r->late >= 0) say(r->health, "; rank %d waits least: the others wait for it", r->late);
     run_advise(r);
 }
 
