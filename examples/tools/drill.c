@@ -250,7 +250,8 @@ static void print_case(const char *id, const char *facts, const char *more, cons
 static void print_cases(const drill_item *it)
 {
     const drill_row *row = it->row;
-    const char *id = row->cell[CELL_ID], *name = row->code < 0 ? row->out < 0 ? "num" : plan_output[row->out][0] : "warn";
+    const char *id = row->cell[CELL_ID];
+    const char *name = row->code >= 0 ? "warn" : row->out < 0 ? "num" : plan_output[row->out][0];
     char want[DRILL_TEXT] = "";
     if (row->kind == DRILL_NUMBER)
         snprintf(want, sizeof want, row->out < 0 ? "%s=%.17g" : "%.0s%.17g", row->cell[CELL_ASKED], it->number);

@@ -37,14 +37,6 @@ static inline int drill_wrong(drill_deck *d, const char *file, int line, const c
     return snprintf(d->wrong, sizeof d->wrong, "%.180s, line %d: %s", file, line, what), 0;
 }
 
-static inline int drill_find(const char *const *names, size_t step, int count, const char *name)
-{
-    for (int k = 0; k < count; k++)
-        if (!strcmp(names[(size_t)k * step], name)) return k;
-    return -1;
-}
-static inline int drill_code(const char *name) { return drill_find(plan_warning[0], 2, PLAN_CODES, name); }
-
 /* Reads the kind of a template and what it asks for: a number or an output, an output, a warning, or of one option
  * "output=word" or "!WARNING". 0: the planner has no such thing. */
 static inline int drill_asked(drill_row *row)
@@ -53,8 +45,9 @@ static inline int drill_asked(drill_row *row)
     char name[40];
     snprintf(name, sizeof name, "%.*s", (int)strcspn(asked, "="), asked);
     row->kind = plan_word("number|word|warn|which", kind, strlen(kind));
-    row->num = drill_find(plan_number, 1, PLAN_NUMS, name), row->out = drill_find(plan_output[0], 2, PLAN_OUTS, name);
-    row->code = drill_code(asked + (*asked == '!'));
+    row->num = plan_place(plan_number, 1, PLAN_NUMS, name, strlen(name));
+    row->out = plan_place(plan_output[0], 2, PLAN_OUTS, name, strlen(name));
+    row->code = plan_code(asked + (*asked == '!'), strlen(asked) - (*asked == '!'));
     row->word = row->out < 0 || !equal ? -1 : plan_word(plan_output[row->out][1], equal + 1, strlen(equal + 1));
     return row->kind == DRILL_NUMBER  ? row->num >= 0 || row->out >= 0
            : row->kind == DRILL_WORD  ? row->out >= 0
@@ -188,20 +181,18 @@ static inline void drill_drawn(drill_draw *d, const char *facts, unsigned long l
     }
 }
 
+/* A fact, a number or output of the planner, or memory of the instance. */
 static inline void drill_value(const drill_draw *d, const plan_answer *a, const char *name, char value[PLAN_TEXT])
 {
-    char text[40];
+    int num = plan_place(plan_number, 1, PLAN_NUMS, name, strlen(name));
+    int out = plan_place(plan_output[0], 2, PLAN_OUTS, name, strlen(name));
     snprintf(value, PLAN_TEXT, "{%s}", name);
-    for (int k = 0; k < PLAN_NUMS; k++)
-        if (!strcmp(plan_number[k], name)) strcpy(value, plan_digits(a->num[k], text));
-    for (int k = 0; k < PLAN_OUTS; k++)
-        if (!strcmp(plan_output[k][0], name) && *plan_output[k][1])
-            strcpy(value, plan_named(plan_output[k][1], a->out[k], text));
-        else if (!strcmp(plan_output[k][0], name)) snprintf(value, PLAN_TEXT, "%d", a->out[k]);
+    if (num >= 0) plan_digits(a->num[num], value);
+    if (out >= 0) plan_out_text(a, out, value);
     if (!strcmp(name, "gpus")) snprintf(value, PLAN_TEXT, "%d", a->type->count);
     if (!strcmp(name, "gb")) snprintf(value, PLAN_TEXT, "%g", a->type->gb);
     if (!strcmp(name, "disk")) snprintf(value, PLAN_TEXT, "%g", a->type->nvme_gb);
-    for (int i = 0; i < d->count; i++) /* a fact before an output of its name */
+    for (int i = 0; i < d->count; i++)
         if (!strcmp(d->name[i], name)) strcpy(value, d->words[i]);
 }
 
@@ -239,7 +230,7 @@ static inline void drill_plan(plan_answer *a, const cost_catalogue *c, const cha
 static inline int drill_holds(const drill_row *row, const plan_answer *a, const char *value)
 {
     if (row->kind == DRILL_WORD) return a->out[row->out] == plan_word(plan_output[row->out][1], value, strlen(value));
-    if (row->kind == DRILL_WARN) return plan_warned(a, drill_code(value));
+    if (row->kind == DRILL_WARN) return plan_warned(a, plan_code(value, strlen(value)));
     return row->word < 0 ? !plan_warned(a, row->code) : a->out[row->out] == row->word;
 }
 
@@ -252,7 +243,7 @@ static inline int drill_option(drill_choice *o, const drill_item *it, const dril
     drill_fill(o->text, words, d, &it->answer);
     *o->reason = 0;
     if (it->row->kind == DRILL_WARN) {
-        int code = drill_code(o->value), fires = code >= 0 && plan_warned(&it->answer, code);
+        int code = plan_code(o->value, strlen(o->value)), fires = code >= 0 && plan_warned(&it->answer, code);
         if (code < 0) return 0;
         snprintf(o->text, DRILL_TEXT, "%s", plan_warning[code][1]);
         snprintf(o->reason, DRILL_TEXT, "%s %s", o->value, fires ? "fires" : "does not fire");
@@ -290,7 +281,7 @@ static inline int drill_choose(drill_item *it, const drill_draw *d, const cost_c
     for (int i = 0; i < all; i++) {
         drill_part(it->row->cell[CELL_OPTIONS], '/', order[i], o.value, sizeof o.value);
         if (!drill_option(&o, it, d, c)) return 0;
-        if (it->row->kind == DRILL_WARN && o.right && drill_code(o.value) != it->row->code) continue;
+        if (it->row->kind == DRILL_WARN && o.right && plan_code(o.value, strlen(o.value)) != it->row->code) continue;
         if (o.right && !rights++) it->choice[0] = o;
         else if (!o.right && wrongs < 3) it->choice[++wrongs] = o;
     }

@@ -15,19 +15,13 @@
 
 /* ---- a job's answer as key=value and as JSON ---- */
 
-static const char *out_text(const plan_answer *a, int k, char text[40])
-{
-    if (*plan_output[k][1]) return plan_named(plan_output[k][1], a->out[k], text);
-    return snprintf(text, 40, "%d", a->out[k]), text;
-}
-
 static void print_line(const char *id, const plan_answer *a)
 {
     char text[40];
     const char *between = "";
     printf("id=%s", id);
     for (int k = 0; k < PLAN_OUTS; k++) {
-        printf(" %s=%s", plan_output[k][0], out_text(a, k, text));
+        printf(" %s=%s", plan_output[k][0], plan_out_text(a, k, text));
         if (k == out_nodes) printf(" instance=%s", a->instance);
     }
     printf(" warn=%s", a->warn ? "" : "-");
@@ -75,14 +69,8 @@ static int same_codes(const char *want, const plan_answer *a)
 {
     int good = 1;
     for (size_t m; *(want += strspn(want, ", ")); want += m) {
-        int k = 0, known;
-        m = strcspn(want, ", ");
-        while (k < PLAN_CODES &&
-               (m < 1 || strlen(plan_warning[k][0]) != m - 1 || strncmp(plan_warning[k][0], want + 1, m - 1)))
-            k++;
-        known = k < PLAN_CODES;
-        if (*want == '+') good = good && known && plan_warned(a, k);
-        if (*want == '!') good = good && !(known && plan_warned(a, k));
+        int k = (m = strcspn(want, ", ")) ? plan_code(want + 1, m - 1) : -1, fires = k >= 0 && plan_warned(a, k);
+        if (*want == '+' || *want == '!') good = good && fires == (*want == '+');
     }
     return good;
 }
@@ -95,13 +83,12 @@ static int same_numbers(const char *want, const plan_answer *a)
     for (size_t m; *want; want += m + (want[m] == ';')) {
         char name[40] = "";
         double value = 0, tolerance = -1;
-        int k = 0;
-        m = strcspn(want, ";");
-        if (!m) continue;
+        int k;
+        if (!(m = strcspn(want, ";"))) continue;
         sscanf(want, " %39[^=;]=%lf+-%lf", name, &value, &tolerance);
-        while (k < PLAN_NUMS && strcmp(plan_number[k], name)) k++;
+        k = plan_place(plan_number, 1, PLAN_NUMS, name, strlen(name));
         if (tolerance < 0) tolerance = 1e-6 * fabs(value);
-        good = good && k < PLAN_NUMS && fabs(a->num[k] - value) <= tolerance + 1e-9;
+        good = good && k >= 0 && fabs(a->num[k] - value) <= tolerance + 1e-9;
     }
     return good;
 }
@@ -110,12 +97,11 @@ static int same_numbers(const char *want, const plan_answer *a)
 static int agrees(const cost_catalogue *c, const char *name, const char *want, const plan_answer *a)
 {
     char text[40];
+    int k = plan_place(plan_output[0], 2, PLAN_OUTS, name, strlen(name));
     if (!strcmp(name, "instance")) return same_type(c, want, a);
     if (!strcmp(name, "warn")) return same_codes(want, a);
     if (!strcmp(name, "num")) return same_numbers(want, a);
-    for (int k = 0; k < PLAN_OUTS; k++)
-        if (!strcmp(plan_output[k][0], name)) return matches(want, out_text(a, k, text));
-    return matches(want, "");
+    return matches(want, k < 0 ? "" : plan_out_text(a, k, text));
 }
 
 /* Reads a case's inputs; returns its id. */
@@ -296,9 +282,10 @@ static void print_answer(const plan_job *j, const cost_catalogue *c, const plan_
     print_list("why", &a->why);
     printf("topology   %d x %d %s, tp %d x pp %d x dp %d, library %s, input %s, compiler %s\n", a->out[out_nodes],
            a->type->count, a->type->accel, a->out[out_tp], a->out[out_pp], a->out[out_dp],
-           out_text(a, out_library, text[0]), out_text(a, out_input, text[1]), out_text(a, out_compiler, text[2]));
-    printf("failures   checkpoints: %s, %s, every %d minutes at most\n", out_text(a, out_ckpt_required, text[0]),
-           out_text(a, out_ckpt, text[1]), a->out[out_ckpt_max_min]);
+           plan_out_text(a, out_library, text[0]), plan_out_text(a, out_input, text[1]), plan_out_text(a,
+           out_compiler, text[2]));
+    printf("failures   checkpoints: %s, %s, every %d minutes at most\n", plan_out_text(a, out_ckpt_required, text[0]),
+           plan_out_text(a, out_ckpt, text[1]), a->out[out_ckpt_max_min]);
     if (!isnan(num[num_est_hours]))
         printf("cost       %s h, $%.0f on demand; Spot %s h, $%.0f\n", plan_digits(num[num_est_hours], text[0]),
                num[num_cost_od], plan_digits(num[num_spot_hours], text[1]), num[num_cost_spot]);
@@ -333,7 +320,7 @@ static void print_json(const plan_answer *a)
     const char *between = "";
     printf("{\"instance\": "), json_text(a->instance);
     for (int k = 0; k < PLAN_OUTS; k++)
-        printf(*plan_output[k][1] ? ", \"%s\": \"%s\"" : ", \"%s\": %s", plan_output[k][0], out_text(a, k, text));
+        printf(*plan_output[k][1] ? ", \"%s\": \"%s\"" : ", \"%s\": %s", plan_output[k][0], plan_out_text(a, k, text));
     printf(", \"warn\": [");
     for (int k = 0; k < PLAN_CODES; k++)
         if (plan_warned(a, k)) printf("%s\"%s\"", between, plan_warning[k][0]), between = ", ";

@@ -240,6 +240,18 @@ static inline void plan_job_clear(plan_job *j)
     for (int f = 0; f < PLAN_INPUTS; f++) j->n[f] = (double)NAN;
 }
 
+/* The place of a name in a table whose rows begin with their name; -1: none. */
+static inline int plan_place(const char *const *names, size_t step, int count, const char *name, size_t length)
+{
+    for (int k = 0; k < count; k++)
+        if (strlen(names[(size_t)k * step]) == length && !strncmp(names[(size_t)k * step], name, length)) return k;
+    return -1;
+}
+static inline int plan_code(const char *name, size_t length)
+{
+    return plan_place(plan_warning[0], 2, PLAN_CODES, name, length);
+}
+
 /* The place of a word in "a|b|c", whatever its case; -1: none. */
 static inline int plan_word(const char *words, const char *word, size_t length)
 {
@@ -277,7 +289,8 @@ static inline int plan_job_set(plan_job *j, int f, const char *value, char wrong
     const struct plan_field *field = &plan_field[f];
     char *end;
     double n = strtod(value, &end);
-    int word = plan_word("no|yes|off|on|false|true", value, strlen(value)), billions = f == in_params_b || f == in_tokens_b;
+    int word = plan_word("no|yes|off|on|false|true", value, strlen(value));
+    int billions = f == in_params_b || f == in_tokens_b;
     if (!*value || !strcmp(value, "-")) return 1;
     if (word >= 0 && (!strncmp(field->text, "0|1", 3) || (field->kind == 'i' && field->high == 1)))
         return j->n[f] = word % 2, 1;
@@ -888,6 +901,13 @@ static inline int plan_candidates(const plan_job *j, const cost_catalogue *c, pl
         count += i == 0 || strncmp(to->name, "trn", 3); /* Trainium only where it is named */
     }
     return count;
+}
+
+/* An output as text. */
+static inline const char *plan_out_text(const plan_answer *a, int k, char text[40])
+{
+    if (*plan_output[k][1]) return plan_named(plan_output[k][1], a->out[k], text);
+    return snprintf(text, 40, "%d", a->out[k]), text;
 }
 
 /* At least four digits, and no exponent. */
