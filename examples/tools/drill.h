@@ -246,7 +246,7 @@ static inline int drill_option(drill_choice *o, const drill_item *it, const dril
         int code = plan_code(o->value, strlen(o->value)), fires = code >= 0 && plan_warned(&it->answer, code);
         if (code < 0) return 0;
         snprintf(o->text, DRILL_TEXT, "%s", plan_warning[code][1]);
-        snprintf(o->reason, DRILL_TEXT, "%s %s", o->value, fires ? "fires" : "does not fire");
+        snprintf(o->reason, DRILL_TEXT, "%s here: %s", fires ? "true" : "not true", o->value);
         return o->right = fires, 1;
     }
     if (it->row->kind == DRILL_WORD) return o->right = drill_holds(it->row, &it->answer, o->value), 1;

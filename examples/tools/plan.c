@@ -280,10 +280,10 @@ static void print_answer(const plan_job *j, const cost_catalogue *c, const plan_
     const double *num = a->num;
     printf("plan       %s\n", plan_summary(a, said));
     print_list("why", &a->why);
-    printf("topology   %d x %d %s, tp %d x pp %d x dp %d, library %s, input %s, compiler %s\n", a->out[out_nodes],
-           a->type->count, a->type->accel, a->out[out_tp], a->out[out_pp], a->out[out_dp],
-           plan_out_text(a, out_library, text[0]), plan_out_text(a, out_input, text[1]), plan_out_text(a,
-           out_compiler, text[2]));
+    printf("topology   %d x %d %s, tp %d x pp %d x dp %d, ", a->out[out_nodes], a->type->count, a->type->accel,
+           a->out[out_tp], a->out[out_pp], a->out[out_dp]);
+    printf("library %s, input %s, compiler %s\n", plan_out_text(a, out_library, text[0]),
+           plan_out_text(a, out_input, text[1]), plan_out_text(a, out_compiler, text[2]));
     printf("failures   checkpoints: %s, %s, every %d minutes at most\n", plan_out_text(a, out_ckpt_required, text[0]),
            plan_out_text(a, out_ckpt, text[1]), a->out[out_ckpt_max_min]);
     if (!isnan(num[num_est_hours]))

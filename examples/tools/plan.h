@@ -102,7 +102,7 @@ enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
     F(W_STATE_EXCEEDS_WEIGHTS, n[in_replica_fits] != 1 && !u->over && weights <= room && states > room, \
       "the weights fit, the training state does not. Count 16 bytes per parameter, not 2") \
     F(W_MP_UNNEEDED, p->fits && (plan_partitions(user) || u->tp * u->pp > 1), \
-      "a replica fits on one GPU, so cutting the model only idles GPUs. Use data parallel") \
+      "a replica fits on one GPU, so cutting the model only leaves GPUs idle. Use data parallel") \
     F(W_SHARD_DOWNSIZE, shares && now < n[in_prev_nodes] && !p->fits && !plan_fits(p, 1, 1, now * g, 3, 1), \
       "the shards of fewer GPUs are larger and do not fit. Keep the nodes, or recompute") \
     F(W_HOST_OOM, n[in_delayed_init] != 1 && num[num_host_init_gb] > t->host_gib * 1.073741824, \
@@ -128,7 +128,7 @@ enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
     F(W_LAUNCHER, trn && *launcher && !plan_mentions(launcher, "torch_distributed|torchrun"), \
       "trn1 has one launcher. Use torch_distributed") \
     F(W_SMALL_MODEL_DIST, p->params < 0.1 && batch < 64 && gpus > 1, \
-      "below 0.1e9 parameters and a batch of 64 messages cost more than GPUs bring. Use one GPU") \
+      "with fewer than 0.1e9 parameters and a batch below 64, messages cost more than GPUs gain. Use one GPU") \
     F(W_BATCH_TOO_SMALL, p->small_batch, "CPU, GPU and its memory are below 70 %. Raise the batch before adding GPUs") \
     F(W_IO_BOUND, p->waits || n[in_fs_gb_s] < num[num_need_gb_s], \
       "GPUs wait for data. Speed up the input before adding GPUs") \
@@ -159,7 +159,7 @@ enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
       "a save takes longer than the 120 s of notice. Save on schedule, with more writers") \
     F(W_MAXWAIT, n[in_max_wait_s] <= n[in_max_run_s], "MaxWaitTime must exceed MaxRuntime. Raise it") \
     F(W_SCHEDULE_RESUME, *has && !plan_mentions(has, "all|everything") && !schedule, \
-      "the schedule restarts: learning rate, step or RNG is not saved. Save all three") \
+      "the schedule restarts: the learning rate, step or RNG is not saved. Save all three") \
     F(W_COMPILER_SHORT_JOB, p->compiles && p->minutes < num[num_break_even_min], \
       "the run is shorter than the break-even of compiling. Leave the compiler off") \
     F(W_COMPILER_INCOMPAT, p->compiles && p->sagemaker, \
@@ -171,11 +171,11 @@ enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
     F(W_RETRY_NOT_CAPACITY, n[in_fix_retry] == 1 && n[in_capacity_error] != 0, \
       "RetryStrategy retries internal errors, not missing capacity. Use training plans") \
     F(W_SAVINGS_NOT_CAPACITY, n[in_fix_savings_plan] == 1 && n[in_capacity_error] != 0, \
-      "a savings plan is a price, not capacity. Use training plans") \
+      "a savings plan lowers the price and reserves no capacity. Use training plans") \
     F(W_LOCAL_DISK, p->large && n[in_input_mode] == 0, \
-      "the data exceeds the local disks in file mode. Stream it, or use FSx") \
+      "file mode copies the data to the local disks, which are too small. Stream it, or use FSx") \
     F(W_OFFLOAD_NO_EFFECT, n[in_offload] == 1 && (n[in_given_mb] == 1 || recompute < 1), \
-      "offload works only with recompute and several micro-batches. Turn both on, or it off")
+      "offload works only with recompute and several micro-batches. Turn on both, or turn it off")
 
 #define PLAN_ROW(name, kind, low, high, text) {#name, text, low, high, kind},
 #define PLAN_IN(name, kind, low, high, text)  in_##name,
@@ -842,7 +842,7 @@ static inline void plan_on(const plan_job *j, const cost_type *type, double pric
     p.fits = plan_fits(&p, 1, 1, 1, 0, 0) || plan_fits(&p, 1, 1, 1, 0, 1);
     if (plan_starved(&p)) {
         plan_layout(&p, NO_SCALE, 0, 1, 1, 1, plan_or(j, in_cur_nodes, 1));
-        plan_say(&a->why, "More GPUs would wait as well: mend what the warnings name first, then measure again");
+        plan_say(&a->why, "More GPUs would wait as well: fix what the warnings name first, then measure again");
     } else if (!plan_trials(&p)) {
         if (p.fits) plan_replicas(&p);
         else plan_cuts(&p);
