@@ -5090,6 +5090,7 @@ typedef struct dt__env {
     float unit_share; /* 1 / units of work of the step: the weight of a unit's auxiliary losses */
     float loss_scale; /* the factor of all seeds of backward */
     int dot;          /* R19: the dt__dot_kind of products of the recipe's format */
+    double *by_op;    /* NULL, or gets the seconds of each kind of op: examples/tools/calibrate.h */
     float *logits;    /* of the host: gets the first logit_rows rows of logits that are made a block at a time (H9) */
     int64_t logit_rows;
     dt__peers peers;  /* called when this rank lacks some tensor shards, experts or context leaves */
@@ -8953,12 +8954,14 @@ static void dt__segment_run(const dt__segment_plan *p, int32_t begin, int32_t co
 {
     for (int32_t k = begin; k < begin + count; k++) {
         const dt__node *n = &p->g->nodes[p->order[k]];
+        const double start = env->by_op ? dt__now() : 0.0;
         const dt__call c = dt__call_of(p, p->order[k], b, env, fresh);
         if (n->group && (!env->k->device || (env->k->device->split && p->fused->there(p, p->order[k], env->k))))
             p->fused->run(p, p->order[k], b, env, fresh);
         else if (env->k->device && (n->group || !env->k->device->supports(&c)))
             dt__segment_on_host(p, p->order[k], b, env, fresh);
         else (env->k->device ? env->k->device->run : dt__host_run)(&c);
+        if (env->by_op) env->by_op[n->op] += dt__now() - start;
     }
 }
 
