@@ -311,12 +311,18 @@ static void keep_best(found *best, int *count, const ask *a, const simulation *s
     best[k].memory = s->memory, best[k].work = s->work, best[k].exposed = s->exposed, best[k].idle = s->idle;
 }
 
-/* Simulates one layout; keeps it if it fits. 0: not possible; 1: it does not fit; 2: it does. */
+/* Simulates one layout; keeps it if it fits, which rank 0 alone often tells. 0: not possible; 1: it does not fit; 2: it
+ * does. */
 static int try_layout(ask *a, found *best, int *count)
 {
     simulation s;
+    dt_plan *first = NULL;
     double room = isnan(a->machine.gb) ? INFINITY : 0.9e9 * a->machine.gb;
-    int got = sim_run(&s, &a->job) ? 0 : s.memory <= room ? 2 : 1;
+    int got = dt_plan_open(&first, &a->recipe, &a->layout, a->job.ranks, 0) ? 0 : 1;
+    int fits = got && (double)dt__memory_of(first->row, first->rows_count).total <= room;
+    dt_plan_close(&first);
+    if (!fits) return got;
+    got = sim_run(&s, &a->job) ? 0 : s.memory <= room ? 2 : 1;
     if (got == 2) keep_best(best, count, a, &s);
     sim_close(&s);
     return got;
@@ -363,6 +369,16 @@ static void print_planner(const ask *a, double weights)
     printf("planner    %s\n", plan_summary(&p, text));
 }
 
+/* Why a layout is slower than the best one: what takes most of the difference. */
+static const char *reason(const found *b, const found *best)
+{
+    double work = b->work - best->work, messages = b->exposed - best->exposed, waiting = b->idle - best->idle;
+    if (b == best) return "the fastest";
+    if (!(b->step > best->step)) return "as fast";
+    if (work >= messages && work >= waiting) return "slower by work";
+    return messages >= waiting ? "slower by messages" : "slower by waiting for stages and ranks";
+}
+
 static int search(ask *a)
 {
     static found best[BEST];
@@ -377,14 +393,12 @@ static int search(ask *a)
     printf("    tp   pp   dp zero recompute micro-batch     step s   MFU %%  memory GB   reason\n");
     for (int k = 0; k < count; k++) {
         const found *b = &best[k];
-        const char *most = b->exposed > b->idle ? "messages" : "waiting for stages and ranks";
         int64_t dp = a->job.ranks / (b->layout.tp * b->layout.pp);
         printf("%6d %4d %4d %4d %9s %11lld %10.4g %7.1f %10.2f   ", (int)b->layout.tp, (int)b->layout.pp, (int)dp,
                (int)b->layout.zero, b->layout.recompute ? "full" : "none",
                (long long)(b->recipe.micro_batch / b->recipe.data_shards), b->step, 100 * b->mfu, b->memory / 1e9);
-        printf("%.0f %% work, %.0f %% messages, %.0f %% waiting%s%s\n", 100 * b->work / b->step,
-               100 * b->exposed / b->step, 100 * b->idle / b->step, k ? "" : ": the fastest; most of the rest is ",
-               k ? "" : most);
+        printf("%.0f %% work, %.0f %% messages, %.0f %% waiting; %s\n", 100 * b->work / b->step,
+               100 * b->exposed / b->step, 100 * b->idle / b->step, reason(b, best));
     }
     if (!count) printf("           none: use more nodes, a smaller model or batch, or GPUs with more memory\n");
     if (count) {
