@@ -194,7 +194,7 @@ static int run_session(const drill_deck *d, const cost_catalogue *c, const char 
     FILE *f;
     if (file && !read_state(&s, d, file)) return 2;
     memset(&act, 0, sizeof act), act.sa_handler = stop; /* without SA_RESTART: reading ends, too */
-    sigaction(SIGINT, &act, NULL), sigaction(SIGTERM, &act, NULL);
+    sigaction(SIGINT, &act, NULL), sigaction(SIGTERM, &act, NULL), sigaction(SIGHUP, &act, NULL);
     s.session++;
     all = choose(d, &s, domain, &seed, chosen);
     if (count > all) count = all;
