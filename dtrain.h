@@ -8965,13 +8965,13 @@ static void dt__segment_run(const dt__segment_plan *p, int32_t begin, int32_t co
     }
 }
 
+#if defined(DT_CUDA) && defined(__ELF__)
 static void *dt__copied(const void *from, int64_t bytes)
 {
     void *copy = dt__alloc(bytes, "a graph");
     return copy && bytes ? memcpy(copy, from, (size_t)bytes) : copy;
 }
 
-#if defined(DT_CUDA) && defined(__ELF__)
 /* ---- this file's text, from which the device's code is printed, and the cache of that code ---- */
 #ifndef DT_SOURCE_PATH
 #define DT_SOURCE_PATH __FILE__
@@ -26209,57 +26209,7 @@ DT_API dt_result dt_evaluate(dt_trainer *t, const char *data, float *loss, int64
     return r;
 }
 
-/* ---- the first batch in both numerics ---- */
-
-typedef struct dt__two_ways {
-    float *kept;   /* the gradients of the first way */
-    float loss[2];
-    float far[2];  /* largest difference of the gradients, largest gradient */
-} dt__two_ways;
-
-/* A step without an update in the way `way`, 0 or 1; the second way is compared with the first. */
-static dt_result dt__dry_step(dt_trainer *t, dt__two_ways *w, int way)
-{
-    dt__engine *e = &t->e;
-    float *to = w->kept;
-    dt_result r;
-    e->dry = 1;
-    r = dt__engine_step(e, dt__trainer_load, t);
-    e->dry = 0;
-    if (!r) r = dt__tree_loss(t, e->shard_loss, 1, &w->loss[way]);
-    for (int32_t p = 0; p < e->p.net.param_count && !r; p++) {
-        const dt__net_param *of = &e->p.net.params[p];
-        const float *now = dt__download(e->k, dt__own_gradient(e, of), of->own);
-        for (int64_t j = 0; j < of->own && way; j++) {
-            float apart = __builtin_fabsf(now[j] - to[j]), size = __builtin_fabsf(to[j]);
-            if (apart > w->far[0]) w->far[0] = apart;
-            if (size > w->far[1]) w->far[1] = size;
-        }
-        if (!way && of->own) memcpy(to, now, 4 * (size_t)of->own);
-        to += of->own;
-    }
-    return r;
-}
-
-/* Exact and fast numerics: how far they are apart, relative to the loss and to the largest gradient. */
-static dt_result dt__fast_distance(dt_trainer *t, dt__two_ways *w)
-{
-    dt__engine *e = &t->e;
-    const int dot = e->env.dot;
-    dt_result r;
-    e->env.dot = DT__DOT_NONE;
-    r = dt__dry_step(t, w, 0);
-    e->env.dot = dot;
-    if (!r) r = dt__dry_step(t, w, 1);
-    if (!r) r = dt_all_reduce(t->comm, w->far, 2, DT_MAX);
-    if (r) return r;
-    t->distance[0] = (double)__builtin_fabsf(w->loss[1] - w->loss[0]) / (double)w->loss[0];
-    t->distance[1] = (double)(w->far[0] / w->far[1]);
-    if (dt__trainer_speaks(t))
-        dt__tell("fast     the first batch differs from exact numerics by %.1e of the loss, %.1e of the largest "
-                 "gradient\n", t->distance[0], t->distance[1]);
-    return DT_OK;
-}
+/* ---- the first batch ---- */
 
 static dt_result dt__trainer_next(dt_trainer *t, uint32_t *said, int64_t *valid)
 {
@@ -26272,20 +26222,53 @@ static dt_result dt__trainer_next(dt_trainer *t, uint32_t *said, int64_t *valid)
     return r;
 }
 
-/* Loads the first batch, and runs it in both numerics, if they are fast. */
+/* Steps without an update in exact and in fast numerics: how far they are apart, relative to the loss and to the largest
+ * gradient. */
+static dt_result dt__fast_distance(dt_trainer *t)
+{
+    dt__engine *e = &t->e;
+    const int dot = e->env.dot;
+    float *kept = DT__NEW(float, e->p.store.param_floats, "gradients"), *exact;
+    float loss[2], far[2] = {0.0f, 0.0f}; /* far: the largest difference of gradients, the largest gradient */
+    dt_result r = kept ? DT_OK : DT_E_MEMORY;
+    e->dry = 1;
+    for (int way = 0; way < 2 && !r; way++) {
+        e->env.dot = way ? dot : DT__DOT_NONE;
+        r = dt__engine_step(e, dt__trainer_load, t);
+        if (!r) r = dt__tree_loss(t, e->shard_loss, 1, &loss[way]);
+        exact = kept;
+        for (const dt__net_param *p = e->p.net.params; p < e->p.net.params + e->p.net.param_count && !r; p++) {
+            const float *now = dt__download(e->k, dt__own_gradient(e, p), p->own);
+            for (int64_t i = 0; i < p->own && way; i++) {
+                float apart = __builtin_fabsf(now[i] - exact[i]), size = __builtin_fabsf(exact[i]);
+                if (apart > far[0]) far[0] = apart;
+                if (size > far[1]) far[1] = size;
+            }
+            if (!way) dt__copy(exact, now, p->own);
+            exact += p->own;
+        }
+    }
+    e->env.dot = dot, e->dry = 0;
+    dt__free(kept);
+    if (!r) r = dt_all_reduce(t->comm, far, 2, DT_MAX);
+    if (r) return r;
+    t->distance[0] = (double)__builtin_fabsf(loss[1] - loss[0]) / (double)loss[0];
+    t->distance[1] = (double)(far[0] / far[1]);
+    if (dt__trainer_speaks(t))
+        dt__tell("fast     the first batch differs from exact numerics by %.1e of the loss, %.1e of the largest "
+                 "gradient\n", t->distance[0], t->distance[1]);
+    return DT_OK;
+}
+
+/* With fast numerics, loads the first batch and says what they cost in exactness. */
 static dt_result dt__trainer_first(dt_trainer *t)
 {
     int64_t valid;
-    dt__two_ways w = DT__ZERO;
     dt_result r;
     if (t->e.env.dot == DT__DOT_NONE || t->first == t->recipe.steps) return DT_OK;
-    w.kept = DT__NEW(float, t->e.p.store.param_floats, "gradients");
-    if (!w.kept) return DT_E_MEMORY;
     r = dt__trainer_next(t, NULL, &valid);
     t->loader.ahead = 1;
-    if (!r && valid) r = dt__fast_distance(t, &w);
-    dt__free(w.kept);
-    return r;
+    return r || !valid ? r : dt__fast_distance(t);
 }
 
 static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, dt_step_info *info)
