@@ -205,7 +205,7 @@ typedef struct run {
     double *order;     /* (timed): seconds, sorted */
     double mean, memory; /* of seconds; most bytes of a rank */
     run_firing fired[DT_RULE_COUNT];
-    int firings;
+    int firings, locked;
     char what[SENTENCE], health[SENTENCE], next[SENTENCE], command[SENTENCE];
     int ill;           /* 1: a fault, 2: a remark */
     int loss;          /* 0: it fell, 1: it rose or is not a number, 2: it stands still */
@@ -325,19 +325,22 @@ static int run_line(run *r, slice line)
     return 1;
 }
 
-/* Does a process hold the lock that a trainer takes of its file of metrics? */
+/* Does a process hold the lock that a trainer takes of its file of metrics? Where the system does not tell: is the file
+ * less than a minute old? */
 static int run_locked(const char *path)
 {
     char line[256];
     unsigned long long inode;
     struct stat is;
     int found = 0;
-    FILE *f = stat(path, &is) ? NULL : fopen("/proc/locks", "r");
+    FILE *f = fopen("/proc/locks", "r");
+    if (stat(path, &is)) found = -1;
+    else if (!f) found = time(NULL) - is.st_mtime < 60;
     while (f && !found && fgets(line, sizeof line, f))
         found = strstr(line, "FLOCK") && sscanf(line, "%*s %*s %*s %*s %*s %*x:%*x:%llu", &inode) == 1 &&
                 inode == (unsigned long long)is.st_ino;
     if (f) fclose(f);
-    return found;
+    return found > 0;
 }
 
 static int run_order(const void *a, const void *b)
@@ -579,7 +582,7 @@ static void run_judge(run *r)
     double end = 0, share = r->part.all > 0 ? 100 * (r->part.exposed + r->part.agree) / r->part.all : 0;
     const char *words[] = {"Complete", "Running", "Stopped early", "Failed"};
     r->state = last && r->goal && last->of[c_step] >= (double)r->goal ? RUN_COMPLETE
-               : *r->error ? RUN_FAILED : run_locked(r->path) ? RUN_RUNNING : RUN_STOPPED;
+               : *r->error ? RUN_FAILED : r->locked ? RUN_RUNNING : RUN_STOPPED;
     if (r->state == RUN_FAILED && !strncmp(r->error, "stopped ", 8)) r->state = RUN_STOPPED;
     say(r->what, "%s: ", words[r->state]);
     if (!last) say(r->what, "no step was made");
@@ -621,7 +624,7 @@ static int run_open(run *r, const char *path, char why[SENTENCE])
     const char *base = strrchr(path, '/');
     memset(r, 0, sizeof *r);
     *why = 0;
-    r->path = path;
+    r->path = path, r->locked = run_locked(path); /* before the text: a lock may end while it is read */
     snprintf(r->name, sizeof r->name - 4, "%s", base ? base + 1 : path);
     if (strlen(r->name) > 6 && !strcmp(r->name + strlen(r->name) - 6, ".jsonl")) r->name[strlen(r->name) - 6] = 0;
     r->text = file_read(path, &r->bytes);
