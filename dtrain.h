@@ -9233,12 +9233,13 @@ DT__INLINE dt__vf dt__v_min(dt__vf a, dt__vf b) { return a.v < b.v ? a.v : b.v; 
 #define DT__LANES 1
 DT__INLINE dt__vf dt__l_load(const float *p) { return p[0]; }
 DT__INLINE void dt__l_store(float *p, dt__vf x, int64_t n) { if (DT__LANE < n) p[0] = x.v; }
-static float dt__fold_sum_cuda(const float *lane)
+/* The sum of 2 n neighbouring lanes. */
+DT__INLINE float dt__folded(float x, int n)
 {
-    float x = lane[0];
-    for (int w = 16; w; w /= 2) x = x + __shfl_xor_sync(0xffffffffu, x, w);
+    for (; n; n /= 2) x = x + __shfl_xor_sync(0xffffffffu, x, n);
     return x;
 }
+static float dt__fold_sum_cuda(const float *lane) { return dt__folded(lane[0], 16); }
 static float dt__fold_max_cuda(const float *lane)
 {
     float x = lane[0], y;
@@ -9504,13 +9505,6 @@ DT__INLINE void dt__tile_scores(float s[4][4], float *xs, float *ys, const dt__m
         dt__tile_chains<1, 1, 1, 0>(s, xs, ys, dt__min(DT__SIDE, x.cols - c), 1);
     }
 }
-/* The sum of 2 n neighbouring lanes, in the order of dt__fold_sum. */
-DT__INLINE float dt__folded(float x, int n)
-{
-    for (; n; n /= 2) x = x + __shfl_xor_sync(0xffffffffu, x, n);
-    return x;
-}
-
 /* Keys that come before query i, masks aside. */
 DT__INLINE int dt__keys_of(const dt__attention &a, int i)
 {
@@ -9935,17 +9929,29 @@ DT__INLINE void dt__put_pair(float *p, int64_t i, float x, float y)
     else p[i] = x, p[i + 1] = y;
 }
 
-/* Begins the copy of rows to a tile: of x from element `from` on; what does not exist is zero. */
+/* Begins the copy of rows of a head to a tile, from row `first` on: of keys (second: values), else queries (dO). What
+ * does not exist is zero. */
+#define DT__ROWS_OF(keys) (sample * (int)((keys) ? a.room : a.t + a.gap)) /* those before this sample's */
 template <int D, int ROWS>
-DT__INLINE void dt__flash_fetch(uint32_t to, const float *x, int64_t from, int64_t ld, int rows, int d)
+DT__INLINE void dt__flash_fetch(const dt__attention &a, uint32_t to, int keys, int second, int sample, int head,
+                                int first)
 {
     const int row = (int)threadIdx.x / (D / 8), chunk = (int)threadIdx.x % (D / 8);
+    const int rows = (int)(keys ? a.s : a.t) - first, d = (int)a.d;
+    const int64_t ld = keys ? a.ldk : second ? a.lddo : a.ld, from = (DT__ROWS_OF(keys) + first) * ld + head * a.d;
+    const float *const x = keys ? second ? a.v : a.k : second ? a.dout : a.q;
     const uint16_t *at = (const uint16_t *)DT__ADDRESS(x) + from + row * ld + 8 * chunk;
     to += (uint32_t)(row * 2 * D + ((chunk ^ row % 8) << 4));
     DT__EACH(i, ROWS * D / 1024) {
         dt__copy_16(to + 2048 * i, at, row + i * (1024 / D) < rows && 8 * chunk < d);
         at += 1024 / D * ld;
     }
+}
+/* Likewise of the statistics of n queries of a head, which counts those of all samples. */
+DT__INLINE void dt__flash_stats_fetch(const dt__flash &f, float *to, int64_t head, int first, int n)
+{
+    const float *const from = f.stats + 2 * (head * dt__round_up(f.a.t, 128) + first);
+    if ((int)threadIdx.x < n / 2) dt__copy_16(dt__shared_at(to) + 16 * threadIdx.x, from + 4 * threadIdx.x, 1);
 }
 #define DT__TILE_OF(tile, row, chunk) (((tile) ^ (uint32_t)((chunk) << 4)) + (uint32_t)((row) * 2 * D))
 /* s (16 M,N) = X Y^T */
@@ -10004,17 +10010,9 @@ template <int KIND, int D, int M, int N> DT__INLINE void dt__flash_tile(const dt
     float acc[1 + KEYS][M][D / 8][4], top[M][2], sum[M][2]; /* of rows: largest scores, sums */
     DT__EACH(k, 1 + KEYS) DT__EACH(m, M) DT__EACH(n, D / 8) DT__EACH(e, 4) acc[k][m][n][e] = 0.0f;
     DT__EACH(m, M) DT__EACH(i, 2) top[m][i] = -__builtin_inff(), sum[m][i] = 0.0f;
-#define DT__ROWS_OF(keys) (sample * (int)((keys) ? a.room : a.t + a.gap)) /* those before this sample's */
-    DT__EACH(k, 1 + BACK) { /* X */
-        const int64_t ld = KEYS ? a.ldk : k ? a.lddo : a.ld;
-        if (begin < end)
-            dt__flash_fetch<D, ROWS>(to_x + (uint32_t)(k * ROWS * LINE), KEYS ? k ? a.v : a.k : k ? a.dout : a.q,
-                                     (DT__ROWS_OF(KEYS) + first) * ld + own * a.d, ld,
-                                     (int)(KEYS ? a.s : a.t) - first, (int)a.d);
-    }
-    if (KIND == DT__QUERIES && begin < end && (int)threadIdx.x < ROWS / 2)
-        dt__copy_16(dt__shared_at(stats) + 16 * threadIdx.x,
-                    f.stats + 2 * (blockIdx.x * dt__round_up(a.t, 128) + first) + 4 * threadIdx.x, 1);
+    DT__EACH(k, 1 + BACK)
+        if (begin < end) dt__flash_fetch<D, ROWS>(a, to_x + (uint32_t)(k * ROWS * LINE), KEYS, k, sample, own, first);
+    if (KIND == DT__QUERIES && begin < end) dt__flash_stats_fetch(f, stats, blockIdx.x, first, ROWS);
     const int y_head = KEYS ? own * group : own / group;
     for (int next = begin - N, next_head = y_head, more = 1, odd = 0; more;) {
         const int at = next, head = KEYS ? next_head : own, i0 = KEYS ? at : first, j0 = KEYS ? first : at;
@@ -10027,17 +10025,10 @@ template <int KIND, int D, int M, int N> DT__INLINE void dt__flash_tile(const dt
             __syncthreads();
         }
         if (more) { /* the next Y */
-            DT__EACH(k, 2) {
-                const int64_t ld = !KEYS ? a.ldk : k ? a.lddo : a.ld;
-                dt__flash_fetch<D, N>(to_y + (uint32_t)((!odd * 2 + k) * N * LINE),
-                                      KEYS ? k ? a.dout : a.q : k ? a.v : a.k,
-                                      (DT__ROWS_OF(!KEYS) + next) * ld + next_head * a.d, ld,
-                                      (int)(KEYS ? a.t : a.s) - next, (int)a.d);
-            }
-            if (KEYS && (int)threadIdx.x < N / 2)
-                dt__copy_16(dt__shared_at(stats) + (uint32_t)(!odd * N * 8) + 16 * threadIdx.x,
-                            f.stats + 2 * ((sample * a.h + next_head) * dt__round_up(a.t, 128) + next) +
-                                4 * threadIdx.x, 1);
+            DT__EACH(k, 2)
+                dt__flash_fetch<D, N>(a, to_y + (uint32_t)((!odd * 2 + k) * N * LINE), !KEYS, k, sample, next_head,
+                                      next);
+            if (KEYS) dt__flash_stats_fetch(f, stats + !odd * N * 2, sample * a.h + next_head, next, N);
         }
         if (at < begin) continue;
         const uint32_t y = to_y + lines + (uint32_t)(odd * 2 * N * LINE);
