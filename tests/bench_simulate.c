@@ -11,43 +11,34 @@
 
 enum { RUNS_MAX = 9, LAYOUTS = 31 };
 
-#define GPT   "--model nano --layers 4 --heads 4 --width 128 --sequence 64 --batch 32 "
-#define WIDE  "--model nano --layers 2 --heads 4 --width 256 --sequence 128 --batch 16 "
-#define LLAMA "--model llama-nano --layers 4 --heads 4 --width 128 --sequence 64 --batch 32 "
+enum { GPT, WIDE, LLAMA, MODELS };
 static const struct {
-    int ranks, nodes;
+    const char *name, *options;
+} model[MODELS] = {{"gpt", "--model nano --layers 4 --heads 4 --width 128 --sequence 64 --batch 32"},
+                   {"wide", "--model nano --layers 2 --heads 4 --width 256 --sequence 128 --batch 16"},
+                   {"llama", "--model llama-nano --layers 4 --heads 4 --width 128 --sequence 64 --batch 32"}};
+static const struct {
+    int ranks, nodes, model;
     const char *options;
-} layout[LAYOUTS] = {{1, 1, GPT},
-                     {1, 1, GPT "--micro-batch 8"},
-                     {1, 1, GPT "--recompute full"},
-                     {1, 1, WIDE},
-                     {1, 1, LLAMA},
-                     {2, 1, GPT},
-                     {2, 1, GPT "--micro-batch 8"},
-                     {2, 1, GPT "--zero 1"},
-                     {2, 1, GPT "--zero 2"},
-                     {2, 1, GPT "--zero 3"},
-                     {2, 1, GPT "--zero 3 --micro-batch 8 --recompute full"},
-                     {2, 1, WIDE},
-                     {2, 1, WIDE "--zero 2"},
-                     {2, 1, LLAMA "--zero 1"},
-                     {2, 2, GPT},
-                     {2, 2, GPT "--zero 1"},
-                     {2, 2, GPT "--zero 3"},
-                     {2, 2, WIDE},
-                     {2, 1, GPT "--tensor-shards 2 --tp 2"},
-                     {2, 1, GPT "--tensor-shards 2 --tp 2 --sequence-parallel"},
-                     {2, 2, GPT "--tensor-shards 2 --tp 2"},
-                     {2, 1, GPT "--context-shards 2 --cp 2"},
-                     {2, 1, GPT "--pp 2 --micro-batch 16"},
-                     {2, 1, GPT "--pp 2 --micro-batch 8"},
-                     {2, 1, GPT "--pp 2 --micro-batch 8 --pipeline gpipe"},
-                     {2, 1, GPT "--pp 2 --micro-batch 8 --pipeline zero-bubble"},
-                     {2, 1, LLAMA "--pp 2 --micro-batch 8 --pipeline interleaved --chunks 2"},
-                     {2, 2, GPT "--pp 2 --micro-batch 8"},
-                     {2, 1, GPT "--experts 4 --ep 2"},
-                     {4, 1, GPT},
-                     {4, 2, GPT "--pp 2 --micro-batch 8"}};
+} layout[LAYOUTS] = {
+    {1, 1, GPT, ""}, {1, 1, GPT, "--micro-batch 8"}, {1, 1, GPT, "--recompute full"}, {1, 1, WIDE, ""}, {1, 1, LLAMA, ""},
+    {2, 1, GPT, ""}, {2, 1, GPT, "--micro-batch 8"}, {2, 1, GPT, "--zero 1"}, {2, 1, GPT, "--zero 2"}, {2, 1, GPT, "--zero 3"},
+    {2, 1, GPT, "--zero 3 --micro-batch 8 --recompute full"}, {2, 1, WIDE, ""}, {2, 1, WIDE, "--zero 2"},
+    {2, 1, LLAMA, "--zero 1"}, {2, 2, GPT, ""}, {2, 2, GPT, "--zero 1"}, {2, 2, GPT, "--zero 3"}, {2, 2, WIDE, ""},
+    {2, 1, GPT, "--tensor-shards 2 --tp 2"}, {2, 1, GPT, "--tensor-shards 2 --tp 2 --sequence-parallel"},
+    {2, 2, GPT, "--tensor-shards 2 --tp 2"}, {2, 1, GPT, "--context-shards 2 --cp 2"},
+    {2, 1, GPT, "--pp 2 --micro-batch 16"}, {2, 1, GPT, "--pp 2 --micro-batch 8"},
+    {2, 1, GPT, "--pp 2 --micro-batch 8 --pipeline gpipe"}, {2, 1, GPT, "--pp 2 --micro-batch 8 --pipeline zero-bubble"},
+    {2, 1, LLAMA, "--pp 2 --micro-batch 8 --pipeline interleaved --chunks 2"}, {2, 2, GPT, "--pp 2 --micro-batch 8"},
+    {2, 1, GPT, "--experts 4 --ep 2"}, {4, 1, GPT, ""}, {4, 2, GPT, "--pp 2 --micro-batch 8"}};
+
+/* A layout's options, with those of its model. */
+static const char *options_of(int k)
+{
+    static char text[300];
+    snprintf(text, sizeof text, "%s %s", model[layout[k].model].options, layout[k].options);
+    return text;
+}
 
 /* A recipe and a layout of options, of tokens from nowhere. */
 static dt_result prepare(const char *options, dt_source *source, dt_recipe *recipe, dt_layout *l)
@@ -76,7 +67,7 @@ static int train(int k, int steps)
     dt_recipe recipe;
     dt_layout l;
     dt_trainer *t = NULL;
-    dt_result r = prepare(layout[k].options, &source, &recipe, &l);
+    dt_result r = prepare(options_of(k), &source, &recipe, &l);
     if (!r) r = dt_trainer_open(&t, &recipe, &l);
     for (int n = -1; n < steps && !r; n++) {
         dt_step_info info = dt_step_info_zero();
@@ -167,7 +158,7 @@ static int campaign(const char *self, int runs)
     int count = 0;
     dt_result r = calibrate(self, &like, &m);
     for (int k = 0; k < LAYOUTS && !r; k++)
-        r = predict(layout[k].options, layout[k].ranks, layout[k].nodes, &m, &simulated[k], &trivial[k], &share);
+        r = predict(options_of(k), layout[k].ranks, layout[k].nodes, &m, &simulated[k], &trivial[k], &share);
     if (r) return dt_fail("bench_simulate");
     for (int n = 0; n < runs; n++)
         for (int k = 0; k < LAYOUTS; k++) {
@@ -176,14 +167,15 @@ static int campaign(const char *self, int runs)
         }
     printf("products %.1f GFLOP/s, busy neighbour x %.2f; ms per step, median of %d runs\n", m.peak / 1e9, m.busy,
            runs);
+    for (int k = 0; k < MODELS; k++) printf("%s: %s\n", model[k].name, model[k].options);
     printf("ranks nodes   measured spread  simulated  error   trivial  error  layout\n");
     for (int k = 0; k < LAYOUTS; k++) {
         double measured = median(seconds[k], runs), spread = (seconds[k][runs - 1] - seconds[k][0]) / measured;
         double off = simulated[k] / measured - 1, plain = trivial[k] / measured - 1;
         int busy = layout[k].ranks > 2;
-        printf("%5d %5d %10.3f %5.0f%% %10.3f %+5.0f%% %9.3f %+5.0f%%  %s%s\n", layout[k].ranks, layout[k].nodes,
+        printf("%5d %5d %10.3f %5.0f%% %10.3f %+5.0f%% %9.3f %+5.0f%%  %s %s%s\n", layout[k].ranks, layout[k].nodes,
                1e3 * measured, 100 * spread, 1e3 * simulated[k], 100 * off, 1e3 * trivial[k], 100 * plain,
-               layout[k].options, busy ? " (oversubscribed)" : "");
+               model[layout[k].model].name, layout[k].options, busy ? " (oversubscribed)" : "");
         if (!busy) error[0][count] = fabs(off), error[1][count++] = fabs(plain);
     }
     for (int k = 0; k < 2; k++) {

@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { CALIBRATE_SHAPES = 24, CALIBRATE_STEPS = 5, CALIBRATE_SIZES = 7 };
+enum { CALIBRATE_SHAPES = 24, CALIBRATE_STEPS = 9, CALIBRATE_SIZES = 7 };
 
 /* What the shapes showed of each rate: size (FLOPs or bytes) and seconds of a call. */
 typedef struct calibration {

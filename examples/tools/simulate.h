@@ -681,7 +681,7 @@ static void sim_sum_up(simulation *s)
         if (bytes > s->memory) s->memory = bytes, s->memory_rank = r->rank;
         for (int far = 0; far < 2; far++) s->sent[far] += r->weight * sim_sent(r->program, far);
     }
-    s->exposed += s->program[0].agree.comm;
+    s->idle = fmax(0, s->idle), s->exposed += s->program[0].agree.comm;
     s->tokens = (double)(j->recipe->batch * j->recipe->sequence);
     rest = (rate->each + rate->byte * s->tokens / p->mesh.size[DT_AXIS_DATA]) * (ranks > 1 ? j->machine->busy : 1);
     s->work += rest;
