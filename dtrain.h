@@ -25945,8 +25945,9 @@ static void dt__metric_put(FILE *f, const char *comma, const char *name, double 
 static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
 {
     static const char *const names[] = {"seconds", "work", "exposed", "agree", "data", "memory"}; /* of each rank */
+    const int64_t memory = t->logs > 0.0f ? 1024 * dt__read_number("/proc/self/status", "VmRSS:") : 0;
     float own[6] = {(float)i->seconds, (float)i->work_seconds, (float)i->exposed_seconds, (float)i->agree_seconds,
-                    (float)i->data_seconds, 1024.0f * (float)dt__read_number("/proc/self/status", "VmRSS:")};
+                    (float)i->data_seconds, (float)memory};
     int saves = t->layout.checkpoint.place != NULL, scaled = t->recipe.precision == DT_PRECISION_FP16;
     int fast = t->recipe.numerics == DT_FAST && i->step == t->first + 1;
     const struct dt__metric { int on; const char *name; double value; } list[] = {
@@ -26343,6 +26344,7 @@ DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info)
     if (r && r != DT_E_USAGE && t->metrics) {
         dt__text_string(&text, dt_last_error());
         fprintf(t->metrics, "{\"step\":%jd,\"error\":%s}\n", t->e.step, text.failed ? "\"\"" : text.at);
+        (void)fflush(t->metrics);
         dt__free(text.at);
     }
     dt__fp_leave(saved);
