@@ -211,6 +211,7 @@ for my $try (@next) {
 is(join("\n", @refused), '', '  that the trainer takes');
 ($command) = map { /<pre><code>\.\/build\.sh run (.*?)<\/code>/ } slurp("$tmp/a.html");
 $command =~ s/&#(\d+);/chr $1/ge;
+like($command, qr/--sequence 64 .*--data-shards 8 .*--learning-rate 0\.001 --warmup 20 .*--ranks 2 /, '  the command says what build.sh run would choose otherwise');
 (my $tried = $command) =~ s/--ranks 2//;
 is((run(30, trainer() . " $tried --dry-run 0:2 --vocabulary 256"))[0], 0, '  and so is the command of the page') or diag($command);
 

@@ -495,6 +495,8 @@ static void run_command(const run *r, const char *more, char to[SENTENCE])
 {
     static const char flags[] = "rope-untruncated tied nesterov evaluate-ema sequence-parallel offload verify-compiler "
                                 "no-memory-check no-cache quiet checkpoint-async qkv-bias o-bias mlp-bias qk-norm";
+    static const char always[] = "layers heads width sequence batch data-shards steps learning-rate warmup eval-every "
+                                 "sample-every sample-length checkpoint-every"; /* build.sh run has its own values */
     static const char settled[] = "vocabulary threads micro-batch overlap metrics quiet"; /* by the trainer, or ours */
     slice usual = json_find(r->head, "usual"), key, value;
     char name[NAME], option[NAME + 3], is[400], was[400];
@@ -507,13 +509,13 @@ static void run_command(const run *r, const char *more, char to[SENTENCE])
             json_text(key, name, sizeof name), snprintf(option, sizeof option, "--%s", name);
             json_text(value, is, sizeof is), json_text(json_find(usual, name), was, sizeof was);
             if (!strcmp(name, "micro-batch") && micro < run_option_number(r, "batch")) strcpy(was, "");
-            else if (has_word(settled, name) || !strcmp(is, was)) continue;
+            else if (has_word(settled, name) || (!has_word(always, name) && !strcmp(is, was))) continue;
             if (has_word(more, option)) continue;
             say(to, " %s", option);
             if (!has_word(flags, name)) say_word(to, is);
         }
     }
-    if (r->ranks > 1) say(to, " --ranks %d", r->ranks);
+    say(to, " --ranks %d", r->ranks);
     say(to, " --metrics");
     say_word(to, r->path);
     if (*more) say(to, " %s", more);
