@@ -26214,8 +26214,7 @@ static dt_result dt__trainer_next(dt_trainer *t, uint32_t *said, int64_t *valid)
     return r;
 }
 
-/* Steps without an update in exact and in fast numerics: how far they are apart, relative to the loss and to the largest
- * gradient. */
+/* Steps without an update in exact and fast numerics: how far they are apart, relative to loss and largest gradient. */
 static dt_result dt__fast_distance(dt_trainer *t)
 {
     dt__engine *e = &t->e;
