@@ -71,10 +71,12 @@ cmp_ok(simulated("--nodes 8 --instance p4d $job --slow 5=1.5")->{step_s}, '>', $
 cmp_ok($near->{simulated}, '<', 8, '  whose ranks are not all simulated');
 for my $slow ('', '--slow 5=1.5 --slow 40=1.2') {
     my ($some, $every) = map { simulated("--nodes 8 --instance p4d $job $slow $_") } '', '--every';
-cmp_ok(abs($every->{step_s} / $some->{step_s} - 1), '<', 1e-3, "  and all $every->{ranks} together take as long but for uneven pieces, $slow");
+    cmp_ok(abs($every->{step_s} / $some->{step_s} - 1), '<', 1e-3, "  and all $every->{ranks} together take as long but for uneven pieces, $slow");
 }
 my ($quick, $late) = map { simulated(machine('far', far => $_) . " --nodes 4 --per-node 2 --model nano --vocabulary 256 --zero 2") } '0 0 1 1e-6', '0 0 1 2e-6';
 cmp_ok($late->{step_s}, '>', $quick->{step_s}, 'a slower link makes a step longer');
+my $alone = simulated('--nodes 64 --instance p5 --model 124M --overlap on');
+ok($alone->{simulated} == 1 && $alone->{exposed_s} > 0 && $alone->{idle_s} == 0, 'equal ranks wait for exchanges, not for each other');
 is(simulated("--nodes 1 --instance p5 --model nano --input-tokens-s 1024")->{step_s} * 1024, 16 * 128, 'input: no faster than it comes');
 cmp_ok(simulated("--nodes 64 --instance p5 $job --mtbf-h 100")->{goodput}, '<', 1, 'failures cost');
 is(simulated('--nodes 2048 --layers 48 --heads 64 --width 8192 --sequence 2048 --precision bf16 --tp 8 --pp 8 --batch 2048 --micro-batch 256')->{ranks}, 16384, '16384 ranks');

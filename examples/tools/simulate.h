@@ -395,7 +395,7 @@ typedef struct sim_rank {
     int met[DT__STREAMS]; /* 1 + the meeting of its group for which it waits */
     double clock[DT__STREAMS];
     double work, exposed, idle; /* seconds of the last step */
-    double met_at;              /* when all ranks of the last collective of stream 1 had come */
+    double came, all_came;      /* to the last collective of stream 1: when this rank and the last one had come */
 } sim_rank;
 
 /* Ranks that meet in collectives, one after another. */
@@ -595,7 +595,7 @@ static int sim_meet(const simulation *s, sim_rank *r, int stream, int axes, cons
     }
     if (m->count < r->met[stream]) return 0;
     r->met[stream] = 0, *end = m->finish;
-    if (stream) r->met_at = m->all_there;
+    if (stream) r->came = start + work, r->all_came = m->all_there;
     if (!stream) r->work += work, r->idle += m->all_there - start - work, r->exposed += m->finish - m->all_there;
     return 1;
 }
@@ -627,7 +627,8 @@ static int sim_next(simulation *s, sim_rank *r, int stream)
         if (!stream) r->work += end - start;
     }
     if (!stream) { /* for stream 1, which may itself wait for other ranks */
-        double waits = start - r->clock[0], late = fmin(waits, fmax(0, r->met_at - r->clock[0]));
+        double waits = start - r->clock[0];
+        double late = fmax(0, fmin(start, r->all_came) - fmax(r->clock[0], r->came));
         r->idle += late, r->exposed += waits - late;
     }
     r->when[2 * k] = start, r->when[2 * k + 1] = r->clock[stream] = end;
