@@ -497,7 +497,7 @@ static void doctor_judge_placement(doctor_case *x)
                   "srun --cpu-bind). Try --threads 1");
     else if (f->fires)
         doctor_say(f->advice, "all wait for rank %d: look for another program on its cores, a slow or hot processor, "
-                  "DT_ISA; or leave that machine out. Try `top` there, then the same command", who);
+                  "DT_ISA; or leave that machine out. Try `top -d 1` there, beside the same command", who);
 }
 
 /* A pipeline's share of idle time, by formula. */
