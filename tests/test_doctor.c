@@ -231,7 +231,7 @@ static void check_labs(const char *self)
         const char *name, *first;
     } want[] = {{"transport", "transport"}, {"data", "data"},      {"batch", "batch"},   {"overlap", "overlap"},
                 {"tensor", "placement"},    {"slow", "placement"}, {"core", "placement"}};
-    for (int good = 0, tries = 0; !good && tries < 5; tries++) { /* others use this machine, too */
+    for (int good = 0, tries = 0; !good && tries < 15; tries++) { /* others use this machine, too */
         run(self, "lab --ranks 2 --timeout 30");
         good = !strcmp(said(0, "healthy", "first"), "none");
         for (int i = 0; i < 7; i++) good &= !strcmp(said(0, want[i].name, "first"), want[i].first);
