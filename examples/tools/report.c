@@ -52,62 +52,56 @@ static int take(job *j, int count, char **word, char why[SENTENCE])
     return 1;
 }
 
-/* Is there another file than a page of ours? */
-static int is_foreign(const char *path)
+static int write_page(const job *j, const run *runs, int on, char why[SENTENCE])
 {
-    char text[sizeof page_first] = "";
-    FILE *f = fopen(path, "rb");
-    size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
-    if (f) fclose(f);
-    return n && strcmp(text, page_first) != 0;
-}
-
-static int write_page(const job *j, const run *runs, const page_traces *traces, int on, char why[SENTENCE])
-{
-    static char next[4200];
-    FILE *f;
+    static char next[4200], old[sizeof page_first];
+    FILE *f = fopen(j->page, "rb");
+    size_t n = f ? fread(old, 1, sizeof old - 1, f) : 0;
     int bad;
+    if (f) fclose(f);
     *why = 0;
-    if (is_foreign(j->page)) return say(why, "%.500s exists and is not a page of report: -o names another", j->page);
+    if (n && strcmp(old, page_first))
+        return say(why, "%.500s exists and is not a page of report: -o names another", j->page);
     snprintf(next, sizeof next, "%s.%d.tmp", j->page, (int)getpid());
     if ((f = fopen(next, "wb")) == NULL) return say(why, "cannot write %.400s: %s", j->page, strerror(errno));
-    page_put(f, runs, traces, j->runs, on);
+    page_put(f, runs, j->runs, on);
     bad = ferror(f);
     if (!(fclose(f) || bad) && !rename(next, j->page)) return 1;
     say(why, "cannot write %.400s: %s", j->page, strerror(errno)), remove(next);
     return 0;
 }
 
+/* Reads a run and what belongs to it, and brings its event file up to date; 0 and a sentence: it cannot be shown. */
+static int read_run(job *j, run *runs, int at, char why[SENTENCE])
+{
+    run *r = &runs[at];
+    char number[] = "-1";
+    if (!run_open(r, j->run[at], why)) return 0;
+    for (int k = 0; k < at; k++) /* equal names get a number */
+        if (!strcmp(r->name, runs[k].name)) number[1] = (char)('1' + at), strcat(r->name, number);
+    if ((!j->timeline[at] || trace_open(&r->measured, j->timeline[at], why) || j->follow) && /* written at the end */
+        (!j->simulated[at] || trace_open(&r->simulated, j->simulated[at], why)) &&
+        (!j->folder || events_update(&j->event[at], r, j->folder, why)))
+        return 1;
+    return run_close(r), 0;
+}
+
 /* Reads all files once, and writes. *going: does a run go on, or is it about to begin? */
 static int report_once(job *j, int first, int *going, char why[SENTENCE])
 {
     static run runs[PAGE_RUNS];
-    static page_traces traces[PAGE_RUNS];
     int good = 1, opened = 0;
     *going = 0;
-    memset(traces, 0, sizeof traces);
-    for (; good && opened < j->runs; opened += good) {
-        run *r = &runs[opened];
-        page_traces *t = &traces[opened];
-        char number[] = "-1", missing[SENTENCE] = ""; /* the trace is written when the run ends */
-        good = run_open(r, j->run[opened], why);
-        for (int k = 0; k < opened && good; k++) /* equal names get a number */
-            if (!strcmp(r->name, runs[k].name)) number[1] = (char)('1' + opened), strcat(r->name, number);
-        if (good && j->timeline[opened]) good = trace_open(&t->measured, j->timeline[opened], missing) || j->follow;
-        if (good && j->simulated[opened]) good = trace_open(&t->simulated, j->simulated[opened], missing);
-        if (!good && *missing) strcpy(why, missing);
-        if (good && j->folder) good = events_update(&j->event[opened], r, j->folder, why);
-        if (good) *going |= r->state == RUN_RUNNING || !r->steps;
-        if (!good) run_close(r);
+    while (opened < j->runs && (good = read_run(j, runs, opened, why)) != 0) {
+        *going |= runs[opened].state == RUN_RUNNING || !runs[opened].steps;
+        opened++;
     }
-    if (good) good = write_page(j, runs, traces, j->follow && *going, why);
-    for (int k = 0; k < opened; k++) {
+    good = good && write_page(j, runs, j->follow && *going, why);
+    for (run *r = runs; r < runs + opened; r++) {
         if (good && (first || !*going))
-            printf("%s  %s.\n  %s.\n  next: %s:\n  %s\n", runs[k].name, runs[k].what, runs[k].health, runs[k].next,
-                   runs[k].command);
-        run_close(&runs[k]);
+            printf("%s  %s.\n  %s.\n  next: %s:\n  %s\n", r->name, r->what, r->health, r->next, r->command);
+        run_close(r);
     }
-    for (int k = 0; k < j->runs; k++) free(traces[k].measured.bar), free(traces[k].simulated.bar);
     if (good && (first || !*going)) printf("page %s\n", j->page);
     fflush(stdout);
     return good;
