@@ -11,7 +11,7 @@
 
 /* ---- instances ---- */
 
-enum { COST_TYPES = 64, COST_LINE = 400 };
+enum { COST_TYPES = 64, COST_COLUMNS = 40 };
 
 typedef struct cost_type {
     char name[32], accel[16], intra[16]; /* intra: kind of the links in a node, and GB/s of a GPU, both ways together */
@@ -43,12 +43,12 @@ static const char cost_instances[] =
     "ml.g4dn.12xlarge\tT4\t4\t16\t0\t65\tPCIe3\t50\t1\t48\t192\t900\t0\t3.912\n"
     "ml.trn1.32xlarge\tTrainium\t16\t32\t1\t190\tNeuronLink\t800\t1\t128\t512\t7600\t0\t21.5\n";
 
-/* The next field of a line, up to a tab; NULL after the last one. Empty fields count, unlike with strtok. */
-static inline char *cost_field(char **at)
+/* The next field of a text, up to a separator; NULL after the last one. Empty fields count, unlike with strtok. */
+static inline char *cost_field(char **at, char separator)
 {
-    char *field = *at, *tab = field ? strchr(field, '\t') : NULL;
-    if (tab) *tab = 0;
-    *at = tab ? tab + 1 : NULL;
+    char *field = *at, *end = field ? strchr(field, separator) : NULL;
+    if (end) *end = 0;
+    *at = end ? end + 1 : NULL;
     return field;
 }
 
@@ -60,60 +60,47 @@ static inline double cost_number(const char *text)
     return end == text || *end || !isfinite(n) || n < 0 ? (double)NAN : n;
 }
 
-/* Copies a line of *at without its end, and goes to the next one. 0: there is none. */
-static inline int cost_line(const char **at, char *line, size_t size)
-{
-    size_t n = strcspn(*at, "\n"), kept = n < size ? n : size - 1;
-    if (!**at) return 0;
-    memcpy(line, *at, kept), line[kept] = 0;
-    line[strcspn(line, "\r")] = 0;
-    *at += n + ((*at)[n] == '\n');
-    return 1;
-}
-
 /* Sets a column of a type; that of prices ends with their date. 0: not a number, or out of its bounds. */
 static inline int cost_column(cost_type *t, const char *name, const char *value)
 {
-    static const char *const names[] = {"count", "gb_each", "bf16", "peak_tflops", "net_gbps", "efa", "host_gib",
-                                        "nvme_gb", "smddp", "ec2_usd_h"};
-    double n = !strcmp(value, "-") ? (double)NAN : cost_number(value), *to[10] = {NULL};
-    int *whole[10] = {NULL}, k = 0;
+    static const char *const names[] = {"count", "bf16", "efa", "smddp", "gb_each", "peak_tflops", "net_gbps",
+                                        "host_gib", "nvme_gb", "ec2_usd_h"};
+    int *const whole[] = {&t->count, &t->bf16, &t->efa, &t->smddp};
+    double *const real[] = {&t->gb, &t->teraflops, &t->gbit, &t->host_gib, &t->nvme_gb, &t->dollars};
+    double n = !strcmp(value, "-") ? (double)NAN : cost_number(value);
+    int k = 0;
     if (!strcmp(name, "instance")) return snprintf(t->name, sizeof t->name, "%.31s", value), *value != 0;
     if (!strcmp(name, "accel")) return snprintf(t->accel, sizeof t->accel, "%.15s", value), 1;
     if (!strcmp(name, "intra")) return snprintf(t->intra, sizeof t->intra, "%.15s", value), 1;
     while (k < 10 && strcmp(name, names[k]) && (k < 9 || strncmp(name, names[k], strlen(names[k])))) k++;
     if (k == 10) return 1; /* a column that nothing here uses */
-    whole[0] = &t->count, whole[2] = &t->bf16, whole[5] = &t->efa, whole[8] = &t->smddp;
-    to[1] = &t->gb, to[3] = &t->teraflops, to[4] = &t->gbit, to[6] = &t->host_gib, to[7] = &t->nvme_gb,
-    to[9] = &t->dollars;
-    if (whole[k]) return n >= (k == 0) && n <= 1024 ? *whole[k] = (int)n, 1 : 0;
-    *to[k] = n;
-    return k > 1 || n >= 0.1;
+    if (k < 4) return n >= (k == 0) && n <= 1024 ? *whole[k] = (int)n, 1 : 0;
+    *real[k - 4] = n;
+    return k > 4 || n >= 0.1;
 }
 
-/* Reads a catalogue: tab-separated, a row of column names first. Returns NULL, or what is wrong. */
-static inline const char *cost_read(cost_catalogue *c, const char *text)
+/* Reads a catalogue, which it cuts into fields: tab-separated, a row of column names first. NULL, or what is wrong. */
+static inline const char *cost_read(cost_catalogue *c, char *text)
 {
     static char wrong[200];
-    char head[COST_LINE], line[COST_LINE];
-    int row = 1;
-    memset(c, 0, sizeof *c);
-    if (!cost_line(&text, head, sizeof head) || strncmp(head, "instance\t", 9))
-        return "line 1 does not begin with 'instance'";
-    for (size_t n = strlen(head); n > 8 && strspn(head + n - 8, "0123456789") == 8; n = 0)
-        snprintf(c->date, sizeof c->date, "%.4s-%.2s-%.2s", head + n - 8, head + n - 4, head + n - 2);
-    while (cost_line(&text, line, sizeof line)) {
-        char names[COST_LINE], *name_at = names, *at = line;
+    char *line = cost_field(&text, '\n'), *name[COST_COLUMNS], *value;
+    int columns = 0;
+    size_t n = strcspn(line, "\r");
+    memset(c, 0, sizeof *c), line[n] = 0;
+    if (strncmp(line, "instance\t", 9)) return "line 1 does not begin with 'instance'";
+    if (strspn(line + n - 8, "0123456789") == 8)
+        snprintf(c->date, sizeof c->date, "%.4s-%.2s-%.2s", line + n - 8, line + n - 4, line + n - 2);
+    while (columns < COST_COLUMNS && (name[columns] = cost_field(&line, '\t')) != NULL) columns++;
+    for (int row = 2; (line = cost_field(&text, '\n')) != NULL; row++) {
         cost_type *t = &c->type[c->count];
-        row++;
+        line[strcspn(line, "\r")] = 0;
         if (!*line || *line == '#') continue;
         if (c->count == COST_TYPES)
             return snprintf(wrong, sizeof wrong, "line %d: more than %d types", row, COST_TYPES), wrong;
-        strcpy(names, head);
         t->teraflops = t->gbit = t->host_gib = t->nvme_gb = t->dollars = (double)NAN;
-        for (char *name, *value; (name = cost_field(&name_at)) && (value = cost_field(&at));)
-            if (!cost_column(t, name, value))
-                return snprintf(wrong, sizeof wrong, "line %d: %.40s cannot be '%.40s'", row, name, value), wrong;
+        for (int k = 0; k < columns && (value = cost_field(&line, '\t')) != NULL; k++)
+            if (!cost_column(t, name[k], value))
+                return snprintf(wrong, sizeof wrong, "line %d: %.40s cannot be '%.40s'", row, name[k], value), wrong;
         if (!t->count || !(t->gb > 0)) return snprintf(wrong, sizeof wrong, "line %d: no count or gb_each", row), wrong;
         c->count++;
     }
@@ -125,8 +112,8 @@ static inline const char *cost_open(cost_catalogue *c, const char *file)
 {
     static char text[1 << 16];
     FILE *f = file ? fopen(file, "rb") : NULL;
-    if (!file) return cost_read(c, cost_instances);
-    if (!f) return "the file cannot be read";
+    if (file && !f) return "the file cannot be read";
+    if (!f) return cost_read(c, strcpy(text, cost_instances));
     text[fread(text, 1, sizeof text - 1, f)] = 0;
     fclose(f);
     return cost_read(c, text);

@@ -200,7 +200,7 @@ static int run_session(const drill_deck *d, const cost_catalogue *c, const char 
     if (count > all) count = all;
     for (int i = 0; i < count && good >= 0; i++) {
         const drill_row *row = &d->row[chosen[i]];
-        int k = plan_word(DRILL_DOMAINS, row->cell[CELL_DOMAIN], strlen(row->cell[CELL_DOMAIN]));
+        int k = plan_word(DRILL_DOMAINS, row->cell[CELL_DOMAIN]);
         box *b = &s.of[chosen[i]];
         if (!drill_make(&it, row, c, &seed)) return fprintf(stderr, "drill: %s: no question\n", row->cell[CELL_ID]), 1;
         if ((good = ask(&it, i + 1, count)) < 0) break;
@@ -348,7 +348,7 @@ int main(int argc, char **argv)
         if (!strcmp(option, "--help") || !strcmp(option, "-h")) return help(), 0;
         if (!strcmp(option, "--list")) list = 1;
         else if (!strcmp(option, "--cases")) cases = 1;
-        else if (plan_word("--count|--domain|--seed|--state|--export|--folder", option, strlen(option)) < 0)
+        else if (strncmp(option, "--", 2) || plan_word("count|domain|seed|state|export|folder", option + 2) < 0)
             return fprintf(stderr, "drill: what is '%.60s'? ./build.sh drill --help lists the options\n", option), 2;
         else if (!value) return fprintf(stderr, "drill: %s needs a value\n", option), 2;
         else i++;
@@ -359,7 +359,7 @@ int main(int argc, char **argv)
         if (!strcmp(option, "--export")) cards = value;
         if (!strcmp(option, "--folder")) snprintf(folder, sizeof folder, "%s", value);
     }
-    if (domain && plan_word(DRILL_DOMAINS, domain, strlen(domain)) < 0)
+    if (domain && plan_word(DRILL_DOMAINS, domain) < 0)
         return fprintf(stderr, "drill: no domain '%.40s'. Choose one of %s\n", domain, DRILL_DOMAINS), 2;
     if (cost_open(&c, NULL) || !drill_read(&d, folder, 0) || !drill_read(&d, folder, 1))
         return fprintf(stderr, "drill: %s\n", d.wrong), 1;

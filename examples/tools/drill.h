@@ -44,11 +44,11 @@ static inline int drill_asked(drill_row *row)
     const char *asked = row->cell[CELL_ASKED], *kind = row->cell[CELL_KIND], *equal = strchr(asked, '=');
     char name[40];
     snprintf(name, sizeof name, "%.*s", (int)strcspn(asked, "="), asked);
-    row->kind = plan_word("number|word|warn|which", kind, strlen(kind));
-    row->num = plan_place(plan_number, 1, PLAN_NUMS, name, strlen(name));
-    row->out = plan_place(plan_output[0], 2, PLAN_OUTS, name, strlen(name));
-    row->code = plan_code(asked + (*asked == '!'), strlen(asked) - (*asked == '!'));
-    row->word = row->out < 0 || !equal ? -1 : plan_word(plan_output[row->out][1], equal + 1, strlen(equal + 1));
+    row->kind = plan_word("number|word|warn|which", kind);
+    row->num = plan_word(PLAN_NUMBERS(PLAN_NAMES), name);
+    row->out = plan_word(PLAN_OUTPUTS(PLAN_NAMES), name);
+    row->code = plan_code(asked + (*asked == '!'));
+    row->word = row->out < 0 || !equal ? -1 : plan_word(plan_output[row->out][1], equal + 1);
     return row->kind == DRILL_NUMBER  ? row->num >= 0 || row->out >= 0
            : row->kind == DRILL_WORD  ? row->out >= 0
            : row->kind == DRILL_WARN  ? row->code >= 0
@@ -62,10 +62,10 @@ static inline int drill_cells(drill_deck *d, const char *file, int number, char 
     drill_row *row = &d->row[d->count];
     int cells = template_ ? CELL_TEMPLATE : CELL_WHY + 4, count = 0;
     row->kind = DRILL_SCENARIO;
-    for (char *at = line, *cell; (cell = cost_field(&at)); count++)
+    for (char *at = line, *cell; (cell = cost_field(&at, '\t')); count++)
         if (count < DRILL_CELLS) row->cell[count] = cell;
     if (count != cells) return drill_wrong(d, file, number, "not as many cells as the head. Separate them by one tab");
-    if (plan_word(DRILL_DOMAINS, row->cell[CELL_DOMAIN], strlen(row->cell[CELL_DOMAIN])) < 0)
+    if (plan_word(DRILL_DOMAINS, row->cell[CELL_DOMAIN]) < 0)
         return drill_wrong(d, file, number, "no such domain. Choose one of " DRILL_DOMAINS);
     if (!template_ && (strlen(row->cell[CELL_RIGHT]) != 1 || !strchr("abcd", *row->cell[CELL_RIGHT])))
         return drill_wrong(d, file, number, "the right option is a, b, c or d");
@@ -142,15 +142,6 @@ static inline void drill_shuffle(unsigned long long *seed, int *order, int n)
     }
 }
 
-/* The parts of a text between separators, the k-th one; 0: there are fewer. */
-static inline int drill_part(const char *text, char separator, int k, char *part, size_t room)
-{
-    char ends[2] = {separator, 0};
-    for (; k > 0 && (text = strchr(text, separator)); k--) text++;
-    if (!text || !*text) return 0;
-    return snprintf(part, room, "%.*s", (int)strcspn(text, ends), text), 1;
-}
-
 /* "value:words", in which the words may be missing. */
 static inline void drill_words(char part[PLAN_TEXT], char words[PLAN_TEXT])
 {
@@ -164,12 +155,12 @@ static inline void drill_drawn(drill_draw *d, const char *facts, unsigned long l
 {
     char fact[DRILL_TEXT], part[PLAN_TEXT];
     size_t used = 0;
-    for (d->count = 0; d->count < DRILL_FACTS && drill_part(facts, ';', d->count, fact, sizeof fact); d->count++) {
+    for (d->count = 0; d->count < DRILL_FACTS && plan_part(facts, ';', d->count, fact, sizeof fact); d->count++) {
         char *from = fact + strcspn(fact, "="), *value = d->value[d->count], *words = d->words[d->count];
         int n = 0, low, high;
         if (*from) *from++ = 0;
-        while (drill_part(from, '/', n, part, sizeof part)) n++;
-        *value = 0, drill_part(from, '/', drill_random(seed, n), value, PLAN_TEXT);
+        while (plan_part(from, '/', n, part, sizeof part)) n++;
+        *value = 0, plan_part(from, '/', drill_random(seed, n), value, PLAN_TEXT);
         drill_words(value, words);
         if (sscanf(value, "%d..%d", &low, &high) == 2) {
             snprintf(value, PLAN_TEXT, "%d", low + drill_random(seed, high - low + 1));
@@ -184,8 +175,8 @@ static inline void drill_drawn(drill_draw *d, const char *facts, unsigned long l
 /* A fact, a number or output of the planner, or memory of the instance. */
 static inline void drill_value(const drill_draw *d, const plan_answer *a, const char *name, char value[PLAN_TEXT])
 {
-    int num = plan_place(plan_number, 1, PLAN_NUMS, name, strlen(name));
-    int out = plan_place(plan_output[0], 2, PLAN_OUTS, name, strlen(name));
+    int num = plan_word(PLAN_NUMBERS(PLAN_NAMES), name);
+    int out = plan_word(PLAN_OUTPUTS(PLAN_NAMES), name);
     snprintf(value, PLAN_TEXT, "{%s}", name);
     if (num >= 0) plan_digits(a->num[num], value);
     if (out >= 0) plan_out_text(a, out, value);
@@ -229,8 +220,8 @@ static inline void drill_plan(plan_answer *a, const cost_catalogue *c, const cha
 /* Is an option what the row asks for? a: the planner's answer, for DRILL_WHICH to the facts of the option. */
 static inline int drill_holds(const drill_row *row, const plan_answer *a, const char *value)
 {
-    if (row->kind == DRILL_WORD) return a->out[row->out] == plan_word(plan_output[row->out][1], value, strlen(value));
-    if (row->kind == DRILL_WARN) return plan_warned(a, plan_code(value, strlen(value)));
+    if (row->kind == DRILL_WORD) return a->out[row->out] == plan_word(plan_output[row->out][1], value);
+    if (row->kind == DRILL_WARN) return plan_warned(a, plan_code(value));
     return row->word < 0 ? !plan_warned(a, row->code) : a->out[row->out] == row->word;
 }
 
@@ -243,7 +234,7 @@ static inline int drill_option(drill_choice *o, const drill_item *it, const dril
     drill_fill(o->text, words, d, &it->answer);
     *o->reason = 0;
     if (it->row->kind == DRILL_WARN) {
-        int code = plan_code(o->value, strlen(o->value)), fires = code >= 0 && plan_warned(&it->answer, code);
+        int code = plan_code(o->value), fires = code >= 0 && plan_warned(&it->answer, code);
         if (code < 0) return 0;
         snprintf(o->text, DRILL_TEXT, "%s", plan_warning[code][1]);
         snprintf(o->reason, DRILL_TEXT, "%s here: %s", fires ? "true" : "not true", o->value);
@@ -276,12 +267,12 @@ static inline int drill_choose(drill_item *it, const drill_draw *d, const cost_c
 {
     static drill_choice o;
     int order[64], all = 0, wrongs = 0, rights = 0;
-    while (all < 64 && drill_part(it->row->cell[CELL_OPTIONS], '/', all, o.value, sizeof o.value)) all++;
+    while (all < 64 && plan_part(it->row->cell[CELL_OPTIONS], '/', all, o.value, sizeof o.value)) all++;
     drill_shuffle(seed, order, all);
     for (int i = 0; i < all; i++) {
-        drill_part(it->row->cell[CELL_OPTIONS], '/', order[i], o.value, sizeof o.value);
+        plan_part(it->row->cell[CELL_OPTIONS], '/', order[i], o.value, sizeof o.value);
         if (!drill_option(&o, it, d, c)) return 0;
-        if (it->row->kind == DRILL_WARN && o.right && plan_code(o.value, strlen(o.value)) != it->row->code) continue;
+        if (it->row->kind == DRILL_WARN && o.right && plan_code(o.value) != it->row->code) continue;
         if (o.right && !rights++) it->choice[0] = o;
         else if (!o.right && wrongs < 3) it->choice[++wrongs] = o;
     }

@@ -13,133 +13,110 @@
  *     cc -O2 examples/tools/plan.c -o plan -lm */
 #include "sweep.h"
 
-/* ---- a job's answer as key=value and as JSON ---- */
+/* ---- an answer as key=value and as JSON ---- */
 
-static void print_line(const char *id, const plan_answer *a)
+static void print_quoted(const char *s)
+{
+    printf("\"");
+    for (; *s; s++) printf((unsigned char)*s < 32 || *s == '"' || *s == '\\' ? "\\u%04x" : "%c", (unsigned char)*s);
+    printf("\"");
+}
+static void print_texts(const char *name, const plan_list *l)
+{
+    printf(", \"%s\": [", name);
+    for (int i = 0; i < l->count; i++) printf("%s", i ? ", " : ""), print_quoted(l->line[i]);
+    printf("]");
+}
+
+static void print_pairs(const plan_answer *a, int json)
 {
     char text[40];
     const char *between = "";
-    printf("id=%s", id);
     for (int k = 0; k < PLAN_OUTS; k++) {
-        printf(" %s=%s", plan_output[k][0], plan_out_text(a, k, text));
-        if (k == out_nodes) printf(" instance=%s", a->instance);
+        const char *how = !json ? " %s=%s" : *plan_output[k][1] ? "\"%s\": \"%s\", " : "\"%s\": %s, ";
+        printf(how, plan_output[k][0], plan_out_text(a, k, text));
+        if (k == out_nodes && !json) printf(" instance=%s", a->instance);
     }
-    printf(" warn=%s", a->warn ? "" : "-");
+    printf(json ? "\"warn\": [" : a->warn ? " warn=" : " warn=-");
     for (int k = 0; k < PLAN_CODES; k++)
-        if (plan_warned(a, k)) printf("%s%s", between, plan_warning[k][0]), between = ",";
-    printf(" num="), between = "";
+        if (plan_warned(a, k)) printf(json ? "%s\"%s\"" : "%s%s", between, plan_warning[k][0]), between = ",";
+    printf(json ? "], \"num\": {" : " num="), between = "";
     for (int k = 0; k < PLAN_NUMS; k++)
-        if (!isnan(a->num[k])) printf("%s%s=%.6g", between, plan_number[k], a->num[k]), between = ";";
-    printf("\n");
+        if (!isnan(a->num[k]) && !(json && isinf(a->num[k])))
+            printf(json ? "%s\"%s\": %.10g" : "%s%s=%.6g", between, plan_number[k], a->num[k]),
+                between = json ? "," : ";";
+}
+
+static void print_line(const char *id, const plan_answer *a)
+{
+    printf("id=%s", id), print_pairs(a, 0), printf("\n");
+}
+static void print_json(const plan_answer *a)
+{
+    printf("{"), print_pairs(a, 1), printf("}, \"instance\": "), print_quoted(a->instance);
+    print_texts("why", &a->why), print_texts("rejected", &a->rejected), print_texts("assumed", &a->assumed);
+    printf("}\n");
 }
 
 /* ---- case files ---- */
 
 enum { COLUMNS = 160, LINE = 1 << 14 };
 
-/* Does a value match "*", "a|b", ">=n", "<=n" or "lo..hi"? */
-static int matches(const char *want, const char *value)
+/* Is an output what one part of its column says: n, >=n, <=n, low..high, or a word? */
+static int same_output(const char *want, const char *is)
 {
-    const char *dots;
-    double n = strtod(value, NULL), low;
-    char word[PLAN_TEXT];
-    if (!strcmp(want, "*") || !strcmp(want, "-") || !*want) return 1;
-    if (sscanf(want, ">=%lf", &low) == 1) return n >= low;
-    if (sscanf(want, "<=%lf", &low) == 1) return n <= low;
-    if ((dots = strstr(want, ".."))) return n >= strtod(want, NULL) && n <= strtod(dots + 2, NULL);
-    while (*want) {
-        char *end;
-        size_t m = strcspn(want, "|");
-        snprintf(word, sizeof word, "%.*s", (int)m, want);
-        if (!strcmp(word, value) || (strtod(word, &end) == n && end != word && !*end)) return 1;
-        want += m + (want[m] == '|');
-    }
-    return 0;
+    const char *dots = strstr(want, "..");
+    double n = cost_number(is);
+    if (!strncmp(want, ">=", 2)) return n >= atof(want + 2);
+    if (!strncmp(want, "<=", 2)) return n <= atof(want + 2);
+    if (dots) return n >= atof(want) && n <= atof(dots + 2);
+    return !strcmp(want, is) || cost_number(want) == n;
 }
 
-static int same_type(const cost_catalogue *c, const char *want, const plan_answer *a)
+/* k=v+-tolerance */
+static int same_number(const char *want, const plan_answer *a)
 {
-    if (matches(want, a->instance)) return 1;
-    for (size_t m; *want; want += m + (want[m] == '|'))
-        if (m = strcspn(want, "|"), cost_find(c, want, m) == a->type) return 1;
-    return 0;
+    char name[40] = "";
+    double value = 0, tolerance = -1;
+    int k, read = sscanf(want, " %39[^=;]=%lf+-%lf", name, &value, &tolerance);
+    k = read > 1 ? plan_word(PLAN_NUMBERS(PLAN_NAMES), name) : -1;
+    if (tolerance < 0) tolerance = 1e-6 * fabs(value);
+    return !*want || (k >= 0 && fabs(a->num[k] - value) <= tolerance + 1e-9);
 }
 
-static int same_codes(const char *want, const plan_answer *a)
-{
-    int good = 1;
-    for (size_t m; *(want += strspn(want, ", ")); want += m) {
-        int k = (m = strcspn(want, ", ")) ? plan_code(want + 1, m - 1) : -1, fires = k >= 0 && plan_warned(a, k);
-        if (*want == '+' || *want == '!') good = good && fires == (*want == '+');
-    }
-    return good;
-}
-
-/* k=v+-tolerance, joined by ; */
-static int same_numbers(const char *want, const plan_answer *a)
-{
-    int good = 1;
-    if (!strcmp(want, "*") || !strcmp(want, "-")) return 1;
-    for (size_t m; *want; want += m + (want[m] == ';')) {
-        char name[40] = "";
-        double value = 0, tolerance = -1;
-        int k;
-        if (!(m = strcspn(want, ";"))) continue;
-        sscanf(want, " %39[^=;]=%lf+-%lf", name, &value, &tolerance);
-        k = plan_place(plan_number, 1, PLAN_NUMS, name, strlen(name));
-        if (tolerance < 0) tolerance = 1e-6 * fabs(value);
-        good = good && k >= 0 && fabs(a->num[k] - value) <= tolerance + 1e-9;
-    }
-    return good;
-}
-
-/* One column x_NAME of a case. */
+/* One column x_NAME of a case: one of its parts must hold, of codes and numbers all. */
 static int agrees(const cost_catalogue *c, const char *name, const char *want, const plan_answer *a)
 {
-    char text[40];
-    int k = plan_place(plan_output[0], 2, PLAN_OUTS, name, strlen(name));
-    if (!strcmp(name, "instance")) return same_type(c, want, a);
-    if (!strcmp(name, "warn")) return same_codes(want, a);
-    if (!strcmp(name, "num")) return same_numbers(want, a);
-    return matches(want, k < 0 ? "" : plan_out_text(a, k, text));
-}
-
-/* Reads a case's inputs; returns its id. */
-static const char *read_case(plan_job *j, char **column, char **value, int count, plan_list *wrong)
-{
-    const char *id = "-";
-    char said[PLAN_TEXT];
-    plan_job_clear(j);
-    for (int k = 0; k < count; k++) {
-        int f = plan_find(column[k], strlen(column[k]));
-        if (!strcmp(column[k], "id")) id = value[k];
-        else if (!strcmp(column[k], "facts")) plan_job_facts(j, value[k], wrong);
-        else if (f >= 0 && !plan_job_set(j, f, value[k], said)) plan_say(wrong, "%s: it is left out", said);
+    char text[40] = "", part[PLAN_TEXT];
+    int any = 0, all = 1, out = plan_word(PLAN_OUTPUTS(PLAN_NAMES), name), kind = plan_word("instance|warn|num", name);
+    if (!*want || !strcmp(want, "*") || !strcmp(want, "-")) return 1;
+    if (out >= 0) plan_out_text(a, out, text);
+    for (int k = 0, good; plan_part(want, kind == 1 ? ',' : kind == 2 ? ';' : '|', k, part, sizeof part); k++) {
+        char *code = plan_trim(part);
+        int fires = kind == 1 && *code && plan_code(code + 1) >= 0 && plan_warned(a, plan_code(code + 1));
+        if (kind == 0) good = !strcmp(part, a->instance) || cost_find(c, part, strlen(part)) == a->type;
+        else if (kind == 1) good = *code == '+' ? fires : *code != '!' || !fires;
+        else good = kind == 2 ? same_number(part, a) : same_output(part, text);
+        any |= good, all &= good;
     }
-    return id;
-}
-
-/* Fields without the blanks around them. */
-static int split(char *line, char **field)
-{
-    int count = 0;
-    for (char *at = line; at && count < COLUMNS; count++) {
-        char *text = cost_field(&at);
-        text += strspn(text, " "), field[count] = text;
-        for (size_t i = strlen(text); i && text[i - 1] == ' '; i--) text[i - 1] = 0;
-    }
-    return count;
+    return kind > 0 ? all : any;
 }
 
 static int run_case(const cost_catalogue *c, char **column, char **value, int count, int check)
 {
     static plan_job j;
     static plan_answer a;
+    char said[PLAN_TEXT];
     plan_list wrong;
-    const char *id;
+    const char *id = "-";
     int good = 1;
-    memset(&wrong, 0, sizeof wrong);
-    id = read_case(&j, column, value, count, &wrong);
+    wrong.count = 0, plan_job_clear(&j);
+    for (int k = 0; k < count; k++) {
+        int f = plan_word(PLAN_FIELDS(PLAN_NAMES) "facts|id", column[k]);
+        if (f == PLAN_INPUTS + 1) id = value[k];
+        else if (f == PLAN_INPUTS) plan_job_facts(&j, value[k], &wrong);
+        else if (f >= 0 && !plan_job_set(&j, f, value[k], said)) plan_say(&wrong, "%.160s: it is left out", said);
+    }
     plan_answer_of(&j, c, &a);
     for (int i = 0; i < wrong.count; i++) fprintf(stderr, "plan: case %s: %s\n", id, wrong.line[i]);
     for (int k = 0; check && k < count; k++)
@@ -149,15 +126,22 @@ static int run_case(const cost_catalogue *c, char **column, char **value, int co
     return good;
 }
 
+/* Fields without the blanks around them. */
+static int split(char *line, char **field)
+{
+    int count = 0;
+    while (line && count < COLUMNS) field[count++] = plan_trim(cost_field(&line, '\t'));
+    return count;
+}
+
 static int run_cases(const cost_catalogue *c, const char *name, int check)
 {
     static char head[LINE], line[LINE];
     char *column[COLUMNS], *value[COLUMNS];
-    int columns = 0, good = 0, all = 0;
+    int columns = 0, count, good = 0, all = 0;
     FILE *f = fopen(name, "rb");
     if (!f) return fprintf(stderr, "plan: cannot read %s: check the name\n", name), 1;
     while (fgets(line, sizeof line, f)) {
-        int count;
         if (!strchr(line, '\n') && !feof(f)) {
             fprintf(stderr, "plan: %s has a line of more than %d bytes: shorten it\n", name, LINE - 1);
             return fclose(f), 2;
@@ -178,22 +162,17 @@ static int run_cases(const cost_catalogue *c, const char *name, int check)
 
 /* ---- one job ---- */
 
-static int same_answer(const plan_answer *a, const plan_answer *b)
-{
-    const int decide[] = {out_strategy, out_shard, out_tp, out_pp, out_nodes, out_act_ckpt, out_spot};
-    for (size_t i = 0; i < sizeof decide / sizeof *decide; i++)
-        if (a->out[decide[i]] != b->out[decide[i]]) return 0;
-    return a->type == b->type && plan_warned(a, W_DEADLINE_MISS) == plan_warned(b, W_DEADLINE_MISS) &&
-           plan_warned(a, W_BUDGET_MISS) == plan_warned(b, W_BUDGET_MISS);
-}
-
-/* Does another value of a field change the answer? *changed: the new answer. */
+/* Sets a field: does the answer become another one? *changed: the new answer. */
 static int changes(plan_job *j, const cost_catalogue *c, int f, double value, const plan_answer *a,
                    plan_answer *changed)
 {
+    const int decide[] = {out_strategy, out_shard, out_tp, out_pp, out_nodes, out_act_ckpt, out_spot};
+    const unsigned long long missed = 1ull << W_DEADLINE_MISS | 1ull << W_BUDGET_MISS;
     j->n[f] = value;
     plan_answer_of(j, c, changed);
-    return !same_answer(a, changed);
+    for (size_t i = 0; i < sizeof decide / sizeof *decide; i++)
+        if (a->out[decide[i]] != changed->out[decide[i]]) return 1;
+    return a->type != changed->type || ((a->warn ^ changed->warn) & missed);
 }
 
 /* The nearest value of a field, up or down, that changes the answer, up to 16 times as far; NAN: none does. */
@@ -201,16 +180,16 @@ static double nearest_change(const plan_job *job, const cost_catalogue *c, int f
                              plan_answer *changed)
 {
     static plan_job j;
-    double from = job->n[f], last = from, low = plan_field[f].low, high = plan_field[f].high;
-    int whole = plan_field[f].kind == 'i';
+    const double from = job->n[f], whole = plan_field[f].kind == 'i';
+    double last = from;
     j = *job;
     for (double by = 1.05; by < 16; by *= 1.05) {
         double to = up ? from * by : from / by;
-        if (whole) to = up ? ceil(to) : floor(to);
-        if (to < low || to > high) return (double)NAN;
+        if (whole > 0) to = up ? ceil(to) : floor(to);
+        if (to < plan_field[f].low || to > plan_field[f].high) return (double)NAN;
         if (to == last || !changes(&j, c, f, to, a, changed)) continue;
-        for (int i = 0; i < 12 && !(whole && fabs(to - last) <= 1); i++) {
-            double middle = whole ? floor((to + last) / 2) : (to + last) / 2;
+        for (int i = 0; i < 12 && fabs(to - last) > whole; i++) {
+            double middle = whole > 0 ? floor((to + last) / 2) : (to + last) / 2;
             *(changes(&j, c, f, middle, a, changed) ? &to : &last) = middle;
         }
         return changes(&j, c, f, to, a, changed), to;
@@ -223,16 +202,14 @@ static void print_changes(const plan_job *j, const cost_catalogue *c, const plan
     static plan_answer changed;
     char said[PLAN_TEXT], from[32], till[32];
     int count = 0;
-    for (int f = 0; f < PLAN_INPUTS; f++)
-        for (int up = 0; up < 2 && (f < in_layers || f > in_heads) && !isnan(j->n[f]) &&
-                         strchr("ir", plan_field[f].kind) && plan_field[f].high > 1;
-             up++) {
-            double to = nearest_change(j, c, f, up, a, &changed);
-            if (isnan(to)) continue;
-            printf("%-10s %s %s -> %s (%+.0f %%): %s\n", count++ ? "" : "changes", plan_field[f].name,
-                   plan_digits(j->n[f], from), plan_digits(to, till), 100 * (to / j->n[f] - 1),
-                   plan_summary(&changed, said));
-        }
+    for (int k = 0; k < 2 * PLAN_INPUTS; k++) { /* of each field down and up */
+        int f = k / 2, number = strchr("ir", plan_field[f].kind) && plan_field[f].high > 1;
+        double to = number && (f < in_layers || f > in_heads) ? j->n[f] : (double)NAN;
+        if (isnan(to) || isnan(to = nearest_change(j, c, f, k % 2, a, &changed))) continue;
+        printf("%-10s %s %s -> %s (%+.0f %%): %s\n", count++ ? "" : "changes", plan_field[f].name,
+               plan_digits(j->n[f], from), plan_digits(to, till), 100 * (to / j->n[f] - 1),
+               plan_summary(&changed, said));
+    }
     if (!count) printf("%-10s no number that you gave changes it within a factor of 16\n", "changes");
 }
 
@@ -248,28 +225,25 @@ static void print_command(const plan_job *j, const plan_answer *a)
     static const char *const precisions[] = {"fp32", "fp16", "bf16", NULL};
     const char *optimizer = optimizers[(int)plan_or(j, in_optimizer, COST_ADAMW)];
     const char *precision = precisions[(int)plan_or(j, in_precision, COST_AMP_BF16)];
-    double tp = a->out[out_tp], pp = a->out[out_pp], dp = a->out[out_dp], micro, units;
-    double shards = exp2(ceil(log2(dp)));
+    const int tp = a->out[out_tp], pp = a->out[out_pp], dp = a->out[out_dp], s = a->out[out_strategy];
+    double shards = exp2(ceil(log2(dp))), micro, units;
     cost_shape shape = plan_shape(j);
-    int s = a->out[out_strategy];
     if (s == NO_SCALE || s == INFEASIBLE) return;
-    if (!optimizer || !precision) {
-        printf("command    our trainer has no 8-bit Adam, LoRA or bf16 states\n");
-        return;
-    }
-    if (!(shape.layers > 0)) {
-        printf("command    give layers, hidden and heads for the options of our trainer\n");
+    if (!optimizer || !precision || !(shape.layers > 0)) {
+        printf("command    %s\n", optimizer && precision
+                                      ? "give layers, hidden and heads for the options of our trainer"
+                                      : "our trainer has no 8-bit Adam, LoRA or bf16 states");
         return;
     }
     micro = shape.micro * shards; /* the trainer's micro-batch is of all data-parallel ranks */
     units = plan_has(j, in_global_batch) ? j->n[in_global_batch] / micro : cost_least_micro(pp) * dp / shards;
     printf("command    ./build.sh run --layers %g --heads %g --width %g --sequence %g --precision %s --optimizer %s",
            shape.layers, shape.heads, shape.hidden, shape.sequence, precision, optimizer);
-    printf(" --batch %g --micro-batch %g --data-shards %g --ranks %g", micro * fmax(1, ceil(units)), micro, shards,
+    printf(" --batch %g --micro-batch %g --data-shards %g --ranks %d", micro * fmax(1, ceil(units)), micro, shards,
            tp * pp * dp);
     if (a->out[out_shard]) printf(" --zero %d", a->out[out_shard]);
-    if (tp > 1) printf(" --tp %g --tensor-shards %g", tp, tp);
-    if (pp > 1) printf(" --pp %g", pp);
+    if (tp > 1) printf(" --tp %d --tensor-shards %d", tp, tp);
+    if (pp > 1) printf(" --pp %d", pp);
     printf("%s\n", a->out[out_act_ckpt] ? " --recompute full" : "");
     if (a->out[out_nodes] > 1) printf("           on several nodes a launcher starts the ranks: examples/running.md\n");
 }
@@ -278,14 +252,15 @@ static void print_answer(const plan_job *j, const cost_catalogue *c, const plan_
 {
     char text[3][40], said[PLAN_TEXT];
     const double *num = a->num;
+    const int *out = a->out;
     printf("plan       %s\n", plan_summary(a, said));
     print_list("why", &a->why);
-    printf("topology   %d x %d %s, tp %d x pp %d x dp %d, ", a->out[out_nodes], a->type->count, a->type->accel,
-           a->out[out_tp], a->out[out_pp], a->out[out_dp]);
+    printf("topology   %d x %d %s, tp %d x pp %d x dp %d, ", out[out_nodes], a->type->count, a->type->accel,
+           out[out_tp], out[out_pp], out[out_dp]);
     printf("library %s, input %s, compiler %s\n", plan_out_text(a, out_library, text[0]),
            plan_out_text(a, out_input, text[1]), plan_out_text(a, out_compiler, text[2]));
     printf("failures   checkpoints: %s, %s, every %d minutes at most\n", plan_out_text(a, out_ckpt_required, text[0]),
-           plan_out_text(a, out_ckpt, text[1]), a->out[out_ckpt_max_min]);
+           plan_out_text(a, out_ckpt, text[1]), out[out_ckpt_max_min]);
     if (!isnan(num[num_est_hours]))
         printf("cost       %s h, $%.0f on demand; Spot %s h, $%.0f\n", plan_digits(num[num_est_hours], text[0]),
                num[num_cost_od], plan_digits(num[num_spot_hours], text[1]), num[num_cost_spot]);
@@ -302,86 +277,43 @@ static void print_answer(const plan_job *j, const cost_catalogue *c, const plan_
     print_command(j, a);
 }
 
-static void json_text(const char *s)
-{
-    printf("\"");
-    for (; *s; s++) printf((unsigned char)*s < 32 || *s == '"' || *s == '\\' ? "\\u%04x" : "%c", (unsigned char)*s);
-    printf("\"");
-}
-static void json_list(const char *name, const plan_list *l)
-{
-    printf(", \"%s\": [", name);
-    for (int i = 0; i < l->count; i++) printf("%s", i ? ", " : ""), json_text(l->line[i]);
-    printf("]");
-}
-static void print_json(const plan_answer *a)
-{
-    char text[40];
-    const char *between = "";
-    printf("{\"instance\": "), json_text(a->instance);
-    for (int k = 0; k < PLAN_OUTS; k++)
-        printf(*plan_output[k][1] ? ", \"%s\": \"%s\"" : ", \"%s\": %s", plan_output[k][0], plan_out_text(a, k, text));
-    printf(", \"warn\": [");
-    for (int k = 0; k < PLAN_CODES; k++)
-        if (plan_warned(a, k)) printf("%s\"%s\"", between, plan_warning[k][0]), between = ", ";
-    printf("], \"num\": {"), between = "";
-    for (int k = 0; k < PLAN_NUMS; k++)
-        if (isfinite(a->num[k])) printf("%s\"%s\": %.10g", between, plan_number[k], a->num[k]), between = ", ";
-    printf("}"), json_list("why", &a->why), json_list("rejected", &a->rejected), json_list("assumed", &a->assumed);
-    printf("}\n");
-}
-
 static void help(void)
 {
-    static const struct { int field; const char *title; } groups[] = {
-        {in_params_b, "The model, and how it is trained"}, {in_dataset_gb, "Data, hours, instances, money"},
-        {in_ckpt_cfg, "The run as it is"}, {in_given_strategy, "What you have in mind"},
-        {in_n_trials, "More, which --facts 'NAME=VALUE;NAME=VALUE' sets as well"}, {PLAN_INPUTS, NULL}};
     printf("Usage: plan --FIELD VALUE .. [--json]                 one job\n"
            "       plan --sweep scaling|cost|spot|compiler [--svg FILE]   one number varied\n"
            "       plan --cases FILE [--check]                    a job on each line\n"
            "       plan --list                                    the instances; --instances FILE replaces them\n"
            "A first job, in which the hours follow from the tokens (or give --ref-hours and --ref-gpus, measured):\n"
            "  plan --params-b 7 --instance 'p4d|p5' --max-nodes 16 --tokens-b 20 --deadline-h 24\n"
-           "What is not given is assumed, and the answer says so.\n");
-    for (int f = 0, k = 0; f < PLAN_INPUTS; f++) {
-        if (f == groups[k].field) printf("%s\n", groups[k++].title);
-        printf("  --%-22s %s\n", plan_field[f].name, plan_field[f].text);
-    }
+           "What is not given is assumed, and the answer says so. --facts 'NAME=VALUE;NAME=VALUE' sets fields, too:\n");
+    for (int f = 0; f < PLAN_INPUTS; f++) printf("  --%-22s %s\n", plan_field[f].name, plan_field[f].text);
 }
 
 int main(int argc, char **argv)
 {
+    enum { HELP, CHECK, JSON, LIST, FLAGS, CASES = FLAGS, SWEEP, SVG, INSTANCES, OPTIONS };
     static plan_job j;
     static plan_answer a;
     static cost_catalogue c;
-    const char *cases = NULL, *instances = NULL, *varied = NULL, *svg = NULL, *bad;
-    int check = 0, json = 0, list = 0;
+    const char *given[OPTIONS] = {NULL}, *bad;
     plan_list wrong;
-    memset(&wrong, 0, sizeof wrong);
-    plan_job_clear(&j);
-    if (argc == 1) return help(), 2;
+    wrong.count = 0, plan_job_clear(&j);
     for (int i = 1, n; i < argc; i += n) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
-        n = 1;
-        if (!strcmp(argv[i], "--help") || !strcmp(argv[i], "-h")) return help(), 0;
-        if (!value && plan_word("--cases|--sweep|--svg|--instances", argv[i], strlen(argv[i])) >= 0)
-            return fprintf(stderr, "plan: %s needs a value\n", argv[i]), 2;
-        if (!strcmp(argv[i], "--check")) check = 1;
-        else if (!strcmp(argv[i], "--json")) json = 1;
-        else if (!strcmp(argv[i], "--list")) list = 1;
-        else if (!strcmp(argv[i], "--cases") && value) cases = value, n = 2;
-        else if (!strcmp(argv[i], "--sweep") && value) varied = value, n = 2;
-        else if (!strcmp(argv[i], "--svg") && value) svg = value, n = 2;
-        else if (!strcmp(argv[i], "--instances") && value) instances = value, n = 2;
-        else if (!(n = plan_option(&j, argv[i], value, &wrong))) return 2;
+        const char *name = strncmp(argv[i], "--", 2) ? "" : argv[i] + 2;
+        int k = plan_word("help|check|json|list|cases|sweep|svg|instances", name);
+        n = k < 0 ? plan_option(&j, argv[i], value, &wrong) : k < FLAGS ? 1 : 2;
+        if (!n) return 2;
+        if (k >= FLAGS && !value) return fprintf(stderr, "plan: %s needs a value\n", argv[i]), 2;
+        if (k >= 0) given[k] = k < FLAGS ? argv[i] : value;
     }
-    if ((bad = cost_open(&c, instances))) return fprintf(stderr, "plan: %s: %s\n", instances, bad), 2;
-    if (list) return printf("# on-demand dollars of EC2, us-east-1, %s\n%s", c.date, cost_instances), 0;
-    if (varied) return sweep_run(varied, &j, &c, svg);
-    if (cases) return run_cases(&c, cases, check);
+    if (argc == 1 || given[HELP]) return help(), argc == 1 ? 2 : 0;
+    if ((bad = cost_open(&c, given[INSTANCES]))) return fprintf(stderr, "plan: %s: %s\n", given[INSTANCES], bad), 2;
+    if (given[LIST]) return printf("# on-demand dollars of EC2, us-east-1, %s\n%s", c.date, cost_instances), 0;
+    if (given[SWEEP]) return sweep_run(given[SWEEP], &j, &c, given[SVG]);
+    if (given[CASES]) return run_cases(&c, given[CASES], given[CHECK] != NULL);
     plan_answer_of(&j, &c, &a);
     for (int i = 0; i < wrong.count; i++) plan_say(&a.assumed, "%s", wrong.line[i]);
-    json ? print_json(&a) : print_answer(&j, &c, &a);
+    given[JSON] ? print_json(&a) : print_answer(&j, &c, &a);
     return 0;
 }

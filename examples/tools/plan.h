@@ -16,8 +16,10 @@
     F(trainable_pct, 'r', 0, 100, "percent of them that are trained (100; 1 with lora)") \
     F(precision, 'w', 0, 0, "fp32|amp_fp16|amp_bf16|bf16") \
     F(optimizer, 'w', 0, 0, "sgd|sgdm|adam|adamw|adam8|lora") \
-    F(layers, 'i', 1, 1e5, "layers of a transformer, for its activations") F(hidden, 'i', 1, 1e6, "its width") \
-    F(heads, 'i', 1, 1e5, "its heads (hidden / 128)") F(seq_len, 'i', 1, 1e8, "tokens of a text (2048)") \
+    F(layers, 'i', 1, 1e5, "layers of a transformer, for its activations") \
+    F(hidden, 'i', 1, 1e6, "its width") \
+    F(heads, 'i', 1, 1e5, "its heads (hidden / 128)") \
+    F(seq_len, 'i', 1, 1e8, "tokens of a text (2048)") \
     F(micro_batch, 'i', 1, 1e7, "texts that a GPU computes at once (1)") \
     F(global_batch, 'i', 1, 1e9, "texts of a step, all GPUs together") \
     F(dataset_gb, 'r', 0, 1e9, "size of the data, GB") \
@@ -25,21 +27,29 @@
     F(ref_gpus, 'i', 1, 1e6, "GPUs of that measurement") \
     F(node_eff, 'r', 0.001, 1, "efficiency over several nodes, relative to linear (0.9)") \
     F(instance, 't', 0, 0, "instance type, or candidates: 'p4d|p5'") \
-    F(max_nodes, 'i', 1, 1e5, "at most so many nodes") F(cur_nodes, 'i', 1, 1e5, "nodes that are chosen already") \
+    F(max_nodes, 'i', 1, 1e5, "at most so many nodes") \
+    F(cur_nodes, 'i', 1, 1e5, "nodes that are chosen already") \
     F(price_node_h, 't', 0, 0, "dollars an hour of a node; by candidate: '22|55'") \
-    F(spot_disc_pct, 'r', 0, 100, "discount of Spot, percent (60)") F(budget_usd, 'r', 0, 1e12, "dollars") \
-    F(deadline_h, 'r', 0, 1e8, "hours until the deadline") F(spot, 'w', 0, 0, "0|1|ask") \
+    F(spot_disc_pct, 'r', 0, 100, "discount of Spot, percent (60)") \
+    F(budget_usd, 'r', 0, 1e12, "dollars") \
+    F(deadline_h, 'r', 0, 1e8, "hours until the deadline") \
+    F(spot, 'w', 0, 0, "0|1|ask") \
     F(ckpt_cfg, 'i', 0, 1, "1: checkpoints are configured, 0: none") \
     F(gpu_util_pct, 'r', 0, 100, "utilisation of the GPUs, 95th percentile") \
     F(cpu_util_pct, 'r', 0, 10000, "utilisation of the CPUs, 95th percentile") \
     F(io_wait_pct, 'r', 0, 100, "share of the time that waits for data") \
-    F(input_mode, 'w', 0, 0, "file|fastfile|pipe|fsx") F(efa, 'i', 0, 1, "1: EFA is on, 0: off") \
-    F(compiler, 'w', 0, 0, "0|1|ask") F(mp_family, 'w', 0, 0, "any|shard|partition") \
-    F(given_strategy, 'w', 0, 0, PLAN_STRATEGIES) F(given_tp, 'i', 1, 1e6, "your tensor-parallel degree") \
-    F(given_pp, 'i', 1, 1e6, "your stages") F(given_mb, 'i', 1, 1e7, "your micro-batches per step") \
+    F(input_mode, 'w', 0, 0, "file|fastfile|pipe|fsx") \
+    F(efa, 'i', 0, 1, "1: EFA is on, 0: off") \
+    F(compiler, 'w', 0, 0, "0|1|ask") \
+    F(mp_family, 'w', 0, 0, "any|shard|partition") \
+    F(given_strategy, 'w', 0, 0, PLAN_STRATEGIES) \
+    F(given_tp, 'i', 1, 1e6, "your tensor-parallel degree") \
+    F(given_pp, 'i', 1, 1e6, "your stages") \
+    F(given_mb, 'i', 1, 1e7, "your micro-batches per step") \
     F(n_trials, 'i', 1, 1e7, "independent trainings, as in a search for hyperparameters") \
     F(tokens_b, 'r', 0, 1e9, "tokens to train on, in 1e9 (20, 2T): estimates ref_hours on one GPU") \
-    F(mfu_pct, 'r', 0.1, 100, "share of the peak for that estimate (40)") F(query, 't', 0, 0, "what you ask") \
+    F(mfu_pct, 'r', 0.1, 100, "share of the peak for that estimate (40)") \
+    F(query, 't', 0, 0, "what you ask") \
     F(claimed_hours, 'r', 0, 1e8, "hours that somebody promises") \
     F(gpumem_p95, 'r', 0, 100, "memory of the GPUs in use, percent, 95th percentile") \
     F(comm_pct, 'r', 0, 100, "share of a step that waits for messages") \
@@ -61,17 +71,21 @@
     F(prev_nodes, 'i', 1, 1e5, "nodes before, of a job that shrinks") \
     F(procs_per_node, 'i', 1, 1e4, "processes of a node (its GPUs)") \
     F(delayed_init, 'i', 0, 1, "1: each process draws its own shard of the weights only") \
-    F(writer, 't', 0, 0, "who writes checkpoints: rank0 or all") F(ckpt_kind, 'w', 0, 0, "full|partial") \
+    F(writer, 't', 0, 0, "who writes checkpoints: rank0 or all") \
+    F(ckpt_kind, 'w', 0, 0, "full|partial") \
     F(purpose, 'w', 0, 0, "resume|inference|export|finetune|eval") \
     F(ckpt_pp, 'i', 1, 1e6, "stages of the run that wrote the checkpoint") \
     F(ckpt_filename, 't', 0, 0, "name of the file: same, or with the rank in it") \
     F(ckpt_has, 't', 0, 0, "what is in it: 'weights,optimizer,lr,step,rng'") \
     F(save_bytes_per_param, 'r', 0, 100, "bytes of a parameter in a checkpoint (14)") \
     F(writers, 'i', 1, 1e6, "processes that write at the same time (1)") \
-    F(writer_gb_s, 'r', 1e-9, 1e6, "GB/s of each") F(max_run_s, 'r', 0, 1e9, "MaxRuntimeInSeconds") \
+    F(writer_gb_s, 'r', 1e-9, 1e6, "GB/s of each") \
+    F(max_run_s, 'r', 0, 1e9, "MaxRuntimeInSeconds") \
     F(max_wait_s, 'r', 0, 1e9, "MaxWaitTimeInSeconds") \
-    F(random_access, 'i', 0, 1, "1: samples are read in random order") F(epochs, 'r', 0, 1e6, "epochs") \
-    F(epoch_s, 'r', 1e-9, 1e9, "seconds of an epoch") F(fs_gb_s, 'r', 0, 1e6, "GB/s that storage gives") \
+    F(random_access, 'i', 0, 1, "1: samples are read in random order") \
+    F(epochs, 'r', 0, 1e6, "epochs") \
+    F(epoch_s, 'r', 1e-9, 1e9, "seconds of an epoch") \
+    F(fs_gb_s, 'r', 0, 1e6, "GB/s that storage gives") \
     F(compile_min, 'r', 0, 1e6, "minutes to compile (15)") \
     F(speedup, 'r', 0, 1e3, "speed-up by the compiler (1.2)") \
     F(supported_model, 'i', 0, 1, "0: the compiler does not support the model") \
@@ -84,24 +98,53 @@
 #define PLAN_STRATEGIES "single|job_parallel|dp|sharded_dp|tp|pp|tp+pp|tp+dp|pp+dp|tp+pp+dp|no_scale|infeasible"
 enum { SINGLE, JOB_PARALLEL, DP, SHARDED_DP, TP, PP, TP_PP, TP_DP, PP_DP, TP_PP_DP, NO_SCALE, INFEASIBLE };
 
-/* ---- what is answered: words, or "" for a number ---------------------------------------------------------------- */
+/* ---- what is answered: numbers, outputs and warnings, by formulas over names of plan_derive and plan_check ---- */
+#define PLAN_NUMBERS(F) \
+    F(states_gb, plan_states(p, 1, 1, 1, 0)) \
+    F(weights_gb, p->params * p->bytes.weights) \
+    F(weights_per_gpu_gb, num[num_weights_gb] / (tp * pp * (zero > 2 ? dp : 1))) \
+    F(state_per_gpu_gb, plan_states(p, tp, pp, dp, zero)) \
+    F(min_gpus_weights_80, ceil(num[num_weights_gb] / 80)) \
+    F(min_gpus_weights_40, ceil(num[num_weights_gb] / 40)) \
+    F(est_hours, hours) \
+    F(spot_hours, cost_spot_hours(hours, plan_or(j, in_rework_pct, 0), plan_or(j, in_interruptions, 0), \
+                                  plan_or(j, in_rework_h, 0) + plan_or(j, in_restart_h, 0))) \
+    F(cost_od, hours * out[out_nodes] * p->price) \
+    F(cost_spot, num[num_spot_hours] * out[out_nodes] * p->price * (1 - plan_or(j, in_spot_disc_pct, 60) / 100)) \
+    F(lr_mult, n[in_batch_factor]) \
+    F(pp_slowdown, piped && micro >= 1 ? cost_slowdown(stages, micro) : NAN) \
+    F(bubble, piped && micro >= 1 ? cost_bubble(stages, micro) : NAN) \
+    F(min_mb, piped ? cost_least_micro(stages) : NAN) \
+    F(host_init_gb, 4 * p->params * plan_or(j, in_procs_per_node, g)) \
+    F(save_s, p->params * plan_or(j, in_save_bytes_per_param, 14) / (plan_or(j, in_writers, 1) * n[in_writer_gb_s])) \
+    F(need_gb_s, n[in_dataset_gb] / n[in_epoch_s]) \
+    F(break_even_min, !p->compiles ? NAN \
+                      : cost_break_even(plan_or(j, in_compile_min, 15), plan_or(j, in_speedup, 1.2))) \
+    F(waves, num[num_waves])
+
+/* Words, or "" for a number. The search has set the layout. */
 #define PLAN_OUTPUTS(F) \
-    F(strategy, PLAN_STRATEGIES) F(shard, "none|zero1|zero2|zero3") F(tp, "") F(pp, "") F(dp, "") F(nodes, "") \
-    F(library, "none|ddp_nccl|smddp|fsdp_nccl|smp|torchrun_neuron") F(act_ckpt, "no|yes") F(fit, "no|yes") \
-    F(ckpt, "none|rank0|sharded") F(ckpt_required, "no|recommended|yes") F(ckpt_max_min, "") \
-    F(input, "keep|fastfile|fsx") F(compiler, "off|optional") F(spot, "0|1")
+    F(strategy, PLAN_STRATEGIES, s) \
+    F(shard, "none|zero1|zero2|zero3", out[out_shard]) \
+    F(tp, "", out[out_tp]) F(pp, "", out[out_pp]) F(dp, "", out[out_dp]) F(nodes, "", out[out_nodes]) \
+    F(library, "none|ddp_nccl|smddp|fsdp_nccl|smp|torchrun_neuron", library) \
+    F(act_ckpt, "no|yes", out[out_act_ckpt]) \
+    F(fit, "no|yes", plan_has(j, in_given_strategy) ? plan_user_fits(p) : p->fits) \
+    F(ckpt, "none|rank0|sharded", s == INFEASIBLE ? 0 : s == SHARDED_DP || plan_partitions(s) ? 2 : 1) \
+    F(ckpt_required, "no|recommended|yes", spot ? 2 : !(run <= 1)) \
+    F(ckpt_max_min, "", fmax(1, fmin(spot ? 30 : 60, \
+                                     cost_interval(num[num_save_s] / 60, 60 * run / n[in_interruptions])))) \
+    F(input, "keep|fastfile|fsx", mode != 3 && ((p->slow && mode != 0) || ((p->slow || p->large) && again)) ? 2 \
+                                  : mode == 0 && (p->slow || p->large)) \
+    F(compiler, "off|optional", p->compiles && !p->sagemaker && !p->brief && n[in_supported_model] != 0) \
+    F(spot, "0|1", spot)
 enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
 
-#define PLAN_NUMBERS(F) \
-    F(states_gb) F(weights_gb) F(weights_per_gpu_gb) F(state_per_gpu_gb) F(min_gpus_weights_80) \
-    F(min_gpus_weights_40) F(est_hours) F(spot_hours) F(cost_od) F(cost_spot) F(lr_mult) F(pp_slowdown) F(bubble) \
-    F(min_mb) F(host_init_gb) F(save_s) F(need_gb_s) F(break_even_min) F(waves)
-
-/* Codes: when, what is wrong, and what to do. The names in the conditions are those of plan_check. */
+/* Code, when, what is wrong and what to do. p->tp, pp, dp, zero, gpus are what the user proposes. */
 #define PLAN_WARNINGS(F) \
-    F(W_STATE_EXCEEDS_WEIGHTS, n[in_replica_fits] != 1 && !u->over && weights <= room && states > room, \
+    F(W_STATE_EXCEEDS_WEIGHTS, n[in_replica_fits] != 1 && !p->over && weights <= room && states > room, \
       "the weights fit, the training state does not. Count 16 bytes per parameter, not 2") \
-    F(W_MP_UNNEEDED, p->fits && (plan_partitions(user) || u->tp * u->pp > 1), \
+    F(W_MP_UNNEEDED, p->fits && (plan_partitions(user) || p->tp * p->pp > 1), \
       "a replica fits on one GPU, so cutting the model only leaves GPUs idle. Use data parallel") \
     F(W_SHARD_DOWNSIZE, shares && now < n[in_prev_nodes] && !p->fits && !plan_fits(p, 1, 1, now * g, 3, 1), \
       "the shards of fewer GPUs are larger and do not fit. Keep the nodes, or recompute") \
@@ -109,8 +152,7 @@ enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
       "each process draws the whole model in fp32, more than the host's memory. Delay initialisation") \
     F(W_BF16_UNSUPPORTED, !t->bf16 && n[in_precision] >= COST_AMP_BF16, \
       "V100 and T4 lack bf16. Use fp16 with loss scaling, or other GPUs") \
-    F(W_TP_CROSS_NODE, u->tp > g, \
-      "a tensor group leaves its node. Use tp = GPUs of a node, and stages across nodes") \
+    F(W_TP_CROSS_NODE, p->tp > g, "a tensor group leaves its node. Use tp = GPUs of a node, and stages across nodes") \
     F(W_TP_DEGREE, tp > 1 && (exp2(round(log2(tp))) != tp || fmod(n[in_heads], tp) > 0), \
       "tp must be a power of two that divides the heads. Choose such a degree") \
     F(W_BUBBLE, num[num_bubble] > 0.2 + 1e-9, \
@@ -119,8 +161,7 @@ enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
       "the batch is not a multiple of the micro-batches. Choose a divisor") \
     F(W_NO_EFA, nodes > 1 && t->efa && n[in_efa] == 0, \
       "several nodes of a type with EFA, and EFA is off. Turn it on: it costs nothing") \
-    F(W_EFA_UNAVAILABLE, !t->efa && n[in_efa] == 1, \
-      "this type has no EFA. Leave it off, or choose a type with it") \
+    F(W_EFA_UNAVAILABLE, !t->efa && n[in_efa] == 1, "this type has no EFA. Leave it off, or choose a type with it") \
     F(W_SMDDP_UNSUPPORTED, wants && !t->smddp, "SMDDP supports p4d and p4de only. Use NCCL") \
     F(W_SMDDP_SINGLE_NODE, wants && plan_or(j, in_cur_nodes, nodes) <= 1, "SMDDP gains nothing on one node. Use NCCL") \
     F(W_MIXED_FRAMEWORKS, plan_frameworks(j->text[in_libs]) > 1, \
@@ -130,8 +171,7 @@ enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
     F(W_SMALL_MODEL_DIST, p->params < 0.1 && batch < 64 && gpus > 1, \
       "with fewer than 0.1e9 parameters and a batch below 64, messages cost more than GPUs gain. Use one GPU") \
     F(W_BATCH_TOO_SMALL, p->small_batch, "CPU, GPU and its memory are below 70 %. Raise the batch before adding GPUs") \
-    F(W_IO_BOUND, p->waits || n[in_fs_gb_s] < num[num_need_gb_s], \
-      "GPUs wait for data. Speed up the input before adding GPUs") \
+    F(W_IO_BOUND, p->slow, "GPUs wait for data. Speed up the input before adding GPUs") \
     F(W_CPU_BOUND, p->slow_cpu, "CPUs are full and GPUs idle. Move preprocessing offline or to a CPU group") \
     F(W_LINEAR_SCALING, n[in_claimed_hours] <= 1.02 * ideal && real > plan_or(j, in_deadline_h, n[in_claimed_hours]), \
       "the promised hours assume perfect scaling. Plan with the measured efficiency") \
@@ -160,10 +200,8 @@ enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
     F(W_MAXWAIT, n[in_max_wait_s] <= n[in_max_run_s], "MaxWaitTime must exceed MaxRuntime. Raise it") \
     F(W_SCHEDULE_RESUME, *has && !plan_mentions(has, "all|everything") && !schedule, \
       "the schedule restarts: the learning rate, step or RNG is not saved. Save all three") \
-    F(W_COMPILER_SHORT_JOB, p->compiles && p->minutes < num[num_break_even_min], \
-      "the run is shorter than the break-even of compiling. Leave the compiler off") \
-    F(W_COMPILER_INCOMPAT, p->compiles && p->sagemaker, \
-      "the compiler does not work with SMDDP and SMP. Leave it off") \
+    F(W_COMPILER_SHORT_JOB, p->brief, "the run is shorter than the break-even of compiling. Leave the compiler off") \
+    F(W_COMPILER_INCOMPAT, p->compiles && p->sagemaker, "the compiler does not work with SMDDP and SMP. Leave it off") \
     F(W_COMPILER_EOL, p->compiles, "SageMaker Training Compiler gets no new releases. Prefer torch.compile") \
     F(W_COMPILER_RECOMPILE, p->compiles && n[in_dynamic_shapes] == 1, \
       "each new shape compiles again. Pad to one length") \
@@ -177,15 +215,15 @@ enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
     F(W_OFFLOAD_NO_EFFECT, n[in_offload] == 1 && (n[in_given_mb] == 1 || recompute < 1), \
       "offload works only with recompute and several micro-batches. Turn on both, or turn it off")
 
-#define PLAN_ROW(name, kind, low, high, text) {#name, text, low, high, kind},
-#define PLAN_IN(name, kind, low, high, text)  in_##name,
-#define PLAN_OUT(name, words)                 out_##name,
-#define PLAN_NUM(name)                        num_##name,
-#define PLAN_CODE(name, when, text)           name,
-#define PLAN_NAME(name)                       #name,
-#define PLAN_PAIR(name, text)                 {#name, text},
-#define PLAN_LINE(name, when, text)           {#name, text},
-#define PLAN_CHECK(name, when, text)          a->warn |= (unsigned long long)((when) != 0) << name;
+#define PLAN_NAMES(name, ...)                   #name "|"
+#define PLAN_IN(name, kind, low, high, text)    in_##name,
+#define PLAN_OUT(name, words, formula)          out_##name,
+#define PLAN_NUM(name, formula)                 num_##name,
+#define PLAN_CODE(name, when, text)             name,
+#define PLAN_FIELD(name, kind, low, high, text) {#name, text, low, high, kind},
+#define PLAN_NUMBER(name, formula)              #name,
+#define PLAN_OUTPUT(name, words, formula)       {#name, words},
+#define PLAN_WARNING(name, when, text)          {#name, text},
 enum { PLAN_FIELDS(PLAN_IN) PLAN_INPUTS };
 enum { PLAN_OUTPUTS(PLAN_OUT) PLAN_OUTS };
 enum { PLAN_NUMBERS(PLAN_NUM) PLAN_NUMS };
@@ -194,10 +232,10 @@ static const struct plan_field {
     const char *name, *text;
     double low, high;
     char kind;
-} plan_field[] = {PLAN_FIELDS(PLAN_ROW)};
-static const char *const plan_output[][2] = {PLAN_OUTPUTS(PLAN_PAIR)};
-static const char *const plan_warning[][2] = {PLAN_WARNINGS(PLAN_LINE)};
-static const char *const plan_number[] = {PLAN_NUMBERS(PLAN_NAME)};
+} plan_field[] = {PLAN_FIELDS(PLAN_FIELD)};
+static const char *const plan_number[] = {PLAN_NUMBERS(PLAN_NUMBER)};
+static const char *const plan_output[][2] = {PLAN_OUTPUTS(PLAN_OUTPUT)};
+static const char *const plan_warning[][2] = {PLAN_WARNINGS(PLAN_WARNING)};
 
 enum { PLAN_TEXT = 200, PLAN_NOTES = 24 };
 
@@ -220,19 +258,20 @@ typedef struct plan_answer {
     plan_list why, rejected, assumed;
 } plan_answer;
 
+/* Adds a sentence that the list does not have. */
 __attribute__((format(printf, 2, 3))) static inline void plan_say(plan_list *l, const char *format, ...)
 {
+    int same = 0;
     va_list args;
     if (l->count == PLAN_NOTES) return;
     va_start(args, format);
     vsnprintf(l->line[l->count], PLAN_TEXT, format, args);
     va_end(args);
-    for (int i = 0; i < l->count; i++)
-        if (!strcmp(l->line[i], l->line[l->count])) return;
-    l->count++;
+    while (strcmp(l->line[same], l->line[l->count])) same++;
+    l->count += same == l->count;
 }
 
-/* ---- reading a job ---------------------------------------- */
+/* ---- reading a job ---- */
 
 static inline void plan_job_clear(plan_job *j)
 {
@@ -240,108 +279,89 @@ static inline void plan_job_clear(plan_job *j)
     for (int f = 0; f < PLAN_INPUTS; f++) j->n[f] = (double)NAN;
 }
 
-/* The place of a name in a table whose rows begin with their name; -1: none. */
-static inline int plan_place(const char *const *names, size_t step, int count, const char *name, size_t length)
+/* The k-th part of a text between separators; 0: there are fewer. */
+static inline int plan_part(const char *text, char separator, int k, char *part, size_t room)
 {
-    for (int k = 0; k < count; k++)
-        if (strlen(names[(size_t)k * step]) == length && !strncmp(names[(size_t)k * step], name, length)) return k;
-    return -1;
-}
-static inline int plan_code(const char *name, size_t length)
-{
-    return plan_place(plan_warning[0], 2, PLAN_CODES, name, length);
+    char end[2] = {separator, 0};
+    for (; k > 0 && (text = strchr(text, separator)) != NULL; k--) text++;
+    if (!text || !*text) return 0;
+    return snprintf(part, room, "%.*s", (int)strcspn(text, end), text), 1;
 }
 
-/* The place of a word in "a|b|c", whatever its case; -1: none. */
-static inline int plan_word(const char *words, const char *word, size_t length)
+/* The k-th word of "a|b|c", as text. */
+static inline const char *plan_named(const char *words, int k, char text[40])
+{
+    if (!plan_part(words, '|', k, text, 40)) *text = 0;
+    return text;
+}
+
+/* The place of a word in "a|b|c", in which case, - and _ do not count; -1: none. */
+static inline int plan_word(const char *words, const char *word)
 {
     for (int k = 0; *words; k++) {
         size_t n = strcspn(words, "|"), i = 0;
-        while (i < n && i < length && tolower((unsigned char)words[i]) == tolower((unsigned char)word[i])) i++;
-        if (i == n && n == length) return k;
+        while (i < n && tolower(words[i] & 255) == tolower(word[i] == '-' ? '_' : word[i] & 255)) i++;
+        if (i == n && !word[i]) return k;
         words += n + (words[n] == '|');
     }
     return -1;
 }
+static inline int plan_code(const char *name) { return plan_word(PLAN_WARNINGS(PLAN_NAMES), name); }
 
-/* The k-th word, as text. */
-static inline const char *plan_named(const char *words, int k, char text[40])
+/* A text without the blanks around it. */
+static inline char *plan_trim(char *text)
 {
-    while (k-- > 0) words += strcspn(words, "|"), words += *words == '|';
-    return snprintf(text, 40, "%.*s", (int)strcspn(words, "|"), words), text;
-}
-
-/* The field of a name, in which - and _ are the same; -1: none. */
-static inline int plan_find(const char *name, size_t length)
-{
-    for (int f = 0; f < PLAN_INPUTS; f++) {
-        size_t i = 0;
-        while (i < length && plan_field[f].name[i] && (name[i] == '-' ? '_' : name[i]) == plan_field[f].name[i]) i++;
-        if (i == length && !plan_field[f].name[i]) return f;
-    }
-    return -1;
+    text += strspn(text, " \t");
+    for (size_t n = strlen(text); n && strchr(" \t", text[n - 1]); n--) text[n - 1] = 0;
+    return text;
 }
 
 /* Sets a field from a text; "-" and "" leave it unknown. 0, and a sentence in `wrong`: the text is not a value of it.
  */
 static inline int plan_job_set(plan_job *j, int f, const char *value, char wrong[PLAN_TEXT])
 {
-    const struct plan_field *field = &plan_field[f];
+    const struct plan_field *in = &plan_field[f];
     char *end;
     double n = strtod(value, &end);
-    int word = plan_word("no|yes|off|on|false|true", value, strlen(value));
-    int billions = f == in_params_b || f == in_tokens_b;
+    int word = plan_word("no|yes|off|on|false|true", value), k = plan_word(in->text, value);
     if (!*value || !strcmp(value, "-")) return 1;
-    if (word >= 0 && (!strncmp(field->text, "0|1", 3) || (field->kind == 'i' && field->high == 1)))
+    if (word >= 0 && (!strncmp(in->text, "0|1", 3) || (in->kind == 'i' && in->high == 1)))
         return j->n[f] = word % 2, 1;
-    if (billions && end != value && *end && strchr("mMbBtT", *end) && !end[1]) /* 350M, 7B, 2T */
-        n *= strchr("mM", *end) ? 1e-3 : strchr("tT", *end) ? 1e3 : 1, end++;
-    if (field->kind == 't') {
-        if (strlen(value) < PLAN_TEXT) return strcpy(j->text[f], value), j->n[f] = 1, 1;
-        return snprintf(wrong, PLAN_TEXT, "%s has %zu letters, more than %d. Shorten it", field->name, strlen(value),
-                        PLAN_TEXT - 1),
-               0;
-    }
-    if (field->kind == 'w') {
-        int k = plan_word(field->text, value, strlen(value));
-        if (k >= 0) return j->n[f] = k, 1;
-        return snprintf(wrong, PLAN_TEXT, "%s: '%.40s' is not one of %s. Choose one", field->name, value, field->text),
-               0;
-    }
-    if (end != value && !*end && n >= field->low && n <= field->high && (field->kind == 'r' || n == floor(n)))
+    if ((f == in_params_b || f == in_tokens_b) && end != value && *end && strchr("mMbBtT", *end) && !end[1])
+        n *= strchr("mM", *end) ? 1e-3 : strchr("tT", *end) ? 1e3 : 1, end++; /* 350M, 7B, 2T */
+    if (in->kind == 't' && strlen(value) < PLAN_TEXT) return strcpy(j->text[f], value), j->n[f] = 1, 1;
+    if (in->kind == 'w' && k >= 0) return j->n[f] = k, 1;
+    if (strchr("ir", in->kind) && end != value && !*end && n >= in->low && n <= in->high &&
+        (in->kind == 'r' || n == floor(n)))
         return j->n[f] = n, 1;
-    return snprintf(wrong, PLAN_TEXT, "%s: '%.40s' is not a %snumber from %g to %g. Correct it or leave it out",
-                    field->name, value, field->kind == 'i' ? "whole " : "", field->low, field->high),
-           0;
+    if (in->kind == 't') snprintf(wrong, PLAN_TEXT, "%s: more than %d letters. Shorten it", in->name, PLAN_TEXT - 1);
+    else if (in->kind == 'w')
+        snprintf(wrong, PLAN_TEXT, "%s: '%.40s' is not one of %s. Choose one", in->name, value, in->text);
+    else
+        snprintf(wrong, PLAN_TEXT, "%s: '%.40s' is not a %snumber from %g to %g. Correct it or leave it out", in->name,
+                 value, in->kind == 'i' ? "whole " : "", in->low, in->high);
+    return 0;
 }
 
 /* Sets what "k=v;k=v" says, k alone being k=1; what cannot be read becomes a sentence of `wrong`. */
 static inline void plan_job_facts(plan_job *j, const char *facts, plan_list *wrong)
 {
-    char value[PLAN_TEXT], said[PLAN_TEXT];
-    while (*(facts += strspn(facts, "; \t"))) {
-        size_t all = strcspn(facts, ";"), name = strcspn(facts, "=; \t");
-        const char *from = (const char *)memchr(facts, '=', all);
-        int f = plan_find(facts, name), n = from ? (int)(facts + all - ++from) : 1;
-        snprintf(value, sizeof value, "%.*s", n, from ? from : "1");
-        for (size_t i = strlen(value); i && isspace((unsigned char)value[i - 1]); i--) value[i - 1] = 0;
-        if (f >= 0 && !plan_job_set(j, f, value + strspn(value, " \t"), said))
-            plan_say(wrong, "%s: it is left out", said);
-        if (f < 0 && strcmp(facts, "-"))
-            plan_say(wrong, "facts: '%.*s' is not a fact: it is left out", (int)(name < 40 ? name : 40), facts);
-        facts += all;
+    char fact[2 * PLAN_TEXT], said[PLAN_TEXT];
+    for (int k = 0; plan_part(facts, ';', k, fact, sizeof fact); k++) {
+        char *value = strchr(fact, '='), *name;
+        int f;
+        if (value) *value++ = 0;
+        name = plan_trim(fact), f = plan_word(PLAN_FIELDS(PLAN_NAMES), name);
+        if (f < 0 && *name && strcmp(name, "-"))
+            plan_say(wrong, "facts: '%.40s' is not a fact: it is left out", name);
+        if (f >= 0 && !plan_job_set(j, f, value ? plan_trim(value) : "1", said))
+            plan_say(wrong, "%.160s: it is left out", said);
     }
 }
 
-/* ---- deciding ---------------------------------------- */
+/* ---- deciding: one job on one type ---- */
 
-typedef struct plan_proposal { /* what the user has in mind; without it one GPU */
-    int given, over;           /* over: more GPUs than there are */
-    double tp, pp, dp, gpus;
-    int zero;
-} plan_proposal;
-
-typedef struct plan { /* one job on one type */
+typedef struct plan {
     const plan_job *j;
     const cost_type *type;
     plan_answer *a;
@@ -349,11 +369,12 @@ typedef struct plan { /* one job on one type */
     cost_shape shape;
     double params, price, ref_hours, ref_gpus, deadline; /* NAN: not known */
     double least, most;                                  /* nodes */
+    double tp, pp, dp, gpus;                             /* what the user proposes; without it one GPU */
+    int zero, given, over;                               /* over: it needs more GPUs than there are */
     int fits;                                            /* a replica, on one GPU */
-    int waits, slow_cpu, small_batch, large;             /* for data; idle GPUs; all idle; data above local disks */
-    int compiles, sagemaker;                             /* a compiler is considered; SageMaker's libraries */
-    double minutes;                                      /* of the run, for it */
-    plan_proposal user;
+    int waits, slow_cpu, small_batch;                    /* for data; idle GPUs; all idle */
+    int slow, large;                                     /* storage for the GPUs; data for the local disks */
+    int compiles, brief, sagemaker;                      /* a compiler; for too short a run; beside SMDDP or SMP */
 } plan;
 
 static inline int plan_has(const plan_job *j, int f) { return !isnan(j->n[f]); }
@@ -362,10 +383,9 @@ static inline double plan_or(const plan_job *j, int f, double otherwise)
     return plan_has(j, f) ? j->n[f] : otherwise;
 }
 static inline int plan_warned(const plan_answer *a, int code) { return a->warn >> code & 1; }
-static inline int plan_chose(const plan *p) { return p->a->out[out_strategy]; }
 static inline int plan_partitions(int strategy) { return strategy >= TP && strategy <= TP_PP_DP; }
 
-/* GB of states on the GPU with the largest share of a model cut tp x pp ways, of which dp copies share by ZeRO. */
+/* GB of states on the GPU with the largest share of a model cut tp x pp ways, whose dp copies share by ZeRO. */
 static inline double plan_states(const plan *p, double tp, double pp, double dp, int zero)
 {
     double layers = p->shape.layers, stage = layers > 0 && pp <= layers ? ceil(layers / pp) / layers : 1 / pp;
@@ -382,30 +402,29 @@ static inline int plan_fits(const plan *p, double tp, double pp, double dp, int 
 }
 
 /* Hours on so many GPUs: nothing is lost where the reference was measured and on one GPU. */
-static inline double plan_hours(const plan *p, double gpus, double nodes)
+static inline double plan_hours(const plan *p, double gpus)
 {
-    double lost = gpus == p->ref_gpus || gpus == 1 ? 1 : nodes > 1 ? plan_or(p->j, in_node_eff, 0.9) : 0.9;
-    return p->ref_hours * p->ref_gpus / (gpus * lost);
+    double inside = gpus > p->type->count ? plan_or(p->j, in_node_eff, 0.9) : 0.9;
+    return p->ref_hours * p->ref_gpus / (gpus * (gpus == p->ref_gpus || gpus == 1 ? 1 : inside));
 }
 static inline int plan_late(const plan *p, double hours) { return hours > p->deadline * (1 + 1e-9); }
 
-static inline void plan_layout(plan *p, int strategy, int shard, double tp, double pp, double dp, double nodes)
+static inline int plan_layout(plan *p, int strategy, int shard, double tp, double pp, double dp, double nodes)
 {
     int *out = p->a->out;
     out[out_strategy] = strategy, out[out_shard] = shard;
     out[out_tp] = (int)tp, out[out_pp] = (int)pp, out[out_dp] = (int)dp, out[out_nodes] = (int)nodes;
+    return 1;
 }
 
 /* A layout on n nodes that fits, the simplest first; 0: none does. */
-static inline int plan_try_replicas(plan *p, double n) { return plan_layout(p, DP, 0, 1, 1, n * p->type->count, n), 1; }
+static inline int plan_try_replicas(plan *p, double n) { return plan_layout(p, DP, 0, 1, 1, n * p->type->count, n); }
 static inline int plan_try_shards(plan *p, double n)
 {
-    for (int recompute = 0; recompute < 2; recompute++)
-        for (int zero = 1; zero < 4; zero++)
-            if (plan_fits(p, 1, 1, n * p->type->count, zero, recompute)) {
-                plan_layout(p, SHARDED_DP, zero, 1, 1, n * p->type->count, n);
-                return p->a->out[out_act_ckpt] = recompute, 1;
-            }
+    double gpus = n * p->type->count;
+    for (int k = 0; k < 6; k++) /* stages 1, 2, 3; again with recompute */
+        if (plan_fits(p, 1, 1, gpus, 1 + k % 3, k / 3))
+            return p->a->out[out_act_ckpt] = k / 3, plan_layout(p, SHARDED_DP, 1 + k % 3, 1, 1, gpus, n);
     return 0;
 }
 static inline int plan_cut(plan *p, double tp, double pp, double n, int recompute)
@@ -413,8 +432,7 @@ static inline int plan_cut(plan *p, double tp, double pp, double n, int recomput
     double dp = n * p->type->count / (tp * pp);
     int kind = tp > 1 ? pp > 1 ? dp > 1 ? TP_PP_DP : TP_PP : dp > 1 ? TP_DP : TP : dp > 1 ? PP_DP : PP;
     if (dp != floor(dp) || !plan_fits(p, tp, pp, 1, 0, recompute)) return 0;
-    plan_layout(p, kind, 0, tp, pp, dp, n);
-    return p->a->out[out_act_ckpt] = recompute, 1;
+    return p->a->out[out_act_ckpt] = recompute, plan_layout(p, kind, 0, tp, pp, dp, n);
 }
 static inline int plan_try_cuts(plan *p, double n)
 {
@@ -437,65 +455,49 @@ static inline int plan_try_stages(plan *p, double n)
     return plan_cut(p, p->type->count, n, n, 0) || plan_cut(p, p->type->count, n, n, 1);
 }
 
-/* The fewest nodes on which `try_on` finds a layout in time; if none is in time, the most; 0: nothing fits. Nodes that
- * cannot hold the states, or are late at their efficiency, are not tried. */
-static inline int plan_scale(plan *p, int (*try_on)(plan *, double))
+/* The fewest nodes, from `least` on, with a layout in time; if none is in time, the most with a layout; 0: nothing
+ * fits. Nodes that cannot hold the states are not tried. */
+static inline int plan_scale(plan *p, int (*try_on)(plan *, double), double least)
 {
-    double g = p->type->count, held = plan_states(p, 1, 1, 1, 0) / (cost_usable * p->type->gb * g), last = 0;
-    double need = p->ref_hours * p->ref_gpus / (p->deadline * g * plan_or(p->j, in_node_eff, 0.9)),
-           same = p->ref_gpus / g;
-    int missed = 0;
-    if (isnan(held) || try_on == plan_try_replicas) held = 0;
-    for (double n = fmax(p->least, floor(held)); n <= p->most && missed < 4096; n++) {
-        if (!try_on(p, n)) missed++;
-        else if (!plan_late(p, plan_hours(p, n * g, n))) return 1;
-        else {
-            last = n;
-            if (same > n && same < need && same <= p->most && same == floor(same) && !plan_late(p, p->ref_hours) &&
-                try_on(p, same))
-                return 1;
-            n = fmax(n, fmin(p->most - 1, ceil(need) - 2));
-        }
-    }
-    if (last > 0) /* the most nodes that the loop has not seen, or those */
-        for (double n = fmin(p->most, last + 4096); !try_on(p, n); n--) continue;
-    return last > 0;
+    double g = p->type->count, held = floor(plan_states(p, 1, 1, 1, 0) / (cost_usable * p->type->gb * g));
+    if (try_on != plan_try_replicas) least = fmax(least, held);
+    for (double n = least; n <= p->most; n++)
+        if (!plan_late(p, plan_hours(p, n * g)) && try_on(p, n)) return 1;
+    for (double n = p->most; n >= least; n--)
+        if (try_on(p, n)) return 1;
+    return 0;
 }
 
 /* What the user proposes: degrees that are left open follow from the nodes. */
 static inline void plan_propose(plan *p)
 {
     const plan_job *j = p->j;
-    plan_proposal *u = &p->user;
     int s = (int)plan_or(j, in_given_strategy, -1), g = p->type->count;
+    int tensor = s == TP || s == TP_PP || s == TP_DP || s == TP_PP_DP;
+    int stages = s == PP || s == TP_PP || s == PP_DP || s == TP_PP_DP;
     double tp = plan_or(j, in_given_tp, 1), pp = plan_or(j, in_given_pp, 1);
-    double nodes = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, 0));
-    u->given = s >= 0 || tp > 1 || pp > 1 || plan_has(j, in_given_gpus);
-    u->gpus = plan_or(j, in_given_gpus, nodes > 0 ? nodes * g : ceil(tp * pp / g) * g);
-    if (s == SINGLE || !u->given) u->gpus = 1;
-    nodes = ceil(u->gpus / g);
-    if (!plan_has(j, in_given_tp) && (s == TP || s == TP_PP || s == TP_DP || s == TP_PP_DP))
-        tp = s == TP ? floor(u->gpus / pp) : fmin(g, u->gpus);
-    if (!plan_has(j, in_given_pp) && (s == PP || s == TP_PP || s == PP_DP || s == TP_PP_DP))
-        pp = s == PP || s == TP_PP ? floor(u->gpus / tp) : nodes > 1 ? nodes : fmin(g, u->gpus);
-    u->tp = fmax(tp, 1), u->pp = fmax(pp, 1);
-    u->over = u->tp * u->pp > u->gpus;
-    u->dp = fmax(floor(u->gpus / (u->tp * u->pp)), 1);
-    u->zero = s == SHARDED_DP || (s < 0 && u->tp * u->pp == 1 && u->given) ? 3 : 0;
+    double nodes = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, ceil(tp * pp / g)));
+    p->given = s >= 0 || tp > 1 || pp > 1 || plan_has(j, in_given_gpus);
+    p->gpus = s == SINGLE || !p->given ? 1 : plan_or(j, in_given_gpus, nodes * g);
+    if (!plan_has(j, in_given_tp) && tensor) tp = s == TP ? floor(p->gpus / pp) : fmin(g, p->gpus);
+    if (!plan_has(j, in_given_pp) && stages)
+        pp = s == PP || s == TP_PP ? floor(p->gpus / tp) : p->gpus > g ? ceil(p->gpus / g) : fmin(g, p->gpus);
+    p->tp = fmax(tp, 1), p->pp = fmax(pp, 1), p->dp = fmax(floor(p->gpus / (p->tp * p->pp)), 1);
+    p->over = p->tp * p->pp > p->gpus;
+    p->zero = s == SHARDED_DP || (s < 0 && p->tp * p->pp == 1 && p->given) ? 3 : 0;
 }
 
 /* Does it fit? Copies of a cut model may share the optimizer's state; that counts where 20 bytes of a parameter, as
  * SageMaker's guide counts them, fit in 85 % of the memory. */
 static inline int plan_user_fits(const plan *p)
 {
-    const plan_proposal *u = &p->user;
     plan careful = *p;
     int recompute = p->j->n[in_act_ckpt] != 0, s = (int)plan_or(p->j, in_given_strategy, -1);
-    if (u->over) return 0;
-    if (plan_fits(p, u->tp, u->pp, u->dp, u->zero, recompute)) return 1;
+    if (p->over) return 0;
+    if (plan_fits(p, p->tp, p->pp, p->dp, p->zero, recompute)) return 1;
     careful.bytes.gradients += 4, careful.params *= cost_usable / 0.85;
-    return (s == TP_DP || s == PP_DP || s == TP_PP_DP) && u->dp > 1 &&
-           plan_fits(&careful, u->tp, u->pp, u->dp, 1, recompute);
+    return (s == TP_DP || s == PP_DP || s == TP_PP_DP) && p->dp > 1 &&
+           plan_fits(&careful, p->tp, p->pp, p->dp, 1, recompute);
 }
 
 /* Is the run slow for a reason that more GPUs do not remove? */
@@ -506,7 +508,9 @@ static inline int plan_starved(plan *p)
     p->waits = gpu < 70 && n[in_io_wait_pct] >= 50;
     p->slow_cpu = cpu > 90 && gpu < 10;
     p->small_batch = cpu < 70 && gpu < 70 && n[in_gpumem_p95] < 70;
-    return more && (p->waits || p->slow_cpu || p->small_batch);
+    if (!more || !(p->waits || p->slow_cpu || p->small_batch)) return 0;
+    plan_say(&p->a->why, "More GPUs would wait as well: fix what the warnings name first, then measure again");
+    return plan_layout(p, NO_SCALE, 0, 1, 1, 1, plan_or(p->j, in_cur_nodes, 1));
 }
 
 /* Without a deadline: has the user chosen several GPUs already? */
@@ -524,34 +528,30 @@ static inline int plan_wants_several(const plan *p)
 static inline int plan_trials(plan *p)
 {
     const plan_job *j = p->j;
-    double trials = j->n[in_n_trials], own = ceil(plan_or(j, in_given_gpus, 1) / p->type->count);
-    double nodes = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, own)), each = p->fits ? p->type->count : 1;
+    double trials = j->n[in_n_trials], each = p->fits ? p->type->count : 1;
+    double nodes = plan_or(j, in_max_nodes, ceil(plan_or(j, in_given_gpus, 1) / p->type->count));
     if (!(trials > 1) || (!p->fits && !plan_try_shards(p, 1))) return 0;
-    if (!plan_has(j, in_cur_nodes)) nodes = fmin(nodes, ceil(trials / each));
-    plan_layout(p, JOB_PARALLEL, p->fits ? 0 : p->a->out[out_shard], 1, 1, p->fits ? 1 : p->type->count, nodes);
+    nodes = plan_or(j, in_cur_nodes, fmin(nodes, ceil(trials / each)));
     p->a->num[num_waves] = ceil(trials / (nodes * each));
     plan_say(&p->a->why, "%g trainings do not depend on each other: %g at a time, each on a %s, in %g rounds", trials,
              nodes * each, p->fits ? "GPU" : "node", p->a->num[num_waves]);
-    return 1;
+    return plan_layout(p, JOB_PARALLEL, p->fits ? 0 : p->a->out[out_shard], 1, 1, p->fits ? 1 : p->type->count, nodes);
 }
 
 /* A replica fits. */
 static inline void plan_replicas(plan *p)
 {
     plan_answer *a = p->a;
-    double one = plan_hours(p, 1, 1), g = p->type->count;
+    double one = plan_hours(p, 1), g = p->type->count, least = p->least;
     int late = plan_late(p, one);
     a->out[out_act_ckpt] = !plan_fits(p, 1, 1, 1, 0, 0);
-    if (isnan(p->deadline) || isnan(one) ? plan_wants_several(p) : late) {
-        if (isnan(p->deadline) && p->ref_gpus > 1 && !plan_has(p->j, in_cur_nodes))
-            p->least = fmin(p->most, fmax(1, ceil(p->ref_gpus / g)));
-        if (late) plan_say(&a->rejected, "single: %.4g h on one GPU, the deadline is %g h", one, p->deadline);
-        if (g * p->most > 1) {
-            plan_scale(p, plan_try_replicas);
-            plan_say(&a->why, "A replica fits on one GPU%s: data parallel on %d GPUs",
-                     late ? " and one GPU is too slow" : "", a->out[out_dp]);
-            return;
-        }
+    if (late) plan_say(&a->rejected, "single: %.4g h on one GPU, the deadline is %g h", one, p->deadline);
+    if (g * p->most > 1 && (isnan(p->deadline) || isnan(one) ? plan_wants_several(p) : late)) {
+        if (isnan(p->deadline) && !plan_has(p->j, in_cur_nodes)) least = fmin(p->most, fmax(1, ceil(p->ref_gpus / g)));
+        plan_scale(p, plan_try_replicas, least);
+        plan_say(&a->why, "A replica fits on one GPU%s: data parallel on %d GPUs",
+                 late ? " and one GPU is too slow" : "", a->out[out_dp]);
+        return;
     }
     plan_layout(p, SINGLE, 0, 1, 1, 1, 1);
     plan_say(&a->why, "A replica fits on one GPU, %s",
@@ -565,70 +565,28 @@ static inline void plan_replicas(plan *p)
 static inline void plan_cuts(plan *p)
 {
     plan_answer *a = p->a;
-    const plan_proposal *u = &p->user;
-    int partition = p->j->n[in_mp_family] == 2, shard = p->j->n[in_mp_family] == 1, done = 0;
-    double room = cost_usable * p->type->gb, from = p->least;
+    int partition = p->j->n[in_mp_family] == 2, done = 0, *out = a->out;
+    double room = cost_usable * p->type->gb, g = p->type->count;
     if (isnan(p->params)) plan_say(&a->rejected, "single, dp: replica_fits is 0");
     else
         plan_say(&a->rejected, "single, dp: %.4g GB of states on a GPU that holds %.4g GB", plan_states(p, 1, 1, 1, 0),
                  room);
-    if (u->tp > p->type->count && !shard) {
-        p->least = fmax(p->least, fmin(p->most, ceil(u->tp * u->pp / p->type->count)));
-        partition = 1, done = plan_scale(p, plan_try_stages);
-        p->least = from;
-    }
-    if (!done) done = plan_scale(p, partition ? plan_try_cuts : plan_try_shards);
-    if (!done) {
-        double gpus = p->most * p->type->count;
+    if (p->tp > g && p->j->n[in_mp_family] != 1)
+        partition = 1, done = plan_scale(p, plan_try_stages, fmax(p->least, fmin(p->most, ceil(p->tp * p->pp / g))));
+    if (!done && !plan_scale(p, partition ? plan_try_cuts : plan_try_shards, p->least)) {
         plan_layout(p, INFEASIBLE, 0, 1, 1, 1, p->most);
         plan_say(&a->why, "Nothing fits: %.4g GB of states on each of %g GPUs, which hold %.4g GB",
-                 plan_states(p, 1, 1, gpus, 3), gpus, room);
+                 plan_states(p, 1, 1, p->most * g, 3), p->most * g, room);
         return;
     }
-    for (int zero = 1; zero < a->out[out_shard]; zero++)
+    for (int zero = 1; zero < out[out_shard]; zero++)
         plan_say(&a->rejected, "zero%d: %.4g GB of states on each GPU, which holds %.4g GB", zero,
-                 plan_states(p, 1, 1, a->out[out_dp], zero), room);
-    if (a->out[out_nodes] > from &&
-        !plan_late(p, plan_hours(p, p->type->count * (a->out[out_nodes] - 1), a->out[out_nodes] - 1)))
-        plan_say(&a->rejected, "nodes %d: the states do not fit", a->out[out_nodes] - 1);
+                 plan_states(p, 1, 1, out[out_dp], zero), room);
+    if (out[out_nodes] > p->least && !plan_late(p, plan_hours(p, g * (out[out_nodes] - 1))))
+        plan_say(&a->rejected, "nodes %d: the states do not fit", out[out_nodes] - 1);
     plan_say(&a->why, "A replica does not fit: %s leaves %.4g GB of states on each GPU, which holds %.4g GB",
              partition ? "cutting the model" : "sharding the states",
-             plan_states(p, a->out[out_tp], a->out[out_pp], a->out[out_dp], a->out[out_shard]), room);
-}
-
-static inline void plan_library(plan *p)
-{
-    int *out = p->a->out;
-    int several = out[out_nodes] > 1, s = plan_chose(p), trn = !strncmp(cost_short(p->type), "trn", 3);
-    int kind = s == DP              ? several && p->type->smddp ? SMDDP : DDP_NCCL
-               : s == SHARDED_DP    ? several && p->type->smddp ? SMDDP : FSDP_NCCL
-               : plan_partitions(s) ? SMP
-                                    : NO_LIBRARY;
-    out[out_library] = trn && s != NO_SCALE && s != INFEASIBLE ? TORCHRUN_NEURON : kind;
-}
-
-/* Hours, dollars, Spot. */
-static inline void plan_money(plan *p)
-{
-    const plan_job *j = p->j;
-    plan_answer *a = p->a;
-    double *num = a->num, nodes = a->out[out_nodes], gpus = plan_chose(p) == SINGLE ? 1 : nodes * p->type->count, hours;
-    int asks = j->n[in_spot] == 2;
-    if (plan_chose(p) == NO_SCALE || plan_chose(p) == INFEASIBLE) hours = (double)NAN;
-    else if (plan_chose(p) == JOB_PARALLEL) hours = plan_hours(p, p->fits ? 1 : p->type->count, 1) * num[num_waves];
-    else hours = plan_hours(p, gpus, nodes);
-    num[num_est_hours] = hours;
-    num[num_cost_od] = hours * nodes * p->price;
-    num[num_spot_hours] = cost_spot_hours(hours, plan_or(j, in_rework_pct, 0), plan_or(j, in_interruptions, 0),
-                                          plan_or(j, in_rework_h, 0) + plan_or(j, in_restart_h, 0));
-    num[num_cost_spot] = num[num_spot_hours] * nodes * p->price * (1 - plan_or(j, in_spot_disc_pct, 60) / 100);
-    a->out[out_spot] =
-        asks ? !plan_late(p, num[num_spot_hours]) && num[num_cost_od] > j->n[in_budget_usd] : j->n[in_spot] == 1;
-    if (asks && plan_late(p, num[num_spot_hours]))
-        plan_say(&a->rejected, "spot: %.4g h, the deadline is %g h", num[num_spot_hours], p->deadline);
-    else if (asks && !a->out[out_spot] && num[num_cost_od] <= j->n[in_budget_usd])
-        plan_say(&a->rejected, "spot: on-demand costs $%.0f of the budget of $%g", num[num_cost_od],
-                 j->n[in_budget_usd]);
+             plan_states(p, out[out_tp], out[out_pp], out[out_dp], out[out_shard]), room);
 }
 
 /* Does a text name one of these words? */
@@ -653,106 +611,82 @@ static inline int plan_frameworks(const char *text)
     return count - (plan_mentions(text, "smddp|smp") && plan_mentions(text, "fsdp"));
 }
 
-static inline void plan_saves(plan *p)
-{
-    const double *n = p->j->n;
-    int *out = p->a->out, s = out[out_strategy];
-    double hours = plan_or(p->j, in_deadline_h, n[in_claimed_hours]), cap = out[out_spot] ? 30 : 60, save;
-    if (!isnan(p->a->num[num_est_hours])) hours = p->a->num[num_est_hours];
-    save = p->params * plan_or(p->j, in_save_bytes_per_param, 14) / (plan_or(p->j, in_writers, 1) * n[in_writer_gb_s]);
-    out[out_ckpt] = s == INFEASIBLE ? 0 : s == SHARDED_DP || plan_partitions(s) ? 2 : 1;
-    out[out_ckpt_required] = out[out_spot] ? 2 : !(hours <= 1);
-    if (save * hours > 0 && n[in_interruptions] > 0)
-        cap = fmin(cap, cost_interval(save / 60, 60 * hours / n[in_interruptions]));
-    out[out_ckpt_max_min] = cap >= 1 ? (int)cap : 1;
-    p->a->num[num_save_s] = save;
-}
+#define PLAN_COUNT(name, formula)         num[num_##name] = (double)(formula);
+#define PLAN_DECIDE(name, words, formula) out[out_##name] = (int)(formula);
+#define PLAN_CHECK(name, when, text)      a->warn |= (unsigned long long)((when) != 0) << name;
 
-static inline void plan_compile(plan *p)
+/* Numbers and outputs, once the search has found a layout. The numbers are about the user's layout if there is one. */
+static inline void plan_derive(plan *p)
 {
     const plan_job *j = p->j;
     plan_answer *a = p->a;
-    const char *words = "smddp|smp|smdistributed|dataparallel|modelparallel";
-    double even = cost_break_even(plan_or(j, in_compile_min, 15), plan_or(j, in_speedup, 1.2));
+    const double *n = j->n;
+    double *num = a->num;
+    int *out = a->out;
+    const int s = out[out_strategy], g = p->type->count, zero = p->given ? p->zero : out[out_shard];
+    const double tp = p->given ? p->tp : out[out_tp], pp = p->given ? p->pp : out[out_pp];
+    const double dp = p->given ? p->dp : out[out_dp], stages = p->pp > 1 ? p->pp : out[out_pp];
+    const double micro = plan_or(j, in_given_mb, floor(n[in_global_batch] / (plan_or(j, in_micro_batch, 1) * dp)));
+    const int decided = s != NO_SCALE && s != INFEASIBLE, piped = stages > 1 || plan_has(j, in_given_pp);
+    const double waves = s == JOB_PARALLEL ? num[num_waves] : 1, gpus = (double)out[out_tp] * out[out_pp] * out[out_dp];
+    const double hours = decided ? plan_hours(p, gpus) * waves : (double)NAN;
+    const int several = out[out_nodes] > 1 && p->type->smddp, trn = !strncmp(cost_short(p->type), "trn", 3);
+    const int library = trn && decided       ? TORCHRUN_NEURON
+                        : s == DP            ? several ? SMDDP : DDP_NCCL
+                        : s == SHARDED_DP    ? several ? SMDDP : FSDP_NCCL
+                        : plan_partitions(s) ? SMP
+                                             : NO_LIBRARY;
     p->compiles =
-        j->n[in_compiler] != 0 && (plan_has(j, in_compiler) || plan_has(j, in_compile_min) || plan_has(j, in_speedup));
-    if (!p->compiles) return;
-    p->minutes = 60 * (isnan(a->num[num_est_hours]) ? p->ref_hours : a->num[num_est_hours]);
-    p->sagemaker = a->out[out_library] == SMDDP || a->out[out_library] == SMP ||
-                   plan_mentions(j->text[in_library], words) || plan_mentions(j->text[in_want_library], words) ||
-                   plan_mentions(j->text[in_libs], words);
-    a->num[num_break_even_min] = even;
-    a->out[out_compiler] = !p->sagemaker && !(p->minutes < even) && j->n[in_supported_model] != 0;
-    if (p->minutes < even)
-        plan_say(&a->rejected, "compiler: the run takes %.4g min, the break-even is %.4g min", p->minutes, even);
-}
-
-static inline void plan_input(plan *p)
-{
-    const double *n = p->j->n;
-    int mode = (int)plan_or(p->j, in_input_mode, 0), again = n[in_random_access] == 1 && !(n[in_epochs] <= 1), slow;
-    p->a->num[num_need_gb_s] = n[in_dataset_gb] / n[in_epoch_s];
+        n[in_compiler] != 0 && (plan_has(j, in_compiler) || plan_has(j, in_compile_min) || plan_has(j, in_speedup));
+    PLAN_NUMBERS(PLAN_COUNT)
+    const double run = isnan(hours) ? plan_or(j, in_deadline_h, n[in_claimed_hours]) : hours;
+    const double minutes = 60 * (isnan(hours) ? p->ref_hours : hours), od = num[num_cost_od], due = p->deadline;
+    const int asks = n[in_spot] == 2, late = plan_late(p, num[num_spot_hours]);
+    const int spot = asks ? !late && od > n[in_budget_usd] : n[in_spot] == 1;
+    const int mode = (int)plan_or(j, in_input_mode, 0), again = n[in_random_access] == 1 && !(n[in_epochs] <= 1);
+    const char *const texts[] = {j->text[in_library], j->text[in_want_library], j->text[in_libs]};
+    p->slow = p->waits || n[in_fs_gb_s] < num[num_need_gb_s];
     p->large = p->type->nvme_gb > 0 && n[in_dataset_gb] > p->type->nvme_gb;
-    slow = p->waits || n[in_fs_gb_s] < p->a->num[num_need_gb_s];
-    if (mode != 3 && ((slow && mode != 0) || ((slow || p->large) && again))) p->a->out[out_input] = 2;
-    else if (mode == 0 && (slow || p->large)) p->a->out[out_input] = 1;
+    p->brief = minutes < num[num_break_even_min], p->sagemaker = library == SMDDP || library == SMP;
+    for (int k = 0; k < 3; k++)
+        p->sagemaker |= plan_mentions(texts[k], "smddp|smp|smdistributed|dataparallel|modelparallel");
+    PLAN_OUTPUTS(PLAN_DECIDE)
+    if (asks && late) plan_say(&a->rejected, "spot: %.4g h, the deadline is %g h", num[num_spot_hours], due);
+    else if (asks && od <= n[in_budget_usd])
+        plan_say(&a->rejected, "spot: on-demand costs $%.0f of the budget of $%g", od, n[in_budget_usd]);
+    if (p->brief)
+        plan_say(&a->rejected, "compiler: the run takes %.4g min, the break-even is %.4g min", minutes,
+                 num[num_break_even_min]);
     if (p->large)
-        plan_say(&p->a->rejected, "file mode: %g GB of data, %g GB on the local disks", n[in_dataset_gb],
-                 p->type->nvme_gb);
+        plan_say(&a->rejected, "file mode: %g GB of data, %g GB on local disks", n[in_dataset_gb], p->type->nvme_gb);
 }
 
 static inline void plan_check(const plan *p)
 {
     const plan_job *j = p->j;
     plan_answer *a = p->a;
-    const plan_proposal *u = &p->user;
     const cost_type *t = p->type;
     const double *n = j->n, *num = a->num, room = cost_usable * t->gb;
-    const int *out = a->out, g = t->count, spot = out[out_spot], s = out[out_strategy],
-              user = (int)plan_or(j, in_given_strategy, -1);
+    const int *out = a->out, g = t->count, spot = out[out_spot], s = out[out_strategy];
+    const int user = (int)plan_or(j, in_given_strategy, -1), kind = user < 0 ? s : user;
     const char *launcher = j->text[in_launcher], *file = j->text[in_ckpt_filename], *has = j->text[in_ckpt_has];
-    double weights = p->params * p->bytes.weights / (u->zero ? u->gpus : u->tp * u->pp),
-           tp = u->given ? u->tp : out[out_tp];
-    double states = plan_states(p, u->tp, u->pp, u->dp, u->zero),
-           batch = plan_or(j, in_micro_batch, n[in_global_batch]);
-    double chosen = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, 0)),
-           nodes = fmax(out[out_nodes], plan_or(j, in_cur_nodes, 1));
-    double now = chosen > 0 ? chosen : ceil(u->gpus / g),
-           gpus = s == SINGLE ? u->gpus : fmax(u->gpus, out[out_nodes] * g);
-    double claim = plan_or(j, in_given_gpus, g * (chosen > 0 ? chosen : out[out_nodes])),
-           ideal = p->ref_hours * p->ref_gpus / claim;
-    double real = ideal / (claim > g ? plan_or(j, in_node_eff, 0.9) : 0.9);
-    double recompute = plan_or(j, in_act_ckpt, out[out_act_ckpt]);
-    int shares = user == SHARDED_DP || (user < 0 && !p->fits), kind = user < 0 ? s : user;
-    int cuts = kind == SHARDED_DP || plan_partitions(kind), several = fmax(nodes, plan_or(j, in_writers, 1)) > 1;
-    int wants = plan_mentions(j->text[in_want_library], "smddp"), trn = !strncmp(cost_short(t), "trn", 3);
-    int one = plan_mentions(j->text[in_writer], "rank0|rank_0|rank 0") || !strcmp(j->text[in_writer], "0");
-    int schedule = plan_mentions(has, "lr|sched|learning") && plan_mentions(has, "step|iter") &&
-                   plan_mentions(has, "rng|seed|random");
-    if (user != SINGLE) gpus = fmax(gpus, plan_or(j, in_cur_nodes, 0) * g);
+    const double weights = p->params * p->bytes.weights / (p->zero ? p->gpus : p->tp * p->pp);
+    const double states = plan_states(p, p->tp, p->pp, p->dp, p->zero), tp = p->given ? p->tp : out[out_tp];
+    const double batch = plan_or(j, in_micro_batch, n[in_global_batch]), cur = plan_or(j, in_cur_nodes, 0);
+    const double chosen = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, 0)), nodes = fmax(out[out_nodes], cur);
+    const double now = chosen > 0 ? chosen : ceil(p->gpus / g);
+    const double claim = plan_or(j, in_given_gpus, g * (chosen > 0 ? chosen : out[out_nodes]));
+    const double ideal = p->ref_hours * p->ref_gpus / claim;
+    const double real = ideal / (claim > g ? plan_or(j, in_node_eff, 0.9) : 0.9);
+    const double gpus = fmax(fmax(p->gpus, s == SINGLE ? 1 : out[out_nodes] * g), user == SINGLE ? 1 : cur * g);
+    const double recompute = plan_or(j, in_act_ckpt, out[out_act_ckpt]);
+    const int shares = user == SHARDED_DP || (user < 0 && !p->fits), cuts = kind == SHARDED_DP || plan_partitions(kind);
+    const int several = fmax(nodes, plan_or(j, in_writers, 1)) > 1, trn = !strncmp(cost_short(t), "trn", 3);
+    const int wants = plan_mentions(j->text[in_want_library], "smddp");
+    const int one = plan_mentions(j->text[in_writer], "rank0|rank_0|rank 0") || !strcmp(j->text[in_writer], "0");
+    const int schedule = plan_mentions(has, "lr|sched|learning") && plan_mentions(has, "step|iter") &&
+                         plan_mentions(has, "rng|seed|random");
     PLAN_WARNINGS(PLAN_CHECK)
-}
-
-static inline void plan_numbers(plan *p)
-{
-    const plan_job *j = p->j;
-    const int *out = p->a->out;
-    double *num = p->a->num, pp = p->user.pp > 1 ? p->user.pp : out[out_pp], m = j->n[in_given_mb];
-    double tp = p->user.given ? p->user.tp : out[out_tp], cut_pp = p->user.given ? p->user.pp : out[out_pp];
-    int zero = p->user.given ? p->user.zero : out[out_shard];
-    double dp = p->user.given ? p->user.dp : out[out_dp];
-    num[num_weights_gb] = p->params * p->bytes.weights, num[num_states_gb] = plan_states(p, 1, 1, 1, 0);
-    num[num_weights_per_gpu_gb] = num[num_weights_gb] / (tp * cut_pp * (zero > 2 ? dp : 1));
-    num[num_state_per_gpu_gb] = plan_states(p, tp, cut_pp, dp, zero);
-    num[num_min_gpus_weights_80] = ceil(num[num_weights_gb] / 80),
-    num[num_min_gpus_weights_40] = ceil(num[num_weights_gb] / 40);
-    num[num_lr_mult] = j->n[in_batch_factor];
-    num[num_host_init_gb] = 4 * p->params * plan_or(j, in_procs_per_node, p->type->count);
-    if (isnan(m)) m = floor(j->n[in_global_batch] / (plan_or(j, in_micro_batch, 1) * dp));
-    if (pp > 1 || plan_has(j, in_given_pp)) {
-        num[num_min_mb] = cost_least_micro(pp);
-        if (m >= 1) num[num_bubble] = cost_bubble(pp, m), num[num_pp_slowdown] = cost_slowdown(pp, m);
-    }
 }
 
 /* The transformer of a job; 0 layers: not given. */
@@ -771,27 +705,32 @@ static const struct plan_default {
     const char *text;
 } plan_default[] = {
     {in_params_b, -1, -1, "a replica fits on a GPU, unless replica_fits is 0"},
-    {in_precision, in_params_b, -1, "16 bits with a master copy (AMP)"}, {in_optimizer, in_params_b, -1, "AdamW"},
-    {in_layers, in_params_b, -1, "activations are not counted"}, {in_seq_len, in_layers, -1, "2048"},
-    {in_micro_batch, in_layers, -1, "1"}, {in_instance, -1, -1, "any GPU type of the catalogue"},
+    {in_precision, in_params_b, -1, "16 bits with a master copy (AMP)"},
+    {in_optimizer, in_params_b, -1, "AdamW"},
+    {in_layers, in_params_b, -1, "activations are not counted"},
+    {in_seq_len, in_layers, -1, "2048"},
+    {in_micro_batch, in_layers, -1, "1"},
+    {in_instance, -1, -1, "any GPU type of the catalogue"},
     {in_max_nodes, -1, in_cur_nodes, "up to 1024"},
     {in_ref_hours, in_deadline_h, in_tokens_b, "the deadline cannot be judged. Give tokens_b for an estimate"},
     {in_ref_hours, in_budget_usd, in_tokens_b, "the budget cannot be judged. Give tokens_b for an estimate"},
     {in_ref_gpus, in_ref_hours, -1, "ref_hours are of the chosen nodes, else of one GPU"},
-    {in_node_eff, in_ref_hours, -1, "0.9"}, {in_spot_disc_pct, in_spot, -1, "60"},
+    {in_node_eff, in_ref_hours, -1, "0.9"},
+    {in_spot_disc_pct, in_spot, -1, "60"},
     {in_interruptions, in_spot, in_rework_pct, "none"}};
 
-static inline void plan_assume(plan *p, double shaped)
+/* Says what is assumed, and where fields contradict each other. */
+static inline void plan_assume(plan *p, double price)
 {
-    const plan_job *j = p->j;
-    const double *n = j->n;
+    const double *n = p->j->n, shaped = 12e-9 * n[in_layers] * n[in_hidden] * n[in_hidden];
     plan_list *l = &p->a->assumed;
     for (size_t i = 0; i < sizeof plan_default / sizeof *plan_default; i++) {
         const struct plan_default *d = &plan_default[i];
-        if (!plan_has(j, d->field) && (d->with < 0 || plan_has(j, d->with)) &&
-            (d->without < 0 || !plan_has(j, d->without)))
+        if (isnan(n[d->field]) && (d->with < 0 || !isnan(n[d->with])) && (d->without < 0 || isnan(n[d->without])))
             plan_say(l, "%s not given: %s", plan_field[d->field].name, d->text);
     }
+    if (isnan(price) && !isnan(p->ref_hours))
+        plan_say(l, "price_node_h not given: %.2f dollars of the catalogue count", p->price);
     if (shaped > 2 * p->params || shaped < 0.4 * p->params)
         plan_say(l, "params_b %g contradicts layers and hidden (12 L h^2 is %.3g): params_b counts", p->params, shaped);
     if (fmod(p->shape.hidden, p->shape.heads) > 0)
@@ -800,35 +739,32 @@ static inline void plan_assume(plan *p, double shaped)
         plan_say(l, "micro_batch %g exceeds global_batch %g: both count", n[in_micro_batch], n[in_global_batch]);
     if (n[in_cur_nodes] > n[in_max_nodes])
         plan_say(l, "cur_nodes %g exceeds max_nodes %g: cur_nodes counts", n[in_cur_nodes], n[in_max_nodes]);
-    if (p->user.over)
+    if (p->over)
         plan_say(l, "given_tp x given_pp is %g, and there are %g GPUs: your layout does not fit",
-                 p->user.tp * p->user.pp, p->user.gpus);
+                 p->tp * p->pp, p->gpus);
 }
 
 /* Reads the job, with defaults. */
 static inline void plan_complete(plan *p, double price)
 {
     const plan_job *j = p->j;
-    int optimizer = (int)plan_or(j, in_optimizer, COST_ADAMW), g = p->type->count;
+    int optimizer = (int)plan_or(j, in_optimizer, COST_ADAMW);
     double share = plan_or(j, in_trainable_pct, optimizer == COST_LORA ? 1 : 100) / 100, tokens = j->n[in_tokens_b];
+    double mfu = plan_or(j, in_mfu_pct, 40), peak = p->type->teraflops;
     p->params = j->n[in_params_b], p->deadline = j->n[in_deadline_h], p->shape = plan_shape(j);
     p->bytes = cost_of((int)plan_or(j, in_precision, COST_AMP_BF16), optimizer, share);
     p->least = plan_or(j, in_cur_nodes, 1), p->most = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, 1024));
-    p->ref_hours = j->n[in_ref_hours],
-    p->ref_gpus = plan_or(j, in_ref_gpus, plan_has(j, in_cur_nodes) ? p->least * g : 1);
+    p->ref_hours = j->n[in_ref_hours];
+    p->ref_gpus = plan_or(j, in_ref_gpus, plan_has(j, in_cur_nodes) ? p->least * p->type->count : 1);
     p->price = isnan(price) ? p->type->dollars : price;
-    if (isnan(p->ref_hours) && p->params * tokens > 0 && p->type->teraflops > 0) {
-        double mfu = plan_or(j, in_mfu_pct, 40);
-        p->ref_gpus = 1;
-        p->ref_hours = cost_computing(1e9 * p->params, 1e9 * tokens, p->type->teraflops * 1e10 * mfu) / 3600;
+    if (isnan(p->ref_hours) && p->params * tokens > 0 && peak > 0) {
+        p->ref_gpus = 1, p->ref_hours = cost_computing(1e9 * p->params, 1e9 * tokens, peak * 1e10 * mfu) / 3600;
         plan_say(&p->a->assumed,
                  "ref_hours not given: 6 x %g x %ge18 operations at %g %% of %g TFLOP/s are %.4g h on one GPU",
-                 p->params, tokens, mfu, p->type->teraflops, p->ref_hours);
+                 p->params, tokens, mfu, peak, p->ref_hours);
     }
-    if (isnan(price) && !isnan(p->ref_hours))
-        plan_say(&p->a->assumed, "price_node_h not given: %.2f dollars of the catalogue count", p->price);
     plan_propose(p);
-    plan_assume(p, 12e-9 * j->n[in_layers] * j->n[in_hidden] * j->n[in_hidden]);
+    plan_assume(p, price);
 }
 
 /* Decides for one type. */
@@ -840,32 +776,12 @@ static inline void plan_on(const plan_job *j, const cost_type *type, double pric
     for (int k = 0; k < PLAN_NUMS; k++) a->num[k] = (double)NAN;
     plan_complete(&p, price);
     p.fits = plan_fits(&p, 1, 1, 1, 0, 0) || plan_fits(&p, 1, 1, 1, 0, 1);
-    if (plan_starved(&p)) {
-        plan_layout(&p, NO_SCALE, 0, 1, 1, 1, plan_or(j, in_cur_nodes, 1));
-        plan_say(&a->why, "More GPUs would wait as well: fix what the warnings name first, then measure again");
-    } else if (!plan_trials(&p)) {
-        if (p.fits) plan_replicas(&p);
-        else plan_cuts(&p);
-    }
-    a->out[out_fit] = plan_has(j, in_given_strategy) ? plan_user_fits(&p) : p.fits;
-    plan_library(&p);
-    plan_numbers(&p);
-    plan_money(&p);
-    plan_saves(&p);
-    plan_compile(&p);
-    plan_input(&p);
+    if (!plan_starved(&p) && !plan_trials(&p)) p.fits ? plan_replicas(&p) : plan_cuts(&p);
+    plan_derive(&p);
     plan_check(&p);
 }
 
-/* Of two plans the better one has the lower first difference: does it fit, is it in time, nodes (hours, where it is
- * late), the given price, how simple the strategy is, the catalogue's price. */
-static inline void plan_rank(const plan_answer *a, double price, double rank[6])
-{
-    int late = plan_warned(a, W_DEADLINE_MISS);
-    rank[0] = a->out[out_strategy] == INFEASIBLE, rank[1] = late + plan_warned(a, W_BF16_UNSUPPORTED);
-    rank[2] = late ? a->num[num_est_hours] : a->out[out_nodes], rank[3] = isnan(price) ? 0 : price;
-    rank[4] = a->out[out_strategy], rank[5] = isnan(a->type->dollars) ? 1e9 : a->type->dollars;
-}
+/* ---- the answer to a job: the best of its candidates ---- */
 
 typedef struct plan_candidate {
     const cost_type *type;
@@ -876,27 +792,21 @@ typedef struct plan_candidate {
 /* The types that a job names, with their prices, or all GPUs of the catalogue. */
 static inline int plan_candidates(const plan_job *j, const cost_catalogue *c, plan_candidate *list, plan_list *wrong)
 {
-    const char *name = j->text[in_instance], *price = j->text[in_price_node_h];
-    char text[40];
-    size_t m = strcspn(price, "|");
+    char price[40] = "";
     int count = 0;
-    snprintf(text, sizeof text, "%.*s", (int)m, price);
-    for (size_t n; *name && count < COST_TYPES; name += n + (name[n] == '|')) {
-        plan_candidate *to = &list[count];
-        n = strcspn(name, "|");
-        snprintf(to->name, sizeof to->name, "%.*s", (int)n, name);
-        to->type = cost_find(c, to->name, strlen(to->name));
-        to->price = cost_number(text);
-        if (*text && strcmp(text, "-") && !(to->price > 0))
-            plan_say(wrong, "price_node_h: '%s' is not a number above 0: the catalogue's price counts", text),
+    plan_candidate *to = list;
+    for (int k = 0; count < COST_TYPES && plan_part(j->text[in_instance], '|', k, to->name, sizeof to->name); k++) {
+        plan_part(j->text[in_price_node_h], '|', k, price, sizeof price); /* the last one counts on */
+        to->type = cost_find(c, to->name, strlen(to->name)), to->price = cost_number(price);
+        if (*price && strcmp(price, "-") && !(to->price > 0))
+            plan_say(wrong, "price_node_h: '%s' is not a number above 0: the catalogue's price counts", price),
                 to->price = (double)NAN;
-        if (to->type) count++;
+        if (to->type) to = &list[++count];
         else plan_say(wrong, "instance: '%s' is not in the catalogue: it is left out", to->name);
-        if (price[m]) price += m + 1, m = strcspn(price, "|"), snprintf(text, sizeof text, "%.*s", (int)m, price);
     }
     for (int i = 0, all = !count; all && i < c->count; i++) {
-        plan_candidate *to = &list[count];
-        to->type = &c->type[i], to->price = cost_number(text);
+        to = &list[count];
+        to->type = &c->type[i], to->price = cost_number(plan_named(j->text[in_price_node_h], 0, price));
         snprintf(to->name, sizeof to->name, "%s", cost_short(to->type));
         count += i == 0 || strncmp(to->name, "trn", 3); /* Trainium only where it is named */
     }
@@ -924,14 +834,22 @@ static inline const char *plan_summary(const plan_answer *a, char text[PLAN_TEXT
     const int *out = a->out;
     if (plan_partitions(out[out_strategy]))
         snprintf(cut, sizeof cut, ", tp %d x pp %d x dp %d", out[out_tp], out[out_pp], out[out_dp]);
-    snprintf(text, PLAN_TEXT, "%s%s on %d x %s%s%s%s%s%s", plan_named(PLAN_STRATEGIES, out[out_strategy], word),
-             shards[out[out_shard]], out[out_nodes], a->instance, cut, out[out_act_ckpt] ? ", recompute" : "",
-             out[out_spot] ? ", Spot" : "", plan_warned(a, W_DEADLINE_MISS) ? ", late" : "",
-             plan_warned(a, W_BUDGET_MISS) ? ", over budget" : "");
+    snprintf(text, PLAN_TEXT, "%s%s on %d x %s%s%s%s%s%s", plan_out_text(a, out_strategy, word), shards[out[out_shard]],
+             out[out_nodes], a->instance, cut, out[out_act_ckpt] ? ", recompute" : "", out[out_spot] ? ", Spot" : "",
+             plan_warned(a, W_DEADLINE_MISS) ? ", late" : "", plan_warned(a, W_BUDGET_MISS) ? ", over budget" : "");
     return text;
 }
 
-/* The answer to a job: the best of its candidates. */
+/* Of two plans the better one has the lower first difference: does it fit, is it in time, nodes (hours, where it is
+ * late), the given price, how simple the strategy is, the catalogue's price. */
+static inline void plan_rank(const plan_answer *a, double price, double rank[6])
+{
+    int late = plan_warned(a, W_DEADLINE_MISS);
+    rank[0] = a->out[out_strategy] == INFEASIBLE, rank[1] = late + plan_warned(a, W_BF16_UNSUPPORTED);
+    rank[2] = late ? a->num[num_est_hours] : a->out[out_nodes], rank[3] = isnan(price) ? 0 : price;
+    rank[4] = a->out[out_strategy], rank[5] = isnan(a->type->dollars) ? 1e9 : a->type->dollars;
+}
+
 static inline void plan_answer_of(const plan_job *j, const cost_catalogue *c, plan_answer *best)
 {
     static plan_answer a[COST_TYPES]; /* of this thread alone: the programs here have one */
@@ -940,8 +858,7 @@ static inline void plan_answer_of(const plan_job *j, const cost_catalogue *c, pl
     double rank[COST_TYPES][6];
     char text[PLAN_TEXT];
     int count, first = 0;
-    memset(&wrong, 0, sizeof wrong);
-    count = plan_candidates(j, c, list, &wrong);
+    wrong.count = 0, count = plan_candidates(j, c, list, &wrong);
     for (int i = 0; i < count; i++) {
         plan_on(j, list[i].type, list[i].price, &a[i]);
         memcpy(a[i].instance, list[i].name, sizeof list[i].name);
@@ -970,31 +887,28 @@ static inline const cost_type *plan_type(const plan_job *j, const char *otherwis
     return type;
 }
 
-/* The option of a field: the next argument is its value, or what follows =. Returns how many arguments it takes; 0: an
- * error, told. */
+/* The option of a field, or --facts: the next argument is its value, or what follows =. Returns how many arguments it
+ * takes; 0: an error, told. */
 static inline int plan_option(plan_job *j, const char *option, const char *value, plan_list *wrong)
 {
-    char said[PLAN_TEXT];
-    size_t n = strcspn(option, "=");
-    int takes = option[n] ? 1 : 2, dashes = !strncmp(option, "--", 2) && n > 2, near = 0;
-    int f = dashes ? plan_find(option + 2, n - 2) : -1;
-    if (option[n]) value = option + n + 1;
-    if (n == 7 && !strncmp(option, "--facts", 7) && value) return plan_job_facts(j, value, wrong), takes;
-    while (dashes && near < PLAN_INPUTS && strncmp(plan_field[near].name, option + 2, n - 2)) near++;
-    if (f < 0 && dashes && near < PLAN_INPUTS)
-        return fprintf(stderr, "plan: what is '%s'? Do you mean --%s?\n", option, plan_field[near].name), 0;
+    char said[PLAN_TEXT], name[40];
+    const char *equal = strchr(option, '=');
+    int f = -1;
+    snprintf(name, sizeof name, "%.*s", (int)strcspn(option, "="), option);
+    if (equal) value = equal + 1;
+    if (!strncmp(name, "--", 2)) f = plan_word(PLAN_FIELDS(PLAN_NAMES) "facts", name + 2);
     if (f < 0) return fprintf(stderr, "plan: what is '%s'? ./build.sh plan --help lists the fields\n", option), 0;
     if (!value) return fprintf(stderr, "plan: %s needs a value\n", option), 0;
-    if (!plan_job_set(j, f, value, said)) return fprintf(stderr, "plan: %s\n", said), 0;
-    return takes;
+    if (f == PLAN_INPUTS) plan_job_facts(j, value, wrong);
+    else if (!plan_job_set(j, f, value, said)) return fprintf(stderr, "plan: %s\n", said), 0;
+    return equal ? 1 : 2;
 }
 
 /* A job from the arguments of a program. 0: one is wrong. */
 static inline int plan_arguments(plan_job *j, int argc, char **argv)
 {
     plan_list wrong;
-    memset(&wrong, 0, sizeof wrong);
-    plan_job_clear(j);
+    wrong.count = 0, plan_job_clear(j);
     for (int i = 1, n; i < argc; i += n)
         if (!(n = plan_option(j, argv[i], i + 1 < argc ? argv[i + 1] : NULL, &wrong))) return 0;
     for (int i = 0; i < wrong.count; i++) fprintf(stderr, "plan: %s\n", wrong.line[i]);
