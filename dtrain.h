@@ -1390,6 +1390,16 @@ static int dt__reserve(void **list, int64_t used, int64_t *room, int64_t wanted,
 #define DT__RESERVE(list, used, room, wanted, what) \
     dt__reserve((void **)&(list), used, &(room), wanted, (int64_t)sizeof *(list), what)
 
+/* Where the next `bytes` of a block are, in cache lines of their own; block NULL: only counts. */
+static void *dt__carve(void *block, int64_t *used, int64_t bytes)
+{
+    void *at = block ? (char *)block + *used : NULL;
+    *used += dt__round_up(bytes, 64);
+    return at;
+}
+#define DT__CARVE(table, count) \
+    table = (__typeof__(table))dt__carve(block, &used, (int64_t)(count) * (int64_t)sizeof *table)
+
 /* The length of the well-formed UTF-8 sequence at p[0..n-1] and its code point (Unicode 14.0, table 3-7), or 0. */
 static int dt__utf8(const unsigned char *p, int64_t n, uint32_t *code)
 {
@@ -2408,6 +2418,7 @@ static const uint32_t dt__sha256_k[64] = {
 #else
 #define DT__UNROLL _Pragma("GCC unroll 16")
 #endif
+#define DT__EACH(i, n) DT__UNROLL for (int i = 0; i < (n); i++)
 
 /* Blocks of 64 bytes. Variable k of the eight is in v[(k - j) & 7] in round j: values stay, names move on. */
 static void dt__sha256_plain(uint32_t state[8], const uint8_t *p, int64_t blocks)
@@ -2425,7 +2436,7 @@ static void dt__sha256_plain(uint32_t state[8], const uint8_t *p, int64_t blocks
         }
         memcpy(v, state, sizeof v);
         for (int i = 0; i < 64; i += 8)
-            DT__UNROLL for (int j = 0; j < 8; j++) {
+            DT__EACH(j, 8) {
                 uint32_t a = DT__SHA(0), e = DT__SHA(4), t = DT__SHA(7) + dt__sha256_k[i + j] + w[i + j];
                 t += (DT__ROTATE(e, 6) ^ DT__ROTATE(e, 11) ^ DT__ROTATE(e, 25)) +
                      (DT__SHA(6) ^ (e & (DT__SHA(5) ^ DT__SHA(6))));
@@ -2457,9 +2468,9 @@ __attribute__((target("sha,sse4.1"))) static void dt__sha256_fast(uint32_t state
     cdgh = _mm_blend_epi16(high, low, 0xf0);
     for (; blocks > 0; blocks--, p += 64) {
         __m128i x = abef, y = cdgh;
-        DT__UNROLL for (int i = 0; i < 4; i++)
+        DT__EACH(i, 4)
             m[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i)), order);
-        DT__UNROLL for (int i = 0; i < 16; i++) { /* else m is memory */
+        DT__EACH(i, 16) { /* else m is memory */
             __m128i w = m[i & 3], next = m[(i + 1) & 3], last = m[(i + 3) & 3], k;
             if (i > 3) {
                 w = _mm_add_epi32(_mm_sha256msg1_epu32(w, next), _mm_alignr_epi8(last, m[(i + 2) & 3], 4));
@@ -2524,6 +2535,13 @@ static void dt__sha256_end(dt__sha256 *h, char hex[65])
     uint8_t bytes[32];
     dt__sha256_bytes(h, bytes);
     for (int i = 0; i < 32; i++) snprintf(hex + 2 * i, 3, "%02x", bytes[i]);
+}
+static void dt__sha256_of(const void *data, int64_t bytes, char hex[65])
+{
+    dt__sha256 h;
+    dt__sha256_begin(&h);
+    dt__sha256_add(&h, data, bytes);
+    dt__sha256_end(&h, hex);
 }
 
 #ifndef DT_COMM_ONLY
@@ -2697,6 +2715,11 @@ typedef struct dt__gemm {
     int dot;           /* R19: the dt__dot_kind whose sums replace the chain; A and B hold numbers of its format */
 } dt__gemm;
 
+typedef struct dt__gemm_job {
+    const dt__gemm *g;
+    int64_t mt, nt, across; /* a task is mt x nt elements of C; `across` tasks share the same rows */
+} dt__gemm_job;
+
 /* 16-bit products that a processor has: none, dot products of pairs (AVX512-BF16), or tiles of them (AMX); a GPU's. */
 enum { DT__DOT_NONE, DT__DOT_PAIRS, DT__DOT_AMX, DT__DOT_TF32, DT__DOT_BF16, DT__DOT_FP16 };
 static const char *const dt__dot_names[] = {"by fp32 chains, as in exact numerics", "by AVX512-BF16", "by AMX",
@@ -2736,6 +2759,32 @@ typedef struct dt__attention {
     float *dq, *dk, *dv; /* backward: like q, k, v with row strides lddq, lddk; overwritten */
     int64_t lddq, lddk;
 } dt__attention;
+
+/* A run: consecutive terms of a panel's chains that the same rows have. */
+typedef struct dt__run {
+    int32_t begin, end;
+    uint32_t rows; /* bit r: row r has them */
+} dt__run;
+
+typedef struct dt__head {
+    const dt__attention *a;
+    int64_t t, s, d, lds;     /* lds: row stride of score panels, an odd number of cache lines */
+    int64_t row, key_row;     /* rows of the sample's first query and first key */
+    int64_t head, column;     /* head index and first column h*d */
+    int64_t key_column;       /* first column of the head of the keys */
+    dt__rng rng;              /* of dropout */
+    const dt__word *mask;     /* (t,s) of this sample, or NULL */
+    float *max, *sum;         /* (t) of this head */
+    float *keys_t, *values_t; /* (d,s) packed: columns are keys */
+    float *side;              /* (s,d) packed: V forward, K backward */
+    float *probs, *grads;     /* (MR,s) forward; (QB,s) backward: dropped probabilities, score gradients */
+    float *queries, *douts;   /* (QB,d) packed, backward */
+    float *tile;              /* (MR,d rounded up to vectors) */
+    float *panel;             /* (d,MR): the last rows of a matrix, padded */
+    uint32_t *words;          /* random words of a row */
+    dt__run *runs;            /* of the panel at work */
+    int64_t run_count;
+} dt__head;
 
 /* Partial attention of a query over some keys (R9): largest score, sum of exp(score - max), chains by v (d). */
 typedef struct dt__slice_sums {
@@ -3210,7 +3259,7 @@ DT__INLINE float DT__K(dt__fold_sum)(const float lane[32])
     dt__v4 part[8];
     memcpy(part, lane, sizeof part);
     for (int width = 4; width; width /= 2)
-        DT__UNROLL for (int i = 0; i < width; i++) part[i] = part[i] + part[i + width];
+        DT__EACH(i, width) part[i] = part[i] + part[i + width];
     return (part[0][0] + part[0][2]) + (part[0][1] + part[0][3]);
 }
 DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
@@ -3235,7 +3284,7 @@ DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
         dt__vf lanes[DT__LANES], r; \
         float lane[DT__LANES * DT__W], *tail = lane; \
         int64_t i = 0, k = DT__W; \
-        DT__UNROLL for (int l = 0; l < DT__LANES; l++) lanes[l] = dt__v_set(start); \
+        DT__EACH(l, DT__LANES) lanes[l] = dt__v_set(start); \
         DT__AHEAD for (int64_t groups = n / 32; groups > 0; groups--) { \
             DT__UNROLL for (int l = 0; l < DT__LANES; l++, i += DT__W) { \
                 DT__ROW_LOAD \
@@ -3243,7 +3292,7 @@ DT__INLINE float DT__K(dt__fold_max)(const float lane[32])
                 lanes[l] = (update); \
             } \
         } \
-        DT__UNROLL for (int l = 0; l < DT__LANES; l++) dt__l_store(lane + l * DT__W, lanes[l], DT__W); \
+        DT__EACH(l, DT__LANES) dt__l_store(lane + l * DT__W, lanes[l], DT__W); \
         for (; i < n; i += DT__W, tail += DT__W) { \
             k = n - i < DT__W ? n - i : DT__W; \
             DT__ROW_LOAD \
@@ -3484,31 +3533,31 @@ DT__INLINE void DT__K(dt__tile_body)(const int nv, const int dot, int64_t k, con
 {
     dt__vf acc[DT__MR][DT__NV], bv[DT__NV];
     if (load) {
-        DT__UNROLL for (int r = 0; r < DT__MR; r++) {
-            DT__UNROLL for (int v = 0; v < nv; v++) acc[r][v] = dt__v_load(c + r * ldc + v * DT__W);
+        DT__EACH(r, DT__MR) {
+            DT__EACH(v, nv) acc[r][v] = dt__v_load(c + r * ldc + v * DT__W);
         }
     } else {
-        DT__UNROLL for (int r = 0; r < DT__MR; r++) {
-            DT__UNROLL for (int v = 0; v < nv; v++) acc[r][v] = dt__v_set(0.0f);
+        DT__EACH(r, DT__MR) {
+            DT__EACH(v, nv) acc[r][v] = dt__v_set(0.0f);
         }
     }
     for (int64_t p = 0; p < k; p++) {
-        DT__UNROLL for (int v = 0; v < nv; v++) bv[v] = dt__v_load(b + v * DT__W);
-        DT__UNROLL for (int r = 0; r < DT__MR; r++) {
+        DT__EACH(v, nv) bv[v] = dt__v_load(b + v * DT__W);
+        DT__EACH(r, DT__MR) {
             dt__vf av = dt__v_set(a[r * ars]);
-            DT__UNROLL for (int v = 0; v < nv; v++) acc[r][v] = DT__K(dt__v_mad)(dot, av, bv[v], acc[r][v]);
+            DT__EACH(v, nv) acc[r][v] = DT__K(dt__v_mad)(dot, av, bv[v], acc[r][v]);
         }
         a += acs;
         b += brs;
     }
     if (bias) {
-        DT__UNROLL for (int v = 0; v < nv; v++) bv[v] = dt__v_load(bias + v * DT__W);
-        DT__UNROLL for (int r = 0; r < DT__MR; r++) {
-            DT__UNROLL for (int v = 0; v < nv; v++) acc[r][v] = acc[r][v] + bv[v];
+        DT__EACH(v, nv) bv[v] = dt__v_load(bias + v * DT__W);
+        DT__EACH(r, DT__MR) {
+            DT__EACH(v, nv) acc[r][v] = acc[r][v] + bv[v];
         }
     }
-    DT__UNROLL for (int r = 0; r < DT__MR; r++) {
-        DT__UNROLL for (int v = 0; v < nv; v++) dt__v_store(c + r * ldc + v * DT__W, acc[r][v]);
+    DT__EACH(r, DT__MR) {
+        DT__EACH(v, nv) dt__v_store(c + r * ldc + v * DT__W, acc[r][v]);
     }
 }
 
@@ -3614,11 +3663,6 @@ static void DT__K(dt__pack_a)(float *dst, const float *a, int64_t ars, int64_t a
 }
 
 /* ---- tasks: output tiles ---- */
-typedef struct DT__K(dt__gemm_job) {
-    const dt__gemm *g;
-    int64_t mt, nt, across; /* a task is mt x nt elements of C; `across` tasks share the same rows */
-} DT__K(dt__gemm_job);
-
 static int64_t DT__K(dt__gemm_scratch)(void) { return DT__KC * (DT__NC + DT__MC) * (int64_t)sizeof(float); }
 
 /* All strips of one panel of rows: c (rows,n) = [c +] a (rows,k) times packed B. */
@@ -3788,7 +3832,7 @@ static void DT__K(dt__gemm_block)(const dt__gemm *g, float *scratch, int64_t i0,
 
 static void DT__K(dt__gemm_task)(void *context, int64_t task, void *scratch)
 {
-    const DT__K(dt__gemm_job) *job = (const DT__K(dt__gemm_job) *)context;
+    const dt__gemm_job *job = (const dt__gemm_job *)context;
     const dt__gemm *g = job->g;
     int64_t i0 = task / job->across * job->mt, j0 = task % job->across * job->nt;
     int64_t m = dt__min(job->mt, g->m - i0), n = dt__min(job->nt, g->n - j0);
@@ -3806,7 +3850,7 @@ static void DT__K(dt__gemm_task)(void *context, int64_t task, void *scratch)
 /* Tasks are as wide as the cache allows; for several workers narrower, or lower where each task packs A. */
 static void DT__K(dt__gemm_run)(dt_pool *pool, const dt__gemm *g)
 {
-    DT__K(dt__gemm_job) job;
+    dt__gemm_job job;
     int64_t strips = dt__ceil_div(g->n, DT__NR), want = pool->workers == 1 ? 1 : 3 * pool->workers, down;
     if (g->m <= 0 || g->n <= 0) return;
     job.g = g;
@@ -3906,66 +3950,32 @@ static void DT__K(dt__drop)(float *out, const float *x, int64_t n, const dt__rng
 }
 
 /* ---- one head ---- */
-/* A run: consecutive terms of a panel's chains that the same rows have. */
-typedef struct DT__K(dt__run) {
-    int32_t begin, end;
-    uint32_t rows; /* bit r: row r has them */
-} DT__K(dt__run);
-
-typedef struct DT__K(dt__head) {
-    const dt__attention *a;
-    int64_t t, s, d, lds;     /* lds: row stride of score panels, an odd number of cache lines */
-    int64_t row, key_row;     /* rows of the sample's first query and first key */
-    int64_t head, column;     /* head index and first column h*d */
-    int64_t key_column;       /* first column of the head of the keys */
-    dt__rng rng;              /* of dropout */
-    const dt__word *mask;     /* (t,s) of this sample, or NULL */
-    float *max, *sum;         /* (t) of this head */
-    float *keys_t, *values_t; /* (d,s) packed: columns are keys */
-    float *side;              /* (s,d) packed: V forward, K backward */
-    float *probs, *grads;     /* (MR,s) forward; (QB,s) backward: dropped probabilities, score gradients */
-    float *queries, *douts;   /* (QB,d) packed, backward */
-    float *tile;              /* (MR,d rounded up to vectors) */
-    float *panel;             /* (d,MR): the last rows of a matrix, padded */
-    uint32_t *words;          /* random words of a row */
-    DT__K(dt__run) *runs;     /* of the panel at work */
-    int64_t run_count;
-} DT__K(dt__head);
-
-/* The next n floats of scratch memory; base NULL only counts. */
-static float *DT__K(dt__take_floats)(float *base, int64_t *at, int64_t n)
+static int64_t DT__K(dt__head_layout)(dt__head *w, void *block, int64_t s, int64_t d)
 {
-    float *p = base ? base + *at : NULL;
-    *at += dt__round_up(n, 16);
-    return p;
-}
-
-static int64_t DT__K(dt__head_layout)(DT__K(dt__head) *w, float *base, int64_t s, int64_t d)
-{
-    int64_t at = 0, sw = dt__round_up(s, DT__W), dw = dt__round_up(d, DT__W), terms = dt__max(s, DT__QB);
+    int64_t used = 0, sw = dt__round_up(s, DT__W), dw = dt__round_up(d, DT__W), terms = dt__max(s, DT__QB);
     w->s = s, w->d = d;
     w->lds = (dt__ceil_div(s, 16) | 1) * 16;
-    w->keys_t = DT__K(dt__take_floats)(base, &at, d * sw);
-    w->values_t = DT__K(dt__take_floats)(base, &at, d * sw);
-    w->side = DT__K(dt__take_floats)(base, &at, s * dw);
-    w->probs = DT__K(dt__take_floats)(base, &at, DT__QB * w->lds + DT__MR);
-    w->grads = DT__K(dt__take_floats)(base, &at, DT__QB * w->lds + DT__MR);
-    w->queries = DT__K(dt__take_floats)(base, &at, DT__QB * dw);
-    w->douts = DT__K(dt__take_floats)(base, &at, DT__QB * dw);
-    w->tile = DT__K(dt__take_floats)(base, &at, DT__MR * dw);
-    w->panel = DT__K(dt__take_floats)(base, &at, DT__MR * d);
-    w->words = (uint32_t *)(void *)DT__K(dt__take_floats)(base, &at, s + 8 * DT__W);
-    w->runs = (DT__K(dt__run) *)(void *)DT__K(dt__take_floats)(base, &at, 3 * terms);
-    return at;
+    DT__CARVE(w->keys_t, d * sw);
+    DT__CARVE(w->values_t, d * sw);
+    DT__CARVE(w->side, s * dw);
+    DT__CARVE(w->probs, DT__QB * w->lds + DT__MR);
+    DT__CARVE(w->grads, DT__QB * w->lds + DT__MR);
+    DT__CARVE(w->queries, DT__QB * dw);
+    DT__CARVE(w->douts, DT__QB * dw);
+    DT__CARVE(w->tile, DT__MR * dw);
+    DT__CARVE(w->panel, DT__MR * d);
+    DT__CARVE(w->words, s + 8 * DT__W);
+    DT__CARVE(w->runs, terms);
+    return used;
 }
 
 static int64_t DT__K(dt__attention_scratch)(int64_t s, int64_t d)
 {
-    DT__K(dt__head) w;
-    return DT__K(dt__head_layout)(&w, NULL, s, d) * (int64_t)sizeof(float);
+    dt__head w;
+    return DT__K(dt__head_layout)(&w, NULL, s, d);
 }
 
-static void DT__K(dt__head_begin)(DT__K(dt__head) *w, const dt__attention *a, float *scratch, int64_t task)
+static void DT__K(dt__head_begin)(dt__head *w, const dt__attention *a, float *scratch, int64_t task)
 {
     int64_t sample = task / a->hk;
     w->a = a;
@@ -3977,7 +3987,7 @@ static void DT__K(dt__head_begin)(DT__K(dt__head) *w, const dt__attention *a, fl
 }
 
 /* The n-th of the query heads that the head of the keys `task` serves. */
-static void DT__K(dt__head_next)(DT__K(dt__head) *w, int64_t task, int64_t n)
+static void DT__K(dt__head_next)(dt__head *w, int64_t task, int64_t n)
 {
     const dt__attention *a = w->a;
     int64_t group = a->h / a->hk, all = task * group + n; /* all: counts the heads of all samples */
@@ -3990,18 +4000,18 @@ static void DT__K(dt__head_next)(DT__K(dt__head) *w, int64_t task, int64_t n)
 #define DT__KEY_ROW(w, matrix, ld, i) ((matrix) + ((w)->key_row + (i)) * (ld) + (w)->key_column)
 
 /* Keys that come before query i, masks aside. */
-static int64_t DT__K(dt__keys)(const DT__K(dt__head) *w, int64_t i)
+static int64_t DT__K(dt__keys)(const dt__head *w, int64_t i)
 {
     return w->a->causal ? dt__max(0, i + 1 + w->s - w->t) : w->s;
 }
 
-static int DT__K(dt__masked)(const DT__K(dt__head) *w, int64_t query, int64_t key)
+static int DT__K(dt__masked)(const dt__head *w, int64_t query, int64_t key)
 {
     return !(w->mask[query * w->s + key] & w->a->mask_bits);
 }
 
 /* The words of row i: words[key]. */
-static const uint32_t *DT__K(dt__row_words)(const DT__K(dt__head) *w, int64_t i, int64_t keys)
+static const uint32_t *DT__K(dt__row_words)(const dt__head *w, int64_t i, int64_t keys)
 {
     const dt__attention *a = w->a;
     int64_t t = a->whole ? a->whole : w->t, s = a->whole ? a->whole : w->s;
@@ -4014,7 +4024,7 @@ static const uint32_t *DT__K(dt__row_words)(const DT__K(dt__head) *w, int64_t i,
 }
 
 /* Prefetches `rows` rows of this head from row i on: no hardware prefetcher follows the stride of a matrix row. */
-static void DT__K(dt__fetch)(const DT__K(dt__head) *w, const float *matrix, int64_t ld, int64_t i, int64_t rows)
+static void DT__K(dt__fetch)(const dt__head *w, const float *matrix, int64_t ld, int64_t i, int64_t rows)
 {
     rows = dt__min(rows, w->t - i);
     for (int64_t r = 0; r < rows; r++) {
@@ -4024,7 +4034,7 @@ static void DT__K(dt__fetch)(const DT__K(dt__head) *w, const float *matrix, int6
 }
 
 /* out (MR, keys) = x (rows,d) times packed (d,s): whole vectors of columns are computed. */
-static void DT__K(dt__score_panel)(const DT__K(dt__head) *w, const float *x, int64_t ld, int64_t rows, int64_t keys,
+static void DT__K(dt__score_panel)(const dt__head *w, const float *x, int64_t ld, int64_t rows, int64_t keys,
                                    const float *packed, float *out)
 {
     int64_t ars = ld, acs = 1;
@@ -4043,9 +4053,9 @@ static void DT__K(dt__score_panel)(const DT__K(dt__head) *w, const float *x, int
 
 /* ---- runs: which terms the rows of a panel have ---- */
 /* `rows` have the terms [begin, end), which extend the last run or start one. Terms that no row has are skipped. */
-static void DT__K(dt__run_add)(DT__K(dt__head) *w, int64_t begin, int64_t end, uint32_t rows)
+static void DT__K(dt__run_add)(dt__head *w, int64_t begin, int64_t end, uint32_t rows)
 {
-    DT__K(dt__run) *next = w->runs + w->run_count;
+    dt__run *next = w->runs + w->run_count;
     if (!rows || begin >= end) return;
     if (w->run_count && next[-1].end == begin && next[-1].rows == rows) {
         next[-1].end = (int32_t)end;
@@ -4058,7 +4068,7 @@ static void DT__K(dt__run_add)(DT__K(dt__head) *w, int64_t begin, int64_t end, u
 /* Rows are the queries row .. row + rows-1, and terms are the keys below `count`. With `keys` rows are keys, and terms
  * are the queries first .. first + count-1. Row r crosses the diagonal of a causal mask at term edge + r: a query sees
  * the keys before that term, and a key is seen from that term on. */
-static void DT__K(dt__panel_runs)(DT__K(dt__head) *w, int keys, int64_t row, int64_t rows, int64_t first, int64_t count)
+static void DT__K(dt__panel_runs)(dt__head *w, int keys, int64_t row, int64_t rows, int64_t first, int64_t count)
 {
     int64_t edge = keys ? row - first - w->s + w->t : row + 1 + w->s - w->t, n, end;
     uint32_t all = (1u << rows) - 1u;
@@ -4078,24 +4088,24 @@ static void DT__K(dt__panel_runs)(DT__K(dt__head) *w, int keys, int64_t row, int
 }
 
 /* c (rows,nv*W) += a run's terms, row by row; nv is a constant where this is inlined. */
-DT__INLINE void DT__K(dt__some_rows_body)(const int nv, const DT__K(dt__run) *run, const float *x, int64_t xr,
+DT__INLINE void DT__K(dt__some_rows_body)(const int nv, const dt__run *run, const float *x, int64_t xr,
                                           int64_t xn, const float *side, int64_t width, float *c, int64_t ldc)
 {
     for (uint32_t rows = run->rows; rows; rows &= rows - 1) {
         int64_t r = __builtin_ctz(rows);
         dt__vf acc[DT__NV];
-        DT__UNROLL for (int v = 0; v < nv; v++) acc[v] = dt__v_load(c + r * ldc + v * DT__W);
+        DT__EACH(v, nv) acc[v] = dt__v_load(c + r * ldc + v * DT__W);
         for (int64_t n = run->begin; n < run->end; n++) {
             dt__vf xv = dt__v_set(x[r * xr + n * xn]);
-            DT__UNROLL for (int v = 0; v < nv; v++) {
+            DT__EACH(v, nv) {
                 acc[v] = dt__v_fma(xv, dt__v_load(side + n * width + v * DT__W), acc[v]);
             }
         }
-        DT__UNROLL for (int v = 0; v < nv; v++) dt__v_store(c + r * ldc + v * DT__W, acc[v]);
+        DT__EACH(v, nv) dt__v_store(c + r * ldc + v * DT__W, acc[v]);
     }
 }
 
-static void DT__K(dt__some_rows)(int nv, const DT__K(dt__run) *run, const float *x, int64_t xr, int64_t xn,
+static void DT__K(dt__some_rows)(int nv, const dt__run *run, const float *x, int64_t xr, int64_t xn,
                                  const float *side, int64_t width, float *c, int64_t ldc)
 {
 #define DT__SOME_ROWS(n) \
@@ -4104,7 +4114,7 @@ static void DT__K(dt__some_rows)(int nv, const DT__K(dt__run) *run, const float 
 }
 
 /* tile (MR,d) = [tile +] the runs' terms: row r takes x[r*xr + n*xn] times row n of side (depth,d). A stride is 1. */
-static void DT__K(dt__chain_panel)(const DT__K(dt__head) *w, int64_t rows, const float *x, int64_t xr, int64_t xn,
+static void DT__K(dt__chain_panel)(const dt__head *w, int64_t rows, const float *x, int64_t xr, int64_t xn,
                                    const float *side, int64_t depth, int go_on)
 {
     int64_t dw = dt__round_up(w->d, DT__W);
@@ -4116,7 +4126,7 @@ static void DT__K(dt__chain_panel)(const DT__K(dt__head) *w, int64_t rows, const
     for (int64_t j = 0, width; j < w->d; j += width, side += depth * width) {
         int nv = (int)((width = DT__K(dt__strip)(w->d - j)) / DT__W);
         for (int64_t k = 0; k < w->run_count; k++) {
-            const DT__K(dt__run) *run = w->runs + k;
+            const dt__run *run = w->runs + k;
             if (run->rows == all) {
                 DT__K(dt__tile)(nv, 0, run->end - run->begin, x + run->begin * xn, xr, xn,
                                 side + run->begin * width, width, w->tile + j, dw, go_on || k, NULL);
@@ -4148,7 +4158,7 @@ DT__INLINE dt__vf DT__K(dt__v_score)(const float *x, int64_t j, int64_t keys, dt
 }
 
 /* Hidden keys' scores x (rows,s) become -inf. */
-static void DT__K(dt__mask_panel)(const DT__K(dt__head) *w, float *x, int64_t i, int64_t rows)
+static void DT__K(dt__mask_panel)(const dt__head *w, float *x, int64_t i, int64_t rows)
 {
     for (int64_t r = 0; r < rows; r++) {
         for (int64_t key = 0; key < w->s; key++) {
@@ -4160,27 +4170,27 @@ static void DT__K(dt__mask_panel)(const DT__K(dt__head) *w, float *x, int64_t i,
 /* Scores x (MR,s) of the queries from i on become exp(x*scale - max). Elements after a row's last key become +0, which
  * does not change the sum of a lane. All rows advance together, because latency dominates short rows. The maximum is
  * +0, not -0; a row without a key has maximum 0 and sum 1. */
-static void DT__K(dt__softmax_panel)(const DT__K(dt__head) *w, float *x, int64_t i, int64_t rows)
+static void DT__K(dt__softmax_panel)(const dt__head *w, float *x, int64_t i, int64_t rows)
 {
     float lane[DT__MR][32];
     dt__vf max[DT__MR], scale = dt__v_set(w->a->scale);
     int64_t end = DT__K(dt__keys)(w, i + rows - 1), step = w->a->causal;
     int64_t first = step ? i + 1 + w->s - w->t : w->s;
-    DT__UNROLL for (int r = 0; r < DT__MR; r++) max[r] = dt__v_set(-__builtin_inff());
+    DT__EACH(r, DT__MR) max[r] = dt__v_set(-__builtin_inff());
     for (int64_t j = 0; j < end; j += DT__W) {
-        DT__UNROLL for (int r = 0; r < DT__MR; r++) {
+        DT__EACH(r, DT__MR) {
             dt__vf v = DT__K(dt__v_score)(x + r * w->lds, j, first + r * step, scale);
             dt__v_store(x + r * w->lds + j, v);
             max[r] = dt__v_max(v, max[r]);
         }
     }
     memset(lane, 0, sizeof lane);
-    DT__UNROLL for (int r = 0; r < DT__MR; r++) {
+    DT__EACH(r, DT__MR) {
         float top = DT__K(dt__v_top)(max[r]) + 0.0f;
         max[r] = dt__v_set(top == -__builtin_inff() ? 0.0f : top);
     }
     for (int64_t j = 0; j < end; j += DT__W) {
-        DT__UNROLL for (int r = 0; r < DT__MR; r++) {
+        DT__EACH(r, DT__MR) {
             dt__vf e = dt__v_exp(dt__v_load(x + r * w->lds + j) - max[r]);
             float *sum = lane[r] + j % 32;
             dt__v_store(x + r * w->lds + j, e);
@@ -4195,7 +4205,7 @@ static void DT__K(dt__softmax_panel)(const DT__K(dt__head) *w, float *x, int64_t
 }
 
 /* The tile's rows, each divided by its sum; sums NULL: as they are. */
-static void DT__K(dt__tile_rows)(const DT__K(dt__head) *w, float *out, int64_t ld, int64_t rows, const float *sums)
+static void DT__K(dt__tile_rows)(const dt__head *w, float *out, int64_t ld, int64_t rows, const float *sums)
 {
     const float *from = w->tile;
     for (int64_t r = 0; r < rows; r++, from += dt__round_up(w->d, DT__W), out += ld) {
@@ -4206,7 +4216,7 @@ static void DT__K(dt__tile_rows)(const DT__K(dt__head) *w, float *out, int64_t l
 }
 
 /* o (rows,d) = softmax(q k^T scale) v for the queries i .. i + rows-1 */
-static void DT__K(dt__forward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows)
+static void DT__K(dt__forward_panel)(dt__head *w, int64_t i, int64_t rows)
 {
     const dt__attention *a = w->a;
     int64_t keys = DT__K(dt__keys)(w, i + rows - 1);
@@ -4244,7 +4254,7 @@ static void DT__K(dt__attention_join)(const dt__slice_sums *left, const dt__slic
 
 /* ---- backward ---- */
 /* Row i of scores p and of dO V^T g becomes the dropped probabilities and the gradient of the scores; dot = dO . O. */
-static void DT__K(dt__backward_row)(const DT__K(dt__head) *w, int64_t i, float dot_row, float *p, float *g)
+static void DT__K(dt__backward_row)(const dt__head *w, int64_t i, float dot_row, float *p, float *g)
 {
     const dt__attention *a = w->a;
     int64_t keys = DT__K(dt__keys)(w, i);
@@ -4261,7 +4271,7 @@ static void DT__K(dt__backward_row)(const DT__K(dt__head) *w, int64_t i, float d
 }
 
 /* Rows i .. i + rows-1 of the probabilities and the score gradients of a block, and dq of these queries. */
-static void DT__K(dt__backward_panel)(DT__K(dt__head) *w, int64_t i, int64_t rows, float *probs, float *grads)
+static void DT__K(dt__backward_panel)(dt__head *w, int64_t i, int64_t rows, float *probs, float *grads)
 {
     const dt__attention *a = w->a;
     int64_t keys = DT__K(dt__keys)(w, i + rows - 1);
@@ -4285,7 +4295,7 @@ static void DT__K(dt__backward_panel)(DT__K(dt__head) *w, int64_t i, int64_t row
 
 /* Continues the chains of dk or dv of the keys j .. j + rows-1 over the runs' queries: x (count,s) is a score panel, y
  * (count,d) is packed. Without go_on the chains start here. */
-static void DT__K(dt__key_panel)(const DT__K(dt__head) *w, const float *x, const float *y, int64_t count, int64_t j,
+static void DT__K(dt__key_panel)(const dt__head *w, const float *x, const float *y, int64_t count, int64_t j,
                                  int64_t rows, float *out, int go_on)
 {
     int64_t dw = dt__round_up(w->d, DT__W), ld = w->a->lddk;
@@ -4299,7 +4309,7 @@ static void DT__K(dt__key_panel)(const DT__K(dt__head) *w, const float *x, const
 }
 
 /* Continues dk's and dv's chains of the keys that queries i .. i + count-1 see. The first query head starts them. */
-static void DT__K(dt__backward_keys)(DT__K(dt__head) *w, int64_t i, int64_t count, int first)
+static void DT__K(dt__backward_keys)(dt__head *w, int64_t i, int64_t count, int first)
 {
     const dt__attention *a = w->a;
     int64_t keys = DT__K(dt__keys)(w, i + count - 1), begun = i ? DT__K(dt__keys)(w, i - 1) : 0;
@@ -4320,7 +4330,7 @@ static void DT__K(dt__attention_task)(void *context, int64_t task, void *scratch
 {
     const dt__attention *a = (const dt__attention *)context;
     int64_t block = a->dout ? DT__QB : DT__MR;
-    DT__K(dt__head) w;
+    dt__head w;
     DT__K(dt__head_begin)(&w, a, (float *)scratch, task);
     DT__K(dt__pack_b)(w.keys_t, DT__KEY_ROW(&w, a->k, a->ldk, 0), 1, a->ldk, w.d, w.s);
     if (a->dout) DT__K(dt__pack_b)(w.values_t, DT__KEY_ROW(&w, a->v, a->ldk, 0), 1, a->ldk, w.d, w.s);
@@ -5033,13 +5043,12 @@ struct dt_graph {
     dt_result result;
     char sentence[512];
     dt__node *nodes; /* nodes[0] is the poison */
-    int32_t count, capacity, forward_count;
+    int32_t count, forward_count;
     dt__param *params;
-    int32_t param_count, param_capacity;
     int32_t *slots; /* uses of a parameter, by its index: each has its own gradient, reduced separately (R8) */
-    int32_t slot_count, slot_capacity;
+    int32_t param_count, slot_count, table_count;
     float **tables; /* constants of ops */
-    int32_t table_count, table_capacity;
+    int64_t room, param_room, slot_room, table_room; /* of these lists */
     int64_t table_floats;  /* of all tables */
     int32_t sites;         /* random sites (dropout) so far */
     int64_t tensor_shards; /* Vt */
@@ -5051,8 +5060,6 @@ struct dt_graph {
     int64_t samples, positions; /* of a unit of work: B, T; its leaves count as samples of T/Vc tokens */
     int precision;         /* R18: dt_dtype of operands and activations; 0: fp32 */
     char prefix[64];       /* segment name */
-    char text[4][96];      /* of shapes in error sentences */
-    unsigned texts;
     dt_tensor input, targets, logits, prediction, loss_seed;
     struct dt__shares *shares; /* while differentiating */
     const dt__kernels *kernels;
@@ -5211,14 +5218,17 @@ static int dt__same_shape(const dt_shape *a, const dt_shape *b)
 static int64_t dt__cols(const dt__node *n) { return n->shape.dims ? n->shape.n[n->shape.dims - 1] : 1; }
 static int64_t dt__rows(const dt__node *n) { return dt__count(n) / dt__cols(n); }
 
-/* "(4,16,32)" for error sentences; `text` has 96 bytes. */
-static const char *dt__shape_text(const dt_shape *s, char *text)
+/* "(4,16,32)" for error sentences: dt__show(&shape).at. */
+typedef struct dt__words {
+    char at[256];
+} dt__words;
+static dt__words dt__show(const dt_shape *s)
 {
-    int used = snprintf(text, 96, s->dims < 0 ? "of too many axes" : "(");
-    if (s->dims < 0) return text;
-    for (int i = 0; i < s->dims && i < DT_MAX_DIMS && used < 70; i++)
-        used += snprintf(text + used, 96 - (size_t)used, i ? ",%jd" : "%jd", s->n[i]);
-    snprintf(text + used, 96 - (size_t)used, ")");
+    dt__words text;
+    int used = DT__PRINT(text.at, s->dims < 0 ? "of too many axes" : "(");
+    for (int i = 0; i < s->dims && i < DT_MAX_DIMS; i++)
+        used += snprintf(text.at + used, 24, i ? ",%jd" : "%jd", s->n[i]);
+    if (s->dims >= 0) snprintf(text.at + used, 2, ")");
     return text;
 }
 
@@ -5393,8 +5403,6 @@ static dt_tensor dt__tensor(const dt_graph *g, int32_t id)
 }
 static dt_tensor dt__none(void) { return dt__tensor(NULL, 0); }
 static dt__node *dt__at(const dt_graph *g, dt_tensor t) { return &g->nodes[t.id]; }
-/* "(4,16,32)" for error sentences; valid until the fourth call from now. */
-static const char *dt__show(dt_graph *g, const dt_shape *s) { return dt__shape_text(s, g->text[g->texts++ & 3]); }
 static int dt__is_leaf(int op) { return op == DT__OP_INPUT || op == DT__OP_PARAM; }
 
 /* Keeps the first error and returns the poison: `return dt__poison(g, DT_E_SHAPE, "...", ...)`. */
@@ -5436,14 +5444,6 @@ DT_API dt_result dt_graph_result(const dt_graph *g)
     return g->result ? dt__error(g->result, "%s%s%s", g->prefix, g->prefix[0] ? ": " : "", g->sentence) : DT_OK;
 }
 
-static int dt__grow(void **list, int32_t count, int32_t *capacity, size_t item)
-{
-    int64_t room = *capacity;
-    if (!dt__reserve(list, count, &room, count + 1, (int64_t)item, "a graph")) return 0;
-    *capacity = (int32_t)room;
-    return 1;
-}
-
 static int32_t dt__graphs; /* made so far by the process */
 static dt_graph *dt__graph_new(int eager, uint64_t seed)
 {
@@ -5451,7 +5451,7 @@ static dt_graph *dt__graph_new(int eager, uint64_t seed)
     if (!g) return NULL;
     g->number = DT__ADD(&dt__graphs, 1) + 1;
     g->eager = eager, g->seed = seed, g->tensor_shards = g->own_shards = 1;
-    if (!dt__grow((void **)&g->nodes, 0, &g->capacity, sizeof *g->nodes)) return dt__free(g), (dt_graph *)NULL;
+    if (!DT__RESERVE(g->nodes, 0, g->room, 1, "a graph")) return dt__free(g), (dt_graph *)NULL;
     g->nodes[0].shape = dt_shape1(1), g->nodes[0].slot = -1; /* builders read a node before they push one */
     g->count = 1;
     return g;
@@ -5474,17 +5474,18 @@ static dt__node dt__node_one(int op, dt_shape shape, dt_tensor x)
     return dt__node_make(op, shape, x, dt__none(), dt__none());
 }
 
+static dt_tensor dt__no_room(dt_graph *g) { return dt__poison(g, DT_E_MEMORY, "no memory for the graph"); }
+
 static dt_tensor dt__append(dt_graph *g, const dt__node *node)
 {
-    if (!dt__grow((void **)&g->nodes, g->count, &g->capacity, sizeof *g->nodes))
-        return dt__poison(g, DT_E_MEMORY, "no memory for the graph");
+    if (!DT__RESERVE(g->nodes, g->count, g->room, g->count + 1, "a graph")) return dt__no_room(g);
     g->nodes[g->count] = *node;
     return dt__tensor(g, g->count++);
 }
 
 static int32_t dt__new_slot(dt_graph *g, int32_t p)
 {
-    if (!dt__grow((void **)&g->slots, g->slot_count, &g->slot_capacity, sizeof *g->slots)) return -1;
+    if (!DT__RESERVE(g->slots, g->slot_count, g->slot_room, g->slot_count + 1, "a graph")) return -1;
     g->slots[g->slot_count] = p;
     return g->slot_count++;
 }
@@ -5530,7 +5531,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
     if (dt__op_of(n->op)->shape == DT__SHAPE_SAME) n->shape = g->nodes[n->in[0]].shape;
     if (!dt__shape_ok(&n->shape))
         return dt__poison(g, DT_E_SHAPE, "%s: shape %s has an axis below 1, more than %d axes, or more than 2^40 "
-                          "elements", dt__op_of(n->op)->name, dt__show(g, &n->shape), DT_MAX_DIMS);
+                          "elements", dt__op_of(n->op)->name, dt__show(&n->shape).at, DT_MAX_DIMS);
     for (int i = 0; i < n->inputs; i++) {
         const dt__node *in = &g->nodes[n->in[i]];
         int wanted = dt__takes(n->op, i);
@@ -5543,7 +5544,7 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
         if (dt__has_gradient(n->op) && n->dtype != DT_I32) n->needs_grad |= in->needs_grad;
         n->use[i] = -1;
         if (!g->eager && in->op == DT__OP_PARAM && !g->forward_count && (n->use[i] = dt__new_slot(g, in->param)) < 0)
-            return dt__poison(g, DT_E_MEMORY, "no memory for the graph");
+            return dt__no_room(g);
     }
     if (g->tensor_shards > 1 && n->inputs) {
         n->cut = dt__cut_of(g, n);
@@ -5665,21 +5666,20 @@ static void dt__init_param(const dt__param *p, uint64_t seed, dt_pool *pool, flo
 }
 
 /* "1, 2, 3, 6": the divisors of n up to `most`, times `unit`. Those of n & -n are the powers of two that divide n. */
-static const char *dt__divisors(int64_t n, int64_t most, int64_t unit, char *text, size_t size)
+static dt__words dt__divisors(int64_t n, int64_t most, int64_t unit)
 {
+    dt__words text = DT__ZERO;
     size_t used = 0;
-    text[0] = 0;
-    for (int64_t d = 1; d <= n && d <= most && used + 24 < size; d++)
-        if (n % d == 0) used += (size_t)snprintf(text + used, size - used, "%s%jd", used ? ", " : "", d * unit);
+    for (int64_t d = 1; d <= n && d <= most && used + 24 < sizeof text; d++)
+        if (n % d == 0) used += (size_t)snprintf(text.at + used, 24, "%s%jd", used ? ", " : "", d * unit);
     return text;
 }
 
 static int dt__shards_divide(dt_graph *g, const char *what, int64_t n)
 {
-    char list[128];
     if (n % g->tensor_shards == 0) return 1;
     dt__poison(g, DT_E_USAGE, "%jd %s do not divide into %jd tensor shards: --tensor-shards one of %s", n, what,
-               g->tensor_shards, dt__divisors(n & -n, n, 1, list, sizeof list));
+               g->tensor_shards, dt__divisors(n & -n, n, 1).at);
     return 0;
 }
 
@@ -5716,8 +5716,7 @@ static dt_tensor dt__param_declare(dt_graph *g, const char *name, const char *pa
     if (experts) n.shape.n[0] /= dt__expert_ranks(g);
     dt_tensor t = dt__param_known(g, full, name[0] == '/', shape);
     if (t.id || g->result) return t;
-    if (!dt__grow((void **)&g->params, g->param_count, &g->param_capacity, sizeof *p))
-        return dt__poison(g, DT_E_MEMORY, "no memory for parameter %s", full);
+    if (!DT__RESERVE(g->params, g->param_count, g->param_room, g->param_count + 1, "a graph")) return dt__no_room(g);
     p = &g->params[g->param_count];
     memset(p, 0, sizeof *p);
     memcpy(p->name, full, sizeof p->name);
@@ -5906,7 +5905,7 @@ static int dt__hold(dt_graph *g, int32_t id)
         float *data = g->nodes[at].data = (float *)dt__alloc(bytes, "a tensor");
         if (data && dt__mem_attach(g->kernels, DT__DEVICE, data, bytes)) continue;
         dt__free(data), g->nodes[at].data = NULL;
-        return dt__poison(g, DT_E_MEMORY, "no memory for a tensor"), 0;
+        return dt__no_room(g), 0;
     }
     return 1;
 }
@@ -5945,14 +5944,14 @@ static void dt__compute(dt_graph *g, int32_t id)
     if (dt__is_alias(n->op)) memcpy(c.out, c.in[0], 4 * (size_t)dt__node_floats(g, id));
     if (dt__op_of(n->op)->domain == DT__OVER_NOTHING) return;
     if (dt__pool_reserve(g->pool, dt__node_scratch(g->kernels, g, id))) {
-        dt__poison(g, DT_E_MEMORY, "no memory for scratch");
+        dt__no_room(g);
         return;
     }
     if (n->op == DT__OP_DROPOUT || n->op == DT__OP_ATTENTION || n->op == DT__OP_ATTENTION_GRAD) {
         int64_t samples = g->nodes[n->in[0]].shape.n[0];
         env.rng = DT__NEW(dt__rng, samples, "random streams");
         if (!env.rng) {
-            dt__poison(g, DT_E_MEMORY, "no memory for random streams");
+            dt__no_room(g);
             return;
         }
         for (int64_t b = 0; b < samples; b++)
@@ -6052,8 +6051,8 @@ DT_API dt_tensor dt_reshape(dt_graph *g, dt_tensor x, dt_shape shape)
 {
     if (dt__refuses(g, "x#", x)) return dt__none();
     if (!dt__shape_ok(&shape) || dt_shape_count(shape) != dt__count(dt__at(g, x)))
-        return dt__poison(g, DT_E_SHAPE, "reshape: %s does not have as many elements as %s", dt__show(g, &shape),
-                          dt__show(g, &dt__at(g, x)->shape));
+        return dt__poison(g, DT_E_SHAPE, "reshape: %s does not have as many elements as %s", dt__show(&shape).at,
+                          dt__show(&dt__at(g, x)->shape).at);
     return dt__push_one(g, DT__OP_RESHAPE, shape, x);
 }
 
@@ -6087,7 +6086,7 @@ DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int
     if ((axis = dt__axis(g, "slice", x, axis)) < 0) return dt__none();
     if (begin < 0 || begin >= end || end > n.shape.n[axis])
         return dt__poison(g, DT_E_SHAPE, "slice: [%jd, %jd) of axis %d is outside %s", begin, end, axis,
-                          dt__show(g, &n.shape));
+                          dt__show(&n.shape).at);
     n.shape.n[axis] = end - begin;
     n.i[0] = axis, n.i[1] = begin;
     return dt__push(g, &n, NULL);
@@ -6118,8 +6117,8 @@ DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count,
         const dt__node *first = dt__at(g, tensors[0]), *other = dt__at(g, tensors[i]);
         if (!dt__joins(first, other, axis))
             return dt__poison(g, DT_E_SHAPE, "concat: tensor %jd, %s %s, and the first, %s %s, may differ in axis %d "
-                              "only", i, dt__format_of[other->dtype].name, dt__show(g, &other->shape),
-                              dt__format_of[first->dtype].name, dt__show(g, &first->shape), axis);
+                              "only", i, dt__format_of[other->dtype].name, dt__show(&other->shape).at,
+                              dt__format_of[first->dtype].name, dt__show(&first->shape).at, axis);
         n.shape.n[axis] += other->shape.n[axis];
     }
     for (int64_t i = 0; i < parts; i++) {
@@ -6135,7 +6134,7 @@ DT_API dt_tensor dt_expand(dt_graph *g, dt_tensor x, dt_shape shape)
     const dt_shape *s = &dt__at(g, x)->shape;
     dt_shape both;
     if (!dt__shape_ok(&shape) || !dt__broadcast(s, &shape, &both) || !dt__same_shape(&both, &shape))
-        return dt__poison(g, DT_E_SHAPE, "expand: %s does not broadcast to %s", dt__show(g, s), dt__show(g, &shape));
+        return dt__poison(g, DT_E_SHAPE, "expand: %s does not broadcast to %s", dt__show(s).at, dt__show(&shape).at);
     return dt__push_one(g, DT__OP_EXPAND, shape, x);
 }
 
@@ -6374,8 +6373,8 @@ static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor
         const dt_shape so_far = n.shape;
         if (!dt__broadcast(&so_far, &g->nodes[n.in[i]].shape, &n.shape))
             return dt__poison(g, DT_E_SHAPE, "%s: shapes %s, %s do not broadcast: aligned at the last axis, sizes must "
-                              "be equal or 1", dt__op_of(op)->name, dt__show(g, &dt__at(g, a)->shape),
-                              dt__show(g, &dt__at(g, b)->shape));
+                              "be equal or 1", dt__op_of(op)->name, dt__show(&dt__at(g, a)->shape).at,
+                              dt__show(&dt__at(g, b)->shape).at);
         if (dt__in_format(g, n.in[i])) narrow++;
         else wide += g->nodes[n.in[i]].op != DT__OP_FULL;
     }
@@ -6643,7 +6642,7 @@ static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int t
     dt__node n = dt__node_make(DT__OP_MATMUL, sa, a, b, dt__none());
     if (!dt__matmul_shape(&sa, &sb, ta, tb, &n.shape))
         return dt__poison(g, DT_E_SHAPE, "matmul: %s%s and %s%s do not fit: inner sizes must be equal, leading axes "
-                          "equal, 1 or absent", dt__show(g, &sa), ta ? "^T" : "", dt__show(g, &sb), tb ? "^T" : "");
+                          "equal, 1 or absent", dt__show(&sa).at, ta ? "^T" : "", dt__show(&sb).at, tb ? "^T" : "");
     n.i[0] = ta, n.i[1] = tb;
     return dt__push(g, &n, NULL);
 }
@@ -6822,7 +6821,7 @@ static int dt__index_axis(dt_graph *g, const char *op, dt_tensor x, int axis, dt
     like.dtype = DT_I32;
     if (axis >= 0 && !dt__joins(&like, &n, axis))
         dt__poison(g, DT_E_SHAPE, "%s: index, %s %s, must be int32 and fit %s in all axes but %d", op,
-                   dt__format_of[n.dtype].name, dt__show(g, &n.shape), dt__show(g, &like.shape), axis);
+                   dt__format_of[n.dtype].name, dt__show(&n.shape).at, dt__show(&like.shape).at, axis);
     return axis;
 }
 
@@ -7054,19 +7053,19 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
     dt_tensor part[3];
     if (sq.dims != 3 || heads < 1 || heads > sq.n[2] || sq.n[2] % (pieces * heads))
         return dt__poison(g, DT_E_SHAPE, "attend: q %s must be (B,T,C), or [q | k | v] (B,T,3C), with C divisible by "
-                          "%jd heads", dt__show(g, &sq), heads);
+                          "%jd heads", dt__show(&sq).at, heads);
     d = sq.n[2] / pieces / heads;
     if (!fused && (kv_heads < 1 || heads % kv_heads || sk.dims != 3 || sk.n[0] != sq.n[0] || sk.n[2] != kv_heads * d ||
                    !dt__same_shape(&sk, &dt__at(g, v)->shape)))
         return dt__poison(g, DT_E_SHAPE, "attend: k %s and v %s for q %s must both be (B,S,%jd %jd), and %jd heads a "
-                          "multiple of these %jd", dt__show(g, &sk), dt__show(g, &dt__at(g, v)->shape),
-                          dt__show(g, &sq), kv_heads, d, heads, kv_heads);
+                          "multiple of these %jd", dt__show(&sk).at, dt__show(&dt__at(g, v)->shape).at,
+                          dt__show(&sq).at, kv_heads, d, heads, kv_heads);
     if (mask.id && ((dt__at(g, mask)->dtype != DT_I32 && dt__at(g, mask)->dtype != DT_F32) || sm.dims < 2 ||
                     sm.dims > 3 || sm.n[sm.dims - 1] != sk.n[1] || sm.n[sm.dims - 2] != sq.n[1] ||
                     (sm.dims == 3 && sm.n[0] != sq.n[0])))
         return dt__poison(g, DT_E_SHAPE, "attend: the mask, %s %s, must hold int32 or float, (T,S) or (B,T,S), for q "
-                          "%s and k %s", dt__format_of[dt__at(g, mask)->dtype].name, dt__show(g, &sm), dt__show(g, &sq),
-                          dt__show(g, &sk));
+                          "%s and k %s", dt__format_of[dt__at(g, mask)->dtype].name, dt__show(&sm).at, dt__show(&sq).at,
+                          dt__show(&sk).at);
     for (int64_t i = 0; fused && (g->context || mask.id) && i < 3; i++) part[i] = dt__shard_piece(g, q, 3, i);
     if (fused && (g->context || mask.id))
         return g->result ? dt__none() : dt_attend(g, part[0], part[1], part[2], mask, o);
@@ -7500,9 +7499,9 @@ static const float *dt__rope_table(dt_graph *g, int64_t t, int64_t d, double bas
                                    const dt_rope_scaling *scaling)
 {
     float *table = NULL;
-    if (dt__grow((void **)&g->tables, g->table_count, &g->table_capacity, sizeof *g->tables))
+    if (DT__RESERVE(g->tables, g->table_count, g->table_room, g->table_count + 1, "a graph"))
         table = DT__NEW(float, t * d, "a table of angles");
-    if (!table) return dt__poison(g, DT_E_MEMORY, "rope: no memory for the table of angles"), (const float *)NULL;
+    if (!table) return dt__no_room(g), (const float *)NULL;
     g->tables[g->table_count++] = table;
     g->table_floats += t * d;
     for (int64_t c = 0; c < d / 2; c++) {
@@ -7531,7 +7530,7 @@ DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, i
     heads = dt__heads_of(g, x, "heads", heads);
     if (s.dims != 3 || heads < 1 || heads > s.n[2] || s.n[2] % (2 * heads))
         return dt__poison(g, DT_E_SHAPE, "rope: %s must be (B,T,H*d) with %jd heads of an even width d",
-                          dt__show(g, &s), heads);
+                          dt__show(&s).at, heads);
     if (!dt__bounded(g, "rope: base", base, 1.0, 1e300) ||
         !dt__bounded(g, "rope: offset", (double)offset, 0.0, (double)INT32_MAX))
         return dt__none();
@@ -7794,7 +7793,7 @@ DT_API dt_tensor dt_error_loss(dt_graph *g, dt_error_kind kind, dt_tensor x, dt_
     const dt_shape *a = &dt__at(g, x)->shape, *b = &dt__at(g, target)->shape;
     if (!dt__same_shape(a, b))
         return dt__poison(g, DT_E_SHAPE, "%s: x %s and target %s must have the same shape: dt_reshape one of them",
-                          kind == DT_BCE ? "bce" : "mse", dt__show(g, a), dt__show(g, b));
+                          kind == DT_BCE ? "bce" : "mse", dt__show(a).at, dt__show(b).at);
     if (kind == DT_BCE) return dt_loss(g, dt__map_op(g, DT__OP_BCE, 0.0f, x, target));
     x = dt_sub(g, x, target);
     return dt_loss(g, dt_mul(g, x, x));
@@ -8133,11 +8132,10 @@ static int dt__moe_ok(dt_graph *g, dt_tensor x, const dt_moe_options *o)
 {
     const double million = 1e6;
     const dt_shape *s = &dt__at(g, x)->shape;
-    char text[96];
-    if (s->dims < 2) dt__poison(g, DT_E_SHAPE, "moe: x %s must be (..,C): tokens, then channels", dt__show(g, s));
+    if (s->dims < 2) dt__poison(g, DT_E_SHAPE, "moe: x %s must be (..,C): tokens, then channels", dt__show(s).at);
     if (o->experts % dt__expert_ranks(g))
         dt__poison(g, DT_E_USAGE, "moe: %jd experts cannot be shared by %jd ranks: --ep one of %s", o->experts,
-                   g->expert_ranks, dt__divisors(o->experts & -o->experts, o->experts, 1, text, sizeof text));
+                   g->expert_ranks, dt__divisors(o->experts & -o->experts, o->experts, 1).at);
     return !g->result && dt__bounded(g, "moe: experts", (double)o->experts, 1.0, 65536.0) &&
            dt__bounded(g, "moe: active", (double)o->active, 1.0, (double)o->experts) &&
            dt__bounded(g, "moe: width", (double)o->width, 0.0, (double)INT32_MAX) &&
@@ -8214,7 +8212,7 @@ typedef struct dt__share {
 } dt__share;
 typedef struct dt__shares {
     dt__share *list;
-    int32_t count, capacity;
+    int64_t count, room;
 } dt__shares;
 
 static int dt__wants(const dt_graph *g, int32_t id, int input) { return g->nodes[g->nodes[id].in[input]].needs_grad; }
@@ -8243,8 +8241,8 @@ static void dt__flow(dt_graph *g, int32_t id, int input, dt_tensor t)
         dt__push(g, &n, NULL);
         return;
     }
-    if (!dt__grow((void **)&g->shares->list, g->shares->count, &g->shares->capacity, sizeof *s)) {
-        dt__poison(g, DT_E_MEMORY, "no memory for the gradient graph");
+    if (!DT__RESERVE(g->shares->list, g->shares->count, g->shares->room, g->shares->count + 1, "a graph")) {
+        dt__no_room(g);
         return;
     }
     s = &g->shares->list[g->shares->count++];
@@ -8585,7 +8583,7 @@ DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss)
     if (!g->eager) dt__poison(g, DT_E_USAGE, "dt_backward: the trainer differentiates the graph of a segment");
     else if (g->forward_count) dt__poison(g, DT_E_USAGE, "dt_backward: a graph is differentiated once");
     else if (!loss.id || dt__span(s, 0, s->dims) != 1)
-        dt__poison(g, DT_E_USAGE, "dt_backward: needs a scalar loss, got %s: dt_mean it", dt__show(g, s));
+        dt__poison(g, DT_E_USAGE, "dt_backward: needs a scalar loss, got %s: dt_mean it", dt__show(s).at);
     if (g->result) return dt_graph_result(g);
     g->forward_count = g->count;
     return dt__differentiate(g, loss, dt_tensor_of(g, DT_F32, dt__at(g, loss)->shape, &one));
@@ -11411,8 +11409,8 @@ typedef struct dt__net {
     dt__built *segments;
     int64_t count;
     dt__net_param *params;
-    int32_t param_count, param_capacity;
-    int64_t weights;                            /* of the whole model */
+    int32_t param_count;
+    int64_t param_room, weights;                /* weights: of the whole model */
     int how;                                    /* to plan (dt__segment_open) */
     dt__compiler *compiler;                     /* makes the plans (H9), or NULL */
     int64_t saved, most_saved, temp, widest;    /* floats: sum and most of segments, largest temp, largest output */
@@ -11439,7 +11437,6 @@ static int32_t dt__net_find(const dt__net *net, const char *name)
 static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *index)
 {
     dt__net_param *added;
-    char a[96], b[96];
     *index = dt__net_find(net, p->name);
     if (*index >= 0) {
         const dt__param *q = &net->params[*index].is;
@@ -11449,9 +11446,10 @@ static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *in
         if (dt__same_shape(&q->shape, &p->shape)) return DT_OK;
         return dt__error(DT_E_SHAPE,
                          "parameter %s is used with shape %s and with shape %s: a shared name needs one shape", p->name,
-                         dt__shape_text(&q->shape, a), dt__shape_text(&p->shape, b));
+                         dt__show(&q->shape).at, dt__show(&p->shape).at);
     }
-    if (!dt__grow((void **)&net->params, net->param_count, &net->param_capacity, sizeof *added)) return DT_E_MEMORY;
+    if (!DT__RESERVE(net->params, net->param_count, net->param_room, net->param_count + 1, "a model"))
+        return DT_E_MEMORY;
     *index = net->param_count++;
     added = &net->params[*index]; /* zero */
     added->is = *p;
@@ -11649,7 +11647,6 @@ static dt_result dt__family_list(dt__net *net, const dt_model *m)
 /* Sets the fields that are 0 for their defaults. DT_E_USAGE unless the shards can cut this model and its sequences. */
 static dt_result dt__net_shards(dt__net *net, const dt_model *m, int64_t sequence)
 {
-    char list[128];
     int64_t slices = sequence % 2 ? 1 : sequence / 2;
     if (!net->tensor_shards) net->tensor_shards = 1;
     if (!net->own_shards) net->own_shards = net->tensor_shards;
@@ -11662,7 +11659,7 @@ static dt_result dt__net_shards(dt__net *net, const dt_model *m, int64_t sequenc
     if (!net->context_shards || sequence % (2 * net->context_shards) == 0) return DT_OK;
     return dt__misuse("%jd tokens do not divide into two slices for each of %jd context shards: --context-shards one "
                       "of %s, or another --sequence", sequence, net->context_shards,
-                      dt__divisors(slices & -slices, slices, 1, list, sizeof list));
+                      dt__divisors(slices & -slices, slices, 1).at);
 }
 
 /* Builds and plans a model for units of `rows` samples of T tokens, or of net->source. With net->context (families
@@ -12244,7 +12241,7 @@ static dt_result dt__renumber(dt__rewrite *w)
     }
     for (int i = 0; i < 7; i++) named[i]->id = at[named[i]->id];
     dt__free(g->nodes);
-    g->nodes = nodes, g->count = g->capacity = w->ordered + 1;
+    g->nodes = nodes, g->room = g->count = w->ordered + 1;
     return DT_OK;
 }
 
@@ -14672,8 +14669,7 @@ static void dt__signals_reset(void)
 /* Makes them stop requests of a rank without a supervisor, unless the program has handlers; Ctrl-C twice ends it. */
 static void dt__comm_catch_stop(const dt_comm *c)
 {
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
+    struct sigaction action = DT__ZERO;
     action.sa_handler = dt__note_stop;
     sigemptyset(&action.sa_mask);
     for (int i = 0; i < DT__STOPS && (!c->job || c->job->unsupervised); i++) {
@@ -16568,31 +16564,22 @@ static int64_t dt__comm_sent(const dt_comm *c, int far)
     return bytes;
 }
 
-/* Places a table at block + used; block NULL: only counts. Returns what is used after it. */
-static int64_t dt__carve(void **table, char *block, int64_t used, int64_t bytes)
-{
-    *table = block ? block + used : NULL;
-    return used + dt__round_up(bytes, 16);
-}
-#define DT__CARVE(table, count) \
-    used = dt__carve((void **)&c->table, block, used, (int64_t)(count) * (int64_t)sizeof *c->table)
-
 static int64_t dt__comm_tables(dt_comm *c, char *block)
 {
     int64_t used = 0, n = c->size, far = c->nodes > 1 ? n : 0;
-    DT__CARVE(place, n);
-    DT__CARVE(member, n);
-    DT__CARVE(first, c->nodes + 1);
-    DT__CARVE(view, n);
-    DT__CARVE(to, n);
-    DT__CARVE(cut, n + 1);
-    DT__CARVE(length, n);
-    DT__CARVE(give, n);
-    DT__CARVE(take, n);
-    DT__CARVE(calls, c->nodes);
-    DT__CARVE(subtrees_of, c->nodes);
-    DT__CARVE(messages, 2 * (far + c->nodes));
-    DT__CARVE(outbox, far * DT__PACKETS);
+    DT__CARVE(c->place, n);
+    DT__CARVE(c->member, n);
+    DT__CARVE(c->first, c->nodes + 1);
+    DT__CARVE(c->view, n);
+    DT__CARVE(c->to, n);
+    DT__CARVE(c->cut, n + 1);
+    DT__CARVE(c->length, n);
+    DT__CARVE(c->give, n);
+    DT__CARVE(c->take, n);
+    DT__CARVE(c->calls, c->nodes);
+    DT__CARVE(c->subtrees_of, c->nodes);
+    DT__CARVE(c->messages, 2 * (far + c->nodes));
+    DT__CARVE(c->outbox, far * DT__PACKETS);
     return used;
 }
 
@@ -17132,10 +17119,7 @@ static void dt__world_copy(char *to, size_t room, const char *from) { snprintf(t
 static void dt__world_job(dt__world *w, const char *launcher, const char *id, const char *part)
 {
     char hex[65];
-    dt__sha256 h;
-    dt__sha256_begin(&h);
-    dt__sha256_add(&h, id, id ? (int64_t)strlen(id) : 0);
-    dt__sha256_end(&h, hex);
+    dt__sha256_of(id, id ? (int64_t)strlen(id) : 0, hex);
     DT__PRINT(w->job, "%s %s%.16s", launcher, !id ? "" : strlen(id) > 64 ? hex : id, part);
 }
 
@@ -17403,9 +17387,8 @@ typedef struct dt__meeting {
 static void dt__job_proof(uint8_t proof[32], const void *data, int64_t bytes)
 {
     const char *key = getenv("DT_JOB_KEY");
-    uint8_t block[64];
+    uint8_t block[64] = DT__ZERO;
     dt__sha256 h;
-    memset(block, 0, sizeof block);
     if (key && strlen(key) <= sizeof block) memcpy(block, key, strlen(key));
     else if (key) {
         dt__sha256_begin(&h);
@@ -17434,10 +17417,9 @@ static void dt__side_proof(uint8_t proof[32], char side, const dt__hello *h, con
 /* The addresses of a host (`passive`: all of this one) for freeaddrinfo, or NULL and the reason. */
 static struct addrinfo *dt__host_addresses(const char *address, int port, int passive, const char **why)
 {
-    struct addrinfo hints, *list = NULL;
+    struct addrinfo hints = DT__ZERO, *list = NULL;
     char service[16];
     int error;
-    memset(&hints, 0, sizeof hints);
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags = passive ? AI_PASSIVE : 0;
     DT__PRINT(service, "%d", port);
@@ -17602,7 +17584,7 @@ static dt_result dt__meet_gather(dt__meeting *m)
     char missing[120] = "";
     size_t used = 0;
     double end;
-    dt__welcome answer;
+    dt__welcome answer = DT__ZERO;
     struct pollfd p[DT__GUESTS + 1];
     dt__guest *guests = DT__NEW(dt__guest, DT__GUESTS, "the rendezvous");
     if (!guests) return DT_E_MEMORY;
@@ -17623,7 +17605,6 @@ static dt_result dt__meet_gather(dt__meeting *m)
     for (int i = 0; i < DT__GUESTS; i++)
         if (guests[i].fd >= 0) close(guests[i].fd);
     dt__free(guests);
-    memset(&answer, 0, sizeof answer);
     memcpy(answer.magic, dt__meet_magic, sizeof answer.magic);
     for (int r = 1; r < w->size && used < 100; r++)
         if (m->caller[r] < 0) used += (size_t)snprintf(missing + used, sizeof missing - used, used ? ", %d" : "%d", r);
@@ -17676,11 +17657,10 @@ static int dt__meet_welcome(const dt__world *w, int fd, dt__welcome *in, double 
 /* One call, with the same results. */
 static int dt__meet_talk(const dt__world *w, int fd, const void *mine, int bytes, void *all, double end)
 {
-    dt__hello hello;
+    dt__hello hello = DT__ZERO;
     dt__welcome in;
     uint8_t proof[32];
     int agreed;
-    memset(&hello, 0, sizeof hello);
     memcpy(hello.magic, dt__meet_magic, sizeof hello.magic);
     dt__world_copy(hello.job, sizeof hello.job, w->job);
     hello.rank = w->rank, hello.size = w->size, hello.bytes = bytes;
@@ -17984,8 +17964,7 @@ static dt_result dt__ofi_match(dt__link *link, dt__message *m, const dt__message
 
 static dt_result dt__ofi_came(dt__ofi *f, const dt__ofi_header *h, char *data)
 {
-    dt__message in, *m;
-    memset(&in, 0, sizeof in);
+    dt__message in = DT__ZERO, *m;
     in.peer = h->from, in.tag = h->tag, in.bytes = h->bytes, in.data = data;
     in.moved = h->kind == DT__OFI_ASK ? (int64_t)h->number : -1;
     if ((m = dt__message_take(&f->link.wanted, &in)) != NULL) return dt__ofi_match(&f->link, m, &in);
@@ -18223,12 +18202,11 @@ static dt_result dt__ofi_meet_peer(dt__ofi *f, int p, dt__ofi_endpoint *there, c
 
 static dt_result dt__ofi_meet(dt__ofi *f, dt__world *w)
 {
-    dt__ofi_endpoint own, *all = DT__NEW(dt__ofi_endpoint, w->size, "addresses of the ranks");
+    dt__ofi_endpoint own = DT__ZERO, *all = DT__NEW(dt__ofi_endpoint, w->size, "addresses of the ranks");
     size_t length = sizeof own.address;
     int bad;
     dt_result r;
     if (!all) return DT_E_MEMORY;
-    memset(&own, 0, sizeof own);
     dt__world_copy(own.provider, sizeof own.provider, f->info->fabric_attr->prov_name);
     bad = fi_getname(&f->end->fid, own.address, &length);
     if (bad) r = dt__error(DT_E_SYSTEM, "%s: fi_getname failed (%s)", f->link.name, fi_strerror(-bad));
@@ -18463,14 +18441,6 @@ static dt_result dt__tensors_read(const dt__tensors *t, const dt__stored *s, voi
     return dt__file_read(t->file[s->file].fd, t->file[s->file].path.at, data, bytes, s->at + at);
 }
 
-static void dt__sha256_of(const void *data, int64_t bytes, char hex[65])
-{
-    dt__sha256 h;
-    dt__sha256_begin(&h);
-    dt__sha256_add(&h, data, bytes);
-    dt__sha256_end(&h, hex);
-}
-
 typedef struct dt__part_file {
     char name[65], hash[65];
     int64_t bytes;
@@ -18556,19 +18526,17 @@ static dt_result dt__tensors_fit(const dt__tensors *t, const char *name, const d
     static const char *const prefix[] = {"transformer.", "model."};
     dt__stored *s = dt__tensors_find(t, name);
     const char *path = t->files && t->whole == t->published ? t->file->path.at : "the checkpoint";
-    char here[96], there[96];
     dt_result wrong = t->published ? DT_E_USAGE : DT_E_DATA;
     for (int i = 0; i < 2 && !s && t->published; i++)
         if (!strncmp(name, prefix[i], strlen(prefix[i]))) s = dt__tensors_find(t, name + strlen(prefix[i]));
     *found = s;
     if (s && s->type <= DT__STORED_F16 && dt__stored_fits(s, shape)) return DT_OK;
-    dt__shape_text(shape, here);
     if (!s)
         return dt__error(wrong, "%s does not hold %s, of shape %s here: it is of another model, give its --model or "
-                         "options", path, name, here);
+                         "options", path, name, dt__show(shape).at);
     return dt__error(wrong, "%s holds %s of shape %s in %s, expected are %s in F32, F16 or BF16: it is of another "
                      "model, give its --model, --vocabulary and at most its --sequence", t->file[s->file].path.at,
-                     s->name, dt__shape_text(&s->shape, there), dt__stored_types[s->type].name, here);
+                     s->name, dt__show(&s->shape).at, dt__stored_types[s->type].name, dt__show(shape).at);
 }
 
 /* ---- the directory ----
@@ -19275,10 +19243,10 @@ static dt_result dt__weights_open(dt__tensors *t, const char *path)
 
 static dt_result dt__weights_digest(const dt__tensors *t, const dt__stored *s, char hex[65])
 {
-    char text[192 + 3 * 4096], shape[96];
+    char text[384 + 3 * 4096];
     int64_t n = dt__min(4096, s->bytes), used;
     dt_result r = DT_OK;
-    used = snprintf(text, 192, "%s %s\n", dt__stored_types[s->type].name, dt__shape_text(&s->shape, shape));
+    used = snprintf(text, 384, "%s %s\n", dt__stored_types[s->type].name, dt__show(&s->shape).at);
     for (int i = 0; i < 3 && !r; i++) r = dt__tensors_read(t, s, text + used + i * n, n, (s->bytes - n) / 2 * i);
     if (!r) dt__sha256_of(text, used + 3 * n, hex);
     return r;
@@ -19474,11 +19442,10 @@ DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *in
 /* DT_E_USAGE unless the degree that an option sets divides n of something ("rank": the singular). */
 static dt_result dt__check_divides(const char *option, int64_t degree, int64_t n, const char *of)
 {
-    char list[256];
+    const int64_t powers = option[1] == 'p' && *option != 'p' ? n & -n : n;
     if (degree > 0 && n % degree == 0) return DT_OK;
-    dt__divisors(option[1] == 'p' && *option != 'p' ? n & -n : n, n, 1, list, sizeof list);
     return dt__misuse("--%s %jd does not divide %jd %s%s. Set --%s to %s%s.", option, degree, n, of, n == 1 ? "" : "s",
-                      option, n == 1 ? "" : "one of ", n == 1 ? "1, or raise --ranks" : list);
+                      option, n == 1 ? "" : "one of ", n == 1 ? "1, or raise --ranks" : dt__divisors(powers, n, 1).at);
 }
 
 /* ---- mesh: ranks as points (data, pipeline, tensor, context) ---- */
@@ -19674,6 +19641,7 @@ typedef struct dt__chunk {
 typedef struct dt__store {
     dt__bucket *bucket;
     int32_t buckets;
+    int64_t room;                       /* of the list of buckets */
     int shards, piece;                  /* ranks that share one copy of the state (ZeRO; 1: no sharing); this one */
     int64_t slot_floats, buffer_floats; /* of a set; of the buffers that replace one */
     int64_t total_floats;               /* of a total */
@@ -19698,10 +19666,10 @@ static int dt__bucket_piece(const dt__store *s, int32_t b, int rank)
     return dt__bucket_shards(s, b) > 1 ? rank / (int)s->bucket[b].copies : 0;
 }
 
-static dt__bucket *dt__store_bucket(dt__store *s, int32_t *capacity, int32_t tied, int64_t copies)
+static dt__bucket *dt__store_bucket(dt__store *s, int32_t tied, int64_t copies)
 {
     dt__bucket *b;
-    if (!dt__grow((void **)&s->bucket, s->buckets, capacity, sizeof *s->bucket)) return NULL;
+    if (!DT__RESERVE(s->bucket, s->buckets, s->room, s->buckets + 1, "the layout")) return NULL;
     b = &s->bucket[s->buckets++];
     memset(b, 0, sizeof *b);
     b->slot = s->slot_floats, b->total = s->total_floats, b->param = s->param_floats;
@@ -19727,7 +19695,7 @@ static void dt__store_slot(dt__store *s, dt__net *net, dt__built *seg, int32_t k
 
 /* The buckets of one chunk, in backward order: whole segments, together at least `bytes` but for the last bucket.
  * Gradients that other ranks sum have buckets of their own: shared experts, and each use of a tied parameter. */
-static dt_result dt__store_chunk(dt__store *s, dt__net *net, const dt__chunk *c, int64_t bytes, int32_t *capacity)
+static dt_result dt__store_chunk(dt__store *s, dt__net *net, const dt__chunk *c, int64_t bytes)
 {
     enum { MOST, EXPERTS, TIED, KINDS };
     int32_t begun = c->end; /* first segment after those of the open bucket */
@@ -19747,8 +19715,7 @@ static dt_result dt__store_chunk(dt__store *s, dt__net *net, const dt__chunk *c,
                     const dt__net_param *p = &net->params[seg->use[k].param];
                     int64_t copies = dt__param_copies(&p->is);
                     if ((p->uses > 1 ? (int)TIED : copies > 1) != kind) continue;
-                    if (!b || kind == TIED)
-                        b = dt__store_bucket(s, capacity, kind == TIED ? seg->use[k].param : -1, copies);
+                    if (!b || kind == TIED) b = dt__store_bucket(s, kind == TIED ? seg->use[k].param : -1, copies);
                     if (!b) return DT_E_MEMORY;
                     dt__store_slot(s, net, seg, k, b);
                     b->last = kind == TIED ? q : at;
@@ -19855,10 +19822,9 @@ static void dt__store_close(dt__store *s)
 static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chunks, int count, int64_t bytes,
                                 int buffered, int shared)
 {
-    int32_t capacity = 0;
     for (int32_t i = 0; i < net->param_count; i++) net->params[i].offset = -1;
     for (int c = count - 1; c >= 0; c--) {
-        dt_result r = dt__store_chunk(s, net, &chunks[c], bytes, &capacity);
+        dt_result r = dt__store_chunk(s, net, &chunks[c], bytes);
         if (r) return r;
     }
     dt__store_buffer(s, buffered);
@@ -19901,7 +19867,8 @@ typedef struct dt__shape_of_work {
 
 typedef struct dt__program {
     dt_instr *list;
-    int32_t count, capacity;
+    int32_t count;
+    int64_t room;
     dt__stack parts; /* this rank's partial sums at the end of the run */
 } dt__program;
 
@@ -20031,7 +19998,6 @@ enum { DT__OUTBOX = 4 }; /* messages to a neighbour in flight, at most */
 static dt_result dt__check_model(const dt_model *m)
 {
     const int64_t unit = m->family == DT_LLAMA && m->kv_heads > 0 && m->width / 2 % m->kv_heads == 0 ? m->kv_heads : 1;
-    char list[256];
     if (m->segments) return m->segment_count >= 1 ? DT_OK : dt__misuse("the model has no segments: give one or more");
     if (m->segment_count)
         return dt__misuse("the model is of %jd segments of a program's own, which a checkpoint does not hold: give "
@@ -20042,8 +20008,7 @@ static dt_result dt__check_model(const dt_model *m)
                           m->width);
     if (!m->head && m->width % m->heads)
         return dt__misuse("%jd heads do not divide width %jd: --heads one of %s", m->heads, m->width,
-                          dt__divisors((m->family == DT_LLAMA ? m->width / 2 : m->width) / unit, 64, unit, list,
-                                       sizeof list));
+                          dt__divisors((m->family == DT_LLAMA ? m->width / 2 : m->width) / unit, 64, unit).at);
     if (m->experts && (m->active ? m->active : 2) > m->experts)
         return dt__misuse("--active %jd of --experts %jd: a token has 1 to --experts of them, 0 means 2", m->active,
                           m->experts);
@@ -20056,7 +20021,7 @@ static dt_result dt__check_model(const dt_model *m)
     }
     if (m->kv_heads && m->heads % m->kv_heads)
         return dt__misuse("%jd KV heads do not divide %jd heads: --kv-heads one of %s", m->kv_heads, m->heads,
-                          dt__divisors(m->heads, 64, 1, list, sizeof list));
+                          dt__divisors(m->heads, 64, 1).at);
     if (dt__head_width(m) % 2)
         return dt__misuse("a head of width %jd (width %jd, %jd heads) cannot be rotated in pairs: make it even",
                           dt__head_width(m), m->width, m->heads);
@@ -20070,16 +20035,15 @@ static dt_result dt__check_model(const dt_model *m)
 
 static dt_result dt__check_batch(const dt_recipe *r, int dp)
 {
-    char list[256];
     if (r->batch % r->data_shards)
         return dt__misuse("batch %jd does not divide into %jd data shards: another --batch, or --data-shards one of "
                           "%s (a recipe choice: other bits)", r->batch, r->data_shards,
-                          dt__divisors(r->batch & -r->batch, 1024, 1, list, sizeof list));
+                          dt__divisors(r->batch & -r->batch, 1024, 1).at);
     if (r->batch % r->micro_batch || r->micro_batch % r->data_shards)
         return dt__misuse("micro-batch %jd does not divide batch %jd into multiples of %jd data shards: "
                           "--micro-batch one of %s, or lower --data-shards (a recipe choice: other bits)",
                           r->micro_batch, r->batch, r->data_shards,
-                          dt__divisors(r->batch / r->data_shards, r->batch, r->data_shards, list, sizeof list));
+                          dt__divisors(r->batch / r->data_shards, r->batch, r->data_shards).at);
     if (dp > r->data_shards)
         return dt__misuse("%d data-parallel ranks cannot share %jd data shards: use up to %jd, or raise "
                           "--data-shards (a recipe choice: other bits)", dp, r->data_shards, r->data_shards);
@@ -20120,14 +20084,13 @@ static dt_result dt__layout_experts(const dt_plan *plan, int dp)
 {
     const dt_layout *l = plan->layout;
     int64_t most = dt__experts_most(plan->recipe->data_shards, dp);
-    char list[256];
     dt_result r = dt__check_divides("ep", l->ep, dp, "data-parallel rank");
     if (r) return r;
     if (l->ep > 1 && (!dt__is_pow2(l->ep) || l->ep > most))
         return dt__misuse("--ep %jd: the ranks of an expert group need equal numbers of data shards, together a whole "
                           "subtree of the sum. With %d data-parallel ranks and %jd data shards, set --ep to one of %s, "
                           "or use a power of two of data-parallel ranks.", l->ep, dp, plan->recipe->data_shards,
-                          dt__divisors(most, most, 1, list, sizeof list));
+                          dt__divisors(most, most, 1).at);
     return DT_OK;
 }
 
@@ -20549,7 +20512,8 @@ static dt_instr *dt__emit(dt__making *m, int op, int32_t segment, int32_t bucket
 {
     dt__program *p = m->p;
     dt_instr *i;
-    if (!dt__grow((void **)&p->list, p->count, &p->capacity, sizeof *p->list)) return m->result = DT_E_MEMORY, &m->lost;
+    if (!DT__RESERVE(p->list, p->count, p->room, p->count + 1, "the step program"))
+        return m->result = DT_E_MEMORY, &m->lost;
     i = &p->list[p->count++];
     memset(i, 0, sizeof *i);
     i->op = op, i->segment = segment, i->bucket = bucket;
@@ -20668,7 +20632,7 @@ static dt_result dt__program_ahead(dt__program *p)
         }
     }
     dt__free(p->list);
-    p->list = list, p->capacity = p->count;
+    p->list = list, p->room = p->count;
     return DT_OK;
 }
 
@@ -23520,11 +23484,10 @@ static dt_result dt__check_gpus(dt_trainer *t)
     struct gpu {
         int64_t needs, has;
         char id[16];
-    } own, *all;
+    } own = DT__ZERO, *all;
     dt__device *d = t->e.k->device;
     int ranks = dt_comm_size(t->comm);
     dt_result r;
-    memset(&own, 0, sizeof own);
     if (d && d->room) own.has = d->room(d, own.id), own.needs = dt__gpu_needs(t);
     if (!(all = DT__NEW(struct gpu, ranks, "the GPUs of all ranks"))) return DT_E_MEMORY;
     r = dt_all_gather(t->comm, (const float *)(const void *)&own, (float *)(void *)all, (int64_t)sizeof own / 4);
@@ -24526,13 +24489,12 @@ DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *di
 static dt_result dt__model_identity(const dt_trainer *t, char hash[65])
 {
     const dt_rope_scaling *s = &t->recipe.model.rope_scaling;
-    char shape[96];
     dt__text text = DT__ZERO;
     dt__text_add(&text, "%d %.9g %.9g %.9g %jd\n", (int)t->recipe.model.family, s->factor, s->low_freq_factor,
                  s->high_freq_factor, s->original_context);
     if (s->kind) dt__text_add(&text, "%d %d %.9g\n", (int)s->kind, (int)s->untruncated, s->attention);
     for (const dt__net_param *p = t->e.p.net.params; p < t->e.p.net.params + t->e.p.net.param_count; p++)
-        dt__text_add(&text, "%s %s\n", p->is.name, dt__shape_text(&p->is.shape, shape));
+        dt__text_add(&text, "%s %s\n", p->is.name, dt__show(&p->is.shape).at);
     if (!text.failed) dt__sha256_of(text.at, text.length, hash);
     dt__free(text.at);
     return text.failed ? DT_E_MEMORY : DT_OK;
@@ -24640,9 +24602,8 @@ static dt_result dt__alike_contents(dt__text *text, dt_trainer *t)
         for (int32_t id = 1; id < b->plan->g->forward_count; id++) {
             const dt__node *n = &b->plan->g->nodes[id];
             const char *name = n->op == DT__OP_PARAM ? b->plan->g->params[n->param].name : dt__op_of(n->op)->name;
-            char shape[96];
             dt__text_add(text, "op %d of segment %s\t%s of %s", (int)id, b->plan->g->prefix, name,
-                         dt__shape_text(&n->shape, shape));
+                         dt__show(&n->shape).at);
             for (int i = 0; i < n->inputs; i++) dt__text_add(text, " %d", (int)n->in[i]);
             dt__text_add(text, ", %.9g", (double)n->f);
             for (int i = 0; i < DT_MAX_DIMS && n->op != DT__OP_CUSTOM; i++)
@@ -24704,7 +24665,6 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, dt__checkpoint *c)
 static dt_result dt__model_agrees(const dt_trainer *t, const dt__checkpoint *c)
 {
     const dt__net *here = &t->e.p.net, *there = &c->t.e.p.net;
-    char a[96], b[96];
     for (int32_t i = 0; i < there->param_count; i++)
         if (dt__net_find(here, there->params[i].is.name) < 0)
             return dt__misuse("%s is of another model: it has %s, which this model lacks. Give the model that it was "
@@ -24714,8 +24674,8 @@ static dt_result dt__model_agrees(const dt_trainer *t, const dt__checkpoint *c)
         int32_t k = dt__net_find(there, p->name);
         if (k < 0 || !dt__same_shape(&there->params[k].is.shape, &p->shape))
             return dt__misuse("%s is of another model: %s has shape %s here, and there %s. Give the model that it was "
-                              "trained with", c->path.at, p->name, dt__shape_text(&p->shape, a),
-                              k < 0 ? "no place" : dt__shape_text(&there->params[k].is.shape, b));
+                              "trained with", c->path.at, p->name, dt__show(&p->shape).at,
+                              k < 0 ? "no place" : dt__show(&there->params[k].is.shape).at);
     }
     return DT_OK;
 }

@@ -279,9 +279,8 @@ static void test_elementwise(void)
         }
     for (size_t i = 0; i < sizeof binary / sizeof *binary; i++)
         for (int p = 0; p < PAIRS; p++) {
-            char a[96], b[96];
             c = pair_case(p);
-            snprintf(c.name, sizeof c.name, "%s, %s and %s", binary[i].name, dt__shape_text(&c.shape[0], a), dt__shape_text(&c.shape[1], b));
+            snprintf(c.name, sizeof c.name, "%s, %.30s and %.30s", binary[i].name, dt__show(&c.shape[0]).at, dt__show(&c.shape[1]).at);
             c.positive = 2;
             c.build = build_binary, c.real = real_binary;
             c.i[0] = (int64_t)i;
@@ -444,10 +443,9 @@ static void test_shapes(void)
     }
     for (int i = 0; i < 5; i++) {
         dt_shape from[5];
-        char text[96];
         from[0] = dt_shape0(), from[1] = dt_shape1(5), from[2] = dt_shape2(1, 5), from[3] = dt_shape3(3, 1, 5), from[4] = dt_shape4(1, 3, 4, 1);
         c = shape_case("", from[i], dt_shape4(2, 3, 4, 5));
-        snprintf(c.name, sizeof c.name, "expand %s to (2,3,4,5)", dt__shape_text(&from[i], text));
+        snprintf(c.name, sizeof c.name, "expand %.30s to (2,3,4,5)", dt__show(&from[i]).at);
         c.build = build_expand, c.real = real_expand;
         check(&c);
     }
@@ -522,7 +520,6 @@ static void real_matmul(const op_case *c, double *const *in, double *out)
 static void matmul_case(int ta, int tb, int lead, int shared, int64_t m, int64_t n, int64_t k)
 {
     op_case c;
-    char a[96], b[96];
     dt_shape s = dt_shape0();
     memset(&c, 0, sizeof c);
     for (int i = 0; i < lead; i++) s.n[s.dims++] = 2 + i;
@@ -533,7 +530,7 @@ static void matmul_case(int ta, int tb, int lead, int shared, int64_t m, int64_t
     c.shape[1].n[c.shape[1].dims++] = tb ? n : k, c.shape[1].n[c.shape[1].dims++] = tb ? k : n;
     c.out.n[c.out.dims++] = m, c.out.n[c.out.dims++] = n;
     c.inputs = 2;
-    snprintf(c.name, sizeof c.name, "matmul %s%s %s%s", dt__shape_text(&c.shape[0], a), ta ? "^T" : "", dt__shape_text(&c.shape[1], b), tb ? "^T" : "");
+    snprintf(c.name, sizeof c.name, "matmul %.30s%s %.30s%s", dt__show(&c.shape[0]).at, ta ? "^T" : "", dt__show(&c.shape[1]).at, tb ? "^T" : "");
     c.build = build_matmul, c.real = real_matmul;
     check(&c);
 }
@@ -575,14 +572,13 @@ static void test_matmul_ranks(void)
         { 4, 3, 4, { 2, 3, 3, 5 }, { 3, 4, 5 }, { 2, 3, 3, 4 }, 0, 1 },
     };
     for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
-        char a[96], b[96];
         op_case c;
         memset(&c, 0, sizeof c);
         c.shape[0] = dt__shape(row[i].da, row[i].a[0], row[i].a[1], row[i].a[2], row[i].a[3]);
         c.shape[1] = dt__shape(row[i].db, row[i].b[0], row[i].b[1], row[i].b[2], row[i].b[3]);
         c.out = dt__shape(row[i].dy, row[i].y[0], row[i].y[1], row[i].y[2], row[i].y[3]);
         c.i[0] = row[i].ta, c.i[1] = row[i].tb, c.inputs = 2;
-        snprintf(c.name, sizeof c.name, "matmul %s%s %s%s", dt__shape_text(&c.shape[0], a), row[i].ta ? "^T" : "", dt__shape_text(&c.shape[1], b), row[i].tb ? "^T" : "");
+        snprintf(c.name, sizeof c.name, "matmul %.30s%s %.30s%s", dt__show(&c.shape[0]).at, row[i].ta ? "^T" : "", dt__show(&c.shape[1]).at, row[i].tb ? "^T" : "");
         c.build = build_matmul, c.real = real_matmul_any;
         check(&c);
     }
@@ -848,7 +844,6 @@ static void test_conv(void)
     for (size_t i = 0; i < sizeof row / sizeof *row; i++) {
         int one = row[i].x[0] == 0;
         int64_t y[2];
-        char a[96], b[96];
         op_case c;
         memset(&c, 0, sizeof c);
         for (int k = 0; k < 2; k++) {
@@ -860,7 +855,7 @@ static void test_conv(void)
         c.shape[2] = dt_shape1(row[i].o);
         c.out = one ? dt_shape3(2, row[i].o, y[1]) : dt_shape4(2, row[i].o, y[0], y[1]);
         c.inputs = 2 + row[i].bias;
-        snprintf(c.name, sizeof c.name, "convolve %s with %s", dt__shape_text(&c.shape[0], a), dt__shape_text(&c.shape[1], b));
+        snprintf(c.name, sizeof c.name, "convolve %.30s with %.30s", dt__show(&c.shape[0]).at, dt__show(&c.shape[1]).at);
         c.build = build_conv, c.real = real_conv;
         check(&c);
     }

@@ -222,11 +222,10 @@ static int same(const void *got, const void *want, int64_t floats, failure *f, c
 static const char *node_text(const dt_graph *g, int32_t id, char *text, size_t size)
 {
     const dt__node *n = &g->nodes[id];
-    char shape[96];
-    int used = snprintf(text, size, "node %d: %s %s of", (int)id, dt__op_of(n->op)->name, dt__shape_text(&n->shape, shape));
+    int used = snprintf(text, size, "node %d: %s %s of", (int)id, dt__op_of(n->op)->name, dt__show(&n->shape).at);
     for (int i = 0; i < n->inputs && used < (int)size; i++)
         used += snprintf(text + used, size - (size_t)used, " %d %s %s%s", (int)n->in[i], dt__op_of(g->nodes[n->in[i]].op)->name,
-                         dt__shape_text(&g->nodes[n->in[i]].shape, shape), i + 1 < n->inputs ? "," : "");
+                         dt__show(&g->nodes[n->in[i]].shape).at, i + 1 < n->inputs ? "," : "");
     return text;
 }
 
