@@ -16424,7 +16424,7 @@ DT_API void *dt_comm_peer(dt_comm *c, const void *mine, int rank)
  * The ranks of DT_NODES=N emulated nodes exchange packets, into which messages are cut, through the channels of a
  * communicator over all ranks; the data lies in the sender's symmetric memory. */
 
-enum { DT__PACKET_BYTES = 1 << 13 }; /* for up to 16 ranks */
+enum { DT__PACKET_BYTES = 1 << 17 }; /* for a packet to each rank */
 
 /* Between this rank and one peer. `moved` of a message counts the bytes whose packets are on the way or have come. */
 typedef struct dt__traffic {
@@ -16503,7 +16503,9 @@ static dt_result dt__emulated_poll(dt__link *link)
 
 static dt_result dt__emulated_send(dt__link *link, dt__message *m)
 {
-    dt__message_append(&((dt__emulated *)link)->flow[m->peer].out, m);
+    dt__emulated *f = (dt__emulated *)link;
+    dt__message_append(&f->flow[m->peer].out, m);
+    if (!f->flow[m->peer].lost) dt__emulated_post(f, m->peer);
     return DT_OK;
 }
 
@@ -16697,7 +16699,7 @@ static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
     *handle = NULL;
     if (!f) return dt_comm_close(&base), DT_E_MEMORY;
     f->flow = (dt__traffic *)(void *)(f + 1), node = (int *)(void *)(f->flow + n);
-    f->bytes = n <= 16 ? DT__PACKET_BYTES : DT__PACKET_BYTES / 8;
+    f->bytes = dt__max(DT__PACKET_BYTES / n, 1 << 10);
     f->link.base = base, f->link.rank = base->rank, f->link.size = base->size;
     f->link.send = dt__emulated_send, f->link.match = dt__message_deliver, f->link.poll = dt__emulated_poll;
     f->link.cancel = dt__emulated_cancel, f->link.close = dt__emulated_close;

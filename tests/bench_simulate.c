@@ -1,8 +1,9 @@
-/* How far examples/tools/simulate.c is from what this machine does. It is calibrated with one rank and two links. Then
- * each layout below trains 7 times, one run of each in turn: median and spread (highest less lowest) of a step's time,
- * beside the simulated one, and beside the trivial model: FLOPs over the peak, plus bytes over bandwidth. Layouts with
- * more ranks than cores are marked and do not count. Last, the catalogue's machines beside published runs. Usage:
- * bench_simulate [RUNS]; needs no other file. */
+/* How far examples/tools/simulate.c is from what this machine does. In each of 7 rounds it is calibrated anew, with one
+ * rank and two links, because the speed of a shared machine changes in minutes; then each layout below trains once.
+ * Printed are median and spread (highest less lowest) of a step's time, beside the median of the simulated ones, and
+ * that of the trivial model: FLOPs over the peak, plus bytes over bandwidth. Layouts with more ranks than cores are
+ * marked and do not count. Last, the catalogue's machines beside published runs. Usage: bench_simulate [RUNS]; needs no
+ * other file. */
 #define DT_COMPILER
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
@@ -151,32 +152,36 @@ static dt_result published(void)
 
 static int campaign(const char *self, int runs)
 {
-    static double seconds[LAYOUTS][RUNS_MAX], simulated[LAYOUTS], trivial[LAYOUTS], error[2][LAYOUTS];
+    static double seconds[3][LAYOUTS][RUNS_MAX], error[2][LAYOUTS], peak[RUNS_MAX], busy[RUNS_MAX];
     const dt_recipe like = dt_recipe_default();
     sim_machine m;
     double share;
     int count = 0;
-    dt_result r = calibrate(self, &like, &m);
-    for (int k = 0; k < LAYOUTS && !r; k++)
-        r = predict(options_of(k), layout[k].ranks, layout[k].nodes, &m, &simulated[k], &trivial[k], &share);
-    if (r) return dt_fail("bench_simulate");
-    for (int n = 0; n < runs; n++)
-        for (int k = 0; k < LAYOUTS; k++) {
-            double steps = fmin(100, fmax(5, 0.4 / simulated[k]));
-            seconds[k][n] = run(self, k, (int)steps);
+    for (int n = 0; n < runs; n++) {
+        dt_result r = calibrate(self, &like, &m);
+        peak[n] = m.peak, busy[n] = m.busy;
+        for (int k = 0; k < LAYOUTS && !r; k++) {
+            r = predict(options_of(k), layout[k].ranks, layout[k].nodes, &m, &seconds[1][k][n], &seconds[2][k][n],
+                        &share);
+            if (!r) seconds[0][k][n] = run(self, k, (int)fmin(100, fmax(5, 0.4 / seconds[1][k][n])));
         }
-    printf("products %.1f GFLOP/s, busy neighbour x %.2f; ms per step, median of %d runs\n", m.peak / 1e9, m.busy,
-           runs);
+        if (r) return dt_fail("bench_simulate");
+        fprintf(stderr, "round %d of %d\n", n + 1, runs);
+    }
+    printf("products %.1f GFLOP/s (%.1f to", median(peak, runs) / 1e9, peak[0] / 1e9);
+    printf(" %.1f), busy neighbour x %.2f (%.2f to", peak[runs - 1] / 1e9, median(busy, runs), busy[0]);
+    printf(" %.2f); ms per step, medians of %d rounds\n", busy[runs - 1], runs);
     for (int k = 0; k < MODELS; k++) printf("%s: %s\n", model[k].name, model[k].options);
     printf("ranks nodes   measured spread  simulated  error   trivial  error  layout\n");
     for (int k = 0; k < LAYOUTS; k++) {
-        double measured = median(seconds[k], runs), spread = (seconds[k][runs - 1] - seconds[k][0]) / measured;
-        double off = simulated[k] / measured - 1, plain = trivial[k] / measured - 1;
-        int busy = layout[k].ranks > 2;
+        double measured = median(seconds[0][k], runs), simulated = median(seconds[1][k], runs);
+        double spread = (seconds[0][k][runs - 1] - seconds[0][k][0]) / measured, trivial = median(seconds[2][k], runs);
+        double off = simulated / measured - 1, plain = trivial / measured - 1;
+        int over = layout[k].ranks > 2;
         printf("%5d %5d %10.3f %5.0f%% %10.3f %+5.0f%% %9.3f %+5.0f%%  %s %s%s\n", layout[k].ranks, layout[k].nodes,
-               1e3 * measured, 100 * spread, 1e3 * simulated[k], 100 * off, 1e3 * trivial[k], 100 * plain,
-               model[layout[k].model].name, layout[k].options, busy ? " (oversubscribed)" : "");
-        if (!busy) error[0][count] = fabs(off), error[1][count++] = fabs(plain);
+               1e3 * measured, 100 * spread, 1e3 * simulated, 100 * off, 1e3 * trivial, 100 * plain,
+               model[layout[k].model].name, layout[k].options, over ? " (oversubscribed)" : "");
+        if (!over) error[0][count] = fabs(off), error[1][count++] = fabs(plain);
     }
     for (int k = 0; k < 2; k++) {
         double middle = median(error[k], count); /* sorts them */

@@ -19,7 +19,7 @@ sub simulated {
 }
 sub machine { # a calibration with these lines in place of its own
     my ($name, %line) = @_;
-    my %all = (segment => '1 0 0', ADD => '0 0 0', update => '0 0 0', fold => '0 0 0', step => '0 0 0', near => '0 0 0 0', far => '0 0 0 0', busy => 1, copies => 1, peak => 1e9, %line);
+    my %all = (segment => '1 0 0', ADD => '0 0 0', update => '0 0 0', fold => '0 0 0', step => '0 0 0', near => '0 0 0 0', far => '0 0 0 0', busy => 1, serial => 1, peak => 1e9, %line);
     spew("$tmp/$name", join '', map { "$_ $all{$_}\n" } sort keys %all);
     return "--calibration $tmp/$name";
 }

@@ -11,10 +11,10 @@
 
 enum { CALIBRATE_SHAPES = 24, CALIBRATE_STEPS = 9, CALIBRATE_SIZES = 7 };
 
-/* What the shapes showed of each rate: size (FLOPs or bytes) and seconds of a call. */
+/* What the shapes showed of each rate: 1, FLOPs and bytes of a call, and its seconds. */
 typedef struct calibration {
-    double size[SIM_RATES][CALIBRATE_SHAPES], seconds[SIM_RATES][CALIBRATE_SHAPES];
-    int count[SIM_RATES], flops[SIM_RATES];
+    double call[SIM_RATES][CALIBRATE_SHAPES][3], seconds[SIM_RATES][CALIBRATE_SHAPES];
+    int count[SIM_RATES];
 } calibration;
 
 static dt_result calibrate_fetch(void *user, dt_split part, int64_t index, void *input, void *target)
@@ -45,6 +45,7 @@ static const calibrate_shape calibrate_shapes[] = {
     {"nano", 2, 2, 32, 32, 4, 0},       {"nano", 2, 2, 64, 64, 4, 0},         {"nano", 3, 4, 96, 64, 16, 0},
     {"nano", 2, 4, 128, 128, 4, 0},     {"nano", 2, 4, 128, 64, 32, 0},       {"nano", 2, 4, 192, 128, 8, 0},
     {"nano", 2, 8, 256, 128, 8, 0},     {"nano", 2, 8, 384, 64, 8, 0},        {"nano", 1, 2, 64, 256, 4, 0},
+    {"nano", 2, 4, 128, 16, 32, 0},     {"nano", 1, 4, 128, 512, 4, 0},
     {"llama-nano", 2, 4, 64, 64, 8, 0}, {"llama-nano", 2, 4, 128, 128, 8, 0}, {"llama-nano", 2, 8, 256, 64, 8, 0},
     {"nano", 2, 2, 64, 64, 8, 4},       {"nano", 2, 4, 128, 64, 16, 4}};
 
@@ -77,10 +78,13 @@ static double calibrate_median(double *x, int n)
     return x[n / 2];
 }
 
-static void calibrate_add(calibration *c, int rate, double calls, double size, double seconds)
+/* seen: calls, FLOPs and bytes of all. */
+static void calibrate_add(calibration *c, int rate, const double *seen, double seconds)
 {
-    if (calls <= 0 || seconds <= 0 || c->count[rate] == CALIBRATE_SHAPES) return;
-    c->size[rate][c->count[rate]] = size / calls, c->seconds[rate][c->count[rate]++] = seconds / calls;
+    int n = c->count[rate];
+    if (seen[0] <= 0 || seconds <= 0 || n == CALIBRATE_SHAPES) return;
+    for (int i = 0; i < 3; i++) c->call[rate][n][i] = seen[i] / seen[0];
+    c->seconds[rate][n] = seconds / seen[0], c->count[rate]++;
 }
 
 /* Counts calls, FLOPs and bytes of the ops of a segment's instruction. */
@@ -88,9 +92,8 @@ static void calibrate_ops(const dt__segment_plan *s, const dt_instr *i, double (
 {
     int32_t from = i->op == DT_FORWARD ? 0 : s->forward_count, count = from ? s->backward_count : s->forward_count;
     for (const int32_t *id = s->order + from; id < s->order + from + count; id++) {
-        const dt__node *n = &s->g->nodes[*id];
-        seen[n->op][0]++, seen[n->op][1] += dt__node_flops(s->g, *id, 0), seen[n->op][2] += (double)dt__touched(s, *id);
-        for (int k = 0; k < n->inputs; k++) seen[n->op][2] += (double)dt__touched(s, n->in[k]);
+        double pairs, *n = seen[s->g->nodes[*id].op];
+        n[0]++, n[1] += dt__node_flops(s->g, *id, 0), n[2] += sim_bytes(s, *id, &pairs);
     }
 }
 
@@ -132,22 +135,46 @@ static dt_result calibrate_train(const calibrate_shape *shape, const dt_recipe *
         spent[SIM_STEP][n] = info.seconds - sum, whole[n] = info.seconds;
     }
     seen[SIM_STEP][0] = 1, seen[SIM_STEP][2] = (double)(recipe.batch * recipe.sequence), seen[SIM_SEGMENT][2] = 0;
-    for (int k = 0; k < SIM_RATES && c && !r; k++) {
-        if (seen[k][1] > 0) c->flops[k] = 1;
-        calibrate_add(c, k, seen[k][0], seen[k][c->flops[k] ? 1 : 2], calibrate_median(spent[k], CALIBRATE_STEPS));
-    }
+    for (int k = 0; k < SIM_RATES && c && !r; k++)
+        calibrate_add(c, k, seen[k], calibrate_median(spent[k], CALIBRATE_STEPS));
     *step = r ? 0 : calibrate_median(whole, CALIBRATE_STEPS);
     dt_trainer_close(&t);
     return r;
 }
 
-/* Fits what the shapes showed. What was not seen costs as much as an addition of as many bytes. */
+/* Solves the normal equations of the terms in a set (a bit each) for relative errors; w: 0 for the others. Returns the
+ * sum of squared errors; INFINITY where a weight would be below 0. */
+static double calibrate_solve(const double (*call)[3], const double *seconds, int count, int set, double w[3])
+{
+    double a[3][4] = {{0}}, sum = 0;
+    for (int n = 0; n < count; n++)
+        for (int i = 0; i < 3; i++)
+            for (int j = 0; j < 4; j++)
+                a[i][j] += call[n][i] / seconds[n] * (j < 3 ? call[n][j] / seconds[n] : 1);
+    for (int i = 0; i < 3; i++)
+        for (int j = 0; j < 4; j++)
+            if (!(set >> i & 1) || (j < 3 && !(set >> j & 1))) a[i][j] = i == j;
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < 3; k++) {
+            double times = a[k][i] / a[i][i];
+            for (int j = i; j < 4 && k != i; j++) a[k][j] -= times * a[i][j];
+        }
+    for (int i = 0; i < 3; i++)
+        if (!((w[i] = a[i][3] / a[i][i]) >= 0)) return INFINITY;
+    for (int n = 0; n < count; n++)
+        sum += pow(1 - (w[0] * call[n][0] + w[1] * call[n][1] + w[2] * call[n][2]) / seconds[n], 2);
+    return sum;
+}
+
+/* Fits what the shapes showed, by terms of 0 and more. What was not seen costs what an addition of as many bytes does. */
 static void calibrate_fit(const calibration *c, sim_machine *m)
 {
     for (int k = 0; k < SIM_RATES; k++) {
-        dt_link fit = dt_link_fit(c->size[k], c->seconds[k], c->count[k]);
-        sim_rate *r = &m->rate[k];
-        r->each = fit.alpha, *(c->flops[k] ? &r->flop : &r->byte) = fit.beta;
+        double least = INFINITY, w[3];
+        for (int set = 1; set < 8; set++) {
+            double off = calibrate_solve(c->call[k], c->seconds[k], c->count[k], set, w);
+            if (off < least) least = off, m->rate[k].each = w[0], m->rate[k].flop = w[1], m->rate[k].byte = w[2];
+        }
     }
     for (int k = 0; k < DT__OP_COUNT; k++)
         if (!c->count[k]) m->rate[k] = m->rate[DT__OP_ADD];
@@ -236,7 +263,7 @@ static dt_result calibrate(const char *self, const dt_recipe *like, sim_machine 
     double step;
     dt_result r = DT_OK;
     memset(m, 0, sizeof *m), memset(&c, 0, sizeof c);
-    m->copies = m->gpus = 1, m->gb = m->dollars = (double)NAN;
+    m->serial = m->gpus = 1, m->gb = m->dollars = (double)NAN;
     for (size_t k = 0; k < sizeof calibrate_shapes / sizeof *calibrate_shapes && !r; k++)
         r = calibrate_train(&calibrate_shapes[k], like, &c, &step);
     if (!r) calibrate_fit(&c, m), r = calibrate_busy(like, m);

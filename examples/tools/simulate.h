@@ -24,7 +24,7 @@ enum {
     SIM_STEPS = 2
 };
 
-typedef struct sim_rate { /* seconds of a call, of a FLOP, of a byte: each + max(flops, bytes) */
+typedef struct sim_rate { /* seconds of a call, of a FLOP, of a byte */
     double each, flop, byte;
 } sim_rate;
 
@@ -38,7 +38,7 @@ typedef struct sim_machine {
     sim_rate rate[SIM_RATES]; /* by op; then UPDATE and FOLD per byte, of each segment's work, of a step per token */
     sim_link link[2];         /* in a node; between nodes */
     double busy;              /* work takes times as long when the other ranks of the host work, too */
-    int copies;               /* the receiver copies a message; else it arrives while the receiver works */
+    int serial;               /* nothing moves while a rank works: bytes take time beside FLOPs, a receiver copies */
     int gpus;                 /* ranks of a node */
     double peak, gb, dollars; /* FLOP/s of a rank; memory of a rank in GB; dollars an hour of a node; NAN: not known */
 } sim_machine;
@@ -98,7 +98,7 @@ static inline const char *sim_machine_read(sim_machine *m, const char *path)
             sim_link *l = &m->link[*name == 'f'];
             l->alpha = n[0], l->beta = n[1], l->hop = n[2], l->beta_all = n[3];
         } else if (!strcmp(name, "busy")) m->busy = n[0];
-        else if (!strcmp(name, "copies")) m->copies = n[0] > 0;
+        else if (!strcmp(name, "serial")) m->serial = n[0] > 0;
         else if (!strcmp(name, "peak")) m->peak = n[0];
         else good = 0;
         if (!good) snprintf(wrong, sizeof wrong, "line %d is not a calibration's: %.60s", row, name);
@@ -122,7 +122,7 @@ static inline int sim_machine_write(const sim_machine *m, const char *path)
     for (int k = 0; k < 2; k++)
         fprintf(f, "%s %.6g %.6g %.6g %.6g\n", k ? "far" : "near", m->link[k].alpha, m->link[k].beta, m->link[k].hop,
                 m->link[k].beta_all);
-    fprintf(f, "busy %.6g\ncopies %d\npeak %.6g\n", m->busy, m->copies, m->peak);
+    fprintf(f, "busy %.6g\nserial %d\npeak %.6g\n", m->busy, m->serial, m->peak);
     return !fclose(f);
 }
 
@@ -251,28 +251,44 @@ static void sim_reduce(const sim_view *v, int group, int64_t floats, int parts, 
     sim_collective(v, group, 1 + all, near, far, c);
 }
 
-static double sim_seconds(const sim_rate *r, double flops, double bytes)
+/* Seconds of some calls, with FLOPs and bytes of all. */
+static double sim_seconds(const sim_machine *m, int rate, double calls, double flops, double bytes)
 {
-    return r->each + fmax(r->flop * flops, r->byte * bytes);
+    const sim_rate *r = &m->rate[rate];
+    flops *= r->flop, bytes *= r->byte;
+    return r->each * calls + (m->serial ? flops + bytes : fmax(flops, bytes));
+}
+
+/* The bytes of a node's inputs and output. Attention of context slices touches them for each pair of slices, and joins
+ * what comes out with a sum. *pairs: those of this rank (else 1); the 2 slices of a leaf see 2 Vc + 1. */
+static double sim_bytes(const dt__segment_plan *s, int32_t id, double *pairs)
+{
+    const dt_graph *g = s->g;
+    const dt__node *n = &g->nodes[id];
+    double bytes = (double)dt__touched(s, id);
+    for (int k = 0; k < n->inputs; k++) bytes += (double)dt__touched(s, n->in[k]);
+    *pairs = 1;
+    if (!g->context_shards || (n->op != DT__OP_ATTENTION && n->op != DT__OP_ATTENTION_GRAD)) return bytes;
+    *pairs = (double)(dt__leaves(g) * (2 * g->context_shards + 1));
+    return (bytes + 2 * (double)dt__touched(s, id)) * (double)(2 * g->context_shards + 1) / 2;
 }
 
 /* Ops [from, from + count) of a segment, with the exchanges inside (compare dt__cost_ops). */
 static void sim_ops(const sim_view *v, const dt__segment_plan *s, int32_t from, int32_t count, sim_cost *c)
 {
     const dt_graph *g = s->g;
-    const sim_rate *rate = v->j->machine->rate;
+    const sim_machine *machine = v->j->machine;
     int ranks = v->group[DT_AXIS_TENSOR].size;
-    c->work += rate[SIM_SEGMENT].each;
+    c->work += machine->rate[SIM_SEGMENT].each;
     for (const int32_t *id = s->order + from; id < s->order + from + count; id++) {
         const dt__node *n = &g->nodes[*id], *x = &g->nodes[n->in[0]];
         int64_t floats = dt__count(x);
         for (int32_t m = *id; m == *id || (n->group && g->nodes[m].group == n->group); m--) {
             const dt__node *o = &g->nodes[m];
-            double bytes = (double)dt__touched(s, m);
+            double calls, bytes = sim_bytes(s, m, &calls);
             if (o->op == DT__OP_COMBINE || o->op == DT__OP_ALL_ROWS || o->op == DT__OP_MOE_EXCHANGE) continue;
-            for (int k = 0; k < o->inputs; k++) bytes += (double)dt__touched(s, o->in[k]);
-            c->work += sim_seconds(&rate[o->op], dt__node_flops(g, m, 0), bytes);
-            if (m != *id) c->work -= rate[o->op].each; /* a group of fused ops is one call */
+            if (m != *id) calls = 0; /* a group of fused ops is one call */
+            c->work += sim_seconds(machine, o->op, calls, dt__node_flops(g, m, 0), bytes);
         }
         if (n->op == DT__OP_COMBINE && n->i[1]) /* sequence parallel */
             sim_exchange(v, DT_AXIS_TENSOR, 4.0 * (ranks - 1) * (double)(floats / ranks), c);
@@ -321,7 +337,6 @@ static sim_cost sim_instruction(const sim_view *v, const dt_instr *i)
     const sim_job *j = v->j;
     const dt_plan *p = v->p;
     const dt__segment_plan *s = i->segment < 0 ? NULL : p->net.segments[i->segment].plan;
-    const sim_rate *fold = &j->machine->rate[SIM_FOLD];
     sim_cost c;
     int forward = i->op == DT_FORWARD || i->op == DT_RECOMPUTE;
     memset(&c, 0, sizeof c);
@@ -337,7 +352,7 @@ static sim_cost sim_instruction(const sim_view *v, const dt_instr *i)
         double bytes = (double)i->sent[DT_AXIS_PIPELINE];
         int far = i->peer / j->per_node != p->rank / j->per_node;
         const sim_link *l = &j->machine->link[far];
-        c.work = sim_seconds(fold, 0, 2 * bytes), c.sent[far] = bytes;
+        c.work = sim_seconds(j->machine, SIM_FOLD, 1, 0, 2 * bytes), c.sent[far] = bytes;
         c.comm = l->alpha + bytes * l->beta * (far ? v->sharing : 1);
         break;
     }
@@ -346,7 +361,7 @@ static sim_cost sim_instruction(const sim_view *v, const dt_instr *i)
                    1, &c);
         break;
     case DT_FOLD:
-    case DT_TOTAL: c.work = sim_seconds(fold, 0, (double)i->touched); break;
+    case DT_TOTAL: c.work = sim_seconds(j->machine, SIM_FOLD, 1, 0, (double)i->touched); break;
     case DT_REDUCE: sim_reduce_bucket(v, i, &c); break;
     case DT_GATHER:
         if (p->store.shards > 1) sim_gather(v, SIM_SHARDS, (double)i->sent[DT_AXIS_DATA] / (p->store.shards - 1), &c);
@@ -357,7 +372,7 @@ static sim_cost sim_instruction(const sim_view *v, const dt_instr *i)
         sim_exchange(v, DT_AXIS_PIPELINE, (double)i->sent[DT_AXIS_PIPELINE], &c);
         break;
     case DT_UPDATE:
-        c.work = sim_seconds(&j->machine->rate[SIM_UPDATE], 0, (double)i->touched);
+        c.work = sim_seconds(j->machine, SIM_UPDATE, 1, 0, (double)i->touched);
         if (c.axes) sim_reduce(v, SIM_COPY, p->blocks, 1, NULL, 1, &c);
         break;
     default: break;
@@ -573,7 +588,7 @@ static int sim_receive(const simulation *s, sim_rank *r, const dt_instr *i, doub
     double wait;
     if (n >= from->sent[i->back]) return 0;
     wait = fmax(0, m->ready - start);
-    *end = s->j->machine->copies ? start + wait + m->takes : fmax(start, m->ready + m->takes);
+    *end = s->j->machine->serial ? start + wait + m->takes : fmax(start, m->ready + m->takes);
     m->taken = *end, r->taken[i->back]++, r->idle += wait, r->exposed += *end - start - wait;
     return 1;
 }
