@@ -1,12 +1,12 @@
 /* page.h: runs as one page of HTML with pictures in SVG, for report.c. The page needs nothing else and is also XML, so
  * that a parser can check it. What a picture shows by a colour it shows by a dash, a marker, a pattern or a word as
- * well, and a table beside it has the numbers. */
+ * well, and a table beside it or a description in it has the numbers. */
 #ifndef DTRAIN_PAGE_H
 #define DTRAIN_PAGE_H
 
 #include "runs.h"
 
-enum { PAGE_RUNS = 8, PAGE_POINTS = 240, PAGE_BINS = 20, PAGE_ROWS = 16, PAGE_BARS = 8 };
+enum { PAGE_RUNS = 8, PAGE_POINTS = 240, PAGE_BINS = 20, PAGE_BARS = 8 };
 
 /* Markup with %s for a text of unknown origin, %d for an int, %f for a length with two decimals. */
 static void put(FILE *f, const char *markup, ...)
@@ -42,23 +42,28 @@ static const char *text(const char *format, ...)
     return to;
 }
 
+/* Numbers in the largest unit of which there is one, before a space that does not break. */
+static const char *in_units(double x, const char *const *units, int count)
+{
+    int k = 0;
+    for (; x >= 1000 && k < count - 1; k++) x /= 1000;
+    return x == x ? text("%.4g\xc2\xa0%s", x, units[k]) : "not known";
+}
 static const char *in_seconds(double x)
 {
-    if (!(x == x)) return "not known";
-    return x < 1e-3 ? text("%.4g \xc2\xb5s", 1e6 * x) : x < 1 ? text("%.4g ms", 1e3 * x) : text("%.4g s", x);
+    static const char *const units[] = {"\xc2\xb5s", "ms", "s"};
+    return in_units(1e6 * x, units, 3);
 }
 static const char *in_bytes(double x)
 {
     static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
-    int k = 0;
-    for (; x >= 1000 && k < 4; k++) x /= 1000;
-    return x == x ? text("%.4g %s", x, units[k]) : "not known";
+    return in_units(x, units, 5);
 }
+static const char *in_percent(double x) { return x == x ? text("%.3g\xc2\xa0%%", x) : "not known"; }
 static const char *in_digits(double x)
 {
     return !(x == x) ? "not known" : fabs(x) < 1e15 && x == floor(x) ? text("%.0f", x) : text("%.6g", x);
 }
-static const char *in_percent(double x) { return x == x ? text("%.4g %%", x) : "not known"; }
 
 /* Eight looks: a colour on light and on dark paper, the dash of a line, its marker, the hatch of an area. */
 static const struct look {
@@ -86,11 +91,6 @@ static void row(FILE *f, int look, const char *const *cell, int count)
         if (!k || look == HEAD) put(f, "%s</th>", cell[k]);
     }
     put(f, look == HEAD ? "</tr></thead><tbody>\n" : "</tr>\n");
-}
-static void row_of_two(FILE *f, const char *name, const char *value)
-{
-    const char *cell[] = {name, value};
-    row(f, PLAIN, cell, 2);
 }
 static void table_end(FILE *f) { put(f, "</tbody></table></div>\n"); }
 
@@ -156,15 +156,14 @@ static void plot_run(FILE *f, const plot *p, const run *r, int look, int column)
     const char *move = "M";
     put(f, "<path class=\"line r%d\" d=\"", look);
     for (int64_t i = 0; i < r->steps;) {
-        double sum = 0, count = 0, x = 0;
+        double sum = 0, most = 0, count = 0, x = r->step[i].of[c_step];
         for (int64_t k = 0; k < each && i < r->steps; k++, i++) {
-            const double *of = r->step[i].of;
-            marks += fabs(of[c_validation]) < 1e30;
-            if (of[column] == of[column])
-                sum = column == c_loss ? sum + of[column] : fmax(sum, of[column]), count++, x = of[c_step];
+            double y = r->step[i].of[column];
+            if (y == y) sum += y, most = fmax(most, y), count++;
+            marks += fabs(r->step[i].of[c_validation]) < 1e30;
         }
         if (count > 0)
-            put(f, "%s%f %f", move, plot_x(p, x), plot_y(p, column == c_loss ? sum / count : sum)), move = "L";
+            put(f, "%s%f %f", move, plot_x(p, x), plot_y(p, column == c_loss ? sum / count : most)), move = "L";
     }
     put(f, "\"/>\n");
     for (const run_step *s = r->step; s < r->step + r->steps && column == c_loss; s++)
@@ -178,55 +177,53 @@ static void page_lines(FILE *f, const run *runs, int count, int column, const ch
     plot p = {1e300, -1e300, column == c_loss ? 1e300 : 0, -1e300};
     char about[SENTENCE] = "";
     double first = 0;
-    for (const run *r = runs; r < runs + count; r++)
+    for (const run *r = runs; r < runs + count; r++) {
+        say(about, "%s: ", r->name);
         for (int64_t i = 0; i < r->steps; i++) {
             double x = r->step[i].of[c_step], y = r->step[i].of[column];
             if (!(fabs(y) < 1e30)) continue;
             p.x0 = fmin(p.x0, x), p.x1 = fmax(p.x1, x), p.y0 = fmin(p.y0, y), p.y1 = fmax(p.y1, y);
-            if (!i) first = fmax(first, y), say(about, "%s: %.4g at step %.0f", r->name, y, x);
-            if (i + 1 == r->steps) say(about, "; %.4g at step %.0f. ", y, x);
+            if (!i) first = fmax(first, y);
+            if (i % (r->steps / 6 + 1) == 0 || i + 1 == r->steps) say(about, "%.4g at step %.0f; ", y, x);
         }
-    if (column == c_loss && first > 0) p.y1 = fmin(p.y1, 2 * first);
-    put(f, "<div>");
-    if (p.x1 >= p.x0) {
-        plot_open(&p, f, title, about, "step", y_name);
-        for (int k = 0; k < count; k++) plot_run(f, &p, &runs[k], k, column);
-        put(f, "</svg><ul class=\"legend\">");
-        for (int k = 0; k < count; k++) {
-            put(f, "<li><svg class=\"key\" viewBox=\"0 0 40 10\" aria-hidden=\"true\">");
-            put(f, "<path class=\"line r%d\" d=\"M1 5H39\"/>", k), plot_marker(f, k, 20, 5);
-            put(f, "</svg> %s</li>", runs[k].name);
-        }
-        put(f, "</ul>");
     }
-    put(f, "</div>\n");
+    if (!(p.x1 >= p.x0)) return;
+    if (column == c_loss && first > 0) p.y1 = fmin(p.y1, 2 * first);
+    put(f, "<div>"), plot_open(&p, f, title, about, "step", y_name);
+    for (int k = 0; k < count; k++) plot_run(f, &p, &runs[k], k, column);
+    put(f, "</svg><ul class=\"legend\">");
+    for (int k = 0; k < count; k++) {
+        put(f, "<li><svg class=\"key\" viewBox=\"0 0 40 10\" aria-hidden=\"true\">");
+        put(f, "<path class=\"line r%d\" d=\"M1 5H39\"/>", k), plot_marker(f, k, 20, 5);
+        put(f, "</svg> %s</li>", runs[k].name);
+    }
+    put(f, "</ul></div>\n");
 }
 
-/* Steps by their seconds. What exceeds three medians is in the last bin. */
+/* Steps by their milliseconds. What exceeds three medians is in the last bin. */
 static void page_histogram(FILE *f, const run *r)
 {
     static const char *const names[] = {"p50", "p90", "p99"};
-    const double *at = &r->fact[FACT_MEDIAN], low = r->fact[FACT_SHORTEST], high = fmin(r->fact[FACT_LONGEST], 3 * *at);
-    double unit = high < 1e-3 ? 1e6 : high < 1 ? 1e3 : 1, wide = high > low ? high - low : fmax(low / 10, 1e-9);
-    double bin[PAGE_BINS] = {0}, x, y, w = (double)(RIGHT - LEFT) / PAGE_BINS;
-    plot p = {unit * low, unit * (low + wide), 0, 1};
-    for (int64_t i = 0; i < r->timed; i++) {
-        int b = (int)fmin(PAGE_BINS - 1, PAGE_BINS * (r->order[i] - low) / wide);
+    const double *at = &r->fact[FACT_MEDIAN], low = 1e3 * r->fact[FACT_SHORTEST], *x;
+    double high = 1e3 * fmin(r->fact[FACT_LONGEST], 3 * *at), wide = fmax(high - low, 1e-6), bin[PAGE_BINS] = {0};
+    plot p = {low, low + wide, 0, 1};
+    for (x = r->order; x < r->order + r->timed; x++) {
+        int b = (int)fmin(PAGE_BINS - 1, PAGE_BINS * (1e3 * *x - low) / wide);
         p.y1 = fmax(p.y1, ++bin[b]);
     }
+    put(f, "<div>");
     plot_open(&p, f, "Histogram of step times", text("Half of the steps take up to %s, 90 %% up to %s, 99 %% up to %s.",
-              in_seconds(at[0]), in_seconds(at[1]), in_seconds(at[2])),
-              unit > 1e3 ? "\xc2\xb5s per step" : unit > 1 ? "ms per step" : "seconds per step", "steps");
-    for (int b = 0; b < PAGE_BINS; b++)
-        if (bin[b] > 0)
-            y = plot_y(&p, bin[b]), put(f, "<rect class=\"bar\" x=\"%f\" y=\"%f\" width=\"%f\" height=\"%f\"/>",
-                                        LEFT + w * b + 0.5, y, w - 1, BOTTOM - y);
-    for (int k = 0; k < 3; k++) {
-        if ((x = plot_x(&p, unit * at[k])) > RIGHT) continue;
-        put(f, "<path class=\"rule\" d=\"M%f %dV%d\"/>", x, TOP + 12 * k + 2, BOTTOM);
-        svg_text(f, x + (x > 300 ? -3 : 3), TOP + 12 * k + 10, x > 300 ? "end" : "start", names[k]);
+              in_seconds(at[0]), in_seconds(at[1]), in_seconds(at[2])), text("ms of a step of %s", r->name), "steps");
+    for (int b = 0; b < PAGE_BINS; b++) {
+        double y = plot_y(&p, bin[b]), w = (double)(RIGHT - LEFT) / PAGE_BINS;
+        put(f, "<rect class=\"bar\" x=\"%f\" y=\"%f\" width=\"%f\" height=\"%f\"/>", LEFT + w * b, y, w, BOTTOM - y);
     }
-    put(f, "</svg>\n");
+    for (int k = 0; k < 3; k++) {
+        double right = fmin(plot_x(&p, 1e3 * at[k]), RIGHT);
+        put(f, "<path class=\"rule\" d=\"M%f %dV%d\"/>", right, TOP + 12 * k + 2, BOTTOM);
+        svg_text(f, right + (right > 300 ? -3 : 3), TOP + 12 * k + 10, right > 300 ? "end" : "start", names[k]);
+    }
+    put(f, "</svg></div>\n");
 }
 
 /* Lanes below each other, from 0 to an end that is named. */
@@ -275,8 +272,8 @@ static void page_bars(FILE *f, const bars *b)
     for (int k = 0; k < b->parts; k++) {
         cell[0] = b->part[k];
         for (int i = 0; i < b->count; i++) {
-            double x = b->of[i][k], share = sum[i] > 0 ? 100 * x / sum[i] : 0;
-            cell[1 + i] = x == x ? text("%s, %.1f %%", b->in(x), share) : "";
+            double x = b->of[i][k];
+            cell[1 + i] = x == x ? text("%s, %s", b->in(x), in_percent(sum[i] > 0 ? 100 * x / sum[i] : 0)) : "";
         }
         row(f, k, cell, 1 + b->count);
     }
@@ -315,34 +312,13 @@ static void page_facts(FILE *f, const run *runs, int count)
     if (same) put(f, "<p>The hashes are equal: all runs have the same weights, to the last bit.</p>\n");
 }
 
-/* Rows for some of the steps, the last one among them. */
-static void page_steps(FILE *f, const run *r, int open)
-{
-    static const char *const head[] = {"step", "loss", "validation", "gradient norm", "seconds"};
-    int64_t each = r->steps > PAGE_ROWS ? (int64_t)plot_round((double)r->steps / PAGE_ROWS) : 1;
-    put(f, open ? "<details open=\"\">" : "<details>"), put(f, "<summary>Numbers of %s</summary>", r->name);
-    row(f, HEAD, head, 5);
-    for (int64_t i = 0; i < r->steps; i++) {
-        const double *of = r->step[i].of;
-        const char *cell[5];
-        for (int c = c_step; c <= c_seconds; c++) cell[c] = of[c] == of[c] ? in_digits(of[c]) : "";
-        if (!((i + 1) % each) || i + 1 == r->steps) row(f, PLAIN, cell, 5);
-    }
-    table_end(f), put(f, "</details>\n");
-}
-
 static void page_curves(FILE *f, const run *runs, int count)
 {
-    put(f, "<h2>Loss</h2>\n<div class=\"pair\">");
-    page_lines(f, runs, count, c_loss, "Loss over steps", "loss: line training, marks validation"), put(f, "<div>");
-    for (int k = 0; k < count; k++) page_steps(f, &runs[k], count == 1);
-    put(f, "</div></div>\n<h2>Step time</h2>\n<div class=\"pair\">");
+    put(f, "<h2>Loss and step time</h2>\n<div class=\"pair\">");
+    page_lines(f, runs, count, c_loss, "Loss over steps", "loss: line training, marks validation");
     page_lines(f, runs, count, c_seconds, "Seconds per step", "seconds of a step");
-    for (int k = 0; k < count; k++) {
-        put(f, count > 1 ? "<div><h3>%s</h3>" : "<div>", runs[k].name);
+    for (int k = 0; k < count; k++)
         if (runs[k].timed) page_histogram(f, &runs[k]);
-        put(f, "</div>");
-    }
     put(f, "</div>\n");
 }
 
@@ -372,7 +348,7 @@ static void page_lanes(FILE *f, const trace *t, double end, const char *what)
     lanes_open(f, what, "A table has the numbers of rank 0.", t->lanes, in_seconds(1e-6 * end));
     for (int k = 0; k < t->lanes; k++) lane_name(f, k, t->name[k]);
     for (const trace_bar *b = t->bar; b < t->bar + t->bars; b++) {
-        double begin = b->begin / end, until = begin + b->length / end;
+        double begin = b->begin / end, until = b->end / end;
         if (b->lane == lane && b->of == of && begin >= from && begin < to + 0.0006) to = fmax(to, until);
         else lane_bar(f, lane, from, to, of), lane = b->lane, of = b->of, from = begin, to = until;
     }
@@ -381,7 +357,7 @@ static void page_lanes(FILE *f, const trace *t, double end, const char *what)
 
 static void page_trace(FILE *f, const run *r)
 {
-    static const char *const names[] = {"measured: the last step", "simulated"};
+    static const char *const names[] = {"measured", "simulated"};
     const trace *traces[] = {&r->measured, &r->simulated};
     double end = fmax(1e-3, fmax(r->measured.end, r->simulated.end));
     static bars b;
@@ -391,6 +367,7 @@ static void page_trace(FILE *f, const run *r)
         page_lanes(f, traces[k], end, names[k]);
         b.bar[b.count] = names[k], memcpy(b.of[b.count++], traces[k]->rank, sizeof traces[k]->rank);
     }
+    if (r->measured.lanes == TRACE_LANES) put(f, "<p>Up to %d threads are shown.</p>\n", TRACE_LANES);
     if (b.count) page_bars(f, &b);
     else put(f, "<p>--timeline FILE of a run writes a trace of its last step, and of report shows it.</p>\n");
 }
@@ -413,7 +390,7 @@ static void page_memory(FILE *f, const run *r)
     static const char *const parts[] = {"weights", "gradients", "optimizer", "activations", "buffers", "cache",
                                         "all, the program included"};
     slice planned = json_find(r->head, "memory");
-    char word[NAME];
+    char word[SENTENCE];
     double n = r->fact[FACT_PARAMETERS], zero = run_option_number(r, "zero");
     double group = run_option_number(r, "zero-group");
     double cut = fmax(1, run_option_number(r, "tp")) * fmax(1, run_option_number(r, "pp"));
@@ -453,17 +430,19 @@ static void page_rules(FILE *f, const run *r)
 static void page_recipe(FILE *f, const run *r)
 {
     static const char *const names[] = {"version", "device", "cores", "nodes", "ranks", "peak_gflops"};
-    static const char *const head[] = {"what", "value"};
     double began = json_number_of(r->head, "time");
     time_t seconds = began > 0 && began < 4e9 ? (time_t)began : 0;
-    char is[400];
-    run_options o;
-    memset(&o, 0, sizeof o), row(f, HEAD, head, 2), row_of_two(f, "file", r->path);
-    if (seconds && strftime(is, sizeof is, "%Y-%m-%d %H:%M:%S UTC", gmtime(&seconds))) row_of_two(f, "began", is);
-    for (int k = 0; k < 6; k++) row_of_two(f, names[k], json_text(json_find(r->head, names[k]), is, sizeof is));
-    while (run_next_option(r, &o))
-        if (strcmp(o.is, o.usual)) row_of_two(f, o.name, o.is);
-    table_end(f), put(f, "<p>Options that are not the usual ones, and the hardware.</p>\n");
+    char is[SENTENCE], name[NAME];
+    const char *cell[] = {"file", r->path};
+    int usual;
+    row(f, HEAD, cell, 2), cell[0] = "began", cell[1] = is;
+    if (seconds && strftime(is, sizeof is, "%Y-%m-%d %H:%M:%S UTC", gmtime(&seconds))) row(f, PLAIN, cell, 2);
+    for (int k = 0; k < 6; k++)
+        cell[0] = names[k], json_text(json_find(r->head, names[k]), is, sizeof is), row(f, PLAIN, cell, 2);
+    cell[0] = name;
+    for (slice in = json_inside(json_find(r->head, "usual")); run_next_option(r, &in, name, is, &usual);)
+        if (!usual) row(f, PLAIN, cell, 2);
+    table_end(f), put(f, "<p>Options are shown that have other than the usual values.</p>\n");
 }
 
 static void page_samples(FILE *f, const run *r)
@@ -492,9 +471,9 @@ static const char page_style[] =
     "pre{background:var(--card);border:1px solid var(--line);padding:8px;white-space:pre-wrap;"
     "overflow-wrap:anywhere;font-size:.85rem;margin:.5em 0}table{border-collapse:collapse;font-size:.875rem;"
     "font-variant-numeric:tabular-nums;margin:.3em 0}th,td{border-bottom:1px solid var(--line);padding:3px 10px 3px 0;"
-    "text-align:left;vertical-align:top}thead th,td{white-space:nowrap}.long{white-space:normal;overflow-wrap:anywhere}"
-    "th[scope=row]{font-weight:400;color:var(--soft);min-width:7em}.wide{overflow-x:auto}"
-    "summary{cursor:pointer;color:var(--soft)}.plot{width:100%;max-width:560px;height:auto;display:block}"
+    "text-align:left;vertical-align:top}.long{overflow-wrap:anywhere}"
+    "th[scope=row]{font-weight:400;color:var(--soft);min-width:8em}.wide{overflow-x:auto}"
+    ".plot{width:100%;max-width:560px;height:auto;display:block}"
     ".plot text{font-size:11px;fill:var(--ink)}.grid{stroke:var(--line);stroke-width:.6}"
     ".axis{stroke:var(--soft);fill:none}.line{fill:none;stroke-width:1.4}"
     ".bar{fill:var(--c0);fill-opacity:.5;stroke:var(--ink);stroke-width:.6}.fill{fill-opacity:.5}"
@@ -504,7 +483,7 @@ static const char page_style[] =
     ".legend{list-style:none;margin:0;padding:0;display:flex;flex-wrap:wrap;gap:2px 16px;font-size:.875rem}"
     ".legend li{overflow-wrap:anywhere;min-width:0}.key{width:40px;height:10px}.defs{position:absolute}"
     ".swatch{width:16px;height:10px;border:1px solid var(--soft)}\n"
-    "@media print{body{font-size:11pt}table{font-size:8.5pt}.wide{overflow:visible}thead th,td{white-space:normal}"
+    "@media print{body{font-size:11pt}table{font-size:8.5pt}.wide{overflow:visible}"
     ".pair{grid-template-columns:1fr 1fr}section,.pair,tr,svg{break-inside:avoid}h2,h3{break-after:avoid}}\n";
 
 /* Style and patterns. */

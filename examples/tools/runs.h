@@ -155,60 +155,38 @@ static char *file_read(const char *path, size_t *bytes)
 
 enum { TRACE_OTHER = 5, TRACE_CLASSES, TRACE_LANES = 32 };
 static const char *const trace_classes[] = {"forward", "backward", "recompute", "update", "exchange", "other"};
+static const char *const trace_words[] = {"FORWARD", "BACKWARD WEIGHTS", "RECOMPUTE", "UPDATE",
+                                          "EXCHANGE SEND RECV CONTEXT REDUCE GATHER TIE"};
 typedef struct trace_bar {
-    double begin, length; /* microseconds */
-    int lane, of;         /* of: class */
+    double begin, end; /* microseconds */
+    int lane, of;      /* of: class */
 } trace_bar;
 typedef struct trace {
     trace_bar *bar;
     int64_t bars, room;
-    int lanes, left; /* left: lanes that are not kept */
+    int lanes;
     double id[TRACE_LANES], end, rank[TRACE_CLASSES]; /* rank: seconds of rank 0 */
     char name[TRACE_LANES][NAME];
 } trace;
 
-static int trace_class(const char *name)
-{
-    static const char *const words[] = {"FORWARD", "BACKWARD WEIGHTS", "RECOMPUTE", "UPDATE",
-                                        "EXCHANGE SEND RECV CONTEXT REDUCE GATHER TIE"};
-    int k = 0;
-    while (k < TRACE_OTHER && !has_word(words[k], name)) k++;
-    return k;
-}
-
-/* The lane of a thread, made at its first event; -1: there are too many. */
-static int trace_lane(trace *t, double id)
-{
-    for (int k = 0; k < t->lanes; k++)
-        if (t->id[k] == id) return k;
-    if (t->lanes == TRACE_LANES) return t->left = 1, -1;
-    snprintf(t->name[t->lanes], NAME, "thread %.0f", id);
-    t->id[t->lanes] = id;
-    return t->lanes++;
-}
-
-/* Takes an event: a bar, or the name of a thread; 0: no memory. */
+/* Takes an event: the name of a thread, which makes its lane, or a bar; 0: no memory. */
 static int trace_event(trace *t, slice e)
 {
-    char kind[NAME], name[NAME];
-    double id = json_number_of(e, "tid"), begin = json_number_of(e, "ts"), length = json_number_of(e, "dur");
+    char name[NAME];
+    double id = json_number_of(e, "tid"), begin = json_number_of(e, "ts"), end = begin + json_number_of(e, "dur");
+    int lane = 0, bar = json_is(json_find(e, "ph"), "X");
     trace_bar *b;
-    int lane;
-    json_text(json_find(e, "ph"), kind, sizeof kind), json_text(json_find(e, "name"), name, sizeof name);
-    if (!(id == id) || (strcmp(kind, "X") && strcmp(kind, "M")) || (lane = trace_lane(t, id)) < 0) return 1;
-    if (*kind == 'M' && !strcmp(name, "thread_name"))
-        json_text(json_find(json_find(e, "args"), "name"), t->name[lane], NAME);
-    if (*kind == 'M' || !(begin >= 0 && begin < 1e15 && length >= 0 && length < 1e15)) return 1;
-    if (t->bars == t->room) {
-        b = (trace_bar *)realloc(t->bar, (size_t)(t->room = 2 * t->room + 256) * sizeof *b);
-        if (!b) return 0;
-        t->bar = b;
-    }
+    while (lane < t->lanes && t->id[lane] != id) lane++;
+    if (json_is(json_find(e, "name"), "thread_name") && lane == t->lanes && lane < TRACE_LANES)
+        json_text(json_find(json_find(e, "args"), "name"), t->name[lane], NAME), t->id[t->lanes++] = id;
+    if (!bar || lane == t->lanes || !(begin >= 0 && end >= begin && end < 1e15)) return 1;
+    if (!rules_reserve((void **)&t->bar, &t->room, t->bars + 1, sizeof *b)) return 0;
     b = &t->bar[t->bars++];
-    b->begin = begin, b->length = length, b->lane = lane;
-    b->of = trace_class(json_text(json_find(e, "cat"), name, sizeof name));
-    t->end = fmax(t->end, begin + length);
-    if (json_number_of(e, "pid") == 0) t->rank[b->of] += 1e-6 * length;
+    b->begin = begin, b->end = end, b->lane = lane, b->of = 0;
+    json_text(json_find(e, "cat"), name, sizeof name);
+    while (b->of < TRACE_OTHER && !has_word(trace_words[b->of], name)) b->of++;
+    t->end = fmax(t->end, end);
+    if (json_number_of(e, "pid") == 0) t->rank[b->of] += 1e-6 * (end - begin);
     return 1;
 }
 
@@ -233,7 +211,7 @@ static int trace_open(trace *t, const char *path, char why[SENTENCE])
 
 /* ---- a run ---- */
 
-/* What is read of a step; a table shows those up to the seconds. */
+/* What is read of a step. */
 #define RUN_COLUMNS(X) \
     X(step) X(loss) X(validation) X(norm) X(seconds) X(tokens) X(elapsed) X(peak_share) X(exposed_seconds) \
     X(data_seconds) X(save_seconds) X(sent_bytes) X(far_bytes) X(gradient_bytes) X(gradient_far) X(rules_fired)
@@ -273,8 +251,8 @@ typedef struct run {
     slice head; /* the last line for a run */
     trace measured, simulated;
     run_step *step;
-    int64_t steps, timed, goal, redone, broken; /* goal 0: not known; broken: lines that are not whole */
-    int ranks, resumed, locked, state, firings;
+    int64_t steps, timed, goal;                 /* goal 0: not known */
+    int ranks, resumed, redone, broken, locked, state, firings; /* broken: lines that are not whole */
     double *order, (*sum)[RANK_KINDS];          /* (timed): seconds of steps, sorted; (ranks): of all steps */
     double part[PARTS], all, fact[FACTS], best; /* part: mean over ranks; best: step of the lowest validation loss */
     dt_firing fired[DT_RULE_COUNT];             /* times 0: it has not */
@@ -285,16 +263,26 @@ typedef struct run {
 } run;
 
 /* An option of the recipe or the layout as a text; "": there is none. */
-static const char *run_option(const run *r, const char *name, char text[NAME])
+static const char *run_option(const run *r, const char *name, char text[SENTENCE])
 {
     slice v = json_find(json_find(r->head, "recipe"), name);
-    return json_text(v.at ? v : json_find(json_find(r->head, "layout"), name), text, NAME);
+    return json_text(v.at ? v : json_find(json_find(r->head, "layout"), name), text, SENTENCE);
 }
 static double run_option_number(const run *r, const char *name)
 {
-    char text[NAME], *end;
+    char text[SENTENCE], *end;
     double x = strtod(run_option(r, name, text), &end);
     return *text && !*end && x - x == 0.0 ? x : (double)NAN;
+}
+
+/* The next of the usual options, its value in this run, and whether that is the usual one; 0: that was all. */
+static int run_next_option(const run *r, slice *in, char name[NAME], char is[SENTENCE], int *usual)
+{
+    char was[SENTENCE];
+    slice key, value;
+    if (!json_next(in, &key, &value)) return 0;
+    run_option(r, json_text(key, name, NAME), is), *usual = !strcmp(is, json_text(value, was, sizeof was));
+    return 1;
 }
 
 static void run_close(run *r)
@@ -338,31 +326,22 @@ static void run_line(run *r, slice line)
     }
 }
 
-/* The numbers of each rank at a step; where it has none, rank 0's own. */
-static void run_ranks(const run *r, const run_step *s, double (*rank)[RANK_KINDS])
-{
-    double seconds = known_or(s->of[c_seconds], 0), exposed = known_or(s->of[c_exposed_seconds], 0);
-    double data = known_or(s->of[c_data_seconds], 0);
-    const double own[RANK_KINDS] = {seconds - exposed - data, exposed, 0, data, seconds, 0};
-    for (int k = 0; k < RANK_KINDS; k++) {
-        slice list = json_inside(json_find(s->line, rank_names[k])), value;
-        for (int q = 0; q < r->ranks; q++)
-            rank[q][k] = known_or(json_next(&list, NULL, &value) ? json_number(value) : (double)NAN, own[k]);
-    }
-}
-
 /* Adds up the time of each rank, and passes it to the rules as a trainer with --rules does. */
-static void run_add(run *r, const run_step *s, double (*rank)[RANK_KINDS], dt_rules *rules)
+static void run_add(run *r, const run_step *s, dt_rules *rules)
 {
-    run_ranks(r, s, rank);
+    slice list[RANK_KINDS], value;
+    for (int k = 0; k < RANK_KINDS; k++) list[k] = json_inside(json_find(s->line, rank_names[k]));
     for (int q = 0; q < r->ranks; q++) {
+        double of[RANK_KINDS], *sum = r->sum[q];
         dt_rank_step now;
-        for (int k = 0; k < RANK_MEMORY; k++) r->sum[q][k] += rank[q][k];
-        r->sum[q][RANK_MEMORY] = fmax(r->sum[q][RANK_MEMORY], rank[q][RANK_MEMORY]);
+        for (int k = 0; k < RANK_KINDS; k++) {
+            of[k] = json_next(&list[k], NULL, &value) ? known_or(json_number(value), 0) : 0;
+            sum[k] = k == RANK_MEMORY ? fmax(sum[k], of[k]) : sum[k] + of[k];
+        }
         memset(&now, 0, sizeof now);
-        now.step = (int64_t)s->of[c_step], now.rank = q, now.seconds = rank[q][RANK_SECONDS];
-        now.waiting = rank[q][PART_EXPOSED] + rank[q][PART_AGREE], now.data = rank[q][PART_DATA];
-        now.at = known_or(s->of[c_elapsed], 0), now.memory = s - r->step >= RULES_BLOCK ? rank[q][RANK_MEMORY] : 0;
+        now.step = (int64_t)s->of[c_step], now.rank = q, now.seconds = of[RANK_SECONDS], now.data = of[PART_DATA];
+        now.waiting = of[PART_EXPOSED] + of[PART_AGREE], now.at = known_or(s->of[c_elapsed], 0);
+        now.memory = s - r->step >= RULES_BLOCK ? of[RANK_MEMORY] : 0;
         dt_rules_step(rules, &now);
     }
 }
@@ -370,9 +349,9 @@ static void run_add(run *r, const run_step *s, double (*rank)[RANK_KINDS], dt_ru
 /* Passes all steps to the rules, and adds the rules that fired in the trainer; 0: no memory. */
 static int run_rules(run *r)
 {
-    double (*rank)[RANK_KINDS] = (double(*)[RANK_KINDS])calloc((size_t)r->ranks, sizeof *rank), sum = 0, count = 0;
     dt_rules *rules = NULL;
-    if (!rank || dt_rules_open(&rules, r->ranks)) return free(rank), 0;
+    double sum = 0, count = 0;
+    if (dt_rules_open(&rules, r->ranks)) return 0;
     dt_rules_set(rules, DT_RULE_LOSS_NOT_DECREASING, 0, 50);
     for (const run_step *s = r->step; s < r->step + r->steps; s++) {
         int64_t step = (int64_t)s->of[c_step];
@@ -380,7 +359,7 @@ static int run_rules(run *r)
         sum += s->of[c_loss], count++;
         if (count >= 10 || validation == validation) dt_rules_loss(rules, step, sum / count), sum = count = 0;
         if (validation == validation) dt_rules_validation(rules, step, validation);
-        run_add(r, s, rank, rules);
+        run_add(r, s, rules);
         for (int k = 0; k < DT_RULE_COUNT; k++) {
             dt_firing *f = &r->fired[k];
             if (f->times || !(bits >= 0 && bits < 4e9) || !((uint64_t)bits >> k & 1)) continue;
@@ -391,7 +370,7 @@ static int run_rules(run *r)
         if (dt_rules_fired(rules, k)) r->fired[k] = *dt_rules_fired(rules, k);
         r->firings += r->fired[k].times > 0;
     }
-    free(rank), dt_rules_close(&rules);
+    dt_rules_close(&rules);
     return 1;
 }
 
@@ -466,24 +445,6 @@ static void say_word(char text[SENTENCE], const char *word)
     say(text, "'");
 }
 
-/* The next option of recipe and layout, its value and the usual one; 0: that was all. in: *part 0 begins. */
-typedef struct run_options {
-    slice in;
-    int part;
-    char name[NAME], is[400], usual[400];
-} run_options;
-static int run_next_option(const run *r, run_options *o)
-{
-    slice key, value;
-    while (!json_next(&o->in, &key, &value)) {
-        if (o->part == 2) return 0;
-        o->in = json_inside(json_find(r->head, o->part++ ? "layout" : "recipe"));
-    }
-    json_text(key, o->name, sizeof o->name), json_text(value, o->is, sizeof o->is);
-    json_text(json_find(json_find(r->head, "usual"), o->name), o->usual, sizeof o->usual);
-    return 1;
-}
-
 /* The command of the run, with options of a rule instead of its own of those names. Words in them stand for numbers. */
 static void run_command(const run *r, const char *more, char to[SENTENCE])
 {
@@ -495,17 +456,16 @@ static void run_command(const run *r, const char *more, char to[SENTENCE])
     static const char *const words[] = {"LR*3", "LR/4", "BATCH*4", "STEPS*2", "BEST"};
     double rate = run_option_number(r, "learning-rate"), batch = run_option_number(r, "batch");
     const double number[] = {rate > 0 ? 3 * rate : 1e-3, rate / 4, 4 * batch, 2 * (double)r->goal, r->best};
-    run_options o;
-    *to = 0, memset(&o, 0, sizeof o);
-    say(to, "./build.sh run");
-    while (json_find(r->head, "usual").at && run_next_option(r, &o)) {
-        char option[NAME + 3];
-        int own = !strcmp(o.name, "micro-batch") ? strtod(o.is, NULL) < batch
-                  : !has_word(settled, o.name) && (has_word(always, o.name) || strcmp(o.is, o.usual));
-        snprintf(option, sizeof option, "--%s", o.name);
+    char name[NAME], option[NAME + 3], is[SENTENCE];
+    int usual;
+    *to = 0, say(to, "./build.sh run");
+    for (slice in = json_inside(json_find(r->head, "usual")); run_next_option(r, &in, name, is, &usual);) {
+        int own = !strcmp(name, "micro-batch") ? strtod(is, NULL) < batch
+                  : !has_word(settled, name) && (has_word(always, name) || !usual);
+        snprintf(option, sizeof option, "--%s", name);
         if (!own || has_word(more, option)) continue;
         say(to, " %s", option);
-        if (!has_word(flags, o.name)) say_word(to, o.is);
+        if (!has_word(flags, name)) say_word(to, is);
     }
     say(to, " --ranks %d --metrics", r->ranks), say_word(to, r->path), say(to, *more ? " " : "");
     while (*more) {
@@ -516,22 +476,20 @@ static void run_command(const run *r, const char *more, char to[SENTENCE])
     }
 }
 
-/* The rule to mend first; -1: none fired. What other faults cause as well comes last. */
+/* The first rule that fired, but what other faults cause as well if another one did; -1: none. */
 static int run_cause(const run *r)
 {
     int cause = -1;
-    for (int k = 0; k < DT_RULE_COUNT; k++) {
-        if (!r->fired[k].times) continue;
-        if (k != DT_RULE_LOSS_NOT_DECREASING && k != DT_RULE_STEP_OUTLIER) return k;
-        if (cause < 0 && (k != DT_RULE_STEP_OUTLIER || r->state == RUN_COMPLETE)) cause = k;
-    }
+    for (int k = 0; k < DT_RULE_COUNT; k++)
+        if (r->fired[k].times && (cause < 0 || cause == DT_RULE_LOSS_NOT_DECREASING || cause == DT_RULE_STEP_OUTLIER))
+            cause = k;
     return cause;
 }
 
 /* What to do next: the first row that applies. */
 static void run_advise(run *r)
 {
-    char place[NAME], fired[NAME];
+    char place[SENTENCE], fired[NAME];
     int over = r->state == RUN_STOPPED || r->state == RUN_FAILED, cause = run_cause(r);
     const struct {
         int applies;
@@ -578,21 +536,14 @@ static void run_tell(run *r)
     static const char *const ills[] = {"Healthy", "Not healthy", "Healthy, with a remark"};
     static const char *const losses[] = {"", ": the loss rose", ": the loss stands still"};
     const char *comma = ":";
-    say(r->what, "%s: ", states[r->state]);
-    if (!r->steps) say(r->what, "no step was made");
-    else {
-        say(r->what, "step %.0f", r->fact[FACT_STEP]);
-        if (r->goal) say(r->what, " of %lld", (long long)r->goal);
+    say(r->what, r->steps ? "%s: step %.0f" : "%s: no step was made", states[r->state], r->fact[FACT_STEP]);
+    if (r->steps && r->goal) say(r->what, " of %lld", (long long)r->goal);
+    if (r->steps)
         say(r->what, ", loss %.4f to %.4f, %.4g s on %d rank%s", r->step->of[c_loss], r->fact[FACT_LOSS], r->all,
             r->ranks, r->ranks == 1 ? "" : "s");
-    }
     if (*r->error) say(r->what, ". It said: %s", r->error);
-    if (r->resumed)
-        say(r->what, ". Resumed %d time%s, %lld steps made twice", r->resumed, r->resumed == 1 ? "" : "s",
-            (long long)r->redone);
-    if (r->broken)
-        say(r->what, ". %lld line%s not whole and left out", (long long)r->broken,
-            r->broken == 1 ? " of the file is" : "s of the file are");
+    if (r->resumed) say(r->what, ". Times resumed: %d; steps made twice: %d", r->resumed, r->redone);
+    if (r->broken) say(r->what, ". Lines of the file that are not whole, and left out: %d", r->broken);
     say(r->health, "%s%s. %d of %d rules fired", ills[r->ill], losses[r->loss], r->firings, DT_RULE_COUNT);
     for (int k = 0; k < DT_RULE_COUNT; k++)
         if (r->fired[k].times) say(r->health, "%s %s", comma, dt_rule_name(k)), comma = ",";
