@@ -941,7 +941,7 @@ DT_API int64_t dt_trainer_weights(const dt_trainer *t); /* number of weights */
  * (2); from the number of instructions on, exchanges inside segments. With layout.output.events; 0: there is none. */
 DT_API int dt_trainer_event(const dt_trainer *t, int64_t index, double *when);
 /* The ops of this rank's segments, as recorded or as compiled. Bytes are a unit's, forward and backward. With probe
- * examples/report.h a run compares both, and their times. */
+ * examples/trial.h a run compares both, and their times. */
 typedef struct dt_compilation_report {
     int64_t ops;             /* a group counts as one */
     int64_t groups, grouped; /* groups, and ops in groups; as recorded there are none */

@@ -35,9 +35,9 @@
 #include "doctor.h"
 #include "dry_run.h"
 #include "prose.h"
-#include "report.h"
 #include "rules.h"
 #include "timeline.h"
+#include "trial.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,11 +73,11 @@ int main(int argc, char **argv)
 {
     dt_recipe recipe = dt_recipe_default();
     dt_layout layout = dt_layout_default();
-    dt_probe rules, doctor, timeline, report, advice, dry_run;
+    dt_probe rules, doctor, timeline, trial, advice, dry_run;
     if (argc == 4 && !strcmp(argv[1], "--generate")) return generate(argv[2], argv[3]);
     if (dt_launch(&argc, &argv)) return dt_fail("start"); /* with --ranks N: starts N copies of this program */
     dt_rules_attach(&layout, &rules), dt_doctor_attach(&layout, &doctor);
-    dt_timeline_attach(&layout, &timeline), dt_report_attach(&layout, &report);
+    dt_timeline_attach(&layout, &timeline), dt_trial_attach(&layout, &trial);
     dt_advice_attach(&layout, &advice), dt_dry_run_attach(&layout, &dry_run);
     if (dt_args(&argc, &argv, &recipe, &layout)) return dt_fail("options");
     if (argc > 2) {

@@ -49,8 +49,8 @@ for my $model (qw(11_mlp 12_cnn 13_forecaster)) {
     my $source = slurp("$root/examples/$model.c");
     my ($expected) = $source =~ /sha256\s+([0-9a-f]{64})/;
     my $set = 'layout.compile.mode = DT_COMPILE_ON, layout.compile.passes = "' . join(',', @passes) . '";'
-        . ' static dt_probe probe; dt_report_attach(&layout, &probe); probe.option[0].value = probe.option[1].value = "1";';
-    spew("$tmp/$model.c", $source =~ s/(dt_layout layout = dt_layout_default\(\);)/$1 $set/r =~ s/(#include "dtrain.h"\n)/$1#include "$root\/examples\/report.h"\n/r);
+        . ' static dt_probe probe; dt_trial_attach(&layout, &probe); probe.option[0].value = probe.option[1].value = "1";';
+    spew("$tmp/$model.c", $source =~ s/(dt_layout layout = dt_layout_default\(\);)/$1 $set/r =~ s/(#include "dtrain.h"\n)/$1#include "$root\/examples\/trial.h"\n/r);
     my ($status, $out, $err) = run(120, linked_with('library', "$tmp/$model.c", "$tmp/$model"));
     like($out, qr/^sha256\s+$expected$/m, "$model: compiled, it has its hash") or diag("status $status\n$err");
     like($out, qr/^compiler \d+ ops became \d+, .*; every bit is the same$/m, "$model: the bits were compared");

@@ -231,8 +231,8 @@ static void print_answer(const ask *a, const simulation *s)
            a->job.ranks);
     printf("model      %.4g parameters, %.4g tokens per step in %lld micro-batches of each of %lld data shards\n",
            weights, s->tokens, (long long)s->program[0].plan->micros, (long long)a->recipe.data_shards);
-    printf("step       %.4g s%s, %.4g tokens/s, MFU %.1f %%\n", w.step, w.starved ? ", input-bound" : "", w.tokens_s,
-           100 * s->mfu * s->step / w.step);
+    printf("step       %.4g %s%s, %.4g tokens/s, MFU %.1f %%\n", w.step < 1 ? 1e3 * w.step : w.step,
+           w.step < 1 ? "ms" : "s", w.starved ? ", input-bound" : "", w.tokens_s, 100 * s->mfu * s->step / w.step);
     printf("time       work %.1f %%, exposed communication %.1f %%, waiting for ranks (bubble) %.1f %%\n",
            percent * s->work, percent * s->exposed, percent * s->idle);
     printf("memory     %.3f GB on rank %d, which has the most%s\n", s->memory / 1e9, s->memory_rank,
