@@ -8978,14 +8978,6 @@ __asm__(".pushsection .rodata\n.weak dt__source\n.hidden dt__source\ndt__source:
         ".byte 0\n.popsection\n");
 extern const char dt__source[];
 
-/* Appends the part of this file from `begin`, the first that begins a line, up to `end`. */
-static void dt__source_add(dt__text *text, const char *begin, const char *end)
-{
-    const char *from = strstr(dt__source, begin), *to;
-    while (from && from[-1] != '\n') from = strstr(from + 1, begin);
-    to = from ? strstr(from, end) : NULL;
-    dt__text_add(text, "%.*s", to ? (int)(to - from) : 0, to ? from : "");
-}
 /* The folder of compiled code, made if missing: the first of three that only this user writes; 0: none. */
 static int dt__cache_folder(char *folder, size_t size)
 {
@@ -9054,22 +9046,31 @@ static dt_result dt__code_get(const dt__code *code, char *path, size_t size, int
     if (lock >= 0) close(lock);
     return r;
 }
-/* Appends functions and types of this file by their names, each from the line that begins its definition. */
-static void dt__source_names(dt__text *text, const char *names)
+/* The line that begins the definition of a name, from `from` on. */
+static const char *dt__source_find(const char *from, const char *name)
 {
-    char name[64];
-    for (int n; sscanf(names, "%63s%n", name, &n) == 1; names += n) {
-        const char *at = dt__source, *line = at, *to;
-        size_t length = strlen(name);
-        int depth = 0, found = 0;
-        while (!found && (at = strstr(at + 1, name)) != NULL) {
-            for (line = at; line[-1] != '\n'; line--) {}
-            found = (!strncmp(line, "static ", 7) || !strncmp(line, "typedef ", 8)) &&
-                    !memchr(line, '(', (size_t)(at - line)) && (at[length] == '(' || !strncmp(at + length, " {", 2));
-        }
-        for (to = line; found && (*to != '\n' || depth || (to[-1] != '}' && to[-1] != ';')); to++)
-            depth += (*to == '{') - (*to == '}');
-        dt__text_add(text, "%.*s\n", (int)(to - line), line);
+    size_t length = strlen(name);
+    for (const char *at = from, *line; (at = strstr(at, name)) != NULL; at++) {
+        for (line = at; line[-1] != '\n'; line--) {}
+        if (!strchr("sDte#", *line) || memchr(line, '(', (size_t)(at - line))) continue;
+        if (strchr(*name == 'd' ? "(" : " (,\n", at[length]) || !strncmp(at + length, " {", 2) ||
+            !strncmp(at + length, " __attribute__", 14)) return line;
+    }
+    return NULL;
+}
+/* Appends definitions of this file by their names; a>b: what stands from a up to b. */
+static void dt__source_add(dt__text *text, const char *names)
+{
+    char name[64], *up;
+    for (int n, depth = 0; sscanf(names, "%63s%n", name, &n) == 1; names += n) {
+        const char *begin, *end;
+        if ((up = strchr(name, '>')) != NULL) *up++ = 0;
+        begin = end = dt__source_find(dt__source + 1, name);
+        if (up && begin) end = dt__source_find(begin + 1, up);
+        else for (; end && (*end != '\n' || depth || (end[-1] != '}' && end[-1] != ';')); end++)
+            depth += (*end == '{') - (*end == '}');
+        if (end) dt__text_add(text, "%.*s\n", (int)(end - begin), begin);
+        if (end && !strncmp(begin, "#ifdef", 6)) dt__text_add(text, "#endif\n");
     }
 }
 
@@ -9090,13 +9091,12 @@ enum { DT__FORWARD, DT__QUERIES, DT__KEYS }; /* attention: o, dq, dk and dv */
 #define DT__ADDRESS(p) ((uintptr_t)(p) << 4 >> 5)
 #define DT__BODIES(WARP, ITEM, BLOCK) \
     BLOCK(dt__some_column_op) \
-    ITEM(dt__move_part) ITEM(dt__some_gather) ITEM(dt__some_scatter_add) ITEM(dt__some_top_k) \
-    ITEM(dt__some_positions) ITEM(dt__some_aux_loss_grad) ITEM(dt__route_all) \
     WARP(dt__some_full) WARP(dt__some_cast) WARP(dt__combine_part) WARP(dt__map_part) WARP(dt__some_row_op) \
-    WARP(dt__total) WARP(dt__max_grad_rows) WARP(dt__some_embed) \
-    WARP(dt__some_rope) WARP(dt__some_dropout) WARP(dt__entropy_rows) WARP(dt__some_cross_entropy_grad) \
-    WARP(dt__loss_samples) WARP(dt__some_loss_grad) WARP(dt__some_moe_rows) WARP(dt__some_moe_sum) \
-    WARP(dt__some_moe_dot) WARP(dt__some_accumulate) WARP(dt__slice_join)
+    WARP(dt__total) WARP(dt__some_embed) WARP(dt__some_rope) WARP(dt__some_dropout) WARP(dt__entropy_rows) \
+    WARP(dt__some_cross_entropy_grad) WARP(dt__some_accumulate) ITEM(dt__move_part) \
+    ITEM(dt__some_gather) ITEM(dt__some_scatter_add) ITEM(dt__some_top_k) ITEM(dt__some_positions) \
+    ITEM(dt__some_aux_loss_grad) ITEM(dt__route_all) WARP(dt__some_moe_rows) WARP(dt__some_moe_sum) \
+    WARP(dt__some_moe_dot) WARP(dt__slice_join) WARP(dt__max_grad_rows) WARP(dt__loss_samples) WARP(dt__some_loss_grad)
 /* The arguments of a launch of such a function: copies of what the call points to. */
 typedef struct dt__launch {
     dt__call c;
@@ -9122,8 +9122,8 @@ typedef struct dt__flash {
     float *stats;
 } dt__flash;
 #define DT__FLASHES(X) /* width; 16-row tiles of a warp; columns of a turn of the loop */ \
-    X(FORWARD, 64, 2, 64) X(FORWARD, 128, 2, 64) X(QUERIES, 64, 2, 32) X(QUERIES, 128, 2, 32) \
-    X(KEYS, 64, 2, 32) X(KEYS, 128, 1, 32)
+    X(FORWARD, 64, 2, 64) X(QUERIES, 64, 2, 32) X(KEYS, 64, 2, 32) \
+    X(FORWARD, 128, 2, 64) X(QUERIES, 128, 2, 32) X(KEYS, 128, 1, 32)
 
 #ifdef DT__ON_DEVICE /* 1: the primitives of a warp */
 #define DT__W 32
@@ -9148,19 +9148,13 @@ typedef unsigned uint32_t;
 typedef long long int64_t;
 typedef unsigned long long uint64_t, uintptr_t;
 #endif
-/* A kernel's name and the struct of its arguments, a; then its threads, blocks per multiprocessor. Those of fast
- * numerics are a module of their own, for which DT__ON_DEVICE is the recipe's dt_dtype, else 1. */
+/* A kernel's name and the struct of its arguments, a; then its threads, blocks per multiprocessor. The text's head says
+ * which kernels a module has: the others are not compiled. */
 #ifndef DT__KERNEL
 #define DT__ENTRY(name, type, ...) \
     extern "C" __global__ void __launch_bounds__(__VA_ARGS__) name(const __grid_constant__ type a)
-#define DT__NO_ENTRY(name, type, ...) static void name(const type &a)
-#if DT__ON_DEVICE == 1
-#define DT__KERNEL      DT__ENTRY
-#define DT__FAST_KERNEL DT__NO_ENTRY
-#else
-#define DT__KERNEL      DT__NO_ENTRY
-#define DT__FAST_KERNEL DT__ENTRY
-#endif
+#define DT__NO_ENTRY(name, type, ...) template <int> static void name(const type &a)
+#define DT__KERNEL(name, ...)         DT__IS_##name(name, __VA_ARGS__)
 #endif
 #ifndef DT__ROLLED
 #define DT__ROLLED _Pragma("unroll 1") /* a loop stays a loop */
@@ -9254,7 +9248,7 @@ static void dt__copy(float *to, const float *from, int64_t n)
     for (int64_t i = DT__LANE; i < n; i += 32) to[i] = from[i];
     DT__SYNC;
 }
-#endif /* 1 */
+#endif /* :1 */
 
 #ifdef DT__ON_DEVICE /* 2: functions of doubles, operands of maps */
 #define DT__BY_DOUBLE(name, expression) \
@@ -9280,7 +9274,7 @@ static void dt__copy(float *to, const float *from, int64_t n)
         } \
         (void)b, (void)y, (void)dy; \
     } break;
-#endif /* 2 */
+#endif /* :2 */
 
 #ifdef DT__ON_DEVICE /* 3: maps, casts, dropout */
 #ifdef __CUDA_ARCH__
@@ -9347,7 +9341,7 @@ static void dt__drop_cuda(float *out, const float *x, int64_t n, const dt__rng *
         out[i] = dt__rng_word(rng, block * 4 + ((first + i) & 3)) >= threshold ? x[i] * scale : 0.0f;
     }
 }
-#endif /* 3 */
+#endif /* :3 */
 
 #ifdef DT__ON_DEVICE /* 4: products, attention, column chains */
 /* ---- block kernels ----
@@ -9694,7 +9688,7 @@ static void dt__column_block(int op, float *chain, const float *p0, const float 
     }
     if (t < cols) chain[t] = r.v;
 }
-#endif /* 4 */
+#endif /* :4 */
 
 #ifdef DT__ON_DEVICE /* 5: the table of kernels, whose entries are called through a pointer that nobody reads */
 #define DT__CALLED(name, function) \
@@ -9720,7 +9714,7 @@ static void dt__tree_sum(const dt__kernels *, float *out, const float *x, int64_
     }
 }
 #define DT__VERB_RUN (v->kind == DT__VERB_SQUARES || v->n > 1 << 20 ? DT__BLOCK : 128) /* as dt__gpu_verb says */
-#endif /* 5 */
+#endif /* :5 */
 
 #ifdef DT__ON_DEVICE /* 6: the columns of the table of ops that functions of ops read */
 static int64_t dt_shape_count(dt_shape s) { return dt__span(&s, 0, s.dims); }
@@ -9735,7 +9729,7 @@ struct dt__op {
 static const dt__op dt__ops_read[] = {
     DT__OPS(DT__READ_OP, DT__READ_MAP, DT__READ_NOT, DT__READ_ROW, DT__READ_NOT, DT__SKIP)};
 static const dt__op *dt__op_of(int op) { return &dt__ops_read[op]; }
-#endif /* 6 */
+#endif /* :6 */
 
 #ifdef DT__ON_DEVICE /* 7: kernels */
 #define DT__WARP ((int64_t)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32)
@@ -9866,7 +9860,7 @@ DT__KERNEL(dt__some_embed_grad_launch, dt__launch, 256)
     }
     if (last) DT__EACH(e, 4) dt__v_storen(last + 32 * e, sum[e], left - 32 * e);
 }
-#endif /* 7 */
+#endif /* :7 */
 
 #ifdef DT__ON_DEVICE /* 8: attention of fast numerics */
 /* ---- attention by tensor cores ----
@@ -10087,10 +10081,10 @@ template <int KIND, int D, int M, int N> DT__INLINE void dt__flash_tile(const dt
     }
 }
 #define DT__FLASH(KIND, D, M, N) \
-    DT__FAST_KERNEL(dt__flash_##KIND##_##D, dt__flash, 128, 2) { dt__flash_tile<DT__##KIND, D, M, N>(a); }
+    DT__KERNEL(dt__flash_##KIND##_##D, dt__flash, 128, 2) { dt__flash_tile<DT__##KIND, D, M, N>(a); }
 DT__FLASHES(DT__FLASH)
 /* A warp has a query of a head. */
-DT__FAST_KERNEL(dt__flash_stats, dt__flash, 256)
+DT__KERNEL(dt__flash_stats, dt__flash, 256)
 {
     const dt__attention &j = a.a;
     const int64_t head = blockIdx.x % j.h, i = blockIdx.y * 8 + threadIdx.x / 32, of = blockIdx.x * (j.t + j.gap) + i;
@@ -10101,79 +10095,36 @@ DT__FAST_KERNEL(dt__flash_stats, dt__flash, 256)
     dot = dt__folded(dot, 16) * j.scale;
     to[0] = i < j.t ? fmaf(j.row_max[of], 1.44269504f, log2f(j.row_sum[of])) : 0.0f, to[1] = dot;
 }
-#endif /* 8 */
+#endif /* :8 */
 
-/* The parts of this file that the device needs, in order: from one text up to another, or names. */
+/* The parts of this file that the device needs, in order. */
 #define DT__BODY_NAME(body) #body " "
-static const char *const dt__cuda_parts[][2] = {
-    {"#ifdef DT__ON_DEVICE /* 1:", "#endif /* 1 */"},
+static const char dt__cuda_parts[] =
+    "1:>:1 "
     /* H1, H2, H3 */
-    {"#define DT_MAX_DIMS", "/* "}, {"dt_shape dt_tensor dt_dtype dt_init dt_optimizer_kind", NULL},
-    {"enum { DT__BLOCK =", "static void dt__copy("}, {"typedef struct dt__rng {", "/* ---- Philox4x32-10"},
-    {"#define DT__PHILOX_M0", "/* c[0] z^(n-1)"}, {"#define DT__OPS(OP,", "/* 16-bit products that a"},
-    {"/* Multi-head attention over all", "/* Four floats, and four"},
-    {"typedef struct dt__gemm_args {", "#define DT__BODIES("},
+    "DT_MAX_DIMS>dt_shape dt_shape dt_tensor dt_dtype dt_init dt_optimizer_kind DT__BLOCK>dt__copy "
+    "dt__rng>dt__polynomial DT__OPS>DT__DOT_NONE dt__attention>dt__v4 dt__gemm_args>DT__BODIES "
     /* H4 */
-    {"DT__INLINE dt__vf dt__v_abs(", "/* a > b ? a : b, and a < b"},
-    {"/* R14: does a win", "/* ---- functions in double"}, {"#ifdef DT__ON_DEVICE /* 2:", "#endif /* 2 */"},
-    {"/* 1 + e^-x. 2^v is", "/* A function of floats by one"},
-    {"DT__BY_DOUBLE(dt__v_sigmoid", "/* ---- row and column"},
-    {"/* Elements [i, i + k) of the", "/* ---- map ops ---- */"},
-    {"#define DT__OPERAND(mask, bit)", "/* A map op on n elements"},
-    {"/* ---- conversions of storage", "#ifdef DT__FORCED"}, {"#ifdef DT__ON_DEVICE /* 3:", "#endif /* 3 */"},
-    {"static void DT__K(dt__binary)(", "/* ---- conversions of storage"}, {"DT__K(dt__attention_join)", NULL},
-    {"/* ---- rotary embedding", "typedef uint16_t DT__K(dt__vs)"},
-    {"/* out (n) of type `to`", "static const dt__kernels DT__K(dt__table)"},
+    "dt__v_abs>DT__ISA dt__v_above>DT__K(dt__vd) 2:>:2 DT__LOG2E>DT__BY_DOUBLE DT__BY_DOUBLE(dt__v_sigmoid>DT__LANES "
+    "DT__ROW_AT>DT__MAP_LOAD DT__OPERAND>DT__K(dt__map) DT__PICK>DT__FORCED 3:>:3 DT__K(dt__binary)>DT__PICK "
+    "DT__K(dt__attention_join) DT__K(dt__rope)>DT__K(dt__vs) DT__K(dt__convert_run)>DT__K(dt__table) "
     /* H5 */
-    {"/* TREE over n terms", "static float dt__tree("}, {"#ifdef DT__ON_DEVICE /* 4:", "#endif /* 4 */"},
-    {"#ifdef DT__ON_DEVICE /* 5:", "#endif /* 5 */"}, {"enum { DT__VERB_COPY,", "enum { DT__VERB_RUN"},
-    {"dt__row_value dt__verb dt__verb_task", NULL},
+    "dt__tree_add>dt__tree 4:>:4 5:>:5 DT__VERB_COPY>DT__VERB_RUN dt__row_value dt__verb dt__verb_task "
     /* H6 */
-    {"#define DT__MAX_IN 8", "#define DT__ELEMENTS"}, {"typedef struct dt__node {", "/* What ops ask of other"},
-    {"typedef struct dt__peers {", "typedef void (*dt__run_fn)"},
-    {"enum { DT__CLASS_LEAF,", "enum { DT__SHARDS_REFUSE"}, {"dt__span", NULL},
-    {"static int64_t dt__count(", "static int dt__same_shape("},
-    {"static int64_t dt__cols(", "/* \"(4,16,32)\" for error"}, {"dt__offset dt__strided dt__strided_at", NULL},
-    {"#ifdef DT__ON_DEVICE /* 6:", "#endif /* 6 */"},
-    {"/* ---- tensor shards ---- */", "/* Number of arrays of the whole"}, {"dt__param_shards dt__param_local", NULL},
-    {"static int64_t dt__leaf_slices(", "/* ---- building ---- */"},
-    {"static const dt__node *dt__in(", "/* Sizes of an attention node or"},
-    {"dt__combine_count dt__whole_sum dt__larger dt__first_max dt__table_row dt__drop_threshold dt__site "
-     "dt__entropy_part dt__entropy_row dt__entropy_columns dt__entropy_max dt__entropy_sums dt__entropy_loss "
-     "dt__valid_targets dt__has_target dt__route dt__route_size dt__route_at dt__route_of dt__route_bin "
-     DT__BODIES(DT__BODY_NAME, DT__BODY_NAME, DT__BODY_NAME), NULL},
-    {"#define DT__BODIES(WARP, ITEM, BLOCK)", "#ifdef DT__ON_DEVICE /* 1:"},
+    "DT__MAX_IN>DT__ELEMENTS dt__node>DT__TP_SUM dt__peers dt__env dt__call DT__CLASS_LEAF>DT__SHARDS_REFUSE dt__span "
+    "dt__count>dt__same_shape dt__cols>dt__shape_text dt__offset dt__strided dt__strided_at 6:>:6 "
+    "dt__copies>dt__param_arrays dt__param_shards dt__param_local dt__leaf_slices>dt__tensor "
+    "dt__in>dt__attention_sizes dt__combine_count dt__whole_sum dt__larger dt__first_max dt__table_row "
+    "dt__drop_threshold dt__site dt__entropy_part dt__entropy_row dt__entropy_columns dt__entropy_max "
+    "dt__entropy_sums dt__entropy_loss dt__valid_targets dt__has_target dt__route dt__route_size dt__route_at "
+    "dt__route_of dt__route_bin "
+    DT__BODIES(DT__BODY_NAME, DT__BODY_NAME, DT__BODY_NAME) "DT__BODIES>1: "
 #ifdef DT_COMPILER
-    {"enum { DT__MOST_MEMBERS =", "typedef "},
-    {"dt__fused_op dt__group dt__group_run dt__tile dt__member_in dt__member_out dt__member_some dt__member_each "
-     "dt__member_rows dt__group_task", NULL},
+    "DT__MOST_MEMBERS>dt__compiling dt__fused_op dt__group dt__group_run dt__tile dt__member_in dt__member_out "
+    "dt__member_some dt__member_each dt__member_rows dt__group_task "
 #endif
-    {"#ifdef DT__ON_DEVICE /* 7:", "#endif /* 7 */"}, {"#ifdef DT__ON_DEVICE /* 8:", "#endif /* 8 */"}};
+    "7:>:7 8:>:8";
 
-/* Prints the device's text, CUDA C++ without includes. module: 1, or that of fast numerics: DT_BF16, DT_F16. */
-static void dt__cuda_print(dt__text *text, int module)
-{
-    static const struct {
-        const char *name;
-        size_t size;
-    } shared[] = {{"dt_graph", sizeof(dt_graph)}, {"dt__param", sizeof(dt__param)}, {"dt__launch", sizeof(dt__launch)},
-                  {"dt__gemm_args", sizeof(dt__gemm_args)}, {"dt__attention", sizeof(dt__attention)},
-                  {"dt__verb_args", sizeof(dt__verb_args)}, {"dt__recast", sizeof(dt__recast)},
-                  {"dt__flash", sizeof(dt__flash)}};
-    dt__text_add(text, "#define DT__ON_DEVICE %d\n#define DT__SKIP(...)\n", module);
-#ifdef DT_COMPILER
-    dt__text_add(text, "#define DT_COMPILER\n");
-#endif
-    for (size_t i = 0; i < sizeof dt__cuda_parts / sizeof *dt__cuda_parts; i++) {
-        const char *begin = dt__cuda_parts[i][0], *end = dt__cuda_parts[i][1];
-        if (end) dt__source_add(text, begin, end);
-        else dt__source_names(text, begin);
-        if (begin[0] == '#' && begin[1] == 'i') dt__text_add(text, "#endif\n");
-    }
-    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
-        dt__text_add(text, "static_assert(sizeof(%s) == %zu, \"host and device agree\");\n", shared[i].name,
-                     shared[i].size);
-}
 /* ---- CUDA: the driver and its compiler ----
  * Both are loaded when a layout asks for a GPU, so a program that has this code runs without them. The few types and
  * numbers are declared here; tests/cuda_text.c compares them with the real headers. */
@@ -10328,25 +10279,27 @@ enum { DT__GPU_OPS, DT__GPU_COPIES, DT__GPU_COMM, DT__GPU_STREAMS, DT__GPU_MARKS
 #define DT__BODY_ITEM(body)            DT__BODY_ROW(body, 128, 1)
 #define DT__BODY_BLOCK(body)           DT__BODY_ROW(body, 512, 512)
 enum { DT__GPU_TILE = 4 * 64 * 68, DT__GPU_GROUP = 96 << 10 }; /* bytes of shared memory: a tile, a group of ops */
-enum { DT__GPU_STATS = 6, DT__GPU_GEMM, DT__GPU_ATTENTION = DT__GPU_GEMM + 8,
-       DT__GPU_ENTROPY = DT__GPU_ATTENTION + 6, DT__GPU_SHARES, DT__GPU_VERB, DT__GPU_RECAST, DT__GPU_FUSED };
+enum { DT__GPU_STATS = 6, DT__GPU_ENTROPY, DT__GPU_SHARES, DT__GPU_GEMM, DT__GPU_ATTENTION = DT__GPU_GEMM + 8,
+       DT__GPU_VERB = DT__GPU_ATTENTION + 6, DT__GPU_RECAST };
 static const struct dt__gpu_kernel {
     const char *name;
     dt__some_fn body;
     int threads, each, shared; /* of a block; that work on a run of items, or rows; bytes of dynamic shared memory */
 } dt__gpu_kernels[] = {
-    DT__FLASHES(DT__FLASH_ROW) DT__OTHER_ROW(flash_stats, 256)
+    DT__FLASHES(DT__FLASH_ROW)
+    DT__OTHER_ROW(flash_stats, 256) DT__OTHER_ROW(entropy_fast_launch, 256) DT__OTHER_ROW(column_share_launch, 512)
     DT__GEMM_ROW(800, 4) DT__GEMM_ROW(801, 4) DT__GEMM_ROW(810, 4) DT__GEMM_ROW(811, 4)
     DT__GEMM_ROW(400, 2) DT__GEMM_ROW(401, 2) DT__GEMM_ROW(410, 2) DT__GEMM_ROW(411, 2)
-    DT__ATTENTION_ROW(64) DT__ATTENTION_ROW(128) DT__ATTENTION_ROW(dq_64) DT__ATTENTION_ROW(dq_128)
-    DT__ATTENTION_ROW(dkv_64) DT__ATTENTION_ROW(dkv_128)
-    DT__OTHER_ROW(entropy_fast_launch, 256) DT__OTHER_ROW(column_share_launch, 512)
-    DT__OTHER_ROW(verb_launch, 128) DT__OTHER_ROW(recast_launch, 256)
+    DT__ATTENTION_ROW(64) DT__ATTENTION_ROW(dq_64) DT__ATTENTION_ROW(dkv_64)
+    DT__ATTENTION_ROW(128) DT__ATTENTION_ROW(dq_128) DT__ATTENTION_ROW(dkv_128)
+    DT__OTHER_ROW(verb_launch, 128) DT__OTHER_ROW(recast_launch, 256) DT__BODY_ROW(dt__some_embed_grad, 256, 0)
+    DT__BODIES(DT__BODY_WARP, DT__BODY_ITEM, DT__BODY_BLOCK)
 #ifdef DT_COMPILER
     {"dt__group_launch", NULL, 128, 0, DT__GPU_GROUP},
 #endif
-    DT__BODIES(DT__BODY_WARP, DT__BODY_ITEM, DT__BODY_BLOCK) DT__BODY_ROW(dt__some_embed_grad, 256, 0)};
-enum { DT__GPU_KERNELS = (int)(sizeof dt__gpu_kernels / sizeof *dt__gpu_kernels) };
+};
+enum { DT__GPU_KERNELS = (int)(sizeof dt__gpu_kernels / sizeof *dt__gpu_kernels), DT__GPU_FUSED = DT__GPU_KERNELS - 1,
+       DT__GPU_MODULES = 10 };
 /* The kernel of a function of ops; DT__GPU_KERNELS: the device's text lacks it. */
 static int dt__body_of(dt__some_fn body)
 {
@@ -10392,7 +10345,8 @@ typedef struct dt__cuda {
     dt__driver f;
     int gpu, arch, processors;
     void *context, *stream[DT__GPU_STREAMS], *mark[DT__GPU_STREAMS][DT__GPU_MARKS];
-    void *module[2], *kernel[DT__GPU_KERNELS]; /* exact, fast numerics */
+    void *module[DT__GPU_MODULES], *kernel[DT__GPU_KERNELS]; /* NULL: not loaded so far */
+    int precision; /* of fast numerics */
     char name[64];
     pthread_mutex_t lock;
     dt__gpu_block *block;
@@ -10570,12 +10524,78 @@ static float *dt__gpu_direct(dt__device *is, const void *mem, int64_t n)
     return b.mem != b.host && dt__gpu_enter(d) ? (float *)(uintptr_t)mem : dt__gpu_download(is, mem, n);
 }
 
+/* The module that has a kernel, beside those that are launched with it. */
+static int dt__gpu_module(int kernel)
+{
+    const int ends[] = {3, DT__GPU_STATS, DT__GPU_GEMM, DT__GPU_GEMM + 4, DT__GPU_ATTENTION, DT__GPU_ATTENTION + 3,
+                        DT__GPU_VERB, dt__body_of(dt__some_gather), DT__GPU_FUSED, DT__GPU_KERNELS};
+    int m = 0;
+    while (kernel >= ends[m]) m++;
+    return m;
+}
+/* Prints the device's text, CUDA C++ without includes, for a module; -1: for all. number: 1, or what tensor cores
+ * multiply, DT_BF16 or DT_F16. */
+static void dt__cuda_print(dt__text *text, int number, int module)
+{
+#define DT__SIZE_OF(type) {#type, sizeof(type)}
+    static const struct {
+        const char *name;
+        size_t size;
+    } shared[] = {DT__SIZE_OF(dt_graph), DT__SIZE_OF(dt__param), DT__SIZE_OF(dt__launch), DT__SIZE_OF(dt__gemm_args),
+                  DT__SIZE_OF(dt__attention), DT__SIZE_OF(dt__verb_args), DT__SIZE_OF(dt__recast),
+                  DT__SIZE_OF(dt__flash)};
+    dt__text_add(text, "#define DT__ON_DEVICE %d\n#define DT__SKIP(...)\n", number);
+    for (int i = 0; i < DT__GPU_KERNELS; i++)
+        dt__text_add(text, "#define DT__IS_%s DT__%sENTRY\n", dt__gpu_kernels[i].name,
+                     module < 0 || dt__gpu_module(i) == module ? "" : "NO_");
+#ifdef DT_COMPILER
+    dt__text_add(text, "#define DT_COMPILER\n");
+#endif
+    dt__source_add(text, dt__cuda_parts);
+    for (size_t i = 0; i < sizeof shared / sizeof *shared; i++)
+        dt__text_add(text, "static_assert(sizeof(%s) == %zu, \"host and device agree\");\n", shared[i].name,
+                     shared[i].size);
+}
+
+#define DT__CU(call) if (!failed && !r) failed = d->f.cu##call
+/* Loads a kernel and those that are launched with it, a module of the GPU's code from the cache or NVRTC. */
+static dt_result dt__gpu_load(dt__cuda *d, int kernel)
+{
+    const int m = dt__gpu_module(kernel);
+    dt__text text = DT__ZERO;
+    dt__code code = DT__ZERO;
+    char path[PATH_MAX], flags[64], *data = NULL;
+    int64_t bytes;
+    int built, failed = 0;
+    dt_result r;
+    DT__PRINT(flags, "--gpu-architecture=sm_%d%s", d->arch, d->arch == 90 ? "a" : "");
+    dt__cuda_print(&text, kernel < DT__GPU_STATS ? d->precision : 1, m);
+    code.text = text.at, code.by = "nvrtc", code.flags = flags, code.suffix = "cubin", code.build = dt__cuda_compile;
+    r = text.failed ? DT_E_MEMORY : dt__code_get(&code, path, sizeof path, &built);
+    if (!r) r = dt__file_get(path, 1 << 28, &data, &bytes);
+    DT__CU(ModuleLoadData(&d->module[m], data));
+    if (failed) unlink(path); /* the next start compiles it again */
+    for (int i = 0; i < DT__GPU_KERNELS; i++) {
+        if (dt__gpu_module(i) != m) continue;
+        DT__CU(ModuleGetFunction(&d->kernel[i], d->module[m], dt__gpu_kernels[i].name));
+        DT__CU(FuncSetAttribute(d->kernel[i], DT__GPU_DYNAMIC, dt__gpu_kernels[i].shared));
+    }
+    (void)dt__gpu_failed(d, failed, "loading its code");
+    if (r) d->is.failed = r, DT__PRINT(d->is.why, "%s", dt_last_error());
+    dt__free(text.at);
+    dt__free(data);
+    return dt__device_result(&d->k);
+}
+
 /* Queues a kernel, whose one argument is a struct: x y z blocks. */
 static void dt__gpu_queue(dt__cuda *d, int kernel, void *arguments, int64_t x, int64_t y, int64_t z, int threads,
                           int shared)
 {
     void *list[1];
     list[0] = arguments;
+    pthread_mutex_lock(&d->lock);
+    if (x > 0 && !d->kernel[kernel] && dt__gpu_enter(d)) (void)dt__gpu_load(d, kernel);
+    pthread_mutex_unlock(&d->lock);
     if (kernel != DT__GPU_RECAST) DT__ADD(&d->work, 1);
     if (x > 0)
         DT__GPU(LaunchKernel(d->kernel[kernel], (unsigned)x, (unsigned)y, (unsigned)z, (unsigned)threads, 1, 1,
@@ -10584,35 +10604,6 @@ static void dt__gpu_queue(dt__cuda *d, int kernel, void *arguments, int64_t x, i
 static void dt__gpu_go(dt__cuda *d, int kernel, void *arguments, int64_t x, int64_t y, int64_t z)
 {
     dt__gpu_queue(d, kernel, arguments, x, y, z, dt__gpu_kernels[kernel].threads, dt__gpu_kernels[kernel].shared);
-}
-
-#define DT__CU(call) if (!failed && !r) failed = d->f.cu##call
-/* A module of the GPU's code, from the cache or NVRTC (dt__cuda_print), and its kernels. */
-static dt_result dt__gpu_load(dt__cuda *d, int which)
-{
-    const int fast = which > 1;
-    dt__text text = DT__ZERO;
-    dt__code code = DT__ZERO;
-    char path[PATH_MAX], flags[64], *data = NULL;
-    int64_t bytes;
-    int built, failed = 0;
-    dt_result r;
-    DT__PRINT(flags, "--gpu-architecture=sm_%d%s", d->arch, d->arch == 90 ? "a" : "");
-    dt__cuda_print(&text, which);
-    code.text = text.at, code.by = "nvrtc", code.flags = flags, code.suffix = "cubin", code.build = dt__cuda_compile;
-    r = text.failed ? DT_E_MEMORY : dt__code_get(&code, path, sizeof path, &built);
-    if (!r) r = dt__file_get(path, 1 << 28, &data, &bytes);
-    DT__CU(ModuleLoadData(&d->module[fast], data));
-    if (failed) unlink(path); /* the next start compiles it again */
-    for (int i = 0; i < DT__GPU_KERNELS; i++) {
-        if (fast != (i < DT__GPU_GEMM)) continue;
-        DT__CU(ModuleGetFunction(&d->kernel[i], d->module[fast], dt__gpu_kernels[i].name));
-        DT__CU(FuncSetAttribute(d->kernel[i], DT__GPU_DYNAMIC, dt__gpu_kernels[i].shared));
-    }
-    (void)dt__gpu_failed(d, failed, "loading its code");
-    dt__free(text.at);
-    dt__free(data);
-    return r ? r : dt__device_result(&d->k);
 }
 
 /* ---- CUDA: products ---- */
@@ -10679,7 +10670,8 @@ static int dt__gpu_dot(dt__device *is, int precision)
     if (failed)
         dt__error(DT_E_SYSTEM, "cuBLASLt cannot begin (status %d). Look at the memory that is left on the GPU", failed);
     else (void)dt__gpu_failed(d, d->f.cuMemAlloc_v2(&d->lt_room, DT__LT_ROOM), "taking memory for products");
-    if (failed || (precision && dt__gpu_load(d, precision))) return DT__DOT_NONE;
+    d->precision = precision;
+    if (failed) return DT__DOT_NONE;
     return precision ? precision - DT_BF16 + DT__DOT_BF16 : DT__DOT_TF32;
 }
 
@@ -10825,7 +10817,7 @@ static int dt__gpu_flash(dt__cuda *d, const dt__attention *of)
     f.stats = (float *)dt__gpu_grown(d, &d->side[DT__SIDE_STATS], 8 * a->b * a->h * dt__round_up(a->t, 128));
     if (back) dt__gpu_go(d, DT__GPU_STATS, &f, a->b * a->h, dt__round_up(a->t, 128) / 8, 1);
     for (int kind = back; kind <= 2 * back; kind++) {
-        const int kernel = 2 * kind + wide, keys = kind == DT__KEYS;
+        const int kernel = 3 * wide + kind, keys = kind == DT__KEYS;
         dt__gpu_go(d, kernel, &f, a->b * (keys ? a->hk : a->h),
                    dt__ceil_div(keys ? a->s : a->t, dt__gpu_kernels[kernel].each), 1);
     }
@@ -10839,8 +10831,8 @@ static void dt__gpu_attention(dt_pool *pool, const dt__attention *attention)
     int64_t z = dt__ceil_div(a.d, wide ? 128 : 64);
     (void)pool;
     if (dt__gpu_flash(d, &a)) return;
-    dt__gpu_go(d, DT__GPU_ATTENTION + 2 * back + wide, &a, a.b * a.h, dt__ceil_div(a.t, 64), z);
-    if (back) dt__gpu_go(d, DT__GPU_ATTENTION + 4 + wide, &a, a.b * a.hk, dt__ceil_div(a.s, 64), z);
+    dt__gpu_go(d, DT__GPU_ATTENTION + 3 * wide + back, &a, a.b * a.h, dt__ceil_div(a.t, 64), z);
+    if (back) dt__gpu_go(d, DT__GPU_ATTENTION + 3 * wide + 2, &a, a.b * a.hk, dt__ceil_div(a.s, 64), z);
 }
 
 static int64_t dt__gpu_move(dt__device *is, float *to, const float *from, int64_t n)
@@ -11100,7 +11092,7 @@ static void dt__gpu_close(dt__device *is)
             if (d->mark[i][k]) (void)d->f.cuEventDestroy_v2(d->mark[i][k]);
         if (d->stream[i]) (void)d->f.cuStreamDestroy_v2(d->stream[i]);
     }
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < DT__GPU_MODULES; i++)
         if (d->module[i]) (void)d->f.cuModuleUnload(d->module[i]);
     if (d->context) (void)d->f.cuDevicePrimaryCtxRelease_v2(d->gpu);
     if (dt__gpu == d) dt__gpu = NULL;
@@ -11142,7 +11134,7 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
     if (!r && !maps)
         r = dt__error(DT_E_SYSTEM, "%s cannot use the host's memory at the host's addresses, as steps do. Choose "
                       "another GPU, or --device cpu", d->name);
-    if (!r) r = dt__gpu_load(d, 1);
+    if (!r) r = dt__gpu_load(d, DT__GPU_VERB);
     if (r) {
         dt__gpu_close(&d->is);
         return r;
@@ -25344,8 +25336,8 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     if (!r && !from) r = dt_all_reduce(t->comm, &t->logs, 1, DT_MAX);
     if (!r && !from) r = dt__loader_open(t);
     if (!r && dt__trainer_speaks(t)) dt__trainer_banner(t);
-    dt__busy_end(t, busy);
     if (!r && !from) r = dt__trainer_first(t);
+    dt__busy_end(t, busy);
     if (!r) r = dt__probe_all(t, DT_AT_START, NULL);
     t->started = t->printed = dt__now();
     if (r) dt_trainer_close(&t);
@@ -26228,10 +26220,12 @@ static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, dt_step_info *
 {
     dt__engine *e = &t->e;
     int64_t valid, units = (e->p.hi - e->p.lo) * dt__layout_leaves(&e->p);
+    int busy = e->k->device && e->step == t->first ? dt__busy_begin(t) : 0; /* a GPU's kernels are compiled */
     dt_result r = dt__trainer_next(t, said, &valid);
     if (!r && t->save.writing && !(*said & DT__SAID_WRITING)) r = dt__save_result(t, dt__save_end(t));
     memset(e->shard_loss, 0, 4 * (size_t)(units * (1 + e->p.net.count))); /* if none is valid */
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
+    dt__busy_end(t, busy);
     if (!r) r = dt__tree_loss(t, e->shard_loss, 1, &info->loss);
     if (!r && e->p.net.watched) r = dt__tree_loss(t, e->shard_auxiliary, e->p.net.count, &info->auxiliary);
     info->loss /= (float)dt__max(1, valid), info->auxiliary *= e->env.unit_share;

@@ -374,7 +374,6 @@ template <class T> EMULATION_OWN T *take_dynamic(const char *name, int &floats, 
     static void name##_run(const void *a) { name(*(const type *)a); } \
     static emulation::kernel name##_entry(#name, sizeof(type), name##_run, __VA_ARGS__); \
     static void name(const type &a)
-#define DT__FAST_KERNEL DT__KERNEL
 #define DT__SHARED(type, name, n) \
     static emulation::shared_array<type> name##_place; \
     type *const name = name##_place.take(#name, (size_t)(n))

@@ -137,6 +137,7 @@ struct CUfunc_st {
 struct CUmod_st {
     CUcontext context;
     int number;
+    std::string lacks;
     std::deque<CUfunc_st> functions;
 };
 struct allocation {
@@ -153,6 +154,7 @@ struct image { /* what stands for a cubin */
     char magic[16];
     uint64_t text;
     int arch, number;
+    char lacks[4000]; /* kernels that the text's head leaves out, each between spaces */
 };
 struct _nvrtcProgram {
     std::string text, log;
@@ -837,7 +839,7 @@ DRIVER_CALL cuModuleLoadData(CUmodule *m, const void *data)
     memcpy(&i, data, sizeof i);
     if (i.text != hash(stand_in_text, (size_t)(stand_in_text_end - stand_in_text))) return CUDA_ERROR_INVALID_IMAGE;
     if (i.arch != arch) return CUDA_ERROR_NO_BINARY_FOR_GPU;
-    modules.insert(*m = new CUmod_st{current, i.number, {}});
+    modules.insert(*m = new CUmod_st{current, i.number, i.lacks, {}});
     return CUDA_SUCCESS;
 }
 DRIVER_CALL cuModuleUnload(CUmodule m)
@@ -853,7 +855,7 @@ DRIVER_CALL cuModuleGetFunction(CUfunction *f, CUmodule m, const char *name)
     ENTER("cuModuleGetFunction", CONTEXT, CUDA_ERROR_NOT_FOUND);
     if (!modules.count(m)) misuse("cuModuleGetFunction: module %p is not loaded", (void *)m);
     for (auto k = emulation::kernels; k; k = k->next) {
-        if (strcmp(k->name, name)) continue;
+        if (strcmp(k->name, name) || m->lacks.find(std::string(" ") + name + " ") != std::string::npos) continue;
         for (auto &known : m->functions)
             if (known.f == k) return *f = &known, CUDA_SUCCESS;
         m->functions.push_back({m, k, 48 << 10});
@@ -986,6 +988,12 @@ NVRTC_CALL nvrtcCompileProgram(nvrtcProgram p, int count, const char *const *opt
     if (!target)
         return p->log = "nvrtc: error: the stand-in needs --gpu-architecture=sm_..", NVRTC_ERROR_INVALID_OPTION;
     if (fused) return p->log = "nvrtc: error: the stand-in needs -fmad=false", NVRTC_ERROR_INVALID_OPTION;
+    std::string lacks;
+    for (size_t at; (at = p->text.find(" DT__NO_ENTRY\n")) != std::string::npos;) {
+        const size_t name = p->text.rfind("DT__IS_", at) + 7;
+        lacks += " " + p->text.substr(name, at - name) + " ";
+        p->text.erase(at + 5, 3);
+    }
     std::string built(stand_in_text, (size_t)(stand_in_text_end - stand_in_text));
     const char begin[] = "#define DT__ON_DEVICE ";
     const size_t digit = sizeof begin - 1;
@@ -1003,6 +1011,7 @@ NVRTC_CALL nvrtcCompileProgram(nvrtcProgram p, int count, const char *const *opt
         return NVRTC_ERROR_COMPILATION;
     }
     memcpy(p->made.magic, image_magic, sizeof image_magic);
+    snprintf(p->made.lacks, sizeof p->made.lacks, "%s", lacks.c_str());
     p->made.text = hash(stand_in_text, built.size()), p->made.arch = target, p->compiled = true;
     return NVRTC_SUCCESS;
 }

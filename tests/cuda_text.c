@@ -1,5 +1,8 @@
-/* Prints the device's text of dtrain.h (./build.sh cuda-text). Where CUDA's header is, the compiler compares numbers. */
+/* Prints the device's text of dtrain.h (./build.sh cuda-text): cuda_text [NUMBER [MODULE]], as dt__cuda_print takes them.
+ * Where CUDA's header is, the compiler compares numbers. */
+#ifndef DT_CUDA
 #define DT_CUDA
+#endif
 #ifndef DT_COMPILER
 #define DT_COMPILER
 #endif
@@ -60,7 +63,7 @@ SAME(sizeof(cublasComputeType_t), 4);
 int main(int argc, char **argv)
 {
     dt__text text = DT__ZERO;
-    dt__cuda_print(&text, argc > 1 ? atoi(argv[1]) : 1);
+    dt__cuda_print(&text, argc > 1 ? atoi(argv[1]) : 1, argc > 2 ? atoi(argv[2]) : -1);
 #ifdef NCCL_CONFIG_INITIALIZER
     if (theirs.magic != (unsigned)DT__NCCL_MAGIC) return 1;
 #endif
