@@ -175,6 +175,7 @@ compile_all() {
 #   open      its private functions are declared to tests, which can replace its allocator and its disk
 #   engines   open, with the engines for MPI and libfabric that can be had here
 #   checked   open, under the sanitizers that fuzz targets need
+#   gpu       open, with the code for GPUs, where graphs of tests run if DT_GPU says so (tests/on_gpu.h)
 # open and engines are one. With DT_SANITIZE, library and open are one, because the sanitizers take a minute for each.
 one_of() {
     case ${DT_SANITIZE:+sanitized-}$1 in engines | sanitized-library) say open ;; *) say "$1" ;; esac
@@ -187,6 +188,7 @@ implementation() {
     library) say "$build/dtrain.c $test_build/library.o -c $train_cflags -DDT_COMPILER $tests" ;;
     open | engines) say "$build/open/dtrain.c $test_build/$name.o -c $test_cflags $(switches "$name" | xargs) $tests -include tests/memory.h" ;;
     checked) say "$build/open/dtrain.c $test_build/checked.o -c -g $checked_cflags -include tests/memory.h" ;;
+    gpu) say "$build/open/dtrain.c $test_build/gpu.o -c $gpu_cflags -include tests/on_gpu.h" ;;
     esac
 }
 uses() {
@@ -197,6 +199,7 @@ uses() {
     library) say "-DDTRAIN_IMPLEMENTED $root/$test_build/$name.o $train_cflags -ldl" ;;
     open | engines) say "-I$root/$build/open $root/$test_build/$name.o $test_cflags $(switches "$name" | xargs) -ldl" ;;
     checked) say "-I$root/$build/open -g $checked_cflags $root/$test_build/checked.o" ;;
+    gpu) say "-I$root/$build/open $root/$test_build/gpu.o $gpu_cflags -ldl" ;;
     esac
 }
 # What open or engines has: the meeting of ranks as well where no engine needs it.
@@ -453,6 +456,7 @@ test_flags() {
     test_cflags="$warnings -O1 -DDT_DEBUG"
     [ -z "${DT_FULL:-}" ] || test_cflags="$warnings"
     train_cflags="$warnings"
+    gpu_cflags="-O${DT_FULL:-0} -DDT_DEBUG -DDT_CUDA -DDT_COMPILER=" # as programs define it
     checked_cflags="-O${DT_FULL:-0} -DDT_DEBUG -fsanitize=address,undefined -fno-sanitize-recover=all" # -O1 with --full
     [ -n "${DT_SANITIZE:-}" ] || return 0
     test_build=$build/tests-$(say "$DT_SANITIZE" | tr , -)
