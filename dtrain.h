@@ -10112,7 +10112,7 @@ static const char dt__cuda_parts[] =
     "dt__tree_add>dt__tree 4:>:4 5:>:5 DT__VERB_COPY>DT__VERB_RUN dt__row_value dt__verb dt__verb_task "
     /* H6 */
     "DT__MAX_IN>DT__ELEMENTS dt__node>DT__TP_SUM dt__peers dt__env dt__call DT__CLASS_LEAF>DT__SHARDS_REFUSE dt__span "
-    "dt__count>dt__same_shape dt__cols>dt__shape_text dt__offset dt__strided dt__strided_at 6:>:6 "
+    "dt__count>dt__same_shape dt__cols>dt__words dt__offset dt__strided dt__strided_at 6:>:6 "
     "dt__copies>dt__param_arrays dt__param_shards dt__param_local dt__leaf_slices>dt__tensor "
     "dt__in>dt__attention_sizes dt__combine_count dt__whole_sum dt__larger dt__first_max dt__table_row "
     "dt__drop_threshold dt__site dt__entropy_part dt__entropy_row dt__entropy_columns dt__entropy_max "
