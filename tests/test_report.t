@@ -54,7 +54,7 @@ for my $part (sort keys %part) {
     my @own = map { my $q = $_; sum map { $_->[$q] } column("rank_$part{$part}") } 0, 1;
     is(amounts('Where time goes', $part), join('|', map { seconds($_) } sum(@own) / 2, @own), "time goes to $part: the mean, and each rank");
 }
-is(row('Where time goes', 'checkpoints') =~ s/\|.*//r, seconds(0) . ", 0\xc2\xa0%", '  checkpoints: none');
+is(row('Where time goes', 'checkpoints') =~ s/\|.*//r, seconds(0) . ", 0.0\xc2\xa0%", '  checkpoints: none');
 sub bytes { my ($x, $k) = (shift, 0); ($x /= 1000, $k++) while $x >= 1000; return sprintf "%.4g\xc2\xa0%s", $x, (qw(B kB MB GB))[$k] }
 is((split /\|/, amounts('Memory', $_))[1], bytes($head->{memory}{$_}), "planned memory: $_") for qw(weights gradients optimizer activations buffers cache);
 is((split /\|/, amounts('Memory', 'optimizer'))[0], bytes(8 * $head->{parameters}), '  and by formula');

@@ -59,23 +59,23 @@ static const char *in_bytes(double x)
     static const char *const units[] = {"B", "kB", "MB", "GB", "TB"};
     return in_units(x, units, 5);
 }
-static const char *in_percent(double x) { return x == x ? text("%.3g\xc2\xa0%%", x) : "not known"; }
+static const char *in_percent(double x) { return x == x ? text("%.1f\xc2\xa0%%", x) : "not known"; }
 static const char *in_digits(double x)
 {
     return !(x == x) ? "not known" : fabs(x) < 1e15 && x == floor(x) ? text("%.0f", x) : text("%.6g", x);
 }
 
-/* Eight looks: a colour on light and on dark paper, the dash of a line, its marker, the hatch of an area. */
+/* Eight looks: a colour for light and dark paper, the dash of a line, its marker, the hatch of an area. */
 static const struct look {
-    const char *light, *dark, *dash, *marker, *hatch;
-} looks[] = {{"#0a58a8", "#7db8f5", "none", "m-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0", ""},
-             {"#a83e06", "#ffa56b", "6 3", "m-3-3h6v6h-6z", "M-1 7L7-1"},
-             {"#8a1c5b", "#ff9dcb", "2 2", "m0-4l4 7h-8z", "M0 0L6 6M6 0L0 6"},
-             {"#6b5a00", "#d5de7a", "9 3 2 3", "m0-4l4 4l-4 4l-4-4z", "M3 2.5v1"},
-             {"#444", "#bbb", "12 4", "m-3-3l6 6m0-6l-6 6", "M3 0v6"},
-             {"#1a6e36", "#7ddb99", "1 3", "m-4 0h8m-4-4v8", "M0 3h6"},
-             {"#6d35a8", "#cda6ff", "6 2 1 2 1 2", "m0 4l4-7h-8z", "M0 3h6M3 0v6"},
-             {"#006a73", "#6fd6de", "4 6", "m-4-1h8m-8 3h8", "M-1-1L7 7"}};
+    const char *colour, *dash, *marker, *hatch;
+} looks[] = {{"#2f7ed8", "none", "m-3 0a3 3 0 1 0 6 0a3 3 0 1 0-6 0", ""},
+             {"#c8651b", "6 3", "m-3-3h6v6h-6z", "M-1 7L7-1"},
+             {"#d6447f", "2 2", "m0-4l4 7h-8z", "M0 0L6 6M6 0L0 6"},
+             {"#8a7a00", "9 3 2 3", "m0-4l4 4l-4 4l-4-4z", "M3 2.5v1"},
+             {"#808080", "12 4", "m-3-3l6 6m0-6l-6 6", "M3 0v6"},
+             {"#2e8b4a", "1 3", "m-4 0h8m-4-4v8", "M0 3h6"},
+             {"#8f63d2", "6 2 1 2 1 2", "m0 4l4-7h-8z", "M0 3h6M3 0v6"},
+             {"#008b94", "4 6", "m-4-1h8m-8 3h8", "M-1-1L7 7"}};
 enum { LOOKS = 8, PLAIN = -1, HEAD = -2 };
 
 /* A row of a table, with a sample of its look; the HEAD opens the table. */
@@ -216,7 +216,8 @@ static void page_histogram(FILE *f, const run *r)
               in_seconds(at[0]), in_seconds(at[1]), in_seconds(at[2])), text("ms of a step of %s", r->name), "steps");
     for (int b = 0; b < PAGE_BINS; b++) {
         double y = plot_y(&p, bin[b]), w = (double)(RIGHT - LEFT) / PAGE_BINS;
-        put(f, "<rect class=\"bar\" x=\"%f\" y=\"%f\" width=\"%f\" height=\"%f\"/>", LEFT + w * b, y, w, BOTTOM - y);
+        put(f, "<rect class=\"bar\" fill=\"%s\" x=\"%f\" y=\"%f\" width=\"%f\" height=\"%f\"/>", looks->colour,
+            LEFT + w * b, y, w, BOTTOM - y);
     }
     for (int k = 0; k < 3; k++) {
         double right = fmin(plot_x(&p, 1e3 * at[k]), RIGHT);
@@ -261,7 +262,8 @@ static void page_bars(FILE *f, const bars *b)
         for (int k = 0; k < b->parts; k++) sum[i] += known_or(b->of[i][k], 0);
         most = fmax(most, sum[i]), say(about, "%s %s. ", b->bar[i], b->in(sum[i])), cell[1 + i] = b->bar[i];
     }
-    put(f, "<div class=\"pair\"><div>"), lanes_open(f, b->title, about, b->count, b->in(most));
+    put(f, b->count > 4 ? "<div><div>" : "<div class=\"pair\"><div>");
+    lanes_open(f, b->title, about, b->count, b->in(most));
     for (int i = 0; i < b->count; i++) {
         double from = 0, to;
         lane_name(f, i, text("%s, %s", b->bar[i], b->in(sum[i])));
@@ -324,10 +326,9 @@ static void page_curves(FILE *f, const run *runs, int count)
 
 static void page_where(FILE *f, const run *r)
 {
-    static bars b;
     int shown = r->ranks < PAGE_BARS ? r->ranks : PAGE_BARS - 1;
-    b.title = "Where time goes", b.part = part_names, b.parts = PARTS, b.count = 1 + shown, b.in = in_seconds;
-    b.bar[0] = "mean of the ranks", memcpy(b.of[0], r->part, sizeof r->part);
+    bars b = {"Where time goes", {"mean of the ranks"}, part_names, 1 + shown, PARTS, in_seconds, {{0}}};
+    memcpy(b.of[0], r->part, sizeof r->part);
     for (int i = 1; i <= shown; i++) { /* the late rank among them */
         int q = i == shown && r->late > i ? r->late : i - 1;
         double rest = r->sum[q][RANK_SECONDS];
@@ -360,8 +361,7 @@ static void page_trace(FILE *f, const run *r)
     static const char *const names[] = {"measured", "simulated"};
     const trace *traces[] = {&r->measured, &r->simulated};
     double end = fmax(1e-3, fmax(r->measured.end, r->simulated.end));
-    static bars b;
-    b.title = "Rank 0 by class", b.part = trace_classes, b.parts = TRACE_CLASSES, b.count = 0, b.in = in_seconds;
+    bars b = {"Rank 0 by class", {NULL}, trace_classes, 0, TRACE_CLASSES, in_seconds, {{0}}};
     for (int k = 0; k < 2; k++) {
         if (!traces[k]->bars) continue;
         page_lanes(f, traces[k], end, names[k]);
@@ -426,21 +426,20 @@ static void page_rules(FILE *f, const run *r)
     }
 }
 
-/* Hardware, and options that are not the usual ones. */
+/* What the file says of the run, and options that are not the usual ones. */
 static void page_recipe(FILE *f, const run *r)
 {
-    static const char *const names[] = {"version", "device", "cores", "nodes", "ranks", "peak_gflops"};
+    slice in = json_inside(r->head), key, value;
     double began = json_number_of(r->head, "time");
     time_t seconds = began > 0 && began < 4e9 ? (time_t)began : 0;
-    char is[SENTENCE], name[NAME];
-    const char *cell[] = {"file", r->path};
+    char is[SENTENCE], name[NAME] = "began (UTC)";
+    const char *head[] = {"file", r->path}, *cell[] = {name, is};
     int usual;
-    row(f, HEAD, cell, 2), cell[0] = "began", cell[1] = is;
-    if (seconds && strftime(is, sizeof is, "%Y-%m-%d %H:%M:%S UTC", gmtime(&seconds))) row(f, PLAIN, cell, 2);
-    for (int k = 0; k < 6; k++)
-        cell[0] = names[k], json_text(json_find(r->head, names[k]), is, sizeof is), row(f, PLAIN, cell, 2);
-    cell[0] = name;
-    for (slice in = json_inside(json_find(r->head, "usual")); run_next_option(r, &in, name, is, &usual);)
+    row(f, HEAD, head, 2);
+    if (strftime(is, sizeof is, "%Y-%m-%d %H:%M:%S", gmtime(&seconds))) row(f, PLAIN, cell, 2);
+    while (json_next(&in, &key, &value))
+        if (*value.at != '{') json_text(key, name, NAME), json_text(value, is, sizeof is), row(f, PLAIN, cell, 2);
+    for (in = json_inside(json_find(r->head, "usual")); run_next_option(r, &in, name, is, &usual);)
         if (!usual) row(f, PLAIN, cell, 2);
     table_end(f), put(f, "<p>Options are shown that have other than the usual values.</p>\n");
 }
@@ -460,49 +459,39 @@ static void page_samples(FILE *f, const run *r)
 
 /* ---- the page ---- */
 
+/* Paper and ink are the reader's own; what is grey is so on both. */
 static const char page_style[] =
-    "body{margin:0;background:var(--paper);color:var(--ink);font:16px/1.45 system-ui,sans-serif}"
-    "main{max-width:1080px;margin:auto;padding:12px}h1{font-size:1.35rem}h2{font-size:1.15rem;margin:1.6em 0 .5em}"
-    "h3{font-size:1rem}p{margin:.5em 0}.cards,.pair{display:grid;gap:14px;"
+    "<style>:root{color-scheme:light dark}body{margin:0;background:Canvas;color:CanvasText;"
+    "font:16px/1.45 system-ui,sans-serif}main{max-width:1080px;margin:auto;padding:12px}h1{font-size:1.35rem}"
+    "h2{font-size:1.15rem;margin:1.6em 0 .5em}h3{font-size:1rem}p{margin:.5em 0}.cards,.pair{display:grid;gap:14px;"
     "grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr))}.cards>*,.pair>*{min-width:0}\n"
-    ".card{background:var(--card);border:1px solid var(--line);border-left:6px solid var(--good);padding:4px 14px}"
-    ".card h2{margin:.5em 0;overflow-wrap:anywhere}.ill1{border-left-color:var(--bad)}"
-    ".ill2{border-left-color:var(--note)}.what{font-weight:600}"
-    "pre{background:var(--card);border:1px solid var(--line);padding:8px;white-space:pre-wrap;"
-    "overflow-wrap:anywhere;font-size:.85rem;margin:.5em 0}table{border-collapse:collapse;font-size:.875rem;"
-    "font-variant-numeric:tabular-nums;margin:.3em 0}th,td{border-bottom:1px solid var(--line);padding:3px 10px 3px 0;"
-    "text-align:left;vertical-align:top}.long{overflow-wrap:anywhere}"
-    "th[scope=row]{font-weight:400;color:var(--soft);min-width:8em}.wide{overflow-x:auto}"
-    ".plot{width:100%;max-width:560px;height:auto;display:block}"
-    ".plot text{font-size:11px;fill:var(--ink)}.grid{stroke:var(--line);stroke-width:.6}"
-    ".axis{stroke:var(--soft);fill:none}.line{fill:none;stroke-width:1.4}"
-    ".bar{fill:var(--c0);fill-opacity:.5;stroke:var(--ink);stroke-width:.6}.fill{fill-opacity:.5}"
-    ".rule{stroke:var(--ink);stroke-dasharray:2 2;stroke-width:.8}.event{stroke:var(--ink);stroke-width:.25}"
-    ".hatch{stroke:var(--ink);stroke-width:.7;fill:none;stroke-linecap:square}"
-    ".mark{fill:var(--paper);stroke-width:1.3;stroke-dasharray:none!important}\n"
+    ".card,pre{background:#8881;border:1px solid #8886;padding:4px 14px;overflow-wrap:anywhere}"
+    ".card{border-left:6px solid #2e8b4a}.ill1{border-left-color:#d93025}.ill2{border-left-color:#b8860b}"
+    ".card h2{margin:.5em 0}.what{font-weight:600}pre{white-space:pre-wrap;font-size:.85rem;margin:.5em 0}"
+    "table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums;margin:.3em 0}"
+    "th,td{border-bottom:1px solid #8886;padding:3px 10px 3px 0;text-align:left;vertical-align:top}"
+    ".long{overflow-wrap:anywhere}th[scope=row]{font-weight:400;min-width:8em}.wide{overflow-x:auto}\n"
+    ".plot{width:100%;max-width:560px;height:auto;display:block;stroke:CanvasText}.plot text{font-size:11px;"
+    "fill:CanvasText;stroke:none}.grid{stroke:#8886;stroke-width:.6}.axis,.line{fill:none}.line{stroke-width:1.4}"
+    ".bar{fill-opacity:.5;stroke-width:.6}.rule{stroke-dasharray:2 2;stroke-width:.8}.event{stroke-width:.25}"
+    ".hatch{stroke:CanvasText;stroke-width:.7;fill:none;stroke-linecap:square}"
+    ".mark{fill:Canvas;stroke-width:1.3;stroke-dasharray:none!important}\n"
     ".legend{list-style:none;margin:0;padding:0;display:flex;flex-wrap:wrap;gap:2px 16px;font-size:.875rem}"
     ".legend li{overflow-wrap:anywhere;min-width:0}.key{width:40px;height:10px}.defs{position:absolute}"
-    ".swatch{width:16px;height:10px;border:1px solid var(--soft)}\n"
-    "@media print{body{font-size:11pt}table{font-size:8.5pt}.wide{overflow:visible}"
+    ".swatch{width:16px;height:10px;border:1px solid #888}\n"
+    "@media print{:root{color-scheme:light}body{font-size:11pt}table{font-size:8.5pt}.wide{overflow:visible}"
     ".pair{grid-template-columns:1fr 1fr}section,.pair,tr,svg{break-inside:avoid}h2,h3{break-after:avoid}}\n";
 
 /* Style and patterns. */
 static void page_looks(FILE *f)
 {
-    put(f, "<style>:root{color-scheme:light dark;--paper:#fff;--card:#f5f6f8;--ink:#1b1f24;--soft:#525a63;"
-        "--line:#c9d0d8;--good:#17692f;--bad:#a8221a;--note:#7a5200");
-    for (int k = 0; k < LOOKS; k++) put(f, ";--c%d:%s", k, looks[k].light);
-    put(f, "}\n@media screen and (prefers-color-scheme:dark){:root{--paper:#14171b;--card:#1e2329;--ink:#e8ebee;"
-        "--soft:#a9b2bc;--line:#3c444d;--good:#6fd08a;--bad:#ff9088;--note:#f0c060");
-    for (int k = 0; k < LOOKS; k++) put(f, ";--c%d:%s", k, looks[k].dark);
-    put(f, "}}\n");
-    for (int k = 0; k < LOOKS; k++) put(f, ".r%d{stroke:var(--c%d);stroke-dasharray:%s}", k, k, looks[k].dash);
-    fputs(page_style, f), put(f, "</style></head><body>\n");
-    put(f, "<svg class=\"defs\" width=\"0\" height=\"0\" aria-hidden=\"true\"><defs>");
+    fputs(page_style, f);
+    for (int k = 0; k < LOOKS; k++) put(f, ".r%d{stroke:%s;stroke-dasharray:%s}", k, looks[k].colour, looks[k].dash);
+    put(f, "</style></head><body>\n<svg class=\"defs\" width=\"0\" height=\"0\" aria-hidden=\"true\"><defs>");
     for (int k = 0; k < LOOKS; k++)
-        put(f, "<pattern id=\"p%d\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\"><rect class=\"fill\" "
-            "width=\"6\" height=\"6\" style=\"fill:var(--c%d)\"/><path d=\"%s\" class=\"hatch\"/></pattern>",
-            k, k, looks[k].hatch);
+        put(f, "<pattern id=\"p%d\" width=\"6\" height=\"6\" patternUnits=\"userSpaceOnUse\"><rect width=\"6\" "
+            "height=\"6\" fill=\"%s\" fill-opacity=\"0.5\"/><path d=\"%s\" class=\"hatch\"/></pattern>",
+            k, looks[k].colour, looks[k].hatch);
     put(f, "</defs></svg>\n");
 }
 

@@ -54,7 +54,7 @@ static int take(job *j, int count, char **word, char why[SENTENCE])
 
 static int write_page(const job *j, const run *runs, int on, char why[SENTENCE])
 {
-    static char next[4200], old[sizeof page_first];
+    char next[4200], old[sizeof page_first] = "";
     FILE *f = fopen(j->page, "rb");
     size_t n = f ? fread(old, 1, sizeof old - 1, f) : 0;
     int bad;

@@ -117,21 +117,17 @@ static int text_length(const char *at)
 /* A string, decoded, or a number as it stands; what is not a character becomes a question mark. */
 static const char *json_text(slice v, char *text, size_t size)
 {
-    static const char from[] = "nrtbf", to[] = "\n\r\t\b\f";
     size_t n = 0;
     if (v.at < v.end && *v.at == '"') v.at++, v.end -= v.end > v.at && v.end[-1] == '"';
-    while (v.at < v.end && n + 3 < size) {
-        const char *named;
-        unsigned code = (unsigned char)*v.at++;
-        if (code != '\\' || v.at == v.end) {
-            text[n++] = (char)code;
-            continue;
+    while (v.at < v.end && n + 1 < size) {
+        char c = *v.at++;
+        unsigned code = 0;
+        if (c == '\\' && v.at < v.end) {
+            c = *v.at++;
+            if (c == 'u' && v.end - v.at >= 4 && sscanf(v.at, "%4x", &code) == 1) v.at += 4;
+            c = c == 'n' ? '\n' : c == 't' ? '\t' : c == 'u' && code < 128 ? (char)code : strchr("urbf", c) ? 0 : c;
         }
-        named = strchr(from, *v.at), code = (unsigned char)(named ? to[named - from] : *v.at), v.at++;
-        if (code == 'u' && v.end - v.at >= 4 && sscanf(v.at, "%4x", &code) == 1) v.at += 4;
-        if (code >= 0x800) text[n++] = (char)(0xe0 | code >> 12);
-        if (code >= 0x80) text[n++] = (char)(code < 0x800 ? 0xc0 | code >> 6 : 0x80 | (code >> 6 & 63));
-        text[n++] = (char)(code < 0x80 ? code : 0x80 | (code & 63));
+        text[n++] = c;
     }
     text[n] = 0;
     for (char *p = text; p < text + n; p += text_length(p) ? text_length(p) : 1)
