@@ -5073,16 +5073,22 @@ struct dt_graph {
  * exchange: the all-to-all of the ranks that share experts; all call it in the same order. Rank p receives rows
  * [give[p * bins], give[(p + 1) * bins]) of `from`, and rows [take[p * bins], take[(p + 1) * bins]) of `to` come from
  * rank p. A row has `width` floats. After an error `to` is +0.
- * message: between the ranks that share a unit's context leaves, numbered along the context axis. SEND starts a message
- * to `rank`; its data must not change until WAIT for its place, one of DT__CP_PLACES. RECEIVE waits for the next
- * message from `rank`. */
+ * message: starts or finishes x, between the ranks that share a unit's context leaves, numbered along the context axis;
+ * all call it in the same order. */
 enum { DT__TP_SUM, DT__TP_MAX, DT__TP_SCATTER, DT__TP_GATHER };
-enum { DT__CP_SEND, DT__CP_WAIT, DT__CP_RECEIVE, DT__CP_PLACES = 4 };
+/* A message to rank `dest` and one from rank `source`, or one of them; what they read or write is theirs from start to
+ * finish. On GPUs those of a flow have a stream: 0 of context slices; 1 + 2 * back + receives of stages. */
+typedef struct dt__sendrecv {
+    float *from, *to;
+    int64_t given, taken;
+    int dest, source, flow, started;
+    uint32_t ticket;
+} dt__sendrecv;
 typedef struct dt__peers {
     void (*combine)(void *user, int kind, float *to, const float *from, int64_t count);
     void (*exchange)(void *user, float *to, const int32_t *take, const float *from, const int32_t *give, int64_t bins,
                      int64_t width);
-    void (*message)(void *user, int kind, int place, float *data, int64_t count, int rank);
+    void (*message)(void *user, int finish, struct dt__sendrecv *x);
     void *user;
 } dt__peers;
 
@@ -7126,7 +7132,7 @@ typedef struct dt__sliced {
     int64_t keys;           /* floats of the keys and values of a slice */
     int level, ranks, at;   /* leaves = 1 << level; ranks of the context group; this rank's index in the group */
     float *block[2];        /* the current block and the next one: (2 leaves, samples, rows, pair) */
-    float *box[2], *inbox;  /* messages with dk and dv: to the owners, and from other ranks */
+    float *box, *inbox;     /* messages with dk and dv: to the owners, and from other ranks */
     float *nodes, *key_nodes, *key_stack;
 } dt__sliced;
 
@@ -7193,8 +7199,7 @@ static int64_t dt__sliced_of(dt__sliced *s, const dt_graph *g, const dt__attenti
     box = backward ? dt__slice_message(s, s->at, s->at) : 0;
     s->block[0] = work, at = block;
     s->block[1] = work + at, at += s->ranks > 1 ? block : 0;
-    s->box[0] = work + at, at += box;
-    s->box[1] = work + at, at += s->ranks > 1 ? box : 0;
+    s->box = work + at, at += box;
     s->inbox = work + at, at += s->ranks > 1 ? box : 0;
     s->key_stack = work + at, at += backward ? s->level * s->keys : 0;
     s->key_nodes = work + at, at += backward ? dt__sliced_alive(s->ranks) * block : 0;
@@ -7373,7 +7378,7 @@ static void dt__sliced_arrive(const dt__sliced *s, dt__stack *tree, int rank, co
 /* One block: its nodes of the tree over keys, and in backward the message to its owner. */
 static void dt__sliced_block(const dt__sliced *s, dt__stack *tree, int step, int owner)
 {
-    float *box = s->box[step & 1];
+    float *box = s->box;
     int32_t to, from;
     for (int64_t k = 0; k < 2 * s->leaves; k++) {
         int64_t key = dt__slice_number(s, owner, k);
@@ -7396,29 +7401,26 @@ static void dt__sliced_run(const dt__call *c, const dt__attention *a)
     float *root; /* of the tree over keys, then of those over queries */
     dt__sliced s;
     dt__stack tree = DT__ZERO, keys = DT__ZERO;
+    dt__sendrecv ring = DT__ZERO, back = DT__ZERO; /* of keys and values; of dk and dv */
     (void)dt__sliced_of(&s, c->g, a, c->env->sliced, backward);
     s.c = c;
     int64_t count = 2 * s.leaves * s.keys, half = s.pair / 2;
     dt__sliced_move(&s, s.block[0], 0, a->k, a->ldk, half); /* this rank's block */
     dt__sliced_move(&s, s.block[0] + half, 0, a->v, a->ldk, half);
+    ring.given = ring.taken = count, ring.dest = (s.at + 1) % s.ranks, ring.source = (s.at + s.ranks - 1) % s.ranks;
+    back.from = s.box, back.to = s.inbox;
     for (int step = 0; step < s.ranks; step++) {
-        int owner = (s.at + s.ranks - step) % s.ranks, rank = (s.at + step) % s.ranks, place = 2 + (step & 1);
-        int here = step & 1, there = !here, more = step + 1 < s.ranks, next = (s.at + 1) % s.ranks;
-        int64_t given = dt__slice_message(&s, s.at, owner), taken = dt__slice_message(&s, rank, s.at);
-        if (more) peers->message(peers->user, DT__CP_SEND, here, s.block[here], count, next);
-        if (backward && step > 1) peers->message(peers->user, DT__CP_WAIT, place, NULL, 0, 0);
+        int owner = (s.at + s.ranks - step) % s.ranks, rank = (s.at + step) % s.ranks, more = step + 1 < s.ranks;
+        ring.from = s.block[step & 1], ring.to = s.block[~step & 1];
+        back.given = dt__slice_message(&s, s.at, owner), back.dest = owner;
+        back.taken = dt__slice_message(&s, rank, s.at), back.source = rank;
+        if (more) peers->message(peers->user, 0, &ring);
         dt__sliced_block(&s, &tree, step, owner);
-        if (backward && step) peers->message(peers->user, DT__CP_SEND, place, s.box[step & 1], given, owner);
-        if (more) {
-            peers->message(peers->user, DT__CP_WAIT, there, NULL, 0, 0);
-            peers->message(peers->user, DT__CP_RECEIVE, 0, s.block[there], count, (s.at + s.ranks - 1) % s.ranks);
-        }
-        if (!backward) continue;
-        if (step) peers->message(peers->user, DT__CP_RECEIVE, 0, s.inbox, taken, rank);
-        dt__sliced_arrive(&s, &keys, rank, step ? s.inbox : s.box[0]);
+        if (backward && step) peers->message(peers->user, 0, &back);
+        if (more) peers->message(peers->user, 1, &ring);
+        if (backward && step) peers->message(peers->user, 1, &back);
+        if (backward) dt__sliced_arrive(&s, &keys, rank, step ? s.inbox : s.box);
     }
-    for (int place = 0; place < DT__CP_PLACES && s.ranks > 1; place++)
-        peers->message(peers->user, DT__CP_WAIT, place, NULL, 0, 0);
     root = s.nodes + tree.node[0].set * s.node;
     if (!backward) {
         dt__sliced_end(&s, root);
@@ -10137,7 +10139,8 @@ enum { DT__GPU_NO_MEMORY = 2, DT__GPU_MAJOR = 75, DT__GPU_MINOR = 76, DT__GPU_PR
     X(cuDeviceGetName, (char *, int, int)) X(cuDeviceGetAttribute, (int *, int, int)) \
     X(cuDevicePrimaryCtxRetain, (void **, int)) X(cuDevicePrimaryCtxRelease_v2, (int)) X(cuCtxSetCurrent, (void *)) \
     X(cuMemAlloc_v2, (void **, size_t)) X(cuMemGetInfo_v2, (size_t *, size_t *)) X(cuMemFree_v2, (void *)) \
-    X(cuDeviceGetUuid_v2, (void *, int)) X(cuStreamQuery, (void *)) \
+    X(cuDeviceGetUuid_v2, (void *, int)) X(cuStreamQuery, (void *)) X(cuMemFreeAsync, (void *, void *)) \
+    X(cuMemAllocAsync, (void **, size_t, void *)) \
     X(cuMemHostRegister_v2, (void *, size_t, unsigned)) X(cuMemHostUnregister, (void *)) \
     X(cuMemcpyAsync, (void *, const void *, size_t, void *)) \
     X(cuMemsetD32Async, (void *, unsigned, size_t, void *)) X(cuStreamCreate, (void **, unsigned)) \
@@ -10263,9 +10266,11 @@ static dt_result dt__cuda_compile(const dt__code *code, const char *out)
 }
 
 /* ---- CUDA: the device ----
- * Tensors have the GPU's addresses. Work is queued on streams: ops and verbs, for which downloads wait; copies that
- * overlap with them; communication. One waits for another by a mark, an event in its queue. */
-enum { DT__GPU_OPS, DT__GPU_COPIES, DT__GPU_COMM, DT__GPU_STREAMS, DT__GPU_MARKS = 32 };
+ * Tensors have the GPU's addresses. Work is queued on streams: ops and verbs, for which downloads wait; collectives
+ * that overlap with them; copies; flows of messages (dt__sendrecv). One waits for another by a mark, an event in its
+ * queue. More than 8 would share the GPU's queues (CUDA_DEVICE_MAX_CONNECTIONS), and wait for each other unmarked. */
+enum { DT__GPU_OPS, DT__GPU_COMM, DT__GPU_COPIES, DT__GPU_FLOWS, DT__GPU_LINKS, DT__GPU_STREAMS = 8,
+       DT__GPU_MARKS = 32 };
 
 /* The device's kernels: those of fast numerics, products, attention, others, and functions of ops. */
 #define DT__FLASH_ROW(KIND, D, M, N) \
@@ -10362,8 +10367,8 @@ typedef struct dt__cuda {
     int64_t work;   /* and kernels that ran, but for products */
     dt__nccl_calls n;
     struct dt_comm *comm; /* all ranks, whose GPUs exchange by NCCL; or NULL */
-    void *nccl[2];        /* of each thread that communicates: NCCL's communicator, NULL once aborted; */
-    float *room[2];       /* parts of sums between GPUs */
+    void *nccl[DT__GPU_STREAMS]; /* of each stream that communicates: NCCL's communicator */
+    float *room[2];       /* of OPS and COMM: parts of sums between GPUs */
     int sums;             /* NCCL's own sums will do (R19) */
     int (*await)(struct dt__cuda *d, int only, int stream, double seconds); /* dt__nccl_await */
     void (*leave)(struct dt__cuda *d);
@@ -10469,6 +10474,7 @@ static void dt__gpu_detach(dt__device *is, void *mem)
     (void)d->f.cuCtxSetCurrent(d->context);
     for (int i = 0; i < DT__GPU_STREAMS; i++) { /* after errors, too */
         if (d->comm) (void)d->await(d, -1, i, 1e9);
+        if (d->comm && d->is.failed) d->leave(d); /* NCCL's kernels would wait for ever */
         (void)d->f.cuStreamSynchronize(d->stream[i]);
     }
     pthread_mutex_lock(&d->lock);
@@ -10621,13 +10627,13 @@ static void dt__gpu_recast(dt__cuda *d, const dt__recast *a)
 /* Memory of at least so many bytes; NULL: an error. */
 static void *dt__gpu_grown(dt__cuda *d, dt__operand *o, int64_t bytes)
 {
-    int code = 0;
-    if (o->room < bytes) {
-        dt__gpu_wait(d);
-        if (o->room) (void)d->f.cuMemFree_v2(o->at);
-        o->room = (code = d->f.cuMemAlloc_v2(&o->at, (size_t)bytes)) ? 0 : bytes;
+    if (o->room < bytes) { /* in the stream: cuMemFree would wait for messages, which peers may take later */
+        if (o->room) DT__GPU(MemFreeAsync(o->at, d->stream[DT__GPU_OPS]), "giving memory back");
+        o->room = 0;
+        DT__GPU(MemAllocAsync(&o->at, (size_t)bytes, d->stream[DT__GPU_OPS]), "taking memory for operands");
+        if (!d->is.failed) o->room = bytes;
     }
-    return dt__gpu_failed(d, code, "taking memory for operands") ? NULL : o->at;
+    return d->is.failed ? NULL : o->at;
 }
 /* Room for matrix a in `type` (0: fp32): of operand 0 (B), 1 (A) or 2 (C), or of a weight. copy: filled, unless it is
  * still there: a weight's until memory is written, the others until another kernel runs. */
@@ -10914,7 +10920,7 @@ static dt__gpu_graph dt__gpu_graph_of(dt__cuda *d, const dt_graph *g)
         found.g = g, found.number = g->number, found.count = g->count;
         found.nodes = (dt__node *)dt__copied(g->nodes, nodes);
         if (image && found.nodes && DT__RESERVE(d->graph, d->graphs, d->graphs_room, d->graphs + 1, "graphs of a GPU"))
-            DT__GPU(MemAlloc_v2(&found.at, (size_t)bytes), "copying a graph");
+            DT__GPU(MemAllocAsync(&found.at, (size_t)bytes, d->stream[DT__GPU_OPS]), "copying a graph");
         if (found.at) {
             (void)dt__gpu_image(g, image, (uintptr_t)found.at, found.nodes);
             DT__GPU(MemcpyAsync(found.at, image, (size_t)bytes, d->stream[DT__GPU_OPS]), "copying a graph");
@@ -15524,19 +15530,21 @@ typedef struct dt__reduction {
  * Where every rank has a GPU of its own, collectives on tensor memory are groups of sends and receives by NCCL, queued
  * on the stream of the thread that calls, which has a communicator of all ranks. NCCL only moves the addends: each rank
  * adds its range, in the order of the tree. The calls do not block: a rank that waits for its GPU sees when a peer
- * fails, and aborts NCCL, whose kernels would wait for ever. Messages of stages and context slices, which pass each
- * other, go through the host. */
-#define DT__NCCL_OWN (dt__thread.stream == DT__GPU_COMM) /* this thread's */
+ * fails, and aborts NCCL, whose kernels would wait for ever.
+ *
+ * Messages are on streams of their own, since a send's kernel ends when the peer has received. Those of context slices
+ * are groups that all their ranks queue in the same order. Stages send and receive in orders of their own: each link
+ * from a stage to the next one or back has a communicator of its two ranks, so that a message waits for nothing
+ * but the messages before it, its own place in the program of both, and (the 4th after it) room in the outbox. On the
+ * host's way the threads of the ranks wait for just that, so GPUs wait for each other for ever only where they would. */
 
-/* Ends this thread's work by NCCL; the device and all ranks' communicator fail. code: NCCL's; 0: an error is set. */
+/* Ends the work by NCCL; the device and all ranks' communicator fail. code: NCCL's; 0: an error is set. */
 static void dt__nccl_fail(dt__cuda *d, int code)
 {
     if (code) dt__error(code == DT__NCCL_REMOTE ? DT_E_PEER : DT_E_SYSTEM, "NCCL failed: %.600s (NCCL_DEBUG=INFO says "
                         "more)", d->n.ncclGetLastError(NULL));
     if (!d->is.failed) DT__PRINT(d->is.why, "%s", dt_last_error());
     if (!d->is.failed) d->is.failed = dt__thread.code;
-    if (d->nccl[DT__NCCL_OWN]) (void)d->n.ncclCommAbort(d->nccl[DT__NCCL_OWN]);
-    d->nccl[DT__NCCL_OWN] = NULL;
     (void)dt_comm_fail(d->comm, d->is.failed);
 }
 
@@ -15549,9 +15557,9 @@ static int dt__nccl_await(dt__cuda *d, int only, int stream, double seconds)
     dt__watch w = {0, 0, 0.0, dt__now(), 0.0};
     double end = w.looked + seconds;
     int code, state = 0;
-    for (int polls = 0;; polls++) {
+    for (int polls = 0; !d->is.failed; polls++) {
         code = 0;
-        for (int i = 0; i < 2 && !code; i++)
+        for (int i = 0; i < DT__GPU_STREAMS && !code; i++)
             if (d->nccl[i] && (only < 0 || only == i) && !(code = d->n.ncclCommGetAsyncError(d->nccl[i], &state)))
                 code = state;
         if (code && code != DT__NCCL_BUSY) dt__nccl_fail(d, code);
@@ -15563,46 +15571,23 @@ static int dt__nccl_await(dt__cuda *d, int only, int stream, double seconds)
             (void)dt__comm_explain(d->comm, "an exchange of GPUs"), dt__nccl_fail(d, 0);
         if (polls > 1000) dt__nap();
     }
+    return DT__NCCL_REMOTE;
 }
 
-/* The last thing that is done with a device: ranks leave together, unless a rank has failed or stays away. */
+/* Ranks leave together, unless a rank has failed or stays away. */
 static void dt__nccl_close(dt__cuda *d)
 {
     int well = d->comm && !d->is.failed && !dt_comm_alive(d->comm);
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < DT__GPU_STREAMS; i++)
         if (well && d->nccl[i]) (void)d->n.ncclCommFinalize(d->nccl[i]);
     well = well && !dt__nccl_await(d, -1, DT__GPU_OPS, 2.0);
     d->comm = NULL;
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < DT__GPU_STREAMS; i++) {
         if (d->nccl[i]) (void)(well ? d->n.ncclCommDestroy(d->nccl[i]) : d->n.ncclCommAbort(d->nccl[i]));
+        d->nccl[i] = NULL;
+    }
+    for (int i = 0; i < 2; d->room[i++] = NULL)
         if (d->room[i]) dt__gpu_detach(&d->is, d->room[i]);
-    }
-}
-
-/* Lets GPUs, one per rank, exchange tensors from now on, on that many threads, if all ranks have NCCL. Else `why` says
- * what is missing. Collective. */
-static dt_result dt__nccl_join(dt_comm *c, const dt__kernels *k, int threads, int fast, char why[200])
-{
-    dt__cuda *d = (dt__cuda *)(void *)k->device;
-    dt__nccl_config config = {sizeof config, DT__NCCL_MAGIC, DT__NCCL_VERSION, 0};
-    dt__nccl_id id;
-    dt_result r = dt__library_load("DT_NCCL_LIBRARY", "libnccl.so.2", "NCCL (libnccl)",
-                                   DT__NCCL(DT__CALL_NAME) "ncclGetLastError", &d->n);
-    for (int i = 0; i < threads && !r; i++)
-        if (!(d->room[i] = (float *)dt__gpu_attach(&d->is, DT__DEVICE, NULL, 4 * DT__NCCL_ROOM))) r = dt__thread.code;
-    d->await = dt__nccl_await, d->leave = dt__nccl_close;
-    r = dt_comm_agree(c, r);
-    if (r && c->failed) return r;
-    if (r) return snprintf(why, 200, "%s", dt_last_error()), DT_OK;
-    d->comm = c, d->is.direct = dt__gpu_direct, d->sums = fast;
-    for (int i = 0; i < threads && !d->is.failed; i++) {
-        int code = c->rank ? 0 : d->n.ncclGetUniqueId(&id);
-        if (!code && !(r = dt_broadcast(c, (float *)(void *)&id, (int64_t)sizeof id / 4, 0)))
-            code = d->n.ncclCommInitRankConfig(&d->nccl[i], c->size, id, c->rank, &config);
-        if (r || (code && code != DT__NCCL_BUSY)) dt__nccl_fail(d, code);
-    }
-    if (!d->is.failed) (void)dt__nccl_await(d, -1, DT__GPU_OPS, 1e9);
-    return dt__device_result(k);
 }
 
 /* Is this memory of a GPU, on which NCCL works? */
@@ -15616,7 +15601,7 @@ static int dt__nccl_sees(const void *data)
 /* Begins a group of calls. NULL: the device has failed. */
 static void *dt__nccl_begin(void)
 {
-    void *n = dt__gpu->is.failed ? NULL : dt__gpu->nccl[DT__NCCL_OWN];
+    void *n = dt__gpu->is.failed ? NULL : dt__gpu->nccl[dt__thread.stream];
     if (n) (void)dt__gpu->n.ncclGroupStart();
     return n;
 }
@@ -15624,7 +15609,7 @@ static dt_result dt__nccl_end(const void *n)
 {
     int code = n ? dt__gpu->n.ncclGroupEnd() : 0; /* also an error of the calls */
     if (code && code != DT__NCCL_BUSY) dt__nccl_fail(dt__gpu, code);
-    else if (n) (void)dt__nccl_await(dt__gpu, DT__NCCL_OWN, 0, 1e9);
+    else if (n) (void)dt__nccl_await(dt__gpu, dt__thread.stream, 0, 1e9);
     DT__ADD(&dt__gpu->writes, 1);
     return dt__device_result(&dt__gpu->k);
 }
@@ -15633,13 +15618,83 @@ static void dt__nccl_pass(void *n, dt_comm *c, int p, const float *from, int64_t
 {
     const dt__nccl_calls *f = &dt__gpu->n;
     void *stream = dt__gpu->stream[dt__thread.stream];
-    int rank = 0; /* of all */
-    while (dt__gpu->comm->place[rank].world != c->place[p].world) rank++;
+    int link = dt__thread.stream >= DT__GPU_LINKS, rank = link && given; /* of a link's two, or of all */
+    while (!link && dt__gpu->comm->place[rank].world != c->place[p].world) rank++;
     if (p == c->rank) dt__mem_copy(&dt__gpu->k, NULL, to, from, given);
     else if (given) (void)f->ncclSend(from, (size_t)given, DT__NCCL_F32, rank, n, stream);
     if (p != c->rank && taken) (void)f->ncclRecv(to, (size_t)taken, DT__NCCL_F32, rank, n, stream);
     if (p == c->rank || (c->nodes == 1 && c->call.op == DT__CALL_ALL_GATHER && c->call.extra)) return; /* counted */
     dt__count_sent(c, p, given);
+}
+
+/* Messages to and from ranks of c: the data of NULL are none. */
+static dt_result dt__nccl_sendrecv(dt_comm *c, const float *from, int64_t given, int dest, float *to, int64_t taken,
+                                   int source)
+{
+    void *n = dt__nccl_begin();
+    if (n && from) dt__nccl_pass(n, c, dest, from, given, NULL, 0);
+    if (n && to) dt__nccl_pass(n, c, source, NULL, 0, to, taken);
+    return dt__nccl_end(n);
+}
+/* Queues x on its flow's stream, after what this thread's stream has queued by now; then lets that one wait for it. */
+static dt_result dt__nccl_start(dt_comm *c, dt__sendrecv *x)
+{
+    const int own = dt__thread.stream, flow = DT__GPU_FLOWS + x->flow;
+    dt_result r;
+    dt__gpu_after(dt__gpu, flow, own);
+    dt__thread.stream = flow;
+    r = dt__nccl_sendrecv(c, x->from, x->given, x->dest, x->to, x->taken, x->source);
+    dt__thread.stream = own;
+    x->ticket = (uint32_t)dt__gpu_mark(dt__gpu, flow);
+    return r;
+}
+static dt_result dt__nccl_finish(const dt__sendrecv *x)
+{
+    dt__gpu_await(dt__gpu, dt__thread.stream, DT__GPU_FLOWS + x->flow, x->ticket);
+    return dt__device_result(&dt__gpu->k);
+}
+
+/* Lets GPUs, one per rank, exchange tensors on these streams (bits) and between the stages of `pipe`, if all ranks have
+ * NCCL. Else `why` says what is missing. wraps: the last stage sends to the first. Collective. */
+static dt_result dt__nccl_join(dt_comm *c, const dt__kernels *k, int streams, dt_comm *pipe, int wraps, int fast,
+                               char why[200])
+{
+    dt__cuda *d = (dt__cuda *)(void *)k->device;
+    dt__nccl_config config = {sizeof config, DT__NCCL_MAGIC, DT__NCCL_VERSION, 0};
+    dt__nccl_id id;
+    const int64_t n = (int64_t)sizeof id / 4;
+    float *data = (float *)(void *)&id;
+    dt_result r = dt__library_load("DT_NCCL_LIBRARY", "libnccl.so.2", "NCCL (libnccl)",
+                                   DT__NCCL(DT__CALL_NAME) "ncclGetLastError", &d->n);
+    for (int i = 0; i < 2 && !r; i++)
+        if (streams >> i & 1 &&
+            !(d->room[i] = (float *)dt__gpu_attach(&d->is, DT__DEVICE, NULL, 4 * DT__NCCL_ROOM))) r = dt__thread.code;
+    d->await = dt__nccl_await, d->leave = dt__nccl_close;
+    r = dt_comm_agree(c, r);
+    if (r && c->failed) return r;
+    if (r) return snprintf(why, 200, "%s", dt_last_error()), DT_OK;
+    d->comm = c, d->is.direct = dt__gpu_direct, d->sums = fast;
+    for (int at = 0; at < DT__GPU_STREAMS && !d->is.failed; at++) {
+        const int link = at >= DT__GPU_LINKS, me = pipe ? pipe->rank : 0, i = link ? at ^ (me & 1) : at, in = i & 1;
+        const int ahead = (i >> 1 & 1) == in, peer = pipe ? (me + (ahead ? 1 : pipe->size - 1)) % pipe->size : 0;
+        int code = 0;
+        if (link ? !pipe || (!wraps && ahead != (peer > me)) : !(streams >> i & 1)) continue;
+        if (link ? !in : !c->rank) code = d->n.ncclGetUniqueId(&id);
+        if (!code)
+            r = !link ? dt_broadcast(c, data, n, 0) : in ? dt_recv(pipe, data, n, peer) : dt_send(pipe, data, n, peer);
+        if (!code && !r)
+            code = d->n.ncclCommInitRankConfig(&d->nccl[i], link ? 2 : c->size, id, link ? in : c->rank, &config);
+        if (r || (code && code != DT__NCCL_BUSY)) dt__nccl_fail(d, code);
+        else (void)dt__nccl_await(d, i, 0, 1e9);
+        if (!link) continue;
+        dt__thread.stream = i; /* two ranks' first message waits for both: later ones do not */
+        if (dt__nccl_begin())
+            (void)(in ? d->n.ncclRecv(d->room[0], 1, DT__NCCL_F32, 0, d->nccl[i], d->stream[i])
+                      : d->n.ncclSend(d->room[0], 1, DT__NCCL_F32, 1, d->nccl[i], d->stream[i]));
+        (void)dt__nccl_end(d->nccl[i]);
+        dt__thread.stream = DT__GPU_OPS;
+    }
+    return dt__device_result(k);
 }
 
 /* dt__gather. */
@@ -15667,7 +15722,7 @@ static dt_result dt__nccl_reduce(dt_comm *c, const dt__reduction *x)
 {
     const dt__kernels *k = &dt__gpu->k;
     const int me = c->rank, kind = x->op == DT_SUM ? DT__VERB_ADD : DT__VERB_MAX;
-    float *room = dt__gpu->room[DT__NCCL_OWN], *value[DT__TREE_DEPTH], *sum = x->out;
+    float *room = dt__gpu->room[dt__thread.stream], *value[DT__TREE_DEPTH], *sum = x->out;
     int64_t parts = 0, longest = 0, width;
     int most = 1, level[DT__TREE_DEPTH];
     dt_result r = DT_OK;
@@ -16288,6 +16343,7 @@ DT_API dt_result dt_send(dt_comm *c, const float *data, int64_t count, int to)
     uint32_t ticket = 0;
     dt_result r = dt__begin_pair(c, DT__CALL_SEND, count, to);
     if (r) return r;
+    DT__BY_NCCL(data, dt__nccl_sendrecv(c, data, count, to, NULL, 0, 0))
     if (!dt__is_far(c, to) && (count == 0 || dt__locate(c, data, 4 * count) < 0))
         return dt__send_staged(c, data, count, to);
     r = dt__send_post(c, data, count, to, &ticket);
@@ -16302,6 +16358,7 @@ DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from)
     dt__message m = DT__ZERO;
     dt_result r = dt__begin_pair(c, DT__CALL_RECV, count, from);
     if (r) return r;
+    DT__BY_NCCL(data, dt__nccl_sendrecv(c, NULL, 0, 0, data, count, from))
     if (dt__is_far(c, from)) {
         r = dt__message_start(c, &m, 0, from, 1, data, 4 * count);
         if (!r) r = dt__wait_message(c, &m, from);
@@ -20998,17 +21055,11 @@ DT_API dt_mesh dt_plan_mesh(const dt_plan *plan) { return dt__refused("plan", pl
 
 /* ---- the executor ---- */
 
-/* A message on its way to rank to - 1 of a communicator; to 0: none is. */
-typedef struct dt__posted {
-    uint32_t ticket;
-    int32_t to;
-} dt__posted;
-
 /* A stage's messages in one direction: activations go to later stages, gradients to earlier ones. */
 typedef struct dt__outbox {
     dt_comm *comm; /* the stages of this rank's pipeline */
     float *memory; /* (DT__OUTBOX, widest) */
-    dt__posted posted[DT__OUTBOX];
+    dt__sendrecv sent[DT__OUTBOX];
     int32_t count;
 } dt__outbox;
 
@@ -21032,7 +21083,6 @@ typedef struct dt__engine {
     dt_comm *owned[13]; /* those that were created for the engine, in order */
     int owned_count;
     dt__outbox out[2]; /* activations, gradients */
-    dt__posted posted[DT__CP_PLACES]; /* blocks on their way to context ranks */
     const dt__kernels *k;
     dt_pool *pool;
     float *units;                 /* the chunks' memory */
@@ -21100,9 +21150,8 @@ static dt_result dt__reduce_in(const dt__kernels *k, dt_comm *c, float *mem, int
 }
 static dt_result dt__recv_in(const dt__kernels *k, dt_comm *c, float *mem, int64_t count, int from)
 {
-    float *at = dt__host(k, mem);
-    dt_result r = dt_recv(c, at, count, from);
-    return (void)dt__upload(k, at, count), r;
+    dt_result r = dt_recv(c, dt__comm_in(k, mem, 0), count, from);
+    return dt__comm_out(k, mem, count), r;
 }
 
 /* dt__peers.combine over the tensor group. */
@@ -21143,29 +21192,28 @@ static void dt__engine_exchange(void *user, float *to, const int32_t *take, cons
     dt__engine_within(e, start);
 }
 
-static dt_result dt__posted_send(const dt__kernels *k, dt_comm *c, const float *data, int64_t count, int to,
-                                 dt__posted *p)
+static dt_result dt__sendrecv_start(const dt__kernels *k, dt_comm *c, dt__sendrecv *x)
 {
-    p->to = to + 1;
-    return dt__send_start(c, dt__download(k, data, count), count, to, &p->ticket);
+    x->started = 1;
+    DT__BY_NCCL(x->given ? x->from : x->to, dt__nccl_start(c, x))
+    return x->given ? dt__send_start(c, dt__download(k, x->from, x->given), x->given, x->dest, &x->ticket) : DT_OK;
 }
-static dt_result dt__posted_wait(dt_comm *c, dt__posted *p)
+static dt_result dt__sendrecv_finish(const dt__kernels *k, dt_comm *c, dt__sendrecv *x)
 {
-    dt_result r = p->to ? dt__send_finish(c, p->to - 1, p->ticket) : DT_OK;
-    p->to = 0;
-    return r;
+    dt_result r = DT_OK;
+    if (!x->started) return r;
+    x->started = 0;
+    DT__BY_NCCL(x->given ? x->from : x->to, dt__nccl_finish(x))
+    if (x->taken) r = dt__recv_in(k, c, x->to, x->taken, x->source);
+    return !r && x->given ? dt__send_finish(c, x->dest, x->ticket) : r;
 }
 
 /* dt__peers.message over the context group. */
-static void dt__engine_slices(void *user, int kind, int place, float *data, int64_t count, int rank)
+static void dt__engine_slices(void *user, int finish, dt__sendrecv *x)
 {
     dt__engine *e = (dt__engine *)user;
-    dt_result *r = &e->exchanged;
     double start = dt__now();
-    if (*r) return;
-    if (kind == DT__CP_SEND) *r = dt__posted_send(e->k, e->context, data, count, rank, &e->posted[place]);
-    else if (kind == DT__CP_WAIT) *r = dt__posted_wait(e->context, &e->posted[place]);
-    else *r = dt__recv_in(e->k, e->context, data, count, rank);
+    if (!e->exchanged) e->exchanged = (finish ? dt__sendrecv_finish : dt__sendrecv_start)(e->k, e->context, x);
     dt__engine_within(e, start);
 }
 
@@ -21502,26 +21550,31 @@ static float *dt__engine_message(const dt__engine *e, const dt_instr *i, int64_t
 static dt_result dt__engine_send(dt__engine *e, const dt_instr *i)
 {
     dt__outbox *o = &e->out[i->back];
-    int place = o->count % DT__OUTBOX, to;
+    dt__sendrecv *x = &o->sent[o->count % DT__OUTBOX];
+    float *copy = o->memory + o->count % DT__OUTBOX * e->p.net.widest, *data;
+    int to;
     int64_t count;
-    float *data = dt__engine_message(e, i, &count, &to), *copy = o->memory + place * e->p.net.widest;
     dt_result r;
-    if (e->drawn) return dt_send(o->comm, dt__download(e->k, data, count), count, to); /* it may be too long to post */
-    r = dt__posted_wait(o->comm, &o->posted[place]);
+    data = dt__engine_message(e, i, &count, &to);
+    if (e->drawn) return dt_send(o->comm, dt__comm_in(e->k, data, count), count, to); /* it may be too long to post */
+    r = dt__sendrecv_finish(e->k, o->comm, x);
     if (r) return r;
     o->count++;
     dt__mem_copy(e->k, e->pool, copy, data, count);
-    return dt__posted_send(e->k, o->comm, copy, count, to, &o->posted[place]);
+    x->from = copy, x->given = count, x->dest = to, x->flow = 1 + 2 * i->back;
+    return dt__sendrecv_start(e->k, o->comm, x);
 }
 
 static dt_result dt__engine_recv(dt__engine *e, const dt_instr *i)
 {
-    int from;
-    int64_t count;
-    float *data;
+    dt_comm *c = e->out[i->back].comm;
+    dt__sendrecv x = DT__ZERO;
+    dt_result r;
     if (dt__engine_rings(e) && !i->back) e->ring.place[i->segment] = dt__ring_take(&e->ring);
-    data = dt__engine_message(e, i, &count, &from);
-    return dt__recv_in(e->k, e->out[i->back].comm, data, count, from);
+    x.to = dt__engine_message(e, i, &x.taken, &x.source), x.flow = 2 + 2 * i->back;
+    if (e->drawn) return dt__recv_in(e->k, c, x.to, x.taken, x.source);
+    r = dt__sendrecv_start(e->k, c, &x);
+    return r ? r : dt__sendrecv_finish(e->k, c, &x);
 }
 
 /* ---- between data-parallel ranks ---- */
@@ -21667,7 +21720,7 @@ static dt_result dt__tie_param(dt__engine *e, int32_t i)
     for (int u = 0; u < p->uses && first && !r; u++) {
         for (int s = 0; s < e->p.shape.pipe.stages && !r; s++) {
             if (!dt__stage_uses(p, s) || s == p->stage[u]) continue;
-            if (own[u]) r = dt_send(e->out[0].comm, dt__download(e->k, own[u], count), count, s);
+            if (own[u]) r = dt_send(e->out[0].comm, dt__comm_in(e->k, own[u], count), count, s);
             else if (s == e->p.shape.stage) r = dt__recv_in(e->k, e->out[0].comm, room, count, p->stage[u]);
         }
         if (u) dt__mem_add(e->k, e->pool, sum, own[u] ? own[u] : room, count);
@@ -23755,8 +23808,10 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     r = dt__check_memory(t, 0);
 #if defined(DT_CUDA) && defined(__ELF__)
     if (!r) r = dt__check_gpus(t);
-    if (!r && t->comm->size > 1 && !*t->by_host) r = dt__nccl_join(t->comm, e->k, 1 + e->p.shape.overlap,
-                                                                         t->recipe.numerics == DT_FAST, t->by_host);
+    if (!r && t->comm->size > 1 && !*t->by_host)
+        r = dt__nccl_join(t->comm, e->k, 1 << DT__GPU_OPS | (e->p.shape.overlap != 0) << DT__GPU_COMM |
+                          (e->context != NULL) << DT__GPU_FLOWS, e->out[0].comm, e->p.shape.pipe.chunks > 1,
+                          t->recipe.numerics == DT_FAST, t->by_host);
 #endif
     if (!r) r = dt__trainer_allocate(t);
     if (!r) dt__trainer_draw(t);

@@ -623,13 +623,10 @@ DRIVER_CALL cuMemAlloc(CUdeviceptr *at, size_t bytes)
     used[current->device] += bytes;
     return CUDA_SUCCESS;
 }
-DRIVER_CALL cuMemFree(CUdeviceptr at)
+static void give_back(CUdeviceptr at)
 {
-    ENTER("cuMemFree", RELEASE, CUDA_ERROR_ILLEGAL_ADDRESS);
     auto a = allocations.find(at);
-    if (!at) return entered.code;
     if (a == allocations.end()) misuse("cuMemFree: no allocation starts at %#llx", at);
-    wait_for_all();
     const allocation gone = a->second;
     mprotect(gone.map, gone.mapped, PROT_READ | PROT_WRITE);
     check_canaries(gone, at);
@@ -638,7 +635,22 @@ DRIVER_CALL cuMemFree(CUdeviceptr at)
     if (mmap(gone.map, gone.mapped, PROT_NONE, flags, -1, 0) == MAP_FAILED) misuse("mmap failed");
     used[gone.context->device] -= gone.bytes;
     allocations.erase(a);
+}
+DRIVER_CALL cuMemFree(CUdeviceptr at)
+{
+    ENTER("cuMemFree", RELEASE, CUDA_ERROR_ILLEGAL_ADDRESS);
+    if (!at) return entered.code;
+    wait_for_all(); /* the device's work, and with it the peers' that it waits for */
+    give_back(at);
     return entered.code;
+}
+DRIVER_CALL cuMemAllocAsync(CUdeviceptr *at, size_t bytes, CUstream) { return cuMemAlloc(at, bytes); }
+DRIVER_CALL cuMemFreeAsync(CUdeviceptr at, CUstream s)
+{
+    ENTER("cuMemFreeAsync", CONTEXT, CUDA_ERROR_ILLEGAL_ADDRESS);
+    job j = {};
+    j.what = PRODUCT, j.multiply = [at] { give_back(at); };
+    return enqueue(stream_of(s, "cuMemFreeAsync"), j);
 }
 DRIVER_CALL cuMemHostRegister(void *p, size_t bytes, unsigned flags)
 {
@@ -822,6 +834,14 @@ extern "C" void stand_in_put(CUstream s, int (*go)(void *, int), void *other)
     CUstream own = stream_of(s, "a library's work");
     j.what = OTHER, j.go = go, j.other = other;
     put(own, j);
+}
+/* Runs some work, as a device does while its program waits for something else. */
+static bool ended;
+extern "C" void stand_in_go_on(void)
+{
+    std::lock_guard<std::recursive_mutex> held(lock);
+    const long before = jobs;
+    if (!ended && !last_error && !idle()) run_until([before] { return idle() || jobs > before; }, false);
 }
 extern "C" void stand_in_use(const void *at, size_t bytes, bool writes)
 {
@@ -1247,7 +1267,9 @@ LT_CALL cublasLtMatmul(void *handle, void *p, const float *alpha, const void *a,
 static struct farewell {
     ~farewell()
     {
+        std::lock_guard<std::recursive_mutex> held(lock);
         size_t bytes = 0, queued = 0, kept = 0, own = 0;
+        ended = true;
         if (process && process != getpid()) return;
         for (auto &a : allocations) {
             bytes += a.second.bytes;

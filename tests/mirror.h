@@ -164,10 +164,11 @@ static void mirror_exchange(void *user, float *to, const int32_t *take, const fl
     const dt__peers *p = (const dt__peers *)user;
     p->exchange(p->user, mirror_mem(to), take, mirror_mem(from), give, bins, width);
 }
-static void mirror_message(void *user, int kind, int place, float *data, int64_t count, int rank)
+static void mirror_message(void *user, int finish, dt__sendrecv *x)
 {
     const dt__peers *p = (const dt__peers *)user;
-    p->message(p->user, kind, place, mirror_mem(data), count, rank);
+    x->from = mirror_mem(x->from), x->to = mirror_mem(x->to);
+    p->message(p->user, finish, x);
 }
 static void mirror_run(const dt__call *c)
 {

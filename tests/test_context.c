@@ -204,33 +204,33 @@ typedef struct rank {
     const dt__kernels *k;
     int number, ranks, workers;
     int64_t sent[2]; /* floats, forward and backward */
-    parcel *at_place[DT__CP_PLACES];
     int backward, wrong;
     pthread_t thread;
 } rank;
 
-static void post(void *user, int place, const float *data, int64_t count, int to)
+static parcel *sent_parcel(const rank *r, const dt__sendrecv *x) { return &r->g->parcel[r->number][x->dest][x->ticket]; }
+static void post(rank *r, dt__sendrecv *x)
 {
-    rank *r = (rank *)user;
-    group *g = r->g;
-    pthread_mutex_lock(&g->lock);
-    r->wrong |= place < 0 || place >= DT__CP_PLACES || to == r->number || (r->at_place[place] && !r->at_place[place]->taken);
-    r->at_place[place] = &g->parcel[r->number][to][g->posted[r->number][to]++];
-    r->at_place[place]->data = data, r->at_place[place]->count = count, r->at_place[place]->taken = 0;
-    r->sent[r->backward] += count;
-    pthread_cond_broadcast(&g->change);
-    pthread_mutex_unlock(&g->lock);
-}
-static void settle(void *user, int place)
-{
-    rank *r = (rank *)user;
+    parcel *p;
     pthread_mutex_lock(&r->g->lock);
-    while (r->at_place[place] && !r->at_place[place]->taken) pthread_cond_wait(&r->g->change, &r->g->lock);
+    r->wrong |= x->dest == r->number || x->started;
+    x->started = 1, x->ticket = (uint32_t)r->g->posted[r->number][x->dest]++;
+    p = sent_parcel(r, x);
+    p->data = x->from, p->count = x->given, p->taken = 0;
+    r->sent[r->backward] += x->given;
+    pthread_cond_broadcast(&r->g->change);
     pthread_mutex_unlock(&r->g->lock);
 }
-static void take(void *user, float *to, int64_t count, int from)
+static void settle(rank *r, dt__sendrecv *x)
 {
-    rank *r = (rank *)user;
+    pthread_mutex_lock(&r->g->lock);
+    while (!sent_parcel(r, x)->taken) pthread_cond_wait(&r->g->change, &r->g->lock);
+    r->wrong |= !x->started;
+    x->started = 0;
+    pthread_mutex_unlock(&r->g->lock);
+}
+static void take(rank *r, float *to, int64_t count, int from)
+{
     group *g = r->g;
     parcel *p;
     pthread_mutex_lock(&g->lock);
@@ -242,11 +242,11 @@ static void take(void *user, float *to, int64_t count, int from)
     pthread_cond_broadcast(&g->change);
     pthread_mutex_unlock(&g->lock);
 }
-static void message(void *user, int kind, int place, float *data, int64_t count, int peer)
+static void message(void *user, int finish, dt__sendrecv *x)
 {
-    if (kind == DT__CP_SEND) post(user, place, data, count, peer);
-    else if (kind == DT__CP_WAIT) settle(user, place);
-    else take(user, data, count, peer);
+    rank *r = (rank *)user;
+    if (finish) take(r, x->to, x->taken, x->source), settle(r, x);
+    else post(r, x);
 }
 
 /* Rows of this rank, (leaves, b, two slices), from or to the rows of whole sequences; width floats each. */

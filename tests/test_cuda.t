@@ -9,6 +9,7 @@ use FindBin;
 use lib $FindBin::Bin;
 use Dt;
 use Layouts;
+use List::Util qw(sum);
 use Test::More;
 
 plan skip_all => 'the device is emulated in a usual build' if sanitized();
@@ -204,15 +205,28 @@ my $many = "$there DT_NCCL_LIBRARY=$nccl STAND_IN_GPUS=4 STAND_IN_NCCL_SAY=1";
 my $ep = '--model llama-nano --experts 4 --ranks 2 --ep 2';
 my @between = (['--ranks 2', 8], ['--ranks 2 --zero 3 --overlap on', 15], ['--ranks 2 --zero 1 --ema 0.9', 8], ['--ranks 4 --tp 2 --tensor-shards 2', 8], ['--ranks 2 --context-shards 2 --cp 2', 15], [$ep, 4],
      ['--ranks 4 --zero 2 --zero-group 2 --data-shards 4 --overlap on', 8], ['--ranks 3 --data-shards 4 --overlap off', 8], ['--ranks 4 --pp 2 --layers 2 --pipeline zero-bubble', 8]);
-for (drawn(2, @between)) {
+my @stages = map { my ($pp, $units, @kinds) = @$_; map { "--ranks $pp --pp $pp $units --pipeline $_ --layers " . ($_ eq 'interleaved' ? 2 : 1) * $pp } @kinds }
+     map({ [$_, '--batch 8 --micro-batch 2', qw(gpipe 1f1b interleaved zero-bubble)] } 2, 4), [3, '--batch 12 --micro-batch 4', 'interleaved'];
+my @slices = ('--ranks 2 --cp 2 --context-shards 2', '--ranks 4 --cp 4 --context-shards 4', '--ranks 4 --cp 2 --context-shards 2 --tp 2 --tensor-shards 2', '--ranks 4 --cp 2 --context-shards 4 --overlap on',
+     map "--ranks 4 --pp 2 --layers 2 $_", '--cp 2 --context-shards 2', '--tp 2 --tensor-shards 2 --pipeline zero-bubble', '--zero 1 --overlap on', '--sample-length 8 --recompute full --offload');
+sub sent { return join ' ', slurp("$tmp/$_[0]") =~ /"sent_bytes":\d+/g }
+for (drawn(1, @between), map([$_, 6], drawn(1, @stages), drawn(1, @slices))) {
     my ($layout, $least) = @$_;
-    my $want = hash((train('', "--model nano --layers 1 $layout --device cpu"))[1]);
-    my ($bad, $out, $error) = train($many, "--model nano --layers 1 $layout --device cuda");
+    my $want = hash((train('', "--model nano --layers 1 $layout --device cpu --metrics cpu.jsonl"))[1]);
+    my ($bad, $out, $error) = train($many, "--model nano --layers 1 $layout --device cuda --metrics gpu.jsonl");
     is(hash($out), $want, "by NCCL: $layout") or diag($error);
     like($out, qr/computes; GPUs exchange by NCCL$/m, '  as the start says');
+    is(sent('gpu.jsonl'), sent('cpu.jsonl'), '  with as many bytes');
     my ($groups) = $error =~ /nccl stand-in: (\d+) groups/;
     cmp_ok($groups || 0, '>=', $least, "  in $least groups of calls or more");
     unlike("$out$error", qr/stand-in: .*not/, '  and nothing is left behind');
+}
+for (['--pp 2 --layers 2', 8], ['--cp 2 --context-shards 2', 24]) { # messages between the units' ranks, of both
+    my ($layout, $more) = @$_;
+    my @counts = map { my $said = (train("$many STAND_IN_SAY=1", "--model nano --layers 1 --ranks 2 $layout --steps 1 --warmup 0 --micro-batch $_ --device cuda"))[2];
+                       [sum($said =~ /(\d+) waits/g), sum($said =~ /(\d+) groups/g)] } 4, 2;
+    is($counts[1][0], $counts[0][0], "$layout: the host waits as often for 4 units as for 2");
+    is($counts[1][1] - $counts[0][1], $more, "  whose messages are $more more groups");
 }
 ($status, $out, $error) = train($many, '--model nano --layers 1 --ranks 2 --numerics fast --device cuda');
 like($out, qr/every other sum but those of NCCL is exact/, 'fast: NCCL adds');
@@ -221,11 +235,16 @@ for (["$many STAND_IN_GPUS=1" => qr/through the host: rank \d\s+has\s+no\s+GPU\s
     my ($bad, $out) = train($_->[0], '--model nano --layers 1 --ranks 2 --steps 1 --device cuda');
     like($out, $_->[1], '  else through the host');
 }
-($status, undef, $error) = train("$many STAND_IN_NCCL_FAIL=" . (1 + int rand 10), '--model nano --layers 1 --ranks 2 --device cuda');
-ok($status && $status != 124 && $error =~ /NCCL failed: the stand-in was told to fail \(NCCL_DEBUG=INFO says more\)/, 'NCCL fails: a sentence') or diag($error);
-($status, $out, $error) = run(60, "$many ./train $common --model nano --layers 1 --steps 9999 --ranks 2 --timeout 3 --device cuda >killed 2>&1 & p=\$!; until grep -q '^step ' killed; do sleep 0.1; done; kill -9 \$(ps -o pid= --ppid \$p | tail -1); wait \$p");
-like(slurp("$tmp/killed"), qr/^dtrain: rank \d \(pid \d+\) was killed by signal 9/m, 'a rank that is killed ends the others');
-ok($status && $status != 124, '  in time');
+for (['--ranks 2', 1 + int rand 10], ['--ranks 2 --pp 2 --layers 2', 3 + int rand 8], ['--ranks 2 --cp 2 --context-shards 2', 1 + int rand 20]) {
+    my ($layout, $group) = @$_;
+    ($status, undef, $error) = train("$many STAND_IN_NCCL_FAIL=$group", "--model nano --layers 1 $layout --device cuda");
+    ok($status && $status != 124 && $error =~ /NCCL failed: the stand-in was told to fail \(NCCL_DEBUG=INFO says more\)/, "NCCL fails, $layout: a sentence") or diag($error);
+}
+for my $layout (drawn(1, '--ranks 2 --zero 1 --overlap on', '--ranks 2 --pp 2 --layers 2', '--ranks 2 --cp 2 --context-shards 2')) {
+    ($status, $out, $error) = run(60, "$many ./train $common --model nano --layers 1 --steps 9999 $layout --timeout 3 --device cuda >killed 2>&1 & p=\$!; until grep -q '^step ' killed; do sleep 0.1; done; kill -9 \$(ps -o pid= --ppid \$p | tail -1); wait \$p");
+    like(slurp("$tmp/killed"), qr/^dtrain: rank \d \(pid \d+\) was killed by signal 9/m, "a rank that is killed ends the others, $layout");
+    ok($status && $status != 124, '  in time');
+}
 
 # A failure at a call: a sentence, no hang, nothing left.
 my $short = '--model nano --layers 1 --steps 1 --warmup 0 --recompute full --offload --device cuda';

@@ -60,10 +60,10 @@ static void counted_combine(void *user, int kind, float *to, const float *from, 
     h->real.combine(h->real.user, kind, to, from, count);
 }
 
-static void passed_message(void *user, int kind, int place, float *data, int64_t count, int rank)
+static void passed_message(void *user, int finish, dt__sendrecv *x)
 {
     hook *h = (hook *)user;
-    h->real.message(h->real.user, kind, place, data, count, rank);
+    h->real.message(h->real.user, finish, x);
 }
 
 /* What dt_comm_alloc gave this rank, in all communicators. */
@@ -563,7 +563,7 @@ static int nodes(int ranks, int64_t each, int after)
 /* What attention over context slices works in, of the heads of one tensor shard: blocks of keys and values, two where
  * they travel; forward nodes (o, and maximum and sum of each row and head) of the tree over slices of keys; backward
  * those of dq; of dk and dv a sum per level inside a block, nodes of the tree over ranks' queries, and messages of up to
- * three halves of a block: two on their way and one that came. */
+ * three halves of a block: one on its way and one that came. */
 static int64_t of_context(const layout *l)
 {
     int64_t w = l->width / l->vt, block = 2 * l->tokens * w, forward, backward, levels = 0, over_keys;
@@ -571,7 +571,7 @@ static int64_t of_context(const layout *l)
     while ((int64_t)1 << levels < l->leaves) levels++;
     over_keys = nodes(l->cp, l->leaves, 0);
     forward = block * (l->cp > 1 ? 2 : 1) + over_keys * l->tokens * (w + 2 * l->heads / l->vt);
-    backward = block * (l->cp > 1 ? 2 : 1) + block * 3 / 2 * (l->cp > 1 ? 3 : 1) + levels * block / (2 * l->leaves) +
+    backward = block * (l->cp > 1 ? 2 : 1) + block * 3 / 2 * (l->cp > 1 ? 2 : 1) + levels * block / (2 * l->leaves) +
                nodes(l->cp, 1, 1) * block + over_keys * l->tokens * w;
     return forward > backward ? forward : backward;
 }
