@@ -5081,7 +5081,7 @@ enum { DT__TP_SUM, DT__TP_MAX, DT__TP_SCATTER, DT__TP_GATHER };
 typedef struct dt__sendrecv {
     float *from, *to;
     int64_t given, taken;
-    int dest, source, flow, started;
+    int dest, source, flow;
     uint32_t ticket;
 } dt__sendrecv;
 typedef struct dt__peers {
@@ -10319,12 +10319,11 @@ typedef struct dt__gpu_block {
     int64_t bytes;
     int kind;
 } dt__gpu_block;
-/* A graph on the GPU; its nodes as the host passes them, with tables that are on the GPU. */
+/* A graph on the GPU. */
 typedef struct dt__gpu_graph {
     const dt_graph *g;
     int32_t number, count; /* of its nodes: a program's own graph grows */
     void *at;
-    dt__node *nodes;
 } dt__gpu_graph;
 
 /* B, A and C of a product; q, k, v and dO of attention, its statistics; inputs and results of exact attention. */
@@ -10370,9 +10369,10 @@ typedef struct dt__cuda {
     void *nccl[DT__GPU_STREAMS]; /* of each stream that communicates: NCCL's communicator */
     float *room[2];       /* of OPS and COMM: parts of sums between GPUs */
     int sums;             /* NCCL's own sums will do (R19) */
-    int (*await)(struct dt__cuda *d, int only, int stream, double seconds); /* dt__nccl_await */
-    void (*leave)(struct dt__cuda *d);
 } dt__cuda;
+static int dt__nccl_await(dt__cuda *d, int only, int stream, double seconds);
+static void dt__nccl_close(dt__cuda *d);
+#define DT__CUDA(device) ((dt__cuda *)(void *)(device))
 static __thread dt__cuda *dt__gpu; /* whose context is this thread's */
 
 /* Keeps the device's first error. Returns whether it has one. */
@@ -10399,7 +10399,7 @@ static int dt__gpu_enter(dt__cuda *d)
 #define DT__GPU(call, doing) if (dt__gpu_enter(d)) (void)dt__gpu_failed(d, d->f.cu##call, doing)
 static void dt__gpu_wait(dt__cuda *d)
 {
-    if (dt__gpu_enter(d) && d->comm) (void)d->await(d, -1, dt__thread.stream, 1e9); /* a peer may fail */
+    if (dt__gpu_enter(d) && d->comm) (void)dt__nccl_await(d, -1, dt__thread.stream, 1e9); /* a peer may fail */
     DT__GPU(StreamSynchronize(d->stream[dt__thread.stream]), "a kernel or a copy");
 }
 
@@ -10445,7 +10445,7 @@ static void dt__gpu_release(dt__cuda *d, const dt__gpu_block *b)
 }
 static void *dt__gpu_attach(dt__device *is, int kind, void *host, int64_t bytes)
 {
-    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__cuda *d = DT__CUDA(is);
     dt__gpu_block b = DT__ZERO;
     void *at;
     int code = 0, room;
@@ -10469,12 +10469,12 @@ static void *dt__gpu_attach(dt__device *is, int kind, void *host, int64_t bytes)
 }
 static void dt__gpu_detach(dt__device *is, void *mem)
 {
-    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__cuda *d = DT__CUDA(is);
     dt__gpu_block b = DT__ZERO;
     (void)d->f.cuCtxSetCurrent(d->context);
     for (int i = 0; i < DT__GPU_STREAMS; i++) { /* after errors, too */
-        if (d->comm) (void)d->await(d, -1, i, 1e9);
-        if (d->comm && d->is.failed) d->leave(d); /* NCCL's kernels would wait for ever */
+        if (d->comm) (void)dt__nccl_await(d, -1, i, 1e9);
+        if (d->comm && d->is.failed) dt__nccl_close(d); /* NCCL's kernels would wait for ever */
         (void)d->f.cuStreamSynchronize(d->stream[i]);
     }
     pthread_mutex_lock(&d->lock);
@@ -10497,7 +10497,7 @@ static void dt__gpu_copy(dt__cuda *d, int stream, float *to, const float *from, 
 }
 static float *dt__gpu_download(dt__device *is, const void *mem, int64_t n)
 {
-    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__cuda *d = DT__CUDA(is);
     dt__gpu_block b = dt__gpu_find(d, mem, 0);
     float *host = (float *)(void *)(b.bytes ? b.host + ((const char *)mem - b.mem) : (char *)(uintptr_t)mem);
     if (n && b.bytes && (b.mem == b.host || d->comm)) dt__gpu_wait(d); /* not in the copy: a peer may fail */
@@ -10506,7 +10506,7 @@ static float *dt__gpu_download(dt__device *is, const void *mem, int64_t n)
 }
 static float *dt__gpu_upload(dt__device *is, const void *host, int64_t n)
 {
-    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__cuda *d = DT__CUDA(is);
     dt__gpu_block b = dt__gpu_find(d, host, 1);
     float *mem = (float *)(void *)(b.bytes ? b.mem + ((const char *)host - b.host) : (char *)(uintptr_t)host);
     DT__ADD(&d->writes, 1);
@@ -10516,7 +10516,7 @@ static float *dt__gpu_upload(dt__device *is, const void *host, int64_t n)
 
 static int64_t dt__gpu_room(dt__device *is, char id[16])
 {
-    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__cuda *d = DT__CUDA(is);
     size_t bytes = 0, total;
     DT__GPU(MemGetInfo_v2(&bytes, &total), "telling its memory");
     DT__GPU(DeviceGetUuid_v2(id, d->gpu), "telling its name");
@@ -10525,7 +10525,7 @@ static int64_t dt__gpu_room(dt__device *is, char id[16])
 /* Where collectives read and write n words of tensor memory when GPUs exchange them: in place, but pinned memory. */
 static float *dt__gpu_direct(dt__device *is, const void *mem, int64_t n)
 {
-    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__cuda *d = DT__CUDA(is);
     dt__gpu_block b = dt__gpu_find(d, mem, 0);
     return b.mem != b.host && dt__gpu_enter(d) ? (float *)(uintptr_t)mem : dt__gpu_download(is, mem, n);
 }
@@ -10667,7 +10667,7 @@ static void dt__gpu_lt_failed(dt__cuda *d, int status)
 /* The dt__dot_kind of fast numerics, for which cuBLASLt is loaded; DT__DOT_NONE: dt_last_error says why. */
 static int dt__gpu_dot(dt__device *is, int precision)
 {
-    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__cuda *d = DT__CUDA(is);
     int failed;
     if (!dt__gpu_enter(d) || dt__library_load("DT_CUBLAS_LIBRARY", "libcublasLt.so.13 libcublasLt.so.12",
                                               "cuBLASLt (libcublasLt)", DT__CUBLAS(DT__CALL_NAME), &d->lt))
@@ -10843,24 +10843,24 @@ static void dt__gpu_attention(dt_pool *pool, const dt__attention *attention)
 
 static int64_t dt__gpu_move(dt__device *is, float *to, const float *from, int64_t n)
 {
-    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__cuda *d = DT__CUDA(is);
     dt__gpu_after(d, DT__GPU_COPIES, DT__GPU_OPS);
     dt__gpu_copy(d, DT__GPU_COPIES, to, from, n);
     return dt__gpu_mark(d, DT__GPU_COPIES) + 1;
 }
 static void dt__gpu_moved(dt__device *is, int64_t ticket)
 {
-    if (ticket) dt__gpu_await((dt__cuda *)(void *)is, DT__GPU_OPS, DT__GPU_COPIES, ticket - 1);
+    if (ticket) dt__gpu_await(DT__CUDA(is), DT__GPU_OPS, DT__GPU_COPIES, ticket - 1);
 }
 static void dt__gpu_follow(dt__device *is, int thread)
 {
     dt__thread.stream = thread ? DT__GPU_COMM : DT__GPU_OPS;
-    dt__gpu_after((dt__cuda *)(void *)is, dt__thread.stream, thread ? DT__GPU_OPS : DT__GPU_COMM);
+    dt__gpu_after(DT__CUDA(is), dt__thread.stream, thread ? DT__GPU_OPS : DT__GPU_COMM);
 }
 
 static void dt__gpu_verb(dt__device *is, dt_pool *pool, const dt__verb *v)
 {
-    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__cuda *d = DT__CUDA(is);
     dt__verb_args a = DT__ZERO;
     int64_t run = v->kind == DT__VERB_SQUARES || v->n > 1 << 20 ? DT__BLOCK : 128; /* of a warp */
     DT__ADD(&d->writes, 1);
@@ -10878,58 +10878,57 @@ static void dt__gpu_verb(dt__device *is, dt_pool *pool, const dt__verb *v)
     }
 }
 
-/* The bytes of a graph's facts; `image` NULL only counts. Else writes them as they are for the GPU's address `at`. */
-static int64_t dt__gpu_image(const dt_graph *g, char *image, uintptr_t at, dt__node *nodes)
+/* The bytes of a graph's facts, and of the tables of nodes before `end`; `image` NULL only counts. Else writes them as
+ * they are for the GPU's address `at`. */
+static int64_t dt__gpu_image(const dt_graph *g, char *image, uintptr_t at, int32_t end)
 {
     dt_graph own = *g;
     int64_t size[3] = {(int64_t)sizeof *g->nodes * g->count, (int64_t)sizeof *g->params * g->param_count,
                        dt__round_up(4 * (int64_t)g->slot_count, 8)}, used = (int64_t)sizeof own;
-    const void *from[3] = {nodes, g->params, g->slots};
+    const void *from[3] = {g->nodes, g->params, g->slots};
     own.nodes = (dt__node *)(at + (size_t)used);
     own.params = (dt__param *)(at + (size_t)(used + size[0]));
     own.slots = (int32_t *)(at + (size_t)(used + size[0] + size[1]));
     for (int i = 0; i < 3; used += size[i++])
         if (image && size[i]) memcpy(image + used, from[i], i < 2 ? (size_t)size[i] : 4 * (size_t)g->slot_count);
-    for (int32_t id = 1; id < g->count; id++) { /* angles of positions */
+    for (int32_t id = 1; id < end; id++) { /* angles of positions */
         const dt__node *n = &g->nodes[id];
         int64_t bytes = n->table ? 4 * dt__rope_positions(g, &n->shape) * (dt__cols(n) / n->i[0]) : 0;
         if (image && bytes) memcpy(image + used, n->table, (size_t)bytes);
-        if (image && bytes) nodes[id].table = (const float *)(at + (size_t)used);
         used += bytes;
     }
     if (image) memcpy(image, &own, sizeof own);
     return used;
 }
-/* A graph on the GPU, where it is copied once; at NULL: after an error. */
-static dt__gpu_graph dt__gpu_graph_of(dt__cuda *d, const dt_graph *g)
+/* A graph on the GPU, where it is copied once. NULL after an error. */
+static const dt_graph *dt__gpu_graph_of(dt__cuda *d, const dt_graph *g)
 {
     dt__gpu_graph found = DT__ZERO;
-    int64_t bytes, nodes = (int64_t)sizeof *g->nodes * g->count;
+    int64_t bytes;
     char *image;
     pthread_mutex_lock(&d->lock);
     for (int64_t i = d->graphs - 1; i >= 0 && !found.at; i--) {
         if (d->graph[i].g != g || d->graph[i].number != g->number) continue;
         found = d->graph[i];
         if (found.count == g->count) continue;
-        (void)d->f.cuMemFree_v2(found.at), dt__free(found.nodes);
+        (void)d->f.cuMemFree_v2(found.at);
         d->graph[i] = d->graph[--d->graphs], found.at = NULL;
     }
     if (!found.at && dt__gpu_enter(d)) {
-        bytes = dt__gpu_image(g, NULL, 0, NULL);
+        bytes = dt__gpu_image(g, NULL, 0, g->count);
         image = (char *)dt__alloc(bytes, "a graph for the GPU");
         found.g = g, found.number = g->number, found.count = g->count;
-        found.nodes = (dt__node *)dt__copied(g->nodes, nodes);
-        if (image && found.nodes && DT__RESERVE(d->graph, d->graphs, d->graphs_room, d->graphs + 1, "graphs of a GPU"))
+        if (image && DT__RESERVE(d->graph, d->graphs, d->graphs_room, d->graphs + 1, "graphs of a GPU"))
             DT__GPU(MemAllocAsync(&found.at, (size_t)bytes, d->stream[DT__GPU_OPS]), "copying a graph");
         if (found.at) {
-            (void)dt__gpu_image(g, image, (uintptr_t)found.at, found.nodes);
+            (void)dt__gpu_image(g, image, (uintptr_t)found.at, g->count);
             DT__GPU(MemcpyAsync(found.at, image, (size_t)bytes, d->stream[DT__GPU_OPS]), "copying a graph");
             d->graph[d->graphs++] = found;
-        } else dt__free(found.nodes);
+        }
         dt__free(image);
     }
     pthread_mutex_unlock(&d->lock);
-    return found;
+    return (const dt_graph *)found.at;
 }
 
 /* Sums of columns in fast numerics: of shares of the rows, then of these sums. */
@@ -10947,23 +10946,23 @@ static void dt__gpu_shares(dt__cuda *d, const dt__call *c, dt__launch *a)
     dt__gpu_go(d, DT__GPU_SHARES, a, blocks, 1, 1);
 }
 /* A function of ops over its items, which dt__split would give to threads of the host. */
-#ifndef DT__FILL
-#define DT__FILL 64
-#endif
+enum { DT__FILL = 64 };
 static void dt__gpu_split(const dt__call *c, int64_t total, int64_t grain, dt__some_fn body)
 {
-    dt__cuda *d = (dt__cuda *)(void *)c->env->k->device;
-    dt__gpu_graph g = dt__gpu_graph_of(d, c->g);
+    dt__cuda *d = DT__CUDA(c->env->k->device);
+    const dt_graph *there = dt__gpu_graph_of(d, c->g);
     dt__launch a = DT__ZERO;
     int i = dt__body_of(body);
     int64_t x, y = 1, each = 1;
     const struct dt__gpu_kernel *b = &dt__gpu_kernels[i];
     DT_ASSERT(i < DT__GPU_KERNELS); /* dt__gpu_supports */
-    if (!g.at) return;
+    if (!there) return;
     a.c = *c, a.n = *c->n, a.env = *c->env;
-    a.c.g = (const dt_graph *)g.at, a.c.n = NULL, a.c.env = NULL;
+    a.c.g = there, a.c.n = NULL, a.c.env = NULL;
     if (c->strided) a.strided = *c->strided;
-    if (a.n.table) a.n.table = g.nodes[c->n - c->g->nodes].table;
+    if (a.n.table)
+        a.n.table = (const float *)((uintptr_t)there +
+                                    (size_t)dt__gpu_image(c->g, NULL, 0, (int32_t)(c->n - c->g->nodes)));
     /* Runs so long that all warps run at a time: what precedes the first item costs as much as some hundred items. */
     if (b->each == 32) each = dt__ceil_div(total, (int64_t)d->processors * DT__FILL);
     a.total = total, a.piece = b->each > 1 && grain == 4096 ? dt__round_up(each, 32) : grain == 64 ? 32 : each;
@@ -10992,7 +10991,7 @@ static int dt__gpu_half(const dt_graph *g, const dt__node *n, int32_t id)
 /* Attention by the exact tiles, or over context slices, reads and writes fp32 copies of 16-bit values. */
 static void dt__gpu_run(const dt__call *c)
 {
-    dt__cuda *d = (dt__cuda *)(void *)c->env->k->device;
+    dt__cuda *d = DT__CUDA(c->env->k->device);
     dt__call own = *c;
     dt__env env = *c->env;
     dt__recast wide = DT__ZERO; /* at last the result's */
@@ -11073,10 +11072,10 @@ static dt_result dt__gpu_plan(dt__compiler *c, dt__segment_plan **plan, dt_graph
 /* ---- CUDA: opening ---- */
 static void dt__gpu_close(dt__device *is)
 {
-    dt__cuda *d = (dt__cuda *)(void *)is;
+    dt__cuda *d = DT__CUDA(is);
     if (d->context) (void)d->f.cuCtxSetCurrent(d->context);
-    if (d->leave) d->leave(d);
-    for (int64_t i = 0; i < d->graphs; i++) (void)d->f.cuMemFree_v2(d->graph[i].at), dt__free(d->graph[i].nodes);
+    dt__nccl_close(d);
+    for (int64_t i = 0; i < d->graphs; i++) (void)d->f.cuMemFree_v2(d->graph[i].at);
     if (d->one) (void)d->f.cuMemFree_v2(d->one);
     for (int64_t i = 0; i < d->products; i++) {
         for (int k = 0; k < 3; k++)
@@ -12432,8 +12431,8 @@ static int dt__group_there(const dt__segment_plan *p, int32_t id, const dt__kern
 /* A warp runs a task. */
 static void dt__gpu_group(dt__group_run *r, const dt__fusion *f)
 {
-    dt__cuda *d = (dt__cuda *)(void *)r->k->device;
-    const dt_graph *g = r->call[0].g, *there = (const dt_graph *)dt__gpu_graph_of(d, g).at;
+    dt__cuda *d = DT__CUDA(r->k->device);
+    const dt_graph *g = r->call[0].g, *there = dt__gpu_graph_of(d, g);
     int64_t warps = dt__min(4, DT__GPU_GROUP / dt__max(4, 4 * r->group.floats));
     if (!there) return;
     for (int32_t i = 0; i < r->group.count; i++)
@@ -12452,7 +12451,7 @@ static void dt__group_go(const dt__segment_plan *p, int32_t id, const dt__bind *
     dt__group_run r;
     dt__env own = *env;
 #ifdef DT_CUDA
-    if (env->k->device) own.k = &((dt__cuda *)(void *)env->k->device)->run;
+    if (env->k->device) own.k = &DT__CUDA(env->k->device)->run;
 #endif
     while (group->last != id) group++;
     r.k = own.k, r.group = *group;
@@ -15535,8 +15534,8 @@ typedef struct dt__reduction {
  * Messages are on streams of their own, since a send's kernel ends when the peer has received. Those of context slices
  * are groups that all their ranks queue in the same order. Stages send and receive in orders of their own: each link
  * from a stage to the next one or back has a communicator of its two ranks, so that a message waits for nothing
- * but the messages before it, its own place in the program of both, and (the 4th after it) room in the outbox. On the
- * host's way the threads of the ranks wait for just that, so GPUs wait for each other for ever only where they would. */
+ * but messages before it, its own place in the program of both, and (the 4th after it) room in the outbox. The ranks'
+ * threads wait for just that where messages go through the host, so GPUs wait for ever only where these would. */
 
 /* Ends the work by NCCL; the device and all ranks' communicator fail. code: NCCL's; 0: an error is set. */
 static void dt__nccl_fail(dt__cuda *d, int code)
@@ -15636,7 +15635,7 @@ static dt_result dt__nccl_sendrecv(dt_comm *c, const float *from, int64_t given,
     if (n && to) dt__nccl_pass(n, c, source, NULL, 0, to, taken);
     return dt__nccl_end(n);
 }
-/* Queues x on its flow's stream, after what this thread's stream has queued by now; then lets that one wait for it. */
+/* Queues x on its flow's stream, after what this thread's stream has queued by now. */
 static dt_result dt__nccl_start(dt_comm *c, dt__sendrecv *x)
 {
     const int own = dt__thread.stream, flow = DT__GPU_FLOWS + x->flow;
@@ -15647,54 +15646,6 @@ static dt_result dt__nccl_start(dt_comm *c, dt__sendrecv *x)
     dt__thread.stream = own;
     x->ticket = (uint32_t)dt__gpu_mark(dt__gpu, flow);
     return r;
-}
-static dt_result dt__nccl_finish(const dt__sendrecv *x)
-{
-    dt__gpu_await(dt__gpu, dt__thread.stream, DT__GPU_FLOWS + x->flow, x->ticket);
-    return dt__device_result(&dt__gpu->k);
-}
-
-/* Lets GPUs, one per rank, exchange tensors on these streams (bits) and between the stages of `pipe`, if all ranks have
- * NCCL. Else `why` says what is missing. wraps: the last stage sends to the first. Collective. */
-static dt_result dt__nccl_join(dt_comm *c, const dt__kernels *k, int streams, dt_comm *pipe, int wraps, int fast,
-                               char why[200])
-{
-    dt__cuda *d = (dt__cuda *)(void *)k->device;
-    dt__nccl_config config = {sizeof config, DT__NCCL_MAGIC, DT__NCCL_VERSION, 0};
-    dt__nccl_id id;
-    const int64_t n = (int64_t)sizeof id / 4;
-    float *data = (float *)(void *)&id;
-    dt_result r = dt__library_load("DT_NCCL_LIBRARY", "libnccl.so.2", "NCCL (libnccl)",
-                                   DT__NCCL(DT__CALL_NAME) "ncclGetLastError", &d->n);
-    for (int i = 0; i < 2 && !r; i++)
-        if (streams >> i & 1 &&
-            !(d->room[i] = (float *)dt__gpu_attach(&d->is, DT__DEVICE, NULL, 4 * DT__NCCL_ROOM))) r = dt__thread.code;
-    d->await = dt__nccl_await, d->leave = dt__nccl_close;
-    r = dt_comm_agree(c, r);
-    if (r && c->failed) return r;
-    if (r) return snprintf(why, 200, "%s", dt_last_error()), DT_OK;
-    d->comm = c, d->is.direct = dt__gpu_direct, d->sums = fast;
-    for (int at = 0; at < DT__GPU_STREAMS && !d->is.failed; at++) {
-        const int link = at >= DT__GPU_LINKS, me = pipe ? pipe->rank : 0, i = link ? at ^ (me & 1) : at, in = i & 1;
-        const int ahead = (i >> 1 & 1) == in, peer = pipe ? (me + (ahead ? 1 : pipe->size - 1)) % pipe->size : 0;
-        int code = 0;
-        if (link ? !pipe || (!wraps && ahead != (peer > me)) : !(streams >> i & 1)) continue;
-        if (link ? !in : !c->rank) code = d->n.ncclGetUniqueId(&id);
-        if (!code)
-            r = !link ? dt_broadcast(c, data, n, 0) : in ? dt_recv(pipe, data, n, peer) : dt_send(pipe, data, n, peer);
-        if (!code && !r)
-            code = d->n.ncclCommInitRankConfig(&d->nccl[i], link ? 2 : c->size, id, link ? in : c->rank, &config);
-        if (r || (code && code != DT__NCCL_BUSY)) dt__nccl_fail(d, code);
-        else (void)dt__nccl_await(d, i, 0, 1e9);
-        if (!link) continue;
-        dt__thread.stream = i; /* two ranks' first message waits for both: later ones do not */
-        if (dt__nccl_begin())
-            (void)(in ? d->n.ncclRecv(d->room[0], 1, DT__NCCL_F32, 0, d->nccl[i], d->stream[i])
-                      : d->n.ncclSend(d->room[0], 1, DT__NCCL_F32, 1, d->nccl[i], d->stream[i]));
-        (void)dt__nccl_end(d->nccl[i]);
-        dt__thread.stream = DT__GPU_OPS;
-    }
-    return dt__device_result(k);
 }
 
 /* dt__gather. */
@@ -21194,16 +21145,14 @@ static void dt__engine_exchange(void *user, float *to, const int32_t *take, cons
 
 static dt_result dt__sendrecv_start(const dt__kernels *k, dt_comm *c, dt__sendrecv *x)
 {
-    x->started = 1;
     DT__BY_NCCL(x->given ? x->from : x->to, dt__nccl_start(c, x))
     return x->given ? dt__send_start(c, dt__download(k, x->from, x->given), x->given, x->dest, &x->ticket) : DT_OK;
 }
 static dt_result dt__sendrecv_finish(const dt__kernels *k, dt_comm *c, dt__sendrecv *x)
 {
     dt_result r = DT_OK;
-    if (!x->started) return r;
-    x->started = 0;
-    DT__BY_NCCL(x->given ? x->from : x->to, dt__nccl_finish(x))
+    DT__BY_NCCL(x->given ? x->from : x->to,
+                (dt__gpu_await(dt__gpu, dt__thread.stream, DT__GPU_FLOWS + x->flow, x->ticket), DT_OK))
     if (x->taken) r = dt__recv_in(k, c, x->to, x->taken, x->source);
     return !r && x->given ? dt__send_finish(c, x->dest, x->ticket) : r;
 }
@@ -23509,7 +23458,7 @@ static int64_t dt__gpu_needs(const dt_trainer *t)
     for (; net < end; net = net == &t->e.p.net ? t->generator.net : net + 1)
         for (int64_t q = 0; q < net->count; q++) {
             const dt_graph *g = net->segments[q].plan->g;
-            if (net->segments[q].owner) bytes += dt__gpu_image(g, NULL, 0, NULL);
+            if (net->segments[q].owner) bytes += dt__gpu_image(g, NULL, 0, g->count);
             for (int32_t id = 1; id < g->count && net->precision; id++) {
                 const dt__node *n = &g->nodes[id];
                 int64_t copies = 3; /* fp32 ones for the exact tiles, of what is in 16 bits */
@@ -23552,6 +23501,50 @@ static dt_result dt__check_gpus(dt_trainer *t)
     }
     dt__free(all);
     return r ? r : dt__device_result(t->e.k);
+}
+
+/* Lets GPUs, one per rank, exchange tensors by NCCL from now on, if all ranks have it. Collective. */
+static dt_result dt__nccl_join(dt_trainer *t)
+{
+    const dt__engine *e = &t->e;
+    const int stages = e->p.shape.pipe.stages, stage = e->p.shape.stage;
+    const int used = 1 | (e->p.shape.overlap != 0) << DT__GPU_COMM | (e->context != NULL) << DT__GPU_FLOWS;
+    dt_comm *c = t->comm, *pipe = e->out[0].comm;
+    dt__cuda *d = DT__CUDA(e->k->device);
+    dt__nccl_config config = {sizeof config, DT__NCCL_MAGIC, DT__NCCL_VERSION, 0};
+    dt__nccl_id id;
+    float *data = (float *)(void *)&id;
+    const int64_t n = (int64_t)sizeof id / 4;
+    dt_result r = dt__library_load("DT_NCCL_LIBRARY", "libnccl.so.2", "NCCL (libnccl)",
+                                   DT__NCCL(DT__CALL_NAME) "ncclGetLastError", &d->n);
+    for (int i = 0; i < 2 && !r; i++)
+        if (used >> i & 1 && !(d->room[i] = (float *)dt__gpu_attach(&d->is, DT__DEVICE, NULL, 4 * DT__NCCL_ROOM)))
+            r = dt__thread.code;
+    r = dt_comm_agree(c, r);
+    if (r && c->failed) return r;
+    if (r) return DT__PRINT(t->by_host, "%s", dt_last_error()), DT_OK;
+    d->comm = c, d->is.direct = dt__gpu_direct, d->sums = t->recipe.numerics == DT_FAST;
+    for (int at = 0; at < DT__GPU_STREAMS && !d->is.failed; at++) {
+        const int link = at >= DT__GPU_LINKS, i = link ? at ^ (stage & 1) : at, in = i & 1; /* neighbours take turns */
+        const int ahead = (i >> 1 & 1) == in, peer = (stage + (ahead ? 1 : stages - 1)) % stages;
+        int code = 0;
+        if (link ? !pipe || (e->p.shape.pipe.chunks == 1 && ahead != (peer > stage)) : !(used >> i & 1)) continue;
+        if (link ? !in : !c->rank) code = d->n.ncclGetUniqueId(&id);
+        if (!code)
+            r = !link ? dt_broadcast(c, data, n, 0) : in ? dt_recv(pipe, data, n, peer) : dt_send(pipe, data, n, peer);
+        if (!code && !r)
+            code = d->n.ncclCommInitRankConfig(&d->nccl[i], link ? 2 : c->size, id, link ? in : c->rank, &config);
+        if (r || (code && code != DT__NCCL_BUSY)) dt__nccl_fail(d, code);
+        else (void)dt__nccl_await(d, i, 0, 1e9);
+        if (!link) continue;
+        dt__thread.stream = i; /* two ranks' first message waits for both: later ones do not */
+        if (dt__nccl_begin())
+            (void)(in ? d->n.ncclRecv(d->room[0], 1, DT__NCCL_F32, 0, d->nccl[i], d->stream[i])
+                      : d->n.ncclSend(d->room[0], 1, DT__NCCL_F32, 1, d->nccl[i], d->stream[i]));
+        (void)dt__nccl_end(d->nccl[i]);
+        dt__thread.stream = DT__GPU_OPS;
+    }
+    return dt__device_result(e->k);
 }
 #endif
 
@@ -23808,10 +23801,7 @@ static dt_result dt__trainer_engine(dt_trainer *t)
     r = dt__check_memory(t, 0);
 #if defined(DT_CUDA) && defined(__ELF__)
     if (!r) r = dt__check_gpus(t);
-    if (!r && t->comm->size > 1 && !*t->by_host)
-        r = dt__nccl_join(t->comm, e->k, 1 << DT__GPU_OPS | (e->p.shape.overlap != 0) << DT__GPU_COMM |
-                          (e->context != NULL) << DT__GPU_FLOWS, e->out[0].comm, e->p.shape.pipe.chunks > 1,
-                          t->recipe.numerics == DT_FAST, t->by_host);
+    if (!r && t->comm->size > 1 && !*t->by_host) r = dt__nccl_join(t);
 #endif
     if (!r) r = dt__trainer_allocate(t);
     if (!r) dt__trainer_draw(t);

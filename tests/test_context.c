@@ -204,7 +204,7 @@ typedef struct rank {
     const dt__kernels *k;
     int number, ranks, workers;
     int64_t sent[2]; /* floats, forward and backward */
-    int backward, wrong;
+    int backward, wrong, under_way; /* messages: one of keys and values, one of gradients */
     pthread_t thread;
 } rank;
 
@@ -213,8 +213,8 @@ static void post(rank *r, dt__sendrecv *x)
 {
     parcel *p;
     pthread_mutex_lock(&r->g->lock);
-    r->wrong |= x->dest == r->number || x->started;
-    x->started = 1, x->ticket = (uint32_t)r->g->posted[r->number][x->dest]++;
+    r->wrong |= x->dest == r->number || r->under_way == 2;
+    r->under_way++, x->ticket = (uint32_t)r->g->posted[r->number][x->dest]++;
     p = sent_parcel(r, x);
     p->data = x->from, p->count = x->given, p->taken = 0;
     r->sent[r->backward] += x->given;
@@ -225,8 +225,7 @@ static void settle(rank *r, dt__sendrecv *x)
 {
     pthread_mutex_lock(&r->g->lock);
     while (!sent_parcel(r, x)->taken) pthread_cond_wait(&r->g->change, &r->g->lock);
-    r->wrong |= !x->started;
-    x->started = 0;
+    r->under_way--;
     pthread_mutex_unlock(&r->g->lock);
 }
 static void take(rank *r, float *to, int64_t count, int from)

@@ -205,7 +205,7 @@ my $many = "$there DT_NCCL_LIBRARY=$nccl STAND_IN_GPUS=4 STAND_IN_NCCL_SAY=1";
 my $ep = '--model llama-nano --experts 4 --ranks 2 --ep 2';
 my @between = (['--ranks 2', 8], ['--ranks 2 --zero 3 --overlap on', 15], ['--ranks 2 --zero 1 --ema 0.9', 8], ['--ranks 4 --tp 2 --tensor-shards 2', 8], ['--ranks 2 --context-shards 2 --cp 2', 15], [$ep, 4],
      ['--ranks 4 --zero 2 --zero-group 2 --data-shards 4 --overlap on', 8], ['--ranks 3 --data-shards 4 --overlap off', 8], ['--ranks 4 --pp 2 --layers 2 --pipeline zero-bubble', 8]);
-my @stages = map { my ($pp, $units, @kinds) = @$_; map { "--ranks $pp --pp $pp $units --pipeline $_ --layers " . ($_ eq 'interleaved' ? 2 : 1) * $pp } @kinds }
+my @stages = map { my ($pp, $units, @kinds) = @$_; map { "--steps 1 --warmup 0 --ranks $pp --pp $pp $units --pipeline $_ --layers " . ($_ eq 'interleaved' ? 2 : 1) * $pp } @kinds }
      map({ [$_, '--batch 8 --micro-batch 2', qw(gpipe 1f1b interleaved zero-bubble)] } 2, 4), [3, '--batch 12 --micro-batch 4', 'interleaved'];
 my @slices = ('--ranks 2 --cp 2 --context-shards 2', '--ranks 4 --cp 4 --context-shards 4', '--ranks 4 --cp 2 --context-shards 2 --tp 2 --tensor-shards 2', '--ranks 4 --cp 2 --context-shards 4 --overlap on',
      map "--ranks 4 --pp 2 --layers 2 $_", '--cp 2 --context-shards 2', '--tp 2 --tensor-shards 2 --pipeline zero-bubble', '--zero 1 --overlap on', '--sample-length 8 --recompute full --offload');
@@ -221,7 +221,7 @@ for (drawn(1, @between), map([$_, 6], drawn(1, @stages), drawn(1, @slices))) {
     cmp_ok($groups || 0, '>=', $least, "  in $least groups of calls or more");
     unlike("$out$error", qr/stand-in: .*not/, '  and nothing is left behind');
 }
-for (['--pp 2 --layers 2', 8], ['--cp 2 --context-shards 2', 24]) { # messages between the units' ranks, of both
+for (['--pp 2 --layers 2', 8], ['--cp 2 --context-shards 2', 12]) { # of both ranks together
     my ($layout, $more) = @$_;
     my @counts = map { my $said = (train("$many STAND_IN_SAY=1", "--model nano --layers 1 --ranks 2 $layout --steps 1 --warmup 0 --micro-batch $_ --device cuda"))[2];
                        [sum($said =~ /(\d+) waits/g), sum($said =~ /(\d+) groups/g)] } 4, 2;
@@ -235,7 +235,7 @@ for (["$many STAND_IN_GPUS=1" => qr/through the host: rank \d\s+has\s+no\s+GPU\s
     my ($bad, $out) = train($_->[0], '--model nano --layers 1 --ranks 2 --steps 1 --device cuda');
     like($out, $_->[1], '  else through the host');
 }
-for (['--ranks 2', 1 + int rand 10], ['--ranks 2 --pp 2 --layers 2', 3 + int rand 8], ['--ranks 2 --cp 2 --context-shards 2', 1 + int rand 20]) {
+for (drawn(2, ['--ranks 2', 1 + int rand 10], ['--ranks 2 --pp 2 --layers 2', 3 + int rand 8], ['--ranks 2 --cp 2 --context-shards 2', 1 + int rand 20])) {
     my ($layout, $group) = @$_;
     ($status, undef, $error) = train("$many STAND_IN_NCCL_FAIL=$group", "--model nano --layers 1 $layout --device cuda");
     ok($status && $status != 124 && $error =~ /NCCL failed: the stand-in was told to fail \(NCCL_DEBUG=INFO says more\)/, "NCCL fails, $layout: a sentence") or diag($error);
