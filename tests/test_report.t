@@ -1,6 +1,6 @@
 #!/usr/bin/env perl
 # The report of a real run on 2 ranks: well-formed HTML whose numbers are those of the metrics, several runs, files that are
-# cut, hostile or not metrics, --follow while a run goes on, event files as TensorBoard reads them, and mutated files under
+# cut, hostile or not metrics, a browser of two widths, --follow while a run goes on, event files as TensorBoard reads them, and mutated files under
 # the sanitizers. The commands that the report and the rules tell to try are commands that the trainer takes.
 use strict;
 use warnings;
@@ -135,6 +135,21 @@ for (['no file', '', 2, qr/name a file/], ['an absent one', 'none.jsonl', 1, qr/
 }
 is(slurp("$tmp/a.jsonl"), $whole, '  and the metrics are as they were');
 push @pages, qw(two.html cut.html again.html ill.html head.html hostile.html);
+
+# In a browser: pages with all of their pictures fit into 360 and 1200 pixels, and the browser has nothing to say.
+my ($browser) = grep { have($_) } qw(chromium chromium-browser google-chrome);
+SKIP: {
+    skip('no Chromium to show pages', 1) unless $browser;
+    my $frames = join '', map { my $width = $_; map { qq(<iframe style="width:${width}px" src="$_"></iframe>) } qw(a.html two.html) } 360, 1200;
+    spew("$tmp/frames.html", qq(<!DOCTYPE html><title>frames</title>$frames<script>onload = () => {
+        for (const frame of document.querySelectorAll('iframe')) {
+            const page = frame.contentDocument, html = page.documentElement;
+            document.body.append(`\${html.scrollWidth - html.clientWidth} beyond, \${page.querySelectorAll('svg.plot').length} pictures; `);
+        }
+    }</script>));
+    my @seen = run(60, "$browser --headless --no-sandbox --disable-gpu --allow-file-access-from-files --user-data-dir=$tmp/browser --enable-logging=stderr --dump-dom file://$tmp/frames.html");
+    is(join(' ', $seen[1] =~ /(\d+ beyond, \d+ pictures;)/g, $seen[2] =~ /(CONSOLE.*)/g), join(' ', ('0 beyond, 9 pictures;', '0 beyond, 10 pictures;') x 2), 'pages fit into 360 and 1200 pixels');
+}
 
 # ---- while a run goes on ----
 
