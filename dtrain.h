@@ -1085,7 +1085,6 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
 #include <rdma/fi_errno.h>
-#include <rdma/fi_rma.h>
 #include <rdma/fi_tagged.h>
 #endif
 #ifdef __linux__
@@ -1211,6 +1210,14 @@ __attribute__((format(printf, 2, 3))) static int dt__say(FILE *file, const char 
     return n;
 }
 #define dt__tell(...) dt__say(stdout, __VA_ARGS__)
+#define DT__REPORT(...) fprintf(stderr, "dtrain: " __VA_ARGS__) /* one write: ranks print, too */
+
+static const char *dt__environment(const char *name)
+{
+    const char *text = getenv(name);
+    return text && *text ? text : NULL;
+}
+
 /* strtod, or strtof where `single`. */
 static double dt__number(const char *text, char **end, int single)
 {
@@ -1219,6 +1226,7 @@ static double dt__number(const char *text, char **end, int single)
     dt__locale_leave(before);
     return x;
 }
+
 #ifdef __cplusplus /* every member, or element, is 0 */
 #define DT__ZERO {}
 #else
@@ -1293,6 +1301,7 @@ static int dt__refused_by(const char *function, const char *spec, ...)
     if (wrong) dt__misuse("%s", text);
     return wrong;
 }
+#define DT__REQUIRE(...) if (dt__refused(__VA_ARGS__)) return DT_E_USAGE /* in a function that returns a dt_result */
 
 DT_API const char *dt_last_error(void) { return dt__thread.error[0] ? dt__thread.error : "no error"; }
 
@@ -1389,6 +1398,7 @@ static int dt__reserve(void **list, int64_t used, int64_t *room, int64_t wanted,
 }
 #define DT__RESERVE(list, used, room, wanted, what) \
     dt__reserve((void **)&(list), used, &(room), wanted, (int64_t)sizeof *(list), what)
+#define DT__ONE_MORE(list, used, room, what) DT__RESERVE(list, used, room, (used) + 1, what)
 
 /* Where the next `bytes` of a block are, in cache lines of their own; block NULL: only counts. */
 static void *dt__carve(void *block, int64_t *used, int64_t bytes)
@@ -1471,7 +1481,7 @@ static void dt__fp_leave(unsigned saved)
 
 /* ---- options ----
  * An option is a row of a table: parser, help, defaults, range checks and the manifest of a checkpoint follow from it.
- * The rows of recipe and layout are in H10, those of the launcher in H16. */
+ * A row of zeros ends a table. That of recipe and layout is in H10, that of the launcher in H16. */
 
 enum { DT__KIND_WHOLE, DT__KIND_POWER, DT__KIND_AUTO, DT__KIND_REAL, DT__KIND_FLAG, DT__KIND_WORD, DT__KIND_TEXT,
        DT__KIND_MODEL, DT__KIND_DOUBLE, DT__KIND_CHARS, DT__KIND_PLACE };
@@ -1489,7 +1499,6 @@ typedef struct dt__option {
 } dt__option;
 #define DT__OPTION(group, name, argument, kind, member, preset, range, help) \
     {DT__GROUP_##group, name, argument, DT__KIND_##kind, offsetof(dt__group_##group, member), preset, range, help}
-#define DT__ROWS(table) table, (int)(sizeof(table) / sizeof *(table))
 
 /* The shortest decimal text that reads back as x. */
 static void dt__float_text(float x, char *text, size_t size)
@@ -1500,10 +1509,10 @@ static void dt__float_text(float x, char *text, size_t size)
     }
 }
 
-static const dt__option *dt__option_find(const dt__option *list, int count, const char *name, size_t length)
+static const dt__option *dt__option_find(const dt__option *list, const char *name, size_t length)
 {
-    for (int i = 0; i < count; i++)
-        if (strlen(list[i].name) == length && !strncmp(list[i].name, name, length)) return &list[i];
+    for (; list->name; list++)
+        if (strlen(list->name) == length && !strncmp(list->name, name, length)) return list;
     return NULL;
 }
 
@@ -1590,25 +1599,24 @@ static dt_result dt__option_set(const dt__option *o, const char *value, void *gr
     return DT_OK;
 }
 
-static dt_result dt__options_check(const dt__option *list, int count, int of, const void *group)
+static dt_result dt__options_check(const dt__option *list, int of, const void *group)
 {
     char value[64];
-    for (int i = 0; i < count; i++)
-        if (list[i].group == of && list[i].kind <= DT__KIND_WORD &&
-            !dt__option_fits(&list[i], (const char *)group + list[i].offset))
-            return dt__option_refuse(&list[i], dt__option_text(&list[i], group, value, sizeof value));
+    for (const dt__option *o = list; o->name; o++)
+        if (o->group == of && o->kind <= DT__KIND_WORD && !dt__option_fits(o, (const char *)group + o->offset))
+            return dt__option_refuse(o, dt__option_text(o, group, value, sizeof value));
     return DT_OK;
 }
 
 /* Sets the defaults of a group, whose struct is zeros. */
-static void dt__options_preset(const dt__option *list, int count, int of, void *group)
+static void dt__options_preset(const dt__option *list, int of, void *group)
 {
-    for (int i = 0; i < count; i++) {
-        void *place = (char *)group + list[i].offset;
-        if (list[i].group != of) continue;
-        if (list[i].kind <= DT__KIND_AUTO) *(int64_t *)place = (int64_t)list[i].preset;
-        else if (list[i].kind == DT__KIND_REAL) *(float *)place = (float)list[i].preset;
-        else if (list[i].kind <= DT__KIND_WORD) *(int32_t *)place = (int32_t)list[i].preset;
+    for (const dt__option *o = list; o->name; o++) {
+        void *place = (char *)group + o->offset;
+        if (o->group != of) continue;
+        if (o->kind <= DT__KIND_AUTO) *(int64_t *)place = (int64_t)o->preset;
+        else if (o->kind == DT__KIND_REAL) *(float *)place = (float)o->preset;
+        else if (o->kind <= DT__KIND_WORD) *(int32_t *)place = (int32_t)o->preset;
     }
 }
 
@@ -4611,7 +4619,7 @@ static void dt__tree_sum(const dt__kernels *k, float *out, const float *x, int64
 {
     float right[1024];
     if (parts == 1) {
-        if (out != x) memcpy(out, x, 4 * (size_t)n);
+        dt__copy(out, x, n);
         return;
     }
     if (parts == 2) {
@@ -4900,7 +4908,7 @@ static void dt__self_masked(const dt__kernels *k, dt_pool *pool, const float *x,
     a.q = x, a.k = x + 1024, a.v = x + 2048, a.ld = a.ldo = a.lddo = a.lddq = 28, a.ldk = a.lddk = 14;
     a.row_max = out, a.row_sum = out + 128, a.o = out + 256;
     a.scale = 0.3f, a.causal = 1;
-    a.mask = (const dt__word *)(const void *)y, a.mask_bits = 0x80000000u;
+    a.mask = (const dt__word *)y, a.mask_bits = 0x80000000u;
     a.dq = out + 2048, a.dk = out + 3072, a.dv = out + 4096;
     k->attention(pool, &a);
     a.dout = x + 3072;
@@ -5411,7 +5419,7 @@ static dt_tensor dt__none(void) { return dt__tensor(NULL, 0); }
 static dt__node *dt__at(const dt_graph *g, dt_tensor t) { return &g->nodes[t.id]; }
 static int dt__is_leaf(int op) { return op == DT__OP_INPUT || op == DT__OP_PARAM; }
 
-/* Keeps the first error and returns the poison: `return dt__poison(g, DT_E_SHAPE, "...", ...)`. */
+/* Keeps the first error and returns the poison: `return dt__misfit(g, "...", ...)`. */
 __attribute__((format(printf, 3, 4))) static dt_tensor dt__poison(dt_graph *g, dt_result code, const char *format, ...)
 {
     va_list args;
@@ -5422,6 +5430,8 @@ __attribute__((format(printf, 3, 4))) static dt_tensor dt__poison(dt_graph *g, d
     g->result = dt__error(code, "%s%s%s", g->prefix, g->prefix[0] ? ": " : "", g->sentence);
     return dt__none();
 }
+#define dt__misfit(g, ...) dt__poison(g, DT_E_SHAPE, __VA_ARGS__)
+#define dt__misused(g, ...) dt__poison(g, DT_E_USAGE, __VA_ARGS__)
 
 /* dt__refused for a function of a graph, which a wrong argument poisons. g itself may be NULL. */
 #define dt__refuses(g, ...) dt__refuses_by(g, __func__, __VA_ARGS__)
@@ -5436,11 +5446,12 @@ static int dt__refuses_by(const dt_graph *g, const char *function, const char *s
     if (wrong) dt__poison((dt_graph *)(uintptr_t)g, DT_E_USAGE, "%s", text);
     return wrong;
 }
+#define DT__NEEDS(g, ...) if (dt__refuses(g, __VA_ARGS__)) return dt__none() /* in one that returns a dt_tensor */
 
 static int dt__bounded(dt_graph *g, const char *what, double value, double low, double high)
 {
     if (value >= low && value <= high) return 1;
-    dt__poison(g, DT_E_USAGE, "%s %g is outside [%g, %g]", what, value, low, high);
+    dt__misused(g, "%s %g is outside [%g, %g]", what, value, low, high);
     return 0;
 }
 
@@ -5484,14 +5495,14 @@ static dt_tensor dt__no_room(dt_graph *g) { return dt__poison(g, DT_E_MEMORY, "n
 
 static dt_tensor dt__append(dt_graph *g, const dt__node *node)
 {
-    if (!DT__RESERVE(g->nodes, g->count, g->room, g->count + 1, "a graph")) return dt__no_room(g);
+    if (!DT__ONE_MORE(g->nodes, g->count, g->room, "a graph")) return dt__no_room(g);
     g->nodes[g->count] = *node;
     return dt__tensor(g, g->count++);
 }
 
 static int32_t dt__new_slot(dt_graph *g, int32_t p)
 {
-    if (!DT__RESERVE(g->slots, g->slot_count, g->slot_room, g->slot_count + 1, "a graph")) return -1;
+    if (!DT__ONE_MORE(g->slots, g->slot_count, g->slot_room, "a graph")) return -1;
     g->slots[g->slot_count] = p;
     return g->slot_count++;
 }
@@ -5536,15 +5547,15 @@ static dt_tensor dt__push(dt_graph *g, dt__node *n, const dt_shape *aux)
     if (g->result) return dt__none();
     if (dt__op_of(n->op)->shape == DT__SHAPE_SAME) n->shape = g->nodes[n->in[0]].shape;
     if (!dt__shape_ok(&n->shape))
-        return dt__poison(g, DT_E_SHAPE, "%s: shape %s has an axis below 1, more than %d axes, or more than 2^40 "
-                          "elements", dt__op_of(n->op)->name, dt__show(&n->shape).at, DT_MAX_DIMS);
+        return dt__misfit(g, "%s: shape %s has an axis below 1, more than %d axes, or more than 2^40 elements",
+                          dt__op_of(n->op)->name, dt__show(&n->shape).at, DT_MAX_DIMS);
     for (int i = 0; i < n->inputs; i++) {
         const dt__node *in = &g->nodes[n->in[i]];
         int wanted = dt__takes(n->op, i);
-        if (!n->in[i]) return dt__poison(g, DT_E_USAGE, "an input of %s is a poisoned tensor", dt__op_of(n->op)->name);
+        if (!n->in[i]) return dt__misused(g, "an input of %s is a poisoned tensor", dt__op_of(n->op)->name);
         if (wanted != DT__ANY && wanted != in->dtype)
-            return dt__poison(g, DT_E_SHAPE, "%s: input %d holds %s and must hold %s: dt_cast it to %s",
-                              dt__op_of(n->op)->name, i, dt__format_of[in->dtype].name, dt__format_of[wanted].name,
+            return dt__misfit(g, "%s: input %d holds %s and must hold %s: dt_cast it to %s", dt__op_of(n->op)->name, i,
+                              dt__format_of[in->dtype].name, dt__format_of[wanted].name,
                               wanted == DT_I32 ? "DT_I32" : "DT_F32");
         if (wanted == DT__ANY && i == 0 && n->op != DT__OP_CAST) n->dtype = in->dtype;
         if (dt__has_gradient(n->op) && n->dtype != DT_I32) n->needs_grad |= in->needs_grad;
@@ -5614,7 +5625,7 @@ static dt_tensor dt__leaf(dt_graph *g, int op, dt_shape shape, int dtype)
 
 DT_API dt_tensor dt_tensor_of(dt_graph *g, dt_dtype dtype, dt_shape shape, const void *data)
 {
-    if (dt__refuses(g, "dtype<6 data", dtype, data)) return dt__none();
+    DT__NEEDS(g, "dtype<6 data", dtype, data);
     if (!g->eager)
         return dt__poison(g, DT_E_USAGE,
                           "values are given to eager graphs only; a segment's values are its input and parameters");
@@ -5684,8 +5695,8 @@ static dt__words dt__divisors(int64_t n, int64_t most, int64_t unit)
 static int dt__shards_divide(dt_graph *g, const char *what, int64_t n)
 {
     if (n % g->tensor_shards == 0) return 1;
-    dt__poison(g, DT_E_USAGE, "%jd %s do not divide into %jd tensor shards: --tensor-shards one of %s", n, what,
-               g->tensor_shards, dt__divisors(n & -n, n, 1).at);
+    dt__misused(g, "%jd %s do not divide into %jd tensor shards: --tensor-shards one of %s", n, what, g->tensor_shards,
+                dt__divisors(n & -n, n, 1).at);
     return 0;
 }
 
@@ -5696,8 +5707,8 @@ static dt_tensor dt__param_known(dt_graph *g, const char *full, int shared, dt_s
         const dt__node *n = &g->nodes[id];
         if (n->op != DT__OP_PARAM || strcmp(g->params[n->param].name, full)) continue;
         if (shared && dt__same_shape(&g->params[n->param].shape, &shape)) return dt__tensor(g, id);
-        return dt__poison(g, DT_E_USAGE, "two parameters are named %s: rename one, or start both names with '/' to "
-                          "share one parameter of one shape", full);
+        return dt__misused(g, "two parameters are named %s: rename one, or start both names with '/' to share one "
+                           "parameter of one shape", full);
     }
     return dt__none();
 }
@@ -5716,13 +5727,13 @@ static dt_tensor dt__param_declare(dt_graph *g, const char *name, const char *pa
     if (name[0] == '/') DT__PRINT(full, "%s%s", name + 1, part);
     else DT__PRINT(full, "%s%s%s%s", g->prefix, g->prefix[0] ? "." : "", name, part);
     if ((wrong = dt__name_wrong(full, 1, sizeof p->name - 1)) != NULL)
-        return dt__poison(g, DT_E_USAGE, DT__NAME_WRONG, full, "parameter", wrong, 1, (int)sizeof p->name - 1);
+        return dt__misused(g, DT__NAME_WRONG, full, "parameter", wrong, 1, (int)sizeof p->name - 1);
     if (n.cut && !pad && !dt__shards_divide(g, "columns or rows of a weight", shape.n[cut] / groups)) return dt__none();
     if (n.cut) n.shape.n[cut] = (shape.n[cut] + pad) / g->tensor_shards;
     if (experts) n.shape.n[0] /= dt__expert_ranks(g);
     dt_tensor t = dt__param_known(g, full, name[0] == '/', shape);
     if (t.id || g->result) return t;
-    if (!DT__RESERVE(g->params, g->param_count, g->param_room, g->param_count + 1, "a graph")) return dt__no_room(g);
+    if (!DT__ONE_MORE(g->params, g->param_count, g->param_room, "a graph")) return dt__no_room(g);
     p = &g->params[g->param_count];
     memset(p, 0, sizeof *p);
     memcpy(p->name, full, sizeof p->name);
@@ -5746,7 +5757,7 @@ static dt_tensor dt__param_cut(dt_graph *g, const char *name, const char *part, 
 }
 DT_API dt_tensor dt_param(dt_graph *g, const char *name, dt_shape shape, dt_init init, float std)
 {
-    if (dt__refuses(g, "name init<3 std~", name, init, std)) return dt__none();
+    DT__NEEDS(g, "name init<3 std~", name, init, std);
     return dt__param_cut(g, name, "", shape, init, std, -1, 1);
 }
 
@@ -5755,8 +5766,7 @@ static dt_tensor dt__table_param(dt_graph *g, const char *name, int64_t vocabula
 {
     int64_t vt = g->tensor_shards, rows = dt__ceil_div(vocabulary, vt);
     if ((vt - 1) * rows >= vocabulary)
-        return dt__poison(g, DT_E_SHAPE, "%jd token ids are too few for %jd tensor shards: use fewer shards",
-                          vocabulary, vt);
+        return dt__misfit(g, "%jd token ids are too few for %jd tensor shards: use fewer shards", vocabulary, vt);
     return dt__param_declare(g, name, "", dt_shape2(vocabulary, width), DT_INIT_NORMAL, 0.02f, 0, 1,
                                 rows * vt - vocabulary, 0);
 }
@@ -5769,9 +5779,9 @@ static dt_tensor dt__param_rows(dt_graph *g, dt_tensor t, int64_t rows, int kind
     p->rows = kind;
     int64_t slices = kind == 3 ? 1 : dt__row_slices(g, p);
     if (rows % slices && !g->context) /* decode graphs have no gradient */
-        return dt__poison(g, DT_E_USAGE, "%s acts on %jd rows of a unit of work, which do not divide into %jd slices, "
-                          "one for each tensor shard: change the micro-batch, --sequence or --tensor-shards", p->name,
-                          rows, slices);
+        return dt__misused(g, "%s acts on %jd rows of a unit of work, which do not divide into %jd slices, one for "
+                           "each tensor shard: change the micro-batch, --sequence or --tensor-shards", p->name, rows,
+                           slices);
     return t;
 }
 
@@ -5834,7 +5844,7 @@ static void dt__host_run(const dt__call *c)
 }
 
 static const dt__node *dt__in(const dt__call *c, int i) { return &c->g->nodes[c->n->in[i]]; }
-static const int32_t *dt__ids(const dt__call *c, int i) { return (const int32_t *)(const void *)c->in[i]; }
+static const int32_t *dt__ids(const dt__call *c, int i) { return (const int32_t *)c->in[i]; }
 
 /* Position in its sequence of a row of a unit. Context leaf c owns slices c and S-1-c of the S = 2 Vc of a sequence. */
 static int64_t dt__row_position(const dt_graph *g, int64_t row)
@@ -5891,10 +5901,9 @@ static int dt__indices_ok(dt_graph *g, const dt__node *n)
     if (!targets && n->op != DT__OP_EMBED && n->op != DT__OP_GATHER) return 1;
     int64_t range = targets ? dt__cols(x) : x->shape.n[n->i[0]];
     for (int64_t i = 0; i < dt__count(index); i++) {
-        int32_t at = ((const int32_t *)(const void *)index->data)[i];
+        int32_t at = ((const int32_t *)index->data)[i];
         if (at < range && (at >= 0 || targets)) continue;
-        return dt__poison(g, DT_E_SHAPE, "%s: index %d at %jd is outside [0, %jd)", dt__op_of(n->op)->name, (int)at, i,
-                          range), 0;
+        return dt__misfit(g, "%s: index %d at %jd is outside [0, %jd)", dt__op_of(n->op)->name, (int)at, i, range), 0;
     }
     return 1;
 }
@@ -5947,7 +5956,7 @@ static void dt__compute(dt_graph *g, int32_t id)
     c.aux = n->aux ? g->nodes[n->aux].data : NULL;
     c.fresh = 1;
     for (int i = 0; i < n->inputs; i++) c.in[i] = g->nodes[n->in[i]].data;
-    if (dt__is_alias(n->op)) memcpy(c.out, c.in[0], 4 * (size_t)dt__node_floats(g, id));
+    if (dt__is_alias(n->op)) dt__copy(c.out, c.in[0], dt__node_floats(g, id));
     if (dt__op_of(n->op)->domain == DT__OVER_NOTHING) return;
     if (dt__pool_reserve(g->pool, dt__node_scratch(g->kernels, g, id))) {
         dt__no_room(g);
@@ -5984,7 +5993,7 @@ DT_API dt_result dt_graph_open(dt_graph **graph, uint64_t seed)
 }
 DT_API dt_result dt_graph_record(dt_graph **graph, uint64_t seed, int threads)
 {
-    if (dt__refused("graph!", graph)) return DT_E_USAGE;
+    DT__REQUIRE("graph!", graph);
     dt_result r = dt__graph_open(graph, seed, threads > 1 ? threads : 1);
     if (!r) (*graph)->recorded = 1, (*graph)->runs = UINT32_MAX;
     return r;
@@ -5993,7 +6002,7 @@ DT_API dt_result dt_graph_record(dt_graph **graph, uint64_t seed, int threads)
 DT_API dt_result dt_graph_run(dt_graph *g)
 {
     if (dt__refuses(g, "")) return DT_E_USAGE;
-    if (!g->eager) dt__poison(g, DT_E_USAGE, "dt_graph_run: the trainer runs the graph of a segment");
+    if (!g->eager) dt__misused(g, "dt_graph_run: the trainer runs the graph of a segment");
     g->runs++;
     for (int32_t id = 1; id < g->count && !g->result; id++)
         if (g->nodes[id].op != DT__OP_AUX) dt__compute(g, id);
@@ -6005,7 +6014,7 @@ DT_API dt_result dt_graph_set(dt_graph *g, dt_tensor t, const void *data)
     if (dt__refuses(g, "t# data", t, data)) return g ? dt_graph_result(g) : DT_E_USAGE;
     dt__node *n = dt__at(g, t);
     if (!g->eager || !dt__is_leaf(n->op)) {
-        dt__poison(g, DT_E_USAGE, "dt_graph_set: only a parameter or what dt_tensor_of made can be set");
+        dt__misused(g, "dt_graph_set: only a parameter or what dt_tensor_of made can be set");
         return dt_graph_result(g);
     }
     memcpy(n->data, data, (size_t)(dt__count(n) * dt__width(n)));
@@ -6049,15 +6058,15 @@ static int dt__axis(dt_graph *g, const char *op, dt_tensor x, int axis)
 {
     int dims = dt__at(g, x)->shape.dims;
     if (axis >= -dims && axis < dims) return axis < 0 ? axis + dims : axis;
-    dt__poison(g, DT_E_SHAPE, "%s: there is no axis %d in a tensor of %d axes", op, axis, dims);
+    dt__misfit(g, "%s: there is no axis %d in a tensor of %d axes", op, axis, dims);
     return -1;
 }
 
 DT_API dt_tensor dt_reshape(dt_graph *g, dt_tensor x, dt_shape shape)
 {
-    if (dt__refuses(g, "x#", x)) return dt__none();
+    DT__NEEDS(g, "x#", x);
     if (!dt__shape_ok(&shape) || dt_shape_count(shape) != dt__count(dt__at(g, x)))
-        return dt__poison(g, DT_E_SHAPE, "reshape: %s does not have as many elements as %s", dt__show(&shape).at,
+        return dt__misfit(g, "reshape: %s does not have as many elements as %s", dt__show(&shape).at,
                           dt__show(&dt__at(g, x)->shape).at);
     return dt__push_one(g, DT__OP_RESHAPE, shape, x);
 }
@@ -6071,13 +6080,13 @@ static dt_tensor dt__as_matrix(dt_graph *g, dt_tensor x)
 
 DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes)
 {
-    if (dt__refuses(g, "x# axes", x, axes)) return dt__none();
+    DT__NEEDS(g, "x# axes", x, axes);
     const dt_shape *s = &dt__at(g, x)->shape;
     unsigned seen = 0;
     dt__node n = dt__node_one(DT__OP_PERMUTE, *s, x);
     for (int i = 0; i < s->dims; i++) {
         if (axes[i] < 0 || axes[i] >= s->dims || (seen >> axes[i] & 1u))
-            return dt__poison(g, DT_E_SHAPE, "permute: axis %d is outside 0..%d or named twice", axes[i], s->dims - 1);
+            return dt__misfit(g, "permute: axis %d is outside 0..%d or named twice", axes[i], s->dims - 1);
         seen |= 1u << axes[i];
         n.shape.n[i] = s->n[axes[i]], n.i[i] = axes[i];
     }
@@ -6087,12 +6096,11 @@ DT_API dt_tensor dt_permute(dt_graph *g, dt_tensor x, const int *axes)
 /* i: axis, first element. */
 DT_API dt_tensor dt_slice(dt_graph *g, dt_tensor x, int axis, int64_t begin, int64_t end)
 {
-    if (dt__refuses(g, "x#", x)) return dt__none();
+    DT__NEEDS(g, "x#", x);
     dt__node n = dt__node_one(DT__OP_SLICE, dt__at(g, x)->shape, x);
     if ((axis = dt__axis(g, "slice", x, axis)) < 0) return dt__none();
     if (begin < 0 || begin >= end || end > n.shape.n[axis])
-        return dt__poison(g, DT_E_SHAPE, "slice: [%jd, %jd) of axis %d is outside %s", begin, end, axis,
-                          dt__show(&n.shape).at);
+        return dt__misfit(g, "slice: [%jd, %jd) of axis %d is outside %s", begin, end, axis, dt__show(&n.shape).at);
     n.shape.n[axis] = end - begin;
     n.i[0] = axis, n.i[1] = begin;
     return dt__push(g, &n, NULL);
@@ -6109,12 +6117,12 @@ static int dt__joins(const dt__node *a, const dt__node *b, int axis)
 /* Up to DT__MAX_IN tensors by one op; more as a concat of that many concats. */
 DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count, int axis)
 {
-    if (dt__refuses(g, "tensors/", tensors, count)) return dt__none();
+    DT__NEEDS(g, "tensors/", tensors, count);
     for (int64_t i = 0; i < count; i++)
-        if (dt__refuses(g, "tensors#", tensors[i])) return dt__none();
+        DT__NEEDS(g, "tensors#", tensors[i]);
     int64_t parts = dt__min(count, DT__MAX_IN);
     if (count < 1)
-        return dt__poison(g, DT_E_SHAPE, "concat: needs at least one tensor, got %jd", count);
+        return dt__misfit(g, "concat: needs at least one tensor, got %jd", count);
     axis = dt__axis(g, "concat", tensors[0], axis);
     if (axis < 0 || count == 1) return axis < 0 ? dt__none() : tensors[0];
     dt__node n = dt__node_one(DT__OP_CONCAT, dt__at(g, tensors[0])->shape, dt__none());
@@ -6122,8 +6130,8 @@ DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count,
     for (int64_t i = 0; i < count; i++) {
         const dt__node *first = dt__at(g, tensors[0]), *other = dt__at(g, tensors[i]);
         if (!dt__joins(first, other, axis))
-            return dt__poison(g, DT_E_SHAPE, "concat: tensor %jd, %s %s, and the first, %s %s, may differ in axis %d "
-                              "only", i, dt__format_of[other->dtype].name, dt__show(&other->shape).at,
+            return dt__misfit(g, "concat: tensor %jd, %s %s, and the first, %s %s, may differ in axis %d only", i,
+                              dt__format_of[other->dtype].name, dt__show(&other->shape).at,
                               dt__format_of[first->dtype].name, dt__show(&first->shape).at, axis);
         n.shape.n[axis] += other->shape.n[axis];
     }
@@ -6136,11 +6144,11 @@ DT_API dt_tensor dt_concat(dt_graph *g, const dt_tensor *tensors, int64_t count,
 
 DT_API dt_tensor dt_expand(dt_graph *g, dt_tensor x, dt_shape shape)
 {
-    if (dt__refuses(g, "x#", x)) return dt__none();
+    DT__NEEDS(g, "x#", x);
     const dt_shape *s = &dt__at(g, x)->shape;
     dt_shape both;
     if (!dt__shape_ok(&shape) || !dt__broadcast(s, &shape, &both) || !dt__same_shape(&both, &shape))
-        return dt__poison(g, DT_E_SHAPE, "expand: %s does not broadcast to %s", dt__show(s).at, dt__show(&shape).at);
+        return dt__misfit(g, "expand: %s does not broadcast to %s", dt__show(s).at, dt__show(&shape).at);
     return dt__push_one(g, DT__OP_EXPAND, shape, x);
 }
 
@@ -6206,7 +6214,7 @@ DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x)
 
 DT_API dt_tensor dt_full(dt_graph *g, dt_shape shape, float value)
 {
-    if (dt__refuses(g, "")) return dt__none();
+    DT__NEEDS(g, "");
     dt__node n = dt__node_one(DT__OP_FULL, shape, dt__none());
     n.f = value;
     return dt__push(g, &n, NULL);
@@ -6225,7 +6233,7 @@ static dt_tensor dt__cast_node(dt_graph *g, dt_tensor x, int dtype, int recorded
 }
 DT_API dt_tensor dt_cast(dt_graph *g, dt_tensor x, dt_dtype dtype)
 {
-    if (dt__refuses(g, "x# dtype<6", x, dtype)) return dt__none();
+    DT__NEEDS(g, "x# dtype<6", x, dtype);
     return (int)dtype == dt__at(g, x)->dtype ? x : dt__cast_node(g, x, (int)dtype, 0);
 }
 static void dt__some_cast(const dt__call *c, int64_t begin, int64_t end)
@@ -6278,11 +6286,10 @@ static dt_tensor dt__gated(dt_graph *g, dt_tensor gate, dt_tensor up)
 
 DT_API dt_tensor dt_combine(dt_graph *g, dt_tensor x)
 {
-    if (dt__refuses(g, "x#", x)) return dt__none();
+    DT__NEEDS(g, "x#", x);
     dt_shape s = dt__at(g, x)->shape;
     if (s.dims < 1 || !dt__is_pow2(s.n[0]))
-        return dt__poison(g, DT_E_SHAPE, "combine: axis 0 holds %jd parts; 1, 2, 4, .. are possible",
-                          s.dims ? s.n[0] : 0);
+        return dt__misfit(g, "combine: axis 0 holds %jd parts; 1, 2, 4, .. are possible", s.dims ? s.n[0] : 0);
     dt__node n = dt__node_one(DT__OP_COMBINE, s, x);
     memmove(n.shape.n, s.n + 1, sizeof(int64_t) * (size_t)(--n.shape.dims));
     n.i[2] = s.n[0];
@@ -6378,8 +6385,8 @@ static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor
     for (int i = 0; i < n.inputs; i++) {
         const dt_shape so_far = n.shape;
         if (!dt__broadcast(&so_far, &g->nodes[n.in[i]].shape, &n.shape))
-            return dt__poison(g, DT_E_SHAPE, "%s: shapes %s, %s do not broadcast: aligned at the last axis, sizes must "
-                              "be equal or 1", dt__op_of(op)->name, dt__show(&dt__at(g, a)->shape).at,
+            return dt__misfit(g, "%s: shapes %s, %s do not broadcast: aligned at the last axis, sizes must be equal or "
+                              "1", dt__op_of(op)->name, dt__show(&dt__at(g, a)->shape).at,
                               dt__show(&dt__at(g, b)->shape).at);
         if (dt__in_format(g, n.in[i])) narrow++;
         else wide += g->nodes[n.in[i]].op != DT__OP_FULL;
@@ -6417,7 +6424,7 @@ static dt_tensor dt__map_code(dt_graph *g, dt_function f, dt_tensor a, dt_tensor
     }
     if (op != DT__OP_NONE && strlen(dt__op_of(op)->inputs) == tensors)
         return dt__map_op(g, op, 0.0f, a, b);
-    return dt__poison(g, DT_E_USAGE, "dt_map: dt_function %d does not take %d tensors", (int)f, (int)tensors);
+    return dt__misused(g, "dt_map: dt_function %d does not take %d tensors", (int)f, (int)tensors);
 }
 DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x)
 {
@@ -6435,10 +6442,9 @@ DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s)
 /* The constants come first: for equal values both ops take the second operand, x, which then receives the gradient. */
 DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high)
 {
-    if (dt__refuses(g, "x#", x)) return dt__none();
+    DT__NEEDS(g, "x#", x);
     if (!(low <= high))
-        return dt__poison(g, DT_E_USAGE, "clamp: the lower bound %g is above the upper one, %g", (double)low,
-                          (double)high);
+        return dt__misused(g, "clamp: the lower bound %g is above the upper one, %g", (double)low, (double)high);
     return dt_map2(g, DT_MINIMUM, dt__constant(g, high), dt_map2(g, DT_MAXIMUM, dt__constant(g, low), x));
 }
 
@@ -6566,8 +6572,7 @@ static unsigned dt__axes(dt_graph *g, dt_tensor x, unsigned mask, const char *na
     if (mask == DT_ALL) return (1u << dims) - 1u;
     if (mask & DT_LAST && dims) mask = (mask & ~DT_LAST) | 1u << (dims - 1);
     if (!(mask >> dims)) return mask;
-    dt__poison(g, DT_E_SHAPE, "%s: axis mask 0x%x names an axis that a tensor of %d axes does not have", name, mask,
-               dims);
+    dt__misfit(g, "%s: axis mask 0x%x names an axis that a tensor of %d axes does not have", name, mask, dims);
     return 0;
 }
 /* Applies a row op over axes: they are permuted to the end (R5), and become one axis for an op whose result is rows. A
@@ -6579,7 +6584,7 @@ static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, unsigned axes, cons
     int order[DT_MAX_DIMS], back[DT_MAX_DIMS], count = 0, outer = 0, moved = 0;
     dt_shape s = dt__at(g, x)->shape, ordered = s, rows;
     if (!mask && whole)
-        return dt__poison(g, DT_E_SHAPE, "%s: the axis mask names no axis", name);
+        return dt__misfit(g, "%s: the axis mask names no axis", name);
     if (!mask) return g->result ? dt__none() : x;
     for (int last = 0; last < 2; last++)
         for (int i = 0; i < s.dims; i++) {
@@ -6609,7 +6614,7 @@ DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes)
 }
 DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes)
 {
-    if (dt__refuses(g, "x#", x)) return dt__none();
+    DT__NEEDS(g, "x#", x);
     dt_tensor sum = dt__along(g, DT__OP_ROW_SUM, x, axes, "mean");
     return sum.id ? dt_scale(g, sum, 1.0f / (float)(dt__count(dt__at(g, x)) / dt__count(dt__at(g, sum)))) : sum;
 }
@@ -6647,15 +6652,15 @@ static dt_tensor dt__matmul(dt_graph *g, dt_tensor a, dt_tensor b, int ta, int t
     dt_shape sa = dt__at(g, a)->shape, sb = dt__at(g, b)->shape;
     dt__node n = dt__node_make(DT__OP_MATMUL, sa, a, b, dt__none());
     if (!dt__matmul_shape(&sa, &sb, ta, tb, &n.shape))
-        return dt__poison(g, DT_E_SHAPE, "matmul: %s%s and %s%s do not fit: inner sizes must be equal, leading axes "
-                          "equal, 1 or absent", dt__show(&sa).at, ta ? "^T" : "", dt__show(&sb).at, tb ? "^T" : "");
+        return dt__misfit(g, "matmul: %s%s and %s%s do not fit: inner sizes must be equal, leading axes equal, 1 or "
+                          "absent", dt__show(&sa).at, ta ? "^T" : "", dt__show(&sb).at, tb ? "^T" : "");
     n.i[0] = ta, n.i[1] = tb;
     return dt__push(g, &n, NULL);
 }
 
 DT_API dt_tensor dt_matmul(dt_graph *g, dt_tensor a, dt_tensor b, int transpose_a, int transpose_b)
 {
-    if (dt__refuses(g, "a# b#", a, b)) return dt__none();
+    DT__NEEDS(g, "a# b#", a, b);
     int row = dt__at(g, a)->shape.dims == 1, column = dt__at(g, b)->shape.dims == 1;
     a = dt__narrow(g, a), b = dt__narrow(g, b);
     if (row) a = dt_reshape(g, a, dt_shape2(1, dt_dim(g, a, 0)));
@@ -6721,10 +6726,10 @@ static dt_tensor dt__linear_weight(dt_graph *g, dt_tensor x, const char *name, i
 
 DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int64_t width, float std, unsigned how)
 {
-    if (dt__refuses(g, "x# name std~", x, name, std)) return dt__none();
+    DT__NEEDS(g, "x# name std~", x, name, std);
     if (how > 15 || (how & DT_COLUMNS && how & DT_ROWS) || (how & DT_QKV && (!(how & DT_COLUMNS) || width % 3)))
-        return dt__poison(g, DT_E_USAGE, "linear: how %u for a width of %jd: DT_COLUMNS or DT_ROWS, and DT_QKV with "
-                          "DT_COLUMNS for three equal parts", how, width);
+        return dt__misused(g, "linear: how %u for a width of %jd: DT_COLUMNS or DT_ROWS, and DT_QKV with DT_COLUMNS "
+                           "for three equal parts", how, width);
     if (dt__at(g, x)->shape.dims == 1) {
         x = dt_linear_with(g, dt_reshape(g, x, dt_shape2(1, dt_dim(g, x, 0))), name, width, std, how);
         return x.id ? dt_reshape(g, x, dt_shape1(dt_dim(g, x, -1))) : x;
@@ -6770,10 +6775,10 @@ static int64_t dt__default(int64_t value, int64_t fallback) { return value ? val
 /* ---- embedding ---- */
 DT_API dt_tensor dt_embed(dt_graph *g, dt_tensor table, dt_tensor tokens)
 {
-    if (dt__refuses(g, "table# tokens#", table, tokens)) return dt__none();
+    DT__NEEDS(g, "table# tokens#", table, tokens);
     dt_shape s = dt__at(g, tokens)->shape;
     if (dt__at(g, table)->shape.dims != 2 || dt__at(g, tokens)->dtype != DT_I32 || s.dims >= DT_MAX_DIMS)
-        return dt__poison(g, DT_E_SHAPE, "embed: needs a table (V,C) and int32 tokens");
+        return dt__misfit(g, "embed: needs a table (V,C) and int32 tokens");
     s.n[s.dims++] = dt_dim(g, table, 1);
     tokens = dt__push_op(g, DT__OP_EMBED, s, table, tokens, dt__none());
     return dt__at(g, tokens)->cut ? dt__combine_shards(g, tokens, 0) : tokens;
@@ -6826,14 +6831,14 @@ static int dt__index_axis(dt_graph *g, const char *op, dt_tensor x, int axis, dt
     axis = dt__axis(g, op, x, axis);
     like.dtype = DT_I32;
     if (axis >= 0 && !dt__joins(&like, &n, axis))
-        dt__poison(g, DT_E_SHAPE, "%s: index, %s %s, must be int32 and fit %s in all axes but %d", op,
-                   dt__format_of[n.dtype].name, dt__show(&n.shape).at, dt__show(&like.shape).at, axis);
+        dt__misfit(g, "%s: index, %s %s, must be int32 and fit %s in all axes but %d", op, dt__format_of[n.dtype].name,
+                   dt__show(&n.shape).at, dt__show(&like.shape).at, axis);
     return axis;
 }
 
 DT_API dt_tensor dt_gather(dt_graph *g, dt_tensor x, int axis, dt_tensor index)
 {
-    if (dt__refuses(g, "x# index#", x, index)) return dt__none();
+    DT__NEEDS(g, "x# index#", x, index);
     dt__node n = dt__node_make(DT__OP_GATHER, dt__at(g, index)->shape, x, index, dt__none());
     n.i[0] = dt__index_axis(g, "gather", x, axis, index);
     return dt__push(g, &n, NULL);
@@ -6871,13 +6876,13 @@ static void dt__some_scatter_add(const dt__call *c, int64_t begin, int64_t end)
 /* i[0]: the op's address; of a gradient i[1]: the input. */
 DT_API dt_tensor dt_custom(dt_graph *g, const dt_custom_op *op, const dt_tensor *in, int64_t count, dt_shape shape)
 {
-    if (dt__refuses(g, "op in", op, in)) return dt__none();
+    DT__NEEDS(g, "op in", op, in);
     dt__node n = dt__node_make(DT__OP_CUSTOM, shape, dt__none(), dt__none(), dt__none());
     if (count < 1 || count >= DT__MAX_IN || !op->forward || !dt__shape_ok(&shape))
-        return dt__poison(g, DT_E_USAGE, "dt_custom: it takes 1 to %d tensors, a forward, and a shape of sizes above 0",
-                          DT__MAX_IN - 1);
+        return dt__misused(g, "dt_custom: it takes 1 to %d tensors, a forward, and a shape of sizes above 0",
+                           DT__MAX_IN - 1);
     for (; n.inputs < count; n.inputs++) {
-        if (dt__refuses(g, "in#", in[n.inputs])) return dt__none();
+        DT__NEEDS(g, "in#", in[n.inputs]);
         n.in[n.inputs] = in[n.inputs].id;
     }
     n.i[0] = (int64_t)(intptr_t)op;
@@ -6895,14 +6900,13 @@ static void dt__run_custom(const dt__call *c)
 /* An op finds the indices; a gather takes the elements and carries the gradient. */
 DT_API dt_tensor dt_top_k(dt_graph *g, dt_tensor x, int64_t k, dt_tensor *indices)
 {
-    if (dt__refuses(g, "x#", x)) return dt__none();
+    DT__NEEDS(g, "x#", x);
     dt__node n = dt__node_one(DT__OP_TOP_K, dt__at(g, x)->shape, x);
     int last = dt__axis(g, "top_k", x, -1);
     if (indices) *indices = dt__none();
     if (last < 0) return dt__none();
     if (k < 1 || k > dt__min(n.shape.n[last], INT32_MAX))
-        return dt__poison(g, DT_E_SHAPE, "top_k: k = %jd is outside 1..%jd, the size of the last axis", k,
-                          n.shape.n[last]);
+        return dt__misfit(g, "top_k: k = %jd is outside 1..%jd, the size of the last axis", k, n.shape.n[last]);
     n.shape.n[last] = k, n.dtype = DT_I32;
     dt_tensor places = dt__push(g, &n, NULL);
     if (indices) *indices = places;
@@ -6914,7 +6918,7 @@ static void dt__some_top_k(const dt__call *c, int64_t begin, int64_t end)
     int64_t k = dt__cols(c->n), cols = dt__cols(dt__in(c, 0));
     for (int64_t r = begin; r < end; r++) {
         const float *x = c->in[0] + r * cols;
-        int32_t *best = (int32_t *)(void *)c->out + r * k;
+        int32_t *best = (int32_t *)c->out + r * k;
         for (int64_t i = 0; i < cols; i++) {
             int64_t at = dt__min(i, k);
             if (at == k && !dt__larger(x[i], x[best[k - 1]])) continue;
@@ -7014,7 +7018,7 @@ static uint32_t dt__drop_threshold(float p) { return (uint32_t)((double)p * 4294
 static int64_t dt__new_site(dt_graph *g)
 {
     if (!g->eager && g->sites >= 256)
-        dt__poison(g, DT_E_SHAPE, "a segment has at most 256 ops with dropout: cut it into several segments");
+        dt__misfit(g, "a segment has at most 256 ops with dropout: cut it into several segments");
     return g->sites++;
 }
 /* A site's number in the whole model: counter[2] of its random streams. */
@@ -7025,7 +7029,7 @@ static int dt__counts_samples(dt_graph *g, const char *op, const dt_shape *s)
 {
     int64_t n = s->dims ? s->n[0] : 1;
     if (g->eager || n == dt_dim(g, g->targets, 0)) return 1;
-    dt__poison(g, DT_E_SHAPE, "%s: axis 0 must count the unit's samples, it holds %jd", op, n);
+    dt__misfit(g, "%s: axis 0 must count the unit's samples, it holds %jd", op, n);
     return 0;
 }
 
@@ -7049,7 +7053,7 @@ static dt_tensor dt__shard_piece(dt_graph *g, dt_tensor x, int64_t pieces, int64
 DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, dt_tensor mask,
                            const dt_attention_options *o)
 {
-    if (dt__refuses(g, "q# k? v? mask? options", q, k, v, mask, o)) return dt__none();
+    DT__NEEDS(g, "q# k? v? mask? options", q, k, v, mask, o);
     int fused = !k.id;
     q = dt__narrow(g, q), k = dt__narrow(g, k), v = dt__narrow(g, v);
     dt_shape sq = dt__at(g, q)->shape, sk = fused ? sq : dt__at(g, k)->shape, sm = dt__at(g, mask)->shape, stats;
@@ -7058,19 +7062,19 @@ DT_API dt_tensor dt_attend(dt_graph *g, dt_tensor q, dt_tensor k, dt_tensor v, d
     int64_t kv_heads = fused ? 0 : dt__heads_of(g, k, "KV heads", dt__default(o->kv_heads, o->heads));
     dt_tensor part[3];
     if (sq.dims != 3 || heads < 1 || heads > sq.n[2] || sq.n[2] % (pieces * heads))
-        return dt__poison(g, DT_E_SHAPE, "attend: q %s must be (B,T,C), or [q | k | v] (B,T,3C), with C divisible by "
-                          "%jd heads", dt__show(&sq).at, heads);
+        return dt__misfit(g, "attend: q %s must be (B,T,C), or [q | k | v] (B,T,3C), with C divisible by %jd heads",
+                          dt__show(&sq).at, heads);
     d = sq.n[2] / pieces / heads;
     if (!fused && (kv_heads < 1 || heads % kv_heads || sk.dims != 3 || sk.n[0] != sq.n[0] || sk.n[2] != kv_heads * d ||
                    !dt__same_shape(&sk, &dt__at(g, v)->shape)))
-        return dt__poison(g, DT_E_SHAPE, "attend: k %s and v %s for q %s must both be (B,S,%jd %jd), and %jd heads a "
-                          "multiple of these %jd", dt__show(&sk).at, dt__show(&dt__at(g, v)->shape).at,
-                          dt__show(&sq).at, kv_heads, d, heads, kv_heads);
+        return dt__misfit(g, "attend: k %s and v %s for q %s must both be (B,S,%jd %jd), and %jd heads a multiple of "
+                          "these %jd", dt__show(&sk).at, dt__show(&dt__at(g, v)->shape).at, dt__show(&sq).at, kv_heads,
+                          d, heads, kv_heads);
     if (mask.id && ((dt__at(g, mask)->dtype != DT_I32 && dt__at(g, mask)->dtype != DT_F32) || sm.dims < 2 ||
                     sm.dims > 3 || sm.n[sm.dims - 1] != sk.n[1] || sm.n[sm.dims - 2] != sq.n[1] ||
                     (sm.dims == 3 && sm.n[0] != sq.n[0])))
-        return dt__poison(g, DT_E_SHAPE, "attend: the mask, %s %s, must hold int32 or float, (T,S) or (B,T,S), for q "
-                          "%s and k %s", dt__format_of[dt__at(g, mask)->dtype].name, dt__show(&sm).at, dt__show(&sq).at,
+        return dt__misfit(g, "attend: the mask, %s %s, must hold int32 or float, (T,S) or (B,T,S), for q %s and k %s",
+                          dt__format_of[dt__at(g, mask)->dtype].name, dt__show(&sm).at, dt__show(&sq).at,
                           dt__show(&sk).at);
     for (int64_t i = 0; fused && (g->context || mask.id) && i < 3; i++) part[i] = dt__shard_piece(g, q, 3, i);
     if (fused && (g->context || mask.id))
@@ -7099,7 +7103,7 @@ static dt__attention dt__attention_job(const dt__call *c, float *stats, int mask
     a.k = n->i[3] ? c->in[1] : a.q + a.h * a.d;
     a.v = n->i[3] ? c->in[2] : a.k + a.h * a.d;
     if (n->i[3] && mask < n->inputs) {
-        a.mask = (const dt__word *)(const void *)c->in[mask];
+        a.mask = (const dt__word *)c->in[mask];
         a.mask_bits = dt__in(c, mask)->dtype == DT_I32 ? 0xffffffffu : 0x7fffffffu;
         a.mask_step = dt__in(c, mask)->shape.dims == 3 ? a.t * a.s : 0;
     }
@@ -7501,7 +7505,7 @@ static const float *dt__rope_table(dt_graph *g, int64_t t, int64_t d, double bas
                                    const dt_rope_scaling *scaling)
 {
     float *table = NULL;
-    if (DT__RESERVE(g->tables, g->table_count, g->table_room, g->table_count + 1, "a graph"))
+    if (DT__ONE_MORE(g->tables, g->table_count, g->table_room, "a graph"))
         table = DT__NEW(float, t * d, "a table of angles");
     if (!table) return dt__no_room(g), (const float *)NULL;
     g->tables[g->table_count++] = table;
@@ -7526,19 +7530,18 @@ static int64_t dt__rope_positions(const dt_graph *g, const dt_shape *x)
 DT_API dt_tensor dt_rope(dt_graph *g, dt_tensor x, int64_t heads, double base, int64_t offset,
                          const dt_rope_scaling *scaling)
 {
-    if (dt__refuses(g, "x# base~", x, base)) return dt__none();
+    DT__NEEDS(g, "x# base~", x, base);
     dt_shape s = dt__at(g, x)->shape;
     dt__node n = dt__node_one(DT__OP_ROPE, s, x);
     heads = dt__heads_of(g, x, "heads", heads);
     if (s.dims != 3 || heads < 1 || heads > s.n[2] || s.n[2] % (2 * heads))
-        return dt__poison(g, DT_E_SHAPE, "rope: %s must be (B,T,H*d) with %jd heads of an even width d",
-                          dt__show(&s).at, heads);
+        return dt__misfit(g, "rope: %s must be (B,T,H*d) with %jd heads of an even width d", dt__show(&s).at, heads);
     if (!dt__bounded(g, "rope: base", base, 1.0, 1e300) ||
         !dt__bounded(g, "rope: offset", (double)offset, 0.0, (double)INT32_MAX))
         return dt__none();
     if (scaling && scaling->factor != 0.0 && !dt__rope_scales(scaling))
-        return dt__poison(g, DT_E_USAGE, "rope: scaling needs a dt_rope_kind, factor >= 1, attention >= 0, and unless "
-                          "linear 0 < low_freq_factor < high_freq_factor, original_context");
+        return dt__misused(g, "rope: scaling needs a dt_rope_kind, factor >= 1, attention >= 0, and unless linear 0 < "
+                           "low_freq_factor < high_freq_factor, original_context");
     n.i[0] = heads;
     unsigned saved = dt__fp_enter();
     n.table = dt__rope_table(g, dt__rope_positions(g, &s), s.n[2] / heads, base, offset, scaling);
@@ -7566,17 +7569,17 @@ static dt_tensor dt__positions(dt_graph *g, const char *name, int64_t t, int64_t
 }
 static void dt__some_positions(const dt__call *c, int64_t begin, int64_t end)
 {
-    int32_t *ids = (int32_t *)(void *)c->out;
+    int32_t *ids = (int32_t *)c->out;
     for (int64_t r = begin; r < end; r++) ids[r] = (int32_t)(c->env->position + dt__row_position(c->g, r));
 }
 
 /* i: runs of elements, whether a run is a row of the unit instead of a sample, the site. */
 DT_API dt_tensor dt_dropout(dt_graph *g, dt_tensor x, float p)
 {
-    if (dt__refuses(g, "x# p~", x, p)) return dt__none();
+    DT__NEEDS(g, "x# p~", x, p);
     dt__node n = dt__node_one(DT__OP_DROPOUT, dt__at(g, x)->shape, x);
     if (!dt__bounded(g, "dropout", p, 0.0, 0.999)) return dt__none();
-    if (n.shape.dims < 1) return dt__poison(g, DT_E_SHAPE, "dropout: axis 0 must count samples");
+    if (n.shape.dims < 1) return dt__misfit(g, "dropout: axis 0 must count samples");
     if (p == 0.0f) return x;
     int own_rows = dt__splits_rows(g) && n.shape.dims == 3 && n.shape.n[0] == 1 &&
                    n.shape.n[1] == dt__part_of(g, g->samples * g->positions);
@@ -7618,13 +7621,13 @@ static dt_tensor dt__loss_mean(dt_graph *g, dt_tensor sum, int64_t terms)
 /* i: classes, columns of a tensor shard, first column and shards of this rank. */
 DT_API dt_tensor dt_cross_entropy(dt_graph *g, dt_tensor logits, dt_tensor targets, float smoothing)
 {
-    if (dt__refuses(g, "logits# targets# smoothing~", logits, targets, smoothing)) return dt__none();
+    DT__NEEDS(g, "logits# targets# smoothing~", logits, targets, smoothing);
     dt__node n = dt__node_make(DT__OP_CROSS_ENTROPY, dt_shape0(), logits, targets, dt__none());
     int64_t rows = dt__rows(dt__at(g, logits));
     dt_shape stats = dt_shape2(7, rows); /* max and sum interleaved (rows,2), losses (rows), and dt__entropy_part */
     if (!dt__bounded(g, "cross_entropy: smoothing", smoothing, 0.0, 1.0)) return dt__none();
     if (dt__at(g, targets)->dtype != DT_I32 || dt__count(dt__at(g, targets)) != rows)
-        return dt__poison(g, DT_E_SHAPE, "cross_entropy: needs one int32 target per row of logits (%jd rows)", rows);
+        return dt__misfit(g, "cross_entropy: needs one int32 target per row of logits (%jd rows)", rows);
     n.i[0] = n.i[1] = dt_dim(g, logits, -1), n.i[3] = 1;
     if (dt__at(g, logits)->cut) { /* the columns of a shard are those of the table whose product the logits are */
         const dt__param *p = NULL;
@@ -7741,7 +7744,7 @@ static void dt__some_cross_entropy_grad(const dt__call *c, int64_t begin, int64_
 /* i[0]: samples. */
 DT_API dt_tensor dt_loss(dt_graph *g, dt_tensor terms)
 {
-    if (dt__refuses(g, "terms#", terms)) return dt__none();
+    DT__NEEDS(g, "terms#", terms);
     dt__node n = dt__node_make(DT__OP_LOSS, dt_shape0(), terms, g->eager ? dt__none() : g->targets, dt__none());
     dt_shape s = dt_shape_of(g, terms), sums;
     n.i[0] = s.dims ? s.n[0] : 1;
@@ -7791,10 +7794,10 @@ static void dt__some_loss_grad(const dt__call *c, int64_t begin, int64_t end)
 /* No broadcasting: (B,1) against (B) would be a loss of B x B terms. */
 DT_API dt_tensor dt_error_loss(dt_graph *g, dt_error_kind kind, dt_tensor x, dt_tensor target)
 {
-    if (dt__refuses(g, "kind<2 x# target#", kind, x, target)) return dt__none();
+    DT__NEEDS(g, "kind<2 x# target#", kind, x, target);
     const dt_shape *a = &dt__at(g, x)->shape, *b = &dt__at(g, target)->shape;
     if (!dt__same_shape(a, b))
-        return dt__poison(g, DT_E_SHAPE, "%s: x %s and target %s must have the same shape: dt_reshape one of them",
+        return dt__misfit(g, "%s: x %s and target %s must have the same shape: dt_reshape one of them",
                           kind == DT_BCE ? "bce" : "mse", dt__show(a).at, dt__show(b).at);
     if (kind == DT_BCE) return dt_loss(g, dt__map_op(g, DT__OP_BCE, 0.0f, x, target));
     x = dt_sub(g, x, target);
@@ -7804,10 +7807,10 @@ DT_API dt_tensor dt_error_loss(dt_graph *g, dt_error_kind kind, dt_tensor x, dt_
 /* x, and in backward the seed of `loss`, one per context leaf: a node of its own keeps the loss after forward. */
 DT_API dt_tensor dt_auxiliary_loss(dt_graph *g, dt_tensor x, dt_tensor loss, float coefficient)
 {
-    if (dt__refuses(g, "x# loss# coefficient~", x, loss, coefficient)) return dt__none();
+    DT__NEEDS(g, "x# loss# coefficient~", x, loss, coefficient);
     dt__node n = dt__node_make(DT__OP_AUX_LOSS, dt__at(g, x)->shape, x, loss, dt__none());
     if (dt__count(dt__at(g, loss)) != dt__leaves(g))
-        return dt__poison(g, DT_E_SHAPE, "auxiliary_loss: the loss has %jd elements and must be a scalar: dt_mean it",
+        return dt__misfit(g, "auxiliary_loss: the loss has %jd elements and must be a scalar: dt_mean it",
                           dt__count(dt__at(g, loss)));
     if (!dt__bounded(g, "auxiliary_loss: coefficient", coefficient, 0.0, 3e38)) return dt__none();
     n.f = coefficient;
@@ -7934,7 +7937,7 @@ static void dt__run_moe_bins(const dt__call *c)
     const dt__peers *peers = &c->env->peers;
     int64_t bins = dt__table_bins(c->n);
     float *out = dt__host(c->env->k, c->out), *of_here = out + bins + 1, *of_there = of_here + bins;
-    int32_t *begin = (int32_t *)(void *)out, *here = begin + bins + 1, *there = here + bins, next = 0;
+    int32_t *begin = (int32_t *)out, *here = begin + bins + 1, *there = here + bins, next = 0;
     dt__route r = dt__route_at(dt__in(c, 0), dt__host(c->env->k, c->in[0]));
     for (int64_t b = 0; b < bins; b++) here[b] = r.begin[b + 1] - r.begin[b];
     for (int64_t b = 0; b <= bins; b++) begin[b] = (int32_t)b;
@@ -7947,7 +7950,7 @@ static void dt__run_moe_bins(const dt__call *c)
 /* A table's first rows of bins, which its op has left on the host, too. */
 static const int32_t *dt__host_ids(const dt__call *c, int i)
 {
-    return (const int32_t *)(const void *)dt__host(c->env->k, c->in[i]);
+    return (const int32_t *)dt__host(c->env->k, c->in[i]);
 }
 
 /* in: rows (R,C), table, bins. out: the rows that all ranks route to this rank's experts, by bin; with i[1] the way
@@ -8134,10 +8137,10 @@ static int dt__moe_ok(dt_graph *g, dt_tensor x, const dt_moe_options *o)
 {
     const double million = 1e6;
     const dt_shape *s = &dt__at(g, x)->shape;
-    if (s->dims < 2) dt__poison(g, DT_E_SHAPE, "moe: x %s must be (..,C): tokens, then channels", dt__show(s).at);
+    if (s->dims < 2) dt__misfit(g, "moe: x %s must be (..,C): tokens, then channels", dt__show(s).at);
     if (o->experts % dt__expert_ranks(g))
-        dt__poison(g, DT_E_USAGE, "moe: %jd experts cannot be shared by %jd ranks: --ep one of %s", o->experts,
-                   g->expert_ranks, dt__divisors(o->experts & -o->experts, o->experts, 1).at);
+        dt__misused(g, "moe: %jd experts cannot be shared by %jd ranks: --ep one of %s", o->experts, g->expert_ranks,
+                    dt__divisors(o->experts & -o->experts, o->experts, 1).at);
     return !g->result && dt__bounded(g, "moe: experts", (double)o->experts, 1.0, 65536.0) &&
            dt__bounded(g, "moe: active", (double)o->active, 1.0, (double)o->experts) &&
            dt__bounded(g, "moe: width", (double)o->width, 0.0, (double)INT32_MAX) &&
@@ -8166,7 +8169,7 @@ static dt_tensor dt__moe_experts(dt_graph *g, dt_tensor x, dt_tensor route, cons
 /* Every rank routes all rows; tensor shards cut the experts' hidden units. Rows go to their experts' ranks and back. */
 DT_API dt_tensor dt_moe(dt_graph *g, dt_tensor x, const char *name, const dt_moe_options *o)
 {
-    if (dt__refuses(g, "x# name options", x, name, o)) return dt__none();
+    DT__NEEDS(g, "x# name options", x, name, o);
     if (!dt__moe_ok(g, x, o)) return dt__none();
     int shared = dt__expert_ranks(g) > 1;
     dt_tensor tokens = dt__all_rows(g, x, 1), p; /* (N,C) */
@@ -8243,7 +8246,7 @@ static void dt__flow(dt_graph *g, int32_t id, int input, dt_tensor t)
         dt__push(g, &n, NULL);
         return;
     }
-    if (!DT__RESERVE(g->shares->list, g->shares->count, g->shares->room, g->shares->count + 1, "a graph")) {
+    if (!DT__ONE_MORE(g->shares->list, g->shares->count, g->shares->room, "a graph")) {
         dt__no_room(g);
         return;
     }
@@ -8582,10 +8585,10 @@ DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss)
     float one = 1.0f;
     if (g->result) return dt_graph_result(g);
     const dt_shape *s = &dt__at(g, loss)->shape;
-    if (!g->eager) dt__poison(g, DT_E_USAGE, "dt_backward: the trainer differentiates the graph of a segment");
-    else if (g->forward_count) dt__poison(g, DT_E_USAGE, "dt_backward: a graph is differentiated once");
+    if (!g->eager) dt__misused(g, "dt_backward: the trainer differentiates the graph of a segment");
+    else if (g->forward_count) dt__misused(g, "dt_backward: a graph is differentiated once");
     else if (!loss.id || dt__span(s, 0, s->dims) != 1)
-        dt__poison(g, DT_E_USAGE, "dt_backward: needs a scalar loss, got %s: dt_mean it", dt__show(s).at);
+        dt__misused(g, "dt_backward: needs a scalar loss, got %s: dt_mean it", dt__show(s).at);
     if (g->result) return dt_graph_result(g);
     g->forward_count = g->count;
     return dt__differentiate(g, loss, dt_tensor_of(g, DT_F32, dt__at(g, loss)->shape, &one));
@@ -8593,7 +8596,7 @@ DT_API dt_result dt_backward(dt_graph *g, dt_tensor loss)
 
 DT_API dt_tensor dt_grad(dt_graph *g, dt_tensor t)
 {
-    if (dt__refuses(g, "t#", t)) return dt__none();
+    DT__NEEDS(g, "t#", t);
     return t.id && dt__at(g, t)->grad
                ? dt__tensor(g, dt__at(g, t)->grad)
                : dt__poison(g, DT_E_USAGE,
@@ -8851,8 +8854,8 @@ static dt_result dt__segment_open(dt__segment_plan **plan, dt_graph *g, dt_tenso
     w.blocks = (dt__block *)dt__alloc((int64_t)(sizeof *w.blocks + sizeof *w.last + 2) * g->count, "a plan");
     r = p->home && w.blocks ? DT_OK : DT_E_MEMORY;
     if (!r) {
-        p->order = (int32_t *)(void *)(p->home + g->count);
-        w.last = (int32_t *)(void *)(w.blocks + g->count);
+        p->order = (int32_t *)(p->home + g->count);
+        w.last = (int32_t *)(w.blocks + g->count);
         w.live = (uint8_t *)(w.last + g->count), w.early = w.live + g->count;
         for (int32_t id = 1; id < g->count; id++) {
             dt__node *n = &g->nodes[id];
@@ -8931,7 +8934,7 @@ static void dt__segment_on_host(const dt__segment_plan *p, int32_t id, const dt_
     dt__bind host = *b;
     const dt__node *n = &p->g->nodes[id];
     k.device = NULL, own.k = &k, own.sliced = dt__host(env->k, env->sliced);
-    own.rng = (dt__rng *)(void *)dt__host(env->k, env->rng);
+    own.rng = (dt__rng *)dt__host(env->k, env->rng);
     for (int i = 0; i < DT__PLACES; i++) host.at[i] = dt__host(env->k, b->at[i]);
     host.params = dt__host(env->k, b->params), host.slots = dt__host(env->k, b->slots);
     host.slices = dt__host(env->k, b->slices);
@@ -11186,15 +11189,15 @@ static dt_result dt__choose_device(const dt__kernels **k, const char *device, in
 
 DT_API dt_tensor dt_targets(dt_graph *g)
 {
-    if (dt__refuses(g, "")) return dt__none();
-    return g->targets.id ? g->targets : dt__poison(g, DT_E_USAGE, "dt_targets: only a segment has targets");
+    DT__NEEDS(g, "");
+    return g->targets.id ? g->targets : dt__misused(g, "dt_targets: only a segment has targets");
 }
 
 DT_API dt_tensor dt_prediction(dt_graph *g, dt_tensor x)
 {
-    if (dt__refuses(g, "x#", x)) return dt__none();
+    DT__NEEDS(g, "x#", x);
     if (dt__at(g, x)->dtype != DT_F32 || !dt__at(g, x)->shape.dims)
-        return dt__poison(g, DT_E_SHAPE, "dt_prediction: needs fp32 (B,..), got %s with %d dimensions",
+        return dt__misfit(g, "dt_prediction: needs fp32 (B,..), got %s with %d dimensions",
                           dt__format_of[dt__at(g, x)->dtype].name, (int)dt__at(g, x)->shape.dims);
     return g->prediction = x;
 }
@@ -11217,19 +11220,18 @@ static dt_moe_options dt__model_moe(const dt_model *m)
  * `slowing` is the factor of Llama 3's rotary frequencies, 0: none. */
 typedef struct dt__size {
     const char *name;
-    int layers, heads, kv_heads, width, hidden, tied;
-    float rope_base, slowing;
+    int layers, heads, kv_heads, width, rope_base, hidden, tied, slowing;
 } dt__size;
+#define DT__GPT2(name, layers, heads, width) {name, layers, heads, 0, width, 0, 0, 0, 0}
+#define DT__LLAMA(name, layers, heads, kv_heads, width) {name, layers, heads, kv_heads, width, 10000, 0, 0, 0}
 static const dt__size dt__sizes[] = {
-    {"nano", 2, 2, 0, 64, 0, 0, 0.0f, 0.0f},           {"micro", 3, 4, 0, 128, 0, 0, 0.0f, 0.0f},
-    {"tiny", 4, 4, 0, 192, 0, 0, 0.0f, 0.0f},          {"small", 6, 6, 0, 384, 0, 0, 0.0f, 0.0f},
-    {"124M", 12, 12, 0, 768, 0, 0, 0.0f, 0.0f},        {"355M", 24, 16, 0, 1024, 0, 0, 0.0f, 0.0f},
-    {"774M", 36, 20, 0, 1280, 0, 0, 0.0f, 0.0f},       {"1558M", 48, 25, 0, 1600, 0, 0, 0.0f, 0.0f},
-    {"llama-nano", 2, 4, 2, 64, 0, 0, 1e4f, 0.0f},     {"llama-micro", 3, 4, 2, 128, 0, 0, 1e4f, 0.0f},
-    {"llama-tiny", 4, 6, 2, 192, 0, 0, 1e4f, 0.0f},    {"llama-small", 6, 6, 2, 384, 0, 0, 1e4f, 0.0f},
-    {"llama-1.1B", 22, 32, 4, 2048, 0, 0, 1e4f, 0.0f}, {"llama-7B", 32, 32, 32, 4096, 0, 0, 1e4f, 0.0f},
-    {"llama-13B", 40, 40, 40, 5120, 0, 0, 1e4f, 0.0f}, {"llama3-8B", 32, 32, 8, 4096, 14336, 0, 5e5f, 0.0f},
-    {"llama3.2-1B", 16, 32, 8, 2048, 8192, 1, 5e5f, 32.0f}};
+    DT__GPT2("nano", 2, 2, 64), DT__GPT2("micro", 3, 4, 128), DT__GPT2("tiny", 4, 4, 192),
+    DT__GPT2("small", 6, 6, 384), DT__GPT2("124M", 12, 12, 768), DT__GPT2("355M", 24, 16, 1024),
+    DT__GPT2("774M", 36, 20, 1280), DT__GPT2("1558M", 48, 25, 1600), DT__LLAMA("llama-nano", 2, 4, 2, 64),
+    DT__LLAMA("llama-micro", 3, 4, 2, 128), DT__LLAMA("llama-tiny", 4, 6, 2, 192),
+    DT__LLAMA("llama-small", 6, 6, 2, 384), DT__LLAMA("llama-1.1B", 22, 32, 4, 2048),
+    DT__LLAMA("llama-7B", 32, 32, 32, 4096), DT__LLAMA("llama-13B", 40, 40, 40, 5120),
+    {"llama3-8B", 32, 32, 8, 4096, 500000, 14336, 0, 0}, {"llama3.2-1B", 16, 32, 8, 2048, 500000, 8192, 1, 32}};
 
 static dt_model dt__model_of(int family, const char *size)
 {
@@ -11239,9 +11241,9 @@ static dt_model dt__model_of(int family, const char *size)
     for (const dt__size *s = dt__sizes; s < dt__sizes + sizeof dt__sizes / sizeof *dt__sizes; s++) {
         if (!size || strcmp(size, s->name) || (family == DT_LLAMA) != (s->kv_heads > 0)) continue;
         m.layers = s->layers, m.heads = s->heads, m.kv_heads = s->kv_heads, m.width = s->width, m.hidden = s->hidden;
-        m.tied = s->tied, m.balance = 0.01f, m.rope_base = s->rope_base;
-        if (s->slowing == 0.0f) continue;
-        m.rope_scaling.factor = (double)s->slowing;
+        m.tied = s->tied, m.balance = 0.01f, m.rope_base = (float)s->rope_base;
+        if (!s->slowing) continue;
+        m.rope_scaling.factor = s->slowing;
         m.rope_scaling.low_freq_factor = 1.0, m.rope_scaling.high_freq_factor = 4.0;
         m.rope_scaling.original_context = 8192;
     }
@@ -11445,7 +11447,7 @@ static dt_result dt__net_param_add(dt__net *net, const dt__param *p, int32_t *in
                          "parameter %s is used with shape %s and with shape %s: a shared name needs one shape", p->name,
                          dt__show(&q->shape).at, dt__show(&p->shape).at);
     }
-    if (!DT__RESERVE(net->params, net->param_count, net->param_room, net->param_count + 1, "a model"))
+    if (!DT__ONE_MORE(net->params, net->param_count, net->param_room, "a model"))
         return DT_E_MEMORY;
     *index = net->param_count++;
     added = &net->params[*index]; /* zero */
@@ -11473,18 +11475,18 @@ static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape s
     g->targets = dt__leaf(g, DT__OP_INPUT, targets, source ? (int)source->target_type : (int)DT_I32);
     y = s->build(g, g->input, s->user);
     if (!g->result && (y.graph != g->number || y.id < 1 || y.id >= g->count))
-        y = dt__poison(g, DT_E_USAGE, "the segment returned %s: return a tensor that it made in the graph g",
-                       y.id ? "a tensor of another graph" : "no tensor");
+        y = dt__misused(g, "the segment returned %s: return a tensor that it made in the graph g",
+                        y.id ? "a tensor of another graph" : "no tensor");
     if (g->result) y = dt__none();
     if (dt__at(g, y)->dtype != DT_F32)
-        y = dt__poison(g, DT_E_SHAPE, "a segment returns fp32 numbers, this one %s: dt_cast it to DT_F32",
+        y = dt__misfit(g, "a segment returns fp32 numbers, this one %s: dt_cast it to DT_F32",
                        dt__format_of[dt__at(g, y)->dtype].name);
     if (dt__at(g, y)->cut)
-        y = dt__poison(g, DT_E_SHAPE, "a segment returns columns that are cut over tensor shards: end it with a linear "
-                       "with DT_ROWS");
+        y = dt__misfit(g, "a segment returns columns that are cut over tensor shards: end it with a linear with "
+                       "DT_ROWS");
     y = dt__computed(g, y);
     if (!g->result && last && (!y.id || dt__count(dt__at(g, y)) != 1))
-        dt__poison(g, DT_E_SHAPE, "the last segment must return a scalar loss (dt_cross_entropy, dt_loss, ..)");
+        dt__misfit(g, "the last segment must return a scalar loss (dt_cross_entropy, dt_loss, ..)");
     if (g->context && last) y = g->logits;
     g->forward_count = g->count;
     if (!g->result && !g->context) {
@@ -11492,7 +11494,7 @@ static dt_result dt__segment_record(dt_graph *g, const dt_segment *s, dt_shape s
         dt__differentiate(g, y, g->loss_seed);
         dx = dt__computed(g, dt__tensor(g, first ? 0 : dt__at(g, g->input)->grad));
         if (!g->result && !first && !dx.id)
-            dt__poison(g, DT_E_SHAPE, "the segment's output does not depend on its input");
+            dt__misfit(g, "the segment's output does not depend on its input");
     }
     *output = y, *grad_in = dx;
     return dt_graph_result(g);
@@ -11717,7 +11719,7 @@ static void dt__param_whole(const dt__param *p, const float *shards, float *whol
         for (int64_t at = 0; at < size; at += run) {
             int64_t place = dt__param_index(p, dt__param_array(p, v), at);
             run = dt__param_run(p, at);
-            if (place >= 0) memcpy(whole + place, shards + v * step + at, 4 * (size_t)run);
+            if (place >= 0) dt__copy(whole + place, shards + v * step + at, run);
         }
 }
 
@@ -12289,7 +12291,7 @@ typedef struct dt__fusion {
     const dt__kernels *device; /* whose device has the members, too, at `there`; or NULL */
     void *there;
 } dt__fusion;
-static dt__fusion *dt__fusion_of(const dt__segment_plan *p) { return (dt__fusion *)(void *)p->fused; }
+static dt__fusion *dt__fusion_of(const dt__segment_plan *p) { return (dt__fusion *)p->fused; }
 
 typedef struct dt__group_run {
     const dt__kernels *k;
@@ -12328,10 +12330,10 @@ static int64_t dt__member_some(const dt__group_run *r, int32_t i, const dt__tile
     int by[3] = {0, 0, 0};
     for (int k = 0; k < 3; k++) {
         if (k >= m->walk.arrays) break;
-        in[k] = (const float *)(const void *)dt__member_in(c, m, k, t, where[k], own), by[k] = (int)m->walk.step[k];
+        in[k] = (const float *)dt__member_in(c, m, k, t, where[k], own), by[k] = (int)m->walk.step[k];
     }
     if (c->n->op == DT__OP_CAST) r->k->convert(c->n->dtype, out, dt__in(c, 0)->dtype, in[0], n);
-    else r->k->map(c->n->op, (float *)(void *)out, in, by, n, c->n->f);
+    else r->k->map(c->n->op, (float *)out, in, by, n, c->n->f);
     return n;
 }
 /* Runs a map op or a cast on a tile: one run of elements where rows are whole, else one per row. */
@@ -12411,7 +12413,7 @@ static void dt__logits_go(const dt__group_run *r)
         for (int32_t i = 0; i < r->group.count; i++) dt__logits_block(&r->call[i], !i, row, block);
         if (row >= asked) continue;
         n = dt__min(block, asked - row) * columns;
-        memcpy(env->logits + row * columns, dt__download(env->k, r->call->out, n), 4 * (size_t)n);
+        dt__copy(env->logits + row * columns, dt__download(env->k, r->call->out, n), n);
     }
     if (loss->n->op == DT__OP_CROSS_ENTROPY) dt__split(loss, 1, 1, dt__total);
 }
@@ -12436,7 +12438,7 @@ static void dt__gpu_group(dt__group_run *r, const dt__fusion *f)
     int64_t warps = dt__min(4, DT__GPU_GROUP / dt__max(4, 4 * r->group.floats));
     if (!there) return;
     for (int32_t i = 0; i < r->group.count; i++)
-        r->call[i].n = (const dt__node *)(const void *)(there + 1) + (r->call[i].n - g->nodes), r->call[i].g = there;
+        r->call[i].n = (const dt__node *)(there + 1) + (r->call[i].n - g->nodes), r->call[i].g = there;
     r->members = (const dt__fused_op *)f->there + (r->members - f->members);
     r->tiles = dt__ceil_div(r->all, (int64_t)d->processors * DT__FILL);
     dt__gpu_queue(d, DT__GPU_FUSED, r, dt__ceil_div(dt__ceil_div(r->all, r->tiles), warps), 1, 1, 32 * (int)warps,
@@ -12480,7 +12482,7 @@ static void dt__group_go(const dt__segment_plan *p, int32_t id, const dt__bind *
 
 static void dt__fusion_close(dt__fused *fused)
 {
-    dt__fusion *f = (dt__fusion *)(void *)fused;
+    dt__fusion *f = (dt__fusion *)fused;
     if (f->device) dt__mem_detach(f->device, f->there);
     dt__free(f->groups);
     dt__free(f->members);
@@ -12592,7 +12594,7 @@ static int dt__rewrite_open(dt__rewrite *w, const dt_graph *g)
     w->rows = (int64_t *)dt__alloc((3 * 8 + 6 * 4 + 4) * (int64_t)room, "a compiler");
     if (!w->rows) return 0;
     w->cols = w->rows + room, w->floats = w->cols + room;
-    w->at = (int32_t *)(void *)(w->floats + room), w->readers = w->at + room, w->unit = w->readers + room;
+    w->at = (int32_t *)(w->floats + room), w->readers = w->at + room, w->unit = w->readers + room;
     w->next = w->unit + room, w->before = w->next + room, w->order = w->before + room;
     w->live = (uint8_t *)(w->order + room), w->phase = w->live + room, w->seen = w->phase + room;
     w->by_rows = w->seen + room;
@@ -12605,7 +12607,7 @@ static dt_result dt__compiled_open(dt__compiler *compiler, dt__segment_plan **pl
                                    dt_tensor grad_in, int how)
 {
     static void (*const pass[])(dt__rewrite *) = {dt__pass_bias, dt__pass_recompute, dt__pass_logits};
-    dt__compiling *c = (dt__compiling *)(void *)compiler;
+    dt__compiling *c = (dt__compiling *)compiler;
     double start = dt__now(), flops[2] = {0.0, 0.0}; /* of the model, without recomputation */
     int32_t recorded = g->count;
     dt__rewrite w = DT__ZERO;
@@ -12779,12 +12781,12 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("mirror", "PLACE", TEXT, checkpoint.mirror, 0, NULL,
                "copies of checkpoints: a folder, or 'PLACE COMMAND' that copies $DT_FROM to $DT_TO"),
     DT__LAYOUT("deadline", "SECONDS", REAL, checkpoint.deadline, 120, "(0,1e6)", "from SIGTERM to a forced end"),
-};
+    DT__ZERO};
 
 DT_API dt_recipe dt_recipe_default(void)
 {
     dt_recipe r = DT__ZERO;
-    dt__options_preset(DT__ROWS(dt__options), DT__GROUP_RECIPE, &r);
+    dt__options_preset(dt__options, DT__GROUP_RECIPE, &r);
     r.model = dt_model_gpt2("tiny");
     return r;
 }
@@ -12792,7 +12794,7 @@ DT_API dt_recipe dt_recipe_default(void)
 DT_API dt_layout dt_layout_default(void)
 {
     dt_layout l = DT__ZERO;
-    dt__options_preset(DT__ROWS(dt__options), DT__GROUP_LAYOUT, &l);
+    dt__options_preset(dt__options, DT__GROUP_LAYOUT, &l);
     return l;
 }
 
@@ -13154,10 +13156,10 @@ static void dt__json_close(dt__json *j)
 #define DT__MEMBER(group, kind, name, type, member, preset, range) \
     {group, name, "", DT__KIND_##kind, offsetof(type, member), preset, range, NULL}
 
-static void dt__options_json(dt__text *t, const dt__option *list, int count, int of, const void *group)
+static void dt__options_json(dt__text *t, const dt__option *list, int of, const void *group)
 {
     char value[PATH_MAX];
-    for (const dt__option *o = list; o < list + count; o++) {
+    for (const dt__option *o = list; o->name; o++) {
         int plain, real = o->kind == DT__KIND_REAL || o->kind == DT__KIND_DOUBLE;
         if (o->group != of || o->kind == DT__KIND_MODEL || o->kind == DT__KIND_PLACE) continue;
         dt__option_text(o, group, value, sizeof value);
@@ -13170,21 +13172,21 @@ static void dt__options_json(dt__text *t, const dt__option *list, int count, int
 }
 
 /* Reads a group's members, but for texts, of the object under the cursor. Absent or null ones keep their values. */
-static int dt__json_options(dt__json *j, const dt__option *list, int count, int of, void *group)
+static int dt__json_options(dt__json *j, const dt__option *list, int of, void *group)
 {
     const dt__option *row[96];
     const char *key[97];
     int64_t place[96], end;
     char value[128];
     int n = 0;
-    for (const dt__option *o = list; o < list + count; o++)
+    for (const dt__option *o = list; o->name; o++)
         if (o->group == of && o->kind != DT__KIND_TEXT && o->kind != DT__KIND_MODEL && n < 96)
             row[n] = o, key[n++] = o->name;
     key[n] = NULL;
     if (!dt__json_members(j, key, place)) return 0;
     end = j->at;
     for (int i = 0; i < n && !j->result; i++) {
-        if (row[i]->kind == DT__KIND_PLACE) *(int64_t *)(void *)((char *)group + row[i]->offset) = place[i];
+        if (row[i]->kind == DT__KIND_PLACE) *(int64_t *)((char *)group + row[i]->offset) = place[i];
         else if (!dt__json_absent(j, place[i])) {
             if (dt__json_peek(j) == '"') DT__PRINT(value, "%.120s", dt__json_text(j, place[i], key[i]));
             else if (dt__json_skip(j))
@@ -13625,7 +13627,7 @@ DT_API dt_result dt_tokenizer_walk(const dt_tokenizer *t, const void *text, int6
                                    dt_result (*piece)(void *user, const char *text, int64_t bytes, const int32_t *ids,
                                                       int64_t count), void *user)
 {
-    if (dt__refused("t text/", t, text, bytes)) return DT_E_USAGE;
+    DT__REQUIRE("t text/", t, text, bytes);
     dt__encoder e = {t, NULL, 0, 0, special, "the text", (const unsigned char *)text, piece, user};
     dt_result r = piece ? dt__walk_text(&e, (const unsigned char *)text, bytes, 0)
                         : dt__misuse("dt_tokenizer_walk: piece is NULL: give the function that gets the pieces");
@@ -13636,7 +13638,7 @@ DT_API dt_result dt_tokenizer_walk(const dt_tokenizer *t, const void *text, int6
 DT_API dt_result dt_tokenizer_encode(const dt_tokenizer *t, const void *text, int64_t bytes, int special, int32_t *ids,
                                      int64_t *count)
 {
-    if (dt__refused("t text/ ids/ count", t, text, bytes, ids, bytes, count)) return DT_E_USAGE;
+    DT__REQUIRE("t text/ ids/ count", t, text, bytes, ids, bytes, count);
     dt__encoder e = {t, ids, 0, bytes, special, "the text", (const unsigned char *)text, NULL, NULL}; /* no growth */
     dt_result r = dt__walk_text(&e, (const unsigned char *)text, bytes, 0);
     *count = e.count;
@@ -13646,7 +13648,7 @@ DT_API dt_result dt_tokenizer_encode(const dt_tokenizer *t, const void *text, in
 DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, int64_t count, char *text,
                                      int64_t *bytes)
 {
-    if (dt__refused("t ids/ bytes", t, ids, count, bytes)) return DT_E_USAGE;
+    DT__REQUIRE("t ids/ bytes", t, ids, count, bytes);
     *bytes = 0;
     for (int64_t i = 0; i < count; i++) {
         int64_t length;
@@ -13707,11 +13709,12 @@ static const dt__option dt__token_members[] = {
     DT__TOKEN(SPLIT, WORD, "behavior", only, -1, "Isolated"),
     DT__TOKEN(SPLIT, WORD, "invert", only, 0, "false"),
     DT__TOKEN(SPLIT, PLACE, "pattern", pattern, 0, NULL),
-    DT__TOKEN(SEQUENCE, PLACE, "pretokenizers", elements, 0, NULL)};
+    DT__TOKEN(SEQUENCE, PLACE, "pretokenizers", elements, 0, NULL),
+    DT__ZERO};
 
 static int dt__token_options(dt__json *j, int group, dt__token_file *f)
 {
-    return dt__json_options(j, DT__ROWS(dt__token_members), group, f);
+    return dt__json_options(j, dt__token_members, group, f);
 }
 
 /* {"token": id, ..} */
@@ -13878,7 +13881,7 @@ static dt_result dt__tokenizer_finish(dt_tokenizer *t, const char *path)
     for (int64_t id = 0; id < t->token.count; id++) {
         const dt__entry *e = &t->token.entry[id];
         if (!(e->value & DT__TOKEN_ADDED)) continue;
-        if (!DT__RESERVE(t->added, t->addeds, t->room, t->addeds + 1, "added tokens")) return DT_E_MEMORY;
+        if (!DT__ONE_MORE(t->added, t->addeds, t->room, "added tokens")) return DT_E_MEMORY;
         t->added[t->addeds++] = (int32_t)id;
         t->begins[(unsigned char)t->token.bytes[e->at]] = 1;
     }
@@ -13887,7 +13890,7 @@ static dt_result dt__tokenizer_finish(dt_tokenizer *t, const char *path)
 
 DT_API dt_result dt_tokenizer_open(dt_tokenizer **handle, const char *path)
 {
-    if (dt__refused("t! path", handle, path)) return DT_E_USAGE;
+    DT__REQUIRE("t! path", handle, path);
     dt__path file = dt__path_of("%s/tokenizer.json", path);
     int folder = !access(dt__path_of("%s/", path).at, F_OK);
     dt__json j;
@@ -14010,7 +14013,7 @@ static dt_result dt__data_cut(dt_data *d, const char *path, double fraction)
 DT_API dt_result dt_data_open(dt_data **handle, const char *path, const dt_tokenizer *t, int64_t sequence,
                               double validation_fraction)
 {
-    if (dt__refused("d! path validation_fraction~", handle, path, validation_fraction)) return DT_E_USAGE;
+    DT__REQUIRE("d! path validation_fraction~", handle, path, validation_fraction);
     glob_t names;
     dt_result r;
     dt_data *d;
@@ -14091,7 +14094,7 @@ static const char *dt__split_name(dt_split split) { return split == DT_TRAIN ? "
 
 DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample, int32_t *tokens, int32_t *targets)
 {
-    if (dt__refused("d split<2 tokens targets", d, split, tokens, targets)) return DT_E_USAGE;
+    DT__REQUIRE("d split<2 tokens targets", d, split, tokens, targets);
     int64_t n = d->sequence, at, samples = dt_data_samples(d, split);
     if (sample < 0 || sample >= samples)
         return dt__misuse("there is no %s sample %jd: there are %jd, counted from 0", dt__split_name(split), sample,
@@ -14570,24 +14573,24 @@ static int dt__leader(const dt_comm *c, int node, int p)
     return c->member[c->first[node] + c->place[p].local % (c->first[node + 1] - c->first[node])];
 }
 
-static dt__rank_state *dt__job_rank(dt__job *job, int rank) { return (dt__rank_state *)(void *)(job + 1) + rank; }
+static dt__rank_state *dt__job_rank(dt__job *job, int rank) { return (dt__rank_state *)(job + 1) + rank; }
 static dt__rank_state *dt__own_state(const dt_comm *c) { return dt__job_rank(c->job, c->place[c->rank].job); }
 /* The area's tables are indexed by local rank. */
-static dt__member *dt__comm_slot(const dt_comm *c, int local) { return (dt__member *)(void *)(c->area + 1) + local; }
+static dt__member *dt__comm_slot(const dt_comm *c, int local) { return (dt__member *)(c->area + 1) + local; }
 static dt__channel *dt__comm_channel(const dt_comm *c, int from, int to)
 {
-    return (dt__channel *)(void *)dt__comm_slot(c, c->local_size) + (int64_t)from * c->local_size + to;
+    return (dt__channel *)dt__comm_slot(c, c->local_size) + (int64_t)from * c->local_size + to;
 }
 /* Floats in a stage buffer of the area. 0 to 2: a communicator's first stage; 3, 4: messages of private memory. */
 static int64_t dt__chunk_floats(int size) { return size <= 16 ? 32768 : 4096; }
 static float *dt__area_stage(const dt_comm *c, int local, uint32_t buffer)
 {
-    float *stages = (float *)(void *)dt__comm_channel(c, c->local_size, 0);
+    float *stages = (float *)dt__comm_channel(c, c->local_size, 0);
     return stages + ((DT__STAGES + 2) * (int64_t)local + buffer) * dt__chunk_floats(c->local_size);
 }
 static float *dt__stage(const dt_comm *c, int local, int64_t round)
 {
-    return (float *)(void *)(c->stage + local * c->stride) + round % DT__STAGES * c->part;
+    return (float *)(c->stage + local * c->stride) + round % DT__STAGES * c->part;
 }
 
 /* Regions begin at whole pages of the shared file. */
@@ -14912,8 +14915,8 @@ static dt_result dt__beats_open(dt__link *f, struct dt__job *job)
     int64_t n = f->size, message = (int64_t)sizeof(dt__message);
     dt__heartbeats *h = (dt__heartbeats *)dt__alloc((int64_t)sizeof *h + n * (3 * message + 4), "heartbeats");
     if (!h) return DT_E_MEMORY;
-    h->job = job, h->asked = (dt__message *)(void *)(h + 1), h->reply = h->asked + n, h->tell = h->reply + n;
-    h->seen = (uint32_t *)(void *)(h->tell + n), h->alive.kind = DT__ALIVE, h->ask.kind = DT__ASK;
+    h->job = job, h->asked = (dt__message *)(h + 1), h->reply = h->asked + n, h->tell = h->reply + n;
+    h->seen = (uint32_t *)(h->tell + n), h->alive.kind = DT__ALIVE, h->ask.kind = DT__ASK;
     f->beats = h;
     dt__beat_start(f, &h->inbox, 0, DT__FROM_ANY, &h->in);
     return DT_OK;
@@ -15004,7 +15007,7 @@ static int dt__comm_troubled(const dt_comm *c)
 
 DT_API dt_result dt_comm_alive(dt_comm *c)
 {
-    if (dt__refused("c", c)) return DT_E_USAGE;
+    DT__REQUIRE("c", c);
     dt__comm_tick(c);
     if (c->failed) return dt__error(c->failed, "%s", c->message);
     if (c->job && dt__comm_troubled(c)) return dt__comm_explain(c, "dt_comm_alive");
@@ -15017,7 +15020,7 @@ DT_API dt_result dt_comm_alive(dt_comm *c)
 
 DT_API dt_result dt_comm_fail(dt_comm *c, dt_result code)
 {
-    if (dt__refused("c", c)) return DT_E_USAGE;
+    DT__REQUIRE("c", c);
     if (code <= DT_OK || code >= DT__RESULT_COUNT)
         return dt__misuse("dt_comm_fail: code is %d: pass the result that failed", (int)code);
     if (c->failed) return dt__error(c->failed, "%s", c->message);
@@ -15275,7 +15278,7 @@ static float *dt__resolve(const dt_comm *c, int64_t where)
     for (; c; c = c->parent)
         for (const dt__region *g = c->regions; g; g = g->next)
             if (where >= g->where && where < g->where + g->bytes)
-                return (float *)(void *)(g->base + (where - g->where));
+                return (float *)(g->base + (where - g->where));
     return NULL;
 }
 
@@ -16104,39 +16107,39 @@ static dt_result dt__check_rank(const dt_comm *c, const char *what, int rank)
 
 DT_API dt_result dt_barrier(dt_comm *c)
 {
-    if (dt__refused("c", c)) return DT_E_USAGE;
+    DT__REQUIRE("c", c);
     dt_result r = dt__begin(c, DT__CALL_BARRIER, 0, 0);
     return r ? r : dt__meet(c);
 }
 
 DT_API dt_result dt_broadcast(dt_comm *c, float *data, int64_t count, int root)
 {
-    if (dt__refused("c data/", c, data, count)) return DT_E_USAGE;
+    DT__REQUIRE("c data/", c, data, count);
     dt_result r = dt__check_rank(c, "broadcast from rank", root);
     return r ? r : dt__collective(c, DT__CALL_BROADCAST, data, data, count, 1, root);
 }
 
 DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op)
 {
-    if (dt__refused("c data/ op<3", c, data, count, op)) return DT_E_USAGE;
+    DT__REQUIRE("c data/ op<3", c, data, count, op);
     return dt__collective(c, DT__CALL_ALL_REDUCE, data, data, count, 1, (int)op);
 }
 
 DT_API dt_result dt_reduce_scatter(dt_comm *c, const float *in, float *out, int64_t count, dt_op op)
 {
-    if (dt__refused("c in/ out/ op<3", c, in, count, out, count, op)) return DT_E_USAGE;
+    DT__REQUIRE("c in/ out/ op<3", c, in, count, out, count, op);
     return dt__collective(c, DT__CALL_REDUCE_SCATTER, in, out, count, c->size, (int)op);
 }
 
 DT_API dt_result dt_all_gather(dt_comm *c, const float *in, float *out, int64_t count)
 {
-    if (dt__refused("c in/ out/", c, in, count, out, count)) return DT_E_USAGE;
+    DT__REQUIRE("c in/ out/", c, in, count, out, count);
     return dt__collective(c, DT__CALL_ALL_GATHER, in, out, count, 1, 0);
 }
 
 DT_API dt_result dt_all_to_all(dt_comm *c, const float *in, float *out, int64_t count)
 {
-    if (dt__refused("c in/ out/", c, in, count, out, count)) return DT_E_USAGE;
+    DT__REQUIRE("c in/ out/", c, in, count, out, count);
     return dt__collective(c, DT__CALL_ALL_TO_ALL, in, out, count, c->size, 0);
 }
 
@@ -16290,7 +16293,7 @@ static dt_result dt__send_staged(dt_comm *c, const float *data, int64_t count, i
 
 DT_API dt_result dt_send(dt_comm *c, const float *data, int64_t count, int to)
 {
-    if (dt__refused("c data/", c, data, count)) return DT_E_USAGE;
+    DT__REQUIRE("c data/", c, data, count);
     uint32_t ticket = 0;
     dt_result r = dt__begin_pair(c, DT__CALL_SEND, count, to);
     if (r) return r;
@@ -16303,7 +16306,7 @@ DT_API dt_result dt_send(dt_comm *c, const float *data, int64_t count, int to)
 
 DT_API dt_result dt_recv(dt_comm *c, float *data, int64_t count, int from)
 {
-    if (dt__refused("c data/", c, data, count)) return DT_E_USAGE;
+    DT__REQUIRE("c data/", c, data, count);
     int64_t at = 0;
     dt__channel *channel;
     dt__message m = DT__ZERO;
@@ -16361,7 +16364,7 @@ static double dt__comm_cores(const dt_comm *c)
 
 DT_API dt_result dt_comm_agree(dt_comm *c, dt_result r)
 {
-    if (dt__refused("c", c)) return DT_E_USAGE;
+    DT__REQUIRE("c", c);
     float worst = r ? (float)(c->size - c->rank) : 0.0f, said[257];
     dt_result sent = dt_all_reduce(c, &worst, 1, DT_MAX);
     if (sent || worst == 0.0f) return sent;
@@ -16396,7 +16399,7 @@ static dt_result dt__region_open(dt_comm *c, int64_t bytes, dt__region **region)
 
 DT_API dt_result dt_comm_alloc(dt_comm *c, int64_t bytes, void **mine)
 {
-    if (dt__refused("c mine", c, mine)) return DT_E_USAGE;
+    DT__REQUIRE("c mine", c, mine);
     dt__region *region = NULL;
     dt_result r = dt__begin(c, DT__CALL_ALLOC, bytes, 0);
     *mine = NULL;
@@ -16529,9 +16532,9 @@ static void dt__emulated_close(dt__link *link)
 /* A number in the environment, within [low, high]; *value stays as it is where there is none. */
 static dt_result dt__environment_number(const char *name, double low, double high, const char *what, double *value)
 {
-    const char *text = getenv(name);
+    const char *text = dt__environment(name);
     char *end = NULL;
-    double number = text && *text ? dt__number(text, &end, 0) : 0.0;
+    double number = text ? dt__number(text, &end, 0) : 0.0;
     if (!end) return DT_OK;
     if (!*end && number >= low && number <= high) return *value = number, DT_OK;
     return dt__misuse("%s=%s: it is %s", name, text, what);
@@ -16655,7 +16658,7 @@ static dt_result dt__comm_join(dt_comm *c, int64_t where)
     int64_t bytes = dt__area_bytes(c->local_size);
     if (where < 0 || (region = dt__region_join(c, where, bytes, bytes)) == NULL)
         return dt__alloc_refused(1, bytes);
-    c->area = (dt__area *)(void *)region->base;
+    c->area = (dt__area *)region->base;
     c->part = dt__chunk_floats(c->local_size);
     c->stage = (char *)dt__area_stage(c, 0, 0);
     c->stride = (DT__STAGES + 2) * c->part * (int64_t)sizeof(float);
@@ -16698,7 +16701,7 @@ static dt_result dt__emulate(dt_comm **handle, dt_comm *base, int nodes)
     dt_result r;
     *handle = NULL;
     if (!f) return dt_comm_close(&base), DT_E_MEMORY;
-    f->flow = (dt__traffic *)(void *)(f + 1), node = (int *)(void *)(f->flow + n);
+    f->flow = (dt__traffic *)(f + 1), node = (int *)(f->flow + n);
     f->bytes = dt__max(DT__PACKET_BYTES / n, 1 << 10);
     f->link.base = base, f->link.rank = base->rank, f->link.size = base->size;
     f->link.send = dt__emulated_send, f->link.match = dt__message_deliver, f->link.poll = dt__emulated_poll;
@@ -16772,7 +16775,7 @@ static dt_comm *dt__split_new(dt_comm *c, int color, const int32_t *all, int *up
 
 DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
 {
-    if (dt__refused("sub! c", sub, c)) return DT_E_USAGE;
+    DT__REQUIRE("sub! c", sub, c);
     int32_t own[2] = {color, c->link ? (int32_t)c->link->ids : 0}, *all;
     int *up;
     dt_comm *s = NULL;
@@ -16780,7 +16783,7 @@ DT_API dt_result dt_comm_split(dt_comm *c, int color, dt_comm **sub)
     if (color < 0) return dt__misuse("color %d: it must not be negative", color);
     if (!(all = DT__NEW(int32_t, 4 * c->size, "a split"))) return DT_E_MEMORY;
     up = (int *)(all + 2 * c->size);
-    r = dt__collective(c, DT__CALL_SPLIT, (float *)(void *)own, (float *)(void *)all, 2, 1, 0); /* only copies */
+    r = dt__collective(c, DT__CALL_SPLIT, (float *)own, (float *)all, 2, 1, 0); /* only copies */
     if (!r && !(s = dt__split_new(c, color, all, up, up + c->size))) r = DT_E_MEMORY;
     if (!r && c->job) { /* the first local rank of each color names the area that it made */
         c->call.where = s->local_rank == 0 ? dt__area_create(c->job, c->fd, s->local_size) : -1;
@@ -17092,12 +17095,6 @@ typedef struct dt__world {
     char network[64];  /* interface or address to use: DT_INTERFACE; "": the way to rank 0 */
     char line[384];    /* what was found, as a sentence */
 } dt__world;
-
-static const char *dt__environment(const char *name)
-{
-    const char *text = getenv(name);
-    return text && *text ? text : NULL;
-}
 
 /* A whole number from the environment. Without the variable `otherwise`, unless that is DT__MUST. */
 static int dt__world_number(dt_result *r, const char *name, int lowest, int highest, int otherwise)
@@ -17744,9 +17741,9 @@ static int dt__route_address(const dt__world *w, char *text, size_t room)
         int fd = socket(a->ai_family, SOCK_DGRAM, 0);
         if (fd < 0) continue;
         found = !connect(fd, a->ai_addr, a->ai_addrlen) &&
-                !getsockname(fd, (struct sockaddr *)(void *)&here, &length) &&
-                (w->hosts <= 1 || !dt__is_loopback((struct sockaddr *)(void *)&here, length) || w->rank > 0) &&
-                dt__print_address((struct sockaddr *)(void *)&here, length, text, room);
+                !getsockname(fd, (struct sockaddr *)&here, &length) &&
+                (w->hosts <= 1 || !dt__is_loopback((struct sockaddr *)&here, length) || w->rank > 0) &&
+                dt__print_address((struct sockaddr *)&here, length, text, room);
         close(fd);
     }
     if (list) freeaddrinfo(list);
@@ -17932,7 +17929,7 @@ static dt_result dt__ofi_say(dt__ofi *f, int peer, const dt__ofi_header *h, dt__
     dt__ofi_item *i = dt__ofi_buffer(f);
     dt__ofi_header *header;
     if (!i) return DT_E_MEMORY;
-    header = (dt__ofi_header *)(void *)i->data;
+    header = (dt__ofi_header *)i->data;
     *header = *h;
     if (m && m->bytes) memcpy(header + 1, m->data, (size_t)m->bytes);
     if (m) m->own = i;
@@ -18357,7 +18354,7 @@ static int dt__stored_add(dt__tensors *t, dt__json *j, int64_t data, int64_t byt
     dt__stored *s;
     if (!dt__json_key(j)) return 0;
     if (dt__json_is(j, "__metadata__")) return dt__json_skip(j);
-    if (!DT__RESERVE(t->list, t->count, t->room, t->count + 1, "a list of tensors")) return j->result = DT_E_MEMORY, 0;
+    if (!DT__ONE_MORE(t->list, t->count, t->room, "a list of tensors")) return j->result = DT_E_MEMORY, 0;
     s = &t->list[t->count++];
     memset(s, 0, sizeof *s);
     if (j->length >= (int64_t)sizeof s->name || memchr(j->string, 0, (size_t)j->length))
@@ -18393,7 +18390,7 @@ static dt_result dt__tensors_add(dt__tensors *t, const char *path)
     int64_t bytes = 0, length = 0;
     char *header = NULL;
     dt_result r;
-    if (!DT__RESERVE(t->file, t->files, t->file_room, t->files + 1, "a list of files")) return DT_E_MEMORY;
+    if (!DT__ONE_MORE(t->file, t->files, t->file_room, "a list of files")) return DT_E_MEMORY;
     file = &t->file[t->files++];
     file->path = dt__path_of("%s", path);
     r = dt__file_open(path, &file->fd, &bytes);
@@ -18621,7 +18618,7 @@ static void dt__steps_retain(const char *folder, int64_t keep, int64_t step, int
         dt_result r = dt__step_newest(folder, i, &i);
         if (!r && i < 0) return;
         if (!r && ++kept > keep && i != spared) r = dt__step_remove(folder, i);
-        if (r) fprintf(stderr, "dtrain: an old checkpoint stays in %s: %s\n", folder, dt_last_error());
+        if (r) DT__REPORT("an old checkpoint stays in %s: %s\n", folder, dt_last_error());
         if (r && kept <= keep) return; /* the directory cannot be read */
     }
 }
@@ -18840,10 +18837,12 @@ static const dt__option dt__manifest_members[] = {
     DT__MANIFEST(PLACE, "recipe", recipe, 0, NULL),
     DT__MANIFEST(PLACE, "shapes", shapes, 0, NULL),
     DT__MANIFEST(PLACE, "kind", kind, 0, NULL),
-    DT__MANIFEST(PLACE, "files", list, 0, NULL)};
+    DT__MANIFEST(PLACE, "files", list, 0, NULL),
+    DT__ZERO};
 static const dt__option dt__part_members[] = {DT__MEMBER(0, CHARS, "name", dt__part_file, name, -1, NULL),
                                               DT__MEMBER(0, WHOLE, "bytes", dt__part_file, bytes, -1, "[0,inf)"),
-                                              DT__MEMBER(0, CHARS, "sha256", dt__part_file, hash, -1, NULL)};
+                                              DT__MEMBER(0, CHARS, "sha256", dt__part_file, hash, -1, NULL),
+                                              DT__ZERO};
 
 static void dt__manifest_close(dt__manifest *m)
 {
@@ -18886,10 +18885,10 @@ static int dt__manifest_files(dt__manifest *m)
     j->at = m->list;
     for (int64_t count = 0; dt__json_each(j, '[', &count);) {
         dt__part_file *p;
-        if (!DT__RESERVE(m->file, m->files, m->room, m->files + 1, "a list of files"))
+        if (!DT__ONE_MORE(m->file, m->files, m->room, "a list of files"))
             return j->result = DT_E_MEMORY, 0;
         p = &m->file[m->files++];
-        if (!dt__json_options(j, DT__ROWS(dt__part_members), 0, p)) return 0;
+        if (!dt__json_options(j, dt__part_members, 0, p)) return 0;
         if (!*p->name || *p->name == '.' || strchr(p->name, '/') || !*p->hash)
             return dt__json_fail(j, "a file has no name, size or hash: the manifest is of another kind");
     }
@@ -18899,7 +18898,7 @@ static int dt__manifest_files(dt__manifest *m)
 static dt_result dt__manifest_parse(dt__manifest *m)
 {
     dt__json *j = &m->json;
-    if (dt__json_options(j, DT__ROWS(dt__manifest_members), 0, m)) {
+    if (dt__json_options(j, dt__manifest_members, 0, m)) {
         if (m->recipe < 0 || m->shapes < 0 || m->kind < 0 || m->list < 0)
             dt__json_fail(j, "recipe, shapes, kind or files are missing: the file is of another kind");
         else (void)dt__manifest_files(m);
@@ -19003,9 +19002,8 @@ static const dt__option dt__config_members[] = {
     DT__CONFIG(YARN, DOUBLE, "attention_factor", m.rope_scaling.attention, 0, NULL),
     DT__CONFIG(YARN, WORD, "truncate", m.rope_scaling.untruncated, 0, "true,false"),
     DT__CONFIG(YARN, WORD, "mscale", word, 0, "null"),
-    DT__CONFIG(YARN, WORD, "mscale_all_dim", word, 0, "null")};
-
-enum { DT__CONFIG_COUNT = (int)(sizeof dt__config_members / sizeof *dt__config_members) };
+    DT__CONFIG(YARN, WORD, "mscale_all_dim", word, 0, "null"),
+    DT__ZERO};
 
 /* The model_type that has the biases and norms of the model; -1: none. */
 static int dt__config_kind(const dt_model *m)
@@ -19049,21 +19047,21 @@ static void dt__config_text(dt__text *t, const dt_model *model, int64_t sequence
     int llama = model->family == DT_LLAMA;
     dt__config c = DT__ZERO;
     dt_rope_scaling *s = &c.m.rope_scaling;
-    dt__options_preset(DT__ROWS(dt__config_members), model->family, &c);
+    dt__options_preset(dt__config_members, model->family, &c);
     c.m = dt__model_settled(*model), c.type = dt__config_kind(model);
     c.sequence = sequence, c.inner = 4 * c.m.width, c.head = dt__head_width(&c.m);
     c.attention_bias = c.m.o_bias, c.mlp_bias = c.m.mlp_bias, s->attention = dt__rope_attention(s);
     dt__text_add(t, "{\n  \"architectures\": [\"%s\"]", dt__config_classes[c.type]);
-    dt__options_json(t, DT__ROWS(dt__config_members), DT__GROUP_FAMILY, &c);
-    dt__options_json(t, DT__ROWS(dt__config_members), c.m.family, &c);
+    dt__options_json(t, dt__config_members, DT__GROUP_FAMILY, &c);
+    dt__options_json(t, dt__config_members, c.m.family, &c);
     for (int i = 0; i < 3 && !llama; i++)
         dt__text_add(t, ",\n  \"%s_pdrop\": %.9g", i == 0 ? "embd" : i == 1 ? "attn" : "resid", (double)c.m.dropout);
     if (c.m.window) dt__text_add(t, ",\n  \"sliding_window\": %jd", c.m.window);
     if (s->factor > 0.0) {
         DT__PRINT(c.rope_type, "%s", dt__rope_kinds[s->kind]);
         dt__text_add(t, ",\n  \"rope_scaling\": {");
-        dt__options_json(t, DT__ROWS(dt__config_members), DT__GROUP_ROPE, &c);
-        dt__options_json(t, DT__ROWS(dt__config_members), DT__GROUP_LLAMA3 + s->kind, &c);
+        dt__options_json(t, dt__config_members, DT__GROUP_ROPE, &c);
+        dt__options_json(t, dt__config_members, DT__GROUP_LLAMA3 + s->kind, &c);
         dt__text_add(t, "}");
     }
     dt__text_add(t, ",\n  \"bos_token_id\": null,\n  \"eos_token_id\": null,\n  \"torch_dtype\": \"float32\"\n}\n");
@@ -19075,7 +19073,7 @@ static void dt__config_rope(dt__json *j, int64_t place, dt__config *c)
     dt_rope_scaling *s = &c->m.rope_scaling;
     int kind = 0;
     if (j->result || dt__json_absent(j, place)) return;
-    if (!dt__json_options(j, DT__ROWS(dt__config_members), DT__GROUP_ROPE, c)) return;
+    if (!dt__json_options(j, dt__config_members, DT__GROUP_ROPE, c)) return;
     while (kind < 3 && strcmp(c->rope_type, dt__rope_kinds[kind])) kind++;
     if (kind == 3) {
         memset(s, 0, sizeof *s);
@@ -19088,7 +19086,7 @@ static void dt__config_rope(dt__json *j, int64_t place, dt__config *c)
     if (kind == DT_ROPE_YARN) s->low_freq_factor = 1.0, s->high_freq_factor = 32.0;
     s->original_context = kind == DT_ROPE_LINEAR ? 0 : c->sequence;
     j->at = place;
-    if (!dt__json_options(j, DT__ROWS(dt__config_members), DT__GROUP_LLAMA3 + kind, c)) return;
+    if (!dt__json_options(j, dt__config_members, DT__GROUP_LLAMA3 + kind, c)) return;
     if (kind != DT_ROPE_LINEAR && !dt__json_absent(j, c->original)) (void)dt__json_number(j, &s->original_context);
     if (!dt__rope_scales(s))
         dt__json_fail(j, "factor is 1 or more, the frequency to divide below that to keep, and there are original "
@@ -19112,11 +19110,11 @@ static int64_t dt__config_window(dt__json *j, const dt__config *c)
 static void dt__config_read(dt__json *j, dt__config *c)
 {
     dt_model *m = &c->m;
-    if (!dt__json_options(j, DT__ROWS(dt__config_members), DT__GROUP_FAMILY, c)) return;
+    if (!dt__json_options(j, dt__config_members, DT__GROUP_FAMILY, c)) return;
     m->family = c->type != DT__TYPE_GPT2;
-    dt__options_preset(DT__ROWS(dt__config_members), m->family, c);
+    dt__options_preset(dt__config_members, m->family, c);
     j->at = 0;
-    if (!dt__json_options(j, DT__ROWS(dt__config_members), m->family, c)) return;
+    if (!dt__json_options(j, dt__config_members, m->family, c)) return;
     if (m->family == DT_GPT2 && c->inner && c->inner != 4 * m->width)
         dt__json_fail(j, "n_inner is not 4 n_embd: such models are not supported, choose another model");
     if (m->family == DT_GPT2) return;
@@ -19273,7 +19271,7 @@ static dt_result dt__parameters_check(const char *function, const dt_parameter *
 
 DT_API dt_result dt_parameters_save(const char *path, const dt_parameter *list, int64_t count)
 {
-    if (dt__refused("path list/", path, list, count)) return DT_E_USAGE;
+    DT__REQUIRE("path list/", path, list, count);
     dt__tensor_file w;
     dt_result r = dt__parameters_check(__func__, list, count, 0);
     if (r) return r;
@@ -19301,7 +19299,7 @@ static dt_result dt__parameter_read(const dt__tensors *t, const dt__stored *s, c
 
 DT_API dt_result dt_parameters_load(const char *path, const dt_parameter *list, int64_t count)
 {
-    if (dt__refused("path list/", path, list, count)) return DT_E_USAGE;
+    DT__REQUIRE("path list/", path, list, count);
     const dt__kernels *k;
     dt__tensors t = DT__ZERO;
     dt__stored *s;
@@ -19355,10 +19353,10 @@ static dt_result dt__optimizer_state(dt_optimizer *o, const dt_parameter *list, 
 DT_API dt_result dt_optimizer_open(dt_optimizer **optimizer, const dt_recipe *recipe, const dt_parameter *list,
                                    int64_t count)
 {
-    if (dt__refused("o! recipe list/", optimizer, recipe, list, count)) return DT_E_USAGE;
+    DT__REQUIRE("o! recipe list/", optimizer, recipe, list, count);
     dt_optimizer *o = *optimizer = DT__NEW(dt_optimizer, 1, "an optimizer");
     int64_t floats = 0;
-    dt_result r = o ? dt__options_check(DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe) : DT_E_MEMORY;
+    dt_result r = o ? dt__options_check(dt__options, DT__GROUP_RECIPE, recipe) : DT_E_MEMORY;
     if (!r) r = dt__parameters_check(__func__, list, count, 1);
     for (int64_t i = 0; i < count && !r; i++) floats += dt__round_up(dt_shape_count(list[i].shape), 16);
     if (!r) {
@@ -19406,8 +19404,8 @@ static dt_result dt__optimizer_seek(dt_optimizer *o)
 
 DT_API dt_result dt_optimizer_step(dt_optimizer *o, dt_comm *c, dt_step_info *info)
 {
-    if (dt__refused("o", o)) return DT_E_USAGE;
-    float squares = 0.0f, share = c ? 1.0f / (float)dt_comm_size(c) : 1.0f, rate;
+    DT__REQUIRE("o", o);
+    float squares = 0.0f, share = c ? 1.0f / (float)c->size : 1.0f, rate;
     dt__update u[2];
     dt_result r = DT_OK;
     unsigned saved = dt__fp_enter();
@@ -19471,7 +19469,7 @@ static int dt__mesh_order(const char *order, int axis[DT_AXES])
 
 DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m)
 {
-    if (dt__refused("l m", l, m)) return DT_E_USAGE;
+    DT__REQUIRE("l m", l, m);
     if (rank < 0 || rank >= ranks) return dt__misuse("rank %d of %d ranks: count ranks from 0", rank, ranks);
     int axis[DT_AXES], stride = 1;
     dt_result r = dt__check_divides("tp", l->tp, ranks, "rank");
@@ -19497,7 +19495,7 @@ DT_API dt_result dt_mesh_of(const dt_layout *l, int ranks, int rank, dt_mesh *m)
 static int dt__mesh_crosses(const dt_mesh *m, const dt_comm *c)
 {
     int stride = m->stride[DT_AXIS_TENSOR], size = m->size[DT_AXIS_TENSOR];
-    for (int rank = 0; rank + stride < dt_comm_size(c); rank++)
+    for (int rank = 0; rank + stride < c->size; rank++)
         if (rank / stride % size + 1 < size && dt_comm_node(c, rank) != dt_comm_node(c, rank + stride)) return 1;
     return 0;
 }
@@ -19528,7 +19526,7 @@ static double dt__partition_under(const double *sum, int64_t n, int64_t parts, d
 
 DT_API dt_result dt_partition(const double *costs, int64_t n, int64_t parts, int64_t *begin)
 {
-    if (dt__refused("costs begin", costs, begin)) return DT_E_USAGE;
+    DT__REQUIRE("costs begin", costs, begin);
     double *best, *sum, most = 0.0;
     int32_t *cut;
     dt_result r = DT_OK;
@@ -19671,7 +19669,7 @@ static int dt__bucket_piece(const dt__store *s, int32_t b, int rank)
 static dt__bucket *dt__store_bucket(dt__store *s, int32_t tied, int64_t copies)
 {
     dt__bucket *b;
-    if (!DT__RESERVE(s->bucket, s->buckets, s->room, s->buckets + 1, "the layout")) return NULL;
+    if (!DT__ONE_MORE(s->bucket, s->buckets, s->room, "the layout")) return NULL;
     b = &s->bucket[s->buckets++];
     memset(b, 0, sizeof *b);
     b->slot = s->slot_floats, b->total = s->total_floats, b->param = s->param_floats;
@@ -20113,7 +20111,7 @@ static dt_result dt__layout_partition(dt_plan *plan)
     cost = (double *)dt__alloc(8 * n + 8 * (runs + 1), "the partition");
     plan->chunks = DT__NEW(dt__chunk, plan->shape.pipe.chunks, "the partition");
     if (!cost || !plan->chunks) return dt__free(cost), DT_E_MEMORY;
-    begin = (int64_t *)(void *)(cost + n);
+    begin = (int64_t *)(cost + n);
     for (int64_t s = 0; s < n; s++) {
         const dt__segment_plan *p = plan->net.segments[s].plan;
         double weights = 0.0;
@@ -20186,7 +20184,7 @@ static dt_result dt__layout_parts(dt_plan *plan, int from, int ranks)
     int64_t bytes = (64 * (int64_t)sizeof *plan->parts + (int64_t)sizeof *plan->part_count) * ranks;
     dt__part *part = plan->parts = (dt__part *)dt__alloc(bytes, "the reduction plan");
     dt__stack s;
-    plan->part_count = (int *)(void *)(part + 64 * ranks);
+    plan->part_count = (int *)(part + 64 * ranks);
     if (!part) return DT_E_MEMORY;
     for (int rank = 0; rank < ranks; rank++) {
         dt__run_of(plan->recipe->data_shards, plan->mesh.size[DT_AXIS_DATA], from + rank, &lo, &hi);
@@ -20215,7 +20213,7 @@ static dt_result dt__layout_reduction(dt_plan *plan, int group)
     r = dt__layout_parts(plan, group > 1 ? d / group * group : 0, ranks);
     if (r || ((group == 1 || group == dp) && (plan->layout->ep == 1 || plan->layout->ep == dp))) return r;
     plan->replica_parts = (dt__part *)dt__alloc((int64_t)(sizeof(dt__part) + sizeof(int)) * dp, "the reduction plan");
-    plan->replica_count = (int *)(void *)(plan->replica_parts + dp);
+    plan->replica_count = (int *)(plan->replica_parts + dp);
     if (!plan->replica_parts) return DT_E_MEMORY;
     for (int i = 0; i < dp; i++) {
         dt__part *part = &plan->replica_parts[i];
@@ -20402,8 +20400,8 @@ static dt_result dt__recipe_settle(dt_recipe *r, const dt_layout *l)
     dt_result result;
     if (!r->micro_batch) r->micro_batch = r->batch;
     if (r->dropout > 0.0f) r->model.dropout = r->dropout;
-    result = dt__options_check(DT__ROWS(dt__options), DT__GROUP_RECIPE, r);
-    if (!result) result = dt__options_check(DT__ROWS(dt__options), DT__GROUP_LAYOUT, l);
+    result = dt__options_check(dt__options, DT__GROUP_RECIPE, r);
+    if (!result) result = dt__options_check(dt__options, DT__GROUP_LAYOUT, l);
     return result ? result : dt__check_model(&r->model);
 }
 
@@ -20514,7 +20512,7 @@ static dt_instr *dt__emit(dt__making *m, int op, int32_t segment, int32_t bucket
 {
     dt__program *p = m->p;
     dt_instr *i;
-    if (!DT__RESERVE(p->list, p->count, p->room, p->count + 1, "the step program"))
+    if (!DT__ONE_MORE(p->list, p->count, p->room, "the step program"))
         return m->result = DT_E_MEMORY, &m->lost;
     i = &p->list[p->count++];
     memset(i, 0, sizeof *i);
@@ -20702,7 +20700,7 @@ static dt_result dt__program_open(dt_plan *plan)
     const dt__shape_of_work *s = &plan->shape;
     const int64_t works = dt__pipe_length(&s->pipe);
     dt__work *work = (dt__work *)dt__alloc((int64_t)sizeof *work * works + 8 * s->pipe.chunks, "the step program");
-    int32_t *slot = (int32_t *)(void *)(work + works);
+    int32_t *slot = (int32_t *)(work + works);
     dt__making m = DT__ZERO;
     m.plan = plan, m.p = &plan->program, m.s = s;
     if (!work) return DT_E_MEMORY;
@@ -20964,7 +20962,7 @@ static dt_result dt__check_source(const dt_recipe *r)
 
 DT_API dt_result dt_plan_open(dt_plan **plan, const dt_recipe *recipe, const dt_layout *layout, int ranks, int rank)
 {
-    if (dt__refused("plan! recipe layout", plan, recipe, layout)) return DT_E_USAGE;
+    DT__REQUIRE("plan! recipe layout", plan, recipe, layout);
     dt_plan *p = *plan = DT__NEW(dt_plan, 1, "a plan");
     const dt__kernels *k = NULL;
     dt_result r = p ? dt__choose_kernels(&k) : DT_E_MEMORY;
@@ -21090,7 +21088,7 @@ static void dt__engine_within(dt__engine *e, double start)
     e->seconds_sending += seconds;
     e->seconds_within += seconds;
     e->seconds_working -= seconds;
-    if (!e->when || !DT__RESERVE(e->inner, e->inners, e->inner_room, e->inners + 1, "events")) return;
+    if (!e->when || !DT__ONE_MORE(e->inner, e->inners, e->inner_room, "events")) return;
     e->inner[e->inners][0] = start, e->inner[e->inners++][1] = start + seconds;
 }
 
@@ -21111,7 +21109,7 @@ static void dt__engine_combine(void *user, int kind, float *to, const float *fro
     dt__engine *e = (dt__engine *)user;
     dt_result *r = &e->exchanged;
     double start = dt__now();
-    int64_t ranks = dt_comm_size(e->tensor);
+    int64_t ranks = e->tensor->size;
     if (*r) return;
     if (kind == DT__TP_GATHER) {
         *r = dt_all_gather(e->tensor, dt__comm_in(e->k, from, count), dt__comm_in(e->k, to, 0), count);
@@ -21134,7 +21132,7 @@ static void dt__engine_exchange(void *user, float *to, const int32_t *take, cons
     dt__engine *e = (dt__engine *)user;
     dt_result *r = &e->exchanged;
     double start = dt__now();
-    int64_t last = dt_comm_size(e->expert) * bins;
+    int64_t last = e->expert->size * bins;
     if (!*r)
         *r = dt__all_to_all_rows(e->expert, e->stage, dt__comm_in(e->k, to, 0), take,
                                  dt__comm_in(e->k, from, give[last] * width), give, bins, width);
@@ -21283,7 +21281,7 @@ static dt_result dt__engine_allocate(dt__engine *e)
 
 static dt_result dt__engine_begin(dt__engine *e)
 {
-    e->p.ranks = dt_comm_size(e->comm), e->p.rank = dt_comm_rank(e->comm);
+    e->p.ranks = e->comm->size, e->p.rank = e->comm->rank;
     e->p.spare = (double)dt__engine_threads(e->p.layout, e->comm) + 1e-6 < dt__comm_cores(e->comm);
     return dt__layout_begin(&e->p);
 }
@@ -21389,10 +21387,10 @@ static void dt__engine_watch(dt__engine *e, int64_t q, int slot, float *auxiliar
             *sum = dt__fmaf(n->f, value[l], *sum);
         }
         if (n->op != DT__OP_MOE_ROUTE) continue;
-        value = (const float *)(const void *)dt__route_at(n, dt__where(seg->plan, &b, id)).asked;
+        value = (const float *)dt__route_at(n, dt__where(seg->plan, &b, id)).asked;
         value = dt__engine_read(e, value, dt__table_bins(n));
         for (int64_t i = 0; value && i < dt__table_bins(n); i++)
-            asked[i % n->i[0]] += (float)((const int32_t *)(const void *)value)[i];
+            asked[i % n->i[0]] += (float)((const int32_t *)value)[i];
         asked += n->i[0];
     }
 }
@@ -21552,8 +21550,8 @@ static dt_result dt__engine_sum(dt__engine *e, dt_comm *c, const dt__part *parts
 {
     const dt__part *own = parts;
     dt_result r;
-    for (int p = 0; p < dt_comm_rank(c); p++) own += counts[p];
-    for (int j = 0; j < counts[dt_comm_rank(c)]; j++) dt__comm_in(e->k, e->sets + own[j].offset + begin, floats);
+    for (int p = 0; p < c->rank; p++) own += counts[p];
+    for (int j = 0; j < counts[c->rank]; j++) dt__comm_in(e->k, e->sets + own[j].offset + begin, floats);
     r = dt__reduce_parts(c, dt__comm_in(e->k, e->sets, 0), parts, counts, begin, floats, cuts);
     return dt__comm_out(e->k, e->sets + own->offset + begin, floats), r;
 }
@@ -21605,8 +21603,8 @@ static int dt__bucket_spans(const dt__store *s, int32_t bucket, int64_t at, int6
 /* Counts what a rank sends to the others of its group; between nodes, the collective counts. */
 static void dt__engine_count(dt_comm *group, int64_t floats)
 {
-    for (int p = 0; group && group->nodes == 1 && p < dt_comm_size(group); p++)
-        if (p != dt_comm_rank(group)) dt__count_sent(group, p, floats);
+    for (int p = 0; group && group->nodes == 1 && p < group->size; p++)
+        if (p != group->rank) dt__count_sent(group, p, floats);
 }
 
 /* Gathers pieces of parameters from the ranks of the group, or from this rank's own memory without one. */
@@ -21615,7 +21613,7 @@ static dt_result dt__engine_collect(dt__engine *e, dt_comm *group, float *array,
     dt_result r = DT_OK;
     for (int i = 0; i < pieces; i++)
         if (!group) dt__mem_copy(e->k, NULL, out + e->spans[i].to, array + e->spans[i].from, e->spans[i].count);
-        else if (e->spans[i].rank == dt_comm_rank(group))
+        else if (e->spans[i].rank == group->rank)
             dt__comm_in(e->k, array + e->spans[i].from, e->spans[i].count);
     if (group)
         r = dt__gather_extents(group, dt__comm_in(e->k, array, 0), reach, e->spans, pieces, dt__comm_in(e->k, out, 0));
@@ -21643,7 +21641,7 @@ static dt_result dt__engine_gather(dt__engine *e, const dt_instr *i)
                                   dt__round_up(p->count, DT__BLOCK), seg->window[k], 0, e->spans + n);
         }
         for (int k = 0; seg && group && k < n; k++)
-            if (e->spans[k].rank == dt_comm_rank(group)) dt__engine_count(group, e->spans[k].count);
+            if (e->spans[k].rank == group->rank) dt__engine_count(group, e->spans[k].count);
         if (n) r = dt__engine_collect(e, group, from, b ? s->param_floats : s->most_params, n, to);
     }
     return r;
@@ -21849,7 +21847,7 @@ static dt_result dt__engine_abandon(dt__engine *e, dt_result r)
     if (!e->queue.running) return r;
     for (int i = 0; i < e->owned_count && dt__queue_pending(&e->queue, e->queue.asked) && job; i++)
         if (e->owned[i]->stream && !DT__LOAD(&job->fault) && DT__LOAD(&job->stop) != 2)
-            dt__blame(dt__fault_of(e->owned[i]), DT__FAULT_LEFT, DT__FAR | dt_comm_rank(e->comm));
+            dt__blame(dt__fault_of(e->owned[i]), DT__FAULT_LEFT, DT__FAR | e->comm->rank);
     (void)dt__engine_wait(e);
     return dt__thread = before, r;
 }
@@ -21900,7 +21898,7 @@ static dt_result dt__engine_step(dt__engine *e, dt__load_fn load, void *owner)
 {
     unsigned saved = dt__fp_enter();
     dt_result r;
-    memset(e->shard_loss, 0, 4 * (size_t)((e->p.hi - e->p.lo) * dt__layout_leaves(&e->p) * (1 + e->p.net.count)));
+    dt__fill(e->shard_loss, 0.0f, (e->p.hi - e->p.lo) * dt__layout_leaves(&e->p) * (1 + e->p.net.count));
     for (int64_t i = 0; i < e->p.net.routed; i++) e->asked[i] = 0.0f;
     dt__engine_reading(e, 0);
     e->inners = 0, e->env.loss_scale = (float)e->powers.scale;
@@ -21948,7 +21946,7 @@ static const dt__option dt__launch_options[] = {
     DT__LAUNCH("max-restarts", "N", WHOLE, restarts, 0, "[0,1000000]",
                "*restart after a failure, up to N times without a new checkpoint"),
     DT__LAUNCH("elastic", "MIN:MAX", TEXT, elastic, 0, NULL, "restart without lost ranks, as long as MIN are left"),
-};
+    DT__ZERO};
 
 static dt_result dt__launch_settle(dt__launch_plan *plan)
 {
@@ -21982,7 +21980,7 @@ static dt_result dt__launch_parse(dt__launch_plan *plan, int *argc, char **argv)
     for (; i < *argc && strcmp(argv[i], "--") && !r; i++) {
         const dt__option *o = NULL;
         if (!strncmp(argv[i], "--", 2))
-            o = dt__option_find(DT__ROWS(dt__launch_options), argv[i] + 2, strcspn(argv[i] + 2, "="));
+            o = dt__option_find(dt__launch_options, argv[i] + 2, strcspn(argv[i] + 2, "="));
         help = help || !strncmp(argv[i], "--help", 6) || !strcmp(argv[i], "-h") || !strcmp(argv[i], "--version");
         if (!o) argv[kept++] = argv[i];
         else if (strchr(argv[i], '=')) r = dt__option_set(o, strchr(argv[i], '=') + 1, plan);
@@ -22005,8 +22003,8 @@ static void dt__setenv_number(const char *name, double value)
 
 static int dt__environment_int(const char *name, int otherwise)
 {
-    const char *text = getenv(name);
-    return text && *text ? atoi(text) : otherwise;
+    const char *text = dt__environment(name);
+    return text ? atoi(text) : otherwise;
 }
 
 /* ---- what ranks of both kinds share with the supervisor ---- */
@@ -22088,7 +22086,7 @@ static void dt__supervise_announce(dt__supervisor *s)
     if (pid) DT__PRINT(who, "rank %d (pid %d)", rank, pid), what = strchr(text + 5, ' ');
     if (s->alive) DT__PRINT(rest, "; stopping the rest (%d)", s->alive);
     usage = !(fault & DT__FAR) && dt__job_rank(s->job, rank)->gone == (DT__GONE | 2u << 8); /* it said why */
-    if (!usage) fprintf(stderr, "dtrain: %s%s%s\n", who, what, rest); /* one write: ranks print, too */
+    if (!usage) DT__REPORT("%s%s%s\n", who, what, rest);
     s->announced = 1;
     s->deadline = dt__now() + 2;
 }
@@ -22108,7 +22106,7 @@ static void dt__supervise_signal(dt__supervisor *s, int sig)
     s->pressing = patience < 8 ? patience / 4 : 2;
     patience -= 2 * s->pressing;
     DT__PRINT(rest, "; waiting up to %.0f s for %d ranks", patience, s->alive);
-    fprintf(stderr, "dtrain: stopped by signal %d%s\n", sig, s->alive ? rest : "");
+    DT__REPORT("stopped by signal %d%s\n", sig, s->alive ? rest : "");
     s->deadline = dt__now() + patience;
 }
 
@@ -22123,8 +22121,8 @@ static void dt__supervise_late(dt__supervisor *s)
     for (int r = 0; r < s->job->size; r++) /* it may have been waiting, too */
         if (dt__job_rank(s->job, r)->stopped && !dt__job_rank(s->job, r)->gone) rank = r;
     if (step >= 0) DT__PRINT(left, "the newest checkpoint is of step %jd", step);
-    if (rank == DT__RANKS_MAX) fprintf(stderr, "dtrain: %d ranks have not stopped; %s\n", s->alive, left);
-    else fprintf(stderr, "dtrain: rank %d (pid %d) has not stopped, %d in all; %s\n", rank,
+    if (rank == DT__RANKS_MAX) DT__REPORT("%d ranks have not stopped; %s\n", s->alive, left);
+    else DT__REPORT("rank %d (pid %d) has not stopped, %d in all; %s\n", rank,
                  dt__job_rank(s->job, rank)->pid, s->alive, left);
 }
 
@@ -22237,7 +22235,7 @@ static void dt__claim_cores(dt__supervisor *s)
     for (int i = 0; i < 8 * bytes; i++) {
         int fd = s->may[i / 8] >> i % 8 & 1 ? socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0) : -1;
         snprintf(name.sun_path + 1, 32, "dtrain.core.%d", i);
-        if (fd >= 0 && !bind(fd, (struct sockaddr *)(void *)&name, sizeof name)) s->core[s->cores++] = i;
+        if (fd >= 0 && !bind(fd, (struct sockaddr *)&name, sizeof name)) s->core[s->cores++] = i;
         else if (fd >= 0) close(fd);
     }
 }
@@ -22313,9 +22311,9 @@ static int dt__supervise_shrink(dt__supervisor *s)
     while (use && dt__job_rank(s->job, use - 1)->unfit) use--;
     if (use < left && use >= s->plan.fewest) DT__PRINT(part, ": the layout cannot use all %d that are left", left);
     else if (use < left) DT__PRINT(part, ", of which the layout can use %d", use);
-    if (use >= s->plan.fewest) fprintf(stderr, "dtrain: going on with %d of %d ranks%s\n", use, ranks, part);
+    if (use >= s->plan.fewest) DT__REPORT("going on with %d of %d ranks%s\n", use, ranks, part);
     else
-        fprintf(stderr, "dtrain: %d of %d ranks are left%s: too few for --elastic %d:%d\n", left, ranks, part,
+        DT__REPORT("%d of %d ranks are left%s: too few for --elastic %d:%d\n", left, ranks, part,
                 s->plan.fewest, s->plan.most);
     s->plan.ranks = use;
     return use >= s->plan.fewest;
@@ -22343,7 +22341,7 @@ static int dt__supervise_again(dt__supervisor *s)
         return 0;
     if (s->job->progress > s->progress) s->progress = s->job->progress, s->idle = 0;
     if (s->idle == s->plan.restarts) {
-        fprintf(stderr, "dtrain: %d restarts without a new checkpoint: giving up; fix the cause, or save more "
+        DT__REPORT("%d restarts without a new checkpoint: giving up; fix the cause, or save more "
                 "often\n", s->idle);
         return 0;
     }
@@ -22511,7 +22509,7 @@ static dt_result dt__join(dt_comm **c, dt__link *f)
     double timeout = 0;
     const int64_t each = (int64_t)(sizeof(dt__address) + sizeof(int));
     dt__address *address = (dt__address *)dt__alloc(f->size * each, "the addresses of ranks");
-    int *node = (int *)(void *)(address + f->size), fd = -1, place = 0, nodes = 0;
+    int *node = (int *)(address + f->size), fd = -1, place = 0, nodes = 0;
     dt_comm *near = NULL;
     dt__job *job = NULL;
     dt_result r = address ? dt__environment_timeout(&timeout) : DT_E_MEMORY;
@@ -22625,7 +22623,7 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
     }
     if (r) { /* the ranks that did start must not wait for the others */
         DT__STORE(&s.job->stop, 2);
-        fprintf(stderr, "dtrain: %s\n", dt_last_error());
+        DT__REPORT("%s\n", dt_last_error());
         s.status = dt_exit_code(r) << 8;
         s.announced = 1;
         s.deadline = dt__now() + 2;
@@ -22634,7 +22632,7 @@ static dt_result dt__launch_threads(const dt__launch_plan *plan, int argc, char 
     dt__supervise_announce(&s);
     status = dt__supervise_status(&s);
     if (s.alive) {
-        fprintf(stderr, "dtrain: %d rank threads did not end\n", s.alive);
+        DT__REPORT("%d rank threads did not end\n", s.alive);
         fflush(NULL);
         _exit(status);
     }
@@ -22655,12 +22653,12 @@ static void dt__help_row(dt__text *t, const char *name, const char *argument, co
 }
 
 /* own: bit 0: the model is the program's, bit 1: so is the source of samples. */
-static void dt__help_group(dt__text *t, int all, const char *title, const dt__option *list, int count, int of,
+static void dt__help_group(dt__text *t, int all, const char *title, const dt__option *list, int of,
                            const void *group, int own)
 {
     char text[PATH_MAX + 512], value[PATH_MAX];
     if (!all) dt__text_add(t, "\n%s\n", title);
-    for (const dt__option *o = list; o < list + count; o++) {
+    for (const dt__option *o = list; o->name; o++) {
         int word = o->kind == DT__KIND_WORD;
         const char *help = o->help + (*o->help == '*'), *bar = strchr(help, '|');
         DT__PRINT(text, " %s ", o->name);
@@ -22680,8 +22678,8 @@ static void dt__help_group(dt__text *t, int all, const char *title, const dt__op
 static dt_result dt__help_end(dt__text *t, int all, int own)
 {
     dt__launch_plan asked = DT__ZERO;
-    dt__options_preset(DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked);
-    dt__help_group(t, all, "Launcher", DT__ROWS(dt__launch_options), DT__GROUP_LAUNCH, &asked, own);
+    dt__options_preset(dt__launch_options, DT__GROUP_LAUNCH, &asked);
+    dt__help_group(t, all, "Launcher", dt__launch_options, DT__GROUP_LAUNCH, &asked, own);
     if (!t->failed) fputs(t->at, stdout);
     dt__free(t->at);
     return dt__error(t->failed ? DT_E_MEMORY : DT_E_HELP, "help was printed");
@@ -22727,7 +22725,7 @@ static dt_result dt__check_foreign(dt__world *w)
 
 DT_API dt_result dt_launch(int *argc, char ***argv)
 {
-    if (dt__refused("argc argv", argc, argv)) return DT_E_USAGE;
+    DT__REQUIRE("argc argv", argc, argv);
     dt__launch_plan plan = DT__ZERO;
     dt__world world;
     double timeout;
@@ -22786,7 +22784,7 @@ static dt_result dt__comm_connect(dt_comm **c, int *argc, char ***argv, dt__worl
 
 DT_API dt_result dt_comm_open(dt_comm **c, int *argc, char ***argv)
 {
-    if (dt__refused("c!", c)) return DT_E_USAGE;
+    DT__REQUIRE("c!", c);
     dt__world w;
     dt_result r = dt__comm_connect(c, argc, argv, &w);
     if (r) return r;
@@ -22795,7 +22793,7 @@ DT_API dt_result dt_comm_open(dt_comm **c, int *argc, char ***argv)
     if (w.kind == DT__WORLD_ALONE) w.local_rank = w.rank, w.local_size = w.size, w.hosts = 1;
     dt__world_describe(&w);
     if (w.everywhere)
-        fprintf(stderr, "dtrain: rank 0 listened on all interfaces, port %d: %s is not an address of its host\n",
+        DT__REPORT("rank 0 listened on all interfaces, port %d: %s is not an address of its host\n",
                 w.port, w.address);
     dt__world_copy((*c)->launcher, sizeof (*c)->launcher, w.line);
     return DT_OK;
@@ -22881,10 +22879,9 @@ static dt_result dt__option_unknown(const char *text, int length, int dashes)
     char name[48];
     const char *nearest = "help";
     const dt__option *const list[] = {dt__options, dt__launch_options};
-    const size_t options[] = {sizeof dt__options, sizeof dt__launch_options};
     int best;
     DT__PRINT(name, "%.*s", length, text);
-    if (dashes > 1 && dt__option_find(DT__ROWS(dt__launch_options), text, (size_t)length))
+    if (dashes > 1 && dt__option_find(dt__launch_options, text, (size_t)length))
         return dt__misuse("--%s starts ranks, but the program has not called dt_launch: call it first in main", name);
     for (size_t i = 0; dashes > 1 && i < sizeof dt__probes / sizeof *dt__probes; i++)
         if (!strcmp(name, dt__probes[i][0]))
@@ -22892,7 +22889,7 @@ static dt_result dt__option_unknown(const char *text, int length, int dashes)
                               "&layout, &probe) before dt_args", name, dt__probes[i][1], dt__probes[i][1]);
     best = dt__distance(name, nearest);
     for (int k = 0; k < 2; k++)
-        for (const dt__option *o = list[k]; o < list[k] + options[k] / sizeof *o; o++) {
+        for (const dt__option *o = list[k]; o->name; o++) {
             int d = dt__distance(name, o->name);
             if (d < best) best = d, nearest = o->name;
         }
@@ -22910,8 +22907,8 @@ static dt_result dt__help(const char *program, const char *which, const dt_recip
     dt__text_add(&t, "Usage: %s [OPTION]...\nTrains %s. The recipe decides the bits, the layout where and when.\n"
                  "The default is in brackets.%s\n", program, own & 1 ? "the program's model" : "a GPT-2 or a Llama",
                  which ? "" : " These are the most common options; --help all lists every option.");
-    dt__help_group(&t, !!which, "Recipe", DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe, own);
-    dt__help_group(&t, !!which, "Layout", DT__ROWS(dt__options), DT__GROUP_LAYOUT, layout, own);
+    dt__help_group(&t, !!which, "Recipe", dt__options, DT__GROUP_RECIPE, recipe, own);
+    dt__help_group(&t, !!which, "Layout", dt__options, DT__GROUP_LAYOUT, layout, own);
     for (int i = 0; which && (o = dt__probe_option(layout, i)) != NULL; i++) {
         if (!i) dt__text_add(&t, "\nProbes: headers beside dtrain.h\n");
         dt__help_row(&t, o->name, o->argument, o->help);
@@ -22934,7 +22931,7 @@ static dt_result dt__model_named(const char *name, dt_model *model)
 
 DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *layout)
 {
-    if (dt__refused("argc argv recipe layout", argc, argv, recipe, layout)) return DT_E_USAGE;
+    DT__REQUIRE("argc argv recipe layout", argc, argv, recipe, layout);
     char **arg = *argv;
     int kept = 1, given = recipe->sequence != dt_recipe_default().sequence;
     int64_t positions;
@@ -22963,7 +22960,7 @@ DT_API dt_result dt_args(int *argc, char ***argv, dt_recipe *recipe, dt_layout *
             arg[kept++] = arg[i];
             continue;
         }
-        o = dt__option_find(DT__ROWS(dt__options), name, (size_t)length);
+        o = dt__option_find(dt__options, name, (size_t)length);
         for (int k = 0; (p = dt__probe_option(layout, k)) != NULL; k++)
             if (strlen(p->name) == (size_t)length && !strncmp(p->name, name, (size_t)length)) break;
         if (!o && !p) return dt__option_unknown(name, length, 2);
@@ -23141,7 +23138,7 @@ DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, 
 
 DT_API dt_result dt_trainer_gradient(dt_trainer *t, const char *name, float *values)
 {
-    if (dt__refused("t name values", t, name, values)) return DT_E_USAGE;
+    DT__REQUIRE("t name values", t, name, values);
     int32_t at = dt__net_find(&t->e.p.net, name);
     dt_result r = dt__engine_wait(&t->e);
     const dt__net_param *p = at < 0 ? NULL : &t->e.p.net.params[at];
@@ -23175,7 +23172,7 @@ DT_API int dt_trainer_event(const dt_trainer *t, int64_t index, double *when)
 
 DT_API dt_result dt_trainer_experts(dt_trainer *t, int64_t index, float *counts)
 {
-    if (dt__refused("t counts", t, counts)) return DT_E_USAGE;
+    DT__REQUIRE("t counts", t, counts);
     const dt__net *net = &t->e.p.net;
     const float *asked = t->e.asked;
     int64_t left = index;
@@ -23346,7 +23343,7 @@ static void dt__trainer_load(void *owner, int64_t shard, int64_t micro)
     int64_t row = ((shard - e->p.lo) * e->p.micros + micro) * e->p.rows, step = e->step;
     dt__engine_samples(e, t->loader.input + row * t->feed.is.inputs, t->loader.target + row * t->feed.is.targets);
     int64_t streams = e->p.rows * dt__layout_leaves(&e->p);
-    dt__rng *rng = (dt__rng *)(void *)dt__host(e->k, e->env.rng);
+    dt__rng *rng = (dt__rng *)dt__host(e->k, e->env.rng);
     for (int64_t i = 0; i < streams; i++)
         rng[i] = dt__rng_make((uint64_t)t->recipe.seed, DT__RNG_DROPOUT,
                               (uint32_t)dt__loader_place(t, step, row + i % e->p.rows), (uint32_t)step, 0);
@@ -23421,10 +23418,10 @@ static dt_result dt__check_memory(dt_trainer *t, int allocated)
 {
     enum { LINES = (int)(sizeof(dt_memory) / 8), TOTAL = 6 };
     int64_t free_bytes = dt__memory_available(), limit, all = 0, most = 0, line[LINES], largest[LINES];
-    int ranks = dt_comm_size(t->comm), who = 0, which = 0;
+    int ranks = t->comm->size, who = 0, which = 0;
     dt_result r = dt__memory_limit(&limit);
     t->planned = dt__memory_of(t->row, t->rows);
-    if (!r) r = dt_all_gather(t->comm, (const float *)(const void *)&t->planned, t->counts, 2 * LINES);
+    if (!r) r = dt_all_gather(t->comm, (const float *)&t->planned, t->counts, 2 * LINES);
     if (r) return r;
     for (int rank = 0; rank < ranks; rank++) {
         memcpy(line, t->counts + 2 * LINES * rank, sizeof line);
@@ -23482,11 +23479,11 @@ static dt_result dt__check_gpus(dt_trainer *t)
         char id[16];
     } own = DT__ZERO, *all;
     dt__device *d = t->e.k->device;
-    int ranks = dt_comm_size(t->comm);
+    int ranks = t->comm->size;
     dt_result r;
     if (d && d->room) own.has = d->room(d, own.id), own.needs = dt__gpu_needs(t);
     if (!(all = DT__NEW(struct gpu, ranks, "the GPUs of all ranks"))) return DT_E_MEMORY;
-    r = dt_all_gather(t->comm, (const float *)(const void *)&own, (float *)(void *)all, (int64_t)sizeof own / 4);
+    r = dt_all_gather(t->comm, (const float *)&own, (float *)all, (int64_t)sizeof own / 4);
     for (int p = 0; p < ranks && !r; p++) {
         int64_t needed = 0, sharing = 0;
         for (int q = 0; q < ranks; q++)
@@ -23594,7 +23591,7 @@ static dt_result dt__generator_allocate(dt__generator *d, const dt__kernels *k, 
     if (!d->memory) return DT_E_MEMORY;
     if (d->net[DT__ONE].count) d->cache = d->memory + d->memory_floats;
     d->weight = d->block + floats, d->row = d->weight + vocabulary;
-    d->order = (dt__candidate *)(void *)(d->row + vocabulary);
+    d->order = (dt__candidate *)(d->row + vocabulary);
     return DT_OK;
 }
 
@@ -23654,7 +23651,7 @@ static void dt__trainer_banner(const dt_trainer *t)
     int64_t threads = dt__comm_here(t->comm) * t->pool->workers; /* on this machine, those that compute */
     int64_t positions = dt__max(t->positions, r->sequence + t->more), samples = feed->samples[DT_TRAIN];
     double cores = dt__comm_cores(t->comm) * (double)dt__comm_here(t->comm);
-    int ranks = dt_comm_size(t->comm), nodes = dt_comm_nodes(t->comm), dp = p->mesh.size[DT_AXIS_DATA];
+    int ranks = t->comm->size, nodes = t->comm->nodes, dp = p->mesh.size[DT_AXIS_DATA];
     if (m->segments) printf("model    %jd segments of the program's own", m->segment_count);
     else {
         printf("model    %s, %jd layers, %jd heads", m->family == DT_LLAMA ? "Llama" : "GPT-2", m->layers, m->heads);
@@ -23716,8 +23713,6 @@ static void dt__trainer_banner(const dt_trainer *t)
                t->more ? "; the other rows of its table stay as they are" : "");
     if (t->first)
         printf("resumed  after step %jd of %jd, from %s\n", t->first, r->steps, t->layout.checkpoint.place);
-#ifdef DT_COMPILER
-#endif
     fflush(stdout);
 }
 
@@ -24131,7 +24126,7 @@ static dt_result dt__walk_read(dt__walk *w)
     }
     dt__state_tensor_name(w->of, name, &shape);
     if ((w->result = dt__tensors_fit(w->from, name, &shape, &s)) != DT_OK) return w->result;
-    do if (w->of->is->pad) memset(w->data, 0, 4 * (size_t)w->count);
+    do if (w->of->is->pad) dt__fill(w->data, 0.0f, w->count);
     while (dt__walk_slice(w));
     dt__block_begin(w, w->of->transposed);
     type = &dt__stored_types[s->type], raw = type->bytes == 4 ? w->block : w->other;
@@ -24165,11 +24160,11 @@ static dt_result dt__block_join(dt__walk *w)
     float words[4];
     dt_result r = DT_OK;
     memcpy(words, &w->low, 8), memcpy(words + 2, &w->high, 8);
-    if (dt_comm_rank(comm)) {
+    if (comm->rank) {
         r = dt_send(comm, words, 4, 0);
         return r || w->low >= w->high ? r : dt_send(comm, w->block + w->low, w->high - w->low, 0);
     }
-    for (int rank = 1; rank < dt_comm_size(comm) && !r; rank++) {
+    for (int rank = 1; rank < comm->size && !r; rank++) {
         unsigned char *to = (unsigned char *)w->block, *from = (unsigned char *)w->other;
         r = dt_recv(comm, words, 4, rank);
         memcpy(&w->low, words, 8), memcpy(&w->high, words + 2, 8);
@@ -24188,7 +24183,7 @@ static int dt__walk_run(dt__walk *w)
         const dt__state_tensor *x = w->of;
         if (x && !w->whole && dt__walk_slice(w)) return 1;
         while (x && w->whole && dt__block_next(w)) {
-            memset(w->block, 0, 4 * (size_t)(w->hi - w->lo));
+            dt__fill(w->block, 0.0f, w->hi - w->lo);
             dt__block_copy(w, DT__COPY_IN);
             if (!whole) w->result = dt__block_join(w);
             dt__comm_tick(w->t->comm);
@@ -24219,14 +24214,14 @@ static dt_result dt__trainer_hash(dt_trainer *t)
     dt__free(w.block);
     if (t->recipe.precision == DT_PRECISION_FP16) dt__sha256_add(&sha, scale, sizeof scale);
     dt__sha256_end(&sha, t->hash);
-    if (!r && !whole) r = dt_broadcast(t->comm, (float *)(void *)t->hash, 17, 0);
+    if (!r && !whole) r = dt_broadcast(t->comm, (float *)t->hash, 17, 0);
     t->hashed = r ? -1 : t->e.step;
     return r;
 }
 
 DT_API dt_result dt_trainer_own(dt_trainer *t, const char *name, float *values, int64_t *held)
 {
-    if (dt__refused("t name values held", t, name, values, held)) return DT_E_USAGE;
+    DT__REQUIRE("t name values held", t, name, values, held);
     int32_t i = dt__net_find(&t->e.p.net, name);
     dt__walk w = dt__walk_of(t, i, i + 1, 0);
     dt_result r = dt__engine_wait(&t->e);
@@ -24285,7 +24280,7 @@ static dt_result dt__state_save(dt__walk w, const char *folder, int kind, dt__pa
     dt__walk rest = w;
     dt_result r, other = DT_OK;
     char name[64];
-    DT__PRINT(name, "shard-%03d.safetensors", w.t->comm ? dt_comm_rank(w.t->comm) : 0);
+    DT__PRINT(name, "shard-%03d.safetensors", w.t->comm ? w.t->comm->rank : 0);
     if (kind == DT_SHARDED) return dt__state_write(w, folder, name, DT__STORED_F32, part);
     w.end = rest.next = w.t->e.p.net.param_count;
     r = dt__state_write(w, folder, "model.safetensors", kind == DT_FULL ? DT__STORED_F32 : DT__STORED_BF16, part);
@@ -24346,7 +24341,7 @@ static dt_result dt__net_read(dt__net *net, dt__manifest *m)
 static dt_result dt__manifest_recipe(dt__manifest *m, dt_recipe *recipe)
 {
     m->json.at = m->recipe;
-    (void)dt__json_options(&m->json, DT__ROWS(dt__options), DT__GROUP_RECIPE, recipe);
+    (void)dt__json_options(&m->json, dt__options, DT__GROUP_RECIPE, recipe);
     return m->json.result;
 }
 
@@ -24433,7 +24428,7 @@ DT_API void dt_checkpoint_close(dt_checkpoint **handle)
 
 DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
 {
-    if (dt__refused("c! path", handle, path)) return DT_E_USAGE;
+    DT__REQUIRE("c! path", handle, path);
     dt__checkpoint *c = DT__NEW(dt__checkpoint, 1, "a checkpoint");
     int published = 0;
     dt_result r = c ? dt__weights_find(path, &c->path, &published) : DT_E_MEMORY;
@@ -24450,7 +24445,7 @@ DT_API dt_result dt_checkpoint_open(dt_checkpoint **handle, const char *path)
 
 DT_API dt_result dt_checkpoint_verify(dt_checkpoint *checkpoint)
 {
-    if (dt__refused("c", checkpoint)) return DT_E_USAGE;
+    DT__REQUIRE("c", checkpoint);
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
     dt_result r = DT_OK;
     for (int64_t i = 0; i < c->m.files && !r; i++) r = dt__part_check(c->path.at, &c->m.file[i], NULL);
@@ -24472,17 +24467,17 @@ static dt_result dt__checkpoint_walk(dt__checkpoint *c, int64_t index, int64_t e
 
 DT_API dt_result dt_checkpoint_read(dt_checkpoint *checkpoint, int64_t index, float *values)
 {
-    if (dt__refused("c values", checkpoint, values)) return DT_E_USAGE;
+    DT__REQUIRE("c values", checkpoint, values);
     dt__walk w = DT__ZERO;
     dt_result r = dt__checkpoint_walk((dt__checkpoint *)checkpoint, index, index + 1, &w);
-    for (; !r && dt__walk_run(&w); values += w.count) memcpy(values, w.data, 4 * (size_t)w.count);
+    for (; !r && dt__walk_run(&w); values += w.count) dt__copy(values, w.data, w.count);
     dt__free(w.block);
     return r ? r : w.result;
 }
 
 DT_API dt_result dt_checkpoint_convert(dt_checkpoint *checkpoint, const char *directory, dt_checkpoint_kind kind)
 {
-    if (dt__refused("c directory kind<3", checkpoint, directory, kind)) return DT_E_USAGE;
+    DT__REQUIRE("c directory kind<3", checkpoint, directory, kind);
     dt__checkpoint *c = (dt__checkpoint *)checkpoint;
     dt__part_file *part = DT__NEW(dt__part_file, c->m.files + 3, "a list of files");
     dt__walk w = DT__ZERO;
@@ -24575,15 +24570,15 @@ static dt_result dt__lines_differ(const char *at, const char *own, int rank)
 static dt_result dt__trainer_alike(dt_trainer *t, dt_result r, dt__text *own)
 {
     enum { BYTES = 64 }; /* most of the hash of the lines, and at last whether the rank failed */
-    char mine[BYTES + 1] = "", *all = (char *)(void *)t->counts, *at = NULL;
+    char mine[BYTES + 1] = "", *all = (char *)t->counts, *at = NULL;
     int failed = 0, rank = 0;
     dt_result sent;
     dt__text_add(own, "\n\n\n"); /* floats are sent */
     if (!own->failed) dt__sha256_of(own->at, own->length, mine);
     else if (!r) r = DT_E_MEMORY;
     mine[BYTES - 1] = r != DT_OK;
-    sent = dt_all_gather(t->comm, (float *)(void *)mine, t->counts, BYTES / 4);
-    for (int p = dt_comm_size(t->comm); p-- > 0 && !sent;) {
+    sent = dt_all_gather(t->comm, (float *)mine, t->counts, BYTES / 4);
+    for (int p = t->comm->size; p-- > 0 && !sent;) {
         failed |= all[p * BYTES + BYTES - 1];
         if (memcmp(all, all + p * BYTES, BYTES - 1)) rank = p;
     }
@@ -24593,8 +24588,8 @@ static dt_result dt__trainer_alike(dt_trainer *t, dt_result r, dt__text *own)
         at = (char *)dt__alloc((int64_t)length + 1, "what ranks agree on");
         if (!sent && !at) sent = DT_E_MEMORY;
         if (!sent && dt_trainer_is_root(t)) memcpy(at, own->at, (size_t)own->length);
-        if (!sent) sent = dt_broadcast(t->comm, (float *)(void *)at, (int64_t)length / 4, 0);
-        if (!sent && rank == dt_comm_rank(t->comm) && dt__lines_differ(at, own->at, rank)) r = DT_E_USAGE;
+        if (!sent) sent = dt_broadcast(t->comm, (float *)at, (int64_t)length / 4, 0);
+        if (!sent && rank == t->comm->rank && dt__lines_differ(at, own->at, rank)) r = DT_E_USAGE;
     }
     dt__free(at);
     dt__free(own->at);
@@ -24604,10 +24599,9 @@ static dt_result dt__trainer_alike(dt_trainer *t, dt_result r, dt__text *own)
 /* The options of this rank that all ranks must have. Paths may differ: contents have a hash. */
 static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layout *l)
 {
-    const dt_rope_scaling *s = &r->model.rope_scaling;
     const dt_probe_option *p;
     char name[48], value[PATH_MAX];
-    for (const dt__option *o = dt__options; o < dt__options + sizeof dt__options / sizeof *o; o++) {
+    for (const dt__option *o = dt__options; o->name; o++) {
         DT__PRINT(name, " %s ", o->name);
         if (strstr(" threads device quiet metrics offload-rate ", name)) continue; /* of one rank */
         dt__option_text(o, o->group == DT__GROUP_RECIPE ? (const void *)r : (const void *)l, value, sizeof value);
@@ -24617,21 +24611,17 @@ static void dt__alike_options(dt__text *text, const dt_recipe *r, const dt_layou
     for (int i = 0; (p = dt__probe_option(l, i)) != NULL; i++)
         dt__text_add(text, "--%s\t%s\n", p->name, !p->value ? "not given" : p->argument && !strcmp(p->argument, "FILE")
                      ? "given" : p->value);
-    dt__text_add(text, "recipe.source\t%s\nrecipe.rate\t%s\nlayout.output.probes\t%s\n"
-                 "model.segment_count\t%jd\n"
-                 "model.dropout\t%.9g\nlayout.output.sampling.seed\t%jd\n"
-                 "model.rope_scaling\t%.17g %.17g %.17g %jd %d %d %.17g\n", r->source ? "set" : "NULL",
-                 r->rate ? "set" : "NULL", l->output.probes ? "set" : "NULL",
-                 r->model.segment_count, (double)r->model.dropout, l->output.sampling.seed, s->factor,
-                 s->low_freq_factor, s->high_freq_factor, s->original_context, (int)s->kind, (int)s->untruncated,
-                 s->attention);
+    dt__text_add(text, "recipe.source\t%s\nrecipe.rate\t%s\nlayout.output.probes\t%s\nmodel.segment_count\t%jd\n"
+                 "model.dropout\t%.9g\nlayout.output.sampling.seed\t%jd\n", r->source ? "set" : "NULL",
+                 r->rate ? "set" : "NULL", l->output.probes ? "set" : "NULL", r->model.segment_count,
+                 (double)r->model.dropout, l->output.sampling.seed);
 }
 
 static dt_result dt__alike_contents(dt__text *text, dt_trainer *t)
 {
     const dt_source *d = &t->feed.is;
     const dt__built *b = t->e.p.net.segments;
-    int identified = t->layout.checkpoint.place || (!*t->serves && dt_comm_size(t->comm) > 1);
+    int identified = t->layout.checkpoint.place || (!*t->serves && t->comm->size > 1);
     dt_result r = identified ? dt__trainer_identity(t) : DT_OK;
     if (!r) dt__text_add(text, "the number of samples\t%jd, %jd for validation, of %jd inputs and %jd targets\n"
                          "the number of token ids\t%jd\nthe SHA-256 of samples of the data\t%s\n"
@@ -24654,17 +24644,17 @@ static dt_result dt__alike_contents(dt__text *text, dt_trainer *t)
 
 static void dt__trainer_json(const dt_trainer *t, dt__text *text, const char *between)
 {
-    dt__text_add(text, "\"ranks\": %d,%s\"recipe\": {", dt_comm_size(t->comm), between);
-    dt__options_json(text, DT__ROWS(dt__options), DT__GROUP_RECIPE, &t->recipe);
+    dt__text_add(text, "\"ranks\": %d,%s\"recipe\": {", t->comm->size, between);
+    dt__options_json(text, dt__options, DT__GROUP_RECIPE, &t->recipe);
     dt__text_add(text, "},%s\"layout\": {", between);
-    dt__options_json(text, DT__ROWS(dt__options), DT__GROUP_LAYOUT, &t->layout);
+    dt__options_json(text, dt__options, DT__GROUP_LAYOUT, &t->layout);
 }
 
 static void dt__trainer_manifest(const dt_trainer *t, dt__text *text, const dt__part_file *file, int64_t files)
 {
     const dt__manifest *m = &t->save.now;
     dt__text_add(text, "{\n \"library\": \"%s\"", dt_version());
-    dt__options_json(text, DT__ROWS(dt__manifest_members), 0, m);
+    dt__options_json(text, dt__manifest_members, 0, m);
     dt__text_add(text, ",\n \"parameters\": %jd,\n ", t->e.p.net.weights);
     dt__trainer_json(t, text, "\n ");
     dt__text_add(text, "},\n \"shapes\": {");
@@ -24689,7 +24679,7 @@ static dt_result dt__recipe_agrees(const dt_trainer *t, dt__checkpoint *c)
     while (same <= m->step && dt__learning_rate(&t->recipe, same) == dt__learning_rate(&longer, same)) same++;
     DT__PRINT(longer_by, ". To train longer, also resume before the rates differ (--resume-step, up to step %jd), or "
               "train with --schedule constant or wsd", same - 1);
-    for (const dt__option *o = dt__options; o < dt__options + sizeof dt__options / sizeof *o && !r; o++) {
+    for (const dt__option *o = dt__options; o->name && !r; o++) {
         char was[64], is[64];
         if (o->group != DT__GROUP_RECIPE || o->kind >= DT__KIND_TEXT) continue;
         dt__option_text(o, &old, was, sizeof was), dt__option_text(o, &t->recipe, is, sizeof is);
@@ -24827,7 +24817,7 @@ static dt_result dt__mirror_copy(dt_trainer *t, int64_t step)
     if (!r && source == back.at) r = dt__mirror_command(l, back.at);
     while (!r && !(r = dt__step_newest(source, i, &i)) && i >= 0) {
         if (!t->layout.output.quiet)
-            fprintf(stderr, "dtrain: %s is empty; restoring step %jd from %s\n", l->place, i, l->mirror);
+            DT__REPORT("%s is empty; restoring step %jd from %s\n", l->place, i, l->mirror);
         if (source != back.at) r = dt__step_copy(l->mirror, l->place, i);
         else r = dt__file_rename(dt__step_path(back.at, i, "").at, dt__step_path(l->place, i, "").at);
     }
@@ -24847,7 +24837,7 @@ static dt_result dt__mirror_job(void *owner, int64_t job)
         DT__STORE(&s->mirroring, step);
     } while (step != DT__LOAD(&s->newest)); /* from here on retention keeps the step */
     if (step != s->mirrored && dt__mirror_copy(t, step))
-        fprintf(stderr, "dtrain: step %jd was not mirrored: %s; training continues\n", step, dt_last_error());
+        DT__REPORT("step %jd was not mirrored: %s; training continues\n", step, dt_last_error());
     s->mirrored = step;
     DT__STORE(&s->mirroring, -1);
     return DT_OK;
@@ -24860,7 +24850,7 @@ static int64_t dt__save_copy(dt_trainer *t)
     dt__walk w = dt__walk_of(t, 0, t->state.count, 1);
     int64_t count = 0;
     for (; dt__walk_run(&w); count += w.count)
-        if (t->save.snapshot) memcpy(t->save.snapshot + count, w.data, 4 * (size_t)w.count);
+        if (t->save.snapshot) dt__copy(t->save.snapshot + count, w.data, w.count);
     return count;
 }
 
@@ -24912,10 +24902,10 @@ static dt_result dt__save_end(dt_trainer *t)
     if (!s->writing) return DT_OK;
     s->writing = 0;
     r = dt_comm_agree(t->comm, dt__trainer_wait(t, &s->queue, s->written));
-    if (!r) r = dt_all_gather(t->comm, (const float *)(const void *)s->part, (float *)(void *)s->all, words);
+    if (!r) r = dt_all_gather(t->comm, (const float *)s->part, (float *)s->all, words);
     if (r) return r;
     s->bytes = 0;
-    for (int i = 0; i < dt_comm_size(t->comm) * DT__SAVE_PARTS; i++) {
+    for (int i = 0; i < t->comm->size * DT__SAVE_PARTS; i++) {
         s->bytes += s->all[i].bytes;
         if (*s->all[i].name) s->all[files++] = s->all[i];
     }
@@ -24986,7 +24976,7 @@ static dt_result dt__trainer_save(dt_trainer *t, int behind)
 
 DT_API dt_result dt_trainer_save(dt_trainer *t)
 {
-    if (dt__refused("t", t)) return DT_E_USAGE;
+    DT__REQUIRE("t", t);
     if (!t->layout.checkpoint.place)
         return dt__misuse("dt_trainer_save: there is no place for it: set layout.checkpoint.place");
     return dt__trainer_save(t, 0);
@@ -25007,7 +24997,7 @@ static dt_result dt__save_probe(dt_trainer *t)
 {
     const char *place = t->layout.checkpoint.place;
     double bytes = (4.0 + dt__optimizer_bytes(&t->recipe)) * (double)t->e.p.net.weights;
-    dt__path path = dt__path_of("%s/probe-%03d.tmp", place, dt_comm_rank(t->comm));
+    dt__path path = dt__path_of("%s/probe-%03d.tmp", place, t->comm->rank);
     struct statvfs is;
     dt_result r = dt__dir_make(place);
     if (!r) r = dt__file_put(path.at, "", 0);
@@ -25024,7 +25014,7 @@ static dt_result dt__save_open(dt_trainer *t)
     const dt_checkpoints *l = &t->layout.checkpoint;
     dt__job *job = t->comm->job;
     dt_result r;
-    s->all = DT__NEW(dt__part_file, DT__SAVE_PARTS * dt_comm_size(t->comm), "a checkpoint");
+    s->all = DT__NEW(dt__part_file, DT__SAVE_PARTS * t->comm->size, "a checkpoint");
     r = s->all ? dt__save_probe(t) : DT_E_MEMORY;
     if (!r && dt_trainer_is_root(t)) r = dt__lock_open(&s->lock[0], l->place, t->comm);
     if (!r && dt_trainer_is_root(t) && l->mirror && !dt__mirror_line(l))
@@ -25033,13 +25023,13 @@ static dt_result dt__save_open(dt_trainer *t)
     if (!r && l->async) r = dt__save_snapshot(t);
     if (!r) r = dt__queue_open(&s->queue, dt__save_job, t, 2, "write checkpoints");
     s->newest = s->mirroring = s->mirrored = s->saved = -1;
-    dt__options_preset(DT__ROWS(dt__manifest_members), 0, &s->now);
+    dt__options_preset(dt__manifest_members, 0, &s->now);
     s->now.segments = t->recipe.model.segment_count, s->now.sample = t->feed.is;
     if (!r && l->mirror && dt_trainer_is_root(t))
         r = dt__queue_open(&s->mirror, dt__mirror_job, t, 2, "mirror checkpoints");
     if (!r && job) DT__STORE(&job->grace_ms, (int32_t)((double)l->deadline * 1e3));
     if (!r) dt__comm_catch_stop(t->comm);
-    for (int n = 1; job && n < dt_comm_size(t->comm) && n <= job->size && !r; n++) /* could n ranks go on? */
+    for (int n = 1; job && n < t->comm->size && n <= job->size && !r; n++) /* could n ranks go on? */
         DT__STORE(&dt__job_rank(job, n - 1)->unfit, !dt__layout_fits(&t->e.p, n));
     s->last = dt__now();
     return r;
@@ -25070,7 +25060,7 @@ static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
     dt_result differs = DT_OK, r;
     if (!dt__config_knows(&t->recipe.model) || access(name.at, F_OK)) return DT_OK;
     r = dt__config_open(name.at, &m, &t->positions);
-    for (const dt__option *o = dt__config_members; !r && !differs && o < dt__config_members + DT__CONFIG_COUNT; o++) {
+    for (const dt__option *o = dt__config_members; o->name && !r && !differs; o++) {
         if (o->offset >= sizeof m || (o->group < DT__GROUP_ROPE && o->group != (int)m.family)) continue;
         dt__option_text(o, &m, there, sizeof there), dt__option_text(o, here, value, sizeof value);
         if (strcmp(there, value))
@@ -25093,7 +25083,7 @@ static dt_result dt__config_take(dt_trainer *t, const char *path, int agrees)
 static dt_result dt__parts_check(dt_trainer *t, const dt__checkpoint *c)
 {
     dt_result r = DT_OK;
-    for (int64_t i = dt_comm_rank(t->comm); i < c->m.files && !r; i += dt_comm_size(t->comm))
+    for (int64_t i = t->comm->rank; i < c->m.files && !r; i += t->comm->size)
         r = dt__part_check(c->path.at, &c->m.file[i], t->comm);
     return dt_comm_agree(t->comm, r); /* before a rank reads a file that another rank has found to be cut */
 }
@@ -25123,7 +25113,7 @@ static dt_result dt__resume_next(dt_trainer *t, int64_t *step)
     dt_result r = DT_OK;
     if (dt_trainer_is_root(t)) r = dt__step_newest(t->layout.checkpoint.place, *step, step);
     r = dt_comm_agree(t->comm, r);
-    return r ? r : dt_broadcast(t->comm, (float *)(void *)step, 2, 0);
+    return r ? r : dt_broadcast(t->comm, (float *)step, 2, 0);
 }
 
 static dt_result dt__trainer_resume(dt_trainer *t)
@@ -25146,7 +25136,7 @@ static dt_result dt__trainer_resume(dt_trainer *t)
             return DT_OK;
         }
         if (r != DT_E_DATA && r != DT_E_FILE) return r;
-        if (dt_trainer_is_root(t)) fprintf(stderr, "dtrain: %s; trying the checkpoint before it\n", dt_last_error());
+        if (dt_trainer_is_root(t)) DT__REPORT("%s; trying the checkpoint before it\n", dt_last_error());
         r = DT_OK;
     }
     if (!r && given)
@@ -25278,7 +25268,7 @@ static dt_result dt__metrics_open(dt_trainer *t)
 {
     const dt_recipe recipe = dt_recipe_default();
     const dt_layout layout = dt_layout_default();
-    const int64_t *planned = (const int64_t *)(const void *)&t->planned;
+    const int64_t *planned = (const int64_t *)&t->planned;
     dt__text text = DT__ZERO;
     struct stat is;
     const char *path = t->layout.output.metrics;
@@ -25292,12 +25282,12 @@ static dt_result dt__metrics_open(dt_trainer *t)
     }
     dt__text_add(&text, "{\"version\": \"%s\", \"time\": %jd, \"parameters\": %jd, \"nodes\": %d, \"cores\": %.9g, "
                  "\"device\": \"%s %s\", \"peak_gflops\": %.9g, \"memory\": {", dt_version(), (int64_t)time(NULL),
-                 t->e.p.net.weights, dt_comm_nodes(t->comm), dt__comm_cores(t->comm) * (double)dt__comm_here(t->comm),
+                 t->e.p.net.weights, t->comm->nodes, dt__comm_cores(t->comm) * (double)dt__comm_here(t->comm),
                  t->e.k->device ? t->e.k->device->name : "cpu", t->e.k->name, t->peak_gflops);
     for (int i = 0; i < 6; i++) dt__text_add(&text, "%s\"%s\": %jd", i ? ", " : "", dt__purposes[1 + i], planned[i]);
     dt__text_add(&text, "}, \"usual\": {");
-    dt__options_json(&text, DT__ROWS(dt__options), DT__GROUP_RECIPE, &recipe);
-    dt__options_json(&text, DT__ROWS(dt__options), DT__GROUP_LAYOUT, &layout);
+    dt__options_json(&text, dt__options, DT__GROUP_RECIPE, &recipe);
+    dt__options_json(&text, dt__options, DT__GROUP_LAYOUT, &layout);
     dt__text_add(&text, "}, ");
     dt__trainer_json(t, &text, " ");
     dt__text_add(&text, "}}");
@@ -25311,7 +25301,7 @@ static dt_result dt__metrics_open(dt_trainer *t)
 
 DT_API dt_result dt_trainer_compilation(const dt_trainer *t, dt_compilation_report *report)
 {
-    if (dt__refused("t report", t, report)) return DT_E_USAGE;
+    DT__REQUIRE("t report", t, report);
     const dt__net *net = &t->e.p.net;
     int64_t temp = 0;
     memset(report, 0, sizeof *report);
@@ -25347,12 +25337,12 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
     t->hashed = -1;
     t->opened = dt__now();
     r = dt_comm_open(&t->comm, NULL, NULL);
-    if (!r && DT__THREADS && dt_comm_size(t->comm) > 1)
+    if (!r && DT__THREADS && t->comm->size > 1)
         r = dt__queue_open(&t->alive, dt__alive_job, t, INT64_MAX, "show that this rank lives");
     busy = dt__busy_begin(t);
     t->e.comm = t->comm;
     if (t->comm) {
-        t->counts = (float *)dt__alloc((int64_t)sizeof(dt_memory) * dt_comm_size(t->comm), "counts");
+        t->counts = (float *)dt__alloc((int64_t)sizeof(dt_memory) * t->comm->size, "counts");
         if (!r) r = t->counts ? dt__choose_kernels(&t->e.k) : DT_E_MEMORY;
         if (!r) r = dt__choose_device(&t->e.k, layout->device, t->comm->local_rank, t->on_cpu, sizeof t->on_cpu);
         dt__alike_options(&lines, recipe, layout);
@@ -25391,7 +25381,7 @@ static dt_result dt__trainer_open(dt_trainer **handle, const dt_recipe *recipe, 
 }
 DT_API dt_result dt_trainer_open(dt_trainer **handle, const dt_recipe *recipe, const dt_layout *layout)
 {
-    if (dt__refused("t! recipe layout", handle, recipe, layout)) return DT_E_USAGE;
+    DT__REQUIRE("t! recipe layout", handle, recipe, layout);
     return dt__trainer_open(handle, recipe, layout, NULL);
 }
 
@@ -25436,7 +25426,7 @@ static dt_result dt__tree_loss(dt_trainer *t, const float *own, int64_t each, fl
     int counts = !m->at[DT_AXIS_TENSOR] && (each > 1 || dt__engine_last(&t->e));
     float *all = t->gathered;
     dt_result r;
-    memset(all, 0, 4 * (size_t)(shards * each));
+    dt__fill(all, 0.0f, shards * each);
     for (int64_t i = 0; i < (t->e.p.hi - t->e.p.lo) * run && counts; i++)
         all[((t->e.p.lo + i / run) * whole + first) * each + i % run] = own[i] + 0.0f;
     t->agreeing -= dt__now();
@@ -25463,10 +25453,10 @@ static dt_result dt__sum_valid(dt_trainer *t, int64_t own, int64_t *total, uint3
     if (at[DT_AXIS_PIPELINE] || at[DT_AXIS_TENSOR] || at[DT_AXIS_CONTEXT]) own = 0;
     if (said) own |= (int64_t)*said << TOP;
     t->agreeing -= dt__now();
-    r = dt_all_gather(t->comm, (const float *)(const void *)&own, t->counts, 2);
+    r = dt_all_gather(t->comm, (const float *)&own, t->counts, 2);
     t->agreeing += dt__now();
     *total = 0;
-    for (int i = 0; i < dt_comm_size(t->comm) && !r; i++) {
+    for (int i = 0; i < t->comm->size && !r; i++) {
         memcpy(&own, t->counts + 2 * i, 8);
         *total += own & (((int64_t)1 << TOP) - 1);
         if (said) *said |= (uint32_t)(own >> TOP);
@@ -25499,7 +25489,7 @@ static dt_result dt__evaluate_unit(dt_trainer *t, int64_t first, int64_t end, fl
 /* Units of validation samples go to shards in turn; shard sums, then TREE: the same bits in every layout. */
 DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss)
 {
-    if (dt__refused("t loss", t, loss)) return DT_E_USAGE;
+    DT__REQUIRE("t loss", t, loss);
     dt__engine *e = &t->e;
     int64_t samples = t->feed.is.samples[DT_VALIDATION], units, valid = 0;
     int64_t shards = t->recipe.data_shards, dp = e->p.mesh.size[DT_AXIS_DATA], leaves = dt__layout_leaves(&e->p);
@@ -25514,7 +25504,7 @@ DT_API dt_result dt_trainer_evaluate(dt_trainer *t, int64_t batches, float *loss
     units = dt__ceil_div(samples, e->p.rows);
     saved = dt__fp_enter();
     e->env.inference = 1;
-    memset(e->shard_loss, 0, 4 * (size_t)((e->p.hi - e->p.lo) * leaves));
+    dt__fill(e->shard_loss, 0.0f, (e->p.hi - e->p.lo) * leaves);
     /* Ranks that gather weights or share experts process as many units as the rank with the most. */
     for (int64_t own = 0; own < dt__ceil_div(shards, dp) && !r; own++)
         for (int64_t u = e->p.lo + own, k = 0; k < dt__ceil_div(units, shards) && !r; u += shards, k++) {
@@ -25566,7 +25556,7 @@ static const dt__built *dt__net_prediction(const dt__net *net, int64_t *at, int3
 /* Units of samples, as in validation; the last one is filled up with copies of its last sample. */
 DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t count, float *predictions, int64_t each)
 {
-    if (dt__refused("t inputs/ predictions/", t, inputs, count, predictions, count)) return DT_E_USAGE;
+    DT__REQUIRE("t inputs/ predictions/", t, inputs, count, predictions, count);
     dt__engine *e = &t->e;
     const dt_source *s = &t->feed.is;
     uint32_t *input = t->unit, *target = input + e->p.rows * s->inputs;
@@ -25606,7 +25596,7 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
         values = dt__download(e->k, dt__where(segment->plan, &b, id), dt__node_floats(segment->plan->g, id));
         if (e->p.net.context_shards) r = dt__whole_rows(e, segment->plan->g, n, values, some, to);
         else if (cut) r = dt__whole_rows(e, NULL, n, values, some * each / t->recipe.model.vocabulary, to);
-        else memcpy(to, values, 4 * (size_t)(some * each));
+        else dt__copy(to, values, some * each);
     }
     e->env.inference = 0, e->env.logit_rows = 0;
     dt__fp_leave(saved);
@@ -25708,7 +25698,7 @@ static dt_result dt__next_token(dt_trainer *t, int32_t *tokens, int64_t *used, c
     if (logits && !r) *token = dt__draw(&t->generator, t->e.k, how, t->generator.row, vocabulary, uniform);
     dt__fp_leave(saved);
     if (stages && !r)
-        r = dt_broadcast(stages, (float *)(void *)token, 1, t->e.p.net.segments[t->generator.logits].stage);
+        r = dt_broadcast(stages, (float *)token, 1, t->e.p.net.segments[t->generator.logits].stage);
     if (*used == length) {
         memmove(tokens, tokens + length / 2, sizeof *tokens * (size_t)(length - length / 2));
         *used = length - length / 2;
@@ -25775,7 +25765,7 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
 {
     const dt_sampling *how = &d->how->sampling;
     int64_t length = t->recipe.sequence, used = 0, bytes = 0;
-    int32_t *tokens = (int32_t *)(void *)t->unit, *targets = tokens + length, token = 0;
+    int32_t *tokens = (int32_t *)t->unit, *targets = tokens + length, token = 0;
     uint64_t seed;
     char byte;
     dt__rng rng;
@@ -25817,7 +25807,7 @@ static dt_result dt__sample(dt_trainer *t, const char *prompt, dt__drawn *d)
 
 DT_API dt_result dt_trainer_sample(dt_trainer *t, const char *prompt, int64_t count, const dt_sampling *how, char *text)
 {
-    if (dt__refused("t prompt text", t, prompt, text)) return DT_E_USAGE;
+    DT__REQUIRE("t prompt text", t, prompt, text);
     if (count < 0) return dt__misuse("dt_trainer_sample: %jd bytes: pass 0 or more", count);
     dt_generation usual = dt_generation_default();
     dt__drawn d = {text, 0, count, 0, 0, &usual};
@@ -25916,7 +25906,7 @@ static void dt__trainer_progress(dt_trainer *t, const dt_step_info *i)
     DT__PRINT(part[3], "  norm %.3f", (double)i->norm);
     DT__PRINT(part[4], "  %.0f %s/s", (double)i->tokens / i->seconds, t->feed.own ? "samples" : "tokens");
     DT__PRINT(part[5], "  %.1f GFLOP/s (%.0f %% of peak)", i->gflops, 100.0 * i->peak_share);
-    if (dt_comm_size(t->comm) > 1)
+    if (t->comm->size > 1)
         DT__PRINT(part[6], "  comm %.0f %%, %.0f %% exposed", 100.0 * i->comm_seconds / i->seconds,
                   100.0 * i->exposed_seconds / i->seconds);
     if (i->skipped) DT__PRINT(part[7], "  %jd skipped", i->skipped);
@@ -25964,7 +25954,7 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
         {1, "gradient_far", (double)i->gradient_far}, {t->e.k->device != NULL, "host_ops", dt__trainer_on_host(t, 0)}};
     dt__text more = DT__ZERO;
     dt_result r = t->logs > 0.0f ? dt_all_gather(t->comm, own, t->counts, 6) : DT_OK;
-    int ranks = r ? 0 : dt_comm_size(t->comm);
+    int ranks = r ? 0 : t->comm->size;
     if (r == DT_E_INTERRUPTED) r = DT_OK; /* the next step says it */
     if (r || !t->metrics) return r;
     for (size_t k = 0; k < sizeof list / sizeof *list; k++)
@@ -26074,7 +26064,7 @@ static dt_result dt__recipe_find(dt_recipe *recipe, const char *path, int config
 
 DT_API dt_result dt_recipe_from(dt_recipe *recipe, const char *path)
 {
-    if (dt__refused("recipe path", recipe, path)) return DT_E_USAGE;
+    DT__REQUIRE("recipe path", recipe, path);
     dt__path found;
     dt_source sample;
     int config = dt__ends_with(path, ".json");
@@ -26106,7 +26096,7 @@ static dt_result dt__predictor_model(dt_recipe *recipe, const char *path, const 
 DT_API dt_result dt_predictor_open(dt_trainer **handle, const char *path, const dt_model *model,
                                    const dt_layout *layout)
 {
-    if (dt__refused("t! path", handle, path)) return DT_E_USAGE;
+    DT__REQUIRE("t! path", handle, path);
     dt_layout l = layout ? *layout : dt_layout_default();
     dt_recipe recipe;
     dt_source sample;
@@ -26137,7 +26127,7 @@ DT_API dt_generation dt_generation_default(void)
 
 DT_API dt_result dt_generate(dt_trainer *t, const char *prompt, const dt_generation *how, int64_t *tokens)
 {
-    if (dt__refused("t prompt how", t, prompt, how)) return DT_E_USAGE;
+    DT__REQUIRE("t prompt how", t, prompt, how);
     dt__drawn d = {NULL, 0, how->bytes, 0, 0, how};
     dt_result r;
     int busy;
@@ -26170,7 +26160,7 @@ static dt_result dt__whole_fetch(void *user, dt_split split, int64_t sample, voi
 
 DT_API dt_result dt_evaluate(dt_trainer *t, const char *data, float *loss, int64_t *tokens, int64_t *bytes)
 {
-    if (dt__refused("t data loss", t, data, loss)) return DT_E_USAGE;
+    DT__REQUIRE("t data loss", t, data, loss);
     dt_source *feed = &t->feed.is;
     int64_t ids, targets;
     dt_result r;
@@ -26268,7 +26258,7 @@ static dt_result dt__trainer_batch(dt_trainer *t, uint32_t *said, dt_step_info *
     int busy = e->k->device && e->step == t->first ? dt__busy_begin(t) : 0; /* a GPU's kernels are compiled */
     dt_result r = dt__trainer_next(t, said, &valid);
     if (!r && t->save.writing && !(*said & DT__SAID_WRITING)) r = dt__save_result(t, dt__save_end(t));
-    memset(e->shard_loss, 0, 4 * (size_t)(units * (1 + e->p.net.count))); /* if none is valid */
+    dt__fill(e->shard_loss, 0.0f, units * (1 + e->p.net.count)); /* if none is valid */
     if (!r && valid) r = dt__engine_step(e, dt__trainer_load, t);
     dt__busy_end(t, busy);
     if (!r) r = dt__tree_loss(t, e->shard_loss, 1, &info->loss);
@@ -26337,7 +26327,7 @@ static dt_result dt__trainer_step(dt_trainer *t, dt_step_info *info)
 /* The caller's rounding mode and flush-to-zero affect no host arithmetic either (R15). */
 DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info)
 {
-    if (dt__refused("t info", t, info)) return DT_E_USAGE;
+    DT__REQUIRE("t info", t, info);
     unsigned saved = dt__fp_enter();
     dt__text text = DT__ZERO;
     dt_result r = dt__trainer_step(t, info);
@@ -26353,7 +26343,7 @@ DT_API dt_result dt_trainer_step(dt_trainer *t, dt_step_info *info)
 
 DT_API dt_result dt_trainer_run(dt_trainer *t, dt_step_info *info)
 {
-    if (dt__refused("t info", t, info)) return DT_E_USAGE;
+    DT__REQUIRE("t info", t, info);
     dt_result r = *t->serves || t->first == t->recipe.steps ? dt_trainer_step(t, info) : DT_OK;
     while (!r && t->e.step < t->recipe.steps) r = dt_trainer_step(t, info);
     return r;

@@ -243,7 +243,7 @@ static dt_source source = {NULL, {16, 4}, 4, 4, DT_F32, DT_I32, fetch};
 /* Sets a member of an option to a value that no range was asked about. */
 static void disturb(int group, void *of)
 {
-    const dt__option *o = &dt__options[draw((uint32_t)(sizeof dt__options / sizeof *dt__options))];
+    const dt__option *o = &dt__options[draw((uint32_t)(sizeof dt__options / sizeof *dt__options) - 1)];
     char *at = (char *)of + o->offset;
     if (o->group != group || !strcmp(o->name, "threads") || !strcmp(o->name, "timeout")) return;
     say(" --%s", o->name);

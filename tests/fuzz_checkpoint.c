@@ -311,7 +311,7 @@ static void seed_manifest(dt__text *text)
         memset(file[i].hash, 'a', 64);
         file[i].bytes = draw(100000);
     }
-    dt__options_preset(DT__ROWS(dt__manifest_members), 0, &t.save.now);
+    dt__options_preset(dt__manifest_members, 0, &t.save.now);
     t.save.now.step = draw(1000);
     memset(t.save.now.model, 'b', 64);
     memset(t.save.now.data, 'c', 64);

@@ -1,6 +1,7 @@
 #!/usr/bin/env perl
-# Wrong arguments of every public function. A function checks its arguments with dt__refused or dt__refuses; from these
-# calls and from the declarations a C program is made that passes each argument once as what it must not be: NULL, a number
+# Wrong arguments of every public function. A function checks its arguments with dt__refused or dt__refuses, or with
+# DT__REQUIRE or DT__NEEDS, which return. From these calls and from the declarations a C program is made that passes each
+# argument once as what it must not be: NULL, a number
 # that is not finite, no value of an enum, no tensor, another graph's tensor. What is not checked is listed here, with why.
 use strict;
 use warnings;
@@ -30,7 +31,8 @@ while ($public =~ /^DT_API ([^;{}()]*?)(\w+)\(([^;{}()]*)\);/mg) {
 }
 while ($code =~ /^DT_API [^;{}()]*?(\w+)\([^;{}()]*\)\s*(\{[^\n]+\}$|\{\n.*?^\})/msg) {
     my ($name, $body) = ($1, $2);
-    $spec{$name} = [$1 eq 'refuses', $2] if $body =~ /dt__(refuse[ds])\((?:\w+, )?"([^"]*)"/;
+    my ($check, $words) = $body =~ /(dt__refuse[ds]|DT__REQUIRE|DT__NEEDS)\((?:\w+, )?"([^"]*)"/ or next;
+    $spec{$name} = [$check =~ /refuses|NEEDS/, $words];
 }
 $spec{$_} = [1, $code =~ /DT__BUILD_UNARY.*?"(x#)"/s] for qw(dt_tanh dt_silu dt_gelu dt_relu);
 $spec{$_} = [1, $code =~ /DT__BUILD_BINARY.*?"(a# b#)"/s] for qw(dt_add dt_sub dt_mul);
