@@ -1252,6 +1252,8 @@ DT_API dt_result dt_error(dt_result code, const char *format, ...)
     return code;
 }
 #define dt__misuse(...) dt__error(DT_E_USAGE, __VA_ARGS__)
+#define dt__bad_data(...) dt__error(DT_E_DATA, __VA_ARGS__)
+#define dt__os_error(...) dt__error(DT_E_SYSTEM, __VA_ARGS__)
 
 /* Checks the arguments of a public function. `spec` has a word per value: "data" is a pointer, which must not be NULL;
  * "c!" the address of a handle, which becomes NULL; "data/" a pointer that may be NULL where the int64_t behind it, a
@@ -1809,7 +1811,7 @@ static dt_result dt__pool_open(dt_pool **handle, int workers)
         if (!pool->threads) return dt__pool_close(handle), DT_E_MEMORY;
         for (; pool->workers < workers; pool->workers++) {
             if (!pthread_create(&pool->threads[pool->workers], NULL, dt__pool_main, pool)) continue;
-            dt__error(DT_E_SYSTEM, "cannot start thread %d of %d: lower --threads", pool->workers, workers);
+            dt__os_error("cannot start thread %d of %d: lower --threads", pool->workers, workers);
             return dt__pool_close(handle), DT_E_SYSTEM;
         }
     }
@@ -1886,7 +1888,7 @@ static dt_result dt__queue_open(dt__queue *q, dt__job_fn run, void *owner, int64
     if (DT__THREADS && (errno = pthread_create(&q->thread, NULL, dt__queue_main, q)) != 0) {
         pthread_mutex_destroy(&q->lock);
         pthread_cond_destroy(&q->change);
-        return dt__error(DT_E_SYSTEM, "no thread to %s (%s)", what, strerror(errno));
+        return dt__os_error("no thread to %s (%s)", what, strerror(errno));
     }
     q->running = 1;
     return DT_OK;
@@ -2060,7 +2062,7 @@ static dt_result dt__file_open(const char *path, int *fd, int64_t *bytes)
     if (!fstat(*fd, &is) && S_ISREG(is.st_mode)) return *bytes = is.st_size, DT_OK;
     close(*fd);
     *fd = -1;
-    return dt__error(DT_E_DATA, "%s is not a plain file, but a directory, a pipe or a device: name a file", path);
+    return dt__bad_data("%s is not a plain file, but a directory, a pipe or a device: name a file", path);
 }
 
 static dt_result dt__file_read(int fd, const char *path, void *data, int64_t bytes, int64_t at)
@@ -2070,7 +2072,7 @@ static dt_result dt__file_read(int fd, const char *path, void *data, int64_t byt
         ssize_t n = pread(fd, to, (size_t)dt__min(end - to, DT__FILE_RUN), (off_t)at);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) return dt__file_error("read", path);
-        if (!n) return dt__error(DT_E_DATA, "%s ends at byte %jd: the file is cut", path, at);
+        if (!n) return dt__bad_data("%s ends at byte %jd: the file is cut", path, at);
         to += n;
         at += n;
     }
@@ -2092,8 +2094,8 @@ static dt_result dt__file_get(const char *path, int64_t most, char **text, int64
     dt_result r = dt__file_open(path, &fd, bytes);
     *text = NULL;
     if (!r && *bytes > most)
-        r = dt__error(DT_E_DATA, "%s has %.1f MB, at most %.1f are expected: name another file", path,
-                      (double)*bytes / 1e6, (double)most / 1e6);
+        r = dt__bad_data("%s has %.1f MB, at most %.1f are expected: name another file", path, (double)*bytes / 1e6,
+                         (double)most / 1e6);
     if (!r && !(*text = (char *)dt__alloc(*bytes + 1, "a file"))) r = DT_E_MEMORY;
     if (!r) r = dt__file_read(fd, path, *text, *bytes, 0);
     if (fd >= 0) close(fd);
@@ -2193,7 +2195,7 @@ static dt_result dt__file_map(const char *path, void **map, int64_t *bytes)
     if (*bytes) *map = mmap(NULL, (size_t)*bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (*map == MAP_FAILED) *map = NULL, r = dt__file_error("map", path);
     close(fd);
-    return *bytes ? r : dt__error(DT_E_DATA, "%s is empty: name a file with text or tokens", path);
+    return *bytes ? r : dt__bad_data("%s is empty: name a file with text or tokens", path);
 }
 
 static int dt__name_order(const void *a, const void *b) { return strcmp(*(char *const *)a, *(char *const *)b); }
@@ -2468,8 +2470,8 @@ static int dt__sha256_has(void)
 __attribute__((target("sha,sse4.1"))) static void dt__sha256_fast(uint32_t state[8], const uint8_t *p, int64_t blocks)
 {
     const __m128i order = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);
-    __m128i m[4], low = _mm_loadu_si128((const __m128i *)(const void *)state), abef, cdgh;
-    __m128i high = _mm_loadu_si128((const __m128i *)(const void *)(state + 4));
+    __m128i m[4], low = _mm_loadu_si128((const __m128i *)state), abef, cdgh;
+    __m128i high = _mm_loadu_si128((const __m128i *)(state + 4));
     low = _mm_shuffle_epi32(low, 0xb1);
     high = _mm_shuffle_epi32(high, 0x1b);
     abef = _mm_alignr_epi8(low, high, 8);
@@ -2477,14 +2479,14 @@ __attribute__((target("sha,sse4.1"))) static void dt__sha256_fast(uint32_t state
     for (; blocks > 0; blocks--, p += 64) {
         __m128i x = abef, y = cdgh;
         DT__EACH(i, 4)
-            m[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(const void *)(p + 16 * i)), order);
+            m[i] = _mm_shuffle_epi8(_mm_loadu_si128((const __m128i *)(p + 16 * i)), order);
         DT__EACH(i, 16) { /* else m is memory */
             __m128i w = m[i & 3], next = m[(i + 1) & 3], last = m[(i + 3) & 3], k;
             if (i > 3) {
                 w = _mm_add_epi32(_mm_sha256msg1_epu32(w, next), _mm_alignr_epi8(last, m[(i + 2) & 3], 4));
                 w = m[i & 3] = _mm_sha256msg2_epu32(w, last);
             }
-            k = _mm_add_epi32(w, _mm_loadu_si128((const __m128i *)(const void *)(dt__sha256_k + 4 * i)));
+            k = _mm_add_epi32(w, _mm_loadu_si128((const __m128i *)(dt__sha256_k + 4 * i)));
             cdgh = _mm_sha256rnds2_epu32(cdgh, abef, k);
             abef = _mm_sha256rnds2_epu32(abef, cdgh, _mm_shuffle_epi32(k, 0x0e));
         }
@@ -2493,8 +2495,8 @@ __attribute__((target("sha,sse4.1"))) static void dt__sha256_fast(uint32_t state
     }
     abef = _mm_shuffle_epi32(abef, 0x1b);
     cdgh = _mm_shuffle_epi32(cdgh, 0xb1);
-    _mm_storeu_si128((__m128i *)(void *)state, _mm_blend_epi16(abef, cdgh, 0xf0));
-    _mm_storeu_si128((__m128i *)(void *)(state + 4), _mm_alignr_epi8(cdgh, abef, 8));
+    _mm_storeu_si128((__m128i *)state, _mm_blend_epi16(abef, cdgh, 0xf0));
+    _mm_storeu_si128((__m128i *)(state + 4), _mm_alignr_epi8(cdgh, abef, 8));
 }
 #else
 static int dt__sha256_has(void) { return 0; }
@@ -2581,14 +2583,7 @@ static void dt__sha256_of(const void *data, int64_t bytes, char hex[65])
  * inputs: one letter each, the last one repeats: f fp32, i int32, * any type; of a ROW r a tensor of rows, v a vector
  *   that all rows share, s row statistics (rows,2). In place: mask of the inputs whose memory the result may take.
  * Expressions are C for vectors of any width, one lane included, and are kept as text in the op's row.
- *
- * How to add an op.
- *   A map op: 1. a row in this table; 2. its declaration above, or its code in dt_function. The row makes the rest.
- *   A row op: 1. a row in this table with its passes; 2. a builder in H6, which checks arguments by dt__refuses.
- *   Any other: 1. a row in this table; 2. builder and run function in H6; 3. its gradient, in H7 if no rule says it.
- * Then a row in tests/test_ops.c, which checks finite differences, and one in tests/interpreter.h: what the op computes
- * as plain scalar text. The random graphs of tests/test_random.c find map ops in this table, and the self-check all but
- * the last kind: put the hash that its error names into DT__SELF_CHECK. */
+ * tests/README.md says how to add an op. */
 #define DT__OPS(OP, MAP, GRAD, ROW, COLUMN, RULE) \
     OP(NONE, LEAF, "f", 0, GIVEN, REFUSE, NONE, NOTHING, NONE, NONE, ) \
     OP(INPUT, LEAF, "f", 0, GIVEN, REFUSE, NONE, NOTHING, NONE, NONE, ) \
@@ -12941,7 +12936,7 @@ __attribute__((format(printf, 2, 3))) static int dt__json_fail(dt__json *j, cons
     dt__vprint(what, sizeof what, format, args);
     va_end(args);
     for (int64_t i = 0; i < j->at; i++) line += j->text[i] == '\n';
-    j->result = dt__error(DT_E_DATA, "%s, line %jd, byte %jd of the file: %s", j->path, line, j->base + j->at, what);
+    j->result = dt__bad_data("%s, line %jd, byte %jd of the file: %s", j->path, line, j->base + j->at, what);
     return 0;
 }
 
@@ -13604,9 +13599,8 @@ static dt_result dt__walk_text(dt__encoder *w, const unsigned char *p, int64_t n
     int64_t from = 0, at = pass == 1 && w->t->nfc ? dt__nfc_end(w->t->classes, p, n) : n;
     dt_result r = DT_OK;
     if (at < n)
-        return dt__error(DT_E_DATA, "%s, byte %jd: the tokenizer normalizes to NFC, which may change the character "
-                         "here: save the text in NFC; if it is, use another tokenizer", w->name,
-                         (int64_t)(p + at - w->begin));
+        return dt__bad_data("%s, byte %jd: the tokenizer normalizes to NFC, which may change the character here: save "
+                            "the text in NFC; if it is, use another tokenizer", w->name, (int64_t)(p + at - w->begin));
     for (at = 0; pass == 2 && at < n && !r; at += from) {
         from = dt__pretoken(w->t->classes, w->t->rule, p + at, n - at);
         r = dt__encode(w, p + at, from, -1);
@@ -13654,8 +13648,8 @@ DT_API dt_result dt_tokenizer_decode(const dt_tokenizer *t, const int32_t *ids, 
         int64_t length;
         const char *token = dt_tokenizer_token(t, ids[i], &length);
         if (!token)
-            return dt__error(DT_E_DATA, "id %d at place %jd is not in the vocabulary, which has ids up to %jd: use the "
-                             "tokenizer that made the ids", (int)ids[i], i, t->token.count - 1);
+            return dt__bad_data("id %d at place %jd is not in the vocabulary, which has ids up to %jd: use the "
+                                "tokenizer that made the ids", (int)ids[i], i, t->token.count - 1);
         if (text) memcpy(text + *bytes, token, (size_t)length);
         *bytes += length;
     }
@@ -13875,8 +13869,8 @@ static dt_result dt__tokenizer_finish(dt_tokenizer *t, const char *path)
         char byte = (char)(unsigned char)i;
         t->byte_id[i] = (int32_t)dt__table_find(&t->token, &byte, 1);
         if (t->byte_id[i] < 0)
-            return dt__error(DT_E_DATA, "%s has no token for the byte 0x%02x, so not every text can be encoded: use a "
-                             "byte-level tokenizer, trained with the alphabet of all bytes", path, (unsigned)i);
+            return dt__bad_data("%s has no token for the byte 0x%02x, so not every text can be encoded: use a "
+                                "byte-level tokenizer, trained with the alphabet of all bytes", path, (unsigned)i);
     }
     for (int64_t id = 0; id < t->token.count; id++) {
         const dt__entry *e = &t->token.entry[id];
@@ -13942,12 +13936,12 @@ static int dt__ends_with(const char *name, const char *tail)
 static dt_result dt__shard_ids(dt__shard *s, const char *path, const int32_t header[3])
 {
     if (s->bytes >= DT__BIN_HEADER && !s->width)
-        return dt__error(DT_E_DATA, "%s is a token file of version %d (magic %d). Write magic 20240520 with version 1 "
-                         "(uint16 ids), or 20240801 with version 7 (uint32 ids)", path, (int)header[1], (int)header[0]);
+        return dt__bad_data("%s is a token file of version %d (magic %d). Write magic 20240520 with version 1 (uint16 "
+                            "ids), or 20240801 with version 7 (uint32 ids)", path, (int)header[1], (int)header[0]);
     s->tokens = header[2];
     if (s->tokens < 1 || s->bytes != DT__BIN_HEADER + s->width * s->tokens)
-        return dt__error(DT_E_DATA, "%s has %jd bytes, but %jd tokens (1 or more) need %jd: it is cut or damaged, copy "
-                         "it again", path, s->bytes, s->tokens, DT__BIN_HEADER + s->width * s->tokens);
+        return dt__bad_data("%s has %jd bytes, but %jd tokens (1 or more) need %jd: it is cut or damaged, copy it "
+                            "again", path, s->bytes, s->tokens, DT__BIN_HEADER + s->width * s->tokens);
     s->data = (const unsigned char *)s->map + DT__BIN_HEADER;
     return DT_OK;
 }
@@ -13977,9 +13971,8 @@ static dt_result dt__shard_open(dt__shard *s, const char *path, const dt_tokeniz
     }
     if (ids) return dt__shard_ids(s, path, header);
     if (dt__ends_with(path, ".bin"))
-        return dt__error(DT_E_DATA, "%s has no header of a token file (nanoGPT's train.bin has none): put 256 int32 "
-                         "before its uint16 ids, 20240520, 1, their number and zeros, or rename it if it is a text",
-                         path);
+        return dt__bad_data("%s has no header of a token file (nanoGPT's train.bin has none): put 256 int32 before its "
+                            "uint16 ids, 20240520, 1, their number and zeros, or rename it if it is a text", path);
     s->data = (const unsigned char *)s->map, s->tokens = s->bytes, s->width = 1;
     return t ? dt__shard_encode(s, path, t) : DT_OK;
 }
@@ -13992,7 +13985,7 @@ static dt_result dt__data_open_shards(dt_data *d, char *const *path, const dt_to
         if (r) return r;
         if (s->encoded.t) d->vocabulary = dt_tokenizer_size(t);
         if ((s->width == 1) != (d->shard->width == 1))
-            return dt__error(DT_E_DATA, "%s and %s are a text and token ids: give files of one kind", path[0], path[i]);
+            return dt__bad_data("%s and %s are a text and token ids: give files of one kind", path[0], path[i]);
         s->first = i ? s[-1].first + s[-1].tokens : 0;
     }
     return DT_OK;
@@ -14003,9 +13996,9 @@ static dt_result dt__data_cut(dt_data *d, const char *path, double fraction)
     const dt__shard *last = &d->shard[d->shards - 1];
     int64_t all = last->first + last->tokens, validation = (int64_t)((double)all * fraction), need = d->sequence + 1;
     if (all - validation < need || (fraction > 0 && validation < need))
-        return dt__error(DT_E_DATA, "%s: a validation fraction of %g cuts %jd tokens into %jd and %jd, but one "
-                         "sequence needs %jd: use a longer text, a shorter sequence or another fraction", path,
-                         fraction, all, all - validation, validation, need);
+        return dt__bad_data("%s: a validation fraction of %g cuts %jd tokens into %jd and %jd, but one sequence needs "
+                            "%jd: use a longer text, a shorter sequence or another fraction", path, fraction, all,
+                            all - validation, validation, need);
     d->tokens[DT_TRAIN] = all - validation, d->tokens[DT_VALIDATION] = validation;
     return DT_OK;
 }
@@ -14166,10 +14159,10 @@ static dt_result dt__feed_check(const dt__feed *f, int part, const void *values,
                      id[i] < below && (id[i] >= 0 || part || below == INT64_MAX))) i++;
     if (i == n) return DT_OK;
     if (floats)
-        return dt__error(DT_E_DATA, "%s sample %jd: %s %jd is %g: write finite numbers, and all of them", whose, sample,
-                         what, i, (double)number[i]);
-    return dt__error(DT_E_DATA, "%s sample %jd: %s %jd is %d, but the model has %jd %s: fix the data or enlarge the "
-                     "model", whose, sample, what, i, (int)id[i], below, part ? "classes" : "table rows");
+        return dt__bad_data("%s sample %jd: %s %jd is %g: write finite numbers, and all of them", whose, sample, what,
+                            i, (double)number[i]);
+    return dt__bad_data("%s sample %jd: %s %jd is %d, but the model has %jd %s: fix the data or enlarge the model",
+                        whose, sample, what, i, (int)id[i], below, part ? "classes" : "table rows");
 }
 
 /* Writes a sample, with the library's rounding mode, whichever thread asks (R15). */
@@ -17023,7 +17016,7 @@ static dt_result dt__mpi_init(dt__mpi *f, int *argc, char ***argv)
         code = MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &level);
         if (code) return dt__mpi_error("MPI_Init_thread", code);
         MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
-        if (atexit(dt__mpi_end)) return dt__error(DT_E_SYSTEM, "atexit has no room for the end of MPI");
+        if (atexit(dt__mpi_end)) return dt__os_error("atexit has no room for the end of MPI");
     }
     MPI_Query_thread(&level);
     f->lonely = level < MPI_THREAD_SERIALIZED;
@@ -17498,10 +17491,10 @@ static dt_result dt__meet_listen(dt__meeting *m)
         w->everywhere = passive;
     }
     if (m->listener >= 0) return DT_OK;
-    return dt__error(DT_E_SYSTEM, "rank 0 cannot listen at %s, port %d: %s. %s", w->address, w->port, strerror(error),
-                     error == EADDRINUSE ? "Another program has the port, or an earlier run is still ending; set "
-                                           "MASTER_PORT to another port, the same on all ranks"
-                                         : "Set MASTER_ADDR to an address of the host of rank 0");
+    return dt__os_error("rank 0 cannot listen at %s, port %d: %s. %s", w->address, w->port, strerror(error),
+                        error == EADDRINUSE ? "Another program has the port, or an earlier run is still ending; set "
+                                              "MASTER_PORT to another port, the same on all ranks"
+                                            : "Set MASTER_ADDR to an address of the host of rank 0");
 }
 
 static void dt__judge_hello(const dt__meeting *m, const dt__hello *h, char *text, size_t room)
@@ -17764,8 +17757,8 @@ static dt_result dt__own_address(const dt__world *w, char *text, size_t room)
     if (w->size == 1) return dt__world_copy(text, room, "127.0.0.1"), DT_OK;
     if (w->address[0] && dt__route_address(w, text, room)) return DT_OK;
     if (dt__interface_address(NULL, text, room)) return DT_OK;
-    return dt__error(DT_E_SYSTEM, "no network interface of this host leads to rank 0 (\"%s\"): set DT_INTERFACE to the "
-                     "name or the address of one", w->address);
+    return dt__os_error("no network interface of this host leads to rank 0 (\"%s\"): set DT_INTERFACE to the name or "
+                        "the address of one", w->address);
 }
 
 #endif /* DT_OFI or DT__MEET */
@@ -18038,7 +18031,7 @@ static dt_result dt__ofi_poll(dt__link *link)
                 r = dt__ofi_ended(f, (dt__ofi_item *)e.op_context, 0, 0);
             n = DT__OFI_BATCH;
         } else if (n < 0 && n != -FI_EAGAIN) {
-            r = dt__error(DT_E_SYSTEM, "%s: the completion queue failed (%s)", f->link.name, fi_strerror((int)-n));
+            r = dt__os_error("%s: the completion queue failed (%s)", f->link.name, fi_strerror((int)-n));
         } else {
             for (ssize_t i = 0; i < n && !r; i++)
                 if (entry[i].op_context)
@@ -18152,10 +18145,11 @@ static dt_result dt__ofi_find(dt__ofi *f, const dt__world *w)
     bad = dt__ofi_ask(f, name, node);
     if (bad && !w->fabric[0]) bad = dt__ofi_ask(f, name = "tcp;ofi_rxm", node);
     if (bad)
-        return dt__error(DT_E_SYSTEM, "libfabric %u.%u has no provider %s here%s%s (%s): see what `fi_info -p \"%s\"` "
-                         "says; %s", FI_MAJOR(fi_version()), FI_MINOR(fi_version()), name, node ? " at " : "", address,
-                         fi_strerror(-bad), name, name[0] == 'e' ? "it needs an Elastic Fabric Adapter and its driver"
-                                                                 : "DT_FABRIC chooses another one");
+        return dt__os_error("libfabric %u.%u has no provider %s here%s%s (%s): see what `fi_info -p \"%s\"` says; %s",
+                            FI_MAJOR(fi_version()), FI_MINOR(fi_version()), name, node ? " at " : "", address,
+                            fi_strerror(-bad), name,
+                            name[0] == 'e' ? "it needs an Elastic Fabric Adapter and its driver"
+                                           : "DT_FABRIC chooses another one");
     DT__PRINT(f->link.name, "libfabric %u.%u %.30s", FI_MAJOR(fi_version()),
               FI_MINOR(fi_version()), f->info->fabric_attr->prov_name);
     f->registers = (f->info->domain_attr->mr_mode & FI_MR_LOCAL) != 0;
@@ -18179,8 +18173,8 @@ static dt_result dt__ofi_build(dt__ofi *f)
     if (!bad) bad = fi_ep_bind(f->end, &f->events->fid, FI_SEND | FI_RECV);
     if (!bad) what = "fi_enable", bad = fi_enable(f->end);
     if (!bad) return DT_OK;
-    return dt__error(DT_E_SYSTEM, "%s: %s failed (%s): see what `fi_info -p \"%s\"` says, or choose another provider "
-                     "by DT_FABRIC", f->link.name, what, fi_strerror(-bad), f->info->fabric_attr->prov_name);
+    return dt__os_error("%s: %s failed (%s): see what `fi_info -p \"%s\"` says, or choose another provider by "
+                        "DT_FABRIC", f->link.name, what, fi_strerror(-bad), f->info->fabric_attr->prov_name);
 }
 
 typedef struct dt__ofi_endpoint {
@@ -18195,7 +18189,7 @@ static dt_result dt__ofi_meet_peer(dt__ofi *f, int p, dt__ofi_endpoint *there, c
         return dt__error(DT_E_PEER, "rank %d uses %s, this one (%d) %s: set DT_FABRIC alike everywhere", p,
                          there->provider, f->link.rank, provider);
     if (fi_av_insert(f->names, there->address, 1, &f->peers[p].address, 0, NULL) != 1)
-        return dt__error(DT_E_SYSTEM, "%s: the address of rank %d is refused", f->link.name, p);
+        return dt__os_error("%s: the address of rank %d is refused", f->link.name, p);
     return DT_OK;
 }
 
@@ -18208,7 +18202,7 @@ static dt_result dt__ofi_meet(dt__ofi *f, dt__world *w)
     if (!all) return DT_E_MEMORY;
     dt__world_copy(own.provider, sizeof own.provider, f->info->fabric_attr->prov_name);
     bad = fi_getname(&f->end->fid, own.address, &length);
-    if (bad) r = dt__error(DT_E_SYSTEM, "%s: fi_getname failed (%s)", f->link.name, fi_strerror(-bad));
+    if (bad) r = dt__os_error("%s: fi_getname failed (%s)", f->link.name, fi_strerror(-bad));
     else r = dt__rendezvous(w, &own, (int)sizeof own, all);
     for (int p = 0; !r && p < w->size; p++) r = dt__ofi_meet_peer(f, p, &all[p], own.provider);
     dt__free(all);
@@ -18394,11 +18388,10 @@ static dt_result dt__tensors_add(dt__tensors *t, const char *path)
     file = &t->file[t->files++];
     file->path = dt__path_of("%s", path);
     r = dt__file_open(path, &file->fd, &bytes);
-    if (!r && bytes < 8) r = dt__error(DT_E_DATA, "%s has %jd bytes: it is cut", path, bytes);
+    if (!r && bytes < 8) r = dt__bad_data("%s has %jd bytes: it is cut", path, bytes);
     if (!r) r = dt__file_read(file->fd, path, &length, sizeof length, 0);
     if (!r && (length < 0 || length > DT__HEADER_MOST || length > bytes - 8))
-        r = dt__error(DT_E_DATA, "%s does not begin with a header's length: it is damaged, or not a safetensors file",
-                      path);
+        r = dt__bad_data("%s does not begin with a header's length: it is damaged, or not a safetensors file", path);
     if (!r && !(header = (char *)dt__alloc(length + 1, "a header"))) r = DT_E_MEMORY;
     if (!r) r = dt__file_read(file->fd, path, header, length, 8);
     j.path = path, j.text = header, j.bytes = length, j.base = 8;
@@ -18413,8 +18406,9 @@ static dt_result dt__tensors_sort(dt__tensors *t)
     if (t->count) qsort(t->list, (size_t)t->count, sizeof *t->list, dt__stored_by_name);
     for (int64_t i = 1; i < t->count; i++)
         if (!strcmp(t->list[i - 1].name, t->list[i].name))
-            return dt__error(DT_E_DATA, "%s and %s both hold %s: name files of one checkpoint",
-                             t->file[t->list[i - 1].file].path.at, t->file[t->list[i].file].path.at, t->list[i].name);
+            return dt__bad_data("%s and %s both hold %s: name files of one checkpoint",
+                                t->file[t->list[i - 1].file].path.at, t->file[t->list[i].file].path.at,
+                                t->list[i].name);
     return DT_OK;
 }
 
@@ -18776,8 +18770,8 @@ static dt_result dt__part_check(const char *folder, const dt__part_file *p, dt_c
     dt__part_file is;
     dt_result r = dt__part_scan(folder, p->name, &is, comm, -1, NULL);
     if (r || (is.bytes == p->bytes && !strcmp(is.hash, p->hash))) return r;
-    return dt__error(DT_E_DATA, "%s/%s is damaged: its SHA-256 is not the one in the manifest, and of %jd bytes it has "
-                     "%jd", folder, p->name, p->bytes, is.bytes);
+    return dt__bad_data("%s/%s is damaged: its SHA-256 is not the one in the manifest, and of %jd bytes it has %jd",
+                        folder, p->name, p->bytes, is.bytes);
 }
 
 static dt_result dt__step_copy(const char *from, const char *to, int64_t step)
@@ -18864,7 +18858,7 @@ static dt_result dt__manifest_check(const char *path, const char *text, int64_t 
     int64_t tail = (int64_t)sizeof DT__MANIFEST_SEAL - 1 + 64 + 4;
     if (bytes >= tail && !memcmp(text + bytes - tail, seal, (size_t)dt__manifest_seal(text, bytes - tail, seal)))
         return DT_OK;
-    return dt__error(DT_E_DATA, "%s is cut or damaged: its own SHA-256 is another one", path);
+    return dt__bad_data("%s is cut or damaged: its own SHA-256 is another one", path);
 }
 
 static void dt__manifest_end(dt__text *t, int full, const dt__part_file *file, int64_t files)
@@ -19154,8 +19148,8 @@ static dt_result dt__weights_find(const char *path, dt__path *found, int *publis
     *published = 0;
     if ((r = dt__step_newest(path, INT64_MAX, &step)) != DT_OK) return r;
     if (step >= 0) return *found = dt__step_path(path, step, ""), DT_OK;
-    return dt__error(DT_E_DATA, "%s holds neither model.safetensors nor model.safetensors.index.json nor a checkpoint: "
-                     "name a directory of Hugging Face, a folder of checkpoints, or a step in it", path);
+    return dt__bad_data("%s holds neither model.safetensors nor model.safetensors.index.json nor a checkpoint: name a "
+                        "directory of Hugging Face, a folder of checkpoints, or a step in it", path);
 }
 
 /* The config.json in a directory, of a checkpoint or beside published weights; any other path is the file's own. */
@@ -19396,7 +19390,7 @@ static dt_result dt__optimizer_seek(dt_optimizer *o)
     dt__update u[2];
     if ((float)o->step == o->steps) return DT_OK;
     if (!(o->steps >= 0.0f && o->steps <= 16777216.0f) || o->steps != (float)(int64_t)o->steps)
-        return dt__error(DT_E_DATA, "the optimizer's step is %g: load a whole number from 0 to 2^24", (double)o->steps);
+        return dt__bad_data("the optimizer's step is %g: load a whole number from 0 to 2^24", (double)o->steps);
     o->powers = dt__powers_first(&o->recipe);
     for (o->step = 0; (float)o->step < o->steps; o->step++) dt__update_begin(&o->powers, &o->recipe, 0.0f, 0.0f, u);
     return DT_OK;
@@ -22281,15 +22275,15 @@ static dt_result dt__supervise_start(dt__supervisor *s, char **argv)
     int failed;
     s->fd = dt__job_memory(&s->plan, &s->job);
     if (s->fd < 0)
-        return dt__error(DT_E_SYSTEM, "no shared memory for %d ranks (%s): try --launch threads", (int)s->plan.ranks,
-                         strerror(errno));
+        return dt__os_error("no shared memory for %d ranks (%s): try --launch threads", (int)s->plan.ranks,
+                            strerror(errno));
     s->announced = s->lost = s->status = s->escalation = 0;
     s->deadline = s->looked = s->still = 0, s->pressing = 2;
     failed = dt__spawn_ranks(s, argv);
     if (failed) {
         dt__supervise_kill(s, SIGKILL);
         while (s->alive) dt__supervise_reap(s), dt__nap();
-        return dt__error(DT_E_SYSTEM, "cannot start %d ranks (%s): use fewer", s->job->size, strerror(failed));
+        return dt__os_error("cannot start %d ranks (%s): use fewer", s->job->size, strerror(failed));
     }
     while (s->alive) {
         dt__supervise_listen(s);
@@ -22499,7 +22493,7 @@ static dt_result dt__node_join(dt__link *f, dt__address *address, float timeout,
         *fd = dt__node_memory(1, timeout), *place = 0;
         own->node = (uint64_t)f->rank;
     }
-    if (*fd < 0) return dt__error(DT_E_SYSTEM, "no shared memory for rank %d (%s)", f->rank, strerror(errno));
+    if (*fd < 0) return dt__os_error("no shared memory for rank %d (%s)", f->rank, strerror(errno));
     return dt__exchange_addresses(f, address);
 }
 
@@ -22517,7 +22511,7 @@ static dt_result dt__join(dt_comm **c, dt__link *f)
     if (!r) address[f->rank].node = dt__node_key(f);
     if (!r) r = dt__exchange_addresses(f, address);
     if (!r) r = dt__node_join(f, address, (float)timeout, &fd, &place);
-    if (!r && (job = dt__attach(fd)) == NULL) r = dt__error(DT_E_SYSTEM, "the node's memory cannot be mapped");
+    if (!r && (job = dt__attach(fd)) == NULL) r = dt__os_error("the node's memory cannot be mapped");
     if (!r) dt__job_rank(job, place)->world = f->rank, dt__job_rank(job, place)->pid = (int32_t)getpid();
     if (!r) r = dt__exchange_addresses(f, address); /* then all know the processes of a node */
     if (!r) r = dt__comm_open(&near, job, place, fd, 0);
@@ -22583,7 +22577,7 @@ static dt_result dt__start_thread(dt__rank_thread *t, dt__job *job, int rank, in
     failed = pthread_create(&t->thread, &attributes, dt__rank_main, t);
     pthread_attr_destroy(&attributes);
     if (!failed) return DT_OK;
-    return dt__error(DT_E_SYSTEM, "cannot start rank %d as a thread (%s): use fewer", rank, strerror(failed));
+    return dt__os_error("cannot start rank %d as a thread (%s): use fewer", rank, strerror(failed));
 }
 
 /* Threads cannot be killed: a thread that does not end in time is left to exit(). */
@@ -24101,8 +24095,7 @@ static dt_result dt__slice_read(const dt__walk *w)
             first = strtoll(has->name + length - 12, NULL, 10), held = has->bytes / 4;
         n = dt__min(first + held, w->at + w->count) - from;
         if (first < 0 || first > from || n <= 0)
-            return dt__error(DT_E_DATA, "the checkpoint does not hold %s: a file is missing, or of another model",
-                             name);
+            return dt__bad_data("the checkpoint does not hold %s: a file is missing, or of another model", name);
         r = dt__tensors_read(w->from, has, w->data + done, 4 * n, 4 * (from - first));
     }
     return r;
@@ -25143,8 +25136,7 @@ static dt_result dt__trainer_resume(dt_trainer *t)
         r = dt__misuse("%s holds no intact checkpoint of step %jd: choose another --resume-step, or leave it "
                        "out", l->place, given);
     if (!r && damaged)
-        r = dt__error(DT_E_DATA, "%s holds no intact checkpoint (%d are damaged): name another directory", l->place,
-                      damaged);
+        r = dt__bad_data("%s holds no intact checkpoint (%d are damaged): name another directory", l->place, damaged);
     if (!r && l->resume == DT_RESUME_ONLY)
         r = dt__misuse("%s holds no checkpoint to resume from: check --checkpoint, or leave --resume out", l->place);
     return r;

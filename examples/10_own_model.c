@@ -29,7 +29,7 @@
  * Exercise: give each head a scale of its own instead of each channel. What becomes of the loss and of the number of
  *     weights?
  *
- * Read on: 11_mlp.c for data of your own; "How to add an op" in dtrain.h, if one is missing. */
+ * Read on: 11_mlp.c for data of your own; "To add an op" in tests/README.md, if one is missing. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"

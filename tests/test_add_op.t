@@ -1,5 +1,5 @@
 #!/usr/bin/env perl
-# Follows the recipe "How to add an op" of dtrain.h on a copy: a map op, CUBE, by one row, and a row op, UNIT (a row over
+# Follows the recipe "To add an op" of tests/README.md on a copy of dtrain.h: a map op, CUBE, by one row, and a row op, UNIT (a row over
 # its length), by a row for its value, a row for its gradient, and a builder.
 use strict;
 use warnings;
@@ -11,8 +11,8 @@ use Test::More;
 plan skip_all => 'compiles a copy by itself, without sanitizers' if sanitized();
 
 my $text = slurp("$root/dtrain.h");
-my ($recipe) = $text =~ /(How to add an op\..*?)\*\//s;
-like($recipe, qr/A map op: 1\. a row in this table; 2\. its declaration.*A row op: 1\. a row in this table with its passes; 2\. a builder/s,
+my ($recipe) = slurp("$root/tests/README.md") =~ /^(To add an op, .*?)\n\n/ms;
+like($recipe, qr/a row in the table of ops.*For a map op add its declaration.*A row op, whose passes are in its row, needs a builder/s,
     'the recipe says what a map op and a row op need');
 
 sub after { # inserts behind the first match of a pattern; the place must exist
