@@ -11420,6 +11420,8 @@ typedef struct dt__net {
     dt_model model;  /* dt__model_settled */
     dt_segment *own; /* a family's list */
 } dt__net;
+#define DT__EACH_PARAM(p, net) \
+    for (dt__net_param *p = (net)->params; p < (net)->params + (net)->param_count; p++) /* in definition order */
 
 static int32_t dt__net_find(const dt__net *net, const char *name)
 {
@@ -11679,10 +11681,10 @@ static dt_result dt__net_open(dt__net *net, const dt_model *m, int64_t rows, int
     for (int64_t s = 0; s < net->count && !r; s++)
         r = dt__net_segment(net, m->segments ? m->segments : net->own, s, &shape, targets);
     if (r) return r;
-    for (int32_t i = 0; i < net->param_count && !net->context; i++)
-        if (!net->params[i].uses)
+    DT__EACH_PARAM(p, net)
+        if (!p->uses && !net->context)
             return dt__error(DT_E_SHAPE, "the loss does not depend on parameter %s: use it, or leave it out",
-                             net->params[i].is.name);
+                             p->is.name);
     for (int64_t s = 0; s < net->count; s++) {
         dt__built *b = &net->segments[s];
         b->routed = net->routed;
@@ -19816,7 +19818,7 @@ static void dt__store_close(dt__store *s)
 static dt_result dt__store_open(dt__store *s, dt__net *net, const dt__chunk *chunks, int count, int64_t bytes,
                                 int buffered, int shared)
 {
-    for (int32_t i = 0; i < net->param_count; i++) net->params[i].offset = -1;
+    DT__EACH_PARAM(p, net) p->offset = -1;
     for (int c = count - 1; c >= 0; c--) {
         dt_result r = dt__store_chunk(s, net, &chunks[c], bytes);
         if (r) return r;
@@ -20240,7 +20242,7 @@ static int64_t dt__bucket_sum(const dt_plan *plan, int32_t bucket, int64_t *from
 static void dt__layout_pieces(dt_plan *plan)
 {
     const dt__store *s = &plan->store;
-    for (dt__net_param *p = plan->net.params; p < plan->net.params + plan->net.param_count; p++) {
+    DT__EACH_PARAM(p, &plan->net) {
         int64_t at, lo, count, sum;
         if (p->offset < 0) continue;
         at = p->offset - s->bucket[p->bucket].param, sum = dt__bucket_sum(plan, p->bucket, &lo, &count);
@@ -20452,7 +20454,7 @@ static dt_result dt__layout_net(dt_plan *plan, const dt__kernels *k)
 #endif
     }
     if (!r) r = dt__net_open(&plan->net, &plan->recipe->model, plan->rows, plan->recipe->sequence);
-    for (int32_t i = 0; i < plan->net.param_count; i++) cut |= plan->net.params[i].is.cut >= 0;
+    DT__EACH_PARAM(p, &plan->net) cut |= p->is.cut >= 0;
     if (!r && l->ep > 1 && !plan->net.routed)
         r = dt__misuse("--ep %jd: the model has no experts to share: set --experts, or leave --ep out", l->ep);
     if (!r && l->tp > 1 && !cut)
@@ -20824,9 +20826,9 @@ static void dt__cost_update(const dt_plan *plan, dt_instr *i)
               (m->size[DT_AXIS_TENSOR] > 1) << DT_AXIS_TENSOR;
     if (ranks > 1) /* under the first of the axes */
         i->sent[__builtin_ctz((unsigned)i->axes)] = dt__all_reduce_bytes(ranks, rank, plan->blocks);
-    for (int32_t p = 0; p < plan->net.param_count; p++)
+    DT__EACH_PARAM(p, &plan->net)
         for (int k = -1; k < DT__STATE_COUNT; k++)
-            if (k < 0 || dt__state_kept(plan->recipe, k)) i->touched += 8 * plan->net.params[p].own;
+            if (k < 0 || dt__state_kept(plan->recipe, k)) i->touched += 8 * p->own;
 }
 
 static int dt__stage_uses(const dt__net_param *p, int stage)
@@ -20838,7 +20840,7 @@ static int dt__stage_uses(const dt__net_param *p, int stage)
 
 static void dt__cost_tie(const dt_plan *plan, dt_instr *i)
 {
-    for (const dt__net_param *p = plan->net.params; p < plan->net.params + plan->net.param_count; p++)
+    DT__EACH_PARAM(p, &plan->net)
         for (int u = 0; u < p->uses && p->uses > 1 && p->offset >= 0; u++)
             for (int s = 0; s < plan->shape.pipe.stages && p->stage[u] == plan->shape.stage; s++) {
                 int64_t from, count;
@@ -20911,8 +20913,7 @@ static dt_result dt__layout_end(dt_plan *plan)
     if (!r) r = dt__program_pass(plan);
     if (!r) r = dt__layout_reduction(plan, plan->store.shards);
     if (r) return r;
-    for (int32_t i = 0; i < plan->net.param_count; i++)
-        plan->blocks += dt__param_blocks(&plan->net.params[i].is);
+    DT__EACH_PARAM(p, &plan->net) plan->blocks += dt__param_blocks(&p->is);
     dt__layout_pieces(plan);
     dt__layout_slots(plan);
     dt__layout_rows(plan);
@@ -21708,8 +21709,7 @@ static dt_result dt__engine_squares(dt__engine *e, float *squares)
     float *sums;
     dt_result r = DT_OK;
     if (e->copy) dt__mem_fill(e->k, e->pool, e->sums, 0.0f, e->p.blocks);
-    for (int32_t i = 0; i < e->p.net.param_count; i++) {
-        const dt__net_param *p = &e->p.net.params[i];
+    DT__EACH_PARAM(p, &e->p.net) {
         if (p->stage[0] == e->p.shape.stage && (p->is.shards > 1 || !e->p.mesh.at[DT_AXIS_TENSOR]) &&
             (once || dt__param_copies(&p->is) > 1))
             dt__engine_square(e, p, e->sums + at);
@@ -21754,8 +21754,7 @@ static dt_result dt__engine_update(dt__engine *e)
     if (!result) result = dt__update_check(&e->powers, e->p.recipe, squares, e->step, &e->rate, &skip);
     if (result || skip) return result;
     dt__update_begin(&e->powers, e->p.recipe, e->rate, e->norm, u);
-    for (int32_t i = 0; i < e->p.net.param_count; i++) {
-        const dt__net_param *p = &e->p.net.params[i];
+    DT__EACH_PARAM(p, &e->p.net) {
         dt__verb v = DT__ZERO;
         v.k = e->k, v.kind = DT__VERB_UPDATE, v.optimizer = e->p.recipe->optimizer, v.n = p->own;
         v.u = &u[p->is.shape.dims >= 2], v.to = dt__own_weights(e, p), v.from = dt__own_gradient(e, p);
@@ -23353,9 +23352,8 @@ static void dt__memory_add(dt_trainer *t, const char *name, int purpose, int kin
 static int64_t dt__trainer_longest(const dt_trainer *t)
 {
     int64_t longest = 0;
-    for (int32_t i = 0; i < t->e.p.net.param_count; i++)
-        if (dt__param_arrays(&t->e.p.net.params[i].is) > 1)
-            longest = dt__max(longest, dt_shape_count(t->e.p.net.params[i].is.shape));
+    DT__EACH_PARAM(p, &t->e.p.net)
+        if (dt__param_arrays(&p->is) > 1) longest = dt__max(longest, dt_shape_count(p->is.shape));
     return longest;
 }
 
@@ -23739,8 +23737,7 @@ static int64_t dt__logits_segment(const dt__net *net, int64_t words, int64_t voc
 static void dt__trainer_draw(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    for (int32_t i = 0; i < e->p.net.param_count; i++) {
-        const dt__net_param *p = &e->p.net.params[i];
+    DT__EACH_PARAM(p, &e->p.net) {
         int whole = e->p.shape.zero < 3;
         int64_t count = whole ? p->count : p->own;
         float *weights;
@@ -23756,7 +23753,7 @@ static void dt__trainer_draw(dt_trainer *t)
 static void dt__average_begin(dt_trainer *t)
 {
     dt__engine *e = &t->e;
-    for (const dt__net_param *p = e->p.net.params; p < e->p.net.params + e->p.net.param_count; p++)
+    DT__EACH_PARAM(p, &e->p.net)
         if (t->recipe.ema > 0.0f && p->offset >= 0)
             dt__mem_copy(e->k, t->pool, e->state[DT__STATE_AVERAGE] + p->state, dt__own_weights(e, p), p->own);
 }
@@ -24286,7 +24283,7 @@ static dt_result dt__state_save(dt__walk w, const char *folder, int kind, dt__pa
 /* Lists the parameters of a manifest: "NAME": [axis that shards cut, from 1, or 0; groups, pad, experts; the shape]. */
 static void dt__net_text(dt__text *text, const dt__net *net)
 {
-    for (const dt__net_param *x = net->params; x < net->params + net->param_count; x++) {
+    DT__EACH_PARAM(x, net) {
         const dt__param *p = &x->is;
         dt__text_add(text, x == net->params ? "\n  " : ",\n  ");
         dt__text_string(text, p->name);
@@ -24451,7 +24448,7 @@ static dt_result dt__checkpoint_walk(dt__checkpoint *c, int64_t index, int64_t e
     int64_t longest = 0;
     if (index < 0 || index >= c->is.arrays)
         return dt__misuse("there is no array %jd in %s, which has %jd: count from 0", index, c->path.at, c->is.arrays);
-    for (int32_t i = 0; i < net->param_count; i++) longest = dt__max(longest, net->params[i].count);
+    DT__EACH_PARAM(p, net) longest = dt__max(longest, p->count);
     if (!c->stored && !(c->stored = DT__NEW(float, longest, "a checkpoint"))) return DT_E_MEMORY;
     *w = dt__walk_of(&c->t, index, end, 0);
     w->memory = c->stored, w->from = &c->tensors, w->whole = 1;
@@ -24520,7 +24517,7 @@ static dt_result dt__model_identity(const dt_trainer *t, char hash[65])
     dt__text_add(&text, "%d %.9g %.9g %.9g %jd\n", (int)t->recipe.model.family, s->factor, s->low_freq_factor,
                  s->high_freq_factor, s->original_context);
     if (s->kind) dt__text_add(&text, "%d %d %.9g\n", (int)s->kind, (int)s->untruncated, s->attention);
-    for (const dt__net_param *p = t->e.p.net.params; p < t->e.p.net.params + t->e.p.net.param_count; p++)
+    DT__EACH_PARAM(p, &t->e.p.net)
         dt__text_add(&text, "%s %s\n", p->is.name, dt__show(&p->is.shape).at);
     if (!text.failed) dt__sha256_of(text.at, text.length, hash);
     dt__free(text.at);

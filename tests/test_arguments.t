@@ -32,7 +32,7 @@ while ($public =~ /^DT_API ([^;{}()]*?)(\w+)\(([^;{}()]*)\);/mg) {
 while ($code =~ /^DT_API [^;{}()]*?(\w+)\([^;{}()]*\)\s*(\{[^\n]+\}$|\{\n.*?^\})/msg) {
     my ($name, $body) = ($1, $2);
     my ($check, $words) = $body =~ /(dt__refuse[ds]|DT__REQUIRE|DT__NEEDS)\((?:\w+, )?"([^"]*)"/ or next;
-    $spec{$name} = [$check =~ /refuses|NEEDS/, $words];
+    $spec{$name} = [scalar($check =~ /refuses|NEEDS/), $words];
 }
 $spec{$_} = [1, $code =~ /DT__BUILD_UNARY.*?"(x#)"/s] for qw(dt_tanh dt_silu dt_gelu dt_relu);
 $spec{$_} = [1, $code =~ /DT__BUILD_BINARY.*?"(a# b#)"/s] for qw(dt_add dt_sub dt_mul);
