@@ -7,8 +7,9 @@
 # implementation. Where the commands of a program differ in its ranks alone, they run from the last one on until all that
 # the comment and the concepts show has been printed; with --full each of them runs. Of the programs that compute for a
 # second or longer a quarter runs, as seeded() draws, and the others only compile; of the programs with lines for mpicc one
-# runs under mpirun. With --full all run. Header comments have all of their parts, no example is longer than a page of 150 lines, and every concept of the course has a program or names
-# what it waits for.
+# runs under mpirun. With --full all run. Header comments have all of their parts, their questions have answers in the
+# page of the chapter (examples/answers), no example is longer than a page of 150 lines, and every concept of the course has a
+# program or names what it waits for.
 use strict;
 use warnings;
 use FindBin;
@@ -135,6 +136,25 @@ sub parts {
     return @missing;
 }
 
+# What the page of a program's chapter lacks: its heading, its own question and exercise, an answer, a hint.
+my %unwritten = map { $_ => 1 } 1 .. 10; # chapters without a page
+sub unanswered {
+    my ($name, $file) = @_;
+    my ($comment) = slurp($file) =~ m{^/\*(.*?)\*/}s;
+    my $page = 'answers/' . int(place($name) / 10) . '.md';
+    my $text = -e "$root/examples/$page" ? slurp("$root/examples/$page") : return "$page is missing";
+    my @asked = map { join ' ', split ' ', s/^ \*//mgr } $comment =~ /^ \* Predict first: (.*?)^ \* Exercise: (.*?)^ \*\n/ms;
+    my ($part) = $text =~ m{^## \[\Q$name\E\]\(\.\./\Q$name\E\)\n(.*?)(?=^## |\z)}ms or return "$page has no heading of $name";
+    my @lacks;
+    for (['Predict first', 'Answer'], ['Exercise', 'Hint']) {
+        my ($question, $answer) = @$_;
+        my ($same) = $part =~ m{^\*\*$question:\*\* (.*?)\n\n<details><summary>$answer</summary>\n\n\S.*?\n\n</details>$}ms;
+        push @lacks, "$page, $name: not the program's '$question', or no '$answer'"
+            if join(' ', split ' ', $same // '') ne shift @asked;
+    }
+    return @lacks;
+}
+
 # Examples of more than 150 lines: these numbers may only fall.
 my %length = (
     '12_cnn.c' => 159, '20_network.c' => 294, '23_race.c' => 194, '27_trees.c' => 211,
@@ -159,6 +179,7 @@ for my $example (@examples) {
     my @commands = commands($example, qr{cc |\./|DT_LINK_});
     ok(@commands && $commands[0] =~ /^cc .*\Q$name\E/, "$name: its header comment says how to compile it") or next;
     is(join("; ", parts($name =~ s{\.c$}{}r, $example)), "",  '  and its header comment has all parts');
+    is(join("\n", $unwritten{int(place($name) / 10)} ? () : unanswered($name, $example)), '', '  and its question has an answer');
     cmp_ok(scalar(() = slurp($example) =~ /\n/g), '<=', $length{$name} || 150, '  and it is no longer than a page');
     my $folder = $commands[0] =~ m{examples/} ? "$tmp/tree" : "$tmp/tree/examples";
     my $all = '';
