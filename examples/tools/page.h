@@ -6,7 +6,7 @@
 
 #include "runs.h"
 
-enum { PAGE_RUNS = 8, PAGE_POINTS = 240, PAGE_BINS = 20, PAGE_BARS = 8 };
+enum { PAGE_RUNS = 8, PAGE_POINTS = 240, PAGE_BARS = 8 };
 
 /* Markup with %s for a text of unknown origin, %d for an int, %f for a length with two decimals. */
 static void put(FILE *f, const char *markup, ...)
@@ -149,26 +149,24 @@ static void plot_marker(FILE *f, int look, double x, double y)
     put(f, "<path class=\"mark r%d\" d=\"M%f %f%s\"/>", look, x, y, looks[look].marker);
 }
 
-/* A run as a line of up to 240 groups of steps, each the mean loss or the longest time, and marks for validation. */
+/* A run in up to 240 groups of steps: a line of the mean loss or the longest time, or marks of the validation loss. */
 static void plot_run(FILE *f, const plot *p, const run *r, int look, int column)
 {
-    int64_t each = (r->steps + PAGE_POINTS - 1) / PAGE_POINTS, marks = 0, n = 0;
+    int64_t each = (r->steps + PAGE_POINTS - 1) / PAGE_POINTS;
     const char *move = "M";
-    put(f, "<path class=\"line r%d\" d=\"", look);
+    if (column != c_validation) put(f, "<path class=\"line r%d\" d=\"", look);
     for (int64_t i = 0; i < r->steps;) {
-        double sum = 0, most = 0, count = 0, x = r->step[i].of[c_step];
-        for (int64_t k = 0; k < each && i < r->steps; k++, i++) {
-            double y = r->step[i].of[column];
-            if (y == y) sum += y, most = fmax(most, y), count++;
-            marks += fabs(r->step[i].of[c_validation]) < 1e30;
+        double sum = 0, most = 0, count = 0, x = 0, y;
+        for (int64_t end = i + each; i < end && i < r->steps; i++) {
+            if (!(fabs(y = r->step[i].of[column]) < 1e30)) continue;
+            sum += y, most = fmax(most, y), count++, x = r->step[i].of[c_step];
         }
-        if (count > 0)
-            put(f, "%s%f %f", move, plot_x(p, x), plot_y(p, column == c_loss ? sum / count : most)), move = "L";
+        if (!(count > 0)) continue;
+        x = plot_x(p, x), y = plot_y(p, column == c_seconds ? most : sum / count);
+        if (column == c_validation) plot_marker(f, look, x, y);
+        else put(f, "%s%f %f", move, x, y), move = "L";
     }
-    put(f, "\"/>\n");
-    for (const run_step *s = r->step; s < r->step + r->steps && column == c_loss; s++)
-        if (fabs(s->of[c_validation]) < 1e30 && ++n % (1 + marks / 40) == 0)
-            plot_marker(f, look, plot_x(p, s->of[c_step]), plot_y(p, s->of[c_validation]));
+    if (column != c_validation) put(f, "\"/>\n");
 }
 
 /* A number of the steps of all runs. A loss of more than twice the first one is drawn there. */
@@ -190,7 +188,10 @@ static void page_lines(FILE *f, const run *runs, int count, int column, const ch
     if (!(p.x1 >= p.x0)) return;
     if (column == c_loss && first > 0) p.y1 = fmin(p.y1, 2 * first);
     put(f, "<div>"), plot_open(&p, f, title, about, "step", y_name);
-    for (int k = 0; k < count; k++) plot_run(f, &p, &runs[k], k, column);
+    for (int k = 0; k < count; k++) {
+        plot_run(f, &p, &runs[k], k, column);
+        if (column == c_loss) plot_run(f, &p, &runs[k], k, c_validation);
+    }
     put(f, "</svg><ul class=\"legend\">");
     for (int k = 0; k < count; k++) {
         put(f, "<li><svg class=\"key\" viewBox=\"0 0 40 10\" aria-hidden=\"true\">");
@@ -198,33 +199,6 @@ static void page_lines(FILE *f, const run *runs, int count, int column, const ch
         put(f, "</svg> %s</li>", runs[k].name);
     }
     put(f, "</ul></div>\n");
-}
-
-/* Steps by their milliseconds. What exceeds three medians is in the last bin. */
-static void page_histogram(FILE *f, const run *r)
-{
-    static const char *const names[] = {"p50", "p90", "p99"};
-    const double *at = &r->fact[FACT_MEDIAN], low = 1e3 * r->fact[FACT_SHORTEST], *x;
-    double high = 1e3 * fmin(r->fact[FACT_LONGEST], 3 * *at), wide = fmax(high - low, 1e-6), bin[PAGE_BINS] = {0};
-    plot p = {low, low + wide, 0, 1};
-    for (x = r->order; x < r->order + r->timed; x++) {
-        int b = (int)fmin(PAGE_BINS - 1, PAGE_BINS * (1e3 * *x - low) / wide);
-        p.y1 = fmax(p.y1, ++bin[b]);
-    }
-    put(f, "<div>");
-    plot_open(&p, f, "Histogram of step times", text("Half of the steps take up to %s, 90 %% up to %s, 99 %% up to %s.",
-              in_seconds(at[0]), in_seconds(at[1]), in_seconds(at[2])), text("ms of a step of %s", r->name), "steps");
-    for (int b = 0; b < PAGE_BINS; b++) {
-        double y = plot_y(&p, bin[b]), w = (double)(RIGHT - LEFT) / PAGE_BINS;
-        put(f, "<rect class=\"bar\" fill=\"%s\" x=\"%f\" y=\"%f\" width=\"%f\" height=\"%f\"/>", looks->colour,
-            LEFT + w * b, y, w, BOTTOM - y);
-    }
-    for (int k = 0; k < 3; k++) {
-        double right = fmin(plot_x(&p, 1e3 * at[k]), RIGHT);
-        put(f, "<path class=\"rule\" d=\"M%f %dV%d\"/>", right, TOP + 12 * k + 2, BOTTOM);
-        svg_text(f, right + (right > 300 ? -3 : 3), TOP + 12 * k + 10, right > 300 ? "end" : "start", names[k]);
-    }
-    put(f, "</svg></div>\n");
 }
 
 /* Lanes below each other, from 0 to an end that is named. */
@@ -244,9 +218,10 @@ static void lane_bar(FILE *f, int lane, double from, double to, int look)
             2 + scale * from, 15 + LANE * lane, fmax(scale * (to - from), 0.2), look);
 }
 
-/* Up to 8 bars of the same parts, and a table of their numbers. NaN: not known. */
+/* Up to 8 bars of the same parts, and a table where these are several. NaN: not known. */
 typedef struct bars {
-    const char *title, *bar[PAGE_BARS];
+    const char *title;
+    char bar[PAGE_BARS][NAME];
     const char *const *part;
     int count, parts;
     const char *(*in)(double);
@@ -270,8 +245,9 @@ static void page_bars(FILE *f, const bars *b)
         for (int k = 0; k < b->parts && most > 0; k++, from = to)
             to = from + known_or(b->of[i][k], 0) / most, lane_bar(f, i, from, to, k);
     }
-    put(f, "</svg></div>"), row(f, HEAD, cell, 1 + b->count);
-    for (int k = 0; k < b->parts; k++) {
+    put(f, "</svg></div>");
+    if (b->parts > 1) row(f, HEAD, cell, 1 + b->count);
+    for (int k = 0; k < b->parts && b->parts > 1; k++) {
         cell[0] = b->part[k];
         for (int i = 0; i < b->count; i++) {
             double x = b->of[i][k];
@@ -279,7 +255,7 @@ static void page_bars(FILE *f, const bars *b)
         }
         row(f, k, cell, 1 + b->count);
     }
-    table_end(f), put(f, "</div>\n");
+    put(f, b->parts > 1 ? "</tbody></table></div></div>\n" : "</div>\n");
 }
 
 /* ---- sections ---- */
@@ -314,14 +290,16 @@ static void page_facts(FILE *f, const run *runs, int count)
     if (same) put(f, "<p>The hashes are equal: all runs have the same weights, to the last bit.</p>\n");
 }
 
-static void page_curves(FILE *f, const run *runs, int count)
+/* A histogram: steps by their seconds. What exceeds three medians is in the last bin. */
+static void page_steps(FILE *f, const run *r)
 {
-    put(f, "<h2>Loss and step time</h2>\n<div class=\"pair\">");
-    page_lines(f, runs, count, c_loss, "Loss over steps", "loss: line training, marks validation");
-    page_lines(f, runs, count, c_seconds, "Seconds per step", "seconds of a step");
-    for (int k = 0; k < count; k++)
-        if (runs[k].timed) page_histogram(f, &runs[k]);
-    put(f, "</div>\n");
+    static const char *const parts[] = {"steps"};
+    const double low = r->fact[FACT_SHORTEST], high = fmin(r->fact[FACT_LONGEST], 3 * r->fact[FACT_MEDIAN]);
+    const double wide = fmax((high - low) / PAGE_BARS, 1e-9);
+    bars b = {"Histogram of step times", {""}, parts, r->timed ? PAGE_BARS : 0, 1, in_digits, {{0}}};
+    for (int k = 0; k < PAGE_BARS; k++) snprintf(b.bar[k], NAME, "from %s", in_seconds(low + k * wide));
+    for (int64_t i = 0; i < r->timed; i++) b.of[(int)fmin((r->order[i] - low) / wide, PAGE_BARS - 1)][0]++;
+    page_bars(f, &b);
 }
 
 static void page_where(FILE *f, const run *r)
@@ -334,7 +312,7 @@ static void page_where(FILE *f, const run *r)
         double rest = r->sum[q][RANK_SECONDS];
         for (int k = 0; k < PARTS; k++) b.of[i][k] = (double)NAN;
         for (int k = 0; k < PART_OTHER; k++) rest -= b.of[i][k] = r->sum[q][k];
-        b.bar[i] = text("rank %d", q), b.of[i][PART_OTHER] = fmax(0, rest);
+        snprintf(b.bar[i], NAME, "rank %d", q), b.of[i][PART_OTHER] = fmax(0, rest);
     }
     page_bars(f, &b);
     if (r->ranks > shown) put(f, "<p>%d of %d ranks.</p>\n", shown, r->ranks);
@@ -361,11 +339,11 @@ static void page_trace(FILE *f, const run *r)
     static const char *const names[] = {"measured", "simulated"};
     const trace *traces[] = {&r->measured, &r->simulated};
     double end = fmax(1e-3, fmax(r->measured.end, r->simulated.end));
-    bars b = {"Rank 0 by class", {NULL}, trace_classes, 0, TRACE_CLASSES, in_seconds, {{0}}};
+    bars b = {"Rank 0 by class", {""}, trace_classes, 0, TRACE_CLASSES, in_seconds, {{0}}};
     for (int k = 0; k < 2; k++) {
         if (!traces[k]->bars) continue;
         page_lanes(f, traces[k], end, names[k]);
-        b.bar[b.count] = names[k], memcpy(b.of[b.count++], traces[k]->rank, sizeof traces[k]->rank);
+        strcpy(b.bar[b.count], names[k]), memcpy(b.of[b.count++], traces[k]->rank, sizeof traces[k]->rank);
     }
     if (r->measured.lanes == TRACE_LANES) put(f, "<p>Up to %d threads are shown.</p>\n", TRACE_LANES);
     if (b.count) page_bars(f, &b);
@@ -444,17 +422,13 @@ static void page_recipe(FILE *f, const run *r)
     table_end(f), put(f, "<p>Options are shown that have other than the usual values.</p>\n");
 }
 
-static void page_samples(FILE *f, const run *r)
+static void page_sample(FILE *f, const run *r)
 {
     char sample[4096];
-    int shown = 0;
-    for (int64_t i = r->steps; i-- > 0 && shown < 3;) {
-        slice s = json_find(r->step[i].line, "sample");
-        if (!s.at) continue;
-        put(f, "<p>Step %s</p><pre>%s</pre>\n", in_digits(r->step[i].of[c_step]), json_text(s, sample, sizeof sample));
-        shown++;
-    }
-    if (!shown) put(f, "<p>None.</p>\n");
+    slice s = {NULL, NULL};
+    int64_t i = r->steps;
+    while (i-- > 0 && !s.at) s = json_find(r->step[i].line, "sample");
+    put(f, "<pre>%s</pre>\n", s.at ? json_text(s, sample, sizeof sample) : "none: --sample-every N draws some");
 }
 
 /* ---- the page ---- */
@@ -473,7 +447,7 @@ static const char page_style[] =
     ".long{overflow-wrap:anywhere}th[scope=row]{font-weight:400;min-width:8em}.wide{overflow-x:auto}\n"
     ".plot{width:100%;max-width:560px;height:auto;display:block;stroke:CanvasText}.plot text{font-size:11px;"
     "fill:CanvasText;stroke:none}.grid{stroke:#8886;stroke-width:.6}.axis,.line{fill:none}.line{stroke-width:1.4}"
-    ".bar{fill-opacity:.5;stroke-width:.6}.rule{stroke-dasharray:2 2;stroke-width:.8}.event{stroke-width:.25}"
+    ".event{stroke-width:.25}"
     ".hatch{stroke:CanvasText;stroke-width:.7;fill:none;stroke-linecap:square}"
     ".mark{fill:Canvas;stroke-width:1.3;stroke-dasharray:none!important}\n"
     ".legend{list-style:none;margin:0;padding:0;display:flex;flex-wrap:wrap;gap:2px 16px;font-size:.875rem}"
@@ -504,9 +478,9 @@ static void page_put(FILE *f, const run *runs, int count, int follow)
     static const struct {
         const char *title;
         void (*put)(FILE *, const run *);
-    } sections[] = {{"Where time goes", page_where}, {"Timeline", page_trace}, {"Bytes by link", page_bytes},
-                    {"Memory", page_memory}, {"Rules", page_rules}, {"Recipe and hardware", page_recipe},
-                    {"Text samples", page_samples}};
+    } sections[] = {{"Steps by their time", page_steps}, {"Where time goes", page_where}, {"Timeline", page_trace},
+                    {"Bytes by link", page_bytes}, {"Memory", page_memory}, {"Rules", page_rules},
+                    {"Recipe and hardware", page_recipe}, {"Last text sample", page_sample}};
     page_id = 0;
     fputs(page_first, f);
     put(f, "<html lang=\"en\"><head><meta charset=\"utf-8\"/>"
@@ -515,8 +489,10 @@ static void page_put(FILE *f, const run *runs, int count, int follow)
     put(f, "<link rel=\"icon\" href=\"data:,\"/><title>Training report: %s</title>", runs->name), page_looks(f);
     put(f, "<main><h1>Training report</h1><div class=\"cards\">\n");
     for (int k = 0; k < count; k++) page_verdict(f, &runs[k]);
-    put(f, "</div>\n"), page_facts(f, runs, count), page_curves(f, runs, count);
-    for (int s = 0; s < 7; s++) {
+    put(f, "</div>\n"), page_facts(f, runs, count), put(f, "<h2>Loss and step time</h2><div class=\"pair\">\n");
+    page_lines(f, runs, count, c_loss, "Loss over steps", "loss: line training, marks validation");
+    page_lines(f, runs, count, c_seconds, "Seconds per step", "seconds of a step"), put(f, "</div>\n");
+    for (int s = 0; s < 8; s++) {
         put(f, "<h2>%s</h2>\n", sections[s].title);
         for (int k = 0; k < count; k++) {
             if (count > 1) put(f, "<h3>%s</h3>\n", runs[k].name);
