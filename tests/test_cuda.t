@@ -122,7 +122,7 @@ ok(!$bad, 'the checked stand-in is compiled') or BAIL_OUT($err);
 # Attention by tensor cores against doubles.
 linked_with('gpu', "$root/tests/gpu_attention.c", "$tmp/attention", $strict);
 for (["XDG_CACHE_HOME=$tmp DT_CUDA_LIBRARY=$checked DT_NVRTC_LIBRARY=$checked", 'cases'], full() ? [$there, (1 + int rand 1e6) . ' 50'] : ()) {
-    my ($bad, $out, $error) = run(300, "$_->[0] ./attention $_->[1]");
+    my ($bad, $out, $error) = run(1200, "$_->[0] ./attention $_->[1]");
     ok(!$bad && $out =~ /^1\.\.[1-9]/m, "attention by tensor cores: $_->[1]") or diag(join "\n", $error, grep { !/^ok/ } split /\n/, $out);
 }
 for my $layout ('--model nano --recompute full --offload --layers 3 --dropout 0.1', # its copies overlap with ops
@@ -145,7 +145,7 @@ my %golden = golden();
 for (full() ? 1 .. 60 : ()) {
     my $name = (sort keys %golden)[rand keys %golden];
     my $options = options(draw($name, 4));
-    is(hash_of($name, "$options --device cuda", $there, './train'), $golden{$name}, "$name: $options");
+    is(hash_of($name, "$options --device cuda --timeout 100", $there, './train'), $golden{$name}, "$name: $options");
 }
 
 # Random graphs, planned and of a program's own, node by node; and every op, and loops of a program's own.
