@@ -52,6 +52,26 @@ static inline char *cost_field(char **at, char separator)
     return field;
 }
 
+/* The next line that is neither empty nor a comment; NULL: none is left. *number counts lines. */
+static inline char *cost_line(char **at, int *number)
+{
+    for (char *line; (line = cost_field(at, '\n')) != NULL;) {
+        ++*number, line[strcspn(line, "\r")] = 0;
+        if (*line && *line != '#') return line;
+    }
+    return NULL;
+}
+
+/* Reads a file into a text. 0: it cannot be read, or there is no room for it. */
+static inline int cost_load(const char *name, char *text, size_t room)
+{
+    FILE *f = fopen(name, "rb");
+    size_t n = f ? fread(text, 1, room, f) : room;
+    if (f) fclose(f);
+    if (n < room) text[n] = 0;
+    return n < room;
+}
+
 /* A finite number of 0 or more that is all of a text; else NAN. */
 static inline double cost_number(const char *text)
 {
@@ -83,18 +103,16 @@ static inline int cost_column(cost_type *t, const char *name, const char *value)
 static inline const char *cost_read(cost_catalogue *c, char *text)
 {
     static char wrong[200];
-    char *line = cost_field(&text, '\n'), *name[COST_COLUMNS], *value;
-    int columns = 0;
-    size_t n = strcspn(line, "\r");
-    memset(c, 0, sizeof *c), line[n] = 0;
-    if (strncmp(line, "instance\t", 9)) return "line 1 does not begin with 'instance'";
+    int columns = 0, row = 0;
+    char *line = cost_line(&text, &row), *name[COST_COLUMNS], *value;
+    size_t n = line ? strlen(line) : 0;
+    memset(c, 0, sizeof *c);
+    if (!line || strncmp(line, "instance\t", 9)) return "the first line does not begin with 'instance'";
     if (strspn(line + n - 8, "0123456789") == 8)
         snprintf(c->date, sizeof c->date, "%.4s-%.2s-%.2s", line + n - 8, line + n - 4, line + n - 2);
     while (columns < COST_COLUMNS && (name[columns] = cost_field(&line, '\t')) != NULL) columns++;
-    for (int row = 2; (line = cost_field(&text, '\n')) != NULL; row++) {
+    while ((line = cost_line(&text, &row)) != NULL) {
         cost_type *t = &c->type[c->count];
-        line[strcspn(line, "\r")] = 0;
-        if (!*line || *line == '#') continue;
         if (c->count == COST_TYPES)
             return snprintf(wrong, sizeof wrong, "line %d: more than %d types", row, COST_TYPES), wrong;
         t->teraflops = t->gbit = t->host_gib = t->nvme_gb = t->dollars = (double)NAN;
@@ -111,12 +129,8 @@ static inline const char *cost_read(cost_catalogue *c, char *text)
 static inline const char *cost_open(cost_catalogue *c, const char *file)
 {
     static char text[1 << 16];
-    FILE *f = file ? fopen(file, "rb") : NULL;
-    if (file && !f) return "the file cannot be read";
-    if (!f) return cost_read(c, strcpy(text, cost_instances));
-    text[fread(text, 1, sizeof text - 1, f)] = 0;
-    fclose(f);
-    return cost_read(c, text);
+    if (file && !cost_load(file, text, sizeof text)) return "the file cannot be read, or has more than 64 kB";
+    return cost_read(c, file ? text : strcpy(text, cost_instances));
 }
 
 static inline const char *cost_short(const cost_type *t) { return t->name + (strncmp(t->name, "ml.", 3) ? 0 : 3); }

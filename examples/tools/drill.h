@@ -68,18 +68,12 @@ static inline int drill_read(drill_deck *d, const char *folder, int template_)
 {
     char name[PLAN_TEXT], *at = d->text[template_], *line;
     const char *bad = NULL;
-    int number = 1, head = 0; /* the first row has titles */
-    FILE *f;
+    int number = 0;
     snprintf(name, sizeof name, "%s%s", folder, template_ ? "templates.tsv" : "scenarios.tsv");
-    if (!(f = fopen(name, "rb")))
+    if (!cost_load(name, at, sizeof d->text[0]))
         return snprintf(d->wrong, sizeof d->wrong, "%s cannot be read. Name its folder by --folder", name), 0;
-    if (fread(at, 1, sizeof d->text[0] - 1, f) == sizeof d->text[0] - 1) bad = "the file has more than 256 kB";
-    fclose(f);
-    for (; !bad && (line = cost_field(&at, '\n')) != NULL; number += !bad) {
-        line[strcspn(line, "\r")] = 0;
-        if (!*line || *line == '#') continue;
-        if (head++) bad = drill_add(d, line, template_);
-    }
+    cost_line(&at, &number); /* the titles */
+    while (!bad && (line = cost_line(&at, &number)) != NULL) bad = drill_add(d, line, template_);
     if (bad) snprintf(d->wrong, sizeof d->wrong, "%.180s, line %d: %s", name, number, bad);
     return !bad;
 }

@@ -60,7 +60,7 @@ static void print_json(const plan_answer *a)
 
 /* ---- case files ---- */
 
-enum { COLUMNS = 160, LINE = 1 << 14 };
+enum { COLUMNS = 160 };
 
 /* Is an output what one part of its column says: n, >=n, <=n, low..high, or a word? */
 static int same_output(const char *want, const char *is)
@@ -136,26 +136,17 @@ static int split(char *line, char **field)
 
 static int run_cases(const cost_catalogue *c, const char *name, int check)
 {
-    static char head[LINE], line[LINE];
-    char *column[COLUMNS], *value[COLUMNS];
-    int columns = 0, count, good = 0, all = 0;
-    FILE *f = fopen(name, "rb");
-    if (!f) return fprintf(stderr, "plan: cannot read %s: check the name\n", name), 1;
-    while (fgets(line, sizeof line, f)) {
-        if (!strchr(line, '\n') && !feof(f)) {
-            fprintf(stderr, "plan: %s has a line of more than %d bytes: shorten it\n", name, LINE - 1);
-            return fclose(f), 2;
-        }
-        line[strcspn(line, "\r\n")] = 0;
-        if (!*line || *line == '#') continue;
-        if (!columns) {
-            columns = split(strcpy(head, strncmp(line, "\xef\xbb\xbf", 3) ? line : line + 3), column);
-            continue;
-        }
+    static char text[1 << 24];
+    char *at = text, *line, *column[COLUMNS], *value[COLUMNS];
+    int columns = 0, count, number = 0, good = 0, all = 0;
+    if (!cost_load(name, text, sizeof text))
+        return fprintf(stderr, "plan: cannot read %s, or it has more than 16 MB: check the file\n", name), 1;
+    if (!strncmp(text, "\xef\xbb\xbf", 3)) at += 3;
+    if ((line = cost_line(&at, &number)) != NULL) columns = split(line, column);
+    for (; (line = cost_line(&at, &number)) != NULL; all++) {
         count = split(line, value);
-        all++, good += run_case(c, column, value, count < columns ? count : columns, check);
+        good += run_case(c, column, value, count < columns ? count : columns, check);
     }
-    fclose(f);
     if (check) printf("%d of %d\n", good, all);
     return good < all;
 }

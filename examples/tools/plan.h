@@ -150,22 +150,18 @@ enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
       "the shards of fewer GPUs are larger and do not fit. Keep the nodes, or recompute") \
     F(W_HOST_OOM, n[in_delayed_init] != 1 && num[num_host_init_gb] > t->host_gib * 1.073741824, \
       "each process draws the whole model in fp32, more than the host's memory. Delay initialisation") \
-    F(W_BF16_UNSUPPORTED, !t->bf16 && n[in_precision] >= COST_AMP_BF16, \
-      "V100 and T4 lack bf16. Use fp16 with loss scaling, or other GPUs") \
+    F(W_BF16_UNSUPPORTED, !t->bf16 && precision >= COST_AMP_BF16, "V100 and T4 lack bf16. Use fp16, or other GPUs") \
     F(W_TP_CROSS_NODE, p->tp > g, "a tensor group leaves its node. Use tp = GPUs of a node, and stages across nodes") \
     F(W_TP_DEGREE, tp > 1 && (exp2(round(log2(tp))) != tp || fmod(n[in_heads], tp) > 0), \
       "tp must be a power of two that divides the heads. Choose such a degree") \
-    F(W_BUBBLE, num[num_bubble] > 0.2 + 1e-9, \
-      "stages idle more than 20 % of the time. Use at least 4 (pp - 1) micro-batches") \
-    F(W_MB_DIVIDE, fmod(n[in_global_batch], n[in_given_mb]) > 0, \
-      "the batch is not a multiple of the micro-batches. Choose a divisor") \
+    F(W_BUBBLE, num[num_bubble] > 0.2 + 1e-9, "stages idle more than 20 %. Use at least 4 (pp - 1) micro-batches") \
+    F(W_MB_DIVIDE, fmod(n[in_global_batch], micro) > 0, "the micro-batches do not divide the batch. Choose a divisor") \
     F(W_NO_EFA, nodes > 1 && t->efa && n[in_efa] == 0, \
       "several nodes of a type with EFA, and EFA is off. Turn it on: it costs nothing") \
     F(W_EFA_UNAVAILABLE, !t->efa && n[in_efa] == 1, "this type has no EFA. Leave it off, or choose a type with it") \
     F(W_SMDDP_UNSUPPORTED, wants && !t->smddp, "SMDDP supports p4d and p4de only. Use NCCL") \
     F(W_SMDDP_SINGLE_NODE, wants && plan_or(j, in_cur_nodes, nodes) <= 1, "SMDDP gains nothing on one node. Use NCCL") \
-    F(W_MIXED_FRAMEWORKS, plan_frameworks(j->text[in_libs]) > 1, \
-      "a job has one framework for distribution. Choose one") \
+    F(W_MIXED_FRAMEWORKS, frameworks > 1, "a job has one framework for distribution. Choose one") \
     F(W_LAUNCHER, trn && *launcher && !plan_mentions(launcher, "torch_distributed|torchrun"), \
       "trn1 has one launcher. Use torch_distributed") \
     F(W_SMALL_MODEL_DIST, p->params < 0.1 && batch < 64 && gpus > 1, \
@@ -175,28 +171,21 @@ enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
     F(W_CPU_BOUND, p->slow_cpu, "CPUs are full and GPUs idle. Move preprocessing offline or to a CPU group") \
     F(W_LINEAR_SCALING, n[in_claimed_hours] <= 1.02 * ideal && real > plan_or(j, in_deadline_h, n[in_claimed_hours]), \
       "the promised hours assume perfect scaling. Plan with the measured efficiency") \
-    F(W_DEADLINE_MISS, plan_late(p, num[spot ? num_spot_hours : num_est_hours]), \
-      "the plan misses the deadline. Allow more nodes, faster types, or less training") \
+    F(W_DEADLINE_MISS, plan_late(p, hours), "the plan is late. Allow more nodes, faster types, or less training") \
     F(W_LR_SCALING, plan_has(j, in_batch_factor) && n[in_batch_factor] != 1 && n[in_lr_scaled] != 1, \
       "the global batch changes and the learning rate does not. Scale it, with warm-up") \
-    F(W_BUDGET_MISS, num[spot ? num_cost_spot : num_cost_od] > n[in_budget_usd], \
-      "the plan costs more than the budget. Use Spot, fewer nodes, or less training") \
-    F(W_NO_CKPT_SPOT, spot && n[in_ckpt_cfg] == 0, \
-      "Spot without checkpoints loses all work at an interruption. Configure checkpoints") \
-    F(W_NO_CKPT, !spot && out[out_ckpt_required] && n[in_ckpt_cfg] == 0, \
-      "a failure loses all work. Configure checkpoints") \
-    F(W_CKPT_INTERVAL, spot && n[in_ckpt_interval_min] > 30, \
-      "an interruption repeats more than 30 minutes. Save more often") \
-    F(W_CKPT_PARTIAL, one && cuts && n[in_ckpt_kind] != 0, \
-      "rank 0 has one shard of the state and saves only that. Let every rank save") \
+    F(W_BUDGET_MISS, dollars > n[in_budget_usd], "the plan is over budget. Use Spot, fewer nodes or less training") \
+    F(W_NO_CKPT_SPOT, spot && unsaved, "an interruption of Spot loses all work. Configure checkpoints") \
+    F(W_NO_CKPT, !spot && out[out_ckpt_required] && unsaved, "a failure loses all work. Configure checkpoints") \
+    F(W_CKPT_INTERVAL, interval > 30, "an interruption repeats more than 30 minutes. Save more often") \
+    F(W_CKPT_PARTIAL, one && cuts && n[in_ckpt_kind] != 0, "rank 0 saves its own shard only. Let every rank save") \
     F(W_FULL_CKPT_NO_OPT, n[in_ckpt_kind] == 0 && n[in_purpose] == 0, \
       "a merged checkpoint has no optimizer state. Resume from a partial one") \
     F(W_REPARTITION, n[in_ckpt_kind] == 1 && fabs(n[in_ckpt_pp] - plan_or(j, in_given_pp, out[out_pp])) > 0, \
       "a partial checkpoint fits the degrees that wrote it. Keep them, or convert") \
     F(W_CKPT_OVERWRITE, *file && several && !one && !plan_mentions(file, "rank|{|%|$|per_|per-|unique|host|node"), \
       "instances overwrite each other's file. Put the rank into its name") \
-    F(W_WARNING_WINDOW, num[num_save_s] > 120, \
-      "a save takes longer than the 120 s of notice. Save on schedule, with more writers") \
+    F(W_WARNING_WINDOW, num[num_save_s] > 120, "a save exceeds the notice of 120 s. Use more writers, on schedule") \
     F(W_MAXWAIT, n[in_max_wait_s] <= n[in_max_run_s], "MaxWaitTime must exceed MaxRuntime. Raise it") \
     F(W_SCHEDULE_RESUME, *has && !plan_mentions(has, "all|everything") && !schedule, \
       "the schedule restarts: the learning rate, step or RNG is not saved. Save all three") \
@@ -212,7 +201,7 @@ enum { NO_LIBRARY, DDP_NCCL, SMDDP, FSDP_NCCL, SMP, TORCHRUN_NEURON };
       "a savings plan lowers the price and reserves no capacity. Use training plans") \
     F(W_LOCAL_DISK, p->large && n[in_input_mode] == 0, \
       "file mode copies the data to the local disks, which are too small. Stream it, or use FSx") \
-    F(W_OFFLOAD_NO_EFFECT, n[in_offload] == 1 && (n[in_given_mb] == 1 || recompute < 1), \
+    F(W_OFFLOAD_NO_EFFECT, n[in_offload] == 1 && (micro == 1 || recompute < 1), \
       "offload works only with recompute and several micro-batches. Turn on both, or turn it off")
 
 #define PLAN_NAMES(name, ...)                   #name "|"
@@ -258,17 +247,12 @@ typedef struct plan_answer {
     plan_list why, rejected, assumed;
 } plan_answer;
 
-/* Adds a sentence that the list does not have. */
 __attribute__((format(printf, 2, 3))) static inline void plan_say(plan_list *l, const char *format, ...)
 {
-    int same = 0;
     va_list args;
-    if (l->count == PLAN_NOTES) return;
     va_start(args, format);
-    vsnprintf(l->line[l->count], PLAN_TEXT, format, args);
+    if (l->count < PLAN_NOTES) vsnprintf(l->line[l->count++], PLAN_TEXT, format, args);
     va_end(args);
-    while (strcmp(l->line[same], l->line[l->count])) same++;
-    l->count += same == l->count;
 }
 
 /* ---- reading a job ---- */
@@ -316,12 +300,11 @@ static inline char *plan_trim(char *text)
     return text;
 }
 
-/* Sets a field from a text; "-" and "" leave it unknown. 0, and a sentence in `wrong`: the text is not a value of it.
- */
+/* Sets a field from a text; "-" and "" leave it unknown. 0, and a sentence in `wrong`: that is not a value of it. */
 static inline int plan_job_set(plan_job *j, int f, const char *value, char wrong[PLAN_TEXT])
 {
     const struct plan_field *in = &plan_field[f];
-    char *end;
+    char *end, what[PLAN_TEXT] = "at most 199 letters";
     double n = strtod(value, &end);
     int word = plan_word("no|yes|off|on|false|true", value), k = plan_word(in->text, value);
     if (!*value || !strcmp(value, "-")) return 1;
@@ -331,15 +314,12 @@ static inline int plan_job_set(plan_job *j, int f, const char *value, char wrong
         n *= strchr("mM", *end) ? 1e-3 : strchr("tT", *end) ? 1e3 : 1, end++; /* 350M, 7B, 2T */
     if (in->kind == 't' && strlen(value) < PLAN_TEXT) return strcpy(j->text[f], value), j->n[f] = 1, 1;
     if (in->kind == 'w' && k >= 0) return j->n[f] = k, 1;
-    if (strchr("ir", in->kind) && end != value && !*end && n >= in->low && n <= in->high &&
-        (in->kind == 'r' || n == floor(n)))
-        return j->n[f] = n, 1;
-    if (in->kind == 't') snprintf(wrong, PLAN_TEXT, "%s: more than %d letters. Shorten it", in->name, PLAN_TEXT - 1);
-    else if (in->kind == 'w')
-        snprintf(wrong, PLAN_TEXT, "%s: '%.40s' is not one of %s. Choose one", in->name, value, in->text);
-    else
-        snprintf(wrong, PLAN_TEXT, "%s: '%.40s' is not a %snumber from %g to %g. Correct it or leave it out", in->name,
-                 value, in->kind == 'i' ? "whole " : "", in->low, in->high);
+    if (in->low < in->high && end != value && !*end && n >= in->low && n <= in->high)
+        if (in->kind == 'r' || n == floor(n)) return j->n[f] = n, 1;
+    if (in->kind == 'w') snprintf(what, sizeof what, "one of %s", in->text);
+    if (in->low < in->high)
+        snprintf(what, sizeof what, "a %snumber from %g to %g", in->kind == 'i' ? "whole " : "", in->low, in->high);
+    snprintf(wrong, PLAN_TEXT, "%s: '%.20s' is not %.120s. Correct it", in->name, value, what);
     return 0;
 }
 
@@ -589,26 +569,16 @@ static inline void plan_cuts(plan *p)
              plan_states(p, out[out_tp], out[out_pp], out[out_dp], out[out_shard]), room);
 }
 
-/* Does a text name one of these words? */
+/* How many of these words does a text name? */
 static inline int plan_mentions(const char *text, const char *words)
 {
     char low[PLAN_TEXT], word[40];
+    int count = 0;
     size_t i = 0;
     for (; text[i]; i++) low[i] = (char)tolower((unsigned char)text[i]);
     low[i] = 0;
-    for (int k = 0; *plan_named(words, k, word); k++)
-        if (strstr(low, word)) return 1;
-    return 0;
-}
-
-/* How many of the frameworks does a text name? FSDP over SMDDP's collectives is one, and so is SMP, which uses FSDP. */
-static inline int plan_frameworks(const char *text)
-{
-    static const char *const names[] = {"horovod|hvd", "deepspeed", "smddp|dataparallel", "smp|modelparallel", "fsdp",
-                                        "megatron", "ddp_nccl|torchddp", "pytorchxla", "parameter_server"};
-    int count = 0;
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) count += plan_mentions(text, names[i]);
-    return count - (plan_mentions(text, "smddp|smp") && plan_mentions(text, "fsdp"));
+    for (int k = 0; *plan_named(words, k, word); k++) count += strstr(low, word) != NULL;
+    return count;
 }
 
 #define PLAN_COUNT(name, formula)         num[num_##name] = (double)(formula);
@@ -679,10 +649,17 @@ static inline void plan_check(const plan *p)
     const double ideal = p->ref_hours * p->ref_gpus / claim;
     const double real = ideal / (claim > g ? plan_or(j, in_node_eff, 0.9) : 0.9);
     const double gpus = fmax(fmax(p->gpus, s == SINGLE ? 1 : out[out_nodes] * g), user == SINGLE ? 1 : cur * g);
-    const double recompute = plan_or(j, in_act_ckpt, out[out_act_ckpt]);
-    const int shares = user == SHARDED_DP || (user < 0 && !p->fits), cuts = kind == SHARDED_DP || plan_partitions(kind);
+    const double recompute = plan_or(j, in_act_ckpt, out[out_act_ckpt]), interval = spot ? n[in_ckpt_interval_min] : 0;
+    const double hours = num[spot ? num_spot_hours : num_est_hours], dollars = num[spot ? num_cost_spot : num_cost_od];
+    const double precision = n[in_precision], micro = n[in_given_mb];
+    const int shares = user == SHARDED_DP || (user < 0 && !p->fits), unsaved = n[in_ckpt_cfg] == 0;
+    const int cuts = kind == SHARDED_DP || plan_partitions(kind);
     const int several = fmax(nodes, plan_or(j, in_writers, 1)) > 1, trn = !strncmp(cost_short(t), "trn", 3);
     const int wants = plan_mentions(j->text[in_want_library], "smddp");
+    const char *libs = j->text[in_libs]; /* FSDP over SMDDP's collectives is one, and so is SMP, which uses FSDP */
+    const int frameworks = plan_mentions(libs, "horovod|hvd|deepspeed|smddp|dataparallel|smp|modelparallel|fsdp|"
+                                               "megatron|ddp_nccl|torchddp|pytorchxla|parameter_server") -
+                           (plan_mentions(libs, "smddp|smp") && plan_mentions(libs, "fsdp"));
     const int one = plan_mentions(j->text[in_writer], "rank0|rank_0|rank 0") || !strcmp(j->text[in_writer], "0");
     const int schedule = plan_mentions(has, "lr|sched|learning") && plan_mentions(has, "step|iter") &&
                          plan_mentions(has, "rng|seed|random");
