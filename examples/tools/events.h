@@ -67,8 +67,8 @@ static void events_step(FILE *f, const run_step *s, double began)
 {
     message summary = {"", 0};
     char name[NAME], sample[4096];
-    slice in = json_inside(s->line), text = json_find(s->line, "sample"), key, value;
-    if (text.at) events_value(&summary, "sample", 0, json_text(text, sample, sizeof sample));
+    slice in = json_inside(s->line), key, value;
+    if (s->sample.at) events_value(&summary, "sample", 0, json_text(s->sample, sample, sizeof sample));
     while (json_next(&in, &key, &value) && summary.n < sizeof summary.at - 2 * NAME) {
         double x = json_number(value);
         if (x == x && !json_is(key, "step") && !json_is(key, "rules_fired"))

@@ -426,8 +426,7 @@ static void page_sample(FILE *f, const run *r)
 {
     char sample[4096];
     slice s = {NULL, NULL};
-    int64_t i = r->steps;
-    while (i-- > 0 && !s.at) s = json_find(r->step[i].line, "sample");
+    for (int64_t i = r->steps; i-- > 0 && !s.at;) s = r->step[i].sample;
     put(f, "<pre>%s</pre>\n", s.at ? json_text(s, sample, sizeof sample) : "none: --sample-every N draws some");
 }
 

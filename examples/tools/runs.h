@@ -207,22 +207,21 @@ static int trace_open(trace *t, const char *path, char why[SENTENCE])
 
 /* ---- a run ---- */
 
-/* What is read of a step. */
+/* What is read of a line: numbers, lists of the ranks, texts. */
 #define RUN_COLUMNS(X) \
-    X(step) X(loss) X(validation) X(norm) X(seconds) X(tokens) X(elapsed) X(peak_share) X(exposed_seconds) \
-    X(data_seconds) X(save_seconds) X(sent_bytes) X(far_bytes) X(gradient_bytes) X(gradient_far) X(rules_fired)
+    X(step) X(loss) X(validation) X(norm) X(seconds) X(tokens) X(elapsed) X(peak_share) X(save_seconds) X(sent_bytes) \
+    X(far_bytes) X(gradient_bytes) X(gradient_far) X(rules_fired) X(rank_work) X(rank_exposed) X(rank_agree) \
+    X(rank_data) X(rank_seconds) X(rank_memory) X(sample) X(sha256) X(error) X(version)
 #define RUN_COLUMN(name) c_##name,
-enum { RUN_COLUMNS(RUN_COLUMN) COLUMNS };
+enum { RUN_COLUMNS(RUN_COLUMN) COLUMNS, NUMBERS = c_rank_work };
 #define RUN_NAME(name) #name,
 static const char *const run_columns[] = {RUN_COLUMNS(RUN_NAME)};
-/* Where time goes. The first parts, seconds and memory are read of each rank at a step. */
+/* Where time goes. The first parts, seconds and memory are listed of each rank at a step. */
 enum { PART_WORK, PART_EXPOSED, PART_AGREE, PART_DATA, PART_OTHER, PART_SAVE, PART_BETWEEN, PART_START, PARTS };
 enum { RANK_SECONDS = PART_OTHER, RANK_MEMORY, RANK_KINDS };
 static const char *const part_names[] = {"computing", "exposed communication", "waiting for late ranks",
                                          "waiting for data", "rest of the steps", "checkpoints",
                                          "validation, samples, rules", "start"};
-static const char *const rank_names[] = {"rank_work", "rank_exposed", "rank_agree", "rank_data", "rank_seconds",
-                                         "rank_memory"};
 /* Numbers of a whole run, and how page.h writes them. */
 #define RUN_FACTS(F) \
     F(STEP, "last step", in_digits) F(LOSS, "loss", in_digits) F(VALIDATION, "validation loss, last", in_digits) \
@@ -236,8 +235,8 @@ static const char *const rank_names[] = {"rank_work", "rank_exposed", "rank_agre
 enum { RUN_FACTS(RUN_FACT) FACTS };
 
 typedef struct run_step {
-    double of[COLUMNS]; /* NaN: not known */
-    slice line;
+    double of[NUMBERS]; /* NaN: not known */
+    slice line, list[RANK_KINDS], sample;
 } run_step;
 enum { RUN_COMPLETE, RUN_RUNNING, RUN_STOPPED, RUN_FAILED };
 typedef struct run {
@@ -306,19 +305,23 @@ static int run_locked(const char *path)
 /* Takes a line. Steps that an earlier run made after its last checkpoint are replaced. */
 static void run_line(run *r, slice line)
 {
-    slice in = json_inside(line), error = json_find(line, "error"), key, value;
-    double number = json_number_of(line, "step"), *of;
-    if (json_find(line, "version").at) r->resumed += r->steps > 0, r->head = line, *r->error = 0;
+    slice in = json_inside(line), key, value, at[COLUMNS];
+    double number;
+    memset(at, 0, sizeof at);
+    while (json_next(&in, &key, &value))
+        for (int c = 0; c < COLUMNS; c++)
+            if (json_is(key, run_columns[c])) at[c] = value;
+    number = json_number(at[c_step]);
+    if (at[c_version].at) r->resumed += r->steps > 0, r->head = line, *r->error = 0;
     else if (!(number >= 0 && number < 9e15)) r->broken++;
-    else if (error.at) json_text(error, r->error, sizeof r->error);
+    else if (at[c_error].at) json_text(at[c_error], r->error, sizeof r->error);
     else {
+        run_step *s;
         while (r->steps && r->step[r->steps - 1].of[c_step] >= number) r->steps--, r->redone++;
-        r->step[r->steps].line = line, of = r->step[r->steps++].of;
-        for (int c = 0; c < COLUMNS; c++) of[c] = (double)NAN;
-        while (json_next(&in, &key, &value))
-            for (int c = 0; c < COLUMNS; c++)
-                if (json_is(key, run_columns[c])) of[c] = json_number(value);
-        json_text(json_find(line, "sha256"), r->hash, sizeof r->hash);
+        s = &r->step[r->steps++], s->line = line, s->sample = at[c_sample];
+        for (int c = 0; c < NUMBERS; c++) s->of[c] = json_number(at[c]);
+        for (int k = 0; k < RANK_KINDS; k++) s->list[k] = json_inside(at[c_rank_work + k]);
+        json_text(at[c_sha256], r->hash, sizeof r->hash);
     }
 }
 
@@ -326,7 +329,7 @@ static void run_line(run *r, slice line)
 static void run_add(run *r, const run_step *s, dt_rules *rules)
 {
     slice list[RANK_KINDS], value;
-    for (int k = 0; k < RANK_KINDS; k++) list[k] = json_inside(json_find(s->line, rank_names[k]));
+    memcpy(list, s->list, sizeof list);
     for (int q = 0; q < r->ranks; q++) {
         double of[RANK_KINDS], *sum = r->sum[q];
         dt_rank_step now;
