@@ -178,9 +178,11 @@ static void page_lines(FILE *f, const run *runs, int count, int column, const ch
     for (const run *r = runs; r < runs + count; r++) {
         say(about, "%s: ", r->name);
         for (int64_t i = 0; i < r->steps; i++) {
-            double x = r->step[i].of[c_step], y = r->step[i].of[column];
+            const double *of = r->step[i].of, x = of[c_step], y = of[column];
+            double other = column == c_loss && fabs(of[c_validation]) < 1e30 ? of[c_validation] : y;
             if (!(fabs(y) < 1e30)) continue;
-            p.x0 = fmin(p.x0, x), p.x1 = fmax(p.x1, x), p.y0 = fmin(p.y0, y), p.y1 = fmax(p.y1, y);
+            p.x0 = fmin(p.x0, x), p.x1 = fmax(p.x1, x);
+            p.y0 = fmin(p.y0, fmin(y, other)), p.y1 = fmax(p.y1, fmax(y, other));
             if (!i) first = fmax(first, y);
             if (i % (r->steps / 6 + 1) == 0 || i + 1 == r->steps) say(about, "%.4g at step %.0f; ", y, x);
         }
@@ -192,13 +194,13 @@ static void page_lines(FILE *f, const run *runs, int count, int column, const ch
         plot_run(f, &p, &runs[k], k, column);
         if (column == c_loss) plot_run(f, &p, &runs[k], k, c_validation);
     }
-    put(f, "</svg><ul class=\"legend\">");
+    put(f, "</svg><p>");
     for (int k = 0; k < count; k++) {
-        put(f, "<li><svg class=\"key\" viewBox=\"0 0 40 10\" aria-hidden=\"true\">");
-        put(f, "<path class=\"line r%d\" d=\"M1 5H39\"/>", k), plot_marker(f, k, 20, 5);
-        put(f, "</svg> %s</li>", runs[k].name);
+        put(f, "<svg class=\"key\" viewBox=\"0 0 40 10\" aria-hidden=\"true\">");
+        put(f, "<path class=\"line r%d\" d=\"M1 5H39\"/>", k);
+        plot_marker(f, k, 20, 5), put(f, "</svg> %s \n", runs[k].name);
     }
-    put(f, "</ul></div>\n");
+    put(f, "</p></div>\n");
 }
 
 /* Lanes below each other, from 0 to an end that is named. */
@@ -436,8 +438,8 @@ static void page_sample(FILE *f, const run *r)
 static const char page_style[] =
     "<style>:root{color-scheme:light dark}body{margin:0;background:Canvas;color:CanvasText;"
     "font:16px/1.45 system-ui,sans-serif}main{max-width:1080px;margin:auto;padding:12px}h1{font-size:1.35rem}"
-    "h2{font-size:1.15rem;margin:1.6em 0 .5em}h3{font-size:1rem}p{margin:.5em 0}.cards,.pair{display:grid;gap:14px;"
-    "grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr))}.cards>*,.pair>*{min-width:0}\n"
+    "h2{font-size:1.15rem;margin:1.6em 0 .5em}h3{font-size:1rem}p{margin:.5em 0;overflow-wrap:anywhere}"
+    ".cards,.pair{display:grid;gap:14px;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr))}.cards>*,.pair>*{min-width:0}\n"
     ".card,pre{background:#8881;border:1px solid #8886;padding:4px 14px;overflow-wrap:anywhere}"
     ".card{border-left:6px solid #2e8b4a}.ill1{border-left-color:#d93025}.ill2{border-left-color:#b8860b}"
     ".card h2{margin:.5em 0}.what{font-weight:600}pre{white-space:pre-wrap;font-size:.85rem;margin:.5em 0}"
@@ -449,9 +451,7 @@ static const char page_style[] =
     ".event{stroke-width:.25}"
     ".hatch{stroke:CanvasText;stroke-width:.7;fill:none;stroke-linecap:square}"
     ".mark{fill:Canvas;stroke-width:1.3;stroke-dasharray:none!important}\n"
-    ".legend{list-style:none;margin:0;padding:0;display:flex;flex-wrap:wrap;gap:2px 16px;font-size:.875rem}"
-    ".legend li{overflow-wrap:anywhere;min-width:0}.key{width:40px;height:10px}.defs{position:absolute}"
-    ".swatch{width:16px;height:10px;border:1px solid #888}\n"
+    ".key{width:40px;height:10px}.defs{position:absolute}.swatch{width:16px;height:10px;border:1px solid #888}\n"
     "@media print{:root{color-scheme:light}body{font-size:11pt}table{font-size:8.5pt}.wide{overflow:visible}"
     ".pair{grid-template-columns:1fr 1fr}section,.pair,tr,svg{break-inside:avoid}h2,h3{break-after:avoid}}\n";
 
