@@ -30,12 +30,13 @@ is(join(' ', grep { $text !~ /\+$_\b/ } @codes), '', '  each appears in a case')
 is(join(' ', grep { $text !~ /!$_\b/ } @codes), '', '  and is absent from another');
 
 spew("$tmp/wrong.tsv", "id\tparams_b\tinstance\tfacts\tx_strategy\tx_warn\tx_num\n# a comment\na\t1.3\tp4d\t-\tdp\t*\t*\n" .
-    "b\t7\tp4d\t-\t*\t!W_STATE_EXCEEDS_WEIGHTS\t*\nc\t7\tp4d\t-\t*\t*\tstates_gb=113+-0.5\nd\t7\tp4d\t-\tsharded_dp|tp\t+W_STATE_EXCEEDS_WEIGHTS\tstates_gb=112+-0.5\n");
+    "b\t7\tp4d\t-\t*\t!W_STATE_EXCEEDS_WEIGHTS\t*\nc\t7\tp4d\t-\t*\t*\tstates_gb=113+-0.5\nd\t7\tp4d\t-\tsharded_dp|tp\t+W_STATE_EXCEEDS_WEIGHTS\tstates_gb=112+-0.5\n" .
+    "e\t7\tp4d\t-\t*\t*\tstates_gb=112+-0.5;weights_gb=15\n");
 ($status, $out) = run(60, "$plan --cases $tmp/wrong.tsv --check");
-like($out, qr/\n1 of 4\n\z/, 'cases that expect something else are counted');
+like($out, qr/\n1 of 5\n\z/, 'cases that expect something else are counted');
 is($status, 1, '  with status 1');
 ($status, $out) = run(60, "$plan --cases $tmp/wrong.tsv");
-is(scalar(() = $out =~ /^id=\w /mg), 4, 'without --check a line for each case');
+is(scalar(() = $out =~ /^id=\w /mg), 5, 'without --check a line for each case');
 like($out, qr/^id=d strategy=sharded_dp shard=zero2 .* nodes=1 instance=p4d .* warn=W_STATE_EXCEEDS_WEIGHTS num=states_gb=112;/m, '  of key=value');
 
 # ---- one job ----
