@@ -24,7 +24,7 @@
  *     every layout stops with any node: after 1825 days on 1 node, 912 on 2, 3.6 on 512
  *     ok: what has a copy is not lost; all have to stop
  *
- * Predict first: with 4 nodes instead of 2, what does "ZeRO 3, a node" lose with each node?
+ * Predict first: with 4 nodes instead of 2, what does "ZeRO 3 in each node" lose with a node?
  * Exercise: let a rank of ZeRO 3 also keep its right neighbour's shard. What do a lost rank and a lost node cost then?
  *
  * Read on: 50_pipeline_by_hand.c for stages, 71_shards_by_hand.c for checkpoints in shards. */
