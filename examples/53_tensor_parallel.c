@@ -27,7 +27,7 @@
  *     and sequence      2165088   1966080  199008   516096   433664       511424  dafdbe328efb..
  *     ok: the recipe's cut decides the bits, the number of ranks does not
  *
- * Predict first: with 2 ranks instead of 4, which column of the last table stays nearly the same, and why?
+ * Predict first: with 2 ranks instead of 4, by which factors do the columns of the last table change, and which stays?
  * Exercise: cut one of the two sums of the MLP by the number of ranks. After how many steps do two hashes differ?
  *
  * Read on: 54_ring_attention_by_hand.c for cut sequences, 57_mesh.c for which ranks should be the near ones. */
