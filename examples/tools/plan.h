@@ -304,7 +304,7 @@ static inline char *plan_trim(char *text)
 static inline int plan_job_set(plan_job *j, int f, const char *value, char wrong[PLAN_TEXT])
 {
     const struct plan_field *in = &plan_field[f];
-    char *end, what[PLAN_TEXT] = "at most 199 letters";
+    char *end, what[PLAN_TEXT] = "a text of at most 199 letters";
     double n = strtod(value, &end);
     int word = plan_word("no|yes|off|on|false|true", value), k = plan_word(in->text, value);
     if (!*value || !strcmp(value, "-")) return 1;

@@ -45,28 +45,24 @@ static const struct sweep_row {
     double (*at)(const cost_type *, const double *, double, int);
     int count, plotted; /* series; the first one of the plot: those before have other units */
     int doubles;        /* x is 1, 2, 4, ..; else it goes beyond the place where the last series meets the first */
-    int field[SWEEP_FIELDS];
+    struct { int field; double usual; } uses[SWEEP_FIELDS]; /* ends at a 0 after the first; the price is the type's */
 } sweep_rows[] = {
     {"Efficiency against nodes; no message is hidden",
      "E = c / (c + r), c = 6 P T / F, r = 2 (n-1) (alpha + 2P / (n B)) in and between nodes", "nodes", "efficiency, %",
      {"own network", "TCP, 100 Gbit/s", "TCP, 25 Gbit/s"}, sweep_scaling, 3, 0, 1,
-     {in_params_b, in_seq_len, in_micro_batch, in_mfu_pct, -1}},
+     {{in_params_b, 1.5}, {in_seq_len, 2048}, {in_micro_batch, 4}, {in_mfu_pct, 40}}},
     {"Speed and price against nodes", "hours = steps (6 P batch / (n GPUs F) + r(n)), dollars = n x hours x price",
      "nodes", "multiples of one node", {"hours", "dollars", "times as fast", "times the price"}, sweep_cost, 4, 2, 1,
-     {in_params_b, in_tokens_b, in_seq_len, in_global_batch, in_mfu_pct, in_price_node_h, -1}},
+     {{in_params_b, 1.5}, {in_tokens_b, 30}, {in_seq_len, 2048}, {in_global_batch, 256}, {in_mfu_pct, 40},
+      {in_price_node_h, 0}}},
     {"Spot against on-demand",
      "dollars = (hours (1 + rework) + interruptions (rework_h + restart_h)) x nodes x price x (1 - discount)",
      "interruptions", "dollars", {"on-demand", "Spot"}, sweep_spot, 2, 0, 0,
-     {in_ref_hours, in_rework_pct, in_rework_h, in_restart_h, in_cur_nodes, in_spot_disc_pct, in_price_node_h, -1}},
+     {{in_ref_hours, 24}, {in_rework_pct, 0}, {in_rework_h, 0.25}, {in_restart_h, 0.25}, {in_cur_nodes, 1},
+      {in_spot_disc_pct, 60}, {in_price_node_h, 0}}},
     {"Minutes that a compiler gains", "gain = T (1 - 1/s) - c (1 + restarts); break-even T = c s / (s - 1)",
      "minutes of the run", "minutes gained", {"not compiled", "compiled", "with restarts"}, sweep_compiler, 3, 0, 0,
-     {in_compile_min, in_speedup, in_interruptions, -1}}};
-
-static const struct sweep_usual { int field; double value; } sweep_usual[] = {
-    {in_params_b, 1.5}, {in_seq_len, 2048}, {in_micro_batch, 4}, {in_global_batch, 256}, {in_tokens_b, 30},
-    {in_mfu_pct, 40}, {in_max_nodes, 64}, {in_cur_nodes, 1}, {in_ref_hours, 24}, {in_spot_disc_pct, 60},
-    {in_rework_pct, 0}, {in_rework_h, 0.25}, {in_restart_h, 0.25}, {in_interruptions, 3}, {in_compile_min, 15},
-    {in_speedup, 1.2}};
+     {{in_compile_min, 15}, {in_speedup, 1.2}, {in_interruptions, 3}}}};
 
 typedef struct sweep {
     const struct sweep_row *row;
@@ -168,16 +164,16 @@ static int sweep_run(const char *name, const plan_job *job, const cost_catalogue
     plan_candidates(&j, c, list, &wrong);
     t = usual && !*j.text[in_instance] ? usual : list[0].type;
     j.n[in_price_node_h] = isnan(list[0].price) ? t->dollars : list[0].price;
-    for (size_t i = 0; i < sizeof sweep_usual / sizeof *sweep_usual; i++)
-        j.n[sweep_usual[i].field] = plan_or(&j, sweep_usual[i].field, sweep_usual[i].value);
     printf("%s: %s\n  %s\n  on %s with", s.row->title, s.row->y, s.row->formula, cost_short(t));
-    for (const int *f = s.row->field; *f >= 0; f++) {
-        if (isnan(j.n[*f]))
+    for (int i = 0, f; (f = s.row->uses[i].field) || !i; i++) {
+        if (f == in_price_node_h && isnan(j.n[f]))
             return fprintf(stderr, "plan: the catalogue has no price of %s. Give --price-node-h\n", cost_short(t)), 2;
-        printf(" %s %g%s", plan_field[*f].name, j.n[*f], f[1] < 0 ? "\n" : ",");
+        j.n[f] = plan_or(&j, f, s.row->uses[i].usual);
+        printf("%s %s %g", i ? "," : "", plan_field[f].name, j.n[f]);
     }
+    printf("\n");
     if (s.row->doubles)
-        for (double x = 1; x <= fmax(2, fmin(j.n[in_max_nodes], 1024)); x *= 2) s.x[s.points++] = x;
+        for (double x = 1; x <= fmax(2, fmin(plan_or(&j, in_max_nodes, 64), 1024)); x *= 2) s.x[s.points++] = x;
     else {
         double from = s.row->at(t, j.n, 0, last) - s.row->at(t, j.n, 0, 0);
         double slope = s.row->at(t, j.n, 1, last) - s.row->at(t, j.n, 1, 0) - from;
