@@ -96,7 +96,7 @@ static dt_result advice_print(const dt_recipe *recipe, const dt_layout *layout, 
     if (!plan_has(&j, in_cur_nodes)) j.n[in_cur_nodes] = ceil((double)ranks / type->count);
     j.n[in_params_b] = weights / 4e9, j.n[in_given_mb] = fmax(units, 1);
     j.n[in_replica_fits] = all <= cost_usable * 1e9 * type->gb;
-    plan_on(&j, type, (double)NAN, &a);
+    a.type = type, a.price = (double)NAN, plan_on(&j, &a);
     for (int i = 0; i < wrong.count; i++) printf("advice   %s\n", wrong.line[i]);
     for (int k = 0; k < PLAN_CODES; k++)
         if (k != W_MB_DIVIDE && plan_warned(&a, k)) /* units of a step always divide its batch */

@@ -242,6 +242,7 @@ typedef struct plan_answer {
     int out[PLAN_OUTS];
     double num[PLAN_NUMS]; /* NAN: not known */
     const cost_type *type;
+    double price;      /* of a node and hour, as given; NAN: the catalogue's */
     char instance[40]; /* as the user writes it */
     unsigned long long warn;
     plan_list why, rejected, assumed;
@@ -697,7 +698,7 @@ static const struct plan_default {
     {in_interruptions, in_spot, in_rework_pct, "none"}};
 
 /* Says what is assumed, and where fields contradict each other. */
-static inline void plan_assume(plan *p, double price)
+static inline void plan_assume(plan *p)
 {
     const double *n = p->j->n, shaped = 12e-9 * n[in_layers] * n[in_hidden] * n[in_hidden];
     plan_list *l = &p->a->assumed;
@@ -706,7 +707,7 @@ static inline void plan_assume(plan *p, double price)
         if (isnan(n[d->field]) && (d->with < 0 || !isnan(n[d->with])) && (d->without < 0 || isnan(n[d->without])))
             plan_say(l, "%s not given: %s", plan_field[d->field].name, d->text);
     }
-    if (isnan(price) && !isnan(p->ref_hours))
+    if (isnan(p->a->price) && !isnan(p->ref_hours))
         plan_say(l, "price_node_h not given: %.2f dollars of the catalogue count", p->price);
     if (shaped > 2 * p->params || shaped < 0.4 * p->params)
         plan_say(l, "params_b %g contradicts layers and hidden (12 L h^2 is %.3g): params_b counts", p->params, shaped);
@@ -721,37 +722,29 @@ static inline void plan_assume(plan *p, double price)
                  p->tp * p->pp, p->gpus);
 }
 
-/* Reads the job, with defaults. */
-static inline void plan_complete(plan *p, double price)
-{
-    const plan_job *j = p->j;
-    int optimizer = (int)plan_or(j, in_optimizer, COST_ADAMW);
-    double share = plan_or(j, in_trainable_pct, optimizer == COST_LORA ? 1 : 100) / 100, tokens = j->n[in_tokens_b];
-    double mfu = plan_or(j, in_mfu_pct, 40), peak = p->type->teraflops;
-    p->params = j->n[in_params_b], p->deadline = j->n[in_deadline_h], p->shape = plan_shape(j);
-    p->bytes = cost_of((int)plan_or(j, in_precision, COST_AMP_BF16), optimizer, share);
-    p->least = plan_or(j, in_cur_nodes, 1), p->most = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, 1024));
-    p->ref_hours = j->n[in_ref_hours];
-    p->ref_gpus = plan_or(j, in_ref_gpus, plan_has(j, in_cur_nodes) ? p->least * p->type->count : 1);
-    p->price = isnan(price) ? p->type->dollars : price;
-    if (isnan(p->ref_hours) && p->params * tokens > 0 && peak > 0) {
-        p->ref_gpus = 1, p->ref_hours = cost_computing(1e9 * p->params, 1e9 * tokens, peak * 1e10 * mfu) / 3600;
-        plan_say(&p->a->assumed,
-                 "ref_hours not given: 6 x %g x %ge18 operations at %g %% of %g TFLOP/s are %.4g h on one GPU",
-                 p->params, tokens, mfu, peak, p->ref_hours);
-    }
-    plan_propose(p);
-    plan_assume(p, price);
-}
-
-/* Decides for one type. */
-static inline void plan_on(const plan_job *j, const cost_type *type, double price, plan_answer *a)
+/* Decides for the type and the price of an answer, which are given. */
+static inline void plan_on(const plan_job *j, plan_answer *a)
 {
     plan p;
-    memset(&p, 0, sizeof p), memset(a, 0, sizeof *a);
-    p.j = j, p.type = a->type = type, p.a = a;
+    const int optimizer = (int)plan_or(j, in_optimizer, COST_ADAMW);
+    const double share = plan_or(j, in_trainable_pct, optimizer == COST_LORA ? 1 : 100) / 100;
+    const double mfu = plan_or(j, in_mfu_pct, 40), peak = a->type->teraflops, tokens = j->n[in_tokens_b];
+    memset(&p, 0, sizeof p), memset(a->out, 0, sizeof a->out);
+    a->warn = 0, a->why.count = a->rejected.count = a->assumed.count = 0;
     for (int k = 0; k < PLAN_NUMS; k++) a->num[k] = (double)NAN;
-    plan_complete(&p, price);
+    p.j = j, p.type = a->type, p.a = a, p.price = isnan(a->price) ? a->type->dollars : a->price;
+    p.params = j->n[in_params_b], p.deadline = j->n[in_deadline_h], p.shape = plan_shape(j);
+    p.bytes = cost_of((int)plan_or(j, in_precision, COST_AMP_BF16), optimizer, share);
+    p.least = plan_or(j, in_cur_nodes, 1), p.most = plan_or(j, in_cur_nodes, plan_or(j, in_max_nodes, 1024));
+    p.ref_hours = j->n[in_ref_hours];
+    p.ref_gpus = plan_or(j, in_ref_gpus, plan_has(j, in_cur_nodes) ? p.least * a->type->count : 1);
+    if (isnan(p.ref_hours) && p.params * tokens > 0 && peak > 0) {
+        p.ref_gpus = 1, p.ref_hours = cost_computing(1e9 * p.params, 1e9 * tokens, peak * 1e10 * mfu) / 3600;
+        plan_say(&a->assumed, "ref_hours not given: 6 x %g x %ge18 operations at %g %% of %g TFLOP/s: %.4g h on a GPU",
+                 p.params, tokens, mfu, peak, p.ref_hours);
+    }
+    plan_propose(&p);
+    plan_assume(&p);
     p.fits = plan_fits(&p, 1, 1, 1, 0, 0) || plan_fits(&p, 1, 1, 1, 0, 1);
     if (!plan_starved(&p) && !plan_trials(&p)) p.fits ? plan_replicas(&p) : plan_cuts(&p);
     plan_derive(&p);
@@ -760,32 +753,26 @@ static inline void plan_on(const plan_job *j, const cost_type *type, double pric
 
 /* ---- the answer to a job: the best of its candidates ---- */
 
-typedef struct plan_candidate {
-    const cost_type *type;
-    double price; /* NAN: the catalogue's */
-    char name[40];
-} plan_candidate;
-
 /* The types that a job names, with their prices, or all GPUs of the catalogue. */
-static inline int plan_candidates(const plan_job *j, const cost_catalogue *c, plan_candidate *list, plan_list *wrong)
+static inline int plan_candidates(const plan_job *j, const cost_catalogue *c, plan_answer *list, plan_list *wrong)
 {
     char price[40] = "";
     int count = 0;
-    plan_candidate *to = list;
-    for (int k = 0; count < COST_TYPES && plan_part(j->text[in_instance], '|', k, to->name, sizeof to->name); k++) {
+    plan_answer *to = list;
+    for (int k = 0; count < COST_TYPES && plan_part(j->text[in_instance], '|', k, to->instance, 40); k++) {
         plan_part(j->text[in_price_node_h], '|', k, price, sizeof price); /* the last one counts on */
-        to->type = cost_find(c, to->name, strlen(to->name)), to->price = cost_number(price);
+        to->type = cost_find(c, to->instance, strlen(to->instance)), to->price = cost_number(price);
         if (*price && strcmp(price, "-") && !(to->price > 0))
             plan_say(wrong, "price_node_h: '%s' is not a number above 0: the catalogue's price counts", price),
                 to->price = (double)NAN;
         if (to->type) to = &list[++count];
-        else plan_say(wrong, "instance: '%s' is not in the catalogue: it is left out", to->name);
+        else plan_say(wrong, "instance: '%s' is not in the catalogue: it is left out", to->instance);
     }
     for (int i = 0, all = !count; all && i < c->count; i++) {
         to = &list[count];
         to->type = &c->type[i], to->price = cost_number(plan_named(j->text[in_price_node_h], 0, price));
-        snprintf(to->name, sizeof to->name, "%s", cost_short(to->type));
-        count += i == 0 || strncmp(to->name, "trn", 3); /* Trainium only where it is named */
+        strcpy(to->instance, cost_short(to->type));
+        count += i == 0 || strncmp(to->instance, "trn", 3); /* Trainium only where it is named */
     }
     return count;
 }
@@ -819,27 +806,24 @@ static inline const char *plan_summary(const plan_answer *a, char text[PLAN_TEXT
 
 /* Of two plans the better one has the lower first difference: does it fit, is it in time, nodes (hours, where it is
  * late), the given price, how simple the strategy is, the catalogue's price. */
-static inline void plan_rank(const plan_answer *a, double price, double rank[6])
+static inline void plan_rank(const plan_answer *a, double rank[6])
 {
     int late = plan_warned(a, W_DEADLINE_MISS);
     rank[0] = a->out[out_strategy] == INFEASIBLE, rank[1] = late + plan_warned(a, W_BF16_UNSUPPORTED);
-    rank[2] = late ? a->num[num_est_hours] : a->out[out_nodes], rank[3] = isnan(price) ? 0 : price;
+    rank[2] = late ? a->num[num_est_hours] : a->out[out_nodes], rank[3] = isnan(a->price) ? 0 : a->price;
     rank[4] = a->out[out_strategy], rank[5] = isnan(a->type->dollars) ? 1e9 : a->type->dollars;
 }
 
 static inline void plan_answer_of(const plan_job *j, const cost_catalogue *c, plan_answer *best)
 {
     static plan_answer a[COST_TYPES]; /* of this thread alone: the programs here have one */
-    plan_candidate list[COST_TYPES];
     plan_list wrong;
     double rank[COST_TYPES][6];
     char text[PLAN_TEXT];
     int count, first = 0;
-    wrong.count = 0, count = plan_candidates(j, c, list, &wrong);
+    wrong.count = 0, count = plan_candidates(j, c, a, &wrong);
     for (int i = 0; i < count; i++) {
-        plan_on(j, list[i].type, list[i].price, &a[i]);
-        memcpy(a[i].instance, list[i].name, sizeof list[i].name);
-        plan_rank(&a[i], list[i].price, rank[i]);
+        plan_on(j, &a[i]), plan_rank(&a[i], rank[i]);
         for (int k = 0; k < 6 && rank[i][k] <= rank[first][k]; k++)
             if (rank[i][k] < rank[first][k]) first = i;
     }

@@ -155,7 +155,7 @@ static int sweep_run(const char *name, const plan_job *job, const cost_catalogue
     static sweep s;
     static plan_job j;
     static plan_list wrong;
-    plan_candidate list[COST_TYPES];
+    static plan_answer list[COST_TYPES];
     const cost_type *usual = cost_find(c, "p4d", 3), *t;
     int k = plan_word("scaling|cost|spot|compiler", name), last;
     double step;
