@@ -9,8 +9,8 @@
  *       all-gather, P. Stages 1 and 2 gather weights in place of gradients: 2 P. Stage 3 gathers weights twice: 3 P.
  *     - Hybrid groups (MiCS, HSDP) share inside groups of g ranks, with copies across: 16 P / g bytes, the 3 P on the
  *       group's fast links, and all-reduces of P / g across.
- *     - Gradients of P / N need accumulation `each` and one data shard per rank: with `shard` a sum stays whole until
- *       the last micro-batch.
+ *     - Gradients are shared if each rank has one data shard, and with accumulation `each`. The recipe has 4 shards, so
+ *       each of 2 ranks keeps the whole sums of two: ZeRO 2 and 3 share no gradients there.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 41_zero.c -o 41_zero -lm -lpthread
@@ -30,8 +30,7 @@
  * Predict first: with 8 ranks, what does a rank keep at stage 3, and with pairs?
  * Exercise: let groups of 4 share and run 8 ranks. Which column grows, and is it the one that a slow network carries?
  *
- * Read on: 42_recompute_by_hand.c for activations, which ZeRO does not share; 44_fit.c for the same bytes at 70
- *     billion weights. */
+ * Read on: 42_recompute_by_hand.c for activations, which ZeRO does not share; 44_fit.c for 70 billion weights. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"
@@ -98,10 +97,11 @@ static int kept(const result *r, int run, int n, int64_t buffers)
     char part[16];
     int64_t sums = 4 * P * (shards > 2 ? 3 : shards); /* of the tree over shards */
     snprintf(part, sizeof part, "/%d", g);
-    printf("  %-12s %8lld 4P%-2s %8lld %2dP%-2s %8lld 8P%-2s  %7lld %7lld  %8lld %4.1fP\n", runs[run].name,
+    printf("  %-12s %8lld 4P%-2s %8lld %2dP%-2s %8lld 8P%-2s  %7lld %7lld  %8lld %4.1fP%s\n", runs[run].name,
            (long long)r->n[WEIGHTS] / n, stage > 2 ? part : "", (long long)(r->n[GRADIENTS] / n - bucket),
            (int)(owners ? 4 : sums / P), owners ? part : "", (long long)r->n[STATE] / n, stage > 0 ? part : "",
-           (long long)bucket, (long long)window, (long long)all, (double)all / P);
+           (long long)bucket, (long long)window, (long long)all, (double)all / P,
+           stage > 1 && !owners ? "  gradients: whole sums of its data shards" : "");
     return r->n[WEIGHTS] == 4 * P * n / (stage > 2 ? g : 1) && r->n[STATE] == 8 * P * n / (stage > 0 ? g : 1) &&
            r->n[GRADIENTS] == n * (owners ? 4 * P / g + bucket : sums) && window == (stage > 2 ? 4 * BLOCK : 0);
 }

@@ -33,15 +33,16 @@
 #include "dtrain.h"
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { ROWS = 16, C = 16, HIDDEN = 128, SHARDS = 4, H = HIDDEN / SHARDS, STEPS = 30, BATCH = ROWS * C };
 static const float rate = 0.5f;
 
-/* A shard has columns of A (C,H) and rows of B (H,C). A rank that has 2 of 4 leaves the others empty. */
-typedef struct shards {
-    float a[SHARDS][C * H], b[SHARDS][H * C];
-} shards;
+/* Columns of A (C,H) and rows of B (H,C). A rank has SHARDS / n of them. */
+typedef struct shard {
+    float a[C * H], b[H * C];
+} shard;
 
 /* Row i: numbers, and what is to be learned of them. */
 static void sample(int i, float *x, float *target)
@@ -50,17 +51,17 @@ static void sample(int i, float *x, float *target)
     for (int k = 0; k < C; k++) target[k] = x[k] * x[(k + 1) % C];
 }
 
-static void draw(shards *s)
+static void draw(shard *s, int first, int own) /* own shards, from the first of this rank on */
 {
-    for (int v = 0; v < SHARDS; v++)
+    for (int v = 0; v < own; v++)
         for (int i = 0; i < C * H; i++) {
-            s->a[v][i] = 0.5f * sinf((float)(1 + i + v * C * H) * 12.9898f);
-            s->b[v][i] = 0.1f * sinf((float)(1 + i + v * C * H) * 78.233f);
+            s[v].a[i] = 0.5f * sinf((float)(1 + i + (first + v) * C * H) * 12.9898f);
+            s[v].b[i] = 0.1f * sinf((float)(1 + i + (first + v) * C * H) * 78.233f);
         }
 }
 
 /* One shard. dy NULL: y = gelu(x A) B. Else the gradients, of A and B times the rate and taken away, and dx in y. */
-static dt_result shard(float *a, float *b, const float *x, const float *dy, float *y)
+static dt_result run(float *a, float *b, const float *x, const float *dy, float *y)
 {
     dt_graph *g = NULL;
     dt_tensor tx, ta, tb, out;
@@ -85,12 +86,12 @@ static dt_result shard(float *a, float *b, const float *x, const float *dy, floa
 }
 
 /* The sum over all shards: a tree over this rank's, then over ranks. */
-static dt_result all_shards(dt_comm *c, shards *s, const float *x, const float *dy, float *sum, int *calls)
+static dt_result all_shards(dt_comm *c, shard *s, const float *x, const float *dy, float *sum, int *calls)
 {
     float part[SHARDS][BATCH] = {{0}};
-    int own = SHARDS / dt_comm_size(c), first = own * dt_comm_rank(c);
+    int own = SHARDS / dt_comm_size(c);
     dt_result r = DT_OK;
-    for (int v = 0; v < own && !r; v++) r = shard(s->a[first + v], s->b[first + v], x, dy, part[v]);
+    for (int v = 0; v < own && !r; v++) r = run(s[v].a, s[v].b, x, dy, part[v]);
     for (int n = own; n > 1; n /= 2)
         for (int v = 0; v < n / 2; v++)
             for (int i = 0; i < BATCH; i++) part[v][i] = part[2 * v][i] + part[2 * v + 1][i];
@@ -99,28 +100,31 @@ static dt_result all_shards(dt_comm *c, shards *s, const float *x, const float *
     return r ? r : dt_all_reduce(c, sum, BATCH, DT_SUM);
 }
 
-/* shift: how far the samples of a rank are from those of the rank before; 0, as it should be. */
-static dt_result train(dt_comm *c, int shift, float dx[BATCH], float *loss, int *calls)
+/* shift: how far the samples of a rank are from those of the rank before; 0, as it should be. weights: of this rank. */
+static dt_result train(dt_comm *c, int shift, float dx[BATCH], float *loss, int *calls, int *weights)
 {
-    static shards s;
+    int own = SHARDS / dt_comm_size(c);
+    shard *s = malloc((size_t)own * sizeof *s);
     float x[BATCH], target[BATCH], y[BATCH], dy[BATCH];
-    dt_result r = DT_OK;
-    draw(&s);
+    dt_result r = s ? DT_OK : dt_error(DT_E_MEMORY, "no memory for %d shards", own);
+    *weights = own * (int)(sizeof *s / sizeof(float));
+    if (s) draw(s, own * dt_comm_rank(c), own);
     for (int i = 0; i < ROWS; i++) sample(i + shift * dt_comm_rank(c), x + i * C, target + i * C);
     for (int step = 0; step < STEPS && !r; step++) {
         *calls = 0, *loss = 0;
-        r = all_shards(c, &s, x, NULL, y, calls);
+        r = all_shards(c, s, x, NULL, y, calls);
         for (int i = 0; i < BATCH; i++) dy[i] = 2 * (y[i] - target[i]) / BATCH;
         for (int i = 0; i < BATCH; i++) *loss += (y[i] - target[i]) * (y[i] - target[i]) / BATCH;
-        if (!r) r = all_shards(c, &s, x, dy, dx, calls);
+        if (!r) r = all_shards(c, s, x, dy, dx, calls);
     }
+    free(s);
     return r;
 }
 
 int main(int argc, char **argv)
 {
     float dx[2][BATCH], loss[2], wrong;
-    int rank, n, calls, good = 1;
+    int rank, n, calls, weights, good = 1;
     dt_comm *c = NULL, *part = NULL;
     dt_result r = dt_comm_open(&c, &argc, &argv);
     if (r) return dt_fail("52_tensor_parallel_by_hand");
@@ -131,13 +135,12 @@ int main(int argc, char **argv)
     for (int ranks = 1; ranks <= n && !r; ranks *= 2) {
         int which = ranks > 1;
         r = dt_comm_split(c, rank / ranks, &part); /* groups of so many ranks, which all do the same */
-        if (!r) r = train(part, 0, dx[which], &loss[which], &calls);
+        if (!r) r = train(part, 0, dx[which], &loss[which], &calls, &weights);
         good = good && !memcmp(dx[which], dx[0], sizeof dx[0]) && loss[which] == loss[0];
-        if (!rank)
-            printf("%5d  %17d  %11d  %14d  %.5f\n", ranks, 2 * C * HIDDEN / ranks, calls, BATCH, (double)loss[which]);
+        if (!rank) printf("%5d  %17d  %11d  %14d  %.5f\n", ranks, weights, calls, BATCH, (double)loss[which]);
         dt_comm_close(&part);
     }
-    if (!r) r = train(c, 1, dx[1], &wrong, &calls);
+    if (!r) r = train(c, 1, dx[1], &wrong, &calls, &weights);
     if (!rank && !r) printf("each rank with samples of its own: %.5f\n", (double)wrong);
     dt_comm_close(&c);
     if (r) return dt_fail("52_tensor_parallel_by_hand");

@@ -6,9 +6,11 @@
  *     - SageMaker's RetryStrategy repeats a job after an internal error alone. Jobs that wait for machines need a loop
  *       of their own, or MaxPendingTime.
  *     - A second region helps as far as its pool is empty at other times. Data and images must be there.
- *     - A Savings Plan is a price, no machine. What reserves is a capacity reservation (for training jobs: a training
- *       plan). It costs its hours whether they are used or not, so it pays for schedules and not for one job.
- *     - A warm pool keeps the machines of the last job and bills them at the full rate.
+ *     - A Savings Plan lowers the price; it reserves no capacity. What reserves is a capacity reservation (for training
+ *       jobs: a training plan). It costs its hours whether they are used or not, so it pays for schedules and not for
+ *       one job.
+ *     - A warm pool keeps the machines of a job for an hour at most and bills them at the full rate, used or not. So it
+ *       helps jobs that follow each other within the hour, and does nothing for tomorrow's.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 94_no_capacity.c -o 94_no_capacity -lm -lpthread
@@ -23,11 +25,11 @@
  *           10             60        66 %         88 %                           88 %
  *           10            180        84 %         98 %                           88 %
  *     RetryStrategy after InternalServerError: tries again; after CapacityError: does not
- *     a month   hours in use     on demand    reserved   a warm pool between the jobs
- *              1           1 %        703 $      64123 $                 63420 $
- *             22          24 %      15460 $      64123 $                 48663 $
- *             60          66 %      42163 $      64123 $                 21960 $
- *             91         100 %      63948 $      64123 $                   176 $
+ *     a month   hours in use     on demand    reserved   hours between   a warm pool   the next job finds it
+ *              1           1 %        703 $      64123 $          722.00          88 $                      no
+ *             22          24 %      15460 $      64123 $           25.18        1932 $                      no
+ *             60          66 %      42163 $      64123 $            4.17        5270 $                      no
+ *             91         100 %      63948 $      64123 $            0.02         176 $                     yes
  *     a Savings Plan at 60 % of the price: 9276 $ for 22 jobs, and 19 % of capacity, as before
  *     ok: hours between attempts help, minutes do not; only a reservation is certain
  *
@@ -81,12 +83,14 @@ static double success(int attempts, int apart, int regions)
 /* Does SageMaker's RetryStrategy repeat a job that failed with this? */
 static int retried(const char *error) { return !strcmp(error, "InternalServerError"); }
 
-/* Dollars of a month of 730 hours: `runs` jobs of 8 hours on 4 instances of 21.96 $/h. A reservation and a warm pool
- * bill the hours between the jobs, too. */
+/* Dollars of a month of 730 hours: `runs` jobs of 8 hours, evenly spread, on 4 instances of 21.96 $/h. A reservation
+ * bills the hours between the jobs, too, a warm pool at most one of each gap (KeepAlivePeriodInSeconds <= 3600). */
 static void month(int runs)
 {
     const double rate = 4 * 21.96, busy = 8.0 * runs * rate, all = 730 * rate;
-    printf("%10d %11.0f %% %10.0f $ %10.0f $ %21.0f $\n", runs, 100 * busy / all, busy, all, all - busy);
+    const double gap = (730 - 8.0 * runs) / runs, kept = fmin(gap, 1);
+    printf("%10d %11.0f %% %10.0f $ %10.0f $ %15.2f %11.0f $ %23s\n", runs, 100 * busy / all, busy, all, gap,
+           runs * kept * rate, gap <= 1 ? "yes" : "no");
 }
 
 int main(void)
@@ -104,7 +108,7 @@ int main(void)
     printf("RetryStrategy after InternalServerError: %s; after CapacityError: %s\n",
            retried("InternalServerError") ? "tries again" : "does not",
            retried("CapacityError") ? "tries again" : "does not");
-    printf("a month   hours in use     on demand    reserved   a warm pool between the jobs\n");
+    printf("a month   hours in use     on demand    reserved   hours between   a warm pool   the next job finds it\n");
     month(1), month(22), month(60), month(91);
     printf("a Savings Plan at 60 %% of the price: %.0f $ for 22 jobs, and %.0f %% of capacity, as before\n",
            0.6 * 22 * 8 * 4 * 21.96, 100 * share);

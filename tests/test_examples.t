@@ -2,8 +2,8 @@
 # Every example compiles with the cc line of its header comment, and the commands that stand under it (lines that begin
 # with ./, cc or DT_LINK_) run as they are written: status 0, and "ok" in the last line. What stands under "What it
 # prints" is printed (numbers with ~ may differ), and so are the lines by which a program shows its concepts
-# (concepts.md). Lines that begin with mpicc run, too, where MPI is installed. With --full each example compiles as its
-# readers do it; else the first one compiles alone, without optimization, and the others are linked to the tests'
+# (concepts.md), and those beside the formulas of cheatsheet.md. Lines that begin with mpicc run, too, where MPI is
+# installed. With --full each example compiles as its readers do it; else the first one compiles alone, without optimization, and the others are linked to the tests'
 # implementation. Where the commands of a program differ in its ranks alone, they run from the last one on until all that
 # the comment and the concepts show has been printed; with --full each of them runs. Of the programs that compute for a
 # second or longer a quarter runs, as seeded() draws, and the others only compile; of the programs with lines for mpicc one
@@ -59,6 +59,16 @@ for (grep { /^\| [0-9A-Z]+-\d/ } split /\n/, slurp("$root/examples/concepts.md")
 push @wrong, map { "$_: missing" } grep { !$seen{$_} } sort keys %known;
 is(join("\n", @wrong), '', 'examples/concepts.md: every concept has a title, and a line or what it waits for');
 cmp_ok($checked, '>=', 250, 'concepts with a line of output, corrections not counted');
+
+# The rows of the cheat sheet that quote a line, after the program that prints it.
+my ($formulas) = slurp("$root/examples/cheatsheet.md") =~ /^## Formulas\n.*?^\|-[-|]+\n(.*?)^\n/ms;
+@wrong = ();
+for (split /\n/, $formulas || '') {
+    my ($what, $program, $printed) = /^\| (.*?) \|.*\| \[(\w+)\]\(\2\.c\) \| `(\S.*)` \|$/ or push(@wrong, $_), next;
+    push @{$shows{$program}}, [$what, $printed =~ s/\\\|/|/gr];
+}
+ok($formulas, 'examples/cheatsheet.md has formulas');
+is(join("\n", @wrong), '', '  each with a program and a line that it prints');
 
 copy($_, "$tmp/tree/examples/") for glob "$root/examples/*.h";
 mkdir "$tmp/tree/examples/tools";
@@ -222,7 +232,7 @@ for my $example (drawn(1, grep { commands($_, 'mpicc ') } @examples)) {
         ok(works("$tmp/tree/examples", \my $all, map { s/^mpicc /mpicc$mpi_once $mpi_libraries /r } @commands), "$name: runs under mpirun");
     }
 }
-is(join(' ', sort keys %shows), '', 'examples/concepts.md names programs that exist');
+is(join(' ', sort keys %shows), '', 'examples/concepts.md and cheatsheet.md name programs that exist');
 ok(-e "$root/examples/README.md", 'examples/README.md') if @examples > 1;
 
 done_testing();

@@ -11,7 +11,7 @@ use lib $FindBin::Bin;
 use Dt;
 use Test::More;
 
-my @page = qw(README.md examples/parallel.md examples/running.md examples/reference.md tests/README.md examples/README.md);
+my @page = qw(README.md examples/parallel.md examples/running.md examples/reference.md examples/cheatsheet.md tests/README.md examples/README.md);
 my %page = map { $_ => slurp("$root/$_") } @page;
 my $readme = $page{'README.md'};
 plan skip_all => 'the sanitized build tests programs, not words' if sanitized();
@@ -28,7 +28,7 @@ is($list, $help, 'the list of options in examples/reference.md is that of --help
 # Every link between pages leads somewhere: to a file, and to a heading if it names one.
 sub anchors { return map { lc($_) =~ s/[^\w\- ]//gr =~ tr/ /-/r => 1 } slurp(shift) =~ /^#+ (.*)$/mg }
 my (@broken, $links);
-my @handouts = map { substr $_, length "$root/" } glob "$root/examples/labs/README.md $root/examples/labs/*/README.md $root/notebooks-c/README.md";
+my @handouts = map { substr $_, length "$root/" } glob "$root/examples/concepts.md $root/examples/labs/README.md $root/examples/labs/*/README.md $root/notebooks-c/README.md";
 for my $page (@page, @handouts) {
     my ($folder) = $page =~ m{^(.*/)};
     my $words = slurp("$root/$page") =~ s/^```.*?^```$//msgr;
