@@ -221,7 +221,7 @@ for (drawn(1, @between), map([$_, 6], drawn(1, @stages), drawn(1, @slices))) {
     cmp_ok($groups || 0, '>=', $least, "  in $least groups of calls or more");
     unlike("$out$error", qr/stand-in: .*not/, '  and nothing is left behind');
 }
-for (['--pp 2 --layers 2', 8], ['--cp 2 --context-shards 2', 12]) { # of both ranks together
+for (drawn(1, ['--pp 2 --layers 2', 8], ['--cp 2 --context-shards 2', 12])) { # of both ranks together
     my ($layout, $more) = @$_;
     my @counts = map { my $said = (train("$many STAND_IN_SAY=1", "--model nano --layers 1 --ranks 2 $layout --steps 1 --warmup 0 --micro-batch $_ --device cuda"))[2];
                        [sum($said =~ /(\d+) waits/g), sum($said =~ /(\d+) groups/g)] } 4, 2;
@@ -239,10 +239,12 @@ for (drawn(2, ['--ranks 2', 1 + int rand 10], ['--ranks 2 --pp 2 --layers 2', 3 
     my ($layout, $group) = @$_;
     ($status, undef, $error) = train("$many STAND_IN_NCCL_FAIL=$group", "--model nano --layers 1 $layout --device cuda");
     ok($status && $status != 124 && $error =~ /NCCL failed: the stand-in was told to fail \(NCCL_DEBUG=INFO says more\)/, "NCCL fails, $layout: a sentence") or diag($error);
+    is(scalar(() = $error =~ /nccl stand-in: \d+ groups/g), 2, '  and both ranks end by themselves');
 }
 for my $layout (drawn(1, '--ranks 2 --zero 1 --overlap on', '--ranks 2 --pp 2 --layers 2', '--ranks 2 --cp 2 --context-shards 2')) {
-    ($status, $out, $error) = run(60, "$many ./train $common --model nano --layers 1 --steps 9999 $layout --timeout 3 --device cuda >killed 2>&1 & p=\$!; until grep -q '^step ' killed; do sleep 0.1; done; kill -9 \$(ps -o pid= --ppid \$p | tail -1); wait \$p");
+    ($status, $out, $error) = run(60, "$many STAND_IN_SAY=1 ./train $common --model nano --layers 1 --steps 9999 $layout --timeout 20 --device cuda >killed 2>&1 & p=\$!; until grep -q '^step ' killed; do sleep 0.1; done; kill -9 \$(ps -o pid= --ppid \$p | tail -1); wait \$p");
     like(slurp("$tmp/killed"), qr/^dtrain: rank \d \(pid \d+\) was killed by signal 9/m, "a rank that is killed ends the others, $layout");
+    like(slurp("$tmp/killed"), qr/cuda stand-in: .* left: 0 allocations/, '  which release what they have');
     ok($status && $status != 124, '  in time');
 }
 
