@@ -10189,15 +10189,15 @@ typedef struct dt__cublas {
     DT__CUBLAS(DT__CALL_FIELD)
 } dt__cublas;
 
-/* NCCL 2.14 or newer: newer versions accept this configuration. */
+/* NCCL 2.17 or newer: newer versions accept this configuration. */
 enum { DT__NCCL_REMOTE = 6, DT__NCCL_BUSY = 7, DT__NCCL_F32 = 7, DT__NCCL_MAGIC = (int)0xcafebeef,
-       DT__NCCL_VERSION = 21400, DT__GPU_BUSY = 600, DT__NCCL_ROOM = 1 << 22 }; /* floats of a round of a sum */
+       DT__NCCL_VERSION = 21700, DT__GPU_BUSY = 600, DT__NCCL_ROOM = 1 << 22 }; /* floats of a round of a sum */
 typedef struct dt__nccl_id {
     char internal[128];
 } dt__nccl_id;
 typedef struct dt__nccl_config {
     size_t size;
-    int magic, version, blocking;
+    int magic, version, blocking, cluster, fewest, most; /* blocks of a kernel; INT32_MIN: as NCCL likes */
 } dt__nccl_config;
 #define DT__NCCL(X) \
     X(ncclGetUniqueId, (dt__nccl_id *)) X(ncclCommInitRankConfig, (void **, int, dt__nccl_id, int, dt__nccl_config *)) \
@@ -11105,7 +11105,8 @@ static void dt__gpu_close(dt__device *is)
 static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
 {
     dt__cuda *d = (dt__cuda *)dt__alloc((int64_t)sizeof *d, "the GPU");
-    int count = 0, failed = 0, major = 0, minor = 0, maps = 0;
+    static const int what[] = {DT__GPU_MAJOR, DT__GPU_MINOR, DT__GPU_PROCESSORS, DT__GPU_MAPS};
+    int count = 0, failed = 0, is[4] = {0};
     dt_result r;
     if (!d) return DT_E_MEMORY;
     d->k = d->run = **k;
@@ -11120,10 +11121,7 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
             r = dt__misuse("--device cuda:%d: the GPUs here are 0..%d", gpu, count - 1);
         DT__CU(DeviceGet(&d->gpu, gpu < 0 ? local_rank % count : gpu));
         DT__CU(DeviceGetName(d->name, (int)sizeof d->name, d->gpu));
-        DT__CU(DeviceGetAttribute(&major, DT__GPU_MAJOR, d->gpu));
-        DT__CU(DeviceGetAttribute(&minor, DT__GPU_MINOR, d->gpu));
-        DT__CU(DeviceGetAttribute(&d->processors, DT__GPU_PROCESSORS, d->gpu));
-        DT__CU(DeviceGetAttribute(&maps, DT__GPU_MAPS, d->gpu));
+        for (int i = 0; i < 4; i++) DT__CU(DeviceGetAttribute(&is[i], what[i], d->gpu));
         DT__CU(DevicePrimaryCtxRetain(&d->context, d->gpu));
         DT__CU(CtxSetCurrent(d->context));
         for (int i = 0; i < DT__GPU_STREAMS; i++) DT__CU(StreamCreate(&d->stream[i], DT__GPU_UNTIED));
@@ -11131,10 +11129,10 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
         DT__CU(MemsetD32Async(d->one, 0x3f800000, 1, d->stream[DT__GPU_OPS]));
         if (!r && dt__gpu_failed(d, failed, "its opening")) r = dt__device_result(&d->k);
     }
-    d->arch = 10 * major + minor;
+    d->arch = 10 * is[0] + is[1], d->processors = is[2];
     if (!r && d->arch < 80)
-        r = dt__error(DT_E_SYSTEM, "%s has compute capability %d.%d: 8.0 or newer is needed", d->name, major, minor);
-    if (!r && !maps)
+        r = dt__error(DT_E_SYSTEM, "%s has compute capability %d.%d: 8.0 or newer is needed", d->name, is[0], is[1]);
+    if (!r && !is[3])
         r = dt__error(DT_E_SYSTEM, "%s cannot use the host's memory at the host's addresses, as steps do. Choose "
                       "another GPU, or --device cpu", d->name);
     if (!r) r = dt__gpu_load(d, DT__GPU_VERB);
@@ -15545,7 +15543,7 @@ static void dt__nccl_fail(dt__cuda *d, int code)
     (void)dt_comm_fail(d->comm, d->is.failed);
 }
 
-/* Returns when one communicator has queued its calls; only -1: when both have, and the stream has done its work. 0: in
+/* Returns when a communicator has queued its calls; only -1: when all have, and the stream has done its work. 0: in
  * time. */
 static int dt__nccl_await(dt__cuda *d, int only, int stream, double seconds)
 {
@@ -23500,7 +23498,7 @@ static dt_result dt__nccl_join(dt_trainer *t)
     const int used = 1 | (e->p.shape.overlap != 0) << DT__GPU_COMM | (e->context != NULL) << DT__GPU_FLOWS;
     dt_comm *c = t->comm, *pipe = e->out[0].comm;
     dt__cuda *d = DT__CUDA(e->k->device);
-    dt__nccl_config config = {sizeof config, DT__NCCL_MAGIC, DT__NCCL_VERSION, 0};
+    dt__nccl_config config = {sizeof config, DT__NCCL_MAGIC, DT__NCCL_VERSION, 0, INT32_MIN, INT32_MIN, 0};
     dt__nccl_id id;
     float *data = (float *)(void *)&id;
     const int64_t n = (int64_t)sizeof id / 4;
@@ -23518,6 +23516,7 @@ static dt_result dt__nccl_join(dt_trainer *t)
         const int ahead = (i >> 1 & 1) == in, peer = (stage + (ahead ? 1 : stages - 1)) % stages;
         int code = 0;
         if (link ? !pipe || (e->p.shape.pipe.chunks == 1 && ahead != (peer > stage)) : !(used >> i & 1)) continue;
+        config.most = link ? 4 : INT32_MIN; /* of the kernels that wait for a peer beside the ops' */
         if (link ? !in : !c->rank) code = d->n.ncclGetUniqueId(&id);
         if (!code)
             r = !link ? dt_broadcast(c, data, n, 0) : in ? dt_recv(pipe, data, n, peer) : dt_send(pipe, data, n, peer);
@@ -23526,11 +23525,8 @@ static dt_result dt__nccl_join(dt_trainer *t)
         if (r || (code && code != DT__NCCL_BUSY)) dt__nccl_fail(d, code);
         else (void)dt__nccl_await(d, i, 0, 1e9);
         if (!link) continue;
-        dt__thread.stream = i; /* two ranks' first message waits for both: later ones do not */
-        if (dt__nccl_begin())
-            (void)(in ? d->n.ncclRecv(d->room[0], 1, DT__NCCL_F32, 0, d->nccl[i], d->stream[i])
-                      : d->n.ncclSend(d->room[0], 1, DT__NCCL_F32, 1, d->nccl[i], d->stream[i]));
-        (void)dt__nccl_end(d->nccl[i]);
+        dt__thread.stream = i; /* the first message waits for both ranks' calls: later ones do not */
+        (void)dt__nccl_sendrecv(pipe, in ? NULL : d->room[0] + i, 1, peer, in ? d->room[0] + i : NULL, 1, peer);
         dt__thread.stream = DT__GPU_OPS;
     }
     return dt__device_result(e->k);

@@ -35,6 +35,8 @@ SAME(sizeof(dt__nccl_id), sizeof(ncclUniqueId));
 SAME(offsetof(dt__nccl_config, magic), offsetof(ncclConfig_t, magic));
 SAME(offsetof(dt__nccl_config, version), offsetof(ncclConfig_t, version));
 SAME(offsetof(dt__nccl_config, blocking), offsetof(ncclConfig_t, blocking));
+SAME(offsetof(dt__nccl_config, most), offsetof(ncclConfig_t, maxCTAs));
+SAME(INT32_MIN, NCCL_CONFIG_UNDEF_INT);
 #endif
 #if __has_include(<cublasLt.h>)
 #include <cublasLt.h>

@@ -28,7 +28,7 @@
 #ifndef HAVE_HEADERS
 typedef struct ncclComm *ncclComm_t;
 typedef struct { char internal[128]; } ncclUniqueId;
-typedef struct { size_t size; unsigned magic, version; int blocking; } ncclConfig_t;
+typedef struct { size_t size; unsigned magic, version; int blocking, cgaClusterSize, minCTAs, maxCTAs; } ncclConfig_t;
 typedef int ncclResult_t, ncclDataType_t, ncclRedOp_t;
 typedef void *cudaStream_t;
 enum { ncclSuccess, ncclInternalError = 3, ncclInvalidArgument, ncclInProgress = 7, ncclFloat32 = 7, ncclSum = 0 };
@@ -231,7 +231,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     int file;
     pthread_once(&once, begin);
-    if (config->magic != 0xcafebeef || config->version != 21400 || config->size != 24 || config->blocking ||
+    if (config->magic != 0xcafebeef || config->version != 21700 || config->size != 32 || config->blocking ||
         size > RANKS || rank < 0 || rank >= size)
         return ncclInvalidArgument;
     *comm = calloc(1, sizeof **comm);
