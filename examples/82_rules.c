@@ -27,7 +27,7 @@
  *     four samples               step 20  Overfit                      0.323 (0.1)  validation loss
  *     ok: each bug makes its rule fire, and no rule fires where there is none
  *
- * Predict first: which two rules fire when every label of the data is the same?
+ * Predict first: biases of -10 switch every ReLU off. Which three rules fire beside DeadRelu?
  * Exercise: write a rule for a validation loss that rises for three evaluations, and a run that makes it fire.
  *
  * Read on: 83_report.c for a report of a whole run, 86_load_balance.c for a rule about ranks. */

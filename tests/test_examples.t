@@ -147,7 +147,7 @@ sub parts {
 }
 
 # What the page of a program's chapter lacks: its heading, its own question and exercise, an answer, a hint.
-my %unwritten = map { $_ => 1 } 7 .. 10; # chapters without a page
+my %unwritten = map { $_ => 1 } 9 .. 10; # chapters without a page
 sub unanswered {
     my ($name, $file) = @_;
     my ($comment) = slurp($file) =~ m{^/\*(.*?)\*/}s;
