@@ -175,7 +175,8 @@ compile_all() {
 #   open      its private functions are declared to tests, which can replace its allocator and its disk
 #   engines   open, with the engines for MPI and libfabric that can be had here
 #   checked   open, under the sanitizers that fuzz targets need
-#   gpu       open, with the code for GPUs, where graphs of tests run if DT_GPU says so (tests/on_gpu.h)
+#   device    open, with the code for GPUs
+#   gpu       the same for tests, whose graphs run on the GPU if DT_GPU says so (tests/on_gpu.h)
 # open and engines are one. With DT_SANITIZE, library and open are one, because the sanitizers take a minute for each.
 one_of() {
     case ${DT_SANITIZE:+sanitized-}$1 in engines | sanitized-library) say open ;; *) say "$1" ;; esac
@@ -188,6 +189,7 @@ implementation() {
     library) say "$build/dtrain.c $test_build/library.o -c $train_cflags -DDT_COMPILER $tests" ;;
     open | engines) say "$build/open/dtrain.c $test_build/$name.o -c $test_cflags $(switches "$name" | xargs) $tests -include tests/memory.h" ;;
     checked) say "$build/open/dtrain.c $test_build/checked.o -c -g $checked_cflags -include tests/memory.h" ;;
+    device) say "$build/open/dtrain.c $build/gpu/dtrain.o -c -DDT_CUDA -DDT_COMPILER=" ;;
     gpu) say "$build/open/dtrain.c $test_build/gpu.o -c $gpu_cflags -include tests/on_gpu.h" ;;
     esac
 }
@@ -199,6 +201,7 @@ uses() {
     library) say "-DDTRAIN_IMPLEMENTED $root/$test_build/$name.o $train_cflags -ldl" ;;
     open | engines) say "-I$root/$build/open $root/$test_build/$name.o $test_cflags $(switches "$name" | xargs) -ldl" ;;
     checked) say "-I$root/$build/open -g $checked_cflags $root/$test_build/checked.o" ;;
+    device) say "-I$root/$build/open $root/$build/gpu/dtrain.o -DDT_CUDA -DDT_COMPILER= -ldl" ;;
     gpu) say "-I$root/$build/open $root/$test_build/gpu.o $gpu_cflags -ldl" ;;
     esac
 }
@@ -699,12 +702,17 @@ command_gpu_check() {
     mkdir -p "$into/cache"
     choose_compiler
     [ $stand_in = 1 ] || programs+=(100_roofline 101_exact_or_fast 102_copy_and_compute)
+    test_flags
+    implementation_source
+    # shellcheck disable=SC2046
+    compile $(implementation device)
     for name in "${programs[@]}"; do
         of=tests/$name.c
         [ -e "$of" ] || of=examples/$name.c
         [ $name != train ] || of=examples/06_train.c
         [ $name != one_hash ] || of=examples/32_one_hash.c
-        $CC -std=gnu11 -O2 -DDT_CUDA -DDT_COMPILER= -I. -Iexamples "$of" -o "$into/$name" -lm -lpthread -ldl &
+        # shellcheck disable=SC2046
+        $CC -std=gnu11 -O2 "$of" -o "$into/$name" $(uses device) -I. -Iexamples -lm -lpthread &
         jobs+=($!)
     done
     if [ $stand_in = 1 ]; then
