@@ -465,10 +465,9 @@ DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op)
 DT_API dt_result dt_all_gather(dt_comm *c, const float *in, float *out, int64_t count);
 
 /* ---- H1  results, kernels ---- */
-DT_API const char *dt_result_name(dt_result r); /* the code's name, e.g. "DT_E_PEER". Static storage. */
-/* The exit status to return for r: 0 fine, 1 failure, 2 usage, 75 stopped and saved, 130 interrupted without. */
-DT_API int dt_exit_code(dt_result r);
-DT_API const char *dt_version(void); /* version of the implementation that was linked, e.g. "0.1.0". */
+DT_API const char *dt_result_name(dt_result r); /* the code's name, e.g. "DT_E_PEER" */
+DT_API int dt_exit_code(dt_result r); /* the exit status for main() to return */
+DT_API const char *dt_version(void); /* of the implementation that was linked */
 /* The kernels that run here: "avx512", "avx2", "neon" or "portable". DT_ISA forces one; the bits are the same. */
 DT_API const char *dt_isa(void);
 
@@ -711,7 +710,7 @@ DT_API dt_result dt_data_open(dt_data **d, const char *path, const dt_tokenizer 
 DT_API void dt_data_close(dt_data **d);
 /* Samples in a split: (its tokens - 1) / T, without the rest. */
 DT_API int64_t dt_data_samples(const dt_data *d, dt_split split);
-DT_API int64_t dt_data_tokens(const dt_data *d, dt_split split); /* tokens in a split */
+DT_API int64_t dt_data_tokens(const dt_data *d, dt_split split);
 /* Writes sample `sample` of the split: tokens (T) are its inputs, targets (T) the same shifted by one. */
 DT_API dt_result dt_data_fetch(const dt_data *d, dt_split split, int64_t sample, int32_t *tokens, int32_t *targets);
 
@@ -853,7 +852,6 @@ DT_API const dt_row *dt_plan_memory(const dt_plan *plan, int64_t *count);
 DT_API dt_mesh dt_plan_mesh(const dt_plan *plan);
 
 /* ---- H16  trainer ---- */
-/* What a step did. */
 struct dt_step_info {
     int64_t step;           /* steps done */
     int64_t tokens;         /* tokens of the step, all ranks; with a source: samples */
@@ -1064,6 +1062,7 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/types.h>
@@ -1077,7 +1076,6 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <sys/socket.h>
 #endif
 #ifdef DT_OFI
 #include <rdma/fabric.h>
@@ -1091,7 +1089,6 @@ static const int *const dt__link_check __attribute__((used)) = &DT__LINK_VERSION
 #include <linux/falloc.h>
 #include <linux/futex.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 #endif
@@ -3536,13 +3533,9 @@ DT__INLINE void DT__K(dt__tile_body)(const int nv, const int dot, int64_t k, con
 {
     dt__vf acc[DT__MR][DT__NV], bv[DT__NV];
     if (load) {
-        DT__EACH(r, DT__MR) {
-            DT__EACH(v, nv) acc[r][v] = dt__v_load(c + r * ldc + v * DT__W);
-        }
+        DT__EACH(r, DT__MR) DT__EACH(v, nv) acc[r][v] = dt__v_load(c + r * ldc + v * DT__W);
     } else {
-        DT__EACH(r, DT__MR) {
-            DT__EACH(v, nv) acc[r][v] = dt__v_set(0.0f);
-        }
+        DT__EACH(r, DT__MR) DT__EACH(v, nv) acc[r][v] = dt__v_set(0.0f);
     }
     for (int64_t p = 0; p < k; p++) {
         DT__EACH(v, nv) bv[v] = dt__v_load(b + v * DT__W);
@@ -3555,13 +3548,9 @@ DT__INLINE void DT__K(dt__tile_body)(const int nv, const int dot, int64_t k, con
     }
     if (bias) {
         DT__EACH(v, nv) bv[v] = dt__v_load(bias + v * DT__W);
-        DT__EACH(r, DT__MR) {
-            DT__EACH(v, nv) acc[r][v] = acc[r][v] + bv[v];
-        }
+        DT__EACH(r, DT__MR) DT__EACH(v, nv) acc[r][v] = acc[r][v] + bv[v];
     }
-    DT__EACH(r, DT__MR) {
-        DT__EACH(v, nv) dt__v_store(c + r * ldc + v * DT__W, acc[r][v]);
-    }
+    DT__EACH(r, DT__MR) DT__EACH(v, nv) dt__v_store(c + r * ldc + v * DT__W, acc[r][v]);
 }
 
 /* Code in which the number of vectors is a constant. */
@@ -4825,7 +4814,7 @@ static void dt__self_add(dt__sha256 *h, float *x, int64_t n)
     dt__sha256_add(h, x, 4 * n);
 }
 
-/* Every map, row and column op of the table: of x in [-2, 2), map ops also of 2 |x|. */
+/* Every map, row and column op of the table: of x in [-2, 2), map ops also of 2 |x|. Then conversions and sums. */
 static void dt__self_ops(const dt__kernels *k, const float *x, const float *y, float *out, float *row, dt__sha256 *h)
 {
     static const int maps[] = {DT__OPS(DT__SKIP, DT__NAME_MAP, DT__NAME_GRAD, DT__SKIP, DT__SKIP, DT__SKIP)};
@@ -4855,10 +4844,6 @@ static void dt__self_ops(const dt__kernels *k, const float *x, const float *y, f
         k->column(columns[i], out, x, y, y + 128, 37, 97, 97);
         dt__self_add(h, out, 97);
     }
-}
-
-static void dt__self_sums(const dt__kernels *k, const float *x, const float *y, float *out, float *row, dt__sha256 *h)
-{
     for (int to = DT_F32; to <= DT_F8_E5M2; to++) {
         k->convert(to, row, DT_F32, x, 1001);
         k->convert(DT_F32, out, to, row, 1001);
@@ -4894,11 +4879,12 @@ static void dt__self_update(const dt__kernels *k, const float *x, const float *y
     }
 }
 
-/* Grouped heads, fewer queries than keys, and a mask that the sign bits of y are. */
+/* Grouped heads, fewer queries than keys, and a mask that the sign bits of y are; then the join of slices. */
 static void dt__self_masked(const dt__kernels *k, dt_pool *pool, const float *x, const float *y, float *out,
                             dt__sha256 *h)
 {
     dt__attention a = DT__ZERO;
+    dt__slice_sums side[2];
     a.b = 1, a.t = 29, a.s = a.room = 35, a.h = 4, a.hk = 2, a.d = 7;
     a.q = x, a.k = x + 1024, a.v = x + 2048, a.ld = a.ldo = a.lddo = a.lddq = 28, a.ldk = a.lddk = 14;
     a.row_max = out, a.row_sum = out + 128, a.o = out + 256;
@@ -4912,11 +4898,6 @@ static void dt__self_masked(const dt__kernels *k, dt_pool *pool, const float *x,
     dt__sha256_add(h, a.dq, 4 * 29 * 28);
     dt__sha256_add(h, a.dk, 4 * 35 * 14);
     dt__sha256_add(h, a.dv, 4 * 35 * 14);
-}
-
-static void dt__self_join(const dt__kernels *k, const float *x, const float *y, float *out, dt__sha256 *h)
-{
-    dt__slice_sums side[2];
     for (int64_t r = 0; r < 29; r++) {
         for (int i = 0; i < 2; i++) {
             if (!r) memcpy(out + 1024 * i, i ? y : x, 4 * 1024);
@@ -4953,7 +4934,6 @@ static void dt__self_matrix(const dt__kernels *k, dt_pool *pool, const float *x,
     k->attention(pool, &a);
     dt__sha256_add(h, a.dq, 4 * 39 * 78);
     dt__self_masked(k, pool, x, y, out, h);
-    dt__self_join(k, x, y, out, h);
 }
 
 /* The hash of all kernels' results on the fixed input; pool needs its scratch reserved. */
@@ -4970,7 +4950,6 @@ static dt_result dt__self_hash(const dt__kernels *k, dt_pool *pool, char hex[65]
     dt__self_fill(y, DT__SELF_N, 2);
     dt__sha256_begin(&h);
     dt__self_ops(k, x, y, out, out + DT__SELF_N, &h);
-    dt__self_sums(k, x, y, out, out + DT__SELF_N, &h);
     dt__self_update(k, x, y, out, out + DT__SELF_N, &h);
     dt__self_matrix(k, pool, x, y, out, &h);
     dt__sha256_end(&h, hex);
@@ -12646,6 +12625,7 @@ typedef dt_recipe dt__group_RECIPE;
 typedef dt_layout dt__group_LAYOUT;
 #define DT__RECIPE(...) DT__OPTION(RECIPE, __VA_ARGS__) /* name, argument, kind, member, default, range, help */
 #define DT__LAYOUT(...) DT__OPTION(LAYOUT, __VA_ARGS__)
+#define DT__FLAG(group, name, member, help) DT__OPTION(group, name, NULL, FLAG, member, 0, NULL, help)
 static const dt__option dt__options[] = {
     DT__RECIPE("data", "FILE", TEXT, data, 0, NULL, "*data|text or .bin token shards; a comma list or a pattern"),
     DT__RECIPE("tokenizer", "PATH", TEXT, tokenizer, 0, NULL, "*directory or .json file of a tokenizer; none: bytes"),
@@ -12661,10 +12641,10 @@ static const dt__option dt__options[] = {
     DT__RECIPE("rope-base", "X", REAL, model.rope_base, 0, "[0,1e30]", "Llama: base of rotary frequencies; 0: 10000"),
     DT__RECIPE("norm-eps", "X", REAL, model.norm_eps, 0, "[0,1]", "Llama: epsilon of the normalisations; 0: 1e-5"),
     DT__RECIPE("head-width", "N", WHOLE, model.head, 0, "[0,65536]", "Llama: width of a head; 0: --width / --heads"),
-    DT__RECIPE("qkv-bias", NULL, FLAG, model.qkv_bias, 0, NULL, "Llama: biases of queries, keys and values"),
-    DT__RECIPE("o-bias", NULL, FLAG, model.o_bias, 0, NULL, "Llama: a bias of attention's output"),
-    DT__RECIPE("mlp-bias", NULL, FLAG, model.mlp_bias, 0, NULL, "Llama: biases of the MLP"),
-    DT__RECIPE("qk-norm", NULL, FLAG, model.qk_norm, 0, NULL, "Llama: norms of the heads of queries and keys"),
+    DT__FLAG(RECIPE, "qkv-bias", model.qkv_bias, "Llama: biases of queries, keys and values"),
+    DT__FLAG(RECIPE, "o-bias", model.o_bias, "Llama: a bias of attention's output"),
+    DT__FLAG(RECIPE, "mlp-bias", model.mlp_bias, "Llama: biases of the MLP"),
+    DT__FLAG(RECIPE, "qk-norm", model.qk_norm, "Llama: norms of the heads of queries and keys"),
     DT__RECIPE("window", "N", WHOLE, model.window, 0, "[0,1e9]", "Llama: most tokens of a sequence; 0: no limit"),
     DT__RECIPE("rope-scaling", "KIND", WORD, model.rope_scaling.kind, 0, "llama3,linear,yarn",
                "Llama: which rotary frequencies --rope-factor divides"),
@@ -12677,8 +12657,8 @@ static const dt__option dt__options[] = {
                "Llama: turns above which they are kept (YaRN: beta_fast)"),
     DT__RECIPE("rope-attention", "X", DOUBLE, model.rope_scaling.attention, 0, NULL,
                "YaRN: factor of the scores' square roots; 0: from the factor"),
-    DT__RECIPE("rope-untruncated", NULL, FLAG, model.rope_scaling.untruncated, 0, NULL, "YaRN: bounds are not whole"),
-    DT__RECIPE("tied", NULL, FLAG, model.tied, 0, NULL, "Llama: one table for embedding and head"),
+    DT__FLAG(RECIPE, "rope-untruncated", model.rope_scaling.untruncated, "YaRN: bounds are not whole"),
+    DT__FLAG(RECIPE, "tied", model.tied, "Llama: one table for embedding and head"),
     DT__RECIPE("experts", "N", WHOLE, model.experts, 0, "[0,65536]", "experts that replace each MLP; 0: the MLP"),
     DT__RECIPE("active", "N", WHOLE, model.active, 0, "[0,65536]", "experts per token; 0: 2"),
     DT__RECIPE("capacity", "X", REAL, model.capacity, 0, "[0,1e6]",
@@ -12709,13 +12689,13 @@ static const dt__option dt__options[] = {
     DT__RECIPE("beta2", "X", REAL, beta2, 0.95f, "[0,1)", "AdamW, Adam, Lion (there 0.99 is usual)"),
     DT__RECIPE("epsilon", "X", REAL, epsilon, 1e-8f, "(0,inf)", "AdamW, Adam"),
     DT__RECIPE("momentum", "X", REAL, momentum, 0, "[0,1)", "SGD; 0: none"),
-    DT__RECIPE("nesterov", NULL, FLAG, nesterov, 0, NULL, "SGD: Nesterov's momentum"),
+    DT__FLAG(RECIPE, "nesterov", nesterov, "SGD: Nesterov's momentum"),
     DT__RECIPE("weight-decay", "X", REAL, weight_decay, 0.1f, "[0,inf)",
                "not of norms and biases; added to the gradient in Adam and SGD"),
     DT__RECIPE("clip", "X", REAL, clip, 1, "[0,inf)", "limit of the gradient norm; 0: none"),
     DT__RECIPE("clip-value", "X", REAL, clip_value, 0, "[0,inf)", "limit of gradient elements, after --clip; 0: none"),
     DT__RECIPE("ema", "X", REAL, ema, 0, "[0,1)", "decay of an average of the weights; 0: none"),
-    DT__RECIPE("evaluate-ema", NULL, FLAG, evaluate_ema, 0, NULL, "validation and samples use the average"),
+    DT__FLAG(RECIPE, "evaluate-ema", evaluate_ema, "validation and samples use the average"),
     DT__RECIPE("precision", "KIND", WORD, precision, DT_PRECISION_FP32, "fp32,bf16,fp16",
                "precision|of operands and kept activations; sums, norms and weights stay fp32"),
     DT__RECIPE("loss-scale", "X", REAL, loss_scale, 0, "[0,16777216]",
@@ -12726,7 +12706,7 @@ static const dt__option dt__options[] = {
                "*threads and axes of ranks|threads per rank; 0: its part of the cores"),
     DT__LAYOUT("device", "WHERE", TEXT, device, 0, NULL, "cpu, cuda, cuda:N (DT_CUDA); auto: a GPU if one is there"),
     DT__LAYOUT("tp", "N", WHOLE, tp, 1, NULL, "*tensor parallel degree"),
-    DT__LAYOUT("sequence-parallel", NULL, FLAG, sequence_parallel, 0, NULL, "--tp ranks split rows between products"),
+    DT__FLAG(LAYOUT, "sequence-parallel", sequence_parallel, "--tp ranks split rows between products"),
     DT__LAYOUT("pp", "N", WHOLE, pp, 1, NULL, "*stages of the pipeline"),
     DT__LAYOUT("cp", "N", WHOLE, cp, 1, NULL, "context parallel degree (ring attention); the rest is data parallel"),
     DT__LAYOUT("order", "DPT", TEXT, order, 0, NULL, "of the mesh, slowest axis first; cluster is DPT, spread TPD"),
@@ -12739,12 +12719,12 @@ static const dt__option dt__options[] = {
     DT__LAYOUT("zero-group", "N", WHOLE, zero_group, 0, NULL, "ranks that share (hybrid sharding); 0: all"),
     DT__LAYOUT("recompute", "KIND", WORD, recompute, DT_RECOMPUTE_NONE, "none,selective,full",
                "*what backward computes again; selective: attention"),
-    DT__LAYOUT("offload", NULL, FLAG, offload, 0, NULL, "what --recompute full keeps goes to a second memory"),
+    DT__FLAG(LAYOUT, "offload", offload, "what --recompute full keeps goes to a second memory"),
     DT__LAYOUT("horizon", "N", WHOLE, horizon, 1, "[1,1000]", "offload: segments ahead that an input is fetched"),
     DT__LAYOUT("offload-rate", "X", REAL, offload_rate, 0, "[0,inf)", "offload: bytes per second; 0: no limit"),
     DT__LAYOUT("compile", "KIND", WORD, compile.mode, DT_COMPILE_OFF, "off,on", "fuse ops and keep fewer values"),
     DT__LAYOUT("compile-passes", "PASS,..", TEXT, compile.passes, 0, NULL, "only these passes; with -PASS all but it"),
-    DT__LAYOUT("no-memory-check", NULL, FLAG, no_memory_check, 0, NULL, "start although memory looks too small"),
+    DT__FLAG(LAYOUT, "no-memory-check", no_memory_check, "start although memory looks too small"),
     DT__LAYOUT("bucket", "BYTES", WHOLE, bucket, 25000000, "[1,inf)", "network|gradient bytes per reduction"),
     DT__LAYOUT("overlap", "KIND", WORD, overlap, DT_OVERLAP_AUTO, "auto,off,on",
                "a thread per rank communicates during the work; auto: if cores are free"),
@@ -12757,9 +12737,9 @@ static const dt__option dt__options[] = {
                "of samples; 0: always the most likely token"),
     DT__LAYOUT("top-k", "N", WHOLE, output.sampling.top_k, 0, "[0,inf)", "samples draw from so many tokens; 0: all"),
     DT__LAYOUT("top-p", "P", REAL, output.sampling.top_p, 0, "[0,1]", "samples draw from so much probability; 0: all"),
-    DT__LAYOUT("no-cache", NULL, FLAG, output.no_cache, 0, NULL, "samples compute the whole sequence for every token"),
+    DT__FLAG(LAYOUT, "no-cache", output.no_cache, "samples compute the whole sequence for every token"),
     DT__LAYOUT("metrics", "FILE", TEXT, output.metrics, 0, NULL, "*JSON lines: run, then steps; a resumed run appends"),
-    DT__LAYOUT("quiet", NULL, FLAG, output.quiet, 0, NULL, "*no progress"),
+    DT__FLAG(LAYOUT, "quiet", output.quiet, "*no progress"),
     DT__LAYOUT("checkpoint", "DIR", TEXT, checkpoint.place, 0, NULL,
                "*checkpoints|folder of checkpoints; resumes from the newest"),
     DT__LAYOUT("checkpoint-every", "N", AUTO, checkpoint.interval, 0, "[0,inf)",
@@ -12768,7 +12748,7 @@ static const dt__option dt__options[] = {
                "between failures, for --checkpoint-every auto"),
     DT__LAYOUT("checkpoint-kind", "KIND", WORD, checkpoint.kind, DT_SHARDED, "sharded,full",
                "a file per rank, or whole tensors by rank 0"),
-    DT__LAYOUT("checkpoint-async", NULL, FLAG, checkpoint.async, 0, NULL, "sharded: write a copy during training"),
+    DT__FLAG(LAYOUT, "checkpoint-async", checkpoint.async, "sharded: write a copy during training"),
     DT__LAYOUT("keep", "N", WHOLE, checkpoint.keep, 2, "[0,inf)", "newest checkpoints that stay; 0: all"),
     DT__LAYOUT("resume", "KIND", WORD, checkpoint.resume, DT_RESUME_AUTO, "auto,never,only",
                "never: refuse a folder with checkpoints; only: one without"),
@@ -15849,12 +15829,6 @@ static dt_result dt__swap(dt_comm *c, const float *from, float *to, const dt__ex
  * ranks have, as far as the tree lets it (whole subtrees), and sends that to the owner. So each subtree crosses once,
  * however many ranks a node has. An all-reduce then spreads the ranges. A round takes `width` floats of each. */
 
-static const float *dt__range_source(const dt_comm *c, const dt__reduction *x, int local, int p, int64_t at)
-{
-    return x->staged ? dt__stage(c, local, x->round + at / x->width) + p * x->width
-                     : c->view[local] + x->begin + x->cut[p] + at;
-}
-
 /* Lists the addends in the order of leaves: the whole subtrees that one of several nodes has, or all parts. */
 static dt_result dt__subtrees_list(dt_comm *c, const dt__part *parts, const int *counts)
 {
@@ -15899,7 +15873,10 @@ static const float *dt__subtree_sum(dt_comm *c, const dt__reduction *x, const dt
     int rank = t->rank, part = t->part;
     float *to;
     for (int j = 0; j < t->parts; j++) {
-        c->source[j] = dt__range_source(c, x, c->place[rank].local, p, at) + (parts ? parts[j].offset : 0);
+        int local = c->place[rank].local;
+        c->source[j] = (parts ? parts[j].offset : 0) +
+                       (x->staged ? dt__stage(c, local, x->round + at / x->width) + p * x->width
+                                  : c->view[local] + x->begin + x->cut[p] + at);
         if (++part < (x->counts ? x->counts[rank] : 1)) continue;
         rank++;
         part = 0;
@@ -23583,13 +23560,6 @@ static dt_result dt__generator_allocate(dt__generator *d, const dt__kernels *k, 
     return DT_OK;
 }
 
-static void dt__generator_close(dt__generator *d, const dt__kernels *k)
-{
-    for (int i = 0; i < DT__GENERATOR_NETS; i++) dt__net_close(&d->net[i]);
-    (void)dt__mem_detach(k, d->memory);
-    dt__free(d->block);
-}
-
 static dt_result dt__trainer_allocate(dt_trainer *t)
 {
     dt__engine *e = &t->e;
@@ -25382,7 +25352,9 @@ DT_API void dt_trainer_close(dt_trainer **handle)
     dt__free(t->state.tensor);
     dt__free(t->kept);
     if (t->metrics) fclose(t->metrics);
-    dt__generator_close(&t->generator, t->e.k);
+    for (int i = 0; i < DT__GENERATOR_NETS; i++) dt__net_close(&t->generator.net[i]);
+    (void)dt__mem_detach(t->e.k, t->generator.memory);
+    dt__free(t->generator.block);
     dt__mem_free(t->e.k, t->unit);
     dt__free(t->whole);
     dt__free(t->text);
@@ -25924,19 +25896,16 @@ static dt_result dt__trainer_log(dt_trainer *t, const dt_step_info *i)
                     (float)i->data_seconds, (float)memory};
     int saves = t->layout.checkpoint.place != NULL, scaled = t->recipe.precision == DT_PRECISION_FP16;
     int fast = t->recipe.numerics == DT_FAST && i->step == t->first + 1;
+#define DT__METRIC(on, name) {on, #name, (double)i->name}
     const struct dt__metric { int on; const char *name; double value; } list[] = {
-        {1, "step", (double)i->step}, {1, "loss", (double)i->loss},
-        {t->e.p.net.watched, "auxiliary", (double)i->auxiliary}, {1, "validation", (double)i->validation},
-        {1, "norm", (double)i->norm}, {1, "learning_rate", (double)i->learning_rate},
-        {fast, "loss_from_exact", t->distance[0]}, {fast, "gradients_from_exact", t->distance[1]},
-        {scaled, "loss_scale", (double)i->loss_scale}, {scaled, "skipped", (double)i->skipped},
-        {1, "tokens", (double)i->tokens}, {1, "seconds", i->seconds},
-        {1, "elapsed", dt__now() - t->opened}, {1, "gflops", i->gflops}, {1, "peak_share", i->peak_share},
-        {1, "comm_seconds", i->comm_seconds}, {1, "exposed_seconds", i->exposed_seconds},
-        {1, "data_seconds", i->data_seconds}, {saves, "save_seconds", i->save_seconds},
-        {1, "sent_bytes", (double)i->sent_bytes}, {1, "far_bytes", (double)i->far_bytes},
-        {1, "reductions", (double)i->reductions}, {1, "gradient_bytes", (double)i->gradient_bytes},
-        {1, "gradient_far", (double)i->gradient_far}, {t->e.k->device != NULL, "host_ops", dt__trainer_on_host(t, 0)}};
+        DT__METRIC(1, step), DT__METRIC(1, loss), DT__METRIC(t->e.p.net.watched, auxiliary), DT__METRIC(1, validation),
+        DT__METRIC(1, norm), DT__METRIC(1, learning_rate), {fast, "loss_from_exact", t->distance[0]},
+        {fast, "gradients_from_exact", t->distance[1]}, DT__METRIC(scaled, loss_scale), DT__METRIC(scaled, skipped),
+        DT__METRIC(1, tokens), DT__METRIC(1, seconds), {1, "elapsed", dt__now() - t->opened}, DT__METRIC(1, gflops),
+        DT__METRIC(1, peak_share), DT__METRIC(1, comm_seconds), DT__METRIC(1, exposed_seconds),
+        DT__METRIC(1, data_seconds), DT__METRIC(saves, save_seconds), DT__METRIC(1, sent_bytes),
+        DT__METRIC(1, far_bytes), DT__METRIC(1, reductions), DT__METRIC(1, gradient_bytes), DT__METRIC(1, gradient_far),
+        {t->e.k->device != NULL, "host_ops", dt__trainer_on_host(t, 0)}};
     dt__text more = DT__ZERO;
     dt_result r = t->logs > 0.0f ? dt_all_gather(t->comm, own, t->counts, 6) : DT_OK;
     int ranks = r ? 0 : t->comm->size;
