@@ -6851,7 +6851,7 @@ static void dt__some_scatter_add(const dt__call *c, int64_t begin, int64_t end)
 DT_API dt_tensor dt_custom(dt_graph *g, const dt_custom_op *op, const dt_tensor *in, int64_t count, dt_shape shape)
 {
     DT__NEEDS(g, "op in", op, in);
-    dt__node n = dt__node_make(DT__OP_CUSTOM, shape, dt__none(), dt__none(), dt__none());
+    dt__node n = dt__node_one(DT__OP_CUSTOM, shape, dt__none());
     if (count < 1 || count >= DT__MAX_IN || !op->forward || !dt__shape_ok(&shape))
         return dt__misused(g, "dt_custom: it takes 1 to %d tensors, a forward, and a shape of sizes above 0",
                            DT__MAX_IN - 1);
@@ -8313,7 +8313,7 @@ static void dt__grad_custom(dt_graph *g, int32_t id, dt_tensor dy)
 {
     const dt__node of = g->nodes[id];
     for (int i = 0; i < of.inputs && ((const dt_custom_op *)(intptr_t)of.i[0])->backward; i++) {
-        dt__node n = dt__node_make(DT__OP_CUSTOM_GRAD, g->nodes[of.in[i]].shape, dt__none(), dt__none(), dt__none());
+        dt__node n = dt__node_one(DT__OP_CUSTOM_GRAD, g->nodes[of.in[i]].shape, dt__none());
         if (!dt__wants(g, id, i)) continue;
         memcpy(n.in, of.in, sizeof n.in);
         n.in[of.inputs] = dy.id, n.inputs = of.inputs + 1, n.i[0] = of.i[0], n.i[1] = i;
@@ -13126,9 +13126,11 @@ static void dt__json_close(dt__json *j)
 #ifndef DT_COMM_ONLY
 /* ---- structs as JSON objects ----
  * The table that describes the options of a group describes the members of a JSON object, too: of a manifest, of the
- * recipe in it, of config.json, of tokenizer.json. A negative preset marks a required member. */
+ * recipe in it, of config.json, of tokenizer.json. Preset and range may be left out: 0, NULL. A negative preset marks a
+ * required member. */
 
-#define DT__MEMBER(group, kind, name, type, member, preset, range) \
+#define DT__MEMBER(group, kind, name, type, ...) DT__MEMBER_OR(group, kind, name, type, __VA_ARGS__, 0, NULL, )
+#define DT__MEMBER_OR(group, kind, name, type, member, preset, range, ...) \
     {group, name, "", DT__KIND_##kind, offsetof(type, member), preset, range, NULL}
 
 static void dt__options_json(dt__text *t, const dt__option *list, int of, const void *group)
@@ -13654,36 +13656,35 @@ typedef struct dt__token_file {
 } dt__token_file;
 enum { DT__TOKEN_FILE, DT__TOKEN_MODEL, DT__TOKEN_ADD, DT__TOKEN_PATTERN, DT__TOKEN_CUT,
        DT__TOKEN_BYTES, DT__TOKEN_SPLIT, DT__TOKEN_SEQUENCE }; /* the last three in the order of the types */
-#define DT__TOKEN(group, kind, name, member, preset, range) \
-    DT__MEMBER(DT__TOKEN_##group, kind, name, dt__token_file, member, preset, range)
+#define DT__TOKEN(group, kind, name, ...) DT__MEMBER(DT__TOKEN_##group, kind, name, dt__token_file, __VA_ARGS__)
 static const dt__option dt__token_members[] = {
-    DT__TOKEN(FILE, PLACE, "model", model, 0, NULL),
-    DT__TOKEN(FILE, PLACE, "normalizer", normalizer, 0, NULL),
-    DT__TOKEN(FILE, PLACE, "pre_tokenizer", pretokenizer, 0, NULL),
-    DT__TOKEN(FILE, PLACE, "added_tokens", added, 0, NULL),
+    DT__TOKEN(FILE, PLACE, "model", model),
+    DT__TOKEN(FILE, PLACE, "normalizer", normalizer),
+    DT__TOKEN(FILE, PLACE, "pre_tokenizer", pretokenizer),
+    DT__TOKEN(FILE, PLACE, "added_tokens", added),
     DT__TOKEN(MODEL, WORD, "type", only, 0, "BPE"),
     DT__TOKEN(MODEL, WORD, "dropout", only, 0, "0,0.0"),
-    DT__TOKEN(MODEL, CHARS, "continuing_subword_prefix", prefix, 0, NULL),
-    DT__TOKEN(MODEL, CHARS, "end_of_word_suffix", suffix, 0, NULL),
+    DT__TOKEN(MODEL, CHARS, "continuing_subword_prefix", prefix),
+    DT__TOKEN(MODEL, CHARS, "end_of_word_suffix", suffix),
     DT__TOKEN(MODEL, WORD, "byte_fallback", only, 0, "false"),
     DT__TOKEN(MODEL, WORD, "ignore_merges", whole_words, 0, "false,true"),
-    DT__TOKEN(MODEL, PLACE, "vocab", vocabulary, 0, NULL),
-    DT__TOKEN(MODEL, PLACE, "merges", merges, 0, NULL),
+    DT__TOKEN(MODEL, PLACE, "vocab", vocabulary),
+    DT__TOKEN(MODEL, PLACE, "merges", merges),
     DT__TOKEN(ADD, WHOLE, "id", id, -1, "[0,1048575]"),
-    DT__TOKEN(ADD, PLACE, "content", content, 0, NULL),
+    DT__TOKEN(ADD, PLACE, "content", content),
     DT__TOKEN(ADD, WORD, "single_word", only, 0, "false"),
     DT__TOKEN(ADD, WORD, "lstrip", only, 0, "false"),
     DT__TOKEN(ADD, WORD, "rstrip", only, 0, "false"),
     DT__TOKEN(ADD, WORD, "normalized", normalized, 0, "false,true"),
     DT__TOKEN(ADD, WORD, "special", special, 0, "false,true"),
-    DT__TOKEN(PATTERN, PLACE, "Regex", regex, 0, NULL),
+    DT__TOKEN(PATTERN, PLACE, "Regex", regex),
     DT__TOKEN(CUT, WORD, "type", type, -1, "ByteLevel,Split,Sequence"),
     DT__TOKEN(BYTES, WORD, "add_prefix_space", only, -1, "false"),
     DT__TOKEN(BYTES, WORD, "use_regex", use_regex, 1, "false,true"),
     DT__TOKEN(SPLIT, WORD, "behavior", only, -1, "Isolated"),
     DT__TOKEN(SPLIT, WORD, "invert", only, 0, "false"),
-    DT__TOKEN(SPLIT, PLACE, "pattern", pattern, 0, NULL),
-    DT__TOKEN(SEQUENCE, PLACE, "pretokenizers", elements, 0, NULL),
+    DT__TOKEN(SPLIT, PLACE, "pattern", pattern),
+    DT__TOKEN(SEQUENCE, PLACE, "pretokenizers", elements),
     DT__ZERO};
 
 static int dt__token_options(dt__json *j, int group, dt__token_file *f)
@@ -18784,7 +18785,7 @@ typedef struct dt__manifest {
 
 #define DT__MANIFEST_SEAL ",\n \"sha256\": \"" /* then 64 digits, the hash of the text before, and "\n} */
 
-#define DT__MANIFEST(kind, name, member, preset, range) DT__MEMBER(0, kind, name, dt__manifest, member, preset, range)
+#define DT__MANIFEST(kind, name, ...) DT__MEMBER(0, kind, name, dt__manifest, __VA_ARGS__)
 static const dt__option dt__manifest_members[] = {
     DT__MANIFEST(WORD, "format", format, 0, "dtrain checkpoint"),
     DT__MANIFEST(WHOLE, "version", version, 2, "[2,2]"),
@@ -18797,18 +18798,18 @@ static const dt__option dt__manifest_members[] = {
     DT__MANIFEST(CHARS, "model_sha256", model, -1, NULL),
     DT__MANIFEST(CHARS, "data_sha256", data, -1, NULL),
     DT__MANIFEST(CHARS, "weights_sha256", weights, -1, NULL),
-    DT__MANIFEST(CHARS, "tokenizer_sha256", tokenizer, 0, NULL),
-    DT__MANIFEST(CHARS, "products", products, 0, NULL),
-    DT__MANIFEST(DOUBLE, "loss", loss, 0, NULL),
+    DT__MANIFEST(CHARS, "tokenizer_sha256", tokenizer),
+    DT__MANIFEST(CHARS, "products", products),
+    DT__MANIFEST(DOUBLE, "loss", loss),
     DT__MANIFEST(WHOLE, "segments", segments, 0, "[0,1e6]"),
     DT__MANIFEST(WHOLE, "inputs", sample.inputs, 0, "[0,1e9]"),
     DT__MANIFEST(WHOLE, "targets", sample.targets, 0, "[0,1e9]"),
     DT__MANIFEST(WORD, "input_type", sample.input_type, DT_I32, "f32,i32"),
     DT__MANIFEST(WORD, "target_type", sample.target_type, DT_I32, "f32,i32"),
-    DT__MANIFEST(PLACE, "recipe", recipe, 0, NULL),
-    DT__MANIFEST(PLACE, "shapes", shapes, 0, NULL),
-    DT__MANIFEST(PLACE, "kind", kind, 0, NULL),
-    DT__MANIFEST(PLACE, "files", list, 0, NULL),
+    DT__MANIFEST(PLACE, "recipe", recipe),
+    DT__MANIFEST(PLACE, "shapes", shapes),
+    DT__MANIFEST(PLACE, "kind", kind),
+    DT__MANIFEST(PLACE, "files", list),
     DT__ZERO};
 static const dt__option dt__part_members[] = {DT__MEMBER(0, CHARS, "name", dt__part_file, name, -1, NULL),
                                               DT__MEMBER(0, WHOLE, "bytes", dt__part_file, bytes, -1, "[0,inf)"),
@@ -18920,8 +18921,7 @@ typedef struct dt__config {
 
 enum { DT__GROUP_GPT2 = DT_GPT2, DT__GROUP_LLAMA = DT_LLAMA, DT__GROUP_ROPE, DT__GROUP_FAMILY, DT__GROUP_LLAMA3,
        DT__GROUP_LINEAR, DT__GROUP_YARN };
-#define DT__CONFIG(group, kind, name, member, preset, range) \
-    DT__MEMBER(DT__GROUP_##group, kind, name, dt__config, member, preset, range)
+#define DT__CONFIG(group, kind, name, ...) DT__MEMBER(DT__GROUP_##group, kind, name, dt__config, __VA_ARGS__)
 static const dt__option dt__config_members[] = {
     DT__CONFIG(FAMILY, WORD, "model_type", type, -1, "gpt2,llama,mistral,qwen2,qwen3"),
     DT__CONFIG(GPT2, WHOLE, "n_positions", sequence, 0, "[1,1e9]"),
@@ -18954,23 +18954,23 @@ static const dt__option dt__config_members[] = {
     DT__CONFIG(LLAMA, WORD, "use_sliding_window", windowed, 0, "false,true"),
     DT__CONFIG(LLAMA, REAL, "partial_rotary_factor", number, 1, "[1,1]"),
     DT__CONFIG(LLAMA, WORD, "quantization_config", word, 0, "null"),
-    DT__CONFIG(LLAMA, PLACE, "sliding_window", window, 0, NULL),
-    DT__CONFIG(LLAMA, PLACE, "layer_types", kinds, 0, NULL),
-    DT__CONFIG(LLAMA, PLACE, "original_max_position_embeddings", original, 0, NULL),
-    DT__CONFIG(LLAMA, PLACE, "rope_scaling", scaling, 0, NULL),
-    DT__CONFIG(LLAMA, PLACE, "rope_parameters", rope, 0, NULL), /* of newer files */
-    DT__CONFIG(ROPE, CHARS, "type", rope_type, 0, NULL), /* of older files */
-    DT__CONFIG(ROPE, CHARS, "rope_type", rope_type, 0, NULL),
-    DT__CONFIG(ROPE, REAL, "rope_theta", m.rope_base, 0, NULL),
+    DT__CONFIG(LLAMA, PLACE, "sliding_window", window),
+    DT__CONFIG(LLAMA, PLACE, "layer_types", kinds),
+    DT__CONFIG(LLAMA, PLACE, "original_max_position_embeddings", original),
+    DT__CONFIG(LLAMA, PLACE, "rope_scaling", scaling),
+    DT__CONFIG(LLAMA, PLACE, "rope_parameters", rope), /* of newer files */
+    DT__CONFIG(ROPE, CHARS, "type", rope_type), /* of older files */
+    DT__CONFIG(ROPE, CHARS, "rope_type", rope_type),
+    DT__CONFIG(ROPE, REAL, "rope_theta", m.rope_base),
     DT__CONFIG(ROPE, REAL, "partial_rotary_factor", number, 0, "[1,1]"),
-    DT__CONFIG(ROPE, DOUBLE, "factor", m.rope_scaling.factor, 0, NULL),
-    DT__CONFIG(LLAMA3, WHOLE, "original_max_position_embeddings", m.rope_scaling.original_context, 0, NULL),
-    DT__CONFIG(LLAMA3, DOUBLE, "low_freq_factor", m.rope_scaling.low_freq_factor, 0, NULL),
-    DT__CONFIG(LLAMA3, DOUBLE, "high_freq_factor", m.rope_scaling.high_freq_factor, 0, NULL),
-    DT__CONFIG(YARN, WHOLE, "original_max_position_embeddings", m.rope_scaling.original_context, 0, NULL),
-    DT__CONFIG(YARN, DOUBLE, "beta_slow", m.rope_scaling.low_freq_factor, 0, NULL),
-    DT__CONFIG(YARN, DOUBLE, "beta_fast", m.rope_scaling.high_freq_factor, 0, NULL),
-    DT__CONFIG(YARN, DOUBLE, "attention_factor", m.rope_scaling.attention, 0, NULL),
+    DT__CONFIG(ROPE, DOUBLE, "factor", m.rope_scaling.factor),
+    DT__CONFIG(LLAMA3, WHOLE, "original_max_position_embeddings", m.rope_scaling.original_context),
+    DT__CONFIG(LLAMA3, DOUBLE, "low_freq_factor", m.rope_scaling.low_freq_factor),
+    DT__CONFIG(LLAMA3, DOUBLE, "high_freq_factor", m.rope_scaling.high_freq_factor),
+    DT__CONFIG(YARN, WHOLE, "original_max_position_embeddings", m.rope_scaling.original_context),
+    DT__CONFIG(YARN, DOUBLE, "beta_slow", m.rope_scaling.low_freq_factor),
+    DT__CONFIG(YARN, DOUBLE, "beta_fast", m.rope_scaling.high_freq_factor),
+    DT__CONFIG(YARN, DOUBLE, "attention_factor", m.rope_scaling.attention),
     DT__CONFIG(YARN, WORD, "truncate", m.rope_scaling.untruncated, 0, "true,false"),
     DT__CONFIG(YARN, WORD, "mscale", word, 0, "null"),
     DT__CONFIG(YARN, WORD, "mscale_all_dim", word, 0, "null"),
@@ -21206,17 +21206,6 @@ static dt_result dt__rows_open(dt__engine *e)
     return r;
 }
 
-/* Frees every row but those that others read, which belong to their communicator. */
-static void dt__memory_close(dt__engine *e)
-{
-    for (const dt_row *row = e->p.row; row < e->p.row + e->p.rows_count; row++) {
-        void *memory;
-        memcpy(&memory, dt__row_at(e, row), sizeof memory);
-        if (row->kind != DT__HOST) memory = dt__mem_detach(e->k, memory);
-        if (!dt__row_readers(e, row)) dt__free(memory);
-    }
-}
-
 static dt_result dt__engine_job(void *owner, int64_t job);
 
 /* Starts the thread of stream 1, which from now on alone uses the communicators between data-parallel ranks. */
@@ -21268,7 +21257,12 @@ static void dt__engine_close(dt__engine *e)
 {
     dt__queue_close(&e->queue);
     dt__queue_close(&e->ring.queue);
-    dt__memory_close(e);
+    for (const dt_row *row = e->p.row; row < e->p.row + e->p.rows_count; row++) {
+        void *memory;
+        memcpy(&memory, dt__row_at(e, row), sizeof memory);
+        if (row->kind != DT__HOST) memory = dt__mem_detach(e->k, memory);
+        if (!dt__row_readers(e, row)) dt__free(memory); /* those that others read belong to their communicator */
+    }
     dt__layout_close(&e->p);
     dt__free(e->inner);
     while (e->owned_count) dt_comm_close(&e->owned[--e->owned_count]);
