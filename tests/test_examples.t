@@ -2,8 +2,8 @@
 # Every example compiles with the cc line of its header comment, and the commands that stand under it (lines that begin
 # with ./, cc or DT_LINK_) run as they are written: status 0, and "ok" in the last line. What stands under "What it
 # prints" is printed (numbers with ~ may differ), and so are the lines by which a program shows its concepts
-# (concepts.md), and those beside the formulas of cheatsheet.md. Lines that begin with mpicc run, too, where MPI is
-# installed. With --full each example compiles as its readers do it; else the first one compiles alone, without optimization, and the others are linked to the tests'
+# (concepts.md), which no text of the source may hold as it is, and those beside the formulas of cheatsheet.md. Lines
+# that begin with mpicc run, too, where MPI is installed. With --full each example compiles as its readers do it; else the first one compiles alone, without optimization, and the others are linked to the tests'
 # implementation. Where the commands of a program differ in its ranks alone, they run from the last one on until all that
 # the comment and the concepts show has been printed; with --full each of them runs. Of the programs that compute for a
 # second or longer a quarter runs, as seeded() draws, and the others only compile; of the programs with lines for mpicc one
@@ -39,6 +39,15 @@ my %concepts = (DRV => 34, DP => 15, SMD => 21, FW => 12, PP => 15, TP => 12, SM
 my %known = map { $_ => 1 } map({ my $prefix = $_; map { "$prefix-$_" } 1 .. $concepts{$prefix} } keys %concepts),
     map { "FAQ-$_" } qw(1a 1b 1c 2a 2b 2c 3 3b 3c 4 5 6 7a 7b 7c 7d 7e);
 my %capability = map { $_ => 1 } 'input modes', 'cluster operations';
+# The texts of a program, those that stand side by side as one.
+my %texts;
+sub texts {
+    my $program = shift;
+    my $code = slurp("$root/examples/$program.c") =~ s{/\*.*?\*/}{}sgr;
+    return $texts{$program} //= join "\n", map { join ' ', split ' ', s/"\s*"//gr =~ s/^"|"$//gr =~ s/\\n/ /gr =~ s/\\"/"/gr =~ s/%%/%/gr }
+        $code =~ /("(?:[^"\\\n]|\\.)*"(?:\s*"(?:[^"\\\n]|\\.)*")*)/g;
+}
+my $stated = 0; # rows whose line says something that no run can show
 my (%shows, %seen, @wrong); # %shows: by program: [concept, a line that it prints]
 my $checked = 0;
 for (grep { /^\| [0-9A-Z]+-\d/ } split /\n/, slurp("$root/examples/concepts.md")) {
@@ -52,13 +61,16 @@ for (grep { /^\| [0-9A-Z]+-\d/ } split /\n/, slurp("$root/examples/concepts.md")
     push @wrong, "$id: unknown capability $waits" if defined $waits && !$capability{$waits};
     push @wrong, "$id: waits, and has a line" if defined $waits && $line;
     next unless $program;
-    my ($printed) = $line =~ /^`(\S.*)`$/ or push(@wrong, "$id: no line of $program"), next;
-    push @{$shows{$program}}, [$id, $printed =~ s/\\\|/|/gr];
+    my ($printed, $why) = $line =~ /^`(\S.*)`(?:; stated: (\S.*))?$/ or push(@wrong, "$id: no line of $program"), next;
+    push @{$shows{$program}}, [$id, $printed = $printed =~ s/\\\|/|/gr];
+    $stated++ if $why;
+    push @wrong, "$id: its line is a text of $program, nothing that the run computed" if !$why && index(texts($program), $printed) >= 0;
     $checked++ unless $id =~ /^B-/;
 }
 push @wrong, map { "$_: missing" } grep { !$seen{$_} } sort keys %known;
 is(join("\n", @wrong), '', 'examples/concepts.md: every concept has a title, and a line or what it waits for');
 cmp_ok($checked, '>=', 250, 'concepts with a line of output, corrections not counted');
+cmp_ok($stated, '<=', 20, 'concepts that are stated only');
 
 # The rows of the cheat sheet that quote a line, after the program that prints it.
 my ($formulas) = slurp("$root/examples/cheatsheet.md") =~ /^## Formulas\n.*?^\|-[-|]+\n(.*?)^\n/ms;
@@ -193,7 +205,9 @@ for my $example (@examples) {
     cmp_ok(scalar(() = slurp($example) =~ /\n/g), '<=', $length{$name} || 150, '  and it is no longer than a page');
     my $folder = $commands[0] =~ m{examples/} ? "$tmp/tree" : "$tmp/tree/examples";
     my $all = '';
-    my ($how, $level) = $example ne $examples[0] ? ("$cc$once", full() ? '' : ' -O1') : ($cc, full() ? '' : ' -O0 -DDT_DEBUG');
+    my $inside = !full() && slurp($example) =~ m{"tools/simulate\.h"}; # it reads plans by private functions
+    my ($how, $level) = $inside ? ("$cc " . implementation('open'), '')
+                      : $example ne $examples[0] ? ("$cc$once", full() ? '' : ' -O1') : ($cc, full() ? '' : ' -O0 -DDT_DEBUG');
     my ($program) = $name =~ /(.*)\.c$/;
     my ($compilation, @runs) = map { s/^cc (.*)/$how $1 -ldl$level/r } @commands;
     if ($only_compiles{$program}) {
