@@ -81,10 +81,8 @@ static dt_result simulate(double step[4])
     for (int way = 0; way < 4 && !e; way++) {
         dt_layout l = dt_layout_default();
         simulation s;
-        sim_job job;
-        memset(&job, 0, sizeof job);
+        sim_job job = {&recipe, &l, &m, 8, 8, 0, {{0, 0}}, 0};
         l.recompute = ways[way].recompute, l.zero = ways[way].zero;
-        job.recipe = &recipe, job.layout = &l, job.machine = &m, job.ranks = job.per_node = 8;
         e = sim_run(&s, &job), step[way] = s.step;
         if (!e) printf("%-16s%5.1f GB per rank, %.3f s a step\n", ways[way].name, s.memory / 1e9, s.step);
         sim_close(&s);

@@ -22,7 +22,7 @@
  *         round 3:  rank 0 has 1+6 (2.0)  rank 1 has 2+5 (2.0)  rank 2 has 3+4 (2.0)  rank 3 has 0+7 (2.0)
  *       rounds wait for the slowest rank: 8.0 pairs, against 14.0
  *     shards  sent/step    formula    of it ring activations      loss  sha256
- *          4    1581128    1387008        589824     1204800  5.417265  760fd9ef5455..
+ *          4    1581128    1387008        589824     1155648  5.417265  760fd9ef5455..
  *     ok: one sequence shared by 4, the bits of one rank
  *
  * Predict first: with 2 ranks, how many rounds are there, and how much work has each rank in each?

@@ -91,31 +91,24 @@ static int curves(double weights, double tokens)
 static int simulated(void)
 {
     static cost_catalogue c;
-    const char *wrong = cost_open(&c, NULL);
     double e[2][POINTS];
-    int good = !wrong;
+    int good = !cost_open(&c, NULL);
     sim_machine m;
     if (good) sim_machine_of(&m, cost_find(&c, "p4d", 3), DT_PRECISION_BF16);
-    for (int overlap = 0; overlap < 2; overlap++) {
-        if (good) printf("  a, simulated, overlap %s\n%8s", overlap ? "on" : "off", "");
-        for (int k = 0; k < POINTS && good; k++) {
-            dt_recipe recipe = dt_recipe_default();
-            dt_layout layout = dt_layout_default();
-            simulation s;
-            sim_job job;
-            memset(&job, 0, sizeof job);
-            recipe.model = dt_model_gpt2("1558M"), recipe.model.vocabulary = 50304;
-            recipe.precision = DT_PRECISION_BF16, recipe.sequence = 1024;
-            recipe.data_shards = GPUS << k, recipe.batch = 8 * recipe.data_shards;
-            layout.overlap = overlap ? DT_OVERLAP_ON : DT_OVERLAP_OFF;
-            job.recipe = &recipe, job.layout = &layout, job.machine = &m;
-            job.ranks = GPUS << k, job.per_node = GPUS;
-            good = !sim_run(&s, &job), e[overlap][k] = s.work / s.step;
-            good = good && (!k || e[overlap][k] < e[overlap][k - 1]) && (!overlap || e[1][k] > e[0][k]);
-            printf("%7.1f%%", 100 * e[overlap][k]);
-            sim_close(&s);
-        }
-        printf(overlap ? "\n\n" : "\n");
+    for (int i = 0, k = 0; i < 2 * POINTS && good; k = ++i % POINTS) {
+        dt_recipe recipe = dt_recipe_default();
+        dt_layout layout = dt_layout_default();
+        int on = i >= POINTS;
+        sim_job job = {&recipe, &layout, &m, GPUS << k, GPUS, 0, {{0, 0}}, 0};
+        simulation s;
+        recipe.model = dt_model_gpt2("1558M"), recipe.model.vocabulary = 50304, recipe.precision = DT_PRECISION_BF16;
+        recipe.sequence = 1024, recipe.data_shards = GPUS << k, recipe.batch = 8 * recipe.data_shards;
+        layout.overlap = on ? DT_OVERLAP_ON : DT_OVERLAP_OFF;
+        good = !sim_run(&s, &job), e[on][k] = s.work / s.step;
+        good = good && (!k || e[on][k] < e[on][k - 1]) && (!on || e[1][k] > e[0][k]);
+        if (!k) printf("  a, simulated, overlap %s\n%8s", on ? "on" : "off", "");
+        printf("%7.1f%%%s", 100 * e[on][k], k < POINTS - 1 ? "" : on ? "\n\n" : "\n");
+        sim_close(&s);
     }
     return good;
 }

@@ -181,7 +181,7 @@ sub unanswered {
 my %length = (
     '12_cnn.c' => 159, '20_network.c' => 294, '23_race.c' => 194, '27_trees.c' => 211,
     '31_data_parallel.c' => 175, '36_compression.c' => 233, '38_parameter_server.c' => 188,
-    '50_pipeline_by_hand.c' => 189, '54_ring_attention_by_hand.c' => 181, '58_nodes.c' => 187,
+    '50_pipeline_by_hand.c' => 189, '54_ring_attention_by_hand.c' => 181, '58_nodes.c' => 187, '61_scaling.c' => 184,
     '60_when_not.c' => 196, '71_shards_by_hand.c' => 201, '80_doctor.c' => 210,
     '82_rules.c' => 213, '83_report.c' => 327, '90_launchers.c' => 235,
 );
