@@ -437,14 +437,20 @@ static inline int plan_try_stages(plan *p, double n)
 }
 
 /* The fewest nodes, from `least` on, with a layout in time; if none is in time, the most with a layout; 0: nothing
- * fits. Nodes that cannot hold the states are not tried. */
+ * fits. Nodes that cannot hold the states are not tried, nor those that are late: from the first n on to the nodes of
+ * the reference and to those whose efficiency is enough. */
 static inline int plan_scale(plan *p, int (*try_on)(plan *, double), double least)
 {
     double g = p->type->count, held = floor(plan_states(p, 1, 1, 1, 0) / (cost_usable * p->type->gb * g));
+    double same = floor(p->ref_gpus / g), alone = p->ref_hours * p->ref_gpus;
+    double need = floor(alone / (p->deadline * g * plan_or(p->j, in_node_eff, 0.9)));
+    int tries = 0; /* 1024 are enough for degrees that divide few numbers of nodes */
     if (try_on != plan_try_replicas) least = fmax(least, held);
-    for (double n = least; n <= p->most; n++)
+    for (double n = least; n <= p->most && tries < 1024; tries++) {
         if (!plan_late(p, plan_hours(p, n * g)) && try_on(p, n)) return 1;
-    for (double n = p->most; n >= least; n--)
+        n = n < same && same < need ? same : fmax(n + 1, need);
+    }
+    for (double n = p->most; n >= least && tries < 2048; n--, tries++)
         if (try_on(p, n)) return 1;
     return 0;
 }
