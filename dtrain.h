@@ -6183,7 +6183,8 @@ static void dt__run_move(const dt__call *c)
 
 DT_API dt_tensor dt_detach(dt_graph *g, dt_tensor x)
 {
-    return dt__refuses(g, "x#", x) ? dt__none() : dt__push_one(g, DT__OP_DETACH, dt__at(g, x)->shape, x);
+    DT__NEEDS(g, "x#", x);
+    return dt__push_one(g, DT__OP_DETACH, dt__at(g, x)->shape, x);
 }
 
 DT_API dt_tensor dt_full(dt_graph *g, dt_shape shape, float value)
@@ -6371,12 +6372,14 @@ static dt_tensor dt__map_op(dt_graph *g, int op, float s, dt_tensor a, dt_tensor
 #define DT__BUILD_UNARY(name, builder) \
     DT_API dt_tensor builder(dt_graph *g, dt_tensor x) \
     { \
-        return dt__refuses(g, "x#", x) ? dt__none() : dt__map_op(g, DT__OP_##name, 0.0f, x, dt__none()); \
+        DT__NEEDS(g, "x#", x); \
+        return dt__map_op(g, DT__OP_##name, 0.0f, x, dt__none()); \
     }
 #define DT__BUILD_BINARY(name, builder) \
     DT_API dt_tensor builder(dt_graph *g, dt_tensor a, dt_tensor b) \
     { \
-        return dt__refuses(g, "a# b#", a, b) ? dt__none() : dt__map_op(g, DT__OP_##name, 0.0f, a, b); \
+        DT__NEEDS(g, "a# b#", a, b); \
+        return dt__map_op(g, DT__OP_##name, 0.0f, a, b); \
     }
 #define DT__BUILD_OWN(name, builder)
 #define DT__BUILD_CODE(name, code)
@@ -6402,16 +6405,19 @@ static dt_tensor dt__map_code(dt_graph *g, dt_function f, dt_tensor a, dt_tensor
 }
 DT_API dt_tensor dt_map(dt_graph *g, dt_function f, dt_tensor x)
 {
-    return dt__refuses(g, "x#", x) ? dt__none() : dt__map_code(g, f, x, dt__none(), 1);
+    DT__NEEDS(g, "x#", x);
+    return dt__map_code(g, f, x, dt__none(), 1);
 }
 DT_API dt_tensor dt_map2(dt_graph *g, dt_function f, dt_tensor a, dt_tensor b)
 {
-    return dt__refuses(g, "a# b#", a, b) ? dt__none() : dt__map_code(g, f, a, b, 2);
+    DT__NEEDS(g, "a# b#", a, b);
+    return dt__map_code(g, f, a, b, 2);
 }
 
 DT_API dt_tensor dt_scale(dt_graph *g, dt_tensor x, float s)
 {
-    return dt__refuses(g, "x# s~", x, s) ? dt__none() : dt__map_op(g, DT__OP_SCALE, s, x, dt__none());
+    DT__NEEDS(g, "x# s~", x, s);
+    return dt__map_op(g, DT__OP_SCALE, s, x, dt__none());
 }
 /* The constants come first: for equal values both ops take the second operand, x, which then receives the gradient. */
 DT_API dt_tensor dt_clamp(dt_graph *g, dt_tensor x, float low, float high)
@@ -6580,11 +6586,13 @@ static dt_tensor dt__along(dt_graph *g, int op, dt_tensor x, unsigned axes, cons
 }
 DT_API dt_tensor dt_sum(dt_graph *g, dt_tensor x, unsigned axes)
 {
-    return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_ROW_SUM, x, axes, "sum");
+    DT__NEEDS(g, "x#", x);
+    return dt__along(g, DT__OP_ROW_SUM, x, axes, "sum");
 }
 DT_API dt_tensor dt_max(dt_graph *g, dt_tensor x, unsigned axes)
 {
-    return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_ROW_MAX, x, axes, "max");
+    DT__NEEDS(g, "x#", x);
+    return dt__along(g, DT__OP_ROW_MAX, x, axes, "max");
 }
 DT_API dt_tensor dt_mean(dt_graph *g, dt_tensor x, unsigned axes)
 {
@@ -6603,7 +6611,8 @@ static dt_tensor dt__logsumexp(dt_graph *g, dt_tensor x, unsigned axes)
 
 DT_API dt_tensor dt_softmax(dt_graph *g, dt_tensor x, unsigned axes)
 {
-    return dt__refuses(g, "x#", x) ? dt__none() : dt__along(g, DT__OP_SOFTMAX, x, axes, "softmax");
+    DT__NEEDS(g, "x#", x);
+    return dt__along(g, DT__OP_SOFTMAX, x, axes, "softmax");
 }
 
 /* ---- matrix products ---- */
@@ -6719,7 +6728,8 @@ DT_API dt_tensor dt_linear_with(dt_graph *g, dt_tensor x, const char *name, int6
 }
 DT_API dt_tensor dt_linear(dt_graph *g, dt_tensor x, const char *name, int64_t width)
 {
-    return dt__refuses(g, "x# name", x, name) ? dt__none() : dt_linear_with(g, x, name, width, 0.02f, 0);
+    DT__NEEDS(g, "x# name", x, name);
+    return dt_linear_with(g, x, name, width, 0.02f, 0);
 }
 
 /* Column-parallel products of one x with weights (K,widths[i]) "<names[i]>.weight", perhaps biases: out[i] is
@@ -6919,13 +6929,13 @@ static dt_tensor dt__row_norm(dt_graph *g, int op, dt_tensor x, const char *name
 }
 DT_API dt_tensor dt_layernorm(dt_graph *g, dt_tensor x, const char *name, float eps)
 {
-    return dt__refuses(g, "x# name eps~", x, name, eps) ? dt__none()
-                                                    : dt__row_norm(g, DT__OP_LAYERNORM, x, name, eps, 1);
+    DT__NEEDS(g, "x# name eps~", x, name, eps);
+    return dt__row_norm(g, DT__OP_LAYERNORM, x, name, eps, 1);
 }
 DT_API dt_tensor dt_rmsnorm(dt_graph *g, dt_tensor x, const char *name, float eps)
 {
-    return dt__refuses(g, "x# name eps~", x, name, eps) ? dt__none()
-                                                    : dt__row_norm(g, DT__OP_RMSNORM, x, name, eps, 1);
+    DT__NEEDS(g, "x# name eps~", x, name, eps);
+    return dt__row_norm(g, DT__OP_RMSNORM, x, name, eps, 1);
 }
 /* x in another shape: in each shard, where it is cut. */
 static dt_tensor dt__each_reshape(dt_graph *g, dt_tensor x, dt_shape shape)
@@ -18922,14 +18932,15 @@ typedef struct dt__config {
 enum { DT__GROUP_GPT2 = DT_GPT2, DT__GROUP_LLAMA = DT_LLAMA, DT__GROUP_ROPE, DT__GROUP_FAMILY, DT__GROUP_LLAMA3,
        DT__GROUP_LINEAR, DT__GROUP_YARN };
 #define DT__CONFIG(group, kind, name, ...) DT__MEMBER(DT__GROUP_##group, kind, name, dt__config, __VA_ARGS__)
+#define DT__SIZED(group, name, member) DT__CONFIG(group, WHOLE, name, member, -1, "[1,1e9]")
 static const dt__option dt__config_members[] = {
     DT__CONFIG(FAMILY, WORD, "model_type", type, -1, "gpt2,llama,mistral,qwen2,qwen3"),
     DT__CONFIG(GPT2, WHOLE, "n_positions", sequence, 0, "[1,1e9]"),
-    DT__CONFIG(GPT2, WHOLE, "n_layer", m.layers, -1, "[1,1e9]"),
-    DT__CONFIG(GPT2, WHOLE, "n_head", m.heads, -1, "[1,1e9]"),
-    DT__CONFIG(GPT2, WHOLE, "n_embd", m.width, -1, "[1,1e9]"),
+    DT__SIZED(GPT2, "n_layer", m.layers),
+    DT__SIZED(GPT2, "n_head", m.heads),
+    DT__SIZED(GPT2, "n_embd", m.width),
     DT__CONFIG(GPT2, WHOLE, "n_inner", inner, 0, "[1,1e9]"),
-    DT__CONFIG(GPT2, WHOLE, "vocab_size", m.vocabulary, -1, "[1,1e9]"),
+    DT__SIZED(GPT2, "vocab_size", m.vocabulary),
     DT__CONFIG(GPT2, REAL, "layer_norm_epsilon", number, 1e-5, "[0.99999e-5,1.00001e-5]"),
     DT__CONFIG(GPT2, WORD, "activation_function", word, 0, "gelu_new,gelu_pytorch_tanh"),
     DT__CONFIG(GPT2, WORD, "scale_attn_weights", word, 0, "true"),
@@ -18938,13 +18949,13 @@ static const dt__option dt__config_members[] = {
     DT__CONFIG(GPT2, WORD, "add_cross_attention", word, 0, "false"),
     DT__CONFIG(GPT2, WORD, "quantization_config", word, 0, "null"),
     DT__CONFIG(LLAMA, WHOLE, "max_position_embeddings", sequence, 0, "[1,1e9]"),
-    DT__CONFIG(LLAMA, WHOLE, "num_hidden_layers", m.layers, -1, "[1,1e9]"),
-    DT__CONFIG(LLAMA, WHOLE, "num_attention_heads", m.heads, -1, "[1,1e9]"),
-    DT__CONFIG(LLAMA, WHOLE, "hidden_size", m.width, -1, "[1,1e9]"),
-    DT__CONFIG(LLAMA, WHOLE, "vocab_size", m.vocabulary, -1, "[1,1e9]"),
+    DT__SIZED(LLAMA, "num_hidden_layers", m.layers),
+    DT__SIZED(LLAMA, "num_attention_heads", m.heads),
+    DT__SIZED(LLAMA, "hidden_size", m.width),
+    DT__SIZED(LLAMA, "vocab_size", m.vocabulary),
     DT__CONFIG(LLAMA, WHOLE, "num_key_value_heads", m.kv_heads, 0, "[1,1e9]"),
     DT__CONFIG(LLAMA, WHOLE, "head_dim", head, 0, "[1,1e9]"),
-    DT__CONFIG(LLAMA, WHOLE, "intermediate_size", m.hidden, -1, "[1,1e9]"),
+    DT__SIZED(LLAMA, "intermediate_size", m.hidden),
     DT__CONFIG(LLAMA, REAL, "rms_norm_eps", m.norm_eps, 1e-6, NULL),
     DT__CONFIG(LLAMA, REAL, "rope_theta", m.rope_base, 1e4, NULL),
     DT__CONFIG(LLAMA, WORD, "tie_word_embeddings", m.tied, 0, "false,true"),
