@@ -43,8 +43,8 @@ my @breaks = ( # what, the line that `if (..)` is put before or in place of; ran
     ['nothing', '', '', '--ranks 1', 'ok'],
     ['a weight is read at its address', '    e->norm = __builtin_sqrtf(squares) / (float)e->powers.scale;', 'if (broken(1)) squares += e->params[0];', '--ranks 1', 'fault'],
     ['initial weights are not uploaded', '        dt__upload(e->k, weights, count);', 'if (!broken(2))', '--ranks 1', 'hash'],
-    ['a partial sum is not downloaded', '    for (int j = 0; j < counts[dt_comm_rank(c)]; j++) dt__comm_in(', 'if (!broken(3))', '--ranks 2', 'hash'],
-    ['what was received is not uploaded', '    return (void)dt__upload(k, at, count), r;', 'if (broken(4)) return r;', '--ranks 2 --pp 2', 'hash'],
+    ['a partial sum is not downloaded', '    for (int j = 0; j < counts[c->rank]; j++) dt__comm_in(', 'if (!broken(3))', '--ranks 2', 'hash'],
+    ['what was received is not uploaded', '    dt_result r = dt_recv(c, dt__comm_in(k, mem, 0), count, from);', 'if (broken(4)) return dt_recv(c, dt__comm_in(k, mem, 0), count, from);', '--ranks 2 --pp 2', 'hash'],
 );
 my $header = slurp("$root/dtrain.h");
 for my $break (@breaks) {
