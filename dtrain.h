@@ -10614,7 +10614,7 @@ static void dt__gpu_recast(dt__cuda *d, const dt__recast *a)
 /* Memory of at least so many bytes; NULL: an error. */
 static void *dt__gpu_grown(dt__cuda *d, dt__operand *o, int64_t bytes)
 {
-    if (o->room < bytes) { /* in the stream: cuMemFree would wait for messages, which peers may take later */
+    if (o->room < bytes && dt__gpu_enter(d)) { /* in the stream: cuMemFree would wait for what peers take later */
         if (o->room) DT__GPU(MemFreeAsync(o->at, d->stream[DT__GPU_OPS]), "giving memory back");
         o->room = 0;
         DT__GPU(MemAllocAsync(&o->at, (size_t)bytes, d->stream[DT__GPU_OPS]), "taking memory for operands");
