@@ -9,13 +9,14 @@
 # second or longer a quarter runs, as seeded() draws, and the others only compile; of the programs with lines for mpicc one
 # runs under mpirun. With --full all run. Header comments have all of their parts, their questions have answers in the
 # page of the chapter (examples/answers), no example is longer than a page of 150 lines, and every concept of the course has a
-# program or names what it waits for.
+# program or names what it waits for. The questions of the notebooks have answers, too (examples/answers/notebooks.md).
 use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::Bin;
 use Dt;
 use File::Copy qw(copy);
+use JSON::PP;
 use Test::More;
 
 plan skip_all => 'examples are compiled as their readers do it, without sanitizers' if sanitized();
@@ -246,8 +247,24 @@ for my $example (drawn(1, grep { commands($_, 'mpicc ') } @examples)) {
     }
 }
 is(join(' ', sort keys %shows), '', 'examples/concepts.md and cheatsheet.md name programs that exist');
-is(join(' ', grep { !-e "$root/examples/$_" } map { slurp($_) =~ /^## \[(\S+)\]/mg } glob "$root/examples/answers/*.md"), '',
-   'examples/answers names programs that exist');
+my @linked = map { slurp($_) =~ /^## \[\S+\]\((\S+)\)/mg } glob "$root/examples/answers/*.md";
+is(join(' ', grep { !-e "$root/examples/answers/$_" } @linked), '', 'examples/answers names programs and notebooks that exist');
+
+# What a notebook asks: its paragraphs with Predict or Explain. Where a numbered list follows, each item is a question.
+sub asks {
+    my @texts = map { join '', @{$_->{source}} } grep { $_->{cell_type} eq 'markdown' } @{JSON::PP->new->decode(slurp($_[0]))->{cells}};
+    my @paragraphs = map { split /\n\n+/, s/:\n\n1\. /: 1. /r } @texts;
+    return map { join ' ', split } map { split /\n(?=\d\. )/ } grep { /\*\*(?:Explain|Predict)\b/ } @paragraphs;
+}
+
+# Each of these questions has an answer, hidden at first, with a line that says what a full one names.
+my $page = slurp("$root/examples/answers/notebooks.md");
+for my $notebook (glob "$root/notebooks-c/[0-9]*.ipynb") {
+    my ($name) = $notebook =~ m{(\w+)\.ipynb$};
+    my ($part) = $page =~ m{^## \[$name\]\(\.\./\.\./notebooks-c/$name\.ipynb\)\n(.*?)(?=^## |\z)}ms;
+    my @same = ($part // '') =~ m{(\S.*?)\n\n<details><summary>Answer</summary>\n\n[^*\s].*?\n\n\*A full answer names:\* \S.*?\n\n</details>\n}gs;
+    is(join("\n", map { join ' ', split } @same), join("\n", asks($notebook)), "$name: its questions have answers");
+}
 ok(-e "$root/examples/README.md", 'examples/README.md') if @examples > 1;
 
 done_testing();
