@@ -175,6 +175,8 @@ seeded();
 for my $name (sort { ($a =~ /(\d+)/)[0] <=> ($b =~ /(\d+)/)[0] } map { m{([^/]+)/grade\.c$} } glob "$labs/*/grade.c") {
     my $handout = slurp("$labs/$name/README.md");
     my @missing = (grep({ index($handout, $_) < 0 } @parts), grep { !-e "$labs/$name/$_" } $handout =~ /\]\(([^)]+)\)/g);
+    my @hints = $handout =~ m{^<details><summary>Hint (\d): [^<]+</summary>\n\n[^<]*\n\n</details>\n}mg;
+    push @missing, "hints 1, 2 and 3 (@hints)" if "@hints" ne '1 2 3';
     ok(!@missing && index(slurp("$labs/README.md"), "]($name/README.md)") > 0, "$name: a handout, which the list of labs names")
         or diag("missing: @missing");
     my ($status, $out, $err) = lab($name, "examples/labs/solutions/$name.c");
