@@ -100,6 +100,7 @@ struct token { /* one record of an event */
 };
 enum kind { TO_DEVICE, TO_HOST, ON_DEVICE, SET, LAUNCH, PRODUCT, RECORD, WAIT, OTHER };
 struct job {
+    CUdeviceptr gives; /* memory that it gives back */
     kind what;
     CUdeviceptr to, from;
     void *host;
@@ -649,7 +650,7 @@ DRIVER_CALL cuMemFreeAsync(CUdeviceptr at, CUstream s)
 {
     ENTER("cuMemFreeAsync", CONTEXT, CUDA_ERROR_ILLEGAL_ADDRESS);
     job j = {};
-    j.what = PRODUCT, j.multiply = [at] { give_back(at); };
+    j.what = PRODUCT, j.gives = at, j.multiply = [at] { give_back(at); };
     return enqueue(stream_of(s, "cuMemFreeAsync"), j);
 }
 DRIVER_CALL cuMemHostRegister(void *p, size_t bytes, unsigned flags)
@@ -749,7 +750,9 @@ DRIVER_CALL cuStreamDestroy(CUstream s)
     ENTER("cuStreamDestroy", RELEASE, CUDA_ERROR_ILLEGAL_ADDRESS);
     if (!s) misuse("cuStreamDestroy: the default stream");
     stream_of(s, "cuStreamDestroy");
-    s->destroyed = true; /* its work goes on */
+    s->destroyed = true; /* its work goes on; on a device that has failed only memory is given back */
+    for (auto &j : s->queue)
+        if (last_error && j.gives) give_back(j.gives);
     if (s->queue.empty() || last_error) streams.erase(s), delete s;
     return entered.code;
 }
