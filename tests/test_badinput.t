@@ -177,8 +177,8 @@ SKIP: {
 }
 
 # --help fits on a screen; --help all has every row of the tables and of the companion headers, once, under headings.
-my @option = slurp("$root/dtrain.h") =~ /^    DT__(?:RECIPE|LAYOUT|LAUNCH)\("([\w-]+)"/mg;
-push @option, map { slurp("$root/examples/$_.h") =~ /dt_probe_option \w+ = \{\s*"([\w-]+)"/g } qw(rules doctor timeline report dry_run advice);
+my @option = slurp("$root/dtrain.h") =~ /^    DT__(?:FLAG\()?(?:RECIPE|LAYOUT|LAUNCH)(?:, |\()"([\w-]+)"/mg;
+push @option, map { slurp("$root/examples/$_.h") =~ /dt_probe_option \w+ = \{\s*"([\w-]+)"/g } qw(rules doctor timeline trial dry_run advice);
 cmp_ok(scalar @option, '>', 90, 'the header has ' . @option . ' options');
 for my $all ('', ' all', '=all') {
     my ($status, $out, $err) = run(60, "$program --help$all");

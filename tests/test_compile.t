@@ -25,7 +25,7 @@ spew("$tmp/all.c", $implement . $main);
 spew("$tmp/all.cpp", $implement . $main);
 spew("$tmp/declare.c", "#include \"dtrain.h\"\n$main");
 spew("$tmp/declare.cpp", "#include \"dtrain.h\"\n$main");
-spew("$tmp/with_declare.$_", join '', map({ "#include \"$_\"\n" } 'dtrain.h', map { "examples/$_.h" } qw(rules doctor timeline report)), $main) for qw(c cpp);
+spew("$tmp/with_declare.$_", join '', map({ "#include \"$_\"\n" } 'dtrain.h', map { "examples/$_.h" } qw(rules doctor timeline trial)), $main) for qw(c cpp);
 spew("$tmp/memory.h", "#include <stdlib.h>\n");
 
 sub compiles {

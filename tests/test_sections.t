@@ -66,7 +66,7 @@ cmp_ok($declared - $first, '<=', 1150, '  declared in ' . ($declared - $first) .
 my $used = join '', map { slurp($_) } "$root/README.md", glob "$root/examples/{reference,running,parallel}.md $root/examples/*.[ch] $root/examples/tools/*.[ch]";
 is(join(' ', grep { $used !~ /\b$_\b/ } @public), '', 'each public function is used by an example or named in the README or a page beside the examples');
 # Companion headers of the examples are what any program may write: they use no private name.
-is(join(' ', map { slurp("$root/examples/$_.h") =~ /\b((?:dt|DT)__\w+)/g } qw(rules doctor timeline report dry_run advice)), '', 'companion headers use public names alone');
+is(join(' ', map { slurp("$root/examples/$_.h") =~ /\b((?:dt|DT)__\w+)/g } qw(rules doctor timeline trial dry_run advice)), '', 'companion headers use public names alone');
 # A user's environment variables are the rows of the reference's table; tests' are named below it.
 my ($table) = slurp("$root/examples/reference.md") =~ /^\| environment \| effect \|\n(.*?)\n\n/ms;
 my @user = $table =~ /^\| `(DT_\w+)`/mg;
