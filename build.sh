@@ -55,6 +55,8 @@ Usage: ./build.sh [COMMAND]
   test [--full] install what is missing (as root) and pass every test that this machine can run
   lab N [FILE]  compile your solution of a lab (default: the lab's stub), test it, print a score; without N: list the
                 labs, which are in examples/labs
+  staircase [N] from a serial training loop to 3-D parallel in nine small programs, which are in examples/staircase: what
+                step N changes of the step before, and how to run it; without N: list the steps
   notebooks [open | run [FILE ...]]
                 install what the C notebooks need; open them in JupyterLab; run them with the solutions and store outputs
   bench [NAME]  benchmarks, or the one named: attention, comm (collectives by size, beside Open MPI's), compile (seconds
@@ -674,6 +676,23 @@ command_lab() {
     return $status
 }
 
+# What step N of the staircase changes: its comment, and the difference of its code to that of the step before.
+command_staircase() {
+    local folder=examples/staircase file before
+    if [ $# -eq 0 ]; then
+        say "The staircase: one program, from a serial loop to 3-D parallel. ./build.sh staircase N shows what step N changes."
+        awk 'FNR == 1 { sub("^/[*] ", ""); at = index($0, ": "); printf "  %-16s %s\n", substr($0, 1, at - 1), substr($0, at + 2) }' $folder/[0-9]_*.c
+        return
+    fi
+    file=$(compgen -G "$folder/${1//[^0-9]/?}_*.c" || true)
+    [ -f "$file" ] || die_usage "no step '$1' of the staircase: without a number the command lists the steps"
+    if [ "$1" = 0 ]; then cat "$file"; return; fi
+    before=$(compgen -G "$folder/$(($1 - 1))_*.c")
+    sed '/^#define DTRAIN_IMPLEMENTATION/,$d' "$file"
+    diff -u --color=auto --label "$(basename "$before")" --label "$(basename "$file")" \
+        <(sed -n '/^#define DTRAIN_IMPLEMENTATION/,$p' "$before") <(sed -n '/^#define DTRAIN_IMPLEMENTATION/,$p' "$file") || true
+}
+
 # A section begins at its banner: the line that follows /* ==== and reads " * H6  tensors and graph". Declarations end where
 # the implementation begins.
 # The device's text of dtrain.h, compiled without optimisation, since it only prints.
@@ -753,7 +772,7 @@ main() {
     local command=${1:-build}
     [ $# -eq 0 ] || shift
     case $command in
-    build | run | generate | eval | checkpoint | tokenizer | plan | simulate | report | drill | test | lab | notebooks | bench | doctor | lines | cuda-text | gpu-check) "command_${command//-/_}" "$@" ;;
+    build | run | generate | eval | checkpoint | tokenizer | plan | simulate | report | drill | test | lab | staircase | notebooks | bench | doctor | lines | cuda-text | gpu-check) "command_${command//-/_}" "$@" ;;
     compile) # for compile_all: [COUNT] CALL
         [ -n "${CC:-}" ] || choose_compiler
         [ $# -eq 1 ] || { compile_count=$1; shift; }
@@ -762,7 +781,7 @@ main() {
     object) command_object "$1" ;;
     clean) rm -rf $build ;;
     help | --help | -h) usage ;;
-    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, tokenizer, plan, simulate, report, drill, test, lab, notebooks, bench, doctor, cuda-text, gpu-check, lines, clean or help" ;;
+    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, tokenizer, plan, simulate, report, drill, test, lab, staircase, notebooks, bench, doctor, cuda-text, gpu-check, lines, clean or help" ;;
     esac
 }
 

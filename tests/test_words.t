@@ -26,7 +26,7 @@ my @habits = (
     [qr/\bthat were ever made\b|\bto be had\b/, 'say who makes or has it'],
 );
 
-my @files = ("$root/dtrain.h", "$root/README.md", glob "$root/examples/*.{md,c,h} $root/examples/tools/*.{c,h} $root/examples/answers/*.md $root/examples/labs/*/*.{md,c,h} $root/notebooks-c/*.ipynb");
+my @files = ("$root/dtrain.h", "$root/README.md", glob "$root/examples/*.{md,c,h} $root/examples/tools/*.{c,h} $root/examples/staircase/*.{c,h} $root/examples/answers/*.md $root/examples/labs/*/*.{md,c,h} $root/notebooks-c/*.ipynb");
 for my $habit (@habits) {
     my ($pattern, $instead) = @$habit;
     my @found;
