@@ -49,6 +49,8 @@ Usage: ./build.sh [COMMAND]
   simulate [RECIPE AND LAYOUT] --nodes N --instance TYPE
                 how long a step takes on a cluster, and why: MFU, messages, bubble, memory, money; --search tries layouts,
                 --trace writes a timeline, --calibrate FILE measures this machine; simulate --help lists the options
+  draw [NAME ..] -o DIR
+                draw the pictures of the course (examples/pictures) from plans and formulas, or those named
   tokenizer TEXT ... -o DIR
                 learn a vocabulary from texts and keep DIR/tokenizer.json, for run --tokenizer DIR; --help lists the
                 options, among them token files of a large text
@@ -433,6 +435,13 @@ command_checkpoint() {
     (cd "$started_in" && "$root/$build/examples/checkpoint" "$@")
 }
 
+command_draw() {
+    install_missing compiler
+    choose_compiler
+    compile_example examples/tools/draw.c
+    (cd "$started_in" && "$root/$build/examples/draw" "$@")
+}
+
 command_tokenizer() {
     install_missing compiler
     choose_compiler
@@ -772,7 +781,7 @@ main() {
     local command=${1:-build}
     [ $# -eq 0 ] || shift
     case $command in
-    build | run | generate | eval | checkpoint | tokenizer | plan | simulate | report | drill | test | lab | staircase | notebooks | bench | doctor | lines | cuda-text | gpu-check) "command_${command//-/_}" "$@" ;;
+    build | run | generate | eval | checkpoint | draw | tokenizer | plan | simulate | report | drill | test | lab | staircase | notebooks | bench | doctor | lines | cuda-text | gpu-check) "command_${command//-/_}" "$@" ;;
     compile) # for compile_all: [COUNT] CALL
         [ -n "${CC:-}" ] || choose_compiler
         [ $# -eq 1 ] || { compile_count=$1; shift; }
@@ -781,7 +790,7 @@ main() {
     object) command_object "$1" ;;
     clean) rm -rf $build ;;
     help | --help | -h) usage ;;
-    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, tokenizer, plan, simulate, report, drill, test, lab, staircase, notebooks, bench, doctor, cuda-text, gpu-check, lines, clean or help" ;;
+    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, draw, tokenizer, plan, simulate, report, drill, test, lab, staircase, notebooks, bench, doctor, cuda-text, gpu-check, lines, clean or help" ;;
     esac
 }
 
