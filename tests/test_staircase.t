@@ -1,8 +1,8 @@
 #!/usr/bin/env perl
 # The staircase (examples/staircase): each step changes at most 40 lines of the step before, compiles with the cc line of its
 # comment, runs as the comment says, prints what the comment shows, and ends with the hash of all steps, which staircase.h
-# expects. `./build.sh staircase` lists the steps and shows the changes. The programs are linked to the tests'
-# implementation; with --full each compiles its own.
+# expects. Its question has an answer. `./build.sh staircase` lists the steps and shows the changes. The programs are
+# linked to the tests' implementation; with --full each compiles its own.
 use strict;
 use warnings;
 use FindBin;
@@ -23,15 +23,16 @@ copy($_, $folder) for @steps, "$root/examples/staircase/staircase.h";
 my ($object) = full() ? () : implementation('library') =~ /(\S+\.o)/;
 my $cc = ($ENV{CC} || 'cc') . (full() ? '' : " -DDTRAIN_IMPLEMENTED $object");
 my ($hash) = slurp("$folder/staircase.h") =~ /^#define EXPECTED 0x([0-9a-f]{16})ull/m or die 'no hash';
-my @sentences;
+my (@sentences, @asked);
 for my $step (0 .. $#steps) {
     my ($name) = $steps[$step] =~ m{/(\w+)\.c$};
-    my ($sentence, $commands, $shown) = slurp($steps[$step]) =~ m{^/\*[ ]\Q$name\E:[ ](.*?)\n.*?
+    my ($sentence, $commands, $shown, $question) = slurp($steps[$step]) =~ m{^/\*[ ]\Q$name\E:[ ](.*?)\n.*?
         ^[ ]\*[ ]Build[ ]and[ ]run[ ]it,[ ]in[ ]this[ ]folder\n(.*?)^[ ]\*\n
         ^[ ]\*[ ]What[ ]it[ ]prints\n(.*?)^[ ]\*\n
-        ^[ ]\*[ ]Predict[ ]first:[ ][^?]*\?.*?\*/\n}xms;
+        ^[ ]\*[ ]Predict[ ]first:[ ]([^?]*\?.*?)[ ]\*/\n}xms;
     ok($commands, "$name: its comment has all parts") or next;
     push @sentences, $sentence;
+    push @asked, "$name.c: " . join ' ', split ' ', $question =~ s/^ \*//mgr;
     my ($compile, @runs) = map { s/^ \*\s+|\s{2,}\(.*$//gr } split /\n/, $commands;
     my ($status, undef, $err) = run_in($folder, 300, ($compile =~ s/^cc/$cc/r) . ' -O1 -Wall -Wextra -Werror -ldl');
     is($status, 0, '  and compiles') or diag($err), next;
@@ -53,6 +54,10 @@ for my $step (0 .. $#steps) {
     my ($plus, $minus) = map { scalar(() = ($changes || '') =~ /^\Q$_\E/mg) } '+', '-';
     ok($plus && $plus <= 40 && $minus <= 40, "  shows at most 40 new lines and 40 old ones ($plus and $minus)");
 }
+my $page = slurp("$root/examples/answers/staircase.md");
+my @answered = $page =~ m{^## \[(\w+\.c)\]\(\.\./staircase/\1\)\n\n\*\*Predict first:\*\* (.*?)\n\n<details><summary>Answer</summary>\n\n\S.*?\n\n</details>$}msg;
+my @pairs = map { "$answered[2 * $_]: $answered[2 * $_ + 1]" } 0 .. $#answered / 2;
+is(join("\n", @pairs), join("\n", @asked), 'examples/answers/staircase.md answers what the steps ask');
 my ($status, $list) = run_in($root, 60, './build.sh staircase');
 is(join("\n", grep { index($list, $_) < 0 } @sentences), '', './build.sh staircase lists the steps');
 is((run_in($root, 60, './build.sh staircase 9'))[0], 2, '  and refuses a step that does not exist');
