@@ -503,7 +503,7 @@ static int draw_tree(void)
         }
     }
     say("", EDGE, LEAF_TOP + 134, "Rows below the shards: the rank that has each of them.");
-    say("", EDGE, LEAF_TOP + 155, "The tree does not depend on these rows, so no bit does.");
+    say("", EDGE, LEAF_TOP + 155, "Each row has the same tree, and so the same bits.");
     return expect(sums == LEAVES - 1 && run[0][1] == LEAVES - 1, "7 sums make one of 8 data shards");
 }
 
