@@ -300,7 +300,7 @@ command_build() {
 say_next() {
     say "next:"
     printf '  %-28s %s\n' "./build.sh run" "train a GPT on a real text, on 2 ranks, and compare its hash with 1 rank" \
-        "less examples/README.md" "the course: eleven chapters; its programs are built"
+        "less examples/README.md" "the course: twelve chapters; its programs are built"
     ! declare -F command_lab >/dev/null || printf '  %-28s %s\n' "./build.sh lab 1" "the labs: write a mechanism, and let it be graded"
     ! declare -F command_notebooks >/dev/null || printf '  %-28s %s\n' "./build.sh notebooks" "the course as notebooks: predict, run, explain"
     printf '  %-28s %s\n' "./build.sh test" "every test that this machine can run"

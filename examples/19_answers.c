@@ -23,8 +23,8 @@
  * Predict first: which loss does a model have that knows the form of the answers, and no sums?
  * Exercise: leave 20 of the 100 questions out of the training. How many of them does the model answer?
  *
- * Read on: 05_tokenizer.c for the tokenizer, 08_generate.c for text from any checkpoint, 20_network.c. To tune a published
- *     model, set recipe.model, recipe.weights and recipe.tokenizer to its directory. */
+ * Read on: 05_tokenizer.c for the tokenizer, 08_generate.c for text from any checkpoint, 110_fine_tune.c for training that
+ *     begins with a published model. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "tools/tokenizer.h"

@@ -189,9 +189,9 @@ my %length = (
 # These take 3 to 10 s and 1 to 3 s of a processor each; all others take 30 s together.
 seeded();
 my @longest = qw(02_gpt 03_optimizers 07_generation 09_saturation 14_llama 15_moe 19_answers 20_network 27_trees 35_overlap 57_mesh 58_nodes 76_async_checkpoint
-    80_doctor 83_report);
+    80_doctor 83_report 110_fine_tune);
 my @long = qw(08_generate 10_own_model 12_cnn 16_llama_by_hand 23_race 24_link 33_accumulation 36_compression 41_zero 43_memory 46_budget 48_fusion 51_pipeline
-    53_tensor_parallel 56_expert_parallel 70_checkpoints 75_spot 78_elastic 88_underflow 89_sixteen_bits 92_placement 101_exact_or_fast);
+    53_tensor_parallel 56_expert_parallel 70_checkpoints 75_spot 78_elastic 88_underflow 89_sixteen_bits 92_placement 101_exact_or_fast 111_lora);
 my %only_compiles = map { $_ => 1 } @longest, @long;
 delete @only_compiles{drawn(4, @longest), drawn(5, @long)};
 
