@@ -13,6 +13,7 @@
  * Build and run it, in this folder
  *     cc -O2 -I.. 42_recompute_by_hand.c -o 42_recompute_by_hand -lm -lpthread
  *     ./42_recompute_by_hand
+ *     Another number of layers: cc -DDEPTH=64 -O2 ..
  *
  * What it prints
  *     16 layers: inputs kept at most, layers computed forward in a step
@@ -27,7 +28,9 @@
  * Exercise: recompute recursively, halves of halves. How few inputs are kept then, and what does that cost?
  *
  * Read on: 43_memory.c for recompute and offload in the trainer, 40_zero_by_hand.c for what weights cost. */
-#define DEPTH 16
+#ifndef DEPTH
+#define DEPTH 16 /* a power of two up to 128: -DDEPTH=64 */
+#endif
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "layers.h"
@@ -102,8 +105,8 @@ static dt_result train(const float *first, int k, float *w, float *loss)
 
 int main(void)
 {
-    static float first[WEIGHTS], end[5][WEIGHTS];
-    float loss[5], trainers;
+    static float first[WEIGHTS], end[8][WEIGHTS];
+    float loss[8], trainers;
     dt_layout l = dt_layout_default();
     int good = 1;
     dt_result r = DT_OK;

@@ -13,6 +13,7 @@
  * Build and run it, in this folder
  *     cc -O2 -I.. 59_schedules.c -o 59_schedules -lm -lpthread
  *     ./59_schedules
+ *     ./59_schedules --stages 8
  *
  * What it prints
  *     GPipe
@@ -49,10 +50,9 @@
  * Read on: 60_when_not.c for when one rank is enough, 65_across_nodes.c for stages on different nodes. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "option.h"
 #include "timetable.h"
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
 enum { CHUNKS = 2 };
 static const int32_t kinds[] = {DT_GPIPE, DT_1F1B, DT_INTERLEAVED, DT_ZERO_BUBBLE};
@@ -80,27 +80,27 @@ static void draw(int kind)
     timetable_close(&t);
 }
 
-/* Idle shares of 4 stages; returns whether the formulas hold. */
-static int sweep(void)
+/* Idle shares of p stages; returns whether the formulas hold. */
+static int sweep(int p)
 {
     int good = 1;
-    printf("\nidle %%, 4 stages: GPipe   1F1B  (p-1)/(m+p-1)  zero-bubble   v = 2  (p-1)/(2m+p-1)\n");
+    printf("\nidle %%, %d stages: GPipe   1F1B  (p-1)/(m+p-1)  zero-bubble   v = 2  (p-1)/(2m+p-1)\n", p);
     for (int m = 1; m <= 64; m *= 2) {
-        double idle[4], formula = 3.0 / (m + 3), twice = 3.0 / (2 * m + 3);
+        double idle[4], formula = (p - 1.0) / (m + p - 1), twice = (p - 1.0) / (2 * m + p - 1);
         int fits = 1;
         for (int k = 0; k < 4; k++) {
             timetable t;
-            fits = !plan(&t, k, 4, m) && fits;
+            fits = !plan(&t, k, p, m) && fits;
             idle[k] = t.idle;
             timetable_close(&t);
         }
         printf("m = %2d %16.1f %6.1f %14.1f %12.1f", m, 100 * idle[0], 100 * idle[1], 100 * formula, 100 * idle[3]);
         if (fits)
-            printf(" %7.1f %15.1f%s\n", 100 * idle[2], 100 * twice, m == 16 ? "  m = 4p" : "");
+            printf(" %7.1f %15.1f%s\n", 100 * idle[2], 100 * twice, m == 4 * p ? "  m = 4p" : "");
         else
             printf("   m is not a multiple of p\n");
         good = good && fabs(idle[0] - formula) < 1e-9 && fabs(idle[1] - formula) < 1e-9;
-        good = good && fits == (m % 4 == 0) && (!fits || fabs(idle[2] - twice) < 1e-9);
+        good = good && fits == (m % p == 0) && (!fits || fabs(idle[2] - twice) < 1e-9);
     }
     return good;
 }
@@ -129,12 +129,14 @@ static double capped(int p, int m, int cap)
     return 1 - 3.0 * m / time;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    double last = 1;
+    double last = 1, stages = 4;
+    option list[] = {{"--stages", 2, 16, &stages}};
     int good = 1;
+    if (!options_read(argc, argv, list, 1)) return 2;
     for (int k = 0; k < 4; k++) draw(k);
-    good = sweep();
+    good = sweep((int)stages);
     printf("\n4 stages, 16 micro-batches, at most in flight, and idle %%\n ");
     for (int cap = 1; cap <= 8; cap++) {
         double idle = capped(4, 16, cap);

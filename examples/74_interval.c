@@ -15,6 +15,7 @@
  * Build and run it, in this folder
  *     cc -O2 -I.. 74_interval.c -o 74_interval -lm -lpthread
  *     ./74_interval
+ *     ./74_interval --save-s 15
  *
  * What it prints
  *     a save costs 60 s, a restart 300 s, a failure every 6 h: sqrt(2 C M) = 1610 s
@@ -32,11 +33,11 @@
  *     SECONDS. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "option.h"
 #include <math.h>
 #include <stdint.h>
-#include <stdio.h>
 
-static const double COST = 60, RESTART = 300, MTBF = 6 * 3600.0, WORK = 4e7; /* seconds */
+static const double RESTART = 300, MTBF = 6 * 3600.0, WORK = 4e7; /* seconds */
 
 /* An exponential waiting time, from a stream that every machine has (splitmix64). */
 static double wait_for_failure(uint64_t *state, double mean)
@@ -68,26 +69,29 @@ static double formula(double interval, double cost, double mtbf)
     return cost / interval + (interval / 2 + RESTART) / mtbf;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    double young = sqrt(2 * COST * MTBF), best = 1, at = 0;
+    double cost = 60, young, best = 1, at = 0;
+    option list[] = {{"--save-s", 1, 120, &cost}};
     int good;
-    printf("a save costs %.0f s, a restart %.0f s, a failure every %.0f h: sqrt(2 C M) = %.0f s\n", COST, RESTART,
+    if (!options_read(argc, argv, list, 1)) return 2;
+    young = sqrt(2 * cost * MTBF);
+    printf("a save costs %.0f s, a restart %.0f s, a failure every %.0f h: sqrt(2 C M) = %.0f s\n", cost, RESTART,
            MTBF / 3600, young);
     printf("interval s   formula  simulated\n");
     for (int k = -4; k <= 4; k++) {
-        double interval = young * pow(2, k / 2.0), wasted = simulate(interval, COST, MTBF);
+        double interval = young * pow(2, k / 2.0), wasted = simulate(interval, cost, MTBF);
         if (wasted < best) best = wasted, at = interval;
-        printf("%10.0f   %6.2f %%   %6.2f %% ", interval, 100 * formula(interval, COST, MTBF), 100 * wasted);
+        printf("%10.0f   %6.2f %%   %6.2f %% ", interval, 100 * formula(interval, cost, MTBF), 100 * wasted);
         for (int i = 0; i < (int)(400 * wasted); i++) putchar('#');
         printf(k ? "\n" : "  <- Young\n");
     }
-    good = at > young / 1.5 && at < young * 1.5 && fabs(best - formula(young, COST, MTBF)) < 0.02;
+    good = at > young / 1.5 && at < young * 1.5 && fabs(best - formula(young, cost, MTBF)) < 0.02;
     printf("\nnodes   job fails every   survives a day   interval   useful time\n");
     for (int nodes = 1; nodes <= 4096; nodes *= 8) {
-        double mtbf = 5 * 365 * 86400.0 / nodes, interval = fmin(sqrt(2 * COST * mtbf), 1800); /* as the trainer */
+        double mtbf = 5 * 365 * 86400.0 / nodes, interval = fmin(sqrt(2 * cost * mtbf), 1800); /* as the trainer */
         printf("%5d %15.1f h %14.1f %% %8.0f s %11.1f %%\n", nodes, mtbf / 3600, 100 * exp(-86400 / mtbf), interval,
-               100 * (1 - simulate(interval, COST, mtbf)));
+               100 * (1 - simulate(interval, cost, mtbf)));
     }
     printf("(an interval of 1800 s is the cap: at most 30 minutes are lost)\n");
     if (good) return printf("ok: the lowest point is where sqrt(2 C M) says\n"), 0;

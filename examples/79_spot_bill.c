@@ -14,6 +14,7 @@
  * Build and run it, in this folder
  *     cc -O2 -I.. 79_spot_bill.c -o 79_spot_bill -lm -lpthread
  *     ./79_spot_bill
+ *     ./79_spot_bill --mean-h 1                  (hours between reclaims)
  *
  * What it prints
  *     a reclaim every 4 h, a restart 5 min, a save 1 min every 22 min; Spot at 70 % less than 21.96 $/h
@@ -36,12 +37,13 @@
  * Exercise: an interruption also costs a wait of half an hour for a new machine. Is 70 % still enough of a discount?
  *
  * Read on: 80_doctor.c for jobs that are slow without being interrupted, 93_capacity.c for waiting. */
+#include "option.h"
 #include <math.h>
 #include <stdint.h>
-#include <stdio.h>
 
 enum { JOBS = 2000 };
-static const double mean = 4, restart = 5 / 60.0, save = 1 / 60.0, price = 21.96, discount = 0.7; /* hours, $/hour */
+static double mean = 4; /* hours */
+static const double restart = 5 / 60.0, save = 1 / 60.0, price = 21.96, discount = 0.7; /* hours, $/hour */
 
 /* Hours until the next reclaim (splitmix64: the same on every machine). */
 static double reclaim(uint64_t *state)
@@ -85,11 +87,14 @@ static const char *limits(double run, double wait, int checkpoints)
     return "accepted";
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    option list[] = {{"--mean-h", 1, 48, &mean}};
     static const double works[] = {0.5, 2, 8, 24, 72};
-    double young = sqrt(2 * save * mean), low = 0.1, high = 100;
+    double young, low = 0.1, high = 100;
     int good = 1, n;
+    if (!options_read(argc, argv, list, 1)) return 2;
+    young = sqrt(2 * save * mean);
     printf("a reclaim every %.0f h, a restart 5 min, a save 1 min every %.0f min; Spot at %.0f %% less than %.2f $/h\n",
            mean, 60 * young, 100 * discount, price);
     printf("hours of work   on demand   Spot, no checkpoints   Spot, checkpoints   reclaims    saved\n");

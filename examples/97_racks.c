@@ -12,6 +12,7 @@
  * Build and run it, in this folder
  *     cc -O2 -I.. 97_racks.c -o 97_racks -lm -lpthread
  *     ./97_racks
+ *     ./97_racks --nodes 24                      (a multiple of 4)
  *
  * What it prints
  *     12 nodes, a day; drawn (exact):
@@ -27,27 +28,28 @@
  * Read on: README.md, the list of programs; 74_interval.c for what failures cost. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "option.h"
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 
-enum { NODES = 12, BATCH = 4096, DAYS = 64 * BATCH, PER_ZONE = 7 };
+enum { MOST = 48, BATCH = 4096, DAYS = 64 * BATCH, PER_ZONE = 7 };
 static const float RACK = 0.02f, NODE = 0.005f; /* fail on a day with this probability */
+
+static int nodes = 12;
 
 typedef struct place {
     const char *name;
-    int racks; /* of the 12 nodes */
+    int racks; /* of the nodes */
 } place;
 
-/* How many of the nodes are lost on a day: the probability of 0 .. NODES. A rack takes all its nodes. */
+/* How many of the nodes are lost on a day: the probability of 0 .. nodes. A rack takes all its nodes. */
 static void distribution(int racks, double *d)
 {
-    int each = NODES / racks;
-    double p = (double)RACK, q = (double)NODE, one[NODES + 1] = {0}, next[NODES + 1], ways = 1;
+    int each = nodes / racks;
+    double p = (double)RACK, q = (double)NODE, one[MOST + 1] = {0}, next[MOST + 1], ways = 1;
     for (int k = 0; k <= each; ways *= (double)(each - k) / (k + 1), k++)
         one[k] = (1 - p) * ways * pow(q, k) * pow(1 - q, each - k);
     one[each] += p;
-    memset(d, 0, (NODES + 1) * sizeof *d);
+    memset(d, 0, (MOST + 1) * sizeof *d);
     d[0] = 1;
     for (int r = 0; r < racks; r++) {
         memset(next, 0, sizeof next);
@@ -61,17 +63,17 @@ static void distribution(int racks, double *d)
 static dt_result draw(int racks, double *d)
 {
     dt_result e = DT_OK;
-    memset(d, 0, (NODES + 1) * sizeof *d);
+    memset(d, 0, (MOST + 1) * sizeof *d);
     for (int day = 0; day < DAYS && !e; day += BATCH) {
         dt_graph *g = NULL;
         const float *rack, *node;
         if ((e = dt_graph_open(&g, (uint64_t)day)) != DT_OK) return e;
         rack = dt_value(g, dt_dropout(g, dt_full(g, dt_shape2(BATCH, racks), 1), RACK));
-        node = dt_value(g, dt_dropout(g, dt_full(g, dt_shape2(BATCH, NODES), 1), NODE));
+        node = dt_value(g, dt_dropout(g, dt_full(g, dt_shape2(BATCH, nodes), 1), NODE));
         e = dt_graph_result(g);
         for (int i = 0; i < BATCH && !e; i++) {
             int lost = 0;
-            for (int k = 0; k < NODES; k++) lost += !(node[i * NODES + k] * rack[i * racks + k % racks] > 0);
+            for (int k = 0; k < nodes; k++) lost += !(node[i * nodes + k] * rack[i * racks + k % racks] > 0);
             d[lost] += 1.0 / DAYS;
         }
         dt_graph_close(&g);
@@ -83,16 +85,16 @@ static dt_result draw(int racks, double *d)
 static void look(const double *d, double *sum, double *square)
 {
     for (int i = 0; i < 3; i++) sum[i] = square[i] = 0;
-    for (int k = 1; k <= NODES; k++) {
-        double value[3] = {1, k, k >= NODES / 2};
+    for (int k = 1; k <= nodes; k++) {
+        double value[3] = {1, k, k >= nodes / 2};
         for (int i = 0; i < 3; i++) sum[i] += value[i] * d[k], square[i] += value[i] * value[i] * d[k];
     }
 }
 
 static dt_result failures(const place *p, int *good)
 {
-    double exact[NODES + 1], drawn[NODES + 1], want[3], have[3], square[3], unused[3];
-    double closed = 1 - pow(1 - (double)RACK, p->racks) * pow(1 - (double)NODE, NODES);
+    double exact[MOST + 1], drawn[MOST + 1], want[3], have[3], square[3], unused[3];
+    double closed = 1 - pow(1 - (double)RACK, p->racks) * pow(1 - (double)NODE, nodes);
     dt_result e = draw(p->racks, drawn);
     if (e) return e;
     distribution(p->racks, exact);
@@ -101,17 +103,21 @@ static dt_result failures(const place *p, int *good)
         if (!(fabs(have[i] - want[i]) <= 5 * sqrt((square[i] - want[i] * want[i]) / DAYS))) *good = 0;
     if (fabs(want[0] - closed) > 1e-12) *good = 0;
     printf("%-10s %5d %5d %8.3f %% (%6.3f %%) %8.3f (%.3f) %8.2f (%.2f) %8.4f %% (%.4f %%)\n", p->name, p->racks,
-           p->racks == NODES ? (NODES + PER_ZONE - 1) / PER_ZONE : 1, 100 * have[0], 100 * closed, have[1], want[1],
+           p->racks == nodes ? (nodes + PER_ZONE - 1) / PER_ZONE : 1, 100 * have[0], 100 * closed, have[1], want[1],
            have[1] / have[0], want[1] / want[0], 100 * have[2], 100 * want[2]);
     return e;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    static const place places[3] = {{"cluster", 1}, {"partition", 4}, {"spread", NODES}};
+    place places[3] = {{"cluster", 1}, {"partition", 4}, {"spread", 0}};
+    double number = nodes;
+    option list[] = {{"--nodes", 4, MOST, &number}};
     int good = 1;
     dt_result e = DT_OK;
-    printf("%d nodes, a day; drawn (exact):\n%-10s %5s %5s %22s %16s %15s %21s\n", NODES, "", "racks", "zones",
+    if (!options_read(argc, argv, list, 1)) return 2;
+    places[2].racks = nodes = (int)number / 4 * 4; /* partition has four racks */
+    printf("%d nodes, a day; drawn (exact):\n%-10s %5s %5s %22s %16s %15s %21s\n", nodes, "", "racks", "zones",
            "any lost", "lost on average", "when any", "half or more lost");
     for (int i = 0; i < 3 && !e; i++) e = failures(&places[i], &good);
     if (e) return dt_fail("97_racks");
