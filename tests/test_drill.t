@@ -136,6 +136,7 @@ spew($state, "drill 2\nkinds 4 1\ncount 3 2\n");
 is(join(' ', map { ask("--seed $_") =~ /^1 of 3, (\w+)/m } 1 .. 4), 'memory memory memory memory', 'nothing is due: a new question');
 ask('--domain strategy --seed 1', $good);
 is(slurp($state), "drill 3\nkinds 5 3\ncount 3 2\n", 'another right answer: the next box');
+local $SIG{INT} = 'DEFAULT'; # else what is started in the background ignores it
 my $pid = open(my $pipe, '|-', "exec $small --state $state >$tmp/out") or die; # a session that waits for its second answer
 syswrite $pipe, "\n";
 select undef, undef, undef, 0.1 until slurp("$tmp/out") =~ /^2 of 3.*> \z/ms || !kill 0, $pid;
