@@ -59,8 +59,9 @@ Usage: ./build.sh [COMMAND]
                 labs, which are in examples/labs
   staircase [N] from a serial training loop to 3-D parallel in nine small programs, which are in examples/staircase: what
                 step N changes of the step before, and how to run it; without N: list the steps
-  notebooks [open | run [FILE ...]]
-                install what the C notebooks need; open them in JupyterLab; run them with the solutions and store outputs
+  notebooks [open | solutions | run [FILE ...]]
+                install what the C notebooks need; open them in JupyterLab; open their solutions with outputs; run the
+                solutions and store them with outputs
   bench [NAME]  benchmarks, or the one named: attention, comm (collectives by size, beside Open MPI's), compile (seconds
                 to compile, beside an older header), compile-passes (what passes and 16 bits do to a step), gemm, load
                 (training beside two busy loops), modes, ..: ratios against OpenBLAS, Open MPI and PyTorch where they
@@ -553,9 +554,9 @@ command_notebooks() {
     local what=${1:-} packages=(ipykernel nbclient)
     [ $# -eq 0 ] || shift
     case $what in
-    "" | open) [ -n "${DT_README_QUICK:-}" ] || packages+=(jupyterlab) ;;
+    "" | open | solutions) [ -n "${DT_README_QUICK:-}" ] || packages+=(jupyterlab) ;;
     run) ;;
-    *) die_usage "notebooks takes nothing, open, or run [FILE ...], not '$what'" ;;
+    *) die_usage "notebooks takes nothing, open, solutions, or run [FILE ...], not '$what'" ;;
     esac
     install_missing compiler notebooks
     prepare_notebooks "${packages[@]}" || {
@@ -563,12 +564,13 @@ command_notebooks() {
         die "the notebooks need ${packages[*]} from PyPI in $venv"
     }
     export JUPYTER_DATA_DIR=$root/$build/notebooks/data # has the signatures by which stored pictures are shown
-    [ "$what" = run ] || $venv/bin/jupyter trust notebooks-c/*.ipynb >/dev/null
+    [ "$what" = run ] || $venv/bin/jupyter trust notebooks-c/{,solutions/}*.ipynb >/dev/null
     case $what in
     "")
         say "ready: ./build.sh notebooks open starts JupyterLab in your browser; begin with 1_ring.ipynb"
         say "in another editor choose the Python of $root/$venv and the kernel \"C (dtrain)\"" ;;
     open) exec $venv/bin/jupyter lab --notebook-dir=notebooks-c "$@" ;;
+    solutions) exec $venv/bin/jupyter lab --notebook-dir=notebooks-c/solutions "$@" ;;
     run)
         [ $# -gt 0 ] || set -- notebooks-c/[0-9]*.ipynb
         $venv/bin/python notebooks-c/execute.py store "$@" ;;

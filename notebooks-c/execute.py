@@ -1,17 +1,19 @@
 """Runs notebooks without a browser.
 
-    execute.py store FILE ...    runs with the solutions; stores the outputs, and a hash of what they were made from
-    execute.py check FILE ...    TAP: the outputs are up to date; with the solutions every graded cell is ok; with the
-                                 learner's cells left blank no graded cell is
+    execute.py store FILE ...    runs with the solutions; stores them and their outputs in the folder solutions, with a
+                                 hash of what they were made from
+    execute.py check FILE ...    TAP: the stored outputs are up to date; with the solutions every check is ok; with the
+                                 learner's cells left blank none is, and no message has the answer
     execute.py solved FILE ...   the same without the blank cells
     execute.py current FILE ...  the same without running anything
 
-A cell's metadata has {"dtrain": {"role": "learner", "solution": TEXT}} for a cell that the learner fills in, and
-{"role": "grade"} for one that grades. The stored outputs are those of the solutions.
+A cell's metadata has {"dtrain": {"role": "learner", "solution": TEXT}} for a cell that the learner fills in,
+{"role": "grade"} for one that grades, and {"role": "score"} for the last one. The learner's file has no outputs.
 """
 import copy
 import hashlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,19 +57,24 @@ def errors(cell):
     return [o for o in cell.get("outputs", []) if o.output_type == "error"]
 
 
+def solved_file(path):
+    return Path(path).parent / "solutions" / Path(path).name
+
+
 def store(path):
     book = nbformat.read(path, 4)
     done = executed(book, True)
-    for cell, result in zip(book.cells, done.cells):
-        if cell.cell_type != "code":
-            continue
-        for error in errors(result):
-            sys.exit(f"{path}: this cell fails ({error.ename}: {error.evalue}):\n{result.source}\n{text_of(result)}")
-        cell.outputs, cell.execution_count = joined(result.outputs), result.execution_count
+    for cell in done.cells:
+        for error in errors(cell):
+            sys.exit(f"{path}: this cell fails ({error.ename}: {error.evalue}):\n{cell.source}\n{text_of(cell)}")
         cell.metadata.pop("execution", None)  # the time of day
-    book.metadata["dtrain"] = {"made_from": sources_hash(book)}
-    nbformat.write(book, path)
-    print(f"{path}: {sum(bool(c.get('outputs')) for c in book.cells)} outputs stored")
+        cell.metadata.get("dtrain", {}).pop("solution", None)
+        if cell.cell_type == "code":
+            cell.outputs = joined(cell.outputs)
+    done.metadata["dtrain"] = {"made_from": sources_hash(book)}
+    solved_file(path).parent.mkdir(exist_ok=True)
+    nbformat.write(done, solved_file(path))
+    print(f"{solved_file(path)}: {sum(bool(c.get('outputs')) for c in done.cells)} outputs stored")
 
 
 def joined(outputs):
@@ -100,14 +107,19 @@ class Tap:
 def check(path, tap, what):
     book = nbformat.read(path, 4)
     name = Path(path).name
-    made_from = book.metadata.get("dtrain", {}).get("made_from")
-    tap.ok(made_from == sources_hash(book), f"{name}: its outputs are up to date",
+    stored = solved_file(path).exists() and nbformat.read(solved_file(path), 4).metadata.get("dtrain", {})
+    tap.ok(stored and stored.get("made_from") == sources_hash(book), f"{name}: its stored outputs are up to date",
            f"its cells or the library have changed: ./build.sh notebooks run notebooks-c/{name}")
+    tap.ok(not any(c.get("outputs") for c in book.cells), f"{name}: a learner's copy starts without outputs",
+           "clear its outputs")
     if what == "current":
         return
     solved = executed(book, True)
     bad = [f"{errors(c)[0].evalue}\n{c.source}\n{text_of(c)}" for c in solved.cells if errors(c)]
     tap.ok(not bad, f"{name}: runs, and with the solutions every graded cell is ok", "\n".join(bad))
+    score = text_of(solved.cells[-1])
+    tap.ok(re.fullmatch(r"score: ([1-9]\d*) of \1 checks\n", score), f"{name}: with the solutions the score is full",
+           score)
     if what == "solved":
         return
     blank = executed(book, False)
@@ -115,6 +127,9 @@ def check(path, tap, what):
     passed = [c.source for c in graded if not any(e.ename == "check" for e in errors(c))]
     tap.ok(graded and not passed, f"{name}: with blank cells each of {len(graded)} graded cells says what is not ok",
            "\n".join(f"{c.source}\n{text_of(c)}\n{errors(c)}" for c in graded if c.source in passed))
+    said = "".join(text_of(c) for c in graded)
+    tap.ok(not re.search(r"^ok |expected:", said, re.M) and text_of(blank.cells[-1]).startswith("score: 0 of "),
+           f"{name}: with blank cells no check is ok, and none says what is expected", said + text_of(blank.cells[-1]))
     others = [c for c in blank.cells if errors(c) and role(c) != "grade"]
     tap.ok(not others, f"{name}: with blank cells the others run",
            "\n".join(f"{c.source}\n{text_of(c)}" for c in others))

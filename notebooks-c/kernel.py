@@ -4,6 +4,7 @@ At its top level C allows declarations whose initializers are constants. A cell 
 that call functions, and, when it runs again, the same declarations once more. `Translator` rewrites a cell so that C
 accepts it. `Interpreter` compiles it and runs it in a process that keeps the variables. `Kernel` speaks to Jupyter.
 """
+import codecs
 import hashlib
 import os
 import re
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from ipykernel.kernelbase import Kernel as KernelBase
@@ -23,6 +25,11 @@ BUILD = ROOT / "build" / "notebooks"
 FLAGS = ["-std=gnu11", "-ffp-contract=off", f"-I{ROOT}", f"-I{HERE}", f"-I{ROOT}/examples"]
 WARNINGS = ["-Wall", "-Werror=implicit-function-declaration", "-Werror=int-conversion",
             "-Werror=incompatible-pointer-types", "-Wno-unused-variable", "-Wno-unused-function", "-Wno-unused-value"]
+# A division by zero stops the cell. Without these options the compiler folds 1 / x, which then is 0 for x = 0.
+DIVISIONS = ["-fsanitize=integer-divide-by-zero", "-fsanitize-undefined-trap-on-error"]
+# What the compiler says of a type that an earlier cell has made otherwise.
+RETYPED = re.compile(r"redefinition of '(struct|union|enum) |redeclaration of (enumerator|'(struct|union|enum)) |"
+                     r"conflicting types for '")
 
 
 # ---- a cell becomes C ------------------------------------------------------------------------------------------------
@@ -131,17 +138,42 @@ def unnamed(words):
     return re.sub(r"(\w+|\*) (\w+)(?= [],)[])", lambda m: m[0] if m[2] in DECLARATION_WORDS else m[1], words)
 
 
+def at(number, source, line, column, message):
+    """A message at a line and column of a cell (from 0), as the compiler writes it."""
+    text = (source.split("\n") + [""])[line]
+    return f"cell {number}:{line + 1}:{column + 1}: {message}\n{line + 1:5} | {text}\n      | {' ' * column}^\n"
+
+
+def unbalanced(source):
+    """(line, column, message) of a bracket without its other half, or None."""
+    closes, opened, line, column = {")": "(", "]": "[", "}": "{"}, [], 0, 0
+    for token in TOKEN.findall(source):
+        if token in closes.values():
+            opened.append((token, line, column))
+        elif token in closes and (not opened or opened.pop()[0] != closes[token]):
+            return line, column, f"error: no '{closes[token]}' belongs to this '{token}'"
+        line += token.count("\n")
+        column = len(token) - token.rfind("\n") - 1 if "\n" in token else column + len(token)
+    return (*opened[-1][1:], f"error: this '{opened[-1][0]}' is never closed") if opened else None
+
+
+class Refused(Exception):
+    """A cell that the translator refuses. Its argument is the message."""
+
+
 class Translator:
     """Rewrites cells. It remembers what earlier cells have declared, and how a later cell declares it again."""
 
     def __init__(self):
         self.types = {}   # by name: the text of a variable's type, or of a function's
         self.before = {}  # by name, or by its own text: a declaration for later cells
+        self.bodies = {}  # by a function's name: the words of its body
 
     def translate(self, source, number):
         """C text with a function nb_cell_NUMBER, which runs the cell. `keep` remembers what the cell has declared."""
         self.number, self.new_types, self.declared = number, dict(self.types), dict(self.before)
         self.out, self.statements, self.calls, self.replaced = [], [], [], set()
+        self.source, self.new_bodies, self.stale = source, dict(self.bodies), {}
         for item in split(source):
             self.item(item)
         self.flush()
@@ -150,7 +182,16 @@ class Translator:
         return "\n".join(lines) + "\n"
 
     def keep(self):
-        self.types, self.before = self.new_types, self.declared
+        self.types, self.before, self.bodies = self.new_types, self.declared, self.new_bodies
+
+    def warnings(self):
+        """Which functions of earlier cells still call a function that the cell has given another signature."""
+        text = ""
+        for name, (line, column, callers) in self.stale.items():
+            if callers:
+                text += at(self.number, self.source, line, column, f"warning: '{name}' has a new signature. Run the cells "
+                           f"of its callers again, which still call the old one: {', '.join(sorted(callers))}")
+        return text
 
     def lines(self, text, line, column=0):
         return [f'#line {line + 1} "cell {self.number}"', " " * column + text]
@@ -215,17 +256,23 @@ class Translator:
             self.declare(item.text, item.line, item.column)
             return
         result, name, arguments = found[1], found[2], found[3]
-        self.pointer(item, name, result, arguments)
+        old = self.new_types.get(name)
+        if self.define(f"{result}(*", name, f"){arguments}", "0", item.line) and old and "( * )" in old:
+            callers = {caller for caller, body in self.new_bodies.items() if name in body and caller != name}
+            self.stale[name] = (item.line, item.column, callers)
+        for _, _, callers in self.stale.values():
+            callers.discard(name)
+        self.new_bodies[name] = set(TOKEN.findall(text[len(head):]))
         body = f"{name}__{self.number}"
         self.declare(result + body + arguments + text[len(head.rstrip()):], item.line, item.column)
         self.calls.append(f"{name} = {body};")
 
-    def pointer(self, item, name, result, arguments):
-        self.define(f"{result}(*", name, f"){arguments}", "0", item.line)
-
     def define(self, before, name, after, value, line, fixed=False, late=False):
         """A variable, unless an earlier cell has one of this name and type. A new type gets a new symbol. fixed: the
         value never changes. late: the value is set when the statements run."""
+        if name == "main":
+            raise Refused(at(self.number, self.source, line, 0, "error: main belongs to the program that runs the "
+                             "cells. To run a whole program, begin its cell with %%program"))
         kind = unnamed(normal(f"{before} {after}")) + (value if fixed else "")
         if self.new_types.get(name) == kind:
             return False
@@ -322,6 +369,25 @@ def runner():
     return built("runner", str(start), str(path))
 
 
+def interruptible():
+    """In a new process: the kernel ignores SIGINT, its programs do not."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def arriving(streams, output):
+    """What comes from the streams: (stream, bytes), without bytes at its end. Meanwhile the output goes on."""
+    with selectors.DefaultSelector() as selector:
+        for stream in streams:
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            for key, _ in selector.select(Output.PAUSE):
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    selector.unregister(key.fileobj)
+                yield key.fileobj, data
+            output.send_waiting()
+
+
 class Ended(Exception):
     """The process that runs cells has ended. Its argument is a sentence that says how."""
 
@@ -330,49 +396,47 @@ class Interpreter:
     def __init__(self):
         self.folder = Path(tempfile.mkdtemp(prefix="cells-"))
         self.process = subprocess.Popen([str(runner())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, bufsize=0, cwd=self.folder)
+                                        stderr=subprocess.PIPE, bufsize=0, cwd=self.folder, preexec_fn=interruptible)
+        self.checks = (0, 0)  # of the last cell: those that are ok, all
 
-    def compile(self, source, text, number, show):
+    def compile(self, source, text, number, output):
         """Makes a shared object of a cell's C text, and shows the compiler's messages. Returns its path, or None."""
         (self.folder / f"cell {number}").write_text(source)  # here the compiler finds the line that it shows
         (self.folder / "cell.c").write_text(text)
         path = self.folder / f"cell-{number}.so"
-        done = subprocess.run([compiler(), *FLAGS, "-O1", "-fPIC", "-shared", *WARNINGS, "cell.c", "-o", path.name],
-                              capture_output=True, text=True, cwd=self.folder, env={**os.environ, "LC_ALL": "C"})
-        if done.stderr:
-            show("stderr", re.sub(r"^cell[^:]*: (In function '[^']*'|At top level):\n", "", done.stderr, flags=re.M))
+        done = subprocess.run([compiler(), *FLAGS, "-O1", "-fPIC", "-shared", *WARNINGS, *DIVISIONS, "cell.c",
+                               "-o", path.name], capture_output=True, text=True, cwd=self.folder,
+                              env={**os.environ, "LC_ALL": "C"})
+        messages = re.sub(r"^cell[^:]*: (In function '[^']*'|At top level):\n", "", done.stderr, flags=re.M)
+        bracket = done.returncode and unbalanced(source)
+        if bracket:
+            messages = at(number, source, *bracket)
+        elif done.returncode and RETYPED.search(messages):
+            messages += "A type stays what its first cell made it. Restart the kernel and run the cells again, or " \
+                        "choose another name.\n"
+        output.show("stderr", messages)
         return path if done.returncode == 0 else None
 
-    def run(self, path, number, show):
-        """Runs a cell. show(stream, text) gets the output as it comes. Returns how it went (nb_main has the words)."""
+    def run(self, path, number, output):
+        """Runs a cell. Its output is shown as it comes. Returns how it went (nb_main has the words)."""
         try:
             self.process.stdin.write(f"{number} {path}\n".encode())
         except BrokenPipeError:
             pass
-        return self.listen(show)
-
-    def listen(self, show):
         streams = {self.process.stdout: "stdout", self.process.stderr: "stderr"}
-        rest = dict.fromkeys(streams, b"")
-        how = None
-        with selectors.DefaultSelector() as selector:
-            for stream in streams:
-                selector.register(stream, selectors.EVENT_READ)
-            while selector.get_map():
-                for key, _ in selector.select(0.2):
-                    stream = key.fileobj
-                    data = os.read(stream.fileno(), 1 << 16)
-                    rest[stream], end = self.pass_on(rest[stream] + data, streams[stream], show)
-                    if end:
-                        how = end if stream is self.process.stdout else how
-                    if end or not data:
-                        selector.unregister(stream)
-                        if not data and not end:
-                            return self.ended()
-        return how
+        rest, ends = dict.fromkeys(streams, b""), {}
+        for stream, data in arriving(streams, output):
+            rest[stream], end = self.pass_on(rest[stream] + data, streams[stream], output.show)
+            if end:
+                ends[stream] = end.split()
+            if len(ends) == 2:
+                _, how, good, checks = ends[self.process.stdout]
+                self.checks = (int(good), int(checks))
+                return how
+        return self.ended()
 
     def pass_on(self, data, stream, show):
-        """Shows what is complete. Returns (what is left, the word after the mark that ends a cell, or None)."""
+        """Shows what is complete. Returns (what is left, the line of the mark that ends a cell, or None)."""
         while data:
             mark = min((at for at in (data.find(b"\x1e"), data.find(b"\x1d")) if at >= 0), default=-1)
             if mark != 0:
@@ -394,7 +458,7 @@ class Interpreter:
             if not found:
                 return data, None
             if data[:1] == b"\x1e":
-                return b"", line.decode().split()[-1]
+                return b"", line.decode()
             size = int(line)
             if len(after) < size:
                 return data, None
@@ -409,7 +473,7 @@ class Interpreter:
             raise Ended("interrupted while ranks were running")
         if status < 0:
             why = {signal.SIGSEGV: " (a pointer that points nowhere, or an index out of bounds)",
-                   signal.SIGFPE: " (an integer division by zero)", signal.SIGABRT: " (abort)"}
+                   signal.SIGILL: " (an integer division by zero)", signal.SIGABRT: " (abort)"}
             number = signal.Signals(-status)
             raise Ended(f"the cell crashed with {number.name}{why.get(number, '')}")
         raise Ended(f"the cell called exit({status})")
@@ -423,6 +487,42 @@ class Interpreter:
 
 # ---- Jupyter ---------------------------------------------------------------------------------------------------------
 
+class Output:
+    """What a cell shows. Its text is sent at most ten times a second and cut at a length, so that a loop that prints
+    leaves the notebook's page usable."""
+    PAUSE, LENGTH = 0.1, 1 << 18
+
+    def __init__(self, send):
+        self.send, self.waiting, self.length, self.more, self.next = send, {}, 0, 0, 0.0
+
+    def show(self, stream, text):
+        """stream: stdout, stderr, or picture, which is shown as a whole or not at all."""
+        room = 0 if self.more else self.LENGTH - self.length
+        shown = text[:room] if stream != "picture" or len(text) <= room else ""
+        self.length += len(shown)
+        if stream == "picture" and shown:
+            self.send_waiting(now=True)
+            self.send(stream, shown)
+        elif shown:
+            self.waiting[stream] = self.waiting.get(stream, "") + shown
+        if len(shown) < len(text) and not self.more:
+            self.waiting["stderr"] = self.waiting.get("stderr", "") + "\noutput is cut here: "
+        self.more += len(text) - len(shown)
+        self.send_waiting()
+
+    def send_waiting(self, now=False):
+        if now or time.monotonic() >= self.next:
+            for stream, text in self.waiting.items():
+                self.send(stream, text)
+            self.waiting, self.next = {}, time.monotonic() + self.PAUSE
+
+    def end(self):
+        if self.more:
+            self.waiting["stderr"] = self.waiting.get("stderr", "") + \
+                f"{-(-self.more // 100000) / 10} MB more were not shown\n"
+        self.send_waiting(now=True)
+
+
 class Kernel(KernelBase):
     implementation = "dtrain-c"
     implementation_version = "1"
@@ -434,6 +534,7 @@ class Kernel(KernelBase):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter gets the signal as well, and handles it
         self.header = (ROOT / "dtrain.h").read_text().split("#ifdef DTRAIN_IMPLEMENTATION")[0]
         self.interpreter = None
+        self.scores = {}  # by a cell's text: its checks that are ok, and all of them
 
     def pre_handler_hook(self):
         """Leaves SIGINT to the interpreter."""
@@ -443,9 +544,7 @@ class Kernel(KernelBase):
 
     def start_interpreter(self):
         self.translator = Translator()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # the interpreter shall not inherit that it is ignored
         self.interpreter = Interpreter()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
     def show(self, stream, text):
         """Sends output to the notebook."""
@@ -453,17 +552,18 @@ class Kernel(KernelBase):
             content = {"data": {"image/svg+xml": text, "text/plain": "picture"}, "metadata": {}}
             self.send_response(self.iopub_socket, "display_data", content)
             return
-        if text:
-            self.send_response(self.iopub_socket, "stream", {"name": stream, "text": text})
+        self.send_response(self.iopub_socket, "stream", {"name": stream, "text": text})
 
     def do_execute(self, code, silent, store_history=True, user_expressions=None, allow_stdin=False, **_):
-        show = (lambda *_: None) if silent else self.show
+        output = Output((lambda *_: None) if silent else self.show)
+        run = self.program if code.startswith("%%program") else self.score if code.startswith("%%score") else self.cell
         try:
-            how = self.program(code, show) if code.startswith("%%program") else self.cell(code, show)
+            how = run(code, output)
         except (Ended, OSError, subprocess.CalledProcessError) as error:
             self.interpreter = None
             how = (f"{error}. The program starts anew: its variables are gone. Run the cells above again."
                    if isinstance(error, Ended) else f"{error} {getattr(error, 'stderr', '') or ''}")
+        output.end()
         reply = {"execution_count": self.execution_count}
         if how == "ok":
             return {"status": "ok", **reply, "payload": [], "user_expressions": {}}
@@ -475,17 +575,36 @@ class Kernel(KernelBase):
             self.send_response(self.iopub_socket, "error", content)
         return {"status": "error", **reply, **content}
 
-    def cell(self, code, show):
+    def cell(self, code, output):
         if not self.interpreter:
             self.start_interpreter()
         number = self.execution_count
-        path = self.interpreter.compile(code, self.translator.translate(code, number), number, show)
-        how = self.interpreter.run(path, number, show) if path else "error"
+        self.scores.pop(code, None)
+        try:
+            text = self.translator.translate(code, number)
+        except Refused as error:
+            output.show("stderr", str(error))
+            return "error"
+        path = self.interpreter.compile(code, text, number, output)
+        if not path:
+            return "error"
+        output.show("stderr", self.translator.warnings())
+        how = self.interpreter.run(path, number, output)
         if how != "error":
             self.translator.keep()
+        if self.interpreter.checks[1]:
+            self.scores[code] = self.interpreter.checks
         return how
 
-    def program(self, code, show):
+    def score(self, code, output):
+        """%%score N: how many of the notebook's N checks are ok."""
+        total = int(re.sub(r"\D", "", code) or 0)
+        good, seen = (sum(score[k] for score in self.scores.values()) for k in (0, 1))
+        missing = f"; {total - seen} have not run yet" if seen < total else ""
+        output.show("stdout", f"score: {good} of {total} checks{missing}\n")
+        return "ok"
+
+    def program(self, code, output):
         """%%program ARGUMENTS: the rest of the cell is a program. It is compiled, linked with the library and run."""
         first, _, source = code.partition("\n")
         with tempfile.TemporaryDirectory() as folder:
@@ -493,15 +612,17 @@ class Kernel(KernelBase):
             compiled = subprocess.run([compiler(), *FLAGS, "-O2", "-Wall",
                                        "-DDTRAIN_IMPLEMENTED", "program.c", "-o", "program", str(library()), "-lm",
                                        "-lpthread"], capture_output=True, text=True, cwd=folder)
-            if compiled.stderr:
-                show("stderr", compiled.stderr)
+            output.show("stderr", compiled.stderr)
             if compiled.returncode:
                 return "error"
             command = f'exec ./program {first[len("%%program"):]}'
             with subprocess.Popen(["sh", "-c", command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                  stdin=subprocess.DEVNULL) as process:
-                for line in process.stdout:
-                    show("stdout", line.decode(errors="replace"))
+                                  stdin=subprocess.DEVNULL, preexec_fn=interruptible) as process:
+                decoder = codecs.getincrementaldecoder("utf-8")("replace")
+                for _, data in arriving([process.stdout], output):
+                    output.show("stdout", decoder.decode(data, not data))
+            if process.returncode in (-signal.SIGINT, 128 + signal.SIGINT):
+                return "interrupted"
             return "ok" if process.returncode == 0 else f"the program ended with status {process.returncode}"
 
     def do_complete(self, code, cursor_pos):

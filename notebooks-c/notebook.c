@@ -13,7 +13,7 @@ static volatile sig_atomic_t nb_inside;   /* 1: statements of a cell are running
 static volatile sig_atomic_t nb_ranks;    /* rank threads that are running */
 static pthread_t nb_main_thread;
 static volatile sig_atomic_t nb_interrupted;
-static int nb_failed, nb_checks;
+static int nb_ok, nb_checks;
 
 /* ---- the interpreter's side of a cell ---- */
 
@@ -28,6 +28,22 @@ static void nb_interrupt(int number)
     if (nb_inside) siglongjmp(nb_top, 1);
 }
 
+static void *nb_may_print(void *stream)
+{
+    return ftrylockfile((FILE *)stream) ? NULL : (funlockfile((FILE *)stream), stream);
+}
+
+/* An interrupt may jump out of printf, which then has not unlocked its stream for other threads. */
+static void nb_unlock(FILE *stream)
+{
+    void *may = NULL;
+    pthread_t other;
+    while (!may && !pthread_create(&other, NULL, nb_may_print, stream)) {
+        pthread_join(other, &may);
+        if (!may) funlockfile(stream);
+    }
+}
+
 /* Runs a cell. After an interrupt the rest of the cell is left out. */
 static void nb_run(void (*cell)(void))
 {
@@ -36,9 +52,10 @@ static void nb_run(void (*cell)(void))
     action.sa_handler = nb_interrupt;
     sigaction(SIGINT, &action, NULL);
     nb_main_thread = pthread_self();
-    nb_interrupted = nb_failed = nb_checks = 0;
+    nb_interrupted = 0;
     if (sigsetjmp(nb_top, 1)) {
         nb_interrupted = 1;
+        nb_unlock(stdout), nb_unlock(stderr);
     } else {
         nb_inside = 1;
         cell();
@@ -63,16 +80,19 @@ DT_API int nb_main(void)
     setvbuf(stdout, NULL, _IOLBF, 1 << 16);
     while (fgets(line, sizeof line, cells)) {
         long number = strtol(line, &path, 10);
+        const char *how;
         void *object;
         void (*cell)(void) = NULL;
         path[strcspn(path, "\n")] = 0;
+        nb_ok = nb_checks = 0;
         object = dlopen(path + 1, RTLD_NOW | RTLD_GLOBAL);
         snprintf(name, sizeof name, "nb_cell_%ld", number);
         if (object) *(void **)&cell = dlsym(object, name);
         if (cell) nb_run(cell);
         else nb_not_loaded(number, dlerror());
         fflush(NULL);
-        printf("\x1e%ld %s\n", number, !cell ? "error" : nb_interrupted ? "interrupted" : nb_failed ? "failed" : "ok");
+        how = !cell ? "error" : nb_interrupted ? "interrupted" : nb_ok < nb_checks ? "failed" : "ok";
+        printf("\x1e%ld %s %d %d\n", number, how, nb_ok, nb_checks);
         fflush(stdout);
         fprintf(stderr, "\x1e%ld\n", number);
     }
@@ -145,13 +165,17 @@ DT_API double seconds(void) { return dt__now(); }
 
 /* ---- pictures ---- */
 
-/* One message among the lines of standard output: its length in bytes, then the picture. */
+/* One message among the lines of standard output: its length in bytes, then the picture. No interrupt cuts it. */
 DT_API void picture(const char *svg)
 {
+    sigset_t interrupt, before;
+    sigemptyset(&interrupt), sigaddset(&interrupt, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &interrupt, &before);
     flockfile(stdout);
     printf("\x1d%zu\n%s", strlen(svg), svg);
     fflush(stdout);
     funlockfile(stdout);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 /* *to = *to + text, by the format. */
@@ -220,5 +244,17 @@ DT_API void check(int is_true, const char *sentence, ...)
     vprintf(sentence, arguments);
     printf("\n");
     va_end(arguments);
-    nb_failed |= !is_true;
+    nb_ok += is_true != 0;
+}
+
+DT_API void compare(double yours, double expected, double within, const char *because, const char *what, ...)
+{
+    char text[256];
+    va_list arguments;
+    va_start(arguments, what);
+    vsnprintf(text, sizeof text, what, arguments);
+    va_end(arguments);
+    if (yours == 0 || !isfinite(yours)) check(0, "%s: yours: %g, as without an answer", text, yours);
+    else if (fabs(yours - expected) <= within) check(1, "%s: %.6g, because %s", text, yours, because);
+    else check(0, "%s: yours: %.6g, expected: %.6g, because %s", text, yours, expected, because);
 }

@@ -32,4 +32,8 @@ void picture(const char *svg);
 
 /* A graded statement: prints "ok" or "not ok" and the sentence. One that is not true makes the cell fail. */
 void check(int is_true, const char *sentence, ...) __attribute__((format(printf, 2, 3)));
+/* A graded number: `what` names it, `because` is the reason. It is ok within `within` of what is expected. Else the
+ * check says both numbers. 0 is what cells without an answer return: it is never ok, and does not show the answer. */
+void compare(double yours, double expected, double within, const char *because, const char *what, ...)
+    __attribute__((format(printf, 5, 6)));
 #endif

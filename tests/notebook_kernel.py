@@ -12,18 +12,23 @@ tap = Tap()
 manager, client = start_new_kernel(kernel_name="dtrain-c", stderr=subprocess.DEVNULL)
 
 
-def run(code, during=None):
+messages = 0  # texts that the last cell sent
+
+
+def run(code, during=None, when="\n"):
     """Runs a cell. Returns (its reply, standard output, standard error, what was displayed). `during` is called when
-    the first output has come."""
+    the output has the text `when`."""
+    global messages
     texts, shown, messages = {"stdout": "", "stderr": ""}, [], 0
 
     def hook(message):
-        nonlocal during, messages
+        nonlocal during
+        global messages
         kind, content = message["msg_type"], message["content"]
         if kind == "stream":
             texts[content["name"]] += content["text"]
             messages += 1
-            if during and "\n" in texts["stdout"]:
+            if during and when in texts["stdout"] + texts["stderr"]:
                 then, during = during, None
                 then()
         if kind == "display_data":
@@ -89,6 +94,28 @@ prints("a variable gets another type, a local name hides it", 'double n = 6.5;\n
 prints("  and is seen again", 'printf("%g\\n", n);', "6.5\n")
 prints("the size of arrays", 'printf("%zu %zu\\n", sizeof list / sizeof *list, sizeof t);', "3 3\n")
 
+reply, out, err, _ = run("int main(int argc, char **argv)\n{\n    return 0;\n}")
+tap.ok(reply["status"] == "error" and "begin its cell with %%program" in err, "main is refused", f"{reply}\n{err}")
+reply, out, err, _ = run('printf("fine\\n");')
+tap.ok(out == "fine\n" and err == "", "  and later cells know nothing of it", f"{reply}\n{out}\n{err}")
+reply, out, err, _ = run("double twice(double x) { return 2 * x; }")
+tap.ok(reply["status"] == "ok" and "'twice' has a new signature. Run" in err and "the old one: call\n" in err,
+       "a new signature: its callers are named", f"{reply}\n{err}")
+reply, out, err, _ = run("int call(int x) { return (int)twice(x + 0.5); }\ndouble twice(double y) { return 4 * y; }\n"
+                         'printf("%d\\n", call(3));')
+tap.ok(out == "14\n" and err == "", "  and their cell again calls the new one", f"{reply}\n{out}\n{err}")
+for name, code in ("a struct", "struct with { int other; };"), ("a typedef", "typedef struct { double a; } pair;"):
+    reply, out, err, _ = run(code)
+    tap.ok(reply["status"] == "error" and "error: " in err and "Restart the kernel" in err,
+           f"{name} of another content", f"{reply}\n{err}")
+for name, code, line, column, sentence in (
+        ("open", 'int a; // {\nfor (int i = 0; i < 3; i++) {\n    printf("}");\n', 2, 29, "this '{' is never closed"),
+        ("closing", "int b = (1];", 1, 11, "no '[' belongs to this ']'")):
+    reply, out, err, _ = run(code)
+    place = f"cell {reply.get('execution_count')}:{line}:{column}: error: {sentence}\n"
+    tap.ok(reply["status"] == "error" and err.startswith(place) and err.count("error: ") == 1,
+           f"{'an' if name == 'open' else 'a'} {name} bracket without the other", f"{reply}\n{err}")
+
 reply, out, err, shown = run('chart c = {"squares", "x", "y"};\ndouble a[] = {1, 2, 3}, b[] = {1, 4, 9};\n'
                              'chart_line(&c, "line", a, b, 3);\nprintf("before\\n");\nchart_show(&c);\nprintf("after\\n");')
 tap.ok(out == "before\nafter\n" and len(shown) == 1 and "</svg>" in shown[0]["image/svg+xml"], "a chart",
@@ -96,21 +123,40 @@ tap.ok(out == "before\nafter\n" and len(shown) == 1 and "</svg>" in shown[0]["im
 fails("a check that is not ok", 'check(1 == 1, "one");\ncheck(1 == 2, "two is %d", 2);', "check", "a check is not ok")
 reply, out, err, _ = run('check(1 == 2, "two is %d", 2);')
 tap.ok(out == "not ok 1 - two is 2\n", "  and its sentence", out)
+reply, out, err, _ = run('for (int i = 3; i < 5; i++) compare(i, 3, 0, "it is so", "%d of two", i - 2);\n'
+                         'compare(0, 3, 0.5, "it is so", "blank");')
+tap.ok(out == "ok 1 - 1 of two: 3, because it is so\nnot ok 2 - 2 of two: yours: 4, expected: 3, because it is so\n"
+       "not ok 3 - blank: yours: 0, as without an answer\n", "compare says both numbers, but not to a blank cell", out)
+prints("the score, of which a cell counts once", "%%score 7", "score: 2 of 7 checks; 1 have not run yet\n")
 prints("an empty cell", "  \n// nothing\n", "")
 
 came_first = []
 reply, out, err, _ = run('#include <unistd.h>\nprintf("a\\n");\nfor (int i = 0; i < 50 && access("/tmp", 0) == 0; i++) usleep(20000);\n'
                          'printf("b\\n");', lambda: came_first.append(True))
 tap.ok(came_first and out == "a\nb\n", "output comes while the cell runs", f"{reply}\n{out}\n{err}")
+reply, out, err, _ = run('for (int i = 0; i < 1000; i++) puts("line"), usleep(500);')
+tap.ok(out == 1000 * "line\n" and messages < 500, "lines are sent together", f"{reply}\n{messages}\n{err}")
 reply, out, err, _ = run('int kept = 7;\nprintf("go\\n");\nfor (volatile int i = 0;; i++);\nprintf("never\\n");', manager.interrupt_kernel)
 tap.ok(reply["status"] == "error" and reply["ename"] == "interrupted" and "never" not in out, "an interrupt", f"{reply}\n{out}\n{err}")
 prints("  keeps the variables", 'printf("%d\\n", kept);', "7\n")
+reply, out, err, _ = run('for (;;) printf("spam\\n");', manager.interrupt_kernel, "output is cut here: ")
+tap.ok(reply["status"] == "error" and reply["ename"] == "interrupted" and len(out) <= 1 << 18 and
+       err.count("output is cut here") == 1 and err.endswith(" MB more were not shown\n"),
+       "endless output is cut, counted and interrupted", f"{reply}\n{len(out)}\n{err}")
+reply, out, err, _ = run('dt_result speak(dt_comm *c) { return printf("here\\n") < 0 ? DT_E_SYSTEM : DT_OK; }\n'
+                         "ranks(2, speak);")
+tap.ok(out == "here\nhere\n", "  and then ranks can print", f"{reply}\n{out}\n{err}")
+reply, out, err, shown = run('char drawn[300000] = "";\nmemset(drawn, 32, sizeof drawn - 1);\npicture(drawn);\n'
+                             'puts("after");')
+tap.ok(reply["status"] == "ok" and out == "" and not shown and "0.4 MB more" in err, "a picture is cut as a whole",
+       f"{reply}\n{out}\n{err}")
 reply, out, err, _ = run('dt_result loop(dt_comm *c)\n{\n    if (!dt_comm_rank(c)) printf("go\\n");\n    for (volatile int i = 0;; i++);\n'
                          "    return DT_OK;\n}\nranks(2, loop);", manager.interrupt_kernel)
 tap.ok(reply["status"] == "error" and "while ranks were running" in reply["evalue"] and "Run the cells above" in
        reply["evalue"], "an interrupt of ranks", f"{reply}\n{out}\n{err}")
 fails("a crash is a sentence", 'int *nowhere = NULL;\nprintf("here\\n");\n*nowhere = 1;', "ended", "crashed with SIGSEGV")
 prints("  and the next cell runs", 'printf("again\\n");', "again\n")
+fails("a division of 1 by zero", "int zero = 0;\nprintf(\"%d\\n\", 1 / zero);", "ended", "an integer division by zero")
 fails("exit", "exit(3);", "ended", "called exit(3)")
 fails("a deadlock ends", 'dt_result first(dt_comm *c)\n{\n    float x = 0;\n    return dt_recv(c, &x, 1, 1 - dt_comm_rank(c));\n}\n'
       'check(ranks(2, first) == DT_OK, "no deadlock");', "check", "a check is not ok")
@@ -123,6 +169,10 @@ tap.ok(reply["status"] == "ok" and sorted(out.split("\n")) == ["", "0 of 2", "1 
 reply, out, err, _ = run("%%program\nint main(void) { return nothing; }")
 tap.ok(reply["status"] == "error" and "program.c:2:" in err and "^" in err, "  with an error", f"{reply}\n{out}\n{err}")
 fails("  with a status", "%%program\nint main(void) { return 3; }", "ended", "status 3")
+
+reply, out, err, _ = run('%%program\n#include <stdio.h>\nint main(void) { for (puts("go"), fflush(stdout);;); }',
+                         manager.interrupt_kernel)
+tap.ok(reply["status"] == "error" and reply["ename"] == "interrupted", "  and an interrupt", f"{reply}\n{out}\n{err}")
 
 names = client.complete("dt_all_re", 9, reply=True, timeout=20)["content"]["matches"]
 tap.ok("dt_all_reduce" in names, "completion", str(names))
