@@ -5,6 +5,7 @@ that call functions, and, when it runs again, the same declarations once more. `
 accepts it. `Interpreter` compiles it and runs it in a process that keeps the variables. `Kernel` speaks to Jupyter.
 """
 import codecs
+import ctypes
 import hashlib
 import os
 import re
@@ -370,8 +371,10 @@ def runner():
 
 
 def interruptible():
-    """In a new process: the kernel ignores SIGINT, its programs do not."""
+    """In a new process: the kernel ignores SIGINT, its programs do not. On Linux they end with it, however it ends."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def arriving(streams, output):

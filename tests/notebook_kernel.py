@@ -1,6 +1,9 @@
 """TAP: what the kernel of the C notebooks promises. tests/test_notebooks.t runs it."""
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from jupyter_client.manager import start_new_kernel
@@ -183,6 +186,18 @@ manager.restart_kernel(now=True)
 client.wait_for_ready(timeout=60)
 reply, out, err, _ = run('printf("%d\\n", before);')
 tap.ok(reply["status"] == "error" and "before" in err, "a restart forgets the variables", f"{reply}\n{out}\n{err}")
+
+client.execute('%%program\n#include <stdio.h>\n#include <unistd.h>\nint main(void)\n{\n    printf("%d\\n", (int)getpid());\n'
+               "    fflush(stdout);\n    for (;;) pause();\n}")
+text = ""
+while "\n" not in text:
+    message = client.get_iopub_msg(timeout=60)
+    text += message["content"]["text"] if message["msg_type"] == "stream" else ""
+os.kill(manager.provisioner.process.pid, signal.SIGKILL)
+until = time.monotonic() + 20
+while Path("/proc", text.strip()).exists() and time.monotonic() < until:
+    time.sleep(0.05)
+tap.ok(not Path("/proc", text.strip()).exists(), "a program ends with a kernel that is killed", text)
 client.stop_channels()
 manager.shutdown_kernel(now=True)
 print(f"1..{tap.count}")
