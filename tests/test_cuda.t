@@ -256,7 +256,7 @@ ok($calls && $calls > 100, 'the calls of a step are counted: ' . ($calls || 'non
 my ($waits, $more) = map { /(\d+) waits/ } $said, (train("$there STAND_IN_SAY=1", "$short --micro-batch 2"))[2];
 is($more, $waits, 'the host waits as often for 4 units as for 2');
 my ($fast_calls) = (train("$there STAND_IN_SAY=1", "$short --numerics fast"))[2] =~ /(\d+) calls/;
-for my $n (full() ? (1 .. $calls, map -$_, $calls .. $fast_calls) : (drawn(4, 1 .. $calls || 1), drawn(4, map -$_, $calls || 1 .. $fast_calls || 1))) { # below 0: of fast numerics
+for my $n (full() ? (1 .. $calls, map -$_, $calls .. $fast_calls) : (drawn(10, 1 .. $calls || 1), drawn(10, map -$_, $calls || 1 .. $fast_calls || 1))) { # below 0: of fast numerics
     my ($bad, $out, $error) = train("$there STAND_IN_FAIL=" . abs $n, $n < 0 ? "$short --numerics fast" : $short);
     my $right = $bad ? $bad != 124 && $error =~ /GPU|CUDA|driver|NVRTC|memory|cuBLASLt/
                      : $n < 0 ? abs(loss($out) - loss($fine)) < 3e-3 : hash($out) eq hash($fine); # what fails at the end changes nothing
