@@ -57,6 +57,7 @@ Usage: ./build.sh [COMMAND]
   test [--full] install what is missing (as root) and pass every test that this machine can run
   lab N [FILE]  compile your solution of a lab (default: the lab's stub), test it, print a score; without N: list the
                 labs, which are in examples/labs
+  exercise N    the solution of the exercise of program N of examples, as a change of the program, and what it prints
   staircase [N] from a serial training loop to 3-D parallel in nine small programs, which are in examples/staircase: what
                 step N changes of the step before, and how to run it; without N: list the steps
   notebooks [open | solutions | run [FILE ...]]
@@ -104,6 +105,7 @@ missing_packages() {
             has_libc_headers || say libc6-dev ;;
         test)
             have make || say make
+            have patch || say patch
             have mpicc || say libopenmpi-dev openmpi-bin
             has_libfabric || say libfabric-dev libfabric-bin
             { have prove && perl -MTest::More -e 1 2>/dev/null; } || say perl ;;
@@ -704,6 +706,18 @@ command_staircase() {
         <(sed -n '/^#define DTRAIN_IMPLEMENTATION/,$p' "$before") <(sed -n '/^#define DTRAIN_IMPLEMENTATION/,$p' "$file") || true
 }
 
+# The solution of the exercise of program N: the answer, what it prints, and the change of the program.
+command_exercise() {
+    local file name
+    file=$(compgen -G "examples/answers/patches/${1//[^0-9]/?}_*.patch" || true)
+    [ -f "$file" ] || die_usage "no solution of '${1-}': name the number of a program in examples, as in ./build.sh exercise 40"
+    name=$(basename "$file" .patch)
+    cat "$file"
+    say
+    say "To try it, in examples (compile solution.c as the comment of $name.c says):"
+    say "patch -o solution.c $name.c answers/patches/$name.patch"
+}
+
 # A section begins at its banner: the line that follows /* ==== and reads " * H6  tensors and graph". Declarations end where
 # the implementation begins.
 # The device's text of dtrain.h, compiled without optimisation, since it only prints.
@@ -783,7 +797,7 @@ main() {
     local command=${1:-build}
     [ $# -eq 0 ] || shift
     case $command in
-    build | run | generate | eval | checkpoint | draw | tokenizer | plan | simulate | report | drill | test | lab | staircase | notebooks | bench | doctor | lines | cuda-text | gpu-check) "command_${command//-/_}" "$@" ;;
+    build | run | generate | eval | checkpoint | draw | tokenizer | plan | simulate | report | drill | test | lab | exercise | staircase | notebooks | bench | doctor | lines | cuda-text | gpu-check) "command_${command//-/_}" "$@" ;;
     compile) # for compile_all: [COUNT] CALL
         [ -n "${CC:-}" ] || choose_compiler
         [ $# -eq 1 ] || { compile_count=$1; shift; }
@@ -792,7 +806,7 @@ main() {
     object) command_object "$1" ;;
     clean) rm -rf $build ;;
     help | --help | -h) usage ;;
-    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, draw, tokenizer, plan, simulate, report, drill, test, lab, staircase, notebooks, bench, doctor, cuda-text, gpu-check, lines, clean or help" ;;
+    *) die_usage "unknown command '$command': build, run, generate, eval, checkpoint, draw, tokenizer, plan, simulate, report, drill, test, lab, exercise, staircase, notebooks, bench, doctor, cuda-text, gpu-check, lines, clean or help" ;;
     esac
 }
 
