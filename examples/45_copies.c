@@ -1,36 +1,39 @@
-/* 45_copies: a rank is lost. Which states of the model does nobody else have?
+/* 45_copies: when a rank is lost, which parts of the model's states have no copy elsewhere?
  *
  * What you learn
- *     - Replicas are copies: after one loss the others have every weight and every moment. A shard and a stage are the
- *       only one of their kind: ZeRO over all ranks, a pipeline, or a tensor group without replicas loses a part of the
- *       model with each rank.
- *     - So the layout decides what a checkpoint is for. With replicas it restores time; with shards it restores states.
- *     - Every layout stops: a synchronous step needs all ranks. The job fails as often as any of its n nodes, M / n.
- *     - Hybrid groups share the states inside a node and keep a copy on the next one: a lost node loses nothing.
+ *     - Replicas are copies: when one is lost, the others still have every weight and every moment. A shard or a stage
+ *       exists once: ZeRO over all ranks, or a pipeline or a tensor group without replicas, loses a part of the model
+ *       with each rank.
+ *     - So the layout decides what a checkpoint is for. With replicas it saves the time of a new start. With shards it
+ *       also is the only copy of what is lost.
+ *     - Every layout stops, because a synchronous step needs all ranks. If one node fails every M days, some node of n
+ *       fails every M / n days.
+ *     - Hybrid groups shard the states inside a node, and other nodes have copies: a lost node loses nothing.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 45_copies.c -o 45_copies -lm -lpthread
  *     ./45_copies
+ *     ./45_copies --nodes 4                      (2, 4 or 8)
  *
  * What it prints
  *     8 ranks on 2 nodes; % of the states
- *                              of a rank  lost with a rank  with a node
+ *                               of a rank  lost with a rank  with a node
  *     data parallel                100.0               0.0          0.0
  *     ZeRO 3 over all ranks         12.5              12.5         50.0
  *     ZeRO 3 in each node           25.0               0.0          0.0
  *     pipeline over all ranks       12.5              12.5         50.0
  *     pipeline in each node         25.0               0.0          0.0
- *     2 stages, one per node        50.0               0.0         50.0
+ *     2 stages, halves of ranks     50.0               0.0         50.0
  *     every layout stops with any node: after 1825 days on 1 node, 912 on 2, 3.6 on 512
- *     ok: what has a copy is not lost; all have to stop
+ *     ok: 6 layouts hold every unit once per replica; 3 lose nothing with a rank, 3 nothing with a node
  *
  * Predict first: with 4 nodes instead of 2, what does "ZeRO 3 in each node" lose with a node?
- * Exercise: let a rank of ZeRO 3 also keep its right neighbour's shard. What do a lost rank and a lost node cost then?
+ * Exercise: let each rank of ZeRO 3 also keep the shard of rank + 1, or of rank + 4. What is lost then?
  *
  * Read on: 50_pipeline_by_hand.c for stages, 71_shards_by_hand.c for checkpoints in shards. */
-#include <stdio.h>
+#include "option.h"
 
-enum { RANKS = 8, NODE = 4, UNITS = 24 }; /* the states of a model, in units that no layout cuts */
+enum { RANKS = 8, UNITS = 24 }; /* the states of a model, in units that no layout cuts */
 
 typedef struct layout {
     const char *name;
@@ -64,28 +67,36 @@ static int gone(const layout *l, int first, int lost)
     return units;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    static const layout layouts[] = {{"data parallel", 1, 1, 0},
-                                     {"ZeRO 3 over all ranks", RANKS, 1, 0},
-                                     {"ZeRO 3 in each node", NODE, 1, 0},
-                                     {"pipeline over all ranks", 1, RANKS, 0},
-                                     {"pipeline in each node", 1, NODE, 1},
-                                     {"2 stages, one per node", 1, 2, 0}};
     const double share = 100.0 / UNITS, days = 5 * 365.0; /* a node's mean time between failures */
-    int good = 1;
-    printf("%d ranks on %d nodes; %% of the states\n", RANKS, RANKS / NODE);
-    printf("%-24s of a rank  lost with a rank  with a node\n", "");
-    for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+    double nodes = 2;
+    option list[] = {{"--nodes", 2, RANKS, &nodes}};
+    if (!options_read(argc, argv, list, 1)) return 2;
+    if (RANKS % (int)nodes) return fprintf(stderr, "45_copies: --nodes is 2, 4 or 8\n"), 2;
+    const int size = RANKS / (int)nodes; /* ranks of a node */
+    const layout layouts[] = {{"data parallel", 1, 1, 0},
+                              {"ZeRO 3 over all ranks", RANKS, 1, 0},
+                              {"ZeRO 3 in each node", size, 1, 0},
+                              {"pipeline over all ranks", 1, RANKS, 0},
+                              {"pipeline in each node", 1, size, 1},
+                              {"2 stages, halves of ranks", 1, 2, 0}};
+    int good = 1, safe = 0, safer = 0, count = (int)(sizeof layouts / sizeof *layouts);
+    printf("%d ranks on %.0f nodes; %% of the states\n", RANKS, nodes);
+    printf("%-25s of a rank  lost with a rank  with a node\n", "");
+    for (int i = 0; i < count; i++) {
         const layout *l = &layouts[i];
-        int rank = gone(l, 1, 1), node = gone(l, NODE, NODE), all = 0;
-        printf("%-24s %9.1f %17.1f %12.1f\n", l->name, share * held(l, 1), share * rank, share * node);
+        int rank = gone(l, 1, 1), node = gone(l, size, size), all = 0;
+        printf("%-25s %9.1f %17.1f %12.1f\n", l->name, share * held(l, 1), share * rank, share * node);
         for (int r = 0; r < RANKS; r++) all += held(l, r);
         good = good && all * l->shard * l->stages == RANKS * UNITS && !gone(l, 0, 0) && gone(l, 0, RANKS) == UNITS;
         good = good && (rank == 0) == (l->shard * l->stages < RANKS);
+        safe += !rank, safer += !node;
     }
     printf("every layout stops with any node: after %.0f days on 1 node, %.0f on 2, %.1f on 512\n", days, days / 2,
            days / 512);
     if (!good) return fprintf(stderr, "FAILED: a layout holds a unit too often or not at all\n"), 1;
-    return printf("ok: what has a copy is not lost; all have to stop\n"), 0;
+    printf("ok: %d layouts hold every unit once per replica; %d lose nothing with a rank, %d nothing with a node\n",
+           count, safe, safer);
+    return 0;
 }

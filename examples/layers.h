@@ -1,5 +1,5 @@
 /* layers.h: a model for the programs that do by hand what the trainer does: DEPTH layers, x -> tanh(x W), and a squared
- * error behind the last one. Every call is a graph of its own, so the program decides when a layer is computed, where
+ * error after the last one. Every call is a graph of its own, so the program decides when a layer is computed, where
  * its weights are, and what is kept. layers_trainers() is the same model in the trainer. Include it after dtrain.h. */
 #include <math.h>
 #include <stdio.h>
@@ -10,7 +10,7 @@
 #endif
 enum { WIDTH = 32, LAYER = WIDTH * WIDTH, WEIGHTS = DEPTH * LAYER, SAMPLES = 16, STEPS = 20 };
 
-/* Sample i: numbers in (-1, 1), and the same numbers turned around, to be learned. For dt_source, too. */
+/* Sample i: numbers in (-1, 1), and the same numbers in reverse order, to be learned. For dt_source, too. */
 static inline dt_result layers_sample(void *user, dt_split split, int64_t i, void *x, void *target)
 {
     (void)user, (void)split;
