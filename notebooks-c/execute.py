@@ -27,6 +27,10 @@ MADE_FROM = [HERE.parent / "dtrain.h", HERE.parent / "examples/layers.h",
              HERE.parent / "examples/gpu.h", HERE.parent / "examples/kernels.h",
              HERE.parent / "examples/tools/plan.h", HERE.parent / "examples/tools/cost.h",
              HERE.parent / "examples/tools/runs.h", HERE / "notebook.h", HERE / "notebook.c"]
+TYPESET = re.compile(r"`[^`]*`|\$\$[^$]+\$\$|\$[^$\n]+\$")  # code, and formulas of MathJax
+# What belongs into a formula: powers, = after a letter or f(x), sums in brackets, products and quotients of letters.
+RAW = re.compile(r"\w ?\^ ?\w|[²³√×·$]|\b[A-Za-z](\(\w+\))? ?= ?\S|\(\w+ [-+] \w+\)|\(\w[-+]\w\)|\b\w ?[-+*/] ?\(|\w\) ?[/*] ?\w|"
+                 r"\b\w+ x \w+\b|\b[A-Za-z] / \w|\b\d [A-Za-z] [A-Za-z]\b")
 
 
 def role(cell):
@@ -112,6 +116,8 @@ def check(path, tap, what):
            f"its cells or the library have changed: ./build.sh notebooks run notebooks-c/{name}")
     tap.ok(not any(c.get("outputs") for c in book.cells), f"{name}: a learner's copy starts without outputs",
            "clear its outputs")
+    raw = [match[0] for c in book.cells if c.cell_type == "markdown" for match in RAW.finditer(TYPESET.sub(" ", c.source))]
+    tap.ok(not raw, f"{name}: formulas of its text are between $", "\n".join(raw))
     if what == "current":
         return
     solved = executed(book, True)
