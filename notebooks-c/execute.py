@@ -13,6 +13,7 @@ A cell's metadata has {"dtrain": {"role": "learner", "solution": TEXT}} for a ce
 import copy
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -22,6 +23,8 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
+from kernel import with_mark
+
 HERE = Path(__file__).resolve().parent
 MADE_FROM = [HERE.parent / "dtrain.h", HERE.parent / "examples/layers.h",
              HERE.parent / "examples/gpu.h", HERE.parent / "examples/kernels.h",
@@ -29,8 +32,8 @@ MADE_FROM = [HERE.parent / "dtrain.h", HERE.parent / "examples/layers.h",
              HERE.parent / "examples/tools/runs.h", HERE / "notebook.h", HERE / "notebook.c"]
 TYPESET = re.compile(r"`[^`]*`|\$\$[^$]+\$\$|\$[^$\n]+\$")  # code, and formulas of MathJax
 # What belongs into a formula: powers, = after a letter or f(x), sums in brackets, products and quotients of letters.
-RAW = re.compile(r"\w ?\^ ?\w|[²³√×·$]|\b[A-Za-z](\(\w+\))? ?= ?\S|\(\w+ [-+] \w+\)|\(\w[-+]\w\)|\b\w ?[-+*/] ?\(|\w\) ?[/*] ?\w|"
-                 r"\b\w+ x \w+\b|\b[A-Za-z] / \w|\b\d [A-Za-z] [A-Za-z]\b")
+RAW = re.compile(r"\w ?\^ ?\w|[²³√×·$]|\b[A-Za-z](\(\w+\))? ?= ?\S|\(\w+ [-+] \w+\)|\(\w[-+]\w\)|\b\w ?[-+*/] ?\(|"
+                 r"\w\) ?[/*] ?\w|\b\w+ x \w+\b|\b[A-Za-z] / \w|\b\d [A-Za-z] [A-Za-z]\b")
 
 
 def role(cell):
@@ -67,6 +70,11 @@ def solved_file(path):
 
 def store(path):
     book = nbformat.read(path, 4)
+    for cell in book.cells:
+        if role(cell) == "grade":
+            cell.source = with_mark(cell.source)
+    nbformat.write(book, path)
+    os.environ["NOTEBOOK_SEED"] = "1"
     done = executed(book, True)
     for cell in done.cells:
         for error in errors(cell):
@@ -96,6 +104,20 @@ def text_of(cell):
     return "".join(o.get("text", "") for o in cell.get("outputs", []))
 
 
+def touching(svg):
+    """The texts of a chart of gnuplot that touch: (text, other text). The width of a text is a guess from its length."""
+    boxes, pairs = [], []
+    for x, y, turned, anchor, text in re.findall(r'<g transform="translate\(([\d.]+),([\d.]+)\)( rotate[^"]*)?"[^>]*'
+                                                 r'text-anchor="(\w+)">\s*<text>(.*?)</text>', svg, re.S):
+        text = re.sub(r"<[^>]*>", "", text).strip()
+        left = {"start": 0, "middle": -3.3, "end": -6.6}[anchor] * len(text)
+        box = (-10, -left - 6.6 * len(text), 3, -left) if turned else (left, -10, left + 6.6 * len(text), 3)
+        boxes.append((text, *(float(at) + side for at, side in zip((x, y, x, y), box))))
+    for i, (a, *one) in enumerate(boxes):
+        pairs += [(a, b) for b, *other in boxes[:i] if all(one[k] < other[k + 2] and other[k] < one[k + 2] for k in (0, 1))]
+    return pairs if len(boxes) > 3 or "gnuplot" not in svg else [("no text", "is found")]
+
+
 class Tap:
     def __init__(self):
         self.count = self.failed = 0
@@ -118,13 +140,17 @@ def check(path, tap, what):
            "clear its outputs")
     raw = [match[0] for c in book.cells if c.cell_type == "markdown" for match in RAW.finditer(TYPESET.sub(" ", c.source))]
     tap.ok(not raw, f"{name}: formulas of its text are between $", "\n".join(raw))
+    charts = [o.data["image/svg+xml"] for c in nbformat.read(solved_file(path), 4).cells for o in c.get("outputs", [])
+              if "image/svg+xml" in o.get("data", {})]
+    touches = [pair for chart in charts for pair in touching(chart)]
+    tap.ok(not touches, f"{name}: no texts of its {len(charts)} charts touch", "\n".join(map(str, touches)))
     if what == "current":
         return
     solved = executed(book, True)
     bad = [f"{errors(c)[0].evalue}\n{c.source}\n{text_of(c)}" for c in solved.cells if errors(c)]
     tap.ok(not bad, f"{name}: runs, and with the solutions every graded cell is ok", "\n".join(bad))
     score = text_of(solved.cells[-1])
-    tap.ok(re.fullmatch(r"score: ([1-9]\d*) of \1 checks\n", score), f"{name}: with the solutions the score is full",
+    tap.ok(re.fullmatch(r"score: ([1-9]\d*) of \1 checks; inputs of seed \d+\n", score), f"{name}: with the solutions the score is full",
            score)
     if what == "solved":
         return

@@ -8,7 +8,9 @@ import codecs
 import ctypes
 import hashlib
 import os
+import random
 import re
+import secrets
 import selectors
 import shutil
 import signal
@@ -31,6 +33,16 @@ DIVISIONS = ["-fsanitize=integer-divide-by-zero", "-fsanitize-undefined-trap-on-
 # What the compiler says of a type that an earlier cell has made otherwise.
 RETYPED = re.compile(r"redefinition of '(struct|union|enum) |redeclaration of (enumerator|'(struct|union|enum)) |"
                      r"conflicting types for '")
+
+
+# The first line of a cell of the notebook that grades: it has a hash of the rest.
+GRADES = "/* GRADES {} */\n"
+
+
+def with_mark(cell):
+    """A graded cell with its first line. A cell that has been changed gets another one."""
+    rest = re.sub(GRADES.replace("*", r"\*").format(r"\w+"), "", cell, count=1)
+    return GRADES.format(hashlib.sha256(rest.encode()).hexdigest()[:8]) + rest
 
 
 # ---- a cell becomes C ------------------------------------------------------------------------------------------------
@@ -170,16 +182,18 @@ class Translator:
         self.before = {}  # by name, or by its own text: a declaration for later cells
         self.bodies = {}  # by a function's name: the words of its body
 
-    def translate(self, source, number):
-        """C text with a function nb_cell_NUMBER, which runs the cell. `keep` remembers what the cell has declared."""
+    def translate(self, source, number, key):
+        """C text with a function nb_cell_NUMBER, which runs the cell. `keep` remembers what the cell has declared.
+        key: what its checks say, or 0. In a graded cell, which has one, macros of other cells do not hold."""
         self.number, self.new_types, self.declared = number, dict(self.types), dict(self.before)
         self.out, self.statements, self.calls, self.replaced = [], [], [], set()
         self.source, self.new_bodies, self.stale = source, dict(self.bodies), {}
         for item in split(source):
             self.item(item)
         self.flush()
-        before = [text for name, text in self.before.items() if name not in self.replaced]
-        lines = ['#include "notebook.h"', *before, *self.out, f"void nb_cell_{number}(void) {{", *self.calls, "}"]
+        before = [text for name, text in self.before.items() if name not in self.replaced and
+                  not (key and name.startswith("#define "))]
+        lines = ['#include "notebook.h"', f"#undef NB_KEY\n#define NB_KEY {key:#x}u", *before, *self.out, f"void nb_cell_{number}(void) {{", *self.calls, "}"]
         return "\n".join(lines) + "\n"
 
     def keep(self):
@@ -219,10 +233,13 @@ class Translator:
         if not words or words == [";"]:
             return
         if words[0] == "#":
-            macro = re.match(r"#\s*define\s+(\w+)", item.text)
-            if macro:
+            macro = re.match(r"#\s*(?:define|undef)\s+(\w+)", item.text)
+            if macro and macro[1] in ("check", "compare"):
+                self.reserved(macro[1], item.line)
+            if macro and item.words()[1] == "define":
                 self.declare(f"#undef {macro[1]}", item.line)
-                self.declare(item.text, item.line, item.column, f"#undef {macro[1]}\n{item.text}", "#" + macro[1])
+                self.declare(item.text, item.line, item.column, f"#undef {macro[1]}\n{item.text}",
+                             "#define " + macro[1])
             else:
                 self.once(item)
         elif not self.is_declaration(words):
@@ -268,12 +285,16 @@ class Translator:
         self.declare(result + body + arguments + text[len(head.rstrip()):], item.line, item.column)
         self.calls.append(f"{name} = {body};")
 
+    def reserved(self, name, line):
+        raise Refused(at(self.number, self.source, line, 0, f"error: {name} belongs to the " + (
+            "program that runs the cells. To run a whole program, begin its cell with %%program" if name == "main" else
+            "cells that grade. Choose another name")))
+
     def define(self, before, name, after, value, line, fixed=False, late=False):
         """A variable, unless an earlier cell has one of this name and type. A new type gets a new symbol. fixed: the
         value never changes. late: the value is set when the statements run."""
-        if name == "main":
-            raise Refused(at(self.number, self.source, line, 0, "error: main belongs to the program that runs the "
-                             "cells. To run a whole program, begin its cell with %%program"))
+        if name in ("main", "check", "compare"):
+            self.reserved(name, line)
         kind = unnamed(normal(f"{before} {after}")) + (value if fixed else "")
         if self.new_types.get(name) == kind:
             return False
@@ -420,54 +441,44 @@ class Interpreter:
         output.show("stderr", messages)
         return path if done.returncode == 0 else None
 
-    def run(self, path, number, output):
+    def run(self, path, number, key, seed, output):
         """Runs a cell. Its output is shown as it comes. Returns how it went (nb_main has the words)."""
+        mark = secrets.token_hex(8)  # so that nothing which the cell prints is taken for a message of nb_main
+        self.mark = f"\x1e{mark} ".encode()
         try:
-            self.process.stdin.write(f"{number} {path}\n".encode())
+            self.process.stdin.write(f"{number} {mark} {key:x} {seed:x} {path}\n".encode())
         except BrokenPipeError:
             pass
         streams = {self.process.stdout: "stdout", self.process.stderr: "stderr"}
+        decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in streams}
         rest, ends = dict.fromkeys(streams, b""), {}
         for stream, data in arriving(streams, output):
-            rest[stream], end = self.pass_on(rest[stream] + data, streams[stream], output.show)
+            rest[stream], end = self.pass_on(rest[stream] + data, streams[stream], decoders[stream], output.show)
             if end:
-                ends[stream] = end.split()
+                ends[stream] = end
             if len(ends) == 2:
                 _, how, good, checks = ends[self.process.stdout]
                 self.checks = (int(good), int(checks))
                 return how
         return self.ended()
 
-    def pass_on(self, data, stream, show):
-        """Shows what is complete. Returns (what is left, the line of the mark that ends a cell, or None)."""
-        while data:
-            mark = min((at for at in (data.find(b"\x1e"), data.find(b"\x1d")) if at >= 0), default=-1)
-            if mark != 0:
-                text = data if mark < 0 else data[:mark]
-                tail = b""
-                if mark < 0:  # not the first half of a character
-                    while len(tail) < 4 and text and text[-1] & 0xC0 == 0x80:
-                        text, tail = text[:-1], text[-1:] + tail
-                    if text and text[-1] >= 0xC0:
-                        text, tail = text[:-1], text[-1:] + tail
-                    complete = (text + tail).decode(errors="ignore").encode() == text + tail
-                    text, tail = (text + tail, b"") if complete else (text, tail)
-                show(stream, text.decode(errors="replace"))
-                data = tail if mark < 0 else data[mark:]
-                if mark < 0:
-                    return data, None
-                continue
-            line, found, after = data[1:].partition(b"\n")
-            if not found:
-                return data, None
-            if data[:1] == b"\x1e":
-                return b"", line.decode()
-            size = int(line)
-            if len(after) < size:
-                return data, None
-            show("picture", after[:size].decode(errors="replace"))
-            data = after[size:]
-        return b"", None
+    def pass_on(self, data, stream, decoder, show):
+        """Shows what is complete. Returns (what is left, the words of the message that ends a cell, or None)."""
+        while True:
+            begin = data.find(self.mark)
+            if begin < 0:  # a message may have begun
+                part = next((k for k in range(len(self.mark) - 1, 0, -1) if data.endswith(self.mark[:k])), 0)
+                show(stream, decoder.decode(data[:len(data) - part]))
+                return data[len(data) - part:], None
+            show(stream, decoder.decode(data[:begin], True))
+            line, found, after = data[begin + len(self.mark):].partition(b"\n")
+            words = line.decode().split()
+            if found and words[0] == "end":
+                return b"", words
+            if not found or len(after) < int(words[1]):
+                return data[begin:], None
+            show("picture", after[:int(words[1])].decode(errors="replace"))
+            data = after[int(words[1]):]
 
     def ended(self):
         status = self.process.wait()
@@ -492,17 +503,19 @@ class Interpreter:
 
 class Output:
     """What a cell shows. Its text is sent at most ten times a second and cut at a length, so that a loop that prints
-    leaves the notebook's page usable."""
-    PAUSE, LENGTH = 0.1, 1 << 18
+    leaves the notebook's page usable: at 64 kB of text or 256 kB of pictures, since many short lines are what takes a
+    browser time."""
+    PAUSE, LENGTH, TEXT = 0.1, 1 << 18, 4
 
     def __init__(self, send):
         self.send, self.waiting, self.length, self.more, self.next = send, {}, 0, 0, 0.0
 
     def show(self, stream, text):
         """stream: stdout, stderr, or picture, which is shown as a whole or not at all."""
-        room = 0 if self.more else self.LENGTH - self.length
+        each = 1 if stream == "picture" else self.TEXT
+        room = 0 if self.more else (self.LENGTH - self.length) // each
         shown = text[:room] if stream != "picture" or len(text) <= room else ""
-        self.length += len(shown)
+        self.length += len(shown) * each
         if stream == "picture" and shown:
             self.send_waiting(now=True)
             self.send(stream, shown)
@@ -537,7 +550,8 @@ class Kernel(KernelBase):
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter gets the signal as well, and handles it
         self.header = (ROOT / "dtrain.h").read_text().split("#ifdef DTRAIN_IMPLEMENTATION")[0]
         self.interpreter = None
-        self.scores = {}  # by a cell's text: its checks that are ok, and all of them
+        self.scores = {}  # by a graded cell's text: its checks that are ok, and all of them
+        self.seed = int(os.environ.get("NOTEBOOK_SEED") or secrets.randbelow(10 ** 6))
 
     def pre_handler_hook(self):
         """Leaves SIGINT to the interpreter."""
@@ -582,9 +596,13 @@ class Kernel(KernelBase):
         if not self.interpreter:
             self.start_interpreter()
         number = self.execution_count
+        graded = code == with_mark(code)
+        key = secrets.randbits(63) if graded else 0
+        if not graded and code.startswith(GRADES[:9]):
+            output.show("stderr", "This cell has been changed. Its checks do not count.\n")
         self.scores.pop(code, None)
         try:
-            text = self.translator.translate(code, number)
+            text = self.translator.translate(code, number, key)
         except Refused as error:
             output.show("stderr", str(error))
             return "error"
@@ -592,7 +610,8 @@ class Kernel(KernelBase):
         if not path:
             return "error"
         output.show("stderr", self.translator.warnings())
-        how = self.interpreter.run(path, number, output)
+        seed = random.Random(f"{self.seed} {number}").getrandbits(64)
+        how = self.interpreter.run(path, number, key, seed, output)
         if how != "error":
             self.translator.keep()
         if self.interpreter.checks[1]:
@@ -600,11 +619,11 @@ class Kernel(KernelBase):
         return how
 
     def score(self, code, output):
-        """%%score N: how many of the notebook's N checks are ok."""
+        """%%score N: how many of the notebook's N checks are ok. NOTEBOOK_SEED=.. draws the same inputs again."""
         total = int(re.sub(r"\D", "", code) or 0)
         good, seen = (sum(score[k] for score in self.scores.values()) for k in (0, 1))
         missing = f"; {total - seen} have not run yet" if seen < total else ""
-        output.show("stdout", f"score: {good} of {total} checks{missing}\n")
+        output.show("stdout", f"score: {good} of {total} checks{missing}; inputs of seed {self.seed}\n")
         return "ok"
 
     def program(self, code, output):

@@ -5,6 +5,7 @@
 #include "dtrain.h"
 #include "notebook.h"
 #include <dlfcn.h>
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
 
@@ -13,7 +14,11 @@ static volatile sig_atomic_t nb_inside;   /* 1: statements of a cell are running
 static volatile sig_atomic_t nb_ranks;    /* rank threads that are running */
 static pthread_t nb_main_thread;
 static volatile sig_atomic_t nb_interrupted;
-static int nb_ok, nb_checks;
+static int nb_ok, nb_checks, nb_said, nb_not_ok; /* of the cell: checks that count; sentences; that one was not true */
+/* Of the cell that runs, from the kernel: what its messages begin with, so that nothing which a cell prints is taken for
+ * one; what its checks say, so that they count (0: none do); the state of drawn(). */
+static char nb_mark[40];
+static uint64_t nb_key, nb_state;
 
 /* ---- the interpreter's side of a cell ---- */
 
@@ -70,31 +75,31 @@ static void nb_not_loaded(long number, const char *error)
     else fprintf(stderr, "cell %ld: %s\n", number, error ? error : "it cannot be loaded");
 }
 
-/* Loads and runs cells: each line of standard input has the number of a cell and the path of its shared object. At its
- * end a cell is told on both streams, so that the kernel knows that it has read all output. */
+/* Loads and runs cells: each line of standard input has the number of a cell, its mark, key and seed, and the path of
+ * its shared object. At its end a cell is told on both streams, so that the kernel knows that it has read all output. */
 DT_API int nb_main(void)
 {
-    char line[PATH_MAX + 32], name[48], *path;
+    char line[PATH_MAX + 128], path[PATH_MAX], name[48];
     FILE *cells = fdopen(dup(0), "r");
     if (!cells || !freopen("/dev/null", "r", stdin)) return 1; /* a cell that reads its input finds none */
     setvbuf(stdout, NULL, _IOLBF, 1 << 16);
     while (fgets(line, sizeof line, cells)) {
-        long number = strtol(line, &path, 10);
+        long number;
         const char *how;
         void *object;
         void (*cell)(void) = NULL;
-        path[strcspn(path, "\n")] = 0;
-        nb_ok = nb_checks = 0;
-        object = dlopen(path + 1, RTLD_NOW | RTLD_GLOBAL);
+        if (sscanf(line, "%ld %39s %" SCNx64 " %" SCNx64 " %4095[^\n]", &number, nb_mark, &nb_key, &nb_state, path) != 5) break;
+        nb_ok = nb_checks = nb_said = nb_not_ok = 0;
+        object = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
         snprintf(name, sizeof name, "nb_cell_%ld", number);
         if (object) *(void **)&cell = dlsym(object, name);
         if (cell) nb_run(cell);
         else nb_not_loaded(number, dlerror());
         fflush(NULL);
-        how = !cell ? "error" : nb_interrupted ? "interrupted" : nb_ok < nb_checks ? "failed" : "ok";
-        printf("\x1e%ld %s %d %d\n", number, how, nb_ok, nb_checks);
+        how = !cell ? "error" : nb_interrupted ? "interrupted" : nb_not_ok ? "failed" : "ok";
+        printf("\x1e%s end %s %d %d\n", nb_mark, how, nb_ok, nb_checks);
         fflush(stdout);
-        fprintf(stderr, "\x1e%ld\n", number);
+        fprintf(stderr, "\x1e%s end\n", nb_mark);
     }
     fclose(cells);
     return 0;
@@ -172,7 +177,7 @@ DT_API void picture(const char *svg)
     sigemptyset(&interrupt), sigaddset(&interrupt, SIGINT);
     pthread_sigmask(SIG_BLOCK, &interrupt, &before);
     flockfile(stdout);
-    printf("\x1d%zu\n%s", strlen(svg), svg);
+    printf("\x1e%s picture %zu\n%s", nb_mark, strlen(svg), svg);
     fflush(stdout);
     funlockfile(stdout);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -218,7 +223,7 @@ DT_API void chart_show(chart *c)
     gnuplot = popen(command, "w");
     if (gnuplot) {
         fprintf(gnuplot, "set terminal svg size 640,360 font 'sans-serif,12' background 'white'\nset title \"%s\"\n"
-                         "set xlabel \"%s\"\nset ylabel \"%s\"\nset key below\nset grid\n%s%s%s%s\n",
+                         "set xlabel \"%s\"\nset ylabel \"%s\"\nset key outside top center horizontal\nset grid\n%s%s%s%s\n",
                 c->title ? c->title : "", c->x ? c->x : "", c->y ? c->y : "", c->log_x ? "set logscale x\n" : "",
                 c->log_y ? "set logscale y\n" : "", c->data ? c->data : "", c->plots ? c->plots : "");
         pclose(gnuplot);
@@ -236,25 +241,32 @@ DT_API void chart_show(chart *c)
 
 /* ---- grading ---- */
 
-DT_API void check(int is_true, const char *sentence, ...)
+DT_API double drawn(double low, double high)
+{
+    nb_state = nb_state * 6364136223846793005u + 1442695040888963407u;
+    return low + (high - low) * (double)(nb_state >> 11) / 9007199254740992.0;
+}
+
+DT_API void nb_check(uint64_t key, int is_true, const char *sentence, ...)
 {
     va_list arguments;
     va_start(arguments, sentence);
-    printf("%s %d - ", is_true ? "ok" : "not ok", ++nb_checks);
+    printf("%s %d - ", is_true ? "ok" : "not ok", ++nb_said);
     vprintf(sentence, arguments);
     printf("\n");
     va_end(arguments);
-    nb_ok += is_true != 0;
+    nb_not_ok |= !is_true;
+    if (key == nb_key && key) nb_checks++, nb_ok += is_true != 0;
 }
 
-DT_API void compare(double yours, double expected, double within, const char *because, const char *what, ...)
+DT_API void nb_compare(uint64_t key, double yours, double expected, double within, const char *because, const char *what, ...)
 {
     char text[256];
     va_list arguments;
     va_start(arguments, what);
     vsnprintf(text, sizeof text, what, arguments);
     va_end(arguments);
-    if (yours == 0 || !isfinite(yours)) check(0, "%s: yours: %g, as without an answer", text, yours);
-    else if (fabs(yours - expected) <= within) check(1, "%s: %.6g, because %s", text, yours, because);
-    else check(0, "%s: yours: %.6g, expected: %.6g, because %s", text, yours, expected, because);
+    if (yours == 0 || !isfinite(yours)) nb_check(key, 0, "%s: yours: %g, as without an answer", text, yours);
+    else if (fabs(yours - expected) <= within) nb_check(key, 1, "%s: %.6g, because %s", text, yours, because);
+    else nb_check(key, 0, "%s: yours: %.6g, expected: %.6g, because %s", text, yours, expected, because);
 }

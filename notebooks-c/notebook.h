@@ -31,9 +31,16 @@ void chart_show(chart *c);
 void picture(const char *svg);
 
 /* A graded statement: prints "ok" or "not ok" and the sentence. One that is not true makes the cell fail. */
-void check(int is_true, const char *sentence, ...) __attribute__((format(printf, 2, 3)));
+#define check(...) nb_check(NB_KEY, __VA_ARGS__) /* is_true, sentence, ... */
 /* A graded number: `what` names it, `because` is the reason. It is ok within `within` of what is expected. Else the
  * check says both numbers. 0 is what cells without an answer return: it is never ok, and does not show the answer. */
-void compare(double yours, double expected, double within, const char *because, const char *what, ...)
-    __attribute__((format(printf, 5, 6)));
+#define compare(...) nb_compare(NB_KEY, __VA_ARGS__) /* yours, expected, within, because, what, ... */
+/* A number from low to just below high, another one whenever a graded cell runs. (int)drawn(2, 9) is 2 to 8. */
+double drawn(double low, double high);
+
+/* The kernel gives each run of a graded cell another key. The score counts the checks that say the key. */
+#define NB_KEY 0
+void nb_check(uint64_t key, int is_true, const char *sentence, ...) __attribute__((format(printf, 3, 4)));
+void nb_compare(uint64_t key, double yours, double expected, double within, const char *because, const char *what, ...)
+    __attribute__((format(printf, 6, 7)));
 #endif

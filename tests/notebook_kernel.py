@@ -1,5 +1,6 @@
 """TAP: what the kernel of the C notebooks promises. tests/test_notebooks.t runs it."""
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,9 +10,11 @@ from pathlib import Path
 from jupyter_client.manager import start_new_kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "notebooks-c"))
-from execute import Tap  # noqa: E402
+from execute import Tap, touching  # noqa: E402
+from kernel import with_mark  # noqa: E402
 
 tap = Tap()
+os.environ["NOTEBOOK_SEED"] = "7"
 manager, client = start_new_kernel(kernel_name="dtrain-c", stderr=subprocess.DEVNULL)
 
 
@@ -119,18 +122,44 @@ for name, code, line, column, sentence in (
     tap.ok(reply["status"] == "error" and err.startswith(place) and err.count("error: ") == 1,
            f"{'an' if name == 'open' else 'a'} {name} bracket without the other", f"{reply}\n{err}")
 
-reply, out, err, shown = run('chart c = {"squares", "x", "y"};\ndouble a[] = {1, 2, 3}, b[] = {1, 4, 9};\n'
-                             'chart_line(&c, "line", a, b, 3);\nprintf("before\\n");\nchart_show(&c);\nprintf("after\\n");')
+reply, out, err, shown = run('chart c = {"squares", "a label of the x axis that is long", "y"};\ndouble a[] = {1, 2, 3}, b[] '
+                             '= {1, 4, 9};\nfor (int i = 0; i < 5; i++) chart_line(&c, "a line with a long name", a, b, 3);\n'
+                             'printf("before\\n");\nchart_show(&c);\nprintf("after\\n");')
 tap.ok(out == "before\nafter\n" and len(shown) == 1 and "</svg>" in shown[0]["image/svg+xml"], "a chart",
        f"{reply}\n{out}\n{err}")
+tap.ok(not touching(shown[0]["image/svg+xml"]), "  whose texts do not touch", str(touching(shown[0]["image/svg+xml"])))
 fails("a check that is not ok", 'check(1 == 1, "one");\ncheck(1 == 2, "two is %d", 2);', "check", "a check is not ok")
 reply, out, err, _ = run('check(1 == 2, "two is %d", 2);')
 tap.ok(out == "not ok 1 - two is 2\n", "  and its sentence", out)
-reply, out, err, _ = run('for (int i = 3; i < 5; i++) compare(i, 3, 0, "it is so", "%d of two", i - 2);\n'
-                         'compare(0, 3, 0.5, "it is so", "blank");')
+graded = with_mark('for (int i = 3; i < 5; i++) compare(i, 3, 0, "it is so", "%d of two", i - 2);\n'
+                   'compare(0, 3, 0.5, "it is so", "blank");')
+reply, out, err, _ = run(graded)
 tap.ok(out == "ok 1 - 1 of two: 3, because it is so\nnot ok 2 - 2 of two: yours: 4, expected: 3, because it is so\n"
        "not ok 3 - blank: yours: 0, as without an answer\n", "compare says both numbers, but not to a blank cell", out)
-prints("the score, of which a cell counts once", "%%score 7", "score: 2 of 7 checks; 1 have not run yet\n")
+
+
+def score(name, code, good, note=""):
+    """What the score says after a cell: `good` of the 5 checks of `graded` and of one more cell."""
+    _, _, err, _ = run(code)
+    _, out, _, _ = run("%%score 5")
+    tap.ok(re.fullmatch(rf"score: {good} of 5 checks(; \d have not run yet)?; inputs of seed 7\n", out) and note in err,
+           f"score: {name}", out + err)
+
+
+score("a cell counts once", graded, 1)
+score("  and not what else it checks", 'check(1, "mine");\nint helps(void) { return check(1, "mine"), 1; }', 1)
+score("  nor what it calls", with_mark('check(helps(), "one");'), 2)
+score("  nor what it prints", r"""printf("\x1e0123456789abcdef end ok 9 9\n\x1e9 ok 9 9\n\x1d99\n");""", 2)
+score("  nor a graded cell with a change", graded.replace("3; i < 5", "3; i < 4"), 2, "has been changed")
+score("  and macros of other cells do not hold", "#define compare_ compare\n#define fabs(x) 0\n#define helps() 0", 2)
+score("  in graded cells", with_mark('check(fabs(-2.0) == 2 && helps(), "two");'), 3)
+for name, code in ("a macro", "#define check(...) 0"), ("no macro", "#undef compare"), ("a function", "int check(int x) { return x; }"):
+    reply, out, err, _ = run(code)
+    tap.ok(reply["status"] == "error" and "belongs to the cells that grade. Choose another name" in err, f"check is {name}", err)
+draws = with_mark('for (int i = 0; i < 1000; i++) {\n    int k = (int)drawn(2, 9);\n    if (k < 2 || k > 8) printf("no");\n}\n'
+                  'printf("%g\\n", drawn(0, 1));')
+drawn = [run(draws)[1] for _ in range(2)]
+tap.ok(drawn[0] != drawn[1] and all(re.fullmatch(r"0\.\d+\n", text) for text in drawn), "each run draws other numbers", str(drawn))
 prints("an empty cell", "  \n// nothing\n", "")
 
 came_first = []
@@ -142,14 +171,15 @@ tap.ok(out == 1000 * "line\n" and messages < 500, "lines are sent together", f"{
 reply, out, err, _ = run('int kept = 7;\nprintf("go\\n");\nfor (volatile int i = 0;; i++);\nprintf("never\\n");', manager.interrupt_kernel)
 tap.ok(reply["status"] == "error" and reply["ename"] == "interrupted" and "never" not in out, "an interrupt", f"{reply}\n{out}\n{err}")
 prints("  keeps the variables", 'printf("%d\\n", kept);', "7\n")
-reply, out, err, _ = run('for (;;) printf("spam\\n");', manager.interrupt_kernel, "output is cut here: ")
-tap.ok(reply["status"] == "error" and reply["ename"] == "interrupted" and len(out) <= 1 << 18 and
-       err.count("output is cut here") == 1 and err.endswith(" MB more were not shown\n"),
-       "endless output is cut, counted and interrupted", f"{reply}\n{len(out)}\n{err}")
+for name, code in ("lines", 'for (;;) printf("x\\n");'), ("one line", 'for (int i = 0;; i++) printf("%d ", i);'):
+    reply, out, err, _ = run(code, manager.interrupt_kernel, "output is cut here: ")
+    tap.ok(reply["status"] == "error" and reply["ename"] == "interrupted" and len(out) <= 1 << 16 and messages < 100 and
+           err.count("output is cut here") == 1 and err.endswith(" MB more were not shown\n"),
+           f"endless output in {name} is cut, counted and interrupted", f"{reply}\n{len(out)}\n{messages}\n{err}")
 reply, out, err, _ = run('dt_result speak(dt_comm *c) { return printf("here\\n") < 0 ? DT_E_SYSTEM : DT_OK; }\n'
                          "ranks(2, speak);")
 tap.ok(out == "here\nhere\n", "  and then ranks can print", f"{reply}\n{out}\n{err}")
-reply, out, err, shown = run('char drawn[300000] = "";\nmemset(drawn, 32, sizeof drawn - 1);\npicture(drawn);\n'
+reply, out, err, shown = run('char large[300000] = "";\nmemset(large, 32, sizeof large - 1);\npicture(large);\n'
                              'puts("after");')
 tap.ok(reply["status"] == "ok" and out == "" and not shown and "0.4 MB more" in err, "a picture is cut as a whole",
        f"{reply}\n{out}\n{err}")
