@@ -1,15 +1,14 @@
 /* 20_network: what does a message cost before it reaches a wire?
  *
  * What you learn
- *     - Through shared memory a message is a store here and a load there. Through a socket it is a write() and a
- *       read() at least, a copy into the kernel and one out of it, and mostly two changes of process.
+ *     - Through shared memory a message is a store by one rank and a load by the other. Through a socket it is at least
+ *       one write() and one read(), a copy into the kernel and a copy out of it, and often two changes of process.
  *     - Small messages pay that each time: 8 bytes at a time make 250000 calls per MB, 64 kB at a time some 30.
- *     - A kernel bypass (libfabric over EFA, verbs over InfiniBand) gives a network card what shared memory has: the
- *       program puts a message into a queue that the card reads, and polls another queue. The kernel only sets them
- *       up.
- *     - "Sub-microsecond latency between instances" is not what a bypass buys. Shared memory is that fast, inside one
- *       machine; light alone needs 0.5 us for 100 m of fibre. AWS promises of EFA a lower and steadier latency than
- *       TCP's, and no number. 20 us is a figure to plan with until one is measured.
+ *     - A kernel bypass (libfabric over EFA, verbs over InfiniBand) does the same with a network card: the program puts
+ *       a message into a queue that the card reads, and polls another queue. The kernel only sets up the queues.
+ *     - A bypass does not bring "sub-microsecond latency between instances". Shared memory is that fast, inside one
+ *       machine; light alone needs 0.5 us for 100 m of fibre. AWS promises that EFA's latency is lower and steadier
+ *       than TCP's, and gives no number. Plan with 20 us until you have measured it.
  *     - The kernel counts bytes per interface in /proc/net/dev and calls per thread in /proc. These counters tell
  *       which way a job's bytes take; the bytes of a fast transport are missing there.
  *
@@ -19,13 +18,16 @@
  *
  * What it prints (~: measured)
  *     0.320 MB in messages of 8 bytes, to and fro: half a round trip
+ *                             us  best 1%  below 1    calls/MB     calls   counted  MB counted  switches/MB  MB by lo
  *       shared memory      ~0.08    ~0.08      yes           0         0         0       0.000           ~3    ~0.000
+ *       TCP, loopback     ~15.62    ~9.82       no      250000     80000     80000       0.640       ~87500    ~2.400
  *     67.109 MB in messages of 65536 bytes, one way
- *     ok: every byte arrived; the kernel counted the sockets' calls and bytes, and no others
+ *       TCP, loopback                    ~1376         ~33     ~2212     ~2212     134.218           ~4   ~67.618
+ *     ok: ~164314 calls of the sockets, counted here and by the kernel; 0 for shared memory
  *
  * Predict first: which of the four ways makes no call of the kernel, and how many calls does 1 MB of 8-byte messages
  *     make by TCP?
- * Exercise: send 1500 bytes at a time. Between which two rows of the table do the calls per MB fall?
+ * Exercise: send 1500 bytes at a time, an Ethernet frame, instead of 8. How many calls per MB? Is a message slower?
  *
  * Read on: 21_data_sheet.c for the units in which networks are sold, 24_link.c for what they are worth by size. */
 #define DTRAIN_IMPLEMENTATION
@@ -47,6 +49,7 @@
 enum { MEMORY, MESSAGES, UNIX, TCP, WAYS };
 enum { CHUNK = 65536, CHUNKS = 1024, SLOTS = 4, ROUNDS = 20000, SMALL = 8 };
 static const char *const names[WAYS] = {"shared memory", "dt_send, dt_recv", "Unix socket", "TCP, loopback"};
+static int64_t counted[2]; /* calls of the kernel: without a socket, with one */
 
 /* Of read() and write(): calls and bytes; changes of process; bytes that the loopback device has received. */
 typedef struct tally {
@@ -88,8 +91,7 @@ static dt_result through_socket(way *w, char *data, size_t bytes, int writes)
     while (bytes) {
         ssize_t n = writes ? write(w->socket, data, bytes) : read(w->socket, data, bytes);
         if (n <= 0) return perror(names[w->kind]), DT_E_SYSTEM;
-        w->mine->seen.calls++, w->mine->seen.bytes += n;
-        data += n, bytes -= (size_t)n;
+        w->mine->seen.calls++, w->mine->seen.bytes += n, data += n, bytes -= (size_t)n;
     }
     return DT_OK;
 }
@@ -165,8 +167,7 @@ static int look(tally *t)
     counters("/proc/thread-self/io", io, sizeof io, &ours);
     t->calls = counter(io, "syscr:") + counter(io, "syscw:") - before.calls;
     t->bytes = counter(io, "rchar:") + counter(io, "wchar:") - before.bytes;
-    t->switches = u.ru_nvcsw + u.ru_nivcsw;
-    t->loopback = counter(device, "lo:");
+    t->switches = u.ru_nvcsw + u.ru_nivcsw, t->loopback = counter(device, "lo:");
     return counter(io, "syscr:") < 0 || t->loopback < 0;
 }
 
@@ -231,6 +232,7 @@ static dt_result measure(way *w, int large, uint32_t *data, double *us, int *goo
     *good = *good && bytes == (w->kind < UNIX ? 0 : 2 * payload); /* each byte written and read */
     *good = *good && calls == m->seen.calls + t->seen.calls && bytes == m->seen.bytes + t->seen.bytes;
     *good = *good && (w->kind != TCP || m->told.loopback >= payload);
+    counted[w->kind >= UNIX] += calls;
     printf("  %-16s", names[w->kind]);
     if (large)
         printf("%26.0f", megabytes / start);
@@ -255,18 +257,15 @@ static dt_result ways(dt_comm *c, board *mine, board *theirs, int *good)
     }
     for (int large = 0; large < 2; large++) {
         if (w[0].peer)
-            printf("%s%.3f MB in messages of %d bytes, %s\n", large ? "\n" : "",
+            printf("%s%.3f MB in messages of %d bytes, %s\n  %42s%12s%10s%10s%12s%13s%10s\n", large ? "\n" : "",
                    1e-6 * (large ? 1.0 * CHUNK * CHUNKS : 2.0 * SMALL * ROUNDS), large ? CHUNK : SMALL,
-                   large ? "one way" : "to and fro: half a round trip");
-        if (w[0].peer)
-            printf("  %42s%12s%10s%10s%12s%13s%10s\n", large ? "MB/s" : "us  best 1%  below 1", "calls/MB", "calls",
-                   "counted", "MB counted", "switches/MB", "MB by lo");
+                   large ? "one way" : "to and fro: half a round trip", large ? "MB/s" : "us  best 1%  below 1",
+                   "calls/MB", "calls", "counted", "MB counted", "switches/MB", "MB by lo");
         for (int k = 0; k < WAYS && !r; k++) r = measure(&w[k], large, data, us, good);
     }
     for (int k = UNIX; k < WAYS; k++)
         if (w[k].socket > 0) close(w[k].socket);
-    free(data);
-    free(us);
+    free(data), free(us);
     return r;
 }
 
@@ -288,7 +287,8 @@ int main(int argc, char **argv)
     if (!r) r = ways(c, (board *)mine, (board *)dt_comm_peer(c, mine, !rank), &good);
     dt_comm_close(&c);
     if (r) return dt_fail("20_network");
-    if (!good) return fprintf(stderr, "FAILED: a byte or a count of calls is not what it should be\n"), 1;
-    if (!rank) printf("ok: every byte arrived; the kernel counted the sockets' calls and bytes, and no others\n");
+    if (!good) return fprintf(stderr, "FAILED: a byte or a count of calls is wrong\n"), 1;
+    if (!rank) printf("ok: %lld calls of the sockets, counted here and by the kernel; %lld for shared memory\n",
+                      (long long)counted[1], (long long)counted[0]);
     return 0;
 }
