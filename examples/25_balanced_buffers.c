@@ -50,11 +50,8 @@ static int tensors(int64_t w, int layers, int64_t vocabulary, int64_t positions,
 static dt_result serve(dt_comm *c, int server, float *data, float *inbox, int64_t count)
 {
     int n = dt_comm_size(c), me = dt_comm_rank(c);
-    dt_result r = DT_OK;
-    if (me != server) {
-        r = dt_send(c, data, count, server);
-        return r ? r : dt_recv(c, data, count, server);
-    }
+    dt_result r = me == server ? DT_OK : dt_send(c, data, count, server);
+    if (me != server) return r ? r : dt_recv(c, data, count, server);
     for (int p = 0; p < n && !r; p++) {
         if (p != me) r = dt_recv(c, inbox, count, p);
         for (int64_t i = 0; i < count && p != me; i++) data[i] += inbox[i];
