@@ -21,7 +21,7 @@
  *     ok: 32 gathers, 12 by the slow path, have the bits of dt_all_gather
  *
  * Predict first: with 8 ranks on 4 nodes, in which rows do more calls leave the fast path? The sort buffer holds k S.
- * Exercise: cut inputs that are too large into pieces that fit instead of falling back. How many pieces are in each row?
+ * Exercise: cut inputs that are too large into pieces that fit instead of falling back. How many pieces per row?
  *
  * Read on: 41_zero.c for who gathers weights, 27_trees.c for hierarchies, 58_nodes.c for nodes. */
 #define DTRAIN_IMPLEMENTATION
