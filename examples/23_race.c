@@ -9,7 +9,8 @@
  *           halving and doubling   2 log2 n rounds   2(n-1)/n S   (Rabenseifner 2004)
  *     - The ring is optimal in bytes, not in time: below about n alpha / beta bytes its 2(n-1) rounds decide.
  *     - The winner is easier to predict than the seconds, because ranks also share cores, caches and wires.
- *     - Each of the three adds in another order, with other last bits. dt_all_reduce has the same bits in every layout.
+ *     - Each of the three adds in another order, with other last bits. dt_all_reduce has the same bits in every layout,
+ *       and is faster because it has many messages under way; the three wait for one before they start the next.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 23_race.c -o 23_race -lm -lpthread
@@ -23,7 +24,6 @@
  *      1048576   ~85579  ~86692     ~64649  ~57790     ~55899  ~52092     ~18568*
  *     ring, 1 MB: ~12 MB/s of data; a link carries 1.75 times that (bus bandwidth), ~21 MB/s
  *     ok: 20 sums are right; 14, 3 and 6 rounds and their bytes are those of the formulas
- *     dt_all_reduce has many messages under way at once; the three wait for one before they start the next.
  *
  * Predict first: with 16 ranks instead of 8, which column grows most at 256 bytes, and by which factor?
  * Exercise: let `halving` run on any number of ranks: those after the largest power of two give their vectors to the
