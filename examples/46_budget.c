@@ -1,12 +1,12 @@
 /* 46_budget: a model does not fit into its memory. What makes it fit, and does that change what it learns?
  *
  * What you learn
- *     - DT_MEM_LIMIT gives each rank a budget. The trainer plans its memory before the first step and refuses with a
- *       sentence: how much is missing, and what takes most. Waiting does not help a model that does not fit.
- *     - Recompute keeps less of the activations, ZeRO 1 shares the optimizer's state among the ranks. The plan says
- *       before a run what each saves.
+ *     - DT_MEM_LIMIT gives each rank a budget. The trainer plans its memory before the first step. If the plan is
+ *       larger, the trainer refuses and says how much is missing and what takes most. Waiting does not help.
+ *     - Recompute keeps fewer activations, ZeRO 1 shards the optimizer's state over the ranks. The plan says before a
+ *       run what each saves.
  *     - Neither changes a bit of the loss: they are layouts, not recipes.
- *     - Recompute pays with time, ZeRO 1 with none: the simulator says so for a model that needs it.
+ *     - Recompute costs time, ZeRO 1 costs none: the simulator says so for a model that needs them.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 46_budget.c -o 46_budget -lm -lpthread
@@ -23,10 +23,10 @@
  *     recompute full   30.8 GB per rank, 1.792 s a step
  *     ZeRO 1           40.1 GB per rank, 1.291 s a step
  *     both             19.9 GB per rank, 1.779 s a step
- *     ok: what does not fit is refused before the first step; what fits has the same loss
+ *     ok: 1 way refused, 3 fit with loss 5.464576; simulated, recompute takes 37 % longer, ZeRO 1 -1 %
  *
  * Predict first: with 4 ranks instead of 2, which of the numbers of bytes fall?
- * Exercise: find the smallest limit under which a run of 4 ranks fits, with all that the layout offers.
+ * Exercise: find, by trying, the smallest limit for 4 ranks with recompute, ZeRO 3 and offload. What does the plan say?
  *
  * Read on: 50_pipeline_by_hand.c for models cut over ranks, 43_memory.c for recompute and offload; ./build.sh simulate
  * does for any model and up to 16384 ranks what simulate() does here, --search finds the layouts that fit. */
@@ -121,6 +121,8 @@ int main(int argc, char **argv)
     if (!e && root) e = simulate(step), good = good && step[1] > step[0] && step[3] > step[2];
     if (e) return dt_fail("46_budget");
     if (!good) return fprintf(stderr, "FAILED: another way fits, another loss, or recompute costs no time\n"), 1;
-    if (root) printf("ok: what does not fit is refused before the first step; what fits has the same loss\n");
+    if (root)
+        printf("ok: 1 way refused, %d fit with loss %.6f; simulated, recompute takes %.0f %% longer, ZeRO 1 %.0f %%\n",
+               ranks > 1 ? 3 : 1, (double)first, 100 * (step[1] / step[0] - 1), 100 * (step[2] / step[0] - 1));
     return 0;
 }

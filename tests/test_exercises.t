@@ -28,12 +28,18 @@ sub compiler_line {
     return ($ENV{CC} || 'cc') . " -std=gnu11 -Wall -Wextra -Werror $flags $line -ldl";
 }
 
+# What a program is compiled with; those with the simulator read plans by private functions.
+my %uses;
+sub uses {
+    my $kind = slurp("$folder/$_[0].c") =~ m{"tools/simulate\.h"} ? 'open' : 'library';
+    return $uses{$kind} //= implementation($kind);
+}
+
 # Compiles and runs a program; the commands' statuses that are not 0, its output.
 sub runs {
     my ($name, @commands) = @_;
-    my $object = slurp("$folder/$name.c") =~ m{"tools/simulate\.h"} ? implementation('open') : (implementation('library') =~ /(\S+\.o)/)[0];
     my ($all, @wrong) = ('');
-    for my $command (compiler_line($name, "-DDTRAIN_IMPLEMENTED $object") . ' -O1', @commands) {
+    for my $command (compiler_line($name, uses($name)) . ' -O1', @commands) {
         my ($status, $out, $err) = run_in($folder, 120, $command);
         $all .= $out;
         push @wrong, "$command: status $status\n$out$err" if $status;
@@ -73,7 +79,7 @@ for my $name (@names) {
     }
     my ($status, $out) = run_in($folder, 20, "patch -s -F0 $name.c $file 2>&1");
     is("$status$out", '0', '  applies without fuzz') or next;
-    ($status, undef, my $err) = run_in($folder, 60, compiler_line($name, '-DDTRAIN_IMPLEMENTED -fsyntax-only'));
+    ($status, undef, my $err) = run_in($folder, 60, compiler_line($name, (uses($name) =~ s/\S+\.o\b//r) . ' -fsyntax-only'));
     is("$status$err", '0', '  compiles') or next;
     next unless $drawn{$name};
     my ($wrong, $all) = runs($name, @commands);
