@@ -1,30 +1,29 @@
-/* 71_shards_by_hand: how do many ranks save one state, so that any number of ranks can go on from it?
+/* 71_shards_by_hand: how do many ranks save one state so that any number of ranks can resume from it?
  *
  * What you learn
- *     - Each rank writes what it owns, at the same time as the others, into a file that says which numbers it holds.
- *       No rank ever has the whole state.
- *     - A checkpoint must be all there or not there. So the files go into a directory with another name; when all are
- *       on the disk (fsync), rank 0 lists them and renames the directory, which happens at once or not at all. A job
- *       that dies in the middle leaves the checkpoint before it.
- *     - To go on, a rank reads the parts of all files that overlap with what it owns now: 4 ranks' files serve 2
- *       ranks, or 1. "A sharded checkpoint needs the ranks that wrote it" is true of programs that load by rank
- *       number.
- *     - A file that is shorter than the list says is refused before a number of it is used.
+ *     - Each rank writes what it owns into a file that says which numbers these are. No rank has the whole state.
+ *     - A checkpoint must be complete or absent. So the files go into a directory with a temporary name. When all of
+ *       them are on the disk (fsync), rank 0 lists them and renames the directory, and a rename happens at once or not
+ *       at all. A job that dies while it saves leaves the previous checkpoint.
+ *     - To resume, a rank reads from each file the part that overlaps with what it owns now: the files of 4 ranks serve
+ *       2 ranks, or 1. "A sharded checkpoint needs the ranks that wrote it" is true of programs that load by rank.
+ *     - A file that is shorter than its first line says is refused before one of its numbers is used.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 71_shards_by_hand.c -o 71_shards_by_hand -lm -lpthread
- *     ./71_shards_by_hand --ranks 4              (1, 2 or 4)
+ *     ./71_shards_by_hand --ranks 4              (1, 2 or 4; --after-rename: dies later)
  *
  * What it prints
- *     saved step 10 on 4 ranks; died while saving step 15
- *     found step 10, on 4 ranks: the end has the same bits
- *     found step 10, on 2 ranks: the end has the same bits
- *     found step 10, on 1 rank: the end has the same bits
+ *     saved step 10 on 4 ranks; died while saving step 15, before the rename
+ *     found step 10, 4 of 4 ranks: same bits at the end
+ *     found step 10, 2 of 4 ranks: same bits at the end
+ *     found step 10, 1 of 4 ranks: same bits at the end
  *     a file that was cut: refused
  *     the trainer, from ZeRO 3 to plain in the middle: one hash
+ *     ok: 3 resumed runs have the bits of one never stopped; newest complete step: 10
  *
  * Predict first: which step is found if the job dies after the rename, before rank 0 says that it is done?
- * Exercise: keep the two newest checkpoints, and remove older ones without a moment in which there is only one.
+ * Exercise: save at steps 4, 7 and 10, and keep the two newest. There must be two complete ones at every moment.
  *
  * Read on: 70_checkpoints.c for the same in the trainer, in every layout; 72_checkpoint_tool.c to look inside. */
 #define DTRAIN_IMPLEMENTATION
@@ -34,7 +33,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { LAST = STEPS };
+enum { LAST = STEPS, LIVES = 0, BEFORE_RENAME, AFTER_RENAME };
 
 /* What a rank owns: numbers [from, from + count) of the weights and of Adam's m and v. */
 typedef struct share {
@@ -58,7 +57,7 @@ static void train_step(share *s, int step)
     }
 }
 
-/* Writes the three arrays behind their place. 1: all of it is on the disk. */
+/* Writes which numbers follow, then the three arrays. 1: all of it is on the disk. */
 static int write_share(const char *folder, int rank, const share *s)
 {
     char path[200];
@@ -73,7 +72,7 @@ static int write_share(const char *folder, int rank, const share *s)
     return !fclose(f) && fine;
 }
 
-/* dies: the machine goes away when the files are there, before the rename. */
+/* dies: when the machine goes away; all files are written by then. */
 static dt_result save(dt_comm *c, const char *place, int step, const share *s, int dies)
 {
     char draft[160], whole[160], list[200];
@@ -87,13 +86,13 @@ static dt_result save(dt_comm *c, const char *place, int step, const share *s, i
     r = dt_barrier(c); /* the directory is there */
     fine = !r && write_share(draft, rank, s) ? 1.0f : 0.0f;
     if (!r) r = dt_all_reduce(c, &fine, 1, DT_MIN); /* all files are there */
-    if (r || fine == 0.0f || dies) return r ? r : fine == 0.0f ? DT_E_FILE : DT_OK;
+    if (r || fine == 0.0f || dies == BEFORE_RENAME) return r ? r : fine == 0.0f ? DT_E_FILE : DT_OK;
     if (rank == 0) {
         fine = (f = fopen(list, "w")) && fprintf(f, "%d\n", dt_comm_size(c)) > 0 && !fflush(f) && !fsync(fileno(f));
         if (f) fclose(f);
         if (fine == 0.0f || rename(draft, whole)) fine = 0.0f;
     }
-    r = dt_broadcast(c, &fine, 1, 0);
+    if (!dies) r = dt_broadcast(c, &fine, 1, 0);
     return r ? r : fine == 0.0f ? DT_E_FILE : DT_OK;
 }
 
@@ -127,11 +126,9 @@ static int load(const char *place, int step, share *s)
 static int newest(const char *place)
 {
     char path[200];
-    for (int step = LAST; step > 0; step--) {
-        snprintf(path, sizeof path, "%s/%d", place, step);
-        if (!access(path, F_OK)) return step;
-    }
-    return 0;
+    int step = LAST;
+    while (step && (snprintf(path, sizeof path, "%s/%d", place, step), access(path, F_OK))) step--;
+    return step;
 }
 
 /* The trainer: 20 steps with ZeRO 3, checkpoints at 10 and 20; then from step 10 with whole states. */
@@ -152,12 +149,13 @@ int main(int argc, char **argv)
     static float end[WEIGHTS];
     char place[64], path[160], hash[2][65] = {"", ""};
     float id = (float)getpid();
-    int rank, n, found, good = 1;
+    int rank, n, found = 0, resumed = 0, good = 1, dies = BEFORE_RENAME;
     dt_comm *c = NULL, *part = NULL;
     dt_result r = dt_comm_open(&c, &argc, &argv);
     if (r) return dt_fail("71_shards_by_hand");
     rank = dt_comm_rank(c), n = dt_comm_size(c);
-    if (argc > 1 || n > 4 || n == 3) return fprintf(stderr, "71_shards_by_hand: the option is --ranks 1, 2 or 4\n"), 2;
+    if (argc == 2 && !strcmp(argv[1], "--after-rename")) dies = AFTER_RENAME;
+    if (argc > dies || 4 % n) return fprintf(stderr, "71_shards_by_hand: --ranks 1, 2, 4; --after-rename\n"), 2;
     r = dt_broadcast(c, &id, 1, 0); /* one place for all */
     snprintf(place, sizeof place, "/tmp/dtrain_shards.%.0f", (double)id);
     if (rank == 0) mkdir(place, 0777);
@@ -165,22 +163,23 @@ int main(int argc, char **argv)
     for (int step = 1; step <= LAST; step++) train_step(&whole, step); /* never stopped */
     for (int step = 1; step <= 15 && !r; step++) {
         train_step(&s, step);
-        if (step == 10 || step == 15) r = save(c, place, step, &s, step == 15);
+        if (step == 10 || step == 15) r = save(c, place, step, &s, step == 15 ? dies : LIVES);
     }
-    if (!r && !rank) printf("saved step 10 on %d rank%s; died while saving step 15\n", n, n > 1 ? "s" : "");
+    if (!r && !rank)
+        printf("saved step 10 on %d rank%s; died while saving step 15, %s the rename\n", n, n > 1 ? "s" : "",
+               dies == BEFORE_RENAME ? "before" : "after");
     for (int ranks = n; ranks > 0 && !r; ranks /= 2) {
         r = dt_comm_split(c, rank >= ranks, &part);
         if (!r && rank >= ranks) dt_comm_close(&part);
         if (r || rank >= ranks) continue;
         own(&again, rank, ranks);
         found = newest(place);
-        good = load(place, found, &again) && found == 10 && good;
+        good = load(place, found, &again) && found == (dies == BEFORE_RENAME ? 10 : 15) && good;
         for (int step = found + 1; step <= LAST; step++) train_step(&again, step);
         r = dt_all_gather(part, again.w, end, again.count);
-        good = good && !memcmp(end, whole.w, sizeof end);
+        good = good && !memcmp(end, whole.w, sizeof end), resumed++;
         if (!rank)
-            printf("found step %d, on %d rank%s: %s\n", found, ranks, ranks > 1 ? "s" : "",
-                   good ? "the end has the same bits" : "OTHER BITS");
+            printf("found step %d, %d of %d ranks: %s\n", found, ranks, n, good ? "same bits at the end" : "OTHER");
         dt_comm_close(&part);
     }
     if (!r) r = dt_barrier(c);
@@ -196,6 +195,7 @@ int main(int argc, char **argv)
     dt_comm_close(&c);
     if (r) return dt_fail("71_shards_by_hand");
     if (!good) return fprintf(stderr, "FAILED: a checkpoint was lost, or bits differ\n"), 1;
-    if (!rank) printf("ok: all there or not there, and for any number of ranks\n");
+    if (!rank)
+        printf("ok: %d resumed runs have the bits of one never stopped; newest complete step: %d\n", resumed, found);
     return 0;
 }

@@ -5,9 +5,9 @@
  *       SHA-256 of every file, config.json for other programs.
  *     - Sharded (one file per rank with the runs of numbers that it owns) and full (whole tensors under the names that
  *       others know) hold the same state. One becomes the other without a trainer, tensor by tensor.
- *     - A sharded one has more tensors, since ranks cut them, and the same bytes: weights x 4 bytes x 3, for AdamW's
- *       two moments beside each weight.
- *     - A run that goes on from the converted one ends with the SHA-256 of a run that was never stopped.
+ *     - A sharded one has more tensors, since ranks cut them, and the same numbers: 3 of 4 bytes for each weight, which
+ *       has AdamW's two moments beside it.
+ *     - A run that resumes from the converted one ends with the SHA-256 of a run that was never stopped.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 72_checkpoint_tool.c -o 72_checkpoint_tool -lm -lpthread
@@ -24,13 +24,13 @@
  *     tool.sharded and tool.full: 0 of 84 arrays differ
  *     undisturbed a11d366030778dba64d1ab979d1a31e4dc12bfe7ac07de74ebd81a9b96866dd0
  *     resumed     a11d366030778dba64d1ab979d1a31e4dc12bfe7ac07de74ebd81a9b96866dd0
- *     ok: both kinds hold the same state, and training goes on from it with the same bits
+ *     ok: 0 arrays differ between the two kinds; stopped at step 3 and resumed, the run has the undisturbed one's hash
  *
  * Predict first: one byte of a file is changed. Which of show, verify and diff notices, and what does the trainer say?
- * Exercise: train two runs that differ by --seed and diff their checkpoints. Which tensors are equal?
+ * Exercise: stop a second run, with another seed, at the same step, and compare the two. Which arrays are equal?
  *
  * Read on: tools/checkpoint.h for the verbs, 73_forgetting.c for what may not be missing, 76_async_checkpoint.c for
- *     saving while training goes on. */
+ *     saving during training. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"
@@ -63,7 +63,7 @@ static dt_result train(const char *directory, int64_t last, int *root, char hash
     return r;
 }
 
-/* What rank 0 does with the checkpoint: into the other kind, and look at both. */
+/* Rank 0 converts the checkpoint to the other kind and looks at both. */
 static dt_result look(int64_t *differ)
 {
     dt_result r = checkpoint_show("tool.sharded", 8);
@@ -93,6 +93,7 @@ int main(int argc, char **argv)
     if (!root) return 0;
     printf("undisturbed %s\nresumed     %s\n", whole, resumed);
     if (strcmp(whole, resumed) || differ) return printf("not the same bits\n"), 1;
-    printf("ok: both kinds hold the same state, and training goes on from it with the same bits\n");
+    printf("ok: %lld arrays differ between the two kinds; stopped at step %d and resumed, the run has the undisturbed "
+           "one's hash\n", (long long)differ, STOP);
     return 0;
 }

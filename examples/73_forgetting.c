@@ -1,17 +1,17 @@
 /* 73_forgetting: what must a checkpoint hold? See it by leaving it out.
  *
  * What you learn
- *     - Without the optimizer's state Adam knows no scale of the gradients, and the loss jumps. Merged checkpoints of
- *       some libraries are like this.
- *     - Without the step the warm-up comes again, and the decay later or never. A job that is restarted every few
+ *     - Without the optimizer's state Adam does not know the scale of the gradients, and the loss moves away. Merged
+ *       checkpoints of some libraries lack that state.
+ *     - Without the step the warm-up is repeated, and the decay comes later or never. A job that is restarted every few
  *       hours may never leave its warm-up.
  *     - Without the data cursor the first samples are seen again and the last ones never. The loss may look better for
- *       a while. Without the random streams dropout repeats itself: nothing shows, and a bug that appeared once cannot
- *       be reproduced.
- *     - A curve that is drawn from the restart on shows none of this. The test of a checkpoint is equal bits, not "the
- *       loss goes on".
- *     - The trainer cannot forget: the order of samples, the learning rate and all random streams are functions of the
- *       step. So this program has a loop of its own, whose state is five things in two files.
+ *       a while. Without the random streams dropout repeats its masks. Nothing looks wrong then, but a bug that
+ *       appeared once cannot be reproduced.
+ *     - A curve that begins at the restart shows none of this. The test of a checkpoint is equal bits, not a loss that
+ *       looks as before.
+ *     - The trainer cannot forget these: the order of samples, the learning rate and all random streams are functions
+ *       of the step. So this program has a loop of its own, whose state is five things in two files.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 73_forgetting.c -o 73_forgetting -lm -lpthread
@@ -25,12 +25,12 @@
  *     without cursor      0.2672  0.0892  0.2151  0.1264  0.0852  0.1352  0.2381  0.1994     0.1745
  *     without streams     0.1117  0.1388  0.1288  0.1700  0.2236  0.1949  0.1179  0.0750     0.1101
  *     with all            0.0927  0.1967  0.1456  0.1447  0.2039  0.2138  0.1346  0.0821     0.0000
- *     ok: each thing that is forgotten bends the curve; with all the bits are the same
+ *     ok: what is forgotten moves the loss by 0.0380 to 0.1745; with all of it the 24 losses have the same bits
  *
  * Predict first: which of the four losses shows at once, and which is hardest to notice?
  * Exercise: forget two things together. Is the distance the sum of the two?
  *
- * Read on: 74_interval.c for how often to save, 76_async_checkpoint.c for saving while training goes on. */
+ * Read on: 74_interval.c for how often to save, 76_async_checkpoint.c for saving during training. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <math.h>
@@ -53,7 +53,7 @@ static void sample(int64_t i, float *in, float *out)
     *out = x - y + 4.0f * x * y + 0.3f * sinf(9.0f * x);
 }
 
-/* Writes, or reads but for what is forgotten, the state in two files: the parameters and the cursor; the optimizer. */
+/* Writes the state to two files (parameters and cursor; optimizer), or reads all of it but what is forgotten. */
 static dt_result keep(int reads, const char *place, const dt_parameter *list, int64_t count, const dt_optimizer *o,
                       int forgotten)
 {
@@ -117,6 +117,7 @@ int main(void)
     static float loss[RUNS][STEPS + 1];
     char place[64], path[80];
     int good = 1;
+    float least = INFINITY, farthest = 0.0f;
     dt_result r = DT_OK;
     snprintf(place, sizeof place, "/tmp/dtrain_forgetting.%ld", (long)getpid());
     for (int i = 0; i < RUNS && !r; i++) r = train(place, i > 0, forget[i], loss[i]);
@@ -133,7 +134,10 @@ int main(void)
         for (int s = HALF + 1; s <= STEPS; s += s < HALF + 4 ? 1 : 5) printf(" %7.4f", (double)loss[i][s]);
         printf("   %8.4f\n", (double)most);
         good = good && (forget[i] ? most > 0.0f : most <= 0.0f);
+        if (forget[i]) least = fminf(least, most), farthest = fmaxf(farthest, most);
     }
-    if (good) return printf("ok: each thing that is forgotten bends the curve; with all the bits are the same\n"), 0;
-    return fprintf(stderr, "FAILED: a run that forgot is like one that did not, or the other way round\n"), 1;
+    if (!good) return fprintf(stderr, "FAILED: a run that forgot has the same losses, or the last one has not\n"), 1;
+    printf("ok: what is forgotten moves the loss by %.4f to %.4f; with all of it the %d losses have the same bits\n",
+           (double)least, (double)farthest, STEPS - HALF);
+    return 0;
 }

@@ -1,15 +1,15 @@
-/* 79_spot_bill: what does a Spot discount save once interruptions are paid for?
+/* 79_spot_bill: what does a Spot discount save after interruptions have been paid for?
  *
  * What you learn
- *     - A reclaimed machine costs the work since the last checkpoint and a restart. With checkpoints that is minutes;
- *       without them it is the whole run so far, and a run that is longer than the mean time between reclaims hardly
- *       ever ends: its expected time grows as exp(hours / M).
- *     - Short jobs need no checkpoint to be cheap. Long ones do: the break-even is where the repeated work costs what
- *       the discount saves.
- *     - The bill says what was saved: (1 - billable / training) x 100 %. "Up to 90 %" is a discount, not a result.
- *     - SageMaker takes two limits: the longest training time, and the longest time in all, waiting for machines
- *       included, which must be larger. A job without checkpoints may wait for an hour at most.
- *     - A notice of 120 s is enough for a checkpoint that is written in 120 s, and no help for a larger one.
+ *     - A reclaim costs the work since the last checkpoint, and a restart. With checkpoints these are minutes. Without
+ *       them it is the whole run so far, and a run longer than the mean time between reclaims, M, rarely finishes: its
+ *       expected time grows as exp(hours / M).
+ *     - Short jobs are cheap without checkpoints. Long ones need them: the break-even is where the repeated work costs
+ *       as much as the discount saves.
+ *     - The bill shows what was saved: (1 - billable / training) x 100 %. "Up to 90 %" is a discount, not a result.
+ *     - SageMaker takes two limits: the longest training time, and the longest time including the wait for machines,
+ *       which must be larger. A job without checkpoints may wait for an hour at most.
+ *     - A notice of 120 s is enough for a checkpoint that is written in 120 s, and not for a larger one.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 79_spot_bill.c -o 79_spot_bill -lm -lpthread
@@ -31,10 +31,10 @@
  *     run 24 h, wait 36 h, no checkpoints: refused: without checkpoints the longest wait is 1 hour
  *     run 24 h, wait 36 h, checkpoints: accepted
  *     980 GB of states of 70 billion weights in 120 s: 8.2 GB/s; rank 0 alone at 1 GB/s takes 980 s
- *     ok: with checkpoints a discount stays a discount
+ *     ok: with checkpoints the bill falls by 66.1 to 66.5 %; simulated hours within 0.3 % of the formula's
  *
  * Predict first: machines are reclaimed every hour instead of every four. Which of the two columns of dollars explodes?
- * Exercise: an interruption also costs a wait of half an hour for a new machine. Is 70 % still enough of a discount?
+ * Exercise: after a reclaim a new machine comes after half an hour, which is not billed. Print the hours until the end.
  *
  * Read on: 80_doctor.c for jobs that are slow without being interrupted, 93_capacity.c for waiting. */
 #include "option.h"
@@ -91,7 +91,7 @@ int main(int argc, char **argv)
 {
     option list[] = {{"--mean-h", 1, 48, &mean}};
     static const double works[] = {0.5, 2, 8, 24, 72};
-    double young, low = 0.1, high = 100;
+    double young, low = 0.1, high = 100, least = 1, most = 0, apart = 0;
     int good = 1, n;
     if (!options_read(argc, argv, list, 1)) return 2;
     young = sqrt(2 * save * mean);
@@ -103,7 +103,9 @@ int main(int argc, char **argv)
         double formula = expected(w, young, save), none = expected(w, w, 0);
         printf("%13.1f %9.0f $ %20.0f $ %17.0f $ %10.1f %6.1f %%\n", w, w * price, none * bill, with * bill,
                (double)n / JOBS, 100 * (1 - with * bill / (w * price)));
-        good = good && (w < 8 || fabs(with / formula - 1) < 0.05) && with < none * 1.1;
+        least = fmin(least, 1 - with * bill / (w * price)), most = fmax(most, 1 - with * bill / (w * price));
+        apart = w < 8 ? apart : fmax(apart, fabs(with / formula - 1)); /* shorter jobs end within an interval */
+        good = good && apart < 0.05 && with < none * 1.1;
     }
     for (int i = 0; i < 60; i++) {
         double w = (low + high) / 2;
@@ -119,5 +121,6 @@ int main(int argc, char **argv)
     printf("980 GB of states of 70 billion weights in 120 s: %.1f GB/s; rank 0 alone at 1 GB/s takes %.0f s\n",
            980 / 120.0, 980.0);
     if (!good) return fprintf(stderr, "FAILED: the simulation and the formula differ\n"), 1;
-    return printf("ok: with checkpoints a discount stays a discount\n"), 0;
+    return printf("ok: with checkpoints the bill falls by %.1f to %.1f %%; simulated hours within %.1f %% of the "
+                  "formula's\n", 100 * least, 100 * most, 100 * apart), 0;
 }
