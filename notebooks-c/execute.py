@@ -3,12 +3,14 @@
     execute.py store FILE ...    runs with the solutions; stores them and their outputs in the folder solutions, with a
                                  hash of what they were made from
     execute.py check FILE ...    TAP: the stored outputs are up to date; with the solutions every check is ok; with the
-                                 learner's cells left blank none is, and no message has the answer
-    execute.py solved FILE ...   the same without the blank cells
+                                 learner's cells left blank none is, and no message has the answer; with wrong ones
+                                 the cells that grade them say so
+    execute.py solved FILE ...   the same without the blank and the wrong cells
     execute.py current FILE ...  the same without running anything
 
 A cell's metadata has {"dtrain": {"role": "learner", "solution": TEXT}} for a cell that the learner fills in,
-{"role": "grade"} for one that grades, and {"role": "score"} for the last one. The learner's file has no outputs.
+{"role": "grade"} for one that grades, and {"role": "score"} for the last one. Some learner's cells have {"wrong": TEXT}
+beside it: the numbers of the text's examples, or of a run above, typed in or copied. The learner's file has no outputs.
 """
 import copy
 import hashlib
@@ -47,12 +49,13 @@ def sources_hash(book):
     return hashlib.sha256(text + b"".join(p.read_bytes() for p in MADE_FROM)).hexdigest()
 
 
-def executed(book, solved):
-    """A copy with outputs. A cell that fails does not keep the others from running."""
+def executed(book, *keys):
+    """A copy with outputs, whose learner's cells have the first of these texts that they have. A cell that fails does not
+    keep the others from running."""
     book = copy.deepcopy(book)
     for cell in book.cells:
-        if solved and role(cell) == "learner":
-            cell.source = cell.metadata["dtrain"]["solution"]
+        cell.source = next((cell.metadata["dtrain"][key] for key in keys if key in cell.metadata.get("dtrain", {})),
+                           cell.source)
     try:
         NotebookClient(book, timeout=300, allow_errors=True, kernel_name="dtrain-c").execute(stderr=subprocess.DEVNULL)
     except DeadKernelError:
@@ -75,12 +78,13 @@ def store(path):
             cell.source = with_mark(cell.source)
     nbformat.write(book, path)
     os.environ["NOTEBOOK_SEED"] = "1"
-    done = executed(book, True)
+    done = executed(book, "solution")
     for cell in done.cells:
         for error in errors(cell):
             sys.exit(f"{path}: this cell fails ({error.ename}: {error.evalue}):\n{cell.source}\n{text_of(cell)}")
         cell.metadata.pop("execution", None)  # the time of day
-        cell.metadata.get("dtrain", {}).pop("solution", None)
+        for key in ("solution", "wrong"):
+            cell.metadata.get("dtrain", {}).pop(key, None)
         if cell.cell_type == "code":
             cell.outputs = joined(cell.outputs)
     done.metadata["dtrain"] = {"made_from": sources_hash(book)}
@@ -146,7 +150,7 @@ def check(path, tap, what):
     tap.ok(not touches, f"{name}: no texts of its {len(charts)} charts touch", "\n".join(map(str, touches)))
     if what == "current":
         return
-    solved = executed(book, True)
+    solved = executed(book, "solution")
     bad = [f"{errors(c)[0].evalue}\n{c.source}\n{text_of(c)}" for c in solved.cells if errors(c)]
     tap.ok(not bad, f"{name}: runs, and with the solutions every graded cell is ok", "\n".join(bad))
     score = text_of(solved.cells[-1])
@@ -154,7 +158,7 @@ def check(path, tap, what):
            score)
     if what == "solved":
         return
-    blank = executed(book, False)
+    blank = executed(book)
     graded = [c for c in blank.cells if role(c) == "grade"]
     passed = [c.source for c in graded if not any(e.ename == "check" for e in errors(c))]
     tap.ok(graded and not passed, f"{name}: with blank cells each of {len(graded)} graded cells says what is not ok",
@@ -162,6 +166,10 @@ def check(path, tap, what):
     said = "".join(text_of(c) for c in graded)
     tap.ok(not re.search(r"^ok |expected:", said, re.M) and text_of(blank.cells[-1]).startswith("score: 0 of "),
            f"{name}: with blank cells no check is ok, and none says what is expected", said + text_of(blank.cells[-1]))
+    wrong = executed(book, "wrong", "solution").cells
+    graded = [next(c for c in wrong[k:] if role(c) == "grade") for k, c in enumerate(wrong) if "wrong" in c.metadata.get("dtrain", {})]
+    fooled = [f"{c.source}\n{text_of(c)}" for c in graded if not any(e.ename == "check" for e in errors(c))]
+    tap.ok(graded and not fooled, f"{name}: with answers typed in or copied {len(graded)} graded cells fail", "\n".join(fooled))
     others = [c for c in blank.cells if errors(c) and role(c) != "grade"]
     tap.ok(not others, f"{name}: with blank cells the others run",
            "\n".join(f"{c.source}\n{text_of(c)}" for c in others))
