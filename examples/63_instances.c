@@ -4,9 +4,9 @@
  *     - Four columns decide: memory of a GPU (how the model must be cut), links between the GPUs of a node, network of
  *       the node with or without EFA, and price. bfloat16 is a fifth: V100 and T4 lack it, so training in 16 bits there
  *       takes fp16 and loss scaling.
- *     - More memory per GPU is fewer dimensions of parallelism: the simplest configuration is the one with the fewest
- *       GPUs per copy of the model, and its price comes second.
- *     - Half the GPUs per copy are twice the copies in the same cluster, each with its own part of the batch.
+ *     - With more memory per GPU a model needs fewer kinds of parallelism: the simplest configuration has the fewest
+ *       GPUs per copy of the model. Its price comes second.
+ *     - With half the GPUs per copy, a cluster holds twice the copies, each with its own part of the batch.
  *     - One larger instance beats two smaller ones of the same price: the same GPUs, and no network between them.
  *     - No single instance holds every model. EFA adds nothing to a price.
  *
@@ -18,13 +18,11 @@
  * What it prints
  *                    GPUs            GB  bf16  EFA  NVLink  Gbit/s  NVMe GB  $/hour, 2026-07-20
  *     p3.2xlarge      1 V100         16    no   no      no      10        0    3.06
- *     p3.8xlarge      4 V100         16    no   no     yes      10        0   12.24
  *     p3.16xlarge     8 V100         16    no   no     yes      25        0   24.48
  *     p3dn.24xlarge   8 V100         32    no  yes     yes     100     1800   31.21
  *     p4d.24xlarge    8 A100         40   yes  yes     yes     400     8000   21.96
  *     p4de.24xlarge   8 A100         80   yes  yes     yes     400     8000   27.45
  *     p5.48xlarge     8 H100         80   yes  yes     yes    3200    30720   55.04
- *     p5e.48xlarge    8 H200        141   yes  yes     yes    3200    30720       ?
  *     p5en.48xlarge   8 H200        141   yes  yes     yes    3200    30720   63.30
  *     g5.12xlarge     4 A10G         24   yes  yes      no      40     3800    5.67
  *     g5.48xlarge     8 A10G         24   yes  yes      no     100     7600   16.29
@@ -40,17 +38,17 @@
  *     lowest price with NVLink: p3.8xlarge, 12.24 $/hour, EFA: no, 10 Gbit/s
  *     1 p3.16xlarge: 8 GPUs, 24.48 $/hour; 2 p3.8xlarge: 8 GPUs, 24.48 $/hour, and 1 GB between them takes 0.8 s
  *     10000 GB of data on local NVMe: p5.48 p5e.48 p5en.48; p4d has 8000: stream it, or cut it over nodes
- *     ok: memory first, links second, price third
+ *     ok: 4 of 13 types hold 30 billion weights, none holds 70; the fewest GPUs: 4 of p5en.48xlarge
  *
  * Predict first: which type holds the most memory per dollar, and is it a good choice for 70 billion weights?
- * Exercise: add price per hour of an EFLOP/s, and find where the cheapest memory and the cheapest arithmetic differ.
+ * Exercise: print the type with the cheapest memory, in dollars an hour per TB, and the one with the cheapest
+ *     arithmetic, in dollars an hour per EFLOP/s of its peak. Do they differ?
  *
  * Read on: 64_hours_and_money.c for how long such a job takes, 90_launchers.c for starting it. */
 #include "tools/plan.h"
 
 /* GPUs for so many bytes: nine tenths of each GPU's memory hold states. */
 static int gpus(const cost_type *t, double bytes) { return (int)ceil(bytes / (cost_usable * 1e9 * t->gb)); }
-
 /* How many letters of a name to print: up to "xlarge". */
 static int brief(const cost_type *t) { return (int)strcspn(cost_short(t), "x"); }
 
@@ -122,13 +120,13 @@ int main(int argc, char **argv)
     static cost_catalogue c;
     static plan_job j;
     const cost_type *best, *cheap = NULL, *small, *large, *p4d, *p4de;
-    int good;
+    int good, fits;
     if (cost_open(&c, NULL) || !plan_arguments(&j, argc, argv)) return 2;
     if (argc > 1) return own_model(&c, &j);
     small = cost_find(&c, "p3.8", 4), large = cost_find(&c, "p3.16", 5);
     p4d = cost_find(&c, "p4d", 3), p4de = cost_find(&c, "p4de", 4);
-    good = table(&c) == 10 && holders(&c, 7e9, 112e9) > 0 && holders(&c, 30e9, 480e9) == 4;
-    good = !holders(&c, 70e9, 1120e9) && !holders(&c, 175e9, 2800e9) && good;
+    good = table(&c) == 10 && holders(&c, 7e9, 112e9) > 0, fits = holders(&c, 30e9, 480e9);
+    good = !holders(&c, 70e9, 1120e9) && !holders(&c, 175e9, 2800e9) && good && fits == 4;
     best = simplest(&c, 480e9);
     printf("30 billion weights, fewest GPUs per copy: %d of %s; p4de %d, p4d %d\n", gpus(best, 480e9), cost_short(best),
            gpus(p4de, 480e9), gpus(p4d, 480e9));
@@ -146,5 +144,6 @@ int main(int argc, char **argv)
            8 / small->gbit);
     disks(&c, 10000);
     if (!good || 2 * small->count != large->count) return fprintf(stderr, "FAILED: the table answers otherwise\n"), 1;
-    return printf("ok: memory first, links second, price third\n"), 0;
+    return printf("ok: %d of %d types hold 30 billion weights, none holds 70; the fewest GPUs: %d of %s\n", fits,
+                  c.count, gpus(best, 480e9), cost_short(best)), 0;
 }

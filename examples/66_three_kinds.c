@@ -4,28 +4,30 @@
  *     - Parallel jobs: each rank trains a model of its own, here with a learning rate of its own. Nothing is sent, and
  *       no single training gets faster. A search and a catalogue of models are parallel jobs.
  *     - Parallel data: one model, a copy on each rank, half of the samples each. All gradients are sent in every step.
- *     - Parallel model: one model, a half of the layers on each rank. What passes the boundary is sent, and each rank
- *       keeps half of the weights.
+ *     - Parallel model: one model, half of the layers on each rank. A rank sends what passes the boundary, and keeps
+ *       half of the weights.
  *     - The order of questions: are there several trainings? Then jobs. Does one model fit? Then data. Else the model.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 66_three_kinds.c -o 66_three_kinds -lm -lpthread
  *     ./66_three_kinds --ranks 2
+ *     ./66_three_kinds --ranks 2 --samples 8     (of a step; else 16)
  *
  * What it prints
  *     parallel  models  weights of a rank  bytes that a rank sends a step     loss
  *     jobs           2               4096                               0  0.01137 and 0.15435
  *     data           1               4096                           16384  0.01137
  *     model          1               2048                            2048  0.01137
- *     ok: three kinds, one loss; only jobs send nothing
+ *     ok: with 16 samples jobs send 0 bytes, data 16384, the model 2048; one loss, 0.01137
  *
- * Predict first: with twice the samples per step, which of the numbers of bytes doubles?
+ * Predict first: with half the samples per step, which of the numbers of bytes halves?
  * Exercise: search with two ranks per model: groups by dt_comm_split, data parallel inside each. What is sent?
  *
  * Read on: 70_checkpoints.c for what to save of all this, 62_rule_of_thumb.c for the order of decisions. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "layers.h"
+#include "option.h"
 
 enum { JOBS, DATA, MODEL, KINDS, HALF = DEPTH / 2 };
 
@@ -50,10 +52,12 @@ static dt_result backward(const run *r, int from, int to, float x[][SAMPLES * WI
     return e;
 }
 
+static int samples = SAMPLES;
+
 static dt_result step(run *r, int kind, float rate)
 {
     static float x[DEPTH + 1][SAMPLES * WIDTH], target[SAMPLES * WIDTH], d[SAMPLES * WIDTH], g[WEIGHTS];
-    int n = kind == DATA ? SAMPLES / 2 : SAMPLES, at = kind == DATA ? n * r->rank : 0, size = n * WIDTH;
+    int n = kind == DATA ? samples / 2 : samples, at = kind == DATA ? n * r->rank : 0, size = n * WIDTH;
     int from = kind == MODEL ? HALF * r->rank : 0, to = kind == MODEL ? from + HALF : DEPTH;
     dt_result e = DT_OK;
     memset(g, 0, sizeof g);
@@ -85,16 +89,21 @@ int main(int argc, char **argv)
 {
     static const char *const names[KINDS] = {"jobs", "data", "model"};
     static run r;
-    float own[3], all[6], loss[KINDS] = {0};
+    float own[3], all[6], loss[KINDS] = {0}, sent[KINDS] = {0};
+    double number = SAMPLES;
+    const option list[] = {{"--samples", 2, SAMPLES, &number}};
     dt_result e = dt_comm_open(&r.c, &argc, &argv);
     if (e) return dt_fail("66_three_kinds");
     r.rank = dt_comm_rank(r.c);
-    if (argc > 1 || dt_comm_size(r.c) != 2) return fprintf(stderr, "66_three_kinds: the option is --ranks 2\n"), 2;
+    if (dt_comm_size(r.c) != 2) return fprintf(stderr, "66_three_kinds: the ranks are --ranks 2\n"), 2;
+    if (!options_read(argc, argv, list, 1)) return 2;
+    samples = (int)number / 2 * 2; /* halves */
     if (!r.rank) printf("parallel  models  weights of a rank  bytes that a rank sends a step     loss\n");
     for (int kind = 0; kind < KINDS && !e; kind++) {
         e = train(&r, kind, kind == JOBS && r.rank ? 0.3f : 1.0f);
         own[0] = (float)r.kept, own[1] = (float)r.sent, own[2] = r.loss;
         if (!e) e = dt_all_gather(r.c, own, all, 3);
+        sent[kind] = all[1];
         loss[kind] = kind == JOBS ? all[2] : kind == DATA ? (all[2] + all[5]) / 2 : all[5];
         if (!r.rank && !e) printf("%-8s  %6d  %17.0f  %30.0f  %.5f", names[kind], kind ? 1 : 2, (double)all[0],
                                   (double)all[1], (double)loss[kind]);
@@ -105,6 +114,8 @@ int main(int argc, char **argv)
     if (e) return dt_fail("66_three_kinds");
     if (fabsf(loss[MODEL] - loss[JOBS]) > 1e-6f || fabsf(loss[DATA] - loss[JOBS]) > 1e-4f * loss[JOBS])
         return fprintf(stderr, "FAILED: the three kinds train other models\n"), 1;
-    if (!r.rank) printf("ok: three kinds, one loss; only jobs send nothing\n");
+    if (!r.rank)
+        printf("ok: with %d samples jobs send %.0f bytes, data %.0f, the model %.0f; one loss, %.5f\n", samples,
+               (double)sent[JOBS], (double)sent[DATA], (double)sent[MODEL], (double)loss[JOBS]);
     return 0;
 }

@@ -4,6 +4,7 @@
  *     - Ranks are places of a mesh with the axes data, pipeline and tensor. The order of the axes, slowest first, says
  *       who is near whom. With DPT ("cluster") neighbours share a tensor; with TPD ("spread") the halves of every
  *       tensor are on two nodes.
+ *     - A place is the rank divided by the axis's stride, the product of the faster axes' degrees, modulo its degree.
  *     - Amazon's SMP says mp for pp x tp, rdp ("reduced") for what is dp elsewhere, and dp for all ranks of one stage,
  *       tp x rdp.
  *     - So mp x rdp = n and pp x dp = n. mp x dp = n is often said, and true only if tp = 1.
@@ -12,6 +13,8 @@
  * Build and run it, in this folder
  *     cc -O2 -I.. 69_rank_tables.c -o 69_rank_tables -lm -lpthread
  *     ./69_rank_tables
+ *     ./69_rank_tables PDT
+ *     ./69_rank_tables DPT --ranks 16 --node 8 --tp 8 --pp 1
  *
  * What it prints
  *     rank node   cluster (DPT): data pipe tensor   spread (TPD): data pipe tensor
@@ -24,70 +27,99 @@
  *       TPD, tensor: 0-4 1-5 2-6 3-7 are on two nodes
  *     pp 2 x tp 2 x rdp 2 = 8; mp 4 x rdp 2 = 8; pp 2 x dp 4 = 8; but mp 4 x dp 4 = 16
  *     refused: --tp 3 does not divide 8 ranks. Set --tp to one of 1, 2, 4, 8.
- *     ok: the slowest axis crosses the nodes, the fastest stays inside
+ *     ok: 48 places as by hand; across nodes: DPT data, TPD tensor
  *
  * Predict first: in the order PDT, which pairs are on two nodes?
- * Exercise: print the table of 16 ranks on 2 nodes with tp 8. Which pairs share a node in each order?
+ * Exercise: a step of 8 micro-batches, as in 65_across_nodes.c: a tensor pair sums 8 x 10.7 GB, a pair of stages passes
+ *     8 x 67 MB, a data pair sums 35 GB of gradients. Which of the six orders sends least between nodes, which most?
  *
  * Read on: 70_checkpoints.c, the next chapter; 57_mesh.c for what each order sends. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
-#include <stdio.h>
+#include "option.h"
+#include <math.h>
 
-enum { RANKS = 8, NODE = 4 };
+enum { MOST = 64 };
+static const char axes[] = "DPT";
+static double ranks = 8, node = 4, tp = 2, pp = 2;
 
-/* The mesh of 8 ranks on 2 nodes: at[rank] becomes its node and its place on the data, pipeline and tensor axes. */
-static int mesh(const char *order, int at[RANKS][4])
+static int degree(int axis) { return (int)(axis == 0 ? ranks / (tp * pp) : axis == 1 ? pp : tp); }
+
+/* at[rank]: places on the axes data, pipeline and tensor, by hand. The last letter of the order is the fastest axis. */
+static void by_hand(const char *order, int at[MOST][3])
+{
+    for (int k = 2, stride = 1; k >= 0; k--) {
+        int axis = (int)(strchr(axes, order[k]) - axes);
+        for (int r = 0; r < (int)ranks; r++) at[r][axis] = r / stride % degree(axis);
+        stride *= degree(axis);
+    }
+}
+
+/* Whether the library has the same places. *count: those that were compared. */
+static int same(const char *order, int at[MOST][3], int *count)
 {
     dt_layout l = dt_layout_default();
-    l.pp = l.tp = 2, l.order = order;
-    for (int r = 0; r < RANKS; r++) {
-        dt_mesh m;
-        if (dt_mesh_of(&l, RANKS, r, &m)) return 0;
-        at[r][0] = r / NODE;
-        for (int axis = DT_AXIS_DATA; axis <= DT_AXIS_TENSOR; axis++) at[r][1 + axis] = m.at[axis];
+    dt_mesh m;
+    int good = 1;
+    l.pp = (int)pp, l.tp = (int)tp, l.order = order;
+    for (int r = 0; r < (int)ranks && good; r++) {
+        if (dt_mesh_of(&l, (int)ranks, r, &m)) return fprintf(stderr, "69_rank_tables: %s\n", dt_last_error()), 0;
+        for (int axis = 0; axis < 3; axis++) good = good && m.at[DT_AXIS_DATA + axis] == at[r][axis], ++*count;
     }
-    return 1;
+    return good;
 }
 
-/* The pairs along an axis: ranks that differ in this place alone. Returns how many of the four share a node. */
-static int pairs(const char *what, int axis, int at[RANKS][4])
+/* The groups along an axis: ranks that differ in this place alone. Whether any of them is on several nodes. */
+static int groups(const char *order, int axis, int at[MOST][3])
 {
-    int shared = 0;
-    printf("  %s", what);
-    for (int a = 0; a < RANKS; a++)
-        for (int b = a + 1; b < RANKS; b++) {
-            int same = 0;
-            for (int i = 1; i < 4; i++) same += i != axis && at[a][i] == at[b][i];
-            if (same < 2) continue;
-            printf(" %d-%d", a, b);
-            shared += at[a][0] == at[b][0];
+    static const char *const names[3] = {"data:", "pipe:", "tensor:"};
+    int nodes = 1; /* of the group with the most; its ranks ascend */
+    printf("  %s, %-7s", order, names[axis]);
+    for (int a = 0; a < (int)ranks; a++) {
+        int here = 1, last = a / (int)node;
+        if (at[a][axis]) continue; /* a group is printed with its first rank */
+        printf(" %d", a);
+        for (int b = a + 1; b < (int)ranks; b++) {
+            int others = 0;
+            for (int i = 0; i < 3; i++) others += i != axis && at[a][i] == at[b][i];
+            if (others < 2) continue;
+            printf("-%d", b), here += b / (int)node != last, last = b / (int)node;
         }
-    printf(shared ? " share a node\n" : " are on two nodes\n");
-    return shared;
+        nodes = here > nodes ? here : nodes;
+    }
+    return printf(nodes > 1 ? " are on %s nodes\n" : " share a node\n", nodes > 2 ? "several" : "two"), nodes > 1;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
-    const int pp = 2, tp = 2, rdp = RANKS / (pp * tp);
-    int near[RANKS][4], far[RANKS][4], good;
+    const option list[] = {{"--ranks", 1, MOST, &ranks}, {"--node", 1, MOST, &node}, {"--tp", 1, MOST, &tp},
+                           {"--pp", 1, MOST, &pp}};
+    const char *orders[2] = {"DPT", "TPD"};
+    int at[2][MOST][3], own = argc > 1 && argv[1][0] != '-', shown = own ? 1 : 2, count = 0, good = 1;
+    char across[80] = "";
     dt_mesh m;
     dt_layout l = dt_layout_default();
-    if (!mesh("cluster", near) || !mesh("spread", far)) return dt_fail("69_rank_tables");
-    printf("rank node   cluster (DPT): data pipe tensor   spread (TPD): data pipe tensor\n");
-    for (int r = 0; r < RANKS; r++)
-        printf("%4d %4d %19d %4d %6d %20d %4d %6d\n", r, near[r][0], near[r][1], near[r][2], near[r][3], far[r][1],
-               far[r][2], far[r][3]);
-    good = pairs("DPT, data:  ", 1, near) == 0 && pairs("DPT, pipe:  ", 2, near) == 4 &&
-           pairs("DPT, tensor:", 3, near) == 4;
-    good = pairs("TPD, data:  ", 1, far) == 4 && pairs("TPD, pipe:  ", 2, far) == 4 &&
-           pairs("TPD, tensor:", 3, far) == 0 && good;
-    printf("pp %d x tp %d x rdp %d = %d; mp %d x rdp %d = %d; pp %d x dp %d = %d; but mp %d x dp %d = %d\n", pp, tp,
-           rdp, pp * tp * rdp, pp * tp, rdp, pp * tp * rdp, pp, tp * rdp, pp * tp * rdp, pp * tp, tp * rdp,
-           pp * tp * tp * rdp);
-    l.tp = 3;
-    good = dt_mesh_of(&l, RANKS, 0, &m) && good;
-    printf("refused: %s\n", dt_last_error());
-    if (!good) return fprintf(stderr, "FAILED: other ranks share a node\n"), 1;
-    return printf("ok: the slowest axis crosses the nodes, the fastest stays inside\n"), 0;
+    if (own) orders[0] = argv[1], argv[1] = argv[0], argc--, argv++;
+    if (!options_read(argc, argv, list, 4)) return 2;
+    if (strlen(orders[0]) != 3 || !strchr(orders[0], 'D') || !strchr(orders[0], 'P') || !strchr(orders[0], 'T'))
+        return fprintf(stderr, "69_rank_tables: '%s' is not an order: D, P and T once each\n", orders[0]), 2;
+    if (fmod(ranks, tp * pp) > 0)
+        return fprintf(stderr, "69_rank_tables: tp %g x pp %g does not divide %g ranks\n", tp, pp, ranks), 2;
+    for (int k = 0; k < shown; k++) by_hand(orders[k], at[k]), good = same(orders[k], at[k], &count) && good;
+    if (!own) printf("rank node   cluster (DPT): data pipe tensor   spread (TPD): data pipe tensor\n");
+    for (int r = 0; r < (int)ranks && !own; r++)
+        printf("%4d %4d %19d %4d %6d %20d %4d %6d\n", r, r / (int)node, at[0][r][0], at[0][r][1], at[0][r][2],
+               at[1][r][0], at[1][r][1], at[1][r][2]);
+    for (int k = 0; k < shown; k++) {
+        snprintf(across + strlen(across), sizeof across - strlen(across), "%s %s", k ? "," : "", orders[k]);
+        for (int axis = 0; axis < 3; axis++)
+            if (groups(orders[k], axis, at[k])) snprintf(across + strlen(across), sizeof across - strlen(across), " %s",
+                                                         axis == 0 ? "data" : axis == 1 ? "pipe" : "tensor");
+    }
+    printf("pp %g x tp %g x rdp %d = %g; mp %g x rdp %d = %g; pp %g x dp %g = %g; but mp %g x dp %g = %g\n", pp, tp,
+           degree(0), ranks, pp * tp, degree(0), ranks, pp, ranks / pp, ranks, pp * tp, ranks / pp, tp * ranks);
+    l.tp = 3, good = (dt_mesh_of(&l, 8, 0, &m) || own) && good;
+    if (!own) printf("refused: %s\n", dt_last_error());
+    if (!good) return fprintf(stderr, "FAILED: other places than by hand\n"), 1;
+    return printf("ok: %d places as by hand; across nodes:%s\n", count, across), 0;
 }
