@@ -2,7 +2,7 @@
  *
  * What you learn
  *     - A graph holds tensors and the operations between them. An eager graph computes each operation as soon as it is
- *       added, so every value can be looked at.
+ *       added, so the program can look at every value.
  *     - dt_backward walks from the loss back to its inputs and applies the chain rule of each operation. Afterwards
  *       every tensor has a gradient: how much the loss changes when an element changes.
  *     - Three ways give a gradient: backward in fp32, the formula written by hand in double, and the difference
@@ -19,10 +19,10 @@
  *       d loss / d w     backward      formula   difference (h = 1/128)
  *            w[0][0]   -0.1172834   -0.1172835   -0.1172943
  *            w[2][1]    0.0661367    0.0661367    0.0661354
- *     ok: backward agrees with the formula to 1e-7 and with the difference to 1e-4
+ *     ok: the gradients of 6 weights are within 9.2e-09 of the formula and 1.1e-05 of the difference
  *
  * Predict first: at which h is the error of the difference least, given the two errors above?
- * Exercise: replace the mean by a sum. Which lines change, and by which factor?
+ * Exercise: replace the mean by a sum. By which factor do the loss, the gradients and the errors change?
  *
  * Read on: 02_gpt.c, the same gradients inside a language model. */
 #define DTRAIN_IMPLEMENTATION
@@ -90,18 +90,16 @@ static double difference(const float *x, const float *w, const float *y, int at,
     return ((double)up.loss - (double)down.loss) / (2 * (double)h);
 }
 
-/* Prints the three columns; returns the largest disagreement. */
-static double compare(const float *x, const float *w, const float *y, const pass *p)
+/* Prints the three columns. worst: the largest distance from the formula, and from the difference. */
+static void compare(const float *x, const float *w, const float *y, const pass *p, double worst[2])
 {
-    double worst = 0;
     printf("\n  d loss / d w     backward      formula   difference (h = 1/128)\n");
     for (int at = 0; at < IN * OUT; at++) {
         double have = (double)p->gradient[at], want = formula(x, y, p, at / OUT, at % OUT);
         double slope = difference(x, w, y, at, 1.0f / 128);
         printf("       w[%d][%d]  %11.7f  %11.7f  %11.7f\n", at / OUT, at % OUT, have, want, slope);
-        worst = fmax(worst, fmax(fabs(have - want) * 1000, fabs(have - slope))); /* formula: 1000 times stricter */
+        worst[0] = fmax(worst[0], fabs(have - want)), worst[1] = fmax(worst[1], fabs(have - slope));
     }
-    return worst;
 }
 
 /* The error of the difference against the formula, for h = 1/2, 1/8, ... */
@@ -133,17 +131,17 @@ int main(void)
 {
     float x[ROWS * IN], w[IN * OUT], y[ROWS * OUT];
     pass p;
-    double worst;
+    double worst[2] = {0, 0};
     quarters(x, ROWS * IN, 5);
     quarters(w, IN * OUT, 7);
     quarters(y, ROWS * OUT, 2);
     if (run(x, w, y, &p)) return dt_fail("01_tensor");
     printf("x (%d,%d) times w (%d,%d), tanh, against y (%d,%d): loss = %.7f\n", ROWS, IN, IN, OUT, ROWS, OUT,
            (double)p.loss);
-    worst = compare(x, w, y, &p);
+    compare(x, w, y, &p, worst);
     step_sizes(x, w, y, &p);
-    if (worst > 1e-4) return fprintf(stderr, "FAILED: the gradients differ\n"), 1;
+    if (worst[0] > 1e-7 || worst[1] > 1e-4) return fprintf(stderr, "FAILED: the gradients differ\n"), 1;
     if (!mistake_is_told()) return fprintf(stderr, "FAILED: the mistake was not seen\n"), 1;
-    printf("ok: backward agrees with the formula to 1e-7 and with the difference to 1e-4\n");
-    return 0;
+    return printf("ok: the gradients of %d weights are within %.1e of the formula and %.1e of the difference\n",
+                  IN * OUT, worst[0], worst[1]), 0;
 }

@@ -1,13 +1,13 @@
 /* 04_own_loop: what is in a training loop, and which lines make it data parallel?
  *
  * What you learn
- *     - A step is four lines: new data into the graph, the graph forward and backward, the optimizer's step, and
- *       again. The graph is built once, with the shapes of a batch; dt_graph_run() computes it again for each step.
- *     - Data parallel adds four lines: each rank takes its share of the samples, and the optimizer replaces gradients
- *       by their means over the ranks before it uses them.
+ *     - A step is two calls: the graph runs forward and backward, and the optimizer makes its step. The graph is built
+ *       once, with the shapes of a batch; dt_graph_run() computes it again in each step.
+ *     - Data parallel changes three lines: each rank takes its share of the samples, and gradients and losses become
+ *       means over the ranks.
  *     - The trainer does the same with any model that is given as segments. It adds what long runs need: checkpoints,
  *       pipelines, shards, one hash in every layout.
- *     - Parameters and moments have names. Saved in the middle and loaded again, they go on with the same bits.
+ *     - Parameters and moments have names. After they are saved and loaded, training resumes with the same bits.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 04_own_loop.c -o 04_own_loop -lm -lpthread
@@ -18,10 +18,10 @@
  *     own loop, 1 rank:   loss 0.5459 at the first step, 0.0015 at step 200
  *     the trainer:        loss 0.0015
  *     saved and loaded:   the steps that follow have the same bits
- *     ok: three ways, one loss
+ *     ok: the losses of loop and trainer are 1.7e-07 apart
  *
  * Predict first: with 4 ranks, how many samples does each have, and which numbers travel between them?
- * Exercise: train on a new batch each step: give it to the graph by dt_graph_set() before dt_graph_run().
+ * Exercise: train on other points in each step: give them to the graph by dt_graph_set() before dt_graph_run().
  *
  * Read on: 10_own_model.c for larger models as segments, 31_data_parallel.c for what happens between ranks. */
 #define DTRAIN_IMPLEMENTATION
@@ -100,7 +100,7 @@ static dt_result by_trainer(dt_recipe recipe, const dt_layout *layout, float *lo
     return r;
 }
 
-/* Two arrays of a program's own, without a graph: saved in the middle, they go on with the same bits. */
+/* Two arrays of a program's own, without a graph: saved, loaded, and updated with the same bits. */
 static dt_result saved_and_loaded(const dt_recipe *recipe, int *same)
 {
     float w[2][3] = {{1, 2, 3}, {4, 5, 6}}, gradient[2][3], after[2][3];
@@ -135,8 +135,7 @@ int main(int argc, char **argv)
     if (argc > 1) return fprintf(stderr, "04_own_loop: the option is --ranks 1, 2, 4 or 8\n"), 2;
     recipe.batch = SAMPLES, recipe.steps = STEPS, recipe.sequence = 2;
     recipe.learning_rate = 0.01f, recipe.validation = 0, layout.output.quiet = 1;
-    ranks = dt_comm_size(comm), speaks = !dt_comm_rank(comm);
-    r = own_loop(&recipe, comm, &first, &own);
+    ranks = dt_comm_size(comm), speaks = !dt_comm_rank(comm), r = own_loop(&recipe, comm, &first, &own);
     if (!r) r = by_trainer(recipe, &layout, &trained);
     if (!r) r = saved_and_loaded(&recipe, &same);
     dt_comm_close(&comm);
@@ -145,6 +144,7 @@ int main(int argc, char **argv)
            (double)first, (double)own, STEPS);
     printf("the trainer:        loss %.4f\n", (double)trained);
     printf("saved and loaded:   the steps that follow %s\n", same ? "have the same bits" : "DIFFER");
-    if (same && fabsf(own - trained) < 1e-5f && own < 0.01f * first) return printf("ok: three ways, one loss\n"), 0;
-    return fprintf(stderr, "FAILED: the three ways differ\n"), 1;
+    same = same && fabsf(own - trained) < 1e-5f && own < 0.01f * first;
+    if (!same) return fprintf(stderr, "FAILED: the three ways differ\n"), 1;
+    return printf("ok: the losses of loop and trainer are %.1e apart\n", (double)fabsf(own - trained)), 0;
 }
