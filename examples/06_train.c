@@ -3,9 +3,9 @@
  * What you learn
  *     - The recipe (model, data, steps, learning rate, seed) decides every bit of the result. The layout (ranks,
  *       threads, buckets) decides where and when the work is done. Both come from the command line; --help lists the
- *       common options, --help all every one.
- *     - The plan comes first: model, data, recipe, layout, and what memory is for. Then a line every two seconds: loss
- *       in nats per byte (it begins near ln 256 = 5.55; English text ends below 2), tokens/s, communication.
+ *       common options, --help all lists all.
+ *     - The plan comes first: model, data, recipe, layout, and what memory is used for. Then a line every two seconds:
+ *       loss in nats per byte (it begins near ln 256 = 5.55; English text ends below 2), tokens/s, communication.
  *     - The last line but one is the SHA-256 of all weights and of the optimizer's state. It is the same with --ranks
  *       1, 3 or 8, with --threads 2, with --launch threads, and with DT_ISA=portable in the environment.
  *
@@ -24,8 +24,8 @@
  *     ok: 30 steps, loss 3.837 nats per token
  *
  * Predict first: which of these options change the hash: --ranks, --threads, --seed, --batch, --bucket?
- * Exercise: train on a book of 1 MB with --model tiny until it writes words. How many minutes and which loss does that
- *     take?
+ * Exercise: end the run when five validations in a row have not been better than the best. At which step does a text
+ *     of 4000 bytes end with --model nano --steps 300 --batch 8 --sequence 32 --learning-rate 0.01 --eval-every 10?
  *
  * Read on: 07_generation.c for the sample at the end, 31_data_parallel.c for how ranks work together. */
 #define DT_COMPILER
