@@ -25,7 +25,7 @@
  *     pipeline in each node         25.0               0.0          0.0
  *     2 stages, halves of ranks     50.0               0.0         50.0
  *     every layout stops with any node: after 1825 days on 1 node, 912 on 2, 3.6 on 512
- *     ok: 6 layouts hold every unit once per replica; 3 lose nothing with a rank, 3 nothing with a node
+ *     ok: 6 layouts hold every unit once per replica; 4 lose nothing with a rank, 3 nothing with a node
  *
  * Predict first: with 4 nodes instead of 2, what does "ZeRO 3 in each node" lose with a node?
  * Exercise: let each rank of ZeRO 3 also keep the shard of rank + 1, or of rank + 4. What is lost then?
