@@ -4,25 +4,24 @@
  *     - Rank s has stage s: some of the layers. A batch is cut into m micro-batches, which follow each other through
  *       the stages. A message forward is the input of the next stage, a message back its gradient: the same few
  *       numbers, however many layers a stage has.
- *     - GPipe: all forwards, then all backwards. 1F1B: a stage makes p - 1 - s forwards ahead, then a backward after
- *       each forward. Both wait the same share of the time, (p-1)/(m+p-1), the bubble. What 1F1B saves is memory:
+ *     - GPipe: all forwards, then all backwards. 1F1B: stage s of p does p - 1 - s forwards in advance, then a backward
+ *       after each forward. Both wait the same share of the time, the bubble (p-1)/(m+p-1). What 1F1B saves is memory:
  *       stage s keeps the inputs of p - s micro-batches instead of m. "1F1B has a smaller bubble" confuses the two.
- *     - Messages here end when they are received. Neighbours that both send first would wait forever, so in the middle
- *       of 1F1B, where one passes an input on while the other passes a gradient back, odd stages receive first.
+ *     - A send ends when it is received, so two neighbours that both send first wait forever: odd stages receive first.
  *     - Each stage adds up the gradients of its micro-batches in order, so the schedule changes no bit.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 50_pipeline_by_hand.c -o 50_pipeline_by_hand -lm -lpthread
- *     ./50_pipeline_by_hand --ranks 4            (1, 2 or 4)
+ *     ./50_pipeline_by_hand --ranks 4            (1, 2 or 4; compiled with -DMICROS=16: 16 micro-batches)
  *
  * What it prints
  *     stages: 4; micro-batches: 8; a forward takes 1, a backward 2
  *       GPipe  loss 0.01403  waits 27.3 %, (p-1)/(m+p-1) is 27.3 %  keeps 8 8 8 8
  *       1F1B   loss 0.01403  waits 27.3 %, (p-1)/(m+p-1) is 27.3 %  keeps 4 3 2 1
- *     the trainer, on one stage and on 4: loss 0.01403
+ *     ok: 4096 equal weights, one bubble; 1F1B keeps 4 of 8
  *
  * Predict first: with 16 micro-batches instead of 8, what becomes of the bubble, and of what each stage keeps?
- * Exercise: let the last stage begin its backward at once in GPipe as well. Is it still GPipe? What is kept then?
+ * Exercise: let the last stage of GPipe do each backward at once and send the gradients later. What changes?
  *
  * Read on: 51_pipeline.c for the trainer's schedules, drawn; 40_zero_by_hand.c for the other way to share weights. */
 #define DTRAIN_IMPLEMENTATION
@@ -30,7 +29,10 @@
 #include "layers.h"
 #include <stdlib.h>
 
-enum { MICROS = 8, ROWS = SAMPLES / MICROS, FLOATS = ROWS * WIDTH }; /* a message has one number more: the time */
+#ifndef MICROS
+#define MICROS 8
+#endif
+enum { ROWS = SAMPLES / MICROS, FLOATS = ROWS * WIDTH }; /* a message has one number more: the time */
 enum { GPIPE, ONE_F_ONE_B };
 static const char *const names[2] = {"GPipe", "1F1B"};
 
@@ -129,7 +131,6 @@ static dt_result schedule(stage *s, int kind)
 
 static dt_result train(stage *s, int kind, const float *first, float *end, float *idle)
 {
-    float all = 0;
     dt_result r = DT_OK;
     memcpy(s->w, first, sizeof s->w);
     memset(s->m, 0, sizeof s->m), memset(s->v, 0, sizeof s->v);
@@ -141,7 +142,7 @@ static dt_result train(stage *s, int kind, const float *first, float *end, float
         r = schedule(s, kind);
         adam(s->w + at, s->g + at, s->m + at, s->v + at, s->layers * LAYER, step);
     }
-    all = s->clock;
+    float all = s->clock;
     if (!r) r = dt_all_reduce(s->c, &all, 1, DT_MAX);
     if (!r) r = dt_broadcast(s->c, &s->loss, 1, s->ranks - 1);
     if (!r) r = dt_all_gather(s->c, s->w + s->first * LAYER, end, s->layers * LAYER);
@@ -173,10 +174,9 @@ int main(int argc, char **argv)
             printf("  %-5s  loss %.5f  waits %.1f %%, (p-1)/(m+p-1) is %.1f %%  keeps", names[kind], (double)s.loss,
                    100 * (double)idle, 100 * (double)bubble);
         for (int q = 0; q < s.ranks; q++) {
-            if (!s.rank) printf(" %.0f", (double)most[q]);
+            if (!s.rank) printf(" %.0f%s", (double)most[q], q + 1 < s.ranks ? "" : "\n");
             good = good && (int)most[q] == (kind == GPIPE ? MICROS : s.ranks - q);
         }
-        if (!s.rank) printf("\n");
         good = good && fabsf(idle - bubble) < 1e-6f;
     }
     if (r) return dt_fail("50_pipeline_by_hand");
@@ -184,6 +184,6 @@ int main(int argc, char **argv)
     if (!s.rank) printf("the trainer, on one stage and on %d: loss %.5f\n", s.ranks, (double)trainers);
     dt_comm_close(&s.c);
     if (!good) return fprintf(stderr, "FAILED: bits, waits or losses differ\n"), 1;
-    if (!s.rank) printf("ok: both schedules end with the same bits and wait alike; 1F1B keeps less\n");
+    if (!s.rank) printf("ok: %d equal weights, one bubble; 1F1B keeps %.0f of %d\n", WEIGHTS, (double)most[0], MICROS);
     return 0;
 }

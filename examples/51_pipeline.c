@@ -2,11 +2,11 @@
  *
  * What you learn
  *     - Each of p ranks has a run of layers, a stage. The most expensive stage sets the pace, so dt_partition cuts by
- *       cost. A cut by memory makes GPT-2's embedding a stage of its own, which has nearly nothing to compute.
+ *       cost. A cut by memory makes GPT-2's embedding a stage of its own, which has almost nothing to compute.
  *     - "Memory is divided by p" is nearly true of weights. It is wrong of activations: stage 0 has 1/p of the layers
- *       and keeps m micro-batches with GPipe, p with 1F1B.
+ *       and keeps the values of m micro-batches with GPipe, of p with 1F1B.
  *     - A boundary passes b s h floats forward and as many back per micro-batch, so a pipeline tolerates a slower
- *       network than tensor parallel, which sends more in every layer (53_tensor_parallel.c).
+ *       network than tensor parallel, which sends more, and in every layer (53_tensor_parallel.c).
  *     - A token table that is used at both ends is on two stages. They add up its gradients once a step.
  *     - Four schedules end with the same bits. 59_schedules.c draws them.
  *
@@ -26,11 +26,10 @@
  *     zero-bubble                 1382400           6.71     4.00         85448    81920  3528
  *     of these, gradients of the table that two stages share: 32768 bytes
  *     sha256 of all four a7c4d63c2f681bc82ddd288b4c7aa4494a36a5f1785f48b94546af019476f6ee
- *     expected           a7c4d63c2f681bc82ddd288b4c7aa4494a36a5f1785f48b94546af019476f6ee
- *     ok: four orders, one hash
+ *     ok: 4 schedules on 4 stages, one hash; of 16 micro-batches 1F1B keeps 4
  *
  * Predict first: with 2 stages instead of 4, which numbers of the second table double, halve, or stay?
- * Exercise: draw the waiting as it happened: 06_train --pp 4 --timeline FILE.json writes what ui.perfetto.dev draws.
+ * Exercise: cut GPT-2 124M by time into 2 to 8 stages. How many times as fast can each be, and what limits it?
  *
  * Read on: 52_tensor_parallel_by_hand.c for layers that are cut, 59_schedules.c for the schedules drawn. */
 #define DTRAIN_IMPLEMENTATION
@@ -120,7 +119,9 @@ static dt_result compare(const char *text, int p, int root, int *good)
     }
     if (root && p > 1)
         printf("of these, gradients of the table that two stages share: %d bytes\n", 4 * VOCABULARY * WIDTH);
-    if (root) printf("sha256 of all four %s\nexpected           %s\n", r[0].hash, EXPECTED);
+    if (root) printf("sha256 of all four %s\n", r[0].hash);
+    if (root && *good)
+        printf("ok: 4 schedules on %d stages, one hash; of %d micro-batches 1F1B keeps %.0f\n", p, M, units[1]);
     return e;
 }
 
@@ -145,6 +146,5 @@ int main(int argc, char **argv)
     remove(text);
     if (e) return dt_fail("51_pipeline");
     if (!good) return fprintf(stderr, "FAILED: idle shares, memory, bytes or hashes are not as they should be\n"), 1;
-    if (root) printf("ok: four orders, one hash\n");
     return 0;
 }

@@ -1,21 +1,19 @@
 /* 52_tensor_parallel_by_hand: how can several ranks compute one layer, each with a part of its weights?
  *
  * What you learn
- *     - An MLP is two products, y = gelu(x A) B. Cut A by columns and B by rows, at the same hidden units: a rank
- *       computes gelu(x A_r) B_r alone, because gelu looks at one hidden unit at a time. The sum over ranks is y: one
- *       all-reduce.
+ *     - An MLP is y = gelu(x A) B. Cut A by columns and B by rows, at the same hidden units. Then a rank computes
+ *       gelu(x A_r) B_r alone, since gelu needs one hidden unit at a time. The sum over ranks is y: one all-reduce.
  *     - Backward is the mirror image. All ranks have dy; each computes the gradients of its A_r and B_r, and a part of
  *       dx. The sum over ranks is dx: the second all-reduce. Weights and their gradients are never sent.
- *     - What is sent is as large as x, for every layer, forward and back, and every rank waits for it. So tensor
- *       parallel wants the fastest link, inside a machine.
- *     - Cutting a sum changes its last bits. Here the weights are always cut into 4 shards, added as (0 + 1) + (2 +
- *       3) on one, two or four ranks, so all of them end with the same bits.
- *     - All ranks of a group read the same samples. With samples of their own the sum mixes outputs of other inputs.
- *       A data source takes the number of the data-parallel rank, not of the rank.
+ *     - Each sum is as large as x, and every rank waits for it. So tensor parallel needs the fastest link.
+ *     - Cutting a sum changes its last bits. Here the weights are always cut into 4 shards, added as (0 + 1) + (2 + 3)
+ *       on one, two or four ranks, so all of them end with the same bits.
+ *     - All ranks of a group must read the same samples, or the sum adds outputs of different inputs. A data source is
+ *       given the number of the data-parallel rank, not of the rank.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 52_tensor_parallel_by_hand.c -o 52_tensor_parallel_by_hand -lm -lpthread
- *     ./52_tensor_parallel_by_hand --ranks 4     (1, 2 or 4)
+ *     ./52_tensor_parallel_by_hand --ranks 4     (1, 2 or 4; compiled with -DHIDDEN=256: twice as wide)
  *
  * What it prints
  *     ranks  weights of a rank  all-reduces  floats in each     loss
@@ -23,10 +21,10 @@
  *         2               2048            2             256  0.09851
  *         4               1024            2             256  0.09851
  *     each rank with samples of its own: 0.14182
- *     ok: any number of ranks, one result
+ *     ok: on 1 to 4 ranks the loss is 0.09851, and dx is the same to the bit
  *
  * Predict first: with a hidden layer twice as wide, which of the columns double?
- * Exercise: cut A by rows and x by columns instead. Where does the sum have to be, and what is wrong with gelu then?
+ * Exercise: cut A by rows and x by columns instead. How many floats is the sum, and how far off is gelu without it?
  *
  * Read on: 53_tensor_parallel.c for whole models and sequence parallel, 65_across_nodes.c for groups across nodes. */
 #define DTRAIN_IMPLEMENTATION
@@ -36,8 +34,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 16, C = 16, HIDDEN = 128, SHARDS = 4, H = HIDDEN / SHARDS, STEPS = 30, BATCH = ROWS * C };
-static const float rate = 0.5f;
+#ifndef HIDDEN
+#define HIDDEN 128
+#endif
+enum { ROWS = 16, C = 16, SHARDS = 4, H = HIDDEN / SHARDS, STEPS = 30, BATCH = ROWS * C };
+static const float rate = 64.0f / HIDDEN; /* a wider sum takes smaller steps */
 
 /* Columns of A (C,H) and rows of B (H,C). A rank has SHARDS / n of them. */
 typedef struct shard {
@@ -106,9 +107,8 @@ static dt_result train(dt_comm *c, int shift, float dx[BATCH], float *loss, int 
     int own = SHARDS / dt_comm_size(c);
     shard *s = malloc((size_t)own * sizeof *s);
     float x[BATCH], target[BATCH], y[BATCH], dy[BATCH];
-    dt_result r = s ? DT_OK : dt_error(DT_E_MEMORY, "no memory for %d shards", own);
-    *weights = own * (int)(sizeof *s / sizeof(float));
-    if (s) draw(s, own * dt_comm_rank(c), own);
+    dt_result r = s ? DT_OK : DT_E_MEMORY;
+    if (s) draw(s, own * dt_comm_rank(c), own), *weights = own * (int)(sizeof *s / sizeof(float));
     for (int i = 0; i < ROWS; i++) sample(i + shift * dt_comm_rank(c), x + i * C, target + i * C);
     for (int step = 0; step < STEPS && !r; step++) {
         *calls = 0, *loss = 0;
@@ -124,7 +124,7 @@ static dt_result train(dt_comm *c, int shift, float dx[BATCH], float *loss, int 
 int main(int argc, char **argv)
 {
     float dx[2][BATCH], loss[2], wrong;
-    int rank, n, calls, weights, good = 1;
+    int rank, n, calls = 0, weights = 0, good = 1;
     dt_comm *c = NULL, *part = NULL;
     dt_result r = dt_comm_open(&c, &argc, &argv);
     if (r) return dt_fail("52_tensor_parallel_by_hand");
@@ -145,6 +145,6 @@ int main(int argc, char **argv)
     dt_comm_close(&c);
     if (r) return dt_fail("52_tensor_parallel_by_hand");
     if (!good) return fprintf(stderr, "FAILED: a bit differs\n"), 1;
-    if (!rank) printf("ok: any number of ranks, one result\n");
+    if (!rank) printf("ok: on 1 to %d ranks the loss is %.5f, and dx is the same to the bit\n", n, (double)loss[0]);
     return 0;
 }
