@@ -645,6 +645,11 @@ newer() {
     for other in "$@"; do [ "$file" -nt "$other" ] || return 1; done
 }
 
+# FOLDER NUMBER [END]: what has the name NUMBER_..END in a folder.
+numbered() {
+    case $2 in *[!0-9]*) ;; *) compgen -G "$1/$2_*${3-}" || true ;; esac
+}
+
 list_labs() {
     say "The labs; ./build.sh lab N FILE grades a file. The handout of lab N is examples/labs/N_*/README.md."
     printf '%s\n' examples/labs/[0-9]*/README.md | sort -V | xargs -n 1 sed -n '1s/^# Lab /  /p'
@@ -670,7 +675,7 @@ compile_lab() {
 command_lab() {
     local folder file stub program objects=() status=0 flags
     [ $# -gt 0 ] || { list_labs; return; }
-    folder=$(compgen -G "examples/labs/${1//[^0-9]/?}_*" || true)
+    folder=$(numbered examples/labs "$1")
     [ -d "$folder" ] || { list_labs >&2; die_usage "no lab '$1'"; }
     stub=$folder/stub.c file=${2:-} flags="-std=gnu11 -O1 -g -ffp-contract=off -I. -Iexamples -I$folder"
     case $file in "") file=$stub ;; /*) ;; *) file=$started_in/$file ;; esac
@@ -697,7 +702,7 @@ command_staircase() {
         awk 'FNR == 1 { sub("^/[*] ", ""); at = index($0, ": "); printf "  %-16s %s\n", substr($0, 1, at - 1), substr($0, at + 2) }' $folder/[0-9]_*.c
         return
     fi
-    file=$(compgen -G "$folder/${1//[^0-9]/?}_*.c" || true)
+    file=$(numbered $folder "$1" .c)
     [ -f "$file" ] || die_usage "no step '$1' of the staircase: without a number the command lists the steps"
     if [ "$1" = 0 ]; then cat "$file"; return; fi
     before=$(compgen -G "$folder/$(($1 - 1))_*.c")
@@ -709,7 +714,7 @@ command_staircase() {
 # The solution of the exercise of program N: the answer, what it prints, and the change of the program.
 command_exercise() {
     local file name
-    file=$(compgen -G "examples/answers/patches/${1//[^0-9]/?}_*.patch" || true)
+    file=$(numbered examples/answers/patches "${1-}" .patch)
     [ -f "$file" ] || die_usage "no solution of '${1-}': name the number of a program in examples, as in ./build.sh exercise 40"
     name=$(basename "$file" .patch)
     cat "$file"
@@ -718,8 +723,6 @@ command_exercise() {
     say "patch -o solution.c $name.c answers/patches/$name.patch"
 }
 
-# A section begins at its banner: the line that follows /* ==== and reads " * H6  tensors and graph". Declarations end where
-# the implementation begins.
 # The device's text of dtrain.h, compiled without optimisation, since it only prints.
 command_cuda_text() {
     mkdir -p $build
@@ -775,6 +778,8 @@ command_gpu_check() {
     XDG_CACHE_HOME=$PWD/$into/cache python3 tests/gpu_check.py "$PWD/$into" "$json" $stand_in "${parts[@]}"
 }
 
+# A section begins at its banner: the line that follows /* ==== and reads " * H6  tensors and graph". Declarations end where
+# the implementation begins.
 command_lines() {
     choose_compiler
     LC_ALL=C awk '

@@ -60,5 +60,8 @@ my @pairs = map { "$answered[2 * $_]: $answered[2 * $_ + 1]" } 0 .. $#answered /
 is(join("\n", @pairs), join("\n", @asked), 'examples/answers/staircase.md answers what the steps ask');
 my ($status, $list) = run_in($root, 60, './build.sh staircase');
 is(join("\n", grep { index($list, $_) < 0 } @sentences), '', './build.sh staircase lists the steps');
-is((run_in($root, 60, './build.sh staircase 9'))[0], 2, '  and refuses a step that does not exist');
+for ('staircase 9', 'staircase --help', 'exercise', 'lab x0') { # a word is not a pattern of names
+    my ($refused, undef, $why) = run_in($root, 60, "./build.sh $_");
+    ok($refused == 2 && $why =~ /^build\.sh: no /m, "./build.sh $_: there is none") or diag($why);
+}
 done_testing();
