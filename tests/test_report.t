@@ -9,6 +9,7 @@ use lib $FindBin::Bin;
 use Dt;
 use JSON::PP;
 use List::Util qw(sum max);
+use POSIX qw(mkfifo);
 use Test::More;
 use Time::HiRes qw(sleep time);
 
@@ -120,20 +121,25 @@ my $name = q(<img src=x onerror=alert(1)>&"'`$(touch owned)`%s.jsonl);
 spew("$tmp/$name", $whole =~ s/"sample":"/"sample":"<\/pre><script>alert(1)<\/script>\\ud800\\u0000\xff\xc3\x28/r =~ s/"validation":null/"onload=\\"x\\"<i>":1,"validation":null/r);
 ($status, $out, $err) = run(60, "$report '" . $name =~ s/'/'\\''/gr . "' -o hostile.html --tensorboard hostile");
 my ($command) = $out =~ /^  (\.\/build\.sh .*)/m;
+my $beside = $name =~ s/(?=\.jsonl)/-next/r;
 (undef, my $words) = run(10, $command =~ s/^\.\/build\.sh run/printf '%s\\n'/r);
-ok($status == 0 && slurp("$tmp/hostile.html") !~ /<(?:img|script|i>)|\0/ && $words =~ /^\Q$name\E$/m && !-e "$tmp/owned", 'a hostile name and a hostile sample are texts') or diag($out . $err);
+ok($status == 0 && slurp("$tmp/hostile.html") !~ /<(?:img|script|i>)|\0/ && $words =~ /^\Q$beside\E$/m && !-e "$tmp/owned", 'a hostile name and a hostile sample are texts') or diag($out . $err);
 for (['an empty file', '', qr/is empty: the run has not begun/], ['a text', "once upon\n", qr/is not a file of --metrics/], ['a trace', slurp("$tmp/a.json"), qr/is not a file of --metrics/]) {
     spew("$tmp/bad.jsonl", $_->[1]);
     ($status, undef, $err) = run(60, "$report bad.jsonl");
     ok($status == 1 && $err =~ $_->[2] && !-e "$tmp/bad.html", "refused: $_->[0]") or diag($err);
 }
+mkfifo("$tmp/pipe", 0600) or die "pipe: $!"; # like a device, in whose place no page may be put
 for (['no file', '', 2, qr/name a file/], ['an absent one', 'none.jsonl', 1, qr/cannot read none/], ['an option', 'a.jsonl --colour', 2, qr/what is '--colour'/], ['no value', 'a.jsonl -o', 2, qr/-o needs a name/],
      ['nine runs', 'a.jsonl ' x 9, 2, qr/up to 8 runs/], ['a page over the metrics', 'a.jsonl -o b.jsonl', 1, qr/b\.jsonl exists and is not a page/], ['metrics as a trace', 'a.jsonl --timeline a.jsonl', 1, qr/is not a trace/],
-     ['an absent folder', 'a.jsonl -o none/a.html', 1, qr/cannot write none/], ['events in a file', 'a.jsonl --tensorboard a.json', 1, qr/cannot write a\.json/]) {
+     ['an absent folder', 'a.jsonl -o none/a.html', 1, qr/cannot write none/], ['a pipe as a page', 'a.jsonl -o pipe', 1, qr/pipe exists and is not a page/],
+     ['an empty name', "a.jsonl --tensorboard ''", 2, qr/--tensorboard needs a name/], ['a full disk', 'a.jsonl -o full.html >/dev/full', 1, qr/cannot write the verdict/],
+ ['events in a file', 'a.jsonl --tensorboard a.json', 1, qr/cannot write a\.json/]) {
     ($status, undef, $err) = run(60, "$report $_->[1]");
     ok($status == $_->[2] && $err =~ $_->[3], "refused: $_->[0]") or diag("status $status\n$err");
 }
 is(slurp("$tmp/a.jsonl"), $whole, '  and the metrics are as they were');
+like((run(60, "ulimit -f 8; $report a.jsonl -o large.html"))[2], qr/^report: cannot write large\.html: File too large$/, 'a page that grows too large');
 push @pages, qw(two.html cut.html again.html ill.html head.html hostile.html);
 
 # In a browser: pages with all of their pictures fit into 360 and 1200 pixels, and the browser has nothing to say.
@@ -233,6 +239,11 @@ $command =~ s/&#(\d+);/chr $1/ge;
 like($command, qr/--sequence 64 .*--data-shards 8 .*--learning-rate 0\.001 --warmup 20 .*--ranks 2 /, '  the command says what build.sh run would choose otherwise');
 (my $tried = $command) =~ s/--ranks 2//;
 is((run(30, trainer() . " $tried --dry-run 0:2 --vocabulary 256"))[0], 0, '  and so is the command of the page') or diag($command);
+run(60, trainer() . " $nano --steps 8 --ranks 1 --sample-length 0 --checkpoint kept/ --resume auto --metrics done.jsonl");
+($command) = (run(60, "$report done.jsonl"))[1] =~ /^  \.\/build\.sh run (.*)/m;
+($status, $out, $err) = run(60, trainer() . " $command");
+like("$status $out", qr/^0 .*^ok: (?:16|8) steps/ms, '  which, of a run that is complete, makes the steps of another run') or diag("$command\n$err");
+ok(-e "$tmp/done-next.jsonl" && -d "$tmp/kept-next" && slurp("$tmp/done.jsonl") =~ tr/\n// == 9, '  beside it');
 
 # ---- bytes that nobody wrote ----
 

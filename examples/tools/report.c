@@ -1,20 +1,22 @@
 /* report: what happened in a run, was it healthy, where did the time go, and what to do next?
  *
- *     ./build.sh report RUN.jsonl [MORE.jsonl ..] [-o FILE.html]
- *                            from files of --metrics: one page for a browser, which needs nothing else (default: the
- *                            name of the first file with .html); up to 8 runs, side by side
- *     --timeline FILE        the trace that --timeline wrote, of the run that is named before it
- *     --simulated FILE       a trace of the same form by ./build.sh simulate, drawn beside the measured one
- *     --tensorboard DIR      event files in DIR/RUN: every number of a step, and samples of text
- *     --follow               keep page and event files up to date until the runs end, or Ctrl-C
+ *     ./build.sh report RUN.jsonl [MORE.jsonl ..] [-o FILE.html]        --help lists the options
  *
- * The verdict is printed as well. The page is complete at any time: it is written under another name, then renamed.
+ * The page is complete at any time: it is written under another name, then renamed.
  * By hand, in the folder of dtrain.h:
  *     cc -O2 examples/tools/report.c -o report -lm */
 #include "events.h"
 #include "page.h"
 #include <errno.h>
 #include <signal.h>
+
+static const char usage[] =
+    "Usage: report RUN.jsonl [MORE.jsonl ..] [OPTION ..]; the files are those of --metrics, up to 8, side by side\n"
+    "  -o FILE.html           the page, which needs nothing but a browser (the name of the first file with .html)\n"
+    "  --timeline FILE        the trace that --timeline wrote, of the run that is named before it\n"
+    "  --simulated FILE       a trace by ./build.sh simulate --trace, drawn beside the measured one\n"
+    "  --tensorboard DIR      event files in DIR/RUN: every number of a step, and samples of text\n"
+    "  --follow               keep page and event files up to date until the runs end, or Ctrl-C\n";
 
 typedef struct job {
     const char *run[PAGE_RUNS], *timeline[PAGE_RUNS], *simulated[PAGE_RUNS], *folder;
@@ -38,10 +40,10 @@ static int take(job *j, int count, char **word, char why[SENTENCE])
         const char *a = word[i], **to = !strcmp(a, "-o") ? &page : !strcmp(a, "--tensorboard") ? &j->folder : NULL;
         if (!strcmp(a, "--timeline")) to = &j->timeline[at];
         if (!strcmp(a, "--simulated")) to = &j->simulated[at];
-        if (to && i + 1 == count) return say(why, "%s needs a name after it", a);
+        if (to && (i + 1 == count || !*word[i + 1])) return say(why, "%s needs a name after it", a);
         if (to) *to = word[++i];
         else if (!strcmp(a, "--follow")) j->follow = 1;
-        else if (*a == '-') return say(why, "what is '%s'? Use -o --timeline --simulated --tensorboard --follow", a);
+        else if (*a == '-') return say(why, "what is '%s'? --help lists the options", a);
         else if (j->runs == PAGE_RUNS) return say(why, "a page has up to %d runs: name fewer", PAGE_RUNS);
         else j->run[j->runs++] = a;
     }
@@ -55,12 +57,13 @@ static int take(job *j, int count, char **word, char why[SENTENCE])
 static int write_page(const job *j, const run *runs, int on, char why[SENTENCE])
 {
     char next[4200], old[sizeof page_first] = "";
-    FILE *f = fopen(j->page, "rb");
-    size_t n = f ? fread(old, 1, sizeof old - 1, f) : 0;
-    int bad;
+    struct stat is;
+    int bad, there = !stat(j->page, &is);
+    FILE *f = there && S_ISREG(is.st_mode) ? fopen(j->page, "rb") : NULL; /* a device is not replaced */
+    size_t n = f ? fread(old, 1, sizeof old - 1, f) : 1;
     if (f) fclose(f);
     *why = 0;
-    if (n && strcmp(old, page_first))
+    if (there && n && strcmp(old, page_first))
         return say(why, "%.500s exists and is not a page of report: -o names another", j->page);
     snprintf(next, sizeof next, "%s.%d.tmp", j->page, (int)getpid());
     if ((f = fopen(next, "wb")) == NULL) return say(why, "cannot write %.400s: %s", j->page, strerror(errno));
@@ -103,8 +106,7 @@ static int report_once(job *j, int first, int *going, char why[SENTENCE])
         run_close(r);
     }
     if (good && (first || !*going)) printf("page %s\n", j->page);
-    fflush(stdout);
-    return good;
+    return fflush(stdout) || ferror(stdout) ? say(why, "cannot write the verdict: is the disk full?") : good;
 }
 
 int main(int argc, char **argv)
@@ -113,7 +115,9 @@ int main(int argc, char **argv)
     char why[SENTENCE];
     struct timespec pause = {0, 500000000};
     int going = 1, good, first = 1;
+    if (!strcmp(argv[argc - 1], "--help")) return fputs(usage, stdout) < 0;
     if (!take(&j, argc, argv, why)) return fails(2, why);
+    signal(SIGXFSZ, SIG_IGN); /* a file that grows too large fails as on a full disk */
     if (j.follow) signal(SIGINT, stop), signal(SIGTERM, stop);
     for (;;) {
         good = report_once(&j, first, &going, why);

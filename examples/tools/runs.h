@@ -1,8 +1,7 @@
 /* runs.h: reads what --metrics and --timeline wrote, and says what happened. For report.c, which shows it.
  *
  * A file of --metrics has a line for the run, and one for each step; a resumed run appends both. Readers take what they
- * know, and leave out a line that is not whole: that of a run in progress, or of one that was killed. Of dtrain.h this
- * needs the declarations alone: it compiles in a second, and reads what the strict reader there refuses. */
+ * know, and leave out a line that is not whole. Of dtrain.h this needs the declarations alone. */
 #ifndef DTRAIN_RUNS_H
 #define DTRAIN_RUNS_H
 
@@ -286,8 +285,7 @@ static void run_close(run *r)
     memset(r, 0, sizeof *r);
 }
 
-/* Does a process hold the lock that a trainer takes of its file of metrics? Where the system does not tell: is the file
- * less than a minute old? */
+/* Does a trainer lock its file of metrics? Where the system does not tell: is the file less than a minute old? */
 static int run_locked(const char *path)
 {
     char line[256], inode[32];
@@ -444,7 +442,16 @@ static void say_word(char text[SENTENCE], const char *word)
     say(text, "'");
 }
 
-/* The command of the run, with options of a rule instead of its own of those names. Words in them stand for numbers. */
+/* A name, or for another run one beside it. */
+static void say_beside(char text[SENTENCE], const char *name, int other)
+{
+    char is[SENTENCE] = "";
+    size_t n = strlen(name), end = n > 6 && !strcmp(name + n - 6, ".jsonl") ? n - 6 : n;
+    while (end > 1 && name[end - 1] == '/') end--;
+    say(is, "%.*s%s%s", (int)end, name, other ? "-next" : "", name + end), say_word(text, is);
+}
+
+/* The command of the run, or with options of a rule that of another run beside it. Words in them stand for numbers. */
 static void run_command(const run *r, const char *more, char to[SENTENCE])
 {
     static const char flags[] = "rope-untruncated tied nesterov evaluate-ema sequence-parallel offload verify-compiler "
@@ -462,11 +469,11 @@ static void run_command(const run *r, const char *more, char to[SENTENCE])
         int own = !strcmp(name, "micro-batch") ? strtod(is, NULL) < batch
                   : !has_word(settled, name) && (has_word(always, name) || !usual);
         snprintf(option, sizeof option, "--%s", name);
-        if (!own || has_word(more, option)) continue;
+        if (!own || has_word(more, option) || (*more && has_word("resume resume-step mirror", name))) continue;
         say(to, " %s", option);
-        if (!has_word(flags, name)) say_word(to, is);
+        if (!has_word(flags, name)) say_beside(to, is, *more && !strcmp(name, "checkpoint"));
     }
-    say(to, " --ranks %d --metrics", r->ranks), say_word(to, r->path), say(to, *more ? " " : "");
+    say(to, " --ranks %d --metrics", r->ranks), say_beside(to, r->path, *more), say(to, *more ? " " : "");
     while (*more) {
         int k = 0;
         while (k < 5 && strncmp(more, words[k], strlen(words[k]))) k++;
@@ -475,7 +482,7 @@ static void run_command(const run *r, const char *more, char to[SENTENCE])
     }
 }
 
-/* The first rule that fired, but what other faults cause as well if another one did; -1: none. */
+/* The first rule that fired, rather one that other faults do not cause; -1: none. */
 static int run_cause(const run *r)
 {
     int cause = -1;
