@@ -19,7 +19,7 @@
  *       slices          bytes sent  busiest beside the mean  pairs of each rank
  *       in order              6144                     1.74  136 392 648 904
  *       from both ends        6144                     1.00  520 520 520 520
- *     ok: whole attention to 1e-5; 520 pairs on each rank; one hash, cut and whole
+ *     ok: whole attention to 1e-5; 520 pairs on each rank; one hash
  *
  * Predict first: with 128 positions instead of 64, what becomes of the bytes, of the pairs, and of their ratio?
  * Exercise: skip the rounds in which all keys are later than all queries. How many are they, and what must be sent?
@@ -55,8 +55,7 @@ static void meet(row *o, const float *q, const float *k, const float *v)
 {
     float score = 0, most, before, weight;
     for (int d = 0; d < D; d++) score += q[d] * k[d];
-    score /= sqrtf((float)D);
-    most = fmaxf(o->most, score);
+    score /= sqrtf((float)D), most = fmaxf(o->most, score);
     before = expf(o->most - most), weight = expf(score - most);
     for (int d = 0; d < D; d++) o->out[d] = o->out[d] * before + weight * v[d];
     o->sum = o->sum * before + weight, o->most = most;
@@ -177,6 +176,6 @@ int main(int argc, char **argv)
     good = good && !strcmp(hash[0], hash[1]);
     if (!rank) printf("the trainer, sequences cut and whole: loss %.5f\n", (double)loss);
     if (!good) return fprintf(stderr, "FAILED: bytes, balance, numbers or bits differ\n"), 1;
-    if (!rank) printf("ok: whole attention to 1e-5; %lld pairs on each rank; one hash, cut and whole\n", (long long)pairs);
+    if (!rank) printf("ok: whole attention to 1e-5; %lld pairs on each rank; one hash\n", (long long)pairs);
     return 0;
 }

@@ -1,14 +1,14 @@
 /* 59_schedules: in which order do micro-batches pass through the stages of a pipeline, and what does each order cost?
  *
  * What you learn
- *     - GPipe: all forwards, then all backwards; (p-1)/(m+p-1) of the time is idle. 1F1B makes a backward as soon as
- *       there is one. Its bubble is the same, its memory is not: stage 0 keeps min(p,m) micro-batches instead of m.
+ *     - GPipe: all forwards, then all backwards; (p-1)/(m+p-1) of the time is idle. 1F1B does a backward as soon as it
+ *       can. Its bubble is the same, its memory is not: stage 0 keeps min(p,m) micro-batches instead of m.
  *     - Interleaved (Megatron): 1F1B over v runs of layers per stage; (p-1)/(v m+p-1) idle, v times the messages, and m
  *       is a multiple of p. What Amazon's SMP calls interleaved is 1F1B, and its "simple" is GPipe: the same bubble.
- *     - Zero-bubble cuts a backward in two: the half that the stage before waits for, and the gradients of weights,
- *       which nobody waits for and which fill the gaps. Less is idle, and more is kept.
- *     - m = 1 is a model laid out over p ranks that work one after the other. From m = 4p on less than 20 % is idle.
- *     - A cap on the micro-batches in flight trades time for memory. Below p it costs throughput, above p it buys none.
+ *     - Zero-bubble cuts a backward in two: the half that the stage before waits for, and the gradients of weights. No
+ *       stage waits for those, so they fill the gaps. Stages are idle for less time, and keep more.
+ *     - With m = 1 the p ranks work one after the other. From m = 4p on less than 20 % of the time is idle.
+ *     - A cap on the micro-batches in flight trades time for memory. Below p it costs time; above p it gains nothing.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 59_schedules.c -o 59_schedules -lm -lpthread
@@ -42,10 +42,10 @@
  *     m = 64              4.5    4.5            4.5          1.5     2.3             2.3
  *     4 stages, 16 micro-batches, at most in flight, and idle %
  *        1: 75.0  2: 51.5  3: 33.3  4: 15.8  5: 15.8  6: 15.8  7: 15.8  8: 15.8
- *     ok: two schedules wait alike, two wait less; a cap below the stages costs time
+ *     ok: the formulas hold for 7 values of m; idle with m = 16: 1F1B 15.8 %, zero-bubble 5.9 %
  *
  * Predict first: which m makes 8 stages idle for less than 10 % of the time?
- * Exercise: let a forward take as long as a backward in `capped`. Does the cap that costs nothing change?
+ * Exercise: print the caps as well for a forward that takes as long as a backward. Which cap costs nothing then?
  *
  * Read on: 60_when_not.c for when one rank is enough, 65_across_nodes.c for stages on different nodes. */
 #define DTRAIN_IMPLEMENTATION
@@ -80,8 +80,8 @@ static void draw(int kind)
     timetable_close(&t);
 }
 
-/* Idle shares of p stages; returns whether the formulas hold. */
-static int sweep(int p)
+/* Idle shares of p stages, those with m = 16 also in `at`; returns whether the formulas hold. */
+static int sweep(int p, double at[4])
 {
     int good = 1;
     printf("\nidle %%, %d stages: GPipe   1F1B  (p-1)/(m+p-1)  zero-bubble   v = 2  (p-1)/(2m+p-1)\n", p);
@@ -99,6 +99,7 @@ static int sweep(int p)
             printf(" %7.1f %15.1f%s\n", 100 * idle[2], 100 * twice, m == 4 * p ? "  m = 4p" : "");
         else
             printf("   m is not a multiple of p\n");
+        if (m == 16) memcpy(at, idle, sizeof idle);
         good = good && fabs(idle[0] - formula) < 1e-9 && fabs(idle[1] - formula) < 1e-9;
         good = good && fits == (m % p == 0) && (!fits || fabs(idle[2] - twice) < 1e-9);
     }
@@ -110,7 +111,7 @@ static int sweep(int p)
 static double capped(int p, int m, int cap)
 {
     int forward[9] = {0}, backward[9] = {0}, busy[8] = {0}, doing[8] = {0}, time = 0;
-    forward[0] = m; /* forward[s]: micro-batches that wait before stage s; backward[s + 1]: behind it */
+    forward[0] = m; /* forward[s]: micro-batches that wait before stage s; backward[s + 1]: after it */
     for (int done = 0, flying = 0; done < m; time++) {
         for (int s = p; s-- > 0;) {
             if (busy[s]) continue;
@@ -131,12 +132,12 @@ static double capped(int p, int m, int cap)
 
 int main(int argc, char **argv)
 {
-    double last = 1, stages = 4;
+    double last = 1, stages = 4, at[4];
     option list[] = {{"--stages", 2, 16, &stages}};
     int good = 1;
     if (!options_read(argc, argv, list, 1)) return 2;
     for (int k = 0; k < 4; k++) draw(k);
-    good = sweep((int)stages);
+    good = sweep((int)stages, at);
     printf("\n4 stages, 16 micro-batches, at most in flight, and idle %%\n ");
     for (int cap = 1; cap <= 8; cap++) {
         double idle = capped(4, 16, cap);
@@ -144,5 +145,6 @@ int main(int argc, char **argv)
         good = good && idle <= last + 1e-9, last = idle;
     }
     if (!good || capped(4, 16, 1) < 0.74) return fprintf(stderr, "FAILED: idle shares are not the formulas'\n"), 1;
-    return printf("ok: two schedules wait alike, two wait less; a cap below the stages costs time\n"), 0;
+    return printf("ok: the formulas hold for 7 values of m; idle with m = 16: 1F1B %.1f %%, zero-bubble %.1f %%\n",
+                  100 * at[1], 100 * at[3]), 0;
 }
