@@ -20,12 +20,10 @@
  *     words     joins shards of weights before a layer                   all-gather  (40_zero_by_hand)
  *     names     AWS's data parallel library                              SMDDP  (91_distribution)
  *     names     AWS's model parallel library                             SMP  (91_distribution)
- *     names     ZeRO, often through Hugging Face                         DeepSpeed  (41_zero)
  *     names     replicas by MPI, nothing sharded                         Horovod  (91_distribution)
  *     pictures  cooks make whole dishes, then compare notes              data  (31_data_parallel)
  *     pictures  four builders on one beam                                tensor  (52_tensor_parallel_by_hand)
  *     numbers   GB of states, 70 billion weights, AdamW                  1120  (44_fit)
- *     numbers   80 h on 1 node, 22 h on 4: times the rent                1.1  (64_hours_and_money)
  *     numbers   50 h on a GPU, due in 5 h, efficiency 0.91: GPUs         11  (64_hours_and_money)
  *     numbers   % idle, 4 stages, 4 micro-batches                        42.86  (50_pipeline_by_hand)
  *     traps     8 stages, 1 micro-batch: times the price                 8  (64_hours_and_money)
@@ -34,7 +32,7 @@
  *     ok: 19 cards
  *
  * Predict first: how many of the numbers can you work out without a calculator?
- * Exercise: write a card about the last mistake that cost you a day, and the program that would have shown it.
+ * Exercise: ask missed cards again at the end, until each was right once. How many questions are that with one miss?
  *
  * Read on: 96_checklist.c for a job on several nodes; README.md, whose chapters are the topics of the cards. */
 #include "tools/drill.h"
@@ -54,9 +52,11 @@ static double idle(double p, double m) { return 100 * (p - 1) / (m + p - 1); }
 static double price(double p, double m) { return (m + p - 1) / m; }
 static double young(double save, double mean) { return sqrt(2 * save * mean) / 60; }
 
+/* A word in one of its spellings, or a number; GB also as TB. */
 static int right(const card *c, const char *answer)
 {
-    return c->word ? drill_same(answer, c->word) : drill_number(answer, c->number);
+    if (c->word) return drill_same(answer, c->word);
+    return drill_number(answer, strncmp(c->trigger, "GB", 2) || !strpbrk(answer, "tT") ? c->number : c->number / 1000);
 }
 
 /* The answer, or what is right and where it stands. */
@@ -92,7 +92,8 @@ static int scenarios(void)
         if (!reads(line, sizeof line)) break;
         hits += drill_meant(&it, line) == it.right;
         printf("%s. %s\n", drill_meant(&it, line) == it.right ? "Right" : "Not right", it.rule);
-        for (int i = 0; i < 4; i++) printf("  %c) %s: %s\n", 'a' + i, i == it.right ? "right" : "wrong", it.choice[i].reason);
+        for (int i = 0; i < 4; i++)
+            printf("  %c) %s: %s\n", 'a' + i, i == it.right ? "right" : "wrong", it.choice[i].reason);
         if (*it.row->cell[CELL_EXAM] != '-') printf("  the exam: %s\n", it.row->cell[CELL_EXAM]);
         printf("  (%s)\n", it.row->cell[CELL_PROGRAM]);
     }
@@ -110,14 +111,14 @@ int main(int argc, char **argv)
         {"names", "ZeRO, often through Hugging Face", "DeepSpeed", 0, "41_zero", "Rajbhandari et al. 2020"},
         {"names", "replicas by MPI, nothing sharded", "Horovod", 0, "91_distribution", "Sergeev and Del Balso 2018"},
         {"names", "rules for trees of this library are not here", "XGBoost", 0, "82_rules", "AWS's Debugger guide"},
-        {"pictures", "cooks make whole dishes, then compare notes", "data|data parallel", 0, "31_data_parallel",
-         "it breaks: not once a day, after every step"},
-        {"pictures", "starter, main course, dessert", "pipeline|pipeline parallel", 0, "51_pipeline",
-         "it breaks: the dish goes back the same way"},
-        {"pictures", "four builders on one beam", "tensor|tensor parallel", 0, "52_tensor_parallel_by_hand",
-         "it breaks: they meet in every layer"},
-        {"pictures", "a photocopy of the plan every 15 minutes", "checkpoint", 0, "74_interval",
-         "it breaks: the interval follows from two numbers"},
+        {"pictures", "cooks make whole dishes, then compare notes", "data|data parallel|data parallelism|DP", 0,
+         "31_data_parallel", "it breaks: not once a day, after every step"},
+        {"pictures", "starter, main course, dessert", "pipeline|pipeline parallel|pipeline parallelism|PP", 0,
+         "51_pipeline", "it breaks: the dish goes back the same way"},
+        {"pictures", "four builders on one beam", "tensor|tensor parallel|tensor parallelism|TP", 0,
+         "52_tensor_parallel_by_hand", "it breaks: they meet in every layer"},
+        {"pictures", "a photocopy of the plan every 15 minutes", "checkpoint|checkpoints|checkpointing", 0,
+         "74_interval", "it breaks: the interval follows from two numbers"},
         {"numbers", "GB of states, 70 billion weights, AdamW", NULL, states(70), "44_fit", "Rajbhandari et al. 2020"},
         {"numbers", "80 h on 1 node, 22 h on 4: times the rent", NULL, rent(80, 4, 22), "64_hours_and_money",
          "EC2 prices"},
