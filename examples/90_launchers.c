@@ -8,9 +8,8 @@
  *       the only choice.
  *     - A `distribution` of SageMaker (91_distribution.c) starts mpirun for pytorchddp, smdistributed and mpi, and
  *       torchrun for torch_distributed.
- *     - With libfabric (-DDT_OFI, -lfabric) or MPI (-DDT_MPI) the ranks of foreign launchers add their numbers. --show
- *       under a launcher of yours prints its variables: srun -n 2, torchrun --no-python --nproc-per-node 2, mpirun -n
- *       2.
+ *     - With libfabric (-DDT_OFI, -lfabric) or MPI (-DDT_MPI) the ranks of foreign launchers add their numbers. Under
+ *       yours --show prints its variables: srun -n 2, torchrun --no-python --nproc-per-node 2, mpirun -n 2.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 90_launchers.c -o 90_launchers -lm -lpthread
@@ -28,11 +27,11 @@
  *     All of them at once: MPI counts
  *     None of them, and --ranks 2: the program is its own launcher
  *       -> rank 0 of 2, node 0 of 1: the sum is 3
- *     ok: rank, size and place are those that each launcher set
+ *     ok: 9 starts of 2 ranks: rank, size and place are what the launcher set
  *
  * Predict first: torchrun's and Slurm's variables are both set. Which of them is right, and when?
- * Exercise: start two ranks by hand, with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone. Which variable can be
- *     left out?
+ * Exercise: start rank 0 of two with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone, then without each of them.
+ *     Which variable can be left out?
  *
  * Read on: 91_distribution.c for SageMaker's dictionary, 92_placement.c for where the machines stand, 98_lost_rank.c
  *     for a rank that dies. */
@@ -55,6 +54,7 @@ typedef struct launcher {
 } launcher;
 #define SUM "rank %d of 2, node %d of %d: the sum is 3" /* of 1 and 2 */
 enum { TORCHRUN, SLURM, SAGEMAKER, MPI, LAUNCHERS, ROOM = 16384 };
+static int starts; /* of two ranks */
 #define MEET {"MASTER_ADDR", "127.0.0.1", "where rank 0 listens"}, {"MASTER_PORT", "@", "and at which port"}
 static const launcher known[LAUNCHERS] = {
     {"torchrun: rank # of 2 (# of 2 here) on 1 host, meeting at 127.0.0.1, port ^", 1,
@@ -136,7 +136,7 @@ static int run(const char *command, char *text)
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128;
 }
 
-/* Did the processes say this, behind that? */
+/* Did the processes say this, after that? */
 static int said(const char *text, const char *before, const char *want)
 {
     char whole[512];
@@ -158,7 +158,7 @@ static int play(const char *program, const char *title, int first, int last, int
 #elif defined(DT_MPI)
     if (!l->nodes) return printf("\n%s: left out, for this build would ask MPI itself\n", title), 1;
 #endif
-    printf("\n%s\n", title);
+    printf("\n%s\n", title), starts++;
     for (const variable *v = known[first].set; v->name && first == last; v++) {
         for (int r = 0; r < 2; r++) fill(value[r], sizeof value[r], v->value, r, port, "..");
         printf("  %-28s %-10s %-10s  %s\n", v->name, value[0], strcmp(value[0], value[1]) ? value[1] : "", v->meaning);
@@ -193,7 +193,7 @@ static int own(const char *program)
     int good;
     snprintf(command, sizeof command, "exec 2>&1; env -i '%.1000s' --ranks 2 --show", program);
     for (int r = 0; r < 2; r++) snprintf(sum[r], sizeof sum[r], SUM, r, 0, 1);
-    printf("\nNone of them, and --ranks 2: the program is its own launcher\n");
+    printf("\nNone of them, and --ranks 2: the program is its own launcher\n"), starts++;
     good = !run(command, text) && said(text, "", "RANK                         1");
     good = said(text, "", "MASTER_ADDR                  127.0.0.1") && good;
     good = said(text, "", "the program itself: rank 1 of 2 (1 of 2 here) on 1 host") && good;
@@ -230,6 +230,6 @@ int main(int argc, char **argv)
                 folder) && good;
     good = own(argv[0]) && good;
     remove(path[0]), remove(path[1]), rmdir(folder);
-    if (good) return printf("\nok: rank, size and place are those that each launcher set\n"), 0;
+    if (good) return printf("\nok: %d starts of 2 ranks: rank, size and place are what the launcher set\n", starts), 0;
     return fprintf(stderr, "FAILED: a launcher, rank or place is not what was set\n"), 1;
 }

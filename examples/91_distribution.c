@@ -20,7 +20,7 @@
  *     ./91_distribution all
  *     ./91_distribution '{"smdistributed":{"dataparallel":{"enabled":true}}}'
  *     ./91_distribution '{"torch_distributed":{"enabled":true}}' ml.trn1.32xlarge 4
- *     Behind the dictionary: instance type, count, a line of the script. JSON has true for Python's True.
+ *     After the dictionary: instance type, count, a line of the script. JSON has true for Python's True.
  *
  * What it prints (some of it)
  *     {"smdistributed":{"dataparallel":{"enabled":true}}}  2 x ml.p5.48xlarge
@@ -32,10 +32,11 @@
  *     {}
  *       starts nothing
  *       warning: no strategy: one process on each machine, and none knows of the others
- *     ok: 42 dictionaries: what each starts, or how to mend it
+ *     ok: 42 dictionaries as expected: 8 fine, 8 with a warning, 26 wrong
  *
  * Predict first: what does {"pytorchddp":{"enabled":true},"mpi":{"enabled":true}} start?
- * Exercise: let `suits` warn of torch_distributed on several p4d when the script does not name "nccl" or "smddp".
+ * Exercise: warn of torch_distributed on several p4d when the script names neither "nccl" nor "smddp" as its backend.
+ *     Add a case that has the warning and one that has not.
  *
  * Read on: 92_placement.c for where the machines stand, 41_zero.c and 51_pipeline.c for what SMP does. */
 #include <stdio.h>
@@ -107,9 +108,11 @@ static void quotes(char *to, size_t room, const char *from)
 int main(int argc, char **argv)
 {
     static const char *const titles[] = {"", "  warning: ", "  wrong: "};
-    int count = (int)(sizeof cases / sizeof *cases), good = 0;
+    int count = (int)(sizeof cases / sizeof *cases), good = 0, kinds[3] = {0};
     int shown = argc > 1 && !strcmp(argv[1], "all") ? count : USUAL;
     answer a;
+    if (argc > 1 && *argv[1] == '-')
+        return fprintf(stderr, "91_distribution: give 'all', or a dictionary, a type, how many, a line\n"), 2;
     if (argc > 1 && shown == USUAL) {
         machines own = {argc > 2 ? argv[2] : NULL, argc > 4 ? argv[4] : NULL, argc > 3 ? atoi(argv[3]) : 0};
         if (decide(argv[1], &own, &a) == WRONG) return fprintf(stderr, "91_distribution: %s\n", a.text), 1;
@@ -124,7 +127,7 @@ int main(int argc, char **argv)
         decide(text, &m, &a);
         same = a.verdict == cases[i].verdict && !strcmp(a.starts, cases[i].starts) && strstr(a.text, cases[i].says) &&
                !*a.text == !*cases[i].says;
-        good += same;
+        good += same, kinds[a.verdict]++;
         if (same && i >= shown) continue;
         printf("%s%s", same ? "" : "UNEXPECTED: ", text);
         if (m.instances) printf("  %d x %s", m.instances, m.instance);
@@ -132,6 +135,8 @@ int main(int argc, char **argv)
                a.verdict ? "\n" : "");
     }
     if (shown < count) printf("%d more, of rarer mistakes: ./91_distribution all\n", count - shown);
-    if (good == count) return printf("ok: %d dictionaries: what each starts, or how to mend it\n", good), 0;
+    if (good == count)
+        return printf("ok: %d dictionaries as expected: %d fine, %d with a warning, %d wrong\n", good, kinds[FINE],
+                      kinds[WARNING], kinds[WRONG]), 0;
     return fprintf(stderr, "FAILED: %d dictionaries mean something else\n", count - good), 1;
 }
