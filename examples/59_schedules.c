@@ -132,7 +132,7 @@ static double capped(int p, int m, int cap)
 
 int main(int argc, char **argv)
 {
-    double last = 1, stages = 4, at[4];
+    double last = 1, stages = 4, at[4] = {0};
     option list[] = {{"--stages", 2, 16, &stages}};
     int good = 1;
     if (!options_read(argc, argv, list, 1)) return 2;
