@@ -2,19 +2,19 @@
  *
  * What you learn
  *     - A model is a list of segments. A segment is a function that builds a part of the graph: it gets x and returns
- *       its output. The first one gets the tokens, the last one returns the loss. Gradient, memory, data shards, ranks
- *       and hash follow from the graph.
- *     - The same function may stand in the list several times under different names. It is planned once and has other
- *       weights each time.
- *     - This model is not a GPT-2. GPT-2 makes queries, keys and values with a (C,3C) matrix; here they are x itself,
- *       three times, each channel scaled by a learned number: 3C weights instead of 3C*C. A small network then mixes
+ *       its output. The first segment gets the tokens, the last one returns the loss. The trainer derives gradient,
+ *       memory, data shards, ranks and hash from the graph.
+ *     - The same function may stand in the list several times under different names. It is planned once; each name has
+ *       weights of its own.
+ *     - This model is not a GPT-2. GPT-2 makes queries, keys and values with a (C,3C) matrix; here they are three
+ *       copies of x, each channel scaled by a learned number: 3C weights instead of 3C*C. A small network then mixes
  *       the channels, as in an MLP-mixer.
  *     - Parameters have names, and a program can read one while it trains.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 10_own_model.c -o 10_own_model -lm -lpthread
  *     ./10_own_model
- *     ./10_own_model --ranks 2                   (up to 8)
+ *     ./10_own_model --ranks 2                   (up to 8; --width 64: another model)
  *
  * What it prints
  *     model    4 segments of the program's own: 45856 parameters
@@ -23,20 +23,17 @@
  *     block0.time.scale, queries  1 became 0.926 .. 1.097
  *     sha256   be4d5b87918a1a348c69ba18e98d5756fccbec75a91d5659a9b94df4de8b5327
  *     expected be4d5b87918a1a348c69ba18e98d5756fccbec75a91d5659a9b94df4de8b5327
- *     ok: a model of one's own, and everybody gets its hash
+ *     ok: 45856 weights of 4 segments of this program have the expected hash after 100 steps
  *
  * Predict first: how many weights do the scales have in a model of width 64 with two blocks?
- * Exercise: give each head a scale of its own instead of each channel. What becomes of the loss and of the number of
- *     weights?
+ * Exercise: give each of the 4 heads a scale instead of each channel. How many weights remain? Does the loss rise?
  *
  * Read on: 11_mlp.c for data of your own; "To add an op" in tests/README.md, if one is missing. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "option.h"
 #include "prose.h"
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define EXPECTED "be4d5b87918a1a348c69ba18e98d5756fccbec75a91d5659a9b94df4de8b5327"
 
@@ -77,7 +74,7 @@ static dt_tensor head(dt_graph *g, dt_tensor x, const void *user)
     return dt_cross_entropy(g, logits, dt_targets(g), 0.0f);
 }
 
-static const sizes all = {256, 48};
+static sizes all = {256, 48};
 static const dt_segment net[] = {
     {"embed", embed, &all}, {"block0", block, &all}, {"block1", block, &all}, {"head", head, &all}};
 
@@ -115,25 +112,31 @@ int main(int argc, char **argv)
     dt_layout layout = dt_layout_default();
     dt_step_info info = dt_step_info_zero();
     dt_trainer *t = NULL;
+    double width = 48;
+    option list[] = {{"--width", 4, 256, &width}};
     int same = 0;
     dt_result e = dt_launch(&argc, &argv);
+    if (!options_read(argc, argv, list, 1)) return dt_exit_code(DT_E_USAGE);
+    all.width = (int64_t)width;
     recipe.model = dt_model_segments(net, (int64_t)(sizeof net / sizeof *net), all.vocabulary);
     recipe.sequence = 32;
     recipe.steps = 100;
     recipe.learning_rate = 5e-3f;
     layout.output.sample_length = 60;
     layout.threads = 1;
-    if (argc > 1) return fprintf(stderr, "10_own_model: the option is --ranks N\n"), dt_exit_code(DT_E_USAGE);
     if (!e) e = open_trainer(&t, &recipe, &layout);
     if (!e) e = dt_trainer_run(t, &info);
     if (e) return dt_trainer_close(&t), dt_fail("10_own_model");
     same = !strcmp(dt_trainer_hash(t), EXPECTED);
     if (dt_trainer_is_root(t)) {
         print_scales(t);
-        printf("sha256   %s\nexpected %s\n", dt_trainer_hash(t), EXPECTED);
-        if (same) printf("ok: a model of one's own, and everybody gets its hash\n");
+        printf("sha256   %s\nexpected %s\n", dt_trainer_hash(t), all.width == 48 ? EXPECTED : "(of width 48 alone)");
+        if (all.width != 48) printf("ok: another width: hash not checked\n");
+        else if (same)
+            printf("ok: %lld weights of 4 segments of this program have the expected hash after %lld steps\n",
+                   (long long)dt_trainer_weights(t), (long long)info.step);
         else fprintf(stderr, "FAILED: another hash; right if you changed the model, else please report it\n");
     }
     dt_trainer_close(&t);
-    return !same;
+    return all.width == 48 && !same;
 }

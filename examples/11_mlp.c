@@ -2,11 +2,11 @@
  *
  * What you learn
  *     - A dt_source is a function that writes sample number i: here two whole numbers, a point of the plane, and the
- *       spiral arm that it lies on. Order, data shards, prefetch, validation and ranks are the trainer's.
+ *       spiral arm to which it belongs. The trainer does the rest: order, data shards, prefetch, validation, ranks.
  *     - The model is a multi-layer perceptron of two segments, one of hidden layers and one with the loss.
- *       dt_trainer_predict() asks it about points that it has never seen; a map of its answers is drawn.
+ *       dt_trainer_predict() asks the model about new points, and the program draws a map of its answers.
  *     - The points come from integer arithmetic. A compiler may fuse a float multiplication and an addition on one
- *       machine and not on another; then the data would differ, and no hash could be promised.
+ *       machine and not on another; then the data, and with them the hash, would differ.
  *     - The spirals follow Minsky's circle (HAKMEM 149): x -= y/16, y += x/16 turns a point by 1/16 radian.
  *
  * Build and run it, in this folder
@@ -20,10 +20,10 @@
  *     step 500/500  validation loss 0.0237 nats, 0.034 bits per target
  *     accuracy 99.8 % of 600 points that were not trained on
  *     sha256   86beeb5b16ed5f477c7b81d4a0be91650648f3eac5c16440245c156af3c4773a
- *     ok: another kind of data, the same trainer, one hash
+ *     ok: 599 of 600 new points are on the right arm, and the hash is the expected one
  *
  * Predict first: which loss does a guess among three arms have, and which accuracy?
- * Exercise: take one hidden layer away. Which parts of the map change first?
+ * Exercise: take the second hidden layer away. How many of the 600 points are wrong then, and where in the map?
  *
  * Read on: 12_cnn.c looks at images, 13_forecaster.c predicts numbers instead of classes. */
 #define DTRAIN_IMPLEMENTATION
@@ -139,7 +139,8 @@ int main(int argc, char **argv)
         draw_map(t);
         printf("accuracy %.1f %% of %d points that were not trained on\n", 100 * right, VALIDATION);
         printf("sha256   %s\nexpected %s\n", dt_trainer_hash(t), EXPECTED);
-        if (fine) printf("ok: another kind of data, the same trainer, one hash\n");
+        if (fine) printf("ok: %.0f of %d new points are on the right arm, and the hash is the expected one\n",
+                         VALIDATION * right, VALIDATION);
         else fprintf(stderr, "FAILED: another hash or too many errors; right if you changed the model\n");
     }
     dt_trainer_close(&t);

@@ -1,12 +1,12 @@
-/* 19_answers: how is a model taught to answer, with a loss on the answers alone?
+/* 19_answers: how does a model learn to answer, with a loss on the answers alone?
  *
  * What you learn
- *     - Fine-tuning on instructions is the same training on other samples: a prompt and its answer, one after the other.
- *       The loss must not count the prompt, or the model learns to ask. A target below 0 counts for nothing.
+ *     - Fine-tuning on instructions is the same training on other samples: a prompt, followed by its answer. The loss
+ *       must not count the prompt, or the model learns to ask. A target below 0 is left out of the loss.
  *     - A dt_source gives such samples, and recipe.tokenizer says what its ids mean: checkpoints hold the tokenizer, so
  *       that dt_generate() takes and gives text.
- *     - Prompt and answer are encoded apart, as they are in use: the model never sees a token across their border.
- *     - An answer ends with a token of its own. Without it the model would go on; dt_generation.stop ends the text there.
+ *     - Prompt and answer are encoded separately, as in use: no token contains parts of both.
+ *     - An answer ends with a special token. Without it the model would write on. dt_generation.stop ends a text there.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 19_answers.c -o 19_answers -lm -lpthread
@@ -23,8 +23,8 @@
  * Predict first: which loss does a model have that knows the form of the answers, and no sums?
  * Exercise: leave 20 of the 100 questions out of the training. How many of them does the model answer?
  *
- * Read on: 05_tokenizer.c for the tokenizer, 08_generate.c for text from any checkpoint, 110_fine_tune.c for training that
- *     begins with a published model. */
+ * Read on: 05_tokenizer.c for the tokenizer, 08_generate.c for text from any checkpoint, 110_fine_tune.c for training
+ *     that begins with a published model. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "tools/tokenizer.h"
