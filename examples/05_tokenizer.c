@@ -113,6 +113,7 @@ int main(int argc, char **argv)
     int failed, fine = 0, same = 0;
     dt_tokenizer *t = NULL;
     dt_data *d = NULL;
+    if (argc > 3 || (argc > 1 && *argv[1] == '-')) return fprintf(stderr, "Usage: 05_tokenizer [TEXT [SIZE]]\n"), 2;
     if (!mkdtemp(folder)) return perror("05_tokenizer: no directory in /tmp"), 1;
     snprintf(own, sizeof own, "%s/text.txt", folder);
     failed = (argc < 2 && prose_generate(own, 500000, 1)) || dt_data_open(&d, text, NULL, 1, 0.0);

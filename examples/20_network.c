@@ -23,7 +23,7 @@
  *       TCP, loopback     ~15.62    ~9.82       no      250000     80000     80000       0.640       ~87500    ~2.400
  *     67.109 MB in messages of 65536 bytes, one way
  *       TCP, loopback                    ~1376         ~33     ~2212     ~2212     134.218           ~4   ~67.618
- *     ok: ~164314 calls of the sockets, counted here and by the kernel; 0 for shared memory
+ *     ok: ~164314 calls of sockets, as the kernel counts; shared memory 0; lo carried TCP's 67.429 MB
  *
  * Predict first: which of the four ways makes no call of the kernel, and how many calls does 1 MB of 8-byte messages
  *     make by TCP?
@@ -49,7 +49,7 @@
 enum { MEMORY, MESSAGES, UNIX, TCP, WAYS };
 enum { CHUNK = 65536, CHUNKS = 1024, SLOTS = 4, ROUNDS = 20000, SMALL = 8 };
 static const char *const names[WAYS] = {"shared memory", "dt_send, dt_recv", "Unix socket", "TCP, loopback"};
-static int64_t counted[2]; /* calls of the kernel: without a socket, with one */
+static int64_t counted[3]; /* calls of the kernel without a socket and with one; bytes by TCP */
 
 /* Of read() and write(): calls and bytes; changes of process; bytes that the loopback device has received. */
 typedef struct tally {
@@ -232,7 +232,7 @@ static dt_result measure(way *w, int large, uint32_t *data, double *us, int *goo
     *good = *good && bytes == (w->kind < UNIX ? 0 : 2 * payload); /* each byte written and read */
     *good = *good && calls == m->seen.calls + t->seen.calls && bytes == m->seen.bytes + t->seen.bytes;
     *good = *good && (w->kind != TCP || m->told.loopback >= payload);
-    counted[w->kind >= UNIX] += calls;
+    counted[w->kind >= UNIX] += calls, counted[2] += w->kind == TCP ? payload : 0; /* all by lo, as checked */
     printf("  %-16s", names[w->kind]);
     if (large)
         printf("%26.0f", megabytes / start);
@@ -288,7 +288,7 @@ int main(int argc, char **argv)
     dt_comm_close(&c);
     if (r) return dt_fail("20_network");
     if (!good) return fprintf(stderr, "FAILED: a byte or a count of calls is wrong\n"), 1;
-    if (!rank) printf("ok: %lld calls of the sockets, counted here and by the kernel; %lld for shared memory\n",
-                      (long long)counted[1], (long long)counted[0]);
+    if (!rank) printf("ok: %lld calls of sockets, as the kernel counts; shared memory %lld; lo carried TCP's %.3f MB\n",
+                      (long long)counted[1], (long long)counted[0], 1e-6 * (double)counted[2]);
     return 0;
 }

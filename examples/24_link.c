@@ -18,6 +18,7 @@
  *          bytes                       network                    10x better                 10x bandwidth
  *          65536       ~8.07 (   14.55)  ~1.0x       ~0.85 (    1.46)  ~9.5x       ~8.04 (    8.66)  ~1.0x
  *        1048576     ~105.10 (  112.86)  ~1.0x      ~10.70 (   11.29)  ~9.8x      ~10.83 (   18.49)  ~9.7x
+ *     half-speed size                 80 kB                         80 kB                        800 kB
  *     64 tensors of 16 kB: 64 calls, fused 1
  *            network:  ~635.21 ms one by one,  ~105.20 fused: ~6.0 times faster
  *      10x bandwidth:  ~572.38 ms one by one,   ~12.11 fused: ~47.3 times faster

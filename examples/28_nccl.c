@@ -104,6 +104,7 @@ int main(int argc, char **argv)
     dt_result e = dt_comm_open(&c, &argc, &argv);
     int root, gpu;
     if (e) return dt_fail("28_nccl");
+    if (argc > 1) return fprintf(stderr, "28_nccl: the option is --ranks N\n"), 2;
     root = !dt_comm_rank(c);
     if (root) print_sums();
     e = prose_temporary(text, 50000);
