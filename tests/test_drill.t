@@ -149,6 +149,11 @@ for (['another file', "hello\n", qr/line 1: not an id/], ['a box', "drill 3\nkin
     ($status, undef, $err) = run(20, "$small --state $state </dev/null");
     ok($status == 2 && $err =~ $_->[2] && slurp($state) eq $_->[1], "refused and kept: $_->[0]") or diag("$status $err");
 }
+spew($state, "drill 2147483647\ncount 1 2147483647\n");
+is((run(20, "$small --state $state --count 1 <$tmp/input"))[0], 0, 'a session with a number that is too large');
+symlink '/dev/null', "$tmp/device";
+($status, $out, $err) = run(20, "$drill --export $tmp/device");
+ok($status == 1 && $err =~ /cannot be written/ && $out eq '' && -l "$tmp/device", 'a device is not replaced') or diag("$status $out$err");
 ($status, undef, $err) = run(20, "$small --domain strategy --state $tmp/none/x <$tmp/input");
 ok($status == 1 && $err =~ /cannot be written\. Name a file in a folder that exists/, 'a state in a folder that does not exist');
 

@@ -69,10 +69,15 @@ for my $sweep (qw(scaling cost spot compiler)) {
 like((run(60, "$plan --sweep scaling --params-b 1.5 --seq-len 8192 --micro-batch 1 --instance p4d"))[1], qr/^ +64 +81\.04 +54\.34 +23\.59$/m, '  scaling has the numbers of 61_scaling');
 like((run(60, "$plan --sweep compiler"))[1], qr/break-even T = c s \/ \(s - 1\)\n.*^compiled = not compiled: 90 minutes/ms, '  with its formula');
 
+spew("$tmp/wide.tsv", "i\0d\0\t\0s\0p\0o\0t\0\n\0x\0\t\x001\0");
+spew("$tmp/typed.tsv", "id\tparam_b\tspot\nx\t70\n");
+like((run(60, "$plan --cases $tmp/typed.tsv"))[2], qr/column 'param_b' is not a field: it is left out\nplan: line 2 has 2 of 3 columns/, 'what a file of cases has wrong is said');
+like((run(60, "$plan --sweep spot --tokens-b 20 --instance p9"))[1], qr/^  tokens_b is not used here$/m, 'and what a sweep does not use');
 for (['a sweep', '--sweep all', qr/choose scaling, cost/], ['a price', '--sweep spot --instance p5e', qr/no price of p5e/], ['an unknown option', '--colour 7', qr/what is '--colour'.*--help/], ['nothing', '', qr/^\z/], ['no sweep', '--sweep', qr/--sweep needs a value/], ['no value', '--params-b', qr/--params-b needs a value/],
      ['a word', '--params-b many', qr/params_b: 'many' is not a number from/], ['no number', '--params-b nan', qr/params_b: 'nan'/],
      ['half a GPU', '--ref-gpus 0.5', qr/not a whole number/], ['a strategy', '--given-strategy mp', qr/not one of single\|job_parallel/],
-     ['a file of cases', "--cases $tmp/absent", qr/cannot read/, 1], ['a catalogue', "--instances $tmp/absent", qr/cannot be read/]) {
+     ['a file of cases', "--cases $tmp/absent", qr/cannot read/, 1], ['a folder of cases', "--cases $tmp", qr/cannot read/, 1], ['UTF-16', "--cases $tmp/wide.tsv", qr/cannot read .* as a text/, 1],
+     ['a file without a case', '--cases /dev/null --check', qr/has no case/, 1], ['a full disk', '--params-b 7 --json >/dev/full', qr/cannot write the output/, 1], ['a catalogue', "--instances $tmp/absent", qr/cannot be read/]) {
     my ($name, $options, $pattern, $want) = @$_;
     ($status, undef, $err) = run(60, "$plan $options");
     ok($status == ($want || 2) && $err =~ $pattern, "refused: $name") or diag("status $status\n$err");
@@ -114,6 +119,9 @@ for ("--params-b 0.124 --layers 12 --hidden 768 --heads 12 --instance p4d --cur-
     ($status, undef, $err) = run(60, trainer() . " $command");
     is($status, 0, "the trainer plans $command") or diag($err);
 }
+
+like((run(60, "$plan --params-b 70 --layers 80 --hidden 8192 --heads 64 --instance p5 --cur-nodes 64 --global-batch 1024"))[1], qr/^command .* --micro-batch 512 .* --zero 3 --accumulation each/m,
+     'several micro-batches reduce their gradients each, or a rank keeps them all');
 
 my $dry = trainer() . ' --model 124M --vocabulary 50304 --dry-run';
 for (['one rank', "0:1 --checkpoint $tmp/c", []], ['a pipeline without need', '0:4 --pp 4', ['MP_UNNEEDED', 'BUBBLE', 'NO_CKPT']],

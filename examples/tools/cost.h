@@ -5,6 +5,7 @@
 #define COST_H
 
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -62,15 +63,23 @@ static inline char *cost_line(char **at, int *number)
     return NULL;
 }
 
-/* Reads a file into a text. 0: it cannot be read, or there is no room for it. */
+/* Reads a file. 0: it cannot be read, is not a text, or there is no room for it. */
 static inline int cost_load(const char *name, char *text, size_t room)
 {
     FILE *f = fopen(name, "rb");
     size_t n = f ? fread(text, 1, room, f) : room;
+    if (f && ferror(f)) n = room;
     if (f) fclose(f);
     if (n < room) text[n] = 0;
-    return n < room;
+    return n < room && strlen(text) == n;
 }
+
+/* A tool begins with this: when its output or a file is too large for the disk or a limit, it says so and fails. */
+static inline void cost_end(void)
+{
+    if (fflush(stdout) || ferror(stdout)) fputs("cannot write the output: is the disk full?\n", stderr), _Exit(1);
+}
+static inline void cost_begin(void) { signal(SIGXFSZ, SIG_IGN), atexit(cost_end); }
 
 /* A finite number of 0 or more that is all of a text; else NAN. */
 static inline double cost_number(const char *text)
@@ -129,7 +138,7 @@ static inline const char *cost_read(cost_catalogue *c, char *text)
 static inline const char *cost_open(cost_catalogue *c, const char *file)
 {
     static char text[1 << 16];
-    if (file && !cost_load(file, text, sizeof text)) return "the file cannot be read, or has more than 64 kB";
+    if (file && !cost_load(file, text, sizeof text)) return "the file cannot be read as a text of 64 kB";
     return cost_read(c, file ? text : strcpy(text, cost_instances));
 }
 

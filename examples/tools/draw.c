@@ -544,6 +544,7 @@ int main(int argc, char **argv)
 {
     const char *folder = NULL;
     int wanted[PICTURES] = {0}, named = 0, good = 1;
+    cost_begin();
     for (int i = 1; i < argc; i++) {
         int k = 0, is_folder = !strcmp(argv[i], "-o") && i + 1 < argc;
         while (k < PICTURES && strcmp(argv[i], pictures[k].name)) k++;

@@ -11,6 +11,7 @@
  * drawn as cases for plan --check. --folder DIR/ has files of your own. By hand, in the folder of dtrain.h:
  *     cc -O2 examples/tools/drill.c -o drill -lm */
 #include "drill.h"
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -31,8 +32,8 @@ static int read_state(state *s, const drill_deck *d, const char *name)
     FILE *f = fopen(name, "rb");
     if (!f) return 1;
     while (good && (fgets(line, sizeof line, f) || !number)) {
-        if (!number++) good = sscanf(line, "drill %d", &s->session) == 1 && s->session >= 0;
-        else good = sscanf(line, "%100s %d %d", id, &box, &last) == 3 && box > 0 && box <= BOXES && last > 0;
+        if (!number++) good = sscanf(line, "drill %9d", &s->session) == 1 && s->session >= 0;
+        else good = sscanf(line, "%100s %9d %9d", id, &box, &last) == 3 && box > 0 && box <= BOXES && last > 0;
         for (int i = 0; good && number > 1 && i < d->count; i++)
             if (!strcmp(d->row[i].cell[CELL_ID], id)) s->of[i].box = box, s->of[i].last = last;
     }
@@ -45,8 +46,10 @@ static int read_state(state *s, const drill_deck *d, const char *name)
 /* A file is replaced when it is complete. */
 static FILE *open_new(const char *name, char draft[PLAN_TEXT])
 {
+    struct stat is;
     FILE *f = NULL;
-    if (snprintf(draft, PLAN_TEXT, "%s.new", name) < PLAN_TEXT) f = fopen(draft, "wb");
+    const int good = stat(name, &is) ? *name : S_ISREG(is.st_mode); /* a device is not replaced */
+    if (good && snprintf(draft, PLAN_TEXT, "%s.new", name) < PLAN_TEXT) f = fopen(draft, "wb");
     if (!f) fprintf(stderr, "drill: %s cannot be written. Name a file in a folder that exists\n", name);
     return f;
 }
@@ -248,8 +251,8 @@ static int run_all(const drill_deck *d, const cost_catalogue *c, const char *dom
     }
     if (!f) return !some;
     if (!some) return fclose(f), remove(draft), 1;
-    printf("%d questions written by hand, %d from %d templates\n", count[0], count[1], templates);
-    return !close_new(f, draft, file);
+    if (!close_new(f, draft, file)) return 1;
+    return printf("%d questions written by hand, %d from %d templates\n", count[0], count[1], templates) < 0;
 }
 
 static int help(void)
@@ -274,6 +277,7 @@ int main(int argc, char **argv)
     char folder[PLAN_TEXT];
     double n[] = {10, (double)(time(NULL) % 100000 * 7 + getpid())}; /* COUNT, SEED */
     unsigned long long seed;
+    cost_begin();
     for (int i = 1; i < argc; i++) {
         const char *name = strncmp(argv[i], "--", 2) ? "" : argv[i] + 2;
         int k = plan_word("help|cases|domain|state|export|folder|count|seed", name);

@@ -2,13 +2,9 @@
  *
  *     ./build.sh plan --params-b 7 --optimizer adamw --instance 'p4d|p5' --tokens-b 20 --deadline-h 24
  *                                             one job: what, why, what was rejected, what would change the answer
- *     ./build.sh plan --sweep scaling|cost|spot|compiler --svg FILE
- *                                             one number varied: a table, and a plot where --svg names a file
- *     ./build.sh plan --cases FILE            a line of key=value for each job of a tab-separated file
- *     ./build.sh plan --cases FILE --check    the same against its columns x_..; the last line is N of M
+ *     ./build.sh plan --cases FILE --check    many jobs against the columns x_..; the last line is N of M
  *
- * Every field of a job is an option, with - or _ in its name; --help lists them. What is not given is assumed, and the
- * answer says so. --json prints one object. --instances FILE replaces the catalogue, which --list prints.
+ * --help lists the options. What is not given is assumed, and the answer says so.
  * By hand, in the folder of dtrain.h:
  *     cc -O2 examples/tools/plan.c -o plan -lm */
 #include "sweep.h"
@@ -138,15 +134,23 @@ static int run_cases(const cost_catalogue *c, const char *name, int check)
 {
     static char text[1 << 24];
     char *at = text, *line, *column[COLUMNS], *value[COLUMNS];
-    int columns = 0, count, number = 0, good = 0, all = 0;
+    int columns = 0, fields = 0, count, number = 0, good = 0, all = 0;
     if (!cost_load(name, text, sizeof text))
-        return fprintf(stderr, "plan: cannot read %s, or it has more than 16 MB: check the file\n", name), 1;
+        return fprintf(stderr, "plan: cannot read %s as a text of 16 MB: check the file\n", name), 1;
     if (!strncmp(text, "\xef\xbb\xbf", 3)) at += 3;
     if ((line = cost_line(&at, &number)) != NULL) columns = split(line, column);
-    for (; (line = cost_line(&at, &number)) != NULL; all++) {
+    for (int k = 0; k < columns; k++) {
+        const int is = plan_word(PLAN_FIELDS(PLAN_NAMES) "facts|id", column[k]) >= 0;
+        fields += is;
+        if (!is && strncmp(column[k], "x_", 2))
+            fprintf(stderr, "plan: column '%.40s' is not a field: it is left out\n", column[k]);
+    }
+    for (; fields && (line = cost_line(&at, &number)) != NULL; all++) {
         count = split(line, value);
+        if (count != columns) fprintf(stderr, "plan: line %d has %d of %d columns\n", number, count, columns);
         good += run_case(c, column, value, count < columns ? count : columns, check);
     }
+    if (!all) return fprintf(stderr, "plan: %s has no case: a row of fields, then a row for each case\n", name), 1;
     if (check) printf("%d of %d\n", good, all);
     return good < all;
 }
@@ -233,6 +237,7 @@ static void print_command(const plan_job *j, const plan_answer *a)
     printf(" --batch %g --micro-batch %g --data-shards %g --ranks %d", micro * fmax(1, ceil(units)), micro, shards,
            tp * pp * dp);
     if (a->out[out_shard]) printf(" --zero %d", a->out[out_shard]);
+    if (a->out[out_shard] > 1 && units > 1) printf(" --accumulation each"); /* else a rank adds up all gradients */
     if (tp > 1) printf(" --tp %d --tensor-shards %d", tp, tp);
     if (pp > 1) printf(" --pp %d", pp);
     printf("%s\n", a->out[out_act_ckpt] ? " --recompute full" : "");
@@ -276,7 +281,8 @@ static void help(void)
            "       plan --list                                    the instances; --instances FILE replaces them\n"
            "A first job, in which the hours follow from the tokens (or give --ref-hours and --ref-gpus, measured):\n"
            "  plan --params-b 7 --instance 'p4d|p5' --max-nodes 16 --tokens-b 20 --deadline-h 24\n"
-           "What is not given is assumed, and the answer says so. --facts 'NAME=VALUE;NAME=VALUE' sets fields, too:\n");
+           "What is not given is assumed, and the answer says so. --facts 'NAME=VALUE;NAME=VALUE' sets fields, too, and\n"
+           "in names - is _:\n");
     for (int f = 0; f < PLAN_INPUTS; f++) printf("  --%-22s %s\n", plan_field[f].name, plan_field[f].text);
 }
 
@@ -288,7 +294,7 @@ int main(int argc, char **argv)
     static cost_catalogue c;
     const char *given[OPTIONS] = {NULL}, *bad;
     plan_list wrong;
-    wrong.count = 0, plan_job_clear(&j);
+    wrong.count = 0, plan_job_clear(&j), cost_begin();
     for (int i = 1, n; i < argc; i += n) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
         const char *name = strncmp(argv[i], "--", 2) ? "" : argv[i] + 2;

@@ -320,7 +320,7 @@ static inline int plan_job_set(plan_job *j, int f, const char *value, char wrong
     if (in->kind == 'w') snprintf(what, sizeof what, "one of %s", in->text);
     if (in->low < in->high)
         snprintf(what, sizeof what, "a %snumber from %g to %g", in->kind == 'i' ? "whole " : "", in->low, in->high);
-    snprintf(wrong, PLAN_TEXT, "%s: '%.20s' is not %.120s. Correct it", in->name, value, what);
+    snprintf(wrong, PLAN_TEXT, "%s: '%.20s' is not %.120s", in->name, value, what);
     return 0;
 }
 
@@ -867,7 +867,7 @@ static inline int plan_option(plan_job *j, const char *option, const char *value
     if (f < 0) return fprintf(stderr, "plan: what is '%s'? ./build.sh plan --help lists the fields\n", option), 0;
     if (!value) return fprintf(stderr, "plan: %s needs a value\n", option), 0;
     if (f == PLAN_INPUTS) plan_job_facts(j, value, wrong);
-    else if (!plan_job_set(j, f, value, said)) return fprintf(stderr, "plan: %s\n", said), 0;
+    else if (!plan_job_set(j, f, value, said)) return fprintf(stderr, "plan: %s. Correct it\n", said), 0;
     return equal ? 1 : 2;
 }
 

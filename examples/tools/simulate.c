@@ -1,8 +1,7 @@
 /* simulate: how long does a step of this model take on that cluster, and where does the time go?
  *
- *     ./build.sh simulate --nodes 64 --instance p5 --model 124M --tp 8 --pp 2 --precision bf16
- *                                             a step, from the trainer's own programs: time, MFU, messages, bubble,
- * cost
+ *     ./build.sh simulate --nodes 64 --instance p5 --model 124M --tp 4 --pp 2 --precision bf16
+ *                                             a step, from the trainer's own programs: time, MFU, messages, bubble
  *     ./build.sh simulate .. --search         the ten fastest layouts that fit, and what the planner says
  *     ./build.sh simulate .. --trace FILE --rank 5
  *                                             the timeline of a rank, as the trainer's --timeline writes it
@@ -20,20 +19,20 @@
 
 /* ---- options ---- */
 
-#define OPTIONS(F)                                                                                                     \
-    F(nodes, "N", "nodes of the cluster (1)")                                                                          \
-    F(instance, "TYPE", "type of a node: p5, p4d, .. (p5)")                                                            \
-    F(instances, "FILE", "a catalogue in place of the built-in one")                                                   \
-    F(calibration, "FILE", "measured rates in place of the catalogue's")                                               \
-    F(calibrate, "FILE", "measure this machine, write FILE, and end")                                                  \
-    F(per_node, "N", "ranks of a node (the GPUs of the type; with --calibration 1)")                                   \
-    F(slow, "RANK=FACTOR", "a rank whose work takes times as long; may be repeated")                                   \
-    F(rank, "R", "the rank of --trace (up to 8: all) and of the bytes in --json (0)")                                  \
-    F(trace, "FILE", "write a timeline for ui.perfetto.dev")                                                           \
-    F(input_tokens_s, "N", "tokens per second that storage gives to a node (no limit)")                                \
-    F(mtbf_h, "H", "hours between failures of a node (never)")                                                         \
-    F(save_s, "S", "seconds of a checkpoint (60)")                                                                     \
-    F(interval_s, "S", "seconds between checkpoints (by Young's formula)")                                             \
+#define OPTIONS(F) \
+    F(nodes, "N", "nodes of the cluster (1)") \
+    F(instance, "TYPE", "type of a node: p5, p4d, .. (p5)") \
+    F(instances, "FILE", "a catalogue in place of the built-in one") \
+    F(calibration, "FILE", "measured rates in place of the catalogue's") \
+    F(calibrate, "FILE", "measure this machine, write FILE, and end") \
+    F(per_node, "N", "ranks of a node (the GPUs of the type; with --calibration 1)") \
+    F(slow, "RANK=FACTOR", "a rank whose work takes times as long; may be repeated") \
+    F(rank, "R", "the rank of --trace (up to 8: all) and of the bytes in --json (0)") \
+    F(trace, "FILE", "write a timeline for ui.perfetto.dev") \
+    F(input_tokens_s, "X", "tokens per second that storage gives to a node (no limit)") \
+    F(mtbf_h, "H", "hours between failures of a node (never)") \
+    F(save_s, "S", "seconds of a checkpoint (60)") \
+    F(interval_s, "S", "seconds between checkpoints (by Young's formula)") \
     F(restart_s, "S", "seconds of a restart (300)")
 #define OPTION_ENUM(name, argument, help) OPTION_##name,
 #define OPTION_ROW(name, argument, help)  {#name, argument, help},
@@ -83,10 +82,11 @@ static int help(void)
 /* The number of an option within its bounds, or `otherwise`. 0: it is wrong, told. */
 static int number(const ask *a, int k, double low, double high, double otherwise, double *to)
 {
+    const int whole = *option[k][1] == 'N' || *option[k][1] == 'R';
     char range[120];
     *to = a->text[k] ? cost_number(a->text[k]) : otherwise;
-    if (!a->text[k] || (*to >= low && *to <= high)) return 1;
-    snprintf(range, sizeof range, "%.40s: a number from %g to %g", a->text[k], low, high);
+    if (!a->text[k] || (*to >= low && *to <= high && (!whole || *to == floor(*to)))) return 1;
+    snprintf(range, sizeof range, "%.40s is not a %snumber from %g to %g", a->text[k], whole ? "whole " : "", low, high);
     return wrong("%s %s", dashed(k), range), 0;
 }
 
@@ -417,15 +417,20 @@ static int run_calibration(const ask *a)
     char self[400];
     ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
     sim_machine m;
+    struct stat is;
+    const char *path = a->text[OPTION_calibrate];
+    FILE *f;
     if (n < 0) return wrong("cannot find this program%s%s", "", "");
     self[n] = 0;
+    if (!stat(path, &is) && is.st_size && sim_machine_read(&m, path))
+        return wrong("%s exists and is not a calibration: %s", path, "name another file");
+    if ((f = fopen(path, "a")) == NULL) return wrong("cannot write %s: %s", path, "check the folder");
+    fclose(f);
     if (calibrate(self, &a->recipe, &m)) return dt_fail("simulate");
-    if (!sim_machine_write(&m, a->text[OPTION_calibrate]))
-        return wrong("cannot write %s: %s", a->text[OPTION_calibrate], "check the folder");
+    if (!sim_machine_write(&m, path)) return wrong("cannot write %s: %s", path, "is the disk full?");
     printf("calibrated %s: %.4g GFLOP/s in products; a message takes %.3g us + %.3g us/MB in a node, %.3g us + %.3g "
-           "us/MB between "
-           "emulated nodes; two busy ranks work %.2f times as long\n",
-           a->text[OPTION_calibrate], m.peak / 1e9, 1e6 * m.link[0].alpha, 1e12 * m.link[0].beta, 1e6 * m.link[1].alpha,
+           "us/MB between emulated nodes; two busy ranks work %.2f times as long\n",
+           path, m.peak / 1e9, 1e6 * m.link[0].alpha, 1e12 * m.link[0].beta, 1e6 * m.link[1].alpha,
            1e12 * m.link[1].beta, m.busy);
     return 0;
 }
@@ -438,10 +443,11 @@ int main(int argc, char **argv)
     if (argc > 2 && !strcmp(argv[1], "--links"))
         return dt_launch(&argc, &argv) ? dt_fail("start") : calibrate_links(argv[2]);
     if (argc == 2 && (!strcmp(argv[1], "--help") || !strcmp(argv[1], "-h"))) return help();
-    a.recipe = dt_recipe_default(), a.layout = dt_layout_default();
+    a.recipe = dt_recipe_default(), a.layout = dt_layout_default(), cost_begin();
     if (!own_options(&a, &argc, argv)) return 2;
     if (dt_args(&argc, &argv, &a.recipe, &a.layout)) return dt_fail("simulate");
     if (argc > 1) return wrong("what is '%s'? --help lists the options%s", argv[1], "");
+    if (a.search && (a.json || a.text[OPTION_trace])) return wrong("%s: leave out %s", "--search", "--json and --trace");
     if (a.text[OPTION_calibrate]) return run_calibration(&a);
     if (!machine_of(&a) || !numbers_of(&a)) return 2;
     assume(&a);

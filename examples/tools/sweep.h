@@ -159,19 +159,24 @@ static int sweep_run(const char *name, const plan_job *job, const cost_catalogue
     const cost_type *usual = cost_find(c, "p4d", 3), *t;
     int k = plan_word("scaling|cost|spot|compiler", name), last;
     double step;
+    char used[PLAN_INPUTS] = {0};
     if (k < 0) return fprintf(stderr, "plan: --sweep %s: choose scaling, cost, spot or compiler\n", name), 2;
     s.row = &sweep_rows[k], last = s.row->count - 1, j = *job;
     plan_candidates(&j, c, list, &wrong);
+    for (int i = 0; i < wrong.count; i++) fprintf(stderr, "plan: %s\n", wrong.line[i]);
     t = usual && !*j.text[in_instance] ? usual : list[0].type;
     j.n[in_price_node_h] = isnan(list[0].price) ? t->dollars : list[0].price;
     printf("%s: %s\n  %s\n  on %s with", s.row->title, s.row->y, s.row->formula, cost_short(t));
     for (int i = 0, f; (f = s.row->uses[i].field) || !i; i++) {
         if (f == in_price_node_h && isnan(j.n[f]))
             return fprintf(stderr, "plan: the catalogue has no price of %s. Give --price-node-h\n", cost_short(t)), 2;
-        j.n[f] = plan_or(&j, f, s.row->uses[i].usual);
+        j.n[f] = plan_or(&j, f, s.row->uses[i].usual), used[f] = 1;
         printf("%s %s %g", i ? "," : "", plan_field[f].name, j.n[f]);
     }
     printf("\n");
+    used[in_instance] = 1, used[in_max_nodes] = (char)s.row->doubles;
+    for (int f = 0; f < PLAN_INPUTS; f++)
+        if (plan_has(job, f) && !used[f]) printf("  %s is not used here\n", plan_field[f].name);
     if (s.row->doubles)
         for (double x = 1; x <= fmax(2, fmin(plan_or(&j, in_max_nodes, 64), 1024)); x *= 2) s.x[s.points++] = x;
     else {
