@@ -7,8 +7,8 @@
  *       use them, by cuBLASLt: tf32 keeps 10 bits of the fractions of fp32, bf16 keeps 7. The first loss moves by some
  *       millionths, and the hash belongs to one kind of GPU and one library.
  *     - In 16 bits, exact means that nothing but the operands is rounded: bf16 and fp16 have hashes of their own.
- *     - The price is a ratio of rates. Where products are most of a step, tensor cores make it several times as fast,
- *       and then everything else is most of the step.
+ *     - The price is a ratio of rates. Where products take most of a step, tensor cores make it several times as fast,
+ *       and then everything else takes most of it.
  *     - V100 and T4 have no bf16. There fp16 with a loss scale is the only way to tensor cores (63_instances.c).
  *
  * Build and run it, in this folder
@@ -31,21 +31,19 @@
  *       g4dn   T4                          16         8.1            -     65      -             8.0
  *       p4d    A100                        40        19.5          156    312    312            16.0
  *       p4de   A100                        80        19.5          156    312    312            16.0
- *       p5     H100                        80        67.0          495    989    989            14.8
- *       p5en   H200                       141        67.0          495    989    989            14.8
- *     ok: exact is one hash anywhere, fast is near it
+ *       p5     H100                        80        67.0          494    989    989            14.8
+ *       p5en   H200                       141        67.0          494    989    989            14.8
+ *     ok: fast is within ~0.0 ppm of exact; the 3 hashes of exact are those of any processor
  *
  * Predict first: which of the five lines are the same on a GPU and on a CPU? Do two kinds of GPUs agree on the others?
- * Exercise: by how much may a loss differ before you could tell from its curve? Train 200 steps, exact and fast.
+ * Exercise: how far from exact is still invisible? Train exact fp32 with another seed, too: compare the distance of its
+ *     loss in ppm with that of bf16 and fp16.
  *
  * Read on: 102_copy_and_compute.c, the next program; 88_underflow.c for the loss scale, 87_other_bits.c for orders. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "prose.h"
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tools/cost.h"
 
 static const struct {
     const char *numerics, *name, *hash; /* of the weights that exact numerics make, everywhere */
@@ -94,23 +92,23 @@ static void with_tensor_cores(const char *name, double rate)
            name, step, 261 / step, 100 * other / step);
 }
 
-/* What exactness can cost at most: the quotient of the rates of tensor cores and lanes. */
+/* What exactness can cost at most: the quotient of the rates of tensor cores and lanes. The catalogue has the rates of
+ * tensor cores in 16 bits; half of that in tf32, from A100 on; the lanes' are data sheets'. */
 static void data_sheets(void)
 {
     static const struct {
-        const char *instance, *gpu;
-        double gb, lanes, tf32, fp16, bf16; /* 0: not there */
-    } of[] = {{"p3", "V100", 16, 15.7, 0, 125, 0},       {"g4dn", "T4", 16, 8.1, 0, 65, 0},
-              {"p4d", "A100", 40, 19.5, 156, 312, 312},  {"p4de", "A100", 80, 19.5, 156, 312, 312},
-              {"p5", "H100", 80, 67, 495, 989, 989},     {"p5en", "H200", 141, 67, 495, 989, 989}};
+        const char *instance;
+        double lanes;
+    } of[] = {{"p3", 15.7}, {"g4dn", 8.1}, {"p4d", 19.5}, {"p4de", 19.5}, {"p5", 67}, {"p5en", 67}};
+    static cost_catalogue c;
+    if (cost_open(&c, NULL)) return;
     printf("TFLOP/s by data sheets, dense        GB  lanes fp32  tensor tf32   fp16   bf16  tensor / lanes\n");
     for (int i = 0; i < 6; i++) {
-        const double rate[3] = {of[i].tf32, of[i].fp16, of[i].bf16};
-        printf("  %-6s %-22s %6.0f %11.1f", of[i].instance, of[i].gpu, of[i].gb, of[i].lanes);
-        for (int k = 0; k < 3; k++)
-            if (rate[k] > 0) printf(" %*.0f", k ? 6 : 12, rate[k]);
-            else printf(" %*s", k ? 6 : 12, "-");
-        printf(" %15.1f\n", of[i].fp16 / of[i].lanes);
+        const cost_type *t = cost_find(&c, of[i].instance, strlen(of[i].instance));
+        printf("  %-6s %-22s %6.0f %11.1f", of[i].instance, t->accel, t->gb, of[i].lanes);
+        if (t->bf16) printf(" %12.0f %6.0f %6.0f", floor(t->teraflops / 2), t->teraflops, t->teraflops);
+        else printf(" %12s %6.0f %6s", "-", t->teraflops, "-");
+        printf(" %15.1f\n", t->teraflops / of[i].lanes);
     }
 }
 
@@ -120,7 +118,8 @@ int main(int argc, char **argv)
     char text[] = "/tmp/dtrain_XXXXXX";
     int64_t size[3] = {2, 64, 64};
     const int own = argc == 4;
-    int good = 1;
+    int hashes = 0;
+    double most = 0;
     run x[5];
     dt_result r;
     for (int i = 0; i < 3 && own; i++) size[i] = atoi(argv[i + 1]);
@@ -138,13 +137,14 @@ int main(int argc, char **argv)
         ppm = 1e6 * fabs(x[i].first - x[i - rows[i].fast].first) / x[i].first;
         printf("%-9s %-9s %10.1f %8.4f %11.0f %7.1f  %s\n", rows[i].numerics, rows[i].name, 1e3 * x[i].seconds,
                x[i].last, (double)x[i].scale, ppm, rows[i].fast ? "" : x[i].hash);
-        good = good && ppm < 1000 && (own || rows[i].fast || !strcmp(x[i].hash, rows[i].hash));
+        hashes += !rows[i].fast && !strcmp(x[i].hash, rows[i].hash), most = fmax(most, ppm);
     }
     remove(text);
     if (r) return fprintf(stderr, "101_exact_or_fast: %s\n", dt_last_error()), dt_exit_code(r);
     printf("H200, GPT-2 124M, 8 x 1024 tokens, exact: 261 ms a step, 187 of them products at 37.5 TFLOP/s\n");
     with_tensor_cores("tf32", 300), with_tensor_cores("bf16", 650);
     data_sheets();
-    if (!good) return fprintf(stderr, "FAILED: another hash, or too far from exact\n"), 1;
-    return printf("ok: exact is one hash anywhere, fast is near it\n"), 0;
+    if (most >= 1000 || (!own && hashes < 3)) return fprintf(stderr, "FAILED: another hash, or a loss\n"), 1;
+    return printf("ok: fast is within %.1f ppm of exact; %s\n", most,
+                  own ? "hashes of other sizes: not checked" : "the 3 hashes of exact are those of any processor"), 0;
 }
