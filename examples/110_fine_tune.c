@@ -1,11 +1,11 @@
-/* 110_fine_tune: how does training go on from weights that somebody has published?
+/* 110_fine_tune: how do you train a model further from weights that somebody has published?
  *
  * What you learn
- *     - Published are config.json and model.safetensors, the weights in bf16: 2 bytes of the 12 that a checkpoint keeps
- *       for each. The optimizer's state is not there, so its moments begin at zero, and a warm-up keeps steps small.
- *     - dt_recipe_from reads the model, dt_recipe.weights names its numbers. The rest is a run on another text.
- *     - From a base that knows the language, a few steps on a short text do what they cannot do from random weights.
- *     - A model forgets what it no longer sees. A smaller rate with a warm-up keeps more of the old text.
+ *     - A published model is config.json and model.safetensors, with weights in bf16: 2 of a checkpoint's 12 bytes per
+ *       weight. The optimizer's state is missing, so its moments begin at zero, and a warm-up keeps steps small.
+ *     - dt_recipe_from reads the model, dt_recipe.weights names the file of its weights; the rest is an ordinary run.
+ *     - From a base that knows the language, a few steps on a short text reach a loss that random weights do not.
+ *     - A model forgets what it no longer sees. A smaller rate with a warm-up forgets less of the old text.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 110_fine_tune.c -o 110_fine_tune -lm -lpthread
@@ -22,7 +22,7 @@
  *     ok: 40 steps from the base reach 0.737 nats on notices, from random weights 1.601
  *
  * Predict first: what becomes of the loss on prose while the model learns notices, and which rate keeps more of it?
- * Exercise: give the tuned runs both texts (recipe.data is a list with commas). What does each of the two losses cost?
+ * Exercise: give the tuned run 4 kB of prose as well (recipe.data is a list with commas). How do both losses change?
  *
  * Read on: 111_lora.c for a few numbers instead of all, 19_answers.c for questions, running.md for published models. */
 #define DTRAIN_IMPLEMENTATION

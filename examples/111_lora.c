@@ -1,17 +1,17 @@
 /* 111_lora: how few numbers have to change so that a trained model can do something new?
  *
  * What you learn
- *     - LoRA (Hu et al. 2021) leaves a matrix W (in,out) as it is and learns what is added to it as a product: A (in,r)
+ *     - LoRA (Hu et al. 2021) leaves a matrix W (in,out) as it is and learns a product that is added to it: A (in,r)
  *       times B (r,out), r (in + out) numbers instead of in x out. At 4096 x 4096 and r = 8 these are 0.4 %.
- *     - Gradients and the optimizer's state exist for A and B alone. Backward also saves the product that gives W's
- *       gradient, at most a third of all arithmetic. Activations stay.
- *     - A is drawn, B is zero: the first prediction is the base's, to the bit. With both zero, neither would learn.
- *     - r bounds what can be learned. Here sensors are swapped: that changes W by a matrix of rank 1 for each pair.
- *     - In use W + A B is one matrix again: the merged model is as fast as the base.
+ *     - Only A and B have gradients and optimizer state. Backward also avoids the product that gives W's gradient, at
+ *       most a third of all arithmetic. Activations do not shrink.
+ *     - A is random, B is zero, so the first prediction has the base's bits. With both zero, neither would learn.
+ *     - r bounds what can be learned. Here sensors are swapped, and each swapped pair changes W by a matrix of rank 1.
+ *     - For use, W + A B becomes one matrix again, and the merged model is as fast as the base.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 111_lora.c -o 111_lora -lm -lpthread
- *     ./111_lora
+ *     ./111_lora                                 (--pairs 4: swaps so many pairs of sensors, 1 to 16)
  *     ./111_lora --ranks 2                       (up to 8)
  *
  * What it prints
@@ -23,23 +23,21 @@
  *     rank 4                 256   2048 bytes   0.0527  0.0026
  *     before the first step: 2048 predictions have the base's bits
  *     W + A B as one matrix: predictions differ by 4.2e-07 at most
- *     ok: before its first step each run predicts what the base does; W + A B within 1e-5 of A and B beside W
+ *     ok: rank 2 reaches 0.0026 with 128 numbers, all of W 0.0026 with 1024
  *
  * Predict first: two pairs of sensors are swapped. Which ranks are too small, and what does rank 4 add to rank 2?
- * Exercise: draw B as well. What becomes of the first column of losses, and why do its rows differ then?
+ * Exercise: draw B as well. How does the first column of losses change, and why do its rows differ then?
  *
  * Read on: 44_fit.c for the bytes of large models (--optimizer lora), 17_custom_op.c for ops, cheatsheet.md. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "option.h"
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define EXPECTED "ab6a640cb21b5f5aa4a5863fcef90d92493c1e05cc72ec74fe3985a643436c84"
 enum { SENSORS = 32, GAUGES = 32, TRAINING = 4096, TESTS = 64, STEPS = 200 };
 enum { BASE, FULL, RANK1, RANK2, RANK4, MERGED, RUNS, ALL = 0 };
-static float W[SENSORS * GAUGES], A[SENSORS * 2], B[2 * GAUGES]; /* of the base; of rank 2 */
+static float W[SENSORS * GAUGES], A[SENSORS * 2], B[2 * GAUGES], after[RUNS]; /* of the base; of rank 2; losses */
 static float tests[TESTS * SENSORS], first[RUNS][TESTS * GAUGES], last[RUNS][TESTS * GAUGES]; /* inputs; predictions */
 
 static int drawn(int64_t n) /* -8 to 7; an integer, so that every compiler makes the same bits */
@@ -77,9 +75,9 @@ static const dt_custom_op frozen = {times_W, NULL, NULL}; /* no gradient: before
 static struct run {
     const char *name;
     int64_t rank; /* of A B; ALL: B has W's shape, without an A, and may change every number; -1: W itself is trained */
-    int pairs;    /* of sensors that are swapped */
-} runs[] = {{"the base: W", -1, 0}, {"every number of W", ALL, 2}, {"A and B of rank 1", 1, 2},
-            {"rank 2", 2, 2},       {"rank 4", 4, 2},              {"W + A B", 1, 2}};
+} runs[] = {{"the base: W", -1}, {"every number of W", ALL}, {"A and B of rank 1", 1}, {"rank 2", 2}, {"rank 4", 4},
+            {"W + A B", 1}};
+static int pairs[2] = {0, 2}; /* of sensors that are swapped: for the base, for the others */
 
 /* tanh(x W + x A B), with the mean squared error */
 static dt_tensor model(dt_graph *g, dt_tensor x, const void *user)
@@ -97,7 +95,7 @@ static dt_tensor model(dt_graph *g, dt_tensor x, const void *user)
 static dt_result train(int i, char hash[65])
 {
     dt_segment one = {"m", model, &runs[i]};
-    dt_source source = {&runs[i].pairs, {TRAINING, 512}, SENSORS, GAUGES, DT_F32, DT_F32, reading};
+    dt_source source = {&pairs[i > BASE], {TRAINING, 512}, SENSORS, GAUGES, DT_F32, DT_F32, reading};
     dt_recipe recipe = dt_recipe_default();
     dt_layout layout = dt_layout_default();
     dt_step_info info = dt_step_info_zero();
@@ -118,7 +116,7 @@ static dt_result train(int i, char hash[65])
     if (!r && i == RANK2) r = dt_trainer_own(t, "m.B", B, &held);
     if (!r && i != MERGED && dt_trainer_is_root(t))
         printf("%-18s %7lld %6lld bytes %8.4f %7.4f\n", runs[i].name, (long long)dt_trainer_weights(t),
-               8 * (long long)dt_trainer_weights(t), (double)before, (double)info.validation);
+               8 * (long long)dt_trainer_weights(t), (double)before, (double)(after[i] = info.validation));
     dt_trainer_close(&t);
     return r;
 }
@@ -126,12 +124,14 @@ static dt_result train(int i, char hash[65])
 int main(int argc, char **argv)
 {
     char hash[65] = "";
+    double swapped = 2;
     float far = 0, gauges[GAUGES];
     int same = 1, root;
     dt_result r = dt_launch(&argc, &argv);
-    if (argc > 1) return fprintf(stderr, "111_lora: the option is --ranks N\n"), 2;
-    root = !getenv("RANK") || !strcmp(getenv("RANK"), "0");
-    for (int i = 0; i < TESTS; i++) reading(&runs[FULL].pairs, DT_VALIDATION, i, tests + i * SENSORS, gauges);
+    option list[] = {{"--pairs", 1, 16, &swapped}};
+    if (!options_read(argc, argv, list, 1)) return 2;
+    root = !getenv("RANK") || !strcmp(getenv("RANK"), "0"), pairs[1] = (int)swapped;
+    for (int i = 0; i < TESTS; i++) reading(&pairs[1], DT_VALIDATION, i, tests + i * SENSORS, gauges);
     if (root) printf("trained            numbers     m and v   before   after\n");
     for (int i = 0; i < RUNS && !r; i++) {
         for (int k = 0; k < SENSORS * GAUGES * 2 && i == MERGED; k++) /* W += A B */
@@ -143,8 +143,8 @@ int main(int argc, char **argv)
     for (int i = 0; i < TESTS * GAUGES; i++) far = fmaxf(far, fabsf(first[MERGED][i] - last[RANK2][i]));
     printf("before the first step: %d predictions %s the base's bits\n", TESTS * GAUGES, same ? "have" : "DO NOT HAVE");
     printf("W + A B as one matrix: predictions differ by %.1e at most\nsha256 of rank 2 %s\n", (double)far, hash);
-    if (!same || far > 1e-5f || strcmp(hash, EXPECTED))
+    if (!same || far > 1e-5f || (pairs[1] == 2 && strcmp(hash, EXPECTED)))
         return fprintf(stderr, "FAILED: another hash, expected " EXPECTED ", or other predictions\n"), 1;
-    printf("ok: before its first step each run predicts what the base does; W + A B within 1e-5 of A and B beside W\n");
-    return 0;
+    return printf("ok: rank 2 reaches %.4f with %d numbers, all of W %.4f with %d\n", (double)after[RANK2],
+                  2 * (SENSORS + GAUGES), (double)after[FULL], SENSORS * GAUGES), 0;
 }

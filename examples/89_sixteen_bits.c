@@ -1,12 +1,12 @@
 /* 89_sixteen_bits: what becomes half as large in 16 bits, and what does not?
  *
  * What you learn
- *     - "Mixed precision halves the memory" is not true: weights, gradients and Adam's moments stay in fp32, 16 bytes
- *       of each weight. Activations shrink, and not to a half: the residual stream and norms stay in fp32.
- *     - What ranks send is a choice of its own. Here gradients are sums in fp32 and travel so, since the bits must not
- *       depend on the number of ranks. A library that reduces gradients in 16 bits sends half, and adds in 16 bits.
- *     - To send 16 bits and add in fp32, each rank needs the rounded numbers of all: 2 P (N-1) bytes instead of the
- *       8 P (N-1)/N of a sum in fp32. That is N/4 of it: half on 2 ranks, all on 4, twice as much on 8.
+ *     - "Mixed precision halves the memory" is wrong: weights, gradients and Adam's moments stay in fp32, 16 bytes per
+ *       weight. Activations shrink, but not to half, because the residual stream and norms stay in fp32.
+ *     - What ranks send is a separate choice. Here gradients are added and sent in fp32, so that the bits do not depend
+ *       on the number of ranks. A library that reduces gradients in 16 bits sends half, and also adds in 16 bits.
+ *     - To send 16 bits and add in fp32, each rank needs the rounded numbers of all others: 2 P (N-1) bytes instead of
+ *       8 P (N-1)/N for a sum in fp32. That is N/4 of it: half on 2 ranks, equal on 4, twice as much on 8.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 89_sixteen_bits.c -o 89_sixteen_bits -lm -lpthread
@@ -19,7 +19,7 @@
  *       fp32          548864    1843200    1097728       743744         614440  3.836
  *       bf16          548864    1843200    1097728       596288         614440  3.836
  *     a sum of bf16 in fp32 sends 0.50 of what a sum of fp32 sends; it is off by up to 0.1 %
- *     ok: activations shrink, weights and moments do not, and what is sent is a choice of its own
+ *     ok: bf16 takes 0.80 of fp32's activations and the same bytes of weights and moments, sends as much, loss 3.836
  *
  * Predict first: what is the share on 4 ranks, and what would it be for a ring that adds in 16 bits?
  * Exercise: send a byte per number and one scale for 256 of them (36_compression.c). Which share is sent then?
@@ -110,7 +110,7 @@ int main(int argc, char **argv)
     int rank = r ? 0 : dt_comm_rank(c), n = r ? 1 : dt_comm_size(c), fine;
     if (!r && !rank && prose_generate(text, 40000, 1)) return 1;
     if (!r) r = dt_barrier(c);
-    if (!r && n > MOST) return fprintf(stderr, "89_sixteen_bits: 1 to %d ranks\n", (int)MOST), 2;
+    if (!r && (argc > 1 || n > MOST)) return fprintf(stderr, "89_sixteen_bits: 1 to %d ranks\n", (int)MOST), 2;
     for (int i = 0; i < 2 && !r; i++) r = train(text, i, &x[i]);
     if (!r && n > 1) r = add(c, &share, &error);
     if (!r) r = dt_barrier(c);
@@ -133,6 +133,7 @@ int main(int argc, char **argv)
         fine = fine && fabs(share - n / 4.0) < 0.01 && x[0].sent == x[1].sent && error < 1.0 / 256;
     }
     if (!fine) return printf("NOT as described\n"), 1;
-    printf("ok: activations shrink, weights and moments do not, and what is sent is a choice of its own\n");
+    printf("ok: bf16 takes %.2f of fp32's activations and the same bytes of weights and moments, sends as much, loss "
+           "%.3f\n", (double)x[1].m.activations / (double)x[0].m.activations, (double)x[1].info.loss);
     return 0;
 }

@@ -121,7 +121,8 @@ typedef struct rules_rank {
     int64_t step, steps, usual, outliers; /* step: the last one, -1: none. usual: steps that are not outliers */
     double mean, squares;                 /* of the usual steps' seconds: mean, and sum of squared distances */
     double seconds, data, work, memory;   /* sums over the current block */
-    double first_memory, done; /* mean over the first block where it is known; work of the last complete one */
+    double first_memory;                  /* mean over the first block where it is known */
+    double done, took;                    /* work and seconds of the last complete block */
 } rules_rank;
 typedef struct rules_spread { /* variances of a step's activations of one kind */
     int64_t step;
@@ -455,16 +456,20 @@ static void rules_outlier(dt_rules *r, rules_rank *k, double seconds)
     k->squares += far * (seconds - k->mean);
 }
 
+/* What LoadBalancing finds makes the other ranks wait, so LowUtilization is asked only when it finds nothing. */
 static void rules_balance(dt_rules *r, int64_t steps)
 {
     int32_t least = 0, most = 0;
+    double balance;
     for (int32_t i = 0; i < r->ranks; i++) {
         if (r->rank[i].steps != steps) return; /* the rank is still in the block */
         if (r->rank[i].done < r->rank[least].done) least = i;
         if (r->rank[i].done > r->rank[most].done) most = i;
     }
-    r->now.rank = most;
-    rules_if(r, DT_RULE_LOAD_BALANCING, r->rank[least].done / r->rank[most].done, '<', 0);
+    r->now.rank = most, balance = r->rank[least].done / r->rank[most].done;
+    rules_if(r, DT_RULE_LOAD_BALANCING, balance, '<', 0);
+    for (int32_t i = 0; i < r->ranks && !(balance < r->bound[DT_RULE_LOAD_BALANCING][0]); i++)
+        r->now.rank = i, rules_if(r, DT_RULE_LOW_UTILIZATION, r->rank[i].done / r->rank[i].took, '<', 0);
 }
 
 /* A block of steps of a rank is complete. */
@@ -472,10 +477,9 @@ static void rules_block(dt_rules *r, rules_rank *k)
 {
     double memory = k->memory / (double)RULES_BLOCK;
     if (!(k->first_memory > 0.0)) k->first_memory = memory;
-    rules_if(r, DT_RULE_LOW_UTILIZATION, k->work / k->seconds, '<', 0);
     rules_if(r, DT_RULE_DATALOADER, k->data / k->seconds, '>', 0);
     rules_if(r, DT_RULE_MEMORY_INCREASE, memory / k->first_memory - 1.0, '>', 0);
-    k->done = k->work;
+    k->done = k->work, k->took = k->seconds;
     k->seconds = k->data = k->work = k->memory = 0.0;
     rules_balance(r, k->steps);
 }
