@@ -55,8 +55,9 @@ Usage: ./build.sh [COMMAND]
                 learn a vocabulary from texts and keep DIR/tokenizer.json, for run --tokenizer DIR; --help lists the
                 options, among them token files of a large text
   test [--full] install what is missing (as root) and pass every test that this machine can run
-  lab N [FILE]  compile your solution of a lab (default: the lab's stub), test it, print a score; without N: list the
-                labs, which are in examples/labs
+  lab N [FILE] [--seed N] [--json]
+                compile your solution of a lab (default: the lab's stub), test it, print a score; without N: list the
+                labs, which are in examples/labs. The seed draws the inputs; --json prints one object, for an instructor
   exercise N    the solution of the exercise of program N of examples, as a change of the program, and what it prints
   staircase [N] from a serial training loop to 3-D parallel in nine small programs, which are in examples/staircase: what
                 step N changes of the step before, and how to run it; without N: list the steps
@@ -655,43 +656,79 @@ list_labs() {
     printf '%s\n' examples/labs/[0-9]*/README.md | sort -V | xargs -n 1 sed -n '1s/^# Lab /  /p'
 }
 
-# Compiles the grader of a lab and, if the lab uses it, the library, unless they are there: into the array `objects`. The
-# library is compiled without optimization, because that takes a third of the time and labs compute little.
-compile_lab() {
-    local folder=$1 flags=$2
-    objects=("$build/labs/$(basename "$folder").o")
+# Builds the grader of a lab, with the library if the lab uses it, unless it is there. The library is compiled without
+# optimization, because that takes a third of the time and labs compute little.
+build_grader() {
+    local folder=$1 grader=$2 flags=$3 library=
+    if grep -q '^#include "dtrain.h"' "$folder"/*.h "$folder/grade.c"; then
+        library=$build/labs/dtrain.o
+        newer $library dtrain.h build.sh || {
+            say "cc dtrain.h, once" >&2
+            printf '#define DTRAIN_IMPLEMENTATION\n#include "dtrain.h"\n' |
+                $CC -std=gnu11 -O0 -DDT_DEBUG -I. -x c - -c -o $library
+        }
+    fi
     # shellcheck disable=SC2086
-    newer "${objects[0]}" dtrain.h build.sh examples/{,labs/,tools/}*.h "$folder"/*.[ch] ||
-        $CC $flags -c "$folder/grade.c" -o "${objects[0]}"
-    grep -q '^#include "dtrain.h"' "$folder"/*.h "$folder/grade.c" || return 0
-    objects+=("$build/labs/dtrain.o")
-    newer "${objects[1]}" dtrain.h build.sh && return
-    say "cc dtrain.h, once"
-    printf '#define DTRAIN_IMPLEMENTATION\n#include "dtrain.h"\n' |
-        $CC -std=gnu11 -O0 -DDT_DEBUG -I. -x c - -c -o "${objects[1]}"
+    newer "$grader" dtrain.h build.sh examples/{,labs/,tools/}*.h "$folder"/*.[ch] ||
+        $CC $flags "$folder/grade.c" $library -rdynamic -o "$grader" -lm -lpthread -ldl
 }
 
-# A lab's program gets the name of the learner's file, the folder of the boards, and the stub.
+# FNV-1a of 64 bits.
+fnv() {
+    local LC_ALL=C hash=-3750763034362895579 i byte
+    for ((i = 0; i < ${#1}; i++)); do
+        printf -v byte %d "'${1:i:1}"
+        hash=$(((hash ^ byte) * 1099511628211))
+    done
+    printf '%016x' "$hash"
+}
+
+allocators='malloc|calloc|realloc|reallocarray|aligned_alloc|posix_memalign|memalign|valloc|pvalloc|strdup|strndup|v?asprintf'
+allocators+='|getline|getdelim|open_memstream|mmap|mmap64|mremap|s?brk|syscall|dlopen|dlsym|pthread_create|__libc_[a-z]*alloc'
+
+# The learner's file becomes a shared object; the grader's processes for ranks load it. The grader gets a number that nobody
+# else has, through a pipe, and signs its verdict with it, before which nothing that it says is believed.
 command_lab() {
-    local folder file stub program objects=() status=0 flags
+    local folder file= grader object status=0 flags options=() nonce verdict said calls
     [ $# -gt 0 ] || { list_labs; return; }
     folder=$(numbered examples/labs "$1")
     [ -d "$folder" ] || { list_labs >&2; die_usage "no lab '$1'"; }
-    stub=$folder/stub.c file=${2:-} flags="-std=gnu11 -O1 -g -ffp-contract=off -I. -Iexamples -I$folder"
-    case $file in "") file=$stub ;; /*) ;; *) file=$started_in/$file ;; esac
-    [ -r "$file" ] || die_usage "cannot read $file: name the file with your solution of lab $1"
+    local lab=$1
+    shift
+    while [ $# -gt 0 ]; do
+        case $1 in
+        --seed) options+=("$1" "${2:-}"); [ $# -lt 2 ] || shift ;;
+        -*) options+=("$1") ;;
+        *) [ -z "$file" ] || die_usage "lab $lab grades one file, not $file and $1"
+           file=$1 ;;
+        esac
+        shift
+    done
+    flags="-std=gnu11 -O1 -g -ffp-contract=off -I. -iquote examples -I$folder"
+    case $file in "") file=$folder/stub.c ;; /*) ;; *) file=$started_in/$file ;; esac
+    [ -r "$file" ] || die_usage "cannot read $file: name the file with your solution of lab $lab"
     install_missing compiler
     choose_compiler
     mkdir -p $build/labs
-    program=$build/labs/$(basename "$folder").$$
-    compile_lab "$folder" "$flags"
+    grader=$build/labs/$(basename "$folder") object=$grader.$$.so said=$grader.$$.out
+    build_grader "$folder" "$grader" "$flags"
     # shellcheck disable=SC2086
-    $CC $flags -Wall -Wextra -c "$file" -o "$program.o" || die "$file does not compile: correct the first error above"
-    $CC "$program.o" "${objects[@]}" -o "$program" -lm -lpthread ||
-        { rm -f "$program.o"; die "$file does not link: define all that $folder/lab.h asks for, and no main"; }
-    "$program" "$file" $build/labs "$stub" || status=$?
-    rm -f "$program" "$program.o"
-    return $status
+    $CC $flags -Wall -Wextra -shared -fPIC -Wl,-Bsymbolic "$file" -o "$object" -lm ||
+        die "$file does not compile: correct the first error above"
+    if grep -q 'GCC poison' "$folder/lab.h" && calls=$(nm -D --undefined-only "$object" | grep -m 1 -owE "$allocators"); then
+        rm -f "$object"
+        die "$file calls $calls for memory, which the grader cannot count: take arrays from lab_alloc"
+    fi
+    nonce=$(od -An -N8 -tx8 /dev/urandom | tr -d ' ')
+    "$grader" "$file" $build/labs "$folder/stub.c" "$object" "${options[@]}" --nonce 3< <(printf %s "$nonce") |
+        tee "$said" || status=${PIPESTATUS[0]}
+    verdict=$(tail -n 1 "$said" | grep -o '[0-9]* of [0-9]*, seed [0-9]*, [0-9a-f]*' | tail -n 1 || true)
+    rm -f "$object" "$said"
+    [ "$status" -le 1 ] || return "$status"
+    if [ -n "$verdict" ]; then
+        [ "${verdict##*, }" = "$(fnv "$nonce${verdict%, *}")" ] || die "the verdict is not the grader's: grade $file again"
+    elif [ "$status" = 0 ]; then die "the grader ended without a verdict: grade $file again"; fi
+    return "$status"
 }
 
 # What step N of the staircase changes: its comment, and the difference of its code to that of the step before.

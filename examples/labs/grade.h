@@ -1,65 +1,174 @@
-/* grade.h: what the graders of the labs share: tests in TAP, the score and its board, and the ranks of ranks.h, which
- * are forked processes with messages in shared memory. Include it once, in grade.c, before any system header.
+/* grade.h: what the graders of the labs share: tests in TAP or JSON, the verdict, the board, and the ranks of ranks.h.
+ * Include it once, in grade.c, before any system header.
  *
- * A deadlock is exact: every rank has returned or waits, and no message that a rank waits for has been sent. An endless
- * loop ends at a limit of processor time or of calls. */
+ * The learner's file is a shared object that the grader never loads. Each rank is a process of its own: the grader's
+ * program, started again with --rank, which loads the object. It gets its inputs as a copy, computes, prints, and
+ * returns its outputs; other system calls fail. All messages go over a socket to the grader, which is the network: it
+ * matches sends with receives, adds, counts, and sees a deadlock exactly: every rank has returned or waits. */
 #ifndef LAB_GRADE_H
 #define LAB_GRADE_H
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE 1
 #endif
 #include "ranks.h"
-#include <pthread.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <link.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
 #include <stdarg.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #define LAB_FN __attribute__((unused)) static
 #define LAB_PRINTF(text, first) __attribute__((format(printf, text, first)))
-enum { LAB_RANKS = 8, LAB_SLOTS = 1024, LAB_ARENA = 1 << 23, LAB_TEXT = 1200, LAB_STOPPED = 3, LAB_CANARY = 16 };
-enum { LAB_CPU_SECONDS = 2, LAB_SECONDS = 60, LAB_CALLS = 5000 }; /* limits of a rank: computing, sleeping, messages */
+#define LAB_FORMAT(to, format) /* the arguments after format, as text */ \
+    do { \
+        va_list list; \
+        va_start(list, format); \
+        vsnprintf(to, sizeof(to), format, list); \
+        va_end(list); \
+    } while (0)
+#pragma GCC diagnostic ignored "-Wunused-parameter" /* a function of ranks.h or of a table need not use its comm */
+enum { LAB_RANKS = 8, LAB_SLOTS = 1024, LAB_MOST = 1 << 23, LAB_TEXT = 1200, LAB_CANARY = 16, LAB_NONCE = 3 };
+enum { LAB_CPU_SECONDS = 2, LAB_SECONDS = 60, LAB_CALLS = 5000, LAB_LINES = 40 }; /* of a rank; lines: of a run */
+enum { LAB_PAINTED = 1 << 18, LAB_STATIC_FREE = 2048 }; /* bytes of stack that are looked at; of a file without data */
+
+typedef void lab_program(lab_comm *c, void *in, void *out); /* what a rank does; in and out are its own */
+
+/* What build.sh passes: the learner's file, the folder of the boards, the stub, the shared object. */
+static struct { const char *lab, *file, *boards, *stub, *object; } lab__call;
+static unsigned long long lab_seed; /* of all that is drawn */
+static int lab_tries;               /* how often this file was graded, with this time */
+
+/* FNV-1a of 64 bits, over bytes. */
+LAB_FN uint64_t lab_hash(const void *data, size_t bytes)
+{
+    const unsigned char *byte = data;
+    uint64_t h = 14695981039346656037u;
+    for (size_t i = 0; i < bytes; i++) h = (h ^ byte[i]) * 1099511628211u;
+    return h;
+}
+
+/* ---- drawn numbers ---- */
+
+static uint64_t lab__random;
+
+LAB_FN int lab_draw(int low, int high)
+{
+    lab__random = lab__random * 6364136223846793005u + 1442695040888963407u;
+    return low + (int)((lab__random >> 33) % (unsigned)(high - low + 1));
+}
+
+/* Numbers in (-scale, scale). */
+LAB_FN void lab_numbers(float *to, int64_t n, float scale)
+{
+    for (int64_t i = 0; i < n; i++) to[i] = scale * (float)lab_draw(-999999, 999999) / 1e6f;
+}
 
 /* ---- tests ---- */
 
-static int lab__tests, lab__failures;
+static int lab__tests, lab__failures, lab__json, lab__notes; /* notes: of this test */
+static int lab__unreached;                                   /* 1: the last run failed; 2: and a test has told why */
+static int lab__same, lab__noted; /* how often the last note has come again; its test */
+static char lab__note[LAB_TEXT];
+static char lab_verdict[LAB_TEXT]; /* why the last run, or a lab's check, failed */
+
+LAB_PRINTF(1, 2) LAB_FN int lab_wrong(const char *format, ...) /* sets lab_verdict */
+{
+    LAB_FORMAT(lab_verdict, format);
+    return 0;
+}
+
+/* A learner's text could hold a line that looks like one of ours. */
+static void lab__clean(char *text)
+{
+    for (; *text; text++)
+        if ((unsigned char)*text < ' ' || *text == 127) *text = '?';
+}
+
+static void lab__quote(const char *text)
+{
+    putchar('"');
+    for (; *text; text++) {
+        if (*text == '"' || *text == '\\') putchar('\\');
+        putchar(*text);
+    }
+    putchar('"');
+}
+
+static void lab__said_once(void)
+{
+    if (lab__same) printf("# of test %d: and %d more like it\n", lab__noted, lab__same);
+    lab__same = 0;
+}
 
 LAB_PRINTF(1, 2) LAB_FN void lab_note(const char *format, ...)
 {
-    va_list list;
-    va_start(list, format);
-    printf("# "), vprintf(format, list), printf("\n");
-    va_end(list);
+    char text[LAB_TEXT];
+    LAB_FORMAT(text, format);
+    lab__clean(text);
+    if (lab__unreached == 2 || (lab__json && !lab__tests)) return;
+    if (lab__json) {
+        printf("%s", lab__notes++ ? ", " : "");
+        lab__quote(text);
+    } else if (!strcmp(text, lab__note)) lab__same++;
+    else {
+        lab__said_once();
+        memcpy(lab__note, text, sizeof text), lab__noted = lab__tests;
+        printf("# %s\n", text);
+    }
     fflush(stdout);
 }
 
+static void lab__opens(void)
+{
+    printf("{\"lab\": \"%s\", \"file\": ", lab__call.lab);
+    lab__quote(lab__call.file);
+    printf(", \"seed\": %llu, \"tests\": [", lab_seed);
+}
+
+/* After a run that failed, all tests fail until the next run: the first tells why, the others are not reached. */
 LAB_PRINTF(2, 3) LAB_FN int lab_ok(int pass, const char *format, ...)
 {
-    va_list list;
-    va_start(list, format);
-    printf("%s %d - ", pass ? "ok" : "not ok", ++lab__tests), vprintf(format, list), printf("\n");
-    va_end(list);
-    fflush(stdout); /* ranks are forked */
-    lab__failures += !pass;
+    char name[LAB_TEXT];
+    LAB_FORMAT(name, format);
+    if (lab__unreached) pass = 0;
+    if (lab__unreached == 2) {
+        char *end = strchr(name, ';') ? strchr(name, ';') : strchr(name, ':') ? strchr(name, ':') : strchr(name, 0);
+        strcpy(end, ": not reached"); /* the numbers of a name come first here */
+    }
+    lab__tests++, lab__failures += !pass;
+    if (lab__json) {
+        if (lab__tests > 1) printf("]}, ");
+        else lab__opens();
+        printf("{\"name\": ");
+        lab__quote(name);
+        printf(", \"pass\": %s, \"notes\": [", pass ? "true" : "false");
+        lab__notes = 0;
+    } else printf("%s %d - %s\n", pass ? "ok" : "not ok", lab__tests, name);
+    fflush(stdout);
+    if (lab__unreached == 1) lab_note("%s", lab_verdict);
+    if (lab__unreached) lab__unreached = 2;
     return pass;
 }
 
-/* ---- score and board ---- */
-
-/* What build.sh passes: the learner's file, the folder of the boards, the stub. */
-static struct { const char *lab, *file, *boards, *stub; } lab__call;
-
-LAB_FN void lab_begin(const char *lab, int argc, char **argv)
-{
-    lab__call.lab = lab, lab__call.file = argc > 1 ? argv[1] : "?", lab__call.boards = argc > 2 ? argv[2] : "";
-    lab__call.stub = argc > 3 ? argv[3] : "";
-    printf("lab %s: %s\n", lab, lab__call.file);
-}
+/* ---- score, board and verdict ---- */
 
 typedef struct lab_line {
     double score;
@@ -72,366 +181,175 @@ static int lab__better(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+static const char *lab__base(void)
+{
+    const char *name = strrchr(lab__call.file, '/');
+    return name ? name + 1 : lab__call.file;
+}
+
+/* Adds a line to a file of the folder of boards, and reads all. Returns how many there are, at most 1000. */
+LAB_PRINTF(3, 4) static int lab__append(const char *kind, lab_line *lines, const char *format, ...)
+{
+    char path[600], line[200];
+    int n = 0;
+    FILE *f;
+    snprintf(path, sizeof path, "%s/%s.%s", lab__call.boards, lab__call.lab, kind);
+    if (!*lab__call.boards || !(f = fopen(path, "a"))) return 0;
+    LAB_FORMAT(line, format);
+    fputs(line, f), fclose(f);
+    if (!(f = fopen(path, "r"))) return 0;
+    while (n < 1000 && fgets(lines[n].text, sizeof lines[n].text, f)) lines[n].score = atof(lines[n].text), n++;
+    fclose(f);
+    return n;
+}
+
 /* Adds a line to the board and prints the best five. */
 static void lab__board(double score, const char *unit)
 {
     static lab_line lines[1000];
-    const char *name = strrchr(lab__call.file, '/');
-    char path[600], date[32];
+    char date[32];
     time_t now = time(NULL);
-    int n = 0;
-    FILE *f;
-    snprintf(path, sizeof path, "%s/%s.board", lab__call.boards, lab__call.lab);
+    int n;
     strftime(date, sizeof date, "%Y-%m-%d %H:%M", localtime(&now));
-    if (!(f = fopen(path, "a"))) return;
-    fprintf(f, "%.0f %s, %s, %.80s\n", score, unit, date, name ? name + 1 : lab__call.file);
-    fclose(f);
-    if (!(f = fopen(path, "r"))) return;
-    while (n < 1000 && fgets(lines[n].text, sizeof lines[n].text, f)) lines[n].score = atof(lines[n].text), n++;
-    fclose(f);
+    n = lab__append("board", lines, "%.0f %s, %s, %.80s\n", score, unit, date, lab__base());
     qsort(lines, (size_t)n, sizeof lines[0], lab__better);
-    printf("board, best first (%s):\n", path);
+    if (lab__json) return;
+    printf("board, best first (%s/%s.board):\n", lab__call.boards, lab__call.lab);
     for (int i = 0; i < n && i < 5; i++) printf("  %d. %s", i + 1, lines[i].text);
 }
 
-/* Prints the plan, the score and, if all tests passed, the board; unit NULL: the lab has no board, and score does not
- * count. Returns the exit status. */
+static int lab__count_tries(void)
+{
+    static lab_line lines[1000];
+    int tries = 0, n = lab__append("tries", lines, "%.80s\n", lab__base());
+    for (int i = 0; i < n; i++) tries += !strncmp(lines[i].text, lab__base(), strlen(lines[i].text) - 1);
+    return tries;
+}
+
+static char lab__nonce[100]; /* of build.sh, which no rank sees; then the verdict */
+
+/* Prints the plan, the score, the board if all tests passed, and the verdict; unit NULL: the lab has no board, and score
+ * does not count. Returns the exit status. */
 LAB_FN int lab_end(double score, const char *unit)
 {
-    printf("1..%d\nscore: %d of %d tests", lab__tests, lab__tests - lab__failures, lab__tests);
-    if (unit && !lab__failures) printf(", %.0f %s", score, unit);
-    printf("\n");
-    if (unit && !lab__failures && *lab__call.boards) lab__board(score, unit);
+    int passed = lab__tests - lab__failures, scored = unit && !lab__failures;
+    char verdict[100], *end = lab__nonce + strlen(lab__nonce);
+    int length = snprintf(verdict, 70, "%d of %d, seed %llu", passed, lab__tests, lab_seed);
+    memcpy(end, verdict, (size_t)length + 1);
+    if (end > lab__nonce)
+        snprintf(verdict + length, 20, ", %016llx", (unsigned long long)lab_hash(lab__nonce, strlen(lab__nonce)));
+    if (!lab__json) {
+        lab__said_once();
+        printf("1..%d\nscore: %d of %d tests", lab__tests, passed, lab__tests);
+        if (scored) printf(", %.0f %s", score, unit);
+        printf("\n");
+    }
+    if (scored) lab__board(score, unit);
+    if (!lab__json) printf("verdict: %s\n", verdict);
+    else {
+        printf("]}], \"passed\": %d, \"total\": %d, \"score\": ", passed, lab__tests);
+        if (scored) printf("%.0f, \"unit\": \"%s\"", score, unit);
+        else printf("null, \"unit\": null");
+        printf(", \"tries\": %d, \"verdict\": \"%s\"}\n", lab_tries, verdict);
+    }
     return lab__failures != 0;
 }
 
-/* ---- ranks ---- */
+/* ---- a rank: what its process does ---- */
 
-typedef enum lab_wait { LAB_MOVES, LAB_SENDS, LAB_RECEIVES, LAB_COLLECTIVE, LAB_RETURNED } lab_wait;
-typedef enum lab_call { LAB_BARRIER, LAB_BROADCAST, LAB_ALL_REDUCE, LAB_REDUCE_SCATTER, LAB_ALL_GATHER } lab_call;
-static const char *const lab__names[] = {"barrier", "broadcast", "all-reduce", "reduce-scatter", "all-gather"};
-
-typedef struct lab_slot { /* a message on its way */
-    int used, from, to;
-    int64_t order, count, at, clock; /* at: place in the arena */
-} lab_slot;
-
-/* What the grader counts of a rank. Collectives count what a ring sends. */
-typedef struct lab_counts {
-    int64_t bytes, messages, clock, all_calls;      /* clock: of messages, in the unit of lab_options */
-    int64_t calls[5], call_floats[5], call_bytes;   /* by lab_call */
-    int64_t memory, peak;                           /* bytes of lab_alloc: now, and most */
-} lab_counts;
-
-typedef struct lab_world {
-    pthread_mutex_t mutex;
-    pthread_cond_t changed[LAB_RANKS]; /* of the rank that waits */
-    int ranks, stopped, arrived, left;
-    struct { lab_wait wait; int peer, root; lab_call call; int64_t count, at; } state[LAB_RANKS];
-    lab_counts counts[LAB_RANKS];
-    lab_slot slots[LAB_SLOTS];
-    int64_t orders, generation, emptied, used[LAB_RANKS], in_use[LAB_RANKS];
-    char verdict[LAB_TEXT];
-    _Alignas(16) char arena[LAB_RANKS][LAB_ARENA]; /* of the sender */
-} lab_world;
+/* What goes to the grader, and back: this, and then so many bytes. */
+typedef struct lab_packet {
+    int32_t what, peer; /* peer: of a message; the root; a lab's question */
+    int64_t count, bytes;
+} lab_packet;
+typedef enum lab_call { /* the first five are collectives */
+    LAB_BARRIER, LAB_BROADCAST, LAB_ALL_REDUCE, LAB_REDUCE_SCATTER, LAB_ALL_GATHER,
+    LAB_SEND, LAB_RECEIVE, LAB_ALLOC, LAB_FREE, LAB_ASK, LAB_READY, LAB_REFUSE, LAB_LOAD, LAB_RETURN
+} lab_call;
+enum { LAB_SOCKET = 3 };
 
 struct lab_comm {
-    lab_world *w;
-    int rank;
+    int rank, size;
 };
 
-/* How messages behave in the next lab_run. */
-static struct { int buffered; int64_t alpha, beta; } lab_options; /* clock: a message takes alpha + beta x floats */
-static lab_counts lab_counted[LAB_RANKS];                         /* by the last lab_run */
-static char lab_verdict[LAB_TEXT];                                /* why the last lab_run failed */
+static void *lab__loaded; /* the learner's object */
+static char lab__scratch[sizeof(lab_packet) + LAB_MOST];
+
+/* 1: all bytes have been read or written. 0: the other end has gone, or does not listen. */
+static int lab__transfer(int socket, int writes, void *data, size_t bytes)
+{
+    char *at = data;
+    while (bytes) {
+        ssize_t n = writes ? write(socket, at, bytes) : read(socket, at, bytes);
+        if (n <= 0) return 0;
+        at += n, bytes -= (size_t)n;
+    }
+    return 1;
+}
+
+/* Bytes of floats; -1: no message has so many. */
+static int64_t lab__bytes(int64_t count) { return count < 0 || count > LAB_MOST / 4 ? -1 : count * 4; }
+
+/* Asks the grader, and waits for its answer, of which `room` bytes go to `out`. Copies to and from the learner's arrays
+ * outside of system calls: a wrong pointer ends here. */
+static int64_t lab__ask(lab_call what, int peer, int64_t count, const void *data, int64_t bytes, void *out, int64_t room)
+{
+    lab_packet p = {(int32_t)what, peer, count, bytes < 0 || bytes > LAB_MOST ? 0 : bytes};
+    memcpy(lab__scratch, &p, sizeof p);
+    if (p.bytes) memcpy(lab__scratch + sizeof p, data, (size_t)p.bytes);
+    if (!lab__transfer(LAB_SOCKET, 1, lab__scratch, sizeof p + (size_t)p.bytes) ||
+        !lab__transfer(LAB_SOCKET, 0, &p, sizeof p) || !lab__transfer(LAB_SOCKET, 0, lab__scratch, (size_t)p.bytes))
+        _exit(0); /* the grader has ended the run */
+    if (p.bytes && room) memcpy(out, lab__scratch, (size_t)(p.bytes < room ? p.bytes : room));
+    return p.count;
+}
 
 int lab_rank(const lab_comm *c) { return c->rank; }
-int lab_size(const lab_comm *c) { return c->w->ranks; }
-
-/* Memory that the ranks and the grader share: zeros. Never freed. */
-LAB_FN void *lab_shared(size_t bytes)
-{
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED) perror("mmap"), exit(1);
-    return p;
-}
-
-/* Lets a rank go on, with the lock held. */
-static void lab__wake(lab_world *w, int rank)
-{
-    if (w->state[rank].wait != LAB_RETURNED) w->state[rank].wait = LAB_MOVES;
-    pthread_cond_signal(&w->changed[rank]);
-}
-
-__attribute__((noreturn)) static void lab__leave(lab_world *w)
-{
-    pthread_mutex_unlock(&w->mutex);
-    fflush(stdout);
-    _exit(LAB_STOPPED);
-}
-
-/* Ends the run, with the lock held. */
-__attribute__((noreturn)) LAB_PRINTF(2, 3) static void lab__stop(lab_world *w, const char *format, ...)
-{
-    va_list list;
-    va_start(list, format);
-    if (!w->stopped) vsnprintf(w->verdict, sizeof w->verdict, format, list);
-    va_end(list);
-    w->stopped = 1;
-    for (int r = 0; r < w->ranks; r++) pthread_cond_signal(&w->changed[r]);
-    lab__leave(w);
-}
-
-/* Ends the run from a lab's own calls: "rank 1 <sentence>". */
-__attribute__((noreturn)) LAB_PRINTF(2, 3) LAB_FN void lab_refuse(lab_comm *c, const char *format, ...)
-{
-    char text[LAB_TEXT / 2];
-    va_list list;
-    va_start(list, format);
-    vsnprintf(text, sizeof text, format, list);
-    va_end(list);
-    pthread_mutex_lock(&c->w->mutex);
-    lab__stop(c->w, "rank %d %s", c->rank, text);
-}
-
-/* Takes the lock for a message or a collective. */
-static void lab__begins(lab_comm *c)
-{
-    lab_world *w = c->w;
-    pthread_mutex_lock(&w->mutex);
-    if (w->stopped) lab__leave(w);
-    if (++w->counts[c->rank].all_calls > LAB_CALLS)
-        lab__stop(w, "rank %d makes more than %d calls: look for an endless loop", c->rank, LAB_CALLS);
-}
-
-static size_t lab__says(const lab_world *w, int r, char *to, size_t room)
-{
-    long long n = (long long)w->state[r].count, calls = 0;
-    int peer = w->state[r].peer, length = 0;
-    switch (w->state[r].wait) {
-    case LAB_MOVES: length = snprintf(to, room, "rank %d runs", r); break;
-    case LAB_SENDS: length = snprintf(to, room, "rank %d waits to send %lld floats to rank %d", r, n, peer); break;
-    case LAB_RECEIVES: length = snprintf(to, room, "rank %d waits for %lld floats from rank %d", r, n, peer); break;
-    case LAB_RETURNED: length = snprintf(to, room, "rank %d has returned", r); break;
-    case LAB_COLLECTIVE:
-        for (int k = 0; k < 5; k++) calls += (long long)w->counts[r].calls[k];
-        length = snprintf(to, room, "rank %d waits in %s, its collective number %lld", r,
-                          lab__names[w->state[r].call], calls);
-        break;
-    }
-    return (size_t)length < room ? (size_t)length : room;
-}
-
-/* With the lock held, before a wait and at a return: can any rank still move? */
-static void lab__check(lab_world *w)
-{
-    char text[LAB_TEXT] = "";
-    size_t at = 0;
-    int waiting = 0;
-    for (int r = 0; r < w->ranks; r++) {
-        if (w->state[r].wait == LAB_MOVES) return;
-        waiting += w->state[r].wait != LAB_RETURNED;
-    }
-    if (!waiting) return;
-    for (int r = 0; r < w->ranks && at + 100 < sizeof text; r++) {
-        if (r) at += (size_t)snprintf(text + at, sizeof text - at, "; ");
-        at += lab__says(w, r, text + at, sizeof text - at);
-    }
-    lab__stop(w, "deadlock: %s", text);
-}
-
-/* Waits until another rank sets this one to LAB_MOVES. */
-static void lab__wait(lab_comm *c, lab_wait why)
-{
-    lab_world *w = c->w;
-    w->state[c->rank].wait = why;
-    lab__check(w);
-    while (w->state[c->rank].wait != LAB_MOVES && !w->stopped) pthread_cond_wait(&w->changed[c->rank], &w->mutex);
-    if (w->stopped) lab__leave(w);
-}
-
-/* Room in this rank's arena, with the lock held. The arena is empty again when all of the rank's messages are taken. */
-static int64_t lab__room(lab_comm *c, int64_t bytes)
-{
-    lab_world *w = c->w;
-    int64_t at, *used = &w->used[c->rank];
-    if (!w->in_use[c->rank]) *used = 0;
-    at = *used;
-    if (bytes > LAB_ARENA - at)
-        lab__stop(w, "rank %d: more than %d MiB of its messages wait for a receiver", c->rank, LAB_ARENA >> 20);
-    *used += (bytes + 15) / 16 * 16, w->in_use[c->rank]++;
-    return at;
-}
-
-static void lab__message(lab_comm *c, const char *what, int64_t count, int peer)
-{
-    lab_world *w = c->w;
-    lab__begins(c);
-    if (peer < 0 || peer >= w->ranks || peer == c->rank)
-        lab__stop(w, "rank %d %s rank %d, but the ranks are 0 to %d, and a rank sends nothing to itself", c->rank, what,
-                  peer, w->ranks - 1);
-    if (count < 0) lab__stop(w, "rank %d %s rank %d: %lld floats", c->rank, what, peer, (long long)count);
-    w->state[c->rank].peer = peer, w->state[c->rank].count = count;
-}
-
+int lab_size(const lab_comm *c) { return c->size; }
 void lab_send(lab_comm *c, const float *data, int64_t count, int to)
 {
-    lab_world *w = c->w;
-    lab_counts *mine = &w->counts[c->rank];
-    int64_t at, i = 0, takes = lab_options.alpha + lab_options.beta * count;
-    lab__message(c, "sends to", count, to);
-    at = lab__room(c, count * 4);
-    pthread_mutex_unlock(&w->mutex);
-    if (count)
-        memcpy(w->arena[c->rank] + at, data, (size_t)count * 4); /* without the lock: a wrong pointer ends here */
-    pthread_mutex_lock(&w->mutex);
-    while (i < LAB_SLOTS && w->slots[i].used) i++;
-    if (i == LAB_SLOTS) lab__stop(w, "rank %d: more than %d messages wait for a receiver", c->rank, LAB_SLOTS);
-    mine->bytes += count * 4, mine->messages++;
-    if (lab_options.buffered) mine->clock += takes;
-    w->slots[i] = (lab_slot){1, c->rank, to, ++w->orders, count, at, mine->clock};
-    if (w->state[to].wait == LAB_RECEIVES && w->state[to].peer == c->rank) lab__wake(w, to);
-    if (!lab_options.buffered) lab__wait(c, LAB_SENDS);
-    pthread_mutex_unlock(&w->mutex);
+    lab__ask(LAB_SEND, to, count, data, lab__bytes(count), NULL, 0);
 }
-
-/* The oldest message between two ranks; -1: none. */
-static int64_t lab__oldest(const lab_world *w, int from, int to)
-{
-    int64_t found = -1;
-    for (int64_t i = 0; i < LAB_SLOTS; i++)
-        if (w->slots[i].used && w->slots[i].from == from && w->slots[i].to == to &&
-            (found < 0 || w->slots[i].order < w->slots[found].order))
-            found = i;
-    return found;
-}
-
 void lab_recv(lab_comm *c, float *data, int64_t count, int from)
 {
-    lab_world *w = c->w;
-    int64_t i, *clock = &w->counts[c->rank].clock;
-    lab__message(c, "receives from", count, from);
-    while ((i = lab__oldest(w, from, c->rank)) < 0) lab__wait(c, LAB_RECEIVES);
-    if (w->slots[i].count != count)
-        lab__stop(w, "rank %d receives %lld floats from rank %d, but the message has %lld", c->rank, (long long)count,
-                  from, (long long)w->slots[i].count);
-    pthread_mutex_unlock(&w->mutex);
-    if (count) memcpy(data, w->arena[from] + w->slots[i].at, (size_t)count * 4);
-    pthread_mutex_lock(&w->mutex);
-    if (w->slots[i].clock > *clock) *clock = w->slots[i].clock;
-    if (!lab_options.buffered) {
-        *clock += lab_options.alpha + lab_options.beta * count; /* both ends are busy */
-        w->counts[from].clock = *clock;
-        lab__wake(w, from);
-    }
-    w->slots[i].used = 0, w->in_use[from]--;
-    pthread_mutex_unlock(&w->mutex);
+    lab__ask(LAB_RECEIVE, from, count, NULL, 0, data, lab__bytes(count));
 }
-
-/* ---- collectives ---- */
-
-/* All ranks have come: have they made the same call? */
-static void lab__same(lab_world *w)
-{
-    for (int r = 1; r < w->ranks; r++)
-        if (w->state[r].call != w->state[0].call || w->state[r].count != w->state[0].count ||
-            w->state[r].root != w->state[0].root)
-            lab__stop(w, "rank 0 calls %s with %lld floats and root %d while rank %d calls %s with %lld floats and "
-                      "root %d", lab__names[w->state[0].call], (long long)w->state[0].count, w->state[0].root, r,
-                      lab__names[w->state[r].call], (long long)w->state[r].count, w->state[r].root);
-}
-
-/* Brings `given` floats of each rank into the arena. Ends with the lock free. */
-static void lab__enter(lab_comm *c, lab_call call, const float *in, int64_t count, int64_t given, int root)
-{
-    lab_world *w = c->w;
-    int64_t bytes, n = w->ranks, generation;
-    lab__begins(c);
-    if (count < 0 || root < 0 || root >= w->ranks)
-        lab__stop(w, "rank %d calls %s with %lld floats and root %d", c->rank, lab__names[call], (long long)count,
-                  root);
-    w->state[c->rank].call = call, w->state[c->rank].count = count, w->state[c->rank].root = root;
-    w->state[c->rank].at = lab__room(c, given * 4);
-    pthread_mutex_unlock(&w->mutex);
-    if (given) memcpy(w->arena[c->rank] + w->state[c->rank].at, in, (size_t)given * 4);
-    pthread_mutex_lock(&w->mutex);
-    bytes = call == LAB_ALL_REDUCE ? 8 * (n - 1) * count / n : call == LAB_BROADCAST ? 4 * (n - 1) * count / n
-                                                                                    : 4 * (n - 1) * count;
-    w->counts[c->rank].calls[call]++, w->counts[c->rank].call_floats[call] += count;
-    w->counts[c->rank].call_bytes += bytes;
-    generation = w->generation;
-    if (++w->arrived == w->ranks) {
-        lab__same(w);
-        for (int r = 0; r < w->ranks; r++) lab__wake(w, r);
-        w->generation++;
-    }
-    if (generation == w->generation) lab__wait(c, LAB_COLLECTIVE);
-    pthread_mutex_unlock(&w->mutex);
-}
-
-/* Waits until all ranks have taken their results. */
-static void lab__exit(lab_comm *c)
-{
-    lab_world *w = c->w;
-    int64_t emptied;
-    pthread_mutex_lock(&w->mutex);
-    emptied = w->emptied;
-    if (++w->left == w->ranks) {
-        w->arrived = w->left = 0, w->emptied++;
-        for (int r = 0; r < w->ranks; r++) w->in_use[r]--, pthread_cond_signal(&w->changed[r]);
-    }
-    while (emptied == w->emptied && !w->stopped) pthread_cond_wait(&w->changed[c->rank], &w->mutex);
-    if (w->stopped) lab__leave(w);
-    pthread_mutex_unlock(&w->mutex);
-}
-
-static const float *lab__given(const lab_comm *c, int r)
-{
-    return (const float *)(const void *)(c->w->arena[r] + c->w->state[r].at);
-}
-
-/* The sum over ranks of element i, as a tree. */
-static float lab__sum(const lab_comm *c, int64_t i)
-{
-    float x[LAB_RANKS];
-    int n = c->w->ranks;
-    for (int r = 0; r < n; r++) x[r] = lab__given(c, r)[i];
-    for (int step = 1; step < n; step *= 2)
-        for (int r = 0; r + step < n; r += 2 * step) x[r] += x[r + step];
-    return x[0];
-}
-
 void lab_barrier(lab_comm *c)
 {
-    lab__enter(c, LAB_BARRIER, NULL, 0, 0, 0);
-    lab__exit(c);
+    lab__ask(LAB_BARRIER, 0, 0, NULL, 0, NULL, 0);
 }
 void lab_broadcast(lab_comm *c, float *data, int64_t count, int root)
 {
-    lab__enter(c, LAB_BROADCAST, data, count, c->rank == root ? count : 0, root);
-    if (count) memcpy(data, lab__given(c, root), (size_t)count * 4);
-    lab__exit(c);
+    int64_t bytes = lab__bytes(count);
+    lab__ask(LAB_BROADCAST, root, count, data, c->rank == root ? bytes : 0, data, c->rank == root ? 0 : bytes);
 }
 void lab_all_reduce(lab_comm *c, float *data, int64_t count)
 {
-    lab__enter(c, LAB_ALL_REDUCE, data, count, count, 0);
-    for (int64_t i = 0; i < count; i++) data[i] = lab__sum(c, i);
-    lab__exit(c);
+    lab__ask(LAB_ALL_REDUCE, 0, count, data, lab__bytes(count), data, lab__bytes(count));
 }
 void lab_reduce_scatter(lab_comm *c, const float *in, float *out, int64_t count)
 {
-    lab__enter(c, LAB_REDUCE_SCATTER, in, count, count * c->w->ranks, 0);
-    for (int64_t i = 0; i < count; i++) out[i] = lab__sum(c, c->rank * count + i);
-    lab__exit(c);
+    lab__ask(LAB_REDUCE_SCATTER, 0, count, in, lab__bytes(count) * c->size, out, lab__bytes(count));
 }
 void lab_all_gather(lab_comm *c, const float *in, float *out, int64_t count)
 {
-    lab__enter(c, LAB_ALL_GATHER, in, count, count, 0);
-    for (int r = 0; r < c->w->ranks && count; r++) memcpy(out + r * count, lab__given(c, r), (size_t)count * 4);
-    lab__exit(c);
+    lab__ask(LAB_ALL_GATHER, 0, count, in, lab__bytes(count), out, lab__bytes(count) * c->size);
 }
 
-/* ---- memory that counts ---- */
+/* A lab's own calls: the grader's lab_on_ask gets them. */
+LAB_FN int64_t lab_ask(int question, int64_t number, const void *data, int64_t bytes, void *out, int64_t room)
+{
+    return lab__ask(LAB_ASK, question, number, data, bytes, out, room);
+}
+
+/* Ends the run: "rank 1 <sentence>". */
+__attribute__((noreturn)) LAB_PRINTF(1, 2) LAB_FN void lab_refuse(const char *format, ...)
+{
+    char text[LAB_TEXT / 2];
+    LAB_FORMAT(text, format);
+    lab__ask(LAB_REFUSE, 0, 0, text, (int64_t)sizeof text, NULL, 0);
+    _exit(0);
+}
 
 typedef struct lab_header {
     int64_t bytes, unused;
@@ -439,13 +357,11 @@ typedef struct lab_header {
 
 void *lab_alloc(lab_comm *c, int64_t bytes)
 {
-    lab_counts *k = &c->w->counts[c->rank];
     lab_header *h;
-    if (bytes < 0 || bytes > 1 << 24) lab_refuse(c, "asks lab_alloc for %lld bytes", (long long)bytes);
-    if (posix_memalign((void **)&h, 64, sizeof *h + (size_t)bytes + LAB_CANARY)) lab_refuse(c, "gets no memory");
+    lab__ask(LAB_ALLOC, 0, bytes, NULL, 0, NULL, 0);
+    if (posix_memalign((void **)&h, 64, sizeof *h + (size_t)bytes + LAB_CANARY)) lab_refuse("gets no memory");
     memset(h, 0, sizeof *h + (size_t)bytes), memset((char *)(h + 1) + bytes, 0x5a, LAB_CANARY);
-    h->bytes = bytes, k->memory += bytes;
-    if (k->memory > k->peak) k->peak = k->memory;
+    h->bytes = bytes;
     return h + 1;
 }
 
@@ -455,110 +371,661 @@ void lab_free(lab_comm *c, void *p)
     if (!h) return;
     for (int i = 0; i < LAB_CANARY; i++)
         if (((char *)p)[h->bytes + i] != 0x5a)
-            lab_refuse(c, "wrote behind the end of an array of %lld bytes", (long long)h->bytes);
-    c->w->counts[c->rank].memory -= h->bytes;
+            lab_refuse("wrote past the end of an array of %lld bytes", (long long)h->bytes);
+    lab__ask(LAB_FREE, 0, h->bytes, NULL, 0, NULL, 0);
     free(h);
+}
+
+/* Memory that the learner may look at until lab_unlend: pages of their own, so that nothing can be kept there. */
+LAB_FN void *lab_lend(const void *data, size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) lab_refuse("gets no memory");
+    return memcpy(p, data, bytes);
+}
+LAB_FN void lab_unlend(void *p, size_t bytes) { munmap(p, bytes); }
+
+/* LAB_ITS(train)(c, w) calls the learner's train. */
+#define LAB_ITS(name) (*(__typeof__(&name))(uintptr_t)lab__symbol(#name))
+
+static void lab__cannot_load(const char *text)
+{
+    lab__ask(LAB_LOAD, 0, 0, text, (int64_t)strlen(text) + 1, NULL, 0);
+    _exit(0);
+}
+
+LAB_FN void *lab__symbol(const char *name)
+{
+    void *p = dlsym(lab__loaded, name);
+    char text[200];
+    snprintf(text, sizeof text, "%s is missing", name);
+    if (!p) lab__cannot_load(text);
+    return p;
+}
+
+/* From here on the process can compute, allocate, read files, write to what it has open, start threads, and end itself.
+ * All other calls of the kernel fail: there is no file, shared memory, socket, process or signal for what has to stay in
+ * this life. Returns 0 where the machine has no such filter. */
+static int lab__filter(void)
+{
+#if defined(__x86_64__)
+    const unsigned machine = AUDIT_ARCH_X86_64;
+#else
+    const unsigned machine = AUDIT_ARCH_AARCH64;
+#endif
+    static const int fine[] = {
+        SYS_read, SYS_write, SYS_writev, SYS_pread64, SYS_close, SYS_fstat, SYS_newfstatat, SYS_lseek, SYS_mmap,
+        SYS_munmap, SYS_mprotect, SYS_mremap, SYS_madvise, SYS_brk, SYS_futex, SYS_rt_sigaction, SYS_rt_sigprocmask,
+        SYS_rt_sigreturn, SYS_sigaltstack, SYS_exit, SYS_exit_group, SYS_clock_gettime, SYS_clock_nanosleep,
+        SYS_nanosleep, SYS_getrandom, SYS_getpid, SYS_gettid, SYS_sched_yield, SYS_sched_getaffinity,
+        SYS_set_robust_list, SYS_rseq};
+    enum { N = sizeof fine / sizeof fine[0], WRITES = O_WRONLY | O_RDWR | O_CREAT | O_TRUNC };
+#define LAB_LOADS(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
+#define LAB_RETURNS(value) BPF_STMT(BPF_RET | BPF_K, value)
+#define LAB_IF(test, value, skip) BPF_JUMP(BPF_JMP | (test) | BPF_K, (unsigned)(value), 0, skip)
+#define LAB_CASE(call, argument, test, value, yes, no) \
+    LAB_IF(BPF_JEQ, call, 4), LAB_LOADS(args[argument]), LAB_IF(test, value, 1), LAB_RETURNS(yes), LAB_RETURNS(no)
+    enum { YES = SECCOMP_RET_ALLOW, NO = SECCOMP_RET_ERRNO | EPERM };
+    struct sock_filter code[2 * N + 30] = {
+        LAB_LOADS(arch), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, machine, 1, 0), LAB_RETURNS(NO), LAB_LOADS(nr)};
+    const struct sock_filter rest[] = {
+        LAB_CASE(SYS_openat, 2, BPF_JSET, WRITES, NO, YES), LAB_CASE(SYS_clone, 0, BPF_JSET, CLONE_THREAD, YES, NO),
+        LAB_CASE(SYS_tgkill, 0, BPF_JEQ, getpid(), YES, NO), LAB_IF(BPF_JEQ, SYS_clone3, 1),
+        LAB_RETURNS(SECCOMP_RET_ERRNO | ENOSYS), LAB_RETURNS(NO)};
+    struct sock_fprog program = {4 + 2 * N + sizeof rest / sizeof rest[0], code};
+    for (size_t i = 0; i < N; i++) {
+        code[4 + 2 * i] = (struct sock_filter)LAB_IF(BPF_JEQ, fine[i], 1);
+        code[5 + 2 * i] = (struct sock_filter)LAB_RETURNS(YES);
+    }
+    memcpy(code + 4 + 2 * N, rest, sizeof rest);
+    return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+}
+
+static volatile char *lab__painted; /* the lowest byte of the stack that was painted */
+static int64_t lab__stack_before;
+
+__attribute__((noinline)) static void lab__paint(void)
+{
+    lab__painted = __builtin_alloca(LAB_PAINTED);
+    for (int i = 0; i < LAB_PAINTED; i++) lab__painted[i] = 0x5a;
+}
+
+/* How deep the stack has gone since lab__paint. */
+static int64_t lab__stack(void)
+{
+    int64_t clean = 0;
+    while (clean < LAB_PAINTED && lab__painted[clean] == 0x5a) clean++;
+    return LAB_PAINTED - clean;
+}
+
+/* The stack counts from here on: the library has been called once, which goes deep. */
+LAB_FN void lab_counts_stack(void) { lab__stack_before = lab__stack(); }
+
+/* Bytes of the segments of the learner's object that can be written. */
+static int64_t lab__writable(void)
+{
+    const struct link_map *map = lab__loaded;
+    const ElfW(Ehdr) *head = (const void *)map->l_addr;
+    const ElfW(Phdr) *part = (const void *)(map->l_addr + head->e_phoff);
+    int64_t bytes = 0;
+    for (int i = 0; i < head->e_phnum; i++)
+        if ((part[i].p_type == PT_LOAD && part[i].p_flags & PF_W) || part[i].p_type == PT_TLS)
+            bytes += (int64_t)part[i].p_memsz;
+    return bytes;
+}
+
+/* The process of a rank, started with: --rank, the learner's object. */
+__attribute__((noreturn)) static void lab__rank(lab_program *program, const char *object)
+{
+    lab_packet hello;
+    lab_comm c;
+    void *in, *out;
+    int filtered;
+    lab__transfer(LAB_SOCKET, 0, &hello, sizeof hello);
+    c.rank = hello.what, c.size = hello.peer;
+    in = calloc(1, (size_t)hello.bytes + 1), out = calloc(1, (size_t)hello.count + 1);
+    if (!in || !out) _exit(1);
+    lab__transfer(LAB_SOCKET, 0, in, (size_t)hello.bytes);
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    filtered = lab__filter();
+    if (!(lab__loaded = dlopen(object, RTLD_NOW))) lab__cannot_load(dlerror());
+    lab__ask(LAB_READY, filtered, lab__writable(), NULL, 0, NULL, 0);
+    lab__paint();
+    program(&c, in, out);
+    hello.what = (int)(lab__stack() - lab__stack_before);
+    fflush(stdout);
+    lab__ask(LAB_RETURN, hello.what, 0, out, hello.count, NULL, 0);
+    _exit(0);
+}
+
+/* ---- the network: what the grader does ---- */
+
+typedef enum lab_wait { LAB_MOVES, LAB_SENDS, LAB_RECEIVES, LAB_COLLECTIVE, LAB_RETURNED } lab_wait;
+static const char *const lab__names[] = {"barrier", "broadcast", "all-reduce", "reduce-scatter", "all-gather"};
+
+/* What the grader counts of a rank. Collectives count what a ring sends. */
+typedef struct lab_counts {
+    int64_t bytes, messages, clock, all_calls;    /* clock: of messages, in the unit of lab_options */
+    int64_t calls[5], call_floats[5], call_bytes; /* by lab_call */
+    int64_t memory, peak, stack, statics; /* bytes: of lab_alloc now, and at most; depth; static variables */
+} lab_counts;
+
+typedef struct lab_process {
+    pid_t pid;
+    int socket, prints, loaded, length;
+    lab_wait wait;
+    lab_packet packet; /* that arrives, or for which the rank waits */
+    size_t got;        /* bytes of it, head and body */
+    char *body, *out, line[160]; /* what it prints */
+} lab_process;
+
+typedef struct lab_message { /* on its way */
+    int from, to;
+    int64_t count, clock;
+    char *data;
+} lab_message;
+
+/* For the next lab_run: how messages behave, and who looks at what goes into collectives. */
+static struct {
+    int buffered;
+    int64_t alpha, beta; /* clock: a message takes alpha + beta x floats */
+    void (*watch)(int rank, lab_call call, const float *data, int64_t count);
+} lab_options;
+typedef struct lab_question { /* of lab_ask */
+    int rank, what;
+    int64_t number, bytes, reply_bytes;
+    const char *data;
+    const void *reply; /* with reply_bytes; it stays until the next question */
+} lab_question;
+static int64_t (*lab_on_ask)(lab_question *q); /* of the lab */
+static lab_counts lab_counted[LAB_RANKS]; /* by the last lab_run */
+
+static struct {
+    int ranks, stopped, arrived, returned, lines, endless, unfiltered; /* endless: of all runs */
+    size_t out_bytes;
+    lab_process rank[LAB_RANKS];
+    lab_message slot[LAB_SLOTS]; /* in the order of their sends */
+    int slots;
+} lab__net;
+
+/* Ends the run. */
+LAB_PRINTF(1, 2) LAB_FN int lab_stop(const char *format, ...)
+{
+    if (!lab__net.stopped++) LAB_FORMAT(lab_verdict, format);
+    return 0;
+}
+
+static int lab__nonsense(int r) { return lab_stop("rank %d talks to the grader in a way that lab.h does not", r); }
+
+/* For lab_on_ask: is the question of this size, and its number of 0 .. below - 1? */
+LAB_FN int lab_fits(const lab_question *q, int64_t bytes, int64_t below)
+{
+    return (q->bytes == bytes && q->number >= 0 && q->number < below) || lab__nonsense(q->rank);
+}
+
+/* Answers a rank's call: it goes on. */
+static void lab__reply(int r, int64_t count, const void *data, int64_t bytes)
+{
+    lab_packet p = {0, 0, count, bytes};
+    lab__net.rank[r].wait = LAB_MOVES;
+    if (bytes) memmove(lab__scratch + sizeof p, data, (size_t)bytes);
+    memcpy(lab__scratch, &p, sizeof p);
+    lab__transfer(lab__net.rank[r].socket, 1, lab__scratch, sizeof p + (size_t)bytes); /* its end is seen elsewhere */
+}
+
+static size_t lab__says(int r, char *to, size_t room)
+{
+    const lab_process *p = &lab__net.rank[r];
+    long long n = (long long)p->packet.count, calls = 0;
+    int length = 0;
+    switch (p->wait) {
+    case LAB_MOVES: length = snprintf(to, room, "rank %d runs", r); break;
+    case LAB_SENDS: length = snprintf(to, room, "rank %d waits to send %lld floats to rank %d", r, n, p->packet.peer); break;
+    case LAB_RECEIVES:
+        length = snprintf(to, room, "rank %d waits for %lld floats from rank %d", r, n, p->packet.peer);
+        break;
+    case LAB_RETURNED: length = snprintf(to, room, "rank %d has returned", r); break;
+    case LAB_COLLECTIVE:
+        for (int k = 0; k < 5; k++) calls += (long long)lab_counted[r].calls[k];
+        length = snprintf(to, room, "rank %d waits in %s, its collective number %lld", r, lab__names[p->packet.what], calls);
+        break;
+    }
+    return (size_t)length < room ? (size_t)length : room;
+}
+
+/* After a rank has begun to wait or has returned: can any rank still move? */
+static void lab__check(void)
+{
+    char text[LAB_TEXT] = "";
+    size_t at = 0;
+    for (int r = 0; r < lab__net.ranks; r++)
+        if (lab__net.rank[r].wait == LAB_MOVES) return;
+    if (lab__net.returned == lab__net.ranks) return;
+    for (int r = 0; r < lab__net.ranks && at + 100 < sizeof text; r++) {
+        if (r) at += (size_t)snprintf(text + at, sizeof text - at, "; ");
+        at += lab__says(r, text + at, sizeof text - at);
+    }
+    lab_stop("deadlock: %s", text);
+}
+
+/* ---- messages ---- */
+
+/* Gives message i to its receiver, which waits for it. */
+static void lab__deliver(int i)
+{
+    lab_message m = lab__net.slot[i];
+    int64_t *clock = &lab_counted[m.to].clock, wants = lab__net.rank[m.to].packet.count;
+    if (m.count != wants) {
+        lab_stop("rank %d receives %lld floats from rank %d, but the message has %lld", m.to, (long long)wants, m.from,
+                 (long long)m.count);
+        return;
+    }
+    if (m.clock > *clock) *clock = m.clock;
+    if (!lab_options.buffered) {
+        *clock += lab_options.alpha + lab_options.beta * m.count; /* both ends are busy */
+        lab_counted[m.from].clock = *clock;
+        lab__reply(m.from, 0, NULL, 0);
+    }
+    lab__reply(m.to, 0, m.data, m.count * 4);
+    free(m.data);
+    memmove(&lab__net.slot[i], &lab__net.slot[i + 1], sizeof m * (size_t)(--lab__net.slots - i));
+}
+
+/* The oldest message between two ranks; -1: none. */
+static int lab__oldest(int from, int to)
+{
+    for (int i = 0; i < lab__net.slots; i++)
+        if (lab__net.slot[i].from == from && lab__net.slot[i].to == to) return i;
+    return -1;
+}
+
+static int lab__is_message(int r, const char *what)
+{
+    const lab_packet *q = &lab__net.rank[r].packet;
+    if (q->peer < 0 || q->peer >= lab__net.ranks || q->peer == r)
+        lab_stop("rank %d %s rank %d, but the ranks are 0 to %d, and a rank sends nothing to itself", r, what, q->peer,
+                 lab__net.ranks - 1);
+    else if (q->count < 0 || q->count > LAB_MOST / 4)
+        lab_stop("rank %d %s rank %d: %lld floats, but a message has 0 to %d", r, what, q->peer, (long long)q->count,
+                 LAB_MOST / 4);
+    return !lab__net.stopped;
+}
+
+static void lab__sends(int r)
+{
+    lab_process *p = &lab__net.rank[r];
+    const lab_packet q = p->packet;
+    lab_counts *mine = &lab_counted[r];
+    if (!lab__is_message(r, "sends to") || q.bytes != q.count * 4) return;
+    if (lab__net.slots == LAB_SLOTS) {
+        lab_stop("rank %d: more than %d messages wait for a receiver", r, LAB_SLOTS);
+        return;
+    }
+    mine->bytes += q.bytes, mine->messages++;
+    if (lab_options.buffered) mine->clock += lab_options.alpha + lab_options.beta * q.count;
+    lab__net.slot[lab__net.slots++] = (lab_message){r, q.peer, q.count, mine->clock, p->body};
+    p->body = NULL, p->wait = LAB_SENDS;
+    if (lab_options.buffered) lab__reply(r, 0, NULL, 0);
+    if (lab__net.rank[q.peer].wait == LAB_RECEIVES && lab__net.rank[q.peer].packet.peer == r)
+        lab__deliver(lab__oldest(r, q.peer));
+}
+
+static void lab__receives(int r)
+{
+    lab_process *p = &lab__net.rank[r];
+    int i;
+    if (!lab__is_message(r, "receives from")) return;
+    p->wait = LAB_RECEIVES;
+    if ((i = lab__oldest(p->packet.peer, r)) >= 0) lab__deliver(i);
+}
+
+/* ---- collectives ---- */
+
+/* All ranks have come: have they made the same call? */
+static int lab__agree(void)
+{
+    const lab_packet *a = &lab__net.rank[0].packet;
+    for (int r = 1; r < lab__net.ranks; r++) {
+        const lab_packet *b = &lab__net.rank[r].packet;
+        if (a->what == b->what && a->count == b->count && a->peer == b->peer) continue;
+        lab_stop("rank 0 calls %s with %lld floats and root %d while rank %d calls %s with %lld floats and root %d",
+                 lab__names[a->what], (long long)a->count, a->peer, r, lab__names[b->what], (long long)b->count, b->peer);
+        return 0;
+    }
+    return 1;
+}
+
+/* Adds the vectors of all ranks, as a tree, into that of rank 0. */
+static void lab__add(int64_t count)
+{
+    for (int step = 1; step < lab__net.ranks; step *= 2)
+        for (int r = 0; r + step < lab__net.ranks; r += 2 * step) {
+            float *x = (float *)(void *)lab__net.rank[r].body;
+            const float *y = (const float *)(const void *)lab__net.rank[r + step].body;
+            for (int64_t i = 0; i < count; i++) x[i] += y[i];
+        }
+}
+
+static void lab__answers_all(void)
+{
+    const lab_packet q = lab__net.rank[0].packet;
+    int n = lab__net.ranks;
+    int64_t bytes = q.count * 4;
+    char *first = lab__net.rank[q.what == LAB_BROADCAST ? q.peer : 0].body;
+    if (q.what == LAB_ALL_REDUCE || q.what == LAB_REDUCE_SCATTER)
+        lab__add(q.what == LAB_ALL_REDUCE ? q.count : q.count * n);
+    if (q.what == LAB_ALL_GATHER) {
+        first = lab__scratch + sizeof(lab_packet);
+        for (int r = 0; r < n && bytes; r++) memcpy(first + r * bytes, lab__net.rank[r].body, (size_t)bytes);
+    }
+    for (int r = 0; r < n; r++)
+        if (q.what == LAB_ALL_GATHER) lab__reply(r, 0, first, n * bytes);
+        else lab__reply(r, 0, q.what == LAB_REDUCE_SCATTER ? first + r * bytes : first, bytes);
+    for (int r = 0; r < n; r++) free(lab__net.rank[r].body), lab__net.rank[r].body = NULL;
+    lab__net.arrived = 0;
+}
+
+static void lab__collective(int r)
+{
+    lab_process *p = &lab__net.rank[r];
+    const lab_packet q = p->packet;
+    lab_counts *mine = &lab_counted[r];
+    int64_t n = lab__net.ranks, given = q.what == LAB_BROADCAST && q.peer != r ? 0 : q.count;
+    if (q.what == LAB_REDUCE_SCATTER) given *= n;
+    if (q.count < 0 || q.count > LAB_MOST / 4 / n || q.peer < 0 || q.peer >= n || q.bytes != given * 4) {
+        lab_stop("rank %d calls %s with %lld floats and root %d: at most %lld floats, and a root below %lld", r,
+                 lab__names[q.what], (long long)q.count, q.peer, (long long)(LAB_MOST / 4 / n), (long long)n);
+        return;
+    }
+    mine->calls[q.what]++, mine->call_floats[q.what] += q.count;
+    mine->call_bytes += q.what == LAB_ALL_REDUCE ? 8 * (n - 1) * q.count / n
+                        : q.what == LAB_BROADCAST ? 4 * (n - 1) * q.count / n : 4 * (n - 1) * q.count;
+    if (lab_options.watch) lab_options.watch(r, (lab_call)q.what, (const float *)(const void *)p->body, given);
+    p->wait = LAB_COLLECTIVE;
+    if (++lab__net.arrived == n && lab__agree()) lab__answers_all();
+}
+
+/* ---- what a rank asks ---- */
+
+static void lab__allocates(int r)
+{
+    lab_counts *mine = &lab_counted[r];
+    int64_t bytes = lab__net.rank[r].packet.count;
+    if (bytes < 0 || bytes > 1 << 24) {
+        lab_stop("rank %d asks lab_alloc for %lld bytes, and gets 0 to %d", r, (long long)bytes, 1 << 24);
+        return;
+    }
+    mine->memory += bytes;
+    if (mine->memory > mine->peak) mine->peak = mine->memory;
+    lab__reply(r, 0, NULL, 0);
+}
+
+/* A lab's file does not fit its lab.h: there is nothing to grade. */
+__attribute__((noreturn)) static void lab__misfit(const char *text)
+{
+    fflush(stdout);
+    fprintf(stderr, "%s: %s. Define all that examples/labs/%s/lab.h asks for.\n", lab__call.file, text, lab__call.lab);
+    exit(1);
+}
+
+static void lab__loads(int r)
+{
+    const lab_packet *q = &lab__net.rank[r].packet;
+    lab__net.rank[r].loaded = 1, lab__net.unfiltered |= !q->peer;
+    lab_counted[r].statics = q->count > LAB_STATIC_FREE ? q->count - LAB_STATIC_FREE : 0;
+    lab__reply(r, 0, NULL, 0);
+}
+
+/* A whole packet is there. */
+static void lab__handle(int r)
+{
+    lab_process *p = &lab__net.rank[r];
+    const lab_packet q = p->packet;
+    lab_question asked = {r, q.peer, q.count, q.bytes, 0, p->body, NULL};
+    if (q.what <= LAB_RECEIVE && ++lab_counted[r].all_calls > LAB_CALLS)
+        lab_stop("rank %d makes more than %d calls: look for an endless loop", r, LAB_CALLS);
+    else if (q.what >= LAB_BARRIER && q.what <= LAB_ALL_GATHER) lab__collective(r);
+    else if (q.what == LAB_SEND) lab__sends(r);
+    else if (q.what == LAB_RECEIVE) lab__receives(r);
+    else if (q.what == LAB_ALLOC) lab__allocates(r);
+    else if (q.what == LAB_FREE) lab_counted[r].memory -= q.count, lab__reply(r, 0, NULL, 0);
+    else if (q.what == LAB_READY) lab__loads(r);
+    else if (q.what == LAB_ASK && lab_on_ask) {
+        int64_t number = lab_on_ask(&asked);
+        if (!lab__net.stopped) lab__reply(r, number, asked.reply, asked.reply_bytes);
+    } else if (q.what == LAB_REFUSE && q.bytes) lab_stop("rank %d %.*s", r, (int)q.bytes, p->body);
+    else if (q.what == LAB_LOAD && q.bytes) p->body[q.bytes - 1] = 0, lab__misfit(p->body);
+    else if (q.what == LAB_RETURN && p->loaded && (size_t)q.bytes == lab__net.out_bytes) {
+        lab_counted[r].stack = q.peer, p->out = p->body, p->body = NULL;
+        p->wait = LAB_RETURNED, lab__net.returned++;
+    } else lab__nonsense(r);
+    if (p->wait != LAB_COLLECTIVE) free(p->body), p->body = NULL;
+    if (!lab__net.stopped) lab__check();
 }
 
 /* ---- a run ---- */
 
-static void lab__child(lab_world *w, int rank, void (*program)(lab_comm *c, void *user), void *user)
+/* One line of what a rank prints; the first so many of a run are shown. */
+static void lab__line(int r)
 {
-    struct rlimit limit = {LAB_CPU_SECONDS, LAB_CPU_SECONDS + 1}, no_core = {0, 0};
-    lab_comm c = {w, rank};
-    setrlimit(RLIMIT_CPU, &limit), setrlimit(RLIMIT_CORE, &no_core);
-    alarm(LAB_SECONDS);
-    program(&c, user);
-    fflush(stdout);
-    pthread_mutex_lock(&w->mutex);
-    w->state[rank].wait = LAB_RETURNED;
-    lab__check(w);
-    pthread_mutex_unlock(&w->mutex);
-    _exit(0);
+    lab_process *p = &lab__net.rank[r];
+    p->line[p->length] = 0, p->length = 0;
+    lab__clean(p->line);
+    if (lab__json || lab__net.lines > LAB_LINES) return;
+    if (lab__net.lines++ == LAB_LINES) printf("# the ranks print more than %d lines\n", LAB_LINES);
+    else printf("# rank %d prints: %s\n", r, p->line);
+}
+
+static void lab__prints(int r)
+{
+    lab_process *p = &lab__net.rank[r];
+    char text[4096];
+    ssize_t n = read(p->prints, text, sizeof text);
+    if (n == 0) close(p->prints), p->prints = -1;
+    for (ssize_t i = 0; i < n; i++) {
+        if (text[i] != '\n') p->line[p->length++] = text[i];
+        if (text[i] == '\n' || p->length == sizeof p->line - 1) lab__line(r);
+    }
 }
 
 /* Why a rank's process ended, if not by a return. */
-static void lab__cause(const lab_world *w, int rank, int status)
+static void lab__ended(int r, int status)
 {
-    int at = snprintf(lab_verdict, sizeof lab_verdict, "rank %d ", rank);
-    char *to = lab_verdict + at;
-    size_t room = sizeof lab_verdict - (size_t)at;
-    if (WIFEXITED(status) && WEXITSTATUS(status) == LAB_STOPPED) memcpy(lab_verdict, w->verdict, sizeof lab_verdict);
-    else if (WIFEXITED(status)) snprintf(to, room, "called exit(%d): return instead", WEXITSTATUS(status));
+    lab__net.rank[r].pid = 0;
+    if (WIFEXITED(status) && !lab__net.rank[r].loaded)
+        lab_stop("rank %d ended with status %d while your file was loaded: remove the constructor that ends it", r,
+                 WEXITSTATUS(status));
+    else if (WIFEXITED(status)) lab_stop("rank %d called exit(%d): return instead", r, WEXITSTATUS(status));
     else if (WTERMSIG(status) == SIGXCPU)
-        snprintf(to, room, "computed for %d seconds and did not return: look for an endless loop", LAB_CPU_SECONDS);
-    else if (WTERMSIG(status) == SIGALRM)
-        snprintf(to, room, "did not return within %d seconds", LAB_SECONDS);
+        lab_stop("rank %d computed for %d seconds and did not return: look for an endless loop", r, LAB_CPU_SECONDS);
     else
-        snprintf(to, room, "crashed: %s (signal %d); look for an index or a pointer out of range",
+        lab_stop("rank %d crashed: %s (signal %d); look for an index or a pointer out of range", r,
                  strsignal(WTERMSIG(status)), WTERMSIG(status));
+    lab__net.endless += WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU;
 }
 
-static int lab__collect(lab_world *w, pid_t *pids)
+static void lab__hears(int r)
 {
-    int fine = 1, status;
-    for (int left = w->ranks; left > 0; left--) {
-        pid_t pid = waitpid(-1, &status, 0);
-        int rank = 0;
-        while (rank < w->ranks - 1 && pids[rank] != pid) rank++;
-        pids[rank] = 0;
-        if (!fine || (WIFEXITED(status) && !WEXITSTATUS(status) && w->state[rank].wait == LAB_RETURNED)) continue;
-        fine = 0;
-        lab__cause(w, rank, status);
-        for (int r = 0; r < w->ranks; r++)
-            if (pids[r]) kill(pids[r], SIGKILL);
+    lab_process *p = &lab__net.rank[r];
+    int status;
+    while (!lab__net.stopped && p->wait != LAB_RETURNED) {
+        size_t head = sizeof p->packet, whole = p->got < head ? head : head + (size_t)p->packet.bytes;
+        char *to = p->got < head ? (char *)&p->packet + p->got : p->body + (p->got - head);
+        ssize_t n = recv(p->socket, to, whole - p->got, MSG_DONTWAIT);
+        if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
+        if (n <= 0) { /* its process has ended, or wants to */
+            kill(p->pid, SIGKILL);
+            waitpid(p->pid, &status, 0);
+            lab__ended(r, status);
+            return;
+        }
+        p->got += (size_t)n;
+        if (p->got == head) {
+            if (p->wait != LAB_MOVES || p->packet.bytes < 0 || p->packet.bytes > LAB_MOST || !(p->body = malloc((size_t)p->packet.bytes + 1)))
+                lab__nonsense(r);
+            whole = head + (size_t)p->packet.bytes;
+        }
+        if (p->got == whole && p->got >= head && !lab__net.stopped) p->got = 0, lab__handle(r);
     }
-    return fine;
 }
 
-/* Runs the program on so many ranks. 1: all have returned. 0: lab_verdict says why not. */
-LAB_FN int lab_run(int ranks, void (*program)(lab_comm *c, void *user), void *user)
+static void lab__start(int r, const char *in, size_t in_bytes)
 {
-    lab_world *w = lab_shared(sizeof *w);
-    pthread_mutexattr_t mutex;
-    pthread_condattr_t changed;
-    pid_t pids[LAB_RANKS];
-    int fine;
-    pthread_mutexattr_init(&mutex), pthread_mutexattr_setpshared(&mutex, PTHREAD_PROCESS_SHARED);
-    pthread_condattr_init(&changed), pthread_condattr_setpshared(&changed, PTHREAD_PROCESS_SHARED);
-    pthread_mutex_init(&w->mutex, &mutex);
-    for (int r = 0; r < LAB_RANKS; r++) pthread_cond_init(&w->changed[r], &changed);
-    w->ranks = ranks;
+    const struct rlimit cpu = {LAB_CPU_SECONDS, LAB_CPU_SECONDS + 1}, none = {0, 0};
+    const struct rlimit memory = {(rlim_t)1 << 32, (rlim_t)1 << 32};
+    const struct timeval late = {5, 0};
+    lab_process *p = &lab__net.rank[r];
+    const char *args[] = {"rank", "--rank", lab__call.object, NULL};
+    lab_packet hello = {r, lab__net.ranks, (int64_t)lab__net.out_bytes, (int64_t)in_bytes};
+    int pair[2], prints[2];
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) || pipe2(prints, O_CLOEXEC)) perror("lab"), exit(1);
+    if ((p->pid = fork()) < 0) perror("fork"), exit(1);
+    if (!p->pid) {
+        dup2(open("/dev/null", O_RDONLY), 0), dup2(prints[1], 1), dup2(prints[1], 2), dup2(pair[1], LAB_SOCKET);
+        for (int fd = LAB_SOCKET + 1; fd < 256; fd++) close(fd);
+        for (int cap = 0; cap < 64; cap++) prctl(PR_CAPBSET_DROP, cap, 0, 0, 0); /* root's rights, too, end here */
+        setrlimit(RLIMIT_CPU, &cpu), setrlimit(RLIMIT_CORE, &none), setrlimit(RLIMIT_FSIZE, &none);
+        setrlimit(RLIMIT_AS, &memory);
+        execve("/proc/self/exe", (char *const *)(uintptr_t)args, (char *[]){NULL});
+        _exit(127);
+    }
+    close(pair[1]), close(prints[1]);
+    p->socket = pair[0], p->prints = prints[0];
+    setsockopt(p->socket, SOL_SOCKET, SO_SNDTIMEO, &late, sizeof late);
+    if (lab__transfer(p->socket, 1, &hello, sizeof hello))
+        lab__transfer(p->socket, 1, (void *)(uintptr_t)in, in_bytes);
+}
+
+/* Waits for packets, prints and ends until the run is over. */
+static void lab__serve(void)
+{
+    struct timespec now;
+    struct pollfd fds[2 * LAB_RANKS];
+    time_t begin;
+    int n = lab__net.ranks, status;
+    clock_gettime(CLOCK_MONOTONIC, &now), begin = now.tv_sec;
+    while (!lab__net.stopped && lab__net.returned < n) {
+        for (int r = 0; r < n; r++) {
+            lab_process *p = &lab__net.rank[r];
+            fds[2 * r] = (struct pollfd){p->wait == LAB_RETURNED ? -1 : p->socket, POLLIN, 0};
+            fds[2 * r + 1] = (struct pollfd){p->prints, POLLIN, 0};
+        }
+        if (!poll(fds, (nfds_t)(2 * n), 200)) /* a process that has left its socket to another one */
+            for (int r = 0; r < n; r++)
+                if (lab__net.rank[r].wait != LAB_RETURNED && waitpid(lab__net.rank[r].pid, &status, WNOHANG) > 0)
+                    lab__ended(r, status);
+        for (int r = 0; r < n; r++) {
+            if (fds[2 * r + 1].revents) lab__prints(r);
+            if (fds[2 * r].revents) lab__hears(r);
+        }
+        clock_gettime(CLOCK_MONOTONIC, &now);
+        for (int r = 0; r < n && now.tv_sec - begin > LAB_SECONDS; r++)
+            if (lab__net.rank[r].wait == LAB_MOVES) lab_stop("rank %d did not return within %d seconds", r, LAB_SECONDS);
+    }
+}
+
+static void lab__finish(int r)
+{
+    lab_process *p = &lab__net.rank[r];
+    if (p->pid) kill(p->pid, SIGKILL), waitpid(p->pid, NULL, 0);
+    if (p->prints >= 0 && !fcntl(p->prints, F_SETFL, O_NONBLOCK))
+        for (struct pollfd more = {p->prints, POLLIN, 0}; p->prints >= 0 && poll(&more, 1, 0) > 0;) lab__prints(r);
+    if (p->length) lab__line(r);
+    close(p->socket), free(p->body), free(p->out);
+    if (p->prints >= 0) close(p->prints);
+}
+
+/* Runs the lab's program on so many ranks. Each gets in_bytes of `in` and returns out_bytes of `out`. 1: all have
+ * returned. 0: lab_verdict says why not, `out` is zeros, and the tests up to the next run are not reached. */
+LAB_FN int lab_run(int ranks, const void *in, size_t in_bytes, void *out, size_t out_bytes)
+{
+    int endless = lab__net.endless, unfiltered = lab__net.unfiltered, started = 0;
+    memset(&lab__net, 0, sizeof lab__net), memset(lab_counted, 0, sizeof lab_counted);
+    memset(out, 0, out_bytes * (size_t)ranks);
+    lab__net.ranks = ranks, lab__net.out_bytes = out_bytes, lab__net.endless = endless;
+    lab__unreached = 0;
+    if (endless > 1) lab_stop("is not started, because two runs before did not end");
     fflush(stdout);
-    lab_verdict[0] = 0;
-    for (int r = 0; r < ranks; r++) {
-        pids[r] = fork();
-        if (pids[r] < 0) perror("fork"), exit(1);
-        if (!pids[r]) lab__child(w, r, program, user);
+    for (; started < ranks && !lab__net.stopped; started++)
+        lab__start(started, (const char *)in + in_bytes * (size_t)started, in_bytes);
+    lab__serve();
+    for (int r = 0; r < started; r++) {
+        const lab_process *p = &lab__net.rank[r];
+        if (!lab__net.stopped) memcpy((char *)out + out_bytes * (size_t)r, p->out, out_bytes);
+        lab__finish(r);
     }
-    fine = lab__collect(w, pids);
-    memcpy(lab_counted, w->counts, sizeof lab_counted);
-    munmap(w, sizeof *w);
-    return fine;
+    while (lab__net.slots) free(lab__net.slot[--lab__net.slots].data);
+    if (lab__net.unfiltered && !unfiltered)
+        printf("# this machine cannot filter system calls: a wrong file may leave files and processes\n");
+    lab__net.unfiltered |= unfiltered;
+    lab__unreached = lab__net.stopped;
+    return !lab__net.stopped;
 }
 
-/* lab_run, where a failure is the failure of the test <what>. A success prints nothing: the test goes on. */
-LAB_PRINTF(4, 5) LAB_FN int lab_runs(int ranks, void (*program)(lab_comm *c, void *user), void *user,
-                                     const char *format, ...)
+/* The outputs of the last run are no good, and lab_verdict says why: as if the run had failed. */
+LAB_FN void lab_fails(void) { lab__unreached += !lab__unreached; }
+
+/* After tests of a run: the next ones need no run. */
+LAB_FN void lab_reached(void) { lab__unreached = 0; }
+
+/* ---- the learner's object, and the start ---- */
+
+/* Bytes that a rank has used at most: lab_alloc, static variables, and the stack from so many bytes on. */
+LAB_FN int64_t lab_memory(int rank, int64_t stack_free)
 {
-    char what[300];
-    va_list list;
-    va_start(list, format);
-    vsnprintf(what, sizeof what, format, list);
-    va_end(list);
-    if (lab_run(ranks, program, user)) return 1;
-    lab_ok(0, "%s", what);
-    lab_note("%s", lab_verdict);
-    return 0;
+    int64_t stack = lab_counted[rank].stack - stack_free;
+    return lab_counted[rank].peak + lab_counted[rank].statics + (stack > 0 ? stack : 0);
 }
 
-/* FNV-1a of 64 bits, over bytes. */
-LAB_FN uint64_t lab_hash(const void *data, size_t bytes)
+/* Of a test about memory: says where it is, if not in lab_alloc. */
+LAB_FN void lab_note_memory(int rank, int64_t stack_free)
 {
-    const unsigned char *byte = data;
-    uint64_t h = 14695981039346656037u;
-    for (size_t i = 0; i < bytes; i++) h = (h ^ byte[i]) * 1099511628211u;
-    return h;
+    if (lab_counted[rank].statics)
+        lab_note("%lld bytes of it are static variables", (long long)lab_counted[rank].statics);
+    if (lab_counted[rank].stack > stack_free)
+        lab_note("%lld bytes of it are local variables: the first %lld do not count",
+                 (long long)(lab_counted[rank].stack - stack_free), (long long)stack_free);
+}
+
+__attribute__((noreturn)) LAB_PRINTF(1, 2) static void lab__usage(const char *format, ...)
+{
+    char text[LAB_TEXT];
+    LAB_FORMAT(text, format);
+    fputs(text, stderr);
+    exit(2);
+}
+
+static void lab__options(int argc, char **argv)
+{
+    for (int i = 5; i < argc; i++) {
+        const char *number = i + 1 < argc ? argv[i + 1] : "";
+        if (!strcmp(argv[i], "--json")) lab__json = 1;
+        else if (!strcmp(argv[i], "--nonce")) {
+            ssize_t n = read(LAB_NONCE, lab__nonce, 20);
+            lab__nonce[n > 0 ? n : 0] = 0, close(LAB_NONCE);
+        } else if (!strcmp(argv[i], "--seed")) {
+            size_t digits = strspn(number, "0123456789");
+            if (!digits || number[digits] || digits > 18)
+                lab__usage("--seed '%s': not a whole number of at most 18 digits. Write --seed 7.\n", number);
+            lab_seed = strtoull(number, NULL, 10), i++;
+        } else lab__usage("'%s' is not an option of a lab. The options are --seed N and --json.\n", argv[i]);
+    }
+}
+
+/* What main begins with. In the process of a rank it does not return. Unless the lab has set lab_seed, the clock does. */
+LAB_FN void lab_begin(const char *lab, lab_program *program, int argc, char **argv)
+{
+    if (argc == 3 && !strcmp(argv[1], "--rank")) lab__rank(program, argv[2]);
+    if (argc < 5) lab__usage("Grade a file with ./build.sh lab %d FILE.\n", atoi(lab));
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* no rank reads this process */
+    signal(SIGPIPE, SIG_IGN);
+    lab__call.lab = lab, lab__call.file = argv[1], lab__call.boards = argv[2], lab__call.stub = argv[3];
+    lab__call.object = argv[4];
+    if (!lab_seed) lab_seed = (unsigned long long)time(NULL) % 1000000;
+    lab__options(argc, argv);
+    lab__random = lab_seed;
+    lab_tries = lab__count_tries();
+    if (!lab__json) printf("lab %s: %s, seed %llu\n", lab, lab__call.file, lab_seed);
 }
 
 #endif

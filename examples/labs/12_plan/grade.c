@@ -11,56 +11,41 @@ static const char *const rule_names[RULES] = {
 static const char *const type_names[] = {"p4d", "p4de", "p5", "g5.12xlarge", "g5.48xlarge", "p5en"};
 static const char *const strategy_names[] = {"nothing", "one GPU", "replicas", "shards", "cuts", "jobs", "no more"};
 
-typedef struct task {
-    lab_job job[RULES][JOBS];
-    lab_answer answer[RULES][JOBS];
-} task;
-
-static task *asked;                /* shared with the learner's process */
-static task kept;                  /* a copy that it cannot change */
-static int names[RULES][JOBS][3];  /* types by place in type_names */
-static unsigned long long seed;
-
-static int draw(int low, int high)
-{
-    seed = seed * 6364136223846793005ull + 1442695040888963407ull;
-    return low + (int)((seed >> 33) % (unsigned)(high - low + 1));
-}
+static lab_job jobs[RULES][JOBS];
+static lab_answer answers[RULES][JOBS];
+static int names[RULES][JOBS][3]; /* types by place in type_names */
 
 /* A job of a rule. Odd parts of numbers keep both sides of a comparison apart. */
 static void draw_job(int rule, lab_job *j, int *name, const cost_catalogue *c)
 {
-    int kind = rule == ALL ? draw(ONE, TYPES) : rule == TYPES ? draw(0, 1) ? TIME : SHARD : rule;
+    int kind = rule == ALL ? lab_draw(ONE, TYPES) : rule == TYPES ? lab_draw(0, 1) ? TIME : SHARD : rule;
     int large = kind == SHARD || kind == CUT;
     memset(j, 0, sizeof *j);
-    j->params_b = kind == NOTHING ? draw(250, 400) : large ? draw(50, 600) / 10.0 + 0.0371 : draw(2, 11) / 10.0 + 0.0171;
-    j->hours = draw(20, 300) + 0.137, j->efficiency = draw(60, 95) / 100.0;
-    j->deadline = kind == ONE ? j->hours * draw(101, 300) / 100.0 : kind == LATE ? 0.71 : draw(3, 90) + 0.0613;
-    j->max_nodes = kind == LATE || kind == CUT ? 1 << draw(0, 4) : kind == NOTHING ? 1 : draw(1, 40);
-    j->trials = kind == TRIALS ? draw(2, 90) : 1, j->may_shard = kind != CUT;
+    j->params_b = kind == NOTHING ? lab_draw(250, 400) : large ? lab_draw(50, 600) / 10.0 + 0.0371 : lab_draw(2, 11) / 10.0 + 0.0171;
+    j->hours = lab_draw(20, 300) + 0.137, j->efficiency = lab_draw(60, 95) / 100.0;
+    j->deadline = kind == ONE ? j->hours * lab_draw(101, 300) / 100.0 : kind == LATE ? 0.71 : lab_draw(3, 90) + 0.0613;
+    j->max_nodes = kind == LATE || kind == CUT ? 1 << lab_draw(0, 4) : kind == NOTHING ? 1 : lab_draw(1, 40);
+    j->trials = kind == TRIALS ? lab_draw(2, 90) : 1, j->may_shard = kind != CUT;
     j->gpu_use = j->io_wait = -1;
-    if (kind == STARVED) j->gpu_use = draw(40, 95), j->io_wait = draw(20, 80);
-    j->types = rule == TYPES || (rule == ALL && draw(0, 1)) ? 3 : 1;
+    if (kind == STARVED) j->gpu_use = lab_draw(40, 95), j->io_wait = lab_draw(20, 80);
+    j->types = rule == TYPES || (rule == ALL && lab_draw(0, 1)) ? 3 : 1;
     for (int i = 0; i < j->types; i++) {
         const cost_type *t;
-        name[i] = (draw(0, 1) + 2 * i) % 6;
+        name[i] = (lab_draw(0, 1) + 2 * i) % 6;
         t = cost_find(c, type_names[name[i]], strlen(type_names[name[i]]));
-        j->type[i].gpus = t->count, j->type[i].gb = t->gb, j->type[i].price = 10 * (i + draw(1, 3)) + i + 0.5;
+        j->type[i].gpus = t->count, j->type[i].gb = t->gb, j->type[i].price = 10 * (i + lab_draw(1, 3)) + i + 0.5;
     }
 }
 
-static void program(lab_comm *c, void *user)
+static void program(lab_comm *c, void *in, void *out)
 {
-    task *t = user;
     (void)c;
-    for (int r = 0; r < RULES; r++)
-        for (int k = 0; k < JOBS; k++) {
-            lab_job job = t->job[r][k];
-            lab_answer answer;
-            memset(&answer, 0, sizeof answer);
-            decide(&job, &answer);
-            t->answer[r][k] = answer;
-        }
+    for (int k = 0; k < RULES * JOBS; k++) {
+        lab_job job = ((lab_job *)in)[k];
+        lab_answer answer = {0};
+        LAB_ITS(decide)(&job, &answer);
+        ((lab_answer *)out)[k] = answer;
+    }
 }
 
 /* The planner's answer. */
@@ -112,19 +97,19 @@ static void grade(int rule, const cost_catalogue *c)
     lab_answer want;
     int good = 0, first = -1;
     for (int k = 0; k < JOBS; k++) {
-        expect(&kept.job[rule][k], names[rule][k], c, &want, &its);
-        if (same(&kept.answer[rule][k], &want)) good++;
+        expect(&jobs[rule][k], names[rule][k], c, &want, &its);
+        if (same(&answers[rule][k], &want)) good++;
         else if (first < 0) first = k;
     }
     if (lab_ok(first < 0, "%s: %d of %d jobs", rule_names[rule], good, JOBS)) return;
-    const lab_job *j = &kept.job[rule][first];
+    const lab_job *j = &jobs[rule][first];
     lab_note("job: %.6g billion parameters, %.6g h on a GPU, due in %.6g h, efficiency %g, at most %d nodes, trials %d%s",
              j->params_b, j->hours, j->deadline, j->efficiency, j->max_nodes, j->trials,
              j->may_shard ? "" : ", must be cut");
     if (j->gpu_use >= 0) lab_note("GPUs used to %g %%, io wait %g %%", j->gpu_use, j->io_wait);
     for (int i = 0; i < j->types; i++)
         lab_note("type %d: %d GPUs of %g GB, %g dollars an hour", i, j->type[i].gpus, j->type[i].gb, j->type[i].price);
-    tell("yours:", &kept.answer[rule][first]);
+    tell("yours:", &answers[rule][first]);
     expect(j, names[rule][first], c, &want, &its);
     tell("expected:", &want);
     for (int i = 0; i < its.why.count; i++) lab_note("because: %s", its.why.line[i]);
@@ -134,21 +119,11 @@ static void grade(int rule, const cost_catalogue *c)
 int main(int argc, char **argv)
 {
     static cost_catalogue c;
-    const char *given = getenv("LAB_SEED");
-    lab_begin("12_plan", argc, argv);
-    seed = given ? strtoull(given, NULL, 10) : (unsigned long long)time(NULL) % 1000000;
-    printf("seed %llu\n", seed);
+    lab_begin("12_plan", program, argc, argv);
     if (cost_open(&c, NULL)) return 1;
-    asked = lab_shared(sizeof *asked);
     for (int r = 0; r < RULES; r++)
-        for (int k = 0; k < JOBS; k++) draw_job(r, &kept.job[r][k], names[r][k], &c);
-    memcpy(asked->job, kept.job, sizeof kept.job);
-    if (!lab_run(1, program, asked)) {
-        lab_ok(0, "every job gets an answer");
-        lab_note("%s", lab_verdict);
-        return lab_end(0, NULL);
-    }
-    memcpy(kept.answer, asked->answer, sizeof kept.answer);
+        for (int k = 0; k < JOBS; k++) draw_job(r, &jobs[r][k], names[r][k], &c);
+    lab_run(1, jobs, sizeof jobs, answers, sizeof answers);
     for (int r = 0; r < RULES; r++) grade(r, &c);
     return lab_end(0, NULL);
 }

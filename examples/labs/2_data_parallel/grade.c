@@ -6,16 +6,23 @@
 #include <math.h>
 
 enum { LINES_ALLOWED = 15, LINES = 400 };
+enum { SAMPLES_OF, REPORT }; /* questions */
 
 typedef struct outcome {
     float w[WEIGHTS], loss[STEPS];
     int visits[STEPS][BATCH]; /* of each sample */
 } outcome;
+typedef struct drawn { /* samples: x, then y */
+    float x[BATCH][IN], y[BATCH];
+} drawn;
 
-static outcome *mine; /* of this rank */
-static int my_rank;
+static float first[LAB_RANKS][WEIGHTS];
+static drawn batch[STEPS];
+static outcome all[LAB_RANKS], want;
 
-/* ---- what the lab offers ---- */
+/* ---- what the lab offers, in the process of a rank ---- */
+
+static const float *my_weights;
 
 /* A graph failed: that is the lab's fault, not the learner's. */
 static void broken(void)
@@ -24,23 +31,19 @@ static void broken(void)
     exit(1);
 }
 
-void lab_weights(float *w)
+void lab_weights(float *w) { memcpy(w, my_weights, sizeof first[0]); }
+
+void lab_samples(int step, int from, int n, float *x, float *y)
 {
-    dt_graph *g = NULL;
-    if (dt_graph_open(&g, (uint64_t)my_rank + 7)) broken();
-    memcpy(w, dt_value(g, dt_param(g, "w", dt_shape1(WEIGHTS), DT_INIT_NORMAL, 0.5f)), sizeof(float) * WEIGHTS);
-    dt_graph_close(&g);
+    int32_t which[] = {step, from, n};
+    drawn d;
+    lab_ask(SAMPLES_OF, 0, which, sizeof which, &d, sizeof d);
+    memcpy(x, d.x, sizeof d.x[0] * (size_t)n), memcpy(y, d.y, sizeof d.y[0] * (size_t)n);
 }
 
-/* Eight bits as +1 or -1; y is what most of the first three say. */
-void lab_samples(int step, int first, int n, float *x, float *y)
+void lab_report(int step, float loss)
 {
-    for (int i = 0; i < n; i++) {
-        unsigned bits = ((unsigned)(step * BATCH + first + i) * 2654435761u) >> 24;
-        for (int k = 0; k < IN; k++) x[i * IN + k] = bits >> k & 1u ? 1.0f : -1.0f;
-        y[i] = (bits & 1u) + (bits >> 1 & 1u) + (bits >> 2 & 1u) >= 2 ? 1.0f : -1.0f;
-        if (step >= 0 && step < STEPS && first + i >= 0 && first + i < BATCH) mine->visits[step][first + i]++;
-    }
+    if (step >= 0 && step < STEPS) lab_ask(REPORT, step, &loss, sizeof loss, NULL, 0);
 }
 
 /* The mean over samples of (tanh(x W1) W2 - y)^2, on the library's tensors. */
@@ -63,30 +66,56 @@ float lab_backward(const float *w, const float *x, const float *y, int n, float 
     return loss;
 }
 
-void lab_report(int step, float loss)
-{
-    if (step >= 0 && step < STEPS) mine->loss[step] = loss;
-}
-
 /* ---- runs ---- */
 
-static void learner(lab_comm *c, void *user)
+static void learner(lab_comm *c, void *in, void *out)
 {
-    outcome *all = user;
-    my_rank = lab_rank(c), mine = &all[my_rank];
-    train(c, mine->w);
+    my_weights = in;
+    LAB_ITS(train)(c, out);
+}
+
+/* The grader has the samples, so that it sees who takes which. */
+static int64_t answer(lab_question *q)
+{
+    static drawn d;
+    int32_t which[3];
+    float loss;
+    if (!lab_fits(q, q->what == REPORT ? sizeof loss : sizeof which, STEPS)) return 0;
+    if (q->what == REPORT) {
+        memcpy(&loss, q->data, sizeof loss), all[q->rank].loss[q->number] = loss;
+        return 0;
+    }
+    memcpy(which, q->data, sizeof which);
+    int step = which[0], from = which[1], n = which[2];
+    if (step < 0 || step >= STEPS || from < 0 || n < 1 || n > BATCH - from)
+        return lab_stop("rank %d asks for samples %d to %d of step %d: a step has samples 0 to %d, and the steps are 0 to %d",
+                        q->rank, from, from + n - 1, step, BATCH - 1, STEPS - 1);
+    memcpy(d.x, batch[step].x[from], sizeof d.x[0] * (size_t)n);
+    memcpy(d.y, batch[step].y + from, sizeof d.y[0] * (size_t)n);
+    for (int i = from; i < from + n; i++) all[q->rank].visits[step][i]++;
+    q->reply = &d, q->reply_bytes = sizeof d;
+    return 0;
+}
+
+/* Eight signs; y is what most of the first three say. */
+static void draw(void)
+{
+    for (int r = 0; r < LAB_RANKS; r++) lab_numbers(first[r], WEIGHTS, 0.8f);
+    for (int i = 0; i < STEPS * BATCH; i++) {
+        float *x = batch[i / BATCH].x[i % BATCH];
+        for (int k = 0; k < IN; k++) x[k] = lab_draw(0, 1) ? 1 : -1;
+        batch[i / BATCH].y[i % BATCH] = x[0] + x[1] + x[2] > 0 ? 1 : -1;
+    }
 }
 
 /* The loop of the stub. */
-static void serial(lab_comm *c, void *user)
+static void serial(void)
 {
-    float x[BATCH * IN], y[BATCH], gradient[WEIGHTS];
-    mine = user, my_rank = lab_rank(c);
-    lab_weights(mine->w);
+    float gradient[WEIGHTS];
+    memcpy(want.w, first[0], sizeof want.w);
     for (int step = 0; step < STEPS; step++) {
-        lab_samples(step, 0, BATCH, x, y);
-        lab_report(step, lab_backward(mine->w, x, y, BATCH, gradient));
-        for (int i = 0; i < WEIGHTS; i++) mine->w[i] -= RATE * gradient[i];
+        want.loss[step] = lab_backward(want.w, batch[step].x[0], batch[step].y, BATCH, gradient);
+        for (int i = 0; i < WEIGHTS; i++) want.w[i] -= RATE * gradient[i];
     }
 }
 
@@ -100,7 +129,7 @@ static double farthest(const float *a, const float *b, int n)
     return most;
 }
 
-static void samples(const outcome *all, int n)
+static void samples(int n)
 {
     int visits = 0, own = 0, step = 0, i = 0;
     for (int at = 0; at < STEPS * BATCH; at++) {
@@ -116,7 +145,7 @@ static void samples(const outcome *all, int n)
     else lab_note("rank 0 takes %d samples of a step", own);
 }
 
-static void replicas(const outcome *all, int n)
+static void replicas(int n)
 {
     int other = 0;
     while (other < n - 1 && !memcmp(all[other].w, all[0].w, sizeof all[0].w)) other++;
@@ -126,12 +155,12 @@ static void replicas(const outcome *all, int n)
              farthest(all[other].w, all[0].w, WEIGHTS));
 }
 
-static void near(const outcome *all, const outcome *want, int n)
+static void near(int n)
 {
-    double w = farthest(all[0].w, want->w, WEIGHTS), loss = 0;
+    double w = farthest(all[0].w, want.w, WEIGHTS), loss = 0;
     int worst = 0;
     for (int r = 0; r < n; r++) {
-        double d = farthest(all[r].loss, want->loss, STEPS);
+        double d = farthest(all[r].loss, want.loss, STEPS);
         if (!(d <= loss)) loss = d, worst = r;
     }
     if (!lab_ok(w <= 1e-4, "weights, ranks: %d; those of one rank, within 1e-4", n))
@@ -154,11 +183,13 @@ static void sent(int n)
              (long long)most, (long long)once, (int)WEIGHTS);
 }
 
-static void on(outcome *all, const outcome *want, int n)
+static void on(int n)
 {
-    memset(all, 0, LAB_RANKS * sizeof *all);
-    if (!lab_runs(n, learner, all, "samples, ranks: %d", n)) return;
-    samples(all, n), replicas(all, n), near(all, want, n), sent(n);
+    float w[LAB_RANKS][WEIGHTS];
+    memset(all, 0, sizeof all);
+    lab_run(n, first, sizeof first[0], w, sizeof w[0]);
+    for (int r = 0; r < n; r++) memcpy(all[r].w, w[r], sizeof w[r]);
+    samples(n), replicas(n), near(n), sent(n);
 }
 
 /* ---- lines ---- */
@@ -199,7 +230,7 @@ static int lines_added(void)
 {
     static char old[LINES][400], new[LINES][400];
     static int common[LINES + 1][LINES + 1], of_old[LINES], of_new[LINES];
-    int n_old = read_code(lab__call.stub, old, of_old), n_new = read_code(lab__call.file, new, of_new), all = 0;
+    int n_old = read_code(lab__call.stub, old, of_old), n_new = read_code(lab__call.file, new, of_new), sum = 0;
     for (int i = 1; i <= n_old; i++)
         for (int j = 1; j <= n_new; j++) {
             int *to = &common[i][j];
@@ -207,22 +238,23 @@ static int lines_added(void)
             if (!strcmp(old[i - 1], new[j - 1]) && common[i - 1][j - 1] + of_new[j - 1] > *to)
                 *to = common[i - 1][j - 1] + of_new[j - 1];
         }
-    for (int j = 0; j < n_new; j++) all += of_new[j];
-    return all - common[n_old][n_new];
+    for (int j = 0; j < n_new; j++) sum += of_new[j];
+    return sum - common[n_old][n_new];
 }
 
 int main(int argc, char **argv)
 {
-    outcome *want = lab_shared(sizeof *want), *all = lab_shared(LAB_RANKS * sizeof *all);
     uint64_t hash = 0;
     int one_hash = 1, lines;
-    lab_begin("2_data_parallel", argc, argv);
-    if (!lab_run(1, serial, want)) return printf("Bail out! %s\n", lab_verdict), 1;
+    lab_begin("2_data_parallel", learner, argc, argv);
+    lab_on_ask = answer;
+    draw(), serial();
     for (int n = 1; n <= 8; n *= 2) {
-        on(all, want, n);
+        on(n);
         if (n == 1) hash = lab_hash(all[0].w, sizeof all[0].w);
         one_hash = one_hash && lab_hash(all[0].w, sizeof all[0].w) == hash;
     }
+    lab_reached();
     lines = lines_added();
     lab_ok(lines <= LINES_ALLOWED, "lines: %d are added to the stub or changed, at most %d", lines, LINES_ALLOWED);
     if (!lab__failures)

@@ -8,7 +8,7 @@ typedef struct lab_job {
     int64_t floats[LAYERS];   /* gradient of a layer */
     int64_t backward[LAYERS]; /* microseconds of a layer's backward; the last layer comes first */
     int64_t alpha;            /* microseconds of an empty all-reduce */
-    int64_t rate;             /* floats per microsecond of an all-reduce behind that */
+    int64_t rate;             /* floats per microsecond of an all-reduce after that */
 } lab_job;
 
 /* Starts the all-reduce of layers first .. last - 1 and returns at once. The link makes one all-reduce after another,

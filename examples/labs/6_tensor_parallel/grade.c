@@ -1,16 +1,30 @@
-/* Grader of lab 6: the serial MLP's numbers, one all-reduce each way, 1/n of the weights, and one hash. */
+/* Grader of lab 6: the serial MLP's numbers, one all-reduce each way of what the ranks have, 1/n of the weights, and one
+ * hash. */
 #include "../grade.h"
 #include "lab.h"
 #include <math.h>
 
-enum { BATCH = ROWS * C, ALL = C * HIDDEN, SLACK = 1024 };
+enum { BATCH = ROWS * C, ALL = C * HIDDEN, SLACK = 1024, STACK = 16384 };
+enum { FORWARD, BACKWARD, NEITHER }; /* passes */
 
 enum { Y, DX, DA, DB };
 static const char *const names[] = {"y", "dx", "da", "db"};
-typedef struct numbers {
-    float of[4][ALL];            /* y and dx: BATCH of them */
-    int64_t calls[2], floats[2]; /* forward and backward: messages or collectives, floats in all-reduces */
+typedef struct weights { /* what a rank gets */
+    float a[ALL], b[ALL], x[BATCH], dy[BATCH];
+} weights;
+typedef struct numbers { /* what it returns: of y and dx, BATCH */
+    float of[4][ALL];
 } numbers;
+
+static weights in[SHARDS];
+static numbers all[SHARDS], want;
+static double part[2][SHARDS][BATCH]; /* of y and of dx: what a shard adds to them */
+static int pass[SHARDS];              /* at which a rank is */
+static int64_t calls[SHARDS][3], floats[SHARDS][3]; /* messages or collectives, floats in all-reduces, up to a pass */
+static struct {
+    int rank, at;
+    double has, want;
+} odd[2]; /* a part that is not what its rank should have added; rank -1: none */
 
 /* ---- what the lab offers ---- */
 
@@ -29,107 +43,127 @@ void lab_matmul(const float *a, const float *b, float *y, int n, int k, int m, i
 float lab_gelu(float x) { return 0.5f * x * (1 + erff(x * 0.70710678f)); }
 float lab_gelu_slope(float x) { return 0.5f * (1 + erff(x * 0.70710678f)) + x * 0.39894228f * expf(-0.5f * x * x); }
 
-/* ---- runs ---- */
+/* ---- a rank, and what the grader sees of it ---- */
 
-/* Numbers in (-scale, scale). */
-static float number(int i, float scale) { return scale * sinf(12.9898f * (float)(i + 1)); }
-
-static void inputs(float *a, float *b, float *x, float *dy)
+/* All arrays are lent: nothing can be read or kept beside them. */
+static void learner(lab_comm *c, void *given, void *out)
 {
-    for (int i = 0; i < ALL; i++) a[i] = number(i, 0.5f), b[i] = number(i + ALL, 0.2f);
-    for (int i = 0; i < BATCH; i++) x[i] = number(i + 2 * ALL, 1), dy[i] = number(i + 3 * ALL, 1);
-}
-
-/* Adds what a rank has called so far, with this sign. */
-static void count(const lab_comm *c, numbers *to, int pass, int sign)
-{
-    const lab_counts *k = &c->w->counts[c->rank];
-    to->calls[pass] += sign * k->messages;
-    for (int i = 0; i < 5; i++) to->calls[pass] += sign * k->calls[i];
-    to->floats[pass] += sign * k->call_floats[LAB_ALL_REDUCE];
-}
-
-static void learner(lab_comm *c, void *user)
-{
-    static float a[ALL], b[ALL], x[BATCH], dy[BATCH];
-    numbers *to = (numbers *)user + lab_rank(c);
+    weights *w = given;
+    numbers *to = out;
+    float *a = lab_lend(w->a, sizeof w->a), *b = lab_lend(w->b, sizeof w->b);
+    float *x = lab_lend(w->x, 4 * BATCH), *y = lab_lend(to->of[Y], 4 * BATCH);
+    float *dy = lab_lend(w->dy, 4 * BATCH), *dx = lab_lend(to->of[DX], 4 * BATCH);
     mlp *m;
-    inputs(a, b, x, dy);
-    m = mlp_open(c, a, b);
-    if (!m) lab_refuse(c, "gets NULL from mlp_open");
-    memset(a, 0, sizeof a), memset(b, 0, sizeof b); /* they are not the learner's to keep */
-    count(c, to, 0, -1);
-    mlp_forward(m, x, to->of[Y]);
-    count(c, to, 0, 1), count(c, to, 1, -1);
-    mlp_backward(m, dy, to->of[DX]);
-    count(c, to, 1, 1);
-    mlp_gradients(m, to->of[DA], to->of[DB]);
-    mlp_close(m);
+    memset(w, 0, sizeof *w);
+    lab_counts_stack();
+    m = LAB_ITS(mlp_open)(c, a, b);
+    lab_unlend(a, sizeof w->a), lab_unlend(b, sizeof w->b);
+    if (!m) lab_refuse("gets NULL from mlp_open");
+    lab_ask(0, FORWARD, NULL, 0, NULL, 0);
+    LAB_ITS(mlp_forward)(m, x, y);
+    lab_ask(0, BACKWARD, NULL, 0, NULL, 0);
+    LAB_ITS(mlp_backward)(m, dy, dx);
+    lab_ask(0, NEITHER, NULL, 0, NULL, 0);
+    memcpy(to->of[Y], y, 4 * BATCH), memcpy(to->of[DX], dx, 4 * BATCH);
+    LAB_ITS(mlp_gradients)(m, to->of[DA], to->of[DB]);
+    LAB_ITS(mlp_close)(m);
 }
 
-/* By definition, in double. */
-static void serial(numbers *to)
+/* A rank begins a pass. */
+static int64_t answer(lab_question *q)
 {
-    static float a[ALL], b[ALL], x[BATCH], dy[BATCH];
-    static double y[BATCH], dx[BATCH];
-    inputs(a, b, x, dy);
-    memset(to, 0, sizeof *to);
+    const lab_counts *k = &lab_counted[q->rank];
+    if (!lab_fits(q, 0, NEITHER + 1)) return 0;
+    pass[q->rank] = (int)q->number, calls[q->rank][q->number] = k->messages;
+    for (int i = 0; i < 5; i++) calls[q->rank][q->number] += k->calls[i];
+    floats[q->rank][q->number] = k->call_floats[LAB_ALL_REDUCE];
+    return 0;
+}
+
+/* Does a rank add what its own hidden units give? */
+static void watch(int rank, lab_call call, const float *data, int64_t count)
+{
+    int own = SHARDS / lab__net.ranks, p = pass[rank];
+    for (int i = 0; i < BATCH && call == LAB_ALL_REDUCE && count == BATCH && p != NEITHER && odd[p].rank < 0; i++) {
+        double sum = 0;
+        for (int s = rank * own; s < (rank + 1) * own; s++) sum += part[p][s][i];
+        if (!(fabs((double)data[i] - sum) <= 1e-4)) odd[p].rank = rank, odd[p].at = i, odd[p].has = (double)data[i], odd[p].want = sum;
+    }
+}
+
+/* ---- the reference ---- */
+
+/* By definition, in double; the parts of y and dx by shard. */
+static void serial(void)
+{
+    const weights *w = &in[0];
     for (int i = 0; i < ROWS; i++)
         for (int h = 0; h < HIDDEN; h++) {
             double before = 0, d = 0;
-            for (int k = 0; k < C; k++) before += (double)x[i * C + k] * (double)a[k * HIDDEN + h];
+            for (int k = 0; k < C; k++) before += (double)w->x[i * C + k] * (double)w->a[k * HIDDEN + h];
             for (int k = 0; k < C; k++) {
-                y[i * C + k] += (double)lab_gelu((float)before) * (double)b[h * C + k];
-                d += (double)dy[i * C + k] * (double)b[h * C + k];
-                to->of[DB][h * C + k] += lab_gelu((float)before) * dy[i * C + k];
+                part[FORWARD][h / H][i * C + k] += (double)lab_gelu((float)before) * (double)w->b[h * C + k];
+                d += (double)w->dy[i * C + k] * (double)w->b[h * C + k];
+                want.of[DB][h * C + k] += lab_gelu((float)before) * w->dy[i * C + k];
             }
             d *= (double)lab_gelu_slope((float)before);
             for (int k = 0; k < C; k++) {
-                dx[i * C + k] += d * (double)a[k * HIDDEN + h];
-                to->of[DA][k * HIDDEN + h] += x[i * C + k] * (float)d;
+                part[BACKWARD][h / H][i * C + k] += d * (double)w->a[k * HIDDEN + h];
+                want.of[DA][k * HIDDEN + h] += w->x[i * C + k] * (float)d;
             }
         }
-    for (int i = 0; i < BATCH; i++) to->of[Y][i] = (float)y[i], to->of[DX][i] = (float)dx[i];
+    for (int p = 0; p < 2; p++)
+        for (int i = 0; i < BATCH; i++)
+            for (int s = 0; s < SHARDS; s++) want.of[p][i] += (float)part[p][s][i];
 }
 
 /* ---- tests ---- */
 
 /* Is this number on all ranks that of the serial MLP? Of da and db, a rank has its hidden units. */
-static void near(const numbers *all, const numbers *want, int what, int n)
+static void near(int what, int n)
 {
+    int rank = -1, at = 0;
     for (int r = 0; r < n; r++)
-        for (int i = 0; i < (what < DA ? BATCH : ALL); i++) {
+        for (int i = 0; i < (what < DA ? BATCH : ALL) && rank < 0; i++) {
             int unit = what == DA ? i % HIDDEN : i / C;
-            if ((what >= DA && unit / (HIDDEN / n) != r) || fabsf(all[r].of[what][i] - want->of[what][i]) <= 1e-4f)
-                continue;
-            lab_ok(0, "%s, ranks: %d; that of the serial MLP", names[what], n);
-            lab_note("rank %d has %g at [%d], expected %g", r, (double)all[r].of[what][i], i,
-                     (double)want->of[what][i]);
-            return;
+            if ((what < DA || unit / (HIDDEN / n) == r) && !(fabsf(all[r].of[what][i] - want.of[what][i]) <= 1e-4f))
+                rank = r, at = i;
         }
-    lab_ok(1, "%s, ranks: %d; that of the serial MLP", names[what], n);
+    if (!lab_ok(rank < 0, "%s, ranks: %d; that of the serial MLP", names[what], n))
+        lab_note("rank %d has %g at [%d], expected %g", rank, (double)all[rank < 0 ? 0 : rank].of[what][at], at,
+                 (double)want.of[what][at]);
 }
 
-static void one_call(const numbers *all, int pass, int n)
+static void one_call(int p, int n)
 {
-    int calls = (int)all[0].calls[pass], floats = (int)all[0].floats[pass];
-    if (!lab_ok(n == 1 ? calls <= 1 : calls == 1 && floats == BATCH, "%s, ranks: %d; one all-reduce of %d floats",
-                pass ? "backward" : "forward", n, BATCH))
-        lab_note("%d calls, %d floats in all-reduces", calls, floats);
+    int made = 0, least = BATCH, most = 0;
+    for (int r = 0; r < n; r++) {
+        int k = (int)(calls[r][p + 1] - calls[r][p]), f = (int)(floats[r][p + 1] - floats[r][p]);
+        made = k > made ? k : made, least = f < least ? f : least, most = f > most ? f : most;
+    }
+    if (lab_ok(n == 1 ? made <= 1 : made == 1 && least == BATCH && most == BATCH && odd[p].rank < 0,
+               "%s, ranks: %d; one all-reduce of %d floats", p == BACKWARD ? "backward" : "forward", n, BATCH))
+        return;
+    if (made == 1 && odd[p].rank >= 0)
+        lab_note("rank %d puts %g at [%d] into the all-reduce; its hidden units give %g to %s", odd[p].rank, odd[p].has,
+                 odd[p].at, odd[p].want, names[p]);
+    else lab_note("%d calls, %d floats in all-reduces", made, most);
 }
 
 /* Weights and gradients, two activations of the hidden units, x, and a part of the output per shard. */
 static void memory(int n)
 {
     int64_t most = 4 * (4 * ALL / n + 3 * ROWS * HIDDEN / n + (2 + SHARDS / n) * BATCH) + SLACK, peak = 0;
+    int worst = 0;
     for (int r = 0; r < n; r++)
-        if (lab_counted[r].peak > peak) peak = lab_counted[r].peak;
-    lab_ok(peak <= most, "memory, ranks: %d; %lld bytes, at most %lld: a rank keeps its share of the weights", n,
-           (long long)peak, (long long)most);
+        if (lab_memory(r, STACK) > peak) peak = lab_memory(r, STACK), worst = r;
+    if (!lab_ok(peak <= most, "memory, ranks: %d; %lld bytes, at most %lld: a rank keeps its share of the weights", n,
+                (long long)peak, (long long)most))
+        lab_note_memory(worst, STACK);
 }
 
 /* The bits of a run: y and dx of every rank, and everybody's gradients. */
-static uint64_t bits(const numbers *all, int n)
+static uint64_t bits(int n)
 {
     static float da[ALL], db[ALL];
     uint64_t h[4] = {0};
@@ -149,18 +183,22 @@ static uint64_t bits(const numbers *all, int n)
 
 int main(int argc, char **argv)
 {
-    numbers *all = lab_shared(LAB_RANKS * sizeof *all), *want = lab_shared(sizeof *want);
     uint64_t hash[5] = {0};
-    lab_begin("6_tensor_parallel", argc, argv);
-    serial(want);
+    lab_begin("6_tensor_parallel", learner, argc, argv);
+    lab_on_ask = answer, lab_options.watch = watch;
+    lab_numbers(in[0].a, ALL, 0.5f), lab_numbers(in[0].b, ALL, 0.2f);
+    lab_numbers(in[0].x, BATCH, 1), lab_numbers(in[0].dy, BATCH, 1);
+    for (int r = 1; r < SHARDS; r++) in[r] = in[0];
+    serial();
     for (int n = 1; n <= 4; n *= 2) {
-        memset(all, 0, LAB_RANKS * sizeof *all);
-        if (!lab_runs(n, learner, all, "y, ranks: %d", n)) continue;
-        for (int k = Y; k <= DB; k++) near(all, want, k, n);
-        one_call(all, 0, n), one_call(all, 1, n);
+        for (int r = 0; r < SHARDS; r++) pass[r] = NEITHER;
+        odd[0].rank = odd[1].rank = -1;
+        hash[n] = lab_run(n, in, sizeof in[0], all, sizeof all[0]) ? bits(n) : 0;
+        for (int k = Y; k <= DB; k++) near(k, n);
+        one_call(FORWARD, n), one_call(BACKWARD, n);
         memory(n);
-        hash[n] = bits(all, n);
     }
+    lab_reached();
     if (!lab_ok(hash[1] && hash[1] == hash[2] && hash[1] == hash[4], "one hash: the same bits on 1, 2 and 4 ranks"))
         lab_note("the hashes are %016llx, %016llx, %016llx; add %d shards in one tree on all of them",
                  (unsigned long long)hash[1], (unsigned long long)hash[2], (unsigned long long)hash[4], SHARDS);
