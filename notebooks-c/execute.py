@@ -34,8 +34,8 @@ MADE_FROM = [HERE.parent / "dtrain.h", HERE.parent / "examples/layers.h",
              HERE.parent / "examples/tools/runs.h", HERE / "notebook.h", HERE / "notebook.c"]
 TYPESET = re.compile(r"`[^`]*`|\$\$[^$]+\$\$|\$[^$\n]+\$")  # code, and formulas of MathJax
 # What belongs into a formula: powers, = after a letter or f(x), sums in brackets, products and quotients of letters.
-RAW = re.compile(r"\w ?\^ ?\w|[²³√×·$]|\b[A-Za-z](\(\w+\))? ?= ?\S|\(\w+ [-+] \w+\)|\(\w[-+]\w\)|\b\w ?[-+*/] ?\(|"
-                 r"\w\) ?[/*] ?\w|\b\w+ x \w+\b|\b[A-Za-z] / \w|\b\d [A-Za-z] [A-Za-z]\b")
+RAW = re.compile(r"\w ?\^ ?\w|[²³√×·$]|\b[A-Za-z](\(\w+\))? ?= ?\S|\(\w+ [-+] \w+\)|\(\w[-+]\w\)|"
+                 r"\b\w ?[-+*/] ?\(|\w\) ?[/*] ?\w|\b\w+ x \w+\b|\b[A-Za-z] / \w|\b\d [A-Za-z] [A-Za-z]\b")
 
 
 def role(cell):
@@ -50,8 +50,8 @@ def sources_hash(book):
 
 
 def executed(book, *keys):
-    """A copy with outputs, whose learner's cells have the first of these texts that they have. A cell that fails does not
-    keep the others from running."""
+    """A copy with outputs, whose learner's cells have the first of these texts that they have. A cell that fails does
+    not keep the others from running."""
     book = copy.deepcopy(book)
     for cell in book.cells:
         cell.source = next((cell.metadata["dtrain"][key] for key in keys if key in cell.metadata.get("dtrain", {})),
@@ -109,7 +109,7 @@ def text_of(cell):
 
 
 def touching(svg):
-    """The texts of a chart of gnuplot that touch: (text, other text). The width of a text is a guess from its length."""
+    """The texts of a chart of gnuplot that touch: (text, other text). The width of a text is a guess."""
     boxes, pairs = [], []
     for x, y, turned, anchor, text in re.findall(r'<g transform="translate\(([\d.]+),([\d.]+)\)( rotate[^"]*)?"[^>]*'
                                                  r'text-anchor="(\w+)">\s*<text>(.*?)</text>', svg, re.S):
@@ -118,7 +118,8 @@ def touching(svg):
         box = (-10, -left - 6.6 * len(text), 3, -left) if turned else (left, -10, left + 6.6 * len(text), 3)
         boxes.append((text, *(float(at) + side for at, side in zip((x, y, x, y), box))))
     for i, (a, *one) in enumerate(boxes):
-        pairs += [(a, b) for b, *other in boxes[:i] if all(one[k] < other[k + 2] and other[k] < one[k + 2] for k in (0, 1))]
+        pairs += [(a, b) for b, *other in boxes[:i]
+                  if all(one[k] < other[k + 2] and other[k] < one[k + 2] for k in (0, 1))]
     return pairs if len(boxes) > 3 or "gnuplot" not in svg else [("no text", "is found")]
 
 
@@ -142,7 +143,8 @@ def check(path, tap, what):
            f"its cells or the library have changed: ./build.sh notebooks run notebooks-c/{name}")
     tap.ok(not any(c.get("outputs") for c in book.cells), f"{name}: a learner's copy starts without outputs",
            "clear its outputs")
-    raw = [match[0] for c in book.cells if c.cell_type == "markdown" for match in RAW.finditer(TYPESET.sub(" ", c.source))]
+    texts = [TYPESET.sub(" ", c.source) for c in book.cells if c.cell_type == "markdown"]
+    raw = [match[0] for text in texts for match in RAW.finditer(text)]
     tap.ok(not raw, f"{name}: formulas of its text are between $", "\n".join(raw))
     charts = [o.data["image/svg+xml"] for c in nbformat.read(solved_file(path), 4).cells for o in c.get("outputs", [])
               if "image/svg+xml" in o.get("data", {})]
@@ -154,8 +156,8 @@ def check(path, tap, what):
     bad = [f"{errors(c)[0].evalue}\n{c.source}\n{text_of(c)}" for c in solved.cells if errors(c)]
     tap.ok(not bad, f"{name}: runs, and with the solutions every graded cell is ok", "\n".join(bad))
     score = text_of(solved.cells[-1])
-    tap.ok(re.fullmatch(r"score: ([1-9]\d*) of \1 checks; inputs of seed \d+\n", score), f"{name}: with the solutions the score is full",
-           score)
+    tap.ok(re.fullmatch(r"score: ([1-9]\d*) of \1 checks; inputs of seed \d+\n", score),
+           f"{name}: with the solutions the score is full", score)
     if what == "solved":
         return
     blank = executed(book)
@@ -167,9 +169,11 @@ def check(path, tap, what):
     tap.ok(not re.search(r"^ok |expected:", said, re.M) and text_of(blank.cells[-1]).startswith("score: 0 of "),
            f"{name}: with blank cells no check is ok, and none says what is expected", said + text_of(blank.cells[-1]))
     wrong = executed(book, "wrong", "solution").cells
-    graded = [next(c for c in wrong[k:] if role(c) == "grade") for k, c in enumerate(wrong) if "wrong" in c.metadata.get("dtrain", {})]
+    graded = [next(c for c in wrong[k:] if role(c) == "grade")
+              for k, cell in enumerate(wrong) if "wrong" in cell.metadata.get("dtrain", {})]
     fooled = [f"{c.source}\n{text_of(c)}" for c in graded if not any(e.ename == "check" for e in errors(c))]
-    tap.ok(graded and not fooled, f"{name}: with answers typed in or copied {len(graded)} graded cells fail", "\n".join(fooled))
+    tap.ok(graded and not fooled, f"{name}: with answers typed in or copied {len(graded)} graded cells fail",
+           "\n".join(fooled))
     others = [c for c in blank.cells if errors(c) and role(c) != "grade"]
     tap.ok(not others, f"{name}: with blank cells the others run",
            "\n".join(f"{c.source}\n{text_of(c)}" for c in others))

@@ -193,7 +193,8 @@ class Translator:
         self.flush()
         before = [text for name, text in self.before.items() if name not in self.replaced and
                   not (key and name.startswith("#define "))]
-        lines = ['#include "notebook.h"', f"#undef NB_KEY\n#define NB_KEY {key:#x}u", *before, *self.out, f"void nb_cell_{number}(void) {{", *self.calls, "}"]
+        lines = ['#include "notebook.h"', "#undef NB_KEY", f"#define NB_KEY {key:#x}u", *before, *self.out,
+                 f"void nb_cell_{number}(void) {{", *self.calls, "}"]
         return "\n".join(lines) + "\n"
 
     def keep(self):

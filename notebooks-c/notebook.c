@@ -15,8 +15,8 @@ static volatile sig_atomic_t nb_ranks;    /* rank threads that are running */
 static pthread_t nb_main_thread;
 static volatile sig_atomic_t nb_interrupted;
 static int nb_ok, nb_checks, nb_said, nb_not_ok; /* of the cell: checks that count; sentences; that one was not true */
-/* Of the cell that runs, from the kernel: what its messages begin with, so that nothing which a cell prints is taken for
- * one; what its checks say, so that they count (0: none do); the state of drawn(). */
+/* Of the cell that runs, from the kernel: what its messages begin with, so that nothing which a cell prints is taken
+ * for one; what its checks say, so that they count (0: none do); the state of drawn(). */
 static char nb_mark[40];
 static uint64_t nb_key, nb_state;
 
@@ -76,7 +76,7 @@ static void nb_not_loaded(long number, const char *error)
 }
 
 /* Loads and runs cells: each line of standard input has the number of a cell, its mark, key and seed, and the path of
- * its shared object. At its end a cell is told on both streams, so that the kernel knows that it has read all output. */
+ * its shared object. At the end of a cell a message on both streams tells the kernel that it has read all output. */
 DT_API int nb_main(void)
 {
     char line[PATH_MAX + 128], path[PATH_MAX], name[48];
@@ -88,7 +88,8 @@ DT_API int nb_main(void)
         const char *how;
         void *object;
         void (*cell)(void) = NULL;
-        if (sscanf(line, "%ld %39s %" SCNx64 " %" SCNx64 " %4095[^\n]", &number, nb_mark, &nb_key, &nb_state, path) != 5) break;
+        if (sscanf(line, "%ld %39s %" SCNx64 " %" SCNx64 " %4095[^\n]", &number, nb_mark, &nb_key, &nb_state, path) < 5)
+            break;
         nb_ok = nb_checks = nb_said = nb_not_ok = 0;
         object = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
         snprintf(name, sizeof name, "nb_cell_%ld", number);
@@ -223,7 +224,8 @@ DT_API void chart_show(chart *c)
     gnuplot = popen(command, "w");
     if (gnuplot) {
         fprintf(gnuplot, "set terminal svg size 640,360 font 'sans-serif,12' background 'white'\nset title \"%s\"\n"
-                         "set xlabel \"%s\"\nset ylabel \"%s\"\nset key outside top center horizontal\nset grid\n%s%s%s%s\n",
+                         "set xlabel \"%s\"\nset ylabel \"%s\"\nset grid\n"
+                         "set key outside top center horizontal\n%s%s%s%s\n",
                 c->title ? c->title : "", c->x ? c->x : "", c->y ? c->y : "", c->log_x ? "set logscale x\n" : "",
                 c->log_y ? "set logscale y\n" : "", c->data ? c->data : "", c->plots ? c->plots : "");
         pclose(gnuplot);
@@ -259,7 +261,8 @@ DT_API void nb_check(uint64_t key, int is_true, const char *sentence, ...)
     if (key == nb_key && key) nb_checks++, nb_ok += is_true != 0;
 }
 
-DT_API void nb_compare(uint64_t key, double yours, double expected, double within, const char *because, const char *what, ...)
+DT_API void nb_compare(uint64_t key, double yours, double expected, double within, const char *because,
+                       const char *what, ...)
 {
     char text[256];
     va_list arguments;
