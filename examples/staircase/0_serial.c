@@ -1,10 +1,10 @@
-/* 0_serial: the training loop that the next eight steps share out among ranks.
+/* 0_serial: the training loop that the next eight steps distribute over ranks.
  *
  * What is here
- *     One process and a loop over steps: samples, forward through the blocks, a loss, backward, an update. A batch has
- *     four shards and a block two slices already. The loop computes each part alone and adds the parts by a fixed
+ *     One process and a loop over steps: samples, forward through the blocks, a loss, backward, an update. A batch
+ *     already has four shards, and a block two slices. The loop computes each part alone and adds the parts by a fixed
  *     tree. Later steps move shards, slices and blocks to other ranks, but change no part and no order, so the hash of
- *     the weights stays.
+ *     the weights stays the same.
  *
  * Build and run it, in this folder
  *     cc -O2 -I../.. 0_serial.c -o 0_serial -lm -lpthread
@@ -13,9 +13,9 @@
  * What it prints
  *     ranks: 1, loss: 0.2313; rank 0 keeps 49152 numbers and sends 0 bytes in a step
  *     hash e452cf305ce4fd06
- *     ok: the hash of every step, on any number of ranks
+ *     ok: 20 updates on 1 ranks end with the hash of one process
  *
- * Predict first: a model of a billion weights, trained like this one in fp32, keeps how many bytes? */
+ * Predict first: how many bytes does a model of a billion weights keep if it is trained like this one, in fp32? */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "staircase.h"

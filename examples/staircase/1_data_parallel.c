@@ -16,7 +16,7 @@
  *     ranks: 2, loss: 0.2313; rank 0 keeps 49152 numbers and sends 65536 bytes in a step
  *     ranks: 4, loss: 0.2313; rank 0 keeps 49152 numbers and sends 98304 bytes in a step
  *     hash e452cf305ce4fd06
- *     ok: the hash of every step, on any number of ranks
+ *     ok: 20 updates on 4 ranks end with the hash of one process
  *
  * Predict first: of what rank 0 keeps and sends in a step, what does the number of ranks change? */
 #define DTRAIN_IMPLEMENTATION

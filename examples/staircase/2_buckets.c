@@ -1,10 +1,10 @@
-/* 2_buckets: gradients travel while backward goes on.
+/* 2_buckets: gradients travel during backward.
  *
  * What changes
- *     The gradient of the last block is complete when the other three are still to come. A thread adds this bucket up
- *     over ranks while backward computes the next block. The loop waits for a bucket before it starts the next one,
- *     because a communicator makes one call at a time. The step sends as many bytes as before, in four calls, and the
- *     sum of each number is the same, so no bit changes.
+ *     The gradient of the last block is complete before those of the other three are computed. A thread adds this
+ *     bucket over ranks while backward computes the next block. The loop waits for a bucket before it starts the
+ *     next one, because a communicator makes one call at a time. The step sends as many bytes as before, in four
+ *     calls, and the sum of each number is the same, so no bit changes.
  *
  * Build and run it, in this folder
  *     cc -O2 -I../.. 2_buckets.c -o 2_buckets -lm -lpthread
@@ -17,9 +17,9 @@
  *     ranks: 2, loss: 0.2313; rank 0 keeps 49152 numbers and sends 65536 bytes in a step
  *     ranks: 4, loss: 0.2313; rank 0 keeps 49152 numbers and sends 98304 bytes in a step
  *     hash e452cf305ce4fd06
- *     ok: the hash of every step, on any number of ranks
+ *     ok: 20 updates on 4 ranks end with the hash of one process
  *
- * Predict first: which of the four buckets can overlap with nothing? */
+ * Predict first: which of the four buckets cannot overlap with anything? */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include "staircase.h"

@@ -3,7 +3,7 @@
  * What changes
  *     A stage receives x from the stage before and sends y to the next; in backward a gradient travels the other way.
  *     All forwards come first, then all backwards (GPipe). ZeRO 3 would gather a block for every micro-batch, so a
- *     stage keeps its weights whole, and the data group shares the momentum out as in step 3 (ZeRO 1). Each
+ *     stage keeps all of its weights, and its data group divides the momentum as in step 3 (ZeRO 1). Each
  *     micro-batch keeps its gradient until the tree adds them. Tensor groups are left out; step 7 has them again.
  *
  * Build and run it, in this folder
@@ -17,7 +17,7 @@
  *     ranks: 2, loss: 0.2313; rank 0 keeps 57344 numbers and sends 1024 bytes in a step
  *     ranks: 4, loss: 0.2313; rank 0 keeps 32768 numbers and sends 33280 bytes in a step
  *     hash e452cf305ce4fd06
- *     ok: the hash of every step, on any number of ranks
+ *     ok: 20 updates on 4 ranks end with the hash of one process
  *
  * Predict first: on 2 ranks, what is sent in a step? Would twice as many blocks send more? */
 #define DTRAIN_IMPLEMENTATION
