@@ -6,7 +6,7 @@
  *       break-even batch; at 4 b* two ranks are 1.6 times as fast.
  *     - t is known beforehand: 2 (n-1) alpha + 2 (n-1)/n S / B, with alpha and B from two sizes of an all-reduce. More
  *       ranks do not lower it: the second term tends to 2 S / B, the first one grows.
- *     - k micro-batches between two exchanges (accumulation) divide the tax by k at the same memory, but there are
+ *     - k micro-batches between two exchanges (accumulation) divide the price by k at the same memory, but there are
  *       fewer steps for the same samples. Where the model does not learn from larger batches, one rank is faster and
  *       cheaper.
  *     - So data parallel helps a run that spends its time computing. "Small models with small batches rarely pay" is a
@@ -18,9 +18,15 @@
  *     DT_LINK_RATE=1e8 ./60_when_not --ranks 4
  *
  * What it prints (~: measured)
- *     8705 weights on 2 ranks: S = 34.8 kB; alpha ~0.1 us, B ~1.250 MB/s
+ *     8705 weights on 2 ranks: S = 34.8 kB; alpha ~0.2 us, B ~1.248 MB/s
  *       bytes sent by a rank       34820   2 (n-1)/n S = 34820
- *     ok: 34820 bytes as by formula; ~80 samples, a sixteenth of break-even: ~0.13 times as fast as on one rank
+ *     A sample takes s = ~19.4 us: break-even b* = n t / ((n-1) s) = ~2880 samples
+ *          batch     1 rank, ms    n ranks, ms  predicted   measured
+ *           ~182          ~3.32         ~30.36     ~0.12x     ~0.11x
+ *           ~722         ~17.72         ~37.29     ~0.40x     ~0.48x
+ *          ~2882         ~70.64         ~64.73     ~1.00x     ~1.09x
+ *         ~11522        ~259.10        ~148.70     ~1.60x     ~1.74x
+ *     ok: 34820 bytes as by formula; ~182 samples, a sixteenth of break-even: ~0.11 times as fast as on one rank
  *
  * Predict first: on a link of ten times the rate, what is the break-even batch?
  * Exercise: train on 16 micro-batches, a sixteenth of the break-even batch each, with an exchange after each of them,
@@ -77,47 +83,40 @@ static dt_result step(dt_comm *c, float *w, float *grad, int64_t batch, int rank
     return r;
 }
 
-/* Seconds of a step, the fastest of some, the same on all ranks. alone: rank 0 makes it, the others wait. */
-static dt_result time_step(dt_comm *c, float *w, float *grad, int64_t batch, int alone, float *seconds)
+typedef struct job { /* a step on `batch` samples, of all ranks or of rank 0 alone; or an all-reduce of `floats` */
+    float *w, *grad;
+    int64_t batch, floats;
+    int alone;
+} job;
+
+/* Seconds of a job, the fastest of some, the same on all ranks. */
+static dt_result time_of(dt_comm *c, const job *j, float *seconds)
 {
-    int rank = dt_comm_rank(c);
+    int rank = j->alone ? 0 : dt_comm_rank(c), n = j->alone ? 1 : dt_comm_size(c);
     dt_result r = DT_OK;
     *seconds = 1e30f;
-    for (int i = 0; i < 3 && !r; i++) {
+    for (int i = 0; i < (j->floats ? 5 : 3) && !r; i++) {
         double start;
         r = dt_barrier(c);
         start = now();
-        if (!r && (!alone || !rank)) r = step(c, w, grad, batch, alone ? 0 : rank, alone ? 1 : dt_comm_size(c));
+        if (!r && j->floats) r = dt_all_reduce(c, j->grad, j->floats, DT_SUM);
+        else if (!r && (!j->alone || !dt_comm_rank(c))) r = step(c, j->w, j->grad, j->batch, rank, n);
         if (now() - start < (double)*seconds) *seconds = (float)(now() - start);
     }
     return r ? r : dt_broadcast(c, seconds, 1, 0);
 }
 
-/* Seconds of an all-reduce, likewise. */
-static dt_result time_exchange(dt_comm *c, float *data, int64_t count, float *seconds)
-{
-    dt_result r = DT_OK;
-    *seconds = 1e30f;
-    for (int i = 0; i < 5 && !r; i++) {
-        double start;
-        r = dt_barrier(c);
-        start = now();
-        if (!r) r = dt_all_reduce(c, data, count, DT_SUM);
-        if (now() - start < (double)*seconds) *seconds = (float)(now() - start);
-    }
-    return r ? r : dt_broadcast(c, seconds, 1, 0);
-}
-
-/* The tax for N floats: by alpha and beta from two other sizes, and measured; and the bytes that a rank sends. */
-static dt_result tax(dt_comm *c, float *data, double *predicted, double *bytes, int *good)
+/* The exchange of N floats: by alpha and B from two other sizes, and measured; and the bytes that a rank sends. */
+static dt_result exchange(dt_comm *c, float *data, double *predicted, double *bytes, int *good)
 {
     enum { LARGE = 16384 };
+    const job jobs[3] = {{NULL, data, 0, 1, 0}, {NULL, data, 0, LARGE, 0}, {NULL, data, 0, N, 0}};
     double n = dt_comm_size(c), alpha, per_byte, formula = 2 * (n - 1) / n * 4.0 * N;
     float few = 0, many = 0, sent = 0, measured = 0;
-    dt_result r = time_exchange(c, data, 1, &few);
-    if (!r) r = time_exchange(c, data, LARGE, &many);
+    dt_result r = time_of(c, &jobs[0], &few);
+    if (!r) r = time_of(c, &jobs[1], &many);
     for (int q = 0; q < (int)n; q++) sent -= (float)dt_comm_sent(c, q);
-    if (!r) r = time_exchange(c, data, N, &measured);
+    if (!r) r = time_of(c, &jobs[2], &measured);
     for (int q = 0; q < (int)n; q++) sent += (float)dt_comm_sent(c, q);
     if (!r) r = dt_all_reduce(c, &sent, 1, DT_SUM);
     if (r) return r;
@@ -131,7 +130,7 @@ static dt_result tax(dt_comm *c, float *data, double *predicted, double *bytes, 
     printf("%d weights on %.0f ranks: S = %.1f kB; alpha %.1f us, B %.3f MB/s\n", N, n, 4e-3 * N, 1e6 * alpha,
            1e-6 / per_byte);
     printf("  bytes sent by a rank    %8.0f   2 (n-1)/n S = %.0f\n", *bytes, formula);
-    printf("  tax, ms                 %8.2f   2 (n-1) alpha + 2 (n-1)/n S / B = %.2f\n\n", 1e3 * (double)measured,
+    printf("  exchange, ms            %8.2f   2 (n-1) alpha + 2 (n-1)/n S / B = %.2f\n\n", 1e3 * (double)measured,
            1e3 * *predicted);
     return r;
 }
@@ -147,10 +146,11 @@ static dt_result sweep(dt_comm *c, float *w, float *grad, double each, double t,
     for (int i = 0; i < 4 && !r; i++) {
         static const double parts[4] = {1.0 / 16, 1.0 / 4, 1, 4};
         int64_t batch = n * (int64_t)ceil(parts[i] * even / n);
+        const job jobs[2] = {{w, grad, batch, 0, 1}, {w, grad, batch, 0, 0}};
         float one = 0, all = 0;
         double gain;
-        r = time_step(c, w, grad, batch, 1, &one);
-        if (!r) r = time_step(c, w, grad, batch, 0, &all);
+        r = time_of(c, &jobs[0], &one);
+        if (!r) r = time_of(c, &jobs[1], &all);
         gain = (double)(one / all);
         if (i == 0) *least = batch, *ratio = gain;
         if (i && last < 1 && gain >= 1) found = before * pow((double)batch / before, (1 - last) / (gain - last));
@@ -182,8 +182,8 @@ int main(int argc, char **argv)
         return root ? fprintf(stderr, "60_when_not: the option is --ranks N, 2 or more\n"), 2 : 2;
     memset(grad, 0, 16384 * sizeof *grad);
     for (int k = 0; k < N; k++) w[k] = (float)((k * 37 + 11) % 64) / 512.0f - 0.0625f;
-    r = tax(c, grad, &predicted, &sent, &good);
-    if (!r) r = time_step(c, w, grad, 512, 1, &each);
+    r = exchange(c, grad, &predicted, &sent, &good);
+    if (!r) r = time_of(c, &(job){w, grad, 512, 0, 1}, &each);
     if (!r) r = sweep(c, w, grad, (double)each / 512, predicted, &least, &ratio);
     dt_comm_close(&c);
     free(w);

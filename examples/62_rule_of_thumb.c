@@ -27,8 +27,8 @@
  *     NVLink                   model: yes     no
  *       u b >= 2 F / B = 333 agrees in 99 %
  *     80 cells of texts, simulated; fp32 gradients, so the border is 4 F / B
- *       TCP, 10 Gbit/s   agrees in 98 %, the rule in 29 %
- *       NVLink           agrees in 89 %, the rule in 69 %
+ *       TCP, 10 Gbit/s   the border agrees in 98 %, the rule in 29 %
+ *       NVLink           the border agrees in 89 %, the rule in 69 %
  *     ok: the rule agrees in 45, 58 and 58 % of the cells, u b >= 2 F / B in 100, 98 and 99 %
  *
  * Predict first: GPUs of four times the speed: does the rule get better or worse?
@@ -138,7 +138,7 @@ int main(int argc, char **argv)
     flops *= speed, good = confusion(of_model), good = simulate(speed, of_texts) && good;
     printf("\n%d cells of texts, simulated; fp32 gradients, so the border is 4 F / B\n", TEXTS);
     for (int l = 0; l < LINKS; l++) {
-        printf("  %-16s agrees in %.0f %%, the rule in %.0f %%\n", links[l].name, of_texts[l][1], of_texts[l][0]);
+        printf("  %-16s the border agrees in %.0f %%, the rule in %.0f %%\n", links[l].name, of_texts[l][1], of_texts[l][0]);
         good = good && of_texts[l][1] > of_texts[l][0];
     }
     if (argc == 1 && (!exceptions() || !good))

@@ -7,8 +7,8 @@
  *     - With perfect scaling an epoch costs the same on any number of nodes; any increase is the cost of communication.
  *       The trainer's own programs, simulated, hide it under backward up to where it is longer; from there on more
  *       nodes save nothing.
- *     - A pipeline of 8 with one micro-batch is as slow as one GPU where the model fits on one, for the price of 8.
- *       More micro-batches lower that.
+ *     - Where a model fits on one GPU, a pipeline of 8 with one micro-batch is as slow as that GPU and costs 8 times as
+ *       much. More micro-batches lower that.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 64_hours_and_money.c -o 64_hours_and_money -lm -lpthread
@@ -18,7 +18,6 @@
  *
  * What it prints
  *     30 billion weights on 100 GB of text, 8 A100: 1252 hours at 40 %; 80 hours are 626 % of the peak
- *     50 hours on one GPU, due in 5: 10 GPUs at 100 %, 11 at 91 %, 13 at 80 %
  *     nodes   hours of an epoch   times as fast   dollars   simulated: hours   times   dollars
  *         1                2.22            1.00        49               3.47    1.00        76
  *         4                0.96            2.33        84               1.24    2.79       109
@@ -79,7 +78,7 @@ static double step(double n, double work, double bytes, double rate)
 /* An epoch by formula, and by the trainer's plans, 1.6 billion weights, with overlap, on m, unless m is NULL. */
 static int epochs(double steps, double work, double bytes, double rate, double dollars, const sim_machine *m)
 {
-    double last = 0, one = steps * step(1, work, bytes, rate) / 3600, first = 0;
+    double last = 0, first = 0, one = steps * step(1, work, bytes, rate) / 3600;
     int rising = 1, knee = 1;
     printf("nodes   hours of an epoch   times as fast   dollars%s\n", m ? "   simulated: hours   times   dollars" : "");
     for (int n = 1; n <= 32; n *= 2) {
@@ -113,7 +112,7 @@ static int pipeline(const sim_machine *m)
     return price[0] > 7 && price[0] > price[1] && price[1] > price[2] && price[2] > 1;
 }
 
-/* The job of the command line: an epoch is all of its tokens, in steps of half a million. */
+/* The job of the command line, in steps of half a million tokens. */
 static int own_job(const plan_job *j)
 {
     const cost_type *t = plan_type(j, "p4d");
@@ -121,6 +120,7 @@ static int own_job(const plan_job *j)
     double mfu = plan_or(j, in_mfu_pct, 40) / 100, alone, work, price;
     if (!t) return 2;
     price = plan_has(j, in_price_node_h) ? cost_number(j->text[in_price_node_h]) : t->dollars;
+    if (isnan(price)) return fprintf(stderr, "64_hours_and_money: the price is not known: --price-node-h N\n"), 2;
     alone = hours(weights, tokens, 1, t->teraflops, mfu);
     work = 3600 * hours(weights, batch, t->count, t->teraflops, mfu);
     printf("%g billion weights, %g billion tokens: %.4g hours on one %s at %g %%, %.4g on %s\n", weights / 1e9,
@@ -134,17 +134,17 @@ int main(int argc, char **argv)
 {
     static plan_job j;
     static cost_catalogue c;
-    double gbit = 25, one, many;
+    double gbit = 25, ratio;
     const option list = {"--gbit", 0.1, 10000, &gbit};
-    sim_machine m;
     int good;
+    sim_machine m;
     if (cost_open(&c, NULL) || !option_take(&argc, argv, &list) || !plan_arguments(&j, argc, argv)) return 2;
     if (argc > 1) return own_job(&j);
     sim_machine_of(&m, cost_find(&c, "p4d", 3), DT_PRECISION_BF16);
     m.link[1].beta = m.link[1].beta_all = 8 / (gbit * 1e9);
     good = formulas(), good = epochs(1000, 8, 3e9, gbit * 125e6, 21.96, &m) && good, good = pipeline(&m) && good;
-    one = step(1, 8, 3e9, gbit * 125e6), many = step(32, 8, 3e9, gbit * 125e6);
     if (!good) return fprintf(stderr, "FAILED: a price or a time is not what the formulas say\n"), 1;
-    return printf("ok: at %g Gbit/s 32 nodes are %.2f times as fast as one, for %.1f times the price\n", gbit,
-                  one / many, 32 * many / one), 0;
+    ratio = step(1, 8, 3e9, gbit * 125e6) / step(32, 8, 3e9, gbit * 125e6);
+    return printf("ok: at %g Gbit/s 32 nodes are %.2f times as fast as one, for %.1f times the price\n", gbit, ratio,
+                  32 / ratio), 0;
 }

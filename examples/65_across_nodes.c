@@ -1,4 +1,4 @@
-/* 65_across_nodes: what does a tensor group lose when it leaves its node, and a pipeline not?
+/* 65_across_nodes: what does a tensor group lose when it leaves its node, and what does a pipeline lose?
  *
  * What you learn
  *     - A tensor group sends in every layer: two all-reduces forward and two backward of what the layer passes on. A

@@ -19,7 +19,7 @@
  *       nothing hidden             721 ms  721 ms,  22.1 % longer than computing
  *       24 of 108 multiprocessors  626 ms  630 ms,   6.6 % longer than computing
  *       9 of 108                   609 ms  611 ms,   3.5 % longer than computing
- *       for nothing                599 ms  599 ms,   1.4 % longer than computing
+ *       none taken                 599 ms  599 ms,   1.4 % longer than computing
  *     ok: hiding saves 92 of 131 ms; 24 multiprocessors cost 31 ms, the last bucket 8
  *
  * Predict first: the exchange is as long as the computing. Which of the four lines still gains, and how much?
@@ -60,7 +60,7 @@ static double simulate(double work, double exchange, int taken)
 int main(int argc, char **argv)
 {
     static const int taken[4] = {PROCESSORS, 24, 9, 0};
-    static const char *const names[4] = {"nothing hidden", "24 of 108 multiprocessors", "9 of 108", "for nothing"};
+    static const char *const names[4] = {"nothing hidden", "24 of 108 multiprocessors", "9 of 108", "none taken"};
     double work = cost_computing(1.5e9, 8192, 0.4 * 312e12), times = 0, step[4], last;
     double exchange = cost_nodes_sum(8, 16, 3e9, 300e9, 20e-6, 50e9);
     option list[] = {{"--exchange", 0.01, 10, &times}, {"--buckets", 1, LAYERS, &buckets}};
