@@ -45,8 +45,9 @@
 /* ./06_train --generate FILE BYTES */
 static int generate(const char *file, const char *bytes)
 {
-    long long n = atoll(bytes);
-    if (n < 1) {
+    char *end;
+    long long n = strtoll(bytes, &end, 10);
+    if (n < 1 || *end) {
         fprintf(stderr, "generate: '%s' is not a number of bytes: ./06_train --generate text.txt 200000\n", bytes);
         return dt_exit_code(DT_E_USAGE);
     }

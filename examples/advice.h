@@ -115,7 +115,7 @@ static dt_result advice_call(dt_probe *p, dt_trainer *t, dt_moment when, const d
     (void)info;
     for (const dt_probe *q = p->layout->output.probes; q; q = q->next)
         if (q->option[0].name && !strcmp(q->option[0].name, "dry-run")) dry = q->option[0].value;
-    if (when != DT_AT_OPEN || !dry || sscanf(dry, "%d:%d", &rank, &ranks) != 2 || !dt_trainer_is_root(t)) return DT_OK;
+    if (when != DT_AT_OPEN || !dry || !dry_run_asked(dry, &rank, &ranks) || !dt_trainer_is_root(t)) return DT_OK;
     recipe = *p->recipe;
     if (!recipe.model.segments && !recipe.model.vocabulary && !recipe.source) r = dry_run_vocabulary(&recipe);
     return r ? r : advice_print(&recipe, p->layout, ranks, p->option[0].value);

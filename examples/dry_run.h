@@ -76,6 +76,13 @@ static void dry_run_print(const dt_plan *plan, int ranks, int rank)
     }
 }
 
+/* Reads RANK:RANKS. 0: it is something else. */
+static int dry_run_asked(const char *text, int *rank, int *ranks)
+{
+    char end;
+    return sscanf(text, "%9d:%9d%c", rank, ranks, &end) == 2 && *rank >= 0 && *rank < *ranks;
+}
+
 /* dt_probe.call */
 static dt_result dry_run_call(dt_probe *p, dt_trainer *t, dt_moment when, const dt_step_info *info)
 {
@@ -84,11 +91,10 @@ static dt_result dry_run_call(dt_probe *p, dt_trainer *t, dt_moment when, const 
     dt_plan *plan = NULL;
     dt_result r = DT_OK;
     int rank, ranks;
-    char end;
     (void)info;
     if (!asked || when != DT_AT_OPEN) return DT_OK;
     recipe = *p->recipe;
-    if (sscanf(asked, "%d:%d%c", &rank, &ranks, &end) != 2)
+    if (!dry_run_asked(asked, &rank, &ranks))
         return dt_error(DT_E_USAGE, "--dry-run %s: it is RANK:RANKS, e.g. 0:8 for the first of 8 ranks", asked);
     if (!recipe.model.segments && !recipe.model.vocabulary && !recipe.source) r = dry_run_vocabulary(&recipe);
     if (!r) r = dt_plan_open(&plan, &recipe, p->layout, ranks, rank);

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 /* A grammar without recursion. $x stands for one of the alternatives of x, all equally likely; $t is the person that
@@ -106,13 +107,15 @@ __attribute__((unused)) static dt_result prose_generate(const char *path, int64_
     char name[4096];
     prose p;
     FILE *file;
+    struct stat is;
     int bad;
     memset(&p, 0, sizeof p);
     p.seed = start;
     p.topic = prose_draw(&p);
     if (bytes < 1) return DT_E_USAGE;
     snprintf(name, sizeof name, "%.4000s.%d.tmp", path, (int)getpid());
-    if ((file = fopen(name, "w")) == NULL) {
+    errno = EEXIST; /* a device is not replaced */
+    if ((!stat(path, &is) && !S_ISREG(is.st_mode)) || (file = fopen(name, "w")) == NULL) {
         fprintf(stderr, "cannot write %s: %s\n", path, strerror(errno));
         return DT_E_FILE;
     }

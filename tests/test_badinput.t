@@ -157,6 +157,10 @@ check('wrong data with restarts', "$small --data nowhere.txt --max-restarts 3", 
 check('unknown kind of launch', "$small $data --ranks 2 --launch rockets", 2, qr/--launch rockets: choose one of processes,threads/, 1);
 check('generating into a folder that is not there', '--generate none/text.txt 1000', 1, qr{none/text\.txt}, 1);
 check('generating no bytes', '--generate text.txt none', 2, qr/'none' is not a number of bytes/, 1);
+check('generating 1e3 bytes', '--generate text.txt 1e3', 2, qr/'1e3' is not a number of bytes/, 1);
+symlink '/dev/null', "$tmp/device";
+check('generating in the place of a device', "--generate $tmp/device 1000", 1, qr/device: File exists/, 1);
+check("a plan of rank $_", "$data --dry-run $_", 2, qr/--dry-run $_: it is RANK:RANKS/, 1) for qw(5:4 0:4x 0:99999999999 -1:2);
 
 SKIP: {
     skip 'unreadable files: root reads them all the same', 2 if $root_user;

@@ -89,7 +89,7 @@ is("@missing", '', 'the places of 69_rank_tables');
 
 mkdir "$tmp/two";
 is((run(60, "$draw ring mesh -o two"))[0] . join(' ', map { s{.*/}{}r } glob "$tmp/two/*"), '0mesh.svg ring.svg', 'draws two of them');
-for (['an unknown name', 'circle -o two', 2, qr/there is no picture 'circle'\. Choose from gpipe/], ['no folder', 'ring', 2, qr/^Usage/], ['-o alone', 'ring -o', 2, qr/no picture '-o'/],
+for (['an unknown name', 'circle -o two', 2, qr/there is no picture 'circle'\. Choose from gpipe/], ['no folder', 'ring', 2, qr/^Usage/], ['help', '--help', 0, qr/^\z/], ['-o alone', 'ring -o', 2, qr/no picture '-o'/],
      ['an absent folder', 'ring -o none', 1, qr{cannot write none/ring\.svg\. Name a folder}]) {
     ($status, undef, $err) = run(60, "$draw $_->[1]");
     ok($status == $_->[2] && $err =~ $_->[3], "refused: $_->[0]") or diag("status $status\n$err");

@@ -89,9 +89,12 @@ is(slurp("$tmp/own/deep/tokenizer.json"), slurp("$tmp/made/gpt2/tokenizer.json")
 my ($next) = $out =~ /^next: .*run (--data .* --tokenizer .*)$/m;
 is((trained("$next --quiet"))[0], $hash, 'the line that it ends with trains') or diag($out);
 is_deeply([map { s/.*own.//r } glob("$tmp/own/t*")], [map { "t_00000$_.bin" } 0 .. 3], 'four files of ids');
+spew("$tmp/it's a text", slurp($text));
+(undef, $out) = run(60, qq($tool "$tmp/it's a text" -o "$tmp/own/it's" --vocabulary 300));
+is((run(10, "printf '%s\n' " . ($out =~ /^next: \.\/build\.sh run (.*)/m)[0]))[1], "--data\n$tmp/it's a text\n--tokenizer\n$tmp/own/it's\n", 'its names are words for a shell');
 for (['a tokenizer that is there', "$text -o $tmp/own/deep", 1, qr/is there already/],
      ['ids that are there', "$text --tokenizer $tmp/own/deep --shards $tmp/own/t.bin --shard-tokens 5000", 1, qr/is there already/],
-     ['no text', "-o $tmp/x", 2, qr/name a text/], ['no such text', "$tmp/none -o $tmp/x", 1, qr/cannot read/],
+     ['no text', "-o $tmp/x", 2, qr/name a text/], ['no name', "$text -o ''", 2, qr/a value is missing after -o/], ['no such text', "$tmp/none -o $tmp/x", 1, qr/cannot read/],
      ['a directory', "$tmp -o $tmp/x", 1, qr/not a plain file/], ['an option with a typing error', "$text -o $tmp/x --vocabulry 3", 2, qr/no option --vocabulry/],
      ['255 ids', "$text -o $tmp/x --vocabulary 255", 2, qr/--vocabulary is a whole number of 256 or more, not 255/],
      ['too many ids', "$text -o $tmp/x --vocabulary 1048577", 1, qr/use 257 .* to 1048576/], ['a rule', "$text -o $tmp/x --rule gpt5", 2, qr/--rule is/],

@@ -98,6 +98,8 @@ for (["$tmp/none --prompt x", 1, qr/cannot read .*none/], ["$tmp --prompt x", 1,
     ["$hub y --prompt x", 2, qr/what is 'y'/], ["$hub --checkpoint $hub --prompt x", 2, qr/what is '/], ['--prompt x', 2, qr/no checkpoint is named. Usage/],
     ['--default "" --prompt x', 2, qr/no checkpoint is named/], ["eval $hub", 2, qr/eval needs --data/], ["eval $hub --data $tmp/none", 1, qr/cannot (read|find) .*none/],
     ["$hub --prompt x --bytes -1", 2, qr/--bytes -1: choose a whole number/], ["$hub --prompt x --stop ''", 2, qr/stop string is empty/],
+    ["$hub --prompt-file $tmp", 1, qr/is not a text/], ["$hub --prompt-file $hub/model.safetensors", 1, qr/is not a text/],
+    ["$hub --prompt x --bytes 3 >/dev/full", 1, qr/cannot write the output/],
     ["$hub --prompt x --tp 3", 2, qr/--tp 3/], ["$hub --prompt x --top-k -1", 2, qr/--top-k/], ["$hub --prompt x --width 3 --bogus", 2, qr/--bogus/]) {
     my ($command, $want, $says) = @$_;
     my ($status, $out, $err) = run(60, "$program $command");

@@ -13,21 +13,22 @@
 #define DTRAIN_IMPLEMENTATION
 #include "checkpoint.h"
 
+static const char usage[] = "Usage: checkpoint show DIR | verify DIR | convert DIR TO sharded|full|bf16 | diff DIR DIR\n";
+
 int main(int argc, char **argv)
 {
     const char *verb = argc > 1 ? argv[1] : "";
     int64_t differ = 0, kind = 2;
     dt_result r;
     while (kind >= 0 && (argc < 5 || strcmp(argv[4], checkpoint_kinds[kind]))) kind--;
+    if (!strcmp(verb, "--help")) return fputs(usage, stdout) < 0;
     if (argc == 3 && !strcmp(verb, "show")) r = checkpoint_show(argv[2], INT64_MAX);
     else if (argc == 3 && !strcmp(verb, "verify")) r = checkpoint_verify(argv[2]);
     else if (argc == 5 && !strcmp(verb, "convert") && kind >= 0)
         r = checkpoint_convert(argv[2], argv[3], (dt_checkpoint_kind)kind);
     else if (argc == 4 && !strcmp(verb, "diff")) r = checkpoint_diff(argv[2], argv[3], &differ);
-    else {
-        fprintf(stderr, "Usage: checkpoint show DIR | verify DIR | convert DIR TO sharded|full|bf16 | diff DIR DIR\n");
-        return dt_exit_code(DT_E_USAGE);
-    }
+    else return fputs(usage, stderr), dt_exit_code(DT_E_USAGE);
+    if (!r && (fflush(stdout) || ferror(stdout))) r = dt_error(DT_E_FILE, "cannot write the output: is the disk full?");
     if (r) return dt_fail(verb);
     return differ > 0;
 }

@@ -540,6 +540,8 @@ static int write_picture(const struct picture *p, const char *folder)
     return written;
 }
 
+static const char usage[] = "Usage: draw [NAME ..] -o DIR; without a name all pictures\n";
+
 int main(int argc, char **argv)
 {
     const char *folder = NULL;
@@ -547,6 +549,7 @@ int main(int argc, char **argv)
     cost_begin();
     for (int i = 1; i < argc; i++) {
         int k = 0, is_folder = !strcmp(argv[i], "-o") && i + 1 < argc;
+        if (!strcmp(argv[i], "--help")) return fputs(usage, stdout) < 0;
         while (k < PICTURES && strcmp(argv[i], pictures[k].name)) k++;
         if (is_folder) folder = argv[++i];
         else if (k < PICTURES) wanted[k] = named = 1;
@@ -556,7 +559,7 @@ int main(int argc, char **argv)
             return fprintf(stderr, "\n"), 2;
         }
     }
-    if (!folder) return fprintf(stderr, "Usage: draw [NAME ..] -o DIR\n"), 2;
+    if (!folder) return fputs(usage, stderr), 2;
     for (int k = 0; k < PICTURES; k++)
         if (wanted[k] || !named) good = write_picture(&pictures[k], folder) && good;
     return !good;

@@ -5,8 +5,8 @@
  *
  * CHECKPOINT may be sharded or full, of any layout, or a directory of Hugging Face with config.json and
  * model.safetensors; --checkpoint CHECKPOINT means the same. It holds the recipe, the model's shape and the tokenizer, so
- * nothing else is given. Options: --bytes 400 --samples 1 --seed 0 --stop TEXT --temperature 0.7 --top-k 0 --top-p 0. With
- * --ranks N and --pp N, or --tp N for a recipe with N tensor shards, N processes share the model.
+ * nothing else is given; --help lists the options. With --ranks N and --pp N, or --tp N for a recipe with N tensor
+ * shards, N processes share the model.
  *
  * What the numbers mean: 08_generate.c. By hand, in the folder of dtrain.h:
  *     cc -O2 -I. examples/tools/generate.c -o generate -lm -lpthread */
@@ -14,6 +14,18 @@
 #include "generate.h"
 #include <stdlib.h>
 #include <string.h>
+
+static const char usage[] =
+    "Usage: generate CHECKPOINT --prompt TEXT, or generate eval CHECKPOINT --data FILE\n";
+static const char help[] =
+    "  --prompt-file FILE       a prompt from a file; - is standard input\n"
+    "  --bytes N                length of the continuation [400]\n"
+    "  --samples N              continuations, each of a seed of its own [1]\n"
+    "  --seed N                 of the first one [0]\n"
+    "  --stop TEXT              ends the text before these words; up to 8 times\n"
+    "  --temperature X          0: always the most likely token [0.7]\n"
+    "  --top-k N, --top-p X     draw from the N most likely tokens, or those of this probability; 0: all [0]\n"
+    "--help all lists those of the trainer, --ranks among them.\n";
 
 /* What the command line says. */
 typedef struct command {
@@ -67,8 +79,7 @@ static int read_words(int argc, char **argv, command *c, const char *place)
     else if (!c->path && !(c->path = c->otherwise && *c->otherwise ? c->otherwise : NULL))
         fprintf(stderr, "generate: no checkpoint is named. ");
     else return 1;
-    fprintf(stderr, "Usage: generate CHECKPOINT --prompt TEXT, or generate eval CHECKPOINT --data FILE\n");
-    return 0;
+    return fputs(usage, stderr), 0;
 }
 
 /* All of a file, or of standard input, and a NUL. */
@@ -80,10 +91,12 @@ static char *read_all(const char *name)
     if (!f) perror(name);
     while (f && text && (n = fread(text + used, 1, room - used - 1, f)) > 0)
         if ((used += n) + 1 == room) text = (char *)realloc(text, room *= 2);
-    if (f && f != stdin) fclose(f);
-    if (!f) return free(text), (char *)NULL;
-    while (used && text[used - 1] == '\n') used--; /* the line end of an editor is not part of a prompt */
     if (text) text[used] = 0;
+    if (f && text && (ferror(f) || strlen(text) != used))
+        fprintf(stderr, "generate: %s is not a text: name another --prompt-file\n", name), free(text), text = NULL;
+    if (f && f != stdin) fclose(f);
+    if (!f) free(text), text = NULL;
+    while (text && used && text[used - 1] == '\n') text[--used] = 0; /* the line end of an editor is not part of a prompt */
     return text;
 }
 
@@ -98,6 +111,9 @@ int main(int argc, char **argv)
     dt_comm *ranks = NULL;
     int speaks;
     dt_result r;
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "--help") && (i + 1 == argc || strcmp(argv[i + 1], "all")))
+            return fputs(usage, stdout) < 0 || fputs(help, stdout) < 0;
     if (dt_comm_open(&ranks, &argc, &argv)) return dt_fail("generate");
     speaks = dt_comm_rank(ranks) == 0;
     dt_comm_close(&ranks);
@@ -116,6 +132,7 @@ int main(int argc, char **argv)
     r = dt_predictor_open(&g, c.path, NULL, &layout);
     if (!r) r = c.eval ? generate_loss(g, given.data, speaks) : generate_text(g, prompt, how, c.samples, speaks);
     dt_trainer_close(&g);
+    if (!r && (fflush(stdout) || ferror(stdout))) r = dt_error(DT_E_FILE, "cannot write the output: is the disk full?");
     free(prompt);
     return r ? dt_fail("generate") : 0;
 }

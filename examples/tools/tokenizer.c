@@ -35,8 +35,7 @@ typedef struct options {
 
 static int fails(const char *what, const char *name)
 {
-    fprintf(stderr, "tokenizer: %s%s\n%s", what, name, usage);
-    return 2;
+    return fprintf(stderr, "tokenizer: %s%s. --help lists the options\n", what, name), 2;
 }
 
 /* A whole number from `least` on, or -1. */
@@ -63,7 +62,7 @@ static int parse(options *o, int argc, char **argv)
         while (which < 7 && (strlen(name[which]) != length || strncmp(name[which], argv[i], length))) which++;
         if (which == 7) return fails("there is no option ", argv[i]);
         value = length < strlen(argv[i]) ? value + 1 : i + 1 < argc ? argv[++i] : NULL;
-        if (!value) return fails("a value is missing after ", name[which]);
+        if (!value || (!*value && which != 3)) return fails("a value is missing after ", name[which]);
         if (which == 0) o->folder = value;
         else if (which == 1 && (o->vocabulary = number(value, 256)) < 0) return fails("--vocabulary is a whole number of 256 or more, not ", value);
         else if (which == 2) o->rule = value;
@@ -80,10 +79,12 @@ static int parse(options *o, int argc, char **argv)
     return 0;
 }
 
-/* The texts as --data takes them. */
-static void print_texts(const options *o)
+/* A name as a word for a shell. */
+static void print_word(const char *before, const char *name)
 {
-    for (int i = 0; i < o->count; i++) printf("%s%s", i ? "," : "", o->texts[i]);
+    const char *quote = name[strcspn(name, " \t\n'\"\\$`*?[]{}()<>|&;#~!")] ? "'" : "";
+    for (printf("%s%s", before, quote); *name; name++) printf(*name == '\'' ? "'\\%c'" : "%c", *name);
+    printf("%s", quote);
 }
 
 static int learn(const options *o)
@@ -119,7 +120,7 @@ static int encode(const options *o)
     if (dt_tokenizer_open(&t, from)) return dt_fail("tokenizer");
     failed = tokenizer_encode(o->texts, o->count, t, o->shards, o->limit, &tokens, &files);
     dt_tokenizer_close(&t);
-    if (!failed) printf("wrote %lld tokens into %lld files\n", (long long)tokens, (long long)files);
+    if (!failed) printf("wrote %lld tokens into %lld file%s\n", (long long)tokens, (long long)files, files == 1 ? "" : "s");
     return failed;
 }
 
@@ -128,17 +129,18 @@ int main(int argc, char **argv)
     static char end_of_text[] = "<|endoftext|>";
     static options o = {.rule = "gpt2", .special = end_of_text, .vocabulary = 8192};
     int failed = parse(&o, argc, argv);
+    char shards[TOKENIZER_PATH];
     size_t stem;
     if (failed) return failed < 0 ? 0 : failed;
     if (o.folder) failed = learn(&o);
     if (!failed && o.shards) failed = encode(&o);
     if (failed) return failed;
-    printf("next: ./build.sh run --data ");
     stem = o.shards ? strlen(o.shards) : 0;
     if (stem > 4 && !strcmp(o.shards + stem - 4, ".bin")) stem -= 4;
-    if (o.limit) printf("'%.*s_*.bin'", (int)stem, o.shards);
-    else if (o.shards) printf("%.*s.bin", (int)stem, o.shards);
-    else print_texts(&o);
-    printf(" --tokenizer %s\n", o.tokenizer ? o.tokenizer : o.folder);
-    return 0;
+    snprintf(shards, sizeof shards, "%.*s%s.bin", (int)stem, o.shards ? o.shards : "", o.limit ? "_*" : "");
+    if (o.shards) o.texts[0] = shards, o.count = 1;
+    printf("next: ./build.sh run --data");
+    for (int i = 0; i < o.count; i++) print_word(i ? "," : " ", o.texts[i]);
+    print_word(" --tokenizer ", o.tokenizer ? o.tokenizer : o.folder);
+    return putchar('\n') == EOF || fflush(stdout);
 }
