@@ -15,10 +15,10 @@
  *     ./04_own_loop --ranks 4                    (1, 2, 4 or 8)
  *
  * What it prints
- *     own loop, 1 rank:   loss 0.5459 at the first step, 0.0015 at step 200
+ *     own loop, 4 ranks:  loss 0.5459 at the first step, 0.0015 at step 200, 66 numbers sent to a rank per step
  *     the trainer:        loss 0.0015
  *     saved and loaded:   the steps that follow have the same bits
- *     ok: the losses of loop and trainer are 1.7e-07 apart
+ *     ok: the losses of loop and trainer are 1.3e-07 apart
  *
  * Predict first: with 4 ranks, how many samples does each have, and which numbers travel between them?
  * Exercise: train on other points in each step: give them to the graph by dt_graph_set() before dt_graph_run().
@@ -118,8 +118,7 @@ static dt_result saved_and_loaded(const dt_recipe *recipe, int *same)
         if (!r) r = dt_optimizer_step(o, NULL, NULL);
     }
     *same = !memcmp(after, w, sizeof w);
-    unlink(path);
-    dt_optimizer_close(&o);
+    unlink(path), dt_optimizer_close(&o);
     return r;
 }
 
@@ -136,12 +135,13 @@ int main(int argc, char **argv)
     recipe.batch = SAMPLES, recipe.steps = STEPS, recipe.sequence = 2;
     recipe.learning_rate = 0.01f, recipe.validation = 0, layout.output.quiet = 1;
     ranks = dt_comm_size(comm), speaks = !dt_comm_rank(comm), r = own_loop(&recipe, comm, &first, &own);
+    double sent = (double)dt_comm_sent(comm, ranks - 1) / 4 / STEPS;
     if (!r) r = by_trainer(recipe, &layout, &trained);
     if (!r) r = saved_and_loaded(&recipe, &same);
     dt_comm_close(&comm);
     if (r || !speaks) return r ? dt_fail("04_own_loop") : 0;
-    printf("own loop, %d rank%s  loss %.4f at the first step, %.4f at step %d\n", ranks, ranks > 1 ? "s:" : ": ",
-           (double)first, (double)own, STEPS);
+    printf("own loop, %d rank%s  loss %.4f at the first step, %.4f at step %d, %.0f numbers sent to a rank per step\n",
+           ranks, ranks > 1 ? "s:" : ": ", (double)first, (double)own, STEPS, sent);
     printf("the trainer:        loss %.4f\n", (double)trained);
     printf("saved and loaded:   the steps that follow %s\n", same ? "have the same bits" : "DIFFER");
     same = same && fabsf(own - trained) < 1e-5f && own < 0.01f * first;
