@@ -30,8 +30,8 @@ Usage: ./build.sh [COMMAND]
                 trainer passes through: run --data FILE --steps 50 --ranks 1; run --help lists the common ones,
                 run --help all lists every one. Checkpoints stay in build/runs; the same command resumes from them
   generate [CHECKPOINT] --prompt TEXT
-                continue a text with what was trained: the last run, a checkpoint, or a directory of Hugging Face (more
-                options: examples/tools/generate.c)
+                continue a text with what was trained: the last run, a checkpoint, or a directory of Hugging Face (--help
+                lists the options)
   eval [CHECKPOINT] --data FILE
                 its loss, perplexity and bits per byte on a text
   checkpoint show DIR | verify DIR | convert DIR TO sharded|full|bf16 | diff DIR DIR
@@ -402,7 +402,7 @@ command_run() {
     *)
         if ! given --warmup "$@" && [ "${steps:-6000}" -lt 2000 ]; then
             own=(--warmup $((steps / 10)))
-            say "warm-up of $((steps / 10)) steps, a tenth of $steps: --warmup sets another"
+            say "warm-up: $((steps / 10)) of $steps steps, a tenth; --warmup sets another"
         fi ;;
     esac
     mkdir -p $build/runs
@@ -414,8 +414,8 @@ command_run() {
         ${quick[@]+"${quick[@]}"} || status=$?
     if (cd "$started_in" && ls -d "$place"/step-* >/dev/null 2>&1); then
         (cd "$started_in" && realpath "$place") >$build/runs/last
-        say "kept in ${place#"$root/"}; to continue a text with it:"
-        say "./build.sh generate ${place#"$root/"} --prompt 'The '"
+        say "kept in $place; to continue a text with it:"
+        say "./build.sh generate $(printf %q "$place") --prompt 'The '"
     fi
     [ $status -eq 0 ] || return $status
     [ ${#data[@]} -eq 0 ] || given --ranks "$@" || show_equal_hashes "${data[@]}" "${recipe[@]}"
