@@ -35,9 +35,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LAB_FN __attribute__((unused)) static
+#define LAB_FN                  __attribute__((unused)) static
 #define LAB_PRINTF(text, first) __attribute__((format(printf, text, first)))
-#define LAB_FORMAT(to, format) /* the arguments after format, as text */ \
+#define LAB_FORMAT(to, format)  /* the arguments after format, as text */ \
     do { \
         va_list list; \
         va_start(list, format); \
@@ -45,16 +45,19 @@
         va_end(list); \
     } while (0)
 #pragma GCC diagnostic ignored "-Wunused-parameter" /* a function of ranks.h or of a table need not use its comm */
-enum { LAB_RANKS = 8, LAB_SLOTS = 1024, LAB_MOST = 1 << 23, LAB_TEXT = 1200, LAB_CANARY = 16, LAB_NONCE = 3 };
+enum { LAB_RANKS = 8, LAB_SLOTS = 1024, LAB_MOST = 1 << 23, LAB_TEXT = 1200, LAB_HEAD = 64, LAB_CANARY = 16 };
 enum { LAB_CPU_SECONDS = 2, LAB_SECONDS = 60, LAB_CALLS = 5000, LAB_LINES = 40 }; /* of a rank; lines: of a run */
 enum { LAB_PAINTED = 1 << 18, LAB_STATIC_FREE = 2048 }; /* bytes of stack that are looked at; of a file without data */
 
 typedef void lab_program(lab_comm *c, void *in, void *out); /* what a rank does; in and out are its own */
 
 /* What build.sh passes: the learner's file, the folder of the boards, the stub, the shared object. */
-static struct { const char *lab, *file, *boards, *stub, *object; } lab__call;
-static unsigned long long lab_seed; /* of all that is drawn */
-static int lab_tries;               /* how often this file was graded, with this time */
+static struct {
+    const char *lab, *file, *boards, *stub, *object;
+} lab__call;
+static unsigned long long lab_seed;         /* of all that is drawn */
+static int lab_tries;                       /* how often this file was graded, with this time */
+static int lab__filtered = 1, lab__endless; /* system calls are; runs that did not end */
 
 /* FNV-1a of 64 bits, over bytes. */
 LAB_FN uint64_t lab_hash(const void *data, size_t bytes)
@@ -85,7 +88,7 @@ LAB_FN void lab_numbers(float *to, int64_t n, float scale)
 
 static int lab__tests, lab__failures, lab__json, lab__notes; /* notes: of this test */
 static int lab__unreached;                                   /* 1: the last run failed; 2: and a test has told why */
-static int lab__same, lab__noted; /* how often the last note has come again; its test */
+static int lab__same, lab__noted;                            /* how often the last note has come again; its test */
 static char lab__note[LAB_TEXT];
 static char lab_verdict[LAB_TEXT]; /* why the last run, or a lab's check, failed */
 
@@ -98,8 +101,7 @@ LAB_PRINTF(1, 2) LAB_FN int lab_wrong(const char *format, ...) /* sets lab_verdi
 /* A learner's text could hold a line that looks like one of ours. */
 static void lab__clean(char *text)
 {
-    for (; *text; text++)
-        if ((unsigned char)*text < ' ' || *text == 127) *text = '?';
+    for (; *text; text++) if ((unsigned char)*text < ' ' || *text == 127) *text = '?';
 }
 
 static void lab__quote(const char *text)
@@ -181,55 +183,32 @@ static int lab__better(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static const char *lab__base(void)
-{
-    const char *name = strrchr(lab__call.file, '/');
-    return name ? name + 1 : lab__call.file;
-}
-
-/* Adds a line to a file of the folder of boards, and reads all. Returns how many there are, at most 1000. */
-LAB_PRINTF(3, 4) static int lab__append(const char *kind, lab_line *lines, const char *format, ...)
-{
-    char path[600], line[200];
-    int n = 0;
-    FILE *f;
-    snprintf(path, sizeof path, "%s/%s.%s", lab__call.boards, lab__call.lab, kind);
-    if (!*lab__call.boards || !(f = fopen(path, "a"))) return 0;
-    LAB_FORMAT(line, format);
-    fputs(line, f), fclose(f);
-    if (!(f = fopen(path, "r"))) return 0;
-    while (n < 1000 && fgets(lines[n].text, sizeof lines[n].text, f)) lines[n].score = atof(lines[n].text), n++;
-    fclose(f);
-    return n;
-}
-
 /* Adds a line to the board and prints the best five. */
 static void lab__board(double score, const char *unit)
 {
     static lab_line lines[1000];
-    char date[32];
+    const char *name = strrchr(lab__call.file, '/');
+    char path[600], date[32];
     time_t now = time(NULL);
-    int n;
+    int n = 0;
+    FILE *f;
+    snprintf(path, sizeof path, "%s/%s.board", lab__call.boards, lab__call.lab);
     strftime(date, sizeof date, "%Y-%m-%d %H:%M", localtime(&now));
-    n = lab__append("board", lines, "%.0f %s, %s, %.80s\n", score, unit, date, lab__base());
+    if (!(f = fopen(path, "a"))) return;
+    fprintf(f, "%.0f %s, %s, %.80s\n", score, unit, date, name ? name + 1 : lab__call.file);
+    fclose(f);
+    if (lab__json || !(f = fopen(path, "r"))) return;
+    while (n < 1000 && fgets(lines[n].text, sizeof lines[n].text, f)) lines[n].score = atof(lines[n].text), n++;
+    fclose(f);
     qsort(lines, (size_t)n, sizeof lines[0], lab__better);
-    if (lab__json) return;
-    printf("board, best first (%s/%s.board):\n", lab__call.boards, lab__call.lab);
+    printf("board, best first (%s):\n", path);
     for (int i = 0; i < n && i < 5; i++) printf("  %d. %s", i + 1, lines[i].text);
-}
-
-static int lab__count_tries(void)
-{
-    static lab_line lines[1000];
-    int tries = 0, n = lab__append("tries", lines, "%.80s\n", lab__base());
-    for (int i = 0; i < n; i++) tries += !strncmp(lines[i].text, lab__base(), strlen(lines[i].text) - 1);
-    return tries;
 }
 
 static char lab__nonce[100]; /* of build.sh, which no rank sees; then the verdict */
 
-/* Prints the plan, the score, the board if all tests passed, and the verdict; unit NULL: the lab has no board, and score
- * does not count. Returns the exit status. */
+/* Prints the plan, the score, the board if all tests passed, and the verdict; unit NULL: the lab has no board, and
+ * score does not count. Returns the exit status. */
 LAB_FN int lab_end(double score, const char *unit)
 {
     int passed = lab__tests - lab__failures, scored = unit && !lab__failures;
@@ -240,6 +219,8 @@ LAB_FN int lab_end(double score, const char *unit)
         snprintf(verdict + length, 20, ", %016llx", (unsigned long long)lab_hash(lab__nonce, strlen(lab__nonce)));
     if (!lab__json) {
         lab__said_once();
+        if (!lab__filtered)
+            printf("# this machine cannot filter system calls: a wrong file may leave files and processes\n");
         printf("1..%d\nscore: %d of %d tests", lab__tests, passed, lab__tests);
         if (scored) printf(", %.0f %s", score, unit);
         printf("\n");
@@ -250,7 +231,8 @@ LAB_FN int lab_end(double score, const char *unit)
         printf("]}], \"passed\": %d, \"total\": %d, \"score\": ", passed, lab__tests);
         if (scored) printf("%.0f, \"unit\": \"%s\"", score, unit);
         else printf("null, \"unit\": null");
-        printf(", \"tries\": %d, \"verdict\": \"%s\"}\n", lab_tries, verdict);
+        printf(", \"tries\": %d, \"filtered\": %s, \"verdict\": \"%s\"}\n", lab_tries, lab__filtered ? "true" : "false",
+               verdict);
     }
     return lab__failures != 0;
 }
@@ -266,7 +248,7 @@ typedef enum lab_call { /* the first five are collectives */
     LAB_BARRIER, LAB_BROADCAST, LAB_ALL_REDUCE, LAB_REDUCE_SCATTER, LAB_ALL_GATHER,
     LAB_SEND, LAB_RECEIVE, LAB_ALLOC, LAB_FREE, LAB_ASK, LAB_READY, LAB_REFUSE, LAB_LOAD, LAB_RETURN
 } lab_call;
-enum { LAB_SOCKET = 3 };
+enum { LAB_NONCE = 3, LAB_SOCKET = 3 }; /* file descriptors: of the grader, of a rank */
 
 struct lab_comm {
     int rank, size;
@@ -292,7 +274,8 @@ static int64_t lab__bytes(int64_t count) { return count < 0 || count > LAB_MOST 
 
 /* Asks the grader, and waits for its answer, of which `room` bytes go to `out`. Copies to and from the learner's arrays
  * outside of system calls: a wrong pointer ends here. */
-static int64_t lab__ask(lab_call what, int peer, int64_t count, const void *data, int64_t bytes, void *out, int64_t room)
+static int64_t lab__ask(lab_call what, int peer, int64_t count, const void *data, int64_t bytes, void *out,
+                        int64_t room)
 {
     lab_packet p = {(int32_t)what, peer, count, bytes < 0 || bytes > LAB_MOST ? 0 : bytes};
     memcpy(lab__scratch, &p, sizeof p);
@@ -314,10 +297,7 @@ void lab_recv(lab_comm *c, float *data, int64_t count, int from)
 {
     lab__ask(LAB_RECEIVE, from, count, NULL, 0, data, lab__bytes(count));
 }
-void lab_barrier(lab_comm *c)
-{
-    lab__ask(LAB_BARRIER, 0, 0, NULL, 0, NULL, 0);
-}
+void lab_barrier(lab_comm *c) { lab__ask(LAB_BARRIER, 0, 0, NULL, 0, NULL, 0); }
 void lab_broadcast(lab_comm *c, float *data, int64_t count, int root)
 {
     int64_t bytes = lab__bytes(count);
@@ -351,38 +331,38 @@ __attribute__((noreturn)) LAB_PRINTF(1, 2) LAB_FN void lab_refuse(const char *fo
     _exit(0);
 }
 
-typedef struct lab_header {
-    int64_t bytes, unused;
-} lab_header;
+/* Pages of their own: what is freed cannot be used any more. The size comes first, known bytes are at the end. */
+static void *lab__pages(size_t bytes)
+{
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) lab_refuse("gets no memory");
+    return p;
+}
 
 void *lab_alloc(lab_comm *c, int64_t bytes)
 {
-    lab_header *h;
+    char *p;
+    if (bytes < 0) lab_refuse("asks lab_alloc for %lld bytes", (long long)bytes);
     lab__ask(LAB_ALLOC, 0, bytes, NULL, 0, NULL, 0);
-    if (posix_memalign((void **)&h, 64, sizeof *h + (size_t)bytes + LAB_CANARY)) lab_refuse("gets no memory");
-    memset(h, 0, sizeof *h + (size_t)bytes), memset((char *)(h + 1) + bytes, 0x5a, LAB_CANARY);
-    h->bytes = bytes;
-    return h + 1;
+    p = lab__pages(LAB_HEAD + (size_t)bytes + LAB_CANARY);
+    memcpy(p, &bytes, sizeof bytes), memset(p + LAB_HEAD + bytes, 0x5a, LAB_CANARY);
+    return p + LAB_HEAD;
 }
 
 void lab_free(lab_comm *c, void *p)
 {
-    lab_header *h = p ? (lab_header *)p - 1 : NULL;
-    if (!h) return;
+    int64_t bytes;
+    if (!p) return;
+    memcpy(&bytes, (char *)p - LAB_HEAD, sizeof bytes);
     for (int i = 0; i < LAB_CANARY; i++)
-        if (((char *)p)[h->bytes + i] != 0x5a)
-            lab_refuse("wrote past the end of an array of %lld bytes", (long long)h->bytes);
-    lab__ask(LAB_FREE, 0, h->bytes, NULL, 0, NULL, 0);
-    free(h);
+        if (((char *)p)[bytes + i] != 0x5a)
+            lab_refuse("wrote past the end of an array of %lld bytes", (long long)bytes);
+    lab__ask(LAB_FREE, 0, bytes, NULL, 0, NULL, 0);
+    munmap((char *)p - LAB_HEAD, LAB_HEAD + (size_t)bytes + LAB_CANARY);
 }
 
-/* Memory that the learner may look at until lab_unlend: pages of their own, so that nothing can be kept there. */
-LAB_FN void *lab_lend(const void *data, size_t bytes)
-{
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) lab_refuse("gets no memory");
-    return memcpy(p, data, bytes);
-}
+/* A copy that the learner may use until lab_unlend: nothing can be kept there or be read beside it. */
+LAB_FN void *lab_lend(const void *data, size_t bytes) { return memcpy(lab__pages(bytes), data, bytes); }
 LAB_FN void lab_unlend(void *p, size_t bytes) { munmap(p, bytes); }
 
 /* LAB_ITS(train)(c, w) calls the learner's train. */
@@ -404,41 +384,45 @@ LAB_FN void *lab__symbol(const char *name)
 }
 
 /* From here on the process can compute, allocate, read files, write to what it has open, start threads, and end itself.
- * All other calls of the kernel fail: there is no file, shared memory, socket, process or signal for what has to stay in
- * this life. Returns 0 where the machine has no such filter. */
+ * All other calls of the kernel fail: there is no file, shared memory, socket, process or signal for what has to stay
+ * in this life. Returns 0 where the machine has no such filter. */
 static int lab__filter(void)
 {
 #if defined(__x86_64__)
     const unsigned machine = AUDIT_ARCH_X86_64;
-#else
+#elif defined(__aarch64__)
     const unsigned machine = AUDIT_ARCH_AARCH64;
+#else
+    const unsigned machine = 0;
 #endif
     static const int fine[] = {
-        SYS_read, SYS_write, SYS_writev, SYS_pread64, SYS_close, SYS_fstat, SYS_newfstatat, SYS_lseek, SYS_mmap,
-        SYS_munmap, SYS_mprotect, SYS_mremap, SYS_madvise, SYS_brk, SYS_futex, SYS_rt_sigaction, SYS_rt_sigprocmask,
-        SYS_rt_sigreturn, SYS_sigaltstack, SYS_exit, SYS_exit_group, SYS_clock_gettime, SYS_clock_nanosleep,
-        SYS_nanosleep, SYS_getrandom, SYS_getpid, SYS_gettid, SYS_sched_yield, SYS_sched_getaffinity,
-        SYS_set_robust_list, SYS_rseq};
+        SYS_read, SYS_readv, SYS_write, SYS_writev, SYS_pread64, SYS_close, SYS_fstat, SYS_newfstatat, SYS_lseek,
+        SYS_mmap, SYS_munmap, SYS_mprotect, SYS_mremap, SYS_madvise, SYS_brk, SYS_futex, SYS_rt_sigaction,
+        SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sigaltstack, SYS_exit, SYS_exit_group, SYS_clock_gettime,
+        SYS_clock_nanosleep, SYS_nanosleep, SYS_getrandom, SYS_getpid, SYS_gettid, SYS_sched_yield,
+        SYS_sched_getaffinity, SYS_set_robust_list, SYS_rseq};
     enum { N = sizeof fine / sizeof fine[0], WRITES = O_WRONLY | O_RDWR | O_CREAT | O_TRUNC };
-#define LAB_LOADS(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
-#define LAB_RETURNS(value) BPF_STMT(BPF_RET | BPF_K, value)
+#define LAB_LOADS(field)          BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
+#define LAB_RETURNS(value)        BPF_STMT(BPF_RET | BPF_K, value)
 #define LAB_IF(test, value, skip) BPF_JUMP(BPF_JMP | (test) | BPF_K, (unsigned)(value), 0, skip)
 #define LAB_CASE(call, argument, test, value, yes, no) \
     LAB_IF(BPF_JEQ, call, 4), LAB_LOADS(args[argument]), LAB_IF(test, value, 1), LAB_RETURNS(yes), LAB_RETURNS(no)
     enum { YES = SECCOMP_RET_ALLOW, NO = SECCOMP_RET_ERRNO | EPERM };
-    struct sock_filter code[2 * N + 30] = {
-        LAB_LOADS(arch), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, machine, 1, 0), LAB_RETURNS(NO), LAB_LOADS(nr)};
-    const struct sock_filter rest[] = {
-        LAB_CASE(SYS_openat, 2, BPF_JSET, WRITES, NO, YES), LAB_CASE(SYS_clone, 0, BPF_JSET, CLONE_THREAD, YES, NO),
-        LAB_CASE(SYS_tgkill, 0, BPF_JEQ, getpid(), YES, NO), LAB_IF(BPF_JEQ, SYS_clone3, 1),
-        LAB_RETURNS(SECCOMP_RET_ERRNO | ENOSYS), LAB_RETURNS(NO)};
+    struct sock_filter code[2 * N + 30] = {LAB_LOADS(arch), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, machine, 1, 0),
+                                           LAB_RETURNS(NO), LAB_LOADS(nr)};
+    const struct sock_filter rest[] = {LAB_CASE(SYS_openat, 2, BPF_JSET, WRITES, NO, YES),
+                                       LAB_CASE(SYS_clone, 0, BPF_JSET, CLONE_THREAD, YES, NO),
+                                       LAB_CASE(SYS_tgkill, 0, BPF_JEQ, getpid(), YES, NO),
+                                       LAB_IF(BPF_JEQ, SYS_clone3, 1),
+                                       LAB_RETURNS(SECCOMP_RET_ERRNO | ENOSYS),
+                                       LAB_RETURNS(NO)};
     struct sock_fprog program = {4 + 2 * N + sizeof rest / sizeof rest[0], code};
     for (size_t i = 0; i < N; i++) {
         code[4 + 2 * i] = (struct sock_filter)LAB_IF(BPF_JEQ, fine[i], 1);
         code[5 + 2 * i] = (struct sock_filter)LAB_RETURNS(YES);
     }
     memcpy(code + 4 + 2 * N, rest, sizeof rest);
-    return !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+    return machine && !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
 static volatile char *lab__painted; /* the lowest byte of the stack that was painted */
@@ -507,15 +491,15 @@ static const char *const lab__names[] = {"barrier", "broadcast", "all-reduce", "
 typedef struct lab_counts {
     int64_t bytes, messages, clock, all_calls;    /* clock: of messages, in the unit of lab_options */
     int64_t calls[5], call_floats[5], call_bytes; /* by lab_call */
-    int64_t memory, peak, stack, statics; /* bytes: of lab_alloc now, and at most; depth; static variables */
+    int64_t memory, peak, stack, statics;         /* bytes: of lab_alloc now, and at most; depth; static variables */
 } lab_counts;
 
 typedef struct lab_process {
     pid_t pid;
     int socket, prints, loaded, length;
     lab_wait wait;
-    lab_packet packet; /* that arrives, or for which the rank waits */
-    size_t got;        /* bytes of it, head and body */
+    lab_packet packet;           /* that arrives, or for which the rank waits */
+    size_t got;                  /* bytes of it, head and body */
     char *body, *out, line[160]; /* what it prints */
 } lab_process;
 
@@ -538,10 +522,10 @@ typedef struct lab_question { /* of lab_ask */
     const void *reply; /* with reply_bytes; it stays until the next question */
 } lab_question;
 static int64_t (*lab_on_ask)(lab_question *q); /* of the lab */
-static lab_counts lab_counted[LAB_RANKS]; /* by the last lab_run */
+static lab_counts lab_counted[LAB_RANKS];      /* by the last lab_run */
 
 static struct {
-    int ranks, stopped, arrived, returned, lines, endless, unfiltered; /* endless: of all runs */
+    int ranks, stopped, arrived, returned, lines;
     size_t out_bytes;
     lab_process rank[LAB_RANKS];
     lab_message slot[LAB_SLOTS]; /* in the order of their sends */
@@ -580,14 +564,17 @@ static size_t lab__says(int r, char *to, size_t room)
     int length = 0;
     switch (p->wait) {
     case LAB_MOVES: length = snprintf(to, room, "rank %d runs", r); break;
-    case LAB_SENDS: length = snprintf(to, room, "rank %d waits to send %lld floats to rank %d", r, n, p->packet.peer); break;
+    case LAB_SENDS:
+        length = snprintf(to, room, "rank %d waits to send %lld floats to rank %d", r, n, p->packet.peer);
+        break;
     case LAB_RECEIVES:
         length = snprintf(to, room, "rank %d waits for %lld floats from rank %d", r, n, p->packet.peer);
         break;
     case LAB_RETURNED: length = snprintf(to, room, "rank %d has returned", r); break;
     case LAB_COLLECTIVE:
         for (int k = 0; k < 5; k++) calls += (long long)lab_counted[r].calls[k];
-        length = snprintf(to, room, "rank %d waits in %s, its collective number %lld", r, lab__names[p->packet.what], calls);
+        length =
+            snprintf(to, room, "rank %d waits in %s, its collective number %lld", r, lab__names[p->packet.what], calls);
         break;
     }
     return (size_t)length < room ? (size_t)length : room;
@@ -598,8 +585,7 @@ static void lab__check(void)
 {
     char text[LAB_TEXT] = "";
     size_t at = 0;
-    for (int r = 0; r < lab__net.ranks; r++)
-        if (lab__net.rank[r].wait == LAB_MOVES) return;
+    for (int r = 0; r < lab__net.ranks; r++) if (lab__net.rank[r].wait == LAB_MOVES) return;
     if (lab__net.returned == lab__net.ranks) return;
     for (int r = 0; r < lab__net.ranks && at + 100 < sizeof text; r++) {
         if (r) at += (size_t)snprintf(text + at, sizeof text - at, "; ");
@@ -634,8 +620,7 @@ static void lab__deliver(int i)
 /* The oldest message between two ranks; -1: none. */
 static int lab__oldest(int from, int to)
 {
-    for (int i = 0; i < lab__net.slots; i++)
-        if (lab__net.slot[i].from == from && lab__net.slot[i].to == to) return i;
+    for (int i = 0; i < lab__net.slots; i++) if (lab__net.slot[i].from == from && lab__net.slot[i].to == to) return i;
     return -1;
 }
 
@@ -656,11 +641,10 @@ static void lab__sends(int r)
     lab_process *p = &lab__net.rank[r];
     const lab_packet q = p->packet;
     lab_counts *mine = &lab_counted[r];
-    if (!lab__is_message(r, "sends to") || q.bytes != q.count * 4) return;
-    if (lab__net.slots == LAB_SLOTS) {
-        lab_stop("rank %d: more than %d messages wait for a receiver", r, LAB_SLOTS);
-        return;
-    }
+    if (!lab__is_message(r, "sends to")) return;
+    if (lab__net.slots == LAB_SLOTS) lab_stop("rank %d: more than %d messages wait for a receiver", r, LAB_SLOTS);
+    if (q.bytes != q.count * 4) lab__nonsense(r);
+    if (lab__net.stopped) return;
     mine->bytes += q.bytes, mine->messages++;
     if (lab_options.buffered) mine->clock += lab_options.alpha + lab_options.beta * q.count;
     lab__net.slot[lab__net.slots++] = (lab_message){r, q.peer, q.count, mine->clock, p->body};
@@ -688,9 +672,9 @@ static int lab__agree(void)
     for (int r = 1; r < lab__net.ranks; r++) {
         const lab_packet *b = &lab__net.rank[r].packet;
         if (a->what == b->what && a->count == b->count && a->peer == b->peer) continue;
-        lab_stop("rank 0 calls %s with %lld floats and root %d while rank %d calls %s with %lld floats and root %d",
-                 lab__names[a->what], (long long)a->count, a->peer, r, lab__names[b->what], (long long)b->count, b->peer);
-        return 0;
+        return lab_stop(
+            "rank 0 calls %s with %lld floats and root %d while rank %d calls %s with %lld floats and root %d",
+            lab__names[a->what], (long long)a->count, a->peer, r, lab__names[b->what], (long long)b->count, b->peer);
     }
     return 1;
 }
@@ -738,8 +722,9 @@ static void lab__collective(int r)
         return;
     }
     mine->calls[q.what]++, mine->call_floats[q.what] += q.count;
-    mine->call_bytes += q.what == LAB_ALL_REDUCE ? 8 * (n - 1) * q.count / n
-                        : q.what == LAB_BROADCAST ? 4 * (n - 1) * q.count / n : 4 * (n - 1) * q.count;
+    mine->call_bytes += q.what == LAB_ALL_REDUCE  ? 8 * (n - 1) * q.count / n
+                        : q.what == LAB_BROADCAST ? 4 * (n - 1) * q.count / n
+                                                  : 4 * (n - 1) * q.count;
     if (lab_options.watch) lab_options.watch(r, (lab_call)q.what, (const float *)(const void *)p->body, given);
     p->wait = LAB_COLLECTIVE;
     if (++lab__net.arrived == n && lab__agree()) lab__answers_all();
@@ -747,23 +732,21 @@ static void lab__collective(int r)
 
 /* ---- what a rank asks ---- */
 
-static void lab__allocates(int r)
+/* lab_alloc, or with a negative number lab_free. */
+static void lab__allocates(int r, int64_t bytes)
 {
     lab_counts *mine = &lab_counted[r];
-    int64_t bytes = lab__net.rank[r].packet.count;
-    if (bytes < 0 || bytes > 1 << 24) {
+    if (bytes < -mine->memory || bytes > 1 << 24)
         lab_stop("rank %d asks lab_alloc for %lld bytes, and gets 0 to %d", r, (long long)bytes, 1 << 24);
-        return;
-    }
     mine->memory += bytes;
     if (mine->memory > mine->peak) mine->peak = mine->memory;
-    lab__reply(r, 0, NULL, 0);
+    if (!lab__net.stopped) lab__reply(r, 0, NULL, 0);
 }
 
 /* A lab's file does not fit its lab.h: there is nothing to grade. */
-__attribute__((noreturn)) static void lab__misfit(const char *text)
+__attribute__((noreturn)) static void lab__misfit(char *text)
 {
-    fflush(stdout);
+    fflush(stdout), lab__clean(text);
     fprintf(stderr, "%s: %s. Define all that examples/labs/%s/lab.h asks for.\n", lab__call.file, text, lab__call.lab);
     exit(1);
 }
@@ -771,7 +754,7 @@ __attribute__((noreturn)) static void lab__misfit(const char *text)
 static void lab__loads(int r)
 {
     const lab_packet *q = &lab__net.rank[r].packet;
-    lab__net.rank[r].loaded = 1, lab__net.unfiltered |= !q->peer;
+    lab__net.rank[r].loaded = 1, lab__filtered &= q->peer;
     lab_counted[r].statics = q->count > LAB_STATIC_FREE ? q->count - LAB_STATIC_FREE : 0;
     lab__reply(r, 0, NULL, 0);
 }
@@ -787,9 +770,9 @@ static void lab__handle(int r)
     else if (q.what >= LAB_BARRIER && q.what <= LAB_ALL_GATHER) lab__collective(r);
     else if (q.what == LAB_SEND) lab__sends(r);
     else if (q.what == LAB_RECEIVE) lab__receives(r);
-    else if (q.what == LAB_ALLOC) lab__allocates(r);
-    else if (q.what == LAB_FREE) lab_counted[r].memory -= q.count, lab__reply(r, 0, NULL, 0);
-    else if (q.what == LAB_READY) lab__loads(r);
+    else if (q.what == LAB_ALLOC && q.count >= 0) lab__allocates(r, q.count);
+    else if (q.what == LAB_FREE && q.count >= 0) lab__allocates(r, -q.count);
+    else if (q.what == LAB_READY && !p->loaded) lab__loads(r);
     else if (q.what == LAB_ASK && lab_on_ask) {
         int64_t number = lab_on_ask(&asked);
         if (!lab__net.stopped) lab__reply(r, number, asked.reply, asked.reply_bytes);
@@ -841,7 +824,7 @@ static void lab__ended(int r, int status)
     else
         lab_stop("rank %d crashed: %s (signal %d); look for an index or a pointer out of range", r,
                  strsignal(WTERMSIG(status)), WTERMSIG(status));
-    lab__net.endless += WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU;
+    lab__endless += WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU;
 }
 
 static void lab__hears(int r)
@@ -861,8 +844,8 @@ static void lab__hears(int r)
         }
         p->got += (size_t)n;
         if (p->got == head) {
-            if (p->wait != LAB_MOVES || p->packet.bytes < 0 || p->packet.bytes > LAB_MOST || !(p->body = malloc((size_t)p->packet.bytes + 1)))
-                lab__nonsense(r);
+            int fits = p->wait == LAB_MOVES && p->packet.bytes >= 0 && p->packet.bytes <= LAB_MOST;
+            if (!fits || !(p->body = malloc((size_t)p->packet.bytes + 1))) lab__nonsense(r);
             whole = head + (size_t)p->packet.bytes;
         }
         if (p->got == whole && p->got >= head && !lab__net.stopped) p->got = 0, lab__handle(r);
@@ -892,8 +875,7 @@ static void lab__start(int r, const char *in, size_t in_bytes)
     close(pair[1]), close(prints[1]);
     p->socket = pair[0], p->prints = prints[0];
     setsockopt(p->socket, SOL_SOCKET, SO_SNDTIMEO, &late, sizeof late);
-    if (lab__transfer(p->socket, 1, &hello, sizeof hello))
-        lab__transfer(p->socket, 1, (void *)(uintptr_t)in, in_bytes);
+    if (lab__transfer(p->socket, 1, &hello, sizeof hello)) lab__transfer(p->socket, 1, (void *)(uintptr_t)in, in_bytes);
 }
 
 /* Waits for packets, prints and ends until the run is over. */
@@ -920,7 +902,8 @@ static void lab__serve(void)
         }
         clock_gettime(CLOCK_MONOTONIC, &now);
         for (int r = 0; r < n && now.tv_sec - begin > LAB_SECONDS; r++)
-            if (lab__net.rank[r].wait == LAB_MOVES) lab_stop("rank %d did not return within %d seconds", r, LAB_SECONDS);
+            if (lab__net.rank[r].wait == LAB_MOVES)
+                lab__endless++, lab_stop("rank %d did not return within %d seconds", r, LAB_SECONDS);
     }
 }
 
@@ -939,12 +922,12 @@ static void lab__finish(int r)
  * returned. 0: lab_verdict says why not, `out` is zeros, and the tests up to the next run are not reached. */
 LAB_FN int lab_run(int ranks, const void *in, size_t in_bytes, void *out, size_t out_bytes)
 {
-    int endless = lab__net.endless, unfiltered = lab__net.unfiltered, started = 0;
+    int started = 0;
     memset(&lab__net, 0, sizeof lab__net), memset(lab_counted, 0, sizeof lab_counted);
     memset(out, 0, out_bytes * (size_t)ranks);
-    lab__net.ranks = ranks, lab__net.out_bytes = out_bytes, lab__net.endless = endless;
+    lab__net.ranks = ranks, lab__net.out_bytes = out_bytes;
     lab__unreached = 0;
-    if (endless > 1) lab_stop("is not started, because two runs before did not end");
+    if (lab__endless > 1) lab_stop("is not started, because two runs before did not end");
     fflush(stdout);
     for (; started < ranks && !lab__net.stopped; started++)
         lab__start(started, (const char *)in + in_bytes * (size_t)started, in_bytes);
@@ -955,9 +938,6 @@ LAB_FN int lab_run(int ranks, const void *in, size_t in_bytes, void *out, size_t
         lab__finish(r);
     }
     while (lab__net.slots) free(lab__net.slot[--lab__net.slots].data);
-    if (lab__net.unfiltered && !unfiltered)
-        printf("# this machine cannot filter system calls: a wrong file may leave files and processes\n");
-    lab__net.unfiltered |= unfiltered;
     lab__unreached = lab__net.stopped;
     return !lab__net.stopped;
 }
@@ -987,36 +967,32 @@ LAB_FN void lab_note_memory(int rank, int64_t stack_free)
                  (long long)(lab_counted[rank].stack - stack_free), (long long)stack_free);
 }
 
-__attribute__((noreturn)) LAB_PRINTF(1, 2) static void lab__usage(const char *format, ...)
-{
-    char text[LAB_TEXT];
-    LAB_FORMAT(text, format);
-    fputs(text, stderr);
-    exit(2);
-}
-
 static void lab__options(int argc, char **argv)
 {
     for (int i = 5; i < argc; i++) {
         const char *number = i + 1 < argc ? argv[i + 1] : "";
         if (!strcmp(argv[i], "--json")) lab__json = 1;
+        else if (!strcmp(argv[i], "--tries")) lab_tries = atoi(number), i++;
         else if (!strcmp(argv[i], "--nonce")) {
             ssize_t n = read(LAB_NONCE, lab__nonce, 20);
             lab__nonce[n > 0 ? n : 0] = 0, close(LAB_NONCE);
         } else if (!strcmp(argv[i], "--seed")) {
             size_t digits = strspn(number, "0123456789");
             if (!digits || number[digits] || digits > 18)
-                lab__usage("--seed '%s': not a whole number of at most 18 digits. Write --seed 7.\n", number);
+                fprintf(stderr, "--seed '%s': not a whole number of at most 18 digits. Write --seed 7.\n", number),
+                    exit(2);
             lab_seed = strtoull(number, NULL, 10), i++;
-        } else lab__usage("'%s' is not an option of a lab. The options are --seed N and --json.\n", argv[i]);
+        } else
+            fprintf(stderr, "'%s' is not an option of a lab. The options are --seed N and --json.\n", argv[i]), exit(2);
     }
 }
 
-/* What main begins with. In the process of a rank it does not return. Unless the lab has set lab_seed, the clock does. */
+/* What main begins with. In the process of a rank it does not return. Unless the lab has set lab_seed, the clock does.
+ */
 LAB_FN void lab_begin(const char *lab, lab_program *program, int argc, char **argv)
 {
     if (argc == 3 && !strcmp(argv[1], "--rank")) lab__rank(program, argv[2]);
-    if (argc < 5) lab__usage("Grade a file with ./build.sh lab %d FILE.\n", atoi(lab));
+    if (argc < 5) fprintf(stderr, "Grade a file with ./build.sh lab %d FILE.\n", atoi(lab)), exit(2);
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0); /* no rank reads this process */
     signal(SIGPIPE, SIG_IGN);
     lab__call.lab = lab, lab__call.file = argv[1], lab__call.boards = argv[2], lab__call.stub = argv[3];
@@ -1024,7 +1000,6 @@ LAB_FN void lab_begin(const char *lab, lab_program *program, int argc, char **ar
     if (!lab_seed) lab_seed = (unsigned long long)time(NULL) % 1000000;
     lab__options(argc, argv);
     lab__random = lab_seed;
-    lab_tries = lab__count_tries();
     if (!lab__json) printf("lab %s: %s, seed %llu\n", lab, lab__call.file, lab_seed);
 }
 

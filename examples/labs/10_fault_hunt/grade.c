@@ -52,9 +52,9 @@ static void show(const char *name, const task *of)
     line("loss, every 8th step  ", " %5.2f", o->loss, STEPS, EVERY);
     line("  of steps 16 to 25   ", " %5.2f", o->loss + 16, 10, 1);
     line("validation loss       ", " %5.2f", o->validation, STEPS / EVERY, 1);
-    lab_note("  gradient norm, steps 0 to 2: %.3g %.3g %.3g; fp16: %.0f %% zeros, %d steps skipped", (double)o->gradient[0],
-             (double)o->gradient[1], (double)o->gradient[2], 100.0 * (double)o->zeros / (STEPS * RANKS * WEIGHTS),
-             (int)o->overflows);
+    lab_note("  gradient norm, steps 0 to 2: %.3g %.3g %.3g; fp16: %.0f %% zeros, %d steps skipped",
+             (double)o->gradient[0], (double)o->gradient[1], (double)o->gradient[2],
+             100.0 * (double)o->zeros / (STEPS * RANKS * WEIGHTS), (int)o->overflows);
     line("update norm, steps 37 to 44 (resumed before 40):", " %.3f", o->update + 37, 8, 1);
     lab_note("  learning rate %.3g, batch %d; the recipe says 0.02 for a batch of %d, and in proportion for others",
              (double)of->job.rate, BATCH, SHARE);
@@ -62,7 +62,8 @@ static void show(const char *name, const task *of)
              o->by_class[0], o->by_class[1], o->by_class[2], o->by_class[3],
              (double)o->classes_seen / (o->samples / BATCH));
     if (o->unread)
-        lab_note("    %d samples are not read: the first is %d, the last %d", o->unread, o->unread_first, o->unread_last);
+        lab_note("    %d samples are not read: the first is %d, the last %d", o->unread, o->unread_first,
+                 o->unread_last);
     lab_note("  running means of the first and the last input: %.2f %.2f", (double)o->mean[0], (double)o->mean[1]);
     for (int when = 0; when < 2; when++)
         lab_note("  hash of the weights by rank, %s: %04x %04x %04x %04x", when ? "at the end" : "at step 0 ",
@@ -100,8 +101,12 @@ static void mend(job *j, const lab_answer *a)
     case FIX_SET_RATE: j->rate = (float)a->value; break;
     case FIX_DIVIDE_GRADIENTS: j->divide = (float)a->value; break;
     case FIX_SHARD_SAMPLER: j->by_rank = 1; break;
-    case FIX_READ_SHARD: if (a->value == j->lost_shard) j->lost_shard = -1; break;
-    case FIX_REPLACE_RANK: if (a->value == j->slow_rank) j->slow_rank = -1; break;
+    case FIX_READ_SHARD:
+        if (a->value == j->lost_shard) j->lost_shard = -1;
+        break;
+    case FIX_REPLACE_RANK:
+        if (a->value == j->slow_rank) j->slow_rank = -1;
+        break;
     case FIX_LOSS_SCALE: j->scale = (float)a->value; break;
     case FIX_BROADCAST_WEIGHTS: j->broadcast = 1; break;
     case FIX_UPDATE_RUNNING_MEANS: j->running = 1; break;
@@ -125,7 +130,8 @@ static void grade(int r, const lab_answer *a)
     lab_cause cause = faulty(r, &t.job);
     int name = 'A' + r;
     if (!lab_ok(a->cause == cause, "run %c: the cause", name))
-        lab_note(a->cause == CAUSE_UNKNOWN ? "CAUSE_UNKNOWN" : "it is another one; compare the run with the healthy one");
+        lab_note(a->cause == CAUSE_UNKNOWN ? "CAUSE_UNKNOWN"
+                                           : "it is another one; compare the run with the healthy one");
     mend(&t.job, a);
     run(&t);
     if (!lab_ok(mended(cause), "run %c: mended, it is the healthy run%s", name,

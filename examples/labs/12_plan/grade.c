@@ -6,8 +6,9 @@
 enum { RULES = 10, JOBS = 40 };
 enum { ONE, TIME, LATE, SHARD, NOTHING, TRIALS, STARVED, CUT, TYPES, ALL };
 static const char *const rule_names[RULES] = {
-    "one GPU is enough", "replicas in time", "too late on all nodes", "shards", "nothing fits",
-    "trials", "starved or not", "cuts", "several types", "all rules"};
+    "one GPU is enough", "replicas in time", "too late on all nodes", "shards",
+    "nothing fits",      "trials",           "starved or not",        "cuts",
+    "several types",     "all rules"};
 static const char *const type_names[] = {"p4d", "p4de", "p5", "g5.12xlarge", "g5.48xlarge", "p5en"};
 static const char *const strategy_names[] = {"nothing", "one GPU", "replicas", "shards", "cuts", "jobs", "no more"};
 
@@ -21,7 +22,9 @@ static void draw_job(int rule, lab_job *j, int *name, const cost_catalogue *c)
     int kind = rule == ALL ? lab_draw(ONE, TYPES) : rule == TYPES ? lab_draw(0, 1) ? TIME : SHARD : rule;
     int large = kind == SHARD || kind == CUT;
     memset(j, 0, sizeof *j);
-    j->params_b = kind == NOTHING ? lab_draw(250, 400) : large ? lab_draw(50, 600) / 10.0 + 0.0371 : lab_draw(2, 11) / 10.0 + 0.0171;
+    j->params_b = kind == NOTHING ? lab_draw(250, 400)
+                  : large         ? lab_draw(50, 600) / 10.0 + 0.0371
+                                  : lab_draw(2, 11) / 10.0 + 0.0171;
     j->hours = lab_draw(20, 300) + 0.137, j->efficiency = lab_draw(60, 95) / 100.0;
     j->deadline = kind == ONE ? j->hours * lab_draw(101, 300) / 100.0 : kind == LATE ? 0.71 : lab_draw(3, 90) + 0.0613;
     j->max_nodes = kind == LATE || kind == CUT ? 1 << lab_draw(0, 4) : kind == NOTHING ? 1 : lab_draw(1, 40);
@@ -68,8 +71,7 @@ static void expect(const lab_job *j, const int *name, const cost_catalogue *c, l
     plan_answer_of(&job, c, its);
     memset(a, 0, sizeof *a);
     a->strategy = of[its->out[out_strategy]];
-    for (int i = 0; i < j->types; i++)
-        if (!strcmp(its->instance, type_names[name[i]])) a->type = i;
+    for (int i = 0; i < j->types; i++) if (!strcmp(its->instance, type_names[name[i]])) a->type = i;
     a->nodes = its->out[out_nodes], a->zero = its->out[out_shard], a->dp = its->out[out_dp];
     a->tp = its->out[out_tp], a->pp = its->out[out_pp], a->hours = its->num[num_est_hours];
     a->late = plan_warned(its, W_DEADLINE_MISS);
@@ -103,9 +105,10 @@ static void grade(int rule, const cost_catalogue *c)
     }
     if (lab_ok(first < 0, "%s: %d of %d jobs", rule_names[rule], good, JOBS)) return;
     const lab_job *j = &jobs[rule][first];
-    lab_note("job: %.6g billion parameters, %.6g h on a GPU, due in %.6g h, efficiency %g, at most %d nodes, trials %d%s",
-             j->params_b, j->hours, j->deadline, j->efficiency, j->max_nodes, j->trials,
-             j->may_shard ? "" : ", must be cut");
+    lab_note(
+        "job: %.6g billion parameters, %.6g h on a GPU, due in %.6g h, efficiency %g, at most %d nodes, trials %d%s",
+        j->params_b, j->hours, j->deadline, j->efficiency, j->max_nodes, j->trials,
+        j->may_shard ? "" : ", must be cut");
     if (j->gpu_use >= 0) lab_note("GPUs used to %g %%, io wait %g %%", j->gpu_use, j->io_wait);
     for (int i = 0; i < j->types; i++)
         lab_note("type %d: %d GPUs of %g GB, %g dollars an hour", i, j->type[i].gpus, j->type[i].gb, j->type[i].price);
@@ -121,8 +124,7 @@ int main(int argc, char **argv)
     static cost_catalogue c;
     lab_begin("12_plan", program, argc, argv);
     if (cost_open(&c, NULL)) return 1;
-    for (int r = 0; r < RULES; r++)
-        for (int k = 0; k < JOBS; k++) draw_job(r, &jobs[r][k], names[r][k], &c);
+    for (int r = 0; r < RULES; r++) for (int k = 0; k < JOBS; k++) draw_job(r, &jobs[r][k], names[r][k], &c);
     lab_run(1, jobs, sizeof jobs, answers, sizeof answers);
     for (int r = 0; r < RULES; r++) grade(r, &c);
     return lab_end(0, NULL);

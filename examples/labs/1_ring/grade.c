@@ -20,8 +20,8 @@ static int run(int n, int64_t count, int whole)
 {
     for (int r = 0; r < n; r++) {
         first[r].count = count;
-        for (int64_t i = 0; i < MOST; i++) first[r].data[i] = i >= count ? -1 : whole ? (float)lab_draw(-999, 999)
-                                                                      : 1 / (float)lab_draw(1, 9999);
+        for (int64_t i = 0; i < MOST; i++)
+            first[r].data[i] = i >= count ? -1 : whole ? (float)lab_draw(-999, 999) : 1 / (float)lab_draw(1, 9999);
     }
     return lab_run(n, first, sizeof *first, end, sizeof *end);
 }
@@ -84,8 +84,9 @@ static void replicas(int n, int64_t count)
             if (end[r].data[i] != end[0].data[i] || !(off > -1e-5 && off < 1e-5)) rank = r, at = i;
         }
     if (!lab_ok(rank < 0, "same bits on all of %d ranks", n))
-        lab_note("at [%lld] rank %d has %.9g, rank 0 has %.9g, the sum is %.9g: finish each chunk on one rank, then copy it",
-                 (long long)at, rank, (double)end[rank < 0 ? 0 : rank].data[at], (double)end[0].data[at], sum(n, at));
+        lab_note(
+            "at [%lld] rank %d has %.9g, rank 0 has %.9g, the sum is %.9g: finish each chunk on one rank, then copy it",
+            (long long)at, rank, (double)end[rank < 0 ? 0 : rank].data[at], (double)end[0].data[at], sum(n, at));
 }
 
 /* The time of the slowest rank, in times of one chunk, if a message keeps both its ends busy. */
@@ -94,8 +95,7 @@ static int64_t chunk_times(void)
     int64_t most = 0;
     lab_options.beta = 1;
     run(8, 8 * 100, 1);
-    for (int r = 0; r < 8; r++)
-        if (lab_counted[r].clock > most) most = lab_counted[r].clock;
+    for (int r = 0; r < 8; r++) if (lab_counted[r].clock > most) most = lab_counted[r].clock;
     return most / 100;
 }
 

@@ -88,8 +88,9 @@ static int64_t answer(lab_question *q)
     memcpy(which, q->data, sizeof which);
     int step = which[0], from = which[1], n = which[2];
     if (step < 0 || step >= STEPS || from < 0 || n < 1 || n > BATCH - from)
-        return lab_stop("rank %d asks for samples %d to %d of step %d: a step has samples 0 to %d, and the steps are 0 to %d",
-                        q->rank, from, from + n - 1, step, BATCH - 1, STEPS - 1);
+        return lab_stop(
+            "rank %d asks for samples %d to %d of step %d: a step has samples 0 to %d, and the steps are 0 to %d",
+            q->rank, from, from + n - 1, step, BATCH - 1, STEPS - 1);
     memcpy(d.x, batch[step].x[from], sizeof d.x[0] * (size_t)n);
     memcpy(d.y, batch[step].y + from, sizeof d.y[0] * (size_t)n);
     for (int i = from; i < from + n; i++) all[q->rank].visits[step][i]++;

@@ -3,7 +3,7 @@
 #include "lab.h"
 
 enum { RANKS = 4, CALLS = LAYERS, JOBS = 5, DRAWN = 3 }; /* drawn: after the handout's, and not for the score */
-enum { READY, START };                                  /* questions */
+enum { READY, START };                                   /* questions */
 
 typedef struct call {
     int first, last;
@@ -88,9 +88,10 @@ static int one_order(void)
         for (int r = 1; r < RANKS; r++) {
             const call *a = &ranks[0].call[i], *b = &ranks[r].call[i];
             if (a->first != b->first || a->last != b->last)
-                return lab_wrong("call %d: rank 0 starts layers %d to %d, rank %d starts layers %d to %d: these all-reduces "
-                                 "never end, or add what does not belong together",
-                                 i, a->first, a->last - 1, r, b->first, b->last - 1);
+                return lab_wrong(
+                    "call %d: rank 0 starts layers %d to %d, rank %d starts layers %d to %d: these all-reduces "
+                    "never end, or add what does not belong together",
+                    i, a->first, a->last - 1, r, b->first, b->last - 1);
         }
     return 1;
 }
@@ -150,7 +151,8 @@ static int64_t grade(const char *name, const lab_job *j, int swapped)
     if (!lab_ok(fine, "gradients, %s: each layer once, in one order", name)) lab_note("%s", lab_verdict);
     time = fine ? exposed() : 0;
     if (lab_ok(fine && time <= bound, "exposed, %s: %lld microseconds in %d calls, at most %lld", name, (long long)time,
-               ranks[0].calls, (long long)bound) || fine)
+               ranks[0].calls, (long long)bound) ||
+        fine)
         lab_note("one call per layer: %lld; one call: %lld; the best buckets: %lld", (long long)by_layers(j, 1),
                  (long long)by_layers(j, LAYERS), (long long)least);
     else lab_note("not measured, because gradients are wrong");

@@ -38,6 +38,9 @@ static void learner(lab_comm *c, void *in, void *out)
     for (int step = 1; step <= STEPS; step++) {
         b = t->batch;
         LAB_ITS(zero_step)(z, step, &b);
+        for (int l = 1; l <= DEPTH; l++)
+            for (int64_t i = b.n * WIDTH; i < SAMPLES * WIDTH; i++)
+                if (b.x[l][i] != 0) lab_refuse("writes past its %d samples in x[%d]", (int)b.n, l);
     }
     lab_ask(0, 1, NULL, 0, NULL, 0);
     LAB_ITS(zero_weights)(z, out);
@@ -86,11 +89,11 @@ static void plain(int n)
             b = tasks[r].batch;
             for (int l = 0; l < DEPTH; l++) layer_forward(want + l * LAYER, b.x[l], b.n, b.x[l + 1]);
             lab_error(&c, &b, dy);
-            for (int l = DEPTH - 1; l >= 0; l--) layer_backward(want + l * LAYER, b.x[l], dy, b.n, g[r] + l * LAYER, dy);
+            for (int l = DEPTH - 1; l >= 0; l--)
+                layer_backward(want + l * LAYER, b.x[l], dy, b.n, g[r] + l * LAYER, dy);
         }
         for (int half = 1; half < n; half *= 2)
-            for (int r = 0; r < n; r += 2 * half)
-                for (int i = 0; i < WEIGHTS; i++) g[r][i] += g[r + half][i];
+            for (int r = 0; r < n; r += 2 * half) for (int i = 0; i < WEIGHTS; i++) g[r][i] += g[r + half][i];
         adam(want, g[0], m, v, WEIGHTS, step);
     }
 }
@@ -121,7 +124,8 @@ static int64_t costs(int stage, int n)
     }
     if (!lab_ok(peak <= room, "memory, stage %d, ranks: %d; %lld bytes at most, the limit is %lld", stage, n,
                 (long long)peak, (long long)room)) {
-        lab_note("the limit has %s, and %s", stage == 1 ? "weights, gradients, pieces of m and v" : "pieces of all four",
+        lab_note("the limit has %s, and %s",
+                 stage == 1 ? "weights, gradients, pieces of m and v" : "pieces of all four",
                  stage == 1 ? "one layer more" : "two layers more");
         lab_note_memory(worst, STACK);
     }

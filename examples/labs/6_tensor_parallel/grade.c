@@ -1,5 +1,5 @@
-/* Grader of lab 6: the serial MLP's numbers, one all-reduce each way of what the ranks have, 1/n of the weights, and one
- * hash. */
+/* Grader of lab 6: the serial MLP's numbers, one all-reduce each way of what the ranks have, 1/n of the weights, and
+ * one hash. */
 #include "../grade.h"
 #include "lab.h"
 #include <math.h>
@@ -18,8 +18,8 @@ typedef struct numbers { /* what it returns: of y and dx, BATCH */
 
 static weights in[SHARDS];
 static numbers all[SHARDS], want;
-static double part[2][SHARDS][BATCH]; /* of y and of dx: what a shard adds to them */
-static int pass[SHARDS];              /* at which a rank is */
+static double part[2][SHARDS][BATCH];               /* of y and of dx: what a shard adds to them */
+static int pass[SHARDS];                            /* at which a rank is */
 static int64_t calls[SHARDS][3], floats[SHARDS][3]; /* messages or collectives, floats in all-reduces, up to a pass */
 static struct {
     int rank, at;
@@ -87,7 +87,8 @@ static void watch(int rank, lab_call call, const float *data, int64_t count)
     for (int i = 0; i < BATCH && call == LAB_ALL_REDUCE && count == BATCH && p != NEITHER && odd[p].rank < 0; i++) {
         double sum = 0;
         for (int s = rank * own; s < (rank + 1) * own; s++) sum += part[p][s][i];
-        if (!(fabs((double)data[i] - sum) <= 1e-4)) odd[p].rank = rank, odd[p].at = i, odd[p].has = (double)data[i], odd[p].want = sum;
+        if (!(fabs((double)data[i] - sum) <= 1e-4))
+            odd[p].rank = rank, odd[p].at = i, odd[p].has = (double)data[i], odd[p].want = sum;
     }
 }
 
@@ -113,8 +114,7 @@ static void serial(void)
             }
         }
     for (int p = 0; p < 2; p++)
-        for (int i = 0; i < BATCH; i++)
-            for (int s = 0; s < SHARDS; s++) want.of[p][i] += (float)part[p][s][i];
+        for (int i = 0; i < BATCH; i++) for (int s = 0; s < SHARDS; s++) want.of[p][i] += (float)part[p][s][i];
 }
 
 /* ---- tests ---- */
@@ -155,8 +155,7 @@ static void memory(int n)
 {
     int64_t most = 4 * (4 * ALL / n + 3 * ROWS * HIDDEN / n + (2 + SHARDS / n) * BATCH) + SLACK, peak = 0;
     int worst = 0;
-    for (int r = 0; r < n; r++)
-        if (lab_memory(r, STACK) > peak) peak = lab_memory(r, STACK), worst = r;
+    for (int r = 0; r < n; r++) if (lab_memory(r, STACK) > peak) peak = lab_memory(r, STACK), worst = r;
     if (!lab_ok(peak <= most, "memory, ranks: %d; %lld bytes, at most %lld: a rank keeps its share of the weights", n,
                 (long long)peak, (long long)most))
         lab_note_memory(worst, STACK);

@@ -1,5 +1,5 @@
-/* Grader of lab 7: kills at chosen ticks of a logical clock. Each life is a process of its own; the clock and the disk are
- * in the grader, and nothing else survives a kill. */
+/* Grader of lab 7: kills at chosen ticks of a logical clock. Each life is a process of its own; the clock and the disk
+ * are in the grader, and nothing else survives a kill. */
 #include "../grade.h"
 #include "lab.h"
 #include <math.h>
@@ -40,8 +40,8 @@ int64_t lab_read(int file, void *data, int64_t bytes) { return lab_ask(READ, fil
 int lab_sync(int file) { return (int)lab_ask(SYNC, file, NULL, 0, NULL, 0); }
 int lab_close(int file) { return (int)lab_ask(CLOSE, file, NULL, 0, NULL, 0); }
 
-/* Adam's step towards noisy targets: without v, m or the sampler's number the run goes on, to other bits. The noise of a
- * step comes from the grader. */
+/* Adam's step towards noisy targets: without v, m or the sampler's number the run goes on, to other bits. The noise of
+ * a step comes from the grader. */
 static void train_step(lab_state *s, uint64_t noise)
 {
     float correct_m, correct_v;
@@ -106,8 +106,7 @@ static int pass(int64_t ticks)
 
 static int find(const char *name)
 {
-    for (int i = 0; i < FILES; i++)
-        if (!strcmp(d.file[i].name, name)) return i;
+    for (int i = 0; i < FILES; i++) if (!strcmp(d.file[i].name, name)) return i;
     return -1;
 }
 
@@ -194,7 +193,8 @@ static int64_t answer(lab_question *q)
     if (q->what >= TRAIN) return 0;
     if (!named) {
         if (q->number >= 0 && q->number < FILES) return by_file(q);
-        return lab_stop("rank 0 uses file %lld, which it did not get from lab_create or lab_open", (long long)q->number);
+        return lab_stop("rank 0 uses file %lld, which it did not get from lab_create or lab_open",
+                        (long long)q->number);
     }
     if (!lab_fits(q, 512, 1) || !has_name(name) || !has_name(name + 256)) return -1;
     if (q->what == OPEN) return open_as(name, 1);
@@ -249,8 +249,9 @@ static int round_trip(void)
     boot(0);
     fine = fine && run(LOADS);
     if (fine && !(got.loaded && same(&got.end, &p.new)))
-        fine = lab_wrong(got.loaded ? "the loaded state differs from the last one that was saved"
-                                    : "load_state returns 0 after two saves: only lab_create makes what survives a process");
+        fine = lab_wrong(got.loaded
+                             ? "the loaded state differs from the last one that was saved"
+                             : "load_state returns 0 after two saves: only lab_create makes what survives a process");
     if (!fine) lab_fails();
     return lab_ok(fine, "round trip: the last state that was saved is loaded, and none from an empty disk");
 }
@@ -262,7 +263,8 @@ static int survives(int64_t ahead, int power_cut)
     boot(power_cut);
     if (!run(LOADS)) return 0;
     if (got.loaded && (same(&got.end, &p.old) || same(&got.end, &p.new))) return 1;
-    return lab_wrong("a %s %lld ticks after the beginning of a save: %s", power_cut ? "power cut" : "kill", (long long)ahead,
+    return lab_wrong("a %s %lld ticks after the beginning of a save: %s", power_cut ? "power cut" : "kill",
+                     (long long)ahead,
                      got.loaded ? "load_state returns a state that was never saved"
                                 : "neither the old state nor the new one is there");
 }
@@ -301,7 +303,8 @@ static void torn(int fine, int cut)
             if (!d.file[i].name[0] || !d.file[i].size) continue;
             fine = refuses(&d.file[i], k < 23 ? d.file[i].size * k / 23 : d.file[i].size - 1, cut), tried++;
         }
-    if (!lab_ok(fine && tried, cut ? "torn file: a file that was cut is refused" : "changed file: a flipped bit is found"))
+    if (!lab_ok(fine && tried,
+                cut ? "torn file: a file that was cut is refused" : "changed file: a flipped bit is found"))
         lab_note("%s", lab_verdict);
 }
 
@@ -325,8 +328,9 @@ static int64_t kills(int fine, int drawn, int64_t most)
     for (int i = 0; i < FILES; i++) left += d.file[i].name[0] != 0;
     if (!lab_ok(fine && same(&got.end, &want), "20 kills%s: the end has the bits of a run without a kill", which))
         lab_note("%s", fine ? "the bits differ" : lab_verdict);
-    if (!lab_ok(fine && killed == KILLS && d.clock <= most, "time%s: %lld %% more ticks than without kills, at most %lld %%",
-                which, (long long)((d.clock - lasted) * 100 / lasted), (long long)((most - lasted) * 100 / lasted)))
+    if (!lab_ok(fine && killed == KILLS && d.clock <= most,
+                "time%s: %lld %% more ticks than without kills, at most %lld %%", which,
+                (long long)((d.clock - lasted) * 100 / lasted), (long long)((most - lasted) * 100 / lasted)))
         lab_note("%lld of %d steps were trained twice", (long long)(d.steps - LAST), LAST);
     if (!drawn) lab_ok(fine && left <= 3, "files: %lld at the end, at most 3", (long long)left);
     return d.clock;

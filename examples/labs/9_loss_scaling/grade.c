@@ -24,8 +24,8 @@ typedef struct query { /* what lab_backward asks */
 
 static trace got, want, *now;
 static task tasks[LAB_RANKS];
-static int kind, spikes[2];                       /* spikes: the first of two steps, and of three */
-static float best[WEIGHTS], phase[SAMPLES];       /* drawn */
+static int kind, spikes[2];                 /* spikes: the first of two steps, and of three */
+static float best[WEIGHTS], phase[SAMPLES]; /* drawn */
 static const int steps_of[] = {STEPS, LONG, SHORT};
 
 /* ---- what the lab offers ---- */
@@ -134,8 +134,7 @@ static void reference_step(mixed *s, int n, int step)
     for (int i = 0; i < WEIGHTS; i++) q.w[i] = lab_half(s->w[i]);
     for (int r = 0; r < n; r++) backward(r, n, &q, g[r]);
     for (int half = 1; half < n; half *= 2)
-        for (int r = 0; r < n; r += 2 * half)
-            for (int i = 0; i < WEIGHTS; i++) g[r][i] += g[r + half][i];
+        for (int r = 0; r < n; r += 2 * half) for (int i = 0; i < WEIGHTS; i++) g[r][i] += g[r + half][i];
     for (int i = 0; i < WEIGHTS; i++) fine = fine && isfinite(g[0][i]);
     for (int i = 0; i < WEIGHTS; i++) g[0][i] /= s->scale;
     if (fine) lab_adam(s, g[0], ++s->updates);
@@ -175,11 +174,10 @@ static void scales(const char *what, int n)
 {
     int rank = -1, at = 0;
     for (int step = 0; step < want.calls[0] && rank < 0; step++)
-        for (int r = 0; r < n && rank < 0; r++)
-            if (!(got.scale[r][step] == want.scale[0][step])) rank = r, at = step;
+        for (int r = 0; r < n && rank < 0; r++) if (!(got.scale[r][step] == want.scale[0][step])) rank = r, at = step;
     if (!lab_ok(rank < 0, "%s, ranks: %d; the scale of every step", what, n))
-        lab_note("step %d has the scale %g on rank %d, expected %g", at, (double)got.scale[rank < 0 ? 0 : rank][at], rank,
-                 (double)want.scale[0][at]);
+        lab_note("step %d has the scale %g on rank %d, expected %g", at, (double)got.scale[rank < 0 ? 0 : rank][at],
+                 rank, (double)want.scale[0][at]);
 }
 
 static void compare(int n)
@@ -192,24 +190,23 @@ static void compare(int n)
         lost += got.lost[r], numbers += got.numbers[r], unrounded += got.unrounded[r];
         same = same && !memcmp(s->w, got.end[r].w, sizeof s->w);
     }
-    for (int i = 0; i < WEIGHTS && at < 0; i++)
-        if (memcmp(&s->w[i], &w->w[i], sizeof *s->w)) at = i;
+    for (int i = 0; i < WEIGHTS && at < 0; i++) if (memcmp(&s->w[i], &w->w[i], sizeof *s->w)) at = i;
     if (!lab_ok(!unrounded, "rounded, ranks: %d; backward reads weights of fp16", n))
         lab_note("%lld of the numbers that lab_backward was given have more bits", (long long)unrounded);
     if (!lab_ok(lost * 100 < numbers * 15, "underflow, ranks: %d; %.1f %% of the gradients became 0, at most 15 %%", n,
                 100.0 * (double)lost / (double)(numbers ? numbers : 1)))
         lab_note("what is below 2^-25 before it is rounded is gone: scale the loss, not the gradient");
     scales("scale", n);
-    if (!lab_ok(s->skipped == w->skipped && s->updates == w->updates,
-                "counts, ranks: %d; %d steps skipped, %d updates", n, w->skipped, w->updates))
+    if (!lab_ok(s->skipped == w->skipped && s->updates == w->updates, "counts, ranks: %d; %d steps skipped, %d updates",
+                n, w->skipped, w->updates))
         lab_note("yours has skipped %d and updated %d times", s->skipped, s->updates);
     if (!lab_ok(same, "replicas, ranks: %d; the same weights on every rank", n))
         lab_note("do all ranks skip the same steps?");
     if (!lab_ok(far < 0.05, "band, ranks: %d; %.2f %% of the distance is left, at most 5 %%", n, 100 * far))
         lab_note("an update moves a weight by 2^-12; next to 1.5 an fp16 number has steps of 2^-10");
     if (!lab_ok(at < 0, "weights, ranks: %d; the bits of the reference", n))
-        lab_note("weight %d is %.9g, expected %.9g: skipped steps change nothing, moments and Adam's number included", at,
-                 (double)s->w[at < 0 ? 0 : at], (double)w->w[at < 0 ? 0 : at]);
+        lab_note("weight %d is %.9g, expected %.9g: skipped steps change nothing, moments and Adam's number included",
+                 at, (double)s->w[at < 0 ? 0 : at], (double)w->w[at < 0 ? 0 : at]);
 }
 
 int main(int argc, char **argv)
