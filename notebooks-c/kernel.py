@@ -7,6 +7,7 @@ accepts it. `Interpreter` compiles it and runs it in a process that keeps the va
 import codecs
 import ctypes
 import hashlib
+import math
 import os
 import random
 import re
@@ -399,7 +400,7 @@ def interruptible():
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
-def arriving(streams, output):
+def arriving(streams, output, meanwhile=lambda: None):
     """What comes from the streams: (stream, bytes), without bytes at its end. Meanwhile the output goes on."""
     with selectors.DefaultSelector() as selector:
         for stream in streams:
@@ -411,6 +412,7 @@ def arriving(streams, output):
                     selector.unregister(key.fileobj)
                 yield key.fileobj, data
             output.send_waiting()
+            meanwhile()
 
 
 class Ended(Exception):
@@ -418,6 +420,9 @@ class Ended(Exception):
 
 
 class Interpreter:
+    interrupted = math.inf  # when the kernel was interrupted last, while the cell runs
+    PATIENCE = 2
+
     def __init__(self):
         self.folder = Path(tempfile.mkdtemp(prefix="cells-"))
         self.process = subprocess.Popen([str(runner())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -444,6 +449,7 @@ class Interpreter:
 
     def run(self, path, number, key, seed, output):
         """Runs a cell. Its output is shown as it comes. Returns how it went (nb_main has the words)."""
+        Interpreter.interrupted = math.inf
         mark = secrets.token_hex(8)  # so that nothing which the cell prints is taken for a message of nb_main
         self.mark = f"\x1e{mark} ".encode()
         try:
@@ -453,7 +459,7 @@ class Interpreter:
         streams = {self.process.stdout: "stdout", self.process.stderr: "stderr"}
         decoders = {stream: codecs.getincrementaldecoder("utf-8")("replace") for stream in streams}
         rest, ends = dict.fromkeys(streams, b""), {}
-        for stream, data in arriving(streams, output):
+        for stream, data in arriving(streams, output, self.end_if_deaf):
             rest[stream], end = self.pass_on(rest[stream] + data, streams[stream], decoders[stream], output.show)
             if end:
                 ends[stream] = end
@@ -462,6 +468,11 @@ class Interpreter:
                 self.checks = (int(good), int(checks))
                 return how
         return self.ended()
+
+    def end_if_deaf(self):
+        """Ends a cell that an interrupt has not stopped."""
+        if time.monotonic() > self.interrupted + self.PATIENCE:
+            self.process.kill()
 
     def pass_on(self, data, stream, decoder, show):
         """Shows what is complete. Returns (what is left, the words of the message that ends a cell, or None)."""
@@ -484,6 +495,8 @@ class Interpreter:
     def ended(self):
         status = self.process.wait()
         self.close()
+        if status == -signal.SIGKILL and self.interrupted < math.inf:
+            raise Ended("interrupted, and the cell did not stop by itself")
         if status in (128 + signal.SIGINT, -signal.SIGINT):
             raise Ended("interrupted while ranks were running")
         if status < 0:
@@ -548,11 +561,14 @@ class Kernel(KernelBase):
 
     def __init__(self, **arguments):
         super().__init__(**arguments)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter gets the signal as well, and handles it
+        signal.signal(signal.SIGINT, self.interrupt)  # the interpreter gets the signal as well, and handles it
         self.header = (ROOT / "dtrain.h").read_text().split("#ifdef DTRAIN_IMPLEMENTATION")[0]
         self.interpreter = None
         self.scores = {}  # by a graded cell's text: its checks that are ok, and all of them
         self.seed = int(os.environ.get("NOTEBOOK_SEED") or secrets.randbelow(10 ** 6))
+
+    def interrupt(self, *_):
+        Interpreter.interrupted = time.monotonic()
 
     def pre_handler_hook(self):
         """Leaves SIGINT to the interpreter."""

@@ -8,6 +8,7 @@
 #include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
+#include <sys/time.h>
 
 static sigjmp_buf nb_top;                 /* where an interrupted cell comes back to */
 static volatile sig_atomic_t nb_inside;   /* 1: statements of a cell are running */
@@ -22,15 +23,25 @@ static uint64_t nb_key, nb_state;
 
 /* ---- the interpreter's side of a cell ---- */
 
-/* A jump out of a cell would leave rank threads behind: then the process ends, and the kernel starts another. */
+/* Is this thread just taking or leaving the lock of a stream? After a jump nobody could unlock it. */
+static int nb_between(FILE *stream)
+{
+    return ftrylockfile(stream) ? 1 : (funlockfile(stream), 0);
+}
+
+/* A jump out of a cell would leave rank threads behind: then the process ends, and the kernel starts another. SIGALRM
+ * is an interrupt that comes again, a millisecond later. */
 static void nb_interrupt(int number)
 {
+    struct itimerval later = {{0, 0}, {0, 1000}};
     if (!pthread_equal(pthread_self(), nb_main_thread)) {
         pthread_kill(nb_main_thread, number);
         return;
     }
-    if (nb_ranks) _exit(128 + number);
-    if (nb_inside) siglongjmp(nb_top, 1);
+    if (nb_ranks) _exit(128 + SIGINT);
+    if (!nb_inside) return;
+    if (nb_between(stdout) || nb_between(stderr)) setitimer(ITIMER_REAL, &later, NULL);
+    else siglongjmp(nb_top, 1);
 }
 
 static void *nb_may_print(void *stream)
@@ -54,8 +65,9 @@ static void nb_run(void (*cell)(void))
 {
     struct sigaction action;
     memset(&action, 0, sizeof action);
-    action.sa_handler = nb_interrupt;
+    action.sa_handler = nb_interrupt, action.sa_flags = SA_RESTART; /* it may come when no cell runs */
     sigaction(SIGINT, &action, NULL);
+    sigaction(SIGALRM, &action, NULL);
     nb_main_thread = pthread_self();
     nb_interrupted = 0;
     if (sigsetjmp(nb_top, 1)) {

@@ -11,7 +11,7 @@ from jupyter_client.manager import start_new_kernel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "notebooks-c"))
 from execute import Tap, touching  # noqa: E402
-from kernel import with_mark  # noqa: E402
+from kernel import Interpreter, Output, Translator, with_mark  # noqa: E402
 
 tap = Tap()
 os.environ["NOTEBOOK_SEED"] = "7"
@@ -176,6 +176,23 @@ for name, code in ("lines", 'for (;;) printf("x\\n");'), ("one line", 'for (int 
     tap.ok(reply["status"] == "error" and reply["ename"] == "interrupted" and len(out) <= 1 << 16 and messages < 100 and
            err.count("output is cut here") == 1 and err.endswith(" MB more were not shown\n"),
            f"endless output in {name} is cut, counted and interrupted", f"{reply}\n{len(out)}\n{messages}\n{err}")
+
+class Endless(Interpreter):
+    """Is interrupted whenever something has come, and after the end of a cell, too."""
+
+    def pass_on(self, data, *others):
+        self.process.send_signal(signal.SIGINT)
+        return super().pass_on(data, *others)
+
+
+endless = Endless()
+code = 'for (int i = 0;; i++) printf("%d ", i);'
+path = endless.compile(code, Translator().translate(code, 1, 0), 1, Output(print))
+how = [endless.run(path, 1, 0, 0, Output(lambda *_: None)) for _ in range(300)]
+endless.close()
+tap.ok(how == 300 * ["interrupted"], "an interrupt at any place of printf", str(set(how)))
+fails("an interrupt that the cell ignores", '#include <signal.h>\nsignal(SIGINT, SIG_IGN);\nkill(getppid(), SIGINT);\nfor (;;);',
+      "ended", "interrupted, and the cell did not stop")
 reply, out, err, _ = run('dt_result speak(dt_comm *c) { return printf("here\\n") < 0 ? DT_E_SYSTEM : DT_OK; }\n'
                          "ranks(2, speak);")
 tap.ok(out == "here\nhere\n", "  and then ranks can print", f"{reply}\n{out}\n{err}")
