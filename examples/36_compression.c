@@ -3,21 +3,20 @@
  * What you learn
  *     - int8 sends a byte per number and one scale per block, the largest magnitude / 127. Such payloads cannot be
  *       added on the way: each goes to all other ranks, N-1 bytes per number, where the exact sum sends 8 (N-1)/N.
- *       So int8 sends less below 8 ranks, and 16 bits would below 4. Top-k sends the k numbers of largest
+ *       So int8 sends less on fewer than 8 ranks, and 16 bits on fewer than 4. Top-k sends the k numbers of largest
  *       magnitude and their places, (N-1) 8 k bytes (Aji and Heafield 2017; Lin et al. 2018).
  *     - PowerSGD sends a matrix E (m,n) as factors P (m,r) and Q (n,r), by one step of subspace iteration from the last
  *       step's Q. Factors can be added: an all-reduce of r (m+n) numbers suffices (Vogels et al. 2019).
- *     - Error feedback: a rank keeps what it did not send and adds it to its next gradient (Seide et al. 2014). It
- *       matters: this linear model has few loud inputs and many quiet ones. The noise in the loud gradients is larger
- *       than the quiet gradients, so without feedback top-k never sends the quiet ones and never learns them.
- *     - What it costs: a number that waited 50 steps arrives at once. AdamW divides by the size of what arrives and
- *       tolerates such bursts badly (Tang et al. 2021); with int8 nothing waits long.
+ *     - Error feedback: a rank adds what it did not send to its next gradient (Seide et al. 2014). Without it top-k
+ *       never sends the gradients of the quiet inputs here, which are below the noise of the loud ones.
+ *     - Its cost: a number that waited for 50 steps arrives at once. AdamW divides by the size of what arrives and
+ *       suffers from such bursts (Tang et al. 2021); with int8 nothing waits long.
  *     - Why the trainer has no such option: its bits are the same on any number of ranks. Here they depend on it, and
  *       each rank keeps numbers of its own, as many as weights, that a checkpoint would have to hold.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 36_compression.c -o 36_compression -lm -lpthread
- *     ./36_compression --ranks 2
+ *     ./36_compression --ranks 2                 (compiled with -DRATE=0.36f: four times the learning rate)
  *
  * What it prints
  *                numbers   bytes sent    loss above the noise
@@ -26,13 +25,12 @@
  *     int8           260         1040           0.071     0.071
  *     top-k           42          168           0.111     1.152
  *     PowerSGD       160          640           0.126     0.218
- *     ok: with error feedback every method learns what the exact sum learns
+ *     ok: with feedback all losses are within 0.055 of the exact 0.071; top-k without it 1.152
  *
  * Predict first: with RATE 0.36f, does top-k explode with feedback, without feedback, or both?
  * Exercise: add bf16 to the table: the upper 16 bits of each number, rounded to nearest, two in the place of a float.
  *
- * Read on: 37_growing_batch.c for how large a batch may be, 35_overlap.c for hiding communication instead of shrinking
- *     it. */
+ * Read on: 37_growing_batch.c for how large a batch may be, 35_overlap.c for hiding communication. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
 #include <math.h>
@@ -41,9 +39,10 @@
 #include <string.h>
 
 enum { BLOCK = 256, INPUTS = 64, LOUD = 16, OUTPUTS = 16, N = INPUTS * OUTPUTS, KEEP = 21, R = 2,
-       BATCH = 16, STEPS = 600 };
-enum { MOST = 64 }; /* ranks */
+       BATCH = 16, STEPS = 600, MOST = 64 /* ranks */ };
+#ifndef RATE
 #define RATE 0.09f
+#endif
 
 static uint64_t word(uint64_t n) /* the finaliser of splitmix64 (Vigna 2015) */
 {
@@ -183,8 +182,8 @@ static dt_result train(dt_comm *c, method reduce, int feedback, double *loss, in
 {
     float w[N] = {0}, e[N] = {0}, g[N], q[OUTPUTS * R], root[N];
     int n = dt_comm_size(c);
-    int64_t before = sent(c);
     dt_result r = DT_OK;
+    *bytes = -sent(c);
     for (int i = 0; i < OUTPUTS * R; i++) q[i] = word((uint64_t)i) & 1 ? 1.0f : -1.0f;
     for (int64_t step = 0; step < STEPS && !r; step++) {
         if (!feedback) memset(e, 0, sizeof e);
@@ -192,11 +191,9 @@ static dt_result train(dt_comm *c, method reduce, int feedback, double *loss, in
         r = reduce(c, e, g, q);
         for (int i = 0; i < N; i++) w[i] -= RATE * g[i];
     }
-    *bytes = (sent(c) - before) / STEPS;
-    *loss = -noise;
+    *bytes = (*bytes + sent(c)) / STEPS, *loss = -noise;
     for (int i = 0; i < 512; i++) *loss += learn(w, STEPS * BATCH + i, NULL) / 512;
-    memcpy(root, w, sizeof w);
-    if (!r) r = dt_broadcast(c, root, N, 0);
+    if (!r) memcpy(root, w, sizeof w), r = dt_broadcast(c, root, N, 0);
     *equal = *equal && !memcmp(root, w, sizeof w);
     return r;
 }
@@ -206,9 +203,9 @@ int main(int argc, char **argv)
     static const method methods[4] = {exact, int8, top_k, power};
     static const char *const names[4] = {"exact", "int8", "top-k", "PowerSGD"};
     static const int64_t numbers[4] = {N, INT8, 2 * KEEP, R * (INPUTS + OUTPUTS)};
-    double with[4], without[4];
+    double with[4], without[4], far = 0;
     dt_comm *c = NULL;
-    int good = 1, n, root;
+    int good = 1, same = 1, n, root, other = fabsf(RATE - 0.09f) > 0;
     if (dt_comm_open(&c, &argc, &argv)) return dt_fail("36_compression");
     n = dt_comm_size(c), root = !dt_comm_rank(c);
     if (argc > 1 || n > BATCH) return fprintf(stderr, "36_compression: the option is --ranks, 1 to %d\n", BATCH), 2;
@@ -217,17 +214,20 @@ int main(int argc, char **argv)
                "                       per step   with feedback   without\n");
     for (int m = 0; m < 4; m++) {
         int64_t bytes = 0, most = (n - 1) * 4 * numbers[m]; /* gathered: exactly; an all-reduce: at most */
-        if (train(c, methods[m], 0, &without[m], &bytes, &good) || train(c, methods[m], 1, &with[m], &bytes, &good))
+        if (train(c, methods[m], 0, &without[m], &bytes, &same) || train(c, methods[m], 1, &with[m], &bytes, &same))
             return dt_fail("36_compression");
         if (root)
             printf("%-9s %8lld %12lld %15.3f %9.3f\n", names[m], (long long)numbers[m], (long long)bytes, with[m],
                    without[m]);
         good = good && (methods[m] == top_k || methods[m] == int8 ? bytes == most : bytes <= most && bytes >= most / n);
-        good = good && fabs(with[m] - with[0]) < 0.1;
+        far = fmax(far, fabs(with[m] - with[0]));
     }
-    good = good && without[2] > with[0] + 0.4; /* top-k without feedback never learns the quiet inputs */
+    same = same && far < 0.1 && without[2] > with[0] + 0.4; /* top-k without feedback never learns the quiet inputs */
     dt_comm_close(&c);
-    if (!good) return fprintf(stderr, "FAILED: ranks differ, or bytes or a loss are not as expected\n"), 1;
-    if (root) printf("ok: with error feedback every method learns what the exact sum learns\n");
+    if (!good || (!other && !same)) return fprintf(stderr, "FAILED: ranks, bytes or a loss are not as expected\n"), 1;
+    if (root && other) printf("ok: bytes as computed; other inputs: not checked\n");
+    else if (root)
+        printf("ok: with feedback all losses are within %.3f of the exact %.3f; top-k without it %.3f\n", far,
+               with[0], without[2]);
     return 0;
 }

@@ -1,18 +1,18 @@
 /* 38_parameter_server: what does it cost not to wait for the slowest worker?
  *
  * What you learn
- *     - Synchronous: all ranks send their gradients, wait, and get the sum. Whether servers or a ring make the sum, the
- *       result is that of one rank with the whole batch, and each step takes as long as the slowest rank.
- *     - Asynchronous: a server applies each gradient when it arrives and sends the weights back. Nobody waits, but a
- *       gradient belongs to weights that are some updates old (its staleness, about the number of other workers). The
- *       clock decides which ones: no two runs are alike.
- *     - Staleness costs learning rate. On a quadratic loss of curvature h, gradient descent is stable for rate h < 2;
- *       with a staleness of s only for rate h < 2 sin(pi / (2 (2 s + 1))), which is 0.62 for s = 2.
- *     - Updates per second say nothing about what the updates are worth. This library trains synchronously.
+ *     - Synchronous: all ranks send their gradients, wait, and get the sum. Whether servers or a ring compute the sum,
+ *       the result is that of one rank with the whole batch, and each step takes as long as the slowest rank.
+ *     - Asynchronous: a server applies each gradient when it arrives and sends the weights back. No worker waits, but
+ *       its gradient belongs to weights that are some updates old (its staleness, about the number of other workers).
+ *       Which weights depends on the clock, so no two runs are alike.
+ *     - Staleness limits the learning rate. On a quadratic loss of curvature h, gradient descent is stable for rate h <
+ *       2; with a staleness of s only for rate h < 2 sin(pi / (2 (2 s + 1))), which is 0.62 for s = 2.
+ *     - More updates per second may train worse. This library trains synchronously.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 38_parameter_server.c -o 38_parameter_server -lm -lpthread
- *     ./38_parameter_server --ranks 4           (rank 0 serves, rank 1 is slow)
+ *     ./38_parameter_server --ranks 4            (rank 0 serves, rank 1 is slow; --rate 0.3: the second rate)
  *
  * What it prints (~: of one run)
  *                    rate   updates  updates/s  staleness  worst       loss  again
@@ -20,17 +20,16 @@
  *     synchronous     1.0       150        ~35       0.00      0   0.004701  the same bits
  *     asynchronous    0.1       600      ~9020      ~1.99    ~32  ~0.004589  other bits
  *     asynchronous    1.0       600      ~8406      ~1.99    ~40     ~274.9  other bits
- *     ok: synchronous runs have the same bits and reach the floor of the noise
+ *     ok: both synchronous runs have the same bits twice; with the rate 0.1 all end below 0.02
  *
- * Predict first: with --ranks 8, what is the staleness, and does the rate of 0.3 still converge? (Change `rates`.)
+ * Predict first: with --ranks 8, what is the staleness, and does the rate of 0.3 still converge?
  * Exercise: let the server refuse gradients that are more than two updates old. What becomes of rank 1's work?
  *
  * Read on: 25_balanced_buffers.c for servers in step, 78_elastic.c for ranks that are lost rather than slow. */
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
+#include "option.h"
 #include <math.h>
-#include <stdio.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -150,38 +149,39 @@ static dt_result asynchronous(dt_comm *c, mailbox *mine, float rate, outcome *o)
 
 int main(int argc, char **argv)
 {
-    static const float rates[2] = {0.1f, 1.0f};
+    double rates[2] = {0.1, 1};
+    option list[] = {{"--rate", 0.01, 10, &rates[1]}};
     dt_comm *c = NULL;
     void *mine = NULL;
     outcome o[2];
     int wrong = 0;
     dt_result e = dt_comm_open(&c, &argc, &argv);
-    if (!e && argc > 1) return fprintf(stderr, "38_parameter_server: the option is --ranks N\n"), 2;
+    if (!e && !options_read(argc, argv, list, 1)) return 2;
     if (!e) e = dt_comm_alloc(c, sizeof(mailbox), &mine);
     if (!e && dt_comm_rank(c) == 0)
         printf("%-13s %5s %9s %10s %10s %6s %10s  %s\n", "", "rate", "updates", "updates/s", "staleness", "worst",
                "loss", "again");
     for (int way = 0; way < 2 && !e; way++)
         for (int k = 0; k < 2 && !e; k++) {
-            float g[D];
+            float g[D], rate = (float)rates[k];
             double loss;
             int same;
             if (way && (dt_comm_size(c) < 2 || dt_comm_nodes(c) > 1)) continue; /* the mailboxes are in shared memory */
             for (int again = 0; again < 2 && !e; again++)
-                e = way ? asynchronous(c, (mailbox *)mine, rates[k], &o[again]) : synchronous(c, rates[k], &o[again]);
+                e = way ? asynchronous(c, mine, rate, &o[again]) : synchronous(c, rate, &o[again]);
             if (e || dt_comm_rank(c) != 0) continue;
             loss = loss_of(o[0].weights, 4000000, g);
             same = !memcmp(o[0].weights, o[1].weights, sizeof o[0].weights);
             printf("%-13s %5.1f %9d %10.0f %10.2f %6d %10.4g  %s\n", way ? "asynchronous" : "synchronous",
-                   (double)rates[k], o[0].updates, o[0].updates / o[0].seconds, o[0].staleness, o[0].worst, loss,
+                   rates[k], o[0].updates, o[0].updates / o[0].seconds, o[0].staleness, o[0].worst, loss,
                    same ? "the same bits" : "other bits");
-            if (!way) wrong += !same || !(loss < 0.01);
+            if (!way) wrong += !same || (k == 0 && !(loss < 0.01));
             if (way && k == 0) wrong += !(loss < 0.02) || o[0].updates != GRADIENTS;
         }
     if (!e && dt_comm_size(c) < 2) printf("asynchronous: needs --ranks 2 or more, a server and its clients\n");
     if (!e && dt_comm_rank(c) == 0)
         printf(wrong ? "%d outcomes are wrong\n"
-                     : "ok: synchronous runs have the same bits and reach the floor of the noise\n",
+                     : "ok: both synchronous runs have the same bits twice; with the rate 0.1 all end below 0.02\n",
                wrong);
     dt_comm_close(&c);
     return e ? dt_fail("38_parameter_server") : wrong != 0;
