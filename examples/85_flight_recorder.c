@@ -68,7 +68,7 @@ static void mismatched(dt_comm *c, board *mine, int *other, int *told)
         if (b->calls != mine->calls || strcmp(b->name, mine->name) || b->size != mine->size)
             *other = *other < 0 ? q : RANKS;
     }
-    printf("the library: %.40s ..\n", dt_last_error());
+    printf("the library: %.*s\n", (int)strcspn(dt_last_error(), ";"), dt_last_error());
 }
 
 int main(int argc, char **argv)

@@ -12,8 +12,8 @@
  *     ./86_load_balance --ranks 2                (--times 1.5 instead of 8, 1 to 20)
  *
  * What it prints (~: measured)
- *     rank 1 takes 1 times   ~12.7 ms a step  no load balance rule fires
- *     rank 1 takes 8 times   ~80.8 ms a step  step 10  LoadBalancing  ~0.126 (0.5)  rank 1
+ *     rank 1 takes 1 times as long   ~12.7 ms a step  no load balance rule fires
+ *     rank 1 takes 8 times as long   ~80.8 ms a step  step 10  LoadBalancing  ~0.126 (0.5)  rank 1
  *         do: give the busiest rank less work, or look for what slows its machine
  *     ok: with equal work LoadBalancing is silent; with 8 times the work it names rank 1
  *
@@ -62,7 +62,7 @@ static dt_result ranks(dt_comm *c, double times, int *named, int *waits)
     seconds = now() - begin;
     f = dt_rules_fired(rules, rule), *named = f ? f->rank : -1, *waits = -1;
     if (!f && times > 1) f = dt_rules_fired(rules, rule = DT_RULE_LOW_UTILIZATION), *waits = f ? f->rank : -1;
-    if (root && !r) printf("rank 1 takes %g times %6.1f ms a step  ", times, 100 * seconds);
+    if (root && !r) printf("rank 1 takes %g times as long %6.1f ms a step  ", times, 100 * seconds);
     if (root && !r && f)
         printf("step %2d  %s  %.3g (%g)  rank %d\n    do: %s\n", (int)f->step, dt_rule_name(rule), f->value, f->bound,
                (int)f->rank, dt_rule_advice(rule));
