@@ -61,9 +61,9 @@ Usage: ./build.sh [COMMAND]
   exercise N    the solution of the exercise of program N of examples, as a change of the program, and what it prints
   staircase [N] from a serial training loop to 3-D parallel in nine small programs, which are in examples/staircase: what
                 step N changes of the step before, and how to run it; without N: list the steps
-  notebooks [open | solutions | run [FILE ...]]
-                install what the C notebooks need; open them in JupyterLab; open their solutions with outputs; run the
-                solutions and store them with outputs
+  notebooks [open | solutions | grade FILE ... | run [FILE ...]]
+                install what the C notebooks need; open them in JupyterLab; open their solutions with outputs; grade the
+                learner's cells of a file in the notebook as it is stored; run the solutions and store them with outputs
   bench [NAME]  benchmarks, or the one named: attention, comm (collectives by size, beside Open MPI's), compile (seconds
                 to compile, beside an older header), compile-passes (what passes and 16 bits do to a step), gemm, load
                 (training beside two busy loops), modes, ..: ratios against OpenBLAS, Open MPI and PyTorch where they
@@ -559,7 +559,8 @@ command_notebooks() {
     case $what in
     "" | open | solutions) [ -n "${DT_README_QUICK:-}" ] || packages+=(jupyterlab) ;;
     run) ;;
-    *) die_usage "notebooks takes nothing, open, solutions, or run [FILE ...], not '$what'" ;;
+    grade) [ $# -gt 0 ] || die_usage "notebooks grade takes the notebooks that you have filled in" ;;
+    *) die_usage "notebooks takes nothing, open, solutions, grade FILE .., or run [FILE ...], not '$what'" ;;
     esac
     install_missing compiler notebooks
     prepare_notebooks "${packages[@]}" || {
@@ -567,12 +568,13 @@ command_notebooks() {
         die "the notebooks need ${packages[*]} from PyPI in $venv"
     }
     export JUPYTER_DATA_DIR=$root/$build/notebooks/data # has the signatures by which stored pictures are shown
-    [ "$what" = run ] || $venv/bin/jupyter trust notebooks-c/{,solutions/}*.ipynb >/dev/null
+    [[ $what == run || $what == grade ]] || $venv/bin/jupyter trust notebooks-c/{,solutions/}*.ipynb >/dev/null
     case $what in
     "")
         say "ready: ./build.sh notebooks open starts JupyterLab in your browser; begin with 1_ring.ipynb"
         say "in another editor choose the Python of $root/$venv and the kernel \"C (dtrain)\"" ;;
     open) exec $venv/bin/jupyter lab --notebook-dir=notebooks-c "$@" ;;
+    grade) $venv/bin/python notebooks-c/execute.py grade "$@" ;;
     solutions) exec $venv/bin/jupyter lab --notebook-dir=notebooks-c/solutions "$@" ;;
     run)
         [ $# -gt 0 ] || set -- notebooks-c/[0-9]*.ipynb

@@ -7,6 +7,8 @@
                                  the cells that grade them say so
     execute.py solved FILE ...   the same without the blank and the wrong cells
     execute.py current FILE ...  the same without running anything
+    execute.py grade FILE ...    the score of the learner's cells of FILE in the notebook as it was stored: whatever else
+                                 has been changed in FILE does not count
 
 A cell's metadata has {"dtrain": {"role": "learner", "solution": TEXT}} for a cell that the learner fills in,
 {"role": "grade"} for one that grades, and {"role": "score"} for the last one. Some learner's cells have {"wrong": TEXT}
@@ -36,6 +38,7 @@ TYPESET = re.compile(r"`[^`]*`|\$\$[^$]+\$\$|\$[^$\n]+\$")  # code, and formulas
 # What belongs into a formula: powers, = after a letter or f(x), sums in brackets, products and quotients of letters.
 RAW = re.compile(r"\w ?\^ ?\w|[²³√×·$]|\b[A-Za-z](\(\w+\))? ?= ?\S|\(\w+ [-+] \w+\)|\(\w[-+]\w\)|"
                  r"\b\w ?[-+*/] ?\(|\w\) ?[/*] ?\w|\b\w+ x \w+\b|\b[A-Za-z] / \w|\b\d [A-Za-z] [A-Za-z]\b")
+FULL = re.compile(r"score: ([1-9]\d*) of \1 checks; inputs of seed \d+\n")
 
 
 def role(cell):
@@ -61,6 +64,26 @@ def executed(book, *keys):
     except DeadKernelError:
         print("# the kernel died")
     return book
+
+
+def submitted(path):
+    """The stored notebook of this name with the learner's cells of a file."""
+    book = nbformat.read(HERE / "solutions" / Path(path).name, 4)
+    theirs = {cell.id: cell.source for cell in nbformat.read(path, 4).cells}
+    for cell in book.cells:
+        if role(cell) == "learner":
+            cell.source = theirs.get(cell.id, "")
+    return book
+
+
+def grade(path):
+    """Prints what the graded cells say, and the score. Returns whether it is full."""
+    book = executed(submitted(path))
+    for cell in book.cells:
+        if role(cell) in ("grade", "score"):
+            print(f"{path}: {text_of(cell)}" if role(cell) == "score" else text_of(cell), end="")
+            print("".join(f"{e.ename}: {e.evalue}\n" for e in errors(cell)), end="")
+    return FULL.fullmatch(text_of(book.cells[-1])) is not None
 
 
 def errors(cell):
@@ -156,11 +179,10 @@ def check(path, tap, what):
     bad = [f"{errors(c)[0].evalue}\n{c.source}\n{text_of(c)}" for c in solved.cells if errors(c)]
     tap.ok(not bad, f"{name}: runs, and with the solutions every graded cell is ok", "\n".join(bad))
     score = text_of(solved.cells[-1])
-    tap.ok(re.fullmatch(r"score: ([1-9]\d*) of \1 checks; inputs of seed \d+\n", score),
-           f"{name}: with the solutions the score is full", score)
+    tap.ok(FULL.fullmatch(score), f"{name}: with the solutions the score is full", score)
     if what == "solved":
         return
-    blank = executed(book)
+    blank = executed(submitted(path))
     graded = [c for c in blank.cells if role(c) == "grade"]
     passed = [c.source for c in graded if not any(e.ename == "check" for e in errors(c))]
     tap.ok(graded and not passed, f"{name}: with blank cells each of {len(graded)} graded cells says what is not ok",
@@ -181,8 +203,10 @@ def check(path, tap, what):
 
 def main():
     what, files = (sys.argv[1:2] or [""])[0], sys.argv[2:]
-    if what not in ("store", "check", "solved", "current") or not files:
+    if what not in ("store", "check", "solved", "current", "grade") or not files:
         sys.exit(__doc__)
+    if what == "grade":
+        sys.exit(not all([grade(path) for path in files]))
     tap = Tap()
     for path in files:
         store(path) if what == "store" else check(path, tap, what)
