@@ -4,8 +4,8 @@
  *     - A launcher starts the same program many times. Environment variables tell each copy which one it is, of how
  *       many, and where they meet. A training script that asks for nothing else runs unmodified under any launcher.
  *       The library looks for MPI, then Slurm, then torchrun's variables, then SageMaker.
- *     - "torchrun is MPI-style and needs p3, p4 or trn1": it starts ordinary processes anywhere. For Trainium it is
- *       the only choice.
+ *     - Some texts say that torchrun is "MPI-style" and needs p3, p4 or trn1. It starts ordinary processes anywhere;
+ *       on Trainium it is the only choice.
  *     - A `distribution` of SageMaker (91_distribution.c) starts mpirun for pytorchddp, smdistributed and mpi, and
  *       torchrun for torch_distributed.
  *     - With libfabric (-DDT_OFI, -lfabric) or MPI (-DDT_MPI) the ranks of foreign launchers add their numbers. Under

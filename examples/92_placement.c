@@ -17,13 +17,16 @@
  *
  * What it prints (~: measured)
  *     A job on 2 nodes:
- *     cluster         1e8      5e-5    ~116.3          ~0.74     1212576   90f4bee78650
+ *                 bytes/s  delay, s   steps/s   sum of 1, ms  bytes/step
+ *     cluster         1e8      5e-5     ~59.0          ~1.54     1212576   90f4bee78650
+ *     partition       2e7      2e-4     ~28.2          ~1.13     1212576   90f4bee78650
+ *     spread          2e6      2e-3      ~5.7          ~5.16     1212576   90f4bee78650
  *     ok: 3 links, one hash, 1212576 bytes a step on each; no time below the link's
  *
  * Predict first: the delay of "spread" falls to that of "cluster", at the same rate. Which of the two measured columns
  *     follows?
- * Exercise: print what the bytes of rank 0 take on each link, bytes / rate, beside the milliseconds of a step. On which
- *     links is a step more than half bytes?
+ * Exercise: print what the bytes of rank 0 take on each link, bytes / rate, and which share of a step that is. On which
+ *     link would a faster network help most?
  *
  * Read on: 93_capacity.c for waiting until there is room, 97_racks.c for failures. */
 #define DTRAIN_IMPLEMENTATION

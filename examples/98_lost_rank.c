@@ -1,8 +1,8 @@
 /* 98_lost_rank: what becomes of a job when one of its ranks dies?
  *
  * What you learn
- *     - Launchers differ. An mpirun job is aborted as a whole, and who submitted it submits it again. torchrun starts
- *       the group of workers again (elastic): --max-restarts here.
+ *     - Launchers differ. mpirun aborts the job as a whole, and somebody must submit it again. torchrun starts all
+ *       workers again (elastic), as --max-restarts does here.
  *     - A job has four parts: the launcher starts ranks, ranks meet, they work, and the launcher ends all of them. The
  *       last part is easily forgotten: a rank that survives its job keeps memory, ports and a GPU.
  *     - The exit status is that of the rank that failed, 128 + 9 for SIGKILL, so a scheduler can tell a failure from a
