@@ -144,7 +144,7 @@ int main(void)
     }
     noisy = validation, validation = train(BATCH, 2);
     printf("%5d  2, synchronised %15.3f\n", BATCH / 2, validation);
-    if (noisy < 10 * one || fabs(validation - one) > 1e-3) return fprintf(stderr, "FAILED: a loss is not as it should be\n"), 1;
+    if (noisy < 10 * one || fabs(validation - one) > 1e-3) return fprintf(stderr, "FAILED: a loss is wrong\n"), 1;
     return printf("ok: with 2 samples per rank the loss is %.0f times that of one rank; synchronised, %.2f\n",
                   noisy / one, validation / one), 0;
 }

@@ -7,7 +7,7 @@
  *       4.5 billion weights and one of 16 GB 0.9 billion, before any activation.
  *     - A pipeline of 8 stages puts 17.5 GB of a 70B model's weights on each GPU, and 140 GB of its states. So 2 GPUs
  *       of 80 GB hold the weights, and 16 hold a training run.
- *     - Recompute takes activations from hundreds of GB to a dozen. It does nothing for the states.
+ *     - Recompute reduces activations from hundreds of GB to a dozen. It does not change the states.
  *     - Tensor parallel groups of the sizes that a vendor recommends hold the states only if the replicas of the model
  *       also shard the optimizer's state (ZeRO 1).
  *
@@ -36,8 +36,8 @@
  *       GPUs for the weights: 2 of 80 GB or 4 of 40 GB; for the states: 16 or 32
  *       activations of a text of 4096 tokens: 521 GB kept, 11.9 GB with recompute
  *     175 billion weights: 350 GB in 16 bits, states 2800 GB (8 times), with both gradients 3500 GB (10)
- *     100 billion weights, 8 processes, a host of 1237 GB: each draws all 3200 GB, its shard 400 GB
- *     recommended on p4d, GPUs of 40 GB    GB of states   with shared optimizer state
+ *     100 billion weights drawn by 8 processes on a host of 1237 GB: all by each 3200 GB, shards alone 400 GB
+ *     recommended on p4d, GPUs of 40 GB    GB of states   with the optimizer sharded
  *      10 billion, tp 4, pp 1, 128 GPUs           40.0                          10.9
  *      30 billion, tp 8, pp 1, 128 GPUs           60.0                          17.8
  *      60 billion, tp 8, pp 2, 256 GPUs           60.0                          17.8
@@ -135,9 +135,9 @@ int main(int argc, char **argv)
            cost_activations(&text, 1, 0) / 1e9, cost_activations(&text, 1, 1) / 1e9);
     printf("175 billion weights: %.0f GB in 16 bits, states %.0f GB (%.0f times), with both gradients %.0f GB (%.0f)\n",
            2 * p175 / 1e9, states * p175 / 1e9, states / 2, together(BOTH) * p175 / 1e9, together(BOTH) / 2);
-    printf("100 billion weights, 8 processes, a host of %.0f GB: each draws all %.0f GB, its shard %.0f GB\n",
+    printf("100 billion weights drawn by 8 processes on a host of %.0f GB: all by each %.0f GB, shards alone %.0f GB\n",
            1152 * 1.073741824, 8 * 4 * 100e9 / 1e9, 4 * 100e9 / 1e9);
-    printf("recommended on p4d, GPUs of 40 GB    GB of states   with shared optimizer state\n");
+    printf("recommended on p4d, GPUs of 40 GB    GB of states   with the optimizer sharded\n");
     recommended(10e9, 4, 1, 128), recommended(30e9, 8, 1, 128), recommended(60e9, 8, 2, 256);
     if (together(FP32) != together(MIXED) || fits(states * p70 / 8, 80) || !fits(2 * p70 / 8, 80))
         return fprintf(stderr, "FAILED: a sum of bytes is not what the text says\n"), 1;

@@ -23,7 +23,7 @@
  *     ok: 5 layouts hold the same 16384 elements; copies: 4 1 2 2 1
  *
  * Predict first: in the row of ZeRO 3, which ranks hold elements of the attention's matrices of the same block?
- * Exercise: print which rows and columns each rank holds. Which layout cuts by columns, which by rows, which by both?
+ * Exercise: print which rows and columns each rank holds. Which layouts cut by columns, and how does ZeRO 3 cut?
  *
  * Read on: 50_pipeline_by_hand.c and 52_tensor_parallel_by_hand.c for the cuts, 71_shards_by_hand.c for saving them. */
 #define DTRAIN_IMPLEMENTATION
