@@ -1,12 +1,12 @@
 /* 43_memory: what can be done when activations do not fit, and what does it cost?
  *
  * What you learn
- *     - A GPT-2 block keeps 16 numbers per row and channel for backward, and per row 2 for each norm and head: 4 s b
- *       (16 h + 2 a + 4) bytes, for b texts of s rows of h channels in a heads.
+ *     - For backward, a GPT-2 block keeps 16 numbers per row and channel, and 2 per row for each norm and each head: 4
+ *       s b (16 h + 2 a + 4) bytes, for b texts of s rows of h channels in a heads.
  *     - Recompute full keeps the inputs of blocks, 4 s b h each, and the values of the one block that is computed
  *       again. That is one more forward: a third more operations, not twice the time. The head is not computed again.
- *     - Selective recompute computes attention alone again. Elsewhere that saves most, because a block keeps
- *       attention's probabilities (Korthikanti et al. 2022). Here they are never kept, so a sixteenth is left to save.
+ *     - Selective recompute computes only attention again. Elsewhere that saves most, because a block keeps attention's
+ *       probabilities (Korthikanti et al. 2022). Here no block keeps them, so selective saves a sixteenth.
  *     - Offload moves what `full` keeps to a second memory (a GPU's host; here another heap) and back `horizon`
  *       segments before its use. More horizon is more memory. All three cost time: use them when memory is short.
  *

@@ -10,7 +10,7 @@
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 46_budget.c -o 46_budget -lm -lpthread
- *     ./46_budget --ranks 2                      (1, 2 or 4; on one rank ZeRO has nothing to share)
+ *     ./46_budget --ranks 2                      (1, 2 or 4; on one rank ZeRO has nothing to shard)
  *
  * What it prints
  *     without a limit: 15123864 bytes; DT_MEM_LIMIT=14210840
@@ -23,7 +23,7 @@
  *     recompute full   30.8 GB per rank, 1.792 s a step
  *     ZeRO 1           40.1 GB per rank, 1.291 s a step
  *     both             19.9 GB per rank, 1.779 s a step
- *     ok: 1 way refused, 3 fit with loss 5.464576; simulated, recompute takes 37 % longer, ZeRO 1 -1 %
+ *     ok: 1 way refused, 3 fit with loss 5.464576; simulated time: recompute +37 %, ZeRO 1 -1 %
  *
  * Predict first: with 4 ranks instead of 2, which of the numbers of bytes fall?
  * Exercise: find, by trying, the smallest limit for 4 ranks with recompute, ZeRO 3 and offload. What does the plan say?
@@ -122,7 +122,7 @@ int main(int argc, char **argv)
     if (e) return dt_fail("46_budget");
     if (!good) return fprintf(stderr, "FAILED: another way fits, another loss, or recompute costs no time\n"), 1;
     if (root)
-        printf("ok: 1 way refused, %d fit with loss %.6f; simulated, recompute takes %.0f %% longer, ZeRO 1 %.0f %%\n",
+        printf("ok: 1 way refused, %d fit with loss %.6f; simulated time: recompute %+.0f %%, ZeRO 1 %+.0f %%\n",
                ranks > 1 ? 3 : 1, (double)first, 100 * (step[1] / step[0] - 1), 100 * (step[2] / step[0] - 1));
     return 0;
 }
