@@ -70,8 +70,11 @@ static inline int drill_read(drill_deck *d, const char *folder, int template_)
     const char *bad = NULL;
     int number = 0;
     snprintf(name, sizeof name, "%s%s", folder, template_ ? "templates.tsv" : "scenarios.tsv");
-    if (!cost_load(name, at, sizeof d->text[0]))
-        return snprintf(d->wrong, sizeof d->wrong, "%s cannot be read. Name its folder by --folder", name), 0;
+    if (!cost_load(name, at, sizeof d->text[0])) {
+        snprintf(d->wrong, sizeof d->wrong,
+                 "%s cannot be read. Run 95_quiz in the folder examples, or give drill a --folder", name);
+        return 0;
+    }
     cost_line(&at, &number); /* the titles */
     while (!bad && (line = cost_line(&at, &number)) != NULL) bad = drill_add(d, line, template_);
     if (bad) snprintf(d->wrong, sizeof d->wrong, "%.180s, line %d: %s", name, number, bad);
