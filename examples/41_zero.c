@@ -10,12 +10,12 @@
  *       3 P on the group's fast links, and all-reduces of P / g across.
  *     - A rank with several data shards keeps a whole sum of gradients for each, to add them in the recipe's order. So
  *       with 2 ranks and 4 data shards ZeRO 2 and 3 save no gradients.
+ *     - Stages 2 and 3 also need a bucket for a block's gradients, and stage 3 a window for a block's gathered weights.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 41_zero.c -o 41_zero -lm -lpthread
- *     ./41_zero
  *     ./41_zero --ranks 2
- *     ./41_zero --ranks 4                        (the one to read: a data shard per rank, and pairs; also 8)
+ *     ./41_zero --ranks 4                        (the one to read: a data shard per rank, and pairs; also 1 or 8)
  *
  * What it prints
  *       ZeRO          weights     gradients        optimizer       bucket  window  together

@@ -3,8 +3,10 @@
  * What you learn
  *     - With AdamW a weight costs 16 bytes: 4 + 4 + 8 in fp32, and 2 + 2 + 4 + 8 with 16-bit weights, because the fp32
  *       master copy takes what the 16-bit halves save. Mixed precision halves activations and messages, not the states.
- *     - "Below 10 billion weights data parallel fits" counts the weights alone. With their states, a GPU of 80 GB holds
- *       4.5 billion weights and one of 16 GB 0.9 billion, before any activation.
+ *       Some frameworks keep gradients in fp32 (18 bytes), others in both precisions (20).
+ *     - "Below 10 billion weights data parallel fits" counts the weights alone. Nine tenths of a GPU's memory can be
+ *       used. With their states, a GPU of 80 GB holds 4.5 billion weights and one of 16 GB 0.9 billion, without
+ *       activations.
  *     - A pipeline of 8 stages puts 17.5 GB of a 70B model's weights on each GPU, and 140 GB of its states. So 2 GPUs
  *       of 80 GB hold the weights, and 16 hold a training run.
  *     - Recompute reduces activations from hundreds of GB to a dozen. It does not change the states.
@@ -105,7 +107,7 @@ static int own_model(const plan_job *j)
            gpus(weights * p, 40), gpus(states * p, 80), gpus(states * p, 40));
     if (plan_has(j, in_layers) && plan_has(j, in_hidden)) {
         cost_shape s = plan_shape(j);
-        printf("activations of %g texts of %g tokens: %.4g GB kept, %.4g GB with recompute\n", s.micro, s.sequence,
+        printf("activations of %g x %g tokens: %.4g GB kept, %.4g GB with recompute\n", s.micro, s.sequence,
                cost_activations(&s, 1, 0) / 1e9, cost_activations(&s, 1, 1) / 1e9);
     }
     return printf("ok: the formulas with your numbers; other inputs: not checked\n"), 0;

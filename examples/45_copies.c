@@ -4,8 +4,8 @@
  *     - Replicas are copies: when one is lost, the others still have every weight and every moment. A shard or a stage
  *       exists once: ZeRO over all ranks, or a pipeline or a tensor group without replicas, loses a part of the model
  *       with each rank.
- *     - So the layout decides what a checkpoint is for. With replicas it saves the time of a new start. With shards it
- *       also is the only copy of what is lost.
+ *     - So the layout decides what a checkpoint is for. With replicas the other ranks still have the whole model, and a
+ *       checkpoint is for a job that ends. With shards it is the only copy of what a lost rank had.
  *     - Every layout stops, because a synchronous step needs all ranks. If one node fails every M days, some node of n
  *       fails every M / n days.
  *     - Hybrid groups shard the states inside a node, and other nodes have copies: a lost node loses nothing.

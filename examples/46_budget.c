@@ -6,11 +6,12 @@
  *     - Recompute keeps fewer activations, ZeRO 1 shards the optimizer's state over the ranks. The plan says before a
  *       run what each saves.
  *     - Neither changes a bit of the loss: they are layouts, not recipes.
- *     - Recompute costs time, ZeRO 1 costs none: the simulator says so for a model that needs them.
+ *     - Recompute costs time, ZeRO 1 costs none: the simulator says so for a model that needs them. It says more than a
+ *       third, because there a backward takes less time than two forwards.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 46_budget.c -o 46_budget -lm -lpthread
- *     ./46_budget --ranks 2                      (1, 2 or 4; on one rank ZeRO has nothing to shard)
+ *     ./46_budget --ranks 2                      (1, 2 or 4 ranks for 4 data shards; one rank has nothing to shard)
  *
  * What it prints
  *     without a limit: 15123864 bytes; DT_MEM_LIMIT=14210840

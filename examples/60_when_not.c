@@ -14,8 +14,8 @@
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 60_when_not.c -o 60_when_not -lm -lpthread
- *     ./60_when_not --ranks 2                               (a link of 10 Mbit/s, emulated)
- *     DT_LINK_RATE=1e8 ./60_when_not --ranks 4
+ *     ./60_when_not --ranks 2                               (an emulated link of 10 Mbit/s)
+ *     DT_LINK_RATE=1e8 ./60_when_not --ranks 4              (in bytes a second; else 1.25e6)
  *
  * What it prints (~: measured)
  *     8705 weights on 2 ranks: S = 34.8 kB; alpha ~0.2 us, B ~1.248 MB/s

@@ -19,15 +19,15 @@
  *     Your job instead: ./61_scaling --params-b 7 --seq-len 2048 --micro-batch 8 --instance p5 --mfu-pct 40
  *
  * What it prints
+ *     Efficiency, 1.5 billion weights, 8192 tokens per GPU; a: EFA, 400 Gbit/s, b: TCP, 100 Gbit/s, c: TCP, 25 Gbit/s
+ *        nodes       1       2       4       8      16      32      64
+ *       a        97.1%   88.4%   84.6%   82.8%   81.9%   81.4%   81.0%
  *       c        97.1%   37.7%   28.8%   25.8%   24.5%   23.9%   23.6%
  *       a, simulated, overlap off
  *                95.2%   83.3%   78.1%   75.5%   74.2%   73.4%   73.0%
  *       a, simulated, overlap on
  *                99.7%   98.7%   98.1%   97.8%   97.7%   97.6%   97.5%
- *     One node of 8 with NVLink, by tokens per GPU:
- *          512: 67.8 %   1024: 80.8 %   2048: 89.4 %   4096: 94.4 %   8192: 97.1 %  16384: 98.5 %
  *     With alpha = 0 the exchange is 2.96 % of the computing of 8192 tokens, however many weights.
- *     1.5 billion, 8192      [88] [85] [83] [82] [81] [81]    70   61   57   56   55   54
  *     ok: 64 nodes keep 81.0 % with EFA, by formula, and 73.0 or 97.5 % simulated; 2 nodes keep 69.6 without EFA
  *
  * Predict first: at 8192 tokens per GPU, what is the efficiency of 2 nodes on a link of 50 Gbit/s?
@@ -66,7 +66,7 @@ static double efficiency(double weights, double tokens, double nodes, const fabr
 /* Nothing hidden. */
 static void curves(double weights, double tokens)
 {
-    printf("Efficiency, %g billion weights, %g tokens per GPU: a = %s, b = %s, c = %s\n", weights / 1e9, tokens,
+    printf("Efficiency, %g billion weights, %g tokens per GPU; a: %s, b: %s, c: %s\n", weights / 1e9, tokens,
            links[0].name, links[1].name, links[2].name);
     for (int row = 20; row >= 5; row--) { /* 5 % each */
         int at = printf(row % 4 ? "        |" : "  %3d %% |", 5 * row);

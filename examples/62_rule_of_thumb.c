@@ -20,12 +20,12 @@
  *
  * What it prints
  *     TCP, 10 Gbit/s           model: yes     no
+ *         the rule says yes       35    115
  *       u b >= 2 F / B = 80000 agrees in 100 %
  *     EFA, 100 Gbit/s          model: yes     no
+ *         the rule says yes       74     76
  *         the rule says no        13     47   right in 78 % of its corner
  *       u b >= 2 F / B = 8000 agrees in 98 %
- *     NVLink                   model: yes     no
- *       u b >= 2 F / B = 333 agrees in 99 %
  *     80 cells of texts, simulated; fp32 gradients, so the border is 4 F / B
  *       TCP, 10 Gbit/s   the border agrees in 98 %, the rule in 29 %
  *       NVLink           the border agrees in 89 %, the rule in 69 %

@@ -5,7 +5,7 @@
  *       pipeline sends at its boundaries alone, once forward and once back.
  *     - For 70 billion weights that is 10.7 GB against 67 MB per micro-batch. So "30 % of the speed of one node" with a
  *       tensor group over four nodes is what arithmetic gives for a network of about 15 GB/s. The trainer's own
- *       programs, simulated, say the same.
+ *       programs, simulated, say the same. (The group on one node is only the measure: it needs GPUs of 152 GB.)
  *     - The remedy is the placement: tensor groups inside a node, stages across nodes, data parallel on top. Degrees
  *       multiply to the number of GPUs.
  *     - A model needs tensor parallel when one layer with its states does not fit on a GPU.

@@ -3,10 +3,12 @@
  * What you learn
  *     - A collective takes multiprocessors from the GPU while it runs: NCCL up to 24 of an A100's 108, SMDDP's
  *       all-gather fewer than 9.
- *     - A share s taken makes a step longer by s times the exchange, even if all of it overlaps with backward, two
- *       thirds of the computing. Kernels run in waves of one tile on each multiprocessor, so the loss is rounded up.
+ *     - If the collective takes a share s of the GPU, a step is longer by s times the exchange, even where backward,
+ *       which is two thirds of the computing, hides all of the exchange. Kernels run in waves of one tile on each
+ *       multiprocessor, so the loss is rounded up.
  *     - The last bucket is complete when backward ends, so nothing hides it: smaller buckets, less exposed.
- *     - What backward is too short to hide is exposed as well, whatever the share is.
+ *     - An exchange that is longer than backward exposes the difference. If that is more than the share takes, it alone
+ *       counts.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 68_hiding.c -o 68_hiding -lm -lpthread
