@@ -687,9 +687,10 @@ fnv() {
 
 allocators='malloc|calloc|realloc|reallocarray|aligned_alloc|posix_memalign|memalign|valloc|pvalloc|strdup|strndup|v?asprintf'
 allocators+='|getline|getdelim|open_memstream|mmap|mmap64|mremap|s?brk|syscall|dlopen|dlsym|pthread_create|__libc_[a-z]*alloc'
+allocators+='|fmemopen|fopen|setenv|putenv|hcreate|tsearch'
 
-# The learner's file becomes a shared object; the grader's processes for ranks load it. The grader gets a number that nobody
-# else has, through a pipe, and signs its verdict with it, before which nothing that it says is believed.
+# The learner's file becomes a shared object, which only the processes of the ranks load. The grader gets a number through a
+# pipe that no rank has, and signs its verdict with it; a verdict without that signature is refused.
 command_lab() {
     local folder file="" grader object status=0 flags options=() nonce verdict said calls
     [ $# -gt 0 ] || { list_labs; return; }

@@ -109,7 +109,7 @@ static void lab__quote(const char *text)
     putchar('"');
     for (; *text; text++) {
         if (*text == '"' || *text == '\\') putchar('\\');
-        putchar(*text);
+        putchar((unsigned char)*text < ' ' ? '?' : *text);
     }
     putchar('"');
 }
@@ -788,14 +788,15 @@ static void lab__handle(int r)
 
 /* ---- a run ---- */
 
-/* One line of what a rank prints; the first so many of a run are shown. */
+/* One line of what a rank prints; the first so many of a run, and of all runs, are shown. */
 static void lab__line(int r)
 {
+    static int all;
     lab_process *p = &lab__net.rank[r];
     p->line[p->length] = 0, p->length = 0;
     lab__clean(p->line);
-    if (lab__json || lab__net.lines > LAB_LINES) return;
-    if (lab__net.lines++ == LAB_LINES) printf("# the ranks print more than %d lines\n", LAB_LINES);
+    if (lab__json || lab__net.lines > LAB_LINES || all > 5 * LAB_LINES) return;
+    if (lab__net.lines++ == LAB_LINES || all++ == 5 * LAB_LINES) printf("# the ranks print more: it is not shown\n");
     else printf("# rank %d prints: %s\n", r, p->line);
 }
 
@@ -855,7 +856,7 @@ static void lab__hears(int r)
 static void lab__start(int r, const char *in, size_t in_bytes)
 {
     const struct rlimit cpu = {LAB_CPU_SECONDS, LAB_CPU_SECONDS + 1}, none = {0, 0};
-    const struct rlimit memory = {(rlim_t)1 << 32, (rlim_t)1 << 32};
+    const struct rlimit memory = {(rlim_t)1 << 30, (rlim_t)1 << 30};
     const struct timeval late = {5, 0};
     lab_process *p = &lab__net.rank[r];
     const char *args[] = {"rank", "--rank", lab__call.object, NULL};
