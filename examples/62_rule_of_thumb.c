@@ -116,11 +116,11 @@ static int simulate(double speed, double percent[LINKS][2])
         const int64_t *of = shape[i / 16], u = lengths[i / 4 % 4], b = texts[i % 4];
         gpt g = {of[0], of[1], of[2], u, b, 1, 1, 1, 1, 1, 0};
         double weights = (double)(12 * of[0] * of[1] * of[1] + 50304 * of[1]), alone = simulated(&m, &g).step;
+        if (isnan(alone)) return 0;
         for (int l = 0; l < LINKS; l++) {
             int model, inside = l == LINKS - 1;
             g.gpus = RANKS, g.per_node = inside ? RANKS : 1;
-            m.link[!inside].alpha = m.link[!inside].hop = links[l].alpha;
-            m.link[!inside].beta = m.link[!inside].beta_all = 1 / links[l].bytes;
+            simulated_link(&m, !inside, links[l].alpha, links[l].bytes);
             model = alone / simulated(&m, &g).step >= 2;
             percent[l][0] += (model == rule_of_thumb(weights, (double)b)) * 100.0 / TEXTS;
             percent[l][1] += (model == ((double)(u * b) >= 4 * flops / links[l].bytes)) * 100.0 / TEXTS;

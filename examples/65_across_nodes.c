@@ -98,7 +98,7 @@ static int simulate(double times[2])
         for (int tcp = 0; tcp < 2; tcp++) {
             sim_machine m;
             sim_machine_of(&m, cost_find(&c, "p4de", 4), DT_PRECISION_BF16);
-            if (tcp) m.link[1].alpha = m.link[1].hop = 50e-6, m.link[1].beta = m.link[1].beta_all = 1 / 12.5e9;
+            if (tcp) simulated_link(&m, 1, 50e-6, 12.5e9);
             s = simulated(&m, &g), one = i || tcp ? one : s.step, speed[tcp] = one / s.step;
         }
         if (i && i < 3) times[i - 1] = speed[0];

@@ -8,6 +8,13 @@ typedef struct gpt { /* batch: texts of a step, in `micros` micro-batches; GPUs,
     int gpus, per_node, tp, pp, overlap;
 } gpt;
 
+/* The links inside nodes (outside 0) or between them: seconds of a message, bytes per second. */
+static inline void simulated_link(sim_machine *m, int outside, double alpha, double bytes)
+{
+    m->link[outside].alpha = m->link[outside].hop = alpha;
+    m->link[outside].beta = m->link[outside].beta_all = 1 / bytes;
+}
+
 /* Only the numbers of the result are left, not its ranks. step NAN: it failed, with a sentence. */
 static simulation simulated(const sim_machine *m, const gpt *g)
 {
