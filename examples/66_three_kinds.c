@@ -97,7 +97,9 @@ int main(int argc, char **argv)
     r.rank = dt_comm_rank(r.c);
     if (dt_comm_size(r.c) != 2) return fprintf(stderr, "66_three_kinds: the ranks are --ranks 2\n"), 2;
     if (!options_read(argc, argv, list, 1)) return 2;
-    samples = (int)number / 2 * 2; /* halves */
+    if (fmod(number, 2) > 0)
+        return fprintf(stderr, "66_three_kinds: two ranks share the samples. Give --samples an even number\n"), 2;
+    samples = (int)number;
     if (!r.rank) printf("parallel  models  weights of a rank  bytes that a rank sends a step     loss\n");
     for (int kind = 0; kind < KINDS && !e; kind++) {
         e = train(&r, kind, kind == JOBS && r.rank ? 0.3f : 1.0f);

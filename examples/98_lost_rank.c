@@ -80,6 +80,7 @@ int main(int argc, char **argv)
     int good = 1, started = 0, left = 0, last = 0;
     if (argc > 1 && !strcmp(argv[1], "--job")) return job(argc, argv);
     if (!options_read(argc, argv, list, 2)) return 2;
+    deaths = floor(deaths), restarts = floor(restarts);
     printf("rank 1 of 2 dies      exit status  processes started  sums  processes left\n");
     for (int i = 0; i < 2; i++) {
         const int allowed = i ? (int)restarts : 0, ends = deaths <= allowed; /* well */
