@@ -13,8 +13,7 @@
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 34_overlap_by_hand.c -o 34_overlap_by_hand -lm -lpthread
- *     ./34_overlap_by_hand --ranks 2 --nodes 2   (an emulated link of 1 MB/s between the two)
- *     ./34_overlap_by_hand --ranks 2 --nodes 2 --backward-ms 2
+ *     ./34_overlap_by_hand --ranks 2 --nodes 2   (a link of 1 MB/s, emulated; --backward-ms 2: less work)
  *
  * What it prints
  *     backward of a layer 8 ms, its gradient on the link 4.1 ms and 1 ms of delay; 8 layers on 2 ranks

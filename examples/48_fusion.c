@@ -13,8 +13,7 @@
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 48_fusion.c -o 48_fusion -lm -lpthread
- *     ./48_fusion
- *     ./48_fusion --ops 8                        (2 to 64 operations in the chain by hand)
+ *     ./48_fusion                                (--ops 8: twice as many operations in the chain by hand)
  *
  * What it prints (~: measured here)
  *     one by one  40 bytes through memory per element   ~0.88 ns
