@@ -19,6 +19,8 @@ is(join(' ', grep { !$page{$_} } @page), '', 'the pages are there');
 my @all = map { substr $_, length "$root/" } glob "$root/*.md $root/{examples,tests}/*.md";
 is(join(' ', grep { !defined $page{$_} && slurp("$root/$_") =~ /^```sh$/m } @all), '', 'no other page has commands');
 cmp_ok(($readme =~ tr/\n//), '<=', 240, 'README.md is short');
+my $examples = () = glob "$root/examples/[0-9]*.c";
+like($readme, qr/alone builds the $examples\sexamples/, '  and counts the examples');
 
 # The list of options is what --help all prints, so that it follows the table in dtrain.h.
 my ($help) = (run(60, trainer() . ' --help all'))[1] =~ /^(Recipe: data\n.*)/ms;

@@ -299,7 +299,7 @@ static void page_steps(FILE *f, const run *r)
     const double low = r->fact[FACT_SHORTEST], high = fmin(r->fact[FACT_LONGEST], 3 * r->fact[FACT_MEDIAN]);
     const double wide = fmax((high - low) / PAGE_BARS, 1e-9);
     bars b = {"Histogram of step times", {""}, parts, r->timed ? PAGE_BARS : 0, 1, in_digits, {{0}}};
-    for (int k = 0; k < PAGE_BARS; k++) snprintf(b.bar[k], NAME, "from %s", in_seconds(low + k * wide));
+    for (int k = 0; k < PAGE_BARS; k++) snprintf(b.bar[k], NAME, "steps from %s", in_seconds(low + k * wide));
     for (int64_t i = 0; i < r->timed; i++) b.of[(int)fmin((r->order[i] - low) / wide, PAGE_BARS - 1)][0]++;
     page_bars(f, &b);
 }
@@ -349,7 +349,7 @@ static void page_trace(FILE *f, const run *r)
     }
     if (r->measured.lanes == TRACE_LANES) put(f, "<p>Up to %d threads are shown.</p>\n", TRACE_LANES);
     if (b.count) page_bars(f, &b);
-    else put(f, "<p>--timeline FILE of a run writes a trace of its last step, and of report shows it.</p>\n");
+    else put(f, "<p>--timeline FILE of a run writes a trace of its last step, which report --timeline FILE shows.</p>\n");
 }
 
 /* Bytes that rank 0 sent in the last step, by link. */
