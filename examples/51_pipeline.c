@@ -15,7 +15,7 @@
  *     ./51_pipeline --ranks 4                    (1, 2 or 4 ranks: a stage each)
  *
  * What it prints
- *     segments, share of time and of weights of 4 stages; the most expensive beside an even share
+ *     segments, share of time and of weights of 4 stages; the most expensive / an even share
  *     100 equal layers            0-24 25 % 25 %  25-49 25 % 25 %  50-74 25 % 25 %  75-99 25 % 25 %  1.00
  *     GPT-2 124M, cut by time     0-4  23 % 42 %   5-8  23 % 17 %   9-12 23 % 17 %  13-13 31 % 24 %  1.25
  *     GPT-2 124M, cut by memory   0-0   0 % 24 %   1-6  34 % 26 %   7-12 34 % 26 %  13-13 31 % 24 %  1.38
@@ -136,7 +136,7 @@ int main(int argc, char **argv)
     dt_comm_close(&c); /* the trainer opens its own */
     if (argc > 1 || ranks > 4) return fprintf(stderr, "51_pipeline: the option is --ranks 1, 2 or 4\n"), 2;
     if (root) {
-        printf("segments, share of time and of weights of 4 stages; the most expensive beside an even share\n");
+        printf("segments, share of time and of weights of 4 stages; the most expensive / an even share\n");
         cut("100 equal layers", 100, 0);
         cut("GPT-2 124M, cut by time", 14, 0);
         cut("GPT-2 124M, cut by memory", 14, 1);

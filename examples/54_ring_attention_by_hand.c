@@ -16,7 +16,7 @@
  *
  * What it prints
  *     64 positions, ranks: 4; 2 (n-1)/n T d is 6144 bytes
- *       slices          bytes sent  busiest beside the mean  pairs of each rank
+ *       slices          bytes sent  busiest rank / the mean  pairs of each rank
  *       in order              6144                     1.74  136 392 648 904
  *       from both ends        6144                     1.00  520 520 520 520
  *     ok: whole attention to 1e-5; 520 pairs on each rank; one hash
@@ -154,7 +154,7 @@ int main(int argc, char **argv)
         return fprintf(stderr, "54_ring_attention_by_hand: the option is --ranks 1, 2, 4 or 8\n"), 2;
     if (!rank)
         printf("%d positions, ranks: %d; 2 (n-1)/n T d is %lld bytes\n"
-               "  slices          bytes sent  busiest beside the mean  pairs of each rank\n", T, n, (long long)formula);
+               "  slices          bytes sent  busiest rank / the mean  pairs of each rank\n", T, n, (long long)formula);
     for (int balanced = 0; balanced < 2 && !r; balanced++) {
         float mine, all[MOST], far, most = 0;
         int64_t before = dt_comm_sent(c, (rank + 1) % n);

@@ -22,7 +22,7 @@
  *         round 0:  rank 0 has 0+7 (2.0)  rank 1 has 1+6 (2.0)  rank 2 has 2+5 (2.0)  rank 3 has 3+4 (2.0)
  *         round 3:  rank 0 has 1+6 (2.0)  rank 1 has 2+5 (2.0)  rank 2 has 3+4 (2.0)  rank 3 has 0+7 (2.0)
  *       rounds wait for the slowest rank: 8.0 pairs, against 14.0
- *     shards  sent/step    formula    of it ring activations      loss  sha256
+ *     shards  sent/step    formula   in the ring activations      loss  sha256
  *          4    1581128    1387008        589824     1155648  5.417265  760fd9ef5455..
  *     ok: ranks: 4, the hash of one rank; a ring of 4 takes 8.0 pairs instead of 14.0
  *
@@ -129,7 +129,7 @@ int main(int argc, char **argv)
         printf("  rounds wait for the slowest rank: %.1f pairs, against %.1f\n", even, uneven);
         good = even < 0.7 * uneven;
         printf("bytes: a rank sends the blocks of the ring and its gradients; the formula is the sum of both\n");
-        printf("shards  sent/step    formula    of it ring activations      loss  sha256\n");
+        printf("shards  sent/step    formula   in the ring activations      loss  sha256\n");
     }
     if (!e && ranks == 1) e = train(text, 1, 1, &good); /* the sequence whole: other bits, the same loss to 6 digits */
     if (!e) e = train(text, ranks, 4, &good);

@@ -20,7 +20,7 @@
  *     ./56_expert_parallel --ranks 4               (the one to read; 8 works, too)
  *
  * What it prints
- *     X = 294912 weights in experts, D = 72704 others with padding. Bytes beside formulas, on 4 ranks:
+ *     X = 294912 weights in experts, D = 72704 others with padding. Bytes and formulas, on 4 ranks:
  *       visit         ep   weights 4(D+X/ep)     AdamW 8(D+X/ep)       sent   if even     rows  if even  room
  *       2 of 8         4    585728   585728   1171456  1171456    2546736   2549808   783360   786432   512
  *       2, capacity 1  4    585728   585728   1171456  1171456    2371632   2549808   608256   786432   128
@@ -134,7 +134,7 @@ int main(int argc, char **argv)
     remove(text);
     dt_comm_close(&c);
     if (e || !root) return e ? dt_fail("56_expert_parallel") : !good;
-    printf("X = %d weights in experts, D = %d others with padding. Bytes beside formulas, on %d rank%s:\n", X, D, n,
+    printf("X = %d weights in experts, D = %d others with padding. Bytes and formulas, on %d rank%s:\n", X, D, n,
            n > 1 ? "s" : "");
     printf("  visit         ep   weights 4(D+X/ep)     AdamW 8(D+X/ep)       sent   if even     rows  if even  room\n");
     for (int k = 0; k < 3; k++)
