@@ -437,7 +437,8 @@ class Interpreter:
         done = subprocess.run([compiler(), *FLAGS, "-O1", "-fPIC", "-shared", *WARNINGS, *DIVISIONS, "cell.c",
                                "-o", path.name], capture_output=True, text=True, cwd=self.folder,
                               env={**os.environ, "LC_ALL": "C"})
-        messages = re.sub(r"^cell[^:]*: (In function '[^']*'|At top level):\n", "", done.stderr, flags=re.M)
+        messages = re.sub(r"^(cell[^:]*: (In function '[^']*'|At top level):|cc1: some warnings being treated as errors)\n",
+                          "", done.stderr, flags=re.M)
         bracket = done.returncode and unbalanced(source)
         if bracket:
             messages = at(number, source, *bracket)
@@ -500,7 +501,8 @@ class Interpreter:
         if status in (128 + signal.SIGINT, -signal.SIGINT):
             raise Ended("interrupted while ranks were running")
         if status < 0:
-            why = {signal.SIGSEGV: " (a pointer that points nowhere, or an index out of bounds)",
+            why = {signal.SIGSEGV: " (a pointer that points nowhere, an index out of bounds, a function that no cell "
+                                   "defines, or a recursion without an end)",
                    signal.SIGILL: " (an integer division by zero)", signal.SIGABRT: " (abort)"}
             number = signal.Signals(-status)
             raise Ended(f"the cell crashed with {number.name}{why.get(number, '')}")
