@@ -29,7 +29,8 @@
  *       expert 5 on rank 2 of 4   143 ###################################
  *     ok: runs: 9, ranks: 4; bytes as computed, one hash for every ep
  *
- * Predict first: with ep = 8 on 8 ranks, how many bytes of experts does a rank keep, and of their gradients send?
+ * Predict first: with ep = 8 on 8 ranks, how many bytes of experts does a rank keep, and how many bytes of their
+ *     gradients does it send?
  * Exercise: place experts by their tokens, the most popular first, each on the rank with the fewest. What is gained?
  *
  * Read on: 57_mesh.c for all kinds of parallel at once, 58_nodes.c for what crosses a link. */
