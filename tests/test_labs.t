@@ -199,6 +199,8 @@ sub refused {
     return 0;
 }
 
+my $filtered = (lab('5_pipeline', '--json'))[1] =~ /"filtered": true/; # system calls of ranks
+diag('this machine cannot filter system calls: files that use them are not graded') if !$filtered;
 seeded();
 for my $name (sort { ($a =~ /(\d+)/)[0] <=> ($b =~ /(\d+)/)[0] } map { m{([^/]+)/grade\.c$} } glob "$labs/*/grade.c") {
     my $handout = slurp("$labs/$name/README.md");
@@ -220,7 +222,7 @@ for my $name (sort { ($a =~ /(\d+)/)[0] <=> ($b =~ /(\d+)/)[0] } map { m{([^/]+)
         ok($status == 0 && $err eq '', '  another right solution passes') or diag("status $status\n$out$err");
     }
     ok(refused($name, '', '', qr/^/, $plan), '  the stub compiles without a warning and fails');
-    ok(refused($name, "$root/tests/labs/wrong/exit.c", '', qr/^# rank \d ended with status 0 while your file was loaded/m, $plan),
+    ok(!$filtered || refused($name, "$root/tests/labs/wrong/exit.c", '', qr/^# rank \d ended with status 0 while your file was loaded/m, $plan),
         '  so does a file that ends its process and says that all is well');
     my $solution = slurp("$labs/solutions/$name.c");
     my @wrong = @{$wrong{$name} || []};
@@ -234,6 +236,7 @@ for my $name (sort { ($a =~ /(\d+)/)[0] <=> ($b =~ /(\d+)/)[0] } map { m{([^/]+)
             last if !@$changes;
         }
         next unless full() || $always || $case == $drawn;
+        next if !$filtered && ($changes->[1] || '') eq '7_named.c';
         spew("$tmp/tree/wrong.c", $text);
         ok(refused($name, 'wrong.c --seed ' . ($hunt ? 1 : 7), $test, $note, $plan), "  wrong: $what");
     }
@@ -280,7 +283,7 @@ spew("$tmp/tree/build/labs/5_pipeline", "#!/bin/sh\necho 'verdict: 36 of 36, see
 chmod 0755, "$tmp/tree/build/labs/5_pipeline";
 ($status, $out, $err) = lab('5_pipeline', '');
 ok($status == 1 && $err =~ /the verdict is not the grader's/, 'a verdict that nobody signed') or diag("$status\n$out$err");
-ok(!grep({ slurp($_) =~ /wrong\.c|^rank\x00--rank/ } glob '/proc/[0-9]*/cmdline'), 'no process is left');
+ok(!grep({ (readlink("$_/cwd") || '') =~ m{^\Q$tmp\E/tree} } glob '/proc/[0-9]*'), 'no process is left');
 
 ($status, $out, $err) = lab('1_ring', 'no.c');
 ok($status == 2 && $err =~ /cannot read/, 'a file that is not there') or diag($err);

@@ -101,7 +101,8 @@ LAB_PRINTF(1, 2) LAB_FN int lab_wrong(const char *format, ...) /* sets lab_verdi
 /* A learner's text could hold a line that looks like one of ours. */
 static void lab__clean(char *text)
 {
-    for (; *text; text++) if ((unsigned char)*text < ' ' || *text == 127) *text = '?';
+    for (; *text; text++)
+        if ((unsigned char)*text < ' ' || *text == 127) *text = '?';
 }
 
 static void lab__quote(const char *text)
@@ -500,7 +501,7 @@ typedef struct lab_process {
     lab_wait wait;
     lab_packet packet;           /* that arrives, or for which the rank waits */
     size_t got;                  /* bytes of it, head and body */
-    char *body, *out, line[160]; /* what it prints */
+    char *body, *out, line[160]; /* body: and a zero. line: what it prints */
 } lab_process;
 
 typedef struct lab_message { /* on its way */
@@ -561,22 +562,16 @@ static size_t lab__says(int r, char *to, size_t room)
 {
     const lab_process *p = &lab__net.rank[r];
     long long n = (long long)p->packet.count, calls = 0;
-    int length = 0;
-    switch (p->wait) {
-    case LAB_MOVES: length = snprintf(to, room, "rank %d runs", r); break;
-    case LAB_SENDS:
-        length = snprintf(to, room, "rank %d waits to send %lld floats to rank %d", r, n, p->packet.peer);
-        break;
-    case LAB_RECEIVES:
-        length = snprintf(to, room, "rank %d waits for %lld floats from rank %d", r, n, p->packet.peer);
-        break;
-    case LAB_RETURNED: length = snprintf(to, room, "rank %d has returned", r); break;
-    case LAB_COLLECTIVE:
-        for (int k = 0; k < 5; k++) calls += (long long)lab_counted[r].calls[k];
-        length =
-            snprintf(to, room, "rank %d waits in %s, its collective number %lld", r, lab__names[p->packet.what], calls);
-        break;
-    }
+    int length;
+    for (int k = 0; k < 5; k++) calls += (long long)lab_counted[r].calls[k];
+    if (p->wait == LAB_RETURNED) length = snprintf(to, room, "rank %d has returned", r);
+    else if (p->wait == LAB_COLLECTIVE)
+        length = snprintf(to, room, "rank %d waits in %s, its collective number %lld", r, lab__names[p->packet.what],
+                          calls);
+    else
+        length = snprintf(to, room, p->wait == LAB_SENDS ? "rank %d waits to send %lld floats to rank %d"
+                                                         : "rank %d waits for %lld floats from rank %d",
+                          r, n, p->packet.peer);
     return (size_t)length < room ? (size_t)length : room;
 }
 
@@ -585,7 +580,8 @@ static void lab__check(void)
 {
     char text[LAB_TEXT] = "";
     size_t at = 0;
-    for (int r = 0; r < lab__net.ranks; r++) if (lab__net.rank[r].wait == LAB_MOVES) return;
+    for (int r = 0; r < lab__net.ranks; r++)
+        if (lab__net.rank[r].wait == LAB_MOVES) return;
     if (lab__net.returned == lab__net.ranks) return;
     for (int r = 0; r < lab__net.ranks && at + 100 < sizeof text; r++) {
         if (r) at += (size_t)snprintf(text + at, sizeof text - at, "; ");
@@ -620,7 +616,8 @@ static void lab__deliver(int i)
 /* The oldest message between two ranks; -1: none. */
 static int lab__oldest(int from, int to)
 {
-    for (int i = 0; i < lab__net.slots; i++) if (lab__net.slot[i].from == from && lab__net.slot[i].to == to) return i;
+    for (int i = 0; i < lab__net.slots; i++)
+        if (lab__net.slot[i].from == from && lab__net.slot[i].to == to) return i;
     return -1;
 }
 
@@ -846,7 +843,7 @@ static void lab__hears(int r)
         p->got += (size_t)n;
         if (p->got == head) {
             int fits = p->wait == LAB_MOVES && p->packet.bytes >= 0 && p->packet.bytes <= LAB_MOST;
-            if (!fits || !(p->body = malloc((size_t)p->packet.bytes + 1))) lab__nonsense(r);
+            if (!fits || !(p->body = calloc(1, (size_t)p->packet.bytes + 1))) lab__nonsense(r);
             whole = head + (size_t)p->packet.bytes;
         }
         if (p->got == whole && p->got >= head && !lab__net.stopped) p->got = 0, lab__handle(r);

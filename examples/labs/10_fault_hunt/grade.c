@@ -13,7 +13,6 @@ static task good, t;
 
 static void program(lab_comm *c, void *in, void *out)
 {
-    (void)c, (void)in;
     memcpy(out, LAB_ITS(lab_answers), sizeof lab_answers);
 }
 

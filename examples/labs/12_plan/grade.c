@@ -42,7 +42,6 @@ static void draw_job(int rule, lab_job *j, int *name, const cost_catalogue *c)
 
 static void program(lab_comm *c, void *in, void *out)
 {
-    (void)c;
     for (int k = 0; k < RULES * JOBS; k++) {
         lab_job job = ((lab_job *)in)[k];
         lab_answer answer = {0};
@@ -71,7 +70,8 @@ static void expect(const lab_job *j, const int *name, const cost_catalogue *c, l
     plan_answer_of(&job, c, its);
     memset(a, 0, sizeof *a);
     a->strategy = of[its->out[out_strategy]];
-    for (int i = 0; i < j->types; i++) if (!strcmp(its->instance, type_names[name[i]])) a->type = i;
+    for (int i = 0; i < j->types; i++)
+        if (!strcmp(its->instance, type_names[name[i]])) a->type = i;
     a->nodes = its->out[out_nodes], a->zero = its->out[out_shard], a->dp = its->out[out_dp];
     a->tp = its->out[out_tp], a->pp = its->out[out_pp], a->hours = its->num[num_est_hours];
     a->late = plan_warned(its, W_DEADLINE_MISS);

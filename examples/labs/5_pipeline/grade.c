@@ -19,7 +19,6 @@ static void program(lab_comm *c, void *in, void *out)
 {
     const int stages = ((int *)in)[0], micros = ((int *)in)[1];
     works *w = out;
-    (void)c;
     for (int s = 0; s < stages; s++) {
         for (int i = 0; i <= WORKS; i++) w->list[s][i] = (lab_work){FORWARD, -1};
         LAB_ITS(schedule)(stages, micros, s, w->list[s]);

@@ -155,7 +155,8 @@ static void memory(int n)
 {
     int64_t most = 4 * (4 * ALL / n + 3 * ROWS * HIDDEN / n + (2 + SHARDS / n) * BATCH) + SLACK, peak = 0;
     int worst = 0;
-    for (int r = 0; r < n; r++) if (lab_memory(r, STACK) > peak) peak = lab_memory(r, STACK), worst = r;
+    for (int r = 0; r < n; r++)
+        if (lab_memory(r, STACK) > peak) peak = lab_memory(r, STACK), worst = r;
     if (!lab_ok(peak <= most, "memory, ranks: %d; %lld bytes, at most %lld: a rank keeps its share of the weights", n,
                 (long long)peak, (long long)most))
         lab_note_memory(worst, STACK);

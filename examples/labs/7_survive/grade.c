@@ -62,7 +62,6 @@ static void program(lab_comm *c, void *in, void *out)
     result *r = out;
     lab_state *s = &r->end;
     uint64_t noise = 0;
-    (void)c;
     *s = task->first;
     if (task->program == TWO_SAVES) {
         if (!LAB_ITS(save_state)(&task->old)) lab_refuse("gets 0 from save_state");
@@ -106,7 +105,8 @@ static int pass(int64_t ticks)
 
 static int find(const char *name)
 {
-    for (int i = 0; i < FILES; i++) if (!strcmp(d.file[i].name, name)) return i;
+    for (int i = 0; i < FILES; i++)
+        if (!strcmp(d.file[i].name, name)) return i;
     return -1;
 }
 

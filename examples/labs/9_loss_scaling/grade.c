@@ -43,7 +43,6 @@ float lab_half(float x)
 void lab_backward(lab_comm *c, const float *w, int step, float scale, float *g)
 {
     query q = {step, scale, {0}};
-    (void)c;
     memcpy(q.w, w, sizeof q.w);
     lab_ask(0, 0, &q, sizeof q, g, sizeof q.w);
 }
@@ -174,7 +173,8 @@ static void scales(const char *what, int n)
 {
     int rank = -1, at = 0;
     for (int step = 0; step < want.calls[0] && rank < 0; step++)
-        for (int r = 0; r < n && rank < 0; r++) if (!(got.scale[r][step] == want.scale[0][step])) rank = r, at = step;
+        for (int r = 0; r < n && rank < 0; r++)
+            if (!(got.scale[r][step] == want.scale[0][step])) rank = r, at = step;
     if (!lab_ok(rank < 0, "%s, ranks: %d; the scale of every step", what, n))
         lab_note("step %d has the scale %g on rank %d, expected %g", at, (double)got.scale[rank < 0 ? 0 : rank][at],
                  rank, (double)want.scale[0][at]);
@@ -190,7 +190,8 @@ static void compare(int n)
         lost += got.lost[r], numbers += got.numbers[r], unrounded += got.unrounded[r];
         same = same && !memcmp(s->w, got.end[r].w, sizeof s->w);
     }
-    for (int i = 0; i < WEIGHTS && at < 0; i++) if (memcmp(&s->w[i], &w->w[i], sizeof *s->w)) at = i;
+    for (int i = 0; i < WEIGHTS && at < 0; i++)
+        if (memcmp(&s->w[i], &w->w[i], sizeof *s->w)) at = i;
     if (!lab_ok(!unrounded, "rounded, ranks: %d; backward reads weights of fp16", n))
         lab_note("%lld of the numbers that lab_backward was given have more bits", (long long)unrounded);
     if (!lab_ok(lost * 100 < numbers * 15, "underflow, ranks: %d; %.1f %% of the gradients became 0, at most 15 %%", n,
