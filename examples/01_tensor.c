@@ -21,7 +21,7 @@
  *            w[2][1]    0.0661367    0.0661367    0.0661354
  *     ok: the gradients of 6 weights are within 9.2e-09 of the formula and 1.1e-05 of the difference
  *
- * Predict first: at which h is the error of the difference least, given the two errors above?
+ * Predict first: at which h is the error of the difference smallest, given the two errors above?
  * Exercise: replace the mean by a sum. By which factor do the loss, the gradients and the errors change?
  *
  * Read on: 02_gpt.c, the same gradients inside a language model. */

@@ -25,7 +25,7 @@
  *     loss 5.520 -> 1.880; on text that it never saw: 1.866
  *     ok: the loss began within 0.1 of ln 256 = 5.545 and fell to 1.866 on unseen text, by more than half
  *
- * Predict first: how many weights has a model with twice the blocks, and how many with twice the width?
+ * Predict first: how many weights does a model with twice the blocks have, and how many one with twice the width?
  * Exercise: double `sequence` and halve `batch`. Does the loss on unseen text get better, with as many tokens per step?
  *
  * Read on: 03_optimizers.c for the step that moves the weights, 07_generation.c for the texts. */

@@ -20,8 +20,8 @@
  *     saved and loaded:   the steps that follow have the same bits
  *     ok: the losses of loop and trainer are 1.3e-07 apart
  *
- * Predict first: with 4 ranks, how many samples does each have, and which numbers travel between them?
- * Exercise: train on other points in each step: give them to the graph by dt_graph_set() before dt_graph_run().
+ * Predict first: with 4 ranks, how many samples does each rank have, and which numbers travel between ranks?
+ * Exercise: train on other points in each step, given to the graph by dt_graph_set(). Is the loss at step 200 the same?
  *
  * Read on: 10_own_model.c for larger models as segments, 31_data_parallel.c for what happens between ranks. */
 #define DTRAIN_IMPLEMENTATION

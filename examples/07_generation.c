@@ -20,7 +20,7 @@
  *     ~240 tokens: ~0.009 s with the cache, ~0.166 s recomputed, ~19 times as long
  *     ok: with and without the cache: the same 240 tokens, the same weights 785d5d13..
  *
- * Predict first: which of temperature 1.5 and top-k 3 writes more words that do not exist?
+ * Predict first: which writes more words that do not exist: temperature 1.5 alone, or with top-k 3?
  * Exercise: draw with seeds 0 and 1 at temperature 0, and at 0.7. At which letter do the two texts part?
  *
  * Read on: 08_generate.c for a checkpoint in use; 06_train.c has these choices as --temperature, --top-k, --top-p and

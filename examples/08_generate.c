@@ -20,7 +20,7 @@
  *     59999 tokens, 59999 bytes: loss 2.2936 nats per token, perplexity 9.91, 3.3089 bits per byte
  *     ok: the checkpoint predicts unseen text with 2.2936 nats per byte; chance is ln 256 = 5.5452
  *
- * Predict first: what does --temperature 0 draw, and why are two samples then the same?
+ * Predict first: what does the model write with --temperature 0, and why are two samples then the same?
  * Exercise: print the five most likely next bytes after "The " with their probabilities (dt_trainer_predict).
  *
  * Read on: tools/generate.h, which does both; 09_saturation.c for batches and speed, 72_checkpoint_tool.c for what a

@@ -22,7 +22,7 @@
  *     32 to 256: ~1.18 times the samples per second
  *     ok: beyond the knee, 8 times the batch gives less than 8 times the samples per second: ~1.18 times
  *
- * Predict first: twice as many layers: does the knee move to larger batches, to smaller ones, or not at all?
+ * Predict first: with twice as many layers, does the knee move to larger batches, to smaller ones, or not at all?
  * Exercise: measure sequences of 8, 16 and 32 tokens with a batch of 8. Do tokens per second grow as with the batch?
  *
  * Read on: 10_own_model.c for models of your own, 37_growing_batch.c for how large a batch should be. */

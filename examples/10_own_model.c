@@ -25,7 +25,7 @@
  *     expected be4d5b87918a1a348c69ba18e98d5756fccbec75a91d5659a9b94df4de8b5327
  *     ok: 45856 weights of 4 segments of this program have the expected hash after 100 steps
  *
- * Predict first: how many weights do the scales have in a model of width 64 with two blocks?
+ * Predict first: in a model of width 64 with two blocks, how many weights are scales?
  * Exercise: give each of the 4 heads a scale instead of each channel. How many weights remain? Does the loss rise?
  *
  * Read on: 11_mlp.c for data of your own; "To add an op" in tests/README.md, if one is missing. */

@@ -22,7 +22,7 @@
  *     sha256   86beeb5b16ed5f477c7b81d4a0be91650648f3eac5c16440245c156af3c4773a
  *     ok: 599 of 600 new points are on the right arm, and the hash is the expected one
  *
- * Predict first: which loss does a guess among three arms have, and which accuracy?
+ * Predict first: which loss and which accuracy does a guess among three arms have?
  * Exercise: take the second hidden layer away. How many of the 600 points are wrong then, and where in the map?
  *
  * Read on: 12_cnn.c looks at images, 13_forecaster.c predicts numbers instead of classes. */

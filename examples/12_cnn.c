@@ -1,4 +1,4 @@
-/* 12_cnn: how can 1,828 weights find a shape wherever in an image it lies?
+/* 12_cnn: how can 1,828 weights find a shape anywhere in an image?
  *
  * What you learn
  *     - A sample of the source is 144 grey values. The first segment gives them their shape, (B,1,12,12), and runs two
@@ -21,10 +21,10 @@
  *     sha256   9b1a4c49ea9338fd3d635e699e6d51d0b2a264851e365020fd2fc6de221df17d
  *     ok: 395 of 400 new images are right, and the hash is the expected one
  *
- * Predict first: an MLP on the 144 values with 32 hidden units: how many weights does it have, and what does it
- *     make of a shape that has moved?
+ * Predict first: an MLP on the 144 values with 32 hidden units: how many weights does it have, and does it recognise a
+ *     shape that has moved?
  * Exercise: train with shapes in the upper left quarter, and test with shapes everywhere. What share is recognised, and
- *     which layer does not work at any place?
+ *     which layer depends on the place?
  *
  * Read on: 13_forecaster.c predicts numbers instead of classes. */
 #define DTRAIN_IMPLEMENTATION

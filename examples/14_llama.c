@@ -30,8 +30,9 @@
  *               expected 03250b0e45e0c534400205540930a7df98b7f8f53c74a33e213a016b996b9ec8
  *     ok: 4 models have the weights of the formula; the hash of llama-nano is the expected one
  *
- * Predict first: how many weights and how many bytes per token has a Llama of 8 heads on 2, at the same width?
- * Exercise: tie the head to the token table (dt_model.tied). How many weights go, and what becomes of the loss?
+ * Predict first: how many weights does a Llama with 8 heads of queries and 2 of keys have at the same width, and how
+ *     many bytes per token?
+ * Exercise: tie the head to the token table (dt_model.tied). How many weights disappear, and how does the loss change?
  *
  * Read on: 15_moe.c for models of many experts, 16_llama_by_hand.c for this one from single functions. */
 #define DTRAIN_IMPLEMENTATION

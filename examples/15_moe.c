@@ -1,4 +1,4 @@
-/* 15_moe: how can a model have eight times the weights for the arithmetic of one?
+/* 15_moe: how can a model have more weights for the same arithmetic?
  *
  * What you learn
  *     - In a block most weights are in the MLP. A mixture of experts has E MLPs and a router, which gives each token a
@@ -25,8 +25,8 @@
  *     8 experts, balance loss: the busiest expert has 1.12 times the even share
  *     ok: 1.01 times the arithmetic of the dense model; the busiest expert has 1.12 instead of 3.34 even shares
  *
- * Predict first: with k = 1 and experts of full width, which columns of the first table stay?
- * Exercise: add rows with ten and a hundred times the balance loss. When does the validation loss notice?
+ * Predict first: with k = 1 and experts of full width, which columns of the first table stay the same?
+ * Exercise: add rows with ten and a hundred times the balance loss. From which factor on does the validation loss rise?
  *
  * Read on: 16_llama_by_hand.c for a model from single functions, 56_expert_parallel.c for experts on several ranks. */
 #define DTRAIN_IMPLEMENTATION

@@ -19,8 +19,8 @@
  *     from functions   131392       21    5.557486  2.0040658
  *     ok: both first losses are 5.5574861, to the bit; by the order of sums the last ones differ by 0.0448072
  *
- * Predict first: which digit of the loss differs first after ten steps, and does it matter?
- * Exercise: leave the rotations out. Is the first loss another one, and by how much is the last one larger?
+ * Predict first: after ten steps, which digit of the two losses is the first to differ, and does it matter?
+ * Exercise: leave the rotations out. Does the first loss change, and how much larger is the last one?
  *
  * Read on: 22_ring.c for several ranks, 52_tensor_parallel_by_hand.c for a layer that is cut. */
 #define DTRAIN_IMPLEMENTATION

@@ -20,7 +20,7 @@
  *     by the library's ops   loss 0.52458  50096f0e339bd0dc  2 groups of 24 ops
  *     ok: the op has one hash, compiled or not; losses within 6.0e-08; 2 ops fused instead of 24
  *
- * Predict first: the same function made of the library's ops: is its loss another one? And its hash?
+ * Predict first: if the same function is made of the library's ops, does its loss change? Does its hash?
  * Exercise: train with a second op whose backward forgets the factor 2. Which of the three checks notices it?
  *
  * Read on: 48_fusion.c for what a compiler does between two such ops, 10_own_model.c for models of segments. */

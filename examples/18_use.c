@@ -20,7 +20,7 @@
  *     1000 houses in one call: the first one is the same
  *     ok: the checkpoint alone predicts 4.23, by itself and as one of 1000 houses
  *
- * Predict first: what happens when the hidden layer of the second program has 32 units instead of 16?
+ * Predict first: what happens if the hidden layer of the second program has 32 units instead of 16?
  * Exercise: write the houses into a CSV file and train from that file. Is the prediction the same?
  *
  * Read on: 10_own_model.c for segments, 08_generate.c for text, 72_checkpoint_tool.c for what a checkpoint holds. */

@@ -25,8 +25,8 @@
  *       TCP, loopback                    ~1376         ~33     ~2212     ~2212     134.218           ~4   ~67.618
  *     ok: ~164314 calls of sockets, as the kernel counts; shared memory 0; lo carried TCP's 67.429 MB
  *
- * Predict first: which of the four ways makes no call of the kernel, and how many calls does 1 MB of 8-byte messages
- *     make by TCP?
+ * Predict first: which of the four ways need no read() and write(), and how many does 1 MB of 8-byte messages need by
+ *     TCP?
  * Exercise: send 1500 bytes at a time, an Ethernet frame, instead of 8. How many calls per MB? Is a message slower?
  *
  * Read on: 21_data_sheet.c for the units in which networks are sold, 24_link.c for what they are worth by size. */
@@ -49,7 +49,7 @@
 enum { MEMORY, MESSAGES, UNIX, TCP, WAYS };
 enum { CHUNK = 65536, CHUNKS = 1024, SLOTS = 4, ROUNDS = 20000, SMALL = 8 };
 static const char *const names[WAYS] = {"shared memory", "dt_send, dt_recv", "Unix socket", "TCP, loopback"};
-static int64_t counted[3]; /* calls of the kernel without a socket and with one; bytes by TCP */
+static int64_t counted[3]; /* read() and write() without a socket and with one; bytes by TCP */
 
 /* Of read() and write(): calls and bytes; changes of process; bytes that the loopback device has received. */
 typedef struct tally {

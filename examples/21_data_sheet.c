@@ -1,4 +1,4 @@
-/* 21_data_sheet: is 600 GB/s against 400 Gbit/s 1.5 times as much?
+/* 21_data_sheet: is a link of 600 GB/s 1.5 times as fast as one of 400 Gbit/s?
  *
  * What you learn
  *     - Two rates of data sheets differ in three units. Networks are sold in Gbit/s, NVLink in GB/s: a factor of 8.
@@ -31,7 +31,7 @@
  *     p4d without EFA: 3.3 to 3.6 times as long for the same rent
  *     ok: p4d's quoted ratio of 12 is 48 for one GPU that sends; times rise with nodes and fall with the link
  *
- * Predict first: how many GB/s has a GPU of p5 outside of its node, of 3200 Gbit/s?
+ * Predict first: the network of a p5 node has 3200 Gbit/s. How many GB/s is one GPU's share?
  * Exercise: read "16 x 200 Gbit/s", the cards of a p5en, and add p5en. Which ratio differs from those of p5, with its
  *     32 x 100 Gbit/s?
  *

@@ -23,8 +23,8 @@
  *     ok: 1000003 sums are dt_all_reduce's within 1e-5, 25.3 % of them with other last bits
  *
  * Predict first: with 8 ranks, how many rounds are there, and how many bytes does a rank send?
- * Exercise: send each chunk in three pieces, and count the messages of a rank. By alpha + beta s per message, does the
- *     ring become faster, as a chain of ranks that pass a vector on does?
+ * Exercise: send each chunk in three pieces, and count the messages of a rank. A chain of ranks that pass a vector on
+ *     becomes faster in this way; does the ring?
  *
  * Read on: 23_race.c for algorithms with fewer rounds, 25_balanced_buffers.c for servers instead of a ring. */
 #define DTRAIN_IMPLEMENTATION

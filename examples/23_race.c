@@ -26,8 +26,8 @@
  *     ok: 20 sums are right; 14, 3 and 6 rounds and their bytes are those of the formulas
  *
  * Predict first: with 16 ranks instead of 8, which column grows most at 256 bytes, and by which factor?
- * Exercise: let `halving` run on any number of ranks: those after the largest power of two give their vectors to the
- *     first ranks before, and get the sum afterwards. What does rank 0 of 6 send, in S, and which ranks do nothing?
+ * Exercise: let `halving` run on any number of ranks: the ranks after the largest power of two give their vectors to
+ *     the first ranks, and get the sum back. How much does rank 0 of 6 send?
  *
  * Read on: 27_trees.c for trees and hierarchies, 25_balanced_buffers.c for servers, 22_ring.c for the ring drawn. */
 #define DTRAIN_IMPLEMENTATION

@@ -24,7 +24,7 @@
  *     ok: 24 ratios are 1 on 2 ranks and below n-1 on n; on 64 ranks servers save 2.480 ms for any size
  *
  * Predict first: with a latency of 5 us instead of 20, which rows get closer to 1?
- * Exercise: print halving and doubling (23_race.c, 2 log2 n rounds) over servers, too. Where do servers lose to either?
+ * Exercise: print the time of halving and doubling (2 log2 n rounds) over that of servers, too. Where do servers lose?
  *
  * Read on: 30_drop_in.c for a loop that uses such sums, 25_balanced_buffers.c for the servers by hand. */
 #include "option.h"
