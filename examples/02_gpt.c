@@ -19,9 +19,11 @@
  *     weights: 256 tokens x 64 = 16384
  *              2 blocks x (attention 16640 + mlp 33088 + norms 256) = 99968
  *              together 120576; the trainer has 120576
+ *              after 0 steps it writes: ..r....H...D^.0.....u.0y.l..%2...$...OA1.2.F....E..Dih.a.U.9.+8..._.^.33
  *     step   1  loss 5.520  (the right byte got a probability of about 1/250)
  *     step 100  loss 2.126  (the right byte got a probability of about 1/8)
  *     step 200  loss 1.880  (the right byte got a probability of about 1/7)
+ *              after 200 steps it writes: bed the the r...The wan. the canded ave bunead Kla terabedo. "Whe is the
  *     loss 5.520 -> 1.880; on text that it never saw: 1.866
  *     ok: the loss began within 0.1 of ln 256 = 5.545 and fell to 1.866 on unseen text, by more than half
  *

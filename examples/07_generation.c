@@ -16,6 +16,7 @@
  *
  * What it prints
  *     trained a model: loss 1.399, sha256 785d5d133ba06518..
+ *     greedy  The clarked stood the brint bood the bout the charket behe tood stood the bout the charket beh
  *     trained again, without a cache: loss 1.399, sha256 785d5d133ba06518..
  *     ~240 tokens: ~0.009 s with the cache, ~0.166 s recomputed, ~19 times as long
  *     ok: with and without the cache: the same 240 tokens, the same weights 785d5d13..
