@@ -35,9 +35,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define LAB_FN                  __attribute__((unused)) static
+#define LAB_FN __attribute__((unused)) static
 #define LAB_PRINTF(text, first) __attribute__((format(printf, text, first)))
-#define LAB_FORMAT(to, format)  /* the arguments after format, as text */ \
+#define LAB_FORMAT(to, format) /* the arguments after format, as text */ \
     do { \
         va_list list; \
         va_start(list, format); \
@@ -403,8 +403,8 @@ static int lab__filter(void)
         SYS_clock_nanosleep, SYS_nanosleep, SYS_getrandom, SYS_getpid, SYS_gettid, SYS_sched_yield,
         SYS_sched_getaffinity, SYS_set_robust_list, SYS_rseq};
     enum { N = sizeof fine / sizeof fine[0], WRITES = O_WRONLY | O_RDWR | O_CREAT | O_TRUNC };
-#define LAB_LOADS(field)          BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
-#define LAB_RETURNS(value)        BPF_STMT(BPF_RET | BPF_K, value)
+#define LAB_LOADS(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
+#define LAB_RETURNS(value) BPF_STMT(BPF_RET | BPF_K, value)
 #define LAB_IF(test, value, skip) BPF_JUMP(BPF_JMP | (test) | BPF_K, (unsigned)(value), 0, skip)
 #define LAB_CASE(call, argument, test, value, yes, no) \
     LAB_IF(BPF_JEQ, call, 4), LAB_LOADS(args[argument]), LAB_IF(test, value, 1), LAB_RETURNS(yes), LAB_RETURNS(no)

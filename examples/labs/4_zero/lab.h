@@ -3,7 +3,7 @@
 #include "dtrain.h"
 #include "layers.h"
 #include <stdlib.h>
-#pragma GCC poison malloc calloc realloc /* arrays of weights, gradients and moments come from lab_alloc */
+#pragma GCC poison malloc calloc realloc dt_graph_open /* weights, gradients and moments are in lab_alloc's arrays */
 
 /* A rank's share of the batch, and room for its activations, which do not count. */
 typedef struct lab_batch {
