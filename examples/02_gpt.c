@@ -12,8 +12,7 @@
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 02_gpt.c -o 02_gpt -lm -lpthread
- *     ./02_gpt
- *     ./02_gpt --layers 4                       (or --width 128)
+ *     ./02_gpt                                  (--layers 4, or --width 128: other models)
  *
  * What it prints
  *     weights: 256 tokens x 64 = 16384

@@ -10,8 +10,7 @@
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 08_generate.c -o 08_generate -lm -lpthread
- *     ./08_generate
- *     ./08_generate --temperature 0
+ *     ./08_generate                             (--temperature 0: the likeliest token each time)
  *     With a checkpoint of yours, or a directory of Hugging Face: ./build.sh generate CHECKPOINT --prompt TEXT, or eval
  *     CHECKPOINT --data FILE (tools/generate.c)
  *

@@ -13,8 +13,7 @@
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 09_saturation.c -o 09_saturation -lm -lpthread
- *     ./09_saturation
- *     ./09_saturation --layers 4
+ *     ./09_saturation                           (--layers 4: a larger model)
  *
  * What it prints (~: measured)
  *     t0 = ~1.81 ms, s = ~0.222 ms

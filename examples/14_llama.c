@@ -16,9 +16,8 @@
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 14_llama.c -o 14_llama -lm -lpthread
- *     ./14_llama
+ *     ./14_llama                                (--heads 8: instead of 4)
  *     ./14_llama --ranks 2
- *     ./14_llama --heads 8
  *
  * What it prints
  *     model                     weights  by formula  cache, bytes per token   loss

@@ -12,9 +12,8 @@
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 15_moe.c -o 15_moe -lm -lpthread
- *     ./15_moe
+ *     ./15_moe                                  (--active 1: one expert per token, of full width)
  *     ./15_moe --ranks 2
- *     ./15_moe --active 1
  *
  * What it prints
  *     model                        weights  GFLOP/step  loss: first, last  validation
