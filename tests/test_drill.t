@@ -159,8 +159,11 @@ ok($status == 1 && $err =~ /cannot be written\. Name a file in a folder that exi
 
 # ---- options and files that are wrong ----
 
+mkdir "$tmp/heads";
+spew("$tmp/heads/$_.tsv", (slurp("$tools/$_.tsv") =~ /^(id\t.*\n)/m)[0]) for qw(scenarios templates);
 for (['an option', '--colour', qr/what is '--colour'/], ['a value', '--count', qr/--count needs a value/], ['a number', '--count ten', qr/--count 'ten' is not a whole number from 1/],
-     ['half', '--seed 1.5', qr/--seed '1.5'/], ['a domain', '--domain magic', qr/no domain 'magic'\. Choose one of strategy/], ['a folder', "--folder $tmp/nowhere/", qr/scenarios\.tsv cannot be read/, 1]) {
+     ['half', '--seed 1.5', qr/--seed '1.5'/], ['a domain', '--domain magic', qr/no domain 'magic'\. Choose one of strategy/], ['a folder', "--folder $tmp/nowhere", qr{nowhere/scenarios\.tsv cannot be read}, 1],
+     ['no question', "--folder $tmp/heads --domain cost", qr/there is no such question/, 1]) {
     ($status, undef, $err) = run(20, "$drill $_->[1] </dev/null");
     ok($status == ($_->[3] || 2) && $err =~ $_->[2], "refused: $_->[0]") or diag("$status $err");
 }

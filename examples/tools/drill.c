@@ -8,7 +8,7 @@
  * (scenarios.tsv); the others are drawn from templates.tsv and answered by the planner. --seed N draws the same again.
  * --state FILE keeps what you know after each answer, in five boxes: a right answer moves a question into the next box
  * (a new one into the second), a wrong one into the first; box k returns after 2^(k-1) sessions. --cases prints what is
- * drawn as cases for plan --check. --folder DIR/ has files of your own. By hand, in the folder of dtrain.h:
+ * drawn as cases for plan --check. --folder DIR has files of your own. By hand, in the folder of dtrain.h:
  *     cc -O2 examples/tools/drill.c -o drill -lm */
 #include "drill.h"
 #include <sys/stat.h>
@@ -169,6 +169,7 @@ static int run_session(const drill_deck *d, const cost_catalogue *c, const char 
     int all, asked = 0, right = 0;
     if (file && !read_state(&s, d, file)) return 2;
     s.session++, all = choose(d, &s, domain, &seed, chosen);
+    if (!all) return fprintf(stderr, "drill: there is no such question. Choose another domain or folder\n"), 1;
     if (count > all) count = all;
     for (; asked < count; asked++) {
         int i = chosen[asked], k = plan_word(DRILL_DOMAINS, d->row[i].cell[CELL_DOMAIN]), good;
@@ -263,7 +264,7 @@ static int help(void)
            "  --seed N       draw the same questions and numbers again\n"
            "  --state FILE   what you know, kept for the next session\n"
            "  --export FILE  all questions as cards for Anki; --cases: as cases for plan --check\n"
-           "  --folder DIR/  scenarios.tsv and templates.tsv of your own\n",
+           "  --folder DIR   scenarios.tsv and templates.tsv of your own\n",
            DRILL_DOMAINS);
     return 0;
 }
@@ -295,7 +296,7 @@ int main(int argc, char **argv)
     if (given[TOPIC] && plan_word(DRILL_DOMAINS, given[TOPIC]) < 0)
         return fprintf(stderr, "drill: no domain '%.40s'. Choose one of %s\n", given[TOPIC], DRILL_DOMAINS), 2;
     snprintf(folder, sizeof folder, "%.*s", (int)(strlen(__FILE__) - strlen("drill.c")), __FILE__);
-    if (given[FOLDER]) snprintf(folder, sizeof folder, "%s", given[FOLDER]);
+    if (given[FOLDER]) snprintf(folder, sizeof folder, "%s/", given[FOLDER]);
     if (cost_open(&c, NULL) || !drill_read(&d, folder, 0) || !drill_read(&d, folder, 1))
         return fprintf(stderr, "drill: %s\n", d.wrong), 1;
     seed = (unsigned long long)n[1];
