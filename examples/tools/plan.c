@@ -87,7 +87,8 @@ static int agrees(const cost_catalogue *c, const char *name, const char *want, c
     int any = 0, all = 1, out = plan_word(PLAN_OUTPUTS(PLAN_NAMES), name), kind = plan_word("instance|warn|num", name);
     if (!*want || !strcmp(want, "*") || !strcmp(want, "-")) return 1;
     if (out >= 0) plan_out_text(a, out, text);
-    for (int k = 0, good; plan_part(want, kind == 1 ? ',' : kind == 2 ? ';' : '|', k, part, sizeof part); k++) {
+    const char separator = kind == 1 ? ',' : kind == 2 ? ';' : '|';
+    for (int good; plan_part(want, separator, 0, part, sizeof part); want = plan_rest(want, separator)) {
         char *code = plan_trim(part);
         int fires = kind == 1 && *code && plan_code(code + 1) >= 0 && plan_warned(a, plan_code(code + 1));
         if (kind == 0) good = !strcmp(part, a->instance) || cost_find(c, part, strlen(part)) == a->type;

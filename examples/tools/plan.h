@@ -273,6 +273,13 @@ static inline int plan_part(const char *text, char separator, int k, char *part,
     return snprintf(part, room, "%.*s", (int)strcspn(text, end), text), 1;
 }
 
+/* What follows the first part. */
+static inline const char *plan_rest(const char *text, char separator)
+{
+    text = strchr(text, separator);
+    return text ? text + 1 : "";
+}
+
 /* The k-th word of "a|b|c", as text. */
 static inline const char *plan_named(const char *words, int k, char text[40])
 {
@@ -328,7 +335,7 @@ static inline int plan_job_set(plan_job *j, int f, const char *value, char wrong
 static inline void plan_job_facts(plan_job *j, const char *facts, plan_list *wrong)
 {
     char fact[2 * PLAN_TEXT], said[PLAN_TEXT];
-    for (int k = 0; plan_part(facts, ';', k, fact, sizeof fact); k++) {
+    for (; plan_part(facts, ';', 0, fact, sizeof fact); facts = plan_rest(facts, ';')) {
         char *value = strchr(fact, '='), *name;
         int f;
         if (value) *value++ = 0;
