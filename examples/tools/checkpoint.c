@@ -1,19 +1,18 @@
 /* checkpoint: what is in a checkpoint, is it whole, and how do two differ?
  *
- *     ./build.sh checkpoint show build/runs/NAME         files, sizes, hashes, arrays
- *     ./build.sh checkpoint verify build/runs/NAME       every file has the bytes and the SHA-256 that its manifest says
- *     ./build.sh checkpoint convert build/runs/NAME TO full
- *                                                        into another kind: sharded, full, or bf16: weights to export
- *     ./build.sh checkpoint diff build/runs/A build/runs/B
- *                                                        the arrays that differ; exit status 1 if any do
+ *     ./build.sh checkpoint show build/runs/NAME         --help lists what else
  *
- * Of a folder with several checkpoints the newest counts. What the kinds are, and why: 72_checkpoint_tool.c. By hand, in
- * the folder of dtrain.h:
+ * Of a folder with several checkpoints the newest counts. What the kinds are, and why: 72_checkpoint_tool.c.
+ * By hand, in the folder of dtrain.h:
  *     cc -O2 -I. examples/tools/checkpoint.c -o checkpoint -lm -lpthread */
 #define DTRAIN_IMPLEMENTATION
 #include "checkpoint.h"
 
-static const char usage[] = "Usage: checkpoint show DIR | verify DIR | convert DIR TO sharded|full|bf16 | diff DIR DIR\n";
+static const char usage[] =
+    "Usage: checkpoint show DIR           files, sizes, hashes, arrays\n"
+    "       checkpoint verify DIR         has every file the bytes and the SHA-256 of its manifest?\n"
+    "       checkpoint convert DIR TO sharded|full|bf16   another kind; bf16: weights alone, in TO/step-N\n"
+    "       checkpoint diff DIR DIR       the arrays that differ; exit status 1 if any do\n";
 
 int main(int argc, char **argv)
 {

@@ -96,7 +96,7 @@ static char *read_all(const char *name)
         fprintf(stderr, "generate: %s is not a text: name another --prompt-file\n", name), free(text), text = NULL;
     if (f && f != stdin) fclose(f);
     if (!f) free(text), text = NULL;
-    while (text && used && text[used - 1] == '\n') text[--used] = 0; /* the line end of an editor is not part of a prompt */
+    while (text && used && text[used - 1] == '\n') text[--used] = 0; /* an editor's line end is not part of a prompt */
     return text;
 }
 

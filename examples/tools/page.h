@@ -349,7 +349,7 @@ static void page_trace(FILE *f, const run *r)
     }
     if (r->measured.lanes == TRACE_LANES) put(f, "<p>Up to %d threads are shown.</p>\n", TRACE_LANES);
     if (b.count) page_bars(f, &b);
-    else put(f, "<p>--timeline FILE of a run writes a trace of its last step, which report --timeline FILE shows.</p>\n");
+    else put(f, "<p>--timeline FILE of a run writes a trace of its last step, which report --timeline shows.</p>\n");
 }
 
 /* Bytes that rank 0 sent in the last step, by link. */

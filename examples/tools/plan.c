@@ -43,10 +43,6 @@ static void print_pairs(const plan_answer *a, int json)
                 between = json ? "," : ";";
 }
 
-static void print_line(const char *id, const plan_answer *a)
-{
-    printf("id=%s", id), print_pairs(a, 0), printf("\n");
-}
 static void print_json(const plan_answer *a)
 {
     printf("{"), print_pairs(a, 1), printf("}, \"instance\": "), print_quoted(a->instance);
@@ -119,7 +115,7 @@ static int run_case(const cost_catalogue *c, char **column, char **value, int co
     for (int k = 0; check && k < count; k++)
         if (!strncmp(column[k], "x_", 2) && !agrees(c, column[k] + 2, value[k], &a))
             printf("case %s: %s should be %s\n", id, column[k] + 2, value[k]), good = 0;
-    if (!check || !good) print_line(id, &a);
+    if (!check || !good) printf("id=%s", id), print_pairs(&a, 0), printf("\n");
     return good;
 }
 
@@ -282,8 +278,8 @@ static void help(void)
            "       plan --list                                    the instances; --instances FILE replaces them\n"
            "A first job, in which the hours follow from the tokens (or give --ref-hours and --ref-gpus, measured):\n"
            "  plan --params-b 7 --instance 'p4d|p5' --max-nodes 16 --tokens-b 20 --deadline-h 24\n"
-           "What is not given is assumed, and the answer says so. --facts 'NAME=VALUE;NAME=VALUE' sets fields, too, and\n"
-           "in names - is _:\n");
+           "What is not given is assumed, and the answer says so. --facts 'NAME=VALUE;NAME=VALUE' sets fields, too,\n"
+           "and in names - is _:\n");
     for (int f = 0; f < PLAN_INPUTS; f++) printf("  --%-22s %s\n", plan_field[f].name, plan_field[f].text);
 }
 

@@ -3,10 +3,8 @@
  *     ./build.sh tokenizer book.txt -o build/book            learn 8192 ids, keep build/book/tokenizer.json
  *     ./build.sh run --data book.txt --tokenizer build/book  train with it
  *
- * A large text is encoded once, into files that the trainer maps (llm.c's .bin format):
- *
- *     ./build.sh tokenizer book.txt --tokenizer build/book --shards build/book/tokens.bin
- *     ./build.sh run --data build/book/tokens.bin --tokenizer build/book
+ * With --shards a large text is encoded once, into files that the trainer maps (llm.c's .bin format). --help lists the
+ * options.
  *
  * What is learned, and why: 05_tokenizer.c. By hand, in the folder of dtrain.h:
  *     cc -O2 -I. examples/tools/tokenizer.c -o tokenizer -lm -lpthread */
