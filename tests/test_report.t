@@ -181,6 +181,7 @@ while (!waitpid($follower, POSIX::WNOHANG()) && time < $began + 40) {
 }
 is($?, 0, '--follow waits for a run, and ends with it') or kill('KILL', $follower);
 waitpid $run, 0;
+cmp_ok(scalar(() = slurp("$tmp/follow.out") =~ /^waiting/mg), '<=', 1, '  it says once that it waits');
 ok($running && !$half, "  it wrote pages of a run that went on ($running were seen), each of them whole");
 $page = slurp("$tmp/long.html");
 like($page, qr/Complete: step 150 of 150/, '  and the last one of all steps');

@@ -123,8 +123,8 @@ int main(int argc, char **argv)
         good = report_once(&j, first, &going, why);
         if (!j.follow) return good ? 0 : fails(1, why);
         if (!good && strstr(why, "cannot write")) return fails(1, why);
-        if (!good && first) printf("waiting: %s\n", why), fflush(stdout);
-        first = first && !good;
+        if (!good && first == 1) printf("waiting: %s\n", why), fflush(stdout);
+        first = first && !good ? 2 : 0;
         if ((good && !going) || stopped) return good ? 0 : 1;
         nanosleep(&pause, NULL);
     }
