@@ -49,6 +49,7 @@ my @cards = split /\n/, slurp("$tmp/cards.tsv");
 is(join(',', @cards[0, 1]), '#separator:tab,#html:true', '  begins as Anki reads it');
 my @broken = grep { !/^#/ && (split(/\t/, $_, -1) != 3 || /<(?!br>)|&(?!lt;|gt;|amp;)/) } @cards;
 is("@broken", '', '  has three fields in each line, and no HTML but breaks');
+unlike(slurp("$tmp/cards.tsv"), qr/(?:right|wrong): W_\w+(?! (?:fires|does not fire))\b/, '  and a reason says whether a warning fires');
 my %asked;
 my @same = grep { $asked{$_}++ } map { s/<br>.*//r } @cards;
 is("@same", '', '  all questions are different');

@@ -201,9 +201,10 @@ static inline int drill_option(drill_choice *o, const drill_item *it, const cost
         if (!warn && i && o->right != before) return 0;
     }
     drill_fill(o->text, warn ? plan_warning[code][1] : words, it);
-    strcpy(o->reason, warn ? o->value : "");
-    if (which && row->word < 0)
-        snprintf(o->reason, DRILL_TEXT, "%s %s", plan_warning[row->code][0], o->right ? "does not fire" : "fires");
+    *o->reason = 0;
+    if (warn || (which && row->word < 0))
+        snprintf(o->reason, DRILL_TEXT, "%s %s", warn ? o->value : plan_warning[row->code][0],
+                 (o->right != 0) == warn ? "fires" : "does not fire");
     else if (which)
         snprintf(o->reason, DRILL_TEXT, "%.4g GB of states on each GPU, which holds %.4g GB",
                  a.num[num_state_per_gpu_gb], cost_usable * a.type->gb);
