@@ -127,7 +127,7 @@ int main(int argc, char **argv)
     int fine = 0;
     dt_result e = dt_launch(&argc, &argv);
     if (!options_read(argc, argv, list, 1)) return dt_exit_code(DT_E_USAGE);
-    naive = naive_error();
+    quieter = (int)quieter, naive = naive_error();
     recipe.model = dt_model_segments(net, 2, 0);
     recipe.source = &source, recipe.batch = 64, recipe.steps = 600, recipe.learning_rate = 5e-3f;
     layout.threads = 1;

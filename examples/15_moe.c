@@ -140,7 +140,7 @@ int main(int argc, char **argv)
     if (e) return dt_fail("15_moe");
     for (int i = 1; i < 3 && r[0].root; i++) print_chart(names[i], &r[i]);
     if (r[0].root) printf("\nE * sum f P, mean of both blocks: %.3f (1: even)\n", (double)r[2].auxiliary / (2 * 0.05));
-    if (r[2].most >= r[1].most || r[2].last > r[2].first - 1.0f || r[2].gflop > 1.1 * r[0].gflop)
+    if ((r[2].most >= r[1].most && active < EXPERTS) || r[2].last > r[2].first - 1.0f || r[2].gflop > 1.1 * r[0].gflop)
         return fprintf(stderr, "FAILED: the load is not more even, or the mixture does not learn\n"), 1;
     if (r[0].root) printf("ok: %.2f times the arithmetic of the dense model; the busiest expert has %.2f instead of "
                           "%.2f even shares\n", r[2].gflop / r[0].gflop, share(&r[2]), share(&r[1]));
