@@ -27,7 +27,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
 
-from kernel import with_mark
+from kernel import Refused, Translator, with_mark, without_comments
 
 HERE = Path(__file__).resolve().parent
 MADE_FROM = [HERE.parent / "dtrain.h", HERE.parent / "examples/layers.h",
@@ -39,6 +39,9 @@ TYPESET = re.compile(r"`[^`]*`|\$\$[^$]+\$\$|\$[^$\n]+\$")  # code, and formulas
 RAW = re.compile(r"\w ?\^ ?\w|[²³√×·$]|\b[A-Za-z](\(\w+\))? ?= ?\S|\(\w+ [-+] \w+\)|\(\w[-+]\w\)|"
                  r"\b\w ?[-+*/] ?\(|\w\) ?[/*] ?\w|\b\w+ x \w+\b|\b[A-Za-z] / \w|\b\d [A-Za-z] [A-Za-z]\b")
 FULL = re.compile(r"score: ([1-9]\d*) of \1 checks; inputs of seed \d+\n")
+# What could give names of other cells another meaning.
+FOREIGN = re.compile(r"^\s*(?:#|%:)\s*(?!(?:define|undef|if\w*|el\w+|endif)\b|include\s*<\w[\w.]*>)[^\n]*|"
+                     r"\b(?:__asm__|__asm|asm|_Pragma)\b", re.M)
 
 
 def role(cell):
@@ -66,19 +69,43 @@ def executed(book, *keys):
     return book
 
 
+def functions(source):
+    """The names of the functions that a cell defines."""
+    translator = Translator()
+    try:
+        translator.translate(source, 0, 0)
+    except Refused:
+        pass
+    return set(translator.new_bodies)
+
+
 def submitted(path):
-    """The stored notebook of this name with the learner's cells of a file."""
+    """The stored notebook of this name with the learner's cells of a file; sentences on what in them would change
+    other cells. Macros of a learner's cell end with it."""
     book = nbformat.read(HERE / "solutions" / Path(path).name, 4)
     theirs = {cell.id: cell.source for cell in nbformat.read(path, 4).cells}
+    given, wrong = set(), ""
     for cell in book.cells:
         if role(cell) == "learner":
-            cell.source = theirs.get(cell.id, "")
-    return book
+            stored, cell.source = functions(cell.source), theirs.get(cell.id, "")
+            for name in (functions(cell.source) - stored) & given:
+                wrong += f"a cell of yours defines {name}, which another cell defines. Choose another name.\n"
+            for text in FOREIGN.findall(without_comments(cell.source)):
+                wrong += f"a cell of yours has '{text.strip()}'. Use #define, #if or #include <...> instead.\n"
+            macros = re.findall(r"^\s*#\s*define\s+(\w+)", cell.source, re.M)
+            cell.source += "".join(f"\n#undef {name}" for name in macros)
+        elif cell.cell_type == "code" and not role(cell):
+            given |= functions(cell.source)
+    return book, wrong
 
 
 def grade(path):
     """Prints what the graded cells say, and the score. Returns whether it is full."""
-    book = executed(submitted(path))
+    book, wrong = submitted(path)
+    if wrong:
+        print(f"{path}: not graded:\n{wrong}", end="")
+        return False
+    book = executed(book)
     for cell in book.cells:
         if role(cell) in ("grade", "score"):
             print(f"{path}: {text_of(cell)}" if role(cell) == "score" else text_of(cell), end="")
@@ -182,7 +209,7 @@ def check(path, tap, what):
     tap.ok(FULL.fullmatch(score), f"{name}: with the solutions the score is full", score)
     if what == "solved":
         return
-    blank = executed(submitted(path))
+    blank = executed(submitted(path)[0])
     graded = [c for c in blank.cells if role(c) == "grade"]
     passed = [c.source for c in graded if not any(e.ename == "check" for e in errors(c))]
     tap.ok(graded and not passed, f"{name}: with blank cells each of {len(graded)} graded cells says what is not ok",

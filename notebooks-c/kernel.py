@@ -26,7 +26,8 @@ from ipykernel.kernelbase import Kernel as KernelBase
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 BUILD = ROOT / "build" / "notebooks"
-FLAGS = ["-std=gnu11", "-ffp-contract=off", f"-I{ROOT}", f"-I{HERE}", f"-I{ROOT}/examples"]
+INCLUDE = [ROOT, HERE, ROOT / "examples"]
+FLAGS = ["-std=gnu11", "-ffp-contract=off", *(f"-I{folder}" for folder in INCLUDE)]
 WARNINGS = ["-Wall", "-Werror=implicit-function-declaration", "-Werror=int-conversion",
             "-Werror=incompatible-pointer-types", "-Wno-unused-variable", "-Wno-unused-function", "-Wno-unused-value"]
 # A division by zero stops the cell. Without these options the compiler folds 1 / x, which then is 0 for x = 0.
@@ -171,6 +172,15 @@ def unbalanced(source):
     return (*opened[-1][1:], f"error: this '{opened[-1][0]}' is never closed") if opened else None
 
 
+def holds_in_graded(name, text):
+    """Whether a graded cell sees this declaration of an earlier cell: no macros, no headers but the system's and the
+    project's, no other symbols for the names of functions."""
+    header = re.match(r'#\s*include\s*([<"])(\w[\w./-]*)[>"]', text)
+    if header:
+        return ".." not in header[2] and (header[1] == "<" or any((folder / header[2]).exists() for folder in INCLUDE))
+    return not text.lstrip().startswith("#") and not (name == normal(text) and re.search(r"\b(__)?asm", text))
+
+
 class Refused(Exception):
     """A cell that the translator refuses. Its argument is the message."""
 
@@ -187,13 +197,14 @@ class Translator:
         """C text with a function nb_cell_NUMBER, which runs the cell. `keep` remembers what the cell has declared.
         key: what its checks say, or 0. In a graded cell, which has one, macros of other cells do not hold."""
         self.number, self.new_types, self.declared = number, dict(self.types), dict(self.before)
-        self.out, self.statements, self.calls, self.replaced = [], [], [], set()
+        self.out, self.statements, self.calls, self.replaced, self.redefined = [], [], [], set(), set()
         self.source, self.new_bodies, self.stale = source, dict(self.bodies), {}
         for item in split(source):
             self.item(item)
         self.flush()
-        before = [text for name, text in self.before.items() if name not in self.replaced and
-                  not (key and name.startswith("#define "))]
+        before = [text.replace("(*const ", "(*", 1) if name in self.redefined else text
+                  for name, text in self.before.items()
+                  if name not in self.replaced and (not key or holds_in_graded(name, text))]
         lines = ['#include "notebook.h"', "#undef NB_KEY", f"#define NB_KEY {key:#x}u", *before, *self.out,
                  f"void nb_cell_{number}(void) {{", *self.calls, "}"]
         return "\n".join(lines) + "\n"
@@ -268,7 +279,8 @@ class Translator:
             self.declare(item.text, item.line, item.column, item.text, text)
 
     def function(self, item):
-        """A function becomes a pointer, which keeps its name, and a body, so that a later cell can set a new body."""
+        """A function becomes a pointer, which keeps its name, and a body, so that a later cell can set a new body. It
+        is constant in the cells that only call it."""
         text = without_comments(item.text)
         head = text[:text.index("{")]
         found = re.match(r"(?:static\s+|inline\s+)*(.*?)(\w+)\s*(\(.*\))\s*$", head, re.S)
@@ -277,7 +289,9 @@ class Translator:
             return
         result, name, arguments = found[1], found[2], found[3]
         old = self.new_types.get(name)
-        if self.define(f"{result}(*", name, f"){arguments}", "0", item.line) and old and "( * )" in old:
+        self.redefined.add(name)
+        new = self.define(f"{result}(*", name, f"){arguments}", "0", item.line, function=True)
+        if new and old and "( * )" in old:
             callers = {caller for caller, body in self.new_bodies.items() if name in body and caller != name}
             self.stale[name] = (item.line, item.column, callers)
         for _, _, callers in self.stale.values():
@@ -292,9 +306,10 @@ class Translator:
             "program that runs the cells. To run a whole program, begin its cell with %%program" if name == "main" else
             "cells that grade. Choose another name")))
 
-    def define(self, before, name, after, value, line, fixed=False, late=False):
+    def define(self, before, name, after, value, line, fixed=False, late=False, function=False):
         """A variable, unless an earlier cell has one of this name and type. A new type gets a new symbol. fixed: the
-        value never changes. late: the value is set when the statements run."""
+        value never changes. late: the value is set when the statements run. function: a pointer that is constant in
+        other cells."""
         if name in ("main", "check", "compare"):
             self.reserved(name, line)
         kind = unnamed(normal(f"{before} {after}")) + (value if fixed else "")
@@ -310,7 +325,7 @@ class Translator:
         self.new_types[name] = kind
         self.declare(f"extern {before}{name}{later if late else after} {label};", line)
         text = f"{before}{name}{later} = {{0}};" if late else f"{before}{name}{after} = {value};"
-        self.declare(text, line, 0, f"extern {before}{name}{later} {label};", name)
+        self.declare(text, line, 0, f"extern {before}{'const ' * function}{name}{later} {label};", name)
         return True
 
     def variables(self, item):
@@ -341,7 +356,7 @@ class Translator:
             return
         stars, name, after = found.groups()
         if value is None and re.match(r"\s*\(", after):  # a prototype
-            self.define(f"{kind}{stars}(*", name, f"){after}", "0", line)
+            self.define(f"{kind}{stars}(*", name, f"){after}", "0", line, function=True)
             return
         listed = value is not None and (value[0] == "{" or (value[0] == '"' and "[" in after))
         fixed = "const" in (kind + stars).split("*")[-1].split()  # the variable itself is const
@@ -425,8 +440,10 @@ class Interpreter:
 
     def __init__(self):
         self.folder = Path(tempfile.mkdtemp(prefix="cells-"))
+        files = self.folder / "files"  # those of the cells, apart from the compiler's
+        files.mkdir()
         self.process = subprocess.Popen([str(runner())], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, bufsize=0, cwd=self.folder, preexec_fn=interruptible)
+                                        stderr=subprocess.PIPE, bufsize=0, cwd=files, preexec_fn=interruptible)
         self.checks = (0, 0)  # of the last cell: those that are ok, all
 
     def compile(self, source, text, number, output):
@@ -437,6 +454,7 @@ class Interpreter:
         done = subprocess.run([compiler(), *FLAGS, "-O1", "-fPIC", "-shared", *WARNINGS, *DIVISIONS, "cell.c",
                                "-o", path.name], capture_output=True, text=True, cwd=self.folder,
                               env={**os.environ, "LC_ALL": "C"})
+        (self.folder / "cell.c").unlink()  # a graded cell's has the key
         messages = re.sub(r"^(cell[^:]*: (In function '[^']*'|At top level):|cc1: some warnings being treated as errors)\n",
                           "", done.stderr, flags=re.M)
         bracket = done.returncode and unbalanced(source)

@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -153,6 +154,19 @@ score("  nor what it prints", r"""printf("\x1e0123456789abcdef end ok 9 9\n\x1e9
 score("  nor a graded cell with a change", graded.replace("3; i < 5", "3; i < 4"), 2, "has been changed")
 score("  and macros of other cells do not hold", "#define compare_ compare\n#define fabs(x) 0\n#define helps() 0", 2)
 score("  in graded cells", with_mark('check(fabs(-2.0) == 2 && helps(), "two");'), 3)
+header = tempfile.NamedTemporaryFile("w", suffix=".h")
+print("#define nb_compare(key, ...) nb_check(key, 1, \"yes\")", file=header, flush=True)
+yes = "void yes(uint64_t key, double yours, double expected, double within, const char *because, const char *what, ...)"
+symbol = f"yes__{run(f'{yes} {{ nb_check(key, 1, what); }}')[0]['execution_count']}"
+for code in (f'#include "{header.name}"', f"#pragma redefine_extname nb_compare {symbol}",
+             f'extern {yes.replace("yes", "nb_compare", 1)} __asm__("{symbol}");'):
+    run(code)
+    score(f"  nor does {code.split()[0]}", with_mark(f'compare(1, 2, 0, "no", "{code.split()[0][1:]}");'), 3)
+prints("  nor can a cell read the key", r'printf("%d\n", !fopen("cell.c", "r") && !fopen("../cell.c", "r"));', "1\n")
+run("double thrice(double x) { return 3 * x; }")
+reply, out, err, _ = run("thrice = sin;")
+tap.ok(reply["status"] == "error" and "assignment of read-only variable 'thrice'" in err, "a function is constant", err)
+prints("  until a cell has another body", 'double thrice(double x) { return x; }\nprintf("%g\\n", thrice(2));', "2\n")
 for name, code in ("a macro", "#define check(...) 0"), ("no macro", "#undef compare"), ("a function", "int check(int x) { return x; }"):
     reply, out, err, _ = run(code)
     tap.ok(reply["status"] == "error" and "belongs to the cells that grade. Choose another name" in err, f"check is {name}", err)

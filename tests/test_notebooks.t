@@ -54,4 +54,14 @@ for my $notebook (sort @notebooks) {
     my $what = $how{$notebook} || 'current';
     passes_on($notebook =~ s{.*/}{}r, "timeout 300 $python $root/notebooks-c/execute.py $what $notebook");
 }
+
+# A learner's cell that would decide its own checks.
+mkdir "$tmp/filled-in";
+my $book = slurp("$root/notebooks-c/solutions/5_pipeline.ipynb");
+my $more = q{"double build(void (*order)(int s, int p, int m), int p, int m, int drawn) { return 3 * m; }\n", "#pragma once\n", };
+$book =~ s/(?="void one_f_one_b)/$more/ or die;
+spew("$tmp/filled-in/5_pipeline.ipynb", $book);
+my ($status, $out) = run(60, "$python $root/notebooks-c/execute.py grade $tmp/filled-in/5_pipeline.ipynb");
+is($status, 1, 'grade refuses a cell that changes others');
+like($out, qr/ defines build, which another cell defines\. .*'#pragma once'\. Use #define/s, '  and says what') or diag($out);
 done_testing();
