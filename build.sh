@@ -205,7 +205,7 @@ uses() {
     local name
     name=$(one_of "$1")
     case $1 in
-    build) say "-DDTRAIN_IMPLEMENTED $root/$build/dtrain.o -ldl" ;;
+    build) say "-DDTRAIN_IMPLEMENTED $build/dtrain.o -ldl" ;; # of this folder, whose name may have blanks
     library) say "-DDTRAIN_IMPLEMENTED $root/$test_build/$name.o $train_cflags -ldl" ;;
     open | engines) say "-I$root/$build/open $root/$test_build/$name.o $test_cflags $(switches "$name" | xargs) -ldl" ;;
     checked) say "-I$root/$build/open -g $checked_cflags $root/$test_build/checked.o" ;;

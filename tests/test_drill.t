@@ -108,7 +108,7 @@ like($out, qr/(> Answer with a letter from a to d.*){2}Right\..*a\) .*Rule: The 
 my ($question) = (run(20, "$small --domain memory --seed 11 </dev/null"))[1] =~ /^(A model .*?)\n  \(a/ms;
 my ($billion, $bytes) = $question =~ /with ([\d.]+) billion.*with (AdamW|Adam|SGD)/s;
 my $gb = $billion * ($bytes eq 'SGD' ? 12 : 16);
-for (["$gb", 1], ["$gb GB", 1], ['~' . $gb * 1.01, 1], [$gb * 1.05, 0], ['many', 0], [$gb / 8, 0]) {
+for (["$gb", 1], ["$gb GB", 1], [sprintf('%.1f', $gb) =~ tr{.}{,}r, 1], ['~' . $gb * 1.01, 1], [$gb * 1.05, 0], ['many', 0], [$gb / 8, 0]) {
     spew("$tmp/input", "$_->[0]\n");
     like((run(20, "$small --domain memory --seed 11 <$tmp/input"))[1], qr/^$_->[1] of 1 right$/m, "$gb: '$_->[0]' is " . ($_->[1] ? 'right' : 'wrong'));
 }

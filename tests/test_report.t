@@ -130,7 +130,7 @@ for (['an empty file', '', qr/is empty: the run has not begun/], ['a text', "onc
     ok($status == 1 && $err =~ $_->[2] && !-e "$tmp/bad.html", "refused: $_->[0]") or diag($err);
 }
 mkfifo("$tmp/pipe", 0600) or die "pipe: $!"; # like a device, in whose place no page may be put
-for (['no file', '', 2, qr/name a file/], ['an absent one', 'none.jsonl', 1, qr/cannot read none/], ['an option', 'a.jsonl --colour', 2, qr/what is '--colour'/], ['no value', 'a.jsonl -o', 2, qr/-o needs a name/],
+for (['no file', '', 2, qr/name a file/], ['an absent one', 'none.jsonl', 1, qr/cannot read none/], ['a pipe', 'pipe', 1, qr/cannot read pipe/], ['an option', 'a.jsonl --colour', 2, qr/what is '--colour'/], ['no value', 'a.jsonl -o', 2, qr/-o needs a name/],
      ['nine runs', 'a.jsonl ' x 9, 2, qr/up to 8 runs/], ['a page over the metrics', 'a.jsonl -o b.jsonl', 1, qr/b\.jsonl exists and is not a page/], ['metrics as a trace', 'a.jsonl --timeline a.jsonl', 1, qr/is not a trace/],
      ['an absent folder', 'a.jsonl -o none/a.html', 1, qr/cannot write none/], ['a pipe as a page', 'a.jsonl -o pipe', 1, qr/pipe exists and is not a page/],
      ['an empty name', "a.jsonl --tensorboard ''", 2, qr/--tensorboard needs a name/], ['a full disk', 'a.jsonl -o full.html >/dev/full', 1, qr/cannot write the verdict/],

@@ -286,14 +286,17 @@ static inline int drill_same(const char *answer, const char *words)
     return 0;
 }
 
-/* Is it the number? Within 2 %; with or without unit, sign of dollars, commas; 0.43 and 43 % are the same. */
+/* Is it the number? Within 2 %; with or without unit, sign of dollars, commas; 0.43, 0,43 and 43 % are the same. */
 static inline int drill_number(const char *answer, double number)
 {
     char plain[DRILL_TEXT], *end;
     size_t n = 0;
     double given;
+    const char *comma = strchr(answer, ','); /* before 3 digits it groups them */
+    if (comma && (strspn(comma + 1, "0123456789") == 3 || strpbrk(comma + 1, ".,"))) comma = NULL;
     for (; *answer && n < DRILL_TEXT - 1; answer++)
-        if (!strchr("$,~ =", *answer)) plain[n++] = *answer;
+        if (answer == comma) plain[n++] = '.';
+        else if (!strchr("$,~ =", *answer)) plain[n++] = *answer;
     plain[n] = 0, given = strtod(plain, &end);
     if (number < 1 && (*end == '%' || given > 1)) given /= 100;
     return end != plain && fabs(given - number) <= 0.02 * fabs(number);

@@ -138,7 +138,7 @@ static const char *json_text(slice v, char *text, size_t size)
 static char *file_read(const char *path, size_t *bytes)
 {
     struct stat is;
-    FILE *f = stat(path, &is) || S_ISDIR(is.st_mode) ? NULL : fopen(path, "rb");
+    FILE *f = stat(path, &is) || !S_ISREG(is.st_mode) ? NULL : fopen(path, "rb");
     char *text = f ? (char *)malloc((size_t)is.st_size + 1) : NULL;
     *bytes = text ? fread(text, 1, (size_t)is.st_size, f) : 0;
     if (text) text[*bytes] = 0;
