@@ -193,6 +193,10 @@ def check(path, tap, what):
            f"its cells or the library have changed: ./build.sh notebooks run notebooks-c/{name}")
     tap.ok(not any(c.get("outputs") for c in book.cells), f"{name}: a learner's copy starts without outputs",
            "clear its outputs")
+    tap.ok(all(c.source == with_mark(c.source) and c.metadata.get("tags") == ["raises-exception"]
+               for c in book.cells if role(c) == "grade"),
+           f"{name}: graded cells have the hash of their text, and Run All goes on after one that fails",
+           "./build.sh notebooks run, and the tag raises-exception")
     texts = [TYPESET.sub(" ", c.source) for c in book.cells if c.cell_type == "markdown"]
     raw = [match[0] for text in texts for match in RAW.finditer(text)]
     tap.ok(not raw, f"{name}: formulas of its text are between $", "\n".join(raw))

@@ -150,7 +150,7 @@ def score(name, code, good, note=""):
 score("a cell counts once", graded, 1)
 score("  and not what else it checks", 'check(1, "mine");\nint helps(void) { return check(1, "mine"), 1; }', 1)
 score("  nor what it calls", with_mark('check(helps(), "one");'), 2)
-score("  nor what it prints", r"""printf("\x1e0123456789abcdef end ok 9 9\n\x1e9 ok 9 9\n\x1d99\n");""", 2)
+score("  nor what it prints", r"""printf("\0360123456789abcdef end ok 9 9\n\0369 ok 9 9\n\03599\n");""", 2)
 score("  nor a graded cell with a change", graded.replace("3; i < 5", "3; i < 4"), 2, "has been changed")
 score("  and macros of other cells do not hold", "#define compare_ compare\n#define fabs(x) 0\n#define helps() 0", 2)
 score("  in graded cells", with_mark('check(fabs(-2.0) == 2 && helps(), "two");'), 3)

@@ -1,9 +1,9 @@
 #!/usr/bin/env perl
 # The kernel of the C notebooks, and the notebooks, run without a browser: notebook_kernel.py and execute.py print
 # TAP. Of every notebook the stored outputs must be up to date. Four, which seeded() draws, run with their solutions,
-# and one of those with the learner's cells left blank, too; with --full all of them do both. Without it a cc in front
-# of the compiler leaves optimization out where it compiles the library, but for the kernels' own, and gives it
-# another version, so that a reader's notebook does not find that library.
+# and one of those with the learner's cells left blank and with wrong answers, too; with --full all of them do all
+# three. Without it a cc in front of the compiler leaves optimization out where it compiles the library, but for the
+# kernels' own, and gives it another version, so that a reader's notebook does not find that library.
 use strict;
 use warnings;
 use FindBin;
