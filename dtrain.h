@@ -465,9 +465,9 @@ DT_API dt_result dt_all_reduce(dt_comm *c, float *data, int64_t count, dt_op op)
 DT_API dt_result dt_all_gather(dt_comm *c, const float *in, float *out, int64_t count);
 
 /* ---- H1  results, kernels ---- */
-DT_API const char *dt_result_name(dt_result r); /* the code's name, e.g. "DT_E_PEER" */
+DT_API const char *dt_result_name(dt_result r); /* the code's name, e.g. "DT_E_PEER"; static */
 DT_API int dt_exit_code(dt_result r); /* the exit status for main() to return */
-DT_API const char *dt_version(void); /* of the implementation that was linked */
+DT_API const char *dt_version(void); /* of the implementation that was linked; static */
 /* The kernels that run here: "avx512", "avx2", "neon" or "portable". DT_ISA forces one; the bits are the same. */
 DT_API const char *dt_isa(void);
 

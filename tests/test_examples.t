@@ -229,8 +229,8 @@ for my $example (@examples) {
     @missing = unseen($program, $all);
     ok(!@missing, '  and shows its concepts') or diag(map { "$_\n" } @missing);
     delete $shows{$program};
-    next if slurp("$example") =~ /int main\(void\)/ || !-x "$tmp/tree/examples/$name";
-    is((run_in("$tmp/tree/examples", 20, "./$name --rank 2"))[0], 2, '  and refuses a mistyped option');
+    next if slurp("$example") =~ /int main\(void\)/ || !-x "$tmp/tree/examples/$program";
+    is((run_in("$tmp/tree/examples", 20, "./$program --rank 2"))[0], 2, '  and refuses a mistyped option');
 }
 
 my $missing = mpi_missing();
