@@ -27,7 +27,7 @@
  * Predict first: a chain of eight operations instead of four: which of the two times doubles?
  * Exercise: the table has each pass alone. Leave out one pass at a time instead. Which one saves the memory?
  *
- * Read on: 49_compile_pays.c for when that is worth its time, 42_recompute_by_hand.c for the other way to keep less. */
+ * Read on: 49_compile_pays.c for when that is worth its time, 103_four_passes.c for layout and precision, too. */
 #define DT_COMPILER
 #define DTRAIN_IMPLEMENTATION
 #include "dtrain.h"
