@@ -102,7 +102,7 @@ missing_packages() {
     for need in "$@"; do
         case $need in
         compiler)
-            find_cc >/dev/null || say gcc
+            find_cc >/dev/null || [ -n "${CC:-}" ] || say gcc
             has_libc_headers || say libc6-dev ;;
         test)
             have make || say make
@@ -145,8 +145,9 @@ install_missing() {
 }
 
 choose_compiler() {
-    CC=$(find_cc) || die "no C compiler: install gcc or clang (apt-get install gcc libc6-dev)"
-    export CC
+    local found
+    found=$(find_cc) || die "no C compiler${CC:+ '$CC'}: install gcc or clang (apt-get install gcc libc6-dev)${CC:+, or unset CC}"
+    export CC=$found
 }
 
 # ---- compiling ---------------------------------------------------------------------------------------

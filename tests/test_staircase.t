@@ -60,6 +60,8 @@ my @pairs = map { "$answered[2 * $_]: $answered[2 * $_ + 1]" } 0 .. $#answered /
 is(join("\n", @pairs), join("\n", @asked), 'examples/answers/staircase.md answers what the steps ask');
 my ($status, $list) = run_in($root, 60, './build.sh staircase');
 is(join("\n", grep { index($list, $_) < 0 } @sentences), '', './build.sh staircase lists the steps');
+my ($none, $told, $said) = run_in($root, 20, 'CC=nope ./build.sh lab 1');
+ok($none == 1 && $told eq '' && $said =~ /^build\.sh: no C compiler 'nope': .* unset CC$/, 'a compiler that is not there') or diag($told . $said);
 for ('staircase 9', 'staircase --help', 'exercise', 'lab x0') { # a word is not a pattern of names
     my ($refused, undef, $why) = run_in($root, 60, "./build.sh $_");
     ok($refused == 2 && $why =~ /^build\.sh: no /m, "./build.sh $_: there is none") or diag($why);
