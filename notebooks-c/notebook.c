@@ -273,15 +273,24 @@ DT_API void nb_check(uint64_t key, int is_true, const char *sentence, ...)
     if (key == nb_key && key) nb_checks++, nb_ok += is_true != 0;
 }
 
+/* A number as a check shows it: whole numbers with all digits. */
+static const char *nb_number(char text[32], double x)
+{
+    snprintf(text, 32, fabs(x) < 1e15 && x == floor(x) ? "%.0f" : "%.6g", x);
+    return text;
+}
+
 DT_API void nb_compare(uint64_t key, double yours, double expected, double within, const char *because,
                        const char *what, ...)
 {
-    char text[256];
+    char text[256], mine[32], right[32];
     va_list arguments;
     va_start(arguments, what);
     vsnprintf(text, sizeof text, what, arguments);
     va_end(arguments);
     if (yours == 0 || !isfinite(yours)) nb_check(key, 0, "%s: yours: %g, as without an answer", text, yours);
-    else if (fabs(yours - expected) <= within) nb_check(key, 1, "%s: %.6g, because %s", text, yours, because);
-    else nb_check(key, 0, "%s: yours: %.6g, expected: %.6g, because %s", text, yours, expected, because);
+    else if (fabs(yours - expected) <= within) nb_check(key, 1, "%s: %s, because %s", text, nb_number(mine, yours), because);
+    else
+        nb_check(key, 0, "%s: yours: %s, expected: %s, because %s", text, nb_number(mine, yours),
+                 nb_number(right, expected), because);
 }

@@ -133,17 +133,18 @@ fails("a check that is not ok", 'check(1 == 1, "one");\ncheck(1 == 2, "two is %d
 reply, out, err, _ = run('check(1 == 2, "two is %d", 2);')
 tap.ok(out == "not ok 1 - two is 2\n", "  and its sentence", out)
 graded = with_mark('for (int i = 3; i < 5; i++) compare(i, 3, 0, "it is so", "%d of two", i - 2);\n'
-                   'compare(0, 3, 0.5, "it is so", "blank");')
+                   'compare(0, 3, 0.5, "it is so", "blank"); compare(12345678, 0.1234567, 0, "it is so", "digits");')
 reply, out, err, _ = run(graded)
 tap.ok(out == "ok 1 - 1 of two: 3, because it is so\nnot ok 2 - 2 of two: yours: 4, expected: 3, because it is so\n"
-       "not ok 3 - blank: yours: 0, as without an answer\n", "compare says both numbers, but not to a blank cell", out)
+       "not ok 3 - blank: yours: 0, as without an answer\n"
+       "not ok 4 - digits: yours: 12345678, expected: 0.123457, because it is so\n", "compare says both numbers, but not to a blank cell", out)
 
 
 def score(name, code, good, note=""):
-    """What the score says after a cell: `good` of the 5 checks of `graded` and of one more cell."""
+    """What the score says after a cell: `good` of the 6 checks of `graded` and of two more cells."""
     _, _, err, _ = run(code)
-    _, out, _, _ = run("%%score 5")
-    tap.ok(re.fullmatch(rf"score: {good} of 5 checks(; \d have not run yet)?; inputs of seed 7\n", out) and note in err,
+    _, out, _, _ = run("%%score 6")
+    tap.ok(re.fullmatch(rf"score: {good} of 6 checks(; \d have not run yet)?; inputs of seed 7\n", out) and note in err,
            f"score: {name}", out + err)
 
 
