@@ -6,8 +6,8 @@
  *     - Recompute keeps fewer activations, ZeRO 1 shards the optimizer's state over the ranks. The plan says before a
  *       run what each saves.
  *     - Neither changes a bit of the loss: they are layouts, not recipes.
- *     - Recompute costs time, ZeRO 1 costs none: the simulator says so for a model that needs them. It says more than a
- *       third, because there a backward takes less time than two forwards.
+ *     - Recompute costs time, ZeRO 1 costs none, so ZeRO 1 comes first: the simulator says so for a model that needs
+ *       them. Recompute costs more than a third there, because a backward takes less time than two forwards.
  *
  * Build and run it, in this folder
  *     cc -O2 -I.. 46_budget.c -o 46_budget -lm -lpthread

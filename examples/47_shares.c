@@ -2,7 +2,8 @@
  *
  * What you learn
  *     - A layout decides where a number is, never what it is. Data parallel keeps every matrix on every rank. ZeRO 3
- *       cuts the numbers of a segment into runs, tensor parallel a matrix by columns or rows, a pipeline by layers.
+ *       cuts the numbers of a segment, such as a block with its matrices in their order, into one run per rank; tensor
+ *       parallel cuts a matrix by columns or rows, a pipeline by layers.
  *     - dt_plan_mesh tells a rank's place along each axis; dt_trainer_own copies the elements that the rank holds to
  *       their places. Added up over the ranks, and divided by the number of copies, they are the whole matrix.
  *     - Parameters that tensor parallel does not cut (norms, positions) are on every rank of the tensor group.

@@ -4,8 +4,8 @@
  *     - Every step of data parallel pays for its exchange, t seconds, for any number of samples. A batch of b samples
  *       of s seconds takes b s on one rank and b s / n + t on n. n ranks beat one when b > b* = n t / ((n-1) s), the
  *       break-even batch; at 4 b* two ranks are 1.6 times as fast.
- *     - t is known beforehand: 2 (n-1) alpha + 2 (n-1)/n S / B, with alpha and B from two sizes of an all-reduce. More
- *       ranks do not lower it: the second term tends to 2 S / B, the first one grows.
+ *     - t is known beforehand: 2 (n-1) alpha + 2 (n-1)/n S / B for S bytes of gradients; two sizes of an all-reduce
+ *       give alpha and B. More ranks do not lower t: the second term tends to 2 S / B, the first one grows.
  *     - k micro-batches between two exchanges (accumulation) divide the price by k at the same memory, but there are
  *       fewer steps for the same samples. Where the model does not learn from larger batches, one rank is faster and
  *       cheaper.

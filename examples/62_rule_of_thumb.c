@@ -1,8 +1,8 @@
 /* 62_rule_of_thumb: "below 100 million weights and a batch of 64, several GPUs rarely pay": how often is that right?
  *
  * What you learn
- *     - Work is 6 P u b / F for b samples that use a weight u times; the exchange is 2 (n-1)/n 2 P / B. P cancels.
- *       Four ranks are at least twice as fast as one if u b >= 2 F / B.
+ *     - Work is 6 P u b / F for P weights, F FLOP/s and b samples that use a weight u times; the exchange is
+ *       2 (n-1)/n 2 P / B at B bytes/s. P cancels. Four ranks are at least twice as fast as one if u b >= 2 F / B.
  *     - The rule knows P and b and lacks u, F and B. u is 1 for a row of a table, 512 for a text of 512 tokens, 160
  *       for an image of 224 pixels in a ResNet-50, 640 for one of 448, 0.01 for an embedding model. A CNN of 25
  *       million weights on large images pays with a batch of 32; an embedding model of a billion does not with 256.
