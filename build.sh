@@ -673,7 +673,7 @@ build_grader() {
     fi
     # shellcheck disable=SC2086
     newer "$grader" dtrain.h build.sh examples/{,labs/,tools/}*.h "$folder"/*.[ch] ||
-        $CC $flags "$folder/grade.c" $library -rdynamic -o "$grader" -lm -lpthread -ldl
+        $CC $flags "$folder/grade.c" $library -rdynamic -o "$grader" -Wl,--no-as-needed -lm -lpthread -ldl
 }
 
 # FNV-1a of 64 bits.
@@ -690,10 +690,13 @@ allocators='malloc|calloc|realloc|reallocarray|aligned_alloc|posix_memalign|mema
 allocators+='|getline|getdelim|open_memstream|mmap|mmap64|mremap|s?brk|syscall|dlopen|dlsym|pthread_create|__libc_[a-z]*alloc'
 allocators+='|fmemopen|fopen|setenv|putenv|hcreate|tsearch'
 
+# The files in a rule of make, which the compiler wrote, one a line; the first of them is the one that was compiled.
+prerequisites() { sed 's/\\ /?/g; s/\\$//; 1s/^[^:]*://' "$@" | tr -s ' ' '\n' | grep . || true; }
+
 # The learner's file becomes a shared object, which only the processes of the ranks load. The grader gets a number through a
 # pipe that no rank has, and signs its verdict with it; a verdict without that signature is refused.
 command_lab() {
-    local folder file="" grader object status=0 flags options=() nonce verdict said calls
+    local folder file="" grader object status=0 flags options=() nonce verdict said calls other
     [ $# -gt 0 ] || { list_labs; return; }
     folder=$(numbered examples/labs "$1")
     [ -d "$folder" ] || { list_labs >&2; die_usage "no lab '$1'"; }
@@ -717,9 +720,20 @@ command_lab() {
     grader=$build/labs/$(basename "$folder") object=$grader.$$.so said=$grader.$$.out
     build_grader "$folder" "$grader" "$flags"
     # shellcheck disable=SC2086
-    $CC $flags -Wall -Wextra -shared -fPIC -Wl,-Bsymbolic "$file" -o "$object" -lm ||
+    (ulimit -t 60 -v 4000000 -f 100000 && # for a file that compiles endlessly
+        exec $CC $flags -Wall -Wextra -shared -fPIC -Wl,-Bsymbolic -MMD -MF "$said" "$file" -o "$object" -lm) || {
+        rm -f "$said"
         die "$file does not compile: correct the first error above"
-    if grep -q 'GCC poison' "$folder/lab.h" && calls=$(nm -D --undefined-only "$object" | grep -m 1 -owE "$allocators"); then
+    }
+    # shellcheck disable=SC2086
+    other=$(prerequisites "$said" | tail -n +2 | grep -m 1 -vxF -f <($CC $flags -MM "$folder/stub.c" | prerequisites) || true)
+    rm -f "$said"
+    if [ -n "$other" ]; then
+        rm -f "$object"
+        die "$file includes $other, which the lab's stub does not: write what you need from it into your file"
+    fi
+    if grep -q 'GCC poison' "$folder/lab.h" &&
+        calls=$({ nm -D --undefined-only "$object" && objdump -d "$object"; } | grep -owE "$allocators|svc" | tail -n 1); then
         rm -f "$object"
         die "$file calls $calls for memory, which the grader cannot count: take arrays from lab_alloc"
     fi

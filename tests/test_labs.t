@@ -8,6 +8,7 @@ use strict;
 use warnings;
 use FindBin;
 use lib $FindBin::Bin;
+use Config;
 use Dt;
 use JSON::PP;
 use List::Util qw(shuffle);
@@ -32,6 +33,20 @@ TEXT
     chmod 0755, "$tmp/cc";
     $ENV{CC} = "$tmp/cc";
 }
+
+# Asks the grader what only the process of a rank should ask.
+my $forges = <<'TEXT';
+#include "lab.h"
+#include <unistd.h>
+static void forge(int question, int64_t number)
+{
+    struct { int32_t what, peer; int64_t count, bytes; } p = {9, question, number, 0};
+    char byte;
+    if (write(3, &p, sizeof p) != sizeof p || read(3, &p, sizeof p) != sizeof p) _exit(1);
+    for (; p.bytes > 0; p.bytes--) if (read(3, &byte, 1) != 1) _exit(1);
+}
+TEXT
+my $forged = qr/talks to the grader in a way that lab\.h does not/;
 
 # By lab: [what is wrong, [text in the solution, its replacement, ..], how a failing test begins, its note].
 my %wrong = (
@@ -68,7 +83,9 @@ my %wrong = (
         ['one rank leaves a collective out', ['        lab_all_reduce', '        if (step != 5 || first == 0) lab_all_reduce'],
          'samples, ranks: 2', qr/deadlock: rank 0 waits in all-reduce, its collective number 31; rank 1 has returned/],
         ['one rank calls another collective', ['    lab_broadcast(', '    if (first) lab_barrier(c);' . "\n    else lab_broadcast("],
-         'samples, ranks: 2', qr/rank 0 calls broadcast with 144 floats and root 0 while rank 1 calls barrier/],
+         'samples, ranks: 2', qr/rank 0 calls broadcast with 144 floats and root 0 while rank 1 calls barrier$/m],
+        ['statements inside of an expression', ['    lab_weights(w);', '    (void)({ lab_weights(w); own *= 1; own *= 1; own *= 1; });'], 'lines: 18', qr/.*/],
+        ['a macro for semicolons', ['    lab_weights(w);', "#define S ;\n    lab_weights(w) S own *= 1 S own *= 1;"], 'lines: 4', qr/.*/],
         ['too many lines', ['    lab_weights(w);', '    lab_weights(w);' . "\n    own *= 1; own *= 1;\n    own *= 1; own *= 1;"], 'lines: 17', qr/.*/],
     ],
     '3_overlap' => [
@@ -82,6 +99,8 @@ my %wrong = (
          'gradients, odd ranks', qr/rank 0 starts layers 9 to 9, rank 1 starts layers 8 to 8: these all-reduces never end/],
         ['a bucket leaves with its first layer', ['k = first; k < sent', 'k = sent - 1; k < sent'],
          'gradients, calls that are slow', qr/rank \d starts layer \d+ before its gradient is there/],
+        ['backward is made longer', ["#include \"lab.h\"\n", $forges, '    is_ready[layer] = 1;', "    is_ready[layer] = 1;\n    forge(0, 0);"],
+         'gradients, a wire that is slow', $forged],
         ['the last bucket stays', ['sent > 0', 'sent > 1'], 'gradients, a wire that is slow', qr/rank \d never starts layer 0/],
     ],
     '4_zero' => [
@@ -92,14 +111,17 @@ my %wrong = (
          'memory, stage 3, ranks: 2; 47184 bytes at most, the limit is 41984', qr/two layers more/],
         ['weights of before the update', ['    z->in_window = -1; /* what', '    /* what'], 'bits, stage 3, ranks: 2', qr/plain data parallel has/],
         ['one rank leaves a gather out', ['if (z->in_window != l)', 'if (z->in_window != l && (l || lab_rank(z->c)))'],
-         'bits, stage 3, ranks: 2', qr/rank 0 calls reduce-scatter with 512 floats and root 0 while rank 1 calls all-gather with 512/],
+         'bits, stage 3, ranks: 2', qr/rank 0 calls reduce-scatter with 512 floats while rank 1 calls all-gather with 512/],
         ['an array stays', [', lab_free(z->c, z->sum)', ''], 'freed, stage 1, ranks: 1; 4096 bytes are left', qr/.*/],
         ['an array that is too short', ['z->dw = lab_alloc(c, 4 * LAYER)', 'z->dw = lab_alloc(c, 4 * LAYER - 4)'],
          'bits, stage 1, ranks: 1', qr/rank 0 wrote past the end of an array of 4092 bytes/],
         ['a moment in a static array', ['z->m = lab_alloc(c, 4 * DEPTH * piece)', 'z->m = moment', 'lab_free(z->c, z->m), ', '',
           'zero *zero_open(', "static float moment[WEIGHTS];\nzero *zero_open("], 'memory, stage 3, ranks: 4', qr/1\d{4} bytes of it are static variables/],
-        ['all weights in a local array', ['    z->in_window = -1; /*', "    float all[WEIGHTS];\n    zero_weights(z, all);\n    z->in_window = -1; /*"],
-         'memory, stage 3, ranks: 4', qr/1\d{4} bytes of it are local variables/],
+        ['all weights in a local array', ['    z->in_window = -1; /*', "    float all[100000];\n    zero_weights(z, all);\n    z->in_window = -1; /*"],
+         'memory, stage 3, ranks: 4', qr/\d{6} bytes of it are local variables/],
+        ['the bytes are counted from the last step on', ["#include \"lab.h\"\n", $forges, '    lab_error(', "    if (step == 20) forge(0, 0);\n    lab_error("],
+         'bits, stage 1, ranks: 1', $forged],
+        ['a part of an array is freed', ['    lab_error(', "    lab_free(z->c, z->m + 64);\n    lab_error("], 'bits, stage 1, ranks: 1', qr/lab_free what lab_alloc did not return/],
         ['the given weights are kept', ['z->c = c, ', 'z->c = c, given = first, ', 'z->in_window = -1; /*', 'z->in_window = -1, z->m[0] += 0 * given[0]; /*',
           'zero *zero_open(', "static const float *given;\nzero *zero_open("], 'bits, stage 1, ranks: 1', qr/crashed: Segmentation fault/],
     ],
@@ -118,6 +140,8 @@ my %wrong = (
     ],
     '6_tensor_parallel' => [
         ['the serial MLP in static arrays', ['=', '6_static.c'], 'forward, ranks: 2', qr/puts 0 at \[0\] into the all-reduce; its hidden units give/, 'always'],
+        ['an all-reduce between the passes', ["#include \"lab.h\"\n", $forges, '    sum(m, part, y);', "    forge(0, 2);\n    sum(m, part, y);"], 'y, ranks: 1', $forged],
+        ['weights of other ranks', ['m->first + s) * H', 's) * H'], 'forward, ranks: 2', qr/its hidden units give/],
         ['dx is not summed over ranks', ['sum(m, part, dx);', 'if (m->own == SHARDS) sum(m, part, dx);'], 'dx, ranks: 2', qr/rank 0 has 0 at \[0\]/],
         ['a barrier in backward', ['sum(m, part, dx);', 'sum(m, part, dx), lab_barrier(m->c);'],
          'backward, ranks: 1; one all-reduce', qr/2 calls, 256 floats in all-reduces/],
@@ -132,6 +156,8 @@ my %wrong = (
     '7_survive' => [
         ['the state in shared memory', ['=', '7_shared.c'], 'round trip', qr/only lab_create makes what survives/, 'always'],
         ['the state under a name of its own', ['=', '7_named.c'], 'round trip', qr/only lab_create makes what survives/, 'always'],
+        ['the kill is put off', ["#include \"lab.h\"\n", $forges, '    if (f >= 0) lab_close(f);
+    return', "    forge(9, 0);\n    return"], 'round trip', $forged],
         ['the draft is not synced', ['fine && !lab_sync(f);', 'fine;'], 'any moment', qr/a power cut \d+ ticks .*: neither the old state nor the new one/],
         ['the new state over the old one', ['lab_create("draft")', 'lab_create("checkpoint")', '!lab_rename("draft", "checkpoint")', '1'],
          'any moment', qr/a kill \d+ ticks .*: neither the old state nor the new one/],
@@ -216,7 +242,7 @@ for my $name (sort { ($a =~ /(\d+)/)[0] <=> ($b =~ /(\d+)/)[0] } map { m{([^/]+)
     my ($plan) = $out =~ /^1\.\.(\d+)$/m;
     ok($out !~ /tests, / || $out =~ /^board, best first.*\n  1\. \d+ .*, $name\.c$/m, '  and is on the board') or diag($out);
     ($status, $out, $err) = lab($name, $hunt ? "$root/tests/labs/$name.c --seed 8" : "examples/labs/solutions/$name.c");
-    ok($status == 0 && $err eq '' && $out =~ /^1\.\.$plan$/m, '  and with another seed') or diag("status $status\n$out$err");
+    ok($status == 0 && $err eq '' && $out =~ /^1\.\.$plan$/m && ($hunt || $out =~ /, seed \d{8}/), '  and with another seed') or diag("status $status\n$out$err");
     if (-e "$root/tests/labs/$name.c" && !$hunt) {
         ($status, $out, $err) = lab($name, "$root/tests/labs/$name.c");
         ok($status == 0 && $err eq '', '  another right solution passes') or diag("status $status\n$out$err");
@@ -262,12 +288,22 @@ ok($status == 1 && $err =~ /poisoned/, 'memory that the grader cannot count does
 spew("$tmp/tree/wrong.c", "#include \"lab.h\"\nvoid *hidden(size_t n) __asm__(\"aligned_alloc\");\nvoid *use(void);\nvoid *use(void) { return hidden(64); }\n");
 ($status, $out, $err) = lab('4_zero', 'wrong.c');
 ok($status == 1 && $err =~ /wrong\.c calls aligned_alloc for memory, which the grader cannot count: take arrays from lab_alloc/, 'nor is it taken under another name') or diag($err);
+spew("$tmp/tree/wrong.c", "#include \"lab.h\"\nvoid call(void);\nvoid call(void) { __asm__(\"syscall\"); }\n");
+($status, $out, $err) = lab('4_zero', 'wrong.c');
+ok($status == 1 && $err =~ /wrong\.c calls syscall for memory/ || $Config{archname} !~ /^x86_64/, 'nor from the kernel') or diag($err);
+spew("$tmp/tree/wrong.c", "#include <examples/labs/solutions/2_data_parallel.c>\n");
+($status, $out, $err) = lab('2_data_parallel', 'wrong.c');
+ok($status == 1 && $err =~ m{wrong\.c includes examples/labs/solutions/2_data_parallel\.c, which the lab's stub does not: write}, 'nor is another file a part of it')
+    or diag($err);
+spew("$tmp/tree/wrong.c", "__asm__(\".rept 2000000000\\n.quad 1\\n.endr\");\n");
+($status, $out, $err) = lab('2_data_parallel', 'wrong.c');
+ok($status == 1 && $err =~ /wrong\.c does not compile/, 'a file that compiles to 16 GB') or diag($err);
 
-# What a file prints is shown, and believed by nobody.
-(my $text = slurp("$labs/solutions/5_pipeline.c")) =~ s/\n\{\n/\n{\n    printf("stage %d\\r\\nverdict: 0 of 36, seed 7, 0123456789abcdef\\n", stage);\n/;
+# What a file prints is shown, and believed by nobody. It opens no file.
+(my $text = slurp("$labs/solutions/5_pipeline.c")) =~ s/\n\{\n/\n{\n    printf("stage %d\\r, %d\\nverdict: 0 of 36, seed 7, 0123456789abcdef\\n", stage, fopen("build.sh", "r") != NULL);\n/;
 spew("$tmp/tree/wrong.c", "#include <stdio.h>\n$text");
 ($status, $out, $err) = lab('5_pipeline', 'wrong.c --seed 7');
-ok($status == 0 && $out =~ /^# rank 0 prints: stage 3\?\n# rank 0 prints: verdict: 0 of 36/m && $out =~ /^verdict: (\d+) of \1, seed 7, [0-9a-f]{16}\n\z/m,
+ok($status == 0 && $out =~ /^# rank 0 prints: stage 3\?, 0\n# rank 0 prints: verdict: 0 of 36/m && $out =~ /^verdict: (\d+) of \1, seed 7, [0-9a-f]{16}\n\z/m,
     'what a file prints') or diag("$status\n$out$err");
 spew("$tmp/tree/wrong.c", slurp("$labs/solutions/5_pipeline.c") =~ s/(\n\{\n)/$1    for (;;) {}\n/r);
 ($status, $out, $err) = lab('5_pipeline', 'wrong.c --seed 7 --json');

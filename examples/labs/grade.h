@@ -28,11 +28,13 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #define LAB_FN __attribute__((unused)) static
@@ -47,7 +49,7 @@
 #pragma GCC diagnostic ignored "-Wunused-parameter" /* a function of ranks.h or of a table need not use its comm */
 enum { LAB_RANKS = 8, LAB_SLOTS = 1024, LAB_MOST = 1 << 23, LAB_TEXT = 1200, LAB_HEAD = 64, LAB_CANARY = 16 };
 enum { LAB_CPU_SECONDS = 2, LAB_SECONDS = 60, LAB_CALLS = 5000, LAB_LINES = 40 }; /* of a rank; lines: of a run */
-enum { LAB_PAINTED = 1 << 18, LAB_STATIC_FREE = 2048 }; /* bytes of stack that are looked at; of a file without data */
+enum { LAB_PAINTED = 1 << 20, LAB_STATIC_FREE = 1024 }; /* bytes: of a rank's stack; of a file without data */
 
 typedef void lab_program(lab_comm *c, void *in, void *out); /* what a rank does; in and out are its own */
 
@@ -117,7 +119,7 @@ static void lab__quote(const char *text)
 
 static void lab__said_once(void)
 {
-    if (lab__same) printf("# of test %d: and %d more like it\n", lab__noted, lab__same);
+    if (lab__same) printf("# the note of test %d holds for %d more\n", lab__noted, lab__same);
     lab__same = 0;
 }
 
@@ -354,6 +356,7 @@ void lab_free(lab_comm *c, void *p)
 {
     int64_t bytes;
     if (!p) return;
+    if ((uintptr_t)p % 4096 != LAB_HEAD) lab_refuse("gives lab_free what lab_alloc did not return");
     memcpy(&bytes, (char *)p - LAB_HEAD, sizeof bytes);
     for (int i = 0; i < LAB_CANARY; i++)
         if (((char *)p)[bytes + i] != 0x5a)
@@ -384,11 +387,27 @@ LAB_FN void *lab__symbol(const char *name)
     return p;
 }
 
-/* From here on the process can compute, allocate, read files, write to what it has open, start threads, and end itself.
- * All other calls of the kernel fail: there is no file, shared memory, socket, process or signal for what has to stay
- * in this life. Returns 0 where the machine has no such filter. */
+static int lab__object; /* the file of the learner's object, open */
+
+/* The loader opens one file, and gets the object. Every later open fails: there is a seed to read. */
+static void lab__opens_file(int signal, siginfo_t *info, void *context)
+{
+    static int opened;
+    const int result = opened++ ? -EPERM : lab__object;
+    ucontext_t *u = context;
+#if defined(__x86_64__)
+    u->uc_mcontext.gregs[REG_RAX] = result;
+#elif defined(__aarch64__)
+    u->uc_mcontext.regs[0] = (unsigned long long)result;
+#endif
+}
+
+/* From here on the process can compute, allocate, write to what it has open, start threads, and end itself. All other
+ * calls of the kernel fail: there is no file, shared memory, socket, process or signal for what has to stay in this
+ * life. Returns 0 where the machine has no such filter. */
 static int lab__filter(void)
 {
+    const struct sigaction opens = {.sa_sigaction = lab__opens_file, .sa_flags = SA_SIGINFO};
 #if defined(__x86_64__)
     const unsigned machine = AUDIT_ARCH_X86_64;
 #elif defined(__aarch64__)
@@ -402,7 +421,7 @@ static int lab__filter(void)
         SYS_rt_sigprocmask, SYS_rt_sigreturn, SYS_sigaltstack, SYS_exit, SYS_exit_group, SYS_clock_gettime,
         SYS_clock_nanosleep, SYS_nanosleep, SYS_getrandom, SYS_getpid, SYS_gettid, SYS_sched_yield,
         SYS_sched_getaffinity, SYS_set_robust_list, SYS_rseq};
-    enum { N = sizeof fine / sizeof fine[0], WRITES = O_WRONLY | O_RDWR | O_CREAT | O_TRUNC };
+    enum { N = sizeof fine / sizeof fine[0] };
 #define LAB_LOADS(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
 #define LAB_RETURNS(value) BPF_STMT(BPF_RET | BPF_K, value)
 #define LAB_IF(test, value, skip) BPF_JUMP(BPF_JMP | (test) | BPF_K, (unsigned)(value), 0, skip)
@@ -411,7 +430,8 @@ static int lab__filter(void)
     enum { YES = SECCOMP_RET_ALLOW, NO = SECCOMP_RET_ERRNO | EPERM };
     struct sock_filter code[2 * N + 30] = {LAB_LOADS(arch), BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, machine, 1, 0),
                                            LAB_RETURNS(NO), LAB_LOADS(nr)};
-    const struct sock_filter rest[] = {LAB_CASE(SYS_openat, 2, BPF_JSET, WRITES, NO, YES),
+    const struct sock_filter rest[] = {LAB_IF(BPF_JEQ, SYS_openat, 1),
+                                       LAB_RETURNS(SECCOMP_RET_TRAP),
                                        LAB_CASE(SYS_clone, 0, BPF_JSET, CLONE_THREAD, YES, NO),
                                        LAB_CASE(SYS_tgkill, 0, BPF_JEQ, getpid(), YES, NO),
                                        LAB_IF(BPF_JEQ, SYS_clone3, 1),
@@ -423,7 +443,8 @@ static int lab__filter(void)
         code[5 + 2 * i] = (struct sock_filter)LAB_RETURNS(YES);
     }
     memcpy(code + 4 + 2 * N, rest, sizeof rest);
-    return machine && !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) && !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+    return machine && !sigaction(SIGSYS, &opens, NULL) && !prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) &&
+           !prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
 }
 
 static volatile char *lab__painted; /* the lowest byte of the stack that was painted */
@@ -446,17 +467,11 @@ static int64_t lab__stack(void)
 /* The stack counts from here on: the library has been called once, which goes deep. */
 LAB_FN void lab_counts_stack(void) { lab__stack_before = lab__stack(); }
 
-/* Bytes of the segments of the learner's object that can be written. */
-static int64_t lab__writable(void)
+/* What is below the painted bytes is out of reach: the stack ends there. `top` is at its other end. */
+static void lab__limits_stack(const char *top)
 {
-    const struct link_map *map = lab__loaded;
-    const ElfW(Ehdr) *head = (const void *)map->l_addr;
-    const ElfW(Phdr) *part = (const void *)(map->l_addr + head->e_phoff);
-    int64_t bytes = 0;
-    for (int i = 0; i < head->e_phnum; i++)
-        if ((part[i].p_type == PT_LOAD && part[i].p_flags & PF_W) || part[i].p_type == PT_TLS)
-            bytes += (int64_t)part[i].p_memsz;
-    return bytes;
+    const rlim_t deep = (rlim_t)(top - (const char *)__builtin_frame_address(0)) + LAB_PAINTED + 8192;
+    setrlimit(RLIMIT_STACK, &(struct rlimit){deep, deep});
 }
 
 /* The process of a rank, started with: --rank, the learner's object. */
@@ -472,9 +487,11 @@ __attribute__((noreturn)) static void lab__rank(lab_program *program, const char
     if (!in || !out) _exit(1);
     lab__transfer(LAB_SOCKET, 0, in, (size_t)hello.bytes);
     setvbuf(stdout, NULL, _IOLBF, 0);
+    lab__limits_stack(object);
+    lab__object = open(object, O_RDONLY);
     filtered = lab__filter();
     if (!(lab__loaded = dlopen(object, RTLD_NOW))) lab__cannot_load(dlerror());
-    lab__ask(LAB_READY, filtered, lab__writable(), NULL, 0, NULL, 0);
+    lab__ask(LAB_READY, filtered, 0, NULL, 0, NULL, 0);
     lab__paint();
     program(&c, in, out);
     hello.what = (int)(lab__stack() - lab__stack_before);
@@ -492,7 +509,7 @@ static const char *const lab__names[] = {"barrier", "broadcast", "all-reduce", "
 typedef struct lab_counts {
     int64_t bytes, messages, clock, all_calls;    /* clock: of messages, in the unit of lab_options */
     int64_t calls[5], call_floats[5], call_bytes; /* by lab_call */
-    int64_t memory, peak, stack, statics;         /* bytes: of lab_alloc now, and at most; depth; static variables */
+    int64_t memory, peak, stack;                  /* bytes: of lab_alloc now, and at most; depth */
 } lab_counts;
 
 typedef struct lab_process {
@@ -662,16 +679,25 @@ static void lab__receives(int r)
 
 /* ---- collectives ---- */
 
+static const char *lab__called(int r, char (*text)[100])
+{
+    const lab_packet *q = &lab__net.rank[r].packet;
+    int n = snprintf(*text, sizeof *text, "rank %d calls %s", r, lab__names[q->what]);
+    if (q->what != LAB_BARRIER)
+        n += snprintf(*text + n, sizeof *text - (size_t)n, " with %lld floats", (long long)q->count);
+    if (q->what == LAB_BROADCAST) snprintf(*text + n, sizeof *text - (size_t)n, " and root %d", q->peer);
+    return *text;
+}
+
 /* All ranks have come: have they made the same call? */
 static int lab__agree(void)
 {
+    char one[100], other[100];
     const lab_packet *a = &lab__net.rank[0].packet;
     for (int r = 1; r < lab__net.ranks; r++) {
         const lab_packet *b = &lab__net.rank[r].packet;
         if (a->what == b->what && a->count == b->count && a->peer == b->peer) continue;
-        return lab_stop(
-            "rank 0 calls %s with %lld floats and root %d while rank %d calls %s with %lld floats and root %d",
-            lab__names[a->what], (long long)a->count, a->peer, r, lab__names[b->what], (long long)b->count, b->peer);
+        return lab_stop("%s while %s", lab__called(0, &one), lab__called(r, &other));
     }
     return 1;
 }
@@ -752,7 +778,6 @@ static void lab__loads(int r)
 {
     const lab_packet *q = &lab__net.rank[r].packet;
     lab__net.rank[r].loaded = 1, lab__filtered &= q->peer;
-    lab_counted[r].statics = q->count > LAB_STATIC_FREE ? q->count - LAB_STATIC_FREE : 0;
     lab__reply(r, 0, NULL, 0);
 }
 
@@ -773,8 +798,8 @@ static void lab__handle(int r)
     else if (q.what == LAB_ASK && lab_on_ask) {
         int64_t number = lab_on_ask(&asked);
         if (!lab__net.stopped) lab__reply(r, number, asked.reply, asked.reply_bytes);
-    } else if (q.what == LAB_REFUSE && q.bytes) lab_stop("rank %d %.*s", r, (int)q.bytes, p->body);
-    else if (q.what == LAB_LOAD && q.bytes) p->body[q.bytes - 1] = 0, lab__misfit(p->body);
+    } else if (q.what == LAB_REFUSE && q.bytes) lab_stop("rank %d %s", r, p->body);
+    else if (q.what == LAB_LOAD && q.bytes) lab__misfit(p->body);
     else if (q.what == LAB_RETURN && p->loaded && (size_t)q.bytes == lab__net.out_bytes) {
         lab_counted[r].stack = q.peer, p->out = p->body, p->body = NULL;
         p->wait = LAB_RETURNED, lab__net.returned++;
@@ -820,8 +845,9 @@ static void lab__ended(int r, int status)
     else if (WTERMSIG(status) == SIGXCPU)
         lab_stop("rank %d computed for %d seconds and did not return: look for an endless loop", r, LAB_CPU_SECONDS);
     else
-        lab_stop("rank %d crashed: %s (signal %d); look for an index or a pointer out of range", r,
-                 strsignal(WTERMSIG(status)), WTERMSIG(status));
+        lab_stop("rank %d crashed: %s (signal %d); look for an index or a pointer out of range%s", r,
+                 strsignal(WTERMSIG(status)), WTERMSIG(status),
+                 WTERMSIG(status) == SIGSEGV ? ", endless recursion, or local arrays of more than 1 MB" : "");
     lab__endless += WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU;
 }
 
@@ -948,18 +974,33 @@ LAB_FN void lab_reached(void) { lab__unreached = 0; }
 
 /* ---- the learner's object, and the start ---- */
 
+/* Bytes of the segments of the learner's object that can be written, beyond those of a file without data. */
+static int64_t lab__statics(void)
+{
+    int64_t bytes = -LAB_STATIC_FREE;
+    ElfW(Ehdr) head;
+    ElfW(Phdr) part;
+    int object = open(lab__call.object, O_RDONLY | O_CLOEXEC);
+    if (object < 0 || read(object, &head, sizeof head) != sizeof head) perror(lab__call.object), exit(1);
+    for (int i = 0; i < head.e_phnum; i++)
+        if (pread(object, &part, sizeof part, (off_t)(head.e_phoff + (unsigned)i * sizeof part)) == sizeof part &&
+            ((part.p_type == PT_LOAD && part.p_flags & PF_W) || part.p_type == PT_TLS))
+            bytes += (int64_t)part.p_memsz;
+    close(object);
+    return bytes > 0 ? bytes : 0;
+}
+
 /* Bytes that a rank has used at most: lab_alloc, static variables, and the stack from so many bytes on. */
 LAB_FN int64_t lab_memory(int rank, int64_t stack_free)
 {
     int64_t stack = lab_counted[rank].stack - stack_free;
-    return lab_counted[rank].peak + lab_counted[rank].statics + (stack > 0 ? stack : 0);
+    return lab_counted[rank].peak + lab__statics() + (stack > 0 ? stack : 0);
 }
 
 /* Of a test about memory: says where it is, if not in lab_alloc. */
 LAB_FN void lab_note_memory(int rank, int64_t stack_free)
 {
-    if (lab_counted[rank].statics)
-        lab_note("%lld bytes of it are static variables", (long long)lab_counted[rank].statics);
+    if (lab__statics()) lab_note("%lld bytes of it are static variables", (long long)lab__statics());
     if (lab_counted[rank].stack > stack_free)
         lab_note("%lld bytes of it are local variables: the first %lld do not count",
                  (long long)(lab_counted[rank].stack - stack_free), (long long)stack_free);
@@ -985,8 +1026,8 @@ static void lab__options(int argc, char **argv)
     }
 }
 
-/* What main begins with. In the process of a rank it does not return. Unless the lab has set lab_seed, the clock does.
- */
+/* What main begins with. In the process of a rank it does not return. Unless the lab has set lab_seed, it is
+ * drawn: so large that no rank finds it by trying. */
 LAB_FN void lab_begin(const char *lab, lab_program *program, int argc, char **argv)
 {
     if (argc == 3 && !strcmp(argv[1], "--rank")) lab__rank(program, argv[2]);
@@ -995,7 +1036,7 @@ LAB_FN void lab_begin(const char *lab, lab_program *program, int argc, char **ar
     signal(SIGPIPE, SIG_IGN);
     lab__call.lab = lab, lab__call.file = argv[1], lab__call.boards = argv[2], lab__call.stub = argv[3];
     lab__call.object = argv[4];
-    if (!lab_seed) lab_seed = (unsigned long long)time(NULL) % 1000000;
+    if (!lab_seed && getrandom(&lab_seed, sizeof lab_seed, 0) > 0) lab_seed = lab_seed % 1000000000000 + 1;
     lab__options(argc, argv);
     lab__random = lab_seed;
     if (!lab__json) printf("lab %s: %s, seed %llu\n", lab, lab__call.file, lab_seed);

@@ -91,6 +91,7 @@ static int64_t answer(lab_question *q)
         return lab_stop(
             "rank %d asks for samples %d to %d of step %d: a step has samples 0 to %d, and the steps are 0 to %d",
             q->rank, from, from + n - 1, step, BATCH - 1, STEPS - 1);
+    memset(&d, 0, sizeof d); /* no other rank's samples */
     memcpy(d.x, batch[step].x[from], sizeof d.x[0] * (size_t)n);
     memcpy(d.y, batch[step].y + from, sizeof d.y[0] * (size_t)n);
     for (int i = from; i < from + n; i++) all[q->rank].visits[step][i]++;
@@ -98,13 +99,13 @@ static int64_t answer(lab_question *q)
     return 0;
 }
 
-/* Eight signs; y is what most of the first three say. */
+/* y is the sign of a sum. No sample fits into fewer bytes than its share of a gradient has. */
 static void draw(void)
 {
     for (int r = 0; r < LAB_RANKS; r++) lab_numbers(first[r], WEIGHTS, 0.8f);
     for (int i = 0; i < STEPS * BATCH; i++) {
         float *x = batch[i / BATCH].x[i % BATCH];
-        for (int k = 0; k < IN; k++) x[k] = lab_draw(0, 1) ? 1 : -1;
+        lab_numbers(x, IN, 1.7f);
         batch[i / BATCH].y[i % BATCH] = x[0] + x[1] + x[2] > 0 ? 1 : -1;
     }
 }
@@ -206,7 +207,8 @@ static int code(const char *line, char *to, int *comment)
         } else if (line[0] == '/' && line[1] == '*') *comment = 1, line++;
         else if (line[0] == '/' && line[1] == '/') break;
         else if (!isspace((unsigned char)*line)) {
-            depth += (*line == '(') - (*line == ')'), statements += *line == ';' && !depth;
+            depth = *line == '{' ? 0 : depth + (*line == '(') - (*line == ')' && depth > 0);
+            statements += *line == ';' && !depth;
             words |= isalnum((unsigned char)*line), *to++ = *line;
         }
     }
@@ -240,8 +242,8 @@ static int lines_added(void)
             if (!strcmp(old[i - 1], new[j - 1]) && common[i - 1][j - 1] + of_new[j - 1] > *to)
                 *to = common[i - 1][j - 1] + of_new[j - 1];
         }
-    for (int j = 0; j < n_new; j++) /* what another file has is not free */
-        sum += !strncmp(new[j], "#include\"", 9) && strcmp(new[j], "#include\"lab.h\"") ? LINES : of_new[j];
+    for (int j = 0; j < n_new; j++) /* nor are statements free that a macro makes */
+        sum += strstr(new[j], "define") && strchr(new[j], ';') ? LINES : of_new[j];
     return sum - common[n_old][n_new];
 }
 

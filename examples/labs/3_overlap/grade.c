@@ -10,7 +10,7 @@ typedef struct call {
     int64_t at;
 } call;
 typedef struct record { /* of a rank */
-    int calls, is_ready[LAYERS], started[LAYERS];
+    int calls, readied, is_ready[LAYERS], started[LAYERS];
     call call[CALLS];
     int64_t end; /* of backward so far */
 } record;
@@ -51,6 +51,8 @@ static int64_t answer(lab_question *q)
     int32_t which[2];
     if (!lab_fits(q, q->what == READY ? 0 : sizeof which, j->layers)) return 0;
     if (q->what == READY) {
+        if (mine->readied == j->layers || q->number != tasks[q->rank].order[mine->readied++])
+            return lab__nonsense(q->rank);
         mine->end += j->backward[q->number], mine->is_ready[q->number] = 1;
         return 0;
     }

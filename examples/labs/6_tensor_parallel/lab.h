@@ -13,7 +13,8 @@ float lab_gelu(float x);
 float lab_gelu_slope(float x); /* its derivative */
 
 /* What you write. struct mlp is yours: the weights of this rank, their gradients, and what backward needs.
- * Rank r of n has hidden units r HIDDEN / n and up. a (C,HIDDEN) and b (HIDDEN,C) are all weights: keep only yours. */
+ * Rank r of n has hidden units r HIDDEN / n and up. a (C,HIDDEN) and b (HIDDEN,C) have room for all weights; those of
+ * other ranks' units are not the real ones. */
 typedef struct mlp mlp;
 mlp *mlp_open(lab_comm *c, const float *a, const float *b);
 /* x, y, dy and dx are (ROWS,C). x and dy are equal on all ranks; y and dx have to be. */

@@ -11,7 +11,7 @@ enum { LIFE, TWO_SAVES, LOADS };                                              /*
 typedef struct plan { /* what a process gets */
     int program;
     int64_t interval; /* between saves */
-    lab_state first, old, new;
+    lab_state first, old;
 } plan;
 typedef struct result { /* what it returns */
     int loaded;
@@ -21,7 +21,7 @@ typedef struct result { /* what it returns */
 
 static plan p;
 static result got;
-static lab_state want;
+static lab_state want, new; /* new: after p.old */
 
 /* ---- a process ---- */
 
@@ -65,8 +65,8 @@ static void program(lab_comm *c, void *in, void *out)
     *s = task->first;
     if (task->program == TWO_SAVES) {
         if (!LAB_ITS(save_state)(&task->old)) lab_refuse("gets 0 from save_state");
-        lab_ask(SAVE, 0, NULL, 0, NULL, 0);
-        if (!LAB_ITS(save_state)(&task->new)) lab_refuse("gets 0 from save_state");
+        lab_ask(SAVE, 0, NULL, 0, s, sizeof *s);
+        if (!LAB_ITS(save_state)(s)) lab_refuse("gets 0 from save_state");
         return;
     }
     r->loaded = LAB_ITS(load_state)(s);
@@ -88,7 +88,7 @@ typedef struct file { /* name "": free */
 
 static struct {
     int64_t clock, die_at, ahead, steps; /* ahead: of the kill that is tried, after the beginning of the second save */
-    int died;
+    int died, saved;
     file file[FILES];
 } d;
 
@@ -189,7 +189,10 @@ static int64_t answer(lab_question *q)
         noise = noise_of(step), q->reply = &noise, q->reply_bytes = sizeof noise;
         return d.steps += pass(STEP_TICKS);
     }
-    if (q->what == SAVE) d.die_at = d.clock + d.ahead;
+    if (q->what == SAVE) {
+        if (d.saved++) return lab__nonsense(q->rank);
+        d.die_at = d.clock + d.ahead, q->reply = &new, q->reply_bytes = sizeof new;
+    }
     if (q->what >= TRAIN) return 0;
     if (!named) {
         if (q->number >= 0 && q->number < FILES) return by_file(q);
@@ -226,7 +229,7 @@ static int same(const lab_state *a, const lab_state *b) { return !memcmp(a, b, s
 
 static int run(int what)
 {
-    p.program = what;
+    p.program = what, d.saved = what != TWO_SAVES;
     return lab_run(1, &p, sizeof p, &got, sizeof got);
 }
 
@@ -248,7 +251,7 @@ static int round_trip(void)
     fine = fine && saves(NEVER / 2);
     boot(0);
     fine = fine && run(LOADS);
-    if (fine && !(got.loaded && same(&got.end, &p.new)))
+    if (fine && !(got.loaded && same(&got.end, &new)))
         fine = lab_wrong(got.loaded
                              ? "the loaded state differs from the last one that was saved"
                              : "load_state returns 0 after two saves: only lab_create makes what survives a process");
@@ -262,7 +265,7 @@ static int survives(int64_t ahead, int power_cut)
     if (!saves(ahead) && !d.died) return 0;
     boot(power_cut);
     if (!run(LOADS)) return 0;
-    if (got.loaded && (same(&got.end, &p.old) || same(&got.end, &p.new))) return 1;
+    if (got.loaded && (same(&got.end, &p.old) || same(&got.end, &new))) return 1;
     return lab_wrong("a %s %lld ticks after the beginning of a save: %s", power_cut ? "power cut" : "kill",
                      (long long)ahead,
                      got.loaded ? "load_state returns a state that was never saved"
@@ -287,7 +290,7 @@ static int refuses(file *f, int64_t at, int cut)
     if (cut) f->size = at;
     else f->data[at] = (char)(f->data[at] ^ 16);
     if (!run(LOADS)) return 0;
-    if (!got.loaded || same(&got.end, &p.old) || same(&got.end, &p.new)) return 1;
+    if (!got.loaded || same(&got.end, &p.old) || same(&got.end, &new)) return 1;
     return lab_wrong("the file '%s' %s byte %lld: load_state returns a state that was never saved", f->name,
                      cut ? "was cut at" : "has another bit in", (long long)at);
 }
@@ -346,7 +349,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < LAST; i++) {
         train_step(&want, noise_of(want.step));
         if (i == 9) p.old = want;
-        if (i == 19) p.new = want;
+        if (i == 19) new = want;
     }
     fine = round_trip();
     every_moment(fine), torn(fine, 1), torn(fine, 0);
