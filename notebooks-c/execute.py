@@ -7,8 +7,8 @@
                                  the cells that grade them say so
     execute.py solved FILE ...   the same without the blank and the wrong cells
     execute.py current FILE ...  the same without running anything
-    execute.py grade FILE ...    the score of the learner's cells of FILE in the notebook as it was stored: whatever else
-                                 has been changed in FILE does not count
+    execute.py grade FILE ...    the score of the learner's cells of FILE in the notebook as it was stored: whatever
+                                 else has been changed in FILE does not count
 
 A cell's metadata has {"dtrain": {"role": "learner", "solution": TEXT}} for a cell that the learner fills in,
 {"role": "grade"} for one that grades, and {"role": "score"} for the last one. Some learner's cells have {"wrong": TEXT}

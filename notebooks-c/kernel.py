@@ -455,8 +455,8 @@ class Interpreter:
                                "-o", path.name], capture_output=True, text=True, cwd=self.folder,
                               env={**os.environ, "LC_ALL": "C"})
         (self.folder / "cell.c").unlink()  # a graded cell's has the key
-        messages = re.sub(r"^(cell[^:]*: (In function '[^']*'|At top level):|cc1: some warnings being treated as errors)\n",
-                          "", done.stderr, flags=re.M)
+        messages = re.sub(r"^(cell[^:]*: (In function '[^']*'|At top level):|cc1: some warnings .* errors)\n", "",
+                          done.stderr, flags=re.M)
         bracket = done.returncode and unbalanced(source)
         if bracket:
             messages = at(number, source, *bracket)

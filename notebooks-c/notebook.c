@@ -289,7 +289,8 @@ DT_API void nb_compare(uint64_t key, double yours, double expected, double withi
     vsnprintf(text, sizeof text, what, arguments);
     va_end(arguments);
     if (yours == 0 || !isfinite(yours)) nb_check(key, 0, "%s: yours: %g, as without an answer", text, yours);
-    else if (fabs(yours - expected) <= within) nb_check(key, 1, "%s: %s, because %s", text, nb_number(mine, yours), because);
+    else if (fabs(yours - expected) <= within)
+        nb_check(key, 1, "%s: %s, because %s", text, nb_number(mine, yours), because);
     else
         nb_check(key, 0, "%s: yours: %s, expected: %s, because %s", text, nb_number(mine, yours),
                  nb_number(right, expected), because);
