@@ -74,6 +74,7 @@ spew("$tmp/typed.tsv", "id\tparam_b\tspot\nx\t70\n");
 like((run(60, "$plan --cases $tmp/typed.tsv"))[2], qr/column 'param_b' is not a field: it is left out\nplan: line 2 has 2 of 3 columns/, 'what a file of cases has wrong is said');
 spew("$tmp/typed.tsv", "id\tfacts\tx_tp\nx\t" . 'spot=0;' x 100_000 . "\t" . '2|' x 100_000 . "1\n");
 is((run(20, "$plan --cases $tmp/typed.tsv --check"))[1], "1 of 1\n", 'cells of many parts take no longer for it');
+is((run(20, "ulimit -f 1; $plan --sweep scaling --svg $tmp/large.svg"))[0] . (-e "$tmp/large.svg" ? ' left' : ''), 1, 'half a plot is not left');
 like((run(60, "$plan --sweep spot --tokens-b 20 --instance p9"))[1], qr/^  tokens_b is not used here$/m, 'and what a sweep does not use');
 for (['a sweep', '--sweep all', qr/choose scaling, cost/], ['a price', '--sweep spot --instance p5e', qr/no price of p5e/], ['an unknown option', '--colour 7', qr/what is '--colour'.*--help/], ['nothing', '', qr/^\z/], ['no sweep', '--sweep', qr/--sweep needs a value/], ['no value', '--params-b', qr/--params-b needs a value/],
      ['a word', '--params-b many', qr/params_b: 'many' is not a number from/], ['no number', '--params-b nan', qr/params_b: 'nan'/],

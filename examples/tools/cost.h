@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* ---- instances ---- */
 
@@ -80,6 +81,16 @@ static inline void cost_end(void)
     if (fflush(stdout) || ferror(stdout)) fputs("cannot write the output: is the disk full?\n", stderr), _Exit(1);
 }
 static inline void cost_begin(void) { signal(SIGXFSZ, SIG_IGN), atexit(cost_end); }
+
+/* Closes a file that was written. 0: not all of it was, and no part of it is left. */
+static inline int cost_closed(FILE *f, const char *name)
+{
+    struct stat is;
+    int bad = fflush(f) || ferror(f);
+    bad = fclose(f) || bad;
+    if (bad && !stat(name, &is) && S_ISREG(is.st_mode)) remove(name);
+    return !bad;
+}
 
 /* A finite number of 0 or more that is all of a text; else NAN. */
 static inline double cost_number(const char *text)

@@ -532,8 +532,7 @@ static int write_picture(const struct picture *p, const char *folder)
     snprintf(name, sizeof name, "%s/%s.svg", folder, p->name);
     if (good && (f = fopen(name, "wb")) != NULL) {
         head(f), fprintf(f, "%s</svg>\n", body);
-        written = !ferror(f), written = !fclose(f) && written;
-        if (!written) remove(name);
+        written = cost_closed(f, name);
     }
     if (good && !written) fprintf(stderr, "draw: cannot write %s. Name a folder that exists after -o\n", name);
     free(body);

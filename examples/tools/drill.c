@@ -11,7 +11,6 @@
  * drawn as cases for plan --check. --folder DIR has files of your own. By hand, in the folder of dtrain.h:
  *     cc -O2 examples/tools/drill.c -o drill -lm */
 #include "drill.h"
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -55,9 +54,7 @@ static FILE *open_new(const char *name, char draft[PLAN_TEXT])
 }
 static int close_new(FILE *f, const char *draft, const char *name)
 {
-    int bad = ferror(f);
-    bad = fclose(f) || bad;
-    if (!bad && !rename(draft, name)) return 1;
+    if (cost_closed(f, draft) && !rename(draft, name)) return 1;
     fprintf(stderr, "drill: %s cannot be written completely. Is the disk full?\n", name);
     return remove(draft), 0;
 }

@@ -286,8 +286,7 @@ static int write_trace(const ask *a, const simulation *s, const char *path)
     for (int rank = first; rank <= (one ? first : a->job.ranks - 1); rank++)
         good &= trace_rank(f, a, s, rank, s->begin, rank == first);
     timeline_end(f);
-    good &= !ferror(f) & !fclose(f);
-    return good || (wrong("cannot write --trace %s: %s", path, "is the disk full?"), 0);
+    return (cost_closed(f, path) && good) || (wrong("cannot write --trace %s: %s", path, "is the disk full?"), 0);
 }
 
 /* ---- search ---- */

@@ -123,7 +123,7 @@ static inline int sim_machine_write(const sim_machine *m, const char *path)
         fprintf(f, "%s %.6g %.6g %.6g %.6g\n", k ? "far" : "near", m->link[k].alpha, m->link[k].beta, m->link[k].hop,
                 m->link[k].beta_all);
     fprintf(f, "busy %.6g\nserial %d\npeak %.6g\n", m->busy, m->serial, m->peak);
-    return !fclose(f);
+    return cost_closed(f, path);
 }
 
 /* ---- what an instruction costs ---- */

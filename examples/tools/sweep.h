@@ -146,7 +146,7 @@ static int sweep_svg(const sweep *s, const char *name)
         fprintf(f, "\"/>\n"), sweep_text(f, LEFT + WIDTH + 12, label[k] + 4, "start", r->series[k]);
     }
     fprintf(f, "</svg>\n");
-    return !fclose(f);
+    return cost_closed(f, name);
 }
 
 /* Prints a sweep, and draws it into `svg` unless that is NULL. The program's exit status. */
