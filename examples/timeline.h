@@ -146,7 +146,8 @@ static dt_result timeline_write(const dt_probe *p, dt_trainer *t)
     r = dt_all_gather(c, (float *)(void *)own, (float *)(void *)(own + most), floats);
     if (!r && dt_trainer_is_root(t) && !(f = fopen(path, "w"))) r = timeline_error(path);
     if (f) timeline_put(f, c, own + most, most, p->layout->overlap == DT_OVERLAP_ON);
-    if (f && (ferror(f) | fclose(f))) r = timeline_error(path);
+    if (f && ferror(f)) r = timeline_error(path);
+    if (f && fclose(f)) r = timeline_error(path);
     free(own);
     return r;
 }
