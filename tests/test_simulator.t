@@ -96,7 +96,7 @@ ok((grep { $_->{cat} eq 'FORWARD' } @bars) && !(grep { $_->{pid} != 9 || $_->{du
 # ---- wrong input ----
 
 for (['a number', '--nodes x', qr/--nodes x is not a whole number from 1/], ['half a node', '--nodes 2.5', qr/--nodes 2\.5 is not a whole/], ['a table as JSON', '--search --json', qr/leave out --json/],
-     ['a place', "--calibrate $tmp/none/x", qr/cannot write/], ['a file that is something else', "--calibrate $tmp/trace", qr/is not a calibration: name another/], ['no value', '--nodes', qr/--nodes needs a value/], ['a slow rank', '--slow 3', qr/it is RANK=FACTOR/], ['one too far', '--slow 999=2', qr/beyond the last/],
+     ['a place', "--calibrate $tmp/none/x", qr/cannot write/], ['a file that is something else', "--calibrate $tmp/trace", qr/is not a calibration: name another/], ['no value', '--nodes', qr/--nodes needs a value/], ['a slow rank', '--slow 3', qr/it is RANK=FACTOR/], ['one too far', '--slow 999=2', qr/beyond the last/], ['more than a number of a rank', '--slow 4294967297=2', qr/it is RANK=FACTOR/],
      ['a type', '--instance p9', qr/p9 is not in the catalogue/], ['a calibration', '--calibration nothing', qr/cannot be read/], ['an option', '--bogus 3', qr/unknown option --bogus/], ['a word', 'word', qr/what is 'word'/],
      ['a rank', '--rank 8', qr/--rank 8: it is beyond/], ['a layout', '--tp 3', qr/--tp 3 does not divide/], ['ranks', '--nodes 4000', qr/16384 ranks at most/], ['ranks of a node', '--per-node 0', qr/--per-node 0/]) {
     my ($name, $options, $pattern) = @$_;

@@ -95,7 +95,7 @@ static int add_slow(ask *a, const char *text)
     sim_slow *s = &a->job.slow[a->job.slows];
     char end;
     if (a->job.slows == SIM_SLOW) return wrong("--slow %s: %s", text, "64 ranks at most"), 0;
-    if (sscanf(text, "%d=%lf%c", &s->rank, &s->factor, &end) != 2 || s->rank < 0 || !(s->factor > 0) || s->factor > 1e6)
+    if (sscanf(text, "%9d=%lf%c", &s->rank, &s->factor, &end) != 2 || s->rank < 0 || !(s->factor > 0) || s->factor > 1e6)
         return wrong("--slow %s: it is RANK=FACTOR, e.g. 3=1.5%s", text, ""), 0;
     a->job.slows++;
     return 1;
