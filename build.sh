@@ -2,7 +2,7 @@
 # Builds, runs, tests and measures dtrain.h. `./build.sh help` lists the commands.
 set -euo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+root=$(cd "$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")" && pwd)
 started_in=$PWD
 cd "$root"
 

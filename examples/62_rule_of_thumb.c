@@ -138,7 +138,8 @@ int main(int argc, char **argv)
     flops *= speed, good = confusion(of_model), good = simulate(speed, of_texts) && good;
     printf("\n%d cells of texts, simulated; fp32 gradients, so the border is 4 F / B\n", TEXTS);
     for (int l = 0; l < LINKS; l++) {
-        printf("  %-16s the border agrees in %.0f %%, the rule in %.0f %%\n", links[l].name, of_texts[l][1], of_texts[l][0]);
+        printf("  %-16s the border agrees in %.0f %%, the rule in %.0f %%\n", links[l].name, of_texts[l][1],
+               of_texts[l][0]);
         good = good && of_texts[l][1] > of_texts[l][0];
     }
     if (argc == 1 && (!exceptions() || !good))
