@@ -47,7 +47,8 @@
         va_end(list); \
     } while (0)
 #pragma GCC diagnostic ignored "-Wunused-parameter" /* a function of ranks.h or of a table need not use its comm */
-enum { LAB_RANKS = 8, LAB_SLOTS = 1024, LAB_MOST = 1 << 23, LAB_TEXT = 1200, LAB_HEAD = 64, LAB_CANARY = 16 };
+enum { LAB_RANKS = 8, LAB_SLOTS = 1024, LAB_MOST = 1 << 23, LAB_TEXT = 1200 };
+enum { LAB_GIVEN = 500, LAB_CANARY = 16, LAB_KNOWN = 0x3a }; /* arrays; bytes at the end of one, in floats 0.0007 */
 enum { LAB_CPU_SECONDS = 2, LAB_SECONDS = 60, LAB_CALLS = 5000, LAB_LINES = 40 }; /* of a rank; lines: of a run */
 enum { LAB_PAINTED = 1 << 20, LAB_STATIC_FREE = 1024 }; /* bytes: of a rank's stack; of a file without data */
 
@@ -275,12 +276,15 @@ static int lab__transfer(int socket, int writes, void *data, size_t bytes)
 /* Bytes of floats; -1: no message has so many. */
 static int64_t lab__bytes(int64_t count) { return count < 0 || count > LAB_MOST / 4 ? -1 : count * 4; }
 
+static void lab__look(void);
+
 /* Asks the grader, and waits for its answer, of which `room` bytes go to `out`. Copies to and from the learner's arrays
  * outside of system calls: a wrong pointer ends here. */
 static int64_t lab__ask(lab_call what, int peer, int64_t count, const void *data, int64_t bytes, void *out,
                         int64_t room)
 {
     lab_packet p = {(int32_t)what, peer, count, bytes < 0 || bytes > LAB_MOST ? 0 : bytes};
+    if (what <= LAB_RECEIVE) lab__look();
     memcpy(lab__scratch, &p, sizeof p);
     if (p.bytes) memcpy(lab__scratch + sizeof p, data, (size_t)p.bytes);
     if (!lab__transfer(LAB_SOCKET, 1, lab__scratch, sizeof p + (size_t)p.bytes) ||
@@ -334,40 +338,59 @@ __attribute__((noreturn)) LAB_PRINTF(1, 2) LAB_FN void lab_refuse(const char *fo
     _exit(0);
 }
 
-/* Pages of their own: what is freed cannot be used any more. The size comes first, known bytes are at the end. */
-static void *lab__pages(size_t bytes)
+/* Memory that the learner is given: pages of its own, so that what is freed cannot be used any more. Known bytes fill the
+ * last page, and are looked at when the rank talks to others: nothing is kept there. */
+static struct {
+    unsigned char *at; /* NULL: free */
+    size_t bytes, whole;
+} lab__given[LAB_GIVEN];
+
+static void *lab__give(size_t bytes)
 {
-    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) lab_refuse("gets no memory");
+    int i = 0;
+    size_t whole = (bytes + LAB_CANARY + 4095) / 4096 * 4096;
+    void *p = mmap(NULL, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    while (i < LAB_GIVEN && lab__given[i].at) i++;
+    if (p == MAP_FAILED || i == LAB_GIVEN) lab_refuse("gets no memory: it has %d arrays", i);
+    memset((char *)p + bytes, LAB_KNOWN, whole - bytes);
+    lab__given[i].at = p, lab__given[i].bytes = bytes, lab__given[i].whole = whole;
     return p;
+}
+
+static void lab__look(void)
+{
+    for (int i = 0; i < LAB_GIVEN; i++)
+        for (size_t k = lab__given[i].bytes; lab__given[i].at && k < lab__given[i].whole; k++)
+            if (lab__given[i].at[k] != LAB_KNOWN)
+                lab_refuse("wrote past the end of an array of %zu bytes", lab__given[i].bytes);
+}
+
+/* Returns its bytes. */
+static int64_t lab__take(void *p)
+{
+    int i = 0;
+    lab__look();
+    while (i < LAB_GIVEN && lab__given[i].at != p) i++;
+    if (i == LAB_GIVEN) lab_refuse("gives lab_free an address that lab_alloc did not return, or one that is free already");
+    munmap(p, lab__given[i].whole), lab__given[i].at = NULL;
+    return (int64_t)lab__given[i].bytes;
 }
 
 void *lab_alloc(lab_comm *c, int64_t bytes)
 {
-    char *p;
     if (bytes < 0) lab_refuse("asks lab_alloc for %lld bytes", (long long)bytes);
     lab__ask(LAB_ALLOC, 0, bytes, NULL, 0, NULL, 0);
-    p = lab__pages(LAB_HEAD + (size_t)bytes + LAB_CANARY);
-    memcpy(p, &bytes, sizeof bytes), memset(p + LAB_HEAD + bytes, 0x5a, LAB_CANARY);
-    return p + LAB_HEAD;
+    return lab__give((size_t)bytes);
 }
 
 void lab_free(lab_comm *c, void *p)
 {
-    int64_t bytes;
-    if (!p) return;
-    if ((uintptr_t)p % 4096 != LAB_HEAD) lab_refuse("gives lab_free what lab_alloc did not return");
-    memcpy(&bytes, (char *)p - LAB_HEAD, sizeof bytes);
-    for (int i = 0; i < LAB_CANARY; i++)
-        if (((char *)p)[bytes + i] != 0x5a)
-            lab_refuse("wrote past the end of an array of %lld bytes", (long long)bytes);
-    lab__ask(LAB_FREE, 0, bytes, NULL, 0, NULL, 0);
-    munmap((char *)p - LAB_HEAD, LAB_HEAD + (size_t)bytes + LAB_CANARY);
+    if (p) lab__ask(LAB_FREE, 0, lab__take(p), NULL, 0, NULL, 0);
 }
 
 /* A copy that the learner may use until lab_unlend: nothing can be kept there or be read beside it. */
-LAB_FN void *lab_lend(const void *data, size_t bytes) { return memcpy(lab__pages(bytes), data, bytes); }
-LAB_FN void lab_unlend(void *p, size_t bytes) { munmap(p, bytes); }
+LAB_FN void *lab_lend(const void *data, size_t bytes) { return memcpy(lab__give(bytes), data, bytes); }
+LAB_FN void lab_unlend(void *p) { lab__take(p); }
 
 /* LAB_ITS(train)(c, w) calls the learner's train. */
 #define LAB_ITS(name) (*(__typeof__(&name))(uintptr_t)lab__symbol(#name))
@@ -453,14 +476,14 @@ static int64_t lab__stack_before;
 __attribute__((noinline)) static void lab__paint(void)
 {
     lab__painted = __builtin_alloca(LAB_PAINTED);
-    for (int i = 0; i < LAB_PAINTED; i++) lab__painted[i] = 0x5a;
+    for (int i = 0; i < LAB_PAINTED; i++) lab__painted[i] = LAB_KNOWN;
 }
 
 /* How deep the stack has gone since lab__paint. */
 static int64_t lab__stack(void)
 {
     int64_t clean = 0;
-    while (clean < LAB_PAINTED && lab__painted[clean] == 0x5a) clean++;
+    while (clean < LAB_PAINTED && lab__painted[clean] == LAB_KNOWN) clean++;
     return LAB_PAINTED - clean;
 }
 

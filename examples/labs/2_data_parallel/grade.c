@@ -242,8 +242,10 @@ static int lines_added(void)
             if (!strcmp(old[i - 1], new[j - 1]) && common[i - 1][j - 1] + of_new[j - 1] > *to)
                 *to = common[i - 1][j - 1] + of_new[j - 1];
         }
-    for (int j = 0; j < n_new; j++) /* nor are statements free that a macro makes */
-        sum += strstr(new[j], "define") && strchr(new[j], ';') ? LINES : of_new[j];
+    for (int j = 0; j < n_new; j++) {
+        int macro = strstr(new[j], "define") && strchr(new[j], ';'), goes_on = strchr(new[j], 0)[-1] == '\\';
+        sum += macro || goes_on ? LINES : of_new[j]; /* nobody knows how many statements that makes */
+    }
     return sum - common[n_old][n_new];
 }
 

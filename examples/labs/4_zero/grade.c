@@ -22,23 +22,23 @@ void lab_error(lab_comm *c, const lab_batch *b, float *dy)
 
 static void learner(lab_comm *c, void *in, void *out)
 {
-    static lab_batch b;
     task *t = in;
+    lab_batch *b = &t->batch;
     float *first, *dw = out;
     zero *z;
-    b = t->batch;
-    layer_backward(t->first, b.x[0], b.x[1], b.n, dw, b.x[1]);
+    layer_backward(t->first, b->x[0], b->x[1], b->n, dw, b->x[1]);
     lab_counts_stack();
     first = lab_lend(t->first, sizeof t->first);
     z = LAB_ITS(zero_open)(c, t->stage, first);
-    lab_unlend(first, sizeof t->first), memset(t->first, 0, sizeof t->first);
+    lab_unlend(first), memset(t->first, 0, sizeof t->first);
     if (!z) lab_refuse("gets NULL from zero_open");
     for (int step = 1; step <= STEPS; step++) {
-        b = t->batch;
-        LAB_ITS(zero_step)(z, step, &b);
-        for (int l = 1; l <= DEPTH; l++)
-            for (int64_t i = b.n * WIDTH; i < SAMPLES * WIDTH; i++)
-                if (b.x[l][i] != 0) lab_refuse("writes past its %d samples in x[%d]", (int)b.n, l);
+        b = lab_lend(&t->batch, sizeof *b);
+        LAB_ITS(zero_step)(z, step, b);
+        for (int l = 0; l <= DEPTH; l++)
+            for (int64_t i = b->n * WIDTH; i < SAMPLES * WIDTH; i++)
+                if (b->x[l][i] != 0) lab_refuse("writes past its %d samples in x[%d]", (int)b->n, l);
+        lab_unlend(b);
     }
     LAB_ITS(zero_weights)(z, out);
     LAB_ITS(zero_close)(z);

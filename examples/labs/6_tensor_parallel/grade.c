@@ -57,7 +57,7 @@ static void learner(lab_comm *c, void *given, void *out)
     memset(w, 0, sizeof *w);
     lab_counts_stack();
     m = LAB_ITS(mlp_open)(c, a, b);
-    lab_unlend(a, sizeof w->a), lab_unlend(b, sizeof w->b);
+    lab_unlend(a), lab_unlend(b);
     if (!m) lab_refuse("gets NULL from mlp_open");
     lab_ask(0, FORWARD, NULL, 0, NULL, 0);
     LAB_ITS(mlp_forward)(m, x, y);
