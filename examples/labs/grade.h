@@ -509,7 +509,7 @@ __attribute__((noreturn)) static void lab__rank(lab_program *program, const char
     in = calloc(1, (size_t)hello.bytes + 1), out = calloc(1, (size_t)hello.count + 1);
     if (!in || !out) _exit(1);
     lab__transfer(LAB_SOCKET, 0, in, (size_t)hello.bytes);
-    setvbuf(stdout, NULL, _IOLBF, 0);
+    setvbuf(stdout, NULL, _IONBF, 0); /* a crash leaves nothing unsaid */
     lab__limits_stack(object);
     lab__object = open(object, O_RDONLY);
     filtered = lab__filter();
@@ -518,7 +518,6 @@ __attribute__((noreturn)) static void lab__rank(lab_program *program, const char
     lab__paint();
     program(&c, in, out);
     hello.what = (int)(lab__stack() - lab__stack_before);
-    fflush(stdout);
     lab__ask(LAB_RETURN, hello.what, 0, out, hello.count, NULL, 0);
     _exit(0);
 }
@@ -868,9 +867,11 @@ static void lab__ended(int r, int status)
     else if (WTERMSIG(status) == SIGXCPU)
         lab_stop("rank %d computed for %d seconds and did not return: look for an endless loop", r, LAB_CPU_SECONDS);
     else
-        lab_stop("rank %d crashed: %s (signal %d); look for an index or a pointer out of range%s", r,
-                 strsignal(WTERMSIG(status)), WTERMSIG(status),
-                 WTERMSIG(status) == SIGSEGV ? ", endless recursion, or local arrays of more than 1 MB" : "");
+        lab_stop("rank %d crashed: %s (signal %d); look for %s", r, strsignal(WTERMSIG(status)), WTERMSIG(status),
+                 WTERMSIG(status) == SIGFPE    ? "a division of whole numbers by zero"
+                 : WTERMSIG(status) == SIGABRT ? "an assert, or an array that was written past its end"
+                                               : "an index or a pointer out of range, endless recursion, or local "
+                                                 "arrays of more than 1 MB");
     lab__endless += WIFSIGNALED(status) && WTERMSIG(status) == SIGXCPU;
 }
 
