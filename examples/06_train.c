@@ -24,9 +24,8 @@
  *     ok: 30 steps, loss 3.837 nats per token
  *
  * Predict first: which of these options change the hash: --ranks, --threads, --seed, --batch, --bucket?
- * Exercise: end the run when five validations in a row have not been better than the best. At which step does that
- *     happen with a text of 4000 bytes and --model nano --steps 300 --batch 8 --sequence 32 --learning-rate 0.01
- *     --eval-every 10?
+ * Exercise: end the run after five validations in a row without a new best. At which step does that happen with a text
+ *     of 4000 bytes and --model nano --steps 300 --batch 8 --sequence 32 --learning-rate 0.01 --eval-every 10?
  *
  * Read on: 07_generation.c for the sample at the end, 31_data_parallel.c for how ranks work together. */
 #define DT_COMPILER

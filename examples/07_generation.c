@@ -22,7 +22,7 @@
  *     ok: with and without the cache: the same 240 tokens, the same weights 785d5d13..
  *
  * Predict first: which writes more words that do not exist: temperature 1.5 alone, or with top-k 3?
- * Exercise: draw with seeds 0 and 1 at temperature 0, and at 0.7. At which letter do the two texts part?
+ * Exercise: draw with seeds 0 and 1 at temperature 0, and at 0.7. At which letter do the two texts first differ?
  *
  * Read on: 08_generate.c for a checkpoint in use; 06_train.c has these choices as --temperature, --top-k, --top-p and
  *     --no-cache. */

@@ -36,8 +36,8 @@
  *     ok: fast is within ~0.0 ppm of exact; the 3 hashes of exact are those of any processor
  *
  * Predict first: which of the five lines are the same on a GPU and on a CPU? Do two kinds of GPUs agree on the others?
- * Exercise: how far from exact is still invisible? Train exact fp32 with another seed, too: compare the distance of its
- *     loss in ppm with that of bf16 and fp16.
+ * Exercise: how far from exact is too little to matter? Train exact fp32 with another seed, too: compare the distance
+ *     of its loss in ppm with that of bf16 and fp16.
  *
  * Read on: 102_copy_and_compute.c, the next program; 88_underflow.c for the loss scale, 87_other_bits.c for orders. */
 #define DTRAIN_IMPLEMENTATION

@@ -23,7 +23,7 @@
  *     ok: 599 of 600 new points are on the right arm, and the hash is the expected one
  *
  * Predict first: which loss and which accuracy does a guess among three arms have?
- * Exercise: take the second hidden layer away. How many of the 600 points are wrong then, and where in the map?
+ * Exercise: remove the second hidden layer. How many of the 600 points are wrong then, and where in the map?
  *
  * Read on: 12_cnn.c looks at images, 13_forecaster.c predicts numbers instead of classes. */
 #define DTRAIN_IMPLEMENTATION

@@ -19,7 +19,7 @@
  *     What is 8 + 9? It is 17.
  *     ok: 100 of 100 answers are right
  *
- * Predict first: which loss does a model have that knows the form of the answers, but no sums?
+ * Predict first: what is the loss of a model that knows the form of the answers, but no sums?
  * Exercise: leave 20 of the 100 questions out of the training. How many of them does the model answer?
  *
  * Read on: 05_tokenizer.c, 08_generate.c for text from any checkpoint, 110_fine_tune.c for tuning a published model. */

@@ -27,7 +27,7 @@
  *     ok: 18 sums are right; bytes and rounds are those of the formulas
  *
  * Predict first: with 16 ranks on 4 nodes instead of 8, how many rounds does each of the three take?
- * Exercise: add the generator of balanced servers (25_balanced_buffers.c). Which column tells why they lose to a ring?
+ * Exercise: add the generator of balanced servers (25_balanced_buffers.c). Which column shows why they lose to a ring?
  *
  * Read on: 58_nodes.c for what crosses between nodes in training, 23_race.c for halving and doubling. */
 #define DTRAIN_IMPLEMENTATION

@@ -24,7 +24,7 @@
  *     ok: the weights of 3 ranks are equal to the bit, the loss is that of one rank; 11 lines know of the others
  *
  * Predict first: what does the loss do if each rank divides by its own number of samples instead of SAMPLES?
- * Exercise: give each rank other first weights, and train without the broadcast, too. Do the ranks come together?
+ * Exercise: give each rank different weights, and train without the broadcast, too. Do the ranks come together?
  *
  * Read on: 31_data_parallel.c for sums that do not depend on the ranks, 58_nodes.c for several machines. */
 #define DTRAIN_IMPLEMENTATION /* dt */

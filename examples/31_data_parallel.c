@@ -26,7 +26,7 @@
  *     at any rank count: fb18cd; here: fb18cd
  *     ok: ranks: 2, equal but for run 2; run 3 ends with fb18cd everywhere
  *
- * Predict first: does the loss of run 2 at step 59 tell that something is wrong?
+ * Predict first: does the loss of run 2 at step 59 show that something is wrong?
  * Exercise: leave out the all-reduce of step 0 instead, and broadcast the weights after step 20. Is the drift gone?
  *
  * Read on: 32_one_hash.c, the same for a GPT; 33_accumulation.c for which choices do change bits. */

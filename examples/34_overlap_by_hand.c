@@ -25,7 +25,7 @@
  *     ok: 1, 8, 4 and 2 calls make the same 8192 sums to the bit, as the trainer does
  *
  * Predict first: what is exposed if backward takes 2 ms a layer instead of 8?
- * Exercise: begin the next forward with the layers whose sums are there. How long does it wait, and for which layer?
+ * Exercise: begin the next forward with the layers whose sums are done. How long does it wait, and for which layer?
  *
  * Read on: 35_overlap.c for the trainer's buckets, 24_link.c for alpha and beta of a link. */
 #define DEPTH 8

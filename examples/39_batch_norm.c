@@ -22,7 +22,7 @@
  *     ok: with 2 samples per rank the loss is ~61 times that of one rank; synchronised, ~0.0000000000000000 more
  *
  * Predict first: which row is equal to that of one rank to the last digit, and why?
- * Exercise: accumulate four micro-batches of 16 on one rank. To which row is that equal, and in what is it not?
+ * Exercise: accumulate four micro-batches of 16 on one rank. Which row does that equal, and in what does it differ?
  *
  * Read on: 40_zero_by_hand.c for memory, 32_one_hash.c for models whose bits no number of ranks changes. */
 #include <math.h>

@@ -28,7 +28,7 @@
  *     ok: layouts: 3, ranks: 4, one hash; one seed ends with 12 times the loss of two
  *
  * Predict first: with 2 ranks instead of 4, by which factors do the columns of the last table change, and which stays?
- * Exercise: let the number of ranks cut (tensor_shards = 2 on 2 ranks). After which step do the hashes differ?
+ * Exercise: cut by the number of ranks (tensor_shards = 2 on 2 ranks). After which step do the hashes differ?
  *
  * Read on: 54_ring_attention_by_hand.c for cut sequences, 57_mesh.c for which ranks should be the near ones. */
 #define DTRAIN_IMPLEMENTATION

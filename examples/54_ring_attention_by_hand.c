@@ -22,7 +22,7 @@
  *     ok: whole attention to 1e-5; 520 pairs on each rank; one hash
  *
  * Predict first: with 128 positions instead of 64, what becomes of the bytes, of the pairs, and of their ratio?
- * Exercise: skip the rounds in which all keys are later than all queries. How many are they, and what must be sent?
+ * Exercise: skip the rounds in which all keys are later than all queries. How many are there, and what must be sent?
  *
  * Read on: 55_ring_attention.c for training with it, 22_ring.c for the ring that adds. */
 #define DTRAIN_IMPLEMENTATION

@@ -26,7 +26,7 @@
  *          4    1581128    1387008        589824     1155648  5.417265  760fd9ef5455..
  *     ok: ranks: 4, the hash of one rank; a ring of 4 takes 8.0 pairs instead of 14.0
  *
- * Predict first: with 2 ranks, how many rounds are there, and how much work has each rank in each?
+ * Predict first: with 2 ranks, how many rounds are there, and how much work does each rank have in each?
  * Exercise: leave the causal mask out of the picture. How long do the rounds take then, with each of the two cuts?
  *
  * Read on: 56_expert_parallel.c for tokens that travel, 57_mesh.c for all kinds at once. */

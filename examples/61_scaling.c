@@ -32,7 +32,7 @@
  *
  * Predict first: at 8192 tokens per GPU, what is the efficiency of 2 nodes on a link of 50 Gbit/s?
  * Exercise: read alpha and B of the formula back from the simulated steps of 1, 2 and 16 nodes without overlap. What
- *     do they predict for 64 nodes, and which of the two is not that of the link?
+ *     do they predict for 64 nodes, and which of the two differs from the link's?
  *
  * Read on: 62_rule_of_thumb.c for when it pays at all, 64_hours_and_money.c for what it costs. */
 #define DTRAIN_IMPLEMENTATION

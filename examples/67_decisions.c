@@ -20,7 +20,7 @@
  *     plan 3, streamed, measured efficiency 0.7: dp on 4 x p4d, input keep
  *     ok: jobs on one GPU: 1, with replicas: 2, with shards: 4; 6 of 8 combinations refused
  *
- * Predict first: with GPUs of 141 GB (p5e), which lines end elsewhere?
+ * Predict first: with GPUs of 141 GB (p5e), which lines change?
  * Exercise: plan the job of 7 billion weights for deadlines of 80, 40, 20, 10 and 5 hours. What does an hour earlier
  *     cost, and why is that too good to be true?
  *

@@ -28,7 +28,7 @@
  *     every rank writing all of it: 5689344 bytes
  *     ok: 6 checkpoints of 12.07 to 12.19 bytes a weight, each resumed in another layout; one hash
  *
- * Predict first: which line grows with the number of ranks, and which number of it?
+ * Predict first: which line grows with the number of ranks, and which of its numbers?
  * Exercise: how often do the ranks together read a checkpoint's bytes to resume from it? (rchar of /proc/self/io)
  *
  * Read on: 71_shards_by_hand.c for the algorithm, 74_interval.c for how often to save. */

@@ -21,7 +21,7 @@
  *     sha256 4627fb720a05d5b07dfe21ebece598dc2cb4dad78e02803c7313aad053d53b20
  *     ok: steps done twice: 0 after a notice, ~7 without, ~8 after one too short for a save; one hash
  *
- * Predict first: with a save every 5 steps instead of 10, how many steps does a run without notice do twice at most?
+ * Predict first: with a save every 5 steps instead of 10, at most how many steps does a run without notice repeat?
  * Exercise: send SIGTERM before the first step has ended. Which checkpoint does the next start find?
  *
  * Read on: 76_async_checkpoint.c for saves that take long, 79_spot_bill.c for what it costs. */

@@ -34,7 +34,7 @@
  *     ok: with checkpoints the bill falls by 66.1 to 66.5 %; simulated hours within 0.3 % of the formula's
  *
  * Predict first: machines are reclaimed every hour instead of every four. Which of the two columns of dollars explodes?
- * Exercise: after a reclaim a new machine comes after half an hour, which is not billed. Print the hours until the end.
+ * Exercise: a new machine comes half an hour after a reclaim, which is not billed. Print the hours until the end.
  *
  * Read on: 80_doctor.c for jobs that are slow without being interrupted, 93_capacity.c for waiting. */
 #include "option.h"

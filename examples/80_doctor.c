@@ -27,7 +27,7 @@
  *     ok: ~7 of 7 runs diagnosed, ~0 hidden by other programs; 4 runs of the same recipe have one hash
  *
  * Predict first: a link of 1 MB/s makes question 3 fire as well. Why is question 1 the finding?
- * Exercise: give the slow link late samples as well. What does the doctor say then, and after the link is mended?
+ * Exercise: give the slow link late samples as well. What does the doctor say then, and after the link is fixed?
  *
  * Read on: 81_stragglers.c for the rank that is slow, 82_rules.c for what is wrong rather than slow. */
 #define DTRAIN_IMPLEMENTATION

@@ -28,7 +28,7 @@
  *     ok: the parts of 60 steps sum to ~4.02 s of training loop per rank; the run without a profiler has this hash
  *
  * Predict first: with --slow, which rank has most of its time in "waiting", and which in "between"?
- * Exercise: let each save take half a second more on rank 0 (an fsync of your own). Which column shows it, which rule?
+ * Exercise: let each save take half a second more on rank 0 (an fsync of your own). Which column and rule show it?
  *
  * Read on: 90_launchers.c for clusters, 09_saturation.c for the batch. */
 #define DTRAIN_IMPLEMENTATION

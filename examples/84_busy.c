@@ -17,7 +17,7 @@
  *     ok: waiting takes ~62 % of the processor when rank 0 polls, ~1 % when it sleeps, in steps of ~16.5 and ~16.3 ms
  *
  * Predict first: rank 1 comes 1 ms later instead of 10. Which of the four shares changes least?
- * Exercise: let rank 0 poll 100 times and then sleep 0.1 ms after each look. What do use and the time of a step say?
+ * Exercise: let rank 0 poll 100 times and then sleep 0.1 ms after each look. How do use and step time change?
  *
  * Read on: 85_flight_recorder.c for ranks that hang, 81_stragglers.c for waiting times. */
 #define DTRAIN_IMPLEMENTATION

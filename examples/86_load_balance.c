@@ -18,7 +18,7 @@
  *     ok: with equal work LoadBalancing is silent; with 8 times the work it names rank 1
  *
  * Predict first: rank 1 takes 1.5 times as long. Does the rule fire with its bound of 0.5?
- * Exercise: let both ranks take turns in being slow. What do the rule and the step time say?
+ * Exercise: let the two ranks take turns being slow. What do the rule and the step time say?
  *
  * Read on: 90_launchers.c for clusters, 81_stragglers.c for the same seen in waiting times. */
 #define DTRAIN_IMPLEMENTATION

@@ -36,7 +36,7 @@
  *
  * Predict first: what does {"pytorchddp":{"enabled":true},"mpi":{"enabled":true}} start?
  * Exercise: warn of torch_distributed on several p4d when the script names neither "nccl" nor "smddp" as its backend.
- *     Add a case that has the warning and one that has not.
+ *     Add a case that has the warning and one that does not.
  *
  * Read on: 92_placement.c for where the machines stand, 41_zero.c and 51_pipeline.c for what SMP does. */
 #include <stdio.h>

@@ -32,7 +32,7 @@
  *     ok: 19 cards
  *
  * Predict first: how many of the numbers can you work out without a calculator?
- * Exercise: ask missed cards again at the end, until each was right once. How many questions are that with one miss?
+ * Exercise: ask missed cards again at the end, until each was right once. How many questions is that with one miss?
  *
  * Read on: 96_checklist.c for a job on several nodes; README.md, whose chapters are the topics of the cards. */
 #include "tools/drill.h"

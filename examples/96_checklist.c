@@ -32,7 +32,7 @@
  *
  * Predict first: which item does a job on one node need?
  * Exercise: add a sixth item, an instance type with EFA, by the catalogue of tools/cost.h (type=p4d). It is yours on
- *     SageMaker, too. What does the list say to type=p3.16, and to type=p3dn?
+ *     SageMaker, too. What does the list say for type=p3.16, and for type=p3dn?
  *
  * Read on: 100_roofline.c, the next chapter; 97_racks.c for what placement costs when machines fail. */
 #include <stdio.h>

@@ -21,7 +21,7 @@
  *     ok: 6 processes started, 0 left; with restarts the job ends with status 0
  *
  * Predict first: rank 1 dies at every start. How many processes are started with --max-restarts 3?
- * Exercise: let the job add up its numbers 4 times and rank 0 save after each time how many sums are done. Rank 1 dies
+ * Exercise: let the job add up its numbers 4 times and rank 0 save the number of finished sums after each. Rank 1 dies
  *     before the third. Where does the second start resume?
  *
  * Read on: 100_roofline.c, the next chapter; 78_elastic.c for going on with fewer ranks. */

@@ -98,7 +98,7 @@ for (['a tokenizer that is there', "$text -o $tmp/own/deep", 1, qr/is there alre
      ['a directory', "$tmp -o $tmp/x", 1, qr/not a plain file/], ['an option with a typing error', "$text -o $tmp/x --vocabulry 3", 2, qr/no option --vocabulry/],
      ['255 ids', "$text -o $tmp/x --vocabulary 255", 2, qr/--vocabulary is a whole number of 256 or more, not 255/],
      ['too many ids', "$text -o $tmp/x --vocabulary 1048577", 1, qr/use 257 .* to 1048576/], ['a rule', "$text -o $tmp/x --rule gpt5", 2, qr/--rule is/],
-     ['neither', $text, 2, qr/give one of -o DIR/], ['a special token', "$text -o $tmp/x --special x", 1, qr/2 or more printable/],
+     ['neither', $text, 2, qr/give either -o DIR/], ['a special token', "$text -o $tmp/x --special x", 1, qr/2 or more printable/],
      ['one twice', "$text -o $tmp/x --special aa,aa", 1, qr/named twice/]) {
     my ($name, $options, $want, $pattern) = @$_;
     my ($rc, undef, $said) = run(60, "$tool $options");

@@ -10,8 +10,8 @@
 
 static const char usage[] =
     "Usage: checkpoint show DIR           files, sizes, hashes, arrays\n"
-    "       checkpoint verify DIR         has every file the bytes and the SHA-256 of its manifest?\n"
-    "       checkpoint convert DIR TO sharded|full|bf16   another kind; bf16: weights alone, in TO/step-N\n"
+    "       checkpoint verify DIR         does every file have the size and SHA-256 of the manifest?\n"
+    "       checkpoint convert DIR TO sharded|full|bf16   another kind; bf16: only weights, in TO/step-N\n"
     "       checkpoint diff DIR DIR       the arrays that differ; exit status 1 if any do\n";
 
 int main(int argc, char **argv)

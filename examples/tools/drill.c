@@ -256,12 +256,12 @@ static int run_all(const drill_deck *d, const cost_catalogue *c, const char *dom
 static int help(void)
 {
     printf("Usage: drill [OPTION ..]. Answer with the letter or a number. An empty line passes, q ends.\n"
-           "  --count N      so many questions (10)\n"
-           "  --domain NAME  of one domain: %s\n"
+           "  --count N      number of questions (10)\n"
+           "  --domain NAME  one domain: %s\n"
            "  --seed N       draw the same questions and numbers again\n"
            "  --state FILE   what you know, kept for the next session\n"
            "  --export FILE  all questions as cards for Anki; --cases: as cases for plan --check\n"
-           "  --folder DIR   scenarios.tsv and templates.tsv of your own\n",
+           "  --folder DIR   your own scenarios.tsv and templates.tsv\n",
            DRILL_DOMAINS);
     return 0;
 }

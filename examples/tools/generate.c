@@ -20,12 +20,12 @@ static const char usage[] =
 static const char help[] =
     "  --prompt-file FILE       a prompt from a file; - is standard input\n"
     "  --bytes N                length of the continuation [400]\n"
-    "  --samples N              continuations, each of a seed of its own [1]\n"
-    "  --seed N                 of the first one [0]\n"
+    "  --samples N              continuations, each with its own seed [1]\n"
+    "  --seed N                 seed of the first one [0]\n"
     "  --stop TEXT              ends the text before these words; up to 8 times\n"
     "  --temperature X          0: always the most likely token [0.7]\n"
-    "  --top-k N, --top-p X     draw from the N most likely tokens, or those of this probability; 0: all [0]\n"
-    "--help all lists those of the trainer, --ranks among them.\n";
+    "  --top-k N, --top-p X     draw from the N most likely tokens, or those with this total probability; 0: all [0]\n"
+    "--help all adds the trainer's options, such as --ranks.\n";
 
 /* What the command line says. */
 typedef struct command {

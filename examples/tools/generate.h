@@ -49,7 +49,7 @@ static dt_result generate_loss(dt_trainer *g, const char *data, int speaks)
         printf("%lld tokens, %lld bytes: loss %.4f nats per token, perplexity %.2f, %.4f bits per byte\n",
                (long long)tokens, (long long)bytes, (double)loss, exp((double)loss),
                (double)loss * (double)tokens / ((double)bytes * log(2)));
-    if (!r && speaks) fprintf(stderr, "left out: the first token, which follows none\n");
+    if (!r && speaks) fprintf(stderr, "left out: the first token, which has no context\n");
     return r;
 }
 

@@ -368,7 +368,7 @@ static void page_bytes(FILE *f, const run *r)
 static void page_memory(FILE *f, const run *r)
 {
     static const char *const parts[] = {"weights", "gradients", "optimizer", "activations", "buffers", "cache",
-                                        "all, the program included"};
+                                        "all, with the program"};
     slice planned = json_find(r->head, "memory");
     char word[SENTENCE];
     double n = r->fact[FACT_PARAMETERS], zero = run_option_number(r, "zero");
@@ -394,7 +394,7 @@ static void page_memory(FILE *f, const run *r)
 static void page_rules(FILE *f, const run *r)
 {
     char command[SENTENCE];
-    put(f, "<p>%d of %d rules fired. Rules about tensors look only with --rules.</p>\n", r->firings, DT_RULE_COUNT);
+    put(f, "<p>%d of %d rules fired. Rules about tensors need --rules.</p>\n", r->firings, DT_RULE_COUNT);
     for (int k = 0; k < DT_RULE_COUNT; k++) {
         const dt_firing *w = &r->fired[k];
         if (!w->times) continue;
@@ -402,7 +402,7 @@ static void page_rules(FILE *f, const run *r)
         put(f, "<p><b>%s</b> at step %s", dt_rule_name(k), in_digits((double)w->step));
         if (w->rank >= 0) put(f, " of rank %d", (int)w->rank);
         if (w->value == w->value) put(f, ": %s, bound %s", in_digits(w->value), in_digits(w->bound));
-        put(f, ". To mend it: %s.</p><pre><code>%s</code></pre>\n", dt_rule_advice(k), command);
+        put(f, ". To fix it: %s.</p><pre><code>%s</code></pre>\n", dt_rule_advice(k), command);
     }
 }
 
@@ -421,7 +421,7 @@ static void page_recipe(FILE *f, const run *r)
         if (*value.at != '{') json_text(key, name, NAME), json_text(value, is, sizeof is), row(f, PLAIN, cell, 2);
     for (in = json_inside(json_find(r->head, "usual")); run_next_option(r, &in, name, is, &usual);)
         if (!usual) row(f, PLAIN, cell, 2);
-    table_end(f), put(f, "<p>Options are shown that have other than the usual values.</p>\n");
+    table_end(f), put(f, "<p>Only options that differ from the usual values are shown.</p>\n");
 }
 
 static void page_sample(FILE *f, const run *r)
@@ -429,7 +429,7 @@ static void page_sample(FILE *f, const run *r)
     char sample[4096];
     slice s = {NULL, NULL};
     for (int64_t i = r->steps; i-- > 0 && !s.at;) s = r->step[i].sample;
-    put(f, "<pre>%s</pre>\n", s.at ? json_text(s, sample, sizeof sample) : "none: --sample-every N draws some");
+    put(f, "<pre>%s</pre>\n", s.at ? json_text(s, sample, sizeof sample) : "none: use --sample-every N");
 }
 
 /* ---- the page ---- */

@@ -12,8 +12,8 @@
 
 static const char usage[] =
     "Usage: report RUN.jsonl [MORE.jsonl ..] [OPTION ..]; the files are those of --metrics, up to 8, side by side\n"
-    "  -o FILE.html           the page, which needs nothing but a browser (the name of the first file with .html)\n"
-    "  --timeline FILE        the trace that --timeline wrote, of the run that is named before it\n"
+    "  -o FILE.html           the page, which needs only a browser (the name of the first file with .html)\n"
+    "  --timeline FILE        the trace that --timeline wrote for the run named before it\n"
     "  --simulated FILE       a trace by ./build.sh simulate --trace, drawn beside the measured one\n"
     "  --tensorboard DIR      event files in DIR/RUN: every number of a step, and samples of text\n"
     "  --follow               keep page and event files up to date until the runs end, or Ctrl-C\n";

@@ -26,7 +26,7 @@
     F(calibration, "FILE", "measured rates in place of the catalogue's") \
     F(calibrate, "FILE", "measure this machine, write FILE, and end") \
     F(per_node, "N", "ranks of a node (the GPUs of the type; with --calibration 1)") \
-    F(slow, "RANK=FACTOR", "a rank whose work takes times as long; may be repeated") \
+    F(slow, "RANK=FACTOR", "a rank whose work takes FACTOR times as long; may be repeated") \
     F(rank, "R", "the rank of --trace (up to 8: all) and of the bytes in --json (0)") \
     F(trace, "FILE", "write a timeline for ui.perfetto.dev") \
     F(input_tokens_s, "X", "tokens per second that storage gives to a node (no limit)") \
@@ -68,14 +68,14 @@ static const char *dashed(int k)
 
 static int help(void)
 {
-    printf("Usage: simulate [RECIPE AND LAYOUT] [OPTION ..]; --help all lists those of the trainer\n");
+    printf("Usage: simulate [RECIPE AND LAYOUT] [OPTION ..]; --help all adds the trainer's options\n");
     for (int k = 0; k < OPTION_COUNT; k++) {
         char name[60];
         snprintf(name, sizeof name, "%s %s", dashed(k), option[k][1]);
         printf("  %-24s %s\n", name, option[k][2]);
     }
     printf("  %-24s %s\n  %-24s %s\n  %-24s %s\n", "--search", "the ten fastest layouts that fit", "--every",
-           "simulate every rank, also those that do the same", "--json", "one object");
+           "simulate every rank, even those with equal work", "--json", "one object");
     return 0;
 }
 

@@ -16,11 +16,11 @@ static const char usage[] =
     "       tokenizer TEXT ... --tokenizer DIR --shards NAME.bin [OPTION]\n"
     "                                                      write the ids of the texts\n"
     "\n"
-    "  -o DIR               the directory of the tokenizer, which is made; --shards may stand beside it\n"
+    "  -o DIR               the directory to create for the tokenizer; --shards may be added\n"
     "  --vocabulary N       ids: 256 bytes, the special tokens, the merges (default 8192, at most 1048576)\n"
     "  --rule NAME          how text is cut into words: gpt2 (default) or llama3\n"
     "  --special A,B        special tokens; \"\" for none (default <|endoftext|>)\n"
-    "  --tokenizer PATH     a tokenizer that exists: a directory or a .json file\n"
+    "  --tokenizer PATH     an existing tokenizer: a directory or a .json file\n"
     "  --shards NAME.bin    the file of ids, in llm.c's format\n"
     "  --shard-tokens N     NAME_000000.bin and so on, with N ids each\n";
 
@@ -71,7 +71,7 @@ static int parse(options *o, int argc, char **argv)
     }
     if (strcmp(o->rule, "gpt2") && strcmp(o->rule, "llama3")) return fails("--rule is gpt2 or llama3, not ", o->rule);
     if (!o->count) return fails("name a text", "");
-    if (!o->folder == !o->tokenizer) return fails("give one of -o DIR, to learn, and --tokenizer DIR, to use what was learned", "");
+    if (!o->folder == !o->tokenizer) return fails("give either -o DIR, to learn, or --tokenizer DIR, to use what was learned", "");
     if (o->tokenizer && !o->shards) return fails("--tokenizer needs --shards NAME.bin, the file to write", "");
     if (o->limit && !o->shards) return fails("--shard-tokens needs --shards NAME.bin", "");
     return 0;
