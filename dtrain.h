@@ -10237,7 +10237,7 @@ static dt_result dt__cuda_compile(const dt__code *code, const char *out)
                                    "NVRTC, the compiler of CUDA (libnvrtc),", DT__NVRTC(DT__CALL_NAME), &f);
     if (r) return r;
     if (f.nvrtcCreateProgram(&program, code->text, "dtrain.cu", 0, NULL, NULL))
-        return dt__error(DT_E_SYSTEM, "NVRTC cannot begin. Look at the memory that is left");
+        return dt__error(DT_E_SYSTEM, "NVRTC cannot start. Check the free memory");
     failed = f.nvrtcCompileProgram(program, (int)(sizeof options / sizeof *options), options);
     lost = failed ? f.nvrtcGetProgramLogSize(program, &bytes) : f.nvrtcGetCUBINSize(program, &bytes);
     data = (char *)dt__alloc(lost ? 1 : (int64_t)bytes + 1, "the GPU's code");
@@ -11105,7 +11105,7 @@ static dt_result dt__gpu_open(const dt__kernels **k, int gpu, int local_rank)
     if (!r) {
         DT__CU(Init(0));
         DT__CU(DeviceGetCount(&count));
-        if (!failed && !count) r = dt__error(DT_E_SYSTEM, "the driver sees no GPU. Look at CUDA_VISIBLE_DEVICES");
+        if (!failed && !count) r = dt__error(DT_E_SYSTEM, "the driver finds no GPU. Check CUDA_VISIBLE_DEVICES");
         else if (!failed && gpu >= count)
             r = dt__misuse("--device cuda:%d: the GPUs here are 0..%d", gpu, count - 1);
         DT__CU(DeviceGet(&d->gpu, gpu < 0 ? local_rank % count : gpu));
@@ -20952,7 +20952,7 @@ DT_API dt_result dt_plan_open(dt_plan **plan, const dt_recipe *recipe, const dt_
     p->recipe = &p->own_recipe, p->layout = &p->own_layout, p->ranks = ranks, p->rank = rank;
     if (!r) r = dt__recipe_settle(&p->own_recipe, p->layout);
     if (!r && !p->recipe->model.segments && p->recipe->model.vocabulary < 1)
-        r = dt__misuse("a plan of a model without data needs the number of its token ids: set --vocabulary");
+        r = dt__misuse("a plan without data needs the number of token ids: set --vocabulary");
     if (!r) r = dt__layout_begin(p);
     p->net.source = p->recipe->source;
     if (!r && p->net.source) r = dt__check_source(p->recipe);
@@ -22284,7 +22284,7 @@ static int dt__supervise_shrink(dt__supervisor *s)
     while (use && dt__job_rank(s->job, use - 1)->unfit) use--;
     if (use < left && use >= s->plan.fewest) DT__PRINT(part, ": the layout cannot use all %d that are left", left);
     else if (use < left) DT__PRINT(part, ", of which the layout can use %d", use);
-    if (use >= s->plan.fewest) DT__REPORT("going on with %d of %d ranks%s\n", use, ranks, part);
+    if (use >= s->plan.fewest) DT__REPORT("continuing with %d of %d ranks%s\n", use, ranks, part);
     else
         DT__REPORT("%d of %d ranks are left%s: too few for --elastic %d:%d\n", left, ranks, part,
                 s->plan.fewest, s->plan.most);
@@ -22298,7 +22298,7 @@ static int dt__supervise_wait(dt__supervisor *s)
     double wait = s->plan.backoff * (double)dt__min((int64_t)1 << dt__min(s->idle, 5), 30), until = dt__now() + wait;
     char why[700], from[64] = "";
     dt__format_fault(why, sizeof why, s->job, s->job->fault);
-    if (s->progress >= 0) DT__PRINT(from, ", to go on from step %jd", s->progress);
+    if (s->progress >= 0) DT__PRINT(from, ", resuming at step %jd", s->progress);
     s->restarts++;
     s->idle++;
     dt__say(stderr, "dtrain: %s: restart %d of %d in %g s%s\n", why, s->idle, (int)s->plan.restarts, wait, from);
@@ -23101,8 +23101,8 @@ DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, 
     if (p && dt__param_shards(&p->is) < dt__param_arrays(&p->is)) p = NULL;
     if (count) *count = p ? dt_shape_count(p->is.shape) : 0;
     if (!p)
-        return dt__misuse("this rank has not all of a parameter %s: dt_trainer_parameter_at lists them, dt_trainer_own "
-                          "reads a rank's share", name), (const float *)NULL;
+        return dt__misuse("this rank holds only a part of parameter %s: dt_trainer_parameter_at lists them, "
+                          "dt_trainer_own reads a rank's share", name), (const float *)NULL;
     values = dt__download(t->e.k, t->e.params + p->offset, p->count);
     if (dt__param_arrays(&p->is) == 1) return values;
     dt__param_whole(&p->is, values, t->whole);
@@ -23116,7 +23116,7 @@ DT_API dt_result dt_trainer_gradient(dt_trainer *t, const char *name, float *val
     dt_result r = dt__engine_wait(&t->e);
     const dt__net_param *p = at < 0 ? NULL : &t->e.p.net.params[at];
     if (r) return r;
-    if (!p || t->e.copy) return dt__misuse("this rank has not all of the gradient of a parameter %s", name);
+    if (!p || t->e.copy) return dt__misuse("this rank holds only a part of the gradient of parameter %s", name);
     dt__param_whole(&p->is, dt__download(t->e.k, dt__own_gradient(&t->e, p), p->own), values);
     for (int64_t i = 0; t->e.env.loss_scale > 1.0f && i < dt_shape_count(p->is.shape); i++)
         values[i] /= t->e.env.loss_scale;
@@ -23173,7 +23173,7 @@ static const char *dt__mirror_line(const dt_checkpoints *c)
 static dt_result dt__check_checkpoint(const dt_checkpoints *c)
 {
     if (!c->place && (c->interval || c->async || c->mirror || c->step || c->resume == DT_RESUME_ONLY))
-        return dt__misuse("there is no place for checkpoints: --checkpoint DIR names one");
+        return dt__misuse("no directory for checkpoints: name one with --checkpoint DIR");
     if (c->place && (!*c->place || strlen(c->place) > PATH_MAX - 128))
         return dt__misuse("--checkpoint needs the name of a directory, of up to %d bytes", PATH_MAX - 128);
     if (c->mirror && (!*c->mirror || strlen(c->mirror) > PATH_MAX - 128))
@@ -23411,7 +23411,7 @@ static dt_result dt__check_memory(dt_trainer *t, int allocated)
                          (double)largest[which] / 1e6, dt__purposes[1 + which]);
     if (allocated || t->layout.no_memory_check || t->e.k->device || free_bytes < 0 || all <= free_bytes) return DT_OK;
     return dt__error(DT_E_MEMORY, "the plan needs up to %.2f GB on each of %d ranks and %.2f GB are free: use a "
-                     "smaller model, sequence or micro-batch, or fewer ranks (--no-memory-check starts all the same)",
+                     "smaller model, sequence or micro-batch, or fewer ranks (--no-memory-check starts anyway)",
                      (double)most / 1e9, ranks, (double)free_bytes / 1e9);
 }
 
@@ -23465,7 +23465,7 @@ static dt_result dt__check_gpus(dt_trainer *t)
         if (needed > all[p].has && !t->layout.no_memory_check)
             r = dt__error(DT_E_MEMORY, "the GPU of rank %d has %.1f MB left, and its ranks (%jd) need %.1f MB: use a "
                           "smaller model, sequence or micro-batch, --recompute full, --offload, or fewer ranks on it "
-                          "(--no-memory-check starts all the same)", p, (double)all[p].has / 1e6, sharing,
+                          "(--no-memory-check starts anyway)", p, (double)all[p].has / 1e6, sharing,
                           (double)needed / 1e6);
     }
     dt__free(all);
@@ -23655,8 +23655,8 @@ static void dt__trainer_banner(const dt_trainer *t)
         dt__tell("         %jd threads share %.3g cores: %s\n", threads, cores,
                  t->layout.threads > 1 ? "lower --threads" : "use fewer ranks");
     if (p->shape.zero > 1 && !p->shape.buffered)
-        printf("         --zero %d shares no gradients: it takes one data shard for each data-parallel rank (%jd for "
-               "%d), and --accumulation each for several micro-batches\n", p->shape.zero, r->data_shards, dp);
+        printf("         --zero %d cannot shard gradients: it takes one data shard for each data-parallel rank (%jd "
+               "for %d), and --accumulation each for several micro-batches\n", p->shape.zero, r->data_shards, dp);
     if (t->comm->launched) printf("started  by %s\n", dt_comm_launcher(t->comm));
     if (r->numerics == DT_FAST)
         printf("fast     products %s%s; every other sum%s is exact\n", dt__dot_names[t->e.env.dot],
@@ -25142,7 +25142,7 @@ static dt_result dt__weights_check(dt_trainer *t)
             continue; /* the library computes masks and angles itself */
         if (!strcmp(s->name, "lm_head.weight")) r = dt__weights_digest(from, s, hash);
         if (r || (!strcmp(s->name, "lm_head.weight") && !strcmp(hash, table))) continue;
-        r = dt__misuse("%s holds %s, for which the model has no place: it is of another model%s",
+        r = dt__misuse("%s holds %s, which this model does not have: it is of another model%s",
                        from->file[s->file].path.at, s->name, strcmp(s->name, "lm_head.weight") ? "" :
                        t->recipe.model.family == DT_GPT2 ? " than GPT-2, whose head is its table: choose one with a "
                        "tied head" : ", or leave --tied out");
@@ -25536,7 +25536,7 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     if (cut) has = has / dt__cols(n) * t->recipe.model.vocabulary;
     if (!segment) r = dt__misuse("the model predicts nothing: mark what it predicts with dt_prediction in a segment");
     else if (count < 0 || each != has)
-        r = dt__misuse("the model predicts %jd numbers for each sample: %jd x %jd cannot be asked for", has, count,
+        r = dt__misuse("the model predicts %jd numbers per sample, not %jd x %jd", has, count,
                        each);
     for (int64_t i = 0; i < count && !r; i++)
         r = dt__feed_check(&t->feed, 0, (const uint32_t *)inputs + i * s->inputs, "predict:", i);
@@ -26037,11 +26037,11 @@ static dt_result dt__predictor_model(dt_recipe *recipe, const char *path, const 
     int64_t vocabulary = recipe->model.vocabulary;
     if (!model != !recipe->model.segment_count)
         return dt__misuse(model ? "%s is of a model of a family, which it describes: give no segments"
-                                : "%s is of a model of a program's own segments, which it does not hold: call "
+                                : "%s is of a model of custom segments, which it does not contain: call "
                                   "dt_predictor_open with them", path);
     if (!model) return DT_OK;
     if (!sample->inputs)
-        return dt__misuse("%s is of an earlier version, which did not note what a sample is: resume its run with this "
+        return dt__misuse("%s is of an earlier version, without the shape of a sample: resume its run with this "
                           "version and save it again (dt_trainer_save), or set recipe.weights", path);
     if (model->vocabulary && model->vocabulary != vocabulary)
         return dt__misuse("%s is of a model with a vocabulary of %jd, the segments come with %jd: give the same, or "

@@ -26,7 +26,7 @@
  * Predict first: with a cache of 1024 kB, which holds all of the arrays, which of the four gains are left?
  * Exercise: fuse each sum of `branches` with the product that it adds up. What is left for the order to save?
  *
- * Read on: 100_roofline.c for when bytes moved are what takes the time, 48_fusion.c for the compiler's passes. */
+ * Read on: 100_roofline.c for when moving bytes takes the time, 110_fine_tune.c, the next chapter. */
 #include "cache.h"
 #include "option.h"
 #include <math.h>

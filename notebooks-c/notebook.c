@@ -135,7 +135,8 @@ static void *nb_rank_main(void *argument)
     dt__thread.rank = &k->self;
     k->result = dt_comm_open(&c, NULL, NULL);
     if (!k->result) k->result = k->body(c);
-    if (k->result) snprintf(k->error, sizeof k->error, "%s", dt_last_error());
+    if (k->result)
+        snprintf(k->error, sizeof k->error, "%s", *dt__thread.error ? dt_last_error() : dt_result_name(k->result));
     dt_comm_close(&c);
     dt__job_ended(k->self.job, k->self.rank, dt_exit_code(k->result) << 8);
     return NULL;

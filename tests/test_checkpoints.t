@@ -290,7 +290,7 @@ sub campaign {
             ($last, $most) = ($step, $often);
         }
         my $text = slurp("$tmp/err");
-        $shrunk += () = $text =~ /going on with \d+ of \d+ ranks/g;
+        $shrunk += () = $text =~ /continuing with \d+ of \d+ ranks/g;
         $kills += $1 - ($status eq '0' ? 0 : 1) if $how =~ /lose (\d)/;
         $wrong .= flaws($dir);
         $wrong .= "stopped, but no checkpoint of step $1" if $text =~ /stopped on request after step (\d+)/ && ($status ne $stopped || (steps_in($dir))[0] != $1);
@@ -324,7 +324,7 @@ for (['long', '--zero 2 --zero-group 2', 4], ['longer', '--ep 2', 6]) { # of 8 r
     my $status = ended($pid, @ranks);
     my ($hash) = slurp("$tmp/out") =~ /^sha256 (\w+)$/m;
     my $said = slurp("$tmp/err");
-    ok($status eq '0' && ($hash || '') eq $want{$name} && $said =~ /going on with $use of 8 ranks(: the layout cannot use all [67] that are left)?$/m,
+    ok($status eq '0' && ($hash || '') eq $want{$name} && $said =~ /continuing with $use of 8 ranks(: the layout cannot use all [67] that are left)?$/m,
         "$groups: 8 ranks go on as $use") or diag("status $status, hash " . ($hash || 'none') . "\n$said");
     forget($dir);
 }
@@ -474,7 +474,7 @@ refused('--resume never', "--checkpoint $ground --ranks 2$kind --resume never", 
 refused('--resume only', "--checkpoint $tmp/nowhere --ranks 2$kind --resume only", 2, qr/holds no checkpoint to resume from/);
 refused('--resume perhaps', "--checkpoint $tmp/nowhere --resume perhaps", 2, qr/--resume perhaps: choose one of auto,never,only/);
 refused($_->[0], "$_->[0] --ranks 1", 2, $_->[1]) for (
-    ['--checkpoint-every 2', qr/there is no place for checkpoints: --checkpoint DIR names one/],
+    ['--checkpoint-every 2', qr/no directory for checkpoints: name one with --checkpoint DIR/],
     ['--checkpoint=', qr/--checkpoint/],
     ["--checkpoint $tmp/x --checkpoint-every -2", qr/--checkpoint-every/],
     ["--checkpoint $tmp/x --checkpoint-every often", qr/checkpoint-every/],
@@ -482,9 +482,9 @@ refused($_->[0], "$_->[0] --ranks 1", 2, $_->[1]) for (
     ["--checkpoint $tmp/x --deadline 0", qr/--deadline/],
     ["--checkpoint $tmp/x --mtbf 0", qr/--mtbf/],
     ["--checkpoint $tmp/x --mirror $tmp/y --mirror-command cp", qr/unknown option --mirror-command: did you mean --mirror/],
-    ["--mirror $tmp/y", qr/there is no place for checkpoints/],
-    ['--checkpoint-async', qr/there is no place for checkpoints/],
-    ['--resume-step 7', qr/there is no place for checkpoints/],
+    ["--mirror $tmp/y", qr/no directory for checkpoints/],
+    ['--checkpoint-async', qr/no directory for checkpoints/],
+    ['--resume-step 7', qr/no directory for checkpoints/],
     ["--checkpoint $tmp/x --checkpoint-async --checkpoint-kind full", qr/--checkpoint-async is for --checkpoint-kind sharded/],
     ["--checkpoint $tmp/x --checkpoint-kind half", qr/--checkpoint-kind half: choose one of sharded,full/],
     ["--checkpoint $tmp/" . 'x' x 5000, qr/--checkpoint needs the name of a directory, of up to \d+ bytes/],

@@ -73,7 +73,7 @@ for (['cuda:7' => qr/--device cuda:7: the GPUs here are 0\.\.0/], ['gpu' => qr/-
     ok($status && $error =~ $_->[1], "--device $_->[0] is refused") or diag($error);
 }
 ($status, undef, $error) = train("$there STAND_IN_GPUS=0", '--model nano --layers 1 --device cuda');
-ok($status && $error =~ /the driver sees no GPU\. Look at CUDA_VISIBLE_DEVICES/, 'no GPU') or diag($error);
+ok($status && $error =~ /the driver finds no GPU\. Check CUDA_VISIBLE_DEVICES/, 'no GPU') or diag($error);
 ($status, undef, $error) = train("$there STAND_IN_ARCH=7.0", '--model nano --layers 1 --device cuda');
 ok($status && $error =~ /has compute capability 7\.0: 8\.0 or newer is needed/, 'an old GPU') or diag($error);
 my $little = '--model nano --layers 1 --device cuda';

@@ -189,7 +189,7 @@ static void weights(void)
     recipe.model.layers = 3;
     refuse(DT_E_USAGE, "does not hold transformer.h.2.ln_1.weight, of shape (12)", "a layer that is missing");
     recipe.model.layers = 1;
-    refuse(DT_E_USAGE, "for which the model has no place", "a layer too many");
+    refuse(DT_E_USAGE, "which this model does not have", "a layer too many");
     recipe.model.layers = 2, recipe.model.heads = 3;
     refuse(DT_E_USAGE, "config.json says n_head 2, the recipe 3", "config.json says other heads");
     recipe.model.heads = 2, recipe.model.vocabulary = 64;
@@ -212,7 +212,7 @@ static void weights(void)
     snprintf(place[1], sizeof place[1], "%s/head.safetensors", scratch);
     if (dt_parameters_save(place[1], &head, 1)) tap_bail("%s", dt_last_error());
     spew("model.safetensors.index.json", "{\"weight_map\": {\"a\": \"b.safetensors\", \"b\": \"head.safetensors\"}}");
-    refuse(DT_E_USAGE, "head.safetensors holds lm_head.weight, for which the model has no place: it is of another model than GPT-2, whose head is "
+    refuse(DT_E_USAGE, "head.safetensors holds lm_head.weight, which this model does not have: it is of another model than GPT-2, whose head is "
                        "its table", "a GPT-2 whose head is not its table");
     recipe.weights = "/no/such";
     refuse(DT_E_FILE, "/no/such", "weights that are not there");
@@ -236,7 +236,7 @@ static void weights(void)
     snprintf(folder, sizeof folder, "%s/qwen2", hub);
     prepare(folder, 8);
     recipe.model.qkv_bias = 0;
-    refuse(DT_E_USAGE, "self_attn.k_proj.bias, for which the model has no place: it is of another model", "without its biases");
+    refuse(DT_E_USAGE, "self_attn.k_proj.bias, which this model does not have: it is of another model", "without its biases");
     snprintf(folder, sizeof folder, "%s/qwen3", hub);
     prepare(folder, 8);
     recipe.model.head = 0;

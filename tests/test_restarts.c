@@ -154,9 +154,9 @@ static void restarts(const char *self)
     runs(self, "7 - --ranks 2 --max-restarts 1", 0, 2, "rank 1 ended with status 7: restart 1 of 1");
     runs(self, "kill - starts=9 --ranks 2 --max-restarts 2", 137, 3, "2 restarts without a new checkpoint: giving up");
     runs(self, "kill - starts=9 step=7 --ranks 2 --max-restarts 2", 137, 3,
-         "in 0.001 s, to go on from step 7\n|in 0.002 s, to go on from step 7\n|2 restarts without a new checkpoint");
+         "in 0.001 s, resuming at step 7\n|in 0.002 s, resuming at step 7\n|2 restarts without a new checkpoint");
     runs(self, "kill - starts=5 step=10 gain=10 --ranks 2 --max-restarts 1", 0, 6,
-         "1 of 1 in 0.001 s, to go on from step 10\n|1 of 1 in 0.001 s, to go on from step 50\n|start 5, rank 1 of 2");
+         "1 of 1 in 0.001 s, resuming at step 10\n|1 of 1 in 0.001 s, resuming at step 50\n|start 5, rank 1 of 2");
     runs(self, "kill - --ranks 2", 137, 1, "rank 1 (pid ");
 }
 
@@ -175,14 +175,14 @@ static void lasting(const char *self)
 static void elastic(const char *self)
 {
     runs(self, "kill - starts=2 --max-restarts 3 --elastic 2:4", 0, 3,
-         "start 0, rank 3 of 4|going on with 3 of 4 ranks|going on with 2 of 3 ranks|done by 2 ranks");
-    runs(self, "kill - --ranks 3 --max-restarts 3 --elastic 2:4", 0, 2, "going on with 2 of 3 ranks|done by 2 ranks");
+         "start 0, rank 3 of 4|continuing with 3 of 4 ranks|continuing with 2 of 3 ranks|done by 2 ranks");
+    runs(self, "kill - --ranks 3 --max-restarts 3 --elastic 2:4", 0, 2, "continuing with 2 of 3 ranks|done by 2 ranks");
     runs(self, "freeze - --max-restarts 3 --elastic 1:3 --timeout 1", 0, 2,
-         "going on with 2 of 3 ranks|done by 2 ranks");
-    runs(self, "kill ignore --max-restarts 3 --elastic 2:4", 0, 2, "going on with 3 of 4 ranks");
+         "continuing with 2 of 3 ranks|done by 2 ranks");
+    runs(self, "kill ignore --max-restarts 3 --elastic 2:4", 0, 2, "continuing with 3 of 4 ranks");
     runs(self, "kill - starts=9 --max-restarts 3 --elastic 3:4", 137, 2,
-         "going on with 3 of 4 ranks|2 of 3 ranks are left: too few for --elastic 3:4");
-    runs(self, "kill - unit=2 --max-restarts 3 --elastic 2:4", 0, 2, "going on with 2 of 4 ranks|done by 2 ranks");
+         "continuing with 3 of 4 ranks|2 of 3 ranks are left: too few for --elastic 3:4");
+    runs(self, "kill - unit=2 --max-restarts 3 --elastic 2:4", 0, 2, "continuing with 2 of 4 ranks|done by 2 ranks");
     runs(self, "kill - unit=4 --max-restarts 3 --elastic 2:4", 137, 1,
          "3 of 4 ranks are left, of which the layout can use 0: too few for --elastic 2:4");
     runs(self, "7 - --max-restarts 3 --elastic 2:4", 0, 2, "done by 4 ranks"); /* a failure is no loss */

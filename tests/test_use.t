@@ -128,7 +128,7 @@ for (['own', '--ranks 2 --zero 3', '--ranks 2 --pp 2', '--ranks 3 --checkpoint-k
 my $owned = "$tmp/of_own-ranks-2-zero-3";
 for (['wide', qr/of another model: hidden.one.weight has shape \(5,32\) here, and there \(5,24\)/], ['renamed', qr/it has out.two.weight, which this model lacks/],
      ['more', qr/out.more.weight has shape \(24,24\) here, and there no place/], ['tokens', qr/words: embed: needs a table/],
-     ['gpt2', qr/of a program's own segments, which it does not hold: call dt_predictor_open with them/]) {
+     ['gpt2', qr/of custom segments, which it does not contain: call dt_predictor_open with them/]) {
     my ($model, $says) = @$_;
     my ($status, $out, $err) = run(60, "$predicts $model use $owned");
     ok($status == 2 - ($model eq 'tokens') && $err =~ $says, "segments of another model, $model: refused") or diag("status $status: $out$err");

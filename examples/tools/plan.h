@@ -27,7 +27,7 @@
     F(ref_gpus, 'i', 1, 1e6, "GPUs of that measurement") \
     F(node_eff, 'r', 0.001, 1, "efficiency over several nodes, relative to linear (0.9)") \
     F(instance, 't', 0, 0, "instance type, or candidates: 'p4d|p5'") \
-    F(max_nodes, 'i', 1, 1e5, "at most so many nodes") \
+    F(max_nodes, 'i', 1, 1e5, "largest number of nodes") \
     F(cur_nodes, 'i', 1, 1e5, "nodes that are chosen already") \
     F(price_node_h, 't', 0, 0, "dollars an hour of a node; by candidate: '22|55'") \
     F(spot_disc_pct, 'r', 0, 100, "discount of Spot, percent (60)") \
@@ -37,7 +37,7 @@
     F(ckpt_cfg, 'i', 0, 1, "1: checkpoints are configured, 0: none") \
     F(gpu_util_pct, 'r', 0, 100, "utilisation of the GPUs, 95th percentile") \
     F(cpu_util_pct, 'r', 0, 10000, "utilisation of the CPUs, 95th percentile") \
-    F(io_wait_pct, 'r', 0, 100, "share of the time that waits for data") \
+    F(io_wait_pct, 'r', 0, 100, "share of the time spent waiting for data") \
     F(input_mode, 'w', 0, 0, "file|fastfile|pipe|fsx") \
     F(efa, 'i', 0, 1, "1: EFA is on, 0: off") \
     F(compiler, 'w', 0, 0, "0|1|ask") \
@@ -68,9 +68,9 @@
     F(lr_scaled, 'i', 0, 1, "1: the learning rate changes with it") \
     F(offload, 'i', 0, 1, "1: activations are offloaded") \
     F(act_ckpt, 'i', 0, 1, "1: activations are recomputed, 0: not") \
-    F(prev_nodes, 'i', 1, 1e5, "nodes before, of a job that shrinks") \
+    F(prev_nodes, 'i', 1, 1e5, "earlier nodes of a job that shrinks") \
     F(procs_per_node, 'i', 1, 1e4, "processes of a node (its GPUs)") \
-    F(delayed_init, 'i', 0, 1, "1: each process draws its own shard of the weights only") \
+    F(delayed_init, 'i', 0, 1, "1: each process draws only its own shard of the weights") \
     F(writer, 't', 0, 0, "who writes checkpoints: rank0 or all") \
     F(ckpt_kind, 'w', 0, 0, "full|partial") \
     F(purpose, 'w', 0, 0, "resume|inference|export|finetune|eval") \
@@ -79,7 +79,7 @@
     F(ckpt_has, 't', 0, 0, "what is in it: 'weights,optimizer,lr,step,rng'") \
     F(save_bytes_per_param, 'r', 0, 100, "bytes of a parameter in a checkpoint (14)") \
     F(writers, 'i', 1, 1e6, "processes that write at the same time (1)") \
-    F(writer_gb_s, 'r', 1e-9, 1e6, "GB/s of each") \
+    F(writer_gb_s, 'r', 1e-9, 1e6, "GB/s of each writer") \
     F(max_run_s, 'r', 0, 1e9, "MaxRuntimeInSeconds") \
     F(max_wait_s, 'r', 0, 1e9, "MaxWaitTimeInSeconds") \
     F(random_access, 'i', 0, 1, "1: samples are read in random order") \

@@ -542,14 +542,14 @@ static void run_tell(run *r)
     static const char *const ills[] = {"Healthy", "Not healthy", "Healthy, with a remark"};
     static const char *const losses[] = {"", ": the loss rose", ": the loss stands still"};
     const char *comma = ":";
-    say(r->what, r->steps ? "%s: step %.0f" : "%s: no step was made", states[r->state], r->fact[FACT_STEP]);
+    say(r->what, r->steps ? "%s: step %.0f" : "%s: no step was taken", states[r->state], r->fact[FACT_STEP]);
     if (r->steps && r->goal) say(r->what, " of %lld", (long long)r->goal);
     if (r->steps)
         say(r->what, ", loss %.4f to %.4f, %.4g s on %d rank%s", r->step->of[c_loss], r->fact[FACT_LOSS], r->all,
             r->ranks, r->ranks == 1 ? "" : "s");
-    if (*r->error) say(r->what, ". It said: %s", r->error);
-    if (r->resumed) say(r->what, ". Times resumed: %d; steps made twice: %d", r->resumed, r->redone);
-    if (r->broken) say(r->what, ". Lines of the file that are not whole, and left out: %d", r->broken);
+    if (*r->error) say(r->what, ". Error: %s", r->error);
+    if (r->resumed) say(r->what, ". Times resumed: %d; steps repeated: %d", r->resumed, r->redone);
+    if (r->broken) say(r->what, ". Incomplete lines of the file, left out: %d", r->broken);
     say(r->health, "%s%s. %d of %d rules fired", ills[r->ill], losses[r->loss], r->firings, DT_RULE_COUNT);
     for (int k = 0; k < DT_RULE_COUNT; k++)
         if (r->fired[k].times) say(r->health, "%s %s", comma, dt_rule_name(k)), comma = ",";
