@@ -313,6 +313,19 @@ my $said = eval { decode_json($out) } || {};
 ok($status == 1 && $said->{passed} == 0 && $said->{total} == @{$said->{tests}} && $said->{seed} == 7 && $said->{file} =~ /wrong\.c$/ && $said->{tries} > 1
     && $said->{verdict} =~ /^0 of 36, seed 7, / && $said->{tests}[0]{notes}[0] =~ /computed for 2 seconds/ && $said->{tests}[35]{name} =~ /not reached$/
     && $said->{tests}[6]{notes}[0] =~ /^is not started, because two runs before did not end/, 'one object for an instructor') or diag("$status\n$out$err");
+spew("$tmp/tree/wrong.c", <<'TEXT');
+#include "lab.h"
+#include <unistd.h>
+void schedule(int stages, int micros, int stage, lab_work *list)
+{
+    struct { int what, peer; long long count, bytes; char text[4]; } refuse = {11, 0, 0, 3, "\xff\"\n"};
+    (void)stages, (void)micros, (void)stage, (void)list;
+    if (write(3, &refuse, 27) == 27) for (;;) pause();
+}
+TEXT
+($status, $out, $err) = lab('5_pipeline', 'wrong.c --json');
+$said = eval { decode_json($out) } || {};
+ok($status == 1 && ($said->{tests}[0]{notes}[0] // '') eq 'rank 0 ?"?', 'an object whatever a rank says') or diag("$status\n$out$err");
 ($status, $out, $err) = lab('5_pipeline', '--seed=7');
 ok($status == 2 && $err =~ /^'--seed=7' is not an option of a lab\. The options are/, 'an unknown option') or diag($err);
 ($status, $out, $err) = lab('5_pipeline', '--seed -1');

@@ -82,10 +82,14 @@ static void replicas(int n, int64_t count)
             double off = (double)end[r].data[i] - sum(n, i);
             if (end[r].data[i] != end[0].data[i] || !(off > -1e-5 && off < 1e-5)) rank = r, at = i;
         }
-    if (!lab_ok(rank < 0, "same bits on all of %d ranks", n))
+    if (lab_ok(rank < 0, "same bits on all of %d ranks", n) || rank < 0) return;
+    if (!memcmp(&end[rank].data[at], &end[0].data[at], sizeof(float)))
+        lab_note("rank %d has %.9g at [%lld], expected %.9g", rank, (double)end[rank].data[at], (long long)at,
+                 sum(n, at));
+    else
         lab_note(
             "at [%lld] rank %d has %.9g, rank 0 has %.9g, the sum is %.9g: finish each chunk on one rank, then copy it",
-            (long long)at, rank, (double)end[rank < 0 ? 0 : rank].data[at], (double)end[0].data[at], sum(n, at));
+            (long long)at, rank, (double)end[rank].data[at], (double)end[0].data[at], sum(n, at));
 }
 
 /* The time of the slowest rank in the last run, in times of one chunk, if a message keeps both its ends busy. */

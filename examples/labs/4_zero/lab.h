@@ -16,7 +16,8 @@ typedef struct lab_batch {
 void lab_error(lab_comm *c, const lab_batch *b, float *dy);
 
 /* What you write. struct zero is yours, too: what a rank keeps between steps. stage 1: m and v are sharded. stage 3: so
- * are weights and gradients. first (WEIGHTS) are the initial weights, layer by layer; they do not count. */
+ * are weights and gradients. first (WEIGHTS) are the initial weights, layer by layer; they do not count, and are gone
+ * when zero_open has returned. */
 typedef struct zero zero;
 zero *zero_open(lab_comm *c, int stage, const float *first);
 /* Forward, backward, and Adam's step number `step`, from 1. */
