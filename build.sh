@@ -688,7 +688,7 @@ fnv() {
 
 allocators='malloc|calloc|realloc|reallocarray|aligned_alloc|posix_memalign|memalign|valloc|pvalloc|strdup|strndup|v?asprintf'
 allocators+='|getline|getdelim|open_memstream|mmap|mmap64|mremap|s?brk|syscall|dlopen|dlsym|pthread_create|__libc_[a-z]*alloc'
-allocators+='|fmemopen|fopen|setenv|putenv|hcreate|tsearch'
+allocators+='|fmemopen|fopen|fdopen|wcsdup|setenv|putenv|hcreate|tsearch'
 
 # The files in a rule of make, which the compiler wrote, one a line; the first of them is the one that was compiled.
 prerequisites() { sed 's/\\ /?/g; s/\\$//; 1s/^[^:]*://' "$@" | tr -s ' ' '\n' | grep . || true; }

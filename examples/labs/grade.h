@@ -340,8 +340,8 @@ __attribute__((noreturn)) LAB_PRINTF(1, 2) LAB_FN void lab_refuse(const char *fo
     _exit(0);
 }
 
-/* Memory that the learner is given: pages of its own, so that what is freed cannot be used any more. Known bytes fill the
- * last page, and are looked at when the rank talks to others: nothing is kept there. */
+/* Memory that the learner is given: pages of its own, so that what is freed cannot be used any more. Known bytes fill
+ * the last page, and are looked at when the rank talks to others: nothing is kept there. */
 static struct {
     unsigned char *at; /* NULL: free */
     size_t bytes, whole;
@@ -373,7 +373,8 @@ static int64_t lab__take(void *p)
     int i = 0;
     lab__look();
     while (i < LAB_GIVEN && lab__given[i].at != p) i++;
-    if (i == LAB_GIVEN) lab_refuse("gives lab_free an address that lab_alloc did not return, or one that is free already");
+    if (i == LAB_GIVEN)
+        lab_refuse("gives lab_free an address that lab_alloc did not return, or one that is free already");
     munmap(p, lab__given[i].whole), lab__given[i].at = NULL;
     return (int64_t)lab__given[i].bytes;
 }

@@ -91,7 +91,8 @@ static int64_t answer(lab_question *q)
 static void watch(int rank, lab_call call, const float *data, int64_t count)
 {
     int own = SHARDS / lab__net.ranks, p = pass[rank];
-    for (int i = 0; i < BATCH && call == LAB_ALL_REDUCE && count == BATCH && (unsigned)p < NEITHER && odd[p].rank < 0; i++) {
+    if (call != LAB_ALL_REDUCE || count != BATCH || p < 0 || p == NEITHER) return;
+    for (int i = 0; i < BATCH && odd[p].rank < 0; i++) {
         double sum = 0;
         for (int s = rank * own; s < (rank + 1) * own; s++) sum += part[p][s][i];
         if (!(fabs((double)data[i] - sum) <= 1e-4))
@@ -158,7 +159,8 @@ static void one_call(int p, int n)
 {
     int made = 0, least = BATCH, most = 0;
     for (int r = 0; r < n; r++) {
-        int k = (int)(p == FORWARD ? calls[r][BACKWARD] : made_by(r) - calls[r][BACKWARD]), f = (int)(floats[r][p + 1] - floats[r][p]);
+        int k = (int)(p == FORWARD ? calls[r][BACKWARD] : made_by(r) - calls[r][BACKWARD]);
+        int f = (int)(floats[r][p + 1] - floats[r][p]);
         made = k > made ? k : made, least = f < least ? f : least, most = f > most ? f : most;
     }
     if (lab_ok(n == 1 ? made <= 1 : made == 1 && least == BATCH && most == BATCH && odd[p].rank < 0,
