@@ -285,7 +285,7 @@ static void own_arrays(void)
     tap_ok(c->recipe.model.segment_count == 3 && !c->recipe.model.segments, "the recipe tells of three segments");
     dt_checkpoint_close(&c);
     dt_trainer_close(&t);
-    refused(dt_predictor_open(&generator, in("mine"), NULL, NULL), DT_E_USAGE, "a program's own segments", "no generator of it");
+    refused(dt_predictor_open(&generator, in("mine"), NULL, NULL), DT_E_USAGE, "of custom segments", "no generator of it");
 }
 
 static void trouble(void)
