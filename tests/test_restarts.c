@@ -168,7 +168,7 @@ static void lasting(const char *self)
     runs(self, "DT_E_NUMERIC - --ranks 2 --max-restarts 3", 1, 1, "made to fail");
     runs(self, "none quit --ranks 3 --max-restarts 3", 75, 1, "worker: time is up: saved\n|!ended with status");
     runs(self, "DT_E_FILE - --ranks 2 --max-restarts 3", 1, 1, "made to fail");
-    runs(self, "DT_E_FILE - step=1 --ranks 2 --max-restarts 3", 0, 2, "made to fail|from step 1");
+    runs(self, "DT_E_FILE - step=1 --ranks 2 --max-restarts 3", 0, 2, "made to fail|at step 1");
     runs(self, "DT_E_SYSTEM - --ranks 2 --max-restarts 3", 0, 2, "made to fail|restart 1 of 3");
 }
 
