@@ -344,6 +344,7 @@ static void search_in(ask *a, int64_t tp, int64_t pp, found *best, int *count, i
                 a->layout.recompute = full ? DT_RECOMPUTE_FULL : DT_RECOMPUTE_NONE;
                 got = try_layout(a, best, count);
                 tried[0] += got > 0, tried[1] += got == 1, fits |= got == 2;
+                if (isatty(2)) fprintf(stderr, "\rsearch     %d layouts tried ..", tried[0]);
                 a->recipe = recipe;
             }
 }
@@ -388,6 +389,7 @@ static int search(ask *a)
     for (int64_t tp = 1; tp <= a->machine.gpus && heads % tp == 0 && a->job.ranks % tp == 0; tp *= 2)
         for (int64_t pp = 1; pp <= a->recipe.model.layers + 2 && a->job.ranks % (tp * pp) == 0; pp *= 2)
             search_in(a, tp, pp, best, &count, tried);
+    if (isatty(2)) fprintf(stderr, "\r\033[K");
     printf("search     %d layouts tried, %d do not fit in 90 %% of the memory\n", tried[0], tried[1]);
     printf("    tp   pp   dp zero recompute micro-batch     step s   MFU %%  memory GB   reason\n");
     for (int k = 0; k < count; k++) {
