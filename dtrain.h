@@ -23101,7 +23101,7 @@ DT_API const float *dt_trainer_parameter(const dt_trainer *t, const char *name, 
     if (p && dt__param_shards(&p->is) < dt__param_arrays(&p->is)) p = NULL;
     if (count) *count = p ? dt_shape_count(p->is.shape) : 0;
     if (!p)
-        return dt__misuse("this rank holds only a part of parameter %s: dt_trainer_parameter_at lists them, "
+        return dt__misuse("this rank does not hold all of parameter %s: dt_trainer_parameter_at lists them, "
                           "dt_trainer_own reads a rank's share", name), (const float *)NULL;
     values = dt__download(t->e.k, t->e.params + p->offset, p->count);
     if (dt__param_arrays(&p->is) == 1) return values;
@@ -23116,7 +23116,8 @@ DT_API dt_result dt_trainer_gradient(dt_trainer *t, const char *name, float *val
     dt_result r = dt__engine_wait(&t->e);
     const dt__net_param *p = at < 0 ? NULL : &t->e.p.net.params[at];
     if (r) return r;
-    if (!p || t->e.copy) return dt__misuse("this rank holds only a part of the gradient of parameter %s", name);
+    if (!p || t->e.copy)
+        return dt__misuse("this rank does not hold the whole gradient of %s: leave out --tp, --pp, --ep, --zero", name);
     dt__param_whole(&p->is, dt__download(t->e.k, dt__own_gradient(&t->e, p), p->own), values);
     for (int64_t i = 0; t->e.env.loss_scale > 1.0f && i < dt_shape_count(p->is.shape); i++)
         values[i] /= t->e.env.loss_scale;
@@ -25536,8 +25537,7 @@ DT_API dt_result dt_trainer_predict(dt_trainer *t, const void *inputs, int64_t c
     if (cut) has = has / dt__cols(n) * t->recipe.model.vocabulary;
     if (!segment) r = dt__misuse("the model predicts nothing: mark what it predicts with dt_prediction in a segment");
     else if (count < 0 || each != has)
-        r = dt__misuse("the model predicts %jd numbers per sample, not %jd x %jd", has, count,
-                       each);
+        r = dt__misuse("the model predicts %jd numbers per sample, not %jd x %jd: pass that many", has, count, each);
     for (int64_t i = 0; i < count && !r; i++)
         r = dt__feed_check(&t->feed, 0, (const uint32_t *)inputs + i * s->inputs, "predict:", i);
     if (!r) r = dt__engine_wait(e);
